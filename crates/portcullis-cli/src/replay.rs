@@ -1,0 +1,134 @@
+//! `portcullis replay`.
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use portcullis::domain::Policy;
+use portcullis_trace::replay::{Options, Profile, ProfileError, ReplayError, Report, replay};
+use portcullis_trace::{ReadOptions, Summary, Trace, TraceError};
+
+use crate::args::{PolicyName, Replay};
+use crate::{print, table};
+
+/// The trace that ships with the project.
+const SHIPPED: &[u8] = include_bytes!("../traces/mixed-nvme-e1000e.trace.zst");
+const SHIPPED_NAME: &str = "mixed-nvme-e1000e.trace.zst";
+
+/// Why a command failed.
+#[derive(Debug, thiserror::Error)]
+pub enum CommandError {
+    #[error(transparent)]
+    Trace(#[from] TraceError),
+    #[error(transparent)]
+    Replay(#[from] ReplayError),
+    #[error(transparent)]
+    Profile(#[from] ProfileError),
+    #[error("standard output: {0}")]
+    Output(#[from] std::io::Error),
+    #[error("{name}: no mapping of a device {device:?}; the trace has {}", list(devices))]
+    NoSuchDevice { name: String, device: String, devices: Vec<String> },
+    #[error("{policy}: {failures} calls failed, the first at {first}")]
+    Strict { policy: &'static str, failures: u64, first: String },
+    #[error("{policy}: {violations} violations and {faults} faults: protection did not hold")]
+    Unprotected { policy: &'static str, violations: u64, faults: u64 },
+}
+
+fn list(names: &[String]) -> String {
+    if names.is_empty() { "no device at all".into() } else { names.join(", ") }
+}
+
+/// Runs the command and prints what it found.
+pub fn run(arguments: &Replay) -> Result<ExitCode, CommandError> {
+    let mut options = Options::new(Profile::load(&arguments.profile)?);
+    options.work_ns = arguments.work as f64;
+    if !arguments.policy.is_empty() {
+        options.policies = policies(&arguments.policy);
+    }
+    let mut trace = open(arguments)?;
+    let bar = progress_bar(&trace);
+    let report = replay(&mut trace, &options, |trace| bar.set_position(trace.bytes_read()));
+    bar.finish_and_clear();
+    let report = report?;
+    check_device(arguments, trace.summary())?;
+    let text = if arguments.json {
+        let mut json = serde_json::to_string_pretty(&report).map_err(std::io::Error::from)?;
+        json.push('\n');
+        json
+    } else {
+        table::render(&report, &options.profile, trace.summary(), arguments.legend)
+    };
+    print(&text)?;
+    for line in table::warnings(trace.summary(), &report) {
+        eprintln!("warning: {line}");
+    }
+    verdict(arguments, &report)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn policies(names: &[PolicyName]) -> Vec<Policy> {
+    let mut policies: Vec<Policy> = Vec::new();
+    for policy in names.iter().map(|name| name.policy()) {
+        if !policies.contains(&policy) {
+            policies.push(policy);
+        }
+    }
+    policies
+}
+
+fn open(arguments: &Replay) -> Result<Trace<'static>, TraceError> {
+    let options = ReadOptions {
+        strict: arguments.strict_parse,
+        device: arguments.device.clone(),
+        limit: arguments.limit,
+    };
+    match &arguments.trace {
+        None => Trace::from_bytes(SHIPPED_NAME, SHIPPED, options),
+        Some(path) if path == Path::new("-") => Trace::stdin(options),
+        Some(path) => Trace::open(path, options),
+    }
+}
+
+/// A bar for traces that take a while, on a terminal only.
+fn progress_bar(trace: &Trace<'_>) -> ProgressBar {
+    const LONG: u64 = 8 << 20;
+    match trace.bytes_total() {
+        Some(total) if total < LONG => ProgressBar::hidden(),
+        Some(total) => {
+            let style = ProgressStyle::with_template("{bar:40} {bytes}/{total_bytes}, {eta} to go");
+            ProgressBar::new(total).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+        }
+        None => {
+            let bar = ProgressBar::new_spinner();
+            let style = ProgressStyle::with_template("{spinner} {bytes} read, {bytes_per_sec}");
+            bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
+            bar.enable_steady_tick(Duration::from_millis(200));
+            bar
+        }
+    }
+}
+
+fn check_device(arguments: &Replay, summary: &Summary) -> Result<(), CommandError> {
+    match &arguments.device {
+        Some(device) if summary.maps == 0 && !summary.devices.contains(device) => {
+            let (name, devices) = (summary.name.clone(), summary.devices.clone());
+            Err(CommandError::NoSuchDevice { name, device: device.clone(), devices })
+        }
+        _ => Ok(()),
+    }
+}
+
+fn verdict(arguments: &Replay, report: &Report) -> Result<(), CommandError> {
+    for policy in &report.policies {
+        if let (true, Some(first)) = (arguments.strict_parse, &policy.first_failure) {
+            let failures = policy.failures;
+            return Err(CommandError::Strict { policy: policy.policy, failures, first: first.clone() });
+        }
+        if policy.violations > 0 || policy.faults > 0 {
+            let (violations, faults) = (policy.violations, policy.faults);
+            return Err(CommandError::Unprotected { policy: policy.policy, violations, faults });
+        }
+    }
+    Ok(())
+}

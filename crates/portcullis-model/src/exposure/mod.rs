@@ -1,0 +1,308 @@
+//! The exposure ledger: which bytes a device could reach although no mapping covered them, and for how long.
+//!
+//! For each device and physical page, at any instant:
+//! - *live* is the union of the byte ranges of the mappings that the caller has declared and not ended;
+//! - *stale* is the union of the ranges of ended mappings whose translation is still open, minus live. A
+//!   translation is open from the end of its mapping for as long as the old address still leads to the old
+//!   page: until the IOTLB entry is replaced or invalidated, or, where the tables themselves still lead there,
+//!   until the first invalidation of the domain after which they do not. A device that is passed through
+//!   never loses what was once mapped for it;
+//! - *neighbour* is the rest of a page of which something is live or stale, if a probe at the time of the
+//!   mapping found that the bytes beside the buffer could be reached through its translation. (A buffer that is
+//!   bounced is reached through another page, so it has no neighbours.)
+//!
+//! The ledger integrates both over time, in byte-nanoseconds, settling a page whenever its figures change.
+//! Time is the caller's: nanoseconds that never go backwards.
+//!
+//! Cost: O(1) per page mapped or unmapped (a hash lookup, and the ranges in that page), O(1) for an IOTLB
+//! entry that was not stale. Memory: the pages that are open now.
+
+mod page;
+mod source;
+mod spans;
+
+use portcullis::addr::{Iova, PhysAddr};
+use portcullis::invalidation::DomainId;
+use portcullis::platform::FRAME_SIZE;
+use rustc_hash::FxHashMap;
+
+use crate::iommu::Context;
+use crate::unit::{Route, Unit};
+use page::{Links, Page, Rates};
+use source::{Marks, SourceId};
+use spans::Span;
+
+/// A run of bytes of a mapping: what the device uses and where the buffer is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Segment {
+    /// The address that the device was given.
+    pub iova: Iova,
+    /// The buffer's own address; with a bounce buffer in between, still the buffer's.
+    pub phys: PhysAddr,
+    /// Bytes.
+    pub len: u64,
+}
+
+/// What a device could reach although no mapping covered it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Exposed {
+    /// Bytes of ended mappings, times nanoseconds.
+    pub stale_byte_ns: u128,
+    /// Bytes beside a buffer in its page, times nanoseconds.
+    pub neighbour_byte_ns: u128,
+    /// The longest that the bytes of one ended mapping stayed open.
+    pub longest_stale_ns: u64,
+}
+
+impl Exposed {
+    fn add(&mut self, rates: Rates, time: u64) {
+        self.stale_byte_ns += u128::from(rates.stale) * u128::from(time);
+        self.neighbour_byte_ns += u128::from(rates.neighbour) * u128::from(time);
+    }
+}
+
+/// One device's pages.
+#[derive(Debug, Default)]
+struct Ledger {
+    pages: FxHashMap<u64, Page>,
+    settled: Exposed,
+}
+
+/// The ledgers of all devices.
+#[derive(Debug, Default)]
+pub(crate) struct Exposure {
+    now: u64,
+    ledgers: Vec<Ledger>,
+    /// What is open because of which IOTLB entry.
+    marks: Marks,
+    /// What is open because the tables still lead there.
+    by_tables: FxHashMap<DomainId, Vec<SourceId>>,
+}
+
+/// A piece of a segment inside one physical page.
+#[derive(Debug, Clone, Copy)]
+struct Piece {
+    page: u64,
+    span: Span,
+    iova: Iova,
+    phys: PhysAddr,
+}
+
+impl Piece {
+    /// The address that leads to the start of the page, if the translation keeps offsets in the page.
+    fn iova_page(self) -> u64 {
+        self.iova.get().wrapping_sub(u64::from(self.span.start))
+    }
+}
+
+impl Exposure {
+    pub(crate) fn set_time(&mut self, time: u64) {
+        self.now = self.now.max(time);
+    }
+
+    /// A live mapping of `segment` begins.
+    pub(crate) fn mapped(
+        &mut self,
+        unit: &mut Unit,
+        context: Option<Context>,
+        device: usize,
+        segment: Segment,
+    ) {
+        let mut reaches = |iova: Option<Iova>, phys: Option<PhysAddr>| match (iova, phys) {
+            (Some(iova), Some(phys)) => unit.route(context, iova, phys).is_some(),
+            _ => false,
+        };
+        let now = self.now;
+        let ledger = ledger(&mut self.ledgers, device);
+        for piece in pieces(segment) {
+            let Piece { span, iova, phys, .. } = piece;
+            let neighbour = span.start > 0
+                && reaches(before(iova), phys.get().checked_sub(1).map(PhysAddr::new))
+                || u64::from(span.end) < FRAME_SIZE
+                    && reaches(iova.checked_add(span.len()), phys.checked_add(span.len()));
+            let page = ledger.pages.entry(piece.page).or_insert_with(|| Page::new(now));
+            page.settle(now, &mut ledger.settled);
+            let closed = page.begin(piece.iova_page(), span, neighbour, now);
+            ledger.settled.longest_stale_ns = ledger.settled.longest_stale_ns.max(closed);
+        }
+    }
+
+    /// The live mapping of `segment` has ended. Returns how many pages of it can still be reached.
+    pub(crate) fn unmapped(
+        &mut self,
+        unit: &mut Unit,
+        context: Option<Context>,
+        device: usize,
+        segment: Segment,
+    ) -> u64 {
+        let mut reached = 0;
+        for piece in pieces(segment) {
+            let route = unit.route(context, piece.iova, piece.phys);
+            let open = route.is_some();
+            reached += u64::from(open);
+            let id = SourceId { device, page: piece.page, iova_page: piece.iova_page() };
+            let now = self.now;
+            let ledger = ledger(&mut self.ledgers, device);
+            let page = ledger.pages.entry(piece.page).or_insert_with(|| Page::new(now));
+            page.settle(now, &mut ledger.settled);
+            let closed = page.end(id.iova_page, piece.span, now, open);
+            ledger.settled.longest_stale_ns = ledger.settled.longest_stale_ns.max(closed);
+            if page.is_closed() {
+                ledger.pages.remove(&piece.page);
+            }
+            if let Some(route) = route {
+                self.link(id, context, route);
+            }
+        }
+        reached
+    }
+
+    /// The IOTLB entries whose marks the unit has collected are gone.
+    pub(crate) fn entries_released(&mut self, unit: &mut Unit, contexts: &[Option<Context>]) {
+        while let Some(mark) = unit.released.pop() {
+            let mut next = Some(mark);
+            while let Some(mark) = next {
+                let (id, after) = self.marks.take(mark);
+                if let Some(links) = links(&mut self.ledgers, id) {
+                    links.marked = false;
+                }
+                self.check_again(unit, contexts, id);
+                next = after;
+            }
+        }
+    }
+
+    /// An invalidation of `domain` has been carried out: what its tables still lead to is found by trying.
+    pub(crate) fn domain_invalidated(
+        &mut self,
+        unit: &mut Unit,
+        contexts: &[Option<Context>],
+        domain: DomainId,
+    ) {
+        let Some(listed) = self.by_tables.remove(&domain) else { return };
+        // All of them first: one that is listed twice is then listed once.
+        for &id in &listed {
+            if let Some(links) = links(&mut self.ledgers, id) {
+                links.listed = false;
+            }
+        }
+        for id in listed {
+            self.check_again(unit, contexts, id);
+        }
+    }
+
+    /// The device has another context, or none: everything that was open to it is tried again.
+    pub(crate) fn context_changed(&mut self, unit: &mut Unit, contexts: &[Option<Context>], device: usize) {
+        let Some(ledger) = self.ledgers.get_mut(device) else { return };
+        let mut open = Vec::new();
+        for (&page, state) in &mut ledger.pages {
+            open.extend(state.unlink_all().map(|iova_page| SourceId { device, page, iova_page }));
+        }
+        for id in open {
+            self.check_again(unit, contexts, id);
+        }
+    }
+
+    /// Brings every account up to now.
+    pub(crate) fn settle_all(&mut self) {
+        let now = self.now;
+        for ledger in &mut self.ledgers {
+            let Ledger { pages, settled } = ledger;
+            for page in pages.values_mut() {
+                page.settle(now, settled);
+                settled.longest_stale_ns = settled.longest_stale_ns.max(page.longest_open(now));
+            }
+        }
+    }
+
+    /// The account of one device up to now.
+    pub(crate) fn of(&self, device: usize) -> Exposed {
+        let Some(ledger) = self.ledgers.get(device) else { return Exposed::default() };
+        let mut exposed = ledger.settled;
+        for page in ledger.pages.values() {
+            page.account(self.now, &mut exposed);
+            exposed.longest_stale_ns = exposed.longest_stale_ns.max(page.longest_open(self.now));
+        }
+        exposed
+    }
+
+    /// The account of all devices up to now.
+    pub(crate) fn total(&self) -> Exposed {
+        (0..self.ledgers.len()).map(|device| self.of(device)).fold(Exposed::default(), |sum, one| Exposed {
+            stale_byte_ns: sum.stale_byte_ns + one.stale_byte_ns,
+            neighbour_byte_ns: sum.neighbour_byte_ns + one.neighbour_byte_ns,
+            longest_stale_ns: sum.longest_stale_ns.max(one.longest_stale_ns),
+        })
+    }
+
+    /// Tries an open translation again; closes it where it leads nowhere, or notes what it depends on now.
+    fn check_again(&mut self, unit: &mut Unit, contexts: &[Option<Context>], id: SourceId) {
+        let context = contexts.get(id.device).copied().flatten();
+        let phys = PhysAddr::new(id.page * FRAME_SIZE);
+        if let Some(route) = unit.route(context, Iova::new(id.iova_page), phys) {
+            return self.link(id, context, route);
+        }
+        let now = self.now;
+        let Some(ledger) = self.ledgers.get_mut(id.device) else { return };
+        let Some(page) = ledger.pages.get_mut(&id.page) else { return };
+        page.settle(now, &mut ledger.settled);
+        let closed = page.close(id.iova_page, now);
+        ledger.settled.longest_stale_ns = ledger.settled.longest_stale_ns.max(closed);
+        if page.is_closed() {
+            ledger.pages.remove(&id.page);
+        }
+    }
+
+    /// Notes what an open translation depends on, unless that is noted already.
+    fn link(&mut self, id: SourceId, context: Option<Context>, route: Route<'_>) {
+        let Some(links) = links(&mut self.ledgers, id) else { return };
+        match (route, context) {
+            (Route::Iotlb(mark), _) if !std::mem::replace(&mut links.marked, true) => {
+                *mark = Some(self.marks.push(id, *mark));
+            }
+            (Route::Tables, Some(Context::SecondStage { domain, .. }))
+                if !std::mem::replace(&mut links.listed, true) =>
+            {
+                self.by_tables.entry(domain).or_default().push(id);
+            }
+            // It is noted, or (passed through) nothing will be heard of what ends it but a change of context.
+            _ => {}
+        }
+    }
+}
+
+/// Where the open translation `id` is noted; `None` where it is not open.
+fn links(ledgers: &mut [Ledger], id: SourceId) -> Option<&mut Links> {
+    ledgers.get_mut(id.device)?.pages.get_mut(&id.page)?.links(id.iova_page)
+}
+
+fn ledger(ledgers: &mut Vec<Ledger>, device: usize) -> &mut Ledger {
+    if ledgers.len() <= device {
+        ledgers.resize_with(device + 1, Ledger::default);
+    }
+    &mut ledgers[device]
+}
+
+fn before(iova: Iova) -> Option<Iova> {
+    iova.get().checked_sub(1).map(Iova::new)
+}
+
+/// The pieces of a segment in each physical page, as far as its addresses exist.
+fn pieces(segment: Segment) -> impl Iterator<Item = Piece> {
+    let mut done = 0;
+    std::iter::from_fn(move || {
+        if done >= segment.len {
+            return None;
+        }
+        let (iova, phys) = (segment.iova.checked_add(done)?, segment.phys.checked_add(done)?);
+        let start = phys.get() % FRAME_SIZE;
+        let len = (FRAME_SIZE - start).min(segment.len - done);
+        done += len;
+        Some(Piece {
+            page: phys.get() / FRAME_SIZE,
+            span: Span { start: start as u16, end: (start + len) as u16 },
+            iova,
+            phys,
+        })
+    })
+}

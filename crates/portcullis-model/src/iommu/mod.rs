@@ -1,0 +1,343 @@
+//! The software IOMMU: devices on one side, memory on the other, a driver's queue in between.
+//!
+//! Give devices a [`Context`] with [`attach`](Iommu::attach), let them access memory, and invalidate through
+//! [`queue`](Iommu::queue). [`probe`](Iommu::probe) asks what a hostile device would reach without leaving a
+//! trace. What is counted is in [`stats`](Iommu::stats); who could reach what for how long, in the
+//! [exposure ledger](crate::exposure), which the caller tells of the mappings that it means to be live.
+//!
+//! One lock serialises everything, as the order of a bus does. Callbacks run under it and must not call back.
+//!
+//! Cost: a lock, a hash lookup, and the IOTLB; a walk on a miss.
+
+mod driver;
+mod observe;
+
+use std::sync::Arc;
+
+use portcullis::addr::{Iova, PageSize, Permissions, PhysAddr};
+use portcullis::invalidation::DomainId;
+use portcullis::sync::Mutex;
+use rustc_hash::FxHashMap;
+
+use crate::exposure::Exposure;
+use crate::fault::{Fault, FaultLog, FaultReason};
+use crate::iotlb::{Iotlb, IotlbConfig};
+use crate::memory::Memory;
+use crate::queue::{Misbehaviour, Ring};
+use crate::stats::Stats;
+use crate::unit::Unit;
+use crate::walk_cache::WalkCache;
+
+/// The number of a device, as its bus gives it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DeviceId(pub u32);
+
+/// What the unit does with a device's accesses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Context {
+    /// Refuses all of them.
+    Blocked,
+    /// Lets all of them through as they are.
+    Passthrough,
+    /// Translates them.
+    SecondStage {
+        /// The number that the caches tell address spaces apart by.
+        domain: DomainId,
+        /// The root table.
+        root: PhysAddr,
+        /// Levels of tables, 3 to 5.
+        levels: u32,
+    },
+}
+
+/// The dimensions and manners of an [`Iommu`].
+#[derive(Debug, Clone)]
+pub struct IommuConfig {
+    /// Where tables and buffers are.
+    pub memory: Arc<Memory>,
+    /// Translations that the IOTLB holds.
+    pub iotlb_entries: usize,
+    /// Translations that share a set of the IOTLB.
+    pub iotlb_ways: usize,
+    /// Tables that the paging-structure cache of each level holds.
+    pub walk_cache_entries: usize,
+    /// Whether an invalidation of leaves alone keeps the paging-structure caches, and one without the hint
+    /// drops only what leads to its range. Otherwise any of them drops all of the domain's, as much hardware
+    /// does.
+    pub honours_leaf_only: bool,
+    /// The largest block that one page-selective invalidation covers, as the binary logarithm of its pages.
+    pub max_address_mask: u32,
+    /// Faults that the log holds.
+    pub fault_log_entries: usize,
+}
+
+impl IommuConfig {
+    /// The figures of a recent server's VT-d unit: an IOTLB of 128 in 8 ways, 64 tables per level, the
+    /// leaf-only hint honoured, blocks of up to 2 MiB, and a log of 256 faults.
+    pub fn new(memory: Arc<Memory>) -> Self {
+        Self {
+            memory,
+            iotlb_entries: 128,
+            iotlb_ways: 8,
+            walk_cache_entries: 64,
+            honours_leaf_only: true,
+            max_address_mask: 9,
+            fault_log_entries: 256,
+        }
+    }
+}
+
+/// How a well-behaved access went, in pieces of one page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct AccessOutcome {
+    /// Pieces that were refused.
+    pub faults: u64,
+    /// Pieces that reached other memory than the buffer's.
+    pub wrong: u64,
+}
+
+/// A software IOMMU.
+#[derive(Debug)]
+pub struct Iommu {
+    state: Mutex<State>,
+    memory: Arc<Memory>,
+    max_address_mask: u32,
+    honours_leaf_only: bool,
+}
+
+#[derive(Debug)]
+struct State {
+    devices: Devices,
+    unit: Unit,
+    faults: FaultLog,
+    ring: Ring,
+    misbehaviour: Misbehaviour,
+    exposure: Exposure,
+    /// Domains that the descriptors just carried out named.
+    touched: Vec<DomainId>,
+}
+
+/// The devices ever named, by the order in which they were.
+#[derive(Debug, Default)]
+struct Devices {
+    index: FxHashMap<DeviceId, usize>,
+    contexts: Vec<Option<Context>>,
+}
+
+impl Devices {
+    fn context(&self, device: DeviceId) -> Option<Context> {
+        self.contexts[*self.index.get(&device)?]
+    }
+
+    fn index(&mut self, device: DeviceId) -> usize {
+        let Self { index, contexts } = self;
+        *index.entry(device).or_insert_with(|| {
+            contexts.push(None);
+            contexts.len() - 1
+        })
+    }
+}
+
+impl Iommu {
+    /// A unit with empty caches and no devices.
+    pub fn new(config: IommuConfig) -> Arc<Self> {
+        let iotlb = IotlbConfig { entries: config.iotlb_entries, ways: config.iotlb_ways };
+        let unit = Unit {
+            memory: Arc::clone(&config.memory),
+            iotlb: Iotlb::new(iotlb),
+            walk_cache: WalkCache::new(config.walk_cache_entries),
+            stats: Stats::default(),
+            released: Vec::new(),
+        };
+        Arc::new(Self {
+            state: Mutex::new(State {
+                devices: Devices::default(),
+                unit,
+                faults: FaultLog::new(config.fault_log_entries),
+                ring: Ring::default(),
+                misbehaviour: Misbehaviour::default(),
+                exposure: Exposure::default(),
+                touched: Vec::new(),
+            }),
+            memory: config.memory,
+            max_address_mask: config.max_address_mask,
+            honours_leaf_only: config.honours_leaf_only,
+        })
+    }
+
+    /// The memory behind the unit.
+    pub fn memory(&self) -> &Arc<Memory> {
+        &self.memory
+    }
+
+    /// Calls `each` with where every piece of `len` bytes at `iova` went (address, place, length), in order,
+    /// up to the first that is refused. A piece never crosses a 4 KiB page.
+    ///
+    /// # Errors
+    /// The fault, which is in the log too. What came before it has been reported to `each`.
+    pub fn translate_each(
+        &self,
+        device: DeviceId,
+        iova: Iova,
+        len: u64,
+        access: Permissions,
+        mut each: impl FnMut(Iova, PhysAddr, u64),
+    ) -> Result<(), Fault> {
+        self.state.lock().access(device, iova, len, access, |at, phys, len| {
+            each(at, phys, len);
+            Ok(())
+        })
+    }
+
+    /// An access to `len` bytes at `iova` that moves no data.
+    ///
+    /// # Errors
+    /// The first fault, which is in the log too.
+    pub fn access(&self, device: DeviceId, iova: Iova, len: u64, access: Permissions) -> Result<(), Fault> {
+        self.translate_each(device, iova, len, access, |_, _, _| ())
+    }
+
+    /// The device reads `bytes` from `iova` on.
+    ///
+    /// # Errors
+    /// The first fault; the bytes before it have been read.
+    pub fn dma_read(&self, device: DeviceId, iova: Iova, bytes: &mut [u8]) -> Result<(), Fault> {
+        let (len, mut rest) = (bytes.len() as u64, bytes);
+        self.state.lock().access(device, iova, len, Permissions::READ, |_, phys, len| {
+            let (piece, after) = std::mem::take(&mut rest).split_at_mut(len as usize);
+            rest = after;
+            self.memory.read(phys, piece).map_err(|_| FaultReason::NoMemory(phys))
+        })
+    }
+
+    /// The device writes `bytes` from `iova` on.
+    ///
+    /// # Errors
+    /// The first fault; the bytes before it have been written.
+    pub fn dma_write(&self, device: DeviceId, iova: Iova, bytes: &[u8]) -> Result<(), Fault> {
+        let mut rest = bytes;
+        self.state.lock().access(device, iova, bytes.len() as u64, Permissions::WRITE, |_, phys, len| {
+            let (piece, after) = rest.split_at(len as usize);
+            rest = after;
+            self.memory.write(phys, piece).map_err(|_| FaultReason::NoMemory(phys))
+        })
+    }
+
+    /// An access by a well-behaved device to a mapping, all of it, compared with where the buffer is: `len`
+    /// bytes at `phys`, mapped at `iova`. Goes on after a fault.
+    pub fn access_checked(
+        &self,
+        device: DeviceId,
+        iova: Iova,
+        phys: PhysAddr,
+        len: u64,
+        access: Permissions,
+    ) -> AccessOutcome {
+        let mut outcome = AccessOutcome::default();
+        let mut state = self.state.lock();
+        let mut done = 0;
+        while done < len {
+            let Some(at) = iova.checked_add(done) else {
+                outcome.faults += 1;
+                break;
+            };
+            let piece = in_page(at).min(len - done);
+            let expected = phys.checked_add(done);
+            let right = |reached: PhysAddr| Some(reached) == expected;
+            match state.access_piece(device, at, access) {
+                Ok(reached) if right(reached) => {}
+                Ok(_) => outcome.wrong += 1,
+                Err(_) => outcome.faults += 1,
+            }
+            done += piece;
+        }
+        state.settle_released();
+        outcome
+    }
+
+    /// What a hostile device would reach at `iova` now, through caches, however stale, and tables. Changes
+    /// no state, counts nothing, and leaves no fault.
+    pub fn probe(&self, device: DeviceId, iova: Iova, access: Permissions) -> Option<PhysAddr> {
+        let state = self.state.lock();
+        let (phys, allowed) = state.unit.peek(state.devices.context(device), iova)?;
+        allowed.allows(access).then_some(phys)
+    }
+
+    /// What has been counted so far.
+    pub fn stats(&self) -> Stats {
+        self.state.lock().unit.stats
+    }
+
+    /// The faults in the log, the oldest first.
+    pub fn faults(&self) -> Vec<Fault> {
+        self.state.lock().faults.iter().copied().collect()
+    }
+
+    /// Empties the log.
+    pub fn take_faults(&self) -> Vec<Fault> {
+        self.state.lock().faults.take()
+    }
+
+    /// How many faults there ever were.
+    pub fn fault_count(&self) -> u64 {
+        self.state.lock().faults.total()
+    }
+
+    /// How many of them found the log full and are not in it.
+    pub fn faults_lost(&self) -> u64 {
+        self.state.lock().faults.lost()
+    }
+}
+
+impl State {
+    /// All pieces of an access, up to the first that is refused.
+    fn access(
+        &mut self,
+        device: DeviceId,
+        iova: Iova,
+        len: u64,
+        access: Permissions,
+        mut each: impl FnMut(Iova, PhysAddr, u64) -> Result<(), FaultReason>,
+    ) -> Result<(), Fault> {
+        let mut done = 0;
+        let mut result = Ok(());
+        while done < len && result.is_ok() {
+            let Some(at) = iova.checked_add(done) else {
+                // There is no address to refuse: the access ran past the last one.
+                result = Err(self.fault(device, Iova::new(u64::MAX), access, FaultReason::BeyondWidth));
+                break;
+            };
+            let piece = in_page(at).min(len - done);
+            result = self.access_piece(device, at, access).and_then(|phys| {
+                each(at, phys, piece).map_err(|reason| self.fault(device, at, access, reason))
+            });
+            done += piece;
+        }
+        self.settle_released();
+        result
+    }
+
+    /// One piece. The caller settles what its replacements released.
+    fn access_piece(&mut self, device: DeviceId, iova: Iova, access: Permissions) -> Result<PhysAddr, Fault> {
+        let context = self.devices.context(device);
+        self.unit.translate(context, iova, access).map_err(|reason| self.fault(device, iova, access, reason))
+    }
+
+    fn fault(&mut self, device: DeviceId, iova: Iova, access: Permissions, reason: FaultReason) -> Fault {
+        let fault = Fault { device, iova, access, reason };
+        self.faults.record(fault);
+        fault
+    }
+
+    /// Ends the exposures of stale entries that have left the IOTLB.
+    fn settle_released(&mut self) {
+        if !self.unit.released.is_empty() {
+            self.exposure.entries_released(&mut self.unit, &self.devices.contexts);
+        }
+    }
+}
+
+/// Bytes from `iova` to the end of its 4 KiB page.
+fn in_page(iova: Iova) -> u64 {
+    PageSize::SIZE_4K.bytes() - iova.page_offset(PageSize::SIZE_4K)
+}

@@ -1,0 +1,68 @@
+//! The ledger's side of the unit: what the caller says is mapped, and what that leaves exposed.
+//!
+//! The definitions are in [`crate::exposure`].
+
+use super::{DeviceId, Iommu, State};
+use crate::exposure::{Exposed, Segment};
+
+impl Iommu {
+    /// A mapping of `segments` has begun at `time`. Call it after the driver's map has returned.
+    ///
+    /// O(pages of the mapping), with up to two page-table walks for each segment.
+    pub fn observe_map(&self, device: DeviceId, time: u64, segments: impl IntoIterator<Item = Segment>) {
+        let mut state = self.state.lock();
+        let State { devices, exposure, unit, .. } = &mut *state;
+        let index = devices.index(device);
+        exposure.set_time(time);
+        for segment in segments {
+            exposure.mapped(unit, devices.contexts[index], index, segment);
+        }
+    }
+
+    /// The mapping of `segments` has ended at `time`; they are as they were told to
+    /// [`observe_map`](Self::observe_map). Call it after the driver's unmap has returned.
+    ///
+    /// Tries a stale access to every page. Returns how many pages could still be reached: anything but 0 is a
+    /// violation where unmap promises that there are none. O(pages of the mapping), a lookup for each.
+    pub fn observe_unmap(
+        &self,
+        device: DeviceId,
+        time: u64,
+        segments: impl IntoIterator<Item = Segment>,
+    ) -> u64 {
+        let mut state = self.state.lock();
+        let State { devices, exposure, unit, .. } = &mut *state;
+        let index = devices.index(device);
+        exposure.set_time(time);
+        let mut reached = 0;
+        for segment in segments {
+            reached += exposure.unmapped(unit, devices.contexts[index], index, segment);
+        }
+        reached
+    }
+
+    /// It is `time` now: when an access or an invalidation ends an exposure, it ends at this time. Time never
+    /// goes backwards; an earlier `time` changes nothing.
+    pub fn set_time(&self, time: u64) {
+        self.state.lock().exposure.set_time(time);
+    }
+
+    /// Accounts for everything that is open up to `time`, the end of a run.
+    pub fn finish(&self, time: u64) {
+        let mut state = self.state.lock();
+        state.exposure.set_time(time);
+        state.exposure.settle_all();
+    }
+
+    /// What `device` could reach beyond its mappings, up to the latest time that was told. O(pages open to
+    /// the device).
+    pub fn exposure(&self, device: DeviceId) -> Exposed {
+        let state = self.state.lock();
+        state.devices.index.get(&device).map_or_else(Exposed::default, |&index| state.exposure.of(index))
+    }
+
+    /// The same for all devices together: sums, and the longest of any.
+    pub fn total_exposure(&self) -> Exposed {
+        self.state.lock().exposure.total()
+    }
+}

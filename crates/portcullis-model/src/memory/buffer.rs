@@ -1,0 +1,80 @@
+//! A DMA buffer in simulated memory: whole bytes that a device may write while the program reads them.
+
+use std::sync::Arc;
+
+use portcullis::addr::PhysAddr;
+use portcullis::platform::{FRAME_SIZE, Frames};
+
+use super::{BadAddress, Memory};
+
+/// Bytes in a row that start at a frame. The frames are freed when it is dropped; nothing then stops a device
+/// whose translation was left open from reaching them, which is what the checks are after.
+#[derive(Debug)]
+pub struct Buffer {
+    memory: Arc<Memory>,
+    phys: PhysAddr,
+    len: u64,
+}
+
+impl Buffer {
+    pub(super) fn new(memory: &Arc<Memory>, len: u64) -> Option<Self> {
+        let phys = memory.alloc(usize::try_from(len.div_ceil(FRAME_SIZE)).ok()?)?;
+        Some(Self { memory: Arc::clone(memory), phys, len })
+    }
+
+    /// Where the first byte is.
+    pub fn phys(&self) -> PhysAddr {
+        self.phys
+    }
+
+    /// How many bytes it holds, never 0.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Never: a buffer holds at least one byte. (For the reader who expects it beside [`len`](Self::len).)
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Reads bytes from `offset` on.
+    ///
+    /// # Errors
+    /// [`BadAddress`] where they are not all inside the buffer; nothing was read then.
+    pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), BadAddress> {
+        self.memory.read(self.at(offset, bytes.len())?, bytes)
+    }
+
+    /// Writes bytes from `offset` on.
+    ///
+    /// # Errors
+    /// [`BadAddress`] where they are not all inside the buffer; nothing was written then.
+    pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), BadAddress> {
+        self.memory.write(self.at(offset, bytes.len())?, bytes)
+    }
+
+    /// Sets every byte to `byte`; the rest of the last frame stays as it is.
+    pub fn fill(&self, byte: u8) {
+        let page = [byte; FRAME_SIZE as usize];
+        let mut offset = 0;
+        while offset < self.len {
+            let count = FRAME_SIZE.min(self.len - offset);
+            // Inside the buffer by the bounds of this loop, and the buffer is inside the memory.
+            let written = self.write(offset, &page[..count as usize]);
+            debug_assert!(written.is_ok());
+            offset += count;
+        }
+    }
+
+    fn at(&self, offset: u64, len: usize) -> Result<PhysAddr, BadAddress> {
+        let inside = offset.checked_add(len as u64).is_some_and(|end| end <= self.len);
+        let address = self.phys.checked_add(offset).filter(|_| inside);
+        address.ok_or(BadAddress { address: self.phys.get().saturating_add(offset), len: len as u64 })
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        self.memory.release(self.phys, self.len.div_ceil(FRAME_SIZE) as usize);
+    }
+}

@@ -1,0 +1,336 @@
+//! Simulated physical memory: frames of 4 KiB that the library, the IOMMU's walker and devices all reach.
+//!
+//! Every byte lives in an atomic word, so any of them may read and write at once without undefined behaviour.
+//! Memory appears in chunks of 256 KiB as it is first used; until then each costs some 40 bytes. Mistakes of
+//! the code under test (a double free, the use of a freed table) are counted instead of doing damage.
+//!
+//! Cost: reaching a word is three dependent loads. Allocating or freeing one frame is O(1) under a lock, plus
+//! zeroing it; a run of frames is O(log n) plus zeroing.
+
+mod allocator;
+mod buffer;
+
+pub use buffer::Buffer;
+
+use std::sync::{Arc, OnceLock};
+
+use portcullis::addr::PhysAddr;
+use portcullis::platform::{FRAME_SIZE, Frames, TABLE_ENTRIES, Table};
+use portcullis::sync::{AtomicU64, Mutex, Ordering};
+
+use allocator::Allocator;
+
+/// One bit of a word per frame says which are allocated, hence 64.
+const FRAMES_PER_CHUNK: usize = u64::BITS as usize;
+const WORD: u64 = size_of::<u64>() as u64;
+/// The end of what a page-table entry can name.
+const PHYS_END: u64 = 1 << 52;
+
+/// Some of the bytes asked for are not in this memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{len:#x} bytes at {address:#x} are not all inside the memory")]
+pub struct BadAddress {
+    /// Where the access began.
+    pub address: u64,
+    /// How many bytes it was for.
+    pub len: u64,
+}
+
+/// Frames that come into being together.
+#[derive(Debug)]
+struct Chunk {
+    words: Box<[AtomicU64]>,
+    /// Bit n: frame n of the chunk is allocated.
+    allocated: AtomicU64,
+}
+
+impl Chunk {
+    fn new() -> Self {
+        let words = (0..FRAMES_PER_CHUNK * TABLE_ENTRIES).map(|_| AtomicU64::new(0)).collect();
+        Self { words, allocated: AtomicU64::new(0) }
+    }
+}
+
+/// Physical memory in frames of 4 KiB.
+#[derive(Debug)]
+pub struct Memory {
+    base: u64,
+    frames: u64,
+    chunks: Box<[OnceLock<Chunk>]>,
+    allocator: Mutex<Allocator>,
+    poison: Box<Table>,
+    stray_tables: AtomicU64,
+}
+
+impl Memory {
+    /// Where memory begins unless one says otherwise: not at 0, so that an address is never mistaken for an
+    /// offset, and above 4 GiB, so that a truncated one is noticed.
+    pub const DEFAULT_BASE: u64 = 0x1_0000_0000;
+
+    /// Memory of up to `capacity` bytes, rounded down to whole frames, from
+    /// [`DEFAULT_BASE`](Self::DEFAULT_BASE) on.
+    pub fn new(capacity: u64) -> Arc<Self> {
+        Self::with_base(PhysAddr::new(Self::DEFAULT_BASE), capacity)
+    }
+
+    /// Memory of up to `capacity` bytes from `base` on, both rounded down to whole frames and cut off at the
+    /// 52 bits that a page-table entry can hold.
+    pub fn with_base(base: PhysAddr, capacity: u64) -> Arc<Self> {
+        let base = (base.get() & !(FRAME_SIZE - 1)).min(PHYS_END);
+        let frames = capacity.min(PHYS_END - base) / FRAME_SIZE;
+        let chunks = frames.div_ceil(FRAMES_PER_CHUNK as u64);
+        Arc::new(Self {
+            base,
+            frames,
+            chunks: (0..chunks).map(|_| OnceLock::new()).collect(),
+            allocator: Mutex::new(Allocator::new(base / FRAME_SIZE, frames)),
+            poison: Box::new(std::array::from_fn(|_| AtomicU64::new(0))),
+            stray_tables: AtomicU64::new(0),
+        })
+    }
+
+    /// The first address.
+    pub fn base(&self) -> PhysAddr {
+        PhysAddr::new(self.base)
+    }
+
+    /// How many bytes there are, in use or not.
+    pub fn capacity(&self) -> u64 {
+        self.frames * FRAME_SIZE
+    }
+
+    /// A buffer of `len` bytes, all zero, that starts at a frame; `None` where there is no room (or for no
+    /// bytes).
+    pub fn buffer(self: &Arc<Self>, len: u64) -> Option<Buffer> {
+        Buffer::new(self, len)
+    }
+
+    /// Frees `count` frames as [`Frames::free`] does. Safe: frames that were not allocated together are left
+    /// alone and counted in [`bad_frees`](Self::bad_frees).
+    pub fn release(&self, first: PhysAddr, count: usize) {
+        // The lock is held until the marks are gone, or a new owner's marks could be wiped out.
+        let mut allocator = self.allocator.lock();
+        let number = if first.get().is_multiple_of(FRAME_SIZE) { first.get() / FRAME_SIZE } else { u64::MAX };
+        if allocator.free(number, count as u64) {
+            self.set_allocated(number, count as u64, false);
+        }
+    }
+
+    /// The words of the frame at `frame`. For an address that is not allocated, a table of zeros that belongs
+    /// to nobody, and one more in [`stray_tables`](Self::stray_tables).
+    pub fn table_at(&self, frame: PhysAddr) -> &Table {
+        if frame.get().is_multiple_of(FRAME_SIZE)
+            && self.is_allocated(frame)
+            && let Some(table) = self.existing_frame(frame)
+        {
+            return table;
+        }
+        self.stray_tables.fetch_add(1, Ordering::Relaxed);
+        // Whatever an earlier stray user wrote must not look like entries to this one.
+        for word in self.poison.iter() {
+            word.store(0, Ordering::Relaxed);
+        }
+        &self.poison
+    }
+
+    /// Whether the frame that holds `address` is allocated now.
+    pub fn is_allocated(&self, address: PhysAddr) -> bool {
+        let Some((chunk, frame)) = self.locate(address) else { return false };
+        let bits = self.chunks[chunk].get().map_or(0, |chunk| chunk.allocated.load(Ordering::Acquire));
+        bits & (1 << frame) != 0
+    }
+
+    /// Frames that are allocated now.
+    pub fn frames_in_use(&self) -> u64 {
+        self.allocator.lock().in_use()
+    }
+
+    /// The most frames that were ever allocated at once.
+    pub fn peak_frames(&self) -> u64 {
+        self.allocator.lock().peak()
+    }
+
+    /// How often something was freed that was not allocated just so. A correct program has 0.
+    pub fn bad_frees(&self) -> u64 {
+        self.allocator.lock().bad_frees()
+    }
+
+    /// How often the table of a frame that is not allocated was asked for. A correct program has 0.
+    pub fn stray_tables(&self) -> u64 {
+        self.stray_tables.load(Ordering::Relaxed)
+    }
+
+    /// Has the `n`-th allocation from now on fail, once; 0 takes that back.
+    pub fn fail_after(&self, n: u64) {
+        self.allocator.lock().fail_after(n);
+    }
+
+    /// Reads bytes. Frames need not be allocated: devices reach freed memory too.
+    ///
+    /// # Errors
+    /// [`BadAddress`] where some of them are outside; nothing was read then.
+    pub fn read(&self, address: PhysAddr, bytes: &mut [u8]) -> Result<(), BadAddress> {
+        self.check(address, bytes.len())?;
+        let mut at = address.get();
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let (piece, after) = rest.split_at_mut(in_frame(at).min(rest.len()));
+            match self.existing_frame(PhysAddr::new(at)) {
+                Some(table) => read_words(table, at % FRAME_SIZE, piece),
+                // Never written since the memory came into being.
+                None => piece.fill(0),
+            }
+            at += piece.len() as u64;
+            rest = after;
+        }
+        Ok(())
+    }
+
+    /// Writes bytes, and no others: what shares a word with them is left as a concurrent writer made it.
+    ///
+    /// # Errors
+    /// [`BadAddress`] where some of them are outside; nothing was written then.
+    pub fn write(&self, address: PhysAddr, bytes: &[u8]) -> Result<(), BadAddress> {
+        self.check(address, bytes.len())?;
+        let mut at = address.get();
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let (piece, after) = rest.split_at(in_frame(at).min(rest.len()));
+            if let Some((chunk, frame)) = self.locate(PhysAddr::new(at)) {
+                let chunk = self.chunks[chunk].get_or_init(Chunk::new);
+                write_words(&chunk.words.as_chunks().0[frame], at % FRAME_SIZE, piece);
+            }
+            at += piece.len() as u64;
+            rest = after;
+        }
+        Ok(())
+    }
+
+    /// The 64-bit word at `address`, as a page-table walker reads it; `None` outside the memory or across
+    /// words.
+    pub fn read_u64(&self, address: PhysAddr) -> Option<u64> {
+        if !address.get().is_multiple_of(WORD) {
+            return None;
+        }
+        let (chunk, frame) = self.locate(address)?;
+        let Some(chunk) = self.chunks[chunk].get() else { return Some(0) };
+        let word = frame * TABLE_ENTRIES + (address.get() % FRAME_SIZE / WORD) as usize;
+        // Acquire: what the library wrote into a table before it installed it must be seen after it.
+        Some(chunk.words[word].load(Ordering::Acquire))
+    }
+
+    /// The chunk of the frame that holds `address`, and its number in the chunk.
+    fn locate(&self, address: PhysAddr) -> Option<(usize, usize)> {
+        let frame = address.get().checked_sub(self.base)? / FRAME_SIZE;
+        let inside = frame < self.frames;
+        inside.then_some((frame as usize / FRAMES_PER_CHUNK, frame as usize % FRAMES_PER_CHUNK))
+    }
+
+    fn existing_frame(&self, address: PhysAddr) -> Option<&Table> {
+        let (chunk, frame) = self.locate(address)?;
+        Some(&self.chunks[chunk].get()?.words.as_chunks().0[frame])
+    }
+
+    fn check(&self, address: PhysAddr, len: usize) -> Result<(), BadAddress> {
+        let inside = address
+            .get()
+            .checked_sub(self.base)
+            .and_then(|offset| offset.checked_add(len as u64))
+            .is_some_and(|end| end <= self.capacity());
+        if inside { Ok(()) } else { Err(BadAddress { address: address.get(), len: len as u64 }) }
+    }
+
+    /// Marks frames of this memory as allocated or not.
+    fn set_allocated(&self, number: u64, count: u64, allocated: bool) {
+        for number in number..number + count {
+            let Some((chunk, frame)) = self.locate(PhysAddr::new(number * FRAME_SIZE)) else { continue };
+            let chunk = self.chunks[chunk].get_or_init(Chunk::new);
+            if allocated {
+                chunk.allocated.fetch_or(1 << frame, Ordering::Release);
+            } else {
+                chunk.allocated.fetch_and(!(1 << frame), Ordering::Release);
+            }
+        }
+    }
+}
+
+#[allow(unsafe_code)] // The trait's signatures; the bodies are safe code.
+impl Frames for Memory {
+    fn alloc(&self, count: usize) -> Option<PhysAddr> {
+        let number = self.allocator.lock().alloc(count as u64)?;
+        self.set_allocated(number, count as u64, true);
+        let first = PhysAddr::new(number * FRAME_SIZE);
+        for frame in 0..count as u64 {
+            let table = self.existing_frame(PhysAddr::new((number + frame) * FRAME_SIZE))?;
+            for word in table {
+                word.store(0, Ordering::Relaxed);
+            }
+        }
+        Some(first)
+    }
+
+    unsafe fn free(&self, first: PhysAddr, count: usize) {
+        self.release(first, count);
+    }
+
+    unsafe fn table(&self, frame: PhysAddr) -> &Table {
+        self.table_at(frame)
+    }
+}
+
+/// Bytes from `address` to the end of its frame.
+fn in_frame(address: u64) -> usize {
+    (FRAME_SIZE - address % FRAME_SIZE) as usize
+}
+
+/// How many of `len` bytes from offset `start` on come before the first whole word.
+fn before_words(start: u64, len: usize) -> usize {
+    (start.next_multiple_of(WORD) - start).min(len as u64) as usize
+}
+
+// Relaxed: data carries no order of its own; whoever needs one has a lock or a doorbell.
+
+fn read_words(table: &Table, start: u64, bytes: &mut [u8]) {
+    let read_part = |at: u64, part: &mut [u8]| {
+        let skip = (at % WORD) as usize;
+        let word = table[(at / WORD) as usize].load(Ordering::Relaxed);
+        part.copy_from_slice(&word.to_le_bytes()[skip..skip + part.len()]);
+    };
+    let (head, rest) = bytes.split_at_mut(before_words(start, bytes.len()));
+    if !head.is_empty() {
+        read_part(start, head);
+    }
+    let at = start + head.len() as u64;
+    let (words, tail) = rest.as_chunks_mut();
+    for (bytes, word) in words.iter_mut().zip(&table[(at / WORD) as usize..]) {
+        *bytes = word.load(Ordering::Relaxed).to_le_bytes();
+    }
+    if !tail.is_empty() {
+        read_part(at + words.len() as u64 * WORD, tail);
+    }
+}
+
+fn write_words(table: &Table, start: u64, bytes: &[u8]) {
+    let write_part = |at: u64, part: &[u8]| {
+        let skip = (at % WORD) as usize;
+        let (mut value, mut mask) = ([0; WORD as usize], [0; WORD as usize]);
+        value[skip..skip + part.len()].copy_from_slice(part);
+        mask[skip..skip + part.len()].fill(0xff);
+        let (value, mask) = (u64::from_le_bytes(value), u64::from_le_bytes(mask));
+        // The closure always answers `Some`, so there is no error to look at.
+        let _ = table[(at / WORD) as usize]
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |old| Some(old & !mask | value));
+    };
+    let (head, rest) = bytes.split_at(before_words(start, bytes.len()));
+    if !head.is_empty() {
+        write_part(start, head);
+    }
+    let at = start + head.len() as u64;
+    let (words, tail) = rest.as_chunks();
+    for (bytes, word) in words.iter().zip(&table[(at / WORD) as usize..]) {
+        word.store(u64::from_le_bytes(*bytes), Ordering::Relaxed);
+    }
+    if !tail.is_empty() {
+        write_part(at + words.len() as u64 * WORD, tail);
+    }
+}

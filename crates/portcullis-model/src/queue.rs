@@ -1,0 +1,145 @@
+//! The invalidation queue: descriptors in order, carried out when a wait descriptor is reached.
+//!
+//! [`Queue`] is what a driver holds. As an [`InvalidationQueue`] it turns a request into the descriptors that
+//! a VT-d driver would write; [`Queue::submit`] takes descriptors as they are. Hardware is free to act on a
+//! descriptor late, so this one always does: what no wait follows is not carried out (unless the ring fills
+//! up), and a driver that forgets the wait is found out.
+//!
+//! A queue can be told to misbehave, so that tests can see what they would see with broken hardware or a
+//! broken driver.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use portcullis::addr::{Iova, IovaRange, PageSize};
+use portcullis::invalidation::{DomainId, Invalidation, InvalidationError, InvalidationQueue};
+
+use crate::iommu::Iommu;
+
+/// Descriptors that the ring holds.
+pub const RING_ENTRIES: usize = 256;
+/// The code of [`InvalidationError::Rejected`] for an address mask above the hardware's largest.
+pub const CODE_MASK_TOO_LARGE: u32 = 1;
+
+/// One command to the unit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Descriptor {
+    /// Forget the translations of 2^`address_mask` pages of 4 KiB, from `address` aligned down to as many.
+    PageSelective {
+        /// Whose translations.
+        domain: DomainId,
+        /// An address in the block.
+        address: Iova,
+        /// The binary logarithm of the number of pages.
+        address_mask: u32,
+        /// The paging-structure caches may be kept (the hint that VT-d calls IH).
+        leaf_only: bool,
+    },
+    /// Forget everything of one domain.
+    DomainSelective {
+        /// Whose.
+        domain: DomainId,
+    },
+    /// Carry out everything before this, then say so.
+    Wait,
+}
+
+/// The invalidation queue of an [`Iommu`], for its driver.
+#[derive(Debug, Clone)]
+pub struct Queue {
+    iommu: Arc<Iommu>,
+}
+
+impl Queue {
+    pub(crate) fn new(iommu: Arc<Iommu>) -> Self {
+        Self { iommu }
+    }
+
+    /// Writes descriptors into the ring and rings the doorbell once. They have been carried out when this
+    /// returns if the last of them is a wait.
+    ///
+    /// # Errors
+    /// [`InvalidationError::Rejected`] with [`CODE_MASK_TOO_LARGE`]; none of them was written then.
+    pub fn submit(&self, descriptors: &[Descriptor]) -> Result<(), InvalidationError> {
+        self.iommu.submit(descriptors)
+    }
+
+    /// Answers the next `n` requests with success and does nothing about them: a driver or a unit that loses
+    /// invalidations.
+    pub fn drop_next(&self, n: u64) {
+        self.iommu.misbehave(|faulty| faulty.drop = n);
+    }
+
+    /// Answers the next `n` requests with `error` and does nothing about them. Goes before
+    /// [`drop_next`](Self::drop_next).
+    pub fn fail_next(&self, n: u64, error: InvalidationError) {
+        self.iommu.misbehave(|faulty| faulty.fail = (n, Some(error)));
+    }
+}
+
+impl InvalidationQueue for Queue {
+    fn invalidate(&self, domain: DomainId, request: Invalidation) -> Result<(), InvalidationError> {
+        self.iommu.invalidate(domain, request)
+    }
+}
+
+/// Which requests to answer wrongly.
+#[derive(Debug, Default)]
+pub(crate) struct Misbehaviour {
+    drop: u64,
+    fail: (u64, Option<InvalidationError>),
+}
+
+impl Misbehaviour {
+    /// The answer to a request that is not to be carried out.
+    pub(crate) fn answer(&mut self) -> Option<Result<(), InvalidationError>> {
+        if let (left @ 1.., Some(error)) = &mut self.fail {
+            *left -= 1;
+            return Some(Err(*error));
+        }
+        if self.drop > 0 {
+            self.drop -= 1;
+            return Some(Ok(()));
+        }
+        None
+    }
+}
+
+/// The ring itself.
+#[derive(Debug, Default)]
+pub(crate) struct Ring {
+    pending: VecDeque<Descriptor>,
+}
+
+impl Ring {
+    /// Writes a descriptor; the answer says whether the unit must act before the next one is written.
+    pub(crate) fn push(&mut self, descriptor: Descriptor) -> bool {
+        self.pending.push_back(descriptor);
+        descriptor == Descriptor::Wait || self.pending.len() >= RING_ENTRIES
+    }
+
+    pub(crate) fn pop(&mut self) -> Option<Descriptor> {
+        self.pending.pop_front()
+    }
+}
+
+/// The descriptor for a request: the smallest aligned block of pages that covers the range, or the whole
+/// domain where the hardware has no mask that large.
+pub(crate) fn descriptor(domain: DomainId, request: Invalidation, max_mask: u32) -> Descriptor {
+    let Invalidation::Range { range, leaf_only } = request else {
+        return Descriptor::DomainSelective { domain };
+    };
+    let shift = PageSize::SIZE_4K.shift();
+    let differing = (range.start().get() >> shift) ^ (range.last().get() >> shift);
+    let address_mask = u64::BITS - differing.leading_zeros();
+    if address_mask > max_mask {
+        return Descriptor::DomainSelective { domain };
+    }
+    Descriptor::PageSelective { domain, address: range.start(), address_mask, leaf_only }
+}
+
+/// The addresses that a page-selective descriptor covers; `None` for all that 64 bits can name.
+pub(crate) fn block(address: Iova, address_mask: u32) -> Option<IovaRange> {
+    let size = PageSize::from_shift(address_mask.checked_add(PageSize::SIZE_4K.shift())?)?;
+    IovaRange::new(address.align_down(size), size.bytes()).ok()
+}

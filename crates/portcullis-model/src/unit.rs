@@ -1,0 +1,188 @@
+//! The translating part of the unit: contexts in, physical addresses out, through the caches.
+//!
+//! It knows three ways to ask: [`translate`](Unit::translate) is a device's access and fills the caches and
+//! counts; [`peek`](Unit::peek) is the same way without a trace; [`route`](Unit::route) asks whether one
+//! address still leads to one place, and by what.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+
+use portcullis::addr::{Iova, IovaRange, Permissions, PhysAddr};
+use portcullis::invalidation::DomainId;
+use portcullis::pgtable::vtd;
+
+use crate::fault::FaultReason;
+use crate::iommu::Context;
+use crate::iotlb::{Entry, Iotlb};
+use crate::memory::Memory;
+use crate::stats::Stats;
+use crate::walk_cache::WalkCache;
+use crate::walker::{TablePointer, Walk, in_width, walk};
+
+/// By what an address leads to memory.
+#[derive(Debug)]
+pub(crate) enum Route<'a> {
+    /// The device is not translated.
+    Passthrough,
+    /// A cached translation, whose mark this is.
+    Iotlb(&'a mut Option<NonZeroU32>),
+    /// The tables, found from the root or from a paging-structure cache.
+    Tables,
+}
+
+/// Where one device's accesses are translated.
+#[derive(Debug, Clone, Copy)]
+struct Tables {
+    domain: DomainId,
+    root: PhysAddr,
+    levels: u32,
+}
+
+/// What a context comes to for one address.
+enum Way {
+    Identity,
+    Through(Tables),
+}
+
+#[derive(Debug)]
+pub(crate) struct Unit {
+    pub(crate) memory: Arc<Memory>,
+    pub(crate) iotlb: Iotlb,
+    pub(crate) walk_cache: WalkCache,
+    pub(crate) stats: Stats,
+    /// Marks of the stale entries that have left the IOTLB; the ledger collects them.
+    pub(crate) released: Vec<NonZeroU32>,
+}
+
+impl Unit {
+    /// Where an access goes. Counts it, fills the caches and ages them.
+    pub(crate) fn translate(
+        &mut self,
+        context: Option<Context>,
+        iova: Iova,
+        access: Permissions,
+    ) -> Result<PhysAddr, FaultReason> {
+        self.stats.accesses += 1;
+        let tables = match way(context, iova)? {
+            Way::Identity => return Ok(PhysAddr::new(iova.get())),
+            Way::Through(tables) => tables,
+        };
+        if let Some(entry) = self.iotlb.lookup(tables.domain, iova) {
+            return grant(entry.permissions, access, entry.translate(iova));
+        }
+        self.stats.iotlb_misses += 1;
+        let start = self.walk_cache.lookup(tables.domain, iova, tables.levels);
+        let walk = walk(&self.memory, iova, start.unwrap_or(tables.root()));
+        self.account(&walk);
+        for &pointer in &walk.tables {
+            self.walk_cache.insert(tables.domain, iova, pointer);
+        }
+        let leaf = walk.result?;
+        let entry = Entry {
+            iova,
+            phys: leaf.page,
+            stale: None,
+            domain: tables.domain,
+            size: leaf.size,
+            permissions: leaf.permissions,
+        };
+        let entry = Entry { iova: iova.align_down(leaf.size), ..entry };
+        // A walk that does not allow the access ends in a fault, and faults are not cached.
+        let phys = grant(leaf.permissions, access, entry.translate(iova))?;
+        let replaced = self.iotlb.insert(entry);
+        self.released.extend(replaced.and_then(|old| old.stale));
+        Ok(phys)
+    }
+
+    /// Where an access would go, and what it might do there. Changes nothing.
+    pub(crate) fn peek(&self, context: Option<Context>, iova: Iova) -> Option<(PhysAddr, Permissions)> {
+        let tables = match way(context, iova).ok()? {
+            Way::Identity => return Some((PhysAddr::new(iova.get()), Permissions::READ_WRITE)),
+            Way::Through(tables) => tables,
+        };
+        if let Some(entry) = self.iotlb.peek(tables.domain, iova) {
+            return Some((entry.translate(iova), entry.permissions));
+        }
+        self.peek_tables(tables, iova)
+    }
+
+    /// By what `iova` leads to `phys` now, if it does. A cached translation is named before the tables.
+    pub(crate) fn route(
+        &mut self,
+        context: Option<Context>,
+        iova: Iova,
+        phys: PhysAddr,
+    ) -> Option<Route<'_>> {
+        let tables = match way(context, iova).ok()? {
+            Way::Identity => return (iova.get() == phys.get()).then_some(Route::Passthrough),
+            Way::Through(tables) => tables,
+        };
+        // Not only what a lookup would find first: of two entries for one address hardware may use either.
+        if let Some(slot) = self.iotlb.slot_reaching(tables.domain, iova, phys) {
+            return Some(Route::Iotlb(self.iotlb.mark(slot)));
+        }
+        let (reached, _) = self.peek_tables(tables, iova)?;
+        (reached == phys).then_some(Route::Tables)
+    }
+
+    /// Forgets the translations of `range`, and the tables that lead to it unless they are to be `kept`.
+    pub(crate) fn forget_range(&mut self, domain: DomainId, range: IovaRange, kept: bool) {
+        let released = &mut self.released;
+        self.iotlb.invalidate_range(domain, range, |entry| released.extend(entry.stale));
+        if !kept {
+            self.walk_cache.invalidate_range(domain, range);
+        }
+    }
+
+    /// Forgets everything of `domain`.
+    pub(crate) fn forget_domain(&mut self, domain: DomainId) {
+        let released = &mut self.released;
+        self.iotlb.invalidate_domain(domain, |entry| released.extend(entry.stale));
+        self.walk_cache.invalidate_domain(domain);
+    }
+
+    fn peek_tables(&self, tables: Tables, iova: Iova) -> Option<(PhysAddr, Permissions)> {
+        let start = self.walk_cache.peek(tables.domain, iova, tables.levels).unwrap_or(tables.root());
+        let leaf = walk(&self.memory, iova, start).result.ok()?;
+        Some((PhysAddr::new(leaf.page.get() | iova.page_offset(leaf.size)), leaf.permissions))
+    }
+
+    fn account(&mut self, walk: &Walk) {
+        let stats = &mut self.stats;
+        stats.table_reads += u64::from(walk.table_reads);
+        stats.walks_into_freed_frames += u64::from(walk.freed_reads);
+        stats.walk_cache_misses += u64::from(walk.table_reads > 1);
+        for pointer in &walk.tables {
+            if let Some(misses) = stats.misses_by_level.get_mut(pointer.level as usize - 1) {
+                *misses += 1;
+            }
+        }
+    }
+}
+
+impl Tables {
+    fn root(self) -> TablePointer {
+        TablePointer::root(self.root, self.levels)
+    }
+}
+
+fn way(context: Option<Context>, iova: Iova) -> Result<Way, FaultReason> {
+    match context.ok_or(FaultReason::NoContext)? {
+        Context::Blocked => Err(FaultReason::Blocked),
+        Context::Passthrough if iova.get() > vtd::MAX_PHYS.get() => Err(FaultReason::BeyondWidth),
+        Context::Passthrough => Ok(Way::Identity),
+        Context::SecondStage { domain, root, levels } => {
+            if !(vtd::MIN_LEVELS..=vtd::MAX_LEVELS).contains(&levels) {
+                return Err(FaultReason::BadContext);
+            }
+            if !in_width(iova, levels) {
+                return Err(FaultReason::BeyondWidth);
+            }
+            Ok(Way::Through(Tables { domain, root, levels }))
+        }
+    }
+}
+
+fn grant(allowed: Permissions, wanted: Permissions, phys: PhysAddr) -> Result<PhysAddr, FaultReason> {
+    if allowed.allows(wanted) { Ok(phys) } else { Err(FaultReason::Permission) }
+}

@@ -1,0 +1,129 @@
+//! What can go wrong with a trace: errors that end the reading, and warnings that do not.
+//!
+//! Both carry the numbers a person needs to find the place. Text taken from the file is shortened and its control
+//! characters are escaped, so a hostile file cannot write to the terminal through a message.
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+
+use crate::input::Format;
+
+/// How many characters of the file's own text a message may hold.
+const EXCERPT_CHARS: usize = 60;
+
+/// Why a trace cannot be read, or not to its end.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TraceError {
+    /// The operating system could not open or read the file.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the operating system said.
+        source: io::Error,
+    },
+    /// The file holds nothing but blank lines and comments.
+    #[error("{name}: empty: no trace event in {lines} lines")]
+    Empty {
+        /// The file.
+        name: String,
+        /// How many lines it has.
+        lines: u64,
+    },
+    /// The file holds text, but no line of it is a trace event.
+    #[error(
+        "{name}: not a trace: line {line} is \"{found}\", but expected \"TASK-PID [CPU] TIME: EVENT: ...\", and no \
+         other line is an event"
+    )]
+    NotATrace {
+        /// The file.
+        name: String,
+        /// The first line that is neither blank nor a comment.
+        line: u64,
+        /// That line, shortened.
+        found: String,
+    },
+    /// The compressed file ends before its contents do.
+    #[error(
+        "{name}: truncated {format} archive: it ends after {after_bytes} bytes, in line {line} of its text, where \
+         more must follow"
+    )]
+    TruncatedArchive {
+        /// The file.
+        name: String,
+        /// The kind of archive.
+        format: Format,
+        /// Compressed bytes read.
+        after_bytes: u64,
+        /// The line in which the text breaks off.
+        line: u64,
+        /// What the decompressor said.
+        source: io::Error,
+    },
+    /// The compressed file is damaged.
+    #[error(
+        "{name}: damaged {format} archive within its first {after_bytes} bytes, line {line} of its text: {source}"
+    )]
+    CorruptArchive {
+        /// The file.
+        name: String,
+        /// The kind of archive.
+        format: Format,
+        /// Compressed bytes read.
+        after_bytes: u64,
+        /// The line in which the text breaks off.
+        line: u64,
+        /// What the decompressor said.
+        source: io::Error,
+    },
+    /// A warning, where the options ask that none be passed over.
+    #[error("{name}: {warning}")]
+    Strict {
+        /// The file.
+        name: String,
+        /// The first warning.
+        warning: Warning,
+    },
+}
+
+/// Something in the file that had to be passed over.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Warning {
+    /// The line, counted from 1.
+    pub line: u64,
+    /// What should have stood there.
+    pub expected: String,
+    /// What stood there instead, shortened and escaped.
+    pub found: String,
+}
+
+impl fmt::Display for Warning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "line {}: expected {}, found {}", self.line, self.expected, self.found)
+    }
+}
+
+/// `text` shortened to what fits in a message, with control characters and broken UTF-8 made visible.
+pub(crate) fn excerpt(text: &[u8]) -> String {
+    // Four bytes make at most one character, so no more of a long line than this can show.
+    let head = text.get(..EXCERPT_CHARS * 4).unwrap_or(text);
+    let mut out = String::new();
+    let mut shown = 0;
+    for c in String::from_utf8_lossy(head).chars() {
+        // An escape counts at its printed width: that is what the limit is about.
+        let escaped = c.is_control();
+        let width = if escaped { c.escape_default().count() } else { 1 };
+        if shown + width > EXCERPT_CHARS {
+            out.push_str("...");
+            return out;
+        }
+        shown += width;
+        if escaped { out.extend(c.escape_default()) } else { out.push(c) }
+    }
+    if head.len() < text.len() {
+        out.push_str("...");
+    }
+    out
+}

@@ -1,0 +1,196 @@
+//! Where the text of a trace comes from: a file, standard input or memory, plain or compressed.
+//!
+//! The format is told by the first bytes, never by the name. Archives of several members (gzip) or frames (zstd,
+//! skippable ones included) read as one text. An archive that ends early is an error, never a short trace.
+//!
+//! Cost: one buffer of 128 KiB, and for zstd the window that the archive asks for, which the decoder limits.
+
+mod zstd;
+
+use std::borrow::Cow;
+use std::fmt;
+use std::fs::File;
+use std::io::{self, BufReader, Cursor, Read};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use flate2::bufread::MultiGzDecoder;
+
+use crate::error::TraceError;
+
+/// Read at once from the file.
+const BUFFER: usize = 128 << 10;
+
+/// How the text is packed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Format {
+    /// Not at all.
+    Plain,
+    /// gzip, of one or more members.
+    Gzip,
+    /// zstd, of one or more frames.
+    Zstd,
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Plain => "plain",
+            Self::Gzip => "gzip",
+            Self::Zstd => "zstd",
+        })
+    }
+}
+
+impl Format {
+    fn of(magic: &[u8]) -> Self {
+        match magic {
+            [0x1f, 0x8b, ..] => Self::Gzip,
+            [0x28, 0xb5, 0x2f, 0xfd] | [0x50..=0x5f, 0x2a, 0x4d, 0x18] => Self::Zstd,
+            _ => Self::Plain,
+        }
+    }
+}
+
+/// What the raw reader learns that its consumers above the decompressor want to know.
+#[derive(Debug, Default)]
+struct Gauge {
+    bytes: AtomicU64,
+    /// Somebody asked for more bytes than there are.
+    ran_dry: AtomicBool,
+    /// The operating system refused: then an error is its own, not the archive's.
+    failed: AtomicBool,
+}
+
+/// Counts what passes through.
+struct Metered<R> {
+    inner: R,
+    gauge: Arc<Gauge>,
+}
+
+impl<R: Read> Read for Metered<R> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let result = self.inner.read(buf);
+        match &result {
+            Ok(0) if !buf.is_empty() => self.gauge.ran_dry.store(true, Ordering::Relaxed),
+            Ok(n) => {
+                self.gauge.bytes.fetch_add(*n as u64, Ordering::Relaxed);
+            }
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(_) => self.gauge.failed.store(true, Ordering::Relaxed),
+        }
+        result
+    }
+}
+
+/// An opened trace: a stream of text that knows its name and how far it has got.
+pub struct Input<'a> {
+    name: String,
+    format: Format,
+    total: Option<u64>,
+    gauge: Arc<Gauge>,
+    reader: Box<dyn Read + Send + 'a>,
+}
+
+impl fmt::Debug for Input<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Input")
+            .field("name", &self.name)
+            .field("format", &self.format)
+            .field("total", &self.total)
+            .field("gauge", &self.gauge)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Input<'static> {
+    /// Opens the file at `path`.
+    ///
+    /// # Errors
+    /// [`TraceError::Io`] where it cannot be opened or its first bytes cannot be read.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, TraceError> {
+        let path = path.as_ref();
+        let failed = |source| TraceError::Io { path: path.to_path_buf(), source };
+        let file = File::open(path).map_err(failed)?;
+        // A pipe or a device has no length that would mean anything.
+        let total = file.metadata().ok().filter(|m| m.is_file()).map(|m| m.len());
+        Self::new(path.display().to_string(), total, file)
+    }
+
+    /// Reads standard input.
+    ///
+    /// # Errors
+    /// [`TraceError::Io`] where its first bytes cannot be read.
+    pub fn stdin() -> Result<Self, TraceError> {
+        Self::new("standard input".into(), None, io::stdin())
+    }
+}
+
+impl<'a> Input<'a> {
+    /// Reads `bytes`; messages call them `name`.
+    ///
+    /// # Errors
+    /// None in practice: memory can always be read.
+    pub fn from_bytes(name: impl Into<String>, bytes: impl Into<Cow<'a, [u8]>>) -> Result<Self, TraceError> {
+        let bytes = bytes.into();
+        Self::new(name.into(), Some(bytes.len() as u64), Cursor::new(bytes))
+    }
+
+    fn new(name: String, total: Option<u64>, source: impl Read + Send + 'a) -> Result<Self, TraceError> {
+        let gauge = Arc::new(Gauge::default());
+        let mut source = Metered { inner: source, gauge: Arc::clone(&gauge) };
+        let mut magic = Vec::with_capacity(4);
+        if let Err(error) = source.by_ref().take(4).read_to_end(&mut magic) {
+            return Err(TraceError::Io { path: PathBuf::from(name), source: error });
+        }
+        // A file shorter than any magic number has run dry, but nobody has missed anything yet.
+        gauge.ran_dry.store(false, Ordering::Relaxed);
+        let format = Format::of(&magic);
+        let whole = Cursor::new(magic).chain(source);
+        let reader: Box<dyn Read + Send + 'a> = match format {
+            Format::Plain => Box::new(whole),
+            Format::Gzip => Box::new(MultiGzDecoder::new(BufReader::with_capacity(BUFFER, whole))),
+            Format::Zstd => Box::new(zstd::Frames::new(BufReader::with_capacity(BUFFER, whole))),
+        };
+        Ok(Self { name, format, total, gauge, reader })
+    }
+
+    /// What messages call it.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// How it is packed.
+    pub fn format(&self) -> Format {
+        self.format
+    }
+
+    /// Bytes of the file read so far, compressed ones if it is compressed.
+    pub fn bytes_read(&self) -> u64 {
+        self.gauge.bytes.load(Ordering::Relaxed)
+    }
+
+    /// The size of the file; `None` for a pipe.
+    pub fn bytes_total(&self) -> Option<u64> {
+        self.total
+    }
+
+    /// Says which error `error`, met in line `line` of the text, really is.
+    pub(crate) fn explain(&self, error: io::Error, line: u64) -> TraceError {
+        let (name, format, after_bytes) = (self.name.clone(), self.format, self.bytes_read());
+        if format == Format::Plain || self.gauge.failed.load(Ordering::Relaxed) {
+            TraceError::Io { path: PathBuf::from(name), source: error }
+        } else if self.gauge.ran_dry.load(Ordering::Relaxed) {
+            TraceError::TruncatedArchive { name, format, after_bytes, line, source: error }
+        } else {
+            TraceError::CorruptArchive { name, format, after_bytes, line, source: error }
+        }
+    }
+}
+
+impl Read for Input<'_> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        self.reader.read(buf)
+    }
+}

@@ -1,0 +1,47 @@
+//! Device names, each kept once.
+
+use rustc_hash::FxHashMap;
+
+use super::op::DeviceId;
+
+/// How many names are compared before the table is asked: traces rarely have more devices.
+const NEAR: usize = 4;
+
+/// All devices seen, and whether their mappings are wanted.
+#[derive(Debug, Default)]
+pub(super) struct Devices {
+    names: Vec<Box<[u8]>>,
+    wanted: Vec<bool>,
+    ids: FxHashMap<Box<[u8]>, DeviceId>,
+    only: Option<String>,
+}
+
+impl Devices {
+    /// With `only`, no other device is wanted.
+    pub(super) fn new(only: Option<String>) -> Self {
+        Self { only, ..Self::default() }
+    }
+
+    /// The number of `name`, and whether it is wanted; a new name is added to `list` too.
+    pub(super) fn intern(&mut self, name: &[u8], list: &mut Vec<String>) -> (DeviceId, bool) {
+        let near = self.names.iter().take(NEAR).position(|known| **known == *name);
+        let id = match near.and_then(|at| u32::try_from(at).ok()) {
+            Some(at) => DeviceId(at),
+            None => match self.ids.get(name) {
+                Some(&id) => id,
+                None => self.add(name, list),
+            },
+        };
+        (id, self.wanted.get(id.0 as usize).copied().unwrap_or(false))
+    }
+
+    fn add(&mut self, name: &[u8], list: &mut Vec<String>) -> DeviceId {
+        let id = DeviceId(u32::try_from(self.names.len()).unwrap_or(u32::MAX));
+        self.names.push(name.into());
+        self.ids.insert(name.into(), id);
+        let text = String::from_utf8_lossy(name).into_owned();
+        self.wanted.push(self.only.as_ref().is_none_or(|only| *only == text));
+        list.push(text);
+        id
+    }
+}

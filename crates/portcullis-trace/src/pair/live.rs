@@ -1,0 +1,243 @@
+//! The table of live mappings: what is mapped now, and which addresses have been unmapped before.
+//!
+//! A mapping is found by the device's address for it (also from the middle, for syncs) or by its list of physical
+//! addresses. Several mappings may share either: without an IOMMU a buffer mapped twice has one address, and the
+//! kernel gives an address out again before it has recorded the unmap that freed it.
+//!
+//! Cost: O(log n) for n live mappings per address that a mapping has.
+
+use std::collections::BTreeMap;
+use std::hash::{Hash, Hasher};
+
+use portcullis::addr::Direction;
+use rustc_hash::{FxHashMap, FxHashSet, FxHasher};
+use smallvec::SmallVec;
+
+use super::op::{DeviceId, MapId};
+
+/// Entries of a list that the kernel prints at most; only these can be compared.
+const PRINTED: usize = 128;
+
+/// How many mappings that begin below an address are looked at, nearest first, for one that holds it.
+const NEIGHBOURS: usize = 64;
+
+/// Which calls can end a mapping.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) enum Class {
+    Single,
+    List,
+    Coherent,
+}
+
+/// A stretch of a device's address space.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Span {
+    pub(super) addr: u64,
+    pub(super) len: u64,
+}
+
+/// What is known of a live mapping.
+#[derive(Debug)]
+struct Slot {
+    /// When it was made, in events.
+    seq: u64,
+    dir: Direction,
+    size: u64,
+    spans: SmallVec<[Span; 1]>,
+}
+
+type Ids = SmallVec<[MapId; 2]>;
+type Address = (DeviceId, Class, u64);
+
+/// What identifies a list of physical addresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct ListKey {
+    device: DeviceId,
+    first: u64,
+    entries: usize,
+    hash: u64,
+}
+
+impl ListKey {
+    pub(super) fn new(device: DeviceId, phys_addrs: &[u64]) -> Self {
+        let printed = phys_addrs.get(..PRINTED).unwrap_or(phys_addrs);
+        let mut hasher = FxHasher::default();
+        printed.hash(&mut hasher);
+        let first = printed.first().copied().unwrap_or(0);
+        Self { device, first, entries: printed.len(), hash: hasher.finish() }
+    }
+}
+
+/// Where a sync leads.
+pub(super) enum Hit {
+    Inside { id: MapId, offset: u64 },
+    PastEnd { left: u64 },
+    Nothing,
+}
+
+/// All live mappings.
+#[derive(Debug, Default)]
+pub(super) struct Live {
+    slots: Vec<Option<Slot>>,
+    free: Vec<MapId>,
+    by_address: BTreeMap<Address, Ids>,
+    by_list: FxHashMap<ListKey, Ids>,
+    /// Addresses and lists that have been unmapped at least once.
+    gone: FxHashSet<Address>,
+    gone_lists: FxHashSet<ListKey>,
+}
+
+impl Live {
+    /// A number that no live mapping has.
+    pub(super) fn take_id(&mut self) -> MapId {
+        match self.free.pop() {
+            Some(id) => id,
+            None => {
+                self.slots.push(None);
+                // 2^32 live mappings would need hundreds of gigabytes of trace first.
+                MapId::try_from(self.slots.len() - 1).unwrap_or(MapId::MAX)
+            }
+        }
+    }
+
+    pub(super) fn free_id(&mut self, id: MapId) {
+        self.free.push(id);
+    }
+
+    /// Enters a mapping, made at event `seq`, that the device sees at `spans`.
+    pub(super) fn insert(
+        &mut self,
+        device: DeviceId,
+        class: Class,
+        seq: u64,
+        dir: Direction,
+        spans: SmallVec<[Span; 1]>,
+        list: Option<ListKey>,
+    ) -> MapId {
+        let id = self.take_id();
+        for span in &spans {
+            self.by_address.entry((device, class, span.addr)).or_default().push(id);
+        }
+        if let Some(key) = list {
+            self.by_list.entry(key).or_default().push(id);
+        }
+        let size = spans.iter().fold(0, |sum: u64, span| sum.saturating_add(span.len));
+        if let Some(slot) = self.slots.get_mut(id as usize) {
+            *slot = Some(Slot { seq, dir, size, spans });
+        }
+        id
+    }
+
+    /// Ends the mapping at `addr` that fits `size` and `dir` best among those made before event `before`.
+    pub(super) fn remove_at(
+        &mut self,
+        key: Address,
+        size: u64,
+        dir: Direction,
+        before: u64,
+    ) -> Option<MapId> {
+        let id = {
+            let ids = self.by_address.get(&key)?;
+            let old = || {
+                ids.iter().filter_map(|&id| Some((id, self.slot(id)?))).filter(|(_, slot)| slot.seq < before)
+            };
+            // Of several that fit the oldest: where an address is given out again before its unmap is recorded,
+            // the unmap is for the older one.
+            let exact = old().find(|(_, slot)| slot.size == size && slot.dir == dir);
+            exact.or_else(|| old().next_back())?.0
+        };
+        self.remove(key.0, key.1, id, None);
+        self.gone.insert(key);
+        Some(id)
+    }
+
+    /// Ends the mapping of the list `key`, and says where the device saw it.
+    pub(super) fn remove_list(
+        &mut self,
+        key: ListKey,
+        dir: Direction,
+    ) -> Option<(MapId, SmallVec<[Span; 1]>)> {
+        let id = {
+            let ids = self.by_list.get(&key)?;
+            let same = ids.iter().find(|&&id| self.slot(id).is_some_and(|slot| slot.dir == dir));
+            same.or_else(|| ids.last()).copied()?
+        };
+        let spans = self.remove(key.device, Class::List, id, Some(key))?;
+        self.gone_lists.insert(key);
+        Some((id, spans))
+    }
+
+    /// Whether the address was unmapped before; from now on it was.
+    pub(super) fn note_gone(&mut self, key: Address) -> bool {
+        !self.gone.insert(key)
+    }
+
+    /// Whether the list was unmapped before; from now on it was.
+    pub(super) fn note_list_gone(&mut self, key: ListKey) -> bool {
+        !self.gone_lists.insert(key)
+    }
+
+    /// Whether some mapping that began exactly here was unmapped before.
+    pub(super) fn is_gone(&self, device: DeviceId, addr: u64) -> bool {
+        [Class::Single, Class::List, Class::Coherent].iter().any(|&c| self.gone.contains(&(device, c, addr)))
+    }
+
+    /// The mapping of `device` that holds the `len` bytes at `addr`.
+    pub(super) fn find(&self, device: DeviceId, addr: u64, len: u64) -> Hit {
+        let mut nearest = Hit::Nothing;
+        for class in [Class::Single, Class::List, Class::Coherent] {
+            let below = self.by_address.range((device, class, 0)..=(device, class, addr));
+            for (&(_, _, start), ids) in below.rev().take(NEIGHBOURS) {
+                for &id in ids.iter().rev() {
+                    let Some(slot) = self.slot(id) else { continue };
+                    let mut offset = 0u64;
+                    for span in &slot.spans {
+                        let inside = addr - start;
+                        if span.addr == start && inside < span.len {
+                            let left = span.len - inside;
+                            if len <= left {
+                                return Hit::Inside { id, offset: offset.saturating_add(inside) };
+                            }
+                            nearest = Hit::PastEnd { left };
+                        }
+                        offset = offset.saturating_add(span.len);
+                    }
+                }
+            }
+        }
+        nearest
+    }
+
+    fn slot(&self, id: MapId) -> Option<&Slot> {
+        self.slots.get(id as usize)?.as_ref()
+    }
+
+    fn remove(
+        &mut self,
+        device: DeviceId,
+        class: Class,
+        id: MapId,
+        list: Option<ListKey>,
+    ) -> Option<SmallVec<[Span; 1]>> {
+        let slot = self.slots.get_mut(id as usize)?.take()?;
+        for span in &slot.spans {
+            let key = (device, class, span.addr);
+            if let Some(ids) = self.by_address.get_mut(&key) {
+                ids.retain(|other| *other != id);
+                if ids.is_empty() {
+                    self.by_address.remove(&key);
+                }
+            }
+        }
+        if let Some(key) = list
+            && let Some(ids) = self.by_list.get_mut(&key)
+        {
+            ids.retain(|other| *other != id);
+            if ids.is_empty() {
+                self.by_list.remove(&key);
+            }
+        }
+        self.free.push(id);
+        Some(slot.spans)
+    }
+}

@@ -1,0 +1,232 @@
+//! Events to operations: finds for every unmap, free and sync the map it belongs to.
+//!
+//! The rules, and why they are needed, stand with the parts: [`Op`] is what comes out; which mapping an unmap ends
+//! is decided in `live`, which `iommu:` events belong to which call in `runs`, how long the pieces of a list are in
+//! `segments`, and what becomes of `iommu:` events on their own in `direct`.
+//!
+//! Guarantees: every event is counted in one category of [`Summary`]; operations' times never decrease; every
+//! `Unmap` and sync names a mapping that is live; every segment holds at least one byte and ends at or below 2^52.
+
+mod devices;
+mod direct;
+mod ends;
+mod live;
+mod maps;
+mod op;
+mod runs;
+mod segments;
+
+use smallvec::SmallVec;
+
+use crate::event::{Direction, Event, EventKind};
+use crate::summary::{Summary, Unpaired};
+use devices::Devices;
+use direct::Direct;
+use live::{Class, ListKey, Live, Span};
+use op::Out;
+pub use op::{Chunk, DeviceId, MapId, Op, OpKind, Origin, Segment};
+use runs::{Fate, Run, Unmapped, Waiting};
+use segments::Source;
+
+/// The name under which mappings made without a `dma_*` call appear.
+pub const DIRECT_DEVICE: &str = "iommu";
+
+/// Physical addresses end here: no machine this library knows has more than 52 bits of them.
+const MAX_PHYS: u64 = 1 << 52;
+
+/// What is known of a CPU.
+#[derive(Debug, Default)]
+struct Cpu {
+    last_ns: Option<u64>,
+    went_back: bool,
+    waiting: Waiting,
+}
+
+/// Pairs the events of one trace.
+#[derive(Debug)]
+pub(crate) struct Pairer {
+    cpus: Vec<Cpu>,
+    devices: Devices,
+    live: Live,
+    direct: Direct,
+    /// Events so far.
+    seq: u64,
+    time_ns: u64,
+    /// Whether any `dma_*` event has come yet.
+    dma_seen: bool,
+    runs: Vec<Run>,
+    pieces: Vec<Segment>,
+}
+
+/// A map event, ready to be entered.
+struct NewMap {
+    class: Class,
+    dir: Direction,
+    origin: Origin,
+    spans: SmallVec<[Span; 1]>,
+    list: Option<ListKey>,
+    source: Source,
+}
+
+impl Pairer {
+    /// With `only`, events of other devices are counted and dropped.
+    pub(crate) fn new(only: Option<String>) -> Self {
+        Self {
+            cpus: Vec::new(),
+            devices: Devices::new(only),
+            live: Live::default(),
+            direct: Direct::default(),
+            seq: 0,
+            time_ns: 0,
+            dma_seen: false,
+            runs: Vec::new(),
+            pieces: Vec::new(),
+        }
+    }
+
+    /// Takes in one event; what it amounts to goes to the end of `chunk`.
+    pub(crate) fn event(&mut self, event: &Event<'_>, summary: &mut Summary, chunk: &mut Chunk) {
+        self.seq += 1;
+        self.clock(event, summary);
+        let out = &mut Out { chunk, time_ns: self.time_ns, line: event.line, cpu: event.cpu };
+        match &event.kind {
+            EventKind::IommuMap { iova, phys, size } => self.iommu_map(*iova, *phys, *size, summary, out),
+            EventKind::IommuUnmap { iova, size, .. } => self.iommu_unmap(*iova, *size, summary, out),
+            EventKind::NotMapping => summary.not_mapping_events += 1,
+            EventKind::Other => summary.other_events += 1,
+            kind => {
+                self.dma_seen = true;
+                self.dma(kind, summary, out);
+            }
+        }
+    }
+
+    /// Settles what waits for events that will not come.
+    pub(crate) fn finish(&mut self, summary: &mut Summary, chunk: &mut Chunk) {
+        let out = &mut Out { chunk, time_ns: self.time_ns, line: 0, cpu: 0 };
+        for cpu in 0..self.cpus.len() {
+            while let Some(unmap) = self.cpus.get_mut(cpu).and_then(|cpu| cpu.waiting.pop_unmap()) {
+                self.unclaimed_unmap(unmap, summary, out);
+            }
+        }
+        self.release_maps(u64::MAX, summary);
+        self.direct.finish(summary);
+    }
+
+    fn waiting(&mut self, out: &Out<'_>) -> Option<&mut Waiting> {
+        self.cpus.get_mut(out.cpu as usize).map(|cpu| &mut cpu.waiting)
+    }
+
+    /// Keeps time: per CPU it must not run back; across CPUs lines may be a little out of order.
+    fn clock(&mut self, event: &Event<'_>, summary: &mut Summary) {
+        let at = event.cpu as usize;
+        if at >= self.cpus.len() {
+            self.cpus.resize_with(at + 1, Cpu::default);
+        }
+        if let Some(cpu) = self.cpus.get_mut(at) {
+            match cpu.last_ns {
+                None => summary.cpus += 1,
+                Some(last) if event.time_ns < last && !cpu.went_back => {
+                    cpu.went_back = true;
+                    summary.warn(event.line, || {
+                        let (id, now) = (event.cpu, event.time_ns);
+                        (format!("a time of at least {last} ns on CPU {id}"), format!("{now} ns"))
+                    });
+                }
+                Some(_) => {}
+            }
+            cpu.last_ns = cpu.last_ns.max(Some(event.time_ns));
+        }
+        self.time_ns = self.time_ns.max(event.time_ns);
+        summary.first_ns.get_or_insert(event.time_ns);
+        summary.last_ns = Some(self.time_ns);
+    }
+
+    fn iommu_map(&mut self, iova: u64, phys: u64, size: u64, summary: &mut Summary, out: &mut Out<'_>) {
+        if size == 0 || iova.checked_add(size - 1).is_none() {
+            return summary.skip(out.line, || {
+                ("1 byte or more below 2^64".into(), format!("{size} bytes at iova {iova:#x}"))
+            });
+        }
+        let run = Run { iova, phys, size, seq: self.seq };
+        if let Some(old) = self.waiting(out).and_then(|waiting| waiting.push_map(run)) {
+            self.direct.keep(old, summary);
+        }
+    }
+
+    fn iommu_unmap(&mut self, iova: u64, size: u64, summary: &mut Summary, out: &mut Out<'_>) {
+        let Some(last) = size.checked_sub(1).and_then(|more| iova.checked_add(more)) else {
+            return summary.skip(out.line, || {
+                ("1 byte or more below 2^64".into(), format!("{size} bytes at iova {iova:#x}"))
+            });
+        };
+        let unmap = Unmapped { first: iova, last, seq: self.seq, line: out.line, cpu: out.cpu };
+        // Where a recording holds no `dma_*` event (yet), waiting for one would only lose the time of the unmap.
+        let direct = !self.dma_seen
+            && (self.direct.touches(iova, last)
+                || self.cpus.iter().any(|cpu| cpu.waiting.has_map_in(iova, last)));
+        if direct {
+            return self.unclaimed_unmap(unmap, summary, out);
+        }
+        match self.waiting(out).map(|waiting| waiting.push_unmap(unmap)) {
+            Some(Fate::Claimed) => summary.iommu_claimed += 1,
+            Some(Fate::Displaces(old)) => self.unclaimed_unmap(old, summary, out),
+            Some(Fate::Waits) | None => {}
+        }
+    }
+
+    /// An unmap that no `dma_*` event has claimed: perhaps the maps before it were not claimed either.
+    fn unclaimed_unmap(&mut self, unmap: Unmapped, summary: &mut Summary, out: &mut Out<'_>) {
+        self.release_maps(unmap.seq, summary);
+        // The pseudo-device appears only in traces that need it.
+        if !self.direct.touches(unmap.first, unmap.last) {
+            summary.iommu_unclaimed += 1;
+            return;
+        }
+        let (device, wanted) = self.devices.intern(DIRECT_DEVICE.as_bytes(), &mut summary.devices);
+        if !wanted {
+            summary.iommu_unclaimed += 1;
+            return;
+        }
+        let own = &mut Out { chunk: out.chunk, time_ns: out.time_ns, line: unmap.line, cpu: unmap.cpu };
+        self.direct.unmap((unmap.first, unmap.last), device, &mut self.live, summary, own);
+    }
+
+    /// Gives up waiting for the `dma_*` events of maps older than event `seq`.
+    fn release_maps(&mut self, seq: u64, summary: &mut Summary) {
+        for cpu in &mut self.cpus {
+            while let Some(run) = cpu.waiting.pop_map_before(seq) {
+                self.direct.keep(run, summary);
+            }
+        }
+    }
+
+    fn dma(&mut self, kind: &EventKind<'_>, summary: &mut Summary, out: &mut Out<'_>) {
+        match kind {
+            EventKind::Map { region, phys, resource } => {
+                let origin = if *resource { Origin::Resource } else { Origin::Single };
+                self.map(region, &[*phys], Class::Single, origin, summary, out);
+            }
+            EventKind::Alloc { region, phys_addrs } => {
+                self.map(region, phys_addrs, Class::Coherent, Origin::Coherent, summary, out);
+            }
+            EventKind::MapSg(sg) => self.map_sg(sg, summary, out),
+            EventKind::Unmap { region } => self.unmap(region, Class::Single, summary, out),
+            EventKind::Free { region } if region.size == 0 => summary.ignored += 1,
+            EventKind::Free { region } => self.unmap(region, Class::Coherent, summary, out),
+            EventKind::UnmapSg { device, dir, phys_addrs } => {
+                self.unmap_sg(device, *dir, phys_addrs, summary, out);
+            }
+            EventKind::Sync { region, target } => {
+                let parts = [Span { addr: region.dma_addr, len: region.size }];
+                self.sync(region.device, parts.into_iter(), *target, summary, out);
+            }
+            EventKind::SyncSg { device, dma_addrs, sizes, target, .. } => {
+                let parts = dma_addrs.iter().zip(*sizes).map(|(&addr, &len)| Span { addr, len });
+                self.sync(device, parts, *target, summary, out);
+            }
+            EventKind::IommuMap { .. } | EventKind::IommuUnmap { .. } => {}
+            EventKind::NotMapping | EventKind::Other => {}
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! What a trace becomes: operations on numbered mappings.
+
+use std::ops::Range;
+
+use portcullis::addr::Direction;
+
+/// A device: an index into [`Summary::devices`](crate::Summary::devices).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct DeviceId(pub u32);
+
+/// The number of a live mapping. Numbers are dense and are used again after the unmap, so a consumer keeps its own
+/// mappings in a vector.
+pub type MapId = u32;
+
+/// A physically contiguous piece of a mapping.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Segment {
+    /// The first physical address.
+    pub phys: u64,
+    /// The length in bytes, never 0. The piece ends at or below 2^52.
+    pub len: u64,
+}
+
+/// Which call a mapping comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Origin {
+    /// `dma_map_page` and its kin.
+    Single,
+    /// `dma_map_sg`.
+    ScatterGather,
+    /// `dma_alloc` and its kin: memory that lives as long as its driver, as a rule.
+    Coherent,
+    /// `dma_map_resource`: another device's registers.
+    Resource,
+    /// `iommu:map` without a `dma_*` call: a user-space driver or a virtual machine.
+    Direct,
+}
+
+/// What to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum OpKind {
+    /// Make a mapping.
+    Map {
+        /// Its number from now on.
+        id: MapId,
+        /// Which way the data goes.
+        dir: Direction,
+        /// Its pieces, in [`Chunk::segments`].
+        segments: Range<u32>,
+        /// Which call it comes from.
+        origin: Origin,
+    },
+    /// End a mapping.
+    Unmap {
+        /// Its number, free from now on.
+        id: MapId,
+    },
+    /// The CPU is about to touch a part of a mapping.
+    SyncForCpu {
+        /// The mapping.
+        id: MapId,
+        /// Where the part begins, in bytes from the mapping's first.
+        offset: u64,
+        /// Its length in bytes; it lies inside the mapping.
+        len: u64,
+    },
+    /// The device is about to.
+    SyncForDevice {
+        /// The mapping.
+        id: MapId,
+        /// Where the part begins, in bytes from the mapping's first.
+        offset: u64,
+        /// Its length in bytes; it lies inside the mapping.
+        len: u64,
+    },
+}
+
+/// One operation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Op {
+    /// When, in nanoseconds; never less than for the operation before.
+    pub time_ns: u64,
+    /// The line it comes from, counted from 1.
+    pub line: u64,
+    /// The CPU it ran on.
+    pub cpu: u32,
+    /// The device it is for.
+    pub device: DeviceId,
+    /// What to do.
+    pub kind: OpKind,
+}
+
+/// Some operations in a row; cleared and filled again, so that it allocates only while it grows.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Chunk {
+    /// The operations.
+    pub ops: Vec<Op>,
+    /// The pieces that the maps among them refer to.
+    pub segments: Vec<Segment>,
+}
+
+impl Chunk {
+    /// The pieces that `range` of a map of this chunk names; none for a range of another chunk.
+    pub fn segments_of(&self, range: &Range<u32>) -> &[Segment] {
+        self.segments.get(range.start as usize..range.end as usize).unwrap_or(&[])
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.ops.clear();
+        self.segments.clear();
+    }
+}
+
+/// Where and when operations come from, and the chunk they go to.
+pub(super) struct Out<'c> {
+    pub(super) chunk: &'c mut Chunk,
+    pub(super) time_ns: u64,
+    pub(super) line: u64,
+    pub(super) cpu: u32,
+}
+
+impl Out<'_> {
+    pub(super) fn push(&mut self, device: DeviceId, kind: OpKind) {
+        self.chunk.ops.push(Op { time_ns: self.time_ns, line: self.line, cpu: self.cpu, device, kind });
+    }
+
+    pub(super) fn map(
+        &mut self,
+        device: DeviceId,
+        id: MapId,
+        dir: Direction,
+        origin: Origin,
+        pieces: &[Segment],
+    ) {
+        // The reader ends a chunk long before it holds 2^32 pieces.
+        let index = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        let first = index(self.chunk.segments.len());
+        self.chunk.segments.extend_from_slice(pieces);
+        let segments = first..index(self.chunk.segments.len());
+        self.push(device, OpKind::Map { id, dir, segments, origin });
+    }
+}

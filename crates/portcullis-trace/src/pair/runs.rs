@@ -1,0 +1,144 @@
+//! The `iommu:` events of one CPU that wait for the `dma_*` event they belong to.
+//!
+//! `iommu:map` stands before its `dma_map_*` or `dma_alloc`; `iommu:unmap` before its `dma_unmap_page` and after its
+//! `dma_free` or `dma_unmap_sg`. An interrupt may come between and bring pairs of its own, so what is claimed is
+//! found by address, newest first, and what is not claimed waits on, up to a bound.
+
+use std::collections::VecDeque;
+
+use super::live::Span;
+
+/// Maps that wait at most: the pages of an allocation of 256 MiB.
+const WAITING_MAPS: usize = 65_536;
+
+/// Unmaps that wait at most, and unmaps expected at most: as deep as interrupts can nest, with room.
+const WAITING_UNMAPS: usize = 8;
+
+/// Maps of others passed over in search of one's own.
+const MISSES: usize = 64;
+
+/// An `iommu:map`: a physically contiguous run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Run {
+    pub(super) iova: u64,
+    pub(super) phys: u64,
+    /// Never 0; `iova + (size - 1)` does not wrap.
+    pub(super) size: u64,
+    /// When, in events.
+    pub(super) seq: u64,
+}
+
+impl Run {
+    pub(super) fn last(&self) -> u64 {
+        self.iova.saturating_add(self.size - 1)
+    }
+}
+
+/// An `iommu:unmap`.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Unmapped {
+    pub(super) first: u64,
+    pub(super) last: u64,
+    pub(super) seq: u64,
+    pub(super) line: u64,
+    pub(super) cpu: u32,
+}
+
+/// What is to happen to an `iommu:unmap`.
+pub(super) enum Fate {
+    Claimed,
+    Waits,
+    /// It waits, and this older one has waited too long.
+    Displaces(Unmapped),
+}
+
+/// What waits on one CPU.
+#[derive(Debug, Default)]
+pub(super) struct Waiting {
+    maps: VecDeque<Run>,
+    unmaps: VecDeque<Unmapped>,
+    /// First and last address of unmaps to come; `None` where only that it comes is known.
+    expected: VecDeque<Option<(u64, u64)>>,
+}
+
+impl Waiting {
+    /// Lets `run` wait; returns one that has waited too long.
+    pub(super) fn push_map(&mut self, run: Run) -> Option<Run> {
+        self.maps.push_back(run);
+        if self.maps.len() > WAITING_MAPS { self.maps.pop_front() } else { None }
+    }
+
+    /// Takes the runs from `first` to `last` into `runs`, in the order of their addresses.
+    pub(super) fn claim_maps(&mut self, first: u64, last: u64, runs: &mut Vec<Run>) {
+        runs.clear();
+        let (mut low, mut misses, mut at) = (u64::MAX, 0, self.maps.len());
+        while at > 0 && misses < MISSES && low > first {
+            at -= 1;
+            let Some(&run) = self.maps.get(at) else { return };
+            let overlaps = run.iova <= last && run.last() >= first;
+            // Runs of one mapping come in rising order: newest first they fall. Anything else is an older
+            // mapping's leftover at the same addresses.
+            if overlaps && (runs.is_empty() || run.last() < low) {
+                low = run.iova;
+                runs.push(run);
+                self.maps.remove(at);
+            } else {
+                misses += 1;
+            }
+        }
+        runs.reverse();
+    }
+
+    /// Whether a run that waits has a byte between `first` and `last`.
+    pub(super) fn has_map_in(&self, first: u64, last: u64) -> bool {
+        self.maps.iter().any(|run| run.iova <= last && run.last() >= first)
+    }
+
+    /// What becomes of `unmap`: taken by a free that came before it, or left to wait for what comes after.
+    pub(super) fn push_unmap(&mut self, unmap: Unmapped) -> Fate {
+        let taker = self.expected.iter().rposition(|range| match *range {
+            Some((first, last)) => unmap.first <= last && unmap.last >= first,
+            None => true,
+        });
+        if let Some(at) = taker {
+            self.expected.remove(at);
+            return Fate::Claimed;
+        }
+        self.unmaps.push_back(unmap);
+        if self.unmaps.len() > WAITING_UNMAPS
+            && let Some(oldest) = self.unmaps.pop_front()
+        {
+            return Fate::Displaces(oldest);
+        }
+        Fate::Waits
+    }
+
+    /// Takes the unmap of the `len` bytes at `addr`, and says when it was.
+    pub(super) fn claim_unmap(&mut self, addr: u64, len: u64) -> Option<u64> {
+        let last = addr.saturating_add(len.saturating_sub(1));
+        let at = self.unmaps.iter().rposition(|unmap| unmap.first <= addr && unmap.last >= last)?;
+        self.unmaps.remove(at).map(|unmap| unmap.seq)
+    }
+
+    /// Expects the unmap of `spans` to come; of anything, where there are none.
+    pub(super) fn expect_unmap(&mut self, spans: &[Span]) {
+        let range = spans
+            .iter()
+            .map(|span| (span.addr, span.addr.saturating_add(span.len.saturating_sub(1))))
+            .reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)));
+        self.expected.push_back(range);
+        if self.expected.len() > WAITING_UNMAPS {
+            self.expected.pop_front();
+        }
+    }
+
+    /// Takes the oldest waiting map, if it came before event `seq`.
+    pub(super) fn pop_map_before(&mut self, seq: u64) -> Option<Run> {
+        if self.maps.front()?.seq < seq { self.maps.pop_front() } else { None }
+    }
+
+    /// Takes the oldest waiting unmap.
+    pub(super) fn pop_unmap(&mut self) -> Option<Unmapped> {
+        self.unmaps.pop_front()
+    }
+}

@@ -1,0 +1,288 @@
+//! The fields of the events that matter, found by their names.
+
+use super::{Lists, ParseError, number};
+use crate::event::{Direction, EventKind, Region, SgMap, SyncFor};
+
+/// An event's text after its name, and where its lists go.
+pub(super) struct Text<'a> {
+    text: &'a [u8],
+    lists: &'a mut Lists,
+}
+
+/// What a line of `KEY=VALUE` pairs said.
+#[derive(Default)]
+struct Fields<'a> {
+    dir: Option<Direction>,
+    dma_addr: Option<u64>,
+    size: Option<u64>,
+    phys_addr: Option<u64>,
+    iova: Option<u64>,
+    unmapped: Option<u64>,
+    nents: Option<(u64, u64)>,
+    ents: Option<(u64, u64)>,
+    truncated: bool,
+    has_dma_addrs: bool,
+    has_sizes: bool,
+    has_phys_addrs: bool,
+    attrs: &'a [u8],
+}
+
+impl<'a> Text<'a> {
+    pub(super) fn new(text: &'a [u8], lists: &'a mut Lists) -> Self {
+        Self { text, lists }
+    }
+
+    /// The event called `name`.
+    pub(super) fn event(self, name: &[u8]) -> Result<EventKind<'a>, ParseError<'a>> {
+        match name {
+            b"map" => self.iommu_map(),
+            b"unmap" => self.iommu_unmap(),
+            b"dma_map_page" | b"dma_map_phys" => self.map(false),
+            b"dma_unmap_page" | b"dma_unmap_phys" | b"dma_unmap_resource" => {
+                Ok(EventKind::Unmap { region: self.region()?.0 })
+            }
+            b"dma_map_sg" => self.map_sg(),
+            b"dma_unmap_sg" => self.unmap_sg(),
+            b"dma_sync_single_for_cpu" => {
+                Ok(EventKind::Sync { region: self.region()?.0, target: SyncFor::Cpu })
+            }
+            b"dma_sync_single_for_device" => {
+                Ok(EventKind::Sync { region: self.region()?.0, target: SyncFor::Device })
+            }
+            b"dma_sync_sg_for_cpu" => self.sync_sg(SyncFor::Cpu),
+            b"dma_sync_sg_for_device" => self.sync_sg(SyncFor::Device),
+            b"dma_map_resource" => self.map(true),
+            b"dma_alloc" | b"dma_alloc_pages" | b"dma_alloc_sgt" => self.alloc(),
+            b"dma_free" | b"dma_free_pages" | b"dma_free_sgt" => {
+                Ok(EventKind::Free { region: self.region()?.0 })
+            }
+            b"qi_submit"
+            | b"prq_report"
+            | b"io_page_fault"
+            | b"attach_device_to_domain"
+            | b"detach_device_from_domain"
+            | b"add_device_to_group"
+            | b"remove_device_from_group" => Ok(EventKind::NotMapping),
+            _ if name.starts_with(b"cache_tag_") => Ok(EventKind::NotMapping),
+            _ if name.starts_with(b"dma_") && name.ends_with(b"_err") => Ok(EventKind::NotMapping),
+            _ => Ok(EventKind::Other),
+        }
+    }
+
+    fn region(self) -> Result<(Region<'a>, Fields<'a>, &'a Lists), ParseError<'a>> {
+        let text = self.text;
+        let (device, fields, lists) = self.dma()?;
+        let region = Region {
+            device,
+            dir: need(fields.dir, "a field dir=", text)?,
+            dma_addr: need(fields.dma_addr, "a field dma_addr=", text)?,
+            size: need(fields.size, "a field size=", text)?,
+            attrs: fields.attrs,
+        };
+        Ok((region, fields, lists))
+    }
+
+    fn map(self, resource: bool) -> Result<EventKind<'a>, ParseError<'a>> {
+        let text = self.text;
+        let (region, fields, _) = self.region()?;
+        Ok(EventKind::Map { region, phys: need(fields.phys_addr, "a field phys_addr=", text)?, resource })
+    }
+
+    fn alloc(self) -> Result<EventKind<'a>, ParseError<'a>> {
+        let (region, _, lists) = self.region()?;
+        Ok(EventKind::Alloc { region, phys_addrs: &lists.phys_addrs })
+    }
+
+    fn map_sg(self) -> Result<EventKind<'a>, ParseError<'a>> {
+        let text = self.text;
+        let (device, fields, lists) = self.dma()?;
+        let dir = need(fields.dir, "a field dir=", text)?;
+        present(fields.has_dma_addrs, "a list dma_addrs=", text)?;
+        present(fields.has_sizes, "a list sizes=", text)?;
+        present(fields.has_phys_addrs, "a list phys_addrs=", text)?;
+        present(lists.dma_addrs.len() == lists.sizes.len(), "as many sizes= as dma_addrs=", text)?;
+        let (nents, full_nents) = fields.nents.unwrap_or((lists.phys_addrs.len() as u64, 0));
+        let (ents, full_ents) = fields.ents.unwrap_or((lists.dma_addrs.len() as u64, 0));
+        let (full_nents, full_ents) = (full_nents.max(nents), full_ents.max(ents));
+        // The mark is the kernel's word, the numbers are the proof: either will do.
+        let truncated = fields.truncated || full_nents > nents || full_ents > ents;
+        Ok(EventKind::MapSg(SgMap {
+            device,
+            dir,
+            nents,
+            full_nents,
+            ents,
+            full_ents,
+            truncated,
+            dma_addrs: &lists.dma_addrs,
+            sizes: &lists.sizes,
+            phys_addrs: &lists.phys_addrs,
+            attrs: fields.attrs,
+        }))
+    }
+
+    fn unmap_sg(self) -> Result<EventKind<'a>, ParseError<'a>> {
+        let text = self.text;
+        let (device, fields, lists) = self.dma()?;
+        let dir = need(fields.dir, "a field dir=", text)?;
+        present(fields.has_phys_addrs, "a list phys_addrs=", text)?;
+        Ok(EventKind::UnmapSg { device, dir, phys_addrs: &lists.phys_addrs })
+    }
+
+    fn sync_sg(self, target: SyncFor) -> Result<EventKind<'a>, ParseError<'a>> {
+        let text = self.text;
+        let (device, fields, lists) = self.dma()?;
+        let dir = need(fields.dir, "a field dir=", text)?;
+        present(fields.has_dma_addrs, "a list dma_addrs=", text)?;
+        present(fields.has_sizes, "a list sizes=", text)?;
+        present(lists.dma_addrs.len() == lists.sizes.len(), "as many sizes= as dma_addrs=", text)?;
+        Ok(EventKind::SyncSg { device, dir, dma_addrs: &lists.dma_addrs, sizes: &lists.sizes, target })
+    }
+
+    fn iommu_map(self) -> Result<EventKind<'a>, ParseError<'a>> {
+        let text = self.text;
+        let (fields, _) = self.iommu()?;
+        Ok(EventKind::IommuMap {
+            iova: need(fields.iova, "a field iova=", text)?,
+            phys: need(fields.phys_addr, "a field paddr=", text)?,
+            size: need(fields.size, "a field size=", text)?,
+        })
+    }
+
+    fn iommu_unmap(self) -> Result<EventKind<'a>, ParseError<'a>> {
+        let text = self.text;
+        let (fields, _) = self.iommu()?;
+        let size = need(fields.size, "a field size=", text)?;
+        Ok(EventKind::IommuUnmap {
+            iova: need(fields.iova, "a field iova=", text)?,
+            size,
+            unmapped: fields.unmapped.unwrap_or(size),
+        })
+    }
+
+    /// The device, which is all that stands before `dir=`, and the fields.
+    fn dma(self) -> Result<(&'a [u8], Fields<'a>, &'a Lists), ParseError<'a>> {
+        let text = self.text;
+        let mut from = 0;
+        let device = loop {
+            let after = text.get(from..).unwrap_or(&[]);
+            match memchr::memchr(b' ', after) {
+                Some(0) if from == 0 => return Err(bad("a device and its fields", text)),
+                Some(at) if after.get(at + 1..).is_some_and(|t| t.starts_with(b"dir=")) => break from + at,
+                Some(at) => from += at + 1,
+                None => return Err(bad("a device and a field dir=", text)),
+            }
+        };
+        let (device, rest) = text.split_at(device);
+        let (fields, lists) = read(rest, self.lists)?;
+        Ok((device.trim_ascii_end(), fields, lists))
+    }
+
+    fn iommu(self) -> Result<(Fields<'a>, &'a Lists), ParseError<'a>> {
+        match self.text.strip_prefix(b"IOMMU: ") {
+            Some(rest) => read(rest, self.lists),
+            None => Err(bad("\"IOMMU: iova=...\"", self.text)),
+        }
+    }
+}
+
+/// Reads all fields of `text`. Words without `=` belong to no field that is needed, but for one.
+fn read<'a>(text: &'a [u8], lists: &'a mut Lists) -> Result<(Fields<'a>, &'a Lists), ParseError<'a>> {
+    lists.dma_addrs.clear();
+    lists.sizes.clear();
+    lists.phys_addrs.clear();
+    let mut fields = Fields::default();
+    for word in memchr::memchr_iter(b' ', text).chain([text.len()]).scan(0, |from, to| {
+        let word = text.get(*from..to);
+        *from = to + 1;
+        word
+    }) {
+        let Some(equals) = word.iter().position(|&b| b == b'=') else {
+            fields.truncated |= word == b"[TRUNCATED]";
+            continue;
+        };
+        let (key, value) = word.split_at(equals);
+        let value = value.get(1..).unwrap_or(&[]);
+        match key {
+            b"dir" => fields.dir = Some(direction(value).ok_or_else(|| bad("a direction", word))?),
+            b"dma_addr" => fields.dma_addr = Some(hex(value, word)?),
+            b"phys_addr" | b"paddr" => fields.phys_addr = Some(hex(value, word)?),
+            b"iova" => fields.iova = Some(hex(value, word)?),
+            b"size" => fields.size = Some(decimal(value, word)?),
+            b"unmapped_size" => fields.unmapped = Some(decimal(value, word)?),
+            b"attrs" => fields.attrs = value,
+            b"nents" => fields.nents = Some(pair(value, word)?.0),
+            b"ents" => {
+                let (ents, cut) = pair(value, word)?;
+                fields.ents = Some(ents);
+                fields.truncated |= cut;
+            }
+            b"dma_addrs" => fields.has_dma_addrs = list(value, word, &mut lists.dma_addrs)?,
+            b"sizes" => fields.has_sizes = list(value, word, &mut lists.sizes)?,
+            b"phys_addrs" => fields.has_phys_addrs = list(value, word, &mut lists.phys_addrs)?,
+            _ => {}
+        }
+    }
+    Ok((fields, lists))
+}
+
+fn bad<'a>(expected: &'static str, found: &'a [u8]) -> ParseError<'a> {
+    ParseError { is_event: true, expected, found }
+}
+
+fn need<'a, T>(value: Option<T>, expected: &'static str, text: &'a [u8]) -> Result<T, ParseError<'a>> {
+    value.ok_or_else(|| bad(expected, text))
+}
+
+fn present<'a>(there: bool, expected: &'static str, text: &'a [u8]) -> Result<(), ParseError<'a>> {
+    if there { Ok(()) } else { Err(bad(expected, text)) }
+}
+
+fn direction(value: &[u8]) -> Option<Direction> {
+    match value {
+        b"TO_DEVICE" => Some(Direction::ToDevice),
+        b"FROM_DEVICE" => Some(Direction::FromDevice),
+        b"BIDIRECTIONAL" => Some(Direction::Bidirectional),
+        _ => None,
+    }
+}
+
+fn hex<'a>(value: &[u8], word: &'a [u8]) -> Result<u64, ParseError<'a>> {
+    number::hex(value).ok_or_else(|| bad("a hexadecimal number of at most 64 bits", word))
+}
+
+fn decimal<'a>(value: &[u8], word: &'a [u8]) -> Result<u64, ParseError<'a>> {
+    number::decimal(value).ok_or_else(|| bad("a decimal number of at most 64 bits", word))
+}
+
+/// `12/34`, and whether the mark of a cut list is glued to it.
+fn pair<'a>(value: &[u8], word: &'a [u8]) -> Result<((u64, u64), bool), ParseError<'a>> {
+    let parsed = number::leading_decimal(value).and_then(|(first, rest)| {
+        let (second, rest) = number::leading_decimal(rest.strip_prefix(b"/")?)?;
+        Some(((first, second), rest))
+    });
+    match parsed {
+        Some((both, [])) => Ok((both, false)),
+        Some((both, b"[TRUNCATED]")) => Ok((both, true)),
+        _ => Err(bad("two numbers with a slash between", word)),
+    }
+}
+
+/// `{0x1,0x2}`.
+fn list<'a>(value: &[u8], word: &'a [u8], into: &mut Vec<u64>) -> Result<bool, ParseError<'a>> {
+    let wrong = || bad("a list of hexadecimal numbers in braces", word);
+    into.clear();
+    let mut rest = value.strip_prefix(b"{").ok_or_else(wrong)?;
+    if rest == b"}" {
+        return Ok(true);
+    }
+    loop {
+        let (number, after) = number::leading_hex(rest).ok_or_else(wrong)?;
+        into.push(number);
+        match after {
+            b"}" => return Ok(true),
+            [b',', more @ ..] => rest = more,
+            _ => return Err(wrong()),
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! One line of text to one [`Event`].
+//!
+//! A line of tracefs is `TASK-PID [CPU] FLAGS TIME: EVENT: FIELDS`. The task's name may hold anything, so the line is
+//! not split at blanks: what is looked for is the first bracketed number that a time stamp follows. The columns for
+//! the thread group and for the flags may be there or not. `trace-cmd report` and `perf script` print close enough
+//! to this to be read too.
+//!
+//! Fields are found by name: unknown ones are passed over, and those that some kernels leave out may be missing.
+//!
+//! Cost: one scan of the line, no allocation; every number is checked.
+
+mod fields;
+mod number;
+
+use memchr::memchr;
+
+use crate::event::{Event, EventKind};
+use fields::Text;
+
+/// Room for the lists of one line, kept from line to line so that none is allocated twice.
+#[derive(Debug, Default)]
+pub struct Lists {
+    pub(crate) dma_addrs: Vec<u64>,
+    pub(crate) sizes: Vec<u64>,
+    pub(crate) phys_addrs: Vec<u64>,
+}
+
+/// What a line turned out to be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Line<'a> {
+    /// Blank, or a comment that says nothing of use.
+    Nothing,
+    /// The header that tells how many entries the kernel's buffer held.
+    Promise(u64),
+    /// The kernel's note that it dropped events, at least this many.
+    Lost(u64),
+    /// An event.
+    Event(Event<'a>),
+}
+
+/// Why a line cannot be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("expected {expected}, found \"{}\"", crate::error::excerpt(found))]
+pub struct ParseError<'a> {
+    /// Whether the line is an event all the same, with fields that make no sense.
+    pub is_event: bool,
+    /// What should have stood there.
+    pub expected: &'static str,
+    /// What stood there.
+    pub found: &'a [u8],
+}
+
+/// The highest CPU number that is believed: Linux can be built for 8192 CPUs.
+pub const MAX_CPU: u32 = 8191;
+
+/// Reads line `number`, `line`, without its newline; what it lists goes into `lists`.
+///
+/// # Errors
+/// [`ParseError`] where it is no trace line, or a known event with fields that make no sense.
+pub fn parse_line<'a>(number: u64, line: &'a [u8], lists: &'a mut Lists) -> Result<Line<'a>, ParseError<'a>> {
+    let text = line.trim_ascii();
+    match text {
+        [] => return Ok(Line::Nothing),
+        [b'#', ..] => return Ok(comment(text)),
+        // Before the search for a bracket, which this line has too.
+        [b'C' | b'[', ..] => {
+            if let Some(count) = lost(text) {
+                return Ok(Line::Lost(count));
+            }
+        }
+        _ => {}
+    }
+    let Some(prefix) = prefix(text) else {
+        return Err(ParseError {
+            is_event: false,
+            expected: "\"TASK-PID [CPU] TIME: EVENT: ...\"",
+            found: text,
+        });
+    };
+    let kind = kind(prefix.event, lists)?;
+    Ok(Line::Event(Event { line: number, cpu: prefix.cpu, time_ns: prefix.time_ns, kind }))
+}
+
+/// Everything before the event's own text.
+struct Prefix<'a> {
+    cpu: u32,
+    time_ns: u64,
+    event: &'a [u8],
+}
+
+fn prefix(text: &[u8]) -> Option<Prefix<'_>> {
+    let mut from = 0;
+    loop {
+        let open = from + memchr(b'[', text.get(from..)?)?;
+        from = open + 1;
+        if let Some(found) = prefix_at(text.get(from..)?) {
+            return Some(found);
+        }
+    }
+}
+
+/// What follows the opening bracket, if that is the one around the CPU's number.
+fn prefix_at(text: &[u8]) -> Option<Prefix<'_>> {
+    let (cpu, rest) = number::leading_decimal(text)?;
+    let cpu = u32::try_from(cpu).ok().filter(|&cpu| cpu <= MAX_CPU)?;
+    let rest = rest.strip_prefix(b"]")?;
+    let (mut time, mut rest) = word(rest.strip_prefix(b" ")?);
+    if !time.first()?.is_ascii_digit() {
+        (time, rest) = word(rest);
+    }
+    let time_ns = number::seconds(time.strip_suffix(b":")?)?;
+    Some(Prefix { cpu, time_ns, event: rest.trim_ascii_start() })
+}
+
+/// The first word of `text`, and what follows it.
+fn word(text: &[u8]) -> (&[u8], &[u8]) {
+    /// No column before the event's name is as wide: a long line without blanks is not searched to its end.
+    const WIDEST: usize = 32;
+    let text = text.trim_ascii_start();
+    let end = text.iter().take(WIDEST).position(|b| b.is_ascii_whitespace()).unwrap_or(text.len());
+    text.split_at(end)
+}
+
+fn comment(text: &[u8]) -> Line<'_> {
+    text.strip_prefix(b"# entries-in-buffer/entries-written: ")
+        .and_then(number::leading_decimal)
+        .map_or(Line::Nothing, |(promised, _)| Line::Promise(promised))
+}
+
+/// `CPU:1 [LOST 12 EVENTS]`; the kernel leaves the number out where it does not know it.
+fn lost(text: &[u8]) -> Option<u64> {
+    let text = match text.strip_prefix(b"CPU:") {
+        Some(rest) => number::leading_decimal(rest)?.1.trim_ascii_start(),
+        None => text,
+    };
+    let inner = text.strip_prefix(b"[LOST ")?.strip_suffix(b"EVENTS]")?.trim_ascii();
+    if inner.is_empty() {
+        return Some(1);
+    }
+    let (count, rest) = number::leading_decimal(inner)?;
+    rest.is_empty().then_some(count)
+}
+
+fn kind<'a>(event: &'a [u8], lists: &'a mut Lists) -> Result<EventKind<'a>, ParseError<'a>> {
+    let end = memchr(b' ', event).unwrap_or(event.len());
+    let (name, rest) = event.split_at(end);
+    // A name without a colon comes from another tracer, such as the function tracer.
+    let Some(name) = name.strip_suffix(b":") else {
+        return Ok(EventKind::Other);
+    };
+    // `perf script` puts the event's system before its name.
+    let name = match name.iter().rposition(|&b| b == b':') {
+        Some(colon) => name.get(colon + 1..).unwrap_or(name),
+        None => name,
+    };
+    Text::new(rest.trim_ascii_start(), lists).event(name)
+}

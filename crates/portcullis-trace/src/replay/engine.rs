@@ -1,0 +1,339 @@
+//! One policy's replay: a domain, a device model and an account of exposure for each device of the trace.
+
+use std::sync::Arc;
+
+use portcullis::addr::{Direction, Iova, IovaRange, PageSize, PageSizes, PhysAddr};
+use portcullis::dma::{DmaDevice, DmaSegment};
+use portcullis::domain::{Domain, PhysSegment, Policy};
+use portcullis::invalidation::DomainId;
+use portcullis::mapper::TableMapper;
+use portcullis::pgtable::PageTable;
+use portcullis_model::{Context, DeviceId as ModelDevice, Iommu, IommuConfig, Memory, Segment as Piece};
+use smallvec::SmallVec;
+
+use super::ReplayError;
+use super::platform::ReplayPlatform;
+use super::profile::Profile;
+use super::queue::ClockedQueue;
+use super::report::PolicyReport;
+use super::timing::{Samples, Timer};
+use crate::{Chunk, MapId, Op, OpKind, Origin};
+
+/// Memory that page tables may take: a domain of the traces at hand takes less than 1 MiB.
+const TABLE_MEMORY: u64 = 1 << 30;
+
+/// Levels of the page tables: 48 bits of address, what today's machines use.
+const LEVELS: u32 = 4;
+
+/// On x86 no address in here is ever translated: it is where interrupts are written to.
+const INTERRUPT_WINDOW: (u64, u64) = (0xfee0_0000, 0x10_0000);
+
+type ReplayMapper = TableMapper<Arc<Memory>, Arc<ClockedQueue>>;
+type ReplayDevice = DmaDevice<ReplayMapper, Arc<ReplayPlatform>>;
+type Segments = SmallVec<[PhysSegment; 1]>;
+
+/// A mapping of the trace that is alive.
+struct Live {
+    device: usize,
+    direction: Direction,
+    memory: Segments,
+    view: SmallVec<[DmaSegment; 1]>,
+}
+
+/// A replay under one policy, fed chunk by chunk.
+pub(super) struct Engine {
+    policy: Policy,
+    timer: Timer,
+    platform: Arc<ReplayPlatform>,
+    memory: Arc<Memory>,
+    iommu: Arc<Iommu>,
+    queue: Arc<ClockedQueue>,
+    devices: Vec<ReplayDevice>,
+    live: Vec<Option<Live>>,
+    map: Samples,
+    unmap: Samples,
+    operations: u64,
+    ended: u64,
+    mapped_pages: u64,
+    unmapped_pages: u64,
+    violations: u64,
+    failures: u64,
+    first_failure: Option<ReplayError>,
+    last_time_ns: u64,
+    scratch: Segments,
+}
+
+impl Engine {
+    pub(super) fn new(policy: Policy, profile: &Profile, timer: &Timer, cpus: usize) -> Self {
+        let memory = Memory::new(TABLE_MEMORY);
+        let caches = &profile.caches;
+        let iommu = Iommu::new(IommuConfig {
+            iotlb_entries: caches.iotlb_entries,
+            iotlb_ways: caches.iotlb_ways,
+            walk_cache_entries: caches.walk_cache_entries,
+            honours_leaf_only: caches.honours_leaf_only,
+            max_address_mask: caches.max_address_mask,
+            ..IommuConfig::new(Arc::clone(&memory))
+        });
+        let queue = Arc::new(ClockedQueue::new(iommu.queue(), timer.clone()));
+        Self {
+            policy,
+            timer: timer.clone(),
+            platform: Arc::new(ReplayPlatform::new(cpus)),
+            memory,
+            iommu,
+            queue,
+            devices: Vec::new(),
+            live: Vec::new(),
+            map: Samples::new(timer),
+            unmap: Samples::new(timer),
+            operations: 0,
+            ended: 0,
+            mapped_pages: 0,
+            unmapped_pages: 0,
+            violations: 0,
+            failures: 0,
+            first_failure: None,
+            last_time_ns: 0,
+            scratch: Segments::new(),
+        }
+    }
+
+    /// Has the model's queue ignore invalidations from now on, as a broken driver would.
+    pub(super) fn break_invalidation(&self) {
+        self.iommu.queue().drop_next(u64::MAX);
+    }
+
+    /// Replays the operations of `chunk`.
+    pub(super) fn run(&mut self, chunk: &Chunk) -> Result<(), ReplayError> {
+        for op in &chunk.ops {
+            let iommu = &self.iommu;
+            self.platform.at(op.cpu, op.time_ns, |time| iommu.set_time(time));
+            self.iommu.set_time(op.time_ns);
+            self.last_time_ns = op.time_ns;
+            let device = self.device(op.device.0)?;
+            match &op.kind {
+                OpKind::Map { id, dir, segments, origin } => {
+                    let list = &chunk.segments[segments.start as usize..segments.end as usize];
+                    self.scratch.clear();
+                    self.scratch.extend(
+                        list.iter().map(|part| PhysSegment { phys: PhysAddr::new(part.phys), len: part.len }),
+                    );
+                    self.map(op, device, *id, *dir, *origin);
+                }
+                OpKind::Unmap { id } => self.unmap(op, *id),
+                OpKind::SyncForCpu { id, offset, len } => {
+                    self.access(*id, *offset, *len);
+                    self.devices[device].sync_for_cpu();
+                }
+                OpKind::SyncForDevice { .. } => self.devices[device].sync_for_device(),
+            }
+        }
+        Ok(())
+    }
+
+    fn map(&mut self, op: &Op, device: usize, id: MapId, direction: Direction, origin: Origin) {
+        let list = &self.scratch[..];
+        let mut view: SmallVec<[DmaSegment; 1]> = SmallVec::from_elem(DmaSegment::default(), list.len());
+        let spent_by_model = self.queue.ticks();
+        let start = self.timer.ticks();
+        let result = self.devices[device].map_sg(list, direction, &mut view);
+        let ticks = self.timer.since(start);
+        let used = match result {
+            Ok(used) => used,
+            Err(error) => {
+                self.fail(ReplayError::Map { line: op.line, error });
+                return;
+            }
+        };
+        self.map.record(ticks.saturating_sub(self.queue.ticks() - spent_by_model));
+        view.truncate(used);
+        let live = Live { device, direction, memory: self.scratch.clone(), view };
+        self.operations += 1;
+        self.mapped_pages += live.pages();
+        self.iommu.observe_map(model_device(device), op.time_ns, live.pieces());
+        let at = id as usize;
+        if self.live.len() <= at {
+            self.live.resize_with(at + 1, || None);
+        }
+        self.live[at] = Some(live);
+        if origin == Origin::Coherent {
+            // Rings are used as long as they exist; once shows that they can be.
+            self.access(id, 0, u64::MAX);
+        }
+    }
+
+    fn unmap(&mut self, op: &Op, id: MapId) {
+        // The transfer happens before the driver ends the mapping: here, as late as can be.
+        self.access(id, 0, u64::MAX);
+        let Some(live) = self.live.get_mut(id as usize).and_then(Option::take) else {
+            // Its map failed, and was counted then.
+            return;
+        };
+        let spent_by_model = self.queue.ticks();
+        let start = self.timer.ticks();
+        let result = self.devices[live.device].unmap_sg(&live.view);
+        let ticks = self.timer.since(start);
+        self.unmap.record(ticks.saturating_sub(self.queue.ticks() - spent_by_model));
+        self.ended += 1;
+        self.unmapped_pages += live.pages();
+        let reached = self.iommu.observe_unmap(model_device(live.device), op.time_ns, live.pieces());
+        if self.policy == Policy::Strict && reached > 0 {
+            self.violations += 1;
+        }
+        if let Err(error) = result {
+            self.fail(ReplayError::Unmap { line: op.line, error });
+        }
+    }
+
+    /// Has the device transfer `len` bytes from `offset` on, as far as the mapping goes.
+    fn access(&mut self, id: MapId, offset: u64, len: u64) {
+        let Some(live) = self.live.get(id as usize).and_then(Option::as_ref) else {
+            return;
+        };
+        let device = model_device(live.device);
+        let permissions = live.direction.permissions();
+        let end = offset.saturating_add(len);
+        let mut at = 0;
+        for piece in live.pieces() {
+            let (first, last) = (offset.max(at), end.min(at + piece.len));
+            if first < last {
+                let skip = first - at;
+                let (Some(iova), Some(phys)) = (piece.iova.checked_add(skip), piece.phys.checked_add(skip))
+                else {
+                    return;
+                };
+                let outcome = self.iommu.access_checked(device, iova, phys, last - first, permissions);
+                self.violations += outcome.wrong;
+            }
+            at += piece.len;
+        }
+    }
+
+    /// The engine's device for the trace's `index`, made when it is first seen.
+    fn device(&mut self, index: u32) -> Result<usize, ReplayError> {
+        let index = index as usize;
+        while self.devices.len() <= index {
+            let number = self.devices.len();
+            let id = u16::try_from(number + 1).map_err(|_| ReplayError::TooManyDevices { number })?;
+            let sizes =
+                PageSizes::EMPTY.with(PageSize::SIZE_4K).with(PageSize::SIZE_2M).with(PageSize::SIZE_1G);
+            let table = PageTable::new(Arc::clone(&self.memory), LEVELS, sizes)?;
+            let context = match self.policy {
+                Policy::Passthrough => Context::Passthrough,
+                _ => Context::SecondStage { domain: DomainId(id), root: table.root(), levels: LEVELS },
+            };
+            self.iommu.attach(model_device(number), context);
+            let (start, len) = INTERRUPT_WINDOW;
+            let window = IovaRange::new(Iova::new(start), len);
+            let mapper =
+                TableMapper::new(table, Arc::clone(&self.queue), DomainId(id), window.into_iter().collect());
+            let domain = Domain::new(Arc::clone(&self.platform), mapper, self.policy)?;
+            self.devices.push(DmaDevice::new(domain, u64::MAX));
+        }
+        Ok(index)
+    }
+
+    fn fail(&mut self, error: ReplayError) {
+        self.failures += 1;
+        self.first_failure.get_or_insert(error);
+    }
+
+    /// Settles the account at the time of the last operation.
+    pub(super) fn finish(self, profile: &Profile, work_ns: f64) -> PolicyReport {
+        self.iommu.finish(self.last_time_ns);
+        let stats = self.iommu.stats();
+        let exposure = self.iommu.total_exposure();
+        let translated = self.policy != Policy::Passthrough;
+        let waits = &profile.waits;
+        let operations = self.operations;
+        let per_request = if translated {
+            operations as f64 * waits.map_request.ns
+                + self.mapped_pages as f64 * waits.map_page.ns
+                + self.unmapped_pages as f64 * waits.unmap_page.ns
+        } else {
+            0.0
+        };
+        let invalidations = stats.range_invalidations + stats.domain_invalidations;
+        let wait_ns = per_request
+            + stats.submissions as f64 * (waits.doorbell.ns + waits.completion.ns)
+            + invalidations as f64 * waits.descriptor.ns;
+        let per_operation = |amount: f64| if operations == 0 { 0.0 } else { amount / operations as f64 };
+        let (map_ns, unmap_ns) = (self.map.figures(&self.timer), self.unmap.figures(&self.timer));
+        let spent_ns = operations as f64 * work_ns
+            + self.operations as f64 * map_ns.mean
+            + self.ended as f64 * unmap_ns.mean
+            + wait_ns;
+        let late = match self.policy {
+            Policy::Lazy { window_ns } => u64::from(exposure.longest_stale_ns > window_ns),
+            _ => 0,
+        };
+        let per_access =
+            |count: u64| if stats.accesses == 0 { 0.0 } else { count as f64 / stats.accesses as f64 };
+        let byte_s = |byte_ns: u128| byte_ns as f64 / 1e9;
+        let domains = || self.devices.iter().map(|device| device.domain());
+        PolicyReport {
+            policy: self.policy.name(),
+            operations,
+            map_ns,
+            unmap_ns,
+            wait_ns_per_op: per_operation(wait_ns),
+            ops_per_s: if spent_ns > 0.0 { operations as f64 * 1e9 / spent_ns } else { 0.0 },
+            relative_to_passthrough: None,
+            invalidations,
+            iotlb_misses_per_access: per_access(stats.iotlb_misses),
+            walk_cache_misses_per_access: per_access(stats.walk_cache_misses),
+            peak_iova_bytes: domains().map(|domain| domain.usage().peak_taken).sum(),
+            peak_table_bytes: if translated {
+                domains().map(|domain| domain.mapper().table().table_bytes() as u64).sum()
+            } else {
+                0
+            },
+            exposure: super::report::Exposure {
+                stale_byte_s: byte_s(exposure.stale_byte_ns),
+                neighbour_byte_s: byte_s(exposure.neighbour_byte_ns),
+            },
+            faults: self.iommu.fault_count(),
+            violations: self.violations + late,
+            interrupted_calls: self.map.interrupted() + self.unmap.interrupted(),
+            longest_stale_ns: exposure.longest_stale_ns,
+            failures: self.failures,
+            first_failure: self.first_failure.map(|error| error.to_string()),
+        }
+    }
+}
+
+impl Live {
+    fn pages(&self) -> u64 {
+        let granule = PageSize::SIZE_4K;
+        let touched = |part: &PhysSegment| {
+            granule.round_up(part.phys.page_offset(granule).saturating_add(part.len)).unwrap_or(u64::MAX)
+        };
+        self.memory.iter().map(touched).fold(0, u64::saturating_add) / granule.bytes()
+    }
+
+    /// The mapping in pieces that are contiguous on both sides, in order.
+    fn pieces(&self) -> impl Iterator<Item = Piece> {
+        let mut memory = self.memory.iter().copied();
+        let mut view = self.view.iter().copied();
+        let (mut part, mut segment) = (memory.next(), view.next());
+        std::iter::from_fn(move || {
+            let (here, there) = (part?, segment?);
+            let len = here.len.min(there.len);
+            let piece = Piece { iova: there.iova, phys: here.phys, len };
+            part = match here.phys.checked_add(len) {
+                Some(phys) if here.len > len => Some(PhysSegment { phys, len: here.len - len }),
+                _ => memory.next(),
+            };
+            segment = match there.iova.checked_add(len) {
+                Some(iova) if there.len > len => Some(DmaSegment { iova, len: there.len - len }),
+                _ => view.next(),
+            };
+            Some(piece)
+        })
+    }
+}
+
+fn model_device(index: usize) -> ModelDevice {
+    ModelDevice(index as u32)
+}

@@ -1,0 +1,142 @@
+//! Replaying a trace under several protection policies at once.
+//!
+//! The trace is read once, in chunks; each policy runs over a chunk before the next is read, so that memory
+//! stays bounded and no policy has quieter minutes than another. Each device of the trace gets a domain of
+//! its own in a software IOMMU, with real page tables in simulated memory.
+//!
+//! What is *measured* is the library's map and unmap calls, in nanoseconds of this machine. What is
+//! *modelled* is the time that hardware would make the CPU wait, by a [`Profile`]. What is *observed* by the
+//! software IOMMU is everything else: misses, faults and exposure. A device transfers a mapping's bytes just
+//! before the mapping ends (and the part that is synced, before a sync for the CPU); after each unmap a
+//! hostile one tries every page again.
+
+mod engine;
+mod platform;
+mod profile;
+mod queue;
+mod report;
+mod timing;
+
+pub use platform::ReplayPlatform;
+pub use profile::{Caches, Cost, Profile, ProfileError, Waits, built_in_names};
+pub use report::{Exposure, PolicyReport, Report, TraceReport};
+pub use timing::{Figures, INTERRUPTED_NS, Samples, Timer};
+
+use engine::Engine;
+use portcullis::domain::{DomainError, MapListError, Policy, UnmapError};
+use portcullis::pgtable::TableError;
+
+use crate::{Chunk, Trace, TraceError};
+
+/// Events that are read before each policy replays them.
+const CHUNK_EVENTS: usize = 16_384;
+
+/// A replay that could not be done.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReplayError {
+    /// The trace could not be read.
+    #[error(transparent)]
+    Trace(#[from] TraceError),
+    /// The library refused a mapping.
+    #[error("line {line}: map failed: {error}")]
+    Map {
+        /// The event's line.
+        line: u64,
+        /// Why.
+        error: MapListError,
+    },
+    /// The library could not end a mapping.
+    #[error("line {line}: unmap failed: {error}")]
+    Unmap {
+        /// The event's line.
+        line: u64,
+        /// Why.
+        error: UnmapError,
+    },
+    /// No domain for a device.
+    #[error(transparent)]
+    Domain(#[from] DomainError),
+    /// No page table for a device.
+    #[error(transparent)]
+    Table(#[from] TableError),
+    /// More devices than an IOMMU has domains.
+    #[error("the trace names more than {number} devices: an IOMMU has 65,535 domains")]
+    TooManyDevices {
+        /// Devices so far.
+        number: usize,
+    },
+}
+
+/// How to replay.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Under which policies. The first of a kind counts.
+    pub policies: Vec<Policy>,
+    /// On which hardware.
+    pub profile: Profile,
+    /// What the driver and the stack above spend per map-and-unmap pair, in nanoseconds.
+    pub work_ns: f64,
+    /// For tests of the checker: the model ignores every invalidation, as if the driver had left them out.
+    pub break_invalidation: bool,
+}
+
+impl Options {
+    /// All policies, on `profile`, with 1,000 ns of work.
+    pub fn new(profile: Profile) -> Self {
+        let policies = vec![Policy::Strict, Policy::LAZY, Policy::Passthrough];
+        Self { policies, profile, work_ns: 1000.0, break_invalidation: false }
+    }
+}
+
+/// Replays `trace`, calling `progress` after each chunk.
+///
+/// # Errors
+/// [`ReplayError`] where the trace cannot be read to its end. A mapping that the library refuses is counted
+/// in its policy's report, with the first reason.
+pub fn replay(
+    trace: &mut Trace<'_>,
+    options: &Options,
+    mut progress: impl FnMut(&Trace<'_>),
+) -> Result<Report, ReplayError> {
+    let timer = Timer::calibrated();
+    let mut asked = options.policies.clone();
+    // The yardstick of every share, also where nobody asked to see it.
+    let with_baseline = asked.contains(&Policy::Passthrough);
+    if !with_baseline {
+        asked.push(Policy::Passthrough);
+    }
+    let mut chunk = Chunk::default();
+    let mut more = trace.next_chunk(&mut chunk, CHUNK_EVENTS)?;
+    // As many CPUs as act in the beginning; should others join later, they share those slots.
+    let cpus = chunk.ops.iter().map(|op| op.cpu as usize + 1).max().unwrap_or(1);
+    let engine = |policy: &Policy| Engine::new(*policy, &options.profile, &timer, cpus);
+    let mut engines: Vec<Engine> = asked.iter().map(engine).collect();
+    if options.break_invalidation {
+        engines.iter().for_each(Engine::break_invalidation);
+    }
+    while more {
+        for engine in &mut engines {
+            engine.run(&chunk)?;
+        }
+        progress(trace);
+        more = trace.next_chunk(&mut chunk, CHUNK_EVENTS)?;
+    }
+    let mut policies: Vec<PolicyReport> =
+        engines.into_iter().map(|engine| engine.finish(&options.profile, options.work_ns)).collect();
+    let passthrough = policies.iter().find(|report| report.policy == Policy::Passthrough.name());
+    let yardstick = passthrough.map(|report| report.ops_per_s).filter(|ops| *ops > 0.0);
+    for report in &mut policies {
+        report.relative_to_passthrough = yardstick.map(|yardstick| report.ops_per_s / yardstick);
+    }
+    if !with_baseline {
+        policies.pop();
+    }
+    Ok(Report {
+        trace: trace.summary().into(),
+        profile: options.profile.name.clone(),
+        work_ns: options.work_ns,
+        policies,
+        timer_ns: timer.overhead_ns(),
+    })
+}

@@ -1,0 +1,94 @@
+//! A platform whose CPU and clock are those that the trace names.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError, Weak};
+
+use portcullis::platform::{LocalSlot, Platform, PlatformEvents};
+
+/// CPUs that get a slot of their own at the most.
+const MOST_SLOTS: usize = 256;
+
+/// No timer is set.
+const NEVER: u64 = u64::MAX;
+
+/// The machine of a trace, replayed by one thread: [`at`](Self::at) says which CPU acts next, and when.
+pub struct ReplayPlatform {
+    slots: usize,
+    cpu: AtomicUsize,
+    now_ns: AtomicU64,
+    /// The earliest deadline, plus one; 0 when there is none.
+    deadline: AtomicU64,
+    listeners: Mutex<Vec<Weak<dyn PlatformEvents>>>,
+}
+
+impl std::fmt::Debug for ReplayPlatform {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ReplayPlatform").field("cpu", &self.cpu).field("now_ns", &self.now_ns).finish()
+    }
+}
+
+impl ReplayPlatform {
+    /// A machine of `cpus` CPUs (256 at the most have a slot of their own; CPU n uses slot n modulo those).
+    pub fn new(cpus: usize) -> Self {
+        Self {
+            slots: cpus.clamp(1, MOST_SLOTS),
+            cpu: AtomicUsize::new(0),
+            now_ns: AtomicU64::new(0),
+            deadline: AtomicU64::new(0),
+            listeners: Mutex::default(),
+        }
+    }
+
+    /// Goes to `time_ns` on `cpu`. Timers that end before are run first, each at its own time, after
+    /// `at_timer` was told that time.
+    pub fn at(&self, cpu: u32, time_ns: u64, mut at_timer: impl FnMut(u64)) {
+        loop {
+            let deadline = self.deadline();
+            if deadline > time_ns || deadline == NEVER {
+                break;
+            }
+            self.deadline.store(0, Ordering::Relaxed);
+            let due = deadline.max(self.now_ns());
+            self.now_ns.store(due, Ordering::Relaxed);
+            at_timer(due);
+            for listener in self.listeners() {
+                listener.timer();
+            }
+        }
+        self.now_ns.store(time_ns.max(self.now_ns()), Ordering::Relaxed);
+        self.cpu.store(cpu as usize % self.slots, Ordering::Relaxed);
+    }
+
+    fn deadline(&self) -> u64 {
+        self.deadline.load(Ordering::Relaxed).checked_sub(1).unwrap_or(NEVER)
+    }
+
+    fn listeners(&self) -> Vec<std::sync::Arc<dyn PlatformEvents>> {
+        let listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
+        listeners.iter().filter_map(Weak::upgrade).collect()
+    }
+}
+
+impl Platform for ReplayPlatform {
+    fn slots(&self) -> usize {
+        self.slots
+    }
+
+    fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
+        // One thread replays all CPUs, so no two hold a slot at once.
+        f(Some(&LocalSlot::new(self.cpu.load(Ordering::Relaxed))))
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.now_ns.load(Ordering::Relaxed)
+    }
+
+    fn register(&self, events: Weak<dyn PlatformEvents>) {
+        self.listeners.lock().unwrap_or_else(PoisonError::into_inner).push(events);
+    }
+
+    fn wake_at(&self, deadline_ns: u64) {
+        let earliest = self.deadline().min(deadline_ns);
+        self.deadline.store(earliest.saturating_add(1), Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,170 @@
+//! Hardware profiles: what the library waits for on a given machine, each figure with its source.
+
+use serde::Deserialize;
+
+/// A figure and where it comes from.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Cost {
+    /// Nanoseconds, not negative.
+    pub ns: f64,
+    /// Who measured it, or why it is assumed.
+    pub source: String,
+}
+
+/// What the hardware makes a CPU wait for.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Waits {
+    /// Telling the hardware that an invalidation is queued: once a submission.
+    pub doorbell: Cost,
+    /// From then until it is confirmed: once a submission.
+    pub completion: Cost,
+    /// Each invalidation descriptor of a submission, besides the above.
+    pub descriptor: Cost,
+    /// Each request to map, where mapping is a request (virtualised and user-space IOMMUs).
+    pub map_request: Cost,
+    /// Each granule mapped by request.
+    pub map_page: Cost,
+    /// Each granule unmapped by request.
+    pub unmap_page: Cost,
+}
+
+/// How the hardware caches translations.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Caches {
+    /// Translations in the IOTLB.
+    pub iotlb_entries: usize,
+    /// Of which so many in one set.
+    pub iotlb_ways: usize,
+    /// Pointers to tables, for each level.
+    pub walk_cache_entries: usize,
+    /// Whether an invalidation of leaves keeps the pointers to tables.
+    pub honours_leaf_only: bool,
+    /// The largest range of one descriptor is 2^this granules; a larger one becomes a domain's.
+    pub max_address_mask: u32,
+    /// Where these come from.
+    pub source: String,
+}
+
+/// A machine that a replay assumes.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Profile {
+    /// Its name, as `--profile` takes it.
+    pub name: String,
+    /// What machine that is.
+    pub about: String,
+    /// Its waits.
+    pub waits: Waits,
+    /// Its caches.
+    pub caches: Caches,
+}
+
+/// A profile that cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ProfileError {
+    /// Neither one that ships with Portcullis nor a file.
+    #[error("no profile {name:?}: there are {}, or name a TOML file", built_in_names().join(", "))]
+    Unknown {
+        /// What was asked for.
+        name: String,
+    },
+    /// The file cannot be read.
+    #[error("profile {path}: {source}")]
+    Io {
+        /// The file.
+        path: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The file is not a profile.
+    #[error("profile {path} is not a profile: {source}")]
+    Parse {
+        /// The file.
+        path: String,
+        /// What is wrong with it.
+        source: Box<toml::de::Error>,
+    },
+    /// A figure that no hardware has.
+    #[error("profile {path}: {what} is {value}, expected {expected}")]
+    Figure {
+        /// The file.
+        path: String,
+        /// Which figure.
+        what: &'static str,
+        /// What it is.
+        value: f64,
+        /// What it may be.
+        expected: &'static str,
+    },
+}
+
+const BUILT_IN: [(&str, &str); 4] = [
+    ("none", include_str!("../../profiles/none.toml")),
+    ("vtd", include_str!("../../profiles/vtd.toml")),
+    ("smmuv3", include_str!("../../profiles/smmuv3.toml")),
+    ("virtio-iommu", include_str!("../../profiles/virtio-iommu.toml")),
+];
+
+/// The names of the profiles that ship with Portcullis.
+pub fn built_in_names() -> Vec<&'static str> {
+    BUILT_IN.iter().map(|(name, _)| *name).collect()
+}
+
+impl Profile {
+    /// The profile that ships under `name`, or else the TOML file there.
+    ///
+    /// # Errors
+    /// [`ProfileError`] names the file and what is wrong with it.
+    pub fn load(name: &str) -> Result<Self, ProfileError> {
+        if let Some((_, text)) = BUILT_IN.iter().find(|(built_in, _)| *built_in == name) {
+            return Self::parse(name, text);
+        }
+        if !name.contains(['.', '/', '\\']) {
+            return Err(ProfileError::Unknown { name: name.into() });
+        }
+        let text =
+            std::fs::read_to_string(name).map_err(|source| ProfileError::Io { path: name.into(), source })?;
+        Self::parse(name, &text)
+    }
+
+    fn parse(path: &str, text: &str) -> Result<Self, ProfileError> {
+        let profile: Self = toml::from_str(text)
+            .map_err(|source| ProfileError::Parse { path: path.into(), source: Box::new(source) })?;
+        let bad =
+            |what, value, expected| Err(ProfileError::Figure { path: path.into(), what, value, expected });
+        let waits = &profile.waits;
+        for (what, cost) in [
+            ("waits.doorbell", &waits.doorbell),
+            ("waits.completion", &waits.completion),
+            ("waits.descriptor", &waits.descriptor),
+            ("waits.map_request", &waits.map_request),
+            ("waits.map_page", &waits.map_page),
+            ("waits.unmap_page", &waits.unmap_page),
+        ] {
+            if !(0.0..=1e9).contains(&cost.ns) {
+                return bad(what, cost.ns, "0 to 1,000,000,000 ns");
+            }
+        }
+        let caches = &profile.caches;
+        for (what, entries) in [
+            ("caches.iotlb_entries", caches.iotlb_entries),
+            ("caches.iotlb_ways", caches.iotlb_ways),
+            ("caches.walk_cache_entries", caches.walk_cache_entries),
+        ] {
+            if !(1..=1 << 20).contains(&entries) {
+                return bad(what, entries as f64, "1 to 1,048,576");
+            }
+        }
+        if caches.iotlb_ways > caches.iotlb_entries {
+            return bad("caches.iotlb_ways", caches.iotlb_ways as f64, "no more ways than entries");
+        }
+        if caches.max_address_mask > 36 {
+            return bad("caches.max_address_mask", caches.max_address_mask.into(), "0 to 36");
+        }
+        Ok(profile)
+    }
+}

@@ -1,0 +1,115 @@
+//! What a replay found: the documented JSON, and nothing that a person's table does not need too.
+
+use serde::Serialize;
+
+use super::timing::Figures;
+use crate::Summary;
+
+/// A whole replay. Serialises to the JSON that `docs/replay.md` describes.
+#[derive(Debug, Clone, Serialize)]
+pub struct Report {
+    /// What was replayed.
+    pub trace: TraceReport,
+    /// The name of the hardware profile.
+    pub profile: String,
+    /// What the driver and the stack above it are taken to spend per map-and-unmap pair, in nanoseconds.
+    pub work_ns: f64,
+    /// One entry for each policy, in the order asked for.
+    pub policies: Vec<PolicyReport>,
+    /// What measuring one call cost; it is taken off.
+    #[serde(skip)]
+    pub timer_ns: f64,
+}
+
+/// The trace in figures.
+#[derive(Debug, Clone, Serialize)]
+pub struct TraceReport {
+    /// Its file name.
+    pub name: String,
+    /// Events in it.
+    pub events: u64,
+    /// Mappings made.
+    pub maps: u64,
+    /// Mappings ended.
+    pub unmaps: u64,
+    /// Unmaps, frees and syncs whose map is not in the file.
+    pub unpaired: u64,
+    /// The devices, as the trace names them.
+    pub devices: Vec<String>,
+    /// CPUs that acted.
+    pub cpus: u64,
+    /// Bytes of all buffers mapped.
+    pub bytes_mapped: u64,
+}
+
+impl From<&Summary> for TraceReport {
+    fn from(summary: &Summary) -> Self {
+        Self {
+            name: summary.name.clone(),
+            events: summary.events,
+            maps: summary.maps,
+            unmaps: summary.unmaps,
+            unpaired: summary.unpaired.total() + summary.syncs_unpaired.total(),
+            devices: summary.devices.clone(),
+            cpus: summary.cpus,
+            bytes_mapped: summary.bytes_mapped,
+        }
+    }
+}
+
+/// Bytes that a device could reach although no mapping covered them, times how long, in byte-seconds.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Exposure {
+    /// Of buffers that were unmapped.
+    pub stale_byte_s: f64,
+    /// Of whatever shares a page with a buffer.
+    pub neighbour_byte_s: f64,
+}
+
+/// What one policy cost and what it left exposed.
+#[derive(Debug, Clone, Serialize)]
+pub struct PolicyReport {
+    /// `passthrough`, `lazy` or `strict`.
+    pub policy: &'static str,
+    /// Mappings replayed: each is one map and, where the trace has it, one unmap.
+    pub operations: u64,
+    /// Measured: the library's map call.
+    pub map_ns: Figures,
+    /// Measured: the library's unmap call, without the model's part in it.
+    pub unmap_ns: Figures,
+    /// Modelled by the profile: waiting for hardware, per operation.
+    pub wait_ns_per_op: f64,
+    /// Operations that one CPU can do in a second of work, measured time and modelled wait.
+    pub ops_per_s: f64,
+    /// The same as a share of passthrough's.
+    pub relative_to_passthrough: Option<f64>,
+    /// Invalidation requests, of ranges and of domains.
+    pub invalidations: u64,
+    /// IOTLB misses for each access of a device (one access stays within one 4 KiB page).
+    pub iotlb_misses_per_access: f64,
+    /// Page walks, for each access, that had to read more than the last table.
+    pub walk_cache_misses_per_access: f64,
+    /// The most address space that was taken at once: mapped, waiting for a flush, or cached.
+    pub peak_iova_bytes: u64,
+    /// The most memory that page tables took.
+    pub peak_table_bytes: u64,
+    /// What was exposed, as the software IOMMU saw it.
+    pub exposure: Exposure,
+    /// Accesses of a well-behaved device that were refused.
+    pub faults: u64,
+    /// Broken promises: memory reached after a strict unmap returned, or after lazy protection's window, or
+    /// an access that ended in the wrong place.
+    pub violations: u64,
+    /// Map and unmap calls left out of the measured figures, because this machine interrupted them: they
+    /// seemed to take 100 us or more.
+    pub interrupted_calls: u64,
+    /// The longest time for which anything stale could be reached.
+    #[serde(skip)]
+    pub longest_stale_ns: u64,
+    /// Map and unmap calls that failed.
+    #[serde(skip)]
+    pub failures: u64,
+    /// The first of them.
+    #[serde(skip)]
+    pub first_failure: Option<String>,
+}

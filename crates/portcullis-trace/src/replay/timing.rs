@@ -1,0 +1,130 @@
+//! Measuring calls of some nanoseconds: the processor's time stamp counter, less what reading it costs, into
+//! a histogram.
+
+use hdrhistogram::Histogram;
+use quanta::Clock;
+
+/// A clock with its own cost known.
+///
+/// It is as fine as the processor's counter: on some machines that advances in steps of 10 ns, so that single
+/// calls come out as multiples of that. Means are finer.
+#[derive(Debug, Clone)]
+pub struct Timer {
+    clock: Clock,
+    overhead_ticks: f64,
+    ns_per_tick: f64,
+}
+
+impl Timer {
+    /// Measures what measuring costs: the mean of the middle half of many empty measurements. Takes a few
+    /// milliseconds.
+    pub fn calibrated() -> Self {
+        const SAMPLES: usize = 20_000;
+        let clock = Clock::new();
+        let mut empty: Vec<u64> = (0..SAMPLES)
+            .map(|_| {
+                let start = clock.raw();
+                clock.raw().saturating_sub(start)
+            })
+            .collect();
+        empty.sort_unstable();
+        let middle = &empty[SAMPLES / 4..SAMPLES * 3 / 4];
+        let overhead_ticks = middle.iter().sum::<u64>() as f64 / middle.len() as f64;
+        let many = 1 << 30;
+        let ns_per_tick = clock.delta_as_nanos(0, many) as f64 / many as f64;
+        Self { clock, overhead_ticks, ns_per_tick }
+    }
+
+    /// The counter now.
+    pub fn ticks(&self) -> u64 {
+        self.clock.raw()
+    }
+
+    /// Ticks from `start` until now, the cost of finding out included.
+    pub fn since(&self, start: u64) -> u64 {
+        self.clock.raw().saturating_sub(start)
+    }
+
+    /// What one measurement costs, in whole ticks.
+    pub fn overhead_ticks(&self) -> u64 {
+        self.overhead_ticks.round() as u64
+    }
+
+    /// What one measurement costs, in nanoseconds.
+    pub fn overhead_ns(&self) -> f64 {
+        self.overhead_ticks * self.ns_per_tick
+    }
+
+    /// `ticks` that hold the cost of `measurements`, as nanoseconds without it.
+    fn net_ns(&self, ticks: f64, measurements: u64) -> f64 {
+        (ticks - self.overhead_ticks * measurements as f64).max(0.0) * self.ns_per_tick
+    }
+}
+
+/// A call that seems to take longer was interrupted: the library's own worst case is some microseconds, while
+/// a machine that is shared takes a thread off its CPU for milliseconds, which would swamp the mean.
+pub const INTERRUPTED_NS: f64 = 100_000.0;
+
+/// What calls of one kind took.
+#[derive(Debug, Clone)]
+pub struct Samples {
+    histogram: Histogram<u64>,
+    total_ticks: u64,
+    most_ticks: u64,
+    interrupted: u64,
+}
+
+/// The figures of a [`Samples`], in nanoseconds.
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
+pub struct Figures {
+    /// The mean.
+    pub mean: f64,
+    /// Half of the calls took no longer.
+    pub p50: f64,
+    /// 99 in 100 took no longer.
+    pub p99: f64,
+    /// 9,999 in 10,000 took no longer.
+    pub p99_99: f64,
+}
+
+impl Samples {
+    /// No calls yet. Values are kept to three significant digits.
+    pub fn new(timer: &Timer) -> Self {
+        let histogram = Histogram::new_with_max(1 << 40, 3).expect("the bounds are constants that fit");
+        let most_ticks = (INTERRUPTED_NS / timer.ns_per_tick) as u64;
+        Self { histogram, total_ticks: 0, most_ticks, interrupted: 0 }
+    }
+
+    /// Adds a call that took `ticks`, the cost of measuring it included. One of [`INTERRUPTED_NS`] or more
+    /// is only counted.
+    pub fn record(&mut self, ticks: u64) {
+        if ticks >= self.most_ticks {
+            self.interrupted += 1;
+            return;
+        }
+        self.histogram.saturating_record(ticks);
+        self.total_ticks = self.total_ticks.saturating_add(ticks);
+    }
+
+    /// How many calls are in the figures.
+    pub fn count(&self) -> u64 {
+        self.histogram.len()
+    }
+
+    /// How many calls are not, since the machine interrupted them.
+    pub fn interrupted(&self) -> u64 {
+        self.interrupted
+    }
+
+    /// What they took together, in nanoseconds, the timer's cost taken off.
+    pub fn total_ns(&self, timer: &Timer) -> f64 {
+        timer.net_ns(self.total_ticks as f64, self.count())
+    }
+
+    /// The figures, the timer's cost taken off; all 0 where there was no call.
+    pub fn figures(&self, timer: &Timer) -> Figures {
+        let quantile = |quantile| timer.net_ns(self.histogram.value_at_quantile(quantile) as f64, 1);
+        let mean = self.total_ns(timer) / self.count().max(1) as f64;
+        Figures { mean, p50: quantile(0.5), p99: quantile(0.99), p99_99: quantile(0.9999) }
+    }
+}

@@ -1,0 +1,164 @@
+//! What became of a trace: a count for every event, and the warnings.
+
+use crate::error::{TraceError, Warning};
+
+/// How many warnings are kept in full; the rest are only counted.
+pub const KEPT_WARNINGS: usize = 20;
+
+/// Unmaps, frees or syncs that belong to no mapping of this file, by reason.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Unpaired {
+    /// Never seen mapped: the mapping is older than the recording.
+    pub before_recording: u64,
+    /// Seen unmapped before, with no map since.
+    pub already_unmapped: u64,
+    /// Events were lost before it: the map may be among them.
+    pub after_loss: u64,
+}
+
+impl Unpaired {
+    /// All of them.
+    pub fn total(&self) -> u64 {
+        self.before_recording.saturating_add(self.already_unmapped).saturating_add(self.after_loss)
+    }
+}
+
+/// What a trace held, and what became of each event.
+///
+/// The counts are complete once [`Trace::next_chunk`](crate::Trace::next_chunk) has returned `false`; then
+/// [`accounted`](Self::accounted) equals [`events`](Self::events). Before, events of the IOMMU whose owner is not
+/// yet known are in no category.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct Summary {
+    /// The file.
+    pub name: String,
+    /// Lines of text.
+    pub lines: u64,
+    /// Bytes of text, uncompressed.
+    pub text_bytes: u64,
+    /// Trace events of any kind.
+    pub events: u64,
+    /// Lines that are neither events nor comments (each gave a warning); not among the events.
+    pub unrecognised_lines: u64,
+
+    /// Map and alloc events that became operations.
+    pub maps: u64,
+    /// Unmap and free events that became operations.
+    pub unmaps: u64,
+    /// Unmap and free events without a map.
+    pub unpaired: Unpaired,
+    /// Sync events that became operations.
+    pub syncs: u64,
+    /// Sync events without a mapping.
+    pub syncs_unpaired: Unpaired,
+    /// `iommu:` events that are part of a `dma_*` event.
+    pub iommu_claimed: u64,
+    /// `iommu:` events that became operations of the device [`DIRECT_DEVICE`](crate::DIRECT_DEVICE).
+    pub iommu_direct: u64,
+    /// `iommu:` events of which nothing can be made, since their device is unknown.
+    pub iommu_unclaimed: u64,
+    /// Known events that map nothing.
+    pub not_mapping_events: u64,
+    /// Events of other kinds.
+    pub other_events: u64,
+    /// Events that did nothing: a free of nothing, a map that failed in the kernel.
+    pub ignored: u64,
+    /// Events passed over with a warning.
+    pub skipped: u64,
+    /// Events of devices that were not asked for.
+    pub filtered: u64,
+
+    /// The names of all devices; a [`DeviceId`](crate::DeviceId) is an index.
+    pub devices: Vec<String>,
+    /// Distinct CPUs.
+    pub cpus: u64,
+    /// Bytes in all mappings made.
+    pub bytes_mapped: u64,
+    /// The first event's time.
+    pub first_ns: Option<u64>,
+    /// The last event's time.
+    pub last_ns: Option<u64>,
+    /// Entries in the kernel's buffer, as the header has it.
+    pub promised_entries: Option<u64>,
+    /// Events the kernel dropped, as far as it says.
+    pub lost_events: u64,
+    /// Lists cut by the kernel at 128 entries.
+    pub truncated_lists: u64,
+    /// Mappings whose entries' lengths follow from the `iommu:map` events before them.
+    pub derived_lengths: u64,
+    /// Mappings whose entries' lengths or addresses had to be guessed: each entry runs to the end of its page, and
+    /// coherent memory lies where the device sees it.
+    pub guessed_lengths: u64,
+    /// How many warnings there were.
+    pub warnings: u64,
+    /// The first [`KEPT_WARNINGS`] of them.
+    pub kept_warnings: Vec<Warning>,
+}
+
+impl Summary {
+    /// Maps that were still live at the end.
+    pub fn still_mapped(&self) -> u64 {
+        self.maps.saturating_sub(self.unmaps)
+    }
+
+    /// Map events whose unmap was found.
+    pub fn paired_maps(&self) -> u64 {
+        self.unmaps
+    }
+
+    /// The sum of all categories of events.
+    pub fn accounted(&self) -> u64 {
+        [
+            self.paired_maps(),
+            self.still_mapped(),
+            self.unmaps,
+            self.unpaired.total(),
+            self.syncs,
+            self.syncs_unpaired.total(),
+            self.iommu_claimed,
+            self.iommu_direct,
+            self.iommu_unclaimed,
+            self.not_mapping_events,
+            self.other_events,
+            self.ignored,
+            self.skipped,
+            self.filtered,
+        ]
+        .into_iter()
+        .fold(0, u64::saturating_add)
+    }
+
+    /// How many events are missing from what the header promised; `None` where none are, or it promised nothing.
+    pub fn cut(&self) -> Option<u64> {
+        self.promised_entries?.checked_sub(self.events).filter(|&missing| missing > 0)
+    }
+
+    /// From the first event to the last.
+    pub fn duration_ns(&self) -> u64 {
+        self.last_ns.zip(self.first_ns).map_or(0, |(last, first)| last.saturating_sub(first))
+    }
+
+    /// Counts a warning; its text is made only while there is room to keep it.
+    pub(crate) fn warn(&mut self, line: u64, text: impl FnOnce() -> (String, String)) {
+        self.warnings += 1;
+        if self.kept_warnings.len() < KEPT_WARNINGS {
+            let (expected, found) = text();
+            self.kept_warnings.push(Warning { line, expected, found });
+        }
+    }
+
+    /// A warning for an event that is passed over.
+    pub(crate) fn skip(&mut self, line: u64, text: impl FnOnce() -> (String, String)) {
+        self.skipped += 1;
+        self.warn(line, text);
+    }
+
+    /// The first warning, as an error.
+    pub(crate) fn strict_error(&self) -> Result<(), TraceError> {
+        match self.kept_warnings.first() {
+            Some(warning) => Err(TraceError::Strict { name: self.name.clone(), warning: warning.clone() }),
+            None => Ok(()),
+        }
+    }
+}

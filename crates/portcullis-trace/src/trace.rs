@@ -1,0 +1,137 @@
+//! A whole trace: input, reader and pairing in one.
+
+use std::borrow::Cow;
+use std::path::Path;
+
+use crate::error::TraceError;
+use crate::input::Input;
+use crate::pair::{Chunk, Pairer};
+use crate::reader::EventReader;
+use crate::summary::Summary;
+
+/// A chunk ends early rather than hold more pieces than this, whatever the lists are like.
+const SEGMENTS: usize = 1 << 20;
+
+/// How to read a trace.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ReadOptions {
+    /// The first warning is an error.
+    pub strict: bool,
+    /// Only this device's mappings; events of others are counted as filtered.
+    pub device: Option<String>,
+    /// Stop after so many events.
+    pub limit: Option<u64>,
+}
+
+/// A trace being read.
+///
+/// ```
+/// use portcullis_trace::{Chunk, ReadOptions, Trace};
+///
+/// let text = b"t-1 [000] ..... 1.5: dma_map_page: nvme dir=TO_DEVICE dma_addr=f000 size=512 phys_addr=1000 attrs=\n";
+/// let mut trace = Trace::from_bytes("example", &text[..], ReadOptions::default())?;
+/// let mut chunk = Chunk::default();
+/// while trace.next_chunk(&mut chunk, 1000)? {
+///     assert_eq!(chunk.ops.len(), 1);
+/// }
+/// assert_eq!(trace.summary().still_mapped(), 1);
+/// # Ok::<(), portcullis_trace::TraceError>(())
+/// ```
+#[derive(Debug)]
+pub struct Trace<'a> {
+    reader: EventReader<'a>,
+    pairer: Pairer,
+    limit: u64,
+    ended: bool,
+}
+
+impl Trace<'static> {
+    /// Opens the file at `path`, whatever its compression.
+    ///
+    /// # Errors
+    /// [`TraceError::Io`] where it cannot be opened or its first bytes cannot be read.
+    pub fn open(path: impl AsRef<Path>, options: ReadOptions) -> Result<Self, TraceError> {
+        Ok(Self::new(Input::open(path)?, options))
+    }
+
+    /// Reads standard input, whatever its compression.
+    ///
+    /// # Errors
+    /// [`TraceError::Io`] where its first bytes cannot be read.
+    pub fn stdin(options: ReadOptions) -> Result<Self, TraceError> {
+        Ok(Self::new(Input::stdin()?, options))
+    }
+}
+
+impl<'a> Trace<'a> {
+    /// Reads `bytes`, whatever their compression; messages call them `name`.
+    ///
+    /// # Errors
+    /// None in practice: memory can always be read.
+    pub fn from_bytes(
+        name: impl Into<String>,
+        bytes: impl Into<Cow<'a, [u8]>>,
+        options: ReadOptions,
+    ) -> Result<Self, TraceError> {
+        Ok(Self::new(Input::from_bytes(name, bytes)?, options))
+    }
+
+    /// Reads `input`.
+    pub fn new(input: Input<'a>, options: ReadOptions) -> Self {
+        Self {
+            reader: EventReader::new(input, options.strict),
+            pairer: Pairer::new(options.device),
+            limit: options.limit.unwrap_or(u64::MAX),
+            ended: false,
+        }
+    }
+
+    /// Clears `chunk` and fills it with the operations of the next `max_events` events (at least one). `false`
+    /// means that the trace has ended and the chunk is empty; a chunk without operations is not the end.
+    ///
+    /// The operations do not depend on `max_events`, only where they are cut into chunks does.
+    ///
+    /// # Errors
+    /// [`TraceError`], after which the chunk holds the operations before the error, and the trace has ended.
+    pub fn next_chunk(&mut self, chunk: &mut Chunk, max_events: usize) -> Result<bool, TraceError> {
+        chunk.clear();
+        if self.ended {
+            return Ok(false);
+        }
+        let pairer = &mut self.pairer;
+        for _ in 0..max_events.max(1) {
+            let more = if self.reader.summary().events < self.limit {
+                self.reader.read_event(|event, summary| pairer.event(event, summary, chunk))
+            } else {
+                Ok(false)
+            };
+            if let Ok(true) = more {
+                if chunk.segments.len() >= SEGMENTS {
+                    break;
+                }
+                continue;
+            }
+            self.ended = true;
+            pairer.finish(self.reader.summary_mut(), chunk);
+            more?;
+            self.reader.check()?;
+            break;
+        }
+        Ok(!self.ended || !chunk.ops.is_empty())
+    }
+
+    /// What was counted so far; complete once [`next_chunk`](Self::next_chunk) has returned `false`.
+    pub fn summary(&self) -> &Summary {
+        self.reader.summary()
+    }
+
+    /// Bytes of the file read so far, compressed ones if it is compressed.
+    pub fn bytes_read(&self) -> u64 {
+        self.reader.input().bytes_read()
+    }
+
+    /// The size of the file; `None` for a pipe.
+    pub fn bytes_total(&self) -> Option<u64> {
+        self.reader.input().bytes_total()
+    }
+}

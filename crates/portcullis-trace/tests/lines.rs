@@ -1,0 +1,149 @@
+//! Single lines: prefixes, fields, comments and what is not a trace line.
+
+use portcullis_trace::event::{Direction, EventKind};
+use portcullis_trace::parse::{Line, Lists, parse_line};
+
+const EVENT: &str =
+    "dma_map_page: 0000:00:03.0 dir=FROM_DEVICE dma_addr=ff89c000 size=12288 phys_addr=113063000 attrs=";
+
+/// The CPU and time of a line that must be a map.
+fn head(line: &str) -> (u32, u64) {
+    let mut lists = Lists::default();
+    match parse_line(7, line.as_bytes(), &mut lists) {
+        Ok(Line::Event(event)) => {
+            assert_eq!(event.line, 7);
+            assert!(matches!(event.kind, EventKind::Map { .. }), "{event:?}");
+            (event.cpu, event.time_ns)
+        }
+        other => panic!("{line:?} gave {other:?}"),
+    }
+}
+
+#[test]
+fn prefixes_of_all_shapes() {
+    for (prefix, expected) in [
+        ("             fio-350     [000] .....    38.815994: ", (0, 38_815_994_000)),
+        ("          <idle>-0       [001] d.H1.    38.824651: ", (1, 38_824_651_000)),
+        ("    kworker/u8:1-31      [000] ..s1.     6.5: ", (0, 6_500_000_000)),
+        ("     Web Content-123     [012] d.h1     1.000000001: ", (12, 1_000_000_001)),
+        ("     a [b] c-12     [003]   2.25: ", (3, 2_250_000_000)),
+        ("     a [7] c-12     [003] .....   2.25: ", (3, 2_250_000_000)),
+        ("     fio-350   (    349) [001] .....   3: ", (1, 3_000_000_000)),
+        ("     fio-350   (-----) [001]  1.123456: ", (1, 1_123_456_000)),
+        ("fio  350 [001]  1.123456: ", (1, 1_123_456_000)),
+    ] {
+        assert_eq!(head(&format!("{prefix}{EVENT}")), expected, "{prefix}");
+        assert_eq!(head(&format!("{prefix}{EVENT}\r")), expected, "CRLF {prefix}");
+    }
+    // As perf and trace-cmd print it.
+    assert_eq!(head(&format!("fio-1 [000] 1.5:     dma:{EVENT}")).1, 1_500_000_000);
+    assert_eq!(
+        head(&format!("fio-1 [000] 1.5: {}", EVENT.replace("page: ", "page:       "))).1,
+        1_500_000_000
+    );
+}
+
+#[test]
+fn fields_may_be_missing_added_and_reordered() {
+    let mut lists = Lists::default();
+    let line = "t-1 [000] 1.0: dma_map_phys: Fixed MDIO bus.0 dir=BIDIRECTIONAL cookie=x size=5 new={0x1} \
+                phys_addr=1000 dma_addr=ABC";
+    let Ok(Line::Event(event)) = parse_line(1, line.as_bytes(), &mut lists) else { panic!("not an event") };
+    let EventKind::Map { region, phys, resource } = event.kind else { panic!("{event:?}") };
+    assert_eq!(region.device, b"Fixed MDIO bus.0");
+    assert_eq!((region.dir, region.dma_addr, region.size), (Direction::Bidirectional, 0xabc, 5));
+    assert_eq!((phys, resource), (0x1000, false));
+}
+
+#[test]
+fn lists_and_their_cut_mark() {
+    for mark in [" [TRUNCATED]", "[TRUNCATED]"] {
+        let mut lists = Lists::default();
+        let line = format!(
+            "t-1 [000] 1.0: dma_map_sg: d dir=TO_DEVICE nents=2/300 ents=1/2{mark} dma_addrs={{0x10}} sizes={{0x20}} \
+             phys_addrs={{0x1,0x2}} attrs=NO_WARN"
+        );
+        let Ok(Line::Event(event)) = parse_line(1, line.as_bytes(), &mut lists) else {
+            panic!("not an event")
+        };
+        let EventKind::MapSg(sg) = event.kind else { panic!("{event:?}") };
+        assert!(sg.truncated);
+        assert_eq!((sg.nents, sg.full_nents, sg.ents, sg.full_ents), (2, 300, 1, 2));
+        assert_eq!((sg.dma_addrs, sg.sizes, sg.phys_addrs), (&[0x10][..], &[0x20][..], &[1, 2][..]));
+        assert_eq!(sg.attrs, b"NO_WARN");
+    }
+}
+
+#[test]
+fn lines_that_are_no_events() {
+    let mut lists = Lists::default();
+    for (line, expected) in [
+        ("", Line::Nothing),
+        ("  \r", Line::Nothing),
+        ("# tracer: nop", Line::Nothing),
+        ("##### CPU 1 buffer started ####", Line::Nothing),
+        ("# entries-in-buffer/entries-written: 96162/100000   #P:2", Line::Promise(96162)),
+        ("CPU:1 [LOST 12 EVENTS]", Line::Lost(12)),
+        ("[LOST 3 EVENTS]", Line::Lost(3)),
+        ("CPU:0 [LOST EVENTS]", Line::Lost(1)),
+    ] {
+        assert_eq!(parse_line(1, line.as_bytes(), &mut lists), Ok(expected), "{line}");
+    }
+}
+
+#[test]
+fn events_of_other_kinds() {
+    let mut lists = Lists::default();
+    for (event, mapping) in [
+        ("sched_switch: prev_comm=x", false),
+        ("vfs_read <-ksys_read", false),
+        ("qi_submit: iotlb_inv dmar0: 0x1", true),
+        ("cache_tag_flush_all: dmar0/dmar0 type iotlb did 6 pasid 0 ref 1", true),
+        ("dma_map_sg_err: d dir=TO_DEVICE dma_addrs={0x1} err=-5 attrs=", true),
+        ("io_page_fault: IOMMU:x y iova=0x1 flags=0x1", true),
+    ] {
+        let line = format!("t-1 [000] ..... 1.0: {event}");
+        let Ok(Line::Event(found)) = parse_line(1, line.as_bytes(), &mut lists) else { panic!("{line}") };
+        assert_eq!(found.kind, if mapping { EventKind::NotMapping } else { EventKind::Other });
+    }
+}
+
+#[test]
+fn what_cannot_be_read_says_why() {
+    let mut lists = Lists::default();
+    let mut fails = |line: &str, is_event: bool, expected: &str| {
+        let error = parse_line(1, line.as_bytes(), &mut lists).expect_err(line);
+        assert_eq!(error.is_event, is_event, "{line}");
+        assert!(error.to_string().contains(expected), "{error}");
+    };
+    fails("hello world", false, "TASK-PID [CPU] TIME");
+    fails("t-1 [000] ..... 1.0000000000: map: x", false, "TASK-PID");
+    fails("t-1 [99999999999999999999] ..... 1.0: map: x", false, "TASK-PID");
+    fails("t-1 [9000] ..... 1.0: map: x", false, "TASK-PID");
+    fails("t-1 [000] ..... 99999999999999999.0: map: x", false, "TASK-PID");
+    let event = |text: &str| format!("t-1 [000] ..... 1.0: {text}");
+    fails(&event("map: x"), true, "IOMMU: iova=");
+    fails(&event("map: IOMMU: iova=0x1 size=4096"), true, "paddr=");
+    fails(&event("dma_map_page: d dir=NONE dma_addr=1 size=1 phys_addr=1"), true, "a direction");
+    fails(&event("dma_map_page: d dir=TO_DEVICE dma_addr=-1 size=1 phys_addr=1"), true, "hexadecimal");
+    fails(
+        &event("dma_map_page: d dir=TO_DEVICE dma_addr=11112222333344445 size=1 phys_addr=1"),
+        true,
+        "64 bits",
+    );
+    fails(
+        &event("dma_map_page: d dir=TO_DEVICE dma_addr=1 size=18446744073709551616 phys_addr=1"),
+        true,
+        "decimal",
+    );
+    fails(&event("dma_map_page: d dir=TO_DEVICE dma_addr=1 size=1"), true, "phys_addr=");
+    fails(&event("dma_map_page: d"), true, "dir=");
+    fails(&event("dma_unmap_sg: d dir=TO_DEVICE phys_addrs={0x1,}"), true, "braces");
+    fails(&event("dma_unmap_sg: d dir=TO_DEVICE phys_addrs={0x1"), true, "braces");
+    let uneven = "dma_map_sg: d dir=TO_DEVICE dma_addrs={0x1} sizes={} phys_addrs={0x1}";
+    fails(&event(uneven), true, "as many sizes=");
+    // Shortened and harmless to a terminal.
+    let long = format!("\u{1b}[2J{}", "x".repeat(500));
+    let error = parse_line(1, long.as_bytes(), &mut lists).expect_err("no event").to_string();
+    assert!(error.len() < 150 && error.contains("\\u{1b}[2J") && error.ends_with("...\""), "{error}");
+}

@@ -1,0 +1,312 @@
+//! Addresses, page sizes and ranges: newtypes that cannot be mixed up, with checked arithmetic only.
+//!
+//! Everything here is a plain value: no function allocates, blocks or takes longer than a few instructions.
+
+use core::fmt;
+use core::num::NonZeroU64;
+
+/// An address or a range that does not exist.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum AddrError {
+    /// A range of no bytes has no address.
+    #[error("a range at {start:#x} of 0 bytes: a range holds at least one byte")]
+    EmptyRange {
+        /// Where the range would have begun.
+        start: u64,
+    },
+    /// The range's last byte lies past the end of the 64-bit address space.
+    #[error("{len:#x} bytes at {start:#x} run past the end of the 64-bit address space")]
+    Wraps {
+        /// Where the range begins.
+        start: u64,
+        /// Its length in bytes.
+        len: u64,
+    },
+}
+
+macro_rules! address {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+        #[repr(transparent)]
+        pub struct $name(u64);
+
+        impl $name {
+            /// The address `value`.
+            pub const fn new(value: u64) -> Self {
+                Self(value)
+            }
+
+            /// The address as a number.
+            pub const fn get(self) -> u64 {
+                self.0
+            }
+
+            /// The address `bytes` further on; `None` where that would wrap.
+            pub const fn checked_add(self, bytes: u64) -> Option<Self> {
+                match self.0.checked_add(bytes) {
+                    Some(sum) => Some(Self(sum)),
+                    None => None,
+                }
+            }
+
+            /// Bytes from `earlier` up to here; `None` where `earlier` is the later one.
+            pub const fn offset_from(self, earlier: Self) -> Option<u64> {
+                self.0.checked_sub(earlier.0)
+            }
+
+            /// The start of the page of size `size` that holds this address.
+            pub const fn align_down(self, size: PageSize) -> Self {
+                Self(self.0 & !size.offset_mask())
+            }
+
+            /// Bytes from the start of the page of size `size` to this address.
+            pub const fn page_offset(self, size: PageSize) -> u64 {
+                self.0 & size.offset_mask()
+            }
+
+            /// Whether a page of size `size` begins here.
+            pub const fn is_aligned(self, size: PageSize) -> bool {
+                self.page_offset(size) == 0
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, concat!(stringify!($name), "({:#x})"), self.0)
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{:#x}", self.0)
+            }
+        }
+
+        impl fmt::LowerHex for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::LowerHex::fmt(&self.0, f)
+            }
+        }
+    };
+}
+
+address! {
+    /// An I/O virtual address: what a device puts on the bus, in bytes.
+    Iova
+}
+
+address! {
+    /// A physical address: where the memory is, in bytes.
+    PhysAddr
+}
+
+/// The size of a page: a power of two, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PageSize {
+    shift: u8,
+}
+
+impl PageSize {
+    /// 4 KiB.
+    pub const SIZE_4K: Self = Self { shift: 12 };
+    /// 2 MiB.
+    pub const SIZE_2M: Self = Self { shift: 21 };
+    /// 1 GiB.
+    pub const SIZE_1G: Self = Self { shift: 30 };
+
+    /// The page size of 2^`shift` bytes; `None` where 64 bits cannot hold it.
+    pub const fn from_shift(shift: u32) -> Option<Self> {
+        if shift < u64::BITS { Some(Self { shift: shift as u8 }) } else { None }
+    }
+
+    /// The binary logarithm of the size in bytes.
+    pub const fn shift(self) -> u32 {
+        self.shift as u32
+    }
+
+    /// The size in bytes.
+    pub const fn bytes(self) -> u64 {
+        1 << self.shift
+    }
+
+    /// The bits of an address that count bytes inside the page.
+    pub const fn offset_mask(self) -> u64 {
+        self.bytes() - 1
+    }
+
+    /// `bytes` rounded up to whole pages; `None` where that would wrap.
+    pub const fn round_up(self, bytes: u64) -> Option<u64> {
+        match bytes.checked_add(self.offset_mask()) {
+            Some(sum) => Some(sum & !self.offset_mask()),
+            None => None,
+        }
+    }
+}
+
+/// A set of page sizes, one bit for each power of two.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct PageSizes(u64);
+
+impl PageSizes {
+    /// No page size at all.
+    pub const EMPTY: Self = Self(0);
+
+    /// The set with `size` added.
+    pub const fn with(self, size: PageSize) -> Self {
+        Self(self.0 | size.bytes())
+    }
+
+    /// Whether `size` is in the set.
+    pub const fn contains(self, size: PageSize) -> bool {
+        self.0 & size.bytes() != 0
+    }
+
+    /// The smallest size in the set, the *granule*; `None` for the empty set.
+    pub const fn smallest(self) -> Option<PageSize> {
+        PageSize::from_shift(self.0.trailing_zeros())
+    }
+}
+
+impl fmt::Debug for PageSizes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PageSizes({:#x})", self.0)
+    }
+}
+
+/// A range of I/O virtual addresses that holds at least one byte and never wraps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct IovaRange {
+    start: Iova,
+    len: NonZeroU64,
+}
+
+impl IovaRange {
+    /// The `len` bytes from `start` on.
+    ///
+    /// # Errors
+    /// [`AddrError::EmptyRange`] for no bytes, [`AddrError::Wraps`] where the last byte has no address.
+    pub const fn new(start: Iova, len: u64) -> Result<Self, AddrError> {
+        let Some(len) = NonZeroU64::new(len) else {
+            return Err(AddrError::EmptyRange { start: start.0 });
+        };
+        if start.0.checked_add(len.get() - 1).is_none() {
+            return Err(AddrError::Wraps { start: start.0, len: len.get() });
+        }
+        Ok(Self { start, len })
+    }
+
+    /// The range from `first` to `last`, both inside it.
+    ///
+    /// # Errors
+    /// [`AddrError::EmptyRange`] where `last` lies before `first`; [`AddrError::Wraps`] for the whole
+    /// 64-bit space, whose length 64 bits cannot hold.
+    pub const fn from_bounds(first: Iova, last: Iova) -> Result<Self, AddrError> {
+        match last.0.checked_sub(first.0) {
+            Some(u64::MAX) => Err(AddrError::Wraps { start: first.0, len: u64::MAX }),
+            Some(distance) => Self::new(first, distance + 1),
+            None => Err(AddrError::EmptyRange { start: first.0 }),
+        }
+    }
+
+    /// The first address.
+    pub const fn start(self) -> Iova {
+        self.start
+    }
+
+    /// The length in bytes, never 0.
+    pub const fn len(self) -> u64 {
+        self.len.get()
+    }
+
+    /// Never: a range holds at least one byte. (For the reader who expects it beside [`len`](Self::len).)
+    pub const fn is_empty(self) -> bool {
+        false
+    }
+
+    /// The last address that is inside.
+    pub const fn last(self) -> Iova {
+        // `new` checked that this sum exists.
+        Iova(self.start.0 + (self.len.get() - 1))
+    }
+
+    /// Whether `address` is inside.
+    pub const fn contains(self, address: Iova) -> bool {
+        self.start.0 <= address.0 && address.0 <= self.last().0
+    }
+
+    /// Whether all of `other` is inside.
+    pub const fn contains_range(self, other: Self) -> bool {
+        self.start.0 <= other.start.0 && other.last().0 <= self.last().0
+    }
+
+    /// The smallest range that holds both.
+    pub fn hull(self, other: Self) -> Result<Self, AddrError> {
+        Self::from_bounds(self.start.min(other.start), self.last().max(other.last()))
+    }
+}
+
+impl fmt::Display for IovaRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "[{:#x}, {:#x}]", self.start.0, self.last().0)
+    }
+}
+
+/// What a device may do with the memory behind a translation.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Permissions(u8);
+
+impl Permissions {
+    /// The device may read.
+    pub const READ: Self = Self(1);
+    /// The device may write.
+    pub const WRITE: Self = Self(2);
+    /// The device may do both.
+    pub const READ_WRITE: Self = Self(3);
+
+    /// Whether all of `wanted` is allowed.
+    pub const fn allows(self, wanted: Self) -> bool {
+        self.0 & wanted.0 == wanted.0
+    }
+
+    /// What both allow; `None` where they share nothing.
+    pub const fn intersection(self, other: Self) -> Option<Self> {
+        match self.0 & other.0 {
+            0 => None,
+            bits => Some(Self(bits)),
+        }
+    }
+}
+
+impl fmt::Debug for Permissions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.0 {
+            1 => "r-",
+            2 => "-w",
+            _ => "rw",
+        })
+    }
+}
+
+/// Which way the data of a mapping goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Direction {
+    /// The device reads memory (a transmit buffer, a disk write).
+    ToDevice,
+    /// The device writes memory (a receive buffer, a disk read).
+    FromDevice,
+    /// Both.
+    Bidirectional,
+}
+
+impl Direction {
+    /// The least permissions that let the data through.
+    pub const fn permissions(self) -> Permissions {
+        match self {
+            Self::ToDevice => Permissions::READ,
+            Self::FromDevice => Permissions::WRITE,
+            Self::Bidirectional => Permissions::READ_WRITE,
+        }
+    }
+}

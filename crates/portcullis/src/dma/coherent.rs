@@ -1,0 +1,111 @@
+//! Coherent memory: long-lived pages that CPU and device share, for rings and descriptors.
+
+use core::mem::ManuallyDrop;
+
+use super::DmaDevice;
+use super::layout::pages;
+use crate::addr::{Direction, Iova, PhysAddr};
+use crate::domain::{MapListError, UnmapError};
+use crate::mapper::Mapper;
+use crate::platform::{FRAME_SIZE, Frames, Platform, TABLE_ENTRIES};
+use crate::sync::AtomicU64;
+
+/// Coherent memory that could not be had.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CoherentError {
+    /// No frames in a row.
+    #[error("no {frames} frames of memory in a row")]
+    OutOfMemory {
+        /// Frames asked for.
+        frames: usize,
+    },
+    /// The memory could not be mapped.
+    #[error(transparent)]
+    Map(#[from] MapListError),
+}
+
+/// Zeroed whole pages that the CPU and one device share until this is dropped.
+///
+/// The CPU reads and writes them as atomic words, since the device may do so at any time.
+#[derive(Debug)]
+pub struct CoherentMemory<F: Frames, M: Mapper, P: Platform> {
+    device: DmaDevice<M, P>,
+    frames: F,
+    phys: PhysAddr,
+    count: usize,
+    iova: Iova,
+}
+
+impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
+    /// `len` bytes, rounded up to whole frames, in one piece for the CPU and for the device.
+    ///
+    /// # Errors
+    /// [`CoherentError`], with nothing kept.
+    pub fn new(device: &DmaDevice<M, P>, frames: F, len: usize) -> Result<Self, CoherentError> {
+        let count = len.div_ceil(FRAME_SIZE as usize);
+        let phys = frames.alloc(count).ok_or(CoherentError::OutOfMemory { frames: count })?;
+        match device.map_single(phys, count as u64 * FRAME_SIZE, Direction::Bidirectional) {
+            Ok(iova) => Ok(Self { device: device.clone(), frames, phys, count, iova }),
+            Err(error) => {
+                // SAFETY: the frames came from the line above, and no device was let in.
+                unsafe { frames.free(phys, count) };
+                Err(error.into())
+            }
+        }
+    }
+
+    /// The address of the first byte for the device.
+    pub fn iova(&self) -> Iova {
+        self.iova
+    }
+
+    /// How many 64-bit words there are.
+    pub fn words(&self) -> usize {
+        self.count * TABLE_ENTRIES
+    }
+
+    /// The 64-bit word at `index`; `None` past the end.
+    pub fn word(&self, index: usize) -> Option<&AtomicU64> {
+        if index >= self.words() {
+            return None;
+        }
+        let offset = (index / TABLE_ENTRIES) as u64 * FRAME_SIZE;
+        let frame = self.phys.checked_add(offset)?;
+        // SAFETY: `frame` is one of the frames that `new` was given; they are freed only in `drop`, which
+        // no `&self` outlives.
+        let words = unsafe { self.frames.table(frame) };
+        words.get(index % TABLE_ENTRIES)
+    }
+
+    /// Unmaps the memory and frees it once no device reaches it.
+    ///
+    /// Strict under every policy: a freed page may next be anybody's. Waits for one invalidation.
+    ///
+    /// # Errors
+    /// [`UnmapError`]: the memory is not freed, ever, as a device may still reach it.
+    pub fn free(self) -> Result<(), UnmapError> {
+        ManuallyDrop::new(self).release()
+    }
+
+    fn release(&mut self) -> Result<(), UnmapError> {
+        let len = self.count as u64 * FRAME_SIZE;
+        if self.device.is_translated() {
+            let domain = self.device.domain();
+            let iova = self.iova;
+            let range = pages(iova, len, domain.granule()).ok_or(UnmapError::NoSuchRange { iova, len })?;
+            domain.unmap_strictly(range)?;
+        }
+        // SAFETY: the frames are those of `new`, `self` is not used again, and the device cannot reach them
+        // any more (or, in passthrough, was never kept from any memory).
+        unsafe { self.frames.free(self.phys, self.count) };
+        Ok(())
+    }
+}
+
+impl<F: Frames, M: Mapper, P: Platform> Drop for CoherentMemory<F, M, P> {
+    fn drop(&mut self) {
+        // Where it fails the memory is left alone for good; nobody is here to be told.
+        let _ = self.release();
+    }
+}

@@ -1,0 +1,146 @@
+//! A device with its domain: the raw, numeric interface.
+
+use alloc::sync::Arc;
+
+use super::layout::{device_view, pages};
+use super::{DmaSegment, Mapped};
+use crate::addr::{Direction, Iova, PhysAddr};
+use crate::domain::{Domain, MapListError, PhysSegment, Policy, UnmapError, last_byte};
+use crate::mapper::Mapper;
+use crate::platform::Platform;
+use crate::sync::{Ordering, fence};
+
+/// A device attached to a domain, with the limits of its addresses. Cheap to clone.
+///
+/// All methods may run on any number of CPUs at once. What they may wait for is the domain's affair: see
+/// [`Domain::map`] and [`Domain::unmap`].
+#[derive(Debug)]
+pub struct DmaDevice<M: Mapper, P: Platform> {
+    domain: Arc<Domain<M, P>>,
+    mask: u64,
+}
+
+impl<M: Mapper, P: Platform> Clone for DmaDevice<M, P> {
+    fn clone(&self) -> Self {
+        Self { domain: Arc::clone(&self.domain), mask: self.mask }
+    }
+}
+
+impl<M: Mapper, P: Platform> DmaDevice<M, P> {
+    /// A device that can put addresses up to `mask` on the bus (`u32::MAX` for a 32-bit device).
+    pub fn new(domain: Arc<Domain<M, P>>, mask: u64) -> Self {
+        Self { domain, mask }
+    }
+
+    /// The device's domain.
+    pub fn domain(&self) -> &Arc<Domain<M, P>> {
+        &self.domain
+    }
+
+    /// Whether the device's addresses are translated at all.
+    pub(super) fn is_translated(&self) -> bool {
+        self.domain.policy() != Policy::Passthrough
+    }
+
+    /// Maps `len` bytes at `phys` and returns the address for the device. The whole pages around the buffer
+    /// become reachable.
+    ///
+    /// # Errors
+    /// [`MapListError`], with nothing mapped.
+    pub fn map_single(&self, phys: PhysAddr, len: u64, direction: Direction) -> Result<Iova, MapListError> {
+        self.map_list(&[PhysSegment { phys, len }], direction)
+    }
+
+    /// Unmaps what [`map_single`](Self::map_single) returned for the same `len`.
+    ///
+    /// # Errors
+    /// [`UnmapError`]; only after `Ok` is the policy's promise kept.
+    pub fn unmap_single(&self, iova: Iova, len: u64) -> Result<(), UnmapError> {
+        if !self.is_translated() {
+            return Ok(());
+        }
+        let range = pages(iova, len, self.domain.granule()).ok_or(UnmapError::NoSuchRange { iova, len })?;
+        self.domain.unmap(range)
+    }
+
+    /// Maps a scatter-gather list with one allocation, and writes to `out` what the device is to be given:
+    /// segments that touch are merged. Returns how many there are, `list.len()` at the most.
+    ///
+    /// # Errors
+    /// [`MapListError`], with nothing mapped: the list is mapped as a whole or not at all.
+    pub fn map_sg(
+        &self,
+        list: &[PhysSegment],
+        direction: Direction,
+        out: &mut [DmaSegment],
+    ) -> Result<usize, MapListError> {
+        let (needed, room) = (list.len(), out.len());
+        if room < needed {
+            return Err(MapListError::NoRoom { needed, room });
+        }
+        let first = self.map_list(list, direction)?;
+        let granule = self.domain.granule();
+        let base = self.is_translated().then(|| first.align_down(granule));
+        device_view(list, base, granule, out).ok_or(MapListError::NoRoom { needed, room })
+    }
+
+    /// Unmaps the list that [`map_sg`](Self::map_sg) wrote, given as it was written, with one invalidation.
+    ///
+    /// # Errors
+    /// [`UnmapError`], as for [`unmap_single`](Self::unmap_single). An empty list is no error.
+    pub fn unmap_sg(&self, mapped: &[DmaSegment]) -> Result<(), UnmapError> {
+        let (Some(first), Some(last)) = (mapped.first(), mapped.last()) else {
+            return Ok(());
+        };
+        let wrong = UnmapError::NoSuchRange { iova: first.iova, len: last.len };
+        // The segments of one list lie in one range of pages, in order.
+        let distance = last.iova.offset_from(first.iova);
+        match distance.and_then(|distance| distance.checked_add(last.len)) {
+            Some(len) => self.unmap_single(first.iova, len),
+            None if self.is_translated() => Err(wrong),
+            None => Ok(()),
+        }
+    }
+
+    /// Makes what the device has written visible to the CPU, for memory that stays mapped.
+    ///
+    /// With coherent DMA, the only kind there is yet, this orders the CPU's later reads after its reads of
+    /// the device's completion; it costs a fence.
+    pub fn sync_for_cpu(&self) {
+        fence(Ordering::Acquire);
+    }
+
+    /// Makes what the CPU has written visible to the device, for memory that stays mapped.
+    pub fn sync_for_device(&self) {
+        fence(Ordering::Release);
+    }
+
+    /// Maps `buffer` and takes it into the mapping that is returned.
+    ///
+    /// # Errors
+    /// [`MapFailed`](super::MapFailed) gives the buffer back with the reason.
+    pub fn map<B: super::DmaBuffer>(
+        &self,
+        buffer: B,
+        direction: Direction,
+    ) -> Result<Mapped<B, M, P>, super::MapFailed<B>> {
+        Mapped::new(self.clone(), buffer, direction)
+    }
+
+    /// Maps `list` into one range and returns the device's address of its first byte.
+    pub(super) fn map_list(&self, list: &[PhysSegment], direction: Direction) -> Result<Iova, MapListError> {
+        let Some(first) = list.first() else {
+            return Err(MapListError::EmptyList);
+        };
+        if !self.is_translated() {
+            let last = last_byte(list)?;
+            if last.get() > self.mask {
+                return Err(MapListError::BeyondMask { last, mask: self.mask });
+            }
+            return Ok(Iova::new(first.phys.get()));
+        }
+        let range = self.domain.map(list, direction.permissions(), Iova::new(self.mask))?;
+        let offset = first.phys.page_offset(self.domain.granule());
+        Ok(Iova::new(range.start().get() | offset))
+    }
+}

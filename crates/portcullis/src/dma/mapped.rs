@@ -1,0 +1,237 @@
+//! Mappings that own their buffer.
+//!
+//! ```text
+//!   buffer --map--> Mapped --unlink--> Unlinked --reclaim--> buffer
+//!                      \---------------- unmap ---------------/
+//! ```
+//!
+//! Only the last step gives the buffer back, and it does so only after the hardware has confirmed that the
+//! policy's promise holds: for strict protection that the device reaches nothing of it, for lazy protection
+//! that the flush is due within the window.
+
+use alloc::vec::Vec;
+use core::fmt;
+use core::mem::ManuallyDrop;
+
+use super::layout::{device_view, pages};
+use super::{DmaDevice, DmaSegment};
+use crate::addr::{Direction, Iova, IovaRange};
+use crate::domain::{MapListError, PhysSegment, UnmapError};
+use crate::invalidation::InvalidationError;
+use crate::mapper::Mapper;
+use crate::platform::Platform;
+
+/// Memory that a device may be let into.
+///
+/// # Safety
+/// - [`segments`](Self::segments) names memory that belongs to this value, and always the same memory until
+///   the value is dropped, wherever the value itself is moved.
+/// - What `&Self` and `&mut Self` let safe code do stays sound while a device reads and writes that memory at
+///   any time: access is atomic or volatile, or there is none.
+pub unsafe trait DmaBuffer {
+    /// Where the memory is.
+    fn segments(&self) -> &[PhysSegment];
+}
+
+/// A buffer that was not mapped, and why.
+pub struct MapFailed<B> {
+    /// The buffer, untouched.
+    pub buffer: B,
+    /// Why.
+    pub error: MapListError,
+}
+
+/// A buffer that a device can reach. Dropping it unmaps it first.
+///
+/// The unit of protection is the page: the device also reaches what shares the buffer's first and last page.
+#[derive(Debug)]
+pub struct Mapped<B: DmaBuffer, M: Mapper, P: Platform> {
+    inner: ManuallyDrop<Inner<B, M, P>>,
+}
+
+/// A buffer whose translations are being removed. The device may still reach it.
+#[derive(Debug)]
+pub struct Unlinked<B: DmaBuffer, M: Mapper, P: Platform> {
+    inner: ManuallyDrop<Inner<B, M, P>>,
+}
+
+/// A buffer that cannot be given back yet: the device may still reach it.
+pub struct ReclaimFailed<B: DmaBuffer, M: Mapper, P: Platform> {
+    /// The buffer, for another [`reclaim`](Unlinked::reclaim).
+    pub unlinked: Unlinked<B, M, P>,
+    /// What went wrong.
+    pub error: UnmapError,
+}
+
+#[derive(Debug)]
+struct Inner<B, M: Mapper, P: Platform> {
+    device: DmaDevice<M, P>,
+    buffer: B,
+    first: Iova,
+    /// The pages to unmap; `None` where nothing translates.
+    range: Option<IovaRange>,
+    /// An unmap whose invalidation was not confirmed.
+    unconfirmed: Option<InvalidationError>,
+}
+
+impl<B: DmaBuffer, M: Mapper, P: Platform> Mapped<B, M, P> {
+    pub(super) fn new(
+        device: DmaDevice<M, P>,
+        buffer: B,
+        direction: Direction,
+    ) -> Result<Self, MapFailed<B>> {
+        match device.map_list(buffer.segments(), direction) {
+            Ok(first) => {
+                let range = device.is_translated().then(|| pages_of(buffer.segments(), first, &device));
+                let inner = Inner { device, buffer, first, range: range.flatten(), unconfirmed: None };
+                Ok(Self { inner: ManuallyDrop::new(inner) })
+            }
+            Err(error) => Err(MapFailed { buffer, error }),
+        }
+    }
+
+    /// The address of the buffer's first byte for the device.
+    pub fn iova(&self) -> Iova {
+        self.inner.first
+    }
+
+    /// The buffer as the device sees it, for its descriptors. Allocates.
+    pub fn segments(&self) -> Vec<DmaSegment> {
+        let list = self.inner.buffer.segments();
+        let mut out = alloc::vec![DmaSegment::default(); list.len()];
+        let base = self.inner.range.map(IovaRange::start);
+        let used = device_view(list, base, self.inner.device.domain().granule(), &mut out);
+        out.truncate(used.unwrap_or(0));
+        out
+    }
+
+    /// The buffer, which the device may be changing meanwhile. Call
+    /// [`sync_for_cpu`](Self::sync_for_cpu) after the device has said that it is done.
+    pub fn buffer(&self) -> &B {
+        &self.inner.buffer
+    }
+
+    /// Orders the CPU's later reads of the buffer after the device's writes that it knows of.
+    pub fn sync_for_cpu(&self) {
+        self.inner.device.sync_for_cpu();
+    }
+
+    /// Orders the CPU's earlier writes to the buffer before whatever next tells the device of them.
+    pub fn sync_for_device(&self) {
+        self.inner.device.sync_for_device();
+    }
+
+    /// Ends the mapping and gives the buffer back: [`unlink`](Self::unlink) and
+    /// [`reclaim`](Unlinked::reclaim) in one.
+    ///
+    /// # Errors
+    /// [`ReclaimFailed`] keeps the buffer where the hardware did not confirm.
+    pub fn unmap(self) -> Result<B, ReclaimFailed<B, M, P>> {
+        self.unlink().reclaim()
+    }
+
+    /// Ends the mapping by the domain's policy; strict protection waits for the hardware here.
+    pub fn unlink(self) -> Unlinked<B, M, P> {
+        let mut this = ManuallyDrop::new(self);
+        // SAFETY: `this` is never dropped and `inner` not used again: it moves on exactly once.
+        let inner = unsafe { ManuallyDrop::take(&mut this.inner) };
+        Unlinked { inner: ManuallyDrop::new(inner.unlink()) }
+    }
+}
+
+impl<B: DmaBuffer, M: Mapper, P: Platform> Unlinked<B, M, P> {
+    /// Gives the buffer back. Where the hardware has not confirmed the unmap yet, it is asked once more.
+    ///
+    /// # Errors
+    /// [`ReclaimFailed`] keeps the buffer: the device may still reach it.
+    pub fn reclaim(self) -> Result<B, ReclaimFailed<B, M, P>> {
+        let mut this = ManuallyDrop::new(self);
+        if let Err(error) = this.inner.confirm() {
+            return Err(ReclaimFailed { unlinked: ManuallyDrop::into_inner(this), error });
+        }
+        // SAFETY: `this` is never dropped and `inner` not used again: the buffer moves out exactly once.
+        let inner = unsafe { ManuallyDrop::take(&mut this.inner) };
+        Ok(inner.buffer)
+    }
+}
+
+impl<B, M: Mapper, P: Platform> Inner<B, M, P> {
+    fn unlink(mut self) -> Self {
+        if let Some(range) = self.range
+            && let Err(UnmapError::Unconfirmed { error, .. }) = self.device.domain().unmap(range)
+        {
+            self.unconfirmed = Some(error);
+        }
+        self
+    }
+
+    fn confirm(&mut self) -> Result<(), UnmapError> {
+        if let (Some(range), Some(_)) = (self.range, self.unconfirmed)
+            && let Err(error) = self.device.domain().flush()
+        {
+            return Err(UnmapError::Unconfirmed { range, error });
+        }
+        self.unconfirmed = None;
+        Ok(())
+    }
+
+    /// Drops the buffer, or leaks it where the device may still reach it: memory that goes back to the
+    /// allocator must be unreachable.
+    fn release(mut inner: ManuallyDrop<Self>) {
+        if inner.confirm().is_ok() {
+            drop(ManuallyDrop::into_inner(inner));
+        }
+    }
+}
+
+impl<B: DmaBuffer, M: Mapper, P: Platform> Drop for Mapped<B, M, P> {
+    fn drop(&mut self) {
+        // SAFETY: `drop` runs once and is the last use of `inner`.
+        let inner = unsafe { ManuallyDrop::take(&mut self.inner) };
+        Inner::release(ManuallyDrop::new(inner.unlink()));
+    }
+}
+
+impl<B: DmaBuffer, M: Mapper, P: Platform> Drop for Unlinked<B, M, P> {
+    fn drop(&mut self) {
+        // SAFETY: `drop` runs once and is the last use of `inner`.
+        Inner::release(ManuallyDrop::new(unsafe { ManuallyDrop::take(&mut self.inner) }));
+    }
+}
+
+macro_rules! error_by_its_reason {
+    ([$($generics:tt)*] $type:ty) => {
+        impl<$($generics)*> fmt::Debug for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Debug::fmt(&self.error, f)
+            }
+        }
+
+        impl<$($generics)*> fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Display::fmt(&self.error, f)
+            }
+        }
+
+        impl<$($generics)*> core::error::Error for $type {}
+    };
+}
+
+// By hand, so that a buffer needs no `Debug` for its mapping's result to be unwrapped.
+error_by_its_reason!([B] MapFailed<B>);
+error_by_its_reason!([B: DmaBuffer, M: Mapper, P: Platform] ReclaimFailed<B, M, P>);
+
+/// The pages that `list`, mapped with its first byte at `first`, takes.
+fn pages_of<M: Mapper, P: Platform>(
+    list: &[PhysSegment],
+    first: Iova,
+    device: &DmaDevice<M, P>,
+) -> Option<IovaRange> {
+    let granule = device.domain().granule();
+    // The list was just mapped, so none of these sums wraps.
+    list.iter().try_fold(None, |total: Option<IovaRange>, segment| {
+        let bytes = pages(Iova::new(segment.phys.get()), segment.len, granule)?.len();
+        let so_far = total.map_or(0, IovaRange::len);
+        Some(IovaRange::new(first.align_down(granule), so_far.checked_add(bytes)?).ok())
+    })?
+}

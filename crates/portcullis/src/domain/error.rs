@@ -1,0 +1,99 @@
+//! What can go wrong in a domain.
+
+use crate::addr::{Iova, IovaRange, PhysAddr};
+use crate::invalidation::InvalidationError;
+use crate::iova::IovaError;
+use crate::pgtable::MapError;
+
+/// A domain that cannot be made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DomainError {
+    /// The mapper has no page size.
+    #[error("the mapper states no page size")]
+    NoPageSize,
+    /// The mapper's aperture cannot be turned into an address space.
+    #[error("the mapper's aperture: {0}")]
+    Space(#[from] IovaError),
+}
+
+/// A list of memory segments that was not mapped. Nothing of it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MapListError {
+    /// The list has no segment.
+    #[error("an empty list of segments")]
+    EmptyList,
+    /// A segment has no byte.
+    #[error("segment {index}, at {phys}, is empty")]
+    EmptySegment {
+        /// Its place in the list.
+        index: usize,
+        /// Where it begins.
+        phys: PhysAddr,
+    },
+    /// A segment, or the list as a whole, runs past the end of the 64-bit address space.
+    #[error("segment {index}, {len:#x} bytes at {phys}, runs past the end of the 64-bit address space")]
+    Wraps {
+        /// Its place in the list.
+        index: usize,
+        /// Where it begins.
+        phys: PhysAddr,
+        /// Its length in bytes.
+        len: u64,
+    },
+    /// The device cannot address the memory, and nothing translates for it.
+    #[error("the device reaches addresses up to {mask:#x}, and without translation this needs {last}")]
+    BeyondMask {
+        /// The highest physical address needed.
+        last: PhysAddr,
+        /// The highest address that the device can put on the bus.
+        mask: u64,
+    },
+    /// The caller's list for the result is too short.
+    #[error("{needed} segments to describe, and room for {room}")]
+    NoRoom {
+        /// Segments there may be.
+        needed: usize,
+        /// The length of the caller's list.
+        room: usize,
+    },
+    /// No I/O virtual addresses.
+    #[error(transparent)]
+    Iova(#[from] IovaError),
+    /// The mapper refused.
+    #[error(transparent)]
+    Map(#[from] MapError),
+}
+
+/// An unmap that did not do all it was asked to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum UnmapError {
+    /// Only a part of the range (or nothing) was mapped. That part is unmapped and unreachable; its addresses
+    /// are never used again, as nobody knows what they belonged to.
+    #[error("unmapping {range}: only {unmapped:#x} bytes of it were mapped")]
+    NotMapped {
+        /// What was to be unmapped.
+        range: IovaRange,
+        /// Bytes that were.
+        unmapped: u64,
+    },
+    /// The length is 0 or the range wraps.
+    #[error("unmapping {len:#x} bytes at {iova}: no such range")]
+    NoSuchRange {
+        /// Where it was to begin.
+        iova: Iova,
+        /// Its length.
+        len: u64,
+    },
+    /// The translations are removed, but the hardware did not confirm it: **devices may still reach the
+    /// memory**. [`Domain::flush`](super::Domain::flush) tries again; once it succeeds they do not.
+    #[error("{range} is unmapped, but devices may still reach it: {error}")]
+    Unconfirmed {
+        /// What was unmapped.
+        range: IovaRange,
+        /// Why it was not confirmed.
+        error: InvalidationError,
+    },
+}

@@ -1,0 +1,362 @@
+//! The domain itself: map a list of segments, unmap a range, by the domain's policy.
+
+use alloc::sync::{Arc, Weak};
+
+use super::{DomainError, MapListError, PhysSegment, Policy, UnmapError};
+use crate::addr::{Iova, IovaRange, PageSize, Permissions, PhysAddr};
+use crate::invalidation::{Deferred, DeferredQueue, Gather, InvalidationError};
+use crate::iova::{IovaError, IovaSpace, SpaceConfig, SpaceUsage};
+use crate::mapper::Mapper;
+use crate::percpu::Counter;
+use crate::platform::{LocalSlot, Platform, PlatformEvents};
+
+/// Counts of a domain's life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DomainStats {
+    /// Lists (or single buffers) mapped.
+    pub maps: u64,
+    /// Ranges unmapped.
+    pub unmaps: u64,
+    /// Domain-wide flushes that the hardware confirmed.
+    pub flushes: u64,
+    /// Bytes of I/O virtual addresses given up for good, after a caller's mistake or a failed invalidation.
+    pub lost_iova_bytes: u64,
+}
+
+#[derive(Debug)]
+struct Counters {
+    maps: Counter,
+    unmaps: Counter,
+    flushes: Counter,
+    lost: Counter,
+}
+
+/// One I/O address space, shared by the devices attached to it.
+///
+/// All methods take `&self` and may run on any number of CPUs at once. Dropping the domain drops its mapper;
+/// its devices must be detached before.
+#[derive(Debug)]
+pub struct Domain<M: Mapper, P: Platform> {
+    platform: P,
+    mapper: M,
+    policy: Policy,
+    granule: PageSize,
+    space: IovaSpace,
+    deferred: DeferredQueue,
+    counters: Counters,
+}
+
+impl<M: Mapper, P: Platform> Domain<M, P> {
+    /// A domain without mappings. Registers itself with the platform for timers and released slots.
+    ///
+    /// # Errors
+    /// [`DomainError`]: the mapper's geometry leaves nothing to allocate.
+    pub fn new(platform: P, mapper: M, policy: Policy) -> Result<Arc<Self>, DomainError> {
+        let geometry = mapper.geometry();
+        let granule = geometry.page_sizes.smallest().ok_or(DomainError::NoPageSize)?;
+        let slots = platform.slots();
+        let mut reserved = geometry.reserved.clone();
+        // Address 0 means "no address" to too many drivers and devices.
+        reserved.extend(IovaRange::new(Iova::new(0), granule.bytes()));
+        let space = IovaSpace::new(&SpaceConfig { aperture: geometry.aperture, granule, reserved, slots })?;
+        let counter = || Counter::new(slots);
+        let counters = Counters { maps: counter(), unmaps: counter(), flushes: counter(), lost: counter() };
+        let deferred = DeferredQueue::new(slots);
+        let domain = Arc::new(Self { platform, mapper, policy, granule, space, deferred, counters });
+        let events: Weak<Self> = Arc::downgrade(&domain);
+        domain.platform.register(events);
+        Ok(domain)
+    }
+
+    /// The policy that the domain was made with.
+    pub fn policy(&self) -> Policy {
+        self.policy
+    }
+
+    /// What changes the domain's translations.
+    pub fn mapper(&self) -> &M {
+        &self.mapper
+    }
+
+    /// The smallest page, the unit in which memory is opened to a device.
+    pub fn granule(&self) -> PageSize {
+        self.granule
+    }
+
+    /// Maps the pages that `list` touches, one segment after another, into one range of addresses at or
+    /// below `limit`.
+    ///
+    /// One allocation and one walk for each leaf table; may allocate page tables. Waits for hardware only
+    /// where the address space is exhausted or a failed call must be undone.
+    ///
+    /// # Errors
+    /// [`MapListError`]: nothing is mapped, nothing is lost.
+    pub fn map(
+        &self,
+        list: &[PhysSegment],
+        permissions: Permissions,
+        limit: Iova,
+    ) -> Result<IovaRange, MapListError> {
+        let len = self.pages_of(list)?;
+        let range = self.alloc(len, limit)?;
+        let mut gather = Gather::new();
+        let mut done = 0;
+        for segment in list {
+            // `pages_of` has checked each of these sums.
+            let page = segment.phys.align_down(self.granule);
+            let bytes = self.rounded(segment).unwrap_or(0);
+            let mapped = IovaRange::new(Iova::new(range.start().get() + done), bytes)
+                .map_err(|_| MapListError::EmptyList)
+                .and_then(|piece| Ok(self.mapper.map(piece, page, permissions, &mut gather)?));
+            if let Err(error) = mapped {
+                self.undo(range, done, error, gather);
+                return Err(error);
+            }
+            done += bytes;
+        }
+        self.platform.with_slot(|slot| self.counters.maps.add(slot, 1));
+        IovaRange::new(range.start(), len).map_err(|_| MapListError::EmptyList)
+    }
+
+    /// Unmaps `range` (as [`map`](Self::map) returned it) by the domain's policy. Frees its addresses as soon
+    /// as the policy allows. Allocates nothing.
+    ///
+    /// Strict: waits for one invalidation. Lazy: O(1), but for the call that finds its CPU's queue full,
+    /// which waits for a flush. The caller holds no lock and no slot.
+    ///
+    /// # Errors
+    /// [`UnmapError`] says what was not done; after [`UnmapError::Unconfirmed`] the memory may still be
+    /// reached.
+    pub fn unmap(&self, range: IovaRange) -> Result<(), UnmapError> {
+        match self.policy {
+            Policy::Lazy { window_ns } => self.unmap_lazily(range, window_ns),
+            Policy::Strict | Policy::Passthrough => self.unmap_strictly(range),
+        }
+    }
+
+    /// Unmaps `range` and waits until no device reaches it, whatever the policy. Allocates nothing.
+    ///
+    /// # Errors
+    /// As [`unmap`](Self::unmap).
+    pub fn unmap_strictly(&self, range: IovaRange) -> Result<(), UnmapError> {
+        let mut gather = Gather::new();
+        let unmapped = self.remove(range, &mut gather);
+        if let Err(error) = self.mapper.sync(&gather) {
+            self.quarantine(range, unmapped);
+            return Err(UnmapError::Unconfirmed { range, error });
+        }
+        self.unmapped_in_full(range, unmapped)?;
+        self.platform.with_slot(|slot| {
+            self.counters.unmaps.add(slot, 1);
+            self.give_back(slot, range);
+        });
+        Ok(())
+    }
+
+    /// Waits until no device reaches anything that was unmapped before the call. One domain-wide
+    /// invalidation; every CPU gets its deferred addresses back with its next unmaps.
+    ///
+    /// # Errors
+    /// [`InvalidationError`]: devices may still reach what they could before.
+    pub fn flush(&self) -> Result<(), InvalidationError> {
+        self.platform.with_slot(|_| self.deferred.begin_flush());
+        self.mapper.sync(&Gather::everything())?;
+        self.deferred.confirm_flush();
+        self.platform.with_slot(|slot| self.counters.flushes.add(slot, 1));
+        Ok(())
+    }
+
+    /// How full the address space is.
+    pub fn usage(&self) -> SpaceUsage {
+        self.platform.with_slot(|_| self.space.usage())
+    }
+
+    /// What the domain has done so far.
+    pub fn stats(&self) -> DomainStats {
+        DomainStats {
+            maps: self.counters.maps.sum(),
+            unmaps: self.counters.unmaps.sum(),
+            flushes: self.counters.flushes.sum(),
+            lost_iova_bytes: self.counters.lost.sum(),
+        }
+    }
+
+    fn unmap_lazily(&self, range: IovaRange, window_ns: u64) -> Result<(), UnmapError> {
+        let mut gather = Gather::new();
+        let unmapped = self.remove(range, &mut gather);
+        if unmapped != range.len() {
+            // What was removed is made unreachable before anybody is told of the mistake.
+            if let Err(error) = self.mapper.sync(&gather) {
+                self.lose(unmapped);
+                return Err(UnmapError::Unconfirmed { range, error });
+            }
+            return self.unmapped_in_full(range, unmapped);
+        }
+        loop {
+            let deferred = self.platform.with_slot(|slot| {
+                let deferred = self.deferred.push(slot, range, |safe| self.give_back(slot, safe));
+                if deferred != Deferred::Full {
+                    self.counters.unmaps.add(slot, 1);
+                }
+                deferred
+            });
+            match deferred {
+                Deferred::Queued => return Ok(()),
+                Deferred::QueuedFirst => {
+                    self.platform.wake_at(self.platform.now_ns().saturating_add(window_ns));
+                    return Ok(());
+                }
+                Deferred::Full => {
+                    if let Err(error) = self.flush() {
+                        self.lose(range.len());
+                        return Err(UnmapError::Unconfirmed { range, error });
+                    }
+                }
+            }
+        }
+    }
+
+    /// Removes every translation of `range` and returns how many bytes there were. One call to the mapper,
+    /// unless there are holes, which only a caller's mistake leaves: then one for each granule of a hole.
+    fn remove(&self, range: IovaRange, gather: &mut Gather) -> u64 {
+        let (mut at, mut removed) = (0, 0);
+        while let Some(rest) = range.len().checked_sub(at)
+            && let Some(start) = range.start().checked_add(at)
+            && let Ok(rest) = IovaRange::new(start, rest)
+        {
+            let bytes = self.mapper.unmap(rest, gather).bytes;
+            removed += bytes;
+            at += bytes;
+            if at < range.len() {
+                at += self.granule.bytes();
+            }
+        }
+        removed
+    }
+
+    /// Bytes of the pages that `list` touches; every sum that mapping it will need is checked here.
+    fn pages_of(&self, list: &[PhysSegment]) -> Result<u64, MapListError> {
+        let mut total: u64 = 0;
+        for (index, segment) in list.iter().enumerate() {
+            let PhysSegment { phys, len } = *segment;
+            if len == 0 {
+                return Err(MapListError::EmptySegment { index, phys });
+            }
+            total = self
+                .rounded(segment)
+                .and_then(|bytes| total.checked_add(bytes))
+                .ok_or(MapListError::Wraps { index, phys, len })?;
+        }
+        if total == 0 { Err(MapListError::EmptyList) } else { Ok(total) }
+    }
+
+    /// Bytes of the pages that `segment` touches; `None` where its end has no address.
+    fn rounded(&self, segment: &PhysSegment) -> Option<u64> {
+        segment.phys.checked_add(segment.len - 1)?;
+        self.granule.round_up(segment.phys.page_offset(self.granule).checked_add(segment.len)?)
+    }
+
+    /// Addresses for `len` bytes. When there are none, everything deferred is flushed and taken back once.
+    fn alloc(&self, len: u64, limit: Iova) -> Result<IovaRange, IovaError> {
+        let alloc = || self.platform.with_slot(|slot| self.space.alloc(slot, len, limit));
+        match alloc() {
+            Err(IovaError::Exhausted { .. }) if self.deferred.is_pending() && self.flush().is_ok() => {
+                self.reclaim_deferred();
+                alloc()
+            }
+            Err(exhausted @ IovaError::Exhausted { .. }) => {
+                // Ranges whose flush is long over may sit in other CPUs' queues.
+                self.reclaim_deferred();
+                alloc().map_err(|_| exhausted)
+            }
+            result => result,
+        }
+    }
+
+    fn reclaim_deferred(&self) {
+        self.platform.with_slot(|slot| self.deferred.reclaim_all(|safe| self.give_back(slot, safe)));
+    }
+
+    /// Unmaps the first `done` bytes of `range`, entered by a map that then met `error`.
+    fn undo(&self, range: IovaRange, done: u64, error: MapListError, mut gather: Gather) {
+        if let Ok(entered) = IovaRange::new(range.start(), done) {
+            let removed = self.mapper.unmap(entered, &mut gather).bytes;
+            debug_assert_eq!(removed, done);
+        }
+        // A device may have used, and cached, what was entered for a moment.
+        let confirmed = gather.is_empty() || self.mapper.sync(&gather).is_ok();
+        if matches!(error, MapListError::Map(crate::pgtable::MapError::AlreadyMapped { .. })) {
+            // Somebody else's translation lies in our range: it must not be handed out again.
+            self.lose(range.len());
+        } else if confirmed {
+            self.platform.with_slot(|slot| self.give_back(slot, range));
+        } else {
+            self.quarantine(range, range.len());
+        }
+    }
+
+    /// Keeps `range` out of use until some later flush is confirmed; for good, where not all of it was
+    /// mapped.
+    fn quarantine(&self, range: IovaRange, unmapped: u64) {
+        self.platform.with_slot(|slot| {
+            if unmapped != range.len() {
+                self.counters.lost.add(slot, unmapped);
+            } else if self.deferred.push(slot, range, |safe| self.give_back(slot, safe)) == Deferred::Full {
+                self.counters.lost.add(slot, range.len());
+            }
+        });
+    }
+
+    fn give_back(&self, slot: Option<&LocalSlot<'_>>, range: IovaRange) {
+        if self.space.free(slot, range).is_err() {
+            self.counters.lost.add(slot, range.len());
+        }
+    }
+
+    fn lose(&self, bytes: u64) {
+        self.platform.with_slot(|slot| self.counters.lost.add(slot, bytes));
+    }
+
+    fn unmapped_in_full(&self, range: IovaRange, unmapped: u64) -> Result<(), UnmapError> {
+        if unmapped == range.len() {
+            return Ok(());
+        }
+        if unmapped > 0 {
+            self.lose(unmapped);
+        }
+        Err(UnmapError::NotMapped { range, unmapped })
+    }
+}
+
+impl<M: Mapper, P: Platform> PlatformEvents for Domain<M, P> {
+    fn timer(&self) {
+        let due = self.platform.with_slot(|_| self.deferred.timer());
+        if due && self.flush().is_err() {
+            // Still reachable: try again after another window, as nobody is here to be told.
+            if let Policy::Lazy { window_ns } = self.policy {
+                self.platform.wake_at(self.platform.now_ns().saturating_add(window_ns));
+            }
+        }
+    }
+
+    fn slot_released(&self, index: usize) {
+        if self.deferred.is_pending() && self.flush().is_err() {
+            // The timer is set and will try again; the addresses stay out of use until then.
+            return;
+        }
+        self.reclaim_deferred();
+        self.platform.with_slot(|_| self.space.drain_slot(index));
+    }
+}
+
+/// The highest address of a list, for devices that get no translation.
+pub(crate) fn last_byte(list: &[PhysSegment]) -> Result<PhysAddr, MapListError> {
+    let mut highest = None;
+    for (index, segment) in list.iter().enumerate() {
+        let PhysSegment { phys, len } = *segment;
+        let distance = len.checked_sub(1).ok_or(MapListError::EmptySegment { index, phys })?;
+        let last = phys.checked_add(distance).ok_or(MapListError::Wraps { index, phys, len })?;
+        highest = highest.max(Some(last));
+    }
+    highest.ok_or(MapListError::EmptyList)
+}

@@ -1,0 +1,14 @@
+//! Allocation of I/O virtual address ranges.
+//!
+//! An [`IovaSpace`] hands out ranges with *natural alignment*: a range begins at a multiple of its size
+//! rounded up to a power of two (of 1 GiB at most), so that large pages and address-mask invalidations fit
+//! it. In front of the shared [`HoleTree`] each CPU keeps a small [`cache`](CACHED_ORDERS) of ranges that it
+//! freed.
+
+mod cache;
+mod space;
+mod tree;
+
+pub use cache::{CACHED_ORDERS, MAGAZINE_BYTES};
+pub use space::{IovaError, IovaSpace, SpaceConfig, SpaceUsage};
+pub use tree::{HoleTree, TreeError};

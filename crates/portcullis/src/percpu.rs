@@ -1,0 +1,85 @@
+//! Per-CPU values, each on cache lines of its own, and counters that only their own CPU writes.
+
+use alloc::boxed::Box;
+use core::ops::Deref;
+
+use crate::platform::LocalSlot;
+use crate::sync::{AtomicU64, Ordering};
+
+/// A value alone on its cache lines: two lines, because x86 fetches them in pairs.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub struct CachePadded<T>(pub T);
+
+impl<T> Deref for CachePadded<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+/// One `T` for each local slot, and one more that callers without a slot share.
+///
+/// Neighbours never share a cache line. A `T` must tolerate shared access (`&T`): whoever drains a slot that
+/// its CPU has left reaches it from elsewhere.
+#[derive(Debug)]
+pub struct PerCpu<T> {
+    values: Box<[CachePadded<T>]>,
+}
+
+impl<T> PerCpu<T> {
+    /// `slots` values and the shared one, each made by `make`. Allocates; may be slow.
+    pub fn new(slots: usize, mut make: impl FnMut() -> T) -> Self {
+        Self { values: (0..=slots).map(|_| CachePadded(make())).collect() }
+    }
+
+    /// The value of `slot`, or the shared one for a caller that has none. O(1).
+    pub fn get(&self, slot: Option<&LocalSlot<'_>>) -> &T {
+        let shared = self.values.len() - 1;
+        &self.values[slot.map_or(shared, |slot| slot.index().min(shared))]
+    }
+
+    /// The value of the slot numbered `index`, whoever has that slot; `None` past the last one.
+    pub fn at(&self, index: usize) -> Option<&T> {
+        self.values.get(index).map(|padded| &padded.0)
+    }
+
+    /// Every value, the shared one last.
+    pub fn iter(&self) -> impl Iterator<Item = &T> {
+        self.values.iter().map(|padded| &padded.0)
+    }
+}
+
+/// A count that is kept per CPU and summed when it is read.
+///
+/// The owner of a slot adds with a load and a store, without an atomic read-modify-write: nobody else writes
+/// that word. Callers without a slot share one word and pay for it.
+#[derive(Debug)]
+pub struct Counter {
+    values: PerCpu<AtomicU64>,
+}
+
+impl Counter {
+    /// A count of 0 for `slots` slots.
+    pub fn new(slots: usize) -> Self {
+        Self { values: PerCpu::new(slots, || AtomicU64::new(0)) }
+    }
+
+    /// Adds `n`. O(1), no wait.
+    pub fn add(&self, slot: Option<&LocalSlot<'_>>, n: u64) {
+        let value = self.values.get(slot);
+        if slot.is_some() {
+            // Relaxed: the slot is ours alone until the closure that lent it returns, and a reader that sums
+            // while others add promises no more than a count that was true at some time.
+            value.store(value.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
+        } else {
+            value.fetch_add(n, Ordering::Relaxed);
+        }
+    }
+
+    /// The sum over all slots. O(slots).
+    pub fn sum(&self) -> u64 {
+        self.values.iter().fold(0, |sum, value| sum.wrapping_add(value.load(Ordering::Relaxed)))
+    }
+}

@@ -1,0 +1,135 @@
+//! What the embedder supplies: local slots, a clock and a timer ([`Platform`]), and memory for page tables
+//! ([`Frames`]).
+//!
+//! They are two traits because they have different users: an IOMMU that maps by request (iommufd,
+//! virtio-iommu) needs slots and a clock but no table memory.
+
+use alloc::sync::{Arc, Weak};
+use core::marker::PhantomData;
+
+use crate::addr::PhysAddr;
+use crate::sync::AtomicU64;
+
+/// Proof that its holder has a local slot to itself, for as long as the proof lives.
+///
+/// It cannot leave the thread it was made on.
+#[derive(Debug)]
+pub struct LocalSlot<'a> {
+    index: usize,
+    _on_this_cpu_only: PhantomData<(&'a (), *mut ())>,
+}
+
+impl LocalSlot<'_> {
+    /// The proof for slot `index`. Only a [`Platform`] makes one, and only inside
+    /// [`with_slot`](Platform::with_slot): two at once for one index would lose counts.
+    pub const fn new(index: usize) -> Self {
+        Self { index, _on_this_cpu_only: PhantomData }
+    }
+
+    /// The slot's number, below [`Platform::slots`].
+    pub const fn index(&self) -> usize {
+        self.index
+    }
+}
+
+/// What happens on the platform that a domain must hear of.
+pub trait PlatformEvents: Send + Sync {
+    /// The time asked for with [`Platform::wake_at`] has come. May wait for hardware.
+    fn timer(&self);
+
+    /// The CPU (or thread) that had slot `index` is gone: give back what is cached there. May wait for
+    /// hardware.
+    fn slot_released(&self, index: usize);
+}
+
+/// What the machine offers.
+///
+/// A kernel gives the current CPU's slot with preemption off (with interrupts off, if it maps from interrupt
+/// handlers); [`StdPlatform`](crate::std_platform::StdPlatform) gives each thread a slot for its life.
+pub trait Platform: Send + Sync + 'static {
+    /// How many local slots there are. It never changes.
+    fn slots(&self) -> usize;
+
+    /// Lends the caller a slot of its own for the length of `f`, or `None` where all are taken.
+    ///
+    /// `f` never blocks on hardware, never calls `with_slot` again, and takes bounded time.
+    fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R;
+
+    /// Nanoseconds since some fixed time; never goes backwards.
+    fn now_ns(&self) -> u64;
+
+    /// Has `events` told of timers and of slots that are given up, from now on until it is dropped.
+    fn register(&self, events: Weak<dyn PlatformEvents>);
+
+    /// Asks for [`PlatformEvents::timer`] to be called at `deadline_ns`, or soon after. Called with no lock
+    /// held and no slot lent; must not call back at once.
+    fn wake_at(&self, deadline_ns: u64);
+}
+
+/// Entries of one page table: 512 words, 4 KiB.
+pub const TABLE_ENTRIES: usize = 512;
+
+/// A page table as the hardware and the library share it.
+pub type Table = [AtomicU64; TABLE_ENTRIES];
+
+/// The size in bytes of a [frame](Frames).
+pub const FRAME_SIZE: u64 = 4096;
+
+/// Physical memory for page tables and coherent buffers, in frames of 4 KiB that the CPU and the IOMMU's
+/// walker both reach.
+pub trait Frames: Send + Sync + 'static {
+    /// `count` frames in a row, all zero, aligned to `count` rounded up to a power of two; `None` when there
+    /// are none (or for a `count` of 0). May allocate; must not wait for an I/O.
+    fn alloc(&self, count: usize) -> Option<PhysAddr>;
+
+    /// Takes back `count` frames that [`alloc`](Self::alloc) gave out together.
+    ///
+    /// # Safety
+    /// `first` and `count` are of one earlier `alloc` of this value, not freed since, and nobody (no walker
+    /// either) uses the frames from now on.
+    unsafe fn free(&self, first: PhysAddr, count: usize);
+
+    /// The words of the frame at `frame`.
+    ///
+    /// # Safety
+    /// `frame` lies in what an `alloc` of this value gave out, and is not freed while the reference lives.
+    unsafe fn table(&self, frame: PhysAddr) -> &Table;
+}
+
+impl<T: Platform> Platform for Arc<T> {
+    fn slots(&self) -> usize {
+        T::slots(self)
+    }
+
+    fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
+        T::with_slot(self, f)
+    }
+
+    fn now_ns(&self) -> u64 {
+        T::now_ns(self)
+    }
+
+    fn register(&self, events: Weak<dyn PlatformEvents>) {
+        T::register(self, events);
+    }
+
+    fn wake_at(&self, deadline_ns: u64) {
+        T::wake_at(self, deadline_ns);
+    }
+}
+
+impl<T: Frames> Frames for Arc<T> {
+    fn alloc(&self, count: usize) -> Option<PhysAddr> {
+        T::alloc(self, count)
+    }
+
+    unsafe fn free(&self, first: PhysAddr, count: usize) {
+        // SAFETY: the caller's promise is passed on unchanged.
+        unsafe { T::free(self, first, count) }
+    }
+
+    unsafe fn table(&self, frame: PhysAddr) -> &Table {
+        // SAFETY: the caller's promise is passed on unchanged.
+        unsafe { T::table(self, frame) }
+    }
+}

@@ -1,0 +1,42 @@
+//! The one place that names atomics and locks.
+//!
+//! Everything else takes them from here, so that the model checker's can take their place (`--cfg loom`).
+//! With `std` a lock sleeps when it must wait; without, it spins, and the embedder decides through
+//! [`Platform::with_slot`](crate::platform::Platform::with_slot) whether interrupts are off meanwhile: every
+//! lock of this crate is taken inside such a call, and none is held while hardware works.
+
+#[cfg(not(loom))]
+pub use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
+#[cfg(loom)]
+pub use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
+
+#[cfg(loom)]
+use loom::sync as imp;
+#[cfg(all(not(loom), not(feature = "std")))]
+use spin as imp;
+#[cfg(all(not(loom), feature = "std"))]
+use std::sync as imp;
+
+/// A lock around a `T`. Uncontended, taking and releasing it is one atomic exchange and one store.
+#[derive(Debug, Default)]
+pub struct Mutex<T>(imp::Mutex<T>);
+
+/// The right to use what a [`Mutex`] protects, until it is dropped.
+pub type MutexGuard<'a, T> = imp::MutexGuard<'a, T>;
+
+impl<T> Mutex<T> {
+    /// A free lock around `value`.
+    pub fn new(value: T) -> Self {
+        Self(imp::Mutex::new(value))
+    }
+
+    /// Waits until the lock is free and takes it.
+    ///
+    /// A panic under the lock does not poison it: the data it protects is kept consistent at every step.
+    pub fn lock(&self) -> MutexGuard<'_, T> {
+        #[cfg(any(loom, feature = "std"))]
+        return self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        #[cfg(not(any(loom, feature = "std")))]
+        return self.0.lock();
+    }
+}

@@ -1,0 +1,180 @@
+//! Giving pages back needs no memory, and running out of it changes nothing. In a binary of its own, because
+//! it replaces the global allocator.
+
+use portcullis::iova::{HoleTree, TreeError};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+thread_local! {
+    /// How often this thread has asked for memory.
+    static CALLS: Cell<usize> = const { Cell::new(0) };
+    /// The longest request of this thread that succeeds, in bytes.
+    static LIMIT: Cell<usize> = const { Cell::new(usize::MAX) };
+}
+
+/// The system's allocator, counted and limited per thread.
+struct Limited;
+
+/// Counts a request and says whether it may succeed. A thread that is being torn down is not limited.
+fn granted(bytes: usize) -> bool {
+    let _ = CALLS.try_with(|calls| calls.set(calls.get() + 1));
+    LIMIT.try_with(|limit| bytes <= limit.get()).unwrap_or(true)
+}
+
+// SAFETY: every block comes from `System` with the layout that was asked for and goes back to it with the
+// same one; a refusal is a null pointer, as the trait asks. `granted` neither allocates nor panics: its
+// thread-local values are initialised at compile time and need no destructor.
+unsafe impl GlobalAlloc for Limited {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        if !granted(layout.size()) {
+            return std::ptr::null_mut();
+        }
+        // SAFETY: the caller keeps the rules of this very function.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        // SAFETY: the caller passes a block of this allocator, which is one of `System`'s, with its layout.
+        unsafe { System.dealloc(block, layout) }
+    }
+
+    unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        if !granted(size) {
+            return std::ptr::null_mut();
+        }
+        // SAFETY: as for `dealloc`; the caller vouches for the new size.
+        unsafe { System.realloc(block, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Limited = Limited;
+
+/// Runs `work` while this thread gets no memory in pieces over `limit` bytes; returns how often it asked.
+fn limited<T>(limit: usize, work: impl FnOnce() -> T) -> (T, usize) {
+    let before = CALLS.get();
+    LIMIT.set(limit);
+    let result = work();
+    LIMIT.set(usize::MAX);
+    (result, CALLS.get() - before)
+}
+
+struct Rng(u64);
+
+impl Rng {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 20) as usize % bound
+    }
+}
+
+#[test]
+fn frees_in_any_order_need_no_memory() {
+    let mut rng = Rng(0x2545_f491_4f6c_dd1d);
+    let mut tree = HoleTree::new();
+    tree.add(1, 1 << 22).unwrap();
+    tree.reserve(0xfee0, 0x10).unwrap();
+    let mut live: Vec<(u64, u64)> = Vec::new();
+    for round in 0..200 {
+        for _ in 0..rng.below(200) {
+            let pages = 1 + rng.below(64) as u64;
+            let order = rng.below(8) as u32;
+            let max_page = if rng.below(4) == 0 { 1 << 18 } else { u64::MAX };
+            if let Ok(first) = tree.alloc(pages, order, max_page) {
+                live.push((first, pages));
+            }
+        }
+        for last in (1..live.len()).rev() {
+            live.swap(last, rng.below(last + 1));
+        }
+        let keep = if round == 199 { 0 } else { rng.below(live.len() + 1) };
+        let (failed, calls) = limited(0, || {
+            live.drain(keep..).filter(|&(first, pages)| tree.free(first, pages).is_err()).count()
+        });
+        assert_eq!((failed, calls), (0, 0));
+    }
+    assert_eq!((tree.holes(), tree.check()), (2, Ok(())));
+}
+
+/// Every second page: the most holes that an allocation each can leave behind. The slab is only ever granted
+/// as much as was asked for at the least, so nothing that doubling happens to leave over can hide a debt.
+#[test]
+fn exactly_what_is_owed_is_prepaid() {
+    let mut tree = HoleTree::new();
+    let mut live = Vec::with_capacity(4096);
+    tree.add(0, 1 << 20).unwrap();
+    for count in 1..4096_usize {
+        // One run and as many holes as allocations; a growing slab gets what that takes and no more.
+        let exact = (count + 1) * 64;
+        let (first, _) = limited(exact.max(4 * 64), || tree.alloc(1, 0, u64::MAX));
+        live.push(first.unwrap());
+    }
+    assert_eq!(tree.memory_bytes(), 4096 * 64);
+    let (failed, calls) = limited(0, || {
+        let odd = live.iter().skip(1).step_by(2).filter(|&&page| tree.free(page, 1).is_err()).count();
+        let even = live.iter().step_by(2).filter(|&&page| tree.free(page, 1).is_err()).count();
+        odd + even
+    });
+    assert_eq!((failed, calls), (0, 0));
+    assert_eq!((tree.holes(), tree.free_pages(), tree.check()), (1, 1 << 20, Ok(())));
+}
+
+#[test]
+fn without_memory_nothing_changes() {
+    let mut tree = HoleTree::new();
+    let (refused, _) = limited(0, || tree.add(0, 100));
+    assert!(matches!(refused, Err(TreeError::OutOfMemory { nodes: 1, node_bytes: 64 })), "{refused:?}");
+    assert_eq!((tree.holes(), tree.free_pages(), tree.check()), (0, 0, Ok(())));
+
+    tree.add(0, 100_000).unwrap();
+    let mut live = Vec::with_capacity(4096);
+    let (refused, _) = limited(0, || {
+        loop {
+            match tree.alloc(1, 1, u64::MAX) {
+                Ok(first) => live.push(first),
+                Err(error) => break error,
+            }
+        }
+    });
+    assert!(matches!(refused, TreeError::OutOfMemory { .. }), "{refused:?}");
+    let (holes, free) = (tree.holes(), tree.free_pages());
+    let before: Vec<_> = tree.iter().collect();
+    let (results, _) = limited(0, || (tree.alloc(1, 0, 50), tree.reserve(10, 1), tree.prepay(1000)));
+    assert!(matches!(results.0, Err(TreeError::OutOfMemory { .. })), "{results:?}");
+    assert!(matches!(results.1, Err(TreeError::OutOfMemory { .. })), "{results:?}");
+    assert!(matches!(results.2, Err(TreeError::OutOfMemory { .. })), "{results:?}");
+    assert_eq!((tree.holes(), tree.free_pages(), tree.check()), (holes, free, Ok(())));
+    assert!(tree.iter().eq(before));
+    let (failed, calls) = limited(0, || live.iter().filter(|&&first| tree.free(first, 1).is_err()).count());
+    assert_eq!((failed, calls), (0, 0));
+    assert_eq!((tree.holes(), tree.free_pages(), tree.check()), (1, 100_000, Ok(())));
+}
+
+/// One allocation given back in many pieces: what was paid for does not last, and the tree says so.
+#[test]
+fn freeing_in_pieces_may_need_memory_but_stays_consistent() {
+    let mut tree = HoleTree::new();
+    tree.add(0, 1000).unwrap();
+    assert_eq!(tree.alloc(1000, 0, u64::MAX), Ok(0));
+    let (refused, _) = limited(0, || (0..1000).step_by(2).find_map(|page| tree.free(page, 1).err()));
+    assert!(matches!(refused, Some(TreeError::OutOfMemory { .. })), "{refused:?}");
+    assert_eq!(tree.check(), Ok(()));
+    let done = tree.holes() as u64;
+    for page in (2 * done..1000).step_by(2).chain((1..1000).step_by(2)) {
+        tree.free(page, 1).unwrap();
+    }
+    assert_eq!((tree.holes(), tree.free_pages(), tree.check()), (1, 1000, Ok(())));
+}
+
+#[test]
+fn prepaid_allocations_need_no_memory() {
+    let mut tree = HoleTree::new();
+    tree.add(0, 1 << 16).unwrap();
+    tree.prepay(1000).unwrap();
+    let held = tree.memory_bytes();
+    let (failed, calls) = limited(0, || (0..1000).filter(|_| tree.alloc(3, 2, u64::MAX).is_err()).count());
+    assert_eq!((failed, calls), (0, 0));
+    assert_eq!((tree.memory_bytes(), tree.check()), (held, Ok(())));
+}

@@ -1,0 +1,124 @@
+//! Everyday commands of the project: `cargo xtask test`, `cargo xtask check`.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+const USAGE: &str = "\
+cargo xtask test    run every test: units, properties, documentation, model checker, without std
+cargo xtask check   formatting, lints and documentation, all without a warning
+";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let steps = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["test"] => test_steps(),
+        ["check"] => check_steps(),
+        [] | ["help" | "--help" | "-h"] => {
+            print!("{USAGE}");
+            return ExitCode::SUCCESS;
+        }
+        _ => {
+            eprint!("xtask: no such command\n{USAGE}");
+            return ExitCode::from(2);
+        }
+    };
+    for step in &steps {
+        eprintln!("== {}", step.what);
+        if let Err(reason) = step.run() {
+            eprintln!("xtask: {}: {reason}", step.what);
+            return ExitCode::FAILURE;
+        }
+    }
+    println!("{} steps done, none skipped", steps.len());
+    ExitCode::SUCCESS
+}
+
+/// One command and what it is for.
+struct Step {
+    what: &'static str,
+    program: PathBuf,
+    arguments: &'static [&'static str],
+    /// Where it runs, below the repository's root.
+    folder: &'static str,
+    environment: &'static [(&'static str, &'static str)],
+}
+
+impl Step {
+    const fn cargo(what: &'static str, arguments: &'static [&'static str]) -> Self {
+        Self { what, program: PathBuf::new(), arguments, folder: "", environment: &[] }
+    }
+
+    fn run(&self) -> Result<(), String> {
+        let root = root();
+        let program = if self.program.as_os_str().is_empty() {
+            std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()).into()
+        } else {
+            root.join(&self.program)
+        };
+        let status = Command::new(&program)
+            .args(self.arguments)
+            .envs(self.environment.iter().copied())
+            .current_dir(root.join(self.folder))
+            .status()
+            .map_err(|error| format!("{} did not start: {error}", program.display()))?;
+        if status.success() {
+            Ok(())
+        } else {
+            Err(format!("{} {}: {status}", program.display(), self.arguments.join(" ")))
+        }
+    }
+}
+
+fn root() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.parent().unwrap_or(here).to_path_buf()
+}
+
+fn test_steps() -> Vec<Step> {
+    vec![
+        // With optimisation, as the property tests do millions of operations.
+        Step::cargo("tests", &["test", "--locked", "--workspace", "--release", "--all-targets"]),
+        Step::cargo(
+            "examples in the documentation",
+            &["test", "--locked", "--workspace", "--release", "--doc"],
+        ),
+        Step {
+            // Its own folder: the configuration would otherwise rebuild everything back and forth.
+            environment: &[("RUSTFLAGS", "--cfg loom"), ("CARGO_TARGET_DIR", "target/loom")],
+            ..Step::cargo(
+                "lock-free parts in the model checker",
+                &["test", "--locked", "--release", "-p", "portcullis", "--test", "loom"],
+            )
+        },
+        Step {
+            folder: NO_STD,
+            environment: &[("CARGO_TARGET_DIR", "target")],
+            ..Step::cargo("the core linked without std", &["build", "--locked", "--release"])
+        },
+        Step {
+            program: Path::new(NO_STD).join("target/release/portcullis-no-std"),
+            ..Step::cargo("the core run without std", &[])
+        },
+    ]
+}
+
+/// The program that has neither `std` nor a C runtime.
+const NO_STD: &str = "tests/no-std";
+
+fn check_steps() -> Vec<Step> {
+    let deny = &[("RUSTDOCFLAGS", "-D warnings")];
+    vec![
+        Step::cargo("formatting", &["fmt", "--all", "--check"]),
+        Step { folder: NO_STD, ..Step::cargo("formatting of the program without std", &["fmt", "--check"]) },
+        Step::cargo("lints", &["clippy", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"]),
+        Step {
+            folder: NO_STD,
+            environment: &[("CARGO_TARGET_DIR", "target")],
+            ..Step::cargo("lints without std", &["clippy", "--locked", "--release", "--", "-D", "warnings"])
+        },
+        Step {
+            environment: deny,
+            ..Step::cargo("documentation", &["doc", "--locked", "--workspace", "--no-deps"])
+        },
+    ]
+}
