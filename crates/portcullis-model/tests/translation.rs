@@ -51,7 +51,7 @@ fn every_leaf_size_at_every_depth() {
 fn permissions_are_those_that_every_level_gives() {
     let (iommu, mapper) = rig();
     mapper.map_at(0x1000, 0x9000, BOTH, 1);
-    let upper = mapper.entry(0x1000, 2);
+    let upper = mapper.entry(0x1000, 3);
     upper.store(upper.load(Ordering::Relaxed) & !vtd::WRITE, Ordering::Relaxed);
     assert_eq!(reason(&iommu, 0x1000, WRITE), Some(FaultReason::Permission));
     assert_eq!(iommu.stats().iotlb_misses, 1);

@@ -96,6 +96,10 @@ impl Piece {
 }
 
 impl Exposure {
+    pub(crate) fn pages(&self) -> u64 {
+        self.ledgers.iter().map(|ledger| ledger.pages.len() as u64).sum()
+    }
+
     pub(crate) fn set_time(&mut self, time: u64) {
         self.now = self.now.max(time);
     }

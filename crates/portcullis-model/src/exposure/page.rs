@@ -8,7 +8,7 @@ use super::spans::{Span, covered};
 
 /// Above this many ranges in one open translation, ranges that touch are joined and count as old as the oldest
 /// of them. What is exact is the byte-nanoseconds; the longest time may then be too long, never too short.
-const JOIN_ABOVE: usize = 8;
+const JOIN_ABOVE: usize = 64;
 
 /// Bytes that are exposed at this moment.
 #[derive(Debug, Clone, Copy, Default)]

@@ -65,4 +65,9 @@ impl Iommu {
     pub fn total_exposure(&self) -> Exposed {
         self.state.lock().exposure.total()
     }
+
+    /// Pages that the ledger keeps account of now, of all devices: each costs some hundred bytes. O(devices).
+    pub fn pages_observed(&self) -> u64 {
+        self.state.lock().exposure.pages()
+    }
 }

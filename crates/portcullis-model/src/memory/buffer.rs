@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use portcullis::addr::PhysAddr;
+use portcullis::domain::PhysSegment;
 use portcullis::platform::{FRAME_SIZE, Frames};
 
 use super::{BadAddress, Memory};
@@ -12,24 +13,28 @@ use super::{BadAddress, Memory};
 #[derive(Debug)]
 pub struct Buffer {
     memory: Arc<Memory>,
-    phys: PhysAddr,
-    len: u64,
+    segment: PhysSegment,
 }
 
 impl Buffer {
     pub(super) fn new(memory: &Arc<Memory>, len: u64) -> Option<Self> {
         let phys = memory.alloc(usize::try_from(len.div_ceil(FRAME_SIZE)).ok()?)?;
-        Some(Self { memory: Arc::clone(memory), phys, len })
+        Some(Self { memory: Arc::clone(memory), segment: PhysSegment { phys, len } })
+    }
+
+    /// The whole buffer, which lies in one piece.
+    pub(super) fn segment(&self) -> &PhysSegment {
+        &self.segment
     }
 
     /// Where the first byte is.
     pub fn phys(&self) -> PhysAddr {
-        self.phys
+        self.segment.phys
     }
 
     /// How many bytes it holds, never 0.
     pub fn len(&self) -> u64 {
-        self.len
+        self.segment.len
     }
 
     /// Never: a buffer holds at least one byte. (For the reader who expects it beside [`len`](Self::len).)
@@ -57,8 +62,8 @@ impl Buffer {
     pub fn fill(&self, byte: u8) {
         let page = [byte; FRAME_SIZE as usize];
         let mut offset = 0;
-        while offset < self.len {
-            let count = FRAME_SIZE.min(self.len - offset);
+        while offset < self.segment.len {
+            let count = FRAME_SIZE.min(self.segment.len - offset);
             // Inside the buffer by the bounds of this loop, and the buffer is inside the memory.
             let written = self.write(offset, &page[..count as usize]);
             debug_assert!(written.is_ok());
@@ -67,14 +72,14 @@ impl Buffer {
     }
 
     fn at(&self, offset: u64, len: usize) -> Result<PhysAddr, BadAddress> {
-        let inside = offset.checked_add(len as u64).is_some_and(|end| end <= self.len);
-        let address = self.phys.checked_add(offset).filter(|_| inside);
-        address.ok_or(BadAddress { address: self.phys.get().saturating_add(offset), len: len as u64 })
+        let inside = offset.checked_add(len as u64).is_some_and(|end| end <= self.segment.len);
+        let address = self.segment.phys.checked_add(offset).filter(|_| inside);
+        address.ok_or(BadAddress { address: self.segment.phys.get().saturating_add(offset), len: len as u64 })
     }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        self.memory.release(self.phys, self.len.div_ceil(FRAME_SIZE) as usize);
+        self.memory.release(self.segment.phys, self.segment.len.div_ceil(FRAME_SIZE) as usize);
     }
 }

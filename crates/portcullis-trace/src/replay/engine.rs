@@ -22,6 +22,9 @@ use crate::{Chunk, MapId, Op, OpKind, Origin};
 /// Memory that page tables may take: a domain of the traces at hand takes less than 1 MiB.
 const TABLE_MEMORY: u64 = 1 << 30;
 
+/// Pages whose exposure is followed at once, of all devices, 32 GiB of memory: each takes some hundred bytes.
+const MOST_PAGES: u64 = 8 << 20;
+
 /// Levels of the page tables: 48 bits of address, what today's machines use.
 const LEVELS: u32 = 4;
 
@@ -134,6 +137,11 @@ impl Engine {
 
     fn map(&mut self, op: &Op, device: usize, id: MapId, direction: Direction, origin: Origin) {
         let list = &self.scratch[..];
+        let pages = pages(list).saturating_add(self.iommu.pages_observed());
+        if pages > MOST_PAGES {
+            self.fail(ReplayError::TooMuchMemory { line: op.line, pages, most: MOST_PAGES });
+            return;
+        }
         let mut view: SmallVec<[DmaSegment; 1]> = SmallVec::from_elem(DmaSegment::default(), list.len());
         let spent_by_model = self.queue.ticks();
         let start = self.timer.ticks();
@@ -305,11 +313,7 @@ impl Engine {
 
 impl Live {
     fn pages(&self) -> u64 {
-        let granule = PageSize::SIZE_4K;
-        let touched = |part: &PhysSegment| {
-            granule.round_up(part.phys.page_offset(granule).saturating_add(part.len)).unwrap_or(u64::MAX)
-        };
-        self.memory.iter().map(touched).fold(0, u64::saturating_add) / granule.bytes()
+        pages(&self.memory)
     }
 
     /// The mapping in pieces that are contiguous on both sides, in order.
@@ -332,6 +336,15 @@ impl Live {
             Some(piece)
         })
     }
+}
+
+/// Pages that `list` touches, one segment after another.
+fn pages(list: &[PhysSegment]) -> u64 {
+    let granule = PageSize::SIZE_4K;
+    let touched = |part: &PhysSegment| {
+        granule.round_up(part.phys.page_offset(granule).saturating_add(part.len)).unwrap_or(u64::MAX)
+    };
+    list.iter().map(touched).fold(0, u64::saturating_add) / granule.bytes()
 }
 
 fn model_device(index: usize) -> ModelDevice {

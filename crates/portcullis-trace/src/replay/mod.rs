@@ -54,6 +54,16 @@ pub enum ReplayError {
         /// Why.
         error: UnmapError,
     },
+    /// More memory than can be followed page by page.
+    #[error("line {line}: mapping: {pages} pages to follow at once, {most} are possible")]
+    TooMuchMemory {
+        /// The event's line.
+        line: u64,
+        /// Pages there would be with this mapping.
+        pages: u64,
+        /// Pages there can be.
+        most: u64,
+    },
     /// No domain for a device.
     #[error(transparent)]
     Domain(#[from] DomainError),

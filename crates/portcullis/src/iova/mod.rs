@@ -1,7 +1,7 @@
 //! Allocation of I/O virtual address ranges.
 //!
 //! An [`IovaSpace`] hands out ranges with *natural alignment*: a range begins at a multiple of its size
-//! rounded up to a power of two (of 1 GiB at most), so that large pages and address-mask invalidations fit
+//! rounded up to a power of two (of 2^18 granules at most, 1 GiB with granules of 4 KiB), so that large pages and address-mask invalidations fit
 //! it. In front of the shared [`HoleTree`] each CPU keeps a small [`cache`](CACHED_ORDERS) of ranges that it
 //! freed.
 
@@ -11,4 +11,4 @@ mod tree;
 
 pub use cache::{CACHED_ORDERS, MAGAZINE_BYTES};
 pub use space::{IovaError, IovaSpace, SpaceConfig, SpaceUsage};
-pub use tree::{HoleTree, TreeError};
+pub use tree::{HoleTree, MAX_ORDER, TreeError};

@@ -3,14 +3,11 @@
 use alloc::vec::Vec;
 
 use super::cache::{CACHED_ORDERS, Cache};
-use super::tree::{HoleTree, TreeError};
+use super::tree::{HoleTree, MAX_ORDER, TreeError};
 use crate::addr::{Iova, IovaRange, PageSize};
 use crate::percpu::PerCpu;
 use crate::platform::LocalSlot;
 use crate::sync::Mutex;
-
-/// The largest natural alignment, as a power of two of bytes: 1 GiB, the largest page there is.
-const MAX_ALIGN_SHIFT: u32 = 30;
 
 /// What an address space is made of.
 #[derive(Debug, Clone)]
@@ -145,7 +142,8 @@ impl IovaSpace {
         {
             return Ok(self.range(page, pages));
         }
-        let align = order.min(MAX_ALIGN_SHIFT.saturating_sub(shift));
+        // 1 GiB with granules of 4 KiB: no page is larger.
+        let align = order.min(MAX_ORDER);
         let mut found = self.alloc_from_tree(pages, align, max_page);
         if matches!(found, Err(TreeError::NoFit { .. })) {
             self.flush_caches();

@@ -1,0 +1,64 @@
+//! A domain in the software IOMMU, with one device.
+#![allow(dead_code, reason = "each test file uses a part")]
+
+use std::sync::Arc;
+
+use portcullis::addr::{Iova, PageSize, PageSizes, Permissions};
+use portcullis::dma::DmaDevice;
+use portcullis::domain::{Domain, Policy};
+use portcullis::invalidation::DomainId;
+use portcullis::mapper::TableMapper;
+use portcullis::pgtable::PageTable;
+use portcullis::platform::Platform;
+use portcullis::std_platform::StdPlatform;
+use portcullis_model::{Context, DeviceId, Iommu, IommuConfig, Memory, Queue};
+
+pub type Mapper = TableMapper<Arc<Memory>, Queue>;
+
+pub const DEVICE: DeviceId = DeviceId(7);
+pub const PAGE: u64 = 4096;
+
+/// All page sizes of the format.
+pub fn all_sizes() -> PageSizes {
+    PageSizes::EMPTY.with(PageSize::SIZE_4K).with(PageSize::SIZE_2M).with(PageSize::SIZE_1G)
+}
+
+pub struct Bench<P: Platform = StdPlatform> {
+    pub memory: Arc<Memory>,
+    pub iommu: Arc<Iommu>,
+    pub domain: Arc<Domain<Mapper, P>>,
+    pub device: DmaDevice<Mapper, P>,
+}
+
+impl Bench {
+    pub fn new(policy: Policy) -> Self {
+        Self::on(StdPlatform::new(), policy)
+    }
+}
+
+impl<P: Platform> Bench<P> {
+    pub fn on(platform: P, policy: Policy) -> Self {
+        let memory = Memory::new(64 << 20);
+        let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
+        let table = PageTable::new(Arc::clone(&memory), 4, all_sizes()).unwrap();
+        let context = match policy {
+            Policy::Passthrough => Context::Passthrough,
+            _ => Context::SecondStage { domain: DomainId(1), root: table.root(), levels: 4 },
+        };
+        iommu.attach(DEVICE, context);
+        let mapper = TableMapper::new(table, iommu.queue(), DomainId(1), Vec::new());
+        let domain = Domain::new(platform, mapper, policy).unwrap();
+        let device = DmaDevice::new(Arc::clone(&domain), u64::MAX);
+        Self { memory, iommu, domain, device }
+    }
+
+    /// Whether the device can write at `iova` now. It also leaves a cached translation if it can.
+    pub fn writes(&self, iova: Iova) -> bool {
+        self.iommu.dma_write(DEVICE, iova, &[0xee]).is_ok()
+    }
+
+    /// Whether the device can read at `iova` now.
+    pub fn reads(&self, iova: Iova) -> bool {
+        self.iommu.access(DEVICE, iova, 1, Permissions::READ).is_ok()
+    }
+}

@@ -1,0 +1,302 @@
+//! The page-table engine against a plain map, against the software IOMMU's own walker, and against the
+//! entries that the VT-d manual's figures show.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use common::{PAGE, all_sizes};
+use portcullis::addr::{Iova, IovaRange, PageSize, PageSizes, Permissions, PhysAddr};
+use portcullis::pgtable::{MapError, PageTable, TableError, Unmapped, vtd};
+use portcullis_model::{Context, DeviceId, Iommu, IommuConfig, Memory};
+use proptest::prelude::*;
+
+fn table(levels: u32) -> (Arc<Memory>, PageTable<Arc<Memory>>) {
+    let memory = Memory::new(64 << 20);
+    let table = PageTable::new(Arc::clone(&memory), levels, all_sizes()).unwrap();
+    (memory, table)
+}
+
+fn range(start: u64, len: u64) -> IovaRange {
+    IovaRange::new(Iova::new(start), len).unwrap()
+}
+
+fn map(
+    table: &PageTable<Arc<Memory>>,
+    start: u64,
+    len: u64,
+    phys: u64,
+    permissions: Permissions,
+) -> Result<(), MapError> {
+    table.map(range(start, len), PhysAddr::new(phys), permissions, &mut None)
+}
+
+/// The entry that maps `iova` at `level`, read from memory as the hardware would.
+fn entry(memory: &Memory, table: &PageTable<Arc<Memory>>, iova: u64, level: u32) -> u64 {
+    let mut frame = table.root();
+    let mut at = table.levels();
+    loop {
+        let shift = 12 + 9 * (at - 1);
+        let slot = (iova >> shift & 511) * 8;
+        let value = memory.read_u64(frame.checked_add(slot).unwrap()).unwrap();
+        if at == level {
+            return value;
+        }
+        assert_eq!(value & 3, 3, "a table's entry allows everything");
+        frame = PhysAddr::new(value & 0x000f_ffff_ffff_f000);
+        at -= 1;
+    }
+}
+
+#[test]
+fn entries_are_as_the_manual_draws_them() {
+    let (memory, table) = table(4);
+    // Bit 0 reads, bit 1 writes, bit 7 makes a large page; the address in its place.
+    map(&table, 0x7000, PAGE, 0x1234_5000, Permissions::READ).unwrap();
+    assert_eq!(entry(&memory, &table, 0x7000, 1), 0x1234_5001);
+    map(&table, 0x8000, PAGE, 0xf_ffff_ffff_f000, Permissions::WRITE).unwrap();
+    assert_eq!(entry(&memory, &table, 0x8000, 1), 0xf_ffff_ffff_f002);
+    map(&table, 0x20_0000, 2 << 20, 0x4000_0000, Permissions::READ_WRITE).unwrap();
+    assert_eq!(entry(&memory, &table, 0x20_0000, 2), 0x4000_0083);
+    map(&table, 0x4000_0000, 1 << 30, 0x1_8000_0000, Permissions::READ_WRITE).unwrap();
+    assert_eq!(entry(&memory, &table, 0x4000_0000, 3), 0x1_8000_0083);
+}
+
+#[test]
+fn the_largest_page_that_fits_is_used() {
+    let (_, table) = table(4);
+    let before = table.table_bytes();
+    // 1 GiB and 2 MiB and 4 KiB, aligned alike on both sides: one leaf of each.
+    let len = (1 << 30) + (2 << 20) + PAGE;
+    map(&table, 1 << 30, len, 1 << 30, Permissions::READ).unwrap();
+    // A level-3 table for the 1 GiB leaf, one more for each of the two levels below.
+    assert_eq!(table.table_bytes() - before, 3 * PAGE as usize);
+    // Aligned to each other by 4 KiB only: no large page is possible.
+    map(&table, 4 << 30, 4 << 20, PAGE, Permissions::READ).unwrap();
+    let (phys, _) = table.translate(Iova::new((4 << 30) + 0x123_456)).unwrap();
+    assert_eq!(phys, PhysAddr::new(PAGE + 0x123_456));
+    assert_eq!(table.unmap(range(1 << 30, len)), Unmapped { bytes: len });
+    assert_eq!(table.translate(Iova::new(1 << 30)), None);
+}
+
+#[test]
+fn a_table_without_large_pages_has_none() {
+    let memory = Memory::new(64 << 20);
+    let small = PageSizes::EMPTY.with(PageSize::SIZE_4K);
+    let table = PageTable::new(Arc::clone(&memory), 3, small).unwrap();
+    map(&table, 2 << 20, 2 << 20, 2 << 20, Permissions::READ).unwrap();
+    assert_eq!(entry(&memory, &table, (2 << 20) + 5 * PAGE, 1), (2 << 20) + 5 * PAGE + 1);
+    // 1 GiB pages but none of 2 MiB: where a table stands in the way, nothing in between is used.
+    let odd = small.with(PageSize::SIZE_1G);
+    let table = PageTable::new(Arc::clone(&memory), 3, odd).unwrap();
+    map(&table, 0, PAGE, 0, Permissions::READ).unwrap();
+    assert_eq!(table.unmap(range(0, PAGE)).bytes, PAGE);
+    map(&table, 0, 1 << 30, 0, Permissions::READ).unwrap();
+    assert_eq!(entry(&memory, &table, 0, 1), 1);
+    assert_eq!(table.unmap(range(0, 1 << 30)).bytes, 1 << 30);
+}
+
+#[test]
+fn a_large_page_can_take_the_place_of_unmapped_small_ones() {
+    for levels in 3..=5 {
+        let (_, table) = table(levels);
+        map(&table, 0, PAGE, 0x5000, Permissions::READ).unwrap();
+        assert_eq!(table.unmap(range(0, PAGE)).bytes, PAGE);
+        map(&table, 0, 3 << 30, 0, Permissions::READ_WRITE).unwrap();
+        let at = Iova::new((2 << 30) + 0x12345);
+        assert_eq!(table.translate(at), Some((PhysAddr::new(at.get()), Permissions::READ_WRITE)));
+        assert_eq!(table.unmap(range(0, 3 << 30)).bytes, 3 << 30);
+        assert_eq!(table.translate(at), None);
+    }
+}
+
+#[test]
+fn what_cannot_be_mapped_says_why() {
+    let (_, table) = table(3);
+    let read = Permissions::READ;
+    let misaligned = |start, len, phys| {
+        assert!(matches!(
+            map(&table, start, len, phys, read),
+            Err(MapError::Misaligned { granule: 4096, .. })
+        ));
+    };
+    misaligned(0x800, PAGE, 0);
+    misaligned(0, 0x800, 0);
+    misaligned(0, PAGE, 0x800);
+    let last = Iova::new((1 << 39) - 1);
+    assert_eq!(table.last_iova(), last);
+    map(&table, (1 << 39) - PAGE, PAGE, 0, read).unwrap();
+    let beyond = range((1 << 39) - PAGE, 2 * PAGE);
+    assert_eq!(
+        map(&table, (1 << 39) - PAGE, 2 * PAGE, 0, read),
+        Err(MapError::BeyondAperture { range: beyond, last })
+    );
+    for phys in [1 << 52, (1 << 52) - PAGE, !(PAGE - 1)] {
+        let expected =
+            MapError::BeyondPhysical { phys: PhysAddr::new(phys), len: 2 * PAGE, last: vtd::MAX_PHYS };
+        assert_eq!(map(&table, 0, 2 * PAGE, phys, read), Err(expected));
+    }
+    let memory = Memory::new(1 << 20);
+    for levels in [0, 2, 6] {
+        let error = PageTable::new(Arc::clone(&memory), levels, all_sizes()).unwrap_err();
+        assert_eq!(error, TableError::Levels { levels, min: 3, max: 5 });
+    }
+    let sizes = PageSizes::EMPTY.with(PageSize::SIZE_2M);
+    assert_eq!(PageTable::new(memory, 4, sizes).unwrap_err(), TableError::PageSizes { sizes });
+}
+
+#[test]
+fn mapping_over_a_mapping_names_it_and_leaves_everything_as_it_was() {
+    let (_, table) = table(4);
+    map(&table, 5 * PAGE, PAGE, 0xa000, Permissions::READ).unwrap();
+    let mut undone = None;
+    let result = table.map(range(2 * PAGE, 8 * PAGE), PhysAddr::new(0), Permissions::WRITE, &mut undone);
+    assert_eq!(result, Err(MapError::AlreadyMapped { at: Iova::new(5 * PAGE) }));
+    assert_eq!(undone, Some(range(2 * PAGE, 3 * PAGE)), "what a device may have cached meanwhile");
+    for page in 0..16 {
+        let expected = (page == 5).then_some((PhysAddr::new(0xa000), Permissions::READ));
+        assert_eq!(table.translate(Iova::new(page * PAGE)), expected);
+    }
+    // Over a large page, and a large page over a small one.
+    map(&table, 2 << 20, 2 << 20, 0, Permissions::READ).unwrap();
+    let at = Iova::new((2 << 20) + PAGE);
+    let over = map(&table, at.get(), PAGE, 0, Permissions::READ);
+    assert_eq!(over, Err(MapError::AlreadyMapped { at }));
+    let over = map(&table, 0, 2 << 20, 0, Permissions::READ);
+    assert_eq!(over, Err(MapError::AlreadyMapped { at: Iova::new(5 * PAGE) }));
+}
+
+#[test]
+fn an_unmap_stops_at_what_it_cannot_remove() {
+    let (_, table) = table(4);
+    map(&table, 0, 4 * PAGE, 0, Permissions::READ).unwrap();
+    assert_eq!(table.unmap(range(2 * PAGE, 4 * PAGE)), Unmapped { bytes: 2 * PAGE });
+    assert_eq!(table.unmap(range(2 * PAGE, PAGE)), Unmapped { bytes: 0 });
+    assert_eq!(table.unmap(range(0, 2 * PAGE)), Unmapped { bytes: 2 * PAGE });
+    // A part of a large page stays, and says so.
+    map(&table, 2 << 20, 4 << 20, 0, Permissions::READ).unwrap();
+    assert_eq!(table.unmap(range((2 << 20) + PAGE, PAGE)), Unmapped { bytes: 0 });
+    assert_eq!(table.unmap(range(2 << 20, (2 << 20) + PAGE)), Unmapped { bytes: 2 << 20 });
+    assert_eq!(table.unmap(range(4 << 20, 2 << 20)), Unmapped { bytes: 2 << 20 });
+    // Beyond the aperture, and at the very end of 64 bits.
+    assert_eq!(table.unmap(range(1 << 48, PAGE)), Unmapped { bytes: 0 });
+    assert_eq!(table.unmap(range(!(PAGE - 1), PAGE)), Unmapped { bytes: 0 });
+    assert_eq!(table.translate(Iova::new(u64::MAX)), None);
+}
+
+#[test]
+fn running_out_of_table_memory_leaves_nothing_mapped_and_nothing_leaked() {
+    // Two regions under different level-4 entries: the second needs three tables of its own.
+    for nth in 1..=6 {
+        let (memory, table) = table(4);
+        let start = (1 << 39) - 2 * PAGE;
+        memory.fail_after(nth);
+        let result = map(&table, start, 4 * PAGE, 0, Permissions::READ);
+        assert_eq!(result, Err(MapError::OutOfMemory), "allocation {nth} fails");
+        for page in 0..4 {
+            assert_eq!(table.translate(Iova::new(start + page * PAGE)), None);
+        }
+        map(&table, start, 4 * PAGE, 0, Permissions::READ).unwrap();
+        drop(table);
+        assert_eq!(memory.frames_in_use(), 0);
+        assert_eq!(memory.bad_frees(), 0);
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Action {
+    Map { page: u64, pages: u64, phys: u64, permissions: Permissions },
+    Unmap { page: u64, pages: u64 },
+}
+
+fn action() -> impl Strategy<Value = Action> {
+    // A window of 8 MiB around a 1 GiB boundary, where all page sizes meet; often whole 2 MiB pages.
+    let place = prop_oneof![
+        (0..2048u64, 1..40u64),
+        (0..4u64, 1..3u64).prop_map(|(large, count)| (large * 512, count * 512)),
+    ];
+    let permissions =
+        prop_oneof![Just(Permissions::READ), Just(Permissions::WRITE), Just(Permissions::READ_WRITE)];
+    prop_oneof![
+        (place.clone(), 0..8192u64, any::<bool>(), permissions).prop_map(
+            |((page, pages), phys, alike, permissions)| {
+                let phys = if alike { phys / 512 * 512 + page % 512 } else { phys };
+                Action::Map { page, pages, phys, permissions }
+            }
+        ),
+        place.prop_map(|(page, pages)| Action::Unmap { page, pages }),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+
+    /// Every page of the window, after every action: the engine, the model's walker over the same memory and
+    /// a plain map agree.
+    #[test]
+    fn agrees_with_a_plain_map_and_with_the_hardware_model(
+        levels in 3u32..=5,
+        actions in proptest::collection::vec(action(), 1..60),
+    ) {
+        let base = (1u64 << 30) - (4 << 20);
+        let (memory, table) = table(levels);
+        let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
+        let domain = portcullis::invalidation::DomainId(3);
+        iommu.attach(DeviceId(1), Context::SecondStage { domain, root: table.root(), levels });
+        let mut plain: BTreeMap<u64, (u64, Permissions)> = BTreeMap::new();
+        for action in actions {
+            match action {
+                Action::Map { page, pages, phys, permissions } => {
+                    let result = map(&table, base + page * PAGE, pages * PAGE, phys * PAGE, permissions);
+                    match plain.range(page..page + pages).next() {
+                        Some((taken, _)) => {
+                            let at = Iova::new(base + taken * PAGE);
+                            // The lowest, unless that lies inside a large page, whose start is named.
+                            match result {
+                                Err(MapError::AlreadyMapped { at: named }) => prop_assert!(named <= at),
+                                other => prop_assert!(false, "{other:?}"),
+                            }
+                        }
+                        None => {
+                            prop_assert_eq!(result, Ok(()));
+                            plain.extend((0..pages).map(|n| (page + n, (phys + n, permissions))));
+                        }
+                    }
+                }
+                Action::Unmap { page, pages } => {
+                    let there = (page..page + pages).take_while(|page| plain.contains_key(page)).count();
+                    let bytes = table.unmap(range(base + page * PAGE, pages * PAGE)).bytes;
+                    // Less than all that is there only where a large page sticks out of the range.
+                    prop_assert!(bytes <= there as u64 * PAGE && bytes % PAGE == 0);
+                    let removed = bytes / PAGE;
+                    if (there as u64) > removed {
+                        let edge = base + (page + removed) * PAGE;
+                        let first_of_large = edge & !((2 << 20) - 1);
+                        let large = (0..512).all(|n| {
+                            plain.contains_key(&((first_of_large + n * PAGE).wrapping_sub(base) / PAGE))
+                        });
+                        prop_assert!(large, "stopped at a small page");
+                    }
+                    (page..page + removed).for_each(|page| { plain.remove(&page); });
+                }
+            }
+            for page in 0..4096u64 {
+                let iova = Iova::new(base + page * PAGE + 0x123);
+                let expected = plain.get(&page).map(|(phys, permissions)| {
+                    (PhysAddr::new(phys * PAGE + 0x123), *permissions)
+                });
+                prop_assert_eq!(table.translate(iova), expected, "page {}", page);
+            }
+        }
+        for (page, (phys, permissions)) in &plain {
+            let iova = Iova::new(base + page * PAGE);
+            let phys = Some(PhysAddr::new(phys * PAGE));
+            let reached = |access| iommu.probe(DeviceId(1), iova, access);
+            prop_assert_eq!(reached(*permissions), phys);
+            prop_assert_eq!(reached(Permissions::READ_WRITE).is_some(), *permissions == Permissions::READ_WRITE);
+        }
+        drop(table);
+        prop_assert_eq!(memory.frames_in_use(), 0);
+    }
+}
