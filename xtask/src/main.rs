@@ -44,7 +44,7 @@ struct Step {
 }
 
 impl Step {
-    const fn cargo(what: &'static str, arguments: &'static [&'static str]) -> Self {
+    fn cargo(what: &'static str, arguments: &'static [&'static str]) -> Self {
         Self { what, program: PathBuf::new(), arguments, folder: "", environment: &[] }
     }
 

@@ -24,8 +24,7 @@ pub struct Arena {
 unsafe impl Sync for Arena {}
 
 #[global_allocator]
-pub static ARENA: Arena =
-    Arena { bytes: UnsafeCell::new([0; ARENA_BYTES]), used: AtomicUsize::new(0) };
+pub static ARENA: Arena = Arena { bytes: UnsafeCell::new([0; ARENA_BYTES]), used: AtomicUsize::new(0) };
 
 impl Arena {
     /// The address of `bytes` zeroed bytes that are a multiple of `align`, a power of two.
