@@ -5,7 +5,7 @@ use std::fmt::Write;
 use comfy_table::{CellAlignment, Table, presets};
 use indicatif::{HumanBytes, HumanCount};
 use portcullis_trace::Summary;
-use portcullis_trace::replay::{Cost, PolicyReport, Profile, Report};
+use portcullis_trace::replay::{PolicyReport, Profile, Report};
 
 /// One line of the table: what it is called, what it means, and how to print it.
 struct Line {
@@ -175,16 +175,7 @@ fn write_legend(text: &mut String, profile: &Profile) -> std::fmt::Result {
         writeln!(text, "  {}: {}", line.label.trim(), line.meaning)?;
     }
     writeln!(text, "\nThe waits of profile {} ({})", profile.name, profile.about)?;
-    let waits = &profile.waits;
-    let costs: [(&str, &Cost); 6] = [
-        ("doorbell, per submission", &waits.doorbell),
-        ("completion, per submission", &waits.completion),
-        ("per invalidation descriptor", &waits.descriptor),
-        ("per map request", &waits.map_request),
-        ("per page mapped by request", &waits.map_page),
-        ("per page unmapped by request", &waits.unmap_page),
-    ];
-    for (what, cost) in costs {
+    for (_, what, cost) in profile.waits.named() {
         writeln!(text, "  {what}: {} ns - {}", cost.ns, cost.source)?;
     }
     let caches = &profile.caches;

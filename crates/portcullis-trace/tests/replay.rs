@@ -152,15 +152,7 @@ fn every_profile_states_a_source_for_every_figure() {
     for name in built_in_names() {
         let profile = Profile::load(name).unwrap();
         assert_eq!(profile.name, name);
-        let waits = &profile.waits;
-        for cost in [
-            &waits.doorbell,
-            &waits.completion,
-            &waits.descriptor,
-            &waits.map_request,
-            &waits.map_page,
-            &waits.unmap_page,
-        ] {
+        for (_, _, cost) in profile.waits.named() {
             assert!(cost.source.len() > 10, "{name}: a figure of {} ns without a source", cost.ns);
         }
         assert!(profile.caches.source.len() > 10);

@@ -30,6 +30,20 @@ pub struct Waits {
     pub unmap_page: Cost,
 }
 
+impl Waits {
+    /// Every cost with its name in the file, and what it is paid for.
+    pub fn named(&self) -> [(&'static str, &'static str, &Cost); 6] {
+        [
+            ("waits.doorbell", "doorbell, per submission", &self.doorbell),
+            ("waits.completion", "completion, per submission", &self.completion),
+            ("waits.descriptor", "per invalidation descriptor", &self.descriptor),
+            ("waits.map_request", "per map request", &self.map_request),
+            ("waits.map_page", "per page mapped by request", &self.map_page),
+            ("waits.unmap_page", "per page unmapped by request", &self.unmap_page),
+        ]
+    }
+}
+
 /// How the hardware caches translations.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -136,15 +150,7 @@ impl Profile {
             .map_err(|source| ProfileError::Parse { path: path.into(), source: Box::new(source) })?;
         let bad =
             |what, value, expected| Err(ProfileError::Figure { path: path.into(), what, value, expected });
-        let waits = &profile.waits;
-        for (what, cost) in [
-            ("waits.doorbell", &waits.doorbell),
-            ("waits.completion", &waits.completion),
-            ("waits.descriptor", &waits.descriptor),
-            ("waits.map_request", &waits.map_request),
-            ("waits.map_page", &waits.map_page),
-            ("waits.unmap_page", &waits.unmap_page),
-        ] {
+        for (what, _, cost) in profile.waits.named() {
             if !(0.0..=1e9).contains(&cost.ns) {
                 return bad(what, cost.ns, "0 to 1,000,000,000 ns");
             }
