@@ -41,8 +41,8 @@ pub trait Mapper: Send + Sync + 'static {
         gather: &mut Gather,
     ) -> Result<(), MapError>;
 
-    /// Removes the translations of `range`, from its start up to the first page that is not mapped, and adds
-    /// what it removed to `gather`. Cannot fail, allocates nothing, does not wait.
+    /// Removes the translations of `range`, holes or not, and adds what it removed to `gather`. A large page
+    /// that sticks out of the range stays. Cannot fail, allocates nothing, does not wait.
     fn unmap(&self, range: IovaRange, gather: &mut Gather) -> Unmapped;
 
     /// Waits until no device can reach what is in `gather`. No lock or slot is held during the call.
@@ -97,8 +97,8 @@ impl<F: Frames, Q: InvalidationQueue> Mapper for TableMapper<F, Q> {
 
     fn unmap(&self, range: IovaRange, gather: &mut Gather) -> Unmapped {
         let unmapped = self.table.unmap(range);
-        if let Ok(removed) = IovaRange::new(range.start(), unmapped.bytes) {
-            gather.add(removed);
+        if unmapped.bytes > 0 {
+            gather.add(range);
         }
         unmapped
     }

@@ -77,7 +77,12 @@ pub const FRAME_SIZE: u64 = 4096;
 
 /// Physical memory for page tables and coherent buffers, in frames of 4 KiB that the CPU and the IOMMU's
 /// walker both reach.
-pub trait Frames: Send + Sync + 'static {
+///
+/// # Safety
+/// What [`alloc`](Self::alloc) returns is as its documentation says: below 2^52, aligned, zeroed, and nobody
+/// else's until it is freed; [`table`](Self::table) gives the words of that very memory. A handle (an `Arc`,
+/// say) that is kept keeps the memory there.
+pub unsafe trait Frames: Send + Sync + 'static {
     /// `count` frames in a row, all zero, aligned to `count` rounded up to a power of two; `None` when there
     /// are none (or for a `count` of 0). May allocate; must not wait for an I/O.
     fn alloc(&self, count: usize) -> Option<PhysAddr>;
@@ -118,7 +123,8 @@ impl<T: Platform> Platform for Arc<T> {
     }
 }
 
-impl<T: Frames> Frames for Arc<T> {
+// SAFETY: everything is passed on to `T`, which promises the same.
+unsafe impl<T: Frames> Frames for Arc<T> {
     fn alloc(&self, count: usize) -> Option<PhysAddr> {
         T::alloc(self, count)
     }

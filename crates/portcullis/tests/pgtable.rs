@@ -142,8 +142,11 @@ fn what_cannot_be_mapped_says_why() {
         let error = PageTable::new(Arc::clone(&memory), levels, all_sizes()).unwrap_err();
         assert_eq!(error, TableError::Levels { levels, min: 3, max: 5 });
     }
-    let sizes = PageSizes::EMPTY.with(PageSize::SIZE_2M);
-    assert_eq!(PageTable::new(memory, 4, sizes).unwrap_err(), TableError::PageSizes { sizes });
+    let size_64k = PageSize::from_shift(16).unwrap();
+    for sizes in [PageSizes::EMPTY.with(PageSize::SIZE_2M), all_sizes().with(size_64k)] {
+        let error = PageTable::new(Arc::clone(&memory), 4, sizes).unwrap_err();
+        assert_eq!(error, TableError::PageSizes { sizes });
+    }
 }
 
 #[test]
@@ -168,20 +171,28 @@ fn mapping_over_a_mapping_names_it_and_leaves_everything_as_it_was() {
 }
 
 #[test]
-fn an_unmap_stops_at_what_it_cannot_remove() {
+fn an_unmap_removes_all_but_large_pages_that_stick_out() {
     let (_, table) = table(4);
     map(&table, 0, 4 * PAGE, 0, Permissions::READ).unwrap();
     assert_eq!(table.unmap(range(2 * PAGE, 4 * PAGE)), Unmapped { bytes: 2 * PAGE });
     assert_eq!(table.unmap(range(2 * PAGE, PAGE)), Unmapped { bytes: 0 });
     assert_eq!(table.unmap(range(0, 2 * PAGE)), Unmapped { bytes: 2 * PAGE });
-    // A part of a large page stays, and says so.
-    map(&table, 2 << 20, 4 << 20, 0, Permissions::READ).unwrap();
-    assert_eq!(table.unmap(range((2 << 20) + PAGE, PAGE)), Unmapped { bytes: 0 });
-    assert_eq!(table.unmap(range(2 << 20, (2 << 20) + PAGE)), Unmapped { bytes: 2 << 20 });
-    assert_eq!(table.unmap(range(4 << 20, 2 << 20)), Unmapped { bytes: 2 << 20 });
+    // Holes of a page, of a table and of whole levels are passed over.
+    for at in [PAGE, 5 * PAGE, (2 << 20) + PAGE, 3 << 30, 5 << 39] {
+        map(&table, at, PAGE, 0, Permissions::READ).unwrap();
+    }
+    assert_eq!(table.unmap(range(0, 1 << 48)), Unmapped { bytes: 5 * PAGE });
+    // A part of a large page stays, and says so. (At addresses where no table for small pages is left.)
+    let large = 32 << 20;
+    map(&table, large, 4 << 20, 0, Permissions::READ).unwrap();
+    assert_eq!(table.unmap(range(large + PAGE, PAGE)), Unmapped { bytes: 0 });
+    assert_eq!(table.unmap(range(large, (2 << 20) + PAGE)), Unmapped { bytes: 2 << 20 });
+    assert_eq!(table.unmap(range(0, 1 << 30)), Unmapped { bytes: 2 << 20 });
     // Beyond the aperture, and at the very end of 64 bits.
     assert_eq!(table.unmap(range(1 << 48, PAGE)), Unmapped { bytes: 0 });
     assert_eq!(table.unmap(range(!(PAGE - 1), PAGE)), Unmapped { bytes: 0 });
+    map(&table, (1 << 48) - PAGE, PAGE, 0, Permissions::READ).unwrap();
+    assert_eq!(table.unmap(range(PAGE, u64::MAX - PAGE)), Unmapped { bytes: PAGE });
     assert_eq!(table.translate(Iova::new(u64::MAX)), None);
 }
 
@@ -265,20 +276,25 @@ proptest! {
                     }
                 }
                 Action::Unmap { page, pages } => {
-                    let there = (page..page + pages).take_while(|page| plain.contains_key(page)).count();
+                    let there = (page..page + pages).filter(|page| plain.contains_key(page)).count() as u64;
                     let bytes = table.unmap(range(base + page * PAGE, pages * PAGE)).bytes;
-                    // Less than all that is there only where a large page sticks out of the range.
-                    prop_assert!(bytes <= there as u64 * PAGE && bytes % PAGE == 0);
-                    let removed = bytes / PAGE;
-                    if (there as u64) > removed {
-                        let edge = base + (page + removed) * PAGE;
-                        let first_of_large = edge & !((2 << 20) - 1);
-                        let large = (0..512).all(|n| {
-                            plain.contains_key(&((first_of_large + n * PAGE).wrapping_sub(base) / PAGE))
-                        });
-                        prop_assert!(large, "stopped at a small page");
+                    let mut stayed = 0;
+                    for page_number in page..page + pages {
+                        let iova = base + page_number * PAGE;
+                        if table.translate(Iova::new(iova)).is_none() {
+                            plain.remove(&page_number);
+                            continue;
+                        }
+                        // Only a large page that sticks out of the range may stay.
+                        stayed += 1;
+                        let large = iova & !((2 << 20) - 1);
+                        let inside = large >= base + page * PAGE
+                            && large + (2 << 20) <= base + (page + pages) * PAGE;
+                        prop_assert!(!inside, "page {page_number} stayed");
+                        let whole = (0..512).all(|n| table.translate(Iova::new(large + n * PAGE)).is_some());
+                        prop_assert!(whole, "a small page stayed");
                     }
-                    (page..page + removed).for_each(|page| { plain.remove(&page); });
+                    prop_assert_eq!(bytes, (there - stayed) * PAGE);
                 }
             }
             for page in 0..4096u64 {

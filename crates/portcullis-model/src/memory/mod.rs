@@ -255,8 +255,10 @@ impl Memory {
     }
 }
 
-#[allow(unsafe_code)] // The trait's signatures; the bodies are safe code.
-impl Frames for Memory {
+// SAFETY: the allocator marks frames and zeroes them before it hands them out, from a base and up to an end below
+// 2^52, aligned as asked; `table_at` finds the words of a frame by its number.
+#[allow(unsafe_code, reason = "the trait's signatures; the bodies are safe code")]
+unsafe impl Frames for Memory {
     fn alloc(&self, count: usize) -> Option<PhysAddr> {
         let number = self.allocator.lock().alloc(count as u64)?;
         self.set_allocated(number, count as u64, true);

@@ -30,8 +30,9 @@ pub enum CoherentError {
 /// The CPU reads and writes them as atomic words, since the device may do so at any time.
 #[derive(Debug)]
 pub struct CoherentMemory<F: Frames, M: Mapper, P: Platform> {
-    device: DmaDevice<M, P>,
-    frames: F,
+    // Dropped in `release` only, once the device is known to be kept out.
+    device: ManuallyDrop<DmaDevice<M, P>>,
+    frames: ManuallyDrop<F>,
     phys: PhysAddr,
     count: usize,
     iova: Iova,
@@ -46,9 +47,17 @@ impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
         let count = len.div_ceil(FRAME_SIZE as usize);
         let phys = frames.alloc(count).ok_or(CoherentError::OutOfMemory { frames: count })?;
         match device.map_single(phys, count as u64 * FRAME_SIZE, Direction::Bidirectional) {
-            Ok(iova) => Ok(Self { device: device.clone(), frames, phys, count, iova }),
+            Ok(iova) => {
+                let (device, frames) = (ManuallyDrop::new(device.clone()), ManuallyDrop::new(frames));
+                Ok(Self { device, frames, phys, count, iova })
+            }
+            Err(error @ MapListError::Unconfirmed { .. }) => {
+                // The device may reach them: they are nobody's from now on.
+                core::mem::forget(frames);
+                Err(error.into())
+            }
             Err(error) => {
-                // SAFETY: the frames came from the line above, and no device was let in.
+                // SAFETY: the frames came from the line above, and no device reaches them.
                 unsafe { frames.free(phys, count) };
                 Err(error.into())
             }
@@ -99,6 +108,11 @@ impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
         // SAFETY: the frames are those of `new`, `self` is not used again, and the device cannot reach them
         // any more (or, in passthrough, was never kept from any memory).
         unsafe { self.frames.free(self.phys, self.count) };
+        // SAFETY: as above. After a failure neither is dropped: they keep the memory and the tables there.
+        unsafe {
+            ManuallyDrop::drop(&mut self.frames);
+            ManuallyDrop::drop(&mut self.device);
+        }
         Ok(())
     }
 }

@@ -4,13 +4,17 @@ use alloc::sync::Arc;
 
 use super::layout::{device_view, pages};
 use super::{DmaSegment, Mapped};
-use crate::addr::{Direction, Iova, PhysAddr};
+use crate::addr::{Direction, Iova, IovaRange, PhysAddr};
 use crate::domain::{Domain, MapListError, PhysSegment, Policy, UnmapError, last_byte};
 use crate::mapper::Mapper;
 use crate::platform::Platform;
 use crate::sync::{Ordering, fence};
 
 /// A device attached to a domain, with the limits of its addresses. Cheap to clone.
+///
+/// The raw methods trust their caller with what the typed one ([`map`](Self::map)) keeps account of itself:
+/// that the memory is the caller's to open to a device, and that a mapping is unmapped once, as a whole, and
+/// by one CPU.
 ///
 /// All methods may run on any number of CPUs at once. What they may wait for is the domain's affair: see
 /// [`Domain::map`] and [`Domain::unmap`].
@@ -48,7 +52,7 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
     /// # Errors
     /// [`MapListError`], with nothing mapped.
     pub fn map_single(&self, phys: PhysAddr, len: u64, direction: Direction) -> Result<Iova, MapListError> {
-        self.map_list(&[PhysSegment { phys, len }], direction)
+        self.map_list(&[PhysSegment { phys, len }], direction).map(|(first, _)| first)
     }
 
     /// Unmaps what [`map_single`](Self::map_single) returned for the same `len`.
@@ -78,10 +82,9 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         if room < needed {
             return Err(MapListError::NoRoom { needed, room });
         }
-        let first = self.map_list(list, direction)?;
-        let granule = self.domain.granule();
-        let base = self.is_translated().then(|| first.align_down(granule));
-        device_view(list, base, granule, out).ok_or(MapListError::NoRoom { needed, room })
+        let (_, range) = self.map_list(list, direction)?;
+        let base = range.map(IovaRange::start);
+        device_view(list, base, self.domain.granule(), out).ok_or(MapListError::NoRoom { needed, room })
     }
 
     /// Unmaps the list that [`map_sg`](Self::map_sg) wrote, given as it was written, with one invalidation.
@@ -118,7 +121,7 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
     /// Maps `buffer` and takes it into the mapping that is returned.
     ///
     /// # Errors
-    /// [`MapFailed`](super::MapFailed) gives the buffer back with the reason.
+    /// [`MapFailed`](super::MapFailed) gives the buffer back with the reason, unless the device may reach it.
     pub fn map<B: super::DmaBuffer>(
         &self,
         buffer: B,
@@ -127,8 +130,13 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         Mapped::new(self.clone(), buffer, direction)
     }
 
-    /// Maps `list` into one range and returns the device's address of its first byte.
-    pub(super) fn map_list(&self, list: &[PhysSegment], direction: Direction) -> Result<Iova, MapListError> {
+    /// Maps `list` into one range. Returns the device's address of its first byte, and the range of pages to
+    /// unmap, `None` where nothing is translated.
+    pub(super) fn map_list(
+        &self,
+        list: &[PhysSegment],
+        direction: Direction,
+    ) -> Result<(Iova, Option<IovaRange>), MapListError> {
         let Some(first) = list.first() else {
             return Err(MapListError::EmptyList);
         };
@@ -137,10 +145,10 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
             if last.get() > self.mask {
                 return Err(MapListError::BeyondMask { last, mask: self.mask });
             }
-            return Ok(Iova::new(first.phys.get()));
+            return Ok((Iova::new(first.phys.get()), None));
         }
         let range = self.domain.map(list, direction.permissions(), Iova::new(self.mask))?;
         let offset = first.phys.page_offset(self.domain.granule());
-        Ok(Iova::new(range.start().get() | offset))
+        Ok((Iova::new(range.start().get() | offset), Some(range)))
     }
 }

@@ -24,7 +24,8 @@ pub(super) fn device_view(
             None => phys.get(),
         };
         page = match page {
-            Some(page) => Some(page.checked_add(granule.round_up(offset.checked_add(*len)?)?)?),
+            // May wrap after the last segment only: the mapped range does not.
+            Some(page) => Some(page.wrapping_add(granule.round_up(offset.checked_add(*len)?)?)),
             None => None,
         };
         let previous = used.checked_sub(1).map(|last| &mut out[last]);

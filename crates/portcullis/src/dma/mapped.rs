@@ -13,30 +13,31 @@ use alloc::vec::Vec;
 use core::fmt;
 use core::mem::ManuallyDrop;
 
-use super::layout::{device_view, pages};
+use super::layout::device_view;
 use super::{DmaDevice, DmaSegment};
 use crate::addr::{Direction, Iova, IovaRange};
 use crate::domain::{MapListError, PhysSegment, UnmapError};
-use crate::invalidation::InvalidationError;
 use crate::mapper::Mapper;
 use crate::platform::Platform;
 
 /// Memory that a device may be let into.
 ///
 /// # Safety
-/// - [`segments`](Self::segments) names memory that belongs to this value, and always the same memory until
-///   the value is dropped, wherever the value itself is moved.
-/// - What `&Self` and `&mut Self` let safe code do stays sound while a device reads and writes that memory at
-///   any time: access is atomic or volatile, or there is none.
-pub unsafe trait DmaBuffer {
+/// - [`segments`](Self::segments) names memory that belongs to this value alone, and always the same until
+///   the value is dropped, wherever the value itself is moved; for ever, if it is leaked.
+/// - What safe code can do with the value stays sound while a device reads and writes that memory at any
+///   time: access is atomic or volatile, or there is none. This goes for the value that an unmap gives back
+///   too, under every policy but the strict ones: there the device may go on for a while.
+pub unsafe trait DmaBuffer: 'static {
     /// Where the memory is.
     fn segments(&self) -> &[PhysSegment];
 }
 
 /// A buffer that was not mapped, and why.
 pub struct MapFailed<B> {
-    /// The buffer, untouched.
-    pub buffer: B,
+    /// The buffer, untouched; `None` where the map failed half-way and the hardware did not confirm that it
+    /// was undone: the device may reach the buffer, so it is leaked.
+    pub buffer: Option<B>,
     /// Why.
     pub error: MapListError,
 }
@@ -71,7 +72,7 @@ struct Inner<B, M: Mapper, P: Platform> {
     /// The pages to unmap; `None` where nothing translates.
     range: Option<IovaRange>,
     /// An unmap whose invalidation was not confirmed.
-    unconfirmed: Option<InvalidationError>,
+    unconfirmed: bool,
 }
 
 impl<B: DmaBuffer, M: Mapper, P: Platform> Mapped<B, M, P> {
@@ -81,12 +82,15 @@ impl<B: DmaBuffer, M: Mapper, P: Platform> Mapped<B, M, P> {
         direction: Direction,
     ) -> Result<Self, MapFailed<B>> {
         match device.map_list(buffer.segments(), direction) {
-            Ok(first) => {
-                let range = device.is_translated().then(|| pages_of(buffer.segments(), first, &device));
-                let inner = Inner { device, buffer, first, range: range.flatten(), unconfirmed: None };
+            Ok((first, range)) => {
+                let inner = Inner { device, buffer, first, range, unconfirmed: false };
                 Ok(Self { inner: ManuallyDrop::new(inner) })
             }
-            Err(error) => Err(MapFailed { buffer, error }),
+            Err(error @ MapListError::Unconfirmed { .. }) => {
+                core::mem::forget(buffer);
+                Err(MapFailed { buffer: None, error })
+            }
+            Err(error) => Err(MapFailed { buffer: Some(buffer), error }),
         }
     }
 
@@ -134,8 +138,9 @@ impl<B: DmaBuffer, M: Mapper, P: Platform> Mapped<B, M, P> {
     pub fn unlink(self) -> Unlinked<B, M, P> {
         let mut this = ManuallyDrop::new(self);
         // SAFETY: `this` is never dropped and `inner` not used again: it moves on exactly once.
-        let inner = unsafe { ManuallyDrop::take(&mut this.inner) };
-        Unlinked { inner: ManuallyDrop::new(inner.unlink()) }
+        let mut inner = ManuallyDrop::new(unsafe { ManuallyDrop::take(&mut this.inner) });
+        inner.unlink();
+        Unlinked { inner }
     }
 }
 
@@ -156,22 +161,22 @@ impl<B: DmaBuffer, M: Mapper, P: Platform> Unlinked<B, M, P> {
 }
 
 impl<B, M: Mapper, P: Platform> Inner<B, M, P> {
-    fn unlink(mut self) -> Self {
-        if let Some(range) = self.range
-            && let Err(UnmapError::Unconfirmed { error, .. }) = self.device.domain().unmap(range)
-        {
-            self.unconfirmed = Some(error);
+    fn unlink(&mut self) {
+        if let Some(range) = self.range {
+            // Set before, so that a panic leaves it set. `NotMapped` too: whoever removed the translations
+            // may not have invalidated them.
+            self.unconfirmed = true;
+            self.unconfirmed = self.device.domain().unmap(range).is_err();
         }
-        self
     }
 
     fn confirm(&mut self) -> Result<(), UnmapError> {
-        if let (Some(range), Some(_)) = (self.range, self.unconfirmed)
+        if let (Some(range), true) = (self.range, self.unconfirmed)
             && let Err(error) = self.device.domain().flush()
         {
             return Err(UnmapError::Unconfirmed { range, error });
         }
-        self.unconfirmed = None;
+        self.unconfirmed = false;
         Ok(())
     }
 
@@ -187,8 +192,9 @@ impl<B, M: Mapper, P: Platform> Inner<B, M, P> {
 impl<B: DmaBuffer, M: Mapper, P: Platform> Drop for Mapped<B, M, P> {
     fn drop(&mut self) {
         // SAFETY: `drop` runs once and is the last use of `inner`.
-        let inner = unsafe { ManuallyDrop::take(&mut self.inner) };
-        Inner::release(ManuallyDrop::new(inner.unlink()));
+        let mut inner = ManuallyDrop::new(unsafe { ManuallyDrop::take(&mut self.inner) });
+        inner.unlink();
+        Inner::release(inner);
     }
 }
 
@@ -220,18 +226,3 @@ macro_rules! error_by_its_reason {
 // By hand, so that a buffer needs no `Debug` for its mapping's result to be unwrapped.
 error_by_its_reason!([B] MapFailed<B>);
 error_by_its_reason!([B: DmaBuffer, M: Mapper, P: Platform] ReclaimFailed<B, M, P>);
-
-/// The pages that `list`, mapped with its first byte at `first`, takes.
-fn pages_of<M: Mapper, P: Platform>(
-    list: &[PhysSegment],
-    first: Iova,
-    device: &DmaDevice<M, P>,
-) -> Option<IovaRange> {
-    let granule = device.domain().granule();
-    // The list was just mapped, so none of these sums wraps.
-    list.iter().try_fold(None, |total: Option<IovaRange>, segment| {
-        let bytes = pages(Iova::new(segment.phys.get()), segment.len, granule)?.len();
-        let so_far = total.map_or(0, IovaRange::len);
-        Some(IovaRange::new(first.align_down(granule), so_far.checked_add(bytes)?).ok())
-    })?
-}

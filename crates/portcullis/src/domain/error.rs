@@ -58,6 +58,13 @@ pub enum MapListError {
         /// The length of the caller's list.
         room: usize,
     },
+    /// The list was refused half-way, what was mapped of it is removed, but the hardware did not confirm it:
+    /// **devices may still reach the memory**, until a later [`Domain::flush`](super::Domain::flush) succeeds.
+    #[error("a list was refused half-way, and devices may still reach a part of it: {error}")]
+    Unconfirmed {
+        /// Why it was not confirmed.
+        error: InvalidationError,
+    },
     /// No I/O virtual addresses.
     #[error(transparent)]
     Iova(#[from] IovaError),

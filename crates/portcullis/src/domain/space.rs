@@ -10,6 +10,9 @@ use crate::mapper::Mapper;
 use crate::percpu::Counter;
 use crate::platform::{LocalSlot, Platform, PlatformEvents};
 
+/// When to try a failed invalidation again where no window says so.
+const RETRY_NS: u64 = 10_000_000;
+
 /// Counts of a domain's life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DomainStats {
@@ -90,7 +93,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// where the address space is exhausted or a failed call must be undone.
     ///
     /// # Errors
-    /// [`MapListError`]: nothing is mapped, nothing is lost.
+    /// [`MapListError`]: nothing is mapped. Nothing is lost either, but for the addresses in which somebody
+    /// else's mapping was met.
     pub fn map(
         &self,
         list: &[PhysSegment],
@@ -109,8 +113,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
                 .map_err(|_| MapListError::EmptyList)
                 .and_then(|piece| Ok(self.mapper.map(piece, page, permissions, &mut gather)?));
             if let Err(error) = mapped {
-                self.undo(range, done, error, gather);
-                return Err(error);
+                return Err(self.undo(range, done, error, gather));
             }
             done += bytes;
         }
@@ -129,7 +132,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// reached.
     pub fn unmap(&self, range: IovaRange) -> Result<(), UnmapError> {
         match self.policy {
-            Policy::Lazy { window_ns } => self.unmap_lazily(range, window_ns),
+            Policy::Lazy { .. } => self.unmap_lazily(range),
             Policy::Strict | Policy::Passthrough => self.unmap_strictly(range),
         }
     }
@@ -140,7 +143,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// As [`unmap`](Self::unmap).
     pub fn unmap_strictly(&self, range: IovaRange) -> Result<(), UnmapError> {
         let mut gather = Gather::new();
-        let unmapped = self.remove(range, &mut gather);
+        let unmapped = self.mapper.unmap(range, &mut gather).bytes;
         if let Err(error) = self.mapper.sync(&gather) {
             self.quarantine(range, unmapped);
             return Err(UnmapError::Unconfirmed { range, error });
@@ -159,9 +162,9 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// # Errors
     /// [`InvalidationError`]: devices may still reach what they could before.
     pub fn flush(&self) -> Result<(), InvalidationError> {
-        self.platform.with_slot(|_| self.deferred.begin_flush());
+        let number = self.platform.with_slot(|_| self.deferred.begin_flush());
         self.mapper.sync(&Gather::everything())?;
-        self.deferred.confirm_flush();
+        self.deferred.confirm_flush(number);
         self.platform.with_slot(|slot| self.counters.flushes.add(slot, 1));
         Ok(())
     }
@@ -181,9 +184,9 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         }
     }
 
-    fn unmap_lazily(&self, range: IovaRange, window_ns: u64) -> Result<(), UnmapError> {
+    fn unmap_lazily(&self, range: IovaRange) -> Result<(), UnmapError> {
         let mut gather = Gather::new();
-        let unmapped = self.remove(range, &mut gather);
+        let unmapped = self.mapper.unmap(range, &mut gather).bytes;
         if unmapped != range.len() {
             // What was removed is made unreachable before anybody is told of the mistake.
             if let Err(error) = self.mapper.sync(&gather) {
@@ -203,7 +206,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
             match deferred {
                 Deferred::Queued => return Ok(()),
                 Deferred::QueuedFirst => {
-                    self.platform.wake_at(self.platform.now_ns().saturating_add(window_ns));
+                    self.set_timer();
                     return Ok(());
                 }
                 Deferred::Full => {
@@ -214,24 +217,6 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
                 }
             }
         }
-    }
-
-    /// Removes every translation of `range` and returns how many bytes there were. One call to the mapper,
-    /// unless there are holes, which only a caller's mistake leaves: then one for each granule of a hole.
-    fn remove(&self, range: IovaRange, gather: &mut Gather) -> u64 {
-        let (mut at, mut removed) = (0, 0);
-        while let Some(rest) = range.len().checked_sub(at)
-            && let Some(start) = range.start().checked_add(at)
-            && let Ok(rest) = IovaRange::new(start, rest)
-        {
-            let bytes = self.mapper.unmap(rest, gather).bytes;
-            removed += bytes;
-            at += bytes;
-            if at < range.len() {
-                at += self.granule.bytes();
-            }
-        }
-        removed
     }
 
     /// Bytes of the pages that `list` touches; every sum that mapping it will need is checked here.
@@ -260,7 +245,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     fn alloc(&self, len: u64, limit: Iova) -> Result<IovaRange, IovaError> {
         let alloc = || self.platform.with_slot(|slot| self.space.alloc(slot, len, limit));
         match alloc() {
-            Err(IovaError::Exhausted { .. }) if self.deferred.is_pending() && self.flush().is_ok() => {
+            Err(IovaError::Exhausted { .. }) if self.is_pending() && self.flush().is_ok() => {
                 self.reclaim_deferred();
                 alloc()
             }
@@ -277,34 +262,56 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.platform.with_slot(|slot| self.deferred.reclaim_all(|safe| self.give_back(slot, safe)));
     }
 
-    /// Unmaps the first `done` bytes of `range`, entered by a map that then met `error`.
-    fn undo(&self, range: IovaRange, done: u64, error: MapListError, mut gather: Gather) {
+    /// Unmaps the first `done` bytes of `range`, entered by a map that then met `error`. What to report.
+    fn undo(&self, range: IovaRange, done: u64, error: MapListError, mut gather: Gather) -> MapListError {
         if let Ok(entered) = IovaRange::new(range.start(), done) {
             let removed = self.mapper.unmap(entered, &mut gather).bytes;
             debug_assert_eq!(removed, done);
         }
         // A device may have used, and cached, what was entered for a moment.
-        let confirmed = gather.is_empty() || self.mapper.sync(&gather).is_ok();
+        let unconfirmed = self.mapper.sync(&gather).err();
         if matches!(error, MapListError::Map(crate::pgtable::MapError::AlreadyMapped { .. })) {
             // Somebody else's translation lies in our range: it must not be handed out again.
             self.lose(range.len());
-        } else if confirmed {
+        } else if unconfirmed.is_none() {
             self.platform.with_slot(|slot| self.give_back(slot, range));
         } else {
             self.quarantine(range, range.len());
         }
+        unconfirmed.map_or(error, |error| MapListError::Unconfirmed { error })
     }
 
     /// Keeps `range` out of use until some later flush is confirmed; for good, where not all of it was
     /// mapped.
     fn quarantine(&self, range: IovaRange, unmapped: u64) {
-        self.platform.with_slot(|slot| {
+        let deferred = self.platform.with_slot(|slot| {
             if unmapped != range.len() {
                 self.counters.lost.add(slot, unmapped);
-            } else if self.deferred.push(slot, range, |safe| self.give_back(slot, safe)) == Deferred::Full {
+                return Deferred::Queued;
+            }
+            let deferred = self.deferred.push(slot, range, |safe| self.give_back(slot, safe));
+            if deferred == Deferred::Full {
                 self.counters.lost.add(slot, range.len());
             }
+            deferred
         });
+        if deferred == Deferred::QueuedFirst {
+            self.set_timer();
+        }
+    }
+
+    /// Has the platform come back when the window ends (for a range whose invalidation failed in another
+    /// policy, when lazy protection's would).
+    fn set_timer(&self) {
+        let window_ns = match self.policy {
+            Policy::Lazy { window_ns } => window_ns,
+            _ => RETRY_NS,
+        };
+        self.platform.wake_at(self.platform.now_ns().saturating_add(window_ns));
+    }
+
+    fn is_pending(&self) -> bool {
+        self.platform.with_slot(|_| self.deferred.is_pending())
     }
 
     fn give_back(&self, slot: Option<&LocalSlot<'_>>, range: IovaRange) {
@@ -333,15 +340,13 @@ impl<M: Mapper, P: Platform> PlatformEvents for Domain<M, P> {
         let due = self.platform.with_slot(|_| self.deferred.timer());
         if due && self.flush().is_err() {
             // Still reachable: try again after another window, as nobody is here to be told.
-            if let Policy::Lazy { window_ns } = self.policy {
-                self.platform.wake_at(self.platform.now_ns().saturating_add(window_ns));
-            }
+            self.set_timer();
         }
     }
 
     fn slot_released(&self, index: usize) {
-        if self.deferred.is_pending() && self.flush().is_err() {
-            // The timer is set and will try again; the addresses stay out of use until then.
+        if self.is_pending() && self.flush().is_err() {
+            // The addresses stay out of use until some other flush succeeds.
             return;
         }
         self.reclaim_deferred();

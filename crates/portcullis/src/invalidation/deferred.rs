@@ -1,18 +1,18 @@
 //! Ranges that are unmapped but not yet forgotten by the hardware: the queues of *lazy* protection.
 //!
 //! Each CPU has a queue of its own. One domain-wide invalidation, a *flush*, covers every entry that any
-//! CPU queued before the flush began. Which entries those are is told by two counts, of flushes begun and of
-//! flushes confirmed:
+//! CPU queued before the flush began. Which entries those are is told by numbers:
 //!
-//! - an entry is stamped with the number of flushes begun when it was queued;
-//! - once more flushes are confirmed than its stamp says, at least one of them began after the entry was
-//!   queued (at most `stamp` began before), so its translation is gone and its address may be used again.
+//! - each flush gets a number when it begins, counting from 1;
+//! - an entry is stamped with the number of the flush that began last before it was queued;
+//! - once a flush with a higher number is confirmed, it began after the entry was queued, so the entry's
+//!   translation is gone and its address may be used again. A flush that fails is just never confirmed.
 //!
 //! Memory ordering. A flush must not begin before the hardware can see the cleared page-table entries of
-//! everything that it will be taken to cover. [`DeferredQueue::begin_flush`] therefore counts itself first
+//! everything that it will be taken to cover. [`DeferredQueue::begin_flush`] therefore takes its number first
 //! and then takes and releases each queue's lock once. A CPU that queued an entry under its lock *before*
 //! that visit has its earlier stores made visible by the lock; one that queues *after* the visit sees the
-//! new count, again by the lock, so its stamp says that this flush does not cover it. The fast path needs no
+//! new number, again by the lock, so its stamp says that this flush does not cover it. The fast path needs no
 //! fence and writes no line that another CPU writes, except while a flush goes on.
 
 use crate::addr::IovaRange;
@@ -54,11 +54,13 @@ struct Ring {
     timer_set: bool,
 }
 
-/// The queues of all CPUs and the counts that tell which entries are safe.
+/// The queues of all CPUs and the numbers that tell which entries are safe.
 #[derive(Debug)]
 pub struct DeferredQueue {
     rings: PerCpu<Mutex<Ring>>,
+    /// The number of the flush that began last.
     begun: AtomicU64,
+    /// The highest number of a flush that is confirmed.
     confirmed: AtomicU64,
 }
 
@@ -99,17 +101,18 @@ impl DeferredQueue {
         Deferred::QueuedFirst
     }
 
-    /// Begins a flush: what is queued by now will be covered by a domain-wide invalidation that the caller
-    /// submits *after* this call. O(CPUs), takes each queue's lock in turn.
-    pub fn begin_flush(&self) {
-        self.begun.fetch_add(1, Ordering::Relaxed);
+    /// Begins a flush and returns its number: what is queued by now will be covered by a domain-wide
+    /// invalidation that the caller submits *after* this call. O(CPUs), takes each queue's lock in turn.
+    pub fn begin_flush(&self) -> u64 {
+        let number = self.begun.fetch_add(1, Ordering::Relaxed) + 1;
         self.rings.iter().for_each(|ring| drop(ring.lock()));
+        number
     }
 
-    /// The hardware has confirmed one flush that was begun. (One that failed is never confirmed.)
-    pub fn confirm_flush(&self) {
-        // Release: whoever acts on the count acts after the confirmation.
-        self.confirmed.fetch_add(1, Ordering::Release);
+    /// The hardware has confirmed the invalidation of the flush that `begin_flush` numbered so.
+    pub fn confirm_flush(&self, number: u64) {
+        // Release: whoever acts on the number acts after the confirmation.
+        self.confirmed.fetch_max(number, Ordering::Release);
     }
 
     /// The window of some CPU has ended. Whether anything waits, so that a flush is due. O(CPUs).

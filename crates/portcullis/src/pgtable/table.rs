@@ -78,15 +78,18 @@ pub enum MapError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "an unmap may have found less than it was asked to remove"]
 pub struct Unmapped {
-    /// Bytes removed, counted from the range's start up to the first page that was not mapped or that is
-    /// part of a larger page sticking out of the range.
+    /// Bytes removed. Less than the range where it has holes, or where a larger page sticks out of it: such a
+    /// page stays.
     pub bytes: u64,
 }
 
 /// A VT-d second-stage page table in memory from `F`, freed with it.
 ///
 /// All methods take `&self` and may run on any number of CPUs at once, as long as no two of them change the
-/// same pages; if they do, entries stay valid but it is open whose mapping wins.
+/// same pages; if they do, entries stay valid but it is open whose mapping wins, and a table may leak.
+///
+/// Which memory a device is let into is the caller's affair: the table maps what it is told. Its owner sees to
+/// it that no hardware walks it any more when it is dropped.
 #[derive(Debug)]
 pub struct PageTable<F: Frames> {
     frames: F,
@@ -105,7 +108,8 @@ impl<F: Frames> PageTable<F> {
         if !(vtd::MIN_LEVELS..=vtd::MAX_LEVELS).contains(&levels) {
             return Err(TableError::Levels { levels, min: vtd::MIN_LEVELS, max: vtd::MAX_LEVELS });
         }
-        if page_sizes.smallest() != Some(PageSize::SIZE_4K) {
+        let leaves = PageSizes::EMPTY.with(PageSize::SIZE_4K).with(PageSize::SIZE_2M).with(PageSize::SIZE_1G);
+        if page_sizes.smallest() != Some(PageSize::SIZE_4K) || !leaves.contains_all(page_sizes) {
             return Err(TableError::PageSizes { sizes: page_sizes });
         }
         let root = frames.alloc(1).ok_or(TableError::OutOfMemory)?;
@@ -179,18 +183,20 @@ impl<F: Frames> PageTable<F> {
         Ok(())
     }
 
-    /// Clears the entries of `range`, from its start up to the first page that it cannot remove.
+    /// Clears every entry of `range` that it can: all but the large pages of which it covers only a part.
     ///
     /// The hardware may go on using what it has cached until it is told to forget it. One walk for each leaf
-    /// table, one store for each leaf; allocates nothing and cannot fail.
+    /// table, one store for each leaf; a hole costs one step for each missing table. Allocates nothing and
+    /// cannot fail.
     pub fn unmap(&self, range: IovaRange) -> Unmapped {
+        let end = range.last().min(self.last_iova()).get();
+        let mut at = range.start().get();
         let mut bytes = 0;
-        while bytes < range.len() && range.last() <= self.last_iova() {
-            let run = walk::unmap_run(self, range.start().get() + bytes, range.len() - bytes);
+        while at <= end {
+            let run = walk::unmap_run(self, at, end - at + 1);
             bytes += run.bytes;
-            if run.stopped {
-                break;
-            }
+            // The end is below 2^57, so this cannot wrap.
+            at += run.bytes + run.skip;
         }
         Unmapped { bytes }
     }

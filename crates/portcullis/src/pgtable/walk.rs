@@ -29,8 +29,8 @@ pub(super) struct MapRun {
 /// What one run of unmapping removed.
 pub(super) struct UnmapRun {
     pub bytes: u64,
-    /// The next page is not mapped, or cannot be removed alone.
-    pub stopped: bool,
+    /// Bytes after those in which there is nothing to remove.
+    pub skip: u64,
 }
 
 /// The table at `frame`, which is the root of `table` or was read from one of its entries.
@@ -118,37 +118,40 @@ fn install_table<F: Frames>(table: &PageTable<F>, entry: &crate::sync::AtomicU64
 
 /// Clears the leaves of (`iova`, `len`) that lie in one table, up to the first that is not there.
 ///
-/// `iova` and `len` lie inside the aperture; a part of a page at either end is not removed.
+/// `iova` and `len` lie inside the aperture, and `len` is not 0. What is removed and what is skipped together
+/// are at least one byte.
 pub(super) fn unmap_run<F: Frames>(table: &PageTable<F>, iova: u64, len: u64) -> UnmapRun {
-    let stopped = UnmapRun { bytes: 0, stopped: true };
     let mut current = entries(table, table.root());
     let mut level = table.levels();
-    loop {
+    let page = loop {
         let value = current[vtd::index(iova, level)].load(Ordering::Acquire);
-        if !vtd::is_present(value) {
-            return stopped;
+        let page = vtd::page_size(level);
+        let leaf = vtd::is_leaf(value, level);
+        let sticks_out = leaf && (iova & page.offset_mask() != 0 || len < page.bytes());
+        if !vtd::is_present(value) || sticks_out {
+            // On to the next entry of this table.
+            return UnmapRun { bytes: 0, skip: page.bytes() - (iova & page.offset_mask()) };
         }
-        if vtd::is_leaf(value, level) {
-            break;
+        if leaf {
+            break page;
         }
         current = entries(table, vtd::target(value));
         level -= 1;
-    }
-    let page = vtd::page_size(level);
-    if iova & page.offset_mask() != 0 || len < page.bytes() {
-        return stopped;
-    }
+    };
     let first = vtd::index(iova, level);
     let count = (len / page.bytes()).min((TABLE_ENTRIES - first) as u64);
-    for (done, entry) in current[first..].iter().take(count as usize).enumerate() {
+    let leaves = current[first..].iter().take(count as usize);
+    let removed = leaves.take_while(|entry| {
         let value = entry.load(Ordering::Relaxed);
-        if !vtd::is_present(value) || !vtd::is_leaf(value, level) {
-            // Not mapped, or mapped by smaller pages in a table below, which the next run goes into.
-            return UnmapRun { bytes: done as u64 * page.bytes(), stopped: !vtd::is_present(value) };
+        let leaf = vtd::is_present(value) && vtd::is_leaf(value, level);
+        if leaf {
+            entry.store(0, Ordering::Relaxed);
         }
-        entry.store(0, Ordering::Relaxed);
-    }
-    UnmapRun { bytes: count * page.bytes(), stopped: false }
+        leaf
+    });
+    let bytes = removed.count() as u64 * page.bytes();
+    // Another CPU may have removed the first one meanwhile: that is passed over, too.
+    UnmapRun { bytes, skip: if bytes == 0 { page.bytes() } else { 0 } }
 }
 
 /// What the tables say about `iova`, which lies inside the aperture.

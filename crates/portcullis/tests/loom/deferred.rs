@@ -35,9 +35,9 @@ impl Hardware {
 }
 
 fn flush(queue: &DeferredQueue, hardware: &Hardware) {
-    queue.begin_flush();
+    let number = queue.begin_flush();
     hardware.invalidate();
-    queue.confirm_flush();
+    queue.confirm_flush(number);
 }
 
 #[test]
@@ -86,6 +86,26 @@ fn two_flushes_at_once_do_not_count_for_each_other() {
 }
 
 #[test]
+fn whoever_sees_a_flush_confirmed_sees_what_came_before_it() {
+    ::loom::model(|| {
+        // No lock orders this test's own word: only the confirmation can.
+        let forgotten = Arc::new(AtomicUsize::new(0));
+        let queue = Arc::new(DeferredQueue::new(1));
+        assert_eq!(queue.push(Some(&LocalSlot::new(0)), range(), |_| ()), Deferred::QueuedFirst);
+        let flushing = {
+            let (forgotten, queue) = (Arc::clone(&forgotten), Arc::clone(&queue));
+            thread::spawn(move || {
+                let number = queue.begin_flush();
+                forgotten.store(1, Ordering::Relaxed);
+                queue.confirm_flush(number);
+            })
+        };
+        queue.reclaim_all(|_| assert_eq!(forgotten.load(Ordering::Relaxed), 1));
+        flushing.join().unwrap();
+    });
+}
+
+#[test]
 fn a_timer_that_misses_an_entry_is_asked_for_again() {
     ::loom::model(|| {
         let queue = Arc::new(DeferredQueue::new(1));
@@ -97,8 +117,7 @@ fn a_timer_that_misses_an_entry_is_asked_for_again() {
             thread::spawn(move || queue.push(Some(&LocalSlot::new(0)), range(), |_| ()))
         };
         assert!(queue.timer(), "the first entry waits");
-        queue.begin_flush();
-        queue.confirm_flush();
+        queue.confirm_flush(queue.begin_flush());
         let late = unmapping.join().unwrap();
         // Either this flush covers the second entry, or somebody has been told to come back for it.
         assert!(!queue.is_pending() || late == Deferred::QueuedFirst);

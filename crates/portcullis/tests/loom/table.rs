@@ -7,7 +7,10 @@ use ::loom::thread;
 use portcullis::addr::{Iova, IovaRange, PageSize, PageSizes, Permissions, PhysAddr};
 use portcullis::pgtable::PageTable;
 use portcullis::platform::{FRAME_SIZE, Frames, Table};
-use portcullis::sync::AtomicU64;
+use portcullis::sync::{AtomicU64, Ordering};
+
+/// Words of a frame that the test uses.
+const DIRTY: usize = 3;
 
 /// Frames made of the model checker's atomics. The free list is a plain lock, as its own correctness is not
 /// what is checked here.
@@ -17,8 +20,11 @@ struct LoomFrames {
 }
 
 impl LoomFrames {
+    /// Frames whose first words hold what looks like entries until they are allocated: a CPU that follows a
+    /// pointer too early sees them.
     fn new(count: usize) -> Self {
-        let table = || Box::new(std::array::from_fn(|_| AtomicU64::new(0)));
+        let dirt = |index| if index < DIRTY { 0xdead_0003 } else { 0 };
+        let table = || Box::new(std::array::from_fn(|index| AtomicU64::new(dirt(index))));
         Self { frames: (0..count).map(|_| table()).collect(), free: Mutex::new((0..count).collect()) }
     }
 
@@ -27,10 +33,13 @@ impl LoomFrames {
     }
 }
 
-impl Frames for LoomFrames {
+// SAFETY: the indices of the free list are handed out one by one, and zeroed before.
+unsafe impl Frames for LoomFrames {
     fn alloc(&self, count: usize) -> Option<PhysAddr> {
         assert_eq!(count, 1);
-        self.free.lock().unwrap().pop().map(|index| PhysAddr::new((index as u64 + 1) * FRAME_SIZE))
+        let index = self.free.lock().unwrap().pop()?;
+        self.frames[index][..DIRTY].iter().for_each(|word| word.store(0, Ordering::Relaxed));
+        Some(PhysAddr::new((index as u64 + 1) * FRAME_SIZE))
     }
 
     unsafe fn free(&self, first: PhysAddr, _count: usize) {
@@ -44,7 +53,8 @@ impl Frames for LoomFrames {
 
 struct Shared(std::sync::Arc<LoomFrames>);
 
-impl Frames for Shared {
+// SAFETY: passed on unchanged.
+unsafe impl Frames for Shared {
     fn alloc(&self, count: usize) -> Option<PhysAddr> {
         self.0.alloc(count)
     }

@@ -1,13 +1,16 @@
 //! The ready-made [`Platform`] for programs on an operating system: a slot for each thread, the system's
 //! monotonic clock, and a thread that keeps the timers.
 
+mod timer;
+
 use std::cell::RefCell;
-use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
-use std::thread;
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread_local;
 use std::time::{Duration, Instant};
 use std::vec::Vec;
 
+use self::timer::Timer;
 use crate::platform::{LocalSlot, Platform, PlatformEvents};
 
 /// Slots that [`StdPlatform::new`] makes: threads beyond these share one slot.
@@ -15,7 +18,7 @@ pub const DEFAULT_SLOTS: usize = 64;
 
 /// Threads as CPUs. Cheap to clone; the clones are one platform.
 ///
-/// A thread gets a slot with its first call and keeps it until it ends; then the slot's caches are drained,
+/// A thread gets a slot with its first call (which allocates) and keeps it until it ends; then the slot's caches are drained,
 /// as when a CPU is unplugged, and the next thread may have it. While all slots are taken, further threads
 /// work without one.
 #[derive(Debug, Clone)]
@@ -29,8 +32,7 @@ struct Inner {
     start: Instant,
     free_slots: Mutex<Vec<usize>>,
     listeners: Mutex<Vec<Listener>>,
-    timer: Mutex<TimerState>,
-    timer_changed: Condvar,
+    timer: Timer,
 }
 
 struct Listener(Weak<dyn PlatformEvents>);
@@ -39,12 +41,6 @@ impl std::fmt::Debug for Listener {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Listener")
     }
-}
-
-#[derive(Debug, Default)]
-struct TimerState {
-    deadline: Option<Duration>,
-    running: bool,
 }
 
 /// A thread's hold on a slot of one platform.
@@ -63,22 +59,30 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 impl StdPlatform {
-    /// A platform with [`DEFAULT_SLOTS`] slots.
+    /// A platform with [`DEFAULT_SLOTS`] slots. Starts the thread that keeps its timers.
     pub fn new() -> Self {
         Self::with_slots(DEFAULT_SLOTS)
     }
 
     /// A platform with `slots` slots (0 is possible: then every thread shares).
     pub fn with_slots(slots: usize) -> Self {
-        let inner = Inner {
-            slots,
-            start: Instant::now(),
-            free_slots: Mutex::new((0..slots).rev().collect()),
-            listeners: Mutex::default(),
-            timer: Mutex::default(),
-            timer_changed: Condvar::new(),
-        };
-        Self { inner: Arc::new(inner) }
+        let inner = Arc::new_cyclic(|inner: &Weak<Inner>| {
+            let inner = Weak::clone(inner);
+            let start = Instant::now();
+            let run = move || {
+                if let Some(inner) = inner.upgrade() {
+                    inner.tell(|listener| listener.timer());
+                }
+            };
+            Inner {
+                slots,
+                start,
+                free_slots: Mutex::new((0..slots).rev().collect()),
+                listeners: Mutex::default(),
+                timer: Timer::start(start, run),
+            }
+        });
+        Self { inner }
     }
 
     /// This thread's slot, taken now if it has none; `None` where none is left or the thread is ending.
@@ -105,29 +109,19 @@ impl Default for StdPlatform {
 }
 
 impl Inner {
+    /// Calls `call` for whoever listens and still lives. A listener that panics (a driver's queue below it
+    /// did) keeps nobody else from being told, and does not end the thread.
+    fn tell(&self, call: impl Fn(&dyn PlatformEvents)) {
+        for listener in self.listeners() {
+            let _ = panic::catch_unwind(AssertUnwindSafe(|| call(&*listener)));
+        }
+    }
+
     /// Whoever listens and still lives. The list is copied, so that no lock is held while they are called.
     fn listeners(&self) -> Vec<Arc<dyn PlatformEvents>> {
         let mut listeners = lock(&self.listeners);
         listeners.retain(|listener| listener.0.strong_count() > 0);
         listeners.iter().filter_map(|listener| listener.0.upgrade()).collect()
-    }
-
-    /// Waits for the next deadline, as long as there is one; `false` when the timer thread is to end.
-    fn wait_for_deadline(&self) -> bool {
-        let mut timer = lock(&self.timer);
-        loop {
-            let Some(deadline) = timer.deadline else {
-                timer.running = false;
-                return false;
-            };
-            let left = deadline.saturating_sub(self.start.elapsed());
-            if left.is_zero() {
-                timer.deadline = None;
-                return true;
-            }
-            let waited = self.timer_changed.wait_timeout(timer, left);
-            timer = waited.unwrap_or_else(PoisonError::into_inner).0;
-        }
     }
 }
 
@@ -146,29 +140,13 @@ impl Platform for StdPlatform {
     }
 
     fn register(&self, events: Weak<dyn PlatformEvents>) {
-        lock(&self.inner.listeners).push(Listener(events));
+        let mut listeners = lock(&self.inner.listeners);
+        listeners.retain(|listener| listener.0.strong_count() > 0);
+        listeners.push(Listener(events));
     }
 
     fn wake_at(&self, deadline_ns: u64) {
-        let deadline = Duration::from_nanos(deadline_ns);
-        let mut timer = lock(&self.inner.timer);
-        if timer.deadline.is_some_and(|earlier| earlier <= deadline) {
-            // That one will find everybody who waits.
-            return;
-        }
-        timer.deadline = Some(deadline);
-        if timer.running {
-            self.inner.timer_changed.notify_one();
-            return;
-        }
-        let inner = Arc::clone(&self.inner);
-        let keep_time = move || {
-            while inner.wait_for_deadline() {
-                inner.listeners().iter().for_each(|listener| listener.timer());
-            }
-        };
-        // Without a thread there is no timer; the next unmap's full queue or an explicit flush still works.
-        timer.running = thread::Builder::new().name("portcullis-timer".into()).spawn(keep_time).is_ok();
+        self.inner.timer.wake_at(Duration::from_nanos(deadline_ns));
     }
 }
 
@@ -178,7 +156,7 @@ impl Drop for Lease {
             return;
         };
         // First empty the slot, then let another thread have it.
-        platform.listeners().iter().for_each(|listener| listener.slot_released(self.slot));
+        platform.tell(|listener| listener.slot_released(self.slot));
         lock(&platform.free_slots).push(self.slot);
     }
 }

@@ -1,0 +1,382 @@
+//! When hardware does not answer, drivers panic, or callers mix the raw and the typed interface: whatever
+//! happens, a buffer that the device may reach is not given back, and protection recovers.
+
+mod common;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use common::{Bench, DEVICE, PAGE, all_sizes};
+use portcullis::addr::{Direction, Iova, IovaRange, Permissions, PhysAddr};
+use portcullis::dma::{CoherentMemory, DmaBuffer, DmaDevice, DmaSegment};
+use portcullis::domain::{Domain, MapListError, PhysSegment, Policy, UnmapError};
+use portcullis::invalidation::{DomainId, Gather, Invalidation, InvalidationError, InvalidationQueue};
+use portcullis::mapper::{Geometry, Mapper, TableMapper};
+use portcullis::pgtable::{MapError, PageTable, Unmapped};
+use portcullis::platform::{Frames, Table};
+use portcullis::std_platform::StdPlatform;
+use portcullis_model::{Buffer, Context, Iommu, IommuConfig, Memory, Queue};
+
+const ANYWHERE: Iova = Iova::new(u64::MAX);
+const TIMEOUT: InvalidationError = InvalidationError::TimedOut { waited_ns: 1 };
+
+fn page_of_memory(n: u64) -> PhysSegment {
+    PhysSegment { phys: PhysAddr::new(0x1_0000_0000 + n * PAGE), len: PAGE }
+}
+
+/// Waits until `over` holds. The bound is generous and decides nothing but when to give up.
+fn wait_until(what: &str, mut over: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !over() {
+        assert!(start.elapsed() < Duration::from_secs(60), "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// A buffer that tells when it is dropped, and whose list cannot be had for the `panics_at`-th time.
+struct Watched {
+    _buffer: Buffer,
+    list: [PhysSegment; 1],
+    calls: AtomicUsize,
+    panics_at: usize,
+    dropped: Arc<AtomicBool>,
+}
+
+// SAFETY: the list is that of the buffer, which is atomic memory of its own.
+unsafe impl DmaBuffer for Watched {
+    fn segments(&self) -> &[PhysSegment] {
+        assert_ne!(self.calls.fetch_add(1, Ordering::Relaxed), self.panics_at, "as the test wants");
+        &self.list
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        self.dropped.store(true, Ordering::Relaxed);
+    }
+}
+
+fn watched(memory: &Arc<Memory>, panics_at: usize) -> (Watched, Arc<AtomicBool>) {
+    let buffer = memory.buffer(PAGE).unwrap();
+    let list = [PhysSegment { phys: buffer.phys(), len: buffer.len() }];
+    let dropped = Arc::new(AtomicBool::new(false));
+    let calls = AtomicUsize::new(0);
+    (Watched { _buffer: buffer, list, calls, panics_at, dropped: Arc::clone(&dropped) }, dropped)
+}
+
+/// A queue that panics once when told to.
+#[derive(Clone)]
+struct PanickingQueue {
+    inner: Queue,
+    panics: Arc<AtomicBool>,
+}
+
+impl InvalidationQueue for PanickingQueue {
+    fn invalidate(&self, domain: DomainId, request: Invalidation) -> Result<(), InvalidationError> {
+        assert!(!self.panics.swap(false, Ordering::Relaxed), "as the test wants");
+        self.inner.invalidate(domain, request)
+    }
+}
+
+/// A device, its memory and its IOMMU behind such a queue.
+struct Panicking {
+    memory: Arc<Memory>,
+    iommu: Arc<Iommu>,
+    device: DmaDevice<TableMapper<Arc<Memory>, PanickingQueue>, StdPlatform>,
+    panics: Arc<AtomicBool>,
+}
+
+impl Panicking {
+    fn new(policy: Policy) -> Self {
+        let memory = Memory::new(64 << 20);
+        let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
+        let table = PageTable::new(Arc::clone(&memory), 4, all_sizes()).unwrap();
+        iommu.attach(DEVICE, Context::SecondStage { domain: DomainId(1), root: table.root(), levels: 4 });
+        let panics = Arc::new(AtomicBool::new(false));
+        let queue = PanickingQueue { inner: iommu.queue(), panics: Arc::clone(&panics) };
+        let mapper = TableMapper::new(table, queue, DomainId(1), Vec::new());
+        let domain = Domain::new(StdPlatform::new(), mapper, policy).unwrap();
+        Self { memory, iommu, device: DmaDevice::new(domain, u64::MAX), panics }
+    }
+}
+
+#[test]
+fn a_raw_unmap_that_was_not_confirmed_does_not_free_a_typed_buffer() {
+    let bench = Bench::new(Policy::Strict);
+    let mapped = bench.device.map(bench.memory.buffer(PAGE).unwrap(), Direction::FromDevice).unwrap();
+    let iova = mapped.iova();
+    assert!(bench.writes(iova));
+    bench.iommu.queue().fail_next(1, TIMEOUT);
+    assert!(matches!(bench.device.unmap_single(iova, PAGE), Err(UnmapError::Unconfirmed { .. })));
+    let buffer = mapped.unmap().unwrap();
+    assert!(!bench.writes(iova), "given back while reachable");
+    drop(buffer);
+}
+
+#[test]
+fn nor_does_one_that_went_past_the_domain() {
+    let bench = Bench::new(Policy::Strict);
+    let mapped = bench.device.map(bench.memory.buffer(PAGE).unwrap(), Direction::FromDevice).unwrap();
+    let iova = mapped.iova();
+    assert!(bench.writes(iova));
+    let range = IovaRange::new(iova, PAGE).unwrap();
+    assert_eq!(bench.domain.mapper().unmap(range, &mut Gather::new()).bytes, PAGE);
+    let buffer = mapped.unmap().unwrap();
+    assert!(!bench.writes(iova), "given back while reachable");
+    drop(buffer);
+}
+
+#[test]
+fn a_buffer_whose_list_cannot_be_had_again_is_unmapped_all_the_same() {
+    let bench = Bench::new(Policy::Strict);
+    let (buffer, dropped) = watched(&bench.memory, 1);
+    let mapped = bench.device.map(buffer, Direction::FromDevice).unwrap();
+    let iova = mapped.iova();
+    assert!(bench.writes(iova));
+    drop(mapped);
+    assert!(dropped.load(Ordering::Relaxed));
+    assert!(!bench.writes(iova));
+    // And one that cannot be had at all is never mapped.
+    let (buffer, dropped) = watched(&bench.memory, 0);
+    let result = catch_unwind(AssertUnwindSafe(|| bench.device.map(buffer, Direction::FromDevice).is_ok()));
+    assert!(result.is_err() && dropped.load(Ordering::Relaxed));
+    assert_eq!(bench.domain.stats().maps, 1);
+}
+
+#[test]
+fn a_panic_in_the_driver_below_does_not_free_the_buffer() {
+    let bench = Panicking::new(Policy::Strict);
+    let (buffer, dropped) = watched(&bench.memory, usize::MAX);
+    let mapped = bench.device.map(buffer, Direction::FromDevice).unwrap();
+    let iova = mapped.iova();
+    bench.iommu.dma_write(DEVICE, iova, &[1]).unwrap();
+    bench.panics.store(true, Ordering::Relaxed);
+    assert!(catch_unwind(AssertUnwindSafe(|| drop(mapped))).is_err());
+    assert!(bench.iommu.dma_write(DEVICE, iova, &[1]).is_ok(), "the invalidation never happened");
+    assert!(!dropped.load(Ordering::Relaxed), "freed while reachable");
+}
+
+#[test]
+fn a_panic_in_the_timer_does_not_end_all_timers() {
+    let bench = Panicking::new(Policy::Lazy { window_ns: 2_000_000 });
+    bench.panics.store(true, Ordering::Relaxed);
+    drop(bench.device.map(bench.memory.buffer(PAGE).unwrap(), Direction::FromDevice).unwrap());
+    wait_until("the timer never fired", || !bench.panics.load(Ordering::Relaxed));
+    let mapped = bench.device.map(bench.memory.buffer(PAGE).unwrap(), Direction::FromDevice).unwrap();
+    let iova = mapped.iova();
+    bench.iommu.dma_write(DEVICE, iova, &[1]).unwrap();
+    let _buffer = mapped.unmap().unwrap();
+    wait_until("no timer any more", || bench.iommu.dma_write(DEVICE, iova, &[1]).is_err());
+}
+
+#[test]
+fn a_failed_unmap_in_a_lazy_domain_keeps_the_window_s_timer_alive() {
+    let bench = Bench::new(Policy::Lazy { window_ns: 2_000_000 });
+    let range = bench.domain.map(&[page_of_memory(0)], Permissions::READ_WRITE, ANYWHERE).unwrap();
+    bench.iommu.queue().fail_next(1, TIMEOUT);
+    assert!(bench.domain.unmap_strictly(range).is_err());
+    let mapped = bench.device.map(bench.memory.buffer(PAGE).unwrap(), Direction::FromDevice).unwrap();
+    let iova = mapped.iova();
+    assert!(bench.writes(iova));
+    let _buffer = mapped.unmap().unwrap();
+    wait_until("reachable for ever", || !bench.writes(iova));
+}
+
+#[test]
+fn failed_flushes_are_forgotten_by_the_next_that_succeeds() {
+    let bench = Bench::new(Policy::Lazy { window_ns: u64::MAX });
+    bench.iommu.queue().fail_next(500, TIMEOUT);
+    for _ in 0..500 {
+        assert_eq!(bench.domain.flush(), Err(TIMEOUT));
+    }
+    let limit = Iova::new((1 << 20) - 1);
+    for round in 1..=3 {
+        let live: Vec<_> = (0..255)
+            .map(|n| bench.domain.map(&[page_of_memory(n)], Permissions::READ_WRITE, limit).unwrap())
+            .collect();
+        live.into_iter().for_each(|range| bench.domain.unmap(range).unwrap());
+        bench.domain.flush().unwrap();
+        assert!(bench.domain.stats().flushes <= 2 * round, "flushes in excess");
+    }
+}
+
+/// A mapper that lets the device in as soon as anything is mapped.
+struct Eager {
+    inner: common::Mapper,
+    iommu: Arc<Iommu>,
+}
+
+impl Mapper for Eager {
+    fn geometry(&self) -> &Geometry {
+        self.inner.geometry()
+    }
+
+    fn map(
+        &self,
+        range: IovaRange,
+        phys: PhysAddr,
+        permissions: Permissions,
+        gather: &mut Gather,
+    ) -> Result<(), MapError> {
+        self.inner.map(range, phys, permissions, gather)?;
+        let _ = self.iommu.dma_write(DEVICE, range.start(), &[1]);
+        Ok(())
+    }
+
+    fn unmap(&self, range: IovaRange, gather: &mut Gather) -> Unmapped {
+        self.inner.unmap(range, gather)
+    }
+
+    fn sync(&self, gather: &Gather) -> Result<(), InvalidationError> {
+        self.inner.sync(gather)
+    }
+}
+
+/// A buffer and then memory that no table can point to.
+struct Unmappable(Buffer, [PhysSegment; 2]);
+
+// SAFETY: the first segment is the buffer's; no CPU reaches the second, and no table entry holds its address.
+unsafe impl DmaBuffer for Unmappable {
+    fn segments(&self) -> &[PhysSegment] {
+        debug_assert_eq!(self.0.phys(), self.1[0].phys);
+        &self.1
+    }
+}
+
+#[test]
+fn a_map_that_could_not_be_undone_for_sure_keeps_the_buffer() {
+    let memory = Memory::new(64 << 20);
+    let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
+    let table = PageTable::new(Arc::clone(&memory), 4, all_sizes()).unwrap();
+    iommu.attach(DEVICE, Context::SecondStage { domain: DomainId(1), root: table.root(), levels: 4 });
+    let inner = TableMapper::new(table, iommu.queue(), DomainId(1), Vec::new());
+    let mapper = Eager { inner, iommu: Arc::clone(&iommu) };
+    let domain = Domain::new(StdPlatform::new(), mapper, Policy::Strict).unwrap();
+    let device = DmaDevice::new(Arc::clone(&domain), u64::MAX);
+    let unmappable = || {
+        let buffer = memory.buffer(PAGE).unwrap();
+        let list = [
+            PhysSegment { phys: buffer.phys(), len: PAGE },
+            PhysSegment { phys: PhysAddr::new(1 << 52), len: PAGE },
+        ];
+        Unmappable(buffer, list)
+    };
+    // The hardware answers: the buffer comes back.
+    let failed = device.map(unmappable(), Direction::FromDevice).err().unwrap();
+    assert!(failed.buffer.is_some() && matches!(failed.error, MapListError::Map(_)), "{failed}");
+    // It does not: the device has cached the first page, and keeps it.
+    iommu.queue().fail_next(1, TIMEOUT);
+    let failed = device.map(unmappable(), Direction::FromDevice).err().unwrap();
+    assert_eq!(failed.error, MapListError::Unconfirmed { error: TIMEOUT });
+    assert!(failed.buffer.is_none(), "given back while reachable");
+    domain.flush().unwrap();
+    assert_eq!(domain.stats().lost_iova_bytes, 0);
+}
+
+/// Table memory that tells when its owner is gone.
+struct Owned(Arc<Memory>, Arc<AtomicBool>);
+
+// SAFETY: everything is passed on to the memory.
+unsafe impl Frames for Owned {
+    fn alloc(&self, count: usize) -> Option<PhysAddr> {
+        self.0.alloc(count)
+    }
+
+    unsafe fn free(&self, first: PhysAddr, count: usize) {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.0.free(first, count) }
+    }
+
+    unsafe fn table(&self, frame: PhysAddr) -> &Table {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.0.table(frame) }
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        self.1.store(true, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn coherent_memory_keeps_its_owner_only_while_it_may_be_reached() {
+    let bench = Bench::new(Policy::Strict);
+    let domains = Arc::strong_count(&bench.domain);
+    let gone = Arc::new(AtomicBool::new(false));
+    let owned = || Owned(Arc::clone(&bench.memory), Arc::clone(&gone));
+    CoherentMemory::new(&bench.device, owned(), 4096).unwrap().free().unwrap();
+    assert!(gone.swap(false, Ordering::Relaxed));
+    drop(CoherentMemory::new(&bench.device, owned(), 4096).unwrap());
+    assert!(gone.swap(false, Ordering::Relaxed));
+    assert_eq!(Arc::strong_count(&bench.domain), domains);
+    let memory = CoherentMemory::new(&bench.device, owned(), 4096).unwrap();
+    let iova = memory.iova();
+    assert!(bench.writes(iova));
+    bench.iommu.queue().fail_next(1, TIMEOUT);
+    drop(memory);
+    assert!(bench.writes(iova), "still reachable");
+    assert!(!gone.load(Ordering::Relaxed), "its owner is gone");
+}
+
+/// A mapper whose addresses go up to the very last one.
+struct Everywhere(Geometry);
+
+impl Mapper for Everywhere {
+    fn geometry(&self) -> &Geometry {
+        &self.0
+    }
+
+    fn map(&self, _: IovaRange, _: PhysAddr, _: Permissions, _: &mut Gather) -> Result<(), MapError> {
+        Ok(())
+    }
+
+    fn unmap(&self, range: IovaRange, gather: &mut Gather) -> Unmapped {
+        gather.add(range);
+        Unmapped { bytes: range.len() }
+    }
+
+    fn sync(&self, _: &Gather) -> Result<(), InvalidationError> {
+        Ok(())
+    }
+}
+
+#[test]
+fn an_aperture_may_reach_the_last_address() {
+    let aperture = IovaRange::from_bounds(Iova::new(PAGE), ANYWHERE).unwrap();
+    let geometry = Geometry { aperture, page_sizes: all_sizes(), reserved: Vec::new() };
+    let domain = Domain::new(StdPlatform::new(), Everywhere(geometry), Policy::Strict).unwrap();
+    let device = DmaDevice::new(domain, u64::MAX);
+    let mut out = [DmaSegment::default(); 1];
+    assert_eq!(device.map_sg(&[page_of_memory(0)], Direction::ToDevice, &mut out), Ok(1));
+    assert_eq!(out, [DmaSegment { iova: Iova::new(u64::MAX - (PAGE - 1)), len: PAGE }]);
+    device.unmap_sg(&out).unwrap();
+}
+
+#[test]
+fn a_mapping_unmapped_in_pieces_hands_nothing_out_twice() {
+    let bench = Bench::on(StdPlatform::with_slots(1), Policy::Strict);
+    let list: Vec<_> = (0..8).map(page_of_memory).collect();
+    let map = |list: &[PhysSegment]| bench.domain.map(list, Permissions::READ_WRITE, ANYWHERE);
+    let whole = map(&list).unwrap().start().get();
+    let piece = |page: u64, pages| IovaRange::new(Iova::new(whole + page * PAGE), pages * PAGE).unwrap();
+    bench.domain.unmap(piece(0, 3)).unwrap();
+    let other = map(&list[..4]).unwrap();
+    bench.domain.unmap(piece(3, 5)).unwrap();
+    bench.domain.unmap(other).unwrap();
+    // Emptying every cache, as an exhausted space does.
+    assert!(bench.domain.map(&list, Permissions::READ_WRITE, Iova::new(9 * PAGE - 1)).is_err());
+    assert_eq!(bench.domain.usage().taken, 0);
+}
+
+#[test]
+fn an_unmap_of_any_size_is_bounded_by_the_tables_that_exist() {
+    let bench = Bench::new(Policy::Strict);
+    let kept = bench.domain.map(&[page_of_memory(0)], Permissions::READ, Iova::new(u32::MAX.into())).unwrap();
+    // At one step for each granule this would take years.
+    let range = IovaRange::new(Iova::new(1 << 40), 1 << 63).unwrap();
+    assert_eq!(bench.domain.unmap(range), Err(UnmapError::NotMapped { range, unmapped: 0 }));
+    assert!(bench.reads(kept.start()));
+}
