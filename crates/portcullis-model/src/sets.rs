@@ -40,11 +40,12 @@ impl<E: Copy> Sets<E> {
     }
 
     /// The slot in the set of `number` whose entry `is` the one wanted.
+    #[inline]
     pub(crate) fn find(&self, number: u64, is: impl Fn(&E) -> bool) -> Option<usize> {
-        self.set(number).find(|&slot| {
-            let slot = &self.slots[slot];
-            slot.stamp != 0 && is(&slot.entry)
-        })
+        let set = self.set(number);
+        let first = set.start;
+        let way = self.slots[set].iter().position(|slot| slot.stamp != 0 && is(&slot.entry))?;
+        Some(first + way)
     }
 
     /// The entry in a slot that [`find`](Self::find) gave.
@@ -63,14 +64,22 @@ impl<E: Copy> Sets<E> {
     }
 
     /// Puts `entry` in, in place of the one that is the `same` or else of the oldest, which is returned.
+    #[inline]
     pub(crate) fn insert(&mut self, number: u64, entry: E, same: impl Fn(&E) -> bool) -> Option<E> {
-        let slot = match self.find(number, same) {
-            Some(slot) => slot,
-            None => self.oldest(number),
-        };
-        let old = self.slots[slot];
-        self.slots[slot].entry = entry;
-        self.touch(slot);
+        let set = self.set(number);
+        let slots = &mut self.slots[set];
+        let (mut chosen, mut oldest) = (0, u64::MAX);
+        for (way, slot) in slots.iter().enumerate() {
+            if slot.stamp != 0 && same(&slot.entry) {
+                chosen = way;
+                break;
+            }
+            if slot.stamp < oldest {
+                (chosen, oldest) = (way, slot.stamp);
+            }
+        }
+        self.clock += 1;
+        let old = std::mem::replace(&mut slots[chosen], Slot { stamp: self.clock, entry });
         if old.stamp == 0 {
             self.len += 1;
             return None;
@@ -114,12 +123,6 @@ impl<E: Copy> Sets<E> {
                 removed(slot.entry);
             }
         }
-    }
-
-    fn oldest(&self, number: u64) -> usize {
-        let set = self.set(number);
-        let first = set.start;
-        set.min_by_key(|&slot| self.slots[slot].stamp).unwrap_or(first)
     }
 
     fn set(&self, number: u64) -> Range<usize> {

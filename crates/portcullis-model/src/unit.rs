@@ -17,7 +17,7 @@ use crate::iotlb::{Entry, Iotlb};
 use crate::memory::Memory;
 use crate::stats::Stats;
 use crate::walk_cache::WalkCache;
-use crate::walker::{TablePointer, Walk, in_width, walk};
+use crate::walker::{TablePointer, Walk, find_leaf, in_width, walk};
 
 /// By what an address leads to memory.
 #[derive(Debug)]
@@ -143,7 +143,7 @@ impl Unit {
 
     fn peek_tables(&self, tables: Tables, iova: Iova) -> Option<(PhysAddr, Permissions)> {
         let start = self.walk_cache.peek(tables.domain, iova, tables.levels).unwrap_or(tables.root());
-        let leaf = walk(&self.memory, iova, start).result.ok()?;
+        let leaf = find_leaf(&self.memory, iova, start).ok()?;
         Some((PhysAddr::new(leaf.page.get() | iova.page_offset(leaf.size)), leaf.permissions))
     }
 

@@ -64,30 +64,41 @@ pub fn in_width(iova: Iova, levels: u32) -> bool {
 
 /// Walks from `start` down to the page of `iova`. `start.level` is 1 to 5.
 pub fn walk(memory: &Memory, iova: Iova, start: TablePointer) -> Walk {
-    let mut walk = Walk {
-        result: Err(FaultReason::BadContext),
-        table_reads: 0,
-        freed_reads: 0,
-        tables: SmallVec::new(),
+    let (mut table_reads, mut freed_reads, mut tables) = (0, 0, SmallVec::new());
+    let read = |table| {
+        table_reads += 1;
+        freed_reads += u32::from(!memory.is_allocated(table));
     };
+    let result = descend(memory, iova, start, read, |below| tables.push(below));
+    Walk { result, table_reads, freed_reads, tables }
+}
+
+/// The page at the end of a [`walk`], for those who do not ask for its cost.
+pub(crate) fn find_leaf(memory: &Memory, iova: Iova, start: TablePointer) -> Result<Leaf, FaultReason> {
+    descend(memory, iova, start, |_| (), |_| ())
+}
+
+/// Goes down from `start`, telling of each table that was `read` and of each that is found `below` one.
+#[inline]
+fn descend(
+    memory: &Memory,
+    iova: Iova,
+    start: TablePointer,
+    mut read: impl FnMut(PhysAddr),
+    mut below: impl FnMut(TablePointer),
+) -> Result<Leaf, FaultReason> {
     let mut at = start;
     while (1..=vtd::MAX_LEVELS).contains(&at.level) {
-        match step(memory, iova, at, &mut walk) {
-            Ok(Step::Down(next)) => {
-                walk.tables.push(next);
+        let step = step(memory, iova, at, &mut read)?;
+        match step {
+            Step::Leaf(leaf) => return Ok(leaf),
+            Step::Down(next) => {
+                below(next);
                 at = next;
-            }
-            Ok(Step::Leaf(leaf)) => {
-                walk.result = Ok(leaf);
-                break;
-            }
-            Err(reason) => {
-                walk.result = Err(reason);
-                break;
             }
         }
     }
-    walk
+    Err(FaultReason::BadContext)
 }
 
 enum Step {
@@ -96,14 +107,19 @@ enum Step {
 }
 
 /// Reads one entry.
-fn step(memory: &Memory, iova: Iova, at: TablePointer, walk: &mut Walk) -> Result<Step, FaultReason> {
+#[inline]
+fn step(
+    memory: &Memory,
+    iova: Iova,
+    at: TablePointer,
+    read: &mut impl FnMut(PhysAddr),
+) -> Result<Step, FaultReason> {
     let TablePointer { level, table, permissions } = at;
     let entry = table
         .checked_add(8 * vtd::index(iova.get(), level) as u64)
         .and_then(|address| memory.read_u64(address))
         .ok_or(FaultReason::BadTable(table))?;
-    walk.table_reads += 1;
-    walk.freed_reads += u32::from(!memory.is_allocated(table));
+    read(table);
 
     let allowed = vtd::permissions(entry).ok_or(FaultReason::NotPresent { level })?;
     let target = vtd::target(entry);

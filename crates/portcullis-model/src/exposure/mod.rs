@@ -17,9 +17,13 @@
 //! Cost: O(1) per page mapped or unmapped (a hash lookup, and the ranges in that page), O(1) for an IOTLB
 //! entry that was not stale. Memory: the pages that are open now.
 
+mod one;
 mod page;
+mod ranges;
 mod source;
 mod spans;
+
+use std::collections::hash_map::Entry;
 
 use portcullis::addr::{Iova, PhysAddr};
 use portcullis::invalidation::DomainId;
@@ -27,9 +31,9 @@ use portcullis::platform::FRAME_SIZE;
 use rustc_hash::FxHashMap;
 
 use crate::iommu::Context;
-use crate::unit::{Route, Unit};
+use crate::unit::Unit;
 use page::{Links, Page, Rates};
-use source::{Marks, SourceId};
+use source::{Dependents, SourceId};
 use spans::Span;
 
 /// A run of bytes of a mapping: what the device uses and where the buffer is.
@@ -73,10 +77,7 @@ struct Ledger {
 pub(crate) struct Exposure {
     now: u64,
     ledgers: Vec<Ledger>,
-    /// What is open because of which IOTLB entry.
-    marks: Marks,
-    /// What is open because the tables still lead there.
-    by_tables: FxHashMap<DomainId, Vec<SourceId>>,
+    dependents: Dependents,
 }
 
 /// A piece of a segment inside one physical page.
@@ -123,7 +124,7 @@ impl Exposure {
             let neighbour = span.start > 0
                 && reaches(before(iova), phys.get().checked_sub(1).map(PhysAddr::new))
                 || u64::from(span.end) < FRAME_SIZE
-                    && reaches(iova.checked_add(span.len()), phys.checked_add(span.len()));
+                    && reaches(iova.checked_add(span.len().into()), phys.checked_add(span.len().into()));
             let page = ledger.pages.entry(piece.page).or_insert_with(|| Page::new(now));
             page.settle(now, &mut ledger.settled);
             let closed = page.begin(piece.iova_page(), span, neighbour, now);
@@ -140,22 +141,26 @@ impl Exposure {
         segment: Segment,
     ) -> u64 {
         let mut reached = 0;
+        let now = self.now;
+        let Ledger { pages, settled } = ledger(&mut self.ledgers, device);
         for piece in pieces(segment) {
             let route = unit.route(context, piece.iova, piece.phys);
             let open = route.is_some();
             reached += u64::from(open);
             let id = SourceId { device, page: piece.page, iova_page: piece.iova_page() };
-            let now = self.now;
-            let ledger = ledger(&mut self.ledgers, device);
-            let page = ledger.pages.entry(piece.page).or_insert_with(|| Page::new(now));
-            page.settle(now, &mut ledger.settled);
+            let mut entry = match pages.entry(piece.page) {
+                Entry::Occupied(entry) => entry,
+                Entry::Vacant(entry) => entry.insert_entry(Page::new(now)),
+            };
+            let page = entry.get_mut();
+            page.settle(now, settled);
             let closed = page.end(id.iova_page, piece.span, now, open);
-            ledger.settled.longest_stale_ns = ledger.settled.longest_stale_ns.max(closed);
-            if page.is_closed() {
-                ledger.pages.remove(&piece.page);
+            settled.longest_stale_ns = settled.longest_stale_ns.max(closed);
+            if let (Some(route), Some(links)) = (route, page.links(id.iova_page)) {
+                self.dependents.note(id, links, context, route);
             }
-            if let Some(route) = route {
-                self.link(id, context, route);
+            if page.is_closed() {
+                entry.remove();
             }
         }
         reached
@@ -166,11 +171,8 @@ impl Exposure {
         while let Some(mark) = unit.released.pop() {
             let mut next = Some(mark);
             while let Some(mark) = next {
-                let (id, after) = self.marks.take(mark);
-                if let Some(links) = links(&mut self.ledgers, id) {
-                    links.marked = false;
-                }
-                self.check_again(unit, contexts, id);
+                let (id, after) = self.dependents.take(mark);
+                self.check_again(unit, contexts, id, |links| links.marked = false);
                 next = after;
             }
         }
@@ -183,7 +185,7 @@ impl Exposure {
         contexts: &[Option<Context>],
         domain: DomainId,
     ) {
-        let Some(listed) = self.by_tables.remove(&domain) else { return };
+        let listed = self.dependents.take_list(domain);
         // All of them first: one that is listed twice is then listed once.
         for &id in &listed {
             if let Some(links) = links(&mut self.ledgers, id) {
@@ -191,7 +193,7 @@ impl Exposure {
             }
         }
         for id in listed {
-            self.check_again(unit, contexts, id);
+            self.check_again(unit, contexts, id, |_| ());
         }
     }
 
@@ -200,10 +202,10 @@ impl Exposure {
         let Some(ledger) = self.ledgers.get_mut(device) else { return };
         let mut open = Vec::new();
         for (&page, state) in &mut ledger.pages {
-            open.extend(state.unlink_all().map(|iova_page| SourceId { device, page, iova_page }));
+            state.unlink_all(|iova_page| open.push(SourceId { device, page, iova_page }));
         }
         for id in open {
-            self.check_again(unit, contexts, id);
+            self.check_again(unit, contexts, id, |_| ());
         }
     }
 
@@ -239,38 +241,31 @@ impl Exposure {
         })
     }
 
-    /// Tries an open translation again; closes it where it leads nowhere, or notes what it depends on now.
-    fn check_again(&mut self, unit: &mut Unit, contexts: &[Option<Context>], id: SourceId) {
+    /// Tries an open translation again, once it is `unlinked`; closes it where it leads nowhere, or notes
+    /// what it depends on now.
+    fn check_again(
+        &mut self,
+        unit: &mut Unit,
+        contexts: &[Option<Context>],
+        id: SourceId,
+        unlink: impl FnOnce(&mut Links),
+    ) {
+        let now = self.now;
+        let Some(Ledger { pages, settled }) = self.ledgers.get_mut(id.device) else { return };
+        let Entry::Occupied(mut entry) = pages.entry(id.page) else { return };
+        let page = entry.get_mut();
+        let Some(links) = page.links(id.iova_page) else { return };
+        unlink(links);
         let context = contexts.get(id.device).copied().flatten();
         let phys = PhysAddr::new(id.page * FRAME_SIZE);
         if let Some(route) = unit.route(context, Iova::new(id.iova_page), phys) {
-            return self.link(id, context, route);
+            return self.dependents.note(id, links, context, route);
         }
-        let now = self.now;
-        let Some(ledger) = self.ledgers.get_mut(id.device) else { return };
-        let Some(page) = ledger.pages.get_mut(&id.page) else { return };
-        page.settle(now, &mut ledger.settled);
+        page.settle(now, settled);
         let closed = page.close(id.iova_page, now);
-        ledger.settled.longest_stale_ns = ledger.settled.longest_stale_ns.max(closed);
+        settled.longest_stale_ns = settled.longest_stale_ns.max(closed);
         if page.is_closed() {
-            ledger.pages.remove(&id.page);
-        }
-    }
-
-    /// Notes what an open translation depends on, unless that is noted already.
-    fn link(&mut self, id: SourceId, context: Option<Context>, route: Route<'_>) {
-        let Some(links) = links(&mut self.ledgers, id) else { return };
-        match (route, context) {
-            (Route::Iotlb(mark), _) if !std::mem::replace(&mut links.marked, true) => {
-                *mark = Some(self.marks.push(id, *mark));
-            }
-            (Route::Tables, Some(Context::SecondStage { domain, .. }))
-                if !std::mem::replace(&mut links.listed, true) =>
-            {
-                self.by_tables.entry(domain).or_default().push(id);
-            }
-            // It is noted, or (passed through) nothing will be heard of what ends it but a change of context.
-            _ => {}
+            entry.remove();
         }
     }
 }

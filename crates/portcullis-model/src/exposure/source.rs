@@ -1,10 +1,17 @@
-//! Open translations by name, and the lists of those that hang on an IOTLB entry.
+//! Open translations by name, and what they depend on.
 //!
 //! An IOTLB entry carries one number, its *mark*: the head of a list of the open translations that end when it
-//! goes. Several can hang on one entry: a large page covers many pages, and devices may share a domain. All
-//! operations are O(1).
+//! goes. Several can hang on one entry: a large page covers many pages, and devices may share a domain. What the
+//! tables lead to is in a list for each domain. All operations are O(1).
 
 use std::num::NonZeroU32;
+
+use portcullis::invalidation::DomainId;
+use rustc_hash::FxHashMap;
+
+use super::page::Links;
+use crate::iommu::Context;
+use crate::unit::Route;
 
 /// An open translation after the end of its mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,6 +24,49 @@ pub(super) struct SourceId {
     pub(super) iova_page: u64,
 }
 
+/// What is open, by what keeps it open.
+#[derive(Debug, Default)]
+pub(super) struct Dependents {
+    /// What is open because of which IOTLB entry.
+    marks: Marks,
+    /// What is open because the tables still lead there.
+    by_tables: FxHashMap<DomainId, Vec<SourceId>>,
+}
+
+impl Dependents {
+    /// Notes what an open translation depends on, unless that is noted already in its `links`.
+    pub(super) fn note(
+        &mut self,
+        id: SourceId,
+        links: &mut Links,
+        context: Option<Context>,
+        route: Route<'_>,
+    ) {
+        match (route, context) {
+            (Route::Iotlb(mark), _) if !std::mem::replace(&mut links.marked, true) => {
+                *mark = Some(self.marks.push(id, *mark));
+            }
+            (Route::Tables, Some(Context::SecondStage { domain, .. }))
+                if !std::mem::replace(&mut links.listed, true) =>
+            {
+                self.by_tables.entry(domain).or_default().push(id);
+            }
+            // It is noted, or (passed through) nothing will be heard of what ends it but a change of context.
+            _ => {}
+        }
+    }
+
+    /// Takes the first of those that hang on an IOTLB entry off its list; with it comes the rest of the list.
+    pub(super) fn take(&mut self, mark: NonZeroU32) -> (SourceId, Option<NonZeroU32>) {
+        self.marks.take(mark)
+    }
+
+    /// Takes all that the tables of `domain` led to.
+    pub(super) fn take_list(&mut self, domain: DomainId) -> Vec<SourceId> {
+        self.by_tables.remove(&domain).unwrap_or_default()
+    }
+}
+
 #[derive(Debug)]
 struct Node {
     source: SourceId,
@@ -25,7 +75,7 @@ struct Node {
 
 /// The lists of all entries, in one slab.
 #[derive(Debug, Default)]
-pub(super) struct Marks {
+struct Marks {
     nodes: Vec<Node>,
     /// The first of the nodes that are free.
     free: Option<NonZeroU32>,
@@ -33,7 +83,7 @@ pub(super) struct Marks {
 
 impl Marks {
     /// Puts `source` before the list `head` and returns the new head.
-    pub(super) fn push(&mut self, source: SourceId, head: Option<NonZeroU32>) -> NonZeroU32 {
+    fn push(&mut self, source: SourceId, head: Option<NonZeroU32>) -> NonZeroU32 {
         let node = Node { source, next: head };
         if let Some(mark) = self.free {
             let place = &mut self.nodes[index(mark)];
@@ -46,8 +96,7 @@ impl Marks {
         NonZeroU32::new(self.nodes.len() as u32).unwrap_or(NonZeroU32::MAX)
     }
 
-    /// Takes the first of a list off it; with it comes the rest of the list.
-    pub(super) fn take(&mut self, mark: NonZeroU32) -> (SourceId, Option<NonZeroU32>) {
+    fn take(&mut self, mark: NonZeroU32) -> (SourceId, Option<NonZeroU32>) {
         let node = &mut self.nodes[index(mark)];
         let next = std::mem::replace(&mut node.next, self.free);
         self.free = Some(mark);

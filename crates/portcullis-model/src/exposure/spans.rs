@@ -10,16 +10,26 @@ pub(super) struct Span {
 }
 
 impl Span {
-    pub(super) fn len(self) -> u64 {
-        u64::from(self.end - self.start)
+    pub(super) const EMPTY: Self = Self { start: 0, end: 0 };
+
+    pub(super) fn len(self) -> u32 {
+        u32::from(self.end - self.start)
     }
 
-    /// What is left of it without `other`: the part before and the part after.
+    pub(super) fn is_empty(self) -> bool {
+        self.start == self.end
+    }
+
+    /// Whether every byte of `other` is in it; there may be none.
+    pub(super) fn contains(self, other: Self) -> bool {
+        other.is_empty() || self.start <= other.start && other.end <= self.end
+    }
+
+    /// What is left of it without `other`, which overlaps it: the part before and the part after.
     pub(super) fn without(self, other: Self) -> impl Iterator<Item = Self> {
-        let before = Self { start: self.start, end: self.end.min(other.start) };
-        let after = Self { start: self.start.max(other.end), end: self.end };
-        let parts = if self.overlaps(other) { [Some(before), Some(after)] } else { [Some(self), None] };
-        parts.into_iter().flatten().filter(|part| part.start < part.end)
+        let before = Self { start: self.start, end: other.start };
+        let after = Self { start: other.end, end: self.end };
+        [before, after].into_iter().filter(|part| part.start < part.end)
     }
 
     pub(super) fn overlaps(self, other: Self) -> bool {
@@ -30,9 +40,6 @@ impl Span {
 /// How many bytes at least one of `spans` covers.
 pub(super) fn covered(spans: impl Iterator<Item = Span>) -> u32 {
     let mut spans: SmallVec<[Span; 8]> = spans.collect();
-    if let [only] = spans[..] {
-        return u32::from(only.end - only.start);
-    }
     spans.sort_unstable();
     let mut total = 0;
     let mut reached = 0;

@@ -235,6 +235,7 @@ impl Iommu {
     ) -> AccessOutcome {
         let mut outcome = AccessOutcome::default();
         let mut state = self.state.lock();
+        let context = state.devices.context(device);
         let mut done = 0;
         while done < len {
             let Some(at) = iova.checked_add(done) else {
@@ -244,7 +245,7 @@ impl Iommu {
             let piece = in_page(at).min(len - done);
             let expected = phys.checked_add(done);
             let right = |reached: PhysAddr| Some(reached) == expected;
-            match state.access_piece(device, at, access) {
+            match state.access_piece(device, context, at, access) {
                 Ok(reached) if right(reached) => {}
                 Ok(_) => outcome.wrong += 1,
                 Err(_) => outcome.faults += 1,
@@ -299,6 +300,7 @@ impl State {
         access: Permissions,
         mut each: impl FnMut(Iova, PhysAddr, u64) -> Result<(), FaultReason>,
     ) -> Result<(), Fault> {
+        let context = self.devices.context(device);
         let mut done = 0;
         let mut result = Ok(());
         while done < len && result.is_ok() {
@@ -308,7 +310,7 @@ impl State {
                 break;
             };
             let piece = in_page(at).min(len - done);
-            result = self.access_piece(device, at, access).and_then(|phys| {
+            result = self.access_piece(device, context, at, access).and_then(|phys| {
                 each(at, phys, piece).map_err(|reason| self.fault(device, at, access, reason))
             });
             done += piece;
@@ -317,9 +319,14 @@ impl State {
         result
     }
 
-    /// One piece. The caller settles what its replacements released.
-    fn access_piece(&mut self, device: DeviceId, iova: Iova, access: Permissions) -> Result<PhysAddr, Fault> {
-        let context = self.devices.context(device);
+    /// One piece, by the device's `context`. The caller settles what its replacements released.
+    fn access_piece(
+        &mut self,
+        device: DeviceId,
+        context: Option<Context>,
+        iova: Iova,
+        access: Permissions,
+    ) -> Result<PhysAddr, Fault> {
         self.unit.translate(context, iova, access).map_err(|reason| self.fault(device, iova, access, reason))
     }
 

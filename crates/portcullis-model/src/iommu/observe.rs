@@ -66,7 +66,8 @@ impl Iommu {
         self.state.lock().exposure.total()
     }
 
-    /// Pages that the ledger keeps account of now, of all devices: each costs some hundred bytes. O(devices).
+    /// Pages that the ledger keeps account of now, of all devices: each costs some hundred bytes,
+    /// and as many again if several ranges of it are live or open. O(devices).
     pub fn pages_observed(&self) -> u64 {
         self.state.lock().exposure.pages()
     }
