@@ -87,7 +87,7 @@ fn test_steps() -> Vec<Step> {
             environment: &[("RUSTFLAGS", "--cfg loom"), ("CARGO_TARGET_DIR", "target/loom")],
             ..Step::cargo(
                 "lock-free parts in the model checker",
-                &["test", "--locked", "--release", "-p", "portcullis", "--test", "loom"],
+                &["test", "--locked", "--release", "-p", "portcullis", "--lib", "--test", "loom"],
             )
         },
         Step {

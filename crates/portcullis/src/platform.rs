@@ -8,7 +8,7 @@ use alloc::sync::{Arc, Weak};
 use core::marker::PhantomData;
 
 use crate::addr::PhysAddr;
-use crate::sync::AtomicU64;
+use crate::sync::{AtomicU64, Ordering, fence};
 
 /// Proof that its holder has a local slot to itself, for as long as the proof lives.
 ///
@@ -16,6 +16,7 @@ use crate::sync::AtomicU64;
 #[derive(Debug)]
 pub struct LocalSlot<'a> {
     index: usize,
+    light_fence: bool,
     _on_this_cpu_only: PhantomData<(&'a (), *mut ())>,
 }
 
@@ -23,10 +24,35 @@ impl LocalSlot<'_> {
     /// The proof for slot `index`. Only a [`Platform`] makes one, and only inside
     /// [`with_slot`](Platform::with_slot): two at once for one index would lose counts.
     pub const fn new(index: usize) -> Self {
-        Self { index, _on_this_cpu_only: PhantomData }
+        Self { index, light_fence: false, _on_this_cpu_only: PhantomData }
+    }
+
+    /// The same, for a platform whose [`fence_all`](Platform::fence_all) makes every CPU that may hold a slot
+    /// pass a full memory barrier: then the holder itself needs none.
+    pub const fn with_light_fence(index: usize) -> Self {
+        Self { index, light_fence: true, _on_this_cpu_only: PhantomData }
+    }
+
+    /// One of the two, as `light` says.
+    #[cfg(feature = "std")]
+    #[inline]
+    pub(crate) const fn with_fence(index: usize, light: bool) -> Self {
+        Self { index, light_fence: light, _on_this_cpu_only: PhantomData }
+    }
+
+    /// Orders the holder's earlier stores before its later loads, as
+    /// [`fence_all`](Platform::fence_all) on another CPU sees them.
+    #[inline]
+    pub(crate) fn fence(&self) {
+        if self.light_fence && cfg!(not(loom)) {
+            core::sync::atomic::compiler_fence(core::sync::atomic::Ordering::SeqCst);
+        } else {
+            fence(Ordering::SeqCst);
+        }
     }
 
     /// The slot's number, below [`Platform::slots`].
+    #[inline]
     pub const fn index(&self) -> usize {
         self.index
     }
@@ -57,6 +83,16 @@ pub trait Platform: Send + Sync + 'static {
 
     /// Nanoseconds since some fixed time; never goes backwards.
     fn now_ns(&self) -> u64;
+
+    /// Makes what the caller has stored visible to every CPU that takes a slot from now on, and what they
+    /// stored visible to the caller. Rare.
+    ///
+    /// A full fence of the caller's own is enough where slots are made by [`LocalSlot::new`]. With
+    /// [`LocalSlot::with_light_fence`] it must interrupt every CPU (an inter-processor interrupt,
+    /// `membarrier`).
+    fn fence_all(&self) {
+        fence(Ordering::SeqCst);
+    }
 
     /// Has `events` told of timers and of slots that are given up, from now on until it is dropped.
     fn register(&self, events: Weak<dyn PlatformEvents>);
@@ -112,6 +148,10 @@ impl<T: Platform> Platform for Arc<T> {
 
     fn now_ns(&self) -> u64 {
         T::now_ns(self)
+    }
+
+    fn fence_all(&self) {
+        T::fence_all(self);
     }
 
     fn register(&self, events: Weak<dyn PlatformEvents>) {

@@ -3,12 +3,13 @@
 //! Everything else takes them from here, so that the model checker's can take their place (`--cfg loom`).
 //! With `std` a lock sleeps when it must wait; without, it spins, and the embedder decides through
 //! [`Platform::with_slot`](crate::platform::Platform::with_slot) whether interrupts are off meanwhile: every
-//! lock of this crate is taken inside such a call, and none is held while hardware works.
+//! lock of this crate is taken inside such a call, and none is held while hardware works. (The one that is not,
+//! in `percpu::Owned`, is for what must not be called from interrupt handlers at all.)
 
 #[cfg(not(loom))]
-pub use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
+pub use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence};
 #[cfg(loom)]
-pub use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
+pub use loom::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence};
 
 #[cfg(loom)]
 use loom::sync as imp;
@@ -16,6 +17,16 @@ use loom::sync as imp;
 use spin as imp;
 #[cfg(all(not(loom), feature = "std"))]
 use std::sync as imp;
+
+/// Lets others get on while the caller waits for one of them: a hint where there is no scheduler to tell.
+pub fn pause() {
+    #[cfg(loom)]
+    loom::thread::yield_now();
+    #[cfg(all(not(loom), feature = "std"))]
+    std::thread::yield_now();
+    #[cfg(not(any(loom, feature = "std")))]
+    core::hint::spin_loop();
+}
 
 /// A lock around a `T`. Uncontended, taking and releasing it is one atomic exchange and one store.
 #[derive(Debug, Default)]

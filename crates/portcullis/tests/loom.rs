@@ -4,5 +4,6 @@
 
 mod loom {
     pub mod deferred;
+    pub mod owned;
     pub mod table;
 }

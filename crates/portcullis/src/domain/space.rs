@@ -61,7 +61,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         let mut reserved = geometry.reserved.clone();
         // Address 0 means "no address" to too many drivers and devices.
         reserved.extend(IovaRange::new(Iova::new(0), granule.bytes()));
-        let space = IovaSpace::new(&SpaceConfig { aperture: geometry.aperture, granule, reserved, slots })?;
+        let config = SpaceConfig { reserved, ..SpaceConfig::new(geometry.aperture, granule, slots) };
+        let space = IovaSpace::new(&config)?;
         let counter = || Counter::new(slots);
         let counters = Counters { maps: counter(), unmaps: counter(), flushes: counter(), lost: counter() };
         let deferred = DeferredQueue::new(slots);
@@ -243,7 +244,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
 
     /// Addresses for `len` bytes. When there are none, everything deferred is flushed and taken back once.
     fn alloc(&self, len: u64, limit: Iova) -> Result<IovaRange, IovaError> {
-        let alloc = || self.platform.with_slot(|slot| self.space.alloc(slot, len, limit));
+        let alloc = || self.space.alloc(&self.platform, len, limit);
         match alloc() {
             Err(IovaError::Exhausted { .. }) if self.is_pending() && self.flush().is_ok() => {
                 self.reclaim_deferred();
@@ -346,11 +347,12 @@ impl<M: Mapper, P: Platform> PlatformEvents for Domain<M, P> {
 
     fn slot_released(&self, index: usize) {
         if self.is_pending() && self.flush().is_err() {
-            // The addresses stay out of use until some other flush succeeds.
+            // What is deferred stays out of use until some other flush succeeds; what is kept is safe.
+            self.space.drain_slot(&self.platform, index);
             return;
         }
         self.reclaim_deferred();
-        self.platform.with_slot(|_| self.space.drain_slot(index));
+        self.space.drain_slot(&self.platform, index);
     }
 }
 

@@ -5,10 +5,17 @@
 //! it. In front of the shared [`HoleTree`] each CPU keeps a small [`cache`](CACHED_ORDERS) of ranges that it
 //! freed.
 
-mod cache;
+mod cached;
+mod config;
+mod cpu;
+mod inbox;
+mod links;
+mod notes;
 mod space;
 mod tree;
+mod word;
 
-pub use cache::{CACHED_ORDERS, MAGAZINE_BYTES};
-pub use space::{IovaError, IovaSpace, SpaceConfig, SpaceUsage};
+pub use config::{IovaError, SpaceConfig, SpaceUsage};
+pub use cpu::CACHED_ORDERS;
+pub use space::IovaSpace;
 pub use tree::{HoleTree, MAX_ORDER, TreeError};

@@ -1,90 +1,71 @@
-//! One address space: the tree of holes, with a cache for each CPU in front of it.
+//! One address space: what its CPUs keep, and the backing structure behind them.
 
-use alloc::vec::Vec;
-
-use super::cache::{CACHED_ORDERS, Cache};
+use super::CACHED_ORDERS;
+use super::cached::Cached;
+use super::config::{IovaError, SpaceConfig, SpaceUsage};
 use super::tree::{HoleTree, MAX_ORDER, TreeError};
+use super::word::{END_PAGE, EXACT, MOST_PAGES, NO_OWNER};
 use crate::addr::{Iova, IovaRange, PageSize};
-use crate::percpu::PerCpu;
-use crate::platform::LocalSlot;
+use crate::platform::{LocalSlot, Platform};
 use crate::sync::Mutex;
 
-/// What an address space is made of.
-#[derive(Debug, Clone)]
-pub struct SpaceConfig {
-    /// The addresses that may be handed out.
-    pub aperture: IovaRange,
-    /// The unit of allocation: the mapper's smallest page.
-    pub granule: PageSize,
-    /// Ranges inside the aperture that must never be handed out (interrupt windows, for one).
-    pub reserved: Vec<IovaRange>,
-    /// How many CPUs get a cache.
-    pub slots: usize,
-}
-
-/// A range that could not be allocated, or was not allocated when it was freed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum IovaError {
-    /// Nobody can use 0 bytes.
-    #[error("an I/O virtual range of 0 bytes")]
-    Empty,
-    /// No hole is large enough at the alignment needed, even with every cache emptied.
-    #[error(
-        "no room for {len:#x} bytes of I/O virtual addresses up to {limit}: {free:#x} bytes are free, \
-         the largest hole has {largest:#x}"
-    )]
-    Exhausted {
-        /// Bytes asked for.
-        len: u64,
-        /// The highest address allowed.
-        limit: Iova,
-        /// Bytes free anywhere in the space.
-        free: u64,
-        /// Bytes in the largest hole anywhere in the space.
-        largest: u64,
-    },
-    /// The range, or part of it, is not allocated: it was freed before, or never handed out.
-    #[error("{range} is freed, but it is not allocated")]
-    NotAllocated {
-        /// What was to be freed.
-        range: IovaRange,
-    },
-    /// No memory for the allocator's own book-keeping.
-    #[error("no memory to keep account of I/O virtual addresses")]
-    OutOfMemory,
-}
-
-/// How full a space is. A snapshot: other CPUs go on meanwhile.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SpaceUsage {
-    /// Bytes that could be handed out when the space was empty.
-    pub total: u64,
-    /// Bytes taken out of the tree: handed out, or kept in a CPU's cache.
-    pub taken: u64,
-    /// Of those, bytes in caches.
-    pub cached: u64,
-    /// The most that was ever taken.
-    pub peak_taken: u64,
-    /// Bytes of memory that the space itself uses.
-    pub memory: usize,
-}
-
+/// The free pages, and how few there ever were.
 #[derive(Debug)]
-struct Backing {
-    tree: HoleTree,
-    total: u64,
-    least_free: u64,
+pub(super) struct Backing {
+    pub tree: HoleTree,
+    pub total: u64,
+    pub least_free: u64,
+    /// Ranges that may come back one by one: the tree keeps memory for as many holes.
+    pub ranges: usize,
+    /// Holes there were in the beginning: so many more there can be.
+    pub runs: usize,
+}
+
+impl Backing {
+    /// The highest `pages` free pages that begin at a multiple of 2^`order` and end at or below `max_page`:
+    /// a block of `count` ranges that may come back one by one.
+    pub fn alloc(&mut self, pages: u64, order: u32, max_page: u64, count: usize) -> Result<u64, TreeError> {
+        let ranges = self.ranges.saturating_add(count);
+        self.tree.prepay(ranges.saturating_add(self.runs))?;
+        let page = self.tree.alloc(pages, order.min(MAX_ORDER), max_page)?;
+        self.ranges = ranges;
+        self.least_free = self.least_free.min(self.tree.free_pages());
+        Ok(page)
+    }
+
+    /// Takes back `count` ranges, `pages` pages from `page` on. Cannot fail for what `alloc` handed out.
+    pub fn free(&mut self, page: u64, pages: u64, count: usize) {
+        let freed = self.tree.free(page, pages);
+        debug_assert!(freed.is_ok(), "{freed:?}");
+        self.ranges = self.ranges.saturating_sub(count);
+    }
+}
+
+/// What is asked for: so many pages, 2^`order` rounded up, none above `max_page`.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Request {
+    pub pages: u64,
+    pub order: u32,
+    pub max_page: u64,
+}
+
+impl Request {
+    /// Pages that are handed out for it: a power of two where that is cached.
+    pub fn pages_rounded(self) -> u64 {
+        if self.order < CACHED_ORDERS { 1 << self.order } else { self.pages }
+    }
 }
 
 /// An I/O virtual address space. All methods take `&self`; a range belongs to one caller until it is freed.
 ///
-/// A length is rounded up to whole granules. Sizes of 1, 2, 4, .. 512 granules are cached per CPU. Ranges are
-/// placed as high as possible.
+/// Lengths are rounded up to whole granules, and up to 512 of them (2 MiB) to a power of two, unless the
+/// space has room for nothing but the exact size. Blocks of ranges are placed as high as possible.
 #[derive(Debug)]
 pub struct IovaSpace {
     granule: PageSize,
-    caches: PerCpu<Mutex<Cache>>,
+    cached: Cached,
+    /// Pages in all.
+    total: u64,
     backing: Mutex<Backing>,
 }
 
@@ -101,7 +82,7 @@ impl IovaSpace {
         let first = config.granule.round_up(config.aperture.start().get()).ok_or(IovaError::Empty)? >> shift;
         let last = config.aperture.last().get();
         let last_is_whole = last & config.granule.offset_mask() == config.granule.offset_mask();
-        let end = (last >> shift).checked_add(u64::from(last_is_whole)).ok_or(IovaError::Empty)?;
+        let end = (last >> shift).saturating_add(u64::from(last_is_whole)).min(END_PAGE);
         let pages = end.checked_sub(first).filter(|pages| *pages > 0).ok_or(IovaError::Empty)?;
         let memory = |_: TreeError| IovaError::OutOfMemory;
         tree.add(first, pages).map_err(memory)?;
@@ -115,147 +96,206 @@ impl IovaSpace {
         if total == 0 {
             return Err(IovaError::Empty);
         }
-        Ok(Self {
-            granule: config.granule,
-            caches: PerCpu::new(config.slots, || Mutex::new(Cache::new())),
-            backing: Mutex::new(Backing { tree, total, least_free: total }),
-        })
+        let low_end = config.low_end.get() >> shift;
+        let cached = Cached::new(config.slots, first, pages, low_end, config.cache_bytes >> shift)?;
+        let backing = Mutex::new(Backing { runs: tree.holes(), tree, total, least_free: total, ranges: 0 });
+        Ok(Self { granule: config.granule, cached, total, backing })
     }
 
-    /// Allocates at least `len` bytes, all at or below `limit`.
+    /// Allocates `len` bytes, all at or below `limit`.
     ///
-    /// O(1) from the CPU's cache; else O(log n) under the space's lock; when the space is exhausted, every
-    /// cache is emptied once and the search repeated. May allocate memory; never waits for hardware.
+    /// O(1) from the CPU's lists, without an atomic read-modify-write; else O(log n) under the space's lock,
+    /// for a block of ranges at once. When the space is exhausted, what every CPU keeps is taken back and the
+    /// search repeated, once: that waits for other CPUs, so a caller that must not wait uses
+    /// [`try_alloc`](Self::try_alloc). May allocate memory; never waits for hardware.
     ///
     /// # Errors
     /// [`IovaError`], with nothing changed.
-    pub fn alloc(&self, slot: Option<&LocalSlot<'_>>, len: u64, limit: Iova) -> Result<IovaRange, IovaError> {
-        let shift = self.granule.shift();
-        let (pages, order) = self.class(len)?;
-        let exhausted = IovaError::Exhausted { len, limit, free: 0, largest: 0 };
-        let max_page = match limit.get().checked_add(1) {
-            Some(end) => (end >> shift).checked_sub(1).ok_or(exhausted)?,
-            None => u64::MAX >> shift,
+    #[inline]
+    pub fn alloc<P: Platform>(&self, platform: &P, len: u64, limit: Iova) -> Result<IovaRange, IovaError> {
+        let Some(request) = self.request(len, limit)? else {
+            return platform.with_slot(|_| Err(self.exhausted(len, limit)));
         };
-        if is_cached(pages, order)
-            && let Some(page) = self.caches.get(slot).lock().pop(order, max_page)
-        {
-            return Ok(self.range(page, pages));
+        match platform.with_slot(|slot| self.cached.take(slot, request)) {
+            Some(page) => Ok(self.range(page, request.pages)),
+            None => self.alloc_slowly(platform, request, len, limit),
         }
-        // 1 GiB with granules of 4 KiB: no page is larger.
-        let align = order.min(MAX_ORDER);
-        let mut found = self.alloc_from_tree(pages, align, max_page);
+    }
+
+    #[cold]
+    fn alloc_slowly<P: Platform>(
+        &self,
+        platform: &P,
+        request: Request,
+        len: u64,
+        limit: Iova,
+    ) -> Result<IovaRange, IovaError> {
+        let tried = platform.with_slot(|slot| self.try_slowly(slot, request, len, limit));
         // A request that no flush could satisfy costs nobody a cache.
-        if matches!(found, Err(TreeError::NoFit { .. })) && pages <= max_page {
-            self.flush_caches();
-            found = self.alloc_from_tree(pages, align, max_page);
+        let impossible = request.pages - 1 > request.max_page || request.pages > self.total;
+        if impossible || !matches!(tried, Err(IovaError::Exhausted { .. })) {
+            return tried;
         }
-        match found {
-            Ok(page) => Ok(self.range(page, pages)),
-            Err(TreeError::OutOfMemory { .. }) => Err(IovaError::OutOfMemory),
-            Err(_) => {
-                let backing = self.backing.lock();
-                let (free, largest) =
-                    (backing.tree.free_pages() << shift, backing.tree.largest_hole() << shift);
-                Err(IovaError::Exhausted { len, limit, free, largest })
-            }
+        self.flush_caches(platform);
+        platform.with_slot(|_| self.last_resort(request, len, limit))
+    }
+
+    /// The same without taking anything back from other CPUs: for callers that must not wait.
+    ///
+    /// # Errors
+    /// [`IovaError`], with nothing changed. After [`IovaError::Exhausted`] there may be room in what CPUs keep.
+    #[inline]
+    pub fn try_alloc(
+        &self,
+        slot: Option<&LocalSlot<'_>>,
+        len: u64,
+        limit: Iova,
+    ) -> Result<IovaRange, IovaError> {
+        let Some(request) = self.request(len, limit)? else {
+            return Err(self.exhausted(len, limit));
+        };
+        match self.cached.take(slot, request) {
+            Some(page) => Ok(self.range(page, request.pages)),
+            None => self.try_slowly(slot, request, len, limit),
         }
     }
 
     /// Takes back a range, as it was handed out.
     ///
-    /// Never allocates. O(1) into the CPU's cache; a full magazine returns half of its ranges to the tree,
-    /// O(log n) each.
+    /// Never allocates and never fails for such a range. O(1), onto the CPU's list, or a chain for the CPU
+    /// that it came from; where the CPU keeps its share already, half of a list goes to the backing
+    /// structure, O(log n) for each range.
     ///
     /// # Errors
-    /// [`IovaError::NotAllocated`] for a range that the tree knows to be free. A range that sits in a cache
-    /// is not recognised: whoever frees raw ranges must know that they are allocated, as
-    /// [`Domain`](crate::domain::Domain) does from its page table.
+    /// [`IovaError::NotAllocated`] for anything but a whole range that is handed out: a part of one, one that
+    /// was freed before. Nothing is changed then. (Two CPUs that free one range at once may both get away
+    /// with it.)
+    #[inline]
     pub fn free(&self, slot: Option<&LocalSlot<'_>>, range: IovaRange) -> Result<(), IovaError> {
-        let (pages, order) = self.class(range.len())?;
+        let wrong = IovaError::NotAllocated { range };
         if !range.start().is_aligned(self.granule) {
-            return Err(IovaError::NotAllocated { range });
+            return Err(wrong);
         }
-        let first = range.start().get() >> self.granule.shift();
-        if is_cached(pages, order) && first & (pages - 1) == 0 {
-            let mut lost = None;
-            let mut cache = self.caches.get(slot).lock();
-            cache.push(order, first, |page| {
-                lost = lost.or(self.free_to_tree(page, pages, range).err());
-            });
-            return lost.map_or(Ok(()), Err);
+        let (pages, order) = self.class(range.len())?;
+        let page = range.start().get() >> self.granule.shift();
+        if self.cached.put(slot, page, pages, order) {
+            return Ok(());
         }
-        self.free_to_tree(first, pages, range)
+        self.cached.free(slot, &self.backing, page, pages, order).map_err(|()| wrong)
     }
 
-    /// Returns every cached range of every CPU to the tree. O(slots x cache size), never allocates.
-    pub fn flush_caches(&self) {
-        self.caches.iter().for_each(|cache| self.flush_cache(cache));
+    /// Takes back what every CPU keeps. Waits for other CPUs' turns to end: not for interrupt handlers, and
+    /// not with a slot lent. Never allocates.
+    pub fn flush_caches<P: Platform>(&self, platform: &P) {
+        self.cached.drain(platform, None, &self.backing);
     }
 
-    /// Returns the ranges cached for slot `index` to the tree: its CPU is gone.
-    pub fn drain_slot(&self, index: usize) {
-        if let Some(cache) = self.caches.at(index) {
-            self.flush_cache(cache);
-        }
+    /// Takes back what is kept for slot `index`: its CPU is gone. As [`flush_caches`](Self::flush_caches).
+    pub fn drain_slot<P: Platform>(&self, platform: &P, index: usize) {
+        self.cached.drain(platform, Some(index), &self.backing);
     }
 
-    /// How full the space is. Takes every cache's lock in turn.
+    /// How full the space is. The figures are of slightly different times while other CPUs go on.
     pub fn usage(&self) -> SpaceUsage {
         let shift = self.granule.shift();
-        let cached: u64 = self.caches.iter().map(|cache| cache.lock().pages()).sum();
+        let cached = self.cached.pages();
         let backing = self.backing.lock();
         let taken = backing.total.saturating_sub(backing.tree.free_pages());
         SpaceUsage {
             total: backing.total << shift,
             taken: taken << shift,
-            cached: cached << shift,
+            // Another CPU may be between its two counts.
+            cached: cached.min(taken) << shift,
             peak_taken: (backing.total - backing.least_free) << shift,
-            memory: backing.tree.memory_bytes() + self.caches.iter().count() * size_of::<Mutex<Cache>>(),
+            memory: backing.tree.memory_bytes() + self.cached.bytes(),
         }
     }
 
-    /// Pages that `len` bytes take, and the order of their alignment.
-    fn class(&self, len: u64) -> Result<(u64, u32), IovaError> {
-        let pages = len.div_ceil(self.granule.bytes());
-        if pages == 0 {
-            return Err(IovaError::Empty);
-        }
-        // Past 2^63 pages no power of two is left; no tree holds so many, whatever the alignment.
-        let order = pages.checked_next_power_of_two().map_or(u64::BITS - 1, u64::trailing_zeros);
-        Ok((pages, order))
+    #[inline]
+    /// What is asked for; `None` where no space has that.
+    fn request(&self, len: u64, limit: Iova) -> Result<Option<Request>, IovaError> {
+        let (pages, order) = self.class(len)?;
+        let shift = self.granule.shift();
+        let max_page = match limit.get().checked_add(1) {
+            Some(end) => (end >> shift).checked_sub(1),
+            None => Some(u64::MAX >> shift),
+        };
+        let max_page = max_page.filter(|_| pages < MOST_PAGES);
+        Ok(max_page.map(|max_page| Request { pages, order, max_page }))
     }
 
+    /// After the CPU's own list had nothing.
+    #[cold]
+    fn try_slowly(
+        &self,
+        slot: Option<&LocalSlot<'_>>,
+        request: Request,
+        len: u64,
+        limit: Iova,
+    ) -> Result<IovaRange, IovaError> {
+        let page = match self.cached.alloc(slot, &self.backing, request) {
+            Ok(Some(page)) => Ok(page),
+            Ok(None) => self.direct(request.pages_rounded(), request, NO_OWNER),
+            Err(error) => Err(error),
+        };
+        self.answer(page, request, len, limit)
+    }
+
+    /// After every CPU's lists were taken back: the rounded size, and then the exact one.
+    fn last_resort(&self, request: Request, len: u64, limit: Iova) -> Result<IovaRange, IovaError> {
+        let rounded = self.direct(request.pages_rounded(), request, NO_OWNER);
+        let page = rounded.or_else(|_| self.direct(request.pages, request, EXACT));
+        self.answer(page, request, len, limit)
+    }
+
+    #[inline]
+    fn answer(
+        &self,
+        page: Result<u64, TreeError>,
+        request: Request,
+        len: u64,
+        limit: Iova,
+    ) -> Result<IovaRange, IovaError> {
+        match page {
+            Ok(page) => Ok(self.range(page, request.pages)),
+            Err(TreeError::OutOfMemory { .. }) => Err(IovaError::OutOfMemory),
+            Err(_) => Err(self.exhausted(len, limit)),
+        }
+    }
+
+    #[inline]
     fn range(&self, page: u64, pages: u64) -> IovaRange {
         let shift = self.granule.shift();
-        IovaRange::new(Iova::new(page << shift), pages << shift)
-            .expect("pages of the tree lie inside the aperture, which is a range")
+        // Pages of the space lie inside its aperture, which is a range.
+        IovaRange::new(Iova::new(page << shift), pages << shift).expect("the aperture does not wrap")
     }
 
-    fn alloc_from_tree(&self, pages: u64, align: u32, max_page: u64) -> Result<u64, TreeError> {
-        let mut backing = self.backing.lock();
-        let page = backing.tree.alloc(pages, align, max_page)?;
-        backing.least_free = backing.least_free.min(backing.tree.free_pages());
+    /// `pages` pages for the request that belong to no CPU's lists.
+    fn direct(&self, pages: u64, request: Request, owner: u64) -> Result<u64, TreeError> {
+        let page = self.backing.lock().alloc(pages, request.order, request.max_page, 1)?;
+        if self.cached.hand_out(page, request.pages, request.order, owner).is_err() {
+            self.backing.lock().free(page, pages, 1);
+            return Err(TreeError::OutOfMemory { nodes: 0, node_bytes: 0 });
+        }
         Ok(page)
     }
 
-    /// Gives pages back to the tree; `range` is what the caller freed, for the error.
-    fn free_to_tree(&self, first: u64, pages: u64, range: IovaRange) -> Result<(), IovaError> {
-        self.backing.lock().tree.free(first, pages).map_err(|error| match error {
-            TreeError::OutOfMemory { .. } => IovaError::OutOfMemory,
-            _ => IovaError::NotAllocated { range },
-        })
+    fn exhausted(&self, len: u64, limit: Iova) -> IovaError {
+        let usage = self.usage();
+        let largest = self.backing.lock().tree.largest_hole() << self.granule.shift();
+        IovaError::Exhausted { len, limit, free: usage.total - usage.taken, cached: usage.cached, largest }
     }
 
-    fn flush_cache(&self, cache: &Mutex<Cache>) {
-        cache.lock().drain(|order, page| {
-            // Fails only where the caller has freed a range twice, or in odd pieces: then it stays out of use.
-            let _ = self.backing.lock().tree.free(page, 1 << order);
-        });
+    /// Pages that `len` bytes take, and the order of their alignment.
+    #[inline]
+    fn class(&self, len: u64) -> Result<(u64, u32), IovaError> {
+        // A shift, since a division would take longer than all the rest.
+        let Some(last) = len.checked_sub(1) else {
+            return Err(IovaError::Empty);
+        };
+        let pages = (last >> self.granule.shift()) + 1;
+        // Past 2^63 pages no power of two is left; no space holds so many, whatever the alignment.
+        let order = pages.checked_next_power_of_two().map_or(u64::BITS - 1, u64::trailing_zeros);
+        Ok((pages, order))
     }
-}
-
-/// Whether ranges of so many pages, whose size rounded up is 2^`order`, are cached.
-fn is_cached(pages: u64, order: u32) -> bool {
-    order < CACHED_ORDERS && pages.is_power_of_two()
 }

@@ -1,10 +1,12 @@
 //! The ready-made [`Platform`] for programs on an operating system: a slot for each thread, the system's
 //! monotonic clock, and a thread that keeps the timers.
 
+mod barrier;
 mod timer;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::panic::{self, AssertUnwindSafe};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread_local;
 use std::time::{Duration, Instant};
@@ -28,6 +30,9 @@ pub struct StdPlatform {
 
 #[derive(Debug)]
 struct Inner {
+    id: u64,
+    /// Whether [`barrier::all`] reaches every thread.
+    light_fence: bool,
     slots: usize,
     start: Instant,
     free_slots: Mutex<Vec<usize>>,
@@ -49,7 +54,12 @@ struct Lease {
     slot: usize,
 }
 
+/// Tells platforms apart; 0 is none.
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
 thread_local! {
+    /// The platform that this thread used last and its slot there: what nearly every call finds.
+    static LAST: Cell<(u64, usize)> = const { Cell::new((0, 0)) };
     /// This thread's slots: one for each platform it has used, hardly ever more than one.
     static LEASES: RefCell<Vec<Lease>> = const { RefCell::new(Vec::new()) };
 }
@@ -75,6 +85,8 @@ impl StdPlatform {
                 }
             };
             Inner {
+                id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+                light_fence: barrier::register(),
                 slots,
                 start,
                 free_slots: Mutex::new((0..slots).rev().collect()),
@@ -86,7 +98,19 @@ impl StdPlatform {
     }
 
     /// This thread's slot, taken now if it has none; `None` where none is left or the thread is ending.
+    #[inline]
     fn slot(&self) -> Option<usize> {
+        let (id, slot) = LAST.get();
+        if id == self.inner.id {
+            return Some(slot);
+        }
+        let slot = self.leased_slot()?;
+        LAST.set((self.inner.id, slot));
+        Some(slot)
+    }
+
+    #[cold]
+    fn leased_slot(&self) -> Option<usize> {
         let find = |leases: &RefCell<Vec<Lease>>| {
             let mut leases = leases.try_borrow_mut().ok()?;
             let ours = Arc::as_ptr(&self.inner);
@@ -131,7 +155,14 @@ impl Platform for StdPlatform {
     }
 
     fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
-        f(self.slot().map(LocalSlot::new).as_ref())
+        f(self.slot().map(|slot| LocalSlot::with_fence(slot, self.inner.light_fence)).as_ref())
+    }
+
+    fn fence_all(&self) {
+        if self.inner.light_fence {
+            barrier::all();
+        }
+        fence(Ordering::SeqCst);
     }
 
     fn now_ns(&self) -> u64 {
@@ -152,6 +183,8 @@ impl Platform for StdPlatform {
 
 impl Drop for Lease {
     fn drop(&mut self) {
+        // The thread is ending: from here on it does without.
+        LAST.set((0, 0));
         let Some(platform) = self.platform.upgrade() else {
             return;
         };

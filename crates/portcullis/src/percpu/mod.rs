@@ -1,5 +1,9 @@
 //! Per-CPU values, each on cache lines of its own, and counters that only their own CPU writes.
 
+mod owned;
+
+pub use owned::Owned;
+
 use alloc::boxed::Box;
 use core::ops::Deref;
 
@@ -10,6 +14,31 @@ use crate::sync::{AtomicU64, Ordering};
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct CachePadded<T>(pub T);
+
+/// A word that only its slot's owner changes: no read-modify-write is needed, and none is done.
+///
+/// What makes that safe is [`Owned`]: the owner keeps everybody else out with plain stores.
+#[derive(Debug, Default)]
+pub struct LocalU64(AtomicU64);
+
+impl LocalU64 {
+    /// The word `value`.
+    pub fn new(value: u64) -> Self {
+        Self(AtomicU64::new(value))
+    }
+
+    /// Its value.
+    #[inline]
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Makes it `value`.
+    #[inline]
+    pub fn set(&self, value: u64) {
+        self.0.store(value, Ordering::Relaxed);
+    }
+}
 
 impl<T> Deref for CachePadded<T> {
     type Target = T;

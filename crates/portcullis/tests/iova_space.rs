@@ -1,0 +1,408 @@
+//! The address space with its CPUs' lists: against a plain model, on several CPUs, and against the failures
+//! that other allocators are known for.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::{Weak, mpsc};
+
+use portcullis::addr::{Iova, IovaRange, PageSize};
+use portcullis::iova::{IovaError, IovaSpace, SpaceConfig};
+use portcullis::platform::{LocalSlot, Platform, PlatformEvents};
+use portcullis::std_platform::StdPlatform;
+use proptest::prelude::*;
+
+const PAGE: u64 = 4096;
+const ANYWHERE: Iova = Iova::new(u64::MAX);
+
+/// One thread that is whichever CPU the test says.
+#[derive(Default)]
+struct Chosen {
+    slots: usize,
+    slot: AtomicUsize,
+}
+
+impl Chosen {
+    fn new(slots: usize) -> Self {
+        Self { slots, slot: AtomicUsize::new(0) }
+    }
+
+    fn be(&self, slot: usize) -> &Self {
+        self.slot.store(slot, Ordering::Relaxed);
+        self
+    }
+}
+
+impl Platform for Chosen {
+    fn slots(&self) -> usize {
+        self.slots
+    }
+
+    fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
+        // The CPU past the last has no slot.
+        let slot = self.slot.load(Ordering::Relaxed);
+        f((slot < self.slots).then(|| LocalSlot::new(slot)).as_ref())
+    }
+
+    fn now_ns(&self) -> u64 {
+        0
+    }
+
+    fn register(&self, _: Weak<dyn PlatformEvents>) {}
+
+    fn wake_at(&self, _: u64) {}
+}
+
+fn config(first: u64, pages: u64, slots: usize) -> SpaceConfig {
+    let aperture = IovaRange::new(Iova::new(first * PAGE), pages * PAGE).unwrap();
+    SpaceConfig::new(aperture, PageSize::SIZE_4K, slots)
+}
+
+fn alloc(space: &IovaSpace, platform: &Chosen, pages: u64, limit: Iova) -> Result<IovaRange, IovaError> {
+    space.alloc(platform, pages * PAGE, limit)
+}
+
+fn free(space: &IovaSpace, platform: &Chosen, range: IovaRange) -> Result<(), IovaError> {
+    platform.with_slot(|slot| space.free(slot, range))
+}
+
+#[derive(Debug, Clone)]
+enum Action {
+    Alloc { slot: usize, pages: u64, limit: u64 },
+    Free { slot: usize, which: usize },
+    FreeAgain { slot: usize, which: usize },
+    FreePart { slot: usize, which: usize },
+    Flush,
+    Release { slot: usize },
+}
+
+fn action(slots: usize, pages: u64) -> impl Strategy<Value = Action> {
+    let slot = 0..=slots;
+    prop_oneof![
+        8 => (slot.clone(), prop_oneof![1..40u64, 1..4u64, 500..600u64], prop_oneof![Just(u64::MAX), 1..pages * PAGE])
+            .prop_map(|(slot, pages, limit)| Action::Alloc { slot, pages, limit }),
+        8 => (slot.clone(), any::<usize>()).prop_map(|(slot, which)| Action::Free { slot, which }),
+        1 => (slot.clone(), any::<usize>()).prop_map(|(slot, which)| Action::FreeAgain { slot, which }),
+        1 => (slot, any::<usize>()).prop_map(|(slot, which)| Action::FreePart { slot, which }),
+        1 => Just(Action::Flush),
+        1 => (0..slots).prop_map(|slot| Action::Release { slot }),
+    ]
+}
+
+/// Whether `pages` pages at their natural alignment fit between the ranges of `live`, below `end`.
+fn fits(live: &BTreeMap<u64, u64>, first: u64, end: u64, pages: u64) -> bool {
+    let align = pages.next_power_of_two();
+    let mut at = first;
+    let holes = live.iter().map(|(start, len)| (*start, *len)).chain([(end, 0)]);
+    for (start, len) in holes {
+        let aligned = at.next_multiple_of(align);
+        if aligned + pages <= start.min(end) {
+            return true;
+        }
+        at = at.max(start + len);
+    }
+    false
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+
+    /// Never an overlap, a misaligned range or an address above the limit; never an error while there is
+    /// room; everything comes back.
+    #[test]
+    fn agrees_with_a_plain_model(
+        low in prop_oneof![Just(1u64), Just((1u64 << 20) - 700)],
+        actions in proptest::collection::vec(action(3, 2048), 1..300),
+    ) {
+        // 8 MiB, once below 4 GiB and once across it.
+        let pages = 2048;
+        let platform = Chosen::new(3);
+        let space = IovaSpace::new(&config(low, pages, 3)).unwrap();
+        let total = space.usage().total;
+        let mut live: BTreeMap<u64, u64> = BTreeMap::new();
+        let mut gone: Vec<IovaRange> = Vec::new();
+        let pick = |live: &BTreeMap<u64, u64>, which: usize| {
+            let (start, len) = live.iter().nth(which % live.len().max(1))?;
+            Some(IovaRange::new(Iova::new(start * PAGE), len * PAGE).unwrap())
+        };
+        for action in actions {
+            match action {
+                Action::Alloc { slot, pages: wanted, limit } => {
+                    let limit = if limit == u64::MAX { limit } else { low * PAGE + limit };
+                    match alloc(&space, platform.be(slot), wanted, Iova::new(limit)) {
+                        Ok(range) => {
+                            let start = range.start().get() / PAGE;
+                            prop_assert_eq!(range.len(), wanted * PAGE);
+                            prop_assert_eq!(start % wanted.next_power_of_two(), 0);
+                            prop_assert!(range.last().get() <= limit);
+                            prop_assert!(start >= low && start + wanted <= low + pages);
+                            let before = live.range(..start + wanted).next_back();
+                            prop_assert!(before.is_none_or(|(other, len)| other + len <= start), "overlap");
+                            live.insert(start, wanted);
+                        }
+                        Err(IovaError::Exhausted { cached, .. }) => {
+                            // Ranges that are live may take a rounded size, so "no room" is judged by that.
+                            let rounded = live.iter().map(|(start, len)| {
+                                (*start, if *len <= 512 { len.next_power_of_two() } else { *len })
+                            });
+                            let end = (limit / PAGE + u64::from(limit % PAGE == PAGE - 1)).min(low + pages);
+                            prop_assert!(!fits(&rounded.collect(), low, end, wanted), "there is room");
+                            prop_assert!(cached <= total);
+                        }
+                        Err(error) => prop_assert!(false, "{error}"),
+                    }
+                }
+                Action::Free { slot, which } => {
+                    if let Some(range) = pick(&live, which) {
+                        prop_assert_eq!(free(&space, platform.be(slot), range), Ok(()));
+                        live.remove(&(range.start().get() / PAGE));
+                        gone.push(range);
+                    }
+                }
+                Action::FreeAgain { slot, which } => {
+                    if let Some(range) = gone.get(which % gone.len().max(1))
+                        && !live.contains_key(&(range.start().get() / PAGE))
+                    {
+                        let again = free(&space, platform.be(slot), *range);
+                        prop_assert_eq!(again, Err(IovaError::NotAllocated { range: *range }));
+                    }
+                }
+                Action::FreePart { slot, which } => {
+                    if let Some(range) = pick(&live, which) && range.len() >= 2 * PAGE {
+                        let start = Iova::new(range.start().get() + PAGE);
+                        let part = IovaRange::new(start, PAGE).unwrap();
+                        let part_freed = free(&space, platform.be(slot), part);
+                        prop_assert_eq!(part_freed, Err(IovaError::NotAllocated { range: part }));
+                    }
+                }
+                Action::Flush => space.flush_caches(&platform),
+                Action::Release { slot } => space.drain_slot(&platform, slot),
+            }
+            let usage = space.usage();
+            let asked: u64 = live.values().map(|len| len * PAGE).sum();
+            prop_assert!(usage.taken >= asked && usage.taken <= usage.peak_taken);
+        }
+        for (start, len) in live {
+            let range = IovaRange::new(Iova::new(start * PAGE), len * PAGE).unwrap();
+            prop_assert_eq!(free(&space, platform.be(0), range), Ok(()));
+        }
+        space.flush_caches(&platform);
+        prop_assert_eq!(space.usage().taken, 0);
+    }
+}
+
+/// Threads allocate, claim every page, hand some to their neighbour to free, and give up claims before they
+/// free. A page claimed twice is an overlap.
+#[test]
+fn nothing_is_handed_out_twice_on_several_cpus() {
+    let platform = StdPlatform::with_slots(3);
+    let pages = 1 << 14;
+    let space = IovaSpace::new(&config(1, pages, 3)).unwrap();
+    let claims: Vec<AtomicU8> = (0..=pages).map(|_| AtomicU8::new(0)).collect();
+    let claim = |range: IovaRange, from: u8, to: u8| {
+        let first = range.start().get() / PAGE;
+        for page in first..first + range.len() / PAGE {
+            let was = claims[page as usize].swap(to, Ordering::Relaxed);
+            assert_eq!(was, from, "page {page} is somebody else's");
+        }
+    };
+    const THREADS: usize = 4;
+    let channels: Vec<_> = (0..THREADS).map(|_| mpsc::sync_channel::<IovaRange>(64)).collect();
+    let (senders, receivers): (Vec<_>, Vec<_>) = channels.into_iter().unzip();
+    std::thread::scope(|scope| {
+        for (thread, received) in receivers.into_iter().enumerate() {
+            let next = senders[(thread + 1) % THREADS].clone();
+            let (platform, space, claim) = (&platform, &space, &claim);
+            scope.spawn(move || {
+                let give_back = |range: IovaRange| {
+                    claim(range, 1, 0);
+                    platform.with_slot(|slot| space.free(slot, range)).unwrap();
+                };
+                let mut kept = Vec::new();
+                for step in 0..30_000u64 {
+                    let wanted = 1 + step.wrapping_mul(0x9e37_79b9_7f4a_7c15) % 37;
+                    match space.alloc(platform, wanted * PAGE, ANYWHERE) {
+                        Ok(range) => {
+                            claim(range, 0, 1);
+                            if step % 3 == 0
+                                && let Err(mpsc::TrySendError::Full(range)) = next.try_send(range)
+                            {
+                                give_back(range);
+                            } else if step % 3 != 0 {
+                                kept.push(range);
+                            }
+                        }
+                        Err(IovaError::Exhausted { .. }) => kept.drain(..).for_each(give_back),
+                        Err(error) => panic!("{error}"),
+                    }
+                    if kept.len() > 100 {
+                        kept.drain(..50).for_each(give_back);
+                    }
+                    received.try_iter().for_each(give_back);
+                }
+                drop(next);
+                kept.into_iter().chain(received.try_iter()).for_each(give_back);
+                received
+            });
+        }
+        drop(senders);
+    });
+    // What was still on its way when its receiver had finished is not freed; everything else is back.
+    space.flush_caches(&platform);
+    let claimed = claims.iter().filter(|claim| claim.load(Ordering::Relaxed) == 1).count() as u64;
+    assert!(space.usage().taken <= claimed * 2 * PAGE);
+}
+
+/// Failure 1: caches that hoard the address space.
+#[test]
+fn many_warm_cpus_keep_an_eighth_of_a_small_window_at_the_most() {
+    let slots = 64;
+    let platform = Chosen::new(slots);
+    let space = IovaSpace::new(&config(1, (1 << 20) - 1, slots)).unwrap();
+    for slot in 0..slots {
+        platform.be(slot);
+        for pages in [1, 2, 4, 8, 16, 32, 64, 128, 256, 512] {
+            let ranges: Vec<_> =
+                (0..32).map(|_| alloc(&space, &platform, pages, ANYWHERE).unwrap()).collect();
+            ranges.into_iter().for_each(|range| free(&space, &platform, range).unwrap());
+        }
+    }
+    let usage = space.usage();
+    assert!(usage.cached <= usage.total / 8, "{} of {} bytes are kept", usage.cached, usage.total);
+    // And the window can be used to the last page all the same.
+    let mut pages = 0;
+    while alloc(&space, &platform, 512, ANYWHERE).is_ok() {
+        pages += 512;
+    }
+    assert!(pages > (1 << 20) - 2 * 512, "{pages} pages");
+}
+
+/// Failure 3: a lower address limit makes an allocation look through a whole magazine.
+#[test]
+fn devices_with_a_limit_have_a_zone_of_their_own() {
+    let platform = Chosen::new(1);
+    let space = IovaSpace::new(&config(1, 1 << 30, 1)).unwrap();
+    let low = Iova::new(u32::MAX.into());
+    let high_range = alloc(&space, &platform, 1, ANYWHERE).unwrap();
+    assert!(high_range.start() > low, "others leave the low zone alone");
+    let low_range = alloc(&space, &platform, 1, low).unwrap();
+    free(&space, &platform, high_range).unwrap();
+    free(&space, &platform, low_range).unwrap();
+    // Each finds its own at once, whatever was freed last.
+    assert_eq!(alloc(&space, &platform, 1, low).unwrap(), low_range);
+    assert_eq!(alloc(&space, &platform, 1, ANYWHERE).unwrap(), high_range);
+}
+
+/// Failure 6, first half: what another CPU frees comes back to the CPU that it was taken on.
+#[test]
+fn a_range_freed_elsewhere_returns_to_its_owner() {
+    let platform = Chosen::new(2);
+    let space = IovaSpace::new(&config(1, 1 << 30, 2)).unwrap();
+    // As many as one block has, so that the owner's lists are empty.
+    platform.be(0);
+    let mine: Vec<_> = (0..4).map(|_| alloc(&space, &platform, 1, ANYWHERE).unwrap()).collect();
+    platform.be(1);
+    mine.iter().for_each(|range| free(&space, &platform, *range).unwrap());
+    let others: Vec<_> = (0..64).map(|_| alloc(&space, &platform, 1, ANYWHERE).unwrap()).collect();
+    assert!(others.iter().all(|range| !mine.contains(range)), "CPU 1 keeps nothing of CPU 0's");
+    // A letter is sent when it is full: fill it.
+    platform.be(0);
+    let more: Vec<_> = (0..32).map(|_| alloc(&space, &platform, 2, ANYWHERE).unwrap()).collect();
+    platform.be(1);
+    more.iter().for_each(|range| free(&space, &platform, *range).unwrap());
+    platform.be(0);
+    let back = alloc(&space, &platform, 1, ANYWHERE).unwrap();
+    assert!(mine.contains(&back));
+}
+
+/// A part of a range, or more than it, is never taken back.
+#[test]
+fn only_whole_ranges_are_taken_back() {
+    let platform = Chosen::new(2);
+    let space = IovaSpace::new(&config(1, 1 << 20, 2)).unwrap();
+    for pages in [1, 3, 4, 33, 512, 700] {
+        let range = alloc(&space, platform.be(0), pages, ANYWHERE).unwrap();
+        for wrong in [pages - 1, pages + 1, pages.next_power_of_two()] {
+            if let Ok(part) = IovaRange::new(range.start(), wrong * PAGE)
+                && wrong != pages
+            {
+                for slot in 0..3 {
+                    let freed = free(&space, platform.be(slot), part);
+                    assert_eq!(freed, Err(IovaError::NotAllocated { range: part }), "{wrong} of {pages}");
+                }
+            }
+        }
+        free(&space, platform.be(1), range).unwrap();
+    }
+    space.flush_caches(&platform);
+    assert_eq!(space.usage().taken, 0);
+}
+
+/// A size that is no longer wanted gives way to one that is.
+#[test]
+fn large_ranges_do_not_hold_the_budget_for_ever() {
+    let platform = Chosen::new(1);
+    let space = IovaSpace::new(&config(1, 1 << 30, 1)).unwrap();
+    let large: Vec<_> = (0..16).map(|_| alloc(&space, &platform, 512, ANYWHERE).unwrap()).collect();
+    large.into_iter().for_each(|range| free(&space, &platform, range).unwrap());
+    let small: Vec<_> = (0..4096).map(|_| alloc(&space, &platform, 1, ANYWHERE).unwrap()).collect();
+    small.iter().for_each(|range| free(&space, &platform, *range).unwrap());
+    // Nearly all of the small ones are kept now: the next ones come from there, not from new addresses.
+    let again: Vec<_> = (0..1024).map(|_| alloc(&space, &platform, 1, ANYWHERE).unwrap()).collect();
+    assert!(again.iter().all(|range| small.contains(range)));
+}
+
+/// Ranges sent to a CPU that does nothing any more pile up to its share at the most.
+#[test]
+fn an_idle_owner_s_inbox_is_bounded() {
+    let platform = Chosen::new(2);
+    let space = IovaSpace::new(&config(1, 1 << 30, 2)).unwrap();
+    let ranges: Vec<_> = (0..4096).map(|_| alloc(&space, platform.be(0), 64, ANYWHERE).unwrap()).collect();
+    ranges.into_iter().for_each(|range| free(&space, platform.be(1), range).unwrap());
+    let usage = space.usage();
+    assert!(usage.taken <= 3 * SpaceConfig::CACHE_BYTES, "{usage:?}");
+    space.flush_caches(&platform);
+    assert_eq!(space.usage().taken, 0);
+}
+
+/// Devices that reach all addresses leave the low zone to those that do not, to the last page above it.
+#[test]
+fn the_low_zone_is_used_last() {
+    let platform = Chosen::new(1);
+    let low_pages = (1 << 20) - 1;
+    let space = IovaSpace::new(&config(1, low_pages + 1000, 1)).unwrap();
+    for n in 0..1000 {
+        let range = alloc(&space, &platform, 1, ANYWHERE).unwrap();
+        assert!(range.start().get() >= 1 << 32, "allocation {n} is low");
+    }
+    assert!(alloc(&space, &platform, 1, ANYWHERE).unwrap().start().get() < 1 << 32);
+}
+
+#[test]
+fn odd_configurations_are_survived() {
+    let platform = Chosen::new(0);
+    for slots in [0, 5000] {
+        let space = IovaSpace::new(&config(1, 100, slots)).unwrap();
+        let range = alloc(&space, &platform, 3, ANYWHERE).unwrap();
+        free(&space, &platform, range).unwrap();
+        assert_eq!(space.usage().taken, 0);
+        assert!(matches!(space.alloc(&platform, 0, ANYWHERE), Err(IovaError::Empty)));
+        for (len, limit) in
+            [(u64::MAX, u64::MAX), (PAGE, 0), (PAGE, PAGE), (1 << 62, u64::MAX), (1 << 61, 1 << 62)]
+        {
+            let error = space.alloc(&platform, len, Iova::new(limit)).unwrap_err();
+            assert!(matches!(error, IovaError::Exhausted { len: named, .. } if named == len), "{error}");
+        }
+    }
+    let top = IovaRange::from_bounds(Iova::new(1 << 63), ANYWHERE).unwrap();
+    let space = IovaSpace::new(&SpaceConfig::new(top, PageSize::SIZE_4K, 1)).unwrap();
+    let platform = Chosen::new(1);
+    let range = alloc(&space, &platform, 1, ANYWHERE).unwrap();
+    assert_eq!(range.last(), ANYWHERE);
+    free(&space, &platform, range).unwrap();
+    let mut none = config(1, 100, 1);
+    none.cache_bytes = 0;
+    let space = IovaSpace::new(&none).unwrap();
+    let range = alloc(&space, &platform, 1, ANYWHERE).unwrap();
+    free(&space, &platform, range).unwrap();
+    assert!(space.usage().cached <= 4 * PAGE);
+}
