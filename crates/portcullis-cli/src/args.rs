@@ -2,8 +2,10 @@
 
 use std::path::PathBuf;
 
+use clap::builder::PossibleValuesParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use portcullis::domain::Policy;
+use portcullis_bench::iova::{SUBJECTS, WORKLOADS};
 
 /// DMA remapping: what protection from devices costs, and what it leaves exposed.
 #[derive(Debug, Parser)]
@@ -17,6 +19,8 @@ pub struct Arguments {
 pub enum Command {
     /// Run a recorded DMA trace through each protection policy: cost and exposure side by side
     Replay(Replay),
+    /// Measure parts of the library beside their rivals, in one run
+    Bench(Bench),
 }
 
 #[derive(Debug, Args)]
@@ -76,4 +80,46 @@ impl PolicyName {
             Self::Passthrough => Policy::Passthrough,
         }
     }
+}
+
+#[derive(Debug, Args)]
+pub struct Bench {
+    #[command(subcommand)]
+    pub what: BenchWhat,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum BenchWhat {
+    /// Allocation of I/O virtual addresses, beside Linux's allocator and crates of the registry
+    Iova(BenchIova),
+}
+
+#[derive(Debug, Args)]
+pub struct BenchIova {
+    /// Workloads, separated by commas [default: all]
+    #[arg(long, value_delimiter = ',', value_name = "NAME,..", hide_possible_values = true,
+          value_parser = PossibleValuesParser::new(WORKLOADS.map(|workload| workload.name)))]
+    pub workload: Vec<String>,
+
+    /// Subjects to measure, separated by commas [default: all; linux with --rival only]
+    #[arg(long, value_delimiter = ',', value_name = "NAME,..",
+          value_parser = PossibleValuesParser::new(SUBJECTS.map(|subject| subject.name)))]
+    pub subject: Vec<String>,
+
+    /// Numbers of threads, each on a core of its own [default: 1 and 2, as far as the workload allows]
+    #[arg(long, value_delimiter = ',', value_name = "N,..", value_parser = clap::value_parser!(u8).range(1..=2))]
+    pub threads: Vec<u8>,
+
+    /// Linux's own allocator: a shared library with its iova.c and the functions peer_iova_new and
+    /// peer_iova_del. Its code is run
+    #[arg(long, value_name = "PATH")]
+    pub rival: Option<PathBuf>,
+
+    /// Less than 30 seconds instead of some minutes, with more noise
+    #[arg(long)]
+    pub quick: bool,
+
+    /// Print JSON for machines instead of a table
+    #[arg(long)]
+    pub json: bool,
 }

@@ -1,9 +1,11 @@
 //! The command line of Portcullis.
 
 mod args;
+mod bench;
 mod replay;
 mod table;
 
+use std::error::Error;
 use std::io::Write;
 use std::process::ExitCode;
 
@@ -11,11 +13,7 @@ use clap::{CommandFactory, Parser};
 
 fn main() -> ExitCode {
     let arguments = args::Arguments::parse();
-    let outcome = match arguments.command {
-        None => print(&args::Arguments::command().render_help().to_string()).map(|()| ExitCode::SUCCESS),
-        Some(args::Command::Replay(replay)) => replay::run(&replay),
-    };
-    match outcome {
+    match run(arguments) {
         Ok(code) => code,
         Err(error) => {
             eprintln!("portcullis: {error}");
@@ -24,11 +22,22 @@ fn main() -> ExitCode {
     }
 }
 
+fn run(arguments: args::Arguments) -> Result<ExitCode, Box<dyn Error>> {
+    Ok(match arguments.command {
+        None => {
+            print(&args::Arguments::command().render_help().to_string())?;
+            ExitCode::SUCCESS
+        }
+        Some(args::Command::Replay(replay)) => replay::run(&replay)?,
+        Some(args::Command::Bench(bench)) => bench::run(&bench.what)?,
+    })
+}
+
 /// Writes to standard output. A reader who has seen enough (`| head`) is no error.
-fn print(text: &str) -> Result<(), replay::CommandError> {
+fn print(text: &str) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-        result => Ok(result?),
+        result => result,
     }
 }

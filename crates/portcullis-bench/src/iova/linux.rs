@@ -1,0 +1,158 @@
+//! Linux's own allocator, in a shared library that the user names.
+//!
+//! Nothing of Linux is part of this program: the library is built by somebody else, from Linux's unmodified
+//! sources and a few functions to make a domain, and opened at run time. Only the names and signatures of
+//! its functions are known here.
+
+use std::ffi::{c_uint, c_ulong, c_void};
+use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::allocator::{Allocator, Make, Pages};
+use crate::runner::Failure;
+
+/// Why Linux's allocator cannot be measured.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RivalError {
+    /// There is no such file.
+    #[error("{path}: {source}")]
+    NoFile {
+        /// What was to be opened.
+        path: PathBuf,
+        /// Why it cannot be read.
+        source: std::io::Error,
+    },
+    /// The file is no shared library for this machine.
+    #[error("{path} is no shared library that can be loaded: {source}")]
+    Load {
+        /// What was to be opened.
+        path: PathBuf,
+        /// What the system's linker says.
+        source: libloading::Error,
+    },
+    /// The library lacks a function.
+    #[error("{path} does not hold Linux's IOVA allocator: it has no `{symbol}`")]
+    Symbol {
+        /// The library.
+        path: PathBuf,
+        /// The name that is not in it.
+        symbol: &'static str,
+    },
+}
+
+type Domain = *mut c_void;
+type New = unsafe extern "C" fn() -> Domain;
+type Delete = unsafe extern "C" fn(Domain);
+type AllocFast = unsafe extern "C" fn(Domain, c_ulong, c_ulong, bool) -> c_ulong;
+type FreeFast = unsafe extern "C" fn(Domain, c_ulong, c_ulong);
+
+/// The library's functions. It is never closed: it keeps memory for each thread that has used it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Library {
+    new: New,
+    delete: Delete,
+    alloc: AllocFast,
+    free: FreeFast,
+    /// CPUs that the library has caches for.
+    cpus: usize,
+}
+
+impl Library {
+    pub(crate) fn open(path: &Path) -> Result<Self, RivalError> {
+        let load = |source| RivalError::Load { path: path.into(), source };
+        // The system's linker would look for a bare name in its own folders.
+        let full = path.canonicalize().map_err(|source| RivalError::NoFile { path: path.into(), source })?;
+        // SAFETY: the user named this library for its code to be run. What it must be is documented with the
+        // option; nothing more can be known of it.
+        let library = unsafe { libloading::Library::new(full) }.map_err(load)?;
+        // Never dropped, so that what is copied out of it stays valid.
+        let library = Box::leak(Box::new(library));
+        // SAFETY: these are the types that the library's functions and its variable have in C.
+        unsafe {
+            Ok(Self {
+                new: *symbol::<New>(library, path, "peer_iova_new")?,
+                delete: *symbol::<Delete>(library, path, "peer_iova_del")?,
+                alloc: *symbol::<AllocFast>(library, path, "alloc_iova_fast")?,
+                free: *symbol::<FreeFast>(library, path, "free_iova_fast")?,
+                cpus: **symbol::<*const c_uint>(library, path, "kshim_ncpu")? as usize,
+            })
+        }
+    }
+}
+
+/// # Safety
+/// `T` is a pointer to what `name` is in the library.
+unsafe fn symbol<'a, T>(
+    library: &'a libloading::Library,
+    path: &Path,
+    name: &'static str,
+) -> Result<libloading::Symbol<'a, T>, RivalError> {
+    // SAFETY: the caller's promise is passed on unchanged.
+    unsafe { library.get(name) }.map_err(|_| RivalError::Symbol { path: path.into(), symbol: name })
+}
+
+/// One of Linux's `iova_domain`s.
+pub(crate) struct Linux {
+    library: Library,
+    domain: NonNull<c_void>,
+    last_page: u64,
+}
+
+// SAFETY: a domain is not bound to a thread: Linux calls these functions on any CPU, with locks of its own.
+unsafe impl Send for Linux {}
+// SAFETY: as above; the functions are made to be called on several CPUs at once for one domain.
+unsafe impl Sync for Linux {}
+
+/// The library's own preparation for its first domain takes no lock.
+static CREATING: Mutex<()> = Mutex::new(());
+
+/// Makes domains; `last_core` is the highest core that any thread of the team runs on.
+pub(crate) fn make(library: &Library, last_core: Option<usize>) -> Make<Linux> {
+    let library = *library;
+    Arc::new(move |space| {
+        if last_core.is_none_or(|core| core >= library.cpus) {
+            let reason = format!("the library has caches for {} CPUs only", library.cpus);
+            return Err(Failure::Unsupported(reason));
+        }
+        let _one_at_a_time = CREATING.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: it takes no argument, and nobody else is in it.
+        let domain = unsafe { (library.new)() };
+        let domain = NonNull::new(domain).ok_or_else(|| Failure::Refused("no domain was made".into()))?;
+        Ok(Linux { library, domain, last_page: space.pages - 1 })
+    })
+}
+
+impl Allocator for Linux {
+    type Range = Pages;
+
+    #[inline]
+    fn alloc(&self, pages: u64) -> Option<Pages> {
+        // SAFETY: the domain lives until it is dropped. The library finds its cache by the CPU it runs on:
+        // only the team's threads call this, none of which leaves its core, and `make` has seen that the
+        // library has a cache for each.
+        let first = unsafe { (self.library.alloc)(self.domain.as_ptr(), pages, self.last_page, true) };
+        // Page 0 is never handed out and means that there was no room.
+        (first != 0).then_some(Pages { first, pages })
+    }
+
+    #[inline]
+    fn free(&self, range: Pages) -> bool {
+        // SAFETY: as in `alloc`; the range came from there and is given back once.
+        unsafe { (self.library.free)(self.domain.as_ptr(), range.first, range.pages) };
+        true
+    }
+
+    fn pages(&self, range: Pages) -> Pages {
+        range
+    }
+}
+
+impl Drop for Linux {
+    fn drop(&mut self) {
+        // SAFETY: the domain came from the library, and nobody else has it any more. This may run on any
+        // thread: it does not use the caches of the CPU it runs on.
+        unsafe { (self.library.delete)(self.domain.as_ptr()) }
+    }
+}

@@ -1,0 +1,91 @@
+//! Portcullis itself.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use portcullis::addr::{Iova, IovaRange, PageSize};
+use portcullis::iova::{HoleTree, IovaSpace, MAX_ORDER, SpaceConfig};
+use portcullis::platform::Platform;
+use portcullis::std_platform::StdPlatform;
+
+use super::allocator::{Allocator, Make, Pages};
+use super::workload::Space;
+use crate::runner::Failure;
+
+const PAGE: PageSize = PageSize::SIZE_4K;
+
+/// One platform for all spaces, as in a program: a thread that had used several would have to look for its
+/// slot among them.
+pub(crate) fn platform() -> StdPlatform {
+    StdPlatform::new()
+}
+
+/// The whole allocator, called as a domain calls it.
+pub(crate) struct Caches {
+    platform: StdPlatform,
+    space: IovaSpace,
+    limit: Iova,
+}
+
+pub(crate) fn caches(platform: StdPlatform) -> Make<Caches> {
+    Arc::new(move |space| {
+        let aperture = IovaRange::new(Iova::new(0), space.pages << PAGE.shift());
+        let aperture = aperture.map_err(|error| Failure::Unsupported(error.to_string()))?;
+        let config = SpaceConfig::new(aperture, PAGE, platform.slots());
+        let space = IovaSpace::new(&config).map_err(|error| Failure::Refused(error.to_string()))?;
+        Ok(Caches { platform: platform.clone(), space, limit: aperture.last() })
+    })
+}
+
+impl Allocator for Caches {
+    type Range = IovaRange;
+
+    #[inline]
+    fn alloc(&self, pages: u64) -> Option<IovaRange> {
+        let len = pages << PAGE.shift();
+        self.space.alloc(&self.platform, len, self.limit).ok()
+    }
+
+    #[inline]
+    fn free(&self, range: IovaRange) -> bool {
+        self.platform.with_slot(|slot| self.space.free(slot, range)).is_ok()
+    }
+
+    fn pages(&self, range: IovaRange) -> Pages {
+        Pages { first: range.start().get() >> PAGE.shift(), pages: range.len() >> PAGE.shift() }
+    }
+}
+
+/// What is behind the caches, alone.
+pub(crate) struct Backing {
+    tree: Mutex<HoleTree>,
+    last_page: u64,
+}
+
+pub(crate) fn backing() -> Make<Backing> {
+    Arc::new(|space: &Space| {
+        let mut tree = HoleTree::new();
+        tree.add(0, space.pages).map_err(|error| Failure::Refused(error.to_string()))?;
+        Ok(Backing { tree: Mutex::new(tree), last_page: space.pages - 1 })
+    })
+}
+
+impl Allocator for Backing {
+    type Range = Pages;
+
+    #[inline]
+    fn alloc(&self, pages: u64) -> Option<Pages> {
+        let order = pages.next_power_of_two().trailing_zeros().min(MAX_ORDER);
+        let mut tree = self.tree.lock().unwrap_or_else(PoisonError::into_inner);
+        Some(Pages { first: tree.alloc(pages, order, self.last_page).ok()?, pages })
+    }
+
+    #[inline]
+    fn free(&self, range: Pages) -> bool {
+        let mut tree = self.tree.lock().unwrap_or_else(PoisonError::into_inner);
+        tree.free(range.first, range.pages).is_ok()
+    }
+
+    fn pages(&self, range: Pages) -> Pages {
+        range
+    }
+}

@@ -1,0 +1,159 @@
+//! Who is measured, and how a subject is made ready for a workload.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::allocator::{Allocator, Make};
+use super::check::Watched;
+use super::cross::CrossCell;
+use super::first::FirstCell;
+use super::linux::{self, Library, RivalError};
+use super::portcullis;
+use super::stream::{Pair, Replace, Ring, StreamCell};
+use super::workload::{Plans, Shape};
+use crate::runner::{Cell, Failure, Options, Runner};
+use crate::team::Team;
+
+/// A subject's name and what to know of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SubjectInfo {
+    /// Its name, as in reports.
+    pub name: &'static str,
+    /// What it is, and what it does not do that others do.
+    pub about: &'static str,
+}
+
+pub(crate) const LINUX: &str = "linux";
+
+/// All subjects, in the order in which they are reported.
+pub const SUBJECTS: [SubjectInfo; 8] = [
+    SubjectInfo { name: "portcullis", about: "IovaSpace: a cache for each CPU; natural alignment" },
+    SubjectInfo {
+        name: "portcullis-backing",
+        about: "HoleTree, what is behind the caches, alone and behind a lock; natural alignment",
+    },
+    SubjectInfo {
+        name: LINUX,
+        about: "alloc_iova_fast and free_iova_fast of the library given with --rival; natural alignment",
+    },
+    SubjectInfo {
+        name: "offset-allocator",
+        about: "0.2, behind a lock; no alignment; a space of 2^32 - 1 pages where others have 2^36",
+    },
+    SubjectInfo {
+        name: "range-alloc",
+        about: "0.1, behind a lock; natural alignment by allocate_range_aligned",
+    },
+    SubjectInfo {
+        name: "buddy_system_allocator",
+        about: "0.13, FrameAllocator behind a lock; every size rounded up to a power of two",
+    },
+    SubjectInfo {
+        name: "vm-allocator",
+        about: "0.1, AddressAllocator behind a lock; natural alignment; first match",
+    },
+    SubjectInfo { name: "vmem", about: "1.0, Arena with a lock of its own; instant fit; no alignment" },
+];
+
+/// Makes a subject ready for a workload with so many threads.
+pub(crate) type OpenSubject =
+    Arc<dyn Fn(&Runner, Shape, usize, &Plans) -> Result<Box<dyn Cell>, Failure> + Send + Sync>;
+
+/// A subject that can be measured.
+pub(crate) struct Subject {
+    pub name: &'static str,
+    pub open: OpenSubject,
+}
+
+/// The subjects named.
+pub(crate) fn open(
+    wanted: &[&'static SubjectInfo],
+    rival: Option<&Path>,
+    team: &Team,
+) -> Result<Vec<Subject>, RivalError> {
+    let library = match rival {
+        // Opened even where it is not to be measured: whoever names it wants to hear that it is not there.
+        Some(path) => Some(Library::open(path)?),
+        None => None,
+    };
+    let platform = portcullis::platform();
+    let subject = |info: &&'static SubjectInfo| {
+        let open = match (info.name, &library) {
+            ("portcullis", _) => opener(portcullis::caches(platform.clone())),
+            ("portcullis-backing", _) => opener(portcullis::backing()),
+            (LINUX, Some(library)) => opener(linux::make(library, team.cores().max())),
+            (name, _) => rival_crate(name),
+        };
+        Subject { name: info.name, open }
+    };
+    Ok(wanted.iter().map(subject).collect())
+}
+
+#[cfg(feature = "rivals")]
+fn rival_crate(name: &str) -> OpenSubject {
+    use super::rivals;
+    match name {
+        "offset-allocator" => opener(rivals::offset_allocator()),
+        "range-alloc" => opener(rivals::range_alloc()),
+        "buddy_system_allocator" => opener(rivals::buddy_system_allocator()),
+        "vm-allocator" => opener(rivals::vm_allocator()),
+        "vmem" => opener(rivals::vmem()),
+        _ => missing("not part of this program"),
+    }
+}
+
+#[cfg(not(feature = "rivals"))]
+fn rival_crate(_: &str) -> OpenSubject {
+    missing("this program was built without the feature `rivals`")
+}
+
+fn missing(reason: &'static str) -> OpenSubject {
+    Arc::new(move |_, _, _, _| Err(Failure::Unsupported(reason.into())))
+}
+
+/// Ranges that are live in the check before anything is timed, and operations of each thread.
+const CHECK_LIVE: usize = 1024;
+const CHECK_OPS: u64 = 4096;
+
+fn opener<A: Allocator>(make: Make<A>) -> OpenSubject {
+    Arc::new(move |runner, shape, threads, plans| {
+        let small = shape.scaled(runner.options.tiny.unwrap_or(CHECK_LIVE).min(CHECK_LIVE));
+        let mut watched = cell(runner, &Watched::make(&make), small, threads, &Plans::default())?;
+        let ops = runner.options.tiny.map_or(CHECK_OPS, |most| 8 * most as u64);
+        watched.repetition(&runner.team, ops)?;
+        watched.check()?;
+        drop(watched);
+        let shape = runner.options.tiny.map_or(shape, |most| shape.scaled(most));
+        cell(runner, &make, shape, threads, plans)
+    })
+}
+
+fn cell<A: Allocator>(
+    runner: &Runner,
+    make: &Make<A>,
+    shape: Shape,
+    threads: usize,
+    plans: &Plans,
+) -> Result<Box<dyn Cell>, Failure> {
+    let space = shape.space(threads);
+    let (team, Options { budget, part, .. }) = (&runner.team, runner.options);
+    Ok(match shape {
+        Shape::Pair { pages } => {
+            Box::new(StreamCell::open(team, make, space, threads, move |_, _| Ok(Pair { pages }))?)
+        }
+        Shape::Ring { ranges, pages } => {
+            let open = move |allocator: &A, _| Ring::fill(allocator, ranges, pages, budget);
+            Box::new(StreamCell::open(team, make, space, threads, open)?)
+        }
+        Shape::Replace { .. } | Shape::Full { .. } => {
+            let plans = plans.get(shape, threads).to_vec();
+            let open =
+                move |allocator: &A, thread: usize| Replace::fill(allocator, &plans[thread], budget, part);
+            Box::new(StreamCell::open(team, make, space, threads, open)?)
+        }
+        Shape::First { allocations } => {
+            Box::new(FirstCell { make: Arc::clone(make), space, threads, allocations })
+        }
+        Shape::CrossCpu => Box::new(CrossCell::open(team, make, space)?),
+    })
+}

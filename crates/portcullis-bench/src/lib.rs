@@ -1,0 +1,25 @@
+//! Benchmarks of Portcullis beside its rivals.
+//!
+//! Every benchmark measures all of its *subjects* (Portcullis and whatever it is compared with) in one run,
+//! interleaved, so that whatever else the machine does meanwhile falls on all of them alike; and each thread
+//! stays on a core of its own. A figure is the median of several repetitions, printed with the least and the
+//! greatest.
+//!
+//! # Where things are
+//! - What every benchmark shares: the pinned threads ([`team`]), what runs repetitions in turn ([`runner`]),
+//!   the clock for single operations ([`timer`]), what the machine can do at best ([`limits`]), what it is
+//!   ([`machine`]), the report ([`report`]) and its table for people ([`table`]).
+//! - The allocation of I/O virtual addresses: [`iova`].
+//!
+//! # What it costs
+//! Threads that spin while they wait for each other to start: as many cores as threads are measured with.
+
+pub mod iova;
+pub mod limits;
+pub mod machine;
+pub mod report;
+pub mod runner;
+mod stats;
+pub mod table;
+pub mod team;
+pub mod timer;

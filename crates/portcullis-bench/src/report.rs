@@ -1,0 +1,73 @@
+//! What a benchmark found, as every `portcullis bench` prints it with `--json`.
+
+use serde::Serialize;
+
+use crate::limits::Limits;
+use crate::machine::Machine;
+use crate::timer::TimerFigures;
+
+/// Everything that one run of a benchmark found.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Report {
+    /// The benchmark: `iova`, ...
+    pub bench: &'static str,
+    /// What it ran on.
+    pub machine: Machine,
+    /// What that machine can do at best.
+    pub limits: Limits,
+    /// How well single operations were timed.
+    pub timer: TimerFigures,
+    /// What was measured.
+    pub results: Vec<Measurement>,
+    /// What was not, and why.
+    pub skipped: Vec<Skipped>,
+}
+
+impl Report {
+    /// What was measured of `subject` in `workload` with `threads` threads.
+    pub fn find(&self, workload: &str, threads: usize, subject: &str) -> Option<&Measurement> {
+        self.results.iter().find(|result| {
+            result.workload == workload && result.threads == threads && result.subject == subject
+        })
+    }
+}
+
+/// One subject's figures for one workload.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Measurement {
+    /// What was done.
+    pub workload: &'static str,
+    /// By how many threads at once.
+    pub threads: usize,
+    /// With what.
+    pub subject: &'static str,
+    /// Wall-clock nanoseconds per operation of one thread: the median of the repetitions. Where threads do
+    /// not hinder each other it is the same for any number of them.
+    pub ns_per_op: f64,
+    /// The least of the repetitions.
+    pub min: f64,
+    /// The greatest of the repetitions.
+    pub max: f64,
+    /// 99.99 % of single operations took no longer; `None` where they were not timed one by one.
+    pub p99_99: Option<f64>,
+}
+
+impl Measurement {
+    /// Half of what lies between the least and the greatest repetition, as a share of the median.
+    pub fn spread(&self) -> f64 {
+        (self.max - self.min) / 2.0 / self.ns_per_op
+    }
+}
+
+/// A subject that did not do a workload.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Skipped {
+    /// What was to be done.
+    pub workload: &'static str,
+    /// By how many threads at once.
+    pub threads: usize,
+    /// With what.
+    pub subject: &'static str,
+    /// Why not.
+    pub reason: String,
+}

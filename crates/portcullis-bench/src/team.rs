@@ -1,0 +1,234 @@
+//! Threads that stay on cores of their own, and the line they start from together.
+//!
+//! The threads live as long as the [`Team`], so that whatever a subject keeps for a thread (a slot, a cache,
+//! a list of free memory) is still there at the next repetition.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::runner::Failure;
+
+/// Why there is no team.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TeamError {
+    /// The system does not say which cores this process may use.
+    #[error("the system does not tell which cores this process may use")]
+    NoCores,
+    /// A thread could not be bound to its core.
+    #[error("a thread cannot be bound to core {core}")]
+    Pin {
+        /// The core.
+        core: usize,
+    },
+    /// A thread could not be started.
+    #[error("a thread cannot be started: {0}")]
+    Spawn(#[from] std::io::Error),
+}
+
+type Job = Box<dyn FnOnce() + Send>;
+type SharedJob = Arc<dyn Fn(usize, &StartLine) -> Result<(), Failure> + Send + Sync>;
+
+struct Member {
+    core: usize,
+    jobs: Option<Sender<Job>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Threads, each bound to a core of its own, that run jobs one after the other.
+pub struct Team {
+    members: Vec<Member>,
+}
+
+impl Team {
+    /// A team of `wanted` threads, or of as many as there are cores to use if that is fewer.
+    ///
+    /// # Errors
+    /// [`TeamError`] where threads cannot be bound to cores.
+    pub fn new(wanted: usize) -> Result<Self, TeamError> {
+        let cores = core_affinity::get_core_ids().filter(|cores| !cores.is_empty());
+        let cores = cores.ok_or(TeamError::NoCores)?;
+        let members = cores.into_iter().take(wanted).map(Member::start);
+        Ok(Self { members: members.collect::<Result<_, _>>()? })
+    }
+
+    /// How many threads there are.
+    pub fn size(&self) -> usize {
+        self.members.len()
+    }
+
+    /// The core of each thread.
+    pub fn cores(&self) -> impl Iterator<Item = usize> {
+        self.members.iter().map(|member| member.core)
+    }
+
+    /// Runs `job` on the first `threads` threads, each with its number, and waits for all of them.
+    ///
+    /// # Errors
+    /// The failure of the first thread that failed; a panic is one too. [`Failure::Unsupported`] where there
+    /// are not so many threads.
+    pub fn each<T: Send + 'static>(
+        &self,
+        threads: usize,
+        job: impl Fn(usize, &StartLine) -> Result<T, Failure> + Send + Sync + 'static,
+    ) -> Result<Vec<T>, Failure> {
+        let values: Arc<[Mutex<Option<T>>]> = (0..threads).map(|_| Mutex::new(None)).collect();
+        let places = Arc::clone(&values);
+        self.run_on_each(
+            threads,
+            Arc::new(move |index, line| {
+                let value = job(index, line)?;
+                *places[index].lock().unwrap_or_else(PoisonError::into_inner) = Some(value);
+                Ok(())
+            }),
+        )?;
+        let value = |place: &Mutex<Option<T>>| place.lock().unwrap_or_else(PoisonError::into_inner).take();
+        values.iter().map(|place| value(place).ok_or(Failure::Abandoned)).collect()
+    }
+
+    /// What of [`each`](Self::each) does not depend on what the job returns: compiled once.
+    fn run_on_each(&self, threads: usize, job: SharedJob) -> Result<(), Failure> {
+        if threads > self.size() {
+            let reason = format!("needs {threads} cores, this process may use {}", self.size());
+            return Err(Failure::Unsupported(reason));
+        }
+        let line = Arc::new(StartLine::new(threads));
+        let results: Vec<_> = (0..threads)
+            .map(|index| self.members[index].post(index, Arc::clone(&job), Arc::clone(&line)))
+            .collect();
+        drop(job);
+        // All are waited for before the first failure is told: nobody works on after this returns.
+        let results: Vec<_> = results
+            .into_iter()
+            .map(|result| result.recv().unwrap_or_else(|_| Err(Failure::Panicked("its thread ended".into()))))
+            .collect();
+        // The cause is told, not that others gave up because of it.
+        let failures = || results.iter().filter_map(|result| result.as_ref().err());
+        let cause = failures().find(|failure| **failure != Failure::Abandoned).or_else(|| failures().next());
+        cause.map_or(Ok(()), |failure| Err(failure.clone()))
+    }
+
+    /// As [`each`](Self::each), for jobs that time themselves: from the first start to the last end.
+    ///
+    /// # Errors
+    /// As [`each`](Self::each).
+    pub fn race(
+        &self,
+        threads: usize,
+        job: impl Fn(usize, &StartLine) -> Result<Span, Failure> + Send + Sync + 'static,
+    ) -> Result<Duration, Failure> {
+        let spans = self.each(threads, job)?;
+        let start = spans.iter().map(|span| span.start).min();
+        let end = spans.iter().map(|span| span.end).max();
+        Ok(start.zip(end).map_or(Duration::ZERO, |(start, end)| end - start))
+    }
+}
+
+impl Member {
+    fn start(core: core_affinity::CoreId) -> Result<Self, TeamError> {
+        let (jobs, inbox) = channel::<Job>();
+        let (pinned, is_pinned) = channel();
+        let work = move || {
+            let _ = pinned.send(core_affinity::set_for_current(core));
+            inbox.into_iter().for_each(|job| job());
+        };
+        let thread = std::thread::Builder::new().name(format!("bench-{}", core.id)).spawn(work)?;
+        match is_pinned.recv() {
+            Ok(true) => Ok(Self { core: core.id, jobs: Some(jobs), thread: Some(thread) }),
+            _ => Err(TeamError::Pin { core: core.id }),
+        }
+    }
+
+    fn post(&self, index: usize, job: SharedJob, line: Arc<StartLine>) -> Receiver<Result<(), Failure>> {
+        let (sender, receiver) = channel();
+        let run = move || {
+            // A subject that panicked is not used again, so no broken state of it is seen.
+            let result = catch_unwind(AssertUnwindSafe(|| job(index, &line)))
+                .unwrap_or_else(|panic| Err(Failure::Panicked(message(&*panic))));
+            if result.is_err() {
+                line.abandon();
+            }
+            // The job may own the last handle of what it worked on: that is to be gone when the result comes.
+            drop(job);
+            let _ = sender.send(result);
+        };
+        if let Some(jobs) = &self.jobs {
+            // Where the thread has ended, the receiver finds out.
+            let _ = jobs.send(Box::new(run));
+        }
+        receiver
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        self.jobs = None;
+        if let Some(thread) = self.thread.take() {
+            // Its jobs' panics were caught and told.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without a message".into())
+}
+
+/// When one thread's part of a repetition began and ended.
+#[derive(Debug, Clone, Copy)]
+pub struct Span {
+    start: Instant,
+    end: Instant,
+}
+
+impl Span {
+    /// Times `work`.
+    pub fn of<T>(work: impl FnOnce() -> T) -> (Self, T) {
+        let start = Instant::now();
+        let result = work();
+        (Self { start, end: Instant::now() }, result)
+    }
+}
+
+/// Where the threads of one repetition wait for each other.
+#[derive(Debug)]
+pub struct StartLine {
+    missing: AtomicUsize,
+    abandoned: AtomicBool,
+}
+
+impl StartLine {
+    fn new(threads: usize) -> Self {
+        Self { missing: AtomicUsize::new(threads), abandoned: AtomicBool::new(false) }
+    }
+
+    /// Spins until every thread is here. Called once by each thread of a job that calls it at all.
+    ///
+    /// # Errors
+    /// [`Failure::Abandoned`] where another thread failed and will not come.
+    pub fn wait(&self) -> Result<(), Failure> {
+        self.missing.fetch_sub(1, Ordering::AcqRel);
+        while self.missing.load(Ordering::Acquire) > 0 {
+            if self.is_abandoned() {
+                return Err(Failure::Abandoned);
+            }
+            std::hint::spin_loop();
+        }
+        Ok(())
+    }
+
+    /// Whether another thread of the job failed.
+    pub fn is_abandoned(&self) -> bool {
+        self.abandoned.load(Ordering::Acquire)
+    }
+
+    fn abandon(&self) {
+        self.abandoned.store(true, Ordering::Release);
+    }
+}

@@ -1,0 +1,93 @@
+//! A clock for single operations: the processor's cycle counter, its own cost taken off.
+//!
+//! What it tells of one operation of a few nanoseconds is blurred: the processor reads the counter while
+//! earlier instructions still run. It is meant for the slowest operations, not for typical ones.
+
+use std::hint::black_box;
+
+use quanta::Clock;
+use serde::Serialize;
+
+use crate::stats;
+
+/// Operations of which one in 10,000 can be told.
+pub(crate) const ENOUGH: usize = 10_000;
+
+/// The clock, calibrated.
+#[derive(Debug, Clone)]
+pub struct OpTimer {
+    clock: Clock,
+    ns_per_tick: f64,
+    figures: TimerFigures,
+}
+
+/// How well single operations can be timed.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct TimerFigures {
+    /// Nanoseconds that reading the clock takes; they are taken off each operation.
+    pub overhead_ns: f64,
+    /// How far apart the times are that the clock can tell, in nanoseconds.
+    pub resolution_ns: f64,
+}
+
+impl OpTimer {
+    /// Calibrates the clock: up to a quarter of a second.
+    pub fn calibrated() -> Self {
+        const READINGS: usize = 20_000;
+        let clock = Clock::new();
+        let ns_per_tick = clock.delta_as_nanos(0, 1 << 30) as f64 / f64::from(1 << 30);
+        // Ticks that `work` steps of next to nothing take, for each reading.
+        let readings = |work: fn(usize) -> usize| {
+            let mut ticks: Vec<u64> = (0..READINGS)
+                .map(|reading| {
+                    let start = clock.raw();
+                    (0..work(reading)).for_each(|step| {
+                        black_box(step);
+                    });
+                    black_box(clock.raw()) - start
+                })
+                .collect();
+            ticks.sort_unstable();
+            ticks
+        };
+        let empty = readings(|_| 0);
+        // Over many different times, the values that never occur show how coarse the clock is. The ends, where
+        // values are rare, do not count.
+        let varied = readings(|reading| reading % 256);
+        let common = &varied[READINGS / 10..READINGS / 2];
+        let gap = common.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or_default();
+        let figures = TimerFigures {
+            overhead_ns: empty[READINGS / 2] as f64 * ns_per_tick,
+            resolution_ns: gap.max(1) as f64 * ns_per_tick,
+        };
+        Self { clock, ns_per_tick, figures }
+    }
+
+    /// How well this clock measures.
+    pub fn figures(&self) -> TimerFigures {
+        self.figures
+    }
+
+    /// Times one operation, in the clock's own ticks.
+    #[inline(always)]
+    pub fn ticks<T>(&self, operation: impl FnOnce() -> T) -> (u64, T) {
+        let start = self.clock.raw();
+        let result = operation();
+        (self.clock.raw().saturating_sub(start), result)
+    }
+
+    /// Nanoseconds that `ticks` are, without the clock's own.
+    pub fn ns(&self, ticks: u64) -> f64 {
+        (ticks as f64 * self.ns_per_tick - self.figures.overhead_ns).max(0.0)
+    }
+
+    /// The time that 99.99 % of the operations timed did not exceed; `None` for fewer than 10,000, of which
+    /// it could not say anything.
+    pub fn p99_99(&self, ticks: &[u64]) -> Option<f64> {
+        if ticks.len() < ENOUGH {
+            return None;
+        }
+        let mut ns: Vec<f64> = ticks.iter().map(|ticks| self.ns(*ticks)).collect();
+        stats::quantile(&mut ns, 0.9999)
+    }
+}

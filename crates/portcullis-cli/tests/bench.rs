@@ -1,0 +1,109 @@
+//! `portcullis bench` as its user meets it.
+
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+fn bench(arguments: &[&str]) -> Output {
+    let arguments = [&["bench", "iova", "--quick"], arguments].concat();
+    Command::new(env!("CARGO_BIN_EXE_portcullis")).args(arguments).stdin(Stdio::null()).output().unwrap()
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+fn keys(value: &Value) -> String {
+    let mut keys: Vec<&str> = value.as_object().unwrap().keys().map(String::as_str).collect();
+    keys.sort_unstable();
+    keys.join(" ")
+}
+
+#[test]
+fn json_is_what_is_documented() {
+    let output = bench(&[
+        "--json",
+        "--workload",
+        "pair-1,first-4096",
+        "--subject",
+        "portcullis,portcullis-backing",
+        "--threads",
+        "1",
+    ]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert!(stderr(&output).is_empty(), "{}", stderr(&output));
+    let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(keys(&json), "bench limits machine results skipped timer");
+    assert_eq!(json["bench"], "iova");
+    assert!(json["machine"]["cpus"].as_u64().unwrap() >= 1);
+    let results = json["results"].as_array().unwrap();
+    let names: Vec<_> = results
+        .iter()
+        .map(|result| {
+            assert_eq!(keys(result), "max min ns_per_op p99_99 subject threads workload");
+            let ns = |key: &str| result[key].as_f64().unwrap();
+            assert!(ns("min") <= ns("ns_per_op") && ns("ns_per_op") <= ns("max"));
+            assert_eq!(result["threads"], 1);
+            (result["workload"].as_str().unwrap(), result["subject"].as_str().unwrap())
+        })
+        .collect();
+    let expected = [
+        ("pair-1", "portcullis"),
+        ("pair-1", "portcullis-backing"),
+        ("first-4096", "portcullis"),
+        ("first-4096", "portcullis-backing"),
+    ];
+    assert_eq!(names, expected);
+    assert!(results[0]["p99_99"].is_number(), "single operations are timed");
+    assert!(results[2]["p99_99"].is_null(), "but not of this workload");
+    assert_eq!(json["skipped"].as_array().unwrap().len(), 0);
+}
+
+#[test]
+fn the_table_has_the_limits_and_says_what_was_not_measured() {
+    let output = bench(&["--workload", "cross-cpu", "--subject", "portcullis", "--threads", "1"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let text = stdout(&output);
+    assert!(text.contains("Not measured\n  portcullis, cross-cpu (1): "), "{text}");
+    assert!(text.contains("Limits, measured on one core in this run"), "{text}");
+    assert!(text.contains("IovaSpace"), "the subjects are explained: {text}");
+}
+
+#[test]
+fn wrong_usage_exits_with_2_and_names_what_there_is() {
+    let cases: [(&[&str], &str); 6] = [
+        (&["--workload", "pair-3"], "pair-1, pair-2, pair-8"),
+        (&["--workload", "pair-1,", "--json"], "full-32bit"),
+        (&["--subject", "windows"], "offset-allocator"),
+        (&["--subject", "linux"], "--rival"),
+        (&["--threads", "0"], "0 is not in 1..=2"),
+        (&["--threads", "3"], "3 is not in 1..=2"),
+    ];
+    for (arguments, expected) in cases {
+        let output = bench(arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains(expected), "{arguments:?}: {}", stderr(&output));
+        assert!(stdout(&output).is_empty());
+    }
+    let output = Command::new(env!("CARGO_BIN_EXE_portcullis")).arg("bench").output().unwrap();
+    assert_eq!(output.status.code(), Some(2), "which benchmark?");
+    assert!(stderr(&output).contains("iova"), "{}", stderr(&output));
+}
+
+#[test]
+fn a_rival_that_cannot_be_used_is_an_error() {
+    let failure = |path: &str| {
+        let output = bench(&["--rival", path]);
+        assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+        assert!(stdout(&output).is_empty());
+        stderr(&output)
+    };
+    let message = failure("no/such/librival.so");
+    assert!(message.starts_with("portcullis: no/such/librival.so: "), "{message}");
+    let message = failure(env!("CARGO_BIN_EXE_portcullis"));
+    assert!(message.starts_with("portcullis: ") && message.contains("shared library"), "{message}");
+}
