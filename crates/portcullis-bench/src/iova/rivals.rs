@@ -125,7 +125,7 @@ impl Allocator for Buddy {
 /// `vm-allocator`.
 pub(crate) struct Vm(Mutex<AddressAllocator>);
 
-/// It loses track of ranges of one unit, so its unit is the byte.
+/// Freeing a range of one unit can fail with `Underflow`, so its unit is the byte.
 const VM_PAGE: u64 = 4096;
 
 pub(crate) fn vm_allocator() -> Make<Vm> {
@@ -186,7 +186,8 @@ impl Allocator for Vmem {
     type Range = Pages;
 
     fn aligned(&self) -> bool {
-        // Its constrained allocation would align, but loses free segments: it takes one off its list twice.
+        // Its constrained allocation would align, but it takes a free segment off its list twice and so loses
+        // the others of that list: soon it refuses everything.
         false
     }
 
