@@ -29,7 +29,9 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     }
-    println!("{} steps done, none skipped", steps.len());
+    let skipped = skipped(&arguments);
+    println!("{} steps done, {} tests skipped", steps.len(), skipped.len());
+    skipped.iter().for_each(|why| println!("skipped: {why}"));
     ExitCode::SUCCESS
 }
 
@@ -69,13 +71,27 @@ impl Step {
     }
 }
 
+/// The variable that names a build of Linux's allocator, which is not ours to ship.
+const RIVAL: &str = "PORTCULLIS_RIVAL";
+
+/// Tests that the command would run on a machine that had what they need.
+fn skipped(arguments: &[String]) -> Vec<String> {
+    let tests = arguments.first().is_some_and(|command| command == "test");
+    let why = format!("every_workload_runs_on_linux: {RIVAL} names no library with Linux's allocator");
+    (tests && !has_rival()).then_some(why).into_iter().collect()
+}
+
+fn has_rival() -> bool {
+    std::env::var_os(RIVAL).is_some()
+}
+
 fn root() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     here.parent().unwrap_or(here).to_path_buf()
 }
 
 fn test_steps() -> Vec<Step> {
-    vec![
+    let mut steps = vec![
         // With optimisation, as the property tests do millions of operations.
         Step::cargo("tests", &["test", "--locked", "--workspace", "--release", "--all-targets"]),
         Step::cargo(
@@ -99,7 +115,14 @@ fn test_steps() -> Vec<Step> {
             program: Path::new(NO_STD).join("target/release/portcullis-no-std"),
             ..Step::cargo("the core run without std", &[])
         },
-    ]
+    ];
+    if has_rival() {
+        steps.push(Step::cargo(
+            "tests beside Linux's allocator",
+            &["test", "--locked", "--release", "-p", "portcullis-bench", "--", "--ignored"],
+        ));
+    }
+    steps
 }
 
 /// The program that has neither `std` nor a C runtime.
