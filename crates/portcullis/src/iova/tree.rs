@@ -20,6 +20,7 @@
 //! there are at most `live + runs` holes. [`HoleTree::alloc`] raises the number of nodes to that bound for
 //! the state *after* it, before it takes anything: the memory for the free is paid for by the allocation.
 
+use super::placement::Placement;
 use alloc::vec::Vec;
 use core::fmt;
 
@@ -59,12 +60,28 @@ pub struct HoleTree {
     used: u64,
     /// At least the number of holes there would be if nothing were live.
     runs: usize,
+    placement: Placement,
 }
 
 impl HoleTree {
-    /// A space without a free page. Constant time; does not allocate.
+    /// A space without a free page, filled from the top down. Constant time; does not allocate.
     pub const fn new() -> Self {
-        Self { nodes: Vec::new(), root: NIL, unused: NIL, holes: 0, free_pages: 0, live: 0, used: 0, runs: 0 }
+        Self::with_placement(Placement::TopDown)
+    }
+
+    /// A space without a free page, filled from the end that is given. Constant time; does not allocate.
+    pub const fn with_placement(placement: Placement) -> Self {
+        Self {
+            nodes: Vec::new(),
+            root: NIL,
+            unused: NIL,
+            holes: 0,
+            free_pages: 0,
+            live: 0,
+            used: 0,
+            runs: 0,
+            placement,
+        }
     }
 
     /// Declares `[first, first + pages)` free: pages that so far belonged neither to a hole nor to an
@@ -130,8 +147,9 @@ impl HoleTree {
         Ok(taken)
     }
 
-    /// Takes `pages` pages out of the free space and returns the first of them: a multiple of
-    /// `1 << align_order`, the highest one for which the last page is at most `max_page`.
+    /// Takes `pages` pages out of the free space and returns the first of them: of all multiples of
+    /// `1 << align_order` for which the last page is at most `max_page`, the highest, or with
+    /// [`Placement::BottomUp`] the lowest.
     ///
     /// O(log n) in the worst case, and exact: it fails for want of space only where no placement exists.
     /// May allocate the node that giving the pages back may need, which then copies all nodes;
@@ -195,6 +213,11 @@ impl HoleTree {
     /// [`TreeError::OutOfMemory`]. Nothing has changed then.
     pub fn prepay(&mut self, live: usize) -> Result<(), TreeError> {
         self.ensure(live.saturating_add(self.runs))
+    }
+
+    /// Which of several fits an allocation gets. Constant time; does not allocate.
+    pub const fn placement(&self) -> Placement {
+        self.placement
     }
 
     /// The number of free pages. Constant time; does not allocate.

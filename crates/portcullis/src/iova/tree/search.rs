@@ -3,6 +3,7 @@
 
 use super::HoleTree;
 use super::node::{Node, Path};
+use crate::iova::placement::Placement;
 
 /// A place between holes.
 pub(super) struct Gap {
@@ -15,10 +16,15 @@ pub(super) struct Gap {
 }
 
 impl HoleTree {
-    /// Finds the highest placement and the way to the hole it lies in.
+    /// Finds the preferred placement and the way to the hole it lies in.
     pub(super) fn find(&self, pages: u64, order: u32, max_page: u64, path: &mut Path) -> Option<u64> {
         if self.summary(self.root).longest(order) < pages {
             return None;
+        }
+        if self.placement == Placement::BottomUp {
+            // The lowest of all placements ends lowest: if it is not within the limit, none is.
+            let first = self.lowest_fit(pages, order, path)?;
+            return (first.checked_add(pages)?.checked_sub(1)? <= max_page).then_some(first);
         }
         // The highest hole that begins within the limit is the only one that may reach past it: holes are
         // in order and do not overlap. It is tried as far as the limit; every other hole counts whole.
@@ -65,6 +71,22 @@ impl HoleTree {
         None
     }
 
+    /// The lowest placement of all in a tree that has one, with the way to its hole in `path`.
+    fn lowest_fit(&self, pages: u64, order: u32, path: &mut Path) -> Option<u64> {
+        let mut index = self.root;
+        while let Some(node) = self.nodes.get(index as usize) {
+            path.push(index);
+            if self.summary(node.left).longest(order) >= pages {
+                index = node.left;
+            } else if let Some(first) = Placement::BottomUp.within(node.start, node.end(), pages, order) {
+                return Some(first);
+            } else {
+                index = node.right;
+            }
+        }
+        None
+    }
+
     /// The last free piece of `[first, end)`, with the way to its hole in `path`.
     pub(super) fn last_in(&self, first: u64, end: u64, path: &mut Path) -> Option<(u64, u64)> {
         if end <= first {
@@ -104,6 +126,5 @@ impl HoleTree {
 
 /// The highest multiple of `2^order` in `[start, end)` with `pages` pages from there to `end`.
 fn placement(start: u64, end: u64, pages: u64, order: u32) -> Option<u64> {
-    let first = end.checked_sub(pages)? & !((1_u64 << order) - 1);
-    (first >= start).then_some(first)
+    Placement::TopDown.within(start, end, pages, order)
 }

@@ -1,0 +1,287 @@
+//! The free pages of one I/O virtual address space: a hierarchical bitmap.
+//!
+//! Everything is counted in pages. One bit stands for each page that was ever near an allocation; above the
+//! bits stands a tree with eight branches at each node. Both keep the promises of
+//! [`HoleTree`](super::HoleTree), which is the sister structure: the search is exact, and giving back needs
+//! no memory. Where the space is in use at random the bitmap is faster, since an update mostly ends in the
+//! cache line that holds the bit. Where it is in use in few large pieces, the tree is smaller.
+//!
+//! # Only what is in use exists
+//!
+//! A block that is free as a whole, or not free as a whole, has neither bits nor nodes: its parent says so.
+//! The bitmap starts with the way to each end of what was added, a few nodes, and grows where allocations
+//! go, whose placement at one end keeps them together. Bits that are all free again are collected when the
+//! next ones are needed and there are many such; that is when the memory is used again.
+//!
+//! # Exact search
+//!
+//! A leaf is a cache line, 512 pages. Nodes know two things about each block below them:
+//!
+//! - What fits *inside a leaf*: for each order up to 9, the longest run in any leaf that begins at a multiple
+//!   of it (`fit.rs`). Requests with natural alignment up to 512 pages never cross leaves, so a search for
+//!   them walks straight down to a leaf that has room.
+//! - The runs that *touch a boundary* of leaves, for each order up to [`MAX_ORDER`] (`runs.rs`). Whatever
+//!   does not fit inside a leaf is among these. Most changes do not touch a boundary and are done with them.
+//!
+//! Both are exact, not rounded: a fit is found whenever there is one, and it is the highest or the lowest of
+//! all.
+//!
+//! # Memory
+//!
+//! An allocation that takes a part of a block without bits creates them. One that takes the whole of it does
+//! not, but pays for them, since it may be given back in parts: [`Bitmap::alloc`] leaves as much capacity
+//! unused as that would take. Above 2^18 pages that is too much, and only giving back the whole is sure to
+//! need nothing.
+
+use core::fmt;
+
+mod batch;
+mod block;
+mod check;
+mod fit;
+mod leaf;
+mod node;
+mod paint;
+mod path;
+mod room;
+mod runs;
+mod search;
+mod seek;
+mod slab;
+mod span;
+
+use super::placement::Placement;
+use super::tree::{MAX_ORDER, TreeError};
+use fit::Fit;
+use leaf::Leaf;
+use node::{Link, MAX_LEVEL, Node};
+use room::Room;
+use slab::Slab;
+
+/// Up to this many pages, what an allocation takes may be given back in any parts.
+const PAID_PAGES: u64 = 1 << 18;
+
+/// The free pages of an I/O virtual address space, as a hierarchical bitmap.
+///
+/// Pages below `2^54` can be held. Taking pages is exact: it fails for want of space only where no placement
+/// exists, and takes the highest or the lowest of all, as the [`Placement`] says. Giving back what was taken
+/// needs no memory. No function panics, whatever its arguments.
+///
+/// Bounds are for the worst case. There, `h` is the height of the tree, at most 15; it is 9 for an aperture
+/// of 2^36 pages, which is 48 bits of addresses. A range of `p` pages takes `p / 64` steps on top where it
+/// has bits. Where it says that memory may be allocated, the cost of moving what exists to larger memory
+/// comes on top, or that of collecting unused parts; either is constant per call on average.
+pub struct Bitmap {
+    nodes: Slab<Node>,
+    leaves: Slab<Leaf>,
+    /// The node at the top, at `top` levels above the leaves; there is none while `top` is 0.
+    root: u32,
+    top: u32,
+    /// What the whole space has room for inside leaves.
+    fit: Fit,
+    free_pages: u64,
+    /// Leaves that are free as a whole and could be collected.
+    idle: usize,
+    /// What giving back in parts may need for blocks that are [`Link::PAID`].
+    paid: Room,
+    placement: Placement,
+}
+
+impl Bitmap {
+    /// A space without a free page. Constant time; does not allocate.
+    pub const fn new(placement: Placement) -> Self {
+        Self {
+            nodes: Slab::new(),
+            leaves: Slab::new(),
+            root: 0,
+            top: 0,
+            fit: Fit::NONE,
+            free_pages: 0,
+            idle: 0,
+            paid: Room::NONE,
+            placement,
+        }
+    }
+
+    /// Declares `[first, first + pages)` free: pages that so far belonged neither to a hole nor to an
+    /// allocation, for instance the aperture of a device.
+    ///
+    /// O(h), and the bits that the range has; may allocate, at most two times `h` nodes and two leaves.
+    ///
+    /// # Errors
+    /// [`TreeError::Empty`], [`TreeError::Wraps`] for pages from `2^54` on, [`TreeError::AlreadyFree`] where
+    /// a page of the range is free already, [`TreeError::OutOfMemory`]. Nothing has changed then.
+    pub fn add(&mut self, first: u64, pages: u64) -> Result<(), TreeError> {
+        let end = end_of(first, pages)?;
+        if let Some((hole_start, hole_pages)) = self.overlapped(first, end) {
+            return Err(TreeError::AlreadyFree { first, pages, hole_start, hole_pages });
+        }
+        self.declare_free(first, end)
+    }
+
+    /// Takes whatever is free of `[first, first + pages)` out of the free space for good, and returns how
+    /// many pages that was. What is allocated there stays so, and becomes free when it is given back.
+    ///
+    /// O(h), and the nodes and bits that exist in the range; may allocate, at most two times `h` nodes and
+    /// two leaves.
+    ///
+    /// # Errors
+    /// [`TreeError::Empty`], [`TreeError::Wraps`], [`TreeError::OutOfMemory`]. Nothing has changed then.
+    pub fn reserve(&mut self, first: u64, pages: u64) -> Result<u64, TreeError> {
+        if pages == 0 {
+            return Err(TreeError::Empty);
+        }
+        let end = first.checked_add(pages).ok_or(TreeError::Wraps { first, pages })?.min(self.end());
+        if first >= end {
+            return Ok(0);
+        }
+        let before = self.free_pages;
+        self.paint(first, end, Link::TAKEN)?;
+        Ok(before - self.free_pages)
+    }
+
+    /// Takes `pages` pages out of the free space and returns the first of them: of all multiples of
+    /// `1 << align_order` for which the last page is at most `max_page`, the highest or the lowest, as the
+    /// [`Placement`] says.
+    ///
+    /// O(h) with natural alignment up to 512 pages, in the worst case, and exact: it fails for want of space
+    /// only where no placement exists. Other requests, and one that fails, first catch up with what earlier
+    /// calls left to be computed: O(h) for each of these calls, and at most one step for every 2^15 pages in
+    /// use.
+    ///
+    /// May allocate: what the range lacks of bits, or what giving it back in parts would need. That is about
+    /// 105 bytes for every 512 pages, up to 2^18 pages, and `h` nodes of 288 bytes at either end.
+    ///
+    /// # Errors
+    /// [`TreeError::Empty`], [`TreeError::Alignment`] for an order above [`MAX_ORDER`],
+    /// [`TreeError::NoFit`], [`TreeError::OutOfMemory`]. Nothing has changed then.
+    #[inline]
+    pub fn alloc(&mut self, pages: u64, align_order: u32, max_page: u64) -> Result<u64, TreeError> {
+        let mut page = [0];
+        self.take_run(1, pages, align_order, max_page, &mut page)?;
+        Ok(page[0])
+    }
+
+    /// Makes `[first, first + pages)` free again.
+    ///
+    /// O(h), and the bits that the range has, in the worst case. Never allocates and never fails for what
+    /// [`Bitmap::alloc`] returned, given back once, in any parts and any order. The exception are allocations
+    /// of more than 2^18 pages: these never need memory if given back whole, but parts of them may.
+    ///
+    /// Only what is free is known: giving back pages that were reserved or never added is not noticed, and
+    /// may need memory.
+    ///
+    /// # Errors
+    /// [`TreeError::NotAllocated`] where a page of the range is free already, [`TreeError::Empty`],
+    /// [`TreeError::Wraps`]; [`TreeError::OutOfMemory`] only as described above. Nothing has changed then.
+    #[inline]
+    pub fn free(&mut self, first: u64, pages: u64) -> Result<(), TreeError> {
+        let end = end_of(first, pages)?;
+        if let Some(freed) = self.free_in_leaf(first, end) {
+            if freed {
+                return Ok(());
+            }
+        } else if self.set_blocks(first, end, Link::FREE) {
+            return Ok(());
+        } else if !self.is_any_free(first, end) {
+            return self.declare_free(first, end);
+        }
+        let (hole_start, hole_pages) = self.overlapped(first, end).unwrap_or((first, 0));
+        Err(TreeError::NotAllocated { first, pages, hole_start, hole_pages })
+    }
+
+    /// The number of free pages. Constant time; does not allocate.
+    pub const fn free_pages(&self) -> u64 {
+        self.free_pages
+    }
+
+    /// The number of pages in the largest hole; 0 if nothing is free. Looks at all holes unless the last
+    /// request was one that found no place, or one that does not have natural alignment. Does not allocate.
+    pub fn largest_hole(&self) -> u64 {
+        if self.top > 0 && !self.nodes.get(self.root).stale {
+            return self.fit.longest(0).max(self.nodes.get(self.root).runs.longest(0));
+        }
+        self.iter().map(|hole| hole.1).max().unwrap_or(0)
+    }
+
+    /// Bytes of heap memory held: 64 for every leaf and 288 for every node, used or not. Constant time; does
+    /// not allocate.
+    pub const fn memory_bytes(&self) -> usize {
+        self.nodes.bytes().saturating_add(self.leaves.bytes())
+    }
+
+    /// Which of several fits an allocation gets. Constant time; does not allocate.
+    pub const fn placement(&self) -> Placement {
+        self.placement
+    }
+
+    /// The holes in address order, each as its first page and its number of pages.
+    ///
+    /// Constant time to create; each step O(h). Does not allocate.
+    pub fn iter(&self) -> impl Iterator<Item = (u64, u64)> {
+        let mut from = 0;
+        core::iter::from_fn(move || {
+            let start = self.first_in(from, self.end(), true)?;
+            from = self.first_in(start, self.end(), false).unwrap_or(self.end());
+            Some((start, from - start))
+        })
+    }
+
+    /// The page behind the last that there are nodes for.
+    #[inline]
+    const fn end(&self) -> u64 {
+        if self.top == 0 { 0 } else { node::pages(self.top) }
+    }
+
+    /// Makes a range free of which no page is.
+    fn declare_free(&mut self, first: u64, end: u64) -> Result<(), TreeError> {
+        self.cover(end)?;
+        self.paint(first, end, Link::FREE)
+    }
+
+    /// The lowest hole that a range overlaps.
+    #[cold]
+    fn overlapped(&self, first: u64, end: u64) -> Option<(u64, u64)> {
+        let free = self.first_in(first, end, true)?;
+        let start = self.last_in(0, free, false).map_or(0, |used| used + 1);
+        let end = self.first_in(free, self.end(), false).unwrap_or(self.end());
+        Some((start, end - start))
+    }
+
+    /// Why a request failed that has no fit.
+    #[cold]
+    fn no_fit(&mut self, pages: u64, align_order: u32, max_page: u64) -> TreeError {
+        TreeError::NoFit {
+            pages,
+            align_order,
+            max_page,
+            free: self.free_pages,
+            largest: {
+                self.refresh();
+                self.largest_hole()
+            },
+        }
+    }
+}
+
+impl fmt::Debug for Bitmap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Bitmap")
+            .field("free_pages", &self.free_pages)
+            .field("largest_hole", &self.largest_hole())
+            .field("placement", &self.placement)
+            .field("nodes", &self.nodes.used())
+            .field("leaves", &self.leaves.used())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The page behind a range.
+#[inline]
+fn end_of(first: u64, pages: u64) -> Result<u64, TreeError> {
+    if pages == 0 {
+        return Err(TreeError::Empty);
+    }
+    let end = first.checked_add(pages).filter(|end| *end <= node::pages(MAX_LEVEL));
+    end.ok_or(TreeError::Wraps { first, pages })
+}

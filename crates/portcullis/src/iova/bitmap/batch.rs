@@ -1,0 +1,118 @@
+//! Taking: one range, or several equal ones with one search.
+
+use super::Bitmap;
+use super::leaf::LEAF_PAGES;
+use super::node::{Link, slot};
+use super::path::in_leaf;
+use super::search::is_natural;
+use super::{MAX_ORDER, PAID_PAGES, TreeError};
+
+impl Bitmap {
+    /// Takes up to `count` ranges of `pages` pages each, as so many calls of [`Bitmap::alloc`] would, and
+    /// writes their first pages to `out`. Returns how many it took: fewer than `count` only where `out` is
+    /// shorter, nothing fits any more, memory is short, or the request is one that [`Bitmap::alloc`] refuses.
+    ///
+    /// The places are those of so many single calls, in that order. Ranges with natural alignment that lie in
+    /// the same leaf of 512 pages are found and entered together.
+    ///
+    /// Costs at most as much as the single calls; may allocate as they may.
+    pub fn alloc_run(
+        &mut self,
+        count: usize,
+        pages: u64,
+        align_order: u32,
+        max_page: u64,
+        out: &mut [u64],
+    ) -> usize {
+        let count = count.min(out.len());
+        let mut done = 0;
+        while let Some(rest) = out.get_mut(done..count).filter(|rest| !rest.is_empty()) {
+            match self.take_run(rest.len(), pages, align_order, max_page, rest) {
+                Ok(taken) => done += taken,
+                Err(_) => break,
+            }
+        }
+        done
+    }
+
+    /// Makes ranges of `pages` pages each free again, as so many calls of [`Bitmap::free`] would; memory and
+    /// time are the same.
+    ///
+    /// # Errors
+    /// The first error of any range. Ranges that cannot be given back stay as they are; all others are free.
+    pub fn free_all(&mut self, firsts: &[u64], pages: u64) -> Result<(), TreeError> {
+        let mut result = Ok(());
+        for first in firsts {
+            result = result.and(self.free(*first, pages));
+        }
+        result
+    }
+
+    /// Takes at least one range, and more if that is cheap, at most `count`; returns how many.
+    #[inline]
+    pub(super) fn take_run(
+        &mut self,
+        count: usize,
+        pages: u64,
+        align_order: u32,
+        max_page: u64,
+        out: &mut [u64],
+    ) -> Result<usize, TreeError> {
+        if pages == 0 {
+            return Err(TreeError::Empty);
+        }
+        if align_order > MAX_ORDER {
+            return Err(TreeError::Alignment { align_order, max: MAX_ORDER });
+        }
+        let limit = max_page.saturating_add(1);
+        if !is_natural(pages, align_order) {
+            self.refresh();
+        }
+        let Some(found) = self.find(pages, align_order, limit) else {
+            return Err(self.no_fit(pages, align_order, max_page));
+        };
+        let page = found.page;
+        if let Some(first) = out.first_mut() {
+            *first = page;
+        }
+        let Some(leaf) = found.leaf else {
+            return self.take_anywhere(page, pages).map(|()| 1);
+        };
+        // Where the limit lies in this leaf, the next place may be behind it.
+        if count == 1 || limit.saturating_sub(page) < LEAF_PAGES.into() || !is_natural(pages, align_order) {
+            self.take_in_leaf(page, pages, leaf, &found.path);
+            return Ok(1);
+        }
+        let old = self.nodes.get(found.path.node(1)).fits[slot(page, 1)];
+        let base = page - u64::from(in_leaf(page));
+        let bits = self.leaves.get_mut(leaf);
+        let mut taken = 0;
+        for out in out.iter_mut().take(count) {
+            let Some(start) = bits.place(pages, align_order, self.placement) else {
+                break;
+            };
+            bits.set(start, start + pages as u32, false);
+            *out = base + u64::from(start);
+            taken += 1;
+        }
+        let new = bits.fit(old);
+        self.free_pages -= taken as u64 * pages;
+        self.idle -= usize::from(old.is_whole());
+        let edges = old.ends() != new.ends();
+        self.update(page, &found.path, 1, old, new, edges);
+        Ok(taken)
+    }
+
+    /// Takes a range that is free, wherever it lies. May allocate.
+    fn take_anywhere(&mut self, page: u64, pages: u64) -> Result<(), TreeError> {
+        if u64::from(in_leaf(page)) + pages <= LEAF_PAGES.into()
+            && let Some((leaf, path)) = self.locate(page)
+        {
+            self.take_in_leaf(page, pages, leaf, &path);
+            return Ok(());
+        }
+        let state = if pages <= PAID_PAGES { Link::PAID } else { Link::TAKEN };
+        let end = page.saturating_add(pages);
+        if self.set_blocks(page, end, state) { Ok(()) } else { self.paint(page, end, state) }
+    }
+}

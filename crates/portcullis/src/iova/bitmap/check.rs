@@ -1,0 +1,135 @@
+//! The invariants, checked the slow way.
+
+use super::Bitmap;
+use super::fit::Fit;
+use super::leaf::{LEAF_PAGES, Leaf};
+use super::node::{FAN, Link, pages};
+use super::room::Room;
+use crate::iova::tree::MAX_ORDER;
+
+/// What the nodes and leaves add up to, and the runs that the walk has seen.
+struct Walk {
+    used: Room,
+    paid: Room,
+    idle: usize,
+    free_pages: u64,
+}
+
+impl Bitmap {
+    /// Verifies every summary against a computation that shares nothing with it, and the accounts. O(size x
+    /// height); does not allocate. For tests.
+    #[doc(hidden)]
+    pub fn check(&self) -> Result<(), &'static str> {
+        let mut walk = Walk { used: Room::NONE, paid: Room::NONE, idle: 0, free_pages: 0 };
+        if self.top > 0 {
+            walk.used.nodes += 1;
+            if !self.check_node(self.root, self.top, 0, &mut walk)?.is(&self.fit) {
+                return Err("what fits in the leaves of the space is wrong");
+            }
+        }
+        if walk.used != (Room { nodes: self.nodes.used(), leaves: self.leaves.used() }) {
+            return Err("a node or leaf is lost");
+        }
+        if walk.paid != self.paid {
+            return Err("what is set aside is wrong");
+        }
+        if !self.nodes.has(self.paid.nodes) || !self.leaves.has(self.paid.leaves) {
+            return Err("what is set aside is not there");
+        }
+        if walk.idle != self.idle {
+            return Err("the number of idle leaves is wrong");
+        }
+        if walk.free_pages != self.free_pages {
+            return Err("the number of free pages is wrong");
+        }
+        Ok(())
+    }
+
+    /// Checks what is below a node at page `base`; returns what it has room for inside leaves.
+    fn check_node(&self, number: u32, level: u32, base: u64, walk: &mut Walk) -> Result<Fit, &'static str> {
+        let node = self.nodes.get(number);
+        let size = pages(level - 1);
+        let mut best = Fit::NONE;
+        for block in 0..FAN {
+            let start = base + block as u64 * size;
+            let link = node.links[block];
+            let fit = match link.number() {
+                None => {
+                    if link == Link::PAID {
+                        walk.paid = walk.paid.plus(Room::of_block(level - 1));
+                    }
+                    walk.free_pages += if link == Link::FREE { size } else { 0 };
+                    link.fit()
+                }
+                Some(child) if level > 1 => {
+                    walk.used.nodes += 1;
+                    self.check_node(child, level - 1, start, walk)?
+                }
+                Some(child) => {
+                    walk.used.leaves += 1;
+                    let leaf = self.leaves.get(child);
+                    let free: u32 = leaf.0.iter().map(|word| word.count_ones()).sum();
+                    walk.idle += usize::from(free == LEAF_PAGES);
+                    walk.free_pages += u64::from(free);
+                    slow_fit(leaf)
+                }
+            };
+            if !node.fits[block].is(&fit) {
+                return Err("what fits in a block's leaves is wrong");
+            }
+            best = best.max(fit);
+        }
+        self.check_runs(number, level, base)?;
+        Ok(best)
+    }
+
+    /// Checks the runs of a node against a walk over its free runs, page by page where there are bits.
+    fn check_runs(&self, number: u32, level: u32, base: u64) -> Result<(), &'static str> {
+        let end = base + pages(level);
+        let mut longest = [0; MAX_ORDER as usize + 1];
+        let (mut prefix, mut suffix) = (0, 0);
+        let mut from = base;
+        while let Some(start) = self.first_in(from, end, true) {
+            from = self.first_in(start, end, false).unwrap_or(end);
+            prefix = if start == base { from - start } else { prefix };
+            suffix = if from == end { from - start } else { suffix };
+            let leaf = u64::from(LEAF_PAGES);
+            if start.is_multiple_of(leaf) || start.next_multiple_of(leaf) <= from {
+                for (order, longest) in (0..).zip(longest.iter_mut()) {
+                    *longest = from.saturating_sub(start.next_multiple_of(1 << order)).max(*longest);
+                }
+            }
+        }
+        let node = self.nodes.get(number);
+        if node.stale {
+            return Ok(());
+        }
+        if level > 1
+            && node.links.iter().filter_map(|link| link.number()).any(|child| self.nodes.get(child).stale)
+        {
+            return Err("a node is stale but the one above is not");
+        }
+        let runs = &node.runs;
+        if (runs.prefix, runs.suffix) != (prefix, suffix) {
+            return Err("the ends of a node are wrong");
+        }
+        if (0..).zip(longest).any(|(order, longest)| runs.longest(order) != longest) {
+            return Err("the runs of a node are wrong");
+        }
+        Ok(())
+    }
+}
+
+/// What a leaf has room for, page by page.
+fn slow_fit(leaf: &Leaf) -> Fit {
+    let is_free = |page: u32| leaf.0[(page / 64) as usize] >> (page % 64) & 1 == 1;
+    let mut fit = Fit::NONE;
+    let mut start = 0;
+    for page in 0..=LEAF_PAGES {
+        if page == LEAF_PAGES || !is_free(page) {
+            fit = fit.max(Fit::of_run(start, page));
+            start = page + 1;
+        }
+    }
+    fit
+}

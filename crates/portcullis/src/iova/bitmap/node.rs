@@ -1,0 +1,160 @@
+//! Nodes: eight blocks side by side, and what the search wants to know about each.
+
+use super::fit::Fit;
+use super::leaf::{LEAF_PAGES, Leaf};
+use super::runs::{Part, Runs};
+use super::slab::{Entry, Slab};
+
+/// Blocks in a node.
+pub(super) const FAN: usize = 8;
+/// The highest level of a node. A leaf is at level 0, and each level covers eight times as much.
+pub(super) const MAX_LEVEL: u32 = 15;
+
+/// Pages in a block of a level, as a power of two.
+#[inline]
+pub(super) const fn bits(level: u32) -> u32 {
+    LEAF_PAGES.ilog2() + FAN.ilog2() * level
+}
+
+/// Pages in a block of a level.
+#[inline]
+pub(super) const fn pages(level: u32) -> u64 {
+    1 << bits(level)
+}
+
+/// Which block of a node of `level` holds `page`.
+#[inline]
+pub(super) const fn slot(page: u64, level: u32) -> usize {
+    (page >> bits(level - 1)) as usize % FAN
+}
+
+/// The first page of the block of `level` that holds `page`.
+#[inline]
+pub(super) const fn base(page: u64, level: u32) -> u64 {
+    page >> bits(level) << bits(level)
+}
+
+/// What a block consists of: the number of a node or a leaf, or one of three states of the whole block for
+/// which there is neither.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Link(u32);
+
+impl Link {
+    /// All of it is free.
+    pub(super) const FREE: Self = Self(u32::MAX);
+    /// None of it is free. Freeing a part of it needs memory.
+    pub(super) const TAKEN: Self = Self(u32::MAX - 1);
+    /// None of it is free, and whatever part of it is freed, the memory for that is set aside.
+    pub(super) const PAID: Self = Self(u32::MAX - 2);
+
+    /// A node or a leaf.
+    pub(super) const fn to(number: u32) -> Self {
+        Self(number)
+    }
+
+    /// The node or leaf, where there is one.
+    #[inline]
+    pub(super) fn number(self) -> Option<u32> {
+        (self.0 < Self::PAID.0).then_some(self.0)
+    }
+
+    /// What a block in one of the three states has room for inside leaves.
+    pub(super) fn fit(self) -> Fit {
+        if self == Self::FREE { Fit::ALL } else { Fit::NONE }
+    }
+}
+
+/// Eight blocks of the level below.
+#[derive(Clone, Copy)]
+pub(super) struct Node {
+    /// What each has room for inside leaves.
+    pub(super) fits: [Fit; FAN],
+    pub(super) links: [Link; FAN],
+    /// The runs that touch the boundary of a leaf, unless these are stale.
+    pub(super) runs: Runs,
+    /// Whether runs below have changed since these were computed. Then they are stale in all nodes above,
+    /// too.
+    pub(super) stale: bool,
+}
+
+/// From this level on, runs are computed when a search needs them, not whenever they change. The end of a
+/// long hole, where most allocations are made, would change them at all levels each time. Below, they are
+/// always up to date; so a search finds no more nodes to compute than one for every 2^15 pages in use.
+pub(super) const LAZY_LEVEL: u32 = 2;
+
+impl Node {
+    /// Blocks of which all are `state`. [`Node::runs`] is left to be computed.
+    pub(super) fn uniform(state: Link) -> Self {
+        Self { fits: [state.fit(); FAN], links: [state; FAN], runs: Runs::NONE, stale: false }
+    }
+
+    /// The best of all blocks.
+    #[inline]
+    pub(super) fn fit(&self) -> Fit {
+        self.fits.iter().skip(1).fold(self.fits[0], |best, fit| best.max(*fit))
+    }
+
+    /// Whether inside the leaves of `block`, `pages` pages at `order` fit.
+    #[inline]
+    pub(super) fn fits_in(&self, block: usize, pages: u64, order: u32) -> bool {
+        self.fits[block].longest(order) >= pages
+    }
+
+    /// The blocks inside whose leaves `pages` pages at `order` fit, as bits.
+    #[inline]
+    pub(super) fn fitting(&self, pages: u64, order: u32) -> u32 {
+        let mut blocks = 0;
+        for (block, fit) in self.fits.iter().enumerate() {
+            blocks |= u32::from(fit.longest(order) >= pages) << block;
+        }
+        blocks
+    }
+
+    /// What `block` contributes to the runs of this node of `level`.
+    #[inline]
+    pub(super) fn part<'a>(&self, block: usize, level: u32, nodes: &'a Slab<Node>) -> Part<'a> {
+        if level == 1 {
+            let fit = &self.fits[block];
+            return Part { prefix: fit.prefix(), suffix: fit.suffix(), inner: None };
+        }
+        match self.links[block].number() {
+            Some(number) => {
+                let runs = &nodes.get(number).runs;
+                Part { prefix: runs.prefix, suffix: runs.suffix, inner: Some(runs) }
+            }
+            None if self.links[block] == Link::FREE => Part::whole(pages(level - 1)),
+            None => Part::NONE,
+        }
+    }
+
+    /// Computes the runs of this node of `level` at page `base` from its blocks.
+    pub(super) fn compute_runs(&self, base: u64, level: u32, nodes: &Slab<Node>) -> Runs {
+        let mut parts = [Part::NONE; FAN];
+        for (block, part) in parts.iter_mut().enumerate() {
+            *part = self.part(block, level, nodes);
+        }
+        Runs::of_parts(base, pages(level - 1), &parts)
+    }
+}
+
+impl Entry for Node {
+    fn unused(next: u32) -> Self {
+        Self::uniform(Link(next))
+    }
+
+    fn next(&self) -> u32 {
+        self.links[0].0
+    }
+}
+
+impl Entry for Leaf {
+    fn unused(next: u32) -> Self {
+        let mut leaf = Self::USED;
+        leaf.0[0] = next.into();
+        leaf
+    }
+
+    fn next(&self) -> u32 {
+        self.0[0] as u32
+    }
+}

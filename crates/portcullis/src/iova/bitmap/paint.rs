@@ -1,0 +1,217 @@
+//! The general case: a change of any range.
+
+use super::Bitmap;
+use super::fit::Fit;
+use super::leaf::Leaf;
+use super::node::{FAN, LAZY_LEVEL, Link, MAX_LEVEL, Node, pages};
+use super::path::in_leaf;
+use super::room::Room;
+use crate::iova::tree::TreeError;
+
+/// A block, and the part of a range that lies in it.
+#[derive(Clone, Copy)]
+struct Piece {
+    /// The level of the block and its first page.
+    level: u32,
+    base: u64,
+    /// The part of the range.
+    first: u64,
+    end: u64,
+}
+
+impl Piece {
+    /// Whether the range covers all of the block.
+    fn is_whole(&self) -> bool {
+        self.end - self.first == pages(self.level)
+    }
+
+    /// The blocks below, each with its part of the range; those that the range does not touch are left out.
+    fn parts(self) -> impl Iterator<Item = (usize, Self)> {
+        let level = self.level - 1;
+        (0..FAN).filter_map(move |block| {
+            let base = self.base + block as u64 * pages(level);
+            let (first, end) = (self.first.max(base), self.end.min(base + pages(level)));
+            (first < end).then_some((block, Self { level, base, first, end }))
+        })
+    }
+}
+
+impl Bitmap {
+    /// Makes all of `[first, end)`, which lies in the tree, free, or used in one of two ways. What is so
+    /// already is left as it is. May allocate; fails only for want of memory, with nothing changed.
+    pub(super) fn paint(&mut self, first: u64, end: u64, state: Link) -> Result<(), TreeError> {
+        let all = Piece { level: self.top, base: 0, first, end };
+        self.prepare(all, state)?;
+        (self.fit, _) = self.paint_node(self.root, all, state);
+        Ok(())
+    }
+
+    /// Makes sure that there are the nodes and leaves for painting. May allocate.
+    #[inline]
+    fn prepare(&mut self, all: Piece, state: Link) -> Result<(), TreeError> {
+        let room = self.room_for(self.root, all, state);
+        if self.has(room) { Ok(()) } else { self.prepare_by_growing(all, state, room) }
+    }
+
+    /// Collects what is idle first where that is much, which makes the cost constant for each leaf that is
+    /// collected, or where there is no memory. What is collected may have been part of the range.
+    #[cold]
+    fn prepare_by_growing(&mut self, all: Piece, state: Link, mut room: Room) -> Result<(), TreeError> {
+        if self.idle > self.leaves.used() / 2 {
+            self.collect();
+            room = self.room_for(self.root, all, state);
+        }
+        let attempt = self.ensure(room);
+        if attempt.is_ok() || self.idle == 0 {
+            return attempt;
+        }
+        self.collect();
+        self.ensure(self.room_for(self.root, all, state))
+    }
+
+    /// Adds levels on top until the tree covers the pages before `end`. May allocate.
+    pub(super) fn cover(&mut self, end: u64) -> Result<(), TreeError> {
+        while self.end() < end {
+            // The first node is at the level where it is needed; others go on top of what there is.
+            let level = if self.top == 0 {
+                (1..MAX_LEVEL).find(|level| pages(*level) >= end).unwrap_or(MAX_LEVEL)
+            } else {
+                self.top + 1
+            };
+            self.ensure(Room::head(level))?;
+            let mut node = Node::uniform(Link::TAKEN);
+            if self.top > 0 {
+                node.links[0] = Link::to(self.root);
+                node.fits[0] = self.fit;
+                node.stale = level >= LAZY_LEVEL;
+                if !node.stale {
+                    node.runs = node.compute_runs(0, level, &self.nodes);
+                }
+            }
+            self.root = self.nodes.take(node);
+            self.top = level;
+        }
+        Ok(())
+    }
+
+    /// What painting in the node would take from the slabs or set aside there.
+    fn room_for(&self, number: u32, all: Piece, state: Link) -> Room {
+        let node = self.nodes.get(number);
+        all.parts().fold(Room::NONE, |room, (block, piece)| {
+            let link = node.links[block];
+            room.plus(match link.number() {
+                Some(_) if piece.level == 0 => Room::NONE,
+                Some(child) => self.room_for(child, piece, state),
+                // What the block breaks into was set aside already.
+                None if link == Link::PAID || is_same(link, state) => Room::NONE,
+                None => room_in_block(piece, state),
+            })
+        })
+    }
+
+    /// Paints below a node for which everything needed is there; returns what it has room for now, and
+    /// whether its runs have changed.
+    fn paint_node(&mut self, number: u32, all: Piece, state: Link) -> (Fit, bool) {
+        let mut edges = false;
+        for (block, piece) in all.parts() {
+            let node = self.nodes.get(number);
+            let (link, old) = (node.links[block], node.fits[block]);
+            let new = match link.number() {
+                None if is_same(link, state) => continue,
+                None if piece.is_whole() => {
+                    if link == Link::PAID {
+                        self.paid = self.paid.minus(Room::of_block(piece.level));
+                    }
+                    if state == Link::PAID {
+                        self.paid = self.paid.plus(Room::of_block(piece.level));
+                    }
+                    self.nodes.get_mut(number).links[block] = state;
+                    self.count(piece.end - piece.first, state);
+                    edges = true;
+                    state.fit()
+                }
+                child => {
+                    let child = child.unwrap_or_else(|| self.break_up(number, block, piece, link));
+                    if piece.level == 0 {
+                        let new = self.paint_leaf(child, piece, state, old);
+                        edges |= old.ends() != new.ends();
+                        new
+                    } else {
+                        let (new, below) = self.paint_node(child, piece, state);
+                        edges |= below;
+                        new
+                    }
+                }
+            };
+            self.nodes.get_mut(number).fits[block] = new;
+        }
+        if edges && all.level >= LAZY_LEVEL {
+            self.nodes.get_mut(number).stale = true;
+        } else if edges {
+            let node = self.nodes.get(number);
+            let runs = node.compute_runs(all.base, all.level, &self.nodes);
+            let node = self.nodes.get_mut(number);
+            edges = node.runs != runs;
+            node.runs = runs;
+        }
+        (self.nodes.get(number).fit(), edges)
+    }
+
+    /// Paints in a leaf that was worth `old`; returns what it is worth now.
+    fn paint_leaf(&mut self, number: u32, piece: Piece, state: Link, old: Fit) -> Fit {
+        let leaf = self.leaves.get_mut(number);
+        let start = in_leaf(piece.first);
+        let end = start + (piece.end - piece.first) as u32;
+        let changed = leaf.set(start, end, state == Link::FREE);
+        let new = leaf.fit(Fit::ALL);
+        self.count(changed.into(), state);
+        self.idle -= usize::from(old.is_whole());
+        self.idle += usize::from(new.is_whole());
+        new
+    }
+
+    /// Makes the leaf or node of a block that was in one state as a whole; returns its number.
+    fn break_up(&mut self, number: u32, block: usize, piece: Piece, state: Link) -> u32 {
+        let child = if piece.level == 0 {
+            self.idle += usize::from(state == Link::FREE);
+            self.leaves.take(if state == Link::FREE { Leaf::FREE } else { Leaf::USED })
+        } else {
+            let mut node = Node::uniform(state);
+            node.runs = node.compute_runs(piece.base, piece.level, &self.nodes);
+            self.nodes.take(node)
+        };
+        if state == Link::PAID {
+            // The rest of what was set aside is that of the blocks below, which are paid for in turn.
+            self.paid = self.paid.minus(Room::head(piece.level));
+        }
+        self.nodes.get_mut(number).links[block] = Link::to(child);
+        child
+    }
+
+    /// Counts pages that are now free, or no longer.
+    fn count(&mut self, pages: u64, state: Link) {
+        if state == Link::FREE {
+            self.free_pages += pages;
+        } else {
+            self.free_pages -= pages;
+        }
+    }
+}
+
+/// Whether both are free, or both are used.
+fn is_same(link: Link, state: Link) -> bool {
+    (link == Link::FREE) == (state == Link::FREE)
+}
+
+/// What painting a part of a block takes that is in one state as a whole: a way along each end of the part.
+/// What is covered whole needs nothing, except that it may have to be paid for.
+fn room_in_block(piece: Piece, state: Link) -> Room {
+    if piece.is_whole() {
+        return if state == Link::PAID { Room::of_block(piece.level) } else { Room::NONE };
+    }
+    let head = Room::head(piece.level);
+    if piece.level == 0 {
+        return head;
+    }
+    piece.parts().fold(head, |room, (_, part)| room.plus(room_in_block(part, state)))
+}

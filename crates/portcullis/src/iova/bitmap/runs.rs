@@ -1,0 +1,151 @@
+//! Runs that cross leaves: what a node knows about them.
+
+use crate::iova::tree::MAX_ORDER;
+
+/// The runs inside a block that touch the boundary of a leaf: the block's prefix and suffix, and for every
+/// order `k`, the longest remainder of such a run behind its first page that is a multiple of `2^k`. A run
+/// is cut off at the block's ends.
+///
+/// The remainders are kept as *losses*, by how much each is less than the longest run. Fewer than `2^k`
+/// pages precede the first multiple of `2^k`, so that a loss has `k` bits at the most, however long the
+/// runs are, and a vector register holds those of several orders.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Runs {
+    /// The free pages that the block begins with.
+    pub(super) prefix: u64,
+    /// The free pages that the block ends with.
+    pub(super) suffix: u64,
+    /// The longest run.
+    longest: u64,
+    /// Losses of orders 1 to 8.
+    near: [u8; 8],
+    /// Losses of orders 9 to 16.
+    middle: [u16; 8],
+    /// Losses of orders 17 and 18.
+    far: [u32; 2],
+}
+
+const NEAR_MASKS: [u8; 8] = [0x01, 0x03, 0x07, 0x0f, 0x1f, 0x3f, 0x7f, 0xff];
+const MIDDLE_MASKS: [u16; 8] = [0x01ff, 0x03ff, 0x07ff, 0x0fff, 0x1fff, 0x3fff, 0x7fff, 0xffff];
+const FAR_MASKS: [u32; 2] = [0x1_ffff, 0x3_ffff];
+/// A run that is shorter than another by this much offers less than that one at every order.
+const OUTDONE: u64 = 1 << MAX_ORDER;
+
+/// What a block contributes to the one that it is a part of.
+#[derive(Clone, Copy)]
+pub(super) struct Part<'a> {
+    pub(super) prefix: u64,
+    pub(super) suffix: u64,
+    /// Runs that lie inside, where there may be any.
+    pub(super) inner: Option<&'a Runs>,
+}
+
+impl Part<'_> {
+    /// A part without a free page.
+    pub(super) const NONE: Self = Self { prefix: 0, suffix: 0, inner: None };
+
+    /// A part of which all `pages` are free.
+    pub(super) const fn whole(pages: u64) -> Self {
+        Self { prefix: pages, suffix: pages, inner: None }
+    }
+}
+
+impl Runs {
+    /// No runs.
+    pub(super) const NONE: Self =
+        Self { prefix: 0, suffix: 0, longest: 0, near: [0; 8], middle: [0; 8], far: [0; 2] };
+
+    /// The runs of a block at page `base`, of parts of `size` pages each.
+    pub(super) fn of_parts<const N: usize>(base: u64, size: u64, parts: &[Part<'_>; N]) -> Self {
+        // The runs at the boundaries of parts. The one behind the last is kept outside of the array.
+        let mut spans = [(0, 0); N];
+        let mut count = 0;
+        let (mut start, mut len, mut end) = (base, 0, base);
+        let mut longest = 0;
+        for part in parts {
+            end += size;
+            len += part.prefix;
+            if part.prefix == size {
+                continue;
+            }
+            if len > 0 {
+                spans[count] = (start, len);
+                count += 1;
+                longest = longest.max(len);
+            }
+            longest = part.inner.map_or(longest, |inner| longest.max(inner.longest));
+            (start, len) = (end - part.suffix, part.suffix);
+        }
+        longest = longest.max(len);
+        if longest == 0 {
+            return Self::NONE;
+        }
+        let last = (start, len);
+        let spans = &spans[..count];
+        let prefix = spans.first().unwrap_or(&last);
+        let prefix = if prefix.0 == base { prefix.1 } else { 0 };
+        let mut runs = Self { prefix, suffix: len, longest, near: [!0; 8], middle: [!0; 8], far: [!0; 2] };
+        for &(start, len) in spans.iter().chain([&last]) {
+            runs.add_run(start, len);
+        }
+        for inner in parts.iter().filter_map(|part| part.inner) {
+            runs.add_inner(inner);
+        }
+        runs
+    }
+
+    /// Counts in the remainders of the run of `len` pages at `start`; `longest` already considers it.
+    #[inline]
+    fn add_run(&mut self, start: u64, len: u64) {
+        // Sums may saturate: the longest run's losses do not, and the lowest ones count.
+        let short = self.longest - len;
+        if short >= OUTDONE {
+            return;
+        }
+        let before = start.wrapping_neg();
+        let less = short.min(0xff) as u8;
+        for (loss, mask) in self.near.iter_mut().zip(NEAR_MASKS) {
+            *loss = (*loss).min((before as u8 & mask).saturating_add(less));
+        }
+        let less = short.min(0xffff) as u16;
+        for (loss, mask) in self.middle.iter_mut().zip(MIDDLE_MASKS) {
+            *loss = (*loss).min((before as u16 & mask).saturating_add(less));
+        }
+        for (loss, mask) in self.far.iter_mut().zip(FAR_MASKS) {
+            *loss = (*loss).min((before as u32 & mask) + short as u32);
+        }
+    }
+
+    /// The same for all runs inside a part.
+    #[inline]
+    fn add_inner(&mut self, inner: &Self) {
+        let short = self.longest - inner.longest;
+        if short >= OUTDONE {
+            return;
+        }
+        let less = short.min(0xff) as u8;
+        for (loss, inner) in self.near.iter_mut().zip(inner.near) {
+            *loss = (*loss).min(inner.saturating_add(less));
+        }
+        let less = short.min(0xffff) as u16;
+        for (loss, inner) in self.middle.iter_mut().zip(inner.middle) {
+            *loss = (*loss).min(inner.saturating_add(less));
+        }
+        for (loss, inner) in self.far.iter_mut().zip(inner.far) {
+            *loss = (*loss).min(inner + short as u32);
+        }
+    }
+
+    /// The longest run behind a multiple of `2^order`; for no order above [`MAX_ORDER`].
+    #[inline]
+    pub(super) fn longest(&self, order: u32) -> u64 {
+        let loss = match order {
+            0 => 0,
+            1..=8 => self.near[order as usize - 1].into(),
+            9..=16 => self.middle[order as usize - 9].into(),
+            17 | 18 => self.far[order as usize - 17].into(),
+            _ => return 0,
+        };
+        self.longest.saturating_sub(loss)
+    }
+}

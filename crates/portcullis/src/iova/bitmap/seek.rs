@@ -1,0 +1,69 @@
+//! The next page that is free, or used. What is so as a whole is stepped over.
+
+use super::Bitmap;
+use super::node::{FAN, pages};
+use super::path::in_leaf;
+
+impl Bitmap {
+    /// Whether any page of `[first, end)` is free. O(h), and the bits that the range has.
+    pub(super) fn is_any_free(&self, first: u64, end: u64) -> bool {
+        self.first_in(first, end, true).is_some()
+    }
+
+    /// The first page of `[from, to)` that is free, or that is used. For free ones O(h), for used ones O(h)
+    /// and the nodes that exist in between; pages behind the tree are used, but are not looked at.
+    pub(super) fn first_in(&self, from: u64, to: u64, free: bool) -> Option<u64> {
+        let to = to.min(self.end());
+        if from >= to { None } else { self.first_below(self.root, self.top, 0, from, to, free) }
+    }
+
+    /// The last page of `[from, to)` that is free, or that is used. Costs as [`Bitmap::first_in`].
+    pub(super) fn last_in(&self, from: u64, to: u64, free: bool) -> Option<u64> {
+        let to = to.min(self.end());
+        if from >= to { None } else { self.last_below(self.root, self.top, 0, from, to, free) }
+    }
+
+    fn first_below(&self, number: u32, level: u32, base: u64, from: u64, to: u64, free: bool) -> Option<u64> {
+        (0..FAN).find_map(|block| {
+            let start = base + block as u64 * pages(level - 1);
+            let (from, to) = (from.max(start), to.min(start + pages(level - 1)));
+            match self.uniform(number, level, block) {
+                _ if from >= to => None,
+                Ok(state) => (state == free).then_some(from),
+                Err(child) if level > 1 => self.first_below(child, level - 1, start, from, to, free),
+                Err(child) => {
+                    let page = start + u64::from(self.leaves.get(child).first(in_leaf(from), free)?);
+                    (page < to).then_some(page)
+                }
+            }
+        })
+    }
+
+    fn last_below(&self, number: u32, level: u32, base: u64, from: u64, to: u64, free: bool) -> Option<u64> {
+        (0..FAN).rev().find_map(|block| {
+            let start = base + block as u64 * pages(level - 1);
+            let (from, to) = (from.max(start), to.min(start + pages(level - 1)));
+            match self.uniform(number, level, block) {
+                _ if from >= to => None,
+                Ok(state) => (state == free).then_some(to - 1),
+                Err(child) if level > 1 => self.last_below(child, level - 1, start, from, to, free),
+                Err(child) => {
+                    let page = start + u64::from(self.leaves.get(child).last(in_leaf(to - 1) + 1, free)?);
+                    (page >= from).then_some(page)
+                }
+            }
+        })
+    }
+
+    /// Whether a block is free, if all of it is or none; otherwise the node or leaf to look at.
+    fn uniform(&self, number: u32, level: u32, block: usize) -> Result<bool, u32> {
+        let node = self.nodes.get(number);
+        if node.fits[block].is_none() {
+            return Ok(false);
+        }
+        match node.links[block].number() {
+            Some(child) if level > 1 || !node.fits[block].is_whole() => Err(child),
+            _ => Ok(true),
+        }
+    }
+}

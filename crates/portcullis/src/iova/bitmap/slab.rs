@@ -1,0 +1,98 @@
+//! Nodes and leaves in arrays: taking one that was paid for never allocates.
+
+use crate::iova::tree::TreeError;
+use alloc::vec::Vec;
+
+/// No entry.
+const END: u32 = u32::MAX;
+
+/// What can be kept in a slab. An entry that is not used holds the number of another one.
+pub(super) trait Entry: Copy {
+    /// An unused entry, followed by `next`.
+    fn unused(next: u32) -> Self;
+    /// What an unused entry is followed by.
+    fn next(&self) -> u32;
+}
+
+/// Numbered entries that keep their numbers.
+pub(super) struct Slab<T> {
+    entries: Vec<T>,
+    /// The first unused entry.
+    unused: u32,
+    used: usize,
+}
+
+impl<T: Entry> Slab<T> {
+    /// A slab without entries.
+    pub(super) const fn new() -> Self {
+        Self { entries: Vec::new(), unused: END, used: 0 }
+    }
+
+    /// Whether `more` entries can be taken without allocating.
+    #[inline]
+    pub(super) fn has(&self, more: usize) -> bool {
+        self.entries.capacity().saturating_sub(self.used) >= more
+    }
+
+    /// Makes sure that `more` entries can be taken without allocating; copies all entries if it has to.
+    pub(super) fn ensure(&mut self, more: usize) -> Result<(), TreeError> {
+        if self.has(more) {
+            return Ok(());
+        }
+        let needed = self.used.saturating_add(more);
+        let error = TreeError::OutOfMemory { nodes: needed, node_bytes: size_of::<T>() };
+        // The numbers at the end are not entries, here or for links.
+        if needed > (u32::MAX - 16) as usize {
+            return Err(error);
+        }
+        // A constant factor keeps the cost per entry constant; half keeps small spaces small. Under
+        // pressure just enough is better than nothing.
+        let len = self.entries.len();
+        let ample = needed.max(self.entries.capacity() / 2 * 3);
+        self.entries
+            .try_reserve_exact(ample.saturating_sub(len))
+            .or_else(|_| self.entries.try_reserve_exact(needed.saturating_sub(len)))
+            .map_err(|_| error)
+    }
+
+    /// Takes an entry. Does not allocate after [`Slab::ensure`].
+    pub(super) fn take(&mut self, value: T) -> u32 {
+        self.used += 1;
+        let number = self.unused;
+        if let Some(entry) = self.entries.get_mut(number as usize) {
+            self.unused = entry.next();
+            *entry = value;
+            return number;
+        }
+        self.entries.push(value);
+        // `ensure` lets no number become larger.
+        (self.entries.len() - 1) as u32
+    }
+
+    /// Gives an entry back.
+    pub(super) fn release(&mut self, number: u32) {
+        self.entries[number as usize] = T::unused(self.unused);
+        self.unused = number;
+        self.used -= 1;
+    }
+
+    #[inline]
+    pub(super) fn get(&self, number: u32) -> &T {
+        &self.entries[number as usize]
+    }
+
+    #[inline]
+    pub(super) fn get_mut(&mut self, number: u32) -> &mut T {
+        &mut self.entries[number as usize]
+    }
+
+    /// How many entries are used.
+    pub(super) const fn used(&self) -> usize {
+        self.used
+    }
+
+    /// Heap memory held.
+    pub(super) const fn bytes(&self) -> usize {
+        self.entries.capacity() * size_of::<T>()
+    }
+}

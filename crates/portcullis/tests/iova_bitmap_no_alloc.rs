@@ -1,0 +1,241 @@
+//! Giving pages back needs no memory, in whatever parts, and running out of it changes nothing. In a binary
+//! of its own, because it replaces the global allocator.
+
+use portcullis::iova::{Bitmap, Placement, TreeError};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+thread_local! {
+    /// How often this thread has asked for memory.
+    static CALLS: Cell<usize> = const { Cell::new(0) };
+    /// How many requests of this thread succeed before all others fail.
+    static GRANTS: Cell<usize> = const { Cell::new(usize::MAX) };
+}
+
+/// The system's allocator, counted and limited per thread.
+struct Limited;
+
+/// Counts a request and says whether it may succeed. A thread that is being torn down is not limited.
+fn granted() -> bool {
+    let _ = CALLS.try_with(|calls| calls.set(calls.get() + 1));
+    let grant = |grants: &Cell<usize>| match grants.get() {
+        usize::MAX => true,
+        0 => false,
+        left => {
+            grants.set(left - 1);
+            true
+        }
+    };
+    GRANTS.try_with(grant).unwrap_or(true)
+}
+
+// SAFETY: every block comes from `System` with the layout that was asked for and goes back to it with the
+// same one; a refusal is a null pointer, as the trait asks. `granted` neither allocates nor panics: its
+// thread-local values are initialised at compile time and need no destructor.
+unsafe impl GlobalAlloc for Limited {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        if !granted() {
+            return std::ptr::null_mut();
+        }
+        // SAFETY: the caller keeps the rules of this very function.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        // SAFETY: the caller passes a block of this allocator, which is one of `System`'s, with its layout.
+        unsafe { System.dealloc(block, layout) }
+    }
+
+    unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        if !granted() {
+            return std::ptr::null_mut();
+        }
+        // SAFETY: as for `dealloc`; the caller vouches for the new size.
+        unsafe { System.realloc(block, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Limited = Limited;
+
+/// Runs `work` while only the next `grants` requests of this thread get memory; returns how often it asked.
+fn limited<T>(grants: usize, work: impl FnOnce() -> T) -> (T, usize) {
+    let before = CALLS.get();
+    GRANTS.set(grants);
+    let result = work();
+    GRANTS.set(usize::MAX);
+    (result, CALLS.get() - before)
+}
+
+struct Rng(u64);
+
+impl Rng {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 20) % bound
+    }
+}
+
+fn spaces() -> [Bitmap; 2] {
+    [Placement::TopDown, Placement::BottomUp].map(|placement| {
+        let mut space = Bitmap::new(placement);
+        space.add(1, (1 << 36) - 1).unwrap();
+        space.reserve(0xfee00, 0x100).unwrap();
+        space
+    })
+}
+
+/// A request: mostly small, sometimes as large as may be given back in parts.
+fn request(rng: &mut Rng) -> (u64, u32, u64) {
+    let pages = match rng.below(20) {
+        0 => 1 + rng.below(1 << 18),
+        1 => 1 << rng.below(19),
+        2..=4 => 1 + rng.below(5000),
+        _ => 1 + rng.below(64),
+    };
+    let natural = pages.next_power_of_two().ilog2();
+    let order = if rng.below(3) == 0 { rng.below(19) as u32 } else { natural };
+    (pages, order, if rng.below(4) == 0 { 1 << 20 } else { u64::MAX })
+}
+
+/// Gives a range back in random parts; returns how many of them were refused.
+fn free_in_parts(space: &mut Bitmap, rng: &mut Rng, first: u64, pages: u64) -> usize {
+    let Some(last) = pages.checked_sub(1) else {
+        return 0;
+    };
+    if rng.below(3) == 0 {
+        return usize::from(space.free(first, pages).is_err());
+    }
+    let cut = rng.below(pages);
+    let part = 1 + rng.below((last - cut).min(2000) + 1);
+    let refused = usize::from(space.free(first + cut, part).is_err());
+    let above = first + cut + part;
+    refused + free_in_parts(space, rng, first, cut) + free_in_parts(space, rng, above, pages - cut - part)
+}
+
+#[test]
+fn frees_in_any_parts_and_any_order_need_no_memory() {
+    for mut space in spaces() {
+        let mut rng = Rng(0x2545_f491_4f6c_dd1d);
+        let free = space.free_pages();
+        let mut live: Vec<(u64, u64)> = Vec::new();
+        for round in 0..30 {
+            for _ in 0..rng.below(60) {
+                let (pages, order, max_page) = request(&mut rng);
+                if let Ok(first) = space.alloc(pages, order, max_page) {
+                    live.push((first, pages));
+                }
+            }
+            for last in (1..live.len()).rev() {
+                live.swap(last, rng.below(last as u64 + 1) as usize);
+            }
+            let keep = if round == 29 { 0 } else { rng.below(live.len() as u64 + 1) as usize };
+            let (refused, calls) = limited(0, || {
+                let freed = live.drain(keep..);
+                freed.map(|(first, pages)| free_in_parts(&mut space, &mut rng, first, pages)).sum::<usize>()
+            });
+            assert_eq!((refused, calls), (0, 0));
+            assert_eq!(space.check(), Ok(()));
+        }
+        assert_eq!((space.free_pages(), space.iter().count()), (free, 2));
+    }
+}
+
+/// Every second page of the largest allocation that may be given back in parts: all bits come into being.
+#[test]
+fn every_second_page_of_a_gibibyte() {
+    for mut space in spaces() {
+        let first = space.alloc(1 << 18, 18, u64::MAX).unwrap();
+        let held = space.memory_bytes();
+        let (refused, calls) = limited(0, || {
+            let pages = (first..first + (1 << 18)).step_by(2);
+            pages.filter(|page| space.free(*page, 1).is_err()).count()
+        });
+        assert_eq!((refused, calls, space.memory_bytes()), (0, 0, held));
+        assert_eq!(space.check(), Ok(()));
+    }
+}
+
+/// Larger ones need none if given back whole; where parts do, what they get is an error.
+#[test]
+fn huge_ranges_given_back_whole_need_no_memory() {
+    for mut space in spaces() {
+        let free = space.free_pages();
+        let ranges = [(1_u64 << 35, 18), ((1 << 30) + 12345, 0), ((1 << 18) + 1, 3)];
+        let live = ranges.map(|(pages, order)| (space.alloc(pages, order, u64::MAX).unwrap(), pages));
+        let (part, calls) = limited(0, || space.free(live[0].0 + (1 << 20) + 1, 1));
+        assert!(matches!(part, Err(TreeError::OutOfMemory { .. })), "{part:?}");
+        assert!(calls > 0);
+        assert_eq!(space.check(), Ok(()));
+        let (refused, calls) =
+            limited(0, || live.iter().filter(|&&(first, pages)| space.free(first, pages).is_err()).count());
+        assert_eq!((refused, calls), (0, 0));
+        assert_eq!((space.free_pages(), space.check()), (free, Ok(())));
+    }
+}
+
+/// Each operation with only so many requests for memory granted: it succeeds or changes nothing, and it is
+/// the same as one that was never short once there is memory.
+#[test]
+fn without_memory_nothing_changes() {
+    for (mut space, mut rich) in spaces().into_iter().zip(spaces()) {
+        let mut rng = Rng(0x9e37_79b9_7f4a_7c15);
+        let mut live = Vec::new();
+        let mut short = 0;
+        for round in 0..400 {
+            let (pages, order, max_page) = request(&mut rng);
+            let grants = rng.below(2) as usize;
+            let before = (space.free_pages(), space.largest_hole());
+            let (result, _) = limited(grants, || space.alloc(pages, order, max_page));
+            if let Err(TreeError::OutOfMemory { .. }) = result {
+                short += 1;
+                assert_eq!((space.free_pages(), space.largest_hole()), before);
+            } else {
+                assert_eq!(result, rich.alloc(pages, order, max_page));
+                live.extend(result.ok().map(|first| (first, pages)));
+            }
+            while live.len() as u64 > 20 + rng.below(20) {
+                let (first, pages) = live.swap_remove(rng.below(live.len() as u64) as usize);
+                assert_eq!(limited(0, || space.free(first, pages)), (Ok(()), 0));
+                rich.free(first, pages).unwrap();
+            }
+            let (at, len) = (rng.below(1 << 36), 1 + rng.below(10_000));
+            let (reserved, _) =
+                limited(grants, || if round % 20 == 0 { space.reserve(at, len) } else { Ok(0) });
+            if round % 20 == 0 && reserved.is_ok() {
+                assert_eq!(reserved, rich.reserve(at, len));
+            }
+            assert_eq!(space.check(), Ok(()));
+            assert!(space.iter().eq(rich.iter()));
+        }
+        assert!(short > 5, "only {short} times short");
+    }
+}
+
+#[test]
+fn an_empty_space_without_memory_stays_empty() {
+    let mut space = Bitmap::new(Placement::TopDown);
+    let (refused, _) = limited(0, || space.add(0, 100));
+    assert!(matches!(refused, Err(TreeError::OutOfMemory { .. })), "{refused:?}");
+    assert_eq!((space.free_pages(), space.largest_hole(), space.memory_bytes()), (0, 0, 0));
+    assert_eq!(space.check(), Ok(()));
+    assert_eq!(space.iter().count(), 0);
+}
+
+/// What is free again is used again, also where the next allocations go elsewhere.
+#[test]
+fn memory_of_places_no_longer_in_use_is_used_again() {
+    let mut space = Bitmap::new(Placement::TopDown);
+    space.add(0, 1 << 36).unwrap();
+    let mut held = 0;
+    for round in 0..40_u64 {
+        let max_page = (1 << 35) + (round << 20);
+        let pages: Vec<u64> = (0..5_000).map(|_| space.alloc(1, 0, max_page).unwrap()).collect();
+        assert_eq!(space.free_all(&pages, 1), Ok(()));
+        held = held.max(if round < 4 { space.memory_bytes() } else { 0 });
+    }
+    assert!(space.memory_bytes() <= 2 * held, "{} bytes, {held} at first", space.memory_bytes());
+    assert_eq!((space.check(), space.free_pages()), (Ok(()), 1 << 36));
+}
