@@ -33,13 +33,6 @@ impl LocalSlot<'_> {
         Self { index, light_fence: true, _on_this_cpu_only: PhantomData }
     }
 
-    /// One of the two, as `light` says.
-    #[cfg(feature = "std")]
-    #[inline]
-    pub(crate) const fn with_fence(index: usize, light: bool) -> Self {
-        Self { index, light_fence: light, _on_this_cpu_only: PhantomData }
-    }
-
     /// Orders the holder's earlier stores before its later loads, as
     /// [`fence_all`](Platform::fence_all) on another CPU sees them.
     #[inline]

@@ -59,7 +59,7 @@ impl Cached {
             return None;
         }
         let owner = slot?.index() as u64;
-        let zone = usize::from(request.max_page >= self.low_end);
+        let zone = self.zone(request.max_page);
         self.cpus.with(slot, |cpu| cpu.take(&self.notes, zone, request, owner))?
     }
 
@@ -73,7 +73,7 @@ impl Cached {
         let (true, Some(own)) = (request.order < CACHED_ORDERS, slot) else {
             return Ok(None);
         };
-        let zone = usize::from(request.max_page >= self.low_end);
+        let zone = self.zone(request.max_page);
         let owner = own.index() as u64;
         let taken = self.cpus.with(slot, |cpu| self.alloc_slowly(cpu, owner, zone, backing, request));
         taken.unwrap_or(Ok(None))
@@ -130,16 +130,17 @@ impl Cached {
         let count = 1 << cpu.next_batch(zone, order, most).ilog2();
         let pages: u64 = count << order;
         let block = backing.lock().alloc(pages, pages.trailing_zeros(), max_page, count as usize);
-        let (page, count) = match block {
-            Ok(page) if count == 1 || self.zone(page) == zone => (page, count),
-            Ok(_) | Err(TreeError::NoFit { .. }) if count > 1 => {
-                // No whole block in this zone: a single range, which may be.
-                let mut backing = backing.lock();
-                block.iter().for_each(|page| backing.free(*page, pages, count as usize));
-                (backing.alloc(1 << order, order, max_page, 1)?, 1)
-            }
-            Ok(page) => (page, count),
-            Err(error) => return Err(error),
+        let no_block_here = match block {
+            Ok(page) => self.zone(page) != zone,
+            Err(error) => matches!(error, TreeError::NoFit { .. }),
+        };
+        let (page, count) = if no_block_here && count > 1 {
+            // But perhaps a single range.
+            let mut backing = backing.lock();
+            block.iter().for_each(|page| backing.free(*page, pages, count as usize));
+            (backing.alloc(1 << order, order, max_page, 1)?, 1)
+        } else {
+            (block?, count)
         };
         if self.notes.prepare(page, order, count).is_err() {
             backing.lock().free(page, count << order, count as usize);
@@ -237,13 +238,12 @@ impl Cached {
     /// Empties the lists of every CPU, or of one.
     pub fn drain<P: Platform>(&self, platform: &P, only: Option<usize>, backing: &Mutex<Backing>) {
         self.cpus.with_others(platform, only, |index, cpu| {
-            cpu.drain(&self.notes, &self.inboxes[index], |Drained { page, order, count, noted }| {
+            cpu.drain(&self.notes, &self.inboxes[index], |drained| {
                 // A slot for each, so that none is held for long.
-                platform.with_slot(|_| {
-                    if noted {
-                        self.notes.write(page, order, Note::None);
-                    }
-                    backing.lock().free(page, count << order, count as usize);
+                platform.with_slot(|_| match drained {
+                    Drained::Range { page, order } => self.give_back(backing, page, 1 << order, order),
+                    // Its ranges were never handed out, so nothing is noted of them.
+                    Drained::Block { page, pages, count } => backing.lock().free(page, pages, count),
                 });
             });
         });

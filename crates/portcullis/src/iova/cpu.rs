@@ -49,13 +49,12 @@ struct Class {
     batch: LocalU64,
 }
 
-/// Free ranges that a CPU gives up: `count` of them, of 2^`order` pages each, from `page` on.
-pub(super) struct Drained {
-    pub page: u64,
-    pub order: u32,
-    pub count: u64,
-    /// Whether they are noted as free, as ranges of a list are and those of a block are not.
-    pub noted: bool,
+/// What a CPU gives up.
+pub(super) enum Drained {
+    /// A free range of 2^`order` pages at `page`.
+    Range { page: u64, order: u32 },
+    /// The rest of a block: `pages` pages from `page` on, `count` ranges.
+    Block { page: u64, pages: u64, count: usize },
 }
 
 impl Cpu {
@@ -193,7 +192,7 @@ impl Cpu {
                 // The link is read before the range is given up: then its word may be anybody's.
                 link = next;
                 pages += 1 << order;
-                spill(Drained { page, order, count: 1, noted: true });
+                spill(Drained::Range { page, order });
             }
             pages
         };
@@ -212,8 +211,9 @@ impl Cpu {
             for (order, class) in zone.iter().enumerate() {
                 let count = class.block_left.get();
                 if count > 0 {
-                    let page = class.block_end.get() - (count << order);
-                    spill(Drained { page, order: order as u32, count, noted: false });
+                    let pages = count << order;
+                    let page = class.block_end.get() - pages;
+                    spill(Drained::Block { page, pages, count: count as usize });
                 }
                 class.block_left.set(0);
             }

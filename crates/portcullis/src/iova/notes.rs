@@ -29,12 +29,8 @@ impl Notes {
 
     /// Notes that the range is handed out; makes room for the note where there is none.
     pub(super) fn hand_out(&self, page: u64, order: u32, owner: u64, pages: u64) -> Result<(), OutOfMemory> {
-        let word = if order >= COARSE_ORDER {
-            self.coarse.get_or_make(page >> COARSE_ORDER)?
-        } else {
-            self.fine.get_or_make(page)?
-        };
-        if let Some(word) = word {
+        let (array, shift) = self.array(order >= COARSE_ORDER);
+        if let Some(word) = array.get_or_make(page >> shift)? {
             word.store(Note::HandedOut { owner, pages }.encode(), Ordering::Relaxed);
         }
         Ok(())
@@ -42,8 +38,7 @@ impl Notes {
 
     /// Makes room for the notes of `count` ranges of order `order` from `page` on.
     pub(super) fn prepare(&self, page: u64, order: u32, count: u64) -> Result<(), OutOfMemory> {
-        let (array, shift) =
-            if order >= COARSE_ORDER { (&self.coarse, COARSE_ORDER) } else { (&self.fine, 0) };
+        let (array, shift) = self.array(order >= COARSE_ORDER);
         let last = page + ((count << order) - 1);
         let mut index = page >> shift;
         while index <= last >> shift {
@@ -77,6 +72,13 @@ impl Notes {
 
     #[inline]
     fn word_in(&self, page: u64, coarse: bool) -> Option<&AtomicU64> {
-        if coarse { self.coarse.get(page >> COARSE_ORDER) } else { self.fine.get(page) }
+        let (array, shift) = self.array(coarse);
+        array.get(page >> shift)
+    }
+
+    /// The array, and what turns a page into its index.
+    #[inline]
+    fn array(&self, coarse: bool) -> (&Links, u32) {
+        if coarse { (&self.coarse, COARSE_ORDER) } else { (&self.fine, 0) }
     }
 }

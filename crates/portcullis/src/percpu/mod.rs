@@ -69,11 +69,6 @@ impl<T> PerCpu<T> {
         &self.values[slot.map_or(shared, |slot| slot.index().min(shared))]
     }
 
-    /// The value of the slot numbered `index`, whoever has that slot; `None` past the last one.
-    pub fn at(&self, index: usize) -> Option<&T> {
-        self.values.get(index).map(|padded| &padded.0)
-    }
-
     /// Every value, the shared one last.
     pub fn iter(&self) -> impl Iterator<Item = &T> {
         self.values.iter().map(|padded| &padded.0)

@@ -155,7 +155,11 @@ impl Platform for StdPlatform {
     }
 
     fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
-        f(self.slot().map(|slot| LocalSlot::with_fence(slot, self.inner.light_fence)).as_ref())
+        let light = self.inner.light_fence;
+        let slot = self.slot();
+        f(slot
+            .map(|slot| if light { LocalSlot::with_light_fence(slot) } else { LocalSlot::new(slot) })
+            .as_ref())
     }
 
     fn fence_all(&self) {
