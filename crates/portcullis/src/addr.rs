@@ -202,6 +202,13 @@ impl IovaRange {
         Ok(Self { start, len })
     }
 
+    /// A piece of a range that exists: its end need not be checked.
+    #[inline]
+    pub(crate) const fn inside(start: Iova, len: NonZeroU64) -> Self {
+        debug_assert!(start.0.checked_add(len.get() - 1).is_some());
+        Self { start, len }
+    }
+
     /// The range from `first` to `last`, both inside it.
     ///
     /// # Errors

@@ -74,6 +74,15 @@ pub trait Platform: Send + Sync + 'static {
     /// `f` never blocks on hardware, never calls `with_slot` again, and takes bounded time.
     fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R;
 
+    /// As [`with_slot`](Self::with_slot), but where finding the slot takes more than a few instructions, `None`
+    /// without a call of `f`: then the caller goes another way, which uses `with_slot`.
+    ///
+    /// It keeps the fast paths free of calls, and so of registers saved for them.
+    #[inline]
+    fn with_slot_at_hand<R>(&self, f: impl FnOnce(&LocalSlot<'_>) -> R) -> Option<R> {
+        self.with_slot(|slot| slot.map(f))
+    }
+
     /// Nanoseconds since some fixed time; never goes backwards.
     fn now_ns(&self) -> u64;
 
@@ -135,8 +144,14 @@ impl<T: Platform> Platform for Arc<T> {
         T::slots(self)
     }
 
+    #[inline]
     fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
         T::with_slot(self, f)
+    }
+
+    #[inline]
+    fn with_slot_at_hand<R>(&self, f: impl FnOnce(&LocalSlot<'_>) -> R) -> Option<R> {
+        T::with_slot_at_hand(self, f)
     }
 
     fn now_ns(&self) -> u64 {

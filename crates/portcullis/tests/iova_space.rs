@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Weak, mpsc};
 
 use portcullis::addr::{Iova, IovaRange, PageSize};
-use portcullis::iova::{IovaError, IovaSpace, SpaceConfig};
+use portcullis::iova::{IovaError, IovaSpace, Placement, SpaceConfig, Structure};
 use portcullis::platform::{LocalSlot, Platform, PlatformEvents};
 use portcullis::std_platform::StdPlatform;
 use proptest::prelude::*;
@@ -62,7 +62,7 @@ fn alloc(space: &IovaSpace, platform: &Chosen, pages: u64, limit: Iova) -> Resul
 }
 
 fn free(space: &IovaSpace, platform: &Chosen, range: IovaRange) -> Result<(), IovaError> {
-    platform.with_slot(|slot| space.free(slot, range))
+    space.free(platform, range)
 }
 
 #[derive(Debug, Clone)]
@@ -111,12 +111,14 @@ proptest! {
     #[test]
     fn agrees_with_a_plain_model(
         low in prop_oneof![Just(1u64), Just((1u64 << 20) - 700)],
+        structure in prop_oneof![Just(Structure::Bitmap), Just(Structure::HoleTree)],
+        placement in prop_oneof![Just(Placement::TopDown), Just(Placement::BottomUp)],
         actions in proptest::collection::vec(action(3, 2048), 1..300),
     ) {
         // 8 MiB, once below 4 GiB and once across it.
         let pages = 2048;
         let platform = Chosen::new(3);
-        let space = IovaSpace::new(&config(low, pages, 3)).unwrap();
+        let space = IovaSpace::new(&SpaceConfig { structure, placement, ..config(low, pages, 3) }).unwrap();
         let total = space.usage().total;
         let mut live: BTreeMap<u64, u64> = BTreeMap::new();
         let mut gone: Vec<IovaRange> = Vec::new();
@@ -215,7 +217,7 @@ fn nothing_is_handed_out_twice_on_several_cpus() {
             scope.spawn(move || {
                 let give_back = |range: IovaRange| {
                     claim(range, 1, 0);
-                    platform.with_slot(|slot| space.free(slot, range)).unwrap();
+                    space.free(platform, range).unwrap();
                 };
                 let mut kept = Vec::new();
                 for step in 0..30_000u64 {

@@ -141,10 +141,9 @@ fn without_memory_nothing_changes() {
     assert!(matches!(refused, TreeError::OutOfMemory { .. }), "{refused:?}");
     let (holes, free) = (tree.holes(), tree.free_pages());
     let before: Vec<_> = tree.iter().collect();
-    let (results, _) = limited(0, || (tree.alloc(1, 0, 50), tree.reserve(10, 1), tree.prepay(1000)));
+    let (results, _) = limited(0, || (tree.alloc(1, 0, 50), tree.reserve(10, 1)));
     assert!(matches!(results.0, Err(TreeError::OutOfMemory { .. })), "{results:?}");
     assert!(matches!(results.1, Err(TreeError::OutOfMemory { .. })), "{results:?}");
-    assert!(matches!(results.2, Err(TreeError::OutOfMemory { .. })), "{results:?}");
     assert_eq!((tree.holes(), tree.free_pages(), tree.check()), (holes, free, Ok(())));
     assert!(tree.iter().eq(before));
     let (failed, calls) = limited(0, || live.iter().filter(|&&first| tree.free(first, 1).is_err()).count());
@@ -166,15 +165,4 @@ fn freeing_in_pieces_may_need_memory_but_stays_consistent() {
         tree.free(page, 1).unwrap();
     }
     assert_eq!((tree.holes(), tree.free_pages(), tree.check()), (1, 1000, Ok(())));
-}
-
-#[test]
-fn prepaid_allocations_need_no_memory() {
-    let mut tree = HoleTree::new();
-    tree.add(0, 1 << 16).unwrap();
-    tree.prepay(1000).unwrap();
-    let held = tree.memory_bytes();
-    let (failed, calls) = limited(0, || (0..1000).filter(|_| tree.alloc(3, 2, u64::MAX).is_err()).count());
-    assert_eq!((failed, calls), (0, 0));
-    assert_eq!((tree.memory_bytes(), tree.check()), (held, Ok(())));
 }

@@ -47,7 +47,7 @@ impl Allocator for Caches {
 
     #[inline]
     fn free(&self, range: IovaRange) -> bool {
-        self.platform.with_slot(|slot| self.space.free(slot, range)).is_ok()
+        self.space.free(&self.platform, range).is_ok()
     }
 
     fn pages(&self, range: IovaRange) -> Pages {

@@ -316,7 +316,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     }
 
     fn give_back(&self, slot: Option<&LocalSlot<'_>>, range: IovaRange) {
-        if self.space.free(slot, range).is_err() {
+        if self.space.free_local(slot, range).is_err() {
             self.counters.lost.add(slot, range.len());
         }
     }

@@ -2,20 +2,22 @@
 
 use alloc::boxed::Box;
 
-use super::config::IovaError;
-use super::cpu::{CACHED_ORDERS, Cpu, Drained, ZONES};
+use super::backing::Backing;
+use super::class::{CACHED_ORDERS, Class};
+use super::cpu::{BATCH, Cpu, ZONES};
 use super::inbox::Inbox;
 use super::links::OutOfMemory;
 use super::notes::Notes;
-use super::space::{Backing, Request};
+use super::space::Request;
 use super::tree::TreeError;
-use super::word::{EXACT, Note, handed_out};
+use super::word::{EXACT, NOBODY, handed_out, owner_and_pages};
+use crate::addr::PageSize;
 use crate::percpu::{CachePadded, Owned};
 use crate::platform::{LocalSlot, Platform};
 use crate::sync::{Mutex, Ordering};
 
-/// The largest block that is fetched at once, in pages: 4 MiB of 4 KiB.
-const BLOCK_PAGES: u64 = 1024;
+/// The most that is fetched at once, in pages: 4 MiB of 4 KiB.
+const FETCH_PAGES: u64 = 1024;
 
 /// The lists of all CPUs.
 #[derive(Debug)]
@@ -25,45 +27,53 @@ pub(super) struct Cached {
     inboxes: Box<[CachePadded<Inbox>]>,
     /// The first page that is not in the low zone.
     low_end: u64,
+    /// The last address of all, the last of the low zone (or that of the space), and the highest zone.
+    last: u64,
+    low_last: u64,
+    top: usize,
     /// Pages that one CPU keeps of each zone at the most.
     budget: [u64; ZONES],
 }
 
 impl Cached {
-    /// For `slots` CPUs and the pages from `first` on, `pages` of them.
+    /// For `slots` CPUs and the pages of `granule` from `first` to below `end`.
     pub fn new(
         slots: usize,
-        first: u64,
-        pages: u64,
+        granule: PageSize,
+        (first, end): (u64, u64),
         low_end: u64,
         cache_pages: u64,
-    ) -> Result<Self, IovaError> {
+    ) -> Self {
         let slots = slots.min(EXACT as usize);
-        let low_end = low_end.clamp(first, first + pages);
-        let zone_pages = [low_end - first, first + pages - low_end];
+        let low_end = low_end.clamp(first, end);
+        // Neither is 0 where it is used: an empty low zone has no requests, and an empty space does not exist.
+        let last_before = |end: u64| (end.saturating_sub(1) << granule.shift()) | granule.offset_mask();
+        let (last, low_last) = (last_before(end), last_before(low_end));
+        let zone_pages = [low_end - first, end - low_end];
         let share = |zone: u64| cache_pages.min(zone / 8 / slots.max(1) as u64);
-        Ok(Self {
-            notes: Notes::new(first, pages).map_err(|OutOfMemory| IovaError::OutOfMemory)?,
-            cpus: Owned::new(slots, Cpu::default),
+        Self {
+            notes: Notes::new(end),
+            cpus: Owned::new(slots, Cpu::new),
             inboxes: (0..slots).map(|_| CachePadded(Inbox::new())).collect(),
             // Without a high zone every request is for the low one.
             low_end: if zone_pages[1] == 0 { u64::MAX } else { low_end },
+            last,
+            low_last,
+            top: usize::from(zone_pages[1] > 0),
             budget: zone_pages.map(share),
-        })
-    }
-
-    /// A range for `request` from the caller's own list: the fast path. `None` where it has none.
-    #[inline]
-    pub fn take(&self, slot: Option<&LocalSlot<'_>>, request: Request) -> Option<u64> {
-        if request.order >= CACHED_ORDERS {
-            return None;
         }
-        let owner = slot?.index() as u64;
-        let zone = self.zone(request.max_page);
-        self.cpus.with(slot, |cpu| cpu.take(&self.notes, zone, request, owner))?
     }
 
-    /// A range for `request` by way of the caller's CPU, whose list had none; `Ok(None)` where it has no say.
+    /// A range of `class` for `asked` pages from the caller's own list: the fast path. `None` where it
+    /// has none.
+    #[inline]
+    pub fn take(&self, slot: &LocalSlot<'_>, zone: usize, class: Class, asked: u64) -> Option<u64> {
+        let owner = slot.index() as u64;
+        // SAFETY: `notes` is the only one that these CPUs' lists are used with.
+        self.cpus.with(Some(slot), |cpu| unsafe { cpu.take(&self.notes, zone, class, owner, asked) })?
+    }
+
+    /// A range for `request` by way of the caller's CPU; `Ok(None)` where it has no say.
     pub fn alloc(
         &self,
         slot: Option<&LocalSlot<'_>>,
@@ -73,26 +83,31 @@ impl Cached {
         let (true, Some(own)) = (request.order < CACHED_ORDERS, slot) else {
             return Ok(None);
         };
-        let zone = self.zone(request.max_page);
         let owner = own.index() as u64;
-        let taken = self.cpus.with(slot, |cpu| self.alloc_slowly(cpu, owner, zone, backing, request));
+        let taken = self.cpus.with(slot, |cpu| self.alloc_slowly(cpu, owner, backing, request));
         taken.unwrap_or(Ok(None))
     }
 
-    /// The CPU's list is empty, or its newest range lies too high.
+    /// The CPU's list is empty, or the limit is not the end of a zone.
     fn alloc_slowly(
         &self,
         cpu: &Cpu,
         owner: u64,
-        highest_zone: usize,
         backing: &Mutex<Backing>,
         request: Request,
     ) -> Result<Option<u64>, TreeError> {
-        let Request { order, max_page, .. } = request;
+        let Request { pages, order, end_page } = request;
+        let class = Class::of(order);
         let inbox = &self.inboxes[owner as usize];
         let mut failed = Ok(None);
-        for zone in (0..=highest_zone).rev() {
-            let take = || cpu.take(&self.notes, zone, request, owner);
+        for zone in (0..=self.zone_below(end_page)).rev() {
+            // One entry is looked at: the newest.
+            let take = || {
+                let newest = cpu.newest(zone, order).filter(|page| page + (1 << order) <= end_page)?;
+                cpu.remember(&self.notes, newest, class);
+                // SAFETY: `notes` is the only one that these CPUs' lists are used with.
+                unsafe { cpu.take(&self.notes, zone, class, owner, pages) }
+            };
             if let Some(page) = take() {
                 return Ok(Some(page));
             }
@@ -102,12 +117,12 @@ impl Cached {
             {
                 return Ok(Some(page));
             }
-            if !cpu.is_empty(zone, order) {
+            if cpu.newest(zone, order).is_some() {
                 // What is there lies above the caller's limit: this one goes past the lists.
                 return Ok(None);
             }
             let zone_end = if zone == 0 { self.low_end } else { u64::MAX };
-            match self.refill(cpu, zone, order, max_page.min(zone_end.saturating_sub(1)), backing) {
+            match self.refill(cpu, zone, order, end_page.min(zone_end), backing) {
                 Ok(()) => return Ok(take()),
                 Err(error @ TreeError::OutOfMemory { .. }) => return Err(error),
                 Err(error) => failed = Err(error),
@@ -116,62 +131,81 @@ impl Cached {
         failed
     }
 
-    /// Fetches a block of ranges for the class; a single one where there is no room for more.
+    /// Fetches ranges for a list, which is empty: at least one, unless the CPU is to keep none.
     fn refill(
         &self,
         cpu: &Cpu,
         zone: usize,
         order: u32,
-        max_page: u64,
+        end_page: u64,
         backing: &Mutex<Backing>,
     ) -> Result<(), TreeError> {
-        let room = self.budget[zone].saturating_sub(cpu.cached(zone));
-        let most = BLOCK_PAGES.min(room / 2);
-        let count = 1 << cpu.next_batch(zone, order, most).ilog2();
-        let pages: u64 = count << order;
-        let block = backing.lock().alloc(pages, pages.trailing_zeros(), max_page, count as usize);
-        let no_block_here = match block {
-            Ok(page) => self.zone(page) != zone,
-            Err(error) => matches!(error, TreeError::NoFit { .. }),
-        };
-        let (page, count) = if no_block_here && count > 1 {
-            // But perhaps a single range.
-            let mut backing = backing.lock();
-            block.iter().for_each(|page| backing.free(*page, pages, count as usize));
-            (backing.alloc(1 << order, order, max_page, 1)?, 1)
-        } else {
-            (block?, count)
-        };
-        if self.notes.prepare(page, order, count).is_err() {
-            backing.lock().free(page, count << order, count as usize);
+        let wanted = cpu.next_batch(zone, order).min(self.share(zone, order)).min(FETCH_PAGES >> order);
+        let room = self.make_room(cpu, zone, order, wanted, backing);
+        let mut pages = [0; BATCH];
+        let pages = &mut pages[..wanted.min(room) as usize];
+        let fetched = backing.lock().alloc_run(order, end_page, pages)?;
+        let (mut elsewhere, mut no_memory) = (0, 0);
+        // The last one first, so that it is the last to be handed out.
+        for page in pages[..fetched].iter().rev() {
+            if self.zone(*page) != zone {
+                elsewhere += 1;
+            } else if self.notes.make(*page, order, NOBODY).is_err()
+                || !cpu.push(&self.notes, zone, order, *page)
+            {
+                no_memory += 1;
+            } else {
+                continue;
+            }
+            backing.lock().free(*page, 1 << order);
+        }
+        if no_memory > 0 && no_memory + elsewhere == fetched {
             return Err(TreeError::OutOfMemory { nodes: 0, node_bytes: 0 });
         }
-        cpu.set_block(zone, order, page + (count << order), count);
+        if elsewhere > 0 && elsewhere == fetched {
+            let max_page = end_page - 1;
+            return Err(TreeError::NoFit { pages: 1, align_order: order, max_page, free: 0, largest: 0 });
+        }
         Ok(())
+    }
+
+    /// Ranges of `order` to move at once: no more than a sixteenth of the budget, but one.
+    fn share(&self, zone: usize, order: u32) -> u64 {
+        ((self.budget[zone] / 16) >> order).clamp(1, BATCH as u64)
+    }
+
+    /// Has the list of `order` granted room for `wanted` more ranges, or fewer. Where none is left, ranges of
+    /// other sizes go to the backing structure. How many there is room for.
+    fn make_room(&self, cpu: &Cpu, zone: usize, order: u32, wanted: u64, backing: &Mutex<Backing>) -> u64 {
+        let budget = self.budget[zone];
+        let mut room = cpu.grant(zone, order, wanted, budget);
+        // The largest have been of no use for the longest, and free the most.
+        for other in (0..CACHED_ORDERS).rev() {
+            while room == 0 {
+                let mut pages = [0; BATCH];
+                let pages = &mut pages[..self.share(zone, other) as usize];
+                let spilled = cpu.spill(&self.notes, zone, other, pages);
+                if spilled == 0 {
+                    break;
+                }
+                // Before anybody else can get them and note them as theirs.
+                let spilled = &pages[..spilled];
+                spilled.iter().for_each(|page| self.notes.write(*page, other, NOBODY));
+                backing.lock().free_all(spilled, 1 << other);
+                room = cpu.grant(zone, order, wanted, budget);
+            }
+        }
+        room
     }
 
     /// Takes back a range that the caller's own CPU handed out, onto its list: the fast path. Whether it did.
     #[inline]
-    pub fn put(&self, slot: Option<&LocalSlot<'_>>, page: u64, asked: u64, order: u32) -> bool {
-        let (true, Some(own)) = (order < CACHED_ORDERS, slot) else {
-            return false;
-        };
-        let pages = 1 << order;
-        let Some(word) = self.notes.word(page, order) else {
-            return false;
-        };
-        if word.load(Ordering::Relaxed) != handed_out(own.index() as u64, asked) {
-            return false;
-        }
+    pub fn put(&self, slot: &LocalSlot<'_>, page: u64, asked: u64, class: Class) -> bool {
         let zone = self.zone(page);
-        let put = self.cpus.with(slot, |cpu| {
-            let room = cpu.cached(zone) + pages <= self.budget[zone];
-            if room {
-                cpu.put(word, zone, order, page);
-            }
-            room
-        });
-        put == Some(true)
+        let owner = slot.index() as u64;
+        // SAFETY: `notes` is the only one that these CPUs' lists are used with.
+        let put = |cpu: &Cpu| unsafe { cpu.put(&self.notes, zone, class, owner, (page, asked)) };
+        self.cpus.with(Some(slot), put) == Some(true)
     }
 
     /// Takes back the range of `pages` pages at `page`, whoever handed it out.
@@ -184,24 +218,21 @@ impl Cached {
         order: u32,
     ) -> Result<(), ()> {
         let word = self.notes.word(page, order).ok_or(())?;
-        let owner = match Note::decode(word.load(Ordering::Relaxed)) {
-            Note::HandedOut { owner, pages: asked } if asked == pages => owner,
+        let owner = match owner_and_pages(word.load(Ordering::Relaxed)) {
+            Some((owner, asked)) if asked == pages => owner,
             _ => return Err(()),
         };
         if owner < EXACT {
             let own = slot.map(|slot| slot.index() as u64);
             let kept = self.cpus.with(slot, |cpu| {
                 if own == Some(owner) {
+                    cpu.remember(&self.notes, page, Class::of(order));
                     self.keep(cpu, backing, page, order);
-                } else if !cpu.post(
-                    &self.notes,
-                    &self.inboxes,
-                    owner,
-                    order,
-                    page,
-                    self.budget[self.zone(page)],
-                ) {
-                    self.give_back(backing, page, 1 << order, order);
+                } else {
+                    let most = self.budget[self.zone(page)];
+                    if !cpu.post(&self.notes, &self.inboxes, owner, (page, order), most) {
+                        self.give_back(backing, page, 1 << order, order);
+                    }
                 }
             });
             if kept.is_some() {
@@ -213,48 +244,39 @@ impl Cached {
         Ok(())
     }
 
-    /// Puts a range onto the CPU's list. Where the CPU keeps its share already, halves of lists go to the
-    /// backing structure before, those of the largest ranges first, or else the range itself.
+    /// Puts a range onto the CPU's list, or, where there is no room, gives it back.
     #[cold]
     fn keep(&self, cpu: &Cpu, backing: &Mutex<Backing>, page: u64, order: u32) {
         let zone = self.zone(page);
-        let pages = 1 << order;
-        let over = |cpu: &Cpu| cpu.cached(zone) + pages > self.budget[zone];
-        // The largest first: they have been of no use for the longest, and free the most.
-        for order in (0..CACHED_ORDERS).rev().take_while(|_| over(cpu)) {
-            cpu.spill(&self.notes, zone, order, |page| self.give_back(backing, page, 1 << order, order));
-        }
-        match self.notes.word(page, order) {
-            Some(word) if !over(cpu) => cpu.put(word, zone, order, page),
-            _ => self.give_back(backing, page, pages, order),
+        let push = || cpu.push(&self.notes, zone, order, page);
+        if !push() {
+            self.make_room(cpu, zone, order, self.share(zone, order), backing);
+            if !push() {
+                self.give_back(backing, page, 1 << order, order);
+            }
         }
     }
 
     /// Notes that a range is handed out past the lists.
     pub fn hand_out(&self, page: u64, asked: u64, order: u32, owner: u64) -> Result<(), OutOfMemory> {
-        self.notes.hand_out(page, order, owner, asked)
+        self.notes.make(page, order, handed_out(owner, asked))
     }
 
     /// Empties the lists of every CPU, or of one.
     pub fn drain<P: Platform>(&self, platform: &P, only: Option<usize>, backing: &Mutex<Backing>) {
         self.cpus.with_others(platform, only, |index, cpu| {
-            cpu.drain(&self.notes, &self.inboxes[index], |drained| {
+            cpu.drain(&self.notes, &self.inboxes[index], |page, order| {
                 // A slot for each, so that none is held for long.
-                platform.with_slot(|_| match drained {
-                    Drained::Range { page, order } => self.give_back(backing, page, 1 << order, order),
-                    // Its ranges were never handed out, so nothing is noted of them.
-                    Drained::Block { page, pages, count } => backing.lock().free(page, pages, count),
-                });
+                platform.with_slot(|_| self.give_back(backing, page, 1 << order, order));
             });
         });
     }
 
     /// Pages that CPUs keep, or have on their way to each other.
     pub fn pages(&self) -> u64 {
-        self.cpus.peek().fold(0, |sum: u64, cpu| {
-            let kept = (0..ZONES).fold(0, |sum: u64, zone| sum.wrapping_add(cpu.cached(zone)));
-            sum.wrapping_add(kept).wrapping_add(cpu.on_their_way())
-        })
+        self.cpus
+            .peek()
+            .fold(0, |sum: u64, cpu| sum.wrapping_add(cpu.cached()).wrapping_add(cpu.on_their_way()))
     }
 
     /// Bytes of memory that all this takes.
@@ -265,12 +287,30 @@ impl Cached {
 
     fn give_back(&self, backing: &Mutex<Backing>, page: u64, pages: u64, order: u32) {
         // Before anybody else can get the range and note it as theirs.
-        self.notes.write(page, order, Note::None);
-        backing.lock().free(page, pages, 1);
+        self.notes.write(page, order, NOBODY);
+        backing.lock().free(page, pages);
+    }
+
+    /// The zone whose ranges are for requests with this limit, each of them.
+    #[inline]
+    pub fn zone_for(&self, limit: u64) -> Option<usize> {
+        if limit >= self.last {
+            Some(self.top)
+        } else if limit == self.low_last {
+            Some(0)
+        } else {
+            None
+        }
     }
 
     #[inline]
     fn zone(&self, page: u64) -> usize {
         usize::from(page >= self.low_end)
+    }
+
+    /// The highest zone that has pages below `end`.
+    #[inline]
+    fn zone_below(&self, end: u64) -> usize {
+        usize::from(end > self.low_end)
     }
 }

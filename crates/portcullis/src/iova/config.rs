@@ -2,7 +2,18 @@
 
 use alloc::vec::Vec;
 
+use super::placement::Placement;
 use crate::addr::{Iova, IovaRange, PageSize};
+
+/// What keeps account of free addresses behind the CPUs' lists.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
+pub enum Structure {
+    /// A [`Bitmap`](super::Bitmap): the faster one wherever ranges come and go at random.
+    #[default]
+    Bitmap,
+    /// A [`HoleTree`](super::HoleTree): the smaller one where there are few holes, whatever their size.
+    HoleTree,
+}
 
 /// What an address space is made of.
 #[derive(Debug, Clone)]
@@ -21,16 +32,30 @@ pub struct SpaceConfig {
     /// The most that one CPU keeps in its lists of each of the two zones, in bytes. Together the CPUs keep at
     /// the most an eighth of a zone, whatever this says; up to as much again may be on its way between them.
     pub cache_bytes: u64,
+    /// What is behind the lists.
+    pub structure: Structure,
+    /// From which end the space is filled.
+    pub placement: Placement,
 }
 
 impl SpaceConfig {
-    /// What one CPU keeps of a zone at the most unless told otherwise: 16 MiB.
-    pub const CACHE_BYTES: u64 = 16 << 20;
+    /// What one CPU keeps of a zone at the most unless told otherwise: 64 MiB, a hundredth of a percent of 39
+    /// bits of addresses. (In a small zone the limit is the eighth that all CPUs share.)
+    pub const CACHE_BYTES: u64 = 64 << 20;
 
     /// The space of `aperture` in units of `granule` for `slots` CPUs, with a low zone of 4 GiB.
     pub fn new(aperture: IovaRange, granule: PageSize, slots: usize) -> Self {
         let low_end = Iova::new(1 << 32);
-        Self { aperture, granule, reserved: Vec::new(), slots, low_end, cache_bytes: Self::CACHE_BYTES }
+        Self {
+            aperture,
+            granule,
+            reserved: Vec::new(),
+            slots,
+            low_end,
+            cache_bytes: Self::CACHE_BYTES,
+            structure: Structure::default(),
+            placement: Placement::default(),
+        }
     }
 }
 

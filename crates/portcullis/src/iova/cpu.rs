@@ -1,21 +1,22 @@
 //! What one CPU keeps of an address space: lists of free ranges by size, and chains for other CPUs.
 //!
 //! A list is threaded through the notes of its ranges, newest first, so it has no capacity of its own: a free
-//! needs no memory. Beside it stands the rest of the last block that was fetched from the backing structure,
-//! which is handed out piece by piece without ever having been a list.
+//! needs no memory. How many ranges it may have is *granted* to it; together, the grants are the CPU's budget
+//! at the most. So whoever puts a range onto a list looks at that list alone.
 
+use super::class::{CACHED_ORDERS, Class};
 use super::inbox::{Inbox, Outbox};
-use super::notes::Notes;
-use super::space::Request;
-use super::word::{Link, Note, handed_out};
+use super::near::Near;
+use super::notes::{Notes, Place};
+use super::word::{Link, handed_out};
 use crate::percpu::{CachePadded, LocalU64};
 use crate::sync::{AtomicU64, Ordering};
 
-/// Size classes that are cached: 1, 2, 4, .. 512 granules (4 KiB to 2 MiB with the usual granule).
-pub const CACHED_ORDERS: u32 = 10;
-
 /// Zones with lists of their own: below 4 GiB, and above.
 pub(super) const ZONES: usize = 2;
+
+/// The most ranges that go to the backing structure, or come from it, at once.
+pub(super) const BATCH: usize = 64;
 
 /// Owners that one CPU collects ranges for at the same time.
 const OUTBOXES: usize = 4;
@@ -24,90 +25,145 @@ const OUTBOXES: usize = 4;
 const SLICE: usize = 64;
 
 /// One CPU's lists. All its words are changed by the CPU that has it alone.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Cpu {
-    classes: [[Class; CACHED_ORDERS as usize]; ZONES],
+    /// Room for sixteen orders: so finding a list takes a shift, and no check.
+    lists: [[List; 16]; ZONES],
+    near: Near,
     outboxes: [Outbox; OUTBOXES],
     /// The rest of what came out of the inbox.
     arrived: LocalU64,
-    /// Pages in each zone's lists and blocks.
-    cached: [LocalU64; ZONES],
     /// Pages sent to other CPUs so far, and pages received from them.
     sent: LocalU64,
     received: LocalU64,
 }
 
-#[derive(Debug, Default)]
-struct Class {
-    /// The link to the newest free range.
+/// Free ranges of one size in one zone.
+#[derive(Debug)]
+#[repr(align(64))]
+struct List {
+    /// The link to the newest.
     first: LocalU64,
     count: LocalU64,
-    /// The rest of a block: its ranges below `block_end`, `block_left` of them.
-    block_end: LocalU64,
-    block_left: LocalU64,
-    /// How many ranges to fetch at once.
+    /// The most that there may be.
+    granted: LocalU64,
+    /// How many ranges were fetched at once last time.
     batch: LocalU64,
 }
 
-/// What a CPU gives up.
-pub(super) enum Drained {
-    /// A free range of 2^`order` pages at `page`.
-    Range { page: u64, order: u32 },
-    /// The rest of a block: `pages` pages from `page` on, `count` ranges.
-    Block { page: u64, pages: u64, count: usize },
-}
-
 impl Cpu {
-    /// The newest free range of `order` in `zone`, or a piece of the block, if that lies at or below
-    /// `max_page`. O(1): one entry is looked at. Notes that `owner` has handed it out for `asked` pages.
+    /// With empty lists, to which nothing is granted.
+    pub(super) fn new() -> Self {
+        let list = |()| List {
+            first: LocalU64::new(Link::END.bits()),
+            count: LocalU64::new(0),
+            granted: LocalU64::new(0),
+            batch: LocalU64::new(0),
+        };
+        Self {
+            lists: [(); ZONES].map(|()| [(); 16].map(list)),
+            near: Near::new(),
+            outboxes: Default::default(),
+            arrived: LocalU64::new(Link::END.bits()),
+            sent: LocalU64::new(0),
+            received: LocalU64::new(0),
+        }
+    }
+
+    /// The first page of the newest free range of `order` in `zone`.
+    pub(super) fn newest(&self, zone: usize, order: u32) -> Option<u64> {
+        Link::from_bits(self.list(zone, order).first.get()).page()
+    }
+
+    /// Takes the newest free range of `class` in `zone`, and notes that `owner` has handed it out for `asked`
+    /// pages. `None` also where its word is not [remembered](Self::remember). O(1).
+    ///
+    /// # Safety
+    /// Every call of this, of [`put`](Self::put) and of [`remember`](Self::remember) on one value is with the same `notes`.
     #[inline]
-    pub(super) fn take(
+    pub(super) unsafe fn take(
         &self,
         notes: &Notes,
         zone: usize,
-        Request { pages: asked, order, max_page }: Request,
+        class: Class,
         owner: u64,
+        asked: u64,
     ) -> Option<u64> {
-        let class = &self.classes[zone][order as usize];
-        let pages = 1 << order;
-        let handed_out = handed_out(owner, asked);
-        let page = if let Some((page, _)) = Link::from_bits(class.first.get()).target() {
-            if page + (pages - 1) > max_page {
-                return None;
-            }
-            let word = notes.word(page, order)?;
-            class.first.set(Note::next(word.load(Ordering::Relaxed))?.bits());
-            word.store(handed_out, Ordering::Relaxed);
-            class.count.set(class.count.get() - 1);
-            page
-        } else {
-            let left = class.block_left.get().checked_sub(1)?;
-            let page = class.block_end.get() - pages;
-            let word = notes.word(page, order).filter(|_| page + (pages - 1) <= max_page)?;
-            word.store(handed_out, Ordering::Relaxed);
-            class.block_end.set(page);
-            class.block_left.set(left);
-            page
-        };
-        self.cached[zone].set(self.cached[zone].get() - pages);
+        let list = self.list(zone, class.order());
+        let page = Link::from_bits(list.first.get()).page()?;
+        // SAFETY: the caller's promise is passed on.
+        let word = unsafe { self.near.word(notes, Place::of(page, class)) }?;
+        let next = Link::from_bits(word.load(Ordering::Relaxed));
+        if !next.is_link() {
+            return None;
+        }
+        word.store(handed_out(owner, asked), Ordering::Relaxed);
+        list.first.set(next.bits());
+        list.count.set(list.count.get() - 1);
         Some(page)
     }
 
-    /// Puts a free range of its own, whose word is `word`, onto its list.
+    /// Takes back the range of `class` at `page`, which `owner`, whose lists these are, has handed out for
+    /// `asked` pages; unless its list is full, its word is not [remembered](Self::remember), or does not say so.
+    /// Whether it did. O(1).
+    ///
+    /// # Safety
+    /// As [`take`](Self::take).
     #[inline]
-    pub(super) fn put(&self, word: &AtomicU64, zone: usize, order: u32, page: u64) {
-        let class = &self.classes[zone][order as usize];
-        let note = Note::Listed { order, next: Link::from_bits(class.first.get()) };
-        word.store(note.encode(), Ordering::Relaxed);
-        class.first.set(Link::to(page, order).bits());
-        class.count.set(class.count.get() + 1);
-        self.cached[zone].set(self.cached[zone].get() + (1 << order));
+    pub(super) unsafe fn put(
+        &self,
+        notes: &Notes,
+        zone: usize,
+        class: Class,
+        owner: u64,
+        (page, asked): (u64, u64),
+    ) -> bool {
+        let list = self.list(zone, class.order());
+        // SAFETY: the caller's promise is passed on.
+        let Some(word) = (unsafe { self.near.word(notes, Place::of(page, class)) }) else {
+            return false;
+        };
+        if word.load(Ordering::Relaxed) != handed_out(owner, asked) || list.is_full() {
+            return false;
+        }
+        list.push(word, page, class.order());
+        true
     }
 
-    /// Whether the class has neither a list nor a block.
-    pub(super) fn is_empty(&self, zone: usize, order: u32) -> bool {
-        let class = &self.classes[zone][order as usize];
-        Link::from_bits(class.first.get()) == Link::END && class.block_left.get() == 0
+    /// Has the next [`take`](Self::take) or [`put`](Self::put) of this range find its word at once.
+    pub(super) fn remember(&self, notes: &Notes, page: u64, class: Class) {
+        self.near.remember(notes, Place::of(page, class));
+    }
+
+    /// Puts the free range of `order` at `page`, which has a word, onto its list, unless that is full.
+    /// Whether it did.
+    pub(super) fn push(&self, notes: &Notes, zone: usize, order: u32, page: u64) -> bool {
+        let list = self.list(zone, order);
+        match notes.word(page, order) {
+            Some(word) if !list.is_full() => {
+                list.push(word, page, order);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Grants the list of `order` room for `wanted` more ranges, or as many as there is room for while all
+    /// lists of the zone together keep no more than `budget` pages. Lists that do not use what was granted to
+    /// them lose it. How many ranges there is room for now. O(1): it looks at each list of the zone.
+    pub(super) fn grant(&self, zone: usize, order: u32, wanted: u64, budget: u64) -> u64 {
+        let lists = &self.lists[zone];
+        let granted = || {
+            lists.iter().zip(0..CACHED_ORDERS).map(|(list, order)| list.granted.get() << order).sum::<u64>()
+        };
+        let list = self.list(zone, order);
+        let room = || (budget.saturating_sub(granted()) >> order).min(wanted);
+        if room() < wanted {
+            let others = lists.iter().filter(|other| !core::ptr::eq(*other, list));
+            others.for_each(|other| other.granted.set(other.count.get()));
+        }
+        list.granted.set(list.granted.get() + room());
+        list.granted.get() - list.count.get()
     }
 
     /// Puts another CPU's range onto the chain for it, unless more than `most` pages are on their way to that
@@ -117,8 +173,7 @@ impl Cpu {
         notes: &Notes,
         inboxes: &[CachePadded<Inbox>],
         owner: u64,
-        order: u32,
-        page: u64,
+        (page, order): (u64, u32),
         most: u64,
     ) -> bool {
         if inboxes.get(owner as usize).is_none_or(|inbox| inbox.pages() + (1 << order) > most) {
@@ -136,55 +191,52 @@ impl Cpu {
         if link == Link::END {
             link = inbox.take();
         }
-        let mut received = 0;
+        let (mut received, mut pages) = (0, 0);
         while received < SLICE
             && let Some((page, order, next)) = notes.follow(link)
         {
             link = next;
-            self.received.set(self.received.get().wrapping_add(1 << order));
-            inbox.arrived(1 << order);
-            keep(page, order);
+            pages += 1 << order;
             received += 1;
+            keep(page, order);
         }
         self.arrived.set(link.bits());
+        if received > 0 {
+            self.received.set(self.received.get().wrapping_add(pages));
+            inbox.arrived(pages);
+        }
         received > 0
     }
 
-    /// How many ranges of `order` to fetch next, at least one: twice as many as the last time, up to `most`
-    /// pages.
-    pub(super) fn next_batch(&self, zone: usize, order: u32, most: u64) -> u64 {
-        let class = &self.classes[zone][order as usize];
-        let batch = (class.batch.get() * 2).clamp(4, 64).min(most >> order).max(1);
-        class.batch.set(batch);
+    /// How many ranges of `order` to fetch next: twice as many as the last time.
+    pub(super) fn next_batch(&self, zone: usize, order: u32) -> u64 {
+        let list = self.list(zone, order);
+        let batch = (list.batch.get() * 2).clamp(4, BATCH as u64);
+        list.batch.set(batch);
         batch
     }
 
-    /// Takes over a block of `count` ranges that ends before page `end`. The class has no other.
-    pub(super) fn set_block(&self, zone: usize, order: u32, end: u64, count: u64) {
-        let class = &self.classes[zone][order as usize];
-        class.block_end.set(end);
-        class.block_left.set(count);
-        self.cached[zone].set(self.cached[zone].get() + (count << order));
-    }
-
-    /// Takes half of the ranges of a class off its list, giving each page to `spill`, and fetches less next
-    /// time. Whether there were any.
-    pub(super) fn spill(&self, notes: &Notes, zone: usize, order: u32, mut spill: impl FnMut(u64)) -> bool {
-        let class = &self.classes[zone][order as usize];
-        let half = class.count.get().div_ceil(2);
-        class.batch.set(class.batch.get() / 2);
-        for _ in 0..half {
-            let Some((page, _, next)) = notes.follow(Link::from_bits(class.first.get())) else { break };
-            class.first.set(next.bits());
-            class.count.set(class.count.get() - 1);
-            self.cached[zone].set(self.cached[zone].get() - (1 << order));
-            spill(page);
+    /// Takes the newest ranges off a list, as many as there is room for in `out`, with what was granted for
+    /// them, and fetches less next time. How many they were.
+    pub(super) fn spill(&self, notes: &Notes, zone: usize, order: u32, out: &mut [u64]) -> usize {
+        let list = self.list(zone, order);
+        let mut link = Link::from_bits(list.first.get());
+        let mut spilled = 0;
+        for place in out {
+            let Some((page, _, next)) = notes.follow(link) else { break };
+            *place = page;
+            link = next;
+            spilled += 1;
         }
-        half > 0
+        list.first.set(link.bits());
+        list.batch.set(list.batch.get() / 2);
+        list.count.set(list.count.get() - spilled as u64);
+        list.granted.set(list.count.get());
+        spilled
     }
 
-    /// Empties everything, the inbox too, giving to `spill` each range, and each rest of a block as a whole.
-    pub(super) fn drain(&self, notes: &Notes, inbox: &Inbox, mut spill: impl FnMut(Drained)) {
+    /// Empties everything, the inbox too, giving each range to `spill` with its order.
+    pub(super) fn drain(&self, notes: &Notes, inbox: &Inbox, mut spill: impl FnMut(u64, u32)) {
         // Gives up a list; how many pages there were.
         let mut chain = |mut link| {
             let mut pages: u64 = 0;
@@ -192,14 +244,15 @@ impl Cpu {
                 // The link is read before the range is given up: then its word may be anybody's.
                 link = next;
                 pages += 1 << order;
-                spill(Drained::Range { page, order });
+                spill(page, order);
             }
             pages
         };
-        for class in self.classes.iter().flatten() {
-            chain(Link::from_bits(class.first.get()));
-            class.first.set(Link::END.bits());
-            class.count.set(0);
+        for list in self.lists.iter().flatten() {
+            chain(Link::from_bits(list.first.get()));
+            list.first.set(Link::END.bits());
+            list.count.set(0);
+            list.granted.set(0);
         }
         // What was on its way never arrives: it is received here.
         let unsent: u64 = self.outboxes.iter().map(|outbox| chain(outbox.take())).sum();
@@ -207,28 +260,36 @@ impl Cpu {
         self.arrived.set(Link::END.bits());
         inbox.arrived(sent);
         self.received.set(self.received.get().wrapping_add(unsent).wrapping_add(sent));
-        for zone in &self.classes {
-            for (order, class) in zone.iter().enumerate() {
-                let count = class.block_left.get();
-                if count > 0 {
-                    let pages = count << order;
-                    let page = class.block_end.get() - pages;
-                    spill(Drained::Block { page, pages, count: count as usize });
-                }
-                class.block_left.set(0);
-            }
-        }
-        self.cached.iter().for_each(|cached| cached.set(0));
     }
 
-    /// Pages in the lists and blocks of `zone`.
+    /// Pages in all lists.
+    pub(super) fn cached(&self) -> u64 {
+        let lists = self.lists.iter().flat_map(|lists| lists.iter().zip(0..CACHED_ORDERS));
+        lists.fold(0, |sum: u64, (list, order)| sum.wrapping_add(list.count.get() << order))
+    }
+
     #[inline]
-    pub(super) fn cached(&self, zone: usize) -> u64 {
-        self.cached[zone].get()
+    fn list(&self, zone: usize, order: u32) -> &List {
+        &self.lists[zone % ZONES][order as usize % 16]
     }
 
     /// Pages sent to other CPUs less pages received from them, wrapped: over all CPUs, those on their way.
     pub(super) fn on_their_way(&self) -> u64 {
         self.sent.get().wrapping_sub(self.received.get())
+    }
+}
+
+impl List {
+    #[inline]
+    fn is_full(&self) -> bool {
+        self.count.get() >= self.granted.get()
+    }
+
+    /// Puts the range at `page`, whose word is `word`, onto the list, which is not full.
+    #[inline]
+    fn push(&self, word: &AtomicU64, page: u64, order: u32) {
+        word.store(self.first.get(), Ordering::Relaxed);
+        self.first.set(Link::to(page, order).bits());
+        self.count.set(self.count.get() + 1);
     }
 }

@@ -9,7 +9,7 @@
 //! compare-and-swap continues the release sequence of the one before it.
 
 use super::notes::Notes;
-use super::word::{Link, Note};
+use super::word::Link;
 use crate::percpu::{CachePadded, LocalU64};
 use crate::sync::{AtomicU64, Ordering};
 
@@ -45,8 +45,7 @@ impl Inbox {
     fn push(&self, notes: &Notes, first: Link, last: u64, last_order: u32) {
         let mut old = self.first.load(Ordering::Relaxed);
         loop {
-            let note = Note::Listed { order: last_order, next: Link::from_bits(old) };
-            notes.write(last, last_order, note);
+            notes.write(last, last_order, old);
             match self.first.compare_exchange_weak(old, first.bits(), Ordering::Release, Ordering::Relaxed) {
                 Ok(_) => return,
                 Err(now) => old = now,
@@ -96,7 +95,7 @@ impl Outbox {
             self.last.set(page);
             self.last_order.set(order.into());
         }
-        notes.write(page, order, Note::Listed { order, next });
+        notes.write(page, order, next.bits());
         self.first.set(Link::to(page, order).bits());
         self.count.set(self.count.get() + 1);
         self.pages.set(self.pages.get() + (1 << order));
@@ -138,8 +137,8 @@ mod tests {
     #[test]
     fn what_is_sent_arrives_once() {
         loom::model(|| {
-            let notes = Arc::new(Notes::new(0, 4).unwrap());
-            (0..4).for_each(|page| notes.prepare(page, 0, 1).unwrap());
+            let notes = Arc::new(Notes::new(4));
+            (0..4).for_each(|page| notes.make(page, 0, Link::END.bits()).unwrap());
             let inboxes: Arc<[CachePadded<Inbox>; 1]> = Arc::new([CachePadded(Inbox::new())]);
             let send = |pages: [u64; 2]| {
                 let (notes, inboxes) = (Arc::clone(&notes), Arc::clone(&inboxes));

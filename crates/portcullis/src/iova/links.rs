@@ -1,7 +1,8 @@
 //! The words beside the pages: a sparse array, filled in where ranges are handed out.
 //!
-//! Three levels of pointers over leaves of 512 words. A level is installed with one compare-and-swap and stays
-//! until the array is dropped, so finding a word is four dependent loads and takes no lock.
+//! A radix tree: as many levels of 64 pointers as the array's length asks for, over leaves of 512 words. A
+//! level is installed with one compare-and-swap and stays until the array is dropped, so finding a word takes
+//! no lock, and whoever has found a leaf may keep it.
 //!
 //! Memory ordering. A pointer is installed with `AcqRel` and followed with `Acquire`, so that whoever follows
 //! it sees the zeroed level. The words' own order is their users' affair.
@@ -12,74 +13,93 @@ use core::ptr;
 
 use crate::sync::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
-/// Entries of the lower levels, as a power of two: 4 KiB.
-const BITS: u32 = if cfg!(loom) { 1 } else { 9 };
-const ENTRIES: usize = 1 << BITS;
-/// Entries of the level below the root, as a power of two: 16 KiB, for 2^29 words.
-const UPPER_BITS: u32 = if cfg!(loom) { 1 } else { 11 };
-const UPPER_ENTRIES: usize = 1 << UPPER_BITS;
-
-type Leaf = [AtomicU64; ENTRIES];
-type Lower = [AtomicPtr<Leaf>; ENTRIES];
-type Upper = [AtomicPtr<Lower>; UPPER_ENTRIES];
+/// Words of a leaf, as a power of two: 4 KiB.
+const LEAF_BITS: u32 = if cfg!(loom) { 1 } else { 9 };
+const LEAF_WORDS: usize = 1 << LEAF_BITS;
+/// Pointers of a level, as a power of two: 512 bytes.
+const LEVEL_BITS: u32 = if cfg!(loom) { 1 } else { 6 };
+const LEVEL_ENTRIES: usize = 1 << LEVEL_BITS;
 
 /// No memory for a level.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct OutOfMemory;
 
+/// Words that lie side by side.
+#[derive(Debug)]
+#[repr(transparent)]
+pub(super) struct Leaf([AtomicU64; LEAF_WORDS]);
+
+/// Pointers to levels below, or, at the lowest level, to leaves.
+type Level = [AtomicPtr<Below>; LEVEL_ENTRIES];
+
+/// A [`Level`] or a [`Leaf`]: which of them, the height says.
+#[derive(Debug)]
+enum Below {}
+
 /// A sparse array of words, 0 where nothing was written.
 #[derive(Debug)]
 pub(super) struct Links {
-    /// The array's first index; those below have no word.
-    first: u64,
+    /// Words in all.
     len: u64,
-    root: Box<[AtomicPtr<Upper>]>,
+    /// Levels of pointers under the root; 0 where the root is the one leaf.
+    height: u32,
+    root: AtomicPtr<Below>,
     bytes: AtomicUsize,
 }
 
-/// Where a word is: indices into the levels.
-struct Place {
-    root: usize,
-    upper: usize,
-    lower: usize,
-    leaf: usize,
+impl Leaf {
+    /// How many words lie side by side.
+    pub(super) const WORDS: u64 = LEAF_WORDS as u64;
+
+    /// The word of `index`, which lies in this leaf.
+    #[inline]
+    pub(super) fn word(&self, index: u64) -> &AtomicU64 {
+        &self.0[index as usize % LEAF_WORDS]
+    }
 }
 
 impl Links {
-    /// Indices of one leaf, counted from the array's first.
-    pub(super) const LEAF: u64 = 1 << BITS;
-
-    /// An array with the indices from `first` on, `len` of them. Allocates the root only: one pointer for
-    /// each 2^29 words.
-    pub(super) fn new(first: u64, len: u64) -> Result<Self, OutOfMemory> {
-        let roots = usize::try_from(len.div_ceil(1 << (2 * BITS + UPPER_BITS))).map_err(|_| OutOfMemory)?;
-        let root = level(roots, || AtomicPtr::new(ptr::null_mut()))?;
-        let bytes = AtomicUsize::new(size_of_val(&*root));
-        Ok(Self { first, len, root, bytes })
+    /// An array of `len` words. Allocates nothing yet.
+    pub(super) fn new(len: u64) -> Self {
+        let mut height = 0;
+        // Up to 2^64 words: then all bits are looked at, and the loop ends.
+        while LEAF_BITS + height * LEVEL_BITS < u64::BITS
+            && len.saturating_sub(1) >> (LEAF_BITS + height * LEVEL_BITS) > 0
+        {
+            height += 1;
+        }
+        Self { len, height, root: AtomicPtr::new(ptr::null_mut()), bytes: AtomicUsize::new(0) }
     }
 
-    /// The word of `index`, if its leaf exists.
-    #[inline]
-    pub(super) fn get(&self, index: u64) -> Option<&AtomicU64> {
-        let place = self.place(index)?;
-        let upper = self.follow(self.root.get(place.root)?)?;
-        let lower = self.follow(&upper[place.upper])?;
-        let leaf = self.follow(&lower[place.lower])?;
-        Some(&leaf[place.leaf])
+    /// The leaf that has the word of `index`, if it exists. At most eight dependent loads.
+    pub(super) fn leaf(&self, index: u64) -> Option<&Leaf> {
+        if index >= self.len {
+            return None;
+        }
+        let mut below = self.root.load(Ordering::Acquire);
+        for height in (0..self.height).rev() {
+            // SAFETY: at this height there are levels.
+            below = unsafe { level(below) }?[entry(index, height)].load(Ordering::Acquire);
+        }
+        // SAFETY: what hangs under the lowest level is a leaf.
+        unsafe { leaf(below) }
     }
 
-    /// The word of `index`; its leaf is made where there is none. `None` outside the array.
-    pub(super) fn get_or_make(&self, index: u64) -> Result<Option<&AtomicU64>, OutOfMemory> {
-        let Some(place) = self.place(index) else {
+    /// The same; it is made where there is none. `None` outside the array.
+    pub(super) fn leaf_or_make(&self, index: u64) -> Result<Option<&Leaf>, OutOfMemory> {
+        if index >= self.len {
             return Ok(None);
-        };
-        let Some(root) = self.root.get(place.root) else {
-            return Ok(None);
-        };
-        let upper = self.follow_or_make(root, || AtomicPtr::new(ptr::null_mut()))?;
-        let lower = self.follow_or_make(&upper[place.upper], || AtomicPtr::new(ptr::null_mut()))?;
-        let leaf = self.follow_or_make(&lower[place.lower], || AtomicU64::new(0))?;
-        Ok(Some(&leaf[place.leaf]))
+        }
+        let mut pointer = &self.root;
+        for height in (0..self.height).rev() {
+            let below = self.make::<Level>(pointer, || boxed(|| AtomicPtr::new(ptr::null_mut())))?;
+            // SAFETY: at this height there are levels.
+            let level = unsafe { level(below) }.ok_or(OutOfMemory)?;
+            pointer = &level[entry(index, height)];
+        }
+        let below = self.make::<[AtomicU64; LEAF_WORDS]>(pointer, || boxed(|| AtomicU64::new(0)))?;
+        // SAFETY: what hangs under the lowest level is a leaf, which is nothing but these words.
+        Ok(unsafe { leaf(below) })
     }
 
     /// Bytes of memory that all levels take.
@@ -87,73 +107,84 @@ impl Links {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    #[inline]
-    fn place(&self, index: u64) -> Option<Place> {
-        // What lies below the first wraps to beyond the last.
-        let offset = index.wrapping_sub(self.first);
-        if offset >= self.len {
-            return None;
-        }
-        Some(Place {
-            root: (offset >> (2 * BITS + UPPER_BITS)) as usize,
-            upper: (offset >> (2 * BITS)) as usize & (UPPER_ENTRIES - 1),
-            lower: (offset >> BITS) as usize & (ENTRIES - 1),
-            leaf: offset as usize & (ENTRIES - 1),
-        })
-    }
-
-    /// The level behind `pointer`; `None` where there is none.
-    #[inline]
-    fn follow<T, const N: usize>(&self, pointer: &AtomicPtr<[T; N]>) -> Option<&[T; N]> {
-        let level = pointer.load(Ordering::Acquire);
-        // SAFETY: a pointer that is not null was installed by `follow_or_make` from a boxed array, which is
-        // freed only when `self` is dropped.
-        unsafe { level.as_ref() }
-    }
-
-    fn follow_or_make<T, const N: usize>(
+    /// What `pointer` points to, made by `make` where it points nowhere.
+    fn make<T>(
         &self,
-        pointer: &AtomicPtr<[T; N]>,
-        make: impl FnMut() -> T,
-    ) -> Result<&[T; N], OutOfMemory> {
-        if let Some(found) = self.follow(pointer) {
+        pointer: &AtomicPtr<Below>,
+        make: impl FnOnce() -> Result<Box<T>, OutOfMemory>,
+    ) -> Result<*mut Below, OutOfMemory> {
+        let found = pointer.load(Ordering::Acquire);
+        if !found.is_null() {
             return Ok(found);
         }
-        // `level` gave exactly so many entries.
-        let made: *mut [T; N] = Box::into_raw(level(N, make)?).cast();
-        match pointer.compare_exchange(ptr::null_mut(), made, Ordering::AcqRel, Ordering::Acquire) {
+        let made = Box::into_raw(make()?);
+        match pointer.compare_exchange(ptr::null_mut(), made.cast(), Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => {
-                self.bytes.fetch_add(size_of::<[T; N]>(), Ordering::Relaxed);
+                self.bytes.fetch_add(size_of::<T>(), Ordering::Relaxed);
+                Ok(made.cast())
             }
-            // SAFETY: the array was made above and nobody else knows of it.
-            Err(_) => drop(unsafe { Box::from_raw(made) }),
+            Err(other) => {
+                // SAFETY: it was made above and nobody else knows of it.
+                drop(unsafe { Box::from_raw(made) });
+                Ok(other)
+            }
         }
-        Ok(self.follow(pointer).expect("a level is there: it was installed by us or by another CPU"))
     }
 }
 
-/// `len` fresh entries.
-fn level<T>(len: usize, make: impl FnMut() -> T) -> Result<Box<[T]>, OutOfMemory> {
-    let mut entries = Vec::new();
-    entries.try_reserve_exact(len).map_err(|_| OutOfMemory)?;
-    entries.resize_with(len, make);
-    Ok(entries.into_boxed_slice())
+/// The entry for `index` of a level with `height` levels below it.
+#[inline]
+const fn entry(index: u64, height: u32) -> usize {
+    (index >> (LEAF_BITS + height * LEVEL_BITS)) as usize % LEVEL_ENTRIES
 }
 
-/// Takes what `pointer` points to, to drop it.
-fn take<T>(pointer: &mut AtomicPtr<T>) -> Option<Box<T>> {
-    let level = pointer.swap(ptr::null_mut(), Ordering::AcqRel);
-    // SAFETY: called from `drop` only, by which time nobody else uses any level; each came from a box and is
-    // pointed to once.
-    (!level.is_null()).then(|| unsafe { Box::from_raw(level) })
+/// The level at `below`, if that is not null.
+///
+/// # Safety
+/// `below` is null or came from an array's pointer at a height where levels are, and the array lives.
+#[inline]
+unsafe fn level<'a>(below: *mut Below) -> Option<&'a Level> {
+    // SAFETY: by the caller's promise it is a level, which is freed only with its array.
+    unsafe { below.cast::<Level>().as_ref() }
+}
+
+/// The leaf at `below`, if that is not null.
+///
+/// # Safety
+/// `below` is null or came from an array's pointer below its lowest level, and the array lives.
+#[inline]
+unsafe fn leaf<'a>(below: *mut Below) -> Option<&'a Leaf> {
+    // SAFETY: by the caller's promise it is a leaf, which is freed only with its array.
+    unsafe { below.cast::<Leaf>().as_ref() }
+}
+
+/// `N` fresh entries, made where they are to stay.
+fn boxed<T, const N: usize>(make: impl FnMut() -> T) -> Result<Box<[T; N]>, OutOfMemory> {
+    let mut entries = Vec::new();
+    entries.try_reserve_exact(N).map_err(|_| OutOfMemory)?;
+    entries.resize_with(N, make);
+    entries.into_boxed_slice().try_into().map_err(|_| OutOfMemory)
+}
+
+/// Frees what hangs under `pointer`, with `height` levels.
+fn free(pointer: &mut AtomicPtr<Below>, height: u32) {
+    let below = pointer.swap(ptr::null_mut(), Ordering::AcqRel);
+    if below.is_null() {
+        return;
+    }
+    let Some(lower) = height.checked_sub(1) else {
+        // SAFETY: called from `drop` only, by which time nobody else uses any leaf; each came from a box and
+        // is pointed to once.
+        drop(unsafe { Box::from_raw(below.cast::<Leaf>()) });
+        return;
+    };
+    // SAFETY: as for leaves.
+    let mut level = unsafe { Box::from_raw(below.cast::<Level>()) };
+    level.iter_mut().for_each(|pointer| free(pointer, lower));
 }
 
 impl Drop for Links {
     fn drop(&mut self) {
-        for upper in &mut self.root {
-            for lower in take(upper).iter_mut().flat_map(|upper| upper.iter_mut()) {
-                take(lower).iter_mut().flat_map(|lower| lower.iter_mut()).for_each(|leaf| drop(take(leaf)));
-            }
-        }
+        free(&mut self.root, self.height);
     }
 }

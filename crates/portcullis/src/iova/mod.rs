@@ -3,17 +3,22 @@
 //! An [`IovaSpace`] hands out ranges with *natural alignment*: a range begins at a multiple of its size
 //! rounded up to a power of two (of 2^18 granules at most, 1 GiB with granules of 4 KiB), so that large pages
 //! and address-mask invalidations fit it. Each CPU keeps lists of free ranges of the
-//! [sizes that are cached](CACHED_ORDERS); behind them stands a shared [`HoleTree`].
+//! [sizes that are cached](CACHED_ORDERS); behind them stands a shared [`Bitmap`], or, if
+//! [the configuration](SpaceConfig::structure) says so, a [`HoleTree`].
 //!
-//! [`Bitmap`] has the same contract as the tree: faster and far smaller with many live ranges of mixed sizes,
-//! slower in a nearly empty space. No space uses it yet.
+//! Both have the same contract. The bitmap is the default, because it is faster and smaller with many live
+//! ranges of mixed sizes, and takes several equal ranges at once; the tree is faster in a nearly empty space,
+//! where every allocation ends in the lists anyway.
 
+mod backing;
 mod bitmap;
 mod cached;
+mod class;
 mod config;
 mod cpu;
 mod inbox;
 mod links;
+mod near;
 mod notes;
 mod placement;
 mod space;
@@ -21,8 +26,8 @@ mod tree;
 mod word;
 
 pub use bitmap::Bitmap;
-pub use config::{IovaError, SpaceConfig, SpaceUsage};
-pub use cpu::CACHED_ORDERS;
+pub use class::CACHED_ORDERS;
+pub use config::{IovaError, SpaceConfig, SpaceUsage, Structure};
 pub use placement::Placement;
 pub use space::IovaSpace;
 pub use tree::{HoleTree, MAX_ORDER, TreeError};

@@ -1,84 +1,76 @@
 //! The notes of a whole space: a word for each range, found by its first page and its size.
 
-use super::links::{Links, OutOfMemory};
-use super::word::{COARSE_ORDER, Link, Note};
+use super::class::Class;
+use super::links::{Leaf, Links, OutOfMemory};
+use super::word::Link;
 use crate::sync::{AtomicU64, Ordering};
 
-/// Two sparse arrays: a word for each page, for ranges of up to 32 pages, and a word for 64 pages, for larger
-/// ones: 8 bytes a page, and 8 bytes for 64 pages.
+/// How many arrays there are.
+pub(super) const ARRAYS: usize = 3;
+
+/// Sparse arrays: a word for each page, for ranges of up to 4 pages; for each 8 pages, for ranges of up to 32;
+/// and for each 64 pages, for larger ones. 9.1 bytes a page if all are in use everywhere.
 #[derive(Debug)]
-pub(super) struct Notes {
-    fine: Links,
-    coarse: Links,
+pub(super) struct Notes([Links; ARRAYS]);
+
+/// Where a word is.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Place {
+    pub array: usize,
+    pub index: u64,
+}
+
+impl Place {
+    /// The place of the word of the range of `class` at `page`. No two ranges share one, since each begins at
+    /// a multiple of its size.
+    #[inline]
+    pub(super) const fn of(page: u64, class: Class) -> Self {
+        Self { array: class.array(), index: page >> ((3 * class.array() as u32) & 63) }
+    }
 }
 
 impl Notes {
-    /// For the pages from `first` on, `len` of them.
-    pub(super) fn new(first: u64, len: u64) -> Result<Self, OutOfMemory> {
-        let last = first + (len - 1);
-        let coarse_first = first >> COARSE_ORDER;
-        let coarse = Links::new(coarse_first, (last >> COARSE_ORDER) - coarse_first + 1)?;
-        Ok(Self { fine: Links::new(first, len)?, coarse })
+    /// For the pages below `end`.
+    pub(super) fn new(end: u64) -> Self {
+        Self([0, 3, 6].map(|shift| Links::new(end.div_ceil(1 << shift))))
     }
 
     /// The word of the range of order `order` at `page`, if there ever was one there.
-    #[inline]
     pub(super) fn word(&self, page: u64, order: u32) -> Option<&AtomicU64> {
-        self.word_in(page, order >= COARSE_ORDER)
+        let place = Place::of(page, Class::of(order));
+        Some(self.leaf(place)?.word(place.index))
     }
 
-    /// Notes that the range is handed out; makes room for the note where there is none.
-    pub(super) fn hand_out(&self, page: u64, order: u32, owner: u64, pages: u64) -> Result<(), OutOfMemory> {
-        let (array, shift) = self.array(order >= COARSE_ORDER);
-        if let Some(word) = array.get_or_make(page >> shift)? {
-            word.store(Note::HandedOut { owner, pages }.encode(), Ordering::Relaxed);
-        }
-        Ok(())
+    /// The leaf with the word at `place`.
+    pub(super) fn leaf(&self, place: Place) -> Option<&Leaf> {
+        self.0.get(place.array)?.leaf(place.index)
     }
 
-    /// Makes room for the notes of `count` ranges of order `order` from `page` on.
-    pub(super) fn prepare(&self, page: u64, order: u32, count: u64) -> Result<(), OutOfMemory> {
-        let (array, shift) = self.array(order >= COARSE_ORDER);
-        let last = page + ((count << order) - 1);
-        let mut index = page >> shift;
-        while index <= last >> shift {
-            array.get_or_make(index)?;
-            index += Links::LEAF;
+    /// Writes `word` for the range of order `order` at `page`; makes room for it where there is none.
+    pub(super) fn make(&self, page: u64, order: u32, word: u64) -> Result<(), OutOfMemory> {
+        let place = Place::of(page, Class::of(order));
+        if let Some(leaf) = self.0[place.array].leaf_or_make(place.index)? {
+            leaf.word(place.index).store(word, Ordering::Relaxed);
         }
-        array.get_or_make(last >> shift)?;
         Ok(())
     }
 
     /// Where `link` leads: page, order, and what comes after it. `None` at a list's end.
     pub(super) fn follow(&self, link: Link) -> Option<(u64, u32, Link)> {
-        let (page, coarse) = link.target()?;
-        match Note::decode(self.word_in(page, coarse)?.load(Ordering::Relaxed)) {
-            Note::Listed { order, next } => Some((page, order, next)),
-            _ => None,
-        }
+        let (page, order) = (link.page()?, link.order());
+        let next = Link::from_bits(self.word(page, order)?.load(Ordering::Relaxed));
+        next.is_link().then_some((page, order, next))
     }
 
-    /// Writes `note` for the range of order `order` at `page`, which has a word.
-    pub(super) fn write(&self, page: u64, order: u32, note: Note) {
-        if let Some(word) = self.word(page, order) {
-            word.store(note.encode(), Ordering::Relaxed);
+    /// Writes `word` for the range of order `order` at `page`, if it has a word.
+    pub(super) fn write(&self, page: u64, order: u32, word: u64) {
+        if let Some(place) = self.word(page, order) {
+            place.store(word, Ordering::Relaxed);
         }
     }
 
     /// Bytes of memory that the notes take.
     pub(super) fn bytes(&self) -> usize {
-        self.fine.bytes() + self.coarse.bytes()
-    }
-
-    #[inline]
-    fn word_in(&self, page: u64, coarse: bool) -> Option<&AtomicU64> {
-        let (array, shift) = self.array(coarse);
-        array.get(page >> shift)
-    }
-
-    /// The array, and what turns a page into its index.
-    #[inline]
-    fn array(&self, coarse: bool) -> (&Links, u32) {
-        if coarse { (&self.coarse, COARSE_ORDER) } else { (&self.fine, 0) }
+        self.0.iter().map(Links::bytes).sum()
     }
 }

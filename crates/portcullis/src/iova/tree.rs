@@ -152,8 +152,7 @@ impl HoleTree {
     /// [`Placement::BottomUp`] the lowest.
     ///
     /// O(log n) in the worst case, and exact: it fails for want of space only where no placement exists.
-    /// May allocate the node that giving the pages back may need, which then copies all nodes;
-    /// [`HoleTree::prepay`] does it ahead of time.
+    /// May allocate the node that giving the pages back may need, which then copies all nodes.
     ///
     /// # Errors
     /// [`TreeError::Empty`], [`TreeError::Alignment`] for an order above [`MAX_ORDER`],
@@ -204,15 +203,6 @@ impl HoleTree {
         self.live = self.live.saturating_sub(1).min(most);
         self.settle_runs();
         Ok(())
-    }
-
-    /// Makes room for `live` allocations at a time, so that [`HoleTree::alloc`] does not allocate memory
-    /// while there are no more than that. O(n) if the nodes have to move; may allocate.
-    ///
-    /// # Errors
-    /// [`TreeError::OutOfMemory`]. Nothing has changed then.
-    pub fn prepay(&mut self, live: usize) -> Result<(), TreeError> {
-        self.ensure(live.saturating_add(self.runs))
     }
 
     /// Which of several fits an allocation gets. Constant time; does not allocate.

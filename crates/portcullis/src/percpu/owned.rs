@@ -16,7 +16,7 @@ use alloc::boxed::Box;
 
 use super::CachePadded;
 use crate::platform::{LocalSlot, Platform};
-use crate::sync::{AtomicBool, Mutex, Ordering, pause};
+use crate::sync::{AtomicU64, Mutex, Ordering, pause};
 
 /// One `T` for each slot, used by the slot's owner alone, or, rarely, by one other at a time.
 #[derive(Debug)]
@@ -27,18 +27,20 @@ pub struct Owned<T> {
 }
 
 #[derive(Debug)]
+#[repr(C)]
 struct Slot<T> {
-    busy: AtomicBool,
-    revoked: AtomicBool,
     value: T,
+    busy: AtomicU64,
+    revoked: AtomicU64,
 }
 
 /// Ends the owner's turn, also when its closure panics.
-struct Busy<'a>(&'a AtomicBool);
+struct Busy<'a>(&'a AtomicU64);
 
 impl Drop for Busy<'_> {
+    #[inline]
     fn drop(&mut self) {
-        self.0.store(false, Ordering::Release);
+        self.0.store(0, Ordering::Release);
     }
 }
 
@@ -47,14 +49,14 @@ struct Revoked<'a, T>(&'a [CachePadded<Slot<T>>]);
 
 impl<T> Drop for Revoked<'_, T> {
     fn drop(&mut self) {
-        self.0.iter().for_each(|slot| slot.revoked.store(false, Ordering::Release));
+        self.0.iter().for_each(|slot| slot.revoked.store(0, Ordering::Release));
     }
 }
 
 impl<T> Owned<T> {
     /// `slots` values, each made by `make`.
     pub fn new(slots: usize, mut make: impl FnMut() -> T) -> Self {
-        let slot = |value| Slot { busy: AtomicBool::new(false), revoked: AtomicBool::new(false), value };
+        let slot = |value| Slot { value, busy: AtomicU64::new(0), revoked: AtomicU64::new(0) };
         Self { slots: (0..slots).map(|_| CachePadded(slot(make()))).collect(), others: Mutex::new(()) }
     }
 
@@ -65,13 +67,13 @@ impl<T> Owned<T> {
     pub fn with<R>(&self, slot: Option<&LocalSlot<'_>>, f: impl FnOnce(&T) -> R) -> Option<R> {
         let slot = slot?;
         let own = &self.slots.get(slot.index())?.0;
-        if own.busy.load(Ordering::Relaxed) {
+        if own.busy.load(Ordering::Relaxed) != 0 {
             return None;
         }
-        own.busy.store(true, Ordering::Relaxed);
+        own.busy.store(1, Ordering::Relaxed);
         let busy = Busy(&own.busy);
         slot.fence();
-        if own.revoked.load(Ordering::Acquire) {
+        if own.revoked.load(Ordering::Acquire) != 0 {
             return None;
         }
         let result = f(&own.value);
@@ -89,11 +91,11 @@ impl<T> Owned<T> {
         let chosen =
             || self.slots.iter().enumerate().filter(|(index, _)| only.is_none_or(|only| only == *index));
         let _revoked = Revoked(&self.slots);
-        chosen().for_each(|(_, slot)| slot.revoked.store(true, Ordering::Relaxed));
+        chosen().for_each(|(_, slot)| slot.revoked.store(1, Ordering::Relaxed));
         platform.fence_all();
         // All turns that have begun end before the first value is looked at: one may send something to another.
         for (_, slot) in chosen() {
-            while slot.busy.load(Ordering::Acquire) {
+            while slot.busy.load(Ordering::Acquire) != 0 {
                 pause();
             }
         }

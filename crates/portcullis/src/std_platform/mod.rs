@@ -97,18 +97,6 @@ impl StdPlatform {
         Self { inner }
     }
 
-    /// This thread's slot, taken now if it has none; `None` where none is left or the thread is ending.
-    #[inline]
-    fn slot(&self) -> Option<usize> {
-        let (id, slot) = LAST.get();
-        if id == self.inner.id {
-            return Some(slot);
-        }
-        let slot = self.leased_slot()?;
-        LAST.set((self.inner.id, slot));
-        Some(slot)
-    }
-
     #[cold]
     fn leased_slot(&self) -> Option<usize> {
         let find = |leases: &RefCell<Vec<Lease>>| {
@@ -122,7 +110,9 @@ impl StdPlatform {
             leases.push(Lease { platform: Arc::downgrade(&self.inner), slot });
             Some(slot)
         };
-        LEASES.try_with(find).ok().flatten()
+        let slot = LEASES.try_with(find).ok().flatten()?;
+        LAST.set((self.inner.id, slot));
+        Some(slot)
     }
 }
 
@@ -154,12 +144,22 @@ impl Platform for StdPlatform {
         self.inner.slots
     }
 
+    #[inline]
     fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
+        // The thread's slot is taken now if it has none; there may be none left, or the thread may be ending.
+        let (id, last) = LAST.get();
+        let slot = if id == self.inner.id { Some(last) } else { self.leased_slot() };
         let light = self.inner.light_fence;
-        let slot = self.slot();
         f(slot
             .map(|slot| if light { LocalSlot::with_light_fence(slot) } else { LocalSlot::new(slot) })
             .as_ref())
+    }
+
+    #[inline]
+    fn with_slot_at_hand<R>(&self, f: impl FnOnce(&LocalSlot<'_>) -> R) -> Option<R> {
+        let (id, slot) = LAST.get();
+        // Where each turn needs a fence, a call more makes no difference.
+        (id == self.inner.id && self.inner.light_fence).then(|| f(&LocalSlot::with_light_fence(slot)))
     }
 
     fn fence_all(&self) {

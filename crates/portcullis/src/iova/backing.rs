@@ -1,0 +1,147 @@
+//! The structure behind the CPUs' lists: one of two, behind one interface.
+
+use super::bitmap::Bitmap;
+use super::config::Structure;
+use super::placement::Placement;
+use super::tree::{HoleTree, MAX_ORDER, TreeError};
+
+/// The free pages of a space, and how few there ever were. Used under the space's lock.
+#[derive(Debug)]
+pub(super) struct Backing {
+    free: Free,
+    total: u64,
+    least_free: u64,
+}
+
+#[derive(Debug)]
+enum Free {
+    Tree(HoleTree),
+    Bitmap(Bitmap),
+}
+
+impl Backing {
+    /// Nothing free yet.
+    pub(super) fn new(structure: Structure, placement: Placement) -> Self {
+        let free = match structure {
+            Structure::HoleTree => Free::Tree(HoleTree::with_placement(placement)),
+            Structure::Bitmap => Free::Bitmap(Bitmap::new(placement)),
+        };
+        Self { free, total: 0, least_free: 0 }
+    }
+
+    /// Declares the `pages` pages from `first` on free.
+    pub(super) fn add(&mut self, first: u64, pages: u64) -> Result<(), TreeError> {
+        match &mut self.free {
+            Free::Tree(tree) => tree.add(first, pages)?,
+            Free::Bitmap(bitmap) => bitmap.add(first, pages)?,
+        }
+        self.count_all();
+        Ok(())
+    }
+
+    /// Takes the `pages` pages from `first` on out for good.
+    pub(super) fn reserve(&mut self, first: u64, pages: u64) -> Result<(), TreeError> {
+        match &mut self.free {
+            Free::Tree(tree) => tree.reserve(first, pages)?,
+            Free::Bitmap(bitmap) => bitmap.reserve(first, pages)?,
+        };
+        self.count_all();
+        Ok(())
+    }
+
+    fn count_all(&mut self) {
+        self.total = self.free_pages();
+        self.least_free = self.total;
+    }
+
+    /// `pages` free pages that begin at a multiple of 2^`order` and end below `end_page`.
+    pub(super) fn alloc(&mut self, pages: u64, order: u32, end_page: u64) -> Result<u64, TreeError> {
+        let order = order.min(MAX_ORDER);
+        let Some(max_page) = end_page.checked_sub(1) else {
+            return Err(TreeError::NoFit { pages, align_order: order, max_page: 0, free: 0, largest: 0 });
+        };
+        let page = match &mut self.free {
+            Free::Tree(tree) => tree.alloc(pages, order, max_page)?,
+            Free::Bitmap(bitmap) => bitmap.alloc(pages, order, max_page)?,
+        };
+        self.least_free = self.least_free.min(self.free_pages());
+        Ok(page)
+    }
+
+    /// Up to `out.len()` ranges of 2^`order` pages at their natural alignment, below `end_page`: the places
+    /// of so many single calls, in that order. How many there were.
+    ///
+    /// # Errors
+    /// As [`alloc`](Self::alloc) where there is not even one.
+    pub(super) fn alloc_run(
+        &mut self,
+        order: u32,
+        end_page: u64,
+        out: &mut [u64],
+    ) -> Result<usize, TreeError> {
+        let Some((first, rest)) = out.split_first_mut() else {
+            return Ok(0);
+        };
+        *first = self.alloc(1 << order, order, end_page)?;
+        let more = match &mut self.free {
+            Free::Tree(_) => {
+                let more = rest.iter_mut().map_while(|place| {
+                    *place = self.alloc(1 << order, order, end_page).ok()?;
+                    Some(())
+                });
+                more.count()
+            }
+            Free::Bitmap(bitmap) => bitmap.alloc_run(rest.len(), 1 << order, order, end_page - 1, rest),
+        };
+        self.least_free = self.least_free.min(self.free_pages());
+        Ok(more + 1)
+    }
+
+    /// Takes back the range of `pages` pages at `page`. Cannot fail for what was handed out.
+    pub(super) fn free(&mut self, page: u64, pages: u64) {
+        let freed = match &mut self.free {
+            Free::Tree(tree) => tree.free(page, pages),
+            Free::Bitmap(bitmap) => bitmap.free(page, pages),
+        };
+        debug_assert!(freed.is_ok(), "{freed:?}");
+    }
+
+    /// Takes back ranges of `pages` pages each.
+    pub(super) fn free_all(&mut self, firsts: &[u64], pages: u64) {
+        firsts.iter().for_each(|page| self.free(*page, pages));
+    }
+
+    /// Pages that could be handed out when all were free.
+    pub(super) const fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// Pages that are free.
+    pub(super) const fn free_pages(&self) -> u64 {
+        match &self.free {
+            Free::Tree(tree) => tree.free_pages(),
+            Free::Bitmap(bitmap) => bitmap.free_pages(),
+        }
+    }
+
+    /// The fewest pages that ever were free.
+    pub(super) const fn least_free(&self) -> u64 {
+        self.least_free
+    }
+
+    /// Pages of the largest hole.
+    pub(super) fn largest_hole(&self) -> u64 {
+        match &self.free {
+            Free::Tree(tree) => tree.largest_hole(),
+            Free::Bitmap(bitmap) => bitmap.largest_hole(),
+        }
+    }
+
+    /// Bytes of memory that the structure takes.
+    pub(super) const fn memory_bytes(&self) -> usize {
+        match &self.free {
+            Free::Tree(tree) => tree.memory_bytes(),
+            Free::Bitmap(bitmap) => bitmap.memory_bytes(),
+        }
+    }
+}
