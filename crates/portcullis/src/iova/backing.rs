@@ -79,22 +79,31 @@ impl Backing {
         end_page: u64,
         out: &mut [u64],
     ) -> Result<usize, TreeError> {
-        let Some((first, rest)) = out.split_first_mut() else {
+        let Some(first) = out.first_mut() else {
             return Ok(0);
         };
-        *first = self.alloc(1 << order, order, end_page)?;
-        let more = match &mut self.free {
+        let taken = match &mut self.free {
+            // Below page 0 there is none: `alloc` says so.
+            Free::Bitmap(_) if end_page == 0 => 0,
+            Free::Bitmap(bitmap) => {
+                let max_page = end_page - 1;
+                bitmap.alloc_run(out.len(), 1 << order, order, max_page, out)
+            }
             Free::Tree(_) => {
-                let more = rest.iter_mut().map_while(|place| {
+                *first = self.alloc(1 << order, order, end_page)?;
+                let more = out[1..].iter_mut().map_while(|place| {
                     *place = self.alloc(1 << order, order, end_page).ok()?;
                     Some(())
                 });
-                more.count()
+                1 + more.count()
             }
-            Free::Bitmap(bitmap) => bitmap.alloc_run(rest.len(), 1 << order, order, end_page - 1, rest),
         };
+        if taken == 0 {
+            // For the reason; or for one after all.
+            out[0] = self.alloc(1 << order, order, end_page)?;
+        }
         self.least_free = self.least_free.min(self.free_pages());
-        Ok(more + 1)
+        Ok(taken.max(1))
     }
 
     /// Takes back the range of `pages` pages at `page`. Cannot fail for what was handed out.

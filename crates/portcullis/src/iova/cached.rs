@@ -148,16 +148,16 @@ impl Cached {
         let (mut elsewhere, mut no_memory) = (0, 0);
         // The last one first, so that it is the last to be handed out.
         for page in pages[..fetched].iter().rev() {
-            if self.zone(*page) != zone {
-                elsewhere += 1;
-            } else if self.notes.make(*page, order, NOBODY).is_err()
-                || !cpu.push(&self.notes, zone, order, *page)
-            {
-                no_memory += 1;
-            } else {
-                continue;
+            let pushed = match self.zone(*page) == zone {
+                // SAFETY: `notes` is the only one that these CPUs' lists are used with.
+                true => unsafe { cpu.push_new(&self.notes, zone, Class::of(order), *page) },
+                false => Ok(false),
+            };
+            no_memory += usize::from(pushed.is_err());
+            elsewhere += usize::from(pushed == Ok(false));
+            if pushed != Ok(true) {
+                backing.lock().free(*page, 1 << order);
             }
-            backing.lock().free(*page, 1 << order);
         }
         if no_memory > 0 && no_memory + elsewhere == fetched {
             return Err(TreeError::OutOfMemory { nodes: 0, node_bytes: 0 });

@@ -6,6 +6,7 @@
 
 use super::class::{CACHED_ORDERS, Class};
 use super::inbox::{Inbox, Outbox};
+use super::links::OutOfMemory;
 use super::near::Near;
 use super::notes::{Notes, Place};
 use super::word::{Link, handed_out};
@@ -146,6 +147,39 @@ impl Cpu {
             }
             _ => false,
         }
+    }
+
+    /// The same for a range that may have no word yet. May allocate.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`] for the word; the range is not on the list then.
+    ///
+    /// # Safety
+    /// As [`take`](Self::take).
+    pub(super) unsafe fn push_new(
+        &self,
+        notes: &Notes,
+        zone: usize,
+        class: Class,
+        page: u64,
+    ) -> Result<bool, OutOfMemory> {
+        let list = self.list(zone, class.order());
+        let place = Place::of(page, class);
+        // SAFETY: the caller's promise is passed on.
+        let found = || unsafe { self.near.word(notes, place) };
+        let word = match found() {
+            Some(word) => word,
+            None => {
+                notes.make(page, class.order(), Link::END.bits())?;
+                self.near.remember(notes, place);
+                found().ok_or(OutOfMemory)?
+            }
+        };
+        let room = !list.is_full();
+        if room {
+            list.push(word, page, class.order());
+        }
+        Ok(room)
     }
 
     /// Grants the list of `order` room for `wanted` more ranges, or as many as there is room for while all
