@@ -79,7 +79,7 @@ fn every_workload_runs_on_every_subject() {
     if cfg!(feature = "rivals") {
         assert_complete(&report, &subjects);
     } else {
-        assert_complete(&report, &["portcullis", "portcullis-backing"]);
+        assert_complete(&report, &["portcullis", "portcullis-backing", "portcullis-tree"]);
         let missing = report.skipped.iter().find(|skipped| skipped.subject == "vmem").unwrap();
         assert!(missing.reason.contains("without the feature `rivals`"), "{missing:?}");
     }
@@ -174,7 +174,7 @@ fn wrong_names_are_told_with_the_right_ones() {
     assert!(error.to_string().contains("pair-1, pair-2") && error.to_string().contains("full-32bit"));
     let error = run(&Request { subjects: vec!["windows".into()], ..request() }).unwrap_err();
     assert!(matches!(&error, BenchError::NoSuchSubject { name } if name == "windows"));
-    assert!(error.to_string().contains("portcullis-backing, linux, offset-allocator"));
+    assert!(error.to_string().contains("portcullis-backing, portcullis-tree, linux, offset-allocator"));
 }
 
 #[test]

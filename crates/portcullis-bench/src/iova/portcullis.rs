@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use portcullis::addr::{Iova, IovaRange, PageSize};
-use portcullis::iova::{HoleTree, IovaSpace, MAX_ORDER, SpaceConfig};
+use portcullis::iova::{Bitmap, HoleTree, IovaSpace, MAX_ORDER, Placement, SpaceConfig, TreeError};
 use portcullis::platform::Platform;
 use portcullis::std_platform::StdPlatform;
 
@@ -55,34 +55,76 @@ impl Allocator for Caches {
     }
 }
 
+/// What can be behind the caches.
+pub(crate) trait Structure: Send + Sized + 'static {
+    /// A structure in which all pages of a space are free.
+    fn with_pages(pages: u64) -> Result<Self, TreeError>;
+    fn alloc(&mut self, pages: u64, order: u32, last_page: u64) -> Option<u64>;
+    fn free(&mut self, range: Pages) -> bool;
+}
+
+impl Structure for Bitmap {
+    fn with_pages(pages: u64) -> Result<Self, TreeError> {
+        let mut bitmap = Self::new(Placement::TopDown);
+        bitmap.add(0, pages)?;
+        Ok(bitmap)
+    }
+
+    #[inline]
+    fn alloc(&mut self, pages: u64, order: u32, last_page: u64) -> Option<u64> {
+        self.alloc(pages, order, last_page).ok()
+    }
+
+    #[inline]
+    fn free(&mut self, range: Pages) -> bool {
+        self.free(range.first, range.pages).is_ok()
+    }
+}
+
+impl Structure for HoleTree {
+    fn with_pages(pages: u64) -> Result<Self, TreeError> {
+        let mut tree = Self::new();
+        tree.add(0, pages)?;
+        Ok(tree)
+    }
+
+    #[inline]
+    fn alloc(&mut self, pages: u64, order: u32, last_page: u64) -> Option<u64> {
+        self.alloc(pages, order, last_page).ok()
+    }
+
+    #[inline]
+    fn free(&mut self, range: Pages) -> bool {
+        self.free(range.first, range.pages).is_ok()
+    }
+}
+
 /// What is behind the caches, alone.
-pub(crate) struct Backing {
-    tree: Mutex<HoleTree>,
+pub(crate) struct Backing<S> {
+    structure: Mutex<S>,
     last_page: u64,
 }
 
-pub(crate) fn backing() -> Make<Backing> {
+pub(crate) fn backing<S: Structure>() -> Make<Backing<S>> {
     Arc::new(|space: &Space| {
-        let mut tree = HoleTree::new();
-        tree.add(0, space.pages).map_err(|error| Failure::Refused(error.to_string()))?;
-        Ok(Backing { tree: Mutex::new(tree), last_page: space.pages - 1 })
+        let structure = S::with_pages(space.pages).map_err(|error| Failure::Refused(error.to_string()))?;
+        Ok(Backing { structure: Mutex::new(structure), last_page: space.pages - 1 })
     })
 }
 
-impl Allocator for Backing {
+impl<S: Structure> Allocator for Backing<S> {
     type Range = Pages;
 
     #[inline]
     fn alloc(&self, pages: u64) -> Option<Pages> {
         let order = pages.next_power_of_two().trailing_zeros().min(MAX_ORDER);
-        let mut tree = self.tree.lock().unwrap_or_else(PoisonError::into_inner);
-        Some(Pages { first: tree.alloc(pages, order, self.last_page).ok()?, pages })
+        let mut structure = self.structure.lock().unwrap_or_else(PoisonError::into_inner);
+        Some(Pages { first: structure.alloc(pages, order, self.last_page)?, pages })
     }
 
     #[inline]
     fn free(&self, range: Pages) -> bool {
-        let mut tree = self.tree.lock().unwrap_or_else(PoisonError::into_inner);
-        tree.free(range.first, range.pages).is_ok()
+        self.structure.lock().unwrap_or_else(PoisonError::into_inner).free(range)
     }
 
     fn pages(&self, range: Pages) -> Pages {

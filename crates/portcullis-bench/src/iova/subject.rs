@@ -3,6 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use ::portcullis::iova::{Bitmap, HoleTree};
+
 use super::allocator::{Allocator, Make};
 use super::check::Watched;
 use super::cross::CrossCell;
@@ -26,11 +28,15 @@ pub struct SubjectInfo {
 pub(crate) const LINUX: &str = "linux";
 
 /// All subjects, in the order in which they are reported.
-pub const SUBJECTS: [SubjectInfo; 8] = [
+pub const SUBJECTS: [SubjectInfo; 9] = [
     SubjectInfo { name: "portcullis", about: "IovaSpace: a cache for each CPU; natural alignment" },
     SubjectInfo {
         name: "portcullis-backing",
-        about: "HoleTree, what is behind the caches, alone and behind a lock; natural alignment",
+        about: "Bitmap, what is behind the caches, alone and behind a lock; natural alignment",
+    },
+    SubjectInfo {
+        name: "portcullis-tree",
+        about: "HoleTree, which can be there instead, alone and behind a lock; natural alignment",
     },
     SubjectInfo {
         name: LINUX,
@@ -80,7 +86,8 @@ pub(crate) fn open(
     let subject = |info: &&'static SubjectInfo| {
         let open = match (info.name, &library) {
             ("portcullis", _) => opener(portcullis::caches(platform.clone())),
-            ("portcullis-backing", _) => opener(portcullis::backing()),
+            ("portcullis-backing", _) => opener(portcullis::backing::<Bitmap>()),
+            ("portcullis-tree", _) => opener(portcullis::backing::<HoleTree>()),
             (LINUX, Some(library)) => opener(linux::make(library, team.cores().max())),
             (name, _) => rival_crate(name),
         };
