@@ -38,8 +38,10 @@ use core::fmt;
 mod batch;
 mod block;
 mod check;
+mod count;
 mod fit;
 mod leaf;
+mod loose;
 mod node;
 mod paint;
 mod path;
@@ -53,7 +55,7 @@ mod span;
 use super::placement::Placement;
 use super::tree::{MAX_ORDER, TreeError};
 use fit::Fit;
-use leaf::Leaf;
+use leaf::{LEAF_PAGES, Leaf};
 use node::{Link, MAX_LEVEL, Node};
 use room::Room;
 use slab::Slab;
@@ -198,8 +200,12 @@ impl Bitmap {
     /// The number of pages in the largest hole; 0 if nothing is free. Looks at all holes unless the last
     /// request was one that found no place, or one that does not have natural alignment. Does not allocate.
     pub fn largest_hole(&self) -> u64 {
-        if self.top > 0 && !self.nodes.get(self.root).stale {
-            return self.fit.longest(0).max(self.nodes.get(self.root).runs.longest(0));
+        if self.top > 0 {
+            let node = self.nodes.get(self.root);
+            let (across, inside) = (node.runs.longest(0), node.loose.longest(0));
+            if !node.stale && (across >= LEAF_PAGES.into() || !node.is_loose_stale) {
+                return across.max(inside);
+            }
         }
         self.iter().map(|hole| hole.1).max().unwrap_or(0)
     }
@@ -258,6 +264,9 @@ impl Bitmap {
             free: self.free_pages,
             largest: {
                 self.refresh();
+                if self.top > 0 && self.nodes.get(self.root).runs.longest(0) < LEAF_PAGES.into() {
+                    self.refresh_loose();
+                }
                 self.largest_hole()
             },
         }

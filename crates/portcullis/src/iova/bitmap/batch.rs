@@ -3,7 +3,7 @@
 use super::Bitmap;
 use super::leaf::LEAF_PAGES;
 use super::node::{Link, slot};
-use super::path::in_leaf;
+use super::path::{Path, in_leaf};
 use super::search::is_natural;
 use super::{MAX_ORDER, PAID_PAGES, TreeError};
 
@@ -65,10 +65,8 @@ impl Bitmap {
             return Err(TreeError::Alignment { align_order, max: MAX_ORDER });
         }
         let limit = max_page.saturating_add(1);
-        if !is_natural(pages, align_order) {
-            self.refresh();
-        }
-        let Some(found) = self.find(pages, align_order, limit) else {
+        let mut path = Path::new();
+        let Some(found) = self.find(pages, align_order, limit, &mut path) else {
             return Err(self.no_fit(pages, align_order, max_page));
         };
         let page = found.page;
@@ -80,10 +78,9 @@ impl Bitmap {
         };
         // Where the limit lies in this leaf, the next place may be behind it.
         if count == 1 || limit.saturating_sub(page) < LEAF_PAGES.into() || !is_natural(pages, align_order) {
-            self.take_in_leaf(page, pages, leaf, &found.path);
+            self.take_in_leaf(page, pages, leaf, &path);
             return Ok(1);
         }
-        let old = self.nodes.get(found.path.node(1)).fits[slot(page, 1)];
         let base = page - u64::from(in_leaf(page));
         let bits = self.leaves.get_mut(leaf);
         let mut taken = 0;
@@ -95,21 +92,22 @@ impl Bitmap {
             *out = base + u64::from(start);
             taken += 1;
         }
-        let new = bits.fit(old);
+        let new = bits.fit();
         self.free_pages -= taken as u64 * pages;
-        self.idle -= usize::from(old.is_whole());
-        let edges = old.ends() != new.ends();
-        self.update(page, &found.path, 1, old, new, edges);
+        self.idle -= usize::from(self.nodes.get(path.node(1)).fits[slot(page, 1)].is_whole());
+        self.outdate(&path, 1, true);
+        self.update(page, &path, 1, new);
         Ok(taken)
     }
 
     /// Takes a range that is free, wherever it lies. May allocate.
     fn take_anywhere(&mut self, page: u64, pages: u64) -> Result<(), TreeError> {
-        if u64::from(in_leaf(page)) + pages <= LEAF_PAGES.into()
-            && let Some((leaf, path)) = self.locate(page)
-        {
-            self.take_in_leaf(page, pages, leaf, &path);
-            return Ok(());
+        if u64::from(in_leaf(page)) + pages <= LEAF_PAGES.into() {
+            let mut path = Path::new();
+            if let Some(leaf) = self.locate(page, &mut path) {
+                self.take_in_leaf(page, pages, leaf, &path);
+                return Ok(());
+            }
         }
         let state = if pages <= PAID_PAGES { Link::PAID } else { Link::TAKEN };
         let end = page.saturating_add(pages);

@@ -35,7 +35,6 @@ impl Bitmap {
         if !node.links[blocks.clone()].iter().all(opposite) {
             return false;
         }
-        let old = node.fits[*blocks.start()];
         let mut freed = Room::NONE;
         for link in &node.links[blocks.clone()] {
             if *link == Link::PAID {
@@ -53,11 +52,12 @@ impl Bitmap {
         self.paid = self.paid.minus(freed).plus(owed);
         let node = self.nodes.get_mut(number);
         node.links[blocks.clone()].fill(state);
-        node.fits[blocks].fill(state.fit());
+        // All but the last one, which brings what is above up to date.
+        node.fits[*blocks.start()..*blocks.end()].fill(state.fit());
         self.free_pages =
             if is_free { self.free_pages + (end - first) } else { self.free_pages - (end - first) };
-        // The blocks change alike, so what holds for the last of them holds for all.
-        self.update(end - 1, &path, level + 1, old, state.fit(), true);
+        self.outdate(&path, level + 1, true);
+        self.update(end - 1, &path, level + 1, state.fit());
         true
     }
 }

@@ -1,8 +1,9 @@
 //! The invariants, checked the slow way.
 
 use super::Bitmap;
-use super::fit::Fit;
+use super::fit::{Fit, LEAF_ORDER};
 use super::leaf::{LEAF_PAGES, Leaf};
+use super::loose::Loose;
 use super::node::{FAN, Link, pages};
 use super::room::Room;
 use crate::iova::tree::MAX_ORDER;
@@ -23,7 +24,7 @@ impl Bitmap {
         let mut walk = Walk { used: Room::NONE, paid: Room::NONE, idle: 0, free_pages: 0 };
         if self.top > 0 {
             walk.used.nodes += 1;
-            if !self.check_node(self.root, self.top, 0, &mut walk)?.is(&self.fit) {
+            if self.check_node(self.root, self.top, 0, &mut walk)?.0 != self.fit {
                 return Err("what fits in the leaves of the space is wrong");
             }
         }
@@ -45,21 +46,28 @@ impl Bitmap {
         Ok(())
     }
 
-    /// Checks what is below a node at page `base`; returns what it has room for inside leaves.
-    fn check_node(&self, number: u32, level: u32, base: u64, walk: &mut Walk) -> Result<Fit, &'static str> {
+    /// Checks what is below a node at page `base`; returns what it has room for inside leaves, and
+    /// the longest runs there.
+    fn check_node(
+        &self,
+        number: u32,
+        level: u32,
+        base: u64,
+        walk: &mut Walk,
+    ) -> Result<(Fit, Loose), &'static str> {
         let node = self.nodes.get(number);
         let size = pages(level - 1);
-        let mut best = Fit::NONE;
+        let mut best = (Fit::NONE, Loose::NONE);
         for block in 0..FAN {
             let start = base + block as u64 * size;
             let link = node.links[block];
-            let fit = match link.number() {
+            let (fit, loose) = match link.number() {
                 None => {
                     if link == Link::PAID {
                         walk.paid = walk.paid.plus(Room::of_block(level - 1));
                     }
                     walk.free_pages += if link == Link::FREE { size } else { 0 };
-                    link.fit()
+                    (link.fit(), if link == Link::FREE { Loose::ALL } else { Loose::NONE })
                 }
                 Some(child) if level > 1 => {
                     walk.used.nodes += 1;
@@ -71,13 +79,16 @@ impl Bitmap {
                     let free: u32 = leaf.0.iter().map(|word| word.count_ones()).sum();
                     walk.idle += usize::from(free == LEAF_PAGES);
                     walk.free_pages += u64::from(free);
-                    slow_fit(leaf)
+                    (slow_fit(leaf), slow_loose(leaf))
                 }
             };
-            if !node.fits[block].is(&fit) {
+            if node.fits[block] != fit {
                 return Err("what fits in a block's leaves is wrong");
             }
-            best = best.max(fit);
+            best = (best.0.max(&fit), best.1.max(loose));
+        }
+        if !node.is_loose_stale && node.loose != best.1 {
+            return Err("the longest runs in the leaves of a node are wrong");
         }
         self.check_runs(number, level, base)?;
         Ok(best)
@@ -101,13 +112,15 @@ impl Bitmap {
             }
         }
         let node = self.nodes.get(number);
-        if node.stale {
-            return Ok(());
-        }
+        let mut children =
+            node.links.iter().filter_map(|link| link.number()).map(|child| self.nodes.get(child));
         if level > 1
-            && node.links.iter().filter_map(|link| link.number()).any(|child| self.nodes.get(child).stale)
+            && children.any(|child| child.stale > node.stale || child.is_loose_stale > node.is_loose_stale)
         {
             return Err("a node is stale but the one above is not");
+        }
+        if node.stale {
+            return Ok(());
         }
         let runs = &node.runs;
         if (runs.prefix, runs.suffix) != (prefix, suffix) {
@@ -120,16 +133,34 @@ impl Bitmap {
     }
 }
 
-/// What a leaf has room for, page by page.
+/// What a leaf has room for, page by page and block by block.
 fn slow_fit(leaf: &Leaf) -> Fit {
-    let is_free = |page: u32| leaf.0[(page / 64) as usize] >> (page % 64) & 1 == 1;
-    let mut fit = Fit::NONE;
+    let mut counts = [0; LEAF_ORDER as usize + 1];
+    for (order, most) in counts.iter_mut().enumerate() {
+        for block in (0..LEAF_PAGES).step_by(1 << order) {
+            let free = (block..block + (1 << order)).take_while(|page| is_free(leaf, *page)).count();
+            *most = free.max(*most);
+        }
+    }
+    let [zero, one, two, three, four, five, six, seven, eight, nine] = counts;
+    let low = [zero + one, two, three, four, five, six];
+    let low = low.iter().rev().fold(0, |low, count| low << 8 | *count as u64);
+    Fit::new(low, seven as u32, eight as u32, nine as u32)
+}
+
+/// The longest runs of a leaf, page by page.
+fn slow_loose(leaf: &Leaf) -> Loose {
+    let mut loose = Loose::NONE;
     let mut start = 0;
     for page in 0..=LEAF_PAGES {
-        if page == LEAF_PAGES || !is_free(page) {
-            fit = fit.max(Fit::of_run(start, page));
+        if page == LEAF_PAGES || !is_free(leaf, page) {
+            loose = loose.max(Loose::of_run(start, page));
             start = page + 1;
         }
     }
-    fit
+    loose
+}
+
+fn is_free(leaf: &Leaf, page: u32) -> bool {
+    leaf.0[(page / 64) as usize] >> (page % 64) & 1 == 1
 }

@@ -1,125 +1,89 @@
-//! What fits inside a leaf, for every order at once.
+//! What fits inside a leaf with natural alignment, for every order at once.
 
 use super::leaf::LEAF_PAGES;
 
 /// The highest order whose aligned blocks lie inside a leaf.
 pub(super) const LEAF_ORDER: u32 = LEAF_PAGES.ilog2();
 
-/// For orders 0 to 7, the low bits of a page's number that the alignment wants to be 0.
-const MASKS: [u16; 8] = [0, 1, 3, 7, 15, 31, 63, 127];
-/// The same for orders 8 and 9; the rest is no order.
-const MORE_MASKS: [u16; 4] = [255, 511, 0, 0];
-/// What a run that does not end the leaf loses as a suffix: everything.
-const SUFFIX_MASKS: [u16; 4] = [0, 0, !0, !0];
-
-/// For every order up to [`LEAF_ORDER`], the longest run that begins at a multiple of `2^order` and ends in
-/// the same leaf: of one leaf, or the longest among all leaves below a node. For one leaf also its suffix.
+/// For every order `k` up to [`LEAF_ORDER`], how many free pages a block of `2^k` pages at a multiple of `2^k`
+/// begins with: the most in one leaf, or in all leaves below a node. A request with natural alignment fits
+/// where that is not less than what it asks for.
 ///
-/// Everything is done to all lanes alike and without branches, in vector registers: hence the masks, and two
-/// arrays that are as long as such registers.
+/// The maximum of two is taken lane by lane and without branches, in one vector register. Counts that are too
+/// large for a lane are spread over several, each of which counts on where the one before is full.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C, align(16))]
+pub(super) struct Fit([u8; 16]);
+
+/// Where a [`Fit`] says whether a request fits: the lane, and the least that must be there.
 #[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub(super) struct Fit {
-    /// Orders 0 to 7.
-    lanes: [u16; 8],
-    /// Order 8, order 9, which is the prefix, and twice the suffix.
-    more: [u16; 4],
+pub(super) struct Need {
+    lane: usize,
+    least: u8,
+}
+
+impl Need {
+    /// That of a request for `pages` pages at `order`, which has natural alignment: an order of at most
+    /// [`LEAF_ORDER`], and 1 to `2^order` pages.
+    #[inline]
+    pub(super) fn of(pages: u64, order: u32) -> Self {
+        // A request of order 0 needs a free page, which any block has that has one of order 1. So the counts
+        // of both orders are added up in the first lane.
+        let pages = pages as u32;
+        let (lane, least) = match order {
+            9 if pages > 510 => (11, pages - 510),
+            9 if pages > 255 => (10, pages - 255),
+            9 => (9, pages),
+            8 if pages > 255 => (8, pages - 255),
+            8 => (7, pages),
+            _ => (order.saturating_sub(1), pages + u32::from(order == 1)),
+        };
+        Self { lane: lane as usize % 16, least: least as u8 }
+    }
 }
 
 impl Fit {
     /// Nothing is free.
-    pub(super) const NONE: Self = Self { lanes: [0; 8], more: [0; 4] };
+    pub(super) const NONE: Self = Self([0; 16]);
     /// Everything is free.
-    pub(super) const ALL: Self = Self { lanes: [LEAF_PAGES as u16; 8], more: [LEAF_PAGES as u16; 4] };
+    pub(super) const ALL: Self = Self([3, 4, 8, 16, 32, 64, 128, 255, 1, 255, 255, 2, 0, 0, 0, 0]);
 
-    /// What a leaf with the free run `[start, end)` and no other has room for. The run may be empty.
+    /// From the counts of all orders, of which `low` has six in one byte each: those of orders 0 and 1 added
+    /// up, and those of orders 2 to 6.
     #[inline]
-    pub(super) fn of_run(start: u32, end: u32) -> Self {
-        let (before, len) = ((start as u16).wrapping_neg(), end.saturating_sub(start) as u16);
-        let lost = if end == LEAF_PAGES { 0 } else { !0 };
-        let mut fit = Self { lanes: [len; 8], more: [len; 4] };
-        for (lane, mask) in fit.lanes.iter_mut().zip(MASKS) {
-            *lane = lane.saturating_sub(before & mask);
-        }
-        for ((lane, mask), suffix) in fit.more.iter_mut().zip(MORE_MASKS).zip(SUFFIX_MASKS) {
-            *lane = lane.saturating_sub(before & mask | lost & suffix);
-        }
-        fit
+    pub(super) fn new(low: u64, seven: u32, eight: u32, nine: u32) -> Self {
+        let eight = u64::from(eight.min(255)) | u64::from(eight.saturating_sub(255)) << 8;
+        let nine = u64::from(nine.min(255))
+            | u64::from(nine.saturating_sub(255).min(255)) << 8
+            | u64::from(nine.saturating_sub(510)) << 16;
+        let lanes = u128::from(low | u64::from(seven) << 48) | u128::from(eight | nine << 16) << 56;
+        Self(lanes.to_le_bytes())
     }
 
     /// The better of both, order by order.
     #[inline]
-    pub(super) fn max(mut self, other: Self) -> Self {
-        for (lane, other) in self.lanes.iter_mut().zip(other.lanes) {
-            *lane = (*lane).max(other);
-        }
-        for (lane, other) in self.more.iter_mut().zip(other.more) {
+    pub(super) fn max(mut self, other: &Self) -> Self {
+        for (lane, other) in self.0.iter_mut().zip(other.0) {
             *lane = (*lane).max(other);
         }
         self
     }
 
-    /// Whether both are the same in every lane.
+    /// Whether there is enough.
     #[inline]
-    pub(super) fn is(&self, other: &Self) -> bool {
-        let (mut differ, mut more) = (0, 0);
-        for (lane, other) in self.lanes.iter().zip(other.lanes) {
-            differ |= lane ^ other;
-        }
-        for (lane, other) in self.more.iter().zip(other.more) {
-            more |= lane ^ other;
-        }
-        differ | more == 0
-    }
-
-    /// Whether replacing a part that was worth `before` by one that is worth `after` may make the whole,
-    /// which is worth `self`, worth less: the part was among the best for some order and is so no longer.
-    #[inline]
-    pub(super) fn depends_on(&self, before: &Self, after: &Self) -> bool {
-        let (mut lost, mut more) = (0, 0);
-        for ((lane, before), after) in self.lanes.iter().zip(before.lanes).zip(after.lanes) {
-            lost |= if before == *lane { before.saturating_sub(after) } else { 0 };
-        }
-        for ((lane, before), after) in self.more.iter().zip(before.more).zip(after.more) {
-            more |= if before == *lane { before.saturating_sub(after) } else { 0 };
-        }
-        lost | more != 0
-    }
-
-    /// The longest run for `order`, which is at most [`LEAF_ORDER`].
-    #[inline]
-    pub(super) fn longest(&self, order: u32) -> u64 {
-        let order = order as usize;
-        u64::from(if order < 8 { self.lanes[order] } else { self.more[(order - 8) % 4] })
+    pub(super) fn has(&self, need: Need) -> bool {
+        self.0[need.lane] >= need.least
     }
 
     /// Whether nothing at all is free.
     #[inline]
     pub(super) fn is_none(&self) -> bool {
-        self.lanes[0] == 0
-    }
-
-    /// Of one leaf: the free pages that it begins with.
-    #[inline]
-    pub(super) fn prefix(&self) -> u64 {
-        u64::from(self.more[1])
-    }
-
-    /// Of one leaf: the free pages that it ends with.
-    #[inline]
-    pub(super) fn suffix(&self) -> u64 {
-        u64::from(self.more[2])
-    }
-
-    /// Of one leaf: the free pages at either end.
-    #[inline]
-    pub(super) fn ends(&self) -> (u64, u64) {
-        (self.prefix(), self.suffix())
+        self.0[0] == 0
     }
 
     /// Of one leaf: whether all of it is free.
     #[inline]
     pub(super) fn is_whole(&self) -> bool {
-        self.more[1] == LEAF_PAGES as u16
+        self.0[11] == 2
     }
 }

@@ -1,26 +1,20 @@
 //! The bits: one cache line, one bit for each page.
 
-use super::fit::Fit;
+use super::loose::Loose;
 use crate::iova::placement::Placement;
 
 /// Pages in a leaf.
 pub(super) const LEAF_PAGES: u32 = 512;
 const WORDS: usize = (LEAF_PAGES / u64::BITS) as usize;
-/// How many edges of a word are taken down at once.
-const EDGES_OF_WORD: usize = 6;
-/// Room for those of a leaf and its end; a power of two, so that staying inside costs nothing.
-const EDGES: usize = 64;
-const _: () = assert!(WORDS * EDGES_OF_WORD < EDGES, "all edges and the end of the leaf");
-
-/// For each order up to 6, the bits of a word that stand for multiples of `2^order`.
-const ALIGNED: [u64; 7] = [
+/// For each order up to 6, the last bits of the blocks of `2^order` bits.
+const LAST: [u64; 7] = [
     u64::MAX,
-    0x5555_5555_5555_5555,
-    0x1111_1111_1111_1111,
-    0x0101_0101_0101_0101,
-    0x0001_0001_0001_0001,
-    0x0000_0001_0000_0001,
-    1,
+    0xaaaa_aaaa_aaaa_aaaa,
+    0x8888_8888_8888_8888,
+    0x8080_8080_8080_8080,
+    0x8000_8000_8000_8000,
+    0x8000_0000_8000_0000,
+    0x8000_0000_0000_0000,
 ];
 
 /// As many pages as a cache line has bits. A bit that is set stands for a page that is free. Pages are
@@ -65,12 +59,6 @@ impl Leaf {
         changed
     }
 
-    /// The run of free pages around `[start, end)`, which is free and not empty.
-    #[inline]
-    pub(super) fn run_around(&self, start: u32, end: u32) -> (u32, u32) {
-        (self.last(start, false).map_or(0, |page| page + 1), self.first(end, false).unwrap_or(LEAF_PAGES))
-    }
-
     /// The first page from `from` on that is free, or that is used.
     #[inline]
     pub(super) fn first(&self, from: u32, free: bool) -> Option<u32> {
@@ -98,103 +86,75 @@ impl Leaf {
         Some(word as u32 * 64 + bits.ilog2())
     }
 
-    /// What the leaf has room for. The result is known to be at most `bound`; where that is reached early,
-    /// the rest may not be looked at.
-    pub(super) fn fit(&self, bound: Fit) -> Fit {
-        // Branches that depend on the bits are guessed wrong half of the time, and cost more than all else.
-        // So this takes down six edges for each word whether or not there are that many, and keeps those
-        // that exist. Leaves with a word that has more are counted run by run.
-        let mut edges = [0_u16; EDGES];
-        let (mut count, mut more, mut before) = (0, 0, 0);
-        for (word, &bits) in self.0.iter().enumerate() {
-            // A bit for each page that differs from the one before it: runs begin and end there.
-            let mut rest = bits ^ (bits << 1 | before);
-            before = bits >> 63;
-            for _ in 0..EDGES_OF_WORD {
-                edges[count % EDGES] = word as u16 * 64 + rest.trailing_zeros() as u16;
-                count += usize::from(rest != 0);
-                rest &= rest.wrapping_sub(1);
-            }
-            more |= rest;
-        }
-        if more != 0 {
-            return self.fit_by_runs(bound);
-        }
-        edges[count % EDGES] = LEAF_PAGES as u16;
-        count += before as usize;
-        let mut fit = Fit::NONE;
-        for run in edges[..count.min(EDGES)].chunks_exact(2) {
-            fit = fit.max(Fit::of_run(run[0].into(), run[1].into()));
-        }
-        fit
+    /// Whether `[start, end)` and what is free around it reaches either end of the leaf.
+    pub(super) fn is_edge(&self, start: u32, end: u32) -> bool {
+        self.last(start, false).is_none() || self.first(end, false).is_none()
     }
 
-    /// The same for any number of runs.
-    #[cold]
-    fn fit_by_runs(&self, bound: Fit) -> Fit {
-        let mut fit = Fit::NONE;
+    /// The free pages at the beginning, and those at the end.
+    pub(super) fn ends(&self) -> (u64, u64) {
+        let prefix = self.first(0, false).unwrap_or(LEAF_PAGES);
+        let suffix = LEAF_PAGES - self.last(LEAF_PAGES, false).map_or(0, |page| page + 1);
+        (prefix.into(), suffix.into())
+    }
+
+    /// The runs in the leaf, as its first page and the page behind it, in order.
+    fn runs(&self) -> impl Iterator<Item = (u32, u32)> {
         let mut from = 0;
-        while let Some(start) = self.first(from, true) {
+        core::iter::from_fn(move || {
+            let start = self.first(from, true)?;
             from = self.first(start, false).unwrap_or(LEAF_PAGES);
-            fit = fit.max(Fit::of_run(start, from));
-            if fit.is(&bound) {
-                break;
-            }
-        }
-        fit
+            Some((start, from))
+        })
+    }
+
+    /// The longest runs, for every order.
+    pub(super) fn loose(&self) -> Loose {
+        self.runs().fold(Loose::NONE, |best, (start, end)| best.max(Loose::of_run(start, end)))
     }
 
     /// The preferred place for `pages` pages at a multiple of `2^order`, an order of at most 9.
     #[inline]
     pub(super) fn place(&self, pages: u64, order: u32, placement: Placement) -> Option<u32> {
-        // Then no fit crosses words.
-        if pages <= 1 << order
-            && let Some(&aligned) = ALIGNED.get(order as usize)
-        {
-            let fits = |(word, &bits): (usize, &u64)| {
-                let starts = starts(bits, pages as u32) & aligned;
-                let bit = match placement {
-                    Placement::TopDown => starts.checked_ilog2()?,
-                    Placement::BottomUp => Some(starts.trailing_zeros()).filter(|_| starts != 0)?,
-                };
-                Some(word as u32 * 64 + bit)
-            };
-            let mut words = self.0.iter().enumerate();
-            return match placement {
-                Placement::TopDown => words.rev().find_map(fits),
-                Placement::BottomUp => words.find_map(fits),
-            };
+        match LAST.get(order as usize) {
+            // Then no fit crosses words.
+            Some(&last) if pages <= 1 << order => self.place_in_words(pages, order, last, placement),
+            _ => self.place_in_runs(pages, order, placement),
         }
-        self.place_in_runs(pages, order, placement)
+    }
+
+    /// The same for natural alignment inside words. `last` has the last bit of each block of the order.
+    #[inline]
+    fn place_in_words(&self, pages: u64, order: u32, last: u64, placement: Placement) -> Option<u32> {
+        let width = 1 << order;
+        // The pages that it would take from each block.
+        let wanted = (u64::MAX >> (64 - pages)) * (last >> (width - 1));
+        let fits = |(word, bits): (usize, &u64)| {
+            // Adding all lower bits carries into the last one if any of them is set.
+            let missing = !bits & wanted;
+            let blocks = !(((missing & !last) + !last) | missing) & last;
+            let bit = match placement {
+                Placement::TopDown => blocks.checked_ilog2()?,
+                Placement::BottomUp => Some(blocks.trailing_zeros()).filter(|_| blocks != 0)?,
+            };
+            Some(word as u32 * 64 + bit + 1 - width)
+        };
+        let mut words = self.0.iter().enumerate();
+        match placement {
+            Placement::TopDown => words.rev().find_map(fits),
+            Placement::BottomUp => words.find_map(fits),
+        }
     }
 
     /// The same for requests that may cross words: looks at every run.
     fn place_in_runs(&self, pages: u64, order: u32, placement: Placement) -> Option<u32> {
-        let mut found = None;
-        let mut from = 0;
-        while let Some(start) = self.first(from, true) {
-            let end = self.first(start, false).unwrap_or(LEAF_PAGES);
-            if let Some(page) = placement.within(start.into(), end.into(), pages, order) {
-                found = Some(page as u32);
-                if placement == Placement::BottomUp {
-                    break;
-                }
-            }
-            from = end;
+        let mut places = self.runs().filter_map(|(start, end)| {
+            let page = placement.within(start.into(), end.into(), pages, order)?;
+            Some(page as u32)
+        });
+        match placement {
+            Placement::TopDown => places.last(),
+            Placement::BottomUp => places.next(),
         }
-        found
     }
-}
-
-/// The bits at which runs of at least `pages` bits begin, from 1 to 64.
-#[inline]
-fn starts(mut bits: u64, pages: u32) -> u64 {
-    // `bits` has what begins runs of `have`; a run of `have + more` is two that begin `more` apart.
-    let mut have = 1;
-    while have < pages {
-        let more = have.min(pages - have);
-        bits &= bits >> more;
-        have += more;
-    }
-    bits
 }

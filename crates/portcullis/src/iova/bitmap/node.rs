@@ -1,7 +1,8 @@
 //! Nodes: eight blocks side by side, and what the search wants to know about each.
 
-use super::fit::Fit;
+use super::fit::{Fit, Need};
 use super::leaf::{LEAF_PAGES, Leaf};
+use super::loose::Loose;
 use super::runs::{Part, Runs};
 use super::slab::{Entry, Slab};
 
@@ -64,60 +65,70 @@ impl Link {
     }
 }
 
-/// Eight blocks of the level below.
+/// Eight blocks of the level below. What most calls look at comes first, in three cache lines of four.
 #[derive(Clone, Copy)]
+#[repr(C, align(64))]
 pub(super) struct Node {
-    /// What each has room for inside leaves.
+    /// What each has room for inside leaves with natural alignment. Always up to date.
     pub(super) fits: [Fit; FAN],
     pub(super) links: [Link; FAN],
-    /// The runs that touch the boundary of a leaf, unless these are stale.
-    pub(super) runs: Runs,
-    /// Whether runs below have changed since these were computed. Then they are stale in all nodes above,
-    /// too.
+    /// Whether runs below have changed since [`Node::runs`] were computed. Then they are stale in all nodes
+    /// above, too.
     pub(super) stale: bool,
+    /// The same for [`Node::loose`].
+    pub(super) is_loose_stale: bool,
+    /// The longest runs inside leaves.
+    pub(super) loose: Loose,
+    /// The runs that touch the boundary of a leaf.
+    pub(super) runs: Runs,
 }
 
-/// From this level on, runs are computed when a search needs them, not whenever they change. The end of a
-/// long hole, where most allocations are made, would change them at all levels each time. Below, they are
-/// always up to date; so a search finds no more nodes to compute than one for every 2^15 pages in use.
-pub(super) const LAZY_LEVEL: u32 = 2;
+const _: () = assert!(size_of::<Node>() == 256, "what is documented");
 
 impl Node {
     /// Blocks of which all are `state`. [`Node::runs`] is left to be computed.
     pub(super) fn uniform(state: Link) -> Self {
-        Self { fits: [state.fit(); FAN], links: [state; FAN], runs: Runs::NONE, stale: false }
+        let loose = if state == Link::FREE { Loose::ALL } else { Loose::NONE };
+        Self {
+            fits: [state.fit(); FAN],
+            links: [state; FAN],
+            stale: false,
+            is_loose_stale: false,
+            loose,
+            runs: Runs::NONE,
+        }
     }
 
     /// The best of all blocks.
     #[inline]
     pub(super) fn fit(&self) -> Fit {
-        self.fits.iter().skip(1).fold(self.fits[0], |best, fit| best.max(*fit))
+        self.fits.iter().skip(1).fold(self.fits[0], |best, fit| best.max(fit))
     }
 
-    /// Whether inside the leaves of `block`, `pages` pages at `order` fit.
+    /// The blocks inside whose leaves there is room, as bits.
     #[inline]
-    pub(super) fn fits_in(&self, block: usize, pages: u64, order: u32) -> bool {
-        self.fits[block].longest(order) >= pages
-    }
-
-    /// The blocks inside whose leaves `pages` pages at `order` fit, as bits.
-    #[inline]
-    pub(super) fn fitting(&self, pages: u64, order: u32) -> u32 {
+    pub(super) fn fitting(&self, need: Need) -> u32 {
         let mut blocks = 0;
         for (block, fit) in self.fits.iter().enumerate() {
-            blocks |= u32::from(fit.longest(order) >= pages) << block;
+            blocks |= u32::from(fit.has(need)) << block;
         }
         blocks
     }
 
     /// What `block` contributes to the runs of this node of `level`.
     #[inline]
-    pub(super) fn part<'a>(&self, block: usize, level: u32, nodes: &'a Slab<Node>) -> Part<'a> {
-        if level == 1 {
-            let fit = &self.fits[block];
-            return Part { prefix: fit.prefix(), suffix: fit.suffix(), inner: None };
-        }
+    pub(super) fn part<'a>(
+        &self,
+        block: usize,
+        level: u32,
+        nodes: &'a Slab<Node>,
+        leaves: &Slab<Leaf>,
+    ) -> Part<'a> {
         match self.links[block].number() {
+            Some(number) if level == 1 => {
+                let (prefix, suffix) = leaves.get(number).ends();
+                Part { prefix, suffix, inner: None }
+            }
             Some(number) => {
                 let runs = &nodes.get(number).runs;
                 Part { prefix: runs.prefix, suffix: runs.suffix, inner: Some(runs) }
@@ -128,12 +139,28 @@ impl Node {
     }
 
     /// Computes the runs of this node of `level` at page `base` from its blocks.
-    pub(super) fn compute_runs(&self, base: u64, level: u32, nodes: &Slab<Node>) -> Runs {
+    pub(super) fn compute_runs(
+        &self,
+        base: u64,
+        level: u32,
+        nodes: &Slab<Node>,
+        leaves: &Slab<Leaf>,
+    ) -> Runs {
         let mut parts = [Part::NONE; FAN];
         for (block, part) in parts.iter_mut().enumerate() {
-            *part = self.part(block, level, nodes);
+            *part = self.part(block, level, nodes, leaves);
         }
         Runs::of_parts(base, pages(level - 1), &parts)
+    }
+
+    /// Computes the longest runs inside leaves of this node of `level` from its blocks.
+    pub(super) fn compute_loose(&self, level: u32, nodes: &Slab<Node>, leaves: &Slab<Leaf>) -> Loose {
+        self.links.iter().fold(Loose::NONE, |best, link| match link.number() {
+            Some(number) if level == 1 => best.max(leaves.get(number).loose()),
+            Some(number) => best.max(nodes.get(number).loose),
+            None if *link == Link::FREE => Loose::ALL,
+            None => best,
+        })
     }
 }
 

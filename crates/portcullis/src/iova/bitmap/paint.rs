@@ -3,7 +3,7 @@
 use super::Bitmap;
 use super::fit::Fit;
 use super::leaf::Leaf;
-use super::node::{FAN, LAZY_LEVEL, Link, MAX_LEVEL, Node, pages};
+use super::node::{FAN, Link, MAX_LEVEL, Node, pages};
 use super::path::in_leaf;
 use super::room::Room;
 use crate::iova::tree::TreeError;
@@ -83,10 +83,7 @@ impl Bitmap {
             if self.top > 0 {
                 node.links[0] = Link::to(self.root);
                 node.fits[0] = self.fit;
-                node.stale = level >= LAZY_LEVEL;
-                if !node.stale {
-                    node.runs = node.compute_runs(0, level, &self.nodes);
-                }
+                (node.stale, node.is_loose_stale) = (true, true);
             }
             self.root = self.nodes.take(node);
             self.top = level;
@@ -110,7 +107,7 @@ impl Bitmap {
     }
 
     /// Paints below a node for which everything needed is there; returns what it has room for now, and
-    /// whether its runs have changed.
+    /// whether runs may have changed that touch the boundary of a leaf.
     fn paint_node(&mut self, number: u32, all: Piece, state: Link) -> (Fit, bool) {
         let mut edges = false;
         for (block, piece) in all.parts() {
@@ -133,8 +130,8 @@ impl Bitmap {
                 child => {
                     let child = child.unwrap_or_else(|| self.break_up(number, block, piece, link));
                     if piece.level == 0 {
-                        let new = self.paint_leaf(child, piece, state, old);
-                        edges |= old.ends() != new.ends();
+                        let (new, at_edge) = self.paint_leaf(child, piece, state, old);
+                        edges |= at_edge;
                         new
                     } else {
                         let (new, below) = self.paint_node(child, piece, state);
@@ -145,29 +142,24 @@ impl Bitmap {
             };
             self.nodes.get_mut(number).fits[block] = new;
         }
-        if edges && all.level >= LAZY_LEVEL {
-            self.nodes.get_mut(number).stale = true;
-        } else if edges {
-            let node = self.nodes.get(number);
-            let runs = node.compute_runs(all.base, all.level, &self.nodes);
-            let node = self.nodes.get_mut(number);
-            edges = node.runs != runs;
-            node.runs = runs;
-        }
-        (self.nodes.get(number).fit(), edges)
+        let node = self.nodes.get_mut(number);
+        node.stale |= edges;
+        node.is_loose_stale = true;
+        (node.fit(), edges)
     }
 
-    /// Paints in a leaf that was worth `old`; returns what it is worth now.
-    fn paint_leaf(&mut self, number: u32, piece: Piece, state: Link, old: Fit) -> Fit {
+    /// Paints in a leaf that was worth `old`; returns what it is worth now, and whether its ends have changed.
+    fn paint_leaf(&mut self, number: u32, piece: Piece, state: Link, old: Fit) -> (Fit, bool) {
         let leaf = self.leaves.get_mut(number);
         let start = in_leaf(piece.first);
         let end = start + (piece.end - piece.first) as u32;
+        let ends = leaf.ends();
         let changed = leaf.set(start, end, state == Link::FREE);
-        let new = leaf.fit(Fit::ALL);
+        let (new, at_edge) = (leaf.fit(), leaf.ends() != ends);
         self.count(changed.into(), state);
         self.idle -= usize::from(old.is_whole());
         self.idle += usize::from(new.is_whole());
-        new
+        (new, at_edge)
     }
 
     /// Makes the leaf or node of a block that was in one state as a whole; returns its number.
@@ -177,7 +169,7 @@ impl Bitmap {
             self.leaves.take(if state == Link::FREE { Leaf::FREE } else { Leaf::USED })
         } else {
             let mut node = Node::uniform(state);
-            node.runs = node.compute_runs(piece.base, piece.level, &self.nodes);
+            node.runs = node.compute_runs(piece.base, piece.level, &self.nodes, &self.leaves);
             self.nodes.take(node)
         };
         if state == Link::PAID {

@@ -1,18 +1,17 @@
 //! Where a request fits.
 
 use super::Bitmap;
-use super::fit::LEAF_ORDER;
+use super::fit::{LEAF_ORDER, Need};
 use super::leaf::{LEAF_PAGES, Leaf};
-use super::node::{FAN, Link, base, pages as pages_of, slot};
+use super::node::{FAN, Link, Node, base, pages as pages_of, slot};
 use super::path::{Path, in_leaf};
 use crate::iova::placement::Placement;
 
 /// A place for a request.
 pub(super) struct Found {
     pub(super) page: u64,
-    /// The leaf that it lies in and the way there, if it was found in a leaf that has bits.
+    /// The leaf that it lies in, if it was found in one that has bits.
     pub(super) leaf: Option<u32>,
-    pub(super) path: Path,
 }
 
 /// Whether a request lies inside a leaf wherever it is placed.
@@ -21,25 +20,107 @@ pub(super) const fn is_natural(pages: u64, order: u32) -> bool {
     order <= LEAF_ORDER && pages <= 1 << order
 }
 
-impl Bitmap {
-    /// The preferred place for `pages` pages at `order` before page `limit`.
+/// A request for a place inside a leaf.
+trait Request {
+    fn pages(&self) -> u64;
+    fn order(&self) -> u32;
+
+    /// Whether there is a place in a block of a node of `level`.
+    fn fits_in(&self, space: &Bitmap, node: &Node, level: u32, block: usize) -> bool;
+
+    /// The blocks of a node of `level` that have a place, as bits.
+    fn blocks(&self, space: &Bitmap, node: &Node, level: u32) -> u32;
+}
+
+/// A request with natural alignment.
+struct Natural {
+    pages: u64,
+    order: u32,
+    need: Need,
+}
+
+impl Request for Natural {
     #[inline]
-    pub(super) fn find(&self, pages: u64, order: u32, limit: u64) -> Option<Found> {
+    fn pages(&self) -> u64 {
+        self.pages
+    }
+
+    #[inline]
+    fn order(&self) -> u32 {
+        self.order
+    }
+
+    #[inline]
+    fn fits_in(&self, _: &Bitmap, node: &Node, _: u32, block: usize) -> bool {
+        node.fits[block].has(self.need)
+    }
+
+    #[inline]
+    fn blocks(&self, _: &Bitmap, node: &Node, _: u32) -> u32 {
+        node.fitting(self.need)
+    }
+}
+
+/// Any other request, for which the longest runs must be up to date.
+struct Loose {
+    pages: u64,
+    order: u32,
+}
+
+impl Request for Loose {
+    fn pages(&self) -> u64 {
+        self.pages
+    }
+
+    fn order(&self) -> u32 {
+        self.order
+    }
+
+    fn fits_in(&self, space: &Bitmap, node: &Node, level: u32, block: usize) -> bool {
+        let link = node.links[block];
+        match link.number() {
+            None => link == Link::FREE,
+            Some(leaf) if level == 1 => {
+                let leaf = space.leaves.get(leaf);
+                !node.fits[block].is_none() && leaf.place(self.pages, self.order, space.placement).is_some()
+            }
+            Some(child) => space.nodes.get(child).loose.longest(self.order) >= self.pages,
+        }
+    }
+
+    fn blocks(&self, space: &Bitmap, node: &Node, level: u32) -> u32 {
+        let fits = |block: &usize| self.fits_in(space, node, level, *block);
+        (0..FAN).filter(fits).fold(0, |blocks, block| blocks | 1 << block)
+    }
+}
+
+impl Bitmap {
+    /// The preferred place for `pages` pages at `order` before page `limit`, and in `path` the way to it where
+    /// it lies in a leaf.
+    #[inline]
+    pub(super) fn find(&mut self, pages: u64, order: u32, limit: u64, path: &mut Path) -> Option<Found> {
         if is_natural(pages, order) {
-            self.find_in_leaves(pages, order, limit)
+            let need = Need::of(pages, order);
+            if !self.fit.has(need) {
+                return None;
+            }
+            self.find_in_leaves(&Natural { pages, order, need }, limit, path)
         } else {
-            self.find_anywhere(pages, order, limit)
+            self.find_anywhere(pages, order, limit, path)
         }
     }
 
     /// The same for requests that may cross leaves: the better of what lies in one and what crosses.
-    fn find_anywhere(&self, pages: u64, order: u32, limit: u64) -> Option<Found> {
+    fn find_anywhere(&mut self, pages: u64, order: u32, limit: u64, path: &mut Path) -> Option<Found> {
+        self.refresh();
         let limit = limit.min(self.end());
-        let inside = if order <= LEAF_ORDER && pages <= LEAF_PAGES.into() {
-            self.find_in_leaves(pages, order, limit)
-        } else {
-            None
-        };
+        let mut inside = None;
+        if self.top > 0 && order <= LEAF_ORDER && pages <= LEAF_PAGES.into() {
+            self.refresh_loose();
+            if self.nodes.get(self.root).loose.longest(order) >= pages {
+                inside = self.find_in_leaves(&Loose { pages, order }, limit, path);
+            }
+        }
         let Some(across) = self.find_across(pages, order, limit) else {
             return inside;
         };
@@ -47,62 +128,58 @@ impl Bitmap {
             Placement::TopDown => inside.page >= across,
             Placement::BottomUp => inside.page <= across,
         });
-        inside.or(Some(Found { page: across, leaf: None, path: Path::new() }))
+        inside.or(Some(Found { page: across, leaf: None }))
     }
 
-    /// The preferred place inside any one leaf. A block without bits counts as one piece, of which the place
-    /// may be at a boundary.
+    /// The preferred place inside any one leaf; there is one, if the limit allows it. A block without bits
+    /// counts as one piece, of which the place may be at a boundary.
     #[inline]
-    fn find_in_leaves(&self, pages: u64, order: u32, limit: u64) -> Option<Found> {
-        if self.fit.longest(order) < pages {
-            return None;
-        }
-        let mut path = Path::new();
+    fn find_in_leaves(&self, request: &impl Request, limit: u64, path: &mut Path) -> Option<Found> {
         match self.placement {
             Placement::BottomUp => {
                 // The lowest of all ends lowest; if it is not within the limit, none is.
-                let found = self.descend(self.root, self.top, 0, pages, order, path);
-                found.filter(|found| found.page.checked_add(pages).is_some_and(|end| end <= limit))
+                let found = self.descend(request, path)?;
+                found.page.checked_add(request.pages()).is_some_and(|end| end <= limit).then_some(found)
             }
-            Placement::TopDown if limit >= self.end() => {
-                self.descend(self.root, self.top, 0, pages, order, path)
-            }
-            Placement::TopDown => {
-                let last = limit.checked_sub(1)?;
-                let (level, found) = self.find_at_limit(last, pages, order, &mut path);
-                if found.is_some() {
-                    return found;
-                }
-                // Going up, the blocks before the one with the limit; all of these lie within it.
-                for level in level..=self.top {
-                    let number = path.node(level);
-                    let before = (1 << slot(last, level)) - 1;
-                    let blocks = self.nodes.get(number).fitting(pages, order) & before;
-                    if blocks != 0 {
-                        let base = base(last, level);
-                        return self.descend_into(blocks, number, level, base, pages, order, path);
-                    }
-                }
-                None
+            Placement::TopDown if limit >= self.end() => self.descend(request, path),
+            Placement::TopDown => self.find_below(request, limit.checked_sub(1)?, path),
+        }
+    }
+
+    /// The highest place that ends before or with page `last`.
+    fn find_below(&self, request: &impl Request, last: u64, path: &mut Path) -> Option<Found> {
+        let (level, found) = self.find_at_limit(request, last, path);
+        if found.is_some() {
+            return found;
+        }
+        // Going up, the blocks before the one with the limit; all of these lie within it.
+        for level in level..=self.top {
+            let number = path.node(level);
+            let before = (1 << slot(last, level)) - 1;
+            let blocks = request.blocks(self, self.nodes.get(number), level) & before;
+            if blocks != 0 {
+                return self.descend_into(request, blocks, number, level, base(last, level), path);
             }
         }
+        None
     }
 
     /// The place in the block that `last`, the last page allowed, lies in: a leaf, or a block that is in one
     /// state or has no fit. Also returns the level of the node that the block is in.
-    fn find_at_limit(&self, last: u64, pages: u64, order: u32, path: &mut Path) -> (u32, Option<Found>) {
+    fn find_at_limit(&self, request: &impl Request, last: u64, path: &mut Path) -> (u32, Option<Found>) {
+        let (pages, order) = (request.pages(), request.order());
         let (mut number, mut level) = (self.root, self.top);
         loop {
             path.set(level, number);
             let node = self.nodes.get(number);
             let block = slot(last, level);
-            if node.fits[block].longest(order) < pages {
+            if !request.fits_in(self, node, level, block) {
                 return (level, None);
             }
             let Some(child) = node.links[block].number() else {
                 let start = base(last, level - 1);
                 let page = self.placement.within(start, last + 1, pages, order);
-                return (level, page.map(|page| Found { page, leaf: None, path: *path }));
+                return (level, page.map(|page| Found { page, leaf: None }));
             };
             if level == 1 {
                 // A copy without the pages behind the limit.
@@ -110,45 +187,33 @@ impl Bitmap {
                 if in_leaf(last) + 1 < LEAF_PAGES {
                     leaf.set(in_leaf(last) + 1, LEAF_PAGES, false);
                 }
-                let found = leaf.place(pages, order, self.placement).map(|page| Found {
-                    page: base(last, 0) + u64::from(page),
-                    leaf: Some(child),
-                    path: *path,
-                });
-                return (level, found);
+                let page = leaf.place(pages, order, self.placement);
+                let page = page.map(|page| base(last, 0) + u64::from(page));
+                return (level, page.map(|page| Found { page, leaf: Some(child) }));
             }
             (number, level) = (child, level - 1);
         }
     }
 
-    /// The preferred place below a node that has one.
+    /// The preferred place of all; there is one.
     #[inline]
-    fn descend(
-        &self,
-        number: u32,
-        level: u32,
-        base: u64,
-        pages: u64,
-        order: u32,
-        path: Path,
-    ) -> Option<Found> {
-        let blocks = self.nodes.get(number).fitting(pages, order);
-        self.descend_into(blocks, number, level, base, pages, order, path)
+    fn descend(&self, request: &impl Request, path: &mut Path) -> Option<Found> {
+        let blocks = request.blocks(self, self.nodes.get(self.root), self.top);
+        self.descend_into(request, blocks, self.root, self.top, 0, path)
     }
 
-    /// The same in those of the node's blocks, given as bits, that have one.
+    /// The same in those of the blocks of a node at page `base`, given as bits, that have one.
     #[inline]
-    #[expect(clippy::too_many_arguments, reason = "a loop with its start in the middle")]
     fn descend_into(
         &self,
+        request: &impl Request,
         mut blocks: u32,
         mut number: u32,
         mut level: u32,
         mut base: u64,
-        pages: u64,
-        order: u32,
-        mut path: Path,
+        path: &mut Path,
     ) -> Option<Found> {
+        let (pages, order) = (request.pages(), request.order());
         let end = match self.placement {
             Placement::TopDown => FAN - 1,
             Placement::BottomUp => 0,
@@ -165,19 +230,19 @@ impl Bitmap {
             let Some(child) = link.number() else {
                 debug_assert!(link == Link::FREE, "nothing fits in a block that is used");
                 let page = self.placement.within(base, base + pages_of(level), pages, order)?;
-                return Some(Found { page, leaf: None, path });
+                return Some(Found { page, leaf: None });
             };
             if level == 0 {
                 let page = self.leaves.get(child).place(pages, order, self.placement)?;
-                return Some(Found { page: base + u64::from(page), leaf: Some(child), path });
+                return Some(Found { page: base + u64::from(page), leaf: Some(child) });
             }
             number = child;
             let node = self.nodes.get(number);
             // High above the leaves it is nearly always the block at the end.
-            blocks = if level > 3 && node.fits_in(end, pages, order) {
+            blocks = if level > 3 && request.fits_in(self, node, level, end) {
                 1 << end
             } else {
-                node.fitting(pages, order)
+                request.blocks(self, node, level)
             };
         }
     }

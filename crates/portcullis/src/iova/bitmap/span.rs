@@ -14,8 +14,8 @@ struct Request {
 }
 
 impl Bitmap {
-    /// Brings the runs of all nodes up to date. O(h) for each change since the last time, but no more than
-    /// one step for every 2^15 pages in use; does not allocate.
+    /// Brings the runs of all nodes up to date that touch the boundary of a leaf. O(h) for each change since
+    /// the last time, but no more than one step for every 2^12 pages in use; does not allocate.
     pub(super) fn refresh(&mut self) {
         if self.top > 0 {
             self.refresh_below(self.root, self.top, 0);
@@ -26,14 +26,36 @@ impl Bitmap {
         if !self.nodes.get(number).stale {
             return;
         }
-        for block in 0..FAN {
+        for block in 0..if level > 1 { FAN } else { 0 } {
             if let Some(child) = self.nodes.get(number).links[block].number() {
                 self.refresh_below(child, level - 1, base + block as u64 * pages_of(level - 1));
             }
         }
-        let runs = self.nodes.get(number).compute_runs(base, level, &self.nodes);
+        let runs = self.nodes.get(number).compute_runs(base, level, &self.nodes, &self.leaves);
         let node = self.nodes.get_mut(number);
         (node.runs, node.stale) = (runs, false);
+    }
+
+    /// Brings the longest runs inside leaves up to date, in all nodes. Costs as [`Bitmap::refresh`], and the
+    /// bits of the leaves that have changed.
+    pub(super) fn refresh_loose(&mut self) {
+        if self.top > 0 {
+            self.refresh_loose_below(self.root, self.top);
+        }
+    }
+
+    fn refresh_loose_below(&mut self, number: u32, level: u32) {
+        if !self.nodes.get(number).is_loose_stale {
+            return;
+        }
+        for block in 0..if level > 1 { FAN } else { 0 } {
+            if let Some(child) = self.nodes.get(number).links[block].number() {
+                self.refresh_loose_below(child, level - 1);
+            }
+        }
+        let loose = self.nodes.get(number).compute_loose(level, &self.nodes, &self.leaves);
+        let node = self.nodes.get_mut(number);
+        (node.loose, node.is_loose_stale) = (loose, false);
     }
 
     /// The preferred place in a run that touches the boundary of a leaf, which must be up to date. O(h), does not
@@ -65,7 +87,7 @@ impl Bitmap {
             if start >= limit {
                 continue;
             }
-            let part = node.part(block, level, &self.nodes);
+            let part = node.part(block, level, &self.nodes, &self.leaves);
             let whole = start + size <= limit;
             if whole {
                 // The run around the end of the block: it begins above everything else in the block.
@@ -106,7 +128,7 @@ impl Bitmap {
         let mut before = 0;
         let mut start = base;
         for block in 0..FAN {
-            let part = node.part(block, level, &self.nodes);
+            let part = node.part(block, level, &self.nodes, &self.leaves);
             // The run around the start of the block: it begins below everything else in the block.
             if let Some(page) = place(start - before, start + part.prefix) {
                 return Some(page);
