@@ -8,21 +8,20 @@
 use super::fit::Fit;
 use super::leaf::Leaf;
 
-/// The first bits of lanes.
-const PAIRS: u64 = u64::MAX / 0x3;
 const NIBBLES: u64 = u64::MAX / 0xf;
 const BYTES: u64 = u64::MAX / 0xff;
 const SHORTS: u64 = u64::MAX / 0xffff;
 const HALVES: u64 = u64::MAX / 0xffff_ffff;
 
-/// Joins lanes of `width` bits in pairs, each of which counts up to `1 << order`; `first` has the first bit of
-/// each pair.
+/// The bits of even pages.
+const EVEN: u64 = u64::MAX / 0x3;
+
+/// Joins each lane in `low` with the one in the same place in `high`. They count up to `1 << order`; `full` has
+/// this bit of each of them.
 #[inline(always)]
-fn join(lanes: u64, width: u32, order: u32, first: u64) -> u64 {
-    let mask = first * ((1 << width) - 1);
-    let (low, high) = (lanes & mask, lanes >> width & mask);
-    // This bit is set only if the count is full.
-    let full = low & first << order;
+fn join(low: u64, high: u64, order: u32, full: u64) -> u64 {
+    // All bits of a count where the low one is full.
+    let full = low & full;
     low + (high & ((full << 1) - (full >> order)))
 }
 
@@ -38,43 +37,63 @@ fn max(a: u64, b: u64) -> u64 {
 impl Leaf {
     /// What the leaf has room for. Constant time.
     pub(super) fn fit(&self) -> Fit {
-        let bits = self.0;
-        let (mut any, mut pair) = (0, 0);
-        let (mut two, mut three, mut more) = (0, 0, 0);
-        let mut six = 0;
-        for (word, bits) in bits.into_iter().enumerate() {
-            any |= bits;
-            let lanes = (bits & PAIRS) + (bits & bits >> 1 & PAIRS);
-            pair |= lanes;
-            let lanes = join(lanes, 2, 1, NIBBLES);
-            two = max(two, max(lanes & BYTES * 0xf, lanes >> 4 & BYTES * 0xf));
-            let lanes = join(lanes, 4, 2, BYTES);
-            three = max(three, lanes);
-            let four = join(lanes, 8, 3, SHORTS);
-            let five = join(four, 16, 4, HALVES);
-            let all = join(five, 32, 5, 1);
-            // None of them fills its lanes, so that there is room for all.
-            more = max(more, four | five << 8 | all << 24);
-            six |= all << (8 * word);
-        }
-        let one = u64::from(any != 0) + u64::from(pair != 0) + u64::from(pair & PAIRS << 1 != 0);
-        // Two and three, four bytes each, then two, then one.
-        const LOW: u64 = u32::MAX as u64;
-        let lanes = max(two & LOW | three << 32, two >> 32 | three & !LOW);
-        let lanes = max(lanes, lanes >> 16);
-        let lanes = max(lanes, lanes >> 8);
-        let (two, three) = (lanes & 0xff, lanes >> 32 & 0xff);
-        // Byte 0 and 2 for four, 1 for five and 3 for six.
-        let more = max(more & LOW, more >> 32);
-        let four = max(more & 0xff, more >> 16 & 0xff);
-        let low =
-            one | two << 8 | three << 16 | four << 24 | (more & 0xff00) << 24 | (more & 0xff00_0000) << 16;
-        // The words together.
-        let lanes = join(six, 8, 6, SHORTS);
-        let seven = (lanes & 0xff).max(lanes >> 16 & 0xff).max((lanes >> 32 & 0xff).max(lanes >> 48));
-        let lanes = join(lanes, 16, 7, HALVES);
-        let eight = (lanes & 0xffff).max(lanes >> 32);
-        let nine = join(lanes, 32, 8, 1);
+        // Order 1, then 2, then 3.
+        let pairs = self.0.map(|bits| (bits & EVEN) + (bits & (bits >> 1) & EVEN));
+        let fours = pairs.map(|lanes| {
+            let (low, high) = (lanes & (NIBBLES * 3), (lanes >> 2) & (NIBBLES * 3));
+            join(low, high, 1, NIBBLES << 1)
+        });
+        let eights = fours.map(|lanes| {
+            let (low, high) = (lanes & (BYTES * 7), (lanes >> 4) & (BYTES * 7));
+            join(low, high, 2, BYTES << 2)
+        });
+        // Lanes of a byte hold all larger counts up to order 6. So those of several words share one: order 4
+        // of two words, order 5 of four, order 6 of all.
+        let lanes =
+            eights.map(|lanes| join(lanes & (SHORTS * 0xf), (lanes >> 8) & (SHORTS * 0xf), 3, SHORTS << 3));
+        let four: [u64; 4] = core::array::from_fn(|at| lanes[2 * at] | lanes[2 * at + 1] << 8);
+        let low = HALVES * 0xffff;
+        let lanes = four.map(|lanes| join(lanes & low, (lanes >> 16) & low, 4, BYTES << 4));
+        let five: [u64; 2] = core::array::from_fn(|at| lanes[2 * at] | lanes[2 * at + 1] << 16);
+        let low = u64::from(u32::MAX);
+        let lanes = five.map(|lanes| join(lanes & low, lanes >> 32, 5, BYTES << 5));
+        let six = lanes[0] | lanes[1] << 32;
+        // From here on lanes grow again.
+        let low = SHORTS * 0xff;
+        let seven = join(six & low, (six >> 8) & low, 6, SHORTS << 6);
+        let low = HALVES * 0xffff;
+        let eight = join(seven & low, (seven >> 16) & low, 7, HALVES << 7);
+        let nine = join(eight & u64::from(u32::MAX), eight >> 32, 8, 1 << 8);
+
+        // Of the smallest lanes it is enough to know which counts there are.
+        let any = |words: [u64; 8]| words.into_iter().fold(0, |any, word| any | word);
+        let (pair, two) = (any(pairs), any(fours));
+        let threes = any(fours.map(|lanes| lanes & (lanes >> 1) & NIBBLES)) | (two & (NIBBLES << 2));
+        let count = |lanes: u64| u64::from(lanes != 0);
+        let one = count(any(self.0)) + count(pair) + count(pair & (EVEN << 1));
+        let two = count(two) + count(two & (NIBBLES * 6)) + count(threes) + count(two & (NIBBLES << 2));
+
+        let eights: [u64; 4] = core::array::from_fn(|at| max(eights[at], eights[at + 4]));
+        let four: [u64; 2] = core::array::from_fn(|at| max(four[at], four[at + 2]));
+        let eights: [u64; 2] = core::array::from_fn(|at| max(eights[at], eights[at + 2]));
+        // Four bytes of each order, and then one.
+        let half = |bytes: u64| max(bytes, bytes >> 32) & u64::from(u32::MAX);
+        let low = half(max(eights[0], eights[1])) | half(max(four[0], four[1])) << 32;
+        let high = half(max(five[0], five[1])) | half(six) << 32;
+        let fold = |bytes: u64| {
+            let bytes = max(bytes, bytes >> 16);
+            max(bytes, bytes >> 8) & (HALVES * 0xff)
+        };
+        let low = fold(low) | fold(high) << 8;
+        // Orders 3 and 5 in the lower half, 4 and 6 in the upper one.
+        let low = one
+            | two << 8
+            | (low & 0xff) << 16
+            | (low >> 32 & 0xff) << 24
+            | (low & 0xff00) << 24
+            | (low >> 40) << 40;
+        let seven = (seven & 0xffff).max(seven >> 16 & 0xffff).max((seven >> 32 & 0xffff).max(seven >> 48));
+        let eight = (eight & 0xffff).max(eight >> 32);
         Fit::new(low, seven as u32, eight as u32, nine as u32)
     }
 }
