@@ -51,6 +51,7 @@ mod search;
 mod seek;
 mod slab;
 mod span;
+mod spine;
 
 use super::placement::Placement;
 use super::tree::{MAX_ORDER, TreeError};
@@ -59,6 +60,7 @@ use leaf::{LEAF_PAGES, Leaf};
 use node::{Link, MAX_LEVEL, Node};
 use room::Room;
 use slab::Slab;
+use spine::Spine;
 
 /// Up to this many pages, what an allocation takes may be given back in any parts.
 const PAID_PAGES: u64 = 1 << 18;
@@ -87,6 +89,7 @@ pub struct Bitmap {
     /// What giving back in parts may need for blocks that are [`Link::PAID`].
     paid: Room,
     placement: Placement,
+    spine: Spine,
 }
 
 impl Bitmap {
@@ -102,6 +105,7 @@ impl Bitmap {
             idle: 0,
             paid: Room::NONE,
             placement,
+            spine: Spine::EMPTY,
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::Bitmap;
 use super::leaf::LEAF_PAGES;
-use super::node::{Link, slot};
+use super::node::{Link, base};
 use super::path::{Path, in_leaf};
 use super::search::is_natural;
 use super::{MAX_ORDER, PAID_PAGES, TreeError};
@@ -81,23 +81,33 @@ impl Bitmap {
             self.take_in_leaf(page, pages, leaf, &path);
             return Ok(1);
         }
-        let base = page - u64::from(in_leaf(page));
-        let bits = self.leaves.get_mut(leaf);
+        Ok(self.take_several(pages, align_order, page, leaf, &path, out.iter_mut().take(count)))
+    }
+
+    /// Takes ranges in one leaf, one for each of `out`, or as many as fit. `page` is one of the leaf's.
+    fn take_several<'a>(
+        &mut self,
+        pages: u64,
+        align_order: u32,
+        page: u64,
+        leaf: u32,
+        path: &Path,
+        out: impl Iterator<Item = &'a mut u64>,
+    ) -> usize {
+        let mut bits = *self.leaves.get(leaf);
         let mut taken = 0;
-        for out in out.iter_mut().take(count) {
+        for out in out {
             let Some(start) = bits.place(pages, align_order, self.placement) else {
                 break;
             };
             bits.set(start, start + pages as u32, false);
-            *out = base + u64::from(start);
+            *out = base(page, 0) + u64::from(start);
             taken += 1;
         }
-        let new = bits.fit();
         self.free_pages -= taken as u64 * pages;
-        self.idle -= usize::from(self.nodes.get(path.node(1)).fits[slot(page, 1)].is_whole());
-        self.outdate(&path, 1, true);
-        self.update(page, &path, 1, new);
-        Ok(taken)
+        // Too much may be noted as changed, which costs time at most.
+        self.settle(page, 0, LEAF_PAGES, leaf, bits, path);
+        taken
     }
 
     /// Takes a range that is free, wherever it lies. May allocate.

@@ -57,7 +57,7 @@ impl Bitmap {
         self.free_pages =
             if is_free { self.free_pages + (end - first) } else { self.free_pages - (end - first) };
         self.outdate(&path, level + 1, true);
-        self.update(end - 1, &path, level + 1, state.fit());
+        self.update(end - 1, &path, level + 1, state.fit().bits());
         true
     }
 }

@@ -1,7 +1,7 @@
 //! The invariants, checked the slow way.
 
 use super::Bitmap;
-use super::fit::{Fit, LEAF_ORDER};
+use super::fit::{Fit, FitBits, LEAF_ORDER};
 use super::leaf::{LEAF_PAGES, Leaf};
 use super::loose::Loose;
 use super::node::{FAN, Link, pages};
@@ -145,7 +145,7 @@ fn slow_fit(leaf: &Leaf) -> Fit {
     let [zero, one, two, three, four, five, six, seven, eight, nine] = counts;
     let low = [zero + one, two, three, four, five, six];
     let low = low.iter().rev().fold(0, |low, count| low << 8 | *count as u64);
-    Fit::new(low, seven as u32, eight as u32, nine as u32)
+    FitBits::new(low, seven as u32, eight as u32, nine as u32).into()
 }
 
 /// The longest runs of a leaf, page by page.

@@ -5,7 +5,7 @@
 //! the free pages that its block begins with. That of two blocks together is that of the first, and if that
 //! one is full, that of the second on top.
 
-use super::fit::Fit;
+use super::fit::FitBits;
 use super::leaf::Leaf;
 
 const NIBBLES: u64 = u64::MAX / 0xf;
@@ -36,7 +36,9 @@ fn max(a: u64, b: u64) -> u64 {
 
 impl Leaf {
     /// What the leaf has room for. Constant time.
-    pub(super) fn fit(&self) -> Fit {
+    // Where it is not on its own, the compiler leaves vectors too early.
+    #[inline(never)]
+    pub(super) fn fit(&self) -> FitBits {
         // Order 1, then 2, then 3.
         let pairs = self.0.map(|bits| (bits & EVEN) + (bits & (bits >> 1) & EVEN));
         let fours = pairs.map(|lanes| {
@@ -94,6 +96,6 @@ impl Leaf {
             | (low >> 40) << 40;
         let seven = (seven & 0xffff).max(seven >> 16 & 0xffff).max((seven >> 32 & 0xffff).max(seven >> 48));
         let eight = (eight & 0xffff).max(eight >> 32);
-        Fit::new(low, seven as u32, eight as u32, nine as u32)
+        FitBits::new(low, seven as u32, eight as u32, nine as u32)
     }
 }

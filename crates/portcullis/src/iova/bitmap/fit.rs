@@ -42,12 +42,12 @@ impl Need {
     }
 }
 
-impl Fit {
-    /// Nothing is free.
-    pub(super) const NONE: Self = Self([0; 16]);
-    /// Everything is free.
-    pub(super) const ALL: Self = Self([3, 4, 8, 16, 32, 64, 128, 255, 1, 255, 255, 2, 0, 0, 0, 0]);
+/// A [`Fit`] in registers that are not vectors. What is written from these and read to a vector at once makes
+/// the processor wait, so that both are kept apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct FitBits(u128);
 
+impl FitBits {
     /// From the counts of all orders, of which `low` has six in one byte each: those of orders 0 and 1 added
     /// up, and those of orders 2 to 6.
     #[inline]
@@ -56,9 +56,34 @@ impl Fit {
         let nine = u64::from(nine.min(255))
             | u64::from(nine.saturating_sub(255).min(255)) << 8
             | u64::from(nine.saturating_sub(510)) << 16;
-        let lanes = u128::from(low | u64::from(seven) << 48) | u128::from(eight | nine << 16) << 56;
-        Self(lanes.to_le_bytes())
+        Self(u128::from(low | u64::from(seven) << 48) | u128::from(eight | nine << 16) << 56)
     }
+
+    /// Of one leaf: whether all of it is free.
+    #[inline]
+    pub(super) fn is_whole(self) -> bool {
+        self.0 == Fit::ALL.bits().0
+    }
+}
+
+impl From<FitBits> for Fit {
+    #[inline]
+    fn from(bits: FitBits) -> Self {
+        Self(bits.0.to_le_bytes())
+    }
+}
+
+impl Fit {
+    /// The same in registers.
+    #[inline]
+    pub(super) const fn bits(&self) -> FitBits {
+        FitBits(u128::from_le_bytes(self.0))
+    }
+
+    /// Nothing is free.
+    pub(super) const NONE: Self = Self([0; 16]);
+    /// Everything is free.
+    pub(super) const ALL: Self = Self([3, 4, 8, 16, 32, 64, 128, 255, 1, 255, 255, 2, 0, 0, 0, 0]);
 
     /// The better of both, order by order.
     #[inline]

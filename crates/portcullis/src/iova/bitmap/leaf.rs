@@ -17,6 +17,17 @@ const LAST: [u64; 7] = [
     0x8000_0000_0000_0000,
 ];
 
+/// For each word of a leaf, what selects it.
+static SELECT: [[u64; WORDS]; WORDS] = {
+    let mut select = [[0; WORDS]; WORDS];
+    let mut word = 0;
+    while word < WORDS {
+        select[word][word] = u64::MAX;
+        word += 1;
+    }
+    select
+};
+
 /// As many pages as a cache line has bits. A bit that is set stands for a page that is free. Pages are
 /// numbered from the beginning of the leaf.
 #[derive(Clone, Copy)]
@@ -57,6 +68,27 @@ impl Leaf {
             changed += (old ^ self.0[word]).count_ones();
         }
         changed
+    }
+
+    /// With `[start, end)` the other way round.
+    #[inline(always)]
+    pub(super) fn toggled(mut self, start: u32, end: u32) -> Self {
+        if start / 64 != (end - 1) / 64 {
+            return self.toggled_across(start, end);
+        }
+        // No word is written alone: the next that happens is that all are read in vectors.
+        let mask = (u64::MAX >> (64 - (end - start))) << (start % 64);
+        for (bits, select) in self.0.iter_mut().zip(SELECT[(start / 64) as usize % WORDS]) {
+            *bits ^= mask & select;
+        }
+        self
+    }
+
+    fn toggled_across(mut self, start: u32, end: u32) -> Self {
+        for (word, mask) in Self::masks(start, end) {
+            self.0[word] ^= mask;
+        }
+        self
     }
 
     /// The first page from `from` on that is free, or that is used.

@@ -87,6 +87,7 @@ impl Bitmap {
             }
             self.root = self.nodes.take(node);
             self.top = level;
+            self.reset_spine();
         }
         Ok(())
     }
@@ -155,7 +156,7 @@ impl Bitmap {
         let end = start + (piece.end - piece.first) as u32;
         let ends = leaf.ends();
         let changed = leaf.set(start, end, state == Link::FREE);
-        let (new, at_edge) = (leaf.fit(), leaf.ends() != ends);
+        let (new, at_edge) = (Fit::from(leaf.fit()), leaf.ends() != ends);
         self.count(changed.into(), state);
         self.idle -= usize::from(old.is_whole());
         self.idle += usize::from(new.is_whole());

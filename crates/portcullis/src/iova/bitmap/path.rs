@@ -1,9 +1,9 @@
 //! The common case: a change inside one leaf that has bits, and what follows from it above.
 
 use super::Bitmap;
-use super::fit::Fit;
-use super::leaf::LEAF_PAGES;
-use super::node::{MAX_LEVEL, slot};
+use super::fit::FitBits;
+use super::leaf::{LEAF_PAGES, Leaf};
+use super::node::{MAX_LEVEL, bits, slot};
 
 /// The nodes on the way from the top to a page, by level.
 #[derive(Clone, Copy)]
@@ -40,6 +40,10 @@ impl Bitmap {
         }
         let mut number = self.root;
         let mut level = self.top;
+        let spine = &self.spine;
+        if page >> bits(spine.level) == spine.base >> bits(spine.level) {
+            (number, level, *path) = (spine.path.node(spine.level), spine.level, spine.path);
+        }
         loop {
             path.set(level, number);
             number = self.nodes.get(number).links[slot(page, level)].number()?;
@@ -53,17 +57,8 @@ impl Bitmap {
     /// Takes `[page, page + pages)`, which is free and lies in `leaf`.
     #[inline]
     pub(super) fn take_in_leaf(&mut self, page: u64, pages: u64, leaf: u32, path: &Path) {
-        let (start, end) = (in_leaf(page), in_leaf(page) + pages as u32);
-        let bits = self.leaves.get_mut(leaf);
-        bits.set(start, end, false);
-        let new = bits.fit();
-        let node = self.nodes.get(path.node(1));
         self.free_pages -= pages;
-        self.idle -= usize::from(node.fits[slot(page, 1)].is_whole());
-        if !(node.stale & node.is_loose_stale) {
-            self.outdate_leaf(leaf, start, end, path);
-        }
-        self.update(page, path, 1, new);
+        self.toggle(page, pages as u32, leaf, path);
     }
 
     /// Frees `[first, end)` if it lies in one leaf that has bits. Says whether it was used, and if not, has
@@ -76,21 +71,34 @@ impl Bitmap {
         let mut path = Path::new();
         let leaf = self.locate(first, &mut path)?;
         let pages = end - first;
-        let (start, end) = (in_leaf(first), in_leaf(first) + pages as u32);
-        let bits = self.leaves.get_mut(leaf);
-        if !bits.is_used(start, end) {
+        if !self.leaves.get(leaf).is_used(in_leaf(first), in_leaf(first) + pages as u32) {
             return Some(false);
         }
-        bits.set(start, end, true);
+        self.free_pages += pages;
+        self.toggle(first, pages as u32, leaf, &path);
+        Some(true)
+    }
+
+    /// Makes what is free used in a range of a leaf, or the other way round.
+    fn toggle(&mut self, page: u64, pages: u32, leaf: u32, path: &Path) {
+        let (start, end) = (in_leaf(page), in_leaf(page) + pages);
+        let bits = self.leaves.get(leaf).toggled(start, end);
+        self.settle(page, start, end, leaf, bits, path);
+    }
+
+    /// Gives a leaf other bits, which differ in `[start, end)` at the most, and brings everything up to date
+    /// with that. `page` is one of the leaf's.
+    #[inline(always)]
+    pub(super) fn settle(&mut self, page: u64, start: u32, end: u32, leaf: u32, bits: Leaf, path: &Path) {
+        *self.leaves.get_mut(leaf) = bits;
         let new = bits.fit();
         let node = self.nodes.get(path.node(1));
-        self.free_pages += pages;
-        self.idle += usize::from(new.is_whole());
+        let was_whole = node.fits[slot(page, 1)].is_whole();
+        self.idle = self.idle + usize::from(new.is_whole()) - usize::from(was_whole);
         if !(node.stale & node.is_loose_stale) {
-            self.outdate_leaf(leaf, start, end, &path);
+            self.outdate_leaf(leaf, start, end, path);
         }
-        self.update(first, &path, 1, new);
-        Some(true)
+        self.update(page, path, 1, new);
     }
 
     /// Notes that the runs of a leaf are no longer as they were, those that touch the range.
@@ -119,22 +127,30 @@ impl Bitmap {
     }
 
     /// Brings the nodes of `level` and above on the way to `page` up to date with a block that is now worth
-    /// `new`. Stops where nothing changes any more.
+    /// `new`.
     #[inline]
-    pub(super) fn update(&mut self, page: u64, path: &Path, mut level: u32, mut new: Fit) {
+    pub(super) fn update(&mut self, page: u64, path: &Path, level: u32, new: FitBits) {
+        let fit = &mut self.nodes.get_mut(path.node(level)).fits[slot(page, level)];
+        if fit.bits() != new {
+            *fit = new.into();
+            self.update_above(page, path, level);
+        }
+    }
+
+    /// The same for the nodes above `level`. Stops where nothing changes any more.
+    fn update_above(&mut self, page: u64, path: &Path, mut level: u32) {
         loop {
-            let node = self.nodes.get_mut(path.node(level));
-            let fit = &mut node.fits[slot(page, level)];
-            if *fit == new {
-                return;
-            }
-            *fit = new;
-            new = node.fit();
+            let new = self.nodes.get(path.node(level)).fit();
             if level == self.top {
                 self.fit = new;
                 return;
             }
             level += 1;
+            let fit = &mut self.nodes.get_mut(path.node(level)).fits[slot(page, level)];
+            if *fit == new {
+                return;
+            }
+            *fit = new;
         }
     }
 }

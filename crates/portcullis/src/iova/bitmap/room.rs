@@ -55,6 +55,7 @@ impl Bitmap {
     pub(super) fn collect(&mut self) {
         if self.top > 0 {
             self.collect_below(self.root, self.top);
+            self.reset_spine();
         }
         self.idle = 0;
     }

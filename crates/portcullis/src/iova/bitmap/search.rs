@@ -134,7 +134,7 @@ impl Bitmap {
     /// The preferred place inside any one leaf; there is one, if the limit allows it. A block without bits
     /// counts as one piece, of which the place may be at a boundary.
     #[inline]
-    fn find_in_leaves(&self, request: &impl Request, limit: u64, path: &mut Path) -> Option<Found> {
+    fn find_in_leaves(&mut self, request: &impl Request, limit: u64, path: &mut Path) -> Option<Found> {
         match self.placement {
             Placement::BottomUp => {
                 // The lowest of all ends lowest; if it is not within the limit, none is.
@@ -197,9 +197,22 @@ impl Bitmap {
 
     /// The preferred place of all; there is one.
     #[inline]
-    fn descend(&self, request: &impl Request, path: &mut Path) -> Option<Found> {
-        let blocks = request.blocks(self, self.nodes.get(self.root), self.top);
-        self.descend_into(request, blocks, self.root, self.top, 0, path)
+    fn descend(&mut self, request: &impl Request, path: &mut Path) -> Option<Found> {
+        self.extend_spine();
+        let mut level = self.spine.level;
+        let mut number = self.spine.path.node(level);
+        let mut blocks = request.blocks(self, self.nodes.get(number), level);
+        while blocks == 0 {
+            level += 1;
+            if level > self.top {
+                return None;
+            }
+            self.shorten_spine(level);
+            number = self.spine.path.node(level);
+            blocks = request.blocks(self, self.nodes.get(number), level);
+        }
+        *path = self.spine.path;
+        self.descend_into(request, blocks, number, level, self.spine.base, path)
     }
 
     /// The same in those of the blocks of a node at page `base`, given as bits, that have one.
@@ -214,10 +227,6 @@ impl Bitmap {
         path: &mut Path,
     ) -> Option<Found> {
         let (pages, order) = (request.pages(), request.order());
-        let end = match self.placement {
-            Placement::TopDown => FAN - 1,
-            Placement::BottomUp => 0,
-        };
         loop {
             path.set(level, number);
             let block = match self.placement {
@@ -237,13 +246,7 @@ impl Bitmap {
                 return Some(Found { page: base + u64::from(page), leaf: Some(child) });
             }
             number = child;
-            let node = self.nodes.get(number);
-            // High above the leaves it is nearly always the block at the end.
-            blocks = if level > 3 && request.fits_in(self, node, level, end) {
-                1 << end
-            } else {
-                request.blocks(self, node, level)
-            };
+            blocks = request.blocks(self, self.nodes.get(number), level);
         }
     }
 }
