@@ -15,16 +15,21 @@
 //!
 //! # Exact search
 //!
-//! A leaf is a cache line, 512 pages. Nodes know two things about each block below them:
+//! A leaf is a cache line, 512 pages. Nodes know three things about what is below them:
 //!
-//! - What fits *inside a leaf*: for each order up to 9, the longest run in any leaf that begins at a multiple
-//!   of it (`fit.rs`). Requests with natural alignment up to 512 pages never cross leaves, so a search for
-//!   them walks straight down to a leaf that has room.
+//! - What fits *inside a leaf with natural alignment*: for each order up to 9, the most free pages that any of
+//!   its blocks begins with, in 16 bytes for each child (`fit.rs`). Requests with natural alignment up to 512
+//!   pages never cross leaves, so a search for them walks straight down to a leaf that has room. After each
+//!   change of a leaf this is computed from all of its bits at once (`count.rs`), and above it as far as it
+//!   changes.
+//! - The longest run *inside a leaf* for each order up to 9 (`loose.rs`), for all other requests that may lie
+//!   in one.
 //! - The runs that *touch a boundary* of leaves, for each order up to [`MAX_ORDER`] (`runs.rs`). Whatever
-//!   does not fit inside a leaf is among these. Most changes do not touch a boundary and are done with them.
+//!   does not fit inside a leaf is among these.
 //!
-//! Both are exact, not rounded: a fit is found whenever there is one, and it is the highest or the lowest of
-//! all.
+//! The first is always up to date; the others are brought up to date when a request needs them, where
+//! something has changed. All are exact, not rounded: a fit is found whenever there is one, and it is the
+//! highest or the lowest of all.
 //!
 //! # Memory
 //!
@@ -89,6 +94,7 @@ pub struct Bitmap {
     /// What giving back in parts may need for blocks that are [`Link::PAID`].
     paid: Room,
     placement: Placement,
+    /// Where searches begin.
     spine: Spine,
 }
 
@@ -152,11 +158,11 @@ impl Bitmap {
     ///
     /// O(h) with natural alignment up to 512 pages, in the worst case, and exact: it fails for want of space
     /// only where no placement exists. Other requests, and one that fails, first catch up with what earlier
-    /// calls left to be computed: O(h) for each of these calls, and at most one step for every 2^15 pages in
-    /// use.
+    /// calls left to be computed: O(h) for each of these calls, and at most one step for every 2^12 pages in
+    /// use. A step may look at 2^12 bits if the request could lie inside 512 pages.
     ///
     /// May allocate: what the range lacks of bits, or what giving it back in parts would need. That is about
-    /// 105 bytes for every 512 pages, up to 2^18 pages, and `h` nodes of 288 bytes at either end.
+    /// 101 bytes for every 512 pages, up to 2^18 pages, and `h` nodes of 256 bytes at either end.
     ///
     /// # Errors
     /// [`TreeError::Empty`], [`TreeError::Alignment`] for an order above [`MAX_ORDER`],
@@ -214,7 +220,7 @@ impl Bitmap {
         self.iter().map(|hole| hole.1).max().unwrap_or(0)
     }
 
-    /// Bytes of heap memory held: 64 for every leaf and 288 for every node, used or not. Constant time; does
+    /// Bytes of heap memory held: 64 for every leaf and 256 for every node, used or not. Constant time; does
     /// not allocate.
     pub const fn memory_bytes(&self) -> usize {
         self.nodes.bytes().saturating_add(self.leaves.bytes())

@@ -2,7 +2,7 @@
 
 use super::Bitmap;
 use super::leaf::LEAF_PAGES;
-use super::node::{Link, base};
+use super::node::{Link, base, slot};
 use super::path::{Path, in_leaf};
 use super::search::is_natural;
 use super::{MAX_ORDER, PAID_PAGES, TreeError};
@@ -105,8 +105,12 @@ impl Bitmap {
             taken += 1;
         }
         self.free_pages -= taken as u64 * pages;
-        // Too much may be noted as changed, which costs time at most.
-        self.settle(page, 0, LEAF_PAGES, leaf, bits, path);
+        *self.leaves.get_mut(leaf) = bits;
+        let old = self.nodes.get(path.node(1)).fits[slot(page, 1)];
+        self.idle -= usize::from(old.is_whole());
+        // That may be more than has changed, which costs time at most.
+        self.outdate(path, 1, true);
+        self.update(page, path, 1, bits.fit());
         taken
     }
 

@@ -112,11 +112,12 @@ impl Bitmap {
             }
         }
         let node = self.nodes.get(number);
-        let mut children =
-            node.links.iter().filter_map(|link| link.number()).map(|child| self.nodes.get(child));
-        if level > 1
-            && children.any(|child| child.stale > node.stale || child.is_loose_stale > node.is_loose_stale)
-        {
+        let mut children = node.links.iter().filter_map(|link| link.number());
+        let is_newer = |child: u32| {
+            let child = self.nodes.get(child);
+            (child.stale && !node.stale) || (child.is_loose_stale && !node.is_loose_stale)
+        };
+        if level > 1 && children.any(is_newer) {
             return Err("a node is stale but the one above is not");
         }
         if node.stale {
@@ -134,7 +135,7 @@ impl Bitmap {
 }
 
 /// What a leaf has room for, page by page and block by block.
-fn slow_fit(leaf: &Leaf) -> Fit {
+pub(super) fn slow_fit(leaf: &Leaf) -> Fit {
     let mut counts = [0; LEAF_ORDER as usize + 1];
     for (order, most) in counts.iter_mut().enumerate() {
         for block in (0..LEAF_PAGES).step_by(1 << order) {

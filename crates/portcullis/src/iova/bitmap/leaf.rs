@@ -30,7 +30,7 @@ static SELECT: [[u64; WORDS]; WORDS] = {
 
 /// As many pages as a cache line has bits. A bit that is set stands for a page that is free. Pages are
 /// numbered from the beginning of the leaf.
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 #[repr(align(64))]
 pub(super) struct Leaf(pub(super) [u64; WORDS]);
 

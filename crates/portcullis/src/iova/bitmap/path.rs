@@ -2,7 +2,7 @@
 
 use super::Bitmap;
 use super::fit::FitBits;
-use super::leaf::{LEAF_PAGES, Leaf};
+use super::leaf::LEAF_PAGES;
 use super::node::{MAX_LEVEL, bits, slot};
 
 /// The nodes on the way from the top to a page, by level.
@@ -58,7 +58,8 @@ impl Bitmap {
     #[inline]
     pub(super) fn take_in_leaf(&mut self, page: u64, pages: u64, leaf: u32, path: &Path) {
         self.free_pages -= pages;
-        self.toggle(page, pages as u32, leaf, path);
+        let old = self.nodes.get(path.node(1)).fits[slot(page, 1)].bits();
+        self.toggle(page, pages as u32, leaf, old, path);
     }
 
     /// Frees `[first, end)` if it lies in one leaf that has bits. Says whether it was used, and if not, has
@@ -71,34 +72,31 @@ impl Bitmap {
         let mut path = Path::new();
         let leaf = self.locate(first, &mut path)?;
         let pages = end - first;
+        // Read now and not when it is needed, so that it is waited for together with the leaf.
+        let old = self.nodes.get(path.node(1)).fits[slot(first, 1)].bits();
         if !self.leaves.get(leaf).is_used(in_leaf(first), in_leaf(first) + pages as u32) {
             return Some(false);
         }
         self.free_pages += pages;
-        self.toggle(first, pages as u32, leaf, &path);
+        self.toggle(first, pages as u32, leaf, old, &path);
         Some(true)
     }
 
     /// Makes what is free used in a range of a leaf, or the other way round.
-    fn toggle(&mut self, page: u64, pages: u32, leaf: u32, path: &Path) {
+    /// The leaf was worth `old`.
+    fn toggle(&mut self, page: u64, pages: u32, leaf: u32, old: FitBits, path: &Path) {
         let (start, end) = (in_leaf(page), in_leaf(page) + pages);
         let bits = self.leaves.get(leaf).toggled(start, end);
-        self.settle(page, start, end, leaf, bits, path);
-    }
-
-    /// Gives a leaf other bits, which differ in `[start, end)` at the most, and brings everything up to date
-    /// with that. `page` is one of the leaf's.
-    #[inline(always)]
-    pub(super) fn settle(&mut self, page: u64, start: u32, end: u32, leaf: u32, bits: Leaf, path: &Path) {
         *self.leaves.get_mut(leaf) = bits;
         let new = bits.fit();
+        self.idle = self.idle + usize::from(new.is_whole()) - usize::from(old.is_whole());
         let node = self.nodes.get(path.node(1));
-        let was_whole = node.fits[slot(page, 1)].is_whole();
-        self.idle = self.idle + usize::from(new.is_whole()) - usize::from(was_whole);
         if !(node.stale & node.is_loose_stale) {
             self.outdate_leaf(leaf, start, end, path);
         }
-        self.update(page, path, 1, new);
+        if old != new {
+            self.update(page, path, 1, new);
+        }
     }
 
     /// Notes that the runs of a leaf are no longer as they were, those that touch the range.
@@ -127,14 +125,11 @@ impl Bitmap {
     }
 
     /// Brings the nodes of `level` and above on the way to `page` up to date with a block that is now worth
-    /// `new`.
+    /// `new`, which was not so before.
     #[inline]
     pub(super) fn update(&mut self, page: u64, path: &Path, level: u32, new: FitBits) {
-        let fit = &mut self.nodes.get_mut(path.node(level)).fits[slot(page, level)];
-        if fit.bits() != new {
-            *fit = new.into();
-            self.update_above(page, path, level);
-        }
+        self.nodes.get_mut(path.node(level)).fits[slot(page, level)] = new.into();
+        self.update_above(page, path, level);
     }
 
     /// The same for the nodes above `level`. Stops where nothing changes any more.
