@@ -7,9 +7,12 @@
 //! [the configuration](SpaceConfig::structure) says so, a [`HoleTree`].
 //!
 //! Both have the same contract. The bitmap is the default, because it is faster and smaller with many live
-//! ranges of mixed sizes, and takes several equal ranges at once; the tree is faster in a nearly empty space,
-//! where every allocation ends in the lists anyway.
+//! ranges of mixed sizes, and takes several equal ranges at once; the tree is a little faster in a nearly empty
+//! space, where every allocation ends in the lists anyway.
+//!
+//! A [`RingArena`] takes one contiguous range out of a space for one queue and hands it out in rotation.
 
+mod arena;
 mod backing;
 mod bitmap;
 mod cached;
@@ -25,6 +28,7 @@ mod space;
 mod tree;
 mod word;
 
+pub use arena::{ArenaError, ReleaseError, RingArena, RingConfig};
 pub use bitmap::Bitmap;
 pub use class::CACHED_ORDERS;
 pub use config::{IovaError, SpaceConfig, SpaceUsage, Structure};

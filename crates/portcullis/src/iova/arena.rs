@@ -1,0 +1,367 @@
+//! Ring arenas: a contiguous range of a space for one queue, handed out in rotation.
+//!
+//! A queue maps a descriptor's buffers, lets the device work through them in order, and unmaps them. Taken one
+//! by one from a space with a past, such addresses are spread over it, and nearly every one of them is
+//! translated through a page table of its own. Out of an arena, neighbours in time are neighbours in address:
+//! one paging-structure entry serves a whole large page's worth of them, one range invalidation covers a
+//! descriptor, and nobody else's translations share the queue's tables. [Colours](RingConfig::colour) keep
+//! several queues out of each other's sets.
+//!
+//! # What it guarantees
+//! - No two live reservations overlap, whatever the order in which they are freed.
+//! - Nothing but [`new`](RingArena::new) allocates. Freeing what was handed out cannot fail.
+//! - A range that is freed twice, or in part, is refused and nothing is changed.
+//!
+//! # How
+//! All that lives lies on one arc of the ring, from the oldest live reservation (`tail`) to the end of the
+//! newest (`head`); new ones are placed behind the head, so never on the arc. Two bits for each granule say
+//! where live reservations begin and end. A free clears its two bits; if it was the oldest, the tail goes on
+//! to the next bit that begins one, across everything freed before its turn and the granules left unused at
+//! the end of a lap. That costs 256 bytes for 1,024 granules, for any mix of lengths.
+
+mod bits;
+mod colour;
+mod error;
+
+use self::bits::{Edges, Span};
+use super::space::IovaSpace;
+use crate::addr::{Iova, IovaRange, PageSize};
+use crate::platform::Platform;
+
+pub use self::error::{ArenaError, ReleaseError};
+
+/// More granules than this no arena has: positions are kept in 32 bits.
+const MOST_GRANULES: u64 = 1 << 31;
+
+/// What a [`RingArena`] is made for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RingConfig {
+    /// How many descriptors of [`descriptor_bytes`](Self::descriptor_bytes) may be reserved at once.
+    pub descriptors: u32,
+    /// Bytes of addresses that a usual descriptor takes, rounded up to whole granules. Reservations may be of
+    /// any other length too; only a ring of equal ones leaves nothing unused at the end of a lap.
+    pub descriptor_bytes: u64,
+    /// The unit of a reservation: the granule of the space, which is the mapper's smallest page.
+    pub granule: PageSize,
+    /// Where in its range the ring starts, so that rings moving in step do not compete for the same sets of
+    /// the IOTLB and of the paging-structure caches. Number the rings of an IOMMU 0, 1, 2, ..; any number is
+    /// allowed. The same number for all of them switches colours off.
+    ///
+    /// An IOTLB picks the set by the low bits of the page number (where hardware mixes in more bits, colours
+    /// neither help nor harm). Arenas begin at multiples of a large page, so the n-th page of every one of
+    /// them falls into one and the same set: with W ways, the W + 1st ring that moves in step makes every
+    /// access miss. The ring of colour c starts 5 * c granules further on. Five is odd, so any S rings
+    /// numbered in a row start in S different sets wherever S is a power of two, and W * S rings with a
+    /// page in use each fit; it is not 1, so that a few rings with up to four pages in use each do not meet
+    /// at all.
+    ///
+    /// The same happens one level up, where the set is picked by the number of the large page: a ring of T
+    /// large pages begins at a multiple of T. So it starts that many large pages further on, too, as the
+    /// digits of c written in base T add up to (modulo T): rings that lie one behind the other and are
+    /// numbered in a row then start in different sets, for rings of any power of two of large pages.
+    pub colour: u32,
+    /// The highest address that may be handed out.
+    pub limit: Iova,
+}
+
+impl RingConfig {
+    /// A ring of colour 0, anywhere in its space.
+    pub const fn new(descriptors: u32, descriptor_bytes: u64, granule: PageSize) -> Self {
+        Self { descriptors, descriptor_bytes, granule, colour: 0, limit: Iova::new(u64::MAX) }
+    }
+
+    /// The same with another [`colour`](Self::colour).
+    pub const fn with_colour(self, colour: u32) -> Self {
+        Self { colour, ..self }
+    }
+}
+
+/// A range of a space that one queue takes its addresses from, in rotation.
+///
+/// It belongs to whoever owns the queue: one CPU at a time, hence `&mut`. It says nothing about mappings:
+/// reserve, map, unmap and *then* free. It must be [released](Self::release) to the space that it came from;
+/// one that is dropped leaves its addresses out of use for as long as the space lives.
+///
+/// ```
+/// # #[cfg(feature = "std")]
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use portcullis::addr::{Iova, IovaRange, PageSize};
+/// use portcullis::iova::{IovaSpace, RingArena, RingConfig, SpaceConfig};
+/// use portcullis::std_platform::StdPlatform;
+///
+/// let platform = StdPlatform::new();
+/// let aperture = IovaRange::new(Iova::new(4096), 1 << 40)?;
+/// let space = IovaSpace::new(&SpaceConfig::new(aperture, PageSize::SIZE_4K, 1))?;
+///
+/// // The third queue of a device: 512 descriptors of 256 KiB.
+/// let config = RingConfig::new(512, 256 << 10, PageSize::SIZE_4K).with_colour(2);
+/// let mut arena = RingArena::new(&space, &platform, &config)?;
+/// let first = arena.reserve(256 << 10)?;
+/// let second = arena.reserve(256 << 10)?;
+/// assert_eq!(second.start().get(), first.start().get() + (256 << 10));
+/// // .. map, let the device work, unmap; then, in any order:
+/// arena.free(second)?;
+/// arena.free(first)?;
+/// arena.release(&space, &platform)?;
+/// # Ok(())
+/// # }
+/// # #[cfg(not(feature = "std"))]
+/// # fn main() {}
+/// ```
+#[derive(Debug)]
+#[must_use = "dropping an arena loses its addresses: release it"]
+pub struct RingArena {
+    /// What was taken from the space.
+    range: IovaRange,
+    /// The address of position 0.
+    base: Iova,
+    edges: Edges,
+    /// Granules of the ring; positions are below.
+    granules: u32,
+    /// Where the next reservation goes, if it fits before the end.
+    head: u32,
+    /// Where the oldest live reservation begins; the head, where there is none.
+    tail: u32,
+    /// Live reservations.
+    live: u32,
+    /// Their granules.
+    live_granules: u32,
+    granule: PageSize,
+}
+
+impl RingArena {
+    /// Takes a range for `descriptors * descriptor_bytes` bytes out of `space`: whole large pages (2 MiB with
+    /// granules of 4 KiB: what one lowest table covers), at least one, aligned to their number rounded up to
+    /// a power of two (to 1 GiB at most). A colour adds less than one descriptor.
+    ///
+    /// Allocates two bits for each granule. O(log n) in the holes of the space, under its lock, or what
+    /// [`IovaSpace::alloc`] says of an exhausted one; for set-up, not for interrupt handlers.
+    ///
+    /// # Errors
+    /// [`ArenaError::Empty`], [`ArenaError::TooLarge`], [`ArenaError::OutOfMemory`], or [`ArenaError::Space`]
+    /// where the space has no such range; nothing is taken then.
+    pub fn new<P: Platform>(
+        space: &IovaSpace,
+        platform: &P,
+        config: &RingConfig,
+    ) -> Result<Self, ArenaError> {
+        let RingConfig { descriptors, descriptor_bytes, granule, colour, limit } = *config;
+        if descriptors == 0 || descriptor_bytes == 0 {
+            return Err(ArenaError::Empty);
+        }
+        let too_large = ArenaError::TooLarge { descriptors, descriptor_bytes };
+        let per_large = granules_per_large(granule).ok_or(too_large)?;
+        let unit = granules_for(descriptor_bytes, granule);
+        let granules = unit.checked_mul(descriptors.into()).filter(|all| *all <= MOST_GRANULES);
+        let granules = granules.ok_or(too_large)?;
+        let start = colour::start(colour, unit, granules, per_large);
+        // The sum is below 2^32 granules and a large page.
+        let whole = (start.skew + granules).next_multiple_of(per_large);
+        let bytes = whole.checked_mul(granule.bytes()).ok_or(too_large)?;
+
+        let edges = Edges::new(granules).ok_or(ArenaError::OutOfMemory)?;
+        let range = space.alloc(platform, bytes, limit)?;
+        debug_assert!(range.start().get().is_multiple_of(per_large << granule.shift()));
+        Ok(Self {
+            range,
+            base: Iova::new(range.start().get() + (start.skew << granule.shift())),
+            edges,
+            granules: granules as u32,
+            head: start.position as u32,
+            tail: start.position as u32,
+            live: 0,
+            live_granules: 0,
+            granule,
+        })
+    }
+
+    /// Reserves `len` bytes, rounded up to whole granules: those behind the last reservation, or the first of
+    /// the ring where there is no room before its end. The range is aligned to the granule, and not to its
+    /// length; it has exactly the rounded length.
+    ///
+    /// O(1); never allocates or waits. For any context in which the caller owns the queue.
+    ///
+    /// # Errors
+    /// [`ArenaError::Full`] until the oldest reservations are freed, [`ArenaError::Oversize`] for more than
+    /// the whole ring, [`ArenaError::Empty`] for no bytes. Nothing is changed then.
+    #[inline]
+    pub fn reserve(&mut self, len: u64) -> Result<IovaRange, ArenaError> {
+        if len == 0 {
+            return Err(ArenaError::Empty);
+        }
+        let granules = granules_for(len, self.granule);
+        if granules > self.granules.into() {
+            return Err(ArenaError::Oversize { len, capacity: self.capacity() });
+        }
+        let granules = granules as u32;
+        let Some(first) = self.room(granules) else {
+            return Err(self.full(len));
+        };
+        let span = Span { first, last: first + (granules - 1) };
+        if self.live == 0 {
+            self.tail = first;
+        }
+        self.edges.insert(span);
+        self.head = if span.last + 1 == self.granules { 0 } else { span.last + 1 };
+        self.live += 1;
+        self.live_granules += granules;
+        Ok(self.range_of(span))
+    }
+
+    /// Frees what [`reserve`](Self::reserve) returned, in any order. Nothing may be mapped there any more, and
+    /// no device may reach it: the addresses are handed out again.
+    ///
+    /// In order O(1), plus one word read for each 64 granules of the reservation; freeing the oldest after
+    /// others, one word more for each 64 granules that it sets free. Never allocates or waits. For any context in
+    /// which the caller owns the queue.
+    ///
+    /// # Errors
+    /// [`ArenaError::NotReserved`] for what is not handed out, or was freed before; [`ArenaError::Mismatch`]
+    /// for a part of a reservation, or more than one. Nothing is changed then. Neither happens for a live
+    /// reservation as it was handed out.
+    #[inline]
+    pub fn free(&mut self, range: IovaRange) -> Result<(), ArenaError> {
+        let Some(span) = self.span_of(range).filter(|span| self.edges.is_exact(*span)) else {
+            return Err(self.mismatch(range));
+        };
+        self.edges.remove(span);
+        self.live -= 1;
+        self.live_granules -= span.last - span.first + 1;
+        if self.live == 0 {
+            self.tail = self.head;
+        } else if span.first == self.tail {
+            self.tail = self
+                .edges
+                .next_first(span.last + 1)
+                .or_else(|| self.edges.next_first(0))
+                .unwrap_or(self.head);
+        }
+        Ok(())
+    }
+
+    /// Gives the range back to `space`, the one it came from. All must be unmapped and freed.
+    ///
+    /// Cost and context as [`IovaSpace::free`]: never allocates or waits; frees the arena's own memory.
+    ///
+    /// # Errors
+    /// [`ReleaseError`], which holds the arena: [`ArenaError::InUse`] while reservations are live,
+    /// [`ArenaError::Space`] where the space never handed this range out.
+    pub fn release<P: Platform>(self, space: &IovaSpace, platform: &P) -> Result<(), ReleaseError> {
+        if self.live > 0 {
+            let error = ArenaError::InUse {
+                reservations: self.live,
+                bytes: self.in_use(),
+                oldest: self.address(self.tail),
+            };
+            return Err(ReleaseError { arena: self, error });
+        }
+        match space.free(platform, self.range) {
+            Ok(()) => Ok(()),
+            Err(error) => Err(ReleaseError { arena: self, error: error.into() }),
+        }
+    }
+
+    /// The whole range that was taken from the space: every reservation lies inside. Its start and length are
+    /// multiples of a large page.
+    pub fn range(&self) -> IovaRange {
+        self.range
+    }
+
+    /// Bytes that can be reserved at once, where nothing is left unused at the end of a lap.
+    pub fn capacity(&self) -> u64 {
+        self.bytes(self.granules)
+    }
+
+    /// Bytes in live reservations.
+    pub fn in_use(&self) -> u64 {
+        self.bytes(self.live_granules)
+    }
+
+    /// How many reservations are live.
+    pub fn reservations(&self) -> usize {
+        self.live as usize
+    }
+
+    /// Where `granules` go next. All before the end, or all after the beginning, and never on the arc.
+    #[inline]
+    fn room(&self, granules: u32) -> Option<u32> {
+        // The head is below the end, and both below 2^31.
+        let before_end = self.granules - self.head >= granules;
+        if self.live == 0 {
+            return Some(if before_end { self.head } else { 0 });
+        }
+        if self.head <= self.tail {
+            // The arc goes around the end; where both are equal it is the whole ring.
+            return (self.tail - self.head >= granules).then_some(self.head);
+        }
+        if before_end {
+            return Some(self.head);
+        }
+        (self.tail >= granules).then_some(0)
+    }
+
+    #[cold]
+    fn full(&self, len: u64) -> ArenaError {
+        ArenaError::Full {
+            len,
+            in_use: self.in_use(),
+            capacity: self.capacity(),
+            reservations: self.live,
+            oldest: self.address(self.tail),
+        }
+    }
+
+    /// Why `range` cannot be freed.
+    #[cold]
+    fn mismatch(&self, range: IovaRange) -> ArenaError {
+        // Of what lies in the ring, the positions that are touched.
+        let end = Iova::new(self.base.get() + (self.capacity() - 1));
+        let (first, last) = (range.start().max(self.base), range.last().min(end));
+        if first > last {
+            return ArenaError::NotReserved { range };
+        }
+        let position = |at: Iova| ((at.get() - self.base.get()) >> self.granule.shift()) as u32;
+        match self.edges.overlapping(Span { first: position(first), last: position(last) }) {
+            Some(span) => ArenaError::Mismatch { range, reserved: self.range_of(span) },
+            None => ArenaError::NotReserved { range },
+        }
+    }
+
+    /// The positions of a range of whole granules inside the ring.
+    #[inline]
+    fn span_of(&self, range: IovaRange) -> Option<Span> {
+        let start = range.start().offset_from(self.base)?;
+        if (start | range.len()) & self.granule.offset_mask() != 0 {
+            return None;
+        }
+        let (first, count) = (start >> self.granule.shift(), range.len() >> self.granule.shift());
+        let last = first + (count - 1);
+        (last < self.granules.into()).then_some(Span { first: first as u32, last: last as u32 })
+    }
+
+    fn range_of(&self, span: Span) -> IovaRange {
+        // Positions lie inside the arena's range, which does not wrap.
+        IovaRange::new(self.address(span.first), self.bytes(span.last - span.first + 1))
+            .expect("a reservation lies inside its arena")
+    }
+
+    fn address(&self, position: u32) -> Iova {
+        Iova::new(self.base.get() + self.bytes(position))
+    }
+
+    fn bytes(&self, granules: u32) -> u64 {
+        u64::from(granules) << self.granule.shift()
+    }
+}
+
+/// Granules that a lowest table covers: one entry of 8 bytes for each. `None` for a granule that no table fits.
+fn granules_per_large(granule: PageSize) -> Option<u64> {
+    let order = granule.shift().checked_sub(3)?;
+    (granule.shift() + order < u64::BITS && order < 31).then(|| 1 << order)
+}
+
+/// Granules for `len` bytes, which are not 0.
+#[inline]
+fn granules_for(len: u64, granule: PageSize) -> u64 {
+    ((len - 1) >> granule.shift()) + 1
+}

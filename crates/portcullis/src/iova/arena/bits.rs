@@ -1,0 +1,108 @@
+//! Where live reservations begin and end: two bits for each granule.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+/// Positions of a reservation's granules; both are inside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Span {
+    pub first: u32,
+    pub last: u32,
+}
+
+/// The two words of 64 granules lie side by side: one cache line serves both.
+#[derive(Debug, Clone, Copy, Default)]
+struct Word {
+    /// A reservation begins here.
+    first: u64,
+    /// A reservation ends here.
+    last: u64,
+}
+
+/// A set of disjoint spans.
+#[derive(Debug)]
+pub(super) struct Edges {
+    words: Box<[Word]>,
+}
+
+impl Edges {
+    /// The empty set for positions below `granules`; `None` where there is no memory for it.
+    pub fn new(granules: u64) -> Option<Self> {
+        let count = usize::try_from(granules.div_ceil(64)).ok()?;
+        let mut words = Vec::new();
+        words.try_reserve_exact(count).ok()?;
+        words.resize(count, Word::default());
+        Some(Self { words: words.into_boxed_slice() })
+    }
+
+    /// Adds a span that overlaps no other.
+    #[inline]
+    pub fn insert(&mut self, span: Span) {
+        self.words[index(span.first)].first |= bit(span.first);
+        self.words[index(span.last)].last |= bit(span.last);
+    }
+
+    /// Removes a span that is in the set.
+    #[inline]
+    pub fn remove(&mut self, span: Span) {
+        self.words[index(span.first)].first &= !bit(span.first);
+        self.words[index(span.last)].last &= !bit(span.last);
+    }
+
+    /// Whether this very span is in the set. One word for each 64 positions of it.
+    #[inline]
+    pub fn is_exact(&self, span: Span) -> bool {
+        // What begins here ends at the next end, as spans are disjoint. Further than the span nobody looks.
+        let words = &self.words[..=index(span.last)];
+        words[index(span.first)].first & bit(span.first) != 0
+            && next(words, span.first, |word| word.last) == Some(span.last)
+    }
+
+    /// The first position from `from` on at which a span begins.
+    #[inline]
+    pub fn next_first(&self, from: u32) -> Option<u32> {
+        next(&self.words, from, |word| word.first)
+    }
+
+    /// The lowest span that shares a position with `span`. O(positions / 64).
+    pub fn overlapping(&self, span: Span) -> Option<Span> {
+        let last = next(&self.words, span.first, |word| word.last)?;
+        let first = self.begin_of(last)?;
+        (first <= span.last).then_some(Span { first, last })
+    }
+
+    /// Where the span that ends at `last` begins.
+    fn begin_of(&self, last: u32) -> Option<u32> {
+        let mut mask = u64::MAX >> (63 - last % 64);
+        for at in (0..=index(last)).rev() {
+            let word = self.words[at].first & mask;
+            if word != 0 {
+                return Some(at as u32 * 64 + 63 - word.leading_zeros());
+            }
+            mask = u64::MAX;
+        }
+        None
+    }
+}
+
+/// The first bit from `from` on.
+#[inline]
+fn next(words: &[Word], from: u32, side: impl Fn(&Word) -> u64) -> Option<u32> {
+    let mut mask = u64::MAX << (from % 64);
+    for (at, word) in words.iter().enumerate().skip(index(from)) {
+        let word = side(word) & mask;
+        if word != 0 {
+            return Some(at as u32 * 64 + word.trailing_zeros());
+        }
+        mask = u64::MAX;
+    }
+    None
+}
+
+fn index(position: u32) -> usize {
+    position as usize / 64
+}
+
+fn bit(position: u32) -> u64 {
+    1 << (position % 64)
+}

@@ -1,0 +1,88 @@
+//! What an arena refuses.
+
+use super::RingArena;
+use crate::addr::{Iova, IovaRange};
+use crate::iova::IovaError;
+
+/// Something that an arena does not do. Nothing is changed by it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ArenaError {
+    /// Nobody can use 0 bytes.
+    #[error("a ring arena, or a reservation in one, of 0 bytes")]
+    Empty,
+    /// No arena has so many granules.
+    #[error("no ring arena holds {descriptors} descriptors of {descriptor_bytes:#x} bytes")]
+    TooLarge {
+        /// Descriptors asked for.
+        descriptors: u32,
+        /// Bytes of each.
+        descriptor_bytes: u64,
+    },
+    /// The space has no range for the arena, or did not hand this one out.
+    #[error("the space of the ring arena: {0}")]
+    Space(#[from] IovaError),
+    /// No memory for the arena's own book-keeping.
+    #[error("no memory to keep account of a ring arena")]
+    OutOfMemory,
+    /// It would not fit if the ring were empty.
+    #[error("{len:#x} bytes do not fit into a ring of {capacity:#x}")]
+    Oversize {
+        /// Bytes asked for.
+        len: u64,
+        /// Bytes of the ring.
+        capacity: u64,
+    },
+    /// There is no room behind the last reservation before the oldest is freed. It may be that less than the
+    /// whole ring is in use: what was freed out of turn waits for the oldest.
+    #[error(
+        "no room for {len:#x} bytes in the ring: {reservations} reservations hold {in_use:#x} of \
+         {capacity:#x} bytes, the oldest at {oldest}"
+    )]
+    Full {
+        /// Bytes asked for.
+        len: u64,
+        /// Bytes in live reservations.
+        in_use: u64,
+        /// Bytes of the ring.
+        capacity: u64,
+        /// Live reservations.
+        reservations: u32,
+        /// Where the one begins that must be freed first.
+        oldest: Iova,
+    },
+    /// Nothing of the range is reserved: it was freed before, or it is not of this arena.
+    #[error("{range} is freed, but nothing of it is reserved")]
+    NotReserved {
+        /// What was to be freed.
+        range: IovaRange,
+    },
+    /// A reservation is freed as a whole or not at all.
+    #[error("{range} is freed, but what is reserved there is {reserved}")]
+    Mismatch {
+        /// What was to be freed.
+        range: IovaRange,
+        /// The lowest live reservation that it overlaps.
+        reserved: IovaRange,
+    },
+    /// The arena is given back while something of it may be mapped.
+    #[error("the ring still has {reservations} reservations of {bytes:#x} bytes, the oldest at {oldest}")]
+    InUse {
+        /// Live reservations.
+        reservations: u32,
+        /// Their bytes.
+        bytes: u64,
+        /// Where the oldest begins.
+        oldest: Iova,
+    },
+}
+
+/// An arena that was not released, and why.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+pub struct ReleaseError {
+    /// The arena, as it was.
+    pub arena: RingArena,
+    /// What is in the way.
+    pub error: ArenaError,
+}
