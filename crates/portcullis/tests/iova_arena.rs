@@ -99,11 +99,16 @@ fn action(most: u64) -> impl Strategy<Value = Action> {
 }
 
 /// The ring's shape, what is done to it, and its colour.
-fn case() -> impl Strategy<Value = (u32, u64, u32, Vec<Action>)> {
+fn case() -> impl Strategy<Value = (u32, u64, Option<u32>, Vec<Action>)> {
     prop_oneof![(1..12u32, 1..12u64), (1..300u32, 1..3u64), (1..5u32, 60..140u64)].prop_flat_map(
         |(descriptors, unit)| {
             let actions = proptest::collection::vec(action(unit + unit / 2), 1..400);
-            (Just(descriptors), Just(unit), prop_oneof![Just(0), 0..70u32, any::<u32>()], actions)
+            (
+                Just(descriptors),
+                Just(unit),
+                prop_oneof![Just(None), (0..70u32).prop_map(Some), any::<u32>().prop_map(Some)],
+                actions,
+            )
         },
     )
 }
@@ -115,14 +120,15 @@ proptest! {
     #[test]
     fn agrees_with_a_plain_model((descriptors, unit, colour, actions) in case()) {
         let (space, platform) = rig();
-        let config = RingConfig::new(descriptors, unit * PAGE - 7, GRANULE).with_colour(colour);
+        let config = RingConfig { colour, ..RingConfig::new(descriptors, unit * PAGE - 7, GRANULE) };
         let mut arena = RingArena::new(&space, &platform, &config).unwrap();
         let ring = u64::from(descriptors) * unit;
         prop_assert_eq!(arena.capacity(), ring * PAGE);
         let whole = arena.range();
         prop_assert_eq!(whole.start().get() % LARGE, 0);
         prop_assert_eq!(whole.len() % LARGE, 0);
-        prop_assert!(whole.len() < (ring + unit) * PAGE + LARGE);
+        let least = if colour.is_some() { 16 * LARGE } else { 0 };
+        prop_assert!(whole.len() < ((ring + unit) * PAGE + LARGE).max(least + 1));
 
         // The whole ring at once begins at its first page; the very first page is where the colour puts it.
         let first = arena.reserve(1).unwrap();
@@ -222,8 +228,8 @@ proptest! {
 fn a_ring_of_equal_descriptors_has_no_gaps() {
     let (space, platform) = rig();
     for (descriptors, unit) in [(512, 1), (512, 64), (256, 3)] {
-        for colour in [0, 1, 13, 39] {
-            let config = RingConfig::new(descriptors, unit * PAGE, GRANULE).with_colour(colour);
+        for colour in [None, Some(0), Some(1), Some(13), Some(39)] {
+            let config = RingConfig { colour, ..RingConfig::new(descriptors, unit * PAGE, GRANULE) };
             let mut arena = RingArena::new(&space, &platform, &config).unwrap();
             let mut ring: VecDeque<_> =
                 (0..descriptors).map(|_| arena.reserve(unit * PAGE).unwrap()).collect();
@@ -275,8 +281,8 @@ fn colours_spread_over_the_sets() {
             let (space, platform) = rig();
             let arenas: Vec<_> = (0..16)
                 .map(|ring| {
-                    let colour = if colours { ring } else { 0 };
-                    let config = RingConfig::new(descriptors, unit * PAGE, GRANULE).with_colour(colour);
+                    let colour = colours.then_some(ring);
+                    let config = RingConfig { colour, ..RingConfig::new(descriptors, unit * PAGE, GRANULE) };
                     RingArena::new(&space, &platform, &config).unwrap()
                 })
                 .collect();
@@ -317,6 +323,20 @@ fn what_cannot_be_made_is_refused_and_takes_nothing() {
     assert!(matches!(make(low), ArenaError::Space(IovaError::Exhausted { .. })));
     space.flush_caches(&platform);
     assert_eq!(space.usage().taken, 0);
+}
+
+/// In a space too small to spread its rings over the sets, coloured rings fit where uncoloured ones do.
+#[test]
+fn a_colour_never_costs_the_last_range() {
+    let (space, platform) = (space(1024 + 511), StdPlatform::with_slots(1));
+    let config = RingConfig::new(512, PAGE, GRANULE);
+    let arenas = [7, 8].map(|colour| RingArena::new(&space, &platform, &config.with_colour(colour)).unwrap());
+    for mut arena in arenas {
+        assert_eq!(arena.range().len(), LARGE);
+        let all: Vec<_> = (0..512).map(|_| arena.reserve(PAGE).unwrap()).collect();
+        all.into_iter().for_each(|range| arena.free(range).unwrap());
+        arena.release(&space, &platform).unwrap();
+    }
 }
 
 /// An arena given to a space that it is not from comes back whole.

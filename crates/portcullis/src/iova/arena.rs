@@ -24,6 +24,7 @@ mod colour;
 mod error;
 
 use self::bits::{Edges, Span};
+use super::config::IovaError;
 use super::space::IovaSpace;
 use crate::addr::{Iova, IovaRange, PageSize};
 use crate::platform::Platform;
@@ -43,36 +44,43 @@ pub struct RingConfig {
     pub descriptor_bytes: u64,
     /// The unit of a reservation: the granule of the space, which is the mapper's smallest page.
     pub granule: PageSize,
-    /// Where in its range the ring starts, so that rings moving in step do not compete for the same sets of
-    /// the IOTLB and of the paging-structure caches. Number the rings of an IOMMU 0, 1, 2, ..; any number is
-    /// allowed. The same number for all of them switches colours off.
+    /// Where the ring starts, so that rings moving in step do not compete for the same sets of the IOTLB and of
+    /// the paging-structure caches. Number the rings behind one IOMMU 0, 1, 2, ..; any number is allowed.
+    /// `None`: the ring starts at the beginning of its range, as every other one without a colour.
     ///
-    /// An IOTLB picks the set by the low bits of the page number (where hardware mixes in more bits, colours
-    /// neither help nor harm). Arenas begin at multiples of a large page, so the n-th page of every one of
-    /// them falls into one and the same set: with W ways, the W + 1st ring that moves in step makes every
-    /// access miss. The ring of colour c starts 5 * c granules further on. Five is odd, so any S rings
-    /// numbered in a row start in S different sets wherever S is a power of two, and W * S rings with a
-    /// page in use each fit; it is not 1, so that a few rings with up to four pages in use each do not meet
-    /// at all.
+    /// *The IOTLB* picks the set by the low bits of the page number. Ranges begin at multiples of a large
+    /// page, so the n-th pages of all uncoloured rings fall into one and the same set: with W ways, the W + 1st
+    /// ring that moves in step makes every access miss. The ring of colour c starts 5 * c granules further on.
+    /// Five is odd, so any S rings numbered in a row start in S different sets wherever S is a power of two,
+    /// and S * W rings with a page in use each fit; it is not 1, so that three rings with five pages in use
+    /// each do not meet at all.
     ///
-    /// The same happens one level up, where the set is picked by the number of the large page: a ring of T
-    /// large pages begins at a multiple of T. So it starts that many large pages further on, too, as the
-    /// digits of c written in base T add up to (modulo T): rings that lie one behind the other and are
-    /// numbered in a row then start in different sets, for rings of any power of two of large pages.
-    pub colour: u32,
+    /// *The paging-structure cache* of the lowest tables picks the set by the number of the large page, and
+    /// a ring of T large pages begins at a multiple of T. So the ring of colour c starts in the large page
+    /// number c modulo 16 (modulo T for T above 16) of a range of at least 16: up to 16 rings, numbered in a
+    /// row, in different sets wherever the space puts them. That takes 32 MiB of addresses for a ring of
+    /// 2 MiB, but no memory.
+    ///
+    /// Descriptors of whole large pages are moved by whole large pages only, so that they can be mapped by them.
+    /// Any others are no longer aligned to their size: an invalidation by a single block of 2^n pages would
+    /// cover twice as much or, across the end of the largest block, the whole domain. Whoever unmaps them
+    /// submits two blocks, with one wait.
+    ///
+    /// Where hardware mixes further bits into the number of a set, colours neither help nor harm.
+    pub colour: Option<u32>,
     /// The highest address that may be handed out.
     pub limit: Iova,
 }
 
 impl RingConfig {
-    /// A ring of colour 0, anywhere in its space.
+    /// A ring without a colour, anywhere in its space.
     pub const fn new(descriptors: u32, descriptor_bytes: u64, granule: PageSize) -> Self {
-        Self { descriptors, descriptor_bytes, granule, colour: 0, limit: Iova::new(u64::MAX) }
+        Self { descriptors, descriptor_bytes, granule, colour: None, limit: Iova::new(u64::MAX) }
     }
 
     /// The same with another [`colour`](Self::colour).
     pub const fn with_colour(self, colour: u32) -> Self {
-        Self { colour, ..self }
+        Self { colour: Some(colour), ..self }
     }
 }
 
@@ -132,7 +140,8 @@ pub struct RingArena {
 impl RingArena {
     /// Takes a range for `descriptors * descriptor_bytes` bytes out of `space`: whole large pages (2 MiB with
     /// granules of 4 KiB: what one lowest table covers), at least one, aligned to their number rounded up to
-    /// a power of two (to 1 GiB at most). A colour adds less than one descriptor.
+    /// a power of two (to 1 GiB at most). With a colour at least 16 large pages, where the space has them,
+    /// and up to a descriptor more.
     ///
     /// Allocates two bits for each granule. O(log n) in the holes of the space, under its lock, or what
     /// [`IovaSpace::alloc`] says of an exhausted one; for set-up, not for interrupt handlers.
@@ -154,21 +163,27 @@ impl RingArena {
         let unit = granules_for(descriptor_bytes, granule);
         let granules = unit.checked_mul(descriptors.into()).filter(|all| *all <= MOST_GRANULES);
         let granules = granules.ok_or(too_large)?;
-        let start = colour::start(colour, unit, granules, per_large);
-        // The sum is below 2^32 granules and a large page.
-        let whole = (start.skew + granules).next_multiple_of(per_large);
-        let bytes = whole.checked_mul(granule.bytes()).ok_or(too_large)?;
+        let layout = colour::layout(colour, unit, granules, per_large);
+        let bytes = |granules: u64| granules.checked_mul(granule.bytes()).ok_or(too_large);
+        let least = bytes((layout.skew + granules).next_multiple_of(per_large))?;
+        let wanted = bytes(layout.range)?;
 
         let edges = Edges::new(granules).ok_or(ArenaError::OutOfMemory)?;
-        let range = space.alloc(platform, bytes, limit)?;
+        let (range, base) = match space.alloc(platform, wanted, limit) {
+            // Better a ring whose tables share their sets than none.
+            Err(IovaError::Exhausted { .. }) if least < wanted => {
+                (space.alloc(platform, least, limit)?, layout.skew)
+            }
+            range => (range?, layout.base),
+        };
         debug_assert!(range.start().get().is_multiple_of(per_large << granule.shift()));
         Ok(Self {
             range,
-            base: Iova::new(range.start().get() + (start.skew << granule.shift())),
+            base: Iova::new(range.start().get() + (base << granule.shift())),
             edges,
             granules: granules as u32,
-            head: start.position as u32,
-            tail: start.position as u32,
+            head: layout.position as u32,
+            tail: layout.position as u32,
             live: 0,
             live_granules: 0,
             granule,
