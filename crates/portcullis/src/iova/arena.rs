@@ -128,7 +128,7 @@ pub struct RingArena {
     granules: u32,
     /// Where the next reservation goes, if it fits before the end.
     head: u32,
-    /// Where the oldest live reservation begins; the head, where there is none.
+    /// Where the oldest live reservation begins; anything, where there is none.
     tail: u32,
     /// Live reservations.
     live: u32,
@@ -242,14 +242,10 @@ impl RingArena {
         self.edges.remove(span);
         self.live -= 1;
         self.live_granules -= span.last - span.first + 1;
-        if self.live == 0 {
-            self.tail = self.head;
-        } else if span.first == self.tail {
-            self.tail = self
-                .edges
-                .next_first(span.last + 1)
-                .or_else(|| self.edges.next_first(0))
-                .unwrap_or(self.head);
+        if self.live > 0 && span.first == self.tail {
+            // Something is live: it begins behind the one that is freed, or the arc goes around the end.
+            let next = self.edges.next_first(span.last + 1).or_else(|| self.edges.next_first(0));
+            self.tail = next.unwrap_or(self.head);
         }
         Ok(())
     }
