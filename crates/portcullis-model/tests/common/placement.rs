@@ -315,7 +315,7 @@ impl Machine {
     }
 
     fn give_back(&self, range: IovaRange) {
-        self.platform.with_slot(|slot| self.space.free(slot, range)).unwrap();
+        self.space.free(&self.platform, range).unwrap();
     }
 
     /// A number below `sides`.
