@@ -23,7 +23,6 @@ use portcullis::invalidation::{DomainId, Gather, Invalidation, InvalidationQueue
 use portcullis::iova::{IovaSpace, RingArena, RingConfig, SpaceConfig};
 use portcullis::mapper::{Mapper, TableMapper};
 use portcullis::pgtable::PageTable;
-use portcullis::platform::Platform;
 use portcullis::std_platform::StdPlatform;
 use portcullis_model::{Context, DeviceId, Iommu, IommuConfig, Memory, Queue, Stats};
 
