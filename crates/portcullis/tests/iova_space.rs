@@ -339,6 +339,49 @@ fn only_whole_ranges_are_taken_back() {
     assert_eq!(space.usage().taken, 0);
 }
 
+/// A range that begins a little later than one that is handed out is not that one.
+#[test]
+fn shifted_ranges_are_not_taken_back() {
+    let platform = Chosen::new(2);
+    for structure in [Structure::Bitmap, Structure::HoleTree] {
+        let space = IovaSpace::new(&SpaceConfig { structure, ..config(1, 1 << 20, 2) }).unwrap();
+        for pages in [1, 2, 7, 8, 33, 64, 512, 513, 1024] {
+            // Two side by side.
+            let ranges = [0; 2].map(|_| alloc(&space, platform.be(0), pages, ANYWHERE).unwrap());
+            for range in ranges {
+                for shift in [1, 2, 4, 7, 63] {
+                    let start = Iova::new(range.start().get() + shift * PAGE);
+                    let shifted = IovaRange::new(start, range.len()).unwrap();
+                    if ranges.contains(&shifted) {
+                        continue;
+                    }
+                    for slot in 0..3 {
+                        let freed = free(&space, platform.be(slot), shifted);
+                        assert_eq!(freed, Err(IovaError::NotAllocated { range: shifted }), "{pages}");
+                    }
+                }
+            }
+            ranges.iter().for_each(|range| free(&space, platform.be(1), *range).unwrap());
+        }
+        space.flush_caches(&platform);
+        assert_eq!(space.usage().taken, 0);
+    }
+}
+
+/// The smallest granule there is, and the largest numbers.
+#[test]
+fn a_granule_of_one_byte_is_survived() {
+    let platform = Chosen::new(1);
+    let byte = PageSize::from_shift(0).unwrap();
+    let aperture = IovaRange::new(Iova::new(1), 1 << 39).unwrap();
+    let mut config = SpaceConfig::new(aperture, byte, 1);
+    config.reserved.push(IovaRange::new(Iova::new(1 << 39), u64::MAX - (1 << 39)).unwrap());
+    let space = IovaSpace::new(&config).unwrap();
+    assert!(matches!(space.alloc(&platform, 0, ANYWHERE), Err(IovaError::Empty)));
+    let range = space.alloc(&platform, 3, ANYWHERE).unwrap();
+    assert_eq!(space.free(&platform, range), Ok(()));
+}
+
 /// A size that is no longer wanted gives way to one that is.
 #[test]
 fn large_ranges_do_not_hold_the_budget_for_ever() {

@@ -27,10 +27,11 @@ pub struct SpaceConfig {
     /// How many CPUs keep lists of their own; up to 4,094, further ones do without.
     pub slots: usize,
     /// Where the low zone ends: addresses below are kept apart, for devices that reach no others, and used
-    /// for other devices last.
+    /// for other devices last. (Not with [`Placement::BottomUp`], which fills them first.)
     pub low_end: Iova,
     /// The most that one CPU keeps in its lists of each of the two zones, in bytes. Together the CPUs keep at
-    /// the most an eighth of a zone, whatever this says; up to as much again may be on its way between them.
+    /// the most an eighth of a zone, whatever this says. On their way back to a CPU from others are up to as
+    /// much again, and half as much on top that is not sent yet, plus one range for each CPU and size.
     pub cache_bytes: u64,
     /// What is behind the lists.
     pub structure: Structure,

@@ -214,7 +214,9 @@ impl Cpu {
             return false;
         }
         self.sent.set(self.sent.get().wrapping_add(1 << order));
-        self.outboxes[owner as usize % OUTBOXES].add(notes, inboxes, owner, page, order);
+        // All that is not sent yet is half of a share, however many CPUs send.
+        let letter = most / (2 * OUTBOXES as u64);
+        self.outboxes[owner as usize % OUTBOXES].add(notes, inboxes, owner, (page, order), letter);
         true
     }
 
@@ -233,6 +235,10 @@ impl Cpu {
             pages += 1 << order;
             received += 1;
             keep(page, order);
+        }
+        if received == 0 {
+            // A link that leads nowhere: somebody freed a range twice. What came behind it is lost.
+            link = Link::END;
         }
         self.arrived.set(link.bits());
         if received > 0 {

@@ -77,14 +77,14 @@ pub(super) struct Outbox {
 
 impl Outbox {
     /// Adds the range of order `order` at `page`, which the CPU `owner` owns. What is in the way for another
-    /// owner is sent, and a full letter too.
+    /// owner is sent, and a full letter too, one that holds `most` pages included.
     pub(super) fn add(
         &self,
         notes: &Notes,
         inboxes: &[CachePadded<Inbox>],
         owner: u64,
-        page: u64,
-        order: u32,
+        (page, order): (u64, u32),
+        most: u64,
     ) {
         if self.owner.get() != owner + 1 {
             self.send(notes, inboxes);
@@ -99,7 +99,7 @@ impl Outbox {
         self.first.set(Link::to(page, order).bits());
         self.count.set(self.count.get() + 1);
         self.pages.set(self.pages.get() + (1 << order));
-        if self.count.get() >= LETTER || self.pages.get() >= LETTER_PAGES {
+        if self.count.get() >= LETTER || self.pages.get() >= LETTER_PAGES.min(most) {
             self.send(notes, inboxes);
         }
     }
@@ -144,7 +144,7 @@ mod tests {
                 let (notes, inboxes) = (Arc::clone(&notes), Arc::clone(&inboxes));
                 move || {
                     let outbox = Outbox::default();
-                    pages.iter().for_each(|page| outbox.add(&notes, &inboxes[..], 0, *page, 0));
+                    pages.iter().for_each(|page| outbox.add(&notes, &inboxes[..], 0, (*page, 0), 512));
                     outbox.send(&notes, &inboxes[..]);
                 }
             };

@@ -71,7 +71,7 @@ impl Links {
         Self { len, height, root: AtomicPtr::new(ptr::null_mut()), bytes: AtomicUsize::new(0) }
     }
 
-    /// The leaf that has the word of `index`, if it exists. At most eight dependent loads.
+    /// The leaf that has the word of `index`, if it exists. One dependent load for each level, at most nine.
     pub(super) fn leaf(&self, index: u64) -> Option<&Leaf> {
         if index >= self.len {
             return None;

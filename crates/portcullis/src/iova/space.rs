@@ -6,8 +6,9 @@ use super::backing::Backing;
 use super::cached::Cached;
 use super::class::{CACHED_ORDERS, Class, order_of};
 use super::config::{IovaError, SpaceConfig, SpaceUsage};
+use super::placement::Placement;
 
-use super::tree::TreeError;
+use super::tree::{MAX_ORDER, TreeError};
 use super::word::{END_PAGE, EXACT, MOST_PAGES, NO_OWNER};
 use crate::addr::{Iova, IovaRange, PageSize};
 use crate::platform::{LocalSlot, Platform};
@@ -60,15 +61,21 @@ impl IovaSpace {
         backing.add(first, pages).map_err(memory)?;
         for range in &config.reserved {
             // Any granule that a reserved byte lies in is out of bounds.
-            let first = range.start().get() >> shift;
-            let pages = (range.last().get() >> shift) - first + 1;
-            backing.reserve(first, pages).map_err(memory)?;
+            let from = (range.start().get() >> shift).max(first);
+            let last = (range.last().get() >> shift).min(end - 1);
+            if from <= last {
+                backing.reserve(from, last - from + 1).map_err(memory)?;
+            }
         }
         let total = backing.total();
         if total == 0 {
             return Err(IovaError::Empty);
         }
-        let low_end = config.low_end.get() >> shift;
+        // From the bottom up the low zone is what is used first: nothing would be gained by keeping it apart.
+        let low_end = match config.placement {
+            Placement::TopDown => config.low_end.get() >> shift,
+            Placement::BottomUp => first,
+        };
         let cached =
             Cached::new(config.slots, config.granule, (first, end), low_end, config.cache_bytes >> shift);
         Ok(Self { granule: config.granule, cached, total, backing: Mutex::new(backing) })
@@ -172,25 +179,25 @@ impl IovaSpace {
     /// Takes back a range that the caller's own CPU handed out, onto its list: the fast path. Whether it did.
     #[inline]
     fn put(&self, slot: &LocalSlot<'_>, range: IovaRange) -> bool {
-        let page = range.start().get() >> self.granule.shift();
-        if page << self.granule.shift() != range.start().get() {
+        let Some((pages, class)) = self.small_class(range.len()) else {
             return false;
-        }
-        match self.small_class(range.len()) {
-            Some((pages, class)) => self.cached.put(slot, page, pages, class),
-            None => false,
-        }
+        };
+        // Ranges begin at multiples of their size. Anything else must not find the note of one that does.
+        let page = range.start().get() >> self.granule.shift();
+        let first = page >> class.order() << class.order() << self.granule.shift();
+        first == range.start().get() && self.cached.put(slot, page, pages, class)
     }
 
     #[cold]
     #[inline(never)]
     fn free_local_slowly(&self, slot: Option<&LocalSlot<'_>>, range: IovaRange) -> Result<(), IovaError> {
         let wrong = IovaError::NotAllocated { range };
-        if !range.start().is_aligned(self.granule) {
-            return Err(wrong);
-        }
         let (pages, order) = self.class(range.len())?;
         let page = range.start().get() >> self.granule.shift();
+        let is_natural = page.trailing_zeros() >= order.min(MAX_ORDER);
+        if !is_natural || !range.start().is_aligned(self.granule) {
+            return Err(wrong);
+        }
         self.cached.free(slot, &self.backing, page, pages, order).map_err(|()| wrong)
     }
 
@@ -234,7 +241,7 @@ impl IovaSpace {
     #[inline]
     fn end_page(&self, limit: Iova) -> u64 {
         let mask = self.granule.offset_mask();
-        (limit.get() >> self.granule.shift()) + u64::from(limit.get() & mask == mask)
+        (limit.get() >> self.granule.shift()).saturating_add(u64::from(limit.get() & mask == mask))
     }
 
     /// After the CPU's own list had nothing.
@@ -312,8 +319,9 @@ impl IovaSpace {
     /// The same, if that size is one of those that are cached.
     #[inline]
     fn small_class(&self, len: u64) -> Option<(u64, Class)> {
-        // No bytes wrap to more than any class has.
+        // No bytes wrap to more than any class has, or, with a very large granule, than any space has.
         let index = len.wrapping_sub(1) >> self.granule.shift();
-        Some((index + 1, Class::of_pages(index)?))
+        let class = Class::of_pages(index)?;
+        Some((index + 1, class))
     }
 }
