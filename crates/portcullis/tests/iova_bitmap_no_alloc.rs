@@ -1,82 +1,12 @@
 //! Giving pages back needs no memory, in whatever parts, and running out of it changes nothing. In a binary
 //! of its own, because it replaces the global allocator.
 
+mod iova_model;
+mod limited;
+
+use iova_model::Rng;
+use limited::granting as limited;
 use portcullis::iova::{Bitmap, Placement, TreeError};
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
-
-thread_local! {
-    /// How often this thread has asked for memory.
-    static CALLS: Cell<usize> = const { Cell::new(0) };
-    /// How many requests of this thread succeed before all others fail.
-    static GRANTS: Cell<usize> = const { Cell::new(usize::MAX) };
-}
-
-/// The system's allocator, counted and limited per thread.
-struct Limited;
-
-/// Counts a request and says whether it may succeed. A thread that is being torn down is not limited.
-fn granted() -> bool {
-    let _ = CALLS.try_with(|calls| calls.set(calls.get() + 1));
-    let grant = |grants: &Cell<usize>| match grants.get() {
-        usize::MAX => true,
-        0 => false,
-        left => {
-            grants.set(left - 1);
-            true
-        }
-    };
-    GRANTS.try_with(grant).unwrap_or(true)
-}
-
-// SAFETY: every block comes from `System` with the layout that was asked for and goes back to it with the
-// same one; a refusal is a null pointer, as the trait asks. `granted` neither allocates nor panics: its
-// thread-local values are initialised at compile time and need no destructor.
-unsafe impl GlobalAlloc for Limited {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        if !granted() {
-            return std::ptr::null_mut();
-        }
-        // SAFETY: the caller keeps the rules of this very function.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        // SAFETY: the caller passes a block of this allocator, which is one of `System`'s, with its layout.
-        unsafe { System.dealloc(block, layout) }
-    }
-
-    unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        if !granted() {
-            return std::ptr::null_mut();
-        }
-        // SAFETY: as for `dealloc`; the caller vouches for the new size.
-        unsafe { System.realloc(block, layout, size) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Limited = Limited;
-
-/// Runs `work` while only the next `grants` requests of this thread get memory; returns how often it asked.
-fn limited<T>(grants: usize, work: impl FnOnce() -> T) -> (T, usize) {
-    let before = CALLS.get();
-    GRANTS.set(grants);
-    let result = work();
-    GRANTS.set(usize::MAX);
-    (result, CALLS.get() - before)
-}
-
-struct Rng(u64);
-
-impl Rng {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 20) % bound
-    }
-}
 
 fn spaces() -> [Bitmap; 2] {
     [Placement::TopDown, Placement::BottomUp].map(|placement| {
@@ -128,9 +58,7 @@ fn frees_in_any_parts_and_any_order_need_no_memory() {
                     live.push((first, pages));
                 }
             }
-            for last in (1..live.len()).rev() {
-                live.swap(last, rng.below(last as u64 + 1) as usize);
-            }
+            rng.shuffle(&mut live);
             let keep = if round == 29 { 0 } else { rng.below(live.len() as u64 + 1) as usize };
             let (refused, calls) = limited(0, || {
                 let freed = live.drain(keep..);

@@ -1,69 +1,17 @@
 //! The address space with its CPUs' lists: against a plain model, on several CPUs, and against the failures
 //! that other allocators are known for.
 
-use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
-use std::sync::{Weak, mpsc};
+mod chosen;
 
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::mpsc;
+
+use chosen::{ANYWHERE, Chosen, PAGE, alloc, config, free};
 use portcullis::addr::{Iova, IovaRange, PageSize};
 use portcullis::iova::{IovaError, IovaSpace, Placement, SpaceConfig, Structure};
-use portcullis::platform::{LocalSlot, Platform, PlatformEvents};
 use portcullis::std_platform::StdPlatform;
 use proptest::prelude::*;
-
-const PAGE: u64 = 4096;
-const ANYWHERE: Iova = Iova::new(u64::MAX);
-
-/// One thread that is whichever CPU the test says.
-#[derive(Default)]
-struct Chosen {
-    slots: usize,
-    slot: AtomicUsize,
-}
-
-impl Chosen {
-    fn new(slots: usize) -> Self {
-        Self { slots, slot: AtomicUsize::new(0) }
-    }
-
-    fn be(&self, slot: usize) -> &Self {
-        self.slot.store(slot, Ordering::Relaxed);
-        self
-    }
-}
-
-impl Platform for Chosen {
-    fn slots(&self) -> usize {
-        self.slots
-    }
-
-    fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
-        // The CPU past the last has no slot.
-        let slot = self.slot.load(Ordering::Relaxed);
-        f((slot < self.slots).then(|| LocalSlot::new(slot)).as_ref())
-    }
-
-    fn now_ns(&self) -> u64 {
-        0
-    }
-
-    fn register(&self, _: Weak<dyn PlatformEvents>) {}
-
-    fn wake_at(&self, _: u64) {}
-}
-
-fn config(first: u64, pages: u64, slots: usize) -> SpaceConfig {
-    let aperture = IovaRange::new(Iova::new(first * PAGE), pages * PAGE).unwrap();
-    SpaceConfig::new(aperture, PageSize::SIZE_4K, slots)
-}
-
-fn alloc(space: &IovaSpace, platform: &Chosen, pages: u64, limit: Iova) -> Result<IovaRange, IovaError> {
-    space.alloc(platform, pages * PAGE, limit)
-}
-
-fn free(space: &IovaSpace, platform: &Chosen, range: IovaRange) -> Result<(), IovaError> {
-    space.free(platform, range)
-}
 
 #[derive(Debug, Clone)]
 enum Action {

@@ -1,74 +1,12 @@
 //! Giving pages back needs no memory, and running out of it changes nothing. In a binary of its own, because
 //! it replaces the global allocator.
 
+mod iova_model;
+mod limited;
+
+use iova_model::Rng;
+use limited::in_pieces_of as limited;
 use portcullis::iova::{HoleTree, TreeError};
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
-
-thread_local! {
-    /// How often this thread has asked for memory.
-    static CALLS: Cell<usize> = const { Cell::new(0) };
-    /// The longest request of this thread that succeeds, in bytes.
-    static LIMIT: Cell<usize> = const { Cell::new(usize::MAX) };
-}
-
-/// The system's allocator, counted and limited per thread.
-struct Limited;
-
-/// Counts a request and says whether it may succeed. A thread that is being torn down is not limited.
-fn granted(bytes: usize) -> bool {
-    let _ = CALLS.try_with(|calls| calls.set(calls.get() + 1));
-    LIMIT.try_with(|limit| bytes <= limit.get()).unwrap_or(true)
-}
-
-// SAFETY: every block comes from `System` with the layout that was asked for and goes back to it with the
-// same one; a refusal is a null pointer, as the trait asks. `granted` neither allocates nor panics: its
-// thread-local values are initialised at compile time and need no destructor.
-unsafe impl GlobalAlloc for Limited {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        if !granted(layout.size()) {
-            return std::ptr::null_mut();
-        }
-        // SAFETY: the caller keeps the rules of this very function.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        // SAFETY: the caller passes a block of this allocator, which is one of `System`'s, with its layout.
-        unsafe { System.dealloc(block, layout) }
-    }
-
-    unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        if !granted(size) {
-            return std::ptr::null_mut();
-        }
-        // SAFETY: as for `dealloc`; the caller vouches for the new size.
-        unsafe { System.realloc(block, layout, size) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Limited = Limited;
-
-/// Runs `work` while this thread gets no memory in pieces over `limit` bytes; returns how often it asked.
-fn limited<T>(limit: usize, work: impl FnOnce() -> T) -> (T, usize) {
-    let before = CALLS.get();
-    LIMIT.set(limit);
-    let result = work();
-    LIMIT.set(usize::MAX);
-    (result, CALLS.get() - before)
-}
-
-struct Rng(u64);
-
-impl Rng {
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 20) as usize % bound
-    }
-}
 
 #[test]
 fn frees_in_any_order_need_no_memory() {
@@ -79,17 +17,15 @@ fn frees_in_any_order_need_no_memory() {
     let mut live: Vec<(u64, u64)> = Vec::new();
     for round in 0..200 {
         for _ in 0..rng.below(200) {
-            let pages = 1 + rng.below(64) as u64;
+            let pages = 1 + rng.below(64);
             let order = rng.below(8) as u32;
             let max_page = if rng.below(4) == 0 { 1 << 18 } else { u64::MAX };
             if let Ok(first) = tree.alloc(pages, order, max_page) {
                 live.push((first, pages));
             }
         }
-        for last in (1..live.len()).rev() {
-            live.swap(last, rng.below(last + 1));
-        }
-        let keep = if round == 199 { 0 } else { rng.below(live.len() + 1) };
+        rng.shuffle(&mut live);
+        let keep = if round == 199 { 0 } else { rng.below(live.len() as u64 + 1) as usize };
         let (failed, calls) = limited(0, || {
             live.drain(keep..).filter(|&(first, pages)| tree.free(first, pages).is_err()).count()
         });

@@ -1,0 +1,82 @@
+//! A platform on which one thread plays all CPUs, and spaces for it.
+#![allow(dead_code, reason = "each test file uses a part")]
+
+use std::sync::Weak;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use portcullis::addr::{Iova, IovaRange, PageSize};
+use portcullis::iova::{IovaError, IovaSpace, Placement, SpaceConfig, Structure};
+use portcullis::platform::{LocalSlot, Platform, PlatformEvents};
+
+pub const PAGE: u64 = 4096;
+pub const ANYWHERE: Iova = Iova::new(u64::MAX);
+
+/// Everything that may be behind the lists.
+pub const KINDS: [(Structure, Placement); 4] = [
+    (Structure::Bitmap, Placement::TopDown),
+    (Structure::Bitmap, Placement::BottomUp),
+    (Structure::HoleTree, Placement::TopDown),
+    (Structure::HoleTree, Placement::BottomUp),
+];
+
+/// One thread that is whichever CPU the test says.
+#[derive(Default)]
+pub struct Chosen {
+    slots: usize,
+    slot: AtomicUsize,
+    fences: AtomicUsize,
+}
+
+impl Chosen {
+    pub fn new(slots: usize) -> Self {
+        Self { slots, ..Self::default() }
+    }
+
+    /// The CPU past the last has no slot.
+    pub fn be(&self, slot: usize) -> &Self {
+        self.slot.store(slot, Ordering::Relaxed);
+        self
+    }
+
+    /// How often somebody wanted what other CPUs keep.
+    pub fn fences(&self) -> usize {
+        self.fences.load(Ordering::Relaxed)
+    }
+}
+
+impl Platform for Chosen {
+    fn slots(&self) -> usize {
+        self.slots
+    }
+
+    fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
+        let slot = self.slot.load(Ordering::Relaxed);
+        f((slot < self.slots).then(|| LocalSlot::new(slot)).as_ref())
+    }
+
+    fn now_ns(&self) -> u64 {
+        0
+    }
+
+    fn fence_all(&self) {
+        // One thread needs none.
+        self.fences.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn register(&self, _: Weak<dyn PlatformEvents>) {}
+
+    fn wake_at(&self, _: u64) {}
+}
+
+pub fn config(first: u64, pages: u64, slots: usize) -> SpaceConfig {
+    let aperture = IovaRange::new(Iova::new(first * PAGE), pages * PAGE).unwrap();
+    SpaceConfig::new(aperture, PageSize::SIZE_4K, slots)
+}
+
+pub fn alloc(space: &IovaSpace, platform: &Chosen, pages: u64, limit: Iova) -> Result<IovaRange, IovaError> {
+    space.alloc(platform, pages * PAGE, limit)
+}
+
+pub fn free(space: &IovaSpace, platform: &Chosen, range: IovaRange) -> Result<(), IovaError> {
+    space.free(platform, range)
+}
