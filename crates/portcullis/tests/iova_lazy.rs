@@ -1,0 +1,180 @@
+//! Failure 6, second half: the flush timer drains every CPU's queue into one CPU's cache. Here addresses wait
+//! in the queue of the CPU that unmapped them, each of its unmaps takes one back, and it goes to the CPU that
+//! it came from.
+
+mod chosen;
+mod common;
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use chosen::{ANYWHERE, Chosen, PAGE};
+use common::Bench;
+use portcullis::addr::{Direction, Iova, IovaRange, PhysAddr};
+use portcullis::domain::{PhysSegment, Policy};
+use portcullis::invalidation::QUEUE_ENTRIES;
+use portcullis::platform::PlatformEvents;
+
+const SLOTS: usize = 4;
+
+/// Some CPUs, played by one thread, and a domain whose timer the test calls itself.
+struct Cpus {
+    platform: Arc<Chosen>,
+    bench: Bench<Arc<Chosen>>,
+}
+
+impl Cpus {
+    fn new() -> Self {
+        let platform = Arc::new(Chosen::new(SLOTS));
+        let bench = Bench::on(Arc::clone(&platform), Policy::Lazy { window_ns: u64::MAX });
+        Self { platform, bench }
+    }
+
+    fn map_below(&self, slot: usize, limit: Iova) -> IovaRange {
+        self.platform.be(slot);
+        let page = PhysSegment { phys: PhysAddr::new(0x1_0000_0000), len: PAGE };
+        self.bench.domain.map(&[page], Direction::FromDevice.permissions(), limit).unwrap()
+    }
+
+    fn map(&self, slot: usize) -> IovaRange {
+        self.map_below(slot, ANYWHERE)
+    }
+
+    fn unmap(&self, slot: usize, range: IovaRange) {
+        self.platform.be(slot);
+        self.bench.domain.unmap(range).unwrap();
+    }
+
+    /// Pages that are mapped or wait in a queue.
+    fn out(&self) -> u64 {
+        let usage = self.bench.domain.usage();
+        (usage.taken - usage.cached) / PAGE
+    }
+
+    /// The window ends; somebody on `slot` sees to it. How many ranges came back by that.
+    fn timer(&self, slot: usize) -> u64 {
+        self.platform.be(slot);
+        let before = self.out();
+        let flushes = self.bench.domain.stats().flushes;
+        PlatformEvents::timer(&*self.bench.domain);
+        assert_eq!(self.bench.domain.stats().flushes, flushes + 1);
+        before - self.out()
+    }
+
+    fn is_at_rest(&self) {
+        assert_eq!(self.bench.domain.stats().lost_iova_bytes, 0);
+    }
+}
+
+/// What each CPU maps, and unmaps after that.
+fn addresses(ranges: &[IovaRange]) -> HashSet<Iova> {
+    ranges.iter().map(|range| range.start()).collect()
+}
+
+#[test]
+fn deferred_addresses_return_to_their_cpu_one_with_each_unmap() {
+    const RANGES: usize = QUEUE_ENTRIES / 2;
+    let cpus = Cpus::new();
+    let mine: Vec<Vec<IovaRange>> =
+        (0..SLOTS).map(|slot| (0..RANGES).map(|_| cpus.map(slot)).collect()).collect();
+    for (slot, ranges) in mine.iter().enumerate() {
+        ranges.iter().for_each(|range| cpus.unmap(slot, *range));
+    }
+    assert_eq!(cpus.out(), (SLOTS * RANGES) as u64, "all of it waits");
+    // One CPU flushes for all of them and takes nothing of theirs, nor of its own.
+    assert_eq!(cpus.timer(0), 0);
+    let sets: Vec<HashSet<Iova>> = mine.iter().map(|ranges| addresses(ranges)).collect();
+    for (slot, own) in sets.iter().enumerate() {
+        let mut back = 0;
+        for _ in 0..RANGES {
+            let range = cpus.map(slot);
+            back += usize::from(own.contains(&range.start()));
+            let others = sets.iter().enumerate().filter(|(other, _)| *other != slot);
+            assert!(others.into_iter().all(|(_, set)| !set.contains(&range.start())));
+            let before = cpus.out();
+            cpus.unmap(slot, range);
+            // What is unmapped is still out; one that is safe came back instead.
+            assert_eq!(before - cpus.out(), 1);
+        }
+        // The first ones come from what the CPU's list had left.
+        assert!(back >= RANGES - 64, "only {back} of its own came back to CPU {slot}");
+    }
+    cpus.is_at_rest();
+}
+
+/// One CPU maps, another unmaps, as with interrupts that are bound to one: what waits in the second one's
+/// queue goes to the first one's lists, whoever flushes.
+#[test]
+fn what_another_cpu_defers_returns_to_the_owner() {
+    let cpus = Cpus::new();
+    let (owner, other) = (1, 2);
+    let mut known = HashSet::new();
+    let mut news = 0;
+    for round in 0..40 {
+        let ranges: Vec<IovaRange> = (0..QUEUE_ENTRIES / 2).map(|_| cpus.map(owner)).collect();
+        let new = ranges.iter().filter(|range| known.insert(range.start())).count();
+        news += if round < 4 { 0 } else { new };
+        for range in ranges {
+            let before = cpus.out();
+            cpus.unmap(other, range);
+            // One at the most, and none before the first flush.
+            assert!(before - cpus.out() <= u64::from(round > 0), "round {round}");
+        }
+        assert_eq!(cpus.timer(round % SLOTS), 0);
+        // The CPU that unmaps keeps nothing of the owner's.
+        if round % 8 == 7 {
+            let own: Vec<IovaRange> = (0..4).map(|_| cpus.map(other)).collect();
+            assert!(addresses(&own).is_disjoint(&known));
+            own.into_iter().for_each(|range| cpus.unmap(other, range));
+        }
+    }
+    // What the owner maps is what came back to it, not new addresses: 36 rounds of 128 need next to none.
+    assert!(news <= 128, "{news} new addresses in a steady state");
+    cpus.is_at_rest();
+}
+
+/// No call of a map, an unmap or the timer handles more than one deferred range, but for the map that finds
+/// the space exhausted: that one handles all of them, 256 for each CPU, and what it takes back is still its
+/// owner's.
+#[test]
+fn only_an_exhausted_space_takes_back_many_at_once() {
+    let cpus = Cpus::new();
+    // 255 pages below 1 MiB, in turn on all CPUs.
+    let limit = Iova::new((1 << 20) - 1);
+    let mut queued = 0_u64;
+    let mut many = 0;
+    let mut owners: Vec<HashSet<Iova>> = vec![HashSet::new(); SLOTS];
+    for step in 0..4_000 {
+        let slot = step % SLOTS;
+        let before = cpus.out();
+        let range = cpus.map_below(slot, limit);
+        let back = before + 1 - cpus.out();
+        assert!(back <= queued && back <= ((SLOTS + 1) * QUEUE_ENTRIES) as u64);
+        assert!(back == 0 || queued >= 200, "{back} taken back with {queued} waiting: it was not exhausted");
+        many += u64::from(back > 1);
+        queued -= back;
+        owners[slot].insert(range.start());
+        let before = cpus.out();
+        cpus.unmap(slot, range);
+        let back = before - cpus.out();
+        assert!(back <= 1, "{back} by one unmap");
+        queued = queued + 1 - back;
+    }
+    assert!(many > 0 && many < 4_000 / 200, "{many} maps took back many");
+    assert_eq!(cpus.out(), queued);
+    cpus.is_at_rest();
+}
+
+/// A CPU that is gone leaves nothing in its queue, and what it owned is anybody's.
+#[test]
+fn a_cpu_that_goes_leaves_nothing_behind() {
+    let cpus = Cpus::new();
+    let ranges: Vec<IovaRange> = (0..QUEUE_ENTRIES).map(|_| cpus.map(3)).collect();
+    ranges.iter().for_each(|range| cpus.unmap(3, *range));
+    assert_eq!(cpus.out(), QUEUE_ENTRIES as u64);
+    cpus.platform.be(SLOTS);
+    PlatformEvents::slot_released(&*cpus.bench.domain, 3);
+    let usage = cpus.bench.domain.usage();
+    assert_eq!((usage.taken, usage.cached), (0, 0));
+    cpus.is_at_rest();
+}
