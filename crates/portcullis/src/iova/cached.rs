@@ -281,8 +281,7 @@ impl Cached {
 
     /// Bytes of memory that all this takes.
     pub fn bytes(&self) -> usize {
-        let slot = size_of::<CachePadded<Cpu>>() + size_of::<CachePadded<Inbox>>();
-        self.notes.bytes() + self.cpus.slots() * slot
+        self.notes.bytes() + self.cpus.bytes() + size_of_val(&*self.inboxes)
     }
 
     fn give_back(&self, backing: &Mutex<Backing>, page: u64, pages: u64, order: u32) {
