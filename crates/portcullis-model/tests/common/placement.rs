@@ -100,6 +100,9 @@ struct Ring {
     at: u64,
 }
 
+/// Pages of a ring's own memory.
+const OWN_PAGES: u64 = DESCRIPTORS as u64 * DESCRIPTOR_BYTES / PAGE;
+
 struct Machine {
     iommu: Arc<Iommu>,
     mapper: TableMapper<Arc<Memory>, Queue>,
@@ -113,8 +116,11 @@ struct Machine {
 /// The misses of `setup` with addresses `placed` so.
 pub fn run(setup: Setup, placed: Placed) -> Rates {
     let mut machine = Machine::new(setup);
+    // Drivers take their rings' own memory when they start.
+    let own: Vec<IovaRange> = (0..setup.rings).map(|_| machine.take(OWN_PAGES)).collect();
     machine.age();
-    let mut rings: Vec<Ring> = (0..setup.rings).map(|number| machine.ring(number, placed)).collect();
+    let mut rings: Vec<Ring> =
+        (0..).zip(own).map(|(number, own)| machine.ring(number, own, placed)).collect();
     machine.turns(&mut rings, setup.warm_up);
     let before = machine.iommu.stats();
     machine.turns(&mut rings, setup.warm_up + setup.counted);
@@ -189,7 +195,7 @@ impl Machine {
     }
 
     /// A ring with all its descriptors posted.
-    fn ring(&mut self, number: u32, placed: Placed) -> Ring {
+    fn ring(&mut self, number: u32, own: IovaRange, placed: Placed) -> Ring {
         let config = RingConfig::new(DESCRIPTORS, self.setup.pages * PAGE, PageSize::SIZE_4K);
         let config = match placed {
             Placed::Pages | Placed::Ranges => None,
@@ -197,7 +203,6 @@ impl Machine {
             Placed::Coloured => Some(config.with_colour(number)),
         };
         let arena = config.map(|config| RingArena::new(&self.space, &self.platform, &config).unwrap());
-        let own = self.take(u64::from(DESCRIPTORS) * DESCRIPTOR_BYTES / PAGE);
         self.map(own);
         let mut ring = Ring { arena, own, posted: VecDeque::new(), done: 0, at: 0 };
         let pieces = if placed == Placed::Pages { self.setup.pages } else { 1 };
