@@ -5,9 +5,9 @@
 use alloc::vec::Vec;
 
 use crate::addr::{IovaRange, PageSizes, Permissions, PhysAddr};
-use crate::invalidation::{DomainId, Gather, InvalidationError, InvalidationQueue};
-use crate::pgtable::{MapError, PageTable, Unmapped};
-use crate::platform::Frames;
+use crate::invalidation::{DomainId, Gather, Invalidation, InvalidationError, InvalidationQueue};
+use crate::pgtable::{Format, MapError, PageTable, Unmapped, VtdSecondStage};
+use crate::platform::{Frames, Platform};
 
 /// What an address space can hold.
 #[derive(Debug, Clone)]
@@ -28,75 +28,96 @@ pub trait Mapper: Send + Sync + 'static {
     /// What the address space can hold. It never changes.
     fn geometry(&self) -> &Geometry;
 
-    /// Lets the device reach the memory at `phys` through `range`.
+    /// Lets the device reach the pieces of memory in `list`, each with its length, through `range`, one after
+    /// the other. The caller holds no slot.
     ///
     /// # Errors
     /// [`MapError`]: the range is as it was before. What was entered and removed again meanwhile is added to
     /// `gather`, which the caller [syncs](Self::sync) before it uses the range again.
-    fn map(
+    fn map<P: Platform>(
         &self,
+        platform: &P,
         range: IovaRange,
-        phys: PhysAddr,
+        list: impl IntoIterator<Item = (PhysAddr, u64)>,
         permissions: Permissions,
         gather: &mut Gather,
     ) -> Result<(), MapError>;
 
-    /// Removes the translations of `range`, holes or not, and adds what it removed to `gather`. A large page
-    /// that sticks out of the range stays. Cannot fail, allocates nothing, does not wait.
-    fn unmap(&self, range: IovaRange, gather: &mut Gather) -> Unmapped;
+    /// Removes the translations of `range`, holes or not, and adds what it removed to `gather`. The caller
+    /// holds no slot. Cannot fail.
+    ///
+    /// Allocates and may wait only where a part of a large page is to be removed: see
+    /// [`PageTable::unmap`](crate::pgtable::PageTable::unmap).
+    fn unmap<P: Platform>(&self, platform: &P, range: IovaRange, gather: &mut Gather) -> Unmapped;
 
     /// Waits until no device can reach what is in `gather`. No lock or slot is held during the call.
     ///
     /// # Errors
     /// [`InvalidationError`]: devices may still reach it.
     fn sync(&self, gather: &Gather) -> Result<(), InvalidationError>;
+
+    /// Frees what memory it keeps for translations that are gone. How many bytes. Waits for hardware; the
+    /// caller holds no slot.
+    ///
+    /// # Errors
+    /// [`InvalidationError`]: what could not be freed for it will be by a later call.
+    fn reclaim<P: Platform>(&self, platform: &P) -> Result<usize, InvalidationError> {
+        let _ = platform;
+        Ok(0)
+    }
 }
 
 /// A page table in memory and the queue of the IOMMU that walks it.
 #[derive(Debug)]
-pub struct TableMapper<F: Frames, Q: InvalidationQueue> {
-    table: PageTable<F>,
+pub struct TableMapper<F: Frames, Q: InvalidationQueue, X: Format = VtdSecondStage> {
+    table: PageTable<F, X>,
     queue: Q,
     domain: DomainId,
     geometry: Geometry,
 }
 
-impl<F: Frames, Q: InvalidationQueue> TableMapper<F, Q> {
+impl<F: Frames, Q: InvalidationQueue, X: Format> TableMapper<F, Q, X> {
     /// Translations of `table`, which the hardware knows as `domain` and caches as `queue` is told.
     /// `reserved` is what the machine keeps from translation (on x86 the interrupt window).
-    pub fn new(table: PageTable<F>, queue: Q, domain: DomainId, reserved: Vec<IovaRange>) -> Self {
+    pub fn new(table: PageTable<F, X>, queue: Q, domain: DomainId, reserved: Vec<IovaRange>) -> Self {
         let geometry = Geometry { aperture: table.aperture(), page_sizes: table.page_sizes(), reserved };
         Self { table, queue, domain, geometry }
     }
 
     /// The page table.
-    pub fn table(&self) -> &PageTable<F> {
+    pub fn table(&self) -> &PageTable<F, X> {
         &self.table
     }
 }
 
-impl<F: Frames, Q: InvalidationQueue> Mapper for TableMapper<F, Q> {
+impl<F: Frames, Q: InvalidationQueue, X: Format> Mapper for TableMapper<F, Q, X> {
     fn geometry(&self) -> &Geometry {
         &self.geometry
     }
 
-    fn map(
+    fn map<P: Platform>(
         &self,
+        platform: &P,
         range: IovaRange,
-        phys: PhysAddr,
+        list: impl IntoIterator<Item = (PhysAddr, u64)>,
         permissions: Permissions,
         gather: &mut Gather,
     ) -> Result<(), MapError> {
         let mut undone = None;
-        let result = self.table.map(range, phys, permissions, &mut undone);
+        let result = self.table.map_list(platform, range, list, permissions, &mut undone);
         if let Some(undone) = undone {
             gather.add(undone);
         }
         result
     }
 
-    fn unmap(&self, range: IovaRange, gather: &mut Gather) -> Unmapped {
-        let unmapped = self.table.unmap(range);
+    fn unmap<P: Platform>(&self, platform: &P, range: IovaRange, gather: &mut Gather) -> Unmapped {
+        // A large page that is split: nothing of the range is gathered yet, so this must be complete.
+        let forget = &mut |range| {
+            let request = Invalidation::Range { range, leaf_only: true };
+            self.queue.invalidate(self.domain, request).is_ok()
+        };
+        let unmapped = self.table.unmap(platform, range, forget);
         if unmapped.bytes > 0 {
             gather.add(range);
         }
@@ -108,5 +129,9 @@ impl<F: Frames, Q: InvalidationQueue> Mapper for TableMapper<F, Q> {
             Some(invalidation) => self.queue.invalidate(self.domain, invalidation),
             None => Ok(()),
         }
+    }
+
+    fn reclaim<P: Platform>(&self, platform: &P) -> Result<usize, InvalidationError> {
+        self.table.reclaim(platform, || self.queue.invalidate(self.domain, Invalidation::Domain))
     }
 }

@@ -107,7 +107,7 @@ pub trait Platform: Send + Sync + 'static {
 /// Entries of one page table: 512 words, 4 KiB.
 pub const TABLE_ENTRIES: usize = 512;
 
-/// A page table as the hardware and the library share it.
+/// A frame of page table as the hardware and the library share it.
 pub type Table = [AtomicU64; TABLE_ENTRIES];
 
 /// The size in bytes of a [frame](Frames).
@@ -131,6 +131,16 @@ pub unsafe trait Frames: Send + Sync + 'static {
     /// `first` and `count` are of one earlier `alloc` of this value, not freed since, and nobody (no walker
     /// either) uses the frames from now on.
     unsafe fn free(&self, first: PhysAddr, count: usize);
+
+    /// Whether the IOMMU's walker sees what CPUs store without being told. Where it does not,
+    /// [`clean`](Self::clean) is called after each change.
+    const COHERENT: bool = true;
+
+    /// Makes stores to `words`, which lie in one frame, visible to a walker that is not coherent: writes the
+    /// cache lines back, once each, and waits for that. Never called where the walker is coherent.
+    fn clean(&self, words: &[AtomicU64]) {
+        let _ = words;
+    }
 
     /// The words of the frame at `frame`.
     ///
@@ -180,6 +190,12 @@ unsafe impl<T: Frames> Frames for Arc<T> {
     unsafe fn free(&self, first: PhysAddr, count: usize) {
         // SAFETY: the caller's promise is passed on unchanged.
         unsafe { T::free(self, first, count) }
+    }
+
+    const COHERENT: bool = T::COHERENT;
+
+    fn clean(&self, words: &[AtomicU64]) {
+        T::clean(self, words);
     }
 
     unsafe fn table(&self, frame: PhysAddr) -> &Table {

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use portcullis::addr::{Direction, Iova, IovaRange, PageSize, PageSizes, PhysAddr};
+use portcullis::addr::{Direction, Iova, IovaRange, PageSize, PhysAddr};
 use portcullis::dma::{DmaDevice, DmaSegment};
 use portcullis::domain::{Domain, PhysSegment, Policy};
 use portcullis::invalidation::DomainId;
 use portcullis::mapper::TableMapper;
-use portcullis::pgtable::PageTable;
+use portcullis::pgtable::{PageTable, VtdSecondStage};
+use portcullis::platform::Platform;
 use portcullis_model::{Context, DeviceId as ModelDevice, Iommu, IommuConfig, Memory, Segment as Piece};
 use smallvec::SmallVec;
 
@@ -224,9 +225,8 @@ impl Engine {
         while self.devices.len() <= index {
             let number = self.devices.len();
             let id = u16::try_from(number + 1).map_err(|_| ReplayError::TooManyDevices { number })?;
-            let sizes =
-                PageSizes::EMPTY.with(PageSize::SIZE_4K).with(PageSize::SIZE_2M).with(PageSize::SIZE_1G);
-            let table = PageTable::new(Arc::clone(&self.memory), LEVELS, sizes)?;
+            let format = VtdSecondStage::new(LEVELS, 3, 52)?;
+            let table = PageTable::new(Arc::clone(&self.memory), format, self.platform.slots())?;
             let context = match self.policy {
                 Policy::Passthrough => Context::Passthrough,
                 _ => Context::SecondStage { domain: DomainId(id), root: table.root(), levels: LEVELS },

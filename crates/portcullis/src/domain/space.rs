@@ -8,6 +8,7 @@ use crate::invalidation::{Deferred, DeferredQueue, Gather, InvalidationError};
 use crate::iova::{IovaError, IovaSpace, SpaceConfig, SpaceUsage};
 use crate::mapper::Mapper;
 use crate::percpu::Counter;
+use crate::pgtable::MapError;
 use crate::platform::{LocalSlot, Platform, PlatformEvents};
 
 /// When to try a failed invalidation again where no window says so.
@@ -104,19 +105,20 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     ) -> Result<IovaRange, MapListError> {
         let len = self.pages_of(list)?;
         let range = self.alloc(len, limit)?;
+        // `pages_of` has checked each of these sums.
+        let pages = list
+            .iter()
+            .map(|segment| (segment.phys.align_down(self.granule), self.rounded(segment).unwrap_or(0)));
         let mut gather = Gather::new();
-        let mut done = 0;
-        for segment in list {
-            // `pages_of` has checked each of these sums.
-            let page = segment.phys.align_down(self.granule);
-            let bytes = self.rounded(segment).unwrap_or(0);
-            let mapped = IovaRange::new(Iova::new(range.start().get() + done), bytes)
-                .map_err(|_| MapListError::EmptyList)
-                .and_then(|piece| Ok(self.mapper.map(piece, page, permissions, &mut gather)?));
-            if let Err(error) = mapped {
-                return Err(self.undo(range, done, error, gather));
-            }
-            done += bytes;
+        let map =
+            |gather: &mut Gather| self.mapper.map(&self.platform, range, pages.clone(), permissions, gather);
+        let mut mapped = map(&mut gather);
+        if matches!(mapped, Err(MapError::OutOfMemory)) && self.reclaim().is_ok_and(|bytes| bytes > 0) {
+            // Tables that nobody needed any more have made room.
+            mapped = map(&mut gather);
+        }
+        if let Err(error) = mapped {
+            return Err(self.undo(range, error, gather));
         }
         self.platform.with_slot(|slot| self.counters.maps.add(slot, 1));
         IovaRange::new(range.start(), len).map_err(|_| MapListError::EmptyList)
@@ -144,7 +146,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// As [`unmap`](Self::unmap).
     pub fn unmap_strictly(&self, range: IovaRange) -> Result<(), UnmapError> {
         let mut gather = Gather::new();
-        let unmapped = self.mapper.unmap(range, &mut gather).bytes;
+        let unmapped = self.mapper.unmap(&self.platform, range, &mut gather).bytes;
         if let Err(error) = self.mapper.sync(&gather) {
             self.quarantine(range, unmapped);
             return Err(UnmapError::Unconfirmed { range, error });
@@ -170,6 +172,18 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         Ok(())
     }
 
+    /// Frees page tables that have become empty: when memory is short, say. How many bytes. `map` does it
+    /// before it fails for want of table memory.
+    ///
+    /// Waits for hardware and for other CPUs, and looks at all tables: see
+    /// [`PageTable::reclaim`](crate::pgtable::PageTable::reclaim). The caller holds no slot.
+    ///
+    /// # Errors
+    /// [`InvalidationError`]: tables stay out of use until a later call.
+    pub fn reclaim(&self) -> Result<usize, InvalidationError> {
+        self.mapper.reclaim(&self.platform)
+    }
+
     /// How full the address space is.
     pub fn usage(&self) -> SpaceUsage {
         self.platform.with_slot(|_| self.space.usage())
@@ -187,7 +201,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
 
     fn unmap_lazily(&self, range: IovaRange) -> Result<(), UnmapError> {
         let mut gather = Gather::new();
-        let unmapped = self.mapper.unmap(range, &mut gather).bytes;
+        let unmapped = self.mapper.unmap(&self.platform, range, &mut gather).bytes;
         if unmapped != range.len() {
             // What was removed is made unreachable before anybody is told of the mistake.
             if let Err(error) = self.mapper.sync(&gather) {
@@ -263,15 +277,12 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.platform.with_slot(|slot| self.deferred.reclaim_all(|safe| self.give_back(slot, safe)));
     }
 
-    /// Unmaps the first `done` bytes of `range`, entered by a map that then met `error`. What to report.
-    fn undo(&self, range: IovaRange, done: u64, error: MapListError, mut gather: Gather) -> MapListError {
-        if let Ok(entered) = IovaRange::new(range.start(), done) {
-            let removed = self.mapper.unmap(entered, &mut gather).bytes;
-            debug_assert_eq!(removed, done);
-        }
+    /// Gives up `range`, for which a map met `error`; `gather` holds what it had entered and removed again.
+    /// What to report.
+    fn undo(&self, range: IovaRange, error: MapError, gather: Gather) -> MapListError {
         // A device may have used, and cached, what was entered for a moment.
         let unconfirmed = self.mapper.sync(&gather).err();
-        if matches!(error, MapListError::Map(crate::pgtable::MapError::AlreadyMapped { .. })) {
+        if matches!(error, MapError::AlreadyMapped { .. }) {
             // Somebody else's translation lies in our range: it must not be handed out again.
             self.lose(range.len());
         } else if unconfirmed.is_none() {
@@ -279,7 +290,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         } else {
             self.quarantine(range, range.len());
         }
-        unconfirmed.map_or(error, |error| MapListError::Unconfirmed { error })
+        unconfirmed.map_or(error.into(), |error| MapListError::Unconfirmed { error })
     }
 
     /// Keeps `range` out of use until some later flush is confirmed; for good, where not all of it was

@@ -1,8 +1,10 @@
 //! Per-CPU values, each on cache lines of its own, and counters that only their own CPU writes.
 
 mod owned;
+mod sections;
 
 pub use owned::Owned;
+pub use sections::{Section, Sections};
 
 use alloc::boxed::Box;
 use core::ops::Deref;

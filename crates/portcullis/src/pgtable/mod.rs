@@ -1,12 +1,23 @@
-//! I/O page tables: one engine ([`PageTable`]) over a hardware format's layout ([`vtd`]).
+//! I/O page tables: one engine ([`PageTable`]) over the layouts of hardware formats ([`Format`]).
 //!
 //! Tables live in [`Frames`](crate::platform::Frames) that the hardware reads while CPUs write them. Updates
 //! of disjoint ranges take no lock: an entry is one atomic word, a missing table is installed by one
-//! compare-and-swap, and tables are freed only with the whole [`PageTable`], so that a walk never meets a
-//! freed one.
+//! compare-and-swap, and an emptied one is freed, on demand, after every CPU and the hardware have let go of
+//! it ([`PageTable::reclaim`]).
 
+mod error;
+mod format;
+mod map;
+mod read;
+mod reclaim;
+mod split;
 mod table;
-pub mod vtd;
+mod unmap;
+mod vtd;
 mod walk;
 
-pub use table::{MapError, PageTable, TableError, Unmapped};
+pub use error::{MapError, TableError};
+pub use format::{Attributes, Entry, Format, Layout, LeafSize, Memory};
+pub use read::Mapping;
+pub use table::{PageTable, Unmapped};
+pub use vtd::VtdSecondStage;

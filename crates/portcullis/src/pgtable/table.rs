@@ -1,246 +1,379 @@
 //! The page table as its owner sees it: map, unmap, translate.
 
-use super::vtd;
-use super::walk::{self, Conflict};
-use crate::addr::{Iova, IovaRange, PageSize, PageSizes, Permissions, PhysAddr};
-use crate::platform::Frames;
-use crate::sync::{AtomicUsize, Ordering};
-
-/// A page table that cannot be made.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum TableError {
-    /// The format has no table of so many levels.
-    #[error("{levels} levels of page table: the format has {min} to {max}")]
-    Levels {
-        /// What was asked for.
-        levels: u32,
-        /// The fewest there are.
-        min: u32,
-        /// The most there are.
-        max: u32,
-    },
-    /// A page size that the format has no leaf for, or no 4 KiB pages.
-    #[error("page sizes {sizes:?}: 4 KiB is needed, 2 MiB and 1 GiB are possible")]
-    PageSizes {
-        /// What was asked for.
-        sizes: PageSizes,
-    },
-    /// No memory for the root table.
-    #[error("no memory for the root of a page table")]
-    OutOfMemory,
-}
-
-/// A mapping that was not made: nothing of it is in the tables.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum MapError {
-    /// An address or the length is not a multiple of the granule.
-    #[error("mapping {range} to {phys}: both must be multiples of the granule, {granule:#x}")]
-    Misaligned {
-        /// The I/O virtual range.
-        range: IovaRange,
-        /// The physical address.
-        phys: PhysAddr,
-        /// The smallest page, in bytes.
-        granule: u64,
-    },
-    /// The range runs past what the tables can translate.
-    #[error("mapping {range}: the tables translate addresses up to {last}")]
-    BeyondAperture {
-        /// The I/O virtual range.
-        range: IovaRange,
-        /// The highest address that can be translated.
-        last: Iova,
-    },
-    /// The memory lies where no entry can point to.
-    #[error("mapping {len:#x} bytes of physical memory at {phys}: an entry holds addresses up to {last}")]
-    BeyondPhysical {
-        /// The physical address.
-        phys: PhysAddr,
-        /// How many bytes.
-        len: u64,
-        /// The highest physical address.
-        last: PhysAddr,
-    },
-    /// Part of the range is in use.
-    #[error("{at} is mapped already")]
-    AlreadyMapped {
-        /// The lowest such address that was met.
-        at: Iova,
-    },
-    /// No memory for a page table.
-    #[error("no memory for a page table")]
-    OutOfMemory,
-}
+use super::error::{MapError, TableError};
+use super::format::{Attributes, Format, Layout, LeafSize};
+use super::map::Last;
+use super::reclaim::Unlinked;
+use super::unmap::UnmapRun;
+use super::walk::Conflict;
+use crate::addr::{Iova, IovaRange, PageSize, PageSizes, PhysAddr};
+use crate::percpu::Sections;
+use crate::platform::{FRAME_SIZE, Frames, LocalSlot, Platform};
+use crate::sync::{AtomicUsize, Mutex, Ordering, pause};
 
 /// What an unmap found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "an unmap may have found less than it was asked to remove"]
 pub struct Unmapped {
-    /// Bytes removed. Less than the range where it has holes, or where a larger page sticks out of it: such a
-    /// page stays.
+    /// Bytes removed. Less than the range where it has holes, or where a part of a larger page was to be
+    /// removed and there was no memory to split it: such a page stays.
     pub bytes: u64,
 }
 
-/// A VT-d second-stage page table in memory from `F`, freed with it.
+/// A page table of format `X` in memory from `F`, freed with it.
 ///
 /// All methods take `&self` and may run on any number of CPUs at once, as long as no two of them change the
-/// same pages; if they do, entries stay valid but it is open whose mapping wins, and a table may leak.
+/// same pages; if they do, entries stay valid but it is open whose mapping wins.
 ///
 /// Which memory a device is let into is the caller's affair: the table maps what it is told. Its owner sees to
 /// it that no hardware walks it any more when it is dropped.
 #[derive(Debug)]
-pub struct PageTable<F: Frames> {
+pub struct PageTable<F: Frames, X: Format> {
     frames: F,
+    format: X,
     root: PhysAddr,
-    levels: u32,
-    page_sizes: PageSizes,
-    tables: AtomicUsize,
+    sections: Sections,
+    /// Leaves of one entry at the second-lowest level are possible.
+    has_large_pages: bool,
+    /// Frames in tables.
+    used: AtomicUsize,
+    /// `None` while somebody reclaims.
+    unlinked: Mutex<Option<Unlinked>>,
 }
 
-impl<F: Frames> PageTable<F> {
-    /// An empty table of `levels` levels (3, 4 or 5: 39, 48 or 57 bits) that may use leaves of `page_sizes`.
+impl<F: Frames, X: Format> PageTable<F, X> {
+    /// An empty table of `format` for `slots` CPUs.
     ///
     /// # Errors
     /// [`TableError`], with nothing allocated.
-    pub fn new(frames: F, levels: u32, page_sizes: PageSizes) -> Result<Self, TableError> {
-        if !(vtd::MIN_LEVELS..=vtd::MAX_LEVELS).contains(&levels) {
-            return Err(TableError::Levels { levels, min: vtd::MIN_LEVELS, max: vtd::MAX_LEVELS });
+    pub fn new(frames: F, format: X, slots: usize) -> Result<Self, TableError> {
+        let mut table = Self {
+            frames,
+            format,
+            root: PhysAddr::new(0),
+            sections: Sections::new(slots),
+            has_large_pages: format.leaf_sizes().contains(&LeafSize { level: 2, run: 0 }),
+            used: AtomicUsize::new(0),
+            unlinked: Mutex::new(Some(Unlinked::default())),
+        };
+        match table.new_table(format.levels()) {
+            Ok(root) => table.root = root,
+            Err(conflict) => {
+                let error = match conflict {
+                    Conflict::BeyondPhysical { table: root } => {
+                        TableError::BeyondPhysical { table: root, last: format.last_phys() }
+                    }
+                    _ => TableError::OutOfMemory,
+                };
+                return Err(error);
+            }
         }
-        let leaves = PageSizes::EMPTY.with(PageSize::SIZE_4K).with(PageSize::SIZE_2M).with(PageSize::SIZE_1G);
-        if page_sizes.smallest() != Some(PageSize::SIZE_4K) || !leaves.contains_all(page_sizes) {
-            return Err(TableError::PageSizes { sizes: page_sizes });
-        }
-        let root = frames.alloc(1).ok_or(TableError::OutOfMemory)?;
-        Ok(Self { frames, root, levels, page_sizes, tables: AtomicUsize::new(1) })
+        table.count_frames(table.frames_of(format.levels()) as isize);
+        Ok(table)
     }
 
     /// Where the hardware finds the top table.
+    #[inline]
     pub fn root(&self) -> PhysAddr {
         self.root
     }
 
+    /// The layout of the entries.
+    #[inline]
+    pub fn format(&self) -> &X {
+        &self.format
+    }
+
     /// How many levels a walk has.
     pub fn levels(&self) -> u32 {
-        self.levels
+        self.format.levels()
     }
 
     /// The page sizes that leaves may have.
     pub fn page_sizes(&self) -> PageSizes {
-        self.page_sizes
+        self.format.page_sizes()
     }
 
     /// The highest address that the tables can translate.
     pub fn last_iova(&self) -> Iova {
-        Iova::new((1 << (12 + vtd::BITS_PER_LEVEL * self.levels)) - 1)
+        self.format.last_iova()
     }
 
     /// The addresses that the tables can translate.
     pub fn aperture(&self) -> IovaRange {
-        IovaRange::from_bounds(Iova::new(0), self.last_iova()).expect("57 bits at most never wrap")
+        IovaRange::from_bounds(Iova::new(0), self.last_iova()).expect("63 bits at most never wrap")
     }
 
     /// Bytes of memory in tables, the root included.
     pub fn table_bytes(&self) -> usize {
-        self.tables.load(Ordering::Relaxed) * crate::platform::FRAME_SIZE as usize
+        self.used.load(Ordering::Relaxed) * FRAME_SIZE as usize
     }
 
     /// Maps `range` to the memory at `phys`, with the largest pages that alignment and size allow.
     ///
-    /// Costs one walk for each leaf table touched and one store for each leaf. Allocates missing tables.
+    /// Costs one walk for each leaf table touched and one store for each entry. Allocates missing tables. Waits
+    /// only for a [`reclaim`](Self::reclaim) that is just looking at a table on the way.
     ///
     /// # Errors
     /// [`MapError`]: nothing of the range is mapped by this call. Where `undone` is given a range, the call
     /// had entered those pages before it failed and has removed them again; a device may have used them
     /// meanwhile, so they need an invalidation before the range is used again.
-    pub fn map(
+    #[inline]
+    pub fn map<P: Platform>(
         &self,
+        platform: &P,
         range: IovaRange,
         phys: PhysAddr,
-        permissions: Permissions,
+        attributes: impl Into<Attributes>,
         undone: &mut Option<IovaRange>,
     ) -> Result<(), MapError> {
-        self.check(range, phys)?;
-        let mut done = 0;
-        while done < range.len() {
-            let at = range.start().get() + done;
-            let run = walk::map_run(self, at, phys.get() + done, range.len() - done, permissions);
-            done += run.bytes;
-            if let Some(conflict) = run.conflict {
-                if done > 0 {
-                    let entered = IovaRange::new(range.start(), done).ok();
-                    let removed = entered.map(|entered| self.unmap(entered));
-                    debug_assert_eq!(removed, Some(Unmapped { bytes: done }));
-                    *undone = entered;
-                }
-                return Err(match conflict {
-                    Conflict::Mapped { at } => MapError::AlreadyMapped { at: Iova::new(at) },
-                    Conflict::OutOfMemory => MapError::OutOfMemory,
-                });
-            }
+        let attributes = attributes.into();
+        self.check(range)?;
+        let (iova, len) = (range.start().get(), range.len());
+        let is_checked = self.piece((phys, len), range, 0).is_ok();
+        let page = |slot: &LocalSlot<'_>| {
+            let _section = self.sections.enter(Some(slot));
+            self.map_page(iova, phys.get(), len, attributes)
+        };
+        if is_checked && platform.with_slot_at_hand(page) == Some(true) {
+            return Ok(());
         }
-        Ok(())
+        self.map_from(platform, range, 0, [(phys, len)], attributes, undone)
     }
 
-    /// Clears every entry of `range` that it can: all but the large pages of which it covers only a part.
+    /// Maps `range` to the pieces of memory in `list`, each with its length, one after the other.
+    ///
+    /// As [`map`](Self::map); pieces that lie in one leaf table share a walk.
+    ///
+    /// # Errors
+    /// As [`map`](Self::map); [`MapError::Length`] where the pieces together are not as long as the range.
+    pub fn map_list<P: Platform>(
+        &self,
+        platform: &P,
+        range: IovaRange,
+        list: impl IntoIterator<Item = (PhysAddr, u64)>,
+        attributes: impl Into<Attributes>,
+        undone: &mut Option<IovaRange>,
+    ) -> Result<(), MapError> {
+        self.check(range)?;
+        self.map_from(platform, range, 0, list, attributes.into(), undone)
+    }
+
+    /// Maps the rest of `range`, of which `done` bytes are mapped.
+    #[inline(never)]
+    fn map_from<P: Platform>(
+        &self,
+        platform: &P,
+        range: IovaRange,
+        mut done: u64,
+        list: impl IntoIterator<Item = (PhysAddr, u64)>,
+        attributes: Attributes,
+        undone: &mut Option<IovaRange>,
+    ) -> Result<(), MapError> {
+        let mut list = list.into_iter();
+        let mut piece = (0, 0);
+        let mut enter = |slot: Option<&LocalSlot<'_>>| {
+            let _section = self.sections.enter(slot);
+            let mut last = Last::NONE;
+            while done < range.len() {
+                if piece.1 == 0 {
+                    let next = list.next().ok_or(Stop::Error(MapError::Length { range, list: done }))?;
+                    piece = self.piece(next, range, done)?;
+                }
+                let at = range.start().get() + done;
+                let run = self.map_run((at, piece.0, piece.1), attributes, &mut last);
+                done += run.bytes;
+                piece = (piece.0.wrapping_add(run.bytes), piece.1 - run.bytes);
+                if let Some(conflict) = run.conflict {
+                    return Err(Stop::Conflict(conflict));
+                }
+            }
+            match list.next() {
+                None => Ok(()),
+                Some((_, more)) => {
+                    Err(Stop::Error(MapError::Length { range, list: done.saturating_add(more) }))
+                }
+            }
+        };
+        let mut result = match platform.with_slot_at_hand(|slot| enter(Some(slot))) {
+            Some(result) => result,
+            None => platform.with_slot(&mut enter),
+        };
+        while let Err(Stop::Conflict(Conflict::Busy)) = result {
+            pause();
+            result = platform.with_slot(&mut enter);
+        }
+        match result {
+            Ok(()) => Ok(()),
+            Err(stop) => Err(self.undo(platform, range, done, stop, undone)),
+        }
+    }
+
+    /// Checks a piece of memory for `range`, of which `done` bytes are mapped.
+    #[inline]
+    fn piece(&self, (phys, len): (PhysAddr, u64), range: IovaRange, done: u64) -> Result<(u64, u64), Stop> {
+        let granule = self.granule();
+        if (phys.get() | len) & granule.offset_mask() != 0 {
+            return Err(Stop::Error(MapError::Misaligned { range, phys, granule: granule.bytes() }));
+        }
+        if len > range.len() - done {
+            return Err(Stop::Error(MapError::Length { range, list: done.saturating_add(len) }));
+        }
+        match phys.get().checked_add(len.saturating_sub(1)) {
+            Some(last) if last <= self.format.last_phys().get() => Ok((phys.get(), len)),
+            _ => Err(Stop::Error(MapError::BeyondPhysical { phys, len, last: self.format.last_phys() })),
+        }
+    }
+
+    /// Removes the first `done` bytes of `range` again. Why they could not stay.
+    #[cold]
+    fn undo<P: Platform>(
+        &self,
+        platform: &P,
+        range: IovaRange,
+        done: u64,
+        stop: Stop,
+        undone: &mut Option<IovaRange>,
+    ) -> MapError {
+        if let Ok(entered) = IovaRange::new(range.start(), done) {
+            let removed = self.unmap(platform, entered, &mut |_| false);
+            debug_assert_eq!(removed, Unmapped { bytes: done });
+            *undone = Some(entered);
+        }
+        match stop {
+            Stop::Error(error) => error,
+            Stop::Conflict(Conflict::Mapped { at }) => MapError::AlreadyMapped { at: Iova::new(at) },
+            Stop::Conflict(Conflict::BeyondPhysical { table }) => {
+                MapError::TableBeyondPhysical { table, last: self.format.last_phys() }
+            }
+            Stop::Conflict(_) => MapError::OutOfMemory,
+        }
+    }
+
+    /// Clears every entry of `range`. A large page of which it covers only a part is split; where there is no
+    /// memory for that, it stays.
     ///
     /// The hardware may go on using what it has cached until it is told to forget it. One walk for each leaf
-    /// table, one store for each leaf; a hole costs one step for each missing table. Allocates nothing and
-    /// cannot fail.
-    pub fn unmap(&self, range: IovaRange) -> Unmapped {
+    /// table, one store for each entry; a hole costs one step for each missing table. Allocates only to split;
+    /// cannot fail. `invalidate` is called, with no slot held, only for a format that wants a page broken
+    /// before it is split: it makes the hardware forget the range and says whether that worked.
+    #[inline]
+    pub fn unmap<P: Platform>(
+        &self,
+        platform: &P,
+        range: IovaRange,
+        invalidate: &mut dyn FnMut(IovaRange) -> bool,
+    ) -> Unmapped {
+        let (iova, len) = (range.start().get(), range.len());
+        let page = |slot: &LocalSlot<'_>| {
+            let _section = self.sections.enter(Some(slot));
+            self.unmap_page(iova, len)
+        };
+        if range.last() <= self.last_iova() && platform.with_slot_at_hand(page) == Some(true) {
+            return Unmapped { bytes: len };
+        }
+        self.unmap_all(platform, range, invalidate)
+    }
+
+    #[inline(never)]
+    fn unmap_all<P: Platform>(
+        &self,
+        platform: &P,
+        range: IovaRange,
+        invalidate: &mut dyn FnMut(IovaRange) -> bool,
+    ) -> Unmapped {
         let end = range.last().min(self.last_iova()).get();
-        let mut at = range.start().get();
-        let mut bytes = 0;
-        while at <= end {
-            let run = walk::unmap_run(self, at, end - at + 1);
-            bytes += run.bytes;
-            // The end is below 2^57, so this cannot wrap.
-            at += run.bytes + run.skip;
+        let (mut at, mut bytes) = (range.start().get(), 0);
+        let enter = |slot: Option<&LocalSlot<'_>>, at: &mut u64, bytes: &mut u64| {
+            let _section = self.sections.enter(slot);
+            while *at <= end {
+                let UnmapRun { bytes: removed, skip, sticks_out } = self.unmap_run(*at, end - *at + 1);
+                if sticks_out.is_some() {
+                    return sticks_out.map(|page| (page.iova, self.format.page_size(page.size).bytes()));
+                }
+                *bytes += removed;
+                // The end is below 2^63, so this cannot wrap.
+                *at += removed + skip;
+            }
+            None
+        };
+        loop {
+            let large = match platform.with_slot_at_hand(|slot| enter(Some(slot), &mut at, &mut bytes)) {
+                Some(large) => large,
+                None => platform.with_slot(|slot| enter(slot, &mut at, &mut bytes)),
+            };
+            let Some((page, len)) = large else {
+                return Unmapped { bytes };
+            };
+            let forget = &mut |start, len| IovaRange::new(Iova::new(start), len).is_ok_and(&mut *invalidate);
+            if self.split(platform, at, forget).is_err() {
+                at = page + len;
+            }
         }
-        Unmapped { bytes }
     }
 
-    /// Where a device's access to `iova` would go and what it may do there, by the tables alone.
-    /// At most five dependent loads.
-    pub fn translate(&self, iova: Iova) -> Option<(PhysAddr, Permissions)> {
-        if iova > self.last_iova() {
-            return None;
-        }
-        walk::translate(self, iova.get())
+    /// The smallest page.
+    #[inline]
+    pub fn granule(&self) -> PageSize {
+        PageSize::from_shift(X::GRANULE_SHIFT).unwrap_or(PageSize::SIZE_4K)
     }
 
-    fn check(&self, range: IovaRange, phys: PhysAddr) -> Result<(), MapError> {
-        let granule = PageSize::SIZE_4K;
-        if !range.start().is_aligned(granule)
-            || !phys.is_aligned(granule)
-            || range.len() & granule.offset_mask() != 0
-        {
+    #[inline]
+    fn check(&self, range: IovaRange) -> Result<(), MapError> {
+        let granule = self.granule();
+        if (range.start().get() | range.len()) & granule.offset_mask() != 0 {
+            let phys = PhysAddr::new(0);
             return Err(MapError::Misaligned { range, phys, granule: granule.bytes() });
         }
         if range.last() > self.last_iova() {
             return Err(MapError::BeyondAperture { range, last: self.last_iova() });
         }
-        match phys.checked_add(range.len() - 1) {
-            Some(last) if last <= vtd::MAX_PHYS => Ok(()),
-            _ => Err(MapError::BeyondPhysical { phys, len: range.len(), last: vtd::MAX_PHYS }),
-        }
+        Ok(())
     }
 
+    #[inline]
     pub(super) fn frames(&self) -> &F {
         &self.frames
     }
 
-    pub(super) fn count_table(&self) {
+    #[inline]
+    pub(super) fn sections(&self) -> &Sections {
+        &self.sections
+    }
+
+    #[inline]
+    pub(super) fn has_large_pages(&self) -> bool {
+        self.has_large_pages
+    }
+
+    pub(super) fn unlinked(&self) -> &Mutex<Option<Unlinked>> {
+        &self.unlinked
+    }
+
+    pub(super) fn count_frames(&self, frames: isize) {
         // Relaxed: a figure for reports, it orders nothing.
-        self.tables.fetch_add(1, Ordering::Relaxed);
+        self.used.fetch_add(frames as usize, Ordering::Relaxed);
     }
 }
 
-impl<F: Frames> Drop for PageTable<F> {
+/// Why a list was not mapped.
+enum Stop {
+    Conflict(Conflict),
+    Error(MapError),
+}
+
+impl<F: Frames, X: Format> Drop for PageTable<F, X> {
     fn drop(&mut self) {
+        // Without a root there is nothing to free.
+        if self.used.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let unlinked = self.unlinked.lock().take();
+        if let Some(mut unlinked) = unlinked {
+            unlinked.free_all(self);
+        }
         // SAFETY: `&mut self` proves that no walk of ours is under way, and whoever made this table for
         // hardware has detached it before dropping it.
-        unsafe { walk::free_tables(&self.frames, self.root, self.levels) }
+        unsafe { self.free_below(self.root, self.format.levels()) }
     }
 }

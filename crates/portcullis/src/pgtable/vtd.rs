@@ -11,81 +11,126 @@
 //! An entry is present when R or W is set (X counts only where the root enables it; it is left clear). PS
 //! turns an entry of level 2 (2 MiB) or level 3 (1 GiB) into a leaf. A level-1 entry is always a leaf and
 //! its bit 7 is ignored. EMT and IPAT matter only in scalable mode with memory types, A and D only with
-//! access and dirty tracking: they are left clear.
+//! access and dirty tracking: they are left clear. SNP is what becomes of [`Attributes::snoop`]; privilege,
+//! execution and memory types are not kept.
 
-use crate::addr::{PageSize, Permissions, PhysAddr};
+use super::format::{Attributes, Entry, Format, LeafSize};
+use super::{Memory, TableError};
+use crate::addr::{Permissions, PhysAddr};
 
-/// R: a read through this entry is allowed.
-pub const READ: u64 = 1 << 0;
-/// W: a write through this entry is allowed.
-pub const WRITE: u64 = 1 << 1;
-/// PS: this level-2 or level-3 entry is a leaf.
-pub const PAGE_SIZE: u64 = 1 << 7;
+const READ: u64 = 1 << 0;
+const WRITE: u64 = 1 << 1;
+const PAGE_SIZE: u64 = 1 << 7;
+const SNOOP: u64 = 1 << 11;
 /// The address bits for the largest host address width the format has, 52 bits.
-pub const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
-/// The highest physical address that an entry can hold the page of.
-pub const MAX_PHYS: PhysAddr = PhysAddr::new((1 << 52) - 1);
+const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 
-/// Bits of the address that one level translates.
-pub const BITS_PER_LEVEL: u32 = 9;
-/// The highest level at which an entry can be a leaf (1 GiB).
-pub const MAX_LEAF_LEVEL: u32 = 3;
-/// The fewest levels: a 39-bit address space.
-pub const MIN_LEVELS: u32 = 3;
-/// The most levels: a 57-bit address space.
-pub const MAX_LEVELS: u32 = 5;
+static SIZES: [LeafSize; 3] =
+    [LeafSize { level: 1, run: 0 }, LeafSize { level: 2, run: 0 }, LeafSize { level: 3, run: 0 }];
 
-/// The size of the page that an entry at `level` (1 is the lowest) translates.
-pub const fn page_size(level: u32) -> PageSize {
-    match PageSize::from_shift(12 + BITS_PER_LEVEL * (level - 1)) {
-        Some(size) => size,
-        None => panic!("levels are 1 to 5"),
+/// VT-d second stage: 3, 4 or 5 levels for 39, 48 or 57 bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct VtdSecondStage {
+    levels: u32,
+    large: u32,
+    last_phys: PhysAddr,
+}
+
+impl VtdSecondStage {
+    /// Tables of `levels` levels, with leaves at the lowest `large` levels (1: 4 KiB; 2: and 2 MiB; 3: and
+    /// 1 GiB), for hardware with `address_bits` bits of physical addresses, at most 52.
+    ///
+    /// # Errors
+    /// [`TableError::Levels`], [`TableError::LeafLevels`], [`TableError::AddressBits`].
+    pub const fn new(levels: u32, large: u32, address_bits: u32) -> Result<Self, TableError> {
+        if levels < 3 || levels > 5 {
+            return Err(TableError::Levels { levels, min: 3, max: 5 });
+        }
+        if large < 1 || large > 3 {
+            return Err(TableError::LeafLevels { levels: large, max: 3 });
+        }
+        if address_bits < 12 || address_bits > 52 {
+            return Err(TableError::AddressBits { bits: address_bits, min: 12, max: 52 });
+        }
+        Ok(Self { levels, large, last_phys: PhysAddr::new((1 << address_bits) - 1) })
     }
 }
 
-/// The index into the table at `level` for the address `iova`.
-pub const fn index(iova: u64, level: u32) -> usize {
-    (iova >> page_size(level).shift()) as usize & ((1 << BITS_PER_LEVEL) - 1)
-}
+impl Format for VtdSecondStage {
+    const GRANULE_SHIFT: u32 = 12;
+    const MARK: u64 = 1 << 52;
+    const PRESENT: u64 = READ | WRITE;
+    const KIND: u64 = READ | WRITE | PAGE_SIZE;
+    const BREAK_BEFORE_MAKE: bool = false;
 
-/// The entry of a table that points to the next lower table at `table`.
-pub const fn table_entry(table: PhysAddr) -> u64 {
-    table.get() & ADDRESS | READ | WRITE
-}
-
-/// The leaf at `level` that translates to the page at `page`.
-pub const fn leaf_entry(page: PhysAddr, permissions: Permissions, level: u32) -> u64 {
-    let large = if level > 1 { PAGE_SIZE } else { 0 };
-    page.get() & ADDRESS | permission_bits(permissions) | large
-}
-
-const fn permission_bits(permissions: Permissions) -> u64 {
-    let read = if permissions.allows(Permissions::READ) { READ } else { 0 };
-    let write = if permissions.allows(Permissions::WRITE) { WRITE } else { 0 };
-    read | write
-}
-
-/// Whether the hardware follows `entry` at all.
-pub const fn is_present(entry: u64) -> bool {
-    entry & (READ | WRITE) != 0
-}
-
-/// Whether the present `entry` at `level` ends the walk.
-pub const fn is_leaf(entry: u64, level: u32) -> bool {
-    level == 1 || entry & PAGE_SIZE != 0
-}
-
-/// What a present `entry` allows; `None` where it is not present.
-pub const fn permissions(entry: u64) -> Option<Permissions> {
-    match (entry & READ != 0, entry & WRITE != 0) {
-        (false, false) => None,
-        (true, false) => Some(Permissions::READ),
-        (false, true) => Some(Permissions::WRITE),
-        (true, true) => Some(Permissions::READ_WRITE),
+    fn name(&self) -> &'static str {
+        "vtd-ss"
     }
-}
 
-/// The table or the page that `entry` points to.
-pub const fn target(entry: u64) -> PhysAddr {
-    PhysAddr::new(entry & ADDRESS)
+    #[inline]
+    fn levels(&self) -> u32 {
+        self.levels
+    }
+
+    fn input_bits(&self) -> u32 {
+        12 + 9 * self.levels
+    }
+
+    fn last_phys(&self) -> PhysAddr {
+        self.last_phys
+    }
+
+    fn leaf_sizes(&self) -> &'static [LeafSize] {
+        SIZES.get(..self.large as usize).unwrap_or(&SIZES)
+    }
+
+    #[inline]
+    fn leaf(&self, page: PhysAddr, size: LeafSize, attributes: Attributes) -> u64 {
+        let read = if attributes.permissions.allows(Permissions::READ) { READ } else { 0 };
+        let write = if attributes.permissions.allows(Permissions::WRITE) { WRITE } else { 0 };
+        let large = if size.level > 1 { PAGE_SIZE } else { 0 };
+        let snoop = if attributes.snoop { SNOOP } else { 0 };
+        page.get() & ADDRESS | read | write | large | snoop
+    }
+
+    #[inline]
+    fn stride(&self, size: LeafSize) -> u64 {
+        1 << (12 + 9 * (size.level - 1))
+    }
+
+    #[inline]
+    fn table(&self, table: PhysAddr, _level: u32) -> u64 {
+        table.get() & ADDRESS | READ | WRITE
+    }
+
+    #[inline]
+    fn decode(&self, entry: u64, level: u32) -> Entry {
+        if entry & (READ | WRITE) == 0 {
+            Entry::Absent
+        } else if level == 1 || entry & PAGE_SIZE != 0 {
+            Entry::Leaf { run: 0 }
+        } else {
+            Entry::Table { table: PhysAddr::new(entry & ADDRESS), level: level - 1 }
+        }
+    }
+
+    fn page(&self, entry: u64, level: u32) -> PhysAddr {
+        // Below a large page's size the bits are reserved, and 0.
+        PhysAddr::new(entry & ADDRESS & !((1 << (12 + 9 * (level - 1))) - 1))
+    }
+
+    fn attributes(&self, entry: u64, _level: u32) -> Attributes {
+        let permissions = match (entry & READ != 0, entry & WRITE != 0) {
+            (true, false) => Permissions::READ,
+            (false, true) => Permissions::WRITE,
+            _ => Permissions::READ_WRITE,
+        };
+        Attributes {
+            permissions,
+            memory: Memory::WriteBack,
+            snoop: entry & SNOOP != 0,
+            privileged: false,
+            execute: false,
+        }
+    }
 }

@@ -1,193 +1,152 @@
-//! Walking the tables: the steps that read and write entries.
+//! The way down through the tables, and the tables on it.
 //!
 //! Memory ordering. A CPU that follows a table pointer must see the table zeroed and with the entries that
 //! others entered before: the pointer is installed with `AcqRel` and read with `Acquire`. A leaf is stored
 //! with `Release`, so that whatever the caller wrote before (the buffer's contents, a table below) is there
 //! before the translation is. Clearing a leaf needs no order of its own: the invalidation that follows is
 //! what makes it count, and the invalidation queue orders itself after earlier stores.
+//!
+//! Tables are followed only inside a [`Section`](crate::percpu::Section): they are freed after a wait for all
+//! of those that might have seen them linked.
 
+use super::format::{Entry, Format, Layout};
 use super::table::PageTable;
-use super::vtd;
-use crate::addr::{Iova, Permissions, PhysAddr};
-use crate::platform::{Frames, TABLE_ENTRIES, Table};
-use crate::sync::Ordering;
+use crate::addr::PhysAddr;
+use crate::platform::{FRAME_SIZE, Frames, TABLE_ENTRIES};
+use crate::sync::{AtomicU64, Ordering};
 
 /// Why a run of mapping stopped early.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Conflict {
     /// The page at this address is in use.
     Mapped { at: u64 },
     /// There was no frame for a table.
     OutOfMemory,
+    /// The frame there was lies where no entry can point to.
+    BeyondPhysical { table: PhysAddr },
+    /// A table on the way is being reclaimed: try again, outside the section.
+    Busy,
 }
 
-/// What one run of mapping entered.
-pub(super) struct MapRun {
-    pub bytes: u64,
-    pub conflict: Option<Conflict>,
+/// A table and where in it an address has its entry.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Position {
+    pub table: PhysAddr,
+    pub level: u32,
+    /// Below 2^18 or so; counted from the table's start.
+    pub index: usize,
 }
 
-/// What one run of unmapping removed.
-pub(super) struct UnmapRun {
-    pub bytes: u64,
-    /// Bytes after those in which there is nothing to remove.
-    pub skip: u64,
-}
+impl<F: Frames, X: Format> PageTable<F, X> {
+    /// Where the walk for `iova` begins.
+    #[inline]
+    pub(super) fn top(&self, iova: u64) -> Position {
+        let level = self.format().levels();
+        Position { table: self.root(), level, index: self.format().root_index(iova) }
+    }
 
-/// The table at `frame`, which is the root of `table` or was read from one of its entries.
-fn entries<F: Frames>(table: &PageTable<F>, frame: PhysAddr) -> &Table {
-    // SAFETY: the root and every table that a non-leaf entry points to came from `frames` when this page
-    // table made them, and are freed only in its `drop`, which no `&PageTable` outlives.
-    unsafe { table.frames().table(frame) }
-}
+    /// The next step of the walk, in the table that was found.
+    #[inline]
+    pub(super) fn step(&self, iova: u64, table: PhysAddr, level: u32) -> Position {
+        Position { table, level, index: self.format().index(iova, level) }
+    }
 
-/// Maps as much of (`iova`, `phys`, `len`) as one table holds, in leaves of one size.
-///
-/// The arguments are aligned to the granule, inside the aperture and do not wrap; `len` is not 0.
-pub(super) fn map_run<F: Frames>(
-    table: &PageTable<F>,
-    iova: u64,
-    phys: u64,
-    len: u64,
-    permissions: Permissions,
-) -> MapRun {
-    let stop = |conflict| MapRun { bytes: 0, conflict: Some(conflict) };
-    let mut current = entries(table, table.root());
-    let mut level = table.levels();
-    loop {
-        let entry = &current[vtd::index(iova, level)];
-        let mut value = entry.load(Ordering::Acquire);
-        if !vtd::is_present(value) {
-            if leaf_fits(table, level, iova | phys, len) {
-                break;
+    /// The words from the position on, up to the end of its frame.
+    #[inline]
+    pub(super) fn words(&self, at: Position) -> &[AtomicU64] {
+        let frame = at.table.get() + (at.index / TABLE_ENTRIES) as u64 * FRAME_SIZE;
+        // SAFETY: the root and every table that an entry points to came from `frames` when this page table
+        // made them, as many frames as their index has room for. They are freed in its `drop`, which no
+        // `&PageTable` outlives, or by `reclaim` after all sections that could have found them.
+        let words = unsafe { self.frames().table(PhysAddr::new(frame)) };
+        &words[at.index % TABLE_ENTRIES..]
+    }
+
+    /// The word at the position.
+    #[inline]
+    pub(super) fn word(&self, at: Position) -> &AtomicU64 {
+        let frame = at.table.get() + (at.index / TABLE_ENTRIES) as u64 * FRAME_SIZE;
+        // SAFETY: as in `words`.
+        let words = unsafe { self.frames().table(PhysAddr::new(frame)) };
+        &words[at.index % TABLE_ENTRIES]
+    }
+
+    /// Tells a walker that is not coherent of what was stored to `words`.
+    #[inline]
+    pub(super) fn clean(&self, words: &[AtomicU64]) {
+        if !F::COHERENT {
+            self.frames().clean(words);
+        }
+    }
+
+    /// Entries of a table of `level`.
+    pub(super) fn entries_of(&self, level: u32) -> usize {
+        1 << if level == self.format().levels() { self.format().root_bits() } else { X::INDEX_BITS }
+    }
+
+    /// Frames of a table of `level`.
+    pub(super) fn frames_of(&self, level: u32) -> usize {
+        self.entries_of(level).div_ceil(TABLE_ENTRIES)
+    }
+
+    /// A new, empty table of `level`, in memory that the format can point to.
+    pub(super) fn new_table(&self, level: u32) -> Result<PhysAddr, Conflict> {
+        let count = self.frames_of(level);
+        let table = self.frames().alloc(count).ok_or(Conflict::OutOfMemory)?;
+        let last = table.checked_add(count as u64 * FRAME_SIZE - 1);
+        if last.is_none_or(|last| last > self.format().last_phys()) {
+            // SAFETY: the frames came from the line above and no entry ever pointed to them.
+            unsafe { self.frames().free(table, count) };
+            return Err(Conflict::BeyondPhysical { table });
+        }
+        if !F::COHERENT {
+            let size = TABLE_ENTRIES * count;
+            (0..size)
+                .step_by(TABLE_ENTRIES)
+                .for_each(|index| self.clean(self.words(Position { table, level, index })));
+        }
+        Ok(table)
+    }
+
+    /// Frees a table that no entry points to and nobody has found.
+    pub(super) fn free_table(&self, table: PhysAddr, level: u32) {
+        // SAFETY: it came from `new_table` for the same level; by the caller's word nobody uses it.
+        unsafe { self.frames().free(table, self.frames_of(level)) };
+    }
+
+    /// Puts a new, empty table of `level` into `entry`, unless another CPU has done so meanwhile. The entry's
+    /// value.
+    #[cold]
+    pub(super) fn install(&self, entry: &AtomicU64, level: u32) -> Result<u64, Conflict> {
+        let table = self.new_table(level)?;
+        let value = self.format().table(table, level);
+        match entry.compare_exchange(0, value, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => {
+                self.count_frames(self.frames_of(level) as isize);
+                self.clean(core::slice::from_ref(entry));
+                Ok(value)
             }
-            value = match install_table(table, entry) {
-                Ok(value) => value,
-                Err(conflict) => return stop(conflict),
-            };
-        }
-        if vtd::is_leaf(value, level) {
-            return stop(Conflict::Mapped { at: iova });
-        }
-        // Also where a large page would fit, but a table that smaller pages once needed stands in its place.
-        current = entries(table, vtd::target(value));
-        level -= 1;
-    }
-    let size = vtd::page_size(level).bytes();
-    let first = vtd::index(iova, level);
-    let count = (len / size).min((TABLE_ENTRIES - first) as u64);
-    let mut address = phys;
-    for (done, entry) in current[first..].iter().take(count as usize).enumerate() {
-        let bytes = done as u64 * size;
-        let old = entry.load(Ordering::Relaxed);
-        if vtd::is_present(old) {
-            // A leaf: the caller's mistake. Another table below: the next run goes down into it.
-            let conflict = vtd::is_leaf(old, level).then_some(Conflict::Mapped { at: iova + bytes });
-            return MapRun { bytes, conflict };
-        }
-        entry.store(vtd::leaf_entry(PhysAddr::new(address), permissions, level), Ordering::Release);
-        address = address.wrapping_add(size);
-    }
-    MapRun { bytes: count * size, conflict: None }
-}
-
-/// Whether a leaf at `level` fits the alignment of `address_bits` and does not exceed `len`.
-fn leaf_fits<F: Frames>(table: &PageTable<F>, level: u32, address_bits: u64, len: u64) -> bool {
-    let size = vtd::page_size(level);
-    level <= vtd::MAX_LEAF_LEVEL
-        && table.page_sizes().contains(size)
-        && address_bits & size.offset_mask() == 0
-        && len >= size.bytes()
-}
-
-/// Puts a new, empty table into `entry`, unless another CPU has done so meanwhile. The entry's value.
-fn install_table<F: Frames>(table: &PageTable<F>, entry: &crate::sync::AtomicU64) -> Result<u64, Conflict> {
-    let frame = table.frames().alloc(1).ok_or(Conflict::OutOfMemory)?;
-    let value = vtd::table_entry(frame);
-    match entry.compare_exchange(0, value, Ordering::AcqRel, Ordering::Acquire) {
-        Ok(_) => {
-            table.count_table();
-            Ok(value)
-        }
-        Err(installed) => {
-            // SAFETY: the frame came from the line above and no entry ever pointed to it.
-            unsafe { table.frames().free(frame, 1) };
-            Ok(installed)
-        }
-    }
-}
-
-/// Clears the leaves of (`iova`, `len`) that lie in one table, up to the first that is not there.
-///
-/// `iova` and `len` lie inside the aperture, and `len` is not 0. What is removed and what is skipped together
-/// are at least one byte.
-pub(super) fn unmap_run<F: Frames>(table: &PageTable<F>, iova: u64, len: u64) -> UnmapRun {
-    let mut current = entries(table, table.root());
-    let mut level = table.levels();
-    let page = loop {
-        let value = current[vtd::index(iova, level)].load(Ordering::Acquire);
-        let page = vtd::page_size(level);
-        let leaf = vtd::is_leaf(value, level);
-        let sticks_out = leaf && (iova & page.offset_mask() != 0 || len < page.bytes());
-        if !vtd::is_present(value) || sticks_out {
-            // On to the next entry of this table.
-            return UnmapRun { bytes: 0, skip: page.bytes() - (iova & page.offset_mask()) };
-        }
-        if leaf {
-            break page;
-        }
-        current = entries(table, vtd::target(value));
-        level -= 1;
-    };
-    let first = vtd::index(iova, level);
-    let count = (len / page.bytes()).min((TABLE_ENTRIES - first) as u64);
-    let leaves = current[first..].iter().take(count as usize);
-    let removed = leaves.take_while(|entry| {
-        let value = entry.load(Ordering::Relaxed);
-        let leaf = vtd::is_present(value) && vtd::is_leaf(value, level);
-        if leaf {
-            entry.store(0, Ordering::Relaxed);
-        }
-        leaf
-    });
-    let bytes = removed.count() as u64 * page.bytes();
-    // Another CPU may have removed the first one meanwhile: that is passed over, too.
-    UnmapRun { bytes, skip: if bytes == 0 { page.bytes() } else { 0 } }
-}
-
-/// What the tables say about `iova`, which lies inside the aperture.
-pub(super) fn translate<F: Frames>(table: &PageTable<F>, iova: u64) -> Option<(PhysAddr, Permissions)> {
-    let mut allowed = Permissions::READ_WRITE;
-    let mut current = entries(table, table.root());
-    let mut level = table.levels();
-    loop {
-        let value = current[vtd::index(iova, level)].load(Ordering::Acquire);
-        allowed = allowed.intersection(vtd::permissions(value)?)?;
-        if vtd::is_leaf(value, level) {
-            let page = vtd::page_size(level);
-            let offset = Iova::new(iova).page_offset(page);
-            return Some((PhysAddr::new(vtd::target(value).align_down(page).get() | offset), allowed));
-        }
-        current = entries(table, vtd::target(value));
-        level -= 1;
-    }
-}
-
-/// Frees the table at `frame` and all tables below it. `level` is its level; recursion is that deep.
-///
-/// # Safety
-/// The tables came from `frames`, and nobody, hardware included, uses them any more.
-pub(super) unsafe fn free_tables<F: Frames>(frames: &F, frame: PhysAddr, level: u32) {
-    if level > 1 {
-        // SAFETY: the frame came from `frames` and is freed only below.
-        let entries = unsafe { frames.table(frame) };
-        for entry in entries {
-            let value = entry.load(Ordering::Acquire);
-            if vtd::is_present(value) && !vtd::is_leaf(value, level) {
-                // SAFETY: as for `frame`: a non-leaf entry points to a table of the same page table.
-                unsafe { free_tables(frames, vtd::target(value), level - 1) };
+            Err(installed) => {
+                self.free_table(table, level);
+                Ok(installed)
             }
         }
     }
-    // SAFETY: the caller says that nobody uses it; each table is pointed to by one entry only.
-    unsafe { frames.free(frame, 1) };
+
+    /// Frees the table at `table` and all tables below it. `level` is its level; recursion is that deep.
+    ///
+    /// # Safety
+    /// Nobody, hardware included, uses them any more.
+    pub(super) unsafe fn free_below(&self, table: PhysAddr, level: u32) {
+        if level > 1 {
+            for index in 0..self.entries_of(level) {
+                let entry = self.word(Position { table, level, index }).load(Ordering::Acquire);
+                if let Entry::Table { table, level } = self.format().decode(entry, level) {
+                    // SAFETY: as for this table: an entry points to a table of the same page table.
+                    unsafe { self.free_below(table, level) };
+                }
+            }
+        }
+        self.free_table(table, level);
+    }
 }

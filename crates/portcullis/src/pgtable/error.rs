@@ -1,0 +1,107 @@
+//! What can go wrong with a page table.
+
+use crate::addr::{Iova, IovaRange, PhysAddr};
+
+/// A page table that cannot be made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TableError {
+    /// The format has no table of so many levels.
+    #[error("{levels} levels of page table: the format has {min} to {max}")]
+    Levels {
+        /// What was asked for.
+        levels: u32,
+        /// The fewest there are.
+        min: u32,
+        /// The most there are.
+        max: u32,
+    },
+    /// Leaves at levels that the format has none for.
+    #[error("leaves at {levels} levels: the format has them at 1 to {max}")]
+    LeafLevels {
+        /// At how many of the lowest levels leaves were asked for.
+        levels: u32,
+        /// The most there are.
+        max: u32,
+    },
+    /// Addresses wider or narrower than the format has.
+    #[error("{bits} address bits: the format has {min} to {max}")]
+    AddressBits {
+        /// What was asked for.
+        bits: u32,
+        /// The fewest there are.
+        min: u32,
+        /// The most there are.
+        max: u32,
+    },
+    /// The memory for the root lies where the hardware cannot be pointed to.
+    #[error("the root of a page table at {table}: the format holds addresses up to {last}")]
+    BeyondPhysical {
+        /// Where the memory is.
+        table: PhysAddr,
+        /// The highest physical address.
+        last: PhysAddr,
+    },
+    /// No memory for the root table.
+    #[error("no memory for the root of a page table")]
+    OutOfMemory,
+}
+
+/// A mapping that was not made: nothing of it is in the tables.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MapError {
+    /// An address or the length is not a multiple of the granule.
+    #[error("mapping {range} to {phys}: both must be multiples of the granule, {granule:#x}")]
+    Misaligned {
+        /// The I/O virtual range.
+        range: IovaRange,
+        /// The physical address of the piece that was met.
+        phys: PhysAddr,
+        /// The smallest page, in bytes.
+        granule: u64,
+    },
+    /// The pieces of memory are not as long together as the range.
+    #[error("mapping {range}: the memory for it has {list:#x} bytes or more")]
+    Length {
+        /// The I/O virtual range.
+        range: IovaRange,
+        /// Bytes of memory up to the piece at which that showed.
+        list: u64,
+    },
+    /// The range runs past what the tables can translate.
+    #[error("mapping {range}: the tables translate addresses up to {last}")]
+    BeyondAperture {
+        /// The I/O virtual range.
+        range: IovaRange,
+        /// The highest address that can be translated.
+        last: Iova,
+    },
+    /// The memory lies where no entry can point to.
+    #[error("mapping {len:#x} bytes of physical memory at {phys}: an entry holds addresses up to {last}")]
+    BeyondPhysical {
+        /// The physical address.
+        phys: PhysAddr,
+        /// How many bytes.
+        len: u64,
+        /// The highest physical address.
+        last: PhysAddr,
+    },
+    /// The memory for a page table lies where no entry can point to.
+    #[error("memory for a page table at {table}: an entry holds addresses up to {last}")]
+    TableBeyondPhysical {
+        /// Where that memory is.
+        table: PhysAddr,
+        /// The highest physical address.
+        last: PhysAddr,
+    },
+    /// Part of the range is in use.
+    #[error("{at} is mapped already")]
+    AlreadyMapped {
+        /// The lowest such address that was met.
+        at: Iova,
+    },
+    /// No memory for a page table.
+    #[error("no memory for a page table")]
+    OutOfMemory,
+}

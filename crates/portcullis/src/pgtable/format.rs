@@ -1,0 +1,183 @@
+//! What a page-table format is: the seam between the engine and the layouts.
+//!
+//! A layout file holds bits and no behaviour: how an entry is put together and taken apart, at which levels a
+//! leaf may be, and how wide addresses are. Everything that walks, allocates or synchronises is the engine's.
+//!
+//! Levels are counted from the leaves: 1 is the lowest, and [`Format::levels`] is the root's. (Arm's manual
+//! counts the other way, from the root, and ends at 3.)
+
+use core::fmt::Debug;
+
+use crate::addr::{Iova, PageSize, PageSizes, Permissions, PhysAddr};
+
+/// How the memory behind a translation may be cached, where the format has a say in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Memory {
+    /// Ordinary memory, cached and coherent.
+    #[default]
+    WriteBack,
+    /// Ordinary memory, not cached.
+    Uncached,
+    /// Registers of a device: neither cached nor reordered.
+    Device,
+}
+
+/// What a translation allows, and how the memory is accessed through it.
+///
+/// What a format has no bits for is left out: each layout says in its documentation what it keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Attributes {
+    /// What the device may do.
+    pub permissions: Permissions,
+    /// How the memory is cached.
+    pub memory: Memory,
+    /// The device's accesses look into the CPUs' caches even where the device asks them not to.
+    pub snoop: bool,
+    /// Only accesses that the device marks as privileged are allowed.
+    pub privileged: bool,
+    /// The device may fetch instructions.
+    pub execute: bool,
+}
+
+impl From<Permissions> for Attributes {
+    /// Cached memory without any special demands.
+    fn from(permissions: Permissions) -> Self {
+        Self { permissions, memory: Memory::WriteBack, snoop: false, privileged: false, execute: false }
+    }
+}
+
+/// A size that a leaf can have: an entry at `level`, or 2^`run` neighbouring ones that make one page together
+/// (Arm's contiguous hint, AMD's sizes between two levels).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct LeafSize {
+    /// The level of the entries, 1 for the lowest.
+    pub level: u32,
+    /// The binary logarithm of their number.
+    pub run: u32,
+}
+
+/// What an entry is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Entry {
+    /// The hardware stops here.
+    Absent,
+    /// It goes on in the table at `table`, which is one of `level`.
+    Table {
+        /// Where the table is.
+        table: PhysAddr,
+        /// Its level, below that of the entry, usually by one.
+        level: u32,
+    },
+    /// The page is found: 2^`run` entries like this one translate one page.
+    Leaf {
+        /// The binary logarithm of the number of entries.
+        run: u32,
+    },
+}
+
+/// A page-table format of some hardware: the layout of its entries and the widths of its addresses.
+///
+/// The functions are pure and are called for every entry: a few instructions each. Levels and runs passed in
+/// are ones that the format said it has, addresses are aligned and at most [`last_phys`](Self::last_phys).
+pub trait Format: Copy + Debug + Send + Sync + 'static {
+    /// The binary logarithm of the smallest page, which is also the size of a table below the root.
+    const GRANULE_SHIFT: u32;
+
+    /// A bit of a table entry that hardware ignores: the engine's own mark.
+    const MARK: u64;
+
+    /// The hardware follows an entry where any of these bits is set.
+    const PRESENT: u64;
+
+    /// The bits that tell, at a given level, a leaf from a table and a leaf of one size from one of another:
+    /// entries of a table that agree in them are the same kind of [`Entry`]. (Sizes that are told by other bits
+    /// are those of leaves whose [stride](Self::stride) is 0.)
+    const KIND: u64;
+
+    /// The architecture wants an entry to be cleared and invalidated before one of another size takes its
+    /// place, so a large page cannot be split while it is in use.
+    const BREAK_BEFORE_MAKE: bool;
+
+    /// The name by which the command line knows it.
+    fn name(&self) -> &'static str;
+
+    /// How many levels there are.
+    fn levels(&self) -> u32;
+
+    /// The bits of an address that the tables translate. They decide the size of the root: it is larger than
+    /// other tables where hardware concatenates several, and may be smaller.
+    fn input_bits(&self) -> u32;
+
+    /// The highest physical address, for tables and pages alike.
+    fn last_phys(&self) -> PhysAddr;
+
+    /// The sizes of leaves, the smallest first: for each a level and a run. The first is the granule's.
+    fn leaf_sizes(&self) -> &'static [LeafSize];
+
+    /// The first entry of a leaf of `size` for the page at `page`.
+    fn leaf(&self, page: PhysAddr, size: LeafSize, attributes: Attributes) -> u64;
+
+    /// What each further entry of a leaf, or of leaves of `size` side by side, has more than the one before:
+    /// within one leaf where `run` is not 0.
+    fn stride(&self, size: LeafSize) -> u64;
+
+    /// The entry that leads to the table at `table`, which is one of `level`.
+    fn table(&self, table: PhysAddr, level: u32) -> u64;
+
+    /// What the entry `entry` in a table of `level` is. The [mark](Self::MARK) makes no difference.
+    fn decode(&self, entry: u64, level: u32) -> Entry;
+
+    /// The memory that the leaf entry `entry` of a table of `level` translates to: the page of the whole leaf,
+    /// whichever of its entries this is.
+    fn page(&self, entry: u64, level: u32) -> PhysAddr;
+
+    /// What the leaf entry `entry` in a table of `level` allows.
+    fn attributes(&self, entry: u64, level: u32) -> Attributes;
+}
+
+/// What follows from a format, the same for all.
+pub trait Layout: Format {
+    /// The binary logarithm of the entries of a table below the root.
+    const INDEX_BITS: u32 = Self::GRANULE_SHIFT - 3;
+
+    /// The binary logarithm of the bytes that one entry of a table of `level` translates.
+    #[inline]
+    fn shift(&self, level: u32) -> u32 {
+        Self::GRANULE_SHIFT + Self::INDEX_BITS * (level - 1)
+    }
+
+    /// The index into a table of `level` below the root for the address `iova`.
+    #[inline]
+    fn index(&self, iova: u64, level: u32) -> usize {
+        (iova >> self.shift(level)) as usize & ((1 << Self::INDEX_BITS) - 1)
+    }
+
+    /// The same for the root.
+    #[inline]
+    fn root_index(&self, iova: u64) -> usize {
+        (iova >> self.shift(self.levels())) as usize
+    }
+
+    /// The binary logarithm of the root's entries.
+    fn root_bits(&self) -> u32 {
+        self.input_bits() - self.shift(self.levels())
+    }
+
+    /// The size of a leaf.
+    fn page_size(&self, size: LeafSize) -> PageSize {
+        // Levels and runs are few: 63 bits are never reached.
+        PageSize::from_shift(self.shift(size.level) + size.run).unwrap_or(PageSize::SIZE_4K)
+    }
+
+    /// All sizes that leaves can have.
+    fn page_sizes(&self) -> PageSizes {
+        self.leaf_sizes().iter().fold(PageSizes::EMPTY, |sizes, size| sizes.with(self.page_size(*size)))
+    }
+
+    /// The highest address that the tables translate.
+    fn last_iova(&self) -> Iova {
+        Iova::new(u64::MAX >> (u64::BITS - self.input_bits()))
+    }
+}
+
+impl<T: Format> Layout for T {}

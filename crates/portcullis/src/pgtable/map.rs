@@ -1,0 +1,246 @@
+//! Entering translations: the way down, and leaves in runs.
+
+use super::format::{Attributes, Entry, Format, Layout, LeafSize};
+use super::table::PageTable;
+use super::walk::{Conflict, Position};
+use crate::addr::PhysAddr;
+use crate::platform::Frames;
+use crate::sync::{AtomicU64, Ordering};
+
+/// Entries that are looked at together before they are written: a cache line.
+const LINE: usize = 1 << LINE_BITS;
+const LINE_BITS: u32 = 3;
+
+/// What one run of mapping entered.
+pub(super) struct Run {
+    pub bytes: u64,
+    pub conflict: Option<Conflict>,
+}
+
+/// The lowest table of a walk, remembered for the pages next to the one that it was walked for.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Last {
+    /// The address divided by what that table translates.
+    region: u64,
+    table: PhysAddr,
+}
+
+impl Last {
+    /// None yet.
+    pub(super) const NONE: Self = Self { region: u64::MAX, table: PhysAddr::new(0) };
+}
+
+impl<F: Frames, X: Format> PageTable<F, X> {
+    /// The largest leaf that the alignment of `bits` and `len` allow, at `highest` or below.
+    #[inline]
+    fn leaf_size(&self, bits: u64, len: u64, highest: u32) -> LeafSize {
+        let sizes = self.format().leaf_sizes();
+        let mut chosen = LeafSize { level: 1, run: 0 };
+        // Each size is a multiple of the one before.
+        for size in sizes.get(1..).unwrap_or_default() {
+            let bytes = self.format().page_size(*size);
+            if len < bytes.bytes() || bits & bytes.offset_mask() != 0 || size.level > highest {
+                break;
+            }
+            chosen = *size;
+        }
+        chosen
+    }
+
+    /// Maps as much of (`iova`, `phys`, `len`) as one frame of one table holds, in leaves of one size.
+    ///
+    /// The arguments are aligned to the granule, inside the aperture and do not wrap; `len` is not 0. Inside
+    /// a section, of which `last` is.
+    pub(super) fn map_run(
+        &self,
+        (iova, phys, len): (u64, u64, u64),
+        attributes: Attributes,
+        last: &mut Last,
+    ) -> Run {
+        let format = self.format();
+        let stop = |conflict| Run { bytes: 0, conflict: Some(conflict) };
+        let mut size = self.leaf_size(iova | phys, len, format.levels());
+        let region = iova >> format.shift(2);
+        let mut at = if size.level == 1 && last.region == region {
+            self.step(iova, last.table, 1)
+        } else {
+            self.top(iova)
+        };
+        loop {
+            let word = self.word(at);
+            let mut entry = word.load(Ordering::Acquire);
+            if entry & X::PRESENT == 0 {
+                if at.level == size.level {
+                    break;
+                }
+                entry = match self.install(word, at.level - 1) {
+                    Ok(entry) => entry,
+                    Err(conflict) => return stop(conflict),
+                };
+            }
+            match format.decode(entry, at.level) {
+                Entry::Table { .. } if entry & X::MARK != 0 => return stop(Conflict::Busy),
+                // Also where a large page would fit, but a table that smaller pages once needed is in its place.
+                Entry::Table { table, level } => {
+                    if level < size.level {
+                        size = self.leaf_size(iova | phys, len, level);
+                    }
+                    at = self.step(iova, table, level);
+                }
+                Entry::Leaf { .. } | Entry::Absent => return stop(Conflict::Mapped { at: iova }),
+            }
+        }
+        if at.level == 1 {
+            *last = Last { region, table: at.table };
+        }
+        self.write_leaves((iova, phys, len), attributes, size, at)
+    }
+
+    /// Maps one page, if that takes no more than a walk and a store: a leaf that has one entry, tables that are
+    /// there, nothing in its place. Whether it did. The arguments are as for [`map_run`](Self::map_run).
+    #[inline]
+    pub(super) fn map_page(&self, iova: u64, phys: u64, len: u64, attributes: Attributes) -> bool {
+        let format = self.format();
+        let Some(level) = self.level_of(iova | phys, len) else {
+            return false;
+        };
+        let mut at = self.top(iova);
+        while at.level > level {
+            let entry = self.word(at).load(Ordering::Acquire);
+            match format.decode(entry, at.level) {
+                Entry::Table { table, level } if entry & X::MARK == 0 => at = self.step(iova, table, level),
+                _ => return false,
+            }
+        }
+        let word = self.word(at);
+        if at.level < level || word.load(Ordering::Relaxed) != 0 {
+            return false;
+        }
+        word.store(
+            format.leaf(PhysAddr::new(phys), LeafSize { level, run: 0 }, attributes),
+            Ordering::Release,
+        );
+        self.clean(core::slice::from_ref(word));
+        true
+    }
+
+    /// The level at which `len` bytes at a multiple of `bits` are one leaf of one entry, among the lowest two.
+    #[inline]
+    pub(super) fn level_of(&self, bits: u64, len: u64) -> Option<u32> {
+        if bits & (len - 1) != 0 {
+            None
+        } else if len == 1 << X::GRANULE_SHIFT {
+            Some(1)
+        } else if len == 1 << self.format().shift(2) && self.has_large_pages() {
+            Some(2)
+        } else {
+            None
+        }
+    }
+
+    /// Writes leaves of `size` from `at` on, up to the end of the frame.
+    fn write_leaves(
+        &self,
+        (iova, phys, len): (u64, u64, u64),
+        attributes: Attributes,
+        size: LeafSize,
+        at: Position,
+    ) -> Run {
+        let format = self.format();
+        let shift = format.shift(size.level);
+        let words = self.words(at);
+        let pages = (len >> (shift + size.run)).min((words.len() >> size.run) as u64) as usize;
+        let words = &words[..pages << size.run];
+        let stride = format.stride(size);
+        // One after the other all the way, or each page by itself.
+        let group = if stride == 0 { 1 << size.run } else { words.len() };
+        let mut done = 0;
+        let mut conflict = None;
+        for group in words.chunks(group) {
+            let page = PhysAddr::new(phys.wrapping_add((done as u64) << shift));
+            let stored = store_free(group, X::PRESENT, format.leaf(page, size, attributes), stride, size.run);
+            done += stored;
+            if stored < group.len() {
+                let before = (done as u64) << shift;
+                let left = (iova + before, phys.wrapping_add(before), len - before);
+                let (more, stopped) = self.obstacle(left, attributes, size, &group[stored..], at, done);
+                conflict = stopped;
+                done += more;
+                break;
+            }
+        }
+        self.clean(&words[..done]);
+        Run { bytes: (done as u64) << shift, conflict }
+    }
+
+    /// What to do about the first page of `words`, some of whose entries are in use: `at` and `done` say where
+    /// that is. Entries written, and why no more can be.
+    #[cold]
+    fn obstacle(
+        &self,
+        (iova, phys, _): (u64, u64, u64),
+        attributes: Attributes,
+        size: LeafSize,
+        words: &[AtomicU64],
+        at: Position,
+        done: usize,
+    ) -> (usize, Option<Conflict>) {
+        let entries = words.iter().take(1 << size.run).map(|word| word.load(Ordering::Relaxed));
+        let Some((index, entry)) = entries.enumerate().find(|(_, entry)| entry & X::PRESENT != 0) else {
+            // It has gone meanwhile: the next run finds it so.
+            return (0, None);
+        };
+        let shift = self.format().shift(size.level);
+        match self.format().decode(entry, size.level) {
+            Entry::Table { .. } if index > 0 => {
+                // What comes before the table, in entries by themselves; the next run goes down into it.
+                let (len, size) = ((index as u64) << shift, LeafSize { run: 0, ..size });
+                let run = self.write_leaves(
+                    (iova, phys, len),
+                    attributes,
+                    size,
+                    Position { index: at.index + done, ..at },
+                );
+                ((run.bytes >> shift) as usize, run.conflict)
+            }
+            Entry::Table { .. } => (0, None),
+            _ => (0, Some(Conflict::Mapped { at: iova + ((index as u64) << shift) })),
+        }
+    }
+}
+
+/// Stores `value`, and `stride` more each time, to `words`, as long as they are free: whole pages of 2^`run`
+/// words each, of which none is stored where one is in use. How many words.
+#[inline]
+fn store_free(words: &[AtomicU64], present: u64, mut value: u64, stride: u64, run: u32) -> usize {
+    let in_use = |words: &[AtomicU64]| words.iter().fold(0, |bits, word| bits | word.load(Ordering::Relaxed));
+    let mut done = 0;
+    if run <= LINE_BITS {
+        // A cache line at a time: looked at as a whole, then written.
+        for line in words.as_chunks::<LINE>().0 {
+            if in_use(line) & present != 0 {
+                break;
+            }
+            value = store(line, value, stride);
+            done += LINE;
+        }
+    }
+    for page in words[done..].chunks(1 << run) {
+        if in_use(page) & present != 0 {
+            break;
+        }
+        value = store(page, value, stride);
+        done += page.len();
+    }
+    done
+}
+
+/// Stores `value`, and `stride` more each time. The value after the last.
+#[inline]
+pub(super) fn store(words: &[AtomicU64], mut value: u64, stride: u64) -> u64 {
+    for word in words {
+        word.store(value, Ordering::Release);
+        value = value.wrapping_add(stride);
+    }
+    value
+}

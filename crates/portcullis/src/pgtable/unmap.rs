@@ -1,0 +1,127 @@
+//! Removing translations in runs.
+
+use super::format::{Attributes, Entry, Format, Layout, LeafSize};
+use super::table::PageTable;
+use super::walk::Position;
+use crate::addr::PhysAddr;
+use crate::platform::Frames;
+use crate::sync::{AtomicU64, Ordering};
+
+/// Entries that are looked at together before they are cleared: a cache line.
+const LINE: usize = 8;
+
+/// What one run of unmapping removed.
+pub(super) struct UnmapRun {
+    pub bytes: u64,
+    /// Bytes after those in which there is nothing to remove.
+    pub skip: u64,
+    /// What is next is a part of this large page.
+    pub sticks_out: Option<LargePage>,
+}
+
+/// A page that is larger than what is to be removed of it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct LargePage {
+    /// Where its first entry is. Valid inside the section in which it was found.
+    pub at: Position,
+    /// The first address that it translates, and the memory behind.
+    pub iova: u64,
+    pub page: PhysAddr,
+    pub size: LeafSize,
+    pub attributes: Attributes,
+}
+
+impl<F: Frames, X: Format> PageTable<F, X> {
+    /// Clears one page, if that takes no more than a walk and a store: a leaf of just that size that has one
+    /// entry. Whether it did. Inside a section.
+    #[inline]
+    pub(super) fn unmap_page(&self, iova: u64, len: u64) -> bool {
+        let Some(level) = self.level_of(iova, len) else {
+            return false;
+        };
+        let mut at = self.top(iova);
+        loop {
+            let word = self.word(at);
+            match self.format().decode(word.load(Ordering::Acquire), at.level) {
+                Entry::Table { table, level } => at = self.step(iova, table, level),
+                Entry::Leaf { run: 0 } if at.level == level => {
+                    word.store(0, Ordering::Relaxed);
+                    self.clean(core::slice::from_ref(word));
+                    return true;
+                }
+                _ => return false,
+            }
+        }
+    }
+
+    /// Clears the leaves of (`iova`, `len`) that lie in one frame of one table, up to the first of another
+    /// kind.
+    ///
+    /// `iova` and `len` lie inside the aperture, and `len` is not 0. What is removed and what is skipped
+    /// together are at least one byte, unless a large page sticks out. Inside a section.
+    pub(super) fn unmap_run(&self, iova: u64, len: u64) -> UnmapRun {
+        let format = self.format();
+        let mut at = self.top(iova);
+        let (first, run) = loop {
+            let entry = self.word(at).load(Ordering::Acquire);
+            match format.decode(entry, at.level) {
+                Entry::Leaf { run } => break (entry, run),
+                Entry::Table { table, level } => at = self.step(iova, table, level),
+                Entry::Absent => {
+                    // On to the next entry of this table.
+                    let entry_bytes = 1 << format.shift(at.level);
+                    return UnmapRun { bytes: 0, skip: entry_bytes - iova % entry_bytes, sticks_out: None };
+                }
+            }
+        };
+        let (shift, size) = (format.shift(at.level), LeafSize { level: at.level, run });
+        let page_bytes = 1 << (shift + run);
+        if !iova.is_multiple_of(page_bytes) || len < page_bytes {
+            let page = LargePage {
+                at: Position { index: at.index >> run << run, ..at },
+                iova: iova - iova % page_bytes,
+                page: format.page(first, at.level),
+                size,
+                attributes: format.attributes(first, at.level),
+            };
+            return UnmapRun { bytes: 0, skip: 0, sticks_out: Some(page) };
+        }
+        let words = self.words(at);
+        let pages = if run > 0 && format.stride(size) == 0 { 1 } else { len >> (shift + run) };
+        let count = pages.min((words.len() >> run) as u64) << run;
+        let words = &words[..count as usize];
+        let cleared = clear::<X>(words, first, 1 << run);
+        self.clean(&words[..cleared]);
+        let bytes = (cleared as u64) << shift;
+        // Another CPU may have removed the first one meanwhile: that is passed over, too.
+        UnmapRun { bytes, skip: if bytes == 0 { page_bytes } else { 0 }, sticks_out: None }
+    }
+}
+
+/// Clears leaves of the same kind as `first`, whole groups of `group` entries, up to the first that is not.
+/// How many entries.
+#[inline]
+fn clear<X: Format>(words: &[AtomicU64], first: u64, group: usize) -> usize {
+    let other = |words: &[AtomicU64]| {
+        words.iter().fold(0, |bits, word| bits | (word.load(Ordering::Relaxed) ^ first)) & X::KIND != 0
+    };
+    let clear = |words: &[AtomicU64]| words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+    let mut done = 0;
+    if group <= LINE {
+        for line in words.as_chunks::<LINE>().0 {
+            if other(line) {
+                break;
+            }
+            clear(line);
+            done += LINE;
+        }
+    }
+    for page in words[done..].chunks(group) {
+        if other(page) {
+            break;
+        }
+        clear(page);
+        done += page.len();
+    }
+    done
+}
