@@ -30,7 +30,6 @@ pub mod walker;
 
 mod sets;
 mod unit;
-pub mod vtd_layout;
 
 pub use exposure::{Exposed, Segment};
 pub use fault::{Fault, FaultReason};

@@ -7,9 +7,9 @@
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use crate::vtd_layout as vtd;
 use portcullis::addr::{Iova, IovaRange, Permissions, PhysAddr};
 use portcullis::invalidation::DomainId;
+use portcullis::pgtable::vtd;
 
 use crate::fault::FaultReason;
 use crate::iommu::Context;

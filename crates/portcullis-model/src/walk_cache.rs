@@ -7,9 +7,9 @@
 //!
 //! Cost: a lookup is O(levels x ways); removing a range is O(min(tables x ways, capacity)) per level.
 
-use crate::vtd_layout as vtd;
 use portcullis::addr::{Iova, IovaRange, Permissions, PhysAddr};
 use portcullis::invalidation::DomainId;
+use portcullis::pgtable::vtd;
 
 use crate::sets::Sets;
 use crate::walker::TablePointer;

@@ -6,8 +6,8 @@
 //!
 //! Cost: one dependent memory read per level from where it starts, at most 5.
 
-use crate::vtd_layout as vtd;
 use portcullis::addr::{Iova, PageSize, Permissions, PhysAddr};
+use portcullis::pgtable::vtd;
 use smallvec::SmallVec;
 
 use crate::fault::FaultReason;

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use common::{BOTH, DEVICE, DOMAIN, Mapper, PAGE, READ, WRITE, iova, rig_with};
 use portcullis::addr::{IovaRange, Permissions};
 use portcullis::invalidation::{Invalidation, InvalidationQueue};
+use portcullis::pgtable::vtd;
 use portcullis::sync::Ordering;
 use portcullis_model::Iommu;
-use portcullis_model::vtd_layout as vtd;
 use proptest::prelude::*;
 use proptest::sample::select;
 

@@ -5,8 +5,8 @@ mod common;
 use common::{BOTH, DEVICE, DOMAIN, Mapper, PAGE, READ, WRITE, iova, phys, rig, rig_with};
 use portcullis::addr::Permissions;
 use portcullis::invalidation::DomainId;
+use portcullis::pgtable::vtd;
 use portcullis::sync::Ordering;
-use portcullis_model::vtd_layout as vtd;
 use portcullis_model::{Context, DeviceId, Fault, FaultReason, Iommu, IommuConfig, Memory};
 
 fn reason(iommu: &Iommu, at: u64, access: Permissions) -> Option<FaultReason> {

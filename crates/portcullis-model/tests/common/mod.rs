@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use portcullis::addr::{Iova, Permissions, PhysAddr};
 use portcullis::invalidation::DomainId;
+use portcullis::pgtable::vtd;
 use portcullis::platform::Frames;
 use portcullis::sync::{AtomicU64, Ordering};
-use portcullis_model::vtd_layout as vtd;
 use portcullis_model::{Context, DeviceId, Iommu, IommuConfig, Memory, Segment};
 
 pub const DEVICE: DeviceId = DeviceId(7);

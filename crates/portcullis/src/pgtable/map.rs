@@ -11,6 +11,9 @@ use crate::sync::{AtomicU64, Ordering};
 const LINE: usize = 1 << LINE_BITS;
 const LINE_BITS: u32 = 3;
 
+/// Bits of an address that every format holds in one piece.
+const ADDRESS_BITS: u32 = 48;
+
 /// What one run of mapping entered.
 pub(super) struct Run {
     pub bytes: u64,
@@ -149,6 +152,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         let format = self.format();
         let shift = format.shift(size.level);
         let words = self.words(at);
+        // Entries hold higher bits than these elsewhere: what crosses them is not one more each time.
+        let len = len.min((1 << ADDRESS_BITS) - phys % (1 << ADDRESS_BITS));
         let pages = (len >> (shift + size.run)).min((words.len() >> size.run) as u64) as usize;
         let words = &words[..pages << size.run];
         let stride = format.stride(size);

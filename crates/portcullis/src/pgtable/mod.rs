@@ -5,19 +5,27 @@
 //! compare-and-swap, and an emptied one is freed, on demand, after every CPU and the hardware have let go of
 //! it ([`PageTable::reclaim`]).
 
+mod amd_v1;
+mod arm;
 mod error;
 mod format;
 mod map;
 mod read;
 mod reclaim;
+mod riscv;
 mod split;
 mod table;
 mod unmap;
 mod vtd;
 mod walk;
+mod x86;
 
+pub use amd_v1::AmdV1;
+pub use arm::{ARM_MAIR, Arm, ArmStage};
 pub use error::{MapError, TableError};
 pub use format::{Attributes, Entry, Format, Layout, LeafSize, Memory};
 pub use read::Mapping;
+pub use riscv::{Riscv, RiscvMode};
 pub use table::{PageTable, Unmapped};
 pub use vtd::VtdSecondStage;
+pub use x86::X86FirstStage;

@@ -1,0 +1,183 @@
+//! Layout of AMD's I/O page tables for host translations, known as version 1.
+//!
+//! Source: AMD I/O Virtualization Technology (IOMMU) Specification, publication 48882, Rev. 3.10,
+//! section 2.2.3 "I/O Page Tables for Host Translations". Bits:
+//!
+//! ```text
+//!  63  62 61 60 59 58 57 56 52 51        12 11  9 8 7 6 5 4     1  0
+//!  ign IW IR FC U   PMC  resvd   address      NL  ign D A ignored  PR
+//! ```
+//!
+//! NL, "next level", is the level of the table that the entry leads to. That may be any level below the
+//! entry's, as long as the bits of the I/O virtual address that are passed over are 0. Two values make a leaf:
+//! 0 one of the level's own size, 7 one of a larger size, but smaller than the next level's. Such a size is
+//! written in the address: the bits from 12 up are set below a clear bit, and a page is twice as large as that
+//! bit says. (A clear bit 12 means 8 KiB; a clear bit 13 below which bit 12 is set, 16 KiB.) All the entries
+//! that such a page covers are the same.
+//!
+//! What becomes of the [`Attributes`]: IR and IW are the permissions; hardware wants them in tables, too, where
+//! they are always set. FC, which makes accesses coherent whatever the device says, is
+//! [`Attributes::snoop`]. Memory types, privilege and execution are not kept. A and D matter only where the
+//! device-table entry turns them on, U (for ATS) and PMC (page migration) are not used: they are left clear.
+
+use super::format::{Attributes, Entry, Format, Layout, LeafSize};
+use super::{Memory, TableError};
+use crate::addr::{Permissions, PhysAddr};
+
+const PRESENT: u64 = 1 << 0;
+const NEXT_LEVEL: u64 = 7 << 9;
+const NEXT_LEVEL_SHIFT: u32 = 9;
+/// The value of [`NEXT_LEVEL`] for a leaf whose size is written in the address.
+const SIZE_IN_ADDRESS: u64 = 7 << NEXT_LEVEL_SHIFT;
+const FORCE_COHERENT: u64 = 1 << 60;
+const READ: u64 = 1 << 61;
+const WRITE: u64 = 1 << 62;
+const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
+
+/// The sizes of levels 1 to 3 have eight more above them each; larger ones than level 4's own are of no use.
+const SIZES_PER_LEVEL: usize = 9;
+
+static SIZES: [LeafSize; 3 * SIZES_PER_LEVEL + 1] = {
+    let mut sizes = [LeafSize { level: 4, run: 0 }; 3 * SIZES_PER_LEVEL + 1];
+    let mut index = 0;
+    while index < 3 * SIZES_PER_LEVEL {
+        let (level, run) = (index / SIZES_PER_LEVEL + 1, index % SIZES_PER_LEVEL);
+        sizes[index] = LeafSize { level: level as u32, run: run as u32 };
+        index += 1;
+    }
+    sizes
+};
+
+/// AMD's host tables: 1 to 6 levels for 12 bits and 9 for each level, but 63 for 6 levels.
+///
+/// (Six levels could translate all 64 bits, but an [`IovaRange`](crate::addr::IovaRange) cannot hold as much.)
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AmdV1 {
+    levels: u32,
+    large: u32,
+    last_phys: PhysAddr,
+}
+
+impl AmdV1 {
+    /// Tables of `levels` levels, with leaves at the lowest `large` levels (1: every power of two from 4 KiB to
+    /// 1 MiB; 2: and to 512 MiB; 3: and to 256 GiB; 4: and 512 GiB), for hardware with `address_bits` bits of
+    /// physical addresses, at most 52.
+    ///
+    /// # Errors
+    /// [`TableError::Levels`], [`TableError::LeafLevels`], [`TableError::AddressBits`].
+    pub const fn new(levels: u32, large: u32, address_bits: u32) -> Result<Self, TableError> {
+        if levels < 1 || levels > 6 {
+            return Err(TableError::Levels { levels, min: 1, max: 6 });
+        }
+        let max = if levels < 4 { levels } else { 4 };
+        if large < 1 || large > max {
+            return Err(TableError::LeafLevels { levels: large, max });
+        }
+        if address_bits < 12 || address_bits > 52 {
+            return Err(TableError::AddressBits { bits: address_bits, min: 12, max: 52 });
+        }
+        Ok(Self { levels, large, last_phys: PhysAddr::new((1 << address_bits) - 1) })
+    }
+
+    /// The binary logarithm of the size of the page that the leaf entry `entry` in a table of `level` is of.
+    #[inline]
+    fn leaf_shift(&self, entry: u64, level: u32) -> u32 {
+        if entry & NEXT_LEVEL == SIZE_IN_ADDRESS {
+            // The bit above the address ends the search where the entry makes no sense.
+            13 + ((!entry & ADDRESS | 1 << 52) >> 12).trailing_zeros()
+        } else {
+            self.shift(level)
+        }
+    }
+}
+
+impl Format for AmdV1 {
+    const GRANULE_SHIFT: u32 = 12;
+    /// Ignored in tables' entries.
+    const MARK: u64 = 1 << 1;
+    const PRESENT: u64 = PRESENT;
+    const KIND: u64 = PRESENT | NEXT_LEVEL;
+    /// The size may change in place: the manual only asks for an invalidation after it.
+    const BREAK_BEFORE_MAKE: bool = false;
+
+    fn name(&self) -> &'static str {
+        "amd-v1"
+    }
+
+    #[inline]
+    fn levels(&self) -> u32 {
+        self.levels
+    }
+
+    fn input_bits(&self) -> u32 {
+        (12 + 9 * self.levels).min(63)
+    }
+
+    fn last_phys(&self) -> PhysAddr {
+        self.last_phys
+    }
+
+    fn leaf_sizes(&self) -> &'static [LeafSize] {
+        SIZES.get(..self.large as usize * SIZES_PER_LEVEL).unwrap_or(&SIZES)
+    }
+
+    #[inline]
+    fn leaf(&self, page: PhysAddr, size: LeafSize, attributes: Attributes) -> u64 {
+        let read = if attributes.permissions.allows(Permissions::READ) { READ } else { 0 };
+        let write = if attributes.permissions.allows(Permissions::WRITE) { WRITE } else { 0 };
+        let coherent = if attributes.snoop { FORCE_COHERENT } else { 0 };
+        let larger = if size.run == 0 {
+            0
+        } else {
+            SIZE_IN_ADDRESS | ((1 << (self.shift(size.level) + size.run - 1)) - (1 << 12))
+        };
+        page.get() & ADDRESS | PRESENT | read | write | coherent | larger
+    }
+
+    #[inline]
+    fn stride(&self, size: LeafSize) -> u64 {
+        if size.run == 0 { 1 << self.shift(size.level) } else { 0 }
+    }
+
+    #[inline]
+    fn table(&self, table: PhysAddr, level: u32) -> u64 {
+        table.get() & ADDRESS | PRESENT | READ | WRITE | u64::from(level) << NEXT_LEVEL_SHIFT
+    }
+
+    #[inline]
+    fn decode(&self, entry: u64, level: u32) -> Entry {
+        let next = ((entry & NEXT_LEVEL) >> NEXT_LEVEL_SHIFT) as u32;
+        if entry & PRESENT == 0 {
+            Entry::Absent
+        } else if next == 0 {
+            Entry::Leaf { run: 0 }
+        } else if next < level {
+            Entry::Table { table: PhysAddr::new(entry & ADDRESS), level: next }
+        } else if next == 7 {
+            Entry::Leaf { run: self.leaf_shift(entry, level).saturating_sub(self.shift(level)) }
+        } else {
+            // The way never leads upwards: hardware reports an error here.
+            Entry::Absent
+        }
+    }
+
+    #[inline]
+    fn page(&self, entry: u64, level: u32) -> PhysAddr {
+        PhysAddr::new(entry & ADDRESS & !((1 << self.leaf_shift(entry, level)) - 1))
+    }
+
+    fn attributes(&self, entry: u64, _level: u32) -> Attributes {
+        let permissions = match (entry & READ != 0, entry & WRITE != 0) {
+            (true, false) => Permissions::READ,
+            (false, true) => Permissions::WRITE,
+            _ => Permissions::READ_WRITE,
+        };
+        Attributes {
+            permissions,
+            memory: Memory::WriteBack,
+            snoop: entry & FORCE_COHERENT != 0,
+            privileged: false,
+            execute: false,
+        }
+    }
+}

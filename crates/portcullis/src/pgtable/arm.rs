@@ -1,0 +1,297 @@
+//! Layouts of the Arm VMSAv8-64 page tables (LPAE's long descriptors), of both stages and all three granules.
+//!
+//! Source: Arm Architecture Reference Manual for A-profile, DDI 0487, chapter D8 "The AArch64 Virtual Memory
+//! System Architecture", sections on the descriptor formats and on memory attributes; Arm System Memory
+//! Management Unit Architecture Specification, version 3, IHI 0070, which uses them unchanged. Bits:
+//!
+//! ```text
+//!              63   59 58 55 54  53  52   51  50 48 47  16 15 12 11 10 9 8 7 6   5  4      2 1 0
+//!  leaf, st. 1 ignored  sw   UXN PXN cont DBM  res0 address high  nG AF SH  AP   NS AttrIndx T V
+//!  leaf, st. 2 ignored  sw   XN  0   cont DBM  res0 address high  0  AF SH  S2AP MemAttr     T V
+//!  table       limits   ignored                res0 address high  ignored                    1 V
+//! ```
+//!
+//! Levels count from the leaves here: 1 is what the manual calls level 3. T tells tables and, at level 1, pages
+//! (both 1) from blocks (0) above it; level 1 has no blocks. With the 4 KiB and the 16 KiB granule bits 15:12
+//! are address bits, too; with the 64 KiB one they hold bits 51:48 of an address. The *contiguous* bit says that
+//! an aligned run of entries (4 KiB granule: 16; 16 KiB: 128 at level 1, 32 at level 2; 64 KiB: 32) translates
+//! one piece of memory; each still holds its own address.
+//!
+//! What becomes of the [`Attributes`] in stage 1, which is that of a stream of the EL1 regime:
+//! - A page can always be read: a mapping that is to be written only can be read, too.
+//! - Memory types are an index into MAIR, which must be [`ARM_MAIR`].
+//! - AP\[1\] is set unless the mapping is privileged.
+//! - UXN and PXN are set unless execution is allowed; a privileged mapping keeps UXN.
+//! - nG is set: a translation belongs to one address space.
+//!
+//! And in stage 2:
+//! - S2AP has one bit each for reading and for writing.
+//! - Memory types are MemAttr, as it is read where S2FWB is 0.
+//! - XN is set unless execution is allowed. Privilege is not kept.
+//!
+//! In both, ordinary cached memory is inner shareable and the rest outer shareable, AF is preset, DBM is not
+//! used, and [`Attributes::snoop`] is not kept.
+//!
+//! With physical addresses wider than 48 bits, entries side by side differ by the [stride](Format::stride)
+//! only as long as no multiple of 2^48 lies between their pages.
+
+use super::format::{Attributes, Entry, Format, Layout, LeafSize};
+use super::{Memory, TableError};
+use crate::addr::{Permissions, PhysAddr};
+
+/// The value of MAIR that stage-1 tables need: attribute 0 is ordinary memory not cached (0x44), 1 is ordinary
+/// memory cached (write-back, allocating: 0xff), 2 is a device's (Device-nGnRE: 0x04).
+pub const ARM_MAIR: u64 = 0x0004_ff44;
+
+const VALID: u64 = 1 << 0;
+/// With [`VALID`]: a table, or a page of the lowest level.
+const TABLE: u64 = 1 << 1;
+/// MemAttr of stage 2, and AttrIndx of stage 1 with NS, which is left clear.
+const MEMORY: u64 = 0xf << 2;
+const S1_USER: u64 = 1 << 6;
+const S1_READ_ONLY: u64 = 1 << 7;
+const S2_READ: u64 = 1 << 6;
+const S2_WRITE: u64 = 1 << 7;
+const OUTER_SHAREABLE: u64 = 2 << 8;
+const INNER_SHAREABLE: u64 = 3 << 8;
+const ACCESSED: u64 = 1 << 10;
+const S1_NOT_GLOBAL: u64 = 1 << 11;
+const CONTIGUOUS: u64 = 1 << 52;
+const S1_PRIVILEGED_NO_EXECUTE: u64 = 1 << 53;
+const S1_USER_NO_EXECUTE: u64 = 1 << 54;
+const S2_NO_EXECUTE: u64 = 1 << 54;
+
+const fn size(level: u32, run: u32) -> LeafSize {
+    LeafSize { level, run }
+}
+
+static SIZES_4K: [LeafSize; 6] = [size(1, 0), size(1, 4), size(2, 0), size(2, 4), size(3, 0), size(3, 4)];
+static SIZES_16K: [LeafSize; 4] = [size(1, 0), size(1, 7), size(2, 0), size(2, 5)];
+static SIZES_64K: [LeafSize; 4] = [size(1, 0), size(1, 5), size(2, 0), size(2, 5)];
+
+/// Which of the two translations tables are for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ArmStage {
+    /// From a process's or a kernel's addresses.
+    One,
+    /// From a virtual machine's addresses.
+    Two,
+}
+
+/// VMSAv8-64 with pages of 2^`GRANULE` bytes: 12, 14 or 16.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Arm<const GRANULE: u32> {
+    stage: ArmStage,
+    levels: u32,
+    input_bits: u32,
+    sizes: usize,
+    last_phys: PhysAddr,
+}
+
+impl<const GRANULE: u32> Arm<GRANULE> {
+    /// Tables of `stage` for `input_bits` bits, at least 25, and hardware with `address_bits` bits of physical
+    /// addresses, at least 32. Both are at most 48, or 52 with the 64 KiB granule. Stage 2 does not translate
+    /// more bits than there are physical ones, unless they are 40 at most.
+    ///
+    /// The levels are as few as possible. In stage 2 the root may be up to 16 concatenated tables, where that
+    /// saves a level (but with the 4 KiB granule there are always two levels).
+    ///
+    /// # Errors
+    /// [`TableError::AddressBits`], for the physical ones or else for those to be translated.
+    pub const fn new(stage: ArmStage, input_bits: u32, address_bits: u32) -> Result<Self, TableError> {
+        const { assert!(GRANULE == 12 || GRANULE == 14 || GRANULE == 16, "granules are 4, 16 and 64 KiB") };
+        let most = if GRANULE == 16 { 52 } else { 48 };
+        if address_bits < 32 || address_bits > most {
+            return Err(TableError::AddressBits { bits: address_bits, min: 32, max: most });
+        }
+        // In stage 2, `concatenated` is what the root's size can take off the levels.
+        let (max, concatenated) = match stage {
+            ArmStage::One => (most, 0),
+            ArmStage::Two if address_bits > 40 => (address_bits, 4),
+            ArmStage::Two => (40, 4),
+        };
+        if input_bits < 25 || input_bits > max {
+            return Err(TableError::AddressBits { bits: input_bits, min: 25, max });
+        }
+        let mut levels = (input_bits - GRANULE - concatenated).div_ceil(GRANULE - 3);
+        if GRANULE == 12 && levels < 2 {
+            levels = 2;
+        }
+        let list = Self::all_sizes();
+        let mut sizes = 1;
+        while sizes < list.len()
+            && list[sizes].level <= levels
+            && GRANULE + (GRANULE - 3) * (list[sizes].level - 1) + list[sizes].run <= input_bits
+        {
+            sizes += 1;
+        }
+        Ok(Self { stage, levels, input_bits, sizes, last_phys: PhysAddr::new((1 << address_bits) - 1) })
+    }
+
+    /// Which translation the tables are for.
+    pub const fn stage(&self) -> ArmStage {
+        self.stage
+    }
+
+    const fn all_sizes() -> &'static [LeafSize] {
+        match GRANULE {
+            12 => &SIZES_4K,
+            14 => &SIZES_16K,
+            _ => &SIZES_64K,
+        }
+    }
+
+    /// The run of the leaf that the entry `entry` of a table of `level` is of.
+    #[inline]
+    const fn run(entry: u64, level: u32) -> u32 {
+        match (GRANULE, level) {
+            _ if entry & CONTIGUOUS == 0 => 0,
+            (12, _) => 4,
+            (14, 1) => 7,
+            _ => 5,
+        }
+    }
+
+    /// The bits for a memory type, with its shareability.
+    #[inline]
+    const fn memory(&self, memory: Memory) -> u64 {
+        match (self.stage, memory) {
+            (ArmStage::One, Memory::WriteBack) => INNER_SHAREABLE | 1 << 2,
+            (ArmStage::One, Memory::Uncached) => OUTER_SHAREABLE,
+            (ArmStage::One, Memory::Device) => OUTER_SHAREABLE | 2 << 2,
+            (ArmStage::Two, Memory::WriteBack) => INNER_SHAREABLE | 0xf << 2,
+            (ArmStage::Two, Memory::Uncached) => OUTER_SHAREABLE | 0x5 << 2,
+            (ArmStage::Two, Memory::Device) => OUTER_SHAREABLE | 0x1 << 2,
+        }
+    }
+
+    /// The address bits that stay in their places.
+    const LOW: u64 = (1 << 48) - (1 << GRANULE);
+
+    /// An address as it stands in an entry.
+    #[inline]
+    const fn encode(address: PhysAddr) -> u64 {
+        let high = if GRANULE == 16 { address.get() >> 36 & 0xf000 } else { 0 };
+        address.get() & Self::LOW | high
+    }
+
+    /// The address in an entry.
+    #[inline]
+    const fn address(entry: u64) -> u64 {
+        let high = if GRANULE == 16 { (entry & 0xf000) << 36 } else { 0 };
+        entry & Self::LOW | high
+    }
+}
+
+impl<const GRANULE: u32> Format for Arm<GRANULE> {
+    const GRANULE_SHIFT: u32 = GRANULE;
+    /// Of bits 58:51, which both stages ignore in tables' entries.
+    const MARK: u64 = 1 << 55;
+    const PRESENT: u64 = VALID;
+    const KIND: u64 = VALID | TABLE | CONTIGUOUS;
+    const BREAK_BEFORE_MAKE: bool = true;
+
+    fn name(&self) -> &'static str {
+        match (self.stage, GRANULE) {
+            (ArmStage::One, 12) => "arm-s1-4k",
+            (ArmStage::One, 14) => "arm-s1-16k",
+            (ArmStage::One, _) => "arm-s1-64k",
+            (ArmStage::Two, 12) => "arm-s2-4k",
+            (ArmStage::Two, 14) => "arm-s2-16k",
+            (ArmStage::Two, _) => "arm-s2-64k",
+        }
+    }
+
+    #[inline]
+    fn levels(&self) -> u32 {
+        self.levels
+    }
+
+    fn input_bits(&self) -> u32 {
+        self.input_bits
+    }
+
+    fn last_phys(&self) -> PhysAddr {
+        self.last_phys
+    }
+
+    fn leaf_sizes(&self) -> &'static [LeafSize] {
+        Self::all_sizes().get(..self.sizes).unwrap_or_default()
+    }
+
+    #[inline]
+    fn leaf(&self, page: PhysAddr, size: LeafSize, attributes: Attributes) -> u64 {
+        let kind = if size.level == 1 { VALID | TABLE } else { VALID };
+        let contiguous = if size.run == 0 { 0 } else { CONTIGUOUS };
+        let memory = self.memory(attributes.memory);
+        let read = attributes.permissions.allows(Permissions::READ);
+        let write = attributes.permissions.allows(Permissions::WRITE);
+        let rest = match self.stage {
+            ArmStage::One => {
+                let write = if write { 0 } else { S1_READ_ONLY };
+                let user = if attributes.privileged { 0 } else { S1_USER };
+                let execute = match (attributes.execute, attributes.privileged) {
+                    (false, _) => S1_USER_NO_EXECUTE | S1_PRIVILEGED_NO_EXECUTE,
+                    (true, true) => S1_USER_NO_EXECUTE,
+                    (true, false) => 0,
+                };
+                S1_NOT_GLOBAL | write | user | execute
+            }
+            ArmStage::Two => {
+                let read = if read { S2_READ } else { 0 };
+                let write = if write { S2_WRITE } else { 0 };
+                let execute = if attributes.execute { 0 } else { S2_NO_EXECUTE };
+                read | write | execute
+            }
+        };
+        Self::encode(page) | kind | contiguous | memory | ACCESSED | rest
+    }
+
+    /// Holds between pages with no multiple of 2^48 between them.
+    #[inline]
+    fn stride(&self, size: LeafSize) -> u64 {
+        1 << self.shift(size.level)
+    }
+
+    #[inline]
+    fn table(&self, table: PhysAddr, _level: u32) -> u64 {
+        Self::encode(table) | VALID | TABLE
+    }
+
+    #[inline]
+    fn decode(&self, entry: u64, level: u32) -> Entry {
+        let run = Self::run(entry, level);
+        match (entry & (VALID | TABLE), level) {
+            (3, 1) => Entry::Leaf { run },
+            (3, _) => Entry::Table { table: PhysAddr::new(Self::address(entry)), level: level - 1 },
+            // Level 1 has no blocks: hardware takes one as absent.
+            (1, 2..) => Entry::Leaf { run },
+            _ => Entry::Absent,
+        }
+    }
+
+    #[inline]
+    fn page(&self, entry: u64, level: u32) -> PhysAddr {
+        let run = Self::run(entry, level);
+        PhysAddr::new(Self::address(entry) & !((1 << (self.shift(level) + run)) - 1))
+    }
+
+    fn attributes(&self, entry: u64, _level: u32) -> Attributes {
+        let (read, write, privileged, no_execute) = match self.stage {
+            ArmStage::One => {
+                let no_execute = S1_USER_NO_EXECUTE | S1_PRIVILEGED_NO_EXECUTE;
+                (true, entry & S1_READ_ONLY == 0, entry & S1_USER == 0, no_execute)
+            }
+            ArmStage::Two => (entry & S2_READ != 0, entry & S2_WRITE != 0, false, S2_NO_EXECUTE),
+        };
+        let permissions = match (read, write) {
+            (true, false) => Permissions::READ,
+            (false, true) => Permissions::WRITE,
+            _ => Permissions::READ_WRITE,
+        };
+        let same = |memory: &Memory| (entry ^ self.memory(*memory)) & MEMORY == 0;
+        let memory = [Memory::Uncached, Memory::Device].into_iter().find(same).unwrap_or_default();
+        let execute = entry & no_execute != no_execute;
+        Attributes { permissions, memory, snoop: false, privileged, execute }
+    }
+}

@@ -1,0 +1,212 @@
+//! Layouts of the RISC-V page tables, of both stages.
+//!
+//! Source: The RISC-V Instruction Set Manual, volume II: Privileged Architecture, version 20240411, sections
+//! "Sv39", "Sv48" and "Sv57" of the chapter on the supervisor level, section "Two-Stage Address Translation" of
+//! the one on the hypervisor extension, and the chapter on Svpbmt; RISC-V IOMMU Architecture Specification,
+//! version 1.0, whose tables these are. Bits:
+//!
+//! ```text
+//!  63 62  61 60    54 53                  10 9   8 7 6 5 4 3 2 1 0
+//!  N   PBMT  reserved  physical page number   RSW  D A G U X W R V
+//! ```
+//!
+//! The page number is that of 4 KiB pages, whatever the leaf's size. An entry with R and X clear leads to a
+//! table; of those, D, A and U are reserved, and so are PBMT and N. RSW is software's in every entry.
+//!
+//! What becomes of the [`Attributes`]:
+//! - W without R is reserved: a mapping that is to be written only can be read, too.
+//! - Memory types are PBMT: NC for [`Memory::Uncached`], IO for [`Memory::Device`], and none for
+//!   [`Memory::WriteBack`], which leaves it at what the platform says of the address. The first two need
+//!   hardware with Svpbmt; without it the bits are reserved, and such a mapping faults.
+//! - In the first stage, a privileged mapping has U clear; others are out of a privileged access's reach
+//!   unless the process context sets SUM. In the second stage every access
+//!   counts as one of user mode: U is always set, and privilege is not kept.
+//! - X is execution. Snooping is not kept.
+//!
+//! A is preset, and D where the page can be written, so that hardware has nothing to write back or to fault
+//! on. N, for 64 KiB pages of 16 entries (Svnapot), is not used, and neither is G.
+//!
+//! In the first stage addresses are sign-extended, and only the positive half is translated: the upper half
+//! of the root must be there, and absent. The second stage's root has four times the entries of other tables
+//! and is aligned to its 16 KiB.
+
+use super::format::{Attributes, Entry, Format, LeafSize};
+use super::{Memory, TableError};
+use crate::addr::{Permissions, PhysAddr};
+
+const VALID: u64 = 1 << 0;
+const READ: u64 = 1 << 1;
+const WRITE: u64 = 1 << 2;
+const EXECUTE: u64 = 1 << 3;
+const USER: u64 = 1 << 4;
+const ACCESSED: u64 = 1 << 6;
+const DIRTY: u64 = 1 << 7;
+const MEMORY: u64 = 3 << 61;
+const MEMORY_NC: u64 = 1 << 61;
+const MEMORY_IO: u64 = 2 << 61;
+/// The page number in its place.
+const NUMBER: u64 = 0x003f_ffff_ffff_fc00;
+/// An address is this much further left than the page number in an entry.
+const NUMBER_SHIFT: u32 = 2;
+
+static SIZES: [LeafSize; 5] = [
+    LeafSize { level: 1, run: 0 },
+    LeafSize { level: 2, run: 0 },
+    LeafSize { level: 3, run: 0 },
+    LeafSize { level: 4, run: 0 },
+    LeafSize { level: 5, run: 0 },
+];
+
+/// One of RISC-V's ways to translate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum RiscvMode {
+    /// First stage, 3 levels, 38 bits.
+    Sv39,
+    /// First stage, 4 levels, 47 bits.
+    Sv48,
+    /// First stage, 5 levels, 56 bits.
+    Sv57,
+    /// Second stage, 3 levels, 41 bits.
+    Sv39x4,
+    /// Second stage, 4 levels, 50 bits.
+    Sv48x4,
+}
+
+/// RISC-V: 3, 4 or 5 levels of first-stage tables, 3 or 4 of second-stage ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Riscv {
+    mode: RiscvMode,
+    levels: u32,
+    large: u32,
+    last_phys: PhysAddr,
+}
+
+impl Riscv {
+    /// Tables for `mode`, with leaves at the lowest `large` levels (1: 4 KiB; 2: and 2 MiB; 3: and 1 GiB; 4: and
+    /// 512 GiB; 5: and 256 TiB; the architecture has leaves at every level), for hardware with `address_bits`
+    /// bits of physical addresses, at most 56.
+    ///
+    /// # Errors
+    /// [`TableError::LeafLevels`], [`TableError::AddressBits`].
+    pub const fn new(mode: RiscvMode, large: u32, address_bits: u32) -> Result<Self, TableError> {
+        let levels = match mode {
+            RiscvMode::Sv39 | RiscvMode::Sv39x4 => 3,
+            RiscvMode::Sv48 | RiscvMode::Sv48x4 => 4,
+            RiscvMode::Sv57 => 5,
+        };
+        if large < 1 || large > levels {
+            return Err(TableError::LeafLevels { levels: large, max: levels });
+        }
+        if address_bits < 12 || address_bits > 56 {
+            return Err(TableError::AddressBits { bits: address_bits, min: 12, max: 56 });
+        }
+        Ok(Self { mode, levels, large, last_phys: PhysAddr::new((1 << address_bits) - 1) })
+    }
+
+    /// How it translates.
+    pub const fn mode(&self) -> RiscvMode {
+        self.mode
+    }
+
+    #[inline]
+    const fn is_second_stage(&self) -> bool {
+        matches!(self.mode, RiscvMode::Sv39x4 | RiscvMode::Sv48x4)
+    }
+}
+
+impl Format for Riscv {
+    const GRANULE_SHIFT: u32 = 12;
+    /// The lower bit of RSW, which hardware ignores in leaves and in tables' entries alike.
+    const MARK: u64 = 1 << 8;
+    const PRESENT: u64 = VALID;
+    const KIND: u64 = VALID | READ | WRITE | EXECUTE;
+    /// Until the invalidation, hardware uses the old entry or the new one, and nothing else is open.
+    const BREAK_BEFORE_MAKE: bool = false;
+
+    fn name(&self) -> &'static str {
+        match self.mode {
+            RiscvMode::Sv39 => "riscv-sv39",
+            RiscvMode::Sv48 => "riscv-sv48",
+            RiscvMode::Sv57 => "riscv-sv57",
+            RiscvMode::Sv39x4 => "riscv-sv39x4",
+            RiscvMode::Sv48x4 => "riscv-sv48x4",
+        }
+    }
+
+    #[inline]
+    fn levels(&self) -> u32 {
+        self.levels
+    }
+
+    fn input_bits(&self) -> u32 {
+        // One less than the tables could have, or two more.
+        12 + 9 * self.levels + 2 * u32::from(self.is_second_stage()) - u32::from(!self.is_second_stage())
+    }
+
+    fn last_phys(&self) -> PhysAddr {
+        self.last_phys
+    }
+
+    fn leaf_sizes(&self) -> &'static [LeafSize] {
+        SIZES.get(..self.large as usize).unwrap_or(&SIZES)
+    }
+
+    #[inline]
+    fn leaf(&self, page: PhysAddr, _size: LeafSize, attributes: Attributes) -> u64 {
+        let write = if attributes.permissions.allows(Permissions::WRITE) { WRITE | DIRTY } else { 0 };
+        let execute = if attributes.execute { EXECUTE } else { 0 };
+        let user = if attributes.privileged && !self.is_second_stage() { 0 } else { USER };
+        let memory = match attributes.memory {
+            Memory::WriteBack => 0,
+            Memory::Uncached => MEMORY_NC,
+            Memory::Device => MEMORY_IO,
+        };
+        page.get() >> NUMBER_SHIFT & NUMBER | VALID | READ | ACCESSED | write | execute | user | memory
+    }
+
+    #[inline]
+    fn stride(&self, size: LeafSize) -> u64 {
+        1 << (10 + 9 * (size.level - 1))
+    }
+
+    #[inline]
+    fn table(&self, table: PhysAddr, _level: u32) -> u64 {
+        table.get() >> NUMBER_SHIFT & NUMBER | VALID
+    }
+
+    #[inline]
+    fn decode(&self, entry: u64, level: u32) -> Entry {
+        if entry & VALID == 0 {
+            Entry::Absent
+        } else if entry & (READ | EXECUTE) != 0 {
+            Entry::Leaf { run: 0 }
+        } else if entry & WRITE == 0 && level > 1 {
+            Entry::Table { table: PhysAddr::new((entry & NUMBER) << NUMBER_SHIFT), level: level - 1 }
+        } else {
+            // Reserved: hardware faults.
+            Entry::Absent
+        }
+    }
+
+    #[inline]
+    fn page(&self, entry: u64, level: u32) -> PhysAddr {
+        // Below a large page's size the bits are reserved, and 0.
+        PhysAddr::new((entry & NUMBER) << NUMBER_SHIFT & !((1 << (12 + 9 * (level - 1))) - 1))
+    }
+
+    fn attributes(&self, entry: u64, _level: u32) -> Attributes {
+        let permissions = if entry & WRITE != 0 { Permissions::READ_WRITE } else { Permissions::READ };
+        let memory = match entry & MEMORY {
+            MEMORY_NC => Memory::Uncached,
+            MEMORY_IO => Memory::Device,
+            _ => Memory::WriteBack,
+        };
+        Attributes {
+            permissions,
+            memory,
+            snoop: false,
+            privileged: entry & USER == 0,
+            execute: entry & EXECUTE != 0,
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! Layout of the x86-64 page tables, which VT-d walks as its first stage.
+//!
+//! Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 3A, chapter 4,
+//! section "4-Level Paging and 5-Level Paging"; Intel Virtualization Technology for Directed I/O, Architecture
+//! Specification, Rev. 4.1 (March 2023), section 3.6 "First-Stage Translation" and section 9.7 "First-Stage
+//! Paging Entries". Bits:
+//!
+//! ```text
+//!  63 62      52 51        12 11 10  9   8  7   6  5   4   3   2   1  0
+//!  XD  ignored    address      ignored   G  PS  D  A  PCD PWT U/S R/W P
+//! ```
+//!
+//! PS turns an entry of level 2 (2 MiB) or level 3 (1 GiB) into a leaf; bit 7 of a level-1 entry is PAT, which
+//! larger leaves have in bit 12.
+//!
+//! What becomes of the [`Attributes`]:
+//! - A present entry can always be read: a mapping that is to be written only can be read, too.
+//! - Memory types are an index into the PAT, of which the power-on layout is assumed: 0 is WB, 2 (PCD) is UC-,
+//!   3 (PCD and PWT) is UC. [`Memory::Uncached`] is UC-, [`Memory::Device`] is UC. The PAT bit itself is never
+//!   set. Hardware that takes no memory types from the first stage ignores all of this.
+//! - A privileged mapping has U/S clear. Tables allow everything, so the leaf decides. Hardware keeps
+//!   privileged accesses off read-only pages only where WPE is set in the PASID-table entry.
+//! - XD is set unless execution is allowed. It is reserved unless NXE is set in the PASID-table entry, so NXE
+//!   must be.
+//! - Snooping is not kept.
+//!
+//! A is preset, and D where the page can be written, so that hardware has nothing to write back. Bit 10 is
+//! "extended accessed" where EAFE is set in the PASID-table entry; it is left clear, and EAFE is to be, too.
+//!
+//! Only the lower half of the canonical addresses is translated. The root is as large as ever: its upper 256
+//! entries must be there, and absent.
+
+use super::format::{Attributes, Entry, Format, LeafSize};
+use super::{Memory, TableError};
+use crate::addr::{Permissions, PhysAddr};
+
+const PRESENT: u64 = 1 << 0;
+const WRITE: u64 = 1 << 1;
+const USER: u64 = 1 << 2;
+const WRITE_THROUGH: u64 = 1 << 3;
+const CACHE_DISABLE: u64 = 1 << 4;
+const ACCESSED: u64 = 1 << 5;
+const DIRTY: u64 = 1 << 6;
+const PAGE_SIZE: u64 = 1 << 7;
+const EXECUTE_DISABLE: u64 = 1 << 63;
+/// The address bits for the largest physical address width the format has, 52 bits.
+const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
+
+static SIZES: [LeafSize; 3] =
+    [LeafSize { level: 1, run: 0 }, LeafSize { level: 2, run: 0 }, LeafSize { level: 3, run: 0 }];
+
+/// x86-64, VT-d first stage: 4 or 5 levels for 47 or 56 bits, the lower half of what they could translate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct X86FirstStage {
+    levels: u32,
+    large: u32,
+    last_phys: PhysAddr,
+}
+
+impl X86FirstStage {
+    /// Tables of `levels` levels, with leaves at the lowest `large` levels (1: 4 KiB; 2: and 2 MiB; 3: and
+    /// 1 GiB), for hardware with `address_bits` bits of physical addresses, at most 52.
+    ///
+    /// # Errors
+    /// [`TableError::Levels`], [`TableError::LeafLevels`], [`TableError::AddressBits`].
+    pub const fn new(levels: u32, large: u32, address_bits: u32) -> Result<Self, TableError> {
+        if levels < 4 || levels > 5 {
+            return Err(TableError::Levels { levels, min: 4, max: 5 });
+        }
+        if large < 1 || large > 3 {
+            return Err(TableError::LeafLevels { levels: large, max: 3 });
+        }
+        if address_bits < 12 || address_bits > 52 {
+            return Err(TableError::AddressBits { bits: address_bits, min: 12, max: 52 });
+        }
+        Ok(Self { levels, large, last_phys: PhysAddr::new((1 << address_bits) - 1) })
+    }
+}
+
+impl Format for X86FirstStage {
+    const GRANULE_SHIFT: u32 = 12;
+    const MARK: u64 = 1 << 52;
+    const PRESENT: u64 = PRESENT;
+    const KIND: u64 = PRESENT | PAGE_SIZE;
+    /// Sizes may change in place as long as address, rights and memory type stay (SDM, chapter 4, on TLBs).
+    const BREAK_BEFORE_MAKE: bool = false;
+
+    fn name(&self) -> &'static str {
+        if self.levels == 4 { "x86-4" } else { "x86-5" }
+    }
+
+    #[inline]
+    fn levels(&self) -> u32 {
+        self.levels
+    }
+
+    fn input_bits(&self) -> u32 {
+        11 + 9 * self.levels
+    }
+
+    fn last_phys(&self) -> PhysAddr {
+        self.last_phys
+    }
+
+    fn leaf_sizes(&self) -> &'static [LeafSize] {
+        SIZES.get(..self.large as usize).unwrap_or(&SIZES)
+    }
+
+    #[inline]
+    fn leaf(&self, page: PhysAddr, size: LeafSize, attributes: Attributes) -> u64 {
+        let write = if attributes.permissions.allows(Permissions::WRITE) { WRITE | DIRTY } else { 0 };
+        let user = if attributes.privileged { 0 } else { USER };
+        let memory = match attributes.memory {
+            Memory::WriteBack => 0,
+            Memory::Uncached => CACHE_DISABLE,
+            Memory::Device => CACHE_DISABLE | WRITE_THROUGH,
+        };
+        let large = if size.level > 1 { PAGE_SIZE } else { 0 };
+        let execute = if attributes.execute { 0 } else { EXECUTE_DISABLE };
+        page.get() & ADDRESS | PRESENT | ACCESSED | write | user | memory | large | execute
+    }
+
+    #[inline]
+    fn stride(&self, size: LeafSize) -> u64 {
+        1 << (12 + 9 * (size.level - 1))
+    }
+
+    #[inline]
+    fn table(&self, table: PhysAddr, _level: u32) -> u64 {
+        table.get() & ADDRESS | PRESENT | WRITE | USER | ACCESSED
+    }
+
+    #[inline]
+    fn decode(&self, entry: u64, level: u32) -> Entry {
+        if entry & PRESENT == 0 {
+            Entry::Absent
+        } else if level == 1 || entry & PAGE_SIZE != 0 {
+            Entry::Leaf { run: 0 }
+        } else {
+            Entry::Table { table: PhysAddr::new(entry & ADDRESS), level: level - 1 }
+        }
+    }
+
+    #[inline]
+    fn page(&self, entry: u64, level: u32) -> PhysAddr {
+        // Below a large page's size come PAT and reserved bits.
+        PhysAddr::new(entry & ADDRESS & !((1 << (12 + 9 * (level - 1))) - 1))
+    }
+
+    fn attributes(&self, entry: u64, _level: u32) -> Attributes {
+        let permissions = if entry & WRITE != 0 { Permissions::READ_WRITE } else { Permissions::READ };
+        let memory = match (entry & CACHE_DISABLE != 0, entry & WRITE_THROUGH != 0) {
+            (false, _) => Memory::WriteBack,
+            (true, false) => Memory::Uncached,
+            (true, true) => Memory::Device,
+        };
+        Attributes {
+            permissions,
+            memory,
+            snoop: false,
+            privileged: entry & USER == 0,
+            execute: entry & EXECUTE_DISABLE == 0,
+        }
+    }
+}
