@@ -19,9 +19,18 @@ pub enum FaultReason {
     /// The translation exists and does not allow this access.
     #[error("the translation does not allow it")]
     Permission,
-    /// An entry on the way has a bit set that must be clear.
+    /// An entry on the way has a bit set that must be clear, or an encoding that must not be used.
     #[error("an entry on the way has a reserved bit set")]
     ReservedBit,
+    /// The leaf has not been marked as accessed, and this hardware does not do that by itself.
+    #[error("the entry's access flag is clear")]
+    AccessFlag,
+    /// An entry on the way names an address beyond those that the context lets tables name.
+    #[error("an entry on the way has an address that is too wide")]
+    AddressSize,
+    /// The leaf says that it is one of a run of alike entries, and they are not. Hardware may use any of them.
+    #[error("the entries of a contiguous run differ")]
+    InconsistentRun,
     /// The address has bits that the tables do not translate.
     #[error("the address is wider than the tables")]
     BeyondWidth,
@@ -31,7 +40,8 @@ pub enum FaultReason {
     /// The device's context lets nothing through.
     #[error("the device is blocked")]
     Blocked,
-    /// The device's context asks for a number of levels that the hardware does not have.
+    /// The device's context asks for tables of dimensions that the hardware does not have, or names a root that
+    /// is not aligned.
     #[error("the device's context is malformed")]
     BadContext,
     /// A table on the way is not in the memory.

@@ -12,7 +12,7 @@ use std::num::NonZeroU32;
 use portcullis::addr::{Iova, IovaRange, PageSize, Permissions, PhysAddr};
 use portcullis::invalidation::DomainId;
 
-use crate::sets::Sets;
+use crate::sets::{Sets, bits};
 
 /// The dimensions of an [`Iotlb`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -194,13 +194,4 @@ fn count_out(of_size: &mut [u32; 64], sizes: &mut u64, size: PageSize) {
     if *count == 0 {
         *sizes &= !size.bytes();
     }
-}
-
-/// The numbers of the bits that are set in `mask`, rising.
-fn bits(mut mask: u64) -> impl Iterator<Item = u32> {
-    std::iter::from_fn(move || {
-        let lowest = mask.trailing_zeros();
-        mask &= mask.wrapping_sub(1);
-        (lowest < u64::BITS).then_some(lowest)
-    })
 }

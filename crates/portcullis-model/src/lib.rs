@@ -1,7 +1,7 @@
 //! A software IOMMU: what Portcullis is tested and measured against where there is no hardware.
 //!
 //! [`Memory`] is physical memory, [`Iommu`] the unit that stands between it and the devices. The unit walks
-//! the real page tables (VT-d second-stage layout) out of that memory, caches what it found as hardware does
+//! the real page tables (of any of the formats in [`TableFormat`]) out of that memory, caches what it found as hardware does
 //! (an IOTLB and paging-structure caches), and forgets only what an invalidation tells it to forget. So a
 //! missing invalidation is not an argument about the code but an access that *reaches* freed memory, and the
 //! [`exposure`] ledger says how many bytes were open for how long.
@@ -37,3 +37,4 @@ pub use iommu::{AccessOutcome, Context, DeviceId, Iommu, IommuConfig};
 pub use memory::{BadAddress, Buffer, Memory};
 pub use queue::{Descriptor, Queue};
 pub use stats::Stats;
+pub use walker::{ArmStage, ArmTables, Granule, RiscvMode, TableFormat};

@@ -132,3 +132,12 @@ impl<E: Copy> Sets<E> {
         first..first + self.ways
     }
 }
+
+/// The numbers of the bits that are set in `mask`, rising.
+pub(crate) fn bits(mut mask: u64) -> impl Iterator<Item = u32> {
+    std::iter::from_fn(move || {
+        let lowest = mask.trailing_zeros();
+        mask &= mask.wrapping_sub(1);
+        (lowest < u64::BITS).then_some(lowest)
+    })
+}

@@ -12,6 +12,7 @@ pub struct Stats {
     pub walk_cache_misses: u64,
     /// Walks that had to read where the table of a level is, because that was not cached. Index 0 is the
     /// lowest level; published counters name these from the other end (with four levels, L3 is index 0).
+    /// A table at level 5, which only six levels put below the root, is in none of them.
     pub misses_by_level: [u64; 4],
     /// Page-table entries read.
     pub table_reads: u64,

@@ -9,15 +9,14 @@ use std::sync::Arc;
 
 use portcullis::addr::{Iova, IovaRange, Permissions, PhysAddr};
 use portcullis::invalidation::DomainId;
-use portcullis::pgtable::vtd;
 
 use crate::fault::FaultReason;
 use crate::iommu::Context;
 use crate::iotlb::{Entry, Iotlb};
-use crate::memory::Memory;
+use crate::memory::{Memory, PHYS_END};
 use crate::stats::Stats;
 use crate::walk_cache::WalkCache;
-use crate::walker::{TablePointer, Walk, find_leaf, in_width, walk};
+use crate::walker::{TableFormat, TablePointer, Walk, find_leaf, walk};
 
 /// By what an address leads to memory.
 #[derive(Debug)]
@@ -35,7 +34,7 @@ pub(crate) enum Route<'a> {
 struct Tables {
     domain: DomainId,
     root: PhysAddr,
-    levels: u32,
+    format: TableFormat,
 }
 
 /// What a context comes to for one address.
@@ -71,24 +70,19 @@ impl Unit {
             return grant(entry.permissions, access, entry.translate(iova));
         }
         self.stats.iotlb_misses += 1;
-        let start = self.walk_cache.lookup(tables.domain, iova, tables.levels);
-        let walk = walk(&self.memory, iova, start.unwrap_or(tables.root()));
+        let start = self.walk_cache.lookup(tables.domain, iova, tables.format);
+        let walk = walk(&self.memory, iova, tables.format, start.unwrap_or(tables.root()));
         self.account(&walk);
         for &pointer in &walk.tables {
-            self.walk_cache.insert(tables.domain, iova, pointer);
+            self.walk_cache.insert(tables.domain, iova, tables.format, pointer);
         }
         let leaf = walk.result?;
-        let entry = Entry {
-            iova,
-            phys: leaf.page,
-            stale: None,
-            domain: tables.domain,
-            size: leaf.size,
-            permissions: leaf.permissions,
-        };
+        let permissions = leaf.allowed().ok_or(FaultReason::Permission)?;
+        let entry =
+            Entry { iova, phys: leaf.page, stale: None, domain: tables.domain, size: leaf.size, permissions };
         let entry = Entry { iova: iova.align_down(leaf.size), ..entry };
         // A walk that does not allow the access ends in a fault, and faults are not cached.
-        let phys = grant(leaf.permissions, access, entry.translate(iova))?;
+        let phys = grant(permissions, access, entry.translate(iova))?;
         let replaced = self.iotlb.insert(entry);
         self.released.extend(replaced.and_then(|old| old.stale));
         Ok(phys)
@@ -142,9 +136,9 @@ impl Unit {
     }
 
     fn peek_tables(&self, tables: Tables, iova: Iova) -> Option<(PhysAddr, Permissions)> {
-        let start = self.walk_cache.peek(tables.domain, iova, tables.levels).unwrap_or(tables.root());
-        let leaf = find_leaf(&self.memory, iova, start).ok()?;
-        Some((PhysAddr::new(leaf.page.get() | iova.page_offset(leaf.size)), leaf.permissions))
+        let start = self.walk_cache.peek(tables.domain, iova, tables.format).unwrap_or(tables.root());
+        let leaf = find_leaf(&self.memory, iova, tables.format, start).ok()?;
+        Some((PhysAddr::new(leaf.page.get() | iova.page_offset(leaf.size)), leaf.allowed()?))
     }
 
     fn account(&mut self, walk: &Walk) {
@@ -162,25 +156,28 @@ impl Unit {
 
 impl Tables {
     fn root(self) -> TablePointer {
-        TablePointer::root(self.root, self.levels)
+        TablePointer::root(self.root, self.format.levels())
     }
 }
 
 fn way(context: Option<Context>, iova: Iova) -> Result<Way, FaultReason> {
-    match context.ok_or(FaultReason::NoContext)? {
-        Context::Blocked => Err(FaultReason::Blocked),
-        Context::Passthrough if iova.get() > vtd::MAX_PHYS.get() => Err(FaultReason::BeyondWidth),
-        Context::Passthrough => Ok(Way::Identity),
+    let tables = match context.ok_or(FaultReason::NoContext)? {
+        Context::Blocked => return Err(FaultReason::Blocked),
+        Context::Passthrough if iova.get() >= PHYS_END => return Err(FaultReason::BeyondWidth),
+        Context::Passthrough => return Ok(Way::Identity),
         Context::SecondStage { domain, root, levels } => {
-            if !(vtd::MIN_LEVELS..=vtd::MAX_LEVELS).contains(&levels) {
-                return Err(FaultReason::BadContext);
-            }
-            if !in_width(iova, levels) {
-                return Err(FaultReason::BeyondWidth);
-            }
-            Ok(Way::Through(Tables { domain, root, levels }))
+            Tables { domain, root, format: TableFormat::VtdSecondStage { levels } }
         }
+        Context::Translated { domain, root, format } => Tables { domain, root, format },
+    };
+    let Tables { format, root, .. } = tables;
+    if !format.is_valid() || !format.is_root(root) {
+        return Err(FaultReason::BadContext);
     }
+    if !format.in_width(iova) {
+        return Err(FaultReason::BeyondWidth);
+    }
+    Ok(Way::Through(tables))
 }
 
 fn grant(allowed: Permissions, wanted: Permissions, phys: PhysAddr) -> Result<PhysAddr, FaultReason> {

@@ -4,10 +4,9 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{BOTH, DEVICE, DOMAIN, Mapper, PAGE, READ, WRITE, iova, rig_with};
+use common::{BOTH, DEVICE, DOMAIN, Mapper, PAGE, READ, WRITE, iova, rig_with, vtd};
 use portcullis::addr::{IovaRange, Permissions};
 use portcullis::invalidation::{Invalidation, InvalidationQueue};
-use portcullis::pgtable::vtd;
 use portcullis::sync::Ordering;
 use portcullis_model::Iommu;
 use proptest::prelude::*;

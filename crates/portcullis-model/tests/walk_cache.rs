@@ -1,15 +1,17 @@
 //! The paging-structure caches alone.
 
-use portcullis::addr::{Iova, IovaRange, Permissions, PhysAddr};
+use portcullis::addr::{Iova, IovaRange, PhysAddr};
 use portcullis::invalidation::DomainId;
 use portcullis_model::walk_cache::WalkCache;
-use portcullis_model::walker::TablePointer;
+use portcullis_model::walker::{Rights, TableFormat, TablePointer};
 
 const A: DomainId = DomainId(1);
 const B: DomainId = DomainId(2);
+const THREE: TableFormat = TableFormat::VtdSecondStage { levels: 3 };
+const FOUR: TableFormat = TableFormat::VtdSecondStage { levels: 4 };
 
 fn pointer(level: u32, table: u64) -> TablePointer {
-    TablePointer { level, table: PhysAddr::new(table), permissions: Permissions::READ }
+    TablePointer { level, table: PhysAddr::new(table), rights: Rights::READ }
 }
 
 fn at(iova: u64) -> Iova {
@@ -19,17 +21,17 @@ fn at(iova: u64) -> Iova {
 #[test]
 fn the_lowest_table_below_the_root_is_found() {
     let mut cache = WalkCache::new(64);
-    cache.insert(A, at(0x1234_5678), pointer(3, 0x3000));
-    assert_eq!(cache.lookup(A, at(0x1234_5678), 4), Some(pointer(3, 0x3000)));
-    cache.insert(A, at(0x1234_5678), pointer(1, 0x1000));
-    assert_eq!(cache.lookup(A, at(0x1234_5678), 4), Some(pointer(1, 0x1000)));
-    assert_eq!(cache.peek(A, at(0x123f_ffff), 4), Some(pointer(1, 0x1000)), "the same 2 MiB");
-    assert_eq!(cache.peek(A, at(0x1240_0000), 4), Some(pointer(3, 0x3000)), "the next 2 MiB");
-    assert_eq!(cache.peek(B, at(0x1234_5678), 4), None);
-    assert_eq!(cache.peek(A, at(0x1240_0000), 3), None, "level 3 is the root of three levels");
+    cache.insert(A, at(0x1234_5678), FOUR, pointer(3, 0x3000));
+    assert_eq!(cache.lookup(A, at(0x1234_5678), FOUR), Some(pointer(3, 0x3000)));
+    cache.insert(A, at(0x1234_5678), FOUR, pointer(1, 0x1000));
+    assert_eq!(cache.lookup(A, at(0x1234_5678), FOUR), Some(pointer(1, 0x1000)));
+    assert_eq!(cache.peek(A, at(0x123f_ffff), FOUR), Some(pointer(1, 0x1000)), "the same 2 MiB");
+    assert_eq!(cache.peek(A, at(0x1240_0000), FOUR), Some(pointer(3, 0x3000)), "the next 2 MiB");
+    assert_eq!(cache.peek(B, at(0x1234_5678), FOUR), None);
+    assert_eq!(cache.peek(A, at(0x1240_0000), THREE), None, "level 3 is the root of three levels");
     // The root's level is never cached, nor is one that does not exist.
-    cache.insert(A, at(0), pointer(5, 0x5000));
-    cache.insert(A, at(0), pointer(0, 0x5000));
+    cache.insert(A, at(0), FOUR, pointer(5, 0x5000));
+    cache.insert(A, at(0), FOUR, pointer(0, 0x5000));
     assert_eq!((cache.len(0), cache.len(1), cache.len(3), cache.len(5)), (0, 1, 1, 0));
 }
 
@@ -39,29 +41,29 @@ fn it_replaces_the_least_recently_used_of_four() {
     // Two sets of four: the even 2 MiB blocks share one.
     let block = |n: u64| at(n << 21);
     for n in [0, 2, 4, 6] {
-        cache.insert(A, block(n), pointer(1, n << 12));
+        cache.insert(A, block(n), FOUR, pointer(1, n << 12));
     }
-    assert!(cache.lookup(A, block(0), 4).is_some());
-    cache.insert(A, block(8), pointer(1, 8 << 12));
-    assert_eq!(cache.peek(A, block(2), 4), None);
-    assert!([0, 4, 6, 8].iter().all(|&n| cache.peek(A, block(n), 4).is_some()));
+    assert!(cache.lookup(A, block(0), FOUR).is_some());
+    cache.insert(A, block(8), FOUR, pointer(1, 8 << 12));
+    assert_eq!(cache.peek(A, block(2), FOUR), None);
+    assert!([0, 4, 6, 8].iter().all(|&n| cache.peek(A, block(n), FOUR).is_some()));
 }
 
 #[test]
 fn a_range_removes_the_tables_that_lead_to_it() {
     let mut cache = WalkCache::new(64);
     for n in 0..4_u64 {
-        cache.insert(A, at(n << 21), pointer(1, n << 12));
-        cache.insert(B, at(n << 21), pointer(1, n << 12));
+        cache.insert(A, at(n << 21), FOUR, pointer(1, n << 12));
+        cache.insert(B, at(n << 21), FOUR, pointer(1, n << 12));
     }
-    cache.insert(A, at(0), pointer(2, 0x2000));
-    cache.insert(A, at(1 << 39), pointer(2, 0x7000));
+    cache.insert(A, at(0), FOUR, pointer(2, 0x2000));
+    cache.insert(A, at(1 << 39), FOUR, pointer(2, 0x7000));
     cache.invalidate_range(A, IovaRange::new(at((1 << 21) + 0x1000), 1 << 21).unwrap());
-    assert_eq!(cache.peek(A, at(0), 4), Some(pointer(1, 0)));
-    assert_eq!(cache.peek(A, at(1 << 21), 4), None);
-    assert_eq!(cache.peek(A, at(2 << 21), 4), None);
-    assert_eq!(cache.peek(A, at(3 << 21), 4), Some(pointer(1, 0x3000)));
-    assert_eq!(cache.peek(A, at(1 << 39), 4), Some(pointer(2, 0x7000)));
+    assert_eq!(cache.peek(A, at(0), FOUR), Some(pointer(1, 0)));
+    assert_eq!(cache.peek(A, at(1 << 21), FOUR), None);
+    assert_eq!(cache.peek(A, at(2 << 21), FOUR), None);
+    assert_eq!(cache.peek(A, at(3 << 21), FOUR), Some(pointer(1, 0x3000)));
+    assert_eq!(cache.peek(A, at(1 << 39), FOUR), Some(pointer(2, 0x7000)));
     assert_eq!(cache.len(1), 6, "the other domain keeps its own");
     cache.invalidate_domain(A);
     assert_eq!(cache.len(1), 4);

@@ -42,13 +42,11 @@ impl Dependents {
         context: Option<Context>,
         route: Route<'_>,
     ) {
-        match (route, context) {
+        match (route, context.and_then(|context| context.domain())) {
             (Route::Iotlb(mark), _) if !std::mem::replace(&mut links.marked, true) => {
                 *mark = Some(self.marks.push(id, *mark));
             }
-            (Route::Tables, Some(Context::SecondStage { domain, .. }))
-                if !std::mem::replace(&mut links.listed, true) =>
-            {
+            (Route::Tables, Some(domain)) if !std::mem::replace(&mut links.listed, true) => {
                 self.by_tables.entry(domain).or_default().push(id);
             }
             // It is noted, or (passed through) nothing will be heard of what ends it but a change of context.

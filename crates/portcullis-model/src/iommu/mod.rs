@@ -27,6 +27,7 @@ use crate::queue::{Misbehaviour, Ring};
 use crate::stats::Stats;
 use crate::unit::Unit;
 use crate::walk_cache::WalkCache;
+use crate::walker::TableFormat;
 
 /// The number of a device, as its bus gives it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -39,7 +40,8 @@ pub enum Context {
     Blocked,
     /// Lets all of them through as they are.
     Passthrough,
-    /// Translates them.
+    /// Translates them through VT-d second-stage tables: [`Translated`](Self::Translated) with
+    /// [`TableFormat::VtdSecondStage`].
     SecondStage {
         /// The number that the caches tell address spaces apart by.
         domain: DomainId,
@@ -48,6 +50,25 @@ pub enum Context {
         /// Levels of tables, 3 to 5.
         levels: u32,
     },
+    /// Translates them through tables of any format.
+    Translated {
+        /// The number that the caches tell address spaces apart by.
+        domain: DomainId,
+        /// The root table, aligned to its size.
+        root: PhysAddr,
+        /// How the tables are laid out.
+        format: TableFormat,
+    },
+}
+
+impl Context {
+    /// The number by which its translations are cached, if it has any.
+    pub fn domain(&self) -> Option<DomainId> {
+        match *self {
+            Self::Blocked | Self::Passthrough => None,
+            Self::SecondStage { domain, .. } | Self::Translated { domain, .. } => Some(domain),
+        }
+    }
 }
 
 /// The dimensions and manners of an [`Iommu`].

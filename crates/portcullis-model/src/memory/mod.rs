@@ -25,7 +25,7 @@ use allocator::Allocator;
 const FRAMES_PER_CHUNK: usize = u64::BITS as usize;
 const WORD: u64 = size_of::<u64>() as u64;
 /// The end of what a page-table entry can name.
-const PHYS_END: u64 = 1 << 52;
+pub(crate) const PHYS_END: u64 = 1 << 52;
 
 /// Some of the bytes asked for are not in this memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use portcullis::addr::{Iova, Permissions, PhysAddr};
 use portcullis::invalidation::DomainId;
-use portcullis::pgtable::vtd;
 use portcullis::platform::Frames;
 use portcullis::sync::{AtomicU64, Ordering};
 use portcullis_model::{Context, DeviceId, Iommu, IommuConfig, Memory, Segment};
@@ -16,6 +15,54 @@ pub const PAGE: u64 = 4096;
 pub const READ: Permissions = Permissions::READ;
 pub const WRITE: Permissions = Permissions::WRITE;
 pub const BOTH: Permissions = Permissions::READ_WRITE;
+
+/// VT-d second-stage entries, in the few lines that these tests need of them.
+pub mod vtd {
+    use portcullis::addr::{PageSize, Permissions, PhysAddr};
+
+    pub const READ: u64 = 1 << 0;
+    pub const WRITE: u64 = 1 << 1;
+    const PAGE_SIZE: u64 = 1 << 7;
+
+    pub fn index(iova: u64, level: u32) -> usize {
+        (iova >> (3 + 9 * level)) as usize % 512
+    }
+
+    pub fn page_size(level: u32) -> PageSize {
+        PageSize::from_shift(3 + 9 * level).unwrap()
+    }
+
+    pub fn table_entry(table: PhysAddr) -> u64 {
+        table.get() | READ | WRITE
+    }
+
+    pub fn leaf_entry(page: PhysAddr, permissions: Permissions, level: u32) -> u64 {
+        let read = if permissions.allows(Permissions::READ) { READ } else { 0 };
+        let write = if permissions.allows(Permissions::WRITE) { WRITE } else { 0 };
+        page.get() | read | write | if level > 1 { PAGE_SIZE } else { 0 }
+    }
+
+    pub fn is_present(entry: u64) -> bool {
+        entry & (READ | WRITE) != 0
+    }
+
+    pub fn is_leaf(entry: u64, level: u32) -> bool {
+        level == 1 || entry & PAGE_SIZE != 0
+    }
+
+    pub fn target(entry: u64) -> PhysAddr {
+        PhysAddr::new(entry & 0x000f_ffff_ffff_f000)
+    }
+
+    pub fn permissions(entry: u64) -> Option<Permissions> {
+        match entry & 3 {
+            0 => None,
+            1 => Some(Permissions::READ),
+            2 => Some(Permissions::WRITE),
+            _ => Some(Permissions::READ_WRITE),
+        }
+    }
+}
 
 pub struct Mapper {
     pub memory: Arc<Memory>,
