@@ -10,7 +10,7 @@
 //! reserved, which the manual has count as invalid). Bits 47 down to the size are the address; with 64 KiB, bits
 //! 15:12 are its bits 51:48. Bits in between that the manual calls RES0 are ignored by hardware, and here.
 //!
-//! - Stage 1: AF is bit 10, AP[2:1] bits 7:6 (bit 7 denies writes, bit 6 lets unprivileged requests in), UXN bit
+//! - Stage 1: AF is bit 10, AP is bits 7:6 (bit 7 denies writes, bit 6 lets unprivileged requests in), UXN bit
 //!   54, SH 9:8, AttrIndx 4:2. Tables take rights away: UXNTable bit 60, APTable 62:61 (bit 61 denies the
 //!   unprivileged, bit 62 writes).
 //! - Stage 2: S2AP is bits 7:6 (6 reads, 7 writes), XN bit 54, SH 9:8, MemAttr 5:2. Tables take nothing away.

@@ -2,7 +2,7 @@
 //!
 //! Written from the manuals alone, so that the library's tables are checked by something that shares nothing
 //! with the code that writes them. A [`TableFormat`] says how the tables are laid out; each family of formats
-//! has one file, which says what one entry means ([`Layout`]). How levels follow each other is here.
+//! has one file, which says what one entry means (`Layout`). How levels follow each other is here.
 //!
 //! Levels are numbered from 1, the lowest, whatever a manual calls them. A walk changes nothing (no accessed or
 //! dirty bit is set); what it found on its way is part of its answer, for the caller to cache and count. It

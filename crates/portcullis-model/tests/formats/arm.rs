@@ -38,18 +38,18 @@ fn shift(granule: Granule, level: u32) -> u32 {
 
 #[test]
 fn stage_1_of_every_granule() {
-    // Granule, bits of address, levels; the last two columns: blocks at levels 2 and 3 (level 1 is pages).
-    for (granule, width, levels, blocks) in [
-        (Size4K, 48, 4, 2..=3),
-        (Size4K, 39, 3, 2..=3),
-        (Size4K, 30, 2, 2..=2),
-        (Size16K, 48, 4, 2..=2),
-        (Size16K, 47, 3, 2..=2),
-        (Size16K, 36, 2, 2..=2),
-        (Size16K, 25, 1, 2..=1),
-        (Size64K, 48, 3, 2..=2),
-        (Size64K, 42, 2, 2..=2),
-        (Size64K, 29, 1, 2..=1),
+    // Granule, bits of address, levels; the highest level with blocks (level 1 is pages).
+    for (granule, width, levels, highest_block) in [
+        (Size4K, 48, 4, 3),
+        (Size4K, 39, 3, 3),
+        (Size4K, 30, 2, 2),
+        (Size16K, 48, 4, 2),
+        (Size16K, 47, 3, 2),
+        (Size16K, 36, 2, 2),
+        (Size16K, 25, 1, 1),
+        (Size64K, 48, 3, 2),
+        (Size64K, 42, 2, 2),
+        (Size64K, 29, 1, 1),
     ] {
         let tables = ArmTables::stage1(granule, width);
         assert_eq!(tables.levels, levels, "{granule:?} {width}");
@@ -72,7 +72,7 @@ fn stage_1_of_every_granule() {
             let iova = if level == levels { index << shift } else { base | index << shift };
             let page = 1_u64 << shift & 0xffff_ffff_ffff;
             rig.set(chain[level as usize], index, page | BLOCK);
-            if blocks.contains(&level) {
+            if level <= highest_block {
                 assert_eq!(rig.page(iova + 7), Ok((page, shift, ALL)), "{granule:?} {width} {level}");
             } else {
                 assert_eq!(rig.reason(iova), missing(level), "no block here: as if invalid");

@@ -62,7 +62,7 @@ fn reads_of_freed_frames_count_in_whichever_frame_they_are() {
     let tables = chain(&rig, 0, 4);
     // A table of four frames that are allocated one by one: take more until four in a row are aligned.
     let mut row = rig.table(1);
-    while row % 0x4000 != 0 || (1..4).any(|next| rig.table(1) != row + next * 0x1000) {
+    while !row.is_multiple_of(0x4000) || (1..4).any(|next| rig.table(1) != row + next * 0x1000) {
         row = rig.table(1);
     }
     rig.set(tables[2], 0, row | 3);
