@@ -6,6 +6,7 @@ use clap::builder::PossibleValuesParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use portcullis::domain::Policy;
 use portcullis_bench::iova::{SUBJECTS, WORKLOADS};
+use portcullis_trace::replay::FORMATS;
 
 /// DMA remapping: what protection from devices costs, and what it leaves exposed.
 #[derive(Debug, Parser)]
@@ -36,6 +37,10 @@ pub struct Replay {
     /// Hardware whose waits to assume: none, vtd, smmuv3, virtio-iommu, or a TOML file
     #[arg(long, value_name = "NAME|FILE", default_value = "vtd")]
     pub profile: String,
+
+    /// Format of the page tables
+    #[arg(long, value_name = "NAME", default_value = FORMATS[0], value_parser = PossibleValuesParser::new(FORMATS))]
+    pub format: String,
 
     /// What the driver and the stack above it spend per map-and-unmap pair, in nanoseconds
     #[arg(long, value_name = "NS", default_value_t = 1000)]

@@ -43,6 +43,7 @@ fn list(names: &[String]) -> String {
 pub fn run(arguments: &Replay) -> Result<ExitCode, CommandError> {
     let mut options = Options::new(Profile::load(&arguments.profile)?);
     options.work_ns = arguments.work as f64;
+    options.format.clone_from(&arguments.format);
     if !arguments.policy.is_empty() {
         options.policies = policies(&arguments.policy);
     }

@@ -7,12 +7,13 @@ use portcullis::dma::{DmaDevice, DmaSegment};
 use portcullis::domain::{Domain, PhysSegment, Policy};
 use portcullis::invalidation::DomainId;
 use portcullis::mapper::TableMapper;
-use portcullis::pgtable::{PageTable, VtdSecondStage};
+use portcullis::pgtable::{Format, PageTable};
 use portcullis::platform::Platform;
 use portcullis_model::{Context, DeviceId as ModelDevice, Iommu, IommuConfig, Memory, Segment as Piece};
 use smallvec::SmallVec;
 
 use super::ReplayError;
+use super::format::Both;
 use super::platform::ReplayPlatform;
 use super::profile::Profile;
 use super::queue::ClockedQueue;
@@ -26,14 +27,12 @@ const TABLE_MEMORY: u64 = 1 << 30;
 /// Pages whose exposure is followed at once, of all devices, 32 GiB of memory: each takes some hundred bytes.
 const MOST_PAGES: u64 = 8 << 20;
 
-/// Levels of the page tables: 48 bits of address, what today's machines use.
-const LEVELS: u32 = 4;
-
-/// On x86 no address in here is ever translated: it is where interrupts are written to.
+/// On x86 no address in here is ever translated: it is where interrupts are written to. (Others do without it
+/// as well, so that their figures compare.)
 const INTERRUPT_WINDOW: (u64, u64) = (0xfee0_0000, 0x10_0000);
 
-type ReplayMapper = TableMapper<Arc<Memory>, Arc<ClockedQueue>>;
-type ReplayDevice = DmaDevice<ReplayMapper, Arc<ReplayPlatform>>;
+type ReplayMapper<X> = TableMapper<Arc<Memory>, Arc<ClockedQueue>, X>;
+type ReplayDevice<X> = DmaDevice<ReplayMapper<X>, Arc<ReplayPlatform>>;
 type Segments = SmallVec<[PhysSegment; 1]>;
 
 /// A mapping of the trace that is alive.
@@ -45,14 +44,15 @@ struct Live {
 }
 
 /// A replay under one policy, fed chunk by chunk.
-pub(super) struct Engine {
+pub(super) struct Engine<X: Format> {
     policy: Policy,
+    format: Both<X>,
     timer: Timer,
     platform: Arc<ReplayPlatform>,
     memory: Arc<Memory>,
     iommu: Arc<Iommu>,
     queue: Arc<ClockedQueue>,
-    devices: Vec<ReplayDevice>,
+    devices: Vec<ReplayDevice<X>>,
     live: Vec<Option<Live>>,
     map: Samples,
     unmap: Samples,
@@ -67,8 +67,14 @@ pub(super) struct Engine {
     scratch: Segments,
 }
 
-impl Engine {
-    pub(super) fn new(policy: Policy, profile: &Profile, timer: &Timer, cpus: usize) -> Self {
+impl<X: Format> Engine<X> {
+    pub(super) fn new(
+        policy: Policy,
+        format: Both<X>,
+        profile: &Profile,
+        timer: &Timer,
+        cpus: usize,
+    ) -> Self {
         let memory = Memory::new(TABLE_MEMORY);
         let caches = &profile.caches;
         let iommu = Iommu::new(IommuConfig {
@@ -82,6 +88,7 @@ impl Engine {
         let queue = Arc::new(ClockedQueue::new(iommu.queue(), timer.clone()));
         Self {
             policy,
+            format,
             timer: timer.clone(),
             platform: Arc::new(ReplayPlatform::new(cpus)),
             memory,
@@ -225,11 +232,11 @@ impl Engine {
         while self.devices.len() <= index {
             let number = self.devices.len();
             let id = u16::try_from(number + 1).map_err(|_| ReplayError::TooManyDevices { number })?;
-            let format = VtdSecondStage::new(LEVELS, 3, 52)?;
-            let table = PageTable::new(Arc::clone(&self.memory), format, self.platform.slots())?;
+            let Both { written, read } = self.format;
+            let table = PageTable::new(Arc::clone(&self.memory), written, self.platform.slots())?;
             let context = match self.policy {
                 Policy::Passthrough => Context::Passthrough,
-                _ => Context::SecondStage { domain: DomainId(id), root: table.root(), levels: LEVELS },
+                _ => Context::Translated { domain: DomainId(id), root: table.root(), format: read },
             };
             self.iommu.attach(model_device(number), context);
             let (start, len) = INTERRUPT_WINDOW;

@@ -11,20 +11,23 @@
 //! hostile one tries every page again.
 
 mod engine;
+mod format;
 mod platform;
 mod profile;
 mod queue;
 mod report;
 mod timing;
 
+pub use format::FORMATS;
 pub use platform::ReplayPlatform;
 pub use profile::{Caches, Cost, Profile, ProfileError, Waits, built_in_names};
 pub use report::{Exposure, PolicyReport, Report, TraceReport};
 pub use timing::{Figures, INTERRUPTED_NS, Samples, Timer};
 
 use engine::Engine;
+use format::{Both, WithFormat, with_format};
 use portcullis::domain::{DomainError, MapListError, Policy, UnmapError};
-use portcullis::pgtable::TableError;
+use portcullis::pgtable::{Format, TableError};
 
 use crate::{Chunk, Trace, TraceError};
 
@@ -70,6 +73,12 @@ pub enum ReplayError {
     /// No page table for a device.
     #[error(transparent)]
     Table(#[from] TableError),
+    /// No such page-table format.
+    #[error("no page-table format is called {name:?}: there are {}", FORMATS.join(", "))]
+    NoSuchFormat {
+        /// What was asked for.
+        name: String,
+    },
     /// More devices than an IOMMU has domains.
     #[error("the trace names more than {number} devices: an IOMMU has 65,535 domains")]
     TooManyDevices {
@@ -87,6 +96,8 @@ pub struct Options {
     pub profile: Profile,
     /// What the driver and the stack above spend per map-and-unmap pair, in nanoseconds.
     pub work_ns: f64,
+    /// With page tables of which format: one of [`FORMATS`].
+    pub format: String,
     /// For tests of the checker: the model ignores every invalidation, as if the driver had left them out.
     pub break_invalidation: bool,
 }
@@ -95,7 +106,7 @@ impl Options {
     /// All policies, on `profile`, with 1,000 ns of work.
     pub fn new(profile: Profile) -> Self {
         let policies = vec![Policy::Strict, Policy::LAZY, Policy::Passthrough];
-        Self { policies, profile, work_ns: 1000.0, break_invalidation: false }
+        Self { policies, profile, work_ns: 1000.0, format: FORMATS[0].into(), break_invalidation: false }
     }
 }
 
@@ -105,6 +116,32 @@ impl Options {
 /// [`ReplayError`] where the trace cannot be read to its end. A mapping that the library refuses is counted
 /// in its policy's report, with the first reason.
 pub fn replay(
+    trace: &mut Trace<'_>,
+    options: &Options,
+    progress: impl FnMut(&Trace<'_>),
+) -> Result<Report, ReplayError> {
+    let replay = Replay { trace, options, progress };
+    let no_such_format = || ReplayError::NoSuchFormat { name: options.format.clone() };
+    with_format(&options.format, replay).ok_or_else(no_such_format)??
+}
+
+/// A replay, before its format is known.
+struct Replay<'a, 't, P> {
+    trace: &'a mut Trace<'t>,
+    options: &'a Options,
+    progress: P,
+}
+
+impl<P: FnMut(&Trace<'_>)> WithFormat for Replay<'_, '_, P> {
+    type Output = Result<Report, ReplayError>;
+
+    fn with<X: Format>(self, format: Both<X>) -> Self::Output {
+        replay_with(format, self.trace, self.options, self.progress)
+    }
+}
+
+fn replay_with<X: Format>(
+    format: Both<X>,
     trace: &mut Trace<'_>,
     options: &Options,
     mut progress: impl FnMut(&Trace<'_>),
@@ -120,8 +157,8 @@ pub fn replay(
     let mut more = trace.next_chunk(&mut chunk, CHUNK_EVENTS)?;
     // As many CPUs as act in the beginning; should others join later, they share those slots.
     let cpus = chunk.ops.iter().map(|op| op.cpu as usize + 1).max().unwrap_or(1);
-    let engine = |policy: &Policy| Engine::new(*policy, &options.profile, &timer, cpus);
-    let mut engines: Vec<Engine> = asked.iter().map(engine).collect();
+    let engine = |policy: &Policy| Engine::new(*policy, format, &options.profile, &timer, cpus);
+    let mut engines: Vec<Engine<X>> = asked.iter().map(engine).collect();
     if options.break_invalidation {
         engines.iter().for_each(Engine::break_invalidation);
     }
