@@ -231,10 +231,8 @@ impl Layout for ArmTables {
             return false;
         };
         let first_of_run = |address: u64| address & !bits(shift + self.granule.run(level) - 1, 0);
-        let high = if self.granule == Granule::Size64K { bits(15, 12) } else { 0 };
-        let named = bits(47, shift) | high;
         // In the same aligned block of memory, as far apart as the entries are: then the first is its start.
-        (entry ^ other) & !(named | SOFTWARE) == 0
+        (entry ^ other) & !(bits(47, shift) | SOFTWARE) == 0
             && own.checked_add_signed(distance << shift) == Some(address)
             && first_of_run(own) == first_of_run(address)
     }

@@ -91,7 +91,7 @@ fn sizes_written_in_the_address() {
 
 #[test]
 fn sizes_of_other_levels_are_reserved() {
-    let sized = |shift: u32| (1_u64 << (shift - 1)) - 0x1000 | next(7) | BOTH;
+    let sized = |shift: u32| ((1_u64 << (shift - 1)) - 0x1000) | next(7) | BOTH;
     for (levels, wrong) in [(1, [21, 22, 52]), (2, [13, 21, 30]), (3, [20, 30, 39]), (5, [47, 48, 21])] {
         let rig = Rig::new(TableFormat::AmdV1 { levels }, 1);
         for shift in wrong {

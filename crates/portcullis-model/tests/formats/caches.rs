@@ -97,7 +97,10 @@ fn six_levels_are_cached_too() {
     assert_eq!(rig.go(u64::MAX - 0x1000, RW), Ok(0xafff));
     let stats = rig.iommu.stats();
     assert_eq!((stats.table_reads, stats.misses_by_level), (7, [1, 1, 1, 1]));
-    // The last page of all, and everything: what is cached is gone.
+    // Another index at level 5 alone: its table is cached, too.
+    assert_eq!(rig.go(u64::MAX - (1 << 48), R), Err(FaultReason::NotPresent { level: 5 }));
+    assert_eq!(rig.iommu.stats().table_reads, 8);
+    // The last page of all.
     rig.set(table, 511, 0);
     rig.invalidate(u64::MAX - 0xfff, 0x1000, true);
     assert_eq!(rig.go(u64::MAX, R), Err(FaultReason::NotPresent { level: 1 }));

@@ -146,12 +146,14 @@ fn accessed_dirty_and_rights() {
 
 #[test]
 fn a_guest_root_is_aligned_to_its_16_kib() {
-    let rig = rig(Sv39x4);
-    rig.set(rig.root, 0, PAGE);
-    assert_eq!(rig.go(5, R), Ok(5));
-    rig.attach(rig.format, rig.root + 0x1000);
-    assert_eq!(rig.go(5, R), Err(FaultReason::BadContext));
-    rig.attach(TableFormat::RiscV(Sv39), rig.root + 0x1000);
-    rig.invalidate(0, 1 << 30, false);
-    assert_eq!(rig.go(5, R), Err(FaultReason::NotPresent { level: 3 }));
+    for mode in [Sv39x4, Sv48x4] {
+        let rig = rig(mode);
+        rig.set(rig.root, 0, PAGE);
+        assert_eq!(rig.go(5, R), Ok(5));
+        rig.attach(rig.format, rig.root + 0x1000);
+        assert_eq!(rig.go(5, R), Err(FaultReason::BadContext));
+        rig.attach(TableFormat::RiscV(Sv39), rig.root + 0x1000);
+        rig.invalidate(0, 1 << 40, false);
+        assert_eq!(rig.go(5, R), Err(FaultReason::NotPresent { level: 3 }));
+    }
 }

@@ -56,7 +56,7 @@ fn rights_combine_and_bits_are_checked() {
     // P, U/S: read-only. P, R/W: privileged. PWT and PCD, and PAT, which is bit 7 here.
     rig.set(one, 0, 0x9005);
     rig.set(one, 1, 0x9003);
-    rig.set(one, 2, 0x909f);
+    rig.set(one, 2, 0x809f);
     rig.set(one, 3, 1 << 63 | 0x9007);
     assert_eq!(rig.page(0), Ok((0x9000, 12, without(Rights::WRITE))));
     assert_eq!(rig.go(0, W), Err(FaultReason::Permission));
@@ -65,6 +65,7 @@ fn rights_combine_and_bits_are_checked() {
     assert_eq!(rig.go(0x1000, R), Err(FaultReason::Permission), "a device has no privilege");
     assert_eq!(rig.probe(0x1000), None);
     assert_eq!(rig.leaf(0x2000).unwrap().attributes, 7);
+    assert_eq!(rig.leaf(0).unwrap().attributes, 0);
     assert_eq!(rig.page(0x3000), Ok((0x9000, 12, without(Rights::EXECUTE))));
     assert_eq!(rig.reason(0x4000), missing(1));
 
@@ -73,7 +74,7 @@ fn rights_combine_and_bits_are_checked() {
         [(two | 5, Rights::WRITE), (two | 3, Rights::USER), (two | 7 | 1 << 63, Rights::EXECUTE)]
     {
         rig.set(three, 0, entry);
-        assert_eq!(rig.page(0x2000), Ok((0x9000, 12, without(right))));
+        assert_eq!(rig.page(0x2000), Ok((0x8000, 12, without(right))));
     }
     rig.set(three, 0, two | 6);
     assert_eq!(rig.reason(0x2000), missing(3), "without P the rest means nothing");
