@@ -171,10 +171,11 @@ fn way(context: Option<Context>, iova: Iova) -> Result<Way, FaultReason> {
         Context::Translated { domain, root, format } => Tables { domain, root, format },
     };
     let Tables { format, root, .. } = tables;
-    if !format.is_valid() || !format.is_root(root) {
+    let geometry = format.geometry();
+    if !format.is_valid() || !geometry.is_root(root) {
         return Err(FaultReason::BadContext);
     }
-    if !format.in_width(iova) {
+    if !geometry.fits(iova) {
         return Err(FaultReason::BeyondWidth);
     }
     Ok(Way::Through(tables))

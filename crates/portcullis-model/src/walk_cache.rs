@@ -12,7 +12,7 @@ use portcullis::addr::{Iova, IovaRange, PhysAddr};
 use portcullis::invalidation::DomainId;
 
 use crate::sets::{Sets, bits};
-use crate::walker::{Rights, TableFormat, TablePointer};
+use crate::walker::{Geometry, Rights, TableFormat, TablePointer};
 
 const WAYS: usize = 4;
 /// The root's address is in the context, so the highest table that is cached is one below a six-level root.
@@ -79,10 +79,11 @@ impl WalkCache {
     /// Remembers that `pointer` is on the way to `iova`. The root, and a level that does not exist, is ignored.
     pub fn insert(&mut self, domain: DomainId, iova: Iova, format: TableFormat, pointer: TablePointer) {
         let TablePointer { level, table, rights } = pointer;
-        if !(1..format.levels().min(HIGHEST + 1)).contains(&level) {
+        let geometry = format.geometry();
+        if !(1..geometry.levels.min(HIGHEST + 1)).contains(&level) {
             return;
         }
-        let key = Key::new(domain, iova, format, level);
+        let key = Key::new(domain, iova, geometry, level);
         let entry = Entry { prefix: key.prefix, table, domain, rights, shift: key.shift };
         let Level { sets, shifts } = &mut self.levels[level as usize - 1];
         *shifts |= 1 << key.shift;
@@ -116,8 +117,9 @@ impl WalkCache {
     }
 
     fn find(&self, domain: DomainId, iova: Iova, format: TableFormat) -> Option<(u32, usize)> {
-        (1..format.levels().min(HIGHEST + 1)).find_map(|level| {
-            let key = Key::new(domain, iova, format, level);
+        let geometry = format.geometry();
+        (1..geometry.levels.min(HIGHEST + 1)).find_map(|level| {
+            let key = Key::new(domain, iova, geometry, level);
             let sets = &self.levels[level as usize - 1].sets;
             Some((level, sets.find(key.prefix, |entry| key.is_of(entry))?))
         })
@@ -133,12 +135,12 @@ struct Key {
 }
 
 impl Key {
-    /// Of the table at `level`, one below the root of `format` at most.
+    /// Of the table at `level`, one below the root at most.
     #[inline]
-    fn new(domain: DomainId, iova: Iova, format: TableFormat, level: u32) -> Self {
-        // Below the root of at most six levels a shift is less than 64.
-        let shift = format.geometry().shift(level + 1);
-        Self { domain, prefix: iova.get().checked_shr(shift).unwrap_or(0), shift: shift as u8 % 64 }
+    fn new(domain: DomainId, iova: Iova, geometry: Geometry, level: u32) -> Self {
+        // Below the root of at most six levels a shift is less than 64, if the tables' dimensions are valid.
+        let shift = geometry.shift(level + 1) % u64::BITS;
+        Self { domain, prefix: iova.get() >> shift, shift: shift as u8 }
     }
 
     fn is_of(&self, entry: &Entry) -> bool {

@@ -33,7 +33,7 @@ pub use rights::Rights;
 pub use riscv::RiscvMode;
 
 use format::with_layout;
-use geometry::Geometry;
+pub(crate) use geometry::Geometry;
 
 /// A table on the way down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
