@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use portcullis::addr::{Iova, IovaRange, PageSize};
-use portcullis::invalidation::{DomainId, Invalidation, InvalidationError, InvalidationQueue};
+use portcullis::invalidation::{DomainId, Invalidation, InvalidationError, InvalidationQueue, Request};
 
 use crate::iommu::Iommu;
 
@@ -79,7 +79,11 @@ impl Queue {
 
 impl InvalidationQueue for Queue {
     fn invalidate(&self, domain: DomainId, request: Invalidation) -> Result<(), InvalidationError> {
-        self.iommu.invalidate(domain, request)
+        self.iommu.invalidate(&[Request { domain, invalidation: request }])
+    }
+
+    fn submit(&self, requests: &[Request]) -> Result<(), InvalidationError> {
+        self.iommu.invalidate(requests)
     }
 }
 
@@ -123,19 +127,35 @@ impl Ring {
     }
 }
 
-/// The descriptor for a request: the smallest aligned block of pages that covers the range, or the whole
-/// domain where the hardware has no mask that large.
-pub(crate) fn descriptor(domain: DomainId, request: Invalidation, max_mask: u32) -> Descriptor {
-    let Invalidation::Range { range, leaf_only } = request else {
-        return Descriptor::DomainSelective { domain };
+/// The descriptors for a request: the smallest aligned block of pages that covers the range, or two side by
+/// side where those are smaller together; the whole domain where the hardware has no mask that large.
+pub(crate) fn descriptors(request: &Request, max_mask: u32) -> impl Iterator<Item = Descriptor> {
+    let Request { domain, invalidation } = *request;
+    let Invalidation::Range { range, leaf_only } = invalidation else {
+        return [Some(Descriptor::DomainSelective { domain }), None].into_iter().flatten();
     };
     let shift = PageSize::SIZE_4K.shift();
-    let differing = (range.start().get() >> shift) ^ (range.last().get() >> shift);
-    let address_mask = u64::BITS - differing.leading_zeros();
-    if address_mask > max_mask {
-        return Descriptor::DomainSelective { domain };
-    }
-    Descriptor::PageSelective { domain, address: range.start(), address_mask, leaf_only }
+    let (first, last) = (range.start().get() >> shift, range.last().get() >> shift);
+    // The bits that count pages inside a block with both.
+    let mask = |first: u64, last: u64| u64::BITS - (first ^ last).leading_zeros();
+    let block = |first: u64, last: u64| Descriptor::PageSelective {
+        domain,
+        address: Iova::new(first << shift),
+        address_mask: mask(first, last),
+        leaf_only,
+    };
+    let whole = mask(first, last);
+    // The block's middle: the range lies on both sides of it.
+    let middle = whole.checked_sub(1).map_or(last, |below| last >> below << below);
+    let halves = if middle > first { mask(first, middle - 1).max(mask(middle, last)) } else { whole };
+    let descriptors = if halves > max_mask {
+        [Some(Descriptor::DomainSelective { domain }), None]
+    } else if (halves + 1 < whole && whole > 2) || whole > max_mask {
+        [Some(block(first, middle - 1)), Some(block(middle, last))]
+    } else {
+        [Some(block(first, last)), None]
+    };
+    descriptors.into_iter().flatten()
 }
 
 /// The addresses that a page-selective descriptor covers; `None` for all that 64 bits can name.

@@ -65,11 +65,16 @@ fn a_range_becomes_the_smallest_block_or_the_domain() {
     assert_eq!(open().len(), 11, "another domain's");
     let stats = iommu.stats();
     assert_eq!((stats.range_invalidations, stats.domain_invalidations, stats.waits), (2, 1, 3));
-    // Two pages on both sides of 2 MiB need a block of 4 MiB, which the mask cannot say.
+    // Two pages on both sides of 2 MiB would need a block of 4 MiB: two of one page each do.
     queue.invalidate(DOMAIN, range((2 << 20) - 1, 2, true)).unwrap();
+    assert_eq!(open().len(), 11);
+    let stats = iommu.stats();
+    assert_eq!((stats.range_invalidations, stats.domain_invalidations, stats.submissions), (4, 1, 4));
+    // Two blocks of 4 MiB are more than the mask can say.
+    queue.invalidate(DOMAIN, range(PAGE, 6 << 20, true)).unwrap();
     assert_eq!(open(), [0_u64; 0]);
     let stats = iommu.stats();
-    assert_eq!((stats.range_invalidations, stats.domain_invalidations, stats.submissions), (2, 2, 4));
+    assert_eq!((stats.range_invalidations, stats.domain_invalidations, stats.submissions), (4, 2, 5));
     queue.invalidate(DOMAIN, range(0, u64::MAX, true)).unwrap();
     assert_eq!(iommu.stats().domain_invalidations, 3);
 }

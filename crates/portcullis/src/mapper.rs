@@ -125,10 +125,8 @@ impl<F: Frames, Q: InvalidationQueue, X: Format> Mapper for TableMapper<F, Q, X>
     }
 
     fn sync(&self, gather: &Gather) -> Result<(), InvalidationError> {
-        match gather.invalidation() {
-            Some(invalidation) => self.queue.invalidate(self.domain, invalidation),
-            None => Ok(()),
-        }
+        let requests = gather.requests(self.domain);
+        if requests.is_empty() { Ok(()) } else { self.queue.submit(&requests) }
     }
 
     fn reclaim<P: Platform>(&self, platform: &P) -> Result<usize, InvalidationError> {

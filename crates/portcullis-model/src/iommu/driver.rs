@@ -5,10 +5,11 @@
 
 use std::sync::Arc;
 
-use portcullis::invalidation::{DomainId, Invalidation, InvalidationError};
+use portcullis::invalidation::{DomainId, InvalidationError, Request};
+use smallvec::SmallVec;
 
 use super::{Context, DeviceId, Iommu, State};
-use crate::queue::{CODE_MASK_TOO_LARGE, Descriptor, Misbehaviour, Queue, block, descriptor};
+use crate::queue::{CODE_MASK_TOO_LARGE, Descriptor, Misbehaviour, Queue, block, descriptors};
 
 impl Iommu {
     /// Gives `device` a context in place of the one it has. O(pages that are open to the device).
@@ -34,12 +35,14 @@ impl Iommu {
         exposure.context_changed(unit, &devices.contexts, index);
     }
 
-    pub(crate) fn invalidate(
-        &self,
-        domain: DomainId,
-        request: Invalidation,
-    ) -> Result<(), InvalidationError> {
-        self.submit(&[descriptor(domain, request, self.max_address_mask), Descriptor::Wait])
+    /// All of `requests`, with one wait.
+    pub(crate) fn invalidate(&self, requests: &[Request]) -> Result<(), InvalidationError> {
+        let mut written: SmallVec<[Descriptor; 8]> = SmallVec::new();
+        for request in requests {
+            written.extend(descriptors(request, self.max_address_mask));
+        }
+        written.push(Descriptor::Wait);
+        self.submit(&written)
     }
 
     pub(crate) fn submit(&self, descriptors: &[Descriptor]) -> Result<(), InvalidationError> {

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use portcullis::invalidation::{DomainId, Invalidation, InvalidationError, InvalidationQueue};
+use portcullis::invalidation::{DomainId, Invalidation, InvalidationError, InvalidationQueue, Request};
 use portcullis_model::Queue;
 
 use super::timing::Timer;
@@ -29,8 +29,12 @@ impl ClockedQueue {
 
 impl InvalidationQueue for ClockedQueue {
     fn invalidate(&self, domain: DomainId, request: Invalidation) -> Result<(), InvalidationError> {
+        self.submit(&[Request { domain, invalidation: request }])
+    }
+
+    fn submit(&self, requests: &[Request]) -> Result<(), InvalidationError> {
         let start = self.timer.ticks();
-        let result = self.queue.invalidate(domain, request);
+        let result = InvalidationQueue::submit(&self.queue, requests);
         // Both readings of the counter happen inside the caller's measurement: they are the model's too.
         let spent = self.timer.ticks().saturating_sub(start).saturating_add(self.timer.overhead_ticks());
         // One thread replays, so nothing is lost between the load and the store.

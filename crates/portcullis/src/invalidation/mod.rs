@@ -6,8 +6,12 @@
 //! [`DeferredQueue`] and waits once for many.
 
 mod deferred;
+mod gather;
+mod shared;
 
 pub use deferred::{Deferred, DeferredQueue, QUEUE_ENTRIES};
+pub use gather::{GATHER_RANGES, Gather};
+pub use shared::SharedQueue;
 
 use crate::addr::IovaRange;
 
@@ -29,6 +33,15 @@ pub enum Invalidation {
     Domain,
 }
 
+/// An invalidation and the address space that it is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Request {
+    /// Whose translations.
+    pub domain: DomainId,
+    /// Which of them.
+    pub invalidation: Invalidation,
+}
+
 /// An invalidation that the hardware did not confirm. What it was to remove may still be cached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -45,6 +58,9 @@ pub enum InvalidationError {
         /// The hardware's own code.
         code: u32,
     },
+    /// The CPU that was to submit it did not come to the end of that.
+    #[error("whoever was to submit an invalidation did not finish")]
+    Abandoned,
 }
 
 /// A piece of hardware that caches translations and can be told to forget them.
@@ -57,55 +73,23 @@ pub trait InvalidationQueue: Send + Sync + 'static {
     /// # Errors
     /// [`InvalidationError`]: nothing may be assumed to be forgotten.
     fn invalidate(&self, domain: DomainId, request: Invalidation) -> Result<(), InvalidationError>;
+
+    /// The same for several requests, with as few waits as the hardware needs for them: one, for a queue that
+    /// takes descriptors.
+    ///
+    /// # Errors
+    /// As [`invalidate`](Self::invalidate), for all of them together.
+    fn submit(&self, requests: &[Request]) -> Result<(), InvalidationError> {
+        requests.iter().try_for_each(|request| self.invalidate(request.domain, request.invalidation))
+    }
 }
 
 impl<T: InvalidationQueue> InvalidationQueue for alloc::sync::Arc<T> {
     fn invalidate(&self, domain: DomainId, request: Invalidation) -> Result<(), InvalidationError> {
         T::invalidate(self, domain, request)
     }
-}
 
-/// What unmaps have cleared and no invalidation has covered yet.
-///
-/// It holds the smallest single range around all of it: one request to the hardware costs more than a few
-/// entries too many that it forgets.
-#[derive(Debug, Default)]
-pub struct Gather {
-    range: Option<IovaRange>,
-    everything: bool,
-}
-
-impl Gather {
-    /// Nothing yet.
-    pub const fn new() -> Self {
-        Self { range: None, everything: false }
-    }
-
-    /// Adds the leaves of `range`. O(1), cannot fail.
-    pub fn add(&mut self, range: IovaRange) {
-        match self.range.map_or(Ok(range), |old| old.hull(range)) {
-            Ok(hull) => self.range = Some(hull),
-            // Only the whole 64-bit space has no range.
-            Err(_) => self.everything = true,
-        }
-    }
-
-    /// Everything that the domain ever mapped.
-    pub const fn everything() -> Self {
-        Self { range: None, everything: true }
-    }
-
-    /// Whether there is nothing to invalidate.
-    pub const fn is_empty(&self) -> bool {
-        self.range.is_none() && !self.everything
-    }
-
-    /// The one request that covers all that was added; `None` where nothing was.
-    pub fn invalidation(&self) -> Option<Invalidation> {
-        if self.everything {
-            return Some(Invalidation::Domain);
-        }
-        // No table is ever unlinked while its domain lives, so the hint always holds.
-        self.range.map(|range| Invalidation::Range { range, leaf_only: true })
+    fn submit(&self, requests: &[Request]) -> Result<(), InvalidationError> {
+        T::submit(self, requests)
     }
 }

@@ -1,0 +1,239 @@
+//! One hardware wait for all who wait at the same time.
+//!
+//! Whoever needs an invalidation *stages* it in the open batch. One of those who wait becomes the *leader*: it
+//! closes the batch, submits all of it with one wait, and says which batch is complete; everybody else polls
+//! that number. Meanwhile others stage into the next batch, which somebody leads when this one is done. The
+//! lock is held to stage and to close a batch, never while hardware works.
+//!
+//! **Bound.** A request is in a batch that begins at the latest when the one under way ends: two hardware waits
+//! at the most, however many CPUs there are, plus two more for each time that a batch holds requests for so many
+//! domains that not even one for each has room.
+//!
+//! **Failure.** What the hardware reports for a batch is what everybody in it gets. The last eight such batches
+//! are remembered one by one until each of their waiters has asked; if more are open, they are remembered as
+//! one, and batches between them count as failed, too: never the other way round.
+//!
+//! Memory ordering. What a CPU stored before it staged is before the leader's submission, by the lock. The
+//! number of the complete batch is stored with `Release`, after a failure was noted, and read with `Acquire`:
+//! so whoever finds its batch complete sees the failure, and acts after the hardware did.
+
+use arrayvec::ArrayVec;
+
+use super::{DomainId, Invalidation, InvalidationError, InvalidationQueue, Request};
+use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering, pause};
+
+/// Requests that one batch holds: beyond these, ranges of one domain become the whole domain.
+const BATCH: usize = if cfg!(loom) { 2 } else { 32 };
+
+/// Failed batches that are remembered one by one.
+const FAILURES: usize = if cfg!(loom) { 1 } else { 8 };
+
+/// A queue that shares its waits among all who use it at the same time.
+///
+/// Every domain of an IOMMU uses one of these, in an `Arc`.
+#[derive(Debug)]
+pub struct SharedQueue<Q> {
+    queue: Q,
+    state: Mutex<State>,
+    /// Somebody submits a batch, or is about to.
+    led: AtomicBool,
+    /// The number of the last batch that is complete, well or badly.
+    complete: AtomicU64,
+    /// Batches submitted so far.
+    submissions: AtomicU64,
+}
+
+#[derive(Debug)]
+struct State {
+    /// The number of the batch that is open, from 1 on.
+    open: u64,
+    staged: ArrayVec<Request, BATCH>,
+    /// How many wait for it.
+    waiters: u64,
+    failed: ArrayVec<Failed, FAILURES>,
+}
+
+/// Batches that failed, and how many of their waiters have not asked yet.
+#[derive(Debug, Clone, Copy)]
+struct Failed {
+    first: u64,
+    last: u64,
+    waiters: u64,
+    error: InvalidationError,
+}
+
+/// The right to submit. Gives it up, and says what became of the batch, also when the queue panics.
+struct Leading<'a, Q> {
+    shared: &'a SharedQueue<Q>,
+    number: u64,
+    waiters: u64,
+    result: Result<(), InvalidationError>,
+}
+
+impl<Q> Drop for Leading<'_, Q> {
+    fn drop(&mut self) {
+        if let Err(error) = self.result {
+            self.shared.state.lock().note_failure(self.number, self.waiters, error);
+        }
+        self.shared.complete.store(self.number, Ordering::Release);
+        self.shared.led.store(false, Ordering::Release);
+    }
+}
+
+impl<Q: InvalidationQueue> SharedQueue<Q> {
+    /// Shares the waits of `queue`.
+    pub fn new(queue: Q) -> Self {
+        let state = State { open: 1, staged: ArrayVec::new(), waiters: 0, failed: ArrayVec::new() };
+        Self {
+            queue,
+            state: Mutex::new(state),
+            led: AtomicBool::new(false),
+            complete: AtomicU64::new(0),
+            submissions: AtomicU64::new(0),
+        }
+    }
+
+    /// The queue itself.
+    pub fn queue(&self) -> &Q {
+        &self.queue
+    }
+
+    /// How many batches were submitted: hardware waits, however many waited for each.
+    pub fn submissions(&self) -> u64 {
+        self.submissions.load(Ordering::Relaxed)
+    }
+
+    /// Waits until the batch `mine` is complete, and leads a batch where nobody else does.
+    fn wait(&self, mine: u64) -> Result<(), InvalidationError> {
+        loop {
+            if self.complete.load(Ordering::Acquire) >= mine {
+                return self.state.lock().outcome(mine);
+            }
+            let free = self.led.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed);
+            if free.is_err() {
+                pause();
+            } else if self.complete.load(Ordering::Acquire) >= mine {
+                self.led.store(false, Ordering::Release);
+            } else {
+                self.lead();
+            }
+        }
+    }
+
+    /// Submits the batch that is open. The caller has `led`.
+    fn lead(&self) {
+        let (number, requests, waiters) = {
+            let mut state = self.state.lock();
+            let number = state.open;
+            state.open += 1;
+            (number, core::mem::take(&mut state.staged), core::mem::take(&mut state.waiters))
+        };
+        let result = Err(InvalidationError::Abandoned);
+        let mut leading = Leading { shared: self, number, waiters, result };
+        self.submissions.fetch_add(1, Ordering::Relaxed);
+        leading.result = self.queue.submit(&requests);
+    }
+}
+
+impl State {
+    /// Adds `requests` to the open batch. Its number, if there was room.
+    fn stage(&mut self, requests: &[Request]) -> Option<u64> {
+        // One by itself is added or not; several are added together or not at all.
+        let before = (requests.len() > 1).then(|| self.staged.clone());
+        for request in requests {
+            if !self.add(*request) {
+                if let Some(before) = before {
+                    self.staged = before;
+                }
+                return None;
+            }
+        }
+        self.waiters += 1;
+        Some(self.open)
+    }
+
+    fn add(&mut self, request: Request) -> bool {
+        let whole = Request { invalidation: Invalidation::Domain, ..request };
+        if self.staged.contains(&whole) {
+            return true;
+        }
+        if request.invalidation == Invalidation::Domain || self.staged.is_full() {
+            // It covers whatever of the domain is staged already; and makes room, unless none of it is.
+            if !self.staged.is_full() || self.staged.iter().any(|other| other.domain == request.domain) {
+                self.staged.retain(|other| other.domain != request.domain);
+                self.staged.push(whole);
+                return true;
+            }
+            return false;
+        }
+        self.staged.push(request);
+        true
+    }
+
+    fn note_failure(&mut self, number: u64, waiters: u64, error: InvalidationError) {
+        let failed = Failed { first: number, last: number, waiters, error };
+        if let Err(full) = self.failed.try_push(failed)
+            && let Some(last) = self.failed.last_mut()
+        {
+            *last = Failed { first: last.first, waiters: last.waiters + waiters, ..full.element() };
+        }
+    }
+
+    /// What became of the batch `mine`, for one of its waiters.
+    fn outcome(&mut self, mine: u64) -> Result<(), InvalidationError> {
+        let failed = |failed: &Failed| (failed.first..=failed.last).contains(&mine);
+        let Some(index) = self.failed.iter().position(failed) else {
+            return Ok(());
+        };
+        let entry = &mut self.failed[index];
+        let error = entry.error;
+        entry.waiters = entry.waiters.saturating_sub(1);
+        // Waiters of batches that were all right may have asked one that stands for several: that one stays.
+        if entry.waiters == 0 && entry.first == entry.last {
+            self.failed.remove(index);
+        }
+        Err(error)
+    }
+}
+
+impl<Q: InvalidationQueue> InvalidationQueue for SharedQueue<Q> {
+    fn invalidate(&self, domain: DomainId, request: Invalidation) -> Result<(), InvalidationError> {
+        self.submit(&[Request { domain, invalidation: request }])
+    }
+
+    /// Stages the requests and waits for the batch that they are in.
+    fn submit(&self, requests: &[Request]) -> Result<(), InvalidationError> {
+        loop {
+            let (staged, open) = {
+                let mut state = self.state.lock();
+                (state.stage(requests), state.open)
+            };
+            match staged {
+                Some(mine) => return self.wait(mine),
+                // Full: it leads to nothing but to wait until that batch is closed.
+                None if requests.len() > BATCH => return self.submit_halves(requests),
+                None => self.pass(open),
+            }
+        }
+    }
+}
+
+impl<Q: InvalidationQueue> SharedQueue<Q> {
+    /// Waits until the batch `open` is complete, without being in it.
+    fn pass(&self, open: u64) {
+        while self.complete.load(Ordering::Acquire) < open {
+            match self.led.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed) {
+                Ok(_) if self.complete.load(Ordering::Acquire) < open => self.lead(),
+                Ok(_) => self.led.store(false, Ordering::Release),
+                Err(_) => pause(),
+            }
+        }
+    }
+
+    /// More requests than any batch holds, for as many domains: one half after the other.
+    fn submit_halves(&self, requests: &[Request]) -> Result<(), InvalidationError> {
+        let (first, second) = requests.split_at(requests.len() / 2);
+        self.submit(first)?;
+        self.submit(second)
+    }
+}
