@@ -5,5 +5,6 @@
 mod loom {
     pub mod deferred;
     pub mod owned;
+    pub mod shared;
     pub mod table;
 }
