@@ -115,23 +115,26 @@ impl<Q: InvalidationQueue> SharedQueue<Q> {
             } else if self.complete.load(Ordering::Acquire) >= mine {
                 self.led.store(false, Ordering::Release);
             } else {
-                self.lead();
+                self.lead(Some(mine));
             }
         }
     }
 
-    /// Submits the batch that is open. The caller has `led`.
-    fn lead(&self) {
+    /// Submits the batch that is open. The caller has `led`, and waits for the batch `mine`, if for any.
+    fn lead(&self, mine: Option<u64>) {
         let (number, requests, waiters) = {
             let mut state = self.state.lock();
             let number = state.open;
             state.open += 1;
             (number, core::mem::take(&mut state.staged), core::mem::take(&mut state.waiters))
         };
+        // Should the queue panic, the leader never asks what became of its own request.
+        let others = waiters - u64::from(mine == Some(number));
         let result = Err(InvalidationError::Abandoned);
-        let mut leading = Leading { shared: self, number, waiters, result };
+        let mut leading = Leading { shared: self, number, waiters: others, result };
         self.submissions.fetch_add(1, Ordering::Relaxed);
         leading.result = self.queue.submit(&requests);
+        leading.waiters = waiters;
     }
 }
 
@@ -171,6 +174,9 @@ impl State {
     }
 
     fn note_failure(&mut self, number: u64, waiters: u64, error: InvalidationError) {
+        if waiters == 0 {
+            return;
+        }
         let failed = Failed { first: number, last: number, waiters, error };
         if let Err(full) = self.failed.try_push(failed)
             && let Some(last) = self.failed.last_mut()
@@ -223,7 +229,7 @@ impl<Q: InvalidationQueue> SharedQueue<Q> {
     fn pass(&self, open: u64) {
         while self.complete.load(Ordering::Acquire) < open {
             match self.led.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed) {
-                Ok(_) if self.complete.load(Ordering::Acquire) < open => self.lead(),
+                Ok(_) if self.complete.load(Ordering::Acquire) < open => self.lead(None),
                 Ok(_) => self.led.store(false, Ordering::Release),
                 Err(_) => pause(),
             }
