@@ -27,12 +27,13 @@
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! use std::sync::Arc;
 //!
-//! use portcullis::addr::{Direction, PageSize, PageSizes};
+//! use portcullis::addr::Direction;
 //! use portcullis::dma::DmaDevice;
 //! use portcullis::domain::{Domain, Policy};
 //! use portcullis::invalidation::DomainId;
 //! use portcullis::mapper::TableMapper;
-//! use portcullis::pgtable::PageTable;
+//! use portcullis::pgtable::{PageTable, VtdSecondStage};
+//! use portcullis::platform::Platform;
 //! use portcullis::std_platform::StdPlatform;
 //! use portcullis_model::{Context, DeviceId, Iommu, IommuConfig, Memory};
 //!
@@ -40,13 +41,14 @@
 //! let memory = Memory::new(16 << 20);
 //! let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
 //!
-//! // A domain with a page table of four levels, and a network card attached to it.
-//! let sizes = PageSizes::EMPTY.with(PageSize::SIZE_4K).with(PageSize::SIZE_2M);
-//! let table = PageTable::new(Arc::clone(&memory), 4, sizes)?;
+//! // A domain with a page table of four levels (4 KiB and 2 MiB pages), and a network card attached to it.
+//! let platform = StdPlatform::new();
+//! let format = VtdSecondStage::new(4, 2, 52)?;
+//! let table = PageTable::new(Arc::clone(&memory), format, platform.slots())?;
 //! let (id, nic) = (DomainId(1), DeviceId(0));
 //! iommu.attach(nic, Context::SecondStage { domain: id, root: table.root(), levels: table.levels() });
 //! let mapper = TableMapper::new(table, iommu.queue(), id, Vec::new());
-//! let domain = Domain::new(StdPlatform::new(), mapper, Policy::Strict)?;
+//! let domain = Domain::new(platform, mapper, Policy::Strict)?;
 //! let device = DmaDevice::new(domain, u64::MAX);
 //!
 //! // The driver maps a receive buffer and gives its address to the card, which writes a packet there.

@@ -8,14 +8,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{Bench, DEVICE, PAGE, all_sizes};
-use portcullis::addr::{Direction, Iova, IovaRange, Permissions, PhysAddr};
+use common::{Bench, DEVICE, PAGE, PLATFORM, vtd};
+use portcullis::addr::{Direction, Iova, IovaRange, PageSize, PageSizes, Permissions, PhysAddr};
 use portcullis::dma::{CoherentMemory, DmaBuffer, DmaDevice, DmaSegment};
 use portcullis::domain::{Domain, MapListError, PhysSegment, Policy, UnmapError};
 use portcullis::invalidation::{DomainId, Gather, Invalidation, InvalidationError, InvalidationQueue};
 use portcullis::mapper::{Geometry, Mapper, TableMapper};
 use portcullis::pgtable::{MapError, PageTable, Unmapped};
-use portcullis::platform::{Frames, Table};
+use portcullis::platform::{Frames, Platform, Table};
 use portcullis::std_platform::StdPlatform;
 use portcullis_model::{Buffer, Context, Iommu, IommuConfig, Memory, Queue};
 
@@ -92,7 +92,7 @@ impl Panicking {
     fn new(policy: Policy) -> Self {
         let memory = Memory::new(64 << 20);
         let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
-        let table = PageTable::new(Arc::clone(&memory), 4, all_sizes()).unwrap();
+        let table = PageTable::new(Arc::clone(&memory), vtd(4), PLATFORM.slots()).unwrap();
         iommu.attach(DEVICE, Context::SecondStage { domain: DomainId(1), root: table.root(), levels: 4 });
         let panics = Arc::new(AtomicBool::new(false));
         let queue = PanickingQueue { inner: iommu.queue(), panics: Arc::clone(&panics) };
@@ -122,7 +122,7 @@ fn nor_does_one_that_went_past_the_domain() {
     let iova = mapped.iova();
     assert!(bench.writes(iova));
     let range = IovaRange::new(iova, PAGE).unwrap();
-    assert_eq!(bench.domain.mapper().unmap(range, &mut Gather::new()).bytes, PAGE);
+    assert_eq!(bench.domain.mapper().unmap(&*PLATFORM, range, &mut Gather::new()).bytes, PAGE);
     let buffer = mapped.unmap().unwrap();
     assert!(!bench.writes(iova), "given back while reachable");
     drop(buffer);
@@ -213,20 +213,26 @@ impl Mapper for Eager {
         self.inner.geometry()
     }
 
-    fn map(
+    fn map<P: Platform>(
         &self,
+        platform: &P,
         range: IovaRange,
-        phys: PhysAddr,
+        list: impl IntoIterator<Item = (PhysAddr, u64)>,
         permissions: Permissions,
         gather: &mut Gather,
     ) -> Result<(), MapError> {
-        self.inner.map(range, phys, permissions, gather)?;
-        let _ = self.iommu.dma_write(DEVICE, range.start(), &[1]);
-        Ok(())
+        // When the second piece is asked for, the first is in the tables.
+        let let_in = |(index, piece)| {
+            if index > 0 {
+                let _ = self.iommu.dma_write(DEVICE, range.start(), &[1]);
+            }
+            piece
+        };
+        self.inner.map(platform, range, list.into_iter().enumerate().map(let_in), permissions, gather)
     }
 
-    fn unmap(&self, range: IovaRange, gather: &mut Gather) -> Unmapped {
-        self.inner.unmap(range, gather)
+    fn unmap<P: Platform>(&self, platform: &P, range: IovaRange, gather: &mut Gather) -> Unmapped {
+        self.inner.unmap(platform, range, gather)
     }
 
     fn sync(&self, gather: &Gather) -> Result<(), InvalidationError> {
@@ -249,7 +255,7 @@ unsafe impl DmaBuffer for Unmappable {
 fn a_map_that_could_not_be_undone_for_sure_keeps_the_buffer() {
     let memory = Memory::new(64 << 20);
     let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
-    let table = PageTable::new(Arc::clone(&memory), 4, all_sizes()).unwrap();
+    let table = PageTable::new(Arc::clone(&memory), vtd(4), PLATFORM.slots()).unwrap();
     iommu.attach(DEVICE, Context::SecondStage { domain: DomainId(1), root: table.root(), levels: 4 });
     let inner = TableMapper::new(table, iommu.queue(), DomainId(1), Vec::new());
     let mapper = Eager { inner, iommu: Arc::clone(&iommu) };
@@ -329,11 +335,18 @@ impl Mapper for Everywhere {
         &self.0
     }
 
-    fn map(&self, _: IovaRange, _: PhysAddr, _: Permissions, _: &mut Gather) -> Result<(), MapError> {
+    fn map<P: Platform>(
+        &self,
+        _: &P,
+        _: IovaRange,
+        _: impl IntoIterator<Item = (PhysAddr, u64)>,
+        _: Permissions,
+        _: &mut Gather,
+    ) -> Result<(), MapError> {
         Ok(())
     }
 
-    fn unmap(&self, range: IovaRange, gather: &mut Gather) -> Unmapped {
+    fn unmap<P: Platform>(&self, _: &P, range: IovaRange, gather: &mut Gather) -> Unmapped {
         gather.add(range);
         Unmapped { bytes: range.len() }
     }
@@ -346,7 +359,8 @@ impl Mapper for Everywhere {
 #[test]
 fn an_aperture_may_reach_the_last_address() {
     let aperture = IovaRange::from_bounds(Iova::new(PAGE), ANYWHERE).unwrap();
-    let geometry = Geometry { aperture, page_sizes: all_sizes(), reserved: Vec::new() };
+    let geometry =
+        Geometry { aperture, page_sizes: PageSizes::EMPTY.with(PageSize::SIZE_4K), reserved: Vec::new() };
     let domain = Domain::new(StdPlatform::new(), Everywhere(geometry), Policy::Strict).unwrap();
     let device = DmaDevice::new(domain, u64::MAX);
     let mut out = [DmaSegment::default(); 1];

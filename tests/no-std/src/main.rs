@@ -14,12 +14,12 @@ use alloc::sync::{Arc, Weak};
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use bare::{ARENA, exit};
-use portcullis::addr::{Direction, PageSize, PageSizes, PhysAddr};
+use portcullis::addr::{Direction, PhysAddr};
 use portcullis::dma::DmaDevice;
 use portcullis::domain::{Domain, Policy};
 use portcullis::invalidation::{DomainId, Invalidation, InvalidationError, InvalidationQueue};
 use portcullis::mapper::TableMapper;
-use portcullis::pgtable::PageTable;
+use portcullis::pgtable::{PageTable, VtdSecondStage};
 use portcullis::platform::{FRAME_SIZE, Frames, LocalSlot, Platform, PlatformEvents, Table};
 
 /// One CPU, no clock, no timer.
@@ -85,8 +85,8 @@ macro_rules! check {
 }
 
 fn run() -> Option<()> {
-    let sizes = PageSizes::EMPTY.with(PageSize::SIZE_4K).with(PageSize::SIZE_2M);
-    let table = PageTable::new(ArenaFrames, 4, sizes).ok()?;
+    let format = VtdSecondStage::new(4, 2, 52).ok()?;
+    let table = PageTable::new(ArenaFrames, format, OneCpu.slots()).ok()?;
     let queue = Arc::new(CountingQueue::default());
     let mapper = TableMapper::new(table, Arc::clone(&queue), DomainId(1), alloc::vec::Vec::new());
     let domain = Domain::new(OneCpu, mapper, Policy::Strict).ok()?;
@@ -95,13 +95,13 @@ fn run() -> Option<()> {
     let buffer = PhysAddr::new(0x1234_5678);
     let iova = device.map_single(buffer, 10_000, Direction::FromDevice).ok()?;
     check!(iova.get() <= u32::MAX.into());
-    let (phys, permissions) = domain.mapper().table().translate(iova)?;
+    let (phys, attributes) = domain.mapper().table().translate(&OneCpu, iova)?;
     check!(phys == buffer);
-    check!(permissions == Direction::FromDevice.permissions());
+    check!(attributes == Direction::FromDevice.permissions().into());
     check!(queue.0.load(Ordering::Relaxed) == 0);
 
     check!(device.unmap_single(iova, 10_000).is_ok());
-    check!(domain.mapper().table().translate(iova).is_none());
+    check!(domain.mapper().table().translate(&OneCpu, iova).is_none());
     check!(queue.0.load(Ordering::Relaxed) == 1);
     check!(device.unmap_single(iova, 10_000).is_err());
     // The words of a table are plain 64-bit atomics here.

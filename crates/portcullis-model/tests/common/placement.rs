@@ -18,11 +18,11 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use portcullis::addr::{Iova, IovaRange, PageSize, PageSizes, Permissions, PhysAddr};
+use portcullis::addr::{Iova, IovaRange, PageSize, Permissions, PhysAddr};
 use portcullis::invalidation::{DomainId, Gather, Invalidation, InvalidationQueue};
 use portcullis::iova::{IovaSpace, RingArena, RingConfig, SpaceConfig};
 use portcullis::mapper::{Mapper, TableMapper};
-use portcullis::pgtable::PageTable;
+use portcullis::pgtable::{PageTable, VtdSecondStage};
 use portcullis::std_platform::StdPlatform;
 use portcullis_model::{Context, DeviceId, Iommu, IommuConfig, Memory, Queue, Stats};
 
@@ -149,8 +149,8 @@ impl Machine {
             iotlb_ways: setup.iotlb_ways,
             ..IommuConfig::new(Arc::clone(&memory))
         });
-        let sizes = PageSizes::EMPTY.with(PageSize::SIZE_4K);
-        let table = PageTable::new(memory, 4, sizes).unwrap();
+        let format = VtdSecondStage::new(4, 1, 52).unwrap();
+        let table = PageTable::new(memory, format, 1).unwrap();
         let (root, levels) = (table.root(), table.levels());
         iommu.attach(NIC, Context::SecondStage { domain: DOMAIN, root, levels });
         let aperture = IovaRange::new(Iova::new(PAGE), (1 << 46) - PAGE).unwrap();
@@ -290,11 +290,13 @@ impl Machine {
     fn map(&self, range: IovaRange) {
         // Nothing looks at the memory behind: any will do.
         let phys = PhysAddr::new(1 << 40);
-        self.mapper.map(range, phys, Permissions::READ_WRITE, &mut Gather::new()).unwrap();
+        let list = [(phys, range.len())];
+        let mut gather = Gather::new();
+        self.mapper.map(&self.platform, range, list, Permissions::READ_WRITE, &mut gather).unwrap();
     }
 
     fn unmap(&self, range: IovaRange) {
-        assert_eq!(self.mapper.unmap(range, &mut Gather::new()).bytes, range.len());
+        assert_eq!(self.mapper.unmap(&self.platform, range, &mut Gather::new()).bytes, range.len());
         let (first, last) = (range.start().get(), range.last().get());
         // The multiple of its size that it may lie across.
         let size = range.len().next_power_of_two();

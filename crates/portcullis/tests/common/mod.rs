@@ -1,14 +1,14 @@
 //! A domain in the software IOMMU, with one device.
 #![allow(dead_code, reason = "each test file uses a part")]
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
-use portcullis::addr::{Iova, PageSize, PageSizes, Permissions};
+use portcullis::addr::{Iova, Permissions};
 use portcullis::dma::DmaDevice;
 use portcullis::domain::{Domain, Policy};
 use portcullis::invalidation::DomainId;
 use portcullis::mapper::TableMapper;
-use portcullis::pgtable::PageTable;
+use portcullis::pgtable::{PageTable, VtdSecondStage};
 use portcullis::platform::Platform;
 use portcullis::std_platform::StdPlatform;
 use portcullis_model::{Context, DeviceId, Iommu, IommuConfig, Memory, Queue};
@@ -18,9 +18,12 @@ pub type Mapper = TableMapper<Arc<Memory>, Queue>;
 pub const DEVICE: DeviceId = DeviceId(7);
 pub const PAGE: u64 = 4096;
 
-/// All page sizes of the format.
-pub fn all_sizes() -> PageSizes {
-    PageSizes::EMPTY.with(PageSize::SIZE_4K).with(PageSize::SIZE_2M).with(PageSize::SIZE_1G)
+/// A platform for those who need no events: threads share it.
+pub static PLATFORM: LazyLock<StdPlatform> = LazyLock::new(StdPlatform::new);
+
+/// The VT-d format with all page sizes.
+pub fn vtd(levels: u32) -> VtdSecondStage {
+    VtdSecondStage::new(levels, 3, 52).unwrap()
 }
 
 pub struct Bench<P: Platform = StdPlatform> {
@@ -40,7 +43,7 @@ impl<P: Platform> Bench<P> {
     pub fn on(platform: P, policy: Policy) -> Self {
         let memory = Memory::new(64 << 20);
         let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
-        let table = PageTable::new(Arc::clone(&memory), 4, all_sizes()).unwrap();
+        let table = PageTable::new(Arc::clone(&memory), vtd(4), platform.slots()).unwrap();
         let context = match policy {
             Policy::Passthrough => Context::Passthrough,
             _ => Context::SecondStage { domain: DomainId(1), root: table.root(), levels: 4 },
