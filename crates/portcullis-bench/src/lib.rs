@@ -9,7 +9,9 @@
 //! - What every benchmark shares: the pinned threads ([`team`]), what runs repetitions in turn ([`runner`]),
 //!   the clock for single operations ([`timer`]), what the machine can do at best ([`limits`]), what it is
 //!   ([`machine`]), the report ([`report`]) and its table for people ([`table`]).
+//! - What a benchmark is asked for ([`request`]), and how it finds Linux's code ([`rival`]).
 //! - The allocation of I/O virtual addresses: [`iova`].
+//! - Page tables in the formats of hardware: [`pgtable`].
 //!
 //! # What it costs
 //! Threads that spin while they wait for each other to start: as many cores as threads are measured with.
@@ -17,7 +19,10 @@
 pub mod iova;
 pub mod limits;
 pub mod machine;
+pub mod pgtable;
 pub mod report;
+pub mod request;
+pub mod rival;
 pub mod runner;
 mod stats;
 pub mod table;

@@ -9,7 +9,7 @@ use crate::timer::TimerFigures;
 /// Everything that one run of a benchmark found.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Report {
-    /// The benchmark: `iova`, ...
+    /// The benchmark: `iova`, `pgtable`.
     pub bench: &'static str,
     /// What it ran on.
     pub machine: Machine,
@@ -24,10 +24,22 @@ pub struct Report {
 }
 
 impl Report {
-    /// What was measured of `subject` in `workload` with `threads` threads.
+    /// What was measured of `subject` in `workload` with `threads` threads, in a benchmark without formats.
     pub fn find(&self, workload: &str, threads: usize, subject: &str) -> Option<&Measurement> {
+        self.find_format(None, workload, threads, subject)
+    }
+
+    /// The same for one format.
+    pub fn find_format(
+        &self,
+        format: Option<&str>,
+        workload: &str,
+        threads: usize,
+        subject: &str,
+    ) -> Option<&Measurement> {
         self.results.iter().find(|result| {
-            result.workload == workload && result.threads == threads && result.subject == subject
+            (result.format, result.workload, result.threads, result.subject)
+                == (format, workload, threads, subject)
         })
     }
 }
@@ -35,6 +47,9 @@ impl Report {
 /// One subject's figures for one workload.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Measurement {
+    /// In which format, where the benchmark has several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub format: Option<&'static str>,
     /// What was done.
     pub workload: &'static str,
     /// By how many threads at once.
@@ -62,6 +77,9 @@ impl Measurement {
 /// A subject that did not do a workload.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Skipped {
+    /// In which format, where the benchmark has several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub format: Option<&'static str>,
     /// What was to be done.
     pub workload: &'static str,
     /// By how many threads at once.

@@ -128,7 +128,7 @@ pub trait Cell {
     ) -> Result<Option<Vec<u64>>, Failure>;
 
     /// Checks the state that everything measured has led to.
-    fn check(&mut self) -> Result<(), Failure>;
+    fn check(&mut self, team: &Team) -> Result<(), Failure>;
 }
 
 /// Gets one subject ready for one workload: checks it, and brings it to the state that the workload needs.
@@ -136,6 +136,8 @@ pub type Open = Box<dyn Fn(&Runner) -> Result<Box<dyn Cell>, Failure>>;
 
 /// One workload with one number of threads, for all subjects.
 pub struct Group {
+    /// The format, where the benchmark has several.
+    pub format: Option<&'static str>,
     /// The workload's name.
     pub workload: &'static str,
     /// How many threads do it at once.
@@ -153,6 +155,8 @@ pub struct Progress {
     pub done: usize,
     /// Groups to measure in all.
     pub total: usize,
+    /// The format that is next, where the benchmark has several.
+    pub format: Option<&'static str>,
     /// The workload that is next.
     pub workload: &'static str,
 }
@@ -195,7 +199,8 @@ impl Runner {
         let mut beaten = Beaten::new();
         for pass in 0..self.options.passes {
             for (index, (group, outcomes)) in groups.iter().zip(&mut outcomes).enumerate() {
-                progress(Progress { done: pass * groups.len() + index, total, workload: group.workload });
+                let done = pass * groups.len() + index;
+                progress(Progress { done, total, format: group.format, workload: group.workload });
                 self.measure(group, pass, outcomes, &mut beaten);
             }
         }
@@ -244,7 +249,7 @@ impl Runner {
                     let ticks = cell.samples(&self.team, &self.timer, samples, limit)?;
                     outcome.samples.extend(ticks.into_iter().flatten());
                 }
-                cell.check()
+                cell.check(&self.team)
             });
         }
         for ((subject, _), outcome) in group.subjects.iter().zip(outcomes.iter()) {
@@ -283,13 +288,14 @@ impl Runner {
     fn summarise(&self, groups: &[Group], outcomes: Vec<Vec<Outcome>>) -> (Vec<Measurement>, Vec<Skipped>) {
         let (mut results, mut skipped) = (Vec::new(), Vec::new());
         for (group, outcomes) in groups.iter().zip(outcomes) {
-            let Group { workload, threads, .. } = *group;
+            let Group { format, workload, threads, .. } = *group;
             for ((subject, _), mut outcome) in group.subjects.iter().zip(outcomes) {
                 let ns = &mut outcome.ns_per_op;
                 let (min, max) =
                     ns.iter().fold((f64::INFINITY, 0.0_f64), |(min, max), ns| (ns.min(min), ns.max(max)));
                 match (outcome.failure, stats::median(ns)) {
                     (None, Some(median)) => results.push(Measurement {
+                        format,
                         workload,
                         threads,
                         subject,
@@ -300,7 +306,7 @@ impl Runner {
                     }),
                     (failure, _) => {
                         let reason = failure.map_or("no repetition was asked for".into(), |f| f.to_string());
-                        skipped.push(Skipped { workload, threads, subject, reason });
+                        skipped.push(Skipped { format, workload, threads, subject, reason });
                     }
                 }
             }

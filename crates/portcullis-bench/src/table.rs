@@ -13,13 +13,19 @@ pub struct Layout<'a> {
     pub ours: &'a str,
     /// The rival whose figure it is put in relation to.
     pub rival: &'a str,
+    /// The subject that shows what can be reached at best; `None` where that is the nearest of the
+    /// [limits](crate::limits::Limits).
+    pub limit: Option<&'a str>,
     /// Workloads whose slowest operations are shown as well.
     pub tails: &'a [&'a str],
     /// Subjects with what to know of each.
     pub about: &'a [(&'a str, &'a str)],
 }
 
-/// The whole report as text: a row for each workload and number of threads, a column for each subject.
+/// A format, where there are several, a workload and a number of threads.
+type Row<'a> = (Option<&'a str>, &'a str, usize);
+
+/// The whole report as text: a row for each format, workload and number of threads, a column for each subject.
 pub fn render(report: &Report, layout: &Layout<'_>) -> String {
     let mut text = String::new();
     // Writing to a string cannot fail.
@@ -31,18 +37,18 @@ pub fn render(report: &Report, layout: &Layout<'_>) -> String {
 }
 
 fn table(report: &Report, layout: &Layout<'_>) -> Table {
-    let mut rows: Vec<(&str, usize)> = Vec::new();
-    let results = report.results.iter().map(|result| (result.workload, result.threads, result.subject));
-    let skipped = report.skipped.iter().map(|skipped| (skipped.workload, skipped.threads, skipped.subject));
-    let mut seen: Vec<&str> = Vec::new();
-    for (workload, threads, subject) in results.clone().chain(skipped) {
+    let (mut rows, mut seen): (Vec<Row<'_>>, Vec<&str>) = Default::default();
+    let results = report.results.iter().map(|r| ((r.format, r.workload, r.threads), r.subject));
+    let skipped = report.skipped.iter().map(|s| ((s.format, s.workload, s.threads), s.subject));
+    for (row, subject) in results.chain(skipped) {
         if !seen.contains(&subject) {
             seen.push(subject);
         }
-        if !rows.contains(&(workload, threads)) {
-            rows.push((workload, threads));
+        if !rows.contains(&row) {
+            rows.push(row);
         }
     }
+    let with_format = rows.iter().any(|(format, ..)| format.is_some());
     // Who failed at the first workload keeps the place that the others know it by.
     let subjects: Vec<&str> =
         layout.about.iter().map(|(name, _)| *name).filter(|name| seen.contains(name)).collect();
@@ -50,7 +56,8 @@ fn table(report: &Report, layout: &Layout<'_>) -> Table {
 
     let mut table = Table::new();
     table.load_style(presets::UTF8_FULL_CONDENSED);
-    let mut header = vec!["workload".to_owned(), "thr.".into()];
+    let mut header = if with_format { vec!["format".to_owned()] } else { Vec::new() };
+    header.extend(["workload".into(), "thr.".into()]);
     // Long names in several lines: the columns are no wider than their figures.
     header.extend(subjects.iter().map(|subject| subject.replace('-', "-\n").replace('_', "_\n")));
     if ours && rival {
@@ -61,23 +68,29 @@ fn table(report: &Report, layout: &Layout<'_>) -> Table {
     }
     let columns = header.len();
     table.set_header(header);
-    for (workload, threads) in rows {
-        let mut row = vec![workload.to_owned(), threads.to_string()];
+    for (format, workload, threads) in rows {
+        let mut row: Vec<String> =
+            with_format.then(|| format.unwrap_or("-").to_owned()).into_iter().collect();
+        row.extend([workload.to_owned(), threads.to_string()]);
+        let find = |subject| report.find_format(format, workload, threads, subject);
         let tail = layout.tails.contains(&workload);
-        let shown = |subject| report.find(workload, threads, subject).map(|result| cell(result, tail));
+        let shown = |subject| find(subject).map(|result| cell(result, tail));
         row.extend(subjects.iter().map(|subject| shown(*subject).unwrap_or("-".into())));
-        let our_ns = report.find(workload, threads, layout.ours).map(|result| result.ns_per_op);
+        let our_ns = find(layout.ours).map(|result| result.ns_per_op);
         if ours && rival {
-            let theirs = report.find(workload, threads, layout.rival).map(|result| result.ns_per_op);
+            let theirs = find(layout.rival).map(|result| result.ns_per_op);
             row.push(our_ns.zip(theirs).map_or("-".into(), |(ours, theirs)| format!("{:.3}", ours / theirs)));
         }
         if ours {
-            let nearest = our_ns.map(|ns| report.limits.nearest(ns));
-            row.push(nearest.map_or("-".into(), |(name, times)| format!("{times:.1} x {name}")));
+            let limit = our_ns.and_then(|ns| match layout.limit {
+                Some(limit) => find(limit).map(|limit| format!("{:.1}", ns / limit.ns_per_op)),
+                None => Some(report.limits.nearest(ns)).map(|(name, times)| format!("{times:.1} x {name}")),
+            });
+            row.push(limit.unwrap_or("-".into()));
         }
         table.add_row(row);
     }
-    for column in table.column_iter_mut().skip(1).take(columns) {
+    for column in table.column_iter_mut().skip(1 + usize::from(with_format)).take(columns) {
         column.set_cell_alignment(CellAlignment::Right);
     }
     table
@@ -104,20 +117,26 @@ fn write_header(text: &mut String, report: &Report) -> std::fmt::Result {
 
 /// Every subject that is missing somewhere, once for each reason.
 fn write_skipped(text: &mut String, report: &Report) -> std::fmt::Result {
-    let mut reasons: Vec<(&str, &str, Vec<String>)> = Vec::new();
+    let mut reasons: Vec<(&str, &str, Vec<&str>, Vec<String>)> = Vec::new();
     for skipped in &report.skipped {
         let workload = format!("{} ({})", skipped.workload, skipped.threads);
-        let known = reasons.iter_mut().find(|known| (known.0, known.1) == (skipped.subject, &skipped.reason));
-        match known {
-            Some(known) => known.2.push(workload),
-            None => reasons.push((skipped.subject, &skipped.reason, vec![workload])),
+        let known = reasons.iter().position(|known| (known.0, known.1) == (skipped.subject, &skipped.reason));
+        let known = known.unwrap_or_else(|| {
+            reasons.push((skipped.subject, &skipped.reason, Vec::new(), Vec::new()));
+            reasons.len() - 1
+        });
+        let (_, _, formats, workloads) = &mut reasons[known];
+        formats.extend(skipped.format.filter(|format| !formats.contains(format)));
+        if !workloads.contains(&workload) {
+            workloads.push(workload);
         }
     }
     if !reasons.is_empty() {
         writeln!(text, "\nNot measured")?;
     }
-    for (subject, reason, workloads) in reasons {
-        writeln!(text, "  {subject}, {}: {reason}", workloads.join(", "))?;
+    for (subject, reason, formats, workloads) in reasons {
+        let formats: String = formats.iter().map(|format| format!("{format}, ")).collect();
+        writeln!(text, "  {subject}, {formats}{}: {reason}", workloads.join(", "))?;
     }
     Ok(())
 }
@@ -130,10 +149,16 @@ fn write_legend(text: &mut String, report: &Report, layout: &Layout<'_>) -> std:
          from\nleast to greatest in percent. With two threads the same figure means perfect scaling. A second \
          line: 99.99 %\nof single operations took no longer, whatever else the machine did included; --json has \
          that of every\nworkload. The clock for these moves in steps of {:.1} ns; the {:.1} ns that it takes \
-         itself are taken off.\nTimes the limit: how often the largest of the limits below that is not above \
-         our figure fits into it.",
+         itself are taken off.",
         timer.resolution_ns, timer.overhead_ns
     )?;
+    match layout.limit {
+        Some(limit) => writeln!(text, "Times the limit: how often the figure of `{limit}` fits into ours.")?,
+        None => writeln!(
+            text,
+            "Times the limit: how often the largest of the limits below that is not above our figure fits into it."
+        )?,
+    }
     writeln!(text, "\nLimits, measured on one core in this run")?;
     for (name, meaning, ns) in [
         (

@@ -78,7 +78,12 @@ impl OpTimer {
 
     /// Nanoseconds that `ticks` are, without the clock's own.
     pub fn ns(&self, ticks: u64) -> f64 {
-        (ticks as f64 * self.ns_per_tick - self.figures.overhead_ns).max(0.0)
+        self.sum_ns(ticks, 1)
+    }
+
+    /// Nanoseconds of `ticks` that `intervals` intervals add up to, without the clock's own.
+    pub fn sum_ns(&self, ticks: u64, intervals: u64) -> f64 {
+        (ticks as f64 * self.ns_per_tick - intervals as f64 * self.figures.overhead_ns).max(0.0)
     }
 
     /// The time that 99.99 % of the operations timed did not exceed; `None` for fewer than 10,000, of which

@@ -36,7 +36,7 @@ fn cores() -> usize {
 }
 
 fn layout<'a>(about: &'a [(&'a str, &'a str)]) -> Layout<'a> {
-    Layout { ours: "portcullis", rival: "linux", tails: &["full-32bit"], about }
+    Layout { ours: "portcullis", rival: "linux", limit: None, tails: &["full-32bit"], about }
 }
 
 /// Every workload with every number of threads that it is defined for and this machine has cores for is in
@@ -170,10 +170,10 @@ fn single_operations_are_timed_where_there_are_enough() {
 #[test]
 fn wrong_names_are_told_with_the_right_ones() {
     let error = run(&Request { workloads: vec!["pair-3".into()], ..request() }).unwrap_err();
-    assert!(matches!(&error, BenchError::NoSuchWorkload { name } if name == "pair-3"));
+    assert!(matches!(&error, BenchError::NoSuch { kind: "workload", name, .. } if name == "pair-3"));
     assert!(error.to_string().contains("pair-1, pair-2") && error.to_string().contains("full-32bit"));
     let error = run(&Request { subjects: vec!["windows".into()], ..request() }).unwrap_err();
-    assert!(matches!(&error, BenchError::NoSuchSubject { name } if name == "windows"));
+    assert!(matches!(&error, BenchError::NoSuch { kind: "subject", name, .. } if name == "windows"));
     assert!(error.to_string().contains("portcullis-backing, portcullis-tree, linux, offset-allocator"));
 }
 

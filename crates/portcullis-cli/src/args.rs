@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::builder::PossibleValuesParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use portcullis::domain::Policy;
-use portcullis_bench::iova::{SUBJECTS, WORKLOADS};
+use portcullis_bench::{iova, pgtable};
 use portcullis_trace::replay::FORMATS;
 
 /// DMA remapping: what protection from devices costs, and what it leaves exposed.
@@ -97,26 +97,60 @@ pub struct Bench {
 pub enum BenchWhat {
     /// Allocation of I/O virtual addresses, beside Linux's allocator and crates of the registry
     Iova(BenchIova),
+    /// Page tables in the formats of hardware, beside Linux's
+    Pgtable(BenchPgtable),
 }
 
 #[derive(Debug, Args)]
 pub struct BenchIova {
     /// Workloads, separated by commas [default: all]
     #[arg(long, value_delimiter = ',', value_name = "NAME,..", hide_possible_values = true,
-          value_parser = PossibleValuesParser::new(WORKLOADS.map(|workload| workload.name)))]
+          value_parser = PossibleValuesParser::new(iova::WORKLOADS.map(|workload| workload.name)))]
     pub workload: Vec<String>,
 
     /// Subjects to measure, separated by commas [default: all; linux with --rival only]
     #[arg(long, value_delimiter = ',', value_name = "NAME,..",
-          value_parser = PossibleValuesParser::new(SUBJECTS.map(|subject| subject.name)))]
+          value_parser = PossibleValuesParser::new(iova::SUBJECTS.map(|subject| subject.name)))]
     pub subject: Vec<String>,
 
+    #[command(flatten)]
+    pub options: BenchOptions,
+}
+
+#[derive(Debug, Args)]
+pub struct BenchPgtable {
+    /// Formats, separated by commas [default: all]
+    #[arg(long, value_delimiter = ',', value_name = "NAME,..",
+          value_parser = PossibleValuesParser::new(pgtable::formats()))]
+    pub format: Vec<String>,
+
+    /// Workloads, separated by commas [default: all]
+    #[arg(long, value_delimiter = ',', value_name = "NAME,..",
+          value_parser = PossibleValuesParser::new(pgtable::work::WORKLOADS.map(|workload| workload.name)))]
+    pub workload: Vec<String>,
+
+    /// Subjects to measure, separated by commas [default: portcullis, stores, locked; with --rival, linux]
+    #[arg(long, value_delimiter = ',', value_name = "NAME,..",
+          value_parser = PossibleValuesParser::new(pgtable::SUBJECTS.map(|subject| subject.name)))]
+    pub subject: Vec<String>,
+
+    /// Also tables whose changes are written back from the CPU's caches: the subjects that end in -nc
+    #[arg(long, conflicts_with = "subject")]
+    pub incoherent: bool,
+
+    #[command(flatten)]
+    pub options: BenchOptions,
+}
+
+/// What every benchmark can be told.
+#[derive(Debug, Args)]
+pub struct BenchOptions {
     /// Numbers of threads, each on a core of its own [default: 1 and 2, as far as the workload allows]
     #[arg(long, value_delimiter = ',', value_name = "N,..", value_parser = clap::value_parser!(u8).range(1..=2))]
     pub threads: Vec<u8>,
 
-    /// Linux's own allocator: a shared library with its iova.c and the functions peer_iova_new and
-    /// peer_iova_del. Its code is run
+    /// Linux's own code: a shared library (docs/bench.md says what it exports for each benchmark). Its code is
+    /// run
     #[arg(long, value_name = "PATH")]
     pub rival: Option<PathBuf>,
 

@@ -5,11 +5,14 @@ use std::process::ExitCode;
 use clap::CommandFactory;
 use clap::error::ErrorKind;
 use indicatif::{ProgressBar, ProgressStyle};
-use portcullis_bench::iova::{self, BenchError, Request, SUBJECTS};
+use portcullis_bench::pgtable::Choice;
+use portcullis_bench::report::Report;
+use portcullis_bench::request::{BenchError, Request};
 use portcullis_bench::runner::{Options, Progress};
 use portcullis_bench::table::{self, Layout};
+use portcullis_bench::{iova, pgtable};
 
-use crate::args::{Arguments, BenchIova, BenchWhat};
+use crate::args::{Arguments, BenchOptions, BenchWhat};
 use crate::print;
 
 /// Why a benchmark failed.
@@ -23,40 +26,61 @@ pub enum CommandError {
 
 /// Runs the benchmark and prints what it found.
 pub fn run(what: &BenchWhat) -> Result<ExitCode, CommandError> {
-    let BenchWhat::Iova(arguments) = what;
-    let request = Request {
-        workloads: arguments.workload.clone(),
-        subjects: arguments.subject.clone(),
-        threads: threads(arguments),
-        rival: arguments.rival.clone(),
-        options: if arguments.quick { Options::quick() } else { Options::full() },
-    };
-    let bar = progress_bar();
-    let outcome = iova::run(&request, |progress| show(&bar, progress));
-    bar.finish_and_clear();
-    let report = match outcome {
-        Err(error @ BenchError::NoRival) => wrong_usage(&error),
-        outcome => outcome?,
-    };
-    let text = if arguments.json {
-        let mut json = serde_json::to_string_pretty(&report).map_err(std::io::Error::from)?;
-        json.push('\n');
-        json
-    } else {
-        let about = SUBJECTS.map(|subject| (subject.name, subject.about));
-        let layout = Layout { ours: "portcullis", rival: "linux", tails: &["full-32bit"], about: &about };
-        table::render(&report, &layout)
-    };
-    print(&text)?;
-    Ok(ExitCode::SUCCESS)
+    match what {
+        BenchWhat::Iova(arguments) => {
+            let options = if arguments.options.quick { Options::quick() } else { Options::full() };
+            let request = request(&arguments.options, &arguments.workload, &arguments.subject, options);
+            let report = measure(|progress| iova::run(&request, progress))?;
+            let about = iova::SUBJECTS.map(|subject| (subject.name, subject.about));
+            show(&arguments.options, &report, &layout(None, &["full-32bit"], &about))
+        }
+        BenchWhat::Pgtable(arguments) => {
+            let options = if arguments.options.quick { pgtable::quick() } else { pgtable::full() };
+            let request = request(&arguments.options, &arguments.workload, &arguments.subject, options);
+            let choice = Choice { formats: arguments.format.clone(), incoherent: arguments.incoherent };
+            let report = measure(|progress| pgtable::run(&request, &choice, progress))?;
+            let about = pgtable::SUBJECTS.map(|subject| (subject.name, subject.about));
+            show(&arguments.options, &report, &layout(Some("stores"), &[], &about))
+        }
+    }
 }
 
-/// The numbers of threads asked for, each once.
-fn threads(arguments: &BenchIova) -> Vec<usize> {
+fn request(arguments: &BenchOptions, workloads: &[String], subjects: &[String], options: Options) -> Request {
+    // Each number of threads once.
     let mut threads: Vec<usize> = arguments.threads.iter().map(|threads| usize::from(*threads)).collect();
     threads.sort_unstable();
     threads.dedup();
-    threads
+    let (workloads, subjects) = (workloads.to_vec(), subjects.to_vec());
+    Request { workloads, subjects, threads, rival: arguments.rival.clone(), options }
+}
+
+fn layout<'a>(limit: Option<&'a str>, tails: &'a [&'a str], about: &'a [(&'a str, &'a str)]) -> Layout<'a> {
+    Layout { ours: "portcullis", rival: "linux", limit, tails, about }
+}
+
+/// Runs a benchmark under a bar.
+fn measure(
+    run: impl FnOnce(&mut dyn FnMut(Progress)) -> Result<Report, BenchError>,
+) -> Result<Report, CommandError> {
+    let bar = progress_bar();
+    let outcome = run(&mut |progress| advance(&bar, progress));
+    bar.finish_and_clear();
+    match outcome {
+        Err(error @ BenchError::NoRival) => wrong_usage(&error),
+        outcome => Ok(outcome?),
+    }
+}
+
+fn show(arguments: &BenchOptions, report: &Report, layout: &Layout<'_>) -> Result<ExitCode, CommandError> {
+    let text = if arguments.json {
+        let mut json = serde_json::to_string_pretty(report).map_err(std::io::Error::from)?;
+        json.push('\n');
+        json
+    } else {
+        table::render(report, layout)
+    };
+    print(&text)?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Ends the program as a wrong argument does.
@@ -71,9 +95,10 @@ fn progress_bar() -> ProgressBar {
     ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
-fn show(bar: &ProgressBar, progress: Progress) {
+fn advance(bar: &ProgressBar, progress: Progress) {
     bar.set_length(progress.total as u64);
     bar.set_position(progress.done as u64);
-    bar.set_message(progress.workload);
+    let format = progress.format.map_or(String::new(), |format| format!("{format} "));
+    bar.set_message(format!("{format}{}", progress.workload));
     bar.tick();
 }

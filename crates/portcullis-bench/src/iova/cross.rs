@@ -102,7 +102,7 @@ impl<A: Allocator> Cell for CrossCell<A> {
         Ok(None)
     }
 
-    fn check(&mut self) -> Result<(), Failure> {
+    fn check(&mut self, _: &Team) -> Result<(), Failure> {
         // Nothing is live between repetitions.
         Ok(())
     }

@@ -58,7 +58,7 @@ impl<A: Allocator> Cell for FirstCell<A> {
         Ok(None)
     }
 
-    fn check(&mut self) -> Result<(), Failure> {
+    fn check(&mut self, _: &Team) -> Result<(), Failure> {
         // Each turn has checked its own.
         Ok(())
     }

@@ -1,46 +1,13 @@
 //! Linux's own allocator, in a shared library that the user names.
-//!
-//! Nothing of Linux is part of this program: the library is built by somebody else, from Linux's unmodified
-//! sources and a few functions to make a domain, and opened at run time. Only the names and signatures of
-//! its functions are known here.
 
 use std::ffi::{c_uint, c_ulong, c_void};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::allocator::{Allocator, Make, Pages};
+use crate::rival::{self, RivalError};
 use crate::runner::Failure;
-
-/// Why Linux's allocator cannot be measured.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum RivalError {
-    /// There is no such file.
-    #[error("{path}: {source}")]
-    NoFile {
-        /// What was to be opened.
-        path: PathBuf,
-        /// Why it cannot be read.
-        source: std::io::Error,
-    },
-    /// The file is no shared library for this machine.
-    #[error("{path} is no shared library that can be loaded: {source}")]
-    Load {
-        /// What was to be opened.
-        path: PathBuf,
-        /// What the system's linker says.
-        source: libloading::Error,
-    },
-    /// The library lacks a function.
-    #[error("{path} does not hold Linux's IOVA allocator: it has no `{symbol}`")]
-    Symbol {
-        /// The library.
-        path: PathBuf,
-        /// The name that is not in it.
-        symbol: &'static str,
-    },
-}
 
 type Domain = *mut c_void;
 type New = unsafe extern "C" fn() -> Domain;
@@ -61,36 +28,18 @@ pub(crate) struct Library {
 
 impl Library {
     pub(crate) fn open(path: &Path) -> Result<Self, RivalError> {
-        let load = |source| RivalError::Load { path: path.into(), source };
-        // The system's linker would look for a bare name in its own folders.
-        let full = path.canonicalize().map_err(|source| RivalError::NoFile { path: path.into(), source })?;
-        // SAFETY: the user named this library for its code to be run. What it must be is documented with the
-        // option; nothing more can be known of it.
-        let library = unsafe { libloading::Library::new(full) }.map_err(load)?;
-        // Never dropped, so that what is copied out of it stays valid.
-        let library = Box::leak(Box::new(library));
+        let library = rival::Library::open(path, "Linux's IOVA allocator")?;
         // SAFETY: these are the types that the library's functions and its variable have in C.
         unsafe {
             Ok(Self {
-                new: *symbol::<New>(library, path, "peer_iova_new")?,
-                delete: *symbol::<Delete>(library, path, "peer_iova_del")?,
-                alloc: *symbol::<AllocFast>(library, path, "alloc_iova_fast")?,
-                free: *symbol::<FreeFast>(library, path, "free_iova_fast")?,
-                cpus: **symbol::<*const c_uint>(library, path, "kshim_ncpu")? as usize,
+                new: library.get("peer_iova_new")?,
+                delete: library.get("peer_iova_del")?,
+                alloc: library.get("alloc_iova_fast")?,
+                free: library.get("free_iova_fast")?,
+                cpus: *library.get::<*const c_uint>("kshim_ncpu")? as usize,
             })
         }
     }
-}
-
-/// # Safety
-/// `T` is a pointer to what `name` is in the library.
-unsafe fn symbol<'a, T>(
-    library: &'a libloading::Library,
-    path: &Path,
-    name: &'static str,
-) -> Result<libloading::Symbol<'a, T>, RivalError> {
-    // SAFETY: the caller's promise is passed on unchanged.
-    unsafe { library.get(name) }.map_err(|_| RivalError::Symbol { path: path.into(), symbol: name })
 }
 
 /// One of Linux's `iova_domain`s.

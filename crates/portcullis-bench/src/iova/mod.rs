@@ -18,10 +18,8 @@ mod stream;
 mod subject;
 pub mod workload;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
-pub use linux::RivalError;
 use subject::Subject;
 pub use subject::{SUBJECTS, SubjectInfo};
 pub use workload::WORKLOADS;
@@ -30,66 +28,24 @@ use workload::{Plans, Shape, Workload};
 use crate::limits::Limits;
 use crate::machine::Machine;
 use crate::report::Report;
-use crate::runner::{Failure, Group, Open, Options, Progress, Runner};
-use crate::team::{Team, TeamError};
+use crate::request::choose;
+pub use crate::request::{BenchError, Request};
+pub use crate::rival::RivalError;
+use crate::runner::{Failure, Group, Open, Progress, Runner};
+use crate::team::Team;
 use crate::timer::OpTimer;
-
-/// What to measure.
-#[derive(Debug, Clone)]
-pub struct Request {
-    /// Workloads by name, in any order; empty for all.
-    pub workloads: Vec<String>,
-    /// Subjects by name, in any order; empty for all (Linux's only with a `rival`).
-    pub subjects: Vec<String>,
-    /// Numbers of threads; empty for those with which each workload makes sense.
-    pub threads: Vec<usize>,
-    /// The shared library that holds Linux's allocator.
-    pub rival: Option<PathBuf>,
-    /// How much to measure.
-    pub options: Options,
-}
-
-/// Why nothing could be measured.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum BenchError {
-    /// A name that no workload has.
-    #[error("no workload {name:?}; there are {}", names(WORKLOADS.iter().map(|workload| workload.name)))]
-    NoSuchWorkload {
-        /// What was asked for.
-        name: String,
-    },
-    /// A name that no subject has.
-    #[error("no subject {name:?}; there are {}", names(SUBJECTS.iter().map(|subject| subject.name)))]
-    NoSuchSubject {
-        /// What was asked for.
-        name: String,
-    },
-    /// Linux's allocator was asked for, but not where it is.
-    #[error("the subject `linux` needs the shared library that holds it")]
-    NoRival,
-    /// Linux's allocator cannot be used.
-    #[error(transparent)]
-    Rival(#[from] RivalError),
-    /// There are no threads to measure with.
-    #[error(transparent)]
-    Team(#[from] TeamError),
-    /// Not even the machine's limits could be measured.
-    #[error("the machine's limits cannot be measured: {0}")]
-    Limits(Failure),
-}
-
-fn names(names: impl Iterator<Item = &'static str>) -> String {
-    names.collect::<Vec<_>>().join(", ")
-}
 
 /// Measures, telling `progress` before each workload.
 ///
 /// # Errors
 /// [`BenchError`]; a subject that cannot do a workload is no error, but told in the report.
 pub fn run(request: &Request, progress: impl FnMut(Progress)) -> Result<Report, BenchError> {
-    let workloads = workloads(&request.workloads)?;
-    let wanted = wanted_subjects(request)?;
+    let workloads = choose("workload", WORKLOADS, |workload| workload.name, &request.workloads, |_| true)?;
+    let by_default = |subject: &&SubjectInfo| request.rival.is_some() || subject.name != subject::LINUX;
+    let wanted = choose("subject", &SUBJECTS, |subject| subject.name, &request.subjects, by_default)?;
+    if request.rival.is_none() && wanted.iter().any(|subject| subject.name == subject::LINUX) {
+        return Err(BenchError::NoRival);
+    }
     let most_threads = request.threads.iter().copied().max().unwrap_or(2).max(1);
     let runner =
         Runner { team: Team::new(most_threads)?, timer: OpTimer::calibrated(), options: request.options };
@@ -115,29 +71,6 @@ pub fn run(request: &Request, progress: impl FnMut(Progress)) -> Result<Report, 
     })
 }
 
-fn workloads(wanted: &[String]) -> Result<Vec<Workload>, BenchError> {
-    if let Some(name) = wanted.iter().find(|name| WORKLOADS.iter().all(|w| w.name != **name)) {
-        return Err(BenchError::NoSuchWorkload { name: name.clone() });
-    }
-    let chosen = |w: &&Workload| wanted.is_empty() || wanted.iter().any(|name| name == w.name);
-    Ok(WORKLOADS.iter().filter(chosen).copied().collect())
-}
-
-fn wanted_subjects(request: &Request) -> Result<Vec<&'static SubjectInfo>, BenchError> {
-    let wanted = &request.subjects;
-    if let Some(name) = wanted.iter().find(|name| SUBJECTS.iter().all(|s| s.name != **name)) {
-        return Err(BenchError::NoSuchSubject { name: name.clone() });
-    }
-    if request.rival.is_none() && wanted.iter().any(|name| name == subject::LINUX) {
-        return Err(BenchError::NoRival);
-    }
-    let chosen = |subject: &&SubjectInfo| {
-        let by_default = request.rival.is_some() || subject.name != subject::LINUX;
-        if wanted.is_empty() { by_default } else { wanted.iter().any(|name| name == subject.name) }
-    };
-    Ok(SUBJECTS.iter().filter(chosen).collect())
-}
-
 fn group(workload: &Workload, threads: usize, subjects: &[Subject]) -> Group {
     let plans = Arc::new(Plans::default());
     let open = |subject: &Subject| -> (&'static str, Open) {
@@ -156,5 +89,11 @@ fn group(workload: &Workload, threads: usize, subjects: &[Subject]) -> Group {
         Shape::Replace { live } => Some(live * threads),
         _ => None,
     };
-    Group { workload: workload.name, threads, size, subjects: subjects.iter().map(open).collect() }
+    Group {
+        format: None,
+        workload: workload.name,
+        threads,
+        size,
+        subjects: subjects.iter().map(open).collect(),
+    }
 }

@@ -273,7 +273,7 @@ impl<A: Allocator, S: Stream<A>> Cell for StreamCell<A, S> {
         Ok(Some(ticks.concat()))
     }
 
-    fn check(&mut self) -> Result<(), Failure> {
+    fn check(&mut self, _: &Team) -> Result<(), Failure> {
         let mut live: Vec<Pages> = Vec::new();
         for stream in &self.shared.streams {
             let stream = stream.lock().unwrap_or_else(PoisonError::into_inner);

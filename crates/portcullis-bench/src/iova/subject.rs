@@ -9,10 +9,11 @@ use super::allocator::{Allocator, Make};
 use super::check::Watched;
 use super::cross::CrossCell;
 use super::first::FirstCell;
-use super::linux::{self, Library, RivalError};
+use super::linux::{self, Library};
 use super::portcullis;
 use super::stream::{Pair, Replace, Ring, StreamCell};
 use super::workload::{Plans, Shape};
+use crate::rival::RivalError;
 use crate::runner::{Cell, Failure, Options, Runner};
 use crate::team::Team;
 
@@ -128,7 +129,7 @@ fn opener<A: Allocator>(make: Make<A>) -> OpenSubject {
         let mut watched = cell(runner, &Watched::make(&make), small, threads, &Plans::default())?;
         let ops = runner.options.tiny.map_or(CHECK_OPS, |most| 8 * most as u64);
         watched.repetition(&runner.team, ops)?;
-        watched.check()?;
+        watched.check(&runner.team)?;
         drop(watched);
         let shape = runner.options.tiny.map_or(shape, |most| shape.scaled(most));
         cell(runner, &make, shape, threads, plans)

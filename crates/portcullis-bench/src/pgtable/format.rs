@@ -1,0 +1,104 @@
+//! The formats that are measured, each as the hardware that has it is usually set up.
+
+use std::sync::Arc;
+
+use portcullis::pgtable::{Format, Layout, TableError, VtdSecondStage};
+use portcullis::std_platform::StdPlatform;
+
+use super::memory::Memory;
+use super::ours::{Locked, Tables};
+use super::stores::Stores;
+use super::subject::Ours;
+use super::table::Measured;
+use super::work::Pattern;
+use crate::runner::Failure;
+
+/// What is measured: 48 bits of address in and out unless a format has fewer.
+fn all() -> Vec<Result<Arc<dyn AnyFormat>, TableError>> {
+    vec![any(VtdSecondStage::new(4, 3, 48))]
+}
+
+fn any<X: Format>(format: Result<X, TableError>) -> Result<Arc<dyn AnyFormat>, TableError> {
+    Ok(Arc::new(format?))
+}
+
+/// The formats.
+pub(crate) fn formats() -> Vec<Arc<dyn AnyFormat>> {
+    all().into_iter().flatten().collect()
+}
+
+/// What a workload must know of a format to be laid out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Geometry {
+    /// The binary logarithm of the granule.
+    pub granule: u32,
+    /// The binary logarithm of the entries of a table.
+    pub index: u32,
+    /// The levels above the lowest at which a single entry can be a leaf.
+    pub large: [bool; 2],
+    /// The bits of an address.
+    pub input: u32,
+    /// The highest physical address.
+    pub last_phys: u64,
+}
+
+/// A format, whichever it is.
+pub(crate) trait AnyFormat: Send + Sync {
+    fn name(&self) -> &'static str;
+
+    fn geometry(&self) -> Geometry;
+
+    /// Tables for the work of `pattern`.
+    fn open(
+        &self,
+        subject: Ours,
+        platform: &StdPlatform,
+        pattern: &Pattern,
+    ) -> Result<Arc<dyn Measured>, Failure>;
+}
+
+impl<X: Format> AnyFormat for X {
+    fn name(&self) -> &'static str {
+        Format::name(self)
+    }
+
+    fn geometry(&self) -> Geometry {
+        let single = |level| self.leaf_sizes().iter().any(|size| size.level == level && size.run == 0);
+        Geometry {
+            granule: X::GRANULE_SHIFT,
+            index: <X as Layout>::INDEX_BITS,
+            large: [single(2), single(3)],
+            input: self.input_bits(),
+            last_phys: self.last_phys().get(),
+        }
+    }
+
+    fn open(
+        &self,
+        subject: Ours,
+        platform: &StdPlatform,
+        pattern: &Pattern,
+    ) -> Result<Arc<dyn Measured>, Failure> {
+        Ok(match subject {
+            Ours::Engine { coherent: true } => Arc::new(Tables::new(Memory::<true>, *self, platform)?),
+            Ours::Engine { coherent: false } => Arc::new(Tables::new(Memory::<false>, *self, platform)?),
+            Ours::Locked => Arc::new(Locked::new(Tables::new(Memory::<true>, *self, platform)?)),
+            Ours::Stores { coherent: true } => Arc::new(Stores::new(Memory::<true>, *self, pattern)?),
+            Ours::Stores { coherent: false } => Arc::new(Stores::new(Memory::<false>, *self, pattern)?),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{all, formats};
+
+    #[test]
+    fn every_format_exists_and_has_a_name_of_its_own() {
+        assert!(all().iter().all(Result::is_ok));
+        let mut names: Vec<_> = formats().iter().map(|format| format.name()).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), all().len());
+    }
+}

@@ -1,0 +1,96 @@
+//! Memory for page tables: ordinary memory of this process, whose physical addresses are its own.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::sync::atomic::AtomicU64;
+
+use portcullis::addr::PhysAddr;
+use portcullis::platform::{FRAME_SIZE, Frames, Table};
+
+/// Takes each allocation from the process's allocator: tables are made before the clock starts. Finding one
+/// costs nothing: its address is the pointer (as in Linux's code where that is measured beside).
+///
+/// Where `COHERENT` is false, changes are written back to memory, as for an IOMMU that does not look into the
+/// caches. (Nothing here would notice if they were not.)
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Memory<const COHERENT: bool>;
+
+fn layout(count: usize) -> Option<Layout> {
+    let frame = FRAME_SIZE as usize;
+    let align = count.checked_next_power_of_two()?.checked_mul(frame)?;
+    Layout::from_size_align(count.checked_mul(frame)?, align).ok().filter(|layout| layout.size() > 0)
+}
+
+// SAFETY: the process's allocator gives out aligned, zeroed memory that is nobody else's until it is given
+// back; addresses of 2^52 and above are refused. `table` is that memory.
+unsafe impl<const COHERENT: bool> Frames for Memory<COHERENT> {
+    fn alloc(&self, count: usize) -> Option<PhysAddr> {
+        let layout = layout(count)?;
+        // SAFETY: the layout's size is not 0.
+        let memory = unsafe { alloc_zeroed(layout) };
+        let address = memory.expose_provenance() as u64;
+        if memory.is_null() || address >= 1 << 52 {
+            if !memory.is_null() {
+                // SAFETY: it was allocated above, with this layout.
+                unsafe { dealloc(memory, layout) };
+            }
+            return None;
+        }
+        Some(PhysAddr::new(address))
+    }
+
+    unsafe fn free(&self, first: PhysAddr, count: usize) {
+        if let Some(layout) = layout(count) {
+            // SAFETY: by the caller's promise `alloc` gave it out for the same count, and so with the same
+            // layout, and nobody uses it any more.
+            unsafe { dealloc(std::ptr::with_exposed_provenance_mut(first.get() as usize), layout) };
+        }
+    }
+
+    const COHERENT: bool = COHERENT;
+
+    #[inline]
+    fn clean(&self, words: &[AtomicU64]) {
+        write_back(words);
+    }
+
+    #[inline]
+    unsafe fn table(&self, frame: PhysAddr) -> &Table {
+        // SAFETY: by the caller's promise it lies, at a multiple of the frame size, in what `alloc` gave out:
+        // memory whose provenance was exposed there, that holds words (zeros at first) which are only accessed
+        // as atomics, and that is not freed while the reference lives.
+        unsafe { &*std::ptr::with_exposed_provenance::<Table>(frame.get() as usize) }
+    }
+}
+
+/// Whether this machine can write cache lines back from here.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn can_write_back() -> bool {
+    use std::arch::x86_64::{__cpuid, __cpuid_count};
+    // Intel SDM volume 2, CPUID: leaf 7, EBX bit 23 is CLFLUSHOPT.
+    __cpuid(0).eax >= 7 && __cpuid_count(7, 0).ebx & 1 << 23 != 0
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) fn can_write_back() -> bool {
+    false
+}
+
+/// Writes the cache lines of `words` back and waits for that, with the instructions that Linux uses: they also
+/// drop the lines from the caches.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+fn write_back(words: &[AtomicU64]) {
+    const LINE: usize = 64;
+    let first = words.as_ptr() as usize & !(LINE - 1);
+    let end = words.as_ptr_range().end as usize;
+    for line in (first..end).step_by(LINE) {
+        // SAFETY: the line holds at least one of the words, so it is mapped; the instruction changes neither
+        // memory as any thread sees it nor flags. `can_write_back` was asked before such memory was made.
+        unsafe { std::arch::asm!("clflushopt [{}]", in(reg) line, options(nostack, preserves_flags)) };
+    }
+    // SAFETY: every x86-64 processor has the instruction; it has no operands.
+    unsafe { std::arch::x86_64::_mm_sfence() };
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn write_back(_: &[AtomicU64]) {}
