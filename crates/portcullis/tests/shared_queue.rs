@@ -32,10 +32,10 @@ impl InvalidationQueue for Hardware {
         std::thread::yield_now();
         let number = self.waits.fetch_add(1, Ordering::Relaxed) + 1;
         self.busy.store(false, Ordering::Release);
-        if self.fail_every > 0 && number % self.fail_every == 0 {
+        if self.fail_every > 0 && number.is_multiple_of(self.fail_every) {
             return Err(InvalidationError::Rejected { code: 9 });
         }
-        assert!(self.panic_every == 0 || number % self.panic_every != 0, "a driver's bug");
+        assert!(self.panic_every == 0 || !number.is_multiple_of(self.panic_every), "a driver's bug");
         let mut done = self.done.lock().unwrap();
         requests.iter().for_each(|request| done[request.domain.0 as usize] += 1);
         Ok(())

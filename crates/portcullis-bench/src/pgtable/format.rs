@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use portcullis::pgtable::{Format, Layout, TableError, VtdSecondStage};
+use portcullis::pgtable::{
+    AmdV1, Arm, ArmStage, Format, Layout, Riscv, RiscvMode, TableError, VtdSecondStage, X86FirstStage,
+};
 use portcullis::std_platform::StdPlatform;
 
 use super::memory::Memory;
@@ -13,9 +15,29 @@ use super::table::Measured;
 use super::work::Pattern;
 use crate::runner::Failure;
 
-/// What is measured: 48 bits of address in and out unless a format has fewer.
-fn all() -> Vec<Result<Arc<dyn AnyFormat>, TableError>> {
-    vec![any(VtdSecondStage::new(4, 3, 48))]
+/// Bits of physical addresses: all formats have them, and they hold every address of this process.
+const PHYS: u32 = 48;
+
+/// What is measured: with 48 bits of I/O virtual address where the format has a choice, and with leaves at the
+/// lowest three levels.
+fn all() -> [Result<Arc<dyn AnyFormat>, TableError>; 15] {
+    [
+        any(VtdSecondStage::new(4, 3, PHYS)),
+        any(X86FirstStage::new(4, 3, PHYS)),
+        any(X86FirstStage::new(5, 3, PHYS)),
+        any(AmdV1::new(4, 3, PHYS)),
+        any(Arm::<12>::new(ArmStage::One, 48, PHYS)),
+        any(Arm::<14>::new(ArmStage::One, 48, PHYS)),
+        any(Arm::<16>::new(ArmStage::One, 48, PHYS)),
+        any(Arm::<12>::new(ArmStage::Two, 48, PHYS)),
+        any(Arm::<14>::new(ArmStage::Two, 48, PHYS)),
+        any(Arm::<16>::new(ArmStage::Two, 48, PHYS)),
+        any(Riscv::new(RiscvMode::Sv39, 3, PHYS)),
+        any(Riscv::new(RiscvMode::Sv48, 3, PHYS)),
+        any(Riscv::new(RiscvMode::Sv57, 3, PHYS)),
+        any(Riscv::new(RiscvMode::Sv39x4, 3, PHYS)),
+        any(Riscv::new(RiscvMode::Sv48x4, 3, PHYS)),
+    ]
 }
 
 fn any<X: Format>(format: Result<X, TableError>) -> Result<Arc<dyn AnyFormat>, TableError> {

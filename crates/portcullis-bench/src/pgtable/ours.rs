@@ -54,7 +54,7 @@ impl<F: Frames, X: Format> Table for Tables<F, X> {
 
     #[inline]
     fn phys(&self, iova: u64) -> Option<u64> {
-        self.table.translate(&self.platform, Iova::new(iova)).map(|(phys, _)| phys.get())
+        self.table.iova_to_phys(&self.platform, Iova::new(iova)).map(PhysAddr::get)
     }
 }
 
