@@ -173,9 +173,10 @@ fn spaces_do_not_disturb_each_other() {
     for step in 0..40_000 {
         platform.be(rng.below(4) as usize);
         let which = rng.below(spaces.len() as u64) as usize;
-        let others: Vec<_> = (step % 16 == 0)
-            .then(|| spaces.iter().map(|known| known.space.usage()).collect())
-            .unwrap_or_default();
+        let others: Vec<_> = match step % 16 {
+            0 => spaces.iter().map(|known| known.space.usage()).collect(),
+            _ => Vec::new(),
+        };
         let known = &mut spaces[which];
         match rng.below(20) {
             0 => known.space.flush_caches(&platform),

@@ -24,7 +24,7 @@ use portcullis::iova::{IovaSpace, RingArena, RingConfig, SpaceConfig};
 use portcullis::mapper::{Mapper, TableMapper};
 use portcullis::pgtable::{PageTable, VtdSecondStage};
 use portcullis::std_platform::StdPlatform;
-use portcullis_model::{Context, DeviceId, Iommu, IommuConfig, Memory, Queue, Stats};
+use portcullis_model::{Context, Descriptor, DeviceId, Iommu, IommuConfig, Memory, Queue, Stats};
 
 const PAGE: u64 = 4096;
 const NIC: DeviceId = DeviceId(1);
@@ -139,6 +139,16 @@ fn rates(before: Stats, after: Stats) -> Rates {
         iotlb: (after.iotlb_misses - before.iotlb_misses) as f64 / accesses,
         levels: std::array::from_fn(level),
     }
+}
+
+/// The smallest block around `range`, or the domain.
+fn one_block(range: IovaRange) -> Descriptor {
+    let differing = (range.start().get() ^ range.last().get()) / PAGE;
+    let address_mask = u64::BITS - differing.leading_zeros();
+    if address_mask > 9 {
+        return Descriptor::DomainSelective { domain: DOMAIN };
+    }
+    Descriptor::PageSelective { domain: DOMAIN, address: range.start(), address_mask, leaf_only: true }
 }
 
 impl Machine {
@@ -297,23 +307,15 @@ impl Machine {
 
     fn unmap(&self, range: IovaRange) {
         assert_eq!(self.mapper.unmap(&self.platform, range, &mut Gather::new()).bytes, range.len());
-        let (first, last) = (range.start().get(), range.last().get());
-        // The multiple of its size that it may lie across.
-        let size = range.len().next_power_of_two();
-        let split = last / size * size;
-        if self.setup.blocks == Blocks::Two && split > first {
-            self.forget(first, split - 1);
-            self.forget(split, last);
-        } else {
-            self.forget(first, last);
+        match self.setup.blocks {
+            // As the driver of the software IOMMU does it.
+            Blocks::Two => {
+                let request = Invalidation::Range { range, leaf_only: true };
+                self.iommu.queue().invalidate(DOMAIN, request).unwrap();
+            }
+            Blocks::One => self.iommu.queue().submit(&[one_block(range), Descriptor::Wait]).unwrap(),
         }
         assert_eq!(self.iommu.probe(NIC, range.start(), Permissions::WRITE), None, "strict");
-    }
-
-    /// One block, and a wait that does not count here.
-    fn forget(&self, first: u64, last: u64) {
-        let range = IovaRange::from_bounds(Iova::new(first), Iova::new(last)).unwrap();
-        self.iommu.queue().invalidate(DOMAIN, Invalidation::Range { range, leaf_only: true }).unwrap();
     }
 
     fn take(&self, pages: u64) -> IovaRange {
