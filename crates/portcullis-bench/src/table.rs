@@ -1,5 +1,6 @@
 //! The report for people.
 
+use std::collections::HashSet;
 use std::fmt::Write;
 
 use comfy_table::{CellAlignment, Table, presets};
@@ -39,7 +40,9 @@ pub fn render(report: &Report, layout: &Layout<'_>) -> String {
 fn table(report: &Report, layout: &Layout<'_>) -> Table {
     let (mut rows, mut seen): (Vec<Row<'_>>, Vec<&str>) = Default::default();
     let results = report.results.iter().map(|r| ((r.format, r.workload, r.threads), r.subject));
-    let skipped = report.skipped.iter().map(|s| ((s.format, s.workload, s.threads), s.subject));
+    // Where nobody has a figure in one of several formats, it is told below the table only.
+    let skipped = report.skipped.iter().filter(|s| s.format.is_none());
+    let skipped = skipped.map(|s| ((s.format, s.workload, s.threads), s.subject));
     for (row, subject) in results.chain(skipped) {
         if !seen.contains(&subject) {
             seen.push(subject);
@@ -134,9 +137,16 @@ fn write_skipped(text: &mut String, report: &Report) -> std::fmt::Result {
     if !reasons.is_empty() {
         writeln!(text, "\nNot measured")?;
     }
+    let measured = report.results.iter().map(|result| (result.workload, result.threads));
+    let all: HashSet<_> = measured.chain(report.skipped.iter().map(|s| (s.workload, s.threads))).collect();
     for (subject, reason, formats, workloads) in reasons {
         let formats: String = formats.iter().map(|format| format!("{format}, ")).collect();
-        writeln!(text, "  {subject}, {formats}{}: {reason}", workloads.join(", "))?;
+        let workloads = if workloads.len() == all.len() && !formats.is_empty() {
+            "every workload".into()
+        } else {
+            workloads.join(", ")
+        };
+        writeln!(text, "  {subject}, {formats}{workloads}: {reason}")?;
     }
     Ok(())
 }
@@ -146,10 +156,18 @@ fn write_legend(text: &mut String, report: &Report, layout: &Layout<'_>) -> std:
     writeln!(
         text,
         "\nNanoseconds of one thread per operation: the median of interleaved repetitions, and half of the span \
-         from\nleast to greatest in percent. With two threads the same figure means perfect scaling. A second \
-         line: 99.99 %\nof single operations took no longer, whatever else the machine did included; --json has \
-         that of every\nworkload. The clock for these moves in steps of {:.1} ns; the {:.1} ns that it takes \
-         itself are taken off.",
+         from\nleast to greatest in percent. With two threads the same figure means perfect scaling."
+    )?;
+    if !layout.tails.is_empty() {
+        writeln!(
+            text,
+            "A second line: 99.99 % of single operations took no longer, whatever else the machine did included."
+        )?;
+    }
+    writeln!(
+        text,
+        "--json has what 99.99 % of single operations did not exceed, of every workload. The clock for these moves \
+         in\nsteps of {:.1} ns; the {:.1} ns that it takes itself are taken off.",
         timer.resolution_ns, timer.overhead_ns
     )?;
     match layout.limit {

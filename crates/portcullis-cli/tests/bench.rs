@@ -5,7 +5,11 @@ use std::process::{Command, Output, Stdio};
 use serde_json::Value;
 
 fn bench(arguments: &[&str]) -> Output {
-    let arguments = [&["bench", "iova", "--quick"], arguments].concat();
+    bench_of("iova", arguments)
+}
+
+fn bench_of(what: &str, arguments: &[&str]) -> Output {
+    let arguments = [&["bench", what, "--quick"], arguments].concat();
     Command::new(env!("CARGO_BIN_EXE_portcullis")).args(arguments).stdin(Stdio::null()).output().unwrap()
 }
 
@@ -106,4 +110,49 @@ fn a_rival_that_cannot_be_used_is_an_error() {
     assert!(message.starts_with("portcullis: no/such/librival.so: "), "{message}");
     let message = failure(env!("CARGO_BIN_EXE_portcullis"));
     assert!(message.starts_with("portcullis: ") && message.contains("shared library"), "{message}");
+}
+
+#[test]
+fn page_tables_are_told_by_format() {
+    let arguments = [
+        "--json",
+        "--format",
+        "amd-v1,vtd-ss",
+        "--workload",
+        "map-4k",
+        "--subject",
+        "portcullis",
+        "--threads",
+        "1",
+    ];
+    let output = bench_of("pgtable", &arguments);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(json["bench"], "pgtable");
+    let results = json["results"].as_array().unwrap();
+    let formats: Vec<_> = results.iter().map(|result| result["format"].as_str().unwrap()).collect();
+    assert_eq!(formats, ["vtd-ss", "amd-v1"]);
+    assert_eq!(keys(&results[0]), "format max min ns_per_op p99_99 subject threads workload");
+
+    let output = bench_of("pgtable", &["--format", "vtd-ss", "--workload", "unmap-2m", "--threads", "1"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let text = stdout(&output);
+    assert!(text.contains("unmap-2m") && text.contains("the figure of `stores` fits into ours"), "{text}");
+    assert!(text.contains("PageTable behind one lock"), "the subjects are explained: {text}");
+}
+
+#[test]
+fn wrong_usage_of_page_tables_exits_with_2() {
+    let cases: [(&[&str], &str); 4] = [
+        (&["--format", "ppc64"], "riscv-sv48"),
+        (&["--workload", "map-8k"], "map-sg-64k"),
+        (&["--subject", "linux-nc"], "--rival"),
+        (&["--subject", "stores", "--incoherent"], "cannot be used with"),
+    ];
+    for (arguments, expected) in cases {
+        let output = bench_of("pgtable", arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains(expected), "{arguments:?}: {}", stderr(&output));
+        assert!(stdout(&output).is_empty());
+    }
 }
