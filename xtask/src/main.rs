@@ -71,18 +71,67 @@ impl Step {
     }
 }
 
-/// The variable that names a build of Linux's allocator, which is not ours to ship.
-const RIVAL: &str = "PORTCULLIS_RIVAL";
+/// A part of Linux to measure beside, which is not ours to ship.
+struct Rival {
+    /// The variable that names a build of it.
+    variable: &'static str,
+    what: &'static str,
+    step: &'static str,
+    arguments: &'static [&'static str],
+}
+
+const RIVALS: [Rival; 2] = [
+    Rival {
+        variable: "PORTCULLIS_RIVAL",
+        what: "allocator",
+        step: "tests beside Linux's allocator",
+        arguments: &[
+            "test",
+            "--locked",
+            "--release",
+            "-p",
+            "portcullis-bench",
+            "--test",
+            "iova",
+            "--",
+            "--ignored",
+        ],
+    },
+    Rival {
+        variable: "PORTCULLIS_RIVAL_PT",
+        what: "page tables",
+        step: "tests beside Linux's page tables",
+        arguments: &[
+            "test",
+            "--locked",
+            "--release",
+            "-p",
+            "portcullis-bench",
+            "--test",
+            "pgtable",
+            "--",
+            "--ignored",
+        ],
+    },
+];
+
+impl Rival {
+    fn is_there(&self) -> bool {
+        std::env::var_os(self.variable).is_some()
+    }
+}
 
 /// Tests that the command would run on a machine that had what they need.
 fn skipped(arguments: &[String]) -> Vec<String> {
     let tests = arguments.first().is_some_and(|command| command == "test");
-    let why = format!("every_workload_runs_on_linux: {RIVAL} names no library with Linux's allocator");
-    (tests && !has_rival()).then_some(why).into_iter().collect()
-}
-
-fn has_rival() -> bool {
-    std::env::var_os(RIVAL).is_some()
+    let missing = RIVALS.iter().filter(|rival| tests && !rival.is_there());
+    let why = |rival: &Rival| {
+        format!(
+            "every_workload_runs_on_linux: {} names no library with Linux's {}",
+            rival.variable, rival.what
+        )
+    };
+    missing.map(why).collect()
 }
 
 fn root() -> PathBuf {
@@ -116,12 +165,8 @@ fn test_steps() -> Vec<Step> {
             ..Step::cargo("the core run without std", &[])
         },
     ];
-    if has_rival() {
-        steps.push(Step::cargo(
-            "tests beside Linux's allocator",
-            &["test", "--locked", "--release", "-p", "portcullis-bench", "--", "--ignored"],
-        ));
-    }
+    let rivals = RIVALS.iter().filter(|rival| rival.is_there());
+    steps.extend(rivals.map(|rival| Step::cargo(rival.step, rival.arguments)));
     steps
 }
 
