@@ -35,28 +35,49 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     /// As [`translate`](Self::translate), without the attributes.
     #[inline]
     pub fn iova_to_phys<P: Platform>(&self, platform: &P, iova: Iova) -> Option<PhysAddr> {
-        self.translate(platform, iova).map(|(phys, _)| phys)
+        if iova > self.last_iova() {
+            return None;
+        }
+        let phys = |slot: Option<&LocalSlot<'_>>| {
+            let _section = self.sections().enter(slot);
+            self.find(iova.get()).map(|(at, entry)| self.phys(at, entry, iova.get()))
+        };
+        match platform.with_slot_at_hand(|slot| phys(Some(slot))) {
+            Some(found) => found,
+            None => platform.with_slot(phys),
+        }
     }
 
     #[inline]
     fn translate_in(&self, slot: Option<&LocalSlot<'_>>, iova: u64) -> Option<(PhysAddr, Attributes)> {
         let _section = self.sections().enter(slot);
+        let (at, entry) = self.find(iova)?;
+        Some((self.phys(at, entry, iova), self.format().attributes(entry, at.level)))
+    }
+
+    /// The leaf entry for `iova`, and where it is. Inside a section.
+    #[inline]
+    fn find(&self, iova: u64) -> Option<(Position, u64)> {
         let mut at = self.top(iova);
         loop {
             let entry = self.word(at).load(Ordering::Acquire);
             match self.format().decode(entry, at.level) {
                 Entry::Table { table, level } => at = self.step(iova, table, level),
-                Entry::Leaf { run } => {
-                    let offset = iova & !(u64::MAX << (self.format().shift(at.level) + run));
-                    let page = self.format().page(entry, at.level);
-                    return Some((
-                        PhysAddr::new(page.get() | offset),
-                        self.format().attributes(entry, at.level),
-                    ));
-                }
+                Entry::Leaf { .. } => return Some((at, entry)),
                 Entry::Absent => return None,
             }
         }
+    }
+
+    /// Where the leaf `entry` at `at` leads `iova`.
+    #[inline]
+    fn phys(&self, at: Position, entry: u64, iova: u64) -> PhysAddr {
+        let run = match self.format().decode(entry, at.level) {
+            Entry::Leaf { run } => run,
+            _ => 0,
+        };
+        let offset = iova & !(u64::MAX << (self.format().shift(at.level) + run));
+        PhysAddr::new(self.format().page(entry, at.level).get() | offset)
     }
 
     /// Calls `visit` for each leaf, in the order of addresses. Leaves that come and go meanwhile may or may
