@@ -72,10 +72,10 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         loop {
             let word = self.word(at);
             let mut entry = word.load(Ordering::Acquire);
+            if entry == 0 && at.level == size.level {
+                break;
+            }
             if entry & X::PRESENT == 0 {
-                if at.level == size.level {
-                    break;
-                }
                 entry = match self.install(word, at.level - 1) {
                     Ok(entry) => entry,
                     Err(conflict) => return stop(conflict),
@@ -163,7 +163,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         let mut conflict = None;
         for group in words.chunks(group) {
             let page = PhysAddr::new(phys.wrapping_add((done as u64) << shift));
-            let stored = store_free(group, X::PRESENT, format.leaf(page, size, attributes), stride, size.run);
+            let stored = store_free(group, format.leaf(page, size, attributes), stride, size.run);
             done += stored;
             if stored < group.len() {
                 let before = (done as u64) << shift;
@@ -191,7 +191,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         done: usize,
     ) -> (usize, Option<Conflict>) {
         let entries = words.iter().take(1 << size.run).map(|word| word.load(Ordering::Relaxed));
-        let Some((index, entry)) = entries.enumerate().find(|(_, entry)| entry & X::PRESENT != 0) else {
+        let Some((index, entry)) = entries.enumerate().find(|(_, entry)| *entry != 0) else {
             // It has gone meanwhile: the next run finds it so.
             return (0, None);
         };
@@ -217,13 +217,14 @@ impl<F: Frames, X: Format> PageTable<F, X> {
 /// Stores `value`, and `stride` more each time, to `words`, as long as they are free: whole pages of 2^`run`
 /// words each, of which none is stored where one is in use. How many words.
 #[inline]
-fn store_free(words: &[AtomicU64], present: u64, mut value: u64, stride: u64, run: u32) -> usize {
-    let in_use = |words: &[AtomicU64]| words.iter().fold(0, |bits, word| bits | word.load(Ordering::Relaxed));
+fn store_free(words: &[AtomicU64], mut value: u64, stride: u64, run: u32) -> usize {
+    let in_use =
+        |words: &[AtomicU64]| words.iter().fold(0, |bits, word| bits | word.load(Ordering::Relaxed)) != 0;
     let mut done = 0;
     if run <= LINE_BITS {
         // A cache line at a time: looked at as a whole, then written.
         for line in words.as_chunks::<LINE>().0 {
-            if in_use(line) & present != 0 {
+            if in_use(line) {
                 break;
             }
             value = store(line, value, stride);
@@ -231,7 +232,7 @@ fn store_free(words: &[AtomicU64], present: u64, mut value: u64, stride: u64, ru
         }
     }
     for page in words[done..].chunks(1 << run) {
-        if in_use(page) & present != 0 {
+        if in_use(page) {
             break;
         }
         value = store(page, value, stride);

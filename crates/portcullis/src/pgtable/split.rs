@@ -3,23 +3,44 @@
 //! The new, smaller leaves are made ready first and put in place entry by entry; translations stay as they are.
 //! Where the architecture wants *break before make*, the entries are cleared first and the hardware is made to
 //! forget the page; meanwhile, for that long, a device's accesses to it fail. What stands in the entries then
-//! is absent for the hardware but not nothing, so that nobody else uses their place.
+//! is the [mark](Format::MARK) alone, absent for the hardware but not nothing, so that nobody else uses their
+//! place, and who wants to unmap another part of the page waits.
+//!
+//! Several CPUs may unmap parts of one page at once: an entry is exchanged only where it still is the page's.
 
 use alloc::vec::Vec;
+use core::ops::Range;
 
 use super::format::{Attributes, Entry, Format, Layout, LeafSize};
-use super::map::store;
 use super::table::PageTable;
-use super::unmap::LargePage;
+use super::unmap::{LargePage, Obstacle};
 use super::walk::{Conflict, Position};
 use crate::addr::PhysAddr;
 use crate::platform::{Frames, Platform};
-use crate::sync::Ordering;
+use crate::sync::{AtomicU64, Ordering};
 
 /// What is to take a large page's place.
 struct Split {
     large: LargePage,
     entries: Vec<u64>,
+}
+
+/// A page that is broken until this is dropped: it comes back as it was unless it was confirmed that the
+/// hardware has forgotten it.
+struct Broken<'a, F: Frames, X: Format, P: Platform> {
+    table: &'a PageTable<F, X>,
+    platform: &'a P,
+    split: Split,
+    confirmed: bool,
+}
+
+impl<F: Frames, X: Format, P: Platform> Drop for Broken<'_, F, X, P> {
+    fn drop(&mut self) {
+        self.platform.with_slot(|slot| {
+            let _section = self.table.sections().enter(slot);
+            self.table.finish(&self.split, self.confirmed);
+        });
+    }
 }
 
 impl<F: Frames, X: Format> PageTable<F, X> {
@@ -34,44 +55,71 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         iova: u64,
         invalidate: &mut dyn FnMut(u64, u64) -> bool,
     ) -> Result<(), Conflict> {
-        let ready = platform.with_slot(|slot| {
+        let broken = platform.with_slot(|slot| {
             let _section = self.sections().enter(slot);
-            let Some(large) = self.unmap_run(iova, 1).sticks_out else {
-                // Somebody else has unmapped or split it.
-                return Ok(None);
+            let large = match self.unmap_run(iova, 1).obstacle {
+                Some(Obstacle::SticksOut(large)) if large.size != LeafSize { level: 1, run: 0 } => large,
+                // Somebody else has unmapped or split it, or is about to.
+                _ => return Ok(None),
             };
             let split = Split { large, entries: self.smaller(large)? };
-            if X::BREAK_BEFORE_MAKE {
-                self.replace(&split, |_| X::MARK);
-                return Ok(Some(split));
+            let all = 0..split.entries.len();
+            if !X::BREAK_BEFORE_MAKE {
+                if self.replace(&large, all, |index| split.entries[index]) == 0 {
+                    self.free_tables(&split);
+                }
+                return Ok(None);
             }
-            self.replace(&split, |index| split.entries[index]);
-            Ok(None)
+            // Whoever exchanges the first entry has the page.
+            if self.replace(&large, 0..1, |_| X::MARK) == 0 {
+                self.free_tables(&split);
+                return Ok(None);
+            }
+            self.replace(&large, 1..all.end, |_| X::MARK);
+            Ok(Some(split))
         })?;
-        let Some(split) = ready else {
+        let Some(split) = broken else {
             return Ok(());
         };
-        let LargePage { iova, size, at, .. } = split.large;
-        let confirmed = invalidate(iova, 1 << (self.format().shift(at.level) + size.run));
-        platform.with_slot(|slot| {
-            let _section = self.sections().enter(slot);
-            self.finish(&split, confirmed)
-        })
+        let LargePage { iova, size, .. } = split.large;
+        let mut broken = Broken { table: self, platform, split, confirmed: false };
+        broken.confirmed = invalidate(iova, 1 << (self.format().shift(size.level) + size.run));
+        if broken.confirmed { Ok(()) } else { Err(Conflict::Busy) }
     }
 
     /// After the hardware has forgotten the page, or did not confirm it: then it comes back as it was.
-    fn finish(&self, split: &Split, confirmed: bool) -> Result<(), Conflict> {
+    fn finish(&self, split: &Split, confirmed: bool) {
         let LargePage { at, page, size, attributes, .. } = split.large;
-        let words = &self.words(at)[..1 << size.run];
-        if confirmed {
-            words.iter().zip(&split.entries).for_each(|(word, entry)| word.store(*entry, Ordering::Release));
+        let leaf = self.format().leaf(page, size, attributes);
+        let stride = self.format().stride(size);
+        // The marks keep their table where it is, unless somebody else has unmapped them against the rules.
+        let mut back = 0;
+        if self.is_still_there(&split.large) {
+            let words = &self.words(at)[..split.entries.len()];
+            for (index, word) in words.iter().enumerate() {
+                let smaller = split.entries[index];
+                let whole = leaf.wrapping_add(stride.wrapping_mul(index as u64));
+                let entry = if confirmed { smaller } else { whole };
+                let exchanged = word.compare_exchange(X::MARK, entry, Ordering::AcqRel, Ordering::Relaxed);
+                back += usize::from(exchanged.is_ok());
+            }
             self.clean(words);
-            return Ok(());
         }
-        store(words, self.format().leaf(page, size, attributes), self.format().stride(size));
-        self.clean(words);
-        self.free_tables(&split.entries, at.level);
-        Err(Conflict::Busy)
+        if !confirmed || back == 0 {
+            self.free_tables(split);
+        }
+    }
+
+    /// Whether a walk for the page ends in the table in which it was found.
+    fn is_still_there(&self, large: &LargePage) -> bool {
+        let mut at = self.top(large.iova);
+        while at.level > large.at.level {
+            match self.format().decode(self.word(at).load(Ordering::Acquire), at.level) {
+                Entry::Table { table, level } => at = self.step(large.iova, table, level),
+                _ => return false,
+            }
+        }
+        at.table == large.at.table && at.level == large.at.level
     }
 
     /// The entries that translate as the large page does, in smaller leaves: of the same level, if it has
@@ -95,11 +143,24 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         Ok(entries)
     }
 
-    /// Stores what `entry` gives for each entry of the large page.
-    fn replace(&self, split: &Split, entry: impl Fn(usize) -> u64) {
-        let words = &self.words(split.large.at)[..split.entries.len()];
-        words.iter().enumerate().for_each(|(index, word)| word.store(entry(index), Ordering::Release));
+    /// Stores what `entry` gives for those entries among `which` of the large page that are still its own. How
+    /// many. Inside the section in which it was found.
+    fn replace(&self, large: &LargePage, which: Range<usize>, entry: impl Fn(usize) -> u64) -> usize {
+        let words = &self.words(large.at)[which.clone()];
+        let (format, level) = (self.format(), large.at.level);
+        let is_ours = |old| {
+            format.decode(old, level) == Entry::Leaf { run: large.size.run }
+                && format.page(old, level) == large.page
+        };
+        let mut replaced = 0;
+        for (index, word) in which.zip(words) {
+            let change = |old| is_ours(old).then(|| entry(index));
+            // Tried again where the hardware has set a bit of its own meanwhile.
+            let result = word.fetch_update(Ordering::AcqRel, Ordering::Acquire, change);
+            replaced += usize::from(result.is_ok());
+        }
         self.clean(words);
+        replaced
     }
 
     /// Fills the new table at `table`, of `level`, with leaves for the memory from `page` on.
@@ -109,7 +170,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         let mut index = 0;
         while index < entries {
             let words = self.words(Position { table, level, index });
-            let words = &words[..words.len().min(entries - index)];
+            let words: &[AtomicU64] = &words[..words.len().min(entries - index)];
             for (word, index) in words.iter().zip(index as u64..) {
                 let page = PhysAddr::new(page.get() + (index << shift));
                 word.store(format.leaf(page, LeafSize { level, run: 0 }, attributes), Ordering::Release);
@@ -119,9 +180,13 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         }
     }
 
-    fn free_tables(&self, entries: &[u64], level: u32) {
-        for entry in entries {
-            if let Entry::Table { table, level } = self.format().decode(*entry, level) {
+    /// Frees the tables that did not take the page's place.
+    fn free_tables(&self, split: &Split) {
+        if split.large.size.run > 0 {
+            return;
+        }
+        for entry in &split.entries {
+            if let Entry::Table { table, level } = self.format().decode(*entry, split.large.at.level) {
                 self.count_frames(-(self.frames_of(level) as isize));
                 self.free_table(table, level);
             }

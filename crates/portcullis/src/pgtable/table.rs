@@ -4,7 +4,7 @@ use super::error::{MapError, TableError};
 use super::format::{Attributes, Format, Layout, LeafSize};
 use super::map::Last;
 use super::reclaim::Unlinked;
-use super::unmap::UnmapRun;
+use super::unmap::{Obstacle, UnmapRun};
 use super::walk::Conflict;
 use crate::addr::{Iova, IovaRange, PageSize, PageSizes, PhysAddr};
 use crate::percpu::Sections;
@@ -251,12 +251,13 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     }
 
     /// Clears every entry of `range`. A large page of which it covers only a part is split; where there is no
-    /// memory for that, it stays.
+    /// memory for that, it stays. So does a granule of which it covers only a part.
     ///
     /// The hardware may go on using what it has cached until it is told to forget it. One walk for each leaf
     /// table, one store for each entry; a hole costs one step for each missing table. Allocates only to split;
     /// cannot fail. `invalidate` is called, with no slot held, only for a format that wants a page broken
-    /// before it is split: it makes the hardware forget the range and says whether that worked.
+    /// before it is split: it makes the hardware forget the range and says whether that worked. With such a
+    /// format an unmap of one part of a page waits for that of another.
     #[inline]
     pub fn unmap<P: Platform>(
         &self,
@@ -287,9 +288,9 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         let enter = |slot: Option<&LocalSlot<'_>>, at: &mut u64, bytes: &mut u64| {
             let _section = self.sections.enter(slot);
             while *at <= end {
-                let UnmapRun { bytes: removed, skip, sticks_out } = self.unmap_run(*at, end - *at + 1);
-                if sticks_out.is_some() {
-                    return sticks_out.map(|page| (page.iova, self.format.page_size(page.size).bytes()));
+                let UnmapRun { bytes: removed, skip, obstacle } = self.unmap_run(*at, end - *at + 1);
+                if obstacle.is_some() {
+                    return obstacle;
                 }
                 *bytes += removed;
                 // The end is below 2^63, so this cannot wrap.
@@ -298,16 +299,23 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             None
         };
         loop {
-            let large = match platform.with_slot_at_hand(|slot| enter(Some(slot), &mut at, &mut bytes)) {
-                Some(large) => large,
+            let obstacle = match platform.with_slot_at_hand(|slot| enter(Some(slot), &mut at, &mut bytes)) {
+                Some(obstacle) => obstacle,
                 None => platform.with_slot(|slot| enter(slot, &mut at, &mut bytes)),
             };
-            let Some((page, len)) = large else {
-                return Unmapped { bytes };
+            let page = match obstacle {
+                None => return Unmapped { bytes },
+                Some(Obstacle::SticksOut(page)) => page,
+                Some(Obstacle::Broken) => {
+                    pause();
+                    continue;
+                }
             };
             let forget = &mut |start, len| IovaRange::new(Iova::new(start), len).is_ok_and(&mut *invalidate);
-            if self.split(platform, at, forget).is_err() {
-                at = page + len;
+            // A part of a granule cannot be removed.
+            let is_smallest = page.size == LeafSize { level: 1, run: 0 };
+            if is_smallest || self.split(platform, at, forget).is_err() {
+                at = page.iova + self.format.page_size(page.size).bytes();
             }
         }
     }

@@ -15,8 +15,18 @@ pub(super) struct UnmapRun {
     pub bytes: u64,
     /// Bytes after those in which there is nothing to remove.
     pub skip: u64,
-    /// What is next is a part of this large page.
-    pub sticks_out: Option<LargePage>,
+    /// Why it ends there.
+    pub obstacle: Option<Obstacle>,
+}
+
+/// What cannot be removed just so.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Obstacle {
+    /// What is next is a part of this larger page.
+    SticksOut(LargePage),
+    /// What is next is a part of a page that another CPU has broken, to split it: try again, outside the
+    /// section.
+    Broken,
 }
 
 /// A page that is larger than what is to be removed of it.
@@ -58,7 +68,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     /// kind.
     ///
     /// `iova` and `len` lie inside the aperture, and `len` is not 0. What is removed and what is skipped
-    /// together are at least one byte, unless a large page sticks out. Inside a section.
+    /// together are at least one byte, unless there is an obstacle. Inside a section.
     pub(super) fn unmap_run(&self, iova: u64, len: u64) -> UnmapRun {
         let format = self.format();
         let mut at = self.top(iova);
@@ -67,10 +77,13 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             match format.decode(entry, at.level) {
                 Entry::Leaf { run } => break (entry, run),
                 Entry::Table { table, level } => at = self.step(iova, table, level),
+                Entry::Absent if entry == X::MARK => {
+                    return UnmapRun { bytes: 0, skip: 0, obstacle: Some(Obstacle::Broken) };
+                }
                 Entry::Absent => {
                     // On to the next entry of this table.
                     let entry_bytes = 1 << format.shift(at.level);
-                    return UnmapRun { bytes: 0, skip: entry_bytes - iova % entry_bytes, sticks_out: None };
+                    return UnmapRun { bytes: 0, skip: entry_bytes - iova % entry_bytes, obstacle: None };
                 }
             }
         };
@@ -84,7 +97,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
                 size,
                 attributes: format.attributes(first, at.level),
             };
-            return UnmapRun { bytes: 0, skip: 0, sticks_out: Some(page) };
+            return UnmapRun { bytes: 0, skip: 0, obstacle: Some(Obstacle::SticksOut(page)) };
         }
         let words = self.words(at);
         let pages = if run > 0 && format.stride(size) == 0 { 1 } else { len >> (shift + run) };
@@ -94,7 +107,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         self.clean(&words[..cleared]);
         let bytes = (cleared as u64) << shift;
         // Another CPU may have removed the first one meanwhile: that is passed over, too.
-        UnmapRun { bytes, skip: if bytes == 0 { page_bytes } else { 0 }, sticks_out: None }
+        UnmapRun { bytes, skip: if bytes == 0 { page_bytes } else { 0 }, obstacle: None }
     }
 }
 

@@ -1,0 +1,9 @@
+//! The page-table engine, whatever the format: against a plain map, without memory, with hardware that does not
+//! answer, with CPUs in each other's way.
+
+mod common;
+
+mod engine {
+    pub mod split;
+    pub mod support;
+}

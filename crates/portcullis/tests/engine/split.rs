@@ -1,0 +1,179 @@
+//! Parts of large pages: what is unmapped goes, the rest stays, whatever happens meanwhile.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use portcullis::pgtable::{Format, Layout, LeafSize, MapError};
+use portcullis_model::Memory;
+
+use super::support::*;
+use crate::common::{PAGE, vtd};
+
+const LARGE: u64 = 2 << 20;
+const HUGE: u64 = 1 << 30;
+
+/// The largest page of the format is mapped, and each granule of a few unmapped, alone with it.
+fn any_part_can_go<X: Format>(format: X) {
+    let memory = Memory::new(64 << 20);
+    let table = make(Arc::clone(&memory), format);
+    let sizes: Vec<_> = format.leaf_sizes().iter().map(|size| format.page_size(*size).bytes()).collect();
+    let (granule, largest) = (sizes[0], *sizes.last().unwrap());
+    let middle = largest / 2;
+    for at in [0, granule, middle - granule, middle, largest - granule] {
+        map(&table, 0, largest).unwrap();
+        assert_eq!(unmap(&table, at, granule), granule);
+        let around =
+            [0, at.saturating_sub(granule), at, (at + granule).min(largest - granule), largest - granule];
+        for near in around {
+            assert_eq!(is_mapped(&table, near), near != at, "{near:#x} after {at:#x} of {largest:#x}");
+        }
+        assert_eq!(unmap(&table, 0, largest), largest - granule);
+        reclaim(&table);
+        assert_accounted(&memory, &table);
+    }
+}
+
+#[test]
+fn any_part_of_a_large_page_can_go() {
+    any_part_can_go(vtd(3));
+    any_part_can_go(vtd(5));
+    any_part_can_go(BreakFirst(vtd(4)));
+}
+
+#[test]
+fn less_than_the_smallest_page_cannot_go_and_does_not() {
+    let memory = Memory::new(64 << 20);
+    let table = make(Arc::clone(&memory), vtd(4));
+    map(&table, 0, PAGE).unwrap();
+    map(&table, LARGE, LARGE).unwrap();
+    assert_eq!(unmap(&table, 0x800, 0x10), 0);
+    assert_eq!(unmap(&table, 0x800, PAGE), 0);
+    // Nor at the ends of a range.
+    assert_eq!(unmap(&table, LARGE + 0x800, 2 * PAGE), PAGE);
+    assert!(is_mapped(&table, 0) && is_mapped(&table, LARGE) && is_mapped(&table, LARGE + 2 * PAGE));
+    assert!(!is_mapped(&table, LARGE + PAGE));
+    assert_accounted(&memory, &table);
+}
+
+#[test]
+fn without_memory_the_page_stays() {
+    let memory = Memory::new(64 << 20);
+    let table = make(Arc::clone(&memory), vtd(4));
+    map(&table, HUGE, HUGE).unwrap();
+    let before = table.table_bytes();
+    // A 1 GiB page takes two tables: the first fails, then the second.
+    memory.fail_after(1);
+    assert_eq!(unmap(&table, HUGE + PAGE, PAGE), 0);
+    assert_eq!(table.table_bytes(), before);
+    assert!(is_mapped(&table, HUGE + PAGE));
+    memory.fail_after(2);
+    assert_eq!(unmap(&table, HUGE + PAGE, PAGE), 0);
+    assert!(is_mapped(&table, HUGE + PAGE), "in pages of 2 MiB now");
+    // What else the range covers goes all the same.
+    memory.fail_after(1);
+    assert_eq!(unmap(&table, HUGE + PAGE, 2 * LARGE), LARGE + PAGE);
+    assert!(is_mapped(&table, HUGE + PAGE) && is_mapped(&table, HUGE + 2 * LARGE + PAGE));
+    assert_eq!(unmap(&table, HUGE + PAGE, PAGE), PAGE);
+    assert_accounted(&memory, &table);
+    drop(table);
+    assert_eq!(memory.frames_in_use(), 0);
+}
+
+#[test]
+fn a_page_is_broken_before_it_is_split() {
+    let memory = Memory::new(64 << 20);
+    let table = make(Arc::clone(&memory), BreakFirst(vtd(4)));
+    map(&table, LARGE, LARGE).unwrap();
+    let mut told = Vec::new();
+    let removed = unmap_telling(&table, range(LARGE + PAGE, PAGE), |range| {
+        assert!(!is_mapped(&table, LARGE), "broken meanwhile");
+        assert!(
+            matches!(map(&table, LARGE, LARGE), Err(MapError::AlreadyMapped { .. })),
+            "not free meanwhile"
+        );
+        told.push(range);
+        true
+    });
+    assert_eq!((removed.bytes, told), (PAGE, vec![range(LARGE, LARGE)]));
+    assert!(is_mapped(&table, LARGE) && !is_mapped(&table, LARGE + PAGE));
+    assert_accounted(&memory, &table);
+}
+
+#[test]
+fn a_page_that_is_not_confirmed_to_be_broken_comes_back() {
+    let memory = Memory::new(64 << 20);
+    let table = make(Arc::clone(&memory), BreakFirst(vtd(4)));
+    map(&table, HUGE, HUGE).unwrap();
+    let before = table.table_bytes();
+    assert_eq!(unmap_telling(&table, range(HUGE + PAGE, PAGE), |_| false).bytes, 0);
+    assert!(is_mapped(&table, HUGE) && is_mapped(&table, HUGE + PAGE));
+    assert_eq!(table.table_bytes(), before);
+    // One level goes, the next does not.
+    let mut answers = [true, false].into_iter();
+    assert_eq!(unmap_telling(&table, range(HUGE + PAGE, PAGE), |_| answers.next().unwrap()).bytes, 0);
+    assert!(is_mapped(&table, HUGE) && is_mapped(&table, HUGE + PAGE));
+    assert_eq!(unmap(&table, HUGE, HUGE), HUGE);
+    reclaim(&table);
+    assert_accounted(&memory, &table);
+}
+
+/// Another CPU splits the page just before this one would, and takes its own part out.
+#[test]
+fn two_cpus_unmap_parts_of_one_large_page() {
+    let frames = Hooked::<true>::new();
+    let table = Arc::new(make(Arc::clone(&frames), vtd(4)));
+    map(&table, LARGE, LARGE).unwrap();
+    let other = Arc::clone(&table);
+    frames.once(move || {
+        let other = Arc::clone(&other);
+        let unmapping = std::thread::spawn(move || unmap(&other, LARGE + 5 * PAGE, PAGE));
+        assert_eq!(unmapping.join().unwrap(), PAGE);
+    });
+    assert_eq!(unmap(&table, LARGE + 9 * PAGE, PAGE), PAGE);
+    let gone: Vec<_> = (0..512).filter(|page| !is_mapped(&table, LARGE + page * PAGE)).collect();
+    assert_eq!(gone, [5, 9]);
+    assert_accounted(&frames.memory, &table);
+    // The hook's table goes with the hook.
+    assert_eq!(Arc::strong_count(&table), 1);
+}
+
+/// Another CPU wants a part of the page while it is broken: it gets it when the page is back.
+#[test]
+fn two_cpus_unmap_parts_of_one_page_that_is_broken() {
+    for confirmed in [true, false] {
+        let memory = Memory::new(64 << 20);
+        let table = Arc::new(make(Arc::clone(&memory), BreakFirst(vtd(4))));
+        map(&table, LARGE, LARGE).unwrap();
+        let over = Arc::new(AtomicBool::new(false));
+        let mut unmapping = None;
+        let removed = unmap_telling(&table, range(LARGE + 9 * PAGE, PAGE), |_| {
+            let (other, over) = (Arc::clone(&table), Arc::clone(&over));
+            unmapping = Some(std::thread::spawn(move || {
+                let bytes = unmap(&other, LARGE + 5 * PAGE, PAGE);
+                over.store(true, Ordering::Release);
+                bytes
+            }));
+            // Long enough for it to be done, if it did not wait.
+            std::thread::sleep(Duration::from_millis(20));
+            confirmed
+        });
+        assert_eq!(removed.bytes, if confirmed { PAGE } else { 0 });
+        assert_eq!(unmapping.unwrap().join().unwrap(), PAGE);
+        let gone: Vec<_> = (0..512).filter(|page| !is_mapped(&table, LARGE + page * PAGE)).collect();
+        assert_eq!(gone, if confirmed { vec![5, 9] } else { vec![5] });
+        assert_accounted(&memory, &table);
+    }
+}
+
+#[test]
+fn the_marks_and_the_sizes_fit() {
+    fn check<X: Format>(format: X) {
+        assert_eq!(format.leaf_sizes()[0], LeafSize { level: 1, run: 0 });
+        let table = format.table(portcullis::addr::PhysAddr::new(0x1_0000), 1);
+        assert_eq!(table & X::PRESENT, X::PRESENT, "a table can be set aside and put back");
+        assert_eq!(table & X::MARK, 0);
+    }
+    check(vtd(4));
+    check(BreakFirst(vtd(4)));
+}
