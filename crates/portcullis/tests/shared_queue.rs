@@ -99,7 +99,9 @@ fn a_queue_that_panics_stops_nobody() {
     let done: u64 = queue.queue().done.lock().unwrap().iter().sum();
     assert_eq!(done + failures, 8 * EACH);
     assert!(failures > 0);
-    assert_eq!(queue.invalidate(DomainId(0), range(0)), Ok(()));
+    // The next one may be one that panics; the one after it is not.
+    let call = || queue.invalidate(DomainId(0), range(0));
+    assert!((0..2).any(|_| matches!(catch_unwind(AssertUnwindSafe(call)), Ok(Ok(())))));
 }
 
 #[test]

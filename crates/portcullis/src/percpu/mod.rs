@@ -4,7 +4,7 @@ mod owned;
 mod sections;
 
 pub use owned::Owned;
-pub use sections::{Section, Sections};
+pub use sections::{Section, Sections, Turn};
 
 use alloc::boxed::Box;
 use core::ops::Deref;

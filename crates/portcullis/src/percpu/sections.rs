@@ -22,11 +22,15 @@ pub struct Sections {
     others: Mutex<()>,
 }
 
+/// The turn of a CPU with a slot, until it is dropped.
+#[derive(Debug)]
+pub struct Turn<'a>(&'a AtomicU64);
+
 /// A turn, until it is dropped.
 #[derive(Debug)]
 pub enum Section<'a> {
     /// Of a CPU with a slot.
-    Slot(&'a AtomicU64),
+    Slot(#[allow(dead_code, reason = "held until dropped")] Turn<'a>),
     /// Of one without.
     Shared(#[allow(dead_code, reason = "held until dropped")] MutexGuard<'a, ()>),
 }
@@ -41,14 +45,20 @@ impl Sections {
     /// their turns, without one. Must not be called during another turn on the same slot.
     #[inline]
     pub fn enter(&self, slot: Option<&LocalSlot<'_>>) -> Section<'_> {
-        match slot.and_then(|slot| Some((slot, self.slots.get(slot.index())?))) {
-            Some((slot, turn)) => {
-                turn.0.store(turn.0.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
-                slot.fence();
-                Section::Slot(&turn.0)
-            }
+        match slot.and_then(|slot| self.begin(slot)) {
+            Some(turn) => Section::Slot(turn),
             None => Section::Shared(self.others.lock()),
         }
+    }
+
+    /// As [`enter`](Self::enter), without the way for those without a slot: `None` where the slot is none of
+    /// these.
+    #[inline]
+    pub fn begin(&self, slot: &LocalSlot<'_>) -> Option<Turn<'_>> {
+        let turn = &self.slots.get(slot.index())?.0;
+        turn.store(turn.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        slot.fence();
+        Some(Turn(turn))
     }
 
     /// Waits until every turn that began before the call is over. One barrier of all CPUs; the caller is in
@@ -65,11 +75,9 @@ impl Sections {
     }
 }
 
-impl Drop for Section<'_> {
+impl Drop for Turn<'_> {
     #[inline]
     fn drop(&mut self) {
-        if let Self::Slot(turn) = self {
-            turn.store(turn.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
-        }
+        self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
     }
 }

@@ -127,18 +127,36 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         true
     }
 
-    /// The level at which `len` bytes at a multiple of `bits` are one leaf of one entry, among the lowest two.
+    /// The level at which `len` bytes at a multiple of `bits` are one leaf of one entry.
     #[inline]
     pub(super) fn level_of(&self, bits: u64, len: u64) -> Option<u32> {
         if bits & (len - 1) != 0 {
             None
         } else if len == 1 << X::GRANULE_SHIFT {
             Some(1)
-        } else if len == 1 << self.format().shift(2) && self.has_large_pages() {
-            Some(2)
+        } else if len.is_power_of_two() && self.single() & len != 0 {
+            Some((len.trailing_zeros() - X::GRANULE_SHIFT) / X::INDEX_BITS + 1)
         } else {
             None
         }
+    }
+
+    /// Maps a granule in the table that `last` remembers, if it lies there and nothing is in its place. Whether
+    /// it did. The arguments are as for [`map_run`](Self::map_run).
+    #[inline]
+    pub(super) fn map_next(&self, iova: u64, phys: u64, attributes: Attributes, last: &Last) -> bool {
+        let format = self.format();
+        if last.region != iova >> format.shift(2) {
+            return false;
+        }
+        let word = self.word(self.step(iova, last.table, 1));
+        if word.load(Ordering::Relaxed) != 0 {
+            return false;
+        }
+        let leaf = format.leaf(PhysAddr::new(phys), LeafSize { level: 1, run: 0 }, attributes);
+        word.store(leaf, Ordering::Release);
+        self.clean(core::slice::from_ref(word));
+        true
     }
 
     /// Writes leaves of `size` from `at` on, up to the end of the frame.

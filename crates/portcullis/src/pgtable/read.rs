@@ -18,66 +18,71 @@ pub struct Mapping {
     pub attributes: Attributes,
 }
 
+/// A leaf as a walk found it.
+#[derive(Debug, Clone, Copy)]
+struct Found {
+    entry: u64,
+    level: u32,
+    run: u32,
+}
+
 impl<F: Frames, X: Format> PageTable<F, X> {
     /// Where a device's access to `iova` would go and what it may do there, by the tables alone. One dependent
     /// load for each level.
     #[inline]
     pub fn translate<P: Platform>(&self, platform: &P, iova: Iova) -> Option<(PhysAddr, Attributes)> {
-        if iova > self.last_iova() {
-            return None;
-        }
-        match platform.with_slot_at_hand(|slot| self.translate_in(Some(slot), iova.get())) {
-            Some(found) => found,
-            None => platform.with_slot(|slot| self.translate_in(slot, iova.get())),
-        }
+        let found = self.find(platform, iova)?;
+        Some((self.phys(found, iova), self.format().attributes(found.entry, found.level)))
     }
 
     /// As [`translate`](Self::translate), without the attributes.
     #[inline]
     pub fn iova_to_phys<P: Platform>(&self, platform: &P, iova: Iova) -> Option<PhysAddr> {
+        self.find(platform, iova).map(|found| self.phys(found, iova))
+    }
+
+    #[inline]
+    fn phys(&self, Found { entry, level, run }: Found, iova: Iova) -> PhysAddr {
+        let offset = iova.get() & !(u64::MAX << (self.format().shift(level) + run));
+        PhysAddr::new(self.format().page(entry, level).get() | offset)
+    }
+
+    #[inline]
+    fn find<P: Platform>(&self, platform: &P, iova: Iova) -> Option<Found> {
         if iova > self.last_iova() {
             return None;
         }
-        let phys = |slot: Option<&LocalSlot<'_>>| {
-            let _section = self.sections().enter(slot);
-            self.find(iova.get()).map(|(at, entry)| self.phys(at, entry, iova.get()))
+        let at_hand = |slot: &LocalSlot<'_>| {
+            let _turn = self.sections().begin(slot)?;
+            Some(self.find_in(iova.get()))
         };
-        match platform.with_slot_at_hand(|slot| phys(Some(slot))) {
-            Some(found) => found,
-            None => platform.with_slot(phys),
+        match platform.with_slot_at_hand(at_hand) {
+            Some(Some(found)) => found,
+            _ => self.find_slowly(platform, iova),
         }
     }
 
-    #[inline]
-    fn translate_in(&self, slot: Option<&LocalSlot<'_>>, iova: u64) -> Option<(PhysAddr, Attributes)> {
-        let _section = self.sections().enter(slot);
-        let (at, entry) = self.find(iova)?;
-        Some((self.phys(at, entry, iova), self.format().attributes(entry, at.level)))
+    #[cold]
+    #[inline(never)]
+    fn find_slowly<P: Platform>(&self, platform: &P, iova: Iova) -> Option<Found> {
+        platform.with_slot(|slot| {
+            let _section = self.sections().enter(slot);
+            self.find_in(iova.get())
+        })
     }
 
-    /// The leaf entry for `iova`, and where it is. Inside a section.
+    /// Inside a section.
     #[inline]
-    fn find(&self, iova: u64) -> Option<(Position, u64)> {
+    fn find_in(&self, iova: u64) -> Option<Found> {
         let mut at = self.top(iova);
         loop {
             let entry = self.word(at).load(Ordering::Acquire);
             match self.format().decode(entry, at.level) {
                 Entry::Table { table, level } => at = self.step(iova, table, level),
-                Entry::Leaf { .. } => return Some((at, entry)),
+                Entry::Leaf { run } => return Some(Found { entry, level: at.level, run }),
                 Entry::Absent => return None,
             }
         }
-    }
-
-    /// Where the leaf `entry` at `at` leads `iova`.
-    #[inline]
-    fn phys(&self, at: Position, entry: u64, iova: u64) -> PhysAddr {
-        let run = match self.format().decode(entry, at.level) {
-            Entry::Leaf { run } => run,
-            _ => 0,
-        };
-        let offset = iova & !(u64::MAX << (self.format().shift(at.level) + run));
-        PhysAddr::new(self.format().page(entry, at.level).get() | offset)
     }
 
     /// Calls `visit` for each leaf, in the order of addresses. Leaves that come and go meanwhile may or may

@@ -33,8 +33,11 @@ pub struct PageTable<F: Frames, X: Format> {
     format: X,
     root: PhysAddr,
     sections: Sections,
-    /// Leaves of one entry at the second-lowest level are possible.
-    has_large_pages: bool,
+    /// The highest address, and the binary logarithm of what an entry of the root translates.
+    last: u64,
+    root_shift: u32,
+    /// The sizes of leaves of one entry, added up.
+    single: u64,
     /// Frames in tables.
     used: AtomicUsize,
     /// `None` while somebody reclaims.
@@ -52,7 +55,14 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             format,
             root: PhysAddr::new(0),
             sections: Sections::new(slots),
-            has_large_pages: format.leaf_sizes().contains(&LeafSize { level: 2, run: 0 }),
+            last: format.last_iova().get(),
+            root_shift: format.shift(format.levels()),
+            single: format
+                .leaf_sizes()
+                .iter()
+                .filter(|size| size.run == 0)
+                .map(|size| format.page_size(*size).bytes())
+                .sum(),
             used: AtomicUsize::new(0),
             unlinked: Mutex::new(Some(Unlinked::default())),
         };
@@ -95,8 +105,9 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     }
 
     /// The highest address that the tables can translate.
+    #[inline]
     pub fn last_iova(&self) -> Iova {
-        self.format.last_iova()
+        Iova::new(self.last)
     }
 
     /// The addresses that the tables can translate.
@@ -132,10 +143,10 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         let (iova, len) = (range.start().get(), range.len());
         let is_checked = self.piece((phys, len), range, 0).is_ok();
         let page = |slot: &LocalSlot<'_>| {
-            let _section = self.sections.enter(Some(slot));
-            self.map_page(iova, phys.get(), len, attributes)
+            let _turn = self.sections.begin(slot)?;
+            Some(self.map_page(iova, phys.get(), len, attributes))
         };
-        if is_checked && platform.with_slot_at_hand(page) == Some(true) {
+        if is_checked && platform.with_slot_at_hand(page) == Some(Some(true)) {
             return Ok(());
         }
         self.map_from(platform, range, 0, [(phys, len)], attributes, undone)
@@ -181,6 +192,11 @@ impl<F: Frames, X: Format> PageTable<F, X> {
                     piece = self.piece(next, range, done)?;
                 }
                 let at = range.start().get() + done;
+                if piece.1 == 1 << X::GRANULE_SHIFT && self.map_next(at, piece.0, attributes, &last) {
+                    done += piece.1;
+                    piece.1 = 0;
+                    continue;
+                }
                 let run = self.map_run((at, piece.0, piece.1), attributes, &mut last);
                 done += run.bytes;
                 piece = (piece.0.wrapping_add(run.bytes), piece.1 - run.bytes);
@@ -267,10 +283,10 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     ) -> Unmapped {
         let (iova, len) = (range.start().get(), range.len());
         let page = |slot: &LocalSlot<'_>| {
-            let _section = self.sections.enter(Some(slot));
-            self.unmap_page(iova, len)
+            let _turn = self.sections.begin(slot)?;
+            Some(self.unmap_page(iova, len))
         };
-        if range.last() <= self.last_iova() && platform.with_slot_at_hand(page) == Some(true) {
+        if range.last() <= self.last_iova() && platform.with_slot_at_hand(page) == Some(Some(true)) {
             return Unmapped { bytes: len };
         }
         self.unmap_all(platform, range, invalidate)
@@ -350,8 +366,13 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     }
 
     #[inline]
-    pub(super) fn has_large_pages(&self) -> bool {
-        self.has_large_pages
+    pub(super) fn root_shift(&self) -> u32 {
+        self.root_shift
+    }
+
+    #[inline]
+    pub(super) fn single(&self) -> u64 {
+        self.single
     }
 
     pub(super) fn unlinked(&self) -> &Mutex<Option<Unlinked>> {

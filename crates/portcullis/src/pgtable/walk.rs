@@ -42,7 +42,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     #[inline]
     pub(super) fn top(&self, iova: u64) -> Position {
         let level = self.format().levels();
-        Position { table: self.root(), level, index: self.format().root_index(iova) }
+        Position { table: self.root(), level, index: (iova >> self.root_shift()) as usize }
     }
 
     /// The next step of the walk, in the table that was found.

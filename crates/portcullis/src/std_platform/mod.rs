@@ -97,6 +97,12 @@ impl StdPlatform {
         Self { inner }
     }
 
+    /// What [`LAST`] holds for this thread. (`LocalKey::get` is not inlined into other crates' code.)
+    #[inline]
+    fn last() -> (u64, usize) {
+        LAST.try_with(Cell::get).unwrap_or((0, 0))
+    }
+
     #[cold]
     fn leased_slot(&self) -> Option<usize> {
         let find = |leases: &RefCell<Vec<Lease>>| {
@@ -147,7 +153,7 @@ impl Platform for StdPlatform {
     #[inline]
     fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
         // The thread's slot is taken now if it has none; there may be none left, or the thread may be ending.
-        let (id, last) = LAST.get();
+        let (id, last) = Self::last();
         let slot = if id == self.inner.id { Some(last) } else { self.leased_slot() };
         let light = self.inner.light_fence;
         f(slot
@@ -157,7 +163,7 @@ impl Platform for StdPlatform {
 
     #[inline]
     fn with_slot_at_hand<R>(&self, f: impl FnOnce(&LocalSlot<'_>) -> R) -> Option<R> {
-        let (id, slot) = LAST.get();
+        let (id, slot) = Self::last();
         // Where each turn needs a fence, a call more makes no difference.
         (id == self.inner.id && self.inner.light_fence).then(|| f(&LocalSlot::with_light_fence(slot)))
     }
