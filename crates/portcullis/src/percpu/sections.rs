@@ -22,9 +22,10 @@ pub struct Sections {
     others: Mutex<()>,
 }
 
-/// The turn of a CPU with a slot, until it is dropped.
+/// The turn of a CPU with a slot, until it is dropped; nothing, inside another turn on the same slot: that one is
+/// the longer.
 #[derive(Debug)]
-pub struct Turn<'a>(&'a AtomicU64);
+pub struct Turn<'a>(Option<&'a AtomicU64>);
 
 /// A turn, until it is dropped.
 #[derive(Debug)]
@@ -42,7 +43,7 @@ impl Sections {
     }
 
     /// Begins a turn. Two stores in all, and no wait, for a CPU with a slot; a lock, which others hold for
-    /// their turns, without one. Must not be called during another turn on the same slot.
+    /// their turns, without one. A caller without a slot must not be in a turn already; one with a slot may.
     #[inline]
     pub fn enter(&self, slot: Option<&LocalSlot<'_>>) -> Section<'_> {
         match slot.and_then(|slot| self.begin(slot)) {
@@ -56,9 +57,13 @@ impl Sections {
     #[inline]
     pub fn begin(&self, slot: &LocalSlot<'_>) -> Option<Turn<'_>> {
         let turn = &self.slots.get(slot.index())?.0;
-        turn.store(turn.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        let turns = turn.load(Ordering::Relaxed);
+        if turns % 2 == 1 {
+            return Some(Turn(None));
+        }
+        turn.store(turns.wrapping_add(1), Ordering::Relaxed);
         slot.fence();
-        Some(Turn(turn))
+        Some(Turn(Some(turn)))
     }
 
     /// Waits until every turn that began before the call is over. One barrier of all CPUs; the caller is in
@@ -78,6 +83,8 @@ impl Sections {
 impl Drop for Turn<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
+        if let Some(turn) = self.0 {
+            turn.store(turn.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
+        }
     }
 }
