@@ -86,7 +86,9 @@ pub trait Format: Copy + Debug + Send + Sync + 'static {
     /// A bit of a table entry that hardware ignores: the engine's own mark.
     const MARK: u64;
 
-    /// The hardware follows an entry where any of these bits is set.
+    /// The hardware follows an entry where any of these bits is set. The entry of a table has all of them;
+    /// and others besides, wherever it is, if pages must be [broken](Self::BREAK_BEFORE_MAKE). Of an entry
+    /// that has none of them hardware ignores the rest.
     const PRESENT: u64;
 
     /// The bits that tell, at a given level, a leaf from a table and a leaf of one size from one of another:

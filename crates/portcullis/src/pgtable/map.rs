@@ -1,6 +1,7 @@
 //! Entering translations: the way down, and leaves in runs.
 
 use super::format::{Attributes, Entry, Format, Layout, LeafSize};
+use super::split::is_broken;
 use super::table::PageTable;
 use super::walk::{Conflict, Position};
 use crate::addr::PhysAddr;
@@ -215,7 +216,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         };
         let shift = self.format().shift(size.level);
         match self.format().decode(entry, size.level) {
-            Entry::Table { .. } if index > 0 => {
+            // Also one that is set aside.
+            Entry::Table { .. } | Entry::Absent if index > 0 && !is_broken::<X>(entry) => {
                 // What comes before the table, in entries by themselves; the next run goes down into it.
                 let (len, size) = ((index as u64) << shift, LeafSize { run: 0, ..size });
                 let run = self.write_leaves(
@@ -226,7 +228,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
                 );
                 ((run.bytes >> shift) as usize, run.conflict)
             }
-            Entry::Table { .. } => (0, None),
+            Entry::Table { .. } | Entry::Absent if !is_broken::<X>(entry) => (0, None),
             _ => (0, Some(Conflict::Mapped { at: iova + ((index as u64) << shift) })),
         }
     }

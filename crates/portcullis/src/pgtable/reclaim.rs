@@ -1,61 +1,117 @@
 //! Giving back tables that have become empty.
 //!
-//! A table is given back in five steps, up to 64 tables at a time:
+//! A table is given back in six steps, up to 64 tables at a time:
 //!
 //! 1. the entry that leads to it is *marked*, with a bit that hardware ignores: whoever wants to enter
 //!    something below waits, outside its section;
 //! 2. all sections that might have passed the entry before it was marked are waited for: from here on nobody
 //!    writes to the table but to clear entries;
-//! 3. if the table is empty still, the entry is cleared, else the mark is taken off again;
+//! 3. if the table is empty still, it is *set aside*: the entry becomes absent for the hardware but keeps the
+//!    address; else the mark is taken off again;
 //! 4. the hardware is made to forget what it has cached of the paging structures;
-//! 5. once more all sections are waited for, those that only read; then the table is freed.
+//! 5. the entry is cleared;
+//! 6. once more all sections are waited for, those that only read; then the table is freed.
 //!
-//! If the hardware does not confirm step 4, the tables stay out of use until a later call succeeds.
+//! Until step 5 whoever needs a table at its place puts it back (`install`), and waits for nobody. It must be
+//! this one: until the hardware has forgotten where it was it looks nowhere else. If the hardware does not
+//! confirm step 4, all of them are put back.
 
 use super::format::{Entry, Format};
 use super::table::PageTable;
 use super::walk::Position;
 use crate::addr::PhysAddr;
 use crate::platform::{FRAME_SIZE, Frames, Platform, TABLE_ENTRIES};
-use crate::sync::Ordering;
+use crate::sync::{AtomicBool, Ordering};
 
 /// Tables that are marked at a time: whoever waits for one waits for these.
 const BATCH: usize = if cfg!(loom) { 2 } else { 64 };
 
-/// Tables and the levels they are of: unlinked, and not freed yet.
-#[derive(Debug, Default)]
-pub(super) struct Unlinked(arrayvec::ArrayVec<(PhysAddr, u32), BATCH>);
-
 /// An entry that leads to a table which was empty.
 #[derive(Debug, Clone, Copy)]
-struct Marked {
+struct Emptied {
     at: Position,
+    /// As it was.
     entry: u64,
     table: PhysAddr,
     level: u32,
 }
 
-impl Unlinked {
+type List = arrayvec::ArrayVec<Emptied, BATCH>;
+
+/// Tables that are marked or set aside. What is left of them is put back in the end, also when an
+/// invalidation panics.
+struct Batch<'a, F: Frames, X: Format> {
+    owner: &'a PageTable<F, X>,
+    tables: List,
+}
+
+impl<F: Frames, X: Format> Batch<'_, F, X> {
+    /// Sets the tables aside that are empty still. Whether there are any.
+    fn set_aside(&mut self) -> bool {
+        let owner = self.owner;
+        self.tables.retain(|&mut Emptied { at, entry, table, level }| {
+            let empty = owner.is_empty(table, level);
+            let word = owner.word(at);
+            word.store(if empty { aside::<X>(entry) } else { entry }, Ordering::Release);
+            owner.clean(core::slice::from_ref(word));
+            empty
+        });
+        !self.tables.is_empty()
+    }
+
+    /// Clears the entries of the tables that nobody has put back. Whether there are any.
+    fn unlink(&mut self) -> bool {
+        let owner = self.owner;
+        self.tables.retain(|&mut Emptied { at, entry, .. }| {
+            let word = owner.word(at);
+            let aside = aside::<X>(entry);
+            let unlinked = word.compare_exchange(aside, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+            owner.clean(core::slice::from_ref(word));
+            unlinked
+        });
+        !self.tables.is_empty()
+    }
+
     /// Frees the tables, which nobody uses any more. How many frames.
-    pub(super) fn free_all<F: Frames, X: Format>(&mut self, owner: &PageTable<F, X>) -> usize {
-        let free = |(table, level)| {
-            owner.free_table(table, level);
-            owner.frames_of(level)
+    fn free(&mut self) -> usize {
+        let free = |Emptied { table, level, .. }| {
+            self.owner.free_table(table, level);
+            self.owner.frames_of(level)
         };
-        self.0.drain(..).map(free).sum()
+        self.tables.drain(..).map(free).sum()
     }
 }
 
-/// Puts the list back, also when an invalidation panics.
-struct Working<'a, F: Frames, X: Format> {
-    table: &'a PageTable<F, X>,
-    unlinked: Unlinked,
-}
-
-impl<F: Frames, X: Format> Drop for Working<'_, F, X> {
+impl<F: Frames, X: Format> Drop for Batch<'_, F, X> {
     fn drop(&mut self) {
-        *self.table.unlinked().lock() = Some(core::mem::take(&mut self.unlinked));
+        for &Emptied { at, entry, .. } in &self.tables {
+            let word = self.owner.word(at);
+            for state in [entry | X::MARK, aside::<X>(entry)] {
+                // Where it is neither, somebody has put it back.
+                let _ = word.compare_exchange(state, entry, Ordering::AcqRel, Ordering::Relaxed);
+            }
+            self.owner.clean(core::slice::from_ref(word));
+        }
     }
+}
+
+/// The right to reclaim, of which there is one.
+struct Turn<'a>(&'a AtomicBool);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
+/// The entry of a table that is set aside.
+fn aside<X: Format>(entry: u64) -> u64 {
+    entry & !X::PRESENT | X::MARK
+}
+
+/// The entry of the table that `aside` is the entry of, set aside.
+pub(super) fn put_back<X: Format>(aside: u64) -> u64 {
+    aside & !X::MARK | X::PRESENT
 }
 
 impl<F: Frames, X: Format> PageTable<F, X> {
@@ -65,52 +121,44 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     ///
     /// Looks at all tables: one step for each entry of those above the lowest, and for each of a lowest one up
     /// to the first in use. For each 64 empty tables it waits twice for what other CPUs are at; a map that
-    /// meets one of those tables waits meanwhile. The caller holds no slot.
+    /// meets one of those tables waits for the first of these, never for hardware. The caller holds no slot.
     ///
     /// # Errors
-    /// What `invalidate` reports. The tables it was about are out of use, and freed by a later call.
+    /// What `invalidate` reports. The tables it was about stay, and are freed by a later call.
     pub fn reclaim<P: Platform, E>(
         &self,
         platform: &P,
         mut invalidate: impl FnMut() -> Result<(), E>,
     ) -> Result<usize, E> {
-        let Some(unlinked) = self.unlinked().lock().take() else {
+        if self.is_reclaiming().swap(true, Ordering::Acquire) {
             return Ok(0);
-        };
-        let mut work = Working { table: self, unlinked };
+        }
+        let _turn = Turn(self.is_reclaiming());
         let mut freed = 0;
         loop {
-            if !work.unlinked.0.is_empty() {
-                invalidate()?;
-                self.sections().synchronize(platform);
-                let frames = work.unlinked.free_all(self);
-                self.count_frames(-(frames as isize));
-                freed += frames * FRAME_SIZE as usize;
-            }
-            let mut marked = arrayvec::ArrayVec::new();
-            self.mark_empty(self.root(), self.format().levels(), &mut marked);
-            if marked.is_empty() {
+            let mut batch = Batch { owner: self, tables: List::new() };
+            self.mark_empty(self.root(), self.format().levels(), &mut batch.tables);
+            if batch.tables.is_empty() {
                 return Ok(freed);
             }
             self.sections().synchronize(platform);
-            for Marked { at, entry, table, level } in marked {
-                let empty = self.is_empty(table, level);
-                let word = self.word(at);
-                word.store(if empty { 0 } else { entry }, Ordering::Release);
-                self.clean(core::slice::from_ref(word));
-                if empty {
-                    work.unlinked.0.push((table, level));
-                }
-            }
-            if work.unlinked.0.is_empty() {
+            if !batch.set_aside() {
                 // All of them are in use again: the next call may have more luck.
                 return Ok(freed);
             }
+            invalidate()?;
+            if !batch.unlink() {
+                return Ok(freed);
+            }
+            self.sections().synchronize(platform);
+            let frames = batch.free();
+            self.count_frames(-(frames as isize));
+            freed += frames * FRAME_SIZE as usize;
         }
     }
 
     /// Marks the entries of the table at `table`, and of those below it, that lead to empty tables.
-    fn mark_empty(&self, table: PhysAddr, level: u32, marked: &mut arrayvec::ArrayVec<Marked, BATCH>) {
+    fn mark_empty(&self, table: PhysAddr, level: u32, marked: &mut List) {
         if level == 1 {
             return;
         }
@@ -130,7 +178,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
                 && word.compare_exchange(entry, entry | X::MARK, Ordering::AcqRel, Ordering::Relaxed).is_ok()
             {
                 self.clean(core::slice::from_ref(word));
-                marked.push(Marked { at, entry, table, level });
+                marked.push(Emptied { at, entry, table, level });
             }
         }
     }

@@ -34,6 +34,12 @@ struct Broken<'a, F: Frames, X: Format, P: Platform> {
     confirmed: bool,
 }
 
+/// Whether `entry` is one of a page that is broken.
+#[inline]
+pub(super) const fn is_broken<X: Format>(entry: u64) -> bool {
+    X::BREAK_BEFORE_MAKE && entry == X::MARK
+}
+
 impl<F: Frames, X: Format, P: Platform> Drop for Broken<'_, F, X, P> {
     fn drop(&mut self) {
         self.platform.with_slot(|slot| {

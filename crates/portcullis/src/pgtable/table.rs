@@ -3,13 +3,12 @@
 use super::error::{MapError, TableError};
 use super::format::{Attributes, Format, Layout, LeafSize};
 use super::map::Last;
-use super::reclaim::Unlinked;
 use super::unmap::{Obstacle, UnmapRun};
 use super::walk::Conflict;
 use crate::addr::{Iova, IovaRange, PageSize, PageSizes, PhysAddr};
 use crate::percpu::Sections;
 use crate::platform::{FRAME_SIZE, Frames, LocalSlot, Platform};
-use crate::sync::{AtomicUsize, Mutex, Ordering, pause};
+use crate::sync::{AtomicBool, AtomicUsize, Ordering, pause};
 
 /// What an unmap found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,8 +39,7 @@ pub struct PageTable<F: Frames, X: Format> {
     single: u64,
     /// Frames in tables.
     used: AtomicUsize,
-    /// `None` while somebody reclaims.
-    unlinked: Mutex<Option<Unlinked>>,
+    is_reclaiming: AtomicBool,
 }
 
 impl<F: Frames, X: Format> PageTable<F, X> {
@@ -64,7 +62,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
                 .map(|size| format.page_size(*size).bytes())
                 .sum(),
             used: AtomicUsize::new(0),
-            unlinked: Mutex::new(Some(Unlinked::default())),
+            is_reclaiming: AtomicBool::new(false),
         };
         match table.new_table(format.levels()) {
             Ok(root) => table.root = root,
@@ -375,8 +373,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         self.single
     }
 
-    pub(super) fn unlinked(&self) -> &Mutex<Option<Unlinked>> {
-        &self.unlinked
+    pub(super) fn is_reclaiming(&self) -> &AtomicBool {
+        &self.is_reclaiming
     }
 
     pub(super) fn count_frames(&self, frames: isize) {
@@ -396,10 +394,6 @@ impl<F: Frames, X: Format> Drop for PageTable<F, X> {
         // Without a root there is nothing to free.
         if self.used.load(Ordering::Relaxed) == 0 {
             return;
-        }
-        let unlinked = self.unlinked.lock().take();
-        if let Some(mut unlinked) = unlinked {
-            unlinked.free_all(self);
         }
         // SAFETY: `&mut self` proves that no walk of ours is under way, and whoever made this table for
         // hardware has detached it before dropping it.

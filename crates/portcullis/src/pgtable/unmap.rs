@@ -1,6 +1,7 @@
 //! Removing translations in runs.
 
 use super::format::{Attributes, Entry, Format, Layout, LeafSize};
+use super::split::is_broken;
 use super::table::PageTable;
 use super::walk::Position;
 use crate::addr::PhysAddr;
@@ -77,7 +78,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             match format.decode(entry, at.level) {
                 Entry::Leaf { run } => break (entry, run),
                 Entry::Table { table, level } => at = self.step(iova, table, level),
-                Entry::Absent if entry == X::MARK => {
+                Entry::Absent if is_broken::<X>(entry) => {
                     return UnmapRun { bytes: 0, skip: 0, obstacle: Some(Obstacle::Broken) };
                 }
                 Entry::Absent => {

@@ -10,6 +10,8 @@
 //! of those that might have seen them linked.
 
 use super::format::{Entry, Format, Layout};
+use super::reclaim::put_back;
+use super::split::is_broken;
 use super::table::PageTable;
 use crate::addr::PhysAddr;
 use crate::platform::{FRAME_SIZE, Frames, TABLE_ENTRIES};
@@ -114,23 +116,31 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         unsafe { self.frames().free(table, self.frames_of(level)) };
     }
 
-    /// Puts a new, empty table of `level` into `entry`, unless another CPU has done so meanwhile. The entry's
-    /// value.
+    /// Puts a new, empty table of `level` into `entry`, or the one back that is [set aside](super::reclaim)
+    /// there, unless another CPU has done so meanwhile. The entry's value: not that of a table where it is in
+    /// other use.
     #[cold]
     pub(super) fn install(&self, entry: &AtomicU64, level: u32) -> Result<u64, Conflict> {
-        let table = self.new_table(level)?;
-        let value = self.format().table(table, level);
-        match entry.compare_exchange(0, value, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => {
-                self.count_frames(self.frames_of(level) as isize);
-                self.clean(core::slice::from_ref(entry));
-                Ok(value)
-            }
-            Err(installed) => {
-                self.free_table(table, level);
-                Ok(installed)
+        let mut seen = entry.load(Ordering::Acquire);
+        // Present, or a page that is being split.
+        while seen & X::PRESENT == 0 && !is_broken::<X>(seen) {
+            let new = if seen == 0 { Some(self.new_table(level)?) } else { None };
+            let value = new.map_or(put_back::<X>(seen), |table| self.format().table(table, level));
+            match (entry.compare_exchange(seen, value, Ordering::AcqRel, Ordering::Acquire), new) {
+                (Ok(_), _) => {
+                    if new.is_some() {
+                        self.count_frames(self.frames_of(level) as isize);
+                    }
+                    self.clean(core::slice::from_ref(entry));
+                    return Ok(value);
+                }
+                (Err(other), new) => {
+                    new.into_iter().for_each(|table| self.free_table(table, level));
+                    seen = other;
+                }
             }
         }
+        Ok(seen)
     }
 
     /// Frees the table at `table` and all tables below it. `level` is its level; recursion is that deep.

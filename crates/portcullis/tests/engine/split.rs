@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use portcullis::pgtable::{Format, Layout, LeafSize, MapError};
+use portcullis::pgtable::{Entry, Format, Layout, LeafSize, MapError};
 use portcullis_model::Memory;
 
 use super::support::*;
@@ -173,6 +173,7 @@ fn the_marks_and_the_sizes_fit() {
         let table = format.table(portcullis::addr::PhysAddr::new(0x1_0000), 1);
         assert_eq!(table & X::PRESENT, X::PRESENT, "a table can be set aside and put back");
         assert_eq!(table & X::MARK, 0);
+        assert_eq!(format.decode(table & !X::PRESENT | X::MARK, 2), Entry::Absent);
     }
     check(vtd(4));
     check(BreakFirst(vtd(4)));
