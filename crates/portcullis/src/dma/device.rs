@@ -41,6 +41,11 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         &self.domain
     }
 
+    /// The highest address that the device can put on the bus.
+    pub fn mask(&self) -> u64 {
+        self.mask
+    }
+
     /// Whether the device's addresses are translated at all.
     pub(super) fn is_translated(&self) -> bool {
         self.domain.policy() != Policy::Passthrough
@@ -60,11 +65,10 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
     /// # Errors
     /// [`UnmapError`]; only after `Ok` is the policy's promise kept.
     pub fn unmap_single(&self, iova: Iova, len: u64) -> Result<(), UnmapError> {
-        if !self.is_translated() {
-            return Ok(());
+        match self.range_to_unmap(iova, len)? {
+            Some(range) => self.domain.unmap(range),
+            None => Ok(()),
         }
-        let range = pages(iova, len, self.domain.granule()).ok_or(UnmapError::NoSuchRange { iova, len })?;
-        self.domain.unmap(range)
     }
 
     /// Maps a scatter-gather list with one allocation, and writes to `out` what the device is to be given:
@@ -92,15 +96,8 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
     /// # Errors
     /// [`UnmapError`], as for [`unmap_single`](Self::unmap_single). An empty list is no error.
     pub fn unmap_sg(&self, mapped: &[DmaSegment]) -> Result<(), UnmapError> {
-        let (Some(first), Some(last)) = (mapped.first(), mapped.last()) else {
-            return Ok(());
-        };
-        let wrong = UnmapError::NoSuchRange { iova: first.iova, len: last.len };
-        // The segments of one list lie in one range of pages, in order.
-        let distance = last.iova.offset_from(first.iova);
-        match distance.and_then(|distance| distance.checked_add(last.len)) {
-            Some(len) => self.unmap_single(first.iova, len),
-            None if self.is_translated() => Err(wrong),
+        match self.whole_of(mapped)? {
+            Some((iova, len)) => self.unmap_single(iova, len),
             None => Ok(()),
         }
     }
@@ -150,5 +147,30 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         let range = self.domain.map(list, direction.permissions(), Iova::new(self.mask))?;
         let offset = first.phys.page_offset(self.domain.granule());
         Ok((Iova::new(range.start().get() | offset), Some(range)))
+    }
+
+    /// The pages of a mapping of `len` bytes at `iova`; `None` where nothing is translated.
+    pub(super) fn range_to_unmap(&self, iova: Iova, len: u64) -> Result<Option<IovaRange>, UnmapError> {
+        if !self.is_translated() {
+            return Ok(None);
+        }
+        pages(iova, len, self.domain.granule()).map(Some).ok_or(UnmapError::NoSuchRange { iova, len })
+    }
+
+    /// The first address of a list as [`map_sg`](Self::map_sg) wrote it, and the bytes up to its last;
+    /// `None` for an empty list.
+    pub(super) fn whole_of(&self, mapped: &[DmaSegment]) -> Result<Option<(Iova, u64)>, UnmapError> {
+        let (Some(first), Some(last)) = (mapped.first(), mapped.last()) else {
+            return Ok(None);
+        };
+        if !self.is_translated() {
+            // In any order of memory, and nothing is to be done about it.
+            return Ok(Some((first.iova, first.len)));
+        }
+        // The segments of one list lie in one range of pages, in order.
+        let distance = last.iova.offset_from(first.iova);
+        let len = distance.and_then(|distance| distance.checked_add(last.len));
+        let wrong = UnmapError::NoSuchRange { iova: first.iova, len: last.len };
+        len.map(|len| Some((first.iova, len))).ok_or(wrong)
     }
 }

@@ -5,6 +5,8 @@
 //!                      \---------------- unmap ---------------/
 //! ```
 //!
+//! Several mappings end with one wait in an [`UnmapBatch`](super::UnmapBatch).
+//!
 //! Only the last step gives the buffer back, and it does so only after the hardware has confirmed that the
 //! policy's promise holds: for strict protection that the device reaches nothing of it, for lazy protection
 //! that the flush is due within the window.
@@ -136,11 +138,26 @@ impl<B: DmaBuffer, M: Mapper, P: Platform> Mapped<B, M, P> {
 
     /// Ends the mapping by the domain's policy; strict protection waits for the hardware here.
     pub fn unlink(self) -> Unlinked<B, M, P> {
-        let mut this = ManuallyDrop::new(self);
-        // SAFETY: `this` is never dropped and `inner` not used again: it moves on exactly once.
-        let mut inner = ManuallyDrop::new(unsafe { ManuallyDrop::take(&mut this.inner) });
+        let mut inner = self.into_inner();
         inner.unlink();
         Unlinked { inner }
+    }
+
+    /// The device, the buffer, which is still mapped, and the pages to unmap.
+    pub(super) fn into_parts(self) -> (DmaDevice<M, P>, B, Option<IovaRange>) {
+        let Inner { device, buffer, range, .. } = ManuallyDrop::into_inner(self.into_inner());
+        (device, buffer, range)
+    }
+
+    /// The device that the buffer is mapped for.
+    pub(super) fn device(&self) -> &DmaDevice<M, P> {
+        &self.inner.device
+    }
+
+    fn into_inner(self) -> ManuallyDrop<Inner<B, M, P>> {
+        let mut this = ManuallyDrop::new(self);
+        // SAFETY: `this` is never dropped and `inner` not used again: it moves on exactly once.
+        ManuallyDrop::new(unsafe { ManuallyDrop::take(&mut this.inner) })
     }
 }
 

@@ -4,15 +4,34 @@
 //! that owns it, so that memory cannot be used or freed while the device may reach it. The *raw* one
 //! ([`DmaDevice::map_single`], [`DmaDevice::map_sg`]) deals in numbers, for kernels that keep account of
 //! their buffers themselves.
+//!
+//! # The unit of protection
+//! How much becomes unreachable at once, when it does, is the caller's choice, by type:
+//!
+//! | ends with | the device loses its access to | hardware waits |
+//! |---|---|---|
+//! | [`Mapped::unmap`], [`DmaDevice::unmap_sg`] on a strict domain | each *mapping*, when the call returns | one per mapping |
+//! | a [`StrictRing`] of batch 1 | each *descriptor*: the pages of a list | one per descriptor |
+//! | [`UnmapBatch`], [`RawBatch`], a [`StrictRing`] of batch N | the *batch*, when it is committed | one per batch |
+//!
+//! In a batch whose commit is still to come everything counts as mapped: nothing of it is the caller's yet.
+//! Under every one of them the smallest unit is the page: what shares a page with a buffer goes with it.
 
+mod batch;
 mod coherent;
 mod device;
 mod layout;
 mod mapped;
+mod raw_batch;
+mod ring;
 
+pub use batch::{CommitFailed, Refused, UnmapBatch};
 pub use coherent::{CoherentError, CoherentMemory};
 pub use device::DmaDevice;
 pub use mapped::{DmaBuffer, MapFailed, Mapped, ReclaimFailed, Unlinked};
+
+pub use raw_batch::{BatchError, MOST_IN_BATCH, RawBatch};
+pub use ring::{RingError, RingMapping, RingUnmap, RingUnmapFailed, StrictRing, StrictRingConfig};
 
 use crate::addr::Iova;
 

@@ -4,8 +4,8 @@ mod error;
 mod space;
 
 pub use error::{DomainError, MapListError, UnmapError};
-pub(crate) use space::last_byte;
 pub use space::{Domain, DomainStats};
+pub(crate) use space::{LinkFailed, last_byte};
 
 use crate::addr::PhysAddr;
 

@@ -1,5 +1,9 @@
 //! The domain itself: map a list of segments, unmap a range, by the domain's policy.
 
+mod steps;
+
+pub(crate) use steps::LinkFailed;
+
 use alloc::sync::{Arc, Weak};
 
 use super::{DomainError, MapListError, PhysSegment, Policy, UnmapError};
@@ -10,6 +14,7 @@ use crate::mapper::Mapper;
 use crate::percpu::Counter;
 use crate::pgtable::MapError;
 use crate::platform::{LocalSlot, Platform, PlatformEvents};
+use crate::sync::AtomicU64;
 
 /// When to try a failed invalidation again where no window says so.
 const RETRY_NS: u64 = 10_000_000;
@@ -48,6 +53,8 @@ pub struct Domain<M: Mapper, P: Platform> {
     space: IovaSpace,
     deferred: DeferredQueue,
     counters: Counters,
+    /// Rings made so far: the colour of the next one.
+    rings: AtomicU64,
 }
 
 impl<M: Mapper, P: Platform> Domain<M, P> {
@@ -67,7 +74,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         let counter = || Counter::new(slots);
         let counters = Counters { maps: counter(), unmaps: counter(), flushes: counter(), lost: counter() };
         let deferred = DeferredQueue::new(slots);
-        let domain = Arc::new(Self { platform, mapper, policy, granule, space, deferred, counters });
+        let rings = AtomicU64::new(0);
+        let domain = Arc::new(Self { platform, mapper, policy, granule, space, deferred, counters, rings });
         let events: Weak<Self> = Arc::downgrade(&domain);
         domain.platform.register(events);
         Ok(domain)
@@ -105,19 +113,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     ) -> Result<IovaRange, MapListError> {
         let len = self.pages_of(list)?;
         let range = self.alloc(len, limit)?;
-        // `pages_of` has checked each of these sums.
-        let pages = list
-            .iter()
-            .map(|segment| (segment.phys.align_down(self.granule), self.rounded(segment).unwrap_or(0)));
         let mut gather = Gather::new();
-        let map =
-            |gather: &mut Gather| self.mapper.map(&self.platform, range, pages.clone(), permissions, gather);
-        let mut mapped = map(&mut gather);
-        if matches!(mapped, Err(MapError::OutOfMemory)) && self.reclaim().is_ok_and(|bytes| bytes > 0) {
-            // Tables that nobody needed any more have made room.
-            mapped = map(&mut gather);
-        }
-        if let Err(error) = mapped {
+        if let Err(error) = self.enter(range, list, permissions, &mut gather) {
             return Err(self.undo(range, error, gather));
         }
         self.platform.with_slot(|slot| self.counters.maps.add(slot, 1));
@@ -235,7 +232,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     }
 
     /// Bytes of the pages that `list` touches; every sum that mapping it will need is checked here.
-    fn pages_of(&self, list: &[PhysSegment]) -> Result<u64, MapListError> {
+    pub(crate) fn pages_of(&self, list: &[PhysSegment]) -> Result<u64, MapListError> {
         let mut total: u64 = 0;
         for (index, segment) in list.iter().enumerate() {
             let PhysSegment { phys, len } = *segment;
@@ -295,7 +292,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
 
     /// Keeps `range` out of use until some later flush is confirmed; for good, where not all of it was
     /// mapped.
-    fn quarantine(&self, range: IovaRange, unmapped: u64) {
+    pub(crate) fn quarantine(&self, range: IovaRange, unmapped: u64) {
         let deferred = self.platform.with_slot(|slot| {
             if unmapped != range.len() {
                 self.counters.lost.add(slot, unmapped);
@@ -332,7 +329,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         }
     }
 
-    fn lose(&self, bytes: u64) {
+    pub(crate) fn lose(&self, bytes: u64) {
         self.platform.with_slot(|slot| self.counters.lost.add(slot, bytes));
     }
 

@@ -1,0 +1,184 @@
+//! Unmaps by number whose invalidations are waited for together.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use super::{DmaDevice, DmaSegment};
+use crate::addr::{Iova, IovaRange};
+use crate::domain::{Domain, UnmapError};
+use crate::invalidation::{Gather, InvalidationError};
+use crate::mapper::Mapper;
+use crate::platform::Platform;
+
+/// Mappings that one batch holds at the most.
+pub const MOST_IN_BATCH: usize = 256;
+
+/// A batch that did not take a mapping, or was not committed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum BatchError {
+    /// The batch is full. The mapping was not touched: commit, and unmap it again.
+    #[error("a batch of {most} mappings is full: it must be committed first")]
+    Full {
+        /// Mappings that it holds.
+        most: usize,
+    },
+    /// The mapping is of another domain than the batch. It was not touched.
+    #[error("a mapping of another domain than the batch's")]
+    OtherDomain,
+    /// The range was not mapped as a whole, or is none. What was mapped of it is unreachable after the commit;
+    /// nothing else of the batch is affected.
+    #[error(transparent)]
+    Unmap(#[from] UnmapError),
+    /// The hardware did not confirm: **devices may still reach the memory** of all `mappings`. They stay in the
+    /// batch; another commit tries again.
+    #[error("{mappings} mappings are unmapped, but devices may still reach them: {error}")]
+    Unconfirmed {
+        /// Mappings in the batch.
+        mappings: usize,
+        /// Why it was not confirmed.
+        error: InvalidationError,
+    },
+}
+
+/// Unmaps by number, collected until [`commit`](Self::commit) waits for all of them at once.
+///
+/// **The unit of protection is the batch.** Each unmap clears its translations at once, but a device may go on
+/// using what the IOMMU has cached until the commit has returned `Ok`: before that, none of the memory may be
+/// used for anything else, and nothing of it is the driver's. After that the device reaches none of it, whatever
+/// the domain's policy. Addresses are not used again before either.
+///
+/// A batch holds a fixed number of mappings, [`MOST_IN_BATCH`] at the most, and refuses further ones, so that
+/// nothing is committed behind its user's back. It belongs to one CPU at a time, as `&mut` says. It never
+/// commits by itself but in `drop`: bounding the time until a commit is up to whoever fills it.
+#[derive(Debug)]
+pub struct RawBatch<M: Mapper, P: Platform> {
+    domain: Arc<Domain<M, P>>,
+    /// Cleared, and complete: their addresses go back after the commit.
+    ranges: Vec<IovaRange>,
+    /// Mappings taken, those that need no translation included.
+    mappings: usize,
+    most: usize,
+    gather: Gather,
+}
+
+impl<M: Mapper, P: Platform> RawBatch<M, P> {
+    /// An empty batch for `most` mappings of the domain of `device` (1 to [`MOST_IN_BATCH`]; what is beyond is
+    /// brought there). Allocates 16 bytes for each: all the memory it ever needs.
+    pub fn new(device: &DmaDevice<M, P>, most: usize) -> Self {
+        let most = most.clamp(1, MOST_IN_BATCH);
+        let domain = Arc::clone(device.domain());
+        Self { domain, ranges: Vec::with_capacity(most), mappings: 0, most, gather: Gather::new() }
+    }
+
+    /// How many mappings wait for the commit.
+    pub fn len(&self) -> usize {
+        self.mappings
+    }
+
+    /// Whether none does.
+    pub fn is_empty(&self) -> bool {
+        self.mappings == 0
+    }
+
+    /// Whether the next mapping would be refused.
+    pub fn is_full(&self) -> bool {
+        self.mappings == self.most
+    }
+
+    /// Waits until no device reaches anything that was unmapped into the batch, and gives the addresses back.
+    /// Returns how many mappings that were; the batch is empty then and can be filled again.
+    ///
+    /// One submission to the hardware, of 8 range invalidations at the most, or of one for the whole domain
+    /// where the ranges are many and far apart; nothing where nothing is translated. Then O(1) for each
+    /// mapping, as [`IovaSpace::free`](crate::iova::IovaSpace::free). Allocates nothing. The caller holds no
+    /// lock and no slot.
+    ///
+    /// # Errors
+    /// [`BatchError::Unconfirmed`]: the batch is as it was, and can be committed again.
+    pub fn commit(&mut self) -> Result<usize, BatchError> {
+        if let Err(error) = self.domain.confirm(&self.gather) {
+            return Err(BatchError::Unconfirmed { mappings: self.mappings, error });
+        }
+        self.gather = Gather::new();
+        if !self.ranges.is_empty() {
+            self.domain.take_back(&self.ranges, self.ranges.len() as u64);
+            self.ranges.clear();
+        }
+        Ok(core::mem::take(&mut self.mappings))
+    }
+
+    /// Whether a mapping of `domain` can be taken.
+    pub(super) fn accepts(&self, domain: &Arc<Domain<M, P>>) -> Result<(), BatchError> {
+        if !Arc::ptr_eq(&self.domain, domain) {
+            return Err(BatchError::OtherDomain);
+        }
+        if self.is_full() { Err(BatchError::Full { most: self.most }) } else { Ok(()) }
+    }
+
+    /// Takes a mapping that was [accepted](Self::accepts), of `range` or of nothing that is translated.
+    pub(super) fn unlink(&mut self, range: Option<IovaRange>) -> Result<(), UnmapError> {
+        self.mappings += 1;
+        let Some(range) = range else {
+            return Ok(());
+        };
+        let unmapped = self.domain.unlink(range, &mut self.gather);
+        if unmapped == range.len() {
+            self.ranges.push(range);
+            return Ok(());
+        }
+        // Whoever removed the rest may not have invalidated it; and nobody knows whose addresses these are.
+        self.gather.add(range);
+        self.domain.lose(unmapped);
+        Err(UnmapError::NotMapped { range, unmapped })
+    }
+
+    /// Gives up waiting: the addresses stay out of use until some later flush of the domain is confirmed.
+    pub(super) fn quarantine(&mut self) {
+        for range in self.ranges.drain(..) {
+            self.domain.quarantine(range, range.len());
+        }
+        self.gather = Gather::new();
+        self.mappings = 0;
+    }
+}
+
+/// Commits. Where the hardware does not confirm, the addresses stay out of use until a later flush of the
+/// domain is confirmed; the memory may be reached until then, and nobody is here to be told: commit before.
+impl<M: Mapper, P: Platform> Drop for RawBatch<M, P> {
+    fn drop(&mut self) {
+        if self.commit().is_err() {
+            self.quarantine();
+        }
+    }
+}
+
+impl<M: Mapper, P: Platform> DmaDevice<M, P> {
+    /// Unmaps what [`map_single`](Self::map_single) returned for the same `len`, into `batch`: it is done when
+    /// the batch is committed. Clears the translations at once, waits for nothing, allocates nothing.
+    ///
+    /// # Errors
+    /// [`BatchError`]: [`Full`](BatchError::Full) and [`OtherDomain`](BatchError::OtherDomain) change nothing.
+    pub fn unmap_single_in(
+        &self,
+        batch: &mut RawBatch<M, P>,
+        iova: Iova,
+        len: u64,
+    ) -> Result<(), BatchError> {
+        batch.accepts(self.domain())?;
+        let range = self.range_to_unmap(iova, len)?;
+        Ok(batch.unlink(range)?)
+    }
+
+    /// Unmaps the list that [`map_sg`](Self::map_sg) wrote, given as it was written, into `batch`. As
+    /// [`unmap_single_in`](Self::unmap_single_in).
+    ///
+    /// # Errors
+    /// As [`unmap_single_in`](Self::unmap_single_in). An empty list is no error, and takes no room.
+    pub fn unmap_sg_in(&self, batch: &mut RawBatch<M, P>, mapped: &[DmaSegment]) -> Result<(), BatchError> {
+        match self.whole_of(mapped)? {
+            Some((iova, len)) => self.unmap_single_in(batch, iova, len),
+            None => Ok(()),
+        }
+    }
+}

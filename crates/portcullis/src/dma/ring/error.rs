@@ -1,0 +1,91 @@
+//! What a ring refuses.
+
+use core::fmt;
+
+use super::RingMapping;
+use crate::addr::IovaRange;
+use crate::domain::MapListError;
+use crate::invalidation::InvalidationError;
+use crate::iova::ArenaError;
+
+/// Something that a [`StrictRing`](super::StrictRing) does not do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RingError {
+    /// No descriptors in a batch, or more than [`MOST_IN_BATCH`](crate::dma::MOST_IN_BATCH).
+    #[error("a batch of {batch} descriptors: there are at least 1 and at most {most}")]
+    Batch {
+        /// What was asked for.
+        batch: usize,
+        /// The most there can be.
+        most: usize,
+    },
+    /// The ring's addresses: [`ArenaError::Full`] while the oldest descriptors are mapped, or wait for a commit.
+    #[error(transparent)]
+    Arena(#[from] ArenaError),
+    /// The list cannot be mapped: nothing of it is.
+    #[error(transparent)]
+    Map(#[from] MapListError),
+    /// The range does not lie inside the ring.
+    #[error("{range} is not of this ring")]
+    Foreign {
+        /// What was named.
+        range: IovaRange,
+    },
+    /// The pages of a list are not as many as those of the range that they were to be linked to.
+    #[error("{list:#x} bytes of pages for {range}")]
+    Length {
+        /// The range.
+        range: IovaRange,
+        /// Bytes of the pages.
+        list: u64,
+    },
+    /// Only a part of the range was mapped; that is unmapped, and the next commit covers all of the range.
+    #[error("unlinking {range}: only {unmapped:#x} bytes of it were mapped")]
+    NotMapped {
+        /// What was to be unlinked.
+        range: IovaRange,
+        /// Bytes that were.
+        unmapped: u64,
+    },
+    /// What was unlinked is not confirmed yet: a commit must come first.
+    #[error("{range} cannot be released before a commit")]
+    NotCommitted {
+        /// What was to be released.
+        range: IovaRange,
+    },
+    /// The device's addresses are not translated: there is nothing to reserve, to link or to unlink.
+    #[error("a ring of a device without translation has no addresses of its own")]
+    Untranslated,
+    /// The hardware did not confirm: **devices may still reach the memory** of all `descriptors` that wait.
+    /// They go on waiting; another commit tries again.
+    #[error("{descriptors} descriptors are unmapped, but devices may still reach them: {error}")]
+    Unconfirmed {
+        /// Descriptors that wait.
+        descriptors: usize,
+        /// Why it was not confirmed.
+        error: InvalidationError,
+    },
+}
+
+/// A descriptor that was not unmapped, or a batch that was not committed with it.
+pub struct RingUnmapFailed {
+    /// The descriptor, untouched, where the ring did not take it; `None` where it waits with the others.
+    pub mapping: Option<RingMapping>,
+    /// Why.
+    pub error: RingError,
+}
+
+impl fmt::Debug for RingUnmapFailed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.error, f)
+    }
+}
+
+impl fmt::Display for RingUnmapFailed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.error, f)
+    }
+}
+
+impl core::error::Error for RingUnmapFailed {}

@@ -1,0 +1,324 @@
+//! Strict protection for a queue whose descriptors come and go in order, near the price of none.
+
+mod error;
+mod steps;
+
+use alloc::vec::Vec;
+
+use super::layout::device_view;
+use super::{DmaDevice, DmaSegment, MOST_IN_BATCH};
+use crate::addr::{Direction, Iova, IovaRange};
+use crate::domain::{MapListError, PhysSegment, last_byte};
+use crate::invalidation::Gather;
+use crate::iova::{ArenaError, RingArena, RingConfig};
+use crate::mapper::Mapper;
+use crate::platform::Platform;
+
+pub use error::{RingError, RingUnmapFailed};
+
+/// What a [`StrictRing`] is made for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StrictRingConfig {
+    /// How many descriptors may be mapped, or wait for a commit, at once. More than the queue's own length: at
+    /// least by a batch.
+    pub descriptors: u32,
+    /// Bytes of the pages that a usual descriptor takes. Others may be of any length.
+    pub descriptor_bytes: u64,
+    /// Descriptors that become unreachable together, with one wait: 1 to [`MOST_IN_BATCH`].
+    pub batch: usize,
+    /// The ring's [colour](RingConfig::colour); `None` for the domain's next. Domains number their own rings
+    /// only: who has many domains behind one IOMMU numbers them here.
+    pub colour: Option<u32>,
+}
+
+impl StrictRingConfig {
+    /// A ring whose unit of protection is the batch of `batch` descriptors.
+    pub const fn new(descriptors: u32, descriptor_bytes: u64, batch: usize) -> Self {
+        Self { descriptors, descriptor_bytes, batch, colour: None }
+    }
+}
+
+/// A descriptor's pages, open to the device until they are [unmapped](StrictRing::unmap).
+///
+/// It cannot be copied: what is unmapped is unmapped once. Dropping it leaves the pages mapped.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "the pages stay mapped until the descriptor is unmapped"]
+pub struct RingMapping {
+    first: Iova,
+    /// `None` where nothing is translated.
+    range: Option<IovaRange>,
+}
+
+impl RingMapping {
+    /// The address of the first byte of the list for the device.
+    pub fn iova(&self) -> Iova {
+        self.first
+    }
+
+    /// The pages, in the ring; `None` where the device uses the memory's own addresses.
+    pub fn range(&self) -> Option<IovaRange> {
+        self.range
+    }
+}
+
+/// What an unmap has led to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use = "the memory is the driver's again after a commit only"]
+pub enum RingUnmap {
+    /// The descriptor waits for its batch to become complete: **the device can still reach it**.
+    Waiting,
+    /// The batch is complete and committed: no device reaches the descriptor, or any unmapped before it.
+    Committed,
+}
+
+/// A queue's own addresses, mapped and unmapped by descriptor.
+///
+/// **The unit of protection is the batch** of [`batch`](StrictRingConfig::batch) descriptors, which is one
+/// descriptor where that is 1. A descriptor that is unmapped counts as mapped, and is, until the batch that it
+/// belongs to is committed: as soon as that many wait, or with [`commit`](Self::commit), which a driver calls when
+/// the queue falls idle, so that nothing waits for ever. After a commit no device reaches anything of it. This is
+/// so whatever the domain's policy, but for passthrough, where nothing is ever unreachable.
+///
+/// A list is mapped with one reservation in a [`RingArena`] and one walk. Descriptors that are unmapped together
+/// lie side by side when the queue works in order: one walk clears all of them, and one range invalidation (of the
+/// leaves only, so that the paging-structure caches are kept) covers all. In any other order they are sorted; that
+/// costs O(n log n) for a batch of n, and more requests where others are mapped in between, still with one wait.
+///
+/// It belongs to whoever owns the queue, one CPU at a time. What it is made of are steps of their own:
+/// [`reserve`](Self::reserve), [`link`](Self::link), [`unlink`](Self::unlink), [`commit`](Self::commit),
+/// [`release`](Self::release), for a driver whose descriptors, mappings and unmaps are of different sizes.
+///
+/// ```
+/// # #[cfg(feature = "std")]
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # use std::sync::Arc;
+/// # use portcullis::addr::{Direction, PageSize, PageSizes};
+/// # use portcullis::dma::{DmaDevice, DmaSegment, RingUnmap, StrictRing, StrictRingConfig};
+/// # use portcullis::domain::{Domain, PhysSegment, Policy};
+/// # use portcullis::invalidation::DomainId;
+/// # use portcullis::mapper::TableMapper;
+/// # use portcullis::pgtable::PageTable;
+/// # use portcullis::std_platform::StdPlatform;
+/// # use portcullis_model::{Context, DeviceId, Iommu, IommuConfig, Memory};
+/// # let memory = Memory::new(16 << 20);
+/// # let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
+/// # let table = PageTable::new(Arc::clone(&memory), 4, PageSizes::EMPTY.with(PageSize::SIZE_4K))?;
+/// # let (id, nic) = (DomainId(1), DeviceId(0));
+/// # iommu.attach(nic, Context::SecondStage { domain: id, root: table.root(), levels: table.levels() });
+/// # let mapper = TableMapper::new(table, iommu.queue(), id, Vec::new());
+/// # let domain = Domain::new(StdPlatform::new(), mapper, Policy::Strict)?;
+/// # let device = DmaDevice::new(domain, u64::MAX);
+/// # let buffers = [memory.buffer(2048).ok_or("no memory")?, memory.buffer(2048).ok_or("no memory")?];
+/// // A receive queue of up to 512 descriptors of a page, two of which become unreachable together.
+/// let mut ring = StrictRing::new(&device, StrictRingConfig::new(512, 4096, 2))?;
+/// let mut view = [DmaSegment::default(); 1];
+/// let list = |n: usize| [PhysSegment { phys: buffers[n].phys(), len: 2048 }];
+/// let (first, _) = ring.map_sg(&list(0), Direction::FromDevice, &mut view)?;
+/// let (second, _) = ring.map_sg(&list(1), Direction::FromDevice, &mut view)?;
+/// let late = first.iova();
+/// iommu.dma_write(nic, late, b"a packet")?;
+/// // The card is done with both. The first waits, and only the second's unmap makes both unreachable.
+/// assert_eq!(ring.unmap(first)?, RingUnmap::Waiting);
+/// assert_eq!(ring.unmap(second)?, RingUnmap::Committed);
+/// assert!(iommu.dma_write(nic, late, b"too late").is_err());
+/// # Ok(())
+/// # }
+/// # #[cfg(not(feature = "std"))]
+/// # fn main() {}
+/// ```
+#[derive(Debug)]
+pub struct StrictRing<M: Mapper, P: Platform> {
+    device: DmaDevice<M, P>,
+    /// `None` where nothing is translated.
+    arena: Option<RingArena>,
+    batch: usize,
+    /// Unmapped, and neither cleared nor confirmed. Room for a batch.
+    waiting: Vec<IovaRange>,
+    /// The same of a ring without translation: all there is to know of them.
+    untranslated: usize,
+    /// Cleared, not confirmed.
+    unlinked: Gather,
+    /// Reserved for lists that were not mapped, which was not confirmed. Empty but for broken hardware.
+    unconfirmed: Vec<IovaRange>,
+    /// Maps not yet in the domain's count.
+    uncounted: u64,
+}
+
+impl<M: Mapper, P: Platform> StrictRing<M, P> {
+    /// A ring of addresses that `device` reaches, of the domain's next colour. Allocates; may be slow: see
+    /// [`RingArena::new`].
+    ///
+    /// # Errors
+    /// [`RingError::Batch`]; [`RingError::Arena`], where the space has no such range.
+    pub fn new(device: &DmaDevice<M, P>, config: StrictRingConfig) -> Result<Self, RingError> {
+        let StrictRingConfig { descriptors, descriptor_bytes, batch, colour } = config;
+        if !(1..=MOST_IN_BATCH).contains(&batch) {
+            return Err(RingError::Batch { batch, most: MOST_IN_BATCH });
+        }
+        let arena = if device.is_translated() {
+            let domain = device.domain();
+            let ring = RingConfig {
+                colour,
+                limit: Iova::new(device.mask()),
+                ..RingConfig::new(descriptors, descriptor_bytes, domain.granule())
+            };
+            Some(domain.new_ring(ring)?)
+        } else {
+            None
+        };
+        Ok(Self {
+            device: device.clone(),
+            arena,
+            batch,
+            waiting: Vec::with_capacity(batch),
+            untranslated: 0,
+            unlinked: Gather::new(),
+            unconfirmed: Vec::new(),
+            uncounted: 0,
+        })
+    }
+
+    /// Maps a descriptor's list with one reservation and one walk, and writes to `out` what the device is to be
+    /// given: segments that touch are merged. Returns how many there are, `list.len()` at the most.
+    ///
+    /// O(1) and a step for each page; may allocate page tables. Waits for hardware only where a list was refused
+    /// half-way.
+    ///
+    /// # Errors
+    /// [`RingError::Map`], and [`RingError::Arena`] with [`ArenaError::Full`] until descriptors are unmapped *and*
+    /// committed: the list is mapped as a whole or not at all.
+    /// After [`MapListError::Unconfirmed`] devices may reach the list until a [`commit`](Self::commit) succeeds.
+    #[inline]
+    pub fn map_sg(
+        &mut self,
+        list: &[PhysSegment],
+        direction: Direction,
+        out: &mut [DmaSegment],
+    ) -> Result<(RingMapping, usize), RingError> {
+        let (needed, room) = (list.len(), out.len());
+        let no_room = MapListError::NoRoom { needed, room };
+        if room < needed {
+            return Err(no_room.into());
+        }
+        let mapping = self.map(list, direction)?;
+        let base = mapping.range.map(IovaRange::start);
+        let used = device_view(list, base, self.device.domain().granule(), out);
+        // There is a view of everything that was mapped.
+        Ok((mapping, used.unwrap_or(needed)))
+    }
+
+    /// The same without the device's view of the list: for one segment, [`RingMapping::iova`] says it all.
+    ///
+    /// # Errors
+    /// As [`map_sg`](Self::map_sg).
+    #[inline]
+    pub fn map(&mut self, list: &[PhysSegment], direction: Direction) -> Result<RingMapping, RingError> {
+        let Some(first) = list.first() else {
+            return Err(MapListError::EmptyList.into());
+        };
+        let Some(arena) = &mut self.arena else {
+            let (last, mask) = (last_byte(list)?, self.device.mask());
+            if last.get() > mask {
+                return Err(MapListError::BeyondMask { last, mask }.into());
+            }
+            return Ok(RingMapping { first: Iova::new(first.phys.get()), range: None });
+        };
+        let domain = self.device.domain();
+        let range = arena.reserve(domain.pages_of(list)?)?;
+        if let Err(failed) = domain.link(range, list, direction.permissions()) {
+            return Err(self.refused(range, failed));
+        }
+        self.uncounted += 1;
+        let offset = first.phys.page_offset(domain.granule());
+        Ok(RingMapping { first: Iova::new(range.start().get() | offset), range: Some(range) })
+    }
+
+    /// Ends a descriptor's mapping. With the last of a batch, commits: waits, once for all of them.
+    ///
+    /// Otherwise O(1), no wait. Allocates nothing. The caller holds no lock and no slot.
+    ///
+    /// # Errors
+    /// [`RingUnmapFailed`]: what was not confirmed goes on waiting. The descriptor comes back, as it was, where
+    /// it is another ring's, or where a whole batch waits because its commit failed, and failed once more.
+    #[inline]
+    pub fn unmap(&mut self, mapping: RingMapping) -> Result<RingUnmap, RingUnmapFailed> {
+        match (mapping.range, &self.arena) {
+            (Some(range), Some(arena)) if arena.range().contains_range(range) => {
+                if self.waiting.len() == self.batch
+                    && let Err(error) = self.commit()
+                {
+                    return Err(RingUnmapFailed { mapping: Some(mapping), error });
+                }
+                self.waiting.push(range);
+            }
+            (None, None) => self.untranslated += 1,
+            (range, _) => {
+                let range = range.ok_or(RingError::Untranslated);
+                let error = range.map_or_else(|error| error, |range| RingError::Foreign { range });
+                return Err(RingUnmapFailed { mapping: Some(mapping), error });
+            }
+        }
+        if self.waiting() < self.batch {
+            return Ok(RingUnmap::Waiting);
+        }
+        match self.commit() {
+            Ok(_) => Ok(RingUnmap::Committed),
+            Err(error) => Err(RingUnmapFailed { mapping: None, error }),
+        }
+    }
+
+    /// How many descriptors are unmapped and wait for a commit.
+    #[inline]
+    pub fn waiting(&self) -> usize {
+        self.waiting.len() + self.untranslated
+    }
+
+    /// The device that the ring is for.
+    pub fn device(&self) -> &DmaDevice<M, P> {
+        &self.device
+    }
+
+    /// The addresses that the ring has; `None` where nothing is translated.
+    pub fn arena(&self) -> Option<&RingArena> {
+        self.arena.as_ref()
+    }
+
+    /// Commits, and gives the addresses back to the domain. All descriptors must be unmapped.
+    ///
+    /// # Errors
+    /// [`RingError::Unconfirmed`], or [`RingError::Arena`] with [`ArenaError::InUse`] while descriptors are mapped;
+    /// with the ring, as it was.
+    pub fn close(mut self) -> Result<(), (Self, RingError)> {
+        if let Err(error) = self.commit() {
+            return Err((self, error));
+        }
+        match self.arena.take().map(|arena| self.device.domain().release_ring(arena)) {
+            None | Some(Ok(())) => Ok(()),
+            Some(Err(failed)) => {
+                self.arena = Some(failed.arena);
+                Err((self, failed.error.into()))
+            }
+        }
+    }
+}
+
+/// Commits. What is still mapped stays so; then, or where the hardware does not confirm, the ring's addresses are
+/// given up for good.
+impl<M: Mapper, P: Platform> Drop for StrictRing<M, P> {
+    fn drop(&mut self) {
+        let _ = self.commit();
+        if let Some(arena) = self.arena.take() {
+            let bytes = arena.range().len();
+            if self.device.domain().release_ring(arena).is_err() {
+                self.device.domain().lose(bytes);
+            }
+        }
+    }
+}
+
+impl RingError {
+    /// Whether the ring is full: a [`commit`](StrictRing::commit) makes room, if descriptors wait for one.
+    pub fn is_full(&self) -> bool {
+        matches!(self, Self::Arena(ArenaError::Full { .. }))
+    }
+}

@@ -1,0 +1,171 @@
+//! What mapping and unmapping a descriptor are made of.
+//!
+//! ```text
+//!   reserve --> link ... link --> unlink --> commit --> release
+//! ```
+//! A reservation may be linked in parts, and unlinked in others. (`unmap` is `unlink` and `release` with a commit
+//! in between, put off until the batch is complete.)
+
+use super::{RingError, StrictRing};
+use crate::addr::{Direction, IovaRange};
+use crate::domain::LinkFailed;
+use crate::domain::PhysSegment;
+use crate::invalidation::Gather;
+use crate::iova::RingArena;
+use crate::mapper::Mapper;
+use crate::platform::Platform;
+
+impl<M: Mapper, P: Platform> StrictRing<M, P> {
+    /// Takes the next addresses of the ring: `len` bytes, rounded up to whole granules. Nothing is mapped there.
+    ///
+    /// O(1); never allocates or waits.
+    ///
+    /// # Errors
+    /// [`RingError::Arena`], as [`RingArena::reserve`] says; [`RingError::Untranslated`].
+    pub fn reserve(&mut self, len: u64) -> Result<IovaRange, RingError> {
+        Ok(self.arena.as_mut().ok_or(RingError::Untranslated)?.reserve(len)?)
+    }
+
+    /// Opens the pages of `list` to the device at `range`, all or a part of what was reserved, one segment after
+    /// the other. One walk for each lowest table; may allocate page tables.
+    ///
+    /// # Errors
+    /// [`RingError::Length`] where the pages are not as many as the range has, [`RingError::Foreign`],
+    /// [`RingError::Untranslated`], [`RingError::Map`]: nothing of the list is mapped, and the range is still
+    /// reserved. After [`MapListError::Unconfirmed`](crate::domain::MapListError::Unconfirmed) devices may reach
+    /// the list until a [`commit`](Self::commit) succeeds.
+    pub fn link(
+        &mut self,
+        range: IovaRange,
+        list: &[PhysSegment],
+        direction: Direction,
+    ) -> Result<(), RingError> {
+        self.contains(range)?;
+        let domain = self.device.domain();
+        let len = domain.pages_of(list)?;
+        if len != range.len() {
+            return Err(RingError::Length { range, list: len });
+        }
+        match domain.link(range, list, direction.permissions()) {
+            Ok(()) => {
+                self.uncounted += 1;
+                Ok(())
+            }
+            Err(failed) => {
+                self.unlinked.merge(&failed.unconfirmed);
+                Err(failed.error.into())
+            }
+        }
+    }
+
+    /// Clears the translations of `range`, which may be several neighbours that were linked one by one. A device
+    /// may still reach the memory, until the next [`commit`](Self::commit) has returned `Ok`.
+    ///
+    /// One walk for each lowest table, one store for each page; never waits, allocates nothing.
+    ///
+    /// # Errors
+    /// [`RingError::NotMapped`]: the commit covers all of the range all the same. [`RingError::Foreign`],
+    /// [`RingError::Untranslated`]: nothing is changed.
+    pub fn unlink(&mut self, range: IovaRange) -> Result<(), RingError> {
+        self.contains(range)?;
+        let unmapped = self.clear(range);
+        if unmapped == range.len() { Ok(()) } else { Err(RingError::NotMapped { range, unmapped }) }
+    }
+
+    /// Waits until no device reaches anything that was unmapped or unlinked before, and releases the descriptors
+    /// that were unmapped. Returns how many those are.
+    ///
+    /// Clears what waits, a walk for each run of neighbours and lowest table; then one submission to the hardware
+    /// (see [`StrictRing`]), none where nothing waits. Allocates nothing. The caller holds no lock and no slot.
+    ///
+    /// # Errors
+    /// [`RingError::Unconfirmed`]: all that waits goes on waiting, and can be committed again.
+    pub fn commit(&mut self) -> Result<usize, RingError> {
+        self.clear_waiting();
+        let domain = self.device.domain();
+        if let Err(error) = domain.confirm(&self.unlinked) {
+            return Err(RingError::Unconfirmed { descriptors: self.waiting(), error });
+        }
+        self.unlinked = Gather::new();
+        let unmaps = self.waiting.len() as u64;
+        if let Some(arena) = &mut self.arena {
+            for range in self.waiting.drain(..).chain(self.unconfirmed.drain(..)) {
+                // Fails only for what was released by the step already: there is nothing left to do then.
+                let _ = arena.free(range);
+            }
+        }
+        if unmaps > 0 {
+            domain.take_back(&[], unmaps);
+        }
+        if self.uncounted > 0 {
+            domain.count_maps(core::mem::take(&mut self.uncounted));
+        }
+        Ok(unmaps as usize + core::mem::take(&mut self.untranslated))
+    }
+
+    /// Gives a reservation back to the ring, once what was linked there is unlinked, and that committed.
+    ///
+    /// O(1), as [`RingArena::free`]; never allocates or waits.
+    ///
+    /// # Errors
+    /// [`RingError::NotCommitted`] while anything that was unlinked waits for a commit; [`RingError::Arena`] for
+    /// what is not reserved, or only a part of it; [`RingError::Untranslated`].
+    pub fn release(&mut self, range: IovaRange) -> Result<(), RingError> {
+        let arena = self.arena.as_mut().ok_or(RingError::Untranslated)?;
+        if !self.unlinked.is_empty() || self.waiting.contains(&range) {
+            return Err(RingError::NotCommitted { range });
+        }
+        Ok(arena.free(range)?)
+    }
+
+    /// What to do with `range`, reserved for a list that was not mapped.
+    #[cold]
+    pub(super) fn refused(&mut self, range: IovaRange, failed: LinkFailed) -> RingError {
+        let LinkFailed { error, unconfirmed, occupied } = failed;
+        if occupied {
+            // Somebody else has mapped here: nobody may use these addresses again, so they stay reserved.
+        } else if !unconfirmed.is_empty() {
+            self.unconfirmed.push(range);
+        } else if let Some(arena) = &mut self.arena {
+            // It was reserved a moment ago.
+            let freed = arena.free(range);
+            debug_assert!(freed.is_ok());
+        }
+        self.unlinked.merge(&unconfirmed);
+        error.into()
+    }
+
+    /// Clears the descriptors that wait, neighbours together.
+    fn clear_waiting(&mut self) {
+        if !self.waiting.is_sorted_by_key(|range| range.start()) {
+            self.waiting.sort_unstable_by_key(|range| range.start());
+        }
+        let mut waiting = core::mem::take(&mut self.waiting);
+        let mut run: Option<IovaRange> = None;
+        for range in &waiting {
+            run = match run {
+                Some(run) if run.last().checked_add(1) == Some(range.start()) => run.hull(*range).ok(),
+                _ => {
+                    run.map(|run| self.clear(run));
+                    Some(*range)
+                }
+            };
+        }
+        run.map(|run| self.clear(run));
+        core::mem::swap(&mut self.waiting, &mut waiting);
+    }
+
+    fn clear(&mut self, range: IovaRange) -> u64 {
+        let unmapped = self.device.domain().unlink(range, &mut self.unlinked);
+        if unmapped != range.len() {
+            // Whoever removed the rest may not have invalidated it.
+            self.unlinked.add(range);
+        }
+        unmapped
+    }
+
+    fn contains(&self, range: IovaRange) -> Result<(), RingError> {
+        let arena: &RingArena = self.arena.as_ref().ok_or(RingError::Untranslated)?;
+        if arena.range().contains_range(range) { Ok(()) } else { Err(RingError::Foreign { range }) }
+    }
+}

@@ -1,0 +1,107 @@
+//! The steps that `map` and `unmap` are made of, for those who put them together differently: batches and rings.
+
+use super::Domain;
+use crate::addr::{IovaRange, Permissions};
+use crate::domain::{MapListError, PhysSegment};
+use crate::invalidation::{Gather, InvalidationError};
+use crate::iova::{ArenaError, ReleaseError, RingArena, RingConfig};
+use crate::mapper::Mapper;
+use crate::pgtable::MapError;
+use crate::platform::Platform;
+use crate::sync::Ordering;
+
+/// A list that was not entered into a caller's own range.
+pub(crate) struct LinkFailed {
+    /// Why.
+    pub error: MapListError,
+    /// What must still be confirmed before the range is used again; empty as a rule.
+    pub unconfirmed: Gather,
+    /// Somebody else's translation lies in the range, which must not be used again at all.
+    pub occupied: bool,
+}
+
+impl<M: Mapper, P: Platform> Domain<M, P> {
+    /// A ring out of the domain's space, of the next colour unless `config` names one.
+    pub(crate) fn new_ring(&self, config: RingConfig) -> Result<RingArena, ArenaError> {
+        // Relaxed: only the number counts. After 2^32 rings colours come again.
+        let next = || self.rings.fetch_add(1, Ordering::Relaxed) as u32;
+        let config = RingConfig { colour: config.colour.or_else(|| Some(next())), ..config };
+        RingArena::new(&self.space, &self.platform, &config)
+    }
+
+    /// Takes a ring's addresses back.
+    pub(crate) fn release_ring(&self, arena: RingArena) -> Result<(), ReleaseError> {
+        arena.release(&self.space, &self.platform)
+    }
+
+    /// Enters the pages of `list`, which [`pages_of`](Self::pages_of) has checked, into `range`. Where table
+    /// memory is short, empty tables make room once.
+    #[inline]
+    pub(super) fn enter(
+        &self,
+        range: IovaRange,
+        list: &[PhysSegment],
+        permissions: Permissions,
+        gather: &mut Gather,
+    ) -> Result<(), MapError> {
+        // Each of these sums was checked.
+        let pages = list
+            .iter()
+            .map(|segment| (segment.phys.align_down(self.granule), self.rounded(segment).unwrap_or(0)));
+        let map =
+            |gather: &mut Gather| self.mapper.map(&self.platform, range, pages.clone(), permissions, gather);
+        match map(gather) {
+            // Tables that nobody needed any more make room.
+            Err(MapError::OutOfMemory) if self.reclaim().is_ok_and(|bytes| bytes > 0) => map(gather),
+            result => result,
+        }
+    }
+
+    /// Maps the pages of a checked `list` to `range`, which the caller has to itself. Counts nothing.
+    #[inline]
+    pub(crate) fn link(
+        &self,
+        range: IovaRange,
+        list: &[PhysSegment],
+        permissions: Permissions,
+    ) -> Result<(), LinkFailed> {
+        let mut gather = Gather::new();
+        self.enter(range, list, permissions, &mut gather).map_err(|error| self.link_failed(error, gather))
+    }
+
+    #[cold]
+    fn link_failed(&self, error: MapError, gather: Gather) -> LinkFailed {
+        let occupied = matches!(error, MapError::AlreadyMapped { .. });
+        // A device may have used, and cached, what was entered for a moment.
+        match self.mapper.sync(&gather) {
+            Ok(()) => LinkFailed { error: error.into(), unconfirmed: Gather::new(), occupied },
+            Err(error) => {
+                LinkFailed { error: MapListError::Unconfirmed { error }, unconfirmed: gather, occupied }
+            }
+        }
+    }
+
+    /// Removes the translations of `range` and adds them to `gather`. How many bytes were mapped.
+    #[inline]
+    pub(crate) fn unlink(&self, range: IovaRange, gather: &mut Gather) -> u64 {
+        self.mapper.unmap(&self.platform, range, gather).bytes
+    }
+
+    /// Waits until no device reaches what is in `gather`.
+    pub(crate) fn confirm(&self, gather: &Gather) -> Result<(), InvalidationError> {
+        self.mapper.sync(gather)
+    }
+
+    /// Gives back the addresses of `ranges`, whose unmaps are confirmed and counted as such.
+    pub(crate) fn take_back(&self, ranges: &[IovaRange], unmaps: u64) {
+        self.platform.with_slot(|slot| {
+            self.counters.unmaps.add(slot, unmaps);
+            ranges.iter().for_each(|range| self.give_back(slot, *range));
+        });
+    }
+
+    /// Counts maps that went another way than [`map`](Self::map).
+    pub(crate) fn count_maps(&self, maps: u64) {
+        self.platform.with_slot(|slot| self.counters.maps.add(slot, maps));
+    }
+}
