@@ -6,7 +6,7 @@ use clap::builder::PossibleValuesParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use portcullis::domain::Policy;
 use portcullis_bench::{iova, pgtable};
-use portcullis_trace::replay::FORMATS;
+use portcullis_trace::replay::{FORMATS, Mode};
 
 /// DMA remapping: what protection from devices costs, and what it leaves exposed.
 #[derive(Debug, Parser)]
@@ -71,6 +71,10 @@ pub struct Replay {
 pub enum PolicyName {
     /// One invalidation, waited for, per unmap
     Strict,
+    /// One wait for 32 unmaps of a device, at the latest after 1 ms: until then they count as mapped
+    StrictBatch,
+    /// The same for 64 descriptors out of a ring of addresses, with one range to invalidate
+    StrictRing,
     /// Invalidations put off by up to 256 unmaps or 10 ms
     Lazy,
     /// No translation
@@ -78,11 +82,13 @@ pub enum PolicyName {
 }
 
 impl PolicyName {
-    pub fn policy(self) -> Policy {
+    pub fn mode(self) -> Mode {
         match self {
-            Self::Strict => Policy::Strict,
-            Self::Lazy => Policy::LAZY,
-            Self::Passthrough => Policy::Passthrough,
+            Self::Strict => Policy::Strict.into(),
+            Self::StrictBatch => Mode::StrictBatch,
+            Self::StrictRing => Mode::StrictRing,
+            Self::Lazy => Policy::LAZY.into(),
+            Self::Passthrough => Mode::PASSTHROUGH,
         }
     }
 }

@@ -5,8 +5,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use portcullis::domain::Policy;
-use portcullis_trace::replay::{Options, Profile, ProfileError, ReplayError, Report, replay};
+use portcullis_trace::replay::{Mode, Options, Profile, ProfileError, ReplayError, Report, replay};
 use portcullis_trace::{ReadOptions, Summary, Trace, TraceError};
 
 use crate::args::{PolicyName, Replay};
@@ -68,14 +67,14 @@ pub fn run(arguments: &Replay) -> Result<ExitCode, CommandError> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn policies(names: &[PolicyName]) -> Vec<Policy> {
-    let mut policies: Vec<Policy> = Vec::new();
-    for policy in names.iter().map(|name| name.policy()) {
-        if !policies.contains(&policy) {
-            policies.push(policy);
+fn policies(names: &[PolicyName]) -> Vec<Mode> {
+    let mut modes: Vec<Mode> = Vec::new();
+    for mode in names.iter().map(|name| name.mode()) {
+        if !modes.contains(&mode) {
+            modes.push(mode);
         }
     }
-    policies
+    modes
 }
 
 fn open(arguments: &Replay) -> Result<Trace<'static>, TraceError> {

@@ -2,19 +2,21 @@
 
 use std::sync::Arc;
 
-use portcullis::addr::{Direction, Iova, IovaRange, PageSize, PhysAddr};
-use portcullis::dma::{DmaDevice, DmaSegment};
+use portcullis::addr::{Direction, Iova, IovaRange, PhysAddr};
+use portcullis::dma::{DmaDevice, DmaSegment, RingError};
 use portcullis::domain::{Domain, PhysSegment, Policy};
 use portcullis::invalidation::DomainId;
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{Format, PageTable};
 use portcullis::platform::Platform;
-use portcullis_model::{Context, DeviceId as ModelDevice, Iommu, IommuConfig, Memory, Segment as Piece};
-use smallvec::SmallVec;
+use portcullis_model::{Context, DeviceId as ModelDevice, Iommu, IommuConfig, Memory};
 
 use super::ReplayError;
 use super::format::Both;
+use super::live::{Live, Segments, View, Way, pages};
+use super::mode::Mode;
 use super::platform::ReplayPlatform;
+use super::port::{EndError, Ended, MapFailed, Port};
 use super::profile::Profile;
 use super::queue::ClockedQueue;
 use super::report::PolicyReport;
@@ -32,27 +34,19 @@ const MOST_PAGES: u64 = 8 << 20;
 const INTERRUPT_WINDOW: (u64, u64) = (0xfee0_0000, 0x10_0000);
 
 type ReplayMapper<X> = TableMapper<Arc<Memory>, Arc<ClockedQueue>, X>;
-type ReplayDevice<X> = DmaDevice<ReplayMapper<X>, Arc<ReplayPlatform>>;
-type Segments = SmallVec<[PhysSegment; 1]>;
-
-/// A mapping of the trace that is alive.
-struct Live {
-    device: usize,
-    direction: Direction,
-    memory: Segments,
-    view: SmallVec<[DmaSegment; 1]>,
-}
-
+type ReplayPort<X> = Port<ReplayMapper<X>, Arc<ReplayPlatform>>;
 /// A replay under one policy, fed chunk by chunk.
 pub(super) struct Engine<X: Format> {
-    policy: Policy,
+    mode: Mode,
     format: Both<X>,
     timer: Timer,
     platform: Arc<ReplayPlatform>,
     memory: Arc<Memory>,
     iommu: Arc<Iommu>,
     queue: Arc<ClockedQueue>,
-    devices: Vec<ReplayDevice<X>>,
+    ports: Vec<ReplayPort<X>>,
+    /// Rings made so far.
+    colours: u32,
     live: Vec<Option<Live>>,
     map: Samples,
     unmap: Samples,
@@ -68,13 +62,7 @@ pub(super) struct Engine<X: Format> {
 }
 
 impl<X: Format> Engine<X> {
-    pub(super) fn new(
-        policy: Policy,
-        format: Both<X>,
-        profile: &Profile,
-        timer: &Timer,
-        cpus: usize,
-    ) -> Self {
+    pub(super) fn new(mode: Mode, format: Both<X>, profile: &Profile, timer: &Timer, cpus: usize) -> Self {
         let memory = Memory::new(TABLE_MEMORY);
         let caches = &profile.caches;
         let iommu = Iommu::new(IommuConfig {
@@ -87,14 +75,15 @@ impl<X: Format> Engine<X> {
         });
         let queue = Arc::new(ClockedQueue::new(iommu.queue(), timer.clone()));
         Self {
-            policy,
+            mode,
             format,
             timer: timer.clone(),
             platform: Arc::new(ReplayPlatform::new(cpus)),
             memory,
             iommu,
             queue,
-            devices: Vec::new(),
+            ports: Vec::new(),
+            colours: 0,
             live: Vec::new(),
             map: Samples::new(timer),
             unmap: Samples::new(timer),
@@ -118,6 +107,7 @@ impl<X: Format> Engine<X> {
     /// Replays the operations of `chunk`.
     pub(super) fn run(&mut self, chunk: &Chunk) -> Result<(), ReplayError> {
         for op in &chunk.ops {
+            self.commit_due(op.time_ns);
             let iommu = &self.iommu;
             self.platform.at(op.cpu, op.time_ns, |time| iommu.set_time(time));
             self.iommu.set_time(op.time_ns);
@@ -130,41 +120,64 @@ impl<X: Format> Engine<X> {
                     self.scratch.extend(
                         list.iter().map(|part| PhysSegment { phys: PhysAddr::new(part.phys), len: part.len }),
                     );
-                    self.map(op, device, *id, *dir, *origin);
+                    self.map(op, device, *id, *dir, *origin)?;
                 }
                 OpKind::Unmap { id } => self.unmap(op, *id),
                 OpKind::SyncForCpu { id, offset, len } => {
                     self.access(*id, *offset, *len);
-                    self.devices[device].sync_for_cpu();
+                    self.ports[device].device.sync_for_cpu();
                 }
-                OpKind::SyncForDevice { .. } => self.devices[device].sync_for_device(),
+                OpKind::SyncForDevice { .. } => self.ports[device].device.sync_for_device(),
             }
         }
         Ok(())
     }
 
-    fn map(&mut self, op: &Op, device: usize, id: MapId, direction: Direction, origin: Origin) {
-        let list = &self.scratch[..];
-        let pages = pages(list).saturating_add(self.iommu.pages_observed());
+    fn map(
+        &mut self,
+        op: &Op,
+        device: usize,
+        id: MapId,
+        direction: Direction,
+        origin: Origin,
+    ) -> Result<(), ReplayError> {
+        let pages = pages(&self.scratch).saturating_add(self.iommu.pages_observed());
         if pages > MOST_PAGES {
             self.fail(ReplayError::TooMuchMemory { line: op.line, pages, most: MOST_PAGES });
-            return;
+            return Ok(());
         }
-        let mut view: SmallVec<[DmaSegment; 1]> = SmallVec::from_elem(DmaSegment::default(), list.len());
-        let spent_by_model = self.queue.ticks();
-        let start = self.timer.ticks();
-        let result = self.devices[device].map_sg(list, direction, &mut view);
-        let ticks = self.timer.since(start);
-        let used = match result {
-            Ok(used) => used,
-            Err(error) => {
-                self.fail(ReplayError::Map { line: op.line, error });
-                return;
+        let prepared = self.ports[device].prepare(direction, origin, &mut self.colours);
+        prepared.map_err(|error| ReplayError::Ring { line: op.line, error })?;
+        let mut view = View::from_elem(DmaSegment::default(), self.scratch.len());
+        let lane = self.ports[device].lane_for(direction, origin);
+        let (mut result, mut ticks) = self.map_in(device, lane, direction, &mut view);
+        if let (Err(MapFailed::Full), Some(lane)) = (&result, lane) {
+            // What waits for a commit may make room; else the mapping is too large, or the oldest too old.
+            ticks += self.commit(device, lane, op.time_ns);
+            let again = self.map_in(device, Some(lane), direction, &mut view);
+            (result, ticks) = (again.0, ticks + again.1);
+            if matches!(result, Err(MapFailed::Full)) {
+                let alone = self.map_in(device, None, direction, &mut view);
+                (result, ticks) = (alone.0, ticks + alone.1);
             }
+        }
+        let line = op.line;
+        let (way, used) = match result {
+            Ok(mapped) => mapped,
+            Err(MapFailed::Error(error)) => {
+                self.fail(ReplayError::Map { line, error });
+                return Ok(());
+            }
+            Err(MapFailed::Ring(RingError::Map(error))) => {
+                self.fail(ReplayError::Map { line, error });
+                return Ok(());
+            }
+            Err(MapFailed::Ring(error)) => return Err(ReplayError::Ring { line, error }),
+            Err(MapFailed::Full) => return Ok(()),
         };
-        self.map.record(ticks.saturating_sub(self.queue.ticks() - spent_by_model));
+        self.map.record(ticks);
         view.truncate(used);
-        let live = Live { device, direction, memory: self.scratch.clone(), view };
+        let live = Live { device, direction, lane, memory: self.scratch.clone(), view, way };
         self.operations += 1;
         self.mapped_pages += live.pages();
         self.iommu.observe_map(model_device(device), op.time_ns, live.pieces());
@@ -177,28 +190,99 @@ impl<X: Format> Engine<X> {
             // Rings are used as long as they exist; once shows that they can be.
             self.access(id, 0, u64::MAX);
         }
+        Ok(())
+    }
+
+    /// The library's call, and the ticks it took without the model's part.
+    fn map_in(
+        &mut self,
+        device: usize,
+        lane: Option<usize>,
+        direction: Direction,
+        view: &mut View,
+    ) -> (Result<(Way, usize), MapFailed>, u64) {
+        let port = &mut self.ports[device];
+        let spent_by_model = self.queue.ticks();
+        let start = self.timer.ticks();
+        let result = port.map(lane, &self.scratch, direction, view);
+        let ticks = self.timer.since(start);
+        (result, ticks.saturating_sub(self.queue.ticks() - spent_by_model))
     }
 
     fn unmap(&mut self, op: &Op, id: MapId) {
         // The transfer happens before the driver ends the mapping: here, as late as can be.
         self.access(id, 0, u64::MAX);
-        let Some(live) = self.live.get_mut(id as usize).and_then(Option::take) else {
+        let Some(mut live) = self.live.get_mut(id as usize).and_then(Option::take) else {
             // Its map failed, and was counted then.
             return;
         };
+        let way = std::mem::replace(&mut live.way, Way::Alone);
+        let (device, lane) = (live.device, live.lane);
+        let port = &mut self.ports[device];
         let spent_by_model = self.queue.ticks();
         let start = self.timer.ticks();
-        let result = self.devices[live.device].unmap_sg(&live.view);
+        let result = port.unmap(lane, way, &live.view);
         let ticks = self.timer.since(start);
         self.unmap.record(ticks.saturating_sub(self.queue.ticks() - spent_by_model));
         self.ended += 1;
         self.unmapped_pages += live.pages();
-        let reached = self.iommu.observe_unmap(model_device(live.device), op.time_ns, live.pieces());
-        if self.policy == Policy::Strict && reached > 0 {
-            self.violations += 1;
+        match (result, lane) {
+            (Ok(Ended::Later), Some(lane)) => self.ports[device].hold(lane, live, op.time_ns),
+            (Ok(Ended::WithLane), Some(lane)) => {
+                self.ports[device].hold(lane, live, op.time_ns);
+                self.settle(device, lane, op.time_ns);
+            }
+            (Ok(_), _) => self.end(&live, op.time_ns),
+            (Err(error), _) => {
+                self.end(&live, op.time_ns);
+                self.fail(end_failed(op.line, error));
+            }
         }
+    }
+
+    /// Commits, each at its own time, what has waited as long as it may by `time_ns`.
+    fn commit_due(&mut self, time_ns: u64) {
+        loop {
+            let dues = self.ports.iter().enumerate();
+            let next = dues.filter_map(|(device, port)| Some((port.next_due()?, device))).min();
+            match next {
+                Some(((due, lane), device)) if due <= time_ns => {
+                    self.iommu.set_time(due);
+                    let ticks = self.commit(device, lane, due);
+                    // A part of what the unmaps before it cost.
+                    self.unmap.add_to_all(ticks.saturating_sub(self.timer.overhead_ticks()));
+                }
+                _ => return,
+            }
+        }
+    }
+
+    /// Commits what waits in a lane. The ticks it took without the model's part.
+    fn commit(&mut self, device: usize, lane: usize, time_ns: u64) -> u64 {
+        let port = &mut self.ports[device];
+        let spent_by_model = self.queue.ticks();
+        let start = self.timer.ticks();
+        let result = port.commit(lane);
+        let ticks = self.timer.since(start);
+        self.settle(device, lane, time_ns);
         if let Err(error) = result {
-            self.fail(ReplayError::Unmap { line: op.line, error });
+            self.fail(end_failed(0, error));
+        }
+        ticks.saturating_sub(self.queue.ticks() - spent_by_model)
+    }
+
+    /// What waited in a lane has ended.
+    fn settle(&mut self, device: usize, lane: usize, time_ns: u64) {
+        for live in self.ports[device].settled(lane) {
+            self.end(&live, time_ns);
+        }
+    }
+
+    /// A mapping has ended, by what the library says: a hostile device tries all of it.
+    fn end(&mut self, live: &Live, time_ns: u64) {
+        let reached = self.iommu.observe_unmap(model_device(live.device), time_ns, live.pieces());
+        if self.mode.policy() == Policy::Strict && reached > 0 {
+            self.violations += 1;
         }
     }
 
@@ -229,12 +313,12 @@ impl<X: Format> Engine<X> {
     /// The engine's device for the trace's `index`, made when it is first seen.
     fn device(&mut self, index: u32) -> Result<usize, ReplayError> {
         let index = index as usize;
-        while self.devices.len() <= index {
-            let number = self.devices.len();
+        while self.ports.len() <= index {
+            let number = self.ports.len();
             let id = u16::try_from(number + 1).map_err(|_| ReplayError::TooManyDevices { number })?;
             let Both { written, read } = self.format;
             let table = PageTable::new(Arc::clone(&self.memory), written, self.platform.slots())?;
-            let context = match self.policy {
+            let context = match self.mode.policy() {
                 Policy::Passthrough => Context::Passthrough,
                 _ => Context::Translated { domain: DomainId(id), root: table.root(), format: read },
             };
@@ -243,8 +327,8 @@ impl<X: Format> Engine<X> {
             let window = IovaRange::new(Iova::new(start), len);
             let mapper =
                 TableMapper::new(table, Arc::clone(&self.queue), DomainId(id), window.into_iter().collect());
-            let domain = Domain::new(Arc::clone(&self.platform), mapper, self.policy)?;
-            self.devices.push(DmaDevice::new(domain, u64::MAX));
+            let domain = Domain::new(Arc::clone(&self.platform), mapper, self.mode.policy())?;
+            self.ports.push(Port::new(DmaDevice::new(domain, u64::MAX), self.mode));
         }
         Ok(index)
     }
@@ -254,12 +338,14 @@ impl<X: Format> Engine<X> {
         self.first_failure.get_or_insert(error);
     }
 
-    /// Settles the account at the time of the last operation.
-    pub(super) fn finish(self, profile: &Profile, work_ns: f64) -> PolicyReport {
+    /// Settles the account at the time of the last operation; what waits for a commit gets it then.
+    pub(super) fn finish(mut self, profile: &Profile, work_ns: f64) -> PolicyReport {
+        // The driver goes away.
+        self.commit_due(u64::MAX);
         self.iommu.finish(self.last_time_ns);
         let stats = self.iommu.stats();
         let exposure = self.iommu.total_exposure();
-        let translated = self.policy != Policy::Passthrough;
+        let translated = self.mode != Mode::PASSTHROUGH;
         let waits = &profile.waits;
         let operations = self.operations;
         let per_request = if translated {
@@ -279,16 +365,16 @@ impl<X: Format> Engine<X> {
             + self.operations as f64 * map_ns.mean
             + self.ended as f64 * unmap_ns.mean
             + wait_ns;
-        let late = match self.policy {
+        let late = match self.mode.policy() {
             Policy::Lazy { window_ns } => u64::from(exposure.longest_stale_ns > window_ns),
             _ => 0,
         };
         let per_access =
             |count: u64| if stats.accesses == 0 { 0.0 } else { count as f64 / stats.accesses as f64 };
         let byte_s = |byte_ns: u128| byte_ns as f64 / 1e9;
-        let domains = || self.devices.iter().map(|device| device.domain());
+        let domains = || self.ports.iter().map(|port| port.device.domain());
         PolicyReport {
-            policy: self.policy.name(),
+            policy: self.mode.name(),
             operations,
             map_ns,
             unmap_ns,
@@ -318,40 +404,11 @@ impl<X: Format> Engine<X> {
     }
 }
 
-impl Live {
-    fn pages(&self) -> u64 {
-        pages(&self.memory)
+fn end_failed(line: u64, error: EndError) -> ReplayError {
+    match error {
+        EndError::Unmap(error) => ReplayError::Unmap { line, error },
+        error => ReplayError::Commit { line, error },
     }
-
-    /// The mapping in pieces that are contiguous on both sides, in order.
-    fn pieces(&self) -> impl Iterator<Item = Piece> {
-        let mut memory = self.memory.iter().copied();
-        let mut view = self.view.iter().copied();
-        let (mut part, mut segment) = (memory.next(), view.next());
-        std::iter::from_fn(move || {
-            let (here, there) = (part?, segment?);
-            let len = here.len.min(there.len);
-            let piece = Piece { iova: there.iova, phys: here.phys, len };
-            part = match here.phys.checked_add(len) {
-                Some(phys) if here.len > len => Some(PhysSegment { phys, len: here.len - len }),
-                _ => memory.next(),
-            };
-            segment = match there.iova.checked_add(len) {
-                Some(iova) if there.len > len => Some(DmaSegment { iova, len: there.len - len }),
-                _ => view.next(),
-            };
-            Some(piece)
-        })
-    }
-}
-
-/// Pages that `list` touches, one segment after another.
-fn pages(list: &[PhysSegment]) -> u64 {
-    let granule = PageSize::SIZE_4K;
-    let touched = |part: &PhysSegment| {
-        granule.round_up(part.phys.page_offset(granule).saturating_add(part.len)).unwrap_or(u64::MAX)
-    };
-    list.iter().map(touched).fold(0, u64::saturating_add) / granule.bytes()
 }
 
 fn model_device(index: usize) -> ModelDevice {

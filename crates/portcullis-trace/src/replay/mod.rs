@@ -12,21 +12,27 @@
 
 mod engine;
 mod format;
+mod live;
+mod mode;
 mod platform;
+mod port;
 mod profile;
 mod queue;
 mod report;
 mod timing;
 
 pub use format::FORMATS;
+pub use mode::{BATCH_UNMAPS, COMMIT_WITHIN_NS, Mode, RING_BATCH, RING_PAGES};
 pub use platform::ReplayPlatform;
+pub use port::EndError;
 pub use profile::{Caches, Cost, Profile, ProfileError, Waits, built_in_names};
 pub use report::{Exposure, PolicyReport, Report, TraceReport};
 pub use timing::{Figures, INTERRUPTED_NS, Samples, Timer};
 
 use engine::Engine;
 use format::{Both, WithFormat, with_format};
-use portcullis::domain::{DomainError, MapListError, Policy, UnmapError};
+use portcullis::dma::RingError;
+use portcullis::domain::{DomainError, MapListError, UnmapError};
 use portcullis::pgtable::{Format, TableError};
 
 use crate::{Chunk, Trace, TraceError};
@@ -56,6 +62,22 @@ pub enum ReplayError {
         line: u64,
         /// Why.
         error: UnmapError,
+    },
+    /// The library could not commit several mappings.
+    #[error("line {line}: commit failed: {error}")]
+    Commit {
+        /// The event's line; 0 for a commit that time, and no event, asked for.
+        line: u64,
+        /// Why.
+        error: EndError,
+    },
+    /// The library could not make a ring, or a ring did not do what it should.
+    #[error("line {line}: ring: {error}")]
+    Ring {
+        /// The event's line.
+        line: u64,
+        /// Why.
+        error: RingError,
     },
     /// More memory than can be followed page by page.
     #[error("line {line}: mapping: {pages} pages to follow at once, {most} are possible")]
@@ -91,7 +113,7 @@ pub enum ReplayError {
 #[derive(Debug, Clone)]
 pub struct Options {
     /// Under which policies. The first of a kind counts.
-    pub policies: Vec<Policy>,
+    pub policies: Vec<Mode>,
     /// On which hardware.
     pub profile: Profile,
     /// What the driver and the stack above spend per map-and-unmap pair, in nanoseconds.
@@ -105,7 +127,7 @@ pub struct Options {
 impl Options {
     /// All policies, on `profile`, with 1,000 ns of work.
     pub fn new(profile: Profile) -> Self {
-        let policies = vec![Policy::Strict, Policy::LAZY, Policy::Passthrough];
+        let policies = Mode::ALL.to_vec();
         Self { policies, profile, work_ns: 1000.0, format: FORMATS[0].into(), break_invalidation: false }
     }
 }
@@ -149,15 +171,15 @@ fn replay_with<X: Format>(
     let timer = Timer::calibrated();
     let mut asked = options.policies.clone();
     // The yardstick of every share, also where nobody asked to see it.
-    let with_baseline = asked.contains(&Policy::Passthrough);
+    let with_baseline = asked.contains(&Mode::PASSTHROUGH);
     if !with_baseline {
-        asked.push(Policy::Passthrough);
+        asked.push(Mode::PASSTHROUGH);
     }
     let mut chunk = Chunk::default();
     let mut more = trace.next_chunk(&mut chunk, CHUNK_EVENTS)?;
     // As many CPUs as act in the beginning; should others join later, they share those slots.
     let cpus = chunk.ops.iter().map(|op| op.cpu as usize + 1).max().unwrap_or(1);
-    let engine = |policy: &Policy| Engine::new(*policy, format, &options.profile, &timer, cpus);
+    let engine = |mode: &Mode| Engine::new(*mode, format, &options.profile, &timer, cpus);
     let mut engines: Vec<Engine<X>> = asked.iter().map(engine).collect();
     if options.break_invalidation {
         engines.iter().for_each(Engine::break_invalidation);
@@ -171,7 +193,7 @@ fn replay_with<X: Format>(
     }
     let mut policies: Vec<PolicyReport> =
         engines.into_iter().map(|engine| engine.finish(&options.profile, options.work_ns)).collect();
-    let passthrough = policies.iter().find(|report| report.policy == Policy::Passthrough.name());
+    let passthrough = policies.iter().find(|report| report.policy == Mode::PASSTHROUGH.name());
     let yardstick = passthrough.map(|report| report.ops_per_s).filter(|ops| *ops > 0.0);
     for report in &mut policies {
         report.relative_to_passthrough = yardstick.map(|yardstick| report.ops_per_s / yardstick);

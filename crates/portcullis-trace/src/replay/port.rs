@@ -1,0 +1,193 @@
+//! A device of the trace, and what of it waits for a commit.
+
+use portcullis::addr::Direction;
+use portcullis::dma::{BatchError, DmaDevice, DmaSegment, RawBatch, RingError, StrictRing, StrictRingConfig};
+use portcullis::domain::{MapListError, PhysSegment, UnmapError};
+use portcullis::mapper::Mapper;
+use portcullis::platform::Platform;
+
+use super::live::{Live, Way};
+use super::mode::{BATCH_UNMAPS, COMMIT_WITHIN_NS, Mode, RING_BATCH, RING_PAGES};
+use crate::Origin;
+
+/// A batch or a ring, and the mappings that wait in it.
+struct Lane<M: Mapper, P: Platform> {
+    kind: Kind<M, P>,
+    waiting: Vec<Live>,
+    /// When the first of them came.
+    since_ns: u64,
+}
+
+enum Kind<M: Mapper, P: Platform> {
+    Batch(RawBatch<M, P>),
+    Ring(StrictRing<M, P>),
+}
+
+/// A mapping that was not made.
+pub(super) enum MapFailed {
+    /// Its ring is full.
+    Full,
+    Error(MapListError),
+    Ring(RingError),
+}
+
+/// An unmap or a commit that did not do all it was to.
+#[derive(Debug, thiserror::Error)]
+pub enum EndError {
+    /// Of one mapping by itself.
+    #[error(transparent)]
+    Unmap(#[from] UnmapError),
+    /// Of a batch.
+    #[error(transparent)]
+    Batch(#[from] BatchError),
+    /// Of a ring.
+    #[error(transparent)]
+    Ring(#[from] RingError),
+}
+
+/// When a mapping that was unmapped has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ended {
+    Now,
+    /// With all that wait in the lane.
+    WithLane,
+    Later,
+}
+
+/// A device of the trace.
+pub(super) struct Port<M: Mapper, P: Platform> {
+    pub device: DmaDevice<M, P>,
+    mode: Mode,
+    /// One for all directions, or for rings one for each.
+    lanes: [Option<Lane<M, P>>; 3],
+}
+
+impl<M: Mapper, P: Platform> Port<M, P> {
+    pub(super) fn new(device: DmaDevice<M, P>, mode: Mode) -> Self {
+        let mut lanes = [None, None, None];
+        if mode == Mode::StrictBatch {
+            let batch = RawBatch::new(&device, BATCH_UNMAPS);
+            lanes[0] = Some(Lane { kind: Kind::Batch(batch), waiting: Vec::new(), since_ns: 0 });
+        }
+        Self { device, mode, lanes }
+    }
+
+    /// Makes the ring that a mapping will come from, of the next of `colours`, as a driver would when it starts.
+    pub(super) fn prepare(
+        &mut self,
+        direction: Direction,
+        origin: Origin,
+        colours: &mut u32,
+    ) -> Result<(), RingError> {
+        let Some(index) = self.lane_for(direction, origin) else {
+            return Ok(());
+        };
+        if self.lanes[index].is_none() {
+            let granule = self.device.domain().granule().bytes();
+            let config = StrictRingConfig::new(RING_PAGES, granule, RING_BATCH);
+            let config = StrictRingConfig { colour: Some(*colours), ..config };
+            *colours += 1;
+            let kind = Kind::Ring(StrictRing::new(&self.device, config)?);
+            self.lanes[index] = Some(Lane { kind, waiting: Vec::new(), since_ns: 0 });
+        }
+        Ok(())
+    }
+
+    /// The lane for mappings of an origin. What lives as long as its driver is in none: a ring would be full as
+    /// soon as it came round to it, and memory that goes back to its allocator is unmapped at once.
+    pub(super) fn lane_for(&self, direction: Direction, origin: Origin) -> Option<usize> {
+        match (self.mode, origin, direction) {
+            (Mode::Each(_), ..) | (_, Origin::Coherent | Origin::Resource, _) => None,
+            (Mode::StrictBatch, ..) => Some(0),
+            (Mode::StrictRing, _, Direction::ToDevice) => Some(0),
+            (Mode::StrictRing, _, Direction::FromDevice) => Some(1),
+            (Mode::StrictRing, _, Direction::Bidirectional) => Some(2),
+        }
+    }
+
+    /// Maps a list, by the lane or, without one, alone. How, and how many segments that is for the device.
+    #[inline]
+    pub(super) fn map(
+        &mut self,
+        lane: Option<usize>,
+        list: &[PhysSegment],
+        direction: Direction,
+        view: &mut [DmaSegment],
+    ) -> Result<(Way, usize), MapFailed> {
+        let lane = lane.and_then(|index| self.lanes[index].as_mut());
+        if let Some(Lane { kind: Kind::Ring(ring), .. }) = lane {
+            return match ring.map_sg(list, direction, view) {
+                Ok((mapping, used)) => Ok((Way::Ring(mapping), used)),
+                Err(error) if error.is_full() => Err(MapFailed::Full),
+                Err(error) => Err(MapFailed::Ring(error)),
+            };
+        }
+        let way = if lane.is_some() { Way::Batch } else { Way::Alone };
+        let used = self.device.map_sg(list, direction, view).map_err(MapFailed::Error)?;
+        Ok((way, used))
+    }
+
+    /// Unmaps a mapping, in the way that it was made. When it has ended.
+    #[inline]
+    pub(super) fn unmap(
+        &mut self,
+        lane: Option<usize>,
+        way: Way,
+        view: &[DmaSegment],
+    ) -> Result<Ended, EndError> {
+        let lane = lane.and_then(|index| self.lanes[index].as_mut());
+        match (way, lane.map(|lane| &mut lane.kind)) {
+            (Way::Ring(mapping), Some(Kind::Ring(ring))) => match ring.unmap(mapping) {
+                Ok(portcullis::dma::RingUnmap::Waiting) => Ok(Ended::Later),
+                Ok(portcullis::dma::RingUnmap::Committed) => Ok(Ended::WithLane),
+                Err(failed) => Err(failed.error.into()),
+            },
+            (Way::Batch, Some(Kind::Batch(batch))) => {
+                self.device.unmap_sg_in(batch, view)?;
+                if !batch.is_full() {
+                    return Ok(Ended::Later);
+                }
+                batch.commit()?;
+                Ok(Ended::WithLane)
+            }
+            _ => {
+                self.device.unmap_sg(view)?;
+                Ok(Ended::Now)
+            }
+        }
+    }
+
+    /// Keeps a mapping until its lane is committed.
+    pub(super) fn hold(&mut self, lane: usize, live: Live, now_ns: u64) {
+        if let Some(lane) = self.lanes[lane].as_mut() {
+            if lane.waiting.is_empty() {
+                lane.since_ns = now_ns;
+            }
+            lane.waiting.push(live);
+        }
+    }
+
+    /// What waited in a lane that was committed.
+    pub(super) fn settled(&mut self, lane: usize) -> Vec<Live> {
+        self.lanes[lane].as_mut().map(|lane| std::mem::take(&mut lane.waiting)).unwrap_or_default()
+    }
+
+    /// Commits what waits in a lane.
+    pub(super) fn commit(&mut self, lane: usize) -> Result<(), EndError> {
+        match self.lanes[lane].as_mut().map(|lane| &mut lane.kind) {
+            Some(Kind::Batch(batch)) => drop(batch.commit()?),
+            Some(Kind::Ring(ring)) => drop(ring.commit()?),
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// The lane that must be committed first, and when.
+    pub(super) fn next_due(&self) -> Option<(u64, usize)> {
+        let waits = |lane: &Lane<M, P>| {
+            (!lane.waiting.is_empty()).then(|| lane.since_ns.saturating_add(COMMIT_WITHIN_NS))
+        };
+        let due = self.lanes.iter().map(|lane| lane.as_ref().and_then(waits));
+        due.enumerate().filter_map(|(index, due)| Some((due?, index))).min()
+    }
+}
