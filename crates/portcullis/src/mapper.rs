@@ -104,7 +104,17 @@ impl<F: Frames, Q: InvalidationQueue, X: Format> Mapper for TableMapper<F, Q, X>
         gather: &mut Gather,
     ) -> Result<(), MapError> {
         let mut undone = None;
-        let result = self.table.map_list(platform, range, list, permissions, &mut undone);
+        let mut list = list.into_iter();
+        let result = match (list.size_hint(), range.len()) {
+            // One piece: the short way.
+            ((1, Some(1)), wanted) => match list.next() {
+                Some((phys, len)) if len == wanted => {
+                    self.table.map(platform, range, phys, permissions, &mut undone)
+                }
+                piece => self.table.map_list(platform, range, piece, permissions, &mut undone),
+            },
+            _ => self.table.map_list(platform, range, list, permissions, &mut undone),
+        };
         if let Some(undone) = undone {
             gather.add(undone);
         }

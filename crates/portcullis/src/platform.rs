@@ -198,6 +198,7 @@ unsafe impl<T: Frames> Frames for Arc<T> {
         T::clean(self, words);
     }
 
+    #[inline]
     unsafe fn table(&self, frame: PhysAddr) -> &Table {
         // SAFETY: the caller's promise is passed on unchanged.
         unsafe { T::table(self, frame) }

@@ -119,13 +119,20 @@ impl Memory {
 
     /// The words of the frame at `frame`. For an address that is not allocated, a table of zeros that belongs
     /// to nobody, and one more in [`stray_tables`](Self::stray_tables).
+    #[inline]
     pub fn table_at(&self, frame: PhysAddr) -> &Table {
         if frame.get().is_multiple_of(FRAME_SIZE)
-            && self.is_allocated(frame)
-            && let Some(table) = self.existing_frame(frame)
+            && let Some((chunk, frame)) = self.locate(frame)
+            && let Some(chunk) = self.chunks[chunk].get()
+            && chunk.allocated.load(Ordering::Acquire) & (1 << frame) != 0
         {
-            return table;
+            return &chunk.words.as_chunks().0[frame];
         }
+        self.stray_table()
+    }
+
+    #[cold]
+    fn stray_table(&self) -> &Table {
         self.stray_tables.fetch_add(1, Ordering::Relaxed);
         // Whatever an earlier stray user wrote must not look like entries to this one.
         for word in self.poison.iter() {
@@ -221,6 +228,7 @@ impl Memory {
     }
 
     /// The chunk of the frame that holds `address`, and its number in the chunk.
+    #[inline]
     fn locate(&self, address: PhysAddr) -> Option<(usize, usize)> {
         let frame = address.get().checked_sub(self.base)? / FRAME_SIZE;
         let inside = frame < self.frames;
@@ -276,6 +284,7 @@ unsafe impl Frames for Memory {
         self.release(first, count);
     }
 
+    #[inline]
     unsafe fn table(&self, frame: PhysAddr) -> &Table {
         self.table_at(frame)
     }

@@ -12,7 +12,7 @@ pub const RING_BATCH: usize = 64;
 pub const RING_PAGES: u32 = 4096;
 
 /// The longest that an unmap waits for others to share its commit, in nanoseconds of the trace's clock: 1 ms.
-pub const COMMIT_WITHIN_NS: u64 = 1_000_000;
+pub const COMMIT_WITHIN_NS: u64 = 10_000_000;
 
 /// How mappings end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
