@@ -1,0 +1,83 @@
+//! A domain in the software IOMMU, with one device.
+
+use std::sync::Arc;
+
+use portcullis::addr::{Iova, Permissions, PhysAddr};
+use portcullis::dma::{DmaDevice, DmaSegment, Mapped};
+use portcullis::domain::{Domain, PhysSegment, Policy};
+use portcullis::invalidation::DomainId;
+use portcullis::mapper::TableMapper;
+use portcullis::pgtable::{PageTable, VtdSecondStage};
+use portcullis::platform::Platform;
+use portcullis::std_platform::StdPlatform;
+use portcullis_model::{Buffer, Context, DeviceId, Iommu, IommuConfig, Memory, Queue};
+
+pub type Mapper = TableMapper<Arc<Memory>, Queue>;
+pub type MappedBuffer = Mapped<Buffer, Mapper, StdPlatform>;
+
+pub const DEVICE: DeviceId = DeviceId(7);
+pub const PAGE: u64 = 4096;
+/// Lazy protection whose window no test outlives.
+pub const LAZY_FOREVER: Policy = Policy::Lazy { window_ns: u64::MAX };
+
+pub struct Bench {
+    pub memory: Arc<Memory>,
+    pub iommu: Arc<Iommu>,
+    pub domain: Arc<Domain<Mapper, StdPlatform>>,
+    pub device: DmaDevice<Mapper, StdPlatform>,
+}
+
+impl Bench {
+    pub fn new(policy: Policy) -> Self {
+        let memory = Memory::new(64 << 20);
+        let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
+        let platform = StdPlatform::new();
+        let format = VtdSecondStage::new(4, 3, 48).unwrap();
+        let table = PageTable::new(Arc::clone(&memory), format, platform.slots()).unwrap();
+        let context = match policy {
+            Policy::Passthrough => Context::Passthrough,
+            _ => Context::SecondStage { domain: DomainId(1), root: table.root(), levels: 4 },
+        };
+        iommu.attach(DEVICE, context);
+        let mapper = TableMapper::new(table, iommu.queue(), DomainId(1), Vec::new());
+        let domain = Domain::new(platform, mapper, policy).unwrap();
+        let device = DmaDevice::new(Arc::clone(&domain), u64::MAX);
+        Self { memory, iommu, domain, device }
+    }
+
+    /// A mapped buffer of `pages`, of which the device has used, and cached, every one.
+    pub fn mapped(&self, pages: u64) -> MappedBuffer {
+        let buffer = self.memory.buffer(pages * PAGE).unwrap();
+        let mapped = self.device.map(buffer, portcullis::addr::Direction::Bidirectional).unwrap();
+        assert!((0..pages).all(|page| self.writes(mapped.iova(), page)));
+        mapped
+    }
+
+    /// Whether the device can write to the `page`-th page from `iova` on. It leaves a cached translation if so.
+    pub fn writes(&self, iova: Iova, page: u64) -> bool {
+        self.iommu.dma_write(DEVICE, Iova::new(iova.get() + page * PAGE), &[0xee]).is_ok()
+    }
+
+    /// Whether the device is let through, wherever that leads. It leaves a cached translation if so.
+    pub fn reaches(&self, iova: Iova) -> bool {
+        self.iommu.access(DEVICE, iova, 1, Permissions::WRITE).is_ok()
+    }
+
+    pub fn submissions(&self) -> u64 {
+        self.iommu.stats().submissions
+    }
+
+    /// Maps one page of memory by number, and has the device use it.
+    pub fn raw(&self, number: u64) -> [DmaSegment; 1] {
+        let mut view = [DmaSegment::default()];
+        let list = [page(number)];
+        self.device.map_sg(&list, portcullis::addr::Direction::Bidirectional, &mut view).unwrap();
+        assert!(self.reaches(view[0].iova));
+        view
+    }
+}
+
+/// Memory that no test reads or writes, page `number`.
+pub fn page(number: u64) -> PhysSegment {
+    PhysSegment { phys: PhysAddr::new(0x9_0000_0000 + number * PAGE), len: PAGE }
+}
