@@ -71,7 +71,7 @@ pub struct Replay {
 pub enum PolicyName {
     /// One invalidation, waited for, per unmap
     Strict,
-    /// One wait for 32 unmaps of a device, at the latest after 1 ms: until then they count as mapped
+    /// One wait for 32 unmaps of a device, at the latest after 10 ms: until then they count as mapped
     StrictBatch,
     /// The same for 64 descriptors out of a ring of addresses, with one range to invalidate
     StrictRing,

@@ -105,7 +105,7 @@ const LINES: [Line; 18] = [
     },
     Line {
         label: "violations",
-        meaning: "broken promises: memory reached after a strict unmap or past lazy's window, or an access \
+        meaning: "broken promises: memory reached after a strict unmap (or its batch's commit) or past lazy's window, or an access \
                   that ended in the wrong place: must be 0",
         value: |p| count(p.violations),
     },

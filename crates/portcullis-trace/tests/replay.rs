@@ -1,7 +1,10 @@
 //! The replay: what it promises of every trace, and that its checker sees a driver that forgets to invalidate.
 
 use portcullis::domain::Policy;
-use portcullis_trace::replay::{Options, PolicyReport, Profile, Report, built_in_names, replay};
+use portcullis_trace::replay::{
+    BATCH_UNMAPS, COMMIT_WITHIN_NS, Mode, Options, PolicyReport, Profile, RING_BATCH, Report, built_in_names,
+    replay,
+};
 use portcullis_trace::{ReadOptions, Trace};
 
 const SHIPPED: &[u8] = include_bytes!("../../portcullis-cli/traces/mixed-nvme-e1000e.trace.zst");
@@ -67,7 +70,7 @@ fn a_well_behaved_device_meets_no_fault_and_no_violation_under_any_policy() {
 #[test]
 fn leaving_out_the_invalidation_in_strict_mode_is_seen() {
     let mut options = options("none");
-    options.policies = vec![Policy::Strict];
+    options.policies = vec![Policy::Strict.into()];
     options.break_invalidation = true;
     let broken = run("shipped", SHIPPED, &options);
     let strict = policy(&broken, "strict");
@@ -80,10 +83,87 @@ fn leaving_out_the_invalidation_in_strict_mode_is_seen() {
 #[test]
 fn leaving_out_the_flush_in_lazy_mode_is_seen() {
     let mut options = options("none");
-    options.policies = vec![Policy::LAZY];
+    options.policies = vec![Policy::LAZY.into()];
     options.break_invalidation = true;
     let broken = run("shipped", SHIPPED, &options);
     assert!(policy(&broken, "lazy").violations > 0);
+}
+
+#[test]
+fn leaving_out_the_invalidation_of_a_commit_is_seen() {
+    for mode in [Mode::StrictBatch, Mode::StrictRing] {
+        let mut options = options("none");
+        options.policies = vec![mode];
+        options.break_invalidation = true;
+        let broken = run("shipped", SHIPPED, &options);
+        assert!(policy(&broken, mode.name()).violations > 10_000, "{}", mode.name());
+    }
+}
+
+#[test]
+fn shared_waits_are_fewer_and_leave_nothing_stale() {
+    let report = run("shipped", SHIPPED, &options("vtd"));
+    let strict = policy(&report, "strict");
+    for (name, per_commit) in [("strict-batch", BATCH_UNMAPS), ("strict-ring", RING_BATCH)] {
+        let shared = policy(&report, name);
+        assert_eq!((shared.faults, shared.violations, shared.failures), (0, 0, 0), "{name}");
+        assert_eq!((shared.exposure.stale_byte_s, shared.longest_stale_ns), (0.0, 0), "{name}");
+        // Until its commit a mapping is one: so is what shares its page.
+        assert!(shared.exposure.neighbour_byte_s > strict.exposure.neighbour_byte_s);
+        assert!(shared.wait_ns_per_op >= strict.wait_ns_per_op / per_commit as f64);
+        assert!(shared.wait_ns_per_op < strict.wait_ns_per_op / 16.0, "{name}: {}", shared.wait_ns_per_op);
+    }
+    let ring = policy(&report, "strict-ring");
+    assert!(ring.invalidations < ring.operations / 10, "{}", ring.invalidations);
+    assert!(ring.walk_cache_misses_per_access < 0.01, "{}", ring.walk_cache_misses_per_access);
+}
+
+/// `n` mappings of a page each that all end at `us`, one microsecond after another, out of order.
+fn burst(n: u64, us: u64) -> String {
+    let iova = |n: u64| 0x10_0000 + n * 4096;
+    let maps: String = (0..n).map(|n| map(0, us + n, iova(n), 0x5000 + n * 8192, 100)).collect();
+    let unmaps = (0..n).map(|at| unmap(0, us + n + at, iova(at * 7 % n), 100));
+    maps + &unmaps.collect::<String>()
+}
+
+#[test]
+fn batches_are_committed_when_they_are_full_and_when_time_is_up() {
+    let waits = |report: &Report, name: &str| {
+        let policy = policy(report, name);
+        assert_eq!((policy.faults, policy.violations, policy.failures), (0, 0, 0));
+        (policy.wait_ns_per_op * policy.operations as f64 / 710.0).round() as u64
+    };
+    let full = run("full", burst(128, 0).as_bytes(), &options("vtd"));
+    assert_eq!(waits(&full, "strict-batch"), 128 / BATCH_UNMAPS as u64);
+    assert_eq!(waits(&full, "strict-ring"), 128 / RING_BATCH as u64);
+    // Five, a pause, and five again: time ends the first batch, the end of the trace the second.
+    let text = burst(5, 0) + &burst(5, 2 * COMMIT_WITHIN_NS / 1000);
+    let slow = run("slow", text.as_bytes(), &options("vtd"));
+    assert_eq!((waits(&slow, "strict-batch"), waits(&slow, "strict-ring")), (2, 2));
+    let neighbours = |name| policy(&slow, name).exposure.neighbour_byte_s;
+    let longest = 10.0 * 4096.0 * (COMMIT_WITHIN_NS as f64 + 20_000.0) / 1e9;
+    assert!(neighbours("strict-batch") > neighbours("strict") && neighbours("strict-batch") <= longest);
+    assert_eq!(neighbours("strict-batch"), neighbours("strict-ring"));
+}
+
+#[test]
+fn a_ring_that_is_full_or_too_small_costs_time_and_nothing_else() {
+    // Lists of 1 MiB each: sixteen fill a ring of 4,096 pages, and one of 32 MiB never fits.
+    let mut text = String::new();
+    let mib = 1u64 << 20;
+    for n in 0..40 {
+        text += &map(0, n, n * mib, 0x1_0000_0000 + n * 2 * mib, mib);
+    }
+    text += &map(0, 50, 1 << 40, 0x9_0000_0000, 32 * mib);
+    text += &unmap(0, 60, 1 << 40, 32 * mib);
+    for n in (0..40).rev() {
+        text += &unmap(0, 100 + n % 2, n * mib, mib);
+    }
+    text += &burst(70, 300);
+    let report = run("large", text.as_bytes(), &options("vtd"));
+    let ring = policy(&report, "strict-ring");
+    assert_eq!((ring.operations, ring.faults, ring.violations, ring.failures), (111, 0, 0, 0));
+    assert_eq!(ring.exposure.stale_byte_s, 0.0);
 }
 
 #[test]
@@ -177,7 +257,7 @@ fn requests_cost_what_the_profile_says() {
 #[test]
 fn the_share_of_passthrough_is_there_without_passthrough_being_shown() {
     let mut options = options("vtd");
-    options.policies = vec![Policy::Strict];
+    options.policies = vec![Policy::Strict.into()];
     let report = run("shipped", SHIPPED, &options);
     assert_eq!(report.policies.len(), 1);
     let share = policy(&report, "strict").relative_to_passthrough.unwrap();

@@ -164,11 +164,7 @@ impl<X: Format> Engine<X> {
         let line = op.line;
         let (way, used) = match result {
             Ok(mapped) => mapped,
-            Err(MapFailed::Error(error)) => {
-                self.fail(ReplayError::Map { line, error });
-                return Ok(());
-            }
-            Err(MapFailed::Ring(RingError::Map(error))) => {
+            Err(MapFailed::Error(error) | MapFailed::Ring(RingError::Map(error))) => {
                 self.fail(ReplayError::Map { line, error });
                 return Ok(());
             }

@@ -11,7 +11,9 @@ pub const RING_BATCH: usize = 64;
 /// Pages of a ring of [`Mode::StrictRing`]: 16 MiB of addresses, with granules of 4 KiB.
 pub const RING_PAGES: u32 = 4096;
 
-/// The longest that an unmap waits for others to share its commit, in nanoseconds of the trace's clock: 1 ms.
+/// The longest that an unmap waits for others to share its commit, in nanoseconds of the trace's clock: 10 ms, as
+/// long as lazy protection's window, so that the two compare. (Recordings of an emulated machine, whose packets are
+/// tens of microseconds apart, would meet a shorter bound before a batch is full, which hardware would not.)
 pub const COMMIT_WITHIN_NS: u64 = 10_000_000;
 
 /// How mappings end.

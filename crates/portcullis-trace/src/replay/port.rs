@@ -3,6 +3,7 @@
 use portcullis::addr::Direction;
 use portcullis::dma::{BatchError, DmaDevice, DmaSegment, RawBatch, RingError, StrictRing, StrictRingConfig};
 use portcullis::domain::{MapListError, PhysSegment, UnmapError};
+use portcullis::iova::ArenaError;
 use portcullis::mapper::Mapper;
 use portcullis::platform::Platform;
 
@@ -114,15 +115,18 @@ impl<M: Mapper, P: Platform> Port<M, P> {
         direction: Direction,
         view: &mut [DmaSegment],
     ) -> Result<(Way, usize), MapFailed> {
-        let lane = lane.and_then(|index| self.lanes[index].as_mut());
-        if let Some(Lane { kind: Kind::Ring(ring), .. }) = lane {
-            return match ring.map_sg(list, direction, view) {
-                Ok((mapping, used)) => Ok((Way::Ring(mapping), used)),
-                Err(error) if error.is_full() => Err(MapFailed::Full),
-                Err(error) => Err(MapFailed::Ring(error)),
-            };
+        let mut lane = lane.and_then(|index| self.lanes[index].as_mut());
+        if let Some(Lane { kind: Kind::Ring(ring), .. }) = &mut lane {
+            match ring.map_sg(list, direction, view) {
+                Ok((mapping, used)) => return Ok((Way::Ring(mapping), used)),
+                // It never fits: alone, then.
+                Err(RingError::Arena(ArenaError::Oversize { .. })) => {}
+                Err(error) if error.is_full() => return Err(MapFailed::Full),
+                Err(error) => return Err(MapFailed::Ring(error)),
+            }
         }
-        let way = if lane.is_some() { Way::Batch } else { Way::Alone };
+        let is_batch = self.mode == Mode::StrictBatch && lane.is_some();
+        let way = if is_batch { Way::Batch } else { Way::Alone };
         let used = self.device.map_sg(list, direction, view).map_err(MapFailed::Error)?;
         Ok((way, used))
     }

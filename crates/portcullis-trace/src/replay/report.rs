@@ -69,7 +69,7 @@ pub struct Exposure {
 /// What one policy cost and what it left exposed.
 #[derive(Debug, Clone, Serialize)]
 pub struct PolicyReport {
-    /// `passthrough`, `lazy` or `strict`.
+    /// The [`Mode`](super::Mode)'s name.
     pub policy: &'static str,
     /// Mappings replayed: each is one map and, where the trace has it, one unmap.
     pub operations: u64,
@@ -97,7 +97,7 @@ pub struct PolicyReport {
     pub exposure: Exposure,
     /// Accesses of a well-behaved device that were refused.
     pub faults: u64,
-    /// Broken promises: memory reached after a strict unmap returned, or after lazy protection's window, or
+    /// Broken promises: memory reached after a strict unmap, or the commit of its batch, returned, or after lazy protection's window, or
     /// an access that ended in the wrong place.
     pub violations: u64,
     /// Map and unmap calls left out of the measured figures, because this machine interrupted them: they

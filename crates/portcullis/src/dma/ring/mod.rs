@@ -225,7 +225,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         };
         let domain = self.device.domain();
         let range = arena.reserve(domain.pages_of(list)?)?;
-        if let Err(failed) = domain.link(range, list, direction.permissions()) {
+        if let Err(failed) = domain.link(range, list, direction.permissions(), &mut self.unlinked) {
             return Err(self.refused(range, failed));
         }
         self.uncounted += 1;
@@ -288,6 +288,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
     /// # Errors
     /// [`RingError::Unconfirmed`], or [`RingError::Arena`] with [`ArenaError::InUse`] while descriptors are mapped;
     /// with the ring, as it was.
+    #[allow(clippy::result_large_err, reason = "the ring comes back in place, once in its life")]
     pub fn close(mut self) -> Result<(), (Self, RingError)> {
         if let Err(error) = self.commit() {
             return Err((self, error));

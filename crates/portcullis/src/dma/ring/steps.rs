@@ -46,16 +46,10 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         if len != range.len() {
             return Err(RingError::Length { range, list: len });
         }
-        match domain.link(range, list, direction.permissions()) {
-            Ok(()) => {
-                self.uncounted += 1;
-                Ok(())
-            }
-            Err(failed) => {
-                self.unlinked.merge(&failed.unconfirmed);
-                Err(failed.error.into())
-            }
-        }
+        let linked = domain.link(range, list, direction.permissions(), &mut self.unlinked);
+        linked.map_err(|failed| failed.error)?;
+        self.uncounted += 1;
+        Ok(())
     }
 
     /// Clears the translations of `range`, which may be several neighbours that were linked one by one. A device
@@ -124,14 +118,13 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         let LinkFailed { error, unconfirmed, occupied } = failed;
         if occupied {
             // Somebody else has mapped here: nobody may use these addresses again, so they stay reserved.
-        } else if !unconfirmed.is_empty() {
+        } else if unconfirmed {
             self.unconfirmed.push(range);
         } else if let Some(arena) = &mut self.arena {
             // It was reserved a moment ago.
             let freed = arena.free(range);
             debug_assert!(freed.is_ok());
         }
-        self.unlinked.merge(&unconfirmed);
         error.into()
     }
 

@@ -14,8 +14,8 @@ use crate::sync::Ordering;
 pub(crate) struct LinkFailed {
     /// Why.
     pub error: MapListError,
-    /// What must still be confirmed before the range is used again; empty as a rule.
-    pub unconfirmed: Gather,
+    /// A part of it must still be confirmed before the range is used again, and was added to the caller's gather.
+    pub unconfirmed: bool,
     /// Somebody else's translation lies in the range, which must not be used again at all.
     pub occupied: bool,
 }
@@ -57,26 +57,30 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         }
     }
 
-    /// Maps the pages of a checked `list` to `range`, which the caller has to itself. Counts nothing.
+    /// Maps the pages of a checked `list` to `range`, which the caller has to itself. Counts nothing. Adds to
+    /// `unconfirmed` what was entered, removed again, and not confirmed.
     #[inline]
     pub(crate) fn link(
         &self,
         range: IovaRange,
         list: &[PhysSegment],
         permissions: Permissions,
+        unconfirmed: &mut Gather,
     ) -> Result<(), LinkFailed> {
         let mut gather = Gather::new();
-        self.enter(range, list, permissions, &mut gather).map_err(|error| self.link_failed(error, gather))
+        let entered = self.enter(range, list, permissions, &mut gather);
+        entered.map_err(|error| self.link_failed(error, &gather, unconfirmed))
     }
 
     #[cold]
-    fn link_failed(&self, error: MapError, gather: Gather) -> LinkFailed {
+    fn link_failed(&self, error: MapError, gather: &Gather, unconfirmed: &mut Gather) -> LinkFailed {
         let occupied = matches!(error, MapError::AlreadyMapped { .. });
         // A device may have used, and cached, what was entered for a moment.
-        match self.mapper.sync(&gather) {
-            Ok(()) => LinkFailed { error: error.into(), unconfirmed: Gather::new(), occupied },
+        match self.mapper.sync(gather) {
+            Ok(()) => LinkFailed { error: error.into(), unconfirmed: false, occupied },
             Err(error) => {
-                LinkFailed { error: MapListError::Unconfirmed { error }, unconfirmed: gather, occupied }
+                unconfirmed.merge(gather);
+                LinkFailed { error: MapListError::Unconfirmed { error }, unconfirmed: true, occupied }
             }
         }
     }
