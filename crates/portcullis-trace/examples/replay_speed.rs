@@ -45,7 +45,7 @@ fn median(mut seconds: Vec<f64>) -> f64 {
 fn show(path: &str, profile: &Profile) -> Result<(), Box<dyn std::error::Error>> {
     let bytes = std::fs::read(path)?;
     let protections = [Policy::Strict, Policy::LAZY];
-    let under = |policy| Options { policies: vec![policy], ..Options::new(profile.clone()) };
+    let under = |policy: Policy| Options { policies: vec![policy.into()], ..Options::new(profile.clone()) };
     let (mut parses, mut yardsticks, mut events) = (Vec::new(), Vec::new(), 0);
     let mut replays = vec![Vec::new(); protections.len()];
     for _ in 0..RUNS {
