@@ -4,6 +4,7 @@
 mod common;
 
 mod engine {
+    pub mod cleaning;
     pub mod reclaim;
     pub mod split;
     pub mod support;

@@ -169,6 +169,10 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             let Entry::Table { table, level } = self.format().decode(entry, level) else {
                 continue;
             };
+            if entry & X::MARK != 0 {
+                // New, and not shown to the hardware yet.
+                continue;
+            }
             self.mark_empty(table, level, marked);
             if marked.is_full() {
                 return;

@@ -71,8 +71,15 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             let split = Split { large, entries: self.smaller(large)? };
             let all = 0..split.entries.len();
             if !X::BREAK_BEFORE_MAKE {
-                if self.replace(&large, all, |index| split.entries[index]) == 0 {
+                let is_table = large.size.run == 0;
+                let entry = |index| {
+                    let entry: u64 = split.entries[index];
+                    if is_table { Self::unseen(entry) } else { entry }
+                };
+                if self.replace(&large, all, entry) == 0 {
                     self.free_tables(&split);
+                } else if is_table {
+                    self.show(self.word(large.at), split.entries[0]);
                 }
                 return Ok(None);
             }

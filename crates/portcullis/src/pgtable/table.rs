@@ -271,7 +271,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     /// table, one store for each entry; a hole costs one step for each missing table. Allocates only to split;
     /// cannot fail. `invalidate` is called, with no slot held, only for a format that wants a page broken
     /// before it is split: it makes the hardware forget the range and says whether that worked. With such a
-    /// format an unmap of one part of a page waits for that of another.
+    /// format, and with frames that are not coherent, an unmap waits while another CPU splits the page.
     #[inline]
     pub fn unmap<P: Platform>(
         &self,
@@ -320,7 +320,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             let page = match obstacle {
                 None => return Unmapped { bytes },
                 Some(Obstacle::SticksOut(page)) => page,
-                Some(Obstacle::Broken) => {
+                Some(Obstacle::Busy) => {
                     pause();
                     continue;
                 }

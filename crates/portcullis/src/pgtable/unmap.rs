@@ -25,9 +25,8 @@ pub(super) struct UnmapRun {
 pub(super) enum Obstacle {
     /// What is next is a part of this larger page.
     SticksOut(LargePage),
-    /// What is next is a part of a page that another CPU has broken, to split it: try again, outside the
-    /// section.
-    Broken,
+    /// What is next is a part of a page that another CPU is splitting: try again, outside the section.
+    Busy,
 }
 
 /// A page that is larger than what is to be removed of it.
@@ -53,7 +52,10 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         let mut at = self.top(iova);
         loop {
             let word = self.word(at);
-            match self.format().decode(word.load(Ordering::Acquire), at.level) {
+            let entry = word.load(Ordering::Acquire);
+            match self.format().decode(entry, at.level) {
+                // Until the hardware sees it, it may see what is below through the page that was here.
+                Entry::Table { .. } if !F::COHERENT && entry & X::MARK != 0 => return false,
                 Entry::Table { table, level } => at = self.step(iova, table, level),
                 Entry::Leaf { run: 0 } if at.level == level => {
                     word.store(0, Ordering::Relaxed);
@@ -77,9 +79,12 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             let entry = self.word(at).load(Ordering::Acquire);
             match format.decode(entry, at.level) {
                 Entry::Leaf { run } => break (entry, run),
+                Entry::Table { .. } if !F::COHERENT && entry & X::MARK != 0 => {
+                    return UnmapRun { bytes: 0, skip: 0, obstacle: Some(Obstacle::Busy) };
+                }
                 Entry::Table { table, level } => at = self.step(iova, table, level),
                 Entry::Absent if is_broken::<X>(entry) => {
-                    return UnmapRun { bytes: 0, skip: 0, obstacle: Some(Obstacle::Broken) };
+                    return UnmapRun { bytes: 0, skip: 0, obstacle: Some(Obstacle::Busy) };
                 }
                 Entry::Absent => {
                     // On to the next entry of this table.

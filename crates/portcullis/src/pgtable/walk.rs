@@ -26,7 +26,7 @@ pub(super) enum Conflict {
     OutOfMemory,
     /// The frame there was lies where no entry can point to.
     BeyondPhysical { table: PhysAddr },
-    /// A table on the way is being reclaimed: try again, outside the section.
+    /// A table on the way is being reclaimed, or not shown to the hardware yet: try again, outside the section.
     Busy,
 }
 
@@ -81,6 +81,21 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         }
     }
 
+    /// What to store for the entry `value` of a table, to [`show`](Self::show) it next: a walker that is not
+    /// coherent does not see it yet. Until then it is marked, so that nobody relies on what is below.
+    pub(super) const fn unseen(value: u64) -> u64 {
+        if F::COHERENT { value } else { value | X::MARK }
+    }
+
+    /// Shows the walker the table that `word` leads to since [`unseen`](Self::unseen) was stored there.
+    pub(super) fn show(&self, word: &AtomicU64, value: u64) {
+        if !F::COHERENT {
+            self.clean(core::slice::from_ref(word));
+            word.store(value, Ordering::Release);
+            self.clean(core::slice::from_ref(word));
+        }
+    }
+
     /// Entries of a table of `level`.
     pub(super) fn entries_of(&self, level: u32) -> usize {
         1 << if level == self.format().levels() { self.format().root_bits() } else { X::INDEX_BITS }
@@ -126,12 +141,13 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         while seen & X::PRESENT == 0 && !is_broken::<X>(seen) {
             let new = if seen == 0 { Some(self.new_table(level)?) } else { None };
             let value = new.map_or(put_back::<X>(seen), |table| self.format().table(table, level));
-            match (entry.compare_exchange(seen, value, Ordering::AcqRel, Ordering::Acquire), new) {
+            let unseen = Self::unseen(value);
+            match (entry.compare_exchange(seen, unseen, Ordering::AcqRel, Ordering::Acquire), new) {
                 (Ok(_), _) => {
                     if new.is_some() {
                         self.count_frames(self.frames_of(level) as isize);
                     }
-                    self.clean(core::slice::from_ref(entry));
+                    self.show(entry, value);
                     return Ok(value);
                 }
                 (Err(other), new) => {
