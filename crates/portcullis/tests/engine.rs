@@ -5,7 +5,9 @@ mod common;
 
 mod engine {
     pub mod cleaning;
+    pub mod random;
     pub mod reclaim;
     pub mod split;
+    pub mod stress;
     pub mod support;
 }

@@ -181,12 +181,14 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     ) -> Result<(), MapError> {
         let mut list = list.into_iter();
         let mut piece = (0, 0);
+        // Pieces of no length are nothing, wherever they are.
+        let some = |piece: &(PhysAddr, u64)| piece.1 > 0;
         let mut enter = |slot: Option<&LocalSlot<'_>>| {
             let _section = self.sections.enter(slot);
             let mut last = Last::NONE;
             while done < range.len() {
                 if piece.1 == 0 {
-                    let next = list.next().ok_or(Stop::Error(MapError::Length { range, list: done }))?;
+                    let next = list.find(some).ok_or(Stop::Error(MapError::Length { range, list: done }))?;
                     piece = self.piece(next, range, done)?;
                 }
                 let at = range.start().get() + done;
@@ -202,7 +204,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
                     return Err(Stop::Conflict(conflict));
                 }
             }
-            match list.next() {
+            match list.find(some) {
                 None => Ok(()),
                 Some((_, more)) => {
                     Err(Stop::Error(MapError::Length { range, list: done.saturating_add(more) }))

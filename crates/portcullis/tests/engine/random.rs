@@ -1,0 +1,257 @@
+//! The engine against a plain map, with memory that runs out and hardware that does not answer.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use portcullis::addr::{Iova, Permissions, PhysAddr};
+use portcullis::pgtable::{Format, Layout, MapError, PageTable, TableError, VtdSecondStage};
+use portcullis::platform::{Frames, Platform};
+use portcullis_model::Memory;
+use proptest::prelude::*;
+
+use super::support::*;
+use crate::common::{PAGE, PLATFORM, vtd};
+
+/// Granules of the window that actions are in: around a boundary of the table of level 3.
+const WINDOW: u64 = 4096;
+
+#[derive(Debug, Clone)]
+enum Action {
+    /// Maps to one place in memory, or to several, so many pages each. The `fail`-th table is not to be had.
+    Map {
+        page: u64,
+        pages: u64,
+        phys: u64,
+        piece: u64,
+        fail: u64,
+    },
+    Unmap {
+        page: u64,
+        pages: u64,
+        fail: u64,
+        confirmed: bool,
+    },
+    /// The hardware answers so many times and then not any more.
+    Reclaim {
+        answers: u32,
+    },
+}
+
+fn action() -> impl Strategy<Value = Action> {
+    let place = prop_oneof![
+        (0..WINDOW - 64, 1..64u64),
+        // Whole pages of 2 MiB.
+        (0..7u64, 1..3u64).prop_map(|(large, count)| (large * 512, (count * 512).min(WINDOW - large * 512))),
+    ];
+    let fail = prop_oneof![3 => Just(0), 1 => 1..6u64];
+    let map = (place.clone(), 0..1u64 << 20, 0..3u8, prop_oneof![Just(u64::MAX), 1..40u64], fail.clone());
+    let map = map.prop_map(|((page, pages), phys, alike, piece, fail)| {
+        let phys = if alike > 0 { phys / 512 * 512 + page % 512 } else { phys };
+        Action::Map { page, pages, phys, piece, fail }
+    });
+    prop_oneof![
+        4 => map,
+        4 => (place, fail, any::<bool>())
+            .prop_map(|((page, pages), fail, confirmed)| Action::Unmap { page, pages, fail, confirmed }),
+        1 => (0..4u32).prop_map(|answers| Action::Reclaim { answers }),
+    ]
+}
+
+/// A table, its memory and what should be in it: for each page the page behind and the permissions.
+struct Machine<X: Format> {
+    memory: Arc<Memory>,
+    table: PageTable<Arc<Memory>, X>,
+    plain: BTreeMap<u64, (u64, Permissions)>,
+    base: u64,
+}
+
+impl<X: Format> Machine<X> {
+    fn new(format: X) -> Self {
+        let memory = Memory::new(64 << 20);
+        let table = make(Arc::clone(&memory), format);
+        let base = (1 << format.shift(4.min(format.levels()))) - WINDOW / 2 * PAGE;
+        Self { memory, table, plain: BTreeMap::new(), base }
+    }
+
+    fn map(&mut self, (page, pages): (u64, u64), phys: u64, piece: u64, fail: u64) {
+        let permissions = [Permissions::READ, Permissions::WRITE, Permissions::READ_WRITE][phys as usize % 3];
+        // Pieces with a gap between them.
+        let memory = |n: u64| phys + n + if piece == u64::MAX { 0 } else { n / piece * 3 };
+        let list = (0..pages).step_by(piece.min(pages) as usize).map(|first| {
+            let len = piece.min(pages - first);
+            (PhysAddr::new(memory(first) * PAGE), len * PAGE)
+        });
+        let whole = range(self.base + page * PAGE, pages * PAGE);
+        let mut undone = None;
+        self.memory.fail_after(fail);
+        let result = self.table.map_list(&*PLATFORM, whole, list, permissions, &mut undone);
+        self.memory.fail_after(0);
+        let taken = self.plain.range(page..page + pages).next().map(|(at, _)| *at);
+        match (result, taken) {
+            (Ok(()), None) => {
+                self.plain.extend((0..pages).map(|n| (page + n, (memory(n), permissions))));
+                assert_eq!(undone, None);
+            }
+            (Err(MapError::AlreadyMapped { at }), Some(taken)) => {
+                let lowest = Iova::new(self.base + taken * PAGE);
+                assert_eq!(at, lowest);
+                assert!(
+                    undone.is_none_or(|undone| undone.start() == whole.start() && undone.last() < lowest)
+                );
+            }
+            (Err(MapError::OutOfMemory), _) => assert_ne!(fail, 0),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn unmap(&mut self, (page, pages): (u64, u64), fail: u64, confirmed: bool) {
+        self.memory.fail_after(fail);
+        let whole = range(self.base + page * PAGE, pages * PAGE);
+        let mut refused = false;
+        let bytes = unmap_telling(&self.table, whole, |broken| {
+            assert!(broken.start() < whole.start() || broken.last() > whole.last(), "no need to break it");
+            refused |= !confirmed;
+            confirmed
+        });
+        self.memory.fail_after(0);
+        let there: Vec<_> = self.plain.range(page..page + pages).map(|(page, _)| *page).collect();
+        let mut gone = 0;
+        for page in there {
+            if self.found(page).is_none() {
+                self.plain.remove(&page);
+                gone += 1;
+            } else {
+                assert!(fail > 0 || refused, "page {page} stayed");
+            }
+        }
+        assert_eq!(bytes.bytes, gone * PAGE);
+    }
+
+    fn reclaim(&self, mut answers: u32) {
+        let before = self.table.table_bytes();
+        let freed = self.table.reclaim(&*PLATFORM, || {
+            answers = answers.checked_sub(1).ok_or(())?;
+            Ok::<_, ()>(())
+        });
+        let gone = before - self.table.table_bytes();
+        // A call that fails in the end may have freed something before.
+        assert!(freed.is_err() || freed == Ok(gone));
+    }
+
+    fn found(&self, page: u64) -> Option<(u64, Permissions)> {
+        let (phys, attributes) =
+            self.table.translate(&*PLATFORM, Iova::new(self.base + page * PAGE + 0x123))?;
+        assert_eq!(phys.get() % PAGE, 0x123);
+        Some((phys.get() / PAGE, attributes.permissions))
+    }
+
+    fn check(&self) {
+        for page in 0..WINDOW {
+            assert_eq!(self.found(page), self.plain.get(&page).copied(), "page {page}");
+        }
+        // The same as a whole.
+        let mut visited = BTreeMap::new();
+        self.table.visit(&*PLATFORM, |mapping| {
+            assert!(mapping.range.len().is_power_of_two());
+            let first = (mapping.range.start().get() - self.base) / PAGE;
+            for n in 0..mapping.range.len() / PAGE {
+                let before = visited
+                    .insert(first + n, (mapping.phys.get() / PAGE + n, mapping.attributes.permissions));
+                assert_eq!(before, None, "a page is visited once");
+            }
+        });
+        assert_eq!(visited, self.plain);
+        assert_accounted(&self.memory, &self.table);
+    }
+}
+
+fn run<X: Format>(format: X, actions: &[Action]) {
+    let mut machine = Machine::new(format);
+    let empty = machine.table.table_bytes();
+    for action in actions {
+        match *action {
+            Action::Map { page, pages, phys, piece, fail } => machine.map((page, pages), phys, piece, fail),
+            Action::Unmap { page, pages, fail, confirmed } => machine.unmap((page, pages), fail, confirmed),
+            Action::Reclaim { answers } => machine.reclaim(answers),
+        }
+        machine.check();
+    }
+    machine.unmap((0, WINDOW), 0, true);
+    assert!(machine.plain.is_empty());
+    reclaim(&machine.table);
+    assert_eq!(machine.table.table_bytes(), empty);
+    let Machine { memory, table, .. } = machine;
+    assert_accounted(&memory, &table);
+    drop(table);
+    assert_eq!((memory.frames_in_use(), memory.bad_frees(), memory.stray_tables()), (0, 0, 0));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn agrees_with_a_plain_map(levels in 3u32..=5, actions in proptest::collection::vec(action(), 1..40)) {
+        run(vtd(levels), &actions);
+    }
+
+    #[test]
+    fn agrees_with_a_plain_map_when_pages_must_be_broken(
+        actions in proptest::collection::vec(action(), 1..40),
+    ) {
+        run(BreakFirst(vtd(4)), &actions);
+    }
+}
+
+#[test]
+fn a_list_must_be_as_long_as_its_range() {
+    let memory = Memory::new(64 << 20);
+    let table = make(Arc::clone(&memory), vtd(4));
+    let whole = range(0x10000, 4 * PAGE);
+    let map = |list: &[(u64, u64)]| {
+        let list = list.iter().map(|(phys, len)| (PhysAddr::new(*phys), *len));
+        table.map_list(&*PLATFORM, whole, list, Permissions::READ, &mut None)
+    };
+    let wrong = |list| Err(MapError::Length { range: whole, list });
+    assert_eq!(map(&[]), wrong(0));
+    assert_eq!(map(&[(0, PAGE), (0, 2 * PAGE)]), wrong(3 * PAGE));
+    assert_eq!(map(&[(0, PAGE), (0, 4 * PAGE)]), wrong(5 * PAGE));
+    assert_eq!(map(&[(0, 4 * PAGE), (0, PAGE)]), wrong(5 * PAGE));
+    assert!(matches!(map(&[(0, PAGE), (0x800, 3 * PAGE)]), Err(MapError::Misaligned { .. })));
+    assert!(matches!(map(&[(0, PAGE), (1 << 52, 3 * PAGE)]), Err(MapError::BeyondPhysical { .. })));
+    let mut mapped = 0;
+    table.visit(&*PLATFORM, |_| mapped += 1);
+    assert_eq!(mapped, 0, "nothing of them stays");
+    // Pieces of no length are nothing, wherever they are.
+    assert_eq!(map(&[(0, 0), (PAGE, PAGE), (0, 0), (0, 3 * PAGE), (0, 0)]), Ok(()));
+    assert_eq!(reached(&table, 0x10000), Some(PAGE));
+    assert_accounted(&memory, &table);
+}
+
+#[test]
+fn tables_beyond_what_an_entry_holds_are_refused() {
+    // Memory from 4 GiB on, addresses of 32 bits and one page more.
+    let memory = Memory::new(64 << 20);
+    let format = VtdSecondStage::new(4, 3, 32).unwrap();
+    let last = PhysAddr::new(u32::MAX.into());
+    let error = PageTable::new(Arc::clone(&memory), format, PLATFORM.slots()).unwrap_err();
+    assert_eq!(error, TableError::BeyondPhysical { table: memory.base(), last });
+    assert_eq!(memory.frames_in_use(), 0);
+    // Three frames below the limit: the root and two more. (Single frames come 64 at a time.)
+    let memory = Memory::with_base(PhysAddr::new((1 << 32) - 64 * PAGE), 64 << 20);
+    let others: Vec<_> = (0..61).map(|_| memory.alloc(1).unwrap()).collect();
+    let table = make(Arc::clone(&memory), format);
+    let mut undone = None;
+    let mapping = table.map(&*PLATFORM, range(0, PAGE), PhysAddr::new(0), Permissions::READ, &mut undone);
+    assert!(
+        matches!(mapping, Err(MapError::TableBeyondPhysical { table, last: end }) if end == last && table > last)
+    );
+    assert_eq!(undone, None);
+    assert_eq!(reached(&table, 0), None);
+    // A large page can still be mapped, but not split.
+    let large = range(0, 2 << 20);
+    table.map(&*PLATFORM, large, PhysAddr::new(0), Permissions::READ, &mut None).unwrap();
+    assert_eq!(unmap(&table, PAGE, PAGE), 0);
+    assert_eq!(reached(&table, PAGE), Some(PAGE));
+    others.into_iter().for_each(|frame| memory.release(frame, 1));
+    assert_accounted(&memory, &table);
+}
