@@ -92,21 +92,24 @@ pub enum RingUnmap {
 /// # #[cfg(feature = "std")]
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # use std::sync::Arc;
-/// # use portcullis::addr::{Direction, PageSize, PageSizes};
+/// # use portcullis::addr::Direction;
 /// # use portcullis::dma::{DmaDevice, DmaSegment, RingUnmap, StrictRing, StrictRingConfig};
 /// # use portcullis::domain::{Domain, PhysSegment, Policy};
 /// # use portcullis::invalidation::DomainId;
 /// # use portcullis::mapper::TableMapper;
-/// # use portcullis::pgtable::PageTable;
+/// # use portcullis::pgtable::{PageTable, VtdSecondStage};
+/// # use portcullis::platform::Platform;
 /// # use portcullis::std_platform::StdPlatform;
 /// # use portcullis_model::{Context, DeviceId, Iommu, IommuConfig, Memory};
 /// # let memory = Memory::new(16 << 20);
 /// # let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
-/// # let table = PageTable::new(Arc::clone(&memory), 4, PageSizes::EMPTY.with(PageSize::SIZE_4K))?;
+/// # let platform = StdPlatform::new();
+/// # let format = VtdSecondStage::new(4, 3, 48)?;
+/// # let table = PageTable::new(Arc::clone(&memory), format, platform.slots())?;
 /// # let (id, nic) = (DomainId(1), DeviceId(0));
-/// # iommu.attach(nic, Context::SecondStage { domain: id, root: table.root(), levels: table.levels() });
+/// # iommu.attach(nic, Context::SecondStage { domain: id, root: table.root(), levels: 4 });
 /// # let mapper = TableMapper::new(table, iommu.queue(), id, Vec::new());
-/// # let domain = Domain::new(StdPlatform::new(), mapper, Policy::Strict)?;
+/// # let domain = Domain::new(platform, mapper, Policy::Strict)?;
 /// # let device = DmaDevice::new(domain, u64::MAX);
 /// # let buffers = [memory.buffer(2048).ok_or("no memory")?, memory.buffer(2048).ok_or("no memory")?];
 /// // A receive queue of up to 512 descriptors of a page, two of which become unreachable together.
