@@ -66,17 +66,14 @@ impl AmdV1 {
     /// # Errors
     /// [`TableError::Levels`], [`TableError::LeafLevels`], [`TableError::AddressBits`].
     pub const fn new(levels: u32, large: u32, address_bits: u32) -> Result<Self, TableError> {
-        if levels < 1 || levels > 6 {
-            return Err(TableError::Levels { levels, min: 1, max: 6 });
+        match TableError::check(
+            (levels, 1, 6),
+            (large, if levels < 4 { levels } else { 4 }),
+            (address_bits, 52),
+        ) {
+            Ok(last_phys) => Ok(Self { levels, large, last_phys }),
+            Err(error) => Err(error),
         }
-        let max = if levels < 4 { levels } else { 4 };
-        if large < 1 || large > max {
-            return Err(TableError::LeafLevels { levels: large, max });
-        }
-        if address_bits < 12 || address_bits > 52 {
-            return Err(TableError::AddressBits { bits: address_bits, min: 12, max: 52 });
-        }
-        Ok(Self { levels, large, last_phys: PhysAddr::new((1 << address_bits) - 1) })
     }
 
     /// The binary logarithm of the size of the page that the leaf entry `entry` in a table of `level` is of.

@@ -47,6 +47,27 @@ pub enum TableError {
     OutOfMemory,
 }
 
+impl TableError {
+    /// Checks the dimensions of tables: that there are `levels` levels of `min` to `max`, leaves at the lowest
+    /// `large` of `most`, and physical addresses of `bits` bits, 12 to `widest`. The highest such address.
+    pub(super) const fn check(
+        (levels, min, max): (u32, u32, u32),
+        (large, most): (u32, u32),
+        (bits, widest): (u32, u32),
+    ) -> Result<PhysAddr, Self> {
+        if levels < min || levels > max {
+            return Err(Self::Levels { levels, min, max });
+        }
+        if large < 1 || large > most {
+            return Err(Self::LeafLevels { levels: large, max: most });
+        }
+        if bits < 12 || bits > widest {
+            return Err(Self::AddressBits { bits, min: 12, max: widest });
+        }
+        Ok(PhysAddr::new((1 << bits) - 1))
+    }
+}
+
 /// A mapping that was not made: nothing of it is in the tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

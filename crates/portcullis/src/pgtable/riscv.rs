@@ -94,13 +94,10 @@ impl Riscv {
             RiscvMode::Sv48 | RiscvMode::Sv48x4 => 4,
             RiscvMode::Sv57 => 5,
         };
-        if large < 1 || large > levels {
-            return Err(TableError::LeafLevels { levels: large, max: levels });
+        match TableError::check((levels, 3, 5), (large, levels), (address_bits, 56)) {
+            Ok(last_phys) => Ok(Self { mode, levels, large, last_phys }),
+            Err(error) => Err(error),
         }
-        if address_bits < 12 || address_bits > 56 {
-            return Err(TableError::AddressBits { bits: address_bits, min: 12, max: 56 });
-        }
-        Ok(Self { mode, levels, large, last_phys: PhysAddr::new((1 << address_bits) - 1) })
     }
 
     /// How it translates.

@@ -64,16 +64,10 @@ impl X86FirstStage {
     /// # Errors
     /// [`TableError::Levels`], [`TableError::LeafLevels`], [`TableError::AddressBits`].
     pub const fn new(levels: u32, large: u32, address_bits: u32) -> Result<Self, TableError> {
-        if levels < 4 || levels > 5 {
-            return Err(TableError::Levels { levels, min: 4, max: 5 });
+        match TableError::check((levels, 4, 5), (large, 3), (address_bits, 52)) {
+            Ok(last_phys) => Ok(Self { levels, large, last_phys }),
+            Err(error) => Err(error),
         }
-        if large < 1 || large > 3 {
-            return Err(TableError::LeafLevels { levels: large, max: 3 });
-        }
-        if address_bits < 12 || address_bits > 52 {
-            return Err(TableError::AddressBits { bits: address_bits, min: 12, max: 52 });
-        }
-        Ok(Self { levels, large, last_phys: PhysAddr::new((1 << address_bits) - 1) })
     }
 }
 
