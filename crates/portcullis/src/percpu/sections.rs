@@ -5,7 +5,8 @@
 //! pointer and then looks which turns are under way. As in [`Owned`](super::Owned), one of the two sees the
 //! other's store: the turn's fence may be for the compiler only where the platform's
 //! [`fence_all`](Platform::fence_all) makes every CPU pass a full barrier. What a turn did is seen by whoever
-//! waited for its end: the store that ends it is a release, the load that finds out an acquire.
+//! waited for its end: the store that ends it is a release, the load that finds out an acquire. So is the store
+//! that begins the next, by which the end of the one before may be found out.
 
 use alloc::boxed::Box;
 
@@ -61,7 +62,8 @@ impl Sections {
         if turns % 2 == 1 {
             return Some(Turn(None));
         }
-        turn.store(turns.wrapping_add(1), Ordering::Relaxed);
+        // Release: who waits for the turn before may see this one in its place.
+        turn.store(turns.wrapping_add(1), Ordering::Release);
         slot.fence();
         Some(Turn(Some(turn)))
     }
