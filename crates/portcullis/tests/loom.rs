@@ -4,7 +4,10 @@
 
 mod loom {
     pub mod deferred;
+    pub mod frames;
     pub mod owned;
+    pub mod reclaim;
+    pub mod sections;
     pub mod shared;
     pub mod table;
 }

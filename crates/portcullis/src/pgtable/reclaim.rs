@@ -130,7 +130,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         platform: &P,
         mut invalidate: impl FnMut() -> Result<(), E>,
     ) -> Result<usize, E> {
-        if self.is_reclaiming().swap(true, Ordering::Acquire) {
+        let turn = self.is_reclaiming().compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed);
+        if turn.is_err() {
             return Ok(0);
         }
         let _turn = Turn(self.is_reclaiming());
@@ -189,9 +190,10 @@ impl<F: Frames, X: Format> PageTable<F, X> {
 
     /// Whether no entry of the table says anything.
     fn is_empty(&self, table: PhysAddr, level: u32) -> bool {
-        (0..self.entries_of(level)).step_by(TABLE_ENTRIES).all(|index| {
+        let entries = self.entries_of(level);
+        (0..entries).step_by(TABLE_ENTRIES).all(|index| {
             let words = self.words(Position { table, level, index });
-            words.iter().all(|word| word.load(Ordering::Relaxed) == 0)
+            words.iter().take(entries).all(|word| word.load(Ordering::Relaxed) == 0)
         })
     }
 }

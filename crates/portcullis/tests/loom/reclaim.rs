@@ -1,0 +1,205 @@
+//! Tables are reclaimed while other CPUs walk them: nothing is lost, and nobody is in a table that is freed.
+
+use std::sync::Mutex;
+
+use ::loom::sync::Arc;
+use ::loom::thread;
+use portcullis::addr::{Iova, IovaRange, Permissions, PhysAddr};
+use portcullis::pgtable::{Entry, Format, PageTable};
+use portcullis::platform::Frames;
+use portcullis::sync::Ordering;
+
+use super::frames::{Cpu, LoomFrames, Tiny};
+
+const MAIN: Cpu = Cpu(Some(0));
+const OTHER: Cpu = Cpu(Some(1));
+const PAGE: u64 = 16;
+/// The root, a table for each half, and one more.
+const FRAMES: usize = 4;
+
+fn page(number: u64) -> IovaRange {
+    IovaRange::new(Iova::new(number * PAGE), PAGE).unwrap()
+}
+
+fn memory(number: u64) -> PhysAddr {
+    PhysAddr::new(0x100 + number * PAGE)
+}
+
+/// A table, and the hardware that has cached where the table of the lower half is.
+struct Machine {
+    table: PageTable<LoomFrames, Tiny>,
+    frames: LoomFrames,
+    /// A plain lock, never held where the model checker may switch.
+    cached: Mutex<Option<PhysAddr>>,
+}
+
+impl Machine {
+    /// Pages `mapped` are mapped; the table of the lower half is there in any case.
+    fn new(mapped: &[u64]) -> Arc<Self> {
+        let frames = LoomFrames::new(FRAMES, true);
+        let table = PageTable::new(frames.clone(), Tiny, 2).unwrap();
+        let machine = Self { table, frames, cached: Mutex::new(None) };
+        machine.map(&MAIN, 0);
+        mapped.iter().filter(|number| **number != 0).for_each(|number| machine.map(&MAIN, *number));
+        let lower = machine.lower();
+        *machine.cached.lock().unwrap() = lower;
+        if !mapped.contains(&0) {
+            assert!(machine.unmap(&MAIN, 0));
+        }
+        Arc::new(machine)
+    }
+
+    fn map(&self, cpu: &Cpu, number: u64) {
+        self.table.map(cpu, page(number), memory(number), Permissions::READ_WRITE, &mut None).unwrap();
+        assert!(self.is_mapped(cpu, number), "mapped and not found");
+    }
+
+    fn unmap(&self, cpu: &Cpu, number: u64) -> bool {
+        self.table.unmap(cpu, page(number), &mut |_| false).bytes == PAGE
+    }
+
+    fn is_mapped(&self, cpu: &Cpu, number: u64) -> bool {
+        let found = self.table.translate(cpu, page(number).start()).map(|(phys, _)| phys);
+        assert!(found.is_none_or(|phys| phys == memory(number)), "page {number} leads to {found:?}");
+        found.is_some()
+    }
+
+    /// Where the tables say that the one of the lower half is.
+    fn lower(&self) -> Option<PhysAddr> {
+        // SAFETY: the root is in use until the machine is gone.
+        let root = unsafe { self.frames.table(self.table.root()) };
+        match Tiny.decode(root[0].load(Ordering::Acquire), 2) {
+            Entry::Table { table, .. } => Some(table),
+            _ => None,
+        }
+    }
+
+    /// An access of a device to a page of the lower half. Once found, the table is remembered.
+    fn access(&self, number: u64) -> bool {
+        let cached = *self.cached.lock().unwrap();
+        let Some(table) = cached.or_else(|| self.lower()) else {
+            return false;
+        };
+        // SAFETY: that it is in use is what the test checks: the frames panic if not.
+        let words = unsafe { self.frames.table(table) };
+        words[number as usize].load(Ordering::Relaxed)
+            == Tiny.leaf(memory(number), Tiny.leaf_sizes()[0], Permissions::READ_WRITE.into())
+    }
+
+    fn invalidate(&self) {
+        // The worst it can do: to walk again at once.
+        let lower = self.lower();
+        *self.cached.lock().unwrap() = lower;
+    }
+
+    fn reclaim(&self, cpu: &Cpu) -> usize {
+        let forget = || {
+            self.invalidate();
+            Ok::<_, ()>(())
+        };
+        self.table.reclaim(cpu, forget).unwrap()
+    }
+
+    /// In the end everything can be freed.
+    fn finish(&self) {
+        (0..4).for_each(|number| {
+            self.unmap(&MAIN, number);
+        });
+        self.reclaim(&MAIN);
+        assert_eq!(self.frames.free_frames(), FRAMES - 1);
+        assert_eq!(self.table.table_bytes(), 4096);
+    }
+}
+
+fn race(mapped: &'static [u64], other: fn(&Machine), main: fn(&Machine), after: fn(&Machine)) {
+    let mut model = ::loom::model::Builder::new();
+    model.max_branches = 20_000;
+    model.preemption_bound = Some(4);
+    model.check(move || {
+        let machine = Machine::new(mapped);
+        let beside = Arc::clone(&machine);
+        let beside = thread::spawn(move || other(&beside));
+        main(&machine);
+        beside.join().unwrap();
+        after(&machine);
+        machine.finish();
+    });
+}
+
+#[test]
+fn a_map_beside_a_reclaim_is_found() {
+    let reclaim = |machine: &Machine| {
+        machine.reclaim(&MAIN);
+    };
+    race(&[], |machine| machine.map(&OTHER, 1), reclaim, |machine| assert!(machine.is_mapped(&MAIN, 1)));
+}
+
+#[test]
+fn and_reached_by_the_hardware_as_soon_as_it_is_there() {
+    let map = |machine: &Machine| {
+        machine.map(&OTHER, 1);
+        assert!(machine.access(1), "mapped and not reached");
+    };
+    let reclaim = |machine: &Machine| {
+        machine.reclaim(&MAIN);
+    };
+    race(&[], map, reclaim, |machine| assert!(machine.access(1)));
+}
+
+#[test]
+fn a_map_without_a_slot_beside_a_reclaim_is_found() {
+    let map = |machine: &Machine| machine.map(&Cpu(None), 1);
+    let reclaim = |machine: &Machine| {
+        machine.reclaim(&MAIN);
+    };
+    race(&[], map, reclaim, |machine| assert!(machine.is_mapped(&MAIN, 1)));
+}
+
+#[test]
+fn a_map_beside_a_reclaim_that_fails_is_found() {
+    let map = |machine: &Machine| {
+        machine.map(&OTHER, 1);
+        assert!(machine.access(1), "mapped and not reached");
+    };
+    let reclaim = |machine: &Machine| {
+        let _ = machine.table.reclaim(&MAIN, || Err(()));
+    };
+    race(&[], map, reclaim, |machine| assert!(machine.is_mapped(&MAIN, 1)));
+}
+
+#[test]
+fn a_look_beside_a_reclaim_finds_the_page_or_nothing() {
+    let look = |machine: &Machine| {
+        machine.is_mapped(&OTHER, 0);
+        machine.is_mapped(&OTHER, 0);
+    };
+    let reclaim = |machine: &Machine| {
+        assert!(machine.unmap(&MAIN, 0));
+        assert_eq!(machine.reclaim(&MAIN), 4096);
+        // In the place of what was freed, in the tables and in memory.
+        machine.map(&MAIN, 2);
+    };
+    race(&[0], look, reclaim, |machine| assert!(!machine.is_mapped(&MAIN, 0)));
+}
+
+#[test]
+fn an_unmap_beside_a_reclaim_is_done() {
+    let unmap = |machine: &Machine| assert!(machine.unmap(&OTHER, 1));
+    let reclaim = |machine: &Machine| {
+        assert!(machine.unmap(&MAIN, 0));
+        machine.reclaim(&MAIN);
+    };
+    race(&[0, 1], unmap, reclaim, |machine| assert!(!machine.is_mapped(&MAIN, 1)));
+}
+
+#[test]
+fn two_reclaims_free_nothing_twice() {
+    let reclaim = |machine: &Machine| {
+        machine.reclaim(&OTHER);
+    };
+    let main = |machine: &Machine| {
+        machine.reclaim(&MAIN);
+        machine.map(&MAIN, 1);
+    };
+    race(&[], reclaim, main, |machine| assert!(machine.is_mapped(&MAIN, 1)));
+}
