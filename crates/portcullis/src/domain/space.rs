@@ -176,7 +176,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// [`PageTable::reclaim`](crate::pgtable::PageTable::reclaim). The caller holds no slot.
     ///
     /// # Errors
-    /// [`InvalidationError`]: tables stay out of use until a later call.
+    /// [`InvalidationError`]: the tables stay until a later call.
     pub fn reclaim(&self) -> Result<usize, InvalidationError> {
         self.mapper.reclaim(&self.platform)
     }

@@ -4,7 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use portcullis::addr::{Iova, Permissions, PhysAddr};
-use portcullis::pgtable::{Format, Layout, MapError, PageTable, TableError, VtdSecondStage};
+use portcullis::pgtable::{
+    AmdV1, Arm, ArmStage, Format, Layout, MapError, PageTable, Riscv, RiscvMode, TableError, VtdSecondStage,
+    X86FirstStage,
+};
 use portcullis::platform::{Frames, Platform};
 use portcullis_model::Memory;
 use proptest::prelude::*;
@@ -75,6 +78,10 @@ impl<X: Format> Machine<X> {
 
     fn map(&mut self, (page, pages): (u64, u64), phys: u64, piece: u64, fail: u64) {
         let permissions = [Permissions::READ, Permissions::WRITE, Permissions::READ_WRITE][phys as usize % 3];
+        // What the format keeps of them.
+        let format = self.table.format();
+        let kept = format.leaf(PhysAddr::new(0), format.leaf_sizes()[0], permissions.into());
+        let kept = format.attributes(kept, 1).permissions;
         // Pieces with a gap between them.
         let memory = |n: u64| phys + n + if piece == u64::MAX { 0 } else { n / piece * 3 };
         let list = (0..pages).step_by(piece.min(pages) as usize).map(|first| {
@@ -89,7 +96,7 @@ impl<X: Format> Machine<X> {
         let taken = self.plain.range(page..page + pages).next().map(|(at, _)| *at);
         match (result, taken) {
             (Ok(()), None) => {
-                self.plain.extend((0..pages).map(|n| (page + n, (memory(n), permissions))));
+                self.plain.extend((0..pages).map(|n| (page + n, (memory(n), kept))));
                 assert_eq!(undone, None);
             }
             (Err(MapError::AlreadyMapped { at }), Some(taken)) => {
@@ -199,6 +206,14 @@ proptest! {
         actions in proptest::collection::vec(action(), 1..40),
     ) {
         run(BreakFirst(vtd(4)), &actions);
+        run(Arm::<12>::new(ArmStage::Two, 48, 48).unwrap(), &actions);
+    }
+
+    #[test]
+    fn agrees_with_a_plain_map_in_other_formats(actions in proptest::collection::vec(action(), 1..40)) {
+        run(X86FirstStage::new(5, 3, 52).unwrap(), &actions);
+        run(AmdV1::new(4, 3, 52).unwrap(), &actions);
+        run(Riscv::new(RiscvMode::Sv39x4, 3, 52).unwrap(), &actions);
     }
 }
 

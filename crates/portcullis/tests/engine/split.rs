@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use portcullis::pgtable::{Entry, Format, Layout, LeafSize, MapError};
+use portcullis::pgtable::{
+    AmdV1, Arm, ArmStage, Entry, Format, Layout, LeafSize, MapError, Riscv, RiscvMode, X86FirstStage,
+};
 use portcullis_model::Memory;
 
 use super::support::*;
@@ -39,6 +41,14 @@ fn any_part_of_a_large_page_can_go() {
     any_part_can_go(vtd(3));
     any_part_can_go(vtd(5));
     any_part_can_go(BreakFirst(vtd(4)));
+    any_part_can_go(X86FirstStage::new(4, 3, 52).unwrap());
+    any_part_can_go(AmdV1::new(4, 3, 52).unwrap());
+    any_part_can_go(Riscv::new(RiscvMode::Sv48, 3, 52).unwrap());
+    for stage in [ArmStage::One, ArmStage::Two] {
+        any_part_can_go(Arm::<12>::new(stage, 48, 48).unwrap());
+        any_part_can_go(Arm::<14>::new(stage, 48, 48).unwrap());
+        any_part_can_go(Arm::<16>::new(stage, 48, 48).unwrap());
+    }
 }
 
 #[test]
@@ -172,9 +182,15 @@ fn the_marks_and_the_sizes_fit() {
         assert_eq!(format.leaf_sizes()[0], LeafSize { level: 1, run: 0 });
         let table = format.table(portcullis::addr::PhysAddr::new(0x1_0000), 1);
         assert_eq!(table & X::PRESENT, X::PRESENT, "a table can be set aside and put back");
+        // And is told from a page that is broken.
+        assert!(!X::BREAK_BEFORE_MAKE || format.table(portcullis::addr::PhysAddr::new(0), 1) != X::PRESENT);
         assert_eq!(table & X::MARK, 0);
         assert_eq!(format.decode(table & !X::PRESENT | X::MARK, 2), Entry::Absent);
     }
     check(vtd(4));
-    check(BreakFirst(vtd(4)));
+    check(X86FirstStage::new(4, 3, 52).unwrap());
+    check(AmdV1::new(4, 3, 52).unwrap());
+    check(Riscv::new(RiscvMode::Sv48x4, 3, 52).unwrap());
+    check(Arm::<12>::new(ArmStage::One, 48, 48).unwrap());
+    check(Arm::<16>::new(ArmStage::Two, 48, 48).unwrap());
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use portcullis::addr::{Iova, Permissions, PhysAddr};
 use portcullis::invalidation::{DomainId, Invalidation, InvalidationError, InvalidationQueue};
-use portcullis::pgtable::{Format, Layout, PageTable};
+use portcullis::pgtable::{AmdV1, Format, Layout, PageTable};
 use portcullis_model::{Context, Iommu, IommuConfig, Memory, TableFormat};
 
 use super::support::*;
@@ -149,4 +149,9 @@ fn stress<X: Format>(format: X, read: TableFormat) {
 #[test]
 fn cpus_beside_each_other_and_the_hardware_meanwhile() {
     stress(vtd(3), TableFormat::VtdSecondStage { levels: 3 });
+}
+
+#[test]
+fn the_same_with_pages_of_several_entries() {
+    stress(AmdV1::new(4, 3, 52).unwrap(), TableFormat::AmdV1 { levels: 4 });
 }
