@@ -277,6 +277,16 @@ impl Permissions {
     /// The device may do both.
     pub const READ_WRITE: Self = Self(3);
 
+    /// What lets a device read, write, or do both; `None` for neither.
+    pub const fn of(read: bool, write: bool) -> Option<Self> {
+        match (read, write) {
+            (false, false) => None,
+            (true, false) => Some(Self::READ),
+            (false, true) => Some(Self::WRITE),
+            (true, true) => Some(Self::READ_WRITE),
+        }
+    }
+
     /// Whether all of `wanted` is allowed.
     pub const fn allows(self, wanted: Self) -> bool {
         self.0 & wanted.0 == wanted.0

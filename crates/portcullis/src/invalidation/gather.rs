@@ -17,13 +17,12 @@ pub const GATHER_RANGES: usize = 8;
 pub struct Gather {
     ranges: ArrayVec<IovaRange, GATHER_RANGES>,
     everything: bool,
-    tables: bool,
 }
 
 impl Gather {
     /// Nothing yet.
     pub const fn new() -> Self {
-        Self { ranges: ArrayVec::new_const(), everything: false, tables: false }
+        Self { ranges: ArrayVec::new_const(), everything: false }
     }
 
     /// Adds the leaves of `range`. At most eight steps; cannot fail.
@@ -46,32 +45,26 @@ impl Gather {
         }
     }
 
-    /// Notes that page tables were unlinked: the hardware must forget its paging-structure caches, too.
-    pub fn add_tables(&mut self) {
-        self.tables = true;
-    }
-
     /// Adds all that is in `other`.
     pub fn merge(&mut self, other: &Self) {
         other.ranges.iter().for_each(|range| self.add(*range));
         self.everything |= other.everything;
-        self.tables |= other.tables;
     }
 
     /// Everything that the domain ever mapped, paging structures included.
     pub const fn everything() -> Self {
-        Self { ranges: ArrayVec::new_const(), everything: true, tables: true }
+        Self { ranges: ArrayVec::new_const(), everything: true }
     }
 
     /// Whether there is nothing to invalidate.
     pub fn is_empty(&self) -> bool {
-        self.ranges.is_empty() && !self.everything && !self.tables
+        self.ranges.is_empty() && !self.everything
     }
 
     /// The requests that cover all that was added, to be submitted together: one for each range, or one for
     /// the whole domain. None where nothing was added.
     pub fn requests(&self, domain: DomainId) -> ArrayVec<Request, GATHER_RANGES> {
-        if self.everything || self.tables {
+        if self.everything {
             return [Request { domain, invalidation: Invalidation::Domain }].into_iter().collect();
         }
         // Only leaves have changed, so paging-structure caches may be kept.

@@ -284,11 +284,7 @@ impl<const GRANULE: u32> Format for Arm<GRANULE> {
             }
             ArmStage::Two => (entry & S2_READ != 0, entry & S2_WRITE != 0, false, S2_NO_EXECUTE),
         };
-        let permissions = match (read, write) {
-            (true, false) => Permissions::READ,
-            (false, true) => Permissions::WRITE,
-            _ => Permissions::READ_WRITE,
-        };
+        let permissions = Permissions::of(read, write).unwrap_or(Permissions::READ_WRITE);
         let same = |memory: &Memory| (entry ^ self.memory(*memory)) & MEMORY == 0;
         let memory = [Memory::Uncached, Memory::Device].into_iter().find(same).unwrap_or_default();
         let execute = entry & no_execute != no_execute;

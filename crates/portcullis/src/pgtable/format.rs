@@ -154,12 +154,6 @@ pub trait Layout: Format {
         (iova >> self.shift(level)) as usize & ((1 << Self::INDEX_BITS) - 1)
     }
 
-    /// The same for the root.
-    #[inline]
-    fn root_index(&self, iova: u64) -> usize {
-        (iova >> self.shift(self.levels())) as usize
-    }
-
     /// The binary logarithm of the root's entries.
     fn root_bits(&self) -> u32 {
         self.input_bits() - self.shift(self.levels())

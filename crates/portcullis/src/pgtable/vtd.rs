@@ -114,11 +114,8 @@ impl Format for VtdSecondStage {
     }
 
     fn attributes(&self, entry: u64, _level: u32) -> Attributes {
-        let permissions = match (entry & READ != 0, entry & WRITE != 0) {
-            (true, false) => Permissions::READ,
-            (false, true) => Permissions::WRITE,
-            _ => Permissions::READ_WRITE,
-        };
+        let permissions =
+            Permissions::of(entry & READ != 0, entry & WRITE != 0).unwrap_or(Permissions::READ_WRITE);
         Attributes {
             permissions,
             memory: Memory::WriteBack,
