@@ -5,7 +5,7 @@
 use alloc::vec::Vec;
 
 use crate::addr::{IovaRange, PageSizes, Permissions, PhysAddr};
-use crate::invalidation::{DomainId, Gather, Invalidation, InvalidationError, InvalidationQueue};
+use crate::invalidation::{Costs, DomainId, Gather, Invalidation, InvalidationError, InvalidationQueue};
 use crate::pgtable::{Format, MapError, PageTable, Unmapped, VtdSecondStage};
 use crate::platform::{Frames, Platform};
 
@@ -27,6 +27,11 @@ pub struct Geometry {
 pub trait Mapper: Send + Sync + 'static {
     /// What the address space can hold. It never changes.
     fn geometry(&self) -> &Geometry;
+
+    /// What [`sync`](Self::sync) costs. It never changes.
+    fn costs(&self) -> Costs {
+        Costs::BARE_METAL
+    }
 
     /// Lets the device reach the pieces of memory in `list`, each with its length, through `range`, one after
     /// the other. The caller holds no slot.
@@ -95,6 +100,10 @@ impl<F: Frames, Q: InvalidationQueue, X: Format> Mapper for TableMapper<F, Q, X>
         &self.geometry
     }
 
+    fn costs(&self) -> Costs {
+        self.queue.costs()
+    }
+
     fn map<P: Platform>(
         &self,
         platform: &P,
@@ -135,7 +144,7 @@ impl<F: Frames, Q: InvalidationQueue, X: Format> Mapper for TableMapper<F, Q, X>
     }
 
     fn sync(&self, gather: &Gather) -> Result<(), InvalidationError> {
-        let requests = gather.requests(self.domain);
+        let requests = gather.requests(self.domain, &self.queue.costs());
         if requests.is_empty() { Ok(()) } else { self.queue.submit(&requests) }
     }
 

@@ -89,7 +89,7 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
     /// Waits until no device reaches anything that was unmapped into the batch, and gives the addresses back.
     /// Returns how many mappings that were; the batch is empty then and can be filled again.
     ///
-    /// One submission to the hardware, of 8 range invalidations at the most, or of one for the whole domain
+    /// One submission to the hardware, of 32 range invalidations at the most, or of one for the whole domain
     /// where the ranges are many and far apart; nothing where nothing is translated. Then O(1) for each
     /// mapping, as [`IovaSpace::free`](crate::iova::IovaSpace::free). Allocates nothing. The caller holds no
     /// lock and no slot.

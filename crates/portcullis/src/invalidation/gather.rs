@@ -2,12 +2,14 @@
 
 use arrayvec::ArrayVec;
 
-use super::{DomainId, Invalidation, Request};
+use super::{Costs, DomainId, Invalidation, Request};
 use crate::addr::IovaRange;
 
-/// Ranges that are asked for one by one: beyond these, or where they lie close together, one range around
-/// several is cheaper than a request for each.
-pub const GATHER_RANGES: usize = 8;
+/// Ranges that are asked for one by one. Beyond these, where they lie far apart, the domain is asked for.
+pub const GATHER_RANGES: usize = 32;
+
+/// Ranges that an [`add`](Gather::add) compares with: the newest, as neighbours come one after the other.
+const NEAR: usize = 4;
 
 /// Ranges that unmaps have cleared, for one submission to the hardware.
 ///
@@ -25,24 +27,19 @@ impl Gather {
         Self { ranges: ArrayVec::new_const(), everything: false }
     }
 
-    /// Adds the leaves of `range`. At most eight steps; cannot fail.
+    /// Adds the leaves of `range`. Cannot fail. Four steps, and now and then a sort of all that is there.
     pub fn add(&mut self, range: IovaRange) {
         if self.everything {
             return;
         }
-        let close = |other: &IovaRange| {
-            let both = other.hull(range).map_or(u64::MAX, IovaRange::len);
-            both <= 2 * other.len().saturating_add(range.len()).min(u64::MAX / 2)
-        };
-        // The newest first: that is the neighbour, if there is one.
-        if let Some(other) = self.ranges.iter_mut().rev().find(|other| close(other)) {
-            match other.hull(range) {
-                Ok(hull) => *other = hull,
-                Err(_) => self.everything = true,
-            }
-        } else if self.ranges.try_push(range).is_err() {
-            self.everything = true;
+        let merged = self.ranges.iter_mut().rev().take(NEAR).any(|other| join(other, range));
+        if merged {
+            return;
         }
+        if self.ranges.is_full() {
+            compact(&mut self.ranges);
+        }
+        self.everything |= self.ranges.try_push(range).is_err();
     }
 
     /// Adds all that is in `other`.
@@ -62,16 +59,109 @@ impl Gather {
     }
 
     /// The requests that cover all that was added, to be submitted together: one for each range, or one for
-    /// the whole domain. None where nothing was added.
-    pub fn requests(&self, domain: DomainId) -> ArrayVec<Request, GATHER_RANGES> {
-        if self.everything {
-            return [Request { domain, invalidation: Invalidation::Domain }].into_iter().collect();
-        }
+    /// the whole domain where `costs` say that it is cheaper. None where nothing was added.
+    pub fn requests(&self, domain: DomainId, costs: &Costs) -> ArrayVec<Request, GATHER_RANGES> {
         // Only leaves have changed, so paging-structure caches may be kept.
         let request = |range: &IovaRange| Request {
             domain,
             invalidation: Invalidation::Range { range: *range, leaf_only: true },
         };
-        self.ranges.iter().map(request).collect()
+        let whole = Request { domain, invalidation: Invalidation::Domain };
+        if self.everything {
+            return [whole].into_iter().collect();
+        }
+        if self.ranges.len() <= NEAR {
+            return self.ranges.iter().map(request).collect();
+        }
+        let mut ranges = self.ranges.clone();
+        compact(&mut ranges);
+        if costs.prefer_domain(ranges.len()) {
+            return [whole].into_iter().collect();
+        }
+        ranges.iter().map(request).collect()
+    }
+}
+
+/// Makes one range of both, in `one`, if they lie close together.
+fn join(one: &mut IovaRange, other: IovaRange) -> bool {
+    let asked = one.len().saturating_add(other.len());
+    match one.hull(other) {
+        Ok(hull) if hull.len() <= asked.saturating_mul(2) => {
+            *one = hull;
+            true
+        }
+        _ => false,
+    }
+}
+
+/// Sorts the ranges and joins those that lie close together.
+fn compact(ranges: &mut ArrayVec<IovaRange, GATHER_RANGES>) {
+    ranges.sort_unstable_by_key(|range| range.start());
+    let mut joined: ArrayVec<IovaRange, GATHER_RANGES> = ArrayVec::new();
+    for range in ranges.drain(..) {
+        if !joined.last_mut().is_some_and(|last| join(last, range)) {
+            // There were no more of them before.
+            joined.push(range);
+        }
+    }
+    *ranges = joined;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::addr::Iova;
+
+    const DOMAIN: DomainId = DomainId(7);
+    const PAGE: u64 = 4096;
+
+    fn page(index: u64) -> IovaRange {
+        IovaRange::new(Iova::new(index * PAGE), PAGE).unwrap()
+    }
+
+    fn ranges(gather: &Gather, costs: &Costs) -> Option<alloc::vec::Vec<IovaRange>> {
+        let one = |request: &Request| match request.invalidation {
+            Invalidation::Range { range, leaf_only: true } => Some(range),
+            _ => None,
+        };
+        gather.requests(DOMAIN, costs).iter().map(one).collect()
+    }
+
+    #[test]
+    fn neighbours_in_any_order_become_one_request() {
+        let mut gather = Gather::new();
+        // Every third, then the second, then the first of each three: far apart until the last come.
+        (0..3).rev().for_each(|step| (0..10).for_each(|n| gather.add(page(100 + n * 3 + step))));
+        let whole = IovaRange::new(page(100).start(), 30 * PAGE).unwrap();
+        assert_eq!(ranges(&gather, &Costs::BARE_METAL), Some(alloc::vec![whole]));
+    }
+
+    #[test]
+    fn what_lies_far_apart_is_asked_for_by_range_until_there_are_too_many() {
+        let mut gather = Gather::new();
+        (0..GATHER_RANGES as u64).for_each(|n| gather.add(page(n * 1000)));
+        let all: alloc::vec::Vec<_> = (0..GATHER_RANGES as u64).map(|n| page(n * 1000)).collect();
+        assert_eq!(ranges(&gather, &Costs::BARE_METAL), Some(all));
+        gather.add(page(1 << 20));
+        assert_eq!(ranges(&gather, &Costs::BARE_METAL), None);
+    }
+
+    #[test]
+    fn the_stated_costs_choose_between_ranges_and_the_domain() {
+        let mut gather = Gather::new();
+        (0..10).for_each(|n| gather.add(page(n * 1000)));
+        let costs = |refill_ns| Costs { submission_ns: 700, request_ns: 100, refill_ns };
+        assert_eq!(ranges(&gather, &costs(1000)).map(|ranges| ranges.len()), Some(10));
+        let requests = gather.requests(DOMAIN, &costs(899));
+        assert_eq!(requests.as_slice(), [Request { domain: DOMAIN, invalidation: Invalidation::Domain }]);
+    }
+
+    #[test]
+    fn ranges_at_the_ends_of_the_address_space_are_kept_apart() {
+        let mut gather = Gather::new();
+        let last = IovaRange::new(Iova::new(u64::MAX - PAGE + 1), PAGE).unwrap();
+        gather.add(last);
+        gather.add(page(0));
+        assert_eq!(ranges(&gather, &Costs::BARE_METAL), Some(alloc::vec![last, page(0)]));
     }
 }

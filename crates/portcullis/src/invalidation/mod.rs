@@ -5,10 +5,12 @@
 //! *Strict* protection waits for the confirmation at once; *lazy* protection puts the range into a
 //! [`DeferredQueue`] and waits once for many.
 
+mod costs;
 mod deferred;
 mod gather;
 mod shared;
 
+pub use costs::Costs;
 pub use deferred::{Deferred, DeferredQueue, QUEUE_ENTRIES};
 pub use gather::{GATHER_RANGES, Gather};
 pub use shared::SharedQueue;
@@ -18,6 +20,10 @@ use crate::addr::IovaRange;
 /// The number by which the hardware's caches tell address spaces apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DomainId(pub u16);
+
+/// A device as the IOMMU knows it: its requester ID, stream ID, or whatever names it there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DeviceId(pub u32);
 
 /// What the hardware is asked to forget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,6 +37,14 @@ pub enum Invalidation {
     },
     /// Everything cached for the domain, paging-structure caches included.
     Domain,
+    /// What a device has cached for itself (its *device TLB*, by PCIe's Address Translation Services): of a range,
+    /// or all of it.
+    DeviceTlb {
+        /// Whose.
+        device: DeviceId,
+        /// Which addresses; `None` for all.
+        range: Option<IovaRange>,
+    },
 }
 
 /// An invalidation and the address space that it is for.
@@ -49,6 +63,14 @@ pub enum InvalidationError {
     /// The hardware did not answer in time.
     #[error("the IOMMU did not confirm an invalidation within {waited_ns} ns")]
     TimedOut {
+        /// How long it was waited for.
+        waited_ns: u64,
+    },
+    /// A device did not answer an invalidation of its own TLB in time.
+    #[error("device {device:#x} did not confirm an invalidation of its TLB within {waited_ns} ns")]
+    DeviceTimedOut {
+        /// The device's number.
+        device: u32,
         /// How long it was waited for.
         waited_ns: u64,
     },
@@ -75,12 +97,18 @@ pub trait InvalidationQueue: Send + Sync + 'static {
     fn invalidate(&self, domain: DomainId, request: Invalidation) -> Result<(), InvalidationError>;
 
     /// The same for several requests, with as few waits as the hardware needs for them: one, for a queue that
-    /// takes descriptors.
+    /// takes descriptors. They act in their order: what a device is told to forget it cannot fetch again from an
+    /// IOTLB that was told so before.
     ///
     /// # Errors
     /// As [`invalidate`](Self::invalidate), for all of them together.
     fn submit(&self, requests: &[Request]) -> Result<(), InvalidationError> {
         requests.iter().try_for_each(|request| self.invalidate(request.domain, request.invalidation))
+    }
+
+    /// What submissions cost. It never changes.
+    fn costs(&self) -> Costs {
+        Costs::BARE_METAL
     }
 }
 
@@ -91,5 +119,9 @@ impl<T: InvalidationQueue> InvalidationQueue for alloc::sync::Arc<T> {
 
     fn submit(&self, requests: &[Request]) -> Result<(), InvalidationError> {
         T::submit(self, requests)
+    }
+
+    fn costs(&self) -> Costs {
+        T::costs(self)
     }
 }

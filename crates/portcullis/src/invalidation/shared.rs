@@ -19,11 +19,11 @@
 
 use arrayvec::ArrayVec;
 
-use super::{DomainId, Invalidation, InvalidationError, InvalidationQueue, Request};
+use super::{Costs, DomainId, Invalidation, InvalidationError, InvalidationQueue, Request};
 use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering, pause};
 
 /// Requests that one batch holds: beyond these, ranges of one domain become the whole domain.
-const BATCH: usize = if cfg!(loom) { 2 } else { 32 };
+const BATCH: usize = if cfg!(loom) { 2 } else { 64 };
 
 /// Failed batches that are remembered one by one.
 const FAILURES: usize = if cfg!(loom) { 1 } else { 8 };
@@ -203,6 +203,10 @@ impl State {
 }
 
 impl<Q: InvalidationQueue> InvalidationQueue for SharedQueue<Q> {
+    fn costs(&self) -> Costs {
+        self.queue.costs()
+    }
+
     fn invalidate(&self, domain: DomainId, request: Invalidation) -> Result<(), InvalidationError> {
         self.submit(&[Request { domain, invalidation: request }])
     }
