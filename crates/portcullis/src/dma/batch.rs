@@ -9,6 +9,7 @@
 use alloc::vec::{Drain, Vec};
 use core::fmt;
 
+use super::device::bytes_of;
 use super::{BatchError, DmaBuffer, DmaDevice, Mapped, RawBatch};
 use crate::mapper::Mapper;
 use crate::platform::Platform;
@@ -69,11 +70,12 @@ impl<B: DmaBuffer, M: Mapper, P: Platform> UnmapBatch<B, M, P> {
             return Err(Refused { mapped, error });
         }
         let (_, buffer, range) = mapped.into_parts();
+        let used = bytes_of(buffer.segments().iter().map(|segment| segment.len));
         // Before anything can go wrong: from here on only a commit gives it out.
         self.buffers.push(buffer);
         // Where somebody had removed a part by number, the commit invalidates all of the range all the same, and
         // the addresses are given up: the buffer is as safe as the others.
-        let _ = self.ranges.unlink(range);
+        let _ = self.ranges.unlink(range, used);
         Ok(())
     }
 

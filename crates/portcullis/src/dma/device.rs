@@ -5,12 +5,18 @@ use alloc::sync::Arc;
 use super::layout::{device_view, pages};
 use super::{DmaSegment, Mapped};
 use crate::addr::{Direction, Iova, IovaRange, PhysAddr};
-use crate::domain::{Domain, MapListError, PhysSegment, Policy, UnmapError, last_byte};
+use crate::domain::{
+    AtomicPolicy, Domain, Ending, MapListError, PhysSegment, Policy, PolicyError, UnmapError, last_byte,
+};
 use crate::mapper::Mapper;
 use crate::platform::Platform;
 use crate::sync::{Ordering, fence};
 
-/// A device attached to a domain, with the limits of its addresses. Cheap to clone.
+/// A device attached to a domain, with the limits of its addresses. Cheap to clone; a clone is the same device.
+///
+/// Its mappings end by the domain's policy, or by one of its own: [`set_policy`](Self::set_policy) for all of the
+/// device's, [`with_policy`](Self::with_policy) for those that are made or ended through one handle, down to a single
+/// mapping.
 ///
 /// The raw methods trust their caller with what the typed one ([`map`](Self::map)) keeps account of itself:
 /// that the memory is the caller's to open to a device, and that a mapping is unmapped once, as a whole, and
@@ -22,18 +28,49 @@ use crate::sync::{Ordering, fence};
 pub struct DmaDevice<M: Mapper, P: Platform> {
     domain: Arc<Domain<M, P>>,
     mask: u64,
+    /// The device's own policy, if it has one.
+    exception: Arc<AtomicPolicy>,
 }
 
 impl<M: Mapper, P: Platform> Clone for DmaDevice<M, P> {
     fn clone(&self) -> Self {
-        Self { domain: Arc::clone(&self.domain), mask: self.mask }
+        let exception = Arc::clone(&self.exception);
+        Self { domain: Arc::clone(&self.domain), mask: self.mask, exception }
     }
 }
 
 impl<M: Mapper, P: Platform> DmaDevice<M, P> {
     /// A device that can put addresses up to `mask` on the bus (`u32::MAX` for a 32-bit device).
     pub fn new(domain: Arc<Domain<M, P>>, mask: u64) -> Self {
-        Self { domain, mask }
+        Self { domain, mask, exception: Arc::new(AtomicPolicy::new(None)) }
+    }
+
+    /// The policy by which the device's mappings end now.
+    pub fn policy(&self) -> Policy {
+        self.exception.get().unwrap_or_else(|| self.domain.policy())
+    }
+
+    /// Gives the device a policy of its own, or, with `None`, its domain's again, while I/O goes on. When the call
+    /// returns, the stricter of the two promises holds, as [`Domain::set_policy`] says. (Where that is a flush, it is
+    /// the whole domain's.)
+    ///
+    /// # Errors
+    /// As [`Domain::set_policy`]: no device has passthrough in a domain that translates.
+    pub fn set_policy(&self, policy: Option<Policy>) -> Result<(), PolicyError> {
+        self.domain.change(&self.exception, policy)
+    }
+
+    /// Another handle of the device, with a policy of its own: for a mapping, or some, that must go strictly where
+    /// others need not, or the other way round. Allocates.
+    ///
+    /// # Errors
+    /// As [`set_policy`](Self::set_policy).
+    pub fn with_policy(&self, policy: Policy) -> Result<Self, PolicyError> {
+        let handle = Self::new(Arc::clone(&self.domain), self.mask);
+        // Nothing was unmapped through it yet, so nothing is flushed.
+        handle.domain.allows(policy)?;
+        handle.exception.swap(Some(policy));
+        Ok(handle)
     }
 
     /// The device's domain.
@@ -48,7 +85,7 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
 
     /// Whether the device's addresses are translated at all.
     pub(super) fn is_translated(&self) -> bool {
-        self.domain.policy() != Policy::Passthrough
+        self.domain.is_translated()
     }
 
     /// Maps `len` bytes at `phys` and returns the address for the device. The whole pages around the buffer
@@ -66,9 +103,16 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
     /// [`UnmapError`]; only after `Ok` is the policy's promise kept.
     pub fn unmap_single(&self, iova: Iova, len: u64) -> Result<(), UnmapError> {
         match self.range_to_unmap(iova, len)? {
-            Some(range) => self.domain.unmap(range),
+            Some(range) => self.end(range, len),
             None => Ok(()),
         }
+    }
+
+    /// Ends the mapping of a buffer of `used` bytes in the pages of `range`.
+    #[inline]
+    pub(super) fn end(&self, range: IovaRange, used: u64) -> Result<(), UnmapError> {
+        let neighbours = range.len().saturating_sub(used);
+        self.domain.end(range, Ending { neighbours, exception: || self.exception.get() })
     }
 
     /// Maps a scatter-gather list with one allocation, and writes to `out` what the device is to be given:
@@ -96,8 +140,11 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
     /// # Errors
     /// [`UnmapError`], as for [`unmap_single`](Self::unmap_single). An empty list is no error.
     pub fn unmap_sg(&self, mapped: &[DmaSegment]) -> Result<(), UnmapError> {
-        match self.whole_of(mapped)? {
-            Some((iova, len)) => self.unmap_single(iova, len),
+        let Some((iova, len)) = self.whole_of(mapped)? else {
+            return Ok(());
+        };
+        match self.range_to_unmap(iova, len)? {
+            Some(range) => self.end(range, bytes_of(mapped.iter().map(|segment| segment.len))),
             None => Ok(()),
         }
     }
@@ -145,6 +192,8 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
             return Ok((Iova::new(first.phys.get()), None));
         }
         let range = self.domain.map(list, direction.permissions(), Iova::new(self.mask))?;
+        let used = bytes_of(list.iter().map(|segment| segment.len));
+        self.domain.count_neighbours(range.len().saturating_sub(used));
         let offset = first.phys.page_offset(self.domain.granule());
         Ok((Iova::new(range.start().get() | offset), Some(range)))
     }
@@ -173,4 +222,10 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         let wrong = UnmapError::NoSuchRange { iova: first.iova, len: last.len };
         len.map(|len| Some((first.iova, len))).ok_or(wrong)
     }
+}
+
+/// The sum of lengths, none of which matters for safety.
+#[inline]
+pub(super) fn bytes_of(lens: impl Iterator<Item = u64>) -> u64 {
+    lens.fold(0, u64::saturating_add)
 }

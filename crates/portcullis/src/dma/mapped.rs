@@ -15,6 +15,7 @@ use alloc::vec::Vec;
 use core::fmt;
 use core::mem::ManuallyDrop;
 
+use super::device::bytes_of;
 use super::layout::device_view;
 use super::{DmaDevice, DmaSegment};
 use crate::addr::{Direction, Iova, IovaRange};
@@ -177,13 +178,14 @@ impl<B: DmaBuffer, M: Mapper, P: Platform> Unlinked<B, M, P> {
     }
 }
 
-impl<B, M: Mapper, P: Platform> Inner<B, M, P> {
+impl<B: DmaBuffer, M: Mapper, P: Platform> Inner<B, M, P> {
     fn unlink(&mut self) {
         if let Some(range) = self.range {
             // Set before, so that a panic leaves it set. `NotMapped` too: whoever removed the translations
             // may not have invalidated them.
             self.unconfirmed = true;
-            self.unconfirmed = self.device.domain().unmap(range).is_err();
+            let used = bytes_of(self.buffer.segments().iter().map(|segment| segment.len));
+            self.unconfirmed = self.device.end(range, used).is_err();
         }
     }
 

@@ -3,6 +3,7 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
+use super::device::bytes_of;
 use super::{DmaDevice, DmaSegment};
 use crate::addr::{Iova, IovaRange};
 use crate::domain::{Domain, UnmapError};
@@ -59,6 +60,8 @@ pub struct RawBatch<M: Mapper, P: Platform> {
     /// Mappings taken, those that need no translation included.
     mappings: usize,
     most: usize,
+    /// Bytes beside the buffers, in their pages.
+    neighbours: u64,
     gather: Gather,
 }
 
@@ -68,7 +71,8 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
     pub fn new(device: &DmaDevice<M, P>, most: usize) -> Self {
         let most = most.clamp(1, MOST_IN_BATCH);
         let domain = Arc::clone(device.domain());
-        Self { domain, ranges: Vec::with_capacity(most), mappings: 0, most, gather: Gather::new() }
+        let ranges = Vec::with_capacity(most);
+        Self { domain, ranges, mappings: 0, most, neighbours: 0, gather: Gather::new() }
     }
 
     /// How many mappings wait for the commit.
@@ -101,10 +105,7 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
             return Err(BatchError::Unconfirmed { mappings: self.mappings, error });
         }
         self.gather = Gather::new();
-        if !self.ranges.is_empty() {
-            self.domain.take_back(&self.ranges, self.ranges.len() as u64);
-            self.ranges.clear();
-        }
+        self.settle();
         Ok(core::mem::take(&mut self.mappings))
     }
 
@@ -116,12 +117,14 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
         if self.is_full() { Err(BatchError::Full { most: self.most }) } else { Ok(()) }
     }
 
-    /// Takes a mapping that was [accepted](Self::accepts), of `range` or of nothing that is translated.
-    pub(super) fn unlink(&mut self, range: Option<IovaRange>) -> Result<(), UnmapError> {
+    /// Takes a mapping that was [accepted](Self::accepts), of a buffer of `used` bytes in `range`, or of nothing that
+    /// is translated.
+    pub(super) fn unlink(&mut self, range: Option<IovaRange>, used: u64) -> Result<(), UnmapError> {
         self.mappings += 1;
         let Some(range) = range else {
             return Ok(());
         };
+        self.neighbours = self.neighbours.saturating_add(range.len().saturating_sub(used));
         let unmapped = self.domain.unlink(range, &mut self.gather);
         if unmapped == range.len() {
             self.ranges.push(range);
@@ -133,11 +136,21 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
         Err(UnmapError::NotMapped { range, unmapped })
     }
 
+    /// Gives back what is confirmed.
+    fn settle(&mut self) {
+        let neighbours = core::mem::take(&mut self.neighbours);
+        if !self.ranges.is_empty() || neighbours > 0 {
+            self.domain.take_back(&self.ranges, self.ranges.len() as u64, neighbours);
+            self.ranges.clear();
+        }
+    }
+
     /// Gives up waiting: the addresses stay out of use until some later flush of the domain is confirmed.
     pub(super) fn quarantine(&mut self) {
         for range in self.ranges.drain(..) {
             self.domain.quarantine(range, range.len());
         }
+        self.settle();
         self.gather = Gather::new();
         self.mappings = 0;
     }
@@ -167,7 +180,7 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
     ) -> Result<(), BatchError> {
         batch.accepts(self.domain())?;
         let range = self.range_to_unmap(iova, len)?;
-        Ok(batch.unlink(range)?)
+        Ok(batch.unlink(range, len)?)
     }
 
     /// Unmaps the list that [`map_sg`](Self::map_sg) wrote, given as it was written, into `batch`. As
@@ -176,9 +189,11 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
     /// # Errors
     /// As [`unmap_single_in`](Self::unmap_single_in). An empty list is no error, and takes no room.
     pub fn unmap_sg_in(&self, batch: &mut RawBatch<M, P>, mapped: &[DmaSegment]) -> Result<(), BatchError> {
-        match self.whole_of(mapped)? {
-            Some((iova, len)) => self.unmap_single_in(batch, iova, len),
-            None => Ok(()),
-        }
+        let Some((iova, len)) = self.whole_of(mapped)? else {
+            return Ok(());
+        };
+        batch.accepts(self.domain())?;
+        let range = self.range_to_unmap(iova, len)?;
+        Ok(batch.unlink(range, bytes_of(mapped.iter().map(|segment| segment.len)))?)
     }
 }

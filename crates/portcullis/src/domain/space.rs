@@ -1,23 +1,25 @@
 //! The domain itself: map a list of segments, unmap a range, by the domain's policy.
 
+mod endings;
+mod live;
 mod steps;
 
+pub(crate) use endings::Ending;
 pub(crate) use steps::LinkFailed;
 
 use alloc::sync::{Arc, Weak};
 
-use super::{DomainError, MapListError, PhysSegment, Policy, UnmapError};
+use super::account::Neighbours;
+use super::policy::AtomicPolicy;
+use super::{DomainError, MapListError, PhysSegment, Policy};
 use crate::addr::{Iova, IovaRange, PageSize, Permissions, PhysAddr};
-use crate::invalidation::{Deferred, DeferredQueue, Gather, InvalidationError};
+use crate::invalidation::{DeferredQueue, Gather, InvalidationError};
 use crate::iova::{IovaError, IovaSpace, SpaceConfig, SpaceUsage};
 use crate::mapper::Mapper;
 use crate::percpu::Counter;
 use crate::pgtable::MapError;
 use crate::platform::{LocalSlot, Platform, PlatformEvents};
 use crate::sync::AtomicU64;
-
-/// When to try a failed invalidation again where no window says so.
-const RETRY_NS: u64 = 10_000_000;
 
 /// Counts of a domain's life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,11 +50,14 @@ struct Counters {
 pub struct Domain<M: Mapper, P: Platform> {
     platform: P,
     mapper: M,
-    policy: Policy,
+    /// There always is one.
+    policy: AtomicPolicy,
+    translated: bool,
     granule: PageSize,
     space: IovaSpace,
     deferred: DeferredQueue,
     counters: Counters,
+    neighbours: Neighbours,
     /// Rings made so far: the colour of the next one.
     rings: AtomicU64,
 }
@@ -73,17 +78,34 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         let space = IovaSpace::new(&config)?;
         let counter = || Counter::new(slots);
         let counters = Counters { maps: counter(), unmaps: counter(), flushes: counter(), lost: counter() };
-        let deferred = DeferredQueue::new(slots);
-        let rings = AtomicU64::new(0);
-        let domain = Arc::new(Self { platform, mapper, policy, granule, space, deferred, counters, rings });
+        let shared = mapper.costs().shares_one_queue();
+        let domain = Arc::new(Self {
+            policy: AtomicPolicy::new(Some(policy)),
+            translated: policy.is_translated(),
+            deferred: if shared { DeferredQueue::shared() } else { DeferredQueue::per_cpu(slots) },
+            neighbours: Neighbours::new(slots),
+            rings: AtomicU64::new(0),
+            platform,
+            mapper,
+            granule,
+            space,
+            counters,
+        });
         let events: Weak<Self> = Arc::downgrade(&domain);
         domain.platform.register(events);
         Ok(domain)
     }
 
-    /// The policy that the domain was made with.
+    /// The policy now.
+    #[inline]
     pub fn policy(&self) -> Policy {
-        self.policy
+        self.policy.get().unwrap_or(Policy::Strict)
+    }
+
+    /// Whether devices get addresses that are translated: under every policy but passthrough.
+    #[inline]
+    pub fn is_translated(&self) -> bool {
+        self.translated
     }
 
     /// What changes the domain's translations.
@@ -121,41 +143,6 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         IovaRange::new(range.start(), len).map_err(|_| MapListError::EmptyList)
     }
 
-    /// Unmaps `range` (as [`map`](Self::map) returned it) by the domain's policy. Frees its addresses as soon
-    /// as the policy allows. Allocates nothing.
-    ///
-    /// Strict: waits for one invalidation. Lazy: O(1), but for the call that finds its CPU's queue full,
-    /// which waits for a flush. The caller holds no lock and no slot.
-    ///
-    /// # Errors
-    /// [`UnmapError`] says what was not done; after [`UnmapError::Unconfirmed`] the memory may still be
-    /// reached.
-    pub fn unmap(&self, range: IovaRange) -> Result<(), UnmapError> {
-        match self.policy {
-            Policy::Lazy { .. } => self.unmap_lazily(range),
-            Policy::Strict | Policy::Passthrough => self.unmap_strictly(range),
-        }
-    }
-
-    /// Unmaps `range` and waits until no device reaches it, whatever the policy. Allocates nothing.
-    ///
-    /// # Errors
-    /// As [`unmap`](Self::unmap).
-    pub fn unmap_strictly(&self, range: IovaRange) -> Result<(), UnmapError> {
-        let mut gather = Gather::new();
-        let unmapped = self.mapper.unmap(&self.platform, range, &mut gather).bytes;
-        if let Err(error) = self.mapper.sync(&gather) {
-            self.quarantine(range, unmapped);
-            return Err(UnmapError::Unconfirmed { range, error });
-        }
-        self.unmapped_in_full(range, unmapped)?;
-        self.platform.with_slot(|slot| {
-            self.counters.unmaps.add(slot, 1);
-            self.give_back(slot, range);
-        });
-        Ok(())
-    }
-
     /// Waits until no device reaches anything that was unmapped before the call. One domain-wide
     /// invalidation; every CPU gets its deferred addresses back with its next unmaps.
     ///
@@ -164,8 +151,11 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     pub fn flush(&self) -> Result<(), InvalidationError> {
         let number = self.platform.with_slot(|_| self.deferred.begin_flush());
         self.mapper.sync(&Gather::everything())?;
-        self.deferred.confirm_flush(number);
-        self.platform.with_slot(|slot| self.counters.flushes.add(slot, 1));
+        let now_ns = self.platform.now_ns();
+        self.platform.with_slot(|slot| {
+            self.deferred.confirm_flush(number, now_ns);
+            self.counters.flushes.add(slot, 1);
+        });
         Ok(())
     }
 
@@ -193,41 +183,6 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
             unmaps: self.counters.unmaps.sum(),
             flushes: self.counters.flushes.sum(),
             lost_iova_bytes: self.counters.lost.sum(),
-        }
-    }
-
-    fn unmap_lazily(&self, range: IovaRange) -> Result<(), UnmapError> {
-        let mut gather = Gather::new();
-        let unmapped = self.mapper.unmap(&self.platform, range, &mut gather).bytes;
-        if unmapped != range.len() {
-            // What was removed is made unreachable before anybody is told of the mistake.
-            if let Err(error) = self.mapper.sync(&gather) {
-                self.lose(unmapped);
-                return Err(UnmapError::Unconfirmed { range, error });
-            }
-            return self.unmapped_in_full(range, unmapped);
-        }
-        loop {
-            let deferred = self.platform.with_slot(|slot| {
-                let deferred = self.deferred.push(slot, range, |safe| self.give_back(slot, safe));
-                if deferred != Deferred::Full {
-                    self.counters.unmaps.add(slot, 1);
-                }
-                deferred
-            });
-            match deferred {
-                Deferred::Queued => return Ok(()),
-                Deferred::QueuedFirst => {
-                    self.set_timer();
-                    return Ok(());
-                }
-                Deferred::Full => {
-                    if let Err(error) = self.flush() {
-                        self.lose(range.len());
-                        return Err(UnmapError::Unconfirmed { range, error });
-                    }
-                }
-            }
         }
     }
 
@@ -270,8 +225,17 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         }
     }
 
+    /// Takes back every range whose flush is over, from every queue, in slices.
     fn reclaim_deferred(&self) {
-        self.platform.with_slot(|slot| self.deferred.reclaim_all(|safe| self.give_back(slot, safe)));
+        (0..self.deferred.queues()).for_each(|queue| self.reclaim_queue(queue));
+    }
+
+    /// The same from one queue. A range goes back to the CPU that it came from.
+    fn reclaim_queue(&self, queue: usize) {
+        let slice = |slot: Option<&LocalSlot<'_>>| {
+            self.deferred.reclaim_slice(queue, |safe| self.give_back(slot, safe))
+        };
+        while self.platform.with_slot(slice) {}
     }
 
     /// Gives up `range`, for which a map met `error`; `gather` holds what it had entered and removed again.
@@ -290,35 +254,6 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         unconfirmed.map_or(error.into(), |error| MapListError::Unconfirmed { error })
     }
 
-    /// Keeps `range` out of use until some later flush is confirmed; for good, where not all of it was
-    /// mapped.
-    pub(crate) fn quarantine(&self, range: IovaRange, unmapped: u64) {
-        let deferred = self.platform.with_slot(|slot| {
-            if unmapped != range.len() {
-                self.counters.lost.add(slot, unmapped);
-                return Deferred::Queued;
-            }
-            let deferred = self.deferred.push(slot, range, |safe| self.give_back(slot, safe));
-            if deferred == Deferred::Full {
-                self.counters.lost.add(slot, range.len());
-            }
-            deferred
-        });
-        if deferred == Deferred::QueuedFirst {
-            self.set_timer();
-        }
-    }
-
-    /// Has the platform come back when the window ends (for a range whose invalidation failed in another
-    /// policy, when lazy protection's would).
-    fn set_timer(&self) {
-        let window_ns = match self.policy {
-            Policy::Lazy { window_ns } => window_ns,
-            _ => RETRY_NS,
-        };
-        self.platform.wake_at(self.platform.now_ns().saturating_add(window_ns));
-    }
-
     fn is_pending(&self) -> bool {
         self.platform.with_slot(|_| self.deferred.is_pending())
     }
@@ -332,16 +267,6 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     pub(crate) fn lose(&self, bytes: u64) {
         self.platform.with_slot(|slot| self.counters.lost.add(slot, bytes));
     }
-
-    fn unmapped_in_full(&self, range: IovaRange, unmapped: u64) -> Result<(), UnmapError> {
-        if unmapped == range.len() {
-            return Ok(());
-        }
-        if unmapped > 0 {
-            self.lose(unmapped);
-        }
-        Err(UnmapError::NotMapped { range, unmapped })
-    }
 }
 
 impl<M: Mapper, P: Platform> PlatformEvents for Domain<M, P> {
@@ -349,17 +274,15 @@ impl<M: Mapper, P: Platform> PlatformEvents for Domain<M, P> {
         let due = self.platform.with_slot(|_| self.deferred.timer());
         if due && self.flush().is_err() {
             // Still reachable: try again after another window, as nobody is here to be told.
-            self.set_timer();
+            self.set_timer(self.window_ns());
         }
     }
 
     fn slot_released(&self, index: usize) {
-        if self.is_pending() && self.flush().is_err() {
-            // What is deferred stays out of use until some other flush succeeds; what is kept is safe.
-            self.space.drain_slot(&self.platform, index);
-            return;
+        // Where a flush fails, what is deferred stays out of use until some other succeeds; what is kept is safe.
+        if !self.is_pending() || self.flush().is_ok() {
+            self.deferred.queue_of(index).into_iter().for_each(|queue| self.reclaim_queue(queue));
         }
-        self.reclaim_deferred();
         self.space.drain_slot(&self.platform, index);
     }
 }

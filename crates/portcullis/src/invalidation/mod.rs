@@ -11,7 +11,7 @@ mod gather;
 mod shared;
 
 pub use costs::Costs;
-pub use deferred::{Deferred, DeferredQueue, QUEUE_ENTRIES};
+pub use deferred::{Cleared, Deferred, DeferredQueue, QUEUE_ENTRIES, SHARED_ENTRIES, SLICE};
 pub use gather::{GATHER_RANGES, Gather};
 pub use shared::SharedQueue;
 

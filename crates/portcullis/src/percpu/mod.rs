@@ -71,6 +71,21 @@ impl<T> PerCpu<T> {
         &self.values[slot.map_or(shared, |slot| slot.index().min(shared))]
     }
 
+    /// How many values there are, the shared one included.
+    pub fn len(&self) -> usize {
+        self.values.len()
+    }
+
+    /// Never: there is a shared value at least.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// The value with the number `index`, the shared one's being the last.
+    pub fn at(&self, index: usize) -> Option<&T> {
+        self.values.get(index).map(|padded| &padded.0)
+    }
+
     /// Every value, the shared one last.
     pub fn iter(&self) -> impl Iterator<Item = &T> {
         self.values.iter().map(|padded| &padded.0)
@@ -102,6 +117,16 @@ impl Counter {
         } else {
             value.fetch_add(n, Ordering::Relaxed);
         }
+    }
+
+    /// What was added by the caller's slot, or by all without one.
+    pub fn of(&self, slot: Option<&LocalSlot<'_>>) -> u64 {
+        self.values.get(slot).load(Ordering::Relaxed)
+    }
+
+    /// What was added by each slot, and last by those without one.
+    pub fn each(&self) -> impl Iterator<Item = u64> {
+        self.values.iter().map(|value| value.load(Ordering::Relaxed))
     }
 
     /// The sum over all slots. O(slots).

@@ -5,12 +5,26 @@ use ::loom::sync::atomic::{AtomicUsize, Ordering};
 use ::loom::sync::{Arc, Mutex};
 use ::loom::thread;
 use portcullis::addr::{Iova, IovaRange};
-use portcullis::invalidation::{Deferred, DeferredQueue};
+use portcullis::invalidation::{Cleared, Deferred, DeferredQueue};
 use portcullis::platform::LocalSlot;
 
 fn range() -> IovaRange {
     IovaRange::new(Iova::new(0x1000), 0x1000).unwrap()
 }
+
+const WINDOW: u64 = 10;
+
+/// Queues the range, as lazy protection does.
+fn push(queue: &DeferredQueue, reclaim: impl FnMut(IovaRange)) -> Deferred {
+    let cleared = Cleared { range: range(), used: 0x1000 };
+    queue.push(Some(&LocalSlot::new(0)), cleared, || Some(WINDOW), || 0, reclaim)
+}
+
+fn reclaim_all(queue: &DeferredQueue, mut reclaim: impl FnMut(IovaRange)) {
+    (0..queue.queues()).for_each(|one| while queue.reclaim_slice(one, &mut reclaim) {});
+}
+
+const FIRST: Deferred = Deferred::QueuedFirst { window_ns: WINDOW };
 
 /// The page-table entry, and what the hardware has cached of it.
 struct Hardware {
@@ -37,24 +51,24 @@ impl Hardware {
 fn flush(queue: &DeferredQueue, hardware: &Hardware) {
     let number = queue.begin_flush();
     hardware.invalidate();
-    queue.confirm_flush(number);
+    queue.confirm_flush(number, 0);
 }
 
 #[test]
 fn an_address_comes_back_only_after_an_invalidation_that_saw_it_cleared() {
     ::loom::model(|| {
         let hardware = Hardware::new();
-        let queue = Arc::new(DeferredQueue::new(1));
+        let queue = Arc::new(DeferredQueue::per_cpu(1));
         let unmapping = {
             let (hardware, queue) = (Arc::clone(&hardware), Arc::clone(&queue));
             thread::spawn(move || {
                 hardware.entry.store(0, Ordering::Relaxed);
-                let queued = queue.push(Some(&LocalSlot::new(0)), range(), |_| panic!("nothing is older"));
-                assert_eq!(queued, Deferred::QueuedFirst);
+                let queued = push(&queue, |_| panic!("nothing is older"));
+                assert_eq!(queued, FIRST);
             })
         };
         flush(&queue, &hardware);
-        queue.reclaim_all(|safe| {
+        reclaim_all(&queue, |safe| {
             assert_eq!(safe, range());
             hardware.assert_forgotten();
         });
@@ -66,18 +80,18 @@ fn an_address_comes_back_only_after_an_invalidation_that_saw_it_cleared() {
 fn two_flushes_at_once_do_not_count_for_each_other() {
     ::loom::model(|| {
         let hardware = Hardware::new();
-        let queue = Arc::new(DeferredQueue::new(1));
+        let queue = Arc::new(DeferredQueue::per_cpu(1));
         let other = {
             let (hardware, queue) = (Arc::clone(&hardware), Arc::clone(&queue));
             // This flush may begin before the unmap below and end after it.
             thread::spawn(move || flush(&queue, &hardware))
         };
         hardware.entry.store(0, Ordering::Relaxed);
-        let queued = queue.push(Some(&LocalSlot::new(0)), range(), |_| panic!("nothing is older"));
-        assert_eq!(queued, Deferred::QueuedFirst);
-        queue.reclaim_all(|_| hardware.assert_forgotten());
+        let queued = push(&queue, |_| panic!("nothing is older"));
+        assert_eq!(queued, FIRST);
+        reclaim_all(&queue, |_| hardware.assert_forgotten());
         flush(&queue, &hardware);
-        queue.reclaim_all(|_| hardware.assert_forgotten());
+        reclaim_all(&queue, |_| hardware.assert_forgotten());
         other.join().unwrap();
         // Both are over now, and at least ours covered the entry.
         assert!(!queue.is_pending());
@@ -90,17 +104,17 @@ fn whoever_sees_a_flush_confirmed_sees_what_came_before_it() {
     ::loom::model(|| {
         // No lock orders this test's own word: only the confirmation can.
         let forgotten = Arc::new(AtomicUsize::new(0));
-        let queue = Arc::new(DeferredQueue::new(1));
-        assert_eq!(queue.push(Some(&LocalSlot::new(0)), range(), |_| ()), Deferred::QueuedFirst);
+        let queue = Arc::new(DeferredQueue::per_cpu(1));
+        assert_eq!(push(&queue, |_| ()), FIRST);
         let flushing = {
             let (forgotten, queue) = (Arc::clone(&forgotten), Arc::clone(&queue));
             thread::spawn(move || {
                 let number = queue.begin_flush();
                 forgotten.store(1, Ordering::Relaxed);
-                queue.confirm_flush(number);
+                queue.confirm_flush(number, 0);
             })
         };
-        queue.reclaim_all(|_| assert_eq!(forgotten.load(Ordering::Relaxed), 1));
+        reclaim_all(&queue, |_| assert_eq!(forgotten.load(Ordering::Relaxed), 1));
         flushing.join().unwrap();
     });
 }
@@ -108,18 +122,77 @@ fn whoever_sees_a_flush_confirmed_sees_what_came_before_it() {
 #[test]
 fn a_timer_that_misses_an_entry_is_asked_for_again() {
     ::loom::model(|| {
-        let queue = Arc::new(DeferredQueue::new(1));
+        let queue = Arc::new(DeferredQueue::per_cpu(1));
         // A first entry has set the timer.
-        let slot = LocalSlot::new(0);
-        assert_eq!(queue.push(Some(&slot), range(), |_| ()), Deferred::QueuedFirst);
+        assert_eq!(push(&queue, |_| ()), FIRST);
         let unmapping = {
             let queue = Arc::clone(&queue);
-            thread::spawn(move || queue.push(Some(&LocalSlot::new(0)), range(), |_| ()))
+            thread::spawn(move || push(&queue, |_| ()))
         };
         assert!(queue.timer(), "the first entry waits");
-        queue.confirm_flush(queue.begin_flush());
+        queue.confirm_flush(queue.begin_flush(), 0);
         let late = unmapping.join().unwrap();
         // Either this flush covers the second entry, or somebody has been told to come back for it.
-        assert!(!queue.is_pending() || late == Deferred::QueuedFirst);
+        assert!(!queue.is_pending() || late == FIRST);
+    });
+}
+
+/// The policy becomes strict on one CPU while another unmaps by the old one.
+#[test]
+fn after_a_change_of_policy_nothing_is_left_that_was_unmapped_by_the_old_one() {
+    ::loom::model(|| {
+        let hardware = Hardware::new();
+        let queue = Arc::new(DeferredQueue::per_cpu(1));
+        let strict = Arc::new(AtomicUsize::new(0));
+        let unmapping = {
+            let (hardware, queue, strict) = (Arc::clone(&hardware), Arc::clone(&queue), Arc::clone(&strict));
+            thread::spawn(move || {
+                hardware.entry.store(0, Ordering::Relaxed);
+                let window = || (strict.load(Ordering::Relaxed) == 0).then_some(WINDOW);
+                let cleared = Cleared { range: range(), used: 0x1000 };
+                let queued = queue.push(Some(&LocalSlot::new(0)), cleared, window, || 0, |_| ());
+                if queued == Deferred::Refused {
+                    hardware.invalidate();
+                    hardware.assert_forgotten();
+                }
+                queued
+            })
+        };
+        strict.store(1, Ordering::Relaxed);
+        flush(&queue, &hardware);
+        // The change has returned. Whoever comes back after it from an unmap, comes back from a strict one.
+        let cached = *hardware.cached.lock().unwrap();
+        if unmapping.join().unwrap() == FIRST {
+            assert_eq!(cached, 0, "queued by the old policy, and not covered by the change's flush");
+        }
+    });
+}
+
+/// A CPU goes away while another, which takes back what is left in its queue, flushes.
+#[test]
+fn what_a_cpu_leaves_behind_is_given_back_once_and_forgotten_before() {
+    ::loom::model(|| {
+        let hardware = Hardware::new();
+        let queue = Arc::new(DeferredQueue::per_cpu(1));
+        let given = Arc::new(AtomicUsize::new(0));
+        let leave = |hardware: &Hardware, queue: &DeferredQueue, given: &AtomicUsize| {
+            flush(queue, hardware);
+            while queue.reclaim_slice(0, |_| {
+                hardware.assert_forgotten();
+                given.fetch_add(1, Ordering::Relaxed);
+            }) {}
+        };
+        let leaving = {
+            let (hardware, queue, given) = (Arc::clone(&hardware), Arc::clone(&queue), Arc::clone(&given));
+            thread::spawn(move || {
+                hardware.entry.store(0, Ordering::Relaxed);
+                assert_eq!(push(&queue, |_| ()), FIRST);
+                leave(&hardware, &queue, &given);
+            })
+        };
+        // The space is exhausted elsewhere at the same time.
+        leave(&hardware, &queue, &given);
+        leaving.join().unwrap();
+        assert_eq!(given.load(Ordering::Relaxed), 1);
     });
 }

@@ -89,7 +89,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
             }
         }
         if unmaps > 0 {
-            domain.take_back(&[], unmaps);
+            domain.take_back(&[], unmaps, 0);
         }
         if self.uncounted > 0 {
             domain.count_maps(core::mem::take(&mut self.uncounted));

@@ -96,10 +96,12 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.mapper.sync(gather)
     }
 
-    /// Gives back the addresses of `ranges`, whose unmaps are confirmed and counted as such.
-    pub(crate) fn take_back(&self, ranges: &[IovaRange], unmaps: u64) {
+    /// Gives back the addresses of `ranges`, whose unmaps are confirmed and counted as such, and of which
+    /// `neighbours` bytes were not the buffers'.
+    pub(crate) fn take_back(&self, ranges: &[IovaRange], unmaps: u64, neighbours: u64) {
         self.platform.with_slot(|slot| {
             self.counters.unmaps.add(slot, unmaps);
+            self.uncount_neighbours(slot, neighbours);
             ranges.iter().for_each(|range| self.give_back(slot, *range));
         });
     }

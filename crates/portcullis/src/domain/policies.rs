@@ -1,0 +1,144 @@
+//! A policy for all devices, with exceptions.
+
+use alloc::collections::BTreeMap;
+use alloc::sync::{Arc, Weak};
+use alloc::vec::Vec;
+
+use super::{Domain, Policy, PolicyError};
+use crate::invalidation::DeviceId;
+use crate::mapper::Mapper;
+use crate::platform::Platform;
+use crate::sync::Mutex;
+
+/// Which policy each device's domain gets: a default for all, and exceptions, passthrough among them. Both may be
+/// changed while I/O runs.
+///
+/// It is asked when a domain is made, and tells the domains that it [governs](Self::govern) of changes. Calls are for
+/// a control path: they allocate, and changes wait for the hardware, one domain after the other.
+///
+/// ```
+/// use portcullis::domain::{Policies, Policy};
+/// use portcullis::invalidation::DeviceId;
+///
+/// let policies = Policies::new(Policy::Strict);
+/// // A device that is trusted, and whose every microsecond counts.
+/// let capture = DeviceId(0x0300);
+/// policies.except(capture, Some(Policy::Passthrough))?;
+/// assert_eq!(policies.policy_for(capture), Policy::Passthrough);
+/// assert_eq!(policies.policy_for(DeviceId(0x0400)), Policy::Strict);
+/// # Ok::<(), portcullis::domain::PolicyError>(())
+/// ```
+pub struct Policies {
+    state: Mutex<State>,
+}
+
+struct State {
+    default: Policy,
+    exceptions: BTreeMap<DeviceId, Policy>,
+    governed: Vec<(DeviceId, Weak<dyn Governed>)>,
+}
+
+/// A domain of any kind: the two steps of a change.
+pub(super) trait Governed: Send + Sync {
+    /// Stores a policy; waits for nothing. Whether a flush must follow.
+    fn store_policy(&self, policy: Policy) -> Result<bool, PolicyError>;
+
+    /// Waits until nothing can be reached that was unmapped before.
+    fn flush_stale(&self) -> Result<(), PolicyError>;
+}
+
+impl core::fmt::Debug for Policies {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let state = self.state.lock();
+        let mut all = f.debug_struct("Policies");
+        all.field("default", &state.default).field("exceptions", &state.exceptions).finish()
+    }
+}
+
+impl Policies {
+    /// `default` for every device.
+    pub fn new(default: Policy) -> Self {
+        let state = State { default, exceptions: BTreeMap::new(), governed: Vec::new() };
+        Self { state: Mutex::new(state) }
+    }
+
+    /// The policy for a device: make its domain with this one.
+    pub fn policy_for(&self, device: DeviceId) -> Policy {
+        self.state.lock().policy_for(device)
+    }
+
+    /// Has the domain of `device` follow from now on, until it is dropped, and gives it the policy that the device
+    /// has by now.
+    ///
+    /// # Errors
+    /// As [`Domain::set_policy`]; the domain follows all the same.
+    pub fn govern<M: Mapper, P: Platform>(
+        &self,
+        device: DeviceId,
+        domain: &Arc<Domain<M, P>>,
+    ) -> Result<(), PolicyError> {
+        let stored = {
+            let mut state = self.state.lock();
+            state.governed.retain(|(_, domain)| domain.strong_count() > 0);
+            let weak: Weak<dyn Governed> = Arc::downgrade(domain) as _;
+            state.governed.push((device, weak));
+            let policy = state.policy_for(device);
+            if policy == domain.policy() { Ok(false) } else { domain.store_policy(policy) }
+        };
+        if stored? { domain.flush_stale() } else { Ok(()) }
+    }
+
+    /// Changes the default, for all that are no exceptions.
+    ///
+    /// # Errors
+    /// The first that [`Domain::set_policy`] reports; every domain is told all the same. To or from passthrough the
+    /// change holds for domains that are made from now on, and [`PolicyError::Translation`] says that others are as
+    /// they were.
+    pub fn set_default(&self, policy: Policy) -> Result<(), PolicyError> {
+        self.change(|state| state.default = policy)
+    }
+
+    /// Makes `device` an exception, or, with `None`, none any more.
+    ///
+    /// # Errors
+    /// As [`set_default`](Self::set_default).
+    pub fn except(&self, device: DeviceId, policy: Option<Policy>) -> Result<(), PolicyError> {
+        self.change(|state| match policy {
+            Some(policy) => _ = state.exceptions.insert(device, policy),
+            None => _ = state.exceptions.remove(&device),
+        })
+    }
+
+    fn change(&self, change: impl FnOnce(&mut State)) -> Result<(), PolicyError> {
+        // Stored under the lock, so that changes reach every domain in one order; flushed without it, as a flush
+        // waits for hardware.
+        let mut result = Ok(());
+        let flushes: Vec<Arc<dyn Governed>> = {
+            let mut state = self.state.lock();
+            let policies = |state: &State| -> Vec<Policy> {
+                state.governed.iter().map(|(device, _)| state.policy_for(*device)).collect()
+            };
+            let before = policies(&state);
+            change(&mut state);
+            let after = policies(&state);
+            let changed = state.governed.iter().zip(before).zip(after).filter(|((_, old), new)| old != new);
+            let domains = changed.filter_map(|(((_, domain), _), new)| Some((domain.upgrade()?, new)));
+            let mut flushes = Vec::new();
+            for (domain, policy) in domains {
+                match domain.store_policy(policy) {
+                    Ok(true) => flushes.push(domain),
+                    Ok(false) => {}
+                    Err(error) => result = result.and(Err(error)),
+                }
+            }
+            flushes
+        };
+        flushes.iter().fold(result, |result, domain| result.and(domain.flush_stale()))
+    }
+}
+
+impl State {
+    fn policy_for(&self, device: DeviceId) -> Policy {
+        self.exceptions.get(&device).copied().unwrap_or(self.default)
+    }
+}

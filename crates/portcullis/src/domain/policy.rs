@@ -1,0 +1,147 @@
+//! Protection policies, and where one is kept that changes while I/O runs.
+
+use crate::invalidation::{Costs, InvalidationError};
+use crate::sync::{AtomicU64, Ordering};
+
+/// How long a device may reach memory after it was unmapped, and at what price.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Policy {
+    /// The device uses physical addresses and reaches everything, always. Costs nothing.
+    Passthrough,
+    /// The device may reach what was unmapped until the next flush: at the latest `window_ns` (and the time
+    /// the flush takes) after the unmap, earlier when a CPU has 256 unmaps waiting. The *page* is the unit of
+    /// protection. Costs a share of a flush.
+    Lazy {
+        /// The longest time in nanoseconds from an unmap to the start of the flush that covers it.
+        window_ns: u64,
+    },
+    /// When an unmap returns, the device reaches nothing of the pages that were unmapped. Costs one
+    /// invalidation, with its wait, for each unmap.
+    Strict,
+}
+
+impl Policy {
+    /// Lazy protection with the window that Linux has used since 2016, 10 ms.
+    pub const LAZY: Self = Self::Lazy { window_ns: 10_000_000 };
+
+    /// Lazy protection with the window that suits what a flush costs: 1 s where all CPUs
+    /// [share one queue](Costs::shares_one_queue), as Linux has it there since 2023, else 10 ms.
+    pub const fn lazy_for(costs: &Costs) -> Self {
+        if costs.shares_one_queue() { Self::Lazy { window_ns: 1_000_000_000 } } else { Self::LAZY }
+    }
+
+    /// The policy's name, as the command line writes it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Passthrough => "passthrough",
+            Self::Lazy { .. } => "lazy",
+            Self::Strict => "strict",
+        }
+    }
+
+    /// Whether memory may be reached for longer under this policy than under `other`.
+    pub(super) const fn is_weaker_than(self, other: Self) -> bool {
+        match (self, other) {
+            (Self::Lazy { window_ns }, Self::Lazy { window_ns: others }) => window_ns > others,
+            (Self::Lazy { .. }, Self::Strict) => true,
+            (Self::Passthrough, other) => !matches!(other, Self::Passthrough),
+            _ => false,
+        }
+    }
+
+    pub(super) const fn is_translated(self) -> bool {
+        !matches!(self, Self::Passthrough)
+    }
+}
+
+/// A policy that could not be changed, or whose promise is not kept yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PolicyError {
+    /// Whether a domain translates is settled when it is made: its devices hold addresses of one kind or the other.
+    /// Nothing has changed.
+    #[error("a domain is made with translation or without: it cannot change from {from} to {to}")]
+    Translation {
+        /// The domain's policy.
+        from: &'static str,
+        /// What was asked for.
+        to: &'static str,
+    },
+    /// The new policy holds for what is unmapped from now on, but the hardware did not confirm the flush of what was
+    /// unmapped before: **devices may still reach that**. Ask again.
+    #[error("the policy is changed, but devices may still reach what was unmapped before: {0}")]
+    Unconfirmed(#[from] InvalidationError),
+}
+
+/// A policy that may be read and changed at any time, or none.
+#[derive(Debug)]
+pub(crate) struct AtomicPolicy(AtomicU64);
+
+/// What stands for what: from `LAZY` on, a window follows.
+const NONE: u64 = 0;
+const STRICT: u64 = 1;
+const PASSTHROUGH: u64 = 2;
+const LAZY: u64 = 3;
+
+impl AtomicPolicy {
+    pub(crate) fn new(policy: Option<Policy>) -> Self {
+        Self(AtomicU64::new(encode(policy)))
+    }
+
+    /// Relaxed: what a change promises is kept by the locks of the deferred queues (see `DeferredQueue::push`).
+    #[inline]
+    pub(crate) fn get(&self) -> Option<Policy> {
+        decode(self.0.load(Ordering::Relaxed))
+    }
+
+    /// The policy before.
+    pub(crate) fn swap(&self, policy: Option<Policy>) -> Option<Policy> {
+        decode(self.0.swap(encode(policy), Ordering::Relaxed))
+    }
+}
+
+#[inline]
+fn decode(word: u64) -> Option<Policy> {
+    match word {
+        NONE => None,
+        STRICT => Some(Policy::Strict),
+        PASSTHROUGH => Some(Policy::Passthrough),
+        lazy => Some(Policy::Lazy { window_ns: lazy - LAZY }),
+    }
+}
+
+fn encode(policy: Option<Policy>) -> u64 {
+    match policy {
+        None => NONE,
+        Some(Policy::Strict) => STRICT,
+        Some(Policy::Passthrough) => PASSTHROUGH,
+        // A window of more than 584 years is one of those.
+        Some(Policy::Lazy { window_ns }) => window_ns.saturating_add(LAZY),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_policy_is_kept_as_it_is() {
+        let all = [Policy::Passthrough, Policy::Strict, Policy::LAZY, Policy::Lazy { window_ns: 0 }];
+        for policy in all.map(Some).into_iter().chain([None]) {
+            assert_eq!(decode(encode(policy)), policy);
+        }
+        let longest = decode(encode(Some(Policy::Lazy { window_ns: u64::MAX })));
+        assert_eq!(longest, Some(Policy::Lazy { window_ns: u64::MAX - LAZY }));
+    }
+
+    #[test]
+    fn policies_are_ordered_by_what_they_leave_open() {
+        let short = Policy::Lazy { window_ns: 1 };
+        let order = [Policy::Strict, short, Policy::LAZY, Policy::Passthrough];
+        for (index, policy) in order.iter().enumerate() {
+            assert!(order[..index].iter().all(|stricter| policy.is_weaker_than(*stricter)));
+            assert!(order[index..].iter().all(|weaker| !policy.is_weaker_than(*weaker)));
+        }
+    }
+}

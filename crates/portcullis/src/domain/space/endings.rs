@@ -1,0 +1,159 @@
+//! How mappings end: by the policy of the moment.
+
+use super::Domain;
+use crate::addr::IovaRange;
+use crate::domain::{Policy, UnmapError};
+use crate::invalidation::{Cleared, Deferred, Gather};
+use crate::mapper::Mapper;
+use crate::platform::Platform;
+
+/// When to try a failed invalidation again where no window says so.
+const RETRY_NS: u64 = 10_000_000;
+
+/// What is known of a mapping that ends, besides its pages.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Ending<F> {
+    /// Bytes of the pages that are not the buffer's, and were [counted](Domain::count_neighbours).
+    pub neighbours: u64,
+    /// The policy of the mapping or its device, asked for again where a change could matter; `None` for the
+    /// domain's.
+    pub exception: F,
+}
+
+impl<M: Mapper, P: Platform> Domain<M, P> {
+    /// Unmaps `range` (as [`map`](Self::map) returned it) by the domain's policy. Frees its addresses as soon
+    /// as the policy allows. Allocates nothing.
+    ///
+    /// Strict: waits for one invalidation. Lazy: O(1), but for the call that finds its CPU's queue full,
+    /// which waits for a flush. The caller holds no lock and no slot.
+    ///
+    /// # Errors
+    /// [`UnmapError`] says what was not done; after [`UnmapError::Unconfirmed`] the memory may still be
+    /// reached.
+    pub fn unmap(&self, range: IovaRange) -> Result<(), UnmapError> {
+        self.end(range, Ending { neighbours: 0, exception: || None })
+    }
+
+    /// Unmaps `range` and waits until no device reaches it, whatever the policy. Allocates nothing.
+    ///
+    /// # Errors
+    /// As [`unmap`](Self::unmap).
+    pub fn unmap_strictly(&self, range: IovaRange) -> Result<(), UnmapError> {
+        self.end(range, Ending { neighbours: 0, exception: || Some(Policy::Strict) })
+    }
+
+    /// Unmaps `range`, of which more is known.
+    #[inline]
+    pub(crate) fn end(
+        &self,
+        range: IovaRange,
+        ending: Ending<impl Fn() -> Option<Policy>>,
+    ) -> Result<(), UnmapError> {
+        let Ending { neighbours, exception } = ending;
+        let mut gather = Gather::new();
+        let unmapped = self.mapper.unmap(&self.platform, range, &mut gather).bytes;
+        // What was not mapped as a whole is made unreachable before anybody is told of the mistake.
+        let deferred = unmapped == range.len() && self.defer(range, neighbours, || self.window(exception()));
+        if deferred {
+            return Ok(());
+        }
+        self.end_strictly(range, unmapped, neighbours, &gather)
+    }
+
+    /// Has `range`, which is cleared, wait for the next flush; `false` where it must not.
+    #[inline]
+    fn defer(&self, range: IovaRange, neighbours: u64, window: impl Fn() -> Option<u64>) -> bool {
+        if window().is_none() {
+            return false;
+        }
+        let cleared = Cleared { range, used: range.len().saturating_sub(neighbours) };
+        loop {
+            let deferred = self.platform.with_slot(|slot| {
+                let clock = || self.platform.now_ns();
+                let give_back = |safe| self.give_back(slot, safe);
+                let deferred = self.deferred.push(slot, cleared, &window, clock, give_back);
+                if matches!(deferred, Deferred::Queued | Deferred::QueuedFirst { .. }) {
+                    self.counters.unmaps.add(slot, 1);
+                    self.uncount_neighbours(slot, neighbours);
+                }
+                deferred
+            });
+            match deferred {
+                Deferred::Queued => return true,
+                Deferred::QueuedFirst { window_ns } => {
+                    self.set_timer(window_ns);
+                    return true;
+                }
+                Deferred::Refused => return false,
+                Deferred::Full if self.flush().is_ok() => {}
+                // It cannot wait here. What the hardware says to the mapping's own invalidation decides.
+                Deferred::Full => return false,
+            }
+        }
+    }
+
+    fn end_strictly(
+        &self,
+        range: IovaRange,
+        unmapped: u64,
+        neighbours: u64,
+        gather: &Gather,
+    ) -> Result<(), UnmapError> {
+        let confirmed = self.mapper.sync(gather);
+        self.platform.with_slot(|slot| self.uncount_neighbours(slot, neighbours));
+        if let Err(error) = confirmed {
+            self.quarantine(range, unmapped);
+            return Err(UnmapError::Unconfirmed { range, error });
+        }
+        if unmapped != range.len() {
+            self.lose(unmapped);
+            return Err(UnmapError::NotMapped { range, unmapped });
+        }
+        self.platform.with_slot(|slot| {
+            self.counters.unmaps.add(slot, 1);
+            self.give_back(slot, range);
+        });
+        Ok(())
+    }
+
+    /// Keeps `range` out of use until some later flush is confirmed; for good, where not all of it was
+    /// mapped.
+    pub(crate) fn quarantine(&self, range: IovaRange, unmapped: u64) {
+        let deferred = self.platform.with_slot(|slot| {
+            if unmapped != range.len() {
+                self.counters.lost.add(slot, unmapped);
+                return Deferred::Queued;
+            }
+            let (cleared, clock) = (Cleared { range, used: range.len() }, || self.platform.now_ns());
+            let window = || Some(self.window_ns());
+            let give_back = |safe| self.give_back(slot, safe);
+            let deferred = self.deferred.push(slot, cleared, window, clock, give_back);
+            if deferred == Deferred::Full {
+                self.counters.lost.add(slot, range.len());
+            }
+            deferred
+        });
+        if let Deferred::QueuedFirst { window_ns } = deferred {
+            self.set_timer(window_ns);
+        }
+    }
+
+    /// How long what ends now may wait, by its own policy or the domain's; `None` for not at all.
+    #[inline]
+    fn window(&self, exception: Option<Policy>) -> Option<u64> {
+        match exception.unwrap_or_else(|| self.policy()) {
+            Policy::Lazy { window_ns } => Some(window_ns),
+            Policy::Strict | Policy::Passthrough => None,
+        }
+    }
+
+    /// When to try a failed invalidation again: when lazy protection's window would end.
+    pub(super) fn window_ns(&self) -> u64 {
+        self.window(None).unwrap_or(RETRY_NS)
+    }
+
+    /// Has the platform come back when a window that begins now ends.
+    pub(super) fn set_timer(&self, window_ns: u64) {
+        self.platform.wake_at(self.platform.now_ns().saturating_add(window_ns));
+    }
+}

@@ -1,0 +1,95 @@
+//! What changes, and what is asked, while I/O runs: the policy, and the account of what it left exposed.
+
+use super::Domain;
+use crate::domain::policies::Governed;
+use crate::domain::{AtomicPolicy, Policy, PolicyError};
+use crate::exposure::Exposure;
+use crate::mapper::Mapper;
+use crate::platform::{LocalSlot, Platform};
+
+impl<M: Mapper, P: Platform> Domain<M, P> {
+    /// Changes the policy, while I/O goes on. When the call returns, the stricter of the two promises holds: every
+    /// unmap that returns from then on is by the new policy, and, where that is the stricter one, nothing can be
+    /// reached any more that was unmapped before.
+    ///
+    /// Waits for one flush where the new policy is stricter; else one store. Devices and mappings with a policy of
+    /// their own keep it. The caller holds no lock and no slot.
+    ///
+    /// # Errors
+    /// [`PolicyError::Translation`] from or to passthrough; [`PolicyError::Unconfirmed`].
+    pub fn set_policy(&self, policy: Policy) -> Result<(), PolicyError> {
+        self.change(&self.policy, Some(policy))
+    }
+
+    /// Changes the policy at `place`, the domain's or an exception from it.
+    pub(crate) fn change(&self, place: &AtomicPolicy, policy: Option<Policy>) -> Result<(), PolicyError> {
+        if self.store(place, policy)? { Ok(self.flush()?) } else { Ok(()) }
+    }
+
+    /// Whether mappings of the domain may have the policy `new`.
+    pub(crate) fn allows(&self, new: Policy) -> Result<(), PolicyError> {
+        if new.is_translated() == self.translated {
+            return Ok(());
+        }
+        Err(PolicyError::Translation { from: self.policy().name(), to: new.name() })
+    }
+
+    /// The part of a change that waits for nothing. Whether a flush must follow for the stricter promise to hold.
+    fn store(&self, place: &AtomicPolicy, policy: Option<Policy>) -> Result<bool, PolicyError> {
+        let own = self.policy();
+        let new = policy.unwrap_or(own);
+        self.allows(new)?;
+        let old = place.swap(policy).unwrap_or(own);
+        // The flush takes each queue's lock, and whoever queues something looks at the policy under it: what was
+        // queued by the old policy is covered, and what comes later sees the new one. Also where nothing has
+        // changed: somebody may be changing it at the same time, or ask again after a failure.
+        Ok(self.translated && !new.is_weaker_than(old))
+    }
+
+    /// What the domain has left exposed so far.
+    ///
+    /// Counted by the mappings that the [`dma`](crate::dma) layer makes; [`map`](Self::map) by itself knows whole
+    /// pages only, which have no neighbours. Without translation everything is exposed, always, and nothing is
+    /// counted. The clock is read for each 64th change of a CPU: what came and went in between is taken to have
+    /// done so evenly.
+    ///
+    /// O(CPUs), takes each deferred queue's lock in turn.
+    pub fn exposure(&self) -> Exposure {
+        let now_ns = self.platform.now_ns();
+        let ((mut sum, longest_stale_ns), live) =
+            self.platform.with_slot(|_| (self.deferred.exposure(now_ns), self.neighbours.total(now_ns)));
+        sum += live;
+        let positive = |time: i128| u128::try_from(time).unwrap_or(0);
+        Exposure {
+            stale_byte_ns: positive(sum.used),
+            neighbour_byte_ns: positive(sum.neighbour),
+            longest_stale_ns,
+        }
+    }
+
+    /// `bytes` beside a buffer that has been mapped can be reached.
+    #[inline]
+    pub(crate) fn count_neighbours(&self, bytes: u64) {
+        if bytes > 0 {
+            self.platform.with_slot(|slot| self.neighbours.change(slot, bytes, || self.platform.now_ns()));
+        }
+    }
+
+    /// They cannot any more, or belong to what waits for a flush.
+    #[inline]
+    pub(super) fn uncount_neighbours(&self, slot: Option<&LocalSlot<'_>>, bytes: u64) {
+        if bytes > 0 {
+            self.neighbours.change(slot, bytes.wrapping_neg(), || self.platform.now_ns());
+        }
+    }
+}
+
+impl<M: Mapper, P: Platform> Governed for Domain<M, P> {
+    fn store_policy(&self, policy: Policy) -> Result<bool, PolicyError> {
+        self.store(&self.policy, Some(policy))
+    }
+
+    fn flush_stale(&self) -> Result<(), PolicyError> {
+        Ok(self.flush()?)
+    }
+}

@@ -1,0 +1,130 @@
+//! Bytes that a device can reach although no mapping covers them, times how long.
+//!
+//! Two kinds: *stale* bytes, of buffers that were unmapped and that no invalidation has covered yet; *neighbour* bytes,
+//! which share a page with a buffer. The unit of the account is the byte-nanosecond.
+
+use core::ops::{AddAssign, Sub, SubAssign};
+
+/// What a domain has left exposed since it was made.
+///
+/// It is what devices *could* have reached: an IOTLB that has forgotten a translation by itself ends the exposure
+/// earlier, and a page that several buffers share counts for each of them. So it is never less than what happened,
+/// but for the clock, which is read now and then (see [`Domain::exposure`](crate::domain::Domain::exposure)).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Exposure {
+    /// Bytes of buffers whose unmap had returned and that no invalidation had covered yet, times nanoseconds.
+    pub stale_byte_ns: u128,
+    /// Bytes beside a buffer in its pages, times the nanoseconds that the pages could be reached.
+    pub neighbour_byte_ns: u128,
+    /// The longest in nanoseconds from an unmap's return until an invalidation covered it.
+    pub longest_stale_ns: u64,
+}
+
+/// A number of bytes of both kinds. It wraps: differences of sums are what counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Bytes {
+    /// Of a buffer.
+    pub used: u64,
+    /// Beside it.
+    pub neighbour: u64,
+}
+
+impl AddAssign for Bytes {
+    fn add_assign(&mut self, other: Self) {
+        self.used = self.used.wrapping_add(other.used);
+        self.neighbour = self.neighbour.wrapping_add(other.neighbour);
+    }
+}
+
+impl SubAssign for Bytes {
+    fn sub_assign(&mut self, other: Self) {
+        self.used = self.used.wrapping_sub(other.used);
+        self.neighbour = self.neighbour.wrapping_sub(other.neighbour);
+    }
+}
+
+impl Sub for Bytes {
+    type Output = Self;
+
+    fn sub(mut self, other: Self) -> Self {
+        self -= other;
+        self
+    }
+}
+
+/// Byte-nanoseconds of both kinds. Negative only in a part of a sum.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct ByteTime {
+    pub used: i128,
+    pub neighbour: i128,
+}
+
+impl AddAssign for ByteTime {
+    fn add_assign(&mut self, other: Self) {
+        self.used = self.used.saturating_add(other.used);
+        self.neighbour = self.neighbour.saturating_add(other.neighbour);
+    }
+}
+
+/// A number of bytes integrated over time, from one reading of the clock to the next.
+#[derive(Debug, Default)]
+pub(crate) struct Level {
+    at_ns: u64,
+    bytes: Bytes,
+    integral: ByteTime,
+}
+
+impl Level {
+    /// It is `now_ns`, and there are `bytes`, to which the number has changed evenly since the last reading.
+    pub(crate) fn sample(&mut self, now_ns: u64, bytes: Bytes) {
+        self.integral = self.total(now_ns, bytes);
+        self.at_ns = self.at_ns.max(now_ns);
+        self.bytes = bytes;
+    }
+
+    /// The number has become `bytes` at the time of the last reading.
+    pub(crate) fn jump(&mut self, bytes: Bytes) {
+        self.bytes = bytes;
+    }
+
+    /// The integral, should there be `bytes` at `now_ns`.
+    pub(crate) fn total(&self, now_ns: u64, bytes: Bytes) -> ByteTime {
+        let ns = i128::from(now_ns.saturating_sub(self.at_ns));
+        // A part of a sum may be below zero: unmapped by another CPU than it was mapped by.
+        let mean = |before: u64, after: u64| (i128::from(before as i64) + i128::from(after as i64)) * ns / 2;
+        let mut total = self.integral;
+        total += ByteTime {
+            used: mean(self.bytes.used, bytes.used),
+            neighbour: mean(self.bytes.neighbour, bytes.neighbour),
+        };
+        total
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn used(used: u64) -> Bytes {
+        Bytes { used, neighbour: 0 }
+    }
+
+    #[test]
+    fn a_level_is_integrated_by_trapezia() {
+        let mut level = Level::default();
+        level.sample(10, used(0));
+        level.sample(20, used(100));
+        assert_eq!(level.total(20, used(100)).used, 500);
+        level.jump(used(0));
+        assert_eq!(level.total(1_000, used(0)).used, 500);
+        assert_eq!(level.total(40, used(10)).used, 600);
+    }
+
+    #[test]
+    fn a_part_below_zero_is_taken_off() {
+        let mut level = Level::default();
+        level.sample(0, used(0));
+        level.jump(used(0) - used(7));
+        assert_eq!(level.total(100, used(0) - used(7)).used, -700);
+    }
+}

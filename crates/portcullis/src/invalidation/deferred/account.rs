@@ -1,0 +1,90 @@
+//! What waits in one queue and for how long: bytes times time, by a clock that is read now and then.
+//!
+//! Bytes are counted exactly. The clock is read when the first range is queued after a flush began, at every 64th
+//! after it, and when a flush is confirmed; in between, what waits is taken to have grown evenly. So a push costs
+//! two additions, and the total is wrong by what came and went between two readings at the most.
+
+use arrayvec::ArrayVec;
+
+use crate::exposure::{ByteTime, Bytes, Level};
+
+/// Ranges that are queued between two readings of the clock.
+const SAMPLED: u32 = 64;
+
+/// Flushes of one queue that may be under way at once, and be told apart.
+const MARKS: usize = 4;
+
+/// A flush that began, and what it covers.
+#[derive(Debug, Clone, Copy)]
+struct Mark {
+    number: u64,
+    /// All that had been queued, ever.
+    queued: Bytes,
+    /// When the first of it that no flush before covers was queued.
+    oldest_ns: u64,
+}
+
+/// The account of one queue.
+#[derive(Debug, Default)]
+pub(super) struct Account {
+    /// All that was ever queued, and of it what flushes have covered.
+    queued: Bytes,
+    covered: Bytes,
+    marks: ArrayVec<Mark, MARKS>,
+    /// When the first was queued that no flush covers.
+    oldest_ns: Option<u64>,
+    until_sample: u32,
+    level: Level,
+    longest_ns: u64,
+}
+
+impl Account {
+    /// A range has been queued.
+    #[inline]
+    pub(super) fn queued(&mut self, bytes: Bytes, clock: impl FnOnce() -> u64) {
+        if self.until_sample == 0 || self.oldest_ns.is_none() {
+            let now = clock();
+            self.level.sample(now, self.waiting());
+            self.oldest_ns.get_or_insert(now);
+            self.until_sample = SAMPLED;
+        }
+        self.until_sample -= 1;
+        self.queued += bytes;
+    }
+
+    /// The flush `number` begins and covers all that was queued.
+    pub(super) fn begin(&mut self, number: u64) {
+        let Some(oldest_ns) = self.oldest_ns.take() else {
+            return;
+        };
+        let mark = Mark { number, queued: self.queued, oldest_ns };
+        if let Err(full) = self.marks.try_push(mark)
+            && let Some(last) = self.marks.last_mut()
+        {
+            // Flushes that all fail. The two are covered when the later one is.
+            *last = Mark { oldest_ns: last.oldest_ns, ..full.element() };
+        }
+    }
+
+    /// The flush `number` is confirmed.
+    pub(super) fn confirm(&mut self, number: u64, now_ns: u64) {
+        self.level.sample(now_ns, self.waiting());
+        let over = self.marks.iter().take_while(|mark| mark.number <= number).count();
+        for mark in self.marks.drain(..over) {
+            self.covered = mark.queued;
+            self.longest_ns = self.longest_ns.max(now_ns.saturating_sub(mark.oldest_ns));
+        }
+        self.level.jump(self.waiting());
+    }
+
+    /// Byte-nanoseconds up to now, and the longest that anything waited or waits.
+    pub(super) fn total(&self, now_ns: u64) -> (ByteTime, u64) {
+        let first = self.marks.first().map(|mark| mark.oldest_ns).or(self.oldest_ns);
+        let open_ns = first.map_or(0, |first| now_ns.saturating_sub(first));
+        (self.level.total(now_ns, self.waiting()), self.longest_ns.max(open_ns))
+    }
+
+    fn waiting(&self) -> Bytes {
+        self.queued - self.covered
+    }
+}
