@@ -78,7 +78,10 @@ fn an_address_comes_back_only_after_an_invalidation_that_saw_it_cleared() {
 
 #[test]
 fn two_flushes_at_once_do_not_count_for_each_other() {
-    ::loom::model(|| {
+    let mut model = ::loom::model::Builder::new();
+    // Without a bound it takes a minute.
+    model.preemption_bound = Some(3);
+    model.check(|| {
         let hardware = Hardware::new();
         let queue = Arc::new(DeferredQueue::per_cpu(1));
         let other = {
