@@ -28,6 +28,15 @@ pub fn pause() {
     core::hint::spin_loop();
 }
 
+/// As [`pause`] for somebody who has looked `turns` times in vain: a hint at first, then the scheduler.
+#[inline]
+pub fn pause_after(turns: u32) {
+    if turns < SPINS && cfg!(not(loom)) { core::hint::spin_loop() } else { pause() }
+}
+
+/// Looks that cost less than a call of the scheduler: some hundred nanoseconds.
+const SPINS: u32 = 32;
+
 /// A lock around a `T`. Uncontended, taking and releasing it is one atomic exchange and one store.
 #[derive(Debug, Default)]
 pub struct Mutex<T>(imp::Mutex<T>);

@@ -5,6 +5,10 @@
 //! that number. Meanwhile others stage into the next batch, which somebody leads when this one is done. The
 //! lock is held to stage and to close a batch, never while hardware works.
 //!
+//! **Company.** A batch that is closed at once leaves out those who come back from the batch before and have the next
+//! request ready a moment later: they would all wait twice as long. So the leader counts who was waiting when the last
+//! batch was over, and has patience with them: for as long as it has paid lately, a few looks at the most.
+//!
 //! **Bound.** A request is in a batch that begins at the latest when the one under way ends: two hardware waits
 //! at the most, however many CPUs there are, plus two more for each time that a batch holds requests for so many
 //! domains that not even one for each has room.
@@ -20,10 +24,16 @@
 use arrayvec::ArrayVec;
 
 use super::{Costs, DomainId, Invalidation, InvalidationError, InvalidationQueue, Request};
-use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering, pause};
+use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering, pause, pause_after};
 
 /// Requests that one batch holds: beyond these, ranges of one domain become the whole domain.
 const BATCH: usize = if cfg!(loom) { 2 } else { 64 };
+
+/// Looks that a leader at the most takes for company to come.
+const PATIENCE: u32 = if cfg!(loom) { 1 } else { 40 };
+
+/// Every so many batches the leader has all its patience, to find out whether it pays again.
+const PROBE: u64 = 16;
 
 /// Failed batches that are remembered one by one.
 const FAILURES: usize = if cfg!(loom) { 1 } else { 8 };
@@ -41,6 +51,12 @@ pub struct SharedQueue<Q> {
     complete: AtomicU64,
     /// Batches submitted so far.
     submissions: AtomicU64,
+    /// How many wait for the batch that is open. Changed under the lock.
+    waiters: AtomicU64,
+    /// How many waited when the last batch was over, for it and for the next one.
+    expected: AtomicU64,
+    /// How many looks company was worth lately.
+    patience: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -48,8 +64,6 @@ struct State {
     /// The number of the batch that is open, from 1 on.
     open: u64,
     staged: ArrayVec<Request, BATCH>,
-    /// How many wait for it.
-    waiters: u64,
     failed: ArrayVec<Failed, FAILURES>,
 }
 
@@ -67,14 +81,18 @@ struct Leading<'a, Q> {
     shared: &'a SharedQueue<Q>,
     number: u64,
     waiters: u64,
+    /// Those of them that will ask what became of it.
+    asking: u64,
     result: Result<(), InvalidationError>,
 }
 
 impl<Q> Drop for Leading<'_, Q> {
     fn drop(&mut self) {
         if let Err(error) = self.result {
-            self.shared.state.lock().note_failure(self.number, self.waiters, error);
+            self.shared.state.lock().note_failure(self.number, self.asking, error);
         }
+        let next = self.shared.waiters.load(Ordering::Relaxed);
+        self.shared.expected.store(self.waiters + next, Ordering::Relaxed);
         self.shared.complete.store(self.number, Ordering::Release);
         self.shared.led.store(false, Ordering::Release);
     }
@@ -83,13 +101,16 @@ impl<Q> Drop for Leading<'_, Q> {
 impl<Q: InvalidationQueue> SharedQueue<Q> {
     /// Shares the waits of `queue`.
     pub fn new(queue: Q) -> Self {
-        let state = State { open: 1, staged: ArrayVec::new(), waiters: 0, failed: ArrayVec::new() };
+        let state = State { open: 1, staged: ArrayVec::new(), failed: ArrayVec::new() };
         Self {
             queue,
             state: Mutex::new(state),
             led: AtomicBool::new(false),
             complete: AtomicU64::new(0),
             submissions: AtomicU64::new(0),
+            waiters: AtomicU64::new(0),
+            expected: AtomicU64::new(0),
+            patience: AtomicU64::new(PATIENCE.into()),
         }
     }
 
@@ -105,13 +126,14 @@ impl<Q: InvalidationQueue> SharedQueue<Q> {
 
     /// Waits until the batch `mine` is complete, and leads a batch where nobody else does.
     fn wait(&self, mine: u64) -> Result<(), InvalidationError> {
+        let mut looks = 0;
         loop {
             if self.complete.load(Ordering::Acquire) >= mine {
                 return self.state.lock().outcome(mine);
             }
-            let free = self.led.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed);
-            if free.is_err() {
-                pause();
+            if !self.try_to_lead() {
+                pause_after(looks);
+                looks = looks.saturating_add(1);
             } else if self.complete.load(Ordering::Acquire) >= mine {
                 self.led.store(false, Ordering::Release);
             } else {
@@ -120,27 +142,66 @@ impl<Q: InvalidationQueue> SharedQueue<Q> {
         }
     }
 
+    /// Takes the right to submit, if nobody has it. Looks before it tries: those who wait would take the line from
+    /// each other.
+    fn try_to_lead(&self) -> bool {
+        let free = || self.led.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok();
+        !self.led.load(Ordering::Relaxed) && free()
+    }
+
     /// Submits the batch that is open. The caller has `led`, and waits for the batch `mine`, if for any.
     fn lead(&self, mine: Option<u64>) {
+        self.await_company();
         let (number, requests, waiters) = {
             let mut state = self.state.lock();
             let number = state.open;
             state.open += 1;
-            (number, core::mem::take(&mut state.staged), core::mem::take(&mut state.waiters))
+            (number, core::mem::take(&mut state.staged), self.waiters.swap(0, Ordering::Relaxed))
         };
         // Should the queue panic, the leader never asks what became of its own request.
-        let others = waiters - u64::from(mine == Some(number));
+        let asking = waiters - u64::from(mine == Some(number));
         let result = Err(InvalidationError::Abandoned);
-        let mut leading = Leading { shared: self, number, waiters: others, result };
+        let mut leading = Leading { shared: self, number, waiters, asking, result };
         self.submissions.fetch_add(1, Ordering::Relaxed);
         leading.result = self.queue.submit(&requests);
-        leading.waiters = waiters;
+        leading.asking = waiters;
+    }
+
+    /// Gives those who were waiting when the last batch was over time to come with their next request. The caller
+    /// has `led`, so nobody else changes what is used here.
+    fn await_company(&self) {
+        let expected = self.expected.load(Ordering::Relaxed);
+        let is_here = || self.waiters.load(Ordering::Relaxed) >= expected;
+        if is_here() {
+            return;
+        }
+        let lately = self.patience.load(Ordering::Relaxed) as u32;
+        let probes = self.submissions.load(Ordering::Relaxed).is_multiple_of(PROBE);
+        let most = if probes { PATIENCE } else { lately };
+        let remember = |looks: u32| self.patience.store(looks.min(PATIENCE).into(), Ordering::Relaxed);
+        for look in 0..most {
+            pause_after(look);
+            if is_here() {
+                return remember(2 * (look + 1));
+            }
+        }
+        remember(most / 2);
+    }
+
+    /// Adds `requests` to the open batch. Its number, if there was room, and the number of the one that is open.
+    fn stage(&self, requests: &[Request]) -> (Option<u64>, u64) {
+        let mut state = self.state.lock();
+        let staged = state.stage(requests);
+        if staged {
+            self.waiters.fetch_add(1, Ordering::Relaxed);
+        }
+        (staged.then_some(state.open), state.open)
     }
 }
 
 impl State {
-    /// Adds `requests` to the open batch. Its number, if there was room.
-    fn stage(&mut self, requests: &[Request]) -> Option<u64> {
+    /// Adds `requests` to the open batch. Whether there was room.
+    fn stage(&mut self, requests: &[Request]) -> bool {
         // One by itself is added or not; several are added together or not at all.
         let before = (requests.len() > 1).then(|| self.staged.clone());
         for request in requests {
@@ -148,11 +209,10 @@ impl State {
                 if let Some(before) = before {
                     self.staged = before;
                 }
-                return None;
+                return false;
             }
         }
-        self.waiters += 1;
-        Some(self.open)
+        true
     }
 
     fn add(&mut self, request: Request) -> bool {
@@ -214,15 +274,11 @@ impl<Q: InvalidationQueue> InvalidationQueue for SharedQueue<Q> {
     /// Stages the requests and waits for the batch that they are in.
     fn submit(&self, requests: &[Request]) -> Result<(), InvalidationError> {
         loop {
-            let (staged, open) = {
-                let mut state = self.state.lock();
-                (state.stage(requests), state.open)
-            };
-            match staged {
-                Some(mine) => return self.wait(mine),
+            match self.stage(requests) {
+                (Some(mine), _) => return self.wait(mine),
                 // Full: it leads to nothing but to wait until that batch is closed.
-                None if requests.len() > BATCH => return self.submit_halves(requests),
-                None => self.pass(open),
+                (None, _) if requests.len() > BATCH => return self.submit_halves(requests),
+                (None, open) => self.pass(open),
             }
         }
     }
@@ -232,10 +288,12 @@ impl<Q: InvalidationQueue> SharedQueue<Q> {
     /// Waits until the batch `open` is complete, without being in it.
     fn pass(&self, open: u64) {
         while self.complete.load(Ordering::Acquire) < open {
-            match self.led.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed) {
-                Ok(_) if self.complete.load(Ordering::Acquire) < open => self.lead(None),
-                Ok(_) => self.led.store(false, Ordering::Release),
-                Err(_) => pause(),
+            if !self.try_to_lead() {
+                pause();
+            } else if self.complete.load(Ordering::Acquire) < open {
+                self.lead(None);
+            } else {
+                self.led.store(false, Ordering::Release);
             }
         }
     }
