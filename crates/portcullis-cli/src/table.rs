@@ -14,7 +14,7 @@ struct Line {
     value: fn(&PolicyReport) -> String,
 }
 
-const LINES: [Line; 18] = [
+const LINES: [Line; 20] = [
     Line {
         label: "operations",
         meaning: "mappings replayed; each is a map and, where the trace has it, an unmap",
@@ -93,10 +93,21 @@ const LINES: [Line; 18] = [
         value: |p| byte_s(p.exposure.stale_byte_s),
     },
     Line {
+        label: "  as the domains counted",
+        meaning: "the same by the library's own account at run time: what devices could have reached, had the IOTLB \
+                  forgotten nothing by itself",
+        value: |p| p.exposure_counted.map_or("-".into(), |counted| byte_s(counted.stale_byte_s)),
+    },
+    Line {
         label: "neighbour exposure, byte-s",
         meaning: "bytes that no mapping covers but that a device reached because they share a page with a \
                   buffer, times how long",
         value: |p| byte_s(p.exposure.neighbour_byte_s),
+    },
+    Line {
+        label: "  as the domains counted",
+        meaning: "the same by the library's own account; a page that several buffers share counts for each of them",
+        value: |p| p.exposure_counted.map_or("-".into(), |counted| byte_s(counted.neighbour_byte_s)),
     },
     Line {
         label: "faults",
@@ -105,8 +116,8 @@ const LINES: [Line; 18] = [
     },
     Line {
         label: "violations",
-        meaning: "broken promises: memory reached after a strict unmap (or its batch's commit) or past lazy's window, or an access \
-                  that ended in the wrong place: must be 0",
+        meaning: "broken promises: memory reached after a strict unmap (or its batch's commit) or past lazy's window, an access that \
+                  ended in the wrong place, or more exposure than the domains counted: must be 0",
         value: |p| count(p.violations),
     },
 ];

@@ -104,7 +104,7 @@ fn json_has_the_documented_fields() {
     for policy in policies {
         assert_eq!(
             keys(policy),
-            "exposure faults interrupted_calls invalidations iotlb_misses_per_access map_ns operations \
+            "exposure exposure_counted faults interrupted_calls invalidations iotlb_misses_per_access map_ns operations \
              ops_per_s peak_iova_bytes peak_table_bytes policy relative_to_passthrough unmap_ns violations \
              wait_ns_per_op walk_cache_misses_per_access"
         );

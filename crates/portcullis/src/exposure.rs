@@ -66,10 +66,18 @@ impl AddAssign for ByteTime {
     }
 }
 
+/// The clock is read about this often while numbers change, in nanoseconds.
+const READ_EVERY_NS: u64 = 1 << 16;
+
+/// Changes between two readings at the most: what they cost is then lost among the changes.
+const MOST_CHANGES: u64 = 64;
+
 /// A number of bytes integrated over time, from one reading of the clock to the next.
 #[derive(Debug, Default)]
 pub(crate) struct Level {
     at_ns: u64,
+    /// Changes from one reading to the next.
+    every: u64,
     bytes: Bytes,
     integral: ByteTime,
 }
@@ -78,8 +86,17 @@ impl Level {
     /// It is `now_ns`, and there are `bytes`, to which the number has changed evenly since the last reading.
     pub(crate) fn sample(&mut self, now_ns: u64, bytes: Bytes) {
         self.integral = self.total(now_ns, bytes);
+        // As many changes as would have taken so long, and not many more than before.
+        let elapsed_ns = now_ns.saturating_sub(self.at_ns).max(1);
+        let every = self.every.max(1);
+        self.every = (every * READ_EVERY_NS / elapsed_ns).clamp(1, (2 * every).min(MOST_CHANGES));
         self.at_ns = self.at_ns.max(now_ns);
         self.bytes = bytes;
+    }
+
+    /// After how many changes the clock is to be read again, 1 at least.
+    pub(crate) fn next_sample(&self) -> u64 {
+        self.every.max(1)
     }
 
     /// The number has become `bytes` at the time of the last reading.
@@ -118,6 +135,23 @@ mod tests {
         level.jump(used(0));
         assert_eq!(level.total(1_000, used(0)).used, 500);
         assert_eq!(level.total(40, used(10)).used, 600);
+    }
+
+    #[test]
+    fn the_clock_is_read_for_every_change_when_changes_are_rare_and_seldom_when_they_are_not() {
+        let mut level = Level::default();
+        let mut now_ns = 0;
+        let mut run = |level: &mut Level, apart_ns: u64, samples: u64| {
+            for _ in 0..samples {
+                now_ns += apart_ns * level.next_sample();
+                level.sample(now_ns, used(1));
+            }
+            level.next_sample()
+        };
+        assert_eq!(run(&mut level, 1_000_000, 3), 1);
+        assert_eq!(run(&mut level, 100, 10), MOST_CHANGES);
+        assert_eq!(run(&mut level, 10_000, 10), READ_EVERY_NS / 10_000);
+        assert_eq!(run(&mut level, 1_000_000_000, 1), 1);
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! One policy's replay: a domain, a device model and an account of exposure for each device of the trace.
 
+mod finish;
+
 use std::sync::Arc;
 
 use portcullis::addr::{Direction, Iova, IovaRange, PhysAddr};
@@ -19,7 +21,6 @@ use super::platform::ReplayPlatform;
 use super::port::{EndError, Ended, MapFailed, Port};
 use super::profile::Profile;
 use super::queue::ClockedQueue;
-use super::report::PolicyReport;
 use super::timing::{Samples, Timer};
 use crate::{Chunk, MapId, Op, OpKind, Origin};
 
@@ -38,6 +39,8 @@ type ReplayPort<X> = Port<ReplayMapper<X>, Arc<ReplayPlatform>>;
 /// A replay under one policy, fed chunk by chunk.
 pub(super) struct Engine<X: Format> {
     mode: Mode,
+    /// The policy of every domain.
+    policy: Policy,
     format: Both<X>,
     timer: Timer,
     platform: Arc<ReplayPlatform>,
@@ -58,6 +61,7 @@ pub(super) struct Engine<X: Format> {
     failures: u64,
     first_failure: Option<ReplayError>,
     last_time_ns: u64,
+    last_cpu: u32,
     scratch: Segments,
 }
 
@@ -73,9 +77,11 @@ impl<X: Format> Engine<X> {
             max_address_mask: caches.max_address_mask,
             ..IommuConfig::new(Arc::clone(&memory))
         });
-        let queue = Arc::new(ClockedQueue::new(iommu.queue(), timer.clone()));
+        let costs = profile.waits.costs();
+        let queue = Arc::new(ClockedQueue::new(iommu.queue(), timer.clone(), costs));
         Self {
             mode,
+            policy: mode.policy(&costs),
             format,
             timer: timer.clone(),
             platform: Arc::new(ReplayPlatform::new(cpus)),
@@ -95,6 +101,7 @@ impl<X: Format> Engine<X> {
             failures: 0,
             first_failure: None,
             last_time_ns: 0,
+            last_cpu: 0,
             scratch: Segments::new(),
         }
     }
@@ -108,9 +115,7 @@ impl<X: Format> Engine<X> {
     pub(super) fn run(&mut self, chunk: &Chunk) -> Result<(), ReplayError> {
         for op in &chunk.ops {
             self.commit_due(op.time_ns);
-            let iommu = &self.iommu;
-            self.platform.at(op.cpu, op.time_ns, |time| iommu.set_time(time));
-            self.iommu.set_time(op.time_ns);
+            self.go_to(op.cpu, op.time_ns);
             self.last_time_ns = op.time_ns;
             let device = self.device(op.device.0)?;
             match &op.kind {
@@ -236,6 +241,14 @@ impl<X: Format> Engine<X> {
         }
     }
 
+    /// It is `time_ns`, and `cpu` acts. Timers that end before are run first.
+    fn go_to(&mut self, cpu: u32, time_ns: u64) {
+        let iommu = &self.iommu;
+        self.platform.at(cpu, time_ns, |time| iommu.set_time(time));
+        self.iommu.set_time(time_ns);
+        self.last_cpu = cpu;
+    }
+
     /// Commits, each at its own time, what has waited as long as it may by `time_ns`.
     fn commit_due(&mut self, time_ns: u64) {
         loop {
@@ -243,7 +256,7 @@ impl<X: Format> Engine<X> {
             let next = dues.filter_map(|(device, port)| Some((port.next_due()?, device))).min();
             match next {
                 Some(((due, lane), device)) if due <= time_ns => {
-                    self.iommu.set_time(due);
+                    self.go_to(self.last_cpu, due);
                     let ticks = self.commit(device, lane, due);
                     // A part of what the unmaps before it cost.
                     self.unmap.add_to_all(ticks.saturating_sub(self.timer.overhead_ticks()));
@@ -277,7 +290,7 @@ impl<X: Format> Engine<X> {
     /// A mapping has ended, by what the library says: a hostile device tries all of it.
     fn end(&mut self, live: &Live, time_ns: u64) {
         let reached = self.iommu.observe_unmap(model_device(live.device), time_ns, live.pieces());
-        if self.mode.policy() == Policy::Strict && reached > 0 {
+        if self.policy == Policy::Strict && reached > 0 {
             self.violations += 1;
         }
     }
@@ -314,7 +327,7 @@ impl<X: Format> Engine<X> {
             let id = u16::try_from(number + 1).map_err(|_| ReplayError::TooManyDevices { number })?;
             let Both { written, read } = self.format;
             let table = PageTable::new(Arc::clone(&self.memory), written, self.platform.slots())?;
-            let context = match self.mode.policy() {
+            let context = match self.policy {
                 Policy::Passthrough => Context::Passthrough,
                 _ => Context::Translated { domain: DomainId(id), root: table.root(), format: read },
             };
@@ -323,7 +336,7 @@ impl<X: Format> Engine<X> {
             let window = IovaRange::new(Iova::new(start), len);
             let mapper =
                 TableMapper::new(table, Arc::clone(&self.queue), DomainId(id), window.into_iter().collect());
-            let domain = Domain::new(Arc::clone(&self.platform), mapper, self.mode.policy())?;
+            let domain = Domain::new(Arc::clone(&self.platform), mapper, self.policy)?;
             self.ports.push(Port::new(DmaDevice::new(domain, u64::MAX), self.mode));
         }
         Ok(index)
@@ -332,71 +345,6 @@ impl<X: Format> Engine<X> {
     fn fail(&mut self, error: ReplayError) {
         self.failures += 1;
         self.first_failure.get_or_insert(error);
-    }
-
-    /// Settles the account at the time of the last operation; what waits for a commit gets it then.
-    pub(super) fn finish(mut self, profile: &Profile, work_ns: f64) -> PolicyReport {
-        // The driver goes away.
-        self.commit_due(u64::MAX);
-        self.iommu.finish(self.last_time_ns);
-        let stats = self.iommu.stats();
-        let exposure = self.iommu.total_exposure();
-        let translated = self.mode != Mode::PASSTHROUGH;
-        let waits = &profile.waits;
-        let operations = self.operations;
-        let per_request = if translated {
-            operations as f64 * waits.map_request.ns
-                + self.mapped_pages as f64 * waits.map_page.ns
-                + self.unmapped_pages as f64 * waits.unmap_page.ns
-        } else {
-            0.0
-        };
-        let invalidations = stats.range_invalidations + stats.domain_invalidations;
-        let wait_ns = per_request
-            + stats.submissions as f64 * (waits.doorbell.ns + waits.completion.ns)
-            + invalidations as f64 * waits.descriptor.ns;
-        let per_operation = |amount: f64| if operations == 0 { 0.0 } else { amount / operations as f64 };
-        let (map_ns, unmap_ns) = (self.map.figures(&self.timer), self.unmap.figures(&self.timer));
-        let spent_ns = operations as f64 * work_ns
-            + self.operations as f64 * map_ns.mean
-            + self.ended as f64 * unmap_ns.mean
-            + wait_ns;
-        let late = match self.mode.policy() {
-            Policy::Lazy { window_ns } => u64::from(exposure.longest_stale_ns > window_ns),
-            _ => 0,
-        };
-        let per_access =
-            |count: u64| if stats.accesses == 0 { 0.0 } else { count as f64 / stats.accesses as f64 };
-        let byte_s = |byte_ns: u128| byte_ns as f64 / 1e9;
-        let domains = || self.ports.iter().map(|port| port.device.domain());
-        PolicyReport {
-            policy: self.mode.name(),
-            operations,
-            map_ns,
-            unmap_ns,
-            wait_ns_per_op: per_operation(wait_ns),
-            ops_per_s: if spent_ns > 0.0 { operations as f64 * 1e9 / spent_ns } else { 0.0 },
-            relative_to_passthrough: None,
-            invalidations,
-            iotlb_misses_per_access: per_access(stats.iotlb_misses),
-            walk_cache_misses_per_access: per_access(stats.walk_cache_misses),
-            peak_iova_bytes: domains().map(|domain| domain.usage().peak_taken).sum(),
-            peak_table_bytes: if translated {
-                domains().map(|domain| domain.mapper().table().table_bytes() as u64).sum()
-            } else {
-                0
-            },
-            exposure: super::report::Exposure {
-                stale_byte_s: byte_s(exposure.stale_byte_ns),
-                neighbour_byte_s: byte_s(exposure.neighbour_byte_ns),
-            },
-            faults: self.iommu.fault_count(),
-            violations: self.violations + late,
-            interrupted_calls: self.map.interrupted() + self.unmap.interrupted(),
-            longest_stale_ns: exposure.longest_stale_ns,
-            failures: self.failures,
-            first_failure: self.first_failure.map(|error| error.to_string()),
-        }
     }
 }
 

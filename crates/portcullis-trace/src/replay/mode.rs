@@ -1,6 +1,7 @@
 //! How a replay ends mappings: a domain's policy, or strict protection with shared waits.
 
 use portcullis::domain::Policy;
+use portcullis::invalidation::Costs;
 
 /// Unmaps of a device that [`Mode::StrictBatch`] commits together.
 pub const BATCH_UNMAPS: usize = 32;
@@ -51,9 +52,11 @@ impl Mode {
         }
     }
 
-    /// The policy of the domains behind it.
-    pub const fn policy(self) -> Policy {
+    /// The policy of the domains behind it, on hardware of these costs: lazy protection's usual window is the one
+    /// that suits them.
+    pub fn policy(self, costs: &Costs) -> Policy {
         match self {
+            Self::Each(Policy::LAZY) => Policy::lazy_for(costs),
             Self::Each(policy) => policy,
             Self::StrictBatch | Self::StrictRing => Policy::Strict,
         }

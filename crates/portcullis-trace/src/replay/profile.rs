@@ -1,5 +1,6 @@
 //! Hardware profiles: what the library waits for on a given machine, each figure with its source.
 
+use portcullis::invalidation::Costs;
 use serde::Deserialize;
 
 /// A figure and where it comes from.
@@ -31,6 +32,18 @@ pub struct Waits {
 }
 
 impl Waits {
+    /// What invalidations cost, as the driver of such hardware states it. (What it takes to fill caches again is in
+    /// no profile: it is not the CPU that waits.)
+    pub fn costs(&self) -> Costs {
+        // Checked when the profile was read: a second at the most each.
+        let ns = |ns: f64| ns.ceil() as u32;
+        Costs {
+            submission_ns: ns(self.doorbell.ns + self.completion.ns),
+            request_ns: ns(self.descriptor.ns),
+            ..Costs::BARE_METAL
+        }
+    }
+
     /// Every cost with its name in the file, and what it is paid for.
     pub fn named(&self) -> [(&'static str, &'static str, &Cost); 6] {
         [

@@ -2,7 +2,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use portcullis::invalidation::{DomainId, Invalidation, InvalidationError, InvalidationQueue, Request};
+use portcullis::invalidation::{
+    Costs, DomainId, Invalidation, InvalidationError, InvalidationQueue, Request,
+};
 use portcullis_model::Queue;
 
 use super::timing::Timer;
@@ -14,11 +16,12 @@ pub(super) struct ClockedQueue {
     queue: Queue,
     timer: Timer,
     ticks: AtomicU64,
+    costs: Costs,
 }
 
 impl ClockedQueue {
-    pub(super) fn new(queue: Queue, timer: Timer) -> Self {
-        Self { queue, timer, ticks: AtomicU64::new(0) }
+    pub(super) fn new(queue: Queue, timer: Timer, costs: Costs) -> Self {
+        Self { queue, timer, ticks: AtomicU64::new(0), costs }
     }
 
     /// Ticks spent in the model so far, the cost of measuring them included.
@@ -28,6 +31,10 @@ impl ClockedQueue {
 }
 
 impl InvalidationQueue for ClockedQueue {
+    fn costs(&self) -> Costs {
+        self.costs
+    }
+
     fn invalidate(&self, domain: DomainId, request: Invalidation) -> Result<(), InvalidationError> {
         self.submit(&[Request { domain, invalidation: request }])
     }

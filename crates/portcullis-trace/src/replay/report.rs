@@ -95,10 +95,13 @@ pub struct PolicyReport {
     pub peak_table_bytes: u64,
     /// What was exposed, as the software IOMMU saw it.
     pub exposure: Exposure,
+    /// The domains' own account of it, kept at run time: an upper bound, but for its sampled clock. `None` without
+    /// translation.
+    pub exposure_counted: Option<Exposure>,
     /// Accesses of a well-behaved device that were refused.
     pub faults: u64,
-    /// Broken promises: memory reached after a strict unmap, or the commit of its batch, returned, or after lazy protection's window, or
-    /// an access that ended in the wrong place.
+    /// Broken promises: memory reached after a strict unmap, or the commit of its batch, returned, or after lazy protection's window,
+    /// an access that ended in the wrong place, or more exposure than the domains counted.
     pub violations: u64,
     /// Map and unmap calls left out of the measured figures, because this machine interrupted them: they
     /// seemed to take 100 us or more.

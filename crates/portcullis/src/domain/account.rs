@@ -5,11 +5,8 @@ use crate::percpu::{Counter, PerCpu};
 use crate::platform::LocalSlot;
 use crate::sync::{AtomicU64, Mutex, Ordering};
 
-/// Changes of one CPU between two readings of the clock.
-const SAMPLED: u64 = 64;
-
 /// Bytes beside the buffers that are mapped, each CPU's by itself: one's may be below zero, where buffers are mapped
-/// here and unmapped there; the sum is not. A change is a store or two, but for the clock at each 64th.
+/// here and unmapped there; the sum is not. A change is two stores, but where the clock is read (see [`Level`]).
 #[derive(Debug)]
 pub(super) struct Neighbours {
     bytes: Counter,
@@ -18,7 +15,8 @@ pub(super) struct Neighbours {
 
 #[derive(Debug, Default)]
 struct Cpu {
-    changes: AtomicU64,
+    /// Changes until the clock is read again.
+    until_sample: AtomicU64,
     level: Mutex<Level>,
 }
 
@@ -32,18 +30,24 @@ impl Neighbours {
     pub(super) fn change(&self, slot: Option<&LocalSlot<'_>>, bytes: u64, clock: impl FnOnce() -> u64) {
         let cpu = self.cpus.get(slot);
         // Relaxed, and lost changes of callers that share a slot: the clock is then read a little later.
-        let changes = cpu.changes.load(Ordering::Relaxed);
-        cpu.changes.store(changes.wrapping_add(1), Ordering::Relaxed);
-        if changes.is_multiple_of(SAMPLED) {
-            self.sample(slot, clock());
+        let left = cpu.until_sample.load(Ordering::Relaxed);
+        if left > 0 {
+            cpu.until_sample.store(left - 1, Ordering::Relaxed);
+            self.bytes.add(slot, bytes);
+        } else {
+            self.change_now(slot, bytes, clock());
         }
-        self.bytes.add(slot, bytes);
     }
 
     #[cold]
-    fn sample(&self, slot: Option<&LocalSlot<'_>>, now_ns: u64) {
-        let neighbour = self.bytes.of(slot);
-        self.cpus.get(slot).level.lock().sample(now_ns, Bytes { used: 0, neighbour });
+    fn change_now(&self, slot: Option<&LocalSlot<'_>>, bytes: u64, now_ns: u64) {
+        let cpu = self.cpus.get(slot);
+        let mut level = cpu.level.lock();
+        let now = |neighbour| Bytes { used: 0, neighbour };
+        level.sample(now_ns, now(self.bytes.of(slot)));
+        self.bytes.add(slot, bytes);
+        level.jump(now(self.bytes.of(slot)));
+        cpu.until_sample.store(level.next_sample() - 1, Ordering::Relaxed);
     }
 
     /// Byte-nanoseconds up to now.

@@ -50,8 +50,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     ///
     /// Counted by the mappings that the [`dma`](crate::dma) layer makes; [`map`](Self::map) by itself knows whole
     /// pages only, which have no neighbours. Without translation everything is exposed, always, and nothing is
-    /// counted. The clock is read for each 64th change of a CPU: what came and went in between is taken to have
-    /// done so evenly.
+    /// counted. The clock is read every 65 us or so while a CPU maps and unmaps, and for each 64th change at the
+    /// latest: what came and went in between is taken to have done so evenly.
     ///
     /// O(CPUs), takes each deferred queue's lock in turn.
     pub fn exposure(&self) -> Exposure {

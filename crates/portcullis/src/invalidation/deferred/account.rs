@@ -1,15 +1,12 @@
 //! What waits in one queue and for how long: bytes times time, by a clock that is read now and then.
 //!
-//! Bytes are counted exactly. The clock is read when the first range is queued after a flush began, at every 64th
-//! after it, and when a flush is confirmed; in between, what waits is taken to have grown evenly. So a push costs
-//! two additions, and the total is wrong by what came and went between two readings at the most.
+//! Bytes are counted exactly. The clock is read when the first range is queued after a flush began, now and then after
+//! it (as [`Level`] says), and when a flush is confirmed; in between, what waits is taken to have grown evenly. So a
+//! push costs two additions, and the total is wrong by what came and went between two readings at the most.
 
 use arrayvec::ArrayVec;
 
 use crate::exposure::{ByteTime, Bytes, Level};
-
-/// Ranges that are queued between two readings of the clock.
-const SAMPLED: u32 = 64;
 
 /// Flushes of one queue that may be under way at once, and be told apart.
 const MARKS: usize = 4;
@@ -33,7 +30,7 @@ pub(super) struct Account {
     marks: ArrayVec<Mark, MARKS>,
     /// When the first was queued that no flush covers.
     oldest_ns: Option<u64>,
-    until_sample: u32,
+    until_sample: u64,
     level: Level,
     longest_ns: u64,
 }
@@ -42,14 +39,21 @@ impl Account {
     /// A range has been queued.
     #[inline]
     pub(super) fn queued(&mut self, bytes: Bytes, clock: impl FnOnce() -> u64) {
-        if self.until_sample == 0 || self.oldest_ns.is_none() {
-            let now = clock();
-            self.level.sample(now, self.waiting());
-            self.oldest_ns.get_or_insert(now);
-            self.until_sample = SAMPLED;
+        if self.until_sample > 0 && self.oldest_ns.is_some() {
+            self.until_sample -= 1;
+            self.queued += bytes;
+        } else {
+            self.sampled(bytes, clock());
         }
-        self.until_sample -= 1;
+    }
+
+    #[cold]
+    fn sampled(&mut self, bytes: Bytes, now_ns: u64) {
+        self.oldest_ns.get_or_insert(now_ns);
+        self.level.sample(now_ns, self.waiting());
         self.queued += bytes;
+        self.level.jump(self.waiting());
+        self.until_sample = self.level.next_sample() - 1;
     }
 
     /// The flush `number` begins and covers all that was queued.

@@ -1,0 +1,104 @@
+//! The end of a replay: figures, and the domains' own account held against what was observed.
+
+use portcullis::domain::Policy;
+use portcullis::exposure::Exposure;
+use portcullis::pgtable::Format;
+use portcullis_model::Exposed;
+
+use super::Engine;
+use crate::replay::mode::Mode;
+use crate::replay::profile::Profile;
+use crate::replay::report::{self, PolicyReport};
+
+impl<X: Format> Engine<X> {
+    /// Settles the account at the time of the last operation; what waits for a commit gets it then.
+    pub(in crate::replay) fn finish(mut self, profile: &Profile, work_ns: f64) -> PolicyReport {
+        // The driver goes away.
+        self.commit_due(u64::MAX);
+        self.iommu.finish(self.last_time_ns);
+        let stats = self.iommu.stats();
+        let exposure = self.iommu.total_exposure();
+        let translated = self.mode != Mode::PASSTHROUGH;
+        let waits = &profile.waits;
+        let operations = self.operations;
+        let per_request = if translated {
+            operations as f64 * waits.map_request.ns
+                + self.mapped_pages as f64 * waits.map_page.ns
+                + self.unmapped_pages as f64 * waits.unmap_page.ns
+        } else {
+            0.0
+        };
+        let invalidations = stats.range_invalidations + stats.domain_invalidations;
+        let wait_ns = per_request
+            + stats.submissions as f64 * (waits.doorbell.ns + waits.completion.ns)
+            + invalidations as f64 * waits.descriptor.ns;
+        let per_operation = |amount: f64| if operations == 0 { 0.0 } else { amount / operations as f64 };
+        let (map_ns, unmap_ns) = (self.map.figures(&self.timer), self.unmap.figures(&self.timer));
+        let spent_ns = operations as f64 * work_ns
+            + self.operations as f64 * map_ns.mean
+            + self.ended as f64 * unmap_ns.mean
+            + wait_ns;
+        let late = match self.policy {
+            Policy::Lazy { window_ns } => u64::from(exposure.longest_stale_ns > window_ns),
+            _ => 0,
+        };
+        let counted = translated.then(|| self.counted());
+        let uncounted = counted.is_some_and(|counted| is_more(&exposure, &counted));
+        let per_access =
+            |count: u64| if stats.accesses == 0 { 0.0 } else { count as f64 / stats.accesses as f64 };
+        let byte_s = |byte_ns: u128| byte_ns as f64 / 1e9;
+        let domains = || self.ports.iter().map(|port| port.device.domain());
+        PolicyReport {
+            policy: self.mode.name(),
+            operations,
+            map_ns,
+            unmap_ns,
+            wait_ns_per_op: per_operation(wait_ns),
+            ops_per_s: if spent_ns > 0.0 { operations as f64 * 1e9 / spent_ns } else { 0.0 },
+            relative_to_passthrough: None,
+            invalidations,
+            iotlb_misses_per_access: per_access(stats.iotlb_misses),
+            walk_cache_misses_per_access: per_access(stats.walk_cache_misses),
+            peak_iova_bytes: domains().map(|domain| domain.usage().peak_taken).sum(),
+            peak_table_bytes: if translated {
+                domains().map(|domain| domain.mapper().table().table_bytes() as u64).sum()
+            } else {
+                0
+            },
+            exposure: report::Exposure {
+                stale_byte_s: byte_s(exposure.stale_byte_ns),
+                neighbour_byte_s: byte_s(exposure.neighbour_byte_ns),
+            },
+            exposure_counted: counted.map(|counted| report::Exposure {
+                stale_byte_s: byte_s(counted.stale_byte_ns),
+                neighbour_byte_s: byte_s(counted.neighbour_byte_ns),
+            }),
+            faults: self.iommu.fault_count(),
+            violations: self.violations + late + u64::from(uncounted),
+            interrupted_calls: self.map.interrupted() + self.unmap.interrupted(),
+            longest_stale_ns: exposure.longest_stale_ns,
+            failures: self.failures,
+            first_failure: self.first_failure.map(|error| error.to_string()),
+        }
+    }
+
+    /// What the domains say that they have left exposed.
+    fn counted(&self) -> Exposure {
+        let domains = self.ports.iter().map(|port| port.device.domain().exposure());
+        domains.fold(Exposure::default(), |sum, one| Exposure {
+            stale_byte_ns: sum.stale_byte_ns + one.stale_byte_ns,
+            neighbour_byte_ns: sum.neighbour_byte_ns + one.neighbour_byte_ns,
+            longest_stale_ns: sum.longest_stale_ns.max(one.longest_stale_ns),
+        })
+    }
+}
+
+/// Whether more was observed than counted, by more than the sampled clock explains. (Less may well be: the IOTLB
+/// forgets by itself, and buffers share pages.)
+fn is_more(observed: &Exposed, counted: &Exposure) -> bool {
+    // A twentieth, and what some pages make in a millisecond.
+    let explained = |counted: u128| counted + counted / 20 + (64 << 12) * 1_000_000;
+    observed.stale_byte_ns > explained(counted.stale_byte_ns)
+        || observed.neighbour_byte_ns > explained(counted.neighbour_byte_ns)
+        || observed.longest_stale_ns > counted.longest_stale_ns
+}
