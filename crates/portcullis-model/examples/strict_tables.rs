@@ -1,0 +1,120 @@
+//! Strict protection in the software IOMMU, beside what was measured on hardware: misses per page of the IOTLB and
+//! of the paging-structure caches, and the throughput that follows. `docs/strict.md` explains the experiment and the
+//! results, which are the same on every machine. Run with
+//! `cargo run --release -p portcullis-model --example strict_tables`.
+
+#[path = "strict_tables/mod.rs"]
+mod strict_tables;
+
+use strict_tables::machine::{Mode, Rates, Setup, Traffic, run};
+use strict_tables::paper::{ABLATION, Measured, STREAMS};
+
+/// Who, and whether the address space has a past.
+type Row = (&'static str, Mode, bool);
+
+const FRESH: Row = ("Linux, fresh", Mode::Linux, false);
+const AGED: Row = ("Linux, aged", Mode::Linux, true);
+const RING: Row = ("ring, aged", Mode::Ring, true);
+const ROUND_TRIP_US: u32 = 100;
+const WINDOWS: (u32, u32) = (16, 16);
+
+fn main() {
+    println!("Misses per page of 4 KiB, packets sent per page, and Gb/s by the throughput model.");
+    for iotlb_entries in [64, 128] {
+        streams(iotlb_entries);
+    }
+    for iotlb_entries in [64, 128] {
+        ablation(iotlb_entries);
+    }
+    controls();
+}
+
+fn streams(iotlb_entries: usize) {
+    heading("Streams on 5 CPUs", iotlb_entries);
+    let strict = ("strict, aged", Mode::Strict, true);
+    for (flows, linux, fast_and_safe) in STREAMS {
+        for row in [FRESH, AGED, strict, RING] {
+            let traffic = Traffic::Streams { flows, round_trip_us: ROUND_TRIP_US };
+            print!("{flows:>3} {:20}", row.0);
+            both(row, traffic, iotlb_entries);
+            match row {
+                FRESH => published(linux),
+                RING => published(fast_and_safe),
+                _ => println!(),
+            }
+        }
+    }
+}
+
+fn ablation(iotlb_entries: usize) {
+    heading("Requests of 8 KiB on 8 CPUs", iotlb_entries);
+    let [linux, kept, contiguous, all] = ABLATION;
+    let rows = [
+        (FRESH, None, Some(linux)),
+        (AGED, None, None),
+        (("hint only, fresh", Mode::LinuxHinted, false), Some(true), Some(kept)),
+        (("hint only, aged", Mode::LinuxHinted, true), Some(true), None),
+        (("ring, hint ignored", Mode::Ring, true), Some(false), Some(contiguous)),
+        (RING, Some(true), Some(all)),
+    ];
+    for (row, honours, measured) in rows {
+        print!("    {:20}", row.0);
+        match honours {
+            None => both(row, Traffic::Requests, iotlb_entries),
+            Some(honours) => {
+                let rates = format(&experiment(row, Traffic::Requests, iotlb_entries, honours));
+                let [honoured, ignored] = if honours { [&rates, ""] } else { ["", &rates] };
+                print!("{honoured:32} |{ignored:32}");
+            }
+        }
+        measured.map_or_else(|| println!(), published);
+    }
+}
+
+/// What becomes of the figures when what is guessed is different.
+fn controls() {
+    heading("A shorter round trip at 40 flows, and acknowledgements by decree", 64);
+    let shorter = Traffic::Streams { flows: 40, round_trip_us: ROUND_TRIP_US / 2 };
+    for traffic in [shorter, Traffic::Forced { percent: 0 }, Traffic::Forced { percent: 50 }] {
+        let name = match traffic {
+            Traffic::Streams { round_trip_us, .. } => format!("{round_trip_us} us"),
+            Traffic::Forced { percent } => format!("{percent} %"),
+            Traffic::Requests => String::new(),
+        };
+        for row in [FRESH, AGED, RING] {
+            print!("{name:>7} {:16}", row.0);
+            both(row, traffic, 64);
+            println!();
+        }
+    }
+}
+
+fn heading(what: &str, iotlb_entries: usize) {
+    println!("\n{what}; IOTLB of {iotlb_entries} in {} ways, 64 tables per level in 4", iotlb_entries / 16);
+    println!("{:24}{:^33}|{:^33}|  measured", "", "hint honoured", "hint ignored");
+    let columns = format!("{:>5}{:>5}{:>5}{:>6}{:>5}{:>6}", "IOTLB", "L1", "L2", "L3", "sent", "Gb/s");
+    println!("{:24}{columns} |{columns} | IOTLB   L1   L2   L3 Gb/s", "");
+}
+
+/// On hardware that honours the leaf-only hint, and on hardware that does not.
+fn both(row: Row, traffic: Traffic, iotlb_entries: usize) {
+    let [honoured, ignored] =
+        [true, false].map(|honours| format(&experiment(row, traffic, iotlb_entries, honours)));
+    print!("{honoured} |{ignored}");
+}
+
+fn experiment((_, mode, aged): Row, traffic: Traffic, iotlb_entries: usize, honours: bool) -> Rates {
+    let queues = if traffic == Traffic::Requests { 8 } else { 5 };
+    run(Setup { mode, traffic, queues, aged, iotlb_entries, honours, windows: WINDOWS })
+}
+
+fn format(rates: &Rates) -> String {
+    let Rates { iotlb, levels: [l1, l2, l3], sent, gbps } = rates;
+    format!("{iotlb:>5.2}{l1:>5.2}{l2:>5.2}{l3:>6.3}{sent:>5.2}{gbps:>6.0}")
+}
+
+fn published(measured: Measured) {
+    let level = |level: Option<f64>| level.map_or(format!("{:>5}", "-"), |misses| format!("{misses:>5.2}"));
+    let [l1, l2, l3] = measured.levels.map(level);
+    println!(" | {:>5.2}{l1}{l2}{l3}{:>5.0}", measured.iotlb, measured.gbps);
+}

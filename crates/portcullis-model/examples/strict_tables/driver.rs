@@ -1,0 +1,172 @@
+//! What a network driver asks of the DMA layer, and Portcullis's answers. [`Linux`](super::linux::Linux) is the
+//! other one.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+
+use portcullis::addr::{Direction, Iova, Permissions, PhysAddr};
+use portcullis::dma::{DmaDevice, RingMapping, RingUnmap, StrictRing, StrictRingConfig};
+use portcullis::domain::{Domain, PhysSegment, Policy};
+use portcullis::invalidation::DomainId;
+use portcullis::mapper::TableMapper;
+use portcullis::pgtable::{PageTable, VtdSecondStage};
+use portcullis::platform::{LocalSlot, Platform, PlatformEvents};
+use portcullis_model::{Context, DeviceId, Iommu, Memory, Queue};
+
+pub const PAGE: u64 = 4096;
+pub const NIC: DeviceId = DeviceId(1);
+pub const DOMAIN: DomainId = DomainId(1);
+/// Nothing looks at the memory behind a translation: any will do.
+pub const MEMORY: PhysAddr = PhysAddr::new(1 << 40);
+/// CPUs that have used the address space at some time.
+pub const CPUS: usize = 32;
+/// Pages of a receive descriptor.
+pub const DESCRIPTOR_PAGES: u64 = 64;
+/// Receive descriptors of each queue, and packets that its transmit queue holds.
+pub const DESCRIPTORS: usize = 4;
+pub const TRANSMITS: u64 = 1024;
+
+/// What a mapping is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    Receive,
+    Transmit,
+    /// Another driver's.
+    Other,
+}
+
+/// Pages that were mapped together, by their addresses.
+pub struct Mapped {
+    pub pages: Vec<Iova>,
+    ring: Option<RingMapping>,
+}
+
+impl Mapped {
+    /// Mapped one by one.
+    pub fn pages(pages: Vec<Iova>) -> Self {
+        Self { pages, ring: None }
+    }
+}
+
+/// The DMA layer as a driver sees it.
+pub trait Driver {
+    /// Maps `pages` pages on `cpu`.
+    fn map(&mut self, cpu: usize, purpose: Purpose, pages: u64) -> Mapped;
+
+    /// Unmaps all of what [`map`](Self::map) returned.
+    fn unmap(&mut self, cpu: usize, purpose: Purpose, mapped: Mapped);
+
+    /// Maps memory of a queue itself, in one piece, for good.
+    fn own(&mut self, bytes: u64) -> Iova;
+}
+
+/// Four levels of tables with leaves of 4 KiB, which `iommu` walks for the card.
+pub fn table(iommu: &Arc<Iommu>) -> PageTable<Arc<Memory>, VtdSecondStage> {
+    let format = VtdSecondStage::new(4, 1, 52).unwrap();
+    let table = PageTable::new(Arc::clone(iommu.memory()), format, CPUS).unwrap();
+    let (root, levels) = (table.root(), table.levels());
+    iommu.attach(NIC, Context::SecondStage { domain: DOMAIN, root, levels });
+    table
+}
+
+/// A machine of [`CPUS`] CPUs, one of which acts at a time.
+#[derive(Debug, Clone, Default)]
+pub struct Cpus {
+    now: Arc<AtomicUsize>,
+}
+
+impl Platform for Cpus {
+    fn slots(&self) -> usize {
+        CPUS
+    }
+
+    fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
+        f(Some(&LocalSlot::new(self.now.load(Ordering::Relaxed))))
+    }
+
+    fn now_ns(&self) -> u64 {
+        0
+    }
+
+    // Under strict protection nothing waits for a timer, and no CPU goes away.
+    fn register(&self, _: Weak<dyn PlatformEvents>) {}
+
+    fn wake_at(&self, _: u64) {}
+}
+
+type Device = DmaDevice<TableMapper<Arc<Memory>, Queue>, Cpus>;
+type Ring = StrictRing<TableMapper<Arc<Memory>, Queue>, Cpus>;
+
+/// Portcullis: a domain under the strict policy, and with it a receive and a transmit ring for each queue, or none.
+pub struct Ours {
+    iommu: Arc<Iommu>,
+    device: Device,
+    platform: Cpus,
+    rings: Vec<[Ring; 2]>,
+}
+
+impl Ours {
+    pub fn new(iommu: &Arc<Iommu>) -> Self {
+        let mapper = TableMapper::new(table(iommu), iommu.queue(), DOMAIN, Vec::new());
+        let platform = Cpus::default();
+        let domain = Domain::new(platform.clone(), mapper, Policy::Strict).unwrap();
+        let device = DmaDevice::new(domain, u64::MAX);
+        Self { iommu: Arc::clone(iommu), device, platform, rings: Vec::new() }
+    }
+
+    /// Gives each of `queues` its rings: received descriptors are unmapped one by one, what was sent by 64.
+    pub fn make_rings(&mut self, queues: usize) {
+        let receive = StrictRingConfig::new(DESCRIPTORS as u32 + 1, DESCRIPTOR_PAGES * PAGE, 1);
+        let transmit = StrictRingConfig::new(TRANSMITS as u32, PAGE, 64);
+        let ring = |config| StrictRing::new(&self.device, config).unwrap();
+        self.rings = (0..queues).map(|_| [ring(receive), ring(transmit)]).collect();
+    }
+
+    fn ring(&mut self, cpu: usize, purpose: Purpose) -> Option<&mut Ring> {
+        let [receive, transmit] = self.rings.get_mut(cpu)?;
+        match purpose {
+            Purpose::Receive => Some(receive),
+            Purpose::Transmit => Some(transmit),
+            Purpose::Other => None,
+        }
+    }
+}
+
+fn direction(purpose: Purpose) -> Direction {
+    if purpose == Purpose::Transmit { Direction::ToDevice } else { Direction::FromDevice }
+}
+
+impl Driver for Ours {
+    fn map(&mut self, cpu: usize, purpose: Purpose, pages: u64) -> Mapped {
+        self.platform.now.store(cpu, Ordering::Relaxed);
+        let direction = direction(purpose);
+        if let Some(ring) = self.ring(cpu, purpose) {
+            let list = [PhysSegment { phys: MEMORY, len: pages * PAGE }];
+            let mapping = ring.map(&list, direction).unwrap();
+            let page = |n| mapping.iova().checked_add(n * PAGE).unwrap();
+            return Mapped { pages: (0..pages).map(page).collect(), ring: Some(mapping) };
+        }
+        Mapped::pages((0..pages).map(|_| self.device.map_single(MEMORY, PAGE, direction).unwrap()).collect())
+    }
+
+    fn unmap(&mut self, cpu: usize, purpose: Purpose, mapped: Mapped) {
+        self.platform.now.store(cpu, Ordering::Relaxed);
+        let Mapped { pages, ring } = mapped;
+        match (ring, self.ring(cpu, purpose)) {
+            (Some(mapping), Some(ring)) => {
+                if ring.unmap(mapping).unwrap() == RingUnmap::Waiting {
+                    return;
+                }
+            }
+            _ => pages.iter().for_each(|iova| self.device.unmap_single(*iova, PAGE).unwrap()),
+        }
+        for iova in pages {
+            assert_eq!(self.iommu.probe(NIC, iova, Permissions::READ), None, "strict");
+            assert_eq!(self.iommu.probe(NIC, iova, Permissions::WRITE), None, "strict");
+        }
+    }
+
+    fn own(&mut self, bytes: u64) -> Iova {
+        self.device.map_single(MEMORY, bytes, Direction::Bidirectional).unwrap()
+    }
+}
