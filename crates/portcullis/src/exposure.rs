@@ -104,6 +104,11 @@ impl Level {
         self.bytes = bytes;
     }
 
+    /// Adds what no level shows.
+    pub(crate) fn add(&mut self, time: ByteTime) {
+        self.integral += time;
+    }
+
     /// The integral, should there be `bytes` at `now_ns`.
     pub(crate) fn total(&self, now_ns: u64, bytes: Bytes) -> ByteTime {
         let ns = i128::from(now_ns.saturating_sub(self.at_ns));

@@ -50,6 +50,24 @@ impl Neighbours {
         cpu.until_sample.store(level.next_sample() - 1, Ordering::Relaxed);
     }
 
+    /// `opened` bytes more can be reached, which became so evenly from `since_ns` to `now_ns`, and `closed` bytes
+    /// cannot any more.
+    pub(super) fn settle(
+        &self,
+        slot: Option<&LocalSlot<'_>>,
+        (opened, since_ns): (u64, u64),
+        closed: u64,
+        now_ns: u64,
+    ) {
+        let mut level = self.cpus.get(slot).level.lock();
+        let now = |neighbour| Bytes { used: 0, neighbour };
+        level.sample(now_ns, now(self.bytes.of(slot)));
+        let opening_ns = now_ns.saturating_sub(since_ns);
+        level.add(ByteTime { used: 0, neighbour: i128::from(opened) * i128::from(opening_ns) / 2 });
+        self.bytes.add(slot, opened.wrapping_sub(closed));
+        level.jump(now(self.bytes.of(slot)));
+    }
+
     /// Byte-nanoseconds up to now.
     pub(super) fn total(&self, now_ns: u64) -> ByteTime {
         let mut sum = ByteTime::default();

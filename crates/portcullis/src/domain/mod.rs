@@ -11,7 +11,7 @@ pub use policies::Policies;
 pub(crate) use policy::AtomicPolicy;
 pub use policy::{Policy, PolicyError};
 pub use space::{Domain, DomainStats};
-pub(crate) use space::{Ending, LinkFailed, last_byte};
+pub(crate) use space::{Ending, LinkFailed, Tally, last_byte};
 
 use crate::addr::PhysAddr;
 

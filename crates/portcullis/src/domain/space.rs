@@ -5,7 +5,7 @@ mod live;
 mod steps;
 
 pub(crate) use endings::Ending;
-pub(crate) use steps::LinkFailed;
+pub(crate) use steps::{LinkFailed, Tally};
 
 use alloc::sync::{Arc, Weak};
 

@@ -5,10 +5,11 @@ mod steps;
 
 use alloc::vec::Vec;
 
+use super::device::bytes_of;
 use super::layout::device_view;
 use super::{DmaDevice, DmaSegment, MOST_IN_BATCH};
 use crate::addr::{Direction, Iova, IovaRange};
-use crate::domain::{MapListError, PhysSegment, last_byte};
+use crate::domain::{MapListError, PhysSegment, Tally, last_byte};
 use crate::invalidation::Gather;
 use crate::iova::{ArenaError, RingArena, RingConfig};
 use crate::mapper::Mapper;
@@ -47,6 +48,8 @@ pub struct RingMapping {
     first: Iova,
     /// `None` where nothing is translated.
     range: Option<IovaRange>,
+    /// Bytes of the pages that are not the list's.
+    neighbours: u64,
 }
 
 impl RingMapping {
@@ -143,8 +146,10 @@ pub struct StrictRing<M: Mapper, P: Platform> {
     unlinked: Gather,
     /// Reserved for lists that were not mapped, which was not confirmed. Empty but for broken hardware.
     unconfirmed: Vec<IovaRange>,
-    /// Maps not yet in the domain's count.
-    uncounted: u64,
+    /// Bytes beside the buffers of those that wait.
+    closing: u64,
+    /// What the domain has not been told yet.
+    tally: Tally,
 }
 
 impl<M: Mapper, P: Platform> StrictRing<M, P> {
@@ -177,7 +182,8 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
             untranslated: 0,
             unlinked: Gather::new(),
             unconfirmed: Vec::new(),
-            uncounted: 0,
+            closing: 0,
+            tally: Tally::default(),
         })
     }
 
@@ -224,16 +230,19 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
             if last.get() > mask {
                 return Err(MapListError::BeyondMask { last, mask }.into());
             }
-            return Ok(RingMapping { first: Iova::new(first.phys.get()), range: None });
+            return Ok(RingMapping { first: Iova::new(first.phys.get()), range: None, neighbours: 0 });
         };
         let domain = self.device.domain();
-        let range = arena.reserve(domain.pages_of(list)?)?;
+        let len = domain.pages_of(list)?;
+        let range = arena.reserve(len)?;
         if let Err(failed) = domain.link(range, list, direction.permissions(), &mut self.unlinked) {
             return Err(self.refused(range, failed));
         }
-        self.uncounted += 1;
         let offset = first.phys.page_offset(domain.granule());
-        Ok(RingMapping { first: Iova::new(range.start().get() | offset), range: Some(range) })
+        let neighbours = len.saturating_sub(bytes_of(list.iter().map(|segment| segment.len)));
+        self.count(neighbours);
+        let first = Iova::new(range.start().get() | offset);
+        Ok(RingMapping { first, range: Some(range), neighbours })
     }
 
     /// Ends a descriptor's mapping. With the last of a batch, commits: waits, once for all of them.
@@ -253,6 +262,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
                     return Err(RingUnmapFailed { mapping: Some(mapping), error });
                 }
                 self.waiting.push(range);
+                self.closing += mapping.neighbours;
             }
             (None, None) => self.untranslated += 1,
             (range, _) => {
@@ -267,6 +277,21 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         match self.commit() {
             Ok(_) => Ok(RingUnmap::Committed),
             Err(error) => Err(RingUnmapFailed { mapping: None, error }),
+        }
+    }
+
+    /// Counts a map. The domain is told with the next commit, or when there are as many as a batch.
+    #[inline]
+    fn count(&mut self, neighbours: u64) {
+        self.tally.maps += 1;
+        if neighbours > 0 {
+            if self.tally.opened == 0 {
+                self.tally.since_ns = self.device.domain().now_ns();
+            }
+            self.tally.opened += neighbours;
+        }
+        if self.tally.maps >= self.batch as u64 {
+            self.device.domain().settle(core::mem::take(&mut self.tally));
         }
     }
 

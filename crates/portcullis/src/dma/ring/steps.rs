@@ -8,8 +8,7 @@
 
 use super::{RingError, StrictRing};
 use crate::addr::{Direction, IovaRange};
-use crate::domain::LinkFailed;
-use crate::domain::PhysSegment;
+use crate::domain::{LinkFailed, PhysSegment, Tally};
 use crate::invalidation::Gather;
 use crate::iova::RingArena;
 use crate::mapper::Mapper;
@@ -27,7 +26,8 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
     }
 
     /// Opens the pages of `list` to the device at `range`, all or a part of what was reserved, one segment after
-    /// the other. One walk for each lowest table; may allocate page tables.
+    /// the other. One walk for each lowest table; may allocate page tables. Counts no neighbours in the domain's
+    /// [`exposure`](crate::domain::Domain::exposure), as what is linked may be unlinked in other parts.
     ///
     /// # Errors
     /// [`RingError::Length`] where the pages are not as many as the range has, [`RingError::Foreign`],
@@ -48,7 +48,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         }
         let linked = domain.link(range, list, direction.permissions(), &mut self.unlinked);
         linked.map_err(|failed| failed.error)?;
-        self.uncounted += 1;
+        self.tally.maps += 1;
         Ok(())
     }
 
@@ -88,12 +88,8 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
                 let _ = arena.free(range);
             }
         }
-        if unmaps > 0 {
-            domain.take_back(&[], unmaps, 0);
-        }
-        if self.uncounted > 0 {
-            domain.count_maps(core::mem::take(&mut self.uncounted));
-        }
+        let tally = core::mem::take(&mut self.tally);
+        domain.settle(Tally { unmaps, closed: core::mem::take(&mut self.closing), ..tally });
         Ok(unmaps as usize + core::mem::take(&mut self.untranslated))
     }
 

@@ -51,7 +51,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// Counted by the mappings that the [`dma`](crate::dma) layer makes; [`map`](Self::map) by itself knows whole
     /// pages only, which have no neighbours. Without translation everything is exposed, always, and nothing is
     /// counted. The clock is read every 65 us or so while a CPU maps and unmaps, and for each 64th change at the
-    /// latest: what came and went in between is taken to have done so evenly.
+    /// latest: what came and went in between is taken to have
+    /// done so evenly. A [ring](crate::dma::StrictRing) says what it has mapped when a batch of it is complete.
     ///
     /// O(CPUs), takes each deferred queue's lock in turn.
     pub fn exposure(&self) -> Exposure {
@@ -65,6 +66,11 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
             neighbour_byte_ns: positive(sum.neighbour),
             longest_stale_ns,
         }
+    }
+
+    /// The platform's clock.
+    pub(crate) fn now_ns(&self) -> u64 {
+        self.platform.now_ns()
     }
 
     /// `bytes` beside a buffer that has been mapped can be reached.

@@ -20,6 +20,18 @@ pub(crate) struct LinkFailed {
     pub occupied: bool,
 }
 
+/// What has happened in a ring since it last said so.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Tally {
+    pub maps: u64,
+    pub unmaps: u64,
+    /// Bytes beside buffers that were mapped, and when the first of them was.
+    pub opened: u64,
+    pub since_ns: u64,
+    /// The same of buffers that were unmapped, and confirmed to be.
+    pub closed: u64,
+}
+
 impl<M: Mapper, P: Platform> Domain<M, P> {
     /// A ring out of the domain's space, of the next colour unless `config` names one.
     pub(crate) fn new_ring(&self, config: RingConfig) -> Result<RingArena, ArenaError> {
@@ -106,8 +118,17 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         });
     }
 
-    /// Counts maps that went another way than [`map`](Self::map).
-    pub(crate) fn count_maps(&self, maps: u64) {
-        self.platform.with_slot(|slot| self.counters.maps.add(slot, maps));
+    /// Adds what a ring has counted by itself.
+    pub(crate) fn settle(&self, tally: Tally) {
+        let Tally { maps, unmaps, opened, closed, since_ns } = tally;
+        let neighbours = opened > 0 || closed > 0;
+        let now_ns = if neighbours { self.platform.now_ns() } else { 0 };
+        self.platform.with_slot(|slot| {
+            self.counters.maps.add(slot, maps);
+            self.counters.unmaps.add(slot, unmaps);
+            if neighbours {
+                self.neighbours.settle(slot, (opened, since_ns), closed, now_ns);
+            }
+        });
     }
 }
