@@ -101,6 +101,7 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
     ///
     /// # Errors
     /// [`UnmapError`]; only after `Ok` is the policy's promise kept.
+    #[inline]
     pub fn unmap_single(&self, iova: Iova, len: u64) -> Result<(), UnmapError> {
         match self.range_to_unmap(iova, len)? {
             Some(range) => self.end(range, len),

@@ -43,6 +43,7 @@ pub(super) fn device_view(
 }
 
 /// The whole pages that a mapping of `len` bytes at `iova` takes; `None` where there is no such range.
+#[inline]
 pub(super) fn pages(iova: Iova, len: u64, granule: PageSize) -> Option<IovaRange> {
     let first = iova.align_down(granule);
     let last = iova.checked_add(len.checked_sub(1)?)?;

@@ -258,6 +258,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.platform.with_slot(|_| self.deferred.is_pending())
     }
 
+    #[inline]
     fn give_back(&self, slot: Option<&LocalSlot<'_>>, range: IovaRange) {
         if self.space.free_local(slot, range).is_err() {
             self.counters.lost.add(slot, range.len());

@@ -28,10 +28,16 @@ impl Gather {
     }
 
     /// Adds the leaves of `range`. Cannot fail. Four steps, and now and then a sort of all that is there.
+    #[inline]
     pub fn add(&mut self, range: IovaRange) {
-        if self.everything {
-            return;
+        if self.ranges.is_empty() && !self.everything {
+            self.ranges.push(range);
+        } else if !self.everything {
+            self.add_to_others(range);
         }
+    }
+
+    fn add_to_others(&mut self, range: IovaRange) {
         let merged = self.ranges.iter_mut().rev().take(NEAR).any(|other| join(other, range));
         if merged {
             return;

@@ -66,6 +66,7 @@ impl<T> PerCpu<T> {
     }
 
     /// The value of `slot`, or the shared one for a caller that has none. O(1).
+    #[inline]
     pub fn get(&self, slot: Option<&LocalSlot<'_>>) -> &T {
         let shared = self.values.len() - 1;
         &self.values[slot.map_or(shared, |slot| slot.index().min(shared))]
@@ -108,6 +109,7 @@ impl Counter {
     }
 
     /// Adds `n`. O(1), no wait.
+    #[inline]
     pub fn add(&self, slot: Option<&LocalSlot<'_>>, n: u64) {
         let value = self.values.get(slot);
         if slot.is_some() {

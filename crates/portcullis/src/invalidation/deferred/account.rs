@@ -39,7 +39,7 @@ impl Account {
     /// A range has been queued.
     #[inline]
     pub(super) fn queued(&mut self, bytes: Bytes, clock: impl FnOnce() -> u64) {
-        if self.until_sample > 0 && self.oldest_ns.is_some() {
+        if self.until_sample > 0 {
             self.until_sample -= 1;
             self.queued += bytes;
         } else {
@@ -61,6 +61,8 @@ impl Account {
         let Some(oldest_ns) = self.oldest_ns.take() else {
             return;
         };
+        // The next one's time is wanted.
+        self.until_sample = 0;
         let mark = Mark { number, queued: self.queued, oldest_ns };
         if let Err(full) = self.marks.try_push(mark)
             && let Some(last) = self.marks.last_mut()

@@ -31,11 +31,7 @@ pub const QUEUE_ENTRIES: usize = if cfg!(loom) { 2 } else { 256 };
 
 /// Entries of the one queue that all CPUs share where flushes are expensive: as many as Linux has in that case
 /// since 2023 (its `dma-iommu` driver's single queue).
-pub const SHARED_ENTRIES: usize = if cfg!(loom) { 3 } else { 32_768 };
-
-/// How many addresses one unmap at most takes back from its CPU's queue. One for each that it queues: the
-/// price is spread evenly, and the CPU's address cache gets back what the next map takes out, not a flood.
-const RECLAIM_SLICE: usize = 1;
+pub const SHARED_ENTRIES: usize = if cfg!(loom) { 4 } else { 32_768 };
 
 /// How many [`reclaim_slice`](DeferredQueue::reclaim_slice) hands out at the most.
 pub const SLICE: usize = 64;
@@ -121,7 +117,9 @@ impl DeferredQueue {
         reclaim: impl FnMut(IovaRange),
     ) -> Deferred {
         let mut ring = self.rings.get(slot).lock();
-        ring.reclaim(self.confirmed(), RECLAIM_SLICE, reclaim);
+        // One for each that is queued: the price is spread evenly, and the CPU's address cache gets back what the next
+        // map takes out, not a flood.
+        ring.pop(self.confirmed()).into_iter().for_each(reclaim);
         if ring.is_full() {
             return Deferred::Full;
         }
@@ -189,7 +187,10 @@ impl DeferredQueue {
         let Some(ring) = self.rings.at(queue) else {
             return false;
         };
-        ring.lock().reclaim(self.confirmed(), SLICE, reclaim) == SLICE
+        let mut ring = ring.lock();
+        let confirmed = self.confirmed();
+        let safe = core::iter::from_fn(|| ring.pop(confirmed)).take(SLICE);
+        safe.map(reclaim).count() == SLICE
     }
 
     /// Byte-nanoseconds of all that has waited up to `now_ns`, and the longest that anything did.
@@ -203,6 +204,7 @@ impl DeferredQueue {
         sum
     }
 
+    #[inline]
     fn confirmed(&self) -> u64 {
         // Acquire: pairs with `confirm_flush`.
         self.confirmed.load(Ordering::Acquire)

@@ -14,9 +14,11 @@ pub(super) struct Entry {
 
 #[derive(Debug)]
 pub(super) struct Ring {
+    /// As many as the ring may ever hold, a power of two; `None` where none has been yet.
     entries: Box<[Option<Entry>]>,
+    /// How many were ever taken out and put in.
     head: usize,
-    len: usize,
+    tail: usize,
     /// The window of the timer that runs; the longest there is where none does.
     pub timer_ns: u64,
     pub account: Account,
@@ -24,53 +26,43 @@ pub(super) struct Ring {
 
 impl Ring {
     pub(super) fn new(entries: usize) -> Self {
-        let entries = core::iter::repeat_n(None, entries).collect();
-        Self { entries, head: 0, len: 0, timer_ns: u64::MAX, account: Account::default() }
+        let entries = core::iter::repeat_n(None, entries.next_power_of_two()).collect();
+        Self { entries, head: 0, tail: 0, timer_ns: u64::MAX, account: Account::default() }
     }
 
     #[inline]
     pub(super) fn is_full(&self) -> bool {
-        self.len == self.entries.len()
+        self.tail.wrapping_sub(self.head) == self.entries.len()
     }
 
     /// Adds an entry to a ring that is not full.
     #[inline]
     pub(super) fn push(&mut self, entry: Entry) {
-        let tail = self.wrap(self.head + self.len);
-        self.entries[tail] = Some(entry);
-        self.len += 1;
+        let at = self.place(self.tail);
+        self.entries[at] = Some(entry);
+        self.tail = self.tail.wrapping_add(1);
     }
 
     /// Whether any entry waits for a flush after the one `confirmed`.
     pub(super) fn waits(&self, confirmed: u64) -> bool {
         // Stamps never decrease along the ring.
-        let newest = self.len.checked_sub(1).map(|last| self.wrap(self.head + last));
-        newest.and_then(|at| self.entries[at]).is_some_and(|entry| entry.stamp >= confirmed)
+        let newest = self.entries[self.place(self.tail.wrapping_sub(1))];
+        self.tail != self.head && newest.is_some_and(|entry| entry.stamp >= confirmed)
     }
 
-    /// Hands the oldest entries that are safe to `reclaim`, up to `most`. How many.
+    /// Takes the oldest entry, if it is safe.
     #[inline]
-    pub(super) fn reclaim(
-        &mut self,
-        confirmed: u64,
-        most: usize,
-        mut reclaim: impl FnMut(IovaRange),
-    ) -> usize {
-        for done in 0..most {
-            match self.entries[self.head] {
-                Some(entry) if self.len > 0 && entry.stamp < confirmed => {
-                    self.entries[self.head] = None;
-                    self.head = self.wrap(self.head + 1);
-                    self.len -= 1;
-                    reclaim(entry.range);
-                }
-                _ => return done,
-            }
+    pub(super) fn pop(&mut self, confirmed: u64) -> Option<IovaRange> {
+        if self.head == self.tail {
+            return None;
         }
-        most
+        let entry = self.entries[self.place(self.head)].filter(|entry| entry.stamp < confirmed)?;
+        self.head = self.head.wrapping_add(1);
+        Some(entry.range)
     }
 
-    fn wrap(&self, at: usize) -> usize {
-        if at >= self.entries.len() { at - self.entries.len() } else { at }
+    #[inline]
+    fn place(&self, count: usize) -> usize {
+        count & (self.entries.len() - 1)
     }
 }
