@@ -9,7 +9,6 @@
 use alloc::vec::{Drain, Vec};
 use core::fmt;
 
-use super::device::bytes_of;
 use super::{BatchError, DmaBuffer, DmaDevice, Mapped, RawBatch};
 use crate::mapper::Mapper;
 use crate::platform::Platform;
@@ -69,8 +68,7 @@ impl<B: DmaBuffer, M: Mapper, P: Platform> UnmapBatch<B, M, P> {
         if let Err(error) = self.ranges.accepts(mapped.device().domain()) {
             return Err(Refused { mapped, error });
         }
-        let (_, buffer, range) = mapped.into_parts();
-        let used = bytes_of(buffer.segments().iter().map(|segment| segment.len));
+        let (buffer, range, used) = mapped.into_parts();
         // Before anything can go wrong: from here on only a commit gives it out.
         self.buffers.push(buffer);
         // Where somebody had removed a part by number, the commit invalidates all of the range all the same, and

@@ -74,6 +74,8 @@ struct Inner<B, M: Mapper, P: Platform> {
     first: Iova,
     /// The pages to unmap; `None` where nothing translates.
     range: Option<IovaRange>,
+    /// Bytes of the buffer.
+    used: u64,
     /// An unmap whose invalidation was not confirmed.
     unconfirmed: bool,
 }
@@ -84,9 +86,11 @@ impl<B: DmaBuffer, M: Mapper, P: Platform> Mapped<B, M, P> {
         buffer: B,
         direction: Direction,
     ) -> Result<Self, MapFailed<B>> {
-        match device.map_list(buffer.segments(), direction) {
+        let list = buffer.segments();
+        let used = bytes_of(list.iter().map(|segment| segment.len));
+        match device.map_list(list, direction) {
             Ok((first, range)) => {
-                let inner = Inner { device, buffer, first, range, unconfirmed: false };
+                let inner = Inner { device, buffer, first, range, used, unconfirmed: false };
                 Ok(Self { inner: ManuallyDrop::new(inner) })
             }
             Err(error @ MapListError::Unconfirmed { .. }) => {
@@ -144,10 +148,10 @@ impl<B: DmaBuffer, M: Mapper, P: Platform> Mapped<B, M, P> {
         Unlinked { inner }
     }
 
-    /// The device, the buffer, which is still mapped, and the pages to unmap.
-    pub(super) fn into_parts(self) -> (DmaDevice<M, P>, B, Option<IovaRange>) {
-        let Inner { device, buffer, range, .. } = ManuallyDrop::into_inner(self.into_inner());
-        (device, buffer, range)
+    /// The buffer, which is still mapped, the pages to unmap, and how many of their bytes are the buffer's.
+    pub(super) fn into_parts(self) -> (B, Option<IovaRange>, u64) {
+        let Inner { buffer, range, used, .. } = ManuallyDrop::into_inner(self.into_inner());
+        (buffer, range, used)
     }
 
     /// The device that the buffer is mapped for.
@@ -178,14 +182,13 @@ impl<B: DmaBuffer, M: Mapper, P: Platform> Unlinked<B, M, P> {
     }
 }
 
-impl<B: DmaBuffer, M: Mapper, P: Platform> Inner<B, M, P> {
+impl<B, M: Mapper, P: Platform> Inner<B, M, P> {
     fn unlink(&mut self) {
         if let Some(range) = self.range {
             // Set before, so that a panic leaves it set. `NotMapped` too: whoever removed the translations
             // may not have invalidated them.
             self.unconfirmed = true;
-            let used = bytes_of(self.buffer.segments().iter().map(|segment| segment.len));
-            self.unconfirmed = self.device.end(range, used).is_err();
+            self.unconfirmed = self.device.end(range, self.used).is_err();
         }
     }
 
