@@ -55,7 +55,7 @@ impl Entry {
         self.iova.get() >> self.size.shift()
     }
 
-    fn overlaps(&self, range: IovaRange) -> bool {
+    pub(crate) fn overlaps(&self, range: IovaRange) -> bool {
         let last = self.iova.get() | self.size.offset_mask();
         self.iova <= range.last() && range.start().get() <= last
     }

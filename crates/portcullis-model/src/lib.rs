@@ -2,7 +2,7 @@
 //!
 //! [`Memory`] is physical memory, [`Iommu`] the unit that stands between it and the devices. The unit walks
 //! the real page tables (of any of the formats in [`TableFormat`]) out of that memory, caches what it found as hardware does
-//! (an IOTLB and paging-structure caches), and forgets only what an invalidation tells it to forget. So a
+//! (an IOTLB, paging-structure caches, TLBs in devices), and forgets only what an invalidation tells it to forget. So a
 //! missing invalidation is not an argument about the code but an access that *reaches* freed memory, and the
 //! [`exposure`] ledger says how many bytes were open for how long.
 //!
@@ -28,6 +28,7 @@ pub mod stats;
 pub mod walk_cache;
 pub mod walker;
 
+mod device_tlbs;
 mod sets;
 mod unit;
 

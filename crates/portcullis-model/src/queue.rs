@@ -12,7 +12,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use portcullis::addr::{Iova, IovaRange, PageSize};
-use portcullis::invalidation::{DomainId, Invalidation, InvalidationError, InvalidationQueue, Request};
+use portcullis::invalidation::{
+    DeviceId, DomainId, Invalidation, InvalidationError, InvalidationQueue, Request,
+};
 
 use crate::iommu::Iommu;
 
@@ -40,6 +42,13 @@ pub enum Descriptor {
         /// Whose.
         domain: DomainId,
     },
+    /// Have a device forget what its own TLB holds. (Hardware takes blocks of pages here, too; this takes any range.)
+    DeviceTlb {
+        /// Whose.
+        device: DeviceId,
+        /// Which addresses; `None` for all.
+        range: Option<IovaRange>,
+    },
     /// Carry out everything before this, then say so.
     Wait,
 }
@@ -60,6 +69,7 @@ impl Queue {
     ///
     /// # Errors
     /// [`InvalidationError::Rejected`] with [`CODE_MASK_TOO_LARGE`]; none of them was written then.
+    /// [`InvalidationError::DeviceTimedOut`] where a device did not answer; the others were carried out.
     pub fn submit(&self, descriptors: &[Descriptor]) -> Result<(), InvalidationError> {
         self.iommu.submit(descriptors)
     }
@@ -92,6 +102,7 @@ impl InvalidationQueue for Queue {
 pub(crate) struct Misbehaviour {
     drop: u64,
     fail: (u64, Option<InvalidationError>),
+    silent: Vec<DeviceId>,
 }
 
 impl Misbehaviour {
@@ -106,6 +117,15 @@ impl Misbehaviour {
             return Some(Ok(()));
         }
         None
+    }
+
+    pub(crate) fn set_silent(&mut self, device: DeviceId, silent: bool) {
+        self.silent.retain(|other| *other != device);
+        self.silent.extend(silent.then_some(device));
+    }
+
+    pub(crate) fn is_silent(&self, device: DeviceId) -> bool {
+        self.silent.contains(&device)
     }
 }
 
@@ -131,8 +151,11 @@ impl Ring {
 /// side where those are smaller together; the whole domain where the hardware has no mask that large.
 pub(crate) fn descriptors(request: &Request, max_mask: u32) -> impl Iterator<Item = Descriptor> {
     let Request { domain, invalidation } = *request;
-    let Invalidation::Range { range, leaf_only } = invalidation else {
-        return [Some(Descriptor::DomainSelective { domain }), None].into_iter().flatten();
+    let one = |descriptor| [Some(descriptor), None].into_iter().flatten();
+    let (range, leaf_only) = match invalidation {
+        Invalidation::Range { range, leaf_only } => (range, leaf_only),
+        Invalidation::Domain => return one(Descriptor::DomainSelective { domain }),
+        Invalidation::DeviceTlb { device, range } => return one(Descriptor::DeviceTlb { device, range }),
     };
     let shift = PageSize::SIZE_4K.shift();
     let (first, last) = (range.start().get() >> shift, range.last().get() >> shift);

@@ -5,6 +5,8 @@
 pub struct Stats {
     /// Accesses of all devices, refused ones too.
     pub accesses: u64,
+    /// Accesses whose translation was in the device's own TLB; the IOTLB was not asked.
+    pub device_tlb_hits: u64,
     /// Accesses whose translation was not in the IOTLB. Each is one walk.
     pub iotlb_misses: u64,
     /// Walks that had to read more than the entry of the leaf's table: they missed in the last-level
@@ -22,6 +24,8 @@ pub struct Stats {
     pub range_invalidations: u64,
     /// Domain-selective invalidations carried out.
     pub domain_invalidations: u64,
+    /// Invalidations of device TLBs carried out. Those that a silent device did not answer are not.
+    pub device_invalidations: u64,
     /// Wait descriptors carried out.
     pub waits: u64,
     /// Times the queue was told of new descriptors: writes of the doorbell.

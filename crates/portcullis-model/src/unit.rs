@@ -10,6 +10,7 @@ use std::sync::Arc;
 use portcullis::addr::{Iova, IovaRange, Permissions, PhysAddr};
 use portcullis::invalidation::DomainId;
 
+use crate::device_tlbs::DeviceTlbs;
 use crate::fault::FaultReason;
 use crate::iommu::Context;
 use crate::iotlb::{Entry, Iotlb};
@@ -23,8 +24,8 @@ use crate::walker::{TableFormat, TablePointer, Walk, find_leaf, walk};
 pub(crate) enum Route<'a> {
     /// The device is not translated.
     Passthrough,
-    /// A cached translation, whose mark this is.
-    Iotlb(&'a mut Option<NonZeroU32>),
+    /// A translation cached by the device or the unit, whose mark this is.
+    Cached(&'a mut Option<NonZeroU32>),
     /// The tables, found from the root or from a paging-structure cache.
     Tables,
 }
@@ -46,17 +47,19 @@ enum Way {
 #[derive(Debug)]
 pub(crate) struct Unit {
     pub(crate) memory: Arc<Memory>,
+    pub(crate) device_tlbs: DeviceTlbs,
     pub(crate) iotlb: Iotlb,
     pub(crate) walk_cache: WalkCache,
     pub(crate) stats: Stats,
-    /// Marks of the stale entries that have left the IOTLB; the ledger collects them.
+    /// Marks of the stale entries that have left the IOTLB or a device's TLB; the ledger collects them.
     pub(crate) released: Vec<NonZeroU32>,
 }
 
 impl Unit {
-    /// Where an access goes. Counts it, fills the caches and ages them.
+    /// Where an access of the device of this number goes. Counts it, fills the caches and ages them.
     pub(crate) fn translate(
         &mut self,
+        device: usize,
         context: Option<Context>,
         iova: Iova,
         access: Permissions,
@@ -66,8 +69,14 @@ impl Unit {
             Way::Identity => return Ok(PhysAddr::new(iova.get())),
             Way::Through(tables) => tables,
         };
-        if let Some(entry) = self.iotlb.lookup(tables.domain, iova) {
+        if let Some(entry) = self.device_tlbs.lookup(device, tables.domain, iova) {
+            self.stats.device_tlb_hits += 1;
             return grant(entry.permissions, access, entry.translate(iova));
+        }
+        if let Some(entry) = self.iotlb.lookup(tables.domain, iova) {
+            let phys = grant(entry.permissions, access, entry.translate(iova))?;
+            self.released.extend(self.device_tlbs.keep(device, entry));
+            return Ok(phys);
         }
         self.stats.iotlb_misses += 1;
         let start = self.walk_cache.lookup(tables.domain, iova, tables.format);
@@ -85,24 +94,33 @@ impl Unit {
         let phys = grant(permissions, access, entry.translate(iova))?;
         let replaced = self.iotlb.insert(entry);
         self.released.extend(replaced.and_then(|old| old.stale));
+        self.released.extend(self.device_tlbs.keep(device, entry));
         Ok(phys)
     }
 
     /// Where an access would go, and what it might do there. Changes nothing.
-    pub(crate) fn peek(&self, context: Option<Context>, iova: Iova) -> Option<(PhysAddr, Permissions)> {
+    pub(crate) fn peek(
+        &self,
+        device: usize,
+        context: Option<Context>,
+        iova: Iova,
+    ) -> Option<(PhysAddr, Permissions)> {
         let tables = match way(context, iova).ok()? {
             Way::Identity => return Some((PhysAddr::new(iova.get()), Permissions::READ_WRITE)),
             Way::Through(tables) => tables,
         };
-        if let Some(entry) = self.iotlb.peek(tables.domain, iova) {
+        let held = self.device_tlbs.of(device).and_then(|tlb| tlb.peek(tables.domain, iova));
+        if let Some(entry) = held.or_else(|| self.iotlb.peek(tables.domain, iova)) {
             return Some((entry.translate(iova), entry.permissions));
         }
         self.peek_tables(tables, iova)
     }
 
-    /// By what `iova` leads to `phys` now, if it does. A cached translation is named before the tables.
+    /// By what `iova` leads the device to `phys` now, if it does. A cached translation is named before the tables,
+    /// the device's own before the unit's.
     pub(crate) fn route(
         &mut self,
+        device: usize,
         context: Option<Context>,
         iova: Iova,
         phys: PhysAddr,
@@ -112,8 +130,12 @@ impl Unit {
             Way::Through(tables) => tables,
         };
         // Not only what a lookup would find first: of two entries for one address hardware may use either.
+        let own = self.device_tlbs.of(device).and_then(|tlb| tlb.slot_reaching(tables.domain, iova, phys));
+        if let Some(slot) = own {
+            return self.device_tlbs.of_mut(device).map(|tlb| Route::Cached(tlb.mark(slot)));
+        }
         if let Some(slot) = self.iotlb.slot_reaching(tables.domain, iova, phys) {
-            return Some(Route::Iotlb(self.iotlb.mark(slot)));
+            return Some(Route::Cached(self.iotlb.mark(slot)));
         }
         let (reached, _) = self.peek_tables(tables, iova)?;
         (reached == phys).then_some(Route::Tables)
@@ -133,6 +155,12 @@ impl Unit {
         let released = &mut self.released;
         self.iotlb.invalidate_domain(domain, |entry| released.extend(entry.stale));
         self.walk_cache.invalidate_domain(domain);
+    }
+
+    /// Has a device forget what its own TLB holds of `range`, or all of it.
+    pub(crate) fn forget_of_device(&mut self, device: usize, range: Option<IovaRange>) {
+        let released = &mut self.released;
+        self.device_tlbs.invalidate(device, range, |entry| released.extend(entry.stale));
     }
 
     fn peek_tables(&self, tables: Tables, iova: Iova) -> Option<(PhysAddr, Permissions)> {

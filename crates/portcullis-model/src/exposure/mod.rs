@@ -4,7 +4,7 @@
 //! - *live* is the union of the byte ranges of the mappings that the caller has declared and not ended;
 //! - *stale* is the union of the ranges of ended mappings whose translation is still open, minus live. A
 //!   translation is open from the end of its mapping for as long as the old address still leads to the old
-//!   page: until the IOTLB entry is replaced or invalidated, or, where the tables themselves still lead there,
+//!   page: until the entry is replaced or invalidated, in the IOTLB and in the device's own TLB, or, where the tables themselves still lead there,
 //!   until the first invalidation of the domain after which they do not. A device that is passed through
 //!   never loses what was once mapped for it;
 //! - *neighbour* is the rest of a page of which something is live or stale, if a probe at the time of the
@@ -114,7 +114,7 @@ impl Exposure {
         segment: Segment,
     ) {
         let mut reaches = |iova: Option<Iova>, phys: Option<PhysAddr>| match (iova, phys) {
-            (Some(iova), Some(phys)) => unit.route(context, iova, phys).is_some(),
+            (Some(iova), Some(phys)) => unit.route(device, context, iova, phys).is_some(),
             _ => false,
         };
         let now = self.now;
@@ -144,7 +144,7 @@ impl Exposure {
         let now = self.now;
         let Ledger { pages, settled } = ledger(&mut self.ledgers, device);
         for piece in pieces(segment) {
-            let route = unit.route(context, piece.iova, piece.phys);
+            let route = unit.route(device, context, piece.iova, piece.phys);
             let open = route.is_some();
             reached += u64::from(open);
             let id = SourceId { device, page: piece.page, iova_page: piece.iova_page() };
@@ -166,7 +166,7 @@ impl Exposure {
         reached
     }
 
-    /// The IOTLB entries whose marks the unit has collected are gone.
+    /// The cached entries whose marks the unit has collected are gone.
     pub(crate) fn entries_released(&mut self, unit: &mut Unit, contexts: &[Option<Context>]) {
         while let Some(mark) = unit.released.pop() {
             let mut next = Some(mark);
@@ -258,7 +258,7 @@ impl Exposure {
         unlink(links);
         let context = contexts.get(id.device).copied().flatten();
         let phys = PhysAddr::new(id.page * FRAME_SIZE);
-        if let Some(route) = unit.route(context, Iova::new(id.iova_page), phys) {
+        if let Some(route) = unit.route(id.device, context, Iova::new(id.iova_page), phys) {
             return self.dependents.note(id, links, context, route);
         }
         page.settle(now, settled);

@@ -28,7 +28,7 @@ impl Rates {
 /// later, so it can be in both.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Links {
-    /// It hangs on the mark of an IOTLB entry.
+    /// It hangs on the mark of an entry of the IOTLB or of the device's TLB.
     pub(super) marked: bool,
     /// It is in the list of those that the tables of a domain lead to.
     pub(super) listed: bool,

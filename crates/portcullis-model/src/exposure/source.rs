@@ -1,6 +1,6 @@
 //! Open translations by name, and what they depend on.
 //!
-//! An IOTLB entry carries one number, its *mark*: the head of a list of the open translations that end when it
+//! An entry of the IOTLB or of a device's TLB carries one number, its *mark*: the head of a list of the open translations that end when it
 //! goes. Several can hang on one entry: a large page covers many pages, and devices may share a domain. What the
 //! tables lead to is in a list for each domain. All operations are O(1).
 
@@ -27,7 +27,7 @@ pub(super) struct SourceId {
 /// What is open, by what keeps it open.
 #[derive(Debug, Default)]
 pub(super) struct Dependents {
-    /// What is open because of which IOTLB entry.
+    /// What is open because of which cached entry.
     marks: Marks,
     /// What is open because the tables still lead there.
     by_tables: FxHashMap<DomainId, Vec<SourceId>>,
@@ -43,7 +43,7 @@ impl Dependents {
         route: Route<'_>,
     ) {
         match (route, context.and_then(|context| context.domain())) {
-            (Route::Iotlb(mark), _) if !std::mem::replace(&mut links.marked, true) => {
+            (Route::Cached(mark), _) if !std::mem::replace(&mut links.marked, true) => {
                 *mark = Some(self.marks.push(id, *mark));
             }
             (Route::Tables, Some(domain)) if !std::mem::replace(&mut links.listed, true) => {
@@ -54,7 +54,7 @@ impl Dependents {
         }
     }
 
-    /// Takes the first of those that hang on an IOTLB entry off its list; with it comes the rest of the list.
+    /// Takes the first of those that hang on a cached entry off its list; with it comes the rest of the list.
     pub(super) fn take(&mut self, mark: NonZeroU32) -> (SourceId, Option<NonZeroU32>) {
         self.marks.take(mark)
     }

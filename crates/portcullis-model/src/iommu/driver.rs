@@ -12,14 +12,29 @@ use super::{Context, DeviceId, Iommu, State};
 use crate::queue::{CODE_MASK_TOO_LARGE, Descriptor, Misbehaviour, Queue, block, descriptors};
 
 impl Iommu {
-    /// Gives `device` a context in place of the one it has. O(pages that are open to the device).
+    /// Gives `device` a context in place of the one it has, and no TLB of its own. O(pages that are open to the
+    /// device).
     pub fn attach(&self, device: DeviceId, context: Context) {
-        self.set_context(device, Some(context));
+        self.set_context(device, Some(context), None);
+    }
+
+    /// The same for a device that caches up to `entries` translations for itself (in sets of 8), as with PCIe's
+    /// Address Translation Services enabled. It looks there before anybody is asked, and keeps what it finds until
+    /// it needs the room, its TLB is invalidated, or it is attached anew or detached. The tables' invalidations
+    /// do not reach it. Its TLB is empty at first, whatever it held before.
+    pub fn attach_with_tlb(&self, device: DeviceId, context: Context, entries: usize) {
+        self.set_context(device, Some(context), Some(entries));
+    }
+
+    /// Whether `device` leaves invalidations of its own TLB unanswered: they fail with
+    /// [`InvalidationError::DeviceTimedOut`] and are not carried out. What is submitted with them is.
+    pub fn set_silent(&self, device: DeviceId, silent: bool) {
+        self.misbehave(|faulty| faulty.set_silent(device, silent));
     }
 
     /// Takes a device's context away: from now on its accesses fault.
     pub fn detach(&self, device: DeviceId) {
-        self.set_context(device, None);
+        self.set_context(device, None, None);
     }
 
     /// The invalidation queue, for a driver.
@@ -27,10 +42,13 @@ impl Iommu {
         Queue::new(Arc::clone(self))
     }
 
-    fn set_context(&self, device: DeviceId, context: Option<Context>) {
+    fn set_context(&self, device: DeviceId, context: Option<Context>, tlb_entries: Option<usize>) {
         let mut state = self.state.lock();
+        let index = state.devices.index(device);
+        state.unit.forget_of_device(index, None);
+        state.settle_released();
+        state.unit.device_tlbs.give(index, tlb_entries);
         let State { devices, exposure, unit, .. } = &mut *state;
-        let index = devices.index(device);
         devices.contexts[index] = context;
         exposure.context_changed(unit, &devices.contexts, index);
     }
@@ -60,10 +78,10 @@ impl Iommu {
         state.unit.stats.submissions += 1;
         for &descriptor in descriptors {
             if state.ring.push(descriptor) {
-                state.carry_out(self.honours_leaf_only);
+                state.carry_out(self);
             }
         }
-        Ok(())
+        state.unanswered.take().map_or(Ok(()), Err)
     }
 
     pub(crate) fn misbehave(&self, change: impl FnOnce(&mut Misbehaviour)) {
@@ -73,7 +91,7 @@ impl Iommu {
 
 impl State {
     /// Acts on everything in the ring.
-    fn carry_out(&mut self, honours_leaf_only: bool) {
+    fn carry_out(&mut self, iommu: &Iommu) {
         while let Some(descriptor) = self.ring.pop() {
             match descriptor {
                 Descriptor::PageSelective { domain, address, address_mask, leaf_only } => {
@@ -82,7 +100,7 @@ impl State {
                         Some(range) => self.unit.forget_range(domain, range, leaf_only),
                         None => self.unit.forget_domain(domain),
                     }
-                    if !honours_leaf_only {
+                    if !iommu.honours_leaf_only {
                         self.unit.walk_cache.invalidate_domain(domain);
                     }
                     self.touch(domain);
@@ -91,6 +109,16 @@ impl State {
                     self.unit.stats.domain_invalidations += 1;
                     self.unit.forget_domain(domain);
                     self.touch(domain);
+                }
+                Descriptor::DeviceTlb { device, .. } if self.misbehaviour.is_silent(device) => {
+                    let waited_ns = iommu.device_tlb_timeout_ns;
+                    let error = InvalidationError::DeviceTimedOut { device: device.0, waited_ns };
+                    self.unanswered.get_or_insert(error);
+                }
+                Descriptor::DeviceTlb { device, range } => {
+                    self.unit.stats.device_invalidations += 1;
+                    let (index, _) = self.devices.find(device);
+                    self.unit.forget_of_device(index, range);
                 }
                 Descriptor::Wait => self.unit.stats.waits += 1,
             }

@@ -15,10 +15,12 @@ mod observe;
 use std::sync::Arc;
 
 use portcullis::addr::{Iova, PageSize, Permissions, PhysAddr};
-use portcullis::invalidation::DomainId;
+pub use portcullis::invalidation::DeviceId;
+use portcullis::invalidation::{DomainId, InvalidationError};
 use portcullis::sync::Mutex;
 use rustc_hash::FxHashMap;
 
+use crate::device_tlbs::DeviceTlbs;
 use crate::exposure::Exposure;
 use crate::fault::{Fault, FaultLog, FaultReason};
 use crate::iotlb::{Iotlb, IotlbConfig};
@@ -28,10 +30,6 @@ use crate::stats::Stats;
 use crate::unit::Unit;
 use crate::walk_cache::WalkCache;
 use crate::walker::TableFormat;
-
-/// The number of a device, as its bus gives it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct DeviceId(pub u32);
 
 /// What the unit does with a device's accesses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,13 +86,17 @@ pub struct IommuConfig {
     pub honours_leaf_only: bool,
     /// The largest block that one page-selective invalidation covers, as the binary logarithm of its pages.
     pub max_address_mask: u32,
+    /// How long a device may take to answer an invalidation of its own TLB, in nanoseconds. No time passes here: it
+    /// is what the error for a [silent](Iommu::set_silent) device says.
+    pub device_tlb_timeout_ns: u64,
     /// Faults that the log holds.
     pub fault_log_entries: usize,
 }
 
 impl IommuConfig {
     /// The figures of a recent server's VT-d unit: an IOTLB of 128 in 8 ways, 64 tables per level, the
-    /// leaf-only hint honoured, blocks of up to 2 MiB, and a log of 256 faults.
+    /// leaf-only hint honoured, blocks of up to 2 MiB, and a log of 256 faults. Devices that cache for themselves
+    /// have a minute to answer, which is what PCIe's Address Translation Services give them.
     pub fn new(memory: Arc<Memory>) -> Self {
         Self {
             memory,
@@ -103,6 +105,7 @@ impl IommuConfig {
             walk_cache_entries: 64,
             honours_leaf_only: true,
             max_address_mask: 9,
+            device_tlb_timeout_ns: 60_000_000_000,
             fault_log_entries: 256,
         }
     }
@@ -124,6 +127,7 @@ pub struct Iommu {
     memory: Arc<Memory>,
     max_address_mask: u32,
     honours_leaf_only: bool,
+    device_tlb_timeout_ns: u64,
 }
 
 #[derive(Debug)]
@@ -133,6 +137,8 @@ struct State {
     faults: FaultLog,
     ring: Ring,
     misbehaviour: Misbehaviour,
+    /// A device that did not answer, and nobody has been told of yet.
+    unanswered: Option<InvalidationError>,
     exposure: Exposure,
     /// Domains that the descriptors just carried out named.
     touched: Vec<DomainId>,
@@ -146,8 +152,9 @@ struct Devices {
 }
 
 impl Devices {
-    fn context(&self, device: DeviceId) -> Option<Context> {
-        self.contexts[*self.index.get(&device)?]
+    /// A device's place, which is nobody's where it was never named, and its context.
+    fn find(&self, device: DeviceId) -> (usize, Option<Context>) {
+        self.index.get(&device).map_or((usize::MAX, None), |&index| (index, self.contexts[index]))
     }
 
     fn index(&mut self, device: DeviceId) -> usize {
@@ -165,6 +172,7 @@ impl Iommu {
         let iotlb = IotlbConfig { entries: config.iotlb_entries, ways: config.iotlb_ways };
         let unit = Unit {
             memory: Arc::clone(&config.memory),
+            device_tlbs: DeviceTlbs::default(),
             iotlb: Iotlb::new(iotlb),
             walk_cache: WalkCache::new(config.walk_cache_entries),
             stats: Stats::default(),
@@ -177,12 +185,14 @@ impl Iommu {
                 faults: FaultLog::new(config.fault_log_entries),
                 ring: Ring::default(),
                 misbehaviour: Misbehaviour::default(),
+                unanswered: None,
                 exposure: Exposure::default(),
                 touched: Vec::new(),
             }),
             memory: config.memory,
             max_address_mask: config.max_address_mask,
             honours_leaf_only: config.honours_leaf_only,
+            device_tlb_timeout_ns: config.device_tlb_timeout_ns,
         })
     }
 
@@ -256,7 +266,7 @@ impl Iommu {
     ) -> AccessOutcome {
         let mut outcome = AccessOutcome::default();
         let mut state = self.state.lock();
-        let context = state.devices.context(device);
+        let attached = state.devices.find(device);
         let mut done = 0;
         while done < len {
             let Some(at) = iova.checked_add(done) else {
@@ -266,7 +276,7 @@ impl Iommu {
             let piece = in_page(at).min(len - done);
             let expected = phys.checked_add(done);
             let right = |reached: PhysAddr| Some(reached) == expected;
-            match state.access_piece(device, context, at, access) {
+            match state.access_piece(device, attached, at, access) {
                 Ok(reached) if right(reached) => {}
                 Ok(_) => outcome.wrong += 1,
                 Err(_) => outcome.faults += 1,
@@ -281,7 +291,8 @@ impl Iommu {
     /// no state, counts nothing, and leaves no fault.
     pub fn probe(&self, device: DeviceId, iova: Iova, access: Permissions) -> Option<PhysAddr> {
         let state = self.state.lock();
-        let (phys, allowed) = state.unit.peek(state.devices.context(device), iova)?;
+        let (index, context) = state.devices.find(device);
+        let (phys, allowed) = state.unit.peek(index, context, iova)?;
         allowed.allows(access).then_some(phys)
     }
 
@@ -321,7 +332,7 @@ impl State {
         access: Permissions,
         mut each: impl FnMut(Iova, PhysAddr, u64) -> Result<(), FaultReason>,
     ) -> Result<(), Fault> {
-        let context = self.devices.context(device);
+        let attached = self.devices.find(device);
         let mut done = 0;
         let mut result = Ok(());
         while done < len && result.is_ok() {
@@ -331,7 +342,7 @@ impl State {
                 break;
             };
             let piece = in_page(at).min(len - done);
-            result = self.access_piece(device, context, at, access).and_then(|phys| {
+            result = self.access_piece(device, attached, at, access).and_then(|phys| {
                 each(at, phys, piece).map_err(|reason| self.fault(device, at, access, reason))
             });
             done += piece;
@@ -340,15 +351,16 @@ impl State {
         result
     }
 
-    /// One piece, by the device's `context`. The caller settles what its replacements released.
+    /// One piece, by the device's place and context. The caller settles what its replacements released.
     fn access_piece(
         &mut self,
         device: DeviceId,
-        context: Option<Context>,
+        (index, context): (usize, Option<Context>),
         iova: Iova,
         access: Permissions,
     ) -> Result<PhysAddr, Fault> {
-        self.unit.translate(context, iova, access).map_err(|reason| self.fault(device, iova, access, reason))
+        let reached = self.unit.translate(index, context, iova, access);
+        reached.map_err(|reason| self.fault(device, iova, access, reason))
     }
 
     fn fault(&mut self, device: DeviceId, iova: Iova, access: Permissions, reason: FaultReason) -> Fault {
@@ -357,7 +369,7 @@ impl State {
         fault
     }
 
-    /// Ends the exposures of stale entries that have left the IOTLB.
+    /// Ends the exposures of stale entries that have left a cache.
     fn settle_released(&mut self) {
         if !self.unit.released.is_empty() {
             self.exposure.entries_released(&mut self.unit, &self.devices.contexts);
