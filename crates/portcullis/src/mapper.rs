@@ -5,7 +5,10 @@
 use alloc::vec::Vec;
 
 use crate::addr::{IovaRange, PageSizes, Permissions, PhysAddr};
-use crate::invalidation::{Costs, DomainId, Gather, Invalidation, InvalidationError, InvalidationQueue};
+use crate::invalidation::{
+    Costs, DeviceId, DeviceTlbError, DeviceTlbs, DomainId, Gather, Invalidation, InvalidationError,
+    InvalidationQueue, Request,
+};
 use crate::pgtable::{Format, MapError, PageTable, Unmapped, VtdSecondStage};
 use crate::platform::{Frames, Platform};
 
@@ -78,6 +81,7 @@ pub struct TableMapper<F: Frames, Q: InvalidationQueue, X: Format = VtdSecondSta
     table: PageTable<F, X>,
     queue: Q,
     domain: DomainId,
+    device_tlbs: DeviceTlbs,
     geometry: Geometry,
 }
 
@@ -86,12 +90,36 @@ impl<F: Frames, Q: InvalidationQueue, X: Format> TableMapper<F, Q, X> {
     /// `reserved` is what the machine keeps from translation (on x86 the interrupt window).
     pub fn new(table: PageTable<F, X>, queue: Q, domain: DomainId, reserved: Vec<IovaRange>) -> Self {
         let geometry = Geometry { aperture: table.aperture(), page_sizes: table.page_sizes(), reserved };
-        Self { table, queue, domain, geometry }
+        Self { table, queue, domain, device_tlbs: DeviceTlbs::new(domain), geometry }
     }
 
     /// The page table.
     pub fn table(&self) -> &PageTable<F, X> {
         &self.table
+    }
+
+    /// Has `device` asked, too, whenever translations are to be forgotten: call this **before** it is allowed to
+    /// cache them itself (PCIe: before ATS is enabled). Cost and context: [`DeviceTlbs::add`].
+    ///
+    /// # Errors
+    /// [`DeviceTlbError`]: it must not cache translations.
+    pub fn add_device_tlb(&self, device: DeviceId) -> Result<(), DeviceTlbError> {
+        self.device_tlbs.add(device, &self.queue)
+    }
+
+    /// Has `device` forget everything, and asks it no more: call this **after** it was made to fetch no translation
+    /// any more (PCIe: ATS is disabled). Cost and context: [`DeviceTlbs::remove`].
+    ///
+    /// # Errors
+    /// [`InvalidationError`]: it may still use what it has cached, and is still asked.
+    pub fn remove_device_tlb(&self, device: DeviceId) -> Result<(), InvalidationError> {
+        self.device_tlbs.remove(device, &self.queue)
+    }
+
+    /// Asks `device` no more, for it reaches nothing: see [`DeviceTlbs::forget`]. What its silence has kept from
+    /// use comes back with the next flush.
+    pub fn forget_device_tlb(&self, device: DeviceId) {
+        self.device_tlbs.forget(device);
     }
 }
 
@@ -133,8 +161,9 @@ impl<F: Frames, Q: InvalidationQueue, X: Format> Mapper for TableMapper<F, Q, X>
     fn unmap<P: Platform>(&self, platform: &P, range: IovaRange, gather: &mut Gather) -> Unmapped {
         // A large page that is split: nothing of the range is gathered yet, so this must be complete.
         let forget = &mut |range| {
-            let request = Invalidation::Range { range, leaf_only: true };
-            self.queue.invalidate(self.domain, request).is_ok()
+            let invalidation = Invalidation::Range { range, leaf_only: true };
+            let request = Request { domain: self.domain, invalidation };
+            self.device_tlbs.submit(&self.queue, &[request]).is_ok()
         };
         let unmapped = self.table.unmap(platform, range, forget);
         if unmapped.bytes > 0 {
@@ -145,10 +174,11 @@ impl<F: Frames, Q: InvalidationQueue, X: Format> Mapper for TableMapper<F, Q, X>
 
     fn sync(&self, gather: &Gather) -> Result<(), InvalidationError> {
         let requests = gather.requests(self.domain, &self.queue.costs());
-        if requests.is_empty() { Ok(()) } else { self.queue.submit(&requests) }
+        if requests.is_empty() { Ok(()) } else { self.device_tlbs.submit(&self.queue, &requests) }
     }
 
     fn reclaim<P: Platform>(&self, platform: &P) -> Result<usize, InvalidationError> {
+        // Devices cache translations, and a table that is reclaimed has none: they need not be asked.
         self.table.reclaim(platform, || self.queue.invalidate(self.domain, Invalidation::Domain))
     }
 }

@@ -17,6 +17,10 @@
 //! are remembered one by one until each of their waiters has asked; if more are open, they are remembered as
 //! one, and batches between them count as failed, too: never the other way round.
 //!
+//! **Devices' own TLBs.** What asks a device to forget ([`Invalidation::DeviceTlb`]) is in no batch, nor is what is
+//! submitted with it: it goes to the hardware's queue at once, beside a batch that may be under way. A device may
+//! take long to answer, and for ever; so it delays, and fails, its own domain and not everybody in its batch.
+//!
 //! Memory ordering. What a CPU stored before it staged is before the leader's submission, by the lock. The
 //! number of the complete batch is stored with `Release`, after a failure was noted, and read with `Acquire`:
 //! so whoever finds its batch complete sees the failure, and acts after the hardware did.
@@ -49,7 +53,7 @@ pub struct SharedQueue<Q> {
     led: AtomicBool,
     /// The number of the last batch that is complete, well or badly.
     complete: AtomicU64,
-    /// Batches submitted so far.
+    /// Batches submitted so far, and what needed none.
     submissions: AtomicU64,
     /// How many wait for the batch that is open. Changed under the lock.
     waiters: AtomicU64,
@@ -119,7 +123,7 @@ impl<Q: InvalidationQueue> SharedQueue<Q> {
         &self.queue
     }
 
-    /// How many batches were submitted: hardware waits, however many waited for each.
+    /// How many batches were submitted, and requests beside them: hardware waits, however many waited for each.
     pub fn submissions(&self) -> u64 {
         self.submissions.load(Ordering::Relaxed)
     }
@@ -271,8 +275,12 @@ impl<Q: InvalidationQueue> InvalidationQueue for SharedQueue<Q> {
         self.submit(&[Request { domain, invalidation: request }])
     }
 
-    /// Stages the requests and waits for the batch that they are in.
+    /// Stages the requests and waits for the batch that they are in; those for devices' own TLBs are in none.
     fn submit(&self, requests: &[Request]) -> Result<(), InvalidationError> {
+        if requests.iter().any(|request| matches!(request.invalidation, Invalidation::DeviceTlb { .. })) {
+            self.submissions.fetch_add(1, Ordering::Relaxed);
+            return self.queue.submit(requests);
+        }
         loop {
             match self.stage(requests) {
                 (Some(mine), _) => return self.wait(mine),

@@ -1,0 +1,221 @@
+//! Devices that cache translations themselves (PCIe's Address Translation Services, ATS).
+//!
+//! What such a device has fetched it uses without asking the IOMMU again, until *it* is told to forget: an unmap
+//! that ends with the IOTLB leaves it all the device had. So after the IOTLB each of these devices is asked, too.
+//! [`DeviceTlbs`] is the set of them, of one domain. A domain that has none pays for a fence and a load each time
+//! it waits for hardware.
+//!
+//! **Order.** The IOTLB forgets first: a device that forgot before it could fetch the old translation from there
+//! again. Both are in one submission, as long as that holds them, and share its wait.
+//!
+//! **A device that comes.** An invalidation may miss a device that is just being added. That is no harm, as what
+//! the invalidation is about is then nothing that the device can fetch:
+//!
+//! - [`add`](DeviceTlbs::add) stores the device in the set, fences, and then has the IOTLB forget the domain; the
+//!   device may fetch translations only after that;
+//! - [`submit`](DeviceTlbs::submit) is called after the page-table entries were cleared (by whomever: what they did
+//!   happens before the call); it fences and then loads the set.
+//!
+//! Both sides store, fence and load, and both fences are `SeqCst`, so one is before the other. If `submit`'s is
+//! the later one, it finds the device. If `add`'s is, the walks that follow it find the entries cleared; older
+//! ones, and what the IOTLB had of them, end with `add`'s invalidation. The fence by itself would not do: until
+//! the unmap's own invalidation is carried out the IOTLB holds what memory no longer does, and would hand it to
+//! the device.
+//!
+//! **A device that goes** fetches nothing any more when [`remove`](DeviceTlbs::remove) is called, and is taken out
+//! of the set after it has confirmed that it forgot everything. That store is `Release` and the loads of the set
+//! are `Acquire`: who does not find the device does what it does after that confirmation.
+
+use arrayvec::ArrayVec;
+
+use super::{DeviceId, DomainId, Invalidation, InvalidationError, InvalidationQueue, Request};
+use crate::addr::IovaRange;
+use crate::sync::{AtomicU64, Ordering, fence};
+
+/// Devices with a TLB of their own that a domain can have.
+pub const MOST_DEVICE_TLBS: usize = if cfg!(loom) { 2 } else { 16 };
+
+/// Ranges that a device is asked for one by one; beyond these it forgets all that it has. (It gives an answer to
+/// each, over the bus.)
+const RANGES: usize = 8;
+
+/// Requests in one submission: eight ranges in the IOTLB and in six devices. There may be several submissions.
+const REQUESTS: usize = 56;
+
+/// A free place in the set; others are one more than the device's number.
+const FREE: u64 = 0;
+
+/// A device that cannot be added to [`DeviceTlbs`]: it must not be allowed to cache translations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DeviceTlbError {
+    /// The domain has as many as it can.
+    #[error("the domain has {limit} devices that cache translations themselves, which is the limit")]
+    Full {
+        /// How many it can have.
+        limit: usize,
+    },
+    /// The IOTLB was to forget what it has of the domain, and that was not confirmed.
+    #[error(transparent)]
+    Invalidation(#[from] InvalidationError),
+}
+
+/// The devices of one domain that cache translations themselves: up to 16.
+///
+/// Any number of CPUs may use it at once, and it takes no lock. Only calls that name the *same device* must come
+/// one after another.
+#[derive(Debug)]
+pub struct DeviceTlbs {
+    domain: DomainId,
+    /// Places in use; while one is being taken or given up it may be one too many, and never one too few.
+    count: AtomicU64,
+    places: [AtomicU64; MOST_DEVICE_TLBS],
+}
+
+impl DeviceTlbs {
+    /// No device, of `domain`.
+    pub fn new(domain: DomainId) -> Self {
+        Self { domain, count: AtomicU64::new(0), places: core::array::from_fn(|_| AtomicU64::new(FREE)) }
+    }
+
+    /// Adds `device`: from now on it is asked. Call this **before** the device is allowed to fetch translations
+    /// (before its ATS is enabled). A device that is there already stays, and nothing else is done.
+    ///
+    /// Looks at 16 places and waits for one invalidation of the domain by `queue`, which is the domain's. The caller
+    /// holds no lock and no slot. Allocates nothing.
+    ///
+    /// # Errors
+    /// [`DeviceTlbError`]: it is not added, and must not fetch translations.
+    pub fn add<Q: InvalidationQueue>(&self, device: DeviceId, queue: &Q) -> Result<(), DeviceTlbError> {
+        let number = number(device);
+        if self.place(number).is_some() {
+            return Ok(());
+        }
+        // Before the place is taken: who counts none need not look at the places.
+        self.count.fetch_add(1, Ordering::Relaxed);
+        let taken = self
+            .places
+            .iter()
+            .find(|place| place.compare_exchange(FREE, number, Ordering::Relaxed, Ordering::Relaxed).is_ok());
+        let Some(place) = taken else {
+            self.count.fetch_sub(1, Ordering::Release);
+            return Err(DeviceTlbError::Full { limit: MOST_DEVICE_TLBS });
+        };
+        // Against the one in `submit`, as the module's comment says.
+        fence(Ordering::SeqCst);
+        let added = InTheSet { set: self, place };
+        queue.invalidate(self.domain, Invalidation::Domain)?;
+        core::mem::forget(added);
+        Ok(())
+    }
+
+    /// Has `device` forget everything and takes it out of the set. Call this **after** it was made to fetch no
+    /// translation any more (its ATS is disabled). A device that is not there is let be.
+    ///
+    /// Waits for one invalidation of the device's TLB by `queue`, which is the domain's: a device that does not
+    /// answer takes all of the queue's time-out. The caller holds no lock and no slot. Allocates nothing.
+    ///
+    /// # Errors
+    /// [`InvalidationError`]: it may still use what it has, and stays in the set. Call this again, or see that it
+    /// reaches nothing and [`forget`](Self::forget) it.
+    pub fn remove<Q: InvalidationQueue>(&self, device: DeviceId, queue: &Q) -> Result<(), InvalidationError> {
+        if let Some(place) = self.place(number(device)) {
+            queue.invalidate(self.domain, Invalidation::DeviceTlb { device, range: None })?;
+            drop(InTheSet { set: self, place });
+        }
+        Ok(())
+    }
+
+    /// Takes `device` out of the set without asking it: it was reset or unplugged, or the IOMMU lets no access of
+    /// it through, translated ones included. As long as a device is in the set that does not answer, no
+    /// invalidation of the domain is confirmed. Looks at 16 places.
+    pub fn forget(&self, device: DeviceId) {
+        if let Some(place) = self.place(number(device)) {
+            drop(InTheSet { set: self, place });
+        }
+    }
+
+    /// Submits `requests`, which are for the IOTLB, to `queue`, and after them what has the devices in the set
+    /// forget the same. Returns when all of it is confirmed.
+    ///
+    /// Up to eight ranges are asked for one by one; more of them, or the whole domain, cost a device all that
+    /// it has. One submission, and one more for every 56 requests that there are beyond the first 56, in the
+    /// same order. With no device in the set: a fence and a load more than the submission itself. The caller
+    /// holds no lock and no slot. Allocates nothing.
+    ///
+    /// # Errors
+    /// [`InvalidationError`]: nothing may be assumed to be forgotten, by the IOTLB or any device.
+    pub fn submit<Q: InvalidationQueue>(
+        &self,
+        queue: &Q,
+        requests: &[Request],
+    ) -> Result<(), InvalidationError> {
+        // Against the one in `add`: a device that is not found now finds the page-table entries that the caller
+        // has cleared. The module's comment has all of it.
+        fence(Ordering::SeqCst);
+        // Acquire: after the last `remove` that it sees.
+        if self.count.load(Ordering::Acquire) == 0 {
+            return queue.submit(requests);
+        }
+        self.submit_to_devices(queue, requests)
+    }
+
+    #[cold]
+    fn submit_to_devices<Q: InvalidationQueue>(
+        &self,
+        queue: &Q,
+        requests: &[Request],
+    ) -> Result<(), InvalidationError> {
+        let range = |request: &Request| match request.invalidation {
+            Invalidation::Range { range, .. } => Some(range),
+            _ => None,
+        };
+        let mut ranges: ArrayVec<Option<IovaRange>, RANGES> = ArrayVec::new();
+        if requests.len() <= RANGES && requests.iter().all(|request| range(request).is_some()) {
+            ranges.extend(requests.iter().map(range));
+        } else {
+            ranges.push(None);
+        }
+        let devices = self.places.iter().filter_map(|place| device(place.load(Ordering::Acquire)));
+        let of_devices = devices.flat_map(|device| {
+            let invalidation = move |range: &_| Invalidation::DeviceTlb { device, range: *range };
+            ranges.iter().map(invalidation)
+        });
+        let of_devices = of_devices.map(|invalidation| Request { domain: self.domain, invalidation });
+        let mut together: ArrayVec<Request, REQUESTS> = ArrayVec::new();
+        for request in requests.iter().copied().chain(of_devices) {
+            if together.is_full() {
+                queue.submit(&together)?;
+                together.clear();
+            }
+            together.push(request);
+        }
+        queue.submit(&together)
+    }
+
+    fn place(&self, number: u64) -> Option<&AtomicU64> {
+        self.places.iter().find(|place| place.load(Ordering::Relaxed) == number)
+    }
+}
+
+/// A device's place; it is free again when this is dropped, also when a queue panics.
+struct InTheSet<'a> {
+    set: &'a DeviceTlbs,
+    place: &'a AtomicU64,
+}
+
+impl Drop for InTheSet<'_> {
+    fn drop(&mut self) {
+        // Release: who finds the place free, or counts none, is after the device was told to forget everything.
+        self.place.store(FREE, Ordering::Release);
+        self.set.count.fetch_sub(1, Ordering::Release);
+    }
+}
+
+fn number(device: DeviceId) -> u64 {
+    u64::from(device.0) + 1
+}
+
+fn device(number: u64) -> Option<DeviceId> {
+    u32::try_from(number.checked_sub(1)?).ok().map(DeviceId)
+}
