@@ -76,10 +76,24 @@ fn parts_segment(page: u64, frame: u64, parts: &Range<usize>) -> Segment {
 
 #[derive(Debug, Clone)]
 enum Event {
-    Map { page: u64, frame: u64, parts: Range<usize> },
-    Unmap { page: u64, clear: bool, strict: bool },
-    Access { page: u64 },
+    Map {
+        page: u64,
+        frame: u64,
+        parts: Range<usize>,
+    },
+    Unmap {
+        page: u64,
+        clear: bool,
+        strict: bool,
+    },
+    Access {
+        page: u64,
+    },
     Flush,
+    /// The device's own TLB.
+    Forget {
+        page: Option<u64>,
+    },
 }
 
 /// With the time since the one before.
@@ -91,6 +105,7 @@ fn event() -> impl Strategy<Value = (Event, u64)> {
         3 => (0..PAGES, clear, strict).prop_map(|(page, clear, strict)| Event::Unmap { page, clear, strict }),
         4 => (0..PAGES).prop_map(|page| Event::Access { page }),
         1 => Just(Event::Flush),
+        1 => prop::option::of(0..PAGES).prop_map(|page| Event::Forget { page }),
     ];
     (event, 0_u64..50)
 }
@@ -105,8 +120,12 @@ struct Run {
 }
 
 impl Run {
-    fn new() -> Self {
+    /// The device has a TLB of so many entries, if any.
+    fn new(device_tlb: Option<usize>) -> Self {
         let (iommu, mapper) = rig_with(|config| (config.iotlb_entries, config.iotlb_ways) = (2, 2));
+        if let Some(entries) = device_tlb {
+            iommu.attach_with_tlb(DEVICE, mapper.context(DOMAIN), entries);
+        }
         Self { iommu, mapper, open: Translations::new(), expected: Exposed::default(), now: 0 }
     }
 
@@ -122,9 +141,19 @@ impl Run {
         self.expected.longest_stale_ns = self.expected.longest_stale_ns.max(time);
     }
 
+    fn ask(&self, invalidation: Invalidation) {
+        self.iommu.queue().invalidate(DOMAIN, invalidation).unwrap();
+    }
+
     fn invalidate(&self, page: u64) {
         let range = IovaRange::new(iova(page * PAGE), PAGE).unwrap();
-        self.iommu.queue().invalidate(DOMAIN, Invalidation::Range { range, leaf_only: true }).unwrap();
+        self.ask(Invalidation::Range { range, leaf_only: true });
+        self.forget(Some(page));
+    }
+
+    fn forget(&self, page: Option<u64>) {
+        let range = page.map(|page| IovaRange::new(iova(page * PAGE), PAGE).unwrap());
+        self.ask(Invalidation::DeviceTlb { device: DEVICE, range });
     }
 
     /// What is live through the page, and to which frame.
@@ -193,8 +222,11 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_ledger_is_exact(events in prop::collection::vec(event(), 1..150)) {
-        let mut run = Run::new();
+    fn the_ledger_is_exact(
+        device_tlb in prop::option::of(1_usize..5),
+        events in prop::collection::vec(event(), 1..150),
+    ) {
+        let mut run = Run::new(device_tlb);
         for (event, pause) in events {
             run.wait(pause);
             match event {
@@ -202,7 +234,8 @@ proptest! {
                 Event::Map { .. } => {}
                 Event::Unmap { page, clear, strict } => run.unmap(page, clear, strict),
                 Event::Access { page } => _ = run.iommu.access(DEVICE, iova(page * PAGE), 1, READ),
-                Event::Flush => run.iommu.queue().invalidate(DOMAIN, Invalidation::Domain).unwrap(),
+                Event::Flush => run.ask(Invalidation::Domain),
+                Event::Forget { page } => run.forget(page),
             }
             run.close();
         }
