@@ -4,6 +4,7 @@
 
 mod loom {
     pub mod deferred;
+    pub mod device_tlb;
     pub mod frames;
     pub mod owned;
     pub mod reclaim;

@@ -1,0 +1,143 @@
+//! A device that begins to cache translations itself, or ends it, beside an unmap that waits for the hardware: what
+//! is unmapped is then in none of the caches, and nothing can fetch it again.
+
+use ::loom::sync::{Arc, Mutex};
+use ::loom::thread;
+use portcullis::addr::{Iova, IovaRange};
+use portcullis::invalidation::{
+    DeviceId, DeviceTlbs, DomainId, Invalidation, InvalidationError, InvalidationQueue, Request,
+};
+use portcullis::sync::{AtomicU64, Ordering};
+
+const DOMAIN: DomainId = DomainId(1);
+const DEVICE: DeviceId = DeviceId(7);
+const OTHER: DeviceId = DeviceId(8);
+
+/// One translation: what is cached of it.
+struct Caches {
+    iotlb: u64,
+    /// What is in the device's own TLB. It is used first, whatever else.
+    device: u64,
+    /// Whether the device keeps what it fetches.
+    enabled: bool,
+}
+
+/// The device uses the translation again and again, and so whenever anything happens. Its lock is the hardware's own
+/// order: a walk after an invalidation finds what was stored before that was asked for.
+struct Hardware {
+    entry: AtomicU64,
+    caches: Mutex<Caches>,
+}
+
+impl Hardware {
+    /// A device without a TLB has put the translation into the IOTLB.
+    fn new() -> Self {
+        Self { entry: AtomicU64::new(1), caches: Mutex::new(Caches { iotlb: 1, device: 0, enabled: false }) }
+    }
+
+    /// What the device gets: from its own TLB, or the IOTLB, or memory.
+    fn access(&self) -> u64 {
+        let mut caches = self.caches.lock().unwrap();
+        if caches.iotlb == 0 {
+            caches.iotlb = self.entry.load(Ordering::Relaxed);
+        }
+        if caches.enabled && caches.device == 0 {
+            caches.device = caches.iotlb;
+        }
+        caches.iotlb.max(caches.device)
+    }
+
+    fn enable(&self, enabled: bool) {
+        self.caches.lock().unwrap().enabled = enabled;
+        self.access();
+    }
+
+    fn is_held(&self) -> bool {
+        self.caches.lock().unwrap().device == 1
+    }
+}
+
+impl InvalidationQueue for Hardware {
+    fn invalidate(&self, domain: DomainId, request: Invalidation) -> Result<(), InvalidationError> {
+        self.submit(&[Request { domain, invalidation: request }])
+    }
+
+    fn submit(&self, requests: &[Request]) -> Result<(), InvalidationError> {
+        for request in requests {
+            {
+                let mut caches = self.caches.lock().unwrap();
+                match request.invalidation {
+                    Invalidation::DeviceTlb { device: DEVICE, .. } => caches.device = 0,
+                    Invalidation::DeviceTlb { .. } => {}
+                    _ => caches.iotlb = 0,
+                }
+            }
+            self.access();
+        }
+        Ok(())
+    }
+}
+
+struct Machine {
+    hardware: Hardware,
+    set: DeviceTlbs,
+}
+
+impl Machine {
+    fn unmap(&self) {
+        self.hardware.entry.store(0, Ordering::Relaxed);
+        let range = IovaRange::new(Iova::new(0x1000), 0x1000).unwrap();
+        let request =
+            Request { domain: DOMAIN, invalidation: Invalidation::Range { range, leaf_only: true } };
+        self.set.submit(&self.hardware, &[request]).unwrap();
+        assert_eq!(self.hardware.access(), 0, "unmapped and reached");
+    }
+
+    fn come(&self) {
+        self.set.add(DEVICE, &self.hardware).unwrap();
+        self.hardware.enable(true);
+    }
+}
+
+fn race(before: fn(&Machine), other: fn(&Machine)) {
+    let mut model = ::loom::model::Builder::new();
+    model.preemption_bound = Some(4);
+    model.check(move || {
+        let machine = Arc::new(Machine { hardware: Hardware::new(), set: DeviceTlbs::new(DOMAIN) });
+        before(&machine);
+        let beside = Arc::clone(&machine);
+        let beside = thread::spawn(move || other(&beside));
+        machine.unmap();
+        beside.join().unwrap();
+        assert!(!machine.hardware.is_held());
+        assert_eq!(machine.hardware.access(), 0, "in the end");
+    });
+}
+
+#[test]
+fn a_device_that_comes_beside_an_unmap_gets_nothing() {
+    race(|_| (), Machine::come);
+}
+
+#[test]
+fn nor_where_there_is_another_already() {
+    race(|machine| machine.set.add(OTHER, &machine.hardware).unwrap(), Machine::come);
+}
+
+#[test]
+fn nor_where_another_goes() {
+    let come_and_go = |machine: &Machine| {
+        machine.set.remove(OTHER, &machine.hardware).unwrap();
+        machine.come();
+    };
+    race(|machine| machine.set.add(OTHER, &machine.hardware).unwrap(), come_and_go);
+}
+
+#[test]
+fn a_device_that_goes_beside_an_unmap_keeps_nothing() {
+    let go = |machine: &Machine| {
+        machine.hardware.enable(false);
+        machine.set.remove(DEVICE, &machine.hardware).unwrap();
+    };
+    race(Machine::come, go);
+}
