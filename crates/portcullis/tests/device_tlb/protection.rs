@@ -117,7 +117,7 @@ fn a_batch_is_out_of_reach_after_its_commit() {
             let all: Vec<_> = (0..4 * ranges).map(|number| side.map(number)).collect();
             // Too far apart to be joined.
             let (unmapped, kept): (Vec<IovaRange>, Vec<IovaRange>) =
-                all.iter().partition(|range| range.start().get() / PAGE % 4 == 0);
+                all.iter().partition(|range| (range.start().get() / PAGE).is_multiple_of(4));
             assert!(all.iter().all(|range| machine.reaches(DEVICE, range.start())));
             unmapped
                 .iter()
