@@ -12,10 +12,13 @@
 //! - What a benchmark is asked for ([`request`]), and how it finds Linux's code ([`rival`]).
 //! - The allocation of I/O virtual addresses: [`iova`].
 //! - Page tables in the formats of hardware: [`pgtable`].
+//! - Invalidations, their waits and their locks: [`invalidation`].
 //!
 //! # What it costs
-//! Threads that spin while they wait for each other to start: as many cores as threads are measured with.
+//! Threads that spin while they wait for each other to start: as many cores as threads are measured with. (Where
+//! there are more threads than cores, they let each other run.)
 
+pub mod invalidation;
 pub mod iova;
 pub mod limits;
 pub mod machine;

@@ -9,7 +9,7 @@ use crate::timer::TimerFigures;
 /// Everything that one run of a benchmark found.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Report {
-    /// The benchmark: `iova`, `pgtable`.
+    /// The benchmark: `iova`, `pgtable`, `invalidation`.
     pub bench: &'static str,
     /// What it ran on.
     pub machine: Machine,
@@ -65,6 +65,34 @@ pub struct Measurement {
     pub max: f64,
     /// 99.99 % of single operations took no longer; `None` where they were not timed one by one.
     pub p99_99: Option<f64>,
+    /// The hardware whose waits were assumed, where the benchmark assumes any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub profile: Option<String>,
+    /// What the time went into, where the benchmark tells.
+    #[serde(flatten)]
+    pub split: Option<Split>,
+}
+
+/// What the time of one repetition went into, for each operation: that of the slowest thread, as `ns_per_op` is.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Split {
+    /// Nanoseconds in calls of the invalidation queue: the hardware's wait, and that for another's batch.
+    pub wait_ns: f64,
+    /// Nanoseconds in which somebody else had a lock of the subject that was wanted. Locks of the library itself
+    /// are not told apart: those of its shared queue are in `wait_ns`, those of its deferred queues in `work_ns`.
+    pub lock_ns: f64,
+    /// All the rest.
+    pub work_ns: f64,
+    /// Submissions to the hardware, of all threads together, for each of their operations.
+    pub submissions_per_op: f64,
+    /// Requests in these submissions.
+    pub requests_per_op: f64,
+    /// Nanoseconds that the hardware worked, of all threads together, for each of their operations.
+    pub hardware_wait_ns_per_op: f64,
+    /// Nanoseconds of an operation in those blocks of 64 in which the thread did not flush, where operations flush
+    /// now and then.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub no_flush: Option<f64>,
 }
 
 impl Measurement {

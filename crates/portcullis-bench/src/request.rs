@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use portcullis_trace::replay::ProfileError;
+
 use crate::rival::RivalError;
 use crate::runner::{Failure, Options};
 use crate::team::TeamError;
@@ -42,6 +44,9 @@ pub enum BenchError {
     /// Linux's code cannot be used.
     #[error(transparent)]
     Rival(#[from] RivalError),
+    /// The hardware to measure against is not known.
+    #[error(transparent)]
+    Profile(#[from] ProfileError),
     /// There are no threads to measure with.
     #[error(transparent)]
     Team(#[from] TeamError),

@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use crate::report::{Measurement, Skipped};
+use crate::report::{Measurement, Skipped, Split};
 use crate::stats;
 use crate::team::Team;
 use crate::timer::{self, OpTimer};
@@ -117,6 +117,11 @@ pub trait Cell {
     /// Does at least `ops` operations in each thread and times them as a whole.
     fn repetition(&mut self, team: &Team, ops: u64) -> Result<Timing, Failure>;
 
+    /// What the time of the last repetition went into, where the benchmark tells.
+    fn split(&self) -> Option<Split> {
+        None
+    }
+
     /// Times up to `count` operations of each thread one by one (in ticks of `timer`), and stops early after
     /// `limit`. `None` where the workload does not consist of operations that one thread does by itself.
     fn samples(
@@ -176,6 +181,8 @@ struct Outcome {
     /// Operations in a repetition, once it is known how many fill its time.
     ops: Option<u64>,
     ns_per_op: Vec<f64>,
+    /// What went into each of these, where that is told.
+    splits: Vec<(f64, Split)>,
     samples: Vec<u64>,
     failure: Option<Failure>,
 }
@@ -234,7 +241,9 @@ impl Runner {
                 let place = if round % 2 == 0 { place } else { count - 1 - place };
                 each((place + round + pass) % count, &mut |cell, outcome| {
                     let timing = cell.repetition(&self.team, outcome.ops.unwrap_or(LEAST_OPS))?;
-                    outcome.ns_per_op.push(timing.wall.as_secs_f64() * 1e9 / timing.ops.max(1) as f64);
+                    let ns = timing.wall.as_secs_f64() * 1e9 / timing.ops.max(1) as f64;
+                    outcome.ns_per_op.push(ns);
+                    outcome.splits.extend(cell.split().map(|split| (ns, split)));
                     Ok(())
                 });
             }
@@ -303,6 +312,8 @@ impl Runner {
                         min: rounded(min),
                         max: rounded(max),
                         p99_99: self.timer.p99_99(&outcome.samples).map(rounded),
+                        profile: None,
+                        split: typical(median, &outcome.splits),
                     }),
                     (failure, _) => {
                         let reason = failure.map_or("no repetition was asked for".into(), |f| f.to_string());
@@ -336,6 +347,22 @@ fn not_beaten(group: &Group, subject: &str, beaten: &Beaten) -> Result<(), Failu
         }
         _ => Ok(()),
     }
+}
+
+/// What went into the repetition that took `median`, so that its parts add up; but of what is no part of it, the
+/// median too.
+fn typical(median: f64, splits: &[(f64, Split)]) -> Option<Split> {
+    let (_, split) = splits.iter().find(|(ns, _)| *ns == median)?;
+    let mut no_flush: Vec<f64> = splits.iter().filter_map(|(_, split)| split.no_flush).collect();
+    Some(Split {
+        wait_ns: rounded(split.wait_ns),
+        lock_ns: rounded(split.lock_ns),
+        work_ns: rounded(split.work_ns),
+        submissions_per_op: (split.submissions_per_op * 1e5).round() / 1e5,
+        requests_per_op: (split.requests_per_op * 1e5).round() / 1e5,
+        hardware_wait_ns_per_op: rounded(split.hardware_wait_ns_per_op),
+        no_flush: stats::median(&mut no_flush).map(rounded),
+    })
 }
 
 /// To a hundredth of a nanosecond: what lies beyond is noise.

@@ -108,18 +108,18 @@ fn cell(result: &Measurement, tail: bool) -> String {
     }
 }
 
-fn ns(ns: f64) -> String {
+pub(crate) fn ns(ns: f64) -> String {
     if ns < 100.0 { format!("{ns:.1}") } else { format!("{ns:.0}") }
 }
 
-fn write_header(text: &mut String, report: &Report) -> std::fmt::Result {
+pub(crate) fn write_header(text: &mut String, report: &Report) -> std::fmt::Result {
     let machine = &report.machine;
     let cpus = if machine.cpus == 1 { "CPU" } else { "CPUs" };
     writeln!(text, "{} {cpus}, {}, {} ({})\n", machine.cpus, machine.model, machine.os, machine.arch)
 }
 
 /// Every subject that is missing somewhere, once for each reason.
-fn write_skipped(text: &mut String, report: &Report) -> std::fmt::Result {
+pub(crate) fn write_skipped(text: &mut String, report: &Report) -> std::fmt::Result {
     let mut reasons: Vec<(&str, &str, Vec<&str>, Vec<String>)> = Vec::new();
     for skipped in &report.skipped {
         let workload = format!("{} ({})", skipped.workload, skipped.threads);
@@ -152,7 +152,7 @@ fn write_skipped(text: &mut String, report: &Report) -> std::fmt::Result {
 }
 
 fn write_legend(text: &mut String, report: &Report, layout: &Layout<'_>) -> std::fmt::Result {
-    let (limits, timer) = (&report.limits, &report.timer);
+    let timer = &report.timer;
     writeln!(
         text,
         "\nNanoseconds of one thread per operation: the median of interleaved repetitions, and half of the span \
@@ -177,6 +177,13 @@ fn write_legend(text: &mut String, report: &Report, layout: &Layout<'_>) -> std:
             "Times the limit: how often the largest of the limits below that is not above our figure fits into it."
         )?,
     }
+    write_limits(text, report)?;
+    write_subjects(text, report, layout.about)
+}
+
+/// What the machine can do at best.
+pub(crate) fn write_limits(text: &mut String, report: &Report) -> std::fmt::Result {
+    let limits = &report.limits;
     writeln!(text, "\nLimits, measured on one core in this run")?;
     for (name, meaning, ns) in [
         (
@@ -189,12 +196,17 @@ fn write_legend(text: &mut String, report: &Report, layout: &Layout<'_>) -> std:
     ] {
         writeln!(text, "  {name}: {ns:.1} ns - {meaning}")?;
     }
+    Ok(())
+}
+
+/// What each subject that was to be measured is.
+pub(crate) fn write_subjects(text: &mut String, report: &Report, about: &[(&str, &str)]) -> std::fmt::Result {
     writeln!(text, "\nSubjects")?;
     let measured = |subject: &str| {
         let results = report.results.iter().map(|result| result.subject);
         results.chain(report.skipped.iter().map(|skipped| skipped.subject)).any(|name| name == subject)
     };
-    for (subject, about) in layout.about.iter().filter(|(subject, _)| measured(subject)) {
+    for (subject, about) in about.iter().filter(|(subject, _)| measured(subject)) {
         writeln!(text, "  {subject}: {about}")?;
     }
     Ok(())

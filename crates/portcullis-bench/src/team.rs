@@ -40,7 +40,7 @@ struct Member {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Threads, each bound to a core of its own, that run jobs one after the other.
+/// Threads, each bound to a core (of its own, but for a team that shares them), that run jobs one after the other.
 pub struct Team {
     members: Vec<Member>,
 }
@@ -51,9 +51,17 @@ impl Team {
     /// # Errors
     /// [`TeamError`] where threads cannot be bound to cores.
     pub fn new(wanted: usize) -> Result<Self, TeamError> {
-        let cores = core_affinity::get_core_ids().filter(|cores| !cores.is_empty());
-        let cores = cores.ok_or(TeamError::NoCores)?;
-        let members = cores.into_iter().take(wanted).map(Member::start);
+        let members = cores()?.into_iter().take(wanted).map(Member::start);
+        Ok(Self { members: members.collect::<Result<_, _>>()? })
+    }
+
+    /// A team of `wanted` threads, however few cores there are: threads beyond these share cores, in turn. Their
+    /// jobs must not wait for each other without giving the core away, and so not at the [`StartLine`].
+    ///
+    /// # Errors
+    /// [`TeamError`] where threads cannot be bound to cores.
+    pub fn sharing_cores(wanted: usize) -> Result<Self, TeamError> {
+        let members = cores()?.into_iter().cycle().take(wanted).map(Member::start);
         Ok(Self { members: members.collect::<Result<_, _>>()? })
     }
 
@@ -127,6 +135,11 @@ impl Team {
         let end = spans.iter().map(|span| span.end).max();
         Ok(start.zip(end).map_or(Duration::ZERO, |(start, end)| end - start))
     }
+}
+
+/// The cores that this process may use: one at least.
+fn cores() -> Result<Vec<core_affinity::CoreId>, TeamError> {
+    core_affinity::get_core_ids().filter(|cores| !cores.is_empty()).ok_or(TeamError::NoCores)
 }
 
 impl Member {

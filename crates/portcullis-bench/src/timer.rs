@@ -68,6 +68,17 @@ impl OpTimer {
         self.figures
     }
 
+    /// The clock as it stands, in its own ticks.
+    #[inline(always)]
+    pub fn now(&self) -> u64 {
+        self.clock.raw()
+    }
+
+    /// How many ticks `ns` nanoseconds are.
+    pub fn in_ticks(&self, ns: f64) -> u64 {
+        (ns / self.ns_per_tick).round() as u64
+    }
+
     /// Times one operation, in the clock's own ticks.
     #[inline(always)]
     pub fn ticks<T>(&self, operation: impl FnOnce() -> T) -> (u64, T) {

@@ -8,7 +8,7 @@
 mod check;
 mod format;
 mod linux;
-mod memory;
+pub(crate) mod memory;
 mod ours;
 mod stores;
 mod subject;

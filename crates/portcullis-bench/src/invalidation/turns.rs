@@ -1,0 +1,243 @@
+//! Turns: every thread maps its pages, all wait for each other, and then all unmap at once. The clock runs for the
+//! unmaps only, a block at a time.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::check::{Watch, was_asked};
+use super::hardware::Asked;
+use super::spent::Spent;
+use super::subject::{Lane, Maker, Subject, SubjectInfo, lanes};
+use super::workload::{BLOCK, Shape, TURN};
+use crate::report::Split;
+use crate::runner::{Cell, Failure, Timing};
+use crate::team::{StartLine, Team};
+use crate::timer::OpTimer;
+
+/// Turns of a check at a time: in as many a thread unmaps twice what its deferred queue holds.
+const CHECK_TURNS: u64 = 2;
+/// Turns of a check at most, of all threads together, where the hardware was not asked before: enough for one queue
+/// of 32,768 entries to be flushed.
+const MOST_CHECK_TURNS: u64 = 256;
+
+/// Why a turn failed that only noticed that it did.
+fn cause(watch: Option<&Arc<Watch>>) -> Failure {
+    let refused = || Failure::Refused("it failed to map what was free, or to unmap what was mapped".into());
+    watch.and_then(|watch| watch.fault()).map_or_else(refused, Failure::Broken)
+}
+
+/// Where threads wait for each other before each turn's unmaps. Whoever waits lets others run.
+#[derive(Debug, Default)]
+struct Meeting(AtomicUsize);
+
+impl Meeting {
+    /// Waits until all `threads` are here for the `turn`th time, counting from 0.
+    fn wait(&self, threads: usize, turn: u64, crowded: bool, line: &StartLine) -> Result<(), Failure> {
+        self.0.fetch_add(1, Ordering::AcqRel);
+        let all = threads * (turn as usize + 1);
+        while self.0.load(Ordering::Acquire) < all {
+            if line.is_abandoned() {
+                return Err(Failure::Abandoned);
+            }
+            if crowded {
+                std::thread::yield_now();
+            } else {
+                std::hint::spin_loop();
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What one thread's unmaps took.
+#[derive(Debug, Clone, Copy, Default)]
+struct Share {
+    ticks: u64,
+    /// Intervals in `ticks` whose clock is to be taken off.
+    intervals: u64,
+    spent: Spent,
+    /// The same of the blocks without a call of the invalidation queue.
+    quiet_ticks: u64,
+    quiet_blocks: u64,
+}
+
+impl Share {
+    fn add(&mut self, ticks: u64, spent: Spent) {
+        self.ticks += ticks;
+        // Each wait reads the clock twice inside of what is timed here, and costs as much as two intervals.
+        self.intervals += 1 + 2 * (spent.waits + spent.locks);
+        self.spent.wait += spent.wait;
+        self.spent.waits += spent.waits;
+        self.spent.lock += spent.lock;
+        self.spent.locks += spent.locks;
+        if spent.waits == 0 {
+            self.quiet_ticks += ticks;
+            self.quiet_blocks += 1;
+        }
+    }
+}
+
+type Lanes = Arc<[Mutex<Box<dyn Lane>>]>;
+
+/// A subject and its threads' pages.
+pub(crate) struct Turns {
+    subject: Arc<dyn Subject>,
+    lanes: Lanes,
+    watch: Option<Arc<Watch>>,
+    timer: OpTimer,
+    crowded: bool,
+    flushes_rarely: bool,
+    split: Option<Split>,
+}
+
+impl Turns {
+    /// A fresh subject, ready for `shape`; another one was checked.
+    pub(crate) fn open(
+        team: &Team,
+        maker: &Maker,
+        info: &SubjectInfo,
+        shape: Shape,
+        threads: usize,
+    ) -> Result<Self, Failure> {
+        let watch = Arc::new(Watch::default());
+        Self::new(maker, info, shape, threads, Some(watch))?.check_watched(team)?;
+        Self::new(maker, info, shape, threads, None)
+    }
+
+    fn new(
+        maker: &Maker,
+        info: &SubjectInfo,
+        shape: Shape,
+        threads: usize,
+        watch: Option<Arc<Watch>>,
+    ) -> Result<Self, Failure> {
+        let subject = maker.subject(info, shape, watch.clone())?;
+        let lanes = lanes(&subject, threads, watch.as_ref())?;
+        Ok(Self {
+            subject,
+            lanes: lanes.into_iter().map(Mutex::new).collect(),
+            watch,
+            timer: maker.timer.clone(),
+            crowded: maker.crowded,
+            flushes_rarely: shape == Shape::Lazy,
+            split: None,
+        })
+    }
+
+    /// Works until the hardware was asked for something, and looks at what became of it.
+    fn check_watched(mut self, team: &Team) -> Result<(), Failure> {
+        let asked = |turns: &Self| turns.subject.hardware().asked() != Asked::default();
+        let mut done = CHECK_TURNS;
+        self.turns(team, CHECK_TURNS)?;
+        while !asked(&self) && done * (self.lanes.len() as u64) < MOST_CHECK_TURNS {
+            done += CHECK_TURNS;
+            self.turns(team, CHECK_TURNS)?;
+        }
+        // Once more after it, so that what was flushed is used again.
+        self.turns(team, CHECK_TURNS)?;
+        was_asked(&*self.subject)?;
+        self.check(team)
+    }
+
+    fn turns(&self, team: &Team, turns: u64) -> Result<Vec<Share>, Failure> {
+        let (lanes, timer, crowded) = (Arc::clone(&self.lanes), self.timer.clone(), self.crowded);
+        let watch = self.watch.clone();
+        let (threads, meeting) = (lanes.len(), Meeting::default());
+        team.each(threads, move |thread, line| {
+            let mut lane = lanes[thread].lock().unwrap_or_else(PoisonError::into_inner);
+            let cause = || cause(watch.as_ref());
+            let mut share = Share::default();
+            for turn in 0..turns {
+                (0..TURN / BLOCK).all(|block| lane.map(block)).then_some(()).ok_or_else(cause)?;
+                meeting.wait(threads, turn, crowded, line)?;
+                // What the maps have waited for is no part of this.
+                Spent::take();
+                for block in 0..TURN / BLOCK {
+                    let (ticks, unmapped) = timer.ticks(|| lane.unmap(block));
+                    unmapped.then_some(()).ok_or_else(cause)?;
+                    share.add(ticks, Spent::take());
+                }
+            }
+            Ok(share)
+        })
+    }
+
+    /// What a repetition of `ops` operations in each thread went into.
+    fn split_of(&self, slowest: &Share, ops: u64, asked: Asked) -> Split {
+        let each = |ns: f64| ns / ops as f64;
+        let Spent { wait, waits, lock, locks } = slowest.spent;
+        let wait_ns = each(self.timer.sum_ns(wait, waits));
+        let lock_ns = each(self.timer.sum_ns(lock, locks));
+        let ns = each(self.timer.sum_ns(slowest.ticks, slowest.intervals));
+        let all = (ops * self.lanes.len() as u64) as f64;
+        let quiet = slowest.quiet_blocks;
+        let no_flush = self.timer.sum_ns(slowest.quiet_ticks, quiet) / (quiet * BLOCK as u64) as f64;
+        Split {
+            wait_ns,
+            lock_ns,
+            work_ns: (ns - wait_ns - lock_ns).max(0.0),
+            submissions_per_op: asked.submissions as f64 / all,
+            requests_per_op: asked.requests as f64 / all,
+            hardware_wait_ns_per_op: self.subject.hardware().busy_ns(asked) / all,
+            no_flush: (self.flushes_rarely && quiet > 0).then_some(no_flush),
+        }
+    }
+}
+
+impl Cell for Turns {
+    fn repetition(&mut self, team: &Team, ops: u64) -> Result<Timing, Failure> {
+        let turns = ops.div_ceil(TURN as u64);
+        // What the subjects before have pushed out of the caches comes back first.
+        self.turns(team, turns.div_ceil(16))?;
+        let before = self.subject.hardware().asked();
+        let shares = self.turns(team, turns)?;
+        let after = self.subject.hardware().asked();
+        let asked = Asked {
+            submissions: after.submissions - before.submissions,
+            requests: after.requests - before.requests,
+        };
+        let ns = |share: &Share| self.timer.sum_ns(share.ticks, share.intervals);
+        let slowest = shares.iter().max_by(|a, b| ns(a).total_cmp(&ns(b))).ok_or(Failure::Abandoned)?;
+        let ops = turns * TURN as u64;
+        self.split = Some(self.split_of(slowest, ops, asked));
+        Ok(Timing { wall: Duration::from_secs_f64(ns(slowest) / 1e9), ops })
+    }
+
+    fn split(&self) -> Option<Split> {
+        self.split
+    }
+
+    fn samples(
+        &mut self,
+        team: &Team,
+        timer: &OpTimer,
+        count: usize,
+        limit: Duration,
+    ) -> Result<Option<Vec<u64>>, Failure> {
+        let (lanes, timer, watch) = (Arc::clone(&self.lanes), timer.clone(), self.watch.clone());
+        // Not in step: a thread may have its samples, or have used up its time, before the others.
+        let ticks = team.each(lanes.len(), move |thread, _| {
+            let mut lane = lanes[thread].lock().unwrap_or_else(PoisonError::into_inner);
+            let cause = || cause(watch.as_ref());
+            let mut samples = Vec::with_capacity(count + TURN);
+            let start = Instant::now();
+            while samples.len() < count && start.elapsed() < limit {
+                (0..TURN / BLOCK).all(|block| lane.map(block)).then_some(()).ok_or_else(cause)?;
+                for index in 0..TURN {
+                    let (ticks, unmapped) = timer.ticks(|| lane.unmap_one(index));
+                    unmapped.then_some(()).ok_or_else(cause)?;
+                    samples.push(ticks);
+                }
+            }
+            Ok(samples)
+        })?;
+        Ok(Some(ticks.concat()))
+    }
+
+    fn check(&mut self, _: &Team) -> Result<(), Failure> {
+        // Batches and rings end with their threads' lanes. No thread works any more.
+        self.lanes = Arc::new([]);
+        self.subject.settle()
+    }
+}
