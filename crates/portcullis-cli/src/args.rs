@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::builder::PossibleValuesParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use portcullis::domain::Policy;
-use portcullis_bench::{iova, pgtable};
+use portcullis_bench::{invalidation, iova, pgtable};
 use portcullis_trace::replay::{FORMATS, Mode};
 
 /// DMA remapping: what protection from devices costs, and what it leaves exposed.
@@ -105,6 +105,8 @@ pub enum BenchWhat {
     Iova(BenchIova),
     /// Page tables in the formats of hardware, beside Linux's
     Pgtable(BenchPgtable),
+    /// Unmaps with their waits for the hardware and their locks, beside the design of 2015
+    Invalidation(BenchInvalidation),
 }
 
 #[derive(Debug, Args)]
@@ -148,7 +150,37 @@ pub struct BenchPgtable {
     pub options: BenchOptions,
 }
 
-/// What every benchmark can be told.
+#[derive(Debug, Args)]
+pub struct BenchInvalidation {
+    /// Workloads, separated by commas [default: all]
+    #[arg(long, value_delimiter = ',', value_name = "NAME,..",
+          value_parser = PossibleValuesParser::new(invalidation::WORKLOADS.map(|workload| workload.name)))]
+    pub workload: Vec<String>,
+
+    /// Subjects to measure, separated by commas [default: all that do the workload]
+    #[arg(long, value_delimiter = ',', value_name = "NAME,..",
+          value_parser = PossibleValuesParser::new(invalidation::SUBJECTS.map(|subject| subject.name)))]
+    pub subject: Vec<String>,
+
+    /// Hardware whose waits to make, in real time: none, vtd, smmuv3, virtio-iommu, or a TOML file
+    #[arg(long, value_name = "NAME|FILE", default_value = "vtd")]
+    pub profile: String,
+
+    /// Numbers of threads, 48 at most; those beyond the number of cores share them [default: 1, 2 and 8]
+    #[arg(long, value_delimiter = ',', value_name = "N,..",
+          value_parser = clap::value_parser!(u8).range(1..=invalidation::MOST_THREADS as i64))]
+    pub threads: Vec<u8>,
+
+    /// Less than 30 seconds instead of a minute or two, with more noise
+    #[arg(long)]
+    pub quick: bool,
+
+    /// Print JSON for machines instead of a table
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What benchmarks beside Linux's code can be told.
 #[derive(Debug, Args)]
 pub struct BenchOptions {
     /// Numbers of threads, each on a core of its own [default: 1 and 2, as far as the workload allows]

@@ -10,7 +10,7 @@ use portcullis_bench::report::Report;
 use portcullis_bench::request::{BenchError, Request};
 use portcullis_bench::runner::{Options, Progress};
 use portcullis_bench::table::{self, Layout};
-use portcullis_bench::{iova, pgtable};
+use portcullis_bench::{invalidation, iova, pgtable};
 
 use crate::args::{Arguments, BenchOptions, BenchWhat};
 use crate::print;
@@ -32,7 +32,8 @@ pub fn run(what: &BenchWhat) -> Result<ExitCode, CommandError> {
             let request = request(&arguments.options, &arguments.workload, &arguments.subject, options);
             let report = measure(|progress| iova::run(&request, progress))?;
             let about = iova::SUBJECTS.map(|subject| (subject.name, subject.about));
-            show(&arguments.options, &report, &layout(None, &["full-32bit"], &about))
+            let layout = layout(None, &["full-32bit"], &about);
+            show(arguments.options.json, &report, |report| table::render(report, &layout))
         }
         BenchWhat::Pgtable(arguments) => {
             let options = if arguments.options.quick { pgtable::quick() } else { pgtable::full() };
@@ -40,18 +41,36 @@ pub fn run(what: &BenchWhat) -> Result<ExitCode, CommandError> {
             let choice = Choice { formats: arguments.format.clone(), incoherent: arguments.incoherent };
             let report = measure(|progress| pgtable::run(&request, &choice, progress))?;
             let about = pgtable::SUBJECTS.map(|subject| (subject.name, subject.about));
-            show(&arguments.options, &report, &layout(Some("stores"), &[], &about))
+            let layout = layout(Some("stores"), &[], &about);
+            show(arguments.options.json, &report, |report| table::render(report, &layout))
+        }
+        BenchWhat::Invalidation(arguments) => {
+            let options = if arguments.quick { invalidation::quick() } else { invalidation::full() };
+            let request = Request {
+                workloads: arguments.workload.clone(),
+                subjects: arguments.subject.clone(),
+                threads: each_once(&arguments.threads),
+                rival: None,
+                options,
+            };
+            let report = measure(|progress| invalidation::run(&request, &arguments.profile, progress))?;
+            show(arguments.json, &report, invalidation::render)
         }
     }
 }
 
 fn request(arguments: &BenchOptions, workloads: &[String], subjects: &[String], options: Options) -> Request {
-    // Each number of threads once.
-    let mut threads: Vec<usize> = arguments.threads.iter().map(|threads| usize::from(*threads)).collect();
+    let (workloads, subjects) = (workloads.to_vec(), subjects.to_vec());
+    let threads = each_once(&arguments.threads);
+    Request { workloads, subjects, threads, rival: arguments.rival.clone(), options }
+}
+
+/// Each number of threads once.
+fn each_once(threads: &[u8]) -> Vec<usize> {
+    let mut threads: Vec<usize> = threads.iter().map(|threads| usize::from(*threads)).collect();
     threads.sort_unstable();
     threads.dedup();
-    let (workloads, subjects) = (workloads.to_vec(), subjects.to_vec());
-    Request { workloads, subjects, threads, rival: arguments.rival.clone(), options }
+    threads
 }
 
 fn layout<'a>(limit: Option<&'a str>, tails: &'a [&'a str], about: &'a [(&'a str, &'a str)]) -> Layout<'a> {
@@ -71,13 +90,13 @@ fn measure(
     }
 }
 
-fn show(arguments: &BenchOptions, report: &Report, layout: &Layout<'_>) -> Result<ExitCode, CommandError> {
-    let text = if arguments.json {
+fn show(json: bool, report: &Report, render: impl Fn(&Report) -> String) -> Result<ExitCode, CommandError> {
+    let text = if json {
         let mut json = serde_json::to_string_pretty(report).map_err(std::io::Error::from)?;
         json.push('\n');
         json
     } else {
-        table::render(report, layout)
+        render(report)
     };
     print(&text)?;
     Ok(ExitCode::SUCCESS)

@@ -156,3 +156,42 @@ fn wrong_usage_of_page_tables_exits_with_2() {
         assert!(stdout(&output).is_empty());
     }
 }
+
+#[test]
+fn invalidations_are_told_with_their_profile() {
+    let common = ["--workload", "lazy-unmap", "--subject", "portcullis", "--threads", "1,3"];
+    let output = bench_of("invalidation", &[&common[..], &["--json", "--profile", "smmuv3"]].concat());
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert!(stderr(&output).is_empty(), "{}", stderr(&output));
+    let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(json["bench"], "invalidation");
+    let results = json["results"].as_array().unwrap();
+    let threads: Vec<_> = results.iter().map(|result| result["threads"].as_u64().unwrap()).collect();
+    assert_eq!(threads, [1, 3], "more threads than some machines have cores");
+    assert!(results.iter().all(|result| result["profile"] == "smmuv3"));
+    assert!(results.iter().all(|result| result["no_flush"].is_number()));
+    assert_eq!(json["skipped"].as_array().unwrap().len(), 0);
+
+    let output = bench_of("invalidation", &common);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let text = stdout(&output);
+    assert!(text.contains("Profile: vtd") && text.contains("lazy-unmap"), "{text}");
+    assert!(text.contains("strict waits shared by SharedQueue"), "the subjects are explained: {text}");
+}
+
+#[test]
+fn wrong_usage_of_invalidations_is_told() {
+    let cases: [(&[&str], i32, &str); 5] = [
+        (&["--workload", "strict"], 2, "strict-batch-32"),
+        (&["--subject", "linux"], 2, "global-lock"),
+        (&["--threads", "49"], 2, "49 is not in 1..=48"),
+        (&["--rival", "librival.so"], 2, "unexpected argument"),
+        (&["--profile", "vtx"], 1, "there are none, vtd, smmuv3, virtio-iommu"),
+    ];
+    for (arguments, code, expected) in cases {
+        let output = bench_of("invalidation", arguments);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains(expected), "{arguments:?}: {}", stderr(&output));
+        assert!(stdout(&output).is_empty());
+    }
+}
