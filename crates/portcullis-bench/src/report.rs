@@ -89,8 +89,8 @@ pub struct Split {
     pub requests_per_op: f64,
     /// Nanoseconds that the hardware worked, of all threads together, for each of their operations.
     pub hardware_wait_ns_per_op: f64,
-    /// Nanoseconds of an operation in those blocks of 64 in which the thread did not flush, where operations flush
-    /// now and then.
+    /// Nanoseconds of an operation in the median of those blocks of 64 in which the thread did not flush, where
+    /// operations flush now and then.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub no_flush: Option<f64>,
 }

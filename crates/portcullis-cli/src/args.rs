@@ -171,7 +171,7 @@ pub struct BenchInvalidation {
           value_parser = clap::value_parser!(u8).range(1..=invalidation::MOST_THREADS as i64))]
     pub threads: Vec<u8>,
 
-    /// Less than 30 seconds instead of a minute or two, with more noise
+    /// Less than 30 seconds instead of some minutes, with more noise
     #[arg(long)]
     pub quick: bool,
 

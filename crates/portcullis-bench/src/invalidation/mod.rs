@@ -38,7 +38,7 @@ use crate::runner::{Failure, Group, Open, Options, Progress, Runner};
 use crate::team::Team;
 use crate::timer::OpTimer;
 
-/// A run of about a minute.
+/// A run of some minutes.
 pub fn full() -> Options {
     Options { rounds: 5, ..Options::full() }
 }

@@ -12,6 +12,7 @@ use super::subject::{Lane, Maker, Subject, SubjectInfo, lanes};
 use super::workload::{BLOCK, Shape, TURN};
 use crate::report::Split;
 use crate::runner::{Cell, Failure, Timing};
+use crate::stats;
 use crate::team::{StartLine, Team};
 use crate::timer::OpTimer;
 
@@ -51,15 +52,14 @@ impl Meeting {
 }
 
 /// What one thread's unmaps took.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Default)]
 struct Share {
     ticks: u64,
     /// Intervals in `ticks` whose clock is to be taken off.
     intervals: u64,
     spent: Spent,
-    /// The same of the blocks without a call of the invalidation queue.
-    quiet_ticks: u64,
-    quiet_blocks: u64,
+    /// Of each block without a call of the invalidation queue, the ticks, and how often a lock was waited for.
+    quiet: Vec<(u64, u64)>,
 }
 
 impl Share {
@@ -72,8 +72,7 @@ impl Share {
         self.spent.lock += spent.lock;
         self.spent.locks += spent.locks;
         if spent.waits == 0 {
-            self.quiet_ticks += ticks;
-            self.quiet_blocks += 1;
+            self.quiet.push((ticks, spent.locks));
         }
     }
 }
@@ -147,7 +146,8 @@ impl Turns {
         team.each(threads, move |thread, line| {
             let mut lane = lanes[thread].lock().unwrap_or_else(PoisonError::into_inner);
             let cause = || cause(watch.as_ref());
-            let mut share = Share::default();
+            let quiet = Vec::with_capacity(turns as usize * (TURN / BLOCK));
+            let mut share = Share { quiet, ..Share::default() };
             for turn in 0..turns {
                 (0..TURN / BLOCK).all(|block| lane.map(block)).then_some(()).ok_or_else(cause)?;
                 meeting.wait(threads, turn, crowded, line)?;
@@ -163,16 +163,22 @@ impl Turns {
         })
     }
 
+    /// What an operation takes in the blocks without a flush: in the median of all threads' blocks, as one block in
+    /// which something else has had the core says nothing of unmaps.
+    fn no_flush(&self, shares: &[Share]) -> Option<f64> {
+        let ns = |(ticks, locks): &(u64, u64)| self.timer.sum_ns(*ticks, 1 + 2 * locks) / BLOCK as f64;
+        let mut blocks: Vec<f64> = shares.iter().flat_map(|share| share.quiet.iter().map(ns)).collect();
+        stats::median(&mut blocks)
+    }
+
     /// What a repetition of `ops` operations in each thread went into.
-    fn split_of(&self, slowest: &Share, ops: u64, asked: Asked) -> Split {
+    fn split_of(&self, slowest: &Share, no_flush: Option<f64>, ops: u64, asked: Asked) -> Split {
         let each = |ns: f64| ns / ops as f64;
         let Spent { wait, waits, lock, locks } = slowest.spent;
         let wait_ns = each(self.timer.sum_ns(wait, waits));
         let lock_ns = each(self.timer.sum_ns(lock, locks));
         let ns = each(self.timer.sum_ns(slowest.ticks, slowest.intervals));
         let all = (ops * self.lanes.len() as u64) as f64;
-        let quiet = slowest.quiet_blocks;
-        let no_flush = self.timer.sum_ns(slowest.quiet_ticks, quiet) / (quiet * BLOCK as u64) as f64;
         Split {
             wait_ns,
             lock_ns,
@@ -180,7 +186,7 @@ impl Turns {
             submissions_per_op: asked.submissions as f64 / all,
             requests_per_op: asked.requests as f64 / all,
             hardware_wait_ns_per_op: self.subject.hardware().busy_ns(asked) / all,
-            no_flush: (self.flushes_rarely && quiet > 0).then_some(no_flush),
+            no_flush,
         }
     }
 }
@@ -200,7 +206,8 @@ impl Cell for Turns {
         let ns = |share: &Share| self.timer.sum_ns(share.ticks, share.intervals);
         let slowest = shares.iter().max_by(|a, b| ns(a).total_cmp(&ns(b))).ok_or(Failure::Abandoned)?;
         let ops = turns * TURN as u64;
-        self.split = Some(self.split_of(slowest, ops, asked));
+        let no_flush = if self.flushes_rarely { self.no_flush(&shares) } else { None };
+        self.split = Some(self.split_of(slowest, no_flush, ops, asked));
         Ok(Timing { wall: Duration::from_secs_f64(ns(slowest) / 1e9), ops })
     }
 
