@@ -31,14 +31,6 @@ impl Timing {
         let Waits { doorbell, completion, descriptor, .. } = &profile.waits;
         Self { submission: doorbell.ns + completion.ns, request: descriptor.ns }
     }
-
-    /// What a driver of this hardware would state. A profile has no figure for a refill: bare metal's.
-    pub(crate) fn costs(&self) -> Costs {
-        // Profiles have nothing above 10^9; the cast saturates in any case.
-        let whole = |ns: f64| ns.round() as u32;
-        let (submission_ns, request_ns) = (whole(self.submission), whole(self.request));
-        Costs { submission_ns, request_ns, ..Costs::BARE_METAL }
-    }
 }
 
 /// What hardware has been asked for.
@@ -142,8 +134,8 @@ mod tests {
     use super::*;
 
     fn hardware(name: &str) -> Hardware {
-        let timing = Timing::of(&Profile::load(name).unwrap());
-        Hardware::new(timing, timing.costs(), &OpTimer::calibrated(), true, None)
+        let profile = Profile::load(name).unwrap();
+        Hardware::new(Timing::of(&profile), profile.waits.costs(), &OpTimer::calibrated(), true, None)
     }
 
     #[test]
@@ -158,7 +150,7 @@ mod tests {
     #[test]
     fn what_is_asked_for_is_counted_and_waited_for() {
         let timing = Timing { submission: 200_000.0, request: 100_000.0 };
-        let hardware = Hardware::new(timing, timing.costs(), &OpTimer::calibrated(), true, None);
+        let hardware = Hardware::new(timing, Costs::BARE_METAL, &OpTimer::calibrated(), true, None);
         let request = Request { domain: DomainId(1), invalidation: Invalidation::Domain };
         let start = Instant::now();
         hardware.submit(&[request; 3]).unwrap();
@@ -171,7 +163,7 @@ mod tests {
     #[test]
     fn submissions_of_several_threads_are_worked_on_one_after_the_other() {
         let timing = Timing { submission: 2e6, request: 0.0 };
-        let hardware = Arc::new(Hardware::new(timing, timing.costs(), &OpTimer::calibrated(), true, None));
+        let hardware = Arc::new(Hardware::new(timing, Costs::BARE_METAL, &OpTimer::calibrated(), true, None));
         let start = Instant::now();
         std::thread::scope(|scope| {
             for _ in 0..4 {

@@ -71,6 +71,7 @@ pub fn run(request: &Request, profile: &str, progress: impl FnMut(Progress)) -> 
                 platform: platform.clone(),
                 timer: runner.timer.clone(),
                 timing: Timing::of(&profile),
+                costs: profile.waits.costs(),
                 crowded: *threads > machine.cpus,
             };
             // Who does not do a workload is no news unless it was asked for.

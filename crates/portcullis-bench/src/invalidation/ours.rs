@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use portcullis::addr::{Direction, Iova, PhysAddr};
 use portcullis::dma::{DmaDevice, RawBatch, RingMapping, StrictRing, StrictRingConfig};
-use portcullis::domain::{Domain, PhysSegment, Policy};
+use portcullis::domain::{Domain, MapListError, PhysSegment, Policy};
 use portcullis::invalidation::InvalidationQueue;
-use portcullis::platform::{Platform, PlatformEvents};
+use portcullis::iova::IovaError;
+use portcullis::mapper::Mapper;
 use portcullis::std_platform::StdPlatform;
 
 use super::hardware::Hardware;
@@ -69,8 +70,14 @@ impl<Q: InvalidationQueue> Subject for Ours<Q> {
 
     fn settle(&self) -> Result<(), Failure> {
         let domain = self.device.domain();
-        // As if a CPU were unplugged that never did anything: what every CPU has deferred is flushed and freed.
-        domain.slot_released(self.platform.slots() - 1);
+        // More than there is: before it is refused, all that is deferred is flushed and taken back, whatever queue it
+        // is in.
+        let everything =
+            PhysSegment { phys: PhysAddr::new(0), len: domain.mapper().geometry().aperture.len() };
+        match domain.map(&[everything], Direction::FromDevice.permissions(), Iova::new(u64::MAX)) {
+            Err(MapListError::Iova(IovaError::Exhausted { .. })) => {}
+            other => return Err(Failure::Broken(format!("the whole space was asked for: {other:?}"))),
+        }
         let stats = domain.stats();
         if stats.maps != stats.unmaps || stats.lost_iova_bytes > 0 {
             return Err(Failure::Broken(format!("not everything was unmapped: {stats:?}")));

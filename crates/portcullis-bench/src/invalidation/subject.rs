@@ -49,7 +49,7 @@ pub const SUBJECTS: [SubjectInfo; 4] = [
     SubjectInfo {
         name: SINGLE,
         about: "Domain on hardware that states a very expensive flush (its waits are the profile's): one deferred \
-                queue for all CPUs",
+                queue of 32,768 ranges for all CPUs",
         which: Which::SingleQueue,
     },
     SubjectInfo {
@@ -135,6 +135,8 @@ pub(crate) struct Maker {
     pub platform: StdPlatform,
     pub timer: OpTimer,
     pub timing: Timing,
+    /// What a driver of that hardware states.
+    pub costs: Costs,
     /// There are more threads than cores.
     pub crowded: bool,
 }
@@ -150,11 +152,11 @@ impl Maker {
         if !info.does(shape) {
             return Err(Failure::Unsupported("this subject does not do the workload".into()));
         }
-        let Self { platform, timer, timing, crowded } = self;
-        let stated = if info.which == Which::SingleQueue { VERY_EXPENSIVE } else { timing.costs() };
+        let Self { platform, timer, timing, costs, crowded } = self;
+        let stated = if info.which == Which::SingleQueue { VERY_EXPENSIVE } else { *costs };
         let hardware = Arc::new(Hardware::new(*timing, stated, timer, *crowded, watch));
         let waits = |queue: Arc<dyn InvalidationQueue>| Waits::new(queue, timer);
-        let policy = if shape == Shape::Lazy { Policy::LAZY } else { Policy::Strict };
+        let policy = if shape == Shape::Lazy { Policy::lazy_for(&stated) } else { Policy::Strict };
         Ok(match (info.which, shape) {
             (Which::Portcullis | Which::SingleQueue, _) => {
                 let queue = waits(Arc::new(SharedQueue::new(Arc::clone(&hardware))));

@@ -99,8 +99,8 @@ fn write_comparisons(text: &mut String, report: &Report) -> std::fmt::Result {
             let hardware = threads * many.hardware_wait_ns_per_op / one.hardware_wait_ns_per_op;
             let (workload, subject) = (result.workload, result.subject);
             lines.push(format!(
-                "{workload}, {subject}, {}: {hardware:.2} times the hardware's work for one thread's unmaps, {:.2} \
-                 times the wait of each",
+                "{workload}, {subject}, {}: the hardware works {hardware:.2} times as long as for one, each waits \
+                 {:.2} times as long",
                 count(result.threads),
                 many.wait_ns / one.wait_ns
             ));

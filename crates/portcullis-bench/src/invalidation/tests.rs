@@ -17,8 +17,9 @@ use crate::team::Team;
 use crate::timer::OpTimer;
 
 fn maker(profile: &str) -> Maker {
-    let timing = Timing::of(&Profile::load(profile).unwrap());
-    Maker { platform: StdPlatform::new(), timer: OpTimer::calibrated(), timing, crowded: true }
+    let profile = Profile::load(profile).unwrap();
+    let (timing, costs) = (Timing::of(&profile), profile.waits.costs());
+    Maker { platform: StdPlatform::new(), timer: OpTimer::calibrated(), timing, costs, crowded: true }
 }
 
 /// Forgets one thing of all that it is to do.
@@ -94,8 +95,9 @@ impl Lane for ScriptLane {
 
 /// What the check says of two turns.
 fn verdict(promise: Promise, fault: Fault) -> Option<String> {
-    let timing = Timing::of(&Profile::load("none").unwrap());
-    let hardware = Hardware::new(timing, timing.costs(), &OpTimer::calibrated(), true, None);
+    let profile = Profile::load("none").unwrap();
+    let (timing, costs) = (Timing::of(&profile), profile.waits.costs());
+    let hardware = Hardware::new(timing, costs, &OpTimer::calibrated(), true, None);
     let watch = Arc::new(Watch::default());
     let mapped = (0..TURN).map(|_| AtomicUsize::new(0)).collect();
     let subject = Arc::new(Script { fault, promise, mapped, watch: Arc::clone(&watch), hardware });
