@@ -35,7 +35,15 @@ pub fn pause_after(turns: u32) {
 }
 
 /// Looks that cost less than a call of the scheduler: some hundred nanoseconds.
-const SPINS: u32 = 32;
+pub const SPINS: u32 = 32;
+
+/// How many threads run at once; as many as there are where there is no scheduler to tell.
+pub fn cores() -> u64 {
+    #[cfg(all(not(loom), feature = "std"))]
+    return std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
+    #[cfg(not(all(not(loom), feature = "std")))]
+    u64::MAX
+}
 
 /// A lock around a `T`. Uncontended, taking and releasing it is one atomic exchange and one store.
 #[derive(Debug, Default)]

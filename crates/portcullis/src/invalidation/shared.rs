@@ -28,13 +28,16 @@
 use arrayvec::ArrayVec;
 
 use super::{Costs, DomainId, Invalidation, InvalidationError, InvalidationQueue, Request};
-use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering, pause, pause_after};
+use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering, SPINS, cores, pause, pause_after};
 
 /// Requests that one batch holds: beyond these, ranges of one domain become the whole domain.
 const BATCH: usize = if cfg!(loom) { 2 } else { 64 };
 
 /// Looks that a leader at the most takes for company to come.
-const PATIENCE: u32 = if cfg!(loom) { 1 } else { 40 };
+const PATIENCE: u32 = if cfg!(loom) { 1 } else { SPINS };
+
+/// The same where more are expected than there are cores: some of them need the leader's to come.
+const PATIENCE_OF_THE_CROWDED: u32 = if cfg!(loom) { 1 } else { SPINS + 8 };
 
 /// Every so many batches the leader has all its patience, to find out whether it pays again.
 const PROBE: u64 = 16;
@@ -61,6 +64,8 @@ pub struct SharedQueue<Q> {
     expected: AtomicU64,
     /// How many looks company was worth lately.
     patience: AtomicU64,
+    /// Threads that run at once.
+    cores: u64,
 }
 
 #[derive(Debug)]
@@ -115,6 +120,7 @@ impl<Q: InvalidationQueue> SharedQueue<Q> {
             waiters: AtomicU64::new(0),
             expected: AtomicU64::new(0),
             patience: AtomicU64::new(PATIENCE.into()),
+            cores: cores(),
         }
     }
 
@@ -181,8 +187,9 @@ impl<Q: InvalidationQueue> SharedQueue<Q> {
         }
         let lately = self.patience.load(Ordering::Relaxed) as u32;
         let probes = self.submissions.load(Ordering::Relaxed).is_multiple_of(PROBE);
-        let most = if probes { PATIENCE } else { lately };
-        let remember = |looks: u32| self.patience.store(looks.min(PATIENCE).into(), Ordering::Relaxed);
+        let all = if expected > self.cores { PATIENCE_OF_THE_CROWDED } else { PATIENCE };
+        let most = if probes { all } else { lately.min(all) };
+        let remember = |looks: u32| self.patience.store(looks.min(all).into(), Ordering::Relaxed);
         for look in 0..most {
             pause_after(look);
             if is_here() {

@@ -14,6 +14,10 @@
 //! that visit has its earlier stores made visible by the lock; one that queues *after* the visit sees the
 //! new number, again by the lock, so its stamp says that this flush does not cover it. The fast path needs no
 //! fence and writes no line that another CPU writes, except while a flush goes on.
+//!
+//! Queues that no CPU has used are not visited. A CPU *announces* its queue with its first entry, and then looks at
+//! the number (and at the policy); a flush takes its number, and then looks who is announced. With a fence between
+//! the two on both sides, one of them sees the other.
 
 mod account;
 mod ring;
@@ -22,7 +26,7 @@ use crate::addr::IovaRange;
 use crate::exposure::{ByteTime, Bytes};
 use crate::percpu::PerCpu;
 use crate::platform::LocalSlot;
-use crate::sync::{AtomicU64, Mutex, Ordering};
+use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, fence};
 
 use ring::{Entry, Ring};
 
@@ -73,6 +77,8 @@ impl Cleared {
 pub struct DeferredQueue {
     /// The last is shared: by callers without a slot, or by all.
     rings: PerCpu<Mutex<Ring>>,
+    /// From the first on, so many queues of CPUs have been used.
+    announced: AtomicUsize,
     /// The number of the flush that began last.
     begun: AtomicU64,
     /// The highest number of a flush that is confirmed.
@@ -94,6 +100,7 @@ impl DeferredQueue {
     fn new(slots: usize, entries: usize) -> Self {
         Self {
             rings: PerCpu::new(slots, || Mutex::new(Ring::new(entries))),
+            announced: AtomicUsize::new(0),
             begun: AtomicU64::new(0),
             confirmed: AtomicU64::new(0),
         }
@@ -123,10 +130,14 @@ impl DeferredQueue {
         if ring.is_full() {
             return Deferred::Full;
         }
+        if let (false, Some(slot)) = (ring.announced, slot) {
+            self.announce(slot.index());
+            ring.announced = true;
+        }
         let Some(window_ns) = window() else {
             return Deferred::Refused;
         };
-        // Relaxed: the ring's lock orders this against `begin_flush`, as the module's comment says.
+        // Relaxed: the ring's lock, or the fence of the announcement, orders this against `begin_flush`.
         let stamp = self.begun.load(Ordering::Relaxed);
         ring.push(Entry { range: cleared.range, stamp });
         ring.account.queued(cleared.bytes(), clock);
@@ -138,11 +149,27 @@ impl DeferredQueue {
     }
 
     /// Begins a flush and returns its number: what is queued by now will be covered by a domain-wide
-    /// invalidation that the caller submits *after* this call. O(CPUs), takes each queue's lock in turn.
+    /// invalidation that the caller submits *after* this call. O(CPUs that ever queued), takes each one's lock in turn.
     pub fn begin_flush(&self) -> u64 {
         let number = self.begun.fetch_add(1, Ordering::Relaxed) + 1;
-        self.rings.iter().for_each(|ring| ring.lock().account.begin(number));
+        // Between the number and who is announced.
+        fence(Ordering::SeqCst);
+        self.used().for_each(|ring| ring.lock().account.begin(number));
         number
+    }
+
+    #[cold]
+    fn announce(&self, index: usize) {
+        self.announced.fetch_max(index + 1, Ordering::Relaxed);
+        // Between the announcement and the number.
+        fence(Ordering::SeqCst);
+    }
+
+    /// The queues that may hold anything.
+    fn used(&self) -> impl Iterator<Item = &Mutex<Ring>> {
+        let shared = self.rings.len() - 1;
+        let own = self.announced.load(Ordering::Relaxed).min(shared);
+        self.rings.iter().take(own).chain(self.rings.at(shared))
     }
 
     /// The hardware has confirmed the invalidation of the flush that `begin_flush` numbered so. O(CPUs), takes
@@ -150,7 +177,7 @@ impl DeferredQueue {
     pub fn confirm_flush(&self, number: u64, now_ns: u64) {
         // Release: whoever acts on the number acts after the confirmation.
         self.confirmed.fetch_max(number, Ordering::Release);
-        self.rings.iter().for_each(|ring| ring.lock().account.confirm(number, now_ns));
+        self.used().for_each(|ring| ring.lock().account.confirm(number, now_ns));
     }
 
     /// The window of some CPU has ended. Whether anything waits, so that a flush is due. O(CPUs).
@@ -158,7 +185,7 @@ impl DeferredQueue {
     /// From here on the next entry of each CPU asks for a timer again.
     pub fn timer(&self) -> bool {
         let confirmed = self.confirmed();
-        self.rings.iter().fold(false, |due, ring| {
+        self.used().fold(false, |due, ring| {
             let mut ring = ring.lock();
             ring.timer_ns = u64::MAX;
             due | ring.waits(confirmed)
@@ -168,7 +195,7 @@ impl DeferredQueue {
     /// Whether any entry still waits for a flush. O(CPUs).
     pub fn is_pending(&self) -> bool {
         let confirmed = self.confirmed();
-        self.rings.iter().any(|ring| ring.lock().waits(confirmed))
+        self.used().any(|ring| ring.lock().waits(confirmed))
     }
 
     /// How many queues there are: one for each CPU and one more, or one for all.
@@ -196,7 +223,7 @@ impl DeferredQueue {
     /// Byte-nanoseconds of all that has waited up to `now_ns`, and the longest that anything did.
     pub(crate) fn exposure(&self, now_ns: u64) -> (ByteTime, u64) {
         let mut sum = (ByteTime::default(), 0);
-        for ring in self.rings.iter() {
+        for ring in self.used() {
             let (time, longest_ns) = ring.lock().account.total(now_ns);
             sum.0 += time;
             sum.1 = longest_ns.max(sum.1);

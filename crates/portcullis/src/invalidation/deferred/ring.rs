@@ -21,13 +21,15 @@ pub(super) struct Ring {
     tail: usize,
     /// The window of the timer that runs; the longest there is where none does.
     pub timer_ns: u64,
+    /// Flushes know of it.
+    pub announced: bool,
     pub account: Account,
 }
 
 impl Ring {
     pub(super) fn new(entries: usize) -> Self {
         let entries = core::iter::repeat_n(None, entries.next_power_of_two()).collect();
-        Self { entries, head: 0, tail: 0, timer_ns: u64::MAX, account: Account::default() }
+        Self { entries, head: 0, tail: 0, timer_ns: u64::MAX, announced: false, account: Account::default() }
     }
 
     #[inline]
