@@ -205,3 +205,27 @@ proptest! {
         prop_assert_eq!(memory.bad_frees(), 0);
     }
 }
+
+#[test]
+#[allow(unsafe_code, reason = "the trait's methods are")]
+fn bytes_are_copied_and_zeroed_across_frames() {
+    use portcullis::platform::CopyMemory;
+    let memory = Memory::new(1 << 20);
+    let (from, to) = (memory.buffer(20_000).unwrap(), memory.buffer(20_000).unwrap());
+    let pattern: Vec<u8> = (0..20_000_u32).map(|n| (n % 251) as u8).collect();
+    from.write(0, &pattern).unwrap();
+    to.fill(0xff);
+    let at = |buffer: &portcullis_model::Buffer, offset| buffer.phys().checked_add(offset).unwrap();
+    // SAFETY: both buffers are longer than that.
+    unsafe {
+        memory.copy(at(&from, 3), at(&to, 4_091), 9_001);
+        memory.zero(at(&to, 5_000), 5_003);
+    }
+    let mut expected = vec![0xff; 20_000];
+    expected[4_091..4_091 + 9_001].copy_from_slice(&pattern[3..3 + 9_001]);
+    expected[5_000..5_000 + 5_003].fill(0);
+    let mut found = vec![0; 20_000];
+    to.read(0, &mut found).unwrap();
+    assert!(found == expected);
+    assert_eq!(memory.stray_tables(), 0);
+}

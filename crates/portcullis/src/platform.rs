@@ -149,6 +149,27 @@ pub unsafe trait Frames: Send + Sync + 'static {
     unsafe fn table(&self, frame: PhysAddr) -> &Table;
 }
 
+/// Memory that the CPU copies for devices: between bounce buffers, made of [frames](Frames), and the buffers that
+/// drivers name.
+///
+/// # Safety
+/// Both methods write the bytes named, all of them, and nothing else.
+pub unsafe trait CopyMemory: Frames {
+    /// Copies `len` bytes from `from` to `to`, of any alignment, across any number of frames. A device may be changing
+    /// them meanwhile: what is copied then is any mixture of old and new bytes. Never waits; O(len).
+    ///
+    /// # Safety
+    /// All bytes of both ranges are memory that the CPU reaches. The ranges do not overlap, and nobody but devices
+    /// (and those who access it as atomics) touches either meanwhile.
+    unsafe fn copy(&self, from: PhysAddr, to: PhysAddr, len: u64);
+
+    /// Sets `len` bytes at `at` to 0.
+    ///
+    /// # Safety
+    /// As for [`copy`](Self::copy).
+    unsafe fn zero(&self, at: PhysAddr, len: u64);
+}
+
 impl<T: Platform> Platform for Arc<T> {
     fn slots(&self) -> usize {
         T::slots(self)
@@ -202,5 +223,20 @@ unsafe impl<T: Frames> Frames for Arc<T> {
     unsafe fn table(&self, frame: PhysAddr) -> &Table {
         // SAFETY: the caller's promise is passed on unchanged.
         unsafe { T::table(self, frame) }
+    }
+}
+
+// SAFETY: everything is passed on to `T`, which promises the same.
+unsafe impl<T: CopyMemory> CopyMemory for Arc<T> {
+    #[inline]
+    unsafe fn copy(&self, from: PhysAddr, to: PhysAddr, len: u64) {
+        // SAFETY: the caller's promise is passed on unchanged.
+        unsafe { T::copy(self, from, to, len) }
+    }
+
+    #[inline]
+    unsafe fn zero(&self, at: PhysAddr, len: u64) {
+        // SAFETY: the caller's promise is passed on unchanged.
+        unsafe { T::zero(self, at, len) }
     }
 }

@@ -9,6 +9,7 @@
 
 mod allocator;
 mod buffer;
+mod copy;
 mod dma;
 
 pub use buffer::Buffer;
