@@ -1,6 +1,6 @@
 //! Failures that other allocators are known for, tried on whole spaces: searches that are linear (2), and
 //! that miss what fits (5). 1, 3 and 6 are in `iova_space.rs`, 4 in `iova_space_no_alloc.rs`, the lazy half
-//! of 6 in `iova_lazy.rs`.
+//! of 6 in `failures/f06_timer_drains.rs`.
 
 mod chosen;
 mod iova_model;

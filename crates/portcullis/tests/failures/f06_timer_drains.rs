@@ -2,17 +2,16 @@
 //! in the queue of the CPU that unmapped them, each of its unmaps takes one back, and it goes to the CPU that
 //! it came from.
 
-mod chosen;
-mod common;
-
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use chosen::{ANYWHERE, Chosen, PAGE};
-use common::Bench;
+use crate::chosen::{ANYWHERE, Chosen, PAGE};
+use crate::common::Bench;
+use crate::rig::{Clocked, LAZY_FOREVER, Rig, page};
 use portcullis::addr::{Direction, Iova, IovaRange, PhysAddr};
 use portcullis::domain::{PhysSegment, Policy};
-use portcullis::invalidation::QUEUE_ENTRIES;
+use portcullis::invalidation::{QUEUE_ENTRIES, SLICE};
 use portcullis::platform::PlatformEvents;
 
 const SLOTS: usize = 4;
@@ -173,4 +172,49 @@ fn a_cpu_that_goes_leaves_nothing_behind() {
     let usage = cpus.bench.domain.usage();
     assert_eq!((usage.taken, usage.cached), (0, 0));
     cpus.assert_nothing_lost();
+}
+
+/// Where one call takes back all that there is, because the space is exhausted or a CPU has gone, it does so in
+/// slices: no turn of a slot, so no lock that is held and no time for which a kernel keeps interrupts off, covers
+/// more than one.
+#[test]
+fn no_turn_takes_back_more_than_a_slice() {
+    let platform = Clocked::new(SLOTS);
+    let rig = Rig::new(Arc::clone(&platform), LAZY_FOREVER, |queue| queue);
+    let limit = Iova::new((2048 << 12) - 1);
+    let map = || rig.domain.map(&[page(0)], Direction::FromDevice.permissions(), limit);
+    let (out, most, all) = (AtomicU64::new(0), Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let domain = Arc::downgrade(&rig.domain);
+    platform.after_each_turn({
+        let (most, all) = (Arc::clone(&most), Arc::clone(&all));
+        move || {
+            let usage = domain.upgrade().expect("it is in use").usage();
+            let now = (usage.taken - usage.cached) / PAGE;
+            let back = out.swap(now, Ordering::Relaxed).saturating_sub(now);
+            most.fetch_max(back, Ordering::Relaxed);
+            all.fetch_add(back, Ordering::Relaxed);
+        }
+    });
+    let queued = |ranges: u64| {
+        for slot in 0..SLOTS {
+            platform.be(slot);
+            let ranges: Vec<_> = (0..ranges).map(|_| map().unwrap()).collect();
+            ranges.into_iter().for_each(|range| rig.domain.unmap(range).unwrap());
+        }
+    };
+    queued(QUEUE_ENTRIES as u64);
+    let before = all.load(Ordering::Relaxed);
+    // What is left below the limit, and one more.
+    platform.be(0);
+    let live: Vec<_> = (0..1024).map(|_| map().unwrap()).collect();
+    assert!(all.load(Ordering::Relaxed) - before >= 1000, "one of these took back all that waited");
+    live.into_iter().for_each(|range| rig.domain.unmap_strictly(range).unwrap());
+    queued(100);
+    let before = all.load(Ordering::Relaxed);
+    platform.be(SLOTS);
+    PlatformEvents::slot_released(&*rig.domain, 2);
+    assert!(all.load(Ordering::Relaxed) - before >= 100, "all that the CPU has left behind");
+    let most = most.load(Ordering::Relaxed);
+    assert!(most > 1 && most <= SLICE as u64, "{most} taken back in one turn");
+    assert_eq!(rig.domain.stats().lost_iova_bytes, 0);
 }

@@ -1,0 +1,182 @@
+//! Failure 7: memory is freed, or given to somebody else, after its unmap and before the invalidation, so that a
+//! device with a cached translation reaches what is another's by then.
+//!
+//! The memory itself tells: whoever frees it has the device try at that very moment.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use portcullis::addr::{Direction, Iova, Permissions, PhysAddr};
+use portcullis::dma::{CoherentMemory, DmaBuffer, Mapped, UnmapBatch};
+use portcullis::domain::{PhysSegment, Policy};
+use portcullis::invalidation::InvalidationError;
+use portcullis::platform::{Frames, Table};
+use portcullis::std_platform::StdPlatform;
+use portcullis_model::{Buffer, Iommu, Memory, Queue};
+
+use crate::rig::{self, DEVICE, LAZY_FOREVER, PAGE};
+
+type Rig = rig::Rig<StdPlatform, Queue>;
+type MappedBuffer = Mapped<Watched, rig::Mapper<Queue>, StdPlatform>;
+
+const TIMEOUT: InvalidationError = InvalidationError::TimedOut { waited_ns: 1 };
+
+/// What was freed, and what of it the device reached then.
+#[derive(Default)]
+struct Log {
+    freed: AtomicU64,
+    reached: AtomicU64,
+}
+
+/// The address at which memory is mapped, once it is known, and the device behind it.
+struct Tries {
+    iommu: Arc<Iommu>,
+    iova: AtomicU64,
+    log: Arc<Log>,
+}
+
+impl Tries {
+    fn now(&self) {
+        let iova = Iova::new(self.iova.load(Ordering::Relaxed));
+        let reached = self.iommu.probe(DEVICE, iova, Permissions::WRITE).is_some();
+        self.log.freed.fetch_add(1, Ordering::Relaxed);
+        self.log.reached.fetch_add(reached.into(), Ordering::Relaxed);
+    }
+}
+
+/// A buffer that has the device try when it is freed.
+struct Watched {
+    buffer: Buffer,
+    tries: Tries,
+}
+
+// SAFETY: the list is that of the buffer, which is atomic memory of its own.
+unsafe impl DmaBuffer for Watched {
+    fn segments(&self) -> &[PhysSegment] {
+        self.buffer.segments()
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        self.tries.now();
+    }
+}
+
+/// A mapped buffer whose translation the device has cached.
+fn mapped(rig: &Rig, log: &Arc<Log>) -> MappedBuffer {
+    let tries = Tries { iommu: Arc::clone(&rig.iommu), iova: AtomicU64::new(0), log: Arc::clone(log) };
+    let watched = Watched { buffer: rig.memory.buffer(PAGE).unwrap(), tries };
+    let mapped = rig.device.map(watched, Direction::Bidirectional).unwrap();
+    mapped.buffer().tries.iova.store(mapped.iova().get(), Ordering::Relaxed);
+    assert!(rig.reaches(mapped.iova()));
+    mapped
+}
+
+/// Every way in which a buffer can come back, or be dropped.
+const WAYS: [(&str, fn(&Rig, MappedBuffer)); 7] = [
+    ("unmap", |_, mapped| drop(mapped.unmap().unwrap())),
+    ("drop", |_, mapped| drop(mapped)),
+    ("unlink and reclaim", |_, mapped| drop(mapped.unlink().reclaim().unwrap())),
+    ("unlink and drop", |_, mapped| drop(mapped.unlink())),
+    ("batch", |rig, mapped| {
+        let mut batch = UnmapBatch::new(&rig.device, 4);
+        batch.unmap(mapped).unwrap();
+        assert_eq!(batch.commit().unwrap().len(), 1);
+    }),
+    ("batch that is drained", |rig, mapped| {
+        let mut batch = UnmapBatch::new(&rig.device, 4);
+        batch.unmap(mapped).unwrap();
+        assert_eq!(batch.commit_and_drain().unwrap().count(), 1);
+    }),
+    ("batch that is dropped", |rig, mapped| {
+        let mut batch = UnmapBatch::new(&rig.device, 4);
+        batch.unmap(mapped).unwrap();
+    }),
+];
+
+#[test]
+fn no_buffer_is_freed_while_the_device_reaches_it() {
+    for (name, end) in WAYS {
+        let (rig, log) =
+            (Rig::new(StdPlatform::new(), Policy::Strict, |queue| queue), Arc::new(Log::default()));
+        end(&rig, mapped(&rig, &log));
+        assert_eq!(
+            (log.freed.load(Ordering::Relaxed), log.reached.load(Ordering::Relaxed)),
+            (1, 0),
+            "{name}"
+        );
+        // A batch is strict whatever the policy; the others are freed within the window, which is what lazy says.
+        let rig = Rig::new(StdPlatform::new(), LAZY_FOREVER, |queue| queue);
+        end(&rig, mapped(&rig, &log));
+        let reached = u64::from(!name.starts_with("batch"));
+        assert_eq!(
+            (log.freed.load(Ordering::Relaxed), log.reached.load(Ordering::Relaxed)),
+            (2, reached),
+            "{name}"
+        );
+    }
+}
+
+/// The same with hardware that does not answer: whatever is freed is freed after an invalidation, or not at all.
+#[test]
+fn nor_where_the_hardware_does_not_answer() {
+    for failures in [1, 2, u64::MAX] {
+        // The ways that do not unwrap.
+        for (name, end) in [WAYS[1], WAYS[3], WAYS[6]] {
+            let rig = Rig::new(StdPlatform::new(), Policy::Strict, |queue| queue);
+            let log = Arc::new(Log::default());
+            let mapped = mapped(&rig, &log);
+            rig.iommu.queue().fail_next(failures, TIMEOUT);
+            end(&rig, mapped);
+            assert_eq!(log.reached.load(Ordering::Relaxed), 0, "{name}");
+            // A mapping asks once more; a batch that is dropped does not.
+            let asks = if name.starts_with("batch") { 1 } else { 2 };
+            assert_eq!(log.freed.load(Ordering::Relaxed), u64::from(failures < asks), "{name}, {failures}");
+        }
+    }
+}
+
+/// Frames that have the device try when they are freed.
+struct WatchedFrames(Arc<Memory>, Arc<Tries>);
+
+// SAFETY: everything is passed on to the memory.
+unsafe impl Frames for WatchedFrames {
+    fn alloc(&self, count: usize) -> Option<PhysAddr> {
+        self.0.alloc(count)
+    }
+
+    unsafe fn free(&self, first: PhysAddr, count: usize) {
+        self.1.now();
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.0.free(first, count) }
+    }
+
+    unsafe fn table(&self, frame: PhysAddr) -> &Table {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.0.table(frame) }
+    }
+}
+
+#[test]
+fn coherent_memory_is_freed_after_its_invalidation_under_every_policy() {
+    for policy in [Policy::Strict, LAZY_FOREVER] {
+        let rig = Rig::new(StdPlatform::new(), policy, |queue| queue);
+        let log = Arc::new(Log::default());
+        let iova = AtomicU64::new(0);
+        let tries = Arc::new(Tries { iommu: Arc::clone(&rig.iommu), iova, log: Arc::clone(&log) });
+        let frames = || WatchedFrames(Arc::clone(&rig.memory), Arc::clone(&tries));
+        for freed in 1..=2 {
+            let memory = CoherentMemory::new(&rig.device, frames(), 4096).unwrap();
+            tries.iova.store(memory.iova().get(), Ordering::Relaxed);
+            assert!(rig.reaches(memory.iova()));
+            if freed == 1 {
+                memory.free().unwrap()
+            } else {
+                drop(memory)
+            }
+            let counts = (log.freed.load(Ordering::Relaxed), log.reached.load(Ordering::Relaxed));
+            assert_eq!(counts, (freed, 0), "{policy:?}");
+        }
+    }
+}

@@ -1,0 +1,329 @@
+//! Failure 18: one lock is held across a hardware wait, so that all CPUs wait for one.
+//!
+//! The hardware here works until another CPU has done everything there is to do, in the same domain. Whatever waits
+//! for a lock that the first CPU holds never comes back: the hardware gives up after half a minute, and says what it
+//! was. (That time decides only how long a failure takes.)
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use portcullis::addr::{Direction, Iova, PageSize, PhysAddr};
+use portcullis::dma::{RawBatch, RingUnmap, StrictRing, StrictRingConfig};
+use portcullis::domain::{PhysSegment, Policies, Policy};
+use portcullis::invalidation::{DeviceId, InvalidationQueue, QUEUE_ENTRIES, SharedQueue};
+use portcullis::platform::{LocalSlot, Platform, PlatformEvents};
+use portcullis::std_platform::StdPlatform;
+use portcullis_model::Queue;
+
+use crate::rig::{self, ANYWHERE, Hooked, LAZY_FOREVER, PAGE, page};
+
+/// Threads as CPUs, each of which knows whether it holds a slot.
+#[derive(Clone)]
+struct Watched(StdPlatform);
+
+thread_local! {
+    static IN_SLOT: Cell<bool> = const { Cell::new(false) };
+}
+
+impl Platform for Watched {
+    fn slots(&self) -> usize {
+        self.0.slots()
+    }
+
+    fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
+        assert!(!IN_SLOT.replace(true), "a slot inside a slot");
+        let result = self.0.with_slot(f);
+        IN_SLOT.set(false);
+        result
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.0.now_ns()
+    }
+
+    fn fence_all(&self) {
+        self.0.fence_all();
+    }
+
+    fn register(&self, events: Weak<dyn PlatformEvents>) {
+        self.0.register(events);
+    }
+
+    fn wake_at(&self, deadline_ns: u64) {
+        self.0.wake_at(deadline_ns);
+    }
+}
+
+type Rig<Q> = rig::Rig<Watched, Q>;
+
+/// What the hardware waits for.
+struct Work {
+    armed: AtomicBool,
+    asks: Mutex<Sender<()>>,
+    answers: Mutex<Receiver<()>>,
+    /// What the other CPU does now.
+    doing: Mutex<&'static str>,
+    waits: AtomicU64,
+}
+
+impl Work {
+    /// Called while the hardware works.
+    fn wait(&self) {
+        assert!(!IN_SLOT.get(), "a slot is held while hardware works");
+        if !self.armed.swap(false, Ordering::SeqCst) {
+            return;
+        }
+        self.asks.lock().unwrap().send(()).unwrap();
+        let answer = self.answers.lock().unwrap().recv_timeout(Duration::from_secs(30));
+        assert!(answer.is_ok(), "{:?} waits for a CPU that waits for hardware", self.doing.lock().unwrap());
+        self.waits.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// Everything that another CPU may want meanwhile. Where waits are shared, a CPU that asks hardware for something
+/// waits for its turn, as it must: then only what asks for nothing is in the list.
+fn everything<Q: InvalidationQueue>(
+    rig: &Rig<Q>,
+    alone: bool,
+) -> Vec<(&'static str, Box<dyn FnMut() + Send>)> {
+    let (domain, device) = (Arc::clone(&rig.domain), rig.device.clone());
+    let lazily = device.with_policy(LAZY_FOREVER).unwrap();
+    let (other, other_device) = rig.another(9, LAZY_FOREVER);
+    let policies = Arc::new(Policies::new(LAZY_FOREVER));
+    policies.govern(DeviceId(9), &other).unwrap();
+    let mut ring = StrictRing::new(&device, StrictRingConfig::new(1024, PAGE, 256)).unwrap();
+    let memory = Arc::clone(&rig.memory);
+    let map = {
+        let domain = Arc::clone(&domain);
+        move || domain.map(&[page(1)], Direction::Bidirectional.permissions(), ANYWHERE).unwrap()
+    };
+    let mut all: Vec<(&'static str, Box<dyn FnMut() + Send>)> = Vec::new();
+    let mut add = |name, step: Box<dyn FnMut() + Send>| all.push((name, step));
+    let one = lazily.clone();
+    add(
+        "map and unmap lazily",
+        Box::new(move || {
+            // Enough for turns in the space behind the lists, too few to fill a queue.
+            let iovas: Vec<_> = (0..4)
+                .map(|number| one.map_single(page(number).phys, PAGE, Direction::ToDevice).unwrap())
+                .collect();
+            iovas.into_iter().for_each(|iova| one.unmap_single(iova, PAGE).unwrap());
+        }),
+    );
+    let one = lazily.clone();
+    add(
+        "map and unmap a buffer",
+        Box::new(move || {
+            let buffer = memory.buffer(100).unwrap();
+            drop(one.map(buffer, Direction::FromDevice).unwrap().unmap().unwrap());
+        }),
+    );
+    let (one, all_pages) = (Arc::clone(&domain), map.clone());
+    add(
+        "translate",
+        Box::new(move || {
+            let range = all_pages();
+            let phys = one.mapper().table().iova_to_phys(&Watched(StdPlatform::with_slots(1)), range.start());
+            assert_eq!(phys, Some(page(1).phys));
+            one.mapper().table().visit(&Watched(StdPlatform::with_slots(1)), |_| ());
+        }),
+    );
+    let one = Arc::clone(&domain);
+    add(
+        "ask for usage, counts and exposure",
+        Box::new(move || {
+            let (usage, stats, exposure) = (one.usage(), one.stats(), one.exposure());
+            assert!(usage.taken > 0 && stats.maps > 0 && exposure.longest_stale_ns < u64::MAX);
+        }),
+    );
+    let (one, two, mut window_ns) = (Arc::clone(&domain), device.clone(), 1 << 62);
+    add(
+        "weaken the policies",
+        Box::new(move || {
+            // Longer each time: what is as strict as before is flushed for.
+            window_ns += 1;
+            one.set_policy(Policy::Lazy { window_ns }).unwrap();
+            two.with_policy(Policy::Strict).unwrap();
+        }),
+    );
+    add(
+        "map and unmap in a ring",
+        Box::new(move || {
+            let mapping = ring.map(&[page(3)], Direction::Bidirectional).unwrap();
+            assert_eq!(ring.unmap(mapping).unwrap(), RingUnmap::Waiting);
+            let range = ring.reserve(PAGE).unwrap();
+            ring.release(range).unwrap();
+        }),
+    );
+    let one = device.clone();
+    add(
+        "make a ring",
+        Box::new(move || {
+            assert!(StrictRing::new(&one, StrictRingConfig::new(64, PAGE, 8)).unwrap().close().is_ok());
+        }),
+    );
+    let (one, mut batch) = (device.clone(), RawBatch::new(&device, 256));
+    add(
+        "unmap into a batch",
+        Box::new(move || {
+            let iova = one.map_single(page(5).phys, PAGE, Direction::Bidirectional).unwrap();
+            one.unmap_single_in(&mut batch, iova, PAGE).unwrap();
+        }),
+    );
+    let one = other_device.clone();
+    add(
+        "map in another domain",
+        Box::new(move || {
+            let iova = one.map_single(page(5).phys, PAGE, Direction::Bidirectional).unwrap();
+            one.unmap_single(iova, PAGE).unwrap();
+        }),
+    );
+    if !alone {
+        return all;
+    }
+    let mut add = |name, step: Box<dyn FnMut() + Send>| all.push((name, step));
+    let (one, range) = (Arc::clone(&domain), map);
+    add(
+        "unmap strictly, and flush",
+        Box::new(move || {
+            one.unmap_strictly(range()).unwrap();
+            one.flush().unwrap();
+        }),
+    );
+    add(
+        "change another domain's policy",
+        Box::new(move || {
+            other.set_policy(Policy::Strict).unwrap();
+            policies.set_default(Policy::Strict).unwrap();
+            policies.set_default(LAZY_FOREVER).unwrap();
+        }),
+    );
+    add(
+        "reclaim, and change the policy",
+        Box::new(move || {
+            domain.reclaim().unwrap();
+            domain.set_policy(Policy::Strict).unwrap();
+            device.set_policy(Some(Policy::Strict)).unwrap();
+            device.set_policy(None).unwrap();
+        }),
+    );
+    all
+}
+
+/// Everything that may wait for hardware, under a policy.
+type Wait<Q> = (&'static str, Policy, fn(&Rig<Q>));
+
+fn one<Q: InvalidationQueue>(rig: &Rig<Q>) -> Iova {
+    rig.device.map_single(page(2).phys, PAGE, Direction::Bidirectional).unwrap()
+}
+
+fn waits<Q: InvalidationQueue>() -> Vec<Wait<Q>> {
+    vec![
+        ("unmap", Policy::Strict, |rig| rig.device.unmap_single(one(rig), PAGE).unwrap()),
+        ("drop of a mapping", Policy::Strict, |rig| {
+            drop(rig.device.map(rig.memory.buffer(1).unwrap(), Direction::FromDevice).unwrap());
+        }),
+        ("flush", LAZY_FOREVER, |rig| rig.domain.flush().unwrap()),
+        ("unmap with a full queue", LAZY_FOREVER, |rig| {
+            let iovas: Vec<_> = (0..=QUEUE_ENTRIES).map(|_| one(rig)).collect();
+            iovas.into_iter().for_each(|iova| rig.device.unmap_single(iova, PAGE).unwrap());
+        }),
+        ("timer", LAZY_FOREVER, |rig| {
+            rig.device.unmap_single(one(rig), PAGE).unwrap();
+            PlatformEvents::timer(&*rig.domain);
+        }),
+        ("a CPU that goes", LAZY_FOREVER, |rig| {
+            rig.device.unmap_single(one(rig), PAGE).unwrap();
+            PlatformEvents::slot_released(&*rig.domain, 5);
+        }),
+        ("change of policy", LAZY_FOREVER, |rig| rig.domain.set_policy(Policy::Strict).unwrap()),
+        ("change of a device's policy", LAZY_FOREVER, |rig| {
+            rig.device.set_policy(Some(Policy::Strict)).unwrap();
+        }),
+        ("commit of a batch", Policy::Strict, |rig| {
+            let mut batch = RawBatch::new(&rig.device, 4);
+            rig.device.unmap_single_in(&mut batch, one(rig), PAGE).unwrap();
+            assert_eq!(batch.commit(), Ok(1));
+        }),
+        ("commit of a ring", Policy::Strict, |rig| {
+            let mut ring = StrictRing::new(&rig.device, StrictRingConfig::new(64, PAGE, 1)).unwrap();
+            let mapping = ring.map(&[page(3)], Direction::Bidirectional).unwrap();
+            assert_eq!(ring.unmap(mapping).unwrap(), RingUnmap::Committed);
+        }),
+        ("reclaim", LAZY_FOREVER, |rig| {
+            let size = PageSize::SIZE_2M.bytes();
+            let list: Vec<_> = (0..size / PAGE).map(|number| page(2 * number)).collect();
+            let range = rig.domain.map(&list, Direction::ToDevice.permissions(), ANYWHERE).unwrap();
+            rig.domain.unmap(range).unwrap();
+            assert!(rig.domain.reclaim().unwrap() > 0);
+        }),
+        ("map that is refused half-way", Policy::Strict, |rig| {
+            let list = [page(0), PhysSegment { phys: PhysAddr::new(1 << 52), len: PAGE }];
+            rig.domain.map(&list, Direction::ToDevice.permissions(), ANYWHERE).unwrap_err();
+        }),
+        ("map in a space that is exhausted", LAZY_FOREVER, |rig| {
+            let map = || rig.domain.map(&[page(0)], Direction::ToDevice.permissions(), Iova::new(0xf_ffff));
+            let ranges: Vec<_> = std::iter::from_fn(|| map().ok()).take(128).collect();
+            ranges.into_iter().for_each(|range| rig.domain.unmap(range).unwrap());
+            assert!((0..128).all(|_| map().is_ok()));
+        }),
+    ]
+}
+
+/// Each of `waits`, while another CPU does everything else.
+fn run<Q: InvalidationQueue>(alone: bool, wrap: impl Fn(Queue, Arc<Work>) -> Q) {
+    for (name, policy, wait) in waits::<Q>() {
+        let ((asks, asked), (answers, answered)) = (channel(), channel());
+        let work = Arc::new(Work {
+            armed: AtomicBool::new(false),
+            asks: Mutex::new(asks),
+            answers: Mutex::new(answered),
+            doing: Mutex::new("nothing"),
+            waits: AtomicU64::new(0),
+        });
+        let rig = Rig::new(Watched(StdPlatform::new()), policy, |queue| wrap(queue, Arc::clone(&work)));
+        let mut steps = everything(&rig, alone);
+        // Everything once before, so that it is known to work when nobody waits.
+        steps.iter_mut().for_each(|(_, step)| step());
+        rig.domain.set_policy(policy).unwrap();
+        let other = std::thread::spawn({
+            let work = Arc::downgrade(&work);
+            move || {
+                for () in asked {
+                    for (name, step) in &mut steps {
+                        *work.upgrade().expect("it asks").doing.lock().unwrap() = name;
+                        step();
+                    }
+                    answers.send(()).unwrap();
+                }
+            }
+        });
+        work.armed.store(true, Ordering::SeqCst);
+        wait(&rig);
+        assert_eq!(work.waits.load(Ordering::SeqCst), 1, "{name}: nothing was waited for");
+        // The other thread ends when nobody can ask any more.
+        *work.asks.lock().unwrap() = channel().0;
+        other.join().unwrap_or_else(|_| panic!("{name}: the other CPU failed"));
+    }
+}
+
+#[test]
+fn other_cpus_do_everything_while_one_waits_for_hardware() {
+    run(true, |queue, work| {
+        let hooked = Hooked::new(queue);
+        hooked.set(move || work.wait());
+        hooked
+    });
+}
+
+#[test]
+fn the_same_where_waits_are_shared() {
+    run(false, |queue, work| {
+        let hooked = Hooked::new(queue);
+        hooked.set(move || work.wait());
+        SharedQueue::new(hooked)
+    });
+}

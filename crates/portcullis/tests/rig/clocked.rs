@@ -1,0 +1,88 @@
+//! A machine that one thread plays: whichever CPU the test says, at whatever time.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+
+use portcullis::platform::{LocalSlot, Platform, PlatformEvents};
+
+type AfterTurn = Arc<dyn Fn() + Send + Sync>;
+
+#[derive(Default)]
+pub struct Clocked {
+    slots: usize,
+    slot: AtomicUsize,
+    now_ns: AtomicU64,
+    deadline: Mutex<Option<u64>>,
+    listeners: Mutex<Vec<Weak<dyn PlatformEvents>>>,
+    after: Mutex<Option<AfterTurn>>,
+}
+
+thread_local! {
+    static WATCHING: Cell<bool> = const { Cell::new(false) };
+}
+
+impl Clocked {
+    pub fn new(slots: usize) -> Arc<Self> {
+        Arc::new(Self { slots, ..Self::default() })
+    }
+
+    /// The CPU past the last has no slot.
+    pub fn be(&self, slot: usize) {
+        self.slot.store(slot, Ordering::Relaxed);
+    }
+
+    /// `after` is called when a slot that was lent comes back, but for those that `after` itself takes.
+    pub fn after_each_turn(&self, after: impl Fn() + Send + Sync + 'static) {
+        *self.after.lock().unwrap() = Some(Arc::new(after));
+    }
+
+    /// It takes `ns` until the next step; no timer runs meanwhile.
+    pub fn take(&self, ns: u64) {
+        self.now_ns.fetch_add(ns, Ordering::Relaxed);
+    }
+
+    /// Goes to `time_ns`. Timers that end before are run first, each at its own time.
+    pub fn go_to(&self, time_ns: u64) {
+        while let Some(due) = self.due_by(time_ns) {
+            self.now_ns.fetch_max(due, Ordering::Relaxed);
+            let listeners: Vec<_> = self.listeners.lock().unwrap().iter().filter_map(Weak::upgrade).collect();
+            listeners.iter().for_each(|listener| listener.timer());
+        }
+        self.now_ns.fetch_max(time_ns, Ordering::Relaxed);
+    }
+
+    fn due_by(&self, time_ns: u64) -> Option<u64> {
+        self.deadline.lock().unwrap().take_if(|due| *due <= time_ns)
+    }
+}
+
+impl Platform for Clocked {
+    fn slots(&self) -> usize {
+        self.slots
+    }
+
+    fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
+        let slot = self.slot.load(Ordering::Relaxed);
+        let result = f((slot < self.slots).then(|| LocalSlot::new(slot)).as_ref());
+        let after = self.after.lock().unwrap().clone();
+        if let Some(after) = after.filter(|_| !WATCHING.replace(true)) {
+            after();
+            WATCHING.set(false);
+        }
+        result
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.now_ns.load(Ordering::Relaxed)
+    }
+
+    fn register(&self, events: Weak<dyn PlatformEvents>) {
+        self.listeners.lock().unwrap().push(events);
+    }
+
+    fn wake_at(&self, deadline_ns: u64) {
+        let mut deadline = self.deadline.lock().unwrap();
+        *deadline = Some(deadline.map_or(deadline_ns, |earlier| earlier.min(deadline_ns)));
+    }
+}
