@@ -83,7 +83,7 @@ impl Policies {
             let weak: Weak<dyn Governed> = Arc::downgrade(domain) as _;
             state.governed.push((device, weak));
             let policy = state.policy_for(device);
-            if policy == domain.policy() { Ok(false) } else { domain.store_policy(policy) }
+            domain.store_policy(policy)
         };
         if stored? { domain.flush_stale() } else { Ok(()) }
     }
@@ -95,7 +95,10 @@ impl Policies {
     /// change holds for domains that are made from now on, and [`PolicyError::Translation`] says that others are as
     /// they were.
     pub fn set_default(&self, policy: Policy) -> Result<(), PolicyError> {
-        self.change(|state| state.default = policy)
+        self.change(|state| {
+            state.default = policy;
+            None
+        })
     }
 
     /// Makes `device` an exception, or, with `None`, none any more.
@@ -103,29 +106,32 @@ impl Policies {
     /// # Errors
     /// As [`set_default`](Self::set_default).
     pub fn except(&self, device: DeviceId, policy: Option<Policy>) -> Result<(), PolicyError> {
-        self.change(|state| match policy {
-            Some(policy) => _ = state.exceptions.insert(device, policy),
-            None => _ = state.exceptions.remove(&device),
+        self.change(|state| {
+            match policy {
+                Some(policy) => state.exceptions.insert(device, policy),
+                None => state.exceptions.remove(&device),
+            };
+            Some(device)
         })
     }
 
-    fn change(&self, change: impl FnOnce(&mut State)) -> Result<(), PolicyError> {
+    /// `change` says which device's policy it changes; `None` for those of all that are no exceptions.
+    fn change(&self, change: impl FnOnce(&mut State) -> Option<DeviceId>) -> Result<(), PolicyError> {
         // Stored under the lock, so that changes reach every domain in one order; flushed without it, as a flush
-        // waits for hardware.
+        // waits for hardware. Also where nothing has changed: whoever asks again after a failure, or while somebody
+        // else's change goes on, is to be sure when the call returns.
         let mut result = Ok(());
         let flushes: Vec<Arc<dyn Governed>> = {
             let mut state = self.state.lock();
-            let policies = |state: &State| -> Vec<Policy> {
-                state.governed.iter().map(|(device, _)| state.policy_for(*device)).collect()
-            };
-            let before = policies(&state);
-            change(&mut state);
-            let after = policies(&state);
-            let changed = state.governed.iter().zip(before).zip(after).filter(|((_, old), new)| old != new);
-            let domains = changed.filter_map(|(((_, domain), _), new)| Some((domain.upgrade()?, new)));
+            let only = change(&mut state);
+            let concerned = state.governed.iter().filter(|(device, _)| match only {
+                Some(only) => *device == only,
+                None => !state.exceptions.contains_key(device),
+            });
             let mut flushes = Vec::new();
-            for (domain, policy) in domains {
-                match domain.store_policy(policy) {
+            for (device, domain) in concerned {
+                let Some(domain) = domain.upgrade() else { continue };
+                match domain.store_policy(state.policy_for(*device)) {
                     Ok(true) => flushes.push(domain),
                     Ok(false) => {}
                     Err(error) => result = result.and(Err(error)),

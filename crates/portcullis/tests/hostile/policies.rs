@@ -1,0 +1,153 @@
+//! Who changes policies, and what may be relied on from when on.
+
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex};
+
+use portcullis::domain::{Policies, Policy};
+use portcullis::invalidation::DeviceId;
+
+use super::paint::{Findings, Paint, Painted};
+use super::threads::{Dev, Dom};
+
+/// Mappings that end by one policy.
+pub struct Group {
+    pub device: Dev,
+    /// Not 0 from when a change to strict has returned until the next one that weakens it is about to be asked for.
+    strict: AtomicU64,
+    /// What lazy protection has let go of.
+    pub stale: Mutex<Vec<Painted>>,
+}
+
+impl Group {
+    pub fn new(device: Dev, strict: bool) -> Self {
+        Self { device, strict: AtomicU64::new(strict.into()), stale: Mutex::default() }
+    }
+
+    /// An unmap has returned just now. Whether the device reaches nothing of it for sure: either a change to strict
+    /// had returned before the unmap did, or it returned afterwards and covered the unmap. And nobody had begun to
+    /// weaken it again.
+    pub fn is_strict_now(&self) -> bool {
+        // Pairs with the one in `weaken`: who has unmapped by the weaker policy sees the 0 before it.
+        fence(Ordering::SeqCst);
+        self.strict.load(Ordering::Relaxed) != 0
+    }
+
+    fn weaken(&self) {
+        self.strict.store(0, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
+}
+
+/// Which group is which.
+pub const BY_DOMAIN: usize = 0;
+pub const BY_DEVICE: usize = 1;
+
+pub struct Changes {
+    pub domain: Arc<Dom>,
+    pub policies: Policies,
+    own: Policy,
+    exception: Option<Policy>,
+    /// Changes after which something was closed, and how much that was.
+    pub closing: u64,
+    pub closed: u64,
+}
+
+/// Whose policy is changed.
+enum Place {
+    Domain,
+    All,
+    ThisDevice,
+    Device,
+}
+
+impl Changes {
+    pub fn new(domain: Arc<Dom>, own: Policy) -> Self {
+        let policies = Policies::new(own);
+        policies.govern(DeviceId(7), &domain).unwrap();
+        Self { domain, policies, own, exception: None, closing: 0, closed: 0 }
+    }
+
+    /// Makes one change, of the place and to the policy that `random` says.
+    pub fn change(&mut self, random: u64, groups: &[Group], findings: &Findings, free: &Mutex<Vec<Painted>>) {
+        let policy = match random % 5 {
+            0 | 1 => Policy::Strict,
+            2 => Policy::Lazy { window_ns: 300_000 },
+            3 => Policy::LAZY,
+            _ => Policy::Lazy { window_ns: 1 << 60 },
+        };
+        let place = match random / 8 % 6 {
+            0 | 1 => Place::Domain,
+            2 => Place::All,
+            3 => Place::ThisDevice,
+            _ => Place::Device,
+        };
+        let exception = (random / 64 % 3 > 0).then_some(policy);
+        let old = match place {
+            Place::Device => self.exception.unwrap_or(self.own),
+            _ => self.own,
+        };
+        match place {
+            Place::Device => self.exception = exception,
+            _ => self.own = policy,
+        }
+        let effective = [self.own, self.exception.unwrap_or(self.own)];
+        for (group, policy) in groups.iter().zip(effective) {
+            // What is changed in two steps may be weaker in between.
+            if policy != Policy::Strict || matches!(place, Place::All) {
+                group.weaken();
+            }
+        }
+        let take = |group: &Group| std::mem::take(&mut *group.stale.lock().unwrap());
+        let mut before: Vec<_> = groups.iter().map(take).collect();
+        match place {
+            Place::Domain => self.domain.set_policy(policy).unwrap(),
+            // What the other of these two has said stays said, so both say it.
+            Place::All => {
+                self.policies.except(DeviceId(7), None).unwrap();
+                self.policies.set_default(policy).unwrap();
+            }
+            Place::ThisDevice => self.policies.except(DeviceId(7), Some(policy)).unwrap(),
+            Place::Device => groups[BY_DEVICE].device.set_policy(exception).unwrap(),
+        }
+        let new = match place {
+            Place::Device => effective[BY_DEVICE],
+            _ => self.own,
+        };
+        if new != Policy::Strict && !is_stricter(new, old) {
+            // Nothing was promised.
+            for (group, before) in groups.iter().zip(&mut before) {
+                group.stale.lock().unwrap().append(before);
+            }
+            return;
+        }
+        // Those whose policy this is must be unreachable if they were unmapped before the call returned, others if
+        // they were before it began.
+        let governed = |index: usize| match place {
+            Place::Device => index == BY_DEVICE,
+            _ => index == BY_DOMAIN || index == BY_DEVICE && self.exception.is_none(),
+        };
+        for (index, group) in groups.iter().enumerate() {
+            if new == Policy::Strict && governed(index) {
+                before[index].append(&mut take(group));
+                group.strict.store(1, Ordering::Relaxed);
+            }
+        }
+        self.closing += 1;
+        for mut painted in before.into_iter().flatten() {
+            painted.paint(Paint::Closed);
+            self.closed += 1;
+            if painted.is_tampered_with() {
+                Findings::count(&findings.closed);
+            }
+            free.lock().unwrap().push(painted);
+        }
+    }
+}
+
+fn is_stricter(new: Policy, old: Policy) -> bool {
+    match (new, old) {
+        (Policy::Strict, Policy::Lazy { .. }) => true,
+        (Policy::Lazy { window_ns }, Policy::Lazy { window_ns: old }) => window_ns < old,
+        _ => false,
+    }
+}

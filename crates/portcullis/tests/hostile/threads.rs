@@ -1,0 +1,174 @@
+//! The long run: threads, and chance.
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use portcullis::addr::Iova;
+use portcullis::dma::DmaDevice;
+use portcullis::domain::{Domain, Policy};
+use portcullis::platform::{LocalSlot, Platform, PlatformEvents};
+use portcullis::std_platform::StdPlatform;
+use portcullis_model::Queue;
+
+use super::paint::{Findings, Paint, Painted};
+use super::policies::{Changes, Group};
+use super::worker::{Shared, Worker};
+use crate::rig::{Hooked, LAZY_FOREVER, Mapper, PAGE, Rig};
+
+pub type Hardware = Hooked<Queue>;
+pub type Dom = Domain<Mapper<Hardware>, Slots>;
+pub type Dev = DmaDevice<Mapper<Hardware>, Slots>;
+
+/// Threads as CPUs that are now and then late where it hurts: before they have a slot.
+#[derive(Clone)]
+pub struct Slots {
+    inner: StdPlatform,
+    turns: Arc<AtomicU64>,
+}
+
+impl Platform for Slots {
+    fn slots(&self) -> usize {
+        self.inner.slots()
+    }
+
+    fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
+        late(&self.turns, 512);
+        self.inner.with_slot(f)
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.inner.now_ns()
+    }
+
+    fn fence_all(&self) {
+        self.inner.fence_all();
+    }
+
+    fn register(&self, events: Weak<dyn PlatformEvents>) {
+        self.inner.register(events);
+    }
+
+    fn wake_at(&self, deadline_ns: u64) {
+        self.inner.wake_at(deadline_ns);
+    }
+}
+
+/// Every so many calls, a wait in which others get on.
+fn late(calls: &AtomicU64, every: u64) {
+    if calls.fetch_add(1, Ordering::Relaxed).is_multiple_of(every) {
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+const WORKERS: u64 = 3;
+const STEPS: u64 = if cfg!(debug_assertions) { 2_000 } else { 20_000 };
+const BUFFERS: u32 = 512;
+/// The addresses below 16 MiB, so that they come again, and run out.
+const MASK: u64 = (16 << 20) - 1;
+
+#[test]
+fn a_device_that_retries_everything_reaches_nothing_it_must_not() {
+    let platform = Slots { inner: StdPlatform::with_slots(8), turns: Arc::default() };
+    let rig = Rig::new(platform, LAZY_FOREVER, |queue| {
+        let (hardware, calls) = (Hooked::new(queue), AtomicU64::new(0));
+        hardware.set(move || late(&calls, 64));
+        hardware
+    });
+    let device = || DmaDevice::new(Arc::clone(&rig.domain), MASK);
+    let groups = [
+        Group::new(device(), false),
+        Group::new(device(), false),
+        Group::new(device().with_policy(Policy::Lazy { window_ns: 200_000 }).unwrap(), false),
+        Group::new(device().with_policy(Policy::Strict).unwrap(), true),
+    ];
+    let findings = Findings::default();
+    // Each CPU has pages of its own to begin with; what comes back stays with whoever unmapped it.
+    let painted = |serial| Painted::new(rig.memory.buffer(u64::from(1 + serial % 3) * PAGE).unwrap(), serial);
+    let mut all: Vec<_> = (0..BUFFERS).map(painted).collect();
+
+    // What the device would see if protection were lazy for ever: this test has eyes.
+    let mut painted = all.pop().unwrap();
+    painted.paint(Paint::Open);
+    let mapped = device().map(painted, portcullis::addr::Direction::Bidirectional).unwrap();
+    let iova = mapped.iova();
+    findings.try_page(&rig.iommu, iova);
+    let mut painted = mapped.unmap().unwrap();
+    painted.paint(Paint::Stale);
+    findings.try_page(&rig.iommu, iova);
+    assert_eq!(findings.stale.load(Ordering::Relaxed), 1, "{findings:?}");
+    painted.paint(Paint::Closed);
+    findings.try_page(&rig.iommu, iova);
+    assert_eq!(findings.closed.swap(0, Ordering::Relaxed), 1);
+    assert!(painted.is_tampered_with());
+    rig.domain.flush().unwrap();
+    painted.paint(Paint::Closed);
+    all.push(painted);
+
+    let (free, seen, over) = (Mutex::default(), Mutex::default(), AtomicBool::new(false));
+    let shared = Shared {
+        iommu: &rig.iommu,
+        groups: &groups,
+        free: &free,
+        seen: &seen,
+        findings: &findings,
+        over: &over,
+    };
+    let mut changes = Changes::new(Arc::clone(&rig.domain), LAZY_FOREVER);
+    std::thread::scope(|scope| {
+        let shared = &shared;
+        let workers: Vec<_> = (1..=WORKERS)
+            .map(|seed| {
+                let own = all.split_off(all.len() - BUFFERS as usize / (WORKERS as usize + 1));
+                scope.spawn(move || {
+                    let mut worker = Worker::new(shared, seed * 0x9e37_79b9_7f4a_7c15, own);
+                    (0..STEPS).for_each(|_| worker.step());
+                    worker.finish()
+                })
+            })
+            .collect();
+        let device = scope.spawn(|| retry(shared));
+        let changing = scope.spawn(|| {
+            let mut random = 88_172_645_463_325_252_u64;
+            while !shared.over.load(Ordering::Relaxed) {
+                random ^= random << 13;
+                random ^= random >> 7;
+                random ^= random << 17;
+                changes.change(random >> 9, shared.groups, shared.findings, shared.free);
+            }
+        });
+        for worker in workers {
+            all.extend(worker.join().unwrap());
+        }
+        over.store(true, Ordering::Relaxed);
+        let seen = device.join().unwrap();
+        changing.join().unwrap();
+        rig.domain.set_policy(Policy::Strict).unwrap();
+        // All is unmapped, whatever the policy was: the device gets nothing at all.
+        let reached = seen.iter().filter(|iova| rig.reaches(**iova)).count();
+        assert_eq!(reached, 0, "of {} addresses", seen.len());
+    });
+    let tampered =
+        all.iter().chain(&*free.lock().unwrap()).filter(|painted| painted.is_tampered_with()).count();
+    assert_eq!(tampered, 0, "buffers written to after their unmap");
+    findings.assert_nothing_forbidden();
+    assert!(findings.open.load(Ordering::Relaxed) > 0 && changes.closing > 0, "{findings:?}");
+    let stats = rig.domain.stats();
+    assert_eq!((stats.maps, stats.lost_iova_bytes), (stats.unmaps, 0));
+    println!("{findings:?}, {} changes closed {} buffers, {stats:?}", changes.closing, changes.closed);
+}
+
+/// The device: every address that anybody was ever given, round and round.
+fn retry(shared: &Shared<'_>) -> HashSet<Iova> {
+    let mut all = HashSet::new();
+    while !shared.over.load(Ordering::Relaxed) {
+        all.extend(shared.seen.lock().unwrap().drain(..));
+        for iova in &all {
+            shared.findings.try_page(shared.iommu, *iova);
+        }
+        std::thread::yield_now();
+    }
+    all.extend(shared.seen.lock().unwrap().drain(..));
+    all
+}
