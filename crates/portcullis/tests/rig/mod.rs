@@ -1,5 +1,5 @@
 //! A domain in the software IOMMU whose platform, and whose way to the hardware, are the test's own.
-#![allow(dead_code, reason = "each test file uses a part")]
+#![allow(dead_code, unused_imports, reason = "each test file uses a part")]
 
 mod clocked;
 mod hooked;

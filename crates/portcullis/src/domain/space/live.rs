@@ -51,8 +51,9 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// Counted by the mappings that the [`dma`](crate::dma) layer makes; [`map`](Self::map) by itself knows whole
     /// pages only, which have no neighbours. Without translation everything is exposed, always, and nothing is
     /// counted. The clock is read every 65 us or so while a CPU maps and unmaps, and for each 64th change at the
-    /// latest: what came and went in between is taken to have
-    /// done so evenly. A [ring](crate::dma::StrictRing) says what it has mapped when a batch of it is complete.
+    /// latest: what came and went in between is taken to have done so evenly. So the sums are wrong, for the time
+    /// between two readings, by the difference of the most and the fewest bytes in it at the most; the longest is
+    /// exact. A [ring](crate::dma::StrictRing) says what it has mapped when a batch of it is complete.
     ///
     /// O(CPUs), takes each deferred queue's lock in turn.
     pub fn exposure(&self) -> Exposure {

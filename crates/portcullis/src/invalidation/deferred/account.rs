@@ -2,7 +2,8 @@
 //!
 //! Bytes are counted exactly. The clock is read when the first range is queued after a flush began, now and then after
 //! it (as [`Level`] says), and when a flush is confirmed; in between, what waits is taken to have grown evenly. So a
-//! push costs two additions, and the total is wrong by what came and went between two readings at the most.
+//! push costs two additions, and the total is wrong by half of what came between two readings, for the time between
+//! them, at the most.
 
 use arrayvec::ArrayVec;
 
