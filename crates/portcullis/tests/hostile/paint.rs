@@ -31,6 +31,8 @@ pub struct Painted {
     buffer: Buffer,
     serial: u32,
     paint: Paint,
+    /// Where the device had it last.
+    pub was_at: Option<Iova>,
 }
 
 // SAFETY: the list is that of the buffer, which is atomic memory of its own.
@@ -42,7 +44,7 @@ unsafe impl DmaBuffer for Painted {
 
 impl Painted {
     pub fn new(buffer: Buffer, serial: u32) -> Self {
-        let mut painted = Self { buffer, serial, paint: Paint::Closed };
+        let mut painted = Self { buffer, serial, paint: Paint::Closed, was_at: None };
         painted.paint(Paint::Closed);
         painted
     }
@@ -125,6 +127,13 @@ impl Findings {
         }
         // Where it can it changes something, and whoever owns the memory looks for that later.
         let _ = iommu.dma_write(DEVICE, Iova::new(iova.get() + MARKED), &MARK);
+    }
+
+    /// The device tries every page at which it had a buffer last.
+    pub fn try_buffer(&self, iommu: &Iommu, painted: &Painted) {
+        let Some(iova) = painted.was_at else { return };
+        let first = iova.get() & !(PAGE - 1);
+        (0..painted.pages()).for_each(|number| self.try_page(iommu, Iova::new(first + number * PAGE)));
     }
 
     pub fn assert_nothing_forbidden(&self) {

@@ -6,8 +6,9 @@ use std::sync::{Arc, Mutex};
 use portcullis::domain::{Policies, Policy};
 use portcullis::invalidation::DeviceId;
 
-use super::paint::{Findings, Paint, Painted};
+use super::paint::{Paint, Painted};
 use super::threads::{Dev, Dom};
+use super::worker::Shared;
 
 /// Mappings that end by one policy.
 pub struct Group {
@@ -68,7 +69,8 @@ impl Changes {
     }
 
     /// Makes one change, of the place and to the policy that `random` says.
-    pub fn change(&mut self, random: u64, groups: &[Group], findings: &Findings, free: &Mutex<Vec<Painted>>) {
+    pub fn change(&mut self, random: u64, shared: &Shared<'_>) {
+        let &Shared { iommu, groups, free, findings, .. } = shared;
         let policy = match random % 5 {
             0 | 1 => Policy::Strict,
             2 => Policy::Lazy { window_ns: 300_000 },
@@ -136,9 +138,8 @@ impl Changes {
         for mut painted in before.into_iter().flatten() {
             painted.paint(Paint::Closed);
             self.closed += 1;
-            if painted.is_tampered_with() {
-                Findings::count(&findings.closed);
-            }
+            // At once, before anything else ends the exposure.
+            findings.try_buffer(iommu, &painted);
             free.lock().unwrap().push(painted);
         }
     }

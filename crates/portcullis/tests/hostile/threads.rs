@@ -135,7 +135,7 @@ fn a_device_that_retries_everything_reaches_nothing_it_must_not() {
                 random ^= random << 13;
                 random ^= random >> 7;
                 random ^= random << 17;
-                changes.change(random >> 9, shared.groups, shared.findings, shared.free);
+                changes.change(random >> 9, shared);
             }
         });
         for worker in workers {

@@ -172,11 +172,11 @@ impl<'a> Worker<'a> {
     /// An unmap of `group` has returned just now.
     fn ended(&mut self, group: usize, mut painted: Painted, iova: Iova, strictly: bool) {
         let of = &self.shared.groups[group];
-        let pages = painted.pages();
+        painted.was_at = Some(iova);
         if strictly || of.is_strict_now() {
-            self.keep(painted);
-            let page = |number| Iova::new((iova.get() & !(PAGE - 1)) + number * PAGE);
-            (0..pages).for_each(|number| self.shared.findings.try_page(self.shared.iommu, page(number)));
+            painted.paint(Paint::Closed);
+            self.shared.findings.try_buffer(self.shared.iommu, &painted);
+            self.own.push_back(painted);
         } else {
             painted.paint(Paint::Stale);
             of.stale.lock().unwrap().push(painted);
@@ -214,8 +214,13 @@ impl<'a> Worker<'a> {
             Live::List(group, list, view) => {
                 self.shared.groups[group].device.unmap_sg(&view).unwrap();
                 let strictly = self.shared.groups[group].is_strict_now();
-                let first = view[0].iova;
-                list.into_iter().for_each(|painted| self.ended(group, painted, first, strictly));
+                // Whole pages, one after another.
+                let mut at = view[0].iova;
+                for painted in list {
+                    let len = painted.segment().len;
+                    self.ended(group, painted, at, strictly);
+                    at = at.checked_add(len).unwrap();
+                }
             }
             Live::Ring(painted, mapping) => {
                 self.in_ring.push((painted, mapping.iova()));
