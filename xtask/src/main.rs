@@ -71,19 +71,23 @@ impl Step {
     }
 }
 
-/// A part of Linux to measure beside, which is not ours to ship.
-struct Rival {
-    /// The variable that names a build of it.
+/// Something to test with that is not ours to ship: a part of Linux to measure beside, recordings.
+struct Guest {
+    /// The variable that says where it is.
     variable: &'static str,
+    /// The tests that need it.
+    test: &'static str,
+    /// What the variable should name.
     what: &'static str,
     step: &'static str,
     arguments: &'static [&'static str],
 }
 
-const RIVALS: [Rival; 2] = [
-    Rival {
+const GUESTS: [Guest; 3] = [
+    Guest {
         variable: "PORTCULLIS_RIVAL",
-        what: "allocator",
+        test: "every_workload_runs_on_linux",
+        what: "library with Linux's allocator",
         step: "tests beside Linux's allocator",
         arguments: &[
             "test",
@@ -97,9 +101,10 @@ const RIVALS: [Rival; 2] = [
             "--ignored",
         ],
     },
-    Rival {
+    Guest {
         variable: "PORTCULLIS_RIVAL_PT",
-        what: "page tables",
+        test: "every_workload_runs_on_linux",
+        what: "library with Linux's page tables",
         step: "tests beside Linux's page tables",
         arguments: &[
             "test",
@@ -113,9 +118,26 @@ const RIVALS: [Rival; 2] = [
             "--ignored",
         ],
     },
+    Guest {
+        variable: "PORTCULLIS_TRACES",
+        test: "every_trace_keeps_its_promises",
+        what: "folder with traces",
+        step: "tests over all traces",
+        arguments: &[
+            "test",
+            "--locked",
+            "--release",
+            "-p",
+            "portcullis-trace",
+            "--test",
+            "hostile",
+            "--",
+            "--ignored",
+        ],
+    },
 ];
 
-impl Rival {
+impl Guest {
     fn is_there(&self) -> bool {
         std::env::var_os(self.variable).is_some()
     }
@@ -124,13 +146,8 @@ impl Rival {
 /// Tests that the command would run on a machine that had what they need.
 fn skipped(arguments: &[String]) -> Vec<String> {
     let tests = arguments.first().is_some_and(|command| command == "test");
-    let missing = RIVALS.iter().filter(|rival| tests && !rival.is_there());
-    let why = |rival: &Rival| {
-        format!(
-            "every_workload_runs_on_linux: {} names no library with Linux's {}",
-            rival.variable, rival.what
-        )
-    };
+    let missing = GUESTS.iter().filter(|guest| tests && !guest.is_there());
+    let why = |guest: &Guest| format!("{}: {} names no {}", guest.test, guest.variable, guest.what);
     missing.map(why).collect()
 }
 
@@ -165,8 +182,8 @@ fn test_steps() -> Vec<Step> {
             ..Step::cargo("the core run without std", &[])
         },
     ];
-    let rivals = RIVALS.iter().filter(|rival| rival.is_there());
-    steps.extend(rivals.map(|rival| Step::cargo(rival.step, rival.arguments)));
+    let guests = GUESTS.iter().filter(|guest| guest.is_there());
+    steps.extend(guests.map(|guest| Step::cargo(guest.step, guest.arguments)));
     steps
 }
 

@@ -15,6 +15,7 @@ use portcullis_model::{Context, DeviceId as ModelDevice, Iommu, IommuConfig, Mem
 
 use super::ReplayError;
 use super::format::Both;
+use super::hostile::{Hostile, Retry};
 use super::live::{Live, Segments, View, Way, pages};
 use super::mode::Mode;
 use super::platform::ReplayPlatform;
@@ -63,6 +64,7 @@ pub(super) struct Engine<X: Format> {
     last_time_ns: u64,
     last_cpu: u32,
     scratch: Segments,
+    hostile: Option<Hostile>,
 }
 
 impl<X: Format> Engine<X> {
@@ -103,7 +105,13 @@ impl<X: Format> Engine<X> {
             last_time_ns: 0,
             last_cpu: 0,
             scratch: Segments::new(),
+            hostile: None,
         }
+    }
+
+    /// Has the hostile device retry everything, too.
+    pub(super) fn retry(&mut self, retry: Retry) {
+        self.hostile = Some(Hostile::new(retry));
     }
 
     /// Has the model's queue ignore invalidations from now on, as a broken driver would.
@@ -118,6 +126,9 @@ impl<X: Format> Engine<X> {
             self.go_to(op.cpu, op.time_ns);
             self.last_time_ns = op.time_ns;
             let device = self.device(op.device.0)?;
+            if self.hostile.as_mut().is_some_and(Hostile::is_due) {
+                self.retry_all(true);
+            }
             match &op.kind {
                 OpKind::Map { id, dir, segments, origin } => {
                     let list = &chunk.segments[segments.start as usize..segments.end as usize];
@@ -182,6 +193,9 @@ impl<X: Format> Engine<X> {
         self.operations += 1;
         self.mapped_pages += live.pages();
         self.iommu.observe_map(model_device(device), op.time_ns, live.pieces());
+        if let Some(hostile) = &mut self.hostile {
+            hostile.mapped(device, live.pieces());
+        }
         let at = id as usize;
         if self.live.len() <= at {
             self.live.resize_with(at + 1, || None);
@@ -233,9 +247,9 @@ impl<X: Format> Engine<X> {
                 self.ports[device].hold(lane, live, op.time_ns);
                 self.settle(device, lane, op.time_ns);
             }
-            (Ok(_), _) => self.end(&live, op.time_ns),
+            (Ok(_), _) => self.end(&live, op.time_ns, self.in_force(device)),
             (Err(error), _) => {
-                self.end(&live, op.time_ns);
+                self.end(&live, op.time_ns, self.in_force(device));
                 self.fail(end_failed(op.line, error));
             }
         }
@@ -283,15 +297,36 @@ impl<X: Format> Engine<X> {
     /// What waited in a lane has ended.
     fn settle(&mut self, device: usize, lane: usize, time_ns: u64) {
         for live in self.ports[device].settled(lane) {
-            self.end(&live, time_ns);
+            self.end(&live, time_ns, Policy::Strict);
         }
     }
 
-    /// A mapping has ended, by what the library says: a hostile device tries all of it.
-    fn end(&mut self, live: &Live, time_ns: u64) {
+    /// The policy by which mappings end that end by themselves.
+    fn in_force(&self, device: usize) -> Policy {
+        self.ports[device].device.policy()
+    }
+
+    /// A mapping has ended, by what the library says, under `policy`: a hostile device tries all of it.
+    fn end(&mut self, live: &Live, time_ns: u64, policy: Policy) {
         let reached = self.iommu.observe_unmap(model_device(live.device), time_ns, live.pieces());
-        if self.policy == Policy::Strict && reached > 0 {
+        if policy == Policy::Strict && reached > 0 {
             self.violations += 1;
+        }
+        if let Some(hostile) = self.hostile.as_mut().filter(|_| policy != Policy::Passthrough) {
+            hostile.ended(live.device, live.pieces(), policy, time_ns);
+        }
+    }
+
+    /// The hostile device tries everything, and again after each policy has changed.
+    fn retry_all(&mut self, change: bool) {
+        let Some(hostile) = &mut self.hostile else { return };
+        let now_ns = self.last_time_ns;
+        let translated = |port: &ReplayPort<X>| port.device.domain().is_translated();
+        for (device, port) in self.ports.iter().enumerate().filter(|(_, port)| translated(port)) {
+            hostile.try_all(&self.iommu, device, now_ns);
+            if change && hostile.change(device, port) {
+                hostile.try_all(&self.iommu, device, now_ns);
+            }
         }
     }
 

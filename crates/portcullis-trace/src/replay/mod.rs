@@ -12,6 +12,7 @@
 
 mod engine;
 mod format;
+mod hostile;
 mod live;
 mod mode;
 mod platform;
@@ -22,6 +23,7 @@ mod report;
 mod timing;
 
 pub use format::FORMATS;
+pub use hostile::{InForce, Promise, Retry};
 pub use mode::{BATCH_UNMAPS, COMMIT_WITHIN_NS, Mode, RING_BATCH, RING_PAGES};
 pub use platform::ReplayPlatform;
 pub use port::EndError;
@@ -122,13 +124,23 @@ pub struct Options {
     pub format: String,
     /// For tests of the checker: the model ignores every invalidation, as if the driver had left them out.
     pub break_invalidation: bool,
+    /// For tests of the library: a device that retries every address it ever saw, and policies that change under it.
+    /// It takes time, which the measured figures do not show, and memory for each page of addresses ever used.
+    pub retry: Option<Retry>,
 }
 
 impl Options {
     /// All policies, on `profile`, with 1,000 ns of work.
     pub fn new(profile: Profile) -> Self {
         let policies = Mode::ALL.to_vec();
-        Self { policies, profile, work_ns: 1000.0, format: FORMATS[0].into(), break_invalidation: false }
+        Self {
+            policies,
+            profile,
+            work_ns: 1000.0,
+            format: FORMATS[0].into(),
+            break_invalidation: false,
+            retry: None,
+        }
     }
 }
 
@@ -181,6 +193,9 @@ fn replay_with<X: Format>(
     let cpus = chunk.ops.iter().map(|op| op.cpu as usize + 1).max().unwrap_or(1);
     let engine = |mode: &Mode| Engine::new(*mode, format, &options.profile, &timer, cpus);
     let mut engines: Vec<Engine<X>> = asked.iter().map(engine).collect();
+    if let Some(retry) = options.retry {
+        engines.iter_mut().for_each(|engine| engine.retry(retry));
+    }
     if options.break_invalidation {
         engines.iter().for_each(Engine::break_invalidation);
     }

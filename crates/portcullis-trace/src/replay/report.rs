@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use super::hostile::InForce;
 use super::timing::Figures;
 use crate::Summary;
 
@@ -109,6 +110,9 @@ pub struct PolicyReport {
     /// The longest time for which anything stale could be reached.
     #[serde(skip)]
     pub longest_stale_ns: u64,
+    /// What a device found that retried everything, where one was [asked for](super::Options::retry).
+    #[serde(skip)]
+    pub in_force: Option<InForce>,
     /// Map and unmap calls that failed.
     #[serde(skip)]
     pub failures: u64,

@@ -6,6 +6,7 @@ use portcullis::pgtable::Format;
 use portcullis_model::Exposed;
 
 use super::Engine;
+use crate::replay::hostile::Hostile;
 use crate::replay::mode::Mode;
 use crate::replay::profile::Profile;
 use crate::replay::report::{self, PolicyReport};
@@ -15,6 +16,7 @@ impl<X: Format> Engine<X> {
     pub(in crate::replay) fn finish(mut self, profile: &Profile, work_ns: f64) -> PolicyReport {
         // The driver goes away.
         self.commit_due(u64::MAX);
+        self.retry_all(false);
         self.iommu.finish(self.last_time_ns);
         let stats = self.iommu.stats();
         let exposure = self.iommu.total_exposure();
@@ -38,10 +40,15 @@ impl<X: Format> Engine<X> {
             + self.operations as f64 * map_ns.mean
             + self.ended as f64 * unmap_ns.mean
             + wait_ns;
-        let late = match self.policy {
-            Policy::Lazy { window_ns } => u64::from(exposure.longest_stale_ns > window_ns),
+        let found = self.hostile.as_ref().map(|hostile| hostile.found);
+        let window_ns = match self.policy {
+            Policy::Passthrough => u64::MAX,
+            Policy::Lazy { window_ns } => window_ns,
             _ => 0,
         };
+        // Where policies change: whatever was the longest. Each mapping's own window is what the retries check.
+        let changed_ns = self.hostile.as_ref().and_then(Hostile::longest_window_ns).unwrap_or(0);
+        let late = u64::from(exposure.longest_stale_ns > window_ns.max(changed_ns));
         let counted = translated.then(|| self.counted());
         let uncounted = counted.is_some_and(|counted| is_more(&exposure, &counted));
         let per_access =
@@ -74,9 +81,13 @@ impl<X: Format> Engine<X> {
                 neighbour_byte_s: byte_s(counted.neighbour_byte_ns),
             }),
             faults: self.iommu.fault_count(),
-            violations: self.violations + late + u64::from(uncounted),
+            violations: self.violations
+                + late
+                + u64::from(uncounted)
+                + found.map_or(0, |found| found.violations()),
             interrupted_calls: self.map.interrupted() + self.unmap.interrupted(),
             longest_stale_ns: exposure.longest_stale_ns,
+            in_force: found,
             failures: self.failures,
             first_failure: self.first_failure.map(|error| error.to_string()),
         }
