@@ -73,8 +73,10 @@ fn mapped(rig: &Rig, log: &Arc<Log>) -> MappedBuffer {
     mapped
 }
 
+type Way = (&'static str, fn(&Rig, MappedBuffer));
+
 /// Every way in which a buffer can come back, or be dropped.
-const WAYS: [(&str, fn(&Rig, MappedBuffer)); 7] = [
+const WAYS: [Way; 7] = [
     ("unmap", |_, mapped| drop(mapped.unmap().unwrap())),
     ("drop", |_, mapped| drop(mapped)),
     ("unlink and reclaim", |_, mapped| drop(mapped.unlink().reclaim().unwrap())),

@@ -83,12 +83,12 @@ impl Work {
     }
 }
 
+/// Something to do, with its name.
+type Step = (&'static str, Box<dyn FnMut() + Send>);
+
 /// Everything that another CPU may want meanwhile. Where waits are shared, a CPU that asks hardware for something
 /// waits for its turn, as it must: then only what asks for nothing is in the list.
-fn everything<Q: InvalidationQueue>(
-    rig: &Rig<Q>,
-    alone: bool,
-) -> Vec<(&'static str, Box<dyn FnMut() + Send>)> {
+fn everything<Q: InvalidationQueue>(rig: &Rig<Q>, alone: bool) -> Vec<Step> {
     let (domain, device) = (Arc::clone(&rig.domain), rig.device.clone());
     let lazily = device.with_policy(LAZY_FOREVER).unwrap();
     let (other, other_device) = rig.another(9, LAZY_FOREVER);
@@ -100,7 +100,7 @@ fn everything<Q: InvalidationQueue>(
         let domain = Arc::clone(&domain);
         move || domain.map(&[page(1)], Direction::Bidirectional.permissions(), ANYWHERE).unwrap()
     };
-    let mut all: Vec<(&'static str, Box<dyn FnMut() + Send>)> = Vec::new();
+    let mut all: Vec<Step> = Vec::new();
     let mut add = |name, step: Box<dyn FnMut() + Send>| all.push((name, step));
     let one = lazily.clone();
     add(

@@ -83,7 +83,7 @@ impl Changes {
             3 => Place::ThisDevice,
             _ => Place::Device,
         };
-        let exception = (random / 64 % 3 > 0).then_some(policy);
+        let exception = (random / 64 % 4 > 1).then_some(policy);
         let old = match place {
             Place::Device => self.exception.unwrap_or(self.own),
             _ => self.own,
