@@ -5,15 +5,18 @@
 //! was. (That time decides only how long a failure takes.)
 
 use std::cell::Cell;
+use std::fmt::Debug;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use portcullis::addr::{Direction, Iova, PageSize, PhysAddr};
 use portcullis::dma::{RawBatch, RingUnmap, StrictRing, StrictRingConfig};
 use portcullis::domain::{PhysSegment, Policies, Policy};
-use portcullis::invalidation::{DeviceId, InvalidationQueue, QUEUE_ENTRIES, SharedQueue};
+use portcullis::invalidation::{
+    DeviceId, DomainId, Invalidation, InvalidationError, InvalidationQueue, QUEUE_ENTRIES, SharedQueue,
+};
 use portcullis::platform::{LocalSlot, Platform, PlatformEvents};
 use portcullis::std_platform::StdPlatform;
 use portcullis_model::Queue;
@@ -326,4 +329,39 @@ fn the_same_where_waits_are_shared() {
         hooked.set(move || work.wait());
         SharedQueue::new(hooked)
     });
+}
+
+/// Hardware that looks at the locks of the queue above it while it works.
+#[derive(Debug, Default)]
+struct Looks {
+    above: OnceLock<Weak<SharedQueue<Looks>>>,
+    looked: AtomicU64,
+}
+
+impl InvalidationQueue for Looks {
+    fn invalidate(&self, _: DomainId, _: Invalidation) -> Result<(), InvalidationError> {
+        let above = self.above.get().and_then(Weak::upgrade).unwrap();
+        assert!(!is_held(&above), "{above:?}");
+        self.looked.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+/// A lock that somebody holds shows itself as such.
+fn is_held(locks: &impl Debug) -> bool {
+    format!("{locks:?}").contains("<locked>")
+}
+
+/// Whoever comes while a batch is under way waits for it, as it must, but adds itself to the next one meanwhile.
+#[test]
+fn a_queue_that_is_shared_can_be_joined_while_hardware_works() {
+    let lock = portcullis::sync::Mutex::new(0);
+    let held = lock.lock();
+    assert!(is_held(&lock), "this test sees nothing");
+    drop(held);
+    assert!(!is_held(&lock));
+    let shared = Arc::new(SharedQueue::new(Looks::default()));
+    shared.queue().above.set(Arc::downgrade(&shared)).unwrap();
+    shared.invalidate(DomainId(1), Invalidation::Domain).unwrap();
+    assert_eq!(shared.queue().looked.load(Ordering::Relaxed), 1);
 }
