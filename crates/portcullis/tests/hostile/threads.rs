@@ -122,7 +122,7 @@ fn a_device_that_retries_everything_reaches_nothing_it_must_not() {
             .map(|seed| {
                 let own = all.split_off(all.len() - BUFFERS as usize / (WORKERS as usize + 1));
                 scope.spawn(move || {
-                    let mut worker = Worker::new(shared, seed * 0x9e37_79b9_7f4a_7c15, own);
+                    let mut worker = Worker::new(shared, seed.wrapping_mul(0x9e37_79b9_7f4a_7c15), own);
                     (0..STEPS).for_each(|_| worker.step());
                     worker.finish()
                 })
@@ -138,10 +138,10 @@ fn a_device_that_retries_everything_reaches_nothing_it_must_not() {
                 changes.change(random >> 9, shared);
             }
         });
-        for worker in workers {
-            all.extend(worker.join().unwrap());
-        }
+        let ended: Vec<_> = workers.into_iter().map(|worker| worker.join()).collect();
+        // Also where one of them has failed, or nobody would ever end.
         over.store(true, Ordering::Relaxed);
+        ended.into_iter().for_each(|own| all.extend(own.unwrap()));
         let seen = device.join().unwrap();
         changing.join().unwrap();
         rig.domain.set_policy(Policy::Strict).unwrap();
