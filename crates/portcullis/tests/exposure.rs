@@ -3,7 +3,8 @@
 //! One thread plays all CPUs and the clock. The model is told of each step and, by the hardware, of each flush. It
 //! keeps the exact sums; and, since the domain reads its clock now and then only, how wrong the domain may be: for
 //! each time between two readings, the difference of the most and the fewest bytes in it (half of that for what waits
-//! in a queue, which only grows in between).
+//! in a queue, which only grows in between). Which readings those are it does not know, but for the two that the
+//! documentation names: one for each 64th change, and one when a flush is over.
 
 mod rig;
 
@@ -103,10 +104,12 @@ fn the_model_adds_up() {
     model.unmapped(0, 96);
     model.queued(0, 4000, 96);
     model.advance(5);
-    model.flush_begins();
     model.advance(1);
-    model.flush_ends();
+    model.flushed();
     model.advance(100);
     assert_eq!(model.exact(), Tally { used: 4000 * 6, neighbour: 96 * 16 });
     assert_eq!(model.longest_ns(), 6);
+    // What waited grew from nothing, at any time, as did what was live, and went again; and six roundings.
+    assert_eq!(model.error().used, 4000 * 6 / 2 + 6);
+    assert_eq!(model.error().neighbour, 96 * 6 / 2 + 96 * 116 + 6);
 }

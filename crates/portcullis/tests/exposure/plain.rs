@@ -7,101 +7,70 @@ pub struct Tally {
     pub neighbour: u128,
 }
 
-/// The clock is read about so often while numbers change, in nanoseconds, and for each 64th change at the latest.
-const READ_EVERY_NS: u64 = 65_536;
-const MOST_CHANGES: u64 = 64;
+/// The clock is read for each 64th change of a CPU or a queue at the latest. When else is nobody's business: at any
+/// time, the last reading is so many changes ago at the most, and the next no further ahead.
+const MOST_CHANGES: usize = 64;
 
-/// When the clock is read next: the rule as it is documented.
+/// A number of bytes, and all that it ever was.
 #[derive(Debug, Clone, Default)]
-struct Readings {
-    last_ns: u64,
-    /// Changes from one reading to the next.
-    every: u64,
-    /// Changes until the next.
-    left: u64,
-}
-
-impl Readings {
-    /// The clock is read, which says how fast changes come: at most twice as many may pass as before.
-    fn read(&mut self, now_ns: u64) {
-        let every = self.every.max(1);
-        let took_ns = (now_ns - self.last_ns).max(1);
-        self.every = (every * READ_EVERY_NS / took_ns).clamp(1, MOST_CHANGES.min(2 * every));
-        self.last_ns = now_ns;
-    }
-
-    /// There is a change. Whether the clock is read for it.
-    fn change(&mut self, now_ns: u64) -> bool {
-        if self.left > 0 {
-            self.left -= 1;
-            return false;
-        }
-        self.read(now_ns);
-        self.left = self.every - 1;
-        true
-    }
-}
-
-/// A number of bytes since the clock was last read for it.
-#[derive(Debug, Clone, Default)]
-struct Span {
+struct Level {
     now: i128,
-    least: i128,
-    most: i128,
-    /// Time since the last reading.
-    ns: u128,
-    /// The sum of all spans before: most less least, times time.
-    error: u128,
+    /// From when on it was how much. It began with nothing.
+    points: Vec<(u64, i128)>,
+    /// The same of the time before the clock was last read for sure, each with its end.
+    before: Vec<(Vec<(u64, i128)>, u64)>,
 }
 
-impl Span {
-    fn change(&mut self, by: i128) {
+impl Level {
+    fn change(&mut self, now_ns: u64, by: i128) {
+        if self.points.is_empty() {
+            self.points.push((now_ns, 0));
+        }
         self.now += by;
-        self.least = self.least.min(self.now);
-        self.most = self.most.max(self.now);
+        self.points.push((now_ns, self.now));
     }
 
-    fn open_error(&self) -> u128 {
-        self.most.abs_diff(self.least) * self.ns
+    /// The clock is read, and nothing is left.
+    fn end(&mut self, now_ns: u64) {
+        self.now = 0;
+        self.before.push((std::mem::take(&mut self.points), now_ns));
     }
 
-    /// The clock is read, before a change or after it.
-    fn read(&mut self) {
-        self.error += self.open_error();
-        (self.least, self.most, self.ns) = (self.now, self.now, 0);
+    /// The most less the fewest bytes between two readings, times time: as much may what is read be off.
+    fn error(&self, now_ns: u64) -> u128 {
+        let before: u128 = self.before.iter().map(|(points, end_ns)| error(points, *end_ns)).sum();
+        before + error(&self.points, now_ns)
     }
+}
 
-    /// All that may be wrong by now.
-    fn error(&self) -> u128 {
-        self.error + self.open_error()
-    }
+fn error(points: &[(u64, i128)], end_ns: u64) -> u128 {
+    let spread = |at: usize| {
+        let window = &points[at.saturating_sub(MOST_CHANGES)..points.len().min(at + MOST_CHANGES + 1)];
+        let levels = || window.iter().map(|(_, level)| *level);
+        levels().max().unwrap_or(0).abs_diff(levels().min().unwrap_or(0))
+    };
+    let until = |at: usize| points.get(at + 1).map_or(end_ns, |(next_ns, _)| *next_ns);
+    let times = points.iter().enumerate().map(|(at, (from_ns, _))| (at, until(at) - from_ns));
+    times.filter(|(_, ns)| *ns > 0).map(|(at, ns)| spread(at) * u128::from(ns)).sum()
 }
 
 /// One deferred queue.
 #[derive(Debug, Clone, Default)]
 struct Queue {
-    /// Bytes of buffers and beside them, and since when they wait.
-    waiting: Vec<(u64, u64, u64)>,
-    used: Span,
-    neighbour: Span,
-    readings: Readings,
-    /// Something has been queued since a flush last began.
-    has_new: bool,
-}
-
-/// One CPU's mappings.
-#[derive(Debug, Clone, Default)]
-struct Cpu {
-    neighbour: Span,
-    readings: Readings,
+    used: Level,
+    neighbour: Level,
+    /// Since when each waits.
+    since_ns: Vec<u64>,
 }
 
 pub struct Plain {
     now_ns: u64,
     queues: Vec<Queue>,
-    cpus: Vec<Cpu>,
+    /// The neighbours of each CPU's live mappings.
+    cpus: Vec<Level>,
     exact: Tally,
     longest_ns: u64,
+    /// How often the clock may have been read: a byte-nanosecond is lost each time at the most.
     readings: u128,
 }
 
@@ -110,7 +79,7 @@ impl Plain {
         Self {
             now_ns: 0,
             queues: vec![Queue::default(); queues],
-            cpus: vec![Cpu::default(); cpus],
+            cpus: vec![Level::default(); cpus],
             exact: Tally::default(),
             longest_ns: 0,
             readings: 0,
@@ -119,89 +88,46 @@ impl Plain {
 
     pub fn advance(&mut self, ns: u64) {
         self.now_ns += ns;
-        let ns = u128::from(ns);
-        for queue in &mut self.queues {
-            self.exact.used += queue.used.now.unsigned_abs() * ns;
-            self.exact.neighbour += queue.neighbour.now.unsigned_abs() * ns;
-            queue.used.ns += ns;
-            queue.neighbour.ns += ns;
-        }
-        // One CPU's share may be below zero, the sum is not.
-        let live: i128 = self.cpus.iter().map(|cpu| cpu.neighbour.now).sum();
-        self.exact.neighbour += u128::try_from(live).expect("not below zero") * ns;
-        self.cpus.iter_mut().for_each(|cpu| cpu.neighbour.ns += ns);
+        let sum = |levels: &mut dyn Iterator<Item = i128>| -> u128 {
+            // One CPU's share may be below zero, the sum is not.
+            u128::try_from(levels.sum::<i128>()).expect("not below zero") * u128::from(ns)
+        };
+        self.exact.used += sum(&mut self.queues.iter().map(|queue| queue.used.now));
+        self.exact.neighbour += sum(&mut self.queues.iter().map(|queue| queue.neighbour.now));
+        self.exact.neighbour += sum(&mut self.cpus.iter().map(|cpu| cpu.now));
     }
 
     pub fn now_ns(&self) -> u64 {
         self.now_ns
     }
 
-    fn neighbours(&mut self, cpu: usize, by: i128) {
-        if by == 0 {
-            return;
-        }
-        let cpu = &mut self.cpus[cpu];
-        let reads = cpu.readings.change(self.now_ns);
-        if reads {
-            self.readings += 1;
-            cpu.neighbour.read();
-        }
-        cpu.neighbour.change(by);
-        if reads {
-            cpu.neighbour.read();
-        }
-    }
-
     pub fn mapped(&mut self, cpu: usize, neighbours: u64) {
-        self.neighbours(cpu, neighbours.into());
+        self.readings += 1;
+        self.cpus[cpu].change(self.now_ns, neighbours.into());
     }
 
     /// The mapping is over: nothing of it is reached, or it waits in a queue.
     pub fn unmapped(&mut self, cpu: usize, neighbours: u64) {
-        self.neighbours(cpu, -i128::from(neighbours));
+        self.readings += 1;
+        self.cpus[cpu].change(self.now_ns, -i128::from(neighbours));
     }
 
     pub fn queued(&mut self, queue: usize, used: u64, neighbour: u64) {
+        self.readings += 1;
         let queue = &mut self.queues[queue];
-        let reads = queue.readings.change(self.now_ns);
-        if reads {
-            self.readings += 2;
-            queue.used.read();
-            queue.neighbour.read();
-        }
-        queue.has_new = true;
-        queue.waiting.push((used, neighbour, self.now_ns));
-        queue.used.change(used.into());
-        queue.neighbour.change(neighbour.into());
-        if reads {
-            queue.used.read();
-            queue.neighbour.read();
-        }
+        queue.used.change(self.now_ns, used.into());
+        queue.neighbour.change(self.now_ns, neighbour.into());
+        queue.since_ns.push(self.now_ns);
     }
 
-    pub fn flush_begins(&mut self) {
+    /// A flush was confirmed, during which nothing else happened.
+    pub fn flushed(&mut self) {
+        self.readings += self.queues.len() as u128;
         for queue in &mut self.queues {
-            // The next one's time is wanted.
-            if std::mem::take(&mut queue.has_new) {
-                queue.readings.left = 0;
-            }
-        }
-    }
-
-    /// It was confirmed.
-    pub fn flush_ends(&mut self) {
-        for queue in &mut self.queues {
-            self.readings += 2;
-            queue.readings.read(self.now_ns);
-            queue.used.read();
-            queue.neighbour.read();
-            for (used, neighbour, since_ns) in queue.waiting.drain(..) {
-                queue.used.change(-i128::from(used));
-                queue.neighbour.change(-i128::from(neighbour));
-                self.longest_ns = self.longest_ns.max(self.now_ns - since_ns);
-            }
-            queue.used.read();
-            queue.neighbour.read();
+            queue.used.end(self.now_ns);
+            queue.neighbour.end(self.now_ns);
+            let longest = queue.since_ns.drain(..).map(|since_ns| self.now_ns - since_ns).max();
+            self.longest_ns = self.longest_ns.max(longest.unwrap_or(0));
         }
     }
 
@@ -209,14 +135,14 @@ impl Plain {
         self.exact
     }
 
-    /// How wrong the account may be: a nanosecond's rounding for each reading, besides.
+    /// How wrong the account may be. O(changes).
     pub fn error(&self) -> Tally {
-        let rounding = self.readings + (self.queues.len() + self.cpus.len()) as u128 * 2;
+        let rounding = self.readings + (self.queues.len() + self.cpus.len()) as u128;
         // A queue only grows between two readings: a straight line is at most half as far off.
-        let of = |span: fn(&Queue) -> &Span| -> u128 {
-            self.queues.iter().map(|queue| span(queue).error().div_ceil(2)).sum()
+        let of = |level: fn(&Queue) -> &Level| -> u128 {
+            self.queues.iter().map(|queue| level(queue).error(self.now_ns).div_ceil(2)).sum()
         };
-        let live: u128 = self.cpus.iter().map(|cpu| cpu.neighbour.error()).sum();
+        let live: u128 = self.cpus.iter().map(|cpu| cpu.error(self.now_ns)).sum();
         Tally {
             used: of(|queue| &queue.used) + rounding,
             neighbour: of(|queue| &queue.neighbour) + live + rounding,
@@ -225,7 +151,7 @@ impl Plain {
 
     /// The longest that anything waited, or waits.
     pub fn longest_ns(&self) -> u64 {
-        let waiting = self.queues.iter().flat_map(|queue| &queue.waiting);
-        waiting.map(|(.., since_ns)| self.now_ns - since_ns).fold(self.longest_ns, u64::max)
+        let waiting = self.queues.iter().flat_map(|queue| &queue.since_ns);
+        waiting.map(|since_ns| self.now_ns - since_ns).fold(self.longest_ns, u64::max)
     }
 }
