@@ -69,6 +69,33 @@ fn a_steady_stream_is_counted_within_a_hundredth() {
     }
 }
 
+/// Many changes in no time make readings rare. Then a large one, and small ones far apart: the large one is taken to
+/// have come evenly for as long as 64 of those take, and no longer.
+#[test]
+fn the_clock_is_read_for_each_64th_change_at_the_latest() {
+    let (fast, slow) = (Step::Wait { ns: 10 }, Step::Wait { ns: 1_000_000 });
+    let lazily = Step::Unmap { cpu: 0, which: 0, strictly: false };
+    // What waits in a queue that is never full.
+    let mut machine = Machine::new(EXPENSIVE, LAZY_FOREVER);
+    for (bytes, times, wait) in [(PAGE, 2_000, &fast), (512 * PAGE, 1, &fast), (1, 300, &slow)] {
+        for _ in 0..times {
+            machine.step(&Step::Map { cpu: 0, offset: 0, len: bytes });
+            machine.step(&lazily);
+            machine.step(wait);
+        }
+    }
+    machine.check();
+    // The neighbours of what is live.
+    let mut machine = Machine::new(EXPENSIVE, LAZY_FOREVER);
+    for (len, times, wait) in [(PAGE - 1, 2_000, &fast), (1, 1, &fast), (PAGE - 1, 300, &slow)] {
+        for _ in 0..times {
+            machine.step(&Step::Map { cpu: 0, offset: 0, len });
+            machine.step(wait);
+        }
+    }
+    machine.check();
+}
+
 /// What is not confirmed goes on being exposed, and the longest is counted from the first unmap on.
 #[test]
 fn flushes_that_fail_end_nothing() {
