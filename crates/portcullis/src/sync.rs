@@ -45,6 +45,14 @@ pub fn cores() -> u64 {
     u64::MAX
 }
 
+/// A number that no other call returns, never 0.
+pub(crate) fn unique() -> u64 {
+    // The model checker has nothing to look for in a number, so this is not its own atomic.
+    static LAST: core::sync::atomic::AtomicU64 = core::sync::atomic::AtomicU64::new(0);
+    // Relaxed: only the number counts. 2^64 calls do not happen.
+    LAST.fetch_add(1, core::sync::atomic::Ordering::Relaxed).wrapping_add(1)
+}
+
 /// A lock around a `T`. Uncontended, taking and releasing it is one atomic exchange and one store.
 #[derive(Debug, Default)]
 pub struct Mutex<T>(imp::Mutex<T>);

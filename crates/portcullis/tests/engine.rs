@@ -5,6 +5,7 @@ mod common;
 
 mod engine {
     pub mod cleaning;
+    pub mod near;
     pub mod random;
     pub mod reclaim;
     pub mod split;

@@ -32,6 +32,17 @@ pub(super) struct Last {
 impl Last {
     /// None yet.
     pub(super) const NONE: Self = Self { region: u64::MAX, table: PhysAddr::new(0) };
+
+    /// The table at `table`, which translates addresses that are `region` times as many as it does.
+    pub(super) const fn new(region: u64, table: PhysAddr) -> Self {
+        Self { region, table }
+    }
+
+    /// The table, if it is that of `region`.
+    #[inline]
+    pub(super) fn table_of(&self, region: u64) -> Option<PhysAddr> {
+        (self.region == region).then_some(self.table)
+    }
 }
 
 impl<F: Frames, X: Format> PageTable<F, X> {

@@ -7,6 +7,7 @@
 
 mod amd_v1;
 mod arm;
+mod cursor;
 mod error;
 mod format;
 mod map;
@@ -22,6 +23,7 @@ mod x86;
 
 pub use amd_v1::AmdV1;
 pub use arm::{ARM_MAIR, Arm, ArmStage};
+pub use cursor::Cursor;
 pub use error::{MapError, TableError};
 pub use format::{Attributes, Entry, Format, Layout, LeafSize, Memory};
 pub use read::Mapping;

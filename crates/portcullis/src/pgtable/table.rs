@@ -8,7 +8,7 @@ use super::walk::Conflict;
 use crate::addr::{Iova, IovaRange, PageSize, PageSizes, PhysAddr};
 use crate::percpu::Sections;
 use crate::platform::{FRAME_SIZE, Frames, LocalSlot, Platform};
-use crate::sync::{AtomicBool, AtomicUsize, Ordering, pause};
+use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Ordering, pause, unique};
 
 /// What an unmap found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,6 +37,10 @@ pub struct PageTable<F: Frames, X: Format> {
     root_shift: u32,
     /// The sizes of leaves of one entry, added up.
     single: u64,
+    /// Bytes of the smallest leaf but one; of anything, where there is one size only.
+    pub(super) second: u64,
+    /// What a [`Cursor`](super::Cursor) of this table is filled under.
+    pub(super) stamp: AtomicU64,
     /// Frames in tables.
     used: AtomicUsize,
     is_reclaiming: AtomicBool,
@@ -61,6 +65,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
                 .filter(|size| size.run == 0)
                 .map(|size| format.page_size(*size).bytes())
                 .sum(),
+            second: format.leaf_sizes().get(1).map_or(u64::MAX, |size| format.page_size(*size).bytes()),
+            stamp: AtomicU64::new(unique()),
             used: AtomicUsize::new(0),
             is_reclaiming: AtomicBool::new(false),
         };

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use ::loom::sync::Arc;
 use ::loom::thread;
 use portcullis::addr::{Iova, IovaRange, Permissions, PhysAddr};
-use portcullis::pgtable::{Entry, Format, PageTable};
+use portcullis::pgtable::{Cursor, Entry, Format, PageTable};
 use portcullis::platform::Frames;
 use portcullis::sync::Ordering;
 
@@ -52,6 +52,24 @@ impl Machine {
     fn map(&self, cpu: &Cpu, number: u64) {
         self.table.map(cpu, page(number), memory(number), Permissions::READ_WRITE, &mut None).unwrap();
         assert!(self.is_mapped(cpu, number), "mapped and not found");
+    }
+
+    /// As `map`, beginning where `cursor` says. Whether that was enough.
+    fn map_near(&self, cpu: &Cpu, cursor: &mut Cursor, number: u64) -> bool {
+        let rights = Permissions::READ_WRITE;
+        let near = self.table.map_near(cpu, cursor, page(number), memory(number), rights);
+        if !near {
+            self.table.map(cpu, page(number), memory(number), rights, &mut None).unwrap();
+        }
+        near
+    }
+
+    /// A cursor in the table of the lower half, in which nothing is mapped.
+    fn cursor(&self) -> Cursor {
+        let mut cursor = Cursor::new();
+        assert!(self.map_near(&MAIN, &mut cursor, 0));
+        assert!(self.unmap(&MAIN, 0));
+        cursor
     }
 
     fn unmap(&self, cpu: &Cpu, number: u64) -> bool {
@@ -190,6 +208,81 @@ fn an_unmap_beside_a_reclaim_is_done() {
         machine.reclaim(&MAIN);
     };
     race(&[0, 1], unmap, reclaim, |machine| assert!(!machine.is_mapped(&MAIN, 1)));
+}
+
+/// As [`race`], with a cursor in the table of the lower half for the other.
+fn race_near(preemptions: usize, other: fn(&Machine, Cursor), main: fn(&Machine), after: fn(&Machine)) {
+    let mut model = ::loom::model::Builder::new();
+    model.max_branches = 20_000;
+    model.preemption_bound = Some(preemptions);
+    model.check(move || {
+        let machine = Machine::new(&[]);
+        let cursor = machine.cursor();
+        let beside = Arc::clone(&machine);
+        let beside = thread::spawn(move || other(&beside, cursor));
+        main(&machine);
+        beside.join().unwrap();
+        after(&machine);
+        machine.finish();
+    });
+}
+
+#[test]
+fn a_map_in_a_remembered_table_beside_its_reclaim_is_found_and_reached() {
+    let map = |machine: &Machine, mut cursor| {
+        machine.map_near(&OTHER, &mut cursor, 1);
+        assert!(machine.access(1), "mapped and not reached");
+    };
+    let reclaim = |machine: &Machine| {
+        machine.reclaim(&MAIN);
+    };
+    race_near(3, map, reclaim, |machine| assert!(machine.is_mapped(&MAIN, 1) && machine.access(1)));
+}
+
+/// With one frame for both halves, the table of the upper one is where that of the lower one was.
+#[test]
+fn a_remembered_table_that_is_freed_and_another_s_is_not_mapped_into() {
+    let mut model = ::loom::model::Builder::new();
+    model.max_branches = 20_000;
+    model.preemption_bound = Some(3);
+    model.check(|| {
+        let frames = LoomFrames::new(2, true);
+        let table = Arc::new(PageTable::new(frames, Tiny, 2).unwrap());
+        let rights = Permissions::READ_WRITE;
+        let map = |number| table.map(&MAIN, page(number), memory(number), rights, &mut None).is_ok();
+        let translate = |number| table.translate(&MAIN, page(number).start()).map(|(phys, _)| phys);
+        assert!(map(0) && table.unmap(&MAIN, page(0), &mut |_| false).bytes == PAGE);
+        let mut cursor = Cursor::new();
+        assert!(table.map_near(&MAIN, &mut cursor, page(0), memory(0), rights));
+        assert_eq!(table.unmap(&MAIN, page(0), &mut |_| false).bytes, PAGE);
+        let beside = Arc::clone(&table);
+        let beside = thread::spawn(move || beside.map_near(&OTHER, &mut cursor, page(1), memory(1), rights));
+        table.reclaim(&MAIN, || Ok::<_, ()>(())).unwrap();
+        let upper = map(2);
+        let near = beside.join().unwrap();
+        // The table was kept for what was entered, or it was freed and nothing was.
+        assert!(near != upper, "near {near}, upper {upper}");
+        assert_eq!(translate(1), near.then_some(memory(1)));
+        assert_eq!((translate(2), translate(3)), (upper.then_some(memory(2)), None));
+        (0..4).for_each(|number| {
+            let _ = table.unmap(&MAIN, page(number), &mut |_| false);
+        });
+        assert_eq!(table.reclaim(&MAIN, || Ok::<_, ()>(())), Ok(4096));
+    });
+}
+
+#[test]
+fn a_cursor_that_is_filled_beside_a_reclaim_leads_to_no_table_that_goes() {
+    let map = |machine: &Machine, _| {
+        let mut cursor = Cursor::new();
+        machine.map_near(&OTHER, &mut cursor, 1);
+        assert!(machine.unmap(&OTHER, 1));
+        machine.map_near(&OTHER, &mut cursor, 1);
+    };
+    let reclaim = |machine: &Machine| {
+        machine.reclaim(&MAIN);
+    };
+    race_near(2, map, reclaim, |machine| assert!(machine.is_mapped(&MAIN, 1)));
 }
 
 #[test]

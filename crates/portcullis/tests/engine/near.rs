@@ -1,0 +1,110 @@
+//! Mapping next to what was mapped last.
+
+use std::sync::Arc;
+
+use portcullis::addr::{Permissions, PhysAddr};
+use portcullis::pgtable::{Cursor, Format, PageTable};
+use portcullis_model::Memory;
+
+use super::support::*;
+use crate::common::{PAGE, PLATFORM, vtd};
+
+const LARGE: u64 = 2 << 20;
+
+type Table<X> = PageTable<Arc<Memory>, X>;
+
+/// As [`map`], by the cursor alone.
+fn near<X: Format>(table: &Table<X>, cursor: &mut Cursor, start: u64, len: u64) -> bool {
+    let phys = PhysAddr::new(ELSEWHERE + start);
+    table.map_near(&*PLATFORM, cursor, range(start, len), phys, Permissions::READ_WRITE)
+}
+
+#[test]
+fn neighbours_are_mapped_where_there_are_tables_and_room() {
+    let memory = Memory::new(64 << 20);
+    let table = make(Arc::clone(&memory), vtd(4));
+    let mut cursor = Cursor::new();
+    assert!(!near(&table, &mut cursor, LARGE, PAGE), "no table is there");
+    map(&table, LARGE, PAGE).unwrap();
+    assert!(near(&table, &mut cursor, LARGE + PAGE, PAGE));
+    assert!(near(&table, &mut cursor, LARGE + 2 * PAGE, 509 * PAGE));
+    assert!(!near(&table, &mut cursor, LARGE + 510 * PAGE, PAGE), "somebody's page is there");
+    assert!(!near(&table, &mut cursor, LARGE + 510 * PAGE, 2 * PAGE), "and there");
+    assert!(!near(&table, &mut cursor, LARGE + 511 * PAGE, 2 * PAGE), "the next table is another");
+    assert!(near(&table, &mut cursor, LARGE + 511 * PAGE, PAGE));
+    // Beside others and back again.
+    map(&table, 3 * LARGE, PAGE).unwrap();
+    assert!(near(&table, &mut cursor, 3 * LARGE + PAGE, PAGE));
+    assert_eq!(unmap(&table, LARGE + 7 * PAGE, PAGE), PAGE);
+    assert!(near(&table, &mut cursor, LARGE + 7 * PAGE, PAGE));
+    assert!((0..512).all(|page| is_mapped(&table, LARGE + page * PAGE)));
+    assert!((0..512).all(|page| is_mapped(&table, 3 * LARGE + page * PAGE) == (page < 2)));
+    assert!((0..512).all(|page| !is_mapped(&table, 2 * LARGE + page * PAGE)));
+    assert_accounted(&memory, &table);
+}
+
+#[test]
+fn what_map_refuses_or_does_better_is_left_to_it() {
+    let memory = Memory::new(64 << 20);
+    let table = make(Arc::clone(&memory), vtd(4));
+    let mut cursor = Cursor::new();
+    let mut to = |start, len, phys| {
+        table.map_near(&*PLATFORM, &mut cursor, range(start, len), PhysAddr::new(phys), Permissions::READ)
+    };
+    map(&table, 0, PAGE).unwrap();
+    assert!(!to(PAGE + 1, PAGE, 0) && !to(PAGE, PAGE - 1, 0) && !to(PAGE, PAGE, 1), "whole granules");
+    assert!(!to(1 << 48, PAGE, 0), "beyond the aperture");
+    assert!(!to(PAGE, PAGE, 1 << 52), "beyond the memory that an entry can name");
+    assert!(!to(PAGE, PAGE, u64::MAX - 4095) && !to(PAGE, 2 * PAGE, (1 << 52) - PAGE));
+    assert!(!to(LARGE, LARGE, 0), "a large page");
+    assert!((1..1024).all(|page| !is_mapped(&table, page * PAGE)));
+    assert!(to(PAGE, PAGE, (1 << 52) - PAGE));
+    // Two granules are a page of their own in this format.
+    let amd = make(Memory::new(64 << 20), portcullis::pgtable::AmdV1::new(4, 3, 52).unwrap());
+    map(&amd, 0, PAGE).unwrap();
+    assert!(near(&amd, &mut cursor, PAGE, PAGE) && !near(&amd, &mut cursor, 2 * PAGE, 2 * PAGE));
+}
+
+#[test]
+fn a_cursor_is_not_used_once_tables_were_reclaimed() {
+    let memory = Memory::new(64 << 20);
+    let table = make(Arc::clone(&memory), vtd(4));
+    let mut cursor = Cursor::new();
+    map(&table, LARGE, PAGE).unwrap();
+    assert!(near(&table, &mut cursor, LARGE + PAGE, PAGE));
+    assert_eq!(unmap(&table, LARGE, LARGE), 2 * PAGE);
+    let before = table.table_bytes();
+    assert!(reclaim(&table) > 0);
+    assert!(!near(&table, &mut cursor, LARGE + PAGE, PAGE), "its table is gone");
+    // Another may be where it was.
+    map(&table, 5 * LARGE, PAGE).unwrap();
+    assert_eq!(table.table_bytes(), before);
+    assert!(!near(&table, &mut cursor, LARGE + PAGE, PAGE));
+    assert!((1..512).all(|page| !is_mapped(&table, 5 * LARGE + page * PAGE)));
+    assert!(near(&table, &mut cursor, 5 * LARGE + PAGE, PAGE));
+    assert_accounted(&memory, &table);
+}
+
+#[test]
+fn a_cursor_of_one_table_is_none_of_another() {
+    // Memories alike: what is a table in the one is another, or none, at the same place in the other.
+    let memories = [Memory::new(64 << 20), Memory::new(64 << 20)];
+    let tables = memories.each_ref().map(|memory| make(Arc::clone(memory), vtd(4)));
+    let mut cursor = Cursor::new();
+    map(&tables[0], LARGE, PAGE).unwrap();
+    map(&tables[1], 9 * LARGE, PAGE).unwrap();
+    assert!(near(&tables[0], &mut cursor, LARGE + PAGE, PAGE));
+    assert!(!near(&tables[1], &mut cursor, LARGE + 2 * PAGE, PAGE), "it has no table there");
+    assert!(near(&tables[0], &mut cursor, LARGE + 2 * PAGE, PAGE));
+    assert!(near(&tables[1], &mut cursor, 9 * LARGE + 2 * PAGE, PAGE));
+    assert!((0..512).all(|page| is_mapped(&tables[1], 9 * LARGE + page * PAGE) == [0, 2].contains(&page)));
+    assert!((0..512).all(|page| is_mapped(&tables[0], LARGE + page * PAGE) == (page < 3)));
+    // One that is made where another was is no more its own.
+    let [first, second] = tables;
+    drop(first);
+    let third = make(Arc::clone(&memories[0]), vtd(4));
+    map(&third, 7 * LARGE, PAGE).unwrap();
+    assert!(!near(&third, &mut cursor, 9 * LARGE + 3 * PAGE, PAGE));
+    assert!(memories.iter().all(|memory| memory.stray_tables() == 0));
+    drop((second, third));
+}
