@@ -74,6 +74,7 @@ impl Platform for ReplayPlatform {
         self.slots
     }
 
+    #[inline]
     fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
         // One thread replays all CPUs, so no two hold a slot at once, and a thread sees its own stores in order:
         // the fence that a real machine's `fence_all` would bring has nobody to reach.
