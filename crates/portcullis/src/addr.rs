@@ -253,6 +253,14 @@ impl IovaRange {
         self.start.0 <= other.start.0 && other.last().0 <= self.last().0
     }
 
+    /// This and `next` as one, where `next` begins right behind it.
+    #[inline]
+    pub(crate) fn joined(self, next: Self) -> Option<Self> {
+        let is_next = self.last().0.checked_add(1) == Some(next.start.0);
+        let len = self.len.checked_add(next.len()).filter(|_| is_next)?;
+        Some(Self::inside(self.start, len))
+    }
+
     /// The smallest range that holds both.
     pub fn hull(self, other: Self) -> Result<Self, AddrError> {
         Self::from_bounds(self.start.min(other.start), self.last().max(other.last()))

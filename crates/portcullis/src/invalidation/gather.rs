@@ -59,6 +59,12 @@ impl Gather {
         Self { ranges: ArrayVec::new_const(), everything: true }
     }
 
+    /// Forgets what was added.
+    pub fn clear(&mut self) {
+        self.ranges.clear();
+        self.everything = false;
+    }
+
     /// Whether there is nothing to invalidate.
     pub fn is_empty(&self) -> bool {
         self.ranges.is_empty() && !self.everything

@@ -22,10 +22,13 @@
 mod bits;
 mod colour;
 mod error;
+mod run;
 
 use self::bits::{Edges, Span};
 use super::config::IovaError;
 use super::space::IovaSpace;
+use core::num::NonZeroU64;
+
 use crate::addr::{Iova, IovaRange, PageSize};
 use crate::platform::Platform;
 
@@ -201,26 +204,36 @@ impl RingArena {
     /// the whole ring, [`ArenaError::Empty`] for no bytes. Nothing is changed then.
     #[inline]
     pub fn reserve(&mut self, len: u64) -> Result<IovaRange, ArenaError> {
-        if len == 0 {
-            return Err(ArenaError::Empty);
-        }
-        let granules = granules_for(len, self.granule);
+        self.reserve_if(len, |_| true).ok_or_else(|| self.no_room(len))
+    }
+
+    /// Reserves `len` bytes as [`reserve`](Self::reserve) does, if there is room and `accept` agrees to the range;
+    /// else nothing is changed.
+    #[inline]
+    pub(crate) fn reserve_if(
+        &mut self,
+        len: u64,
+        accept: impl FnOnce(IovaRange) -> bool,
+    ) -> Option<IovaRange> {
+        let granules = granules_for(NonZeroU64::new(len)?.get(), self.granule);
         if granules > self.granules.into() {
-            return Err(ArenaError::Oversize { len, capacity: self.capacity() });
+            return None;
         }
         let granules = granules as u32;
-        let Some(first) = self.room(granules) else {
-            return Err(self.full(len));
-        };
+        let first = self.room(granules)?;
         let span = Span { first, last: first + (granules - 1) };
+        let range = self.range_of(span);
+        if !accept(range) {
+            return None;
+        }
         if self.live == 0 {
-            self.tail = first;
+            self.tail = span.first;
         }
         self.edges.insert(span);
         self.head = if span.last + 1 == self.granules { 0 } else { span.last + 1 };
         self.live += 1;
         self.live_granules += granules;
-        Ok(self.range_of(span))
+        Some(range)
     }
 
     /// Frees what [`reserve`](Self::reserve) returned, in any order. Nothing may be mapped there any more, and
@@ -240,14 +253,20 @@ impl RingArena {
             return Err(self.mismatch(range));
         };
         self.edges.remove(span);
-        self.live -= 1;
+        self.removed(span, 1);
+        Ok(())
+    }
+
+    /// The `count` reservations that covered `span` were removed.
+    #[inline]
+    fn removed(&mut self, span: Span, count: u32) {
+        self.live -= count;
         self.live_granules -= span.last - span.first + 1;
-        if self.live > 0 && span.first == self.tail {
-            // Something is live: it begins behind the one that is freed, or the arc goes around the end.
+        if self.live > 0 && (span.first..=span.last).contains(&self.tail) {
+            // Something is live: it begins behind what is freed, or the arc goes around the end.
             let next = self.edges.next_first(span.last + 1).or_else(|| self.edges.next_first(0));
             self.tail = next.unwrap_or(self.head);
         }
-        Ok(())
     }
 
     /// Gives the range back to `space`, the one it came from. All must be unmapped and freed.
@@ -276,6 +295,12 @@ impl RingArena {
     /// multiples of a large page.
     pub fn range(&self) -> IovaRange {
         self.range
+    }
+
+    /// The unit of a reservation.
+    #[inline]
+    pub(crate) fn granule(&self) -> PageSize {
+        self.granule
     }
 
     /// Bytes that can be reserved at once, where nothing is left unused at the end of a lap.
@@ -311,8 +336,15 @@ impl RingArena {
         (self.tail >= granules).then_some(0)
     }
 
+    /// Why `len` bytes cannot be reserved.
     #[cold]
-    fn full(&self, len: u64) -> ArenaError {
+    fn no_room(&self, len: u64) -> ArenaError {
+        if len == 0 {
+            return ArenaError::Empty;
+        }
+        if granules_for(len, self.granule) > self.granules.into() {
+            return ArenaError::Oversize { len, capacity: self.capacity() };
+        }
         ArenaError::Full {
             len,
             in_use: self.in_use(),
@@ -350,10 +382,11 @@ impl RingArena {
         (last < self.granules.into()).then_some(Span { first: first as u32, last: last as u32 })
     }
 
+    #[inline]
     fn range_of(&self, span: Span) -> IovaRange {
-        // Positions lie inside the arena's range, which does not wrap.
-        IovaRange::new(self.address(span.first), self.bytes(span.last - span.first + 1))
-            .expect("a reservation lies inside its arena")
+        // At least a granule; and positions lie inside the arena's range, which does not wrap.
+        let len = NonZeroU64::MIN.saturating_add(self.bytes(span.last - span.first + 1) - 1);
+        IovaRange::inside(self.address(span.first), len)
     }
 
     fn address(&self, position: u32) -> Iova {

@@ -24,20 +24,23 @@ impl Pages {
 
 #[derive(Debug, Clone)]
 enum Step {
-    Map(usize),
+    /// As many pages, in one piece or in as many.
+    Map(usize, bool),
     Unmap(usize),
     Commit,
     Fail,
+    Reclaim,
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
-        6 => (1..6_usize).prop_map(Step::Map),
+        6 => (1..6_usize, any::<bool>()).prop_map(|(pages, whole)| Step::Map(pages, whole)),
         // In order as a rule.
         4 => Just(Step::Unmap(0)),
         2 => any::<usize>().prop_map(Step::Unmap),
         1 => Just(Step::Commit),
         1 => Just(Step::Fail),
+        1 => Just(Step::Reclaim),
     ];
     proptest::collection::vec(step, 1..200)
 }
@@ -56,13 +59,15 @@ proptest! {
         let mut next = 0;
         for step in steps {
             match step {
-                Step::Map(pages) => {
-                    // Never the same memory, and never neighbours.
+                Step::Map(pages, whole) => {
+                    // Never the same memory; in pieces, never neighbours.
                     let list: Vec<_> = (0..pages as u64)
-                        .map(|n| PhysSegment { phys: PhysAddr::new(0x9_0000_0000 + (next + 2 * n) * PAGE), len: PAGE })
+                        .map(|n| next + n * if whole { 1 } else { 2 })
+                        .map(|n| PhysSegment { phys: PhysAddr::new(0x9_0000_0000 + n * PAGE), len: PAGE })
                         .collect();
+                    let piece = [PhysSegment { len: pages as u64 * PAGE, ..list[0] }];
                     next += 2 * pages as u64;
-                    match ring.map(&list, Direction::Bidirectional) {
+                    match ring.map(if whole { &piece } else { &list }, Direction::Bidirectional) {
                         Ok(mapping) => {
                             let pages = list.iter().map(|segment| segment.phys).collect();
                             let pages = Pages { first: mapping.iova(), pages };
@@ -88,6 +93,9 @@ proptest! {
                 Step::Commit => {
                     prop_assert_eq!(ring.commit(), Ok(waiting.len()));
                     ended.append(&mut waiting);
+                }
+                Step::Reclaim => {
+                    bench.domain.reclaim().unwrap();
                 }
                 Step::Fail => {
                     bench.iommu.queue().fail_next(1, InvalidationError::TimedOut { waited_ns: 1 });

@@ -1,7 +1,7 @@
 //! The steps underneath a ring: reserve, link, unlink, commit, release.
 
 use portcullis::addr::{Direction, Iova, IovaRange};
-use portcullis::dma::{RingError, StrictRing, StrictRingConfig};
+use portcullis::dma::{RingError, RingUnmap, StrictRing, StrictRingConfig};
 use portcullis::domain::{MapListError, Policy};
 use portcullis::invalidation::InvalidationError;
 use portcullis::iova::ArenaError;
@@ -50,6 +50,30 @@ fn a_part_may_be_linked_again_after_a_commit() {
     ring.unlink(range).unwrap();
     ring.commit().unwrap();
     ring.release(range).unwrap();
+}
+
+/// Unmapped together, of which one had been taken apart by the steps.
+#[test]
+fn what_was_released_by_the_step_does_not_keep_its_neighbours() {
+    let bench = Bench::new(Policy::Strict);
+    let mut ring = StrictRing::new(&bench.device, StrictRingConfig::new(16, PAGE, 8)).unwrap();
+    let mut map = |number| ring.map(&[page(number)], Direction::Bidirectional).unwrap();
+    let descriptors = [map(0), map(1), map(2), map(3)];
+    let second = descriptors[1].range().unwrap();
+    ring.unlink(second).unwrap();
+    ring.commit().unwrap();
+    ring.release(second).unwrap();
+    assert_eq!(ring.arena().unwrap().reservations(), 3);
+    let starts = descriptors.each_ref().map(|descriptor| descriptor.iova());
+    assert!(starts.iter().all(|start| bench.reaches(*start) == (*start != second.start())));
+    for descriptor in descriptors {
+        assert_eq!(ring.unmap(descriptor).unwrap(), RingUnmap::Waiting);
+    }
+    assert_eq!(ring.release(second), Err(RingError::NotCommitted { range: second }));
+    assert_eq!(ring.commit(), Ok(4));
+    assert_eq!(ring.arena().unwrap().reservations(), 0);
+    assert!(starts.iter().all(|start| !bench.reaches(*start)));
+    ring.close().unwrap();
 }
 
 #[test]

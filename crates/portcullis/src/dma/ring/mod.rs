@@ -4,6 +4,7 @@ mod error;
 mod steps;
 
 use alloc::vec::Vec;
+use core::num::NonZeroU64;
 
 use super::device::bytes_of;
 use super::layout::device_view;
@@ -13,6 +14,7 @@ use crate::domain::{MapListError, PhysSegment, Tally, last_byte};
 use crate::invalidation::Gather;
 use crate::iova::{ArenaError, RingArena, RingConfig};
 use crate::mapper::Mapper;
+use crate::pgtable::Cursor;
 use crate::platform::Platform;
 
 pub use error::{RingError, RingUnmapFailed};
@@ -82,7 +84,8 @@ pub enum RingUnmap {
 /// the queue falls idle, so that nothing waits for ever. After a commit no device reaches anything of it. This is
 /// so whatever the domain's policy, but for passthrough, where nothing is ever unreachable.
 ///
-/// A list is mapped with one reservation in a [`RingArena`] and one walk. Descriptors that are unmapped together
+/// A list is mapped with one reservation in a [`RingArena`] and one walk; one segment, in the lowest table of the
+/// last one, without a walk. Descriptors that are unmapped together
 /// lie side by side when the queue works in order: one walk clears all of them, and one range invalidation (of the
 /// leaves only, so that the paging-structure caches are kept) covers all. In any other order they are sorted; that
 /// costs O(n log n) for a batch of n, and more requests where others are mapped in between, still with one wait.
@@ -137,11 +140,14 @@ pub struct StrictRing<M: Mapper, P: Platform> {
     device: DmaDevice<M, P>,
     /// `None` where nothing is translated.
     arena: Option<RingArena>,
+    /// Where the last page was mapped.
+    cursor: Cursor,
     batch: usize,
-    /// Unmapped, and neither cleared nor confirmed. Room for a batch.
+    /// Unmapped, and neither cleared nor confirmed: neighbours that were unmapped one after the other are one.
+    /// Room for a batch.
     waiting: Vec<IovaRange>,
-    /// The same of a ring without translation: all there is to know of them.
-    untranslated: usize,
+    /// How many descriptors that are. Without translation it is all there is to know of them.
+    unmapped: usize,
     /// Cleared, not confirmed.
     unlinked: Gather,
     /// Reserved for lists that were not mapped, which was not confirmed. Empty but for broken hardware.
@@ -177,9 +183,10 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         Ok(Self {
             device: device.clone(),
             arena,
+            cursor: Cursor::new(),
             batch,
             waiting: Vec::with_capacity(batch),
-            untranslated: 0,
+            unmapped: 0,
             unlinked: Gather::new(),
             unconfirmed: Vec::new(),
             closing: 0,
@@ -187,7 +194,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         })
     }
 
-    /// Maps a descriptor's list with one reservation and one walk, and writes to `out` what the device is to be
+    /// Maps a descriptor's list with one reservation and at most one walk, and writes to `out` what the device is to be
     /// given: segments that touch are merged. Returns how many there are, `list.len()` at the most.
     ///
     /// O(1) and a step for each page; may allocate page tables. Waits for hardware only where a list was refused
@@ -204,12 +211,28 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         direction: Direction,
         out: &mut [DmaSegment],
     ) -> Result<(RingMapping, usize), RingError> {
+        if let ([segment], [first, ..]) = (list, &mut *out)
+            && let Some(mapping) = self.map_near(segment, direction)
+        {
+            *first = DmaSegment { iova: mapping.first, len: segment.len };
+            return Ok((mapping, 1));
+        }
+        self.map_list_sg(list, direction, out)
+    }
+
+    #[inline(never)]
+    fn map_list_sg(
+        &mut self,
+        list: &[PhysSegment],
+        direction: Direction,
+        out: &mut [DmaSegment],
+    ) -> Result<(RingMapping, usize), RingError> {
         let (needed, room) = (list.len(), out.len());
         let no_room = MapListError::NoRoom { needed, room };
         if room < needed {
             return Err(no_room.into());
         }
-        let mapping = self.map(list, direction)?;
+        let mapping = self.map_list(list, direction)?;
         let base = mapping.range.map(IovaRange::start);
         let used = device_view(list, base, self.device.domain().granule(), out);
         // There is a view of everything that was mapped.
@@ -222,6 +245,36 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
     /// As [`map_sg`](Self::map_sg).
     #[inline]
     pub fn map(&mut self, list: &[PhysSegment], direction: Direction) -> Result<RingMapping, RingError> {
+        if let [segment] = list
+            && let Some(mapping) = self.map_near(segment, direction)
+        {
+            return Ok(mapping);
+        }
+        self.map_list(list, direction)
+    }
+
+    /// Maps one segment, if that is quickly done: few pages, of which a neighbour was mapped last. Else nothing is
+    /// changed.
+    #[inline]
+    fn map_near(&mut self, segment: &PhysSegment, direction: Direction) -> Option<RingMapping> {
+        let arena = self.arena.as_mut()?;
+        let granule = arena.granule();
+        let PhysSegment { phys, len } = *segment;
+        let offset = phys.page_offset(granule);
+        // A segment of no bytes, and one that wraps, are refused elsewhere.
+        phys.checked_add(NonZeroU64::new(len)?.get() - 1)?;
+        let bytes = granule.round_up(offset.checked_add(len)?)?;
+        let (domain, cursor) = (self.device.domain(), &mut self.cursor);
+        let page = phys.align_down(granule);
+        let link = |range| domain.link_near(cursor, range, page, direction.permissions());
+        let range = arena.reserve_if(bytes, link)?;
+        let neighbours = bytes - len;
+        self.count(neighbours);
+        Some(RingMapping { first: Iova::new(range.start().get() | offset), range: Some(range), neighbours })
+    }
+
+    #[inline(never)]
+    fn map_list(&mut self, list: &[PhysSegment], direction: Direction) -> Result<RingMapping, RingError> {
         let Some(first) = list.first() else {
             return Err(MapListError::EmptyList.into());
         };
@@ -256,22 +309,26 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
     pub fn unmap(&mut self, mapping: RingMapping) -> Result<RingUnmap, RingUnmapFailed> {
         match (mapping.range, &self.arena) {
             (Some(range), Some(arena)) if arena.range().contains_range(range) => {
-                if self.waiting.len() == self.batch
+                if self.unmapped == self.batch
                     && let Err(error) = self.commit()
                 {
                     return Err(RingUnmapFailed { mapping: Some(mapping), error });
                 }
-                self.waiting.push(range);
+                match self.waiting.last_mut().and_then(|run| Some((run.joined(range)?, run))) {
+                    Some((joined, run)) => *run = joined,
+                    None => self.waiting.push(range),
+                }
                 self.closing += mapping.neighbours;
             }
-            (None, None) => self.untranslated += 1,
+            (None, None) => {}
             (range, _) => {
                 let range = range.ok_or(RingError::Untranslated);
                 let error = range.map_or_else(|error| error, |range| RingError::Foreign { range });
                 return Err(RingUnmapFailed { mapping: Some(mapping), error });
             }
         }
-        if self.waiting() < self.batch {
+        self.unmapped += 1;
+        if self.unmapped < self.batch {
             return Ok(RingUnmap::Waiting);
         }
         match self.commit() {
@@ -298,7 +355,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
     /// How many descriptors are unmapped and wait for a commit.
     #[inline]
     pub fn waiting(&self) -> usize {
-        self.waiting.len() + self.untranslated
+        self.unmapped
     }
 
     /// The device that the ring is for.

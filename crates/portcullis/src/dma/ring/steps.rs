@@ -9,7 +9,6 @@
 use super::{RingError, StrictRing};
 use crate::addr::{Direction, IovaRange};
 use crate::domain::{LinkFailed, PhysSegment, Tally};
-use crate::invalidation::Gather;
 use crate::iova::RingArena;
 use crate::mapper::Mapper;
 use crate::platform::Platform;
@@ -80,17 +79,16 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         if let Err(error) = domain.confirm(&self.unlinked) {
             return Err(RingError::Unconfirmed { descriptors: self.waiting(), error });
         }
-        self.unlinked = Gather::new();
-        let unmaps = self.waiting.len() as u64;
+        self.unlinked.clear();
+        let unmaps = core::mem::take(&mut self.unmapped);
         if let Some(arena) = &mut self.arena {
-            for range in self.waiting.drain(..).chain(self.unconfirmed.drain(..)) {
-                // Fails only for what was released by the step already: there is nothing left to do then.
-                let _ = arena.free(range);
-            }
+            // Without what was released by the step already.
+            self.waiting.drain(..).chain(self.unconfirmed.drain(..)).for_each(|run| arena.free_run(run));
+            let tally = core::mem::take(&mut self.tally);
+            let closed = core::mem::take(&mut self.closing);
+            domain.settle(Tally { unmaps: unmaps as u64, closed, ..tally });
         }
-        let tally = core::mem::take(&mut self.tally);
-        domain.settle(Tally { unmaps, closed: core::mem::take(&mut self.closing), ..tally });
-        Ok(unmaps as usize + core::mem::take(&mut self.untranslated))
+        Ok(unmaps)
     }
 
     /// Gives a reservation back to the ring, once what was linked there is unlinked, and that committed.
@@ -98,11 +96,11 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
     /// O(1), as [`RingArena::free`]; never allocates or waits.
     ///
     /// # Errors
-    /// [`RingError::NotCommitted`] while anything that was unlinked waits for a commit; [`RingError::Arena`] for
+    /// [`RingError::NotCommitted`] while anything that was unlinked waits for a commit, or the reservation does; [`RingError::Arena`] for
     /// what is not reserved, or only a part of it; [`RingError::Untranslated`].
     pub fn release(&mut self, range: IovaRange) -> Result<(), RingError> {
         let arena = self.arena.as_mut().ok_or(RingError::Untranslated)?;
-        if !self.unlinked.is_empty() || self.waiting.contains(&range) {
+        if !self.unlinked.is_empty() || self.waiting.iter().any(|run| run.contains_range(range)) {
             return Err(RingError::NotCommitted { range });
         }
         Ok(arena.free(range)?)
@@ -129,19 +127,10 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         if !self.waiting.is_sorted_by_key(|range| range.start()) {
             self.waiting.sort_unstable_by_key(|range| range.start());
         }
-        let mut waiting = core::mem::take(&mut self.waiting);
-        let mut run: Option<IovaRange> = None;
-        for range in &waiting {
-            run = match run {
-                Some(run) if run.last().checked_add(1) == Some(range.start()) => run.hull(*range).ok(),
-                _ => {
-                    run.map(|run| self.clear(run));
-                    Some(*range)
-                }
-            };
+        self.waiting.dedup_by(|next, run| run.joined(*next).map(|joined| *run = joined).is_some());
+        for index in 0..self.waiting.len() {
+            self.clear(self.waiting[index]);
         }
-        run.map(|run| self.clear(run));
-        core::mem::swap(&mut self.waiting, &mut waiting);
     }
 
     fn clear(&mut self, range: IovaRange) -> u64 {

@@ -1,12 +1,12 @@
 //! The steps that `map` and `unmap` are made of, for those who put them together differently: batches and rings.
 
 use super::Domain;
-use crate::addr::{IovaRange, Permissions};
+use crate::addr::{IovaRange, Permissions, PhysAddr};
 use crate::domain::{MapListError, PhysSegment};
 use crate::invalidation::{Gather, InvalidationError};
 use crate::iova::{ArenaError, ReleaseError, RingArena, RingConfig};
 use crate::mapper::Mapper;
-use crate::pgtable::MapError;
+use crate::pgtable::{Cursor, MapError};
 use crate::platform::Platform;
 use crate::sync::Ordering;
 
@@ -82,6 +82,19 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         let mut gather = Gather::new();
         let entered = self.enter(range, list, permissions, &mut gather);
         entered.map_err(|error| self.link_failed(error, &gather, unconfirmed))
+    }
+
+    /// Maps the pages at `phys` to `range`, which the caller has to itself, if that is quickly done; else nothing
+    /// is changed, and [`link`](Self::link) does it. Counts nothing.
+    #[inline]
+    pub(crate) fn link_near(
+        &self,
+        cursor: &mut Cursor,
+        range: IovaRange,
+        phys: PhysAddr,
+        permissions: Permissions,
+    ) -> bool {
+        self.mapper.map_near(&self.platform, cursor, range, phys, permissions)
     }
 
     #[cold]

@@ -49,6 +49,44 @@ impl Edges {
         self.words[index(span.last)].last &= !bit(span.last);
     }
 
+    /// Removes the spans that cover `span` side by side, without a gap. How many those were; `None`, with nothing
+    /// changed, where they do not. One word for each 64 positions.
+    #[inline]
+    pub fn remove_run(&mut self, span: Span) -> Option<u32> {
+        let (from, to) = (index(span.first), index(span.last));
+        let words = self.words.get_mut(from..=to)?;
+        let mask = |at: usize| {
+            let low = if at == 0 { u64::MAX << (span.first % 64) } else { u64::MAX };
+            let high = if at == to - from { u64::MAX >> (63 - span.last % 64) } else { u64::MAX };
+            low & high
+        };
+        // Where one begins: at the run's first position, and behind the end of each but the last.
+        let (mut begin, mut last, mut count) = (bit(span.first), 0, 0);
+        for (at, word) in words.iter().enumerate() {
+            last = word.last & mask(at);
+            let first = word.first & mask(at);
+            if first != (last << 1 | begin) & mask(at) {
+                return None;
+            }
+            begin = last >> 63;
+            count += first.count_ones();
+        }
+        if last & bit(span.last) == 0 {
+            return None;
+        }
+        for (at, word) in words.iter_mut().enumerate() {
+            word.first &= !mask(at);
+            word.last &= !mask(at);
+        }
+        Some(count)
+    }
+
+    /// The first span that begins at `from` or later.
+    pub fn next_span(&self, from: u32) -> Option<Span> {
+        let first = self.next_first(from)?;
+        Some(Span { first, last: next(&self.words, first, |word| word.last)? })
+    }
+
     /// Whether this very span is in the set. One word for each 64 positions of it.
     #[inline]
     pub fn is_exact(&self, span: Span) -> bool {
@@ -105,4 +143,55 @@ fn index(position: u32) -> usize {
 
 fn bit(position: u32) -> u64 {
     1 << (position % 64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GRANULES: u32 = 200;
+
+    /// Spans of lengths that `dice` makes, from 0 on, without those for which it says so.
+    fn edges(mut dice: impl FnMut(u32) -> u32) -> (Edges, Vec<Span>) {
+        let (mut edges, mut spans, mut at) = (Edges::new(GRANULES.into()).unwrap(), Vec::new(), 0);
+        while at < GRANULES {
+            let span = Span { first: at, last: (at + dice(70)).min(GRANULES - 1) };
+            if dice(6) > 0 {
+                edges.insert(span);
+                spans.push(span);
+            }
+            at = span.last + 1;
+        }
+        (edges, spans)
+    }
+
+    #[test]
+    fn a_run_is_removed_where_spans_lie_side_by_side() {
+        let mut seed = 1_u32;
+        let mut dice = |sides: u32| {
+            seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (seed >> 8) % sides
+        };
+        for _ in 0..2000 {
+            let (mut edges, spans) = edges(&mut dice);
+            let run = if dice(4) > 0 && !spans.is_empty() {
+                let from = dice(spans.len() as u32) as usize;
+                let to = from + dice((spans.len() - from) as u32) as usize;
+                Span { first: spans[from].first, last: spans[to].last }
+            } else {
+                let first = dice(GRANULES);
+                Span { first, last: first + dice(GRANULES - first) }
+            };
+            let inside = |span: &&Span| run.first <= span.first && span.last <= run.last;
+            let covered: u32 = spans.iter().filter(inside).map(|span| span.last - span.first + 1).sum();
+            let is_covered = covered == run.last - run.first + 1;
+            let count = spans.iter().filter(inside).count() as u32;
+            assert_eq!(edges.remove_run(run), is_covered.then_some(count), "{run:?} of {spans:?}");
+            let is_left = |span: &Span| !(is_covered && inside(&span));
+            assert!(spans.iter().all(|span| edges.is_exact(*span) == is_left(span)));
+            let mut left = core::iter::successors(edges.next_span(0), |span| edges.next_span(span.last + 1));
+            assert!(spans.iter().copied().filter(is_left).all(|span| left.next() == Some(span)));
+            assert_eq!(left.next(), None);
+        }
+    }
 }
