@@ -35,7 +35,7 @@ pub fn pause_after(turns: u32) {
 }
 
 /// Looks that cost less than a call of the scheduler: some hundred nanoseconds.
-pub const SPINS: u32 = 32;
+const SPINS: u32 = 32;
 
 /// How many threads run at once; as many as there are where there is no scheduler to tell.
 pub fn cores() -> u64 {

@@ -7,7 +7,7 @@
 //!
 //! **Company.** A batch that is closed at once leaves out those who come back from the batch before and have the next
 //! request ready a moment later: they would all wait twice as long. So the leader counts who was waiting when the last
-//! batch was over, and has patience with them: for as long as it has paid lately, a few looks at the most.
+//! batch was over, and has patience with them: for as long as it has paid lately, a few rounds at the most.
 //!
 //! **Bound.** A request is in a batch that begins at the latest when the one under way ends: two hardware waits
 //! at the most, however many CPUs there are, plus two more for each time that a batch holds requests for so many
@@ -28,19 +28,20 @@
 use arrayvec::ArrayVec;
 
 use super::{Costs, DomainId, Invalidation, InvalidationError, InvalidationQueue, Request};
-use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering, SPINS, cores, pause, pause_after};
+use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering, cores, pause, pause_after};
 
 /// Requests that one batch holds: beyond these, ranges of one domain become the whole domain.
 const BATCH: usize = if cfg!(loom) { 2 } else { 64 };
 
-/// Looks that a leader at the most takes for company to come.
-const PATIENCE: u32 = if cfg!(loom) { 1 } else { SPINS };
+/// Rounds that a leader at the most waits for company to come.
+const PATIENCE: u64 = if cfg!(loom) { 1 } else { 16 };
 
-/// The same where more are expected than there are cores: some of them need the leader's to come.
-const PATIENCE_OF_THE_CROWDED: u32 = if cfg!(loom) { 1 } else { SPINS + 8 };
+/// Looks in a round, where those who are expected may all be running. (Where there are fewer cores than that, a round is
+/// a turn for others on the leader's.)
+const LOOKS: u32 = if cfg!(loom) { 1 } else { 2 };
 
 /// Every so many batches the leader has all its patience, to find out whether it pays again.
-const PROBE: u64 = 16;
+const PROBE: u64 = 8;
 
 /// Failed batches that are remembered one by one.
 const FAILURES: usize = if cfg!(loom) { 1 } else { 8 };
@@ -62,7 +63,7 @@ pub struct SharedQueue<Q> {
     waiters: AtomicU64,
     /// How many waited when the last batch was over, for it and for the next one.
     expected: AtomicU64,
-    /// How many looks company was worth lately.
+    /// How many rounds company was worth lately.
     patience: AtomicU64,
     /// Threads that run at once.
     cores: u64,
@@ -119,7 +120,7 @@ impl<Q: InvalidationQueue> SharedQueue<Q> {
             submissions: AtomicU64::new(0),
             waiters: AtomicU64::new(0),
             expected: AtomicU64::new(0),
-            patience: AtomicU64::new(PATIENCE.into()),
+            patience: AtomicU64::new(PATIENCE),
             cores: cores(),
         }
     }
@@ -185,18 +186,28 @@ impl<Q: InvalidationQueue> SharedQueue<Q> {
         if is_here() {
             return;
         }
-        let lately = self.patience.load(Ordering::Relaxed) as u32;
+        let lately = self.patience.load(Ordering::Relaxed);
         let probes = self.submissions.load(Ordering::Relaxed).is_multiple_of(PROBE);
-        let all = if expected > self.cores { PATIENCE_OF_THE_CROWDED } else { PATIENCE };
-        let most = if probes { all } else { lately.min(all) };
-        let remember = |looks: u32| self.patience.store(looks.min(all).into(), Ordering::Relaxed);
-        for look in 0..most {
-            pause_after(look);
-            if is_here() {
-                return remember(2 * (look + 1));
+        let most = if probes { PATIENCE } else { lately };
+        let crowded = expected > self.cores;
+        for round in 1..=most {
+            let here = if crowded {
+                pause();
+                is_here()
+            } else {
+                (0..LOOKS).any(|look| {
+                    pause_after(look);
+                    is_here()
+                })
+            };
+            if here {
+                return self.patience.store((2 * round).min(PATIENCE), Ordering::Relaxed);
             }
         }
-        remember(most / 2);
+        // It has paid as well if most of them came.
+        let most_came = 4 * self.waiters.load(Ordering::Relaxed) >= 3 * expected;
+        let patience = if most_came { most.max(1) } else { most / 2 };
+        self.patience.store(patience, Ordering::Relaxed);
     }
 
     /// Adds `requests` to the open batch. Its number, if there was room, and the number of the one that is open.
