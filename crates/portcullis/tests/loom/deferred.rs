@@ -26,6 +26,13 @@ fn reclaim_all(queue: &DeferredQueue, mut reclaim: impl FnMut(IovaRange)) {
 
 const FIRST: Deferred = Deferred::QueuedFirst { window_ns: WINDOW };
 
+/// Without a bound some of these take a minute.
+fn bounded(check: impl Fn() + Sync + Send + 'static) {
+    let mut model = ::loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(check);
+}
+
 /// The page-table entry, and what the hardware has cached of it.
 struct Hardware {
     entry: AtomicUsize,
@@ -78,10 +85,7 @@ fn an_address_comes_back_only_after_an_invalidation_that_saw_it_cleared() {
 
 #[test]
 fn two_flushes_at_once_do_not_count_for_each_other() {
-    let mut model = ::loom::model::Builder::new();
-    // Without a bound it takes a minute.
-    model.preemption_bound = Some(3);
-    model.check(|| {
+    bounded(|| {
         let hardware = Hardware::new();
         let queue = Arc::new(DeferredQueue::per_cpu(1));
         let other = {
@@ -143,7 +147,7 @@ fn a_timer_that_misses_an_entry_is_asked_for_again() {
 /// The policy becomes strict on one CPU while another unmaps by the old one.
 #[test]
 fn after_a_change_of_policy_nothing_is_left_that_was_unmapped_by_the_old_one() {
-    ::loom::model(|| {
+    bounded(|| {
         let hardware = Hardware::new();
         let queue = Arc::new(DeferredQueue::per_cpu(1));
         let strict = Arc::new(AtomicUsize::new(0));
@@ -174,7 +178,7 @@ fn after_a_change_of_policy_nothing_is_left_that_was_unmapped_by_the_old_one() {
 /// A CPU goes away while another, which takes back what is left in its queue, flushes.
 #[test]
 fn what_a_cpu_leaves_behind_is_given_back_once_and_forgotten_before() {
-    ::loom::model(|| {
+    bounded(|| {
         let hardware = Hardware::new();
         let queue = Arc::new(DeferredQueue::per_cpu(1));
         let given = Arc::new(AtomicUsize::new(0));
