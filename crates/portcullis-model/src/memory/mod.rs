@@ -17,7 +17,7 @@ pub use buffer::Buffer;
 use std::sync::{Arc, OnceLock};
 
 use portcullis::addr::PhysAddr;
-use portcullis::platform::{FRAME_SIZE, Frames, TABLE_ENTRIES, Table};
+use portcullis::platform::{FRAME_SIZE, Frames, Table};
 use portcullis::sync::{AtomicU64, Mutex, Ordering};
 
 use allocator::Allocator;
@@ -41,15 +41,18 @@ pub struct BadAddress {
 /// Frames that come into being together.
 #[derive(Debug)]
 struct Chunk {
-    words: Box<[AtomicU64]>,
+    frames: Box<[Table; FRAMES_PER_CHUNK]>,
     /// Bit n: frame n of the chunk is allocated.
     allocated: AtomicU64,
 }
 
 impl Chunk {
     fn new() -> Self {
-        let words = (0..FRAMES_PER_CHUNK * TABLE_ENTRIES).map(|_| AtomicU64::new(0)).collect();
-        Self { words, allocated: AtomicU64::new(0) }
+        // Not as an array at first: that would lie on the stack.
+        let frames: Box<[Table]> =
+            (0..FRAMES_PER_CHUNK).map(|_| std::array::from_fn(|_| AtomicU64::new(0))).collect();
+        let frames = frames.try_into().expect("as many as were made");
+        Self { frames, allocated: AtomicU64::new(0) }
     }
 }
 
@@ -127,7 +130,7 @@ impl Memory {
             && let Some(chunk) = self.chunks[chunk].get()
             && chunk.allocated.load(Ordering::Acquire) & (1 << frame) != 0
         {
-            return &chunk.words.as_chunks().0[frame];
+            return &chunk.frames[frame];
         }
         self.stray_table()
     }
@@ -207,7 +210,7 @@ impl Memory {
             let (piece, after) = rest.split_at(in_frame(at).min(rest.len()));
             if let Some((chunk, frame)) = self.locate(PhysAddr::new(at)) {
                 let chunk = self.chunks[chunk].get_or_init(Chunk::new);
-                write_words(&chunk.words.as_chunks().0[frame], at % FRAME_SIZE, piece);
+                write_words(&chunk.frames[frame], at % FRAME_SIZE, piece);
             }
             at += piece.len() as u64;
             rest = after;
@@ -223,9 +226,9 @@ impl Memory {
         }
         let (chunk, frame) = self.locate(address)?;
         let Some(chunk) = self.chunks[chunk].get() else { return Some(0) };
-        let word = frame * TABLE_ENTRIES + (address.get() % FRAME_SIZE / WORD) as usize;
+        let word = (address.get() % FRAME_SIZE / WORD) as usize;
         // Acquire: what the library wrote into a table before it installed it must be seen after it.
-        Some(chunk.words[word].load(Ordering::Acquire))
+        Some(chunk.frames[frame][word].load(Ordering::Acquire))
     }
 
     /// The chunk of the frame that holds `address`, and its number in the chunk.
@@ -238,7 +241,7 @@ impl Memory {
 
     fn existing_frame(&self, address: PhysAddr) -> Option<&Table> {
         let (chunk, frame) = self.locate(address)?;
-        Some(&self.chunks[chunk].get()?.words.as_chunks().0[frame])
+        Some(&self.chunks[chunk].get()?.frames[frame])
     }
 
     fn check(&self, address: PhysAddr, len: usize) -> Result<(), BadAddress> {
