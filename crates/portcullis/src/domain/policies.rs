@@ -40,6 +40,9 @@ struct State {
 
 /// A domain of any kind: the two steps of a change.
 pub(super) trait Governed: Send + Sync {
+    /// Whether it may have such a policy at all.
+    fn may_have(&self, policy: Policy) -> Result<(), PolicyError>;
+
     /// Stores a policy; waits for nothing. Whether a flush must follow.
     fn store_policy(&self, policy: Policy) -> Result<bool, PolicyError>;
 
@@ -68,7 +71,9 @@ impl Policies {
     }
 
     /// Has the domain of `device` follow from now on, until it is dropped, and gives it the policy that the device
-    /// has by now.
+    /// has by now. A domain of several devices keeps to the strictest of their policies.
+    ///
+    /// O(devices that are governed), and a flush unless the domain's policy becomes weaker.
     ///
     /// # Errors
     /// As [`Domain::set_policy`]; the domain follows all the same.
@@ -81,14 +86,17 @@ impl Policies {
             let mut state = self.state.lock();
             state.governed.retain(|(_, domain)| domain.strong_count() > 0);
             let weak: Weak<dyn Governed> = Arc::downgrade(domain) as _;
-            state.governed.push((device, weak));
-            let policy = state.policy_for(device);
-            domain.store_policy(policy)
+            let is_there = |(other, its): &(DeviceId, _)| *other == device && Weak::ptr_eq(its, &weak);
+            if !state.governed.iter().any(is_there) {
+                state.governed.push((device, Weak::clone(&weak)));
+            }
+            state.tell(device, &weak, &**domain)
         };
         if stored? { domain.flush_stale() } else { Ok(()) }
     }
 
-    /// Changes the default, for all that are no exceptions.
+    /// Changes the default, for all that are no exceptions. O(devices that are governed, squared), and a flush for each
+    /// domain whose policy does not become weaker.
     ///
     /// # Errors
     /// The first that [`Domain::set_policy`] reports; every domain is told all the same. To or from passthrough the
@@ -118,33 +126,49 @@ impl Policies {
     /// `change` says which device's policy it changes; `None` for those of all that are no exceptions.
     fn change(&self, change: impl FnOnce(&mut State) -> Option<DeviceId>) -> Result<(), PolicyError> {
         // Stored under the lock, so that changes reach every domain in one order; flushed without it, as a flush
-        // waits for hardware. Also where nothing has changed: whoever asks again after a failure, or while somebody
-        // else's change goes on, is to be sure when the call returns.
+        // waits for hardware, and dropped without it, should these be the last handles. Also where nothing has changed:
+        // whoever asks again after a failure, or while somebody else's change goes on, is to be sure when the call
+        // returns.
         let mut result = Ok(());
-        let flushes: Vec<Arc<dyn Governed>> = {
+        let mut told: Vec<(Arc<dyn Governed>, bool)> = Vec::new();
+        {
             let mut state = self.state.lock();
             let only = change(&mut state);
             let concerned = state.governed.iter().filter(|(device, _)| match only {
                 Some(only) => *device == only,
                 None => !state.exceptions.contains_key(device),
             });
-            let mut flushes = Vec::new();
-            for (device, domain) in concerned {
-                let Some(domain) = domain.upgrade() else { continue };
-                match domain.store_policy(state.policy_for(*device)) {
-                    Ok(true) => flushes.push(domain),
-                    Ok(false) => {}
-                    Err(error) => result = result.and(Err(error)),
-                }
+            for (device, weak) in concerned {
+                let Some(domain) = weak.upgrade() else { continue };
+                let stored = state.tell(*device, weak, &*domain);
+                let is_flushed = told.iter().any(|(other, flush)| *flush && Arc::ptr_eq(other, &domain));
+                told.push((domain, stored == Ok(true) && !is_flushed));
+                result = result.and(stored.map(|_| ()));
             }
-            flushes
-        };
-        flushes.iter().fold(result, |result, domain| result.and(domain.flush_stale()))
+        }
+        let flushes = told.iter().filter(|(_, flush)| *flush);
+        flushes.fold(result, |result, (domain, _)| result.and(domain.flush_stale()))
     }
 }
 
 impl State {
     fn policy_for(&self, device: DeviceId) -> Policy {
         self.exceptions.get(&device).copied().unwrap_or(self.default)
+    }
+
+    /// Stores the strictest of the policies of all devices of `domain`, of which `device` is one. Whether a flush must
+    /// follow.
+    fn tell(
+        &self,
+        device: DeviceId,
+        weak: &Weak<dyn Governed>,
+        domain: &dyn Governed,
+    ) -> Result<bool, PolicyError> {
+        let own = self.policy_for(device);
+        // Else passthrough would be lost in a stricter one, and nobody told.
+        domain.may_have(own)?;
+        let its = self.governed.iter().filter(|(_, other)| Weak::ptr_eq(other, weak));
+        let strictest = |one: Policy, other: Policy| if one.is_weaker_than(other) { other } else { one };
+        domain.store_policy(its.map(|(device, _)| self.policy_for(*device)).fold(own, strictest))
     }
 }

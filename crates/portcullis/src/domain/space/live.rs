@@ -92,6 +92,10 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
 }
 
 impl<M: Mapper, P: Platform> Governed for Domain<M, P> {
+    fn may_have(&self, policy: Policy) -> Result<(), PolicyError> {
+        self.allows(policy)
+    }
+
     fn store_policy(&self, policy: Policy) -> Result<bool, PolicyError> {
         self.store(&self.policy, Some(policy))
     }
