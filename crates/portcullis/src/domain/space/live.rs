@@ -6,13 +6,14 @@ use crate::domain::{AtomicPolicy, Policy, PolicyError};
 use crate::exposure::Exposure;
 use crate::mapper::Mapper;
 use crate::platform::{LocalSlot, Platform};
+use crate::sync::{Ordering, fence};
 
 impl<M: Mapper, P: Platform> Domain<M, P> {
     /// Changes the policy, while I/O goes on. When the call returns, the stricter of the two promises holds: every
     /// unmap that returns from then on is by the new policy, and, where that is the stricter one, nothing can be
     /// reached any more that was unmapped before.
     ///
-    /// Waits for one flush where the new policy is stricter; else one store. Devices and mappings with a policy of
+    /// Waits for one flush unless the new policy is weaker; then one store. Devices and mappings with a policy of
     /// their own keep it. The caller holds no lock and no slot.
     ///
     /// # Errors
@@ -36,10 +37,15 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
 
     /// The part of a change that waits for nothing. Whether a flush must follow for the stricter promise to hold.
     fn store(&self, place: &AtomicPolicy, policy: Option<Policy>) -> Result<bool, PolicyError> {
+        // Back to the domain's own is always allowed.
+        policy.map_or(Ok(()), |new| self.allows(new))?;
+        let old = place.swap(policy);
+        // The domain's own may be changing at the same time. It is read after the store, with the fence of that
+        // change's flush on the other side: either it is seen here to be the stricter one, or that flush begins after
+        // the store, and covers what was queued by the exception.
+        fence(Ordering::SeqCst);
         let own = self.policy();
-        let new = policy.unwrap_or(own);
-        self.allows(new)?;
-        let old = place.swap(policy).unwrap_or(own);
+        let (new, old) = (policy.unwrap_or(own), old.unwrap_or(own));
         // The flush takes each queue's lock, and whoever queues something looks at the policy under it: what was
         // queued by the old policy is covered, and what comes later sees the new one. Also where nothing has
         // changed: somebody may be changing it at the same time, or ask again after a failure.
