@@ -5,7 +5,7 @@ use core::mem::ManuallyDrop;
 use super::DmaDevice;
 use super::layout::pages;
 use crate::addr::{Direction, Iova, PhysAddr};
-use crate::domain::{MapListError, UnmapError};
+use crate::domain::{Ending, MapListError, Policy, UnmapError};
 use crate::mapper::Mapper;
 use crate::platform::{FRAME_SIZE, Frames, Platform, TABLE_ENTRIES};
 use crate::sync::AtomicU64;
@@ -103,7 +103,8 @@ impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
             let domain = self.device.domain();
             let iova = self.iova;
             let range = pages(iova, len, domain.granule()).ok_or(UnmapError::NoSuchRange { iova, len })?;
-            domain.unmap_strictly(range)?;
+            let neighbours = range.len().saturating_sub(len);
+            domain.end(range, Ending { neighbours, exception: || Some(Policy::Strict) })?;
         }
         // SAFETY: the frames are those of `new`, `self` is not used again, and the device cannot reach them
         // any more (or, in passthrough, was never kept from any memory).

@@ -124,8 +124,11 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
         let Some(range) = range else {
             return Ok(());
         };
-        self.neighbours = self.neighbours.saturating_add(range.len().saturating_sub(used));
         let unmapped = self.domain.unlink(range, &mut self.gather);
+        if unmapped > 0 {
+            // Else they went with whoever unmapped all of it before.
+            self.neighbours = self.neighbours.saturating_add(range.len().saturating_sub(used));
+        }
         if unmapped == range.len() {
             self.ranges.push(range);
             return Ok(());

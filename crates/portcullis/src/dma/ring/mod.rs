@@ -392,7 +392,10 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
 /// given up for good.
 impl<M: Mapper, P: Platform> Drop for StrictRing<M, P> {
     fn drop(&mut self) {
-        let _ = self.commit();
+        if self.commit().is_err() {
+            // What was opened stays so.
+            self.device.domain().settle(core::mem::take(&mut self.tally));
+        }
         if let Some(arena) = self.arena.take() {
             let bytes = arena.range().len();
             if self.device.domain().release_ring(arena).is_err() {
