@@ -64,6 +64,9 @@ impl Account {
         };
         // The next one's time is wanted.
         self.until_sample = 0;
+        // A flush that began later may have come here first. What was queued in between is not covered by that one,
+        // and carries its number: so it waits for the next.
+        let number = self.marks.last().map_or(number, |last| number.max(last.number + 1));
         let mark = Mark { number, queued: self.queued, oldest_ns };
         if let Err(full) = self.marks.try_push(mark)
             && let Some(last) = self.marks.last_mut()
@@ -93,5 +96,26 @@ impl Account {
 
     fn waiting(&self) -> Bytes {
         self.queued - self.covered
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_queued_between_two_flushes_that_come_in_the_wrong_order_waits_for_the_next() {
+        let bytes = Bytes { used: 1, neighbour: 0 };
+        let mut account = Account::default();
+        account.queued(bytes, || 0);
+        account.begin(2);
+        account.queued(bytes, || 0);
+        account.begin(1);
+        account.confirm(2, 10);
+        assert_eq!(account.waiting(), bytes);
+        account.begin(3);
+        account.confirm(3, 20);
+        assert_eq!(account.waiting(), Bytes::default());
+        assert_eq!(account.total(100).1, 20);
     }
 }
