@@ -272,19 +272,33 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
 
 impl<M: Mapper, P: Platform> PlatformEvents for Domain<M, P> {
     fn timer(&self) {
-        let due = self.platform.with_slot(|_| self.deferred.timer());
-        if due && self.flush().is_err() {
-            // Still reachable: try again after another window, as nobody is here to be told.
-            self.set_timer(self.window_ns());
+        if self.platform.with_slot(|_| self.deferred.timer()) {
+            // Still reachable should the flush fail: try again later, as nobody is here to be told.
+            let again = Again(self);
+            if self.flush().is_ok() {
+                core::mem::forget(again);
+            }
         }
     }
 
     fn slot_released(&self, index: usize) {
         // Where a flush fails, what is deferred stays out of use until some other succeeds; what is kept is safe.
-        if !self.is_pending() || self.flush().is_ok() {
-            self.deferred.queue_of(index).into_iter().for_each(|queue| self.reclaim_queue(queue));
+        // Nothing of a queue that all CPUs share is taken back: that is done as they go on.
+        if let Some(queue) = self.deferred.queue_of(index)
+            && (!self.is_pending() || self.flush().is_ok())
+        {
+            self.reclaim_queue(queue);
         }
         self.space.drain_slot(&self.platform, index);
+    }
+}
+
+/// Has the timer come again when it is dropped, also where a mapper panics.
+struct Again<'a, M: Mapper, P: Platform>(&'a Domain<M, P>);
+
+impl<M: Mapper, P: Platform> Drop for Again<'_, M, P> {
+    fn drop(&mut self) {
+        self.0.set_timer(self.0.retry_ns());
     }
 }
 

@@ -7,8 +7,8 @@ use crate::invalidation::{Cleared, Deferred, Gather};
 use crate::mapper::Mapper;
 use crate::platform::Platform;
 
-/// When to try a failed invalidation again where no window says so.
-const RETRY_NS: u64 = 10_000_000;
+/// When to try a failed invalidation again: soon, for what has a short window of its own, but not without a pause.
+const RETRY_NS: core::ops::RangeInclusive<u64> = 1_000_000..=10_000_000;
 
 /// What is known of a mapping that ends, besides its pages.
 #[derive(Debug, Clone, Copy)]
@@ -100,7 +100,10 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         gather: &Gather,
     ) -> Result<(), UnmapError> {
         let confirmed = self.mapper.sync(gather);
-        self.platform.with_slot(|slot| self.uncount_neighbours(slot, neighbours));
+        if unmapped > 0 {
+            // Else they went with whoever unmapped all of it before.
+            self.platform.with_slot(|slot| self.uncount_neighbours(slot, neighbours));
+        }
         if let Err(error) = confirmed {
             self.quarantine(range, unmapped);
             return Err(UnmapError::Unconfirmed { range, error });
@@ -125,7 +128,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
                 return Deferred::Queued;
             }
             let (cleared, clock) = (Cleared { range, used: range.len() }, || self.platform.now_ns());
-            let window = || Some(self.window_ns());
+            let window = || Some(self.retry_ns());
             let give_back = |safe| self.give_back(slot, safe);
             let deferred = self.deferred.push(slot, cleared, window, clock, give_back);
             if deferred == Deferred::Full {
@@ -147,9 +150,10 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         }
     }
 
-    /// When to try a failed invalidation again: when lazy protection's window would end.
-    pub(super) fn window_ns(&self) -> u64 {
-        self.window(None).unwrap_or(RETRY_NS)
+    /// When to try a failed invalidation again: when lazy protection's window would end, within limits.
+    pub(super) fn retry_ns(&self) -> u64 {
+        let (least, most) = RETRY_NS.into_inner();
+        self.window(None).unwrap_or(most).clamp(least, most)
     }
 
     /// Has the platform come back when a window that begins now ends.

@@ -160,7 +160,7 @@ impl DeferredQueue {
 
     #[cold]
     fn announce(&self, index: usize) {
-        self.announced.fetch_max(index + 1, Ordering::Relaxed);
+        self.announced.fetch_max(index.saturating_add(1), Ordering::Relaxed);
         // Between the announcement and the number.
         fence(Ordering::SeqCst);
     }
@@ -185,6 +185,9 @@ impl DeferredQueue {
     /// From here on the next entry of each CPU asks for a timer again.
     pub fn timer(&self) -> bool {
         let confirmed = self.confirmed();
+        // Who announces a queue and then finds a timer running that has just ended must be seen here, however little
+        // the platform's timer orders: nobody else would come.
+        fence(Ordering::SeqCst);
         self.used().fold(false, |due, ring| {
             let mut ring = ring.lock();
             ring.timer_ns = u64::MAX;
@@ -205,7 +208,7 @@ impl DeferredQueue {
 
     /// The queue that belongs to the CPU of slot `index` alone, if there is one.
     pub fn queue_of(&self, index: usize) -> Option<usize> {
-        (index + 1 < self.queues()).then_some(index)
+        (index < self.queues() - 1).then_some(index)
     }
 
     /// Hands up to 64 safe entries of one queue to `reclaim`, under its lock: the space is exhausted, or its CPU is
