@@ -83,7 +83,8 @@ pub trait Platform: Send + Sync + 'static {
         self.with_slot(|slot| slot.map(f))
     }
 
-    /// Nanoseconds since some fixed time; never goes backwards.
+    /// Nanoseconds since some fixed time; never goes backwards. Called with a slot lent and locks held, too: it must
+    /// not block, nor call [`with_slot`](Self::with_slot).
     fn now_ns(&self) -> u64;
 
     /// Makes what the caller has stored visible to every CPU that takes a slot from now on, and what they
@@ -101,6 +102,10 @@ pub trait Platform: Send + Sync + 'static {
 
     /// Asks for [`PlatformEvents::timer`] to be called at `deadline_ns`, or soon after. Called with no lock
     /// held and no slot lent; must not call back at once.
+    ///
+    /// A later deadline never takes the place of an earlier one that is still to come. It may be forgotten for that: a
+    /// call covers everything that waits by then, and who waits longer asks again. More calls than were asked for do
+    /// no harm but the flushes that they cost.
     fn wake_at(&self, deadline_ns: u64);
 }
 

@@ -10,8 +10,8 @@ pub enum Policy {
     /// The device uses physical addresses and reaches everything, always. Costs nothing.
     Passthrough,
     /// The device may reach what was unmapped until the next flush: at the latest `window_ns` (and the time
-    /// the flush takes) after the unmap, earlier when a CPU has 256 unmaps waiting. The *page* is the unit of
-    /// protection. Costs a share of a flush.
+    /// the flush takes) after the unmap, earlier when a CPU has 256 unmaps waiting (or all of them 32,768, where they
+    /// [share one queue](Costs::shares_one_queue)). The *page* is the unit of protection. Costs a share of a flush.
     Lazy {
         /// The longest time in nanoseconds from an unmap to the start of the flush that covers it.
         window_ns: u64,

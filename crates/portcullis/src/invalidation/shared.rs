@@ -49,6 +49,9 @@ const FAILURES: usize = if cfg!(loom) { 1 } else { 8 };
 /// A queue that shares its waits among all who use it at the same time.
 ///
 /// Every domain of an IOMMU uses one of these, in an `Arc`.
+///
+/// Not for interrupt handlers: one that interrupts the leader, or whoever stages, would wait for it for ever. So with
+/// this as its queue no domain may wait for hardware there, which a strict unmap does, and a lazy one now and then.
 #[derive(Debug)]
 pub struct SharedQueue<Q> {
     queue: Q,
