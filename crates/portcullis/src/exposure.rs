@@ -8,8 +8,9 @@ use core::ops::{AddAssign, Sub, SubAssign};
 /// What a domain has left exposed since it was made.
 ///
 /// It is what devices *could* have reached: an IOTLB that has forgotten a translation by itself ends the exposure
-/// earlier, and a page that several buffers share counts for each of them. So it is never less than what happened,
-/// but for the clock, which is read now and then (see [`Domain::exposure`](crate::domain::Domain::exposure)).
+/// earlier, and a page that several buffers share counts for each of them. So it is not less than what happened,
+/// but for what came or went between two readings of the clock, which count as half of that time (see
+/// [`Domain::exposure`](crate::domain::Domain::exposure)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Exposure {
     /// Bytes of buffers whose unmap had returned and that no invalidation had covered yet, times nanoseconds.

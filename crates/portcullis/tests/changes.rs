@@ -169,12 +169,16 @@ fn neighbours(platform: &Manual, device: &Device) -> u128 {
 }
 
 #[test]
-fn coherent_memory_takes_its_neighbours_with_it() {
+fn coherent_memory_has_whole_granules_to_itself() {
     let (platform, device) = device(Policy::Strict, || Ok(()));
-    let coherent = CoherentMemory::new(&device, Memory::new(1 << 20), 1).unwrap();
-    assert_eq!(neighbours(&platform, &device), 1000 * 0x3000);
-    coherent.free().unwrap();
+    let memory = Memory::new(1 << 20);
+    let coherent = CoherentMemory::new(&device, Arc::clone(&memory), 1).unwrap();
+    // One granule of 16 KiB, in 64-bit words.
+    assert_eq!(coherent.words(), 2048);
+    assert_eq!(coherent.iova().get() % (1 << 14), 0);
     assert_eq!(neighbours(&platform, &device), 0);
+    coherent.free().unwrap();
+    assert_eq!((neighbours(&platform, &device), memory.frames_in_use()), (0, 0));
 }
 
 #[test]

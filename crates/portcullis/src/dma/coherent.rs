@@ -39,12 +39,15 @@ pub struct CoherentMemory<F: Frames, M: Mapper, P: Platform> {
 }
 
 impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
-    /// `len` bytes, rounded up to whole frames, in one piece for the CPU and for the device.
+    /// `len` bytes, rounded up to whole granules, in one piece for the CPU and for the device.
     ///
     /// # Errors
     /// [`CoherentError`], with nothing kept.
     pub fn new(device: &DmaDevice<M, P>, frames: F, len: usize) -> Result<Self, CoherentError> {
-        let count = len.div_ceil(FRAME_SIZE as usize);
+        // Whole granules: what shares one with the memory could be reached, too.
+        let granule = if device.is_translated() { device.domain().granule().bytes() } else { FRAME_SIZE };
+        let rounded = (len as u64).checked_next_multiple_of(granule).unwrap_or(u64::MAX);
+        let count = usize::try_from(rounded / FRAME_SIZE).unwrap_or(usize::MAX);
         let phys = frames.alloc(count).ok_or(CoherentError::OutOfMemory { frames: count })?;
         match device.map_single(phys, count as u64 * FRAME_SIZE, Direction::Bidirectional) {
             Ok(iova) => {

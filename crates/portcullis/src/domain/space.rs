@@ -58,6 +58,8 @@ pub struct Domain<M: Mapper, P: Platform> {
     deferred: DeferredQueue,
     counters: Counters,
     neighbours: Neighbours,
+    /// The earliest time at which the timer was asked for; `u64::MAX` where it was not.
+    due_ns: AtomicU64,
     /// Rings made so far: the colour of the next one.
     rings: AtomicU64,
 }
@@ -84,6 +86,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
             translated: policy.is_translated(),
             deferred: if shared { DeferredQueue::shared() } else { DeferredQueue::per_cpu(slots) },
             neighbours: Neighbours::new(slots),
+            due_ns: AtomicU64::new(u64::MAX),
             rings: AtomicU64::new(0),
             platform,
             mapper,
@@ -272,6 +275,9 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
 
 impl<M: Mapper, P: Platform> PlatformEvents for Domain<M, P> {
     fn timer(&self) {
+        if !self.is_due() {
+            return;
+        }
         if self.platform.with_slot(|_| self.deferred.timer()) {
             // Still reachable should the flush fail: try again later, as nobody is here to be told.
             let again = Again(self);

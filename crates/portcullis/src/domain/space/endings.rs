@@ -6,6 +6,7 @@ use crate::domain::{Policy, UnmapError};
 use crate::invalidation::{Cleared, Deferred, Gather};
 use crate::mapper::Mapper;
 use crate::platform::Platform;
+use crate::sync::Ordering;
 
 /// When to try a failed invalidation again: soon, for what has a short window of its own, but not without a pause.
 const RETRY_NS: core::ops::RangeInclusive<u64> = 1_000_000..=10_000_000;
@@ -158,6 +159,25 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
 
     /// Has the platform come back when a window that begins now ends.
     pub(super) fn set_timer(&self, window_ns: u64) {
-        self.platform.wake_at(self.platform.now_ns().saturating_add(window_ns));
+        let due_ns = self.platform.now_ns().saturating_add(window_ns).min(u64::MAX - 1);
+        // Release: who takes it sees what was queued before.
+        self.due_ns.fetch_min(due_ns, Ordering::Release);
+        self.platform.wake_at(due_ns);
+    }
+
+    /// Whether a window has ended. The platform comes for every domain when the earliest window of any does; where
+    /// that was not this one's, it is asked again.
+    pub(super) fn is_due(&self) -> bool {
+        let due_ns = self.due_ns.load(Ordering::Relaxed);
+        if due_ns == u64::MAX {
+            return false;
+        }
+        if self.platform.now_ns() < due_ns {
+            self.platform.wake_at(due_ns);
+            return false;
+        }
+        // Acquire. A later one that is lost with it was asked for by somebody whose range is queued by now, and seen.
+        self.due_ns.swap(u64::MAX, Ordering::Acquire);
+        true
     }
 }
