@@ -28,14 +28,11 @@ pub fn pause() {
     core::hint::spin_loop();
 }
 
-/// As [`pause`] for somebody who has looked `turns` times in vain: a hint at first, then the scheduler.
+/// A hint to the core that the caller waits for another one.
 #[inline]
-pub fn pause_after(turns: u32) {
-    if turns < SPINS && cfg!(not(loom)) { core::hint::spin_loop() } else { pause() }
+pub fn spin() {
+    if cfg!(loom) { pause() } else { core::hint::spin_loop() }
 }
-
-/// Looks that cost less than a call of the scheduler: some hundred nanoseconds.
-const SPINS: u32 = 32;
 
 /// How many threads run at once; as many as there are where there is no scheduler to tell.
 pub fn cores() -> u64 {

@@ -28,7 +28,7 @@
 use arrayvec::ArrayVec;
 
 use super::{Costs, DomainId, Invalidation, InvalidationError, InvalidationQueue, Request};
-use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering, cores, pause, pause_after};
+use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering, cores, pause, spin};
 
 /// Requests that one batch holds: beyond these, ranges of one domain become the whole domain.
 const BATCH: usize = if cfg!(loom) { 2 } else { 64 };
@@ -39,6 +39,12 @@ const PATIENCE: u64 = if cfg!(loom) { 1 } else { 16 };
 /// Looks in a round, where those who are expected may all be running. (Where there are fewer cores than that, a round is
 /// a turn for others on the leader's.)
 const LOOKS: u32 = if cfg!(loom) { 1 } else { 2 };
+
+/// Looks for the end of a batch before the scheduler is told: some microseconds, more than hardware mostly takes.
+const SPINS: u32 = 256;
+
+/// A submission that costs less than this, in nanoseconds, costs less than to share it.
+const SHARED_FROM_NS: u32 = 100;
 
 /// Every so many batches the leader has all its patience, to find out whether it pays again.
 const PROBE: u64 = 8;
@@ -70,6 +76,8 @@ pub struct SharedQueue<Q> {
     patience: AtomicU64,
     /// Threads that run at once.
     cores: u64,
+    /// Whether a wait is worth sharing.
+    shares: bool,
 }
 
 #[derive(Debug)]
@@ -112,8 +120,9 @@ impl<Q> Drop for Leading<'_, Q> {
 }
 
 impl<Q: InvalidationQueue> SharedQueue<Q> {
-    /// Shares the waits of `queue`.
+    /// Shares the waits of `queue`, if it states that they cost 100 ns or more; else each submits by itself.
     pub fn new(queue: Q) -> Self {
+        let shares = queue.costs().submission_ns >= SHARED_FROM_NS;
         let state = State { open: 1, staged: ArrayVec::new(), failed: ArrayVec::new() };
         Self {
             queue,
@@ -125,6 +134,7 @@ impl<Q: InvalidationQueue> SharedQueue<Q> {
             expected: AtomicU64::new(0),
             patience: AtomicU64::new(PATIENCE),
             cores: cores(),
+            shares,
         }
     }
 
@@ -146,8 +156,14 @@ impl<Q: InvalidationQueue> SharedQueue<Q> {
                 return self.state.lock().outcome(mine);
             }
             if !self.try_to_lead() {
-                pause_after(looks);
-                looks = looks.saturating_add(1);
+                // Whoever is waited for is running, as a rule: unless there are too few cores.
+                let crowded = self.expected.load(Ordering::Relaxed) > self.cores;
+                if crowded || looks == SPINS {
+                    pause()
+                } else {
+                    spin()
+                }
+                looks += u32::from(looks < SPINS);
             } else if self.complete.load(Ordering::Acquire) >= mine {
                 self.led.store(false, Ordering::Release);
             } else {
@@ -198,8 +214,8 @@ impl<Q: InvalidationQueue> SharedQueue<Q> {
                 pause();
                 is_here()
             } else {
-                (0..LOOKS).any(|look| {
-                    pause_after(look);
+                (0..LOOKS).any(|_| {
+                    spin();
                     is_here()
                 })
             };
@@ -298,7 +314,9 @@ impl<Q: InvalidationQueue> InvalidationQueue for SharedQueue<Q> {
 
     /// Stages the requests and waits for the batch that they are in; those for devices' own TLBs are in none.
     fn submit(&self, requests: &[Request]) -> Result<(), InvalidationError> {
-        if requests.iter().any(|request| matches!(request.invalidation, Invalidation::DeviceTlb { .. })) {
+        let is_for_device =
+            |request: &Request| matches!(request.invalidation, Invalidation::DeviceTlb { .. });
+        if !self.shares || requests.iter().any(is_for_device) {
             self.submissions.fetch_add(1, Ordering::Relaxed);
             return self.queue.submit(requests);
         }
