@@ -2,7 +2,7 @@
 #![allow(dead_code, reason = "each test file uses a part")]
 
 use std::sync::Weak;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use portcullis::addr::{Iova, IovaRange, PageSize};
 use portcullis::iova::{IovaError, IovaSpace, Placement, SpaceConfig, Structure};
@@ -25,6 +25,7 @@ pub struct Chosen {
     slots: usize,
     slot: AtomicUsize,
     fences: AtomicUsize,
+    now_ns: AtomicU64,
 }
 
 impl Chosen {
@@ -36,6 +37,11 @@ impl Chosen {
     pub fn be(&self, slot: usize) -> &Self {
         self.slot.store(slot, Ordering::Relaxed);
         self
+    }
+
+    /// It is so late now.
+    pub fn at(&self, now_ns: u64) {
+        self.now_ns.store(now_ns, Ordering::Relaxed);
     }
 
     /// How often somebody wanted what other CPUs keep.
@@ -55,7 +61,7 @@ impl Platform for Chosen {
     }
 
     fn now_ns(&self) -> u64 {
-        0
+        self.now_ns.load(Ordering::Relaxed)
     }
 
     fn fence_all(&self) {

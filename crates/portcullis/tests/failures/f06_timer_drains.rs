@@ -55,7 +55,12 @@ impl Cpus {
         self.platform.be(slot);
         let before = self.out();
         let flushes = self.bench.domain.stats().flushes;
+        // Before the window ends nothing is flushed, whoever else's ends.
         PlatformEvents::timer(&*self.bench.domain);
+        assert_eq!(self.bench.domain.stats().flushes, flushes);
+        self.platform.at(u64::MAX);
+        PlatformEvents::timer(&*self.bench.domain);
+        self.platform.at(0);
         assert_eq!(self.bench.domain.stats().flushes, flushes + 1);
         before - self.out()
     }
