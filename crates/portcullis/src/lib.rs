@@ -10,7 +10,7 @@
 //! - Drivers: [`dma`], with mappings that own their buffers.
 //! - Kernels and VMMs: [`domain::Domain`] over a [`mapper::Mapper`].
 //! - The layers, each of which uses only those before it: [`addr`], [`sync`], [`platform`], [`percpu`],
-//!   [`iova`], [`pgtable`], [`exposure`], [`invalidation`], [`mapper`], [`domain`], [`dma`].
+//!   [`iova`], [`pgtable`], [`exposure`], [`invalidation`], [`mapper`], [`domain`], [`bounce`], [`dma`].
 //!
 //! # What always holds
 //! - Memory that a strict unmap hands back cannot be reached by the device; with lazy protection it can for
@@ -79,6 +79,7 @@ extern crate alloc;
 extern crate std;
 
 pub mod addr;
+pub mod bounce;
 pub mod dma;
 pub mod domain;
 pub mod exposure;

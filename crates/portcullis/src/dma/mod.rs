@@ -33,13 +33,4 @@ pub use mapped::{DmaBuffer, MapFailed, Mapped, ReclaimFailed, Unlinked};
 pub use raw_batch::{BatchError, MOST_IN_BATCH, RawBatch};
 pub use ring::{RingError, RingMapping, RingUnmap, RingUnmapFailed, StrictRing, StrictRingConfig};
 
-use crate::addr::Iova;
-
-/// A piece of a mapping as the device sees it: what a driver writes into a descriptor.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub struct DmaSegment {
-    /// The address for the device.
-    pub iova: Iova,
-    /// Its length in bytes.
-    pub len: u64,
-}
+pub use crate::domain::DmaSegment;

@@ -13,13 +13,22 @@ pub use policy::{Policy, PolicyError};
 pub use space::{Domain, DomainStats};
 pub(crate) use space::{Ending, LinkFailed, Tally, last_byte};
 
-use crate::addr::PhysAddr;
+use crate::addr::{Iova, PhysAddr};
 
 /// A piece of a buffer that lies in one piece in physical memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PhysSegment {
     /// Where it begins.
     pub phys: PhysAddr,
+    /// Its length in bytes.
+    pub len: u64,
+}
+
+/// A piece of a mapping as the device sees it: what a driver writes into a descriptor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct DmaSegment {
+    /// The address for the device.
+    pub iova: Iova,
     /// Its length in bytes.
     pub len: u64,
 }

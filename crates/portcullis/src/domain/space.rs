@@ -116,6 +116,12 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         &self.mapper
     }
 
+    /// What lends the domain its local slots.
+    #[inline]
+    pub(crate) fn platform(&self) -> &P {
+        &self.platform
+    }
+
     /// The smallest page, the unit in which memory is opened to a device.
     pub fn granule(&self) -> PageSize {
         self.granule

@@ -1,10 +1,10 @@
 //! The steps that `map` and `unmap` are made of, for those who put them together differently: batches and rings.
 
 use super::Domain;
-use crate::addr::{IovaRange, Permissions, PhysAddr};
+use crate::addr::{Iova, IovaRange, Permissions, PhysAddr};
 use crate::domain::{MapListError, PhysSegment};
 use crate::invalidation::{Gather, InvalidationError};
-use crate::iova::{ArenaError, ReleaseError, RingArena, RingConfig};
+use crate::iova::{ArenaError, IovaError, ReleaseError, RingArena, RingConfig};
 use crate::mapper::Mapper;
 use crate::pgtable::{Cursor, MapError};
 use crate::platform::Platform;
@@ -44,6 +44,12 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// Takes a ring's addresses back.
     pub(crate) fn release_ring(&self, arena: RingArena) -> Result<(), ReleaseError> {
         arena.release(&self.space, &self.platform)
+    }
+
+    /// Addresses for `len` bytes at or below `limit`, to [link](Self::link) memory to. They go back with
+    /// [`take_back`](Self::take_back).
+    pub(crate) fn reserve(&self, len: u64, limit: Iova) -> Result<IovaRange, IovaError> {
+        self.alloc(len, limit)
     }
 
     /// Enters the pages of `list`, which [`pages_of`](Self::pages_of) has checked, into `range`. Where table

@@ -1,0 +1,5 @@
+//! Bounce buffers: memory that stands between a device and the buffers of drivers, and copies between the two.
+//!
+//! A device that is given a bounce buffer never reaches the original: protection is strict, and to the byte.
+
+pub mod pool;

@@ -1,0 +1,91 @@
+//! Mappings of the map whose end was not confirmed, tried again; and all of them, when the pool ends.
+
+use alloc::collections::BTreeMap;
+use alloc::sync::Arc;
+use core::ops::Bound;
+
+use super::BouncePool;
+use super::single::{Entry, Parts, Phase};
+use crate::invalidation::Gather;
+use crate::mapper::Mapper;
+use crate::platform::{CopyMemory, Platform};
+
+impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
+    /// Adds to `gather` what waits for a confirmation, and takes it in hand. The number of the attempt.
+    pub(super) fn begin_attempt(&self, gather: &mut Gather) -> u64 {
+        let attempt = self.singles.next_attempt();
+        if self.singles.count() > 0 {
+            self.domain.platform().with_slot(|_| {
+                self.singles.with(|map| {
+                    for entry in map.values_mut().filter(|entry| entry.phase == Phase::Unconfirmed) {
+                        entry.phase = Phase::Trying(attempt);
+                        gather.add(entry.single.range);
+                    }
+                });
+            });
+        }
+        attempt
+    }
+
+    /// Gives back what an attempt had in hand, if it was confirmed. How many bytes of memory.
+    pub(super) fn end_attempt(&self, attempt: u64, confirmed: bool) -> u64 {
+        let mut bytes = 0;
+        let mut from = Bound::Unbounded;
+        while self.singles.count() > 0 {
+            let found = self.domain.platform().with_slot(|_| {
+                self.singles.with(|map| {
+                    let mine = |(_, entry): &(_, &mut Entry)| entry.phase == Phase::Trying(attempt);
+                    let (start, entry) = map.range_mut((from, Bound::Unbounded)).find(mine)?;
+                    let (start, single) = (*start, Arc::clone(&entry.single));
+                    entry.phase = Phase::Unconfirmed;
+                    if confirmed {
+                        map.remove(&start);
+                    }
+                    Some(single)
+                })
+            });
+            let Some(single) = found else { break };
+            from = Bound::Excluded(single.range.start());
+            if confirmed {
+                bytes += self.bytes_of(&single.parts);
+                self.release(&single);
+            }
+        }
+        bytes
+    }
+
+    fn bytes_of(&self, parts: &Parts) -> u64 {
+        let mut bytes = 0;
+        self.each_buffer(parts, |piece| bytes += piece.len);
+        bytes
+    }
+
+    /// For the pool's end: removes all translations but those made directly.
+    pub(super) fn unlink_singles(&self, gather: &mut Gather) {
+        self.domain.platform().with_slot(|_| {
+            self.singles
+                .with(|map| map.retain(|_, entry| !matches!(entry.single.parts, Parts::Direct { .. })));
+        });
+        let mut from = Bound::Unbounded;
+        loop {
+            let next = |map: &mut BTreeMap<_, Entry>| {
+                map.range((from, Bound::Unbounded)).next().map(|(_, entry)| Arc::clone(&entry.single))
+            };
+            let Some(single) = self.domain.platform().with_slot(|_| self.singles.with(next)) else { return };
+            from = Bound::Excluded(single.range.start());
+            self.domain.unlink(single.range, gather);
+            // Also what was unlinked before and never confirmed.
+            gather.add(single.range);
+        }
+    }
+
+    /// For the pool's end: gives everything back.
+    pub(super) fn free_singles(&self) {
+        self.singles.drain().values().for_each(|entry| self.release(&entry.single));
+    }
+
+    /// For a pool's end that was not confirmed: gives the addresses up.
+    pub(super) fn lose_singles(&self) {
+        self.singles.drain().values().for_each(|entry| self.domain.lose(entry.single.range.len()));
+    }
+}

@@ -1,0 +1,168 @@
+//! What a pool and its devices are made of, and what a pool reports.
+
+use super::layout::MOST_CLASSES;
+use crate::addr::{Iova, PageSize};
+use crate::iova::IovaError;
+
+/// The dimensions and manners of a [`BouncePool`](super::BouncePool).
+#[derive(Debug, Clone, Copy)]
+pub struct PoolConfig {
+    /// Mappings of up to so many bytes go through the pool; larger ones are mapped directly. Rounded up to a power of
+    /// two, and to the domain's granule.
+    pub threshold: u64,
+    /// Bytes of I/O virtual addresses for each size class, a power of two: a class has this divided by its size slots.
+    pub class_bytes: u64,
+    /// The highest address that a slot may have. A device that does not reach all slots gets single-use buffers.
+    pub limit: Iova,
+    /// For an untrusted device's mapping above the threshold that does not cover whole granules: bounce only its
+    /// unaligned head and tail, and map its middle. Otherwise all of it is bounced.
+    pub split: bool,
+    /// Zero each buffer when its mapping ends, whatever the mapping's [attributes](super::Attributes) say.
+    pub wipe: bool,
+}
+
+impl Default for PoolConfig {
+    /// Mappings of up to 128 KiB, 32 MiB of addresses for each class (8,192 slots of 4 KiB, 256 of 128 KiB) anywhere,
+    /// large mappings split.
+    fn default() -> Self {
+        Self {
+            threshold: 128 << 10,
+            class_bytes: 32 << 20,
+            limit: Iova::new(u64::MAX),
+            split: true,
+            wipe: false,
+        }
+    }
+}
+
+impl PoolConfig {
+    /// Size classes, and the binary logarithm of the bytes of addresses for each.
+    pub(super) fn classes(&self, granule: PageSize) -> Result<(usize, u32), PoolError> {
+        let largest = self.threshold.max(granule.bytes()).checked_next_power_of_two().unwrap_or(u64::MAX);
+        let most = granule.bytes() << (MOST_CLASSES - 1);
+        if largest > most {
+            return Err(PoolError::Threshold { threshold: self.threshold, most });
+        }
+        let bytes = self.class_bytes;
+        // All classes together must have a length.
+        if !bytes.is_power_of_two() || bytes < largest || bytes > 1 << 56 {
+            return Err(PoolError::ClassBytes { bytes, least: largest });
+        }
+        Ok(((largest / granule.bytes()).trailing_zeros() as usize + 1, bytes.trailing_zeros()))
+    }
+}
+
+/// A pool that cannot be made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PoolError {
+    /// The domain's devices use physical addresses: nothing stands between them and memory.
+    #[error("a domain without translation has no bounce pool")]
+    NoTranslation,
+    /// The threshold is larger than the largest class that there can be.
+    #[error("mappings of up to {threshold:#x} bytes are to be bounced: the largest slot has {most:#x}")]
+    Threshold {
+        /// What was asked for, in bytes.
+        threshold: u64,
+        /// The most that is possible with the domain's granule.
+        most: u64,
+    },
+    /// The addresses for a class are no power of two, have no room for a slot, or are more than 2^56.
+    #[error("{bytes:#x} bytes of addresses for each class: a power of two from {least:#x} on is needed")]
+    ClassBytes {
+        /// What was asked for.
+        bytes: u64,
+        /// The size of the largest slot.
+        least: u64,
+    },
+    /// The device wants more low bits of addresses kept than a granule has, or some that are not in a row.
+    #[error(
+        "the bits {mask:#x} of addresses cannot be kept: they must be the lowest bits of a granule's offset"
+    )]
+    OffsetMask {
+        /// What was asked for.
+        mask: u64,
+    },
+    /// No addresses for the classes.
+    #[error("addresses for the pool's slots: {0}")]
+    Space(#[from] IovaError),
+    /// No memory for the pool's own book-keeping.
+    #[error("no memory to keep account of {slots} slots")]
+    OutOfMemory {
+        /// Slots of all classes.
+        slots: usize,
+    },
+}
+
+/// Devices that trust each other: what one of them had in a buffer, another may see.
+///
+/// Devices of different groups never find each other's bytes in a buffer that they are given. (Devices of one domain
+/// share its addresses, so a hostile one can look into what is mapped for another *now*, as in any domain. Where that
+/// matters, devices have domains of their own.)
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct TrustGroup(pub u32);
+
+/// What the pool has to know of a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeviceProfile {
+    /// The highest address that the device can put on the bus.
+    pub mask: u64,
+    /// Low bits of the original's address that the bounce buffer's address must share, as a mask (0xfff for an NVMe
+    /// controller whose driver counts on page offsets). 0 for none.
+    pub offset_mask: u64,
+    /// Whether the device may be hostile: then nothing that shares a granule with a buffer is opened to it.
+    pub untrusted: bool,
+    /// Whose bytes it may find in a buffer besides its own.
+    pub group: TrustGroup,
+}
+
+impl Default for DeviceProfile {
+    /// A trusted device that reaches all addresses, of group 0.
+    fn default() -> Self {
+        Self { mask: u64::MAX, offset_mask: 0, untrusted: false, group: TrustGroup(0) }
+    }
+}
+
+/// What is special about one mapping.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Attributes {
+    /// A long-lived mapping whose owner does not call the sync methods (Linux's proposal calls it
+    /// `PERSISTENT_STREAMING`): it is never bounced, and an error where only bouncing would protect.
+    pub persistent_streaming: bool,
+    /// The bounce buffer is zeroed when the mapping ends.
+    pub wipe: bool,
+    /// The device may write less than the whole of a [`FromDevice`](crate::addr::Direction::FromDevice) mapping, and
+    /// the rest is to stay as it was: the original is copied in first.
+    pub keep_unwritten: bool,
+}
+
+impl Attributes {
+    /// [`persistent_streaming`](Self::persistent_streaming) alone.
+    pub const PERSISTENT_STREAMING: Self =
+        Self { persistent_streaming: true, wipe: false, keep_unwritten: false };
+}
+
+/// What a pool holds, and has done. The figures are of slightly different times while other CPUs go on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PoolUsage {
+    /// Bytes of I/O virtual addresses that the slots have.
+    pub iova_bytes: u64,
+    /// Bytes of memory in slots' buffers, in use or not.
+    pub buffer_bytes: u64,
+    /// The most that there ever was in each class, added up.
+    pub peak_buffer_bytes: u64,
+    /// Of `buffer_bytes`, those that wait for their next use: what [`trim`](super::BouncePool::trim) can give back.
+    pub cached_bytes: u64,
+    /// Of `buffer_bytes`, those whose unmapping the hardware has not confirmed.
+    pub unconfirmed_bytes: u64,
+    /// Single-use buffers and other mappings in the ordered map, those included that wait for a confirmation.
+    pub singles: u64,
+    /// Slots given up for good, as somebody else's mapping was met in their addresses.
+    pub lost_slots: u64,
+    /// Mappings made through slots so far.
+    pub bounced: u64,
+    /// Of those, the ones for which the CPU had a mapped buffer waiting.
+    pub reused: u64,
+    /// Bytes of the pool's own book-keeping: what remains when everything is unmapped and trimmed.
+    pub bookkeeping_bytes: usize,
+}

@@ -1,0 +1,150 @@
+//! What a class keeps for all CPUs: chains of free slots that CPUs have left over, and slots without a buffer.
+//!
+//! One lock for each class, taken once for a chain. Every operation is a few words, whatever there is.
+
+use super::cpu::Chain;
+use super::slot::{Phase, Slot, index_of, link_to};
+
+/// The part of one class that its lock protects.
+#[derive(Debug, Default)]
+pub(super) struct Depot {
+    /// For each kind of permission the link to the first chain, and how many slots all of them have.
+    chains: [(u64, u64); 3],
+    /// The link to the first slot without a buffer that once had one.
+    empty: u64,
+    /// The first of the class that was never used, and the one behind the last.
+    fresh: usize,
+    end: usize,
+    /// The link to the first slot that may still be reached.
+    retired: u64,
+    retired_slots: u64,
+    /// Slots that have a buffer, wherever they are, and the most that ever had at once.
+    buffers: u64,
+    peak: u64,
+    /// Slots in whose addresses somebody else's mapping was met.
+    pub lost: u64,
+    /// Mappings made through slots that no CPU had waiting.
+    pub bounced: u64,
+}
+
+impl Depot {
+    /// For the slots from `first` up to `end`.
+    pub(super) fn new(first: usize, end: usize) -> Self {
+        Self { fresh: first, end, ..Self::default() }
+    }
+
+    /// Takes in a chain.
+    pub(super) fn put(&mut self, slots: &[Slot], kind: usize, chain: Chain) {
+        let (first, count) = &mut self.chains[kind % 3];
+        if let Some(slot) = index_of(chain.first).and_then(|index| slots.get(index)) {
+            slot.set_chain(*first, chain.slots);
+            *first = chain.first;
+            *count += chain.slots;
+        }
+    }
+
+    /// Hands out the newest chain.
+    pub(super) fn take(&mut self, slots: &[Slot], kind: usize) -> Option<Chain> {
+        let (first, count) = &mut self.chains[kind % 3];
+        let chain = *first;
+        let (next, slots) = slots.get(index_of(chain)?)?.chain();
+        *first = next;
+        *count = count.saturating_sub(slots);
+        Some(Chain { first: chain, slots })
+    }
+
+    /// Takes in one free slot: onto the newest chain, unless that has `most` slots.
+    pub(super) fn put_one(&mut self, slots: &[Slot], kind: usize, index: usize, most: u64) {
+        let Some(slot) = slots.get(index) else { return };
+        let chain = self.take(slots, kind);
+        let (joined, other) = match chain {
+            Some(chain) if chain.slots < most => (Some(chain), None),
+            other => (None, other),
+        };
+        slot.set_next(joined.map_or(0, |chain| chain.first));
+        other.into_iter().for_each(|other| self.put(slots, kind, other));
+        let chain = Chain { first: link_to(index), slots: 1 + joined.map_or(0, |chain| chain.slots) };
+        self.put(slots, kind, chain);
+    }
+
+    /// Hands out one free slot.
+    pub(super) fn take_one(&mut self, slots: &[Slot], kind: usize) -> Option<usize> {
+        let chain = self.take(slots, kind)?;
+        let index = index_of(chain.first)?;
+        if chain.slots > 1 {
+            self.put(slots, kind, Chain { first: slots.get(index)?.next(), slots: chain.slots - 1 });
+        }
+        Some(index)
+    }
+
+    /// Free slots of `kind`.
+    pub(super) fn free_of(&self, kind: usize) -> u64 {
+        self.chains[kind % 3].1
+    }
+
+    /// Free slots of all kinds.
+    pub(super) fn free(&self) -> u64 {
+        self.chains.iter().map(|(_, slots)| slots).sum()
+    }
+
+    /// Hands out a slot without a buffer.
+    pub(super) fn take_empty(&mut self, slots: &[Slot]) -> Option<usize> {
+        if let Some(index) = index_of(self.empty) {
+            self.empty = slots.get(index)?.next();
+            return Some(index);
+        }
+        let fresh = self.fresh;
+        (fresh < self.end).then(|| {
+            self.fresh += 1;
+            fresh
+        })
+    }
+
+    /// Takes in a slot without a buffer.
+    pub(super) fn put_empty(&mut self, slots: &[Slot], index: usize) {
+        if let Some(slot) = slots.get(index) {
+            slot.set_phase(Phase::Empty);
+            slot.set_next(self.empty);
+            self.empty = link_to(index);
+        }
+    }
+
+    /// Takes in a slot whose buffer is unmapped, but may still be reached.
+    pub(super) fn put_retired(&mut self, slots: &[Slot], index: usize) {
+        if let Some(slot) = slots.get(index) {
+            slot.set_phase(Phase::Retired);
+            slot.set_next(self.retired);
+            self.retired = link_to(index);
+            self.retired_slots += 1;
+        }
+    }
+
+    /// Hands out one of those.
+    pub(super) fn take_retired(&mut self, slots: &[Slot]) -> Option<usize> {
+        let index = index_of(self.retired)?;
+        self.retired = slots.get(index)?.next();
+        self.retired_slots -= 1;
+        Some(index)
+    }
+
+    /// How many of them there are.
+    pub(super) fn count_retired(&self) -> u64 {
+        self.retired_slots
+    }
+
+    /// A slot has got a buffer.
+    pub(super) fn gained(&mut self) {
+        self.buffers += 1;
+        self.peak = self.peak.max(self.buffers);
+    }
+
+    /// A slot has given its buffer up.
+    pub(super) fn gave_up(&mut self) {
+        self.buffers = self.buffers.saturating_sub(1);
+    }
+
+    /// Slots that have a buffer, and the most that ever had at once.
+    pub(super) fn buffers(&self) -> (u64, u64) {
+        (self.buffers, self.peak)
+    }
+}

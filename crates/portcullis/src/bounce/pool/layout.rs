@@ -1,0 +1,146 @@
+//! Where slots are: one range of addresses, cut into an equal piece for each size class, and each piece into slots.
+//!
+//! Everything is a power of two, so an address gives its class and its slot by shifts. Slots of all classes are
+//! numbered in one row: those of the smallest class first.
+
+use crate::addr::{Iova, IovaRange, PageSize};
+
+/// The most classes: the smallest slot is a granule, each class has slots of twice the size of the one before.
+pub(super) const MOST_CLASSES: usize = 10;
+
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Layout {
+    /// Where the first class begins.
+    start: u64,
+    granule_shift: u32,
+    /// The binary logarithm of the bytes of addresses that each class has.
+    class_shift: u32,
+    classes: u32,
+}
+
+/// A slot, found by an address in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Place {
+    pub class: usize,
+    /// Its number among the slots of all classes.
+    pub index: usize,
+    /// Its first address.
+    pub start: u64,
+}
+
+impl Layout {
+    /// `classes` classes with `1 << class_shift` bytes of addresses each, from address 0 on.
+    pub(super) fn new(granule: PageSize, class_shift: u32, classes: usize) -> Self {
+        Self {
+            start: 0,
+            granule_shift: granule.shift(),
+            class_shift,
+            classes: classes.min(MOST_CLASSES) as u32,
+        }
+    }
+
+    /// The same from the start of `region` on, which has [`bytes`](Self::bytes) bytes.
+    pub(super) fn at(self, region: IovaRange) -> Self {
+        Self { start: region.start().get(), ..self }
+    }
+
+    /// Bytes of addresses in all.
+    pub(super) fn bytes(&self) -> u64 {
+        u64::from(self.classes) << self.class_shift
+    }
+
+    pub(super) fn classes(&self) -> usize {
+        self.classes as usize
+    }
+
+    /// The class with the smallest slots that hold `bytes`, at least 1.
+    #[inline]
+    pub(super) fn class_of(&self, bytes: u64) -> Option<usize> {
+        let class = u64::BITS - (bytes.wrapping_sub(1) >> self.granule_shift).leading_zeros();
+        (class < self.classes && bytes > 0).then_some(class as usize)
+    }
+
+    /// Bytes of a slot of `class`.
+    #[inline]
+    pub(super) fn slot_bytes(&self, class: usize) -> u64 {
+        1 << self.slot_shift(class)
+    }
+
+    /// How many slots `class` has.
+    pub(super) fn slots(&self, class: usize) -> usize {
+        1 << (self.class_shift - self.slot_shift(class))
+    }
+
+    /// The number of the first slot of `class`; of the slot behind the last, for the class behind the last.
+    #[inline]
+    pub(super) fn first(&self, class: usize) -> usize {
+        // Each class has half as many slots as the one before: n + n/2 + n/4 + ...
+        let twice = 2_usize << (self.class_shift - self.granule_shift);
+        twice - (twice >> class)
+    }
+
+    /// The slot that holds `iova`.
+    #[inline]
+    pub(super) fn find(&self, iova: Iova) -> Option<Place> {
+        let offset = iova.get().wrapping_sub(self.start);
+        if offset >= self.bytes() {
+            return None;
+        }
+        let class = (offset >> self.class_shift) as usize;
+        let shift = self.slot_shift(class);
+        let number = (offset & ((1 << self.class_shift) - 1)) >> shift;
+        Some(Place {
+            class,
+            index: self.first(class) + number as usize,
+            start: iova.get() & !((1 << shift) - 1),
+        })
+    }
+
+    /// The first address of slot `index`, which is of `class`.
+    #[inline]
+    pub(super) fn start_of(&self, class: usize, index: usize) -> u64 {
+        let number = index.wrapping_sub(self.first(class)) as u64;
+        self.start + ((class as u64) << self.class_shift) + (number << self.slot_shift(class))
+    }
+
+    #[inline]
+    fn slot_shift(&self, class: usize) -> u32 {
+        self.granule_shift + class as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_gives_its_slot_and_a_slot_its_address() {
+        for granule_shift in [12, 14, 16] {
+            let granule = PageSize::from_shift(granule_shift).unwrap();
+            let bare = Layout::new(granule, granule_shift + 6, 6);
+            let region = IovaRange::new(Iova::new(1 << 40), bare.bytes()).unwrap();
+            let layout = bare.at(region);
+            let mut next = region.start().get();
+            for class in 0..6 {
+                let bytes = layout.slot_bytes(class);
+                assert_eq!(bytes, 1 << (granule_shift as usize + class));
+                assert_eq!(layout.class_of(bytes), Some(class));
+                assert_eq!(layout.class_of(bytes / 2 + 1), Some(class));
+                for index in layout.first(class)..layout.first(class + 1) {
+                    assert_eq!(layout.start_of(class, index), next);
+                    let place = Some(Place { class, index, start: next });
+                    assert_eq!(layout.find(Iova::new(next)), place);
+                    assert_eq!(layout.find(Iova::new(next + bytes - 1)), place);
+                    next += bytes;
+                }
+                assert_eq!(layout.slots(class), layout.first(class + 1) - layout.first(class));
+            }
+            assert_eq!(next, region.last().get() + 1);
+            assert_eq!(layout.find(Iova::new(next)), None);
+            assert_eq!(layout.find(Iova::new(region.start().get() - 1)), None);
+            assert_eq!(layout.class_of(layout.slot_bytes(5) + 1), None);
+            assert_eq!(layout.class_of(0), None);
+            assert_eq!(layout.class_of(1), Some(0));
+        }
+    }
+}

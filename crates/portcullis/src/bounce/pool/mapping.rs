@@ -1,0 +1,78 @@
+//! A mapping as its driver gets it.
+
+use crate::addr::{Iova, PageSize};
+use crate::domain::{DmaSegment, PhysSegment};
+
+/// How a mapping was made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Way {
+    /// Through a slot's buffer, which stays mapped.
+    Slot,
+    /// Through a buffer of its own, which is unmapped with it.
+    SingleUse,
+    /// Its unaligned head and tail through buffers, its middle directly.
+    Split,
+    /// Directly, by the domain.
+    Direct,
+}
+
+/// What the device is to be given, and what [`unmap`](super::BouncePool::unmap) is.
+#[derive(Debug, Clone, Copy)]
+pub struct PoolMapping<'a> {
+    pub(super) iova: Iova,
+    pub(super) len: u64,
+    pub(super) way: Way,
+    /// For a direct mapping whose pieces do not touch for the device: the pieces, and the granule.
+    pub(super) list: Option<(&'a [PhysSegment], PageSize)>,
+}
+
+impl<'a> PoolMapping<'a> {
+    /// The address of the first byte, for the device and for unmap.
+    #[inline]
+    pub fn iova(&self) -> Iova {
+        self.iova
+    }
+
+    /// The length for unmap: bytes from the first to the last, holes included.
+    #[inline]
+    #[allow(clippy::len_without_is_empty, reason = "a mapping holds at least one byte")]
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// How it was made.
+    #[inline]
+    pub fn way(&self) -> Way {
+        self.way
+    }
+
+    /// The device's view, in order: one segment for whatever went through one buffer or touches, several only for a
+    /// list that was mapped directly and has gaps inside its pages.
+    pub fn segments(&self) -> impl Iterator<Item = DmaSegment> + use<'a> {
+        let whole = DmaSegment { iova: self.iova, len: self.len };
+        let (list, granule) = self.list.map_or((&[][..], PageSize::SIZE_4K), |parts| parts);
+        let one = if self.list.is_none() { Some(whole) } else { None };
+        // Sums as they were checked when the list was mapped.
+        let mut page = self.iova.align_down(granule).get();
+        let mut pieces = list.iter().map(move |piece| {
+            let offset = piece.phys.page_offset(granule);
+            let iova = Iova::new(page.wrapping_add(offset));
+            page = page.wrapping_add(granule.round_up(offset.wrapping_add(piece.len)).unwrap_or(0));
+            DmaSegment { iova, len: piece.len }
+        });
+        let mut next = pieces.next();
+        let merged = core::iter::from_fn(move || {
+            let mut segment = next.take()?;
+            for piece in pieces.by_ref() {
+                if segment.iova.checked_add(segment.len) != Some(piece.iova) {
+                    next = Some(piece);
+                    break;
+                }
+                segment.len = segment.len.wrapping_add(piece.len);
+            }
+            Some(segment)
+        });
+        one.into_iter().chain(merged)
+    }
+}

@@ -1,0 +1,338 @@
+//! Mappings with addresses of their own: made, synced and ended.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use super::BouncePool;
+use super::copy::copy_pieces;
+use super::error::{BounceError, BounceMapError};
+use super::mapping::{PoolMapping, Way};
+use super::single::{Entry, Found, Parts, Phase, Single, find, remember};
+use super::slot::Terms;
+use crate::addr::{Iova, IovaRange, PhysAddr};
+use crate::domain::{Ending, PhysSegment};
+use crate::invalidation::Gather;
+use crate::mapper::Mapper;
+use crate::platform::{CopyMemory, FRAME_SIZE, Platform};
+use crate::sync::{Ordering, fence};
+
+/// Which way data goes between a buffer and the original.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Toward {
+    Buffer,
+    Original,
+}
+
+impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
+    /// Maps `len` bytes, those of `list`, through a buffer of their own.
+    ///
+    /// # Safety
+    /// As [`BounceDevice::map`](super::BounceDevice::map).
+    pub(super) unsafe fn map_single_use<'a>(
+        &self,
+        list: &'a [PhysSegment],
+        len: u64,
+        terms: Terms,
+        limit: Iova,
+    ) -> Result<PoolMapping<'a>, BounceMapError> {
+        let wraps = || crate::iova::IovaError::Exhausted { len, limit, free: 0, cached: 0, largest: 0 };
+        let bytes = terms.offset.checked_add(len).and_then(|bytes| self.domain.granule().round_up(bytes));
+        let bytes = bytes.ok_or_else(wraps)?;
+        let original = remember(list)?;
+        let buffer = self.alloc_pieces(bytes)?;
+        let linked = buffer.clone();
+        let parts = Parts::Whole(buffer);
+        if terms.copies_in() {
+            // SAFETY: the original is the caller's promise, the buffer nobody's yet.
+            unsafe { self.copy_parts(&parts, &original, (terms.offset, len), (0, len), Toward::Buffer) };
+        }
+        self.enter_single(&linked, bytes, limit, original, (len, terms), parts)?.map(|iova| PoolMapping {
+            iova,
+            len,
+            way: Way::SingleUse,
+            list: None,
+        })
+    }
+
+    /// Opens the granules of `linked`, `bytes` bytes in all, to devices, and keeps the mapping in the map. The outer
+    /// error is that of addresses, the inner one of the mapper; the parts' buffers are free again after both.
+    pub(super) fn enter_single(
+        &self,
+        linked: &[PhysSegment],
+        bytes: u64,
+        limit: Iova,
+        list: Vec<PhysSegment>,
+        (len, terms): (u64, Terms),
+        parts: Parts,
+    ) -> Result<Result<Iova, BounceMapError>, BounceMapError> {
+        let range = match self.domain.reserve(bytes, limit) {
+            Ok(range) => range,
+            Err(error) => {
+                // SAFETY: the parts' buffers came from `alloc` just now, and no device has them.
+                unsafe { self.free_parts(&parts) };
+                return Err(error.into());
+            }
+        };
+        // The range begins at a granule, and the offset is below one.
+        let iova = Iova::new(range.start().get() | terms.offset);
+        let mut single = Single { range, iova, len, terms, list, parts, lost: false };
+        let mut unconfirmed = Gather::new();
+        let linked = self.domain.link(range, linked, terms.direction.permissions(), &mut unconfirmed);
+        let Err(failed) = linked else {
+            self.keep(single, Phase::Live);
+            return Ok(Ok(iova));
+        };
+        single.lost = failed.occupied;
+        if failed.unconfirmed {
+            // A device may have met the buffers for a moment, and still know them: a later trim gives them back.
+            self.keep(single, Phase::Unconfirmed);
+        } else {
+            self.release(&single);
+        }
+        Ok(Err(failed.error.into()))
+    }
+
+    /// Keeps a mapping in the map.
+    pub(super) fn keep(&self, single: Single, phase: Phase) {
+        let start = single.range.start();
+        let entry = Entry { single: Arc::new(single), phase };
+        self.domain.platform().with_slot(|_| self.singles.with(|map| map.insert(start, entry)));
+    }
+
+    /// Gives back what a mapping had, which nobody reaches any more.
+    pub(super) fn release(&self, single: &Single) {
+        // SAFETY: the buffers came from `alloc`, and the caller knows that nobody reaches them.
+        unsafe { self.free_parts(&single.parts) };
+        if single.lost {
+            self.domain.lose(single.range.len());
+        } else {
+            self.domain.take_back(&[single.range], 0, 0);
+        }
+    }
+
+    /// Ends a mapping with addresses outside the slots'.
+    pub(super) fn unmap_own(&self, iova: Iova, len: u64) -> Result<(), BounceError> {
+        let range = self.granules(iova, len).ok_or(BounceError::NotMapped { iova })?;
+        // Never those of slots, whatever is asked for.
+        if self.region.last() >= range.start() && range.last() >= self.region.start() {
+            return Err(BounceError::NotMapped { iova });
+        }
+        match self.find_single(range, iova, Some(len), Phase::Ending)? {
+            Found::Single(single) => self.end_single(&single),
+            Found::Unknown => {
+                let neighbours = range.len().saturating_sub(len);
+                Ok(self.domain.end(range, Ending { neighbours, exception: || None })?)
+            }
+        }
+    }
+
+    /// Ends one of the map, whose phase is `Ending`.
+    fn end_single(&self, single: &Single) -> Result<(), BounceError> {
+        let start = single.range.start();
+        if let Parts::Direct { neighbours } = single.parts {
+            // Forgotten first: once the domain has the addresses back, they may be anybody's.
+            self.domain.platform().with_slot(|_| self.singles.with(|map| map.remove(&start)));
+            return Ok(self.domain.end(single.range, Ending { neighbours, exception: || None })?);
+        }
+        let mut gather = Gather::new();
+        self.domain.unlink(single.range, &mut gather);
+        let confirmed = self.domain.confirm(&gather);
+        if single.terms.copies_out() {
+            fence(Ordering::Acquire);
+            // SAFETY: the promise of whoever mapped it lasts until this returns; the buffers are the mapping's.
+            unsafe { self.copy_single(single, 0, single.len, Toward::Original) };
+        }
+        if single.terms.wipe {
+            // SAFETY: the buffers are the mapping's until they are released.
+            unsafe { self.wipe_parts(&single.parts) };
+        }
+        let phase = if confirmed.is_ok() { None } else { Some(Phase::Unconfirmed) };
+        self.domain.platform().with_slot(|_| {
+            self.singles.with(|map| match (map.get_mut(&start), phase) {
+                (Some(entry), Some(phase)) => entry.phase = phase,
+                _ => _ = map.remove(&start),
+            });
+        });
+        match (confirmed, &single.parts) {
+            (Ok(()), _) => {
+                self.release(single);
+                Ok(())
+            }
+            // The device never had the original. The buffer waits for a trim.
+            (Err(_), Parts::Whole(_)) => Ok(()),
+            (Err(error), _) => Err(BounceError::Unconfirmed { iova: single.iova, error }),
+        }
+    }
+
+    /// Syncs `len` bytes from `offset` on of a mapping outside the slots'. Nothing is known, and nothing to be done,
+    /// of those mapped directly.
+    pub(super) fn sync_own(
+        &self,
+        iova: Iova,
+        offset: u64,
+        len: u64,
+        into: Toward,
+    ) -> Result<(), BounceError> {
+        let range = self.granules(iova, 1).ok_or(BounceError::NotMapped { iova })?;
+        let Found::Single(single) = self.find_single(range, iova, None, Phase::Live)? else {
+            return Ok(());
+        };
+        let mapped = single.len;
+        if offset.checked_add(len).is_none_or(|end| end > mapped) {
+            return Err(BounceError::OutOfRange { iova, offset, len, mapped });
+        }
+        let wanted = match into {
+            Toward::Buffer => single.terms.copies_in(),
+            Toward::Original => single.terms.copies_out(),
+        };
+        if wanted {
+            // SAFETY: the promise of whoever mapped it.
+            unsafe { self.copy_single(&single, offset, len, into) };
+        }
+        Ok(())
+    }
+
+    fn find_single(
+        &self,
+        range: IovaRange,
+        iova: Iova,
+        len: Option<u64>,
+        next: Phase,
+    ) -> Result<Found, BounceError> {
+        if self.singles.count() == 0 {
+            return Ok(Found::Unknown);
+        }
+        self.domain.platform().with_slot(|_| self.singles.with(|map| find(map, range, iova, len, next)))
+    }
+
+    /// Copies `len` bytes from `offset` on between a mapping's buffers and its original. See
+    /// [`copy_parts`](Self::copy_parts).
+    unsafe fn copy_single(&self, single: &Single, offset: u64, len: u64, into: Toward) {
+        let whole = (single.terms.offset, single.len);
+        // SAFETY: the caller's promise.
+        unsafe { self.copy_parts(&single.parts, &single.list, whole, (offset, len), into) };
+    }
+
+    /// Copies `len` bytes from `offset` on between `parts` and the `total` bytes of `list`, whose first is `skip` bytes
+    /// into its granule.
+    ///
+    /// # Safety
+    /// The original is memory that this caller has to itself, but for devices; so are the buffers of `parts`.
+    pub(super) unsafe fn copy_parts(
+        &self,
+        parts: &Parts,
+        list: &[PhysSegment],
+        (skip, total): (u64, u64),
+        (offset, len): (u64, u64),
+        into: Toward,
+    ) {
+        // Copies the part of these bytes that lies from `first` to `end` of the mapping, which is in `buffer`.
+        let part = |buffer: &[PhysSegment], skip: u64, first: u64, end: u64| {
+            let (from, to) = (offset.max(first), (offset + len).min(end));
+            if from >= to {
+                return;
+            }
+            let buffer = (buffer, skip + (from - first));
+            let (source, target) = match into {
+                Toward::Buffer => ((list, from), buffer),
+                Toward::Original => (buffer, (list, from)),
+            };
+            // SAFETY: the caller's promise.
+            unsafe { copy_pieces(&*self.memory, source, target, to - from) };
+        };
+        let granule = |phys| [PhysSegment { phys, len: self.domain.granule().bytes() }];
+        match parts {
+            Parts::Whole(buffer) => part(buffer, skip, 0, total),
+            Parts::Split(ends) => {
+                if let Some((phys, bytes)) = ends.head {
+                    part(&granule(phys), skip, 0, bytes);
+                }
+                if let Some((phys, bytes)) = ends.tail {
+                    part(&granule(phys), 0, total - bytes, total);
+                }
+            }
+            Parts::Direct { .. } => {}
+        }
+    }
+
+    /// The granules of `len` bytes at `iova`.
+    fn granules(&self, iova: Iova, len: u64) -> Option<IovaRange> {
+        let granule = self.domain.granule();
+        let last = iova.checked_add(len.checked_sub(1)?)?.get() | granule.offset_mask();
+        IovaRange::from_bounds(iova.align_down(granule), Iova::new(last)).ok()
+    }
+
+    /// Zeroed memory of `bytes` bytes, a multiple of the granule, in as few pieces as there are.
+    fn alloc_pieces(&self, bytes: u64) -> Result<Vec<PhysSegment>, BounceMapError> {
+        let granule = self.domain.granule().bytes();
+        let mut pieces = Vec::new();
+        let mut piece = self.threshold();
+        let mut left = bytes;
+        let mut result = Ok(());
+        while left > 0 && result.is_ok() {
+            let len = piece.min(left);
+            let found = if piece > granule { self.try_alloc(len) } else { self.alloc(len) };
+            match found {
+                Some(phys) if pieces.try_reserve(1).is_ok() => {
+                    pieces.push(PhysSegment { phys, len });
+                    left -= len;
+                }
+                Some(phys) => {
+                    // SAFETY: it came from the line above.
+                    unsafe { self.free(phys, len) };
+                    result = Err(BounceMapError::NoMemory { pieces: pieces.len() + 1 });
+                }
+                None if piece > granule => piece /= 2,
+                None => result = Err(self.no_buffer(bytes)),
+            }
+        }
+        if let Err(error) = result {
+            // SAFETY: they came from the loop above.
+            unsafe { self.free_pieces(&pieces) };
+            return Err(error);
+        }
+        Ok(pieces)
+    }
+
+    fn try_alloc(&self, bytes: u64) -> Option<PhysAddr> {
+        self.memory.alloc(usize::try_from(bytes / FRAME_SIZE).ok()?)
+    }
+
+    /// Calls `f` with each piece of memory in `parts`.
+    pub(super) fn each_buffer(&self, parts: &Parts, mut f: impl FnMut(PhysSegment)) {
+        let len = self.domain.granule().bytes();
+        match parts {
+            Parts::Whole(buffer) => buffer.iter().for_each(|piece| f(*piece)),
+            Parts::Split(ends) => {
+                [ends.head, ends.tail]
+                    .into_iter()
+                    .flatten()
+                    .for_each(|(phys, _)| f(PhysSegment { phys, len }));
+            }
+            Parts::Direct { .. } => {}
+        }
+    }
+
+    /// # Safety
+    /// Nobody reaches the buffers of `parts`, which came from [`alloc`](Self::alloc).
+    unsafe fn free_parts(&self, parts: &Parts) {
+        // SAFETY: the caller's promise.
+        self.each_buffer(parts, |piece| unsafe { self.free(piece.phys, piece.len) });
+    }
+
+    /// # Safety
+    /// The buffers of `parts` are this caller's, but for devices.
+    unsafe fn wipe_parts(&self, parts: &Parts) {
+        // SAFETY: the caller's promise.
+        self.each_buffer(parts, |piece| unsafe { self.memory.zero(piece.phys, piece.len) });
+    }
+
+    /// # Safety
+    /// As [`free`](Self::free), for each.
+    unsafe fn free_pieces(&self, pieces: &[PhysSegment]) {
+        for piece in pieces {
+            // SAFETY: the caller's promise.
+            unsafe { self.free(piece.phys, piece.len) };
+        }
+    }
+}

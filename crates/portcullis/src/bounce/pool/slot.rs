@@ -1,0 +1,340 @@
+//! What the pool notes about each slot: half a pair of cache lines of plain words.
+//!
+//! A slot is always in one pair of hands: those of the list that it is in, or of the mapping that it is lent to.
+//! So its words are written without atomic read-modify-writes; they are atomics for the sake of callers that break
+//! the rules, who get wrong answers and no undefined behaviour. Hands change by a list's lock, by a CPU's turn
+//! ([`Owned`](crate::percpu::Owned)), or with the address that the driver carries from map to unmap: each of these
+//! orders what was written before.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::ptr;
+
+use crate::addr::{Direction, PhysAddr};
+use crate::domain::PhysSegment;
+use crate::percpu::LocalU64;
+use crate::sync::{AtomicPtr, Ordering};
+
+/// The group of a slot whose bytes may be handed to nobody: no device has it.
+pub(super) const NOBODY: u64 = u64::MAX;
+
+/// Where a slot is in its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u64)]
+pub(super) enum Phase {
+    /// Without a buffer.
+    Empty = 0,
+    /// With a buffer that is mapped, waiting for its next use; or on its way from one list to another.
+    Free = 1,
+    /// Lent to a mapping.
+    Live = 2,
+    /// With a buffer that is unmapped, but may still be reached.
+    Retired = 3,
+}
+
+/// What a mapping through a bounce buffer was made for: one word of a slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Terms {
+    pub direction: Direction,
+    /// What the device leaves unwritten is to stay as it was.
+    pub keep_unwritten: bool,
+    /// The buffer is zeroed when the mapping ends.
+    pub wipe: bool,
+    /// The original is a list.
+    pub listed: bool,
+    /// Bytes before the data in the buffer.
+    pub offset: u64,
+}
+
+const PHASE: u64 = 7;
+const DIRECTION_SHIFT: u32 = 3;
+const KEEP: u64 = 1 << 5;
+const WIPE: u64 = 1 << 6;
+const LISTED: u64 = 1 << 7;
+const OFFSET_SHIFT: u32 = 8;
+
+/// The number of a direction, and so of the permissions it needs.
+#[inline]
+pub(super) const fn kind_of(direction: Direction) -> usize {
+    match direction {
+        Direction::ToDevice => 0,
+        Direction::FromDevice => 1,
+        Direction::Bidirectional => 2,
+    }
+}
+
+/// All of them, by number.
+pub(super) const KINDS: [Direction; 3] =
+    [Direction::ToDevice, Direction::FromDevice, Direction::Bidirectional];
+
+impl Terms {
+    /// Whether the device gets the original's bytes.
+    #[inline]
+    pub(super) fn copies_in(&self) -> bool {
+        self.keep_unwritten || !matches!(self.direction, Direction::FromDevice)
+    }
+
+    /// Whether the original gets what the device wrote.
+    #[inline]
+    pub(super) fn copies_out(&self) -> bool {
+        !matches!(self.direction, Direction::ToDevice)
+    }
+
+    #[inline]
+    fn encode(self) -> u64 {
+        let flag = |set, bit| if set { bit } else { 0 };
+        (kind_of(self.direction) as u64) << DIRECTION_SHIFT
+            | flag(self.keep_unwritten, KEEP)
+            | flag(self.wipe, WIPE)
+            | flag(self.listed, LISTED)
+            | self.offset << OFFSET_SHIFT
+    }
+
+    #[inline]
+    fn decode(word: u64) -> Self {
+        Self {
+            direction: KINDS[((word >> DIRECTION_SHIFT & 3) as usize).min(2)],
+            keep_unwritten: word & KEEP != 0,
+            wipe: word & WIPE != 0,
+            listed: word & LISTED != 0,
+            offset: word >> OFFSET_SHIFT,
+        }
+    }
+}
+
+/// One slot.
+#[derive(Debug)]
+#[repr(align(64))]
+pub(super) struct Slot {
+    /// A [`Phase`], and the [`Terms`] of a live mapping.
+    state: LocalU64,
+    /// Where the buffer is; 0 for none.
+    buffer: LocalU64,
+    /// The [link](link_to) to the next in a list or chain.
+    next: LocalU64,
+    /// Where the original is, if it is in one piece. In the first slot of a chain: the link to the next chain.
+    origin: LocalU64,
+    /// Bytes of the mapping. In the first slot of a chain: how many slots the chain has.
+    len: LocalU64,
+    /// Who used the buffer last.
+    group: LocalU64,
+    /// Bytes from the buffer's start of which some were copied in since it was last wiped.
+    dirty: LocalU64,
+    /// The original, if it is a list; also memory kept for the next one.
+    pub list: Parked<Pieces>,
+}
+
+/// An original in pieces.
+#[derive(Debug, Default)]
+pub(super) struct Pieces(pub Vec<PhysSegment>);
+
+/// The link to slot `index`; 0 is no slot.
+#[inline]
+pub(super) const fn link_to(index: usize) -> u64 {
+    index as u64 + 1
+}
+
+/// The slot that a link leads to.
+#[inline]
+pub(super) const fn index_of(link: u64) -> Option<usize> {
+    match link.checked_sub(1) {
+        Some(index) => Some(index as usize),
+        None => None,
+    }
+}
+
+impl Slot {
+    pub(super) fn new() -> Self {
+        let word = || LocalU64::new(0);
+        Self {
+            state: word(),
+            buffer: word(),
+            next: word(),
+            origin: word(),
+            len: word(),
+            group: word(),
+            dirty: word(),
+            list: Parked::default(),
+        }
+    }
+
+    #[inline]
+    pub(super) fn phase(&self) -> Phase {
+        match self.state.get() & PHASE {
+            0 => Phase::Empty,
+            1 => Phase::Free,
+            2 => Phase::Live,
+            _ => Phase::Retired,
+        }
+    }
+
+    /// Puts the slot into a phase that has no terms.
+    #[inline]
+    pub(super) fn set_phase(&self, phase: Phase) {
+        self.state.set(phase as u64);
+    }
+
+    /// Lends the slot to a mapping of `len` bytes; `origin` is where the original begins.
+    #[inline]
+    pub(super) fn lend(&self, terms: Terms, origin: PhysAddr, len: u64) {
+        self.origin.set(origin.get());
+        self.len.set(len);
+        self.state.set(Phase::Live as u64 | terms.encode());
+    }
+
+    /// The terms of the mapping that the slot is lent to; `None` for a slot that is not.
+    #[inline]
+    pub(super) fn lent(&self) -> Option<Terms> {
+        let state = self.state.get();
+        (state & PHASE == Phase::Live as u64).then(|| Terms::decode(state))
+    }
+
+    /// The original of a mapping, or where it begins.
+    #[inline]
+    pub(super) fn origin(&self) -> PhysSegment {
+        PhysSegment { phys: PhysAddr::new(self.origin.get()), len: self.len.get() }
+    }
+
+    #[inline]
+    pub(super) fn buffer(&self) -> Option<PhysAddr> {
+        let buffer = self.buffer.get();
+        (buffer != 0).then_some(PhysAddr::new(buffer))
+    }
+
+    pub(super) fn set_buffer(&self, buffer: Option<PhysAddr>) {
+        self.buffer.set(buffer.map_or(0, PhysAddr::get));
+    }
+
+    #[inline]
+    pub(super) fn next(&self) -> u64 {
+        self.next.get()
+    }
+
+    #[inline]
+    pub(super) fn set_next(&self, link: u64) {
+        self.next.set(link);
+    }
+
+    /// Of the first slot of a chain: the link to the next chain, and how many slots this one has.
+    pub(super) fn chain(&self) -> (u64, u64) {
+        (self.origin.get(), self.len.get())
+    }
+
+    pub(super) fn set_chain(&self, next_chain: u64, slots: u64) {
+        self.origin.set(next_chain);
+        self.len.set(slots);
+    }
+
+    #[inline]
+    pub(super) fn group(&self) -> u64 {
+        self.group.get()
+    }
+
+    #[inline]
+    pub(super) fn set_group(&self, group: u64) {
+        self.group.set(group);
+    }
+
+    #[inline]
+    pub(super) fn dirty(&self) -> u64 {
+        self.dirty.get()
+    }
+
+    #[inline]
+    pub(super) fn set_dirty(&self, bytes: u64) {
+        self.dirty.set(bytes);
+    }
+}
+
+/// A box that whoever takes it has alone.
+///
+/// The one thing of a slot that lives on the heap, so nobody may find it freed: taking is an exchange, and two that
+/// want it at once, against the rules, do not both get it. What is in the box was written before the release with
+/// which it was put; the acquire with which it is taken sees that.
+#[derive(Debug)]
+pub(super) struct Parked<T>(AtomicPtr<T>);
+
+impl<T> Default for Parked<T> {
+    fn default() -> Self {
+        Self(AtomicPtr::new(ptr::null_mut()))
+    }
+}
+
+impl<T> Parked<T> {
+    /// What is there, if nobody else has it. One exchange.
+    pub(super) fn take(&self) -> Option<Box<T>> {
+        let boxed = self.0.swap(ptr::null_mut(), Ordering::Acquire);
+        // SAFETY: only `put` stores pointers, out of a box, and each is exchanged for null before it is used: this
+        // caller alone has it.
+        (!boxed.is_null()).then(|| unsafe { Box::from_raw(boxed) })
+    }
+
+    /// Puts `value` there, and drops what was. One exchange.
+    pub(super) fn put(&self, value: Box<T>) {
+        let old = self.0.swap(Box::into_raw(value), Ordering::AcqRel);
+        if !old.is_null() {
+            // SAFETY: as in `take`.
+            drop(unsafe { Box::from_raw(old) });
+        }
+    }
+}
+
+impl<T> Drop for Parked<T> {
+    fn drop(&mut self) {
+        drop(self.take());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[cfg(not(loom))]
+    fn terms_are_kept_as_they_are() {
+        let slot = Slot::new();
+        for bits in 0..8 {
+            for direction in KINDS {
+                let (keep_unwritten, wipe, listed) = (bits & 1 != 0, bits & 2 != 0, bits & 4 != 0);
+                let terms = Terms { direction, keep_unwritten, wipe, listed, offset: 0xfff8 };
+                slot.lend(terms, PhysAddr::new(7), 9);
+                assert_eq!((slot.lent(), slot.phase()), (Some(terms), Phase::Live));
+                assert_eq!(slot.origin(), PhysSegment { phys: PhysAddr::new(7), len: 9 });
+            }
+        }
+        for phase in [Phase::Empty, Phase::Free, Phase::Retired] {
+            slot.set_phase(phase);
+            assert_eq!((slot.lent(), slot.phase()), (None, phase));
+        }
+    }
+
+    /// Two that want a list at once, one of which puts it back: each that gets it has it alone and whole.
+    #[test]
+    #[cfg(loom)]
+    fn a_parked_box_is_in_one_pair_of_hands() {
+        use loom::sync::Arc;
+        use loom::thread;
+        loom::model(|| {
+            let parked = Arc::new(Parked::default());
+            parked.put(Box::new(alloc::vec![1]));
+            let work = |parked: &Parked<Vec<u32>>| {
+                let taken = parked.take();
+                let got = taken.is_some();
+                if let Some(mut list) = taken {
+                    let last = *list.last().unwrap();
+                    assert_eq!(last as usize, list.len());
+                    list.push(last + 1);
+                    parked.put(list);
+                }
+                u32::from(got)
+            };
+            let other = {
+                let parked = Arc::clone(&parked);
+                thread::spawn(move || work(&parked))
+            };
+            let got = work(&parked) + other.join().unwrap();
+            assert_eq!(parked.take().unwrap().len() as u32, 1 + got);
+            assert!(got >= 1);
+        });
+    }
+}

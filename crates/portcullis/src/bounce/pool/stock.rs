@@ -1,0 +1,249 @@
+//! Where slots with a buffer come from and go to: the CPU's stack, the depot, new memory.
+
+use super::BouncePool;
+use super::cpu::Chain;
+use super::error::BounceMapError;
+use super::slot::{KINDS, Phase, Slot, kind_of};
+use crate::addr::{Direction, Iova, IovaRange, PhysAddr};
+use crate::domain::PhysSegment;
+use crate::invalidation::Gather;
+use crate::mapper::Mapper;
+use crate::platform::{CopyMemory, FRAME_SIZE, LocalSlot, Platform};
+
+/// Bytes of a full stack, and of a chain that goes to the depot, within the bounds of the next two.
+const CHAIN_BYTES: u64 = 256 << 10;
+const LEAST_IN_CHAIN: u64 = 4;
+const MOST_IN_CHAIN: u64 = 64;
+
+/// A class that has no slot left looks for free ones of other CPUs and kinds where there are at least one in so many.
+const WORTH_COLLECTING: u64 = 8;
+
+/// Slots whose permissions are changed at once.
+const CHANGED_AT_ONCE: u64 = 16;
+
+impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
+    /// A free slot of `class` whose buffer is mapped for `kind`. O(1), from the CPU's stack, without an atomic
+    /// read-modify-write; every so often one turn of the depot's lock.
+    #[inline]
+    pub(super) fn take(&self, class: usize, kind: usize) -> Option<usize> {
+        let pop = |slot: &LocalSlot<'_>| self.cpus.with(Some(slot), |cpu| cpu.pop(&self.slots, class, kind));
+        match self.domain.platform().with_slot_at_hand(pop) {
+            Some(Some(Some(index))) => Some(index),
+            _ => self.take_slowly(class, kind),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn take_slowly(&self, class: usize, kind: usize) -> Option<usize> {
+        let depot = &self.depots[class];
+        self.domain.platform().with_slot(|slot| {
+            let own = self.cpus.with(slot, |cpu| {
+                if let Some(index) = cpu.pop(&self.slots, class, kind) {
+                    return Some(index);
+                }
+                let chain = depot.lock().take(&self.slots, kind)?;
+                cpu.refill(class, kind, chain);
+                cpu.pop(&self.slots, class, kind)
+            });
+            own.unwrap_or_else(|| {
+                let mut depot = depot.lock();
+                let index = depot.take_one(&self.slots, kind)?;
+                depot.bounced += 1;
+                Some(index)
+            })
+        })
+    }
+
+    /// Takes back a slot whose buffer is mapped for `kind`. O(1), as [`take`](Self::take).
+    #[inline]
+    pub(super) fn give_back(&self, class: usize, kind: usize, index: usize) {
+        let most = self.chain_slots(class);
+        let push = |slot: &LocalSlot<'_>| {
+            self.cpus.with(Some(slot), |cpu| cpu.push(&self.slots, (class, kind), index, most))
+        };
+        match self.domain.platform().with_slot_at_hand(push) {
+            Some(Some(None)) => {}
+            Some(Some(Some(full))) => self.store(class, kind, full),
+            _ => self.give_back_slowly(class, kind, index),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn store(&self, class: usize, kind: usize, chain: Chain) {
+        self.with_depot(class, |depot| depot.put(&self.slots, kind, chain));
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn give_back_slowly(&self, class: usize, kind: usize, index: usize) {
+        let most = self.chain_slots(class);
+        let depot = &self.depots[class];
+        self.domain.platform().with_slot(|slot| {
+            match self.cpus.with(slot, |cpu| cpu.push(&self.slots, (class, kind), index, most)) {
+                Some(None) => {}
+                Some(Some(full)) => depot.lock().put(&self.slots, kind, full),
+                None => depot.lock().put_one(&self.slots, kind, index, most),
+            }
+        });
+    }
+
+    /// Slots in a chain of `class`.
+    #[inline]
+    fn chain_slots(&self, class: usize) -> u64 {
+        (CHAIN_BYTES / self.layout.slot_bytes(class)).clamp(LEAST_IN_CHAIN, MOST_IN_CHAIN)
+    }
+
+    /// A slot of `class` for `direction` when none was waiting: with new memory, if the class has a slot without a
+    /// buffer; else what other CPUs have, or one that is mapped for another direction. `None` where all are in use,
+    /// or too many to be worth the search. The slot's contents are `group`'s, and zero.
+    ///
+    /// Allocates memory and maybe tables. Where the class is full: waits for other CPUs' turns and one invalidation.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn stock(
+        &self,
+        class: usize,
+        direction: Direction,
+        group: u64,
+    ) -> Result<Option<usize>, BounceMapError> {
+        let take_empty = || self.with_depot(class, |depot| depot.take_empty(&self.slots));
+        let mut found = take_empty();
+        if found.is_none() && self.rebalance(class, direction) {
+            if let Some(index) = self.take(class, kind_of(direction)) {
+                return Ok(Some(index));
+            }
+            found = take_empty();
+        }
+        let Some(index) = found else { return Ok(None) };
+        self.furnish(class, index, direction, group)?;
+        Ok(Some(index))
+    }
+
+    /// Gives a slot memory, and maps it. Where it fails, the slot is back where it came from.
+    fn furnish(
+        &self,
+        class: usize,
+        index: usize,
+        direction: Direction,
+        group: u64,
+    ) -> Result<(), BounceMapError> {
+        let bytes = self.layout.slot_bytes(class);
+        let Some(buffer) = self.alloc(bytes) else {
+            self.with_depot(class, |depot| depot.put_empty(&self.slots, index));
+            return Err(self.no_buffer(bytes));
+        };
+        let slot = &self.slots[index];
+        let piece = PhysSegment { phys: buffer, len: bytes };
+        let mut unconfirmed = Gather::new();
+        let range = self.range_of(class, index);
+        match self.domain.link(range, &[piece], direction.permissions(), &mut unconfirmed) {
+            Ok(()) => {
+                slot.set_buffer(Some(buffer));
+                slot.set_group(group);
+                slot.set_dirty(0);
+                slot.set_phase(Phase::Free);
+                self.with_depot(class, |depot| {
+                    depot.gained();
+                    depot.bounced += 1;
+                });
+                Ok(())
+            }
+            Err(failed) => {
+                if failed.unconfirmed {
+                    // A device may have met the buffer for a moment, and still know it.
+                    slot.set_buffer(Some(buffer));
+                } else {
+                    // SAFETY: the buffer came from `alloc`, and no device reaches it.
+                    unsafe { self.free(buffer, bytes) };
+                }
+                self.with_depot(class, |depot| match (failed.unconfirmed, failed.occupied) {
+                    (true, _) => {
+                        depot.gained();
+                        depot.put_retired(&self.slots, index);
+                    }
+                    // Somebody else's mapping: these addresses must not be used.
+                    (false, true) => depot.lost += 1,
+                    (false, false) => depot.put_empty(&self.slots, index),
+                });
+                Err(failed.error.into())
+            }
+        }
+    }
+
+    /// Brings all free slots of a class that is exhausted to its depot, if there are enough to be worth it, and gives
+    /// up the buffers of some where none is for `direction`. Whether there may be a slot now.
+    fn rebalance(&self, class: usize, direction: Direction) -> bool {
+        let free = self.cached_slots(class);
+        if free == 0 || free * WORTH_COLLECTING < self.layout.slots(class) as u64 {
+            return false;
+        }
+        self.collect(None);
+        let kind = kind_of(direction);
+        let mut doomed = super::trim::Doomed::default();
+        for other in (0..KINDS.len()).filter(|other| *other != kind) {
+            let Some(chain) = self.with_depot(class, |depot| {
+                if depot.free_of(kind) > 0 { None } else { depot.take(&self.slots, other) }
+            }) else {
+                continue;
+            };
+            if let Some(rest) = self.doom(&mut doomed, class, chain, CHANGED_AT_ONCE) {
+                self.store(class, other, rest);
+            }
+        }
+        // What the hardware does not confirm is out of use until a later trim.
+        doomed.is_empty() || self.bury(doomed).is_ok()
+    }
+
+    /// Brings what the CPUs keep (or the one whose slot is `only`) to the depots. Waits for their turns to end; not
+    /// with a slot lent.
+    pub(super) fn collect(&self, only: Option<usize>) {
+        self.cpus.with_others(self.domain.platform(), only, |_, cpu| {
+            cpu.drain(|class, kind, chain| self.store(class, kind, chain));
+        });
+    }
+
+    /// The slot numbered `index`, and its addresses.
+    pub(super) fn range_of(&self, class: usize, index: usize) -> IovaRange {
+        let start = Iova::new(self.layout.start_of(class, index));
+        // A slot lies inside the region, which is a range.
+        IovaRange::new(start, self.layout.slot_bytes(class)).unwrap_or(self.region)
+    }
+
+    /// Zeroes what the buffer of a free slot may hold. O(size of the slot).
+    pub(super) fn wipe(&self, slot: &Slot, class: usize, kind: usize) {
+        let Some(buffer) = slot.buffer() else { return };
+        // Devices write anywhere in a buffer that they may write to; in others there is only what was copied in.
+        let bytes = if kind == 0 { slot.dirty() } else { self.layout.slot_bytes(class) };
+        if bytes > 0 {
+            // SAFETY: the buffer is the pool's own, and the slot is in this caller's hands.
+            unsafe { self.memory.zero(buffer, bytes) };
+        }
+        slot.set_dirty(0);
+    }
+
+    /// Zeroed memory of `bytes` bytes, a multiple of the granule, for buffers. Where there is none, the cache makes
+    /// room once.
+    pub(super) fn alloc(&self, bytes: u64) -> Option<PhysAddr> {
+        let alloc = || self.memory.alloc(usize::try_from(bytes / FRAME_SIZE).ok()?);
+        alloc().or_else(|| {
+            let made_room = self.trim(0).is_ok_and(|bytes| bytes > 0);
+            made_room.then(alloc).flatten()
+        })
+    }
+
+    /// Gives memory back.
+    ///
+    /// # Safety
+    /// It came from [`alloc`](Self::alloc) with the same `bytes`, and nobody reaches it.
+    pub(super) unsafe fn free(&self, at: PhysAddr, bytes: u64) {
+        // SAFETY: the caller's promise; `alloc` asked for as many frames.
+        unsafe { self.memory.free(at, (bytes / FRAME_SIZE) as usize) };
+    }
+
+    #[cold]
+    pub(super) fn no_buffer(&self, bytes: u64) -> BounceMapError {
+        BounceMapError::NoBuffer { bytes, held: self.usage().buffer_bytes }
+    }
+}

@@ -1,0 +1,175 @@
+//! Giving buffers back: strictly, with one invalidation for all of them.
+
+use core::mem::ManuallyDrop;
+
+use super::BouncePool;
+use super::cpu::Chain;
+use super::slot::{KINDS, Phase, index_of, link_to};
+use crate::invalidation::{Gather, InvalidationError};
+use crate::mapper::Mapper;
+use crate::platform::{CopyMemory, Platform};
+
+/// Slots whose buffers are unmapped, and await the confirmation. Threaded, so that they need no memory.
+#[derive(Debug, Default)]
+pub(super) struct Doomed {
+    first: u64,
+    pub gather: Gather,
+}
+
+impl Doomed {
+    pub(super) fn is_empty(&self) -> bool {
+        self.first == 0 && self.gather.is_empty()
+    }
+}
+
+impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
+    /// Gives back the memory of buffers that wait for their next use, until they are no more than `keep` bytes, what
+    /// CPUs have used least lately first; and what an earlier call could not give back. How many bytes.
+    ///
+    /// Waits for one invalidation, and, where CPUs keep more than `keep` bytes, for their turns to end: not for
+    /// interrupt handlers. O(slots given back). Allocates nothing.
+    ///
+    /// # Errors
+    /// [`InvalidationError`]: the buffers are unmapped, but devices may still reach them: they are not used again and
+    /// not given back until a later call succeeds.
+    pub fn trim(&self, keep: u64) -> Result<u64, InvalidationError> {
+        let mut doomed = Doomed::default();
+        for class in 0..self.layout.classes() {
+            while let Some(index) = self.with_depot(class, |depot| depot.take_retired(&self.slots)) {
+                doomed.gather.add(self.range_of(class, index));
+                self.thread(&mut doomed, index);
+            }
+        }
+        let excess = || self.usage().cached_bytes.saturating_sub(keep);
+        self.doom_stored(&mut doomed, excess());
+        if excess() > 0 {
+            self.collect(None);
+            self.doom_stored(&mut doomed, excess());
+        }
+        self.bury(doomed)
+    }
+
+    /// Unmaps buffers of slots in the depots, until they are `bytes` bytes or more; the largest first.
+    fn doom_stored(&self, doomed: &mut Doomed, bytes: u64) {
+        let mut left = bytes;
+        for class in (0..self.layout.classes()).rev() {
+            for kind in 0..KINDS.len() {
+                while left > 0
+                    && let Some(chain) = self.with_depot(class, |depot| depot.take(&self.slots, kind))
+                {
+                    let most = left.div_ceil(self.layout.slot_bytes(class));
+                    let doomed_bytes = chain.slots.min(most) * self.layout.slot_bytes(class);
+                    if let Some(rest) = self.doom(doomed, class, chain, most) {
+                        self.with_depot(class, |depot| depot.put(&self.slots, kind, rest));
+                    }
+                    left = left.saturating_sub(doomed_bytes);
+                }
+            }
+        }
+    }
+
+    /// Unmaps the buffers of up to `most` slots of a chain. The rest of the chain.
+    pub(super) fn doom(&self, doomed: &mut Doomed, class: usize, chain: Chain, most: u64) -> Option<Chain> {
+        let (mut first, mut slots) = (chain.first, chain.slots);
+        while slots > 0
+            && chain.slots - slots < most
+            && let Some(index) = index_of(first)
+        {
+            first = self.slots[index].next();
+            slots -= 1;
+            let range = self.range_of(class, index);
+            self.domain.unlink(range, &mut doomed.gather);
+            self.thread(doomed, index);
+        }
+        (slots > 0 && first != 0).then_some(Chain { first, slots })
+    }
+
+    fn thread(&self, doomed: &mut Doomed, index: usize) {
+        self.slots[index].set_phase(Phase::Retired);
+        self.slots[index].set_next(doomed.first);
+        doomed.first = link_to(index);
+    }
+
+    /// Waits until nobody reaches what is unmapped, and gives its memory back, that of single-use buffers too which
+    /// wait for just that. How many bytes.
+    pub(super) fn bury(&self, mut doomed: Doomed) -> Result<u64, InvalidationError> {
+        let attempt = self.begin_attempt(&mut doomed.gather);
+        let confirmed = self.domain.confirm(&doomed.gather);
+        let mut bytes = self.end_attempt(attempt, confirmed.is_ok());
+        let mut link = doomed.first;
+        while let Some(index) = index_of(link) {
+            let slot = &self.slots[index];
+            link = slot.next();
+            let class = self.class_of_slot(index);
+            if confirmed.is_err() {
+                self.with_depot(class, |depot| depot.put_retired(&self.slots, index));
+                continue;
+            }
+            bytes += self.strip(class, index);
+            self.with_depot(class, |depot| {
+                depot.gave_up();
+                depot.put_empty(&self.slots, index);
+            });
+        }
+        confirmed.map(|()| bytes)
+    }
+
+    /// Frees the memory of a slot that nobody reaches. How many bytes.
+    fn strip(&self, class: usize, index: usize) -> u64 {
+        let slot = &self.slots[index];
+        drop(slot.list.take());
+        let Some(buffer) = slot.buffer() else { return 0 };
+        slot.set_buffer(None);
+        let bytes = self.layout.slot_bytes(class);
+        // SAFETY: the buffer came from `alloc`, its unmapping is confirmed, and the slot is in this caller's hands.
+        unsafe { self.free(buffer, bytes) };
+        bytes
+    }
+
+    /// The class of slot `index`. O(classes).
+    fn class_of_slot(&self, index: usize) -> usize {
+        (0..self.layout.classes() - 1).find(|class| index < self.layout.first(class + 1)).unwrap_or(
+            // The last one, then.
+            self.layout.classes() - 1,
+        )
+    }
+}
+
+impl<M: Mapper, P: Platform, C: CopyMemory> Drop for BouncePool<M, P, C> {
+    fn drop(&mut self) {
+        let mut gather = Gather::new();
+        let mut lost = 0;
+        for class in 0..self.layout.classes() {
+            for index in self.layout.first(class)..self.layout.first(class + 1) {
+                let range = self.range_of(class, index);
+                match (self.slots[index].buffer(), self.slots[index].phase()) {
+                    (None, _) => continue,
+                    (Some(_), Phase::Retired) => gather.add(range),
+                    (Some(_), _) => _ = self.domain.unlink(range, &mut gather),
+                }
+            }
+            lost += self.with_depot(class, |depot| depot.lost);
+        }
+        self.unlink_singles(&mut gather);
+        if self.domain.confirm(&gather).is_err() {
+            // Nobody is here to be told: what devices may still reach is nobody's from now on. `memory` is not
+            // dropped, so that it stays there.
+            self.domain.lose(self.region.len());
+            self.lose_singles();
+            return;
+        }
+        for class in 0..self.layout.classes() {
+            for index in self.layout.first(class)..self.layout.first(class + 1) {
+                self.strip(class, index);
+            }
+        }
+        self.free_singles();
+        if lost == 0 {
+            self.domain.take_back(&[self.region], 0, 0);
+        } else {
+            self.domain.lose(self.region.len());
+        }
+        // SAFETY: `self` is being dropped, and this is the only place that does it.
+        unsafe { ManuallyDrop::drop(&mut self.memory) };
+    }
+}
