@@ -1,0 +1,11 @@
+//! The dynamic bounce pools: data, protection to the byte, exhaustion, failing hardware, threads.
+#![cfg(not(loom))]
+
+#[path = "../chosen/mod.rs"]
+mod chosen;
+mod failures;
+mod hostile;
+mod model;
+mod steps;
+mod support;
+mod threads;
