@@ -35,6 +35,9 @@ impl Default for PoolConfig {
     }
 }
 
+/// The binary logarithm of the most slots in a class.
+const MOST_SLOTS_SHIFT: u32 = 28;
+
 impl PoolConfig {
     /// Size classes, and the binary logarithm of the bytes of addresses for each.
     pub(super) fn classes(&self, granule: PageSize) -> Result<(usize, u32), PoolError> {
@@ -44,8 +47,7 @@ impl PoolConfig {
             return Err(PoolError::Threshold { threshold: self.threshold, most });
         }
         let bytes = self.class_bytes;
-        // All classes together must have a length.
-        if !bytes.is_power_of_two() || bytes < largest || bytes > 1 << 56 {
+        if !bytes.is_power_of_two() || bytes < largest || bytes >> MOST_SLOTS_SHIFT > granule.bytes() {
             return Err(PoolError::ClassBytes { bytes, least: largest });
         }
         Ok(((largest / granule.bytes()).trailing_zeros() as usize + 1, bytes.trailing_zeros()))
@@ -67,7 +69,7 @@ pub enum PoolError {
         /// The most that is possible with the domain's granule.
         most: u64,
     },
-    /// The addresses for a class are no power of two, have no room for a slot, or are more than 2^56.
+    /// The addresses for a class are no power of two, have no room for a slot, or are for more than 2^28 of them.
     #[error("{bytes:#x} bytes of addresses for each class: a power of two from {least:#x} on is needed")]
     ClassBytes {
         /// What was asked for.

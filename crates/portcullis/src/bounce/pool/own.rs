@@ -10,7 +10,7 @@ use super::mapping::{PoolMapping, Way};
 use super::single::{Entry, Found, Parts, Phase, Single, find, remember};
 use super::slot::Terms;
 use crate::addr::{Iova, IovaRange, PhysAddr};
-use crate::domain::{Ending, PhysSegment};
+use crate::domain::{Ending, MapListError, PhysSegment};
 use crate::invalidation::Gather;
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, FRAME_SIZE, Platform};
@@ -35,9 +35,9 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         terms: Terms,
         limit: Iova,
     ) -> Result<PoolMapping<'a>, BounceMapError> {
-        let wraps = || crate::iova::IovaError::Exhausted { len, limit, free: 0, cached: 0, largest: 0 };
+        let phys = list.first().map_or(PhysAddr::new(0), |piece| piece.phys);
         let bytes = terms.offset.checked_add(len).and_then(|bytes| self.domain.granule().round_up(bytes));
-        let bytes = bytes.ok_or_else(wraps)?;
+        let bytes = bytes.ok_or(MapListError::Wraps { index: 0, phys, len })?;
         let original = remember(list)?;
         let buffer = self.alloc_pieces(bytes)?;
         let linked = buffer.clone();
