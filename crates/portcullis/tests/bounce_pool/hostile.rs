@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use portcullis::addr::{Direction, Iova, Permissions, PhysAddr};
-use portcullis::bounce::pool::{Attributes, PoolConfig};
+use portcullis::bounce::pool::{Attributes, BounceDevice, DeviceProfile, PoolConfig};
 use portcullis::domain::PhysSegment;
 
 use crate::chosen::Chosen;
@@ -43,6 +43,8 @@ fn send(device: &Device<Arc<Chosen>>, list: &[PhysSegment], wipe: bool) -> (Iova
 fn it_sees_the_live_mappings_and_nothing_else_where_buffers_are_wiped() {
     let bench = Bench::new(PoolConfig { wipe: true, ..small() });
     let untrusted = bench.device(1, true);
+    let profile = DeviceProfile { offset_mask: 0xfff, untrusted: true, ..DeviceProfile::default() };
+    let aligned = BounceDevice::new(Arc::clone(&bench.pool), profile).unwrap();
     let region = region(&bench);
     let buffer = bench.memory.buffer(64 * PAGE).unwrap();
     buffer.fill(SECRET);
@@ -52,7 +54,7 @@ fn it_sees_the_live_mappings_and_nothing_else_where_buffers_are_wiped() {
         let (at, len) = (n * PAGE + 17 * n + 1, 1 + n * n * 3);
         let list = [piece(buffer.phys(), at, len)];
         bench.write(list[0].phys, &vec![0x11; len as usize]);
-        live.push(send(&untrusted, &list, false));
+        live.push(send(if n % 2 == 0 { &untrusted } else { &aligned }, &list, false));
         bench.write(list[0].phys, &vec![SECRET; len as usize]);
         if n % 3 == 2 {
             let (iova, len) = live.swap_remove((n * 7 % live.len() as u64) as usize);
@@ -67,7 +69,7 @@ fn it_sees_the_live_mappings_and_nothing_else_where_buffers_are_wiped() {
     }
     live.into_iter().for_each(|(iova, len)| bench.pool.unmap(iova, len).unwrap());
     assert_eq!(readable(&bench, region), []);
-    drop((buffer, untrusted));
+    drop((buffer, untrusted, aligned));
     bench.finish();
 }
 

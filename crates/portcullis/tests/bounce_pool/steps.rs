@@ -289,6 +289,42 @@ fn a_class_without_a_slot_left_falls_back_to_single_use_buffers_and_comes_back()
 }
 
 #[test]
+fn slots_travel_between_cpus_in_chains_and_each_is_lent_once() {
+    const LIVE: u64 = 500;
+    let bench = Bench::new(PoolConfig { class_bytes: 4 << 20, ..small() });
+    let buffer = bench.memory.buffer(PAGE).unwrap();
+    let list = [piece(buffer.phys(), 0, PAGE)];
+    for round in 0..4 {
+        // Mapped by one CPU and unmapped by others, of which each keeps less than it gets.
+        bench.platform.be(0);
+        let live: Vec<_> = (0..LIVE)
+            .map(|_| map(&bench.device, &list, Direction::ToDevice, NONE).unwrap())
+            .inspect(|mapping| assert_eq!(mapping.way(), Way::Slot))
+            .map(|mapping| mapping.iova())
+            .collect();
+        let mut sorted = live.clone();
+        sorted.sort();
+        sorted.dedup();
+        assert_eq!(sorted.len(), live.len(), "lent twice");
+        let cpu = |n: usize| if round < 2 { 1 } else { n % 4 };
+        for (n, iova) in live.into_iter().enumerate() {
+            bench.platform.be(cpu(n));
+            bench.pool.unmap(iova, PAGE).unwrap();
+        }
+        let usage = bench.pool.usage();
+        assert_eq!(usage.cached_bytes, usage.buffer_bytes);
+        // Two chains of 64 at the most stay with each CPU that frees.
+        let most = LIVE + if round < 2 { 128 } else { 3 * 128 };
+        assert!(usage.buffer_bytes <= most * PAGE, "{usage:?}");
+        if round % 2 == 1 {
+            assert_eq!(bench.pool.trim(100 * PAGE).unwrap(), usage.buffer_bytes - 100 * PAGE);
+        }
+    }
+    drop(buffer);
+    bench.finish();
+}
+
+#[test]
 fn a_device_that_does_not_reach_the_slots_gets_buffers_it_reaches() {
     let bench = Bench::new(small());
     let profile = DeviceProfile { mask: 0xffff_ffff, ..DeviceProfile::default() };
