@@ -181,6 +181,7 @@ fn large_mappings_are_direct_and_their_neighbours_are_counted_exactly() {
         assert_eq!(bench.reaches(mapping.iova(), Permissions::READ), None);
         assert_eq!(bench.domain.exposure().neighbour_byte_ns, expected);
         bench.platform.advance(STEP_NS);
+        assert!(bench.pool.unmap(mapping.iova(), mapping.len()).is_err());
         assert_eq!(bench.domain.exposure().neighbour_byte_ns, expected);
     }
     drop(buffer);
