@@ -3,6 +3,7 @@
 
 #[path = "../chosen/mod.rs"]
 mod chosen;
+mod ends;
 mod failures;
 mod hostile;
 mod model;
