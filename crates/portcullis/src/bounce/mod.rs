@@ -3,3 +3,4 @@
 //! A device that is given a bounce buffer never reaches the original: protection is strict, and to the byte.
 
 pub mod pool;
+pub mod swiotlb;

@@ -1,0 +1,397 @@
+//! The pool's memory: areas of slots, each with its bits under a lock of its own, and the notes of its slots.
+//!
+//! Areas come and go; their numbers are used again, and so are the notes, which stay until the pool goes: so a reader
+//! with a wrong address finds notes that say no, at the worst those of another area, never memory that is gone.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::ptr;
+
+use super::bits::Bits;
+use super::config::SwiotlbConfig;
+use super::directory::Directory;
+use super::note::Note;
+use crate::addr::PhysAddr;
+use crate::percpu::CachePadded;
+use crate::platform::{FRAME_SIZE, Frames};
+use crate::sync::{AtomicPtr, AtomicU64, AtomicUsize, Mutex, Ordering};
+
+/// No area has this number. (Areas are aligned.)
+const ABSENT: u64 = u64::MAX;
+/// One is being made or given back.
+const CHANGING: u64 = u64::MAX - 1;
+
+/// What everybody reads, and only growing and shrinking write.
+#[derive(Debug)]
+struct Head {
+    base: AtomicU64,
+    /// As many as an area has slots. Null until the number is first used, and never again.
+    notes: AtomicPtr<Note>,
+}
+
+/// Which slots are taken, and how many are not: a hint, for those who look for an area.
+#[derive(Debug)]
+struct Space {
+    free: AtomicUsize,
+    bits: Mutex<Bits>,
+}
+
+/// All areas.
+#[derive(Debug)]
+pub(super) struct Areas {
+    heads: Box<[Head]>,
+    spaces: Box<[CachePadded<Space>]>,
+    directory: Directory,
+    slot_shift: u32,
+    area_shift: u32,
+    /// The bits of an address that count bytes in an area.
+    inside: u64,
+    reach: u64,
+    min: usize,
+    counts: CachePadded<Counts>,
+}
+
+/// Changed by those who take from areas and give to them: not in the common case.
+#[derive(Debug)]
+struct Counts {
+    present: AtomicUsize,
+    /// No area has this number or a higher one.
+    end: AtomicUsize,
+    /// Slots that are with no area: mapped, or on a list.
+    taken: AtomicU64,
+    most_taken: AtomicU64,
+}
+
+/// An odd run: how many slots, and where they may begin.
+pub(super) struct OddRun {
+    pub slots: usize,
+    /// The first slot of an area that would do, and how far apart such are.
+    pub first: usize,
+    pub step: usize,
+    /// From the run's start to the mapping's, and the mapping's length, in bytes.
+    pub offset: u64,
+    pub len: u64,
+    pub boundary: u64,
+}
+
+impl Areas {
+    pub fn new(config: &SwiotlbConfig, min: u64, max: u64) -> Self {
+        let max = max as usize;
+        let slots = (config.area_bytes / config.slot_bytes) as usize;
+        let space = || Space { free: AtomicUsize::new(0), bits: Mutex::new(Bits::all_taken(slots)) };
+        let head = || Head { base: AtomicU64::new(ABSENT), notes: AtomicPtr::new(ptr::null_mut()) };
+        Self {
+            heads: (0..max).map(|_| head()).collect(),
+            spaces: (0..max).map(|_| CachePadded(space())).collect(),
+            directory: Directory::new(max),
+            slot_shift: config.slot_bytes.trailing_zeros(),
+            area_shift: config.area_bytes.trailing_zeros(),
+            inside: config.area_bytes - 1,
+            reach: config.reach.get(),
+            min: min as usize,
+            counts: CachePadded(Counts {
+                present: AtomicUsize::new(0),
+                end: AtomicUsize::new(0),
+                taken: AtomicU64::new(0),
+                most_taken: AtomicU64::new(0),
+            }),
+        }
+    }
+
+    /// The binary logarithm of the slots in an area.
+    #[inline]
+    fn bits(&self) -> u32 {
+        self.area_shift - self.slot_shift
+    }
+
+    #[inline]
+    pub fn slot_shift(&self) -> u32 {
+        self.slot_shift
+    }
+
+    #[inline]
+    pub fn area_bytes(&self) -> u64 {
+        1 << self.area_shift
+    }
+
+    /// The highest address that any area may have.
+    #[inline]
+    pub fn reach(&self) -> u64 {
+        self.reach
+    }
+
+    pub fn present(&self) -> usize {
+        self.counts.present.load(Ordering::Relaxed)
+    }
+
+    pub fn min(&self) -> usize {
+        self.min
+    }
+
+    pub fn max(&self) -> usize {
+        self.heads.len()
+    }
+
+    /// Slots in all areas.
+    pub fn capacity(&self) -> u64 {
+        (self.present() as u64) << self.bits()
+    }
+
+    /// Slots that are mapped or on lists, and the most that ever were.
+    pub fn taken(&self) -> (u64, u64) {
+        (self.counts.taken.load(Ordering::Relaxed), self.counts.most_taken.load(Ordering::Relaxed))
+    }
+
+    /// Whether so little is free (a quarter) that the pool should grow.
+    pub fn is_low(&self) -> bool {
+        let capacity = self.capacity();
+        self.taken().0 > capacity - capacity / 4
+    }
+
+    /// The notes of the area number `area`, if the number was ever used.
+    #[inline]
+    fn notes(&self, area: usize) -> Option<&[Note]> {
+        let notes = self.heads.get(area)?.notes.load(Ordering::Acquire);
+        // SAFETY: a pointer that is not null is to as many notes as an area has slots, allocated until `self` is
+        // dropped. Notes are only used by shared reference.
+        (!notes.is_null()).then(|| unsafe { core::slice::from_raw_parts(notes, 1 << self.bits()) })
+    }
+
+    /// The slot that `phys` is in, if it is in the area number `area`.
+    #[inline]
+    pub fn locate_in(&self, area: usize, phys: PhysAddr) -> Option<&Note> {
+        let head = self.heads.get(area)?;
+        if phys.get() ^ head.base.load(Ordering::Relaxed) > self.inside {
+            return None;
+        }
+        let index = (phys.get() & self.inside) >> self.slot_shift;
+        let notes = head.notes.load(Ordering::Acquire);
+        // SAFETY: an area that is there has as many notes as slots, allocated until `self` is dropped, and the index is
+        // less than that. Notes are only used by shared reference.
+        (!notes.is_null()).then(|| unsafe { &*notes.add(index as usize) })
+    }
+
+    /// The slot that `phys` is in.
+    pub fn locate(&self, phys: PhysAddr) -> Option<&Note> {
+        self.locate_in(self.directory.find(phys.get() >> self.area_shift)?, phys)
+    }
+
+    /// The note of the slot `distance` slots before the one that `phys` is in.
+    pub fn before(&self, phys: PhysAddr, area: usize, distance: u64) -> Option<&Note> {
+        self.locate_in(area, PhysAddr::new(phys.get().checked_sub(distance << self.slot_shift)?))
+    }
+
+    /// Takes runs of 2^`order` slots out of one area, whose last address is `reach` at the most: `out` is filled
+    /// from the front. Begins with the area `prefer`. How many runs; fewer than asked for where no area has them all.
+    ///
+    /// Takes one lock, where the first area has any. O(areas + slots of an area / 64).
+    pub fn take_runs<'a>(
+        &'a self,
+        prefer: usize,
+        order: u32,
+        reach: u64,
+        out: &mut [Option<&'a Note>],
+    ) -> usize {
+        let take = |area: usize, bits: &mut Bits| {
+            let Some(notes) = self.notes(area) else { return (0, 0) };
+            let mut count = 0;
+            bits.take_runs(order, out.len(), |index| {
+                out[count] = note_run(notes, index, 1 << order);
+                count += 1;
+            });
+            (count, count << order)
+        };
+        self.visit(prefer, reach, 1 << order, take)
+    }
+
+    /// Takes an odd run. As [`take_runs`](Self::take_runs), but O(areas x slots of an area).
+    pub fn take_odd(&self, prefer: usize, reach: u64, run: &OddRun) -> Option<&Note> {
+        let mut taken = None;
+        self.visit(prefer, reach, run.slots, |area, bits| {
+            let Some(notes) = self.notes(area) else { return (0, 0) };
+            let base = self.heads[area].base.load(Ordering::Relaxed);
+            let fits = |index: usize| {
+                let start = base.wrapping_add(((index as u64) << self.slot_shift) + run.offset);
+                (start & run.boundary).checked_add(run.len - 1).is_some_and(|last| last <= run.boundary)
+            };
+            match bits.take_odd(run.slots, run.first, run.step, fits) {
+                Some(index) => {
+                    taken = note_run(notes, index, run.slots);
+                    (1, run.slots)
+                }
+                None => (0, 0),
+            }
+        });
+        taken.inspect(|note| note.set_odd_slots(run.slots))
+    }
+
+    /// Has `take` look at one area after the other until it takes something: a result that is not 0, and slots.
+    fn visit(
+        &self,
+        prefer: usize,
+        reach: u64,
+        least: usize,
+        mut take: impl FnMut(usize, &mut Bits) -> (usize, usize),
+    ) -> usize {
+        let end = self.counts.end.load(Ordering::Acquire);
+        for step in 0..end {
+            let area = (prefer + step) % end;
+            let space = &self.spaces[area];
+            if space.free.load(Ordering::Relaxed) < least {
+                continue;
+            }
+            let mut bits = space.bits.lock();
+            // Under the lock: an area that has something to take stays where it is.
+            if reach < self.reach && !self.is_within(area, reach) {
+                continue;
+            }
+            let (result, slots) = take(area, &mut bits);
+            if result != 0 {
+                space.free.store(bits.free(), Ordering::Relaxed);
+                // Under the lock, or whoever gives these slots back could be counted before.
+                let before = self.counts.taken.fetch_add(slots as u64, Ordering::Relaxed);
+                self.counts.most_taken.fetch_max(before + slots as u64, Ordering::Relaxed);
+                return result;
+            }
+        }
+        0
+    }
+
+    /// Whether a device that reaches addresses up to `reach` reaches all of an area.
+    pub fn is_within(&self, area: usize, reach: u64) -> bool {
+        let base = self.heads[area].base.load(Ordering::Relaxed);
+        base < CHANGING && base.saturating_add(self.area_bytes() - 1) <= reach
+    }
+
+    /// Whether there is an area that such a device reaches.
+    pub fn any_within(&self, reach: u64) -> bool {
+        (0..self.counts.end.load(Ordering::Acquire)).any(|area| self.is_within(area, reach))
+    }
+
+    /// Takes back runs of `slots` slots each. A lock for each change of area; O(1) for a run, plus O(slots / 64).
+    pub fn give<'a>(&self, runs: impl IntoIterator<Item = &'a Note>, slots: usize) {
+        let mut held = None;
+        for note in runs {
+            note.clear();
+            let (area, index) = (note.area(), (note.address() & self.inside) >> self.slot_shift);
+            let space = &self.spaces[area];
+            // The lock before is released first: nobody holds two.
+            let mut bits = match held.take() {
+                Some((same, bits)) if same == area => bits,
+                other => {
+                    drop(other);
+                    space.bits.lock()
+                }
+            };
+            bits.give(index as usize, slots);
+            space.free.store(bits.free(), Ordering::Relaxed);
+            self.counts.taken.fetch_sub(slots as u64, Ordering::Relaxed);
+            held = Some((area, bits));
+        }
+    }
+
+    /// Gets memory for one more area that ends at `reach` at the most. Nothing can be taken out of it before
+    /// [`open`](Self::open). Its number; `None` where there is no number, no memory, or none within reach.
+    ///
+    /// Allocates; takes no lock.
+    pub fn add<C: Frames>(&self, memory: &C, reach: u64) -> Option<usize> {
+        let claim = |head: &Head| {
+            head.base.compare_exchange(ABSENT, CHANGING, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        };
+        let area = self.heads.iter().position(claim)?;
+        let head = &self.heads[area];
+        let base = self.notes_and_frames(head, memory, reach.min(self.reach));
+        let Some(base) = base else {
+            head.base.store(ABSENT, Ordering::Release);
+            return None;
+        };
+        for (index, note) in self.notes(area)?.iter().enumerate() {
+            note.set_home(area, base.get() + ((index as u64) << self.slot_shift));
+        }
+        self.directory.insert(base.get() >> self.area_shift, area);
+        head.base.store(base.get(), Ordering::Release);
+        self.counts.end.fetch_max(area + 1, Ordering::AcqRel);
+        Some(area)
+    }
+
+    fn notes_and_frames<C: Frames>(&self, head: &Head, memory: &C, reach: u64) -> Option<PhysAddr> {
+        if head.notes.load(Ordering::Acquire).is_null() {
+            let slots = 1 << self.bits();
+            let mut notes = Vec::new();
+            notes.try_reserve_exact(slots).ok()?;
+            notes.resize_with(slots, Note::default);
+            head.notes.store(Box::into_raw(notes.into_boxed_slice()).cast(), Ordering::Release);
+        }
+        let frames = (self.area_bytes() / FRAME_SIZE) as usize;
+        let base = memory.alloc(frames)?;
+        let last = base.get().checked_add(self.area_bytes() - 1);
+        if last.is_none_or(|last| last > reach) || base.get() & (self.area_bytes() - 1) != 0 {
+            // SAFETY: nobody has seen these frames.
+            unsafe { memory.free(base, frames) };
+            return None;
+        }
+        Some(base)
+    }
+
+    /// Lets everybody take slots out of the area that [`add`](Self::add) made. Takes its lock.
+    pub fn open(&self, area: usize) {
+        let mut bits = self.spaces[area].bits.lock();
+        bits.open();
+        self.counts.present.fetch_add(1, Ordering::Relaxed);
+        self.spaces[area].free.store(bits.free(), Ordering::Relaxed);
+    }
+
+    /// Takes the area number `area` away from everybody, if nothing in it is taken and more than `least` areas are
+    /// there. Whether it did. Takes its lock.
+    pub fn close(&self, area: usize, least: usize) -> bool {
+        let space = &self.spaces[area];
+        let mut bits = space.bits.lock();
+        let present = &self.counts.present;
+        let less = |present: usize| (present > least).then(|| present - 1);
+        if bits.free() < 1 << self.bits()
+            || present.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_err()
+        {
+            return false;
+        }
+        space.free.store(0, Ordering::Relaxed);
+        bits.close()
+    }
+
+    /// Gives the memory of an area that was [closed](Self::close) back. Takes no lock.
+    pub fn remove<C: Frames>(&self, memory: &C, area: usize) {
+        let head = &self.heads[area];
+        let base = head.base.swap(CHANGING, Ordering::Acquire);
+        self.directory.remove(base >> self.area_shift, area);
+        // SAFETY: `add` got them from this memory, as one; nothing in them is mapped, so no device uses them, and
+        // nobody can take anything out of them any more.
+        unsafe { memory.free(PhysAddr::new(base), (self.area_bytes() / FRAME_SIZE) as usize) };
+        head.base.store(ABSENT, Ordering::Release);
+    }
+
+    /// Bytes that all this takes beside the areas.
+    pub fn note_bytes(&self) -> usize {
+        let notes = self.heads.iter().filter(|head| !head.notes.load(Ordering::Relaxed).is_null()).count();
+        (notes << self.bits()) * size_of::<Note>()
+    }
+}
+
+/// Notes that the slots from `first` on are one run. The first one's note.
+fn note_run(notes: &[Note], first: usize, slots: usize) -> Option<&Note> {
+    let run = notes.get(first..first.checked_add(slots)?)?;
+    let (first, inside) = run.split_first()?;
+    (1..).zip(inside).for_each(|(distance, note)| note.inside(distance));
+    Some(first)
+}
+
+impl Drop for Areas {
+    fn drop(&mut self) {
+        for head in &self.heads {
+            let notes = head.notes.swap(ptr::null_mut(), Ordering::Acquire);
+            if !notes.is_null() {
+                let notes = ptr::slice_from_raw_parts_mut(notes, 1 << self.bits());
+                // SAFETY: it came from `Box::into_raw` of as many, and nobody has a reference: `self` is going.
+                drop(unsafe { Box::from_raw(notes) });
+            }
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! Which slots of an area are taken: one bit each.
+//!
+//! Runs of up to 64 slots are aligned to their size, so they lie in one word and are found with shifts; longer ones
+//! are looked for from the lowest place that is good for them. Worst case of everything: O(slots of the area), a word
+//! of 64 at a time but for odd places.
+
+use alloc::boxed::Box;
+
+/// Slots in a word.
+pub(super) const WORD_SLOTS: usize = u64::BITS as usize;
+
+/// Runs of 2^this many slots fill a word: the longest that are found by shifts.
+pub(super) const WORD_ORDER: u32 = u64::BITS.trailing_zeros();
+
+/// One bit for each place where a run of 2^n slots may begin.
+const STARTS: [u64; WORD_ORDER as usize + 1] = [
+    u64::MAX,
+    0x5555_5555_5555_5555,
+    0x1111_1111_1111_1111,
+    0x0101_0101_0101_0101,
+    0x0001_0001_0001_0001,
+    0x0000_0001_0000_0001,
+    1,
+];
+
+/// The bits of one area. Where there is no area, all are taken.
+#[derive(Debug)]
+pub(super) struct Bits {
+    words: Box<[u64]>,
+    taken: usize,
+}
+
+/// Bits from `first` on in a word, `count` of them, all in it.
+fn mask(first: usize, count: usize) -> u64 {
+    (u64::MAX >> (WORD_SLOTS - count)) << first
+}
+
+impl Bits {
+    /// For `slots` slots, a multiple of 64, all of them taken.
+    pub fn all_taken(slots: usize) -> Self {
+        Self { words: (0..slots / WORD_SLOTS).map(|_| u64::MAX).collect(), taken: slots }
+    }
+
+    fn slots(&self) -> usize {
+        self.words.len() * WORD_SLOTS
+    }
+
+    /// How many are free.
+    pub fn free(&self) -> usize {
+        self.slots() - self.taken
+    }
+
+    /// Makes all free.
+    pub fn open(&mut self) {
+        self.words.fill(0);
+        self.taken = 0;
+    }
+
+    /// Takes everything, if nothing is taken. Whether it did.
+    pub fn close(&mut self) -> bool {
+        let empty = self.taken == 0;
+        if empty {
+            self.words.fill(u64::MAX);
+            self.taken = self.slots();
+        }
+        empty
+    }
+
+    /// Takes runs of 2^`order` slots (64 at the most), each aligned to its size, lowest first, and calls `out` with the
+    /// first slot of each, `most` times at the most. How many there were.
+    pub fn take_runs(&mut self, order: u32, most: usize, mut out: impl FnMut(usize)) -> usize {
+        let order = order.min(WORD_ORDER);
+        let mut count = 0;
+        for (index, word) in self.words.iter_mut().enumerate() {
+            let mut free = !*word;
+            (0..order).for_each(|shift| free &= free >> (1 << shift));
+            free &= STARTS[order as usize];
+            while free != 0 && count < most {
+                let first = free.trailing_zeros() as usize;
+                free &= free - 1;
+                *word |= mask(first, 1 << order);
+                out(index * WORD_SLOTS + first);
+                count += 1;
+            }
+            if count == most {
+                break;
+            }
+        }
+        self.taken += count << order;
+        count
+    }
+
+    /// Takes `count` slots in a row, at `first` or a multiple of `step` above, where `fits` agrees. The first of them.
+    pub fn take_odd(
+        &mut self,
+        count: usize,
+        first: usize,
+        step: usize,
+        fits: impl Fn(usize) -> bool,
+    ) -> Option<usize> {
+        let mut at = first;
+        while at.checked_add(count)? <= self.slots() {
+            if !fits(at) {
+                at += step;
+                continue;
+            }
+            match self.taken_in(at, count) {
+                None => {
+                    self.each_word(at, count, |word, mask| *word |= mask);
+                    self.taken += count;
+                    return Some(at);
+                }
+                Some(taken) => at += (taken + 1 - at).next_multiple_of(step),
+            }
+        }
+        None
+    }
+
+    /// Frees `count` slots from `first` on, which are taken.
+    pub fn give(&mut self, first: usize, count: usize) {
+        self.each_word(first, count, |word, mask| {
+            debug_assert_eq!(*word & mask, mask);
+            *word &= !mask;
+        });
+        self.taken -= count;
+    }
+
+    /// The first slot that is taken of `count` from `at` on.
+    fn taken_in(&self, at: usize, count: usize) -> Option<usize> {
+        let end = at + count;
+        let mut from = at;
+        while from < end {
+            let word = self.words[from / WORD_SLOTS] >> (from % WORD_SLOTS);
+            if word != 0 {
+                let taken = from + word.trailing_zeros() as usize;
+                return (taken < end).then_some(taken);
+            }
+            from = (from / WORD_SLOTS + 1) * WORD_SLOTS;
+        }
+        None
+    }
+
+    fn each_word(&mut self, first: usize, count: usize, mut change: impl FnMut(&mut u64, u64)) {
+        let (mut at, end) = (first, first + count);
+        while at < end {
+            let here = (WORD_SLOTS - at % WORD_SLOTS).min(end - at);
+            change(&mut self.words[at / WORD_SLOTS], mask(at % WORD_SLOTS, here));
+            at += here;
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use alloc::vec;
+    use alloc::vec::Vec;
+
+    /// Against one `bool` for each slot: what is taken was free, is where it should be, and is found whenever it exists.
+    #[test]
+    fn against_a_plain_model() {
+        const SLOTS: usize = 192;
+        let (mut bits, mut model) = (Bits::all_taken(SLOTS), vec![false; SLOTS]);
+        bits.open();
+        let mut live: Vec<(usize, usize)> = Vec::new();
+        let mut seed = 7u64;
+        let mut below = |n: usize| {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (seed >> 33) as usize % n
+        };
+        for _ in 0..20_000 {
+            let free =
+                |model: &[bool], at: usize, n: usize| at + n <= SLOTS && !model[at..at + n].contains(&true);
+            match below(3) {
+                0 => {
+                    let order = below(7) as u32;
+                    let run = 1 << order;
+                    let expected = (0..SLOTS).step_by(run).find(|at| free(&model, *at, run));
+                    let mut got = None;
+                    bits.take_runs(order, 1, |at| got = Some(at));
+                    assert_eq!(got, expected);
+                    live.extend(got.map(|at| (at, run)));
+                }
+                1 => {
+                    let step = 1 << below(5);
+                    let (n, first, odd) = (1 + below(150), below(step), below(3));
+                    let fits = |at: usize| !(at / 16 + odd).is_multiple_of(3);
+                    let expected = (first..SLOTS).step_by(step).find(|at| fits(*at) && free(&model, *at, n));
+                    let got = bits.take_odd(n, first, step, fits);
+                    assert_eq!(got, expected);
+                    live.extend(got.map(|at| (at, n)));
+                }
+                _ if !live.is_empty() => {
+                    let (at, n) = live.swap_remove(below(live.len()));
+                    bits.give(at, n);
+                    model[at..at + n].fill(false);
+                }
+                _ => {}
+            }
+            live.iter().for_each(|(at, n)| model[*at..at + n].fill(true));
+            assert_eq!(bits.free(), model.iter().filter(|taken| !**taken).count());
+        }
+        live.iter().for_each(|(at, n)| bits.give(*at, *n));
+        assert!(bits.close() && bits.free() == 0 && !bits.close());
+    }
+}

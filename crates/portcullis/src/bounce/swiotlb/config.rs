@@ -1,0 +1,209 @@
+//! What a pool is made of, and what a device asks of its addresses.
+
+use crate::addr::{PageSize, PhysAddr};
+use crate::platform::FRAME_SIZE;
+
+use super::bits::WORD_SLOTS;
+use super::note::{AREAS, LEN_BITS};
+
+/// The largest area.
+const MOST_AREA_BYTES: u64 = 1 << LEN_BITS;
+
+/// What a [pool](super::Swiotlb) is made of. All sizes in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SwiotlbConfig {
+    /// The unit of allocation, a power of two.
+    pub slot_bytes: u64,
+    /// Memory is taken from [`Frames`](crate::platform::Frames) and given back in areas of this size, a power of two of
+    /// at least 64 slots and at most 256 MiB. No mapping is longer.
+    pub area_bytes: u64,
+    /// What the pool has from the beginning, and never goes below. Rounded up to whole areas.
+    pub min_bytes: u64,
+    /// What the pool never goes above. Rounded down to whole areas; 65,536 areas at the most.
+    pub max_bytes: u64,
+    /// The highest address that the pool's memory may have: that of the devices it is for. Frames beyond it are given
+    /// back at once, so it takes a [`Frames`](crate::platform::Frames) that has some below.
+    pub reach: PhysAddr,
+    /// How long the pool keeps what it does not need, in nanoseconds.
+    pub idle_ns: u64,
+}
+
+impl Default for SwiotlbConfig {
+    /// Slots of 2 KiB in areas of 2 MiB, from 2 MiB to 64 MiB, anywhere; what is idle for a second is given back.
+    fn default() -> Self {
+        Self {
+            slot_bytes: 2 << 10,
+            area_bytes: 2 << 20,
+            min_bytes: 2 << 20,
+            max_bytes: 64 << 20,
+            reach: PhysAddr::new(u64::MAX),
+            idle_ns: 1_000_000_000,
+        }
+    }
+}
+
+/// A pool that cannot be made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SwiotlbError {
+    /// Slots are a power of two, from 64 bytes up.
+    #[error("slots of {slot_bytes:#x} bytes: a power of two of at least 64 is needed")]
+    Slot {
+        /// The size asked for.
+        slot_bytes: u64,
+    },
+    /// Areas are a power of two of at least 64 slots and a frame, at most 256 MiB.
+    #[error("areas of {area_bytes:#x} bytes: a power of two from {least:#x} to {most:#x} is needed")]
+    Area {
+        /// The size asked for.
+        area_bytes: u64,
+        /// The smallest possible.
+        least: u64,
+        /// The largest possible.
+        most: u64,
+    },
+    /// There is no whole area below the upper limit, the limits are the wrong way round, or there are more than
+    /// 65,536 areas.
+    #[error("from {min_bytes:#x} to {max_bytes:#x} bytes in areas of {area_bytes:#x}: none, or too many")]
+    Limits {
+        /// The lower limit.
+        min_bytes: u64,
+        /// The upper limit.
+        max_bytes: u64,
+        /// The size of an area.
+        area_bytes: u64,
+    },
+    /// There was no memory for what the pool has from the beginning, or none that the devices reach.
+    #[error("no memory below {reach} for an area of {area_bytes:#x} bytes")]
+    OutOfMemory {
+        /// The size of an area.
+        area_bytes: u64,
+        /// The highest address that was good.
+        reach: PhysAddr,
+    },
+}
+
+impl SwiotlbConfig {
+    /// Checks everything; the least and the most areas.
+    pub(super) fn areas(&self) -> Result<(u64, u64), SwiotlbError> {
+        let Self { slot_bytes, area_bytes, min_bytes, max_bytes, .. } = *self;
+        if !slot_bytes.is_power_of_two() || !(64..=MOST_AREA_BYTES).contains(&slot_bytes) {
+            return Err(SwiotlbError::Slot { slot_bytes });
+        }
+        let least = (slot_bytes * WORD_SLOTS as u64).max(FRAME_SIZE);
+        if !area_bytes.is_power_of_two() || !(least..=MOST_AREA_BYTES).contains(&area_bytes) {
+            return Err(SwiotlbError::Area { area_bytes, least, most: MOST_AREA_BYTES });
+        }
+        let (min, max) = (min_bytes.div_ceil(area_bytes).max(1), max_bytes / area_bytes);
+        if max > AREAS || min > max {
+            return Err(SwiotlbError::Limits { min_bytes, max_bytes, area_bytes });
+        }
+        Ok((min, max))
+    }
+}
+
+/// A number that is not one less than a power of two, where a mask of low bits is needed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{mask:#x} is no mask of low bits")]
+pub struct NotAMask {
+    /// The number.
+    pub mask: u64,
+}
+
+/// What a device asks of the addresses of its mappings. Made once for a device, and checked then.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Constraints {
+    reach: u64,
+    min_align: u64,
+    boundary: u64,
+    granule: u64,
+    /// The last byte of the smallest run that is aligned well enough.
+    floor: u64,
+}
+
+impl Default for Constraints {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Constraints {
+    /// None at all.
+    pub const fn new() -> Self {
+        Self { reach: u64::MAX, min_align: 0, boundary: u64::MAX, granule: 1, floor: 0 }
+    }
+
+    /// The device puts addresses up to `last` on the bus.
+    pub const fn with_reach(self, last: PhysAddr) -> Self {
+        Self { reach: last.get(), ..self }
+    }
+
+    /// A buffer's address keeps these low bits in the pool: the device counts on the offset (NVMe: 4095).
+    ///
+    /// # Errors
+    /// [`NotAMask`].
+    pub const fn with_min_align_mask(self, mask: u64) -> Result<Self, NotAMask> {
+        match is_mask(mask) && mask != u64::MAX {
+            true => Ok(Self { min_align: mask, ..self }.with_floor()),
+            false => Err(NotAMask { mask }),
+        }
+    }
+
+    /// No mapping crosses a multiple of `mask + 1` (of the bus address space; `u64::MAX`: none).
+    ///
+    /// # Errors
+    /// [`NotAMask`].
+    pub const fn with_boundary_mask(self, mask: u64) -> Result<Self, NotAMask> {
+        match is_mask(mask) {
+            true => Ok(Self { boundary: mask, ..self }),
+            false => Err(NotAMask { mask }),
+        }
+    }
+
+    /// The device reaches memory in units of `granule`, as an IOMMU in front of it translates those: no other
+    /// mapping is in a unit that this device's mappings touch, and what is in there beside them is zero.
+    ///
+    /// Without an IOMMU the unit is the slot.
+    pub const fn with_granule(self, granule: PageSize) -> Self {
+        Self { granule: granule.bytes(), ..self }.with_floor()
+    }
+
+    const fn with_floor(self) -> Self {
+        let (align, granule) = (self.min_align, self.granule - 1);
+        Self { floor: if align > granule { align } else { granule }, ..self }
+    }
+
+    /// The highest address.
+    #[inline]
+    pub(super) const fn reach(&self) -> u64 {
+        self.reach
+    }
+
+    /// The mask of low bits to keep.
+    #[inline]
+    pub(super) const fn min_align(&self) -> u64 {
+        self.min_align
+    }
+
+    /// The mask of the boundary.
+    #[inline]
+    pub(super) const fn boundary(&self) -> u64 {
+        self.boundary
+    }
+
+    /// The last byte of the smallest run that will do.
+    #[inline]
+    pub(super) const fn floor(&self) -> u64 {
+        self.floor
+    }
+
+    /// What the device reaches at once, in bytes.
+    #[inline]
+    pub(super) const fn granule(&self) -> u64 {
+        self.granule
+    }
+}
+
+const fn is_mask(mask: u64) -> bool {
+    mask & mask.wrapping_add(1) == 0
+}

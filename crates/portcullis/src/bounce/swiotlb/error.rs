@@ -1,0 +1,111 @@
+//! What can go wrong with a mapping.
+
+use crate::addr::PhysAddr;
+
+/// A buffer that was not mapped. Nothing has changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum BounceError {
+    /// A buffer of no bytes.
+    #[error("a buffer at {phys} of 0 bytes")]
+    Empty {
+        /// Where it would have begun.
+        phys: PhysAddr,
+    },
+    /// The buffer runs past the end of the 64-bit address space.
+    #[error("{len:#x} bytes at {phys} run past the end of the 64-bit address space")]
+    Wraps {
+        /// Where it begins.
+        phys: PhysAddr,
+        /// Its length in bytes.
+        len: u64,
+    },
+    /// Longer than an area, with the offset that is to be kept.
+    #[error("{len:#x} bytes at an offset of {offset:#x}: an area has {most:#x}")]
+    TooLong {
+        /// The buffer's length in bytes.
+        len: u64,
+        /// The low bits of its address that are to be kept, in bytes.
+        offset: u64,
+        /// The size of an area in bytes.
+        most: u64,
+    },
+    /// No address with these low bits is far enough from the next boundary.
+    #[error("{len:#x} bytes at an offset of {offset:#x} always cross a boundary of {boundary_mask:#x}")]
+    Boundary {
+        /// The buffer's length in bytes.
+        len: u64,
+        /// The low bits of its address that are to be kept, in bytes.
+        offset: u64,
+        /// The mask that was asked for.
+        boundary_mask: u64,
+    },
+    /// The alignment or the granule that the device asks for is larger than an area.
+    #[error("aligned to {align:#x} bytes: an area has {most:#x}")]
+    Alignment {
+        /// The alignment in bytes.
+        align: u64,
+        /// The size of an area in bytes.
+        most: u64,
+    },
+    /// All memory of the pool is beyond the device's reach, and more of it is not to be had below.
+    #[error("the device reaches addresses up to {reach}, and no area of the pool lies below")]
+    BeyondReach {
+        /// The highest address that the device can put on the bus.
+        reach: PhysAddr,
+    },
+    /// The pool is full: wait, and try again.
+    #[error(transparent)]
+    Pressure(#[from] Pressure),
+}
+
+/// A pool that is full now. Not a failure of the I/O: it can be tried again when something is
+/// [freed](super::Swiotlb::freed_since).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{needed:#x} bytes in one piece needed, {free:#x} free of {capacity:#x}; the limit is {limit:#x}")]
+pub struct Pressure {
+    /// Bytes that the mapping takes, in one piece.
+    pub needed: u64,
+    /// Bytes that were free, perhaps in smaller pieces (or, for a device of limited reach, out of it).
+    pub free: u64,
+    /// Bytes that the pool has.
+    pub capacity: u64,
+    /// Bytes that it may grow to. Where that is more than the capacity, the platform had no memory.
+    pub limit: u64,
+    /// For [`Swiotlb::freed_since`](super::Swiotlb::freed_since).
+    pub since: Token,
+}
+
+/// A moment in the life of a pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Token(pub(super) u64);
+
+/// A call about a mapping that is not there. Nothing has changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MappingError {
+    /// The address is in no area of the pool.
+    #[error("{phys} is not in the pool")]
+    NotOurs {
+        /// The address.
+        phys: PhysAddr,
+    },
+    /// Nothing is mapped there: it never was, or is unmapped already.
+    #[error("nothing is mapped at {phys}")]
+    NotMapped {
+        /// The address.
+        phys: PhysAddr,
+    },
+    /// A mapping is there, but not this one; or, for a part of one, it does not hold all of the bytes.
+    #[error("{len:#x} bytes at {phys}: mapped are {mapped_len:#x} bytes at {mapped}")]
+    Mismatch {
+        /// The address.
+        phys: PhysAddr,
+        /// Bytes from there on.
+        len: u64,
+        /// Where the mapping begins.
+        mapped: PhysAddr,
+        /// Its length in bytes.
+        mapped_len: u64,
+    },
+}

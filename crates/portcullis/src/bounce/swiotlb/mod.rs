@@ -1,0 +1,332 @@
+//! The swiotlb pool: memory that devices reach, in slots, for machines without an IOMMU, for devices that do not reach
+//! all memory, and for guests whose memory is encrypted.
+//!
+//! A mapping takes slots of the pool and copies the buffer there; syncs and the unmap copy it back.
+//!
+//! # What it guarantees
+//! - The address in the pool keeps the buffer's low bits where the device needs them, crosses no boundary, is within the
+//!   device's reach, and is aligned to a page (4 KiB) for a page or more (where no low bits are kept): [`Constraints`].
+//!   A mapping is as long as an area, less the offset that is kept, at the most.
+//! - In the units that the device reaches (slots, or the [granule](Constraints::with_granule) of its IOMMU) a mapping is
+//!   alone: what is beside it there is zero. What the device finds in its bytes is the driver's buffer, for
+//!   [`FromDevice`](Direction::FromDevice) too: it is copied there when it is mapped, so that bytes that the device does
+//!   not write are what they were after the unmap, as without a bounce, and not what somebody else left.
+//! - An unmap or a sync that does not name a mapping is an error that changes nothing, and so is the second unmap.
+//! - The pool grows before it is full, by the platform's timer, and gives back what is idle. A pool that is full is
+//!   [`Pressure`], which says what was needed and when to try again, not a failure of the I/O.
+//! - Unmapping never allocates and never fails for want of memory.
+//!
+//! # What it costs
+//! A run of 1, 2, 4 .. 64 slots is taken from the CPU's own list, the one that was freed last first, as its lines are still
+//! in the cache: a few stores on lines of the CPU's own, no lock, no atomic read-modify-write. Any CPU that frees keeps
+//! the run, as it has just copied from it. Runs that lists do not have come from the areas, up to 32 at a time under one
+//! lock; other numbers of slots always do, in O(areas x slots of an area) at the worst. Only a pool at its limit with
+//! nothing left in its areas takes back what other CPUs keep (one barrier of all CPUs); then lists stay empty until a
+//! quarter is free again.
+//!
+//! Sizes are rounded up to a power of two of slots up to 64 slots, above to slots. 32 bytes of notes for each slot are
+//! kept apart from the pool, where devices do not reach them; those of areas that were given back stay.
+
+mod areas;
+mod bits;
+mod config;
+mod cpu;
+mod directory;
+mod error;
+mod note;
+mod resize;
+mod slots;
+mod usage;
+
+pub use config::{Constraints, NotAMask, SwiotlbConfig, SwiotlbError};
+pub use error::{BounceError, MappingError, Pressure, Token};
+pub use usage::SwiotlbUsage;
+
+use alloc::sync::{Arc, Weak};
+use core::fmt;
+
+use areas::Areas;
+use cpu::Cpu;
+use note::{Mapping, Note, ODD, Says};
+use slots::{Found, Want};
+
+use crate::addr::{Direction, PhysAddr};
+use crate::domain::PhysSegment;
+use crate::percpu::{LocalU64, Owned, PerCpu};
+use crate::platform::{CopyMemory, FRAME_SIZE, Platform, PlatformEvents};
+use crate::sync::{AtomicBool, AtomicU64, Ordering};
+
+/// Mappings of a page or more are aligned to it.
+const PAGE: u64 = FRAME_SIZE;
+
+/// A pool of bounce slots.
+///
+/// All methods may run on any number of CPUs at once, from interrupt handlers too where the platform's slots allow it,
+/// but for [`trim`](Self::trim), and for [`map`](Self::map) when the pool is full.
+pub struct Swiotlb<P: Platform, C: CopyMemory> {
+    platform: P,
+    memory: C,
+    areas: Areas,
+    cpus: Owned<Cpu>,
+    /// The number of the area where each CPU looked last. A hint.
+    recent: PerCpu<LocalU64>,
+    /// CPUs whose lists were granted something.
+    joined: AtomicU64,
+    /// The pool was full, and all lists are empty and stay so.
+    scarce: AtomicBool,
+    /// Moves on with each free that somebody may wait for.
+    freed: AtomicU64,
+    growth_asked: AtomicBool,
+    /// When to look whether something is idle.
+    trim_at_ns: AtomicU64,
+    idle_ns: u64,
+}
+
+/// A mapping: what to tell the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bounced {
+    /// Where it is in the pool.
+    pub phys: PhysAddr,
+    /// Its length in bytes, that of the buffer.
+    pub len: u64,
+}
+
+impl<P: Platform, C: CopyMemory> fmt::Debug for Swiotlb<P, C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Swiotlb").field("usage", &self.usage()).finish_non_exhaustive()
+    }
+}
+
+impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
+    /// A pool of memory from `memory`. Allocates; takes the memory that it has at the least.
+    ///
+    /// # Errors
+    /// [`SwiotlbError`].
+    pub fn new(platform: P, memory: C, config: &SwiotlbConfig) -> Result<Arc<Self>, SwiotlbError> {
+        let (min, max) = config.areas()?;
+        let pool = Self {
+            areas: Areas::new(config, min, max),
+            cpus: Owned::new(platform.slots(), Cpu::new),
+            recent: PerCpu::new(platform.slots(), LocalU64::default),
+            platform,
+            memory,
+            joined: AtomicU64::new(0),
+            scarce: AtomicBool::new(false),
+            freed: AtomicU64::new(0),
+            growth_asked: AtomicBool::new(false),
+            trim_at_ns: AtomicU64::new(u64::MAX),
+            idle_ns: config.idle_ns,
+        };
+        for _ in 0..min {
+            let none = SwiotlbError::OutOfMemory { area_bytes: config.area_bytes, reach: config.reach };
+            let area = pool.areas.add(&pool.memory, config.reach.get()).ok_or(none)?;
+            pool.platform.with_slot(|_| pool.areas.open(area));
+        }
+        let pool = Arc::new(pool);
+        let weak: Weak<Self> = Arc::downgrade(&pool);
+        pool.platform.register(weak as Weak<dyn PlatformEvents>);
+        Ok(pool)
+    }
+
+    /// Copies `original` into the pool, for a device with these constraints.
+    ///
+    /// Waits only in a pool that is full, for the turns of other CPUs to end; may allocate then. Else O(length), and what
+    /// the [module](self) says.
+    ///
+    /// # Errors
+    /// [`BounceError`]; nothing is mapped then.
+    ///
+    /// # Safety
+    /// `original` is memory that the CPU reaches, none of it the pool's. Until it is unmapped it stays there, and nobody
+    /// (but devices) accesses it while this, a sync or the unmap of this mapping is under way.
+    #[inline]
+    pub unsafe fn map(
+        &self,
+        original: PhysSegment,
+        direction: Direction,
+        constraints: &Constraints,
+    ) -> Result<Bounced, BounceError> {
+        let PhysSegment { phys, len } = original;
+        let offset = phys.get() & constraints.min_align();
+        let order = self.order(phys, len, offset, constraints)?;
+        let Found { note, class, offset } = match self.take_own(order, constraints) {
+            Some(note) => Found { note, class: order, offset },
+            None => self.take_slowly(&Want { order, offset, len, constraints })?,
+        };
+        note.map(&Mapping { original: phys, direction, len, offset, class });
+        let start = note.address() + offset;
+        self.clear_around(start, len, self.unit(constraints));
+        // SAFETY: `original` by the caller's promise; the run, which has room for it, is the pool's and now this
+        // mapping's.
+        unsafe { self.memory.copy(phys, PhysAddr::new(start), len) };
+        Ok(Bounced { phys: PhysAddr::new(start), len })
+    }
+
+    /// Checks what is asked for: the order of the smallest aligned run that would do.
+    #[inline]
+    fn order(
+        &self,
+        phys: PhysAddr,
+        len: u64,
+        offset: u64,
+        constraints: &Constraints,
+    ) -> Result<u32, BounceError> {
+        let Some(distance) = len.checked_sub(1) else {
+            return Err(BounceError::Empty { phys });
+        };
+        if phys.get().checked_add(distance).is_none() {
+            return Err(BounceError::Wraps { phys, len });
+        }
+        // Of a run that is aligned to its size the start is as far from the next boundary as it can be. The sum does
+        // not wrap: the offset is of low bits of an address that `len` can be added to.
+        let boundary = constraints.boundary();
+        if (offset & boundary) + distance > boundary {
+            return Err(BounceError::Boundary { len, offset, boundary_mask: boundary });
+        }
+        let last = (offset + distance).max(constraints.floor());
+        Ok(u64::BITS - (last >> self.areas.slot_shift()).leading_zeros())
+    }
+
+    /// What a device reaches at once, at least a slot, in bytes.
+    #[inline]
+    fn unit(&self, constraints: &Constraints) -> u64 {
+        constraints.granule().max(1 << self.areas.slot_shift())
+    }
+
+    /// Zeroes what is beside the mapping in its units.
+    #[inline]
+    fn clear_around(&self, start: u64, len: u64, unit: u64) {
+        let (before, after) = (start & (unit - 1), (start + len).wrapping_neg() & (unit - 1));
+        // SAFETY: runs are whole units and aligned to them, and this run is nobody else's.
+        unsafe {
+            if before != 0 {
+                self.memory.zero(PhysAddr::new(start - before), before);
+            }
+            if after != 0 {
+                self.memory.zero(PhysAddr::new(start + len), after);
+            }
+        }
+    }
+
+    /// Ends the mapping of `len` bytes at `phys`, which [`map`](Self::map) returned, and copies what the device wrote to
+    /// the buffer, as the direction says. Never allocates. O(length).
+    ///
+    /// # Errors
+    /// [`MappingError`]; nothing has changed then.
+    ///
+    /// # Safety
+    /// No other call for the same mapping is under way. (One that is over is found out, unless the address is another
+    /// mapping's of the same length by now.) The device is done with it.
+    #[inline]
+    pub unsafe fn unmap(&self, phys: PhysAddr, len: u64) -> Result<(), MappingError> {
+        let (note, mapping) = self.find(phys)?;
+        let start = note.address() + mapping.offset;
+        if start != phys.get() || mapping.len != len {
+            let (mapped, mapped_len) = (PhysAddr::new(start), mapping.len);
+            return Err(MappingError::Mismatch { phys, len, mapped, mapped_len });
+        }
+        if mapping.direction != Direction::ToDevice {
+            // SAFETY: the promise of whoever mapped it.
+            unsafe { self.memory.copy(phys, mapping.original, len) };
+        }
+        self.give(note, mapping.class);
+        Ok(())
+    }
+
+    /// Copies `len` bytes at `phys`, a part of a mapping or all of it, to the buffer, if the device writes to it: for the
+    /// driver to look at. O(length).
+    ///
+    /// # Errors
+    /// [`MappingError`]; nothing was copied then.
+    ///
+    /// # Safety
+    /// The mapping is not unmapped meanwhile, and no other sync of the same bytes is under way.
+    pub unsafe fn sync_for_cpu(&self, phys: PhysAddr, len: u64) -> Result<(), MappingError> {
+        let (original, direction) = self.part(phys, len)?;
+        if direction != Direction::ToDevice {
+            // SAFETY: the promise of whoever mapped it.
+            unsafe { self.memory.copy(phys, original, len) };
+        }
+        Ok(())
+    }
+
+    /// Copies the buffer's bytes to `len` bytes at `phys`, a part of a mapping or all of it, if the device reads them: what
+    /// the driver has changed. O(length).
+    ///
+    /// # Errors
+    /// [`MappingError`]; nothing was copied then.
+    ///
+    /// # Safety
+    /// As [`sync_for_cpu`](Self::sync_for_cpu).
+    pub unsafe fn sync_for_device(&self, phys: PhysAddr, len: u64) -> Result<(), MappingError> {
+        let (original, direction) = self.part(phys, len)?;
+        if direction != Direction::FromDevice {
+            // SAFETY: the promise of whoever mapped it.
+            unsafe { self.memory.copy(original, phys, len) };
+        }
+        Ok(())
+    }
+
+    /// The address in the driver's buffer that `phys`, inside a mapping, stands for. O(1).
+    ///
+    /// # Errors
+    /// [`MappingError`].
+    pub fn original(&self, phys: PhysAddr) -> Result<PhysAddr, MappingError> {
+        self.part(phys, 1).map(|(original, _)| original)
+    }
+
+    /// Whether an address is in the pool, mapped or not. O(1), but see [`unmap`](Self::unmap).
+    pub fn holds(&self, phys: PhysAddr) -> bool {
+        self.areas.locate(phys).is_some()
+    }
+
+    /// Whether it is worth while to try again what failed with [`Pressure`]. It is told of every free and of every growth
+    /// since, so nobody who asks now and then waits in vain. One load.
+    pub fn freed_since(&self, token: Token) -> bool {
+        self.freed.load(Ordering::Acquire) != token.0
+    }
+
+    /// The mapping whose run holds `phys`, with its first slot.
+    #[inline]
+    fn find(&self, phys: PhysAddr) -> Result<(&Note, Mapping), MappingError> {
+        let note = self.locate(phys).ok_or(MappingError::NotOurs { phys })?;
+        match note.read() {
+            Says::Mapped(mapping) => Ok((note, mapping)),
+            Says::Inside(distance) => self.find_before(phys, note.area(), distance),
+            Says::Free => Err(MappingError::NotMapped { phys }),
+        }
+    }
+
+    /// The mapping whose run begins `distance` slots before the one that holds `phys`.
+    fn find_before(
+        &self,
+        phys: PhysAddr,
+        area: usize,
+        distance: u64,
+    ) -> Result<(&Note, Mapping), MappingError> {
+        if let Some(note) = self.areas.before(phys, area, distance)
+            && let Says::Mapped(mapping) = note.read()
+            && distance < if mapping.class == ODD { note.odd_slots() as u64 } else { 1 << mapping.class }
+        {
+            return Ok((note, mapping));
+        }
+        // Of a run that there was once.
+        Err(MappingError::NotMapped { phys })
+    }
+
+    /// Where the buffer's bytes are that `len` bytes at `phys` stand for.
+    fn part(&self, phys: PhysAddr, len: u64) -> Result<(PhysAddr, Direction), MappingError> {
+        let (note, mapping) = self.find(phys)?;
+        let start = note.address() + mapping.offset;
+        let at = phys.get().checked_sub(start);
+        let inside = at.filter(|at| at.checked_add(len).is_some_and(|end| end <= mapping.len));
+        let original = inside.filter(|_| len > 0).and_then(|at| mapping.original.checked_add(at));
+        match original {
+            Some(original) => Ok((original, mapping.direction)),
+            None => {
+                let (mapped, mapped_len) = (PhysAddr::new(start), mapping.len);
+                Err(MappingError::Mismatch { phys, len, mapped, mapped_len })
+            }
+        }
+    }
+}

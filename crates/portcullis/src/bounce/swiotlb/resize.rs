@@ -1,0 +1,105 @@
+//! Growing before the pool is full, and shrinking when it is idle: beside the I/O, by the platform's timer, where that
+//! is possible.
+
+use super::Swiotlb;
+use crate::platform::{CopyMemory, Platform, PlatformEvents};
+use crate::sync::Ordering;
+
+/// No time was set.
+const NEVER: u64 = u64::MAX;
+
+impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
+    /// Adds an area whose last address is `reach` at the most. Its number; `None` at the limit or without memory.
+    ///
+    /// Nobody waits for it: no lock is held while memory is asked for, and two that find the pool full add two.
+    pub(super) fn grow(&self, reach: u64) -> Option<usize> {
+        let area = self.areas.add(&self.memory, reach)?;
+        self.platform.with_slot(|_| self.areas.open(area));
+        // Those who failed may try again.
+        self.freed.fetch_add(1, Ordering::Release);
+        self.trim_later();
+        Some(area)
+    }
+
+    /// Has the timer grow the pool if little is free.
+    pub(super) fn grow_soon(&self) {
+        if self.areas.is_low()
+            && self.areas.present() < self.areas.max()
+            && !self.growth_asked.load(Ordering::Relaxed)
+            && !self.growth_asked.swap(true, Ordering::Relaxed)
+        {
+            self.platform.wake_at(self.platform.now_ns());
+        }
+    }
+
+    /// Has the timer look in a while whether something can be given back.
+    fn trim_later(&self) {
+        let at = self.platform.now_ns().saturating_add(self.idle_ns);
+        if self.trim_at_ns.compare_exchange(NEVER, at, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            self.platform.wake_at(at);
+        }
+    }
+
+    /// Gives all areas back in which nothing is mapped, down to the least that the pool has. How many bytes.
+    ///
+    /// Takes back first what CPUs keep in their lists: waits for their turns to end, and costs one barrier of all
+    /// CPUs. Not from an interrupt handler. O(slots of the pool / 64).
+    pub fn trim(&self) -> u64 {
+        self.drain(None);
+        self.trim_to(self.areas.min())
+    }
+
+    /// Gives empty areas back while more than `least` are there.
+    fn trim_to(&self, least: usize) -> u64 {
+        let mut bytes = 0;
+        // The highest numbers first: those are looked at last by who takes.
+        for area in (0..self.areas.max()).rev() {
+            if self.areas.present() <= least {
+                break;
+            }
+            if self.platform.with_slot(|_| self.areas.close(area, least)) {
+                self.areas.remove(&self.memory, area);
+                bytes += self.areas.area_bytes();
+            }
+        }
+        bytes
+    }
+
+    /// Gives back what is not needed by twice of what is mapped.
+    fn trim_idle(&self) {
+        self.drain(None);
+        let slots = self.areas.area_bytes() >> self.areas.slot_shift();
+        let needed = self.areas.taken().0.saturating_mul(2).div_ceil(slots) as usize;
+        self.trim_to(self.areas.min().max(needed));
+    }
+}
+
+impl<P: Platform, C: CopyMemory> PlatformEvents for Swiotlb<P, C> {
+    fn timer(&self) {
+        if self.growth_asked.load(Ordering::Relaxed) {
+            while self.areas.is_low() && self.grow(self.areas.reach()).is_some() {}
+            // Without memory it is asked for again by the next that finds little free.
+            self.growth_asked.store(false, Ordering::Relaxed);
+        }
+        let at = self.trim_at_ns.load(Ordering::Relaxed);
+        if at != NEVER && at <= self.platform.now_ns() {
+            self.trim_idle();
+            self.trim_at_ns.store(NEVER, Ordering::Relaxed);
+            if self.areas.present() > self.areas.min() {
+                self.trim_later();
+            }
+        }
+    }
+
+    fn slot_released(&self, index: usize) {
+        self.drain(Some(index));
+    }
+}
+
+impl<P: Platform, C: CopyMemory> Drop for Swiotlb<P, C> {
+    /// Gives all memory back but for areas in which something is still mapped: a device may still write there.
+    fn drop(&mut self) {
+        self.drain(None);
+        self.trim_to(0);
+    }
+}

@@ -1,0 +1,272 @@
+//! Finding slots and taking them back: the CPU's lists first, then the areas, then more memory, then the other CPUs'
+//! lists.
+//!
+//! # Nobody waits in vain
+//! Whoever fails has read the [token](Token) first and has emptied all lists, or knows that nothing was granted to any
+//! list since somebody did (`scarce`). With nothing granted a free goes to an area and moves the token on. The one that
+//! grants again says so (`scarce`, first), then frees, and then moves the token on, with release: so whoever has read a
+//! token from before is told, and whoever has read the new one (with acquire) knows that lists are in use, and empties
+//! them.
+
+use super::areas::OddRun;
+use super::config::Constraints;
+use super::cpu::{Cpu, MOST, ORDERS};
+use super::error::{BounceError, Pressure, Token};
+use super::note::{Note, ODD};
+use super::{PAGE, Swiotlb};
+use crate::addr::PhysAddr;
+use crate::platform::{CopyMemory, LocalSlot, Platform};
+use crate::sync::Ordering;
+
+/// The least share of the pool, one over this, that is free when lists are granted something again.
+const ENOUGH: u64 = 4;
+
+/// The share of the pool, one over this, that the lists of one size may hold on all CPUs together.
+const LIST_SHARE: u64 = 8;
+
+/// What a mapping needs.
+pub(super) struct Want<'a> {
+    /// Of the smallest aligned run that would do.
+    pub order: u32,
+    /// The low bits of the buffer's address that are kept.
+    pub offset: u64,
+    pub len: u64,
+    pub constraints: &'a Constraints,
+}
+
+/// Slots that were found.
+pub(super) struct Found<'a> {
+    pub note: &'a Note,
+    pub class: u32,
+    /// From the run's start to the mapping's, in bytes.
+    pub offset: u64,
+}
+
+impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
+    /// A run from the list of the CPU, which has two stores and a load to make for that, and two more stores to take it.
+    #[inline]
+    pub(super) fn take_own(&self, order: u32, constraints: &Constraints) -> Option<&Note> {
+        if order >= ORDERS || constraints.reach() < self.areas.reach() {
+            return None;
+        }
+        // SAFETY: these CPUs' lists are used with these areas only, here and everywhere.
+        let take = |cpu: &Cpu| unsafe { cpu.take(&self.areas, order) };
+        let own = |slot: &LocalSlot<'_>| self.cpus.with(Some(slot), take);
+        self.platform.with_slot_at_hand(own)??
+    }
+
+    /// The slot that `phys` is in: nearly always in the area where the CPU looked last, and then nothing must be waited
+    /// for to know where the notes are.
+    #[inline]
+    pub(super) fn locate(&self, phys: PhysAddr) -> Option<&Note> {
+        let near =
+            |slot: &LocalSlot<'_>| self.areas.locate_in(self.recent.get(Some(slot)).get() as usize, phys);
+        match self.platform.with_slot_at_hand(near) {
+            Some(Some(note)) => Some(note),
+            _ => self.locate_far(phys),
+        }
+    }
+
+    #[cold]
+    fn locate_far(&self, phys: PhysAddr) -> Option<&Note> {
+        let found = self.areas.locate(phys)?;
+        self.platform.with_slot(|slot| self.recent.get(slot).set(found.area() as u64));
+        Some(found)
+    }
+
+    /// Takes back a run, whose note says that it is mapped.
+    #[inline]
+    pub(super) fn give(&self, note: &Note, class: u32) {
+        if class < ORDERS {
+            let own = |slot: &LocalSlot<'_>| self.cpus.with(Some(slot), |cpu| cpu.put(note, class));
+            if self.platform.with_slot_at_hand(own) == Some(Some(true)) {
+                return;
+            }
+        }
+        self.give_slowly(note, class);
+    }
+
+    /// Slots for `want`, which the CPU's newer list does not have.
+    #[cold]
+    pub(super) fn take_slowly(&self, want: &Want<'_>) -> Result<Found<'_>, BounceError> {
+        let mut since = Token(self.freed.load(Ordering::Acquire));
+        let odd = match want.order < ORDERS {
+            true => None,
+            false => Some(self.odd_run(want)?),
+        };
+        let found = |note| {
+            let (class, offset) = odd.as_ref().map_or((want.order, want.offset), |run| (ODD, run.offset));
+            Found { note, class, offset }
+        };
+        let search = |prefer| self.search(want, odd.as_ref(), prefer).map(found);
+        let mut answer = search(None);
+        while answer.is_none()
+            && let Some(area) = self.grow(want.constraints.reach())
+        {
+            answer = search(Some(area));
+        }
+        if answer.is_none() && !self.scarce.load(Ordering::Relaxed) {
+            self.scarce.store(true, Ordering::Relaxed);
+            self.drain(None);
+            since = Token(self.freed.load(Ordering::Acquire));
+            answer = search(None);
+        }
+        if let Some(found) = answer {
+            self.grow_soon();
+            return Ok(found);
+        }
+        let reach = want.constraints.reach();
+        if !self.areas.any_within(reach) {
+            return Err(BounceError::BeyondReach { reach: PhysAddr::new(reach) });
+        }
+        let slots = odd.as_ref().map_or(1 << want.order, |run| run.slots as u64);
+        Err(BounceError::Pressure(self.pressure(slots, since)))
+    }
+
+    fn pressure(&self, slots: u64, since: Token) -> Pressure {
+        let shift = self.areas.slot_shift();
+        let capacity = self.areas.capacity();
+        Pressure {
+            needed: slots << shift,
+            free: capacity.saturating_sub(self.areas.taken().0) << shift,
+            capacity: capacity << shift,
+            limit: self.areas.max() as u64 * self.areas.area_bytes(),
+            since,
+        }
+    }
+
+    /// Where a run of slots too long for lists may lie: slots that are wholly in front of the mapping are left out.
+    fn odd_run(&self, want: &Want<'_>) -> Result<OddRun, BounceError> {
+        let (shift, most) = (self.areas.slot_shift(), self.areas.area_bytes());
+        let unit = self.unit(want.constraints);
+        let align = unit.max(want.constraints.min_align().saturating_add(1));
+        if align > most {
+            return Err(BounceError::Alignment { align, most });
+        }
+        let too_long = BounceError::TooLong { len: want.len, offset: want.offset, most };
+        let end = want.offset.checked_add(want.len).and_then(|end| end.checked_next_multiple_of(unit));
+        let end = end.filter(|end| *end <= most).ok_or(too_long)?;
+        let skipped = want.offset & !(unit - 1);
+        let step = if want.len >= PAGE { align.max(PAGE) } else { align };
+        Ok(OddRun {
+            slots: ((end - skipped) >> shift) as usize,
+            first: (skipped >> shift) as usize,
+            step: ((step >> shift) as usize).max(1),
+            offset: want.offset - skipped,
+            len: want.len,
+            boundary: want.constraints.boundary(),
+        })
+    }
+
+    /// Looks in the CPU's lists and in the areas, `prefer` first.
+    fn search(&self, want: &Want<'_>, odd: Option<&OddRun>, prefer: Option<usize>) -> Option<&Note> {
+        self.platform.with_slot(|slot| {
+            let reach = want.constraints.reach();
+            // CPUs begin with areas of their own, as long as there are enough.
+            let prefer = prefer.or(slot.map(LocalSlot::index)).unwrap_or(0);
+            match odd {
+                Some(run) => self.areas.take_odd(prefer, reach, run),
+                None => match self.cpus.with(slot, |cpu| self.refill(cpu, prefer, want.order, reach)) {
+                    Some(found) => found,
+                    None => {
+                        let mut run = [None];
+                        self.areas.take_runs(prefer, want.order, reach, &mut run);
+                        run[0]
+                    }
+                },
+            }
+        })
+    }
+
+    /// A run from the CPU's lists, or from the areas with some more for the lists.
+    fn refill(&self, cpu: &Cpu, prefer: usize, order: u32, reach: u64) -> Option<&Note> {
+        cpu.turn(order);
+        // SAFETY: as in `take_own`.
+        if let Some(note) = unsafe { cpu.take(&self.areas, order) } {
+            if self.areas.is_within(note.area(), reach) {
+                return Some(note);
+            }
+            if !cpu.put(note, order) {
+                self.areas.give([note], 1 << order);
+            }
+        }
+        let scarce = self.scarce.load(Ordering::Relaxed);
+        if !scarce {
+            self.grant(cpu, order);
+        }
+        // Where the list has something, this device does not reach it: others like it would not reach what is added.
+        let batch = if scarce || !cpu.is_empty(order) { 1 } else { cpu.next_batch(order) };
+        let mut runs = [None; MOST];
+        let count = self.areas.take_runs(prefer, order, reach, &mut runs[..batch]);
+        let (first, rest) = runs[..count].split_first()?;
+        // The last one first, so that it is the last to be used.
+        for note in rest.iter().rev().copied().flatten() {
+            if !cpu.put(note, order) {
+                self.areas.give([note], 1 << order);
+            }
+        }
+        *first
+    }
+
+    /// Grants a list what its CPU may have of the pool as large as it is now.
+    fn grant(&self, cpu: &Cpu, order: u32) {
+        if cpu.joined.get() == 0 {
+            cpu.joined.set(1);
+            self.joined.fetch_add(1, Ordering::Relaxed);
+        }
+        let joined = self.joined.load(Ordering::Relaxed).max(1);
+        let share = self.areas.capacity() / LIST_SHARE / joined;
+        cpu.grant(order, ((share >> order) / 2).max(1));
+    }
+
+    #[cold]
+    fn give_slowly(&self, note: &Note, class: u32) {
+        self.platform.with_slot(|slot| {
+            let kept = match class < ORDERS {
+                true => self.cpus.with(slot, |cpu| self.keep(cpu, note, class)),
+                false => None,
+            };
+            if kept != Some(true) {
+                let slots = if class == ODD { note.odd_slots() } else { 1 << class };
+                self.areas.give([note], slots);
+            }
+        });
+        // Last, see above.
+        self.freed.fetch_add(1, Ordering::Release);
+    }
+
+    /// Puts a run onto a list that is full, or that nothing is granted to. Whether it did.
+    fn keep(&self, cpu: &Cpu, note: &Note, order: u32) -> bool {
+        if self.scarce.load(Ordering::Relaxed) {
+            let capacity = self.areas.capacity();
+            if capacity.saturating_sub(self.areas.taken().0) < capacity / ENOUGH {
+                return false;
+            }
+            // First, see above.
+            self.scarce.store(false, Ordering::Relaxed);
+        }
+        self.grant(cpu, order);
+        // What is granted may be less than it was, and more than there is.
+        if !cpu.put(note, order) {
+            // SAFETY: as in `take_own`.
+            unsafe { cpu.turn_out(&self.areas, order) };
+            return cpu.put(note, order);
+        }
+        true
+    }
+
+    /// Empties the lists of all CPUs, or of one. Waits for their turns to end.
+    pub(super) fn drain(&self, only: Option<usize>) {
+        self.cpus.with_others(&self.platform, only, |_, cpu| {
+            // A slot for each, so that none is held for long.
+            // SAFETY: as in `take_own`.
+            self.platform.with_slot(|_| unsafe { cpu.drain(&self.areas) });
+            if only.is_some() && cpu.joined.get() == 1 {
+                cpu.joined.set(0);
+                self.joined.fetch_sub(1, Ordering::Relaxed);
+            }
+        });
+        // Somebody may have found the pool full half-way through.
+        self.freed.fetch_add(1, Ordering::Release);
+    }
+}
