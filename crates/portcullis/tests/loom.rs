@@ -10,5 +10,6 @@ mod loom {
     pub mod reclaim;
     pub mod sections;
     pub mod shared;
+    pub mod swiotlb;
     pub mod table;
 }

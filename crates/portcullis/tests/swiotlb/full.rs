@@ -1,0 +1,109 @@
+//! A pool that is full says so, and says when to try again; what other CPUs keep is used first.
+
+use portcullis::addr::{Direction, PhysAddr};
+use portcullis::bounce::swiotlb::{BounceError, Bounced, Constraints, MappingError, Pressure};
+
+use super::support::*;
+
+const LEN: u64 = 2048;
+
+fn one(pool: &Pool, len: u64) -> Result<Bounced, BounceError> {
+    // From anywhere: nothing is looked at.
+    map(pool, PhysAddr::new(0x1_0000_0000), len, Direction::ToDevice, &Constraints::new())
+}
+
+fn fill(pool: &Pool) -> (Vec<Bounced>, Pressure) {
+    let mut live = Vec::new();
+    loop {
+        match one(pool, LEN) {
+            Ok(bounced) => live.push(bounced),
+            Err(BounceError::Pressure(pressure)) => return (live, pressure),
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+#[test]
+fn the_error_names_the_limit_and_the_wait_ends() {
+    let (platform, _, pool) = machine(&config());
+    let (live, pressure) = fill(&pool);
+    assert_eq!(live.len() as u64, 4 * AREA / LEN, "every slot was found");
+    let Pressure { needed, free, capacity, limit, since } = pressure;
+    assert_eq!((needed, free, capacity, limit), (LEN, 0, 4 * AREA, 4 * AREA));
+    assert_eq!(pool.usage().most, 4 * AREA);
+    assert!(!pool.freed_since(since));
+    // Whoever frees: the CPU whose lists were used, another one, one without a slot.
+    for (cpu, mapped) in [0, 1, NONE].into_iter().zip(&live) {
+        let Err(BounceError::Pressure(pressure)) = one(&pool, LEN) else { panic!("not full") };
+        assert!(!pool.freed_since(pressure.since));
+        platform.run_on(cpu);
+        unmap(&pool, mapped.phys, LEN).unwrap();
+        assert!(pool.freed_since(pressure.since));
+        platform.run_on(2);
+        assert_eq!(one(&pool, LEN), Ok(*mapped));
+    }
+    live.iter().for_each(|mapped| unmap(&pool, mapped.phys, LEN).unwrap());
+    assert_eq!(pool.usage().mapped, 0);
+}
+
+/// The waiter needs a long run. Whenever it fails it waits for the token; frees come from a CPU whose lists are in use
+/// again by the time.
+#[test]
+fn a_wait_for_a_long_run_ends_too() {
+    let (platform, _, pool) = machine(&config());
+    let (mut live, mut pressure) = fill(&pool);
+    let mut tries = 0;
+    loop {
+        platform.run_on(1);
+        match live.pop() {
+            Some(mapped) => unmap(&pool, mapped.phys, LEN).unwrap(),
+            None => assert!(pool.freed_since(pressure.since), "the last free was not told"),
+        }
+        platform.run_on(0);
+        if !pool.freed_since(pressure.since) {
+            continue;
+        }
+        tries += 1;
+        match one(&pool, AREA) {
+            Ok(mapped) => break unmap(&pool, mapped.phys, AREA).unwrap(),
+            Err(BounceError::Pressure(again)) => pressure = again,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert!(tries > 1);
+}
+
+#[test]
+fn what_other_cpus_keep_is_found() {
+    let (platform, _, pool) = machine(&config());
+    let mut live = Vec::new();
+    // All CPUs keep something of several sizes.
+    for cpu in 0..4 {
+        platform.run_on(cpu);
+        for len in [2048, 4096, 8192, 16384] {
+            live.extend((0..4).map(|_| (one(&pool, len).unwrap(), len)));
+        }
+        live.drain(..).for_each(|(mapped, len)| unmap(&pool, mapped.phys, len).unwrap());
+    }
+    assert!(pool.usage().kept > 0);
+    for cpu in [0, NONE] {
+        platform.run_on(cpu);
+        let (live, _) = fill(&pool);
+        assert_eq!(live.len() as u64, 4 * AREA / LEN);
+        live.iter().for_each(|mapped| unmap(&pool, mapped.phys, LEN).unwrap());
+    }
+}
+
+#[test]
+fn the_one_that_was_freed_last_comes_first() {
+    let (_, _, pool) = machine(&config());
+    let lens = [100, 2048, 4096, 10_000, 65_536];
+    for len in lens {
+        let live: Vec<Bounced> = (0..3).map(|_| one(&pool, len).unwrap()).collect();
+        live.iter().for_each(|mapped| unmap(&pool, mapped.phys, len).unwrap());
+        assert_eq!(one(&pool, len), Ok(*live.last().unwrap()));
+        let again = one(&pool, len).unwrap();
+        assert_ne!(Some(&again), live.last());
+    }
+    assert_eq!(unmap(&pool, PhysAddr::new(1), 1), Err(MappingError::NotOurs { phys: PhysAddr::new(1) }));
+}

@@ -1,0 +1,117 @@
+//! What is asked for wrongly is an error that changes nothing.
+
+use portcullis::addr::{Direction, PageSize, PhysAddr};
+use portcullis::bounce::swiotlb::{
+    BounceError, Constraints, MappingError, NotAMask, Swiotlb, SwiotlbConfig, SwiotlbError,
+};
+use portcullis_model::Memory;
+
+use super::support::*;
+
+#[test]
+fn mappings_that_cannot_be() {
+    let (_, memory, pool) = machine(&config());
+    let (phys, any) = (PhysAddr::new(memory.base().get() + 0x800), Constraints::new());
+    let mapped =
+        |phys, len, constraints: &Constraints| map(&pool, phys, len, Direction::ToDevice, constraints);
+    assert_eq!(mapped(phys, 0, &any), Err(BounceError::Empty { phys }));
+    let high = PhysAddr::new(u64::MAX - 9);
+    assert_eq!(mapped(high, 11, &any), Err(BounceError::Wraps { phys: high, len: 11 }));
+    let too_long = BounceError::TooLong { len: AREA + 1, offset: 0, most: AREA };
+    assert_eq!(mapped(phys, AREA + 1, &any), Err(too_long));
+    assert!(mapped(phys, u64::MAX - phys.get(), &any).is_err());
+    let nvme = any.with_min_align_mask(0xfff).unwrap();
+    assert!(mapped(phys, AREA - 0x800, &nvme).is_ok());
+    let too_long = BounceError::TooLong { len: AREA - 0x7ff, offset: 0x800, most: AREA };
+    assert_eq!(mapped(phys, AREA - 0x7ff, &nvme), Err(too_long));
+    let narrow = nvme.with_boundary_mask(0xfff).unwrap();
+    assert!(mapped(phys, 0x800, &narrow).is_ok());
+    let crosses = BounceError::Boundary { len: 0x801, offset: 0x800, boundary_mask: 0xfff };
+    assert_eq!(mapped(phys, 0x801, &narrow), Err(crosses));
+    let coarse = any.with_granule(PageSize::SIZE_2M);
+    assert_eq!(mapped(phys, 1, &coarse), Err(BounceError::Alignment { align: 2 << 20, most: AREA }));
+    let near = any.with_reach(PhysAddr::new(u32::MAX.into()));
+    let reach = PhysAddr::new(u32::MAX.into());
+    assert_eq!(mapped(phys, 1, &near), Err(BounceError::BeyondReach { reach }));
+    assert_eq!(any.with_min_align_mask(5), Err(NotAMask { mask: 5 }));
+    assert_eq!(any.with_min_align_mask(u64::MAX), Err(NotAMask { mask: u64::MAX }));
+    assert_eq!(any.with_boundary_mask(0xff00), Err(NotAMask { mask: 0xff00 }));
+    // Of the first one, the slot in front of it was left out.
+    assert_eq!(pool.usage().mapped, AREA - 0x800 + 4096);
+}
+
+#[test]
+fn calls_about_mappings_that_are_not_there() {
+    let (platform, memory, pool) = machine(&config());
+    let buffer = memory.buffer(20_000).unwrap();
+    let mapped = map(&pool, buffer.phys(), 20_000, Direction::Bidirectional, &Constraints::new()).unwrap();
+    let at = |offset: u64| PhysAddr::new(mapped.phys.get() + offset);
+    buffer.fill(7);
+    // SAFETY: one thread does everything.
+    let sync = |phys, len| unsafe { pool.sync_for_cpu(phys, len) };
+    for (phys, len) in [(at(0), 19_999), (at(0), 20_001), (at(0), 0), (at(2048), 20_000), (at(1), 20_000)] {
+        let error = MappingError::Mismatch { phys, len, mapped: mapped.phys, mapped_len: 20_000 };
+        assert_eq!(unmap(&pool, phys, len), Err(error));
+    }
+    for (phys, len) in [(at(0), 20_001), (at(5), 0), (at(19_999), 2), (at(20_000), 1), (at(9), u64::MAX)] {
+        let error = MappingError::Mismatch { phys, len, mapped: mapped.phys, mapped_len: 20_000 };
+        assert_eq!(sync(phys, len), Err(error));
+    }
+    assert_eq!(pool.original(at(19_999)), Ok(PhysAddr::new(buffer.phys().get() + 19_999)));
+    // The run is of 32 KiB: beyond it nothing is mapped, and outside the pool is nothing of ours.
+    assert_eq!(unmap(&pool, at(32 << 10), 1), Err(MappingError::NotMapped { phys: at(32 << 10) }));
+    for phys in [buffer.phys(), PhysAddr::new(0), PhysAddr::new(u64::MAX), PhysAddr::new(1 << 52)] {
+        assert!(!pool.holds(phys));
+        assert_eq!(unmap(&pool, phys, 1), Err(MappingError::NotOurs { phys }));
+        assert_eq!(sync(phys, 1), Err(MappingError::NotOurs { phys }));
+    }
+    assert!(pool.holds(at(0)) && pool.holds(at(AREA - 1)));
+    assert_eq!(bytes(&memory, buffer.phys(), 20_000), [7; 20_000], "nothing was copied");
+    assert_eq!(unmap(&pool, mapped.phys, 20_000), Ok(()));
+    assert_eq!(bytes(&memory, buffer.phys(), 20_000), [0; 20_000]);
+    for cpu in [0, 1, NONE] {
+        platform.run_on(cpu);
+        for phys in [at(0), at(2048), at(19_999)] {
+            assert_eq!(unmap(&pool, phys, 20_000), Err(MappingError::NotMapped { phys }));
+        }
+    }
+    assert_eq!(pool.usage().mapped, 0);
+    // The first slot is a run of its own now, and what was inside the longer one is free.
+    pool.trim();
+    let short = map(&pool, buffer.phys(), 1, Direction::ToDevice, &Constraints::new()).unwrap();
+    assert_eq!(short.phys, mapped.phys);
+    assert_eq!(unmap(&pool, at(2048), 1), Err(MappingError::NotMapped { phys: at(2048) }));
+    (1..AREA / 2048).for_each(|_| {
+        map(&pool, buffer.phys(), 1, Direction::ToDevice, &Constraints::new()).unwrap();
+    });
+    assert_eq!(pool.usage().mapped, AREA);
+}
+
+#[test]
+fn pools_that_cannot_be() {
+    let pool = |config: SwiotlbConfig| {
+        Swiotlb::new(Manual::default(), Memory::new(1 << 20), &config).map(|pool| pool.usage().capacity)
+    };
+    assert_eq!(pool(config()), Ok(AREA));
+    for slot_bytes in [0, 32, 3000, 1 << 40] {
+        assert_eq!(pool(SwiotlbConfig { slot_bytes, ..config() }), Err(SwiotlbError::Slot { slot_bytes }));
+    }
+    for area_bytes in [0, 64 << 10, 300 << 10, 512 << 20] {
+        let result = pool(SwiotlbConfig { area_bytes, ..config() });
+        let (least, most) = (128 << 10, 256 << 20);
+        assert_eq!(result, Err(SwiotlbError::Area { area_bytes, least, most }));
+    }
+    for (min_bytes, max_bytes) in [(0, AREA - 1), (2 * AREA, AREA), (0, AREA << 17), (u64::MAX, u64::MAX)] {
+        let result = pool(SwiotlbConfig { min_bytes, max_bytes, ..config() });
+        assert_eq!(result, Err(SwiotlbError::Limits { min_bytes, max_bytes, area_bytes: AREA }));
+    }
+    let none = |reach| Err(SwiotlbError::OutOfMemory { area_bytes: AREA, reach });
+    let reach = PhysAddr::new(Memory::DEFAULT_BASE + AREA - 2);
+    assert_eq!(pool(SwiotlbConfig { reach, ..config() }), none(reach));
+    let reach = PhysAddr::new(u64::MAX);
+    let memory = Memory::new(1 << 20);
+    let more = SwiotlbConfig { min_bytes: 5 * AREA, max_bytes: 5 * AREA, ..config() };
+    let error = Swiotlb::new(Manual::default(), memory.clone(), &more).map(|_| ()).unwrap_err();
+    assert_eq!(error, SwiotlbError::OutOfMemory { area_bytes: AREA, reach });
+    assert_eq!(memory.frames_in_use(), 0);
+}

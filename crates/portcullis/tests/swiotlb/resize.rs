@@ -1,0 +1,170 @@
+//! Growing before the pool is full, by the timer; shrinking when it is idle, and when it is asked to.
+
+use portcullis::addr::{Direction, PhysAddr};
+use portcullis::bounce::swiotlb::{BounceError, Bounced, Constraints, Swiotlb, SwiotlbConfig};
+use portcullis::platform::PlatformEvents;
+use portcullis::std_platform::StdPlatform;
+use portcullis_model::Memory;
+
+use super::support::*;
+
+const LEN: u64 = 2048;
+
+fn some(pool: &Pool, bytes: u64) -> Vec<Bounced> {
+    let phys = PhysAddr::new(0x1_0000_0000);
+    (0..bytes / LEN)
+        .map(|_| map(pool, phys, LEN, Direction::ToDevice, &Constraints::new()).unwrap())
+        .collect()
+}
+
+fn end(pool: &Pool, live: impl IntoIterator<Item = Bounced>) {
+    live.into_iter().for_each(|mapped| unmap(pool, mapped.phys, mapped.len).unwrap());
+}
+
+#[test]
+fn it_grows_before_it_is_full() {
+    let (platform, memory, pool) = machine(&config());
+    platform.set_time(5);
+    let frames = memory.frames_in_use();
+    let live = some(&pool, AREA / 2);
+    assert_eq!(platform.wakes(), []);
+    let more = some(&pool, AREA * 3 / 8);
+    assert_eq!(platform.wakes(), [5], "asked for once");
+    assert_eq!(memory.frames_in_use(), frames, "not by who maps");
+    pool.timer();
+    assert_eq!(pool.usage().capacity, 2 * AREA);
+    assert_eq!(platform.wakes(), [1_000_000_005], "and to be looked at when it may be idle");
+    pool.timer();
+    assert_eq!(pool.usage().capacity, 2 * AREA);
+    end(&pool, live.into_iter().chain(more));
+}
+
+#[test]
+fn without_a_timer_who_finds_it_full_grows_it() {
+    let (_, memory, pool) = machine(&config());
+    let live = some(&pool, 4 * AREA);
+    assert_eq!(pool.usage().capacity, 4 * AREA);
+    end(&pool, live);
+    assert_eq!((pool.trim(), pool.usage().capacity), (3 * AREA, AREA));
+    assert_eq!(memory.frames_in_use() * 4096, AREA);
+}
+
+#[test]
+fn what_is_idle_is_given_back_in_time() {
+    let (platform, memory, pool) = machine(&config());
+    let mut live = some(&pool, 3 * AREA);
+    let asked = platform.wakes();
+    assert!(asked.contains(&1_000_000_000), "{asked:?}");
+    platform.set_time(999_999_999);
+    pool.timer();
+    assert_eq!(pool.usage().capacity, 4 * AREA, "grown further, and not looked at before its time");
+    // Twice of what is mapped is kept.
+    end(&pool, live.drain(AREA as usize / LEN as usize / 2..));
+    platform.set_time(1_000_000_000);
+    platform.wakes();
+    pool.timer();
+    assert_eq!(pool.usage().capacity, AREA);
+    assert_eq!(pool.usage().mapped, AREA / 2);
+    assert_eq!(platform.wakes(), [], "there is nothing more to give back");
+    end(&pool, live);
+    assert_eq!(memory.frames_in_use() * 4096, AREA);
+}
+
+#[test]
+fn an_area_in_use_stays() {
+    let (platform, _, pool) = machine(&config());
+    let live = some(&pool, 4 * AREA);
+    // One mapping in each area stays.
+    let mut kept: Vec<Bounced> = Vec::new();
+    for mapped in live {
+        if kept.iter().all(|kept| kept.phys.get() / AREA != mapped.phys.get() / AREA) {
+            kept.push(mapped);
+        } else {
+            end(&pool, [mapped]);
+        }
+    }
+    assert_eq!((kept.len(), pool.trim()), (4, 0));
+    end(&pool, kept.pop());
+    platform.run_on(3);
+    assert_eq!(pool.trim(), AREA);
+    end(&pool, kept);
+    assert_eq!((pool.trim(), pool.usage().capacity), (2 * AREA, AREA));
+}
+
+#[test]
+fn without_memory_it_stays_as_it_is() {
+    let (platform, memory, pool) = machine(&config());
+    let mut live = some(&pool, AREA);
+    memory.fail_after(1);
+    let phys = PhysAddr::new(0x1_0000_0000);
+    let failed = map(&pool, phys, LEN, Direction::ToDevice, &Constraints::new());
+    let Err(BounceError::Pressure(pressure)) = failed else { panic!("{failed:?}") };
+    assert_eq!((pressure.capacity, pressure.limit), (AREA, 4 * AREA));
+    // The timer gets some: those who wait may try again.
+    assert!(!pool.freed_since(pressure.since));
+    pool.timer();
+    assert!(pool.freed_since(pressure.since));
+    live.extend(some(&pool, LEN));
+    end(&pool, live);
+    assert!(platform.wakes().contains(&0));
+}
+
+#[test]
+fn devices_of_little_reach_have_areas_of_their_own_to_come_from() {
+    let (platform, memory, pool) = machine(&config());
+    // The first area is all that this device reaches.
+    let reach = PhysAddr::new(memory.base().get() + AREA - 1);
+    let near = Constraints::new().with_reach(reach);
+    let far = some(&pool, 2 * AREA);
+    let phys = memory.base();
+    let mapped = || map(&pool, phys, LEN, Direction::ToDevice, &near);
+    assert!(matches!(mapped(), Err(BounceError::Pressure(_))));
+    assert_eq!(pool.usage().capacity, 2 * AREA, "nothing was added that is of no use");
+    let (reached, beyond): (Vec<Bounced>, Vec<Bounced>) = far.into_iter().partition(|far| far.phys <= reach);
+    // The CPU's list has what the device does not reach on top.
+    let first = reached[0];
+    end(&pool, [first]);
+    end(&pool, beyond.iter().copied());
+    assert_eq!(mapped(), Ok(first));
+    platform.run_on(1);
+    end(&pool, reached);
+}
+
+#[test]
+fn a_cpu_that_goes_leaves_nothing_behind() {
+    let (_, _, pool) = machine(&config());
+    end(&pool, some(&pool, AREA / 4));
+    assert!(pool.usage().kept > 0);
+    pool.slot_released(0);
+    assert_eq!(pool.usage().kept, 0);
+    end(&pool, some(&pool, AREA / 4));
+}
+
+#[test]
+fn a_pool_that_goes_leaves_what_a_device_may_still_write() {
+    let (_, memory, pool) = machine(&config());
+    let live = some(&pool, 2 * AREA);
+    end(&pool, live[1..].iter().copied());
+    drop(pool);
+    assert_eq!(memory.frames_in_use() * 4096, AREA);
+    assert!(memory.is_allocated(live[0].phys));
+}
+
+/// The ready-made platform's timer, whenever it comes.
+#[test]
+fn the_timer_of_the_ready_made_platform() {
+    let memory = Memory::new(16 << 20);
+    let config = SwiotlbConfig { idle_ns: 1000, ..config() };
+    let pool = Swiotlb::new(StdPlatform::new(), memory, &config).unwrap();
+    let phys = PhysAddr::new(0x1_0000_0000);
+    let live: Vec<Bounced> = (0..AREA / LEN)
+        .map(|_| map(&pool, phys, LEN, Direction::ToDevice, &Constraints::new()).unwrap())
+        .collect();
+    while pool.usage().capacity == AREA {
+        std::thread::yield_now();
+    }
+    live.iter().for_each(|mapped| unmap(&pool, mapped.phys, LEN).unwrap());
+    while pool.usage().capacity > AREA {
+        std::thread::yield_now();
+    }
+}

@@ -1,0 +1,103 @@
+//! An unmap of the swiotlb pool asks for no memory, whoever does it and whatever the size; nor do maps in a pool that has
+//! room. A pool that cannot have notes for a new area is full, and nothing is lost. In a binary of its own, because it
+//! replaces the global allocator.
+
+mod limited;
+
+use std::sync::Weak;
+
+use limited::{granting, held};
+use portcullis::addr::Direction;
+use portcullis::bounce::swiotlb::{BounceError, Bounced, Constraints, Swiotlb, SwiotlbConfig};
+use portcullis::domain::PhysSegment;
+use portcullis::platform::{LocalSlot, Platform, PlatformEvents};
+use portcullis::std_platform::StdPlatform;
+use portcullis_model::Memory;
+
+const AREA: u64 = 256 << 10;
+const LENS: [u64; 5] = [1, 4096, 9000, 65_536, 140_000];
+
+#[test]
+fn unmapping_asks_for_no_memory() {
+    let memory = Memory::new(32 << 20);
+    let config = SwiotlbConfig {
+        area_bytes: AREA,
+        min_bytes: 16 * AREA,
+        max_bytes: 16 * AREA,
+        ..SwiotlbConfig::default()
+    };
+    let platform = StdPlatform::new();
+    let pool = Swiotlb::new(platform.clone(), memory.clone(), &config).unwrap();
+    let buffer = memory.buffer(140_000).unwrap();
+    let map = |len| {
+        let original = PhysSegment { phys: buffer.phys(), len };
+        // SAFETY: all access to the model's memory is by atomics.
+        unsafe { pool.map(original, Direction::Bidirectional, &Constraints::new()) }.unwrap()
+    };
+    // SAFETY: each mapping is ended once.
+    let unmap = |mapped: &Bounced| unsafe { pool.unmap(mapped.phys, mapped.len) }.unwrap();
+    // The thread has its slot, and the model's memory is there.
+    let mut live: Vec<Bounced> = LENS.iter().cycle().take(60).map(|len| map(*len)).collect();
+    let ((), calls) = granting(0, || live.drain(..).for_each(|mapped| unmap(&mapped)));
+    assert_eq!(calls, 0);
+    let mut live: Vec<Bounced> = Vec::with_capacity(60);
+    let ((), calls) = granting(0, || live.extend(LENS.iter().cycle().take(60).map(|len| map(*len))));
+    assert_eq!(calls, 0);
+    // Another CPU's list is empty, and nothing was granted to it.
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            // It has a slot.
+            platform.with_slot(|_| ());
+            granting(0, || live.iter().for_each(unmap)).1
+        });
+        assert_eq!(thread.join().unwrap(), 0);
+    });
+    assert_eq!(pool.usage().mapped, 0);
+}
+
+/// A CPU without a timer: nobody else grows the pool meanwhile.
+struct NoTimer;
+
+impl Platform for NoTimer {
+    fn slots(&self) -> usize {
+        1
+    }
+
+    fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
+        f(Some(&LocalSlot::new(0)))
+    }
+
+    fn now_ns(&self) -> u64 {
+        0
+    }
+
+    fn register(&self, _: Weak<dyn PlatformEvents>) {}
+
+    fn wake_at(&self, _: u64) {}
+}
+
+#[test]
+fn an_area_without_notes_is_none() {
+    let memory = Memory::new(16 << 20);
+    let config =
+        SwiotlbConfig { area_bytes: AREA, min_bytes: AREA, max_bytes: 4 * AREA, ..SwiotlbConfig::default() };
+    let pool = Swiotlb::new(NoTimer, memory.clone(), &config).unwrap();
+    let (original, any) = (PhysSegment { phys: memory.base(), len: AREA }, Constraints::new());
+    // SAFETY: all access to the model's memory is by atomics.
+    let map = || unsafe { pool.map(original, Direction::ToDevice, &any) };
+    let first = map().unwrap();
+    let (failed, calls) = granting(0, map);
+    let Err(BounceError::Pressure(pressure)) = failed else { panic!("{failed:?}") };
+    assert_eq!((pressure.capacity, pressure.limit, calls), (AREA, 4 * AREA, 1));
+    assert_eq!(memory.frames_in_use() * 4096, AREA);
+    let second = map().unwrap();
+    for mapped in [first, second] {
+        // SAFETY: each mapping is ended once.
+        unsafe { pool.unmap(mapped.phys, mapped.len) }.unwrap();
+    }
+    // What an area's notes take is kept for the next one, and given back with the pool.
+    assert_eq!(pool.trim(), AREA);
+    let before = held();
+    map().unwrap();
+    assert_eq!(held(), before);
+}
