@@ -92,7 +92,12 @@ impl<'a> Worker<'a> {
         // The oldest of one's own: the device has had the longest time to try.
         let closed = (self.own.len() > 8).then(|| self.own.pop_front()).flatten();
         let closed = closed.or_else(|| self.shared.free.lock().unwrap().pop());
-        let stale = |group: &Group| group.stale.lock().unwrap().pop();
+        let stale = |group: &Group| {
+            let painted = group.stale.lock().unwrap().pop()?;
+            // Else the device could go on at its old address after a strict unmap of the new one.
+            group.device.domain().flush().unwrap();
+            Some(painted)
+        };
         let painted = closed.or_else(|| self.shared.groups.iter().find_map(stale));
         let mut painted = painted.or_else(|| self.own.pop_front())?;
         if painted.is_tampered_with() {
