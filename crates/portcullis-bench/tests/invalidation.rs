@@ -4,28 +4,17 @@
 //! keeps its promises is looked at by the benchmark itself, before and after it measures (`src/invalidation/tests.rs`
 //! shows that it would find out).
 
-use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
+mod common;
 
+use std::path::PathBuf;
+
+use common::{request, with_all_cores};
 use portcullis_bench::invalidation::{self, BenchError, Request, SUBJECTS, THREADS, WORKLOADS, render};
 use portcullis_bench::report::Report;
 use portcullis_bench::runner::Options;
 
-fn request() -> Request {
-    Request {
-        workloads: Vec::new(),
-        subjects: Vec::new(),
-        threads: Vec::new(),
-        rival: None,
-        options: Options::tiny(),
-    }
-}
-
-/// One run at a time: threads of two would take turns at the same cores.
 fn run(request: &Request, profile: &str) -> Result<Report, BenchError> {
-    static CORES: Mutex<()> = Mutex::new(());
-    let _mine = CORES.lock().unwrap_or_else(PoisonError::into_inner);
-    invalidation::run(request, profile, |_| ())
+    with_all_cores(|| invalidation::run(request, profile, |_| ()))
 }
 
 fn subjects_of(workload: &str) -> &'static [&'static str] {

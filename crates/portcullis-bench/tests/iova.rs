@@ -2,37 +2,22 @@
 //!
 //! No figure is looked at but for its being one: timing never decides whether a test passes.
 
-use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
+mod common;
 
+use std::path::PathBuf;
+
+use common::{cores, request, with_all_cores};
 use portcullis_bench::iova::{self, BenchError, Request, SUBJECTS, WORKLOADS};
 use portcullis_bench::report::Report;
 use portcullis_bench::runner::{Options, Progress};
 use portcullis_bench::table::{self, Layout};
 
-fn request() -> Request {
-    Request {
-        workloads: Vec::new(),
-        subjects: Vec::new(),
-        threads: Vec::new(),
-        rival: None,
-        options: Options::tiny(),
-    }
-}
-
-/// One run at a time: threads of two would spin on the same cores, waiting for each other.
 fn run_with(request: &Request, progress: impl FnMut(Progress)) -> Result<Report, BenchError> {
-    static CORES: Mutex<()> = Mutex::new(());
-    let _mine = CORES.lock().unwrap_or_else(PoisonError::into_inner);
-    iova::run(request, progress)
+    with_all_cores(|| iova::run(request, progress))
 }
 
 fn run(request: &Request) -> Result<Report, BenchError> {
     run_with(request, |_| ())
-}
-
-fn cores() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 fn layout<'a>(about: &'a [(&'a str, &'a str)]) -> Layout<'a> {

@@ -2,38 +2,23 @@
 //!
 //! No figure is looked at but for its being one: timing never decides whether a test passes.
 
-use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
+mod common;
 
+use std::path::PathBuf;
+
+use common::{cores, request, with_all_cores};
 use portcullis_bench::pgtable::work::{THREADS, WORKLOADS};
 use portcullis_bench::pgtable::{self, BenchError, Choice, Request, SUBJECTS, formats};
 use portcullis_bench::report::{Report, Skipped};
 use portcullis_bench::runner::Options;
 use portcullis_bench::table::{self, Layout};
 
-fn request() -> Request {
-    Request {
-        workloads: Vec::new(),
-        subjects: Vec::new(),
-        threads: Vec::new(),
-        rival: None,
-        options: Options::tiny(),
-    }
-}
-
-/// One run at a time: threads of two would spin on the same cores, waiting for each other.
 fn run(request: &Request, choice: &Choice) -> Result<Report, BenchError> {
-    static CORES: Mutex<()> = Mutex::new(());
-    let _mine = CORES.lock().unwrap_or_else(PoisonError::into_inner);
-    pgtable::run(request, choice, |_| ())
+    with_all_cores(|| pgtable::run(request, choice, |_| ()))
 }
 
 fn only(format: &str) -> Choice {
     Choice { formats: vec![format.into()], incoherent: false }
-}
-
-fn cores() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 fn render(report: &Report) -> String {

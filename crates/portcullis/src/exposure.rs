@@ -3,7 +3,7 @@
 //! Two kinds: *stale* bytes, of buffers that were unmapped and that no invalidation has covered yet; *neighbour* bytes,
 //! which share a page with a buffer. The unit of the account is the byte-nanosecond.
 
-use core::ops::{AddAssign, Sub, SubAssign};
+use core::ops::{AddAssign, Sub};
 
 /// What a domain has left exposed since it was made.
 ///
@@ -37,19 +37,14 @@ impl AddAssign for Bytes {
     }
 }
 
-impl SubAssign for Bytes {
-    fn sub_assign(&mut self, other: Self) {
-        self.used = self.used.wrapping_sub(other.used);
-        self.neighbour = self.neighbour.wrapping_sub(other.neighbour);
-    }
-}
-
 impl Sub for Bytes {
     type Output = Self;
 
-    fn sub(mut self, other: Self) -> Self {
-        self -= other;
-        self
+    fn sub(self, other: Self) -> Self {
+        Self {
+            used: self.used.wrapping_sub(other.used),
+            neighbour: self.neighbour.wrapping_sub(other.neighbour),
+        }
     }
 }
 

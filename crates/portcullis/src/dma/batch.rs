@@ -7,7 +7,6 @@
 //! ```
 
 use alloc::vec::{Drain, Vec};
-use core::fmt;
 
 use super::{BatchError, DmaBuffer, DmaDevice, Mapped, RawBatch};
 use crate::mapper::Mapper;
@@ -129,24 +128,5 @@ impl<B: DmaBuffer, M: Mapper, P: Platform> Drop for UnmapBatch<B, M, P> {
     }
 }
 
-macro_rules! error_by_its_reason {
-    ($name:ident) => {
-        // By hand, so that a buffer needs no `Debug` for a result to be unwrapped.
-        impl<B: DmaBuffer, M: Mapper, P: Platform> fmt::Debug for $name<B, M, P> {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                fmt::Debug::fmt(&self.error, f)
-            }
-        }
-
-        impl<B: DmaBuffer, M: Mapper, P: Platform> fmt::Display for $name<B, M, P> {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                fmt::Display::fmt(&self.error, f)
-            }
-        }
-
-        impl<B: DmaBuffer, M: Mapper, P: Platform> core::error::Error for $name<B, M, P> {}
-    };
-}
-
-error_by_its_reason!(Refused);
-error_by_its_reason!(CommitFailed);
+error_by_its_reason!([B: DmaBuffer, M: Mapper, P: Platform] Refused<B, M, P>);
+error_by_its_reason!([B: DmaBuffer, M: Mapper, P: Platform] CommitFailed<B, M, P>);

@@ -12,7 +12,6 @@
 //! that the flush is due within the window.
 
 use alloc::vec::Vec;
-use core::fmt;
 use core::mem::ManuallyDrop;
 
 use super::device::bytes_of;
@@ -227,24 +226,5 @@ impl<B: DmaBuffer, M: Mapper, P: Platform> Drop for Unlinked<B, M, P> {
     }
 }
 
-macro_rules! error_by_its_reason {
-    ([$($generics:tt)*] $type:ty) => {
-        impl<$($generics)*> fmt::Debug for $type {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                fmt::Debug::fmt(&self.error, f)
-            }
-        }
-
-        impl<$($generics)*> fmt::Display for $type {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                fmt::Display::fmt(&self.error, f)
-            }
-        }
-
-        impl<$($generics)*> core::error::Error for $type {}
-    };
-}
-
-// By hand, so that a buffer needs no `Debug` for its mapping's result to be unwrapped.
 error_by_its_reason!([B] MapFailed<B>);
 error_by_its_reason!([B: DmaBuffer, M: Mapper, P: Platform] ReclaimFailed<B, M, P>);

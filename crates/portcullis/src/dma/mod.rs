@@ -17,6 +17,26 @@
 //! In a batch whose commit is still to come everything counts as mapped: nothing of it is the caller's yet.
 //! Under every one of them the smallest unit is the page: what shares a page with a buffer goes with it.
 
+/// Makes an error of a type that carries what could not be done, and in `error` why. By hand, so that a buffer needs no
+/// `Debug` for a result to be unwrapped.
+macro_rules! error_by_its_reason {
+    ([$($generics:tt)*] $type:ty) => {
+        impl<$($generics)*> core::fmt::Debug for $type {
+            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                core::fmt::Debug::fmt(&self.error, f)
+            }
+        }
+
+        impl<$($generics)*> core::fmt::Display for $type {
+            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                core::fmt::Display::fmt(&self.error, f)
+            }
+        }
+
+        impl<$($generics)*> core::error::Error for $type {}
+    };
+}
+
 mod batch;
 mod coherent;
 mod device;

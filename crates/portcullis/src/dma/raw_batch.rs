@@ -104,7 +104,7 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
         if let Err(error) = self.domain.confirm(&self.gather) {
             return Err(BatchError::Unconfirmed { mappings: self.mappings, error });
         }
-        self.gather = Gather::new();
+        self.gather.clear();
         self.settle();
         Ok(core::mem::take(&mut self.mappings))
     }
@@ -154,7 +154,7 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
             self.domain.quarantine(range, range.len());
         }
         self.settle();
-        self.gather = Gather::new();
+        self.gather.clear();
         self.mappings = 0;
     }
 }

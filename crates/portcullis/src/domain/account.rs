@@ -41,13 +41,8 @@ impl Neighbours {
 
     #[cold]
     fn change_now(&self, slot: Option<&LocalSlot<'_>>, bytes: u64, now_ns: u64) {
-        let cpu = self.cpus.get(slot);
-        let mut level = cpu.level.lock();
-        let now = |neighbour| Bytes { used: 0, neighbour };
-        level.sample(now_ns, now(self.bytes.of(slot)));
-        self.bytes.add(slot, bytes);
-        level.jump(now(self.bytes.of(slot)));
-        cpu.until_sample.store(level.next_sample() - 1, Ordering::Relaxed);
+        let next = self.jump(slot, bytes, ByteTime::default(), now_ns);
+        self.cpus.get(slot).until_sample.store(next - 1, Ordering::Relaxed);
     }
 
     /// `opened` bytes more can be reached, which became so evenly from `since_ns` to `now_ns`, and `closed` bytes
@@ -59,13 +54,20 @@ impl Neighbours {
         closed: u64,
         now_ns: u64,
     ) {
+        let opening_ns = now_ns.saturating_sub(since_ns);
+        let opening = ByteTime { used: 0, neighbour: i128::from(opened) * i128::from(opening_ns) / 2 };
+        self.jump(slot, opened.wrapping_sub(closed), opening, now_ns);
+    }
+
+    /// Reads the level, adds what it does not show, and has it jump by `bytes`. After how many changes to read again.
+    fn jump(&self, slot: Option<&LocalSlot<'_>>, bytes: u64, beside: ByteTime, now_ns: u64) -> u64 {
         let mut level = self.cpus.get(slot).level.lock();
         let now = |neighbour| Bytes { used: 0, neighbour };
         level.sample(now_ns, now(self.bytes.of(slot)));
-        let opening_ns = now_ns.saturating_sub(since_ns);
-        level.add(ByteTime { used: 0, neighbour: i128::from(opened) * i128::from(opening_ns) / 2 });
-        self.bytes.add(slot, opened.wrapping_sub(closed));
+        level.add(beside);
+        self.bytes.add(slot, bytes);
         level.jump(now(self.bytes.of(slot)));
+        level.next_sample()
     }
 
     /// Byte-nanoseconds up to now.

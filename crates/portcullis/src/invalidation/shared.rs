@@ -36,8 +36,7 @@ const BATCH: usize = if cfg!(loom) { 2 } else { 64 };
 /// Rounds that a leader at the most waits for company to come.
 const PATIENCE: u64 = if cfg!(loom) { 1 } else { 16 };
 
-/// Looks in a round, where those who are expected may all be running. (Where there are fewer cores than that, a round is
-/// a turn for others on the leader's.)
+/// Looks in a round, where those who are expected may all be running.
 const LOOKS: u32 = if cfg!(loom) { 1 } else { 2 };
 
 /// Looks for the end of a batch before the scheduler is told: some microseconds, more than hardware mostly takes.
@@ -148,13 +147,11 @@ impl<Q: InvalidationQueue> SharedQueue<Q> {
         self.submissions.load(Ordering::Relaxed)
     }
 
-    /// Waits until the batch `mine` is complete, and leads a batch where nobody else does.
-    fn wait(&self, mine: u64) -> Result<(), InvalidationError> {
+    /// Waits until the batch `number` is complete, and leads a batch where nobody else does. The caller has requests in
+    /// the batch `mine`, if in any.
+    fn wait(&self, number: u64, mine: Option<u64>) {
         let mut looks = 0;
-        loop {
-            if self.complete.load(Ordering::Acquire) >= mine {
-                return self.state.lock().outcome(mine);
-            }
+        while self.complete.load(Ordering::Acquire) < number {
             if !self.try_to_lead() {
                 // Whoever is waited for is running, as a rule: unless there are too few cores.
                 let crowded = self.expected.load(Ordering::Relaxed) > self.cores;
@@ -164,10 +161,10 @@ impl<Q: InvalidationQueue> SharedQueue<Q> {
                     spin()
                 }
                 looks += u32::from(looks < SPINS);
-            } else if self.complete.load(Ordering::Acquire) >= mine {
-                self.led.store(false, Ordering::Release);
+            } else if self.complete.load(Ordering::Acquire) < number {
+                self.lead(mine);
             } else {
-                self.lead(Some(mine));
+                self.led.store(false, Ordering::Release);
             }
         }
     }
@@ -208,18 +205,14 @@ impl<Q: InvalidationQueue> SharedQueue<Q> {
         let lately = self.patience.load(Ordering::Relaxed);
         let probes = self.submissions.load(Ordering::Relaxed).is_multiple_of(PROBE);
         let most = if probes { PATIENCE } else { lately };
-        let crowded = expected > self.cores;
+        // Where not all of them can be running, a round is one turn for others on this core.
+        let (looks, rest): (_, fn()) = if expected > self.cores { (1, pause) } else { (LOOKS, spin) };
+        let comes = || {
+            rest();
+            is_here()
+        };
         for round in 1..=most {
-            let here = if crowded {
-                pause();
-                is_here()
-            } else {
-                (0..LOOKS).any(|_| {
-                    spin();
-                    is_here()
-                })
-            };
-            if here {
+            if (0..looks).any(|_| comes()) {
                 return self.patience.store((2 * round).min(PATIENCE), Ordering::Relaxed);
             }
         }
@@ -322,29 +315,19 @@ impl<Q: InvalidationQueue> InvalidationQueue for SharedQueue<Q> {
         }
         loop {
             match self.stage(requests) {
-                (Some(mine), _) => return self.wait(mine),
+                (Some(mine), _) => {
+                    self.wait(mine, Some(mine));
+                    return self.state.lock().outcome(mine);
+                }
                 // Full: it leads to nothing but to wait until that batch is closed.
                 (None, _) if requests.len() > BATCH => return self.submit_halves(requests),
-                (None, open) => self.pass(open),
+                (None, open) => self.wait(open, None),
             }
         }
     }
 }
 
 impl<Q: InvalidationQueue> SharedQueue<Q> {
-    /// Waits until the batch `open` is complete, without being in it.
-    fn pass(&self, open: u64) {
-        while self.complete.load(Ordering::Acquire) < open {
-            if !self.try_to_lead() {
-                pause();
-            } else if self.complete.load(Ordering::Acquire) < open {
-                self.lead(None);
-            } else {
-                self.led.store(false, Ordering::Release);
-            }
-        }
-    }
-
     /// More requests than any batch holds, for as many domains: one half after the other.
     fn submit_halves(&self, requests: &[Request]) -> Result<(), InvalidationError> {
         let (first, second) = requests.split_at(requests.len() / 2);

@@ -133,6 +133,6 @@ impl Counter {
 
     /// The sum over all slots. O(slots).
     pub fn sum(&self) -> u64 {
-        self.values.iter().fold(0, |sum, value| sum.wrapping_add(value.load(Ordering::Relaxed)))
+        self.each().fold(0, u64::wrapping_add)
     }
 }
