@@ -222,6 +222,13 @@ impl IovaRange {
         }
     }
 
+    /// The whole pages of `size` that hold the `len` bytes from `start` on; `None` where there is no such range.
+    #[inline]
+    pub(crate) fn of_pages(start: Iova, len: u64, size: PageSize) -> Option<Self> {
+        let last = start.checked_add(len.checked_sub(1)?)?;
+        Self::from_bounds(start.align_down(size), Iova::new(last.get() | size.offset_mask())).ok()
+    }
+
     /// The first address.
     pub const fn start(self) -> Iova {
         self.start

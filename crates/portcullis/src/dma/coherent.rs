@@ -3,8 +3,7 @@
 use core::mem::ManuallyDrop;
 
 use super::DmaDevice;
-use super::layout::pages;
-use crate::addr::{Direction, Iova, PhysAddr};
+use crate::addr::{Direction, Iova, IovaRange, PhysAddr};
 use crate::domain::{Ending, MapListError, Policy, UnmapError};
 use crate::mapper::Mapper;
 use crate::platform::{FRAME_SIZE, Frames, Platform, TABLE_ENTRIES};
@@ -105,7 +104,8 @@ impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
         if self.device.is_translated() {
             let domain = self.device.domain();
             let iova = self.iova;
-            let range = pages(iova, len, domain.granule()).ok_or(UnmapError::NoSuchRange { iova, len })?;
+            let range = IovaRange::of_pages(iova, len, domain.granule())
+                .ok_or(UnmapError::NoSuchRange { iova, len })?;
             let neighbours = range.len().saturating_sub(len);
             domain.end(range, Ending { neighbours, exception: || Some(Policy::Strict) })?;
         }

@@ -2,7 +2,7 @@
 
 use alloc::sync::Arc;
 
-use super::layout::{device_view, pages};
+use super::layout::device_view;
 use super::{DmaSegment, Mapped};
 use crate::addr::{Direction, Iova, IovaRange, PhysAddr};
 use crate::domain::{
@@ -204,7 +204,8 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         if !self.is_translated() {
             return Ok(None);
         }
-        pages(iova, len, self.domain.granule()).map(Some).ok_or(UnmapError::NoSuchRange { iova, len })
+        let range = IovaRange::of_pages(iova, len, self.domain.granule());
+        range.map(Some).ok_or(UnmapError::NoSuchRange { iova, len })
     }
 
     /// The first address of a list as [`map_sg`](Self::map_sg) wrote it, and the bytes up to its last;

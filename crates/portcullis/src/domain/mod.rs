@@ -5,6 +5,7 @@ mod error;
 mod policies;
 mod policy;
 mod space;
+mod view;
 
 pub use error::{DomainError, MapListError, UnmapError};
 pub use policies::Policies;
@@ -12,6 +13,7 @@ pub(crate) use policy::AtomicPolicy;
 pub use policy::{Policy, PolicyError};
 pub use space::{Domain, DomainStats};
 pub(crate) use space::{Ending, LinkFailed, Tally, last_byte};
+pub(crate) use view::DeviceView;
 
 use crate::addr::{Iova, PhysAddr};
 
@@ -22,6 +24,16 @@ pub struct PhysSegment {
     pub phys: PhysAddr,
     /// Its length in bytes.
     pub len: u64,
+}
+
+impl PhysSegment {
+    /// Its last byte. It is number `index` of its list.
+    #[inline]
+    pub(crate) fn last_byte(self, index: usize) -> Result<PhysAddr, MapListError> {
+        let Self { phys, len } = self;
+        let distance = len.checked_sub(1).ok_or(MapListError::EmptySegment { index, phys })?;
+        phys.checked_add(distance).ok_or(MapListError::Wraps { index, phys, len })
+    }
 }
 
 /// A piece of a mapping as the device sees it: what a driver writes into a descriptor.

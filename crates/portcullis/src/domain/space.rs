@@ -318,10 +318,7 @@ impl<M: Mapper, P: Platform> Drop for Again<'_, M, P> {
 pub(crate) fn last_byte(list: &[PhysSegment]) -> Result<PhysAddr, MapListError> {
     let mut highest = None;
     for (index, segment) in list.iter().enumerate() {
-        let PhysSegment { phys, len } = *segment;
-        let distance = len.checked_sub(1).ok_or(MapListError::EmptySegment { index, phys })?;
-        let last = phys.checked_add(distance).ok_or(MapListError::Wraps { index, phys, len })?;
-        highest = highest.max(Some(last));
+        highest = highest.max(Some(segment.last_byte(index)?));
     }
     highest.ok_or(MapListError::EmptyList)
 }

@@ -6,11 +6,10 @@ use alloc::sync::Arc;
 use super::BouncePool;
 use super::config::{Attributes, DeviceProfile, PoolError};
 use super::copy::copy_pieces;
-use super::error::{BounceError, BounceMapError};
+use super::error::{BounceError, BounceMapError, inside};
 use super::layout::Place;
 use super::mapping::{PoolMapping, Way};
-use super::own::Toward;
-use super::slot::{NOBODY, Phase, Pieces, Slot, Terms, kind_of};
+use super::slot::{NOBODY, Phase, Pieces, Slot, Terms, Toward, kind_of};
 use super::split::shape;
 use crate::addr::{Direction, Iova, PhysAddr};
 use crate::domain::{MapListError, PhysSegment};
@@ -140,10 +139,10 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
 #[inline]
 fn total(list: &[PhysSegment]) -> Result<u64, MapListError> {
     let mut total: u64 = 0;
-    for (index, PhysSegment { phys, len }) in list.iter().copied().enumerate() {
-        let before = len.checked_sub(1).ok_or(MapListError::EmptySegment { index, phys })?;
-        let sum = phys.checked_add(before).and_then(|_| total.checked_add(len));
-        total = sum.ok_or(MapListError::Wraps { index, phys, len })?;
+    for (index, piece) in list.iter().copied().enumerate() {
+        piece.last_byte(index)?;
+        let PhysSegment { phys, len } = piece;
+        total = total.checked_add(len).ok_or(MapListError::Wraps { index, phys, len })?;
     }
     if total == 0 { Err(MapListError::EmptyList) } else { Ok(total) }
 }
@@ -270,14 +269,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         };
         let (slot, terms, at) = self.lent(place, iova)?;
         let PhysSegment { phys: origin, len: mapped } = slot.origin();
-        if offset.checked_add(len).is_none_or(|end| end > mapped) {
-            return Err(BounceError::OutOfRange { iova, offset, len, mapped });
-        }
-        let wanted = match into {
-            Toward::Buffer => terms.copies_in(),
-            Toward::Original => terms.copies_out(),
-        };
-        if !wanted {
+        inside(iova, mapped, (offset, len))?;
+        if !terms.copies(into) {
             return Ok(());
         }
         let list = take_list(slot, terms, iova)?;

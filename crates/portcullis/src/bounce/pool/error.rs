@@ -41,6 +41,15 @@ impl From<IovaError> for BounceMapError {
     }
 }
 
+/// Whether the mapping of `mapped` bytes at `iova` has `len` bytes from `offset` on.
+#[inline]
+pub(super) fn inside(iova: Iova, mapped: u64, (offset, len): (u64, u64)) -> Result<(), BounceError> {
+    match offset.checked_add(len) {
+        Some(end) if end <= mapped => Ok(()),
+        _ => Err(BounceError::OutOfRange { iova, offset, len, mapped }),
+    }
+}
+
 /// A mapping that was not unmapped, or not synced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

@@ -1,7 +1,7 @@
 //! A mapping as its driver gets it.
 
 use crate::addr::{Iova, PageSize};
-use crate::domain::{DmaSegment, PhysSegment};
+use crate::domain::{DeviceView, DmaSegment, PhysSegment};
 
 /// How a mapping was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -53,26 +53,8 @@ impl<'a> PoolMapping<'a> {
         let whole = DmaSegment { iova: self.iova, len: self.len };
         let (list, granule) = self.list.map_or((&[][..], PageSize::SIZE_4K), |parts| parts);
         let one = if self.list.is_none() { Some(whole) } else { None };
-        // Sums as they were checked when the list was mapped.
-        let mut page = self.iova.align_down(granule).get();
-        let mut pieces = list.iter().map(move |piece| {
-            let offset = piece.phys.page_offset(granule);
-            let iova = Iova::new(page.wrapping_add(offset));
-            page = page.wrapping_add(granule.round_up(offset.wrapping_add(piece.len)).unwrap_or(0));
-            DmaSegment { iova, len: piece.len }
-        });
-        let mut next = pieces.next();
-        let merged = core::iter::from_fn(move || {
-            let mut segment = next.take()?;
-            for piece in pieces.by_ref() {
-                if segment.iova.checked_add(segment.len) != Some(piece.iova) {
-                    next = Some(piece);
-                    break;
-                }
-                segment.len = segment.len.wrapping_add(piece.len);
-            }
-            Some(segment)
-        });
-        one.into_iter().chain(merged)
+        // Its sums were checked when the list was mapped.
+        let view = DeviceView::new(list, Some(self.iova.align_down(granule)), granule);
+        one.into_iter().chain(view.flatten())
     }
 }

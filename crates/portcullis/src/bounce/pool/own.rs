@@ -5,23 +5,16 @@ use alloc::vec::Vec;
 
 use super::BouncePool;
 use super::copy::copy_pieces;
-use super::error::{BounceError, BounceMapError};
+use super::error::{BounceError, BounceMapError, inside};
 use super::mapping::{PoolMapping, Way};
 use super::single::{Entry, Found, Parts, Phase, Single, find, remember};
-use super::slot::Terms;
+use super::slot::{Terms, Toward};
 use crate::addr::{Iova, IovaRange, PhysAddr};
 use crate::domain::{Ending, MapListError, PhysSegment};
 use crate::invalidation::Gather;
 use crate::mapper::Mapper;
-use crate::platform::{CopyMemory, FRAME_SIZE, Platform};
+use crate::platform::{CopyMemory, Platform};
 use crate::sync::{Ordering, fence};
-
-/// Which way data goes between a buffer and the original.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Toward {
-    Buffer,
-    Original,
-}
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// Maps `len` bytes, those of `list`, through a buffer of their own.
@@ -46,16 +39,12 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             // SAFETY: the original is the caller's promise, the buffer nobody's yet.
             unsafe { self.copy_parts(&parts, &original, (terms.offset, len), (0, len), Toward::Buffer) };
         }
-        self.enter_single(&linked, bytes, limit, original, (len, terms), parts)?.map(|iova| PoolMapping {
-            iova,
-            len,
-            way: Way::SingleUse,
-            list: None,
-        })
+        let iova = self.enter_single(&linked, bytes, limit, original, (len, terms), parts)?;
+        Ok(PoolMapping { iova, len, way: Way::SingleUse, list: None })
     }
 
-    /// Opens the granules of `linked`, `bytes` bytes in all, to devices, and keeps the mapping in the map. The outer
-    /// error is that of addresses, the inner one of the mapper; the parts' buffers are free again after both.
+    /// Opens the granules of `linked`, `bytes` bytes in all, to devices, and keeps the mapping in the map. After an
+    /// error the parts' buffers are free again, or wait for a later trim.
     pub(super) fn enter_single(
         &self,
         linked: &[PhysSegment],
@@ -64,7 +53,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         list: Vec<PhysSegment>,
         (len, terms): (u64, Terms),
         parts: Parts,
-    ) -> Result<Result<Iova, BounceMapError>, BounceMapError> {
+    ) -> Result<Iova, BounceMapError> {
         let range = match self.domain.reserve(bytes, limit) {
             Ok(range) => range,
             Err(error) => {
@@ -80,7 +69,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let linked = self.domain.link(range, linked, terms.direction.permissions(), &mut unconfirmed);
         let Err(failed) = linked else {
             self.keep(single, Phase::Live);
-            return Ok(Ok(iova));
+            return Ok(iova);
         };
         single.lost = failed.occupied;
         if failed.unconfirmed {
@@ -89,7 +78,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         } else {
             self.release(&single);
         }
-        Ok(Err(failed.error.into()))
+        Err(failed.error.into())
     }
 
     /// Keeps a mapping in the map.
@@ -112,7 +101,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
 
     /// Ends a mapping with addresses outside the slots'.
     pub(super) fn unmap_own(&self, iova: Iova, len: u64) -> Result<(), BounceError> {
-        let range = self.granules(iova, len).ok_or(BounceError::NotMapped { iova })?;
+        let range =
+            IovaRange::of_pages(iova, len, self.domain.granule()).ok_or(BounceError::NotMapped { iova })?;
         // Never those of slots, whatever is asked for.
         if self.region.last() >= range.start() && range.last() >= self.region.start() {
             return Err(BounceError::NotMapped { iova });
@@ -173,19 +163,13 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         len: u64,
         into: Toward,
     ) -> Result<(), BounceError> {
-        let range = self.granules(iova, 1).ok_or(BounceError::NotMapped { iova })?;
+        let range =
+            IovaRange::of_pages(iova, 1, self.domain.granule()).ok_or(BounceError::NotMapped { iova })?;
         let Found::Single(single) = self.find_single(range, iova, None, Phase::Live)? else {
             return Ok(());
         };
-        let mapped = single.len;
-        if offset.checked_add(len).is_none_or(|end| end > mapped) {
-            return Err(BounceError::OutOfRange { iova, offset, len, mapped });
-        }
-        let wanted = match into {
-            Toward::Buffer => single.terms.copies_in(),
-            Toward::Original => single.terms.copies_out(),
-        };
-        if wanted {
+        inside(iova, single.len, (offset, len))?;
+        if single.terms.copies(into) {
             // SAFETY: the promise of whoever mapped it.
             unsafe { self.copy_single(&single, offset, len, into) };
         }
@@ -255,13 +239,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         }
     }
 
-    /// The granules of `len` bytes at `iova`.
-    fn granules(&self, iova: Iova, len: u64) -> Option<IovaRange> {
-        let granule = self.domain.granule();
-        let last = iova.checked_add(len.checked_sub(1)?)?.get() | granule.offset_mask();
-        IovaRange::from_bounds(iova.align_down(granule), Iova::new(last)).ok()
-    }
-
     /// Zeroed memory of `bytes` bytes, a multiple of the granule, in as few pieces as there are.
     fn alloc_pieces(&self, bytes: u64) -> Result<Vec<PhysSegment>, BounceMapError> {
         let granule = self.domain.granule().bytes();
@@ -292,10 +269,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             return Err(error);
         }
         Ok(pieces)
-    }
-
-    fn try_alloc(&self, bytes: u64) -> Option<PhysAddr> {
-        self.memory.alloc(usize::try_from(bytes / FRAME_SIZE).ok()?)
     }
 
     /// Calls `f` with each piece of memory in `parts`.

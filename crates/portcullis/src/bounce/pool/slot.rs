@@ -32,6 +32,13 @@ pub(super) enum Phase {
     Retired = 3,
 }
 
+/// Which way data goes between a buffer and the original.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Toward {
+    Buffer,
+    Original,
+}
+
 /// What a mapping through a bounce buffer was made for: one word of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Terms {
@@ -78,6 +85,15 @@ impl Terms {
     #[inline]
     pub(super) fn copies_out(&self) -> bool {
         !matches!(self.direction, Direction::ToDevice)
+    }
+
+    /// Whether data is copied that way.
+    #[inline]
+    pub(super) fn copies(&self, into: Toward) -> bool {
+        match into {
+            Toward::Buffer => self.copies_in(),
+            Toward::Original => self.copies_out(),
+        }
     }
 
     #[inline]

@@ -5,9 +5,8 @@ use alloc::vec::Vec;
 use super::BouncePool;
 use super::error::BounceMapError;
 use super::mapping::{PoolMapping, Way};
-use super::own::Toward;
 use super::single::{Ends, Parts, Phase, Single, remember};
-use super::slot::Terms;
+use super::slot::{Terms, Toward};
 use crate::addr::{Iova, PageSize, PhysAddr};
 use crate::domain::PhysSegment;
 use crate::mapper::Mapper;
@@ -119,7 +118,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             // SAFETY: the original is the caller's promise; the ends' granules are nobody's yet.
             unsafe { self.copy_parts(&parts, &original, (offset, len), (0, len), Toward::Buffer) };
         }
-        let iova = self.enter_single(&linked, bytes, limit, original, (len, terms), parts)??;
+        let iova = self.enter_single(&linked, bytes, limit, original, (len, terms), parts)?;
         Ok(PoolMapping { iova, len, way: Way::Split, list: None })
     }
 }

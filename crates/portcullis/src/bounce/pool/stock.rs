@@ -226,11 +226,15 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// Zeroed memory of `bytes` bytes, a multiple of the granule, for buffers. Where there is none, the cache makes
     /// room once.
     pub(super) fn alloc(&self, bytes: u64) -> Option<PhysAddr> {
-        let alloc = || self.memory.alloc(usize::try_from(bytes / FRAME_SIZE).ok()?);
-        alloc().or_else(|| {
+        self.try_alloc(bytes).or_else(|| {
             let made_room = self.trim(0).is_ok_and(|bytes| bytes > 0);
-            made_room.then(alloc).flatten()
+            if made_room { self.try_alloc(bytes) } else { None }
         })
+    }
+
+    /// The same of what there is.
+    pub(super) fn try_alloc(&self, bytes: u64) -> Option<PhysAddr> {
+        self.memory.alloc(usize::try_from(bytes / FRAME_SIZE).ok()?)
     }
 
     /// Gives memory back.
