@@ -338,6 +338,19 @@ pub enum Direction {
 }
 
 impl Direction {
+    /// All of them, by [number](Self::index).
+    pub const ALL: [Self; 3] = [Self::ToDevice, Self::FromDevice, Self::Bidirectional];
+
+    /// Its number in [`ALL`](Self::ALL).
+    #[inline]
+    pub const fn index(self) -> usize {
+        match self {
+            Self::ToDevice => 0,
+            Self::FromDevice => 1,
+            Self::Bidirectional => 2,
+        }
+    }
+
     /// The least permissions that let the data through.
     pub const fn permissions(self) -> Permissions {
         match self {

@@ -72,12 +72,15 @@ enum Op {
 fn op() -> impl Strategy<Value = Op> {
     let len = prop_oneof![5 => 1..PAGE, 3 => 1..5 * PAGE, 1 => 1..80 * PAGE, 1 => (1..40_u64).prop_map(|n| n * PAGE)];
     let offset = prop_oneof![1 => Just(0), 2 => 0..PAGE];
-    let attributes = (prop::bool::weighted(0.05), prop::bool::weighted(0.2), prop::bool::weighted(0.3))
-        .prop_map(|(persistent_streaming, wipe, keep_unwritten)| Attributes {
+    let often = prop::bool::weighted;
+    let attributes = (often(0.05), often(0.2), often(0.2), often(0.3)).prop_map(
+        |(persistent_streaming, direct, wipe, keep_unwritten)| Attributes {
             persistent_streaming,
+            direct,
             wipe,
             keep_unwritten,
-        });
+        },
+    );
     let pieces = prop_oneof![3 => vec((offset.clone(), len.clone()), 1), 1 => vec((offset, len), 2..5)];
     let part = || (any::<usize>(), any::<u64>(), any::<u64>());
     let map = (0..4_usize, 0..3_usize, 0..3_usize, attributes, pieces, any::<bool>());
@@ -211,7 +214,7 @@ impl World {
         let view: Vec<_> = mapping.segments().map(|segment| (segment.iova, segment.len)).collect();
         assert_eq!(view.iter().map(|(_, len)| len).sum::<u64>(), total);
         let (way, iova, span) = (mapping.way(), mapping.iova(), mapping.len());
-        let expected = attributes.persistent_streaming || total > 64 << 10;
+        let expected = attributes.persistent_streaming || attributes.direct || total > 64 << 10;
         assert!(!matches!(way, Way::Direct | Way::Split) || expected);
         let before = list[0].phys.get() % PAGE;
         let head = (PAGE - before) % PAGE;

@@ -83,7 +83,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
             listed: list.len() > 1,
             offset: first & self.profile.offset_mask,
         };
-        if !attributes.persistent_streaming
+        let openly = attributes.persistent_streaming || attributes.direct && self.may_reach(list);
+        if !openly
             && self.reaches_slots
             && let Some(class) = len.checked_add(terms.offset).and_then(|bytes| pool.layout.class_of(bytes))
         {
@@ -97,6 +98,13 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
         }
         // SAFETY: the caller's promise.
         unsafe { self.map_otherwise(list, len, terms, attributes) }
+    }
+
+    /// Whether the device may be given the granules of `list`.
+    #[cold]
+    #[inline(never)]
+    fn may_reach(&self, list: &[PhysSegment]) -> bool {
+        !self.profile.untrusted || shape(list, self.pool.domain.granule()).whole
     }
 
     /// A mapping that no slot is for.
@@ -121,7 +129,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
             }
             return pool.map_direct(list, len, terms, (limit, shape.touches));
         }
-        if len <= pool.threshold() {
+        if len <= pool.threshold() && (opens_others || !attributes.direct) {
             // SAFETY: the caller's promise.
             return unsafe { pool.map_single_use(list, len, terms, limit) };
         }

@@ -1,0 +1,244 @@
+//! What copying and mapping cost, and which of them is chosen: plain arithmetic, without locks or clocks.
+
+/// One of the two ways to give a device a buffer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Choice {
+    /// Through a bounce buffer that stays mapped.
+    Copy,
+    /// By a translation of its own.
+    Map,
+}
+
+impl Choice {
+    pub(super) const fn other(self) -> Self {
+        match self {
+            Self::Copy => Self::Map,
+            Self::Map => Self::Copy,
+        }
+    }
+}
+
+/// Samples that a mean stands for at the most: older ones fade.
+const WEIGHT: u64 = 8;
+
+/// Samples of both halves without which a way's cost is not known.
+const ENOUGH: u64 = 4;
+
+/// Of how many timed mappings one goes the other way, where that way's cost is known.
+const PROBE: u64 = 64;
+
+/// The same where it is not.
+const EAGER_PROBE: u64 = 4;
+
+/// How many times in a row the other way must look better.
+const PATIENCE: u32 = 4;
+
+/// A running mean in sixteenths of a nanosecond.
+#[derive(Debug, Clone, Copy, Default)]
+struct Mean {
+    sixteenths: u64,
+    samples: u64,
+}
+
+impl Mean {
+    fn add(&mut self, ns: u64) {
+        let mut sample = ns.min(u64::from(u32::MAX)) * 16;
+        if self.samples >= ENOUGH {
+            // An interrupt, or a scheduler, in the middle of a call says nothing of the call.
+            sample = sample.min(4 * self.sixteenths + 16 * 64);
+        }
+        self.samples += 1;
+        let weight = self.samples.min(WEIGHT);
+        self.sixteenths = (self.sixteenths * (weight - 1) + sample) / weight;
+    }
+}
+
+/// Which half of a mapping's life was timed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Half {
+    Map,
+    Unmap,
+}
+
+/// What one way costs.
+#[derive(Debug, Clone, Copy, Default)]
+struct Cost {
+    map: Mean,
+    unmap: Mean,
+}
+
+impl Cost {
+    fn total(&self) -> Option<u64> {
+        let enough = self.map.samples.min(self.unmap.samples) >= ENOUGH;
+        enough.then_some(self.map.sixteenths + self.unmap.sixteenths)
+    }
+
+    fn seen(&self) -> Option<WayCost> {
+        let enough = self.total().is_some();
+        enough.then_some(WayCost { map_ns: self.map.sixteenths / 16, unmap_ns: self.unmap.sixteenths / 16 })
+    }
+}
+
+/// What one way costs, as far as it was measured: running means of the latest samples, in nanoseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WayCost {
+    /// To make a mapping.
+    pub map_ns: u64,
+    /// To end one, all waits for hardware included.
+    pub unmap_ns: u64,
+}
+
+/// Mappings of one size and direction.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Cell {
+    choice: Choice,
+    copy: Cost,
+    map: Cost,
+    /// How many times in a row the other way looked better.
+    against: u32,
+    switches: u64,
+    /// Timed mappings since the last that went the other way.
+    turns: u64,
+}
+
+impl Default for Cell {
+    /// Copying is what protects to the byte, so it is what an unknown machine begins with.
+    fn default() -> Self {
+        let (copy, map) = (Cost::default(), Cost::default());
+        Self { choice: Choice::Copy, copy, map, against: 0, switches: 0, turns: 0 }
+    }
+}
+
+impl Cell {
+    fn cost(&mut self, choice: Choice) -> &mut Cost {
+        match choice {
+            Choice::Copy => &mut self.copy,
+            Choice::Map => &mut self.map,
+        }
+    }
+
+    /// The way that the next timed mapping takes: the chosen one, but for a probe now and then.
+    pub(super) fn turn(&mut self) -> Choice {
+        self.turns += 1;
+        let known = self.cost(self.choice.other()).total().is_some();
+        if self.turns < if known { PROBE } else { EAGER_PROBE } {
+            return self.choice;
+        }
+        self.turns = 0;
+        self.choice.other()
+    }
+
+    /// Half of a mapping that went `way` took `ns`. The choice from now on.
+    pub(super) fn note(&mut self, way: Choice, half: Half, ns: u64) -> Choice {
+        let cost = self.cost(way);
+        match half {
+            Half::Map => cost.map.add(ns),
+            Half::Unmap => cost.unmap.add(ns),
+        }
+        if half == Half::Unmap {
+            self.judge();
+        }
+        self.choice
+    }
+
+    /// Changes the choice where the other way is cheaper by an eighth, and was so some times in a row.
+    fn judge(&mut self) {
+        let (ours, other) = (self.cost(self.choice).total(), self.cost(self.choice.other()).total());
+        let better = matches!((ours, other), (Some(ours), Some(other)) if 8 * other < 7 * ours);
+        self.against = if better { self.against + 1 } else { 0 };
+        if self.against >= PATIENCE {
+            self.settle();
+        }
+    }
+
+    /// Takes the cheaper way by what is known now, without hysteresis: the end of the first measurement.
+    pub(super) fn begin(&mut self) -> Choice {
+        let (copy, map) = (self.copy.total(), self.map.total());
+        self.choice = if matches!((copy, map), (Some(copy), Some(map)) if map < copy) {
+            Choice::Map
+        } else {
+            Choice::Copy
+        };
+        (self.against, self.turns) = (0, 0);
+        self.choice
+    }
+
+    fn settle(&mut self) {
+        self.choice = self.choice.other();
+        (self.against, self.turns) = (0, 0);
+        self.switches += 1;
+    }
+
+    pub(super) fn seen(&self) -> (Choice, Option<WayCost>, Option<WayCost>, u64) {
+        (self.choice, self.copy.seen(), self.map.seen(), self.switches)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn feed(cell: &mut Cell, way: Choice, (map, unmap): (u64, u64), times: u32) -> Choice {
+        (0..times).fold(cell.choice, |_, _| {
+            cell.note(way, Half::Map, map);
+            cell.note(way, Half::Unmap, unmap)
+        })
+    }
+
+    #[test]
+    fn it_begins_with_the_cheaper_way_and_with_copying_where_nothing_is_known() {
+        let mut cell = Cell::default();
+        assert_eq!(cell.begin(), Choice::Copy);
+        feed(&mut cell, Choice::Map, (5, 5), 8);
+        assert_eq!(cell.begin(), Choice::Copy, "one cost alone says nothing");
+        feed(&mut cell, Choice::Copy, (10, 5), 8);
+        assert_eq!(cell.begin(), Choice::Map);
+        assert_eq!(cell.seen().1, Some(WayCost { map_ns: 10, unmap_ns: 5 }));
+    }
+
+    #[test]
+    fn it_changes_when_the_other_way_stays_cheaper_by_an_eighth() {
+        let mut cell = Cell::default();
+        feed(&mut cell, Choice::Copy, (50, 50), 16);
+        feed(&mut cell, Choice::Map, (40, 50), 16);
+        assert_eq!(cell.choice, Choice::Copy, "a tenth is not worth a change");
+        feed(&mut cell, Choice::Map, (10, 10), 64);
+        assert_eq!((cell.choice, cell.switches), (Choice::Map, 1));
+        // Now copying has to be clearly cheaper.
+        feed(&mut cell, Choice::Copy, (10, 9), 64);
+        assert_eq!(cell.choice, Choice::Map);
+        feed(&mut cell, Choice::Copy, (5, 5), 64);
+        assert_eq!((cell.choice, cell.switches), (Choice::Copy, 2));
+    }
+
+    #[test]
+    fn costs_that_come_and_go_do_not_make_it_swing() {
+        let mut cell = Cell::default();
+        feed(&mut cell, Choice::Copy, (50, 50), 16);
+        for round in 0..1000 {
+            let noise = [85, 115][round % 2];
+            feed(&mut cell, Choice::Map, (0, noise), 1);
+            feed(&mut cell, Choice::Copy, (0, 200 - noise), 1);
+        }
+        assert_eq!(cell.switches, 0);
+    }
+
+    #[test]
+    fn one_call_that_was_interrupted_changes_nothing() {
+        let mut cell = Cell::default();
+        feed(&mut cell, Choice::Copy, (50, 50), 64);
+        feed(&mut cell, Choice::Map, (100, 100), 64);
+        feed(&mut cell, Choice::Copy, (50, 5_000_000), 1);
+        assert_eq!((cell.choice, cell.switches), (Choice::Copy, 0));
+        assert!(cell.copy.seen().is_some_and(|cost| cost.unmap_ns < 100), "{:?}", cell.copy.seen());
+    }
+
+    #[test]
+    fn both_ways_are_tried_now_and_then_and_an_unknown_one_soon() {
+        let mut cell = Cell::default();
+        let probes = |cell: &mut Cell| (0..640).filter(|_| cell.turn() == Choice::Map).count();
+        assert_eq!(probes(&mut cell), 160);
+        feed(&mut cell, Choice::Map, (500, 500), 8);
+        assert_eq!(probes(&mut cell), 10);
+    }
+}
