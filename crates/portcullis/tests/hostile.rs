@@ -12,6 +12,7 @@ mod hostile {
     pub mod paint;
     pub mod policies;
     pub mod threads;
+    pub mod turns;
     pub mod window;
     pub mod worker;
 }

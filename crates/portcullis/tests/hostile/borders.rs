@@ -5,83 +5,48 @@
 //! is made right at a border, by another thread. So every order of these steps that matters is tried, and none by
 //! chance.
 
-use std::cell::Cell;
-use std::sync::{Arc, Mutex, Weak};
+use std::cell::RefCell;
+use std::sync::Arc;
 
 use portcullis::addr::{Direction, Iova};
 use portcullis::domain::{Policies, Policy, PolicyError};
 use portcullis::invalidation::{DeviceId, InvalidationError};
-use portcullis::platform::{LocalSlot, Platform, PlatformEvents};
-use portcullis::std_platform::StdPlatform;
 use portcullis_model::Queue;
 
+use super::turns::Turns;
 use crate::rig::{self, Device, Dom, Hooked, LAZY_FOREVER, PAGE, page};
 
 type Action = Box<dyn FnOnce() + Send>;
 type Hardware = Hooked<Queue>;
 
-/// Threads as CPUs, one of which is stopped at a border until another has acted.
-#[derive(Clone)]
-struct Borders {
-    inner: StdPlatform,
-    action: Arc<Mutex<Option<Action>>>,
-}
-
 thread_local! {
-    /// Borders that this thread passes until it is stopped; `None` for a thread that is not.
-    static LEFT: Cell<Option<u32>> = const { Cell::new(None) };
+    /// Borders that this thread passes until it is stopped, and what another thread does then before it goes on;
+    /// `None` for a thread that is not stopped.
+    static STOP: RefCell<Option<(u32, Action)>> = const { RefCell::new(None) };
 }
 
-impl Borders {
-    fn pass(&self) {
-        match LEFT.get() {
-            None => {}
-            Some(0) => {
-                LEFT.set(None);
-                let action = self.action.lock().unwrap().take().expect("stopped once");
-                std::thread::spawn(action).join().unwrap();
-            }
-            Some(left) => LEFT.set(Some(left - 1)),
+/// This thread passes a border.
+fn pass() {
+    let action = STOP.with_borrow_mut(|stop| {
+        let (left, _) = stop.as_mut()?;
+        if let Some(fewer) = left.checked_sub(1) {
+            *left = fewer;
+            return None;
         }
+        stop.take()
+    });
+    if let Some((_, action)) = action {
+        std::thread::spawn(action).join().unwrap();
     }
 }
 
-impl Platform for Borders {
-    fn slots(&self) -> usize {
-        self.inner.slots()
-    }
-
-    fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
-        self.pass();
-        let result = self.inner.with_slot(f);
-        self.pass();
-        result
-    }
-
-    fn now_ns(&self) -> u64 {
-        self.inner.now_ns()
-    }
-
-    fn fence_all(&self) {
-        self.inner.fence_all();
-    }
-
-    fn register(&self, events: Weak<dyn PlatformEvents>) {
-        self.inner.register(events);
-    }
-
-    fn wake_at(&self, deadline_ns: u64) {
-        self.inner.wake_at(deadline_ns);
-    }
-}
-
-type Rig = rig::Rig<Borders, Hardware>;
+type Rig = rig::Rig<Turns, Hardware>;
 
 /// What changes share.
 #[derive(Clone)]
 struct Parties {
-    domain: Arc<Dom<Borders, Hardware>>,
-    device: Device<Borders, Hardware>,
+    domain: Arc<Dom<Turns, Hardware>>,
+    device: Device<Turns, Hardware>,
     policies: Arc<Policies>,
 }
 
@@ -105,11 +70,9 @@ const CHANGES: [(&str, Step, Step); 5] = [
 
 /// A rig, and a mapping in it that the device has used.
 fn setting(before: Step) -> (Rig, Parties, Iova) {
-    let platform = Borders { inner: StdPlatform::with_slots(4), action: Arc::default() };
-    let borders = platform.clone();
-    let rig = Rig::new(platform, LAZY_FOREVER, |queue| {
+    let rig = Rig::new(Turns::new(4, |_| pass()), LAZY_FOREVER, |queue| {
         let hardware = Hooked::new(queue);
-        hardware.set(move || borders.pass());
+        hardware.set(pass);
         hardware
     });
     let policies = Arc::new(Policies::new(LAZY_FOREVER));
@@ -122,11 +85,10 @@ fn setting(before: Step) -> (Rig, Parties, Iova) {
 }
 
 /// Runs `first`, which is stopped at its border number `border` until `second` is over. Whether it got there.
-fn interrupted(platform: &Borders, border: u32, first: impl FnOnce(), second: Action) -> bool {
-    *platform.action.lock().unwrap() = Some(second);
-    LEFT.set(Some(border));
+fn interrupted(border: u32, first: impl FnOnce(), second: Action) -> bool {
+    STOP.set(Some((border, second)));
     first();
-    LEFT.replace(None).is_none()
+    STOP.take().is_none()
 }
 
 #[test]
@@ -137,7 +99,7 @@ fn a_change_at_any_border_of_an_unmap_holds_when_both_have_returned() {
             let (rig, all, iova) = setting(before);
             let device = rig.device.clone();
             let unmap = || device.unmap_single(iova, PAGE).unwrap();
-            if !interrupted(&rig.platform, borders, unmap, Box::new(move || change(&all).unwrap())) {
+            if !interrupted(borders, unmap, Box::new(move || change(&all).unwrap())) {
                 break;
             }
             assert!(!rig.reaches(iova), "{name}, at border {borders} of the unmap");
@@ -155,7 +117,7 @@ fn an_unmap_at_any_border_of_a_change_is_covered_when_both_have_returned() {
             let (rig, all, iova) = setting(before);
             let device = rig.device.clone();
             let unmap = move || device.unmap_single(iova, PAGE).unwrap();
-            if !interrupted(&rig.platform, borders, || change(&all).unwrap(), Box::new(unmap)) {
+            if !interrupted(borders, || change(&all).unwrap(), Box::new(unmap)) {
                 break;
             }
             assert!(!rig.reaches(iova), "{name}, at border {borders} of the change");

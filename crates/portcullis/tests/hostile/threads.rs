@@ -2,58 +2,23 @@
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use portcullis::addr::Iova;
 use portcullis::dma::DmaDevice;
 use portcullis::domain::{Domain, Policy};
-use portcullis::platform::{LocalSlot, Platform, PlatformEvents};
-use portcullis::std_platform::StdPlatform;
 use portcullis_model::Queue;
 
 use super::paint::{Findings, Paint, Painted};
 use super::policies::{Changes, Group};
+use super::turns::{Border, Turns};
 use super::worker::{Shared, Worker};
 use crate::rig::{Hooked, LAZY_FOREVER, Mapper, PAGE, Rig};
 
 pub type Hardware = Hooked<Queue>;
-pub type Dom = Domain<Mapper<Hardware>, Slots>;
-pub type Dev = DmaDevice<Mapper<Hardware>, Slots>;
-
-/// Threads as CPUs that are now and then late where it hurts: before they have a slot.
-#[derive(Clone)]
-pub struct Slots {
-    inner: StdPlatform,
-    turns: Arc<AtomicU64>,
-}
-
-impl Platform for Slots {
-    fn slots(&self) -> usize {
-        self.inner.slots()
-    }
-
-    fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
-        late(&self.turns, 512);
-        self.inner.with_slot(f)
-    }
-
-    fn now_ns(&self) -> u64 {
-        self.inner.now_ns()
-    }
-
-    fn fence_all(&self) {
-        self.inner.fence_all();
-    }
-
-    fn register(&self, events: Weak<dyn PlatformEvents>) {
-        self.inner.register(events);
-    }
-
-    fn wake_at(&self, deadline_ns: u64) {
-        self.inner.wake_at(deadline_ns);
-    }
-}
+pub type Dom = Domain<Mapper<Hardware>, Turns>;
+pub type Dev = DmaDevice<Mapper<Hardware>, Turns>;
 
 /// Every so many calls, a wait in which others get on.
 fn late(calls: &AtomicU64, every: u64) {
@@ -70,7 +35,13 @@ const MASK: u64 = (16 << 20) - 1;
 
 #[test]
 fn a_device_that_retries_everything_reaches_nothing_it_must_not() {
-    let platform = Slots { inner: StdPlatform::with_slots(8), turns: Arc::default() };
+    // Now and then late where it hurts: before a CPU has its slot.
+    let turns = AtomicU64::new(0);
+    let platform = Turns::new(8, move |border| {
+        if border == Border::Before {
+            late(&turns, 512);
+        }
+    });
     let rig = Rig::new(platform, LAZY_FOREVER, |queue| {
         let (hardware, calls) = (Hooked::new(queue), AtomicU64::new(0));
         hardware.set(move || late(&calls, 64));

@@ -12,7 +12,8 @@ use portcullis_model::Iommu;
 
 use super::paint::{Findings, Paint, Painted};
 use super::policies::Group;
-use super::threads::{Hardware, Slots};
+use super::threads::Hardware;
+use super::turns::Turns;
 use crate::rig::{Mapper, PAGE};
 
 /// What all threads share.
@@ -26,7 +27,7 @@ pub struct Shared<'a> {
     pub over: &'a AtomicBool,
 }
 
-type Typed = Mapped<Painted, Mapper<Hardware>, Slots>;
+type Typed = Mapped<Painted, Mapper<Hardware>, Turns>;
 
 /// A mapping that is alive.
 enum Live {
@@ -42,11 +43,11 @@ pub struct Worker<'a> {
     live: VecDeque<Live>,
     /// Buffers of one's own that are closed.
     own: VecDeque<Painted>,
-    ring: StrictRing<Mapper<Hardware>, Slots>,
+    ring: StrictRing<Mapper<Hardware>, Turns>,
     in_ring: Vec<(Painted, Iova)>,
-    batch: UnmapBatch<Painted, Mapper<Hardware>, Slots>,
+    batch: UnmapBatch<Painted, Mapper<Hardware>, Turns>,
     in_batch: Vec<Iova>,
-    raw: RawBatch<Mapper<Hardware>, Slots>,
+    raw: RawBatch<Mapper<Hardware>, Turns>,
     in_raw: Vec<(Painted, Iova)>,
 }
 

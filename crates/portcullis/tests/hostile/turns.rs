@@ -1,0 +1,55 @@
+//! Threads as CPUs, with something that happens at each border of a turn.
+
+use std::sync::{Arc, Weak};
+
+use portcullis::platform::{LocalSlot, Platform, PlatformEvents};
+use portcullis::std_platform::StdPlatform;
+
+/// The two borders of a turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Border {
+    Before,
+    After,
+}
+
+#[derive(Clone)]
+pub struct Turns {
+    inner: StdPlatform,
+    at: Arc<dyn Fn(Border) + Send + Sync>,
+}
+
+impl Turns {
+    /// `slots` CPUs; `at` is called before a slot is lent, and when it has come back.
+    pub fn new(slots: usize, at: impl Fn(Border) + Send + Sync + 'static) -> Self {
+        Self { inner: StdPlatform::with_slots(slots), at: Arc::new(at) }
+    }
+}
+
+impl Platform for Turns {
+    fn slots(&self) -> usize {
+        self.inner.slots()
+    }
+
+    fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
+        (self.at)(Border::Before);
+        let result = self.inner.with_slot(f);
+        (self.at)(Border::After);
+        result
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.inner.now_ns()
+    }
+
+    fn fence_all(&self) {
+        self.inner.fence_all();
+    }
+
+    fn register(&self, events: Weak<dyn PlatformEvents>) {
+        self.inner.register(events);
+    }
+
+    fn wake_at(&self, deadline_ns: u64) {
+        self.inner.wake_at(deadline_ns);
+    }
+}
