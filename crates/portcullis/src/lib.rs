@@ -10,7 +10,8 @@
 //! - Drivers: [`dma`], with mappings that own their buffers.
 //! - Kernels and VMMs: [`domain::Domain`] over a [`mapper::Mapper`].
 //! - The layers, each of which uses only those before it: [`addr`], [`sync`], [`platform`], [`percpu`],
-//!   [`iova`], [`pgtable`], [`exposure`], [`invalidation`], [`mapper`], [`domain`], [`bounce`], [`dma`].
+//!   [`iova`], [`pgtable`], [`exposure`], [`invalidation`], [`mapper`], [`domain`], [`bounce`], [`dma`],
+//!   [`registration`].
 //!
 //! # What always holds
 //! - Memory that a strict unmap hands back cannot be reached by the device; with lazy protection it can for
@@ -89,6 +90,7 @@ pub mod mapper;
 pub mod percpu;
 pub mod pgtable;
 pub mod platform;
+pub mod registration;
 #[cfg(feature = "std")]
 pub mod std_platform;
 pub mod sync;

@@ -84,16 +84,22 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     #[inline]
     pub(crate) fn count_neighbours(&self, bytes: u64) {
         if bytes > 0 {
-            self.platform.with_slot(|slot| self.neighbours.change(slot, bytes, || self.platform.now_ns()));
+            self.platform.with_slot(|slot| self.change_neighbours(slot, bytes));
+        }
+    }
+
+    /// The same with the caller's slot. Wraps: fewer, where it is the negative of a number.
+    #[inline]
+    pub(crate) fn change_neighbours(&self, slot: Option<&LocalSlot<'_>>, bytes: u64) {
+        if bytes != 0 {
+            self.neighbours.change(slot, bytes, || self.platform.now_ns());
         }
     }
 
     /// They cannot any more, or belong to what waits for a flush.
     #[inline]
     pub(super) fn uncount_neighbours(&self, slot: Option<&LocalSlot<'_>>, bytes: u64) {
-        if bytes > 0 {
-            self.neighbours.change(slot, bytes.wrapping_neg(), || self.platform.now_ns());
-        }
+        self.change_neighbours(slot, bytes.wrapping_neg());
     }
 }
 

@@ -1,0 +1,123 @@
+//! What can go wrong with a registration.
+
+use super::index::Span;
+use crate::addr::PhysAddr;
+use crate::domain::{MapListError, PhysSegment};
+use crate::invalidation::InvalidationError;
+use crate::iova::IovaError;
+
+/// A cache that cannot be made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RegistrationConfigError {
+    /// The domain's devices use physical addresses: nothing is mapped, and nothing can be unmapped.
+    #[error("a domain without translation has nothing to register")]
+    NoTranslation,
+    /// The limits leave room for nothing, or the entries have no numbers.
+    #[error(
+        "a cache of {entries} entries and {bytes:#x} bytes: 1 to {most} entries and a granule are needed"
+    )]
+    Limits {
+        /// Entries asked for.
+        entries: usize,
+        /// Bytes asked for.
+        bytes: u64,
+        /// The most entries that there can be.
+        most: usize,
+    },
+    /// No memory for the cache's own book-keeping.
+    #[error("no memory to keep account of {entries} entries")]
+    OutOfMemory {
+        /// Entries asked for.
+        entries: usize,
+    },
+}
+
+/// A range that was not acquired. Nothing of it is held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum AcquireError {
+    /// The range by itself is larger than all that may be mapped.
+    #[error("{bytes:#x} bytes of granules: the cache's limit is {limit:#x}")]
+    TooLarge {
+        /// Bytes of the granules that it touches.
+        bytes: u64,
+        /// [`RegistrationLimits::bytes`](super::RegistrationLimits::bytes).
+        limit: u64,
+    },
+    /// All entries are held. Nothing was evicted.
+    #[error("all of the cache's limit of {limit} entries are held")]
+    NoEntry {
+        /// [`RegistrationLimits::entries`](super::RegistrationLimits::entries).
+        limit: usize,
+    },
+    /// What is held leaves too few bytes. Nothing was evicted.
+    #[error("{wanted:#x} bytes are wanted: of the cache's limit of {limit:#x}, {held:#x} are held")]
+    NoBytes {
+        /// Bytes of the granules that were wanted.
+        wanted: u64,
+        /// [`RegistrationLimits::bytes`](super::RegistrationLimits::bytes).
+        limit: u64,
+        /// Bytes of entries that cannot be evicted now.
+        held: u64,
+    },
+    /// Idle entries were unmapped to make room, and the hardware did not confirm it: **devices may still reach
+    /// them**, as they could before. They count against the limits until some later call succeeds.
+    #[error("no room could be made, as unmapped entries may still be reached: {error}")]
+    Eviction {
+        /// Why it was not confirmed.
+        error: InvalidationError,
+    },
+    /// The owner had a part of the range forgotten while it was being acquired.
+    #[error("the {len:#x} bytes at {phys} were forgotten while they were being acquired")]
+    Forgotten {
+        /// Where the range begins.
+        phys: PhysAddr,
+        /// Its length in bytes.
+        len: u64,
+    },
+    /// The domain did not map it.
+    #[error(transparent)]
+    Map(#[from] MapListError),
+}
+
+impl AcquireError {
+    pub(super) fn forgotten(span: &Span) -> Self {
+        let PhysSegment { phys, len } = span.memory();
+        Self::Forgotten { phys, len }
+    }
+}
+
+impl From<IovaError> for AcquireError {
+    fn from(error: IovaError) -> Self {
+        Self::Map(error.into())
+    }
+}
+
+/// A registration that was not released as it should be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReleaseRegistrationError {
+    /// It is another cache's. Nothing is changed.
+    #[error("a registration of another cache")]
+    OtherCache,
+    /// It is released and was the last, but the hardware did not confirm that the range is unmapped: **devices may
+    /// still reach it** until a [`forget`](super::RegistrationCache::forget) or a
+    /// [`trim`](super::RegistrationCache::trim) succeeds.
+    #[error("released and unmapped, but devices may still reach it: {error}")]
+    Unconfirmed {
+        /// Why it was not confirmed.
+        error: InvalidationError,
+    },
+}
+
+/// A range that devices may still reach, although everything in it is unmapped: the hardware did not confirm. The
+/// entries count against the limits; forgetting the range again tries again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{entries} entries are unmapped, but devices may still reach them: {error}")]
+pub struct ForgetError {
+    /// Entries that are not confirmed as unmapped.
+    pub entries: usize,
+    /// Why the first of them is not.
+    pub error: InvalidationError,
+}

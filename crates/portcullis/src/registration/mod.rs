@@ -1,0 +1,135 @@
+//! Registrations: ranges of memory that stay mapped because they come back, within limits.
+//!
+//! Buffers that live long (a storage stack's pool, a GPU's staging area, memory registered for RDMA) are handed to a
+//! device again and again. To map and unmap them each time is an invalidation each time. A [`RegistrationCache`] maps
+//! such a range once, and lends it from then on: a lookup, no page table, no hardware.
+//!
+//! # What is open when
+//! Strict protection says that a device reaches nothing that no mapping covers. An idle registration is just that, so
+//! **no range stays open on its own account, however often it comes back**: its owner must have said that it is
+//! long-lived ([`Keep::UntilForgotten`]), once. A range that was acquired [`WhileHeld`](Keep::WhileHeld) is shared by
+//! those who hold it at the same time, and unmapped strictly by the last of them, whatever the domain's policy.
+//!
+//! | range | the device reaches it |
+//! |---|---|
+//! | held | yes |
+//! | idle, `WhileHeld` | no: the last release has returned, or said that it is not confirmed |
+//! | idle, `UntilForgotten` | yes, counted as exposure, until it is forgotten, evicted or trimmed |
+//! | forgotten | no: [`forget`](RegistrationCache::forget) has returned, or said that it is not confirmed |
+//!
+//! What idle entries leave open counts in [`Domain::exposure`](crate::domain::Domain::exposure) as bytes beside what
+//! is mapped, with the bytes that share a granule with a held range. (Of an entry that is held in parts only, all
+//! bytes count.)
+//!
+//! # What goes wrong with such caches elsewhere, and here
+//! - *Memory goes away and its address comes back* (`munmap`, `fork` and copy-on-write, migration): the entry still
+//!   leads to the old memory, and a cache by address lends it. It cannot know: **the owner must say so** with
+//!   [`forget`](RegistrationCache::forget), from its notifier, before the memory is anybody else's. Then every entry
+//!   that shares a byte with the range goes, also one that is held, one that is being mapped at this moment, and one
+//!   that somebody else is unmapping, and the call returns after the hardware has confirmed.
+//! - *The addresses of what was forgotten come back* while a holder still knows them, and its device writes into
+//!   another's memory. Here they are nobody's until the last holder has released them.
+//! - *A larger entry outlives its reason*: a range inside another is lent from that only if the larger one is kept.
+//!   One that is `WhileHeld` is shared by those who ask for exactly it.
+//! - *Permissions are widened* to reuse an entry: here an entry has one kind of access, and another is another entry.
+//! - *Memory is pinned without bound*: entries and bytes are limited, what the hardware has not confirmed counts, and
+//!   what is too much is an error that names the limit.
+//! - *An entry is evicted in use*: only idle ones are.
+//! - *Double release*: a [`Registration`] cannot be copied, and one of another cache is refused.
+//! - *Thrash* just above the limit: the order is by last use, so a rotation over more than fits never hits. It costs no
+//!   more than mapping each time: one entry in sixteen, 16 at the most, is evicted in one go and shares an
+//!   invalidation.
+//!
+//! # One lock
+//! All book-keeping is under one lock. What is done under it is a search and a few words; nothing there waits, and
+//! translations are changed outside. An acquisition and a release by one CPU cost tens of nanoseconds, where a
+//! mapping of its own would wait for an invalidation. CPUs that use one buffer pool all the time should hold what they
+//! use, or have caches of their own: each is bounded by itself.
+//!
+//! Memory is named by where it lies in physical memory, in one piece; a list is registered piece by piece.
+
+mod acquire;
+mod config;
+mod end;
+mod error;
+mod index;
+mod recent;
+mod slot;
+mod state;
+
+pub use config::{Forgotten, Keep, Registration, RegistrationLimits, RegistrationUsage, Released};
+pub use error::{AcquireError, ForgetError, RegistrationConfigError, ReleaseRegistrationError};
+
+use self::slot::Slots;
+use self::state::State;
+use crate::dma::DmaDevice;
+use crate::mapper::Mapper;
+use crate::platform::Platform;
+use crate::sync::{Mutex, unique};
+
+/// Long-lived mappings of one device's domain: see the [module](self).
+///
+/// All methods take `&self` and may run on any number of CPUs at once. They trust their caller as the raw methods of
+/// [`DmaDevice`] do: that the memory is the caller's to open to the device, until it is unmapped as the table says.
+///
+/// When the cache is dropped, everything is unmapped strictly. Where the hardware does not confirm that, the addresses
+/// stay out of use until a later flush of the domain is confirmed, and the memory may be reached until then. The
+/// addresses of what is still held are given up for good.
+#[derive(Debug)]
+pub struct RegistrationCache<M: Mapper, P: Platform> {
+    device: DmaDevice<M, P>,
+    limits: RegistrationLimits,
+    /// Tells its registrations from another cache's.
+    number: u64,
+    state: Mutex<State>,
+}
+
+impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
+    /// An empty cache of mappings in the domain of `device`, at addresses that `device` reaches. Allocates about
+    /// 120 bytes for each entry that there may be; the index allocates as entries come.
+    ///
+    /// # Errors
+    /// [`RegistrationConfigError`].
+    pub fn new(device: DmaDevice<M, P>, limits: RegistrationLimits) -> Result<Self, RegistrationConfigError> {
+        let RegistrationLimits { entries, bytes } = limits;
+        if !device.domain().is_translated() {
+            return Err(RegistrationConfigError::NoTranslation);
+        }
+        let granule = device.domain().granule();
+        let most = Slots::MOST;
+        if entries == 0 || entries > most || bytes < granule.bytes() {
+            return Err(RegistrationConfigError::Limits { entries, bytes, most });
+        }
+        let state = State::new(limits, granule).ok_or(RegistrationConfigError::OutOfMemory { entries })?;
+        Ok(Self { device, limits, number: unique(), state: Mutex::new(state) })
+    }
+
+    /// The device that the cache was made with.
+    pub fn device(&self) -> &DmaDevice<M, P> {
+        &self.device
+    }
+
+    /// What the cache may hold at the most.
+    pub fn limits(&self) -> RegistrationLimits {
+        self.limits
+    }
+
+    /// What the cache holds and has done. O(1), takes the lock.
+    pub fn usage(&self) -> RegistrationUsage {
+        self.with(|state| state.usage())
+    }
+
+    /// Calls `f` with the state, locked, and with a slot lent, as for every lock of this crate.
+    #[inline]
+    fn with<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
+        let domain = self.device.domain();
+        domain.platform().with_slot(|slot| {
+            let mut state = self.state.lock();
+            let result = f(&mut state);
+            let opened = core::mem::take(&mut state.opened);
+            drop(state);
+            domain.change_neighbours(slot, opened);
+            result
+        })
+    }
+}

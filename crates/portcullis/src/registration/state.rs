@@ -1,0 +1,327 @@
+//! What the cache knows, all of it under one lock: entries, their order, the idle ones, and how full it is.
+//!
+//! Nothing here waits or touches translations: a step says what its caller is to do, with the lock free, and another
+//! step says how that went.
+
+mod room;
+
+pub(super) use room::{Claim, Step};
+
+use alloc::vec::Vec;
+
+use arrayvec::ArrayVec;
+
+use self::room::Waiting;
+use super::config::{Forgotten, Keep, RegistrationLimits, RegistrationUsage};
+use super::index::{Index, Key, Span};
+use super::recent::Recent;
+use super::slot::{List, Phase, Slot, Slots};
+use crate::addr::{Iova, IovaRange, PageSize};
+
+/// Entries that share one invalidation at the most, and that are looked at under the lock at a time.
+pub(super) const BATCH: usize = 64;
+
+/// One of those that are being unmapped together.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Doomed {
+    pub slot: u32,
+    pub range: IovaRange,
+    /// Its addresses must not be used again.
+    pub lost: bool,
+    /// What an earlier attempt has unlinked already.
+    pub again: bool,
+}
+
+pub(super) type Batch = ArrayVec<Doomed, BATCH>;
+
+/// An entry as a registration needs it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Held {
+    pub slot: u32,
+    pub generation: u64,
+    pub iova: Iova,
+    pub whole: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct State {
+    pub slots: Slots,
+    index: Index,
+    recent: Recent,
+    limits: RegistrationLimits,
+    granule: PageSize,
+    /// Live ones that nobody holds, the least recently used first.
+    pub idle: List,
+    pub unconfirmed: List,
+    /// Entries that somebody is unmapping, and their bytes.
+    ending: (usize, u64),
+    gone: usize,
+    /// Of all entries but those that are gone.
+    bytes: u64,
+    claimed: Claim,
+    /// As many as CPUs that make room at this moment.
+    waiting: Vec<Waiting>,
+    generation: u64,
+    counts: RegistrationUsage,
+    /// Change of what the domain is to count as open; wraps.
+    pub opened: u64,
+}
+
+impl State {
+    /// `None` without memory for what is allocated in advance.
+    pub(super) fn new(limits: RegistrationLimits, granule: PageSize) -> Option<Self> {
+        Some(Self {
+            slots: Slots::new(limits.entries)?,
+            recent: Recent::new(limits.entries)?,
+            index: Index::new(),
+            limits,
+            granule,
+            idle: List::new(),
+            unconfirmed: List::new(),
+            ending: (0, 0),
+            gone: 0,
+            bytes: 0,
+            claimed: Claim::default(),
+            waiting: Vec::new(),
+            generation: 0,
+            counts: RegistrationUsage::default(),
+            opened: 0,
+        })
+    }
+
+    pub(super) fn usage(&self) -> RegistrationUsage {
+        RegistrationUsage {
+            entries: self.slots.used(),
+            bytes: self.bytes,
+            idle_entries: self.idle.len,
+            idle_bytes: self.idle.bytes,
+            unconfirmed_entries: self.unconfirmed.len,
+            unconfirmed_bytes: self.unconfirmed.bytes,
+            forgotten_entries: self.gone,
+            ..self.counts
+        }
+    }
+
+    /// A forget of `span` begins: whoever makes room for a part of it must not map it any more. The number of the next
+    /// entry: those that are there have smaller ones.
+    pub(super) fn begin_forget(&mut self, span: &Span) -> u64 {
+        self.waiting.iter_mut().for_each(|waiting| waiting.forgotten |= waiting.span.touches(span));
+        self.generation + 1
+    }
+
+    /// Holds an entry that is mapped already, if there is one: of just this range, or a larger one that is kept. Never
+    /// a larger one that is not: its own holders' last release must end it.
+    #[inline]
+    pub(super) fn hit(&mut self, span: &Span, keep: Keep) -> Option<Held> {
+        let recent = self.recent.get(span);
+        let same = |entry: &Slot| entry.phase == Phase::Live && entry.span.as_ref() == Some(span);
+        let (slot, whole) = match self.slots.get(recent).is_some_and(same) {
+            true => (recent, true),
+            false => self.find(span)?,
+        };
+        let entry = self.slots.at_mut(slot);
+        let (range, held) = (entry.range?, entry.span?);
+        // From the first granule on, which begins where the range does.
+        let distance = span.memory().phys.get() - held.memory().phys.align_down(self.granule).get();
+        let iova = range.start().checked_add(distance)?;
+        entry.refs += 1;
+        entry.whole += u64::from(whole);
+        entry.keep |= whole && keep == Keep::UntilForgotten;
+        let generation = entry.generation;
+        if entry.refs == 1 {
+            self.slots.unlink(&mut self.idle, slot);
+        }
+        self.counts.hits += 1;
+        self.recount(slot);
+        Some(Held { slot, generation, iova, whole })
+    }
+
+    /// The same by the index, and whether it is of just the range.
+    fn find(&mut self, span: &Span) -> Option<(u32, bool)> {
+        let live = |slot: u32| self.slots.at(slot).phase == Phase::Live;
+        if let Some(slot) = self.index.exact(span, live) {
+            self.recent.put(span, slot);
+            return Some((slot, true));
+        }
+        let kept = |slot| live(slot) && self.slots.at(slot).keep;
+        self.index.covering(span, kept).map(|slot| (slot, false))
+    }
+
+    fn reserve(&mut self, span: &Span, bytes: u64, keep: Keep) -> Option<u32> {
+        let slot = self.slots.take()?;
+        self.generation += 1;
+        let entry = self.slots.at_mut(slot);
+        (entry.span, entry.bytes, entry.generation) = (Some(*span), bytes, self.generation);
+        (entry.refs, entry.whole, entry.keep) = (1, 1, keep == Keep::UntilForgotten);
+        entry.phase = Phase::Mapping;
+        self.index.insert(span, slot);
+        self.bytes += bytes;
+        self.counts.misses += 1;
+        self.counts.peak_entries = self.counts.peak_entries.max(self.slots.used());
+        self.counts.peak_bytes = self.counts.peak_bytes.max(self.bytes);
+        Some(slot)
+    }
+
+    /// Has a live or an unconfirmed entry be unmapped with the others in `batch`, which has room.
+    pub(super) fn doom(&mut self, slot: u32, batch: &mut Batch) {
+        let entry = self.slots.at(slot);
+        let again = entry.phase == Phase::Unconfirmed;
+        let (range, bytes, lost) = (entry.range, entry.bytes, entry.lost);
+        if again {
+            self.slots.unlink(&mut self.unconfirmed, slot);
+        } else if entry.refs == 0 && entry.keep {
+            self.slots.unlink(&mut self.idle, slot);
+        }
+        self.slots.at_mut(slot).phase = Phase::Ending;
+        self.ending.0 += 1;
+        self.ending.1 += bytes;
+        if let Some(range) = range {
+            batch.push(Doomed { slot, range, lost, again });
+        }
+    }
+
+    /// An entry that was being mapped is live; `None` where it must end at once, in `batch`, as it was forgotten.
+    pub(super) fn mapped(&mut self, slot: u32, batch: &mut Batch) -> Option<Held> {
+        let entry = self.slots.at_mut(slot);
+        let (range, span, generation) = (entry.range?, entry.span?, entry.generation);
+        entry.phase = Phase::Live;
+        if entry.forgotten {
+            // The token was never given out.
+            (entry.refs, entry.whole, entry.keep) = (0, 0, false);
+            self.doom(slot, batch);
+            return None;
+        }
+        self.recent.put(&span, slot);
+        self.recount(slot);
+        let distance = span.memory().phys.page_offset(self.granule);
+        Some(Held { slot, generation, iova: Iova::new(range.start().get() | distance), whole: true })
+    }
+
+    /// An entry could not be mapped. What was entered for a moment may still be reached, if it is `unconfirmed`.
+    pub(super) fn not_mapped(&mut self, slot: u32, unconfirmed: bool) {
+        let entry = self.slots.at_mut(slot);
+        (entry.refs, entry.whole, entry.keep) = (0, 0, false);
+        if unconfirmed {
+            self.put_unconfirmed(slot);
+        } else {
+            self.drop_entry(slot);
+        }
+    }
+
+    /// The unmapping of an entry is over. Whether its addresses are nobody's now.
+    pub(super) fn ended(&mut self, slot: u32, confirmed: bool) -> bool {
+        let bytes = self.slots.at(slot).bytes;
+        self.ending.0 -= 1;
+        self.ending.1 -= bytes;
+        if !confirmed {
+            self.put_unconfirmed(slot);
+            return false;
+        }
+        self.drop_entry(slot)
+    }
+
+    fn put_unconfirmed(&mut self, slot: u32) {
+        self.slots.at_mut(slot).phase = Phase::Unconfirmed;
+        self.slots.push(&mut self.unconfirmed, slot);
+        self.recount(slot);
+    }
+
+    /// Nobody reaches an entry any more. Whether nobody holds it either: then there is none any more.
+    fn drop_entry(&mut self, slot: u32) -> bool {
+        let entry = self.slots.at_mut(slot);
+        let (span, bytes) = (entry.span, entry.bytes);
+        entry.phase = Phase::Gone;
+        self.recount(slot);
+        if let Some(span) = span {
+            self.index.remove(&span, slot);
+        }
+        self.bytes -= bytes;
+        let unheld = self.slots.at(slot).refs == 0;
+        if unheld {
+            self.slots.give_back(slot);
+        } else {
+            self.gone += 1;
+        }
+        unheld
+    }
+
+    /// One registration less. What is to be unmapped for that is in `batch`; where a range is returned, its addresses
+    /// are nobody's now.
+    #[inline]
+    pub(super) fn release(&mut self, held: &Held, batch: &mut Batch) -> Option<Ended> {
+        let slot = held.slot;
+        let same = self.slots.get(slot).is_some_and(|entry| entry.generation == held.generation);
+        if !same {
+            return None;
+        }
+        let entry = self.slots.at_mut(slot);
+        entry.refs -= 1;
+        entry.whole -= u64::from(held.whole);
+        let (last, keep) = (entry.refs == 0, entry.keep);
+        self.recount(slot);
+        let entry = self.slots.at(slot);
+        match entry.phase {
+            Phase::Live if last && keep => {
+                self.slots.push(&mut self.idle, slot);
+                Some(Ended::Open)
+            }
+            Phase::Live if last => {
+                self.doom(slot, batch);
+                Some(Ended::Last)
+            }
+            Phase::Live => Some(Ended::Open),
+            Phase::Gone if last => {
+                let range = entry.range.map(|range| (range, entry.lost));
+                self.gone -= 1;
+                self.slots.give_back(slot);
+                Some(Ended::Forgotten(range))
+            }
+            _ => Some(Ended::Forgotten(None)),
+        }
+    }
+
+    /// Has an entry of the index be unmapped with `batch`, which has room, as its owner takes the memory back. Whether it
+    /// will be: others are mapping or unmapping it else.
+    pub(super) fn forget(&mut self, slot: u32, batch: &mut Batch, forgotten: &mut Forgotten) -> bool {
+        let entry = self.slots.at_mut(slot);
+        entry.forgotten = true;
+        if !matches!(entry.phase, Phase::Live | Phase::Unconfirmed) {
+            return false;
+        }
+        forgotten.entries += 1;
+        forgotten.bytes += entry.bytes;
+        forgotten.held += usize::from(entry.refs > 0);
+        self.doom(slot, batch);
+        true
+    }
+
+    /// The next entry after `after` that overlaps `span` and is older than `stamp`.
+    pub(super) fn next_overlapping(&self, span: &Span, after: Option<Key>, stamp: u64) -> Option<Key> {
+        let mut after = after;
+        loop {
+            let key = self.index.overlapping(span, after)?;
+            if self.slots.at(key.slot()).generation < stamp {
+                return Some(key);
+            }
+            after = Some(key);
+        }
+    }
+
+    /// Has the domain count what is open of an entry now.
+    fn recount(&mut self, slot: u32) {
+        let entry = self.slots.at_mut(slot);
+        let open = entry.open_now();
+        self.opened = self.opened.wrapping_add(open).wrapping_sub(entry.open);
+        entry.open = open;
+    }
+}
+
+/// What a release has come to.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Ended {
+    Open,
+    /// The entry is in the batch.
+    Last,
+    /// It was forgotten; the addresses that are nobody's now, and whether they are lost.
+    Forgotten(Option<(IovaRange, bool)>),
+}

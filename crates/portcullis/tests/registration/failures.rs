@@ -1,0 +1,289 @@
+//! Hardware that does not confirm, memory and addresses that run out, owners and CPUs that come at the wrong moment.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use portcullis::addr::{Iova, IovaRange, Permissions};
+use portcullis::dma::DmaDevice;
+use portcullis::domain::MapListError;
+use portcullis::invalidation::Gather;
+use portcullis::iova::IovaError;
+use portcullis::mapper::Mapper;
+use portcullis::pgtable::MapError;
+use portcullis::platform::Frames;
+use portcullis::registration::{
+    AcquireError, ForgetError, RegistrationCache, RegistrationLimits, ReleaseRegistrationError, Released,
+};
+use portcullis::std_platform::StdPlatform;
+
+use crate::rig::PAGE;
+use crate::support::{BOTH, Bench, HELD, KEPT, TIMEOUT, pages};
+
+#[test]
+fn an_eviction_that_is_not_confirmed_keeps_its_entry_and_its_share_of_the_limit() {
+    let bench = Bench::new(2, 64);
+    let iovas = [0, 1].map(|n| bench.touch(pages(n, 1), KEPT));
+    bench.fail(true);
+    for _ in 0..3 {
+        let error = bench.acquire(pages(2, 1), KEPT).unwrap_err();
+        assert_eq!(error, AcquireError::Eviction { error: TIMEOUT });
+        assert!(bench.reached(iovas[0]).is_some(), "or the test means nothing");
+        let usage = bench.cache.usage();
+        assert_eq!((usage.entries, usage.bytes, usage.unconfirmed_entries), (2, 2 * PAGE, 1));
+        assert_eq!((usage.evictions, usage.idle_entries), (1, 1), "no other is evicted in vain");
+    }
+    // It is not lent any more, and not mapped twice for want of room.
+    assert_eq!(bench.acquire(pages(0, 1), KEPT).unwrap_err(), AcquireError::Eviction { error: TIMEOUT });
+    bench.touch(pages(1, 1), KEPT);
+    bench.fail(false);
+    let new = bench.touch(pages(2, 1), KEPT);
+    let usage = bench.cache.usage();
+    assert_eq!((usage.entries, usage.unconfirmed_entries, usage.evictions), (2, 0, 1));
+    assert_eq!(bench.reached(iovas[0]).filter(|phys| *phys == pages(0, 1).phys), None);
+    assert_eq!(bench.reached(new), Some(pages(2, 1).phys));
+    assert_eq!(bench.reached(iovas[1]), Some(pages(1, 1).phys));
+    bench.finish();
+}
+
+#[test]
+fn a_release_that_is_not_confirmed_says_so_and_is_tried_again() {
+    let bench = Bench::new(4, 64);
+    let held = bench.acquire(pages(0, 1), HELD).unwrap();
+    let iova = held.iova();
+    assert!(bench.rig.reaches(iova));
+    bench.fail(true);
+    assert_eq!(bench.cache.release(held), Err(ReleaseRegistrationError::Unconfirmed { error: TIMEOUT }));
+    assert!(bench.rig.reaches(iova), "or the test means nothing");
+    assert_eq!(bench.cache.trim(u64::MAX), Err(TIMEOUT));
+    // Acquired again, it is another mapping; its addresses are nobody's.
+    let again = bench.acquire(pages(0, 1), HELD).unwrap();
+    assert_ne!(again.iova(), iova);
+    assert_eq!(bench.cache.usage().bytes, 2 * PAGE);
+    let two = ForgetError { entries: 2, error: TIMEOUT };
+    assert_eq!(bench.cache.forget(pages(0, 1)), Err(two));
+    assert!(bench.rig.reaches(iova), "or the test means nothing");
+    bench.fail(false);
+    let forgotten = bench.cache.forget(pages(0, 1)).unwrap();
+    assert_eq!((forgotten.entries, forgotten.held), (2, 1));
+    assert!(!bench.rig.reaches(iova) && !bench.rig.reaches(again.iova()));
+    assert_eq!(bench.cache.release(again), Ok(Released::Forgotten));
+    assert_eq!(bench.cache.usage().entries, 0);
+    bench.finish();
+}
+
+#[test]
+fn a_forget_that_fails_unmaps_all_the_same() {
+    let bench = Bench::new(200, 400);
+    let iovas: Vec<Iova> = (0..150).map(|n| bench.touch(pages(n, 1), KEPT)).collect();
+    // The second of three submissions fails.
+    let (queue, failing) = (bench.rig.iommu.queue(), Arc::new(AtomicBool::new(false)));
+    bench.rig.queue.set(move || {
+        let second = failing.fetch_xor(true, Ordering::Relaxed);
+        queue.fail_next(if second { u64::MAX } else { 0 }, TIMEOUT);
+    });
+    assert_eq!(bench.cache.forget(pages(0, 150)), Err(ForgetError { entries: 64, error: TIMEOUT }));
+    let reached = iovas.iter().filter(|iova| bench.rig.reaches(**iova)).count();
+    assert_eq!(reached, 64);
+    let usage = bench.cache.usage();
+    assert_eq!((usage.entries, usage.unconfirmed_entries, usage.idle_entries), (64, 64, 0));
+    bench.unhook();
+    bench.fail(false);
+    assert_eq!(bench.cache.forget(pages(0, 150)).unwrap().entries, 64);
+    assert!(iovas.iter().all(|iova| !bench.rig.reaches(*iova)));
+    bench.finish();
+}
+
+#[test]
+fn a_cache_that_ends_unconfirmed_keeps_its_addresses_from_use() {
+    let bench = Bench::new(8, 64);
+    let iova = bench.touch(pages(0, 1), KEPT);
+    bench.fail(true);
+    let Bench { rig, cache, .. } = bench;
+    drop(cache);
+    assert!(rig.reaches(iova), "or the test means nothing");
+    rig.iommu.queue().fail_next(0, TIMEOUT);
+    let others: Vec<_> =
+        (1..5).map(|n| rig.device.map_single(pages(n, 1).phys, PAGE, BOTH).unwrap()).collect();
+    assert!(!others.contains(&iova));
+    rig.domain.flush().unwrap();
+    assert!(!rig.reaches(iova));
+    assert_eq!(rig.domain.stats().lost_iova_bytes, 0);
+}
+
+#[test]
+fn a_map_without_table_memory_leaves_nothing() {
+    let bench = Bench::new(8, 4096);
+    // All memory is taken, but for one frame: the first table of a range, and not the next.
+    let mut taken = Vec::new();
+    while let Some(frame) = bench.rig.memory.alloc(1) {
+        taken.push(frame);
+    }
+    let free = |count: usize, taken: &mut Vec<_>| {
+        // SAFETY: they came from the loop above, and nobody has used them.
+        taken.drain(..count).for_each(|frame| unsafe { bench.rig.memory.free(frame, 1) });
+    };
+    free(4, &mut taken);
+    let large = pages(1, 2000);
+    for fails in [false, true] {
+        bench.fail(fails);
+        let error = bench.acquire(large, KEPT).unwrap_err();
+        let usage = bench.cache.usage();
+        if fails {
+            let unconfirmed = MapListError::Unconfirmed { error: TIMEOUT };
+            assert_eq!(error, AcquireError::Map(unconfirmed));
+            assert_eq!((usage.unconfirmed_entries, usage.bytes), (1, 2000 * PAGE));
+        } else {
+            assert_eq!(error, AcquireError::Map(MapListError::Map(MapError::OutOfMemory)));
+            assert_eq!((usage.entries, usage.bytes), (0, 0));
+        }
+    }
+    let error = bench.cache.forget(large).unwrap_err();
+    assert_eq!(error, ForgetError { entries: 1, error: TIMEOUT });
+    bench.fail(false);
+    assert_eq!(bench.cache.forget(large).unwrap().entries, 1);
+    free(taken.len(), &mut taken);
+    let iova = bench.touch(large, HELD);
+    assert_eq!(bench.reached(iova), None);
+    assert_eq!(bench.cache.usage().entries, 0);
+    let domain = Arc::clone(&bench.rig.domain);
+    drop(bench);
+    let usage = domain.usage();
+    assert_eq!((usage.taken - usage.cached, domain.stats().lost_iova_bytes), (0, 0));
+}
+
+#[test]
+fn a_device_without_addresses_left_leaves_nothing() {
+    let bench = Bench::new(8, 64);
+    let device = DmaDevice::new(Arc::clone(&bench.rig.domain), 4 * PAGE - 1);
+    let limits = RegistrationLimits { entries: 8, bytes: 64 * PAGE };
+    let cache = RegistrationCache::new(device, limits).unwrap();
+    // Page 0 is nobody's.
+    let held = cache.acquire(pages(0, 2), BOTH, HELD).unwrap();
+    for _ in 0..3 {
+        let error = cache.acquire(pages(9, 2), BOTH, KEPT).unwrap_err();
+        assert!(
+            matches!(error, AcquireError::Map(MapListError::Iova(IovaError::Exhausted { .. }))),
+            "{error:?}"
+        );
+        assert_eq!(cache.usage().entries, 1);
+    }
+    assert_eq!(cache.release(held), Ok(Released::Unmapped));
+    cache.release(cache.acquire(pages(9, 2), BOTH, KEPT).unwrap()).unwrap();
+    drop(cache);
+    bench.finish();
+}
+
+#[test]
+fn another_s_translation_in_the_addresses_is_left_alone() {
+    let bench = Bench::new(8, 64);
+    let domain = &bench.rig.domain;
+    // Where the next mapping will be.
+    let iova = bench.touch(pages(0, 2), HELD);
+    let mapper = domain.mapper();
+    let second = IovaRange::new(Iova::new(iova.get() + PAGE), PAGE).unwrap();
+    let foreign = [(pages(7, 1).phys, PAGE)];
+    mapper.map(&bench.rig.platform, second, foreign, Permissions::READ_WRITE, &mut Gather::new()).unwrap();
+    for fails in [true, false] {
+        bench.fail(fails);
+        let result = bench.acquire(pages(0, 2), HELD);
+        assert!(fails || result.is_ok(), "somewhere else by now");
+        bench.fail(false);
+        result.into_iter().for_each(|held| assert!(bench.cache.release(held).is_ok()));
+    }
+    bench.cache.trim(0).unwrap();
+    assert_eq!(bench.reached(second.start()), Some(pages(7, 1).phys), "left alone");
+    assert_eq!((bench.cache.usage().entries, domain.stats().lost_iova_bytes), (0, 2 * PAGE));
+}
+
+#[test]
+fn an_entry_that_somebody_else_unmapped_costs_its_addresses() {
+    let bench = Bench::new(8, 64);
+    let iova = bench.touch(pages(0, 2), KEPT);
+    bench.rig.domain.unmap_strictly(IovaRange::new(iova, PAGE).unwrap()).unwrap();
+    assert_eq!(bench.cache.forget(pages(0, 1)).unwrap().entries, 1);
+    assert!(!bench.rig.reaches(iova));
+    // The part that was freed by itself, and all that it was a part of.
+    assert_eq!(bench.rig.domain.stats().lost_iova_bytes, 3 * PAGE);
+    assert_eq!(bench.cache.usage().entries, 0);
+}
+
+#[test]
+fn no_lock_is_held_and_nothing_is_lent_while_the_hardware_works() {
+    let bench = Bench::on(StdPlatform::new(), 4, 64);
+    let other = bench.acquire(pages(9, 1), KEPT).unwrap();
+    let iova = bench.touch(pages(0, 1), KEPT);
+    let (cache, asked) = (Arc::clone(&bench.cache), Arc::new(AtomicBool::new(false)));
+    let seen = Arc::clone(&asked);
+    bench.rig.queue.set(move || {
+        if !seen.swap(true, Ordering::Relaxed) {
+            // A hit elsewhere; and what is being forgotten is another mapping.
+            cache.release(cache.acquire(pages(9, 1), BOTH, HELD).unwrap()).unwrap();
+            let again = cache.acquire(pages(0, 1), BOTH, HELD).unwrap();
+            assert_ne!(again.iova(), iova);
+            cache.release(again).unwrap();
+        }
+    });
+    assert_eq!(bench.cache.forget(pages(0, 1)).unwrap().entries, 1);
+    assert!(asked.load(Ordering::Relaxed));
+    bench.unhook();
+    bench.cache.release(other).unwrap();
+    bench.finish();
+}
+
+#[test]
+fn a_forget_waits_for_whoever_unmaps_the_range_already() {
+    for trims in [false, true] {
+        let bench = Bench::on(StdPlatform::new(), 4, 64);
+        let held = (!trims).then(|| bench.acquire(pages(0, 1), HELD).unwrap());
+        let iova = match &held {
+            Some(held) => held.iova(),
+            None => bench.touch(pages(0, 1), KEPT),
+        };
+        assert!(bench.rig.reaches(iova));
+        std::thread::scope(|scope| {
+            let (begin, begun) = std::sync::mpsc::channel();
+            let (cache, rig) = (&bench.cache, &bench.rig);
+            let forgetting = scope.spawn(move || {
+                begun.recv().unwrap();
+                cache.forget(pages(0, 1)).unwrap();
+                // By now the other's invalidation is over.
+                assert!(!rig.reaches(iova));
+            });
+            let first = AtomicBool::new(true);
+            bench.rig.queue.set(move || {
+                if first.swap(false, Ordering::Relaxed) {
+                    begin.send(()).unwrap();
+                    // Time to be wrong in; what is right does not depend on it.
+                    std::thread::sleep(std::time::Duration::from_millis(20));
+                }
+            });
+            match held {
+                Some(held) => _ = bench.cache.release(held).unwrap(),
+                None => _ = bench.cache.trim(0).unwrap(),
+            }
+            forgetting.join().unwrap();
+        });
+        bench.unhook();
+        bench.finish();
+    }
+}
+
+#[test]
+fn what_waits_for_room_when_it_is_forgotten_is_not_mapped() {
+    let bench = Bench::on(StdPlatform::new(), 1, 64);
+    bench.touch(pages(0, 1), KEPT);
+    let (cache, first) = (Arc::clone(&bench.cache), AtomicBool::new(true));
+    bench.rig.queue.set(move || {
+        if first.swap(false, Ordering::Relaxed) {
+            // Touches one of the two, and nothing that is mapped.
+            assert_eq!(cache.forget(pages(6, 1)).unwrap().entries, 0);
+        }
+    });
+    let memory = pages(5, 2);
+    let error = bench.acquire(memory, KEPT).unwrap_err();
+    assert_eq!(error, AcquireError::Forgotten { phys: memory.phys, len: memory.len });
+    assert_eq!(bench.cache.usage().entries, 0);
+    bench.unhook();
+    bench.touch(memory, KEPT);
+    bench.finish();
+}
