@@ -1,7 +1,7 @@
 //! Bytes that a device can reach although no mapping covers them, times how long.
 //!
 //! Two kinds: *stale* bytes, of buffers that were unmapped and that no invalidation has covered yet; *neighbour* bytes,
-//! which share a page with a buffer. The unit of the account is the byte-nanosecond.
+//! which share a page with a buffer, or belong to a [registration](crate::registration) that nobody holds. The unit of the account is the byte-nanosecond.
 
 use core::ops::{AddAssign, Sub};
 
@@ -15,7 +15,8 @@ use core::ops::{AddAssign, Sub};
 pub struct Exposure {
     /// Bytes of buffers whose unmap had returned and that no invalidation had covered yet, times nanoseconds.
     pub stale_byte_ns: u128,
-    /// Bytes beside a buffer in its pages, times the nanoseconds that the pages could be reached.
+    /// Bytes beside a buffer in its pages, and of registrations that nobody holds, times the nanoseconds that they
+    /// could be reached.
     pub neighbour_byte_ns: u128,
     /// The longest in nanoseconds from an unmap's return until an invalidation covered it.
     pub longest_stale_ns: u64,

@@ -8,6 +8,7 @@ mod loom {
     pub mod frames;
     pub mod owned;
     pub mod reclaim;
+    pub mod registration;
     pub mod sections;
     pub mod shared;
     pub mod swiotlb;

@@ -1,0 +1,259 @@
+//! Registrations: what is held is reached, and what is forgotten or evicted is not, whoever else is at it.
+
+use std::sync::{Mutex, Weak};
+
+use ::loom::sync::Arc;
+use ::loom::thread;
+use portcullis::addr::{Direction, Iova, IovaRange, PageSize, PageSizes, Permissions, PhysAddr};
+use portcullis::dma::DmaDevice;
+use portcullis::domain::{Domain, PhysSegment, Policy};
+use portcullis::invalidation::{Costs, DomainId, Gather, Invalidation, InvalidationError};
+use portcullis::mapper::{Geometry, Mapper};
+use portcullis::pgtable::{MapError, Unmapped};
+use portcullis::platform::{LocalSlot, Platform, PlatformEvents};
+use portcullis::registration::{
+    AcquireError, Keep, Registration, RegistrationCache, RegistrationLimits, Released,
+};
+use portcullis::sync::{AtomicU64, Ordering};
+
+const PAGE: u64 = 4096;
+const PAGES: usize = 8;
+
+::loom::thread_local! {
+    /// The CPU that a thread is.
+    static CPU: std::cell::Cell<usize> = std::cell::Cell::new(0);
+}
+
+struct Cpus;
+
+impl Platform for Cpus {
+    fn slots(&self) -> usize {
+        2
+    }
+
+    fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
+        f(Some(&LocalSlot::new(CPU.with(|cpu| cpu.get()))))
+    }
+
+    fn now_ns(&self) -> u64 {
+        0
+    }
+
+    fn register(&self, _: Weak<dyn PlatformEvents>) {}
+
+    fn wake_at(&self, _: u64) {}
+}
+
+/// A table of a few pages, and a device that keeps what it once found. All that is shared without a lock is the
+/// cache's and the domain's: here is only what others may come between.
+struct Hardware {
+    geometry: Geometry,
+    /// What the table says of each page, and what the device has cached: physical addresses, 0 for none.
+    pages: Mutex<[(u64, u64); PAGES]>,
+    steps: AtomicU64,
+}
+
+impl Hardware {
+    fn new() -> Self {
+        let aperture = IovaRange::new(Iova::new(0), PAGES as u64 * PAGE).unwrap();
+        let page_sizes = PageSizes::EMPTY.with(PageSize::SIZE_4K);
+        let geometry = Geometry { aperture, page_sizes, reserved: Vec::new() };
+        Self { geometry, pages: Mutex::new([(0, 0); PAGES]), steps: AtomicU64::new(0) }
+    }
+
+    /// Calls `f` with a page's table entry and cache. Others may come before.
+    fn with<R>(&self, iova: Iova, f: impl FnOnce(&mut u64, &mut u64) -> R) -> R {
+        self.steps.fetch_add(1, Ordering::Relaxed);
+        let (entry, cached) = &mut self.pages.lock().unwrap()[(iova.get() / PAGE) as usize];
+        f(entry, cached)
+    }
+
+    /// Where a device gets to.
+    fn reached(&self, iova: Iova) -> u64 {
+        self.with(iova, |entry, cached| {
+            *cached = if *cached == 0 { *entry } else { *cached };
+            *cached
+        })
+    }
+}
+
+impl Mapper for Hardware {
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    fn map<P: Platform>(
+        &self,
+        _: &P,
+        range: IovaRange,
+        list: impl IntoIterator<Item = (PhysAddr, u64)>,
+        _: Permissions,
+        _: &mut Gather,
+    ) -> Result<(), MapError> {
+        for (phys, _) in list {
+            let before = self.with(range.start(), |entry, _| std::mem::replace(entry, phys.get()));
+            assert_eq!(before, 0, "mapped twice");
+        }
+        Ok(())
+    }
+
+    fn unmap<P: Platform>(&self, _: &P, range: IovaRange, gather: &mut Gather) -> Unmapped {
+        let before = self.with(range.start(), |entry, _| std::mem::take(entry));
+        assert_ne!(before, 0, "unmapped twice");
+        gather.add(range);
+        Unmapped { bytes: range.len() }
+    }
+
+    fn sync(&self, gather: &Gather) -> Result<(), InvalidationError> {
+        for request in gather.requests(DomainId(0), &Costs::BARE_METAL) {
+            let Invalidation::Range { range, .. } = request.invalidation else { unreachable!("few ranges") };
+            // What it forgets it may fetch again at once.
+            let pages = (range.start().get()..=range.last().get()).step_by(PAGE as usize);
+            pages.for_each(|page| self.with(Iova::new(page), |entry, cached| *cached = *entry));
+        }
+        Ok(())
+    }
+}
+
+type Cache = RegistrationCache<Hardware, Cpus>;
+
+fn memory(number: u64) -> PhysSegment {
+    PhysSegment { phys: PhysAddr::new((number + 1) << 20), len: PAGE }
+}
+
+fn reached(cache: &Cache, iova: Iova) -> u64 {
+    cache.device().domain().mapper().reached(iova)
+}
+
+fn acquire(cache: &Cache, number: u64, keep: Keep) -> Result<Registration, AcquireError> {
+    let held = cache.acquire(memory(number), Direction::Bidirectional, keep)?;
+    // Unless it is forgotten meanwhile, it is reached; and nobody else's memory is, ever.
+    let phys = reached(cache, held.iova());
+    assert!(phys == 0 || phys == memory(number).phys.get(), "another's memory");
+    Ok(held)
+}
+
+/// `first` and `second` by two CPUs; the first is the one that makes the cache.
+fn model(entries: usize, first: fn(&Cache) -> Iova, second: fn(&Cache), then: fn(&Cache, Iova)) {
+    let mut builder = ::loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    // Who waits looks again and again.
+    builder.max_branches = 100_000;
+    builder.check(move || {
+        CPU.with(|cpu| cpu.set(0));
+        let domain = Domain::new(Cpus, Hardware::new(), Policy::Strict).unwrap();
+        let limits = RegistrationLimits { entries, bytes: PAGES as u64 * PAGE };
+        let device = DmaDevice::new(domain, u64::MAX);
+        let cache = Arc::new(RegistrationCache::new(device, limits).unwrap());
+        let iova = first(&cache);
+        let other = {
+            let cache = Arc::clone(&cache);
+            thread::spawn(move || {
+                CPU.with(|cpu| cpu.set(1));
+                second(&cache);
+            })
+        };
+        then(&cache, iova);
+        other.join().unwrap();
+        let usage = cache.usage();
+        assert_eq!((usage.entries, usage.forgotten_entries), (usage.idle_entries, 0));
+        assert!(usage.peak_entries <= entries);
+        cache.trim(0).unwrap();
+        assert_eq!(cache.usage().bytes, 0);
+        assert!((0..PAGES as u64).all(|page| reached(&cache, Iova::new(page * PAGE)) == 0));
+        let domain = cache.device().domain();
+        let (stats, usage) = (domain.stats(), domain.usage());
+        assert_eq!((stats.maps, stats.lost_iova_bytes), (stats.unmaps, 0));
+        assert_eq!(usage.taken, usage.cached);
+    });
+}
+
+fn kept(cache: &Cache) -> Iova {
+    let held = acquire(cache, 0, Keep::UntilForgotten).unwrap();
+    let iova = held.iova();
+    assert_eq!(cache.release(held), Ok(Released::Open));
+    iova
+}
+
+fn held_meanwhile(cache: &Cache) {
+    let Ok(held) = acquire(cache, 0, Keep::WhileHeld) else { return };
+    let iova = held.iova();
+    if cache.release(held) == Ok(Released::Unmapped) {
+        assert_ne!(reached(cache, iova), memory(0).phys.get());
+    }
+}
+
+/// Unless somebody maps it anew after the forget has begun, it is not reached; what was being mapped before is not either.
+fn forget(cache: &Cache, iova: Iova) {
+    let misses = cache.usage().misses;
+    cache.forget(memory(0)).unwrap();
+    let phys = reached(cache, iova);
+    if cache.usage().misses == misses {
+        assert_ne!(phys, memory(0).phys.get(), "forgotten, and reached");
+    }
+}
+
+#[test]
+fn what_is_forgotten_is_not_reached_though_somebody_comes_for_it() {
+    model(4, kept, held_meanwhile, forget);
+}
+
+/// The other takes the only entry for something else.
+#[test]
+fn what_is_forgotten_while_it_is_evicted_is_not_reached() {
+    let evict = |cache: &Cache| {
+        let held = acquire(cache, 1, Keep::UntilForgotten).unwrap();
+        assert_eq!(reached(cache, held.iova()), memory(1).phys.get(), "held");
+        assert_eq!(cache.release(held), Ok(Released::Open));
+    };
+    model(1, kept, evict, |cache, iova| {
+        cache.forget(memory(0)).unwrap();
+        assert_ne!(reached(cache, iova), memory(0).phys.get(), "forgotten, and reached");
+    });
+}
+
+/// Both acquire it for the first time, and each ends its own.
+#[test]
+fn whoever_holds_it_reaches_it_though_others_release_it() {
+    let hold = |cache: &Cache| {
+        let held = acquire(cache, 0, Keep::WhileHeld).unwrap();
+        assert_eq!(reached(cache, held.iova()), memory(0).phys.get(), "held");
+        assert!(matches!(cache.release(held), Ok(Released::Open | Released::Unmapped)));
+    };
+    model(
+        2,
+        |_| Iova::new(0),
+        hold,
+        |cache, _| {
+            let held = acquire(cache, 0, Keep::WhileHeld).unwrap();
+            assert_eq!(reached(cache, held.iova()), memory(0).phys.get(), "held");
+            assert!(matches!(cache.release(held), Ok(Released::Open | Released::Unmapped)));
+        },
+    );
+}
+
+/// There is one entry, and both need it: one waits for the other's eviction, or is told that there is none.
+#[test]
+fn two_that_evict_share_what_there_is() {
+    fn take(cache: &Cache, number: u64) {
+        match acquire(cache, number, Keep::WhileHeld) {
+            Ok(held) => {
+                assert_eq!(reached(cache, held.iova()), memory(number).phys.get(), "held");
+                assert_eq!(cache.release(held), Ok(Released::Unmapped));
+            }
+            Err(error) => assert_eq!(error, AcquireError::NoEntry { limit: 1 }),
+        }
+    }
+    model(1, kept, |cache| take(cache, 1), |cache, _| take(cache, 2));
+}
+
+/// Nothing is there yet: the other is entering it, or will.
+#[test]
+fn what_is_being_mapped_when_it_is_forgotten_is_not_reached() {
+    let keep = |cache: &Cache| {
+        let Ok(held) = acquire(cache, 0, Keep::UntilForgotten) else { return };
+        assert!(matches!(cache.release(held), Ok(Released::Open | Released::Forgotten)));
+    };
+    // Addresses are handed out from the top.
+    model(4, |_| Iova::new((PAGES as u64 - 1) * PAGE), keep, forget);
+}
