@@ -9,7 +9,7 @@ use crate::timer::TimerFigures;
 /// Everything that one run of a benchmark found.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Report {
-    /// The benchmark: `iova`, `pgtable`, `invalidation`.
+    /// The benchmark: `iova`, `pgtable`, `invalidation`, `bounce`.
     pub bench: &'static str,
     /// What it ran on.
     pub machine: Machine,
@@ -50,6 +50,9 @@ pub struct Measurement {
     /// In which format, where the benchmark has several.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub format: Option<&'static str>,
+    /// Which way the data went, where any did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub direction: Option<&'static str>,
     /// What was done.
     pub workload: &'static str,
     /// By how many threads at once.
@@ -71,6 +74,20 @@ pub struct Measurement {
     /// What the time went into, where the benchmark tells.
     #[serde(flatten)]
     pub split: Option<Split>,
+    /// How the time was divided, where operations have two halves that were timed apart.
+    #[serde(flatten)]
+    pub halves: Option<Halves>,
+}
+
+/// What the two halves of an operation took, of one thread in the repetition that took the median.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Halves {
+    /// How many mappings of each thread were in use at a time.
+    pub depth: usize,
+    /// Nanoseconds of a map.
+    pub map_ns: f64,
+    /// Nanoseconds of an unmap.
+    pub unmap_ns: f64,
 }
 
 /// What the time of one repetition went into, for each operation: that of the slowest thread, as `ns_per_op` is.
@@ -108,12 +125,18 @@ pub struct Skipped {
     /// In which format, where the benchmark has several.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub format: Option<&'static str>,
+    /// Which way the data was to go, where any was.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub direction: Option<&'static str>,
     /// What was to be done.
     pub workload: &'static str,
     /// By how many threads at once.
     pub threads: usize,
     /// With what.
     pub subject: &'static str,
+    /// The hardware whose waits were to be assumed, where subjects of one benchmark differ in it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub profile: Option<String>,
     /// Why not.
     pub reason: String,
 }

@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use crate::report::{Measurement, Skipped, Split};
+use crate::report::{Halves, Measurement, Skipped, Split};
 use crate::stats;
 use crate::team::Team;
 use crate::timer::{self, OpTimer};
@@ -122,6 +122,11 @@ pub trait Cell {
         None
     }
 
+    /// What of the last repetition's time each half of its operations took, where they have halves.
+    fn halves(&self) -> Option<Halves> {
+        None
+    }
+
     /// Times up to `count` operations of each thread one by one (in ticks of `timer`), and stops early after
     /// `limit`. `None` where the workload does not consist of operations that one thread does by itself.
     fn samples(
@@ -143,14 +148,26 @@ pub type Open = Box<dyn Fn(&Runner) -> Result<Box<dyn Cell>, Failure>>;
 pub struct Group {
     /// The format, where the benchmark has several.
     pub format: Option<&'static str>,
+    /// Which way the data goes, where any goes.
+    pub direction: Option<&'static str>,
     /// The workload's name.
     pub workload: &'static str,
     /// How many threads do it at once.
     pub threads: usize,
     /// How large it is, where a subject that is too slow for one group is so for every larger one too.
     pub size: Option<usize>,
-    /// The subjects by name.
-    pub subjects: Vec<(&'static str, Open)>,
+    /// Who does it.
+    pub subjects: Vec<Entrant>,
+}
+
+/// A subject of a group.
+pub struct Entrant {
+    /// Its name.
+    pub subject: &'static str,
+    /// The hardware whose waits it assumes, where it assumes any.
+    pub profile: Option<String>,
+    /// What gets it ready.
+    pub open: Open,
 }
 
 /// How far a run has come.
@@ -183,6 +200,8 @@ struct Outcome {
     ns_per_op: Vec<f64>,
     /// What went into each of these, where that is told.
     splits: Vec<(f64, Split)>,
+    /// And how it was divided.
+    halves: Vec<(f64, Halves)>,
     samples: Vec<u64>,
     failure: Option<Failure>,
 }
@@ -217,7 +236,7 @@ impl Runner {
     /// One pass over one group.
     fn measure(&self, group: &Group, pass: usize, outcomes: &mut [Outcome], beaten: &mut Beaten) {
         let mut cells: Vec<Option<Box<dyn Cell>>> = Vec::new();
-        for ((subject, open), outcome) in group.subjects.iter().zip(outcomes.iter_mut()) {
+        for (Entrant { subject, open, .. }, outcome) in group.subjects.iter().zip(outcomes.iter_mut()) {
             // Who failed once is not measured again: figures of a part of the run would not compare.
             let open = |_: &mut Outcome| not_beaten(group, subject, beaten).and_then(|()| open(self));
             cells.push(if outcome.failure.is_some() { None } else { outcome.keep(open) });
@@ -244,6 +263,7 @@ impl Runner {
                     let ns = timing.wall.as_secs_f64() * 1e9 / timing.ops.max(1) as f64;
                     outcome.ns_per_op.push(ns);
                     outcome.splits.extend(cell.split().map(|split| (ns, split)));
+                    outcome.halves.extend(cell.halves().map(|halves| (ns, halves)));
                     Ok(())
                 });
             }
@@ -261,7 +281,7 @@ impl Runner {
                 cell.check(&self.team)
             });
         }
-        for ((subject, _), outcome) in group.subjects.iter().zip(outcomes.iter()) {
+        for (Entrant { subject, .. }, outcome) in group.subjects.iter().zip(outcomes.iter()) {
             if let (Some(size), Some(Failure::OverBudget { .. })) = (group.size, &outcome.failure) {
                 let least = beaten.entry(subject).or_insert((size, group.workload));
                 if size < least.0 {
@@ -297,14 +317,16 @@ impl Runner {
     fn summarise(&self, groups: &[Group], outcomes: Vec<Vec<Outcome>>) -> (Vec<Measurement>, Vec<Skipped>) {
         let (mut results, mut skipped) = (Vec::new(), Vec::new());
         for (group, outcomes) in groups.iter().zip(outcomes) {
-            let Group { format, workload, threads, .. } = *group;
-            for ((subject, _), mut outcome) in group.subjects.iter().zip(outcomes) {
+            let Group { format, direction, workload, threads, .. } = *group;
+            for (Entrant { subject, profile, .. }, mut outcome) in group.subjects.iter().zip(outcomes) {
+                let profile = profile.clone();
                 let ns = &mut outcome.ns_per_op;
                 let (min, max) =
                     ns.iter().fold((f64::INFINITY, 0.0_f64), |(min, max), ns| (ns.min(min), ns.max(max)));
                 match (outcome.failure, stats::median(ns)) {
                     (None, Some(median)) => results.push(Measurement {
                         format,
+                        direction,
                         workload,
                         threads,
                         subject,
@@ -312,12 +334,21 @@ impl Runner {
                         min: rounded(min),
                         max: rounded(max),
                         p99_99: self.timer.p99_99(&outcome.samples).map(rounded),
-                        profile: None,
+                        profile,
                         split: typical(median, &outcome.splits),
+                        halves: halves_of(median, &outcome.halves),
                     }),
                     (failure, _) => {
                         let reason = failure.map_or("no repetition was asked for".into(), |f| f.to_string());
-                        skipped.push(Skipped { format, workload, threads, subject, reason });
+                        skipped.push(Skipped {
+                            format,
+                            direction,
+                            workload,
+                            threads,
+                            subject,
+                            profile,
+                            reason,
+                        });
                     }
                 }
             }
@@ -363,6 +394,13 @@ fn typical(median: f64, splits: &[(f64, Split)]) -> Option<Split> {
         hardware_wait_ns_per_op: rounded(split.hardware_wait_ns_per_op),
         no_flush: stats::median(&mut no_flush).map(rounded),
     })
+}
+
+/// How the repetition that took `median` was divided, so that the parts add up.
+fn halves_of(median: f64, halves: &[(f64, Halves)]) -> Option<Halves> {
+    let (_, halves) = halves.iter().find(|(ns, _)| *ns == median)?;
+    let (map_ns, unmap_ns) = (rounded(halves.map_ns), rounded(halves.unmap_ns));
+    Some(Halves { map_ns, unmap_ns, ..*halves })
 }
 
 /// To a hundredth of a nanosecond: what lies beyond is noise.

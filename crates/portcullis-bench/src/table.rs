@@ -23,10 +23,14 @@ pub struct Layout<'a> {
     pub about: &'a [(&'a str, &'a str)],
 }
 
-/// A format, where there are several, a workload and a number of threads.
-type Row<'a> = (Option<&'a str>, &'a str, usize);
+/// A format and a direction, where there are several, a workload and a number of threads.
+type Row<'a> = (Option<&'a str>, Option<&'a str>, &'a str, usize);
 
-/// The whole report as text: a row for each format, workload and number of threads, a column for each subject.
+/// A subject, and the hardware it assumes, where it is measured on several.
+type Column<'a> = (&'a str, Option<&'a str>);
+
+/// The whole report as text: a row for each format, direction, workload and number of threads, a column for each
+/// subject.
 pub fn render(report: &Report, layout: &Layout<'_>) -> String {
     let mut text = String::new();
     // Writing to a string cannot fail.
@@ -37,12 +41,16 @@ pub fn render(report: &Report, layout: &Layout<'_>) -> String {
     text
 }
 
-fn table(report: &Report, layout: &Layout<'_>) -> Table {
-    let (mut rows, mut seen): (Vec<Row<'_>>, Vec<&str>) = Default::default();
-    let results = report.results.iter().map(|r| ((r.format, r.workload, r.threads), r.subject));
+pub(crate) fn table(report: &Report, layout: &Layout<'_>) -> Table {
+    let (mut rows, mut seen): (Vec<Row<'_>>, Vec<Column<'_>>) = Default::default();
+    let row_of = |r: &'_ Measurement| (r.format, r.direction, r.workload, r.threads);
+    let results = report.results.iter().map(|r| (row_of(r), (r.subject, r.profile.as_deref())));
     // Where nobody has a figure in one of several formats, it is told below the table only.
     let skipped = report.skipped.iter().filter(|s| s.format.is_none());
-    let skipped = skipped.map(|s| ((s.format, s.workload, s.threads), s.subject));
+    let skipped = skipped.map(|s| {
+        let row = (s.format, s.direction, s.workload, s.threads);
+        (row, (s.subject, s.profile.as_deref()))
+    });
     for (row, subject) in results.chain(skipped) {
         if !seen.contains(&subject) {
             seen.push(subject);
@@ -52,17 +60,24 @@ fn table(report: &Report, layout: &Layout<'_>) -> Table {
         }
     }
     let with_format = rows.iter().any(|(format, ..)| format.is_some());
+    let with_direction = rows.iter().any(|(_, direction, ..)| direction.is_some());
     // Who failed at the first workload keeps the place that the others know it by.
-    let subjects: Vec<&str> =
-        layout.about.iter().map(|(name, _)| *name).filter(|name| seen.contains(name)).collect();
-    let (ours, rival) = (subjects.contains(&layout.ours), subjects.contains(&layout.rival));
+    let columns_of = |name| seen.iter().filter(move |(subject, _)| *subject == name).copied();
+    let subjects: Vec<Column<'_>> = layout.about.iter().flat_map(|(name, _)| columns_of(*name)).collect();
+    let has = |name| subjects.iter().any(|(subject, _)| *subject == name);
+    let (ours, rival) = (has(layout.ours), has(layout.rival));
 
     let mut table = Table::new();
     table.load_style(presets::UTF8_FULL_CONDENSED);
     let mut header = if with_format { vec!["format".to_owned()] } else { Vec::new() };
-    header.extend(["workload".into(), "thr.".into()]);
+    header.push("workload".into());
+    header.extend(with_direction.then(|| "direction".into()));
+    header.push("thr.".into());
     // Long names in several lines: the columns are no wider than their figures.
-    header.extend(subjects.iter().map(|subject| subject.replace('-', "-\n").replace('_', "_\n")));
+    header.extend(subjects.iter().map(|(subject, profile)| {
+        let subject = subject.replace('-', "-\n").replace('_', "_\n");
+        profile.map_or(subject.clone(), |profile| format!("{subject}\n{}", profile.replace('-', "-\n")))
+    }));
     if ours && rival {
         header.push(format!("{}\n/ {}", layout.ours, layout.rival));
     }
@@ -71,14 +86,20 @@ fn table(report: &Report, layout: &Layout<'_>) -> Table {
     }
     let columns = header.len();
     table.set_header(header);
-    for (format, workload, threads) in rows {
+    for (format, direction, workload, threads) in rows {
         let mut row: Vec<String> =
             with_format.then(|| format.unwrap_or("-").to_owned()).into_iter().collect();
-        row.extend([workload.to_owned(), threads.to_string()]);
-        let find = |subject| report.find_format(format, workload, threads, subject);
+        row.push(workload.to_owned());
+        row.extend(with_direction.then(|| direction.unwrap_or("-").to_owned()));
+        row.push(threads.to_string());
+        let here = || report.results.iter().filter(|r| row_of(r) == (format, direction, workload, threads));
+        let find = |subject| here().find(|result| result.subject == subject);
         let tail = layout.tails.contains(&workload);
-        let shown = |subject| find(subject).map(|result| cell(result, tail));
-        row.extend(subjects.iter().map(|subject| shown(*subject).unwrap_or("-".into())));
+        let shown = |(subject, profile)| {
+            let result = here().find(|r| (r.subject, r.profile.as_deref()) == (subject, profile));
+            result.map(|result| cell(result, tail))
+        };
+        row.extend(subjects.iter().map(|column| shown(*column).unwrap_or("-".into())));
         let our_ns = find(layout.ours).map(|result| result.ns_per_op);
         if ours && rival {
             let theirs = find(layout.rival).map(|result| result.ns_per_op);
@@ -93,7 +114,9 @@ fn table(report: &Report, layout: &Layout<'_>) -> Table {
         }
         table.add_row(row);
     }
-    for column in table.column_iter_mut().skip(1 + usize::from(with_format)).take(columns) {
+    for column in
+        table.column_iter_mut().skip(1 + usize::from(with_format) + usize::from(with_direction)).take(columns)
+    {
         column.set_cell_alignment(CellAlignment::Right);
     }
     table

@@ -245,3 +245,33 @@ impl StartLine {
         self.abandoned.store(true, Ordering::Release);
     }
 }
+
+/// Where the threads of a job wait for each other, as often as they like. Where there are more threads than cores,
+/// whoever waits lets others run.
+#[derive(Debug, Default)]
+pub(crate) struct Meeting(AtomicUsize);
+
+impl Meeting {
+    /// Waits until all `threads` are here for the `turn`th time, counting from 0.
+    pub(crate) fn wait(
+        &self,
+        threads: usize,
+        turn: u64,
+        crowded: bool,
+        line: &StartLine,
+    ) -> Result<(), Failure> {
+        self.0.fetch_add(1, Ordering::AcqRel);
+        let all = threads * (turn as usize + 1);
+        while self.0.load(Ordering::Acquire) < all {
+            if line.is_abandoned() {
+                return Err(Failure::Abandoned);
+            }
+            if crowded {
+                std::thread::yield_now();
+            } else {
+                std::hint::spin_loop();
+            }
+        }
+        Ok(())
+    }
+}

@@ -84,6 +84,15 @@ impl Hardware {
         asked.submissions as f64 * self.timing.submission + asked.requests as f64 * self.timing.request
     }
 
+    /// Waits until it is done with work of `ns` nanoseconds that is no invalidation: a request to map. It begins with it
+    /// when it is done with what was rung before.
+    pub(crate) fn work_ns(&self, ns: f64) {
+        match self.timer.in_ticks(ns) {
+            0 => {}
+            ticks => self.work(ticks),
+        }
+    }
+
     /// Waits until it is done with work of `ticks`, which begins when it is done with what was rung before.
     fn work(&self, ticks: u64) {
         let rung = self.timer.now();
@@ -114,10 +123,7 @@ impl InvalidationQueue for Hardware {
         }
         self.submissions.fetch_add(1, Ordering::Relaxed);
         self.requests.fetch_add(asked.requests, Ordering::Relaxed);
-        match self.timer.in_ticks(self.busy_ns(asked)) {
-            0 => {}
-            ticks => self.work(ticks),
-        }
+        self.work_ns(self.busy_ns(asked));
         Ok(())
     }
 

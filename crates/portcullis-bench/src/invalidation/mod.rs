@@ -6,9 +6,9 @@
 //! the maps between are not timed.
 
 mod check;
-mod hardware;
+pub(crate) mod hardware;
 mod ours;
-mod parts;
+pub(crate) mod parts;
 mod rivals;
 mod spent;
 mod subject;
@@ -34,7 +34,7 @@ use crate::machine::Machine;
 use crate::report::Report;
 use crate::request::choose;
 pub use crate::request::{BenchError, Request};
-use crate::runner::{Failure, Group, Open, Options, Progress, Runner};
+use crate::runner::{Entrant, Failure, Group, Open, Options, Progress, Runner};
 use crate::team::Team;
 use crate::timer::OpTimer;
 
@@ -90,7 +90,7 @@ pub fn run(request: &Request, profile: &str, progress: impl FnMut(Progress)) -> 
 
 fn group(workload: &Workload, threads: usize, subjects: &[SubjectInfo], maker: Maker) -> Group {
     let maker = Arc::new(maker);
-    let open = |subject: &SubjectInfo| -> (&'static str, Open) {
+    let open = |subject: &SubjectInfo| -> Entrant {
         let (maker, workload, subject) = (Arc::clone(&maker), *workload, *subject);
         let name = subject.name;
         let open: Open = Box::new(move |runner| {
@@ -101,10 +101,11 @@ fn group(workload: &Workload, threads: usize, subjects: &[SubjectInfo], maker: M
             }
             Ok(Box::new(Turns::open(&runner.team, &maker, &subject, workload.shape, threads)?))
         });
-        (name, open)
+        Entrant { subject: name, profile: None, open }
     };
     Group {
         format: None,
+        direction: None,
         workload: workload.name,
         threads,
         size: None,

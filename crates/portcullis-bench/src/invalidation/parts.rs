@@ -68,7 +68,7 @@ pub(crate) struct FramesInUse {
 
 impl FramesInUse {
     /// Has empty tables freed, level by level. Fails where some are left: they lead to what is still mapped.
-    fn only_the_root<Q: InvalidationQueue>(
+    pub(crate) fn only_the_root<Q: InvalidationQueue>(
         &self,
         tables: &Tables<Q>,
         platform: &StdPlatform,

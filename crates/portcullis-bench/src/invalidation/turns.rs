@@ -1,7 +1,6 @@
 //! Turns: every thread maps its pages, all wait for each other, and then all unmap at once. The clock runs for the
 //! unmaps only, a block at a time.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -13,7 +12,7 @@ use super::workload::{BLOCK, Shape, TURN};
 use crate::report::Split;
 use crate::runner::{Cell, Failure, Timing};
 use crate::stats;
-use crate::team::{StartLine, Team};
+use crate::team::{Meeting, Team};
 use crate::timer::OpTimer;
 
 /// Turns of a check at a time: in as many a thread unmaps twice what its deferred queue holds.
@@ -26,29 +25,6 @@ const MOST_CHECK_TURNS: u64 = 256;
 fn cause(watch: Option<&Arc<Watch>>) -> Failure {
     let refused = || Failure::Refused("it failed to map what was free, or to unmap what was mapped".into());
     watch.and_then(|watch| watch.fault()).map_or_else(refused, Failure::Broken)
-}
-
-/// Where threads wait for each other before each turn's unmaps. Whoever waits lets others run.
-#[derive(Debug, Default)]
-struct Meeting(AtomicUsize);
-
-impl Meeting {
-    /// Waits until all `threads` are here for the `turn`th time, counting from 0.
-    fn wait(&self, threads: usize, turn: u64, crowded: bool, line: &StartLine) -> Result<(), Failure> {
-        self.0.fetch_add(1, Ordering::AcqRel);
-        let all = threads * (turn as usize + 1);
-        while self.0.load(Ordering::Acquire) < all {
-            if line.is_abandoned() {
-                return Err(Failure::Abandoned);
-            }
-            if crowded {
-                std::thread::yield_now();
-            } else {
-                std::hint::spin_loop();
-            }
-        }
-        Ok(())
-    }
 }
 
 /// What one thread's unmaps took.

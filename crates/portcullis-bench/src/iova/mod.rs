@@ -31,7 +31,7 @@ use crate::report::Report;
 use crate::request::choose;
 pub use crate::request::{BenchError, Request};
 pub use crate::rival::RivalError;
-use crate::runner::{Failure, Group, Open, Progress, Runner};
+use crate::runner::{Entrant, Failure, Group, Open, Progress, Runner};
 use crate::team::Team;
 use crate::timer::OpTimer;
 
@@ -73,7 +73,7 @@ pub fn run(request: &Request, progress: impl FnMut(Progress)) -> Result<Report, 
 
 fn group(workload: &Workload, threads: usize, subjects: &[Subject]) -> Group {
     let plans = Arc::new(Plans::default());
-    let open = |subject: &Subject| -> (&'static str, Open) {
+    let open = |subject: &Subject| -> Entrant {
         let (workload, plans, subject_open) = (*workload, Arc::clone(&plans), Arc::clone(&subject.open));
         let open: Open = Box::new(move |runner| {
             if !workload.threads.contains(&threads) {
@@ -83,7 +83,7 @@ fn group(workload: &Workload, threads: usize, subjects: &[Subject]) -> Group {
             }
             subject_open(runner, workload.shape, threads, &plans)
         });
-        (subject.name, open)
+        Entrant { subject: subject.name, profile: None, open }
     };
     let size = match workload.shape {
         Shape::Replace { live } => Some(live * threads),
@@ -91,6 +91,7 @@ fn group(workload: &Workload, threads: usize, subjects: &[Subject]) -> Group {
     };
     Group {
         format: None,
+        direction: None,
         workload: workload.name,
         threads,
         size,

@@ -30,7 +30,7 @@ use crate::machine::Machine;
 use crate::report::Report;
 use crate::request::choose;
 pub use crate::request::{BenchError, Request};
-use crate::runner::{Failure, Group, Open, Options, Progress, Runner};
+use crate::runner::{Entrant, Failure, Group, Open, Options, Progress, Runner};
 use crate::team::Team;
 use crate::timer::OpTimer;
 
@@ -107,7 +107,7 @@ fn group(
     subjects: &[SubjectInfo],
     maker: &Arc<Maker>,
 ) -> Group {
-    let open = |subject: &SubjectInfo| -> (&'static str, Open) {
+    let open = |subject: &SubjectInfo| -> Entrant {
         let (format, workload, subject) = (Arc::clone(format), *workload, *subject);
         let maker = Arc::clone(maker);
         let name = subject.name;
@@ -120,10 +120,11 @@ fn group(
             let turns = Turns::open(&runner.team, tables, pattern, workload.operation, &runner.timer)?;
             Ok(Box::new(turns))
         });
-        (name, open)
+        Entrant { subject: name, profile: None, open }
     };
     Group {
         format: Some(format.name()),
+        direction: None,
         workload: workload.name,
         threads,
         size: None,
