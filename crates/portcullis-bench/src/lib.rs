@@ -13,11 +13,13 @@
 //! - The allocation of I/O virtual addresses: [`iova`].
 //! - Page tables in the formats of hardware: [`pgtable`].
 //! - Invalidations, their waits and their locks: [`invalidation`].
+//! - Bounce buffers: [`bounce`].
 //!
 //! # What it costs
 //! Threads that spin while they wait for each other to start: as many cores as threads are measured with. (Where
 //! there are more threads than cores, they let each other run.)
 
+pub mod bounce;
 pub mod invalidation;
 pub mod iova;
 pub mod limits;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::builder::PossibleValuesParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use portcullis::domain::Policy;
-use portcullis_bench::{invalidation, iova, pgtable};
+use portcullis_bench::{bounce, invalidation, iova, pgtable};
 use portcullis_trace::replay::{FORMATS, Mode};
 
 /// DMA remapping: what protection from devices costs, and what it leaves exposed.
@@ -107,6 +107,8 @@ pub enum BenchWhat {
     Pgtable(BenchPgtable),
     /// Unmaps with their waits for the hardware and their locks, beside the design of 2015
     Invalidation(BenchInvalidation),
+    /// Bounce buffers, beside a bare copy, Linux's swiotlb, and mapping without a bounce
+    Bounce(BenchBounce),
 }
 
 #[derive(Debug, Args)]
@@ -172,6 +174,48 @@ pub struct BenchInvalidation {
     pub threads: Vec<u8>,
 
     /// Less than 30 seconds instead of some minutes, with more noise
+    #[arg(long)]
+    pub quick: bool,
+
+    /// Print JSON for machines instead of a table
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct BenchBounce {
+    /// Workloads, separated by commas [default: all]
+    #[arg(long, value_delimiter = ',', value_name = "NAME,..",
+          value_parser = PossibleValuesParser::new(bounce::WORKLOADS.map(|workload| workload.name)))]
+    pub workload: Vec<String>,
+
+    /// Subjects to measure, separated by commas [default: all that do the workload; linux with --rival only]
+    #[arg(long, value_delimiter = ',', value_name = "NAME,..",
+          value_parser = PossibleValuesParser::new(bounce::SUBJECTS.map(|subject| subject.name)))]
+    pub subject: Vec<String>,
+
+    /// Hardware whose waits `strict` is to take, in real time, separated by commas: none, vtd, smmuv3, virtio-iommu, or
+    /// TOML files [default: the four]
+    #[arg(long, value_delimiter = ',', value_name = "NAME|FILE,..")]
+    pub profile: Vec<String>,
+
+    /// Mappings of each thread that are in use at a time. More than one: buffers are less hot, and what a map and an unmap
+    /// take is told apart
+    #[arg(long, value_name = "N", default_value_t = 1,
+          value_parser = clap::value_parser!(u16).range(1..=bounce::MOST_DEPTH as i64))]
+    pub depth: u16,
+
+    /// Numbers of threads, 48 at most; those beyond the number of cores share them [default: 1, 2 and 8]
+    #[arg(long, value_delimiter = ',', value_name = "N,..",
+          value_parser = clap::value_parser!(u8).range(1..=bounce::MOST_THREADS as i64))]
+    pub threads: Vec<u8>,
+
+    /// Linux's own code: a shared library (docs/bench.md says what it exports for each benchmark). Its code is
+    /// run
+    #[arg(long, value_name = "PATH")]
+    pub rival: Option<PathBuf>,
+
+    /// Less than 30 seconds instead of two minutes, with more noise
     #[arg(long)]
     pub quick: bool,
 

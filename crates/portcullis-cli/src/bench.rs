@@ -10,7 +10,7 @@ use portcullis_bench::report::Report;
 use portcullis_bench::request::{BenchError, Request};
 use portcullis_bench::runner::{Options, Progress};
 use portcullis_bench::table::{self, Layout};
-use portcullis_bench::{invalidation, iova, pgtable};
+use portcullis_bench::{bounce, invalidation, iova, pgtable};
 
 use crate::args::{Arguments, BenchOptions, BenchWhat};
 use crate::print;
@@ -55,6 +55,19 @@ pub fn run(what: &BenchWhat) -> Result<ExitCode, CommandError> {
             };
             let report = measure(|progress| invalidation::run(&request, &arguments.profile, progress))?;
             show(arguments.json, &report, invalidation::render)
+        }
+        BenchWhat::Bounce(arguments) => {
+            let request = Request {
+                workloads: arguments.workload.clone(),
+                subjects: arguments.subject.clone(),
+                threads: each_once(&arguments.threads),
+                rival: arguments.rival.clone(),
+                options: if arguments.quick { bounce::quick() } else { bounce::full() },
+            };
+            let (profiles, depth) = (arguments.profile.clone(), arguments.depth.into());
+            let choice = bounce::Choice { profiles, depth };
+            let report = measure(|progress| bounce::run(&request, &choice, progress))?;
+            show(arguments.json, &report, bounce::render)
         }
     }
 }

@@ -195,3 +195,49 @@ fn wrong_usage_of_invalidations_is_told() {
         assert!(stdout(&output).is_empty());
     }
 }
+
+#[test]
+fn bounce_buffers_are_told_by_direction() {
+    let common = ["--workload", "pool-4k", "--threads", "1,3", "--profile", "smmuv3,none"];
+    let output = bench_of("bounce", &[&common[..], &["--json", "--depth", "8"]].concat());
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert!(stderr(&output).is_empty(), "{}", stderr(&output));
+    let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(json["bench"], "bounce");
+    let results = json["results"].as_array().unwrap();
+    let directions: Vec<_> = results.iter().map(|result| result["direction"].as_str().unwrap()).collect();
+    let expected = ["to-device", "from-device", "both"].map(|direction| [direction; 2 * 4]);
+    assert_eq!(directions, expected.concat());
+    let subjects: Vec<_> = results[..4].iter().map(|result| result["subject"].as_str().unwrap()).collect();
+    assert_eq!(subjects, ["portcullis", "copy", "strict", "strict"]);
+    assert_eq!(
+        keys(&results[0]),
+        "depth direction map_ns max min ns_per_op p99_99 subject threads unmap_ns workload"
+    );
+    assert_eq!(results[2]["profile"], "smmuv3");
+    assert_eq!(json["skipped"].as_array().unwrap().len(), 0);
+
+    let output = bench_of("bounce", &common);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let text = stdout(&output);
+    assert!(text.contains("pool-4k both (3): a bare copy "), "{text}");
+    assert!(text.contains("BounceDevice of a trusted device"), "the subjects are explained: {text}");
+}
+
+#[test]
+fn wrong_usage_of_bounce_buffers_is_told() {
+    let cases: [(&[&str], i32, &str); 6] = [
+        (&["--workload", "pool"], 2, "swiotlb-128k"),
+        (&["--subject", "xen"], 2, "rotating"),
+        (&["--subject", "linux"], 2, "--rival"),
+        (&["--threads", "49"], 2, "49 is not in 1..=48"),
+        (&["--depth", "0"], 2, "0 is not in 1..=256"),
+        (&["--profile", "vtx"], 1, "there are none, vtd, smmuv3, virtio-iommu"),
+    ];
+    for (arguments, code, expected) in cases {
+        let output = bench_of("bounce", arguments);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains(expected), "{arguments:?}: {}", stderr(&output));
+        assert!(stdout(&output).is_empty());
+    }
+}

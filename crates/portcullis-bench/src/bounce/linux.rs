@@ -1,0 +1,203 @@
+//! Linux's own swiotlb, in a shared library that the user names.
+//!
+//! Linux has one pool for the whole machine, and so has the library: a subject sets it up anew, and no two can be in
+//! use at once.
+
+use std::ffi::{c_int, c_long, c_uint, c_ulong, c_void};
+use std::path::Path;
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use portcullis::addr::Direction;
+
+use super::memory::Buffers;
+use super::subject::{Lane, Subject};
+use super::workload::{Case, SLOT, Shape};
+use crate::rival::{self, RivalError};
+use crate::runner::Failure;
+
+type Init = unsafe extern "C" fn(c_uint, c_ulong);
+type DeviceInit = unsafe extern "C" fn(*mut Device);
+type Map = unsafe extern "C" fn(*mut Device, u64, usize, c_uint, c_int, c_ulong) -> u64;
+type Unmap = unsafe extern "C" fn(*mut Device, u64, usize, c_int, c_ulong, *mut c_void);
+type Find = unsafe extern "C" fn(*mut Device, u64, usize) -> c_long;
+type Release = unsafe extern "C" fn(*mut Device, u64);
+
+/// The parameters of a device, as the library lays them out.
+#[repr(C)]
+struct Parameters {
+    max_segment_size: c_uint,
+    min_align_mask: c_uint,
+    segment_boundary_mask: c_ulong,
+}
+
+/// A device, as the library lays it out.
+#[repr(C)]
+struct Device {
+    parameters: *const Parameters,
+    /// The machine's pool, which begins with that of its memory that is there from the start.
+    memory: *mut c_void,
+    mask: *const u64,
+    bus_limit: u64,
+    skip_sync: bool,
+}
+
+static PARAMETERS: Parameters =
+    Parameters { max_segment_size: 0, min_align_mask: 0, segment_boundary_mask: 0xffff_ffff };
+static MASK: u64 = u64::MAX;
+
+/// The library's functions. It is never closed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Library {
+    init: Init,
+    device_init: DeviceInit,
+    map: Map,
+    unmap: Unmap,
+    find: Find,
+    release: Release,
+    /// CPUs that the library knows.
+    cpus: usize,
+}
+
+impl Library {
+    pub(crate) fn open(path: &Path) -> Result<Self, RivalError> {
+        let library = rival::Library::open(path, "Linux's swiotlb")?;
+        // SAFETY: these are the types that the library's functions and its variable have in C.
+        unsafe {
+            Ok(Self {
+                init: library.get("peer_swiotlb_init")?,
+                device_init: library.get("swiotlb_dev_init")?,
+                map: library.get("swiotlb_tbl_map_single")?,
+                unmap: library.get("__swiotlb_tbl_unmap_single")?,
+                find: library.get("peer_find_slots")?,
+                release: library.get("peer_release_slots")?,
+                cpus: *library.get::<*const c_uint>("kshim_ncpu")? as usize,
+            })
+        }
+    }
+}
+
+/// Whether somebody has set up the pool.
+static IN_USE: AtomicBool = AtomicBool::new(false);
+
+/// The machine's pool.
+pub(crate) struct Linux {
+    library: Library,
+    case: Case,
+}
+
+impl Linux {
+    /// `last_core` is the highest core that any thread runs on.
+    pub(crate) fn new(
+        library: &Library,
+        case: &Case,
+        last_core: Option<usize>,
+        cores: usize,
+    ) -> Result<Self, Failure> {
+        if last_core.is_none_or(|core| core >= library.cpus) {
+            let reason = format!("the library knows {} CPUs only", library.cpus);
+            return Err(Failure::Unsupported(reason));
+        }
+        if IN_USE.swap(true, Ordering::AcqRel) {
+            return Err(Failure::Unsupported("the library has one pool, which is in use".into()));
+        }
+        let subject = Self { library: *library, case: *case };
+        let areas = case.threads.min(cores).next_power_of_two();
+        // SAFETY: nobody else is in the library, and nothing that it had given out is in use any more: `IN_USE` was
+        // false. An area for each CPU and a whole power of two of slots are what it asks for.
+        unsafe { (library.init)(areas as c_uint, case.pool_bytes() / SLOT) };
+        Ok(subject)
+    }
+}
+
+impl Drop for Linux {
+    fn drop(&mut self) {
+        IN_USE.store(false, Ordering::Release);
+    }
+}
+
+impl Subject for Linux {
+    fn lane(self: Arc<Self>, _: usize, buffers: Arc<Buffers>) -> Result<Box<dyn Lane>, Failure> {
+        // As Linux numbers them.
+        let direction = match self.case.direction() {
+            Direction::Bidirectional => 0,
+            Direction::ToDevice => 1,
+            Direction::FromDevice => 2,
+        };
+        let mut device = Box::new(Device {
+            parameters: &raw const PARAMETERS,
+            memory: ptr::null_mut(),
+            mask: &raw const MASK,
+            bus_limit: 0,
+            skip_sync: false,
+        });
+        // SAFETY: the device is laid out as the library's, and nobody else has it.
+        unsafe { (self.library.device_init)(&raw mut *device) };
+        let at = vec![0; self.case.buffers()];
+        let slots_only = self.case.shape == Shape::Slot;
+        Ok(match slots_only {
+            true => Box::new(Mappings::<true> { pool: self, device, direction, buffers, at }),
+            false => Box::new(Mappings::<false> { pool: self, device, direction, buffers, at }),
+        })
+    }
+
+    fn reach(&self, address: u64) -> Option<u64> {
+        Some(address)
+    }
+
+    fn settle(&self) -> Result<(), Failure> {
+        // What is in use can be seen in no way that the library offers: all mappings were unmapped one by one.
+        Ok(())
+    }
+}
+
+/// A driver's mappings, or with `SLOTS` only their slots.
+struct Mappings<const SLOTS: bool> {
+    pool: Arc<Linux>,
+    device: Box<Device>,
+    direction: c_int,
+    buffers: Arc<Buffers>,
+    at: Vec<u64>,
+}
+
+// SAFETY: what the device points to is static and never changes, but for the machine's pool, which Linux uses on any CPU,
+// with locks of its own.
+unsafe impl<const SLOTS: bool> Send for Mappings<SLOTS> {}
+
+impl<const SLOTS: bool> Lane for Mappings<SLOTS> {
+    #[inline(always)]
+    fn map(&mut self, index: usize) -> bool {
+        let (buffer, bytes) = (self.buffers.at(index), self.buffers.bytes() as usize);
+        let (library, device) = (&self.pool.library, &raw mut *self.device);
+        let at = if SLOTS {
+            // SAFETY: the library finds its area by the CPU it runs on, which `new` has seen that it knows: no thread of
+            // the team leaves its core. The pool is set up as long as this is there.
+            (unsafe { (library.find)(device, buffer, bytes) }) as u64
+        } else {
+            // SAFETY: as above; the buffer is memory of this process, whose addresses the library takes to be physical.
+            unsafe { (library.map)(device, buffer, bytes, 0, self.direction, 0) }
+        };
+        self.at[index] = at;
+        at != u64::MAX
+    }
+
+    #[inline(always)]
+    fn unmap(&mut self, index: usize) -> bool {
+        let (library, device, at) = (&self.pool.library, &raw mut *self.device, self.at[index]);
+        if SLOTS {
+            // SAFETY: `map` got the slots, which are given back once.
+            unsafe { (library.release)(device, at) };
+        } else {
+            let (bytes, memory) = (self.buffers.bytes() as usize, self.device.memory);
+            // SAFETY: as above; all memory of the pool was there from the start, and what describes that comes first in
+            // what `memory` points to, as Linux's own inline function finds it.
+            unsafe { (library.unmap)(device, at, bytes, self.direction, 0, memory) };
+        }
+        true
+    }
+
+    fn address(&self, index: usize) -> u64 {
+        self.at[index]
+    }
+}

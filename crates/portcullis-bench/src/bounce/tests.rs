@@ -1,0 +1,185 @@
+//! A subject that does not do what it promises is found.
+
+use std::sync::Arc;
+
+use portcullis::addr::PhysAddr;
+use portcullis::platform::CopyMemory;
+use portcullis::std_platform::StdPlatform;
+use portcullis_trace::replay::Profile;
+
+use super::memory::{Buffers, Ram};
+use super::subject::{Lane, Maker, SUBJECTS, Subject};
+use super::turns::Turns;
+use super::workload::{Case, Shape, WORKLOADS, Way};
+use crate::runner::{Cell, Failure};
+use crate::team::Team;
+use crate::timer::OpTimer;
+
+/// What is wrong.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Fault {
+    None,
+    /// Nothing is copied when a buffer is mapped.
+    NoCopyIn,
+    /// Nothing is copied when it is unmapped.
+    NoCopyOut,
+    /// All mappings of a thread, or of all threads, are in one place.
+    OnePlace,
+    AllInOnePlace,
+    /// A page too much is copied back.
+    TooMuch,
+    /// The device is given the buffer itself.
+    NoBounce,
+    /// The device is given what leads nowhere.
+    Nowhere,
+}
+
+/// A bounce buffer for each mapping, and perhaps a fault.
+struct Script {
+    fault: Fault,
+    case: Case,
+    bounce: Buffers,
+}
+
+impl Subject for Script {
+    fn lane(self: Arc<Self>, thread: usize, buffers: Arc<Buffers>) -> Result<Box<dyn Lane>, Failure> {
+        Ok(Box::new(ScriptLane { script: self, thread, buffers }))
+    }
+
+    fn reach(&self, address: u64) -> Option<u64> {
+        (self.fault != Fault::Nowhere).then_some(address)
+    }
+
+    fn settle(&self) -> Result<(), Failure> {
+        Ok(())
+    }
+}
+
+struct ScriptLane {
+    script: Arc<Script>,
+    thread: usize,
+    buffers: Arc<Buffers>,
+}
+
+impl ScriptLane {
+    fn copy(&self, from: u64, to: u64, len: u64) {
+        if from != to {
+            // SAFETY: buffers of the same size, with a page behind each, of one thread (where threads have them in one
+            // place, nothing is copied).
+            unsafe { Ram::<true>.copy(PhysAddr::new(from), PhysAddr::new(to), len) };
+        }
+    }
+}
+
+impl Lane for ScriptLane {
+    fn map(&mut self, index: usize) -> bool {
+        let Script { fault, case, .. } = &*self.script;
+        if case.copies_in() && *fault != Fault::NoCopyIn {
+            self.copy(self.buffers.at(index), self.address(index), self.buffers.bytes());
+        }
+        true
+    }
+
+    fn unmap(&mut self, index: usize) -> bool {
+        let Script { fault, case, .. } = &*self.script;
+        if case.copies_out() && *fault != Fault::NoCopyOut {
+            let more = if *fault == Fault::TooMuch { 4096 } else { 0 };
+            self.copy(self.address(index), self.buffers.at(index), self.buffers.bytes() + more);
+        }
+        true
+    }
+
+    fn address(&self, index: usize) -> u64 {
+        let buffers = self.script.case.buffers();
+        match self.script.fault {
+            Fault::NoBounce => self.buffers.at(index),
+            Fault::OnePlace => self.script.bounce.at(self.thread * buffers),
+            Fault::AllInOnePlace => self.script.bounce.at(index),
+            _ => self.script.bounce.at(self.thread * buffers + index),
+        }
+    }
+}
+
+/// What the check says of a script, and of the same after a repetition.
+fn verdict(fault: Fault, shape: Shape, way: Option<Way>) -> Result<(), Failure> {
+    let (team, timer) = (Team::sharing_cores(2).unwrap(), OpTimer::calibrated());
+    let threads = if fault == Fault::OnePlace { 1 } else { 2 };
+    let case = Case { shape, way, threads, depth: 1, crowded: true };
+    let bounce = Buffers::new(case.buffers() * threads, shape.bytes()).unwrap();
+    let mut turns = Turns::of(&team, Arc::new(Script { fault, case, bounce }), case, &timer)?;
+    turns.repetition(&team, 3)?;
+    turns.check(&team)
+}
+
+#[test]
+fn broken_promises_are_found() {
+    let pool = Shape::Pool(4096);
+    for way in [Way::To, Way::From, Way::Both] {
+        for shape in [pool, Shape::Swiotlb(1024), Shape::Swiotlb(16 << 10)] {
+            assert_eq!(verdict(Fault::None, shape, Some(way)), Ok(()), "{shape:?} {way:?}");
+        }
+    }
+    assert_eq!(verdict(Fault::None, Shape::Slot, None), Ok(()));
+    let cases = [
+        (Fault::NoCopyIn, pool, Some(Way::To), "the device found"),
+        (Fault::NoCopyIn, pool, Some(Way::Both), "the device found"),
+        (Fault::NoCopyIn, Shape::Swiotlb(4096), Some(Way::From), "the driver found"),
+        (Fault::NoCopyOut, pool, Some(Way::From), "the driver found"),
+        (Fault::NoCopyOut, pool, Some(Way::Both), "the driver found"),
+        (Fault::OnePlace, pool, Some(Way::To), "the device found"),
+        (Fault::OnePlace, pool, Some(Way::From), "the device, later, found"),
+        (Fault::OnePlace, Shape::Slot, None, "the device, later, found"),
+        (Fault::AllInOnePlace, Shape::Slot, None, "the device, later, found"),
+        (Fault::TooMuch, pool, Some(Way::From), "beside a buffer"),
+        (Fault::NoBounce, pool, Some(Way::Both), "still reaches"),
+        (Fault::Nowhere, pool, Some(Way::To), "does not reach"),
+    ];
+    for (fault, shape, way, expected) in cases {
+        let verdict = verdict(fault, shape, way);
+        let Err(Failure::Broken(reason)) = &verdict else { panic!("{fault:?} {way:?}: {verdict:?}") };
+        assert!(reason.contains(expected), "{fault:?} {way:?}: {reason}");
+    }
+}
+
+fn maker() -> Maker {
+    let (platform, timer) = (StdPlatform::new(), OpTimer::calibrated());
+    Maker { platform, timer, cores: 2, linux: None, last_core: None }
+}
+
+/// What is left behind is found by the check after everything.
+#[test]
+fn what_is_left_is_found() {
+    let (maker, profile) = (maker(), Profile::load("none").unwrap());
+    for info in SUBJECTS.iter().filter(|info| !["copy", "linux"].contains(&info.name)) {
+        for workload in WORKLOADS.iter().filter(|workload| info.does(workload.shape)) {
+            let way = workload.shape.directions()[0];
+            let case = Case { shape: workload.shape, way, threads: 1, depth: 1, crowded: true };
+            let subject = maker.subject(info, &case, &profile).unwrap();
+            let buffers = Arc::new(Buffers::new(case.buffers(), case.shape.bytes()).unwrap());
+            let mut lane = Arc::clone(&subject).lane(0, buffers).unwrap();
+            assert!(lane.map(0) && lane.map(1) && lane.unmap(0));
+            let left = subject.settle();
+            assert!(matches!(left, Err(Failure::Broken(_))), "{} {}: {left:?}", info.name, workload.name);
+            assert!(lane.unmap(1));
+            assert_eq!(subject.settle(), Ok(()), "{} {}", info.name, workload.name);
+        }
+    }
+}
+
+/// With several mappings in use, halves are told, and each thread does as much as it was asked for.
+#[test]
+fn a_queue_is_divided_into_maps_and_unmaps() {
+    let (maker, profile) = (maker(), Profile::load("none").unwrap());
+    let team = Team::sharing_cores(3).unwrap();
+    for depth in [2, 17, 64] {
+        let (shape, way) = (Shape::Pool(4096), Some(Way::From));
+        let case = Case { shape, way, threads: 3, depth, crowded: false };
+        let mut turns = Turns::open(&team, &maker, &SUBJECTS[0], case, &profile).unwrap();
+        assert_eq!(turns.halves(), None);
+        let timing = turns.repetition(&team, 1).unwrap();
+        assert_eq!(timing.ops, depth as u64, "whole rounds");
+        let halves = turns.halves().unwrap();
+        assert!(halves.depth == depth && halves.map_ns >= 0.0 && halves.unmap_ns > 0.0, "{halves:?}");
+        turns.check(&team).unwrap();
+    }
+}
