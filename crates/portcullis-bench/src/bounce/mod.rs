@@ -64,7 +64,7 @@ pub fn full() -> Options {
         // Many that are short: on a machine that others use, most fall between two disturbances.
         rounds: 8,
         repetition: Duration::from_millis(1),
-        part: Duration::from_millis(20),
+        part: Duration::from_millis(10),
         samples: 20_000,
         ..Options::full()
     }
