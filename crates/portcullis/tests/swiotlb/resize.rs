@@ -1,10 +1,12 @@
 //! Growing before the pool is full, by the timer; shrinking when it is idle, and when it is asked to.
 
+use std::sync::Arc;
+
 use portcullis::addr::{Direction, PhysAddr};
 use portcullis::bounce::swiotlb::{BounceError, Bounced, Constraints, Swiotlb, SwiotlbConfig};
 use portcullis::platform::PlatformEvents;
 use portcullis::std_platform::StdPlatform;
-use portcullis_model::Memory;
+use portcullis_model::{Buffer, Memory};
 
 use super::support::*;
 
@@ -70,6 +72,19 @@ fn what_is_idle_is_given_back_in_time() {
     assert_eq!(memory.frames_in_use() * 4096, AREA);
 }
 
+/// A platform keeps the earliest deadline only.
+#[test]
+fn a_deadline_that_an_earlier_one_took_the_place_of_is_asked_for_again() {
+    let (platform, _, pool) = machine(&config());
+    let live = some(&pool, 2 * AREA);
+    // For growth, as little was free; and, by whoever found the pool full, for a look at what is idle.
+    assert_eq!(platform.wakes(), [0, 1_000_000_000]);
+    platform.set_time(7);
+    pool.timer();
+    assert_eq!(platform.wakes(), [1_000_000_000]);
+    end(&pool, live);
+}
+
 #[test]
 fn an_area_in_use_stays() {
     let (platform, _, pool) = machine(&config());
@@ -95,13 +110,14 @@ fn an_area_in_use_stays() {
 fn without_memory_it_stays_as_it_is() {
     let (platform, memory, pool) = machine(&config());
     let mut live = some(&pool, AREA);
-    memory.fail_after(1);
+    let others: Vec<Buffer> = std::iter::from_fn(|| memory.buffer(AREA)).collect();
     let phys = PhysAddr::new(0x1_0000_0000);
     let failed = map(&pool, phys, LEN, Direction::ToDevice, &Constraints::new());
     let Err(BounceError::Pressure(pressure)) = failed else { panic!("{failed:?}") };
     assert_eq!((pressure.capacity, pressure.limit), (AREA, 4 * AREA));
     // The timer gets some: those who wait may try again.
     assert!(!pool.freed_since(pressure.since));
+    drop(others);
     pool.timer();
     assert!(pool.freed_since(pressure.since));
     live.extend(some(&pool, LEN));
@@ -145,9 +161,15 @@ fn a_pool_that_goes_leaves_what_a_device_may_still_write() {
     let (_, memory, pool) = machine(&config());
     let live = some(&pool, 2 * AREA);
     end(&pool, live[1..].iter().copied());
+    let handles = Arc::strong_count(&memory);
     drop(pool);
     assert_eq!(memory.frames_in_use() * 4096, AREA);
     assert!(memory.is_allocated(live[0].phys));
+    assert_eq!(Arc::strong_count(&memory), handles, "the memory itself must not go while a device has some");
+    let (_, memory, pool) = machine(&config());
+    end(&pool, some(&pool, 2 * AREA));
+    drop(pool);
+    assert_eq!((memory.frames_in_use(), Arc::strong_count(&memory)), (0, 1));
 }
 
 /// The ready-made platform's timer, whenever it comes.

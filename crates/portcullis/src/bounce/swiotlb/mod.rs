@@ -14,6 +14,8 @@
 //! - An unmap or a sync that does not name a mapping is an error that changes nothing, and so is the second unmap.
 //! - The pool grows before it is full, by the platform's timer, and gives back what is idle. A pool that is full is
 //!   [`Pressure`], which says what was needed and when to try again, not a failure of the I/O.
+//! - What a map or a sync copies comes before all that the driver stores after it, its doorbell for one; what an unmap or
+//!   a sync copies was read after all that the driver loaded before it.
 //! - Unmapping never allocates and never fails for want of memory.
 //!
 //! # What it costs
@@ -44,6 +46,7 @@ pub use usage::SwiotlbUsage;
 
 use alloc::sync::{Arc, Weak};
 use core::fmt;
+use core::mem::ManuallyDrop;
 
 use areas::Areas;
 use cpu::Cpu;
@@ -54,7 +57,7 @@ use crate::addr::{Direction, PhysAddr};
 use crate::domain::PhysSegment;
 use crate::percpu::{LocalU64, Owned, PerCpu};
 use crate::platform::{CopyMemory, FRAME_SIZE, Platform, PlatformEvents};
-use crate::sync::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::{AtomicBool, AtomicU64, Ordering, fence};
 
 /// Mappings of a page or more are aligned to it.
 const PAGE: u64 = FRAME_SIZE;
@@ -65,7 +68,8 @@ const PAGE: u64 = FRAME_SIZE;
 /// but for [`trim`](Self::trim), and for [`map`](Self::map) when the pool is full.
 pub struct Swiotlb<P: Platform, C: CopyMemory> {
     platform: P,
-    memory: C,
+    /// Not dropped where a device may still reach some of it.
+    memory: ManuallyDrop<C>,
     areas: Areas,
     cpus: Owned<Cpu>,
     /// The number of the area where each CPU looked last. A hint.
@@ -109,7 +113,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
             cpus: Owned::new(platform.slots(), Cpu::new),
             recent: PerCpu::new(platform.slots(), LocalU64::default),
             platform,
-            memory,
+            memory: ManuallyDrop::new(memory),
             joined: AtomicU64::new(0),
             scarce: AtomicBool::new(false),
             freed: AtomicU64::new(0),
@@ -119,7 +123,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         };
         for _ in 0..min {
             let none = SwiotlbError::OutOfMemory { area_bytes: config.area_bytes, reach: config.reach };
-            let area = pool.areas.add(&pool.memory, config.reach.get()).ok_or(none)?;
+            let area = pool.areas.add(&*pool.memory, config.reach.get()).ok_or(none)?;
             pool.platform.with_slot(|_| pool.areas.open(area));
         }
         let pool = Arc::new(pool);
@@ -159,6 +163,8 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         // SAFETY: `original` by the caller's promise; the run, which has room for it, is the pool's and now this
         // mapping's.
         unsafe { self.memory.copy(phys, PhysAddr::new(start), len) };
+        // Before whatever the driver tells the device by.
+        fence(Ordering::Release);
         Ok(Bounced { phys: PhysAddr::new(start), len })
     }
 
@@ -226,6 +232,8 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
             return Err(MappingError::Mismatch { phys, len, mapped, mapped_len });
         }
         if mapping.direction != Direction::ToDevice {
+            // After whatever the device told the driver by.
+            fence(Ordering::Acquire);
             // SAFETY: the promise of whoever mapped it.
             unsafe { self.memory.copy(phys, mapping.original, len) };
         }
@@ -244,6 +252,8 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     pub unsafe fn sync_for_cpu(&self, phys: PhysAddr, len: u64) -> Result<(), MappingError> {
         let (original, direction) = self.part(phys, len)?;
         if direction != Direction::ToDevice {
+            // As in `unmap`.
+            fence(Ordering::Acquire);
             // SAFETY: the promise of whoever mapped it.
             unsafe { self.memory.copy(phys, original, len) };
         }
@@ -263,6 +273,8 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         if direction != Direction::FromDevice {
             // SAFETY: the promise of whoever mapped it.
             unsafe { self.memory.copy(original, phys, len) };
+            // As in `map`.
+            fence(Ordering::Release);
         }
         Ok(())
     }
@@ -280,8 +292,8 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         self.areas.locate(phys).is_some()
     }
 
-    /// Whether it is worth while to try again what failed with [`Pressure`]. It is told of every free and of every growth
-    /// since, so nobody who asks now and then waits in vain. One load.
+    /// Whether it is worth while to try again what failed with [`Pressure`]. It is told of every free since,
+    /// of every growth and of new room for one, so nobody who asks now and then waits in vain. One load.
     pub fn freed_since(&self, token: Token) -> bool {
         self.freed.load(Ordering::Acquire) != token.0
     }

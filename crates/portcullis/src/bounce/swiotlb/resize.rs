@@ -1,6 +1,8 @@
 //! Growing before the pool is full, and shrinking when it is idle: beside the I/O, by the platform's timer, where that
 //! is possible.
 
+use core::mem::ManuallyDrop;
+
 use super::Swiotlb;
 use crate::platform::{CopyMemory, Platform, PlatformEvents};
 use crate::sync::Ordering;
@@ -13,7 +15,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     ///
     /// Nobody waits for it: no lock is held while memory is asked for, and two that find the pool full add two.
     pub(super) fn grow(&self, reach: u64) -> Option<usize> {
-        let area = self.areas.add(&self.memory, reach)?;
+        let area = self.areas.add(&*self.memory, reach)?;
         self.platform.with_slot(|_| self.areas.open(area));
         // Those who failed may try again.
         self.freed.fetch_add(1, Ordering::Release);
@@ -34,8 +36,9 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
 
     /// Has the timer look in a while whether something can be given back.
     fn trim_later(&self) {
-        let at = self.platform.now_ns().saturating_add(self.idle_ns);
-        if self.trim_at_ns.compare_exchange(NEVER, at, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+        let at = self.platform.now_ns().saturating_add(self.idle_ns).min(NEVER - 1);
+        // Release: the timer that takes an earlier time away sees what was added until now.
+        if self.trim_at_ns.fetch_min(at, Ordering::Release) == NEVER {
             self.platform.wake_at(at);
         }
     }
@@ -58,8 +61,10 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
                 break;
             }
             if self.platform.with_slot(|_| self.areas.close(area, least)) {
-                self.areas.remove(&self.memory, area);
+                self.areas.remove(&*self.memory, area);
                 bytes += self.areas.area_bytes();
+                // Whoever wanted to grow while it went may try again.
+                self.freed.fetch_add(1, Ordering::Release);
             }
         }
         bytes
@@ -76,18 +81,25 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
 
 impl<P: Platform, C: CopyMemory> PlatformEvents for Swiotlb<P, C> {
     fn timer(&self) {
+        let at = self.trim_at_ns.load(Ordering::Relaxed);
         if self.growth_asked.load(Ordering::Relaxed) {
             while self.areas.is_low() && self.grow(self.areas.reach()).is_some() {}
             // Without memory it is asked for again by the next that finds little free.
             self.growth_asked.store(false, Ordering::Relaxed);
         }
-        let at = self.trim_at_ns.load(Ordering::Relaxed);
-        if at != NEVER && at <= self.platform.now_ns() {
-            self.trim_idle();
-            self.trim_at_ns.store(NEVER, Ordering::Relaxed);
-            if self.areas.present() > self.areas.min() {
-                self.trim_later();
-            }
+        if at == NEVER {
+            return;
+        }
+        if self.platform.now_ns() < at {
+            // Forgotten, maybe, for the deadline that has come now.
+            self.platform.wake_at(at);
+            return;
+        }
+        // Acquire, and first: whoever adds an area from now on asks again, and what was added before is seen.
+        self.trim_at_ns.swap(NEVER, Ordering::Acquire);
+        self.trim_idle();
+        if self.areas.present() > self.areas.min() {
+            self.trim_later();
         }
     }
 
@@ -97,9 +109,14 @@ impl<P: Platform, C: CopyMemory> PlatformEvents for Swiotlb<P, C> {
 }
 
 impl<P: Platform, C: CopyMemory> Drop for Swiotlb<P, C> {
-    /// Gives all memory back but for areas in which something is still mapped: a device may still write there.
+    /// Gives all memory back but for areas in which something is still mapped: a device may still write there. So that
+    /// those stay, the handle on the memory is leaked then, too.
     fn drop(&mut self) {
         self.drain(None);
         self.trim_to(0);
+        if self.areas.present() == 0 {
+            // SAFETY: `self` is being dropped, and this is the only place that does it.
+            unsafe { ManuallyDrop::drop(&mut self.memory) };
+        }
     }
 }

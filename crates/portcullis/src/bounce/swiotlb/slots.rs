@@ -6,7 +6,8 @@
 //! list since somebody did (`scarce`). With nothing granted a free goes to an area and moves the token on. The one that
 //! grants again says so (`scarce`, first), then frees, and then moves the token on, with release: so whoever has read a
 //! token from before is told, and whoever has read the new one (with acquire) knows that lists are in use, and empties
-//! them.
+//! them. An area that is added, and the room for one that goes, move the token on, too; so what follows the reading is
+//! both a search and an attempt to grow.
 
 use super::areas::OddRun;
 use super::config::Constraints;
@@ -99,17 +100,21 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
             Found { note, class, offset }
         };
         let search = |prefer| self.search(want, odd.as_ref(), prefer).map(found);
-        let mut answer = search(None);
-        while answer.is_none()
-            && let Some(area) = self.grow(want.constraints.reach())
-        {
-            answer = search(Some(area));
-        }
+        let attempt = || {
+            let mut answer = search(None);
+            while answer.is_none()
+                && let Some(area) = self.grow(want.constraints.reach())
+            {
+                answer = search(Some(area));
+            }
+            answer
+        };
+        let mut answer = attempt();
         if answer.is_none() && !self.scarce.load(Ordering::Relaxed) {
             self.scarce.store(true, Ordering::Relaxed);
             self.drain(None);
             since = Token(self.freed.load(Ordering::Acquire));
-            answer = search(None);
+            answer = attempt();
         }
         if let Some(found) = answer {
             self.grow_soon();
