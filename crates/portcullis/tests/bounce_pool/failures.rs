@@ -253,6 +253,58 @@ fn somebody_else_s_mapping_in_a_slot_costs_that_slot_alone() {
     assert_eq!(domain.stats().lost_iova_bytes, usage.iova_bytes);
 }
 
+/// The pages before somebody else's are entered, removed again, and not confirmed.
+#[test]
+fn a_slot_that_is_both_somebody_else_s_and_unconfirmed_is_not_used_again() {
+    let bench = Bench::new(small());
+    let buffer = bench.memory.buffer(16 * PAGE).unwrap();
+    let list = [piece(buffer.phys(), 0, 16 * PAGE)];
+    let first = map(&bench.device, &list, Direction::ToDevice, NONE).unwrap().iova();
+    let range = IovaRange::new(Iova::new(first.get() + 31 * PAGE), PAGE).unwrap();
+    let pages = [(buffer.phys(), PAGE)];
+    bench.domain.mapper().map(&bench.platform, range, pages, Permissions::READ, &mut Gather::new()).unwrap();
+    bench.iommu.queue().fail_next(1, TIMEOUT);
+    let error = map(&bench.device, &list, Direction::ToDevice, NONE).unwrap_err();
+    assert_eq!(error, BounceMapError::List(MapListError::Unconfirmed { error: TIMEOUT }));
+    assert_eq!((bench.pool.usage().unconfirmed_bytes, bench.pool.usage().lost_slots), (16 * PAGE, 1));
+    assert_eq!(bench.pool.trim(0), Ok(16 * PAGE));
+    let second = map(&bench.device, &list, Direction::ToDevice, NONE).unwrap().iova();
+    assert_eq!(second.get(), first.get() + 32 * PAGE);
+    assert_eq!(bench.reaches(range.start(), Permissions::READ), Some(buffer.phys()), "left alone");
+    [first, second].iter().for_each(|iova| bench.pool.unmap(*iova, 16 * PAGE).unwrap());
+    assert_eq!(bench.pool.trim(0), Ok(32 * PAGE));
+    let usage = bench.pool.usage();
+    assert_eq!((usage.lost_slots, usage.buffer_bytes, usage.unconfirmed_bytes), (1, 0, 0));
+    let Bench { pool, device, domain, .. } = bench;
+    drop((pool, device));
+    assert_eq!(domain.stats().lost_iova_bytes, usage.iova_bytes);
+}
+
+/// A list that the tables cannot hold is an error, and no sum on the way there wraps.
+#[test]
+fn memory_at_the_end_of_all_addresses() {
+    let bench = Bench::new(small());
+    let device = bench.device(1, true);
+    let buffer = bench.memory.buffer(40 * PAGE).unwrap();
+    let last = portcullis::addr::PhysAddr::new(u64::MAX - (PAGE - 2));
+    let end = piece(last, 0, PAGE - 1);
+    let body = piece(buffer.phys(), 0, 30 * PAGE + 5);
+    // Its beginning is bounced, and so is its end: nothing of the last page need be mapped.
+    let (list, turned) = ([end, body], [body, end]);
+    let mapping = map(&device, &list, Direction::FromDevice, NONE).unwrap();
+    assert_eq!(mapping.way(), Way::Split);
+    bench.pool.unmap(mapping.iova(), mapping.len()).unwrap();
+    let error = map(&device, &turned, Direction::FromDevice, Attributes::PERSISTENT_STREAMING);
+    assert!(matches!(error, Err(BounceMapError::PersistentPart { .. })), "{error:?}");
+    // Through a slot; no byte is copied, but all addresses are formed.
+    let iova = map(&device, &[end], Direction::FromDevice, NONE).unwrap().iova();
+    bench.pool.sync_for_cpu(iova, PAGE - 1, 0).unwrap();
+    bench.pool.unmap(iova, PAGE - 1).unwrap();
+    bench.pool.trim(0).unwrap();
+    let usage = bench.pool.usage();
+    assert_eq!((usage.singles, usage.buffer_bytes), (0, 0));
+}
+
 #[test]
 fn a_pool_that_ends_unconfirmed_leaks_its_memory_rather_than_free_it() {
     let bench = Bench::new(small());

@@ -112,7 +112,6 @@ impl Depot {
     /// Takes in a slot whose buffer is unmapped, but may still be reached.
     pub(super) fn put_retired(&mut self, slots: &[Slot], index: usize) {
         if let Some(slot) = slots.get(index) {
-            slot.set_phase(Phase::Retired);
             slot.set_next(self.retired);
             self.retired = link_to(index);
             self.retired_slots += 1;

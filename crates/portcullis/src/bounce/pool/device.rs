@@ -196,6 +196,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
                     self.memory.copy(origin, at, len);
                 }
             }
+            // Before whatever the driver tells the device by.
+            fence(Ordering::Release);
         }
         slot.lend(terms, origin, len);
         let iova = Iova::new(self.layout.start_of(class, index) | terms.offset);
@@ -232,6 +234,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         // From here on the address is nobody's: a second unmap finds no mapping.
         slot.set_phase(Phase::Free);
         if terms.copies_out() {
+            // After whatever the device told the driver by.
+            fence(Ordering::Acquire);
             // SAFETY: the promise of whoever mapped it.
             unsafe { self.copy_slot(at, origin.phys, list.as_deref(), (0, len), Toward::Original) };
         }
@@ -316,13 +320,15 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         (offset, len): (u64, u64),
         into: Toward,
     ) {
+        // The place behind the last byte need not have an address.
+        if len == 0 {
+            return;
+        }
         let Some(list) = list else {
             let (buffer, origin) = (PhysAddr::new(at.get() + offset), PhysAddr::new(origin.get() + offset));
             let (from, to) = if into == Toward::Buffer { (origin, buffer) } else { (buffer, origin) };
-            if len > 0 {
-                // SAFETY: the caller's promise.
-                unsafe { self.memory.copy(from, to, len) };
-            }
+            // SAFETY: the caller's promise.
+            unsafe { self.memory.copy(from, to, len) };
             return;
         };
         let buffer = [PhysSegment { phys: at, len: offset + len }];

@@ -33,7 +33,10 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let bytes = bytes.ok_or(MapListError::Wraps { index: 0, phys, len })?;
         let original = remember(list)?;
         let buffer = self.alloc_pieces(bytes)?;
-        let linked = buffer.clone();
+        let linked = remember(&buffer).inspect_err(|_| {
+            // SAFETY: they came from the line above.
+            unsafe { self.free_pieces(&buffer) };
+        })?;
         let parts = Parts::Whole(buffer);
         if terms.copies_in() {
             // SAFETY: the original is the caller's promise, the buffer nobody's yet.
@@ -64,6 +67,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         };
         // The range begins at a granule, and the offset is below one.
         let iova = Iova::new(range.start().get() | terms.offset);
+        // What was copied into the buffers comes before whatever the driver tells the device by.
+        fence(Ordering::Release);
         let mut single = Single { range, iova, len, terms, list, parts, lost: false };
         let mut unconfirmed = Gather::new();
         let linked = self.domain.link(range, linked, terms.direction.permissions(), &mut unconfirmed);

@@ -18,6 +18,9 @@ use crate::sync::{AtomicPtr, Ordering};
 /// The group of a slot whose bytes may be handed to nobody: no device has it.
 pub(super) const NOBODY: u64 = u64::MAX;
 
+/// No memory is there.
+const NO_BUFFER: u64 = u64::MAX;
+
 /// Where a slot is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u64)]
@@ -30,6 +33,8 @@ pub(super) enum Phase {
     Live = 2,
     /// With a buffer that is unmapped, but may still be reached.
     Retired = 3,
+    /// The same, and somebody else's mapping was met in its addresses, which must not be used again.
+    Lost = 4,
 }
 
 /// Which way data goes between a buffer and the original.
@@ -124,7 +129,7 @@ impl Terms {
 pub(super) struct Slot {
     /// A [`Phase`], and the [`Terms`] of a live mapping.
     state: LocalU64,
-    /// Where the buffer is; 0 for none.
+    /// Where the buffer is, or [`NO_BUFFER`].
     buffer: LocalU64,
     /// The [link](link_to) to the next in a list or chain.
     next: LocalU64,
@@ -164,7 +169,7 @@ impl Slot {
         let word = || LocalU64::new(0);
         Self {
             state: word(),
-            buffer: word(),
+            buffer: LocalU64::new(NO_BUFFER),
             next: word(),
             origin: word(),
             len: word(),
@@ -180,7 +185,8 @@ impl Slot {
             0 => Phase::Empty,
             1 => Phase::Free,
             2 => Phase::Live,
-            _ => Phase::Retired,
+            3 => Phase::Retired,
+            _ => Phase::Lost,
         }
     }
 
@@ -214,11 +220,11 @@ impl Slot {
     #[inline]
     pub(super) fn buffer(&self) -> Option<PhysAddr> {
         let buffer = self.buffer.get();
-        (buffer != 0).then_some(PhysAddr::new(buffer))
+        (buffer != NO_BUFFER).then_some(PhysAddr::new(buffer))
     }
 
     pub(super) fn set_buffer(&self, buffer: Option<PhysAddr>) {
-        self.buffer.set(buffer.map_or(0, PhysAddr::get));
+        self.buffer.set(buffer.map_or(NO_BUFFER, PhysAddr::get));
     }
 
     #[inline]
@@ -305,6 +311,17 @@ impl<T> Drop for Parked<T> {
 mod tests {
     use super::*;
 
+    /// Memory may begin at address 0.
+    #[test]
+    #[cfg(not(loom))]
+    fn the_frame_at_0_is_a_buffer() {
+        let slot = Slot::new();
+        for buffer in [None, Some(PhysAddr::new(0)), Some(PhysAddr::new(1 << 51)), None] {
+            slot.set_buffer(buffer);
+            assert_eq!(slot.buffer(), buffer);
+        }
+    }
+
     #[test]
     #[cfg(not(loom))]
     fn terms_are_kept_as_they_are() {
@@ -318,7 +335,7 @@ mod tests {
                 assert_eq!(slot.origin(), PhysSegment { phys: PhysAddr::new(7), len: 9 });
             }
         }
-        for phase in [Phase::Empty, Phase::Free, Phase::Retired] {
+        for phase in [Phase::Empty, Phase::Free, Phase::Retired, Phase::Lost] {
             slot.set_phase(phase);
             assert_eq!((slot.lent(), slot.phase()), (None, phase));
         }

@@ -83,7 +83,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         // The middle: the list without the bytes at its ends.
         let mut middle = remember(list)?;
         if let Some(piece) = middle.first_mut() {
-            piece.phys = PhysAddr::new(piece.phys.get() + head_bytes);
+            // Where nothing remains, it may end with all addresses.
+            piece.phys = PhysAddr::new(piece.phys.get().wrapping_add(head_bytes));
             piece.len -= head_bytes;
         }
         if let Some(piece) = middle.last_mut() {

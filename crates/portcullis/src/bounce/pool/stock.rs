@@ -154,18 +154,20 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
                 if failed.unconfirmed {
                     // A device may have met the buffer for a moment, and still know it.
                     slot.set_buffer(Some(buffer));
+                    slot.set_phase(if failed.occupied { Phase::Lost } else { Phase::Retired });
                 } else {
                     // SAFETY: the buffer came from `alloc`, and no device reaches it.
                     unsafe { self.free(buffer, bytes) };
                 }
-                self.with_depot(class, |depot| match (failed.unconfirmed, failed.occupied) {
-                    (true, _) => {
+                self.with_depot(class, |depot| {
+                    // Somebody else's mapping: these addresses must not be used.
+                    depot.lost += u64::from(failed.occupied);
+                    if failed.unconfirmed {
                         depot.gained();
                         depot.put_retired(&self.slots, index);
+                    } else if !failed.occupied {
+                        depot.put_empty(&self.slots, index);
                     }
-                    // Somebody else's mapping: these addresses must not be used.
-                    (false, true) => depot.lost += 1,
-                    (false, false) => depot.put_empty(&self.slots, index),
                 });
                 Err(failed.error.into())
             }

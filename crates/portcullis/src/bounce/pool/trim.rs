@@ -79,13 +79,13 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             slots -= 1;
             let range = self.range_of(class, index);
             self.domain.unlink(range, &mut doomed.gather);
+            self.slots[index].set_phase(Phase::Retired);
             self.thread(doomed, index);
         }
         (slots > 0 && first != 0).then_some(Chain { first, slots })
     }
 
     fn thread(&self, doomed: &mut Doomed, index: usize) {
-        self.slots[index].set_phase(Phase::Retired);
         self.slots[index].set_next(doomed.first);
         doomed.first = link_to(index);
     }
@@ -108,7 +108,9 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             bytes += self.strip(class, index);
             self.with_depot(class, |depot| {
                 depot.gave_up();
-                depot.put_empty(&self.slots, index);
+                if slot.phase() != Phase::Lost {
+                    depot.put_empty(&self.slots, index);
+                }
             });
         }
         confirmed.map(|()| bytes)
@@ -144,7 +146,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Drop for BouncePool<M, P, C> {
                 let range = self.range_of(class, index);
                 match (self.slots[index].buffer(), self.slots[index].phase()) {
                     (None, _) => continue,
-                    (Some(_), Phase::Retired) => gather.add(range),
+                    (Some(_), Phase::Retired | Phase::Lost) => gather.add(range),
                     (Some(_), _) => _ = self.domain.unlink(range, &mut gather),
                 }
             }
