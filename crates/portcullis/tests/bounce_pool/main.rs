@@ -4,10 +4,15 @@
 mod adaptive;
 #[path = "../chosen/mod.rs"]
 mod chosen;
+#[path = "../dice/mod.rs"]
+mod dice;
 mod ends;
 mod failures;
 mod hostile;
+mod integrity;
 mod model;
+mod play;
 mod steps;
 mod support;
 mod threads;
+mod world;

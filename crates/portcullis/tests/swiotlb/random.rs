@@ -2,25 +2,26 @@
 //! beside a mapping in what its device reaches is zero, although every byte of the drivers' memory is painted.
 
 use portcullis::addr::{Direction, PageSize, PhysAddr};
-use portcullis::bounce::swiotlb::{BounceError, Bounced, Constraints, MappingError};
+use portcullis::bounce::swiotlb::{BounceError, Bounced, Constraints, MappingError, SwiotlbConfig};
+use portcullis::platform::{Platform, PlatformEvents};
 use proptest::prelude::*;
 
 use super::support::*;
 
 /// The drivers' memory, in which all buffers lie.
-const DRIVERS: u64 = 1 << 20;
+pub const DRIVERS: u64 = 1 << 20;
 
 #[derive(Debug, Clone)]
-struct Limits {
-    align_bits: u32,
-    boundary_bits: u32,
-    granule_bits: u32,
+pub struct Limits {
+    pub align_bits: u32,
+    pub boundary_bits: u32,
+    pub granule_bits: u32,
     /// The device reaches this much of the memory.
-    reach: Option<u64>,
+    pub reach: Option<u64>,
 }
 
 #[derive(Debug, Clone)]
-enum Action {
+pub enum Action {
     Map {
         at: u64,
         len: u64,
@@ -51,6 +52,14 @@ enum Action {
         cpu: usize,
     },
     Trim,
+    /// Time goes by, and the timer comes.
+    Timer {
+        ns: u64,
+    },
+    /// A CPU goes away, and may come again.
+    Released {
+        cpu: usize,
+    },
     /// The so-many-th request for memory from now on fails.
     Fail {
         after: u64,
@@ -100,6 +109,8 @@ fn action() -> impl Strategy<Value = Action> {
             .prop_map(|((which, from, len), for_cpu)| Action::Sync { which, from, len, for_cpu }),
         5 => (any::<usize>(), cpu).prop_map(|(which, cpu)| Action::Unmap { which, cpu }),
         1 => Just(Action::Trim),
+        1 => (0..2_000_000_000u64).prop_map(|ns| Action::Timer { ns }),
+        1 => (0..4usize).prop_map(|cpu| Action::Released { cpu }),
         1 => (0..3u64).prop_map(|after| Action::Fail { after }),
     ]
 }
@@ -151,8 +162,9 @@ fn check(live: &[Live], new: &Live, limits: &Limits, original: u64, reach: u64) 
     }
 }
 
-fn run(actions: &[Action]) {
-    let (platform, memory, pool) = machine(&config());
+/// Does `actions` in a pool of up to so many areas, and looks at everything after each `every` of them. How many maps failed.
+pub fn run(actions: &[Action], areas: u64, every: usize) -> u64 {
+    let (platform, memory, pool) = machine(&SwiotlbConfig { max_bytes: areas * AREA, ..config() });
     let buffers = memory.buffer(DRIVERS).unwrap();
     // No byte of it is zero, so that none of it is taken for padding.
     let mut drivers: Vec<u8> = (0..DRIVERS).map(|at| (at % 251 + 1) as u8).collect();
@@ -180,9 +192,12 @@ fn run(actions: &[Action]) {
         let again = unmap(&pool, live.bounced.phys, live.bounced.len);
         let phys = live.bounced.phys;
         assert!(matches!(again, Err(MappingError::NotMapped { phys: at }) if at == phys), "{again:?}");
-        assert_eq!(bytes(&memory, buffers.phys(), DRIVERS), drivers);
+        let (from, to) = (live.at.saturating_sub(64), (live.at + live.bounced.len + 64).min(DRIVERS));
+        let original = bytes(&memory, PhysAddr::new(buffers.phys().get() + from), to - from);
+        assert_eq!(original, drivers[from as usize..to as usize]);
     };
-    for action in actions {
+    let mut failed = 0;
+    for (number, action) in actions.iter().enumerate() {
         match action.clone() {
             Action::Map { at, len, direction, limits, cpu } if is_free(&live, at, len) => {
                 platform.run_on(cpu);
@@ -201,6 +216,7 @@ fn run(actions: &[Action]) {
                         live.push(new);
                     }
                     Err(BounceError::Pressure(pressure)) => {
+                        failed += 1;
                         let now = pool.usage();
                         assert_eq!(now.mapped, usage.mapped);
                         assert_eq!((now.capacity, now.limit), (pressure.capacity, pressure.limit));
@@ -277,11 +293,20 @@ fn run(actions: &[Action]) {
             Action::Trim => {
                 pool.trim();
             }
+            Action::Timer { ns } => {
+                platform.set_time(platform.now_ns() + ns);
+                pool.timer();
+            }
+            Action::Released { cpu } => pool.slot_released(cpu),
             Action::Fail { after } => memory.fail_after(after),
         }
-        live.iter().for_each(see);
+        if number.is_multiple_of(every) {
+            live.iter().for_each(see);
+            assert_eq!(bytes(&memory, buffers.phys(), DRIVERS), drivers);
+        }
     }
     live.drain(..).for_each(|live| unmapped(live, &mut drivers));
+    assert_eq!(bytes(&memory, buffers.phys(), DRIVERS), drivers);
     assert_eq!(pool.usage().mapped, 0);
     pool.trim();
     let usage = pool.usage();
@@ -289,6 +314,7 @@ fn run(actions: &[Action]) {
     drop(pool);
     drop(buffers);
     assert_eq!((memory.frames_in_use(), memory.bad_frees(), memory.stray_tables()), (0, 0, 0));
+    failed
 }
 
 proptest! {
@@ -296,6 +322,6 @@ proptest! {
 
     #[test]
     fn as_a_plain_model(actions in prop::collection::vec(action(), 1..120)) {
-        run(&actions);
+        run(&actions, 4, 1);
     }
 }
