@@ -9,6 +9,7 @@ mod dice;
 mod ends;
 mod failures;
 mod hostile;
+mod idle;
 mod integrity;
 mod model;
 mod play;

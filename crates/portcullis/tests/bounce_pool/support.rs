@@ -1,7 +1,7 @@
 //! A pool in the software IOMMU, with memory that runs out when the test says so.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use portcullis::addr::{Direction, Iova, Permissions, PhysAddr};
 use portcullis::bounce::pool::{
@@ -70,15 +70,20 @@ unsafe impl CopyMemory for Rationed {
 
 /// One thread as all CPUs, with a clock that the test sets.
 #[derive(Default)]
-pub struct Ticking(Chosen, AtomicU64);
+pub struct Ticking(Chosen, AtomicU64, Mutex<Vec<u64>>);
 
 impl Ticking {
     pub fn new(slots: usize) -> Self {
-        Self(Chosen::new(slots), AtomicU64::new(0))
+        Self(Chosen::new(slots), AtomicU64::new(0), Mutex::default())
     }
 
     pub fn advance(&self, ns: u64) {
         self.1.fetch_add(ns, Ordering::Relaxed);
+    }
+
+    /// The times that were asked for since the last call.
+    pub fn wakes(&self) -> Vec<u64> {
+        std::mem::take(&mut self.2.lock().unwrap())
     }
 }
 
@@ -97,7 +102,9 @@ impl Platform for Ticking {
 
     fn register(&self, _: Weak<dyn PlatformEvents>) {}
 
-    fn wake_at(&self, _: u64) {}
+    fn wake_at(&self, deadline_ns: u64) {
+        self.2.lock().unwrap().push(deadline_ns);
+    }
 }
 
 pub type Mapper = TableMapper<Rationed, Queue>;

@@ -27,6 +27,12 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         attempt
     }
 
+    /// Whether anything waits for a confirmation.
+    pub(super) fn awaits(&self) -> bool {
+        let awaits = |map: &mut BTreeMap<_, Entry>| map.values().any(|entry| entry.phase != Phase::Live);
+        self.singles.count() > 0 && self.domain.platform().with_slot(|_| self.singles.with(awaits))
+    }
+
     /// Gives back what an attempt had in hand, if it was confirmed. How many bytes of memory.
     pub(super) fn end_attempt(&self, attempt: u64, confirmed: bool) -> u64 {
         let mut bytes = 0;

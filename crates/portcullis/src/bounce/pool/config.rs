@@ -19,11 +19,16 @@ pub struct PoolConfig {
     pub split: bool,
     /// Zero each buffer when its mapping ends, whatever the mapping's [attributes](super::Attributes) say.
     pub wipe: bool,
+    /// Nanoseconds after which the platform's timer looks which of the waiting buffers nobody has wanted since it looked
+    /// last, and gives those back: so within twice the time. A millisecond at the least; `u64::MAX` for never.
+    pub idle_ns: u64,
+    /// Bytes of waiting buffers that the timer leaves.
+    pub keep_bytes: u64,
 }
 
 impl Default for PoolConfig {
     /// Mappings of up to 128 KiB, 32 MiB of addresses for each class (8,192 slots of 4 KiB, 256 of 128 KiB) anywhere,
-    /// large mappings split.
+    /// large mappings split. All that nobody wants for a second goes.
     fn default() -> Self {
         Self {
             threshold: 128 << 10,
@@ -31,6 +36,8 @@ impl Default for PoolConfig {
             limit: Iova::new(u64::MAX),
             split: true,
             wipe: false,
+            idle_ns: 1_000_000_000,
+            keep_bytes: 0,
         }
     }
 }

@@ -10,6 +10,8 @@ use super::slot::{Phase, Slot, index_of, link_to};
 pub(super) struct Depot {
     /// For each kind of permission the link to the first chain, and how many slots all of them have.
     chains: [(u64, u64); 3],
+    /// The fewest that each kind had since the timer looked last: nobody has wanted those.
+    least: [u64; 3],
     /// The link to the first slot without a buffer that once had one.
     empty: u64,
     /// The first of the class that was never used, and the one behind the last.
@@ -50,6 +52,8 @@ impl Depot {
         let (next, slots) = slots.get(index_of(chain)?)?.chain();
         *first = next;
         *count = count.saturating_sub(slots);
+        let least = &mut self.least[kind % 3];
+        *least = (*least).min(*count);
         Some(Chain { first: chain, slots })
     }
 
@@ -85,6 +89,12 @@ impl Depot {
     /// Free slots of all kinds.
     pub(super) fn free(&self) -> u64 {
         self.chains.iter().map(|(_, slots)| slots).sum()
+    }
+
+    /// How many slots of `kind` nobody has wanted since the last call.
+    pub(super) fn unwanted(&mut self, kind: usize) -> u64 {
+        let free = self.free_of(kind);
+        core::mem::replace(&mut self.least[kind % 3], free)
     }
 
     /// Hands out a slot without a buffer.

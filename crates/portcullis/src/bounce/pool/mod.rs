@@ -34,7 +34,8 @@
 //!
 //! # Memory
 //! Buffers for what is in flight, and those that wait. [`trim`](BouncePool::trim) gives the latter back, with one
-//! invalidation for all of them; a map that finds no memory does that by itself. What remains then is the pool's
+//! invalidation for all of them; a map that finds no memory does that by itself, and the platform's timer with those that
+//! have waited [for long](PoolConfig::idle_ns). What remains then is the pool's
 //! book-keeping ([`PoolUsage::bookkeeping_bytes`], 64 bytes a slot), and page tables until the domain
 //! [reclaims](Domain::reclaim) them.
 
@@ -45,6 +46,7 @@ mod cpu;
 mod depot;
 mod device;
 mod error;
+mod idle;
 mod layout;
 mod mapping;
 mod own;
@@ -66,6 +68,7 @@ use core::mem::ManuallyDrop;
 
 use self::cpu::Cpu;
 use self::depot::Depot;
+use self::idle::Idle;
 use self::layout::Layout;
 use self::single::Singles;
 use self::slot::Slot;
@@ -73,7 +76,7 @@ use crate::addr::IovaRange;
 use crate::domain::Domain;
 use crate::mapper::Mapper;
 use crate::percpu::{CachePadded, Owned};
-use crate::platform::{CopyMemory, Platform, PlatformEvents};
+use crate::platform::{CopyMemory, Platform};
 use crate::sync::Mutex;
 
 /// The bounce buffers of one domain, shared by its devices: see the [module](self).
@@ -97,11 +100,12 @@ pub struct BouncePool<M: Mapper, P: Platform, C: CopyMemory> {
     /// One for each class.
     depots: Box<[CachePadded<Mutex<Depot>>]>,
     singles: Singles,
+    idle: Idle,
 }
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// A pool of `domain` without buffers, which will be of `memory`. Reserves the slots' addresses, and registers
-    /// itself with the domain's platform for released slots. Allocates its book-keeping.
+    /// itself with the domain's platform for timers and released slots. Allocates its book-keeping.
     ///
     /// # Errors
     /// [`PoolError`], with nothing kept.
@@ -122,6 +126,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             cpus: Owned::new(domain.platform().slots(), Cpu::default),
             depots: (0..classes).map(depot).collect(),
             singles: Singles::default(),
+            idle: Idle::default(),
             slots: slots.into_boxed_slice(),
             memory: ManuallyDrop::new(memory),
             domain,
@@ -181,13 +186,5 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         // There is a depot for each class of the layout.
         let depot = &self.depots[class.min(self.depots.len() - 1)];
         self.domain.platform().with_slot(|_| f(&mut depot.lock()))
-    }
-}
-
-impl<M: Mapper, P: Platform, C: CopyMemory> PlatformEvents for BouncePool<M, P, C> {
-    fn timer(&self) {}
-
-    fn slot_released(&self, index: usize) {
-        self.collect(Some(index));
     }
 }

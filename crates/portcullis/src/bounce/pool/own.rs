@@ -91,6 +91,9 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let start = single.range.start();
         let entry = Entry { single: Arc::new(single), phase };
         self.domain.platform().with_slot(|_| self.singles.with(|map| map.insert(start, entry)));
+        if phase == Phase::Unconfirmed {
+            self.look_later();
+        }
     }
 
     /// Gives back what a mapping had, which nobody reaches any more.
@@ -148,6 +151,9 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
                 _ => _ = map.remove(&start),
             });
         });
+        if phase.is_some() {
+            self.look_later();
+        }
         match (confirmed, &single.parts) {
             (Ok(()), _) => {
                 self.release(single);

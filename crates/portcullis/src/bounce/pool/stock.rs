@@ -148,6 +148,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
                     depot.gained();
                     depot.bounced += 1;
                 });
+                self.look_later();
                 Ok(())
             }
             Err(failed) => {
@@ -169,6 +170,9 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
                         depot.put_empty(&self.slots, index);
                     }
                 });
+                if failed.unconfirmed {
+                    self.look_later();
+                }
                 Err(failed.error.into())
             }
         }

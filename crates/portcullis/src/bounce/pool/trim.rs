@@ -33,6 +33,31 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// [`InvalidationError`]: the buffers are unmapped, but devices may still reach them: they are not used again and
     /// not given back until a later call succeeds.
     pub fn trim(&self, keep: u64) -> Result<u64, InvalidationError> {
+        let mut doomed = self.doom_retired();
+        self.doom_stored(&mut doomed, self.excess(keep), |_| u64::MAX);
+        if self.excess(keep) > 0 {
+            self.collect(None);
+            self.doom_stored(&mut doomed, self.excess(keep), |_| u64::MAX);
+        }
+        self.bury(doomed)
+    }
+
+    /// As [`trim`](Self::trim), of what nobody has wanted since the last call only, and nothing of what CPUs keep.
+    pub(super) fn trim_unwanted(&self, keep: u64) -> Result<u64, InvalidationError> {
+        let mut doomed = self.doom_retired();
+        self.doom_stored(&mut doomed, self.excess(keep), |(class, kind)| {
+            self.with_depot(class, |depot| depot.unwanted(kind))
+        });
+        self.bury(doomed)
+    }
+
+    /// By how much the buffers that wait are more than `keep` bytes.
+    fn excess(&self, keep: u64) -> u64 {
+        self.usage().cached_bytes.saturating_sub(keep)
+    }
+
+    /// The slots that an earlier trim could not give back.
+    fn doom_retired(&self) -> Doomed {
         let mut doomed = Doomed::default();
         for class in 0..self.layout.classes() {
             while let Some(index) = self.with_depot(class, |depot| depot.take_retired(&self.slots)) {
@@ -40,25 +65,23 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
                 self.thread(&mut doomed, index);
             }
         }
-        let excess = || self.usage().cached_bytes.saturating_sub(keep);
-        self.doom_stored(&mut doomed, excess());
-        if excess() > 0 {
-            self.collect(None);
-            self.doom_stored(&mut doomed, excess());
-        }
-        self.bury(doomed)
+        doomed
     }
 
-    /// Unmaps buffers of slots in the depots, until they are `bytes` bytes or more; the largest first.
-    fn doom_stored(&self, doomed: &mut Doomed, bytes: u64) {
+    /// Unmaps buffers of slots in the depots, until they are `bytes` bytes or more; the largest first. At most so many
+    /// slots of each class and kind as `share` says, which is asked once for each.
+    fn doom_stored(&self, doomed: &mut Doomed, bytes: u64, share: impl Fn((usize, usize)) -> u64) {
         let mut left = bytes;
         for class in (0..self.layout.classes()).rev() {
             for kind in 0..KINDS.len() {
+                let mut share = share((class, kind));
                 while left > 0
+                    && share > 0
                     && let Some(chain) = self.with_depot(class, |depot| depot.take(&self.slots, kind))
                 {
-                    let most = left.div_ceil(self.layout.slot_bytes(class));
+                    let most = left.div_ceil(self.layout.slot_bytes(class)).min(share);
                     let doomed_bytes = chain.slots.min(most) * self.layout.slot_bytes(class);
+                    share -= chain.slots.min(most);
                     if let Some(rest) = self.doom(doomed, class, chain, most) {
                         self.with_depot(class, |depot| depot.put(&self.slots, kind, rest));
                     }
