@@ -122,7 +122,7 @@ pub const FRAME_SIZE: u64 = 4096;
 /// walker both reach.
 ///
 /// # Safety
-/// What [`alloc`](Self::alloc) returns is as its documentation says: below 2^52, aligned, zeroed, and nobody
+/// What [`alloc`](Self::alloc) and [`alloc_within`](Self::alloc_within) return is as their documentation says: below 2^52, aligned, zeroed, and nobody
 /// else's until it is freed; [`table`](Self::table) gives the words of that very memory. A handle (an `Arc`,
 /// say) that is kept keeps the memory there.
 pub unsafe trait Frames: Send + Sync + 'static {
@@ -130,10 +130,26 @@ pub unsafe trait Frames: Send + Sync + 'static {
     /// are none (or for a `count` of 0). May allocate; must not wait for an I/O.
     fn alloc(&self, count: usize) -> Option<PhysAddr>;
 
-    /// Takes back `count` frames that [`alloc`](Self::alloc) gave out together.
+    /// As [`alloc`](Self::alloc), of frames that end at `last` at the most, for devices that reach no further. `None` when
+    /// there are none there.
+    ///
+    /// Unless an implementation that knows where its frames are does better, it takes any, and gives back at once what is
+    /// beyond.
+    fn alloc_within(&self, count: usize, last: PhysAddr) -> Option<PhysAddr> {
+        let first = self.alloc(count)?;
+        let end = (count as u64).checked_mul(FRAME_SIZE).and_then(|bytes| first.checked_add(bytes - 1));
+        if end.is_some_and(|end| end <= last) {
+            return Some(first);
+        }
+        // SAFETY: they are of the call above, and nobody has seen them.
+        unsafe { self.free(first, count) };
+        None
+    }
+
+    /// Takes back `count` frames that [`alloc`](Self::alloc) or [`alloc_within`](Self::alloc_within) gave out together.
     ///
     /// # Safety
-    /// `first` and `count` are of one earlier `alloc` of this value, not freed since, and nobody (no walker
+    /// `first` and `count` are of one earlier `alloc` or `alloc_within` of this value, not freed since, and nobody (no walker
     /// either) uses the frames from now on.
     unsafe fn free(&self, first: PhysAddr, count: usize);
 
@@ -211,6 +227,10 @@ impl<T: Platform> Platform for Arc<T> {
 unsafe impl<T: Frames> Frames for Arc<T> {
     fn alloc(&self, count: usize) -> Option<PhysAddr> {
         T::alloc(self, count)
+    }
+
+    fn alloc_within(&self, count: usize, last: PhysAddr) -> Option<PhysAddr> {
+        T::alloc_within(self, count, last)
     }
 
     unsafe fn free(&self, first: PhysAddr, count: usize) {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use portcullis::addr::{Direction, PhysAddr};
 use portcullis::bounce::swiotlb::{BounceError, Bounced, Constraints, Swiotlb, SwiotlbConfig};
-use portcullis::platform::PlatformEvents;
+use portcullis::platform::{CopyMemory, Frames, PlatformEvents, Table};
 use portcullis::std_platform::StdPlatform;
 use portcullis_model::{Buffer, Memory};
 
@@ -144,6 +144,80 @@ fn devices_of_little_reach_have_areas_of_their_own_to_come_from() {
     assert_eq!(mapped(), Ok(first));
     platform.run_on(1);
     end(&pool, reached);
+}
+
+/// Memory in two places, as that of most machines is: who does not say otherwise gets the higher.
+struct Zones {
+    low: Arc<Memory>,
+    high: Arc<Memory>,
+}
+
+impl Zones {
+    fn of(&self, at: PhysAddr) -> &Memory {
+        if at < self.high.base() { &self.low } else { &self.high }
+    }
+}
+
+// SAFETY: everything is passed on to the memory that has the address.
+unsafe impl Frames for Zones {
+    fn alloc(&self, count: usize) -> Option<PhysAddr> {
+        self.high.alloc(count).or_else(|| self.low.alloc(count))
+    }
+
+    fn alloc_within(&self, count: usize, last: PhysAddr) -> Option<PhysAddr> {
+        self.high.alloc_within(count, last).or_else(|| self.low.alloc_within(count, last))
+    }
+
+    unsafe fn free(&self, first: PhysAddr, count: usize) {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.of(first).free(first, count) }
+    }
+
+    unsafe fn table(&self, frame: PhysAddr) -> &Table {
+        self.of(frame).table_at(frame)
+    }
+}
+
+// SAFETY: as above; the buffers of this test and the pool's areas are each in one of the two.
+unsafe impl CopyMemory for Zones {
+    unsafe fn copy(&self, from: PhysAddr, to: PhysAddr, len: u64) {
+        let mut bytes = vec![0; len as usize];
+        self.of(from).read(from, &mut bytes).unwrap();
+        self.of(to).write(to, &bytes).unwrap();
+    }
+
+    unsafe fn zero(&self, at: PhysAddr, len: u64) {
+        self.of(at).write(at, &vec![0; len as usize]).unwrap();
+    }
+}
+
+#[test]
+fn a_device_of_little_reach_gets_low_memory() {
+    let memory = |base| Memory::with_base(PhysAddr::new(base), 16 << 20);
+    let (low, high) = (memory(1 << 24), memory(1 << 32));
+    let zones = Zones { low: Arc::clone(&low), high: Arc::clone(&high) };
+    let pool = Swiotlb::new(Manual::default(), zones, &config()).unwrap();
+    let buffer = high.buffer(LEN).unwrap();
+    buffer.fill(7);
+    let with = |constraints: Constraints| map(&pool, buffer.phys(), LEN, Direction::ToDevice, &constraints);
+    let reach = PhysAddr::new(u32::MAX.into());
+    let (any, near) =
+        (with(Constraints::new()).unwrap(), with(Constraints::new().with_reach(reach)).unwrap());
+    assert!(any.phys >= high.base() && near.phys < reach);
+    assert_eq!(bytes(&low, near.phys, LEN), [7; LEN as usize]);
+    let nowhere = with(Constraints::new().with_reach(PhysAddr::new((1 << 24) - 1)));
+    assert!(matches!(nowhere, Err(BounceError::BeyondReach { .. })));
+    [any, near].iter().for_each(|mapped| unmap(&pool, mapped.phys, LEN).unwrap());
+    pool.trim();
+    assert_eq!((low.frames_in_use(), pool.usage().capacity), (0, AREA));
+    drop((pool, buffer));
+    assert_eq!((high.frames_in_use(), low.bad_frees() + high.bad_frees()), (0, 0));
+    // A pool for such devices only.
+    let zones = Zones { low: Arc::clone(&low), high: Arc::clone(&high) };
+    let pool = Swiotlb::new(Manual::default(), zones, &SwiotlbConfig { reach, ..config() }).unwrap();
+    assert_eq!((low.frames_in_use() * 4096, high.frames_in_use()), (AREA, 0));
+    drop(pool);
+    assert_eq!(low.frames_in_use(), 0);
 }
 
 #[test]

@@ -323,7 +323,11 @@ impl Areas {
             head.notes.store(Box::into_raw(notes.into_boxed_slice()).cast(), Ordering::Release);
         }
         let frames = (self.area_bytes() / FRAME_SIZE) as usize;
-        let base = memory.alloc(frames)?;
+        let base = match reach {
+            u64::MAX => memory.alloc(frames),
+            reach => memory.alloc_within(frames, PhysAddr::new(reach)),
+        }?;
+        // What is promised, and what everything here is built upon.
         let last = base.get().checked_add(self.area_bytes() - 1);
         if last.is_none_or(|last| last > reach) || base.get() & (self.area_bytes() - 1) != 0 {
             // SAFETY: nobody has seen these frames.

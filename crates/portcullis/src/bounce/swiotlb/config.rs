@@ -21,8 +21,8 @@ pub struct SwiotlbConfig {
     pub min_bytes: u64,
     /// What the pool never goes above. Rounded down to whole areas; 65,536 areas at the most.
     pub max_bytes: u64,
-    /// The highest address that the pool's memory may have: that of the devices it is for. Frames beyond it are given
-    /// back at once, so it takes a [`Frames`](crate::platform::Frames) that has some below.
+    /// The highest address that the pool's memory may have: that of the devices it is for. Memory is asked for
+    /// [within it](crate::platform::Frames::alloc_within), and within the reach of the device that wants some.
     pub reach: PhysAddr,
     /// How long the pool keeps what it does not need, in nanoseconds.
     pub idle_ns: u64,
