@@ -29,7 +29,7 @@ fn unmap_never_allocates_nor_does_a_map_that_reuses_a_buffer() {
     for (list, way) in
         [(&one[..], Way::Slot), (&list, Way::Slot), (&split, Way::Split), (&pieces, Way::SingleUse)]
     {
-        for direction in [Direction::ToDevice, Direction::FromDevice, Direction::Bidirectional] {
+        for direction in Direction::ALL {
             for round in 0..4 {
                 // Twice on a CPU, and twice on one without a slot.
                 bench.platform.be(round / 2 * 3);

@@ -28,7 +28,7 @@ fn everything(bench: &Bench) -> usize {
     let mut refused = 0;
     let mut live = Vec::new();
     for (offset, len) in MAPPINGS {
-        for direction in [Direction::ToDevice, Direction::FromDevice, Direction::Bidirectional] {
+        for direction in Direction::ALL {
             match map(&device, &[piece(buffer.phys(), offset, len)], direction, NONE) {
                 Ok(mapping) => live.push((mapping.iova(), mapping.len())),
                 Err(

@@ -80,7 +80,7 @@ fn another_group_s_bytes_are_gone_before_it_gets_the_buffer() {
     let buffer = bench.memory.buffer(2 * PAGE).unwrap();
     let whole = [piece(buffer.phys(), 0, PAGE)];
     let part = [piece(buffer.phys(), PAGE + 100, 40)];
-    for direction in [Direction::ToDevice, Direction::FromDevice, Direction::Bidirectional] {
+    for direction in Direction::ALL {
         buffer.fill(SECRET);
         let mapping = map(&first, &whole, direction, Attributes::default()).unwrap();
         let iova = mapping.iova();

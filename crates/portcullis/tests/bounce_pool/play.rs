@@ -4,7 +4,7 @@ use portcullis::addr::{Direction, Iova, PhysAddr};
 use portcullis_model::DeviceId;
 
 use crate::support::TIMEOUT;
-use crate::world::{DIRECTIONS, Op, UNKNOWN, World, copy_out, paint};
+use crate::world::{Op, UNKNOWN, World, copy_out, paint};
 
 impl World {
     /// Does `op`, and holds what it returns against the model.
@@ -13,7 +13,7 @@ impl World {
         match op {
             Op::Map { cpu, device, direction, attributes, pieces, touching } => {
                 self.bench.platform.be(cpu);
-                self.map(device, DIRECTIONS[direction], attributes, &pieces, touching);
+                self.map(device, Direction::ALL[direction], attributes, &pieces, touching);
             }
             Op::Trim { keep } => {
                 let trimmed = self.bench.pool.trim(keep);

@@ -44,7 +44,7 @@ fn buffers_are_kept_apart_by_permission() {
     let bench = Bench::new(small());
     let buffer = bench.memory.buffer(PAGE).unwrap();
     let list = [piece(buffer.phys(), 0, PAGE)];
-    let all = [Direction::ToDevice, Direction::FromDevice, Direction::Bidirectional];
+    let all = Direction::ALL;
     let mut iovas = Vec::new();
     for _ in 0..2 {
         for direction in all {

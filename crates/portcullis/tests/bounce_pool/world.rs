@@ -19,8 +19,6 @@ use crate::support::{Bench, Device, PAGE, TIMEOUT, map, piece, small};
 
 /// What is beside mappings.
 const SECRET: u8 = 0xe0;
-pub const DIRECTIONS: [Direction; 3] = [Direction::ToDevice, Direction::FromDevice, Direction::Bidirectional];
-
 /// The group that a byte is for; `None` for nobody's.
 fn group_of(byte: u8) -> Option<u8> {
     (byte != 0).then_some(byte >> 5 & 3)

@@ -12,7 +12,6 @@ use proptest::prelude::*;
 use crate::rig::{DEVICE, PAGE};
 use crate::support::{Bench, TIMEOUT, bytes};
 
-const DIRECTIONS: [Direction; 3] = [Direction::ToDevice, Direction::FromDevice, Direction::Bidirectional];
 const ENTRIES: usize = 5;
 const PAGES: u64 = 12;
 
@@ -319,7 +318,7 @@ fn step(world: &mut World, op: Op) {
     match op {
         Op::Acquire { memory: (at, len), direction, kept } => {
             let keep = if kept { Keep::UntilForgotten } else { Keep::WhileHeld };
-            world.acquire(bytes(at, len), DIRECTIONS[direction], keep);
+            world.acquire(bytes(at, len), Direction::ALL[direction], keep);
         }
         Op::Release { which } => world.release(which),
         Op::Forget { memory: (at, len) } => world.forget(bytes(at, len)),

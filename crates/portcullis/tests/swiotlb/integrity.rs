@@ -33,8 +33,7 @@ fn map(dice: &mut Dice, cpu: usize) -> Action {
         13 => 1 + dice.below(300_000),
         _ => 1 << dice.below(20),
     };
-    let direction =
-        [Direction::ToDevice, Direction::FromDevice, Direction::Bidirectional][dice.below(3) as usize];
+    let direction = Direction::ALL[dice.below(3) as usize];
     Action::Map { at: dice.below(DRIVERS), len, direction, limits: limits(dice), cpu }
 }
 

@@ -9,7 +9,7 @@ use super::copy::copy_pieces;
 use super::error::{BounceError, BounceMapError, inside};
 use super::layout::Place;
 use super::mapping::{PoolMapping, Way};
-use super::slot::{NOBODY, Phase, Pieces, Slot, Terms, Toward, kind_of};
+use super::slot::{NOBODY, Phase, Pieces, Slot, Terms, Toward};
 use super::split::shape;
 use crate::addr::{Direction, Iova, PhysAddr};
 use crate::domain::{MapListError, PhysSegment};
@@ -89,7 +89,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
             && let Some(class) = len.checked_add(terms.offset).and_then(|bytes| pool.layout.class_of(bytes))
         {
             let group = self.profile.group.0.into();
-            let taken = pool.take(class, kind_of(direction));
+            let taken = pool.take(class, direction.index());
             let taken = if taken.is_some() { taken } else { pool.stock(class, direction, group)? };
             if let Some(index) = taken {
                 // SAFETY: the caller's promise.
@@ -169,7 +169,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         terms: Terms,
         group: u64,
     ) -> Result<PoolMapping<'a>, BounceMapError> {
-        let (slot, kind) = (&self.slots[index], kind_of(terms.direction));
+        let (slot, kind) = (&self.slots[index], terms.direction.index());
         // Slots on the stacks have a buffer.
         let buffer = slot.buffer().unwrap_or(PhysAddr::new(0));
         if terms.listed
@@ -242,7 +242,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         if let Some(list) = list {
             slot.list.put(list);
         }
-        let kind = kind_of(terms.direction);
+        let kind = terms.direction.index();
         if terms.wipe {
             self.wipe(slot, place.class, kind);
         } else if terms.keep_unwritten {

@@ -65,20 +65,6 @@ const WIPE: u64 = 1 << 6;
 const LISTED: u64 = 1 << 7;
 const OFFSET_SHIFT: u32 = 8;
 
-/// The number of a direction, and so of the permissions it needs.
-#[inline]
-pub(super) const fn kind_of(direction: Direction) -> usize {
-    match direction {
-        Direction::ToDevice => 0,
-        Direction::FromDevice => 1,
-        Direction::Bidirectional => 2,
-    }
-}
-
-/// All of them, by number.
-pub(super) const KINDS: [Direction; 3] =
-    [Direction::ToDevice, Direction::FromDevice, Direction::Bidirectional];
-
 impl Terms {
     /// Whether the device gets the original's bytes.
     #[inline]
@@ -104,7 +90,7 @@ impl Terms {
     #[inline]
     fn encode(self) -> u64 {
         let flag = |set, bit| if set { bit } else { 0 };
-        (kind_of(self.direction) as u64) << DIRECTION_SHIFT
+        (self.direction.index() as u64) << DIRECTION_SHIFT
             | flag(self.keep_unwritten, KEEP)
             | flag(self.wipe, WIPE)
             | flag(self.listed, LISTED)
@@ -114,7 +100,7 @@ impl Terms {
     #[inline]
     fn decode(word: u64) -> Self {
         Self {
-            direction: KINDS[((word >> DIRECTION_SHIFT & 3) as usize).min(2)],
+            direction: Direction::ALL[((word >> DIRECTION_SHIFT & 3) as usize).min(2)],
             keep_unwritten: word & KEEP != 0,
             wipe: word & WIPE != 0,
             listed: word & LISTED != 0,
@@ -327,7 +313,7 @@ mod tests {
     fn terms_are_kept_as_they_are() {
         let slot = Slot::new();
         for bits in 0..8 {
-            for direction in KINDS {
+            for direction in Direction::ALL {
                 let (keep_unwritten, wipe, listed) = (bits & 1 != 0, bits & 2 != 0, bits & 4 != 0);
                 let terms = Terms { direction, keep_unwritten, wipe, listed, offset: 0xfff8 };
                 slot.lend(terms, PhysAddr::new(7), 9);

@@ -3,7 +3,7 @@
 use super::BouncePool;
 use super::cpu::Chain;
 use super::error::BounceMapError;
-use super::slot::{KINDS, Phase, Slot, kind_of};
+use super::slot::{Phase, Slot};
 use crate::addr::{Direction, Iova, IovaRange, PhysAddr};
 use crate::domain::PhysSegment;
 use crate::invalidation::Gather;
@@ -111,7 +111,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let take_empty = || self.with_depot(class, |depot| depot.take_empty(&self.slots));
         let mut found = take_empty();
         if found.is_none() && self.rebalance(class, direction) {
-            if let Some(index) = self.take(class, kind_of(direction)) {
+            if let Some(index) = self.take(class, direction.index()) {
                 return Ok(Some(index));
             }
             found = take_empty();
@@ -186,9 +186,9 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             return false;
         }
         self.collect(None);
-        let kind = kind_of(direction);
+        let kind = direction.index();
         let mut doomed = super::trim::Doomed::default();
-        for other in (0..KINDS.len()).filter(|other| *other != kind) {
+        for other in (0..Direction::ALL.len()).filter(|other| *other != kind) {
             let Some(chain) = self.with_depot(class, |depot| {
                 if depot.free_of(kind) > 0 { None } else { depot.take(&self.slots, other) }
             }) else {

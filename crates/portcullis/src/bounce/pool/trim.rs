@@ -4,7 +4,8 @@ use core::mem::ManuallyDrop;
 
 use super::BouncePool;
 use super::cpu::Chain;
-use super::slot::{KINDS, Phase, index_of, link_to};
+use super::slot::{Phase, index_of, link_to};
+use crate::addr::Direction;
 use crate::invalidation::{Gather, InvalidationError};
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
@@ -73,7 +74,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     fn doom_stored(&self, doomed: &mut Doomed, bytes: u64, share: impl Fn((usize, usize)) -> u64) {
         let mut left = bytes;
         for class in (0..self.layout.classes()).rev() {
-            for kind in 0..KINDS.len() {
+            for kind in 0..Direction::ALL.len() {
                 let mut share = share((class, kind));
                 while left > 0
                     && share > 0

@@ -98,11 +98,7 @@ impl Note {
     /// Notes a mapping.
     #[inline]
     pub fn map(&self, mapping: &Mapping) {
-        let direction = match mapping.direction {
-            Direction::ToDevice => 0,
-            Direction::FromDevice => 1,
-            Direction::Bidirectional => 2,
-        };
+        let direction = mapping.direction.index() as u64;
         self.original.store(mapping.original.get(), Ordering::Relaxed);
         let word = (mapping.len - 1) << (LEN_BITS + 8)
             | mapping.offset << 8
@@ -118,11 +114,7 @@ impl Note {
         let word = self.word.load(Ordering::Relaxed);
         match word & TAG {
             MAPPED => {
-                let direction = match word >> 2 & 3 {
-                    0 => Direction::ToDevice,
-                    1 => Direction::FromDevice,
-                    _ => Direction::Bidirectional,
-                };
+                let direction = Direction::ALL[((word >> 2 & 3) as usize).min(2)];
                 Says::Mapped(Mapping {
                     original: PhysAddr::new(self.original.load(Ordering::Relaxed)),
                     direction,
