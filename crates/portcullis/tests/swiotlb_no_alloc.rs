@@ -88,7 +88,8 @@ fn an_area_without_notes_is_none() {
     let first = map().unwrap();
     let (failed, calls) = granting(0, map);
     let Err(BounceError::Pressure(pressure)) = failed else { panic!("{failed:?}") };
-    assert_eq!((pressure.capacity, pressure.limit, calls), (AREA, 4 * AREA, 1));
+    // It was tried twice: before other CPUs' lists were taken back, and after it.
+    assert_eq!((pressure.capacity, pressure.limit, calls), (AREA, 4 * AREA, 2));
     assert_eq!(memory.frames_in_use() * 4096, AREA);
     let second = map().unwrap();
     for mapped in [first, second] {
