@@ -75,8 +75,12 @@ pub enum PolicyName {
     StrictBatch,
     /// The same for 64 descriptors out of a ring of addresses, with one range to invalidate
     StrictRing,
+    /// Each mapping copied through buffers that stay mapped, protected to the byte
+    Bounce,
     /// Invalidations put off by up to 256 unmaps or 10 ms
     Lazy,
+    /// Each mapping copied through a pool, as on machines without an IOMMU: protects nothing
+    Swiotlb,
     /// No translation
     Passthrough,
 }
@@ -87,7 +91,9 @@ impl PolicyName {
             Self::Strict => Policy::Strict.into(),
             Self::StrictBatch => Mode::StrictBatch,
             Self::StrictRing => Mode::StrictRing,
+            Self::Bounce => Mode::Bounce,
             Self::Lazy => Policy::LAZY.into(),
+            Self::Swiotlb => Mode::Swiotlb,
             Self::Passthrough => Mode::PASSTHROUGH,
         }
     }

@@ -14,7 +14,7 @@ struct Line {
     value: fn(&PolicyReport) -> String,
 }
 
-const LINES: [Line; 20] = [
+const LINES: [Line; 25] = [
     Line {
         label: "operations",
         meaning: "mappings replayed; each is a map and, where the trace has it, an unmap",
@@ -26,9 +26,19 @@ const LINES: [Line; 20] = [
         value: |p| ns(p.map_ns.mean),
     },
     Line {
-        label: "  p50 / p99 / p99.99",
-        meaning: "half, 99 %, 99.99 % of the maps took no longer",
-        value: |p| quantiles(p.map_ns.p50, p.map_ns.p99, p.map_ns.p99_99),
+        label: "  p50",
+        meaning: "half of the maps took no longer",
+        value: |p| count(p.map_ns.p50.round() as u64),
+    },
+    Line {
+        label: "  p99",
+        meaning: "99 % of the maps took no longer",
+        value: |p| count(p.map_ns.p99.round() as u64),
+    },
+    Line {
+        label: "  p99.99",
+        meaning: "99.99 % of the maps took no longer",
+        value: |p| count(p.map_ns.p99_99.round() as u64),
     },
     Line {
         label: "unmap, mean ns",
@@ -36,9 +46,19 @@ const LINES: [Line; 20] = [
         value: |p| ns(p.unmap_ns.mean),
     },
     Line {
-        label: "  p50 / p99 / p99.99",
-        meaning: "as for map",
-        value: |p| quantiles(p.unmap_ns.p50, p.unmap_ns.p99, p.unmap_ns.p99_99),
+        label: "  p50",
+        meaning: "half of the unmaps took no longer",
+        value: |p| count(p.unmap_ns.p50.round() as u64),
+    },
+    Line {
+        label: "  p99",
+        meaning: "99 % of the unmaps took no longer",
+        value: |p| count(p.unmap_ns.p99.round() as u64),
+    },
+    Line {
+        label: "  p99.99",
+        meaning: "99.99 % of the unmaps took no longer",
+        value: |p| count(p.unmap_ns.p99_99.round() as u64),
     },
     Line {
         label: "calls interrupted",
@@ -87,8 +107,13 @@ const LINES: [Line; 20] = [
         value: |p| HumanBytes(p.peak_table_bytes).to_string(),
     },
     Line {
+        label: "peak bounce buffers",
+        meaning: "the most memory that bounce buffers took, in use or waiting for it",
+        value: |p| HumanBytes(p.peak_bounce_bytes).to_string(),
+    },
+    Line {
         label: "stale exposure, byte-s",
-        meaning: "bytes of unmapped buffers that a device still reached, times how long. With passthrough: \
+        meaning: "bytes of unmapped buffers that a device still reached, times how long. Without translation: \
                   until the trace ends, of memory that the trace names; the rest of memory is not counted",
         value: |p| byte_s(p.exposure.stale_byte_s),
     },
@@ -117,7 +142,7 @@ const LINES: [Line; 20] = [
     Line {
         label: "violations",
         meaning: "broken promises: memory reached after a strict unmap (or its batch's commit) or past lazy's window, an access that \
-                  ended in the wrong place, or more exposure than the domains counted: must be 0",
+                  ended in the wrong place, bytes that a copy lost or misplaced, or more exposure than the domains counted: must be 0",
         value: |p| count(p.violations),
     },
 ];
@@ -245,11 +270,6 @@ fn count(n: u64) -> String {
 
 fn ns(value: f64) -> String {
     if value < 100.0 { format!("{value:.1}") } else { count(value.round() as u64) }
-}
-
-fn quantiles(p50: f64, p99: f64, p99_99: f64) -> String {
-    let whole = |value: f64| count(value.round() as u64);
-    format!("{} / {} / {}", whole(p50), whole(p99), whole(p99_99))
 }
 
 fn byte_s(value: f64) -> String {

@@ -71,7 +71,9 @@ fn without_a_trace_it_replays_the_one_that_ships() {
     let output = portcullis(&["replay"]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let text = stdout(&output);
-    for part in ["60,000 events", "strict", "lazy", "passthrough", "stale exposure", "--legend"] {
+    for part in
+        ["60,000 events", "strict", "bounce", "lazy", "swiotlb", "passthrough", "stale exposure", "--legend"]
+    {
         assert!(text.contains(part), "{part} is not in:\n{text}");
     }
     assert!(text.lines().all(|line| line.chars().count() <= 160), "{text}");
@@ -100,12 +102,12 @@ fn json_has_the_documented_fields() {
     assert_eq!(json["trace"]["devices"].as_array().unwrap().len(), 2);
     let policies = json["policies"].as_array().unwrap();
     let names: Vec<_> = policies.iter().map(|policy| policy["policy"].as_str().unwrap()).collect();
-    assert_eq!(names, ["strict", "strict-batch", "strict-ring", "lazy", "passthrough"]);
+    assert_eq!(names, ["strict", "strict-batch", "strict-ring", "bounce", "lazy", "swiotlb", "passthrough"]);
     for policy in policies {
         assert_eq!(
             keys(policy),
             "exposure exposure_counted faults interrupted_calls invalidations iotlb_misses_per_access map_ns operations \
-             ops_per_s peak_iova_bytes peak_table_bytes policy relative_to_passthrough unmap_ns violations \
+             ops_per_s peak_bounce_bytes peak_iova_bytes peak_table_bytes policy relative_to_passthrough unmap_ns violations \
              wait_ns_per_op walk_cache_misses_per_access"
         );
         assert_eq!(keys(&policy["map_ns"]), "mean p50 p99 p99_99");
@@ -114,7 +116,14 @@ fn json_has_the_documented_fields() {
         assert_eq!((policy["faults"].as_u64(), policy["violations"].as_u64()), (Some(0), Some(0)));
         assert_eq!(policy["wait_ns_per_op"], 0.0);
     }
-    assert_eq!(policies[4]["relative_to_passthrough"], 1.0);
+    assert_eq!(policies[6]["relative_to_passthrough"], 1.0);
+    for policy in policies {
+        let copies = ["bounce", "swiotlb"].contains(&policy["policy"].as_str().unwrap());
+        assert_eq!(policy["peak_bounce_bytes"].as_u64().unwrap() > 0, copies, "{policy}");
+    }
+    let exposure = &policies[3]["exposure"];
+    assert_eq!((&exposure["stale_byte_s"], &exposure["neighbour_byte_s"]), (&0.0.into(), &0.0.into()));
+    assert_eq!(policies[5]["exposure"], policies[6]["exposure"], "a swiotlb hides nothing from the device");
 }
 
 #[test]

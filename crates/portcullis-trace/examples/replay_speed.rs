@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use portcullis::domain::Policy;
-use portcullis_trace::replay::{Options, Profile, ReplayError, Timer, replay};
+use portcullis_trace::replay::{Mode, Options, Profile, ReplayError, Timer, replay};
 use portcullis_trace::{Chunk, ReadOptions, Trace};
 
 const RUNS: usize = 5;
@@ -44,29 +44,29 @@ fn median(mut seconds: Vec<f64>) -> f64 {
 
 fn show(path: &str, profile: &Profile) -> Result<(), Box<dyn std::error::Error>> {
     let bytes = std::fs::read(path)?;
-    let protections = [Policy::Strict, Policy::LAZY];
-    let under = |policy: Policy| Options { policies: vec![policy.into()], ..Options::new(profile.clone()) };
+    let protections = [Policy::Strict.into(), Policy::LAZY.into(), Mode::Bounce, Mode::Swiotlb];
+    let under = |mode: Mode| Options { policies: vec![mode], ..Options::new(profile.clone()) };
     let (mut parses, mut yardsticks, mut events) = (Vec::new(), Vec::new(), 0);
     let mut replays = vec![Vec::new(); protections.len()];
     for _ in 0..RUNS {
         let (seconds, counted) = parse(path, &bytes)?;
         parses.push(seconds);
         events = counted;
-        yardsticks.push(run(path, &bytes, &under(Policy::Passthrough))?);
-        for (seconds, &policy) in replays.iter_mut().zip(&protections) {
-            seconds.push(run(path, &bytes, &under(policy))?);
+        yardsticks.push(run(path, &bytes, &under(Mode::PASSTHROUGH))?);
+        for (seconds, &mode) in replays.iter_mut().zip(&protections) {
+            seconds.push(run(path, &bytes, &under(mode))?);
         }
     }
     let (parse, yardstick) = (median(parses), median(yardsticks));
     println!("{path}: {events} events, read in {parse:.3} s");
-    let line = |policy: Policy, seconds: f64| {
+    let line = |mode: Mode, seconds: f64| {
         let speed = events as f64 / seconds / 1e6;
-        println!("  {:<12} {seconds:.3} s  {speed:.2} M events/s", policy.name());
+        println!("  {:<12} {seconds:.3} s  {speed:.2} M events/s", mode.name());
     };
-    for (seconds, &policy) in replays.into_iter().zip(&protections) {
-        line(policy, median(seconds) - yardstick);
+    for (seconds, &mode) in replays.into_iter().zip(&protections) {
+        line(mode, median(seconds) - yardstick);
     }
-    line(Policy::Passthrough, yardstick - parse);
+    line(Mode::PASSTHROUGH, yardstick - parse);
     Ok(())
 }
 

@@ -81,6 +81,78 @@ fn leaving_out_the_invalidation_in_strict_mode_is_seen() {
 }
 
 #[test]
+fn leaving_out_the_copies_is_seen() {
+    for mode in [Mode::Bounce, Mode::Swiotlb] {
+        let mut options = options("none");
+        options.policies = vec![mode];
+        options.break_copies = true;
+        let broken = run("shipped", SHIPPED, &options);
+        assert!(policy(&broken, mode.name()).violations > 10_000, "{}", mode.name());
+    }
+}
+
+#[test]
+fn bounce_buffers_expose_nothing_and_a_swiotlb_hides_nothing() {
+    let report = run("shipped", SHIPPED, &options("vtd"));
+    let (bounce, swiotlb) = (policy(&report, "bounce"), policy(&report, "swiotlb"));
+    assert_eq!((bounce.exposure.stale_byte_s, bounce.exposure.neighbour_byte_s), (0.0, 0.0));
+    assert_eq!(bounce.exposure_counted, Some(bounce.exposure));
+    assert_eq!((bounce.longest_stale_ns, bounce.invalidations, bounce.wait_ns_per_op), (0, 0, 0.0));
+    assert!(bounce.peak_bounce_bytes > 0);
+    assert_eq!(swiotlb.exposure, policy(&report, "passthrough").exposure);
+    assert!(swiotlb.exposure_counted.is_none() && swiotlb.peak_bounce_bytes > 0);
+}
+
+#[test]
+fn coherent_and_user_mapped_memory_is_never_copied() {
+    let text = line(0, 1, "dma_alloc: nvme dma_addr=f000 size=100 phys_addr=5000 flags=0 attrs=")
+        + &line(
+            0,
+            2,
+            "map: IOMMU: iova=0x00000000fee10000 - 0x00000000fee11000 paddr=0x0000000000009000 size=4096",
+        )
+        + &line(0, 3, "dma_free: nvme dma_addr=f000 size=100 attrs=");
+    let report = run("coherent", text.as_bytes(), &options("vtd"));
+    let bounce = policy(&report, "bounce");
+    assert_eq!((bounce.operations, bounce.faults, bounce.violations, bounce.failures), (2, 0, 0, 0));
+    assert_eq!((bounce.invalidations, bounce.peak_bounce_bytes), (1, 0));
+    // An allocator gives whole pages.
+    assert_eq!(policy(&report, "strict").exposure.neighbour_byte_s, 0.0);
+}
+
+#[test]
+fn a_pool_asks_an_iommu_that_maps_by_request_once_for_a_buffer() {
+    let text: String =
+        (0..50).map(|n| map(0, 2 * n, 0x1000, 0x5100, 300) + &unmap(0, 2 * n + 1, 0x1000, 300)).collect();
+    let profile = options("virtio-iommu");
+    let report = run("request", text.as_bytes(), &profile);
+    let waits = &profile.profile.waits;
+    let once = waits.map_request.ns + waits.map_page.ns;
+    assert!((policy(&report, "bounce").wait_ns_per_op * 50.0 - once).abs() < 1e-6);
+    assert!(policy(&report, "strict").wait_ns_per_op > once);
+    assert_eq!(policy(&report, "swiotlb").wait_ns_per_op, 0.0);
+}
+
+#[test]
+fn bytes_that_cannot_be_kept_are_counted_with_the_limit() {
+    let text = map(0, 1, 0x1000, 0x5000, 5 << 30)
+        + &map(0, 2, 0x2000, 0xff00_0000_0000, 64)
+        + &map(0, 3, 0x3000, 0x5000, 64)
+        + &unmap(0, 4, 0x3000, 64);
+    let report = run("much", text.as_bytes(), &options("none"));
+    for name in ["bounce", "swiotlb"] {
+        let policy = policy(&report, name);
+        assert_eq!((policy.failures, policy.operations, policy.faults, policy.violations), (2, 1, 0, 0));
+        let first = policy.first_failure.as_deref().unwrap();
+        assert_eq!(
+            first,
+            "line 1: mapping: bytes of 1310721 pages beside what is in use, 1048576 pages are possible in all"
+        );
+    }
+    assert_eq!(policy(&report, "strict").failures, 0);
+}
+
+#[test]
 fn leaving_out_the_flush_in_lazy_mode_is_seen() {
     let mut options = options("none");
     options.policies = vec![Policy::LAZY.into()];

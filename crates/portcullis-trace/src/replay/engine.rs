@@ -1,11 +1,15 @@
 //! One policy's replay: a domain, a device model and an account of exposure for each device of the trace.
 
+mod data;
 mod finish;
+mod map;
 
 use std::sync::Arc;
 
-use portcullis::addr::{Direction, Iova, IovaRange, PhysAddr};
-use portcullis::dma::{DmaDevice, DmaSegment, RingError};
+use portcullis::addr::{Iova, IovaRange, PhysAddr};
+use portcullis::bounce::pool::{BounceDevice, BouncePool, DeviceProfile, PoolConfig, TrustGroup, Way};
+use portcullis::bounce::swiotlb::{Swiotlb, SwiotlbConfig};
+use portcullis::dma::DmaDevice;
 use portcullis::domain::{Domain, PhysSegment, Policy};
 use portcullis::invalidation::DomainId;
 use portcullis::mapper::TableMapper;
@@ -16,27 +20,38 @@ use portcullis_model::{Context, DeviceId as ModelDevice, Iommu, IommuConfig, Mem
 use super::ReplayError;
 use super::format::Both;
 use super::hostile::{Hostile, Retry};
-use super::live::{Live, Segments, View, Way, pages};
+use super::live::{Copied, Live, Segments};
+use super::memory::TraceMemory;
 use super::mode::Mode;
+use super::painted::{Paint, Painter};
 use super::platform::ReplayPlatform;
-use super::port::{EndError, Ended, MapFailed, Port};
+use super::pools::{Pool, Side};
+use super::port::{EndError, Port};
 use super::profile::Profile;
 use super::queue::ClockedQueue;
 use super::timing::{Samples, Timer};
-use crate::{Chunk, MapId, Op, OpKind, Origin};
+use crate::{Chunk, OpKind};
 
 /// Memory that page tables may take: a domain of the traces at hand takes less than 1 MiB.
 const TABLE_MEMORY: u64 = 1 << 30;
-
-/// Pages whose exposure is followed at once, of all devices, 32 GiB of memory: each takes some hundred bytes.
-const MOST_PAGES: u64 = 8 << 20;
 
 /// On x86 no address in here is ever translated: it is where interrupts are written to. (Others do without it
 /// as well, so that their figures compare.)
 const INTERRUPT_WINDOW: (u64, u64) = (0xfee0_0000, 0x10_0000);
 
+/// The pool of a machine without an IOMMU: it begins small, and mappings of up to 16 MiB fit.
+const SWIOTLB: SwiotlbConfig = SwiotlbConfig {
+    slot_bytes: 2 << 10,
+    area_bytes: 16 << 20,
+    min_bytes: 16 << 20,
+    max_bytes: 1 << 30,
+    reach: PhysAddr::new(u64::MAX),
+    idle_ns: 1_000_000_000,
+};
+
 type ReplayMapper<X> = TableMapper<Arc<Memory>, Arc<ClockedQueue>, X>;
 type ReplayPort<X> = Port<ReplayMapper<X>, Arc<ReplayPlatform>>;
+
 /// A replay under one policy, fed chunk by chunk.
 pub(super) struct Engine<X: Format> {
     mode: Mode,
@@ -49,6 +64,11 @@ pub(super) struct Engine<X: Format> {
     iommu: Arc<Iommu>,
     queue: Arc<ClockedQueue>,
     ports: Vec<ReplayPort<X>>,
+    /// The bytes of the trace's memory, where somebody looks at them.
+    bytes: Option<Arc<TraceMemory>>,
+    swiotlb: Option<Arc<Swiotlb<Arc<ReplayPlatform>, Arc<TraceMemory>>>>,
+    /// The number of the last transfer.
+    transfers: u64,
     /// Rings made so far.
     colours: u32,
     live: Vec<Option<Live>>,
@@ -56,6 +76,8 @@ pub(super) struct Engine<X: Format> {
     unmap: Samples,
     operations: u64,
     ended: u64,
+    /// Requests to an IOMMU that maps by request, and the pages of these.
+    map_requests: u64,
     mapped_pages: u64,
     unmapped_pages: u64,
     violations: u64,
@@ -65,6 +87,7 @@ pub(super) struct Engine<X: Format> {
     last_cpu: u32,
     scratch: Segments,
     hostile: Option<Hostile>,
+    painter: Option<Painter>,
 }
 
 impl<X: Format> Engine<X> {
@@ -91,12 +114,16 @@ impl<X: Format> Engine<X> {
             iommu,
             queue,
             ports: Vec::new(),
+            bytes: mode.copies().then(TraceMemory::new),
+            swiotlb: None,
+            transfers: 0,
             colours: 0,
             live: Vec::new(),
             map: Samples::new(timer),
             unmap: Samples::new(timer),
             operations: 0,
             ended: 0,
+            map_requests: 0,
             mapped_pages: 0,
             unmapped_pages: 0,
             violations: 0,
@@ -106,6 +133,7 @@ impl<X: Format> Engine<X> {
             last_cpu: 0,
             scratch: Segments::new(),
             hostile: None,
+            painter: None,
         }
     }
 
@@ -114,9 +142,24 @@ impl<X: Format> Engine<X> {
         self.hostile = Some(Hostile::new(retry));
     }
 
+    /// Has it read and write whatever it reaches, too, in memory that is painted.
+    pub(super) fn paint(&mut self, paint: Paint) {
+        if self.policy != Policy::Passthrough {
+            self.bytes.get_or_insert_with(TraceMemory::new);
+            self.painter = Some(Painter::new(paint));
+        }
+    }
+
     /// Has the model's queue ignore invalidations from now on, as a broken driver would.
     pub(super) fn break_invalidation(&self) {
         self.iommu.queue().drop_next(u64::MAX);
+    }
+
+    /// Has copies do nothing from now on.
+    pub(super) fn break_copies(&self) {
+        if let Some(bytes) = &self.bytes {
+            bytes.break_copies();
+        }
     }
 
     /// Replays the operations of `chunk`.
@@ -129,6 +172,9 @@ impl<X: Format> Engine<X> {
             if self.hostile.as_mut().is_some_and(Hostile::is_due) {
                 self.retry_all(true);
             }
+            if self.painter.as_mut().is_some_and(Painter::is_due) {
+                self.look_at_all();
+            }
             match &op.kind {
                 OpKind::Map { id, dir, segments, origin } => {
                     let list = &chunk.segments[segments.start as usize..segments.end as usize];
@@ -139,120 +185,13 @@ impl<X: Format> Engine<X> {
                     self.map(op, device, *id, *dir, *origin)?;
                 }
                 OpKind::Unmap { id } => self.unmap(op, *id),
-                OpKind::SyncForCpu { id, offset, len } => {
-                    self.access(*id, *offset, *len);
-                    self.ports[device].device.sync_for_cpu();
+                OpKind::SyncForCpu { id, offset, len } => self.sync(op, *id, Side::Cpu, (*offset, *len)),
+                OpKind::SyncForDevice { id, offset, len } => {
+                    self.sync(op, *id, Side::Device, (*offset, *len));
                 }
-                OpKind::SyncForDevice { .. } => self.ports[device].device.sync_for_device(),
             }
         }
         Ok(())
-    }
-
-    fn map(
-        &mut self,
-        op: &Op,
-        device: usize,
-        id: MapId,
-        direction: Direction,
-        origin: Origin,
-    ) -> Result<(), ReplayError> {
-        let pages = pages(&self.scratch).saturating_add(self.iommu.pages_observed());
-        if pages > MOST_PAGES {
-            self.fail(ReplayError::TooMuchMemory { line: op.line, pages, most: MOST_PAGES });
-            return Ok(());
-        }
-        let prepared = self.ports[device].prepare(direction, origin, &mut self.colours);
-        prepared.map_err(|error| ReplayError::Ring { line: op.line, error })?;
-        let mut view = View::from_elem(DmaSegment::default(), self.scratch.len());
-        let lane = self.ports[device].lane_for(direction, origin);
-        let (mut result, mut ticks) = self.map_in(device, lane, direction, &mut view);
-        if let (Err(MapFailed::Full), Some(lane)) = (&result, lane) {
-            // What waits for a commit may make room; else the mapping is too large, or the oldest too old.
-            ticks += self.commit(device, lane, op.time_ns);
-            let again = self.map_in(device, Some(lane), direction, &mut view);
-            (result, ticks) = (again.0, ticks + again.1);
-            if matches!(result, Err(MapFailed::Full)) {
-                let alone = self.map_in(device, None, direction, &mut view);
-                (result, ticks) = (alone.0, ticks + alone.1);
-            }
-        }
-        let line = op.line;
-        let (way, used) = match result {
-            Ok(mapped) => mapped,
-            Err(MapFailed::Error(error) | MapFailed::Ring(RingError::Map(error))) => {
-                self.fail(ReplayError::Map { line, error });
-                return Ok(());
-            }
-            Err(MapFailed::Ring(error)) => return Err(ReplayError::Ring { line, error }),
-            Err(MapFailed::Full) => return Ok(()),
-        };
-        self.map.record(ticks);
-        view.truncate(used);
-        let live = Live { device, direction, lane, memory: self.scratch.clone(), view, way };
-        self.operations += 1;
-        self.mapped_pages += live.pages();
-        self.iommu.observe_map(model_device(device), op.time_ns, live.pieces());
-        if let Some(hostile) = &mut self.hostile {
-            hostile.mapped(device, live.pieces());
-        }
-        let at = id as usize;
-        if self.live.len() <= at {
-            self.live.resize_with(at + 1, || None);
-        }
-        self.live[at] = Some(live);
-        if origin == Origin::Coherent {
-            // Rings are used as long as they exist; once shows that they can be.
-            self.access(id, 0, u64::MAX);
-        }
-        Ok(())
-    }
-
-    /// The library's call, and the ticks it took without the model's part.
-    fn map_in(
-        &mut self,
-        device: usize,
-        lane: Option<usize>,
-        direction: Direction,
-        view: &mut View,
-    ) -> (Result<(Way, usize), MapFailed>, u64) {
-        let port = &mut self.ports[device];
-        let spent_by_model = self.queue.ticks();
-        let start = self.timer.ticks();
-        let result = port.map(lane, &self.scratch, direction, view);
-        let ticks = self.timer.since(start);
-        (result, ticks.saturating_sub(self.queue.ticks() - spent_by_model))
-    }
-
-    fn unmap(&mut self, op: &Op, id: MapId) {
-        // The transfer happens before the driver ends the mapping: here, as late as can be.
-        self.access(id, 0, u64::MAX);
-        let Some(mut live) = self.live.get_mut(id as usize).and_then(Option::take) else {
-            // Its map failed, and was counted then.
-            return;
-        };
-        let way = std::mem::replace(&mut live.way, Way::Alone);
-        let (device, lane) = (live.device, live.lane);
-        let port = &mut self.ports[device];
-        let spent_by_model = self.queue.ticks();
-        let start = self.timer.ticks();
-        let result = port.unmap(lane, way, &live.view);
-        let ticks = self.timer.since(start);
-        self.unmap.record(ticks.saturating_sub(self.queue.ticks() - spent_by_model));
-        self.ended += 1;
-        self.unmapped_pages += live.pages();
-        match (result, lane) {
-            (Ok(Ended::Later), Some(lane)) => self.ports[device].hold(lane, live, op.time_ns),
-            (Ok(Ended::WithLane), Some(lane)) => {
-                self.ports[device].hold(lane, live, op.time_ns);
-                self.settle(device, lane, op.time_ns);
-            }
-            (Ok(_), _) => self.end(&live, op.time_ns, self.in_force(device)),
-            (Err(error), _) => {
-                self.end(&live, op.time_ns, self.in_force(device));
-                self.fail(end_failed(op.line, error));
-            }
-        }
     }
 
     /// It is `time_ns`, and `cpu` acts. Timers that end before are run first.
@@ -301,19 +240,27 @@ impl<X: Format> Engine<X> {
         }
     }
 
-    /// The policy by which mappings end that end by themselves.
-    fn in_force(&self, device: usize) -> Policy {
-        self.ports[device].device.policy()
+    /// The policy by which a mapping ends that ends by itself.
+    fn in_force(&self, live: &Live) -> Policy {
+        match live.copied {
+            Copied::No | Copied::Swiotlb | Copied::Pool(Way::Direct) => {
+                self.ports[live.device].device.policy()
+            }
+            Copied::Pool(_) => Policy::Strict,
+        }
     }
 
     /// A mapping has ended, by what the library says, under `policy`: a hostile device tries all of it.
     fn end(&mut self, live: &Live, time_ns: u64, policy: Policy) {
-        let reached = self.iommu.observe_unmap(model_device(live.device), time_ns, live.pieces());
+        let reached = self.iommu.observe_unmap(model_device(live.device), time_ns, live.exposed());
         if policy == Policy::Strict && reached > 0 {
             self.violations += 1;
         }
         if let Some(hostile) = self.hostile.as_mut().filter(|_| policy != Policy::Passthrough) {
-            hostile.ended(live.device, live.pieces(), policy, time_ns);
+            hostile.ended(live, policy, time_ns);
+        }
+        if let (Some(painter), Some(bytes)) = (&mut self.painter, &self.bytes) {
+            painter.ended(bytes, live);
         }
     }
 
@@ -330,28 +277,10 @@ impl<X: Format> Engine<X> {
         }
     }
 
-    /// Has the device transfer `len` bytes from `offset` on, as far as the mapping goes.
-    fn access(&mut self, id: MapId, offset: u64, len: u64) {
-        let Some(live) = self.live.get(id as usize).and_then(Option::as_ref) else {
-            return;
-        };
-        let device = model_device(live.device);
-        let permissions = live.direction.permissions();
-        let end = offset.saturating_add(len);
-        let mut at = 0;
-        for piece in live.pieces() {
-            let (first, last) = (offset.max(at), end.min(at + piece.len));
-            if first < last {
-                let skip = first - at;
-                let (Some(iova), Some(phys)) = (piece.iova.checked_add(skip), piece.phys.checked_add(skip))
-                else {
-                    return;
-                };
-                let outcome = self.iommu.access_checked(device, iova, phys, last - first, permissions);
-                self.violations += outcome.wrong;
-            }
-            at += piece.len;
-        }
+    /// The hostile device reads and writes at every address that it ever saw.
+    fn look_at_all(&mut self) {
+        let (Some(painter), Some(bytes)) = (&mut self.painter, &self.bytes) else { return };
+        (0..self.ports.len()).for_each(|device| painter.look(&self.iommu, bytes, device));
     }
 
     /// The engine's device for the trace's `index`, made when it is first seen.
@@ -372,9 +301,32 @@ impl<X: Format> Engine<X> {
             let mapper =
                 TableMapper::new(table, Arc::clone(&self.queue), DomainId(id), window.into_iter().collect());
             let domain = Domain::new(Arc::clone(&self.platform), mapper, self.policy)?;
-            self.ports.push(Port::new(DmaDevice::new(domain, u64::MAX), self.mode));
+            let pool = self.pool(&domain, number)?;
+            self.ports.push(Port::new(DmaDevice::new(domain, u64::MAX), self.mode, pool));
         }
         Ok(index)
+    }
+
+    /// The bounce buffers of device `number`, if its mappings are copied.
+    #[allow(clippy::type_complexity, reason = "it is what a port has")]
+    fn pool(
+        &mut self,
+        domain: &Arc<Domain<ReplayMapper<X>, Arc<ReplayPlatform>>>,
+        number: usize,
+    ) -> Result<Option<Pool<ReplayMapper<X>, Arc<ReplayPlatform>>>, ReplayError> {
+        let Some(bytes) = self.bytes.as_ref().filter(|_| self.mode.copies()) else { return Ok(None) };
+        if domain.is_translated() {
+            let pool = BouncePool::new(Arc::clone(domain), Arc::clone(bytes), PoolConfig::default())?;
+            let group = TrustGroup(number as u32);
+            let profile = DeviceProfile { untrusted: true, group, ..DeviceProfile::default() };
+            return Ok(Some(Pool::Dynamic(BounceDevice::new(pool, profile)?)));
+        }
+        let pool = match &self.swiotlb {
+            Some(pool) => Arc::clone(pool),
+            None => Swiotlb::new(Arc::clone(&self.platform), Arc::clone(bytes), &SWIOTLB)?,
+        };
+        self.swiotlb = Some(Arc::clone(&pool));
+        Ok(Some(Pool::Swiotlb(pool)))
     }
 
     fn fail(&mut self, error: ReplayError) {

@@ -8,13 +8,15 @@
 //!
 //! Cost: a hash lookup for each page mapped and unmapped; for each retry a probe of every address seen so far.
 
-use portcullis::addr::{Iova, Permissions};
+use portcullis::addr::{Iova, PageSize, Permissions, PhysAddr};
+use portcullis::bounce::pool;
 use portcullis::domain::{Policy, PolicyError};
 use portcullis::mapper::Mapper;
 use portcullis::platform::Platform;
 use portcullis_model::{DeviceId, Iommu, Segment};
 use rustc_hash::FxHashMap;
 
+use super::live::{Copied, Live};
 use super::port::Port;
 
 /// A page, as devices are let in by it whatever the format's granule.
@@ -73,6 +75,7 @@ impl InForce {
 struct Seen {
     /// The number of the page of memory.
     page: u64,
+    copied: Copied,
     state: State,
 }
 
@@ -118,21 +121,15 @@ impl Hostile {
         due
     }
 
-    /// A device has been given `pieces`.
-    pub(super) fn mapped(&mut self, device: usize, pieces: impl Iterator<Item = Segment>) {
-        for (iova, page) in pages(pieces) {
-            self.of(device).insert(iova, Seen { page, state: State::Live });
+    /// A device has been given a mapping.
+    pub(super) fn mapped(&mut self, live: &Live) {
+        for (iova, page) in pages(live.pieces()) {
+            self.of(live.device).insert(iova, Seen { page, copied: live.copied, state: State::Live });
         }
     }
 
     /// A mapping has ended under `policy`.
-    pub(super) fn ended(
-        &mut self,
-        device: usize,
-        pieces: impl Iterator<Item = Segment>,
-        policy: Policy,
-        now_ns: u64,
-    ) {
+    pub(super) fn ended(&mut self, live: &Live, policy: Policy, now_ns: u64) {
         let (lazily, until_ns) = match policy {
             Policy::Lazy { window_ns } => (true, now_ns.saturating_add(window_ns)),
             _ => (false, 0),
@@ -142,8 +139,13 @@ impl Hostile {
         } else {
             self.found.strict.unmaps += 1
         }
-        for (iova, page) in pages(pieces) {
-            self.of(device).insert(iova, Seen { page, state: State::Ended { lazily, until_ns } });
+        if live.copied == Copied::Pool(pool::Way::Slot) {
+            // The buffer stays where it is, and so does what is promised of it.
+            return;
+        }
+        for (iova, page) in pages(live.pieces()) {
+            let state = State::Ended { lazily, until_ns };
+            self.of(live.device).insert(iova, Seen { page, copied: live.copied, state });
         }
     }
 
@@ -189,8 +191,9 @@ impl Hostile {
             let reached = [Permissions::READ, Permissions::WRITE]
                 .into_iter()
                 .find_map(|access| iommu.probe(id, at, access))
-                .map(|phys| phys.get() >> PAGE_SHIFT);
-            let same = reached == Some(seen.page);
+                .map(|phys| phys.align_down(PageSize::SIZE_4K));
+            let own = PhysAddr::new(seen.page << PAGE_SHIFT);
+            let same = reached.is_some_and(|reached| seen.copied.allows(reached, own));
             match seen.state {
                 // Of what waits for its commit the tables hold nothing any more; whether a live mapping can be used
                 // is for the well-behaved device to find out.

@@ -1,10 +1,14 @@
 //! A mapping of the trace that is alive.
 
-use portcullis::addr::{Direction, PageSize};
+use portcullis::addr::{Direction, Iova, PageSize, PhysAddr};
+use portcullis::bounce::pool;
 use portcullis::dma::{DmaSegment, RingMapping};
 use portcullis::domain::PhysSegment;
 use portcullis_model::Segment as Piece;
 use smallvec::SmallVec;
+
+use super::data::Pattern;
+use super::memory::is_pool;
 
 pub(super) type Segments = SmallVec<[PhysSegment; 1]>;
 pub(super) type View = SmallVec<[DmaSegment; 1]>;
@@ -18,6 +22,32 @@ pub(super) enum Way {
     Batch,
     /// In the ring of a lane.
     Ring(RingMapping),
+    /// By the pool of the domain, which ends what begins there and is so long.
+    Pool { iova: Iova, len: u64, copied: pool::Way },
+    /// By the pool of a machine without an IOMMU, each segment by itself.
+    Swiotlb,
+}
+
+/// Whether the device has the buffer, or a copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Copied {
+    /// The buffer, and by no pool.
+    No,
+    /// What the pool of the domain says.
+    Pool(pool::Way),
+    /// A copy, at an address that is not translated.
+    Swiotlb,
+}
+
+impl Copied {
+    /// Whether `reached` may be where the device gets, for a byte of the buffer at `original`.
+    pub(super) fn allows(self, reached: PhysAddr, original: PhysAddr) -> bool {
+        match self {
+            Self::No | Self::Pool(pool::Way::Direct) => reached == original,
+            Self::Pool(pool::Way::Split) => reached == original || is_pool(reached),
+            Self::Pool(_) | Self::Swiotlb => is_pool(reached),
+        }
+    }
 }
 
 /// A mapping of the trace that is alive, or waits for its commit.
@@ -30,11 +60,32 @@ pub(super) struct Live {
     pub memory: Segments,
     pub view: View,
     pub way: Way,
+    pub copied: Copied,
+    /// What the driver has put into it.
+    pub pattern: Pattern,
 }
 
 impl Live {
     pub(super) fn pages(&self) -> u64 {
         pages(&self.memory)
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.memory.iter().map(|part| part.len).sum()
+    }
+
+    /// Whether mapping and unmapping it takes requests to an IOMMU that maps by request.
+    pub(super) fn asks_iommu(&self) -> bool {
+        !matches!(self.copied, Copied::Pool(pool::Way::Slot) | Copied::Swiotlb)
+    }
+
+    /// The mapping as a hostile device would use it. Without translation it needs no address that it was given: it
+    /// reaches the buffer itself.
+    pub(super) fn exposed(&self) -> impl Iterator<Item = Piece> {
+        let untranslated = self.copied == Copied::Swiotlb;
+        self.pieces().map(move |piece| {
+            if untranslated { Piece { iova: Iova::new(piece.phys.get()), ..piece } } else { piece }
+        })
     }
 
     /// The mapping in pieces that are contiguous on both sides, in order.

@@ -10,12 +10,16 @@
 //! before the mapping ends (and the part that is synced, before a sync for the CPU); after each unmap a
 //! hostile one tries every page again.
 
+mod data;
 mod engine;
 mod format;
 mod hostile;
 mod live;
+mod memory;
 mod mode;
+mod painted;
 mod platform;
+mod pools;
 mod port;
 mod profile;
 mod queue;
@@ -24,7 +28,9 @@ mod timing;
 
 pub use format::FORMATS;
 pub use hostile::{InForce, Promise, Retry};
+pub use memory::{MOST_BYTES, TraceMemory};
 pub use mode::{BATCH_UNMAPS, COMMIT_WITHIN_NS, Mode, RING_BATCH, RING_PAGES};
+pub use painted::{Paint, Painted};
 pub use platform::ReplayPlatform;
 pub use port::EndError;
 pub use profile::{Caches, Cost, Profile, ProfileError, Waits, built_in_names};
@@ -33,6 +39,8 @@ pub use timing::{Figures, INTERRUPTED_NS, Samples, Timer};
 
 use engine::Engine;
 use format::{Both, WithFormat, with_format};
+use portcullis::addr::PhysAddr;
+use portcullis::bounce::{pool, swiotlb};
 use portcullis::dma::RingError;
 use portcullis::domain::{DomainError, MapListError, UnmapError};
 use portcullis::pgtable::{Format, TableError};
@@ -91,6 +99,48 @@ pub enum ReplayError {
         /// Pages there can be.
         most: u64,
     },
+    /// More bytes than the replay keeps, where mappings are copied.
+    #[error(
+        "line {line}: mapping: bytes of {pages} pages beside what is in use, {most} pages are possible in all"
+    )]
+    TooManyBytes {
+        /// The event's line.
+        line: u64,
+        /// Pages of the mapping.
+        pages: u64,
+        /// Pages there can be, with bounce buffers and the directory of pages.
+        most: u64,
+    },
+    /// The trace names memory where the replay has its bounce buffers.
+    #[error("line {line}: mapping: memory at {phys}, where the replay has its bounce buffers")]
+    PoolsMemory {
+        /// The event's line.
+        line: u64,
+        /// Where the memory is.
+        phys: PhysAddr,
+    },
+    /// A mapping was not made through bounce buffers.
+    #[error("line {line}: map failed: {error}")]
+    Bounce {
+        /// The event's line.
+        line: u64,
+        /// Why.
+        error: pool::BounceMapError,
+    },
+    /// A mapping was not made through the pool of a machine without an IOMMU.
+    #[error("line {line}: map failed: {error}")]
+    Swiotlb {
+        /// The event's line.
+        line: u64,
+        /// Why.
+        error: swiotlb::BounceError,
+    },
+    /// No bounce buffers for a device.
+    #[error(transparent)]
+    Pool(#[from] pool::PoolError),
+    /// No bounce buffers for a machine without an IOMMU.
+    #[error(transparent)]
+    SwiotlbPool(#[from] swiotlb::SwiotlbError),
     /// No domain for a device.
     #[error(transparent)]
     Domain(#[from] DomainError),
@@ -124,9 +174,14 @@ pub struct Options {
     pub format: String,
     /// For tests of the checker: the model ignores every invalidation, as if the driver had left them out.
     pub break_invalidation: bool,
+    /// For tests of the checker: copies between buffers and bounce buffers do nothing.
+    pub break_copies: bool,
     /// For tests of the library: a device that retries every address it ever saw, and policies that change under it.
     /// It takes time, which the measured figures do not show, and memory for each page of addresses ever used.
     pub retry: Option<Retry>,
+    /// For tests of the library: a device that reads and writes whatever it reaches, in memory that is painted, and
+    /// drivers and devices that look at every byte. It takes time, and memory for all pages that the trace names.
+    pub paint: Option<Paint>,
 }
 
 impl Options {
@@ -139,7 +194,9 @@ impl Options {
             work_ns: 1000.0,
             format: FORMATS[0].into(),
             break_invalidation: false,
+            break_copies: false,
             retry: None,
+            paint: None,
         }
     }
 }
@@ -196,8 +253,14 @@ fn replay_with<X: Format>(
     if let Some(retry) = options.retry {
         engines.iter_mut().for_each(|engine| engine.retry(retry));
     }
+    if let Some(paint) = options.paint {
+        engines.iter_mut().for_each(|engine| engine.paint(paint));
+    }
     if options.break_invalidation {
         engines.iter().for_each(Engine::break_invalidation);
+    }
+    if options.break_copies {
+        engines.iter().for_each(Engine::break_copies);
     }
     while more {
         for engine in &mut engines {

@@ -28,15 +28,21 @@ pub enum Mode {
     /// Strict, out of a ring of addresses for each device and direction, committed once for [`RING_BATCH`]
     /// descriptors or after [`COMMIT_WITHIN_NS`].
     StrictRing,
+    /// Copied through the buffers of a pool for each domain, which stay mapped.
+    Bounce,
+    /// Copied through the buffers of one pool, without translation.
+    Swiotlb,
 }
 
 impl Mode {
-    /// Every mode there is, the most protective first.
-    pub const ALL: [Self; 5] = [
+    /// Every mode there is: those first that leave nothing stale, last those that protect nothing.
+    pub const ALL: [Self; 7] = [
         Self::Each(Policy::Strict),
         Self::StrictBatch,
         Self::StrictRing,
+        Self::Bounce,
         Self::Each(Policy::LAZY),
+        Self::Swiotlb,
         Self::PASSTHROUGH,
     ];
 
@@ -49,6 +55,8 @@ impl Mode {
             Self::Each(policy) => policy.name(),
             Self::StrictBatch => "strict-batch",
             Self::StrictRing => "strict-ring",
+            Self::Bounce => "bounce",
+            Self::Swiotlb => "swiotlb",
         }
     }
 
@@ -58,8 +66,14 @@ impl Mode {
         match self {
             Self::Each(Policy::LAZY) => Policy::lazy_for(costs),
             Self::Each(policy) => policy,
-            Self::StrictBatch | Self::StrictRing => Policy::Strict,
+            Self::StrictBatch | Self::StrictRing | Self::Bounce => Policy::Strict,
+            Self::Swiotlb => Policy::Passthrough,
         }
+    }
+
+    /// Whether mappings are copied, so that the trace's memory needs bytes.
+    pub(super) const fn copies(self) -> bool {
+        matches!(self, Self::Bounce | Self::Swiotlb)
     }
 }
 

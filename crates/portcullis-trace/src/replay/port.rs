@@ -1,6 +1,7 @@
 //! A device of the trace, and what of it waits for a commit.
 
 use portcullis::addr::Direction;
+use portcullis::bounce::{pool, swiotlb};
 use portcullis::dma::{BatchError, DmaDevice, DmaSegment, RawBatch, RingError, StrictRing, StrictRingConfig};
 use portcullis::domain::{MapListError, PhysSegment, UnmapError};
 use portcullis::iova::ArenaError;
@@ -9,6 +10,7 @@ use portcullis::platform::Platform;
 
 use super::live::{Live, Way};
 use super::mode::{BATCH_UNMAPS, COMMIT_WITHIN_NS, Mode, RING_BATCH, RING_PAGES};
+use super::pools::Pool;
 use crate::Origin;
 
 /// A batch or a ring, and the mappings that wait in it.
@@ -30,6 +32,28 @@ pub(super) enum MapFailed {
     Full,
     Error(MapListError),
     Ring(RingError),
+    Bounce(pool::BounceMapError),
+    Swiotlb(swiotlb::BounceError),
+}
+
+/// Which way a mapping is to go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Course {
+    /// By the device's own calls, and the domain's policy.
+    Alone,
+    /// By a lane.
+    Lane(usize),
+    /// By the pool of bounce buffers.
+    Pool,
+}
+
+impl Course {
+    pub(super) fn lane(self) -> Option<usize> {
+        match self {
+            Self::Lane(index) => Some(index),
+            Self::Alone | Self::Pool => None,
+        }
+    }
 }
 
 /// An unmap or a commit that did not do all it was to.
@@ -44,6 +68,12 @@ pub enum EndError {
     /// Of a ring.
     #[error(transparent)]
     Ring(#[from] RingError),
+    /// Of a mapping through the pool of its domain.
+    #[error(transparent)]
+    Bounce(#[from] pool::BounceError),
+    /// Of a mapping through the pool of a machine without an IOMMU.
+    #[error(transparent)]
+    Swiotlb(#[from] swiotlb::MappingError),
 }
 
 /// When a mapping that was unmapped has ended.
@@ -59,18 +89,19 @@ pub(super) enum Ended {
 pub(super) struct Port<M: Mapper, P: Platform> {
     pub device: DmaDevice<M, P>,
     mode: Mode,
+    pub pool: Option<Pool<M, P>>,
     /// One for all directions, or for rings one for each.
     lanes: [Option<Lane<M, P>>; 3],
 }
 
 impl<M: Mapper, P: Platform> Port<M, P> {
-    pub(super) fn new(device: DmaDevice<M, P>, mode: Mode) -> Self {
+    pub(super) fn new(device: DmaDevice<M, P>, mode: Mode, pool: Option<Pool<M, P>>) -> Self {
         let mut lanes = [None, None, None];
         if mode == Mode::StrictBatch {
             let batch = RawBatch::new(&device, BATCH_UNMAPS);
             lanes[0] = Some(Lane { kind: Kind::Batch(batch), waiting: Vec::new(), since_ns: 0 });
         }
-        Self { device, mode, lanes }
+        Self { device, mode, pool, lanes }
     }
 
     /// Makes the ring that a mapping will come from, of the next of `colours`, as a driver would when it starts.
@@ -80,7 +111,7 @@ impl<M: Mapper, P: Platform> Port<M, P> {
         origin: Origin,
         colours: &mut u32,
     ) -> Result<(), RingError> {
-        let Some(index) = self.lane_for(direction, origin) else {
+        let Some(index) = self.course(direction, origin).lane() else {
             return Ok(());
         };
         if self.lanes[index].is_none() {
@@ -94,28 +125,34 @@ impl<M: Mapper, P: Platform> Port<M, P> {
         Ok(())
     }
 
-    /// The lane for mappings of an origin. What lives as long as its driver is in none: a ring would be full as
-    /// soon as it came round to it, and memory that goes back to its allocator is unmapped at once.
-    pub(super) fn lane_for(&self, direction: Direction, origin: Origin) -> Option<usize> {
+    /// The way of mappings of an origin. What lives as long as its driver, and is not synced, goes alone: a ring
+    /// would be full as soon as it came round to it, a bounce buffer would never be copied, and memory that goes back
+    /// to its allocator is unmapped at once.
+    pub(super) fn course(&self, direction: Direction, origin: Origin) -> Course {
         match (self.mode, origin, direction) {
-            (Mode::Each(_), ..) | (_, Origin::Coherent | Origin::Resource, _) => None,
-            (Mode::StrictBatch, ..) => Some(0),
-            (Mode::StrictRing, _, Direction::ToDevice) => Some(0),
-            (Mode::StrictRing, _, Direction::FromDevice) => Some(1),
-            (Mode::StrictRing, _, Direction::Bidirectional) => Some(2),
+            (Mode::Each(_), ..) | (_, Origin::Coherent | Origin::Resource, _) => Course::Alone,
+            (Mode::Bounce | Mode::Swiotlb, Origin::Direct, _) => Course::Alone,
+            (Mode::Bounce | Mode::Swiotlb, ..) => Course::Pool,
+            (Mode::StrictBatch, ..) => Course::Lane(0),
+            (Mode::StrictRing, _, Direction::ToDevice) => Course::Lane(0),
+            (Mode::StrictRing, _, Direction::FromDevice) => Course::Lane(1),
+            (Mode::StrictRing, _, Direction::Bidirectional) => Course::Lane(2),
         }
     }
 
-    /// Maps a list, by the lane or, without one, alone. How, and how many segments that is for the device.
+    /// Maps a list. How, and how many segments that is for the device.
     #[inline]
     pub(super) fn map(
         &mut self,
-        lane: Option<usize>,
+        course: Course,
         list: &[PhysSegment],
         direction: Direction,
         view: &mut [DmaSegment],
     ) -> Result<(Way, usize), MapFailed> {
-        let mut lane = lane.and_then(|index| self.lanes[index].as_mut());
+        if let (Course::Pool, Some(pool)) = (course, &self.pool) {
+            return pool.map(list, direction, view);
+        }
+        let mut lane = course.lane().and_then(|index| self.lanes[index].as_mut());
         if let Some(Lane { kind: Kind::Ring(ring), .. }) = &mut lane {
             match ring.map_sg(list, direction, view) {
                 Ok((mapping, used)) => return Ok((Way::Ring(mapping), used)),
@@ -141,6 +178,10 @@ impl<M: Mapper, P: Platform> Port<M, P> {
     ) -> Result<Ended, EndError> {
         let lane = lane.and_then(|index| self.lanes[index].as_mut());
         match (way, lane.map(|lane| &mut lane.kind)) {
+            (way @ (Way::Pool { .. } | Way::Swiotlb), _) => {
+                self.pool.as_ref().map_or(Ok(()), |pool| pool.unmap(&way, view))?;
+                Ok(Ended::Now)
+            }
             (Way::Ring(mapping), Some(Kind::Ring(ring))) => match ring.unmap(mapping) {
                 Ok(portcullis::dma::RingUnmap::Waiting) => Ok(Ended::Later),
                 Ok(portcullis::dma::RingUnmap::Committed) => Ok(Ended::WithLane),
@@ -169,6 +210,11 @@ impl<M: Mapper, P: Platform> Port<M, P> {
             }
             lane.waiting.push(live);
         }
+    }
+
+    /// All that waits in lanes.
+    pub(super) fn waiting(&self) -> impl Iterator<Item = &Live> {
+        self.lanes.iter().flatten().flat_map(|lane| &lane.waiting)
     }
 
     /// What waited in a lane that was committed.

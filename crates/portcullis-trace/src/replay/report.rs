@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::hostile::InForce;
+use super::painted::Painted;
 use super::timing::Figures;
 use crate::Summary;
 
@@ -94,6 +95,8 @@ pub struct PolicyReport {
     pub peak_iova_bytes: u64,
     /// The most memory that page tables took.
     pub peak_table_bytes: u64,
+    /// The most memory that bounce buffers took.
+    pub peak_bounce_bytes: u64,
     /// What was exposed, as the software IOMMU saw it.
     pub exposure: Exposure,
     /// The domains' own account of it, kept at run time: an upper bound, but for its sampled clock. `None` without
@@ -102,7 +105,8 @@ pub struct PolicyReport {
     /// Accesses of a well-behaved device that were refused.
     pub faults: u64,
     /// Broken promises: memory reached after a strict unmap, or the commit of its batch, returned, or after lazy protection's window,
-    /// an access that ended in the wrong place, or more exposure than the domains counted.
+    /// an access that ended in the wrong place, bytes that a copy lost or brought to the wrong place, or more exposure than
+    /// the domains counted.
     pub violations: u64,
     /// Map and unmap calls left out of the measured figures, because this machine interrupted them: they
     /// seemed to take 100 us or more.
@@ -113,6 +117,10 @@ pub struct PolicyReport {
     /// What a device found that retried everything, where one was [asked for](super::Options::retry).
     #[serde(skip)]
     pub in_force: Option<InForce>,
+    /// What a device found that reads and writes whatever it reaches, where one was [asked for](super::Options::paint),
+    /// and there is translation.
+    #[serde(skip)]
+    pub painted: Option<Painted>,
     /// Map and unmap calls that failed.
     #[serde(skip)]
     pub failures: u64,

@@ -1,7 +1,23 @@
 //! What the tests share: reading a text to its end.
 #![allow(dead_code, reason = "each test program uses its own part")]
 
+use std::path::{Path, PathBuf};
+
 use portcullis_trace::{Chunk, Op, OpKind, ReadOptions, Segment, Summary, Trace, TraceError};
+
+/// The traces in the folder that `PORTCULLIS_TRACES` names, in order; `None` where it names none, which is said.
+pub fn traces() -> Option<Vec<PathBuf>> {
+    let Some(folder) = std::env::var_os("PORTCULLIS_TRACES") else {
+        println!("skipped: PORTCULLIS_TRACES names no folder with traces");
+        return None;
+    };
+    let entries = Path::new(&folder).read_dir().unwrap().map(|entry| entry.unwrap().path());
+    let is_trace = |path: &PathBuf| path.to_string_lossy().contains(".trace");
+    let mut paths: Vec<_> = entries.filter(is_trace).collect();
+    paths.sort();
+    assert!(!paths.is_empty(), "no trace in {}", Path::new(&folder).display());
+    Some(paths)
+}
 
 /// An operation with its segments, independent of the chunk it came in.
 pub type Played = (Op, Vec<Segment>);

@@ -3,6 +3,7 @@
 use portcullis::domain::Policy;
 use portcullis::exposure::Exposure;
 use portcullis::pgtable::Format;
+use portcullis::platform::FRAME_SIZE;
 use portcullis_model::Exposed;
 
 use super::Engine;
@@ -17,15 +18,17 @@ impl<X: Format> Engine<X> {
         // The driver goes away.
         self.commit_due(u64::MAX);
         self.retry_all(false);
+        self.look_at_all();
         self.iommu.finish(self.last_time_ns);
         let stats = self.iommu.stats();
         let exposure = self.iommu.total_exposure();
-        let translated = self.mode != Mode::PASSTHROUGH;
+        let translated = self.policy != Policy::Passthrough;
         let waits = &profile.waits;
         let operations = self.operations;
         let per_request = if translated {
-            operations as f64 * waits.map_request.ns
-                + self.mapped_pages as f64 * waits.map_page.ns
+            let (slots, slot_pages) = self.slots_mapped();
+            (self.map_requests + slots) as f64 * waits.map_request.ns
+                + (self.mapped_pages + slot_pages) as f64 * waits.map_page.ns
                 + self.unmapped_pages as f64 * waits.unmap_page.ns
         } else {
             0.0
@@ -54,6 +57,9 @@ impl<X: Format> Engine<X> {
         let per_access =
             |count: u64| if stats.accesses == 0 { 0.0 } else { count as f64 / stats.accesses as f64 };
         let byte_s = |byte_ns: u128| byte_ns as f64 / 1e9;
+        let painted = self.painter.as_ref().map(|painter| painter.found);
+        // The other policies that translate protect the page.
+        let shown = painted.filter(|_| self.mode == Mode::Bounce).map_or(0, |painted| painted.shown());
         let domains = || self.ports.iter().map(|port| port.device.domain());
         PolicyReport {
             policy: self.mode.name(),
@@ -72,6 +78,7 @@ impl<X: Format> Engine<X> {
             } else {
                 0
             },
+            peak_bounce_bytes: self.bytes.as_ref().map_or(0, |bytes| bytes.peak_pool_bytes()),
             exposure: report::Exposure {
                 stale_byte_s: byte_s(exposure.stale_byte_ns),
                 neighbour_byte_s: byte_s(exposure.neighbour_byte_ns),
@@ -84,13 +91,24 @@ impl<X: Format> Engine<X> {
             violations: self.violations
                 + late
                 + u64::from(uncounted)
+                + shown
+                + self.bytes.as_ref().map_or(0, |bytes| bytes.strays())
                 + found.map_or(0, |found| found.violations()),
             interrupted_calls: self.map.interrupted() + self.unmap.interrupted(),
             longest_stale_ns: exposure.longest_stale_ns,
             in_force: found,
+            painted,
             failures: self.failures,
             first_failure: self.first_failure.map(|error| error.to_string()),
         }
+    }
+
+    /// Requests that mapped slots of pools, and their pages: those maps for which no mapped slot was waiting, at the most.
+    fn slots_mapped(&self) -> (u64, u64) {
+        let pools = self.ports.iter().filter_map(|port| port.pool.as_ref()?.usage());
+        pools.fold((0, 0), |(slots, pages), usage| {
+            (slots + (usage.bounced - usage.reused), pages + usage.peak_buffer_bytes / FRAME_SIZE)
+        })
     }
 
     /// What the domains say that they have left exposed.

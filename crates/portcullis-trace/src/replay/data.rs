@@ -1,0 +1,161 @@
+//! What is in the buffers: bytes that drivers and devices write, and look for again.
+//!
+//! Every transfer has a tag of its own, from which each of its bytes follows; so bytes of an earlier transfer, or of
+//! another place, are found out. In the usual replay the first and the last eight bytes of each page of a buffer are
+//! written and compared, so that it costs little; in full all of them are.
+//!
+//! A byte says whose it is, too: its upper half is the device's [`colour`], 1 to 7. [`Paint`](super::painted) has the
+//! top bit set, and memory begins as zeros.
+
+use portcullis::addr::PhysAddr;
+use portcullis::domain::PhysSegment;
+use portcullis::platform::FRAME_SIZE;
+
+use super::memory::TraceMemory;
+
+/// Bytes at each end of a page's part that are written and compared.
+const SAMPLE: u64 = 8;
+
+/// The upper halves of all bytes of a word, for the lower ones to be put in.
+const LOW_HALVES: u64 = 0x0f0f_0f0f_0f0f_0f0f;
+const ONES: u64 = 0x0101_0101_0101_0101;
+
+/// What distinguishes bytes of a device: 1 to 7.
+pub(super) fn colour(device: usize) -> u8 {
+    (device % 7) as u8 + 1
+}
+
+/// Scatters a number over 64 bits.
+pub(super) fn mix(number: u64) -> u64 {
+    let mut x = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    x = (x ^ x >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93);
+    x ^ x >> 32
+}
+
+/// The bytes of one transfer, by their offset in the mapping.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Pattern {
+    pub tag: u64,
+    pub colour: u8,
+}
+
+impl Pattern {
+    fn fill(self, offset: u64, bytes: &mut [u8]) {
+        let mut at = offset;
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let word = mix(self.tag << 32 ^ at / 8) & LOW_HALVES | u64::from(self.colour) * 16 * ONES;
+            let skip = (at % 8) as usize;
+            let (piece, after) = rest.split_at_mut((8 - skip).min(rest.len()));
+            piece.copy_from_slice(&word.to_le_bytes()[skip..skip + piece.len()]);
+            at += piece.len() as u64;
+            rest = after;
+        }
+    }
+}
+
+/// Which bytes of a mapping are written and compared.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Places<'a> {
+    /// The buffer: its pages say where.
+    pub buffer: &'a [PhysSegment],
+    /// From this offset in it,
+    pub first: u64,
+    /// to this one.
+    pub end: u64,
+    /// All, and not only those at the ends of each page's part.
+    pub in_full: bool,
+}
+
+impl Places<'_> {
+    /// Calls `each` with the offset and the length of each run of bytes, of up to a page.
+    fn each(&self, mut each: impl FnMut(u64, u64)) {
+        let mut begins = 0;
+        for part in self.buffer {
+            let (mut at, end) = (self.first.max(begins), self.end.min(begins + part.len));
+            while at < end {
+                let phys = part.phys.get().wrapping_add(at - begins);
+                let len = (FRAME_SIZE - phys % FRAME_SIZE).min(end - at);
+                if self.in_full || len <= 2 * SAMPLE {
+                    each(at, len);
+                } else {
+                    each(at, SAMPLE);
+                    each(at + len - SAMPLE, SAMPLE);
+                }
+                at += len;
+            }
+            begins += part.len;
+        }
+    }
+}
+
+/// Memory that holds a mapping's bytes from an offset on: the buffer, or what a device reaches.
+pub(super) struct Bytes<'a> {
+    memory: &'a TraceMemory,
+    list: &'a [PhysSegment],
+    /// The piece that was looked at last, and the offset of its first byte.
+    piece: usize,
+    begins: u64,
+}
+
+impl<'a> Bytes<'a> {
+    /// `list` holds the bytes from `offset` on.
+    pub(super) fn new(memory: &'a TraceMemory, list: &'a [PhysSegment], offset: u64) -> Self {
+        Self { memory, list, piece: 0, begins: offset }
+    }
+
+    /// Writes `pattern` into all of `places`.
+    pub(super) fn put(mut self, places: Places<'_>, pattern: Pattern) {
+        let mut page = [0; FRAME_SIZE as usize];
+        places.each(|offset, len| {
+            let bytes = &mut page[..len as usize];
+            pattern.fill(offset, bytes);
+            let mut done = 0;
+            self.pieces(offset, len, |memory, phys, len| {
+                memory.write(phys, &bytes[done..done + len]);
+                done += len;
+            });
+        });
+    }
+
+    /// How many runs of `places` hold something else than `pattern`, of those that `counts` says.
+    pub(super) fn wrong(
+        mut self,
+        places: Places<'_>,
+        pattern: Pattern,
+        counts: impl Fn(PhysAddr) -> bool,
+    ) -> u64 {
+        let (mut expected, mut found) = ([0; FRAME_SIZE as usize], [0; FRAME_SIZE as usize]);
+        let mut wrong = 0;
+        places.each(|offset, len| {
+            let expected = &mut expected[..len as usize];
+            pattern.fill(offset, expected);
+            let mut done = 0;
+            self.pieces(offset, len, |memory, phys, len| {
+                if counts(phys) {
+                    memory.read(phys, &mut found[..len]);
+                    wrong += u64::from(found[..len] != expected[done..done + len]);
+                }
+                done += len;
+            });
+        });
+        wrong
+    }
+
+    /// Calls `each` with where the `len` bytes from `offset` on are, in order.
+    fn pieces(&mut self, offset: u64, len: u64, mut each: impl FnMut(&TraceMemory, PhysAddr, usize)) {
+        let mut at = offset;
+        while at < offset + len {
+            let Some(part) = self.list.get(self.piece) else { return };
+            let skip = at - self.begins;
+            if skip >= part.len {
+                self.begins += part.len;
+                self.piece += 1;
+                continue;
+            }
+            let count = (part.len - skip).min(offset + len - at);
+            each(self.memory, PhysAddr::new(part.phys.get().wrapping_add(skip)), count as usize);
+            at += count;
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! What devices do with the memory behind their mappings, and what drivers find there.
+
+use portcullis::addr::{Direction, Permissions, PhysAddr};
+use portcullis::domain::PhysSegment;
+use portcullis::pgtable::Format;
+use rustc_hash::FxHashSet;
+use smallvec::SmallVec;
+
+use super::{Engine, end_failed, model_device};
+use crate::replay::data::{Bytes, Pattern, Places, colour};
+use crate::replay::live::{Copied, Live};
+use crate::replay::memory::{is_pool, pages_of};
+use crate::replay::painted;
+use crate::replay::pools::Side;
+use crate::{MapId, Op};
+
+impl<X: Format> Engine<X> {
+    /// Has the device transfer `len` bytes from `offset` on, as far as the mapping goes. What it has written, where that
+    /// is to be looked for.
+    pub(super) fn access(&mut self, id: MapId, offset: u64, len: u64) -> Option<Pattern> {
+        let live = self.live.get(id as usize).and_then(Option::as_ref)?;
+        let (first, end) = (offset, offset.saturating_add(len).min(live.bytes()));
+        if live.copied == Copied::No {
+            self.violations += self.access_directly(live, first, end);
+            return None;
+        }
+        let written = Pattern { tag: self.transfers + 1, colour: colour(live.device) };
+        let outcome = self.access_bytes(live, (first, end), live.pattern, Some(written));
+        self.transfers += 1;
+        self.violations += outcome;
+        (live.direction != Direction::ToDevice).then_some(written)
+    }
+
+    /// A transfer of a mapping whose buffer the device has itself: where it goes is all that there is to be checked.
+    /// How many pieces went elsewhere.
+    fn access_directly(&self, live: &Live, first: u64, end: u64) -> u64 {
+        let permissions = live.direction.permissions();
+        let (mut at, mut wrong) = (0, 0);
+        for piece in live.pieces() {
+            let (from, to) = (first.max(at), end.min(at + piece.len));
+            if from < to {
+                let skip = from - at;
+                let (Some(iova), Some(phys)) = (piece.iova.checked_add(skip), piece.phys.checked_add(skip))
+                else {
+                    return wrong;
+                };
+                let device = model_device(live.device);
+                wrong += self.iommu.access_checked(device, iova, phys, to - from, permissions).wrong;
+            }
+            at += piece.len;
+        }
+        wrong
+    }
+
+    /// A transfer of the bytes from `first` to `end` of a mapping that may be a copy: the device reads what is
+    /// `expected`, and writes `written`, each if the direction says so. How much went wrong.
+    fn access_bytes(
+        &self,
+        live: &Live,
+        (first, end): (u64, u64),
+        expected: Pattern,
+        written: Option<Pattern>,
+    ) -> u64 {
+        let Some(bytes) = &self.bytes else { return 0 };
+        let permissions = live.direction.permissions();
+        let mut reached: SmallVec<[PhysSegment; 2]> = SmallVec::new();
+        let (mut at, mut wrong) = (0, 0);
+        for piece in live.pieces() {
+            let (from, to) = (first.max(at), end.min(at + piece.len));
+            if from < to {
+                let skip = from - at;
+                let (Some(iova), Some(phys)) = (piece.iova.checked_add(skip), piece.phys.checked_add(skip))
+                else {
+                    return wrong;
+                };
+                let mut done = 0;
+                let each = |_, place: PhysAddr, len: u64| {
+                    let original = PhysAddr::new(phys.get().wrapping_add(done));
+                    wrong += u64::from(!live.copied.allows(place, original));
+                    reached.push(PhysSegment { phys: place, len });
+                    done += len;
+                };
+                let device = model_device(live.device);
+                if self.iommu.translate_each(device, iova, to - from, permissions, each).is_err() {
+                    // A fault, and counted as one.
+                    return wrong;
+                }
+            }
+            at += piece.len;
+        }
+        let places = self.places(&live.memory, (first, end));
+        if wrong > 0 {
+            return wrong;
+        }
+        if permissions.allows(Permissions::READ) {
+            // What is read from the buffer itself may be another mapping's of the same memory by now; that it is read
+            // from there has been checked.
+            wrong += Bytes::new(bytes, &reached, first).wrong(places, expected, is_pool);
+        }
+        if let Some(written) = written.filter(|_| permissions.allows(Permissions::WRITE)) {
+            Bytes::new(bytes, &reached, first).put(places, written);
+        }
+        wrong
+    }
+
+    /// A sync of a part of a mapping, by the pool or the device. The time of one by the pool is a part of what all maps
+    /// (for the device) or unmaps (for the CPU) took.
+    pub(super) fn sync(&mut self, op: &Op, id: MapId, side: Side, (offset, len): (u64, u64)) {
+        let written = if side == Side::Cpu { self.access(id, offset, len) } else { None };
+        let Some(live) = self.live.get_mut(id as usize).and_then(Option::take) else { return };
+        if live.copied == Copied::No {
+            let device = &self.ports[live.device].device;
+            match side {
+                Side::Cpu => device.sync_for_cpu(),
+                Side::Device => device.sync_for_device(),
+            }
+        } else {
+            self.sync_bytes(op, &live, side, (offset, len), written);
+        }
+        self.live[id as usize] = Some(live);
+    }
+
+    fn sync_bytes(
+        &mut self,
+        op: &Op,
+        live: &Live,
+        side: Side,
+        (offset, len): (u64, u64),
+        written: Option<Pattern>,
+    ) {
+        let part = (offset, offset.saturating_add(len).min(live.bytes()));
+        let reads = live.direction.permissions().allows(Permissions::READ);
+        let changed = self.next_pattern(live.device);
+        if side == Side::Device && reads {
+            // The driver has changed it.
+            self.put_original(&live.memory, part, changed);
+        }
+        let start = self.timer.ticks();
+        let result = self.sync_in_pool(live, side, part);
+        let ticks = self.timer.since(start).saturating_sub(self.timer.overhead_ticks());
+        let calls = if side == Side::Device { &mut self.map } else { &mut self.unmap };
+        calls.add_to_all(ticks);
+        if let Err(error) = result {
+            self.fail(end_failed(op.line, error));
+        }
+        if let Some(written) = written {
+            self.violations += self.wrong_original(&live.memory, part, written);
+        }
+        if reads {
+            if side == Side::Device {
+                self.violations += self.access_bytes(live, part, changed, None);
+            }
+            // As it was, so that the device knows what to find later.
+            self.put_original(&live.memory, part, live.pattern);
+            if let Err(error) = self.sync_in_pool(live, Side::Device, part) {
+                self.fail(end_failed(op.line, error));
+            }
+        }
+    }
+
+    fn sync_in_pool(&self, live: &Live, side: Side, (first, end): (u64, u64)) -> Result<(), super::EndError> {
+        let pool = self.ports[live.device].pool.as_ref();
+        pool.map_or(Ok(()), |pool| pool.sync(live, side, (first, end - first)))
+    }
+
+    /// The bytes of the next transfer.
+    pub(super) fn next_pattern(&mut self, device: usize) -> Pattern {
+        self.transfers += 1;
+        Pattern { tag: self.transfers, colour: colour(device) }
+    }
+
+    /// The driver writes a part of a buffer.
+    pub(super) fn put_original(&self, buffer: &[PhysSegment], part: (u64, u64), pattern: Pattern) {
+        if let Some(bytes) = &self.bytes {
+            Bytes::new(bytes, buffer, 0).put(self.places(buffer, part), pattern);
+        }
+    }
+
+    /// The driver looks into a part of its buffer. How much is not as its device wrote it.
+    pub(super) fn wrong_original(&self, buffer: &[PhysSegment], part: (u64, u64), pattern: Pattern) -> u64 {
+        let Some(bytes) = &self.bytes else { return 0 };
+        Bytes::new(bytes, buffer, 0).wrong(self.places(buffer, part), pattern, |_| true)
+    }
+
+    fn places<'a>(&self, buffer: &'a [PhysSegment], (first, end): (u64, u64)) -> Places<'a> {
+        Places { buffer, first, end, in_full: self.painter.is_some() }
+    }
+
+    /// Gives the memory of `scratch` bytes. Where there are too many, memory of no live mapping is forgotten first.
+    pub(super) fn back(&self) -> bool {
+        let Some(bytes) = &self.bytes else { return true };
+        let in_paint = self.painter.is_some();
+        let back = |list| if in_paint { painted::back(bytes, list) } else { bytes.back(list, |_| ()) };
+        if back(&self.scratch) {
+            return true;
+        }
+        let waiting = self.ports.iter().flat_map(|port| port.waiting());
+        let lists = self.live.iter().flatten().chain(waiting).map(|live| &live.memory);
+        let needed: FxHashSet<u64> =
+            lists.chain(std::iter::once(&self.scratch)).flat_map(|list| pages_of(list)).collect();
+        bytes.keep_only(|page| needed.contains(&page));
+        back(&self.scratch)
+    }
+}

@@ -1,0 +1,203 @@
+//! Mappings: made, and ended.
+
+use portcullis::addr::{Direction, PageSize, Permissions, PhysAddr};
+use portcullis::dma::{DmaSegment, RingError};
+use portcullis::domain::PhysSegment;
+use portcullis::pgtable::Format;
+
+use super::{Engine, end_failed, model_device};
+use crate::replay::ReplayError;
+use crate::replay::data::Pattern;
+use crate::replay::live::{Copied, Live, View, Way, pages};
+use crate::replay::memory::{MOST_BYTES, is_pool};
+use crate::replay::port::{Course, Ended, MapFailed};
+use crate::{MapId, Op, Origin};
+
+/// Pages whose exposure is followed at once, of all devices, 32 GiB of memory: each takes some hundred bytes.
+const MOST_PAGES: u64 = 8 << 20;
+
+impl<X: Format> Engine<X> {
+    /// Makes the mapping of what is in `scratch`.
+    pub(super) fn map(
+        &mut self,
+        op: &Op,
+        device: usize,
+        id: MapId,
+        direction: Direction,
+        origin: Origin,
+    ) -> Result<(), ReplayError> {
+        let line = op.line;
+        if origin == Origin::Coherent {
+            // Allocators of coherent memory give whole pages, whatever they are asked for.
+            self.scratch.iter_mut().for_each(to_whole_pages);
+        }
+        let pages = pages(&self.scratch).saturating_add(self.iommu.pages_observed());
+        if pages > MOST_PAGES {
+            self.fail(ReplayError::TooMuchMemory { line, pages, most: MOST_PAGES });
+            return Ok(());
+        }
+        let prepared = self.ports[device].prepare(direction, origin, &mut self.colours);
+        prepared.map_err(|error| ReplayError::Ring { line, error })?;
+        let course = self.ports[device].course(direction, origin);
+        let Some(pattern) = self.fill(line, device, course, direction) else { return Ok(()) };
+        let mut view = View::from_elem(DmaSegment::default(), self.scratch.len());
+        let (mut result, mut ticks) = self.map_in(device, course, direction, &mut view);
+        if let (Err(MapFailed::Full), Course::Lane(lane)) = (&result, course) {
+            // What waits for a commit may make room; else the mapping is too large, or the oldest too old.
+            ticks += self.commit(device, lane, op.time_ns);
+            let again = self.map_in(device, course, direction, &mut view);
+            (result, ticks) = (again.0, ticks + again.1);
+            if matches!(result, Err(MapFailed::Full)) {
+                let alone = self.map_in(device, Course::Alone, direction, &mut view);
+                (result, ticks) = (alone.0, ticks + alone.1);
+            }
+        }
+        let (way, used) = match result {
+            Ok(mapped) => mapped,
+            Err(MapFailed::Ring(error)) if !matches!(error, RingError::Map(_)) => {
+                return Err(ReplayError::Ring { line, error });
+            }
+            Err(failed) => {
+                self.refused(line, failed);
+                return Ok(());
+            }
+        };
+        self.map.record(ticks);
+        view.truncate(used);
+        let copied = match way {
+            Way::Pool { copied, .. } => Copied::Pool(copied),
+            Way::Swiotlb => Copied::Swiotlb,
+            _ => Copied::No,
+        };
+        let lane = course.lane();
+        let live = Live { device, direction, lane, memory: self.scratch.clone(), view, way, copied, pattern };
+        self.operations += 1;
+        if live.asks_iommu() {
+            self.map_requests += 1;
+            self.mapped_pages += live.pages();
+        }
+        self.iommu.observe_map(model_device(device), op.time_ns, live.exposed());
+        if let Some(hostile) = &mut self.hostile {
+            hostile.mapped(&live);
+        }
+        if let Some(painter) = &mut self.painter {
+            painter.mapped(&live);
+        }
+        let at = id as usize;
+        if self.live.len() <= at {
+            self.live.resize_with(at + 1, || None);
+        }
+        self.live[at] = Some(live);
+        if origin == Origin::Coherent {
+            // Rings are used as long as they exist; once shows that they can be.
+            self.access(id, 0, u64::MAX);
+        }
+        Ok(())
+    }
+
+    /// The library's call, and the ticks it took without the model's part.
+    fn map_in(
+        &mut self,
+        device: usize,
+        course: Course,
+        direction: Direction,
+        view: &mut View,
+    ) -> (Result<(Way, usize), MapFailed>, u64) {
+        let port = &mut self.ports[device];
+        let spent_by_model = self.queue.ticks();
+        let start = self.timer.ticks();
+        let result = port.map(course, &self.scratch, direction, view);
+        let ticks = self.timer.since(start);
+        (result, ticks.saturating_sub(self.queue.ticks() - spent_by_model))
+    }
+
+    /// The driver writes what its device is to find into the memory of `scratch`, where that has bytes. With what;
+    /// `None` where there cannot be so many bytes.
+    fn fill(&mut self, line: u64, device: usize, course: Course, direction: Direction) -> Option<Pattern> {
+        let wanted = course == Course::Pool || self.painter.is_some();
+        if self.bytes.is_none() || !wanted {
+            return Some(Pattern::default());
+        }
+        if let Some(part) = self.scratch.iter().find(|part| is_pool(part.phys) || is_pool(last(part))) {
+            let phys = part.phys;
+            self.fail(ReplayError::PoolsMemory { line, phys });
+            return None;
+        }
+        if !self.back() {
+            let (pages, most) = (pages(&self.scratch), MOST_BYTES >> 12);
+            self.fail(ReplayError::TooManyBytes { line, pages, most });
+            return None;
+        }
+        let pattern = self.next_pattern(device);
+        // In a painted page what is mapped must show, whichever way it goes.
+        if direction.permissions().allows(Permissions::READ) || self.painter.is_some() {
+            self.put_original(&self.scratch, (0, u64::MAX), pattern);
+        }
+        Some(pattern)
+    }
+
+    /// The library has refused what is in `scratch`.
+    fn refused(&mut self, line: u64, failed: MapFailed) {
+        if let (Some(painter), Some(bytes)) = (&self.painter, &self.bytes) {
+            painter.refused(bytes, &self.scratch);
+        }
+        self.fail(match failed {
+            MapFailed::Error(error) | MapFailed::Ring(RingError::Map(error)) => {
+                ReplayError::Map { line, error }
+            }
+            MapFailed::Bounce(error) => ReplayError::Bounce { line, error },
+            MapFailed::Swiotlb(error) => ReplayError::Swiotlb { line, error },
+            MapFailed::Ring(error) => ReplayError::Ring { line, error },
+            // It was then tried alone, and has room there.
+            MapFailed::Full => return,
+        });
+    }
+
+    pub(super) fn unmap(&mut self, op: &Op, id: MapId) {
+        // The transfer happens before the driver ends the mapping: here, as late as can be.
+        let written = self.access(id, 0, u64::MAX);
+        let Some(mut live) = self.live.get_mut(id as usize).and_then(Option::take) else {
+            // Its map failed, and was counted then.
+            return;
+        };
+        let way = std::mem::replace(&mut live.way, Way::Alone);
+        let (device, lane) = (live.device, live.lane);
+        let port = &mut self.ports[device];
+        let spent_by_model = self.queue.ticks();
+        let start = self.timer.ticks();
+        let result = port.unmap(lane, way, &live.view);
+        let ticks = self.timer.since(start);
+        self.unmap.record(ticks.saturating_sub(self.queue.ticks() - spent_by_model));
+        self.ended += 1;
+        if live.asks_iommu() {
+            self.unmapped_pages += live.pages();
+        }
+        if let Some(written) = written {
+            self.violations += self.wrong_original(&live.memory, (0, u64::MAX), written);
+        }
+        match (result, lane) {
+            (Ok(Ended::Later), Some(lane)) => self.ports[device].hold(lane, live, op.time_ns),
+            (Ok(Ended::WithLane), Some(lane)) => {
+                self.ports[device].hold(lane, live, op.time_ns);
+                self.settle(device, lane, op.time_ns);
+            }
+            (Ok(_), _) => self.end(&live, op.time_ns, self.in_force(&live)),
+            (Err(error), _) => {
+                self.end(&live, op.time_ns, self.in_force(&live));
+                self.fail(end_failed(op.line, error));
+            }
+        }
+    }
+}
+
+/// The last byte of a part of a list.
+fn last(part: &PhysSegment) -> PhysAddr {
+    PhysAddr::new(part.phys.get().saturating_add(part.len - 1))
+}
+
+fn to_whole_pages(part: &mut PhysSegment) {
+    let page = PageSize::SIZE_4K;
+    let start = part.phys.align_down(page);
+    let len = page.round_up(part.phys.page_offset(page).saturating_add(part.len));
+    (part.phys, part.len) = (start, len.unwrap_or(part.len));
+}

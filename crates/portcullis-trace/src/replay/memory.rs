@@ -1,0 +1,383 @@
+//! The bytes of the memory that a trace names, and those of bounce buffers.
+//!
+//! A trace names memory all over the 52 bits of physical addresses, a page here and there. A directory of three levels
+//! finds the frame behind an address; there is one for each page that was ever [backed](TraceMemory::back), until it is
+//! [let go](TraceMemory::keep_only) again. Frames of bounce buffers are found by the same directory, at addresses of
+//! their own: [`is_pool`].
+//!
+//! Cost: three dependent loads for each page of a copy, on top of the copy itself (`examples/copy_speed.rs` measures
+//! it). Memory: 4 KiB for a page, 8 KiB for each 2 MiB and 512 KiB for each 64 GiB in which there is one; in all at most
+//! [`MOST_BYTES`].
+#![allow(unsafe_code, reason = "the traits' signatures, and memory that is reached by its address")]
+
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use portcullis::addr::PhysAddr;
+use portcullis::domain::PhysSegment;
+use portcullis::platform::{CopyMemory, FRAME_SIZE, Frames, Table};
+use portcullis_model::Memory;
+
+/// What bytes, their directory and bounce buffers may take together: 4 GiB.
+pub const MOST_BYTES: u64 = 4 << 30;
+
+/// Where the frames of bounce buffers are: at the end of the 48 bits that the replay's tables hold, where the memory of
+/// no machine is that traces were recorded on.
+const POOL_START: u64 = 0xff00_0000_0000;
+
+/// Frames of bounce buffers that are there from the beginning, 32 MiB of them.
+const READY_FRAMES: usize = 8192;
+
+const PAGE_SHIFT: u32 = 12;
+const LEAF_SHIFT: u32 = 9;
+const MIDDLE_SHIFT: u32 = 15;
+const TOP_SHIFT: u32 = 52 - PAGE_SHIFT - LEAF_SHIFT - MIDDLE_SHIFT;
+
+/// A page's frame: its words, and the address by which its memory knows it. Null and 0 where there is none.
+#[derive(Default)]
+struct Entry {
+    table: AtomicPtr<Table>,
+    frame: AtomicU64,
+}
+
+/// 2 MiB of addresses.
+type Leaf = Box<[Entry]>;
+/// 64 GiB of addresses.
+type Middle = Box<[OnceLock<Leaf>]>;
+
+/// What a node of the directory counts for, in pages.
+const LEAF_PAGES: u64 = ((size_of::<Entry>() as u64) << LEAF_SHIFT) / FRAME_SIZE;
+const MIDDLE_PAGES: u64 = ((size_of::<OnceLock<Leaf>>() as u64) << MIDDLE_SHIFT) / FRAME_SIZE;
+
+/// The numbers of the pages that `list` touches.
+pub(super) fn pages_of(list: &[PhysSegment]) -> impl Iterator<Item = u64> {
+    list.iter().flat_map(|part| {
+        let last = part.phys.get().saturating_add(part.len.saturating_sub(1));
+        part.phys.get() >> PAGE_SHIFT..=last >> PAGE_SHIFT
+    })
+}
+
+/// Whether `phys` is in the addresses of bounce buffers' frames.
+pub(super) fn is_pool(phys: PhysAddr) -> bool {
+    (POOL_START..POOL_START + MOST_BYTES).contains(&phys.get())
+}
+
+/// Memory of a trace's pages, and of bounce buffers. For one thread: copies are not atomic.
+pub struct TraceMemory {
+    /// Frames of the trace's pages.
+    frames: Arc<Memory>,
+    /// Frames of bounce buffers, at their own addresses.
+    pool: Arc<Memory>,
+    top: Box<[OnceLock<Middle>]>,
+    /// The pages of the trace that have a frame.
+    backed: Mutex<Vec<u64>>,
+    /// Pages that the directory takes.
+    directory_pages: AtomicU64,
+    peak_pool_frames: AtomicU64,
+    strays: AtomicU64,
+    /// Copies do nothing.
+    broken: AtomicBool,
+}
+
+impl std::fmt::Debug for TraceMemory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let frames = self.frames.frames_in_use() + self.pool.frames_in_use();
+        f.debug_struct("TraceMemory").field("frames", &frames).finish_non_exhaustive()
+    }
+}
+
+impl TraceMemory {
+    /// Memory with no page in it.
+    pub fn new() -> Arc<Self> {
+        let pool = Memory::with_base(PhysAddr::new(POOL_START), MOST_BYTES);
+        // A machine has its memory before it boots: what buffers take first is not to be waited for.
+        if let Some(first) = pool.alloc(READY_FRAMES) {
+            pool.release(first, READY_FRAMES);
+        }
+        Arc::new(Self {
+            frames: Memory::new(MOST_BYTES),
+            pool,
+            top: (0..1 << TOP_SHIFT).map(|_| OnceLock::new()).collect(),
+            backed: Mutex::default(),
+            directory_pages: AtomicU64::new(0),
+            peak_pool_frames: AtomicU64::new(0),
+            strays: AtomicU64::new(0),
+            broken: AtomicBool::new(false),
+        })
+    }
+
+    /// Gives each page of `list` a frame that has none yet, all zero; calls `fresh` with its number then. Whether there
+    /// was memory enough; otherwise nothing has changed, or where the list names pages twice, nearly nothing.
+    pub fn back(&self, list: &[PhysSegment], mut fresh: impl FnMut(u64)) -> bool {
+        let bare =
+            |page: &u64| self.entry(*page).is_none_or(|entry| entry.frame.load(Ordering::Relaxed) == 0);
+        let missing = pages_of(list).filter(bare).count() as u64;
+        if missing > 0 && !self.has_room(missing) {
+            return false;
+        }
+        for page in pages_of(list).filter(bare) {
+            let Some(frame) = self.frames.alloc(1) else { return false };
+            if self.insert(page, frame, &self.frames).is_none() {
+                self.frames.release(frame, 1);
+                return false;
+            }
+            self.backed.lock().unwrap_or_else(PoisonError::into_inner).push(page);
+            fresh(page);
+        }
+        true
+    }
+
+    /// Lets go of the bytes of all pages of the trace but those for which `is_needed`. O(pages).
+    pub(super) fn keep_only(&self, is_needed: impl Fn(u64) -> bool) {
+        self.backed.lock().unwrap_or_else(PoisonError::into_inner).retain(|&page| {
+            let needed = is_needed(page);
+            if !needed && let Some(frame) = self.remove(page) {
+                self.frames.release(frame, 1);
+            }
+            needed
+        });
+    }
+
+    /// Reads bytes at `at`, across any number of pages. Those of pages without a frame stay as they are, and each such
+    /// page is a [stray](Self::strays).
+    pub(super) fn read(&self, at: PhysAddr, bytes: &mut [u8]) {
+        let mut rest = bytes;
+        self.each(at, rest.len() as u64, |phys, len| {
+            let (piece, after) = std::mem::take(&mut rest).split_at_mut(len as usize);
+            rest = after;
+            let (memory, at) = self.frame(phys)?;
+            memory.read(at, piece).ok()
+        });
+    }
+
+    /// Writes bytes at `at`, as [`read`](Self::read) reads them.
+    pub(super) fn write(&self, at: PhysAddr, bytes: &[u8]) {
+        let mut rest = bytes;
+        self.each(at, rest.len() as u64, |phys, len| {
+            let (piece, after) = rest.split_at(len as usize);
+            rest = after;
+            let (memory, at) = self.frame(phys)?;
+            memory.write(at, piece).ok()
+        });
+    }
+
+    /// Accesses to memory that is not there, and frees of what was not allocated: mistakes of the library, or of the
+    /// replay.
+    pub(super) fn strays(&self) -> u64 {
+        self.strays.load(Ordering::Relaxed) + self.pool.bad_frees()
+    }
+
+    /// The most bytes that bounce buffers took at once.
+    pub(super) fn peak_pool_bytes(&self) -> u64 {
+        self.peak_pool_frames.load(Ordering::Relaxed) * FRAME_SIZE
+    }
+
+    /// Has copies do nothing from now on, as a broken library would.
+    pub(super) fn break_copies(&self) {
+        self.broken.store(true, Ordering::Relaxed);
+    }
+
+    /// Calls `part` with each piece of `len` bytes at `at` that lies in one page; `None` makes it a stray.
+    fn each(&self, at: PhysAddr, len: u64, mut part: impl FnMut(u64, u64) -> Option<()>) {
+        let mut done = 0;
+        while done < len {
+            let phys = at.get().wrapping_add(done);
+            let count = (FRAME_SIZE - phys % FRAME_SIZE).min(len - done);
+            if part(phys, count).is_none() {
+                self.strays.fetch_add(1, Ordering::Relaxed);
+            }
+            done += count;
+        }
+    }
+
+    #[inline]
+    fn entry(&self, page: u64) -> Option<&Entry> {
+        let middle = self.top.get((page >> (LEAF_SHIFT + MIDDLE_SHIFT)) as usize)?.get()?;
+        let leaf = middle.get((page >> LEAF_SHIFT) as usize % (1 << MIDDLE_SHIFT))?.get()?;
+        leaf.get(page as usize % (1 << LEAF_SHIFT))
+    }
+
+    /// The words of the page that holds `phys`.
+    #[inline]
+    fn words(&self, phys: u64) -> Option<&Table> {
+        let words = self.entry(phys >> PAGE_SHIFT)?.table.load(Ordering::Acquire);
+        // SAFETY: null, or the words of a frame of `frames` or `pool`, which keep the memory of their frames, allocated or
+        // not, for as long as they live; and `self` keeps them.
+        unsafe { words.as_ref() }
+    }
+
+    /// Where the byte at `phys` is.
+    fn frame(&self, phys: u64) -> Option<(&Memory, PhysAddr)> {
+        let frame = self.entry(phys >> PAGE_SHIFT)?.frame.load(Ordering::Relaxed);
+        let memory = if is_pool(PhysAddr::new(phys)) { &self.pool } else { &self.frames };
+        (frame != 0).then(|| (&**memory, PhysAddr::new(frame | phys % FRAME_SIZE)))
+    }
+
+    /// Has `page` found at `frame` of `memory`; `None` where there is no such page.
+    fn insert(&self, page: u64, frame: PhysAddr, memory: &Memory) -> Option<()> {
+        let count = |pages| self.directory_pages.fetch_add(pages, Ordering::Relaxed);
+        let top = self.top.get((page >> (LEAF_SHIFT + MIDDLE_SHIFT)) as usize)?;
+        let middle = top.get_or_init(|| {
+            count(MIDDLE_PAGES);
+            (0..1 << MIDDLE_SHIFT).map(|_| OnceLock::new()).collect()
+        });
+        let leaf = middle[(page >> LEAF_SHIFT) as usize % (1 << MIDDLE_SHIFT)].get_or_init(|| {
+            count(LEAF_PAGES);
+            (0..1 << LEAF_SHIFT).map(|_| Entry::default()).collect()
+        });
+        let entry = &leaf[page as usize % (1 << LEAF_SHIFT)];
+        entry.frame.store(frame.get(), Ordering::Relaxed);
+        entry.table.store(ptr::from_ref(memory.table_at(frame)).cast_mut(), Ordering::Release);
+        Some(())
+    }
+
+    /// Has `page` found nowhere any more; where it was.
+    fn remove(&self, page: u64) -> Option<PhysAddr> {
+        let entry = self.entry(page)?;
+        entry.table.store(ptr::null_mut(), Ordering::Relaxed);
+        let frame = entry.frame.swap(0, Ordering::Relaxed);
+        (frame != 0).then(|| PhysAddr::new(frame))
+    }
+
+    /// Whether `count` frames more are within the limit.
+    fn has_room(&self, count: u64) -> bool {
+        let frames = self.frames.frames_in_use() + self.pool.frames_in_use();
+        let pages = frames + self.directory_pages.load(Ordering::Relaxed);
+        pages.saturating_add(count) <= MOST_BYTES / FRAME_SIZE
+    }
+}
+
+// SAFETY: the frames of `pool` are as the trait wants them, and found at its addresses for as long as they are allocated.
+unsafe impl Frames for TraceMemory {
+    fn alloc(&self, count: usize) -> Option<PhysAddr> {
+        let first = if self.has_room(count as u64) { self.pool.alloc(count)? } else { return None };
+        for frame in (first.get()..).step_by(FRAME_SIZE as usize).take(count) {
+            // An address that the directory has room for.
+            self.insert(frame >> PAGE_SHIFT, PhysAddr::new(frame), &self.pool)?;
+        }
+        self.peak_pool_frames.fetch_max(self.pool.frames_in_use(), Ordering::Relaxed);
+        Some(first)
+    }
+
+    unsafe fn free(&self, first: PhysAddr, count: usize) {
+        for frame in (first.get()..).step_by(FRAME_SIZE as usize).take(count) {
+            self.remove(frame >> PAGE_SHIFT);
+        }
+        self.pool.release(first, count);
+    }
+
+    unsafe fn table(&self, frame: PhysAddr) -> &Table {
+        self.pool.table_at(frame)
+    }
+}
+
+// SAFETY: each piece is written where the directory has it; what it does not have is a stray.
+unsafe impl CopyMemory for TraceMemory {
+    #[inline]
+    unsafe fn copy(&self, from: PhysAddr, to: PhysAddr, len: u64) {
+        let mut done = if self.broken.load(Ordering::Relaxed) { len } else { 0 };
+        while done < len {
+            let (from, to) = (from.get().wrapping_add(done), to.get().wrapping_add(done));
+            let (here, there) = (from % FRAME_SIZE, to % FRAME_SIZE);
+            let count = (FRAME_SIZE - here.max(there)).min(len - done);
+            if let (Some(source), Some(target)) = (self.words(from), self.words(to)) {
+                // SAFETY: both pieces lie inside their frames, which do not overlap, by the caller's promise. Nobody
+                // accesses them meanwhile: one thread runs the replay, with its drivers and its devices. Words are
+                // atomics, so they may be written through a shared reference.
+                unsafe {
+                    let source = ptr::from_ref(source).cast::<u8>().add(here as usize);
+                    let target = ptr::from_ref(target).cast_mut().cast::<u8>().add(there as usize);
+                    ptr::copy_nonoverlapping(source, target, count as usize);
+                }
+            } else {
+                self.strays.fetch_add(1, Ordering::Relaxed);
+            }
+            done += count;
+        }
+    }
+
+    unsafe fn zero(&self, at: PhysAddr, len: u64) {
+        self.each(at, len, |phys, count| {
+            let target = ptr::from_ref(self.words(phys)?).cast_mut().cast::<u8>();
+            // SAFETY: as for `copy`.
+            unsafe { ptr::write_bytes(target.add((phys % FRAME_SIZE) as usize), 0, count as usize) };
+            Some(())
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FAR: u64 = 0xf_1234_5678_9f00;
+
+    fn part(phys: u64, len: u64) -> PhysSegment {
+        PhysSegment { phys: PhysAddr::new(phys), len }
+    }
+
+    #[test]
+    fn copies_find_every_byte_and_nothing_beside_it() {
+        let memory = TraceMemory::new();
+        // Far apart, unaligned, across pages, and across nodes of the directory.
+        let buffer = memory.alloc(4).unwrap().get();
+        for (from, to, len) in [
+            (FAR, buffer + 5, 9000),
+            (0xfff, buffer, 1),
+            (0x1f_ffff_fff8, buffer + 4095, 4099),
+            (buffer + 1, FAR, 8191),
+        ] {
+            assert!(memory.back(&[part(from - 1, len + 2), part(to - 1, len + 2)], |_| ()));
+            let bytes: Vec<u8> = (0..len).map(|at| (at % 251 + 1) as u8).collect();
+            memory.write(PhysAddr::new(from), &bytes);
+            memory.write(PhysAddr::new(to - 1), &vec![0; len as usize + 2]);
+            // SAFETY: all of it was backed just now, and is this thread's.
+            unsafe { memory.copy(PhysAddr::new(from), PhysAddr::new(to), len) };
+            let mut found = vec![7; len as usize + 2];
+            memory.read(PhysAddr::new(to - 1), &mut found);
+            assert_eq!((found[0], found[found.len() - 1]), (0, 0), "{len} bytes");
+            assert!(found[1..=len as usize] == bytes[..], "{len} bytes");
+            // SAFETY: as above.
+            unsafe { memory.zero(PhysAddr::new(to), len - 1) };
+            memory.read(PhysAddr::new(to), &mut found[..len as usize]);
+            assert!(found[..len as usize - 1].iter().all(|byte| *byte == 0));
+            assert_eq!(found[len as usize - 1], bytes[len as usize - 1]);
+        }
+        assert_eq!(memory.strays(), 0);
+    }
+
+    #[test]
+    fn what_is_let_go_of_is_gone_and_its_room_free_again() {
+        let memory = TraceMemory::new();
+        let mut fresh = Vec::new();
+        assert!(memory.back(&[part(0x1800, 0x2000), part(FAR, 1)], |page| fresh.push(page)));
+        assert_eq!(fresh, [1, 2, 3, FAR >> 12]);
+        assert!(memory.back(&[part(0x1000, 0x3000)], |_| panic!("they have frames")));
+        let all = memory.frames.frames_in_use();
+        memory.write(PhysAddr::new(0x2000), &[9]);
+        memory.keep_only(|page| page == 2);
+        assert_eq!(memory.frames.frames_in_use(), all - 3);
+        let mut byte = [1];
+        memory.read(PhysAddr::new(0x2000), &mut byte);
+        assert_eq!((byte, memory.strays()), ([9], 0));
+        memory.read(PhysAddr::new(FAR), &mut byte);
+        assert_eq!((byte, memory.strays()), ([9], 1), "there is nothing to be read");
+        // As after a free.
+        let buffer = memory.alloc(2).unwrap();
+        // SAFETY: of the line above, and used by nobody.
+        unsafe { memory.free(buffer, 2) };
+        assert_eq!(memory.peak_pool_bytes(), 2 * FRAME_SIZE);
+        // SAFETY: simulated memory, of this thread alone, whether it is there or not.
+        unsafe { memory.copy(PhysAddr::new(0x2000), buffer, 1) };
+        assert_eq!(memory.strays(), 2);
+    }
+
+    #[test]
+    fn what_cannot_fit_takes_nothing() {
+        let memory = TraceMemory::new();
+        assert!(!memory.back(&[part(0, MOST_BYTES + 1)], |_| panic!("not one page")));
+        assert_eq!(memory.frames.frames_in_use(), 0);
+        assert!(memory.alloc((MOST_BYTES / FRAME_SIZE) as usize + 1).is_none());
+    }
+}

@@ -1,0 +1,266 @@
+//! A hostile device that reads every byte it can reach, in memory where each byte says whose it is.
+//!
+//! All memory that the trace names is painted, but for the bytes of mappings while they live: those have the
+//! [colour](super::data::colour) of their device. The device keeps every address that it ever saw, and reads all that
+//! these lead to, page by page in full. In a buffer of its own pool it may find zeros, and its own colour: bytes of its
+//! mappings, earlier ones too. In the trace's memory it may find the bytes of its live mappings. Whatever else it sees
+//! is counted. It writes as well: wherever it may in bounce buffers, outside of its live mappings, and nothing of that
+//! may ever arrive beside a mapping; in the trace's memory what it could have written is counted.
+//!
+//! Cost: some microseconds for each page of a mapping, and for each page that is open at each look.
+
+use portcullis::addr::{Iova, Permissions, PhysAddr};
+use portcullis::domain::PhysSegment;
+use portcullis::platform::FRAME_SIZE;
+use portcullis_model::{DeviceId, Iommu};
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+use super::data::{colour, mix};
+use super::live::Live;
+use super::memory::{TraceMemory, is_pool};
+
+const PAGE: usize = FRAME_SIZE as usize;
+/// The bit that only paint has.
+const PAINT: u8 = 0x80;
+const PAINTED_WORD: u64 = 0x8080_8080_8080_8080;
+
+/// How often the device looks at everything: for tests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Paint {
+    /// Operations of the trace from one look to the next; at least 1. It looks once more when the trace ends.
+    pub every_ops: u64,
+}
+
+/// What the device found, in bytes, each as often as it was found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Painted {
+    /// Pages that it could read, and read in full.
+    pub pages: u64,
+    /// Of these, pages of bounce buffers.
+    pub pool_pages: u64,
+    /// Bytes that it read of its own mappings, live or earlier.
+    pub own: u64,
+    /// Paint that it saw: memory that no mapping covers.
+    pub paint: u64,
+    /// Bytes that it saw of other devices' mappings.
+    pub others: u64,
+    /// Bytes of memory outside of its mappings that it could have changed.
+    pub writable: u64,
+    /// Bytes beside a mapping that were not as before when it had ended.
+    pub spoiled: u64,
+}
+
+impl Painted {
+    /// Bytes that a device saw, or changed, or could have changed, although they were not meant for it.
+    pub fn shown(&self) -> u64 {
+        self.paint + self.others + self.writable + self.spoiled
+    }
+}
+
+/// A part of a page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Span {
+    device: usize,
+    start: usize,
+    end: usize,
+}
+
+type Spans = SmallVec<[Span; 2]>;
+
+/// The painter and the device.
+#[derive(Debug)]
+pub(super) struct Painter {
+    paint: Paint,
+    until_look: u64,
+    /// What is live, by the page of memory.
+    live: FxHashMap<u64, Spans>,
+    /// What is live, by the device's page; empty for addresses that it saw earlier.
+    seen: FxHashMap<(usize, u64), Spans>,
+    pub found: Painted,
+}
+
+impl Painter {
+    pub(super) fn new(paint: Paint) -> Self {
+        let until_look = paint.every_ops.max(1);
+        Self {
+            paint,
+            until_look,
+            live: FxHashMap::default(),
+            seen: FxHashMap::default(),
+            found: Painted::default(),
+        }
+    }
+
+    /// Whether it is time to look.
+    pub(super) fn is_due(&mut self) -> bool {
+        self.until_look -= 1;
+        let due = self.until_look == 0;
+        if due {
+            self.until_look = self.paint.every_ops.max(1);
+        }
+        due
+    }
+
+    /// A mapping has begun, with its device's colour in it.
+    pub(super) fn mapped(&mut self, live: &Live) {
+        for part in &live.memory {
+            for (page, start, end) in parts(part.phys.get(), part.len) {
+                self.live.entry(page).or_default().push(Span { device: live.device, start, end });
+            }
+        }
+        for piece in live.pieces() {
+            for (page, start, end) in parts(piece.iova.get(), piece.len) {
+                let span = Span { device: live.device, start, end };
+                self.seen.entry((live.device, page)).or_default().push(span);
+            }
+        }
+    }
+
+    /// A mapping has ended: what is beside it must be as it was, and nothing of it is left in memory.
+    pub(super) fn ended(&mut self, memory: &TraceMemory, live: &Live) {
+        for piece in live.pieces() {
+            for (page, start, end) in parts(piece.iova.get(), piece.len) {
+                let span = Span { device: live.device, start, end };
+                forget(self.seen.entry((live.device, page)).or_default(), span);
+            }
+        }
+        for part in &live.memory {
+            for (page, start, end) in parts(part.phys.get(), part.len) {
+                let spans = self.live.entry(page).or_default();
+                let mut bytes = read(memory, page);
+                let expected = painted(page);
+                let mut covered = [false; PAGE];
+                for span in spans.iter() {
+                    covered[span.start..span.end].fill(true);
+                }
+                let changed = |at: &usize| !covered[*at] && bytes[*at] != expected[*at];
+                self.found.spoiled += (0..PAGE).filter(changed).count() as u64;
+                forget(spans, Span { device: live.device, start, end });
+                covered.fill(false);
+                for span in spans.iter() {
+                    covered[span.start..span.end].fill(true);
+                }
+                for at in (0..PAGE).filter(|at| !covered[*at]) {
+                    bytes[at] = expected[at];
+                }
+                memory.write(PhysAddr::new(page * FRAME_SIZE), &bytes);
+                if spans.is_empty() {
+                    self.live.remove(&page);
+                }
+            }
+        }
+    }
+
+    /// A mapping was not made: its memory is painted again.
+    pub(super) fn refused(&self, memory: &TraceMemory, list: &[PhysSegment]) {
+        for part in list {
+            for (page, start, end) in parts(part.phys.get(), part.len) {
+                let expected = painted(page);
+                for at in start..end {
+                    let is_live = |span: &Span| (span.start..span.end).contains(&at);
+                    if !self.live.get(&page).is_some_and(|spans| spans.iter().any(is_live)) {
+                        memory.write(PhysAddr::new(page * FRAME_SIZE + at as u64), &[expected[at]]);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The device `device` reads, and writes where it may, at every address that it ever saw.
+    pub(super) fn look(&mut self, iommu: &Iommu, memory: &TraceMemory, device: usize) {
+        let Self { seen, live, found, .. } = self;
+        let id = DeviceId(device as u32);
+        let own = colour(device);
+        for (&(_, page), spans) in seen.iter().filter(|((of, _), _)| *of == device) {
+            let at = Iova::new(page * FRAME_SIZE);
+            let write = iommu.probe(id, at, Permissions::WRITE);
+            if let Some(phys) = iommu.probe(id, at, Permissions::READ) {
+                found.pages += 1;
+                if !is_pool(phys) {
+                    // With a large granule also memory that the trace never names.
+                    back(memory, &[PhysSegment { phys, len: 1 }]);
+                }
+                let bytes = read(memory, phys.get() / FRAME_SIZE);
+                found.pool_pages += u64::from(is_pool(phys));
+                let mine = meant_for(live, phys, device);
+                for at in 0..PAGE {
+                    match bytes[at] {
+                        _ if mine[at] => found.own += 1,
+                        byte if byte & PAINT != 0 => found.paint += 1,
+                        0 if is_pool(phys) => {}
+                        byte if byte >> 4 == own && is_pool(phys) => found.own += 1,
+                        _ => found.others += 1,
+                    }
+                }
+            }
+            let Some(phys) = write else { continue };
+            if !is_pool(phys) {
+                let mine = meant_for(live, phys, device);
+                found.writable += mine.iter().filter(|mine| !**mine).count() as u64;
+                continue;
+            }
+            // Wherever it has no mapping now: what it writes inside of one its driver is to get.
+            let mut at = 0;
+            while at < PAGE {
+                let inside = spans.iter().find(|span| (span.start..span.end).contains(&at));
+                let end = inside.map_or_else(
+                    || spans.iter().map(|span| span.start).filter(|start| *start > at).min().unwrap_or(PAGE),
+                    |span| span.end,
+                );
+                if inside.is_none() {
+                    let garbage = [own << 4 | 0xf; PAGE];
+                    memory.write(PhysAddr::new(phys.get() + at as u64), &garbage[at..end]);
+                }
+                at = end;
+            }
+        }
+    }
+}
+
+/// Which bytes of the page at `phys` the device has live mappings of: in its bounce buffers none.
+fn meant_for(live: &FxHashMap<u64, Spans>, phys: PhysAddr, device: usize) -> [bool; PAGE] {
+    let mut mine = [false; PAGE];
+    let spans = live.get(&(phys.get() / FRAME_SIZE));
+    for span in spans.into_iter().flatten().filter(|span| span.device == device) {
+        mine[span.start..span.end].fill(true);
+    }
+    mine
+}
+
+/// Gives the pages of `list` bytes, all of them paint, where they have none. Whether there was memory enough.
+pub(super) fn back(memory: &TraceMemory, list: &[PhysSegment]) -> bool {
+    memory.back(list, |page| memory.write(PhysAddr::new(page * FRAME_SIZE), &painted(page)))
+}
+
+/// The paint of a page.
+fn painted(page: u64) -> [u8; PAGE] {
+    let mut bytes = [0; PAGE];
+    let (words, _) = bytes.as_chunks_mut();
+    for (at, word) in (0..).zip(words) {
+        *word = (mix(page << 9 | at) | PAINTED_WORD).to_le_bytes();
+    }
+    bytes
+}
+
+fn read(memory: &TraceMemory, page: u64) -> [u8; PAGE] {
+    let mut bytes = [0; PAGE];
+    memory.read(PhysAddr::new(page * FRAME_SIZE), &mut bytes);
+    bytes
+}
+
+fn forget(spans: &mut Spans, span: Span) {
+    if let Some(at) = spans.iter().position(|other| *other == span) {
+        spans.swap_remove(at);
+    }
+}
+
+/// The pages that `len` bytes at `at` are in, and where they are in each.
+fn parts(at: u64, len: u64) -> impl Iterator<Item = (u64, usize, usize)> {
+    let end = at.saturating_add(len);
+    (at / FRAME_SIZE..=(end - 1) / FRAME_SIZE).map(move |page| {
+        let begins = page * FRAME_SIZE;
+        let inside = |address: u64| address.saturating_sub(begins).min(FRAME_SIZE) as usize;
+        (page, inside(at), inside(end))
+    })
+}
