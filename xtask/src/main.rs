@@ -83,7 +83,7 @@ struct Guest {
     arguments: &'static [&'static str],
 }
 
-const GUESTS: [Guest; 3] = [
+const GUESTS: [Guest; 4] = [
     Guest {
         variable: "PORTCULLIS_RIVAL",
         test: "every_workload_runs_on_linux",
@@ -131,6 +131,23 @@ const GUESTS: [Guest; 3] = [
             "portcullis-trace",
             "--test",
             "hostile",
+            "--",
+            "--ignored",
+        ],
+    },
+    Guest {
+        variable: "PORTCULLIS_TRACES",
+        test: "no_paint_shows_in_any_trace",
+        what: "folder with traces",
+        step: "painted memory over all traces",
+        arguments: &[
+            "test",
+            "--locked",
+            "--release",
+            "-p",
+            "portcullis-trace",
+            "--test",
+            "painted",
             "--",
             "--ignored",
         ],

@@ -80,7 +80,7 @@ fn another_device_s_bytes_are_seen_by_the_page_and_not_by_the_byte() {
     // At ten looks: the first device may only write; the other reads a page with 700 bytes of the first in it, through
     // one mapping or two (the second spans two pages), while that lives.
     let open = found(strict);
-    assert!(open.others > 0 && open.others % 700 == 0, "{open:?}");
+    assert!(open.others > 0 && open.others.is_multiple_of(700), "{open:?}");
     assert!(open.paint > 0 && open.writable > 0, "{open:?}");
 }
 

@@ -105,17 +105,22 @@ fn bounce_buffers_expose_nothing_and_a_swiotlb_hides_nothing() {
 
 #[test]
 fn coherent_and_user_mapped_memory_is_never_copied() {
-    let text = line(0, 1, "dma_alloc: nvme dma_addr=f000 size=100 phys_addr=5000 flags=0 attrs=")
-        + &line(
-            0,
-            2,
-            "map: IOMMU: iova=0x00000000fee10000 - 0x00000000fee11000 paddr=0x0000000000009000 size=4096",
-        )
-        + &line(0, 3, "dma_free: nvme dma_addr=f000 size=100 attrs=");
+    let coherent = "nvme dir=BIDIRECTIONAL dma_addr=f000 size=512 virt_addr=0";
+    let runs = |what: &str, rest: &str| {
+        format!("{what}: IOMMU: iova=0x{:016x} - 0x{:016x} {rest}", 0xfee1_0000_u64, 0xfee1_1000_u64)
+    };
+    let text = line(
+        0,
+        1,
+        "map: IOMMU: iova=0x000000000000f000 - 0x0000000000010000 paddr=0x0000000000005000 size=4096",
+    ) + &line(0, 2, &format!("dma_alloc: {coherent} flags=GFP_KERNEL attrs="))
+        + &line(0, 3, &runs("map", "paddr=0x0000000000009000 size=4096"))
+        + &line(0, 4, &format!("dma_free: {coherent} attrs="))
+        + &line(0, 5, &runs("unmap", "size=4096 unmapped_size=4096"));
     let report = run("coherent", text.as_bytes(), &options("vtd"));
     let bounce = policy(&report, "bounce");
     assert_eq!((bounce.operations, bounce.faults, bounce.violations, bounce.failures), (2, 0, 0, 0));
-    assert_eq!((bounce.invalidations, bounce.peak_bounce_bytes), (1, 0));
+    assert_eq!((bounce.invalidations, bounce.peak_bounce_bytes), (2, 0));
     // An allocator gives whole pages.
     assert_eq!(policy(&report, "strict").exposure.neighbour_byte_s, 0.0);
 }
@@ -146,7 +151,7 @@ fn bytes_that_cannot_be_kept_are_counted_with_the_limit() {
         let first = policy.first_failure.as_deref().unwrap();
         assert_eq!(
             first,
-            "line 1: mapping: bytes of 1310721 pages beside what is in use, 1048576 pages are possible in all"
+            "line 1: mapping: bytes of 1310720 pages beside what is in use, 1048576 pages are possible in all"
         );
     }
     assert_eq!(policy(&report, "strict").failures, 0);

@@ -28,8 +28,8 @@ pub(super) fn colour(device: usize) -> u8 {
 /// Scatters a number over 64 bits.
 pub(super) fn mix(number: u64) -> u64 {
     let mut x = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    x = (x ^ x >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93);
-    x ^ x >> 32
+    x = (x ^ (x >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93);
+    x ^ (x >> 32)
 }
 
 /// The bytes of one transfer, by their offset in the mapping.
@@ -44,7 +44,8 @@ impl Pattern {
         let mut at = offset;
         let mut rest = bytes;
         while !rest.is_empty() {
-            let word = mix(self.tag << 32 ^ at / 8) & LOW_HALVES | u64::from(self.colour) * 16 * ONES;
+            let whose = u64::from(self.colour) * 16 * ONES;
+            let word = (mix((self.tag << 32) ^ (at / 8)) & LOW_HALVES) | whose;
             let skip = (at % 8) as usize;
             let (piece, after) = rest.split_at_mut((8 - skip).min(rest.len()));
             piece.copy_from_slice(&word.to_le_bytes()[skip..skip + piece.len()]);

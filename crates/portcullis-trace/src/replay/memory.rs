@@ -211,7 +211,7 @@ impl TraceMemory {
     fn frame(&self, phys: u64) -> Option<(&Memory, PhysAddr)> {
         let frame = self.entry(phys >> PAGE_SHIFT)?.frame.load(Ordering::Relaxed);
         let memory = if is_pool(PhysAddr::new(phys)) { &self.pool } else { &self.frames };
-        (frame != 0).then(|| (&**memory, PhysAddr::new(frame | phys % FRAME_SIZE)))
+        (frame != 0).then(|| (&**memory, PhysAddr::new(frame + phys % FRAME_SIZE)))
     }
 
     /// Has `page` found at `frame` of `memory`; `None` where there is no such page.

@@ -156,11 +156,11 @@ impl Painter {
     pub(super) fn refused(&self, memory: &TraceMemory, list: &[PhysSegment]) {
         for part in list {
             for (page, start, end) in parts(part.phys.get(), part.len) {
-                let expected = painted(page);
-                for at in start..end {
+                let spans = self.live.get(&page);
+                for (at, byte) in painted(page).iter().enumerate().take(end).skip(start) {
                     let is_live = |span: &Span| (span.start..span.end).contains(&at);
-                    if !self.live.get(&page).is_some_and(|spans| spans.iter().any(is_live)) {
-                        memory.write(PhysAddr::new(page * FRAME_SIZE + at as u64), &[expected[at]]);
+                    if !spans.is_some_and(|spans| spans.iter().any(is_live)) {
+                        memory.write(PhysAddr::new(page * FRAME_SIZE + at as u64), &[*byte]);
                     }
                 }
             }
@@ -209,7 +209,7 @@ impl Painter {
                     |span| span.end,
                 );
                 if inside.is_none() {
-                    let garbage = [own << 4 | 0xf; PAGE];
+                    let garbage = [(own << 4) | 0xf; PAGE];
                     memory.write(PhysAddr::new(phys.get() + at as u64), &garbage[at..end]);
                 }
                 at = end;
@@ -238,7 +238,7 @@ fn painted(page: u64) -> [u8; PAGE] {
     let mut bytes = [0; PAGE];
     let (words, _) = bytes.as_chunks_mut();
     for (at, word) in (0..).zip(words) {
-        *word = (mix(page << 9 | at) | PAINTED_WORD).to_le_bytes();
+        *word = (mix((page << 9) | at) | PAINTED_WORD).to_le_bytes();
     }
     bytes
 }
