@@ -62,6 +62,10 @@ pub struct Replay {
     #[arg(long, conflicts_with = "json")]
     pub legend: bool,
 
+    /// Say what the policy `adaptive` chose between copying and mapping, and by what costs
+    #[arg(long, conflicts_with = "json")]
+    pub explain: bool,
+
     /// Fail on the first thing in the trace that would only be warned of
     #[arg(long)]
     pub strict_parse: bool,
@@ -77,6 +81,8 @@ pub enum PolicyName {
     StrictRing,
     /// Each mapping copied through buffers that stay mapped, protected to the byte
     Bounce,
+    /// Copied so, or mapped by itself with one invalidation to wait for: what is cheaper, as measured meanwhile
+    Adaptive,
     /// Invalidations put off by up to 256 unmaps or 10 ms
     Lazy,
     /// Each mapping copied through a pool, as on machines without an IOMMU: protects nothing
@@ -92,6 +98,7 @@ impl PolicyName {
             Self::StrictBatch => Mode::StrictBatch,
             Self::StrictRing => Mode::StrictRing,
             Self::Bounce => Mode::Bounce,
+            Self::Adaptive => Mode::Adaptive,
             Self::Lazy => Policy::LAZY.into(),
             Self::Swiotlb => Mode::Swiotlb,
             Self::Passthrough => Mode::PASSTHROUGH,

@@ -2,6 +2,7 @@
 
 mod args;
 mod bench;
+mod explain;
 mod replay;
 mod table;
 

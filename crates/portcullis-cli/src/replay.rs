@@ -9,7 +9,7 @@ use portcullis_trace::replay::{Mode, Options, Profile, ProfileError, ReplayError
 use portcullis_trace::{ReadOptions, Summary, Trace, TraceError};
 
 use crate::args::{PolicyName, Replay};
-use crate::{print, table};
+use crate::{explain, print, table};
 
 /// The trace that ships with the project.
 const SHIPPED: &[u8] = include_bytes!("../traces/mixed-nvme-e1000e.trace.zst");
@@ -57,7 +57,11 @@ pub fn run(arguments: &Replay) -> Result<ExitCode, CommandError> {
         json.push('\n');
         json
     } else {
-        table::render(&report, &options.profile, trace.summary(), arguments.legend)
+        let mut text = table::render(&report, &options.profile, trace.summary(), arguments.legend);
+        if arguments.explain {
+            text.push_str(&explain::render(&report));
+        }
+        text
     };
     print(&text)?;
     for line in table::warnings(trace.summary(), &report) {

@@ -3,12 +3,13 @@
 mod data;
 mod finish;
 mod map;
+mod pools;
 
 use std::sync::Arc;
 
 use portcullis::addr::{Iova, IovaRange, PhysAddr};
-use portcullis::bounce::pool::{BounceDevice, BouncePool, DeviceProfile, PoolConfig, TrustGroup, Way};
-use portcullis::bounce::swiotlb::{Swiotlb, SwiotlbConfig};
+use portcullis::bounce::pool::Way;
+use portcullis::bounce::swiotlb::Swiotlb;
 use portcullis::dma::DmaDevice;
 use portcullis::domain::{Domain, PhysSegment, Policy};
 use portcullis::invalidation::DomainId;
@@ -25,10 +26,11 @@ use super::memory::TraceMemory;
 use super::mode::Mode;
 use super::painted::{Paint, Painter};
 use super::platform::ReplayPlatform;
-use super::pools::{Pool, Side};
+use super::pools::Side;
 use super::port::{EndError, Port};
 use super::profile::Profile;
 use super::queue::ClockedQueue;
+use super::requests::RequestMapper;
 use super::timing::{Samples, Timer};
 use crate::{Chunk, OpKind};
 
@@ -39,18 +41,15 @@ const TABLE_MEMORY: u64 = 1 << 30;
 /// as well, so that their figures compare.)
 const INTERRUPT_WINDOW: (u64, u64) = (0xfee0_0000, 0x10_0000);
 
-/// The pool of a machine without an IOMMU: it begins small, and mappings of up to 16 MiB fit.
-const SWIOTLB: SwiotlbConfig = SwiotlbConfig {
-    slot_bytes: 2 << 10,
-    area_bytes: 16 << 20,
-    min_bytes: 16 << 20,
-    max_bytes: 1 << 30,
-    reach: PhysAddr::new(u64::MAX),
-    idle_ns: 1_000_000_000,
-};
-
-type ReplayMapper<X> = TableMapper<Arc<Memory>, Arc<ClockedQueue>, X>;
+type ReplayMapper<X> = RequestMapper<TableMapper<Arc<Memory>, Arc<ClockedQueue>, X>>;
 type ReplayPort<X> = Port<ReplayMapper<X>, Arc<ReplayPlatform>>;
+
+/// What is in no figure of the trace's.
+#[derive(Debug, Default)]
+struct Startup {
+    waited_ns: f64,
+    invalidations: u64,
+}
 
 /// A replay under one policy, fed chunk by chunk.
 pub(super) struct Engine<X: Format> {
@@ -67,6 +66,8 @@ pub(super) struct Engine<X: Format> {
     /// The bytes of the trace's memory, where somebody looks at them.
     bytes: Option<Arc<TraceMemory>>,
     swiotlb: Option<Arc<Swiotlb<Arc<ReplayPlatform>, Arc<TraceMemory>>>>,
+    /// What was done before the trace began.
+    startup: Startup,
     /// The number of the last transfer.
     transfers: u64,
     /// Rings made so far.
@@ -76,10 +77,6 @@ pub(super) struct Engine<X: Format> {
     unmap: Samples,
     operations: u64,
     ended: u64,
-    /// Requests to an IOMMU that maps by request, and the pages of these.
-    map_requests: u64,
-    mapped_pages: u64,
-    unmapped_pages: u64,
     violations: u64,
     failures: u64,
     first_failure: Option<ReplayError>,
@@ -103,7 +100,7 @@ impl<X: Format> Engine<X> {
             ..IommuConfig::new(Arc::clone(&memory))
         });
         let costs = profile.waits.costs();
-        let queue = Arc::new(ClockedQueue::new(iommu.queue(), timer.clone(), costs));
+        let queue = Arc::new(ClockedQueue::new(iommu.queue(), timer.clone(), &profile.waits));
         Self {
             mode,
             policy: mode.policy(&costs),
@@ -116,6 +113,7 @@ impl<X: Format> Engine<X> {
             ports: Vec::new(),
             bytes: mode.copies().then(TraceMemory::new),
             swiotlb: None,
+            startup: Startup::default(),
             transfers: 0,
             colours: 0,
             live: Vec::new(),
@@ -123,9 +121,6 @@ impl<X: Format> Engine<X> {
             unmap: Samples::new(timer),
             operations: 0,
             ended: 0,
-            map_requests: 0,
-            mapped_pages: 0,
-            unmapped_pages: 0,
             violations: 0,
             failures: 0,
             first_failure: None,
@@ -300,33 +295,12 @@ impl<X: Format> Engine<X> {
             let window = IovaRange::new(Iova::new(start), len);
             let mapper =
                 TableMapper::new(table, Arc::clone(&self.queue), DomainId(id), window.into_iter().collect());
+            let mapper = RequestMapper::new(mapper, Arc::clone(&self.queue));
             let domain = Domain::new(Arc::clone(&self.platform), mapper, self.policy)?;
             let pool = self.pool(&domain, number)?;
             self.ports.push(Port::new(DmaDevice::new(domain, u64::MAX), self.mode, pool));
         }
         Ok(index)
-    }
-
-    /// The bounce buffers of device `number`, if its mappings are copied.
-    #[allow(clippy::type_complexity, reason = "it is what a port has")]
-    fn pool(
-        &mut self,
-        domain: &Arc<Domain<ReplayMapper<X>, Arc<ReplayPlatform>>>,
-        number: usize,
-    ) -> Result<Option<Pool<ReplayMapper<X>, Arc<ReplayPlatform>>>, ReplayError> {
-        let Some(bytes) = self.bytes.as_ref().filter(|_| self.mode.copies()) else { return Ok(None) };
-        if domain.is_translated() {
-            let pool = BouncePool::new(Arc::clone(domain), Arc::clone(bytes), PoolConfig::default())?;
-            let group = TrustGroup(number as u32);
-            let profile = DeviceProfile { untrusted: true, group, ..DeviceProfile::default() };
-            return Ok(Some(Pool::Dynamic(BounceDevice::new(pool, profile)?)));
-        }
-        let pool = match &self.swiotlb {
-            Some(pool) => Arc::clone(pool),
-            None => Swiotlb::new(Arc::clone(&self.platform), Arc::clone(bytes), &SWIOTLB)?,
-        };
-        self.swiotlb = Some(Arc::clone(&pool));
-        Ok(Some(Pool::Swiotlb(pool)))
     }
 
     fn fail(&mut self, error: ReplayError) {

@@ -66,17 +66,8 @@ pub(super) struct Live {
 }
 
 impl Live {
-    pub(super) fn pages(&self) -> u64 {
-        pages(&self.memory)
-    }
-
     pub(super) fn bytes(&self) -> u64 {
         self.memory.iter().map(|part| part.len).sum()
-    }
-
-    /// Whether mapping and unmapping it takes requests to an IOMMU that maps by request.
-    pub(super) fn asks_iommu(&self) -> bool {
-        !matches!(self.copied, Copied::Pool(pool::Way::Slot) | Copied::Swiotlb)
     }
 
     /// The mapping as a hostile device would use it. Without translation it needs no address that it was given: it

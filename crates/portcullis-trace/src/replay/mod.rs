@@ -10,6 +10,7 @@
 //! before the mapping ends (and the part that is synced, before a sync for the CPU); after each unmap a
 //! hostile one tries every page again.
 
+mod choices;
 mod data;
 mod engine;
 mod format;
@@ -24,8 +25,10 @@ mod port;
 mod profile;
 mod queue;
 mod report;
+mod requests;
 mod timing;
 
+pub use choices::{Choice, Choices};
 pub use format::FORMATS;
 pub use hostile::{InForce, Promise, Retry};
 pub use memory::{MOST_BYTES, TraceMemory};
@@ -270,7 +273,7 @@ fn replay_with<X: Format>(
         more = trace.next_chunk(&mut chunk, CHUNK_EVENTS)?;
     }
     let mut policies: Vec<PolicyReport> =
-        engines.into_iter().map(|engine| engine.finish(&options.profile, options.work_ns)).collect();
+        engines.into_iter().map(|engine| engine.finish(options.work_ns)).collect();
     let passthrough = policies.iter().find(|report| report.policy == Mode::PASSTHROUGH.name());
     let yardstick = passthrough.map(|report| report.ops_per_s).filter(|ops| *ops > 0.0);
     for report in &mut policies {

@@ -30,17 +30,20 @@ pub enum Mode {
     StrictRing,
     /// Copied through the buffers of a pool for each domain, which stay mapped.
     Bounce,
+    /// Copied so, or mapped by itself, whatever is cheaper.
+    Adaptive,
     /// Copied through the buffers of one pool, without translation.
     Swiotlb,
 }
 
 impl Mode {
     /// Every mode there is: those first that leave nothing stale, last those that protect nothing.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Each(Policy::Strict),
         Self::StrictBatch,
         Self::StrictRing,
         Self::Bounce,
+        Self::Adaptive,
         Self::Each(Policy::LAZY),
         Self::Swiotlb,
         Self::PASSTHROUGH,
@@ -56,6 +59,7 @@ impl Mode {
             Self::StrictBatch => "strict-batch",
             Self::StrictRing => "strict-ring",
             Self::Bounce => "bounce",
+            Self::Adaptive => "adaptive",
             Self::Swiotlb => "swiotlb",
         }
     }
@@ -66,14 +70,19 @@ impl Mode {
         match self {
             Self::Each(Policy::LAZY) => Policy::lazy_for(costs),
             Self::Each(policy) => policy,
-            Self::StrictBatch | Self::StrictRing | Self::Bounce => Policy::Strict,
+            Self::StrictBatch | Self::StrictRing | Self::Bounce | Self::Adaptive => Policy::Strict,
             Self::Swiotlb => Policy::Passthrough,
         }
     }
 
+    /// Whether a device reaches nothing but the bytes of mappings.
+    pub(super) const fn protects_bytes(self) -> bool {
+        matches!(self, Self::Bounce | Self::Adaptive)
+    }
+
     /// Whether mappings are copied, so that the trace's memory needs bytes.
     pub(super) const fn copies(self) -> bool {
-        matches!(self, Self::Bounce | Self::Swiotlb)
+        matches!(self, Self::Bounce | Self::Adaptive | Self::Swiotlb)
     }
 }
 

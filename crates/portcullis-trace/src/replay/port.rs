@@ -131,8 +131,8 @@ impl<M: Mapper, P: Platform> Port<M, P> {
     pub(super) fn course(&self, direction: Direction, origin: Origin) -> Course {
         match (self.mode, origin, direction) {
             (Mode::Each(_), ..) | (_, Origin::Coherent | Origin::Resource, _) => Course::Alone,
-            (Mode::Bounce | Mode::Swiotlb, Origin::Direct, _) => Course::Alone,
-            (Mode::Bounce | Mode::Swiotlb, ..) => Course::Pool,
+            (Mode::Bounce | Mode::Adaptive | Mode::Swiotlb, Origin::Direct, _) => Course::Alone,
+            (Mode::Bounce | Mode::Adaptive | Mode::Swiotlb, ..) => Course::Pool,
             (Mode::StrictBatch, ..) => Course::Lane(0),
             (Mode::StrictRing, _, Direction::ToDevice) => Course::Lane(0),
             (Mode::StrictRing, _, Direction::FromDevice) => Course::Lane(1),

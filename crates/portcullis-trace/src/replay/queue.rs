@@ -1,4 +1,4 @@
-//! The model's invalidation queue with a clock around it.
+//! The model's invalidation queue with a clock around it, and an account of what hardware would make the CPU wait.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -7,21 +7,79 @@ use portcullis::invalidation::{
 };
 use portcullis_model::Queue;
 
+use super::profile::Waits;
 use super::timing::Timer;
 
+/// The waits of a profile, in picoseconds.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Prices {
+    submission: u64,
+    descriptor: u64,
+    map_request: u64,
+    map_page: u64,
+    unmap_page: u64,
+}
+
+impl Prices {
+    fn of(waits: &Waits) -> Self {
+        // A profile has a second at the most of each.
+        let ps = |ns: f64| (ns * 1000.0).round() as u64;
+        Self {
+            submission: ps(waits.doorbell.ns + waits.completion.ns),
+            descriptor: ps(waits.descriptor.ns),
+            map_request: ps(waits.map_request.ns),
+            map_page: ps(waits.map_page.ns),
+            unmap_page: ps(waits.unmap_page.ns),
+        }
+    }
+
+    /// Whether mappings are changed by request.
+    pub(super) fn by_request(&self) -> bool {
+        self.map_request + self.map_page + self.unmap_page > 0
+    }
+}
+
 /// Passes invalidations on and remembers how long the *model* took over them: that is the price of software
-/// standing in for hardware, and no figure of ours.
+/// standing in for hardware, and no figure of ours. Remembers also how long *hardware* would have taken, by a profile.
 #[derive(Debug)]
 pub(super) struct ClockedQueue {
     queue: Queue,
     timer: Timer,
     ticks: AtomicU64,
     costs: Costs,
+    prices: Prices,
+    /// Picoseconds that the CPU would have waited.
+    waited: AtomicU64,
 }
 
 impl ClockedQueue {
-    pub(super) fn new(queue: Queue, timer: Timer, costs: Costs) -> Self {
-        Self { queue, timer, ticks: AtomicU64::new(0), costs }
+    pub(super) fn new(queue: Queue, timer: Timer, waits: &Waits) -> Self {
+        let (costs, prices) = (waits.costs(), Prices::of(waits));
+        Self { queue, timer, ticks: AtomicU64::new(0), costs, prices, waited: AtomicU64::new(0) }
+    }
+
+    pub(super) fn prices(&self) -> &Prices {
+        &self.prices
+    }
+
+    /// Nanoseconds that hardware would have made the CPU wait so far, for invalidations and for requests.
+    pub(super) fn waited_ns(&self) -> f64 {
+        self.waited.load(Ordering::Relaxed) as f64 / 1000.0
+    }
+
+    /// The CPU has waited for a request to map `pages` granules.
+    pub(super) fn waited_to_map(&self, pages: u64) {
+        self.wait(self.prices.map_request.saturating_add(pages.saturating_mul(self.prices.map_page)));
+    }
+
+    /// The CPU has waited until `pages` granules were unmapped, but for the invalidation.
+    pub(super) fn waited_to_unmap(&self, pages: u64) {
+        self.wait(pages.saturating_mul(self.prices.unmap_page));
+    }
+
+    fn wait(&self, ps: u64) {
+        // One thread replays, so nothing is lost between the load and the store.
+        self.waited.store(self.waited.load(Ordering::Relaxed).saturating_add(ps), Ordering::Relaxed);
     }
 
     /// Ticks spent in the model so far, the cost of measuring them included.
@@ -40,6 +98,7 @@ impl InvalidationQueue for ClockedQueue {
     }
 
     fn submit(&self, requests: &[Request]) -> Result<(), InvalidationError> {
+        self.wait(self.prices.submission + requests.len() as u64 * self.prices.descriptor);
         let start = self.timer.ticks();
         let result = InvalidationQueue::submit(&self.queue, requests);
         // Both readings of the counter happen inside the caller's measurement: they are the model's too.

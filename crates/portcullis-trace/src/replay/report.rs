@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use super::choices::Choices;
 use super::hostile::InForce;
 use super::painted::Painted;
 use super::timing::Figures;
@@ -111,6 +112,9 @@ pub struct PolicyReport {
     /// Map and unmap calls left out of the measured figures, because this machine interrupted them: they
     /// seemed to take 100 us or more.
     pub interrupted_calls: u64,
+    /// What was chosen for each device, and why, where there was a choice.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub choices: Vec<Choices>,
     /// The longest time for which anything stale could be reached.
     #[serde(skip)]
     pub longest_stale_ns: u64,

@@ -55,6 +55,11 @@ impl Timer {
         self.overhead_ticks * self.ns_per_tick
     }
 
+    /// `ticks` in nanoseconds.
+    pub(super) fn ns_of(&self, ticks: u64) -> f64 {
+        ticks as f64 * self.ns_per_tick
+    }
+
     /// `ticks` that hold the cost of `measurements`, as nanoseconds without it.
     fn net_ns(&self, ticks: f64, measurements: u64) -> f64 {
         (ticks - self.overhead_ticks * measurements as f64).max(0.0) * self.ns_per_tick

@@ -3,18 +3,16 @@
 use portcullis::domain::Policy;
 use portcullis::exposure::Exposure;
 use portcullis::pgtable::Format;
-use portcullis::platform::FRAME_SIZE;
 use portcullis_model::Exposed;
 
 use super::Engine;
+use crate::replay::choices::Choices;
 use crate::replay::hostile::Hostile;
-use crate::replay::mode::Mode;
-use crate::replay::profile::Profile;
 use crate::replay::report::{self, PolicyReport};
 
 impl<X: Format> Engine<X> {
     /// Settles the account at the time of the last operation; what waits for a commit gets it then.
-    pub(in crate::replay) fn finish(mut self, profile: &Profile, work_ns: f64) -> PolicyReport {
+    pub(in crate::replay) fn finish(mut self, work_ns: f64) -> PolicyReport {
         // The driver goes away.
         self.commit_due(u64::MAX);
         self.retry_all(false);
@@ -23,20 +21,9 @@ impl<X: Format> Engine<X> {
         let stats = self.iommu.stats();
         let exposure = self.iommu.total_exposure();
         let translated = self.policy != Policy::Passthrough;
-        let waits = &profile.waits;
         let operations = self.operations;
-        let per_request = if translated {
-            let (slots, slot_pages) = self.slots_mapped();
-            (self.map_requests + slots) as f64 * waits.map_request.ns
-                + (self.mapped_pages + slot_pages) as f64 * waits.map_page.ns
-                + self.unmapped_pages as f64 * waits.unmap_page.ns
-        } else {
-            0.0
-        };
-        let invalidations = stats.range_invalidations + stats.domain_invalidations;
-        let wait_ns = per_request
-            + stats.submissions as f64 * (waits.doorbell.ns + waits.completion.ns)
-            + invalidations as f64 * waits.descriptor.ns;
+        let invalidations = self.invalidations() - self.startup.invalidations;
+        let wait_ns = self.queue.waited_ns() - self.startup.waited_ns;
         let per_operation = |amount: f64| if operations == 0 { 0.0 } else { amount / operations as f64 };
         let (map_ns, unmap_ns) = (self.map.figures(&self.timer), self.unmap.figures(&self.timer));
         let spent_ns = operations as f64 * work_ns
@@ -59,7 +46,7 @@ impl<X: Format> Engine<X> {
         let byte_s = |byte_ns: u128| byte_ns as f64 / 1e9;
         let painted = self.painter.as_ref().map(|painter| painter.found);
         // The other policies that translate protect the page.
-        let shown = painted.filter(|_| self.mode == Mode::Bounce).map_or(0, |painted| painted.shown());
+        let shown = painted.filter(|_| self.mode.protects_bytes()).map_or(0, |painted| painted.shown());
         let domains = || self.ports.iter().map(|port| port.device.domain());
         PolicyReport {
             policy: self.mode.name(),
@@ -74,7 +61,7 @@ impl<X: Format> Engine<X> {
             walk_cache_misses_per_access: per_access(stats.walk_cache_misses),
             peak_iova_bytes: domains().map(|domain| domain.usage().peak_taken).sum(),
             peak_table_bytes: if translated {
-                domains().map(|domain| domain.mapper().table().table_bytes() as u64).sum()
+                domains().map(|domain| domain.mapper().inner().table().table_bytes() as u64).sum()
             } else {
                 0
             },
@@ -98,17 +85,18 @@ impl<X: Format> Engine<X> {
             longest_stale_ns: exposure.longest_stale_ns,
             in_force: found,
             painted,
+            choices: self.choices(),
             failures: self.failures,
             first_failure: self.first_failure.map(|error| error.to_string()),
         }
     }
 
-    /// Requests that mapped slots of pools, and their pages: those maps for which no mapped slot was waiting, at the most.
-    fn slots_mapped(&self) -> (u64, u64) {
-        let pools = self.ports.iter().filter_map(|port| port.pool.as_ref()?.usage());
-        pools.fold((0, 0), |(slots, pages), usage| {
-            (slots + (usage.bounced - usage.reused), pages + usage.peak_buffer_bytes / FRAME_SIZE)
-        })
+    /// What was chosen for each device.
+    fn choices(&self) -> Vec<Choices> {
+        let rows =
+            |port: &super::ReplayPort<X>| port.pool.as_ref().map(|pool| pool.explain()).unwrap_or_default();
+        let all = self.ports.iter().enumerate().map(|(device, port)| Choices::new(device, &rows(port)));
+        all.filter(|choices| !choices.rows.is_empty()).collect()
     }
 
     /// What the domains say that they have left exposed.

@@ -72,10 +72,6 @@ impl<X: Format> Engine<X> {
         let lane = course.lane();
         let live = Live { device, direction, lane, memory: self.scratch.clone(), view, way, copied, pattern };
         self.operations += 1;
-        if live.asks_iommu() {
-            self.map_requests += 1;
-            self.mapped_pages += live.pages();
-        }
         self.iommu.observe_map(model_device(device), op.time_ns, live.exposed());
         if let Some(hostile) = &mut self.hostile {
             hostile.mapped(&live);
@@ -169,9 +165,6 @@ impl<X: Format> Engine<X> {
         let ticks = self.timer.since(start);
         self.unmap.record(ticks.saturating_sub(self.queue.ticks() - spent_by_model));
         self.ended += 1;
-        if live.asks_iommu() {
-            self.unmapped_pages += live.pages();
-        }
         if let Some(written) = written {
             self.violations += self.wrong_original(&live.memory, (0, u64::MAX), written);
         }

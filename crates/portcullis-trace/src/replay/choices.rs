@@ -1,0 +1,59 @@
+//! What was chosen between copying and mapping, for the report.
+
+use portcullis::addr::Direction;
+use portcullis::bounce::adaptive::{self, Explained, WayCost};
+use serde::Serialize;
+
+/// What was chosen for a device's mappings.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Choices {
+    /// The device, as an index into the trace's.
+    pub device: usize,
+    /// Sizes and directions that occurred, smallest first.
+    pub rows: Vec<Choice>,
+}
+
+/// What was chosen for one size and direction, in the end.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Choice {
+    /// The largest mapping it is about, in bytes; the smallest is above half of that.
+    pub most_bytes: u64,
+    /// `to-device`, `from-device` or `both`.
+    pub direction: &'static str,
+    /// `copy` or `map`.
+    pub choice: &'static str,
+    /// Nanoseconds that copying takes: to map, and to unmap. The profile's waits are in them.
+    pub copy_ns: Option<(u64, u64)>,
+    /// Nanoseconds that mapping takes.
+    pub map_ns: Option<(u64, u64)>,
+    /// Mappings that were copied.
+    pub copied: u64,
+    /// Mappings that were mapped.
+    pub mapped: u64,
+    /// How often the choice changed.
+    pub switches: u64,
+}
+
+impl Choices {
+    pub(super) fn new(device: usize, rows: &[Explained]) -> Self {
+        let cost = |cost: WayCost| (cost.map_ns, cost.unmap_ns);
+        let row = |row: &Explained| Choice {
+            most_bytes: row.most_bytes,
+            direction: match row.direction {
+                Direction::ToDevice => "to-device",
+                Direction::FromDevice => "from-device",
+                Direction::Bidirectional => "both",
+            },
+            choice: match row.choice {
+                adaptive::Choice::Copy => "copy",
+                adaptive::Choice::Map => "map",
+            },
+            copy_ns: row.copy.map(cost),
+            map_ns: row.map.map(cost),
+            copied: row.copied,
+            mapped: row.mapped,
+            switches: row.switches,
+        };
+        Self { device, rows: rows.iter().map(row).collect() }
+    }
+}
