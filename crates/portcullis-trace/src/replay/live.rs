@@ -2,7 +2,7 @@
 
 use portcullis::addr::{Direction, Iova, PageSize, PhysAddr};
 use portcullis::bounce::pool;
-use portcullis::dma::{DmaSegment, RingMapping};
+use portcullis::dma::{AdaptiveMapping, DmaSegment, RingMapping};
 use portcullis::domain::PhysSegment;
 use portcullis_model::Segment as Piece;
 use smallvec::SmallVec;
@@ -22,6 +22,8 @@ pub(super) enum Way {
     Batch,
     /// In the ring of a lane.
     Ring(RingMapping),
+    /// In the ring of a lane, or by the pool, as the lane chose.
+    Adaptive(AdaptiveMapping),
     /// By the pool of the domain, which ends what begins there and is so long.
     Pool { iova: Iova, len: u64, copied: pool::Way },
     /// By the pool of a machine without an IOMMU, each segment by itself.

@@ -44,7 +44,7 @@ use engine::Engine;
 use format::{Both, WithFormat, with_format};
 use portcullis::addr::PhysAddr;
 use portcullis::bounce::{pool, swiotlb};
-use portcullis::dma::RingError;
+use portcullis::dma::{AdaptiveMapError, RingError};
 use portcullis::domain::{DomainError, MapListError, UnmapError};
 use portcullis::pgtable::{Format, TableError};
 
@@ -129,6 +129,14 @@ pub enum ReplayError {
         line: u64,
         /// Why.
         error: pool::BounceMapError,
+    },
+    /// A mapping was neither copied nor mapped.
+    #[error("line {line}: map failed: {error}")]
+    Adaptive {
+        /// The event's line.
+        line: u64,
+        /// Why.
+        error: AdaptiveMapError,
     },
     /// A mapping was not made through the pool of a machine without an IOMMU.
     #[error("line {line}: map failed: {error}")]

@@ -4,8 +4,7 @@
 use std::sync::Arc;
 
 use portcullis::addr::{Direction, Iova, PhysAddr};
-use portcullis::bounce::adaptive::{AdaptiveDevice, Explained};
-use portcullis::bounce::pool::{Attributes, BounceDevice, BounceMapError, BouncePool, PoolMapping};
+use portcullis::bounce::pool::{Attributes, BounceDevice, BounceMapError, PoolMapping};
 use portcullis::bounce::swiotlb::{Constraints, Swiotlb};
 use portcullis::dma::DmaSegment;
 use portcullis::domain::PhysSegment;
@@ -16,15 +15,10 @@ use super::live::{Live, Way};
 use super::memory::TraceMemory;
 use super::port::{EndError, MapFailed};
 
-/// The time that costs are measured by.
-pub(super) type Clock = Box<dyn Fn() -> u64 + Send + Sync>;
-
 /// Through which buffers a device's mappings go.
 pub(super) enum Pool<M: Mapper, P: Platform> {
     /// Those of its domain.
     Dynamic(BounceDevice<M, P, Arc<TraceMemory>>),
-    /// The same, where that is cheaper than to map.
-    Adaptive(AdaptiveDevice<M, P, Arc<TraceMemory>, Clock>),
     /// The machine's, which has no IOMMU.
     Swiotlb(Arc<Swiotlb<P, Arc<TraceMemory>>>),
 }
@@ -48,11 +42,6 @@ impl<M: Mapper, P: Platform> Pool<M, P> {
         match self {
             Self::Dynamic(device) => {
                 // SAFETY: the memory is simulated, and all accesses to it are this thread's.
-                let mapping = unsafe { device.map(list, direction, Attributes::default()) };
-                place(mapping, view)
-            }
-            Self::Adaptive(device) => {
-                // SAFETY: as above.
                 let mapping = unsafe { device.map(list, direction, Attributes::default()) };
                 place(mapping, view)
             }
@@ -81,9 +70,6 @@ impl<M: Mapper, P: Platform> Pool<M, P> {
     pub(super) fn unmap(&self, way: &Way, view: &[DmaSegment]) -> Result<(), EndError> {
         match (self, way) {
             (Self::Dynamic(device), &Way::Pool { iova, len, .. }) => Ok(device.pool().unmap(iova, len)?),
-            (Self::Adaptive(device), &Way::Pool { iova, len, .. }) => {
-                Ok(device.adaptive().unmap(iova, len)?)
-            }
             (Self::Swiotlb(pool), Way::Swiotlb) => unmap_each(pool, view),
             _ => Ok(()),
         }
@@ -92,12 +78,12 @@ impl<M: Mapper, P: Platform> Pool<M, P> {
     /// Syncs `len` bytes from `offset` on of a mapping.
     #[inline]
     pub(super) fn sync(&self, live: &Live, side: Side, (offset, len): (u64, u64)) -> Result<(), EndError> {
-        match (self, self.dynamic(), &live.way) {
-            (_, Some(pool), &Way::Pool { iova, .. }) => match side {
-                Side::Cpu => pool.sync_for_cpu(iova, offset, len)?,
-                Side::Device => pool.sync_for_device(iova, offset, len)?,
+        match (self, &live.way) {
+            (Self::Dynamic(device), &Way::Pool { iova, .. }) => match side {
+                Side::Cpu => device.pool().sync_for_cpu(iova, offset, len)?,
+                Side::Device => device.pool().sync_for_device(iova, offset, len)?,
             },
-            (Self::Swiotlb(pool), _, Way::Swiotlb) => {
+            (Self::Swiotlb(pool), Way::Swiotlb) => {
                 let end = offset.saturating_add(len);
                 let mut begins = 0;
                 for segment in &live.view {
@@ -120,21 +106,12 @@ impl<M: Mapper, P: Platform> Pool<M, P> {
         Ok(())
     }
 
-    /// The pool of the domain.
-    fn dynamic(&self) -> Option<&BouncePool<M, P, Arc<TraceMemory>>> {
+    /// The device as one of the pool of its domain.
+    pub(super) fn bounce_device(&self) -> Option<&BounceDevice<M, P, Arc<TraceMemory>>> {
         match self {
-            Self::Dynamic(device) => Some(device.pool()),
-            Self::Adaptive(device) => Some(device.adaptive().pool()),
+            Self::Dynamic(device) => Some(device),
             Self::Swiotlb(_) => None,
         }
-    }
-
-    /// What was chosen, and why, for sizes and directions that occurred.
-    pub(super) fn explain(&self) -> Vec<Explained> {
-        let Self::Adaptive(device) = self else { return Vec::new() };
-        let mut rows = device.adaptive().explain();
-        rows.retain(|row| row.copied + row.mapped > 0);
-        rows
     }
 }
 

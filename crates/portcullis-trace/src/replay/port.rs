@@ -1,16 +1,25 @@
 //! A device of the trace, and what of it waits for a commit.
+#![allow(unsafe_code, reason = "the library trusts its caller with memory, which here is the trace's")]
+
+use std::sync::Arc;
 
 use portcullis::addr::Direction;
+use portcullis::bounce::adaptive::Explained;
+use portcullis::bounce::pool::Attributes;
 use portcullis::bounce::{pool, swiotlb};
-use portcullis::dma::{BatchError, DmaDevice, DmaSegment, RawBatch, RingError, StrictRing, StrictRingConfig};
+use portcullis::dma::{
+    AdaptiveMapError, AdaptiveRing, AdaptiveUnmap, AdaptiveUnmapError, BatchError, DmaDevice, DmaSegment,
+    RawBatch, RingError, StrictRing, StrictRingConfig,
+};
 use portcullis::domain::{MapListError, PhysSegment, UnmapError};
 use portcullis::iova::ArenaError;
 use portcullis::mapper::Mapper;
 use portcullis::platform::Platform;
 
 use super::live::{Live, Way};
+use super::memory::TraceMemory;
 use super::mode::{BATCH_UNMAPS, COMMIT_WITHIN_NS, Mode, RING_BATCH, RING_PAGES};
-use super::pools::Pool;
+use super::pools::{Pool, Side};
 use crate::Origin;
 
 /// A batch or a ring, and the mappings that wait in it.
@@ -24,7 +33,11 @@ struct Lane<M: Mapper, P: Platform> {
 enum Kind<M: Mapper, P: Platform> {
     Batch(RawBatch<M, P>),
     Ring(StrictRing<M, P>),
+    Adaptive(AdaptiveRing<M, P, Arc<TraceMemory>, Clock>),
 }
+
+/// The time that costs are measured by.
+pub(super) type Clock = Box<dyn Fn() -> u64 + Send + Sync>;
 
 /// A mapping that was not made.
 pub(super) enum MapFailed {
@@ -34,6 +47,7 @@ pub(super) enum MapFailed {
     Ring(RingError),
     Bounce(pool::BounceMapError),
     Swiotlb(swiotlb::BounceError),
+    Adaptive(AdaptiveMapError),
 }
 
 /// Which way a mapping is to go.
@@ -71,6 +85,9 @@ pub enum EndError {
     /// Of a mapping through the pool of its domain.
     #[error(transparent)]
     Bounce(#[from] pool::BounceError),
+    /// Of a mapping that was copied or mapped.
+    #[error(transparent)]
+    Adaptive(#[from] AdaptiveUnmapError),
     /// Of a mapping through the pool of a machine without an IOMMU.
     #[error(transparent)]
     Swiotlb(#[from] swiotlb::MappingError),
@@ -104,12 +121,18 @@ impl<M: Mapper, P: Platform> Port<M, P> {
         Self { device, mode, pool, lanes }
     }
 
+    /// Whether there is all that a mapping will need.
+    pub(super) fn is_ready(&self, direction: Direction, origin: Origin) -> bool {
+        self.course(direction, origin).lane().is_none_or(|index| self.lanes[index].is_some())
+    }
+
     /// Makes the ring that a mapping will come from, of the next of `colours`, as a driver would when it starts.
     pub(super) fn prepare(
         &mut self,
         direction: Direction,
         origin: Origin,
         colours: &mut u32,
+        clock: impl FnOnce() -> Clock,
     ) -> Result<(), RingError> {
         let Some(index) = self.course(direction, origin).lane() else {
             return Ok(());
@@ -119,7 +142,13 @@ impl<M: Mapper, P: Platform> Port<M, P> {
             let config = StrictRingConfig::new(RING_PAGES, granule, RING_BATCH);
             let config = StrictRingConfig { colour: Some(*colours), ..config };
             *colours += 1;
-            let kind = Kind::Ring(StrictRing::new(&self.device, config)?);
+            let kind = match self.pool.as_ref().and_then(Pool::bounce_device) {
+                Some(pool) => {
+                    let (device, pool) = (&self.device, pool.clone());
+                    Kind::Adaptive(AdaptiveRing::new(device, pool, direction, config, clock())?)
+                }
+                None => Kind::Ring(StrictRing::new(&self.device, config)?),
+            };
             self.lanes[index] = Some(Lane { kind, waiting: Vec::new(), since_ns: 0 });
         }
         Ok(())
@@ -132,11 +161,9 @@ impl<M: Mapper, P: Platform> Port<M, P> {
         match (self.mode, origin, direction) {
             (Mode::Each(_), ..) | (_, Origin::Coherent | Origin::Resource, _) => Course::Alone,
             (Mode::Bounce | Mode::Adaptive | Mode::Swiotlb, Origin::Direct, _) => Course::Alone,
-            (Mode::Bounce | Mode::Adaptive | Mode::Swiotlb, ..) => Course::Pool,
+            (Mode::Bounce | Mode::Swiotlb, ..) => Course::Pool,
             (Mode::StrictBatch, ..) => Course::Lane(0),
-            (Mode::StrictRing, _, Direction::ToDevice) => Course::Lane(0),
-            (Mode::StrictRing, _, Direction::FromDevice) => Course::Lane(1),
-            (Mode::StrictRing, _, Direction::Bidirectional) => Course::Lane(2),
+            (Mode::StrictRing | Mode::Adaptive, ..) => Course::Lane(direction.index()),
         }
     }
 
@@ -161,6 +188,12 @@ impl<M: Mapper, P: Platform> Port<M, P> {
                 Err(error) if error.is_full() => return Err(MapFailed::Full),
                 Err(error) => return Err(MapFailed::Ring(error)),
             }
+        }
+        if let Some(Lane { kind: Kind::Adaptive(ring), .. }) = &mut lane {
+            // SAFETY: the memory is simulated, and all accesses to it are this thread's.
+            let mapped = unsafe { ring.map(list, Attributes::default(), view) };
+            let (mapping, used) = mapped.map_err(MapFailed::Adaptive)?;
+            return Ok((Way::Adaptive(mapping), used));
         }
         let is_batch = self.mode == Mode::StrictBatch && lane.is_some();
         let way = if is_batch { Way::Batch } else { Way::Alone };
@@ -187,6 +220,12 @@ impl<M: Mapper, P: Platform> Port<M, P> {
                 Ok(portcullis::dma::RingUnmap::Committed) => Ok(Ended::WithLane),
                 Err(failed) => Err(failed.error.into()),
             },
+            (Way::Adaptive(mapping), Some(Kind::Adaptive(ring))) => match ring.unmap(mapping) {
+                Ok(AdaptiveUnmap::Done) => Ok(Ended::Now),
+                Ok(AdaptiveUnmap::Waiting) => Ok(Ended::Later),
+                Ok(AdaptiveUnmap::Committed) => Ok(Ended::WithLane),
+                Err(failed) => Err(failed.error.into()),
+            },
             (Way::Batch, Some(Kind::Batch(batch))) => {
                 self.device.unmap_sg_in(batch, view)?;
                 if !batch.is_full() {
@@ -200,6 +239,30 @@ impl<M: Mapper, P: Platform> Port<M, P> {
                 Ok(Ended::Now)
             }
         }
+    }
+
+    /// Syncs `len` bytes from `offset` on of a mapping that may be a copy.
+    pub(super) fn sync(&self, live: &Live, side: Side, (offset, len): (u64, u64)) -> Result<(), EndError> {
+        let Way::Adaptive(mapping) = &live.way else {
+            return self.pool.as_ref().map_or(Ok(()), |pool| pool.sync(live, side, (offset, len)));
+        };
+        let lane = live.lane.and_then(|index| self.lanes[index].as_ref());
+        if let Some(Lane { kind: Kind::Adaptive(ring), .. }) = lane {
+            match side {
+                Side::Cpu => ring.sync_for_cpu(mapping, offset, len)?,
+                Side::Device => ring.sync_for_device(mapping, offset, len)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// What was chosen, and why, for sizes and directions that occurred.
+    pub(super) fn explain(&self) -> Vec<Explained> {
+        let rows = |lane: &Lane<M, P>| match &lane.kind {
+            Kind::Adaptive(ring) => ring.explain().filter(|row| row.copied + row.mapped > 0).collect(),
+            _ => Vec::new(),
+        };
+        self.lanes.iter().flatten().flat_map(rows).collect()
     }
 
     /// Keeps a mapping until its lane is committed.
@@ -227,6 +290,7 @@ impl<M: Mapper, P: Platform> Port<M, P> {
         match self.lanes[lane].as_mut().map(|lane| &mut lane.kind) {
             Some(Kind::Batch(batch)) => drop(batch.commit()?),
             Some(Kind::Ring(ring)) => drop(ring.commit()?),
+            Some(Kind::Adaptive(ring)) => drop(ring.commit()?),
             None => {}
         }
         Ok(())

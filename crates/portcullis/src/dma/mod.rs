@@ -12,6 +12,7 @@
 //! |---|---|---|
 //! | [`Mapped::unmap`], [`DmaDevice::unmap_sg`] on a strict domain | each *mapping*, when the call returns | one per mapping |
 //! | a [`StrictRing`] of batch 1 | each *descriptor*: the pages of a list | one per descriptor |
+//! | an [`AdaptiveRing`] | each *mapping* that it copied; what it mapped, with its *batch* | none; one per batch |
 //! | [`UnmapBatch`], [`RawBatch`], a [`StrictRing`] of batch N | the *batch*, when it is committed | one per batch |
 //!
 //! In a batch whose commit is still to come everything counts as mapped: nothing of it is the caller's yet.
@@ -37,6 +38,7 @@ macro_rules! error_by_its_reason {
     };
 }
 
+mod adaptive;
 mod batch;
 mod coherent;
 mod device;
@@ -45,6 +47,9 @@ mod mapped;
 mod raw_batch;
 mod ring;
 
+pub use adaptive::{
+    AdaptiveMapError, AdaptiveMapping, AdaptiveRing, AdaptiveUnmap, AdaptiveUnmapError, AdaptiveUnmapFailed,
+};
 pub use batch::{CommitFailed, Refused, UnmapBatch};
 pub use coherent::{CoherentError, CoherentMemory};
 pub use device::DmaDevice;

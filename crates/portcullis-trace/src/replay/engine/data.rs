@@ -159,8 +159,7 @@ impl<X: Format> Engine<X> {
     }
 
     fn sync_in_pool(&self, live: &Live, side: Side, (first, end): (u64, u64)) -> Result<(), super::EndError> {
-        let pool = self.ports[live.device].pool.as_ref();
-        pool.map_or(Ok(()), |pool| pool.sync(live, side, (first, end - first)))
+        self.ports[live.device].sync(live, side, (first, end - first))
     }
 
     /// The bytes of the next transfer.

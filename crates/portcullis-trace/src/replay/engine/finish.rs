@@ -93,9 +93,8 @@ impl<X: Format> Engine<X> {
 
     /// What was chosen for each device.
     fn choices(&self) -> Vec<Choices> {
-        let rows =
-            |port: &super::ReplayPort<X>| port.pool.as_ref().map(|pool| pool.explain()).unwrap_or_default();
-        let all = self.ports.iter().enumerate().map(|(device, port)| Choices::new(device, &rows(port)));
+        let all = self.ports.iter().enumerate();
+        let all = all.map(|(device, port)| Choices::new(device, &port.explain()));
         all.filter(|choices| !choices.rows.is_empty()).collect()
     }
 

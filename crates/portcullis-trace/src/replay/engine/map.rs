@@ -36,7 +36,7 @@ impl<X: Format> Engine<X> {
             self.fail(ReplayError::TooMuchMemory { line, pages, most: MOST_PAGES });
             return Ok(());
         }
-        let prepared = self.ports[device].prepare(direction, origin, &mut self.colours);
+        let prepared = self.prepare(device, direction, origin);
         prepared.map_err(|error| ReplayError::Ring { line, error })?;
         let course = self.ports[device].course(direction, origin);
         let Some(pattern) = self.fill(line, device, course, direction) else { return Ok(()) };
@@ -66,6 +66,7 @@ impl<X: Format> Engine<X> {
         view.truncate(used);
         let copied = match way {
             Way::Pool { copied, .. } => Copied::Pool(copied),
+            Way::Adaptive(ref mapping) => mapping.way().map_or(Copied::No, Copied::Pool),
             Way::Swiotlb => Copied::Swiotlb,
             _ => Copied::No,
         };
@@ -110,7 +111,7 @@ impl<X: Format> Engine<X> {
     /// The driver writes what its device is to find into the memory of `scratch`, where that has bytes. With what;
     /// `None` where there cannot be so many bytes.
     fn fill(&mut self, line: u64, device: usize, course: Course, direction: Direction) -> Option<Pattern> {
-        let wanted = course == Course::Pool || self.painter.is_some();
+        let wanted = course != Course::Alone || self.painter.is_some();
         if self.bytes.is_none() || !wanted {
             return Some(Pattern::default());
         }
@@ -142,6 +143,7 @@ impl<X: Format> Engine<X> {
                 ReplayError::Map { line, error }
             }
             MapFailed::Bounce(error) => ReplayError::Bounce { line, error },
+            MapFailed::Adaptive(error) => ReplayError::Adaptive { line, error },
             MapFailed::Swiotlb(error) => ReplayError::Swiotlb { line, error },
             MapFailed::Ring(error) => ReplayError::Ring { line, error },
             // It was then tried alone, and has room there.

@@ -2,19 +2,19 @@
 
 use std::sync::Arc;
 
-use portcullis::addr::PhysAddr;
-use portcullis::bounce::adaptive::Adaptive;
+use portcullis::addr::{Direction, PhysAddr};
 use portcullis::bounce::pool::{BounceDevice, BouncePool, DeviceProfile, PoolConfig, TrustGroup};
 use portcullis::bounce::swiotlb::{Swiotlb, SwiotlbConfig};
+use portcullis::dma::RingError;
 use portcullis::domain::Domain;
 use portcullis::pgtable::Format;
 
 use super::{Engine, ReplayMapper};
+use crate::Origin;
 use crate::replay::ReplayError;
-use crate::replay::memory::TraceMemory;
-use crate::replay::mode::Mode;
 use crate::replay::platform::ReplayPlatform;
-use crate::replay::pools::{Clock, Pool};
+use crate::replay::pools::Pool;
+use crate::replay::port::Clock;
 
 /// The pool of a machine without an IOMMU: it begins small, and mappings of up to 16 MiB fit.
 const SWIOTLB: SwiotlbConfig = SwiotlbConfig {
@@ -26,24 +26,32 @@ const SWIOTLB: SwiotlbConfig = SwiotlbConfig {
     idle_ns: 1_000_000_000,
 };
 
-type ReplayPool<X> = BouncePool<ReplayMapper<X>, Arc<ReplayPlatform>, Arc<TraceMemory>>;
-type ReplayAdaptive<X> = Adaptive<ReplayMapper<X>, Arc<ReplayPlatform>, Arc<TraceMemory>, Clock>;
-
 impl<X: Format> Engine<X> {
-    /// What decides for a pool's domain. It begins with a measurement, as a driver does when it is loaded: that is no part
-    /// of the trace's figures.
-    fn measured(&mut self, pool: Arc<ReplayPool<X>>) -> Arc<ReplayAdaptive<X>> {
-        let (queue, timer) = (Arc::clone(&self.queue), self.timer.clone());
-        let clock = move || {
-            // What is measured, less the model's part, and what is modelled.
-            let ticks = timer.ticks().wrapping_sub(queue.ticks());
-            (timer.ns_of(ticks) + queue.waited_ns()) as u64
-        };
+    /// Makes what mappings of a device come from, as its driver would when it starts. What it waits for then, and asks
+    /// for, is no part of the trace's figures.
+    pub(super) fn prepare(
+        &mut self,
+        device: usize,
+        direction: Direction,
+        origin: Origin,
+    ) -> Result<(), RingError> {
+        if self.ports[device].is_ready(direction, origin) {
+            return Ok(());
+        }
         let before = (self.queue.waited_ns(), self.invalidations());
-        let adaptive = Adaptive::new(pool, Box::new(clock) as Clock);
+        let clock = || {
+            let (queue, timer) = (Arc::clone(&self.queue), self.timer.clone());
+            // What is measured, less the model's part, and what is modelled.
+            let now = move || {
+                let ticks = timer.ticks().wrapping_sub(queue.ticks());
+                (timer.ns_of(ticks) + queue.waited_ns()) as u64
+            };
+            Box::new(now) as Clock
+        };
+        self.ports[device].prepare(direction, origin, &mut self.colours, clock)?;
         self.startup.waited_ns += self.queue.waited_ns() - before.0;
         self.startup.invalidations += self.invalidations() - before.1;
-        adaptive
+        Ok(())
     }
 
     /// Invalidations that the hardware was asked for.
@@ -64,10 +72,7 @@ impl<X: Format> Engine<X> {
             let pool = BouncePool::new(Arc::clone(domain), Arc::clone(bytes), PoolConfig::default())?;
             let group = TrustGroup(number as u32);
             let profile = DeviceProfile { untrusted: true, group, ..DeviceProfile::default() };
-            return Ok(Some(match self.mode {
-                Mode::Adaptive => Pool::Adaptive(self.measured(pool).device(profile)?),
-                _ => Pool::Dynamic(BounceDevice::new(pool, profile)?),
-            }));
+            return Ok(Some(Pool::Dynamic(BounceDevice::new(pool, profile)?)));
         }
         let pool = match &self.swiotlb {
             Some(pool) => Arc::clone(pool),

@@ -1,5 +1,31 @@
 //! What copying and mapping cost, and which of them is chosen: plain arithmetic, without locks or clocks.
 
+use crate::addr::Direction;
+
+/// The binary logarithm of the largest size of the smallest class.
+const LEAST_SHIFT: u32 = 9;
+
+/// Of how many mappings one is timed. Odd, and prime, so that no pattern of a driver's hides behind it.
+pub(crate) const TIMED: u64 = 61;
+
+/// How many classes mappings of up to `threshold` bytes have.
+pub(crate) fn classes(threshold: u64) -> usize {
+    class_of(threshold.max(1), usize::MAX).unwrap_or(0) + 1
+}
+
+/// The class of mappings of `len` bytes; `None` for none, and for those beyond the last of `classes`.
+#[inline]
+pub(crate) fn class_of(len: u64, classes: usize) -> Option<usize> {
+    let shift = u64::BITS - len.wrapping_sub(1).leading_zeros();
+    let class = shift.saturating_sub(LEAST_SHIFT) as usize;
+    (class < classes && len > 0).then_some(class)
+}
+
+/// The most bytes of a mapping of `class`.
+pub(crate) const fn most_bytes(class: usize) -> u64 {
+    1 << (LEAST_SHIFT as usize + class)
+}
+
 /// One of the two ways to give a device a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Choice {
@@ -10,7 +36,7 @@ pub enum Choice {
 }
 
 impl Choice {
-    pub(super) const fn other(self) -> Self {
+    const fn other(self) -> Self {
         match self {
             Self::Copy => Self::Map,
             Self::Map => Self::Copy,
@@ -55,7 +81,7 @@ impl Mean {
 
 /// Which half of a mapping's life was timed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Half {
+pub(crate) enum Half {
     Map,
     Unmap,
 }
@@ -88,9 +114,30 @@ pub struct WayCost {
     pub unmap_ns: u64,
 }
 
+/// What was chosen for mappings of one size and direction, and why.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Explained {
+    /// The largest mapping it is about, in bytes; the smallest is one more than half of that, or 1.
+    pub most_bytes: u64,
+    /// Their direction.
+    pub direction: Direction,
+    /// What is cheaper, as things stand.
+    pub choice: Choice,
+    /// What copying costs; `None` as long as it is not known.
+    pub copy: Option<WayCost>,
+    /// What mapping costs; `None` as long as it is not known.
+    pub map: Option<WayCost>,
+    /// Mappings copied so far, those included that had to be, so that an untrusted device sees nothing else.
+    pub copied: u64,
+    /// Mappings mapped so far.
+    pub mapped: u64,
+    /// How often the choice has changed.
+    pub switches: u64,
+}
+
 /// Mappings of one size and direction.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Cell {
+pub(crate) struct Cell {
     choice: Choice,
     copy: Cost,
     map: Cost,
@@ -118,7 +165,7 @@ impl Cell {
     }
 
     /// The way that the next timed mapping takes: the chosen one, but for a probe now and then.
-    pub(super) fn turn(&mut self) -> Choice {
+    pub(crate) fn turn(&mut self) -> Choice {
         self.turns += 1;
         let known = self.cost(self.choice.other()).total().is_some();
         if self.turns < if known { PROBE } else { EAGER_PROBE } {
@@ -129,7 +176,7 @@ impl Cell {
     }
 
     /// Half of a mapping that went `way` took `ns`. The choice from now on.
-    pub(super) fn note(&mut self, way: Choice, half: Half, ns: u64) -> Choice {
+    pub(crate) fn note(&mut self, way: Choice, half: Half, ns: u64) -> Choice {
         let cost = self.cost(way);
         match half {
             Half::Map => cost.map.add(ns),
@@ -152,7 +199,7 @@ impl Cell {
     }
 
     /// Takes the cheaper way by what is known now, without hysteresis: the end of the first measurement.
-    pub(super) fn begin(&mut self) -> Choice {
+    pub(crate) fn begin(&mut self) -> Choice {
         let (copy, map) = (self.copy.total(), self.map.total());
         self.choice = if matches!((copy, map), (Some(copy), Some(map)) if map < copy) {
             Choice::Map
@@ -169,8 +216,24 @@ impl Cell {
         self.switches += 1;
     }
 
-    pub(super) fn seen(&self) -> (Choice, Option<WayCost>, Option<WayCost>, u64) {
-        (self.choice, self.copy.seen(), self.map.seen(), self.switches)
+    /// The way that is chosen.
+    #[inline]
+    pub(crate) fn choice(&self) -> Choice {
+        self.choice
+    }
+
+    /// Why, for a person. `counts` are the mappings that went each way.
+    pub(crate) fn explain(&self, class: usize, direction: Direction, counts: [u64; 2]) -> Explained {
+        Explained {
+            most_bytes: most_bytes(class),
+            direction,
+            choice: self.choice,
+            copy: self.copy.seen(),
+            map: self.map.seen(),
+            copied: counts[Choice::Copy as usize],
+            mapped: counts[Choice::Map as usize],
+            switches: self.switches,
+        }
     }
 }
 
@@ -193,7 +256,7 @@ mod tests {
         assert_eq!(cell.begin(), Choice::Copy, "one cost alone says nothing");
         feed(&mut cell, Choice::Copy, (10, 5), 8);
         assert_eq!(cell.begin(), Choice::Map);
-        assert_eq!(cell.seen().1, Some(WayCost { map_ns: 10, unmap_ns: 5 }));
+        assert_eq!(cell.copy.seen(), Some(WayCost { map_ns: 10, unmap_ns: 5 }));
     }
 
     #[test]

@@ -14,16 +14,16 @@
 //! the CPU's own. Memory ordering: choices are hints, all loads and stores of them are relaxed. A stale one leads to the
 //! dearer way, never to the wrong one. What is measured is kept under a lock, which only timed mappings take.
 
-mod book;
-mod measure;
+pub(crate) mod book;
+pub(crate) mod measure;
 
-pub use book::{Choice, WayCost};
+pub use book::{Choice, Explained, WayCost};
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use self::book::{Cell, Half};
+use self::book::{Cell, Half, TIMED, class_of, classes};
 use super::pool::{
     Attributes, BounceDevice, BounceError, BounceMapError, BouncePool, DeviceProfile, PoolError, PoolMapping,
     Way,
@@ -34,12 +34,6 @@ use crate::mapper::Mapper;
 use crate::percpu::{CachePadded, PerCpu};
 use crate::platform::{CopyMemory, Platform};
 use crate::sync::{AtomicU64, Mutex, Ordering};
-
-/// The binary logarithm of the largest size of the smallest class.
-const LEAST_SHIFT: u32 = 9;
-
-/// Of how many mappings one is timed. Odd, and prime, so that no pattern of a driver's hides behind it.
-const TIMED: u64 = 61;
 
 /// Timed mappings for which one that was to be timed to its end, and has not ended, keeps its place.
 const OVERDUE: u32 = 8;
@@ -95,34 +89,13 @@ struct Watched {
     overdue: u32,
 }
 
-/// What was chosen for mappings of one size and direction, and why.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Explained {
-    /// The largest mapping it is about, in bytes; the smallest is one more than half of that, or 1.
-    pub most_bytes: u64,
-    /// Their direction.
-    pub direction: Direction,
-    /// What is cheaper, as things stand.
-    pub choice: Choice,
-    /// What copying costs; `None` as long as it is not known.
-    pub copy: Option<WayCost>,
-    /// What mapping costs; `None` as long as it is not known.
-    pub map: Option<WayCost>,
-    /// Mappings copied so far, those included that had to be, so that an untrusted device sees nothing else.
-    pub copied: u64,
-    /// Mappings mapped so far.
-    pub mapped: u64,
-    /// How often the choice has changed.
-    pub switches: u64,
-}
-
 impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> Adaptive<M, P, C, K> {
     /// Measures both ways on scratch memory of the pool's, of as many bytes as its threshold, and chooses by that.
     /// Allocates; makes and ends some 300 mappings, a third of which wait for the hardware. Where memory for that is
     /// wanting, or the mapper fails, everything is copied at first, and mapping tried soon. (Memory that the hardware
     /// does not confirm as unreachable is leaked.)
     pub fn new(pool: Arc<BouncePool<M, P, C>>, clock: K) -> Arc<Self> {
-        let classes = pool.threshold().next_power_of_two().ilog2().saturating_sub(LEAST_SHIFT) as usize + 1;
+        let classes = classes(pool.threshold());
         let each = || 0..classes;
         let hints = |_| {
             let watched = [NONE; 3].map(AtomicU64::new);
@@ -134,7 +107,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> Adaptive<M, P, C, K>
             cells: each().map(|_| [Cell::default(); 3]).collect(),
             watched: each().map(|_| [None; 3]).collect(),
         };
-        let clock_ns = (0..64).map(|_| clock().abs_diff(clock())).min().unwrap_or(0);
+        let clock_ns = measure::cost_of(&clock);
         let all = Self {
             clock,
             clock_ns,
@@ -209,28 +182,15 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> Adaptive<M, P, C, K>
                     let counts = self.cpus.iter().map(|cpu| &cpu.counts[class][index][choice as usize]);
                     counts.fold(0, |sum: u64, count| sum.wrapping_add(count.load(Ordering::Relaxed)))
                 };
-                let (choice, copy, map, switches) = cell.seen();
-                rows.push(Explained {
-                    most_bytes: 1 << (LEAST_SHIFT as usize + class),
-                    direction,
-                    choice,
-                    copy,
-                    map,
-                    copied: count(Choice::Copy),
-                    mapped: count(Choice::Map),
-                    switches,
-                });
+                rows.push(cell.explain(class, direction, [count(Choice::Copy), count(Choice::Map)]));
             }
         }
         rows
     }
 
-    /// The class of mappings of `len` bytes; `None` for those that are above the pool's threshold.
     #[inline]
     fn class_of(&self, len: u64) -> Option<usize> {
-        let shift = u64::BITS - len.wrapping_sub(1).leading_zeros();
-        let class = shift.saturating_sub(LEAST_SHIFT) as usize;
-        (class < self.classes.len() && len > 0).then_some(class)
+        class_of(len, self.classes.len())
     }
 
     /// Nanoseconds since `start`, less what the clock itself takes.
@@ -381,7 +341,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> Adaptive<M, P, C, K>
     /// Has the end of a mapping timed, unless that of another is waited for.
     fn watch(&self, (class, direction): (usize, usize), iova: Iova, new: Watched) {
         self.with_book(|book| {
-            let chosen = book.cells[new.class][direction].seen().0;
+            let chosen = book.cells[new.class][direction].choice();
             let place = &mut book.watched[class][direction];
             if let Some(old) = place
                 && old.overdue < OVERDUE

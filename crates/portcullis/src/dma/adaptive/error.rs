@@ -1,0 +1,47 @@
+//! What an adaptive ring refuses.
+
+use super::AdaptiveMapping;
+use crate::bounce::pool::{BounceError, BounceMapError};
+use crate::dma::RingError;
+use crate::domain::MapListError;
+
+/// A list that was not mapped. Nothing of it is, but as [`StrictRing::map_sg`](crate::dma::StrictRing::map_sg) says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum AdaptiveMapError {
+    /// By the ring, for another reason than that it has no room.
+    #[error(transparent)]
+    Ring(#[from] RingError),
+    /// By the pool.
+    #[error(transparent)]
+    Pool(#[from] BounceMapError),
+}
+
+impl From<MapListError> for AdaptiveMapError {
+    fn from(error: MapListError) -> Self {
+        Self::Pool(error.into())
+    }
+}
+
+/// Why a mapping has not ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum AdaptiveUnmapError {
+    /// By the ring.
+    #[error(transparent)]
+    Ring(#[from] RingError),
+    /// By the pool.
+    #[error(transparent)]
+    Pool(#[from] BounceError),
+}
+
+/// A mapping that was not unmapped, or a batch that was not committed with it.
+pub struct AdaptiveUnmapFailed {
+    /// The mapping, untouched, where it can be unmapped again; `None` where it waits with the others for a commit, or
+    /// the pool keeps it.
+    pub mapping: Option<AdaptiveMapping>,
+    /// Why.
+    pub error: AdaptiveUnmapError,
+}
+
+error_by_its_reason!([] AdaptiveUnmapFailed);
