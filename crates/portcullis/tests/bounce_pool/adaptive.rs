@@ -1,10 +1,9 @@
 //! Copying or mapping by cost: what is chosen, when it changes, and that data and protection are the same either way.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use portcullis::addr::{Direction, Iova, Permissions};
-use portcullis::bounce::adaptive::{Adaptive, AdaptiveDevice, Choice, Explained};
+use portcullis::bounce::adaptive::{Adaptive, AdaptiveDevice, Choice};
 use portcullis::bounce::pool::{Attributes, BounceMapError, DeviceProfile, PoolConfig, PoolMapping, Way};
 use portcullis::domain::{PhysSegment, Policy};
 use portcullis::platform::Platform;
@@ -12,41 +11,18 @@ use portcullis::std_platform::StdPlatform;
 use portcullis_model::DeviceId;
 
 use crate::chosen::Chosen;
+use crate::costs::{Clock, Costs, row};
 use crate::support::{Bench, DEVICE, Mapper, PAGE, Rationed, TIMEOUT, piece, small};
 
-/// Nanoseconds that the hardware makes an unmap wait, and that a copy takes: the clock stands still but for those.
-#[derive(Clone, Default)]
-struct Costs(Arc<[AtomicU64; 2]>);
-
-impl Costs {
-    fn set(&self, wait_ns: u64, copy_ns: u64) {
-        self.0[0].store(wait_ns, Ordering::Relaxed);
-        self.0[1].store(copy_ns, Ordering::Relaxed);
-    }
-}
-
-type Clock = Box<dyn Fn() -> u64 + Send + Sync>;
 type Device<P> = AdaptiveDevice<Mapper, P, Rationed, Clock>;
 
 fn adaptive<P: Platform + Clone + Send + 'static>(
     bench: &Bench<P>,
     (wait_ns, copy_ns): (u64, u64),
 ) -> (Costs, Arc<Adaptive<Mapper, P, Rationed, Clock>>) {
-    let costs = Costs::default();
-    costs.set(wait_ns, copy_ns);
-    // Time passes by what happened since the clock was read last, at the prices of now.
-    let (iommu, pool, prices) = (Arc::clone(&bench.iommu), Arc::clone(&bench.pool), costs.clone());
-    let last = std::sync::Mutex::new((0, [0; 2]));
-    let clock = move || {
-        let mut last = last.lock().unwrap();
-        let events = [iommu.stats().submissions, pool.usage().bounced];
-        for (event, price) in [0, 1].map(|n| (events[n] - last.1[n], prices.0[n].load(Ordering::Relaxed))) {
-            last.0 += event * price;
-        }
-        last.1 = events;
-        last.0
-    };
-    (costs, Adaptive::new(Arc::clone(&bench.pool), Box::new(clock)))
+    let costs = Costs::new(wait_ns, copy_ns);
+    let all = Adaptive::new(Arc::clone(&bench.pool), costs.clock(bench));
+    (costs, all)
 }
 
 /// Maps memory of the bench's, which only its devices and this thread use.
@@ -57,10 +33,6 @@ fn map<'a, P: Platform>(
 ) -> Result<PoolMapping<'a>, BounceMapError> {
     // SAFETY: the memory is simulated, every access to it atomic, and any address allowed.
     unsafe { device.map(list, direction, Attributes::default()) }
-}
-
-fn row(rows: &[Explained], most_bytes: u64, direction: Direction) -> Explained {
-    *rows.iter().find(|row| (row.most_bytes, row.direction) == (most_bytes, direction)).unwrap()
 }
 
 /// Maps and unmaps a page `times` times. How many were mapped directly.

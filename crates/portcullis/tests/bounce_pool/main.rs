@@ -2,8 +2,10 @@
 #![cfg(not(loom))]
 
 mod adaptive;
+mod adaptive_ring;
 #[path = "../chosen/mod.rs"]
 mod chosen;
+mod costs;
 #[path = "../dice/mod.rs"]
 mod dice;
 mod ends;

@@ -77,6 +77,10 @@ impl Mean {
         let weight = self.samples.min(WEIGHT);
         self.sixteenths = (self.sixteenths * (weight - 1) + sample) / weight;
     }
+
+    fn ns(&self) -> u64 {
+        self.sixteenths / 16
+    }
 }
 
 /// Which half of a mapping's life was timed.
@@ -101,7 +105,7 @@ impl Cost {
 
     fn seen(&self) -> Option<WayCost> {
         let enough = self.total().is_some();
-        enough.then_some(WayCost { map_ns: self.map.sixteenths / 16, unmap_ns: self.unmap.sixteenths / 16 })
+        enough.then_some(WayCost { map_ns: self.map.ns(), unmap_ns: self.unmap.ns() })
     }
 }
 

@@ -37,15 +37,13 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
                 let start = (self.clock)();
                 let committed = self.ring.commit().map_err(|_| Stopped)?;
                 if committed > 0 {
-                    // As in a batch that is full.
-                    let ns = self.since(start);
-                    self.commits.add(ns, self.batch);
+                    self.note_commit(self.since(start));
                 }
                 if round >= WARM {
-                    let share = if way == Choice::Map { self.commits.share() } else { 0 };
+                    let unmap_ns = unmap_ns.saturating_add(self.share(way));
                     let cell = &mut self.sizes[class].cell;
                     cell.note(way, Half::Map, map_ns);
-                    cell.note(way, Half::Unmap, unmap_ns + share);
+                    cell.note(way, Half::Unmap, unmap_ns);
                 }
             }
         }

@@ -17,9 +17,6 @@ use crate::platform::{CopyMemory, Platform};
 
 pub use error::{AdaptiveMapError, AdaptiveUnmapError, AdaptiveUnmapFailed};
 
-/// Descriptors whose commits the mean is about, roughly: older ones fade.
-const COMMITTED: u64 = 4096;
-
 /// A buffer that the device has, or a copy of it, until it is [unmapped](AdaptiveRing::unmap).
 ///
 /// It cannot be copied: what is unmapped is unmapped once. Dropping it leaves it mapped.
@@ -73,8 +70,8 @@ pub enum AdaptiveUnmap {
 /// the byte; whatever is mapped ends with its batch, as in the ring; whatever is copied, at once. Where the ring has no
 /// room, a buffer is copied too, so nothing has to wait for a commit.
 ///
-/// Costs are measured as [`Adaptive`](crate::bounce::adaptive::Adaptive) measures them, the commit shared out
-/// among its descriptors. The queue belongs to one CPU at a time, so nothing here is shared, and the choice costs some
+/// Costs are measured as [`Adaptive`](crate::bounce::adaptive::Adaptive) measures them, a commit shared out
+/// among a full batch. The queue belongs to one CPU at a time, so nothing here is shared, and the choice costs some
 /// plain instructions. `K` is the clock: any count of nanoseconds.
 #[derive(Debug)]
 pub struct AdaptiveRing<M: Mapper, P: Platform, C: CopyMemory, K> {
@@ -88,7 +85,8 @@ pub struct AdaptiveRing<M: Mapper, P: Platform, C: CopyMemory, K> {
     sizes: Box<[Size]>,
     /// Mappings until one is timed.
     until: u64,
-    commits: Commits,
+    /// What a commit took lately, in nanoseconds.
+    commit_ns: u64,
 }
 
 /// Mappings of one size.
@@ -97,29 +95,6 @@ struct Size {
     cell: Cell,
     /// How many went which way.
     counts: [u64; 2],
-}
-
-/// What commits cost lately, and for how many descriptors.
-#[derive(Debug, Default)]
-struct Commits {
-    ns: u64,
-    descriptors: u64,
-}
-
-impl Commits {
-    fn add(&mut self, ns: u64, descriptors: usize) {
-        if self.descriptors >= COMMITTED {
-            self.ns /= 2;
-            self.descriptors /= 2;
-        }
-        self.ns = self.ns.saturating_add(ns);
-        self.descriptors += descriptors as u64;
-    }
-
-    /// One descriptor's share in nanoseconds.
-    fn share(&self) -> u64 {
-        self.ns / self.descriptors.max(1)
-    }
 }
 
 impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C, K> {
@@ -148,7 +123,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
             clock,
             sizes: (0..classes(pool.pool().threshold())).map(|_| Size::default()).collect(),
             until: TIMED - 1,
-            commits: Commits::default(),
+            commit_ns: 0,
             pool,
         };
         queue.measure();
@@ -289,10 +264,10 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         let result = self.end(mapping.course);
         let ns = self.since(start);
         if let Ok(AdaptiveUnmap::Committed) = result {
-            self.commits.add(ns, self.batch);
+            self.note_commit(ns);
         } else if let (Some(class), Ok(_)) = (timed, &result) {
-            let share = if way == Choice::Map { self.commits.share() } else { 0 };
-            self.sizes[class].cell.note(way, Half::Unmap, ns + share);
+            let ns = ns.saturating_add(self.share(way));
+            self.sizes[class].cell.note(way, Half::Unmap, ns);
         }
         result
     }
@@ -306,7 +281,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         let committed = self.ring.commit()?;
         let ns = self.since(start);
         if committed > 0 {
-            self.commits.add(ns, committed);
+            self.note_commit(ns);
         }
         Ok(committed)
     }
@@ -355,6 +330,18 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
     pub fn explain(&self) -> impl Iterator<Item = Explained> {
         let each = self.sizes.iter().enumerate();
         each.map(|(class, size)| size.cell.explain(class, self.direction, size.counts))
+    }
+
+    /// A commit took `ns`. They are rare where little is mapped, so the latest two count for most.
+    fn note_commit(&mut self, ns: u64) {
+        let before = self.commit_ns;
+        self.commit_ns = if before == 0 { ns } else { before / 2 + ns.min(before.saturating_mul(8)) / 2 };
+    }
+
+    /// What one mapping's part of a commit takes, in nanoseconds.
+    fn share(&self, way: Choice) -> u64 {
+        // As in a batch that is full: a queue that commits fewer falls idle, and has the time.
+        if way == Choice::Map { self.commit_ns / self.batch.max(1) as u64 } else { 0 }
     }
 
     /// Nanoseconds since `start`, less what the clock itself takes.
