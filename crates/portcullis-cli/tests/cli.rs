@@ -71,9 +71,17 @@ fn without_a_trace_it_replays_the_one_that_ships() {
     let output = portcullis(&["replay"]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let text = stdout(&output);
-    for part in
-        ["60,000 events", "strict", "bounce", "lazy", "swiotlb", "passthrough", "stale exposure", "--legend"]
-    {
+    for part in [
+        "60,000 events",
+        "strict",
+        "bounce",
+        "adaptive",
+        "lazy",
+        "swiotlb",
+        "passthrough",
+        "stale exposure",
+        "--legend",
+    ] {
         assert!(text.contains(part), "{part} is not in:\n{text}");
     }
     assert!(text.lines().all(|line| line.chars().count() <= 160), "{text}");
@@ -81,6 +89,21 @@ fn without_a_trace_it_replays_the_one_that_ships() {
     for part in ["What each line means", "a measurement of 2015", "byte-s"] {
         assert!(legend.contains(part), "{part} is not in:\n{legend}");
     }
+}
+
+#[test]
+fn what_was_chosen_is_explained() {
+    let text = stdout(&portcullis(&["replay", "--explain", "--policy", "adaptive", "--limit", "5000"]));
+    for part in
+        ["0000:00:03.0, adaptive: nanoseconds", "waits of vtd included", "cheaper", "4.00 KiB", "one in 64"]
+    {
+        assert!(text.contains(part), "{part} is not in:\n{text}");
+    }
+    assert!(text.lines().all(|line| line.chars().count() <= 160), "{text}");
+    let nothing = stdout(&portcullis(&["replay", "--explain", "--policy", "strict", "--limit", "100"]));
+    assert!(nothing.contains("Nothing to explain: "), "{nothing}");
+    let output = portcullis(&["replay", "--explain", "--json"]);
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
 }
 
 /// The documented shape: every field, in order, and nothing else.
@@ -102,11 +125,16 @@ fn json_has_the_documented_fields() {
     assert_eq!(json["trace"]["devices"].as_array().unwrap().len(), 2);
     let policies = json["policies"].as_array().unwrap();
     let names: Vec<_> = policies.iter().map(|policy| policy["policy"].as_str().unwrap()).collect();
-    assert_eq!(names, ["strict", "strict-batch", "strict-ring", "bounce", "lazy", "swiotlb", "passthrough"]);
+    assert_eq!(
+        names,
+        ["strict", "strict-batch", "strict-ring", "bounce", "adaptive", "lazy", "swiotlb", "passthrough"]
+    );
     for policy in policies {
+        let choices = if policy["policy"] == "adaptive" { "choices " } else { "" };
         assert_eq!(
             keys(policy),
-            "exposure exposure_counted faults interrupted_calls invalidations iotlb_misses_per_access map_ns operations \
+            choices.to_owned()
+                + "exposure exposure_counted faults interrupted_calls invalidations iotlb_misses_per_access map_ns operations \
              ops_per_s peak_bounce_bytes peak_iova_bytes peak_table_bytes policy relative_to_passthrough unmap_ns violations \
              wait_ns_per_op walk_cache_misses_per_access"
         );
@@ -116,14 +144,20 @@ fn json_has_the_documented_fields() {
         assert_eq!((policy["faults"].as_u64(), policy["violations"].as_u64()), (Some(0), Some(0)));
         assert_eq!(policy["wait_ns_per_op"], 0.0);
     }
-    assert_eq!(policies[6]["relative_to_passthrough"], 1.0);
+    assert_eq!(policies[7]["relative_to_passthrough"], 1.0);
     for policy in policies {
-        let copies = ["bounce", "swiotlb"].contains(&policy["policy"].as_str().unwrap());
+        let copies = ["bounce", "adaptive", "swiotlb"].contains(&policy["policy"].as_str().unwrap());
         assert_eq!(policy["peak_bounce_bytes"].as_u64().unwrap() > 0, copies, "{policy}");
     }
-    let exposure = &policies[3]["exposure"];
-    assert_eq!((&exposure["stale_byte_s"], &exposure["neighbour_byte_s"]), (&0.0.into(), &0.0.into()));
-    assert_eq!(policies[5]["exposure"], policies[6]["exposure"], "a swiotlb hides nothing from the device");
+    for policy in &policies[3..5] {
+        let exposure = &policy["exposure"];
+        assert_eq!((&exposure["stale_byte_s"], &exposure["neighbour_byte_s"]), (&0.0.into(), &0.0.into()));
+    }
+    let choices = policies[4]["choices"].as_array().unwrap();
+    assert_eq!(keys(&choices[0]), "device rows");
+    let row = &choices[0]["rows"][0];
+    assert_eq!(keys(row), "choice copied copy_ns direction map_ns mapped most_bytes switches");
+    assert_eq!(policies[6]["exposure"], policies[7]["exposure"], "a swiotlb hides nothing from the device");
 }
 
 #[test]

@@ -9,8 +9,14 @@ use portcullis_trace::{ReadOptions, Trace};
 const SHIPPED: &[u8] = include_bytes!("../../portcullis-cli/traces/mixed-nvme-e1000e.trace.zst");
 
 /// All that protect anything.
-const PROTECTING: [Mode; 5] =
-    [Mode::Each(Policy::Strict), Mode::StrictBatch, Mode::StrictRing, Mode::Bounce, Mode::Each(Policy::LAZY)];
+const PROTECTING: [Mode; 6] = [
+    Mode::Each(Policy::Strict),
+    Mode::StrictBatch,
+    Mode::StrictRing,
+    Mode::Bounce,
+    Mode::Adaptive,
+    Mode::Each(Policy::LAZY),
+];
 
 /// Operations between two retries.
 const EVERY: u64 = 500;

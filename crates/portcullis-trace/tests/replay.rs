@@ -82,7 +82,7 @@ fn leaving_out_the_invalidation_in_strict_mode_is_seen() {
 
 #[test]
 fn leaving_out_the_copies_is_seen() {
-    for mode in [Mode::Bounce, Mode::Swiotlb] {
+    for mode in [Mode::Bounce, Mode::Adaptive, Mode::Swiotlb] {
         let mut options = options("none");
         options.policies = vec![mode];
         options.break_copies = true;
@@ -101,6 +101,33 @@ fn bounce_buffers_expose_nothing_and_a_swiotlb_hides_nothing() {
     assert!(bounce.peak_bounce_bytes > 0);
     assert_eq!(swiotlb.exposure, policy(&report, "passthrough").exposure);
     assert!(swiotlb.exposure_counted.is_none() && swiotlb.peak_bounce_bytes > 0);
+}
+
+#[test]
+fn what_is_cheaper_exposes_nothing_and_says_why_it_was_chosen() {
+    for profile in ["virtio-iommu", "none"] {
+        let report = run("shipped", SHIPPED, &options(profile));
+        let adaptive = policy(&report, "adaptive");
+        assert_eq!((adaptive.exposure.stale_byte_s, adaptive.exposure.neighbour_byte_s), (0.0, 0.0));
+        assert_eq!(adaptive.exposure_counted, Some(adaptive.exposure));
+        let rows: Vec<_> = adaptive.choices.iter().flat_map(|choices| &choices.rows).collect();
+        assert!(rows.len() >= 5, "{rows:?}");
+        let explained: u64 = rows.iter().map(|row| row.copied + row.mapped).sum();
+        // But for what was too large for the pool, and what is mapped for as long as its driver lives.
+        assert!(explained <= adaptive.operations && explained > adaptive.operations / 2, "{explained}");
+        for row in &rows {
+            let (copy, map) = (row.copy_ns.unwrap(), row.map_ns);
+            assert!(copy.0 + copy.1 > 0, "{row:?}");
+            assert_eq!(
+                map.is_none(),
+                row.most_bytes < 4096,
+                "an untrusted device gets no part of a page: {row:?}"
+            );
+        }
+        for other in report.policies.iter().filter(|other| other.policy != "adaptive") {
+            assert!(other.choices.is_empty());
+        }
+    }
 }
 
 #[test]
