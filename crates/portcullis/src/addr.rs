@@ -351,6 +351,16 @@ impl Direction {
         }
     }
 
+    /// The one with this number, of which only the lowest two bits count: the last for 3, too.
+    #[inline]
+    pub(crate) const fn from_bits(index: u64) -> Self {
+        match index & 3 {
+            0 => Self::ToDevice,
+            1 => Self::FromDevice,
+            _ => Self::Bidirectional,
+        }
+    }
+
     /// The least permissions that let the data through.
     pub const fn permissions(self) -> Permissions {
         match self {

@@ -100,7 +100,7 @@ impl Terms {
     #[inline]
     fn decode(word: u64) -> Self {
         Self {
-            direction: Direction::ALL[((word >> DIRECTION_SHIFT & 3) as usize).min(2)],
+            direction: Direction::from_bits(word >> DIRECTION_SHIFT),
             keep_unwritten: word & KEEP != 0,
             wipe: word & WIPE != 0,
             listed: word & LISTED != 0,

@@ -114,7 +114,7 @@ impl Note {
         let word = self.word.load(Ordering::Relaxed);
         match word & TAG {
             MAPPED => {
-                let direction = Direction::ALL[((word >> 2 & 3) as usize).min(2)];
+                let direction = Direction::from_bits(word >> 2);
                 Says::Mapped(Mapping {
                     original: PhysAddr::new(self.original.load(Ordering::Relaxed)),
                     direction,
