@@ -172,6 +172,7 @@ impl Areas {
     }
 
     /// The slot that `phys` is in.
+    #[inline]
     pub fn locate(&self, phys: PhysAddr) -> Option<&Note> {
         self.locate_in(self.directory.find(phys.get() >> self.area_shift)?, phys)
     }

@@ -29,6 +29,12 @@ fn entry(key: u64, area: usize) -> u64 {
     key << AREA_BITS | (area as u64 + 2)
 }
 
+/// The area that an entry leads to, if it is for `key`.
+#[inline]
+fn area_of(entry: u64, key: u64) -> Option<usize> {
+    (entry >> AREA_BITS == key && entry > GONE).then(|| ((entry & ((1 << AREA_BITS) - 1)) - 2) as usize)
+}
+
 impl Directory {
     /// For up to `areas` areas.
     pub fn new(areas: usize) -> Self {
@@ -39,11 +45,17 @@ impl Directory {
         }
     }
 
+    /// The first place for `key`.
+    #[inline]
+    fn first(&self, key: u64) -> usize {
+        // Fibonacci hashing: neighbouring areas lie apart.
+        (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> self.shift) as usize
+    }
+
     /// The places for `key` in turn, and what is there.
     #[inline]
     fn places(&self, key: u64) -> impl Iterator<Item = (&AtomicU64, u64)> {
-        // Fibonacci hashing: neighbouring areas lie apart.
-        let first = (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> self.shift) as usize;
+        let first = self.first(key);
         let mask = self.places.len() - 1;
         (0..self.places.len()).map(move |step| {
             let place = &self.places[(first + step) & mask];
@@ -51,12 +63,19 @@ impl Directory {
         })
     }
 
-    /// The number of the area with `key`.
+    /// The number of the area with `key`: a multiplication and a load, where it is in the first place.
     #[inline]
     pub fn find(&self, key: u64) -> Option<usize> {
+        let found = self.places.get(self.first(key))?.load(Ordering::Acquire);
+        area_of(found, key).or_else(|| self.find_further(key))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn find_further(&self, key: u64) -> Option<usize> {
         for (_, found) in self.places(key) {
-            if found >> AREA_BITS == key && found > GONE {
-                return Some(((found & ((1 << AREA_BITS) - 1)) - 2) as usize);
+            if let Some(area) = area_of(found, key) {
+                return Some(area);
             }
             if found == NEVER {
                 break;

@@ -55,7 +55,7 @@ use slots::{Found, Want};
 
 use crate::addr::{Direction, PhysAddr};
 use crate::domain::PhysSegment;
-use crate::percpu::{LocalU64, Owned, PerCpu};
+use crate::percpu::Owned;
 use crate::platform::{CopyMemory, FRAME_SIZE, Platform, PlatformEvents};
 use crate::sync::{AtomicBool, AtomicU64, Ordering, fence};
 
@@ -72,8 +72,6 @@ pub struct Swiotlb<P: Platform, C: CopyMemory> {
     memory: ManuallyDrop<C>,
     areas: Areas,
     cpus: Owned<Cpu>,
-    /// The number of the area where each CPU looked last. A hint.
-    recent: PerCpu<LocalU64>,
     /// CPUs whose lists were granted something.
     joined: AtomicU64,
     /// The pool was full, and all lists are empty and stay so.
@@ -111,7 +109,6 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         let pool = Self {
             areas: Areas::new(config, min, max),
             cpus: Owned::new(platform.slots(), Cpu::new),
-            recent: PerCpu::new(platform.slots(), LocalU64::default),
             platform,
             memory: ManuallyDrop::new(memory),
             joined: AtomicU64::new(0),
@@ -301,7 +298,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     /// The mapping whose run holds `phys`, with its first slot.
     #[inline]
     fn find(&self, phys: PhysAddr) -> Result<(&Note, Mapping), MappingError> {
-        let note = self.locate(phys).ok_or(MappingError::NotOurs { phys })?;
+        let note = self.areas.locate(phys).ok_or(MappingError::NotOurs { phys })?;
         match note.read() {
             Says::Mapped(mapping) => Ok((note, mapping)),
             Says::Inside(distance) => self.find_before(phys, note.area(), distance),

@@ -56,25 +56,6 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         self.platform.with_slot_at_hand(own)??
     }
 
-    /// The slot that `phys` is in: nearly always in the area where the CPU looked last, and then nothing must be waited
-    /// for to know where the notes are.
-    #[inline]
-    pub(super) fn locate(&self, phys: PhysAddr) -> Option<&Note> {
-        let near =
-            |slot: &LocalSlot<'_>| self.areas.locate_in(self.recent.get(Some(slot)).get() as usize, phys);
-        match self.platform.with_slot_at_hand(near) {
-            Some(Some(note)) => Some(note),
-            _ => self.locate_far(phys),
-        }
-    }
-
-    #[cold]
-    fn locate_far(&self, phys: PhysAddr) -> Option<&Note> {
-        let found = self.areas.locate(phys)?;
-        self.platform.with_slot(|slot| self.recent.get(slot).set(found.area() as u64));
-        Some(found)
-    }
-
     /// Takes back a run, whose note says that it is mapped.
     #[inline]
     pub(super) fn give(&self, note: &Note, class: u32) {
