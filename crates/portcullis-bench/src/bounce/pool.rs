@@ -10,7 +10,7 @@ use portcullis::std_platform::StdPlatform;
 use portcullis_trace::replay::Profile;
 
 use super::memory::{Buffers, Ram};
-use super::requests::ByRequest;
+use super::requests::{ByRequest, by_request};
 use super::subject::{Lane, Subject, put};
 use super::workload::Case;
 use crate::invalidation::hardware::{Hardware, Timing};
@@ -38,14 +38,14 @@ impl Machine {
         crowded: bool,
     ) -> Result<Self, Failure> {
         let hardware = Hardware::new(Timing::of(profile), profile.waits.costs(), timer, crowded, None);
-        let (mapper, frames) = ByRequest::new(platform, Arc::new(hardware), profile)?;
+        let (mapper, frames) = by_request(platform, Arc::new(hardware), profile)?;
         let domain = Domain::new(platform.clone(), mapper, Policy::Strict).map_err(refused)?;
         Ok(Self { platform: platform.clone(), domain, frames })
     }
 
     /// Where the tables lead.
     fn reach(&self, iova: u64) -> Option<u64> {
-        let table = self.domain.mapper().tables.table();
+        let table = self.domain.mapper().inner().table();
         table.iova_to_phys(&self.platform, Iova::new(iova)).map(PhysAddr::get)
     }
 }
@@ -89,7 +89,7 @@ impl Subject for Pooled {
             return Err(Failure::Broken(format!("not everything was unmapped: {usage:?}")));
         }
         let Machine { domain, frames, platform, .. } = &self.machine;
-        frames.only_the_root(&domain.mapper().tables, platform)
+        frames.only_the_root(domain.mapper().inner(), platform)
     }
 }
 
@@ -147,7 +147,7 @@ impl Subject for Strict {
 
     fn settle(&self) -> Result<(), Failure> {
         let Machine { domain, frames, platform, .. } = &self.machine;
-        settled(&domain.mapper().tables, frames, platform, domain.usage())
+        settled(domain.mapper().inner(), frames, platform, domain.usage())
     }
 }
 

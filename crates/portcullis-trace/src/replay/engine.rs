@@ -41,7 +41,7 @@ const TABLE_MEMORY: u64 = 1 << 30;
 /// as well, so that their figures compare.)
 const INTERRUPT_WINDOW: (u64, u64) = (0xfee0_0000, 0x10_0000);
 
-type ReplayMapper<X> = RequestMapper<TableMapper<Arc<Memory>, Arc<ClockedQueue>, X>>;
+type ReplayMapper<X> = RequestMapper<TableMapper<Arc<Memory>, Arc<ClockedQueue>, X>, ClockedQueue>;
 type ReplayPort<X> = Port<ReplayMapper<X>, Arc<ReplayPlatform>>;
 
 /// What is in no figure of the trace's.

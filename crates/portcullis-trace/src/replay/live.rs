@@ -81,6 +81,22 @@ impl Live {
         })
     }
 
+    /// The pieces that hold the bytes from `first` to `end` of the mapping.
+    pub(super) fn pieces_between(&self, first: u64, end: u64) -> impl Iterator<Item = Piece> {
+        let mut at = 0;
+        self.pieces().filter_map(move |piece| {
+            let (from, to) = (first.max(at), end.min(at + piece.len));
+            let skip = from - at;
+            at += piece.len;
+            if from >= to {
+                return None;
+            }
+            // Sums inside of a piece, which does not wrap.
+            let (iova, phys) = (piece.iova.checked_add(skip)?, piece.phys.checked_add(skip)?);
+            Some(Piece { iova, phys, len: to - from })
+        })
+    }
+
     /// The mapping in pieces that are contiguous on both sides, in order.
     pub(super) fn pieces(&self) -> impl Iterator<Item = Piece> {
         let mut memory = self.memory.iter().copied();

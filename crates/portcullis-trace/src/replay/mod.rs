@@ -38,6 +38,7 @@ pub use platform::ReplayPlatform;
 pub use port::EndError;
 pub use profile::{Caches, Cost, Profile, ProfileError, Waits, built_in_names};
 pub use report::{Exposure, PolicyReport, Report, TraceReport};
+pub use requests::{RequestMapper, RequestWaits};
 pub use timing::{Figures, INTERRUPTED_NS, Samples, Timer};
 
 use engine::Engine;

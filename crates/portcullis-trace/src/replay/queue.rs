@@ -8,6 +8,7 @@ use portcullis::invalidation::{
 use portcullis_model::Queue;
 
 use super::profile::Waits;
+use super::requests::RequestWaits;
 use super::timing::Timer;
 
 /// The waits of a profile, in picoseconds.
@@ -32,11 +33,6 @@ impl Prices {
             unmap_page: ps(waits.unmap_page.ns),
         }
     }
-
-    /// Whether mappings are changed by request.
-    pub(super) fn by_request(&self) -> bool {
-        self.map_request + self.map_page + self.unmap_page > 0
-    }
 }
 
 /// Passes invalidations on and remembers how long the *model* took over them: that is the price of software
@@ -58,23 +54,9 @@ impl ClockedQueue {
         Self { queue, timer, ticks: AtomicU64::new(0), costs, prices, waited: AtomicU64::new(0) }
     }
 
-    pub(super) fn prices(&self) -> &Prices {
-        &self.prices
-    }
-
     /// Nanoseconds that hardware would have made the CPU wait so far, for invalidations and for requests.
     pub(super) fn waited_ns(&self) -> f64 {
         self.waited.load(Ordering::Relaxed) as f64 / 1000.0
-    }
-
-    /// The CPU has waited for a request to map `pages` granules.
-    pub(super) fn waited_to_map(&self, pages: u64) {
-        self.wait(self.prices.map_request.saturating_add(pages.saturating_mul(self.prices.map_page)));
-    }
-
-    /// The CPU has waited until `pages` granules were unmapped, but for the invalidation.
-    pub(super) fn waited_to_unmap(&self, pages: u64) {
-        self.wait(pages.saturating_mul(self.prices.unmap_page));
     }
 
     fn wait(&self, ps: u64) {
@@ -85,6 +67,20 @@ impl ClockedQueue {
     /// Ticks spent in the model so far, the cost of measuring them included.
     pub(super) fn ticks(&self) -> u64 {
         self.ticks.load(Ordering::Relaxed)
+    }
+}
+
+impl RequestWaits for ClockedQueue {
+    fn by_request(&self) -> bool {
+        self.prices.map_request + self.prices.map_page + self.prices.unmap_page > 0
+    }
+
+    fn mapped(&self, granules: u64) {
+        self.wait(self.prices.map_request.saturating_add(granules.saturating_mul(self.prices.map_page)));
+    }
+
+    fn unmapped(&self, granules: u64) {
+        self.wait(granules.saturating_mul(self.prices.unmap_page));
     }
 }
 

@@ -8,31 +8,43 @@ use portcullis::mapper::{Geometry, Mapper};
 use portcullis::pgtable::{Cursor, MapError, Unmapped};
 use portcullis::platform::Platform;
 
-use super::queue::ClockedQueue;
+/// What takes, or keeps account of, the waits for requests.
+pub trait RequestWaits: Send + Sync + 'static {
+    /// Whether mappings are changed by request at all. (Else a change costs what it is measured to cost.) It never
+    /// changes.
+    fn by_request(&self) -> bool;
 
-/// Passes changes on, and has the [queue](ClockedQueue) remember what waiting for them would take.
-pub struct RequestMapper<M> {
+    /// A request to map `granules` granules was made.
+    fn mapped(&self, granules: u64);
+
+    /// `granules` granules were unmapped, by a request that is the invalidation.
+    fn unmapped(&self, granules: u64);
+}
+
+/// Passes changes on, and waits for them, or counts the waits, as a [`RequestWaits`] says.
+#[derive(Debug)]
+pub struct RequestMapper<M, W> {
     inner: M,
-    queue: Arc<ClockedQueue>,
+    waits: Arc<W>,
     granule: u64,
-    /// Whether a map is a request at all. (Else it costs what it is measured to cost.)
     by_request: bool,
 }
 
-impl<M: Mapper> RequestMapper<M> {
-    pub(super) fn new(inner: M, queue: Arc<ClockedQueue>) -> Self {
+impl<M: Mapper, W: RequestWaits> RequestMapper<M, W> {
+    /// `inner`, whose changes are requests with these waits.
+    pub fn new(inner: M, waits: Arc<W>) -> Self {
         let granule = inner.geometry().page_sizes.smallest().map_or(1, |size| size.bytes());
-        let by_request = queue.prices().by_request();
-        Self { inner, queue, granule, by_request }
+        let by_request = waits.by_request();
+        Self { inner, waits, granule, by_request }
     }
 
     /// What makes the changes.
-    pub(super) fn inner(&self) -> &M {
+    pub fn inner(&self) -> &M {
         &self.inner
     }
 }
 
-impl<M: Mapper> Mapper for RequestMapper<M> {
+impl<M: Mapper, W: RequestWaits> Mapper for RequestMapper<M, W> {
     fn geometry(&self) -> &Geometry {
         self.inner.geometry()
     }
@@ -50,10 +62,11 @@ impl<M: Mapper> Mapper for RequestMapper<M> {
         permissions: Permissions,
         gather: &mut Gather,
     ) -> Result<(), MapError> {
+        self.inner.map(platform, range, list, permissions, gather)?;
         if self.by_request {
-            self.queue.waited_to_map(range.len() / self.granule);
+            self.waits.mapped(range.len() / self.granule);
         }
-        self.inner.map(platform, range, list, permissions, gather)
+        Ok(())
     }
 
     #[inline]
@@ -73,7 +86,7 @@ impl<M: Mapper> Mapper for RequestMapper<M> {
     fn unmap<P: Platform>(&self, platform: &P, range: IovaRange, gather: &mut Gather) -> Unmapped {
         let unmapped = self.inner.unmap(platform, range, gather);
         if self.by_request {
-            self.queue.waited_to_unmap(unmapped.bytes / self.granule);
+            self.waits.unmapped(unmapped.bytes / self.granule);
         }
         unmapped
     }

@@ -3,6 +3,7 @@
 use portcullis::addr::{Direction, Permissions, PhysAddr};
 use portcullis::domain::PhysSegment;
 use portcullis::pgtable::Format;
+use portcullis_model::Segment as Piece;
 use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 
@@ -35,21 +36,11 @@ impl<X: Format> Engine<X> {
     /// How many pieces went elsewhere.
     fn access_directly(&self, live: &Live, first: u64, end: u64) -> u64 {
         let permissions = live.direction.permissions();
-        let (mut at, mut wrong) = (0, 0);
-        for piece in live.pieces() {
-            let (from, to) = (first.max(at), end.min(at + piece.len));
-            if from < to {
-                let skip = from - at;
-                let (Some(iova), Some(phys)) = (piece.iova.checked_add(skip), piece.phys.checked_add(skip))
-                else {
-                    return wrong;
-                };
-                let device = model_device(live.device);
-                wrong += self.iommu.access_checked(device, iova, phys, to - from, permissions).wrong;
-            }
-            at += piece.len;
-        }
-        wrong
+        let device = model_device(live.device);
+        let wrong = live.pieces_between(first, end).map(|Piece { iova, phys, len }| {
+            self.iommu.access_checked(device, iova, phys, len, permissions).wrong
+        });
+        wrong.sum()
     }
 
     /// A transfer of the bytes from `first` to `end` of a mapping that may be a copy: the device reads what is
@@ -64,29 +55,19 @@ impl<X: Format> Engine<X> {
         let Some(bytes) = &self.bytes else { return 0 };
         let permissions = live.direction.permissions();
         let mut reached: SmallVec<[PhysSegment; 2]> = SmallVec::new();
-        let (mut at, mut wrong) = (0, 0);
-        for piece in live.pieces() {
-            let (from, to) = (first.max(at), end.min(at + piece.len));
-            if from < to {
-                let skip = from - at;
-                let (Some(iova), Some(phys)) = (piece.iova.checked_add(skip), piece.phys.checked_add(skip))
-                else {
-                    return wrong;
-                };
-                let mut done = 0;
-                let each = |_, place: PhysAddr, len: u64| {
-                    let original = PhysAddr::new(phys.get().wrapping_add(done));
-                    wrong += u64::from(!live.copied.allows(place, original));
-                    reached.push(PhysSegment { phys: place, len });
-                    done += len;
-                };
-                let device = model_device(live.device);
-                if self.iommu.translate_each(device, iova, to - from, permissions, each).is_err() {
-                    // A fault, and counted as one.
-                    return wrong;
-                }
+        let mut wrong = 0;
+        for Piece { iova, phys, len } in live.pieces_between(first, end) {
+            let mut done = 0;
+            let each = |_, place: PhysAddr, len: u64| {
+                let original = PhysAddr::new(phys.get().wrapping_add(done));
+                wrong += u64::from(!live.copied.allows(place, original));
+                reached.push(PhysSegment { phys: place, len });
+                done += len;
+            };
+            if self.iommu.translate_each(model_device(live.device), iova, len, permissions, each).is_err() {
+                // A fault, and counted as one.
+                return wrong;
             }
-            at += piece.len;
         }
         let places = self.places(&live.memory, (first, end));
         if wrong > 0 {
