@@ -13,6 +13,7 @@ mod failures;
 mod hostile;
 mod idle;
 mod integrity;
+mod large;
 mod model;
 mod play;
 mod steps;

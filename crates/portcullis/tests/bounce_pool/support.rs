@@ -25,11 +25,18 @@ pub const TIMEOUT: InvalidationError = InvalidationError::TimedOut { waited_ns: 
 pub struct Rationed {
     memory: Arc<Memory>,
     grants: Arc<AtomicU64>,
+    largest: Arc<AtomicU64>,
 }
 
 impl Rationed {
     pub fn new(memory: &Arc<Memory>) -> Self {
-        Self { memory: Arc::clone(memory), grants: Arc::new(AtomicU64::new(u64::MAX)) }
+        let unlimited = || Arc::new(AtomicU64::new(u64::MAX));
+        Self { memory: Arc::clone(memory), grants: unlimited(), largest: unlimited() }
+    }
+
+    /// From now on no more frames than so many are to be had in a row.
+    pub fn break_up(&self, largest: u64) {
+        self.largest.store(largest, Ordering::Relaxed);
     }
 
     pub fn grant(&self, grants: u64) {
@@ -40,6 +47,9 @@ impl Rationed {
 // SAFETY: everything is passed on to the memory, or refused.
 unsafe impl Frames for Rationed {
     fn alloc(&self, count: usize) -> Option<PhysAddr> {
+        if count as u64 > self.largest.load(Ordering::Relaxed) {
+            return None;
+        }
         let grant = |grants: u64| if grants == u64::MAX { Some(grants) } else { grants.checked_sub(1) };
         self.grants.fetch_update(Ordering::Relaxed, Ordering::Relaxed, grant).ok()?;
         self.memory.alloc(count)
@@ -128,6 +138,11 @@ pub struct Bench<P: Platform = Arc<Chosen>> {
 /// Classes of 4 KiB to 64 KiB, with 64 to 4 slots.
 pub fn small() -> PoolConfig {
     PoolConfig { threshold: 64 << 10, class_bytes: 256 << 10, ..PoolConfig::default() }
+}
+
+/// The same with 1,024 to 64 slots, in runs of a large page from the first one on.
+pub fn large() -> PoolConfig {
+    PoolConfig { class_bytes: 4 << 20, large_from: 0, ..small() }
 }
 
 impl Bench {

@@ -24,6 +24,9 @@ pub struct PoolConfig {
     pub idle_ns: u64,
     /// Bytes of waiting buffers that the timer leaves.
     pub keep_bytes: u64,
+    /// Once the buffers of a class have so many bytes, more of them come a large page at a time, where memory in one
+    /// piece is to be had; `u64::MAX` for never.
+    pub large_from: u64,
 }
 
 impl Default for PoolConfig {
@@ -38,6 +41,7 @@ impl Default for PoolConfig {
             wipe: false,
             idle_ns: 1_000_000_000,
             keep_bytes: 0,
+            large_from: u64::MAX,
         }
     }
 }
@@ -165,6 +169,8 @@ pub struct PoolUsage {
     pub peak_buffer_bytes: u64,
     /// Of `buffer_bytes`, those that wait for their next use: what [`trim`](super::BouncePool::trim) can give back.
     pub cached_bytes: u64,
+    /// Of `buffer_bytes`, those that came a [large page](PoolConfig::large_from) at a time.
+    pub large_bytes: u64,
     /// Of `buffer_bytes`, those whose unmapping the hardware has not confirmed.
     pub unconfirmed_bytes: u64,
     /// Single-use buffers and other mappings in the ordered map, those included that wait for a confirmation.

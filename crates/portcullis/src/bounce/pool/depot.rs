@@ -17,6 +17,11 @@ pub(super) struct Depot {
     /// The first of the class that was never used, and the one behind the last.
     fresh: usize,
     end: usize,
+    /// Slots of a run; 0 where there are none. The never used slots are handed out from the first one on, runs of them
+    /// from the end: what was used slot by slot never becomes a run again.
+    run_slots: usize,
+    /// The link to the first slot of a run that once had memory, and whose slots all have none.
+    empty_runs: u64,
     /// The link to the first slot that may still be reached.
     retired: u64,
     retired_slots: u64,
@@ -30,9 +35,9 @@ pub(super) struct Depot {
 }
 
 impl Depot {
-    /// For the slots from `first` up to `end`.
-    pub(super) fn new(first: usize, end: usize) -> Self {
-        Self { fresh: first, end, ..Self::default() }
+    /// For the slots from `first` up to `end`, in runs of `run_slots` where that is not 0.
+    pub(super) fn new(first: usize, end: usize, run_slots: usize) -> Self {
+        Self { fresh: first, end, run_slots, ..Self::default() }
     }
 
     /// Takes in a chain.
@@ -47,14 +52,26 @@ impl Depot {
 
     /// Hands out the newest chain.
     pub(super) fn take(&mut self, slots: &[Slot], kind: usize) -> Option<Chain> {
+        let chain = self.take_unnoticed(slots, kind);
+        self.notice(kind);
+        chain
+    }
+
+    /// As [`take`](Self::take), for a trim: nobody wants the chain, and some of it may come back.
+    pub(super) fn take_unnoticed(&mut self, slots: &[Slot], kind: usize) -> Option<Chain> {
         let (first, count) = &mut self.chains[kind % 3];
         let chain = *first;
         let (next, slots) = slots.get(index_of(chain)?)?.chain();
         *first = next;
         *count = count.saturating_sub(slots);
-        let least = &mut self.least[kind % 3];
-        *least = (*least).min(*count);
         Some(Chain { first: chain, slots })
+    }
+
+    /// Sees how few slots of `kind` there are now.
+    pub(super) fn notice(&mut self, kind: usize) {
+        let free = self.free_of(kind);
+        let least = &mut self.least[kind % 3];
+        *least = (*least).min(free);
     }
 
     /// Takes in one free slot: onto the newest chain, unless that has `most` slots.
@@ -104,10 +121,39 @@ impl Depot {
             return Some(index);
         }
         let fresh = self.fresh;
-        (fresh < self.end).then(|| {
+        if fresh < self.end {
             self.fresh += 1;
-            fresh
+            return Some(fresh);
+        }
+        let first = self.take_run(slots)?;
+        self.put_empties(slots, first);
+        self.take_empty(slots)
+    }
+
+    /// Hands out a run of slots without memory: its first.
+    pub(super) fn take_run(&mut self, slots: &[Slot]) -> Option<usize> {
+        if let Some(first) = index_of(self.empty_runs) {
+            self.empty_runs = slots.get(first)?.next();
+            return Some(first);
+        }
+        let first = self.end.checked_sub(self.run_slots)?;
+        (self.run_slots > 0 && first >= self.fresh).then(|| {
+            self.end = first;
+            first
         })
+    }
+
+    /// Takes in the run whose first slot is `first`, none of whose slots has memory.
+    pub(super) fn put_run(&mut self, slots: &[Slot], first: usize) {
+        if let Some(slot) = slots.get(first) {
+            slot.set_next(self.empty_runs);
+            self.empty_runs = link_to(first);
+        }
+    }
+
+    /// Takes in a run to be used slot by slot. O(slots of a run).
+    pub(super) fn put_empties(&mut self, slots: &[Slot], first: usize) {
+        (first..first + self.run_slots).rev().for_each(|index| self.put_empty(slots, index));
     }
 
     /// Takes in a slot without a buffer.
@@ -141,15 +187,15 @@ impl Depot {
         self.retired_slots
     }
 
-    /// A slot has got a buffer.
-    pub(super) fn gained(&mut self) {
-        self.buffers += 1;
+    /// So many slots have got a buffer.
+    pub(super) fn gained(&mut self, slots: u64) {
+        self.buffers += slots;
         self.peak = self.peak.max(self.buffers);
     }
 
-    /// A slot has given its buffer up.
-    pub(super) fn gave_up(&mut self) {
-        self.buffers = self.buffers.saturating_sub(1);
+    /// So many slots have given their buffers up.
+    pub(super) fn gave_up(&mut self, slots: u64) {
+        self.buffers = self.buffers.saturating_sub(slots);
     }
 
     /// Slots that have a buffer, and the most that ever had at once.

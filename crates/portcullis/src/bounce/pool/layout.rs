@@ -44,6 +44,15 @@ impl Layout {
         Self { start: region.start().get(), ..self }
     }
 
+    pub(super) fn granule_shift(&self) -> u32 {
+        self.granule_shift
+    }
+
+    /// The binary logarithm of the bytes of addresses that each class has.
+    pub(super) fn class_shift(&self) -> u32 {
+        self.class_shift
+    }
+
     /// Bytes of addresses in all.
     pub(super) fn bytes(&self) -> u64 {
         u64::from(self.classes) << self.class_shift

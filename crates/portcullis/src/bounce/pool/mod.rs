@@ -50,6 +50,7 @@ mod idle;
 mod layout;
 mod mapping;
 mod own;
+mod run;
 mod single;
 mod slot;
 mod split;
@@ -70,6 +71,7 @@ use self::cpu::Cpu;
 use self::depot::Depot;
 use self::idle::Idle;
 use self::layout::Layout;
+use self::run::Runs;
 use self::single::Singles;
 use self::slot::Slot;
 use crate::addr::IovaRange;
@@ -96,6 +98,7 @@ pub struct BouncePool<M: Mapper, P: Platform, C: CopyMemory> {
     layout: Layout,
     region: IovaRange,
     slots: Box<[Slot]>,
+    runs: Runs,
     cpus: Owned<Cpu>,
     /// One for each class.
     depots: Box<[CachePadded<Mutex<Depot>>]>,
@@ -119,15 +122,19 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let mut slots = Vec::new();
         slots.try_reserve_exact(total).map_err(|_| PoolError::OutOfMemory { slots: total })?;
         slots.extend((0..total).map(|_| Slot::new()));
+        let (sizes, wanted) = (domain.mapper().geometry().page_sizes, config.large_from < u64::MAX);
+        let runs = Runs::new(&bare, sizes, wanted).ok_or(PoolError::OutOfMemory { slots: total })?;
         let region = domain.reserve(bare.bytes(), config.limit)?;
         let layout = bare.at(region);
-        let depot = |class| CachePadded(Mutex::new(Depot::new(layout.first(class), layout.first(class + 1))));
+        let run_slots = |class| runs.slots(layout.slot_bytes(class));
+        let depot = |class| Depot::new(layout.first(class), layout.first(class + 1), run_slots(class));
         let pool = Arc::new(Self {
             cpus: Owned::new(domain.platform().slots(), Cpu::default),
-            depots: (0..classes).map(depot).collect(),
+            depots: (0..classes).map(|class| CachePadded(Mutex::new(depot(class)))).collect(),
             singles: Singles::default(),
             idle: Idle::default(),
             slots: slots.into_boxed_slice(),
+            runs,
             memory: ManuallyDrop::new(memory),
             domain,
             config,
@@ -154,7 +161,11 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let mut usage = PoolUsage {
             iova_bytes: self.region.len(),
             singles: self.singles.count(),
-            bookkeeping_bytes: size_of_val(&*self.slots) + size_of_val(&*self.depots) + self.cpus.bytes(),
+            large_bytes: self.runs.held(),
+            bookkeeping_bytes: size_of_val(&*self.slots)
+                + self.runs.bytes()
+                + size_of_val(&*self.depots)
+                + self.cpus.bytes(),
             ..PoolUsage::default()
         };
         usage.reused = self.cpus.peek().map(|cpu| cpu.reused.get()).sum();

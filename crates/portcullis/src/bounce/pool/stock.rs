@@ -71,7 +71,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
 
     #[cold]
     #[inline(never)]
-    fn store(&self, class: usize, kind: usize, chain: Chain) {
+    pub(super) fn store(&self, class: usize, kind: usize, chain: Chain) {
         self.with_depot(class, |depot| depot.put(&self.slots, kind, chain));
     }
 
@@ -91,7 +91,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
 
     /// Slots in a chain of `class`.
     #[inline]
-    fn chain_slots(&self, class: usize) -> u64 {
+    pub(super) fn chain_slots(&self, class: usize) -> u64 {
         (CHAIN_BYTES / self.layout.slot_bytes(class)).clamp(LEAST_IN_CHAIN, MOST_IN_CHAIN)
     }
 
@@ -108,15 +108,23 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         direction: Direction,
         group: u64,
     ) -> Result<Option<usize>, BounceMapError> {
-        let take_empty = || self.with_depot(class, |depot| depot.take_empty(&self.slots));
-        let mut found = take_empty();
-        if found.is_none() && self.rebalance(class, direction) {
-            if let Some(index) = self.take(class, direction.index()) {
-                return Ok(Some(index));
-            }
-            found = take_empty();
+        let mut found = self.stock_run(class, direction, group)?;
+        if found.is_some() {
+            return Ok(found);
         }
-        let Some(index) = found else { return Ok(None) };
+        let take_empty = || self.with_depot(class, |depot| depot.take_empty(&self.slots));
+        let mut empty = take_empty();
+        if empty.is_none() && self.rebalance(class, direction) {
+            found = self.take(class, direction.index());
+            if found.is_none() {
+                found = self.stock_run(class, direction, group)?;
+            }
+            if found.is_some() {
+                return Ok(found);
+            }
+            empty = take_empty();
+        }
+        let Some(index) = empty else { return Ok(None) };
         self.furnish(class, index, direction, group)?;
         Ok(Some(index))
     }
@@ -145,7 +153,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
                 slot.set_dirty(0);
                 slot.set_phase(Phase::Free);
                 self.with_depot(class, |depot| {
-                    depot.gained();
+                    depot.gained(1);
                     depot.bounced += 1;
                 });
                 self.look_later();
@@ -164,7 +172,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
                     // Somebody else's mapping: these addresses must not be used.
                     depot.lost += u64::from(failed.occupied);
                     if failed.unconfirmed {
-                        depot.gained();
+                        depot.gained(1);
                         depot.put_retired(&self.slots, index);
                     } else if !failed.occupied {
                         depot.put_empty(&self.slots, index);
@@ -188,14 +196,10 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         self.collect(None);
         let kind = direction.index();
         let mut doomed = super::trim::Doomed::default();
+        let most = CHANGED_AT_ONCE * self.layout.slot_bytes(class);
         for other in (0..Direction::ALL.len()).filter(|other| *other != kind) {
-            let Some(chain) = self.with_depot(class, |depot| {
-                if depot.free_of(kind) > 0 { None } else { depot.take(&self.slots, other) }
-            }) else {
-                continue;
-            };
-            if let Some(rest) = self.doom(&mut doomed, class, chain, CHANGED_AT_ONCE) {
-                self.store(class, other, rest);
+            if self.with_depot(class, |depot| depot.free_of(kind)) == 0 {
+                self.doom_kind(&mut doomed, (class, other), most, u64::MAX);
             }
         }
         // What the hardware does not confirm is out of use until a later trim.

@@ -25,7 +25,8 @@ impl Doomed {
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// Gives back the memory of buffers that wait for their next use, until they are no more than `keep` bytes, what
-    /// CPUs have used least lately first; and what an earlier call could not give back. How many bytes.
+    /// CPUs have used least lately first; and what an earlier call could not give back. How many bytes. Memory that came
+    /// [a large page at a time](super::PoolConfig::large_from) goes as it came: not before all of it waits, and then all.
     ///
     /// Waits for one invalidation, and, where CPUs keep more than `keep` bytes, for their turns to end: not for
     /// interrupt handlers. O(slots given back). Allocates nothing.
@@ -75,41 +76,66 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let mut left = bytes;
         for class in (0..self.layout.classes()).rev() {
             for kind in 0..Direction::ALL.len() {
-                let mut share = share((class, kind));
-                while left > 0
-                    && share > 0
-                    && let Some(chain) = self.with_depot(class, |depot| depot.take(&self.slots, kind))
-                {
-                    let most = left.div_ceil(self.layout.slot_bytes(class)).min(share);
-                    let doomed_bytes = chain.slots.min(most) * self.layout.slot_bytes(class);
-                    share -= chain.slots.min(most);
-                    if let Some(rest) = self.doom(doomed, class, chain, most) {
-                        self.with_depot(class, |depot| depot.put(&self.slots, kind, rest));
-                    }
-                    left = left.saturating_sub(doomed_bytes);
-                }
+                let share = share((class, kind));
+                left = left.saturating_sub(self.doom_kind(doomed, (class, kind), left, share));
             }
         }
     }
 
-    /// Unmaps the buffers of up to `most` slots of a chain. The rest of the chain.
-    pub(super) fn doom(&self, doomed: &mut Doomed, class: usize, chain: Chain, most: u64) -> Option<Chain> {
-        let (mut first, mut slots) = (chain.first, chain.slots);
+    /// Unmaps buffers of slots of one class and kind in its depot, until they are `bytes` bytes or more; at most `share`
+    /// slots. How many bytes. Where the class has runs: O(slots in the depot).
+    pub(super) fn doom_kind(
+        &self,
+        doomed: &mut Doomed,
+        (class, kind): (usize, usize),
+        bytes: u64,
+        share: u64,
+    ) -> u64 {
+        let slot_bytes = self.layout.slot_bytes(class);
+        let most = bytes.div_ceil(slot_bytes).min(share);
+        let mut slots = 0;
+        while slots < most
+            && let Some(chain) = self.with_depot(class, |depot| depot.take_unnoticed(&self.slots, kind))
+        {
+            let (count, rest) = self.doom(doomed, class, chain, (most - slots, share - slots));
+            slots += count;
+            rest.into_iter().for_each(|rest| self.store(class, kind, rest));
+        }
+        self.spare(class);
+        self.with_depot(class, |depot| depot.notice(kind));
+        slots * slot_bytes
+    }
+
+    /// Unmaps the buffers of up to `most` slots of a chain, or of as many more as a run takes, up to `share`. Slots of a
+    /// run of which others do not wait are parked. How many slots were unmapped, and the rest of the chain.
+    fn doom(
+        &self,
+        doomed: &mut Doomed,
+        class: usize,
+        chain: Chain,
+        (most, share): (u64, u64),
+    ) -> (u64, Option<Chain>) {
+        let Chain { mut first, mut slots } = chain;
+        let mut count = 0;
         while slots > 0
-            && chain.slots - slots < most
+            && count < most
             && let Some(index) = index_of(first)
         {
             first = self.slots[index].next();
             slots -= 1;
-            let range = self.range_of(class, index);
-            self.domain.unlink(range, &mut doomed.gather);
+            if let Some(run) = self.run_of(class, index) {
+                count += self.park(doomed, (class, index), run, share - count);
+                continue;
+            }
+            self.domain.unlink(self.range_of(class, index), &mut doomed.gather);
             self.slots[index].set_phase(Phase::Retired);
             self.thread(doomed, index);
+            count += 1;
         }
-        (slots > 0 && first != 0).then_some(Chain { first, slots })
+        (count, (slots > 0 && first != 0).then_some(Chain { first, slots }))
     }
 
-    fn thread(&self, doomed: &mut Doomed, index: usize) {
+    pub(super) fn thread(&self, doomed: &mut Doomed, index: usize) {
         self.slots[index].set_next(doomed.first);
         doomed.first = link_to(index);
     }
@@ -129,9 +155,13 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
                 self.with_depot(class, |depot| depot.put_retired(&self.slots, index));
                 continue;
             }
+            if let Some((run, _)) = self.run_of(class, index) {
+                bytes += self.strip_of_run(class, index, run);
+                continue;
+            }
             bytes += self.strip(class, index);
             self.with_depot(class, |depot| {
-                depot.gave_up();
+                depot.gave_up(1);
                 if slot.phase() != Phase::Lost {
                     depot.put_empty(&self.slots, index);
                 }
@@ -167,6 +197,9 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Drop for BouncePool<M, P, C> {
         let mut lost = 0;
         for class in 0..self.layout.classes() {
             for index in self.layout.first(class)..self.layout.first(class + 1) {
+                if self.run_of(class, index).is_some() {
+                    continue;
+                }
                 let range = self.range_of(class, index);
                 match (self.slots[index].buffer(), self.slots[index].phase()) {
                     (None, _) => continue,
@@ -175,6 +208,11 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Drop for BouncePool<M, P, C> {
                 }
             }
             lost += self.with_depot(class, |depot| depot.lost);
+        }
+        for (_, range) in self.runs_with_memory() {
+            self.domain.unlink(range, &mut gather);
+            // Also what was unlinked before and never confirmed.
+            gather.add(range);
         }
         self.unlink_singles(&mut gather);
         if self.domain.confirm(&gather).is_err() {
@@ -186,8 +224,14 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Drop for BouncePool<M, P, C> {
         }
         for class in 0..self.layout.classes() {
             for index in self.layout.first(class)..self.layout.first(class + 1) {
-                self.strip(class, index);
+                if self.run_of(class, index).is_none() {
+                    self.strip(class, index);
+                }
             }
+        }
+        for (memory, range) in self.runs_with_memory() {
+            // SAFETY: the memory came from `alloc` for as many bytes, its unmapping is confirmed, and nobody else is here.
+            unsafe { self.free(memory, range.len()) };
         }
         self.free_singles();
         if lost == 0 {
