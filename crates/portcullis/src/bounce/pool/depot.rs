@@ -114,7 +114,7 @@ impl Depot {
         core::mem::replace(&mut self.least[kind % 3], free)
     }
 
-    /// Hands out a slot without a buffer.
+    /// Hands out a slot without a buffer. O(1), unless a run must be broken up: O(slots of one).
     pub(super) fn take_empty(&mut self, slots: &[Slot]) -> Option<usize> {
         if let Some(index) = index_of(self.empty) {
             self.empty = slots.get(index)?.next();

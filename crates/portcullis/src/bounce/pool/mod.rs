@@ -35,7 +35,8 @@
 //! # Memory
 //! Buffers for what is in flight, and those that wait. [`trim`](BouncePool::trim) gives the latter back, with one
 //! invalidation for all of them; a map that finds no memory does that by itself, and the platform's timer with those that
-//! have waited [for long](PoolConfig::idle_ns). What remains then is the pool's
+//! have waited [for long](PoolConfig::idle_ns). Each slot's memory comes and goes by itself, unless slots are to come [a large
+//! page at a time](PoolConfig::large_from). What remains then is the pool's
 //! book-keeping ([`PoolUsage::bookkeeping_bytes`], 64 bytes a slot), and page tables until the domain
 //! [reclaims](Domain::reclaim) them.
 

@@ -95,8 +95,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         (CHAIN_BYTES / self.layout.slot_bytes(class)).clamp(LEAST_IN_CHAIN, MOST_IN_CHAIN)
     }
 
-    /// A slot of `class` for `direction` when none was waiting: with new memory, if the class has a slot without a
-    /// buffer; else what other CPUs have, or one that is mapped for another direction. `None` where all are in use,
+    /// A slot of `class` for `direction` when none was waiting: with new memory, [alone or with others](Self::stock_run), if
+    /// the class has a slot without a buffer; else what other CPUs have, or one that is mapped for another direction. `None` where all are in use,
     /// or too many to be worth the search. The slot's contents are `group`'s, and zero.
     ///
     /// Allocates memory and maybe tables. Where the class is full: waits for other CPUs' turns and one invalidation.

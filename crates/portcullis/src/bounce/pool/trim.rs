@@ -29,7 +29,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// [a large page at a time](super::PoolConfig::large_from) goes as it came: not before all of it waits, and then all.
     ///
     /// Waits for one invalidation, and, where CPUs keep more than `keep` bytes, for their turns to end: not for
-    /// interrupt handlers. O(slots given back). Allocates nothing.
+    /// interrupt handlers. O(slots given back), and of those that wait where any came with others. Allocates nothing.
     ///
     /// # Errors
     /// [`InvalidationError`]: the buffers are unmapped, but devices may still reach them: they are not used again and
