@@ -301,6 +301,10 @@ fn a_pool_that_ends_gives_its_runs_back_unless_they_may_still_be_reached() {
         let Bench { pool, device, domain, iommu, memory, .. } = bench;
         drop((pool, device, buffer));
         if silent == 0 {
+            assert!(
+                live.iter().all(|iova| iommu.probe(DEVICE, *iova, Permissions::WRITE).is_none()),
+                "cached"
+            );
             domain.reclaim().unwrap();
             assert_eq!((memory.frames_in_use(), domain.stats().lost_iova_bytes), (before, 0));
         } else {
@@ -333,6 +337,10 @@ fn the_timer_gives_back_the_runs_that_light_use_does_not_touch() {
     };
     burst(2 * SLOTS);
     assert_eq!(tick(), 2 * RUN, "used since");
+    for _ in 0..3 {
+        burst(SLOTS + 8);
+        assert_eq!(tick(), 2 * RUN, "unwanted were fewer than a run");
+    }
     burst(1);
     assert_eq!(tick(), RUN);
     // What waits in a run that is used stays with it, again and again.
