@@ -182,12 +182,21 @@ impl<M: Mapper, P: Platform> Drop for RegistrationCache<M, P> {
     fn drop(&mut self) {
         let domain = self.device.domain();
         // Nobody else can be at it: the lock is for the type.
-        let state = self.state.lock();
+        let mut state = self.state.lock();
         let mut gather = Gather::new();
-        for entry in state.slots.iter() {
+        for entry in state.slots.iter_mut() {
             let Some(range) = entry.range else { continue };
             match entry.phase {
-                Phase::Live => _ = domain.unlink(range, &mut gather),
+                // Whoever began to end it has not come back from the mapper: all of it may be there, or nothing.
+                Phase::Ending => {
+                    domain.unlink(range, &mut gather);
+                    gather.add(range);
+                }
+                Phase::Live if domain.unlink(range, &mut gather) != range.len() => {
+                    // Somebody else has removed the rest, and the addresses may be anybody's.
+                    entry.lost = true;
+                    gather.add(range);
+                }
                 Phase::Unconfirmed => gather.add(range),
                 _ => {}
             }

@@ -61,6 +61,9 @@ pub enum AcquireError {
         /// Bytes of entries that cannot be evicted now.
         held: u64,
     },
+    /// No memory to remember that room is waited for. Nothing was evicted.
+    #[error("no memory to keep account of who waits for room")]
+    NoMemory,
     /// Idle entries were unmapped to make room, and the hardware did not confirm it: **devices may still reach
     /// them**, as they could before. They count against the limits until some later call succeeds.
     #[error("no room could be made, as unmapped entries may still be reached: {error}")]

@@ -211,6 +211,10 @@ impl Slots {
     pub(super) fn iter(&self) -> impl Iterator<Item = &Slot> {
         self.slots.iter().filter(|slot| slot.phase != Phase::Free)
     }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Slot> {
+        self.slots.iter_mut().filter(|slot| slot.phase != Phase::Free)
+    }
 }
 
 #[cfg(test)]

@@ -208,6 +208,19 @@ fn an_entry_that_somebody_else_unmapped_costs_its_addresses() {
 }
 
 #[test]
+fn a_cache_that_ends_gives_up_what_somebody_else_unmapped() {
+    let bench = Bench::new(8, 64);
+    let domain = Arc::clone(&bench.rig.domain);
+    let iova = bench.touch(pages(0, 2), KEPT);
+    domain.unmap_strictly(IovaRange::new(iova, PAGE).unwrap()).unwrap();
+    let rig = bench.rig;
+    drop(bench.cache);
+    assert!(!rig.reaches(iova));
+    // As above.
+    assert_eq!(domain.stats().lost_iova_bytes, 3 * PAGE);
+}
+
+#[test]
 fn no_lock_is_held_and_nothing_is_lent_while_the_hardware_works() {
     let bench = Bench::on(StdPlatform::new(), 4, 64);
     let other = bench.acquire(pages(9, 1), KEPT).unwrap();

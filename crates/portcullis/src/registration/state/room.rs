@@ -70,6 +70,10 @@ impl State {
             return Step::Failed(error);
         }
         if claim.ticket.is_none() {
+            if self.waiting.try_reserve(1).is_err() {
+                self.unclaim(claim);
+                return Step::Failed(AcquireError::NoMemory);
+            }
             self.generation += 1;
             claim.ticket = Some(self.generation);
             self.waiting.push(Waiting { ticket: self.generation, span: *span, forgotten: false });
