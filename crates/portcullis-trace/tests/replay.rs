@@ -368,3 +368,21 @@ fn the_share_of_passthrough_is_there_without_passthrough_being_shown() {
     // 710 ns of wait beside 1,000 ns of work: whatever the machine, about three fifths at the most.
     assert!(share > 0.0 && share < 0.7, "{share}");
 }
+
+/// Such a mapping is not looked at page by page.
+#[test]
+fn a_mapping_longer_than_all_memory_is_refused_by_policies_that_copy_and_the_rest_goes_on() {
+    let (good, bad) = (0x1_0000, 0x40_0000);
+    let text = [
+        map(0, 1, good, 0x20_0000, 4096),
+        map(0, 2, bad, 0x100_0000, 1 << 50),
+        unmap(0, 3, bad, 1 << 50),
+        unmap(0, 4, good, 4096),
+    ]
+    .concat();
+    let report = run("long", text.as_bytes(), &options("vtd"));
+    for name in ["bounce", "swiotlb", "adaptive"] {
+        let policy = policy(&report, name);
+        assert_eq!((policy.operations, policy.failures, policy.violations), (1, 1, 0), "{name}");
+    }
+}

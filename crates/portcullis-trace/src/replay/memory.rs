@@ -19,6 +19,8 @@ use portcullis::domain::PhysSegment;
 use portcullis::platform::{CopyMemory, FRAME_SIZE, Frames, Table};
 use portcullis_model::Memory;
 
+use super::live::pages;
+
 /// What bytes, their directory and bounce buffers may take together: 4 GiB.
 pub const MOST_BYTES: u64 = 4 << 30;
 
@@ -110,6 +112,9 @@ impl TraceMemory {
     /// Gives each page of `list` a frame that has none yet, all zero; calls `fresh` with its number then. Whether there
     /// was memory enough; otherwise nothing has changed, or where the list names pages twice, nearly nothing.
     pub fn back(&self, list: &[PhysSegment], mut fresh: impl FnMut(u64)) -> bool {
+        if !Self::could_hold(list) {
+            return false;
+        }
         let bare =
             |page: &u64| self.entry(*page).is_none_or(|entry| entry.frame.load(Ordering::Relaxed) == 0);
         let missing = pages_of(list).filter(bare).count() as u64;
@@ -126,6 +131,11 @@ impl TraceMemory {
             fresh(page);
         }
         true
+    }
+
+    /// Whether all memory would be enough for `list`. O(segments), however long they are said to be.
+    pub(super) fn could_hold(list: &[PhysSegment]) -> bool {
+        pages(list) <= MOST_BYTES / FRAME_SIZE
     }
 
     /// Lets go of the bytes of all pages of the trace but those for which `is_needed`. O(pages).
@@ -376,7 +386,11 @@ mod tests {
     #[test]
     fn what_cannot_fit_takes_nothing() {
         let memory = TraceMemory::new();
-        assert!(!memory.back(&[part(0, MOST_BYTES + 1)], |_| panic!("not one page")));
+        // As long as a trace may say.
+        for len in [MOST_BYTES + 1, 1 << 52, u64::MAX] {
+            assert!(!memory.back(&[part(0, len)], |_| panic!("not one page")));
+        }
+        assert!(!memory.back(&[part(0, MOST_BYTES), part(1 << 40, 1)], |_| panic!("not one page")));
         assert_eq!(memory.frames.frames_in_use(), 0);
         assert!(memory.alloc((MOST_BYTES / FRAME_SIZE) as usize + 1).is_none());
     }

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use super::{Engine, end_failed, model_device};
 use crate::replay::data::{Bytes, Pattern, Places, colour};
 use crate::replay::live::{Copied, Live};
-use crate::replay::memory::{is_pool, pages_of};
+use crate::replay::memory::{TraceMemory, is_pool, pages_of};
 use crate::replay::painted;
 use crate::replay::pools::Side;
 use crate::{MapId, Op};
@@ -173,6 +173,9 @@ impl<X: Format> Engine<X> {
         let back = |list| if in_paint { painted::back(bytes, list) } else { bytes.back(list, |_| ()) };
         if back(&self.scratch) {
             return true;
+        }
+        if !TraceMemory::could_hold(&self.scratch) {
+            return false;
         }
         let waiting = self.ports.iter().flat_map(|port| port.waiting());
         let lists = self.live.iter().flatten().chain(waiting).map(|live| &live.memory);
