@@ -14,9 +14,9 @@ use crate::chosen::Chosen;
 use crate::costs::{Clock, Costs, row};
 use crate::support::{Bench, DEVICE, Mapper, PAGE, Rationed, TIMEOUT, piece, small};
 
-type Device<P> = AdaptiveDevice<Mapper, P, Rationed, Clock>;
+pub type Device<P> = AdaptiveDevice<Mapper, P, Rationed, Clock>;
 
-fn adaptive<P: Platform + Clone + Send + 'static>(
+pub fn adaptive<P: Platform + Clone + Send + 'static>(
     bench: &Bench<P>,
     (wait_ns, copy_ns): (u64, u64),
 ) -> (Costs, Arc<Adaptive<Mapper, P, Rationed, Clock>>) {
@@ -26,7 +26,7 @@ fn adaptive<P: Platform + Clone + Send + 'static>(
 }
 
 /// Maps memory of the bench's, which only its devices and this thread use.
-fn map<'a, P: Platform>(
+pub fn map<'a, P: Platform>(
     device: &Device<P>,
     list: &'a [PhysSegment],
     direction: Direction,
@@ -36,7 +36,7 @@ fn map<'a, P: Platform>(
 }
 
 /// Maps and unmaps a page `times` times. How many were mapped directly.
-fn cycle(bench: &Bench, device: &Device<Arc<Chosen>>, times: u64) -> u64 {
+pub fn cycle(bench: &Bench, device: &Device<Arc<Chosen>>, times: u64) -> u64 {
     let buffer = bench.memory.buffer(PAGE).unwrap();
     let list = [piece(buffer.phys(), 0, PAGE)];
     let once = |_: &u64| {

@@ -16,12 +16,12 @@ use crate::chosen::Chosen;
 use crate::costs::{Clock, Costs, row};
 use crate::support::{Bench, DEVICE, Mapper, PAGE, Rationed, TIMEOUT, piece, small};
 
-type Queue = AdaptiveRing<Mapper, Arc<Chosen>, Rationed, Clock>;
+pub type Queue = AdaptiveRing<Mapper, Arc<Chosen>, Rationed, Clock>;
 
-const BATCH: usize = 8;
+pub const BATCH: usize = 8;
 
 /// A queue of an untrusted device with 256 pages of its own.
-fn queue(bench: &Bench, direction: Direction, (wait_ns, copy_ns): (u64, u64)) -> (Costs, Queue) {
+pub fn queue(bench: &Bench, direction: Direction, (wait_ns, copy_ns): (u64, u64)) -> (Costs, Queue) {
     let costs = Costs::new(wait_ns, copy_ns);
     let device = DmaDevice::new(Arc::clone(&bench.domain), u64::MAX);
     let config = StrictRingConfig::new(256, PAGE, BATCH);
@@ -30,7 +30,7 @@ fn queue(bench: &Bench, direction: Direction, (wait_ns, copy_ns): (u64, u64)) ->
 }
 
 /// Maps memory of the bench's, which only its devices and this thread use.
-fn map(queue: &mut Queue, list: &[PhysSegment]) -> Result<AdaptiveMapping, AdaptiveMapError> {
+pub fn map(queue: &mut Queue, list: &[PhysSegment]) -> Result<AdaptiveMapping, AdaptiveMapError> {
     let mut view = [DmaSegment::default(); 8];
     // SAFETY: the memory is simulated, every access to it atomic, and any address allowed.
     let (mapping, used) = unsafe { queue.map(list, Attributes::default(), &mut view) }?;
@@ -42,18 +42,18 @@ fn map(queue: &mut Queue, list: &[PhysSegment]) -> Result<AdaptiveMapping, Adapt
     Ok(mapping)
 }
 
-fn page(bench: &Bench) -> (Buffer, [PhysSegment; 1]) {
+pub fn page(bench: &Bench) -> (Buffer, [PhysSegment; 1]) {
     let buffer = bench.memory.buffer(PAGE).unwrap();
     let list = [piece(buffer.phys(), 0, PAGE)];
     (buffer, list)
 }
 
-fn rows(queue: &Queue) -> Vec<Explained> {
+pub fn rows(queue: &Queue) -> Vec<Explained> {
     queue.explain().collect()
 }
 
 /// Whether the device gets to this buffer at this address.
-fn reaches(bench: &Bench, iova: Iova, buffer: &Buffer) -> bool {
+pub fn reaches(bench: &Bench, iova: Iova, buffer: &Buffer) -> bool {
     let reached = bench.reaches(iova, Permissions::READ).or(bench.reaches(iova, Permissions::WRITE));
     reached.is_some_and(|phys| (0..PAGE).contains(&phys.get().wrapping_sub(buffer.phys().get())))
 }

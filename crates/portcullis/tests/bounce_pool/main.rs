@@ -2,6 +2,7 @@
 #![cfg(not(loom))]
 
 mod adaptive;
+mod adaptive_fixes;
 mod adaptive_ring;
 #[path = "../chosen/mod.rs"]
 mod chosen;

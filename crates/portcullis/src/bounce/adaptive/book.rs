@@ -69,9 +69,14 @@ struct Mean {
 impl Mean {
     fn add(&mut self, ns: u64) {
         let mut sample = ns.min(u64::from(u32::MAX)) * 16;
-        if self.samples >= ENOUGH {
-            // An interrupt, or a scheduler, in the middle of a call says nothing of the call.
-            sample = sample.min(4 * self.sixteenths + 16 * 64);
+        // An interrupt, or a scheduler, in the middle of a call says nothing of the call.
+        let most = |usual: u64| 4 * usual + 16 * 64;
+        if self.samples > 0 {
+            sample = sample.min(most(self.sixteenths));
+        }
+        if self.samples < ENOUGH && self.samples > 0 {
+            // The first calls may be such calls themselves.
+            self.sixteenths = self.sixteenths.min(most(sample));
         }
         self.samples += 1;
         let weight = self.samples.min(WEIGHT);
@@ -298,6 +303,18 @@ mod tests {
         feed(&mut cell, Choice::Copy, (50, 5_000_000), 1);
         assert_eq!((cell.choice, cell.switches), (Choice::Copy, 0));
         assert!(cell.copy.seen().is_some_and(|cost| cost.unmap_ns < 100), "{:?}", cell.copy.seen());
+    }
+
+    #[test]
+    fn one_of_the_first_calls_that_was_interrupted_says_nothing_either() {
+        for interrupted in 0..ENOUGH {
+            let mut cell = Cell::default();
+            for call in 0..ENOUGH {
+                feed(&mut cell, Choice::Copy, (50, if call == interrupted { 5_000_000 } else { 50 }), 1);
+                feed(&mut cell, Choice::Map, (250, 250), 1);
+            }
+            assert_eq!(cell.begin(), Choice::Copy, "call {interrupted}: {:?}", cell.copy.seen());
+        }
     }
 
     #[test]

@@ -14,7 +14,7 @@ use crate::platform::{CopyMemory, Platform};
 pub(crate) const TIMED: u32 = 4;
 pub(crate) const WARM: u32 = 2;
 
-/// Something did not work: what is not measured by now stays unknown, and the memory may still be reached.
+/// Something did not work: what is not measured by now stays unknown.
 pub(crate) struct Stopped;
 
 /// What two readings of a clock cost, by itself: the least of many.
@@ -26,12 +26,15 @@ pub(crate) fn cost_of(clock: &impl Fn() -> u64) -> u64 {
 pub(crate) struct Scratch<'a, M: Mapper, P: Platform, C: CopyMemory> {
     pool: &'a BouncePool<M, P, C>,
     start: PhysAddr,
+    /// Buffers waited in the pool before.
+    warm: bool,
 }
 
 impl<'a, M: Mapper, P: Platform, C: CopyMemory> Scratch<'a, M, P, C> {
     /// `None` where there is no memory.
     pub(crate) fn new(pool: &'a BouncePool<M, P, C>) -> Option<Self> {
-        Some(Self { start: pool.alloc(pool.threshold())?, pool })
+        let warm = pool.usage().cached_bytes > 0;
+        Some(Self { start: pool.alloc(pool.threshold())?, pool, warm })
     }
 
     /// The largest buffer of a class.
@@ -39,12 +42,16 @@ impl<'a, M: Mapper, P: Platform, C: CopyMemory> Scratch<'a, M, P, C> {
         [PhysSegment { phys: self.start, len: most_bytes(class).min(self.pool.threshold()) }]
     }
 
-    /// The end: buffers that only the measurement needed go back, and the memory, unless a device may still reach it.
-    pub(crate) fn end(self, measured: Result<(), Stopped>) {
-        // What cannot be given back now, a later trim does.
-        let _ = self.pool.trim(0);
-        if measured.is_ok() {
-            // SAFETY: it came from `alloc`, and every mapping of it has ended.
+    /// The end, when no translation leads to the memory any more: buffers that the measurement needed go back, but wait
+    /// for the timer where others' would go with them; and the memory goes back if it is `confirmed` that no device
+    /// reaches it.
+    pub(crate) fn end(self, confirmed: bool) {
+        if !self.warm {
+            // What cannot be given back now, a later trim does.
+            let _ = self.pool.trim(0);
+        }
+        if confirmed {
+            // SAFETY: it came from `alloc`, every mapping of it has ended, and no device knows of one.
             unsafe { self.pool.free(self.start, self.pool.threshold()) };
         }
     }
@@ -52,9 +59,10 @@ impl<'a, M: Mapper, P: Platform, C: CopyMemory> Scratch<'a, M, P, C> {
 
 impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> Adaptive<M, P, C, K> {
     pub(super) fn measure(&self) {
-        let Some(scratch) = Scratch::new(&self.pool) else { return };
         let Ok(device) = BounceDevice::new(Arc::clone(&self.pool), DeviceProfile::default()) else { return };
-        let measured = (0..self.classes.len())
+        let Some(scratch) = Scratch::new(&self.pool) else { return };
+        // What was measured before something failed is as good as before.
+        let _ = (0..self.classes.len())
             .try_for_each(|class| self.measure_class(&device, &scratch.buffer(class), class));
         for class in 0..self.classes.len() {
             for direction in 0..Direction::ALL.len() {
@@ -64,7 +72,10 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> Adaptive<M, P, C, K>
                 });
             }
         }
-        scratch.end(measured);
+        // Whatever has failed, no translation is left. What the hardware still knows of them, where a policy that is not
+        // strict let it, or it did not confirm, it forgets now, before the memory is anybody else's.
+        let confirmed = self.pool.domain().flush().is_ok();
+        scratch.end(confirmed);
     }
 
     fn measure_class(

@@ -29,7 +29,7 @@ use super::pool::{
     Way,
 };
 use crate::addr::{Direction, Iova};
-use crate::domain::PhysSegment;
+use crate::domain::{MapListError, PhysSegment};
 use crate::mapper::Mapper;
 use crate::percpu::{CachePadded, PerCpu};
 use crate::platform::{CopyMemory, Platform};
@@ -91,9 +91,9 @@ struct Watched {
 
 impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> Adaptive<M, P, C, K> {
     /// Measures both ways on scratch memory of the pool's, of as many bytes as its threshold, and chooses by that.
-    /// Allocates; makes and ends some 300 mappings, a third of which wait for the hardware. Where memory for that is
-    /// wanting, or the mapper fails, everything is copied at first, and mapping tried soon. (Memory that the hardware
-    /// does not confirm as unreachable is leaked.)
+    /// Allocates; makes and ends some 300 mappings, half of which wait for the hardware. Where memory for that is
+    /// wanting, or the mapper fails, what is not measured by then is copied at first, and mapping tried soon. (Memory that
+    /// the hardware does not confirm as unreachable, by a flush of the domain at the end, is leaked.)
     pub fn new(pool: Arc<BouncePool<M, P, C>>, clock: K) -> Arc<Self> {
         let classes = classes(pool.threshold());
         let each = || 0..classes;
@@ -174,8 +174,10 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> Adaptive<M, P, C, K>
 
     /// Every size and direction, smallest first. Takes the lock that timed mappings take. Allocates.
     pub fn explain(&self) -> Vec<Explained> {
-        let cells = self.with_book(|book| book.cells.clone());
-        let mut rows = Vec::new();
+        // Nothing is allocated under the lock.
+        let mut cells = Vec::with_capacity(self.classes.len());
+        let mut rows = Vec::with_capacity(self.classes.len() * Direction::ALL.len());
+        self.with_book(|book| cells.extend_from_slice(&book.cells));
         for (class, cells) in cells.iter().enumerate() {
             for (index, (cell, direction)) in cells.iter().zip(Direction::ALL).enumerate() {
                 let count = |choice: Choice| {
@@ -269,7 +271,10 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveDevice<M, P,
         let timed = all.pool.domain().platform().with_slot(|slot| {
             let cpu = all.cpus.get(slot);
             // Relaxed, and callers without a slot may lose each other's counts: no more than a figure hangs on them.
-            let add = |count: &AtomicU64| count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+            // They wrap, as one CPU may count what another takes back.
+            let add = |count: &AtomicU64| {
+                count.store(count.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+            };
             add(&cpu.counts[class][index][usize::from(maps)]);
             let until = cpu.until.load(Ordering::Relaxed);
             cpu.until.store(until.checked_sub(1).unwrap_or(TIMED - 1), Ordering::Relaxed);
@@ -280,14 +285,19 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveDevice<M, P,
             return unsafe { self.map_timed(list, direction, attributes, (class, maps)) };
         }
         // SAFETY: the caller's promise.
-        let mapping = unsafe { self.map_by(maps, list, direction, attributes) }?;
-        if maps && mapping.way() != Way::Direct {
-            all.recount((class, index), Choice::Map, Choice::Copy);
+        let mapped = unsafe { self.map_by(maps, list, direction, attributes) };
+        match &mapped {
+            Ok((mapping, _)) if maps && mapping.way() != Way::Direct => {
+                all.recount((class, index), Choice::Map, Some(Choice::Copy));
+            }
+            Err(_) => all.recount((class, index), counted(maps), None),
+            Ok(_) => {}
         }
-        Ok(mapping)
+        mapped.map(|(mapping, _)| mapping)
     }
 
-    /// Maps or copies; and copies where mapping fails: addresses and tables may be used up, and buffers not.
+    /// Maps or copies; and copies where mapping fails: addresses and tables may be used up, and buffers not. But not
+    /// where devices may still reach what was mapped half-way: somebody must be told. Whether mapping failed.
     ///
     /// # Safety
     /// As [`map`](Self::map).
@@ -298,14 +308,20 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveDevice<M, P,
         list: &'a [PhysSegment],
         direction: Direction,
         attributes: Attributes,
-    ) -> Result<PoolMapping<'a>, BounceMapError> {
+    ) -> Result<(PoolMapping<'a>, bool), BounceMapError> {
         // SAFETY: the caller's promise.
-        let mapping = unsafe { self.device.map(list, direction, Attributes { direct, ..attributes }) };
-        if mapping.is_ok() || !direct {
-            return mapping;
+        match unsafe { self.device.map(list, direction, Attributes { direct, ..attributes }) } {
+            Ok(mapping) => Ok((mapping, false)),
+            Err(BounceMapError::List(MapListError::Unconfirmed { error })) => {
+                Err(MapListError::Unconfirmed { error }.into())
+            }
+            Err(_) if direct => {
+                // SAFETY: the caller's promise.
+                let mapping = unsafe { self.device.map(list, direction, attributes) };
+                mapping.map(|mapping| (mapping, true))
+            }
+            Err(error) => Err(error),
         }
-        // SAFETY: the caller's promise.
-        unsafe { self.device.map(list, direction, attributes) }
     }
 
     /// # Safety
@@ -316,22 +332,25 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveDevice<M, P,
         list: &'a [PhysSegment],
         direction: Direction,
         attributes: Attributes,
-        (class, counted): (usize, bool),
+        (class, maps): (usize, bool),
     ) -> Result<PoolMapping<'a>, BounceMapError> {
         let (all, index) = (&*self.all, direction.index());
         let choice = all.with_book(|book| book.cells[class][index].turn());
         let start = (all.clock)();
         // SAFETY: the caller's promise.
-        let mapping = unsafe { self.map_by(choice == Choice::Map, list, direction, attributes) }?;
+        let mapped = unsafe { self.map_by(choice == Choice::Map, list, direction, attributes) };
         let ns = all.since(start);
-        let went = if mapping.way() == Way::Direct { Choice::Map } else { Choice::Copy };
-        let counted = if counted { Choice::Map } else { Choice::Copy };
-        if went != counted {
-            all.recount((class, index), counted, went);
+        let before = counted(maps);
+        let (mapping, failed) = mapped.inspect_err(|_| all.recount((class, index), before, None))?;
+        let went = counted(mapping.way() == Way::Direct);
+        if went != before {
+            all.recount((class, index), before, Some(went));
         }
-        all.note((class, index), went, Half::Map, ns);
+        // Where mapping fails, the attempt and the copy are what mapping costs.
+        let way = if failed { Choice::Map } else { went };
+        all.note((class, index), way, Half::Map, ns);
         if let Some(found_in) = all.class_of(mapping.len()) {
-            all.watch((found_in, index), mapping.iova(), Watched { class, choice: went, overdue: 0 });
+            all.watch((found_in, index), mapping.iova(), Watched { class, choice: way, overdue: 0 });
         }
         Ok(mapping)
     }
@@ -355,9 +374,9 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> Adaptive<M, P, C, K>
         });
     }
 
-    /// A mapping was counted as `before`, and went the way `after`.
+    /// A mapping was counted as `before`, and went the way `after`, or was not made.
     #[cold]
-    fn recount(&self, (class, direction): (usize, usize), before: Choice, after: Choice) {
+    fn recount(&self, (class, direction): (usize, usize), before: Choice, after: Option<Choice>) {
         self.pool.domain().platform().with_slot(|slot| {
             let counts = &self.cpus.get(slot).counts[class][direction];
             let change = |choice: Choice, by: u64| {
@@ -365,7 +384,14 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> Adaptive<M, P, C, K>
                 count.store(count.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
             };
             change(before, u64::MAX);
-            change(after, 1);
+            if let Some(after) = after {
+                change(after, 1);
+            }
         });
     }
+}
+
+/// As what a mapping is counted.
+fn counted(maps: bool) -> Choice {
+    if maps { Choice::Map } else { Choice::Copy }
 }

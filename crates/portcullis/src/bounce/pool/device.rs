@@ -12,7 +12,7 @@ use super::mapping::{PoolMapping, Way};
 use super::slot::{NOBODY, Phase, Pieces, Slot, Terms, Toward};
 use super::split::shape;
 use crate::addr::{Direction, Iova, PhysAddr};
-use crate::domain::{MapListError, PhysSegment};
+use crate::domain::{MapListError, PhysSegment, Policy};
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
 use crate::sync::{Ordering, fence};
@@ -221,9 +221,15 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// mapped directly.
     #[inline]
     pub fn unmap(&self, iova: Iova, len: u64) -> Result<(), BounceError> {
+        self.unmap_by(None, iova, len)
+    }
+
+    /// The same, by `policy` for what was mapped directly; by the domain's, where it is `None`.
+    #[inline]
+    pub(crate) fn unmap_by(&self, policy: Option<Policy>, iova: Iova, len: u64) -> Result<(), BounceError> {
         match self.layout.find(iova) {
             Some(place) => self.unmap_slot(place, iova, len),
-            None => self.unmap_own(iova, len),
+            None => self.unmap_own(policy, iova, len),
         }
     }
 

@@ -10,7 +10,7 @@ use super::mapping::{PoolMapping, Way};
 use super::single::{Entry, Found, Parts, Phase, Single, find, remember};
 use super::slot::{Terms, Toward};
 use crate::addr::{Iova, IovaRange, PhysAddr};
-use crate::domain::{Ending, MapListError, PhysSegment};
+use crate::domain::{Ending, MapListError, PhysSegment, Policy};
 use crate::invalidation::Gather;
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
@@ -107,8 +107,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         }
     }
 
-    /// Ends a mapping with addresses outside the slots'.
-    pub(super) fn unmap_own(&self, iova: Iova, len: u64) -> Result<(), BounceError> {
+    /// Ends a mapping with addresses outside the slots', by `policy` or the domain's.
+    pub(super) fn unmap_own(&self, policy: Option<Policy>, iova: Iova, len: u64) -> Result<(), BounceError> {
         let range =
             IovaRange::of_pages(iova, len, self.domain.granule()).ok_or(BounceError::NotMapped { iova })?;
         // Never those of slots, whatever is asked for.
@@ -116,21 +116,21 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             return Err(BounceError::NotMapped { iova });
         }
         match self.find_single(range, iova, Some(len), Phase::Ending)? {
-            Found::Single(single) => self.end_single(&single),
+            Found::Single(single) => self.end_single(policy, &single),
             Found::Unknown => {
                 let neighbours = range.len().saturating_sub(len);
-                Ok(self.domain.end(range, Ending { neighbours, exception: || None })?)
+                Ok(self.domain.end(range, Ending { neighbours, exception: || policy })?)
             }
         }
     }
 
     /// Ends one of the map, whose phase is `Ending`.
-    fn end_single(&self, single: &Single) -> Result<(), BounceError> {
+    fn end_single(&self, policy: Option<Policy>, single: &Single) -> Result<(), BounceError> {
         let start = single.range.start();
         if let Parts::Direct { neighbours } = single.parts {
             // Forgotten first: once the domain has the addresses back, they may be anybody's.
             self.domain.platform().with_slot(|_| self.singles.with(|map| map.remove(&start)));
-            return Ok(self.domain.end(single.range, Ending { neighbours, exception: || None })?);
+            return Ok(self.domain.end(single.range, Ending { neighbours, exception: || policy })?);
         }
         let mut gather = Gather::new();
         self.domain.unlink(single.range, &mut gather);

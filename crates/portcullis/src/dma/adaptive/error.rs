@@ -9,7 +9,7 @@ use crate::domain::MapListError;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AdaptiveMapError {
-    /// By the ring, for another reason than that it has no room.
+    /// By the ring, for another reason than that it has no room or no tables.
     #[error(transparent)]
     Ring(#[from] RingError),
     /// By the pool.

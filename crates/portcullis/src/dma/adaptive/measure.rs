@@ -14,10 +14,12 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
     pub(super) fn measure(&mut self) {
         let pool = alloc::sync::Arc::clone(self.pool.pool());
         let Some(scratch) = Scratch::new(&pool) else { return };
-        let measured =
-            (0..self.sizes.len()).try_for_each(|class| self.measure_class(&scratch.buffer(class), class));
+        // What was measured before something failed is as good as before.
+        let _ = (0..self.sizes.len()).try_for_each(|class| self.measure_class(&scratch.buffer(class), class));
         self.sizes.iter_mut().for_each(|size| _ = size.cell.begin());
-        scratch.end(measured);
+        // What failed may have left something in the ring, whose users are to find it empty.
+        let confirmed = self.ring.commit().is_ok();
+        scratch.end(confirmed);
     }
 
     fn measure_class(&mut self, list: &[PhysSegment], class: usize) -> Result<(), Stopped> {
@@ -28,22 +30,24 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
                 // SAFETY: the memory is this function's, and each mapping ends before the next.
                 let mapped = unsafe { self.map_by(choice, list, Attributes::default(), &mut view) };
                 let map_ns = self.since(start);
-                let (mapping, _) = mapped.map_err(|_| Stopped)?;
-                let start = (self.clock)();
+                let (course, _, failed) = mapped.map_err(|_| Stopped)?;
                 // One that an untrusted device may not be given says nothing of the ring.
-                let way = super::went(&mapping);
-                let _ended = self.end(mapping.course).map_err(|_| Stopped)?;
+                let way = if failed { Choice::Map } else { course.choice() };
+                let in_ring = course.is_in_ring();
+                let start = (self.clock)();
+                let _ended = self.end(course).map_err(|_| Stopped)?;
                 let unmap_ns = self.since(start);
                 let start = (self.clock)();
                 let committed = self.ring.commit().map_err(|_| Stopped)?;
                 if committed > 0 {
-                    self.note_commit(self.since(start));
+                    let ns = self.since(start);
+                    self.commits.note(ns);
                 }
                 if round >= WARM {
-                    let unmap_ns = unmap_ns.saturating_add(self.share(way));
+                    let share = if in_ring { self.commits.share() } else { 0 };
                     let cell = &mut self.sizes[class].cell;
                     cell.note(way, Half::Map, map_ns);
-                    cell.note(way, Half::Unmap, unmap_ns);
+                    cell.note(way, Half::Unmap, unmap_ns.saturating_add(share));
                 }
             }
         }

@@ -1,74 +1,36 @@
 //! Strict protection for a queue, to the byte where it must be, by the cheaper of a copy and a ring's mapping.
 
+mod commits;
 mod error;
+mod mapping;
 mod measure;
 
 use alloc::boxed::Box;
+use alloc::sync::Arc;
 
-use super::{DmaDevice, DmaSegment, RingError, RingMapping, RingUnmap, StrictRing, StrictRingConfig};
-use crate::addr::{Direction, Iova};
+use self::commits::Commits;
+use self::mapping::Course;
+use super::{DmaDevice, DmaSegment, RingError, RingUnmap, StrictRing, StrictRingConfig};
+use crate::addr::Direction;
 use crate::bounce::adaptive::book::{Cell, Half, TIMED, class_of, classes};
 use crate::bounce::adaptive::{Choice, Explained, measure::cost_of};
-use crate::bounce::pool::{Attributes, BounceDevice, BounceError, PoolMapping, Way};
-use crate::domain::{MapListError, PhysSegment};
+use crate::bounce::pool::{Attributes, BounceDevice, BounceError, Way};
+use crate::domain::{MapListError, PhysSegment, Policy};
 use crate::iova::ArenaError;
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
+use crate::sync::unique;
 
 pub use error::{AdaptiveMapError, AdaptiveUnmapError, AdaptiveUnmapFailed};
-
-/// A buffer that the device has, or a copy of it, until it is [unmapped](AdaptiveRing::unmap).
-///
-/// It cannot be copied: what is unmapped is unmapped once. Dropping it leaves it mapped.
-#[derive(Debug, PartialEq, Eq)]
-#[must_use = "the buffer stays mapped until it is unmapped"]
-pub struct AdaptiveMapping {
-    course: Course,
-    /// The class whose account its end belongs to, for one that was timed.
-    timed: Option<usize>,
-}
-
-#[derive(Debug, PartialEq, Eq)]
-enum Course {
-    Pool { iova: Iova, len: u64, way: Way },
-    Ring(RingMapping),
-}
-
-impl AdaptiveMapping {
-    /// The address of the first byte of the list for the device.
-    pub fn iova(&self) -> Iova {
-        match &self.course {
-            Course::Pool { iova, .. } => *iova,
-            Course::Ring(mapping) => mapping.iova(),
-        }
-    }
-
-    /// How the pool made it; `None` for a mapping in the ring.
-    pub fn way(&self) -> Option<Way> {
-        match &self.course {
-            Course::Pool { way, .. } => Some(*way),
-            Course::Ring(_) => None,
-        }
-    }
-}
-
-/// What an unmap has led to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[must_use = "what waits for a commit is the driver's again after it only"]
-pub enum AdaptiveUnmap {
-    /// The buffer is the driver's. (Those that wait go on waiting.)
-    Done,
-    /// It waits for its batch to become complete: **the device can still reach it**.
-    Waiting,
-    /// The batch is complete and committed: no device reaches the buffer, or any unmapped before it.
-    Committed,
-}
+pub use mapping::{AdaptiveMapping, AdaptiveUnmap};
 
 /// A queue whose buffers are copied through the pool of its domain, or mapped in a [`StrictRing`], whichever is cheaper.
 ///
 /// What shares a granule with other data is copied for an untrusted device whatever it costs, so that protection is to
-/// the byte; whatever is mapped ends with its batch, as in the ring; whatever is copied, at once. Where the ring has no
-/// room, a buffer is copied too, so nothing has to wait for a commit.
+/// the byte; whatever is mapped in the ring ends with its batch; whatever is copied, at once. Where the ring has no
+/// room, or cannot map a buffer, that is copied too, so nothing has to wait for a commit. What is not for the ring, and
+/// what the pool does not copy (larger than its threshold, or persistent), is mapped by itself, and ends at once, too.
+/// All this is so whatever the domain's policy.
 ///
 /// Costs are measured as [`Adaptive`](crate::bounce::adaptive::Adaptive) measures them, a commit shared out
 /// among a full batch. The queue belongs to one CPU at a time, so nothing here is shared, and the choice costs some
@@ -82,11 +44,12 @@ pub struct AdaptiveRing<M: Mapper, P: Platform, C: CopyMemory, K> {
     clock: K,
     /// What two readings of the clock cost.
     clock_ns: u64,
+    /// Tells its mappings from another's.
+    number: u64,
     sizes: Box<[Size]>,
     /// Mappings until one is timed.
     until: u64,
-    /// What a commit took lately, in nanoseconds.
-    commit_ns: u64,
+    commits: Commits,
 }
 
 /// Mappings of one size.
@@ -99,12 +62,13 @@ struct Size {
 
 impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C, K> {
     /// A queue of `device` for data of one direction: a ring as `config` says, and the pool that `pool` is a device of,
-    /// which is the same device. Measures both ways, on scratch memory of the pool's: some hundred mappings, and a wait
-    /// for the hardware for each size. Where memory for that is wanting, or something fails, all is copied at first, and
-    /// the ring tried soon. Allocates.
+    /// which is the same device. Measures both ways, on scratch memory of the pool's: some hundred mappings, half of which
+    /// wait for the hardware. Where memory for that is wanting, or something fails, what is not measured by then is copied
+    /// at first, and the ring tried soon. (Memory that the hardware does not confirm as unreachable is leaked.) Allocates.
     ///
     /// # Errors
-    /// As [`StrictRing::new`]; [`RingError::Untranslated`] for a device whose addresses are not translated.
+    /// As [`StrictRing::new`]; [`RingError::Untranslated`] for a device whose addresses are not translated;
+    /// [`RingError::OtherDomain`].
     pub fn new(
         device: &DmaDevice<M, P>,
         pool: BounceDevice<M, P, C>,
@@ -115,15 +79,19 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         if !device.is_translated() {
             return Err(RingError::Untranslated);
         }
+        if !Arc::ptr_eq(device.domain(), pool.pool().domain()) {
+            return Err(RingError::OtherDomain);
+        }
         let mut queue = Self {
             ring: StrictRing::new(device, config)?,
             direction,
             batch: config.batch,
             clock_ns: cost_of(&clock),
             clock,
+            number: unique(),
             sizes: (0..classes(pool.pool().threshold())).map(|_| Size::default()).collect(),
             until: TIMED - 1,
-            commit_ns: 0,
+            commits: Commits::new(config.batch),
             pool,
         };
         queue.measure();
@@ -158,11 +126,11 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
             return unsafe { self.map_timed(class, list, attributes, out) };
         }
         // SAFETY: the caller's promise.
-        let (mapping, used) = unsafe { self.map_by(choice, list, attributes, out) }?;
+        let (course, used, _) = unsafe { self.map_by(choice, list, attributes, out) }?;
         if let Some(class) = class {
-            self.sizes[class].counts[went(&mapping) as usize] += 1;
+            self.sizes[class].counts[course.choice() as usize] += 1;
         }
-        Ok((mapping, used))
+        Ok((AdaptiveMapping { course, ring: self.number, timed: None }, used))
     }
 
     /// # Safety
@@ -178,15 +146,21 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         let choice = self.sizes[class].cell.turn();
         let start = (self.clock)();
         // SAFETY: the caller's promise.
-        let (mapping, used) = unsafe { self.map_by(choice, list, attributes, out) }?;
+        let (course, used, failed) = unsafe { self.map_by(choice, list, attributes, out) }?;
         let ns = self.since(start);
         let size = &mut self.sizes[class];
-        size.counts[went(&mapping) as usize] += 1;
-        size.cell.note(went(&mapping), Half::Map, ns);
-        Ok((AdaptiveMapping { timed: Some(class), ..mapping }, used))
+        size.counts[course.choice() as usize] += 1;
+        // What the pool maps says nothing of the ring. Where that fails, the attempt and the copy are what it costs.
+        let timed = (course.way() != Some(Way::Direct)).then(|| {
+            let way = if failed { Choice::Map } else { course.choice() };
+            size.cell.note(way, Half::Map, ns);
+            (class, way)
+        });
+        Ok((AdaptiveMapping { course, ring: self.number, timed }, used))
     }
 
-    /// Maps by the way that was chosen, as far as that is possible.
+    /// Maps by the way that was chosen, as far as that is possible. How, how many segments of `out` that is, and whether
+    /// the ring has failed.
     ///
     /// # Safety
     /// As [`map`](Self::map).
@@ -197,13 +171,17 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         list: &[PhysSegment],
         attributes: Attributes,
         out: &mut [DmaSegment],
-    ) -> Result<(AdaptiveMapping, usize), AdaptiveMapError> {
+    ) -> Result<(Course, usize, bool), AdaptiveMapError> {
+        let mut failed = false;
         if choice == Choice::Map && !attributes.persistent_streaming && self.pool.may_reach(list) {
             match self.ring.map_sg(list, self.direction, out) {
-                Ok((mapping, used)) => {
-                    return Ok((AdaptiveMapping { course: Course::Ring(mapping), timed: None }, used));
-                }
-                Err(RingError::Arena(ArenaError::Full { .. } | ArenaError::Oversize { .. })) => {}
+                Ok((mapping, used)) => return Ok((Course::Ring(mapping), used, false)),
+                // It has no room, or its tables have none, or cannot point to the buffer: the pool's may.
+                Err(
+                    RingError::Arena(ArenaError::Full { .. } | ArenaError::Oversize { .. })
+                    | RingError::Map(MapListError::Map(_)),
+                ) => failed = true,
+                // Also where devices may still reach what was entered half-way: somebody must be told.
                 Err(error) => return Err(error.into()),
             }
         }
@@ -218,7 +196,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
             *room = segment;
             used += 1;
         }
-        Ok((copied(&mapping), used))
+        let course = Course::Pool { iova: mapping.iova(), len: mapping.len(), way: mapping.way() };
+        Ok((course, used, failed))
     }
 
     /// Ends a mapping: at once if it was copied; with its batch if it was mapped.
@@ -226,10 +205,13 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
     /// As [`BouncePool::unmap`](crate::bounce::pool::BouncePool::unmap), or as [`StrictRing::unmap`].
     ///
     /// # Errors
-    /// [`AdaptiveUnmapFailed`].
+    /// [`AdaptiveUnmapFailed`]; a mapping of another ring comes back with it, and is untouched.
     #[inline]
     pub fn unmap(&mut self, mapping: AdaptiveMapping) -> Result<AdaptiveUnmap, AdaptiveUnmapFailed> {
-        let commits = matches!(mapping.course, Course::Ring(_)) && self.ring.waiting() + 1 >= self.batch;
+        if mapping.ring != self.number {
+            return Err(mapping.foreign());
+        }
+        let commits = mapping.course.is_in_ring() && self.ring.waiting() + 1 >= self.batch;
         if commits || mapping.timed.is_some() {
             return self.unmap_timed(mapping);
         }
@@ -239,17 +221,22 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
     #[inline]
     fn end(&mut self, course: Course) -> Result<AdaptiveUnmap, AdaptiveUnmapFailed> {
         match course {
-            Course::Pool { iova, len, .. } => match self.pool.pool().unmap(iova, len) {
-                Ok(()) => Ok(AdaptiveUnmap::Done),
-                Err(error) => Err(AdaptiveUnmapFailed { mapping: None, error: error.into() }),
-            },
+            Course::Pool { iova, len, .. } => {
+                match self.pool.pool().unmap_by(Some(Policy::Strict), iova, len) {
+                    Ok(()) => Ok(AdaptiveUnmap::Done),
+                    Err(error) => Err(AdaptiveUnmapFailed { mapping: None, error: error.into() }),
+                }
+            }
             Course::Ring(mapping) => match self.ring.unmap(mapping) {
                 Ok(RingUnmap::Waiting) => Ok(AdaptiveUnmap::Waiting),
                 Ok(RingUnmap::Committed) => Ok(AdaptiveUnmap::Committed),
                 Err(failed) => {
-                    let mapping = failed.mapping;
-                    let mapping =
-                        mapping.map(|mapping| AdaptiveMapping { course: Course::Ring(mapping), timed: None });
+                    let again = |mapping| AdaptiveMapping {
+                        course: Course::Ring(mapping),
+                        ring: self.number,
+                        timed: None,
+                    };
+                    let mapping = failed.mapping.map(again);
                     Err(AdaptiveUnmapFailed { mapping, error: failed.error.into() })
                 }
             },
@@ -259,15 +246,18 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
     /// One whose time is wanted: its own, or that of the commit which it may lead to.
     #[cold]
     fn unmap_timed(&mut self, mapping: AdaptiveMapping) -> Result<AdaptiveUnmap, AdaptiveUnmapFailed> {
-        let (timed, way) = (mapping.timed, went(&mapping));
+        let (timed, in_ring) = (mapping.timed, mapping.course.is_in_ring());
         let start = (self.clock)();
         let result = self.end(mapping.course);
-        let ns = self.since(start);
-        if let Ok(AdaptiveUnmap::Committed) = result {
-            self.note_commit(ns);
-        } else if let (Some(class), Ok(_)) = (timed, &result) {
-            let ns = ns.saturating_add(self.share(way));
-            self.sizes[class].cell.note(way, Half::Unmap, ns);
+        let mut ns = self.since(start);
+        if matches!(result, Ok(AdaptiveUnmap::Committed)) {
+            self.commits.note(ns);
+            // Its share of the commit is all that is known of its own.
+            ns = 0;
+        }
+        if let (Some((class, way)), Ok(_)) = (timed, &result) {
+            let share = if in_ring { self.commits.share() } else { 0 };
+            self.sizes[class].cell.note(way, Half::Unmap, ns.saturating_add(share));
         }
         result
     }
@@ -281,7 +271,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         let committed = self.ring.commit()?;
         let ns = self.since(start);
         if committed > 0 {
-            self.note_commit(ns);
+            self.commits.note(ns);
         }
         Ok(committed)
     }
@@ -299,6 +289,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
     /// As [`BouncePool::sync_for_cpu`](crate::bounce::pool::BouncePool::sync_for_cpu).
     pub fn sync_for_cpu(&self, mapping: &AdaptiveMapping, offset: u64, len: u64) -> Result<(), BounceError> {
         match mapping.course {
+            _ if mapping.ring != self.number => Err(BounceError::NotMapped { iova: mapping.iova() }),
             Course::Pool { iova, .. } => self.pool.pool().sync_for_cpu(iova, offset, len),
             Course::Ring(_) => {
                 self.ring.device().sync_for_cpu();
@@ -318,6 +309,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         len: u64,
     ) -> Result<(), BounceError> {
         match mapping.course {
+            _ if mapping.ring != self.number => Err(BounceError::NotMapped { iova: mapping.iova() }),
             Course::Pool { iova, .. } => self.pool.pool().sync_for_device(iova, offset, len),
             Course::Ring(_) => {
                 self.ring.device().sync_for_device();
@@ -332,33 +324,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         each.map(|(class, size)| size.cell.explain(class, self.direction, size.counts))
     }
 
-    /// A commit took `ns`. They are rare where little is mapped, so the latest two count for most.
-    fn note_commit(&mut self, ns: u64) {
-        let before = self.commit_ns;
-        self.commit_ns = if before == 0 { ns } else { before / 2 + ns.min(before.saturating_mul(8)) / 2 };
-    }
-
-    /// What one mapping's part of a commit takes, in nanoseconds.
-    fn share(&self, way: Choice) -> u64 {
-        // As in a batch that is full: a queue that commits fewer falls idle, and has the time.
-        if way == Choice::Map { self.commit_ns / self.batch.max(1) as u64 } else { 0 }
-    }
-
     /// Nanoseconds since `start`, less what the clock itself takes.
     fn since(&self, start: u64) -> u64 {
         (self.clock)().saturating_sub(start).saturating_sub(self.clock_ns)
     }
-}
-
-/// Which way a mapping went.
-fn went(mapping: &AdaptiveMapping) -> Choice {
-    match mapping.course {
-        Course::Ring(_) | Course::Pool { way: Way::Direct, .. } => Choice::Map,
-        Course::Pool { .. } => Choice::Copy,
-    }
-}
-
-fn copied(mapping: &PoolMapping<'_>) -> AdaptiveMapping {
-    let course = Course::Pool { iova: mapping.iova(), len: mapping.len(), way: mapping.way() };
-    AdaptiveMapping { course, timed: None }
 }

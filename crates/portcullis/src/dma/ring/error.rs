@@ -57,6 +57,9 @@ pub enum RingError {
     /// The device's addresses are not translated: there is nothing to reserve, to link or to unlink.
     #[error("a ring of a device without translation has no addresses of its own")]
     Untranslated,
+    /// The pool that was to copy for a ring is another domain's, whose addresses mean something else to the device.
+    #[error("the pool is not one of the ring's domain")]
+    OtherDomain,
     /// The hardware did not confirm: **devices may still reach the memory** of all `descriptors` that wait.
     /// They go on waiting; another commit tries again.
     #[error("{descriptors} descriptors are unmapped, but devices may still reach them: {error}")]

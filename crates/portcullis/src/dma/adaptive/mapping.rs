@@ -1,0 +1,87 @@
+//! A mapping of an adaptive ring, as its driver holds it.
+
+use super::AdaptiveUnmapFailed;
+use crate::addr::Iova;
+use crate::bounce::adaptive::Choice;
+use crate::bounce::pool::{BounceError, Way};
+use crate::dma::{RingError, RingMapping};
+
+/// A buffer that the device has, or a copy of it, until it is [unmapped](AdaptiveRing::unmap).
+///
+/// It cannot be copied: what is unmapped is unmapped once. Dropping it leaves it mapped.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "the buffer stays mapped until it is unmapped"]
+pub struct AdaptiveMapping {
+    pub(super) course: Course,
+    /// The number of the ring that it is of.
+    pub(super) ring: u64,
+    /// The class and the way to whose account its end belongs, for one that was timed.
+    pub(super) timed: Option<(usize, Choice)>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Course {
+    Pool { iova: Iova, len: u64, way: Way },
+    Ring(RingMapping),
+}
+
+impl Course {
+    /// How the pool made it, if it did.
+    pub(super) fn way(&self) -> Option<Way> {
+        match self {
+            Self::Pool { way, .. } => Some(*way),
+            Self::Ring(_) => None,
+        }
+    }
+
+    pub(super) fn is_in_ring(&self) -> bool {
+        matches!(self, Self::Ring(_))
+    }
+
+    /// Which way it went.
+    pub(super) fn choice(&self) -> Choice {
+        match self.way() {
+            None | Some(Way::Direct) => Choice::Map,
+            Some(_) => Choice::Copy,
+        }
+    }
+}
+
+impl AdaptiveMapping {
+    /// The address of the first byte of the list for the device.
+    pub fn iova(&self) -> Iova {
+        match &self.course {
+            Course::Pool { iova, .. } => *iova,
+            Course::Ring(mapping) => mapping.iova(),
+        }
+    }
+
+    /// How the pool made it; `None` for a mapping in the ring.
+    pub fn way(&self) -> Option<Way> {
+        self.course.way()
+    }
+
+    /// Refused, as it is another ring's.
+    #[cold]
+    pub(super) fn foreign(self) -> AdaptiveUnmapFailed {
+        let not_mapped = BounceError::NotMapped { iova: self.iova() };
+        let range = match &self.course {
+            Course::Ring(mapping) => mapping.range(),
+            Course::Pool { .. } => None,
+        };
+        let error = range.map_or(not_mapped.into(), |range| RingError::Foreign { range }.into());
+        AdaptiveUnmapFailed { mapping: Some(self), error }
+    }
+}
+
+/// What an unmap has led to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use = "what waits for a commit is the driver's again after it only"]
+pub enum AdaptiveUnmap {
+    /// The buffer is the driver's. (Those that wait go on waiting.)
+    Done,
+    /// It waits for its batch to become complete: **the device can still reach it**.
+    Waiting,
+    /// The batch is complete and committed: no device reaches the buffer, or any unmapped before it.
+    Committed,
+}
