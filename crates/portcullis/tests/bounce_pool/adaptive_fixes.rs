@@ -242,6 +242,29 @@ fn a_batch_of_one_knows_what_its_waits_cost() {
 }
 
 #[test]
+fn batches_that_are_never_full_cost_what_they_do() {
+    let bench = Bench::new(small());
+    let (_, mut queue) = queue_of(&bench, 64, 8, (800, 300));
+    let (buffer, list) = page(&bench);
+    // 100 ns for each of a full batch, 800 for one alone.
+    for (idles, expected) in [(true, Choice::Copy), (false, Choice::Map), (true, Choice::Copy)] {
+        for _ in 0..61 * 64 * 40 {
+            let mapping = map(&mut queue, &list).unwrap();
+            let _ = queue.unmap(mapping).unwrap();
+            if idles {
+                queue.commit().unwrap();
+            }
+        }
+        let row = row(&rows(&queue), PAGE, Direction::FromDevice);
+        assert_eq!(row.choice, expected, "idles: {idles}: {row:?}");
+    }
+    assert_eq!(row(&rows(&queue), PAGE, Direction::FromDevice).switches, 3);
+    queue.commit().unwrap();
+    drop((queue, buffer));
+    bench.finish();
+}
+
+#[test]
 fn where_the_ring_has_no_tables_it_copies() {
     let bench = Bench::new(small());
     let (_, mut queue) = queue_of(&bench, 2048, 8, (8, 1_000_000));

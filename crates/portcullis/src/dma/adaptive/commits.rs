@@ -1,17 +1,49 @@
 //! What a commit of a ring costs each of its descriptors.
 
-/// What commits took lately.
+/// Of how many samples the mean number of descriptors is, roughly: older ones fade.
+const WEIGHT: u64 = 8;
+
+/// What commits took lately, and among how many descriptors that is shared out.
+///
+/// Descriptors are counted when they end, whether they were mapped or copied: so it is known how full commits would be,
+/// were all of them mapped, while all are copied.
 #[derive(Debug)]
 pub(super) struct Commits {
     batch: u64,
     /// What a commit takes, in nanoseconds.
     ns: u64,
+    /// Descriptors for each commit, in sixteenths.
+    sixteenths: u64,
+    /// Descriptors that have ended since the last sample of that.
+    ended: u64,
 }
 
 impl Commits {
-    /// Nothing is known yet.
+    /// Nothing is known yet: full batches are expected, of `batch` descriptors.
     pub(super) fn new(batch: usize) -> Self {
-        Self { batch: batch.max(1) as u64, ns: 0 }
+        let batch = batch.max(1) as u64;
+        Self { batch, ns: 0, sixteenths: batch * 16, ended: 0 }
+    }
+
+    /// One more descriptor has ended.
+    #[inline]
+    pub(super) fn count(&mut self) {
+        self.ended += 1;
+        if self.ended >= self.batch {
+            self.sample();
+        }
+    }
+
+    /// Its owner has no more of them for now, and commits what there is.
+    pub(super) fn idle(&mut self) {
+        if self.ended > 0 {
+            self.sample();
+        }
+    }
+
+    fn sample(&mut self) {
+        let ended = core::mem::take(&mut self.ended);
+        self.sixteenths = (self.sixteenths * (WEIGHT - 1) + ended * 16) / WEIGHT;
     }
 
     /// A commit took `ns`. They are rare where little is mapped, so the latest two count for most.
@@ -22,7 +54,39 @@ impl Commits {
 
     /// One descriptor's share, in nanoseconds.
     pub(super) fn share(&self) -> u64 {
-        // As in a batch that is full: a queue that commits fewer falls idle, and has the time.
-        self.ns / self.batch
+        self.ns.saturating_mul(16) / self.sixteenths.max(16)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_commit_is_shared_out_among_as_many_as_there_would_be() {
+        let mut commits = Commits::new(32);
+        assert_eq!(commits.share(), 0);
+        commits.note(3200);
+        assert_eq!(commits.share(), 100, "as in a full batch");
+        // A queue that falls idle with every fourth.
+        for n in 0..400 {
+            commits.count();
+            if n % 4 == 3 {
+                commits.idle();
+            }
+        }
+        assert!((700..=800).contains(&commits.share()), "{}", commits.share());
+        (0..100).for_each(|_| commits.idle());
+        assert!((700..=800).contains(&commits.share()), "without descriptors it says nothing");
+        (0..32 * 100).for_each(|_| commits.count());
+        assert!((100..=105).contains(&commits.share()), "{}", commits.share());
+    }
+
+    #[test]
+    fn a_clock_that_leaps_overflows_nothing() {
+        let mut commits = Commits::new(0);
+        (0..3).for_each(|_| commits.note(u64::MAX));
+        commits.count();
+        assert!(commits.share() > 0);
     }
 }

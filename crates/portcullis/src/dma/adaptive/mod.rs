@@ -33,7 +33,8 @@ pub use mapping::{AdaptiveMapping, AdaptiveUnmap};
 /// All this is so whatever the domain's policy.
 ///
 /// Costs are measured as [`Adaptive`](crate::bounce::adaptive::Adaptive) measures them, a commit shared out
-/// among a full batch. The queue belongs to one CPU at a time, so nothing here is shared, and the choice costs some
+/// among as many descriptors as end from one to the next: a full batch, or fewer for a queue that often falls idle and
+/// [commits](Self::commit) then. The queue belongs to one CPU at a time, so nothing here is shared, and the choice costs some
 /// plain instructions. `K` is the clock: any count of nanoseconds.
 #[derive(Debug)]
 pub struct AdaptiveRing<M: Mapper, P: Platform, C: CopyMemory, K> {
@@ -211,6 +212,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         if mapping.ring != self.number {
             return Err(mapping.foreign());
         }
+        self.commits.count();
         let commits = mapping.course.is_in_ring() && self.ring.waiting() + 1 >= self.batch;
         if commits || mapping.timed.is_some() {
             return self.unmap_timed(mapping);
@@ -262,11 +264,13 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         result
     }
 
-    /// Ends all that waits, with one wait for the hardware: for a queue that falls idle. How many descriptors.
+    /// Ends all that waits, with one wait for the hardware: for a queue that falls idle. How many descriptors. To be called
+    /// then also where nothing waits, so that it is known how full commits would be.
     ///
     /// # Errors
     /// As [`StrictRing::commit`].
     pub fn commit(&mut self) -> Result<usize, RingError> {
+        self.commits.idle();
         let start = (self.clock)();
         let committed = self.ring.commit()?;
         let ns = self.since(start);
