@@ -81,7 +81,7 @@ pub enum PolicyName {
     StrictRing,
     /// Each mapping copied through buffers that stay mapped, protected to the byte
     Bounce,
-    /// Copied so, or mapped by itself with one invalidation to wait for: what is cheaper, as measured meanwhile
+    /// Copied so, or mapped in a ring as in strict-ring: what is cheaper, as measured meanwhile
     Adaptive,
     /// Invalidations put off by up to 256 unmaps or 10 ms
     Lazy,

@@ -30,7 +30,7 @@ pub enum Mode {
     StrictRing,
     /// Copied through the buffers of a pool for each domain, which stay mapped.
     Bounce,
-    /// Copied so, or mapped by itself, whatever is cheaper.
+    /// Copied so, or mapped in a ring, whatever is cheaper.
     Adaptive,
     /// Copied through the buffers of one pool, without translation.
     Swiotlb,
