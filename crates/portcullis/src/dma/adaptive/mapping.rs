@@ -6,7 +6,7 @@ use crate::bounce::adaptive::Choice;
 use crate::bounce::pool::{BounceError, Way};
 use crate::dma::{RingError, RingMapping};
 
-/// A buffer that the device has, or a copy of it, until it is [unmapped](AdaptiveRing::unmap).
+/// A buffer that the device has, or a copy of it, until it is [unmapped](super::AdaptiveRing::unmap).
 ///
 /// It cannot be copied: what is unmapped is unmapped once. Dropping it leaves it mapped.
 #[derive(Debug, PartialEq, Eq)]
