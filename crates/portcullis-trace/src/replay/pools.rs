@@ -121,11 +121,7 @@ fn place(
     view: &mut [DmaSegment],
 ) -> Result<(Way, usize), MapFailed> {
     let mapping = mapping.map_err(MapFailed::Bounce)?;
-    let mut used = 0;
-    for (room, segment) in view.iter_mut().zip(mapping.segments()) {
-        *room = segment;
-        used += 1;
-    }
+    let used = mapping.write_segments(view);
     Ok((Way::Pool { iova: mapping.iova(), len: mapping.len(), copied: mapping.way() }, used))
 }
 

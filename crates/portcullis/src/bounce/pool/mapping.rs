@@ -47,6 +47,14 @@ impl<'a> PoolMapping<'a> {
         self.way
     }
 
+    /// Writes the device's [view](Self::segments) to `out`, as far as that goes: the pieces of the list that was mapped
+    /// are room enough. How many segments were written.
+    #[inline]
+    pub fn write_segments(&self, out: &mut [DmaSegment]) -> usize {
+        let places = out.iter_mut().zip(self.segments());
+        places.map(|(place, segment)| *place = segment).count()
+    }
+
     /// The device's view, in order: one segment for whatever went through one buffer or touches, several only for a
     /// list that was mapped directly and has gaps inside its pages.
     pub fn segments(&self) -> impl Iterator<Item = DmaSegment> + use<'a> {

@@ -192,11 +192,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         }
         // SAFETY: the caller's promise.
         let mapping = unsafe { self.pool.map(list, self.direction, attributes) }?;
-        let mut used = 0;
-        for (room, segment) in out.iter_mut().zip(mapping.segments()) {
-            *room = segment;
-            used += 1;
-        }
+        let used = mapping.write_segments(out);
         let course = Course::Pool { iova: mapping.iova(), len: mapping.len(), way: mapping.way() };
         Ok((course, used, failed))
     }
