@@ -1,19 +1,21 @@
 //! Policies that change although the hardware fails, and the domain's account after mistakes.
 
 mod common;
+mod manual;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
 
 use common::{Bench, PAGE};
+use manual::Manual;
 use portcullis::addr::{Direction, Iova, IovaRange, PageSize, PageSizes, Permissions, PhysAddr};
 use portcullis::dma::{CoherentMemory, DmaDevice, RawBatch};
 use portcullis::domain::{Domain, Policies, Policy, PolicyError};
 use portcullis::invalidation::{DeviceId, Gather, InvalidationError};
 use portcullis::mapper::{Geometry, Mapper};
 use portcullis::pgtable::{MapError, Unmapped};
-use portcullis::platform::{LocalSlot, Platform, PlatformEvents};
+use portcullis::platform::{Platform, PlatformEvents};
 use portcullis_model::Memory;
 
 const LAZY_FOREVER: Policy = Policy::Lazy { window_ns: u64::MAX / 2 };
@@ -81,32 +83,6 @@ fn a_change_leaves_those_alone_that_it_is_not_about() {
     assert!(!disk.writes(iova), "a shorter window is a stricter promise");
 }
 
-/// One CPU whose time the test sets, and the deadlines that it was asked for.
-struct Manual {
-    now_ns: AtomicU64,
-    deadlines: Mutex<Vec<u64>>,
-}
-
-impl Platform for Manual {
-    fn slots(&self) -> usize {
-        1
-    }
-
-    fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
-        f(Some(&LocalSlot::new(0)))
-    }
-
-    fn now_ns(&self) -> u64 {
-        self.now_ns.load(Ordering::Relaxed)
-    }
-
-    fn register(&self, _: Weak<dyn PlatformEvents>) {}
-
-    fn wake_at(&self, deadline_ns: u64) {
-        self.deadlines.lock().unwrap().push(deadline_ns);
-    }
-}
-
 /// Translations of pages of 16 KiB that are nowhere, but counted.
 struct Mapped16K {
     geometry: Geometry,
@@ -145,26 +121,27 @@ impl Mapper for Mapped16K {
 
 const START_NS: u64 = 1_000_000_000;
 
-type Device = DmaDevice<Mapped16K, Arc<Manual>>;
+type Device = DmaDevice<Mapped16K, Manual>;
 
 fn device(
     policy: Policy,
     sync: impl Fn() -> Result<(), InvalidationError> + Send + Sync + 'static,
-) -> (Arc<Manual>, Device) {
+) -> (Manual, Device) {
     let granule = PageSize::from_shift(14).unwrap();
     let aperture = IovaRange::new(Iova::new(0), 1 << 32).unwrap();
     let geometry = Geometry { aperture, page_sizes: PageSizes::EMPTY.with(granule), reserved: Vec::new() };
     let mapper = Mapped16K { geometry, mapped: AtomicU64::new(0), sync: Arc::new(sync) };
     // So late that the next change is timed exactly.
-    let platform = Arc::new(Manual { now_ns: AtomicU64::new(START_NS), deadlines: Mutex::default() });
-    let domain = Domain::new(Arc::clone(&platform), mapper, policy).unwrap();
+    let platform = Manual::default();
+    platform.set_time(START_NS);
+    let domain = Domain::new(platform.clone(), mapper, policy).unwrap();
     (platform, DmaDevice::new(domain, u64::MAX))
 }
 
 /// Byte-nanoseconds of neighbours in the next 1,000 ns.
 fn neighbours(platform: &Manual, device: &Device) -> u128 {
     let before = device.domain().exposure().neighbour_byte_ns;
-    platform.now_ns.fetch_add(1000, Ordering::Relaxed);
+    platform.set_time(platform.now_ns() + 1000);
     device.domain().exposure().neighbour_byte_ns - before
 }
 
@@ -206,11 +183,10 @@ fn a_flush_that_fails_or_panics_is_tried_again_whatever_the_window() {
         let device = device.with_policy(Policy::Lazy { window_ns: 5_000_000 }).unwrap();
         let iova = device.map_single(PhysAddr::new(0x10_0000), 0x1000, Direction::FromDevice).unwrap();
         device.unmap_single(iova, 0x1000).unwrap();
-        let deadlines = || core::mem::take(&mut *platform.deadlines.lock().unwrap());
-        assert_eq!(deadlines(), [START_NS + 5_000_000]);
-        platform.now_ns.store(START_NS + 5_000_000, Ordering::Relaxed);
+        assert_eq!(platform.wakes(), [START_NS + 5_000_000]);
+        platform.set_time(START_NS + 5_000_000);
         let _ = catch_unwind(AssertUnwindSafe(|| PlatformEvents::timer(&**device.domain())));
-        assert_eq!(deadlines(), [START_NS + 15_000_000]);
+        assert_eq!(platform.wakes(), [START_NS + 15_000_000]);
     }
 }
 
@@ -220,5 +196,5 @@ fn a_window_of_no_length_is_no_reason_to_retry_without_a_pause() {
     let iova = device.map_single(PhysAddr::new(0x10_0000), 0x1000, Direction::FromDevice).unwrap();
     device.unmap_single(iova, 0x1000).unwrap();
     PlatformEvents::timer(&**device.domain());
-    assert_eq!(*platform.deadlines.lock().unwrap(), [START_NS, START_NS + 1_000_000]);
+    assert_eq!(platform.wakes(), [START_NS, START_NS + 1_000_000]);
 }

@@ -5,6 +5,8 @@
 mod dice;
 mod full;
 mod integrity;
+#[path = "../manual/mod.rs"]
+mod manual;
 mod mistakes;
 mod random;
 mod resize;

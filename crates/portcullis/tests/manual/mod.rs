@@ -1,0 +1,60 @@
+//! A platform that is told which CPU it is and what time it is.
+
+// Each test binary uses its part.
+#![allow(dead_code)]
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+
+use portcullis::platform::{LocalSlot, Platform, PlatformEvents};
+
+/// No slot.
+pub const NONE: usize = usize::MAX;
+
+/// A machine of four CPUs, used by one thread.
+#[derive(Clone, Default)]
+pub struct Manual(Arc<State>);
+
+#[derive(Default)]
+struct State {
+    cpu: AtomicUsize,
+    now_ns: AtomicU64,
+    wakes: Mutex<Vec<u64>>,
+}
+
+impl Manual {
+    /// From now on the caller is this CPU.
+    pub fn run_on(&self, cpu: usize) {
+        self.0.cpu.store(cpu, Ordering::Relaxed);
+    }
+
+    pub fn set_time(&self, now_ns: u64) {
+        self.0.now_ns.store(now_ns, Ordering::Relaxed);
+    }
+
+    /// The times that were asked for since the last call.
+    pub fn wakes(&self) -> Vec<u64> {
+        std::mem::take(&mut self.0.wakes.lock().unwrap())
+    }
+}
+
+impl Platform for Manual {
+    fn slots(&self) -> usize {
+        4
+    }
+
+    fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
+        let cpu = self.0.cpu.load(Ordering::Relaxed);
+        f((cpu != NONE).then(|| LocalSlot::new(cpu)).as_ref())
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.0.now_ns.load(Ordering::Relaxed)
+    }
+
+    fn register(&self, _: Weak<dyn PlatformEvents>) {}
+
+    fn wake_at(&self, deadline_ns: u64) {
+        self.0.wakes.lock().unwrap().push(deadline_ns);
+    }
+}
