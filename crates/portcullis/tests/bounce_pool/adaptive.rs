@@ -12,7 +12,7 @@ use portcullis_model::DeviceId;
 
 use crate::chosen::Chosen;
 use crate::costs::{Clock, Costs, row};
-use crate::support::{Bench, DEVICE, Mapper, PAGE, Rationed, TIMEOUT, piece, small};
+use crate::support::{Bench, DEVICE, Mapper, PAGE, Rationed, TIMEOUT, piece, small, without_timer};
 
 pub type Device<P> = AdaptiveDevice<Mapper, P, Rationed, Clock>;
 
@@ -243,10 +243,10 @@ fn wrong_addresses_and_second_unmaps_are_errors() {
 
 #[test]
 fn threads_share_what_is_measured() {
-    let bench = Bench::on(StdPlatform::with_slots(3), Policy::Strict, small());
+    let bench = Bench::on(StdPlatform::with_slots(3), Policy::Strict, without_timer(small()));
     let (costs, all) = adaptive(&bench, (100, 100));
     std::thread::scope(|scope| {
-        for n in 0..4_u32 {
+        let threads = (0..4_u32).map(|n| {
             let (bench, all, costs) = (&bench, &all, &costs);
             scope.spawn(move || {
                 let device =
@@ -262,8 +262,11 @@ fn threads_share_what_is_measured() {
                     all.unmap(mapping.iova(), mapping.len()).unwrap();
                     assert_eq!(bench.bytes(buffer.phys(), len), bytes);
                 }
-            });
-        }
+            })
+        });
+        let threads: Vec<_> = threads.collect();
+        // A scope does not wait for what a thread does as it goes: it gives its slot back, to the pool too.
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
     });
     let counted: u64 = all.explain().iter().map(|row| row.copied + row.mapped).sum();
     // Two of the threads share a slot and may lose each other's counts.

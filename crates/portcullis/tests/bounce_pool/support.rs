@@ -140,7 +140,12 @@ pub fn small() -> PoolConfig {
     PoolConfig { threshold: 64 << 10, class_bytes: 256 << 10, ..PoolConfig::default() }
 }
 
-/// The same with 1,024 to 64 slots, in runs of a large page from the first one on.
+/// The same for the ready-made platform, whose timer's thread would have the pool in hand whenever it comes.
+pub fn without_timer(config: PoolConfig) -> PoolConfig {
+    PoolConfig { idle_ns: u64::MAX, ..config }
+}
+
+/// [`small`] with 1,024 to 64 slots, in runs of a large page from the first one on.
 pub fn large() -> PoolConfig {
     PoolConfig { class_bytes: 4 << 20, large_from: 0, ..small() }
 }

@@ -9,7 +9,7 @@ use portcullis::domain::Policy;
 use portcullis::std_platform::StdPlatform;
 use portcullis_model::DeviceId;
 
-use crate::support::{Bench, PAGE, large, map, piece, small};
+use crate::support::{Bench, PAGE, large, map, piece, small, without_timer};
 
 const THREADS: u32 = 4;
 const ROUNDS: u64 = 400;
@@ -26,7 +26,7 @@ fn data_is_right_while_others_trim_large_pages() {
 
 fn work_and_trim(config: PoolConfig) {
     // Fewer slots than threads: some share.
-    let bench = Bench::on(StdPlatform::with_slots(3), Policy::Strict, config);
+    let bench = Bench::on(StdPlatform::with_slots(3), Policy::Strict, without_timer(config));
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         // Each hands its mappings to the next, which ends them.
@@ -90,7 +90,7 @@ fn work_and_trim(config: PoolConfig) {
 
 #[test]
 fn what_a_thread_kept_is_anybody_s_when_it_ends() {
-    let bench = Bench::on(StdPlatform::new(), Policy::Strict, small());
+    let bench = Bench::on(StdPlatform::new(), Policy::Strict, without_timer(small()));
     let work = || {
         let buffer = bench.memory.buffer(PAGE).unwrap();
         let list = [piece(buffer.phys(), 0, PAGE)];

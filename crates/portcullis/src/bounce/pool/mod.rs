@@ -89,7 +89,8 @@ use crate::sync::Mutex;
 ///
 /// When the pool is dropped, its buffers are unmapped strictly and given back; mappings through it that have not ended
 /// end without a copy. Mappings that were made directly stay as they are. What the hardware does not confirm then is
-/// leaked rather than freed.
+/// leaked rather than freed. The platform holds the pool while it tells it of an event, so the end may come a moment
+/// after the last handle has gone: on the timer's thread, or on one that is giving its slot back.
 #[derive(Debug)]
 pub struct BouncePool<M: Mapper, P: Platform, C: CopyMemory> {
     domain: Arc<Domain<M, P>>,
