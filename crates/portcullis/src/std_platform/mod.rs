@@ -33,6 +33,8 @@ struct Inner {
     id: u64,
     /// Whether [`barrier::all`] reaches every thread.
     light_fence: bool,
+    /// The identity, if so; else nobody's. So that one comparison tells both.
+    at_hand: u64,
     slots: usize,
     start: Instant,
     free_slots: Mutex<Vec<usize>>,
@@ -84,9 +86,11 @@ impl StdPlatform {
                     inner.tell(|listener| listener.timer());
                 }
             };
+            let (id, light_fence) = (NEXT_ID.fetch_add(1, Ordering::Relaxed), barrier::register());
             Inner {
-                id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
-                light_fence: barrier::register(),
+                id,
+                light_fence,
+                at_hand: if light_fence { id } else { u64::MAX },
                 slots,
                 start,
                 free_slots: Mutex::new((0..slots).rev().collect()),
@@ -165,7 +169,7 @@ impl Platform for StdPlatform {
     fn with_slot_at_hand<R>(&self, f: impl FnOnce(&LocalSlot<'_>) -> R) -> Option<R> {
         let (id, slot) = Self::last();
         // Where each turn needs a fence, a call more makes no difference.
-        (id == self.inner.id && self.inner.light_fence).then(|| f(&LocalSlot::with_light_fence(slot)))
+        (id == self.inner.at_hand).then(|| f(&LocalSlot::with_light_fence(slot)))
     }
 
     fn fence_all(&self) {

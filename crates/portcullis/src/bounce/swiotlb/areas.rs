@@ -157,29 +157,29 @@ impl Areas {
         (!notes.is_null()).then(|| unsafe { core::slice::from_raw_parts(notes, 1 << self.bits()) })
     }
 
-    /// The slot that `phys` is in, if it is in the area number `area`.
-    #[inline]
-    pub fn locate_in(&self, area: usize, phys: PhysAddr) -> Option<&Note> {
-        let head = self.heads.get(area)?;
-        if phys.get() ^ head.base.load(Ordering::Relaxed) > self.inside {
-            return None;
-        }
-        let index = (phys.get() & self.inside) >> self.slot_shift;
-        let notes = head.notes.load(Ordering::Acquire);
-        // SAFETY: an area that is there has as many notes as slots, allocated until `self` is dropped, and the index is
-        // less than that. Notes are only used by shared reference.
-        (!notes.is_null()).then(|| unsafe { &*notes.add(index as usize) })
-    }
-
-    /// The slot that `phys` is in.
-    #[inline]
+    /// The slot that `phys` is in. Where its area goes meanwhile, and comes elsewhere, that of another address.
     pub fn locate(&self, phys: PhysAddr) -> Option<&Note> {
         self.locate_in(self.directory.find(phys.get() >> self.area_shift)?, phys)
     }
 
+    /// The same; `None` too where that would take more than a few instructions.
+    #[inline]
+    pub fn locate_at_once(&self, phys: PhysAddr) -> Option<&Note> {
+        self.locate_in(self.directory.find_at_once(phys.get() >> self.area_shift)?, phys)
+    }
+
+    #[inline]
+    fn locate_in(&self, area: usize, phys: PhysAddr) -> Option<&Note> {
+        let notes = self.heads.get(area)?.notes.load(Ordering::Acquire);
+        let index = (phys.get() & self.inside) >> self.slot_shift;
+        // SAFETY: a pointer that is not null is to as many notes as an area has slots, allocated until `self` is
+        // dropped, and the index is less than that. Notes are only used by shared reference.
+        (!notes.is_null()).then(|| unsafe { &*notes.add(index as usize) })
+    }
+
     /// The note of the slot `distance` slots before the one that `phys` is in.
-    pub fn before(&self, phys: PhysAddr, area: usize, distance: u64) -> Option<&Note> {
-        self.locate_in(area, PhysAddr::new(phys.get().checked_sub(distance << self.slot_shift)?))
+    pub fn before(&self, phys: PhysAddr, distance: u64) -> Option<&Note> {
+        self.locate(PhysAddr::new(phys.get().checked_sub(distance << self.slot_shift)?))
     }
 
     /// Takes runs of 2^`order` slots out of one area, whose last address is `reach` at the most: `out` is filled
@@ -258,10 +258,15 @@ impl Areas {
         0
     }
 
-    /// Whether a device that reaches addresses up to `reach` reaches all of an area.
+    /// Whether a device that reaches addresses up to `reach` reaches all of the area that holds `address`.
+    pub fn is_reached(&self, address: u64, reach: u64) -> bool {
+        address | self.inside <= reach
+    }
+
+    /// The same of an area by its number.
     pub fn is_within(&self, area: usize, reach: u64) -> bool {
         let base = self.heads[area].base.load(Ordering::Relaxed);
-        base < CHANGING && base.saturating_add(self.area_bytes() - 1) <= reach
+        base < CHANGING && self.is_reached(base, reach)
     }
 
     /// Whether there is an area that such a device reaches.
@@ -274,7 +279,10 @@ impl Areas {
         let mut held = None;
         for note in runs {
             note.clear();
-            let (area, index) = (note.area(), (note.address() & self.inside) >> self.slot_shift);
+            let address = note.address();
+            let index = (address & self.inside) >> self.slot_shift;
+            // It is there: something of it was taken until now.
+            let Some(area) = self.directory.find(address >> self.area_shift) else { continue };
             let space = &self.spaces[area];
             // The lock before is released first: nobody holds two.
             let mut bits = match held.take() {
@@ -307,7 +315,7 @@ impl Areas {
             return None;
         };
         for (index, note) in self.notes(area)?.iter().enumerate() {
-            note.set_home(area, base.get() + ((index as u64) << self.slot_shift));
+            note.set_address(base.get() + ((index as u64) << self.slot_shift));
         }
         self.directory.insert(base.get() >> self.area_shift, area);
         head.base.store(base.get(), Ordering::Release);

@@ -4,7 +4,8 @@ use crate::addr::{PageSize, PhysAddr};
 use crate::platform::FRAME_SIZE;
 
 use super::bits::WORD_SLOTS;
-use super::note::{AREAS, LEN_BITS};
+use super::directory::AREAS;
+use super::note::LEN_BITS;
 
 /// The largest area.
 const MOST_AREA_BYTES: u64 = 1 << LEN_BITS;

@@ -10,13 +10,17 @@ use alloc::boxed::Box;
 
 use crate::sync::{AtomicU64, Ordering};
 
-/// A place that was never used.
-const NEVER: u64 = 0;
+/// A place that was never used: an entry of an area that there is not.
+const NEVER: u64 = u64::MAX;
 /// One whose area is gone.
-const GONE: u64 = 1;
+const GONE: u64 = u64::MAX - 1;
 
-/// Bits of an entry for the area's number and the mark that it is one.
+/// Bits of an entry for the area's number. The others have room for any key of memory, which ends below 2^52.
 const AREA_BITS: u32 = 18;
+
+/// Areas are numbered from 0 to below this.
+pub(super) const AREAS: u64 = 1 << 16;
+const _: () = assert!(AREAS + 2 <= 1 << AREA_BITS);
 
 /// From the high bits of an address to an area's number.
 #[derive(Debug)]
@@ -26,13 +30,13 @@ pub(super) struct Directory {
 }
 
 fn entry(key: u64, area: usize) -> u64 {
-    key << AREA_BITS | (area as u64 + 2)
+    key << AREA_BITS | area as u64
 }
 
-/// The area that an entry leads to, if it is for `key`.
+/// The area that an entry leads to, if it is for `key`. For a key of no memory at all it may be a number of no area.
 #[inline]
 fn area_of(entry: u64, key: u64) -> Option<usize> {
-    (entry >> AREA_BITS == key && entry > GONE).then(|| ((entry & ((1 << AREA_BITS) - 1)) - 2) as usize)
+    (entry >> AREA_BITS == key).then_some((entry & ((1 << AREA_BITS) - 1)) as usize)
 }
 
 impl Directory {
@@ -63,16 +67,14 @@ impl Directory {
         })
     }
 
-    /// The number of the area with `key`: a multiplication and a load, where it is in the first place.
+    /// The number of the area with `key`, if it is in the first place: a multiplication and a load.
     #[inline]
-    pub fn find(&self, key: u64) -> Option<usize> {
-        let found = self.places.get(self.first(key))?.load(Ordering::Acquire);
-        area_of(found, key).or_else(|| self.find_further(key))
+    pub fn find_at_once(&self, key: u64) -> Option<usize> {
+        area_of(self.places.get(self.first(key))?.load(Ordering::Acquire), key)
     }
 
-    #[cold]
-    #[inline(never)]
-    fn find_further(&self, key: u64) -> Option<usize> {
+    /// The number of the area with `key`, wherever it is.
+    pub fn find(&self, key: u64) -> Option<usize> {
         for (_, found) in self.places(key) {
             if let Some(area) = area_of(found, key) {
                 return Some(area);

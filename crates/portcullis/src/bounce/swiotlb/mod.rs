@@ -147,13 +147,47 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         direction: Direction,
         constraints: &Constraints,
     ) -> Result<Bounced, BounceError> {
+        if let Ok((order, offset)) = self.order(original, constraints)
+            && let Some(note) = self.take_own(order, constraints)
+        {
+            // SAFETY: the caller's promise is passed on; the run is of this order, so it has room for the buffer.
+            return Ok(unsafe {
+                self.fill(&Found { note, class: order, offset }, original, direction, constraints)
+            });
+        }
+        // SAFETY: the caller's promise is passed on.
+        unsafe { self.map_slowly(original, direction, constraints) }
+    }
+
+    /// The same for whatever is not so simple. In a function of its own, so that what is simple needs no stack.
+    #[cold]
+    #[inline(never)]
+    unsafe fn map_slowly(
+        &self,
+        original: PhysSegment,
+        direction: Direction,
+        constraints: &Constraints,
+    ) -> Result<Bounced, BounceError> {
+        let (order, offset) = self.order(original, constraints)?;
+        let found = self.take_slowly(&Want { order, offset, len: original.len, constraints })?;
+        // SAFETY: the caller's promise is passed on; what was found has room for what was wanted.
+        Ok(unsafe { self.fill(&found, original, direction, constraints) })
+    }
+
+    /// Makes a run that was found the mapping of `original`.
+    ///
+    /// # Safety
+    /// As [`map`](Self::map), and the run has room for it.
+    #[inline]
+    unsafe fn fill(
+        &self,
+        found: &Found<'_>,
+        original: PhysSegment,
+        direction: Direction,
+        constraints: &Constraints,
+    ) -> Bounced {
         let PhysSegment { phys, len } = original;
-        let offset = phys.get() & constraints.min_align();
-        let order = self.order(phys, len, offset, constraints)?;
-        let Found { note, class, offset } = match self.take_own(order, constraints) {
-            Some(note) => Found { note, class: order, offset },
-            None => self.take_slowly(&Want { order, offset, len, constraints })?,
-        };
+        let Found { note, class, offset } = *found;
         note.map(&Mapping { original: phys, direction, len, offset, class });
         let start = note.address() + offset;
         self.clear_around(start, len, self.unit(constraints));
@@ -162,18 +196,15 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         unsafe { self.memory.copy(phys, PhysAddr::new(start), len) };
         // Before whatever the driver tells the device by.
         fence(Ordering::Release);
-        Ok(Bounced { phys: PhysAddr::new(start), len })
+        Bounced { phys: PhysAddr::new(start), len }
     }
 
-    /// Checks what is asked for: the order of the smallest aligned run that would do.
+    /// Checks what is asked for: the order of the smallest aligned run that would do, and the low bits of the buffer's
+    /// address that are kept.
     #[inline]
-    fn order(
-        &self,
-        phys: PhysAddr,
-        len: u64,
-        offset: u64,
-        constraints: &Constraints,
-    ) -> Result<u32, BounceError> {
+    fn order(&self, original: PhysSegment, constraints: &Constraints) -> Result<(u32, u64), BounceError> {
+        let PhysSegment { phys, len } = original;
+        let offset = phys.get() & constraints.min_align();
         let Some(distance) = len.checked_sub(1) else {
             return Err(BounceError::Empty { phys });
         };
@@ -187,7 +218,9 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
             return Err(BounceError::Boundary { len, offset, boundary_mask: boundary });
         }
         let last = (offset + distance).max(constraints.floor());
-        Ok(u64::BITS - (last >> self.areas.slot_shift()).leading_zeros())
+        // The bits of the number of the last slot: with a one behind, for there is no logarithm of zero.
+        let slot = last >> self.areas.slot_shift();
+        Ok(((slot << 1 | 1).ilog2(), offset))
     }
 
     /// What a device reaches at once, at least a slot, in bytes.
@@ -222,20 +255,47 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     /// mapping's of the same length by now.) The device is done with it.
     #[inline]
     pub unsafe fn unmap(&self, phys: PhysAddr, len: u64) -> Result<(), MappingError> {
+        if let Some(note) = self.areas.locate_at_once(phys)
+            && let Says::Mapped(mapping) = note.read()
+            && note.address() + mapping.offset == phys.get()
+            && mapping.len == len
+        {
+            // SAFETY: the caller's promise is passed on.
+            unsafe { self.end(note, &mapping, phys) };
+            return Ok(());
+        }
+        // SAFETY: the caller's promise is passed on.
+        unsafe { self.unmap_slowly(phys, len) }
+    }
+
+    /// The same for a mapping that does not begin in the first slot of its run, and for what is none. In a function of its
+    /// own, so that what is simple needs no stack.
+    #[inline(never)]
+    unsafe fn unmap_slowly(&self, phys: PhysAddr, len: u64) -> Result<(), MappingError> {
         let (note, mapping) = self.find(phys)?;
         let start = note.address() + mapping.offset;
         if start != phys.get() || mapping.len != len {
             let (mapped, mapped_len) = (PhysAddr::new(start), mapping.len);
             return Err(MappingError::Mismatch { phys, len, mapped, mapped_len });
         }
+        // SAFETY: the caller's promise is passed on.
+        unsafe { self.end(note, &mapping, phys) };
+        Ok(())
+    }
+
+    /// Copies what the device wrote back, and takes the run.
+    ///
+    /// # Safety
+    /// As [`unmap`](Self::unmap); it is the mapping of this note, and begins at `phys`.
+    #[inline]
+    unsafe fn end(&self, note: &Note, mapping: &Mapping, phys: PhysAddr) {
         if mapping.direction != Direction::ToDevice {
             // After whatever the device told the driver by.
             fence(Ordering::Acquire);
             // SAFETY: the promise of whoever mapped it.
-            unsafe { self.memory.copy(phys, mapping.original, len) };
+            unsafe { self.memory.copy(phys, mapping.original, mapping.len) };
         }
         self.give(note, mapping.class);
-        Ok(())
     }
 
     /// Copies `len` bytes at `phys`, a part of a mapping or all of it, to the buffer, if the device writes to it: for the
@@ -301,19 +361,14 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         let note = self.areas.locate(phys).ok_or(MappingError::NotOurs { phys })?;
         match note.read() {
             Says::Mapped(mapping) => Ok((note, mapping)),
-            Says::Inside(distance) => self.find_before(phys, note.area(), distance),
+            Says::Inside(distance) => self.find_before(phys, distance),
             Says::Free => Err(MappingError::NotMapped { phys }),
         }
     }
 
     /// The mapping whose run begins `distance` slots before the one that holds `phys`.
-    fn find_before(
-        &self,
-        phys: PhysAddr,
-        area: usize,
-        distance: u64,
-    ) -> Result<(&Note, Mapping), MappingError> {
-        if let Some(note) = self.areas.before(phys, area, distance)
+    fn find_before(&self, phys: PhysAddr, distance: u64) -> Result<(&Note, Mapping), MappingError> {
+        if let Some(note) = self.areas.before(phys, distance)
             && let Says::Mapped(mapping) = note.read()
             && distance < if mapping.class == ODD { note.odd_slots() as u64 } else { 1 << mapping.class }
         {

@@ -27,14 +27,6 @@ const FREE: u64 = 0;
 const MAPPED: u64 = 1;
 const INSIDE: u64 = 2;
 
-/// Bits of an address, in units of 64 bytes, the smallest slot: memory ends below 2^52.
-const ADDRESS_BITS: u32 = 46;
-const UNIT_BITS: u32 = 6;
-const ADDRESS: u64 = (1 << ADDRESS_BITS) - 1;
-
-/// Areas are numbered from 0 to below this.
-pub(super) const AREAS: u64 = 1 << 16;
-
 /// The note of one slot.
 #[derive(Debug)]
 #[repr(align(32))]
@@ -46,8 +38,8 @@ pub(super) struct Note {
     original: AtomicU64,
     /// What comes after it on a list. Of an odd run that is mapped, how many slots it has: no pointer.
     next: AtomicPtr<Note>,
-    /// Where the slot is: its area's number, and its address.
-    home: AtomicU64,
+    /// Where the slot begins.
+    address: AtomicU64,
 }
 
 /// A mapping, as noted.
@@ -73,26 +65,20 @@ pub(super) enum Says {
 impl Default for Note {
     fn default() -> Self {
         let zero = || AtomicU64::new(0);
-        Self { word: zero(), original: zero(), next: AtomicPtr::new(ptr::null_mut()), home: zero() }
+        Self { word: zero(), original: zero(), next: AtomicPtr::new(ptr::null_mut()), address: zero() }
     }
 }
 
 impl Note {
-    /// The slot is at `address`, in the area number `area`.
-    pub fn set_home(&self, area: usize, address: u64) {
-        self.home.store((area as u64) << ADDRESS_BITS | address >> UNIT_BITS, Ordering::Relaxed);
-    }
-
-    /// The number of its area.
-    #[inline]
-    pub fn area(&self) -> usize {
-        (self.home.load(Ordering::Relaxed) >> ADDRESS_BITS) as usize
+    /// The slot is at `address`.
+    pub fn set_address(&self, address: u64) {
+        self.address.store(address, Ordering::Relaxed);
     }
 
     /// Where it begins.
     #[inline]
     pub fn address(&self) -> u64 {
-        (self.home.load(Ordering::Relaxed) & ADDRESS) << UNIT_BITS
+        self.address.load(Ordering::Relaxed)
     }
 
     /// Notes a mapping.

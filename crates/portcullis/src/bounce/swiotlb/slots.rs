@@ -169,7 +169,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         cpu.turn(order);
         // SAFETY: as in `take_own`.
         if let Some(note) = unsafe { cpu.take(&self.areas, order) } {
-            if self.areas.is_within(note.area(), reach) {
+            if self.areas.is_reached(note.address(), reach) {
                 return Some(note);
             }
             if !cpu.put(note, order) {
