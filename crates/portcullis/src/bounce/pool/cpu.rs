@@ -4,7 +4,7 @@
 //! the [depot](super::depot) a chain at a time: the older stack, which is full when it goes. So each operation is a
 //! few words, whatever there is.
 
-use super::layout::MOST_CLASSES;
+use super::layout::CLASS_ROOM;
 use super::slot::{Slot, index_of, link_to};
 use crate::percpu::LocalU64;
 
@@ -18,7 +18,7 @@ pub(super) struct Chain {
 /// One CPU's stacks. All its words are changed by the CPU that has it alone.
 #[derive(Debug, Default)]
 pub(super) struct Cpu {
-    stacks: [[Pair; 4]; MOST_CLASSES],
+    stacks: [[Pair; 4]; CLASS_ROOM],
     /// Mappings for which a buffer was waiting here.
     pub reused: LocalU64,
 }
@@ -35,8 +35,29 @@ struct Pair {
 }
 
 impl Cpu {
-    /// The newest free slot of `class` for `kind`.
+    /// The newest free slot of `class` for `kind`, if it is on the newer stack and was `group`'s before.
     #[inline]
+    pub(super) fn pop_of<'a>(
+        &self,
+        slots: &'a [Slot],
+        class: usize,
+        kind: usize,
+        group: u64,
+    ) -> Option<(usize, &'a Slot)> {
+        let pair = self.pair(class, kind);
+        let left = pair.slots.get().checked_sub(1)?;
+        let index = index_of(pair.first.get())?;
+        let slot = slots.get(index)?;
+        if slot.group() != group {
+            return None;
+        }
+        pair.first.set(slot.next());
+        pair.slots.set(left);
+        self.reused.set(self.reused.get() + 1);
+        Some((index, slot))
+    }
+
+    /// The newest free slot of `class` for `kind`.
     pub(super) fn pop(&self, slots: &[Slot], class: usize, kind: usize) -> Option<usize> {
         let pair = self.pair(class, kind);
         if pair.slots.get() == 0 {
@@ -103,13 +124,13 @@ impl Cpu {
 
     /// How many free slots of `class` there are, of all kinds. A hint, for others.
     pub(super) fn free(&self, class: usize) -> u64 {
-        let pairs = self.stacks[class % MOST_CLASSES].iter();
+        let pairs = self.stacks[class % CLASS_ROOM].iter();
         pairs.map(|pair| pair.slots.get() + pair.older_slots.get()).sum()
     }
 
     #[inline]
     fn pair(&self, class: usize, kind: usize) -> &Pair {
-        &self.stacks[class % MOST_CLASSES][kind % 4]
+        &self.stacks[class % CLASS_ROOM][kind % 4]
     }
 }
 

@@ -1,21 +1,17 @@
 //! A device with the pool of its domain: what a driver calls.
 
-use alloc::boxed::Box;
 use alloc::sync::Arc;
 
 use super::BouncePool;
 use super::config::{Attributes, DeviceProfile, PoolError};
-use super::copy::copy_pieces;
-use super::error::{BounceError, BounceMapError, inside};
-use super::layout::Place;
-use super::mapping::{PoolMapping, Way};
-use super::slot::{NOBODY, Phase, Pieces, Slot, Terms, Toward};
+use super::error::BounceMapError;
+use super::mapping::PoolMapping;
+use super::slot::Terms;
 use super::split::shape;
 use crate::addr::{Direction, Iova, PhysAddr};
-use crate::domain::{MapListError, PhysSegment, Policy};
+use crate::domain::{MapListError, PhysSegment};
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
-use crate::sync::{Ordering, fence};
 
 /// A device of a pool's domain. Cheap to clone.
 #[derive(Debug)]
@@ -73,31 +69,85 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
         direction: Direction,
         attributes: Attributes,
     ) -> Result<PoolMapping<'a>, BounceMapError> {
+        if let [piece] = list {
+            // SAFETY: the caller's promise.
+            if let Some(mapping) = unsafe { self.map_at_once(*piece, direction, attributes) } {
+                return Ok(mapping);
+            }
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.map_slowly(list, direction, attributes) }
+    }
+
+    /// The mapping of one piece, where the CPU has a slot at hand whose buffer was this group's before: what nearly all
+    /// are.
+    ///
+    /// # Safety
+    /// As [`map`](Self::map).
+    #[inline]
+    unsafe fn map_at_once<'a>(
+        &self,
+        piece: PhysSegment,
+        direction: Direction,
+        attributes: Attributes,
+    ) -> Option<PoolMapping<'a>> {
+        if attributes.persistent_streaming || attributes.direct || !self.reaches_slots {
+            return None;
+        }
+        piece.last_byte(0).ok()?;
+        let pool = &*self.pool;
+        let terms = self.terms(piece.phys, false, direction, attributes);
+        let class = pool.layout.class_of(piece.len.checked_add(terms.offset)?)?;
+        let (index, slot) = pool.take_at_hand(class, direction.index(), self.group())?;
+        // SAFETY: the caller's promise; the slot is in this caller's hands.
+        Some(unsafe { pool.fill(slot, (class, index), piece, None, terms) })
+    }
+
+    /// Any mapping.
+    ///
+    /// # Safety
+    /// As [`map`](Self::map).
+    #[inline(never)]
+    unsafe fn map_slowly<'a>(
+        &self,
+        list: &'a [PhysSegment],
+        direction: Direction,
+        attributes: Attributes,
+    ) -> Result<PoolMapping<'a>, BounceMapError> {
         let pool = &*self.pool;
         let len = total(list)?;
-        let first = list.first().map_or(0, |piece| piece.phys.get());
-        let terms = Terms {
-            direction,
-            keep_unwritten: attributes.keep_unwritten && direction == Direction::FromDevice,
-            wipe: attributes.wipe || pool.config.wipe,
-            listed: list.len() > 1,
-            offset: first & self.profile.offset_mask,
-        };
+        let first = list.first().map_or(PhysAddr::new(0), |piece| piece.phys);
+        let terms = self.terms(first, list.len() > 1, direction, attributes);
         let openly = attributes.persistent_streaming || attributes.direct && self.may_reach(list);
         if !openly
             && self.reaches_slots
             && let Some(class) = len.checked_add(terms.offset).and_then(|bytes| pool.layout.class_of(bytes))
         {
-            let group = self.profile.group.0.into();
             let taken = pool.take(class, direction.index());
-            let taken = if taken.is_some() { taken } else { pool.stock(class, direction, group)? };
+            let taken = if taken.is_some() { taken } else { pool.stock(class, direction, self.group())? };
             if let Some(index) = taken {
                 // SAFETY: the caller's promise.
-                return unsafe { pool.map_slot(list, len, (class, index), terms, group) };
+                return unsafe { pool.map_slot(list, len, (class, index), terms, self.group()) };
             }
         }
         // SAFETY: the caller's promise.
         unsafe { self.map_otherwise(list, len, terms, attributes) }
+    }
+
+    #[inline]
+    fn terms(&self, first: PhysAddr, listed: bool, direction: Direction, attributes: Attributes) -> Terms {
+        Terms {
+            direction,
+            keep_unwritten: attributes.keep_unwritten && direction == Direction::FromDevice,
+            wipe: attributes.wipe || self.pool.config.wipe,
+            listed,
+            offset: first.get() & self.profile.offset_mask,
+        }
+    }
+
+    #[inline]
+    fn group(&self) -> u64 {
+        self.profile.group.0.into()
     }
 
     /// Whether the device may be given the granules of `list`.
@@ -157,211 +207,4 @@ fn total(list: &[PhysSegment]) -> Result<u64, MapListError> {
         total = total.checked_add(len).ok_or(MapListError::Wraps { index, phys, len })?;
     }
     if total == 0 { Err(MapListError::EmptyList) } else { Ok(total) }
-}
-
-impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
-    /// Makes a mapping through a free slot, which is in this caller's hands.
-    ///
-    /// # Safety
-    /// As [`BounceDevice::map`].
-    #[inline]
-    unsafe fn map_slot<'a>(
-        &self,
-        list: &'a [PhysSegment],
-        len: u64,
-        (class, index): (usize, usize),
-        terms: Terms,
-        group: u64,
-    ) -> Result<PoolMapping<'a>, BounceMapError> {
-        let (slot, kind) = (&self.slots[index], terms.direction.index());
-        // Slots on the stacks have a buffer.
-        let buffer = slot.buffer().unwrap_or(PhysAddr::new(0));
-        if terms.listed
-            && let Err(error) = park(slot, list)
-        {
-            self.give_back(class, kind, index);
-            return Err(error);
-        }
-        if slot.group() != group {
-            self.wipe(slot, class, kind);
-            slot.set_group(group);
-        }
-        let at = PhysAddr::new(buffer.get() + terms.offset);
-        let origin = list.first().map_or(at, |piece| piece.phys);
-        if terms.copies_in() {
-            if kind == 0 && slot.dirty() < terms.offset + len {
-                slot.set_dirty(terms.offset + len);
-            }
-            // SAFETY: the original is the caller's promise, the buffer the slot's, with room for `offset + len` bytes.
-            unsafe {
-                if terms.listed {
-                    copy_pieces(&*self.memory, (list, 0), (&[PhysSegment { phys: at, len }], 0), len);
-                } else {
-                    self.memory.copy(origin, at, len);
-                }
-            }
-            // Before whatever the driver tells the device by.
-            fence(Ordering::Release);
-        }
-        slot.lend(terms, origin, len);
-        let iova = Iova::new(self.layout.start_of(class, index) | terms.offset);
-        Ok(PoolMapping { iova, len, way: Way::Slot, list: None })
-    }
-
-    /// Ends the mapping of `len` bytes at `iova`, as [`PoolMapping`] says they are: what the device wrote is copied to
-    /// the original, and the device does not reach the original any more.
-    ///
-    /// Through a slot: O(len) for the copy and O(1) for the rest, as [`map`](BounceDevice::map); the buffer stays mapped,
-    /// but nothing connects it with the original any more. Allocates nothing. A single-use buffer or a split
-    /// mapping waits for one invalidation; a direct one ends by the domain's policy. The caller holds no lock and no
-    /// slot.
-    ///
-    /// # Errors
-    /// [`BounceError`]. After [`BounceError::Unconfirmed`] and [`BounceError::Direct`] devices may reach what was
-    /// mapped directly.
-    #[inline]
-    pub fn unmap(&self, iova: Iova, len: u64) -> Result<(), BounceError> {
-        self.unmap_by(None, iova, len)
-    }
-
-    /// The same, by `policy` for what was mapped directly; by the domain's, where it is `None`.
-    #[inline]
-    pub(crate) fn unmap_by(&self, policy: Option<Policy>, iova: Iova, len: u64) -> Result<(), BounceError> {
-        match self.layout.find(iova) {
-            Some(place) => self.unmap_slot(place, iova, len),
-            None => self.unmap_own(policy, iova, len),
-        }
-    }
-
-    #[inline]
-    fn unmap_slot(&self, place: Place, iova: Iova, len: u64) -> Result<(), BounceError> {
-        let (slot, terms, at) = self.lent(place, iova)?;
-        let origin = slot.origin();
-        if origin.len != len {
-            return Err(BounceError::WrongLength { iova, len, mapped: origin.len });
-        }
-        let list = take_list(slot, terms, iova)?;
-        // From here on the address is nobody's: a second unmap finds no mapping.
-        slot.set_phase(Phase::Free);
-        if terms.copies_out() {
-            // After whatever the device told the driver by.
-            fence(Ordering::Acquire);
-            // SAFETY: the promise of whoever mapped it.
-            unsafe { self.copy_slot(at, origin.phys, list.as_deref(), (0, len), Toward::Original) };
-        }
-        if let Some(list) = list {
-            slot.list.put(list);
-        }
-        let kind = terms.direction.index();
-        if terms.wipe {
-            self.wipe(slot, place.class, kind);
-        } else if terms.keep_unwritten {
-            // A buffer with the CPU's bytes in it, and the next driver is to find none.
-            slot.set_group(NOBODY);
-        }
-        self.give_back(place.class, kind, place.index);
-        Ok(())
-    }
-
-    /// Copies what the device has written of `len` bytes from `offset` on of the mapping at `iova` to the original. Does
-    /// nothing for a device that only reads, and for what is mapped directly (but a fence). O(len).
-    ///
-    /// # Errors
-    /// [`BounceError`], with nothing copied.
-    pub fn sync_for_cpu(&self, iova: Iova, offset: u64, len: u64) -> Result<(), BounceError> {
-        fence(Ordering::Acquire);
-        self.sync(iova, offset, len, Toward::Original)
-    }
-
-    /// Lets the device see `len` bytes of the original from `offset` on of the mapping at `iova`. Does nothing for a
-    /// device that only writes (but with [`keep_unwritten`](Attributes::keep_unwritten)), and for what is mapped
-    /// directly (but a fence). O(len).
-    ///
-    /// # Errors
-    /// [`BounceError`], with nothing copied.
-    pub fn sync_for_device(&self, iova: Iova, offset: u64, len: u64) -> Result<(), BounceError> {
-        let result = self.sync(iova, offset, len, Toward::Buffer);
-        fence(Ordering::Release);
-        result
-    }
-
-    fn sync(&self, iova: Iova, offset: u64, len: u64, into: Toward) -> Result<(), BounceError> {
-        let Some(place) = self.layout.find(iova) else {
-            return self.sync_own(iova, offset, len, into);
-        };
-        let (slot, terms, at) = self.lent(place, iova)?;
-        let PhysSegment { phys: origin, len: mapped } = slot.origin();
-        inside(iova, mapped, (offset, len))?;
-        if !terms.copies(into) {
-            return Ok(());
-        }
-        let list = take_list(slot, terms, iova)?;
-        // SAFETY: the promise of whoever mapped it.
-        unsafe { self.copy_slot(at, origin, list.as_deref(), (offset, len), into) };
-        if let Some(list) = list {
-            slot.list.put(list);
-        }
-        Ok(())
-    }
-
-    /// The slot whose mapping begins at `iova`, its terms, and where its data is in the buffer.
-    #[inline]
-    fn lent(&self, place: Place, iova: Iova) -> Result<(&Slot, Terms, PhysAddr), BounceError> {
-        let slot = &self.slots[place.index];
-        let offset = iova.get() - place.start;
-        match (slot.lent(), slot.buffer()) {
-            (Some(terms), Some(buffer)) if terms.offset == offset => {
-                Ok((slot, terms, PhysAddr::new(buffer.get() + offset)))
-            }
-            _ => Err(BounceError::NotMapped { iova }),
-        }
-    }
-
-    /// Copies `len` bytes from `offset` on between the data at `at` in a buffer and an original, in one piece or a list.
-    ///
-    /// # Safety
-    /// As [`copy_pieces`].
-    #[inline]
-    unsafe fn copy_slot(
-        &self,
-        at: PhysAddr,
-        origin: PhysAddr,
-        list: Option<&Pieces>,
-        (offset, len): (u64, u64),
-        into: Toward,
-    ) {
-        // The place behind the last byte need not have an address.
-        if len == 0 {
-            return;
-        }
-        let Some(list) = list else {
-            let (buffer, origin) = (PhysAddr::new(at.get() + offset), PhysAddr::new(origin.get() + offset));
-            let (from, to) = if into == Toward::Buffer { (origin, buffer) } else { (buffer, origin) };
-            // SAFETY: the caller's promise.
-            unsafe { self.memory.copy(from, to, len) };
-            return;
-        };
-        let buffer = [PhysSegment { phys: at, len: offset + len }];
-        let (buffer, list) = ((&buffer[..], offset), (&list.0[..], offset));
-        let (from, to) = if into == Toward::Buffer { (list, buffer) } else { (buffer, list) };
-        // SAFETY: the caller's promise.
-        unsafe { copy_pieces(&*self.memory, from, to, len) };
-    }
-}
-
-/// Remembers a list in its slot.
-fn park(slot: &Slot, list: &[PhysSegment]) -> Result<(), BounceMapError> {
-    let mut kept: Box<Pieces> = slot.list.take().unwrap_or_default();
-    let pieces = list.len();
-    kept.0.clear();
-    kept.0.try_reserve(pieces).map_err(|_| BounceMapError::NoMemory { pieces })?;
-    kept.0.extend_from_slice(list);
-    slot.list.put(kept);
-    Ok(())
-}
-
-/// The list of a mapping that has one, which whoever has it puts back.
-#[inline]
-fn take_list(slot: &Slot, terms: Terms, iova: Iova) -> Result<Option<Box<Pieces>>, BounceError> {
-    if terms.listed { slot.list.take().map(Some).ok_or(BounceError::Busy { iova }) } else { Ok(None) }
 }

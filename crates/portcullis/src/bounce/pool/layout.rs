@@ -3,19 +3,40 @@
 //! Everything is a power of two, so an address gives its class and its slot by shifts. Slots of all classes are
 //! numbered in one row: those of the smallest class first.
 
-use crate::addr::{Iova, IovaRange, PageSize};
+use crate::addr::{Iova, PageSize};
 
 /// The most classes: the smallest slot is a granule, each class has slots of twice the size of the one before.
 pub(super) const MOST_CLASSES: usize = 10;
+
+/// Room for all classes, a power of two so that finding one takes no check.
+pub(super) const CLASS_ROOM: usize = MOST_CLASSES.next_power_of_two();
+
+/// Bytes of a full stack, and of a chain that goes to the depot, within the bounds of the next two.
+const CHAIN_BYTES: u64 = 256 << 10;
+const LEAST_IN_CHAIN: u64 = 4;
+const MOST_IN_CHAIN: u64 = 64;
 
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Layout {
     /// Where the first class begins.
     start: u64,
+    /// Bytes of addresses in all.
+    bytes: u64,
     granule_shift: u32,
     /// The binary logarithm of the bytes of addresses that each class has.
     class_shift: u32,
     classes: u32,
+    sizes: [Size; CLASS_ROOM],
+}
+
+/// What is worked out beforehand for a class.
+#[derive(Debug, Clone, Copy, Default)]
+struct Size {
+    /// Where slot 0 would begin if all slots were of this size and in one row with those of this class. Modulo 2^64: it
+    /// may be below 0.
+    base: u64,
+    /// The most slots of a stack and of a chain.
+    chain: u64,
 }
 
 /// A slot, found by an address in it.
@@ -31,17 +52,39 @@ pub(super) struct Place {
 impl Layout {
     /// `classes` classes with `1 << class_shift` bytes of addresses each, from address 0 on.
     pub(super) fn new(granule: PageSize, class_shift: u32, classes: usize) -> Self {
+        let classes = classes.min(MOST_CLASSES) as u32;
         Self {
             start: 0,
+            bytes: u64::from(classes) << class_shift,
             granule_shift: granule.shift(),
             class_shift,
-            classes: classes.min(MOST_CLASSES) as u32,
+            classes,
+            sizes: [Size::default(); CLASS_ROOM],
         }
+        .at(0)
     }
 
-    /// The same from the start of `region` on, which has [`bytes`](Self::bytes) bytes.
-    pub(super) fn at(self, region: IovaRange) -> Self {
-        Self { start: region.start().get(), ..self }
+    /// The same from `start` on, where there are [`bytes`](Self::bytes) bytes.
+    pub(super) fn at(mut self, start: u64) -> Self {
+        self.start = start;
+        for class in 0..self.classes() {
+            let first = (self.first(class) as u64) << self.slot_shift(class);
+            let start = start.wrapping_add((class as u64) << self.class_shift);
+            let chain = (CHAIN_BYTES / self.slot_bytes(class)).clamp(LEAST_IN_CHAIN, MOST_IN_CHAIN);
+            self.sizes[class] = Size { base: start.wrapping_sub(first), chain };
+        }
+        self
+    }
+
+    #[inline]
+    fn size(&self, class: usize) -> Size {
+        self.sizes[class % CLASS_ROOM]
+    }
+
+    /// The most slots in a chain of `class`, and on a stack.
+    #[inline]
+    pub(super) fn chain_slots(&self, class: usize) -> u64 {
+        self.size(class).chain
     }
 
     pub(super) fn granule_shift(&self) -> u32 {
@@ -55,7 +98,7 @@ impl Layout {
 
     /// Bytes of addresses in all.
     pub(super) fn bytes(&self) -> u64 {
-        u64::from(self.classes) << self.class_shift
+        self.bytes
     }
 
     pub(super) fn classes(&self) -> usize {
@@ -65,7 +108,8 @@ impl Layout {
     /// The class with the smallest slots that hold `bytes`, at least 1.
     #[inline]
     pub(super) fn class_of(&self, bytes: u64) -> Option<usize> {
-        let class = u64::BITS - (bytes.wrapping_sub(1) >> self.granule_shift).leading_zeros();
+        // The bits of the number of the last granule: with a one behind, for there is no logarithm of zero.
+        let class = (bytes.wrapping_sub(1) >> self.granule_shift << 1 | 1).ilog2();
         (class < self.classes && bytes > 0).then_some(class as usize)
     }
 
@@ -81,7 +125,6 @@ impl Layout {
     }
 
     /// The number of the first slot of `class`; of the slot behind the last, for the class behind the last.
-    #[inline]
     pub(super) fn first(&self, class: usize) -> usize {
         // Each class has half as many slots as the one before: n + n/2 + n/4 + ...
         let twice = 2_usize << (self.class_shift - self.granule_shift);
@@ -92,24 +135,19 @@ impl Layout {
     #[inline]
     pub(super) fn find(&self, iova: Iova) -> Option<Place> {
         let offset = iova.get().wrapping_sub(self.start);
-        if offset >= self.bytes() {
+        if offset >= self.bytes {
             return None;
         }
         let class = (offset >> self.class_shift) as usize;
         let shift = self.slot_shift(class);
-        let number = (offset & ((1 << self.class_shift) - 1)) >> shift;
-        Some(Place {
-            class,
-            index: self.first(class) + number as usize,
-            start: iova.get() & !((1 << shift) - 1),
-        })
+        let index = iova.get().wrapping_sub(self.size(class).base) >> shift;
+        Some(Place { class, index: index as usize, start: iova.get() & !((1 << shift) - 1) })
     }
 
     /// The first address of slot `index`, which is of `class`.
     #[inline]
     pub(super) fn start_of(&self, class: usize, index: usize) -> u64 {
-        let number = index.wrapping_sub(self.first(class)) as u64;
-        self.start + ((class as u64) << self.class_shift) + (number << self.slot_shift(class))
+        self.size(class).base.wrapping_add((index as u64) << self.slot_shift(class))
     }
 
     #[inline]
@@ -121,6 +159,7 @@ impl Layout {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::addr::IovaRange;
 
     #[test]
     fn an_address_gives_its_slot_and_a_slot_its_address() {
@@ -128,7 +167,7 @@ mod tests {
             let granule = PageSize::from_shift(granule_shift).unwrap();
             let bare = Layout::new(granule, granule_shift + 6, 6);
             let region = IovaRange::new(Iova::new(1 << 40), bare.bytes()).unwrap();
-            let layout = bare.at(region);
+            let layout = bare.at(region.start().get());
             let mut next = region.start().get();
             for class in 0..6 {
                 let bytes = layout.slot_bytes(class);

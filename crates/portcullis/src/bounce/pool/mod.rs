@@ -54,6 +54,7 @@ mod own;
 mod run;
 mod single;
 mod slot;
+mod slotted;
 mod split;
 mod stock;
 mod trim;
@@ -127,7 +128,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let (sizes, wanted) = (domain.mapper().geometry().page_sizes, config.large_from < u64::MAX);
         let runs = Runs::new(&bare, sizes, wanted).ok_or(PoolError::OutOfMemory { slots: total })?;
         let region = domain.reserve(bare.bytes(), config.limit)?;
-        let layout = bare.at(region);
+        let layout = bare.at(region.start().get());
         let run_slots = |class| runs.slots(layout.slot_bytes(class));
         let depot = |class| Depot::new(layout.first(class), layout.first(class + 1), run_slots(class));
         let pool = Arc::new(Self {

@@ -206,7 +206,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
 
     /// Takes in free slots, as chains.
     fn store_each(&self, class: usize, kind: usize, indices: impl Iterator<Item = usize>) {
-        let most = self.chain_slots(class);
+        let most = self.layout.chain_slots(class);
         let mut chain = Chain { first: 0, slots: 0 };
         for index in indices {
             self.slots[index].set_next(chain.first);

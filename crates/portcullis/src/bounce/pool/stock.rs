@@ -10,11 +10,6 @@ use crate::invalidation::Gather;
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, FRAME_SIZE, LocalSlot, Platform};
 
-/// Bytes of a full stack, and of a chain that goes to the depot, within the bounds of the next two.
-const CHAIN_BYTES: u64 = 256 << 10;
-const LEAST_IN_CHAIN: u64 = 4;
-const MOST_IN_CHAIN: u64 = 64;
-
 /// A class that has no slot left looks for free ones of other CPUs and kinds where there are at least one in so many.
 const WORTH_COLLECTING: u64 = 8;
 
@@ -22,20 +17,19 @@ const WORTH_COLLECTING: u64 = 8;
 const CHANGED_AT_ONCE: u64 = 16;
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
-    /// A free slot of `class` whose buffer is mapped for `kind`. O(1), from the CPU's stack, without an atomic
-    /// read-modify-write; every so often one turn of the depot's lock.
+    /// A free slot of `class` whose buffer is mapped for `kind` and was `group`'s before, if the CPU's stack has one at
+    /// hand. O(1), without an atomic read-modify-write.
     #[inline]
-    pub(super) fn take(&self, class: usize, kind: usize) -> Option<usize> {
-        let pop = |slot: &LocalSlot<'_>| self.cpus.with(Some(slot), |cpu| cpu.pop(&self.slots, class, kind));
-        match self.domain.platform().with_slot_at_hand(pop) {
-            Some(Some(Some(index))) => Some(index),
-            _ => self.take_slowly(class, kind),
-        }
+    pub(super) fn take_at_hand(&self, class: usize, kind: usize, group: u64) -> Option<(usize, &Slot)> {
+        let pop = |slot: &LocalSlot<'_>| {
+            self.cpus.with(Some(slot), |cpu| cpu.pop_of(&self.slots, class, kind, group))
+        };
+        self.domain.platform().with_slot_at_hand(pop)??
     }
 
-    #[cold]
-    #[inline(never)]
-    fn take_slowly(&self, class: usize, kind: usize) -> Option<usize> {
+    /// A free slot of `class` whose buffer is mapped for `kind`, anybody's before. O(1), with one turn of the depot's
+    /// lock where the CPU has none.
+    pub(super) fn take(&self, class: usize, kind: usize) -> Option<usize> {
         let depot = &self.depots[class];
         self.domain.platform().with_slot(|slot| {
             let own = self.cpus.with(slot, |cpu| {
@@ -55,10 +49,11 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         })
     }
 
-    /// Takes back a slot whose buffer is mapped for `kind`. O(1), as [`take`](Self::take).
+    /// Takes back a slot whose buffer is mapped for `kind`. O(1), without an atomic read-modify-write; every so often one
+    /// turn of the depot's lock.
     #[inline]
     pub(super) fn give_back(&self, class: usize, kind: usize, index: usize) {
-        let most = self.chain_slots(class);
+        let most = self.layout.chain_slots(class);
         let push = |slot: &LocalSlot<'_>| {
             self.cpus.with(Some(slot), |cpu| cpu.push(&self.slots, (class, kind), index, most))
         };
@@ -78,7 +73,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     #[cold]
     #[inline(never)]
     fn give_back_slowly(&self, class: usize, kind: usize, index: usize) {
-        let most = self.chain_slots(class);
+        let most = self.layout.chain_slots(class);
         let depot = &self.depots[class];
         self.domain.platform().with_slot(|slot| {
             match self.cpus.with(slot, |cpu| cpu.push(&self.slots, (class, kind), index, most)) {
@@ -87,12 +82,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
                 None => depot.lock().put_one(&self.slots, kind, index, most),
             }
         });
-    }
-
-    /// Slots in a chain of `class`.
-    #[inline]
-    pub(super) fn chain_slots(&self, class: usize) -> u64 {
-        (CHAIN_BYTES / self.layout.slot_bytes(class)).clamp(LEAST_IN_CHAIN, MOST_IN_CHAIN)
     }
 
     /// A slot of `class` for `direction` when none was waiting: with new memory, [alone or with others](Self::stock_run), if
