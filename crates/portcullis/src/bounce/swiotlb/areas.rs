@@ -9,7 +9,7 @@ use core::ptr;
 
 use super::bits::Bits;
 use super::config::SwiotlbConfig;
-use super::directory::Directory;
+use super::directory::{Directory, Leads};
 use super::note::Note;
 use crate::addr::PhysAddr;
 use crate::percpu::CachePadded;
@@ -41,7 +41,7 @@ struct Space {
 pub(super) struct Areas {
     heads: Box<[Head]>,
     spaces: Box<[CachePadded<Space>]>,
-    directory: Directory,
+    directory: Directory<Note>,
     slot_shift: u32,
     area_shift: u32,
     /// The bits of an address that count bytes in an area.
@@ -159,22 +159,21 @@ impl Areas {
 
     /// The slot that `phys` is in. Where its area goes meanwhile, and comes elsewhere, that of another address.
     pub fn locate(&self, phys: PhysAddr) -> Option<&Note> {
-        self.locate_in(self.directory.find(phys.get() >> self.area_shift)?, phys)
+        self.note_of(self.directory.find(phys.get() >> self.area_shift)?, phys)
     }
 
     /// The same; `None` too where that would take more than a few instructions.
     #[inline]
     pub fn locate_at_once(&self, phys: PhysAddr) -> Option<&Note> {
-        self.locate_in(self.directory.find_at_once(phys.get() >> self.area_shift)?, phys)
+        self.note_of(self.directory.find_at_once(phys.get() >> self.area_shift)?, phys)
     }
 
     #[inline]
-    fn locate_in(&self, area: usize, phys: PhysAddr) -> Option<&Note> {
-        let notes = self.heads.get(area)?.notes.load(Ordering::Acquire);
+    fn note_of(&self, area: Leads<Note>, phys: PhysAddr) -> Option<&Note> {
         let index = (phys.get() & self.inside) >> self.slot_shift;
-        // SAFETY: a pointer that is not null is to as many notes as an area has slots, allocated until `self` is
-        // dropped, and the index is less than that. Notes are only used by shared reference.
-        (!notes.is_null()).then(|| unsafe { &*notes.add(index as usize) })
+        // SAFETY: only `add` tells the directory of pointers: each is to as many notes as an area has slots, allocated
+        // until `self` is dropped, and the index is less than that. Notes are only used by shared reference.
+        (!area.to.is_null()).then(|| unsafe { &*area.to.add(index as usize) })
     }
 
     /// The note of the slot `distance` slots before the one that `phys` is in.
@@ -282,7 +281,7 @@ impl Areas {
             let address = note.address();
             let index = (address & self.inside) >> self.slot_shift;
             // It is there: something of it was taken until now.
-            let Some(area) = self.directory.find(address >> self.area_shift) else { continue };
+            let Some(Leads { area, .. }) = self.directory.find(address >> self.area_shift) else { continue };
             let space = &self.spaces[area];
             // The lock before is released first: nobody holds two.
             let mut bits = match held.take() {
@@ -317,7 +316,7 @@ impl Areas {
         for (index, note) in self.notes(area)?.iter().enumerate() {
             note.set_address(base.get() + ((index as u64) << self.slot_shift));
         }
-        self.directory.insert(base.get() >> self.area_shift, area);
+        self.directory.insert(base.get() >> self.area_shift, area, head.notes.load(Ordering::Acquire));
         head.base.store(base.get(), Ordering::Release);
         self.counts.end.fetch_max(area + 1, Ordering::AcqRel);
         Some(area)

@@ -4,49 +4,69 @@
 //! that there may ever be; a lookup ends at the first place that was never used. Worst case, for an address that is in
 //! no area, after long growing and shrinking: all places.
 //!
-//! Memory ordering. An entry is stored with release after all that it leads to, and loaded with acquire.
+//! Memory ordering. An entry is stored with release after the pointer beside it and all that it leads to, and loaded
+//! with acquire before the pointer. Where the place is another area's by then, that area's pointer is found, which is as
+//! good a pointer.
 
 use alloc::boxed::Box;
+use core::ptr;
 
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicPtr, AtomicU64, Ordering};
 
 /// A place that was never used: an entry of an area that there is not.
 const NEVER: u64 = u64::MAX;
 /// One whose area is gone.
 const GONE: u64 = u64::MAX - 1;
+/// One that is about to be an area's.
+const FILLING: u64 = u64::MAX - 2;
 
 /// Bits of an entry for the area's number. The others have room for any key of memory, which ends below 2^52.
 const AREA_BITS: u32 = 18;
 
 /// Areas are numbered from 0 to below this.
 pub(super) const AREAS: u64 = 1 << 16;
-const _: () = assert!(AREAS + 2 <= 1 << AREA_BITS);
+const _: () = assert!(AREAS + 3 <= 1 << AREA_BITS);
 
-/// From the high bits of an address to an area's number.
+/// From the high bits of an address to an area's number, and what the area has.
 #[derive(Debug)]
-pub(super) struct Directory {
-    places: Box<[AtomicU64]>,
+pub(super) struct Directory<T> {
+    places: Box<[Place<T>]>,
     shift: u32,
+}
+
+#[derive(Debug)]
+struct Place<T> {
+    entry: AtomicU64,
+    has: AtomicPtr<T>,
+}
+
+/// What an address leads to.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Leads<T> {
+    pub area: usize,
+    /// Null, or what was once said of an area with this address, or of one that has come in its place.
+    pub to: *mut T,
+}
+
+impl<T> Place<T> {
+    /// What it leads to, if it is for `key`. For a key of no memory at all that may be no area.
+    #[inline]
+    fn leads(&self, entry: u64, key: u64) -> Option<Leads<T>> {
+        let area = (entry & ((1 << AREA_BITS) - 1)) as usize;
+        (entry >> AREA_BITS == key).then(|| Leads { area, to: self.has.load(Ordering::Relaxed) })
+    }
 }
 
 fn entry(key: u64, area: usize) -> u64 {
     key << AREA_BITS | area as u64
 }
 
-/// The area that an entry leads to, if it is for `key`. For a key of no memory at all it may be a number of no area.
-#[inline]
-fn area_of(entry: u64, key: u64) -> Option<usize> {
-    (entry >> AREA_BITS == key).then_some((entry & ((1 << AREA_BITS) - 1)) as usize)
-}
-
-impl Directory {
+impl<T> Directory<T> {
     /// For up to `areas` areas.
     pub fn new(areas: usize) -> Self {
         let places = (4 * areas).next_power_of_two();
-        Self {
-            places: (0..places).map(|_| AtomicU64::new(NEVER)).collect(),
-            shift: u64::BITS - places.trailing_zeros(),
-        }
+        let place = |_| Place { entry: AtomicU64::new(NEVER), has: AtomicPtr::new(ptr::null_mut()) };
+        Self { places: (0..places).map(place).collect(), shift: u64::BITS - places.trailing_zeros() }
     }
 
     /// The first place for `key`.
@@ -58,26 +78,27 @@ impl Directory {
 
     /// The places for `key` in turn, and what is there.
     #[inline]
-    fn places(&self, key: u64) -> impl Iterator<Item = (&AtomicU64, u64)> {
+    fn places(&self, key: u64) -> impl Iterator<Item = (&Place<T>, u64)> {
         let first = self.first(key);
         let mask = self.places.len() - 1;
         (0..self.places.len()).map(move |step| {
             let place = &self.places[(first + step) & mask];
-            (place, place.load(Ordering::Acquire))
+            (place, place.entry.load(Ordering::Acquire))
         })
     }
 
-    /// The number of the area with `key`, if it is in the first place: a multiplication and a load.
+    /// The area with `key`, if it is in the first place: a multiplication and two loads.
     #[inline]
-    pub fn find_at_once(&self, key: u64) -> Option<usize> {
-        area_of(self.places.get(self.first(key))?.load(Ordering::Acquire), key)
+    pub fn find_at_once(&self, key: u64) -> Option<Leads<T>> {
+        let place = self.places.get(self.first(key))?;
+        place.leads(place.entry.load(Ordering::Acquire), key)
     }
 
-    /// The number of the area with `key`, wherever it is.
-    pub fn find(&self, key: u64) -> Option<usize> {
-        for (_, found) in self.places(key) {
-            if let Some(area) = area_of(found, key) {
-                return Some(area);
+    /// The area with `key`, wherever it is.
+    pub fn find(&self, key: u64) -> Option<Leads<T>> {
+        for (place, found) in self.places(key) {
+            if let Some(leads) = place.leads(found, key) {
+                return Some(leads);
             }
             if found == NEVER {
                 break;
@@ -86,13 +107,16 @@ impl Directory {
         None
     }
 
-    /// Adds the area number `area` with `key`, which is not in it.
-    pub fn insert(&self, key: u64, area: usize) {
+    /// Adds the area number `area` with `key`, which is not in it, and has what is at `to`.
+    pub fn insert(&self, key: u64, area: usize, to: *mut T) {
         for (place, mut found) in self.places(key) {
             while found == NEVER || found == GONE {
-                let new = entry(key, area);
-                match place.compare_exchange(found, new, Ordering::Release, Ordering::Relaxed) {
-                    Ok(_) => return,
+                match place.entry.compare_exchange(found, FILLING, Ordering::Relaxed, Ordering::Relaxed) {
+                    Ok(_) => {
+                        place.has.store(to, Ordering::Relaxed);
+                        place.entry.store(entry(key, area), Ordering::Release);
+                        return;
+                    }
                     Err(now) => found = now,
                 }
             }
@@ -104,13 +128,35 @@ impl Directory {
     pub fn remove(&self, key: u64, area: usize) {
         let ours = entry(key, area);
         if let Some((place, _)) = self.places(key).find(|(_, found)| *found == ours) {
-            place.store(GONE, Ordering::Release);
+            place.entry.store(GONE, Ordering::Release);
         }
+    }
+}
+
+#[cfg(test)]
+mod support {
+    use super::*;
+
+    /// A pointer that tells the area `area`, and leads nowhere.
+    pub fn at(area: usize) -> *mut u64 {
+        ptr::without_provenance_mut(area + 1)
+    }
+
+    /// What is found, and the same at once if it is.
+    pub fn found(directory: &Directory<u64>, key: u64) -> Option<(usize, *mut u64)> {
+        let plain = |leads: Leads<u64>| (leads.area, leads.to);
+        let found = directory.find(key).map(plain);
+        // What was not there yet may be there now.
+        if let (Some(at_once), Some(found)) = (directory.find_at_once(key), found) {
+            assert_eq!(plain(at_once), found);
+        }
+        found
     }
 }
 
 #[cfg(all(test, loom))]
 mod tests {
+    use super::support::{at, found};
     use super::*;
     use loom::sync::Arc;
     use loom::thread;
@@ -122,22 +168,23 @@ mod tests {
         loom::model(|| {
             let directory = Arc::new(Directory::new(3));
             let ready = Arc::new(AtomicU64::new(0));
-            directory.insert(5, 0);
-            directory.insert(9, 1);
+            directory.insert(5, 0, at(0));
+            directory.insert(9, 1, at(1));
             let changer = {
                 let (directory, ready) = (Arc::clone(&directory), Arc::clone(&ready));
                 thread::spawn(move || {
                     directory.remove(5, 0);
                     ready.store(1, Ordering::Relaxed);
-                    directory.insert(7, 2);
+                    directory.insert(7, 2, at(2));
                 })
             };
-            assert_eq!(directory.find(9), Some(1));
-            if let Some(area) = directory.find(7) {
-                assert_eq!((area, ready.load(Ordering::Relaxed)), (2, 1));
+            assert_eq!(found(&directory, 9), Some((1, at(1))));
+            if let Some(found) = found(&directory, 7) {
+                assert_eq!((found, ready.load(Ordering::Relaxed)), ((2, at(2)), 1));
             }
             changer.join().unwrap();
-            assert_eq!([5, 7, 9].map(|key| directory.find(key)), [None, Some(2), Some(1)]);
+            let found = [5, 7, 9].map(|key| found(&directory, key));
+            assert_eq!(found, [None, Some((2, at(2))), Some((1, at(1)))]);
         });
     }
 
@@ -147,16 +194,17 @@ mod tests {
         loom::model(|| {
             let directory = Arc::new(Directory::new(1));
             let other = Arc::clone(&directory);
-            let thread = thread::spawn(move || other.insert(1, 0));
-            directory.insert(2, 1);
+            let thread = thread::spawn(move || other.insert(1, 0, at(0)));
+            directory.insert(2, 1, at(1));
             thread.join().unwrap();
-            assert_eq!([1, 2].map(|key| directory.find(key)), [Some(0), Some(1)]);
+            assert_eq!([1, 2].map(|key| found(&directory, key)), [Some((0, at(0))), Some((1, at(1)))]);
         });
     }
 }
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use super::support::{at, found};
     use super::*;
 
     /// Areas come and go for long: what is there is found, what is gone is not.
@@ -165,11 +213,14 @@ mod tests {
         let directory = Directory::new(4);
         for round in 0..1000u64 {
             let keys = [0, round + 1, 7 * round + 1001, 1 << 40].map(|key| key + 3 * round);
-            (0..4).for_each(|area| directory.insert(keys[area], area));
-            assert_eq!(keys.map(|key| directory.find(key)), [0, 1, 2, 3].map(Some));
-            assert_eq!(directory.find(1 << 45), None);
+            (0..4).for_each(|area| directory.insert(keys[area], area, at(area)));
+            assert_eq!(
+                keys.map(|key| found(&directory, key)),
+                [0, 1, 2, 3].map(|area| Some((area, at(area))))
+            );
+            assert_eq!(found(&directory, 1 << 45), None);
             (0..4).for_each(|area| directory.remove(keys[area], area));
-            assert_eq!(keys.map(|key| directory.find(key)), [None; 4]);
+            assert_eq!(keys.map(|key| found(&directory, key)), [None; 4]);
         }
     }
 }
