@@ -135,7 +135,7 @@ fn a_pool_is_refused_what_it_cannot_be() {
     let (threshold, most) = (4 << 20, 2 << 20);
     assert_eq!(refused(PoolConfig { threshold, ..small() }), PoolError::Threshold { threshold, most });
     for bytes in [0, 32 << 10, 3 << 20, 1 << 60] {
-        let error = PoolError::ClassBytes { bytes, least: 64 << 10 };
+        let error = PoolError::ClassBytes { bytes, least: 64 << 10, most: 1 << 40 };
         assert_eq!(refused(PoolConfig { class_bytes: bytes, ..small() }), error);
     }
     let limit = Iova::new((1 << 20) - 1);

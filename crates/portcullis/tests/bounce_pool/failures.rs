@@ -296,6 +296,10 @@ fn memory_at_the_end_of_all_addresses() {
     bench.pool.unmap(mapping.iova(), mapping.len()).unwrap();
     let error = map(&device, &turned, Direction::FromDevice, Attributes::PERSISTENT_STREAMING);
     assert!(matches!(error, Err(BounceMapError::PersistentPart { .. })), "{error:?}");
+    // With its granules it would be all addresses and one.
+    let all = [piece(portcullis::addr::PhysAddr::new(1), 0, u64::MAX - 1)];
+    let error = map(&device, &all, Direction::FromDevice, NONE);
+    assert!(matches!(error, Err(BounceMapError::List(MapListError::Wraps { .. }))), "{error:?}");
     // Through a slot; no byte is copied, but all addresses are formed.
     let iova = map(&device, &[end], Direction::FromDevice, NONE).unwrap().iova();
     bench.pool.sync_for_cpu(iova, PAGE - 1, 0).unwrap();

@@ -63,11 +63,14 @@ impl PoolConfig {
         if largest > most {
             return Err(PoolError::Threshold { threshold: self.threshold, most });
         }
+        let classes = (largest / granule.bytes()).trailing_zeros() + 1;
         let bytes = self.class_bytes;
-        if !bytes.is_power_of_two() || bytes < largest || bytes >> MOST_SLOTS_SHIFT > granule.bytes() {
-            return Err(PoolError::ClassBytes { bytes, least: largest });
+        // All numbers of slots times their size must be numbers: for each class there is a bit.
+        let most = granule.bytes().saturating_mul(1 << MOST_SLOTS_SHIFT).min(1 << (u64::BITS - classes));
+        if !bytes.is_power_of_two() || bytes < largest || bytes > most {
+            return Err(PoolError::ClassBytes { bytes, least: largest, most });
         }
-        Ok(((largest / granule.bytes()).trailing_zeros() as usize + 1, bytes.trailing_zeros()))
+        Ok((classes as usize, bytes.trailing_zeros()))
     }
 }
 
@@ -86,13 +89,18 @@ pub enum PoolError {
         /// The most that is possible with the domain's granule.
         most: u64,
     },
-    /// The addresses for a class are no power of two, have no room for a slot, or are for more than 2^28 of them.
-    #[error("{bytes:#x} bytes of addresses for each class: a power of two from {least:#x} on is needed")]
+    /// The addresses for a class are no power of two, have no room for a slot, or are too many: 2^28 granules, or fewer
+    /// where those are huge.
+    #[error(
+        "{bytes:#x} bytes of addresses for each class: a power of two from {least:#x} to {most:#x} is needed"
+    )]
     ClassBytes {
         /// What was asked for.
         bytes: u64,
         /// The size of the largest slot.
         least: u64,
+        /// The most that there may be.
+        most: u64,
     },
     /// The device wants more low bits of addresses kept than a granule has, or some that are not in a row.
     #[error(
@@ -190,4 +198,43 @@ pub struct PoolUsage {
     pub reused: u64,
     /// Bytes of the pool's own book-keeping: what remains when everything is unmapped and trimmed.
     pub bookkeeping_bytes: usize,
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::super::layout::Layout;
+    use super::*;
+
+    /// Whatever is accepted, slots are found by their addresses, up to the largest granule and at the end of all addresses.
+    #[test]
+    fn slots_are_found_with_any_granule() {
+        let mut accepted = 0;
+        for granule_shift in 12..48 {
+            let granule = PageSize::from_shift(granule_shift).unwrap();
+            for (classes, class_shift) in
+                (1..=10_u32).flat_map(|n| (granule_shift..64).map(move |shift| (n, shift)))
+            {
+                let threshold = granule.bytes() << (classes - 1);
+                let config = PoolConfig { threshold, class_bytes: 1 << class_shift, ..PoolConfig::default() };
+                let Ok(made) = config.classes(granule) else { continue };
+                assert_eq!(made, (classes as usize, class_shift));
+                let bare = Layout::new(granule, class_shift, made.0);
+                accepted += 1;
+                for start in [0, granule.bytes(), (u64::MAX - bare.bytes() + 1) & !granule.offset_mask()] {
+                    let layout = bare.at(start);
+                    for class in 0..layout.classes() {
+                        for index in [layout.first(class), layout.first(class + 1) - 1] {
+                            let place = layout.find(Iova::new(layout.start_of(class, index))).unwrap();
+                            assert_eq!(
+                                (place.class, place.index),
+                                (class, index),
+                                "{granule_shift} {config:?}"
+                            );
+                        }
+                    }
+                }
+            }
+        }
+        assert!(accepted > 1000, "{accepted}");
+    }
 }

@@ -85,7 +85,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// Ends the mapping of `len` bytes at `iova`, as [`PoolMapping`] says they are: what the device wrote is copied to
     /// the original, and the device does not reach the original any more.
     ///
-    /// Through a slot: O(len) for the copy and O(1) for the rest, as [`map`](BounceDevice::map); the buffer stays mapped,
+    /// Through a slot: O(len) for the copy and O(1) for the rest, as [`map`](super::BounceDevice::map); the buffer stays mapped,
     /// but nothing connects it with the original any more. Allocates nothing. A single-use buffer or a split
     /// mapping waits for one invalidation; a direct one ends by the domain's policy. The caller holds no lock and no
     /// slot.
@@ -173,7 +173,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     }
 
     /// Lets the device see `len` bytes of the original from `offset` on of the mapping at `iova`. Does nothing for a
-    /// device that only writes (but with [`keep_unwritten`](Attributes::keep_unwritten)), and for what is mapped
+    /// device that only writes (but with [`keep_unwritten`](super::Attributes::keep_unwritten)), and for what is mapped
     /// directly (but a fence). O(len).
     ///
     /// # Errors

@@ -8,7 +8,7 @@ use super::mapping::{PoolMapping, Way};
 use super::single::{Ends, Parts, Phase, Single, remember};
 use super::slot::{Terms, Toward};
 use crate::addr::{Iova, PageSize, PhysAddr};
-use crate::domain::PhysSegment;
+use crate::domain::{MapListError, PhysSegment};
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
 
@@ -41,7 +41,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     ) -> Result<PoolMapping<'a>, BounceMapError> {
         let granule = self.domain.granule();
         let (Some(first), Some(last)) = (list.first(), list.last()) else {
-            return Err(crate::domain::MapListError::EmptyList.into());
+            return Err(MapListError::EmptyList.into());
         };
         let original = if touches { None } else { Some(remember(&[])?) };
         let range = self.domain.map(list, terms.direction.permissions(), limit)?;
@@ -75,9 +75,11 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     ) -> Result<PoolMapping<'a>, BounceMapError> {
         let granule = self.domain.granule();
         let (Some(first), Some(last)) = (list.first(), list.last()) else {
-            return Err(crate::domain::MapListError::EmptyList.into());
+            return Err(MapListError::EmptyList.into());
         };
         let offset = first.phys.page_offset(granule);
+        let bytes = offset.checked_add(len).and_then(|bytes| granule.round_up(bytes));
+        let bytes = bytes.ok_or(MapListError::Wraps { index: 0, phys: first.phys, len })?;
         let after = last.phys.get().wrapping_add(last.len) & granule.offset_mask();
         let head_bytes = if offset > 0 { granule.bytes() - offset } else { 0 };
         // The middle: the list without the bytes at its ends.
@@ -112,7 +114,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         linked.extend_from_slice(&middle);
         linked.extend(tail.map(granule_at));
 
-        let bytes = linked.iter().map(|piece| piece.len).sum();
         let terms = Terms { offset, ..terms };
         let parts = Parts::Split(Ends { head, tail });
         if terms.copies_in() {

@@ -268,8 +268,9 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         unsafe { self.unmap_slowly(phys, len) }
     }
 
-    /// The same for a mapping that does not begin in the first slot of its run, and for what is none. In a function of its
-    /// own, so that what is simple needs no stack.
+    /// The same for a mapping that does not begin in the first slot of its run, or whose area is not in the first place
+    /// that the [directory](self::directory) has for it, and for what is none. In a function of its own, so that what is
+    /// simple needs no stack.
     #[inline(never)]
     unsafe fn unmap_slowly(&self, phys: PhysAddr, len: u64) -> Result<(), MappingError> {
         let (note, mapping) = self.find(phys)?;

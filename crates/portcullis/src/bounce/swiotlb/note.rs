@@ -4,8 +4,10 @@
 //! list, or nothing while the run is with its area. The notes of a run's other slots say how far back the first is.
 //! Those are written when the run is taken out of its area, so the fast path writes one note, of half a cache line.
 //!
-//! All accesses but those to a list's link are relaxed: a note changes hands with its run, through a CPU's list
-//! ([`Owned`](crate::percpu::Owned)), an area's lock, or whatever the driver hands the mapping over with.
+//! A note changes hands with its run, through a CPU's list ([`Owned`](crate::percpu::Owned)), an area's lock, or whatever
+//! the driver hands the mapping over with, so nearly all accesses are relaxed. Two are not: a list's link, and the word
+//! of a mapping, which is stored with release and loaded with acquire. Whoever asks for what is no mapping any more, and
+//! finds another's word, finds that one's address with it, and is told of a mismatch.
 
 use core::ptr;
 
@@ -91,13 +93,13 @@ impl Note {
             | u64::from(mapping.class) << 4
             | direction << 2
             | MAPPED;
-        self.word.store(word, Ordering::Relaxed);
+        self.word.store(word, Ordering::Release);
     }
 
     /// What it says.
     #[inline]
     pub fn read(&self) -> Says {
-        let word = self.word.load(Ordering::Relaxed);
+        let word = self.word.load(Ordering::Acquire);
         match word & TAG {
             MAPPED => {
                 let direction = Direction::from_bits(word >> 2);
