@@ -84,7 +84,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
     ///
     /// # Safety
     /// As [`map`](Self::map).
-    #[inline]
+    #[inline(always)]
     unsafe fn map_at_once<'a>(
         &self,
         piece: PhysSegment,
@@ -97,10 +97,10 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
         piece.last_byte(0).ok()?;
         let pool = &*self.pool;
         let terms = self.terms(piece.phys, false, direction, attributes);
-        let class = pool.layout.class_of(piece.len.checked_add(terms.offset)?)?;
-        let (index, slot) = pool.take_at_hand(class, direction.index(), self.group())?;
+        let bytes = piece.len.checked_add(terms.offset)?;
+        let (place, slot) = pool.take_at_hand(bytes, direction.index(), self.group())?;
         // SAFETY: the caller's promise; the slot is in this caller's hands.
-        Some(unsafe { pool.fill(slot, (class, index), piece, None, terms) })
+        Some(unsafe { pool.fill(slot, place, piece, None, terms) })
     }
 
     /// Any mapping.

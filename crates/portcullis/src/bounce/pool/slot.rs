@@ -190,6 +190,15 @@ impl Slot {
         self.state.set(Phase::Live as u64 | terms.encode());
     }
 
+    /// The number of the direction of the mapping that the slot is lent to, and its offset, if it is a mapping of one
+    /// piece that asks for nothing else.
+    #[inline]
+    pub(super) fn lent_plainly(&self) -> Option<(usize, u64)> {
+        let state = self.state.get();
+        let plain = state & (PHASE | KEEP | WIPE | LISTED) == Phase::Live as u64;
+        plain.then_some(((state >> DIRECTION_SHIFT & 3) as usize, state >> OFFSET_SHIFT))
+    }
+
     /// The terms of the mapping that the slot is lent to; `None` for a slot that is not.
     #[inline]
     pub(super) fn lent(&self) -> Option<Terms> {

@@ -106,23 +106,26 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
 
     /// Ends a mapping of one piece through a slot that asks for nothing else, as nearly all do. Whether that is what it is;
     /// else nothing has changed.
-    #[inline]
+    #[inline(always)]
     fn unmap_at_once(&self, iova: Iova, len: u64) -> bool {
-        let Some(place) = self.layout.find(iova) else { return false };
-        let Ok((slot, terms, at)) = self.lent(place, iova) else { return false };
+        let Some(Place { class, index, start }) = self.layout.find(iova) else { return false };
+        let Some(slot) = self.slots.get(index) else { return false };
+        let Some((kind, offset)) = slot.lent_plainly() else { return false };
         let origin = slot.origin();
-        if origin.len != len || terms.listed || terms.wipe || terms.keep_unwritten {
+        if origin.len != len || start + offset != iova.get() {
             return false;
         }
         // From here on the address is nobody's: a second unmap finds no mapping.
         slot.set_phase(Phase::Free);
-        if terms.copies_out() {
+        if kind != Direction::ToDevice.index()
+            && let Some(buffer) = slot.buffer()
+        {
             // After whatever the device told the driver by.
             fence(Ordering::Acquire);
             // SAFETY: the promise of whoever mapped it.
-            unsafe { self.memory.copy(at, origin.phys, len) };
+            unsafe { self.memory.copy(PhysAddr::new(buffer.get() + offset), origin.phys, len) };
         }
-        self.give_back(place.class, terms.direction.index(), place.index);
+        self.give_back(class, kind, index);
         true
     }
 

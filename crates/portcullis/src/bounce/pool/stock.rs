@@ -17,14 +17,23 @@ const WORTH_COLLECTING: u64 = 8;
 const CHANGED_AT_ONCE: u64 = 16;
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
-    /// A free slot of `class` whose buffer is mapped for `kind` and was `group`'s before, if the CPU's stack has one at
-    /// hand. O(1), without an atomic read-modify-write.
-    #[inline]
-    pub(super) fn take_at_hand(&self, class: usize, kind: usize, group: u64) -> Option<(usize, &Slot)> {
+    /// A free slot for `bytes` bytes whose buffer is mapped for `kind` and was `group`'s before, if the CPU's stack has one
+    /// at hand: its class, its number and itself. O(1), without an atomic read-modify-write.
+    #[inline(always)]
+    pub(super) fn take_at_hand(
+        &self,
+        bytes: u64,
+        kind: usize,
+        group: u64,
+    ) -> Option<((usize, usize), &Slot)> {
+        // The class only here: what is known before the CPU's slot is looked for has to be kept meanwhile.
         let pop = |slot: &LocalSlot<'_>| {
-            self.cpus.with(Some(slot), |cpu| cpu.pop_of(&self.slots, class, kind, group))
+            let class = self.layout.class_of(bytes)?;
+            let (index, slot) =
+                self.cpus.with(Some(slot), |cpu| cpu.pop_of(&self.slots, class, kind, group))??;
+            Some(((class, index), slot))
         };
-        self.domain.platform().with_slot_at_hand(pop)??
+        self.domain.platform().with_slot_at_hand(pop)?
     }
 
     /// A free slot of `class` whose buffer is mapped for `kind`, anybody's before. O(1), with one turn of the depot's
@@ -51,7 +60,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
 
     /// Takes back a slot whose buffer is mapped for `kind`. O(1), without an atomic read-modify-write; every so often one
     /// turn of the depot's lock.
-    #[inline]
+    #[inline(always)]
     pub(super) fn give_back(&self, class: usize, kind: usize, index: usize) {
         let most = self.layout.chain_slots(class);
         let push = |slot: &LocalSlot<'_>| {
