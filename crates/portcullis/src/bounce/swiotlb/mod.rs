@@ -26,6 +26,9 @@
 //! nothing left in its areas takes back what other CPUs keep (one barrier of all CPUs); then lists stay empty until a
 //! quarter is free again.
 //!
+//! What is simple is inlined into its caller (some 450 bytes for a map, and as much for an unmap): a call, with results
+//! that go through memory, is a third of what it costs. Who has many callers wraps it in a function.
+//!
 //! Sizes are rounded up to a power of two of slots up to 64 slots, above to slots. 32 bytes of notes for each slot are
 //! kept apart from the pool, where devices do not reach them; those of areas that were given back stay.
 
@@ -140,7 +143,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     /// # Safety
     /// `original` is memory that the CPU reaches, none of it the pool's. Until it is unmapped it stays there, and nobody
     /// (but devices) accesses it while this, a sync or the unmap of this mapping is under way.
-    #[inline]
+    #[inline(always)]
     pub unsafe fn map(
         &self,
         original: PhysSegment,
@@ -178,7 +181,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     ///
     /// # Safety
     /// As [`map`](Self::map), and the run has room for it.
-    #[inline]
+    #[inline(always)]
     unsafe fn fill(
         &self,
         found: &Found<'_>,
@@ -201,7 +204,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
 
     /// Checks what is asked for: the order of the smallest aligned run that would do, and the low bits of the buffer's
     /// address that are kept.
-    #[inline]
+    #[inline(always)]
     fn order(&self, original: PhysSegment, constraints: &Constraints) -> Result<(u32, u64), BounceError> {
         let PhysSegment { phys, len } = original;
         let offset = phys.get() & constraints.min_align();
@@ -230,7 +233,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     }
 
     /// Zeroes what is beside the mapping in its units.
-    #[inline]
+    #[inline(always)]
     fn clear_around(&self, start: u64, len: u64, unit: u64) {
         let (before, after) = (start & (unit - 1), (start + len).wrapping_neg() & (unit - 1));
         // SAFETY: runs are whole units and aligned to them, and this run is nobody else's.
@@ -253,7 +256,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     /// # Safety
     /// No other call for the same mapping is under way. (One that is over is found out, unless the address is another
     /// mapping's of the same length by now.) The device is done with it.
-    #[inline]
+    #[inline(always)]
     pub unsafe fn unmap(&self, phys: PhysAddr, len: u64) -> Result<(), MappingError> {
         if let Some(note) = self.areas.locate_at_once(phys)
             && let Says::Mapped(mapping) = note.read()
@@ -288,7 +291,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     ///
     /// # Safety
     /// As [`unmap`](Self::unmap); it is the mapping of this note, and begins at `phys`.
-    #[inline]
+    #[inline(always)]
     unsafe fn end(&self, note: &Note, mapping: &Mapping, phys: PhysAddr) {
         if mapping.direction != Direction::ToDevice {
             // After whatever the device told the driver by.
