@@ -5,6 +5,58 @@
 use super::cpu::Chain;
 use super::slot::{Phase, Slot, index_of, link_to};
 
+/// The most slots in a block of [`Fresh`].
+const MOST_IN_BLOCK: usize = 1024;
+
+/// Slots that were never used.
+///
+/// CPUs prefetch lines in pairs, so two CPUs that use the slots whose notes make such a pair slow each other down. CPUs
+/// take fresh slots in turns; so of a block of slots first every other one is handed out, and then those between.
+#[derive(Debug, Default)]
+struct Fresh {
+    first: usize,
+    /// How many were handed out, the gaps at the end of the last block included.
+    taken: usize,
+    /// The slot behind the last.
+    end: usize,
+    /// The binary logarithm of the slots of a block.
+    block_shift: u32,
+}
+
+impl Fresh {
+    /// The slots from `first` up to `end`, as many as a power of two. Blocks are so small that they leave runs room.
+    fn new(first: usize, end: usize) -> Self {
+        let block = ((end - first) / 16).clamp(1, MOST_IN_BLOCK);
+        Self { first, taken: 0, end, block_shift: block.ilog2() }
+    }
+
+    /// Hands out the next one. O(1), but for the block in which runs begin: O(slots of it) once.
+    fn take(&mut self) -> Option<usize> {
+        let mask = (1 << self.block_shift) - 1;
+        while self.first + (self.taken & !mask) < self.end {
+            let inside = self.taken & mask;
+            // Twice as far, and behind the last of the even ones the odd ones.
+            let turned = (inside << 1 | inside << 1 >> self.block_shift) & mask;
+            let slot = self.first + (self.taken & !mask) + turned;
+            self.taken += 1;
+            if slot < self.end {
+                return Some(slot);
+            }
+        }
+        None
+    }
+
+    /// Hands out the last `slots`, if none of the blocks that they are in was begun: the first of them.
+    fn take_last(&mut self, slots: usize) -> Option<usize> {
+        let first = self.end.checked_sub(slots)?;
+        let begun = self.taken.next_multiple_of(1 << self.block_shift);
+        (slots > 0 && first >= self.first + begun).then(|| {
+            self.end = first;
+            first
+        })
+    }
+}
+
 /// The part of one class that its lock protects.
 #[derive(Debug, Default)]
 pub(super) struct Depot {
@@ -14,9 +66,7 @@ pub(super) struct Depot {
     least: [u64; 3],
     /// The link to the first slot without a buffer that once had one.
     empty: u64,
-    /// The first of the class that was never used, and the one behind the last.
-    fresh: usize,
-    end: usize,
+    fresh: Fresh,
     /// Slots of a run; 0 where there are none. The never used slots are handed out from the first one on, runs of them
     /// from the end: what was used slot by slot never becomes a run again.
     run_slots: usize,
@@ -37,7 +87,7 @@ pub(super) struct Depot {
 impl Depot {
     /// For the slots from `first` up to `end`, in runs of `run_slots` where that is not 0.
     pub(super) fn new(first: usize, end: usize, run_slots: usize) -> Self {
-        Self { fresh: first, end, run_slots, ..Self::default() }
+        Self { fresh: Fresh::new(first, end), run_slots, ..Self::default() }
     }
 
     /// Takes in a chain.
@@ -120,9 +170,7 @@ impl Depot {
             self.empty = slots.get(index)?.next();
             return Some(index);
         }
-        let fresh = self.fresh;
-        if fresh < self.end {
-            self.fresh += 1;
+        if let Some(fresh) = self.fresh.take() {
             return Some(fresh);
         }
         let first = self.take_run(slots)?;
@@ -136,11 +184,7 @@ impl Depot {
             self.empty_runs = slots.get(first)?.next();
             return Some(first);
         }
-        let first = self.end.checked_sub(self.run_slots)?;
-        (self.run_slots > 0 && first >= self.fresh).then(|| {
-            self.end = first;
-            first
-        })
+        self.fresh.take_last(self.run_slots)
     }
 
     /// Takes in the run whose first slot is `first`, none of whose slots has memory.
@@ -201,5 +245,37 @@ impl Depot {
     /// Slots that have a buffer, and the most that ever had at once.
     pub(super) fn buffers(&self) -> (u64, u64) {
         (self.buffers, self.peak)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use alloc::collections::BTreeSet;
+    use alloc::vec::Vec;
+
+    #[test]
+    fn every_fresh_slot_is_handed_out_once_and_neighbours_late() {
+        for slots in [1, 2, 16, 64, 1 << 12, 1 << 15] {
+            for run in [0, 1, 2, 16, 512] {
+                let mut fresh = Fresh::new(100, 100 + slots);
+                let mut seen = BTreeSet::new();
+                let mut order = Vec::new();
+                for turn in 0.. {
+                    let last = if turn % 3 == 2 { fresh.take_last(run) } else { None };
+                    if let Some(first) = last {
+                        (first..first + run).for_each(|slot| assert!(seen.insert(slot), "{slot} twice"));
+                        continue;
+                    }
+                    let Some(slot) = fresh.take() else { break };
+                    assert!(seen.insert(slot), "{slot} twice");
+                    order.push(slot);
+                }
+                assert_eq!(seen.len(), slots, "{slots} in runs of {run}");
+                assert_eq!((*seen.first().unwrap(), *seen.last().unwrap()), (100, 99 + slots));
+                let half = (slots / 16).min(MOST_IN_BLOCK) / 2;
+                assert!(order.iter().take(half).all(|slot| slot % 2 == 0), "{slots} in runs of {run}");
+            }
+        }
     }
 }
