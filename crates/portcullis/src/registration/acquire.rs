@@ -5,7 +5,7 @@ use super::config::{Keep, Registration};
 use super::error::AcquireError;
 use super::index::Span;
 use super::state::{Batch, Claim, Held, Step};
-use crate::addr::{Direction, Iova};
+use crate::addr::{Direction, Iova, IovaRange};
 use crate::domain::{LinkFailed, MapListError, PhysSegment, Tally};
 use crate::invalidation::Gather;
 use crate::mapper::Mapper;
@@ -59,21 +59,19 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
         if bytes > limit {
             return Err(AcquireError::TooLarge { bytes, limit });
         }
-        let mut claim = Claim::default();
+        let mut making = MakingRoom { cache: self, claim: Claim::default() };
         let mut batch = Batch::new();
         loop {
-            match self.with(|state| state.step((&span, bytes, keep), &mut claim, &mut batch)) {
+            let claim = &mut making.claim;
+            match self.with(|state| state.step((&span, bytes, keep), claim, &mut batch)) {
                 Step::Hit(held) => return Ok(held),
                 Step::Reserved(slot) => return self.map(slot, &span, bytes),
                 Step::Failed(error) => return Err(error),
                 Step::Wait => pause(),
                 Step::Evict => {
                     // What becomes free is this caller's before anybody else sees it.
-                    let settled = self.bury(&mut batch, |state| state.top_up(&mut claim, bytes));
-                    if let Err(error) = settled {
-                        self.with(|state| state.unclaim(&mut claim));
-                        return Err(AcquireError::Eviction { error });
-                    }
+                    let settled = self.bury(&mut batch, |state| state.top_up(claim, bytes));
+                    settled.map_err(|error| AcquireError::Eviction { error })?;
                 }
             }
         }
@@ -90,7 +88,10 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
             }
         };
         let mut unconfirmed = Gather::new();
+        let linking = Linking { cache: self, slot, range };
         let linked = domain.link(range, &[span.memory()], span.permissions(), &mut unconfirmed);
+        // It has come back.
+        core::mem::forget(linking);
         if let Err(LinkFailed { error, unconfirmed, occupied }) = linked {
             self.with(|state| {
                 let entry = state.slots.at_mut(slot);
@@ -113,5 +114,35 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
             let _ = self.bury(&mut batch, |_| ());
             AcquireError::forgotten(span)
         })
+    }
+}
+
+/// Room that is set aside; given up when this is dropped, also where a mapper panics.
+struct MakingRoom<'a, M: Mapper, P: Platform> {
+    cache: &'a RegistrationCache<M, P>,
+    claim: Claim,
+}
+
+impl<M: Mapper, P: Platform> Drop for MakingRoom<'_, M, P> {
+    fn drop(&mut self) {
+        if !self.claim.is_empty() {
+            self.cache.with(|state| state.unclaim(&mut self.claim));
+        }
+    }
+}
+
+/// An entry whose translations are being entered. Dropped only where the mapper panics.
+struct Linking<'a, M: Mapper, P: Platform> {
+    cache: &'a RegistrationCache<M, P>,
+    slot: u32,
+    range: IovaRange,
+}
+
+impl<M: Mapper, P: Platform> Drop for Linking<'_, M, P> {
+    fn drop(&mut self) {
+        self.cache.with(|state| {
+            state.slots.at_mut(self.slot).range = Some(self.range);
+            state.abandon(self.slot);
+        });
     }
 }

@@ -141,9 +141,10 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
         if batch.is_empty() {
             return Ok(());
         }
+        let batch = Interrupted { cache: self, batch };
         let domain = self.device.domain();
         let mut gather = Gather::new();
-        for doomed in batch.iter_mut() {
+        for doomed in batch.batch.iter_mut() {
             // What was unlinked before is not looked for again: another's translation may have been met there.
             let missing = !doomed.again && domain.unlink(doomed.range, &mut gather) != doomed.range.len();
             // Whoever removed the rest may have given the addresses to others, and not have invalidated it.
@@ -155,7 +156,7 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
         let confirmed = domain.confirm(&gather);
         let mut free: ArrayVec<(IovaRange, bool), BATCH> = ArrayVec::new();
         self.with(|state| {
-            for doomed in batch.drain(..) {
+            for doomed in batch.batch.drain(..) {
                 state.slots.at_mut(doomed.slot).lost = doomed.lost;
                 if state.ended(doomed.slot, confirmed.is_ok()) {
                     free.push((doomed.range, doomed.lost));
@@ -178,6 +179,20 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
     }
 }
 
+/// Entries that are being unmapped. What is left of them when this is dropped, the mapper has panicked at.
+struct Interrupted<'a, M: Mapper, P: Platform> {
+    cache: &'a RegistrationCache<M, P>,
+    batch: &'a mut Batch,
+}
+
+impl<M: Mapper, P: Platform> Drop for Interrupted<'_, M, P> {
+    fn drop(&mut self) {
+        if !self.batch.is_empty() {
+            self.cache.with(|state| self.batch.drain(..).for_each(|doomed| state.abandon(doomed.slot)));
+        }
+    }
+}
+
 impl<M: Mapper, P: Platform> Drop for RegistrationCache<M, P> {
     fn drop(&mut self) {
         let domain = self.device.domain();
@@ -187,8 +202,8 @@ impl<M: Mapper, P: Platform> Drop for RegistrationCache<M, P> {
         for entry in state.slots.iter_mut() {
             let Some(range) = entry.range else { continue };
             match entry.phase {
-                // Whoever began to end it has not come back from the mapper: all of it may be there, or nothing.
-                Phase::Ending => {
+                // All of it may be there, or nothing.
+                Phase::Unconfirmed if entry.interrupted => {
                     domain.unlink(range, &mut gather);
                     gather.add(range);
                 }

@@ -52,6 +52,8 @@ pub(super) struct Slot {
     pub forgotten: bool,
     /// Its addresses must not be used again: somebody else's translation was met there.
     pub lost: bool,
+    /// Whoever mapped or unmapped it has not come back from the mapper, so its translations may be there.
+    pub interrupted: bool,
     before: u32,
     after: u32,
 }
@@ -70,6 +72,7 @@ impl Slot {
             keep: false,
             forgotten: false,
             lost: false,
+            interrupted: false,
             before: NONE,
             after: NONE,
         }

@@ -164,15 +164,17 @@ impl State {
 
     /// Has a live or an unconfirmed entry be unmapped with the others in `batch`, which has room.
     pub(super) fn doom(&mut self, slot: u32, batch: &mut Batch) {
-        let entry = self.slots.at(slot);
-        let again = entry.phase == Phase::Unconfirmed;
-        let (range, bytes, lost) = (entry.range, entry.bytes, entry.lost);
-        if again {
+        let entry = self.slots.at_mut(slot);
+        let unconfirmed = entry.phase == Phase::Unconfirmed;
+        let again = unconfirmed && !entry.interrupted;
+        let (range, bytes, lost, idle) =
+            (entry.range, entry.bytes, entry.lost, entry.refs == 0 && entry.keep);
+        (entry.phase, entry.interrupted) = (Phase::Ending, false);
+        if unconfirmed {
             self.slots.unlink(&mut self.unconfirmed, slot);
-        } else if entry.refs == 0 && entry.keep {
+        } else if idle {
             self.slots.unlink(&mut self.idle, slot);
         }
-        self.slots.at_mut(slot).phase = Phase::Ending;
         self.ending.0 += 1;
         self.ending.1 += bytes;
         if let Some(range) = range {
@@ -218,6 +220,19 @@ impl State {
             return false;
         }
         self.drop_entry(slot)
+    }
+
+    /// Whoever was mapping or unmapping an entry has not come back from the mapper: a later call unmaps it, whatever of it
+    /// is there, and nobody gets its addresses.
+    pub(super) fn abandon(&mut self, slot: u32) {
+        let entry = self.slots.at_mut(slot);
+        (entry.lost, entry.interrupted) = (true, true);
+        let begun = entry.range.is_some();
+        match entry.phase {
+            Phase::Mapping => self.not_mapped(slot, begun),
+            Phase::Ending => _ = self.ended(slot, false),
+            _ => {}
+        }
     }
 
     fn put_unconfirmed(&mut self, slot: u32) {

@@ -4,6 +4,7 @@
 mod failures;
 mod limits;
 mod model;
+mod panics;
 
 #[path = "../rig/mod.rs"]
 mod rig;

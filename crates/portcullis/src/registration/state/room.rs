@@ -19,6 +19,13 @@ pub(in crate::registration) struct Claim {
     ticket: Option<u64>,
 }
 
+impl Claim {
+    /// Whether there is nothing to be given up.
+    pub(in crate::registration) fn is_empty(&self) -> bool {
+        self.bytes == 0 && self.entries == 0 && self.ticket.is_none()
+    }
+}
+
 /// Somebody who is making room for a range.
 #[derive(Debug)]
 pub(super) struct Waiting {

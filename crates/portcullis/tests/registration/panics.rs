@@ -1,0 +1,209 @@
+//! A mapper that panics: its caller unwinds, and nobody else waits for it, or is lent what it had in hand.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use portcullis::addr::{Iova, IovaRange, Permissions, PhysAddr};
+use portcullis::dma::DmaDevice;
+use portcullis::domain::{Domain, Policy};
+use portcullis::invalidation::{DomainId, Gather, InvalidationError};
+use portcullis::mapper::{Geometry, Mapper, TableMapper};
+use portcullis::pgtable::{MapError, PageTable, Unmapped, VtdSecondStage};
+use portcullis::platform::Platform;
+use portcullis::registration::{RegistrationCache, RegistrationLimits};
+use portcullis_model::{Context, Iommu, IommuConfig, Memory, Queue};
+
+use crate::rig::{Clocked, DEVICE, PAGE};
+use crate::support::{BOTH, HELD, KEPT, pages};
+
+/// Where the mapper panics, once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+enum At {
+    Nowhere,
+    /// After it has entered what it was asked to.
+    Map,
+    /// Before it removes anything.
+    Unmap,
+    /// After it has removed everything.
+    Unmapped,
+    Sync,
+}
+
+/// Tables in memory, and the driver's bug.
+struct Panicking {
+    inner: TableMapper<Arc<Memory>, Queue>,
+    at: AtomicU8,
+}
+
+impl Panicking {
+    fn come(&self, at: At) {
+        let now = self.at.compare_exchange(at as u8, At::Nowhere as u8, Ordering::Relaxed, Ordering::Relaxed);
+        assert!(now.is_err(), "a driver's bug");
+    }
+}
+
+impl Mapper for Panicking {
+    fn geometry(&self) -> &Geometry {
+        self.inner.geometry()
+    }
+
+    fn map<P: Platform>(
+        &self,
+        platform: &P,
+        range: IovaRange,
+        list: impl IntoIterator<Item = (PhysAddr, u64)>,
+        permissions: Permissions,
+        gather: &mut Gather,
+    ) -> Result<(), MapError> {
+        let result = self.inner.map(platform, range, list, permissions, gather);
+        self.come(At::Map);
+        result
+    }
+
+    fn unmap<P: Platform>(&self, platform: &P, range: IovaRange, gather: &mut Gather) -> Unmapped {
+        self.come(At::Unmap);
+        let result = self.inner.unmap(platform, range, gather);
+        self.come(At::Unmapped);
+        result
+    }
+
+    fn sync(&self, gather: &Gather) -> Result<(), InvalidationError> {
+        self.come(At::Sync);
+        self.inner.sync(gather)
+    }
+}
+
+struct Bench {
+    iommu: Arc<Iommu>,
+    domain: Arc<Domain<Panicking, Arc<Clocked>>>,
+    cache: RegistrationCache<Panicking, Arc<Clocked>>,
+}
+
+impl Bench {
+    /// Room for two entries, and for three pages.
+    fn new() -> Self {
+        let memory = Memory::new(64 << 20);
+        let iommu =
+            Iommu::new(IommuConfig { iotlb_entries: 1 << 14, ..IommuConfig::new(Arc::clone(&memory)) });
+        let platform = Clocked::new(2);
+        let table = PageTable::new(memory, VtdSecondStage::new(4, 3, 48).unwrap(), 2).unwrap();
+        iommu.attach(DEVICE, Context::SecondStage { domain: DomainId(1), root: table.root(), levels: 4 });
+        let inner = TableMapper::new(table, iommu.queue(), DomainId(1), Vec::new());
+        let domain =
+            Domain::new(platform, Panicking { inner, at: AtomicU8::new(0) }, Policy::Strict).unwrap();
+        let device = DmaDevice::new(Arc::clone(&domain), u64::MAX);
+        let limits = RegistrationLimits { entries: 2, bytes: 3 * PAGE };
+        let cache = RegistrationCache::new(device, limits).unwrap();
+        Self { iommu, domain, cache }
+    }
+
+    fn reaches(&self, iova: Iova) -> bool {
+        self.iommu.access(DEVICE, iova, 1, Permissions::WRITE).is_ok()
+    }
+
+    /// An entry that is kept, which the device has used: where it is.
+    fn touch(&self, number: u64) -> Iova {
+        let held = self.cache.acquire(pages(number, 1), BOTH, KEPT).unwrap();
+        let iova = held.iova();
+        assert!(self.reaches(iova));
+        self.cache.release(held).unwrap();
+        iova
+    }
+
+    /// Has `f` meet the panic.
+    fn unwinds<R>(&self, at: At, f: impl FnOnce() -> R) {
+        self.domain.mapper().at.store(at as u8, Ordering::Relaxed);
+        assert!(catch_unwind(AssertUnwindSafe(f)).is_err(), "{at:?}");
+    }
+
+    /// All room is there, what was met is gone, and its addresses are given up.
+    fn check(self, gone: &[Iova]) {
+        self.cache.trim(0).unwrap();
+        assert!(!gone.iter().any(|iova| self.reaches(*iova)));
+        let usage = self.cache.usage();
+        assert_eq!((usage.entries, usage.bytes, usage.unconfirmed_entries), (0, 0, 0));
+        let all = self.cache.acquire(pages(20, 3), BOTH, HELD).unwrap();
+        self.cache.release(all).unwrap();
+        let iovas = [10, 11].map(|number| self.touch(number));
+        assert!(gone.iter().all(|iova| !iovas.contains(iova)));
+        let Self { iommu, domain, cache } = self;
+        drop(cache);
+        let reaches = |iova: &Iova| iommu.access(DEVICE, *iova, 1, Permissions::WRITE).is_ok();
+        assert!(!iovas.iter().any(reaches));
+        let lost = gone.len() as u64 * PAGE;
+        assert_eq!(
+            (domain.usage().taken - domain.usage().cached, domain.stats().lost_iova_bytes),
+            (lost, lost)
+        );
+    }
+}
+
+const UNMAPPING: [At; 3] = [At::Unmap, At::Unmapped, At::Sync];
+
+#[test]
+fn what_was_being_unmapped_is_unmapped_by_the_next() {
+    for at in UNMAPPING {
+        let bench = Bench::new();
+        let iova = bench.touch(0);
+        bench.unwinds(at, || bench.cache.forget(pages(0, 1)));
+        assert_eq!(bench.cache.usage().unconfirmed_entries, 1);
+        // Nobody is lent it, and whoever wants it gone does not wait for ever.
+        let other = bench.touch(0);
+        assert_ne!(other, iova);
+        assert_eq!(bench.cache.forget(pages(0, 1)).unwrap().entries, 2);
+        assert!(!bench.reaches(iova) && !bench.reaches(other), "{at:?}");
+        bench.check(&[iova]);
+    }
+}
+
+#[test]
+fn a_release_that_unwinds_leaves_nothing_held() {
+    for at in UNMAPPING {
+        let bench = Bench::new();
+        let held = bench.cache.acquire(pages(0, 1), BOTH, HELD).unwrap();
+        let iova = held.iova();
+        assert!(bench.reaches(iova));
+        bench.unwinds(at, || bench.cache.release(held));
+        bench.check(&[iova]);
+    }
+}
+
+#[test]
+fn room_that_was_being_made_is_there_for_others() {
+    for at in UNMAPPING {
+        let bench = Bench::new();
+        let iovas = [0, 1].map(|number| bench.touch(number));
+        bench.unwinds(at, || bench.cache.acquire(pages(2, 1), BOTH, KEPT));
+        bench.touch(2);
+        bench.touch(3);
+        bench.check(&iovas[..1]);
+    }
+}
+
+#[test]
+fn what_was_being_mapped_is_unmapped_by_the_next() {
+    let bench = Bench::new();
+    bench.unwinds(At::Map, || bench.cache.acquire(pages(0, 1), BOTH, KEPT));
+    let usage = bench.cache.usage();
+    assert_eq!((usage.entries, usage.unconfirmed_entries), (1, 1));
+    assert_eq!(bench.cache.forget(pages(0, 1)).unwrap().entries, 1);
+    assert_eq!(bench.domain.stats().lost_iova_bytes, PAGE);
+    assert_eq!(bench.cache.usage().entries, 0);
+    bench.touch(0);
+}
+
+/// The cache's end unmaps what nobody has come back to.
+#[test]
+fn a_cache_that_ends_unmaps_what_was_left() {
+    for at in UNMAPPING {
+        let bench = Bench::new();
+        let iova = bench.touch(0);
+        bench.unwinds(at, || bench.cache.trim(0));
+        let Bench { iommu, domain, cache } = bench;
+        drop(cache);
+        assert!(iommu.access(DEVICE, iova, 1, Permissions::WRITE).is_err(), "{at:?}");
+        assert_eq!(domain.stats().lost_iova_bytes, PAGE);
+    }
+}
