@@ -2,6 +2,7 @@
 //! happens, a buffer that the device may reach is not given back, and protection recovers.
 
 mod common;
+mod rig;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use portcullis::pgtable::{MapError, PageTable, Unmapped};
 use portcullis::platform::{Frames, Platform, Table};
 use portcullis::std_platform::StdPlatform;
 use portcullis_model::{Buffer, Context, Iommu, IommuConfig, Memory, Queue};
+use rig::{Moment, Observed};
 
 const ANYWHERE: Iova = Iova::new(u64::MAX);
 const TIMEOUT: InvalidationError = InvalidationError::TimedOut { waited_ns: 1 };
@@ -202,44 +204,6 @@ fn failed_flushes_are_forgotten_by_the_next_that_succeeds() {
     }
 }
 
-/// A mapper that lets the device in as soon as anything is mapped.
-struct Eager {
-    inner: common::Mapper,
-    iommu: Arc<Iommu>,
-}
-
-impl Mapper for Eager {
-    fn geometry(&self) -> &Geometry {
-        self.inner.geometry()
-    }
-
-    fn map<P: Platform>(
-        &self,
-        platform: &P,
-        range: IovaRange,
-        list: impl IntoIterator<Item = (PhysAddr, u64)>,
-        permissions: Permissions,
-        gather: &mut Gather,
-    ) -> Result<(), MapError> {
-        // When the second piece is asked for, the first is in the tables.
-        let let_in = |(index, piece)| {
-            if index > 0 {
-                let _ = self.iommu.dma_write(DEVICE, range.start(), &[1]);
-            }
-            piece
-        };
-        self.inner.map(platform, range, list.into_iter().enumerate().map(let_in), permissions, gather)
-    }
-
-    fn unmap<P: Platform>(&self, platform: &P, range: IovaRange, gather: &mut Gather) -> Unmapped {
-        self.inner.unmap(platform, range, gather)
-    }
-
-    fn sync(&self, gather: &Gather) -> Result<(), InvalidationError> {
-        self.inner.sync(gather)
-    }
-}
-
 /// A buffer and then memory that no table can point to.
 struct Unmappable(Buffer, [PhysSegment; 2]);
 
@@ -258,7 +222,14 @@ fn a_map_that_could_not_be_undone_for_sure_keeps_the_buffer() {
     let table = PageTable::new(Arc::clone(&memory), vtd(4), PLATFORM.slots()).unwrap();
     iommu.attach(DEVICE, Context::SecondStage { domain: DomainId(1), root: table.root(), levels: 4 });
     let inner = TableMapper::new(table, iommu.queue(), DomainId(1), Vec::new());
-    let mapper = Eager { inner, iommu: Arc::clone(&iommu) };
+    // The device is let in as soon as anything is mapped.
+    let (device, let_in) = (Arc::clone(&iommu), Arc::new(AtomicUsize::new(0)));
+    let count = Arc::clone(&let_in);
+    let mapper = Observed::new(inner, move |moment| {
+        if let Moment::Piece { range, entered: 1.. } = moment {
+            count.fetch_add(device.dma_write(DEVICE, range.start(), &[1]).is_ok().into(), Ordering::Relaxed);
+        }
+    });
     let domain = Domain::new(StdPlatform::new(), mapper, Policy::Strict).unwrap();
     let device = DmaDevice::new(Arc::clone(&domain), u64::MAX);
     let unmappable = || {
@@ -277,6 +248,7 @@ fn a_map_that_could_not_be_undone_for_sure_keeps_the_buffer() {
     let failed = device.map(unmappable(), Direction::FromDevice).err().unwrap();
     assert_eq!(failed.error, MapListError::Unconfirmed { error: TIMEOUT });
     assert!(failed.buffer.is_none(), "given back while reachable");
+    assert_eq!(let_in.load(Ordering::Relaxed), 2, "or the test means nothing");
     domain.flush().unwrap();
     assert_eq!(domain.stats().lost_iova_bytes, 0);
 }

@@ -1,84 +1,28 @@
 //! A mapper that panics: its caller unwinds, and nobody else waits for it, or is lent what it had in hand.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex};
 
-use portcullis::addr::{Iova, IovaRange, Permissions, PhysAddr};
+use portcullis::addr::{Iova, Permissions};
 use portcullis::dma::DmaDevice;
 use portcullis::domain::{Domain, Policy};
-use portcullis::invalidation::{DomainId, Gather, InvalidationError};
-use portcullis::mapper::{Geometry, Mapper, TableMapper};
-use portcullis::pgtable::{MapError, PageTable, Unmapped, VtdSecondStage};
-use portcullis::platform::Platform;
+use portcullis::invalidation::DomainId;
+use portcullis::mapper::TableMapper;
+use portcullis::pgtable::{PageTable, VtdSecondStage};
 use portcullis::registration::{RegistrationCache, RegistrationLimits};
 use portcullis_model::{Context, Iommu, IommuConfig, Memory, Queue};
 
-use crate::rig::{Clocked, DEVICE, PAGE};
+use crate::rig::{Clocked, DEVICE, Moment, Observed, PAGE};
 use crate::support::{BOTH, HELD, KEPT, pages};
 
-/// Where the mapper panics, once.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-enum At {
-    Nowhere,
-    /// After it has entered what it was asked to.
-    Map,
-    /// Before it removes anything.
-    Unmap,
-    /// After it has removed everything.
-    Unmapped,
-    Sync,
-}
-
-/// Tables in memory, and the driver's bug.
-struct Panicking {
-    inner: TableMapper<Arc<Memory>, Queue>,
-    at: AtomicU8,
-}
-
-impl Panicking {
-    fn come(&self, at: At) {
-        let now = self.at.compare_exchange(at as u8, At::Nowhere as u8, Ordering::Relaxed, Ordering::Relaxed);
-        assert!(now.is_err(), "a driver's bug");
-    }
-}
-
-impl Mapper for Panicking {
-    fn geometry(&self) -> &Geometry {
-        self.inner.geometry()
-    }
-
-    fn map<P: Platform>(
-        &self,
-        platform: &P,
-        range: IovaRange,
-        list: impl IntoIterator<Item = (PhysAddr, u64)>,
-        permissions: Permissions,
-        gather: &mut Gather,
-    ) -> Result<(), MapError> {
-        let result = self.inner.map(platform, range, list, permissions, gather);
-        self.come(At::Map);
-        result
-    }
-
-    fn unmap<P: Platform>(&self, platform: &P, range: IovaRange, gather: &mut Gather) -> Unmapped {
-        self.come(At::Unmap);
-        let result = self.inner.unmap(platform, range, gather);
-        self.come(At::Unmapped);
-        result
-    }
-
-    fn sync(&self, gather: &Gather) -> Result<(), InvalidationError> {
-        self.come(At::Sync);
-        self.inner.sync(gather)
-    }
-}
+type Tables = Observed<TableMapper<Arc<Memory>, Queue>>;
 
 struct Bench {
     iommu: Arc<Iommu>,
-    domain: Arc<Domain<Panicking, Arc<Clocked>>>,
-    cache: RegistrationCache<Panicking, Arc<Clocked>>,
+    domain: Arc<Domain<Tables, Arc<Clocked>>>,
+    cache: RegistrationCache<Tables, Arc<Clocked>>,
+    /// Where the mapper panics, once.
+    panics: Arc<Mutex<Option<Moment>>>,
 }
 
 impl Bench {
@@ -91,12 +35,17 @@ impl Bench {
         let table = PageTable::new(memory, VtdSecondStage::new(4, 3, 48).unwrap(), 2).unwrap();
         iommu.attach(DEVICE, Context::SecondStage { domain: DomainId(1), root: table.root(), levels: 4 });
         let inner = TableMapper::new(table, iommu.queue(), DomainId(1), Vec::new());
-        let domain =
-            Domain::new(platform, Panicking { inner, at: AtomicU8::new(0) }, Policy::Strict).unwrap();
+        let panics = Arc::new(Mutex::new(None));
+        let at = Arc::clone(&panics);
+        let mapper = Observed::new(inner, move |moment| {
+            let meets = at.lock().unwrap().take_if(|at| *at == moment).is_some();
+            assert!(!meets, "a driver's bug");
+        });
+        let domain = Domain::new(platform, mapper, Policy::Strict).unwrap();
         let device = DmaDevice::new(Arc::clone(&domain), u64::MAX);
         let limits = RegistrationLimits { entries: 2, bytes: 3 * PAGE };
         let cache = RegistrationCache::new(device, limits).unwrap();
-        Self { iommu, domain, cache }
+        Self { iommu, domain, cache, panics }
     }
 
     fn reaches(&self, iova: Iova) -> bool {
@@ -113,8 +62,8 @@ impl Bench {
     }
 
     /// Has `f` meet the panic.
-    fn unwinds<R>(&self, at: At, f: impl FnOnce() -> R) {
-        self.domain.mapper().at.store(at as u8, Ordering::Relaxed);
+    fn unwinds<R>(&self, at: Moment, f: impl FnOnce() -> R) {
+        *self.panics.lock().unwrap() = Some(at);
         assert!(catch_unwind(AssertUnwindSafe(f)).is_err(), "{at:?}");
     }
 
@@ -128,7 +77,7 @@ impl Bench {
         self.cache.release(all).unwrap();
         let iovas = [10, 11].map(|number| self.touch(number));
         assert!(gone.iter().all(|iova| !iovas.contains(iova)));
-        let Self { iommu, domain, cache } = self;
+        let Self { iommu, domain, cache, .. } = self;
         drop(cache);
         let reaches = |iova: &Iova| iommu.access(DEVICE, *iova, 1, Permissions::WRITE).is_ok();
         assert!(!iovas.iter().any(reaches));
@@ -140,7 +89,7 @@ impl Bench {
     }
 }
 
-const UNMAPPING: [At; 3] = [At::Unmap, At::Unmapped, At::Sync];
+const UNMAPPING: [Moment; 3] = [Moment::Unmap, Moment::Unmapped, Moment::Sync];
 
 #[test]
 fn what_was_being_unmapped_is_unmapped_by_the_next() {
@@ -185,7 +134,7 @@ fn room_that_was_being_made_is_there_for_others() {
 #[test]
 fn what_was_being_mapped_is_unmapped_by_the_next() {
     let bench = Bench::new();
-    bench.unwinds(At::Map, || bench.cache.acquire(pages(0, 1), BOTH, KEPT));
+    bench.unwinds(Moment::Mapped, || bench.cache.acquire(pages(0, 1), BOTH, KEPT));
     let usage = bench.cache.usage();
     assert_eq!((usage.entries, usage.unconfirmed_entries), (1, 1));
     assert_eq!(bench.cache.forget(pages(0, 1)).unwrap().entries, 1);
@@ -201,7 +150,7 @@ fn a_cache_that_ends_unmaps_what_was_left() {
         let bench = Bench::new();
         let iova = bench.touch(0);
         bench.unwinds(at, || bench.cache.trim(0));
-        let Bench { iommu, domain, cache } = bench;
+        let Bench { iommu, domain, cache, .. } = bench;
         drop(cache);
         assert!(iommu.access(DEVICE, iova, 1, Permissions::WRITE).is_err(), "{at:?}");
         assert_eq!(domain.stats().lost_iova_bytes, PAGE);

@@ -3,6 +3,7 @@
 
 mod clocked;
 mod hooked;
+mod observed;
 
 use std::sync::Arc;
 
@@ -17,6 +18,7 @@ use portcullis_model::{Context, DeviceId, Iommu, IommuConfig, Memory, Queue};
 
 pub use clocked::Clocked;
 pub use hooked::Hooked;
+pub use observed::{Moment, Observed};
 
 pub type Mapper<Q> = TableMapper<Arc<Memory>, Arc<Q>>;
 pub type Dom<P, Q> = Domain<Mapper<Q>, P>;

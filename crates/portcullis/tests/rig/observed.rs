@@ -1,0 +1,75 @@
+//! A mapper that tells the test of each step, before it goes on.
+
+use portcullis::addr::{IovaRange, Permissions, PhysAddr};
+use portcullis::invalidation::{Costs, Gather, InvalidationError};
+use portcullis::mapper::{Geometry, Mapper};
+use portcullis::pgtable::{MapError, Unmapped};
+use portcullis::platform::Platform;
+
+/// Where the mapper is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Moment {
+    /// It asks for the next piece to map in `range`. So many bytes of that are entered.
+    Piece { range: IovaRange, entered: u64 },
+    /// It has entered all that it was asked to, or failed to.
+    Mapped,
+    /// It is about to remove something.
+    Unmap,
+    /// It has removed it.
+    Unmapped,
+    /// It is about to invalidate.
+    Sync,
+}
+
+/// `M`, and who is told.
+pub struct Observed<M> {
+    inner: M,
+    observer: Box<dyn Fn(Moment) + Send + Sync>,
+}
+
+impl<M> Observed<M> {
+    pub fn new(inner: M, observer: impl Fn(Moment) + Send + Sync + 'static) -> Self {
+        Self { inner, observer: Box::new(observer) }
+    }
+}
+
+impl<M: Mapper> Mapper for Observed<M> {
+    fn geometry(&self) -> &Geometry {
+        self.inner.geometry()
+    }
+
+    fn costs(&self) -> Costs {
+        self.inner.costs()
+    }
+
+    fn map<P: Platform>(
+        &self,
+        platform: &P,
+        range: IovaRange,
+        list: impl IntoIterator<Item = (PhysAddr, u64)>,
+        permissions: Permissions,
+        gather: &mut Gather,
+    ) -> Result<(), MapError> {
+        let mut entered = 0;
+        let tell = |piece: (PhysAddr, u64)| {
+            (self.observer)(Moment::Piece { range, entered });
+            entered += piece.1;
+            piece
+        };
+        let result = self.inner.map(platform, range, list.into_iter().map(tell), permissions, gather);
+        (self.observer)(Moment::Mapped);
+        result
+    }
+
+    fn unmap<P: Platform>(&self, platform: &P, range: IovaRange, gather: &mut Gather) -> Unmapped {
+        (self.observer)(Moment::Unmap);
+        let unmapped = self.inner.unmap(platform, range, gather);
+        (self.observer)(Moment::Unmapped);
+        unmapped
+    }
+
+    fn sync(&self, gather: &Gather) -> Result<(), InvalidationError> {
+        (self.observer)(Moment::Sync);
+        self.inner.sync(gather)
+    }
+}
