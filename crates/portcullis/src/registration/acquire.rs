@@ -80,15 +80,18 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
     /// Maps what was reserved.
     fn map(&self, slot: u32, span: &Span, bytes: u64) -> Result<Held, AcquireError> {
         let domain = self.device.domain();
+        // Already here: where addresses are short, what was deferred is confirmed for them.
+        let mut linking = Linking { cache: self, slot, range: None };
         let range = match domain.reserve(bytes, Iova::new(self.device.mask())) {
             Ok(range) => range,
             Err(error) => {
+                core::mem::forget(linking);
                 self.with(|state| state.not_mapped(slot, false));
                 return Err(error.into());
             }
         };
         let mut unconfirmed = Gather::new();
-        let linking = Linking { cache: self, slot, range };
+        linking.range = Some(range);
         let linked = domain.link(range, &[span.memory()], span.permissions(), &mut unconfirmed);
         // It has come back.
         core::mem::forget(linking);
@@ -131,18 +134,19 @@ impl<M: Mapper, P: Platform> Drop for MakingRoom<'_, M, P> {
     }
 }
 
-/// An entry whose translations are being entered. Dropped only where the mapper panics.
+/// An entry that is being mapped. Dropped only where the mapper panics.
 struct Linking<'a, M: Mapper, P: Platform> {
     cache: &'a RegistrationCache<M, P>,
     slot: u32,
-    range: IovaRange,
+    /// Its addresses, once it has some.
+    range: Option<IovaRange>,
 }
 
 impl<M: Mapper, P: Platform> Drop for Linking<'_, M, P> {
     fn drop(&mut self) {
         self.cache.with(|state| {
-            state.slots.at_mut(self.slot).range = Some(self.range);
-            state.abandon(self.slot);
+            state.slots.at_mut(self.slot).range = self.range;
+            state.abandon(self.slot, true);
         });
     }
 }

@@ -146,10 +146,12 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
         let mut gather = Gather::new();
         for doomed in batch.batch.iter_mut() {
             // What was unlinked before is not looked for again: another's translation may have been met there.
-            let missing = !doomed.again && domain.unlink(doomed.range, &mut gather) != doomed.range.len();
+            let again = doomed.again;
+            let missing = !again && domain.unlink(doomed.range, &mut gather) != doomed.range.len();
+            doomed.again = true;
             // Whoever removed the rest may have given the addresses to others, and not have invalidated it.
             doomed.lost |= missing;
-            if doomed.again || missing {
+            if again || missing {
                 gather.add(doomed.range);
             }
         }
@@ -188,7 +190,9 @@ struct Interrupted<'a, M: Mapper, P: Platform> {
 impl<M: Mapper, P: Platform> Drop for Interrupted<'_, M, P> {
     fn drop(&mut self) {
         if !self.batch.is_empty() {
-            self.cache.with(|state| self.batch.drain(..).for_each(|doomed| state.abandon(doomed.slot)));
+            self.cache.with(|state| {
+                self.batch.drain(..).for_each(|doomed| state.abandon(doomed.slot, !doomed.again))
+            });
         }
     }
 }

@@ -74,7 +74,8 @@ use crate::sync::{Mutex, unique};
 /// [`DmaDevice`] do: that the memory is the caller's to open to the device, until it is unmapped as the table says.
 ///
 /// Where a mapper panics, its caller unwinds, and what was in hand counts as not confirmed: nobody is lent it, a later call
-/// unmaps it, whatever of it is there, and its addresses are given up.
+/// unmaps it, whatever of it is there, and its addresses are given up. (One that panics again while the cache is dropped, and
+/// its caller unwinds, aborts.)
 ///
 /// When the cache is dropped, everything is unmapped strictly. Where the hardware does not confirm that, the addresses
 /// stay out of use until a later flush of the domain is confirmed, and the memory may be reached until then. The

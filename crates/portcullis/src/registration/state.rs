@@ -222,11 +222,11 @@ impl State {
         self.drop_entry(slot)
     }
 
-    /// Whoever was mapping or unmapping an entry has not come back from the mapper: a later call unmaps it, whatever of it
-    /// is there, and nobody gets its addresses.
-    pub(super) fn abandon(&mut self, slot: u32) {
+    /// Whoever was mapping or unmapping an entry has not come back from the mapper, which may have been at work on it if
+    /// `interrupted`: then a later call unmaps it, whatever of it is there. Nobody gets its addresses.
+    pub(super) fn abandon(&mut self, slot: u32, interrupted: bool) {
         let entry = self.slots.at_mut(slot);
-        (entry.lost, entry.interrupted) = (true, true);
+        (entry.lost, entry.interrupted) = (true, interrupted);
         let begun = entry.range.is_some();
         match entry.phase {
             Phase::Mapping => self.not_mapped(slot, begun),

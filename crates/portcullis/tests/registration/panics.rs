@@ -3,17 +3,17 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 
-use portcullis::addr::{Iova, Permissions};
+use portcullis::addr::{Iova, IovaRange, Permissions};
 use portcullis::dma::DmaDevice;
 use portcullis::domain::{Domain, Policy};
-use portcullis::invalidation::DomainId;
-use portcullis::mapper::TableMapper;
+use portcullis::invalidation::{DomainId, Gather};
+use portcullis::mapper::{Mapper, TableMapper};
 use portcullis::pgtable::{PageTable, VtdSecondStage};
 use portcullis::registration::{RegistrationCache, RegistrationLimits};
 use portcullis_model::{Context, Iommu, IommuConfig, Memory, Queue};
 
 use crate::rig::{Clocked, DEVICE, Moment, Observed, PAGE};
-use crate::support::{BOTH, HELD, KEPT, pages};
+use crate::support::{BOTH, HELD, KEPT, TIMEOUT, pages};
 
 type Tables = Observed<TableMapper<Arc<Memory>, Queue>>;
 
@@ -155,4 +155,42 @@ fn a_cache_that_ends_unmaps_what_was_left() {
         assert!(iommu.access(DEVICE, iova, 1, Permissions::WRITE).is_err(), "{at:?}");
         assert_eq!(domain.stats().lost_iova_bytes, PAGE);
     }
+}
+
+/// What was removed before a panic is nobody's business afterwards: somebody else may be mapped there.
+#[test]
+fn what_was_unlinked_is_not_unlinked_again() {
+    for panics in [false, true] {
+        let bench = Bench::new();
+        let iova = bench.touch(0);
+        bench.iommu.queue().fail_next(1, TIMEOUT);
+        bench.cache.forget(pages(0, 1)).unwrap_err();
+        let (range, list) = (IovaRange::new(iova, PAGE).unwrap(), [(pages(5, 1).phys, PAGE)]);
+        let mapper = bench.domain.mapper();
+        mapper.map(&Clocked::new(2), range, list, Permissions::READ_WRITE, &mut Gather::new()).unwrap();
+        if panics {
+            bench.unwinds(Moment::Sync, || bench.cache.forget(pages(0, 1)));
+        }
+        bench.cache.forget(pages(0, 1)).unwrap();
+        assert!(bench.reaches(iova), "{panics}: somebody else's is left alone");
+    }
+}
+
+/// A search for addresses confirms what was deferred, where there are no others.
+#[test]
+fn a_panic_while_addresses_are_looked_for_leaves_nothing() {
+    let Bench { domain, panics, .. } = Bench::new();
+    domain.set_policy(Policy::Lazy { window_ns: 1_000_000_000 }).unwrap();
+    let device = DmaDevice::new(domain, 16 * PAGE - 1);
+    let limits = RegistrationLimits { entries: 2, bytes: 3 * PAGE };
+    let cache = RegistrationCache::new(device.clone(), limits).unwrap();
+    let all: Vec<_> = core::iter::from_fn(|| device.map_single(pages(9, 1).phys, PAGE, BOTH).ok()).collect();
+    assert!(all.len() > 2);
+    all.into_iter().for_each(|iova| device.unmap_single(iova, PAGE).unwrap());
+    *panics.lock().unwrap() = Some(Moment::Sync);
+    let acquire = || cache.acquire(pages(0, 1), BOTH, KEPT);
+    assert!(catch_unwind(AssertUnwindSafe(acquire)).is_err());
+    assert_eq!((cache.usage().entries, cache.usage().bytes), (0, 0));
+    assert_eq!(cache.forget(pages(0, 1)).unwrap().entries, 0);
+    cache.release(acquire().unwrap()).unwrap();
 }

@@ -4,9 +4,10 @@
 //! that there may ever be; a lookup ends at the first place that was never used. Worst case, for an address that is in
 //! no area, after long growing and shrinking: all places.
 //!
-//! Memory ordering. An entry is stored with release after the pointer beside it and all that it leads to, and loaded
-//! with acquire before the pointer. Where the place is another area's by then, that area's pointer is found, which is as
-//! good a pointer.
+//! Memory ordering. An entry is stored with release after the pointer beside it, and loaded with acquire before that. Where
+//! the place is another area's by then, that area's pointer is found, whose entry this reader has not seen: so the
+//! pointer is stored with release, too, after all that it leads to, and loaded with acquire. Who fills a place has seen
+//! (acquire) what its last area was taken away with (release), so pointers are stored one after the other.
 
 use alloc::boxed::Box;
 use core::ptr;
@@ -53,7 +54,7 @@ impl<T> Place<T> {
     #[inline]
     fn leads(&self, entry: u64, key: u64) -> Option<Leads<T>> {
         let area = (entry & ((1 << AREA_BITS) - 1)) as usize;
-        (entry >> AREA_BITS == key).then(|| Leads { area, to: self.has.load(Ordering::Relaxed) })
+        (entry >> AREA_BITS == key).then(|| Leads { area, to: self.has.load(Ordering::Acquire) })
     }
 }
 
@@ -111,9 +112,9 @@ impl<T> Directory<T> {
     pub fn insert(&self, key: u64, area: usize, to: *mut T) {
         for (place, mut found) in self.places(key) {
             while found == NEVER || found == GONE {
-                match place.entry.compare_exchange(found, FILLING, Ordering::Relaxed, Ordering::Relaxed) {
+                match place.entry.compare_exchange(found, FILLING, Ordering::Acquire, Ordering::Relaxed) {
                     Ok(_) => {
-                        place.has.store(to, Ordering::Relaxed);
+                        place.has.store(to, Ordering::Release);
                         place.entry.store(entry(key, area), Ordering::Release);
                         return;
                     }
@@ -158,6 +159,7 @@ mod support {
 mod tests {
     use super::support::{at, found};
     use super::*;
+    use loom::cell::UnsafeCell;
     use loom::sync::Arc;
     use loom::thread;
 
@@ -185,6 +187,33 @@ mod tests {
             changer.join().unwrap();
             let found = [5, 7, 9].map(|key| found(&directory, key));
             assert_eq!(found, [None, Some((2, at(2))), Some((1, at(1)))]);
+        });
+    }
+
+    /// A place goes from one area to another while somebody follows what it has: that is complete, whichever it is.
+    #[test]
+    fn what_a_place_leads_to_is_complete_when_it_changes_hands() {
+        loom::model(|| {
+            let directory: Arc<Directory<UnsafeCell<u64>>> = Arc::new(Directory::new(1));
+            let notes = Arc::new([UnsafeCell::new(1), UnsafeCell::new(0)]);
+            let of = |notes: &[UnsafeCell<u64>; 2], area: usize| ptr::from_ref(&notes[area]).cast_mut();
+            directory.insert(5, 0, of(&notes, 0));
+            let changer = {
+                let (directory, notes) = (Arc::clone(&directory), Arc::clone(&notes));
+                thread::spawn(move || {
+                    directory.remove(5, 0);
+                    // SAFETY: nobody is told of it before the next line; loom would find it.
+                    notes[1].with_mut(|note| unsafe { *note = 1 });
+                    directory.insert(5, 1, of(&notes, 1));
+                })
+            };
+            if let Some(leads) = directory.find(5) {
+                // SAFETY: both pointers are to `notes`, which is alive; nobody writes to them any more; loom would
+                // find it.
+                let note = unsafe { &*leads.to }.with(|note| unsafe { *note });
+                assert_eq!(note, 1);
+            }
+            changer.join().unwrap();
         });
     }
 
