@@ -82,14 +82,7 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
         let domain = self.device.domain();
         // Already here: where addresses are short, what was deferred is confirmed for them.
         let mut linking = Linking { cache: self, slot, range: None };
-        let range = match domain.reserve(bytes, Iova::new(self.device.mask())) {
-            Ok(range) => range,
-            Err(error) => {
-                core::mem::forget(linking);
-                self.with(|state| state.not_mapped(slot, false));
-                return Err(error.into());
-            }
-        };
+        let range = domain.reserve(bytes, Iova::new(self.device.mask()))?;
         let mut unconfirmed = Gather::new();
         linking.range = Some(range);
         let linked = domain.link(range, &[span.memory()], span.permissions(), &mut unconfirmed);
@@ -134,7 +127,7 @@ impl<M: Mapper, P: Platform> Drop for MakingRoom<'_, M, P> {
     }
 }
 
-/// An entry that is being mapped. Dropped only where the mapper panics.
+/// An entry that is being mapped. Dropped where it gets no addresses, and where the mapper panics.
 struct Linking<'a, M: Mapper, P: Platform> {
     cache: &'a RegistrationCache<M, P>,
     slot: u32,

@@ -35,20 +35,20 @@ struct Pair {
 }
 
 impl Cpu {
-    /// The newest free slot of `class` for `kind`, if it is on the newer stack and was `group`'s before.
+    /// The newest free slot of `class` for `kind`, if it is on the newer stack and `fits`.
     #[inline]
-    pub(super) fn pop_of<'a>(
+    pub(super) fn pop_if<'a>(
         &self,
         slots: &'a [Slot],
         class: usize,
         kind: usize,
-        group: u64,
+        fits: impl FnOnce(&Slot) -> bool,
     ) -> Option<(usize, &'a Slot)> {
         let pair = self.pair(class, kind);
         let left = pair.slots.get().checked_sub(1)?;
         let index = index_of(pair.first.get())?;
         let slot = slots.get(index)?;
-        if slot.group() != group {
+        if !fits(slot) {
             return None;
         }
         pair.first.set(slot.next());
@@ -65,15 +65,8 @@ impl Cpu {
             pair.first.set(pair.older.get());
             pair.slots.set(pair.older_slots.get());
             pair.older_slots.set(0);
-            if pair.slots.get() == 0 {
-                return None;
-            }
         }
-        let index = index_of(pair.first.get())?;
-        pair.first.set(slots.get(index)?.next());
-        pair.slots.set(pair.slots.get() - 1);
-        self.reused.set(self.reused.get() + 1);
-        Some(index)
+        self.pop_if(slots, class, kind, |_| true).map(|(index, _)| index)
     }
 
     /// Puts a free slot onto its stack, which has room for `most`. A chain that must go to the depot for it.

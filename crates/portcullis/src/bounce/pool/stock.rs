@@ -29,8 +29,9 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         // The class only here: what is known before the CPU's slot is looked for has to be kept meanwhile.
         let pop = |slot: &LocalSlot<'_>| {
             let class = self.layout.class_of(bytes)?;
-            let (index, slot) =
-                self.cpus.with(Some(slot), |cpu| cpu.pop_of(&self.slots, class, kind, group))??;
+            let (index, slot) = self.cpus.with(Some(slot), |cpu| {
+                cpu.pop_if(&self.slots, class, kind, |slot| slot.group() == group)
+            })??;
             Some(((class, index), slot))
         };
         self.domain.platform().with_slot_at_hand(pop)?
