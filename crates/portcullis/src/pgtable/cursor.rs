@@ -15,7 +15,7 @@
 //! Stamps are [unique](crate::sync::unique): a cursor that is handed to another page table fits none of its.
 
 use super::format::{Attributes, Entry, Format, Layout, LeafSize};
-use super::map::{Last, store};
+use super::map::{ADDRESS_BITS, Last, store};
 use super::table::PageTable;
 use crate::addr::{IovaRange, PhysAddr};
 use crate::platform::{Frames, LocalSlot, Platform};
@@ -63,15 +63,18 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         let (iova, len) = (range.start().get(), range.len());
         let is_aligned = (iova | phys.get() | len) & ((1 << X::GRANULE_SHIFT) - 1) == 0;
         let last_phys = phys.get().checked_add(len - 1);
+        // Entries hold an address's higher bits elsewhere, so those must be the same in all of them.
+        let is_held =
+            |last: u64| last <= self.format().last_phys().get() && (last ^ phys.get()) >> ADDRESS_BITS == 0;
         if !is_aligned
             || len >= self.second
-            || last_phys.is_none_or(|last| last > self.format().last_phys().get())
+            || range.last() > self.last_iova()
+            || !last_phys.is_some_and(is_held)
         {
             return false;
         }
         let next = |slot: &LocalSlot<'_>| {
             let _turn = self.sections().begin(slot)?;
-            // What the cursor remembers lies inside the aperture.
             let is_current = cursor.stamp == self.stamp.load(Ordering::Acquire);
             Some(is_current && self.map_beside(iova, phys.get(), len, attributes, &cursor.last))
         };
@@ -79,8 +82,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             || self.map_walking(platform, cursor, (iova, phys.get(), len), attributes)
     }
 
-    /// As [`map_near`](Self::map_near), with a walk that fills the cursor. The arguments were checked, but for
-    /// the aperture.
+    /// As [`map_near`](Self::map_near), with a walk that fills the cursor. The arguments were checked.
     #[cold]
     #[inline(never)]
     fn map_walking<P: Platform>(
@@ -90,9 +92,6 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         (iova, phys, len): (u64, u64, u64),
         attributes: Attributes,
     ) -> bool {
-        if iova > self.last_iova().get() {
-            return false;
-        }
         let walk = |slot: Option<&LocalSlot<'_>>| {
             let _section = self.sections().enter(slot);
             // Acquire, and before any step down: see above.
@@ -107,7 +106,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
                     _ => return false,
                 }
             }
-            *cursor = Cursor { stamp, last: Last::new(iova >> self.format().shift(2), at.table) };
+            *cursor = Cursor { stamp, last: Last::new(self.format(), iova, at) };
             self.map_beside(iova, phys, len, attributes, &cursor.last)
         };
         platform.with_slot(walk)
@@ -118,10 +117,10 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     #[inline]
     fn map_beside(&self, iova: u64, phys: u64, len: u64, attributes: Attributes, last: &Last) -> bool {
         let format = self.format();
-        let Some(table) = last.table_of(iova >> format.shift(2)) else {
+        let Some(at) = last.position(format, iova) else {
             return false;
         };
-        let words = self.words(self.step(iova, table, 1));
+        let words = self.words(at);
         let Some(words) = words.get(..(len >> X::GRANULE_SHIFT) as usize) else {
             return false;
         };

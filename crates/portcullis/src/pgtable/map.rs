@@ -13,7 +13,7 @@ const LINE: usize = 1 << LINE_BITS;
 const LINE_BITS: u32 = 3;
 
 /// Bits of an address that every format holds in one piece.
-const ADDRESS_BITS: u32 = 48;
+pub(super) const ADDRESS_BITS: u32 = 48;
 
 /// What one run of mapping entered.
 pub(super) struct Run {
@@ -24,8 +24,9 @@ pub(super) struct Run {
 /// The lowest table of a walk, remembered for the pages next to the one that it was walked for.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Last {
-    /// The address divided by what that table translates.
+    /// The address divided by what a table of the lowest level translates.
     region: u64,
+    /// That of them in which the address has its entry, where the root is the lowest and is made of several.
     table: PhysAddr,
 }
 
@@ -33,15 +34,18 @@ impl Last {
     /// None yet.
     pub(super) const NONE: Self = Self { region: u64::MAX, table: PhysAddr::new(0) };
 
-    /// The table at `table`, which translates addresses that are `region` times as many as it does.
-    pub(super) const fn new(region: u64, table: PhysAddr) -> Self {
-        Self { region, table }
+    /// The table in which a walk for `iova` ended, at `at`.
+    pub(super) fn new<X: Format>(format: &X, iova: u64, at: Position) -> Self {
+        let part = (at.index >> X::INDEX_BITS) as u64;
+        let table = PhysAddr::new(at.table.get() + (part << X::GRANULE_SHIFT));
+        Self { region: iova >> format.shift(2), table }
     }
 
-    /// The table, if it is that of `region`.
+    /// Where `iova`, which lies inside the aperture, has its entry, if that is in this table.
     #[inline]
-    pub(super) fn table_of(&self, region: u64) -> Option<PhysAddr> {
-        (self.region == region).then_some(self.table)
+    pub(super) fn position<X: Format>(&self, format: &X, iova: u64) -> Option<Position> {
+        let at = Position { table: self.table, level: 1, index: format.index(iova, 1) };
+        (self.region == iova >> format.shift(2)).then_some(at)
     }
 }
 
@@ -75,12 +79,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         let format = self.format();
         let stop = |conflict| Run { bytes: 0, conflict: Some(conflict) };
         let mut size = self.leaf_size(iova | phys, len, format.levels());
-        let region = iova >> format.shift(2);
-        let mut at = if size.level == 1 && last.region == region {
-            self.step(iova, last.table, 1)
-        } else {
-            self.top(iova)
-        };
+        let remembered = last.position(format, iova).filter(|_| size.level == 1);
+        let mut at = remembered.unwrap_or_else(|| self.top(iova));
         loop {
             let word = self.word(at);
             let mut entry = word.load(Ordering::Acquire);
@@ -106,7 +106,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             }
         }
         if at.level == 1 {
-            *last = Last { region, table: at.table };
+            *last = Last::new(format, iova, at);
         }
         self.write_leaves((iova, phys, len), attributes, size, at)
     }
@@ -158,10 +158,10 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     #[inline]
     pub(super) fn map_next(&self, iova: u64, phys: u64, attributes: Attributes, last: &Last) -> bool {
         let format = self.format();
-        if last.region != iova >> format.shift(2) {
+        let Some(at) = last.position(format, iova) else {
             return false;
-        }
-        let word = self.word(self.step(iova, last.table, 1));
+        };
+        let word = self.word(at);
         if word.load(Ordering::Relaxed) != 0 {
             return false;
         }

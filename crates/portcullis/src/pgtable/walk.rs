@@ -47,7 +47,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         Position { table: self.root(), level, index: (iova >> self.root_shift()) as usize }
     }
 
-    /// The next step of the walk, in the table that was found.
+    /// The next step of the walk, in the table that was found: one below the root.
     #[inline]
     pub(super) fn step(&self, iova: u64, table: PhysAddr, level: u32) -> Position {
         Position { table, level, index: self.format().index(iova, level) }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use portcullis::addr::{Permissions, PhysAddr};
-use portcullis::pgtable::{Cursor, Format, PageTable};
+use portcullis::pgtable::{Arm, ArmStage, Cursor, Format, PageTable};
 use portcullis_model::Memory;
 
 use super::support::*;
@@ -107,4 +107,79 @@ fn a_cursor_of_one_table_is_none_of_another() {
     assert!(!near(&third, &mut cursor, 9 * LARGE + 3 * PAGE, PAGE));
     assert!(memories.iter().all(|memory| memory.stray_tables() == 0));
     drop((second, third));
+}
+
+/// All granules of the table's aperture whose number `pages` gives are mapped by lists, singly and by a cursor, and
+/// lead where they should; no others do.
+fn one_level<const GRANULE: u32>(stage: ArmStage, input_bits: u32) {
+    let granule = 1_u64 << GRANULE;
+    let format = Arm::<GRANULE>::new(stage, input_bits, 48).unwrap();
+    assert_eq!(format.levels(), 1);
+    let memory = Memory::new(64 << 20);
+    let pages = 1_u64 << (input_bits - GRANULE);
+    // The first two and the last two of each table that the root is made of, and of the frames of one.
+    let chosen: Vec<_> =
+        (0..pages).step_by(512).flat_map(|first| [first, first + 1, first + 510, first + 511]).collect();
+    let check = |table: &Table<Arm<GRANULE>>| {
+        let mapped: Vec<_> = (0..pages).filter(|page| is_mapped(table, page * granule)).collect();
+        assert_eq!(mapped, chosen, "{GRANULE} {stage:?} {input_bits}");
+        for page in &chosen {
+            assert_eq!(unmap(table, page * granule, granule), granule);
+            assert!(!is_mapped(table, page * granule));
+        }
+        assert_eq!(unmap(table, 0, 1 << input_bits), 0);
+    };
+    let table = make(Arc::clone(&memory), format);
+    let mut cursor = Cursor::new();
+    for page in &chosen {
+        assert!(near(&table, &mut cursor, page * granule, granule), "{page:#x}");
+    }
+    check(&table);
+    for pair in chosen.chunks(2) {
+        let piece = |page: &u64| (PhysAddr::new(ELSEWHERE + page * granule), granule);
+        let range = range(pair[0] * granule, 2 * granule);
+        let list = pair.iter().map(piece);
+        table.map_list(&*PLATFORM, range, list, Permissions::READ_WRITE, &mut None).unwrap();
+    }
+    check(&table);
+    // The cursor is warm, and what lies beyond the aperture would be in the same table, were it as large as others.
+    assert!(near(&table, &mut cursor, 0, granule));
+    assert!(!near(&table, &mut cursor, 1 << input_bits, granule));
+    assert!(!near(&table, &mut cursor, (1 << input_bits) - granule, 2 * granule));
+    assert_eq!(unmap(&table, 0, 1 << input_bits), granule);
+    assert_accounted(&memory, &table);
+}
+
+#[test]
+fn a_root_that_is_the_lowest_table_is_as_large_as_it_is() {
+    for input_bits in [25, 28, 29] {
+        one_level::<16>(ArmStage::One, input_bits);
+        one_level::<16>(ArmStage::Two, input_bits);
+    }
+    one_level::<14>(ArmStage::One, 25);
+    // Several tables, one after the other, are the root.
+    for input_bits in 30..=33 {
+        one_level::<16>(ArmStage::Two, input_bits);
+    }
+    for input_bits in 26..=29 {
+        one_level::<14>(ArmStage::Two, input_bits);
+    }
+}
+
+#[test]
+fn neighbours_whose_addresses_differ_in_bits_that_entries_hold_elsewhere() {
+    const GRANULE: u64 = 1 << 16;
+    let table = make(Memory::new(64 << 20), Arm::<16>::new(ArmStage::One, 48, 52).unwrap());
+    let mut cursor = Cursor::new();
+    let mut to = |start, len, phys| {
+        table.map_near(&*PLATFORM, &mut cursor, range(start, len), PhysAddr::new(phys), Permissions::READ)
+    };
+    map(&table, 0, GRANULE).unwrap();
+    for high in [1, 2, 15] {
+        let at = (high << 48) - GRANULE;
+        assert!(!to(GRANULE, 2 * GRANULE, at), "left to map");
+        assert!(to(GRANULE, GRANULE, at) && to(2 * GRANULE, GRANULE, at + GRANULE));
+        assert_eq!([1, 2].map(|page| reached(&table, page * GRANULE)), [Some(at), Some(at + GRANULE)]);
+        assert_eq!(unmap(&table, GRANULE, 2 * GRANULE), 2 * GRANULE);
+    }
 }
