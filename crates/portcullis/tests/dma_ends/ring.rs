@@ -247,6 +247,23 @@ fn rings_of_a_domain_have_colours_of_their_own_and_refuse_each_other_s_descripto
     }
 }
 
+/// Two domains hand out the same addresses: a ring knows its descriptors by more than where they are.
+#[test]
+fn a_descriptor_of_another_domain_s_ring_at_the_same_addresses_is_refused() {
+    let (bench, other) = (Bench::new(Policy::Strict), Bench::new(Policy::Strict));
+    let (mut one, mut two) = (ring(&bench, 8, 1), ring(&other, 8, 1));
+    let (first, second) = (map(&bench, &mut one, 1), map(&other, &mut two, 1));
+    assert_eq!(first.range(), second.range(), "or the test means nothing");
+    let (start, range) = (first.iova(), second.range().unwrap());
+    let failed = one.unmap(second).unwrap_err();
+    assert_eq!(failed.error, RingError::Foreign { range });
+    assert!(bench.reaches(start) && other.reaches(start), "neither ring has ended anything");
+    assert_eq!(one.unmap(first).unwrap(), RingUnmap::Committed);
+    assert!(!bench.reaches(start) && other.reaches(start));
+    assert_eq!(two.unmap(failed.mapping.unwrap()).unwrap(), RingUnmap::Committed);
+    assert!(!other.reaches(start));
+}
+
 #[test]
 fn without_translation_a_ring_hands_memory_s_own_addresses_through() {
     let bench = Bench::new(Policy::Passthrough);

@@ -26,7 +26,7 @@ pub enum RingError {
     /// The list cannot be mapped: nothing of it is.
     #[error(transparent)]
     Map(#[from] MapListError),
-    /// The range does not lie inside the ring.
+    /// The range does not lie inside the ring, or the descriptor at it is another ring's.
     #[error("{range} is not of this ring")]
     Foreign {
         /// What was named.

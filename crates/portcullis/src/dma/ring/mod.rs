@@ -16,6 +16,7 @@ use crate::iova::{ArenaError, RingArena, RingConfig};
 use crate::mapper::Mapper;
 use crate::pgtable::Cursor;
 use crate::platform::Platform;
+use crate::sync::unique;
 
 pub use error::{RingError, RingUnmapFailed};
 
@@ -52,6 +53,8 @@ pub struct RingMapping {
     range: Option<IovaRange>,
     /// Bytes of the pages that are not the list's.
     neighbours: u64,
+    /// The number of the ring that it is of.
+    ring: u64,
 }
 
 impl RingMapping {
@@ -140,6 +143,8 @@ pub struct StrictRing<M: Mapper, P: Platform> {
     device: DmaDevice<M, P>,
     /// `None` where nothing is translated.
     arena: Option<RingArena>,
+    /// Tells its descriptors from those of a ring of another domain, which may have the same addresses.
+    number: u64,
     /// Where the last page was mapped.
     cursor: Cursor,
     batch: usize,
@@ -183,6 +188,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         Ok(Self {
             device: device.clone(),
             arena,
+            number: unique(),
             cursor: Cursor::new(),
             batch,
             waiting: Vec::with_capacity(batch),
@@ -270,7 +276,8 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         let range = arena.reserve_if(bytes, link)?;
         let neighbours = bytes - len;
         self.count(neighbours);
-        Some(RingMapping { first: Iova::new(range.start().get() | offset), range: Some(range), neighbours })
+        let first = Iova::new(range.start().get() | offset);
+        Some(RingMapping { first, range: Some(range), neighbours, ring: self.number })
     }
 
     #[inline(never)]
@@ -283,7 +290,8 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
             if last.get() > mask {
                 return Err(MapListError::BeyondMask { last, mask }.into());
             }
-            return Ok(RingMapping { first: Iova::new(first.phys.get()), range: None, neighbours: 0 });
+            let first = Iova::new(first.phys.get());
+            return Ok(RingMapping { first, range: None, neighbours: 0, ring: self.number });
         };
         let domain = self.device.domain();
         let len = domain.pages_of(list)?;
@@ -295,7 +303,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         let neighbours = len.saturating_sub(bytes_of(list.iter().map(|segment| segment.len)));
         self.count(neighbours);
         let first = Iova::new(range.start().get() | offset);
-        Ok(RingMapping { first, range: Some(range), neighbours })
+        Ok(RingMapping { first, range: Some(range), neighbours, ring: self.number })
     }
 
     /// Ends a descriptor's mapping. With the last of a batch, commits: waits, once for all of them.
@@ -308,7 +316,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
     #[inline]
     pub fn unmap(&mut self, mapping: RingMapping) -> Result<RingUnmap, RingUnmapFailed> {
         match (mapping.range, &self.arena) {
-            (Some(range), Some(arena)) if arena.range().contains_range(range) => {
+            (Some(range), Some(_)) if mapping.ring == self.number => {
                 if self.unmapped == self.batch
                     && let Err(error) = self.commit()
                 {
