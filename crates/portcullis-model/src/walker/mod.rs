@@ -67,7 +67,7 @@ pub struct Leaf {
     /// - x86-64 first stage: PAT, PCD, PWT (bits 2 to 0);
     /// - AMD-Vi: FC and U (bits 1 and 0);
     /// - Arm: SH above AttrIndx (3 bits) in stage 1, or above MemAttr (4 bits) in stage 2;
-    /// - RISC-V: none.
+    /// - RISC-V: PBMT.
     pub attributes: u8,
 }
 
