@@ -284,10 +284,12 @@ impl<M: Mapper, P: Platform> PlatformEvents for Domain<M, P> {
         if !self.is_due() {
             return;
         }
-        // Still reachable should this fail or panic: tried again later, as nobody is here to be told.
-        let again = Again(self);
-        if !self.platform.with_slot(|_| self.deferred.timer()) || self.flush().is_ok() {
-            core::mem::forget(again);
+        if self.platform.with_slot(|_| self.deferred.timer()) {
+            // Still reachable should the flush fail: try again later, as nobody is here to be told.
+            let again = Again(self);
+            if self.flush().is_ok() {
+                core::mem::forget(again);
+            }
         }
     }
 
@@ -303,7 +305,7 @@ impl<M: Mapper, P: Platform> PlatformEvents for Domain<M, P> {
     }
 }
 
-/// Has the timer come again when it is dropped, also where a mapper or the platform panics.
+/// Has the timer come again when it is dropped, also where a mapper panics.
 struct Again<'a, M: Mapper, P: Platform>(&'a Domain<M, P>);
 
 impl<M: Mapper, P: Platform> Drop for Again<'_, M, P> {

@@ -1,5 +1,7 @@
 //! Random numbers, and how many operations a long test does.
 
+#![allow(dead_code, reason = "each test file uses a part")]
+
 /// xorshift64*, of Marsaglia and Vigna.
 pub struct Dice(u64);
 

@@ -1,0 +1,200 @@
+//! Every geometry that a constructor makes, and what the manuals say of it.
+//!
+//! The constructors are called with all arguments that could mean something and a few more, and what they accept is a
+//! case: a geometry that is added is walked without a word here. What the walker is to find in an entry stands here in
+//! the manuals' terms, not in the engine's.
+
+use portcullis::addr::Permissions;
+use portcullis::pgtable::{
+    AmdV1, Arm, ArmStage, Attributes, Format, Memory, Riscv, RiscvMode, VtdSecondStage, X86FirstStage,
+};
+use portcullis_model::walker::Rights;
+use portcullis_model::{ArmStage as ModelStage, ArmTables, Granule, RiscvMode as ModelMode, TableFormat};
+
+/// A family of formats, by what its entries hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Family {
+    Vtd,
+    X86,
+    Amd,
+    ArmOne,
+    ArmTwo,
+    RiscvOne,
+    RiscvTwo,
+}
+
+/// A geometry, and the walker for it.
+#[derive(Debug, Clone, Copy)]
+pub struct Case<X> {
+    pub format: X,
+    pub walker: TableFormat,
+    family: Family,
+}
+
+impl<X: Format> Case<X> {
+    /// What the format's documentation says it keeps of `attributes`.
+    pub fn kept(&self, attributes: Attributes) -> Attributes {
+        use Family::{Amd, ArmOne, ArmTwo, RiscvOne, RiscvTwo, Vtd, X86};
+        let family = self.family;
+        let has_write_only = matches!(family, Vtd | Amd | ArmTwo);
+        let permissions = match attributes.permissions {
+            Permissions::WRITE if !has_write_only => Permissions::READ_WRITE,
+            permissions => permissions,
+        };
+        let has_memory = !matches!(family, Vtd | Amd);
+        Attributes {
+            permissions,
+            memory: if has_memory { attributes.memory } else { Memory::WriteBack },
+            snoop: attributes.snoop && matches!(family, Vtd | Amd),
+            privileged: attributes.privileged && matches!(family, X86 | ArmOne | RiscvOne),
+            execute: attributes.execute && matches!(family, X86 | ArmOne | ArmTwo | RiscvOne | RiscvTwo),
+        }
+    }
+
+    /// What a walk finds that a leaf of these attributes allows. What a format has no bit for is allowed.
+    pub fn rights(&self, attributes: Attributes) -> Rights {
+        let kept = self.kept(attributes);
+        let mut rights = Rights::ALL;
+        let mut take = |right, granted: bool| {
+            if !granted {
+                rights = rights.without(right);
+            }
+        };
+        take(Rights::READ, kept.permissions.allows(Permissions::READ));
+        take(Rights::WRITE, kept.permissions.allows(Permissions::WRITE));
+        take(Rights::USER, !kept.privileged);
+        if !matches!(self.family, Family::Vtd | Family::Amd) {
+            // Arm's UXN denies it to requests without privilege, which is what the walker tells.
+            take(Rights::EXECUTE, kept.execute && !(self.family == Family::ArmOne && kept.privileged));
+        }
+        rights
+    }
+
+    /// The bits of a leaf for the memory type, as [`portcullis_model::walker::Leaf::attributes`] has them.
+    pub fn memory_bits(&self, attributes: Attributes) -> u8 {
+        let of = |cached, uncached, device| match attributes.memory {
+            Memory::WriteBack => cached,
+            Memory::Uncached => uncached,
+            Memory::Device => device,
+        };
+        let snoop = u8::from(attributes.snoop);
+        match self.family {
+            // SNP.
+            Family::Vtd => snoop,
+            // FC above U.
+            Family::Amd => snoop << 1,
+            // PAT, PCD, PWT: WB, UC-, UC of the power-on PAT.
+            Family::X86 => of(0b000, 0b010, 0b011),
+            // SH (3 is inner shareable, 2 outer) above AttrIndx, an index into `ARM_MAIR`.
+            Family::ArmOne => of(0b11_001, 0b10_000, 0b10_010),
+            // SH above MemAttr.
+            Family::ArmTwo => of(0b11_1111, 0b10_0101, 0b10_0001),
+            // PBMT: PMA, NC, IO.
+            Family::RiscvOne | Family::RiscvTwo => of(0, 1, 2),
+        }
+    }
+}
+
+/// What is to be done with each geometry.
+pub trait Visit {
+    fn visit<X: Format>(&mut self, case: Case<X>);
+}
+
+/// More bits, levels and leaf levels than anything has.
+const BITS: u32 = 66;
+const LEVELS: u32 = 9;
+
+pub fn vtd_case(format: VtdSecondStage) -> Case<VtdSecondStage> {
+    let walker = TableFormat::VtdSecondStage { levels: format.levels() };
+    Case { format, walker, family: Family::Vtd }
+}
+
+pub fn x86_case(format: X86FirstStage) -> Case<X86FirstStage> {
+    let walker = TableFormat::X86FirstStage { levels: format.levels() };
+    Case { format, walker, family: Family::X86 }
+}
+
+pub fn amd_case(format: AmdV1) -> Case<AmdV1> {
+    let walker = TableFormat::AmdV1 { levels: format.levels() };
+    Case { format, walker, family: Family::Amd }
+}
+
+/// For tables of `input` bits and hardware of `output` bits of physical address.
+pub fn arm_case<const GRANULE: u32>(format: Arm<GRANULE>, input: u32, output: u32) -> Case<Arm<GRANULE>> {
+    let (stage, family) = match format.stage() {
+        ArmStage::One => (ModelStage::One, Family::ArmOne),
+        ArmStage::Two => (ModelStage::Two, Family::ArmTwo),
+    };
+    let granule = match GRANULE {
+        12 => Granule::Size4K,
+        14 => Granule::Size16K,
+        _ => Granule::Size64K,
+    };
+    // The sizes that IPS and S2PS can say: the next that holds as many bits.
+    let output_bits = [32, 36, 40, 42, 44, 48, 52].into_iter().find(|bits| *bits >= output).unwrap();
+    let levels = arm_levels(format.stage(), GRANULE, input);
+    let tables = ArmTables { stage, granule, input_bits: input, levels, output_bits };
+    Case { format, walker: TableFormat::Arm(tables), family }
+}
+
+/// The levels that a lookup of `input` bits has, from the tables of "Translation process" in DDI 0487, D8.2: in stage 1
+/// TxSZ alone decides; in stage 2 the start is the lowest level at which at most 16 tables are concatenated, and
+/// with the 4 KiB granule (without FEAT_TTST) not the last.
+fn arm_levels(stage: ArmStage, granule: u32, input: u32) -> u32 {
+    let tables = if stage == ArmStage::Two { 16 } else { 1 };
+    let covered = |levels: u32| u128::from(tables as u32) << (granule + (granule - 3) * levels);
+    let lowest = if granule == 12 { 2 } else { 1 };
+    (lowest..=4).find(|levels| covered(*levels) >= 1 << input).unwrap()
+}
+
+pub fn riscv_case(format: Riscv) -> Case<Riscv> {
+    let (mode, family) = match format.mode() {
+        RiscvMode::Sv39 => (ModelMode::Sv39, Family::RiscvOne),
+        RiscvMode::Sv48 => (ModelMode::Sv48, Family::RiscvOne),
+        RiscvMode::Sv57 => (ModelMode::Sv57, Family::RiscvOne),
+        RiscvMode::Sv39x4 => (ModelMode::Sv39x4, Family::RiscvTwo),
+        RiscvMode::Sv48x4 => (ModelMode::Sv48x4, Family::RiscvTwo),
+    };
+    Case { format, walker: TableFormat::RiscV(mode), family }
+}
+
+/// What `new` makes of all numbers of levels, of levels with leaves and of address bits.
+fn dimensions<X>(new: impl Fn(u32, u32, u32) -> Option<X>) -> impl Iterator<Item = X> {
+    let all = (0..LEVELS).flat_map(|levels| (0..LEVELS).map(move |large| (levels, large)));
+    let all = all.flat_map(|(levels, large)| (0..BITS).map(move |bits| (levels, large, bits)));
+    all.filter_map(move |(levels, large, bits)| new(levels, large, bits))
+}
+
+pub fn every_vtd(visitor: &mut impl Visit) {
+    let all = dimensions(|levels, large, bits| VtdSecondStage::new(levels, large, bits).ok());
+    all.for_each(|format| visitor.visit(vtd_case(format)));
+}
+
+pub fn every_x86(visitor: &mut impl Visit) {
+    let all = dimensions(|levels, large, bits| X86FirstStage::new(levels, large, bits).ok());
+    all.for_each(|format| visitor.visit(x86_case(format)));
+}
+
+pub fn every_amd(visitor: &mut impl Visit) {
+    let all = dimensions(|levels, large, bits| AmdV1::new(levels, large, bits).ok());
+    all.for_each(|format| visitor.visit(amd_case(format)));
+}
+
+pub fn every_arm<const GRANULE: u32>(visitor: &mut impl Visit) {
+    for stage in [ArmStage::One, ArmStage::Two] {
+        for (input, output) in (0..BITS).flat_map(|input| (0..BITS).map(move |output| (input, output))) {
+            if let Ok(format) = Arm::<GRANULE>::new(stage, input, output) {
+                visitor.visit(arm_case(format, input, output));
+            }
+        }
+    }
+}
+
+pub fn every_riscv(visitor: &mut impl Visit) {
+    use RiscvMode::{Sv39, Sv39x4, Sv48, Sv48x4, Sv57};
+    for mode in [Sv39, Sv48, Sv57, Sv39x4, Sv48x4] {
+        let all =
+            dimensions(|levels, large, bits| Riscv::new(mode, large, bits).ok().filter(|_| levels == 0));
+        all.for_each(|format| visitor.visit(riscv_case(format)));
+    }
+}

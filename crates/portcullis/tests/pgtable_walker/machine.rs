@@ -1,0 +1,286 @@
+//! A page table, a walker over its memory, and a plain list of what must be found there.
+
+use std::sync::{Arc, LazyLock};
+
+use portcullis::addr::{Iova, IovaRange, PhysAddr};
+use portcullis::pgtable::{Attributes, Cursor, Format, Layout, MapError, PageTable};
+use portcullis::platform::{FRAME_SIZE, Frames, Platform};
+use portcullis::std_platform::StdPlatform;
+use portcullis_model::walker::{Rights, TablePointer, walk};
+use portcullis_model::{FaultReason, Memory};
+
+use super::cases::Case;
+use super::plain::{Piece, Plain};
+
+/// For the threads of all tests.
+pub static PLATFORM: LazyLock<StdPlatform> = LazyLock::new(|| StdPlatform::with_slots(32));
+
+/// As much as any test needs, where addresses are wide enough.
+const CAPACITY: u64 = 64 << 20;
+
+/// Frames for tables, by the walker's way to see them.
+pub trait Backing: Frames + Sized {
+    /// Frames of `memory` for tables of `format`, and the memory as the walker sees it.
+    fn of<X: Format>(memory: &Arc<Memory>, format: &X) -> (Self, Arc<Memory>);
+}
+
+impl Backing for Arc<Memory> {
+    fn of<X: Format>(memory: &Arc<Memory>, _: &X) -> (Self, Arc<Memory>) {
+        (Arc::clone(memory), Arc::clone(memory))
+    }
+}
+
+/// A way to map.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    Whole,
+    List,
+    Near,
+}
+
+pub struct Machine<F: Backing, X: Format> {
+    pub case: Case<X>,
+    pub table: PageTable<F, X>,
+    pub plain: Plain,
+    pub cursor: Cursor,
+    memory: Arc<Memory>,
+    seen: Arc<Memory>,
+    /// Addresses are so narrow that memory for tables may run out.
+    pub is_scarce: bool,
+    empty: usize,
+}
+
+impl<F: Backing, X: Format> Machine<F, X> {
+    /// Tables in memory at one of several places: from 4 GiB on, from 2^48 on, the highest. `None` where addresses are
+    /// too narrow for the root.
+    pub fn new(case: Case<X>, place: u64) -> Option<Self> {
+        let format = case.format;
+        let end = (format.last_phys().get() + 1).min(1 << 52);
+        let capacity = CAPACITY.min(end);
+        let base = match place % 3 {
+            0 if (1 << 32) + capacity <= end => 1 << 32,
+            1 if (1 << 48) + capacity <= end => (1 << 48) - 0x4000,
+            _ => end - capacity,
+        };
+        let memory = Memory::with_base(PhysAddr::new(base), capacity);
+        let (frames, seen) = F::of(&memory, &format);
+        let root_bytes = 8 << format.root_bits();
+        let Ok(table) = PageTable::new(frames, format, PLATFORM.slots()) else {
+            assert!(root_bytes > capacity, "{format:?}: no root");
+            return None;
+        };
+        let walker = case.walker;
+        assert!(walker.is_valid(), "{format:?}: hardware has no {walker:?}");
+        assert_eq!(walker.levels(), format.levels(), "{format:?}");
+        assert!(walker.is_root(table.root()), "{format:?}: {walker:?} has no root at {}", table.root());
+        assert!(walker.in_width(format.last_iova()), "{format:?}");
+        // (AMD's six levels have a bit more than the engine uses.)
+        let beyond = format.last_iova().checked_add(1).unwrap();
+        assert!(!walker.in_width(beyond) || format.input_bits() == 63, "{format:?}");
+        let (plain, cursor, empty) = (Plain::default(), Cursor::new(), table.table_bytes());
+        assert!(empty >= root_bytes as usize);
+        Some(Self { case, table, plain, cursor, memory, seen, is_scarce: capacity < CAPACITY, empty })
+    }
+
+    pub fn granule(&self) -> u64 {
+        1 << X::GRANULE_SHIFT
+    }
+
+    /// The highest address.
+    pub fn top(&self) -> u64 {
+        self.case.format.last_iova().get()
+    }
+
+    pub fn last_phys(&self) -> u64 {
+        self.case.format.last_phys().get()
+    }
+
+    /// Bytes of the leaves that the format has, the smallest first.
+    pub fn sizes(&self) -> Vec<u64> {
+        let format = self.case.format;
+        format.leaf_sizes().iter().map(|size| format.page_size(*size).bytes()).collect()
+    }
+
+    /// Maps the pieces of memory in `list` from `start` on, and looks at all the places that it is about. Whether it
+    /// did; if not, there was a reason.
+    pub fn map(&mut self, way: Way, start: u64, list: &[(u64, u64)], attributes: Attributes) -> bool {
+        let len = list.iter().map(|piece| piece.1).sum();
+        let Ok(range) = IovaRange::new(Iova::new(start), len) else {
+            return false;
+        };
+        let (first, mut undone) = (PhysAddr::new(list[0].0), None);
+        let pieces = list.iter().map(|(phys, len)| (PhysAddr::new(*phys), *len));
+        let result = match way {
+            Way::Whole => {
+                assert_eq!(list.len(), 1);
+                self.table.map(&*PLATFORM, range, first, attributes, &mut undone).map(|()| true)
+            }
+            Way::List => {
+                self.table.map_list(&*PLATFORM, range, pieces, attributes, &mut undone).map(|()| true)
+            }
+            Way::Near => {
+                assert_eq!(list.len(), 1);
+                Ok(self.table.map_near(&*PLATFORM, &mut self.cursor, range, first, attributes))
+            }
+        };
+        let bits = list.iter().fold(start, |bits, (phys, len)| bits | phys | len);
+        let is_aligned = bits.is_multiple_of(self.granule());
+        let is_inside = range.last().get() <= self.top();
+        let last = |(phys, len): &(u64, u64)| phys.checked_add(len - 1);
+        let is_memory = list.iter().all(|piece| last(piece).is_some_and(|last| last <= self.last_phys()));
+        let taken = if is_inside { self.plain.first_in(start, len) } else { None };
+        let name = self.case.format;
+        match result {
+            Ok(true) => {
+                assert!(is_aligned && is_inside && is_memory, "{name:?}: {way:?} {range} to {list:x?}");
+                assert_eq!(taken, None, "{name:?}: {way:?} {range}");
+                assert_eq!(undone, None);
+                let mut at = start;
+                for &(phys, len) in list {
+                    self.plain.insert(at, Piece { len, phys, attributes });
+                    at += len;
+                }
+            }
+            Ok(false) => {}
+            Err(MapError::Misaligned { .. }) => assert!(!is_aligned, "{name:?}: {range} to {list:x?}"),
+            Err(MapError::BeyondAperture { .. }) => assert!(!is_inside, "{name:?}: {range}"),
+            Err(MapError::BeyondPhysical { .. }) => assert!(!is_memory, "{name:?}: {range} to {list:x?}"),
+            Err(MapError::AlreadyMapped { at }) => assert_eq!(Some(at.get()), taken, "{name:?}: {range}"),
+            Err(error) => assert!(self.is_scarce, "{name:?}: {range} to {list:x?}: {error}"),
+        }
+        self.look(start, len);
+        result == Ok(true)
+    }
+
+    /// Unmaps, and looks at all the places that it is about.
+    pub fn unmap(&mut self, start: u64, len: u64) {
+        let name = self.case.format;
+        let Ok(range) = IovaRange::new(Iova::new(start), len) else {
+            return;
+        };
+        let unmapped = self.table.unmap(&*PLATFORM, range, &mut |_| true);
+        // What is beyond the aperture is not there.
+        let inside = len.min((self.top() + 1).saturating_sub(start));
+        let removed = self.plain.remove(start, inside);
+        let expected: u64 = removed.iter().map(|(_, piece)| piece.len).sum();
+        let mut stayed = 0;
+        if self.is_scarce && unmapped.bytes < expected {
+            // A large page stays, as a whole or in parts, where there is no memory for smaller ones.
+            let mut leaves = Vec::new();
+            self.table.visit(&*PLATFORM, |leaf| leaves.push(leaf.range));
+            let large = leaves.into_iter().filter(|leaf| leaf.len() > self.granule());
+            let large: Vec<_> = large.map(|leaf| (leaf.start().get(), leaf.last().get())).collect();
+            for (at, piece) in removed {
+                for (first, last) in &large {
+                    let (from, to) = (at.max(*first), (at + piece.len).min(last + 1));
+                    if from < to {
+                        let phys = piece.phys + (from - at);
+                        self.plain.insert(from, Piece { len: to - from, phys, ..piece });
+                        stayed += to - from;
+                    }
+                }
+            }
+        }
+        assert_eq!(unmapped.bytes + stayed, expected, "{name:?}: {range}");
+        self.look(start, len);
+    }
+
+    /// Frees what is empty.
+    pub fn reclaim(&self) {
+        self.table.reclaim(&*PLATFORM, || Ok::<_, ()>(())).unwrap();
+    }
+
+    /// Looks at a range's ends, and around it.
+    pub fn look(&self, start: u64, len: u64) {
+        let last = start.saturating_add(len - 1);
+        let around = [
+            Some(start),
+            Some(last),
+            Some(start + len / 2),
+            start.checked_sub(1),
+            start.checked_add(self.granule()),
+            last.checked_sub(self.granule()),
+            last.checked_add(1),
+        ];
+        around.into_iter().flatten().for_each(|at| self.probe(at));
+    }
+
+    /// The walker, the table and the list say the same of `at`.
+    pub fn probe(&self, at: u64) {
+        let (case, expected) = (&self.case, self.plain.find(at));
+        let wanted =
+            expected.map(|(phys, attributes)| (phys, case.rights(attributes), case.memory_bits(attributes)));
+        assert_eq!(self.walk(at), wanted, "{:?}: a device's walk for {at:#x}", case.format);
+        let found = self.table.translate(&*PLATFORM, Iova::new(at));
+        let found = found.map(|(phys, attributes)| (phys.get(), attributes));
+        let kept = expected.map(|(phys, attributes)| (phys, case.kept(attributes)));
+        assert_eq!(found, kept, "{:?}: translation of {at:#x}", case.format);
+        let phys = self.table.iova_to_phys(&*PLATFORM, Iova::new(at));
+        assert_eq!(phys.map(PhysAddr::get), kept.map(|kept| kept.0), "{:?}: {at:#x}", case.format);
+    }
+
+    /// Where a device comes to by the tables, as hardware walks them.
+    fn walk(&self, at: u64) -> Option<(u64, Rights, u8)> {
+        let (walker, iova) = (self.case.walker, Iova::new(at));
+        if !walker.in_width(iova) {
+            return None;
+        }
+        let root = TablePointer::root(self.table.root(), walker.levels());
+        let found = walk(&self.seen, iova, walker, root);
+        if F::COHERENT {
+            assert_eq!(found.freed_reads, 0, "{:?}: {at:#x}", self.case.format);
+        }
+        match found.result {
+            Ok(leaf) => Some((leaf.page.get() | at & leaf.size.offset_mask(), leaf.rights, leaf.attributes)),
+            // Not an entry that hardware would stumble over.
+            Err(FaultReason::NotPresent { .. }) => None,
+            Err(fault) => panic!("{:?}: a device's walk for {at:#x}: {fault:?}", self.case.format),
+        }
+    }
+
+    /// Looks at everything. How many leaves there are.
+    pub fn look_at_all(&self) -> u64 {
+        for (at, Piece { len, .. }) in self.plain.pieces() {
+            self.look(at, len);
+        }
+        let (mut bytes, mut leaves) = (0, 0);
+        self.table.visit(&*PLATFORM, |leaf| {
+            bytes += leaf.range.len();
+            leaves += 1;
+            let found = Some((leaf.phys.get(), leaf.attributes));
+            for (at, offset) in [(leaf.range.start(), 0), (leaf.range.last(), leaf.range.len() - 1)] {
+                let expected = self.plain.find(at.get());
+                let kept = expected.map(|(phys, attributes)| (phys - offset, self.case.kept(attributes)));
+                assert_eq!(kept, found, "{:?}: {leaf:?}", self.case.format);
+            }
+        });
+        assert_eq!(bytes, self.plain.bytes(), "{:?}", self.case.format);
+        self.assert_accounted();
+        leaves
+    }
+
+    /// Unmaps everything and frees the tables: what is left is the root.
+    pub fn clear(&mut self) {
+        for (at, Piece { len, .. }) in self.plain.pieces() {
+            self.unmap(at, len);
+        }
+        self.reclaim();
+        assert_eq!(self.table.table_bytes(), self.empty, "{:?}", self.case.format);
+        self.assert_accounted();
+    }
+
+    fn assert_accounted(&self) {
+        let name = self.case.format;
+        assert_eq!(self.memory.frames_in_use() * FRAME_SIZE, self.table.table_bytes() as u64, "{name:?}");
+        assert_eq!((self.memory.bad_frees(), self.memory.stray_tables()), (0, 0), "{name:?}");
+    }
+
+    /// Everything goes, down to the last frame.
+    pub fn end(mut self) {
+        self.look_at_all();
+        self.clear();
+        let memory = Arc::clone(&self.memory);
+        drop(self);
+        assert_eq!((memory.frames_in_use(), memory.bad_frees(), memory.stray_tables()), (0, 0, 0));
+    }
+}
