@@ -5,6 +5,17 @@
 //! It forgets only by replacement and by being told to, and hands out every entry that leaves, because an
 //! exposure may end with it.
 //!
+//! **What a range removes** is the least that the tables' architecture demands ([`Entry::by_part`]):
+//! - Intel VT-d (architecture specification, "Invalidate Address Register", field AM, and the descriptors' field of the same
+//!   name): software must state a mask of at least the page's size. So an entry goes only where the range covers all of it;
+//! - AMD-Vi (publication 48882, INVALIDATE_IOMMU_PAGES): the command names the pages of a block, and nothing says that a
+//!   page larger than the block goes with a part of it: as with VT-d;
+//! - Arm (DDI 0487, TLB maintenance by address; IHI 0070, CMD_TLBI_NH_VA and CMD_TLBI_S2_IPA): what would be used to translate
+//!   any address of the range goes, whatever its size;
+//! - RISC-V (IOMMU specification, IOTINVAL; privileged architecture, SFENCE.VMA): the same.
+//!
+//! Devices' own TLBs are held to the first of these rules, whatever the tables: nobody relies on more from a device.
+//!
 //! Cost: a lookup is O(sizes present x ways); removing a range is O(min(pages x ways, capacity)).
 
 use std::num::NonZeroU32;
@@ -39,6 +50,8 @@ pub struct Entry {
     pub size: PageSize,
     /// What it allows.
     pub permissions: Permissions,
+    /// Whether an invalidation of a part of the page removes it. Otherwise one of all of it does.
+    pub by_part: bool,
 }
 
 impl Entry {
@@ -55,9 +68,28 @@ impl Entry {
         self.iova.get() >> self.size.shift()
     }
 
+    fn last(&self) -> u64 {
+        self.iova.get() | self.size.offset_mask()
+    }
+
     pub(crate) fn overlaps(&self, range: IovaRange) -> bool {
-        let last = self.iova.get() | self.size.offset_mask();
-        self.iova <= range.last() && range.start().get() <= last
+        self.iova <= range.last() && range.start().get() <= self.last()
+    }
+
+    /// Whether all of the page lies in `range`.
+    pub(crate) fn is_within(&self, range: IovaRange) -> bool {
+        range.start() <= self.iova && self.last() <= range.last().get()
+    }
+
+    /// Whether a driver that asked for `asked` has named all of the page, or nothing: what it named a part of may stay although
+    /// the hardware was told to act on more, as another driver would have told it to act on less.
+    pub(crate) fn is_meant_by(&self, asked: IovaRange) -> bool {
+        self.by_part || self.is_within(asked) || !self.overlaps(asked)
+    }
+
+    /// Whether an invalidation of `block` removes it.
+    fn goes_with(&self, block: IovaRange) -> bool {
+        if self.by_part { self.overlaps(block) } else { self.is_within(block) }
     }
 }
 
@@ -81,6 +113,7 @@ impl Iotlb {
             domain: DomainId(0),
             size: PageSize::SIZE_4K,
             permissions: Permissions::READ,
+            by_part: false,
         };
         Self {
             sets: Sets::new(config.entries, config.ways, placeholder),
@@ -135,13 +168,23 @@ impl Iotlb {
         old
     }
 
-    /// Removes every translation of `domain` that covers a part of `range`.
-    pub fn invalidate_range(&mut self, domain: DomainId, range: IovaRange, mut removed: impl FnMut(Entry)) {
+    /// Removes the translations of `domain` in `block`, the addresses that the hardware was told to act on because a driver
+    /// asked for `asked`. What `asked` covers a part of stays, although `block` covers it: it had to be asked for.
+    pub fn invalidate_range(
+        &mut self,
+        domain: DomainId,
+        block: IovaRange,
+        asked: IovaRange,
+        mut removed: impl FnMut(Entry),
+    ) {
         let Self { sets, of_size, sizes } = self;
         for shift in bits(*sizes) {
-            let numbers = range.start().get() >> shift..=range.last().get() >> shift;
+            let numbers = block.start().get() >> shift..=block.last().get() >> shift;
             let gone = |entry: &Entry| {
-                entry.domain == domain && entry.size.shift() == shift && entry.overlaps(range)
+                entry.domain == domain
+                    && entry.size.shift() == shift
+                    && entry.goes_with(block)
+                    && entry.is_meant_by(asked)
             };
             sets.remove_numbers(numbers, gone, |entry| {
                 count_out(of_size, sizes, entry.size);

@@ -6,6 +6,10 @@
 //! missing invalidation is not an argument about the code but an access that *reaches* freed memory, and the
 //! [`exposure`] ledger says how many bytes were open for how long.
 //!
+//! It takes the manuals literally: a large translation goes only with an invalidation that the architecture says it goes with
+//! ([`iotlb`]), entries that make one page and differ fault, and in caching mode ([`IommuConfig::caches_absent`]) what was found
+//! absent stays so until it is invalidated.
+//!
 //! # Guarantees
 //! - No access of a device and no address can make it panic: every sum is checked, every fault is a value.
 //! - A cache never holds more than its hardware would, and replaces in true least-recently-used order, so
@@ -28,6 +32,7 @@ pub mod stats;
 pub mod walk_cache;
 pub mod walker;
 
+mod absent;
 mod device_tlbs;
 mod sets;
 mod unit;

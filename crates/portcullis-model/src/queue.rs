@@ -88,6 +88,10 @@ impl Queue {
 }
 
 impl InvalidationQueue for Queue {
+    fn caches_absent(&self) -> bool {
+        self.iommu.caches_absent()
+    }
+
     fn invalidate(&self, domain: DomainId, request: Invalidation) -> Result<(), InvalidationError> {
         self.iommu.invalidate(&[Request { domain, invalidation: request }])
     }
@@ -129,33 +133,44 @@ impl Misbehaviour {
     }
 }
 
+/// A descriptor in the ring, and the range that a driver wrote it for: the whole of what it may rely on.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Written {
+    pub(crate) descriptor: Descriptor,
+    /// `None` where it was written for what it says.
+    pub(crate) asked: Option<IovaRange>,
+}
+
 /// The ring itself.
 #[derive(Debug, Default)]
 pub(crate) struct Ring {
-    pending: VecDeque<Descriptor>,
+    pending: VecDeque<Written>,
 }
 
 impl Ring {
     /// Writes a descriptor; the answer says whether the unit must act before the next one is written.
-    pub(crate) fn push(&mut self, descriptor: Descriptor) -> bool {
-        self.pending.push_back(descriptor);
-        descriptor == Descriptor::Wait || self.pending.len() >= RING_ENTRIES
+    pub(crate) fn push(&mut self, written: Written) -> bool {
+        self.pending.push_back(written);
+        written.descriptor == Descriptor::Wait || self.pending.len() >= RING_ENTRIES
     }
 
-    pub(crate) fn pop(&mut self) -> Option<Descriptor> {
+    pub(crate) fn pop(&mut self) -> Option<Written> {
         self.pending.pop_front()
     }
 }
 
-/// The descriptors for a request: the smallest aligned block of pages that covers the range, or two side by
-/// side where those are smaller together; the whole domain where the hardware has no mask that large.
-pub(crate) fn descriptors(request: &Request, max_mask: u32) -> impl Iterator<Item = Descriptor> {
+/// What a driver writes for a request: the smallest aligned block of pages that covers the range, or two side by
+/// side where those are smaller together; the whole domain where the hardware has no mask that large. No page in the range
+/// lies on both sides of a border between two blocks.
+pub(crate) fn descriptors(request: &Request, max_mask: u32) -> impl Iterator<Item = Written> {
     let Request { domain, invalidation } = *request;
-    let one = |descriptor| [Some(descriptor), None].into_iter().flatten();
     let (range, leaf_only) = match invalidation {
         Invalidation::Range { range, leaf_only } => (range, leaf_only),
-        Invalidation::Domain => return one(Descriptor::DomainSelective { domain }),
-        Invalidation::DeviceTlb { device, range } => return one(Descriptor::DeviceTlb { device, range }),
+        Invalidation::Domain => return written([Some(Descriptor::DomainSelective { domain }), None], None),
+        Invalidation::DeviceTlb { device, range } => {
+            let range = range.map(whole_pages);
+            return written([Some(Descriptor::DeviceTlb { device, range }), None], None);
+        }
     };
     let shift = PageSize::SIZE_4K.shift();
     let (first, last) = (range.start().get() >> shift, range.last().get() >> shift);
@@ -171,14 +186,28 @@ pub(crate) fn descriptors(request: &Request, max_mask: u32) -> impl Iterator<Ite
     // The block's middle: the range lies on both sides of it.
     let middle = whole.checked_sub(1).map_or(last, |below| last >> below << below);
     let halves = if middle > first { mask(first, middle - 1).max(mask(middle, last)) } else { whole };
-    let descriptors = if halves > max_mask {
+    // All of an aligned block may be one page, which halves of it do not cover.
+    let may_be_one_page = first.trailing_zeros() >= whole && last.trailing_ones() >= whole;
+    let descriptors = if halves > max_mask || whole > max_mask && may_be_one_page {
         [Some(Descriptor::DomainSelective { domain }), None]
     } else if (halves + 1 < whole && whole > 2) || whole > max_mask {
         [Some(block(first, middle - 1)), Some(block(middle, last))]
     } else {
         [Some(block(first, last)), None]
     };
-    descriptors.into_iter().flatten()
+    written(descriptors, Some(whole_pages(range)))
+}
+
+/// The pages of 4 KiB that a range touches: hardware knows no smaller ones.
+fn whole_pages(range: IovaRange) -> IovaRange {
+    let page = PageSize::SIZE_4K;
+    let last = Iova::new(range.last().get() | page.offset_mask());
+    // What goes from the first address to the last has no length.
+    IovaRange::from_bounds(range.start().align_down(page), last).unwrap_or(range)
+}
+
+fn written(descriptors: [Option<Descriptor>; 2], asked: Option<IovaRange>) -> impl Iterator<Item = Written> {
+    descriptors.into_iter().flatten().map(move |descriptor| Written { descriptor, asked })
 }
 
 /// The addresses that a page-selective descriptor covers; `None` for all that 64 bits can name.

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use portcullis::addr::{Iova, IovaRange, Permissions, PhysAddr};
 use portcullis::invalidation::DomainId;
 
+use crate::absent::AbsentCache;
 use crate::device_tlbs::DeviceTlbs;
 use crate::fault::FaultReason;
 use crate::iommu::Context;
@@ -50,6 +51,8 @@ pub(crate) struct Unit {
     pub(crate) device_tlbs: DeviceTlbs,
     pub(crate) iotlb: Iotlb,
     pub(crate) walk_cache: WalkCache,
+    /// In caching mode, entries that were found absent.
+    pub(crate) absent: Option<AbsentCache>,
     pub(crate) stats: Stats,
     /// Marks of the stale entries that have left the IOTLB or a device's TLB; the ledger collects them.
     pub(crate) released: Vec<NonZeroU32>,
@@ -79,17 +82,30 @@ impl Unit {
             return Ok(phys);
         }
         self.stats.iotlb_misses += 1;
+        let (domain, format) = (tables.domain, tables.format);
+        if let Some(level) = self.absent.as_mut().and_then(|absent| absent.lookup(domain, iova, format)) {
+            return Err(FaultReason::NotPresent { level });
+        }
         let start = self.walk_cache.lookup(tables.domain, iova, tables.format);
         let walk = walk(&self.memory, iova, tables.format, start.unwrap_or(tables.root()));
         self.account(&walk);
         for &pointer in &walk.tables {
             self.walk_cache.insert(tables.domain, iova, tables.format, pointer);
         }
+        if let (Err(FaultReason::NotPresent { level }), Some(absent)) = (walk.result, &mut self.absent) {
+            absent.insert(domain, iova, format, level);
+        }
         let leaf = walk.result?;
         let permissions = leaf.allowed().ok_or(FaultReason::Permission)?;
-        let entry =
-            Entry { iova, phys: leaf.page, stale: None, domain: tables.domain, size: leaf.size, permissions };
-        let entry = Entry { iova: iova.align_down(leaf.size), ..entry };
+        let entry = Entry {
+            iova: iova.align_down(leaf.size),
+            phys: leaf.page,
+            stale: None,
+            domain,
+            size: leaf.size,
+            permissions,
+            by_part: format.forgets_by_part(),
+        };
         // A walk that does not allow the access ends in a fault, and faults are not cached.
         let phys = grant(permissions, access, entry.translate(iova))?;
         let replaced = self.iotlb.insert(entry);
@@ -141,20 +157,29 @@ impl Unit {
         (reached == phys).then_some(Route::Tables)
     }
 
-    /// Forgets the translations of `range`, and the tables that lead to it unless they are to be `kept`.
-    pub(crate) fn forget_range(&mut self, domain: DomainId, range: IovaRange, kept: bool) {
+    /// Forgets the translations of `block`, which a driver named because it wants those of `asked` forgotten, and the tables
+    /// that lead to it unless they are to be `kept`.
+    pub(crate) fn forget_range(&mut self, domain: DomainId, block: IovaRange, asked: IovaRange, kept: bool) {
         let released = &mut self.released;
-        self.iotlb.invalidate_range(domain, range, |entry| released.extend(entry.stale));
+        self.iotlb.invalidate_range(domain, block, asked, |entry| released.extend(entry.stale));
         if !kept {
-            self.walk_cache.invalidate_range(domain, range);
+            self.walk_cache.invalidate_range(domain, block);
+        }
+        if let Some(absent) = &mut self.absent {
+            absent.forget_range(domain, block, kept);
         }
     }
 
-    /// Forgets everything of `domain`.
-    pub(crate) fn forget_domain(&mut self, domain: DomainId) {
+    /// Forgets everything of `domain`; but if a driver did not `ask` for that, no translation of which it asked for a part.
+    pub(crate) fn forget_domain(&mut self, domain: DomainId, asked: Option<IovaRange>) {
         let released = &mut self.released;
-        self.iotlb.invalidate_domain(domain, |entry| released.extend(entry.stale));
+        let gone =
+            |entry: &Entry| entry.domain == domain && asked.is_none_or(|asked| entry.is_meant_by(asked));
+        self.iotlb.invalidate_if(gone, |entry| released.extend(entry.stale));
         self.walk_cache.invalidate_domain(domain);
+        if let Some(absent) = &mut self.absent {
+            absent.forget_domain(domain);
+        }
     }
 
     /// Has a device forget what its own TLB holds of `range`, or all of it.

@@ -138,6 +138,39 @@ fn a_driver_that_loses_invalidations_is_seen() {
 }
 
 #[test]
+fn in_caching_mode_what_was_absent_stays_so_until_it_is_invalidated() {
+    let (iommu, mapper) = rig_with(|config| config.caches_absent = true);
+    let queue = iommu.queue();
+    assert!(queue.caches_absent() && !rig().0.queue().caches_absent());
+    let faults = |at: u64| iommu.access(DEVICE, iova(at), 1, READ).err().map(|fault| fault.reason);
+    let absent = |level| Some(FaultReason::NotPresent { level });
+    // No table yet: the whole of its part of the addresses is taken to be absent.
+    assert_eq!(faults(0x1000), absent(4));
+    mapper.map(0x1000, 0x9000);
+    mapper.map(0x2000, 0xa000);
+    for leaf_only in [true; 2] {
+        assert_eq!([faults(0x1000), faults(0x2000)], [absent(4); 2]);
+        queue.invalidate(DOMAIN, range(0, 2 << 20, leaf_only)).unwrap();
+    }
+    assert_eq!(reached(&iommu, 0x1000), Some(0x9000), "hardware need not cache it");
+    queue.invalidate(DOMAIN, range(0x1000, PAGE, false)).unwrap();
+    assert_eq!([faults(0x1000), faults(0x2000), faults(0x3000)], [None, None, absent(1)]);
+    // In a table that is there, a page for itself.
+    mapper.map(0x3000, 0xb000);
+    mapper.map(0x4000, 0xc000);
+    queue.invalidate(DOMAIN, range(0x4000, PAGE, true)).unwrap();
+    assert_eq!([faults(0x3000), faults(0x4000)], [absent(1), None]);
+    queue.invalidate(DomainId(4), Invalidation::Domain).unwrap();
+    assert_eq!(faults(0x3000), absent(1), "another domain's");
+    queue.invalidate(DOMAIN, range(0x3000, PAGE, true)).unwrap();
+    assert_eq!(faults(0x3000), None);
+    assert_eq!(faults(1 << 30), absent(3));
+    mapper.map(1 << 30, 0xd000);
+    queue.invalidate(DOMAIN, Invalidation::Domain).unwrap();
+    assert_eq!(faults(1 << 30), None);
+}
+
+#[test]
 fn descriptors_are_carried_out_at_the_wait() {
     let (iommu, mapper) = rig();
     let queue = iommu.queue();

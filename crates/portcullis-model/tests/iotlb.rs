@@ -18,6 +18,7 @@ fn entry(domain: DomainId, iova: u64, phys: u64, size: PageSize) -> Entry {
         domain,
         size,
         permissions: Permissions::READ_WRITE,
+        by_part: false,
     }
 }
 
@@ -57,7 +58,7 @@ fn the_same_page_is_replaced_in_place() {
 }
 
 #[test]
-fn large_pages_are_one_entry_and_removed_by_any_part() {
+fn large_pages_are_one_entry_and_removed_as_a_whole() {
     let mut iotlb = Iotlb::new(IotlbConfig { entries: 128, ways: 8 });
     iotlb.insert(entry(A, 2 << 21, 6 << 21, PageSize::SIZE_2M));
     iotlb.insert(entry(A, 1 << 30, 5 << 30, PageSize::SIZE_1G));
@@ -67,14 +68,31 @@ fn large_pages_are_one_entry_and_removed_by_any_part() {
     assert_eq!(iotlb.lookup(B, at), None);
 
     let mut removed = Vec::new();
-    iotlb.invalidate_range(A, range((2 << 21) + 0x5000, 0x1000), |entry| removed.push(entry.size));
-    assert_eq!(removed, [PageSize::SIZE_2M]);
-    iotlb.invalidate_range(B, range(0, u64::MAX), |entry| removed.push(entry.size));
-    assert_eq!(removed.len(), 1, "another domain's range");
-    iotlb.invalidate_range(A, range(0, u64::MAX), |entry| removed.push(entry.size));
-    removed.sort();
-    assert_eq!(removed, [PageSize::SIZE_4K, PageSize::SIZE_2M, PageSize::SIZE_1G]);
+    let mut invalidate = |iotlb: &mut Iotlb, domain, block: (u64, u64), asked: (u64, u64)| {
+        let (block, asked) = (range(block.0, block.1), range(asked.0, asked.1));
+        removed.clear();
+        iotlb.invalidate_range(domain, block, asked, |entry| removed.push(entry.size));
+        removed.sort();
+        removed.clone()
+    };
+    let (start, large) = (2 << 21, 1 << 21);
+    let all = (0, u64::MAX);
+    for part in [(start + 0x5000, 0x1000), (start, large - 1), (start + 1, large), (start - 0x1000, large)] {
+        assert_eq!(invalidate(&mut iotlb, A, part, part), []);
+        assert_eq!(invalidate(&mut iotlb, A, all, part), [PageSize::SIZE_4K, PageSize::SIZE_1G], "{part:x?}");
+        iotlb.insert(entry(A, 1 << 30, 5 << 30, PageSize::SIZE_1G));
+        iotlb.insert(page(A, 7));
+    }
+    assert_eq!(invalidate(&mut iotlb, B, all, all), [], "another domain's range");
+    assert_eq!(invalidate(&mut iotlb, A, (start, large), (start, large)), [PageSize::SIZE_2M]);
+    assert_eq!(invalidate(&mut iotlb, A, all, all), [PageSize::SIZE_4K, PageSize::SIZE_1G]);
     assert!(iotlb.is_empty());
+
+    // Where the architecture has it so, any part of it does.
+    iotlb.insert(Entry { by_part: true, ..entry(A, start, 6 << 21, PageSize::SIZE_2M) });
+    for (part, gone) in [((start - 1, 1), 0), ((start + large, 1), 0), ((start + large - 1, 1), 1)] {
+        assert_eq!(invalidate(&mut iotlb, A, part, part).len(), gone);
+    }
 }
 
 #[test]
@@ -154,10 +172,11 @@ proptest! {
                 Op::Range(domain, number, pages) => {
                     let (start, end) = (number << 12, (number + pages) << 12);
                     let hit = |entry: &Entry| {
-                        entry.domain == DomainId(domain) && entry.iova.get() < end && start <= last(entry)
+                        entry.domain == DomainId(domain) && start <= entry.iova.get() && last(entry) < end
                     };
                     let mut removed = 0;
-                    iotlb.invalidate_range(DomainId(domain), range(start, end - start), |entry| {
+                    let range = range(start, end - start);
+                    iotlb.invalidate_range(DomainId(domain), range, range, |entry| {
                         assert!(hit(&entry));
                         removed += 1;
                     });

@@ -101,6 +101,8 @@ pub struct TableMapper<F: Frames, Q: InvalidationQueue, X: Format = VtdSecondSta
     domain: DomainId,
     device_tlbs: DeviceTlbs,
     geometry: Geometry,
+    /// What the queue says of itself.
+    caches_absent: bool,
 }
 
 impl<F: Frames, Q: InvalidationQueue, X: Format> TableMapper<F, Q, X> {
@@ -108,7 +110,8 @@ impl<F: Frames, Q: InvalidationQueue, X: Format> TableMapper<F, Q, X> {
     /// `reserved` is what the machine keeps from translation (on x86 the interrupt window).
     pub fn new(table: PageTable<F, X>, queue: Q, domain: DomainId, reserved: Vec<IovaRange>) -> Self {
         let geometry = Geometry { aperture: table.aperture(), page_sizes: table.page_sizes(), reserved };
-        Self { table, queue, domain, device_tlbs: DeviceTlbs::new(domain), geometry }
+        let caches_absent = queue.caches_absent();
+        Self { table, queue, domain, device_tlbs: DeviceTlbs::new(domain), geometry, caches_absent }
     }
 
     /// The page table.
@@ -132,6 +135,26 @@ impl<F: Frames, Q: InvalidationQueue, X: Format> TableMapper<F, Q, X> {
     /// [`InvalidationError`]: it may still use what it has cached, and is still asked.
     pub fn remove_device_tlb(&self, device: DeviceId) -> Result<(), InvalidationError> {
         self.device_tlbs.remove(device, &self.queue)
+    }
+
+    /// Has the hardware forget that `range` was absent, now that it is mapped, and the tables on the way that may just have been
+    /// made. Devices' own TLBs hold what is present only, so they are not asked.
+    ///
+    /// # Errors
+    /// [`MapError::Unconfirmed`]: the mapping is removed again, and added to `gather`.
+    #[cold]
+    fn make_seen<P: Platform>(
+        &self,
+        platform: &P,
+        range: IovaRange,
+        gather: &mut Gather,
+    ) -> Result<(), MapError> {
+        let invalidation = Invalidation::Range { range, leaf_only: false };
+        self.queue.invalidate(self.domain, invalidation).map_err(|_| {
+            let removed = self.unmap(platform, range, gather);
+            debug_assert_eq!(removed.bytes, range.len());
+            MapError::Unconfirmed
+        })
     }
 
     /// Asks `device` no more, for it reaches nothing: see [`DeviceTlbs::forget`]. What its silence has kept from
@@ -173,6 +196,9 @@ impl<F: Frames, Q: InvalidationQueue, X: Format> Mapper for TableMapper<F, Q, X>
         if let Some(undone) = undone {
             gather.add(undone);
         }
+        if self.caches_absent && result.is_ok() {
+            return self.make_seen(platform, range, gather);
+        }
         result
     }
 
@@ -185,7 +211,8 @@ impl<F: Frames, Q: InvalidationQueue, X: Format> Mapper for TableMapper<F, Q, X>
         phys: PhysAddr,
         permissions: Permissions,
     ) -> bool {
-        self.table.map_near(platform, cursor, range, phys, permissions)
+        // `map` has the hardware see it.
+        !self.caches_absent && self.table.map_near(platform, cursor, range, phys, permissions)
     }
 
     fn unmap<P: Platform>(&self, platform: &P, range: IovaRange, gather: &mut Gather) -> Unmapped {

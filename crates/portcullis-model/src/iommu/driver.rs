@@ -9,7 +9,7 @@ use portcullis::invalidation::{DomainId, InvalidationError, Request};
 use smallvec::SmallVec;
 
 use super::{Context, DeviceId, Iommu, State};
-use crate::queue::{CODE_MASK_TOO_LARGE, Descriptor, Misbehaviour, Queue, block, descriptors};
+use crate::queue::{CODE_MASK_TOO_LARGE, Descriptor, Misbehaviour, Queue, Written, block, descriptors};
 
 impl Iommu {
     /// Gives `device` a context in place of the one it has, and no TLB of its own. O(pages that are open to the
@@ -55,16 +55,20 @@ impl Iommu {
 
     /// All of `requests`, with one wait.
     pub(crate) fn invalidate(&self, requests: &[Request]) -> Result<(), InvalidationError> {
-        let mut written: SmallVec<[Descriptor; 8]> = SmallVec::new();
+        let mut all: SmallVec<[Written; 8]> = SmallVec::new();
         for request in requests {
-            written.extend(descriptors(request, self.max_address_mask));
+            all.extend(descriptors(request, self.max_address_mask));
         }
-        written.push(Descriptor::Wait);
-        self.submit(&written)
+        all.push(Written { descriptor: Descriptor::Wait, asked: None });
+        self.write(all.iter().copied())
     }
 
     pub(crate) fn submit(&self, descriptors: &[Descriptor]) -> Result<(), InvalidationError> {
-        let too_large = |descriptor: &Descriptor| match *descriptor {
+        self.write(descriptors.iter().map(|descriptor| Written { descriptor: *descriptor, asked: None }))
+    }
+
+    fn write(&self, all: impl Iterator<Item = Written> + Clone) -> Result<(), InvalidationError> {
+        let too_large = |written: Written| match written.descriptor {
             Descriptor::PageSelective { address_mask, .. } => address_mask > self.max_address_mask,
             _ => false,
         };
@@ -72,12 +76,12 @@ impl Iommu {
         if let Some(answer) = state.misbehaviour.answer() {
             return answer;
         }
-        if descriptors.iter().any(too_large) {
+        if all.clone().any(too_large) {
             return Err(InvalidationError::Rejected { code: CODE_MASK_TOO_LARGE });
         }
         state.unit.stats.submissions += 1;
-        for &descriptor in descriptors {
-            if state.ring.push(descriptor) {
+        for written in all {
+            if state.ring.push(written) {
                 state.carry_out(self);
             }
         }
@@ -92,13 +96,15 @@ impl Iommu {
 impl State {
     /// Acts on everything in the ring.
     fn carry_out(&mut self, iommu: &Iommu) {
-        while let Some(descriptor) = self.ring.pop() {
+        while let Some(Written { descriptor, asked }) = self.ring.pop() {
             match descriptor {
                 Descriptor::PageSelective { domain, address, address_mask, leaf_only } => {
                     self.unit.stats.range_invalidations += 1;
                     match block(address, address_mask) {
-                        Some(range) => self.unit.forget_range(domain, range, leaf_only),
-                        None => self.unit.forget_domain(domain),
+                        Some(block) => {
+                            self.unit.forget_range(domain, block, asked.unwrap_or(block), leaf_only);
+                        }
+                        None => self.unit.forget_domain(domain, asked),
                     }
                     if !iommu.honours_leaf_only {
                         self.unit.walk_cache.invalidate_domain(domain);
@@ -107,7 +113,7 @@ impl State {
                 }
                 Descriptor::DomainSelective { domain } => {
                     self.unit.stats.domain_invalidations += 1;
-                    self.unit.forget_domain(domain);
+                    self.unit.forget_domain(domain, asked);
                     self.touch(domain);
                 }
                 Descriptor::DeviceTlb { device, .. } if self.misbehaviour.is_silent(device) => {

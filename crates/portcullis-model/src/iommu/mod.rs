@@ -20,6 +20,7 @@ use portcullis::invalidation::{DomainId, InvalidationError};
 use portcullis::sync::Mutex;
 use rustc_hash::FxHashMap;
 
+use crate::absent::AbsentCache;
 use crate::device_tlbs::DeviceTlbs;
 use crate::exposure::Exposure;
 use crate::fault::{Fault, FaultLog, FaultReason};
@@ -84,6 +85,10 @@ pub struct IommuConfig {
     /// drops only what leads to its range. Otherwise any of them drops all of the domain's, as much hardware
     /// does.
     pub honours_leaf_only: bool,
+    /// Caching mode: whether an entry that is found absent is taken to be so until it is invalidated, as VT-d allows it where
+    /// CAP.CM is set, and AMD-Vi where NpCache is. What drivers then owe is in
+    /// [`InvalidationQueue::caches_absent`](portcullis::invalidation::InvalidationQueue::caches_absent).
+    pub caches_absent: bool,
     /// The largest block that one page-selective invalidation covers, as the binary logarithm of its pages.
     pub max_address_mask: u32,
     /// How long a device may take to answer an invalidation of its own TLB, in nanoseconds. No time passes here: it
@@ -95,7 +100,7 @@ pub struct IommuConfig {
 
 impl IommuConfig {
     /// The figures of a recent server's VT-d unit: an IOTLB of 128 in 8 ways, 64 tables per level, the
-    /// leaf-only hint honoured, blocks of up to 2 MiB, and a log of 256 faults. Devices that cache for themselves
+    /// leaf-only hint honoured, no absent entry cached, blocks of up to 2 MiB, and a log of 256 faults. Devices that cache for themselves
     /// have a minute to answer, which is what PCIe's Address Translation Services give them.
     pub fn new(memory: Arc<Memory>) -> Self {
         Self {
@@ -104,6 +109,7 @@ impl IommuConfig {
             iotlb_ways: 8,
             walk_cache_entries: 64,
             honours_leaf_only: true,
+            caches_absent: false,
             max_address_mask: 9,
             device_tlb_timeout_ns: 60_000_000_000,
             fault_log_entries: 256,
@@ -127,6 +133,7 @@ pub struct Iommu {
     memory: Arc<Memory>,
     max_address_mask: u32,
     honours_leaf_only: bool,
+    caches_absent: bool,
     device_tlb_timeout_ns: u64,
 }
 
@@ -175,6 +182,7 @@ impl Iommu {
             device_tlbs: DeviceTlbs::default(),
             iotlb: Iotlb::new(iotlb),
             walk_cache: WalkCache::new(config.walk_cache_entries),
+            absent: config.caches_absent.then(|| AbsentCache::new(iotlb)),
             stats: Stats::default(),
             released: Vec::new(),
         };
@@ -192,6 +200,7 @@ impl Iommu {
             memory: config.memory,
             max_address_mask: config.max_address_mask,
             honours_leaf_only: config.honours_leaf_only,
+            caches_absent: config.caches_absent,
             device_tlb_timeout_ns: config.device_tlb_timeout_ns,
         })
     }
@@ -199,6 +208,11 @@ impl Iommu {
     /// The memory behind the unit.
     pub fn memory(&self) -> &Arc<Memory> {
         &self.memory
+    }
+
+    /// Whether it is in caching mode.
+    pub(crate) fn caches_absent(&self) -> bool {
+        self.caches_absent
     }
 
     /// Calls `each` with where every piece of `len` bytes at `iova` went (address, place, length), in order,

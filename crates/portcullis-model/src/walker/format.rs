@@ -60,6 +60,14 @@ impl TableFormat {
         with_layout!(self, layout => layout.is_valid())
     }
 
+    /// Whether invalidating a part of a page makes the hardware forget all of it: see [`iotlb`](crate::iotlb).
+    pub fn forgets_by_part(self) -> bool {
+        match self {
+            Self::VtdSecondStage { .. } | Self::X86FirstStage { .. } | Self::AmdV1 { .. } => true,
+            Self::Arm(_) | Self::RiscV(_) => true,
+        }
+    }
+
     /// How many levels of tables there are.
     pub fn levels(self) -> u32 {
         self.geometry().levels

@@ -89,6 +89,10 @@ impl InvalidationQueue for ClockedQueue {
         self.costs
     }
 
+    fn caches_absent(&self) -> bool {
+        self.queue.caches_absent()
+    }
+
     fn invalidate(&self, domain: DomainId, request: Invalidation) -> Result<(), InvalidationError> {
         self.submit(&[Request { domain, invalidation: request }])
     }

@@ -113,6 +113,21 @@ pub trait InvalidationQueue: Send + Sync + 'static {
     fn costs(&self) -> Costs {
         Costs::BARE_METAL
     }
+
+    /// Whether the hardware may go on taking an entry to be absent that has become present, until it is told to forget it:
+    /// *caching mode*. Then each map ends with an invalidation, and waits for it. It never changes.
+    ///
+    /// - Intel VT-d says so by CAP.CM (architecture specification, "Capability Register": not-present and erroneous entries may
+    ///   be cached, so each change of an entry needs an explicit invalidation). Hardware has it clear; IOMMUs that a hypervisor
+    ///   emulates set it, to be told of each mapping. It does not concern first-stage tables.
+    /// - VT-d with CAP.RWBF set keeps stores to tables in a write buffer until that is flushed. Invalidating flushes it, as a
+    ///   queue's `submit` must ([`invalidate`](Self::invalidate) says that the hardware sees each store before it). For what
+    ///   only becomes present there is nothing else that would: the queue of such an IOMMU says `true` here, too.
+    /// - AMD-Vi says so by NpCache (publication 48882, capability header); again it is emulated IOMMUs that do.
+    /// - Arm (DDI 0487) forbids that TLBs hold what faults as absent.
+    fn caches_absent(&self) -> bool {
+        false
+    }
 }
 
 impl<T: InvalidationQueue> InvalidationQueue for alloc::sync::Arc<T> {
@@ -126,5 +141,9 @@ impl<T: InvalidationQueue> InvalidationQueue for alloc::sync::Arc<T> {
 
     fn costs(&self) -> Costs {
         T::costs(self)
+    }
+
+    fn caches_absent(&self) -> bool {
+        T::caches_absent(self)
     }
 }

@@ -301,6 +301,10 @@ impl<Q: InvalidationQueue> InvalidationQueue for SharedQueue<Q> {
         self.queue.costs()
     }
 
+    fn caches_absent(&self) -> bool {
+        self.queue.caches_absent()
+    }
+
     fn invalidate(&self, domain: DomainId, request: Invalidation) -> Result<(), InvalidationError> {
         self.submit(&[Request { domain, invalidation: request }])
     }

@@ -125,4 +125,8 @@ pub enum MapError {
     /// No memory for a page table.
     #[error("no memory for a page table")]
     OutOfMemory,
+    /// The hardware [caches what is absent](crate::invalidation::InvalidationQueue::caches_absent) and did not confirm that it
+    /// has forgotten that the range was. (Only mappers say this.)
+    #[error("the IOMMU did not confirm that it has seen the mapping")]
+    Unconfirmed,
 }

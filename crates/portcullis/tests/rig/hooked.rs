@@ -39,6 +39,10 @@ impl<Q: InvalidationQueue> InvalidationQueue for Hooked<Q> {
         self.costs
     }
 
+    fn caches_absent(&self) -> bool {
+        self.queue.caches_absent()
+    }
+
     fn invalidate(&self, domain: DomainId, request: Invalidation) -> Result<(), InvalidationError> {
         self.submit(&[Request { domain, invalidation: request }])
     }

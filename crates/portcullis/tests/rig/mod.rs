@@ -42,9 +42,20 @@ pub struct Rig<P: Platform, Q: InvalidationQueue> {
 impl<P: Platform + Clone, Q: InvalidationQueue> Rig<P, Q> {
     /// `wrap` puts something between the domain and the unit's queue.
     pub fn new(platform: P, policy: Policy, wrap: impl FnOnce(Queue) -> Q) -> Self {
+        Self::with_config(platform, policy, |_| (), wrap)
+    }
+
+    /// The same with a unit that is not like others.
+    pub fn with_config(
+        platform: P,
+        policy: Policy,
+        change: impl FnOnce(&mut IommuConfig),
+        wrap: impl FnOnce(Queue) -> Q,
+    ) -> Self {
         let memory = Memory::new(256 << 20);
         // An IOTLB that forgets next to nothing by itself: what was not invalidated is found.
-        let config = IommuConfig { iotlb_entries: 1 << 14, ..IommuConfig::new(Arc::clone(&memory)) };
+        let mut config = IommuConfig { iotlb_entries: 1 << 14, ..IommuConfig::new(Arc::clone(&memory)) };
+        change(&mut config);
         let iommu = Iommu::new(config);
         let queue = Arc::new(wrap(iommu.queue()));
         let (domain, device) = attach(&memory, &iommu, &platform, &queue, (DEVICE, DomainId(1)), policy);
