@@ -69,8 +69,11 @@ pub trait Mapper: Send + Sync + 'static {
         false
     }
 
-    /// Removes the translations of `range`, holes or not, and adds what it removed to `gather`. The caller
-    /// holds no slot. Cannot fail.
+    /// Removes the translations of `range`, holes or not, and adds what is [stale](Unmapped::stale) of it to `gather`.
+    /// The caller holds no slot.
+    ///
+    /// Cannot fail but for parts of large pages, which may have to stay: what is [kept](Unmapped::kept) is still
+    /// reached, whatever [`sync`](Self::sync) says, and must be treated so.
     ///
     /// Allocates and may wait only where a part of a large page is to be removed: see
     /// [`PageTable::unmap`](crate::pgtable::PageTable::unmap).
@@ -224,7 +227,7 @@ impl<F: Frames, Q: InvalidationQueue, X: Format> Mapper for TableMapper<F, Q, X>
         };
         let unmapped = self.table.unmap(platform, range, forget);
         if unmapped.bytes > 0 {
-            gather.add(range);
+            gather.add(unmapped.stale);
         }
         unmapped
     }

@@ -111,7 +111,7 @@ impl Mapper for Mapped16K {
         let mapped = self.mapped.load(Ordering::Relaxed).min(range.len());
         self.mapped.fetch_sub(mapped, Ordering::Relaxed);
         gather.add(range);
-        Unmapped { bytes: mapped }
+        Unmapped::of(range, mapped)
     }
 
     fn sync(&self, _: &Gather) -> Result<(), InvalidationError> {

@@ -320,7 +320,7 @@ impl Mapper for Everywhere {
 
     fn unmap<P: Platform>(&self, _: &P, range: IovaRange, gather: &mut Gather) -> Unmapped {
         gather.add(range);
-        Unmapped { bytes: range.len() }
+        Unmapped::of(range, range.len())
     }
 
     fn sync(&self, _: &Gather) -> Result<(), InvalidationError> {

@@ -87,7 +87,7 @@ fn the_largest_page_that_fits_is_used() {
     map(&table, 4 << 30, 4 << 20, PAGE, Permissions::READ).unwrap();
     let (phys, _) = translate(&table, Iova::new((4 << 30) + 0x123_456)).unwrap();
     assert_eq!(phys, PhysAddr::new(PAGE + 0x123_456));
-    assert_eq!(unmap(&table, range(1 << 30, len)), Unmapped { bytes: len });
+    assert_eq!(unmap(&table, range(1 << 30, len)), Unmapped::of(range(1 << 30, len), len));
     assert_eq!(translate(&table, Iova::new(1 << 30)), None);
 }
 
@@ -192,29 +192,35 @@ fn mapping_over_a_mapping_names_it_and_leaves_everything_as_it_was() {
 fn an_unmap_removes_exactly_what_it_is_told() {
     let (_, table) = table(4);
     map(&table, 0, 4 * PAGE, 0, Permissions::READ).unwrap();
-    assert_eq!(unmap(&table, range(2 * PAGE, 4 * PAGE)), Unmapped { bytes: 2 * PAGE });
-    assert_eq!(unmap(&table, range(2 * PAGE, PAGE)), Unmapped { bytes: 0 });
-    assert_eq!(unmap(&table, range(0, 2 * PAGE)), Unmapped { bytes: 2 * PAGE });
+    assert_eq!(unmap(&table, range(2 * PAGE, 4 * PAGE)), Unmapped::of(range(2 * PAGE, 4 * PAGE), 2 * PAGE));
+    assert_eq!(unmap(&table, range(2 * PAGE, PAGE)), Unmapped::of(range(2 * PAGE, PAGE), 0));
+    assert_eq!(unmap(&table, range(0, 2 * PAGE)), Unmapped::of(range(0, 2 * PAGE), 2 * PAGE));
     // Holes of a page, of a table and of whole levels are passed over.
     for at in [PAGE, 5 * PAGE, (2 << 20) + PAGE, 3 << 30, 5 << 39] {
         map(&table, at, PAGE, 0, Permissions::READ).unwrap();
     }
-    assert_eq!(unmap(&table, range(0, 1 << 48)), Unmapped { bytes: 5 * PAGE });
+    assert_eq!(unmap(&table, range(0, 1 << 48)), Unmapped::of(range(0, 1 << 48), 5 * PAGE));
     // A part of a large page goes, the rest stays. (At addresses where no table for small pages is left.)
     let large = 32 << 20;
     map(&table, large, 4 << 20, 0, Permissions::READ).unwrap();
-    assert_eq!(unmap(&table, range(large + PAGE, PAGE)), Unmapped { bytes: PAGE });
+    assert_eq!(
+        unmap(&table, range(large + PAGE, PAGE)),
+        Unmapped { stale: range(large, 2 << 20), ..Unmapped::of(range(0, 1), PAGE) }
+    );
     let (below, above) = (Iova::new(large), Iova::new(large + 2 * PAGE));
     assert_eq!(translate(&table, below), Some((PhysAddr::new(0), Permissions::READ)));
     assert_eq!(translate(&table, Iova::new(large + PAGE)), None);
     assert_eq!(translate(&table, above), Some((PhysAddr::new(2 * PAGE), Permissions::READ)));
-    assert_eq!(unmap(&table, range(large, (2 << 20) + PAGE)), Unmapped { bytes: 2 << 20 });
-    assert_eq!(unmap(&table, range(0, 1 << 30)), Unmapped { bytes: (2 << 20) - PAGE });
+    assert_eq!(
+        unmap(&table, range(large, (2 << 20) + PAGE)),
+        Unmapped::of(range(large, (2 << 20) + PAGE), 2 << 20)
+    );
+    assert_eq!(unmap(&table, range(0, 1 << 30)), Unmapped::of(range(0, 1 << 30), (2 << 20) - PAGE));
     // Beyond the aperture, and at the very end of 64 bits.
-    assert_eq!(unmap(&table, range(1 << 48, PAGE)), Unmapped { bytes: 0 });
-    assert_eq!(unmap(&table, range(!(PAGE - 1), PAGE)), Unmapped { bytes: 0 });
+    assert_eq!(unmap(&table, range(1 << 48, PAGE)), Unmapped::of(range(1 << 48, PAGE), 0));
+    assert_eq!(unmap(&table, range(!(PAGE - 1), PAGE)), Unmapped::of(range(!(PAGE - 1), PAGE), 0));
     map(&table, (1 << 48) - PAGE, PAGE, 0, Permissions::READ).unwrap();
-    assert_eq!(unmap(&table, range(PAGE, u64::MAX - PAGE)), Unmapped { bytes: PAGE });
+    assert_eq!(unmap(&table, range(PAGE, u64::MAX - PAGE)), Unmapped::of(range(PAGE, u64::MAX - PAGE), PAGE));
     assert_eq!(translate(&table, Iova::new(u64::MAX)), None);
 }
 

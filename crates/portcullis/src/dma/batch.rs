@@ -9,6 +9,7 @@
 use alloc::vec::{Drain, Vec};
 
 use super::{BatchError, DmaBuffer, DmaDevice, Mapped, RawBatch};
+use crate::domain::UnmapError;
 use crate::mapper::Mapper;
 use crate::platform::Platform;
 
@@ -59,7 +60,7 @@ impl<B: DmaBuffer, M: Mapper, P: Platform> UnmapBatch<B, M, P> {
     }
 
     /// Ends a mapping and keeps its buffer until the commit. Clears the translations at once; waits for nothing
-    /// and allocates nothing.
+    /// and allocates nothing. A buffer whose translations the mapper could not remove is leaked: it is in no commit.
     ///
     /// # Errors
     /// [`Refused`] gives the mapping back, as it was, where the batch is full or of another domain.
@@ -72,7 +73,10 @@ impl<B: DmaBuffer, M: Mapper, P: Platform> UnmapBatch<B, M, P> {
         self.buffers.push(buffer);
         // Where somebody had removed a part by number, the commit invalidates all of the range all the same, and
         // the addresses are given up: the buffer is as safe as the others.
-        let _ = self.ranges.unlink(range, used);
+        if let Err(UnmapError::StillMapped { .. }) = self.ranges.unlink(range, used) {
+            // Devices reach it whatever the hardware confirms.
+            core::mem::forget(self.buffers.pop());
+        }
         Ok(())
     }
 

@@ -77,6 +77,8 @@ struct Inner<B, M: Mapper, P: Platform> {
     used: u64,
     /// An unmap whose invalidation was not confirmed.
     unconfirmed: bool,
+    /// An unmap that left something mapped.
+    still_mapped: Option<UnmapError>,
 }
 
 impl<B: DmaBuffer, M: Mapper, P: Platform> Mapped<B, M, P> {
@@ -89,7 +91,8 @@ impl<B: DmaBuffer, M: Mapper, P: Platform> Mapped<B, M, P> {
         let used = bytes_of(list.iter().map(|segment| segment.len));
         match device.map_list(list, direction) {
             Ok((first, range)) => {
-                let inner = Inner { device, buffer, first, range, used, unconfirmed: false };
+                let inner =
+                    Inner { device, buffer, first, range, used, unconfirmed: false, still_mapped: None };
                 Ok(Self { inner: ManuallyDrop::new(inner) })
             }
             Err(error @ MapListError::Unconfirmed { .. }) => {
@@ -187,11 +190,21 @@ impl<B, M: Mapper, P: Platform> Inner<B, M, P> {
             // Set before, so that a panic leaves it set. `NotMapped` too: whoever removed the translations
             // may not have invalidated them.
             self.unconfirmed = true;
-            self.unconfirmed = self.device.end(range, self.used).is_err();
+            let ended = self.device.end(range, self.used);
+            self.unconfirmed = ended.is_err();
+            self.still_mapped = ended.err().filter(|error| matches!(error, UnmapError::StillMapped { .. }));
         }
     }
 
     fn confirm(&mut self) -> Result<(), UnmapError> {
+        if let (Some(range), Some(_)) = (self.range, self.still_mapped) {
+            // What was beside the buffer was counted before.
+            self.used = range.len();
+            self.unlink();
+        }
+        if let Some(error) = self.still_mapped {
+            return Err(error);
+        }
         if let (Some(range), true) = (self.range, self.unconfirmed)
             && let Err(error) = self.device.domain().flush()
         {

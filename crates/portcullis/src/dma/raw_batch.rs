@@ -9,6 +9,7 @@ use crate::addr::{Iova, IovaRange};
 use crate::domain::{Domain, UnmapError};
 use crate::invalidation::{Gather, InvalidationError};
 use crate::mapper::Mapper;
+use crate::pgtable::Unmapped;
 use crate::platform::Platform;
 
 /// Mappings that one batch holds at the most.
@@ -27,8 +28,8 @@ pub enum BatchError {
     /// The mapping is of another domain than the batch. It was not touched.
     #[error("a mapping of another domain than the batch's")]
     OtherDomain,
-    /// The range was not mapped as a whole, or is none. What was mapped of it is unreachable after the commit;
-    /// nothing else of the batch is affected.
+    /// The range was not mapped as a whole, or is none. What was mapped of it is unreachable after the commit, but for
+    /// what is [still mapped](UnmapError::StillMapped); nothing else of the batch is affected.
     #[error(transparent)]
     Unmap(#[from] UnmapError),
     /// The hardware did not confirm: **devices may still reach the memory** of all `mappings`. They stay in the
@@ -125,18 +126,22 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
             return Ok(());
         };
         let unmapped = self.domain.unlink(range, &mut self.gather);
-        if unmapped > 0 {
+        let Unmapped { bytes, kept, stale } = unmapped;
+        if bytes > 0 {
             // Else they went with whoever unmapped all of it before.
             self.neighbours = self.neighbours.saturating_add(range.len().saturating_sub(used));
         }
-        if unmapped == range.len() {
+        if bytes == range.len() {
             self.ranges.push(range);
             return Ok(());
         }
         // Whoever removed the rest may not have invalidated it; and nobody knows whose addresses these are.
-        self.gather.add(range);
-        self.domain.lose(unmapped);
-        Err(UnmapError::NotMapped { range, unmapped })
+        self.gather.add(stale);
+        self.domain.lose(bytes);
+        if kept > 0 {
+            return Err(UnmapError::StillMapped { range, unmapped: bytes, kept });
+        }
+        Err(UnmapError::NotMapped { range, unmapped: bytes })
     }
 
     /// Gives back what is confirmed.
@@ -171,7 +176,8 @@ impl<M: Mapper, P: Platform> Drop for RawBatch<M, P> {
 
 impl<M: Mapper, P: Platform> DmaDevice<M, P> {
     /// Unmaps what [`map_single`](Self::map_single) returned for the same `len`, into `batch`: it is done when
-    /// the batch is committed. Clears the translations at once, waits for nothing, allocates nothing.
+    /// the batch is committed. Clears the translations at once. Waits for nothing and allocates nothing, but for a part
+    /// of a mapping, whose large page may have to be split: see [`PageTable::unmap`](crate::pgtable::PageTable::unmap).
     ///
     /// # Errors
     /// [`BatchError`]: [`Full`](BatchError::Full) and [`OtherDomain`](BatchError::OtherDomain) change nothing.

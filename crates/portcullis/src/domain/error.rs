@@ -86,6 +86,21 @@ pub enum UnmapError {
         /// Bytes that were.
         unmapped: u64,
     },
+    /// A part of a large page was to be unmapped, and the page could not be split: for want of memory, or as the hardware
+    /// did not confirm. **Devices still reach `kept` bytes of the range**, and may reach the rest, until
+    /// another unmap of it succeeds (which says [`NotMapped`](Self::NotMapped), as the rest is gone by then). None of the
+    /// addresses are used again.
+    #[error(
+        "unmapping {range}: devices still reach {kept:#x} bytes of it, {unmapped:#x} bytes were unmapped"
+    )]
+    StillMapped {
+        /// What was to be unmapped.
+        range: IovaRange,
+        /// Bytes that were.
+        unmapped: u64,
+        /// Bytes that still are mapped.
+        kept: u64,
+    },
     /// The length is 0 or the range wraps.
     #[error("unmapping {len:#x} bytes at {iova}: no such range")]
     NoSuchRange {

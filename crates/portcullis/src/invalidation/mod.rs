@@ -83,6 +83,13 @@ pub enum InvalidationError {
         /// The hardware's own code.
         code: u32,
     },
+    /// Of what was to be invalidated, so much is still mapped, as the mapper could not remove it: see
+    /// [`Unmapped::kept`](crate::pgtable::Unmapped::kept).
+    #[error("{bytes:#x} bytes could not be unmapped, and are still reached")]
+    StillMapped {
+        /// How many bytes.
+        bytes: u64,
+    },
     /// The CPU that was to submit it did not come to the end of that.
     #[error("whoever was to submit an invalidation did not finish")]
     Abandoned,

@@ -90,8 +90,9 @@ impl AmdV1 {
 
 impl Format for AmdV1 {
     const GRANULE_SHIFT: u32 = 12;
-    /// Ignored in tables' entries.
+    /// Bits 4:1 are ignored in tables' entries.
     const MARK: u64 = 1 << 1;
+    const SPLIT: u64 = 1 << 2;
     const PRESENT: u64 = PRESENT;
     const KIND: u64 = PRESENT | NEXT_LEVEL;
     /// The size may change in place: the manual only asks for an invalidation after it.

@@ -187,6 +187,7 @@ impl<const GRANULE: u32> Format for Arm<GRANULE> {
     const GRANULE_SHIFT: u32 = GRANULE;
     /// Of bits 58:51, which both stages ignore in tables' entries.
     const MARK: u64 = 1 << 55;
+    const SPLIT: u64 = 0;
     const PRESENT: u64 = VALID;
     const KIND: u64 = VALID | TABLE | CONTIGUOUS;
     const BREAK_BEFORE_MAKE: bool = true;

@@ -14,7 +14,7 @@
 //! or put back, which takes it out of what is freed. The next attempt to free it begins with a new stamp.
 //! Stamps are [unique](crate::sync::unique): a cursor that is handed to another page table fits none of its.
 
-use super::format::{Attributes, Entry, Format, Layout, LeafSize};
+use super::format::{Attributes, Entry, Format, LeafSize};
 use super::map::{ADDRESS_BITS, Last, store};
 use super::table::PageTable;
 use crate::addr::{IovaRange, PhysAddr};

@@ -86,6 +86,11 @@ pub trait Format: Copy + Debug + Send + Sync + 'static {
     /// A bit of a table entry that hardware ignores: the engine's own mark.
     const MARK: u64;
 
+    /// Another such bit, which marks the entry of a table that took the place of a large page: until the table is
+    /// reclaimed, hardware may still hold the page as a whole, so what is unmapped of it is invalidated as a whole.
+    /// 0 where pages are [broken](Self::BREAK_BEFORE_MAKE) first, as the hardware has forgotten them by then.
+    const SPLIT: u64;
+
     /// The hardware follows an entry where any of these bits is set. The entry of a table has all of them;
     /// and others besides, wherever it is, if pages must be [broken](Self::BREAK_BEFORE_MAKE). Of an entry
     /// that has none of them hardware ignores the rest.
@@ -126,7 +131,8 @@ pub trait Format: Copy + Debug + Send + Sync + 'static {
     /// The entry that leads to the table at `table`, which is one of `level`.
     fn table(&self, table: PhysAddr, level: u32) -> u64;
 
-    /// What the entry `entry` in a table of `level` is. The [mark](Self::MARK) makes no difference.
+    /// What the entry `entry` in a table of `level` is. The [mark](Self::MARK) and [`SPLIT`](Self::SPLIT) make no
+    /// difference.
     fn decode(&self, entry: u64, level: u32) -> Entry;
 
     /// The memory that the leaf entry `entry` of a table of `level` translates to: the page of the whole leaf,

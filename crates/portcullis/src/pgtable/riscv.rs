@@ -113,8 +113,9 @@ impl Riscv {
 
 impl Format for Riscv {
     const GRANULE_SHIFT: u32 = 12;
-    /// The lower bit of RSW, which hardware ignores in leaves and in tables' entries alike.
+    /// The bits of RSW, which hardware ignores in leaves and in tables' entries alike.
     const MARK: u64 = 1 << 8;
+    const SPLIT: u64 = 1 << 9;
     const PRESENT: u64 = VALID;
     const KIND: u64 = VALID | READ | WRITE | EXECUTE;
     /// Until the invalidation, hardware uses the old entry or the new one, and nothing else is open.

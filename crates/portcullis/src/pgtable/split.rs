@@ -6,6 +6,12 @@
 //! is the [mark](Format::MARK) alone, absent for the hardware but not nothing, so that nobody else uses their
 //! place, and who wants to unmap another part of the page waits.
 //!
+//! Elsewhere hardware may go on holding the page as a whole, and an invalidation that names only a part of it need not
+//! make it forget that (Intel VT-d, Invalidate Address Register: for a super-page the address mask must cover at least
+//! the page). So the entry of a table that takes a page's place keeps the bit [`Format::SPLIT`], and every unmap that
+//! passes it, on whichever CPU, has the whole of the page invalidated: until the table is reclaimed, which follows an
+//! invalidation of everything.
+//!
 //! Several CPUs may unmap parts of one page at once: an entry is exchanged only where it still is the page's.
 
 use alloc::vec::Vec;
@@ -145,7 +151,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             let table = self.new_table(at.level - 1)?;
             self.fill(table, at.level - 1, page, attributes);
             self.count_frames(self.frames_of(at.level - 1) as isize);
-            entries.push(self.format().table(table, at.level - 1));
+            entries.push(self.format().table(table, at.level - 1) | X::SPLIT);
             return Ok(entries);
         }
         let leaf = LeafSize { level: at.level, run: 0 };

@@ -14,9 +14,21 @@ use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Ordering, pause, unique};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "an unmap may have found less than it was asked to remove"]
 pub struct Unmapped {
-    /// Bytes removed. Less than the range where it has holes, or where a part of a larger page was to be
-    /// removed and there was no memory to split it: such a page stays.
+    /// Bytes removed. Less than the range where it has holes, and where something is `kept`.
     pub bytes: u64,
+    /// Bytes of the range that **are still mapped**, and reached by devices: parts of larger pages that could not be
+    /// split, for want of memory or as an invalidation was not confirmed; and parts of granules.
+    pub kept: u64,
+    /// What an invalidation must cover for `bytes` to be out of reach: the range that was asked for, and the whole of
+    /// each large page that was split, now or earlier, and of which it covers a part.
+    pub stale: IovaRange,
+}
+
+impl Unmapped {
+    /// `bytes` of `range` were mapped, and are not any more. For mappers that split no pages.
+    pub const fn of(range: IovaRange, bytes: u64) -> Self {
+        Self { bytes, kept: 0, stale: range }
+    }
 }
 
 /// A page table of format `X` in memory from `F`, freed with it.
@@ -259,7 +271,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     ) -> MapError {
         if let Ok(entered) = IovaRange::new(range.start(), done) {
             let removed = self.unmap(platform, entered, &mut |_| false);
-            debug_assert_eq!(removed, Unmapped { bytes: done });
+            debug_assert_eq!((removed.bytes, removed.kept), (done, 0));
+            // What the call entered was free, so nothing larger around it is cached any more.
             *undone = Some(entered);
         }
         match stop {
@@ -273,9 +286,11 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     }
 
     /// Clears every entry of `range`. A large page of which it covers only a part is split; where there is no
-    /// memory for that, it stays. So does a granule of which it covers only a part.
+    /// memory for that, it stays, and is counted as [kept](Unmapped::kept). So is a granule of which it covers only a
+    /// part.
     ///
-    /// The hardware may go on using what it has cached until it is told to forget it. One walk for each leaf
+    /// The hardware may go on using what it has cached until it is told to forget what is
+    /// [stale](Unmapped::stale). One walk for each leaf
     /// table, one store for each entry; a hole costs one step for each missing table. Allocates only to split;
     /// cannot fail. `invalidate` is called, with no slot held, only for a format that wants a page broken
     /// before it is split: it makes the hardware forget the range and says whether that worked. With such a
@@ -293,7 +308,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             Some(self.unmap_page(iova, len))
         };
         if range.last() <= self.last_iova() && platform.with_slot_at_hand(page) == Some(Some(true)) {
-            return Unmapped { bytes: len };
+            return Unmapped::of(range, len);
         }
         self.unmap_all(platform, range, invalidate)
     }
@@ -306,27 +321,32 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         invalidate: &mut dyn FnMut(IovaRange) -> bool,
     ) -> Unmapped {
         let end = range.last().min(self.last_iova()).get();
-        let (mut at, mut bytes) = (range.start().get(), 0);
-        let enter = |slot: Option<&LocalSlot<'_>>, at: &mut u64, bytes: &mut u64| {
+        let mut at = range.start().get();
+        let mut unmapped = Unmapped::of(range, 0);
+        let mut enter = |slot: Option<&LocalSlot<'_>>, at: &mut u64| {
             let _section = self.sections.enter(slot);
             while *at <= end {
-                let UnmapRun { bytes: removed, skip, obstacle } = self.unmap_run(*at, end - *at + 1);
+                let UnmapRun { bytes, skip, split, obstacle } = self.unmap_run(*at, end - *at + 1);
+                if split > 0 {
+                    self.widen(&mut unmapped.stale, *at, split);
+                }
                 if obstacle.is_some() {
                     return obstacle;
                 }
-                *bytes += removed;
+                unmapped.bytes += bytes;
                 // The end is below 2^63, so this cannot wrap.
-                *at += removed + skip;
+                *at += bytes + skip;
             }
             None
         };
+        let mut kept = 0;
         loop {
-            let obstacle = match platform.with_slot_at_hand(|slot| enter(Some(slot), &mut at, &mut bytes)) {
+            let obstacle = match platform.with_slot_at_hand(|slot| enter(Some(slot), &mut at)) {
                 Some(obstacle) => obstacle,
-                None => platform.with_slot(|slot| enter(slot, &mut at, &mut bytes)),
+                None => platform.with_slot(|slot| enter(slot, &mut at)),
             };
             let page = match obstacle {
-                None => return Unmapped { bytes },
+                None => return Unmapped { kept, ..unmapped },
                 Some(Obstacle::SticksOut(page)) => page,
                 Some(Obstacle::Busy) => {
                     pause();
@@ -337,9 +357,19 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             // A part of a granule cannot be removed.
             let is_smallest = page.size == LeafSize { level: 1, run: 0 };
             if is_smallest || self.split(platform, at, forget).is_err() {
-                at = page.iova + self.format.page_size(page.size).bytes();
+                let next = page.iova + self.format.page_size(page.size).bytes();
+                kept += next.min(end + 1) - at;
+                at = next;
             }
         }
+    }
+
+    /// Makes `stale` cover the 2^`shift` bytes around `at`, too.
+    #[cold]
+    fn widen(&self, stale: &mut IovaRange, at: u64, shift: u32) {
+        let around = IovaRange::new(Iova::new(at >> shift << shift), 1 << shift);
+        // Nothing is cached of what cannot be translated.
+        *stale = around.and_then(|around| stale.hull(around)).unwrap_or(self.aperture());
     }
 
     /// The smallest page.

@@ -16,6 +16,9 @@ pub(super) struct UnmapRun {
     pub bytes: u64,
     /// Bytes after those in which there is nothing to remove.
     pub skip: u64,
+    /// The binary logarithm of the bytes of a large page around it that was split, and that hardware may still hold as
+    /// a whole: the largest. 0 for none.
+    pub split: u32,
     /// Why it ends there.
     pub obstacle: Option<Obstacle>,
 }
@@ -43,21 +46,25 @@ pub(super) struct LargePage {
 
 impl<F: Frames, X: Format> PageTable<F, X> {
     /// Clears one page, if that takes no more than a walk and a store: a leaf of just that size that has one
-    /// entry. Whether it did. Inside a section.
+    /// entry, and no part of a page that was split. Whether it did. Inside a section.
     #[inline]
     pub(super) fn unmap_page(&self, iova: u64, len: u64) -> bool {
         let Some(level) = self.level_of(iova, len) else {
             return false;
         };
         let mut at = self.top(iova);
+        let mut passed = 0;
         loop {
             let word = self.word(at);
             let entry = word.load(Ordering::Acquire);
             match self.format().decode(entry, at.level) {
                 // Until the hardware sees it, it may see what is below through the page that was here.
                 Entry::Table { .. } if !F::COHERENT && entry & X::MARK != 0 => return false,
-                Entry::Table { table, level } => at = self.step(iova, table, level),
-                Entry::Leaf { run: 0 } if at.level == level => {
+                Entry::Table { table, level } => {
+                    passed |= entry;
+                    at = self.step(iova, table, level);
+                }
+                Entry::Leaf { run: 0 } if at.level == level && passed & X::SPLIT == 0 => {
                     word.store(0, Ordering::Relaxed);
                     self.clean(core::slice::from_ref(word));
                     return true;
@@ -75,21 +82,28 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     pub(super) fn unmap_run(&self, iova: u64, len: u64) -> UnmapRun {
         let format = self.format();
         let mut at = self.top(iova);
+        let mut split = 0;
         let (first, run) = loop {
             let entry = self.word(at).load(Ordering::Acquire);
             match format.decode(entry, at.level) {
                 Entry::Leaf { run } => break (entry, run),
                 Entry::Table { .. } if !F::COHERENT && entry & X::MARK != 0 => {
-                    return UnmapRun { bytes: 0, skip: 0, obstacle: Some(Obstacle::Busy) };
+                    return UnmapRun { bytes: 0, skip: 0, split, obstacle: Some(Obstacle::Busy) };
                 }
-                Entry::Table { table, level } => at = self.step(iova, table, level),
+                Entry::Table { table, level } => {
+                    if entry & X::SPLIT != 0 {
+                        split = split.max(format.shift(at.level));
+                    }
+                    at = self.step(iova, table, level);
+                }
                 Entry::Absent if is_broken::<X>(entry) => {
-                    return UnmapRun { bytes: 0, skip: 0, obstacle: Some(Obstacle::Busy) };
+                    return UnmapRun { bytes: 0, skip: 0, split, obstacle: Some(Obstacle::Busy) };
                 }
                 Entry::Absent => {
                     // On to the next entry of this table.
                     let entry_bytes = 1 << format.shift(at.level);
-                    return UnmapRun { bytes: 0, skip: entry_bytes - iova % entry_bytes, obstacle: None };
+                    let skip = entry_bytes - iova % entry_bytes;
+                    return UnmapRun { bytes: 0, skip, split, obstacle: None };
                 }
             }
         };
@@ -103,7 +117,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
                 size,
                 attributes: format.attributes(first, at.level),
             };
-            return UnmapRun { bytes: 0, skip: 0, obstacle: Some(Obstacle::SticksOut(page)) };
+            return UnmapRun { bytes: 0, skip: 0, split, obstacle: Some(Obstacle::SticksOut(page)) };
         }
         let words = self.words(at);
         let pages = if run > 0 && format.stride(size) == 0 { 1 } else { len >> (shift + run) };
@@ -113,7 +127,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         self.clean(&words[..cleared]);
         let bytes = (cleared as u64) << shift;
         // Another CPU may have removed the first one meanwhile: that is passed over, too.
-        UnmapRun { bytes, skip: if bytes == 0 { page_bytes } else { 0 }, obstacle: None }
+        UnmapRun { bytes, skip: if bytes == 0 { page_bytes } else { 0 }, split, obstacle: None }
     }
 }
 

@@ -53,6 +53,7 @@ impl VtdSecondStage {
 impl Format for VtdSecondStage {
     const GRANULE_SHIFT: u32 = 12;
     const MARK: u64 = 1 << 52;
+    const SPLIT: u64 = 1 << 53;
     const PRESENT: u64 = READ | WRITE;
     const KIND: u64 = READ | WRITE | PAGE_SIZE;
     const BREAK_BEFORE_MAKE: bool = false;

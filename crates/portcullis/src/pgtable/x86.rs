@@ -74,6 +74,7 @@ impl X86FirstStage {
 impl Format for X86FirstStage {
     const GRANULE_SHIFT: u32 = 12;
     const MARK: u64 = 1 << 52;
+    const SPLIT: u64 = 1 << 53;
     const PRESENT: u64 = PRESENT;
     const KIND: u64 = PRESENT | PAGE_SIZE;
     /// Sizes may change in place as long as address, rights and memory type stay (SDM, chapter 4, on TLBs).

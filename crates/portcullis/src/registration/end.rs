@@ -12,6 +12,7 @@ use crate::addr::{IovaRange, Permissions};
 use crate::domain::PhysSegment;
 use crate::invalidation::{Gather, InvalidationError};
 use crate::mapper::Mapper;
+use crate::pgtable::Unmapped;
 use crate::platform::Platform;
 use crate::sync::pause;
 
@@ -144,15 +145,21 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
         let batch = Interrupted { cache: self, batch };
         let domain = self.device.domain();
         let mut gather = Gather::new();
+        let mut kept = 0;
         for doomed in batch.batch.iter_mut() {
             // What was unlinked before is not looked for again: another's translation may have been met there.
-            let again = doomed.again;
-            let missing = !again && domain.unlink(doomed.range, &mut gather) != doomed.range.len();
-            doomed.again = true;
-            // Whoever removed the rest may have given the addresses to others, and not have invalidated it.
-            doomed.lost |= missing;
-            if again || missing {
+            if doomed.again {
                 gather.add(doomed.range);
+                continue;
+            }
+            let Unmapped { bytes, kept: left, stale } = domain.unlink(doomed.range, &mut gather);
+            // What could not be removed is, by a later call.
+            doomed.again = left == 0;
+            kept += left;
+            if bytes != doomed.range.len() {
+                // Whoever removed the rest may have given the addresses to others, and not have invalidated it.
+                doomed.lost = true;
+                gather.add(stale);
             }
         }
         let confirmed = domain.confirm(&gather);
@@ -160,14 +167,16 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
         self.with(|state| {
             for doomed in batch.batch.drain(..) {
                 state.slots.at_mut(doomed.slot).lost = doomed.lost;
-                if state.ended(doomed.slot, confirmed.is_ok()) {
+                if !doomed.again {
+                    state.abandon(doomed.slot, true);
+                } else if state.ended(doomed.slot, confirmed.is_ok()) {
                     free.push((doomed.range, doomed.lost));
                 }
             }
             settled(state);
         });
         free.into_iter().for_each(|(range, lost)| self.give_back(range, lost, 1));
-        confirmed
+        if kept > 0 { Err(InvalidationError::StillMapped { bytes: kept }) } else { confirmed }
     }
 
     /// Gives back the addresses of what nobody reaches and nobody holds, after `unmaps` unmaps, or gives them up.
@@ -208,10 +217,11 @@ impl<M: Mapper, P: Platform> Drop for RegistrationCache<M, P> {
             match entry.phase {
                 // All of it may be there, or nothing.
                 Phase::Unconfirmed if entry.interrupted => {
-                    domain.unlink(range, &mut gather);
+                    // Its addresses are given up in any case.
+                    let _ = domain.unlink(range, &mut gather);
                     gather.add(range);
                 }
-                Phase::Live if domain.unlink(range, &mut gather) != range.len() => {
+                Phase::Live if domain.unlink(range, &mut gather).bytes != range.len() => {
                     // Somebody else has removed the rest, and the addresses may be anybody's.
                     entry.lost = true;
                     gather.add(range);

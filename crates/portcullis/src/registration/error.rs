@@ -107,17 +107,17 @@ pub enum ReleaseRegistrationError {
     /// It is released and was the last, but the hardware did not confirm that the range is unmapped: **devices may
     /// still reach it** until a [`forget`](super::RegistrationCache::forget) or a
     /// [`trim`](super::RegistrationCache::trim) succeeds.
-    #[error("released and unmapped, but devices may still reach it: {error}")]
+    #[error("released, but devices may still reach it: {error}")]
     Unconfirmed {
         /// Why it was not confirmed.
         error: InvalidationError,
     },
 }
 
-/// A range that devices may still reach, although everything in it is unmapped: the hardware did not confirm. The
+/// A range that devices may still reach, although everything in it was to be unmapped: the hardware did not confirm. The
 /// entries count against the limits; forgetting the range again tries again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{entries} entries are unmapped, but devices may still reach them: {error}")]
+#[error("devices may still reach what {entries} entries were for: {error}")]
 pub struct ForgetError {
     /// Entries that are not confirmed as unmapped.
     pub entries: usize,

@@ -222,8 +222,8 @@ impl State {
         self.drop_entry(slot)
     }
 
-    /// Whoever was mapping or unmapping an entry has not come back from the mapper, which may have been at work on it if
-    /// `interrupted`: then a later call unmaps it, whatever of it is there. Nobody gets its addresses.
+    /// Whoever was mapping or unmapping an entry has not come back from the mapper, or it could not remove all of it; the
+    /// mapper may have been at work on it if `interrupted`: then a later call unmaps it, whatever of it is there. Nobody gets its addresses.
     pub(super) fn abandon(&mut self, slot: u32, interrupted: bool) {
         let entry = self.slots.at_mut(slot);
         (entry.lost, entry.interrupted) = (true, interrupted);

@@ -5,8 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use portcullis::pgtable::{
-    AmdV1, Arm, ArmStage, Entry, Format, Layout, LeafSize, MapError, Riscv, RiscvMode, X86FirstStage,
+    AmdV1, Arm, ArmStage, Entry, Format, Layout, LeafSize, MapError, PageTable, Riscv, RiscvMode,
+    X86FirstStage,
 };
+use portcullis::platform::Frames;
 use portcullis_model::Memory;
 
 use super::support::*;
@@ -184,8 +186,10 @@ fn the_marks_and_the_sizes_fit() {
         assert_eq!(table & X::PRESENT, X::PRESENT, "a table can be set aside and put back");
         // And is told from a page that is broken.
         assert!(!X::BREAK_BEFORE_MAKE || format.table(portcullis::addr::PhysAddr::new(0), 1) != X::PRESENT);
-        assert_eq!(table & X::MARK, 0);
-        assert_eq!(format.decode(table & !X::PRESENT | X::MARK, 2), Entry::Absent);
+        assert_eq!(table & (X::MARK | X::SPLIT), 0);
+        assert_eq!((X::SPLIT == 0, X::SPLIT & X::MARK), (X::BREAK_BEFORE_MAKE, 0));
+        assert_eq!(format.decode(table | X::MARK | X::SPLIT, 2), format.decode(table, 2));
+        assert_eq!(format.decode(table & !X::PRESENT | X::MARK | X::SPLIT, 2), Entry::Absent);
     }
     check(vtd(4));
     check(X86FirstStage::new(4, 3, 52).unwrap());
@@ -193,4 +197,90 @@ fn the_marks_and_the_sizes_fit() {
     check(Riscv::new(RiscvMode::Sv48x4, 3, 52).unwrap());
     check(Arm::<12>::new(ArmStage::One, 48, 48).unwrap());
     check(Arm::<16>::new(ArmStage::Two, 48, 48).unwrap());
+}
+
+/// What an unmap of `len` bytes at `start` says must be invalidated.
+fn stale<F: Frames, X: Format>(table: &PageTable<F, X>, start: u64, len: u64) -> (u64, u64) {
+    let unmapped = unmap_telling(table, range(start, len), |_| true);
+    assert_eq!((unmapped.bytes, unmapped.kept), (len, 0));
+    (unmapped.stale.start().get(), unmapped.stale.len())
+}
+
+#[test]
+fn what_is_unmapped_of_a_large_page_is_stale_as_a_whole_until_its_table_is_gone() {
+    fn check<X: Format>(format: X) {
+        let memory = Memory::new(64 << 20);
+        let table = make(Arc::clone(&memory), format);
+        map(&table, 0, 3 * LARGE).unwrap();
+        assert_eq!(stale(&table, LARGE + PAGE, PAGE), (LARGE, LARGE));
+        // Whoever has split it: hardware may not have confirmed yet that it has forgotten the page.
+        assert_eq!(stale(&table, LARGE + 7 * PAGE, 2 * PAGE), (LARGE, LARGE));
+        // At both ends of a range, and at one.
+        assert_eq!(stale(&table, LARGE - PAGE, 2 * PAGE), (0, 2 * LARGE));
+        assert_eq!(stale(&table, 2 * LARGE, PAGE), (2 * LARGE, LARGE));
+        // What is mapped in its place is no less affected, by the short way too.
+        map(&table, LARGE + PAGE, PAGE).unwrap();
+        assert_eq!(stale(&table, LARGE + PAGE, PAGE), (LARGE, LARGE));
+        // Holes there may have been left by another CPU.
+        let hole = unmap_telling(&table, range(LARGE, PAGE), |_| true);
+        assert_eq!((hole.bytes, hole.stale), (0, range(LARGE, LARGE)));
+        unmap(&table, 0, HUGE);
+        // The table was set aside, and is used again: it is none that hardware has confirmed to have forgotten.
+        assert!(table.reclaim(&*crate::common::PLATFORM, || Err(())).is_err());
+        map(&table, LARGE, PAGE).unwrap();
+        assert_eq!(stale(&table, LARGE, PAGE), (LARGE, LARGE));
+        reclaim(&table);
+        map(&table, LARGE, PAGE).unwrap();
+        assert_eq!(stale(&table, LARGE, PAGE), (LARGE, PAGE));
+        assert_accounted(&memory, &table);
+    }
+    check(vtd(4));
+    check(X86FirstStage::new(4, 3, 52).unwrap());
+    check(AmdV1::new(4, 3, 52).unwrap());
+    check(Riscv::new(RiscvMode::Sv48, 3, 52).unwrap());
+}
+
+#[test]
+fn of_pages_that_were_split_one_inside_the_other_the_largest_is_stale() {
+    let memory = Memory::new(64 << 20);
+    let table = make(Arc::clone(&memory), vtd(4));
+    map(&table, HUGE, HUGE).unwrap();
+    assert_eq!(stale(&table, HUGE + 5 * LARGE + PAGE, PAGE), (HUGE, HUGE));
+    assert_eq!(stale(&table, HUGE + 6 * LARGE, LARGE), (HUGE, HUGE));
+    assert_eq!(stale(&table, HUGE + 9 * LARGE, PAGE), (HUGE, HUGE));
+    // A page that was broken first is forgotten as a whole by then.
+    let broken = make(Memory::new(64 << 20), BreakFirst(vtd(4)));
+    map(&broken, HUGE, HUGE).unwrap();
+    let mut told = Vec::new();
+    let unmapped = unmap_telling(&broken, range(HUGE + PAGE, PAGE), |range| {
+        told.push(range);
+        true
+    });
+    assert_eq!(
+        (unmapped.stale, told),
+        (range(HUGE + PAGE, PAGE), vec![range(HUGE, HUGE), range(HUGE, LARGE)])
+    );
+}
+
+#[test]
+fn what_cannot_be_split_is_counted_as_still_mapped() {
+    let memory = Memory::new(64 << 20);
+    let table = make(Arc::clone(&memory), vtd(4));
+    map(&table, 0, 3 * LARGE).unwrap();
+    let kept = |start, len, failing| {
+        memory.fail_after(failing);
+        let unmapped = unmap_telling(&table, range(start, len), |_| true);
+        (unmapped.bytes, unmapped.kept)
+    };
+    assert_eq!(kept(LARGE + PAGE, 3 * PAGE, 1), (0, 3 * PAGE));
+    // At both ends, with a whole page between.
+    assert_eq!(kept(PAGE, 2 * LARGE, 1), (LARGE + PAGE, LARGE - PAGE));
+    assert!(is_mapped(&table, PAGE) && !is_mapped(&table, LARGE) && !is_mapped(&table, 2 * LARGE));
+    assert_eq!(kept(0, PAGE / 2, 9), (0, PAGE / 2), "no part of a granule can go");
+    memory.fail_after(u64::MAX);
+    let broken = make(Memory::new(64 << 20), BreakFirst(vtd(4)));
+    map(&broken, 0, LARGE).unwrap();
+    let unmapped = unmap_telling(&broken, range(PAGE, 2 * PAGE), |_| false);
+    assert_eq!((unmapped.bytes, unmapped.kept), (0, 2 * PAGE));
+    assert!(is_mapped(&broken, PAGE));
 }

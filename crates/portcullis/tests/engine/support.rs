@@ -68,6 +68,7 @@ pub struct BreakFirst<X>(pub X);
 impl<X: Format> Format for BreakFirst<X> {
     const GRANULE_SHIFT: u32 = X::GRANULE_SHIFT;
     const MARK: u64 = X::MARK;
+    const SPLIT: u64 = 0;
     const PRESENT: u64 = X::PRESENT;
     const KIND: u64 = X::KIND;
     const BREAK_BEFORE_MAKE: bool = true;

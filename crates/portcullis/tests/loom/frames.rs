@@ -90,6 +90,7 @@ static SIZES: [LeafSize; 1] = [LeafSize { level: 1, run: 0 }];
 impl Format for Tiny {
     const GRANULE_SHIFT: u32 = 4;
     const MARK: u64 = 4;
+    const SPLIT: u64 = 8;
     const PRESENT: u64 = PRESENT;
     const KIND: u64 = PRESENT | TABLE;
     const BREAK_BEFORE_MAKE: bool = false;

@@ -101,7 +101,7 @@ impl Mapper for Hardware {
         let before = self.with(range.start(), |entry, _| std::mem::take(entry));
         assert_ne!(before, 0, "unmapped twice");
         gather.add(range);
-        Unmapped { bytes: range.len() }
+        Unmapped::of(range, range.len())
     }
 
     fn sync(&self, gather: &Gather) -> Result<(), InvalidationError> {

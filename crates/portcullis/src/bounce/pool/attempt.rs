@@ -79,7 +79,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             };
             let Some(single) = self.domain.platform().with_slot(|_| self.singles.with(next)) else { return };
             from = Bound::Excluded(single.range.start());
-            self.domain.unlink(single.range, gather);
+            self.unlink(single.range, gather);
             // Also what was unlinked before and never confirmed.
             gather.add(single.range);
         }

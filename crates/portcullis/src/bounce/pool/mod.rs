@@ -81,7 +81,7 @@ use crate::domain::Domain;
 use crate::mapper::Mapper;
 use crate::percpu::{CachePadded, Owned};
 use crate::platform::{CopyMemory, Platform};
-use crate::sync::Mutex;
+use crate::sync::{AtomicU64, Mutex};
 
 /// The bounce buffers of one domain, shared by its devices: see the [module](self).
 ///
@@ -107,6 +107,8 @@ pub struct BouncePool<M: Mapper, P: Platform, C: CopyMemory> {
     depots: Box<[CachePadded<Mutex<Depot>>]>,
     singles: Singles,
     idle: Idle,
+    /// Bytes that the mapper could not unmap.
+    still_mapped: AtomicU64,
 }
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
@@ -136,6 +138,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             depots: (0..classes).map(|class| CachePadded(Mutex::new(depot(class)))).collect(),
             singles: Singles::default(),
             idle: Idle::default(),
+            still_mapped: AtomicU64::new(0),
             slots: slots.into_boxed_slice(),
             runs,
             memory: ManuallyDrop::new(memory),

@@ -133,8 +133,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             return Ok(self.domain.end(single.range, Ending { neighbours, exception: || policy })?);
         }
         let mut gather = Gather::new();
-        self.domain.unlink(single.range, &mut gather);
-        let confirmed = self.domain.confirm(&gather);
+        self.unlink(single.range, &mut gather);
+        let confirmed = self.confirm(&gather);
         if single.terms.copies_out() {
             fence(Ordering::Acquire);
             // SAFETY: the promise of whoever mapped it lasts until this returns; the buffers are the mapping's.

@@ -238,7 +238,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             (run.parked_slots.get() == count && count <= most).then(|| run.take_parked())
         });
         let Some(first) = all else { return 0 };
-        self.domain.unlink(range, &mut doomed.gather);
+        self.unlink(range, &mut doomed.gather);
         self.each(first).for_each(|index| {
             self.slots[index].set_phase(Phase::Retired);
             self.thread(doomed, index);

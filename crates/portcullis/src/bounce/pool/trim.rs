@@ -5,10 +5,11 @@ use core::mem::ManuallyDrop;
 use super::BouncePool;
 use super::cpu::Chain;
 use super::slot::{Phase, index_of, link_to};
-use crate::addr::Direction;
+use crate::addr::{Direction, IovaRange};
 use crate::invalidation::{Gather, InvalidationError};
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
+use crate::sync::Ordering;
 
 /// Slots whose buffers are unmapped, and await the confirmation. Threaded, so that they need no memory.
 #[derive(Debug, Default)]
@@ -127,12 +128,32 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
                 count += self.park(doomed, (class, index), run, share - count);
                 continue;
             }
-            self.domain.unlink(self.range_of(class, index), &mut doomed.gather);
+            self.unlink(self.range_of(class, index), &mut doomed.gather);
             self.slots[index].set_phase(Phase::Retired);
             self.thread(doomed, index);
             count += 1;
         }
         (count, (slots > 0 && first != 0).then_some(Chain { first, slots }))
+    }
+
+    /// Removes the translations of `range`, which are the pool's.
+    pub(super) fn unlink(&self, range: IovaRange, gather: &mut Gather) {
+        let kept = self.domain.unlink(range, gather).kept;
+        if kept > 0 {
+            self.still_mapped.fetch_add(kept, Ordering::Relaxed);
+        }
+    }
+
+    /// Waits until no device reaches what is in `gather`: never where the mapper could not remove something of the
+    /// pool's. What was mapped as a whole and is unmapped as a whole can be removed, so it has broken its word; which
+    /// of the pool's memory is safe is not known any more, and none is given back.
+    pub(super) fn confirm(&self, gather: &Gather) -> Result<(), InvalidationError> {
+        self.domain.confirm(gather)?;
+        // Relaxed: it was set by this caller, or by whoever handed over what it has in its hands.
+        match self.still_mapped.load(Ordering::Relaxed) {
+            0 => Ok(()),
+            bytes => Err(InvalidationError::StillMapped { bytes }),
+        }
     }
 
     pub(super) fn thread(&self, doomed: &mut Doomed, index: usize) {
@@ -144,7 +165,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// wait for just that. How many bytes.
     pub(super) fn bury(&self, mut doomed: Doomed) -> Result<u64, InvalidationError> {
         let attempt = self.begin_attempt(&mut doomed.gather);
-        let confirmed = self.domain.confirm(&doomed.gather);
+        let confirmed = self.confirm(&doomed.gather);
         let mut bytes = self.end_attempt(attempt, confirmed.is_ok());
         let mut link = doomed.first;
         while let Some(index) = index_of(link) {
@@ -204,18 +225,18 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Drop for BouncePool<M, P, C> {
                 match (self.slots[index].buffer(), self.slots[index].phase()) {
                     (None, _) => continue,
                     (Some(_), Phase::Retired | Phase::Lost) => gather.add(range),
-                    (Some(_), _) => _ = self.domain.unlink(range, &mut gather),
+                    (Some(_), _) => self.unlink(range, &mut gather),
                 }
             }
             lost += self.with_depot(class, |depot| depot.lost);
         }
         for (_, range) in self.runs_with_memory() {
-            self.domain.unlink(range, &mut gather);
+            self.unlink(range, &mut gather);
             // Also what was unlinked before and never confirmed.
             gather.add(range);
         }
         self.unlink_singles(&mut gather);
-        if self.domain.confirm(&gather).is_err() {
+        if self.confirm(&gather).is_err() {
             // Nobody is here to be told: what devices may still reach is nobody's from now on. `memory` is not
             // dropped, so that it stays there.
             self.domain.lose(self.region.len());

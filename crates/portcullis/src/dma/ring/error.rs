@@ -48,6 +48,16 @@ pub enum RingError {
         /// Bytes that were.
         unmapped: u64,
     },
+    /// A part of a large page was to be cleared, and the page could not be split: for want of memory, or as the hardware
+    /// did not confirm. **Devices still reach `kept` bytes of the range**, whatever a commit says, until another call
+    /// clears them: an `unlink` of the same range, or, for descriptors that wait, the next commit.
+    #[error("unlinking {range}: devices still reach {kept:#x} bytes of it")]
+    StillMapped {
+        /// What was to be cleared.
+        range: IovaRange,
+        /// Bytes that still are mapped.
+        kept: u64,
+    },
     /// What was unlinked is not confirmed yet: a commit must come first.
     #[error("{range} cannot be released before a commit")]
     NotCommitted {

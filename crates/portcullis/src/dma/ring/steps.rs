@@ -11,6 +11,7 @@ use crate::addr::{Direction, IovaRange};
 use crate::domain::{LinkFailed, PhysSegment, Tally};
 use crate::iova::RingArena;
 use crate::mapper::Mapper;
+use crate::pgtable::Unmapped;
 use crate::platform::Platform;
 
 impl<M: Mapper, P: Platform> StrictRing<M, P> {
@@ -54,14 +55,21 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
     /// Clears the translations of `range`, which may be several neighbours that were linked one by one. A device
     /// may still reach the memory, until the next [`commit`](Self::commit) has returned `Ok`.
     ///
-    /// One walk for each lowest table, one store for each page; never waits, allocates nothing.
+    /// One walk for each lowest table, one store for each page. Waits for nothing and allocates nothing where the range
+    /// covers the pages that `link` made as a whole. Where it covers a part of a large page (a list that has 2 MiB in one
+    /// piece, say) that page is split: that allocates, and may wait for hardware, as
+    /// [`PageTable::unmap`](crate::pgtable::PageTable::unmap) says.
     ///
     /// # Errors
+    /// [`RingError::StillMapped`], which a split alone can lead to: unlink the range again, and do not release it before.
     /// [`RingError::NotMapped`]: the commit covers all of the range all the same. [`RingError::Foreign`],
     /// [`RingError::Untranslated`]: nothing is changed.
     pub fn unlink(&mut self, range: IovaRange) -> Result<(), RingError> {
         self.contains(range)?;
-        let unmapped = self.clear(range);
+        let Unmapped { bytes: unmapped, kept, .. } = self.clear(range);
+        if kept > 0 {
+            return Err(RingError::StillMapped { range, kept });
+        }
         if unmapped == range.len() { Ok(()) } else { Err(RingError::NotMapped { range, unmapped }) }
     }
 
@@ -72,9 +80,10 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
     /// (see [`StrictRing`]), none where nothing waits. Allocates nothing. The caller holds no lock and no slot.
     ///
     /// # Errors
-    /// [`RingError::Unconfirmed`]: all that waits goes on waiting, and can be committed again.
+    /// [`RingError::Unconfirmed`], [`RingError::StillMapped`]: all that waits goes on waiting, and can be committed
+    /// again.
     pub fn commit(&mut self) -> Result<usize, RingError> {
-        self.clear_waiting();
+        self.clear_waiting()?;
         let domain = self.device.domain();
         if let Err(error) = domain.confirm(&self.unlinked) {
             return Err(RingError::Unconfirmed { descriptors: self.waiting(), error });
@@ -123,21 +132,26 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
     }
 
     /// Clears the descriptors that wait, neighbours together.
-    fn clear_waiting(&mut self) {
+    fn clear_waiting(&mut self) -> Result<(), RingError> {
         if !self.waiting.is_sorted_by_key(|range| range.start()) {
             self.waiting.sort_unstable_by_key(|range| range.start());
         }
         self.waiting.dedup_by(|next, run| run.joined(*next).map(|joined| *run = joined).is_some());
         for index in 0..self.waiting.len() {
-            self.clear(self.waiting[index]);
+            let range = self.waiting[index];
+            let kept = self.clear(range).kept;
+            if kept > 0 {
+                return Err(RingError::StillMapped { range, kept });
+            }
         }
+        Ok(())
     }
 
-    fn clear(&mut self, range: IovaRange) -> u64 {
+    fn clear(&mut self, range: IovaRange) -> Unmapped {
         let unmapped = self.device.domain().unlink(range, &mut self.unlinked);
-        if unmapped != range.len() {
+        if unmapped.bytes != range.len() {
             // Whoever removed the rest may not have invalidated it.
-            self.unlinked.add(range);
+            self.unlinked.add(unmapped.stale);
         }
         unmapped
     }

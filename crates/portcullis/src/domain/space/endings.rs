@@ -5,6 +5,7 @@ use crate::addr::IovaRange;
 use crate::domain::{Policy, UnmapError};
 use crate::invalidation::{Cleared, Deferred, Gather};
 use crate::mapper::Mapper;
+use crate::pgtable::Unmapped;
 use crate::platform::Platform;
 use crate::sync::Ordering;
 
@@ -52,9 +53,10 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     ) -> Result<(), UnmapError> {
         let Ending { neighbours, exception } = ending;
         let mut gather = Gather::new();
-        let unmapped = self.mapper.unmap(&self.platform, range, &mut gather).bytes;
+        let unmapped = self.mapper.unmap(&self.platform, range, &mut gather);
         // What was not mapped as a whole is made unreachable before anybody is told of the mistake.
-        let deferred = unmapped == range.len() && self.defer(range, neighbours, || self.window(exception()));
+        let deferred =
+            unmapped.bytes == range.len() && self.defer(range, neighbours, || self.window(exception()));
         if deferred {
             return Ok(());
         }
@@ -96,7 +98,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     fn end_strictly(
         &self,
         range: IovaRange,
-        unmapped: u64,
+        Unmapped { bytes: unmapped, kept, .. }: Unmapped,
         neighbours: u64,
         gather: &Gather,
     ) -> Result<(), UnmapError> {
@@ -104,6 +106,10 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         if unmapped > 0 {
             // Else they went with whoever unmapped all of it before.
             self.platform.with_slot(|slot| self.uncount_neighbours(slot, neighbours));
+        }
+        if kept > 0 {
+            self.lose(unmapped);
+            return Err(UnmapError::StillMapped { range, unmapped, kept });
         }
         if let Err(error) = confirmed {
             self.quarantine(range, unmapped);

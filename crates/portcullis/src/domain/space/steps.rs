@@ -6,7 +6,7 @@ use crate::domain::{MapListError, PhysSegment};
 use crate::invalidation::{Gather, InvalidationError};
 use crate::iova::{ArenaError, IovaError, ReleaseError, RingArena, RingConfig};
 use crate::mapper::Mapper;
-use crate::pgtable::{Cursor, MapError};
+use crate::pgtable::{Cursor, MapError, Unmapped};
 use crate::platform::Platform;
 use crate::sync::Ordering;
 
@@ -116,10 +116,10 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         }
     }
 
-    /// Removes the translations of `range` and adds them to `gather`. How many bytes were mapped.
+    /// Removes the translations of `range` and adds them to `gather`. What was mapped, and what still is.
     #[inline]
-    pub(crate) fn unlink(&self, range: IovaRange, gather: &mut Gather) -> u64 {
-        self.mapper.unmap(&self.platform, range, gather).bytes
+    pub(crate) fn unlink(&self, range: IovaRange, gather: &mut Gather) -> Unmapped {
+        self.mapper.unmap(&self.platform, range, gather)
     }
 
     /// Waits until no device reaches what is in `gather`.

@@ -1,0 +1,260 @@
+//! What could not be unmapped is still reached: it is said so, and neither its memory nor its addresses are used again.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use common::{Bench, DEVICE, PAGE};
+use portcullis::addr::{Direction, Iova, IovaRange, Permissions, PhysAddr};
+use portcullis::bounce::pool::{Attributes, BounceDevice, BouncePool, DeviceProfile, PoolConfig};
+use portcullis::dma::{
+    BatchError, CoherentMemory, DmaDevice, RawBatch, RingError, StrictRing, StrictRingConfig, UnmapBatch,
+};
+use portcullis::domain::{Domain, PhysSegment, Policy, UnmapError};
+use portcullis::invalidation::{Costs, DomainId, Gather, InvalidationError};
+use portcullis::mapper::{Geometry, Mapper, TableMapper};
+use portcullis::pgtable::{MapError, PageTable, Unmapped};
+use portcullis::platform::{FRAME_SIZE, Platform};
+use portcullis::registration::{Keep, RegistrationCache, RegistrationLimits};
+use portcullis::std_platform::StdPlatform;
+use portcullis_model::{Context, Iommu, IommuConfig, Memory};
+
+const LARGE: u64 = 2 << 20;
+const ANYWHERE: Iova = Iova::new(u64::MAX);
+const BOTH: Direction = Direction::Bidirectional;
+
+/// A large page of memory that no test reads or writes.
+const LIST: [PhysSegment; 1] = [PhysSegment { phys: PhysAddr::new(0x9_0000_0000), len: LARGE }];
+
+fn part(range: IovaRange, page: u64) -> IovaRange {
+    IovaRange::new(Iova::new(range.start().get() + page * PAGE), PAGE).unwrap()
+}
+
+#[test]
+fn a_part_of_a_large_page_that_cannot_be_split_is_still_mapped() {
+    for policy in [Policy::Strict, Policy::Lazy { window_ns: u64::MAX }] {
+        let bench = Bench::new(policy);
+        let range = bench.domain.map(&LIST, Permissions::READ_WRITE, ANYWHERE).unwrap();
+        let part = part(range, 5);
+        bench.memory.fail_after(1);
+        let still_mapped = UnmapError::StillMapped { range: part, unmapped: 0, kept: PAGE };
+        assert_eq!(bench.domain.unmap(part), Err(still_mapped));
+        assert!(bench.reads(part.start()));
+        let two = IovaRange::new(part.start(), 2 * PAGE).unwrap();
+        bench.memory.fail_after(1);
+        let mut batch = RawBatch::new(&bench.device, 4);
+        let error = bench.device.unmap_single_in(&mut batch, two.start(), two.len()).unwrap_err();
+        let still_mapped = UnmapError::StillMapped { range: two, unmapped: 0, kept: 2 * PAGE };
+        assert_eq!(error, BatchError::Unmap(still_mapped));
+        batch.commit().unwrap();
+        assert!(bench.reads(two.start()), "nothing is said of what stays");
+        // Its addresses are nobody else's.
+        assert_eq!(bench.domain.stats().unmaps, 0);
+        bench.domain.unmap_strictly(part).unwrap();
+        assert!(!bench.reads(part.start()) && bench.reads(range.start()));
+    }
+}
+
+#[test]
+fn a_ring_says_so_and_goes_on_when_there_is_memory() {
+    let bench = Bench::new(Policy::Strict);
+    let mut ring = StrictRing::new(&bench.device, StrictRingConfig::new(4, LARGE, 1)).unwrap();
+    let range = ring.reserve(LARGE).unwrap();
+    ring.link(range, &LIST, BOTH).unwrap();
+    let part = part(range, 5);
+    bench.memory.fail_after(1);
+    assert_eq!(ring.unlink(part), Err(RingError::StillMapped { range: part, kept: PAGE }));
+    ring.commit().unwrap();
+    assert!(bench.reads(part.start()));
+    ring.unlink(part).unwrap();
+    ring.commit().unwrap();
+    assert!(!bench.reads(part.start()) && bench.reads(range.start()));
+}
+
+type Tables = TableMapper<Arc<Memory>, portcullis_model::Queue>;
+
+/// A mapper that does not remove what it is asked to, while it is stuck.
+struct Stuck {
+    inner: Tables,
+    stuck: AtomicBool,
+}
+
+impl Mapper for Stuck {
+    fn geometry(&self) -> &Geometry {
+        self.inner.geometry()
+    }
+
+    fn costs(&self) -> Costs {
+        self.inner.costs()
+    }
+
+    fn map<P: Platform>(
+        &self,
+        platform: &P,
+        range: IovaRange,
+        list: impl IntoIterator<Item = (PhysAddr, u64)>,
+        permissions: Permissions,
+        gather: &mut Gather,
+    ) -> Result<(), MapError> {
+        self.inner.map(platform, range, list, permissions, gather)
+    }
+
+    fn unmap<P: Platform>(&self, platform: &P, range: IovaRange, gather: &mut Gather) -> Unmapped {
+        if self.stuck.load(Ordering::Relaxed) {
+            return Unmapped { kept: range.len(), ..Unmapped::of(range, 0) };
+        }
+        self.inner.unmap(platform, range, gather)
+    }
+
+    fn sync(&self, gather: &Gather) -> Result<(), InvalidationError> {
+        self.inner.sync(gather)
+    }
+}
+
+struct StuckBench {
+    memory: Arc<Memory>,
+    iommu: Arc<Iommu>,
+    domain: Arc<Domain<Stuck, StdPlatform>>,
+    device: DmaDevice<Stuck, StdPlatform>,
+    /// Frames that are in use before anything is mapped.
+    before: u64,
+}
+
+impl StuckBench {
+    fn new() -> Self {
+        let (memory, platform) = (Memory::new(64 << 20), StdPlatform::new());
+        let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
+        let table = PageTable::new(Arc::clone(&memory), common::vtd(4), platform.slots()).unwrap();
+        iommu.attach(DEVICE, Context::SecondStage { domain: DomainId(1), root: table.root(), levels: 4 });
+        let inner = TableMapper::new(table, iommu.queue(), DomainId(1), Vec::new());
+        let mapper = Stuck { inner, stuck: AtomicBool::new(false) };
+        let domain = Domain::new(platform, mapper, Policy::Strict).unwrap();
+        let device = DmaDevice::new(Arc::clone(&domain), u64::MAX);
+        // The tables that the first mapping needs.
+        let range = domain.map(&LIST[..1], Permissions::READ, ANYWHERE).unwrap();
+        domain.unmap(range).unwrap();
+        let before = memory.frames_in_use() - tables(&domain);
+        Self { memory, iommu, domain, device, before }
+    }
+
+    fn stick(&self, stuck: bool) {
+        self.domain.mapper().stuck.store(stuck, Ordering::Relaxed);
+    }
+
+    fn writes(&self, iova: Iova) -> bool {
+        self.iommu.access(DEVICE, iova, 1, Permissions::WRITE).is_ok()
+    }
+
+    /// Frames of buffers.
+    fn buffers(&self) -> u64 {
+        self.memory.frames_in_use() - tables(&self.domain) - self.before
+    }
+}
+
+fn tables(domain: &Domain<Stuck, StdPlatform>) -> u64 {
+    domain.mapper().inner.table().table_bytes() as u64 / FRAME_SIZE
+}
+
+fn is_still_mapped<T>(result: Result<T, UnmapError>) -> bool {
+    matches!(result, Err(UnmapError::StillMapped { unmapped: 0, kept, .. }) if kept > 0)
+}
+
+#[test]
+fn a_typed_buffer_stays_where_it_is_until_it_is_gone() {
+    let bench = StuckBench::new();
+    let mapped = || bench.device.map(bench.memory.buffer(PAGE).unwrap(), BOTH).map_err(|_| ()).unwrap();
+    let (first, second, third) = (mapped(), mapped(), mapped());
+    let iovas = [first.iova(), second.iova(), third.iova()];
+    bench.stick(true);
+    let failed = first.unmap().unwrap_err();
+    assert!(is_still_mapped(Err::<(), _>(failed.error)));
+    let failed = failed.unlinked.reclaim().unwrap_err();
+    assert!(is_still_mapped(Err::<(), _>(failed.error)));
+    // One that is dropped, and one that is to go with others.
+    drop(second);
+    let mut batch = UnmapBatch::new(&bench.device, 4);
+    batch.unmap(third).map_err(|_| ()).unwrap();
+    assert_eq!(batch.commit().map_err(|_| ()).unwrap().len(), 0, "it is in no commit");
+    assert!(iovas.iter().all(|iova| bench.writes(*iova)));
+    assert_eq!(bench.buffers(), 3, "leaked rather than freed");
+    // None of the addresses is used again.
+    let others: Vec<_> = (0..8).map(|_| mapped()).collect();
+    assert!(others.iter().all(|other| !iovas.contains(&other.iova())));
+    bench.stick(false);
+    let buffer = failed.unlinked.reclaim().map_err(|failed| failed.error).unwrap();
+    assert!(!bench.writes(iovas[0]));
+    drop((buffer, others));
+    assert_eq!(bench.buffers(), 2);
+}
+
+#[test]
+fn coherent_memory_is_not_freed() {
+    let bench = StuckBench::new();
+    let coherent = CoherentMemory::new(&bench.device, Arc::clone(&bench.memory), 100).unwrap();
+    bench.stick(true);
+    assert!(is_still_mapped(coherent.free()));
+    assert_eq!(bench.buffers(), 1);
+}
+
+#[test]
+fn a_ring_keeps_what_waits() {
+    let bench = StuckBench::new();
+    let mut ring = StrictRing::new(&bench.device, StrictRingConfig::new(4, PAGE, 1)).unwrap();
+    let mapping = ring.map(&[PhysSegment { len: PAGE, ..LIST[0] }], BOTH).unwrap();
+    let iova = mapping.iova();
+    bench.stick(true);
+    let failed = ring.unmap(mapping).unwrap_err();
+    assert!(matches!(failed.error, RingError::StillMapped { kept: PAGE, .. }), "{failed}");
+    assert!(matches!(ring.commit(), Err(RingError::StillMapped { .. })));
+    assert!(bench.writes(iova) && ring.waiting() == 1);
+    bench.stick(false);
+    assert_eq!(ring.commit(), Ok(1));
+    assert!(!bench.writes(iova));
+}
+
+#[test]
+fn a_registration_is_not_forgotten_before_it_is_gone() {
+    let bench = StuckBench::new();
+    let limits = RegistrationLimits { entries: 8, bytes: 8 * PAGE };
+    let cache = RegistrationCache::new(bench.device.clone(), limits).unwrap();
+    let memory = |number| PhysSegment { phys: PhysAddr::new(0x9_0000_0000 + number * PAGE), len: PAGE };
+    let held = [0, 1].map(|number| cache.acquire(memory(number), BOTH, Keep::UntilForgotten).unwrap());
+    let iovas = held.each_ref().map(|held| held.iova());
+    held.into_iter().for_each(|held| _ = cache.release(held).unwrap());
+    bench.stick(true);
+    for _ in 0..2 {
+        let error = cache.forget(memory(0)).unwrap_err();
+        assert_eq!((error.entries, error.error), (1, InvalidationError::StillMapped { bytes: PAGE }));
+        assert_eq!(cache.trim(0), Err(InvalidationError::StillMapped { bytes: 2 * PAGE }));
+        assert!(iovas.iter().all(|iova| bench.writes(*iova)));
+    }
+    bench.stick(false);
+    cache.forget(memory(0)).unwrap();
+    assert!(!bench.writes(iovas[0]));
+    cache.trim(0).unwrap();
+    assert!(!bench.writes(iovas[1]));
+}
+
+#[test]
+fn a_pool_gives_no_memory_back_any_more() {
+    let bench = StuckBench::new();
+    let config = PoolConfig::default();
+    let pool = BouncePool::new(Arc::clone(&bench.domain), Arc::clone(&bench.memory), config).unwrap();
+    let device =
+        BounceDevice::new(Arc::clone(&pool), DeviceProfile { untrusted: true, ..DeviceProfile::default() })
+            .unwrap();
+    let original = bench.memory.buffer(PAGE).unwrap();
+    let list = [PhysSegment { phys: original.phys(), len: 100 }];
+    // SAFETY: the original is this test's, and outlives the mapping.
+    let iova = unsafe { device.map(&list, BOTH, Attributes::default()) }.unwrap().iova();
+    pool.unmap(iova, 100).unwrap();
+    let held = bench.buffers();
+    bench.stick(true);
+    assert!(matches!(pool.trim(0), Err(InvalidationError::StillMapped { .. })));
+    bench.stick(false);
+    assert!(matches!(pool.trim(0), Err(InvalidationError::StillMapped { .. })), "nor later");
+    assert!(bench.writes(iova));
+    drop((device, pool));
+    assert_eq!(bench.buffers(), held, "leaked rather than freed");
+}
