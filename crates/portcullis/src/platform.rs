@@ -53,7 +53,9 @@ impl LocalSlot<'_> {
 
 /// What happens on the platform that a domain must hear of.
 pub trait PlatformEvents: Send + Sync {
-    /// The time asked for with [`Platform::wake_at`] has come. May wait for hardware.
+    /// The time asked for with [`Platform::wake_at`] has come. May wait for hardware, for as long as that is silent:
+    /// a platform must not let other listeners wait meanwhile, as their windows stay open. One listener is in one call
+    /// at a time, and a time that comes meanwhile is followed by another call.
     fn timer(&self);
 
     /// The CPU (or thread) that had slot `index` is gone: give back what is cached there. May wait for

@@ -314,9 +314,9 @@ fn what_cannot_be_made_is_refused_and_takes_nothing() {
         let expected = ArenaError::TooLarge { descriptors, descriptor_bytes };
         assert_eq!(make(new(descriptors, descriptor_bytes, GRANULE)), expected);
     }
-    for shift in [0, 2, 34, 63] {
-        let config = new(1, 1, PageSize::from_shift(shift).unwrap());
-        assert!(matches!(make(config), ArenaError::TooLarge { .. }), "granules of 2^{shift}");
+    for shift in [0, 11, 13, 34, 63] {
+        let granule = PageSize::from_shift(shift).unwrap();
+        assert_eq!(make(new(1, 1, granule)), ArenaError::Granule { granule, of_space: GRANULE });
     }
     assert!(matches!(make(new(2048, PAGE, GRANULE)), ArenaError::Space(IovaError::Exhausted { .. })));
     let low = RingConfig { limit: Iova::new(LARGE - 1), ..new(1, PAGE, GRANULE) };
@@ -357,6 +357,47 @@ fn a_release_to_a_stranger_loses_nothing() {
     failed.arena.release(&mine, &platform).unwrap();
     mine.flush_caches(&platform);
     assert_eq!(mine.usage().taken, 0);
+}
+
+/// Whatever the granule of the space, a ring lies where it says, or is refused with an error.
+#[test]
+fn granules_of_any_size() {
+    let platform = StdPlatform::with_slots(1);
+    for shift in 0..64 {
+        let granule = PageSize::from_shift(shift).unwrap();
+        let aperture = IovaRange::new(Iova::new(1), u64::MAX).unwrap();
+        let Ok(space) = IovaSpace::new(&SpaceConfig::new(aperture, granule, 1)) else {
+            panic!("granules of 2^{shift}");
+        };
+        let large = granule.bytes() << shift.saturating_sub(3).min(18);
+        for colour in [None, Some(0), Some(3), Some(u32::MAX)] {
+            let config = RingConfig { colour, ..RingConfig::new(3, granule.bytes(), granule) };
+            let arena = RingArena::new(&space, &platform, &config);
+            if shift > 45 {
+                // A large page of 2^18 granules has more bytes than addresses have.
+                assert!(
+                    matches!(arena, Err(ArenaError::TooLarge { .. } | ArenaError::Space(_))),
+                    "{arena:?}"
+                );
+                continue;
+            }
+            let mut arena = arena.unwrap();
+            assert_eq!(
+                (arena.range().start().get() % large, arena.range().len() % large),
+                (0, 0),
+                "2^{shift}"
+            );
+            let ranges = [0; 3].map(|_| arena.reserve(1).unwrap());
+            for (at, range) in ranges.iter().enumerate() {
+                assert!(range.start().is_aligned(granule) && arena.range().contains_range(*range));
+                assert!(ranges[..at].iter().all(|other| !overlap(*other, *range)));
+            }
+            ranges.iter().for_each(|range| arena.free(*range).unwrap());
+            arena.release(&space, &platform).unwrap();
+        }
+        space.flush_caches(&platform);
+        assert_eq!(space.usage().taken, 0);
+    }
 }
 
 /// With larger granules a large page is larger too: what a table of one granule covers.

@@ -287,6 +287,33 @@ fn only_whole_ranges_are_taken_back() {
     assert_eq!(space.usage().taken, 0);
 }
 
+/// Nor is a range that does not consist of whole granules, though it begins as one that is handed out.
+#[test]
+fn parts_of_granules_are_not_taken_back() {
+    let platform = Chosen::new(2);
+    for granule in [PageSize::SIZE_4K, PageSize::from_shift(16).unwrap()] {
+        let aperture = IovaRange::new(Iova::new(1 << 20), 1 << 40).unwrap();
+        let space = IovaSpace::new(&SpaceConfig::new(aperture, granule, 2)).unwrap();
+        for granules in [1, 2, 3, 8, 33, 512, 513] {
+            let len = granules * granule.bytes();
+            let range = space.alloc(platform.be(0), len - 1, ANYWHERE).unwrap();
+            assert_eq!(range.len(), len, "what is handed out is whole granules");
+            let wrong = [(0, len - 1), (0, len - granule.bytes() + 1), (0, len + 1), (1, len), (1, len - 1)];
+            for (shift, len) in wrong {
+                let part = IovaRange::new(Iova::new(range.start().get() + shift), len).unwrap();
+                // By the fast path, on another CPU, and without a slot.
+                for slot in 0..3 {
+                    let freed = space.free(platform.be(slot), part);
+                    assert_eq!(freed, Err(IovaError::NotAllocated { range: part }), "{shift} {granules}");
+                }
+            }
+            space.free(platform.be(0), range).unwrap();
+        }
+        space.flush_caches(&platform);
+        assert_eq!(space.usage().taken, 0);
+    }
+}
+
 /// A range that begins a little later than one that is handed out is not that one.
 #[test]
 fn shifted_ranges_are_not_taken_back() {

@@ -284,12 +284,10 @@ impl<M: Mapper, P: Platform> PlatformEvents for Domain<M, P> {
         if !self.is_due() {
             return;
         }
-        if self.platform.with_slot(|_| self.deferred.timer()) {
-            // Still reachable should the flush fail: try again later, as nobody is here to be told.
-            let again = Again(self);
-            if self.flush().is_ok() {
-                core::mem::forget(again);
-            }
+        // Still reachable should this fail or panic: tried again later, as nobody is here to be told.
+        let again = Again(self);
+        if !self.platform.with_slot(|_| self.deferred.timer()) || self.flush().is_ok() {
+            core::mem::forget(again);
         }
     }
 
@@ -305,7 +303,7 @@ impl<M: Mapper, P: Platform> PlatformEvents for Domain<M, P> {
     }
 }
 
-/// Has the timer come again when it is dropped, also where a mapper panics.
+/// Has the timer come again when it is dropped, also where a mapper or the platform panics.
 struct Again<'a, M: Mapper, P: Platform>(&'a Domain<M, P>);
 
 impl<M: Mapper, P: Platform> Drop for Again<'_, M, P> {

@@ -27,6 +27,7 @@ mod run;
 use self::bits::{Edges, Span};
 use super::config::IovaError;
 use super::space::IovaSpace;
+use super::tree::MAX_ORDER;
 use core::num::NonZeroU64;
 
 use crate::addr::{Iova, IovaRange, PageSize};
@@ -142,16 +143,17 @@ pub struct RingArena {
 
 impl RingArena {
     /// Takes a range for `descriptors * descriptor_bytes` bytes out of `space`: whole large pages (2 MiB with
-    /// granules of 4 KiB: what one lowest table covers), at least one, aligned to their number rounded up to
-    /// a power of two (to 1 GiB at most). With a colour at least 16 large pages, where the space has them,
+    /// granules of 4 KiB: what one lowest table covers, but 2^18 granules at most), at least one, aligned to
+    /// their number rounded up to a power of two (to 2^18 granules at most). With a colour at least 16 large pages, where the space has them,
     /// and up to a descriptor more.
     ///
     /// Allocates two bits for each granule. O(log n) in the holes of the space, under its lock, or what
     /// [`IovaSpace::alloc`] says of an exhausted one; for set-up, not for interrupt handlers.
     ///
     /// # Errors
-    /// [`ArenaError::Empty`], [`ArenaError::TooLarge`], [`ArenaError::OutOfMemory`], or [`ArenaError::Space`]
-    /// where the space has no such range; nothing is taken then.
+    /// [`ArenaError::Empty`], [`ArenaError::Granule`] where the space's granule is another,
+    /// [`ArenaError::TooLarge`], [`ArenaError::OutOfMemory`], or [`ArenaError::Space`] where the space has no such
+    /// range; nothing is taken then.
     pub fn new<P: Platform>(
         space: &IovaSpace,
         platform: &P,
@@ -161,15 +163,19 @@ impl RingArena {
         if descriptors == 0 || descriptor_bytes == 0 {
             return Err(ArenaError::Empty);
         }
+        if granule != space.granule() {
+            return Err(ArenaError::Granule { granule, of_space: space.granule() });
+        }
         let too_large = ArenaError::TooLarge { descriptors, descriptor_bytes };
         let per_large = granules_per_large(granule).ok_or(too_large)?;
         let unit = granules_for(descriptor_bytes, granule);
         let granules = unit.checked_mul(descriptors.into()).filter(|all| *all <= MOST_GRANULES);
         let granules = granules.ok_or(too_large)?;
         let layout = colour::layout(colour, unit, granules, per_large);
-        let bytes = |granules: u64| granules.checked_mul(granule.bytes()).ok_or(too_large);
-        let least = bytes((layout.skew + granules).next_multiple_of(per_large))?;
-        let wanted = bytes(layout.range)?;
+        let least = (layout.skew + granules).next_multiple_of(per_large);
+        let least = least.checked_mul(granule.bytes()).ok_or(too_large)?;
+        // No space has more than fits 64 bits, nor as much as that.
+        let wanted = layout.range.saturating_mul(granule.bytes());
 
         let edges = Edges::new(granules).ok_or(ArenaError::OutOfMemory)?;
         let (range, base) = match space.alloc(platform, wanted, limit) {
@@ -398,10 +404,11 @@ impl RingArena {
     }
 }
 
-/// Granules that a lowest table covers: one entry of 8 bytes for each. `None` for a granule that no table fits.
+/// Granules that a lowest table covers: one entry of 8 bytes for each, but no more than spaces align ranges to.
+/// `None` where 64 bits have no room for their bytes.
 fn granules_per_large(granule: PageSize) -> Option<u64> {
-    let order = granule.shift().checked_sub(3)?;
-    (granule.shift() + order < u64::BITS && order < 31).then(|| 1 << order)
+    let order = granule.shift().saturating_sub(3).min(MAX_ORDER);
+    (granule.shift() + order < u64::BITS).then(|| 1 << order)
 }
 
 /// Granules for `len` bytes, which are not 0.

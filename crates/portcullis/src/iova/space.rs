@@ -145,8 +145,8 @@ impl IovaSpace {
     /// O(log n) for each.
     ///
     /// # Errors
-    /// [`IovaError::NotAllocated`] for anything but a whole range that is handed out: a part of one, one that
-    /// was freed before. Nothing is changed then. (Two CPUs that free one range at once may both get away
+    /// [`IovaError::NotAllocated`] for anything but a whole range that is handed out: a part of one, be it of
+    /// its last granule, and one that was freed before. Nothing is changed then. (Two CPUs that free one range at once may both get away
     /// with it.)
     #[inline]
     pub fn free<P: Platform>(&self, platform: &P, range: IovaRange) -> Result<(), IovaError> {
@@ -182,10 +182,13 @@ impl IovaSpace {
         let Some((pages, class)) = self.small_class(range.len()) else {
             return false;
         };
-        // Ranges begin at multiples of their size. Anything else must not find the note of one that does.
-        let page = range.start().get() >> self.granule.shift();
-        let first = page >> class.order() << class.order() << self.granule.shift();
-        first == range.start().get() && self.cached.put(slot, page, pages, class)
+        // Ranges begin at multiples of their size and are whole granules. Anything else must not find the note of
+        // one that is so.
+        let shift = self.granule.shift();
+        let page = range.start().get() >> shift;
+        let first = page >> class.order() << class.order() << shift;
+        let differs = (first ^ range.start().get()) | (pages << shift ^ range.len());
+        differs == 0 && self.cached.put(slot, page, pages, class)
     }
 
     #[cold]
@@ -195,7 +198,8 @@ impl IovaSpace {
         let (pages, order) = self.class(range.len())?;
         let page = range.start().get() >> self.granule.shift();
         let is_natural = page.trailing_zeros() >= order.min(MAX_ORDER);
-        if !is_natural || !range.start().is_aligned(self.granule) {
+        let is_whole = (range.start().get() | range.len()) & self.granule.offset_mask() == 0;
+        if !is_natural || !is_whole {
             return Err(wrong);
         }
         self.cached.free(slot, &self.backing, page, pages, order).map_err(|()| wrong)
@@ -210,6 +214,11 @@ impl IovaSpace {
     /// Takes back what is kept for slot `index`: its CPU is gone. As [`flush_caches`](Self::flush_caches).
     pub fn drain_slot<P: Platform>(&self, platform: &P, index: usize) {
         self.cached.drain(platform, Some(index), &self.backing);
+    }
+
+    /// The unit of allocation.
+    pub(super) fn granule(&self) -> PageSize {
+        self.granule
     }
 
     /// How full the space is. The figures are of slightly different times while other CPUs go on.

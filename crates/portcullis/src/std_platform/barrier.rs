@@ -19,6 +19,8 @@ mod imp {
     const REGISTER_PRIVATE_EXPEDITED: libc::c_int = 1 << 4;
 
     fn membarrier(command: libc::c_int) -> bool {
+        #[cfg(test)]
+        super::COMMANDS.with_borrow_mut(|commands| commands.push(command));
         // SAFETY: the call takes three numbers and touches no memory of ours.
         unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
     }
@@ -31,6 +33,12 @@ mod imp {
         // It cannot fail once the process is registered; if it did, owners' stores could go unseen.
         assert!(membarrier(PRIVATE_EXPEDITED), "membarrier works for a registered process");
     }
+}
+
+#[cfg(test)]
+std::thread_local! {
+    /// What this thread has told the system to do.
+    pub(super) static COMMANDS: std::cell::RefCell<std::vec::Vec<i32>> = const { std::cell::RefCell::new(std::vec::Vec::new()) };
 }
 
 #[cfg(not(target_os = "linux"))]

@@ -1,13 +1,12 @@
 //! The ready-made [`Platform`] for programs on an operating system: a slot for each thread, the system's
-//! monotonic clock, and a thread that keeps the timers.
+//! monotonic clock, and threads that keep the timers.
 
 mod barrier;
 mod timer;
 
 use std::cell::{Cell, RefCell};
-use std::panic::{self, AssertUnwindSafe};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread_local;
 use std::time::{Duration, Instant};
 use std::vec::Vec;
@@ -23,6 +22,11 @@ pub const DEFAULT_SLOTS: usize = 64;
 /// A thread gets a slot with its first call (which allocates) and keeps it until it ends; then the slot's caches are drained,
 /// as when a CPU is unplugged, and the next thread may have it. While all slots are taken, further threads
 /// work without one.
+///
+/// Timers take a thread that keeps the time, and as many workers as [listeners](PlatformEvents) were ever in a call at once, and one
+/// more: a domain whose flush blocks, as its hardware is silent, keeps a worker to itself and delays no other domain's.
+/// Listeners that panic, in a call or when their last handle is dropped here, end nothing but that call. These threads
+/// take no slots, and end with the last handle on the platform.
 #[derive(Debug, Clone)]
 pub struct StdPlatform {
     inner: Arc<Inner>,
@@ -38,16 +42,7 @@ struct Inner {
     slots: usize,
     start: Instant,
     free_slots: Mutex<Vec<usize>>,
-    listeners: Mutex<Vec<Listener>>,
     timer: Timer,
-}
-
-struct Listener(Weak<dyn PlatformEvents>);
-
-impl std::fmt::Debug for Listener {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Listener")
-    }
 }
 
 /// A thread's hold on a slot of one platform.
@@ -64,9 +59,16 @@ thread_local! {
     static LAST: Cell<(u64, usize)> = const { Cell::new((0, 0)) };
     /// This thread's slots: one for each platform it has used, hardly ever more than one.
     static LEASES: RefCell<Vec<Lease>> = const { RefCell::new(Vec::new()) };
+    /// Whether this thread gets no slots.
+    static WITHOUT: Cell<bool> = const { Cell::new(false) };
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+/// From now on this thread gets no slots: they are for those who do I/O.
+fn go_without_slots() {
+    WITHOUT.set(true);
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -78,27 +80,18 @@ impl StdPlatform {
 
     /// A platform with `slots` slots (0 is possible: then every thread shares).
     pub fn with_slots(slots: usize) -> Self {
-        let inner = Arc::new_cyclic(|inner: &Weak<Inner>| {
-            let inner = Weak::clone(inner);
-            let start = Instant::now();
-            let run = move || {
-                if let Some(inner) = inner.upgrade() {
-                    inner.tell(|listener| listener.timer());
-                }
-            };
-            let (id, light_fence) = (NEXT_ID.fetch_add(1, Ordering::Relaxed), barrier::register());
-            Inner {
-                id,
-                light_fence,
-                at_hand: if light_fence { id } else { u64::MAX },
-                slots,
-                start,
-                free_slots: Mutex::new((0..slots).rev().collect()),
-                listeners: Mutex::default(),
-                timer: Timer::start(start, run),
-            }
-        });
-        Self { inner }
+        let start = Instant::now();
+        let (id, light_fence) = (NEXT_ID.fetch_add(1, Ordering::Relaxed), barrier::register());
+        let inner = Inner {
+            id,
+            light_fence,
+            at_hand: if light_fence { id } else { u64::MAX },
+            slots,
+            start,
+            free_slots: Mutex::new((0..slots).rev().collect()),
+            timer: Timer::start(start),
+        };
+        Self { inner: Arc::new(inner) }
     }
 
     /// What [`LAST`] holds for this thread. (`LocalKey::get` is not inlined into other crates' code.)
@@ -110,6 +103,9 @@ impl StdPlatform {
     #[cold]
     fn leased_slot(&self) -> Option<usize> {
         let find = |leases: &RefCell<Vec<Lease>>| {
+            if WITHOUT.get() {
+                return None;
+            }
             let mut leases = leases.try_borrow_mut().ok()?;
             let ours = Arc::as_ptr(&self.inner);
             if let Some(lease) = leases.iter().find(|lease| lease.platform.as_ptr() == ours) {
@@ -129,23 +125,6 @@ impl StdPlatform {
 impl Default for StdPlatform {
     fn default() -> Self {
         Self::new()
-    }
-}
-
-impl Inner {
-    /// Calls `call` for whoever listens and still lives. A listener that panics (a driver's queue below it
-    /// did) keeps nobody else from being told, and does not end the thread.
-    fn tell(&self, call: impl Fn(&dyn PlatformEvents)) {
-        for listener in self.listeners() {
-            let _ = panic::catch_unwind(AssertUnwindSafe(|| call(&*listener)));
-        }
-    }
-
-    /// Whoever listens and still lives. The list is copied, so that no lock is held while they are called.
-    fn listeners(&self) -> Vec<Arc<dyn PlatformEvents>> {
-        let mut listeners = lock(&self.listeners);
-        listeners.retain(|listener| listener.0.strong_count() > 0);
-        listeners.iter().filter_map(|listener| listener.0.upgrade()).collect()
     }
 }
 
@@ -185,9 +164,7 @@ impl Platform for StdPlatform {
     }
 
     fn register(&self, events: Weak<dyn PlatformEvents>) {
-        let mut listeners = lock(&self.inner.listeners);
-        listeners.retain(|listener| listener.0.strong_count() > 0);
-        listeners.push(Listener(events));
+        self.inner.timer.register(events);
     }
 
     fn wake_at(&self, deadline_ns: u64) {
@@ -203,7 +180,47 @@ impl Drop for Lease {
             return;
         };
         // First empty the slot, then let another thread have it.
-        platform.tell(|listener| listener.slot_released(self.slot));
+        for events in platform.timer.listeners() {
+            timer::tell(&events, |listener| listener.slot_released(self.slot));
+        }
         lock(&platform.free_slots).push(self.slot);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{format, vec};
+
+    use super::*;
+
+    /// What a slot's owner does between its store and its load.
+    fn is_light(slot: &LocalSlot<'_>) -> bool {
+        format!("{slot:?}").contains("light_fence: true")
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn owners_without_a_fence_have_others_who_make_all_cpus_pass_one() {
+        let platform = StdPlatform::new();
+        // `include/uapi/linux/membarrier.h`: register, then the barrier itself.
+        let (register, all) = (1 << 4, 1 << 3);
+        assert_eq!(barrier::COMMANDS.take(), [register]);
+        let light = platform.with_slot(|slot| is_light(slot.unwrap()));
+        assert_eq!(light, platform.inner.light_fence);
+        platform.fence_all();
+        assert_eq!(barrier::COMMANDS.take(), vec![all; usize::from(light)]);
+        assert_eq!(platform.with_slot_at_hand(is_light), light.then_some(true));
+    }
+
+    #[test]
+    fn owners_pass_a_fence_themselves_where_the_system_has_none_for_all() {
+        let mut platform = StdPlatform::new();
+        let inner = Arc::get_mut(&mut platform.inner).unwrap();
+        (inner.light_fence, inner.at_hand) = (false, u64::MAX);
+        barrier::COMMANDS.take();
+        assert!(!platform.with_slot(|slot| is_light(slot.unwrap())));
+        assert_eq!(platform.with_slot_at_hand(is_light), None);
+        platform.fence_all();
+        assert!(barrier::COMMANDS.take().is_empty(), "the process is not registered");
     }
 }

@@ -1,11 +1,32 @@
-//! The thread that keeps a platform's timers.
+//! The threads that call listeners when a deadline comes: one that keeps the time, and workers.
+//!
+//! A listener may block for as long as hardware is silent, in its call or in its drop, should the handle that the call
+//! needs be the last. That delays nobody else:
+//!
+//! 1. The keeper of time calls nobody.
+//! 2. While a listener is due, there is a worker that is in no call and is awake, or on its way. Whoever makes a
+//!    listener due, and a worker that begins a call, sees to it: it wakes a worker, or starts one.
+//! 3. A listener is in one call at a time. A deadline that comes meanwhile makes it due again when that call returns.
+//!
+//! So there are at the most as many workers as listeners were ever in a call at once, and one more; they stay until the
+//! platform ends. No deadline is lost: it becomes `due` under the lock under which it ceases to be the deadline, and
+//! where the system has no thread to give, that is tried again soon.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
+use std::vec::Vec;
 
-/// A thread that sleeps until a deadline and then calls. It is started once and ends with this value, so that
-/// setting a deadline neither allocates nor starts anything.
+use crate::platform::PlatformEvents;
+
+/// When to try again to start a worker.
+const RETRY: Duration = Duration::from_millis(10);
+
+/// The listeners of a platform, and when they are to be called. Its threads end with this value, each after the call that
+/// it is in.
 #[derive(Debug)]
 pub(super) struct Timer {
     shared: Arc<Shared>,
@@ -15,71 +36,94 @@ pub(super) struct Timer {
 struct Shared {
     start: Instant,
     state: Mutex<State>,
+    /// For the keeper: there is another deadline.
     changed: Condvar,
+    /// For workers that sleep: one of them has been woken.
+    work: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct State {
     deadline: Option<Duration>,
+    /// In the order in which they came.
+    listeners: BTreeMap<u64, Listener>,
+    registered: u64,
+    /// Those to call. None is in it that is in a call.
+    due: VecDeque<u64>,
+    /// Workers that are in no call and do not sleep, with those that were woken or started to be so.
+    awake: usize,
+    asleep: usize,
+    /// Those that were woken and have not noticed yet.
+    woken: usize,
     stop: bool,
 }
 
+struct Listener {
+    events: Weak<dyn PlatformEvents>,
+    is_due: bool,
+    in_call: bool,
+}
+
+impl core::fmt::Debug for Listener {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Listener").field("is_due", &self.is_due).field("in_call", &self.in_call).finish()
+    }
+}
+
+/// Calls `call` for what `events` leads to, if that still lives. A panic ends here, be it of the call or of the drop of
+/// what has lost its last other handle meanwhile; the panic hook has told of it.
+pub(super) fn tell(events: &Weak<dyn PlatformEvents>, call: impl FnOnce(&dyn PlatformEvents)) {
+    let Some(listener) = events.upgrade() else { return };
+    survive(|| call(&*listener));
+    // By itself: a second panic on the way out of the first would end the process.
+    survive(|| drop(listener));
+}
+
+fn survive(f: impl FnOnce()) {
+    // What a panic carries is the embedder's too, and may panic when it is dropped.
+    if let Err(payload) = panic::catch_unwind(AssertUnwindSafe(f))
+        && let Err(again) = panic::catch_unwind(AssertUnwindSafe(|| drop(payload)))
+    {
+        core::mem::forget(again);
+    }
+}
+
 impl Timer {
-    /// Starts the thread. Deadlines count from `start`; `run` is called for each, and must not panic.
-    ///
-    /// Without a thread there would be no window for lazy protection to end.
+    /// Starts the thread that keeps the time. Deadlines count from `start`.
     ///
     /// # Panics
-    /// Where the system has no thread to give.
-    pub(super) fn start(start: Instant, run: impl Fn() + Send + 'static) -> Self {
-        let shared = Arc::new(Shared { start, state: Mutex::default(), changed: Condvar::new() });
+    /// Where the system has no thread to give: there would be no window for lazy protection to end.
+    pub(super) fn start(start: Instant) -> Self {
+        let state = Mutex::default();
+        let shared = Arc::new(Shared { start, state, changed: Condvar::new(), work: Condvar::new() });
         let keeper = Arc::clone(&shared);
-        let keep_time = move || {
-            while keeper.wait_for_deadline() {
-                run();
-            }
-        };
-        thread::Builder::new()
-            .name("portcullis-timer".into())
-            .spawn(keep_time)
+        spawn("portcullis-timer", move || keeper.keep_time())
             .expect("the system starts a thread for the timers");
         Self { shared }
     }
 
-    /// Has the thread call at `deadline`, unless it is to call earlier anyway: then it finds everybody who
-    /// waits by that time, and who waits longer asks again.
-    pub(super) fn wake_at(&self, deadline: Duration) {
+    /// Has `events` told of deadlines from now on. O(listeners); all memory that a deadline needs, but for a worker's, is
+    /// allocated here.
+    pub(super) fn register(&self, events: Weak<dyn PlatformEvents>) {
         let mut state = self.shared.lock();
-        if state.deadline.is_none_or(|earlier| deadline < earlier) {
-            state.deadline = Some(deadline);
-            self.shared.changed.notify_one();
-        }
-    }
-}
-
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        state.forget_dead();
+        let id = state.registered;
+        state.registered += 1;
+        state.listeners.insert(id, Listener { events, is_due: false, in_call: false });
+        let most = state.listeners.len();
+        let more = most.saturating_sub(state.due.len());
+        state.due.reserve(more);
     }
 
-    /// Waits for the next deadline; `false` when the thread is to end.
-    fn wait_for_deadline(&self) -> bool {
-        let mut state = self.lock();
-        loop {
-            if state.stop {
-                return false;
-            }
-            let Some(deadline) = state.deadline else {
-                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-                continue;
-            };
-            let left = deadline.saturating_sub(self.start.elapsed());
-            if left.is_zero() {
-                state.deadline = None;
-                return true;
-            }
-            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
-        }
+    /// All listeners, so that they can be [told](tell) without a lock.
+    pub(super) fn listeners(&self) -> Vec<Weak<dyn PlatformEvents>> {
+        self.shared.lock().listeners.values().map(|listener| Weak::clone(&listener.events)).collect()
+    }
+
+    /// Has all listeners called at `deadline`, unless they are to be called earlier anyway: then everybody is found who
+    /// waits by that time, and who waits longer asks again. Starts no thread and allocates nothing.
+    pub(super) fn wake_at(&self, deadline: Duration) {
+        self.shared.wake_at(&mut self.shared.lock(), deadline);
     }
 }
 
@@ -87,5 +131,129 @@ impl Drop for Timer {
     fn drop(&mut self) {
         self.shared.lock().stop = true;
         self.shared.changed.notify_one();
+        self.shared.work.notify_all();
+    }
+}
+
+fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    thread::Builder::new().name(name.into()).spawn(run).map(|_| ())
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wake_at(&self, state: &mut State, deadline: Duration) {
+        if state.deadline.is_none_or(|earlier| deadline < earlier) {
+            state.deadline = Some(deadline);
+            self.changed.notify_one();
+        }
+    }
+
+    fn keep_time(self: &Arc<Self>) {
+        let mut state = self.lock();
+        while !state.stop {
+            let left = state.deadline.map(|deadline| deadline.saturating_sub(self.start.elapsed()));
+            state = match left {
+                None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+                Some(Duration::ZERO) => {
+                    state.deadline = None;
+                    state.all_are_due();
+                    self.see_to_the_due(&mut state);
+                    state
+                }
+                Some(left) => {
+                    self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
+        }
+    }
+
+    /// Sees to it that somebody comes for the listeners that are due.
+    fn see_to_the_due(self: &Arc<Self>, state: &mut State) {
+        if state.due.is_empty() || state.awake > 0 {
+            return;
+        }
+        if state.asleep > 0 {
+            state.asleep -= 1;
+            state.woken += 1;
+            self.work.notify_one();
+        } else {
+            let worker = Arc::clone(self);
+            if spawn("portcullis-worker", move || worker.work()).is_err() {
+                let soon = self.start.elapsed() + RETRY;
+                return self.wake_at(state, soon);
+            }
+        }
+        state.awake += 1;
+    }
+
+    fn work(self: &Arc<Self>) {
+        super::go_without_slots();
+        let mut state = self.lock();
+        while !state.stop {
+            let Some((id, events)) = state.begin_call() else {
+                state = self.sleep(state);
+                continue;
+            };
+            state.awake -= 1;
+            self.see_to_the_due(&mut state);
+            drop(state);
+            tell(&events, |listener| listener.timer());
+            drop(events);
+            state = self.lock();
+            state.awake += 1;
+            state.end_call(id);
+        }
+    }
+
+    fn sleep<'a>(&self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        state.awake -= 1;
+        state.asleep += 1;
+        while state.woken == 0 && !state.stop {
+            state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        // Whoever did that has counted this worker as awake.
+        state.woken = state.woken.saturating_sub(1);
+        state
+    }
+}
+
+impl State {
+    fn forget_dead(&mut self) {
+        self.listeners.retain(|_, listener| listener.in_call || listener.events.strong_count() > 0);
+    }
+
+    fn all_are_due(&mut self) {
+        self.forget_dead();
+        for (id, listener) in &mut self.listeners {
+            if !listener.is_due && !listener.in_call {
+                self.due.push_back(*id);
+            }
+            listener.is_due = true;
+        }
+    }
+
+    /// The next to call.
+    fn begin_call(&mut self) -> Option<(u64, Weak<dyn PlatformEvents>)> {
+        while let Some(id) = self.due.pop_front() {
+            // It may be gone.
+            if let Some(listener) = self.listeners.get_mut(&id) {
+                listener.is_due = false;
+                listener.in_call = true;
+                return Some((id, Weak::clone(&listener.events)));
+            }
+        }
+        None
+    }
+
+    fn end_call(&mut self, id: u64) {
+        if let Some(listener) = self.listeners.get_mut(&id) {
+            listener.in_call = false;
+            if listener.is_due {
+                self.due.push_back(id);
+            }
+        }
     }
 }

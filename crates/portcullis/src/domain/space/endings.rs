@@ -163,12 +163,15 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.window(None).unwrap_or(most).clamp(least, most)
     }
 
-    /// Has the platform come back when a window that begins now ends.
+    /// Has the platform come back when a window that begins now ends. Where the platform panics, the next that is
+    /// deferred asks again.
     pub(super) fn set_timer(&self, window_ns: u64) {
+        let not_asked = NotAsked(self);
         let due_ns = self.platform.now_ns().saturating_add(window_ns).min(u64::MAX - 1);
         // Release: who takes it sees what was queued before.
         self.due_ns.fetch_min(due_ns, Ordering::Release);
         self.platform.wake_at(due_ns);
+        core::mem::forget(not_asked);
     }
 
     /// Whether a window has ended. The platform comes for every domain when the earliest window of any does; where
@@ -185,5 +188,14 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         // Acquire. A later one that is lost with it was asked for by somebody whose range is queued by now, and seen.
         self.due_ns.swap(u64::MAX, Ordering::Acquire);
         true
+    }
+}
+
+/// Has the queues ask for a timer again when it is dropped, as none has been set.
+struct NotAsked<'a, M: Mapper, P: Platform>(&'a Domain<M, P>);
+
+impl<M: Mapper, P: Platform> Drop for NotAsked<'_, M, P> {
+    fn drop(&mut self) {
+        self.0.platform.with_slot(|_| self.0.deferred.timer());
     }
 }

@@ -1,7 +1,7 @@
 //! What an arena refuses.
 
 use super::RingArena;
-use crate::addr::{Iova, IovaRange};
+use crate::addr::{Iova, IovaRange, PageSize};
 use crate::iova::IovaError;
 
 /// Something that an arena does not do. Nothing is changed by it.
@@ -11,6 +11,14 @@ pub enum ArenaError {
     /// Nobody can use 0 bytes.
     #[error("a ring arena, or a reservation in one, of 0 bytes")]
     Empty,
+    /// The arena's unit is not that of the space.
+    #[error("a ring arena in units of {:#x} bytes, in a space of units of {:#x}", granule.bytes(), of_space.bytes())]
+    Granule {
+        /// The unit asked for.
+        granule: PageSize,
+        /// The unit of the space.
+        of_space: PageSize,
+    },
     /// No arena has so many granules.
     #[error("no ring arena holds {descriptors} descriptors of {descriptor_bytes:#x} bytes")]
     TooLarge {

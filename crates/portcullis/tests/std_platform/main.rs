@@ -1,0 +1,87 @@
+//! Threads as CPUs: who has which slot, and who is called when a deadline comes, whatever others do meanwhile.
+//!
+//! Time-outs only bound a failure.
+
+mod moody;
+#[path = "../rig/mod.rs"]
+mod rig;
+mod slots;
+mod timers;
+mod windows;
+
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use portcullis::platform::{Platform, PlatformEvents};
+use portcullis::std_platform::StdPlatform;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+/// A deadline that no test lives to see, in nanoseconds.
+const HOURS: u64 = 1 << 44;
+
+/// What a listener hears of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Event {
+    Timer,
+    Released(usize),
+}
+
+/// Calls the test.
+struct Listener<F>(F);
+
+impl<F: Fn(Event) + Send + Sync> PlatformEvents for Listener<F> {
+    fn timer(&self) {
+        (self.0)(Event::Timer);
+    }
+
+    fn slot_released(&self, index: usize) {
+        (self.0)(Event::Released(index));
+    }
+}
+
+/// Has `hear` called until the handle is dropped.
+fn listen(platform: &StdPlatform, hear: impl Fn(Event) + Send + Sync + 'static) -> Arc<dyn PlatformEvents> {
+    let listener: Arc<dyn PlatformEvents> = Arc::new(Listener(hear));
+    platform.register(Arc::downgrade(&listener));
+    listener
+}
+
+/// Has `hear` called for timers only.
+fn on_timer(platform: &StdPlatform, hear: impl Fn() + Send + Sync + 'static) -> Arc<dyn PlatformEvents> {
+    listen(platform, move |event| {
+        if event == Event::Timer {
+            hear();
+        }
+    })
+}
+
+fn wake_now(platform: &StdPlatform) {
+    platform.wake_at(platform.now_ns());
+}
+
+#[track_caller]
+fn next<T>(receiver: &Receiver<T>) -> T {
+    match receiver.recv_timeout(PATIENCE) {
+        Ok(value) => value,
+        Err(RecvTimeoutError::Timeout) => panic!("nothing came"),
+        Err(RecvTimeoutError::Disconnected) => panic!("nothing will come"),
+    }
+}
+
+/// Panics when it is dropped.
+struct PanicsWhenDropped;
+
+impl Drop for PanicsWhenDropped {
+    fn drop(&mut self) {
+        panic!("a drop that panics, as the test wants");
+    }
+}
+
+fn slot_of(platform: &StdPlatform) -> Option<usize> {
+    platform.with_slot(|slot| slot.map(|slot| slot.index()))
+}
+
+fn is_gone(events: &Weak<dyn PlatformEvents>) -> bool {
+    events.strong_count() == 0
+}

@@ -1,0 +1,185 @@
+//! Which thread has which slot.
+
+use std::panic::panic_any;
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Barrier, Mutex};
+use std::thread;
+
+use portcullis::platform::Platform;
+use portcullis::std_platform::StdPlatform;
+
+use super::{Event, PanicsWhenDropped, listen, next, slot_of};
+
+#[test]
+fn a_thread_keeps_its_slot_and_has_it_to_itself() {
+    let platform = StdPlatform::with_slots(3);
+    assert_eq!(platform.slots(), 3);
+    assert!(platform.with_slot_at_hand(|_| ()).is_none(), "the first call finds the slot");
+    let own = slot_of(&platform).unwrap();
+    let (taken, over) = (Barrier::new(5), Barrier::new(5));
+    let mut slots: Vec<_> = thread::scope(|scope| {
+        let other = || {
+            let slot = slot_of(&platform);
+            taken.wait();
+            // While all of them have theirs.
+            (0..3).for_each(|_| assert_eq!(slot_of(&platform), slot));
+            let at_hand = platform.with_slot_at_hand(|slot| slot.index());
+            assert!(at_hand.is_none() || at_hand == slot);
+            over.wait();
+            slot
+        };
+        let others: Vec<_> = (0..4).map(|_| scope.spawn(other)).collect();
+        taken.wait();
+        assert_eq!(slot_of(&platform), Some(own));
+        over.wait();
+        others.into_iter().map(|other| other.join().unwrap()).collect()
+    });
+    slots.push(Some(own));
+    slots.sort();
+    assert_eq!(slots, [None, None, Some(0), Some(1), Some(2)]);
+}
+
+#[test]
+fn a_slot_is_drained_before_the_next_thread_has_it() {
+    let platform = StdPlatform::with_slots(1);
+    let (heard, hears) = channel();
+    let (heard, clone) = (Mutex::new(heard), platform.clone());
+    let _listener = listen(&platform, move |event| {
+        // The slot is in nobody's hands meanwhile, nor in those of the thread that ends.
+        let others = thread::scope(|scope| scope.spawn(|| slot_of(&clone)).join().unwrap());
+        heard.lock().unwrap().send((event, slot_of(&clone), others)).unwrap();
+    });
+    for _ in 0..3 {
+        let end = thread::spawn({
+            let platform = platform.clone();
+            move || slot_of(&platform)
+        });
+        assert_eq!(end.join().unwrap(), Some(0));
+        assert_eq!(next(&hears), (Event::Released(0), None, None));
+        // It comes back after that, but a thread is joined before.
+        while thread::scope(|scope| scope.spawn(|| slot_of(&platform)).join().unwrap()).is_none() {
+            thread::yield_now();
+        }
+        assert_eq!(next(&hears).0, Event::Released(0));
+    }
+}
+
+#[test]
+fn a_thread_without_a_slot_gets_one_when_it_is_there() {
+    let platform = StdPlatform::with_slots(1);
+    let (go_on, may_go_on) = channel::<()>();
+    let (has, had) = channel();
+    let other = thread::spawn({
+        let platform = platform.clone();
+        move || {
+            has.send(slot_of(&platform)).unwrap();
+            may_go_on.recv().unwrap();
+        }
+    });
+    assert_eq!(next(&had), Some(0));
+    assert_eq!(slot_of(&platform), None);
+    go_on.send(()).unwrap();
+    other.join().unwrap();
+    while slot_of(&platform).is_none() {
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn a_slot_comes_back_although_a_listener_panics() {
+    let platform = StdPlatform::with_slots(1);
+    let _panicking = listen(&platform, |_| panic!("as the test wants"));
+    let _worse = listen(&platform, |_| panic_any(PanicsWhenDropped));
+    let (heard, hears) = channel();
+    let heard = Mutex::new(heard);
+    let _last = listen(&platform, move |event| heard.lock().unwrap().send(event).unwrap());
+    for _ in 0..2 {
+        // A thread that is joined may still be giving its slot back.
+        while thread::scope(|scope| scope.spawn(|| slot_of(&platform)).join().unwrap()).is_none() {
+            thread::yield_now();
+        }
+        assert_eq!(next(&hears), Event::Released(0));
+    }
+}
+
+#[test]
+fn slots_of_several_platforms_in_one_thread_are_not_mistaken() {
+    let (none, one, two) =
+        (StdPlatform::with_slots(0), StdPlatform::with_slots(1), StdPlatform::with_slots(2));
+    // Somebody else has slot 0 of the last.
+    let (go_on, may_go_on) = channel::<()>();
+    let (has, had) = channel();
+    let other = thread::spawn({
+        let two = two.clone();
+        move || {
+            has.send(slot_of(&two)).unwrap();
+            may_go_on.recv().unwrap();
+        }
+    });
+    assert_eq!(next(&had), Some(0));
+    for _ in 0..3 {
+        assert_eq!(slot_of(&one), Some(0));
+        assert_eq!(slot_of(&none), None);
+        assert_eq!(two.with_slot_at_hand(|slot| slot.index()), None, "another's is at hand");
+        assert_eq!(slot_of(&two), Some(1));
+        let at_hand = two.with_slot_at_hand(|slot| slot.index());
+        assert!(at_hand.is_none() || at_hand == Some(1));
+        assert_eq!(one.with_slot_at_hand(|slot| slot.index()), None, "another's is at hand");
+        // A clone is the same platform.
+        assert_eq!(slot_of(&two.clone()), Some(1));
+        assert_eq!(slot_of(&one.clone()), Some(0));
+    }
+    go_on.send(()).unwrap();
+    other.join().unwrap();
+}
+
+#[test]
+fn the_end_of_a_thread_gives_back_its_slots_on_all_platforms_that_are_left() {
+    let (one, two, gone) =
+        (StdPlatform::with_slots(1), StdPlatform::with_slots(1), StdPlatform::with_slots(1));
+    let (heard, hears) = channel();
+    let listen_on = |platform: &StdPlatform, name: &'static str| {
+        let heard = Mutex::new(heard.clone());
+        listen(platform, move |event| heard.lock().unwrap().send((name, event)).unwrap())
+    };
+    let _listeners = [listen_on(&one, "one"), listen_on(&two, "two"), listen_on(&gone, "gone")];
+    let all = [one, two, gone];
+    thread::spawn(move || {
+        assert_eq!(all.each_ref().map(slot_of), [Some(0); 3]);
+        let [one, two, gone] = all;
+        drop(gone);
+        // A platform that is made now is another one.
+        let new = StdPlatform::with_slots(1);
+        assert_eq!(slot_of(&new), Some(0));
+        (one, two)
+    })
+    .join()
+    .map(|(one, two)| {
+        let mut told = [next(&hears), next(&hears)];
+        told.sort_by_key(|(name, _)| *name);
+        assert_eq!(told, [("one", Event::Released(0)), ("two", Event::Released(0))]);
+        drop((one, two));
+    })
+    .unwrap();
+    drop(heard);
+}
+
+#[test]
+fn a_listener_that_is_gone_hears_nothing() {
+    let platform = StdPlatform::new();
+    let (heard, hears) = channel();
+    let heard = Arc::new(Mutex::new(heard));
+    let [gone, stays] = ["gone", "stays"].map(|name| {
+        let heard = Arc::clone(&heard);
+        listen(&platform, move |_| heard.lock().unwrap().send(name).unwrap())
+    });
+    drop(gone);
+    thread::spawn({
+        let platform = platform.clone();
+        move || slot_of(&platform)
+    })
+    .join()
+    .unwrap();
+    assert_eq!(next(&hears), "stays");
+    drop(stays);
+}
