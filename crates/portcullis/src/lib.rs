@@ -19,6 +19,14 @@
 //! - Unmapping never allocates memory, and no lock is held while hardware is waited for.
 //! - A list of segments is mapped as a whole or not at all.
 //!
+//! # What is unsafe
+//! What safe code may call keeps memory safe. That rests on two kinds of promises, each with its list under *Safety*:
+//! - of those who implement what lies below: [`Platform`](platform::Platform), [`Frames`](platform::Frames) and
+//!   [`CopyMemory`](platform::CopyMemory), [`Mapper`](mapper::Mapper), [`InvalidationQueue`](invalidation::InvalidationQueue),
+//!   [`Format`](pgtable::Format), and [`DmaBuffer`](dma::DmaBuffer) for the typed mappings;
+//! - of those who open memory by its number ([`DmaDevice::map_single`](dma::DmaDevice::map_single) and everything like it): that
+//!   it is theirs to open. Unmapping is safe: it only ever closes.
+//!
 //! # Example
 //! Create a domain, map a buffer, let a device write to it, unmap it, and see that a late write faults. The
 //! device, its memory and its IOMMU are those of the software model, `portcullis-model`.

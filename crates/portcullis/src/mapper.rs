@@ -27,7 +27,24 @@ pub struct Geometry {
 ///
 /// All methods may be called on any number of CPUs at once for disjoint ranges. Addresses and lengths are
 /// multiples of the granule.
-pub trait Mapper: Send + Sync + 'static {
+///
+/// # Safety
+/// A buffer goes back to its owner, and frames to their allocator, on the word of this trait. So:
+///
+/// - A device reaches memory through an address of this mapper only while a [`map`](Self::map) (or
+///   [`map_near`](Self::map_near)) of just that memory to that address is in force: from the call on until it is confirmed
+///   that it was removed.
+/// - **After `Ok` of [`sync`](Self::sync) no device reaches what was in the gather**: nothing that an
+///   [`unmap`](Self::unmap) or a failed `map` removed and added, or that lies in a range which the caller added, through a
+///   translation that was there before the removal, and every access that used one is complete. A gather of
+///   [everything](Gather::everything) covers all that was removed before the call, by any CPU.
+/// - **A `map` that fails leaves nothing mapped** that it has entered, and has added to the gather all that a device
+///   may have used meanwhile. `map_near` that returns `false` has changed nothing.
+/// - `unmap` removes all translations of the range, but what it says that it has kept, adds what it removed to the gather,
+///   and leaves what is beside the range as it was.
+/// - A call that panics may have done any part of what it was called for, and nothing else.
+/// - [`geometry`](Self::geometry) always returns the same.
+pub unsafe trait Mapper: Send + Sync + 'static {
     /// What the address space can hold. It never changes.
     fn geometry(&self) -> &Geometry;
 
@@ -42,7 +59,10 @@ pub trait Mapper: Send + Sync + 'static {
     /// # Errors
     /// [`MapError`]: the range is as it was before. What was entered and removed again meanwhile is added to
     /// `gather`, which the caller [syncs](Self::sync) before it uses the range again.
-    fn map<P: Platform>(
+    ///
+    /// # Safety
+    /// As for [`PageTable::map`]: the memory is the caller's to open, for as long as it is mapped.
+    unsafe fn map<P: Platform>(
         &self,
         platform: &P,
         range: IovaRange,
@@ -56,8 +76,11 @@ pub trait Mapper: Send + Sync + 'static {
     /// Whether it did; if not, nothing is changed, and `map` does it or says why not. Never allocates or waits.
     ///
     /// A mapper that has no quicker way than `map` need not have this.
+    ///
+    /// # Safety
+    /// As for [`map`](Self::map).
     #[inline]
-    fn map_near<P: Platform>(
+    unsafe fn map_near<P: Platform>(
         &self,
         platform: &P,
         cursor: &mut Cursor,
@@ -167,7 +190,10 @@ impl<F: Frames, Q: InvalidationQueue, X: Format> TableMapper<F, Q, X> {
     }
 }
 
-impl<F: Frames, Q: InvalidationQueue, X: Format> Mapper for TableMapper<F, Q, X> {
+// SAFETY: hardware reads nothing but the table (by `X`'s word), which changes as asked; an unmap adds the range that it
+// cleared, a failed map what it took out again; `sync` asks for all of that, of the IOTLB and then of each device that caches
+// translations, and its `Ok` is the queue's.
+unsafe impl<F: Frames, Q: InvalidationQueue, X: Format> Mapper for TableMapper<F, Q, X> {
     fn geometry(&self) -> &Geometry {
         &self.geometry
     }
@@ -176,7 +202,7 @@ impl<F: Frames, Q: InvalidationQueue, X: Format> Mapper for TableMapper<F, Q, X>
         self.queue.costs()
     }
 
-    fn map<P: Platform>(
+    unsafe fn map<P: Platform>(
         &self,
         platform: &P,
         range: IovaRange,
@@ -189,12 +215,15 @@ impl<F: Frames, Q: InvalidationQueue, X: Format> Mapper for TableMapper<F, Q, X>
         let result = match (list.size_hint(), range.len()) {
             // One piece: the short way.
             ((1, Some(1)), wanted) => match list.next() {
-                Some((phys, len)) if len == wanted => {
+                // SAFETY: the caller's promise.
+                Some((phys, len)) if len == wanted => unsafe {
                     self.table.map(platform, range, phys, permissions, &mut undone)
-                }
-                piece => self.table.map_list(platform, range, piece, permissions, &mut undone),
+                },
+                // SAFETY: the caller's promise.
+                piece => unsafe { self.table.map_list(platform, range, piece, permissions, &mut undone) },
             },
-            _ => self.table.map_list(platform, range, list, permissions, &mut undone),
+            // SAFETY: the caller's promise.
+            _ => unsafe { self.table.map_list(platform, range, list, permissions, &mut undone) },
         };
         if let Some(undone) = undone {
             gather.add(undone);
@@ -206,7 +235,7 @@ impl<F: Frames, Q: InvalidationQueue, X: Format> Mapper for TableMapper<F, Q, X>
     }
 
     #[inline]
-    fn map_near<P: Platform>(
+    unsafe fn map_near<P: Platform>(
         &self,
         platform: &P,
         cursor: &mut Cursor,
@@ -214,8 +243,8 @@ impl<F: Frames, Q: InvalidationQueue, X: Format> Mapper for TableMapper<F, Q, X>
         phys: PhysAddr,
         permissions: Permissions,
     ) -> bool {
-        // `map` has the hardware see it.
-        !self.caches_absent && self.table.map_near(platform, cursor, range, phys, permissions)
+        // `map` has the hardware see it. SAFETY: the caller's promise.
+        !self.caches_absent && unsafe { self.table.map_near(platform, cursor, range, phys, permissions) }
     }
 
     fn unmap<P: Platform>(&self, platform: &P, range: IovaRange, gather: &mut Gather) -> Unmapped {

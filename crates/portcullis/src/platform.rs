@@ -22,14 +22,22 @@ pub struct LocalSlot<'a> {
 
 impl LocalSlot<'_> {
     /// The proof for slot `index`. Only a [`Platform`] makes one, and only inside
-    /// [`with_slot`](Platform::with_slot): two at once for one index would lose counts.
-    pub const fn new(index: usize) -> Self {
+    /// [`with_slot`](Platform::with_slot).
+    ///
+    /// # Safety
+    /// - While the proof lives, no other caller has one for `index` of the same platform, in any thread, on any CPU, or in an
+    ///   interrupt handler. What the last one stored is visible to the next.
+    /// - `index` is below [`Platform::slots`].
+    pub const unsafe fn new(index: usize) -> Self {
         Self { index, light_fence: false, _on_this_cpu_only: PhantomData }
     }
 
     /// The same, for a platform whose [`fence_all`](Platform::fence_all) makes every CPU that may hold a slot
     /// pass a full memory barrier: then the holder itself needs none.
-    pub const fn with_light_fence(index: usize) -> Self {
+    ///
+    /// # Safety
+    /// As for [`new`](Self::new); and `fence_all` keeps that promise for the CPU that the proof is used on.
+    pub const unsafe fn with_light_fence(index: usize) -> Self {
         Self { index, light_fence: true, _on_this_cpu_only: PhantomData }
     }
 
@@ -67,7 +75,27 @@ pub trait PlatformEvents: Send + Sync {
 ///
 /// A kernel gives the current CPU's slot with preemption off (with interrupts off, if it maps from interrupt
 /// handlers); [`StdPlatform`](crate::std_platform::StdPlatform) gives each thread a slot for its life.
-pub trait Platform: Send + Sync + 'static {
+///
+/// # Safety
+/// What a CPU keeps in its slot is used without atomic read-modify-writes, and tables are freed when no slot is in use
+/// that may have seen them. So:
+///
+/// - **A slot is lent to one caller at a time.** From the call of `f` until its return no other closure is given the same
+///   slot: in no other thread, on no other CPU, and in no interrupt handler that interrupts `f`. (`f` itself never calls
+///   [`with_slot`](Self::with_slot), so a platform need not tell the two apart.)
+/// - What the last holder of a slot stored is visible to the next, wherever that runs: a slot moves from CPU to CPU, or
+///   from thread to thread, by something that synchronises.
+/// - `f` is called on the caller's CPU (or thread), at most once, before the method returns, and stays there: a holder is
+///   not moved to another CPU while it has the slot, unless all it did moves with it, as with threads.
+/// - A slot's number is below [`slots`](Self::slots), which always returns the same.
+/// - [`fence_all`](Self::fence_all) is a full memory barrier of its caller's. Where any slot was made by
+///   [`LocalSlot::with_light_fence`], every CPU on which such a slot may be in use passes a full memory barrier, too, between
+///   the beginning and the end of the call.
+/// - Clones, and handles such as an `Arc`, are the same platform: all of the above goes for all of them together.
+/// - [`slot_released`](PlatformEvents::slot_released) is called while nobody has the slot, and before it is lent again.
+///
+/// Of the clock and the timer no unsafe code relies on anything; lazy protection's window does.
+pub unsafe trait Platform: Send + Sync + 'static {
     /// How many local slots there are. It never changes.
     fn slots(&self) -> usize;
 
@@ -193,7 +221,8 @@ pub unsafe trait CopyMemory: Frames {
     unsafe fn zero(&self, at: PhysAddr, len: u64);
 }
 
-impl<T: Platform> Platform for Arc<T> {
+// SAFETY: everything is passed on to `T`, which promises the same for all its handles together.
+unsafe impl<T: Platform> Platform for Arc<T> {
     fn slots(&self) -> usize {
         T::slots(self)
     }

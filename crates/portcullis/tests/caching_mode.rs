@@ -12,9 +12,10 @@ use portcullis::domain::{MapListError, Policy};
 use portcullis::invalidation::{
     DomainId, Gather, Invalidation, InvalidationError, InvalidationQueue, Request, SharedQueue,
 };
-use portcullis::mapper::{Mapper, TableMapper};
+use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{Cursor, MapError, PageTable, VtdSecondStage};
 use portcullis::platform::{Platform, PlatformEvents};
+use portcullis_model::open::{OpenDevice, OpenDomain, OpenMapper, OpenRing};
 use portcullis_model::{Context, Iommu, IommuConfig, Memory, Queue};
 
 use rig::{ANYWHERE, Clocked, DEVICE, Hooked, PAGE, Rig, page};
@@ -38,7 +39,7 @@ fn ask(rig: &Plain, range: IovaRange) {
 /// Where the next mapping of `pages` pages will be: addresses come back to the CPU that freed them.
 fn next(rig: &Plain, pages: u64) -> IovaRange {
     let list: Vec<_> = (0..pages).map(|number| page(number * 2)).collect();
-    let range = rig.domain.map(&list, BOTH, ANYWHERE).unwrap();
+    let range = rig.domain.open(&list, BOTH, ANYWHERE).unwrap();
     rig.domain.unmap(range).unwrap();
     range
 }
@@ -51,12 +52,12 @@ fn what_is_mapped_is_reached_though_it_was_asked_for_before() {
         ask(&rig, expected);
         let list: Vec<_> = (0..pages).map(|number| page(number * 2)).collect();
         let before = rig.iommu.stats().submissions;
-        let range = rig.domain.map(&list, BOTH, ANYWHERE).unwrap();
+        let range = rig.domain.open(&list, BOTH, ANYWHERE).unwrap();
         assert_eq!((range, rig.iommu.stats().submissions), (expected, before + 1), "one wait for a list");
         (0..pages).for_each(|number| assert!(rig.reaches(range.start().checked_add(number * PAGE).unwrap())));
         rig.domain.unmap(range).unwrap();
         ask(&rig, range);
-        let iova = rig.device.map_single(page(0).phys, pages * PAGE, Direction::Bidirectional).unwrap();
+        let iova = rig.device.open_single(page(0).phys, pages * PAGE, Direction::Bidirectional).unwrap();
         assert_eq!(iova, expected.start());
         (0..pages).for_each(|number| assert!(rig.reaches(iova.checked_add(number * PAGE).unwrap())));
         rig.device.unmap_single(iova, pages * PAGE).unwrap();
@@ -76,9 +77,9 @@ fn a_ring_s_descriptor_is_reached_when_it_is_mapped() {
             .map(|number| {
                 let list = [page(lap * 8 + number)];
                 let mapping = if number % 2 == 0 {
-                    ring.map(&list, Direction::Bidirectional).unwrap()
+                    ring.open(&list, Direction::Bidirectional).unwrap()
                 } else {
-                    ring.map_sg(&list, Direction::Bidirectional, &mut view).unwrap().0
+                    ring.open_sg(&list, Direction::Bidirectional, &mut view).unwrap().0
                 };
                 assert!(rig.reaches(mapping.iova()));
                 mapping
@@ -94,7 +95,7 @@ fn a_map_that_is_not_confirmed_is_none() {
     let rig = rig(|queue| queue);
     let expected = next(&rig, 2);
     ask(&rig, expected);
-    let map = || rig.domain.map(&[page(0), page(2)], BOTH, ANYWHERE);
+    let map = || rig.domain.open(&[page(0), page(2)], BOTH, ANYWHERE);
     // What removes it again is confirmed: its addresses are as good as any.
     rig.queue.fail_next(1, BROKEN);
     assert_eq!(map(), Err(MapListError::Map(MapError::Unconfirmed)));
@@ -115,7 +116,7 @@ fn a_map_that_is_not_confirmed_is_none() {
 #[test]
 fn what_was_reached_before_the_map_failed_is_not_reached_after_it() {
     let rig = rig(Hooked::new);
-    let range = rig.domain.map(&[page(0)], BOTH, ANYWHERE).unwrap();
+    let range = rig.domain.open(&[page(0)], BOTH, ANYWHERE).unwrap();
     rig.domain.unmap(range).unwrap();
     let (iommu, queue) = (Arc::clone(&rig.iommu), rig.iommu.queue());
     let first = std::sync::Once::new();
@@ -125,14 +126,15 @@ fn what_was_reached_before_the_map_failed_is_not_reached_after_it() {
             queue.fail_next(1, BROKEN);
         });
     });
-    assert_eq!(rig.domain.map(&[page(0)], BOTH, ANYWHERE), Err(MapListError::Map(MapError::Unconfirmed)));
+    assert_eq!(rig.domain.open(&[page(0)], BOTH, ANYWHERE), Err(MapListError::Map(MapError::Unconfirmed)));
     assert!(!rig.reaches(range.start()));
 }
 
 /// Says nothing of what its hardware does.
 struct Silent(Queue);
 
-impl InvalidationQueue for Silent {
+// SAFETY: `Ok` is the model's. (What it does not say only makes maps fault.)
+unsafe impl InvalidationQueue for Silent {
     fn invalidate(&self, domain: DomainId, request: Invalidation) -> Result<(), InvalidationError> {
         self.0.invalidate(domain, request)
     }
@@ -159,9 +161,9 @@ fn who_passes_a_queue_on_passes_on_what_it_says() {
             let range = IovaRange::new(Iova::new(number * PAGE), PAGE).unwrap();
             assert!(iommu.access(DEVICE, range.start(), 1, BOTH).is_err());
             let phys = PhysAddr::new(number * PAGE);
-            if !mapper.map_near(&platform, &mut cursor, range, phys, BOTH) {
+            if !mapper.open_near(&platform, &mut cursor, range, phys, BOTH) {
                 let mut gather = Gather::new();
-                mapper.map(&platform, range, [(phys, PAGE)], BOTH, &mut gather).unwrap();
+                mapper.open(&platform, range, [(phys, PAGE)], BOTH, &mut gather).unwrap();
                 assert!(gather.is_empty());
             }
             faults += u64::from(iommu.access(DEVICE, range.start(), 1, BOTH).is_err());

@@ -17,6 +17,7 @@ use portcullis::mapper::{Geometry, Mapper};
 use portcullis::pgtable::{MapError, Unmapped};
 use portcullis::platform::{Platform, PlatformEvents};
 use portcullis_model::Memory;
+use portcullis_model::open::{OpenDevice, Simulated};
 
 const LAZY_FOREVER: Policy = Policy::Lazy { window_ns: u64::MAX / 2 };
 const TIMEOUT: InvalidationError = InvalidationError::TimedOut { waited_ns: 7 };
@@ -90,12 +91,16 @@ struct Mapped16K {
     sync: Arc<dyn Fn() -> Result<(), InvalidationError> + Send + Sync>,
 }
 
-impl Mapper for Mapped16K {
+// SAFETY: no hardware is behind it.
+unsafe impl Simulated for Mapped16K {}
+
+// SAFETY: no hardware is behind it, so nothing is reached through it.
+unsafe impl Mapper for Mapped16K {
     fn geometry(&self) -> &Geometry {
         &self.geometry
     }
 
-    fn map<P: Platform>(
+    unsafe fn map<P: Platform>(
         &self,
         _: &P,
         range: IovaRange,
@@ -161,7 +166,7 @@ fn coherent_memory_has_whole_granules_to_itself() {
 #[test]
 fn what_is_unmapped_twice_takes_its_neighbours_off_once() {
     let (platform, device) = device(Policy::Strict, || Ok(()));
-    let map = || device.map_single(PhysAddr::new(0x10_0000), 0x1000, Direction::FromDevice).unwrap();
+    let map = || device.open_single(PhysAddr::new(0x10_0000), 0x1000, Direction::FromDevice).unwrap();
     let unmapped = map();
     device.unmap_single(unmapped, 0x1000).unwrap();
     device.unmap_single(unmapped, 0x1000).unwrap_err();
@@ -181,7 +186,7 @@ fn a_flush_that_fails_or_panics_is_tried_again_whatever_the_window() {
         let (platform, device) = device(LAZY_FOREVER, sync);
         // What may wait less than all others.
         let device = device.with_policy(Policy::Lazy { window_ns: 5_000_000 }).unwrap();
-        let iova = device.map_single(PhysAddr::new(0x10_0000), 0x1000, Direction::FromDevice).unwrap();
+        let iova = device.open_single(PhysAddr::new(0x10_0000), 0x1000, Direction::FromDevice).unwrap();
         device.unmap_single(iova, 0x1000).unwrap();
         assert_eq!(platform.wakes(), [START_NS + 5_000_000]);
         platform.set_time(START_NS + 5_000_000);
@@ -193,7 +198,7 @@ fn a_flush_that_fails_or_panics_is_tried_again_whatever_the_window() {
 #[test]
 fn a_window_of_no_length_is_no_reason_to_retry_without_a_pause() {
     let (platform, device) = device(Policy::Lazy { window_ns: 0 }, || Err(TIMEOUT));
-    let iova = device.map_single(PhysAddr::new(0x10_0000), 0x1000, Direction::FromDevice).unwrap();
+    let iova = device.open_single(PhysAddr::new(0x10_0000), 0x1000, Direction::FromDevice).unwrap();
     device.unmap_single(iova, 0x1000).unwrap();
     PlatformEvents::timer(&**device.domain());
     assert_eq!(platform.wakes(), [START_NS, START_NS + 1_000_000]);

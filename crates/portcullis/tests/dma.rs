@@ -11,6 +11,7 @@ use portcullis::domain::{MapListError, PhysSegment, Policy, UnmapError};
 use portcullis::iova::IovaError;
 use portcullis::pgtable::MapError;
 use portcullis_model::Buffer;
+use portcullis_model::open::{OpenDevice, OpenDomain};
 use proptest::prelude::*;
 
 fn segment(phys: u64, len: u64) -> PhysSegment {
@@ -76,13 +77,13 @@ fn passthrough_merges_what_touches_in_memory() {
     let bench = Bench::new(Policy::Passthrough);
     let list = [segment(0x1000, 0x800), segment(0x1800, 0x100), segment(0x3000, 8)];
     let mut out = [DmaSegment::default(); 3];
-    let used = bench.device.map_sg(&list, Direction::ToDevice, &mut out).unwrap();
+    let used = bench.device.open_sg(&list, Direction::ToDevice, &mut out).unwrap();
     let expected =
         [DmaSegment { iova: Iova::new(0x1000), len: 0x900 }, DmaSegment { iova: Iova::new(0x3000), len: 8 }];
     assert_eq!(&out[..used], expected);
     bench.device.unmap_sg(&out[..used]).unwrap();
     // In any order of memory.
-    let used = bench.device.map_sg(&[list[2], list[0]], Direction::ToDevice, &mut out).unwrap();
+    let used = bench.device.open_sg(&[list[2], list[0]], Direction::ToDevice, &mut out).unwrap();
     bench.device.unmap_sg(&out[..used]).unwrap();
 }
 
@@ -90,14 +91,14 @@ fn passthrough_merges_what_touches_in_memory() {
 fn a_device_s_mask_is_obeyed() {
     let bench = Bench::new(Policy::Strict);
     let narrow = DmaDevice::new(Arc::clone(&bench.domain), 0xff_ffff);
-    let iova = narrow.map_single(PhysAddr::new(0x5_0000_0000), 0x10_0000, Direction::ToDevice).unwrap();
+    let iova = narrow.open_single(PhysAddr::new(0x5_0000_0000), 0x10_0000, Direction::ToDevice).unwrap();
     assert!(iova.get() + 0xf_ffff <= 0xff_ffff);
-    let error = narrow.map_single(PhysAddr::new(0), 0x100_0000, Direction::ToDevice).unwrap_err();
+    let error = narrow.open_single(PhysAddr::new(0), 0x100_0000, Direction::ToDevice).unwrap_err();
     assert!(matches!(error, MapListError::Iova(IovaError::Exhausted { len: 0x100_0000, .. })), "{error}");
     // Without translation nothing can be done about it, but it is said.
     let bench = Bench::new(Policy::Passthrough);
     let narrow = DmaDevice::new(Arc::clone(&bench.domain), u32::MAX.into());
-    let error = narrow.map_single(PhysAddr::new(0xffff_f000), 0x2000, Direction::ToDevice).unwrap_err();
+    let error = narrow.open_single(PhysAddr::new(0xffff_f000), 0x2000, Direction::ToDevice).unwrap_err();
     assert_eq!(error, MapListError::BeyondMask { last: PhysAddr::new(0x1_0000_0fff), mask: 0xffff_ffff });
 }
 
@@ -107,7 +108,7 @@ fn bad_input_is_an_error_that_names_it_and_changes_nothing() {
     for policy in [Policy::Strict, Policy::LAZY, Policy::Passthrough] {
         let bench = Bench::new(policy);
         let mut map =
-            |list: &[PhysSegment]| bench.device.map_sg(list, Direction::ToDevice, &mut out).unwrap_err();
+            |list: &[PhysSegment]| bench.device.open_sg(list, Direction::ToDevice, &mut out).unwrap_err();
         assert_eq!(map(&[]), MapListError::EmptyList);
         let empty = MapListError::EmptySegment { index: 1, phys: PhysAddr::new(0x2000) };
         assert_eq!(map(&[segment(0x1000, 1), segment(0x2000, 0)]), empty);
@@ -148,13 +149,13 @@ fn a_list_that_fails_in_the_middle_leaves_nothing() {
     for nth in 1..=3 {
         let frames = bench.memory.frames_in_use();
         bench.memory.fail_after(nth);
-        let error = bench.device.map_sg(&list, Direction::ToDevice, &mut out);
+        let error = bench.device.open_sg(&list, Direction::ToDevice, &mut out);
         let Err(error) = error else { break };
         assert_eq!(error, MapListError::Map(MapError::OutOfMemory));
         assert!(nth > 1 || bench.memory.frames_in_use() == frames);
     }
     bench.memory.fail_after(0);
-    let used = bench.device.map_sg(&list, Direction::ToDevice, &mut out).unwrap();
+    let used = bench.device.open_sg(&list, Direction::ToDevice, &mut out).unwrap();
     assert_eq!(used, 1, "whole pages of one list touch");
     assert!(bench.reads(out[0].iova));
     bench.device.unmap_sg(&out[..used]).unwrap();
@@ -226,7 +227,7 @@ proptest! {
     fn any_unmap_is_survived(starts in proptest::collection::vec((any::<u64>(), any::<u64>()), 1..20)) {
         let bench = Bench::new(Policy::Strict);
         let list = [segment(0x7000, PAGE)];
-        let kept = bench.domain.map(&list, Permissions::READ, Iova::new(u64::MAX)).unwrap();
+        let kept = bench.domain.open(&list, Permissions::READ, Iova::new(u64::MAX)).unwrap();
         for (start, len) in starts {
             if let Ok(range) = IovaRange::new(Iova::new(start), len.min(1 << 20))
                 && (range.last() < kept.start() || kept.last() < range.start())

@@ -18,6 +18,7 @@ use portcullis::pgtable::{MapError, PageTable, Unmapped};
 use portcullis::platform::{FRAME_SIZE, Platform};
 use portcullis::registration::{Keep, RegistrationCache, RegistrationLimits};
 use portcullis::std_platform::StdPlatform;
+use portcullis_model::open::{OpenCache, OpenDomain, OpenRing, Simulated};
 use portcullis_model::{Context, Iommu, IommuConfig, Memory};
 
 const LARGE: u64 = 2 << 20;
@@ -35,7 +36,7 @@ fn part(range: IovaRange, page: u64) -> IovaRange {
 fn a_part_of_a_large_page_that_cannot_be_split_is_still_mapped() {
     for policy in [Policy::Strict, Policy::Lazy { window_ns: u64::MAX }] {
         let bench = Bench::new(policy);
-        let range = bench.domain.map(&LIST, Permissions::READ_WRITE, ANYWHERE).unwrap();
+        let range = bench.domain.open(&LIST, Permissions::READ_WRITE, ANYWHERE).unwrap();
         let part = part(range, 5);
         bench.memory.fail_after(1);
         let still_mapped = UnmapError::StillMapped { range: part, unmapped: 0, kept: PAGE };
@@ -61,7 +62,7 @@ fn a_ring_says_so_and_goes_on_when_there_is_memory() {
     let bench = Bench::new(Policy::Strict);
     let mut ring = StrictRing::new(&bench.device, StrictRingConfig::new(4, LARGE, 1)).unwrap();
     let range = ring.reserve(LARGE).unwrap();
-    ring.link(range, &LIST, BOTH).unwrap();
+    ring.open_link(range, &LIST, BOTH).unwrap();
     let part = part(range, 5);
     bench.memory.fail_after(1);
     assert_eq!(ring.unlink(part), Err(RingError::StillMapped { range: part, kept: PAGE }));
@@ -80,7 +81,11 @@ struct Stuck {
     stuck: AtomicBool,
 }
 
-impl Mapper for Stuck {
+// SAFETY: it maps in the model's tables.
+unsafe impl Simulated for Stuck {}
+
+// SAFETY: all is the inner mapper's; what is stuck is said to be kept.
+unsafe impl Mapper for Stuck {
     fn geometry(&self) -> &Geometry {
         self.inner.geometry()
     }
@@ -89,7 +94,7 @@ impl Mapper for Stuck {
         self.inner.costs()
     }
 
-    fn map<P: Platform>(
+    unsafe fn map<P: Platform>(
         &self,
         platform: &P,
         range: IovaRange,
@@ -97,7 +102,8 @@ impl Mapper for Stuck {
         permissions: Permissions,
         gather: &mut Gather,
     ) -> Result<(), MapError> {
-        self.inner.map(platform, range, list, permissions, gather)
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.map(platform, range, list, permissions, gather) }
     }
 
     fn unmap<P: Platform>(&self, platform: &P, range: IovaRange, gather: &mut Gather) -> Unmapped {
@@ -132,7 +138,7 @@ impl StuckBench {
         let domain = Domain::new(platform, mapper, Policy::Strict).unwrap();
         let device = DmaDevice::new(Arc::clone(&domain), u64::MAX);
         // The tables that the first mapping needs.
-        let range = domain.map(&LIST[..1], Permissions::READ, ANYWHERE).unwrap();
+        let range = domain.open(&LIST[..1], Permissions::READ, ANYWHERE).unwrap();
         domain.unmap(range).unwrap();
         let before = memory.frames_in_use() - tables(&domain);
         Self { memory, iommu, domain, device, before }
@@ -201,7 +207,7 @@ fn coherent_memory_is_not_freed() {
 fn a_ring_keeps_what_waits() {
     let bench = StuckBench::new();
     let mut ring = StrictRing::new(&bench.device, StrictRingConfig::new(4, PAGE, 1)).unwrap();
-    let mapping = ring.map(&[PhysSegment { len: PAGE, ..LIST[0] }], BOTH).unwrap();
+    let mapping = ring.open(&[PhysSegment { len: PAGE, ..LIST[0] }], BOTH).unwrap();
     let iova = mapping.iova();
     bench.stick(true);
     let failed = ring.unmap(mapping).unwrap_err();
@@ -219,7 +225,7 @@ fn a_registration_is_not_forgotten_before_it_is_gone() {
     let limits = RegistrationLimits { entries: 8, bytes: 8 * PAGE };
     let cache = RegistrationCache::new(bench.device.clone(), limits).unwrap();
     let memory = |number| PhysSegment { phys: PhysAddr::new(0x9_0000_0000 + number * PAGE), len: PAGE };
-    let held = [0, 1].map(|number| cache.acquire(memory(number), BOTH, Keep::UntilForgotten).unwrap());
+    let held = [0, 1].map(|number| cache.open(memory(number), BOTH, Keep::UntilForgotten).unwrap());
     let iovas = held.each_ref().map(|held| held.iova());
     held.into_iter().for_each(|held| _ = cache.release(held).unwrap());
     bench.stick(true);

@@ -18,6 +18,7 @@ use portcullis::mapper::{Geometry, Mapper, TableMapper};
 use portcullis::pgtable::{MapError, PageTable, Unmapped};
 use portcullis::platform::{Frames, Platform, Table};
 use portcullis::std_platform::StdPlatform;
+use portcullis_model::open::{OpenDevice, OpenDomain, Simulated};
 use portcullis_model::{Buffer, Context, Iommu, IommuConfig, Memory, Queue};
 use rig::{Moment, Observed};
 
@@ -75,7 +76,8 @@ struct PanickingQueue {
     panics: Arc<AtomicBool>,
 }
 
-impl InvalidationQueue for PanickingQueue {
+// SAFETY: `Ok` is the model's.
+unsafe impl InvalidationQueue for PanickingQueue {
     fn invalidate(&self, domain: DomainId, request: Invalidation) -> Result<(), InvalidationError> {
         assert!(!self.panics.swap(false, Ordering::Relaxed), "as the test wants");
         self.inner.invalidate(domain, request)
@@ -176,7 +178,7 @@ fn a_panic_in_the_timer_does_not_end_all_timers() {
 #[test]
 fn a_failed_unmap_in_a_lazy_domain_keeps_the_window_s_timer_alive() {
     let bench = Bench::new(Policy::Lazy { window_ns: 2_000_000 });
-    let range = bench.domain.map(&[page_of_memory(0)], Permissions::READ_WRITE, ANYWHERE).unwrap();
+    let range = bench.domain.open(&[page_of_memory(0)], Permissions::READ_WRITE, ANYWHERE).unwrap();
     bench.iommu.queue().fail_next(1, TIMEOUT);
     assert!(bench.domain.unmap_strictly(range).is_err());
     let mapped = bench.device.map(bench.memory.buffer(PAGE).unwrap(), Direction::FromDevice).unwrap();
@@ -196,7 +198,7 @@ fn failed_flushes_are_forgotten_by_the_next_that_succeeds() {
     let limit = Iova::new((1 << 20) - 1);
     for round in 1..=3 {
         let live: Vec<_> = (0..255)
-            .map(|n| bench.domain.map(&[page_of_memory(n)], Permissions::READ_WRITE, limit).unwrap())
+            .map(|n| bench.domain.open(&[page_of_memory(n)], Permissions::READ_WRITE, limit).unwrap())
             .collect();
         live.into_iter().for_each(|range| bench.domain.unmap(range).unwrap());
         bench.domain.flush().unwrap();
@@ -302,12 +304,16 @@ fn coherent_memory_keeps_its_owner_only_while_it_may_be_reached() {
 /// A mapper whose addresses go up to the very last one.
 struct Everywhere(Geometry);
 
-impl Mapper for Everywhere {
+// SAFETY: no hardware is behind it.
+unsafe impl Simulated for Everywhere {}
+
+// SAFETY: no hardware is behind it, so nothing is reached through it.
+unsafe impl Mapper for Everywhere {
     fn geometry(&self) -> &Geometry {
         &self.0
     }
 
-    fn map<P: Platform>(
+    unsafe fn map<P: Platform>(
         &self,
         _: &P,
         _: IovaRange,
@@ -336,7 +342,7 @@ fn an_aperture_may_reach_the_last_address() {
     let domain = Domain::new(StdPlatform::new(), Everywhere(geometry), Policy::Strict).unwrap();
     let device = DmaDevice::new(domain, u64::MAX);
     let mut out = [DmaSegment::default(); 1];
-    assert_eq!(device.map_sg(&[page_of_memory(0)], Direction::ToDevice, &mut out), Ok(1));
+    assert_eq!(device.open_sg(&[page_of_memory(0)], Direction::ToDevice, &mut out), Ok(1));
     assert_eq!(out, [DmaSegment { iova: Iova::new(u64::MAX - (PAGE - 1)), len: PAGE }]);
     device.unmap_sg(&out).unwrap();
 }
@@ -345,7 +351,7 @@ fn an_aperture_may_reach_the_last_address() {
 fn a_mapping_unmapped_in_pieces_hands_nothing_out_twice() {
     let bench = Bench::on(StdPlatform::with_slots(1), Policy::Strict);
     let list: Vec<_> = (0..8).map(page_of_memory).collect();
-    let map = |list: &[PhysSegment]| bench.domain.map(list, Permissions::READ_WRITE, ANYWHERE);
+    let map = |list: &[PhysSegment]| bench.domain.open(list, Permissions::READ_WRITE, ANYWHERE);
     let whole = map(&list).unwrap().start().get();
     let piece = |page: u64, pages| IovaRange::new(Iova::new(whole + page * PAGE), pages * PAGE).unwrap();
     bench.domain.unmap(piece(0, 3)).unwrap();
@@ -355,14 +361,15 @@ fn a_mapping_unmapped_in_pieces_hands_nothing_out_twice() {
     // Only whole mappings give their addresses back: these are given up, and counted.
     assert_eq!(bench.domain.stats().lost_iova_bytes, 8 * PAGE);
     // Emptying every cache, as an exhausted space does.
-    assert!(bench.domain.map(&list, Permissions::READ_WRITE, Iova::new(9 * PAGE - 1)).is_err());
+    assert!(bench.domain.open(&list, Permissions::READ_WRITE, Iova::new(9 * PAGE - 1)).is_err());
     assert_eq!(bench.domain.usage().taken, 8 * PAGE);
 }
 
 #[test]
 fn an_unmap_of_any_size_is_bounded_by_the_tables_that_exist() {
     let bench = Bench::new(Policy::Strict);
-    let kept = bench.domain.map(&[page_of_memory(0)], Permissions::READ, Iova::new(u32::MAX.into())).unwrap();
+    let kept =
+        bench.domain.open(&[page_of_memory(0)], Permissions::READ, Iova::new(u32::MAX.into())).unwrap();
     // At one step for each granule this would take years.
     let range = IovaRange::new(Iova::new(1 << 40), 1 << 63).unwrap();
     assert_eq!(bench.domain.unmap(range), Err(UnmapError::NotMapped { range, unmapped: 0 }));

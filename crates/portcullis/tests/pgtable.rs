@@ -10,6 +10,7 @@ use common::{PAGE, PLATFORM, vtd};
 use portcullis::addr::{Iova, IovaRange, PageSize, PageSizes, Permissions, PhysAddr};
 use portcullis::pgtable::{MapError, PageTable, TableError, Unmapped, VtdSecondStage};
 use portcullis::platform::Platform;
+use portcullis_model::open::OpenTable;
 use portcullis_model::{Context, DeviceId, Iommu, IommuConfig, Memory};
 use proptest::prelude::*;
 
@@ -40,7 +41,7 @@ fn range(start: u64, len: u64) -> IovaRange {
 }
 
 fn map(table: &Vtd, start: u64, len: u64, phys: u64, permissions: Permissions) -> Result<(), MapError> {
-    table.map(&*PLATFORM, range(start, len), PhysAddr::new(phys), permissions, &mut None)
+    table.open(&*PLATFORM, range(start, len), PhysAddr::new(phys), permissions, &mut None)
 }
 
 /// The entry that maps `iova` at `level`, read from memory as the hardware would.
@@ -172,7 +173,7 @@ fn mapping_over_a_mapping_names_it_and_leaves_everything_as_it_was() {
     map(&table, 5 * PAGE, PAGE, 0xa000, Permissions::READ).unwrap();
     let mut undone = None;
     let result =
-        table.map(&*PLATFORM, range(2 * PAGE, 8 * PAGE), PhysAddr::new(0), Permissions::WRITE, &mut undone);
+        table.open(&*PLATFORM, range(2 * PAGE, 8 * PAGE), PhysAddr::new(0), Permissions::WRITE, &mut undone);
     assert_eq!(result, Err(MapError::AlreadyMapped { at: Iova::new(5 * PAGE) }));
     assert_eq!(undone, Some(range(2 * PAGE, 3 * PAGE)), "what a device may have cached meanwhile");
     for page in 0..16 {

@@ -9,6 +9,7 @@ use portcullis::addr::{Direction, Iova, IovaRange};
 use portcullis::domain::{PhysSegment, Policy, UnmapError};
 use portcullis::invalidation::{InvalidationError, QUEUE_ENTRIES};
 use portcullis::std_platform::StdPlatform;
+use portcullis_model::open::OpenDomain;
 
 /// Lazy protection whose window no test outlives.
 const LAZY_FOREVER: Policy = Policy::Lazy { window_ns: u64::MAX };
@@ -52,21 +53,21 @@ fn lazy_flushes_when_one_queue_is_full_and_reuses_no_address_before() {
     let mut seen = std::collections::HashSet::new();
     for n in 0..QUEUE_ENTRIES {
         let range =
-            bench.domain.map(&[page_of_memory(0)], Direction::FromDevice.permissions(), Iova::new(u64::MAX));
+            bench.domain.open(&[page_of_memory(0)], Direction::FromDevice.permissions(), Iova::new(u64::MAX));
         let range = range.unwrap();
         assert!(seen.insert(range.start()), "address reused before any flush, after {n} unmaps");
         bench.domain.unmap(range).unwrap();
     }
     assert_eq!(bench.domain.stats().flushes, 0);
     let last =
-        bench.domain.map(&[page_of_memory(0)], Direction::FromDevice.permissions(), Iova::new(u64::MAX));
+        bench.domain.open(&[page_of_memory(0)], Direction::FromDevice.permissions(), Iova::new(u64::MAX));
     bench.domain.unmap(last.unwrap()).unwrap();
     assert_eq!(bench.domain.stats().flushes, 1, "the 257th unmap found the queue full");
     // From now on addresses come back, one for each unmap.
     let before = bench.domain.usage().taken;
     for _ in 0..10 * QUEUE_ENTRIES {
         let range =
-            bench.domain.map(&[page_of_memory(0)], Direction::FromDevice.permissions(), Iova::new(u64::MAX));
+            bench.domain.open(&[page_of_memory(0)], Direction::FromDevice.permissions(), Iova::new(u64::MAX));
         bench.domain.unmap(range.unwrap()).unwrap();
     }
     let grown = bench.domain.usage().taken - before;
@@ -154,7 +155,7 @@ fn unmapping_what_is_not_mapped_says_how_much_was() {
         let bench = Bench::new(policy);
         let list: Vec<_> = (0..4).map(page_of_memory).collect();
         let range =
-            bench.domain.map(&list, Direction::Bidirectional.permissions(), Iova::new(u64::MAX)).unwrap();
+            bench.domain.open(&list, Direction::Bidirectional.permissions(), Iova::new(u64::MAX)).unwrap();
         assert!(bench.writes(range.start()));
         let middle = IovaRange::new(Iova::new(range.start().get() + PAGE), PAGE).unwrap();
         bench.domain.unmap(middle).unwrap();
@@ -177,14 +178,14 @@ fn an_exhausted_space_takes_back_what_lazy_protection_holds() {
     // Room below 1 MiB for 255 pages; most of them deferred.
     let limit = Iova::new((1 << 20) - 1);
     for n in 0..1000 {
-        let mapped = bench.domain.map(&[page_of_memory(n)], Direction::FromDevice.permissions(), limit);
+        let mapped = bench.domain.open(&[page_of_memory(n)], Direction::FromDevice.permissions(), limit);
         bench.domain.unmap(mapped.unwrap()).unwrap();
     }
     let live: Vec<_> = (0..255)
-        .map(|n| bench.domain.map(&[page_of_memory(n)], Direction::FromDevice.permissions(), limit).unwrap())
+        .map(|n| bench.domain.open(&[page_of_memory(n)], Direction::FromDevice.permissions(), limit).unwrap())
         .collect();
     let full =
-        bench.domain.map(&[page_of_memory(0)], Direction::FromDevice.permissions(), limit).unwrap_err();
+        bench.domain.open(&[page_of_memory(0)], Direction::FromDevice.permissions(), limit).unwrap_err();
     assert!(full.to_string().contains("no room for 0x1000 bytes"), "{full}");
     live.into_iter().for_each(|range| bench.domain.unmap(range).unwrap());
     assert_eq!(bench.domain.stats().lost_iova_bytes, 0);
@@ -201,7 +202,7 @@ fn threads_that_come_and_go_leave_nothing_behind() {
                 for _ in 0..3 {
                     scope.spawn(|| {
                         for n in 0..50 {
-                            let mapped = bench.domain.map(
+                            let mapped = bench.domain.open(
                                 &[page_of_memory(n)],
                                 Direction::FromDevice.permissions(),
                                 Iova::new(u64::MAX),

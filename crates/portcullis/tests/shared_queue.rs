@@ -21,7 +21,8 @@ struct Hardware {
     panic_every: u64,
 }
 
-impl InvalidationQueue for Hardware {
+// SAFETY: no hardware is behind it.
+unsafe impl InvalidationQueue for Hardware {
     fn invalidate(&self, domain: DomainId, request: Invalidation) -> Result<(), InvalidationError> {
         self.submit(&[Request { domain, invalidation: request }])
     }

@@ -58,13 +58,15 @@ fn unmapping_asks_for_no_memory() {
 /// A CPU without a timer: nobody else grows the pool meanwhile.
 struct NoTimer;
 
-impl Platform for NoTimer {
+// SAFETY: each of these platforms is used by one thread.
+unsafe impl Platform for NoTimer {
     fn slots(&self) -> usize {
         1
     }
 
     fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
-        f(Some(&LocalSlot::new(0)))
+        // SAFETY: one thread is the one CPU.
+        f(Some(&unsafe { LocalSlot::new(0) }))
     }
 
     fn now_ns(&self) -> u64 {

@@ -26,13 +26,15 @@ use portcullis::platform::{FRAME_SIZE, Frames, LocalSlot, Platform, PlatformEven
 #[derive(Debug)]
 struct OneCpu;
 
-impl Platform for OneCpu {
+// SAFETY: the program has one thread.
+unsafe impl Platform for OneCpu {
     fn slots(&self) -> usize {
         1
     }
 
     fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
-        f(Some(&LocalSlot::new(0)))
+        // SAFETY: the program has one thread.
+        f(Some(&unsafe { LocalSlot::new(0) }))
     }
 
     fn now_ns(&self) -> u64 {
@@ -69,7 +71,8 @@ unsafe impl Frames for ArenaFrames {
 #[derive(Debug, Default)]
 struct CountingQueue(AtomicUsize);
 
-impl InvalidationQueue for CountingQueue {
+// SAFETY: no hardware is behind it, and nothing caches.
+unsafe impl InvalidationQueue for CountingQueue {
     fn invalidate(&self, _domain: DomainId, _request: Invalidation) -> Result<(), InvalidationError> {
         self.0.fetch_add(1, Ordering::Relaxed);
         Ok(())
@@ -93,7 +96,8 @@ fn run() -> Option<()> {
     let device = DmaDevice::new(Arc::clone(&domain), u32::MAX.into());
 
     let buffer = PhysAddr::new(0x1234_5678);
-    let iova = device.map_single(buffer, 10_000, Direction::FromDevice).ok()?;
+    // SAFETY: no hardware walks the table.
+    let iova = unsafe { device.map_single(buffer, 10_000, Direction::FromDevice) }.ok()?;
     check!(iova.get() <= u32::MAX.into());
     let (phys, attributes) = domain.mapper().table().translate(&OneCpu, iova)?;
     check!(phys == buffer);

@@ -162,7 +162,8 @@ impl Lane for Mapped {
     #[inline(always)]
     fn map(&mut self, index: usize) -> bool {
         let phys = PhysAddr::new(self.buffers.at(index));
-        let mapped = self.device.map_single(phys, self.buffers.bytes(), self.direction);
+        // SAFETY: no device is behind it.
+        let mapped = unsafe { self.device.map_single(phys, self.buffers.bytes(), self.direction) };
         put(&mut self.iovas, index, mapped.ok())
     }
 

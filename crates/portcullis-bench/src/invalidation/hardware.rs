@@ -111,7 +111,8 @@ impl Hardware {
     }
 }
 
-impl InvalidationQueue for Hardware {
+// SAFETY: it stands for hardware that caches nothing; the model that it measures beside has no device.
+unsafe impl InvalidationQueue for Hardware {
     fn invalidate(&self, domain: DomainId, request: Invalidation) -> Result<(), InvalidationError> {
         self.submit(&[Request { domain, invalidation: request }])
     }

@@ -74,7 +74,9 @@ impl<Q: InvalidationQueue> Subject for Ours<Q> {
         // is in.
         let everything =
             PhysSegment { phys: PhysAddr::new(0), len: domain.mapper().geometry().aperture.len() };
-        match domain.map(&[everything], Direction::FromDevice.permissions(), Iova::new(u64::MAX)) {
+        let permissions = Direction::FromDevice.permissions();
+        // SAFETY: no device is behind it.
+        match unsafe { domain.map(&[everything], permissions, Iova::new(u64::MAX)) } {
             Err(MapListError::Iova(IovaError::Exhausted { .. })) => {}
             other => return Err(Failure::Broken(format!("the whole space was asked for: {other:?}"))),
         }
@@ -103,7 +105,8 @@ pub(super) fn put<T>(pages: &mut Vec<T>, index: usize, page: T) {
 }
 
 fn map<Q: InvalidationQueue>(device: &Device<Q>, thread: usize, index: usize) -> Option<Iova> {
-    device.map_single(PhysAddr::new(phys(thread, index)), PAGE, Direction::FromDevice).ok()
+    // SAFETY: no device is behind it.
+    unsafe { device.map_single(PhysAddr::new(phys(thread, index)), PAGE, Direction::FromDevice) }.ok()
 }
 
 /// Unmaps by the domain's policy.
@@ -165,7 +168,8 @@ struct Descriptors<Q: InvalidationQueue> {
 impl<Q: InvalidationQueue> Lane for Descriptors<Q> {
     fn map_one(&mut self, index: usize) -> bool {
         let list = [PhysSegment { phys: PhysAddr::new(phys(self.thread, index)), len: PAGE }];
-        let Ok(mapping) = self.ring.map(&list, Direction::FromDevice) else {
+        // SAFETY: no device is behind it.
+        let Ok(mapping) = (unsafe { self.ring.map(&list, Direction::FromDevice) }) else {
             return false;
         };
         put(&mut self.iovas, index, mapping.iova());

@@ -36,7 +36,8 @@ impl Locked {
     }
 }
 
-impl InvalidationQueue for Locked {
+// SAFETY: `Ok` is the inner queue's.
+unsafe impl InvalidationQueue for Locked {
     fn invalidate(&self, domain: DomainId, request: Invalidation) -> Result<(), InvalidationError> {
         self.submit(&[Request { domain, invalidation: request }])
     }
@@ -79,7 +80,8 @@ impl Apart {
         let range = self.space.alloc(&self.platform, PAGE, self.limit).ok()?;
         let list = [(PhysAddr::new(phys), PAGE)];
         let permissions = Direction::FromDevice.permissions();
-        self.mapper.map(&self.platform, range, list, permissions, &mut Gather::new()).ok()?;
+        // SAFETY: no device is behind it.
+        unsafe { self.mapper.map(&self.platform, range, list, permissions, &mut Gather::new()) }.ok()?;
         Some(range)
     }
 

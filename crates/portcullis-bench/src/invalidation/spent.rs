@@ -57,7 +57,8 @@ impl Waits {
     }
 }
 
-impl InvalidationQueue for Waits {
+// SAFETY: it stands for hardware that caches nothing.
+unsafe impl InvalidationQueue for Waits {
     fn invalidate(&self, domain: DomainId, request: Invalidation) -> Result<(), InvalidationError> {
         self.submit(&[Request { domain, invalidation: request }])
     }
@@ -136,7 +137,8 @@ mod tests {
 
     struct Nothing;
 
-    impl InvalidationQueue for Nothing {
+    // SAFETY: it stands for hardware that caches nothing.
+    unsafe impl InvalidationQueue for Nothing {
         fn invalidate(&self, _: DomainId, _: Invalidation) -> Result<(), InvalidationError> {
             Ok(())
         }

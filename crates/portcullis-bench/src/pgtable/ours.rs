@@ -32,7 +32,9 @@ impl<F: Frames, X: Format> Table for Tables<F, X> {
         let Ok(range) = IovaRange::new(Iova::new(iova), page * pages) else {
             return false;
         };
-        self.table.map(&self.platform, range, PhysAddr::new(phys), self.permissions, &mut None).is_ok()
+        let phys = PhysAddr::new(phys);
+        // SAFETY: no hardware walks the table.
+        unsafe { self.table.map(&self.platform, range, phys, self.permissions, &mut None) }.is_ok()
     }
 
     #[inline]
@@ -41,7 +43,8 @@ impl<F: Frames, X: Format> Table for Tables<F, X> {
             return false;
         };
         let list = pieces.iter().copied();
-        self.table.map_list(&self.platform, range, list, self.permissions, &mut None).is_ok()
+        // SAFETY: no hardware walks the table.
+        unsafe { self.table.map_list(&self.platform, range, list, self.permissions, &mut None) }.is_ok()
     }
 
     #[inline]

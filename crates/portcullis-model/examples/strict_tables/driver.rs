@@ -11,6 +11,7 @@ use portcullis::invalidation::DomainId;
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{PageTable, VtdSecondStage};
 use portcullis::platform::{LocalSlot, Platform, PlatformEvents};
+use portcullis_model::open::{OpenDevice, OpenRing};
 use portcullis_model::{Context, DeviceId, Iommu, Memory, Queue};
 
 pub const PAGE: u64 = 4096;
@@ -75,13 +76,15 @@ pub struct Cpus {
     now: Arc<AtomicUsize>,
 }
 
-impl Platform for Cpus {
+// SAFETY: one thread plays all CPUs, so no two callers have a slot at once; its own stores need no fence to be seen.
+unsafe impl Platform for Cpus {
     fn slots(&self) -> usize {
         CPUS
     }
 
     fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
-        f(Some(&LocalSlot::new(self.now.load(Ordering::Relaxed))))
+        // SAFETY: one thread plays all CPUs.
+        f(Some(&unsafe { LocalSlot::new(self.now.load(Ordering::Relaxed)) }))
     }
 
     fn now_ns(&self) -> u64 {
@@ -142,11 +145,11 @@ impl Driver for Ours {
         let direction = direction(purpose);
         if let Some(ring) = self.ring(cpu, purpose) {
             let list = [PhysSegment { phys: MEMORY, len: pages * PAGE }];
-            let mapping = ring.map(&list, direction).unwrap();
+            let mapping = ring.open(&list, direction).unwrap();
             let page = |n| mapping.iova().checked_add(n * PAGE).unwrap();
             return Mapped { pages: (0..pages).map(page).collect(), ring: Some(mapping) };
         }
-        Mapped::pages((0..pages).map(|_| self.device.map_single(MEMORY, PAGE, direction).unwrap()).collect())
+        Mapped::pages((0..pages).map(|_| self.device.open_single(MEMORY, PAGE, direction).unwrap()).collect())
     }
 
     fn unmap(&mut self, cpu: usize, purpose: Purpose, mapped: Mapped) {
@@ -167,6 +170,6 @@ impl Driver for Ours {
     }
 
     fn own(&mut self, bytes: u64) -> Iova {
-        self.device.map_single(MEMORY, bytes, Direction::Bidirectional).unwrap()
+        self.device.open_single(MEMORY, bytes, Direction::Bidirectional).unwrap()
     }
 }

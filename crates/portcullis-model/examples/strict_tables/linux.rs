@@ -10,6 +10,7 @@ use portcullis::addr::{Iova, IovaRange, Permissions};
 use portcullis::invalidation::Gather;
 use portcullis::iova::HoleTree;
 use portcullis::mapper::{Mapper, TableMapper};
+use portcullis_model::open::OpenMapper;
 use portcullis_model::{Descriptor, Iommu, Memory, Queue};
 
 use super::driver::{CPUS, Cpus, DOMAIN, Driver, MEMORY, Mapped, NIC, PAGE, Purpose, table};
@@ -91,7 +92,7 @@ impl Linux {
     fn enter(&self, first: u64, pages: u64) -> IovaRange {
         let range = IovaRange::new(Iova::new(first * PAGE), pages * PAGE).unwrap();
         let list = [(MEMORY, range.len())];
-        self.mapper.map(&self.platform, range, list, Permissions::READ_WRITE, &mut Gather::new()).unwrap();
+        self.mapper.open(&self.platform, range, list, Permissions::READ_WRITE, &mut Gather::new()).unwrap();
         range
     }
 }

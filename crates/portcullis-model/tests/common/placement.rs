@@ -24,6 +24,7 @@ use portcullis::iova::{IovaSpace, RingArena, RingConfig, SpaceConfig};
 use portcullis::mapper::{Mapper, TableMapper};
 use portcullis::pgtable::{PageTable, VtdSecondStage};
 use portcullis::std_platform::StdPlatform;
+use portcullis_model::open::OpenMapper;
 use portcullis_model::{Context, Descriptor, DeviceId, Iommu, IommuConfig, Memory, Queue, Stats};
 
 const PAGE: u64 = 4096;
@@ -302,7 +303,7 @@ impl Machine {
         let phys = PhysAddr::new(1 << 40);
         let list = [(phys, range.len())];
         let mut gather = Gather::new();
-        self.mapper.map(&self.platform, range, list, Permissions::READ_WRITE, &mut gather).unwrap();
+        self.mapper.open(&self.platform, range, list, Permissions::READ_WRITE, &mut gather).unwrap();
     }
 
     fn unmap(&self, range: IovaRange) {

@@ -1,4 +1,5 @@
 //! A platform whose CPU and clock are those that the trace names.
+#![allow(unsafe_code, reason = "the trait is unsafe to implement: it makes a promise")]
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError, Weak};
@@ -69,7 +70,8 @@ impl ReplayPlatform {
     }
 }
 
-impl Platform for ReplayPlatform {
+// SAFETY: one thread plays all CPUs, so no two callers have a slot at once; its own stores need no fence to be seen.
+unsafe impl Platform for ReplayPlatform {
     fn slots(&self) -> usize {
         self.slots
     }
@@ -78,7 +80,8 @@ impl Platform for ReplayPlatform {
     fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
         // One thread replays all CPUs, so no two hold a slot at once, and a thread sees its own stores in order:
         // the fence that a real machine's `fence_all` would bring has nobody to reach.
-        f(Some(&LocalSlot::with_light_fence(self.cpu.load(Ordering::Relaxed))))
+        // SAFETY: for that reason.
+        f(Some(&unsafe { LocalSlot::with_light_fence(self.cpu.load(Ordering::Relaxed)) }))
     }
 
     fn now_ns(&self) -> u64 {

@@ -181,7 +181,8 @@ impl<M: Mapper, P: Platform> Port<M, P> {
         }
         let mut lane = course.lane().and_then(|index| self.lanes[index].as_mut());
         if let Some(Lane { kind: Kind::Ring(ring), .. }) = &mut lane {
-            match ring.map_sg(list, direction, view) {
+            // SAFETY: the memory is simulated: its bytes are atomics, and only simulated devices reach them.
+            match unsafe { ring.map_sg(list, direction, view) } {
                 Ok((mapping, used)) => return Ok((Way::Ring(mapping), used)),
                 // It never fits: alone, then.
                 Err(RingError::Arena(ArenaError::Oversize { .. })) => {}
@@ -197,7 +198,8 @@ impl<M: Mapper, P: Platform> Port<M, P> {
         }
         let is_batch = self.mode == Mode::StrictBatch && lane.is_some();
         let way = if is_batch { Way::Batch } else { Way::Alone };
-        let used = self.device.map_sg(list, direction, view).map_err(MapFailed::Error)?;
+        // SAFETY: as above.
+        let used = unsafe { self.device.map_sg(list, direction, view) }.map_err(MapFailed::Error)?;
         Ok((way, used))
     }
 

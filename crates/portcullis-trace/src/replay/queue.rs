@@ -1,4 +1,5 @@
 //! The model's invalidation queue with a clock around it, and an account of what hardware would make the CPU wait.
+#![allow(unsafe_code, reason = "the trait is unsafe to implement: it makes a promise")]
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -84,7 +85,8 @@ impl RequestWaits for ClockedQueue {
     }
 }
 
-impl InvalidationQueue for ClockedQueue {
+// SAFETY: `Ok` is the model's.
+unsafe impl InvalidationQueue for ClockedQueue {
     fn costs(&self) -> Costs {
         self.costs
     }

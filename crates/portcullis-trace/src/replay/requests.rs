@@ -1,4 +1,5 @@
 //! A mapper whose changes are requests to somebody else: what that makes the CPU wait.
+#![allow(unsafe_code, reason = "the trait is unsafe to implement: it makes a promise")]
 
 use std::sync::Arc;
 
@@ -44,7 +45,8 @@ impl<M: Mapper, W: RequestWaits> RequestMapper<M, W> {
     }
 }
 
-impl<M: Mapper, W: RequestWaits> Mapper for RequestMapper<M, W> {
+// SAFETY: all changes and waits are `M`'s.
+unsafe impl<M: Mapper, W: RequestWaits> Mapper for RequestMapper<M, W> {
     fn geometry(&self) -> &Geometry {
         self.inner.geometry()
     }
@@ -54,7 +56,7 @@ impl<M: Mapper, W: RequestWaits> Mapper for RequestMapper<M, W> {
     }
 
     #[inline]
-    fn map<P: Platform>(
+    unsafe fn map<P: Platform>(
         &self,
         platform: &P,
         range: IovaRange,
@@ -62,7 +64,8 @@ impl<M: Mapper, W: RequestWaits> Mapper for RequestMapper<M, W> {
         permissions: Permissions,
         gather: &mut Gather,
     ) -> Result<(), MapError> {
-        self.inner.map(platform, range, list, permissions, gather)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.map(platform, range, list, permissions, gather) }?;
         if self.by_request {
             self.waits.mapped(range.len() / self.granule);
         }
@@ -70,7 +73,7 @@ impl<M: Mapper, W: RequestWaits> Mapper for RequestMapper<M, W> {
     }
 
     #[inline]
-    fn map_near<P: Platform>(
+    unsafe fn map_near<P: Platform>(
         &self,
         platform: &P,
         cursor: &mut Cursor,
@@ -78,8 +81,8 @@ impl<M: Mapper, W: RequestWaits> Mapper for RequestMapper<M, W> {
         phys: PhysAddr,
         permissions: Permissions,
     ) -> bool {
-        // By request there is no quicker way.
-        !self.by_request && self.inner.map_near(platform, cursor, range, phys, permissions)
+        // By request there is no quicker way. SAFETY: the caller's promise.
+        !self.by_request && unsafe { self.inner.map_near(platform, cursor, range, phys, permissions) }
     }
 
     #[inline]

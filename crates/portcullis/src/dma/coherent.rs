@@ -48,7 +48,10 @@ impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
         let rounded = (len as u64).checked_next_multiple_of(granule).unwrap_or(u64::MAX);
         let count = usize::try_from(rounded / FRAME_SIZE).unwrap_or(usize::MAX);
         let phys = frames.alloc(count).ok_or(CoherentError::OutOfMemory { frames: count })?;
-        match device.map_single(phys, count as u64 * FRAME_SIZE, Direction::Bidirectional) {
+        let len = count as u64 * FRAME_SIZE;
+        // SAFETY: the frames are this value's alone, in whole granules, accessed as atomics only, and freed after a strict
+        // unmap or never.
+        match unsafe { device.map_single(phys, len, Direction::Bidirectional) } {
             Ok(iova) => {
                 let (device, frames) = (ManuallyDrop::new(device.clone()), ManuallyDrop::new(frames));
                 Ok(Self { device, frames, phys, count, iova })

@@ -18,9 +18,9 @@ use crate::sync::{Ordering, fence};
 /// device's, [`with_policy`](Self::with_policy) for those that are made or ended through one handle, down to a single
 /// mapping.
 ///
-/// The raw methods trust their caller with what the typed one ([`map`](Self::map)) keeps account of itself:
-/// that the memory is the caller's to open to a device, and that a mapping is unmapped once, as a whole, and
-/// by one CPU.
+/// The raw methods trust their caller with what the typed one ([`map`](Self::map)) keeps account of itself: that the memory is
+/// the caller's to open to a device, for which they are unsafe; and that a mapping is unmapped once, as a whole, and by one
+/// CPU, which memory safety does not rest on: an unmap only ever closes.
 ///
 /// All methods may run on any number of CPUs at once. What they may wait for is the domain's affair: see
 /// [`Domain::map`] and [`Domain::unmap`].
@@ -93,8 +93,18 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
     ///
     /// # Errors
     /// [`MapListError`], with nothing mapped.
-    pub fn map_single(&self, phys: PhysAddr, len: u64, direction: Direction) -> Result<Iova, MapListError> {
-        self.map_list(&[PhysSegment { phys, len }], direction).map(|(first, _)| first)
+    ///
+    /// # Safety
+    /// As for [`Domain::map`]. Under passthrough the device reaches all of memory, mapped or not, and that is for whoever
+    /// attached it so to answer for.
+    pub unsafe fn map_single(
+        &self,
+        phys: PhysAddr,
+        len: u64,
+        direction: Direction,
+    ) -> Result<Iova, MapListError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.map_list(&[PhysSegment { phys, len }], direction) }.map(|(first, _)| first)
     }
 
     /// Unmaps what [`map_single`](Self::map_single) returned for the same `len`.
@@ -121,7 +131,10 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
     ///
     /// # Errors
     /// [`MapListError`], with nothing mapped: the list is mapped as a whole or not at all.
-    pub fn map_sg(
+    ///
+    /// # Safety
+    /// As for [`map_single`](Self::map_single), for each segment.
+    pub unsafe fn map_sg(
         &self,
         list: &[PhysSegment],
         direction: Direction,
@@ -131,7 +144,8 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         if room < needed {
             return Err(MapListError::NoRoom { needed, room });
         }
-        let (_, range) = self.map_list(list, direction)?;
+        // SAFETY: the caller's promise.
+        let (_, range) = unsafe { self.map_list(list, direction) }?;
         let base = range.map(IovaRange::start);
         device_view(list, base, self.domain.granule(), out).ok_or(MapListError::NoRoom { needed, room })
     }
@@ -177,7 +191,10 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
 
     /// Maps `list` into one range. Returns the device's address of its first byte, and the range of pages to
     /// unmap, `None` where nothing is translated.
-    pub(super) fn map_list(
+    ///
+    /// # Safety
+    /// As for [`map_single`](Self::map_single), for each segment.
+    pub(super) unsafe fn map_list(
         &self,
         list: &[PhysSegment],
         direction: Direction,
@@ -192,7 +209,8 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
             }
             return Ok((Iova::new(first.phys.get()), None));
         }
-        let range = self.domain.map(list, direction.permissions(), Iova::new(self.mask))?;
+        // SAFETY: the caller's promise.
+        let range = unsafe { self.domain.map(list, direction.permissions(), Iova::new(self.mask)) }?;
         let used = bytes_of(list.iter().map(|segment| segment.len));
         self.domain.count_neighbours(range.len().saturating_sub(used));
         let offset = first.phys.page_offset(self.domain.granule());

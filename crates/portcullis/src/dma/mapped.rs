@@ -89,7 +89,9 @@ impl<B: DmaBuffer, M: Mapper, P: Platform> Mapped<B, M, P> {
     ) -> Result<Self, MapFailed<B>> {
         let list = buffer.segments();
         let used = bytes_of(list.iter().map(|segment| segment.len));
-        match device.map_list(list, direction) {
+        // SAFETY: the memory is the buffer's alone and is accessed as a device's may be (`DmaBuffer`); the buffer is given back
+        // or dropped only after an unmap, or leaked.
+        match unsafe { device.map_list(list, direction) } {
             Ok((first, range)) => {
                 let inner =
                     Inner { device, buffer, first, range, used, unconfirmed: false, still_mapped: None };

@@ -136,7 +136,16 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// # Errors
     /// [`MapListError`]: nothing is mapped. Nothing is lost either, but for the addresses in which somebody
     /// else's mapping was met.
-    pub fn map(
+    ///
+    /// # Safety
+    /// **The memory is the caller's to open to every device of the domain, for as long as it is mapped**: until an
+    /// [`unmap`](Self::unmap) of it has returned `Ok`, and, under a lazy policy, the flush that covers it is confirmed. Devices
+    /// may access it at any time, as the permissions say, and with it all of the granules that it touches. Until then
+    /// it is not given to others, nor used in a way that relies on its contents: there are no references to it but to
+    /// atomics (and, where devices only read, shared ones to what is not written).
+    ///
+    /// After an error it goes on for [`MapListError::Unconfirmed`] only, until a [`flush`](Self::flush) has returned `Ok`.
+    pub unsafe fn map(
         &self,
         list: &[PhysSegment],
         permissions: Permissions,
@@ -145,7 +154,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         let len = self.pages_of(list)?;
         let range = self.alloc(len, limit)?;
         let mut gather = Gather::new();
-        if let Err(error) = self.enter(range, list, permissions, &mut gather) {
+        // SAFETY: the caller's promise.
+        if let Err(error) = unsafe { self.enter(range, list, permissions, &mut gather) } {
             return Err(self.undo(range, error, gather));
         }
         self.platform.with_slot(|slot| self.counters.maps.add(slot, 1));

@@ -96,7 +96,19 @@ pub enum InvalidationError {
 }
 
 /// A piece of hardware that caches translations and can be told to forget them.
-pub trait InvalidationQueue: Send + Sync + 'static {
+///
+/// # Safety
+/// Memory goes back to its owner, and page tables to their allocator, on the word of this trait. So:
+///
+/// - **`Ok` means forgotten**: when [`invalidate`](Self::invalidate) or [`submit`](Self::submit) returns `Ok`, the hardware holds
+///   nothing of what each request names, in any of its caches, that it read from page tables before the call; what it reads
+///   from now on is what the caller has stored; and every access that used what is forgotten is complete, its writes
+///   visible. That goes for every [`Invalidation`] as its documentation says, paging-structure caches included unless only
+///   leaves were named, and for every address of a range.
+/// - All that the caller stored before the call is visible to the hardware before it acts.
+/// - Requests of one [`submit`](Self::submit) act in their order: an IOTLB has forgotten before a device TLB is asked to.
+/// - After an error, or a panic, nothing is assumed.
+pub unsafe trait InvalidationQueue: Send + Sync + 'static {
     /// Asks for `request` in `domain` and waits until the hardware confirms it.
     ///
     /// May wait for hardware; the caller holds no lock and no slot. Every page-table store that the caller
@@ -137,7 +149,8 @@ pub trait InvalidationQueue: Send + Sync + 'static {
     }
 }
 
-impl<T: InvalidationQueue> InvalidationQueue for alloc::sync::Arc<T> {
+// SAFETY: everything is passed on to `T`, which promises the same.
+unsafe impl<T: InvalidationQueue> InvalidationQueue for alloc::sync::Arc<T> {
     fn invalidate(&self, domain: DomainId, request: Invalidation) -> Result<(), InvalidationError> {
         T::invalidate(self, domain, request)
     }

@@ -296,7 +296,9 @@ impl State {
     }
 }
 
-impl<Q: InvalidationQueue> InvalidationQueue for SharedQueue<Q> {
+// SAFETY: `Ok` is returned to a caller whose own submission `Q` has confirmed, or who sees, with an acquire load, that a batch
+// is complete which was submitted after all its requests were staged and which `Q` has confirmed as a whole.
+unsafe impl<Q: InvalidationQueue> InvalidationQueue for SharedQueue<Q> {
     fn costs(&self) -> Costs {
         self.queue.costs()
     }

@@ -88,7 +88,10 @@ impl AmdV1 {
     }
 }
 
-impl Format for AmdV1 {
+// SAFETY: pure functions of the bits of the manual named above, which the software IOMMU's walker reads independently of
+// them; `new` refuses levels and widths that the architecture does not have. `decode` takes a table's address out of the
+// bits that `table` put it into, and tells it from a leaf by bits that differ.
+unsafe impl Format for AmdV1 {
     const GRANULE_SHIFT: u32 = 12;
     /// Bits 4:1 are ignored in tables' entries.
     const MARK: u64 = 1 << 1;

@@ -183,7 +183,10 @@ impl<const GRANULE: u32> Arm<GRANULE> {
     }
 }
 
-impl<const GRANULE: u32> Format for Arm<GRANULE> {
+// SAFETY: as for every format: pure functions of the bits of the manual named above, which the software IOMMU's walker
+// reads independently of them; `new` refuses levels and widths that the architecture does not have. `decode` takes a table's
+// address out of the bits that `table` put it into, and tells it from a leaf by bits that differ.
+unsafe impl<const GRANULE: u32> Format for Arm<GRANULE> {
     const GRANULE_SHIFT: u32 = GRANULE;
     /// Of bits 58:51, which both stages ignore in tables' entries.
     const MARK: u64 = 1 << 55;

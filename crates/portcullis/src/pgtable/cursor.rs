@@ -50,8 +50,11 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     ///
     /// In the lowest table of the last range that was mapped with `cursor` it takes no walk either, but one step.
     /// Never allocates or waits.
+    ///
+    /// # Safety
+    /// As for [`map`](Self::map).
     #[inline]
-    pub fn map_near<P: Platform>(
+    pub unsafe fn map_near<P: Platform>(
         &self,
         platform: &P,
         cursor: &mut Cursor,

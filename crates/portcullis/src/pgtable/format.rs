@@ -79,7 +79,25 @@ pub enum Entry {
 ///
 /// The functions are pure and are called for every entry: a few instructions each. Levels and runs passed in
 /// are ones that the format said it has, addresses are aligned and at most [`last_phys`](Self::last_phys).
-pub trait Format: Copy + Debug + Send + Sync + 'static {
+///
+/// # Safety
+/// The engine follows entries to tables as references, and a device reaches what the hardware reads in them. So:
+///
+/// - All functions always return the same for the same arguments, of one value and of its copies.
+/// - **[`decode`](Self::decode) leads only to tables that [`table`](Self::table) was given**: `decode(table(t, l), k)` in a table
+///   of level `k` is [`Entry::Table`] with just `t` and `l`, marked or not, and no other entry is: not 0, none of those that
+///   [`leaf`](Self::leaf) and [`stride`](Self::stride) make, nothing without a [present](Self::PRESENT) bit. `l` is below `k`, and the
+///   table at `t` has one entry for each address bit between the two.
+/// - [`MARK`](Self::MARK) is one bit, which no entry of [`table`](Self::table) has set and no address needs.
+/// - There is at least one level and one leaf size; [`GRANULE_SHIFT`](Self::GRANULE_SHIFT) is 4 to 16; the
+///   [input bits](Self::input_bits) are more than the root's [shift](Layout::shift), by at most 18, and 63 at the most;
+///   [`last_phys`](Self::last_phys) is below 2^52.
+/// - Levels in [`leaf_sizes`](Self::leaf_sizes) are 1 to [`levels`](Self::levels), runs are shorter than a table, sizes ascend, and
+///   the first is the granule's.
+/// - **Hardware reads what the engine means**: through a leaf that is entered at an address a device reaches just
+///   the page that the leaf was made for, with no more than its permissions; through a [table](Self::table), what is
+///   entered there; through an entry without a [present](Self::PRESENT) bit, nothing.
+pub unsafe trait Format: Copy + Debug + Send + Sync + 'static {
     /// The binary logarithm of the smallest page, which is also the size of a table below the root.
     const GRANULE_SHIFT: u32;
 

@@ -111,7 +111,10 @@ impl Riscv {
     }
 }
 
-impl Format for Riscv {
+// SAFETY: pure functions of the bits of the manual named above, which the software IOMMU's walker reads independently of
+// them; `new` refuses levels and widths that the architecture does not have. `decode` takes a table's address out of the
+// bits that `table` put it into, and tells it from a leaf by bits that differ.
+unsafe impl Format for Riscv {
     const GRANULE_SHIFT: u32 = 12;
     /// The bits of RSW, which hardware ignores in leaves and in tables' entries alike.
     const MARK: u64 = 1 << 8;

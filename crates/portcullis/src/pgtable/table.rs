@@ -36,8 +36,8 @@ impl Unmapped {
 /// All methods take `&self` and may run on any number of CPUs at once, as long as no two of them change the
 /// same pages; if they do, entries stay valid but it is open whose mapping wins.
 ///
-/// Which memory a device is let into is the caller's affair: the table maps what it is told. Its owner sees to
-/// it that no hardware walks it any more when it is dropped.
+/// Which memory a device is let into is the caller's affair: the table maps what it is told, so that is unsafe. Whoever
+/// tells hardware to walk it from its [root](Self::root) sees to it that none does any more when it is dropped.
 #[derive(Debug)]
 pub struct PageTable<F: Frames, X: Format> {
     frames: F,
@@ -145,8 +145,20 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     /// [`MapError`]: nothing of the range is mapped by this call. Where `undone` is given a range, the call
     /// had entered those pages before it failed and has removed them again; a device may have used them
     /// meanwhile, so they need an invalidation before the range is used again.
+    ///
+    /// # Safety
+    /// **The memory is the caller's to open to every device that is translated by this table, for as long as it is mapped**:
+    /// from the call on, until an unmap of it has returned and an invalidation of what that removed is confirmed.
+    ///
+    /// - Devices may access it at any time, as the permissions say. Until then it is not given to others, nor used in a way
+    ///   that relies on its contents: there are no references to it but to atomics (and, where devices only read, shared
+    ///   ones to what is not written); the CPU reads and writes it as atomics, or volatile.
+    /// - Besides, this goes for all of each granule: whole pages are opened.
+    /// - After an error it goes on only for what is in `undone`, until the invalidation of that is confirmed.
+    ///
+    /// Memory that only a software IOMMU reaches, all of it in atomics, is anybody's to open.
     #[inline]
-    pub fn map<P: Platform>(
+    pub unsafe fn map<P: Platform>(
         &self,
         platform: &P,
         range: IovaRange,
@@ -174,7 +186,10 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     ///
     /// # Errors
     /// As [`map`](Self::map); [`MapError::Length`] where the pieces together are not as long as the range.
-    pub fn map_list<P: Platform>(
+    ///
+    /// # Safety
+    /// As for [`map`](Self::map), for each piece.
+    pub unsafe fn map_list<P: Platform>(
         &self,
         platform: &P,
         range: IovaRange,

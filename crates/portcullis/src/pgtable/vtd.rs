@@ -50,7 +50,10 @@ impl VtdSecondStage {
     }
 }
 
-impl Format for VtdSecondStage {
+// SAFETY: pure functions of the bits of the manual named above, which the software IOMMU's walker reads independently of
+// them; `new` refuses levels and widths that the architecture does not have. `decode` takes a table's address out of the
+// bits that `table` put it into, and tells it from a leaf by bits that differ.
+unsafe impl Format for VtdSecondStage {
     const GRANULE_SHIFT: u32 = 12;
     const MARK: u64 = 1 << 52;
     const SPLIT: u64 = 1 << 53;

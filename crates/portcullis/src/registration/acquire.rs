@@ -25,8 +25,14 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
     ///
     /// # Errors
     /// [`AcquireError`]: nothing is held, and the entry is not mapped.
+    ///
+    /// # Safety
+    /// As for [`Domain::map`](crate::domain::Domain::map), for as long as the device may reach the memory by the table of the
+    /// [module](crate::registration): until a [`forget`](Self::forget) of it has returned `Ok`; or, where all who acquired it did so
+    /// [`WhileHeld`](Keep::WhileHeld), until the [`release`](Self::release) of the last of them has. After an error it goes on for
+    /// what is unconfirmed only, until a [flush](crate::domain::Domain::flush) has returned `Ok`.
     #[inline]
-    pub fn acquire(
+    pub unsafe fn acquire(
         &self,
         memory: PhysSegment,
         direction: Direction,
@@ -36,7 +42,11 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
             .and_then(|span| self.with(|state| state.hit(&span, keep)));
         match hit {
             Some(held) => Ok(self.registration(held, memory.len)),
-            None => Ok(self.registration(self.acquire_missing(memory, direction, keep)?, memory.len)),
+            None => {
+                // SAFETY: the caller's promise.
+                let held = unsafe { self.acquire_missing(memory, direction, keep) }?;
+                Ok(self.registration(held, memory.len))
+            }
         }
     }
 
@@ -45,8 +55,10 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
         Registration { iova, len, cache: self.number, slot, generation, whole }
     }
 
+    /// # Safety
+    /// As for [`acquire`](Self::acquire).
     #[cold]
-    fn acquire_missing(
+    unsafe fn acquire_missing(
         &self,
         memory: PhysSegment,
         direction: Direction,
@@ -65,7 +77,8 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
             let claim = &mut making.claim;
             match self.with(|state| state.step((&span, bytes, keep), claim, &mut batch)) {
                 Step::Hit(held) => return Ok(held),
-                Step::Reserved(slot) => return self.map(slot, &span, bytes),
+                // SAFETY: the caller's promise.
+                Step::Reserved(slot) => return unsafe { self.map(slot, &span, bytes) },
                 Step::Failed(error) => return Err(error),
                 Step::Wait => pause(),
                 Step::Evict => {
@@ -78,14 +91,18 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
     }
 
     /// Maps what was reserved.
-    fn map(&self, slot: u32, span: &Span, bytes: u64) -> Result<Held, AcquireError> {
+    ///
+    /// # Safety
+    /// As for [`acquire`](Self::acquire).
+    unsafe fn map(&self, slot: u32, span: &Span, bytes: u64) -> Result<Held, AcquireError> {
         let domain = self.device.domain();
         // Already here: where addresses are short, what was deferred is confirmed for them.
         let mut linking = Linking { cache: self, slot, range: None };
         let range = domain.reserve(bytes, Iova::new(self.device.mask()))?;
         let mut unconfirmed = Gather::new();
         linking.range = Some(range);
-        let linked = domain.link(range, &[span.memory()], span.permissions(), &mut unconfirmed);
+        // SAFETY: the caller's promise.
+        let linked = unsafe { domain.link(range, &[span.memory()], span.permissions(), &mut unconfirmed) };
         // It has come back.
         core::mem::forget(linking);
         if let Err(LinkFailed { error, unconfirmed, occupied }) = linked {

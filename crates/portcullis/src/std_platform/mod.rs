@@ -128,7 +128,11 @@ impl Default for StdPlatform {
     }
 }
 
-impl Platform for StdPlatform {
+// SAFETY: a slot is taken off the free ones, under a lock, by the thread that leases it, and put back, under the same lock,
+// when that thread ends and its listeners have been told; in between, no other thread has it. `LAST` names it by the
+// platform's identity, which is never used twice, and is reset before it is put back. A thread takes it with itself.
+// `barrier::all` interrupts every thread of the process; it is registered before any slot is called light.
+unsafe impl Platform for StdPlatform {
     fn slots(&self) -> usize {
         self.inner.slots
     }
@@ -140,7 +144,10 @@ impl Platform for StdPlatform {
         let slot = if id == self.inner.id { Some(last) } else { self.leased_slot() };
         let light = self.inner.light_fence;
         f(slot
-            .map(|slot| if light { LocalSlot::with_light_fence(slot) } else { LocalSlot::new(slot) })
+            .map(|slot| {
+                // SAFETY: this thread has leased the slot; `light` says that `fence_all` interrupts all threads.
+                unsafe { if light { LocalSlot::with_light_fence(slot) } else { LocalSlot::new(slot) } }
+            })
             .as_ref())
     }
 
@@ -148,7 +155,11 @@ impl Platform for StdPlatform {
     fn with_slot_at_hand<R>(&self, f: impl FnOnce(&LocalSlot<'_>) -> R) -> Option<R> {
         let (id, slot) = Self::last();
         // Where each turn needs a fence, a call more makes no difference.
-        (id == self.inner.at_hand).then(|| f(&LocalSlot::with_light_fence(slot)))
+        (id == self.inner.at_hand).then(|| {
+            // SAFETY: this thread has leased the slot, and `at_hand` is an identity only where `fence_all` interrupts all
+            // threads.
+            f(&unsafe { LocalSlot::with_light_fence(slot) })
+        })
     }
 
     fn fence_all(&self) {

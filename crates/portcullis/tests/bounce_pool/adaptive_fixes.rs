@@ -13,8 +13,8 @@ use portcullis::dma::{
 };
 use portcullis::domain::{MapListError, Policy};
 use portcullis::invalidation::Gather;
-use portcullis::mapper::Mapper as _;
 use portcullis::platform::{LocalSlot, Platform, PlatformEvents};
+use portcullis_model::open::OpenMapper;
 
 use crate::adaptive::{adaptive, cycle, map as map_one};
 use crate::adaptive_ring::{Queue, map, page, queue, reaches, rows};
@@ -49,7 +49,7 @@ fn a_mapping_that_was_refused_half_way_and_not_confirmed_is_no_copy() {
     let second = IovaRange::new(Iova::new(mapping.iova().get() + PAGE), PAGE).unwrap();
     let foreign = [(bench.memory.buffer(PAGE).unwrap().phys(), PAGE)];
     let mapper = bench.domain.mapper();
-    mapper.map(&bench.platform, second, foreign, Permissions::READ, &mut Gather::new()).unwrap();
+    mapper.open(&bench.platform, second, foreign, Permissions::READ, &mut Gather::new()).unwrap();
     bench.iommu.queue().fail_next(1, TIMEOUT);
     let error = map_one(&device, &list, Direction::FromDevice).unwrap_err();
     assert_eq!(error, BounceMapError::List(MapListError::Unconfirmed { error: TIMEOUT }));
@@ -100,7 +100,8 @@ fn what_is_not_made_is_not_counted() {
 #[derive(Default)]
 struct Wandering(Chosen, AtomicUsize);
 
-impl Platform for Wandering {
+// SAFETY: as for `Chosen`: one thread.
+unsafe impl Platform for Wandering {
     fn slots(&self) -> usize {
         self.0.slots()
     }

@@ -9,8 +9,8 @@ use portcullis::bounce::pool::{
 use portcullis::domain::MapListError;
 use portcullis::invalidation::Gather;
 use portcullis::iova::IovaError;
-use portcullis::mapper::Mapper;
 use portcullis::pgtable::MapError;
+use portcullis_model::open::OpenMapper;
 
 use crate::support::{Bench, DEVICE, PAGE, TIMEOUT, map, piece, small};
 
@@ -235,7 +235,7 @@ fn somebody_else_s_mapping_in_a_slot_costs_that_slot_alone() {
     let range = IovaRange::new(Iova::new(first.get() + 2 * PAGE), PAGE).unwrap();
     let mapper = bench.domain.mapper();
     let pages = [(buffer.phys(), PAGE)];
-    mapper.map(&bench.platform, range, pages, Permissions::READ, &mut Gather::new()).unwrap();
+    mapper.open(&bench.platform, range, pages, Permissions::READ, &mut Gather::new()).unwrap();
     let error = map(&bench.device, &list, Direction::ToDevice, NONE).unwrap_err();
     let occupied = MapError::AlreadyMapped { at: range.start() };
     assert_eq!(error, BounceMapError::List(MapListError::Map(occupied)));
@@ -262,7 +262,7 @@ fn a_slot_that_is_both_somebody_else_s_and_unconfirmed_is_not_used_again() {
     let first = map(&bench.device, &list, Direction::ToDevice, NONE).unwrap().iova();
     let range = IovaRange::new(Iova::new(first.get() + 31 * PAGE), PAGE).unwrap();
     let pages = [(buffer.phys(), PAGE)];
-    bench.domain.mapper().map(&bench.platform, range, pages, Permissions::READ, &mut Gather::new()).unwrap();
+    bench.domain.mapper().open(&bench.platform, range, pages, Permissions::READ, &mut Gather::new()).unwrap();
     bench.iommu.queue().fail_next(1, TIMEOUT);
     let error = map(&bench.device, &list, Direction::ToDevice, NONE).unwrap_err();
     assert_eq!(error, BounceMapError::List(MapListError::Unconfirmed { error: TIMEOUT }));

@@ -6,10 +6,10 @@ use portcullis::addr::{Direction, Iova, IovaRange, Permissions};
 use portcullis::bounce::pool::{Attributes, BounceMapError, PoolConfig, Way};
 use portcullis::domain::{MapListError, Policy};
 use portcullis::invalidation::Gather;
-use portcullis::mapper::Mapper as _;
 use portcullis::pgtable::MapError;
 use portcullis::platform::PlatformEvents;
 use portcullis_model::Buffer;
+use portcullis_model::open::OpenMapper;
 
 use crate::support::{Bench, DEVICE, PAGE, TIMEOUT, Ticking, large, map, piece};
 
@@ -237,7 +237,7 @@ fn a_slot_that_waits_holds_no_bytes_of_another_group() {
 fn occupy(bench: &Bench, buffer: &Buffer, class_end: u64) -> IovaRange {
     let range = IovaRange::new(Iova::new(class_end - PAGE), PAGE).unwrap();
     let pages = [(buffer.phys(), PAGE)];
-    bench.domain.mapper().map(&bench.platform, range, pages, Permissions::READ, &mut Gather::new()).unwrap();
+    bench.domain.mapper().open(&bench.platform, range, pages, Permissions::READ, &mut Gather::new()).unwrap();
     range
 }
 

@@ -12,6 +12,7 @@ use portcullis::invalidation::{DomainId, InvalidationError};
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{PageTable, VtdSecondStage};
 use portcullis::platform::{CopyMemory, Frames, LocalSlot, Platform, PlatformEvents, Table};
+use portcullis_model::open::Simulated;
 use portcullis_model::{Context, DeviceId, Iommu, IommuConfig, Memory, Queue};
 
 use crate::chosen::Chosen;
@@ -43,6 +44,9 @@ impl Rationed {
         self.grants.store(grants, Ordering::Relaxed);
     }
 }
+
+// SAFETY: it is the software IOMMU's memory.
+unsafe impl Simulated for Rationed {}
 
 // SAFETY: everything is passed on to the memory, or refused.
 unsafe impl Frames for Rationed {
@@ -97,7 +101,8 @@ impl Ticking {
     }
 }
 
-impl Platform for Ticking {
+// SAFETY: slots are `Chosen`'s.
+unsafe impl Platform for Ticking {
     fn slots(&self) -> usize {
         self.0.slots()
     }

@@ -12,6 +12,7 @@ use portcullis::bounce::pool::{
 use portcullis::domain::{MapListError, PhysSegment, UnmapError};
 use portcullis::iova::IovaError;
 use portcullis::pgtable::MapError;
+use portcullis_model::open::OpenDomain;
 use portcullis_model::{Buffer, DeviceId};
 
 use crate::chosen::Chosen;
@@ -315,7 +316,7 @@ impl World {
             bench.domain.flush().unwrap();
             drop(haunted);
             let list = [PhysSegment { phys: bench.memory.base(), len: 8 * PAGE }];
-            bench.domain.map(&list, Permissions::READ, Iova::new(4 * PAGE)).unwrap_err();
+            bench.domain.open(&list, Permissions::READ, Iova::new(4 * PAGE)).unwrap_err();
         }
         bench.finish();
     }

@@ -9,6 +9,7 @@ use portcullis::invalidation::{
     DeviceId, DeviceTlbError, DomainId, Gather, Invalidation, InvalidationError, MOST_DEVICE_TLBS, Request,
 };
 use portcullis::mapper::Mapper as _;
+use portcullis_model::open::OpenMapper;
 
 use crate::machine::{DEVICE, Machine, OTHER, PAGE, SILENT, TLB, page};
 
@@ -28,7 +29,7 @@ fn a_device_that_comes_in_the_midst_of_an_unmap_gets_nothing() {
     machine.iommu.attach(OTHER, context);
     let range = IovaRange::new(Iova::new(PAGE), PAGE).unwrap();
     let mut gather = Gather::new();
-    mapper.map(&machine.platform, range, [memory(0)], Permissions::READ_WRITE, &mut gather).unwrap();
+    mapper.open(&machine.platform, range, [memory(0)], Permissions::READ_WRITE, &mut gather).unwrap();
     assert!(machine.reaches(OTHER, range.start()), "it is in the IOTLB");
     assert_eq!(mapper.unmap(&machine.platform, range, &mut gather).bytes, PAGE);
     let reached = Arc::new(AtomicBool::new(true));
@@ -136,7 +137,7 @@ fn a_device_that_comes_and_goes_never_reaches_what_is_unmapped() {
     let access = |range: IovaRange| iommu.access(DEVICE, range.start(), 1, Permissions::WRITE).is_ok();
     let map = |range, memory| {
         let mut gather = Gather::new();
-        mapper.map(platform, range, [memory], Permissions::READ_WRITE, &mut gather).unwrap();
+        mapper.open(platform, range, [memory], Permissions::READ_WRITE, &mut gather).unwrap();
         assert!(access(range), "it is mapped");
         gather
     };

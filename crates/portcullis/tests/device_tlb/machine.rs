@@ -13,6 +13,7 @@ use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{PageTable, VtdSecondStage};
 use portcullis::platform::Platform;
 use portcullis::std_platform::StdPlatform;
+use portcullis_model::open::OpenDomain;
 use portcullis_model::{Context, Iommu, IommuConfig, Memory, Queue};
 
 pub const DEVICE: DeviceId = DeviceId(7);
@@ -57,7 +58,8 @@ impl fmt::Debug for Hostile {
     }
 }
 
-impl InvalidationQueue for Hostile {
+// SAFETY: `Ok` is the model's, of each request.
+unsafe impl InvalidationQueue for Hostile {
     fn invalidate(&self, domain: DomainId, request: Invalidation) -> Result<(), InvalidationError> {
         self.submit(&[Request { domain, invalidation: request }])
     }
@@ -154,7 +156,7 @@ impl Side {
     /// A page of memory that nobody reads or writes, mapped. No two of these are neighbours.
     pub fn map(&self, number: u64) -> portcullis::addr::IovaRange {
         let list = [page(number)];
-        self.domain.map(&list, Direction::Bidirectional.permissions(), Iova::new(u64::MAX)).unwrap()
+        self.domain.open(&list, Direction::Bidirectional.permissions(), Iova::new(u64::MAX)).unwrap()
     }
 }
 

@@ -10,6 +10,7 @@ use portcullis::invalidation::{DomainId, Gather, Invalidation, InvalidationQueue
 use portcullis::mapper::{Mapper, TableMapper};
 use portcullis::pgtable::{Arm, ArmStage, PageTable};
 use portcullis::platform::Platform;
+use portcullis_model::open::{OpenDomain, OpenMapper, OpenRing};
 
 use crate::machine::{DEVICE, LAZY_FOREVER, Machine, OTHER, PAGE, SILENT, page};
 
@@ -151,7 +152,7 @@ fn a_ring_s_batch_is_out_of_reach_after_its_commit() {
         let mut ring = StrictRing::new(&side.device, StrictRingConfig::new(64, PAGE, 16)).unwrap();
         for _ in 0..20 {
             let live: Vec<_> =
-                (0..16).map(|number| ring.map(&[page(number)], Direction::Bidirectional).unwrap()).collect();
+                (0..16).map(|number| ring.open(&[page(number)], Direction::Bidirectional).unwrap()).collect();
             let iovas: Vec<_> = live.iter().map(|mapping| mapping.iova()).collect();
             assert!(iovas.iter().all(|iova| machine.reaches(DEVICE, *iova)));
             let mut last = RingUnmap::Waiting;
@@ -170,7 +171,7 @@ fn a_part_of_a_large_page_goes_from_the_device_too() {
     let side = machine.caching(Policy::Strict);
     let large = PhysSegment { phys: PhysAddr::new(0x8_0000_0000), len: LARGE };
     let permissions = Direction::Bidirectional.permissions();
-    let range = side.domain.map(&[large], permissions, Iova::new(u64::MAX)).unwrap();
+    let range = side.domain.open(&[large], permissions, Iova::new(u64::MAX)).unwrap();
     assert_eq!(range.start().get() % LARGE, 0, "one large page, and one entry in the device");
     assert!(machine.reaches(DEVICE, range.start()));
     let part = IovaRange::new(range.start().checked_add(PAGE).unwrap(), PAGE).unwrap();
@@ -192,7 +193,7 @@ fn a_page_that_is_broken_is_so_in_the_device() {
     let part = IovaRange::new(Iova::new(LARGE + PAGE), PAGE).unwrap();
     let mut gather = Gather::new();
     let list = [(PhysAddr::new(LARGE), LARGE)];
-    mapper.map(&machine.platform, large, list, Permissions::READ_WRITE, &mut gather).unwrap();
+    mapper.open(&machine.platform, large, list, Permissions::READ_WRITE, &mut gather).unwrap();
     // The device does not confirm: the page stays.
     machine.iommu.set_silent(DEVICE, true);
     assert_eq!(mapper.unmap(&machine.platform, part, &mut gather).bytes, 0);
@@ -218,7 +219,7 @@ fn a_silent_device_s_unmap_is_not_confirmed_until_it_answers() {
     let limit = Iova::new(32 * PAGE - 1);
     let map = || {
         let permissions = Direction::Bidirectional.permissions();
-        side.domain.map(&[page(0)], permissions, limit)
+        side.domain.open(&[page(0)], permissions, limit)
     };
     let range = map().unwrap();
     assert!(machine.reaches(DEVICE, range.start()));

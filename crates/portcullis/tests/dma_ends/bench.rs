@@ -10,6 +10,7 @@ use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{PageTable, VtdSecondStage};
 use portcullis::platform::Platform;
 use portcullis::std_platform::StdPlatform;
+use portcullis_model::open::OpenDevice;
 use portcullis_model::{Buffer, Context, DeviceId, Iommu, IommuConfig, Memory, Queue};
 
 pub type Mapper = TableMapper<Arc<Memory>, Queue>;
@@ -71,7 +72,7 @@ impl Bench {
     pub fn raw(&self, number: u64) -> [DmaSegment; 1] {
         let mut view = [DmaSegment::default()];
         let list = [page(number)];
-        self.device.map_sg(&list, portcullis::addr::Direction::Bidirectional, &mut view).unwrap();
+        self.device.open_sg(&list, portcullis::addr::Direction::Bidirectional, &mut view).unwrap();
         assert!(self.reaches(view[0].iova));
         view
     }

@@ -4,6 +4,7 @@ use portcullis::addr::{Direction, Iova, PhysAddr};
 use portcullis::dma::{RingMapping, RingUnmap, StrictRing, StrictRingConfig};
 use portcullis::domain::{PhysSegment, Policy};
 use portcullis::invalidation::InvalidationError;
+use portcullis_model::open::OpenRing;
 use proptest::prelude::*;
 
 use crate::bench::{Bench, DEVICE, PAGE};
@@ -67,7 +68,7 @@ proptest! {
                         .collect();
                     let piece = [PhysSegment { len: pages as u64 * PAGE, ..list[0] }];
                     next += 2 * pages as u64;
-                    match ring.map(if whole { &piece } else { &list }, Direction::Bidirectional) {
+                    match ring.open(if whole { &piece } else { &list }, Direction::Bidirectional) {
                         Ok(mapping) => {
                             let pages = list.iter().map(|segment| segment.phys).collect();
                             let pages = Pages { first: mapping.iova(), pages };

@@ -9,6 +9,7 @@ use portcullis::invalidation::InvalidationError;
 use portcullis::iova::ArenaError;
 use portcullis::pgtable::MapError;
 use portcullis::std_platform::StdPlatform;
+use portcullis_model::open::OpenRing;
 
 use crate::bench::{Bench, LAZY_FOREVER, Mapper, PAGE, page};
 
@@ -23,7 +24,7 @@ fn ring(bench: &Bench, descriptors: u32, batch: usize) -> Ring {
 /// Maps `pages` and has the device use each.
 fn map(bench: &Bench, ring: &mut Ring, pages: u64) -> RingMapping {
     let list: Vec<_> = (0..pages).map(|number| page(2 * number)).collect();
-    let mapping = ring.map(&list, Direction::Bidirectional).unwrap();
+    let mapping = ring.open(&list, Direction::Bidirectional).unwrap();
     (0..pages).for_each(|number| assert!(reached(bench, &mapping, number)));
     mapping
 }
@@ -96,17 +97,17 @@ fn a_full_ring_says_so_until_a_commit() {
     let bench = Bench::new(Policy::Strict);
     let mut ring = ring(&bench, 4, 64);
     let live: Vec<_> = (0..4).map(|_| map(&bench, &mut ring, 1)).collect();
-    let full = ring.map(&[page(0)], Direction::ToDevice).unwrap_err();
+    let full = ring.open(&[page(0)], Direction::ToDevice).unwrap_err();
     assert!(full.is_full(), "{full}");
     for mapping in live {
         assert_eq!(ring.unmap(mapping).unwrap(), RingUnmap::Waiting);
     }
-    assert!(ring.map(&[page(0)], Direction::ToDevice).unwrap_err().is_full(), "they still wait");
+    assert!(ring.open(&[page(0)], Direction::ToDevice).unwrap_err().is_full(), "they still wait");
     assert_eq!((ring.waiting(), ring.commit(), ring.waiting()), (4, Ok(4), 0));
     assert_eq!(ring.commit(), Ok(0), "nothing waits, nothing is asked");
     assert_eq!(bench.submissions(), 1);
     let list: Vec<_> = (0..5).map(page).collect();
-    let error = ring.map(&list, Direction::ToDevice).unwrap_err();
+    let error = ring.open(&list, Direction::ToDevice).unwrap_err();
     assert!(matches!(error, RingError::Arena(ArenaError::Oversize { .. })), "{error}");
     let mapping = map(&bench, &mut ring, 4);
     assert_eq!(ring.unmap(mapping).unwrap(), RingUnmap::Waiting);
@@ -119,16 +120,16 @@ fn the_device_s_view_is_that_of_a_list() {
     let part = |phys, len| PhysSegment { phys: PhysAddr::new(phys), len };
     let list = [part(0x9_0000_0f00, 0x100), part(0x9_0000_5000, 0x1000), part(0x9_0000_8010, 0x20)];
     let mut out = [DmaSegment::default(); 3];
-    let (mapping, used) = ring.map_sg(&list, Direction::ToDevice, &mut out).unwrap();
+    let (mapping, used) = ring.open_sg(&list, Direction::ToDevice, &mut out).unwrap();
     let at = |offset| mapping.iova().checked_add(offset).unwrap();
     let expected =
         [DmaSegment { iova: mapping.iova(), len: 0x1100 }, DmaSegment { iova: at(0x1110), len: 0x20 }];
     assert_eq!(&out[..used], expected);
-    let short = ring.map_sg(&list, Direction::ToDevice, &mut out[..2]).unwrap_err();
+    let short = ring.open_sg(&list, Direction::ToDevice, &mut out[..2]).unwrap_err();
     assert_eq!(short, MapListError::NoRoom { needed: 3, room: 2 }.into());
-    assert_eq!(ring.map(&[], Direction::ToDevice).unwrap_err(), MapListError::EmptyList.into());
+    assert_eq!(ring.open(&[], Direction::ToDevice).unwrap_err(), MapListError::EmptyList.into());
     let empty = MapListError::EmptySegment { index: 0, phys: PhysAddr::new(7) };
-    assert_eq!(ring.map(&[part(7, 0)], Direction::ToDevice).unwrap_err(), empty.into());
+    assert_eq!(ring.open(&[part(7, 0)], Direction::ToDevice).unwrap_err(), empty.into());
     assert_eq!(ring.arena().unwrap().reservations(), 1, "what is refused reserves nothing");
     assert_eq!(ring.unmap(mapping).unwrap(), RingUnmap::Waiting);
 }
@@ -143,7 +144,7 @@ fn a_list_that_fails_in_the_middle_leaves_nothing() {
     let mut failures = 0;
     for nth in 1..=8 {
         bench.memory.fail_after(nth);
-        match ring.map(&list, Direction::Bidirectional) {
+        match ring.open(&list, Direction::Bidirectional) {
             Err(error) => {
                 failures += 1;
                 assert_eq!(error, MapListError::Map(MapError::OutOfMemory).into());
@@ -161,7 +162,7 @@ fn a_list_that_fails_in_the_middle_leaves_nothing() {
     // A segment beyond what entries hold: the fault is in the middle of the list.
     let mut beyond = list.clone();
     beyond[700].phys = PhysAddr::new(1 << 50);
-    let error = ring.map(&beyond, Direction::Bidirectional).unwrap_err();
+    let error = ring.open(&beyond, Direction::Bidirectional).unwrap_err();
     assert!(matches!(error, RingError::Map(MapListError::Map(MapError::BeyondPhysical { .. }))), "{error}");
     let range = ring.arena().unwrap().range();
     for offset in (0..range.len()).step_by(PAGE as usize) {
@@ -175,7 +176,7 @@ fn a_list_whose_undoing_is_not_confirmed_keeps_its_addresses_until_it_is() {
     let mut ring = ring(&bench, 4, 2);
     let beyond = PhysSegment { phys: PhysAddr::new(1 << 50), len: PAGE };
     bench.iommu.queue().fail_next(1, BROKEN);
-    let error = ring.map(&[page(0), beyond], Direction::ToDevice).unwrap_err();
+    let error = ring.open(&[page(0), beyond], Direction::ToDevice).unwrap_err();
     assert_eq!(error, MapListError::Unconfirmed { error: BROKEN }.into());
     assert_eq!(ring.arena().unwrap().reservations(), 1);
     assert_eq!(ring.commit(), Ok(0));
@@ -271,11 +272,11 @@ fn without_translation_a_ring_hands_memory_s_own_addresses_through() {
     let mut ring = StrictRing::new(&narrow, StrictRingConfig::new(8, PAGE, 2)).unwrap();
     let list = [PhysSegment { phys: PhysAddr::new(0x5010), len: 0x20 }];
     let (first, second) =
-        (ring.map(&list, Direction::ToDevice).unwrap(), ring.map(&list, Direction::ToDevice).unwrap());
+        (ring.open(&list, Direction::ToDevice).unwrap(), ring.open(&list, Direction::ToDevice).unwrap());
     assert_eq!((first.iova().get(), first.range()), (0x5010, None));
     assert_eq!(ring.unmap(first).unwrap(), RingUnmap::Waiting);
     assert_eq!(ring.unmap(second).unwrap(), RingUnmap::Committed);
-    let error = ring.map(&[page(0)], Direction::ToDevice).unwrap_err();
+    let error = ring.open(&[page(0)], Direction::ToDevice).unwrap_err();
     assert!(matches!(error, RingError::Map(MapListError::BeyondMask { .. })), "{error}");
     assert_eq!(ring.reserve(PAGE), Err(RingError::Untranslated));
     ring.close().unwrap();

@@ -6,6 +6,7 @@ use portcullis::domain::{MapListError, Policy};
 use portcullis::invalidation::InvalidationError;
 use portcullis::iova::ArenaError;
 use portcullis::pgtable::MapError;
+use portcullis_model::open::OpenRing;
 
 use crate::bench::{Bench, PAGE, page};
 
@@ -20,7 +21,7 @@ fn what_is_reserved_together_may_be_linked_one_by_one_and_unlinked_at_once() {
     let range = ring.reserve(64 * PAGE).unwrap();
     assert!(!bench.reaches(range.start()), "reserved is not mapped");
     for number in 0..64 {
-        ring.link(part(range, number, 1), &[page(number)], Direction::Bidirectional).unwrap();
+        ring.open_link(part(range, number, 1), &[page(number)], Direction::Bidirectional).unwrap();
         assert!(bench.reaches(part(range, number, 1).start()));
     }
     ring.unlink(range).unwrap();
@@ -40,12 +41,12 @@ fn a_part_may_be_linked_again_after_a_commit() {
     let mut ring = StrictRing::new(&bench.device, StrictRingConfig::new(4, 4 * PAGE, 8)).unwrap();
     let range = ring.reserve(4 * PAGE).unwrap();
     let list: Vec<_> = (0..4).map(page).collect();
-    ring.link(range, &list, Direction::Bidirectional).unwrap();
+    ring.open_link(range, &list, Direction::Bidirectional).unwrap();
     let middle = part(range, 1, 2);
     ring.unlink(middle).unwrap();
     ring.commit().unwrap();
     assert!(bench.reaches(range.start()) && !bench.reaches(middle.start()));
-    ring.link(middle, &list[..2], Direction::Bidirectional).unwrap();
+    ring.open_link(middle, &list[..2], Direction::Bidirectional).unwrap();
     assert!(bench.reaches(middle.start()));
     ring.unlink(range).unwrap();
     ring.commit().unwrap();
@@ -57,7 +58,7 @@ fn a_part_may_be_linked_again_after_a_commit() {
 fn what_was_released_by_the_step_does_not_keep_its_neighbours() {
     let bench = Bench::new(Policy::Strict);
     let mut ring = StrictRing::new(&bench.device, StrictRingConfig::new(16, PAGE, 8)).unwrap();
-    let mut map = |number| ring.map(&[page(number)], Direction::Bidirectional).unwrap();
+    let mut map = |number| ring.open(&[page(number)], Direction::Bidirectional).unwrap();
     let descriptors = [map(0), map(1), map(2), map(3)];
     let second = descriptors[1].range().unwrap();
     ring.unlink(second).unwrap();
@@ -82,13 +83,16 @@ fn mistakes_are_named_and_change_nothing() {
     let mut ring = StrictRing::new(&bench.device, StrictRingConfig::new(4, 4 * PAGE, 8)).unwrap();
     let range = ring.reserve(2 * PAGE).unwrap();
     let list = [page(0), page(1)];
-    let error = ring.link(part(range, 0, 1), &list, Direction::ToDevice).unwrap_err();
+    let error = ring.open_link(part(range, 0, 1), &list, Direction::ToDevice).unwrap_err();
     assert_eq!(error, RingError::Length { range: part(range, 0, 1), list: 2 * PAGE });
     let foreign = IovaRange::new(Iova::new(PAGE), 2 * PAGE).unwrap();
-    assert_eq!(ring.link(foreign, &list, Direction::ToDevice), Err(RingError::Foreign { range: foreign }));
+    assert_eq!(
+        ring.open_link(foreign, &list, Direction::ToDevice),
+        Err(RingError::Foreign { range: foreign })
+    );
     assert_eq!(ring.unlink(foreign), Err(RingError::Foreign { range: foreign }));
-    ring.link(range, &list, Direction::Bidirectional).unwrap();
-    let again = ring.link(range, &list, Direction::Bidirectional).unwrap_err();
+    ring.open_link(range, &list, Direction::Bidirectional).unwrap();
+    let again = ring.open_link(range, &list, Direction::Bidirectional).unwrap_err();
     assert!(matches!(again, RingError::Map(MapListError::Map(MapError::AlreadyMapped { .. }))), "{again}");
     assert!(bench.reaches(range.start()));
     assert!(matches!(ring.release(part(range, 0, 1)), Err(RingError::Arena(ArenaError::Mismatch { .. }))));

@@ -9,6 +9,7 @@ use portcullis::pgtable::{Entry, Format, Layout, PageTable, VtdSecondStage};
 use portcullis::platform::{FRAME_SIZE, Frames, TABLE_ENTRIES, Table};
 use portcullis::sync::{AtomicU64, Ordering};
 use portcullis_model::Memory;
+use portcullis_model::open::Simulated;
 
 use super::support::*;
 use crate::common::{PAGE, vtd};
@@ -91,6 +92,9 @@ impl Recording {
         }
     }
 }
+
+// SAFETY: it is the software IOMMU's memory.
+unsafe impl Simulated for Recording {}
 
 // SAFETY: everything is passed on to the memory.
 unsafe impl Frames for Recording {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use portcullis::addr::{Permissions, PhysAddr};
 use portcullis::pgtable::{Arm, ArmStage, Cursor, Format, PageTable};
 use portcullis_model::Memory;
+use portcullis_model::open::OpenTable;
 
 use super::support::*;
 use crate::common::{PAGE, PLATFORM, vtd};
@@ -16,7 +17,7 @@ type Table<X> = PageTable<Arc<Memory>, X>;
 /// As [`map`], by the cursor alone.
 fn near<X: Format>(table: &Table<X>, cursor: &mut Cursor, start: u64, len: u64) -> bool {
     let phys = PhysAddr::new(ELSEWHERE + start);
-    table.map_near(&*PLATFORM, cursor, range(start, len), phys, Permissions::READ_WRITE)
+    table.open_near(&*PLATFORM, cursor, range(start, len), phys, Permissions::READ_WRITE)
 }
 
 #[test]
@@ -49,7 +50,7 @@ fn what_map_refuses_or_does_better_is_left_to_it() {
     let table = make(Arc::clone(&memory), vtd(4));
     let mut cursor = Cursor::new();
     let mut to = |start, len, phys| {
-        table.map_near(&*PLATFORM, &mut cursor, range(start, len), PhysAddr::new(phys), Permissions::READ)
+        table.open_near(&*PLATFORM, &mut cursor, range(start, len), PhysAddr::new(phys), Permissions::READ)
     };
     map(&table, 0, PAGE).unwrap();
     assert!(!to(PAGE + 1, PAGE, 0) && !to(PAGE, PAGE - 1, 0) && !to(PAGE, PAGE, 1), "whole granules");
@@ -139,7 +140,7 @@ fn one_level<const GRANULE: u32>(stage: ArmStage, input_bits: u32) {
         let piece = |page: &u64| (PhysAddr::new(ELSEWHERE + page * granule), granule);
         let range = range(pair[0] * granule, 2 * granule);
         let list = pair.iter().map(piece);
-        table.map_list(&*PLATFORM, range, list, Permissions::READ_WRITE, &mut None).unwrap();
+        table.open_list(&*PLATFORM, range, list, Permissions::READ_WRITE, &mut None).unwrap();
     }
     check(&table);
     // The cursor is warm, and what lies beyond the aperture would be in the same table, were it as large as others.
@@ -172,7 +173,7 @@ fn neighbours_whose_addresses_differ_in_bits_that_entries_hold_elsewhere() {
     let table = make(Memory::new(64 << 20), Arm::<16>::new(ArmStage::One, 48, 52).unwrap());
     let mut cursor = Cursor::new();
     let mut to = |start, len, phys| {
-        table.map_near(&*PLATFORM, &mut cursor, range(start, len), PhysAddr::new(phys), Permissions::READ)
+        table.open_near(&*PLATFORM, &mut cursor, range(start, len), PhysAddr::new(phys), Permissions::READ)
     };
     map(&table, 0, GRANULE).unwrap();
     for high in [1, 2, 15] {

@@ -10,6 +10,7 @@ use portcullis::pgtable::{
 };
 use portcullis::platform::{Frames, Platform};
 use portcullis_model::Memory;
+use portcullis_model::open::OpenTable;
 use proptest::prelude::*;
 
 use super::support::*;
@@ -91,7 +92,7 @@ impl<X: Format> Machine<X> {
         let whole = range(self.base + page * PAGE, pages * PAGE);
         let mut undone = None;
         self.memory.fail_after(fail);
-        let result = self.table.map_list(&*PLATFORM, whole, list, permissions, &mut undone);
+        let result = self.table.open_list(&*PLATFORM, whole, list, permissions, &mut undone);
         self.memory.fail_after(0);
         let taken = self.plain.range(page..page + pages).next().map(|(at, _)| *at);
         match (result, taken) {
@@ -224,7 +225,7 @@ fn a_list_must_be_as_long_as_its_range() {
     let whole = range(0x10000, 4 * PAGE);
     let map = |list: &[(u64, u64)]| {
         let list = list.iter().map(|(phys, len)| (PhysAddr::new(*phys), *len));
-        table.map_list(&*PLATFORM, whole, list, Permissions::READ, &mut None)
+        table.open_list(&*PLATFORM, whole, list, Permissions::READ, &mut None)
     };
     let wrong = |list| Err(MapError::Length { range: whole, list });
     assert_eq!(map(&[]), wrong(0));
@@ -256,7 +257,7 @@ fn tables_beyond_what_an_entry_holds_are_refused() {
     let others: Vec<_> = (0..61).map(|_| memory.alloc(1).unwrap()).collect();
     let table = make(Arc::clone(&memory), format);
     let mut undone = None;
-    let mapping = table.map(&*PLATFORM, range(0, PAGE), PhysAddr::new(0), Permissions::READ, &mut undone);
+    let mapping = table.open(&*PLATFORM, range(0, PAGE), PhysAddr::new(0), Permissions::READ, &mut undone);
     assert!(
         matches!(mapping, Err(MapError::TableBeyondPhysical { table, last: end }) if end == last && table > last)
     );
@@ -264,7 +265,7 @@ fn tables_beyond_what_an_entry_holds_are_refused() {
     assert_eq!(reached(&table, 0), None);
     // A large page can still be mapped, but not split.
     let large = range(0, 2 << 20);
-    table.map(&*PLATFORM, large, PhysAddr::new(0), Permissions::READ, &mut None).unwrap();
+    table.open(&*PLATFORM, large, PhysAddr::new(0), Permissions::READ, &mut None).unwrap();
     assert_eq!(unmap(&table, PAGE, PAGE), 0);
     assert_eq!(reached(&table, PAGE), Some(PAGE));
     others.into_iter().for_each(|frame| memory.release(frame, 1));

@@ -8,6 +8,7 @@ use portcullis::pgtable::{Attributes, Entry, Format, LeafSize, MapError, PageTab
 use portcullis::platform::{Frames, Platform, Table};
 use portcullis::sync::AtomicU64;
 use portcullis_model::Memory;
+use portcullis_model::open::{OpenTable, Simulated};
 
 use crate::common::PLATFORM;
 
@@ -23,9 +24,13 @@ pub fn make<F: Frames, X: Format>(frames: F, format: X) -> PageTable<F, X> {
 }
 
 /// Maps to [`ELSEWHERE`] and as far beyond as the address is large.
-pub fn map<F: Frames, X: Format>(table: &PageTable<F, X>, start: u64, len: u64) -> Result<(), MapError> {
+pub fn map<F: Frames + Simulated, X: Format>(
+    table: &PageTable<F, X>,
+    start: u64,
+    len: u64,
+) -> Result<(), MapError> {
     let phys = PhysAddr::new(ELSEWHERE + start);
-    table.map(&*PLATFORM, range(start, len), phys, Permissions::READ_WRITE, &mut None)
+    table.open(&*PLATFORM, range(start, len), phys, Permissions::READ_WRITE, &mut None)
 }
 
 pub fn unmap<F: Frames, X: Format>(table: &PageTable<F, X>, start: u64, len: u64) -> u64 {
@@ -65,7 +70,8 @@ pub fn assert_accounted<F: Frames, X: Format>(memory: &Memory, table: &PageTable
 #[derive(Debug, Clone, Copy)]
 pub struct BreakFirst<X>(pub X);
 
-impl<X: Format> Format for BreakFirst<X> {
+// SAFETY: all is `X`'s; to break first is allowed everywhere.
+unsafe impl<X: Format> Format for BreakFirst<X> {
     const GRANULE_SHIFT: u32 = X::GRANULE_SHIFT;
     const MARK: u64 = X::MARK;
     const SPLIT: u64 = 0;
@@ -144,6 +150,9 @@ impl<const COHERENT: bool> Hooked<COHERENT> {
         }
     }
 }
+
+// SAFETY: it is the software IOMMU's memory.
+unsafe impl<const IS_COHERENT: bool> Simulated for Hooked<IS_COHERENT> {}
 
 // SAFETY: everything is passed on to the memory.
 unsafe impl<const IS_COHERENT: bool> Frames for Hooked<IS_COHERENT> {

@@ -13,6 +13,7 @@ use portcullis::addr::{Direction, Iova, IovaRange, PhysAddr};
 use portcullis::domain::{PhysSegment, Policy};
 use portcullis::invalidation::{QUEUE_ENTRIES, SLICE};
 use portcullis::platform::PlatformEvents;
+use portcullis_model::open::OpenDomain;
 
 const SLOTS: usize = 4;
 
@@ -32,7 +33,7 @@ impl Cpus {
     fn map_below(&self, slot: usize, limit: Iova) -> IovaRange {
         self.platform.be(slot);
         let page = PhysSegment { phys: PhysAddr::new(0x1_0000_0000), len: PAGE };
-        self.bench.domain.map(&[page], Direction::FromDevice.permissions(), limit).unwrap()
+        self.bench.domain.open(&[page], Direction::FromDevice.permissions(), limit).unwrap()
     }
 
     fn map(&self, slot: usize) -> IovaRange {
@@ -187,7 +188,7 @@ fn no_turn_takes_back_more_than_a_slice() {
     let platform = Clocked::new(SLOTS);
     let rig = Rig::new(Arc::clone(&platform), LAZY_FOREVER, |queue| queue);
     let limit = Iova::new((2048 << 12) - 1);
-    let map = || rig.domain.map(&[page(0)], Direction::FromDevice.permissions(), limit);
+    let map = || rig.domain.open(&[page(0)], Direction::FromDevice.permissions(), limit);
     let (out, most, all) = (AtomicU64::new(0), Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
     let domain = Arc::downgrade(&rig.domain);
     platform.after_each_turn({

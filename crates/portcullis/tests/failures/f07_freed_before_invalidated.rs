@@ -12,6 +12,7 @@ use portcullis::domain::{PhysSegment, Policy};
 use portcullis::invalidation::InvalidationError;
 use portcullis::platform::{Frames, Table};
 use portcullis::std_platform::StdPlatform;
+use portcullis_model::open::Simulated;
 use portcullis_model::{Buffer, Iommu, Memory, Queue};
 
 use crate::rig::{self, DEVICE, LAZY_FOREVER, PAGE};
@@ -141,6 +142,9 @@ fn nor_where_the_hardware_does_not_answer() {
 
 /// Frames that have the device try when they are freed.
 struct WatchedFrames(Arc<Memory>, Arc<Tries>);
+
+// SAFETY: it is the software IOMMU's memory.
+unsafe impl Simulated for WatchedFrames {}
 
 // SAFETY: everything is passed on to the memory.
 unsafe impl Frames for WatchedFrames {

@@ -15,6 +15,7 @@ use portcullis::mapper::TableMapper;
 use portcullis::pgtable::PageTable;
 use portcullis::platform::Platform;
 use portcullis::std_platform::StdPlatform;
+use portcullis_model::open::{OpenDevice, OpenRing};
 use portcullis_model::{Context, Iommu, IommuConfig, Memory, Queue};
 
 use crate::common::vtd;
@@ -78,10 +79,10 @@ fn half_a_list_leaves_nothing_and_touches_nobody() {
     let bench = Bench::new();
     let mut out = vec![DmaSegment::default(); 1200];
     let mut view = [DmaSegment::default()];
-    bench.device.map_sg(&[page(9999)], Direction::Bidirectional, &mut view).unwrap();
+    bench.device.open_sg(&[page(9999)], Direction::Bidirectional, &mut view).unwrap();
     let neighbour = || bench.reached(view[0].iova) == Some(page(9999).phys);
     // Where a list lies is known from one that was mapped: the addresses come back.
-    bench.device.map_sg(&list(None), Direction::Bidirectional, &mut out).unwrap();
+    bench.device.open_sg(&list(None), Direction::Bidirectional, &mut out).unwrap();
     let first = out[0].iova;
     bench.device.unmap_sg(&out[..1]).unwrap();
     let free = bench.out();
@@ -92,7 +93,7 @@ fn half_a_list_leaves_nothing_and_touches_nobody() {
             bench.device.domain().reclaim().unwrap();
         }
         bench.memory.fail_after(nth);
-        let result = bench.device.map_sg(&list(bad), Direction::Bidirectional, &mut out);
+        let result = bench.device.open_sg(&list(bad), Direction::Bidirectional, &mut out);
         bench.memory.fail_after(0);
         match result {
             Err(_) => {
@@ -107,7 +108,7 @@ fn half_a_list_leaves_nothing_and_touches_nobody() {
         assert!(neighbour(), "{bad:?}, {nth}: somebody else's mapping");
         assert_eq!(bench.out(), free, "{bad:?}, {nth}: addresses");
     }
-    assert!(bench.device.map_sg(&list(Some(5)), Direction::Bidirectional, &mut out).is_err());
+    assert!(bench.device.open_sg(&list(Some(5)), Direction::Bidirectional, &mut out).is_err());
     assert_eq!(bench.device.domain().stats().lost_iova_bytes, 0);
     assert!(bench.used.load(Ordering::Relaxed) > 0, "or the test means nothing");
 }
@@ -116,10 +117,10 @@ fn half_a_list_leaves_nothing_and_touches_nobody() {
 fn half_a_ring_descriptor_leaves_nothing_and_touches_nobody() {
     let bench = Bench::new();
     let mut ring = StrictRing::new(&bench.device, StrictRingConfig::new(3, 1200 * PAGE, 2)).unwrap();
-    let kept = ring.map(&list(None)[..3], Direction::Bidirectional).unwrap();
+    let kept = ring.open(&list(None)[..3], Direction::Bidirectional).unwrap();
     let range = ring.arena().unwrap().range();
     for bad in [0, 1, 511, 700, 1199] {
-        ring.map(&list(Some(bad)), Direction::Bidirectional).unwrap_err();
+        ring.open(&list(Some(bad)), Direction::Bidirectional).unwrap_err();
         let reached = (0..range.len() / PAGE).filter_map(|number| {
             let at = Iova::new(range.start().get() + number * PAGE);
             bench.reached(at).map(|phys| (at, phys))

@@ -8,6 +8,7 @@ use portcullis::addr::{Direction, Iova, IovaRange, Permissions};
 use portcullis::domain::Policy;
 use portcullis::invalidation::InvalidationError;
 use portcullis::std_platform::StdPlatform;
+use portcullis_model::open::OpenDomain;
 use portcullis_model::{Buffer, Queue};
 
 use crate::rig::{self, ANYWHERE, DEVICE, PAGE, page};
@@ -21,7 +22,7 @@ const TABLE: u64 = 512 * PAGE;
 /// Addresses at which tables were.
 fn churn(rig: &Rig, ranges: usize) -> Vec<Iova> {
     let list: Vec<_> = (0..512).map(|number| page(2 * number)).collect();
-    let map = |_| rig.domain.map(&list, Direction::Bidirectional.permissions(), ANYWHERE).unwrap();
+    let map = |_| rig.domain.open(&list, Direction::Bidirectional.permissions(), ANYWHERE).unwrap();
     let live: Vec<IovaRange> = (0..ranges).map(map).collect();
     live.iter().for_each(|range| assert!(rig.reaches(range.start())));
     live.iter().for_each(|range| rig.domain.unmap(*range).unwrap());
@@ -79,10 +80,10 @@ fn memory_that_runs_out_brings_tables_back_by_itself() {
     let all: Vec<Buffer> = std::iter::from_fn(|| rig.memory.buffer(PAGE)).collect();
     // A gigabyte further on there is no table yet.
     let far = vec![page(0); 1 << 18];
-    let range = rig.domain.map(&far[..], Direction::Bidirectional.permissions(), ANYWHERE);
+    let range = rig.domain.open(&far[..], Direction::Bidirectional.permissions(), ANYWHERE);
     assert!(range.is_err(), "512 tables do not fit in the 40 that were freed");
     let near: Vec<_> = (0..8 * 512).map(|number| page(2 * number)).collect();
-    let range = rig.domain.map(&near, Direction::Bidirectional.permissions(), ANYWHERE).unwrap();
+    let range = rig.domain.open(&near, Direction::Bidirectional.permissions(), ANYWHERE).unwrap();
     assert!(rig.reaches(range.start()));
     rig.domain.unmap(range).unwrap();
     assert_eq!(rig.iommu.stats().walks_into_freed_frames, 0);

@@ -20,6 +20,7 @@ use portcullis::invalidation::{
 use portcullis::platform::{LocalSlot, Platform, PlatformEvents};
 use portcullis::std_platform::StdPlatform;
 use portcullis_model::Queue;
+use portcullis_model::open::{OpenDevice, OpenDomain, OpenRing};
 
 use crate::rig::{self, ANYWHERE, Hooked, LAZY_FOREVER, PAGE, page};
 
@@ -33,7 +34,8 @@ thread_local! {
     static LATE: Cell<bool> = const { Cell::new(false) };
 }
 
-impl Platform for Watched {
+// SAFETY: slots are `StdPlatform`'s, and lent by it.
+unsafe impl Platform for Watched {
     fn slots(&self) -> usize {
         self.0.slots()
     }
@@ -103,7 +105,7 @@ fn everything<Q: InvalidationQueue>(rig: &Rig<Q>, alone: bool) -> Vec<Step> {
     let memory = Arc::clone(&rig.memory);
     let map = {
         let domain = Arc::clone(&domain);
-        move || domain.map(&[page(1)], Direction::Bidirectional.permissions(), ANYWHERE).unwrap()
+        move || domain.open(&[page(1)], Direction::Bidirectional.permissions(), ANYWHERE).unwrap()
     };
     let mut all: Vec<Step> = Vec::new();
     let mut add = |name, step: Box<dyn FnMut() + Send>| all.push((name, step));
@@ -113,7 +115,7 @@ fn everything<Q: InvalidationQueue>(rig: &Rig<Q>, alone: bool) -> Vec<Step> {
         Box::new(move || {
             // Enough for turns in the space behind the lists, too few to fill a queue.
             let iovas: Vec<_> = (0..4)
-                .map(|number| one.map_single(page(number).phys, PAGE, Direction::ToDevice).unwrap())
+                .map(|number| one.open_single(page(number).phys, PAGE, Direction::ToDevice).unwrap())
                 .collect();
             iovas.into_iter().for_each(|iova| one.unmap_single(iova, PAGE).unwrap());
         }),
@@ -157,7 +159,7 @@ fn everything<Q: InvalidationQueue>(rig: &Rig<Q>, alone: bool) -> Vec<Step> {
     add(
         "map and unmap in a ring",
         Box::new(move || {
-            let mapping = ring.map(&[page(3)], Direction::Bidirectional).unwrap();
+            let mapping = ring.open(&[page(3)], Direction::Bidirectional).unwrap();
             assert_eq!(ring.unmap(mapping).unwrap(), RingUnmap::Waiting);
             let range = ring.reserve(PAGE).unwrap();
             ring.release(range).unwrap();
@@ -174,7 +176,7 @@ fn everything<Q: InvalidationQueue>(rig: &Rig<Q>, alone: bool) -> Vec<Step> {
     add(
         "unmap into a batch",
         Box::new(move || {
-            let iova = one.map_single(page(5).phys, PAGE, Direction::Bidirectional).unwrap();
+            let iova = one.open_single(page(5).phys, PAGE, Direction::Bidirectional).unwrap();
             one.unmap_single_in(&mut batch, iova, PAGE).unwrap();
         }),
     );
@@ -182,7 +184,7 @@ fn everything<Q: InvalidationQueue>(rig: &Rig<Q>, alone: bool) -> Vec<Step> {
     add(
         "map in another domain",
         Box::new(move || {
-            let iova = one.map_single(page(5).phys, PAGE, Direction::Bidirectional).unwrap();
+            let iova = one.open_single(page(5).phys, PAGE, Direction::Bidirectional).unwrap();
             one.unmap_single(iova, PAGE).unwrap();
         }),
     );
@@ -222,7 +224,7 @@ fn everything<Q: InvalidationQueue>(rig: &Rig<Q>, alone: bool) -> Vec<Step> {
 type Wait<Q> = (&'static str, Policy, fn(&Rig<Q>));
 
 fn one<Q: InvalidationQueue>(rig: &Rig<Q>) -> Iova {
-    rig.device.map_single(page(2).phys, PAGE, Direction::Bidirectional).unwrap()
+    rig.device.open_single(page(2).phys, PAGE, Direction::Bidirectional).unwrap()
 }
 
 fn waits<Q: InvalidationQueue>() -> Vec<Wait<Q>> {
@@ -257,22 +259,22 @@ fn waits<Q: InvalidationQueue>() -> Vec<Wait<Q>> {
         }),
         ("commit of a ring", Policy::Strict, |rig| {
             let mut ring = StrictRing::new(&rig.device, StrictRingConfig::new(64, PAGE, 1)).unwrap();
-            let mapping = ring.map(&[page(3)], Direction::Bidirectional).unwrap();
+            let mapping = ring.open(&[page(3)], Direction::Bidirectional).unwrap();
             assert_eq!(ring.unmap(mapping).unwrap(), RingUnmap::Committed);
         }),
         ("reclaim", LAZY_FOREVER, |rig| {
             let size = PageSize::SIZE_2M.bytes();
             let list: Vec<_> = (0..size / PAGE).map(|number| page(2 * number)).collect();
-            let range = rig.domain.map(&list, Direction::ToDevice.permissions(), ANYWHERE).unwrap();
+            let range = rig.domain.open(&list, Direction::ToDevice.permissions(), ANYWHERE).unwrap();
             rig.domain.unmap(range).unwrap();
             assert!(rig.domain.reclaim().unwrap() > 0);
         }),
         ("map that is refused half-way", Policy::Strict, |rig| {
             let list = [page(0), PhysSegment { phys: PhysAddr::new(1 << 52), len: PAGE }];
-            rig.domain.map(&list, Direction::ToDevice.permissions(), ANYWHERE).unwrap_err();
+            rig.domain.open(&list, Direction::ToDevice.permissions(), ANYWHERE).unwrap_err();
         }),
         ("map in a space that is exhausted", LAZY_FOREVER, |rig| {
-            let map = || rig.domain.map(&[page(0)], Direction::ToDevice.permissions(), Iova::new(0xf_ffff));
+            let map = || rig.domain.open(&[page(0)], Direction::ToDevice.permissions(), Iova::new(0xf_ffff));
             let ranges: Vec<_> = std::iter::from_fn(|| map().ok()).take(128).collect();
             ranges.into_iter().for_each(|range| rig.domain.unmap(range).unwrap());
             assert!((0..128).all(|_| map().is_ok()));
@@ -342,7 +344,8 @@ struct Looks {
     looked: AtomicU64,
 }
 
-impl InvalidationQueue for Looks {
+// SAFETY: no hardware is behind it, so nothing is reached through it.
+unsafe impl InvalidationQueue for Looks {
     fn invalidate(&self, _: DomainId, _: Invalidation) -> Result<(), InvalidationError> {
         let above = self.above.get().and_then(Weak::upgrade).unwrap();
         assert!(!is_held(&above), "{above:?}");

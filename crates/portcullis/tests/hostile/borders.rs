@@ -12,6 +12,7 @@ use portcullis::addr::{Direction, Iova};
 use portcullis::domain::{Policies, Policy, PolicyError};
 use portcullis::invalidation::{DeviceId, InvalidationError};
 use portcullis_model::Queue;
+use portcullis_model::open::OpenDevice;
 
 use super::turns::Turns;
 use crate::rig::{self, Device, Dom, Hooked, LAZY_FOREVER, PAGE, page};
@@ -79,7 +80,7 @@ fn setting(before: Step) -> (Rig, Parties, Iova) {
     policies.govern(DeviceId(7), &rig.domain).unwrap();
     let all = Parties { domain: Arc::clone(&rig.domain), device: rig.device.clone(), policies };
     before(&all).unwrap();
-    let iova = rig.device.map_single(page(1).phys, PAGE, Direction::Bidirectional).unwrap();
+    let iova = rig.device.open_single(page(1).phys, PAGE, Direction::Bidirectional).unwrap();
     assert!(rig.reaches(iova));
     (rig, all, iova)
 }
@@ -139,7 +140,7 @@ fn a_change_that_was_not_confirmed_can_be_asked_for_again() {
             rig.iommu.queue().fail_next(1, broken);
             assert_eq!(change(&all), Err(PolicyError::Unconfirmed(broken)), "{name}");
             assert!(rig.reaches(iova));
-            let other = rig.device.map_single(page(2).phys, PAGE, Direction::Bidirectional).unwrap();
+            let other = rig.device.open_single(page(2).phys, PAGE, Direction::Bidirectional).unwrap();
             assert!(rig.reaches(other));
             rig.device.unmap_single(other, PAGE).unwrap();
             assert!(!rig.reaches(other), "{name}: the new policy holds");

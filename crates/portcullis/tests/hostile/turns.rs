@@ -25,7 +25,8 @@ impl Turns {
     }
 }
 
-impl Platform for Turns {
+// SAFETY: slots are `StdPlatform`'s, and lent by it.
+unsafe impl Platform for Turns {
     fn slots(&self) -> usize {
         self.inner.slots()
     }

@@ -8,6 +8,7 @@ use portcullis::addr::{Direction, Iova, Permissions};
 use portcullis::domain::Policy;
 use portcullis::invalidation::{Costs, QUEUE_ENTRIES};
 use portcullis_model::Queue;
+use portcullis_model::open::OpenDevice;
 use proptest::prelude::*;
 
 use crate::rig::{self, Clocked, DEVICE, Device, Hooked, PAGE, page};
@@ -119,7 +120,7 @@ impl Plain {
                 let first = self.next;
                 self.next += pages;
                 let (phys, len) = (page(first).phys, pages * PAGE);
-                let iova = self.device(own).map_single(phys, len, Direction::Bidirectional).unwrap();
+                let iova = self.device(own).open_single(phys, len, Direction::Bidirectional).unwrap();
                 self.live.push(Mapping { iova, first, pages, own });
                 for number in 0..pages {
                     let at = iova.checked_add(number * PAGE).unwrap();

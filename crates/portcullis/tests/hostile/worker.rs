@@ -9,6 +9,7 @@ use portcullis::dma::{
     DmaSegment, MapFailed, Mapped, RawBatch, RingMapping, RingUnmap, StrictRing, StrictRingConfig, UnmapBatch,
 };
 use portcullis_model::Iommu;
+use portcullis_model::open::{OpenDevice, OpenRing};
 
 use super::paint::{Findings, Paint, Painted};
 use super::policies::Group;
@@ -129,7 +130,7 @@ impl<'a> Worker<'a> {
             },
             1 => {
                 let len = pages * PAGE - self.next(100);
-                match device.map_single(segment.phys, len, Direction::Bidirectional) {
+                match device.open_single(segment.phys, len, Direction::Bidirectional) {
                     Ok(iova) => {
                         self.see(iova, pages);
                         self.live.push_back(Live::Single(group, painted, iova, len));
@@ -142,7 +143,7 @@ impl<'a> Worker<'a> {
                 list.extend((0..self.next(3)).filter_map(|_| self.buffer()).collect::<Vec<_>>());
                 let segments: Vec<_> = list.iter().map(Painted::segment).collect();
                 let mut view = vec![DmaSegment::default(); list.len()];
-                match device.map_sg(&segments, Direction::Bidirectional, &mut view) {
+                match device.open_sg(&segments, Direction::Bidirectional, &mut view) {
                     Ok(used) => {
                         view.truncate(used);
                         view.iter().for_each(|segment| self.see(segment.iova, segment.len / PAGE));
@@ -151,7 +152,7 @@ impl<'a> Worker<'a> {
                     Err(_) => list.into_iter().for_each(|painted| self.keep(painted)),
                 }
             }
-            _ => match self.ring.map(&[segment], Direction::Bidirectional) {
+            _ => match self.ring.open(&[segment], Direction::Bidirectional) {
                 Ok(mapping) => {
                     self.see(mapping.iova(), pages);
                     self.check(&painted, mapping.iova());

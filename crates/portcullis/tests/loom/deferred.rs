@@ -14,10 +14,16 @@ fn range() -> IovaRange {
 
 const WINDOW: u64 = 10;
 
+/// The slot of the one CPU that unmaps.
+fn slot() -> LocalSlot<'static> {
+    // SAFETY: each model has one.
+    unsafe { LocalSlot::new(0) }
+}
+
 /// Queues the range, as lazy protection does.
 fn push(queue: &DeferredQueue, reclaim: impl FnMut(IovaRange)) -> Deferred {
     let cleared = Cleared { range: range(), used: 0x1000 };
-    queue.push(Some(&LocalSlot::new(0)), cleared, || Some(WINDOW), || 0, reclaim)
+    queue.push(Some(&slot()), cleared, || Some(WINDOW), || 0, reclaim)
 }
 
 fn reclaim_all(queue: &DeferredQueue, mut reclaim: impl FnMut(IovaRange)) {
@@ -157,7 +163,7 @@ fn after_a_change_of_policy_nothing_is_left_that_was_unmapped_by_the_old_one() {
                 hardware.entry.store(0, Ordering::Relaxed);
                 let window = || (strict.load(Ordering::Relaxed) == 0).then_some(WINDOW);
                 let cleared = Cleared { range: range(), used: 0x1000 };
-                let queued = queue.push(Some(&LocalSlot::new(0)), cleared, window, || 0, |_| ());
+                let queued = queue.push(Some(&slot()), cleared, window, || 0, |_| ());
                 if queued == Deferred::Refused {
                     hardware.invalidate();
                     hardware.assert_forgotten();

@@ -57,7 +57,8 @@ impl Hardware {
     }
 }
 
-impl InvalidationQueue for Hardware {
+// SAFETY: each cache is emptied, under its lock, before the next request; no memory is behind it.
+unsafe impl InvalidationQueue for Hardware {
     fn invalidate(&self, domain: DomainId, request: Invalidation) -> Result<(), InvalidationError> {
         self.submit(&[Request { domain, invalidation: request }])
     }

@@ -87,7 +87,9 @@ const TABLE: u64 = 2;
 
 static SIZES: [LeafSize; 1] = [LeafSize { level: 1, run: 0 }];
 
-impl Format for Tiny {
+// SAFETY: a table's address is all of an entry but its low 12 bits, its level one below; a leaf is at level 1 only. Two entries
+// of 8 bytes make a table, and four pages the input.
+unsafe impl Format for Tiny {
     const GRANULE_SHIFT: u32 = 4;
     const MARK: u64 = 4;
     const SPLIT: u64 = 8;
@@ -149,13 +151,15 @@ impl Format for Tiny {
 /// A platform that lends one slot, or none, with full fences, as the model checker knows no others.
 pub struct Cpu(pub Option<usize>);
 
-impl Platform for Cpu {
+// SAFETY: each thread of the model is a CPU of its own, and has a slot number of its own; fences are full.
+unsafe impl Platform for Cpu {
     fn slots(&self) -> usize {
         2
     }
 
     fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
-        f(self.0.map(LocalSlot::new).as_ref())
+        // SAFETY: the tests give each thread a number of its own.
+        f(self.0.map(|slot| unsafe { LocalSlot::new(slot) }).as_ref())
     }
 
     fn now_ns(&self) -> u64 {

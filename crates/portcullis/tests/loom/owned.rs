@@ -12,13 +12,14 @@ use portcullis::platform::{LocalSlot, Platform, PlatformEvents};
 /// A platform with full fences on both sides, as the model checker knows no others.
 struct Fences;
 
-impl Platform for Fences {
+// SAFETY: one thread at a time is the owner of slot 0; fences are full.
+unsafe impl Platform for Fences {
     fn slots(&self) -> usize {
         1
     }
 
     fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
-        f(Some(&LocalSlot::new(0)))
+        f(Some(&slot()))
     }
 
     fn now_ns(&self) -> u64 {
@@ -28,6 +29,12 @@ impl Platform for Fences {
     fn register(&self, _: Weak<dyn PlatformEvents>) {}
 
     fn wake_at(&self, _: u64) {}
+}
+
+/// The slot, for the one thread that is its owner.
+fn slot() -> LocalSlot<'static> {
+    // SAFETY: each model has one owner at a time.
+    unsafe { LocalSlot::new(0) }
 }
 
 /// A value whose simultaneous use loom reports.
@@ -51,7 +58,7 @@ fn owner_and_revoker_take_turns() {
         let owned = Arc::new(Owned::new(1, || Value(UnsafeCell::new(0))));
         let owner = {
             let owned = Arc::clone(&owned);
-            thread::spawn(move || owned.with(Some(&LocalSlot::new(0)), Value::add_one).is_some())
+            thread::spawn(move || owned.with(Some(&slot()), Value::add_one).is_some())
         };
         owned.with_others(&Fences, None, |_, value| value.add_one());
         let expected = 1 + u32::from(owner.join().unwrap());
@@ -62,7 +69,7 @@ fn owner_and_revoker_take_turns() {
         });
         assert_eq!(sum, expected);
         // Afterwards the owner has it again.
-        assert!(owned.with(Some(&LocalSlot::new(0)), Value::add_one).is_some());
+        assert!(owned.with(Some(&slot()), Value::add_one).is_some());
     });
 }
 
@@ -76,6 +83,6 @@ fn two_revokers_take_turns_too() {
         };
         owned.with_others(&Fences, None, |_, value| value.add_one());
         other.join().unwrap();
-        assert!(owned.with(Some(&LocalSlot::new(0)), Value::add_one).is_some());
+        assert!(owned.with(Some(&slot()), Value::add_one).is_some());
     });
 }

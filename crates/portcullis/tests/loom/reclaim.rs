@@ -50,16 +50,20 @@ impl Machine {
     }
 
     fn map(&self, cpu: &Cpu, number: u64) {
-        self.table.map(cpu, page(number), memory(number), Permissions::READ_WRITE, &mut None).unwrap();
+        let rights = Permissions::READ_WRITE;
+        // SAFETY: what plays the hardware reads the table, and no memory.
+        unsafe { self.table.map(cpu, page(number), memory(number), rights, &mut None) }.unwrap();
         assert!(self.is_mapped(cpu, number), "mapped and not found");
     }
 
     /// As `map`, beginning where `cursor` says. Whether that was enough.
     fn map_near(&self, cpu: &Cpu, cursor: &mut Cursor, number: u64) -> bool {
         let rights = Permissions::READ_WRITE;
-        let near = self.table.map_near(cpu, cursor, page(number), memory(number), rights);
+        // SAFETY: what plays the hardware reads the table, and no memory.
+        let near = unsafe { self.table.map_near(cpu, cursor, page(number), memory(number), rights) };
         if !near {
-            self.table.map(cpu, page(number), memory(number), rights, &mut None).unwrap();
+            // SAFETY: as above.
+            unsafe { self.table.map(cpu, page(number), memory(number), rights, &mut None) }.unwrap();
         }
         near
     }
@@ -249,14 +253,21 @@ fn a_remembered_table_that_is_freed_and_another_s_is_not_mapped_into() {
         let frames = LoomFrames::new(2, true);
         let table = Arc::new(PageTable::new(frames, Tiny, 2).unwrap());
         let rights = Permissions::READ_WRITE;
-        let map = |number| table.map(&MAIN, page(number), memory(number), rights, &mut None).is_ok();
+        // SAFETY: no hardware walks the table.
+        let map =
+            |number| unsafe { table.map(&MAIN, page(number), memory(number), rights, &mut None) }.is_ok();
         let translate = |number| table.translate(&MAIN, page(number).start()).map(|(phys, _)| phys);
         assert!(map(0) && table.unmap(&MAIN, page(0), &mut |_| false).bytes == PAGE);
         let mut cursor = Cursor::new();
-        assert!(table.map_near(&MAIN, &mut cursor, page(0), memory(0), rights));
+        // SAFETY: as above.
+        assert!(unsafe { table.map_near(&MAIN, &mut cursor, page(0), memory(0), rights) });
         assert_eq!(table.unmap(&MAIN, page(0), &mut |_| false).bytes, PAGE);
         let beside = Arc::clone(&table);
-        let beside = thread::spawn(move || beside.map_near(&OTHER, &mut cursor, page(1), memory(1), rights));
+        let near = move || {
+            // SAFETY: as above.
+            unsafe { beside.map_near(&OTHER, &mut cursor, page(1), memory(1), rights) }
+        };
+        let beside = thread::spawn(near);
         table.reclaim(&MAIN, || Ok::<_, ()>(())).unwrap();
         let upper = map(2);
         let near = beside.join().unwrap();

@@ -26,13 +26,15 @@ const PAGES: usize = 8;
 
 struct Cpus;
 
-impl Platform for Cpus {
+// SAFETY: each thread of the model is a CPU of its own, and has a slot number of its own; fences are full.
+unsafe impl Platform for Cpus {
     fn slots(&self) -> usize {
         2
     }
 
     fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
-        f(Some(&LocalSlot::new(CPU.with(|cpu| cpu.get()))))
+        // SAFETY: each thread has a number of its own.
+        f(Some(&unsafe { LocalSlot::new(CPU.with(|cpu| cpu.get())) }))
     }
 
     fn now_ns(&self) -> u64 {
@@ -77,12 +79,13 @@ impl Hardware {
     }
 }
 
-impl Mapper for Hardware {
+// SAFETY: what stands in for hardware keeps its promises, or the tests fail; no memory is behind it.
+unsafe impl Mapper for Hardware {
     fn geometry(&self) -> &Geometry {
         &self.geometry
     }
 
-    fn map<P: Platform>(
+    unsafe fn map<P: Platform>(
         &self,
         _: &P,
         range: IovaRange,
@@ -126,7 +129,8 @@ fn reached(cache: &Cache, iova: Iova) -> u64 {
 }
 
 fn acquire(cache: &Cache, number: u64, keep: Keep) -> Result<Registration, AcquireError> {
-    let held = cache.acquire(memory(number), Direction::Bidirectional, keep)?;
+    // SAFETY: no memory is behind what plays the hardware.
+    let held = unsafe { cache.acquire(memory(number), Direction::Bidirectional, keep) }?;
     // Unless it is forgotten meanwhile, it is reached; and nobody else's memory is, ever.
     let phys = reached(cache, held.iova());
     assert!(phys == 0 || phys == memory(number).phys.get(), "another's memory");

@@ -21,6 +21,11 @@ unsafe impl Sync for Thing {}
 // SAFETY: as above.
 unsafe impl Send for Thing {}
 
+fn slot(index: usize) -> LocalSlot<'static> {
+    // SAFETY: each reader is given a number of its own.
+    unsafe { LocalSlot::new(index) }
+}
+
 impl Thing {
     fn new() -> Arc<Self> {
         let linked = AtomicU64::new(1);
@@ -54,7 +59,7 @@ fn race(readers: &'static [Option<usize>], turns: usize, inner: bool) {
         let spawn = |reader: &Option<usize>| {
             let (thing, reader) = (Arc::clone(&thing), *reader);
             thread::spawn(move || {
-                (0..turns).for_each(|_| thing.look(reader.map(LocalSlot::new).as_ref(), inner));
+                (0..turns).for_each(|_| thing.look(reader.map(slot).as_ref(), inner));
             })
         };
         let readers: Vec<_> = readers.iter().map(spawn).collect();

@@ -34,7 +34,8 @@ impl Hardware {
     }
 }
 
-impl InvalidationQueue for Hardware {
+// SAFETY: the cache is brought up to date before `Ok`; no memory is behind it.
+unsafe impl InvalidationQueue for Hardware {
     fn invalidate(&self, domain: DomainId, request: Invalidation) -> Result<(), InvalidationError> {
         self.submit(&[Request { domain, invalidation: request }])
     }

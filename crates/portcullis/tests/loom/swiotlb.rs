@@ -22,13 +22,15 @@ struct Cpus {
     wakes: std::sync::Arc<std::sync::atomic::AtomicUsize>,
 }
 
-impl Platform for Cpus {
+// SAFETY: each thread of the model is a CPU of its own, and has a slot number of its own; fences are full.
+unsafe impl Platform for Cpus {
     fn slots(&self) -> usize {
         2
     }
 
     fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
-        f(CPU.with(|cpu| cpu.get()).map(LocalSlot::new).as_ref())
+        // SAFETY: each thread has a number of its own.
+        f(CPU.with(|cpu| cpu.get()).map(|slot| unsafe { LocalSlot::new(slot) }).as_ref())
     }
 
     fn now_ns(&self) -> u64 {

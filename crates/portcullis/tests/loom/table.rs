@@ -37,13 +37,15 @@ fn racing_maps_share_the_tables_that_one_of_them_installs() {
             let table = Arc::clone(&table);
             thread::spawn(move || {
                 let cpu = Cpu(Some(1));
-                table.map(&cpu, page(1), memory(1), Permissions::READ, &mut None).unwrap();
+                // SAFETY: no hardware walks the table.
+                unsafe { table.map(&cpu, page(1), memory(1), Permissions::READ, &mut None) }.unwrap();
                 assert_eq!(translate(&table, &cpu, 1), Some((memory(1), Permissions::READ)));
                 assert_eq!(table.unmap(&cpu, page(1), &mut |_| false).bytes, FRAME_SIZE);
             })
         };
         let cpu = Cpu(Some(0));
-        table.map(&cpu, page(0), memory(0), Permissions::WRITE, &mut None).unwrap();
+        // SAFETY: no hardware walks the table.
+        unsafe { table.map(&cpu, page(0), memory(0), Permissions::WRITE, &mut None) }.unwrap();
         assert_eq!(translate(&table, &cpu, 0), Some((memory(0), Permissions::WRITE)));
         other.join().unwrap();
         // The other's page came and went; ours is untouched, and only three tables are in use.

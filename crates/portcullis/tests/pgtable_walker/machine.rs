@@ -6,6 +6,7 @@ use portcullis::addr::{Iova, IovaRange, PhysAddr};
 use portcullis::pgtable::{Attributes, Cursor, Format, Layout, MapError, PageTable};
 use portcullis::platform::{FRAME_SIZE, Frames, Platform};
 use portcullis::std_platform::StdPlatform;
+use portcullis_model::open::{OpenTable, Simulated};
 use portcullis_model::walker::{Rights, TablePointer, walk};
 use portcullis_model::{FaultReason, Memory};
 
@@ -19,7 +20,7 @@ pub static PLATFORM: LazyLock<StdPlatform> = LazyLock::new(|| StdPlatform::with_
 const CAPACITY: u64 = 64 << 20;
 
 /// Frames for tables, by the walker's way to see them.
-pub trait Backing: Frames + Sized {
+pub trait Backing: Frames + Simulated + Sized {
     /// Frames of `memory` for tables of `format`, and the memory as the walker sees it.
     fn of<X: Format>(memory: &Arc<Memory>, format: &X) -> (Self, Arc<Memory>);
 }
@@ -113,14 +114,14 @@ impl<F: Backing, X: Format> Machine<F, X> {
         let result = match way {
             Way::Whole => {
                 assert_eq!(list.len(), 1);
-                self.table.map(&*PLATFORM, range, first, attributes, &mut undone).map(|()| true)
+                self.table.open(&*PLATFORM, range, first, attributes, &mut undone).map(|()| true)
             }
             Way::List => {
-                self.table.map_list(&*PLATFORM, range, pieces, attributes, &mut undone).map(|()| true)
+                self.table.open_list(&*PLATFORM, range, pieces, attributes, &mut undone).map(|()| true)
             }
             Way::Near => {
                 assert_eq!(list.len(), 1);
-                Ok(self.table.map_near(&*PLATFORM, &mut self.cursor, range, first, attributes))
+                Ok(self.table.open_near(&*PLATFORM, &mut self.cursor, range, first, attributes))
             }
         };
         let bits = list.iter().fold(start, |bits, (phys, len)| bits | phys | len);

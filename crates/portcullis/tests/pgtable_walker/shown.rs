@@ -8,6 +8,7 @@ use portcullis::pgtable::Format;
 use portcullis::platform::{FRAME_SIZE, Frames, TABLE_ENTRIES, Table};
 use portcullis::sync::{AtomicU64, Ordering};
 use portcullis_model::Memory;
+use portcullis_model::open::Simulated;
 
 use super::machine::Backing;
 
@@ -44,6 +45,9 @@ impl Backing for Arc<Shown> {
         (Arc::new(Shown { memory, seen: Arc::clone(&seen), frames, rubbish }), seen)
     }
 }
+
+// SAFETY: it is the software IOMMU's memory.
+unsafe impl Simulated for Shown {}
 
 // SAFETY: everything is passed on to the memory.
 unsafe impl Frames for Shown {

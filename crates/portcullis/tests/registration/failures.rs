@@ -8,13 +8,13 @@ use portcullis::dma::DmaDevice;
 use portcullis::domain::MapListError;
 use portcullis::invalidation::Gather;
 use portcullis::iova::IovaError;
-use portcullis::mapper::Mapper;
 use portcullis::pgtable::MapError;
 use portcullis::platform::Frames;
 use portcullis::registration::{
     AcquireError, ForgetError, RegistrationCache, RegistrationLimits, ReleaseRegistrationError, Released,
 };
 use portcullis::std_platform::StdPlatform;
+use portcullis_model::open::{OpenCache, OpenDevice, OpenMapper};
 
 use crate::rig::PAGE;
 use crate::support::{BOTH, Bench, HELD, KEPT, TIMEOUT, pages};
@@ -103,7 +103,7 @@ fn a_cache_that_ends_unconfirmed_keeps_its_addresses_from_use() {
     assert!(rig.reaches(iova), "or the test means nothing");
     rig.iommu.queue().fail_next(0, TIMEOUT);
     let others: Vec<_> =
-        (1..5).map(|n| rig.device.map_single(pages(n, 1).phys, PAGE, BOTH).unwrap()).collect();
+        (1..5).map(|n| rig.device.open_single(pages(n, 1).phys, PAGE, BOTH).unwrap()).collect();
     assert!(!others.contains(&iova));
     rig.domain.flush().unwrap();
     assert!(!rig.reaches(iova));
@@ -158,9 +158,9 @@ fn a_device_without_addresses_left_leaves_nothing() {
     let limits = RegistrationLimits { entries: 8, bytes: 64 * PAGE };
     let cache = RegistrationCache::new(device, limits).unwrap();
     // Page 0 is nobody's.
-    let held = cache.acquire(pages(0, 2), BOTH, HELD).unwrap();
+    let held = cache.open(pages(0, 2), BOTH, HELD).unwrap();
     for _ in 0..3 {
-        let error = cache.acquire(pages(9, 2), BOTH, KEPT).unwrap_err();
+        let error = cache.open(pages(9, 2), BOTH, KEPT).unwrap_err();
         assert!(
             matches!(error, AcquireError::Map(MapListError::Iova(IovaError::Exhausted { .. }))),
             "{error:?}"
@@ -168,7 +168,7 @@ fn a_device_without_addresses_left_leaves_nothing() {
         assert_eq!(cache.usage().entries, 1);
     }
     assert_eq!(cache.release(held), Ok(Released::Unmapped));
-    cache.release(cache.acquire(pages(9, 2), BOTH, KEPT).unwrap()).unwrap();
+    cache.release(cache.open(pages(9, 2), BOTH, KEPT).unwrap()).unwrap();
     drop(cache);
     bench.finish();
 }
@@ -182,7 +182,7 @@ fn another_s_translation_in_the_addresses_is_left_alone() {
     let mapper = domain.mapper();
     let second = IovaRange::new(Iova::new(iova.get() + PAGE), PAGE).unwrap();
     let foreign = [(pages(7, 1).phys, PAGE)];
-    mapper.map(&bench.rig.platform, second, foreign, Permissions::READ_WRITE, &mut Gather::new()).unwrap();
+    mapper.open(&bench.rig.platform, second, foreign, Permissions::READ_WRITE, &mut Gather::new()).unwrap();
     for fails in [true, false] {
         bench.fail(fails);
         let result = bench.acquire(pages(0, 2), HELD);
@@ -230,8 +230,8 @@ fn no_lock_is_held_and_nothing_is_lent_while_the_hardware_works() {
     bench.rig.queue.set(move || {
         if !seen.swap(true, Ordering::Relaxed) {
             // A hit elsewhere; and what is being forgotten is another mapping.
-            cache.release(cache.acquire(pages(9, 1), BOTH, HELD).unwrap()).unwrap();
-            let again = cache.acquire(pages(0, 1), BOTH, HELD).unwrap();
+            cache.release(cache.open(pages(9, 1), BOTH, HELD).unwrap()).unwrap();
+            let again = cache.open(pages(0, 1), BOTH, HELD).unwrap();
             assert_ne!(again.iova(), iova);
             cache.release(again).unwrap();
         }

@@ -8,6 +8,7 @@ use portcullis::domain::{MapListError, PhysSegment};
 use portcullis::registration::{
     AcquireError, RegistrationCache, RegistrationConfigError, RegistrationLimits,
 };
+use portcullis_model::open::OpenCache;
 
 use crate::rig::{Clocked, PAGE, Rig};
 use crate::support::{BOTH, Bench, HELD, KEPT, bytes, pages};
@@ -146,7 +147,7 @@ fn addresses_are_within_the_device_s_reach() {
     let device = DmaDevice::new(Arc::clone(&bench.rig.domain), u32::MAX.into());
     let limits = RegistrationLimits { entries: 8, bytes: 64 * PAGE };
     let cache = RegistrationCache::new(device, limits).unwrap();
-    let held = cache.acquire(pages(0, 3), BOTH, HELD).unwrap();
+    let held = cache.open(pages(0, 3), BOTH, HELD).unwrap();
     assert!(held.iova().get() + 3 * PAGE <= 1 << 32);
     cache.release(held).unwrap();
     drop(cache);

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use portcullis::addr::{Direction, Iova, Permissions, PhysAddr};
 use portcullis::domain::PhysSegment;
 use portcullis::registration::{AcquireError, Keep, Registration, ReleaseRegistrationError, Released};
+use portcullis_model::open::OpenCache;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -136,7 +137,7 @@ impl World {
     }
 
     fn acquire(&mut self, memory: PhysSegment, direction: Direction, keep: Keep) {
-        let result = self.bench.cache.acquire(memory, direction, keep);
+        let result = self.bench.cache.open(memory, direction, keep);
         let kept = keep == Keep::UntilForgotten;
         let live = |entry: &Entry| entry.is == Is::Live && entry.direction == direction;
         let exact = self.entries.iter().position(|entry| live(entry) && entry.memory == memory);

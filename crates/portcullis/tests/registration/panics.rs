@@ -7,9 +7,10 @@ use portcullis::addr::{Iova, IovaRange, Permissions};
 use portcullis::dma::DmaDevice;
 use portcullis::domain::{Domain, Policy};
 use portcullis::invalidation::{DomainId, Gather};
-use portcullis::mapper::{Mapper, TableMapper};
+use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{PageTable, VtdSecondStage};
 use portcullis::registration::{RegistrationCache, RegistrationLimits};
+use portcullis_model::open::{OpenCache, OpenDevice, OpenMapper};
 use portcullis_model::{Context, Iommu, IommuConfig, Memory, Queue};
 
 use crate::rig::{Clocked, DEVICE, Moment, Observed, PAGE};
@@ -54,7 +55,7 @@ impl Bench {
 
     /// An entry that is kept, which the device has used: where it is.
     fn touch(&self, number: u64) -> Iova {
-        let held = self.cache.acquire(pages(number, 1), BOTH, KEPT).unwrap();
+        let held = self.cache.open(pages(number, 1), BOTH, KEPT).unwrap();
         let iova = held.iova();
         assert!(self.reaches(iova));
         self.cache.release(held).unwrap();
@@ -73,7 +74,7 @@ impl Bench {
         assert!(!gone.iter().any(|iova| self.reaches(*iova)));
         let usage = self.cache.usage();
         assert_eq!((usage.entries, usage.bytes, usage.unconfirmed_entries), (0, 0, 0));
-        let all = self.cache.acquire(pages(20, 3), BOTH, HELD).unwrap();
+        let all = self.cache.open(pages(20, 3), BOTH, HELD).unwrap();
         self.cache.release(all).unwrap();
         let iovas = [10, 11].map(|number| self.touch(number));
         assert!(gone.iter().all(|iova| !iovas.contains(iova)));
@@ -111,7 +112,7 @@ fn what_was_being_unmapped_is_unmapped_by_the_next() {
 fn a_release_that_unwinds_leaves_nothing_held() {
     for at in UNMAPPING {
         let bench = Bench::new();
-        let held = bench.cache.acquire(pages(0, 1), BOTH, HELD).unwrap();
+        let held = bench.cache.open(pages(0, 1), BOTH, HELD).unwrap();
         let iova = held.iova();
         assert!(bench.reaches(iova));
         bench.unwinds(at, || bench.cache.release(held));
@@ -124,7 +125,7 @@ fn room_that_was_being_made_is_there_for_others() {
     for at in UNMAPPING {
         let bench = Bench::new();
         let iovas = [0, 1].map(|number| bench.touch(number));
-        bench.unwinds(at, || bench.cache.acquire(pages(2, 1), BOTH, KEPT));
+        bench.unwinds(at, || bench.cache.open(pages(2, 1), BOTH, KEPT));
         bench.touch(2);
         bench.touch(3);
         bench.check(&iovas[..1]);
@@ -134,7 +135,7 @@ fn room_that_was_being_made_is_there_for_others() {
 #[test]
 fn what_was_being_mapped_is_unmapped_by_the_next() {
     let bench = Bench::new();
-    bench.unwinds(Moment::Mapped, || bench.cache.acquire(pages(0, 1), BOTH, KEPT));
+    bench.unwinds(Moment::Mapped, || bench.cache.open(pages(0, 1), BOTH, KEPT));
     let usage = bench.cache.usage();
     assert_eq!((usage.entries, usage.unconfirmed_entries), (1, 1));
     assert_eq!(bench.cache.forget(pages(0, 1)).unwrap().entries, 1);
@@ -167,7 +168,7 @@ fn what_was_unlinked_is_not_unlinked_again() {
         bench.cache.forget(pages(0, 1)).unwrap_err();
         let (range, list) = (IovaRange::new(iova, PAGE).unwrap(), [(pages(5, 1).phys, PAGE)]);
         let mapper = bench.domain.mapper();
-        mapper.map(&Clocked::new(2), range, list, Permissions::READ_WRITE, &mut Gather::new()).unwrap();
+        mapper.open(&Clocked::new(2), range, list, Permissions::READ_WRITE, &mut Gather::new()).unwrap();
         if panics {
             bench.unwinds(Moment::Sync, || bench.cache.forget(pages(0, 1)));
         }
@@ -184,11 +185,11 @@ fn a_panic_while_addresses_are_looked_for_leaves_nothing() {
     let device = DmaDevice::new(domain, 16 * PAGE - 1);
     let limits = RegistrationLimits { entries: 2, bytes: 3 * PAGE };
     let cache = RegistrationCache::new(device.clone(), limits).unwrap();
-    let all: Vec<_> = core::iter::from_fn(|| device.map_single(pages(9, 1).phys, PAGE, BOTH).ok()).collect();
+    let all: Vec<_> = core::iter::from_fn(|| device.open_single(pages(9, 1).phys, PAGE, BOTH).ok()).collect();
     assert!(all.len() > 2);
     all.into_iter().for_each(|iova| device.unmap_single(iova, PAGE).unwrap());
     *panics.lock().unwrap() = Some(Moment::Sync);
-    let acquire = || cache.acquire(pages(0, 1), BOTH, KEPT);
+    let acquire = || cache.open(pages(0, 1), BOTH, KEPT);
     assert!(catch_unwind(AssertUnwindSafe(acquire)).is_err());
     assert_eq!((cache.usage().entries, cache.usage().bytes), (0, 0));
     assert_eq!(cache.forget(pages(0, 1)).unwrap().entries, 0);

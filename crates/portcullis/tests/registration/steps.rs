@@ -8,6 +8,7 @@ use portcullis::domain::{PhysSegment, Policy};
 use portcullis::registration::{
     Forgotten, RegistrationCache, RegistrationLimits, ReleaseRegistrationError, Released,
 };
+use portcullis_model::open::{OpenCache, OpenDevice};
 
 use crate::rig::{DEVICE, PAGE};
 use crate::support::{BOTH, Bench, HELD, KEPT, bytes, pages};
@@ -95,7 +96,7 @@ fn an_entry_has_one_kind_of_access() {
         (Direction::FromDevice, false, true),
         (Direction::Bidirectional, true, true),
     ];
-    let held = cases.map(|(direction, ..)| bench.cache.acquire(pages(0, 1), direction, KEPT).unwrap());
+    let held = cases.map(|(direction, ..)| bench.cache.open(pages(0, 1), direction, KEPT).unwrap());
     for (registration, (_, reads, writes)) in held.iter().zip(cases) {
         let may = |access| bench.rig.iommu.probe(DEVICE, registration.iova(), access).is_some();
         assert_eq!((may(Permissions::READ), may(Permissions::WRITE)), (reads, writes));
@@ -177,7 +178,7 @@ fn another_cache_s_registration_is_refused() {
     let limits = RegistrationLimits { entries: 8, bytes: 64 * PAGE };
     let other = RegistrationCache::new(bench.rig.device.clone(), limits).unwrap();
     let own = bench.acquire(pages(0, 1), KEPT).unwrap();
-    let foreign = other.acquire(pages(0, 1), BOTH, KEPT).unwrap();
+    let foreign = other.open(pages(0, 1), BOTH, KEPT).unwrap();
     let iova = foreign.iova();
     assert_eq!(bench.cache.release(foreign), Err(ReleaseRegistrationError::OtherCache));
     assert!(bench.rig.reaches(iova) && bench.rig.reaches(own.iova()));
@@ -232,7 +233,7 @@ fn what_stays_open_is_counted_as_exposure() {
     // The clock is read for the last change, too.
     let device = DmaDevice::new(Arc::clone(&domain), u64::MAX).with_policy(Policy::Strict).unwrap();
     for _ in 0..64 {
-        let iova = device.map_single(memory.phys, 100, BOTH).unwrap();
+        let iova = device.open_single(memory.phys, 100, BOTH).unwrap();
         device.unmap_single(iova, 100).unwrap();
     }
     let before = domain.exposure();
@@ -252,7 +253,7 @@ fn a_cache_that_ends_unmaps_everything() {
     assert_eq!(domain.stats().lost_iova_bytes, 2 * PAGE, "the holder still knows them");
     // The device is as good as new.
     let device = DmaDevice::new(domain, u64::MAX);
-    let iova = device.map_single(pages(0, 1).phys, PAGE, BOTH).unwrap();
+    let iova = device.open_single(pages(0, 1).phys, PAGE, BOTH).unwrap();
     assert!(rig.reaches(iova) && iova != held.iova());
     device.unmap_single(iova, PAGE).unwrap();
 }

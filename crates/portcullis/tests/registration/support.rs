@@ -9,6 +9,7 @@ use portcullis::invalidation::InvalidationError;
 use portcullis::platform::Platform;
 use portcullis::registration::{AcquireError, Keep, Registration, RegistrationCache, RegistrationLimits};
 use portcullis_model::Queue;
+use portcullis_model::open::OpenCache;
 
 use crate::rig::{Clocked, DEVICE, Hooked, Mapper, PAGE, Rig};
 
@@ -60,7 +61,7 @@ impl<P: Platform + Clone> Bench<P> {
     }
 
     pub fn acquire(&self, memory: PhysSegment, keep: Keep) -> Result<Registration, AcquireError> {
-        self.cache.acquire(memory, BOTH, keep)
+        self.cache.open(memory, BOTH, keep)
     }
 
     /// Acquires and releases; where it was.

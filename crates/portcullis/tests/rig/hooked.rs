@@ -34,7 +34,8 @@ impl<Q> Hooked<Q> {
     }
 }
 
-impl<Q: InvalidationQueue> InvalidationQueue for Hooked<Q> {
+// SAFETY: `Ok` is `Q`'s.
+unsafe impl<Q: InvalidationQueue> InvalidationQueue for Hooked<Q> {
     fn costs(&self) -> Costs {
         self.costs
     }

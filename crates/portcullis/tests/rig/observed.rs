@@ -5,6 +5,7 @@ use portcullis::invalidation::{Costs, Gather, InvalidationError};
 use portcullis::mapper::{Geometry, Mapper};
 use portcullis::pgtable::{MapError, Unmapped};
 use portcullis::platform::Platform;
+use portcullis_model::open::Simulated;
 
 /// Where the mapper is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,7 +34,11 @@ impl<M> Observed<M> {
     }
 }
 
-impl<M: Mapper> Mapper for Observed<M> {
+// SAFETY: it is what it is made of.
+unsafe impl<M: Simulated> Simulated for Observed<M> {}
+
+// SAFETY: all changes and waits are `M`'s.
+unsafe impl<M: Mapper> Mapper for Observed<M> {
     fn geometry(&self) -> &Geometry {
         self.inner.geometry()
     }
@@ -42,7 +47,7 @@ impl<M: Mapper> Mapper for Observed<M> {
         self.inner.costs()
     }
 
-    fn map<P: Platform>(
+    unsafe fn map<P: Platform>(
         &self,
         platform: &P,
         range: IovaRange,
@@ -56,7 +61,9 @@ impl<M: Mapper> Mapper for Observed<M> {
             entered += piece.1;
             piece
         };
-        let result = self.inner.map(platform, range, list.into_iter().map(tell), permissions, gather);
+        // SAFETY: the caller's promise.
+        let result =
+            unsafe { self.inner.map(platform, range, list.into_iter().map(tell), permissions, gather) };
         (self.observer)(Moment::Mapped);
         result
     }

@@ -8,6 +8,7 @@ use portcullis::addr::Permissions;
 use portcullis::domain::Policy;
 use portcullis::platform::{LocalSlot, Platform, PlatformEvents};
 use portcullis_model::Queue;
+use portcullis_model::open::OpenDomain;
 
 use super::rig::{ANYWHERE, Clocked, Rig, page};
 
@@ -33,7 +34,8 @@ impl Moody {
     }
 }
 
-impl Platform for Moody {
+// SAFETY: slots are `Clocked`'s.
+unsafe impl Platform for Moody {
     fn slots(&self) -> usize {
         self.inner.slots()
     }
@@ -68,7 +70,7 @@ fn bench() -> Rig<Arc<Moody>, Queue> {
 impl Rig<Arc<Moody>, Queue> {
     /// A page that the device has used, and may still reach if its unmap is lazy.
     fn used(&self, number: u64) -> portcullis::addr::IovaRange {
-        let range = self.domain.map(&[page(number)], Permissions::READ_WRITE, ANYWHERE).unwrap();
+        let range = self.domain.open(&[page(number)], Permissions::READ_WRITE, ANYWHERE).unwrap();
         assert!(self.reaches(range.start()));
         range
     }

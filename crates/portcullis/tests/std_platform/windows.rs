@@ -14,6 +14,7 @@ use portcullis::pgtable::{PageTable, VtdSecondStage};
 use portcullis::platform::Platform;
 use portcullis::std_platform::StdPlatform;
 use portcullis_model::Queue;
+use portcullis_model::open::OpenDomain;
 
 use super::rig::{ANYWHERE, Hooked, Moment, Observed, Rig, page};
 use super::{PATIENCE, PanicsWhenDropped, next};
@@ -28,7 +29,7 @@ fn bench(platform: &StdPlatform) -> Bench {
 
 /// Maps a page, lets the device use it, and unmaps it.
 fn unmapped(bench: &Bench) -> Iova {
-    let range = bench.domain.map(&[page(0)], Permissions::READ_WRITE, ANYWHERE).unwrap();
+    let range = bench.domain.open(&[page(0)], Permissions::READ_WRITE, ANYWHERE).unwrap();
     assert!(bench.reaches(range.start()));
     bench.domain.unmap(range).unwrap();
     range.start()
@@ -110,7 +111,7 @@ fn a_mapper_whose_drop_panics_keeps_no_other_domain_s_window_open() {
         }
     });
     let domain = Domain::new(platform.clone(), mapper, WINDOW).unwrap();
-    let range = domain.map(&[page(0)], Permissions::READ, ANYWHERE).unwrap();
+    let range = domain.open(&[page(0)], Permissions::READ, ANYWHERE).unwrap();
     domain.unmap(range).unwrap();
     next(&entered);
     drop(domain);

@@ -58,10 +58,16 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
     /// [`BounceMapError`], with nothing mapped and nothing lost.
     ///
     /// # Safety
-    /// Until the mapping has ended by [`unmap`](BouncePool::unmap), or the pool is dropped: all bytes of `list` are
-    /// memory that the CPU reaches through the pool's [`CopyMemory`], and nobody but devices (and those who access it
-    /// as atomics) touches them while this, a sync or the unmap of the mapping runs. Those are called with the
-    /// mapping's address one at a time, and not after its unmap.
+    /// Until [`unmap`](BouncePool::unmap) of the mapping has returned `Ok` (and, where it is mapped and not copied, the flush that
+    /// a lazy policy owes is confirmed), or the pool is dropped:
+    ///
+    /// - All bytes of `list` are memory that the CPU reaches through the pool's [`CopyMemory`].
+    /// - They are the caller's to open to the device, as for [`Domain::map`](crate::domain::Domain::map): what is large,
+    ///   [persistent](Attributes::persistent_streaming) or [direct](Attributes::direct) is not copied but mapped. (Of a device that is
+    ///   untrusted never more than they; of another all of their granules.)
+    /// - Nothing but devices, and what accesses them as atomics, touches them while this, a sync or the unmap of the mapping
+    ///   runs: those copy, as a device would. They are called with the mapping's address one at a time, and not after
+    ///   its unmap.
     #[inline]
     pub unsafe fn map<'a>(
         &self,
@@ -181,14 +187,16 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
             if opens_others {
                 return Err(BounceMapError::PersistentPart { len });
             }
-            return pool.map_direct(list, len, terms, (limit, shape.touches));
+            // SAFETY: the caller's promise.
+            return unsafe { pool.map_direct(list, len, terms, (limit, shape.touches)) };
         }
         if len <= pool.threshold() && (opens_others || !attributes.direct) {
             // SAFETY: the caller's promise.
             return unsafe { pool.map_single_use(list, len, terms, limit) };
         }
         match (opens_others, shape.touches && pool.config.split) {
-            (false, _) => pool.map_direct(list, len, terms, (limit, shape.touches)),
+            // SAFETY: the caller's promise.
+            (false, _) => unsafe { pool.map_direct(list, len, terms, (limit, shape.touches)) },
             // SAFETY: the caller's promise; a mapping above the threshold has more than a granule.
             (true, true) => unsafe { pool.map_split(list, len, terms, limit) },
             // SAFETY: the caller's promise.

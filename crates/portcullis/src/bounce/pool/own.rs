@@ -42,13 +42,18 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             // SAFETY: the original is the caller's promise, the buffer nobody's yet.
             unsafe { self.copy_parts(&parts, &original, (terms.offset, len), (0, len), Toward::Buffer) };
         }
-        let iova = self.enter_single(&linked, bytes, limit, original, (len, terms), parts)?;
+        // SAFETY: all of `linked` is the buffer that came from `alloc`.
+        let iova = unsafe { self.enter_single(&linked, bytes, limit, original, (len, terms), parts) }?;
         Ok(PoolMapping { iova, len, way: Way::SingleUse, list: None })
     }
 
     /// Opens the granules of `linked`, `bytes` bytes in all, to devices, and keeps the mapping in the map. After an
     /// error the parts' buffers are free again, or wait for a later trim.
-    pub(super) fn enter_single(
+    ///
+    /// # Safety
+    /// The parts' buffers came from `alloc` and are not used but by the pool's copies. What else is in `linked` is the caller's to
+    /// open, as for [`BounceDevice::map`](super::BounceDevice::map).
+    pub(super) unsafe fn enter_single(
         &self,
         linked: &[PhysSegment],
         bytes: u64,
@@ -71,7 +76,9 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         fence(Ordering::Release);
         let mut single = Single { range, iova, len, terms, list, parts, lost: false };
         let mut unconfirmed = Gather::new();
-        let linked = self.domain.link(range, linked, terms.direction.permissions(), &mut unconfirmed);
+        // SAFETY: the caller's promise; buffers are freed after an unmap that is confirmed, or never.
+        let linked =
+            unsafe { self.domain.link(range, linked, terms.direction.permissions(), &mut unconfirmed) };
         let Err(failed) = linked else {
             self.keep(single, Phase::Live);
             return Ok(iova);

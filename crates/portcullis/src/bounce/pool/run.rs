@@ -161,7 +161,9 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         };
         let mut unconfirmed = Gather::new();
         let (range, piece) = (self.range_of_run(number), PhysSegment { phys: memory, len: run_bytes });
-        let linked = self.domain.link(range, &[piece], direction.permissions(), &mut unconfirmed);
+        // SAFETY: as for one slot's buffer: the memory came from `alloc`, is used by the pool's copies only, and is freed after an
+        // unmap that is confirmed, or never.
+        let linked = unsafe { self.domain.link(range, &[piece], direction.permissions(), &mut unconfirmed) };
         let (phase, retired) = match &linked {
             Ok(()) => (Phase::Free, false),
             // A device may have met the memory for a moment, and still know it.

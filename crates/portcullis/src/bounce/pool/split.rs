@@ -32,7 +32,10 @@ pub(super) fn shape(list: &[PhysSegment], granule: PageSize) -> Shape {
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// Maps `list`, of `len` bytes, by the domain.
-    pub(super) fn map_direct<'a>(
+    ///
+    /// # Safety
+    /// As [`BounceDevice::map`](super::BounceDevice::map).
+    pub(super) unsafe fn map_direct<'a>(
         &self,
         list: &'a [PhysSegment],
         len: u64,
@@ -44,7 +47,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             return Err(MapListError::EmptyList.into());
         };
         let original = if touches { None } else { Some(remember(&[])?) };
-        let range = self.domain.map(list, terms.direction.permissions(), limit)?;
+        // SAFETY: the caller's promise.
+        let range = unsafe { self.domain.map(list, terms.direction.permissions(), limit) }?;
         let neighbours = range.len().saturating_sub(len);
         self.domain.count_neighbours(neighbours);
         let offset = first.phys.page_offset(granule);
@@ -120,7 +124,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             // SAFETY: the original is the caller's promise; the ends' granules are nobody's yet.
             unsafe { self.copy_parts(&parts, &original, (offset, len), (0, len), Toward::Buffer) };
         }
-        let iova = self.enter_single(&linked, bytes, limit, original, (len, terms), parts)?;
+        // SAFETY: the ends came from `alloc`; what is between them is the caller's to open, in whole granules.
+        let iova = unsafe { self.enter_single(&linked, bytes, limit, original, (len, terms), parts) }?;
         Ok(PoolMapping { iova, len, way: Way::Split, list: None })
     }
 }

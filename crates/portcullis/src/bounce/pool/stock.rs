@@ -145,7 +145,10 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let piece = PhysSegment { phys: buffer, len: bytes };
         let mut unconfirmed = Gather::new();
         let range = self.range_of(class, index);
-        match self.domain.link(range, &[piece], direction.permissions(), &mut unconfirmed) {
+        // SAFETY: the buffer came from `alloc` a moment ago, in whole granules. Nothing but the pool's copies, which take a device's
+        // accesses into account, uses it until it is freed, and that is done after an unmap that is confirmed, or never.
+        let linked = unsafe { self.domain.link(range, &[piece], direction.permissions(), &mut unconfirmed) };
+        match linked {
             Ok(()) => {
                 slot.set_buffer(Some(buffer));
                 slot.set_group(group);

@@ -175,7 +175,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
     ) -> Result<(Course, usize, bool), AdaptiveMapError> {
         let mut failed = false;
         if choice == Choice::Map && !attributes.persistent_streaming && self.pool.may_reach(list) {
-            match self.ring.map_sg(list, self.direction, out) {
+            // SAFETY: the caller's promise.
+            match unsafe { self.ring.map_sg(list, self.direction, out) } {
                 Ok((mapping, used)) => return Ok((Course::Ring(mapping), used, false)),
                 // It has no room, or its tables have none, or cannot point to the buffer: the pool's may.
                 Err(

@@ -125,8 +125,10 @@ pub enum RingUnmap {
 /// let mut ring = StrictRing::new(&device, StrictRingConfig::new(512, 4096, 2))?;
 /// let mut view = [DmaSegment::default(); 1];
 /// let list = |n: usize| [PhysSegment { phys: buffers[n].phys(), len: 2048 }];
-/// let (first, _) = ring.map_sg(&list(0), Direction::FromDevice, &mut view)?;
-/// let (second, _) = ring.map_sg(&list(1), Direction::FromDevice, &mut view)?;
+/// // SAFETY: the buffers are ours, and are read as atomics only, until the commit after their unmaps.
+/// let (first, _) = unsafe { ring.map_sg(&list(0), Direction::FromDevice, &mut view) }?;
+/// // SAFETY: as above.
+/// let (second, _) = unsafe { ring.map_sg(&list(1), Direction::FromDevice, &mut view) }?;
 /// let late = first.iova();
 /// iommu.dma_write(nic, late, b"a packet")?;
 /// // The card is done with both. The first waits, and only the second's unmap makes both unreachable.
@@ -210,24 +212,32 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
     /// [`RingError::Map`], and [`RingError::Arena`] with [`ArenaError::Full`] until descriptors are unmapped *and*
     /// committed: the list is mapped as a whole or not at all.
     /// After [`MapListError::Unconfirmed`] devices may reach the list until a [`commit`](Self::commit) succeeds.
+    ///
+    /// # Safety
+    /// As for [`Domain::map`](crate::domain::Domain::map), until a commit has returned `Ok` after the unmap: the descriptor's own
+    /// ([`RingUnmap::Committed`]) or another. After [`MapListError::Unconfirmed`] until a commit has.
     #[inline]
-    pub fn map_sg(
+    pub unsafe fn map_sg(
         &mut self,
         list: &[PhysSegment],
         direction: Direction,
         out: &mut [DmaSegment],
     ) -> Result<(RingMapping, usize), RingError> {
         if let ([segment], [first, ..]) = (list, &mut *out)
-            && let Some(mapping) = self.map_near(segment, direction)
+            // SAFETY: the caller's promise.
+            && let Some(mapping) = unsafe { self.map_near(segment, direction) }
         {
             *first = DmaSegment { iova: mapping.first, len: segment.len };
             return Ok((mapping, 1));
         }
-        self.map_list_sg(list, direction, out)
+        // SAFETY: the caller's promise.
+        unsafe { self.map_list_sg(list, direction, out) }
     }
 
+    /// # Safety
+    /// As for [`map_sg`](Self::map_sg).
     #[inline(never)]
-    fn map_list_sg(
+    unsafe fn map_list_sg(
         &mut self,
         list: &[PhysSegment],
         direction: Direction,
@@ -238,7 +248,8 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         if room < needed {
             return Err(no_room.into());
         }
-        let mapping = self.map_list(list, direction)?;
+        // SAFETY: the caller's promise.
+        let mapping = unsafe { self.map_list(list, direction) }?;
         let base = mapping.range.map(IovaRange::start);
         let used = device_view(list, base, self.device.domain().granule(), out);
         // There is a view of everything that was mapped.
@@ -249,20 +260,32 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
     ///
     /// # Errors
     /// As [`map_sg`](Self::map_sg).
+    ///
+    /// # Safety
+    /// As for [`map_sg`](Self::map_sg).
     #[inline]
-    pub fn map(&mut self, list: &[PhysSegment], direction: Direction) -> Result<RingMapping, RingError> {
+    pub unsafe fn map(
+        &mut self,
+        list: &[PhysSegment],
+        direction: Direction,
+    ) -> Result<RingMapping, RingError> {
         if let [segment] = list
-            && let Some(mapping) = self.map_near(segment, direction)
+            // SAFETY: the caller's promise.
+            && let Some(mapping) = unsafe { self.map_near(segment, direction) }
         {
             return Ok(mapping);
         }
-        self.map_list(list, direction)
+        // SAFETY: the caller's promise.
+        unsafe { self.map_list(list, direction) }
     }
 
     /// Maps one segment, if that is quickly done: few pages, of which a neighbour was mapped last. Else nothing is
     /// changed.
+    ///
+    /// # Safety
+    /// As for [`map_sg`](Self::map_sg).
     #[inline]
-    fn map_near(&mut self, segment: &PhysSegment, direction: Direction) -> Option<RingMapping> {
+    unsafe fn map_near(&mut self, segment: &PhysSegment, direction: Direction) -> Option<RingMapping> {
         let arena = self.arena.as_mut()?;
         let granule = arena.granule();
         let PhysSegment { phys, len } = *segment;
@@ -272,7 +295,8 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         let bytes = granule.round_up(offset.checked_add(len)?)?;
         let (domain, cursor) = (self.device.domain(), &mut self.cursor);
         let page = phys.align_down(granule);
-        let link = |range| domain.link_near(cursor, range, page, direction.permissions());
+        // SAFETY: the caller's promise, for all of the granules that the memory touches.
+        let link = |range| unsafe { domain.link_near(cursor, range, page, direction.permissions()) };
         let range = arena.reserve_if(bytes, link)?;
         let neighbours = bytes - len;
         self.count(neighbours);
@@ -280,8 +304,14 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         Some(RingMapping { first, range: Some(range), neighbours, ring: self.number })
     }
 
+    /// # Safety
+    /// As for [`map_sg`](Self::map_sg).
     #[inline(never)]
-    fn map_list(&mut self, list: &[PhysSegment], direction: Direction) -> Result<RingMapping, RingError> {
+    unsafe fn map_list(
+        &mut self,
+        list: &[PhysSegment],
+        direction: Direction,
+    ) -> Result<RingMapping, RingError> {
         let Some(first) = list.first() else {
             return Err(MapListError::EmptyList.into());
         };
@@ -296,7 +326,9 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         let domain = self.device.domain();
         let len = domain.pages_of(list)?;
         let range = arena.reserve(len)?;
-        if let Err(failed) = domain.link(range, list, direction.permissions(), &mut self.unlinked) {
+        // SAFETY: the caller's promise.
+        let linked = unsafe { domain.link(range, list, direction.permissions(), &mut self.unlinked) };
+        if let Err(failed) = linked {
             return Err(self.refused(range, failed));
         }
         let offset = first.phys.page_offset(domain.granule());

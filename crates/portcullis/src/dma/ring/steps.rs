@@ -34,7 +34,12 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
     /// [`RingError::Untranslated`], [`RingError::Map`]: nothing of the list is mapped, and the range is still
     /// reserved. After [`MapListError::Unconfirmed`](crate::domain::MapListError::Unconfirmed) devices may reach
     /// the list until a [`commit`](Self::commit) succeeds.
-    pub fn link(
+    ///
+    /// # Safety
+    /// As for [`Domain::map`](crate::domain::Domain::map), until a commit has returned `Ok` after the
+    /// [`unlink`](Self::unlink) of all of it. After [`MapListError::Unconfirmed`](crate::domain::MapListError::Unconfirmed) until a
+    /// commit has.
+    pub unsafe fn link(
         &mut self,
         range: IovaRange,
         list: &[PhysSegment],
@@ -46,7 +51,8 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         if len != range.len() {
             return Err(RingError::Length { range, list: len });
         }
-        let linked = domain.link(range, list, direction.permissions(), &mut self.unlinked);
+        // SAFETY: the caller's promise.
+        let linked = unsafe { domain.link(range, list, direction.permissions(), &mut self.unlinked) };
         linked.map_err(|failed| failed.error)?;
         self.tally.maps += 1;
         Ok(())

@@ -54,8 +54,11 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
 
     /// Enters the pages of `list`, which [`pages_of`](Self::pages_of) has checked, into `range`. Where table
     /// memory is short, empty tables make room once.
+    ///
+    /// # Safety
+    /// As for [`map`](Self::map).
     #[inline]
-    pub(super) fn enter(
+    pub(super) unsafe fn enter(
         &self,
         range: IovaRange,
         list: &[PhysSegment],
@@ -66,8 +69,10 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         let pages = list
             .iter()
             .map(|segment| (segment.phys.align_down(self.granule), self.rounded(segment).unwrap_or(0)));
-        let map =
-            |gather: &mut Gather| self.mapper.map(&self.platform, range, pages.clone(), permissions, gather);
+        let map = |gather: &mut Gather| {
+            // SAFETY: the caller's promise, for all of the granules that the memory touches.
+            unsafe { self.mapper.map(&self.platform, range, pages.clone(), permissions, gather) }
+        };
         match map(gather) {
             // Tables that nobody needed any more make room.
             Err(MapError::OutOfMemory) if self.reclaim().is_ok_and(|bytes| bytes > 0) => map(gather),
@@ -77,8 +82,11 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
 
     /// Maps the pages of a checked `list` to `range`, which the caller has to itself. Counts nothing. Adds to
     /// `unconfirmed` what was entered, removed again, and not confirmed.
+    ///
+    /// # Safety
+    /// As for [`map`](Self::map), until what was [unlinked](Self::unlink) is [confirmed](Self::confirm).
     #[inline]
-    pub(crate) fn link(
+    pub(crate) unsafe fn link(
         &self,
         range: IovaRange,
         list: &[PhysSegment],
@@ -86,21 +94,26 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         unconfirmed: &mut Gather,
     ) -> Result<(), LinkFailed> {
         let mut gather = Gather::new();
-        let entered = self.enter(range, list, permissions, &mut gather);
+        // SAFETY: the caller's promise.
+        let entered = unsafe { self.enter(range, list, permissions, &mut gather) };
         entered.map_err(|error| self.link_failed(error, &gather, unconfirmed))
     }
 
     /// Maps the pages at `phys` to `range`, which the caller has to itself, if that is quickly done; else nothing
     /// is changed, and [`link`](Self::link) does it. Counts nothing.
+    ///
+    /// # Safety
+    /// As for [`link`](Self::link).
     #[inline]
-    pub(crate) fn link_near(
+    pub(crate) unsafe fn link_near(
         &self,
         cursor: &mut Cursor,
         range: IovaRange,
         phys: PhysAddr,
         permissions: Permissions,
     ) -> bool {
-        self.mapper.map_near(&self.platform, cursor, range, phys, permissions)
+        // SAFETY: the caller's promise.
+        unsafe { self.mapper.map_near(&self.platform, cursor, range, phys, permissions) }
     }
 
     #[cold]

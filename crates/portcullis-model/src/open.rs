@@ -1,0 +1,305 @@
+//! The library's calls that open memory by number, safe for memory that is simulated.
+//!
+//! Those calls are unsafe, because a device may then change memory under the CPU. Here nothing can go wrong by that, whatever
+//! the number: devices of the software IOMMU reach [`Memory`] only, every byte of which is an atomic that anybody
+//! may access at any time, and a number outside of it is a fault. So tests need no `unsafe` for each mapping:
+//! `map_single` is `open_single` here, `map` is `open`, and so on, with the same arguments and results.
+#![allow(unsafe_code, reason = "this is the one place that says why it is harmless")]
+
+use std::sync::Arc;
+
+use portcullis::addr::{Direction, Iova, IovaRange, Permissions, PhysAddr};
+use portcullis::dma::{DmaDevice, DmaSegment, RingError, RingMapping, StrictRing};
+use portcullis::domain::{Domain, MapListError, PhysSegment};
+use portcullis::invalidation::{Gather, InvalidationQueue};
+use portcullis::mapper::{Mapper, TableMapper};
+use portcullis::pgtable::{Attributes, Cursor, Format, MapError, PageTable};
+use portcullis::platform::{Frames, Platform};
+use portcullis::registration::{AcquireError, Keep, Registration, RegistrationCache};
+
+use crate::memory::Memory;
+
+/// Table memory, or a mapper, that leads devices of the software IOMMU only.
+///
+/// # Safety
+/// What is mapped through it is reached by nothing but devices of the software IOMMU, or by nothing at all.
+pub unsafe trait Simulated {}
+
+// SAFETY: its frames have simulated addresses, so nothing but the software IOMMU walks tables in them.
+unsafe impl Simulated for Memory {}
+
+// SAFETY: it is what it points to.
+unsafe impl<T: Simulated> Simulated for Arc<T> {}
+
+// SAFETY: it maps in its table.
+unsafe impl<F: Frames + Simulated, Q: InvalidationQueue, X: Format> Simulated for TableMapper<F, Q, X> {}
+
+/// [`PageTable`], in simulated memory.
+pub trait OpenTable {
+    /// [`PageTable::map`].
+    ///
+    /// # Errors
+    /// As there.
+    fn open<P: Platform>(
+        &self,
+        platform: &P,
+        range: IovaRange,
+        phys: PhysAddr,
+        attributes: impl Into<Attributes>,
+        undone: &mut Option<IovaRange>,
+    ) -> Result<(), MapError>;
+
+    /// [`PageTable::map_list`].
+    ///
+    /// # Errors
+    /// As there.
+    fn open_list<P: Platform>(
+        &self,
+        platform: &P,
+        range: IovaRange,
+        list: impl IntoIterator<Item = (PhysAddr, u64)>,
+        attributes: impl Into<Attributes>,
+        undone: &mut Option<IovaRange>,
+    ) -> Result<(), MapError>;
+
+    /// [`PageTable::map_near`].
+    fn open_near<P: Platform>(
+        &self,
+        platform: &P,
+        cursor: &mut Cursor,
+        range: IovaRange,
+        phys: PhysAddr,
+        attributes: impl Into<Attributes>,
+    ) -> bool;
+}
+
+impl<F: Frames + Simulated, X: Format> OpenTable for PageTable<F, X> {
+    #[inline]
+    fn open<P: Platform>(
+        &self,
+        platform: &P,
+        range: IovaRange,
+        phys: PhysAddr,
+        attributes: impl Into<Attributes>,
+        undone: &mut Option<IovaRange>,
+    ) -> Result<(), MapError> {
+        // SAFETY: only simulated devices reach it, and those only atomics.
+        unsafe { self.map(platform, range, phys, attributes, undone) }
+    }
+
+    #[inline]
+    fn open_list<P: Platform>(
+        &self,
+        platform: &P,
+        range: IovaRange,
+        list: impl IntoIterator<Item = (PhysAddr, u64)>,
+        attributes: impl Into<Attributes>,
+        undone: &mut Option<IovaRange>,
+    ) -> Result<(), MapError> {
+        // SAFETY: as for `open`.
+        unsafe { self.map_list(platform, range, list, attributes, undone) }
+    }
+
+    #[inline]
+    fn open_near<P: Platform>(
+        &self,
+        platform: &P,
+        cursor: &mut Cursor,
+        range: IovaRange,
+        phys: PhysAddr,
+        attributes: impl Into<Attributes>,
+    ) -> bool {
+        // SAFETY: as for `open`.
+        unsafe { self.map_near(platform, cursor, range, phys, attributes) }
+    }
+}
+
+/// [`Mapper`], of simulated devices.
+pub trait OpenMapper: Mapper + Simulated {
+    /// [`Mapper::map`].
+    ///
+    /// # Errors
+    /// As there.
+    #[inline]
+    fn open<P: Platform>(
+        &self,
+        platform: &P,
+        range: IovaRange,
+        list: impl IntoIterator<Item = (PhysAddr, u64)>,
+        permissions: Permissions,
+        gather: &mut Gather,
+    ) -> Result<(), MapError> {
+        // SAFETY: only simulated devices reach it, and those only atomics.
+        unsafe { self.map(platform, range, list, permissions, gather) }
+    }
+
+    /// [`Mapper::map_near`].
+    #[inline]
+    fn open_near<P: Platform>(
+        &self,
+        platform: &P,
+        cursor: &mut Cursor,
+        range: IovaRange,
+        phys: PhysAddr,
+        permissions: Permissions,
+    ) -> bool {
+        // SAFETY: as for `open`.
+        unsafe { self.map_near(platform, cursor, range, phys, permissions) }
+    }
+}
+
+impl<M: Mapper + Simulated> OpenMapper for M {}
+
+/// [`Domain`], of simulated devices.
+pub trait OpenDomain {
+    /// [`Domain::map`].
+    ///
+    /// # Errors
+    /// As there.
+    fn open(
+        &self,
+        list: &[PhysSegment],
+        permissions: Permissions,
+        limit: Iova,
+    ) -> Result<IovaRange, MapListError>;
+}
+
+impl<M: Mapper + Simulated, P: Platform> OpenDomain for Domain<M, P> {
+    #[inline]
+    fn open(
+        &self,
+        list: &[PhysSegment],
+        permissions: Permissions,
+        limit: Iova,
+    ) -> Result<IovaRange, MapListError> {
+        // SAFETY: only simulated devices reach it, and those only atomics.
+        unsafe { self.map(list, permissions, limit) }
+    }
+}
+
+/// [`DmaDevice`], simulated.
+pub trait OpenDevice {
+    /// [`DmaDevice::map_single`].
+    ///
+    /// # Errors
+    /// As there.
+    fn open_single(&self, phys: PhysAddr, len: u64, direction: Direction) -> Result<Iova, MapListError>;
+
+    /// [`DmaDevice::map_sg`].
+    ///
+    /// # Errors
+    /// As there.
+    fn open_sg(
+        &self,
+        list: &[PhysSegment],
+        direction: Direction,
+        out: &mut [DmaSegment],
+    ) -> Result<usize, MapListError>;
+}
+
+impl<M: Mapper + Simulated, P: Platform> OpenDevice for DmaDevice<M, P> {
+    #[inline]
+    fn open_single(&self, phys: PhysAddr, len: u64, direction: Direction) -> Result<Iova, MapListError> {
+        // SAFETY: only simulated devices reach it, and those only atomics.
+        unsafe { self.map_single(phys, len, direction) }
+    }
+
+    #[inline]
+    fn open_sg(
+        &self,
+        list: &[PhysSegment],
+        direction: Direction,
+        out: &mut [DmaSegment],
+    ) -> Result<usize, MapListError> {
+        // SAFETY: as for `open_single`.
+        unsafe { self.map_sg(list, direction, out) }
+    }
+}
+
+/// [`StrictRing`], of a simulated device.
+pub trait OpenRing {
+    /// [`StrictRing::map`].
+    ///
+    /// # Errors
+    /// As there.
+    fn open(&mut self, list: &[PhysSegment], direction: Direction) -> Result<RingMapping, RingError>;
+
+    /// [`StrictRing::map_sg`].
+    ///
+    /// # Errors
+    /// As there.
+    fn open_sg(
+        &mut self,
+        list: &[PhysSegment],
+        direction: Direction,
+        out: &mut [DmaSegment],
+    ) -> Result<(RingMapping, usize), RingError>;
+
+    /// [`StrictRing::link`].
+    ///
+    /// # Errors
+    /// As there.
+    fn open_link(
+        &mut self,
+        range: IovaRange,
+        list: &[PhysSegment],
+        direction: Direction,
+    ) -> Result<(), RingError>;
+}
+
+impl<M: Mapper + Simulated, P: Platform> OpenRing for StrictRing<M, P> {
+    #[inline]
+    fn open(&mut self, list: &[PhysSegment], direction: Direction) -> Result<RingMapping, RingError> {
+        // SAFETY: only simulated devices reach it, and those only atomics.
+        unsafe { self.map(list, direction) }
+    }
+
+    #[inline]
+    fn open_sg(
+        &mut self,
+        list: &[PhysSegment],
+        direction: Direction,
+        out: &mut [DmaSegment],
+    ) -> Result<(RingMapping, usize), RingError> {
+        // SAFETY: as for `open`.
+        unsafe { self.map_sg(list, direction, out) }
+    }
+
+    #[inline]
+    fn open_link(
+        &mut self,
+        range: IovaRange,
+        list: &[PhysSegment],
+        direction: Direction,
+    ) -> Result<(), RingError> {
+        // SAFETY: as for `open`.
+        unsafe { self.link(range, list, direction) }
+    }
+}
+
+/// [`RegistrationCache`], of a simulated device.
+pub trait OpenCache {
+    /// [`RegistrationCache::acquire`].
+    ///
+    /// # Errors
+    /// As there.
+    fn open(
+        &self,
+        memory: PhysSegment,
+        direction: Direction,
+        keep: Keep,
+    ) -> Result<Registration, AcquireError>;
+}
+
+impl<M: Mapper + Simulated, P: Platform> OpenCache for RegistrationCache<M, P> {
+    #[inline]
+    fn open(
+        &self,
+        memory: PhysSegment,
+        direction: Direction,
+        keep: Keep,
+    ) -> Result<Registration, AcquireError> {
+        // SAFETY: only simulated devices reach it, and those only atomics.
+        unsafe { self.acquire(memory, direction, keep) }
+    }
+}
