@@ -7,6 +7,7 @@
 //! ```
 
 use alloc::vec::{Drain, Vec};
+use core::mem::ManuallyDrop;
 
 use super::{BatchError, DmaBuffer, DmaDevice, Mapped, RawBatch};
 use crate::domain::UnmapError;
@@ -29,7 +30,8 @@ use crate::platform::Platform;
 #[must_use = "the buffers come back with `commit`"]
 pub struct UnmapBatch<B: DmaBuffer, M: Mapper, P: Platform> {
     ranges: RawBatch<M, P>,
-    buffers: Vec<B>,
+    /// Dropped only after a commit, so that a panic below leaks what a device may reach.
+    buffers: ManuallyDrop<Vec<B>>,
 }
 
 /// A mapping that a batch did not take, as it was: still mapped.
@@ -56,7 +58,7 @@ impl<B: DmaBuffer, M: Mapper, P: Platform> UnmapBatch<B, M, P> {
     pub fn new(device: &DmaDevice<M, P>, most: usize) -> Self {
         let ranges = RawBatch::new(device, most);
         let buffers = Vec::with_capacity(most.clamp(1, super::MOST_IN_BATCH));
-        Self { ranges, buffers }
+        Self { ranges, buffers: ManuallyDrop::new(buffers) }
     }
 
     /// Ends a mapping and keeps its buffer until the commit. Clears the translations at once; waits for nothing
@@ -107,7 +109,7 @@ impl<B: DmaBuffer, M: Mapper, P: Platform> UnmapBatch<B, M, P> {
     )]
     pub fn commit(mut self) -> Result<Vec<B>, CommitFailed<B, M, P>> {
         match self.ranges.commit() {
-            Ok(_) => Ok(core::mem::take(&mut self.buffers)),
+            Ok(_) => Ok(core::mem::take(&mut *self.buffers)),
             Err(error) => Err(CommitFailed { batch: self, error }),
         }
     }
@@ -124,10 +126,11 @@ impl<B: DmaBuffer, M: Mapper, P: Platform> UnmapBatch<B, M, P> {
 
 impl<B: DmaBuffer, M: Mapper, P: Platform> Drop for UnmapBatch<B, M, P> {
     fn drop(&mut self) {
-        if self.ranges.commit().is_err() {
+        match self.ranges.commit() {
+            // SAFETY: `drop` runs once, and is the last use of them.
+            Ok(_) => unsafe { ManuallyDrop::drop(&mut self.buffers) },
             // Memory that goes back to its allocator must be unreachable.
-            core::mem::forget(core::mem::take(&mut self.buffers));
-            self.ranges.quarantine();
+            Err(_) => self.ranges.quarantine(),
         }
     }
 }

@@ -49,19 +49,16 @@ impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
         let count = usize::try_from(rounded / FRAME_SIZE).unwrap_or(usize::MAX);
         let phys = frames.alloc(count).ok_or(CoherentError::OutOfMemory { frames: count })?;
         let len = count as u64 * FRAME_SIZE;
+        // Where a call below panics, the device may reach them: then they are nobody's.
+        let frames = ManuallyDrop::new(frames);
         // SAFETY: the frames are this value's alone, in whole granules, accessed as atomics only, and freed after a strict
         // unmap or never.
         match unsafe { device.map_single(phys, len, Direction::Bidirectional) } {
-            Ok(iova) => {
-                let (device, frames) = (ManuallyDrop::new(device.clone()), ManuallyDrop::new(frames));
-                Ok(Self { device, frames, phys, count, iova })
-            }
-            Err(error @ MapListError::Unconfirmed { .. }) => {
-                // The device may reach them: they are nobody's from now on.
-                core::mem::forget(frames);
-                Err(error.into())
-            }
+            Ok(iova) => Ok(Self { device: ManuallyDrop::new(device.clone()), frames, phys, count, iova }),
+            // The device may reach them: they are nobody's from now on.
+            Err(error @ MapListError::Unconfirmed { .. }) => Err(error.into()),
             Err(error) => {
+                let frames = ManuallyDrop::into_inner(frames);
                 // SAFETY: the frames came from the line above, and no device reaches them.
                 unsafe { frames.free(phys, count) };
                 Err(error.into())

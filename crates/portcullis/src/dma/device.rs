@@ -211,8 +211,10 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         }
         // SAFETY: the caller's promise.
         let range = unsafe { self.domain.map(list, direction.permissions(), Iova::new(self.mask)) }?;
+        let changing = self.domain.changing(range);
         let used = bytes_of(list.iter().map(|segment| segment.len));
         self.domain.count_neighbours(range.len().saturating_sub(used));
+        changing.done();
         let offset = first.phys.page_offset(self.domain.granule());
         Ok((Iova::new(range.start().get() | offset), Some(range)))
     }

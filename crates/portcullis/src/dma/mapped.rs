@@ -87,21 +87,21 @@ impl<B: DmaBuffer, M: Mapper, P: Platform> Mapped<B, M, P> {
         buffer: B,
         direction: Direction,
     ) -> Result<Self, MapFailed<B>> {
+        // Where a call below panics, the device may reach it: then it is leaked.
+        let buffer = ManuallyDrop::new(buffer);
         let list = buffer.segments();
         let used = bytes_of(list.iter().map(|segment| segment.len));
         // SAFETY: the memory is the buffer's alone and is accessed as a device's may be (`DmaBuffer`); the buffer is given back
         // or dropped only after an unmap, or leaked.
         match unsafe { device.map_list(list, direction) } {
             Ok((first, range)) => {
+                let buffer = ManuallyDrop::into_inner(buffer);
                 let inner =
                     Inner { device, buffer, first, range, used, unconfirmed: false, still_mapped: None };
                 Ok(Self { inner: ManuallyDrop::new(inner) })
             }
-            Err(error @ MapListError::Unconfirmed { .. }) => {
-                core::mem::forget(buffer);
-                Err(MapFailed { buffer: None, error })
-            }
-            Err(error) => Err(MapFailed { buffer: Some(buffer), error }),
+            Err(error @ MapListError::Unconfirmed { .. }) => Err(MapFailed { buffer: None, error }),
+            Err(error) => Err(MapFailed { buffer: Some(ManuallyDrop::into_inner(buffer)), error }),
         }
     }
 

@@ -56,8 +56,11 @@ pub enum BatchError {
 #[derive(Debug)]
 pub struct RawBatch<M: Mapper, P: Platform> {
     domain: Arc<Domain<M, P>>,
-    /// Cleared, and complete: their addresses go back after the commit.
+    /// Cleared, and complete: their addresses go back after the commit. But for the first ones: those a mapper has
+    /// panicked at, so that nobody knows what is mapped there.
     ranges: Vec<IovaRange>,
+    /// How many those are.
+    torn: usize,
     /// Mappings taken, those that need no translation included.
     mappings: usize,
     most: usize,
@@ -73,7 +76,7 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
         let most = most.clamp(1, MOST_IN_BATCH);
         let domain = Arc::clone(device.domain());
         let ranges = Vec::with_capacity(most);
-        Self { domain, ranges, mappings: 0, most, neighbours: 0, gather: Gather::new() }
+        Self { domain, ranges, torn: 0, mappings: 0, most, neighbours: 0, gather: Gather::new() }
     }
 
     /// How many mappings wait for the commit.
@@ -100,8 +103,17 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
     /// lock and no slot.
     ///
     /// # Errors
-    /// [`BatchError::Unconfirmed`]: the batch is as it was, and can be committed again.
+    /// [`BatchError::Unconfirmed`]: the batch is as it was, and can be committed again. So it can after
+    /// [`UnmapError::StillMapped`], which only a batch meets whose mapper has panicked.
     pub fn commit(&mut self) -> Result<usize, BatchError> {
+        for index in 0..self.torn {
+            let range = self.ranges[index];
+            let Unmapped { bytes, kept, stale } = self.domain.unlink(range, &mut self.gather);
+            self.gather.add(stale);
+            if kept > 0 {
+                return Err(UnmapError::StillMapped { range, unmapped: bytes, kept }.into());
+            }
+        }
         if let Err(error) = self.domain.confirm(&self.gather) {
             return Err(BatchError::Unconfirmed { mappings: self.mappings, error });
         }
@@ -125,7 +137,9 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
         let Some(range) = range else {
             return Ok(());
         };
-        let unmapped = self.domain.unlink(range, &mut self.gather);
+        let unlinking = Unlinking { batch: self, range };
+        let unmapped = unlinking.batch.domain.unlink(range, &mut unlinking.batch.gather);
+        core::mem::forget(unlinking);
         let Unmapped { bytes, kept, stale } = unmapped;
         if bytes > 0 {
             // Else they went with whoever unmapped all of it before.
@@ -146,21 +160,47 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
 
     /// Gives back what is confirmed.
     fn settle(&mut self) {
+        self.give_up_torn();
         let neighbours = core::mem::take(&mut self.neighbours);
         if !self.ranges.is_empty() || neighbours > 0 {
-            self.domain.take_back(&self.ranges, self.ranges.len() as u64, neighbours);
-            self.ranges.clear();
+            self.domain.take_back_all(&mut self.ranges, neighbours);
         }
+    }
+
+    /// Gives up the addresses of those that a mapper has panicked at.
+    fn give_up_torn(&mut self) {
+        let torn = core::mem::take(&mut self.torn);
+        self.ranges.drain(..torn).for_each(|range| drop(self.domain.changing(range)));
     }
 
     /// Gives up waiting: the addresses stay out of use until some later flush of the domain is confirmed.
     pub(super) fn quarantine(&mut self) {
-        for range in self.ranges.drain(..) {
-            self.domain.quarantine(range, range.len());
+        self.give_up_torn();
+        while let Some(range) = self.ranges.pop() {
+            self.domain.quarantine(self.domain.changing(range), range.len());
         }
         self.settle();
         self.gather.clear();
         self.mappings = 0;
+    }
+}
+
+/// A range that is being unlinked. Dropped where the mapper panics: then the commit does it again.
+struct Unlinking<'a, M: Mapper, P: Platform> {
+    batch: &'a mut RawBatch<M, P>,
+    range: IovaRange,
+}
+
+impl<M: Mapper, P: Platform> Drop for Unlinking<'_, M, P> {
+    #[cold]
+    fn drop(&mut self) {
+        let Self { batch, range } = self;
+        // The first of the others makes room. There is room for each mapping.
+        batch.ranges.push(*range);
+        let last = batch.ranges.len() - 1;
+        batch.ranges.swap(batch.torn, last);
+        batch.torn += 1;
+        batch.gather.add(*range);
     }
 }
 

@@ -1,10 +1,12 @@
 //! The domain itself: map a list of segments, unmap a range, by the domain's policy.
 
 mod endings;
+mod guards;
 mod live;
 mod steps;
 
 pub(crate) use endings::Ending;
+use guards::Changing;
 pub(crate) use steps::{LinkFailed, Tally};
 
 use alloc::sync::{Arc, Weak};
@@ -153,12 +155,14 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     ) -> Result<IovaRange, MapListError> {
         let len = self.pages_of(list)?;
         let range = self.alloc(len, limit)?;
+        let changing = self.changing(range);
         let mut gather = Gather::new();
         // SAFETY: the caller's promise.
         if let Err(error) = unsafe { self.enter(range, list, permissions, &mut gather) } {
-            return Err(self.undo(range, error, gather));
+            return Err(self.undo(changing, error, gather));
         }
         self.platform.with_slot(|slot| self.counters.maps.add(slot, 1));
+        changing.done();
         IovaRange::new(range.start(), len).map_err(|_| MapListError::EmptyList)
     }
 
@@ -257,18 +261,20 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         while self.platform.with_slot(slice) {}
     }
 
-    /// Gives up `range`, for which a map met `error`; `gather` holds what it had entered and removed again.
+    /// Gives up a range for which a map met `error`; `gather` holds what it had entered and removed again.
     /// What to report.
-    fn undo(&self, range: IovaRange, error: MapError, gather: Gather) -> MapListError {
+    #[cold]
+    fn undo(&self, changing: Changing<'_, M, P>, error: MapError, gather: Gather) -> MapListError {
+        let range = changing.range();
         // A device may have used, and cached, what was entered for a moment.
         let unconfirmed = self.mapper.sync(&gather).err();
         if matches!(error, MapError::AlreadyMapped { .. }) {
             // Somebody else's translation lies in our range: it must not be handed out again.
-            self.lose(range.len());
+            drop(changing);
         } else if unconfirmed.is_none() {
-            self.platform.with_slot(|slot| self.give_back(slot, range));
+            self.platform.with_slot(|slot| self.give_back(slot, changing.done()));
         } else {
-            self.quarantine(range, range.len());
+            self.quarantine(changing, range.len());
         }
         unconfirmed.map_or(error.into(), |error| MapListError::Unconfirmed { error })
     }

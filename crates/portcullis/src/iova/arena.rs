@@ -141,6 +141,26 @@ pub struct RingArena {
     granule: PageSize,
 }
 
+/// What is reserved when this is dropped.
+struct Reserving<'a> {
+    arena: &'a mut RingArena,
+    span: Span,
+}
+
+impl Drop for Reserving<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        let Self { arena, span } = self;
+        if arena.live == 0 {
+            arena.tail = span.first;
+        }
+        arena.edges.insert(*span);
+        arena.head = if span.last + 1 == arena.granules { 0 } else { span.last + 1 };
+        arena.live += 1;
+        arena.live_granules += span.last - span.first + 1;
+    }
+}
+
 impl RingArena {
     /// Takes a range for `descriptors * descriptor_bytes` bytes out of `space`: whole large pages (2 MiB with
     /// granules of 4 KiB: what one lowest table covers, but 2^18 granules at most), at least one, aligned to
@@ -214,7 +234,7 @@ impl RingArena {
     }
 
     /// Reserves `len` bytes as [`reserve`](Self::reserve) does, if there is room and `accept` agrees to the range;
-    /// else nothing is changed.
+    /// else nothing is changed. Where `accept` panics, they are reserved.
     #[inline]
     pub(crate) fn reserve_if(
         &mut self,
@@ -229,16 +249,12 @@ impl RingArena {
         let first = self.room(granules)?;
         let span = Span { first, last: first + (granules - 1) };
         let range = self.range_of(span);
+        let reserving = Reserving { arena: self, span };
         if !accept(range) {
+            core::mem::forget(reserving);
             return None;
         }
-        if self.live == 0 {
-            self.tail = span.first;
-        }
-        self.edges.insert(span);
-        self.head = if span.last + 1 == self.granules { 0 } else { span.last + 1 };
-        self.live += 1;
-        self.live_granules += granules;
+        drop(reserving);
         Some(range)
     }
 

@@ -185,7 +185,7 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
         if lost {
             domain.lose(range.len());
         } else {
-            domain.take_back(&[range], unmaps, 0);
+            domain.take_back(range, unmaps);
         }
     }
 }
@@ -233,13 +233,13 @@ impl<M: Mapper, P: Platform> Drop for RegistrationCache<M, P> {
         let confirmed = domain.confirm(&gather).is_ok();
         for entry in state.slots.iter() {
             let Some(range) = entry.range else { continue };
-            domain.take_back(&[], 0, entry.open);
+            domain.count_neighbours(entry.open.wrapping_neg());
             if entry.lost || entry.refs > 0 {
                 domain.lose(range.len());
             } else if confirmed {
-                domain.take_back(&[range], 1, 0);
+                domain.take_back(range, 1);
             } else {
-                domain.quarantine(range, range.len());
+                domain.quarantine(domain.changing(range), range.len());
             }
         }
     }

@@ -110,7 +110,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         if single.lost {
             self.domain.lose(single.range.len());
         } else {
-            self.domain.take_back(&[single.range], 0, 0);
+            self.domain.take_back(single.range, 0);
         }
     }
 

@@ -256,7 +256,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Drop for BouncePool<M, P, C> {
         }
         self.free_singles();
         if lost == 0 {
-            self.domain.take_back(&[self.region], 0, 0);
+            self.domain.take_back(self.region, 0);
         } else {
             self.domain.lose(self.region.len());
         }

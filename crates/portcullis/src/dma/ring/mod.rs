@@ -293,13 +293,18 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         // A segment of no bytes, and one that wraps, are refused elsewhere.
         phys.checked_add(NonZeroU64::new(len)?.get() - 1)?;
         let bytes = granule.round_up(offset.checked_add(len)?)?;
-        let (domain, cursor) = (self.device.domain(), &mut self.cursor);
+        let (domain, cursor, waiting) = (self.device.domain(), &mut self.cursor, &mut self.waiting);
         let page = phys.align_down(granule);
-        // SAFETY: the caller's promise, for all of the granules that the memory touches.
-        let link = |range| unsafe { domain.link_near(cursor, range, page, direction.permissions()) };
+        let link = |range| {
+            let torn = Torn { waiting, range };
+            // SAFETY: the caller's promise, for all of the granules that the memory touches.
+            let linked = unsafe { domain.link_near(cursor, range, page, direction.permissions()) };
+            torn.done();
+            linked
+        };
         let range = arena.reserve_if(bytes, link)?;
         let neighbours = bytes - len;
-        self.count(neighbours);
+        self.count(range, neighbours);
         let first = Iova::new(range.start().get() | offset);
         Some(RingMapping { first, range: Some(range), neighbours, ring: self.number })
     }
@@ -326,14 +331,16 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         let domain = self.device.domain();
         let len = domain.pages_of(list)?;
         let range = arena.reserve(len)?;
+        let torn = Torn { waiting: &mut self.waiting, range };
         // SAFETY: the caller's promise.
         let linked = unsafe { domain.link(range, list, direction.permissions(), &mut self.unlinked) };
+        torn.done();
         if let Err(failed) = linked {
             return Err(self.refused(range, failed));
         }
         let offset = first.phys.page_offset(domain.granule());
         let neighbours = len.saturating_sub(bytes_of(list.iter().map(|segment| segment.len)));
-        self.count(neighbours);
+        self.count(range, neighbours);
         let first = Iova::new(range.start().get() | offset);
         Ok(RingMapping { first, range: Some(range), neighbours, ring: self.number })
     }
@@ -349,8 +356,8 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
     pub fn unmap(&mut self, mapping: RingMapping) -> Result<RingUnmap, RingUnmapFailed> {
         match (mapping.range, &self.arena) {
             (Some(range), Some(_)) if mapping.ring == self.number => {
-                if self.unmapped == self.batch
-                    && let Err(error) = self.commit()
+                if self.unmapped >= self.batch
+                    && let Err(error) = self.commit_before(range)
                 {
                     return Err(RingUnmapFailed { mapping: Some(mapping), error });
                 }
@@ -377,9 +384,10 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         }
     }
 
-    /// Counts a map. The domain is told with the next commit, or when there are as many as a batch.
+    /// Counts a map of `range`. The domain is told with the next commit, or when there are as many as a batch.
     #[inline]
-    fn count(&mut self, neighbours: u64) {
+    fn count(&mut self, range: IovaRange, neighbours: u64) {
+        let torn = Torn { waiting: &mut self.waiting, range };
         self.tally.maps += 1;
         if neighbours > 0 {
             if self.tally.opened == 0 {
@@ -390,6 +398,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         if self.tally.maps >= self.batch as u64 {
             self.device.domain().settle(core::mem::take(&mut self.tally));
         }
+        torn.done();
     }
 
     /// How many descriptors are unmapped and wait for a commit.
@@ -432,16 +441,38 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
 /// given up for good.
 impl<M: Mapper, P: Platform> Drop for StrictRing<M, P> {
     fn drop(&mut self) {
+        let device = self.device.clone();
+        let changing = self.arena.as_ref().map(|arena| device.domain().changing(arena.range()));
         if self.commit().is_err() {
             // What was opened stays so.
             self.device.domain().settle(core::mem::take(&mut self.tally));
         }
-        if let Some(arena) = self.arena.take() {
-            let bytes = arena.range().len();
-            if self.device.domain().release_ring(arena).is_err() {
-                self.device.domain().lose(bytes);
-            }
+        let Some((arena, changing)) = self.arena.take().zip(changing) else { return };
+        let bytes = changing.done().len();
+        if device.domain().release_ring(arena).is_err() {
+            device.domain().lose(bytes);
         }
+    }
+}
+
+/// A reservation in which nobody knows what is mapped. Dropped where a call below panics: then the next commit clears
+/// it, and releases it.
+struct Torn<'a> {
+    waiting: &'a mut Vec<IovaRange>,
+    range: IovaRange,
+}
+
+impl Torn<'_> {
+    #[inline]
+    fn done(self) {
+        core::mem::forget(self);
+    }
+}
+
+impl Drop for Torn<'_> {
+    #[cold]
+    fn drop(&mut self) {
+        self.waiting.push(self.range);
     }
 }
 

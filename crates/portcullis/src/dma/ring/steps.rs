@@ -14,6 +14,19 @@ use crate::mapper::Mapper;
 use crate::pgtable::Unmapped;
 use crate::platform::Platform;
 
+/// A descriptor that is unmapped while a whole batch waits. Dropped where the commit panics.
+struct Last<'a, M: Mapper, P: Platform> {
+    ring: &'a mut StrictRing<M, P>,
+    range: IovaRange,
+}
+
+impl<M: Mapper, P: Platform> Drop for Last<'_, M, P> {
+    fn drop(&mut self) {
+        self.ring.waiting.push(self.range);
+        self.ring.unmapped += 1;
+    }
+}
+
 impl<M: Mapper, P: Platform> StrictRing<M, P> {
     /// Takes the next addresses of the ring: `len` bytes, rounded up to whole granules. Nothing is mapped there.
     ///
@@ -119,6 +132,16 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
             return Err(RingError::NotCommitted { range });
         }
         Ok(arena.free(range)?)
+    }
+
+    /// Commits a whole batch that waits, before `range` can wait, too. Where that panics, `range` waits like the others,
+    /// for nobody else knows of it any more.
+    #[cold]
+    pub(super) fn commit_before(&mut self, range: IovaRange) -> Result<(), RingError> {
+        let last = Last { ring: self, range };
+        let result = last.ring.commit();
+        core::mem::forget(last);
+        result.map(|_| ())
     }
 
     /// What to do with `range`, reserved for a list that was not mapped.

@@ -1,6 +1,6 @@
 //! How mappings end: by the policy of the moment.
 
-use super::Domain;
+use super::{Changing, Domain};
 use crate::addr::IovaRange;
 use crate::domain::{Policy, UnmapError};
 use crate::invalidation::{Cleared, Deferred, Gather};
@@ -53,14 +53,16 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     ) -> Result<(), UnmapError> {
         let Ending { neighbours, exception } = ending;
         let mut gather = Gather::new();
+        let changing = self.changing(range);
         let unmapped = self.mapper.unmap(&self.platform, range, &mut gather);
         // What was not mapped as a whole is made unreachable before anybody is told of the mistake.
         let deferred =
             unmapped.bytes == range.len() && self.defer(range, neighbours, || self.window(exception()));
         if deferred {
+            changing.done();
             return Ok(());
         }
-        self.end_strictly(range, unmapped, neighbours, &gather)
+        self.end_strictly(changing, unmapped, neighbours, &gather)
     }
 
     /// Has `range`, which is cleared, wait for the next flush; `false` where it must not.
@@ -70,7 +72,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
             return false;
         }
         let cleared = Cleared { range, used: range.len().saturating_sub(neighbours) };
-        loop {
+        let untimed = self.untimed();
+        let is_queued = loop {
             let deferred = self.platform.with_slot(|slot| {
                 let clock = || self.platform.now_ns();
                 let give_back = |safe| self.give_back(slot, safe);
@@ -82,54 +85,61 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
                 deferred
             });
             match deferred {
-                Deferred::Queued => return true,
+                Deferred::Queued => break true,
                 Deferred::QueuedFirst { window_ns } => {
                     self.set_timer(window_ns);
-                    return true;
+                    break true;
                 }
-                Deferred::Refused => return false,
+                Deferred::Refused => break false,
                 Deferred::Full if self.flush().is_ok() => {}
                 // It cannot wait here. What the hardware says to the mapping's own invalidation decides.
-                Deferred::Full => return false,
+                Deferred::Full => break false,
             }
-        }
+        };
+        untimed.done();
+        is_queued
     }
 
     fn end_strictly(
         &self,
-        range: IovaRange,
+        changing: Changing<'_, M, P>,
         Unmapped { bytes: unmapped, kept, .. }: Unmapped,
         neighbours: u64,
         gather: &Gather,
     ) -> Result<(), UnmapError> {
+        let range = changing.range();
         let confirmed = self.mapper.sync(gather);
         if unmapped > 0 {
             // Else they went with whoever unmapped all of it before.
             self.platform.with_slot(|slot| self.uncount_neighbours(slot, neighbours));
         }
         if kept > 0 {
+            changing.done();
             self.lose(unmapped);
             return Err(UnmapError::StillMapped { range, unmapped, kept });
         }
         if let Err(error) = confirmed {
-            self.quarantine(range, unmapped);
+            self.quarantine(changing, unmapped);
             return Err(UnmapError::Unconfirmed { range, error });
         }
         if unmapped != range.len() {
+            changing.done();
             self.lose(unmapped);
             return Err(UnmapError::NotMapped { range, unmapped });
         }
         self.platform.with_slot(|slot| {
             self.counters.unmaps.add(slot, 1);
-            self.give_back(slot, range);
+            self.give_back(slot, changing.done());
         });
         Ok(())
     }
 
-    /// Keeps `range` out of use until some later flush is confirmed; for good, where not all of it was
+    /// Keeps a range out of use until some later flush is confirmed; for good, where not all of it was
     /// mapped.
-    pub(crate) fn quarantine(&self, range: IovaRange, unmapped: u64) {
+    pub(crate) fn quarantine(&self, changing: Changing<'_, M, P>, unmapped: u64) {
+        let untimed = self.untimed();
         let deferred = self.platform.with_slot(|slot| {
+            let range = changing.done();
             if unmapped != range.len() {
                 self.counters.lost.add(slot, unmapped);
                 return Deferred::Queued;
@@ -146,6 +156,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         if let Deferred::QueuedFirst { window_ns } = deferred {
             self.set_timer(window_ns);
         }
+        untimed.done();
     }
 
     /// How long what ends now may wait, by its own policy or the domain's; `None` for not at all.
@@ -166,12 +177,12 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// Has the platform come back when a window that begins now ends. Where the platform panics, the next that is
     /// deferred asks again.
     pub(super) fn set_timer(&self, window_ns: u64) {
-        let not_asked = NotAsked(self);
+        let untimed = self.untimed();
         let due_ns = self.platform.now_ns().saturating_add(window_ns).min(u64::MAX - 1);
         // Release: who takes it sees what was queued before.
         self.due_ns.fetch_min(due_ns, Ordering::Release);
         self.platform.wake_at(due_ns);
-        core::mem::forget(not_asked);
+        untimed.done();
     }
 
     /// Whether a window has ended. The platform comes for every domain when the earliest window of any does; where
@@ -181,21 +192,17 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         if due_ns == u64::MAX {
             return false;
         }
-        if self.platform.now_ns() < due_ns {
+        let untimed = self.untimed();
+        let is_early = self.platform.now_ns() < due_ns;
+        if is_early {
             self.platform.wake_at(due_ns);
+        }
+        untimed.done();
+        if is_early {
             return false;
         }
         // Acquire. A later one that is lost with it was asked for by somebody whose range is queued by now, and seen.
         self.due_ns.swap(u64::MAX, Ordering::Acquire);
         true
-    }
-}
-
-/// Has the queues ask for a timer again when it is dropped, as none has been set.
-struct NotAsked<'a, M: Mapper, P: Platform>(&'a Domain<M, P>);
-
-impl<M: Mapper, P: Platform> Drop for NotAsked<'_, M, P> {
-    fn drop(&mut self) {
-        self.0.platform.with_slot(|_| self.0.deferred.timer());
     }
 }

@@ -1,5 +1,7 @@
 //! The steps that `map` and `unmap` are made of, for those who put them together differently: batches and rings.
 
+use alloc::vec::Vec;
+
 use super::Domain;
 use crate::addr::{Iova, IovaRange, Permissions, PhysAddr};
 use crate::domain::{MapListError, PhysSegment};
@@ -43,7 +45,10 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
 
     /// Takes a ring's addresses back.
     pub(crate) fn release_ring(&self, arena: RingArena) -> Result<(), ReleaseError> {
-        arena.release(&self.space, &self.platform)
+        let changing = self.changing(arena.range());
+        let result = arena.release(&self.space, &self.platform);
+        changing.done();
+        result
     }
 
     /// Addresses for `len` bytes at or below `limit`, to [link](Self::link) memory to. They go back with
@@ -140,13 +145,24 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.mapper.sync(gather)
     }
 
-    /// Gives back the addresses of `ranges`, whose unmaps are confirmed and counted as such, and of which
-    /// `neighbours` bytes were not the buffers'.
-    pub(crate) fn take_back(&self, ranges: &[IovaRange], unmaps: u64, neighbours: u64) {
+    /// Gives back the addresses of `range`, whose unmaps are confirmed, and counted as so many.
+    pub(crate) fn take_back(&self, range: IovaRange, unmaps: u64) {
+        let changing = self.changing(range);
         self.platform.with_slot(|slot| {
             self.counters.unmaps.add(slot, unmaps);
+            self.give_back(slot, changing.done());
+        });
+    }
+
+    /// The same of all `ranges`, one unmap each, of which `neighbours` bytes were not the buffers'. What is not given back
+    /// for a panic is still there.
+    pub(crate) fn take_back_all(&self, ranges: &mut Vec<IovaRange>, neighbours: u64) {
+        self.platform.with_slot(|slot| {
+            self.counters.unmaps.add(slot, ranges.len() as u64);
             self.uncount_neighbours(slot, neighbours);
-            ranges.iter().for_each(|range| self.give_back(slot, *range));
+            while let Some(range) = ranges.pop() {
+                self.give_back(slot, range);
+            }
         });
     }
 

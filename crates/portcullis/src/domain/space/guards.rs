@@ -1,0 +1,70 @@
+//! What is left behind where a call below does not return: each guard is dropped on the way out only.
+//!
+//! They cost nothing where nothing panics, and ask nothing of the mapper or its queue, which may panic again.
+
+use super::Domain;
+use crate::addr::IovaRange;
+use crate::mapper::Mapper;
+use crate::platform::Platform;
+
+/// Addresses whose translations are being changed. Dropped, they are given up for good, and counted: nobody knows what
+/// is mapped there, so they are never handed out again.
+#[must_use = "dropping it gives the addresses up"]
+pub(crate) struct Changing<'a, M: Mapper, P: Platform> {
+    domain: &'a Domain<M, P>,
+    range: IovaRange,
+}
+
+impl<M: Mapper, P: Platform> Changing<'_, M, P> {
+    pub(crate) fn range(&self) -> IovaRange {
+        self.range
+    }
+
+    /// The range, of which all is known again.
+    #[inline]
+    pub(crate) fn done(self) -> IovaRange {
+        let range = self.range;
+        core::mem::forget(self);
+        range
+    }
+}
+
+impl<M: Mapper, P: Platform> Drop for Changing<'_, M, P> {
+    #[cold]
+    fn drop(&mut self) {
+        // Without a slot: what panicked may be what lends them.
+        self.domain.counters.lost.add(None, self.range.len());
+    }
+}
+
+/// Something that is queued, and whose timer is not asked for yet. Dropped, the next that is queued asks for one.
+pub(super) struct Untimed<'a, M: Mapper, P: Platform>(&'a Domain<M, P>);
+
+impl<M: Mapper, P: Platform> Untimed<'_, M, P> {
+    /// The timer is asked for, or need not be.
+    #[inline]
+    pub(super) fn done(self) {
+        core::mem::forget(self);
+    }
+}
+
+impl<M: Mapper, P: Platform> Drop for Untimed<'_, M, P> {
+    #[cold]
+    fn drop(&mut self) {
+        self.0.platform.with_slot(|_| self.0.deferred.timer());
+    }
+}
+
+impl<M: Mapper, P: Platform> Domain<M, P> {
+    /// From here on until it is [done](Changing::done) nobody knows what is mapped in `range`.
+    #[inline]
+    pub(crate) fn changing(&self, range: IovaRange) -> Changing<'_, M, P> {
+        Changing { domain: self, range }
+    }
+
+    /// From here on until it is [done](Untimed::done) something may be queued that no timer comes for.
+    #[inline]
+    pub(super) fn untimed(&self) -> Untimed<'_, M, P> {
+        Untimed(self)
+    }
+}

@@ -1,0 +1,187 @@
+//! The DMA layer: domains, devices, typed mappings, batches, coherent memory.
+
+use std::sync::Arc;
+
+use portcullis::addr::{Direction, Iova, Permissions};
+use portcullis::dma::{CoherentMemory, DmaSegment, RawBatch, UnmapBatch};
+use portcullis::domain::PhysSegment;
+
+use crate::hostile::Owned;
+use crate::run::{Scenario, Work, World, all};
+
+const BOTH: Direction = Direction::Bidirectional;
+
+fn domain(world: &World) -> Work {
+    let (domain, hostile, limit) =
+        (Arc::clone(&world.domain), Arc::clone(&world.hostile), Iova::new(world.device.mask()));
+    Box::new(move || {
+        let buffers = [hostile.buffer(1), hostile.buffer(2)];
+        let list = buffers.each_ref().map(Owned::segment);
+        // Whoever does not get an answer has the buffer for good.
+        let buffers = std::mem::ManuallyDrop::new(buffers);
+        // SAFETY: no CPU reaches the buffers, and each is given up only where its unmap says so.
+        let range = unsafe { domain.map(&list, Permissions::READ_WRITE, limit) }?;
+        domain.unmap(range)?;
+        drop(std::mem::ManuallyDrop::into_inner(buffers));
+        Ok(())
+    })
+}
+
+fn typed(world: &World) -> Work {
+    let (device, hostile) = (world.device.clone(), Arc::clone(&world.hostile));
+    Box::new(move || {
+        let mapped = device.map(hostile.buffer(1), BOTH)?;
+        drop(mapped.unmap()?);
+        Ok(())
+    })
+}
+
+fn typed_dropped(world: &World) -> Work {
+    let (device, hostile) = (world.device.clone(), Arc::clone(&world.hostile));
+    Box::new(move || {
+        drop(device.map(hostile.buffer(3), BOTH)?);
+        let unlinked = device.map(hostile.buffer(1), BOTH)?.unlink();
+        drop(unlinked);
+        Ok(())
+    })
+}
+
+fn typed_retried(world: &World) -> Work {
+    let (device, hostile) = (world.device.clone(), Arc::clone(&world.hostile));
+    Box::new(move || {
+        match device.map(hostile.buffer(1), BOTH)?.unmap() {
+            Ok(buffer) => drop(buffer),
+            Err(failed) => drop(failed.unlinked.reclaim()?),
+        }
+        Ok(())
+    })
+}
+
+fn raw(world: &World) -> Work {
+    let (device, hostile) = (world.device.clone(), Arc::clone(&world.hostile));
+    Box::new(move || {
+        let buffers = std::mem::ManuallyDrop::new([hostile.buffer(1), hostile.buffer(2)]);
+        let list = buffers.each_ref().map(Owned::segment);
+        let PhysSegment { phys, len } = list[0];
+        // SAFETY: no CPU reaches the buffers, and each is given up only where its unmap says so.
+        let iova = unsafe { device.map_single(phys, len, BOTH) }?;
+        let mut out = [DmaSegment::default(); 2];
+        // SAFETY: no CPU reaches the buffers, and each is given up only where its unmap says so.
+        let count = unsafe { device.map_sg(&list, BOTH, &mut out) }?;
+        device.unmap_single(iova, len)?;
+        device.unmap_sg(&out[..count])?;
+        drop(std::mem::ManuallyDrop::into_inner(buffers));
+        Ok(())
+    })
+}
+
+fn batch(world: &World) -> Work {
+    let (device, hostile) = (world.device.clone(), Arc::clone(&world.hostile));
+    Box::new(move || {
+        let mut batch = UnmapBatch::new(&device, 4);
+        for _ in 0..2 {
+            batch.unmap(device.map(hostile.buffer(1), BOTH)?)?;
+        }
+        drop(batch.commit()?);
+        Ok(())
+    })
+}
+
+/// The batch outlives whatever goes wrong, and is committed next.
+fn batch_kept(world: &World) -> Work {
+    let (device, hostile) = (world.device.clone(), Arc::clone(&world.hostile));
+    let mut batch = UnmapBatch::new(&device, 4);
+    Box::new(move || {
+        if batch.is_full() {
+            batch.commit_and_drain()?.for_each(drop);
+        }
+        for _ in 0..2 {
+            batch.unmap(device.map(hostile.buffer(2), BOTH)?)?;
+        }
+        batch.commit_and_drain()?.for_each(drop);
+        Ok(())
+    })
+}
+
+fn batch_dropped(world: &World) -> Work {
+    let (device, hostile) = (world.device.clone(), Arc::clone(&world.hostile));
+    Box::new(move || {
+        let mut batch = UnmapBatch::new(&device, 4);
+        for _ in 0..2 {
+            batch.unmap(device.map(hostile.buffer(1), BOTH)?)?;
+        }
+        drop(batch);
+        Ok(())
+    })
+}
+
+/// What a driver knows by number is its own again after a commit that worked.
+fn raw_batch(world: &World) -> Work {
+    let (device, hostile) = (world.device.clone(), Arc::clone(&world.hostile));
+    let mut batch = RawBatch::new(&device, 4);
+    let mut waiting = Vec::new();
+    Box::new(move || {
+        if batch.is_full() {
+            batch.commit()?;
+            waiting.clear();
+        }
+        for _ in 0..2 {
+            let buffer = hostile.buffer(1);
+            let PhysSegment { phys, len } = buffer.segment();
+            let buffer = std::mem::ManuallyDrop::new(buffer);
+            // SAFETY: no CPU reaches the buffers, and each is given up only where its unmap says so.
+            let iova = unsafe { device.map_single(phys, len, BOTH) }?;
+            waiting.push(std::mem::ManuallyDrop::into_inner(buffer));
+            device.unmap_single_in(&mut batch, iova, len)?;
+        }
+        batch.commit()?;
+        waiting.clear();
+        Ok(())
+    })
+}
+
+fn coherent(world: &World) -> Work {
+    let (device, frames) = (world.device.clone(), world.frames.clone());
+    Box::new(move || {
+        let memory = CoherentMemory::new(&device, frames.clone(), 8192)?;
+        assert!(memory.word(600).is_some());
+        memory.free()?;
+        drop(CoherentMemory::new(&device, frames.clone(), 4096)?);
+        Ok(())
+    })
+}
+
+fn flush(world: &World) -> Work {
+    let (device, domain, hostile) =
+        (world.device.clone(), Arc::clone(&world.domain), Arc::clone(&world.hostile));
+    Box::new(move || {
+        let buffer = device.map(hostile.buffer(1), BOTH)?.unmap()?;
+        domain.flush()?;
+        drop(buffer);
+        domain.reclaim()?;
+        Ok(())
+    })
+}
+
+#[test]
+fn dma() {
+    all(&[
+        Scenario::new("domain", domain),
+        Scenario::new("domain, lazily", domain).lazily(),
+        Scenario::new("typed", typed),
+        Scenario::new("typed, lazily", typed).lazily(),
+        Scenario::new("typed, dropped", typed_dropped),
+        Scenario::new("typed, dropped, lazily", typed_dropped).lazily(),
+        Scenario::new("typed, retried", typed_retried),
+        Scenario::new("raw", raw),
+        Scenario::new("raw, lazily", raw).lazily(),
+        Scenario::new("batch", batch),
+        Scenario::new("batch, kept", batch_kept),
+        Scenario::new("batch, kept, lazily", batch_kept).lazily(),
+        Scenario::new("batch, dropped", batch_dropped),
+        Scenario::new("raw batch", raw_batch),
+        Scenario::new("coherent", coherent),
+        Scenario::new("flush", flush),
+        Scenario::new("flush, lazily", flush).lazily(),
+    ]);
+}

@@ -1,0 +1,320 @@
+//! Memory, mapper, queue and platform that do what they should, but for the call that is to go wrong.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+
+use portcullis::addr::{IovaRange, Permissions, PhysAddr};
+use portcullis::invalidation::{
+    Costs, DomainId, Gather, Invalidation, InvalidationError, InvalidationQueue, Request,
+};
+use portcullis::mapper::{Geometry, Mapper};
+use portcullis::pgtable::{Cursor, MapError, Unmapped};
+use portcullis::platform::{CopyMemory, Frames, LocalSlot, Platform, PlatformEvents, Table};
+use portcullis::sync::AtomicU64 as Word;
+use portcullis_model::{Memory, Queue};
+
+use crate::faults::{Call, Verdict};
+use crate::hostile::Hostile;
+
+pub const TIMED_OUT: InvalidationError = InvalidationError::TimedOut { waited_ns: 1 };
+pub const REJECTED: InvalidationError = InvalidationError::Rejected { code: 1 };
+
+fn answer(verdict: Verdict) -> Result<(), InvalidationError> {
+    match verdict {
+        Verdict::GoOn => Ok(()),
+        Verdict::Fail => Err(TIMED_OUT),
+        Verdict::Refuse => Err(REJECTED),
+    }
+}
+
+/// Memory that is never handed out twice: what a device reaches of what was freed is found.
+#[derive(Clone)]
+pub struct Fr {
+    pub memory: Arc<Memory>,
+    pub hostile: Arc<Hostile>,
+}
+
+impl Fr {
+    fn give(&self, call: Call, alloc: impl FnOnce() -> Option<PhysAddr>, count: usize) -> Option<PhysAddr> {
+        self.hostile.look();
+        let (verdict, late) = self.hostile.faults.enter(call);
+        let first = if verdict == Verdict::GoOn { alloc() } else { None };
+        first.inspect(|first| self.hostile.handed_out(*first, count));
+        late.come();
+        first
+    }
+}
+
+// SAFETY: what works is the memory's; a frame that was freed is nobody's for ever.
+unsafe impl Frames for Fr {
+    fn alloc(&self, count: usize) -> Option<PhysAddr> {
+        self.give(Call::Alloc, || self.memory.alloc(count), count)
+    }
+
+    fn alloc_within(&self, count: usize, last: PhysAddr) -> Option<PhysAddr> {
+        self.give(Call::AllocWithin, || self.memory.alloc_within(count, last), count)
+    }
+
+    unsafe fn free(&self, first: PhysAddr, count: usize) {
+        let (_, late) = self.hostile.faults.enter(Call::Free);
+        self.hostile.freed(&self.memory, first, count);
+        late.come();
+    }
+
+    unsafe fn table(&self, frame: PhysAddr) -> &Table {
+        let (_, late) = self.hostile.faults.enter(Call::Table);
+        late.come();
+        self.hostile.used(frame);
+        self.memory.table_at(frame)
+    }
+}
+
+// SAFETY: it is the memory's.
+unsafe impl CopyMemory for Fr {
+    unsafe fn copy(&self, from: PhysAddr, to: PhysAddr, len: u64) {
+        let (_, late) = self.hostile.faults.enter(Call::Copy);
+        // SAFETY: the caller's promise is passed on.
+        unsafe { self.memory.copy(from, to, len) };
+        late.come();
+    }
+
+    unsafe fn zero(&self, at: PhysAddr, len: u64) {
+        let (_, late) = self.hostile.faults.enter(Call::Zero);
+        // SAFETY: the caller's promise is passed on.
+        unsafe { self.memory.zero(at, len) };
+        late.come();
+    }
+}
+
+/// The same, for a walker that does not see what CPUs store.
+#[derive(Clone)]
+pub struct Incoherent(pub Fr);
+
+// SAFETY: everything is passed on.
+unsafe impl Frames for Incoherent {
+    const COHERENT: bool = false;
+
+    fn alloc(&self, count: usize) -> Option<PhysAddr> {
+        self.0.alloc(count)
+    }
+
+    unsafe fn free(&self, first: PhysAddr, count: usize) {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { self.0.free(first, count) }
+    }
+
+    fn clean(&self, _: &[Word]) {
+        let (_, late) = self.0.hostile.faults.enter(Call::Clean);
+        late.come();
+    }
+
+    unsafe fn table(&self, frame: PhysAddr) -> &Table {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { self.0.table(frame) }
+    }
+}
+
+/// The unit's queue.
+pub struct Qu {
+    pub queue: Queue,
+    pub hostile: Arc<Hostile>,
+    pub costs: Costs,
+}
+
+// SAFETY: the unit's queue does what it says; a request that goes wrong is answered by an error or a panic.
+unsafe impl InvalidationQueue for Qu {
+    fn invalidate(&self, domain: DomainId, request: Invalidation) -> Result<(), InvalidationError> {
+        self.submit(&[Request { domain, invalidation: request }])
+    }
+
+    fn submit(&self, requests: &[Request]) -> Result<(), InvalidationError> {
+        self.hostile.look();
+        let (verdict, late) = self.hostile.faults.enter(Call::Submit);
+        answer(verdict)?;
+        let result = InvalidationQueue::submit(&self.queue, requests);
+        late.come();
+        result
+    }
+
+    fn costs(&self) -> Costs {
+        self.costs
+    }
+}
+
+/// A mapper, whichever.
+pub struct Ma<M> {
+    pub inner: M,
+    pub hostile: Arc<Hostile>,
+}
+
+// SAFETY: everything is passed on, or answered by an error or a panic; what was entered is removed again and gathered.
+unsafe impl<M: Mapper> Mapper for Ma<M> {
+    fn geometry(&self) -> &Geometry {
+        self.inner.geometry()
+    }
+
+    fn costs(&self) -> Costs {
+        self.inner.costs()
+    }
+
+    unsafe fn map<P: Platform>(
+        &self,
+        platform: &P,
+        range: IovaRange,
+        list: impl IntoIterator<Item = (PhysAddr, u64)>,
+        permissions: Permissions,
+        gather: &mut Gather,
+    ) -> Result<(), MapError> {
+        self.hostile.knows(range);
+        let (verdict, late) = self.hostile.faults.enter(Call::Map);
+        match verdict {
+            Verdict::GoOn => {}
+            Verdict::Fail => return Err(MapError::OutOfMemory),
+            Verdict::Refuse => {
+                // SAFETY: the caller's promise is passed on.
+                unsafe { self.inner.map(platform, range, list, permissions, gather) }?;
+                self.hostile.look();
+                let _ = self.inner.unmap(platform, range, gather);
+                return Err(MapError::OutOfMemory);
+            }
+        }
+        // SAFETY: the caller's promise is passed on.
+        let result = unsafe { self.inner.map(platform, range, list, permissions, gather) };
+        self.hostile.look();
+        late.come();
+        result
+    }
+
+    unsafe fn map_near<P: Platform>(
+        &self,
+        platform: &P,
+        cursor: &mut Cursor,
+        range: IovaRange,
+        phys: PhysAddr,
+        permissions: Permissions,
+    ) -> bool {
+        self.hostile.knows(range);
+        let (verdict, late) = self.hostile.faults.enter(Call::MapNear);
+        let done = verdict == Verdict::GoOn
+            // SAFETY: the caller's promise is passed on.
+            && unsafe { self.inner.map_near(platform, cursor, range, phys, permissions) };
+        self.hostile.look();
+        late.come();
+        done
+    }
+
+    fn unmap<P: Platform>(&self, platform: &P, range: IovaRange, gather: &mut Gather) -> Unmapped {
+        self.hostile.look();
+        let (_, late) = self.hostile.faults.enter(Call::Unmap);
+        let unmapped = self.inner.unmap(platform, range, gather);
+        self.hostile.look();
+        late.come();
+        unmapped
+    }
+
+    fn sync(&self, gather: &Gather) -> Result<(), InvalidationError> {
+        self.hostile.look();
+        let (verdict, late) = self.hostile.faults.enter(Call::Sync);
+        answer(verdict)?;
+        let result = self.inner.sync(gather);
+        late.come();
+        result
+    }
+
+    fn reclaim<P: Platform>(&self, platform: &P) -> Result<usize, InvalidationError> {
+        let (verdict, late) = self.hostile.faults.enter(Call::Reclaim);
+        answer(verdict)?;
+        let result = self.inner.reclaim(platform);
+        late.come();
+        result
+    }
+}
+
+/// One thread that is any CPU, with a clock and a timer of its own.
+#[derive(Clone)]
+pub struct Pl(Arc<State>);
+
+struct State {
+    hostile: Arc<Hostile>,
+    slots: usize,
+    slot: AtomicUsize,
+    now_ns: AtomicU64,
+    deadline: Mutex<Option<u64>>,
+    listeners: Mutex<Vec<Weak<dyn PlatformEvents>>>,
+}
+
+impl Pl {
+    pub fn new(hostile: Arc<Hostile>, slots: usize) -> Self {
+        let (slot, now_ns) = (AtomicUsize::new(0), AtomicU64::new(1));
+        let (deadline, listeners) = (Mutex::default(), Mutex::default());
+        Self(Arc::new(State { hostile, slots, slot, now_ns, deadline, listeners }))
+    }
+
+    /// From now on the caller is this CPU.
+    pub fn be(&self, slot: usize) {
+        self.0.slot.store(slot, Ordering::Relaxed);
+    }
+
+    fn listeners(&self) -> Vec<Arc<dyn PlatformEvents>> {
+        self.0.listeners.lock().unwrap().iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// `ns` go by. Timers that were asked for until then come, each at its time.
+    pub fn pass(&self, ns: u64) {
+        let end = self.0.now_ns.load(Ordering::Relaxed) + ns;
+        for turn in 0.. {
+            assert!(turn < 1000, "a timer that comes for ever");
+            let Some(due) = self.0.deadline.lock().unwrap().take_if(|due| *due <= end) else { break };
+            self.0.now_ns.fetch_max(due, Ordering::Relaxed);
+            self.listeners().iter().for_each(|listener| listener.timer());
+        }
+        self.0.now_ns.store(end, Ordering::Relaxed);
+    }
+
+    /// The CPU `slot` is gone.
+    pub fn release(&self, slot: usize) {
+        self.listeners().iter().for_each(|listener| listener.slot_released(slot));
+    }
+}
+
+// SAFETY: one thread is all CPUs, one after the other, and its fences are full ones.
+unsafe impl Platform for Pl {
+    fn slots(&self) -> usize {
+        self.0.slots
+    }
+
+    fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
+        let (verdict, late) = self.0.hostile.faults.enter(Call::WithSlot);
+        // SAFETY: one thread is all CPUs, so nobody else has it.
+        let slot = unsafe { LocalSlot::new(self.0.slot.load(Ordering::Relaxed)) };
+        let result = f((verdict == Verdict::GoOn).then_some(&slot));
+        late.come();
+        result
+    }
+
+    fn now_ns(&self) -> u64 {
+        let (_, late) = self.0.hostile.faults.enter(Call::NowNs);
+        late.come();
+        self.0.now_ns.load(Ordering::Relaxed)
+    }
+
+    fn fence_all(&self) {
+        let (_, late) = self.0.hostile.faults.enter(Call::FenceAll);
+        late.come();
+    }
+
+    fn register(&self, events: Weak<dyn PlatformEvents>) {
+        let (_, late) = self.0.hostile.faults.enter(Call::Register);
+        self.0.listeners.lock().unwrap().push(events);
+        late.come();
+    }
+
+    fn wake_at(&self, deadline_ns: u64) {
+        let (_, late) = self.0.hostile.faults.enter(Call::WakeAt);
+        {
+            let mut deadline = self.0.deadline.lock().unwrap();
+            *deadline = Some(deadline.map_or(deadline_ns, |earlier| earlier.min(deadline_ns)));
+        }
+        late.come();
+    }
+}
