@@ -18,6 +18,7 @@ mod large;
 mod model;
 mod play;
 mod steps;
+mod strangers;
 mod support;
 mod threads;
 mod world;

@@ -42,19 +42,19 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
                 self.singles.with(|map| {
                     let mine = |(_, entry): &(_, &mut Entry)| entry.phase == Phase::Trying(attempt);
                     let (start, entry) = map.range_mut((from, Bound::Unbounded)).find(mine)?;
-                    let (start, single) = (*start, Arc::clone(&entry.single));
+                    let (start, single, lost) = (*start, Arc::clone(&entry.single), entry.lost);
                     entry.phase = Phase::Unconfirmed;
                     if confirmed {
                         map.remove(&start);
                     }
-                    Some(single)
+                    Some((single, lost))
                 })
             });
-            let Some(single) = found else { break };
+            let Some((single, lost)) = found else { break };
             from = Bound::Excluded(single.range.start());
             if confirmed {
                 bytes += self.bytes_of(&single.parts);
-                self.release(&single);
+                self.release(&single, lost);
             }
         }
         bytes
@@ -75,19 +75,27 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let mut from = Bound::Unbounded;
         loop {
             let next = |map: &mut BTreeMap<_, Entry>| {
-                map.range((from, Bound::Unbounded)).next().map(|(_, entry)| Arc::clone(&entry.single))
+                let (_, entry) = map.range((from, Bound::Unbounded)).next()?;
+                Some((entry.single.range, entry.phase))
             };
-            let Some(single) = self.domain.platform().with_slot(|_| self.singles.with(next)) else { return };
-            from = Bound::Excluded(single.range.start());
-            self.unlink(single.range, gather);
-            // Also what was unlinked before and never confirmed.
-            gather.add(single.range);
+            let next = self.domain.platform().with_slot(|_| self.singles.with(next));
+            let Some((range, phase)) = next else { return };
+            from = Bound::Excluded(range.start());
+            // What was unlinked before is not looked for again: somebody else's translation may have been met there.
+            if matches!(phase, Phase::Unconfirmed | Phase::Trying(_)) {
+                gather.add(range);
+            } else if !self.unlink(range, gather) {
+                let lose = |entry: &mut Entry| entry.lost = true;
+                self.domain
+                    .platform()
+                    .with_slot(|_| self.singles.with(|map| map.get_mut(&range.start()).map(lose)));
+            }
         }
     }
 
     /// For the pool's end: gives everything back.
     pub(super) fn free_singles(&self) {
-        self.singles.drain().values().for_each(|entry| self.release(&entry.single));
+        self.singles.drain().values().for_each(|entry| self.release(&entry.single, entry.lost));
     }
 
     /// For a pool's end that was not confirmed: gives the addresses up.

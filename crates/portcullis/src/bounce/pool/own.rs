@@ -74,40 +74,39 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let iova = Iova::new(range.start().get() | terms.offset);
         // What was copied into the buffers comes before whatever the driver tells the device by.
         fence(Ordering::Release);
-        let mut single = Single { range, iova, len, terms, list, parts, lost: false };
+        let single = Single { range, iova, len, terms, list, parts };
         let mut unconfirmed = Gather::new();
         // SAFETY: the caller's promise; buffers are freed after an unmap that is confirmed, or never.
         let linked =
             unsafe { self.domain.link(range, linked, terms.direction.permissions(), &mut unconfirmed) };
         let Err(failed) = linked else {
-            self.keep(single, Phase::Live);
+            self.keep(single, Phase::Live, false);
             return Ok(iova);
         };
-        single.lost = failed.occupied;
         if failed.unconfirmed {
             // A device may have met the buffers for a moment, and still know them: a later trim gives them back.
-            self.keep(single, Phase::Unconfirmed);
+            self.keep(single, Phase::Unconfirmed, failed.occupied);
         } else {
-            self.release(&single);
+            self.release(&single, failed.occupied);
         }
         Err(failed.error.into())
     }
 
     /// Keeps a mapping in the map.
-    pub(super) fn keep(&self, single: Single, phase: Phase) {
+    pub(super) fn keep(&self, single: Single, phase: Phase, lost: bool) {
         let start = single.range.start();
-        let entry = Entry { single: Arc::new(single), phase };
+        let entry = Entry { single: Arc::new(single), phase, lost };
         self.domain.platform().with_slot(|_| self.singles.with(|map| map.insert(start, entry)));
         if phase == Phase::Unconfirmed {
             self.look_later();
         }
     }
 
-    /// Gives back what a mapping had, which nobody reaches any more.
-    pub(super) fn release(&self, single: &Single) {
+    /// Gives back what a mapping had, which nobody reaches any more; its addresses are given up if they are `lost`.
+    pub(super) fn release(&self, single: &Single, lost: bool) {
         // SAFETY: the buffers came from `alloc`, and the caller knows that nobody reaches them.
         unsafe { self.free_parts(&single.parts) };
-        if single.lost {
+        if lost {
             self.domain.lose(single.range.len());
         } else {
             self.domain.take_back(single.range, 0);
@@ -140,7 +139,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             return Ok(self.domain.end(single.range, Ending { neighbours, exception: || policy })?);
         }
         let mut gather = Gather::new();
-        self.unlink(single.range, &mut gather);
+        let lost = !self.unlink(single.range, &mut gather);
         let confirmed = self.confirm(&gather);
         if single.terms.copies_out() {
             fence(Ordering::Acquire);
@@ -154,7 +153,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let phase = if confirmed.is_ok() { None } else { Some(Phase::Unconfirmed) };
         self.domain.platform().with_slot(|_| {
             self.singles.with(|map| match (map.get_mut(&start), phase) {
-                (Some(entry), Some(phase)) => entry.phase = phase,
+                (Some(entry), Some(phase)) => (entry.phase, entry.lost) = (phase, lost),
                 _ => _ = map.remove(&start),
             });
         });
@@ -163,7 +162,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         }
         match (confirmed, &single.parts) {
             (Ok(()), _) => {
-                self.release(single);
+                self.release(single, lost);
                 Ok(())
             }
             // The device never had the original. The buffer waits for a trim.

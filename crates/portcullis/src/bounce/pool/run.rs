@@ -240,11 +240,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             (run.parked_slots.get() == count && count <= most).then(|| run.take_parked())
         });
         let Some(first) = all else { return 0 };
-        self.unlink(range, &mut doomed.gather);
-        self.each(first).for_each(|index| {
-            self.slots[index].set_phase(Phase::Retired);
-            self.thread(doomed, index);
-        });
+        let whole = self.unlink(range, &mut doomed.gather);
+        self.each(first).for_each(|index| self.retire(doomed, class, index, whole));
         count
     }
 

@@ -23,8 +23,6 @@ pub(super) struct Single {
     /// The original.
     pub list: Vec<PhysSegment>,
     pub parts: Parts,
-    /// The addresses must not be used again: somebody else's mapping was met there.
-    pub lost: bool,
 }
 
 /// What stands between the device and the original.
@@ -60,6 +58,8 @@ pub(super) enum Phase {
 pub(super) struct Entry {
     pub single: Arc<Single>,
     pub phase: Phase,
+    /// The addresses must not be used again: somebody else's mapping was met there, or has taken the place of this one.
+    pub lost: bool,
 }
 
 /// All of them, by the first address of their granules.

@@ -61,8 +61,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             granule.offset_mask() - (last.phys.get().wrapping_add(last.len - 1) & granule.offset_mask());
         let span = range.len() - offset - unused;
         let parts = Parts::Direct { neighbours };
-        let single = Single { range, iova, len: span, terms, list: list_kept, parts, lost: false };
-        self.keep(single, Phase::Live);
+        let single = Single { range, iova, len: span, terms, list: list_kept, parts };
+        self.keep(single, Phase::Live, false);
         Ok(PoolMapping { iova, len: span, way: Way::Direct, list: Some((list, granule)) })
     }
 

@@ -8,6 +8,7 @@ use super::slot::{Phase, index_of, link_to};
 use crate::addr::{Direction, IovaRange};
 use crate::invalidation::{Gather, InvalidationError};
 use crate::mapper::Mapper;
+use crate::pgtable::Unmapped;
 use crate::platform::{CopyMemory, Platform};
 use crate::sync::Ordering;
 
@@ -128,20 +129,26 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
                 count += self.park(doomed, (class, index), run, share - count);
                 continue;
             }
-            self.unlink(self.range_of(class, index), &mut doomed.gather);
-            self.slots[index].set_phase(Phase::Retired);
-            self.thread(doomed, index);
+            let whole = self.unlink(self.range_of(class, index), &mut doomed.gather);
+            self.retire(doomed, class, index, whole);
             count += 1;
         }
         (count, (slots > 0 && first != 0).then_some(Chain { first, slots }))
     }
 
-    /// Removes the translations of `range`, which are the pool's.
-    pub(super) fn unlink(&self, range: IovaRange, gather: &mut Gather) {
-        let kept = self.domain.unlink(range, gather).kept;
+    /// Removes the translations of `range`, which the pool has made, and adds all of it to `gather`. Whether they were
+    /// there: whoever has removed some by number may not have invalidated them, and the addresses must not be used again.
+    #[must_use]
+    pub(super) fn unlink(&self, range: IovaRange, gather: &mut Gather) -> bool {
+        let Unmapped { bytes, kept, stale } = self.domain.unlink(range, gather);
         if kept > 0 {
             self.still_mapped.fetch_add(kept, Ordering::Relaxed);
         }
+        let whole = bytes == range.len();
+        if !whole {
+            gather.add(stale);
+        }
+        whole
     }
 
     /// Waits until no device reaches what is in `gather`: never where the mapper could not remove something of the
@@ -154,6 +161,15 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             0 => Ok(()),
             bytes => Err(InvalidationError::StillMapped { bytes }),
         }
+    }
+
+    /// Notes that the buffer of a slot is unmapped, and whether its translations were there.
+    pub(super) fn retire(&self, doomed: &mut Doomed, class: usize, index: usize, whole: bool) {
+        self.slots[index].set_phase(if whole { Phase::Retired } else { Phase::Lost });
+        if !whole {
+            self.with_depot(class, |depot| depot.lost += 1);
+        }
+        self.thread(doomed, index);
     }
 
     pub(super) fn thread(&self, doomed: &mut Doomed, index: usize) {
@@ -214,6 +230,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
 
 impl<M: Mapper, P: Platform, C: CopyMemory> Drop for BouncePool<M, P, C> {
     fn drop(&mut self) {
+        // What was unlinked before is not looked for again: somebody else's translation may have been met there.
         let mut gather = Gather::new();
         let mut lost = 0;
         for class in 0..self.layout.classes() {
@@ -225,15 +242,18 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Drop for BouncePool<M, P, C> {
                 match (self.slots[index].buffer(), self.slots[index].phase()) {
                     (None, _) => continue,
                     (Some(_), Phase::Retired | Phase::Lost) => gather.add(range),
-                    (Some(_), _) => self.unlink(range, &mut gather),
+                    (Some(_), _) => lost += u64::from(!self.unlink(range, &mut gather)),
                 }
             }
             lost += self.with_depot(class, |depot| depot.lost);
         }
         for (_, range) in self.runs_with_memory() {
-            self.unlink(range, &mut gather);
-            // Also what was unlinked before and never confirmed.
-            gather.add(range);
+            // All of its slots were unlinked, or none.
+            let first = self.layout.find(range.start()).map(|place| self.slots[place.index].phase());
+            match first {
+                Some(Phase::Retired | Phase::Lost) => gather.add(range),
+                _ => lost += u64::from(!self.unlink(range, &mut gather)),
+            }
         }
         self.unlink_singles(&mut gather);
         if self.confirm(&gather).is_err() {
