@@ -4,6 +4,7 @@
 mod common;
 
 mod engine {
+    pub mod bounded;
     pub mod cleaning;
     pub mod near;
     pub mod random;

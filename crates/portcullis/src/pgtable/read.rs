@@ -1,11 +1,11 @@
 //! Reading the tables: for one address, and as a whole, for reports and for debugging.
 
 use super::format::{Attributes, Entry, Format, Layout};
-use super::table::PageTable;
+use super::table::{PageTable, RUNS_AT_ONCE};
 use super::walk::Position;
 use crate::addr::{Iova, IovaRange, PhysAddr};
 use crate::platform::{Frames, LocalSlot, Platform};
-use crate::sync::Ordering;
+use crate::sync::{AtomicU64, Ordering};
 
 /// A leaf as the tables hold it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,35 +88,59 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     /// Calls `visit` for each leaf, in the order of addresses. Leaves that come and go meanwhile may or may
     /// not be among them.
     ///
-    /// One step for each entry of each table; changes nothing, allocates nothing. The caller's slot is lent all
-    /// the while, and no table is freed: for reports, not for a path that is in a hurry.
+    /// One step for each entry of each table; changes nothing, allocates nothing. The caller's slot is lent to each call
+    /// of `visit`, and no table is freed meanwhile; it is given back in between, at the latest after 64 frames of tables.
     pub fn visit<P: Platform>(&self, platform: &P, mut visit: impl FnMut(Mapping)) {
-        platform.with_slot(|slot| {
-            let _section = self.sections().enter(slot);
-            self.visit_table(self.root(), self.format().levels(), 0, &mut visit);
-        });
+        let mut next = Some(0);
+        while let Some(mut at) = next {
+            next = platform.with_slot(|slot| {
+                let _section = self.sections().enter(slot);
+                for _ in 0..RUNS_AT_ONCE {
+                    at = self.visit_run(at, &mut visit)?;
+                }
+                Some(at)
+            });
+        }
     }
 
-    fn visit_table(&self, table: PhysAddr, level: u32, first: u64, visit: &mut impl FnMut(Mapping)) {
+    /// Visits the leaves from `iova` on, in one frame of one table, up to the entry of a table. Where to go on; `None`
+    /// behind the last address. Inside a section.
+    fn visit_run(&self, iova: u64, visit: &mut impl FnMut(Mapping)) -> Option<u64> {
         let format = self.format();
-        let mut index = 0;
-        while index < self.entries_of(level) {
-            let entry = self.word(Position { table, level, index }).load(Ordering::Acquire);
-            let iova = first + ((index as u64) << format.shift(level));
-            let mut entries = 1;
-            match format.decode(entry, level) {
-                Entry::Table { table, level } => self.visit_table(table, level, iova, visit),
-                Entry::Leaf { run } => {
-                    let len = 1 << (format.shift(level) + run);
-                    entries = 1 << run;
-                    let (phys, attributes) = (format.page(entry, level), format.attributes(entry, level));
-                    if let Ok(range) = IovaRange::new(Iova::new(iova), len) {
+        let mut at = self.top(iova);
+        let decode = |at: Position, word: &AtomicU64| {
+            let entry = word.load(Ordering::Acquire);
+            (entry, format.decode(entry, at.level))
+        };
+        while let (_, Entry::Table { table, level }) = decode(at, self.word(at)) {
+            at = self.step(iova, table, level);
+        }
+        let (shift, last) = (format.shift(at.level), self.last_iova().get());
+        let mut next = iova >> shift << shift;
+        let mut words = self.words(at).iter();
+        while next <= last
+            && let Some(word) = words.next()
+        {
+            let mut end = next + (1 << shift);
+            match decode(at, word) {
+                (_, Entry::Table { .. }) => return Some(next),
+                (entry, Entry::Leaf { run }) => {
+                    let len = 1 << (shift + run);
+                    let start = next - next % len;
+                    let (phys, attributes) =
+                        (format.page(entry, at.level), format.attributes(entry, at.level));
+                    if let Ok(range) = IovaRange::new(Iova::new(start), len) {
                         visit(Mapping { range, phys, attributes });
                     }
+                    end = start + len;
+                    // The others of its entries.
+                    let others = ((end - next) >> shift) as usize - 1;
+                    words = words.as_slice().get(others..).unwrap_or_default().iter();
                 }
-                Entry::Absent => {}
+                (_, Entry::Absent) => {}
             }
-            index += entries;
+            next = end;
         }
+        (next <= last).then_some(next)
     }
 }

@@ -31,10 +31,19 @@ impl Unmapped {
     }
 }
 
+/// Runs of entries, each in one frame of a table, that are visited or removed with one slot.
+pub(super) const RUNS_AT_ONCE: usize = 64;
+
+/// Granules that are mapped with one slot: a walk each at the most, or what one run of larger pages has.
+const PAGES_AT_ONCE: u64 = 4096;
+
 /// A page table of format `X` in memory from `F`, freed with it.
 ///
 /// All methods take `&self` and may run on any number of CPUs at once, as long as no two of them change the
 /// same pages; if they do, entries stay valid but it is open whose mapping wins.
+///
+/// A CPU's slot is never kept in proportion to a range: for 4,096 granules or the entries of 64 frames of tables at a time,
+/// and for one table where a large page is split.
 ///
 /// Which memory a device is let into is the caller's affair: the table maps what it is told, so that is unsafe. Whoever
 /// tells hardware to walk it from its [root](Self::root) sees to it that none does any more when it is dropped.
@@ -214,14 +223,18 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     ) -> Result<(), MapError> {
         let mut list = list.into_iter();
         let mut piece = (0, 0);
-        // Pieces of no length are nothing, wherever they are.
-        let some = |piece: &(PhysAddr, u64)| piece.1 > 0;
+        // As much as may be done with one slot. Whether that is all.
         let mut enter = |slot: Option<&LocalSlot<'_>>| {
             let _section = self.sections.enter(slot);
             let mut last = Last::NONE;
-            while done < range.len() {
+            let end = range.len().min(done.saturating_add(PAGES_AT_ONCE << X::GRANULE_SHIFT));
+            while done < end {
                 if piece.1 == 0 {
-                    let next = list.find(some).ok_or(Stop::Error(MapError::Length { range, list: done }))?;
+                    let next = list.next().ok_or(Stop::Error(MapError::Length { range, list: done }))?;
+                    if next.1 == 0 {
+                        // Nothing, wherever it is: nobody knows how many more there are.
+                        return Ok(false);
+                    }
                     piece = self.piece(next, range, done)?;
                 }
                 let at = range.start().get() + done;
@@ -237,25 +250,27 @@ impl<F: Frames, X: Format> PageTable<F, X> {
                     return Err(Stop::Conflict(conflict));
                 }
             }
-            match list.find(some) {
-                None => Ok(()),
-                Some((_, more)) => {
-                    Err(Stop::Error(MapError::Length { range, list: done.saturating_add(more) }))
-                }
-            }
+            Ok(done == range.len())
         };
         let mut result = match platform.with_slot_at_hand(|slot| enter(Some(slot))) {
             Some(result) => result,
             None => platform.with_slot(&mut enter),
         };
-        while let Err(Stop::Conflict(Conflict::Busy)) = result {
-            pause();
+        let stop = loop {
+            match result {
+                Ok(true) => match list.find(|piece| piece.1 > 0) {
+                    None => return Ok(()),
+                    Some((_, more)) => {
+                        break Stop::Error(MapError::Length { range, list: done.saturating_add(more) });
+                    }
+                },
+                Ok(false) => {}
+                Err(Stop::Conflict(Conflict::Busy)) => pause(),
+                Err(stop) => break stop,
+            }
             result = platform.with_slot(&mut enter);
-        }
-        match result {
-            Ok(()) => Ok(()),
-            Err(stop) => Err(self.undo(platform, range, done, stop, undone)),
-        }
+        };
+        Err(self.undo(platform, range, done, stop, undone))
     }
 
     /// Checks a piece of memory for `range`, of which `done` bytes are mapped.
@@ -340,30 +355,34 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         let mut unmapped = Unmapped::of(range, 0);
         let mut enter = |slot: Option<&LocalSlot<'_>>, at: &mut u64| {
             let _section = self.sections.enter(slot);
-            while *at <= end {
+            for _ in 0..RUNS_AT_ONCE {
+                if *at > end {
+                    return Pause::Done;
+                }
                 let UnmapRun { bytes, skip, split, obstacle } = self.unmap_run(*at, end - *at + 1);
                 if split > 0 {
                     self.widen(&mut unmapped.stale, *at, split);
                 }
-                if obstacle.is_some() {
-                    return obstacle;
+                if let Some(obstacle) = obstacle {
+                    return Pause::Obstacle(obstacle);
                 }
                 unmapped.bytes += bytes;
                 // The end is below 2^63, so this cannot wrap.
                 *at += bytes + skip;
             }
-            None
+            Pause::Slot
         };
         let mut kept = 0;
         loop {
-            let obstacle = match platform.with_slot_at_hand(|slot| enter(Some(slot), &mut at)) {
-                Some(obstacle) => obstacle,
+            let paused = match platform.with_slot_at_hand(|slot| enter(Some(slot), &mut at)) {
+                Some(paused) => paused,
                 None => platform.with_slot(|slot| enter(slot, &mut at)),
             };
-            let page = match obstacle {
-                None => return Unmapped { kept, ..unmapped },
-                Some(Obstacle::SticksOut(page)) => page,
-                Some(Obstacle::Busy) => {
+            let page = match paused {
+                Pause::Done => return Unmapped { kept, ..unmapped },
+                Pause::Slot => continue,
+                Pause::Obstacle(Obstacle::SticksOut(page)) => page,
+                Pause::Obstacle(Obstacle::Busy) => {
                     pause();
                     continue;
                 }
@@ -434,6 +453,15 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         // Relaxed: a figure for reports, it orders nothing.
         self.used.fetch_add(frames as usize, Ordering::Relaxed);
     }
+}
+
+/// Why an unmap has left its section.
+enum Pause {
+    /// All of it is gone.
+    Done,
+    /// It has had the slot for long enough.
+    Slot,
+    Obstacle(Obstacle),
 }
 
 /// Why a list was not mapped.
