@@ -130,6 +130,7 @@ impl Policies {
         // whoever asks again after a failure, or while somebody else's change goes on, is to be sure when the call
         // returns.
         let mut result = Ok(());
+        // A domain of several devices once: it is concerned by one of them, or by all as what follows the default.
         let mut told: Vec<(Arc<dyn Governed>, bool)> = Vec::new();
         {
             let mut state = self.state.lock();
@@ -140,9 +141,11 @@ impl Policies {
             });
             for (device, weak) in concerned {
                 let Some(domain) = weak.upgrade() else { continue };
-                let stored = state.tell(*device, weak, &*domain);
-                let is_flushed = told.iter().any(|(other, flush)| *flush && Arc::ptr_eq(other, &domain));
-                told.push((domain, stored == Ok(true) && !is_flushed));
+                let stored = match told.iter().any(|(other, _)| Arc::ptr_eq(other, &domain)) {
+                    true => Ok(false),
+                    false => state.tell(*device, weak, &*domain),
+                };
+                told.push((domain, stored == Ok(true)));
                 result = result.and(stored.map(|_| ()));
             }
         }
