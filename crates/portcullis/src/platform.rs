@@ -101,7 +101,11 @@ pub unsafe trait Platform: Send + Sync + 'static {
 
     /// Lends the caller a slot of its own for the length of `f`, or `None` where all are taken.
     ///
-    /// `f` never blocks on hardware, never calls `with_slot` again, and takes bounded time.
+    /// `f` never blocks on hardware, never calls `with_slot` again, and takes bounded time, however much there is to do:
+    /// what is long is done in slices, each with a slot of its own. A slice is at the most 64 ranges, of which each may
+    /// take 64 others out of a list, O(log n) for each; or all CPUs' queues, counts or lists, a lock or a few words each (flushes,
+    /// and figures such as [`Domain::usage`](crate::domain::Domain::usage)); or the slots of one area or one run of a
+    /// bounce pool, a bit or a few words each.
     fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R;
 
     /// As [`with_slot`](Self::with_slot), but where finding the slot takes more than a few instructions, `None`

@@ -167,7 +167,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     }
 
     /// Waits until no device reaches anything that was unmapped before the call. One domain-wide
-    /// invalidation; every CPU gets its deferred addresses back with its next unmaps.
+    /// invalidation; every CPU gets its deferred addresses back with its next unmaps. O(CPUs that ever deferred), before
+    /// and after the wait, each time with a slot lent.
     ///
     /// # Errors
     /// [`InvalidationError`]: devices may still reach what they could before.
@@ -194,12 +195,12 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.mapper.reclaim(&self.platform)
     }
 
-    /// How full the address space is.
+    /// How full the address space is. O(CPUs), with a slot lent for all of it.
     pub fn usage(&self) -> SpaceUsage {
         self.platform.with_slot(|_| self.space.usage())
     }
 
-    /// What the domain has done so far.
+    /// What the domain has done so far. O(CPUs).
     pub fn stats(&self) -> DomainStats {
         DomainStats {
             maps: self.counters.maps.sum(),

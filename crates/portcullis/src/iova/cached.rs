@@ -174,17 +174,20 @@ impl Cached {
         ((self.budget[zone] / 16) >> order).clamp(1, BATCH as u64)
     }
 
-    /// Has the list of `order` granted room for `wanted` more ranges, or fewer. Where none is left, ranges of
-    /// other sizes go to the backing structure. How many there is room for.
+    /// Has the list of `order` granted room for `wanted` more ranges, or fewer. Where none is left, up to 64 ranges of
+    /// other sizes go to the backing structure, so that no slot is held for long: where these were too small to make
+    /// room, there is some for one of the next calls. How many there is room for.
     fn make_room(&self, cpu: &Cpu, zone: usize, order: u32, wanted: u64, backing: &Mutex<Backing>) -> u64 {
         let budget = self.budget[zone];
         let mut room = cpu.grant(zone, order, wanted, budget);
+        let mut most = BATCH;
         // The largest have been of no use for the longest, and free the most.
         for other in (0..CACHED_ORDERS).rev() {
-            while room == 0 {
+            while room == 0 && most > 0 {
                 let mut pages = [0; BATCH];
-                let pages = &mut pages[..self.share(zone, other) as usize];
+                let pages = &mut pages[..most.min(self.share(zone, other) as usize)];
                 let spilled = cpu.spill(&self.notes, zone, other, pages);
+                most -= spilled;
                 if spilled == 0 {
                     break;
                 }

@@ -25,6 +25,7 @@ pub struct Chosen {
     slots: usize,
     slot: AtomicUsize,
     fences: AtomicUsize,
+    lends: AtomicUsize,
     now_ns: AtomicU64,
 }
 
@@ -44,6 +45,11 @@ impl Chosen {
         self.now_ns.store(now_ns, Ordering::Relaxed);
     }
 
+    /// How often a slot, or none, was lent.
+    pub fn lends(&self) -> usize {
+        self.lends.load(Ordering::Relaxed)
+    }
+
     /// How often somebody wanted what other CPUs keep.
     pub fn fences(&self) -> usize {
         self.fences.load(Ordering::Relaxed)
@@ -57,6 +63,7 @@ unsafe impl Platform for Chosen {
     }
 
     fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
+        self.lends.fetch_add(1, Ordering::Relaxed);
         let slot = self.slot.load(Ordering::Relaxed);
         // SAFETY: one thread plays all CPUs.
         f((slot < self.slots).then(|| unsafe { LocalSlot::new(slot) }).as_ref())

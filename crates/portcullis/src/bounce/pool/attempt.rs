@@ -5,7 +5,7 @@ use alloc::sync::Arc;
 use core::ops::Bound;
 
 use super::BouncePool;
-use super::single::{Entry, Parts, Phase};
+use super::single::{Entry, Look, Parts, Phase};
 use crate::invalidation::Gather;
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
@@ -14,50 +14,47 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// Adds to `gather` what waits for a confirmation, and takes it in hand. The number of the attempt.
     pub(super) fn begin_attempt(&self, gather: &mut Gather) -> u64 {
         let attempt = self.singles.next_attempt();
-        if self.singles.count() > 0 {
-            self.domain.platform().with_slot(|_| {
-                self.singles.with(|map| {
-                    for entry in map.values_mut().filter(|entry| entry.phase == Phase::Unconfirmed) {
-                        entry.phase = Phase::Trying(attempt);
-                        gather.add(entry.single.range);
-                    }
-                });
-            });
-        }
+        self.singles.visit(self.domain.platform(), &mut Bound::Unbounded, |entry| {
+            if entry.phase == Phase::Unconfirmed {
+                entry.phase = Phase::Trying(attempt);
+                gather.add(entry.single.range);
+            }
+            Look::On
+        });
         attempt
     }
 
     /// Whether anything waits for a confirmation.
     pub(super) fn awaits(&self) -> bool {
-        let awaits = |map: &mut BTreeMap<_, Entry>| map.values().any(|entry| entry.phase != Phase::Live);
-        self.singles.count() > 0 && self.domain.platform().with_slot(|_| self.singles.with(awaits))
+        let mut awaits = false;
+        self.singles.visit(self.domain.platform(), &mut Bound::Unbounded, |entry| {
+            awaits = entry.phase != Phase::Live;
+            if awaits { Look::Enough } else { Look::On }
+        });
+        awaits
     }
 
     /// Gives back what an attempt had in hand, if it was confirmed. How many bytes of memory.
     pub(super) fn end_attempt(&self, attempt: u64, confirmed: bool) -> u64 {
         let mut bytes = 0;
         let mut from = Bound::Unbounded;
-        while self.singles.count() > 0 {
-            let found = self.domain.platform().with_slot(|_| {
-                self.singles.with(|map| {
-                    let mine = |(_, entry): &(_, &mut Entry)| entry.phase == Phase::Trying(attempt);
-                    let (start, entry) = map.range_mut((from, Bound::Unbounded)).find(mine)?;
-                    let (start, single, lost) = (*start, Arc::clone(&entry.single), entry.lost);
-                    entry.phase = Phase::Unconfirmed;
-                    if confirmed {
-                        map.remove(&start);
-                    }
-                    Some((single, lost))
-                })
+        loop {
+            let mut found = None;
+            self.singles.visit(self.domain.platform(), &mut from, |entry| {
+                if entry.phase != Phase::Trying(attempt) {
+                    return Look::On;
+                }
+                entry.phase = Phase::Unconfirmed;
+                if !confirmed {
+                    return Look::On;
+                }
+                found = Some((Arc::clone(&entry.single), entry.lost));
+                Look::Remove
             });
-            let Some((single, lost)) = found else { break };
-            from = Bound::Excluded(single.range.start());
-            if confirmed {
-                bytes += self.bytes_of(&single.parts);
-                self.release(&single, lost);
-            }
+            let Some((single, lost)) = found else { return bytes };
+            bytes += self.bytes_of(&single.parts);
+            self.release(&single, lost);
         }
-        bytes
     }
 
     fn bytes_of(&self, parts: &Parts) -> u64 {
@@ -68,10 +65,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
 
     /// For the pool's end: removes all translations but those made directly.
     pub(super) fn unlink_singles(&self, gather: &mut Gather) {
-        self.domain.platform().with_slot(|_| {
-            self.singles
-                .with(|map| map.retain(|_, entry| !matches!(entry.single.parts, Parts::Direct { .. })));
-        });
+        // Without a slot, which would be held for long: nobody else is here.
+        self.singles.with(|map| map.retain(|_, entry| !matches!(entry.single.parts, Parts::Direct { .. })));
         let mut from = Bound::Unbounded;
         loop {
             let next = |map: &mut BTreeMap<_, Entry>| {

@@ -3,11 +3,14 @@
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::ops::Bound;
 
 use super::error::{BounceError, BounceMapError};
 use super::slot::Terms;
 use crate::addr::{Iova, IovaRange, PhysAddr};
 use crate::domain::PhysSegment;
+use crate::invalidation::SLICE;
+use crate::platform::Platform;
 use crate::sync::{AtomicU64, Mutex, Ordering};
 
 /// One mapping. It does not change while it lives.
@@ -62,6 +65,16 @@ pub(super) struct Entry {
     pub lost: bool,
 }
 
+/// What follows a look at an entry.
+pub(super) enum Look {
+    /// One at the next.
+    On,
+    /// None.
+    Enough,
+    /// None, and the entry goes.
+    Remove,
+}
+
 /// All of them, by the first address of their granules.
 #[derive(Debug, Default)]
 pub(super) struct Singles {
@@ -90,6 +103,35 @@ impl Singles {
         let result = f(&mut map);
         self.count.store(map.len() as u64, Ordering::Relaxed);
         result
+    }
+
+    /// Shows `f` one entry after the other, until it has seen enough: 64 with each turn of the lock and
+    /// each slot, so that neither is held for long. What comes or goes meanwhile may be left out. Begins at `from`, and
+    /// leaves there where to go on.
+    pub(super) fn visit<P: Platform>(
+        &self,
+        platform: &P,
+        from: &mut Bound<Iova>,
+        mut f: impl FnMut(&mut Entry) -> Look,
+    ) {
+        let mut slice = |map: &mut BTreeMap<Iova, Entry>| {
+            let mut seen = 0;
+            for (start, entry) in map.range_mut((*from, Bound::Unbounded)).take(SLICE) {
+                let start = *start;
+                *from = Bound::Excluded(start);
+                seen += 1;
+                match f(entry) {
+                    Look::On => {}
+                    Look::Enough => return false,
+                    Look::Remove => {
+                        map.remove(&start);
+                        return false;
+                    }
+                }
+            }
+            seen == SLICE
+        };
+        while self.count() > 0 && platform.with_slot(|_| self.with(&mut slice)) {}
     }
 
     /// What is there, for whoever has the pool to itself.

@@ -204,10 +204,10 @@ impl Areas {
         self.visit(prefer, reach, 1 << order, take)
     }
 
-    /// Takes an odd run. As [`take_runs`](Self::take_runs), but O(areas x slots of an area).
-    pub fn take_odd(&self, prefer: usize, reach: u64, run: &OddRun) -> Option<&Note> {
+    /// Takes an odd run out of the area number `area`. Takes one lock, where the area has as many. O(slots of the area).
+    pub fn take_odd(&self, area: usize, reach: u64, run: &OddRun) -> Option<&Note> {
         let mut taken = None;
-        self.visit(prefer, reach, run.slots, |area, bits| {
+        self.look_at(area, reach, run.slots, |bits| {
             let Some(notes) = self.notes(area) else { return (0, 0) };
             let base = self.heads[area].base.load(Ordering::Relaxed);
             let fits = |index: usize| {
@@ -233,28 +233,41 @@ impl Areas {
         least: usize,
         mut take: impl FnMut(usize, &mut Bits) -> (usize, usize),
     ) -> usize {
+        let mut look = |area| self.look_at(area, reach, least, |bits| take(area, bits));
+        self.from(prefer).map(&mut look).find(|result| *result != 0).unwrap_or(0)
+    }
+
+    /// The numbers that areas may have, beginning with `prefer`.
+    pub fn from(&self, prefer: usize) -> impl Iterator<Item = usize> + use<> {
         let end = self.counts.end.load(Ordering::Acquire);
-        for step in 0..end {
-            let area = (prefer + step) % end;
-            let space = &self.spaces[area];
-            if space.free.load(Ordering::Relaxed) < least {
-                continue;
-            }
-            let mut bits = space.bits.lock();
-            // Under the lock: an area that has something to take stays where it is.
-            if reach < self.reach && !self.is_within(area, reach) {
-                continue;
-            }
-            let (result, slots) = take(area, &mut bits);
-            if result != 0 {
-                space.free.store(bits.free(), Ordering::Relaxed);
-                // Under the lock, or whoever gives these slots back could be counted before.
-                let before = self.counts.taken.fetch_add(slots as u64, Ordering::Relaxed);
-                self.counts.most_taken.fetch_max(before + slots as u64, Ordering::Relaxed);
-                return result;
-            }
+        (0..end).map(move |step| (prefer + step) % end)
+    }
+
+    /// Has `take` look at one area, if that may have something: a result that is 0 for nothing, and slots.
+    fn look_at(
+        &self,
+        area: usize,
+        reach: u64,
+        least: usize,
+        take: impl FnOnce(&mut Bits) -> (usize, usize),
+    ) -> usize {
+        let space = &self.spaces[area];
+        if space.free.load(Ordering::Relaxed) < least {
+            return 0;
         }
-        0
+        let mut bits = space.bits.lock();
+        // Under the lock: an area that has something to take stays where it is.
+        if reach < self.reach && !self.is_within(area, reach) {
+            return 0;
+        }
+        let (result, slots) = take(&mut bits);
+        if result != 0 {
+            space.free.store(bits.free(), Ordering::Relaxed);
+            // Under the lock, or whoever gives these slots back could be counted before.
+            let before = self.counts.taken.fetch_add(slots as u64, Ordering::Relaxed);
+            self.counts.most_taken.fetch_max(before + slots as u64, Ordering::Relaxed);
+        }
+        result
     }
 
     /// Whether a device that reaches addresses up to `reach` reaches all of the area that holds `address`.

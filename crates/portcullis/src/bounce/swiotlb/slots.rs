@@ -146,20 +146,24 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
 
     /// Looks in the CPU's lists and in the areas, `prefer` first.
     fn search(&self, want: &Want<'_>, odd: Option<&OddRun>, prefer: Option<usize>) -> Option<&Note> {
+        let reach = want.constraints.reach();
+        // CPUs begin with areas of their own, as long as there are enough.
+        let first = |slot: Option<&LocalSlot<'_>>| prefer.or(slot.map(LocalSlot::index)).unwrap_or(0);
+        if let Some(run) = odd {
+            let first = self.platform.with_slot(first);
+            // A slot for each area, so that none is held for long.
+            let take = |area| self.platform.with_slot(|_| self.areas.take_odd(area, reach, run));
+            return self.areas.from(first).find_map(take);
+        }
         self.platform.with_slot(|slot| {
-            let reach = want.constraints.reach();
-            // CPUs begin with areas of their own, as long as there are enough.
-            let prefer = prefer.or(slot.map(LocalSlot::index)).unwrap_or(0);
-            match odd {
-                Some(run) => self.areas.take_odd(prefer, reach, run),
-                None => match self.cpus.with(slot, |cpu| self.refill(cpu, prefer, want.order, reach)) {
-                    Some(found) => found,
-                    None => {
-                        let mut run = [None];
-                        self.areas.take_runs(prefer, want.order, reach, &mut run);
-                        run[0]
-                    }
-                },
+            let first = first(slot);
+            match self.cpus.with(slot, |cpu| self.refill(cpu, first, want.order, reach)) {
+                Some(found) => found,
+                None => {
+                    let mut run = [None];
+                    self.areas.take_runs(first, want.order, reach, &mut run);
+                    run[0]
+                }
             }
         })
     }

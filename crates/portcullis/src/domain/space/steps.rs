@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use super::Domain;
 use crate::addr::{Iova, IovaRange, Permissions, PhysAddr};
 use crate::domain::{MapListError, PhysSegment};
-use crate::invalidation::{Gather, InvalidationError};
+use crate::invalidation::{Gather, InvalidationError, SLICE};
 use crate::iova::{ArenaError, IovaError, ReleaseError, RingArena, RingConfig};
 use crate::mapper::Mapper;
 use crate::pgtable::{Cursor, MapError, Unmapped};
@@ -154,16 +154,22 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         });
     }
 
-    /// The same of all `ranges`, one unmap each, of which `neighbours` bytes were not the buffers'. What is not given back
-    /// for a panic is still there.
-    pub(crate) fn take_back_all(&self, ranges: &mut Vec<IovaRange>, neighbours: u64) {
-        self.platform.with_slot(|slot| {
-            self.counters.unmaps.add(slot, ranges.len() as u64);
-            self.uncount_neighbours(slot, neighbours);
-            while let Some(range) = ranges.pop() {
-                self.give_back(slot, range);
+    /// The same of all `ranges`, one unmap each, of which `neighbours` bytes were not the buffers'. In slices, so that no
+    /// slot is held for long. What is not given back for a panic is still there.
+    pub(crate) fn take_back_all(&self, ranges: &mut Vec<IovaRange>, mut neighbours: u64) {
+        loop {
+            self.platform.with_slot(|slot| {
+                let slice = ranges.len().min(SLICE);
+                self.counters.unmaps.add(slot, slice as u64);
+                self.uncount_neighbours(slot, core::mem::take(&mut neighbours));
+                for range in core::iter::from_fn(|| ranges.pop()).take(slice) {
+                    self.give_back(slot, range);
+                }
+            });
+            if ranges.is_empty() {
+                return;
             }
-        });
+        }
     }
 
     /// Adds what a ring has counted by itself.
