@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use common::{Bench, Mapper, PAGE, PLATFORM, vtd};
+use common::{Bench, Mapper, PAGE, vtd};
 use dice::Dice;
 use portcullis::addr::{Direction, Iova};
 use portcullis::domain::{Domain, Policies, Policy, PolicyError};
@@ -47,7 +47,8 @@ struct Place {
 
 impl Place {
     fn new(policy: Policy) -> Self {
-        let bench = Bench::on(PLATFORM.clone(), policy);
+        // On a platform of its own: a thread of another test that ends would flush it.
+        let bench = Bench::new(policy);
         let translated = policy != Policy::Passthrough;
         Self { bench, policy, translated, stale: None, flushes: 0, flush_fails: false }
     }
@@ -248,7 +249,8 @@ fn a_domain_whose_last_handle_goes_during_a_change_is_dropped_without_the_lock()
     let policies = Arc::new(Policies::new(LONG));
     let (told, tells) = channel();
     let (asks, last) = (Asks(Arc::clone(&policies), Mutex::new(told)), Slot::default());
-    let table = PageTable::new(Arc::clone(&bench.memory), vtd(4), PLATFORM.slots()).unwrap();
+    let platform = StdPlatform::new();
+    let table = PageTable::new(Arc::clone(&bench.memory), vtd(4), platform.slots()).unwrap();
     let inner = TableMapper::new(table, bench.iommu.queue(), DomainId(2), Vec::new());
     let handle = Arc::downgrade(&last);
     let mapper = Observed::new(inner, move |moment| {
@@ -258,7 +260,7 @@ fn a_domain_whose_last_handle_goes_during_a_change_is_dropped_without_the_lock()
             drop(domain);
         }
     });
-    let domain = Domain::new(PLATFORM.clone(), mapper, LONG).unwrap();
+    let domain = Domain::new(platform, mapper, LONG).unwrap();
     policies.govern(DeviceId(1), &domain).unwrap();
     *last.lock().unwrap() = Some(domain);
     let changing = Arc::clone(&policies);

@@ -8,7 +8,7 @@ use std::thread;
 use portcullis::platform::Platform;
 use portcullis::std_platform::StdPlatform;
 
-use super::{Event, PanicsWhenDropped, listen, next, slot_of};
+use super::{Event, PATIENCE, PanicsWhenDropped, listen, next, slot_of};
 
 #[test]
 fn a_thread_keeps_its_slot_and_has_it_to_itself() {
@@ -100,6 +100,27 @@ fn a_slot_comes_back_although_a_listener_panics() {
         }
         assert_eq!(next(&hears), Event::Released(0));
     }
+}
+
+#[test]
+fn a_slot_comes_back_although_the_drop_of_a_listener_s_last_handle_panics() {
+    let platform = StdPlatform::with_slots(1);
+    let ((enter, entered), (go_on, may_go_on)) = (channel(), channel::<()>());
+    let (enter, may_go_on, dropped) = (Mutex::new(enter), Mutex::new(may_go_on), PanicsWhenDropped);
+    let handle = listen(&platform, move |_| {
+        let _hold = &dropped;
+        enter.lock().unwrap().send(()).unwrap();
+        let _ = may_go_on.lock().unwrap().recv_timeout(PATIENCE);
+    });
+    let ends = thread::spawn({
+        let platform = platform.clone();
+        move || slot_of(&platform)
+    });
+    next(&entered);
+    drop(handle);
+    go_on.send(()).unwrap();
+    assert_eq!(ends.join().unwrap(), Some(0));
+    assert_eq!(slot_of(&platform), Some(0));
 }
 
 #[test]
