@@ -34,7 +34,9 @@ fn the_addresses_of_a_batch_go_back_in_slices() {
     let bench = Rig::new(Arc::clone(&platform), Policy::Strict, |queue| queue);
     let lends_for = |mappings: usize| {
         let mut batch = RawBatch::new(&bench.device, MOST_IN_BATCH);
-        let map = |n| bench.domain.map(&[page(n)], Permissions::READ_WRITE, ANYWHERE).unwrap().start();
+        // SAFETY: the memory is the software IOMMU's, or nobody's at all.
+        let map =
+            |n| unsafe { bench.domain.map(&[page(n)], Permissions::READ_WRITE, ANYWHERE) }.unwrap().start();
         let mapped: Vec<_> = (0..mappings as u64).map(map).collect();
         for iova in mapped {
             bench.device.unmap_single_in(&mut batch, iova, PAGE).unwrap();
@@ -56,7 +58,8 @@ fn what_waited_for_a_flush_goes_back_in_slices() {
     let platform = Arc::new(Chosen::new(1));
     let bench = Rig::new(Arc::clone(&platform), LAZY_FOREVER, |queue| queue);
     let unmap = |n| {
-        let range = bench.domain.map(&[page(n)], Permissions::READ_WRITE, ANYWHERE).unwrap();
+        // SAFETY: as above.
+        let range = unsafe { bench.domain.map(&[page(n)], Permissions::READ_WRITE, ANYWHERE) }.unwrap();
         bench.domain.unmap(range).unwrap();
     };
     (0..WAIT as u64).for_each(unmap);
