@@ -2,6 +2,11 @@
 
 mod batch;
 mod bench;
+mod contract;
 mod oracle;
+mod queues;
+#[path = "../rig/mod.rs"]
+mod rig;
 mod ring;
 mod steps;
+mod strangers;
