@@ -247,9 +247,12 @@ fn a_map_that_could_not_be_undone_for_sure_keeps_the_buffer() {
     assert!(failed.buffer.is_some() && matches!(failed.error, MapListError::Map(_)), "{failed}");
     // It does not: the device has cached the first page, and keeps it.
     iommu.queue().fail_next(1, TIMEOUT);
-    let failed = device.map(unmappable(), Direction::FromDevice).err().unwrap();
+    let buffer = unmappable();
+    let phys = buffer.0.phys();
+    let failed = device.map(buffer, Direction::FromDevice).err().unwrap();
     assert_eq!(failed.error, MapListError::Unconfirmed { error: TIMEOUT });
     assert!(failed.buffer.is_none(), "given back while reachable");
+    assert!(memory.is_allocated(phys), "freed while reachable");
     assert_eq!(let_in.load(Ordering::Relaxed), 2, "or the test means nothing");
     domain.flush().unwrap();
     assert_eq!(domain.stats().lost_iova_bytes, 0);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use portcullis::addr::{Direction, Iova, Permissions};
+use portcullis::addr::{Direction, Iova, Permissions, PhysAddr};
 use portcullis::bounce::adaptive::{Choice, Explained};
 use portcullis::bounce::pool::{Attributes, BounceMapError, PoolConfig, Way};
 use portcullis::dma::{
@@ -293,6 +293,46 @@ fn a_commit_that_fails_leaves_everything_waiting() {
     assert_eq!((queue.waiting(), queue.commit().unwrap(), queue.waiting()), (BATCH, BATCH, 0));
     drop((queue, buffer));
     bench.finish();
+}
+
+/// A batch that is full, and whose commit fails again, takes no other descriptor: that comes back, and is still mapped.
+#[test]
+fn a_descriptor_that_a_full_batch_cannot_take_comes_back() {
+    let bench = Bench::new(small());
+    let (_, mut queue) = queue(&bench, Direction::FromDevice, (8, 1_000_000));
+    let (buffer, list) = page(&bench);
+    let mut mappings: Vec<_> = (0..BATCH + 1).map(|_| map(&mut queue, &list).unwrap()).collect();
+    let last = mappings.pop().unwrap();
+    let iova = last.iova();
+    bench.iommu.queue().fail_next(2, TIMEOUT);
+    let failed = mappings.into_iter().map(|mapping| queue.unmap(mapping)).filter(Result::is_err);
+    assert_eq!(failed.count(), 1);
+    let failed = queue.unmap(last).unwrap_err();
+    assert!(matches!(failed.error, AdaptiveUnmapError::Ring(RingError::Unconfirmed { .. })), "{failed}");
+    assert!(reaches(&bench, iova, &buffer));
+    assert_eq!(queue.unmap(failed.mapping.unwrap()).unwrap(), AdaptiveUnmap::Waiting);
+    assert_eq!(queue.commit(), Ok(1));
+    assert!(!reaches(&bench, iova, &buffer));
+    drop((queue, buffer));
+    bench.finish();
+}
+
+/// A list that was refused half-way in the ring, and may still be reached there: a copy would hide that.
+#[test]
+fn a_map_that_could_not_be_undone_for_sure_is_told_of_and_ends_with_a_commit() {
+    let bench = Bench::new(small());
+    let (_, mut queue) = queue(&bench, Direction::FromDevice, (8, 1_000_000));
+    let (buffer, [first]) = page(&bench);
+    // What no entry can point to.
+    let list = [first, piece(PhysAddr::new(1 << 52), 0, PAGE)];
+    let copied = map(&mut queue, &list).unwrap();
+    assert_eq!(copied.way(), Some(Way::Slot), "what the hardware has confirmed to be gone may be copied");
+    bench.iommu.queue().fail_next(1, TIMEOUT);
+    let error = map(&mut queue, &list).unwrap_err();
+    let unconfirmed = MapListError::Unconfirmed { error: TIMEOUT };
+    assert_eq!(error, AdaptiveMapError::Ring(RingError::Map(unconfirmed)));
+    assert_eq!(queue.commit(), Ok(0));
+    drop((queue, copied, buffer));
 }
 
 #[test]
