@@ -80,8 +80,13 @@ impl StdPlatform {
 
     /// A platform with `slots` slots (0 is possible: then every thread shares).
     pub fn with_slots(slots: usize) -> Self {
+        Self::with_fence(slots, barrier::register())
+    }
+
+    /// `light_fence` where [`barrier::all`] works.
+    fn with_fence(slots: usize, light_fence: bool) -> Self {
         let start = Instant::now();
-        let (id, light_fence) = (NEXT_ID.fetch_add(1, Ordering::Relaxed), barrier::register());
+        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         let inner = Inner {
             id,
             light_fence,
@@ -225,10 +230,7 @@ mod tests {
 
     #[test]
     fn owners_pass_a_fence_themselves_where_the_system_has_none_for_all() {
-        let mut platform = StdPlatform::new();
-        let inner = Arc::get_mut(&mut platform.inner).unwrap();
-        (inner.light_fence, inner.at_hand) = (false, u64::MAX);
-        barrier::COMMANDS.take();
+        let platform = StdPlatform::with_fence(DEFAULT_SLOTS, false);
         assert!(!platform.with_slot(|slot| is_light(slot.unwrap())));
         assert_eq!(platform.with_slot_at_hand(is_light), None);
         platform.fence_all();

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread;
+use std::time::Duration;
 
 use portcullis::platform::{Platform, PlatformEvents};
 use portcullis::std_platform::StdPlatform;
@@ -107,6 +108,32 @@ fn whoever_blocks_delays_nobody_else() {
 }
 
 #[test]
+fn nor_when_workers_have_slept_and_been_woken_before() {
+    let platform = StdPlatform::new();
+    let (_first, first) = telling(&platform);
+    let mut blocking = Vec::new();
+    for _ in 0..4 {
+        // Workers go to sleep in between, as far as one can tell; those that block are as many more.
+        for _ in 0..5 {
+            wake_now(&platform);
+            next(&first);
+            thread::sleep(Duration::from_millis(1));
+        }
+        blocking.push(Blocking::new(&platform));
+        blocking.push(Blocking::new(&platform));
+        let (last, calls) = telling(&platform);
+        wake_now(&platform);
+        next(&calls);
+        drop(last);
+        next(&first);
+    }
+    for Blocking { entered, go_on, .. } in &blocking {
+        next(entered);
+        go_on.send(()).unwrap();
+    }
+}
+
+#[test]
 fn a_deadline_that_comes_during_a_call_is_followed_by_another_call() {
     let platform = StdPlatform::new();
     let blocking = Blocking::new(&platform);
@@ -120,7 +147,7 @@ fn a_deadline_that_comes_during_a_call_is_followed_by_another_call() {
     blocking.go_on.send(()).unwrap();
     next(&blocking.entered);
     blocking.go_on.send(()).unwrap();
-    assert!(blocking.entered.recv_timeout(std::time::Duration::from_millis(50)).is_err(), "and only one");
+    assert!(blocking.entered.recv_timeout(Duration::from_millis(50)).is_err(), "and only one");
 }
 
 #[test]
@@ -260,6 +287,8 @@ fn workers_end_with_the_platform() {
     wake_now(&platform);
     next(&calls);
     next(&blocking.entered);
+    // It should sleep by now, and must be woken; if it does not, it ends all the same.
+    thread::sleep(Duration::from_millis(20));
     assert!(exits.try_recv().is_err());
     drop(platform);
     next(&exits);
@@ -272,16 +301,21 @@ fn workers_end_with_the_platform() {
 #[cfg(target_os = "linux")]
 #[test]
 fn the_keeper_of_time_ends_with_the_platform() {
-    const PLATFORMS: usize = 300;
+    const PLATFORMS: usize = 100;
     let keepers = || {
         let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
         let names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
         names.filter(|name| name.starts_with("portcullis-time")).count()
     };
-    for _ in 0..PLATFORMS {
+    let make = |_| {
         let platform = StdPlatform::new();
         platform.wake_at(platform.now_ns() + HOURS);
-    }
+        platform
+    };
+    let platforms: Vec<_> = (0..PLATFORMS).map(make).collect();
+    // They should all wait by now, and must be woken; one that does not ends all the same.
+    thread::sleep(Duration::from_millis(20));
+    drop(platforms);
     let start = std::time::Instant::now();
     // Other tests have theirs.
     while keepers() > PLATFORMS / 2 {
