@@ -203,6 +203,22 @@ fn a_wait_that_fails_once_while_costs_are_measured_loses_no_memory() {
     }
 }
 
+/// Neither the measurement's own unmaps are confirmed, nor the flush at its end.
+#[test]
+fn memory_that_was_measured_with_is_leaked_where_the_hardware_stays_silent() {
+    for (fails, leaked) in [(0, 0), (u64::MAX, 16)] {
+        let bench = Bench::new(small());
+        let before = bench.memory.frames_in_use();
+        bench.iommu.queue().fail_next(fails, TIMEOUT);
+        let (_, all) = adaptive(&bench, (1, 1000));
+        bench.iommu.queue().fail_next(0, TIMEOUT);
+        bench.pool.trim(0).unwrap();
+        bench.domain.reclaim().unwrap();
+        assert_eq!(bench.memory.frames_in_use() - before, leaked);
+        drop(all);
+    }
+}
+
 #[test]
 fn buffers_that_others_use_stay_when_costs_are_measured() {
     let bench = Bench::new(small());

@@ -295,6 +295,34 @@ fn a_commit_that_fails_leaves_everything_waiting() {
     bench.finish();
 }
 
+/// What the pool maps by itself ends strictly, too, whatever the domain's policy.
+#[test]
+fn what_is_for_neither_ring_nor_copy_is_out_of_reach_when_its_unmap_returns() {
+    let bench = Bench::on(Arc::new(Chosen::new(1)), Policy::Lazy { window_ns: 1 << 62 }, small());
+    let device = DmaDevice::new(Arc::clone(&bench.domain), u64::MAX);
+    let config = StrictRingConfig::new(256, PAGE, BATCH);
+    let costs = Costs::new(8, 1_000_000);
+    let clock = costs.clock(&bench);
+    let direction = Direction::Bidirectional;
+    let mut queue = AdaptiveRing::new(&device, bench.device(0, false), direction, config, clock).unwrap();
+    let buffer = bench.memory.buffer(4 * PAGE).unwrap();
+    // In one piece, and with a gap.
+    for list in [
+        &[piece(buffer.phys(), 0, PAGE)][..],
+        &[piece(buffer.phys(), 0, 64), piece(buffer.phys(), 2 * PAGE, 64)],
+    ] {
+        let mut view = [DmaSegment::default(); 2];
+        // SAFETY: the memory is simulated, every access to it atomic.
+        let mapped = unsafe { queue.map(list, Attributes::PERSISTENT_STREAMING, &mut view) };
+        let mapping = mapped.unwrap().0;
+        assert_eq!(mapping.way(), Some(Way::Direct));
+        let iova = mapping.iova();
+        bench.iommu.dma_write(DEVICE, iova, &[1]).unwrap();
+        assert_eq!(queue.unmap(mapping).unwrap(), AdaptiveUnmap::Done);
+        assert!(bench.iommu.dma_write(DEVICE, iova, &[2]).is_err(), "still in the IOTLB");
+    }
+}
+
 /// A batch that is full, and whose commit fails again, takes no other descriptor: that comes back, and is still mapped.
 #[test]
 fn a_descriptor_that_a_full_batch_cannot_take_comes_back() {

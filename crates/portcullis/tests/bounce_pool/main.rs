@@ -17,6 +17,7 @@ mod integrity;
 mod large;
 mod model;
 mod play;
+mod singles;
 mod steps;
 mod strangers;
 mod support;
