@@ -6,6 +6,7 @@ mod common;
 mod engine {
     pub mod bounded;
     pub mod cleaning;
+    pub mod mapper;
     pub mod near;
     pub mod random;
     pub mod reclaim;

@@ -62,6 +62,10 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
             changing.done();
             return Ok(());
         }
+        if unmapped.bytes != range.len() {
+            // Whoever removed the rest, and it may be all, may not have invalidated it.
+            gather.add(unmapped.stale);
+        }
         self.end_strictly(changing, unmapped, neighbours, &gather)
     }
 

@@ -1,0 +1,128 @@
+//! What a mapper of tables tells the hardware: of all that it may hold, tables included, and in time.
+
+use portcullis::addr::{Direction, Iova, IovaRange, PhysAddr};
+use portcullis::dma::{BatchError, RawBatch, StrictRing, StrictRingConfig};
+use portcullis::domain::{Policy, UnmapError};
+use portcullis::invalidation::Gather;
+use portcullis::mapper::Mapper;
+use portcullis::platform::{FRAME_SIZE, Frames};
+
+use crate::common::{Bench, DEVICE, PAGE, PLATFORM};
+use crate::engine::support::range;
+
+const BOTH: Direction = Direction::Bidirectional;
+
+/// The page at the same place in each table, wherever the walk comes to.
+const ANYWHERE: u64 = 0x1_2345_6000;
+
+fn page(first: Iova, number: u64) -> Iova {
+    Iova::new(first.get() + number * PAGE)
+}
+
+fn map(bench: &Bench, pages: u64) -> IovaRange {
+    let memory = bench.memory.alloc(pages as usize).unwrap();
+    // SAFETY: the memory is simulated, and stays.
+    let first = unsafe { bench.device.map_single(memory, pages * PAGE, BOTH) }.unwrap();
+    range(first.get(), pages * PAGE)
+}
+
+/// What was a table is somebody's memory after a reclaim: a device that finds entries there was not told to forget the
+/// way to it. An invalidation of leaves alone leaves the way.
+#[test]
+fn hardware_forgets_the_way_to_a_table_before_it_is_freed() {
+    let bench = Bench::new(Policy::Strict);
+    let at_first = bench.memory.frames_in_use();
+    let mapped = map(&bench, 1);
+    assert!(bench.writes(mapped.start()));
+    let tables = bench.memory.frames_in_use() - at_first - 1;
+    bench.device.unmap_single(mapped.start(), PAGE).unwrap();
+    assert!(!bench.writes(mapped.start()), "the translation is gone, the way to its table is cached");
+    let walks = bench.iommu.stats().walks_into_freed_frames;
+    assert_eq!(bench.domain.reclaim(), Ok((tables * FRAME_SIZE) as usize));
+    // All that was freed is taken by somebody who writes what would be entries.
+    let entries: Vec<u8> = (0..512_u64).flat_map(|_| (ANYWHERE | 3).to_le_bytes()).collect();
+    let freed: Vec<_> = (0..64).map(|_| bench.memory.alloc(1).unwrap()).collect();
+    freed.iter().for_each(|frame| bench.memory.write(*frame, &entries).unwrap());
+    assert_eq!(bench.iommu.probe(DEVICE, mapped.start(), BOTH.permissions()), None);
+    assert!(!bench.writes(mapped.start()));
+    assert_eq!(bench.iommu.stats().walks_into_freed_frames, walks);
+}
+
+/// Somebody clears a part of a range without an invalidation; whoever ends the range has the device forget all of it.
+fn cleared_by_another(bench: &Bench, part: IovaRange) {
+    let unmapped = bench.domain.mapper().unmap(&*PLATFORM, part, &mut Gather::new());
+    assert_eq!(unmapped.bytes, part.len());
+}
+
+#[test]
+fn what_another_has_cleared_of_a_range_is_forgotten_with_it() {
+    // None of it but a part, and all of it but a part.
+    for gone in [1, 3, 4] {
+        for way in 0..4 {
+            let bench = Bench::new(Policy::Strict);
+            let mut ring = StrictRing::new(&bench.device, StrictRingConfig::new(64, PAGE, 2)).unwrap();
+            let whole = match way {
+                0 | 1 => map(&bench, 4),
+                _ => {
+                    let whole = ring.reserve(4 * PAGE).unwrap();
+                    let memory = bench.memory.alloc(4).unwrap();
+                    let list = [portcullis::domain::PhysSegment { phys: memory, len: 4 * PAGE }];
+                    // SAFETY: the memory is simulated, and stays.
+                    unsafe { ring.link(whole, &list, BOTH) }.unwrap();
+                    whole
+                }
+            };
+            let first = whole.start();
+            assert!((0..4).all(|number| bench.writes(page(first, number))), "and it is cached");
+            cleared_by_another(&bench, range(first.get() + (4 - gone) * PAGE, gone * PAGE));
+            let left = (4 - gone) * PAGE;
+            match way {
+                0 => {
+                    let expected = UnmapError::NotMapped { range: whole, unmapped: left };
+                    assert_eq!(bench.device.unmap_single(first, 4 * PAGE), Err(expected));
+                }
+                1 => {
+                    let mut batch = RawBatch::new(&bench.device, 4);
+                    let result = bench.device.unmap_single_in(&mut batch, first, 4 * PAGE);
+                    assert!(matches!(result, Err(BatchError::Unmap(UnmapError::NotMapped { .. }))));
+                    batch.commit().unwrap();
+                }
+                _ => {
+                    assert!(ring.unlink(whole).is_err());
+                    ring.commit().unwrap();
+                }
+            }
+            for number in 0..4 {
+                assert!(
+                    !bench.writes(page(first, number)),
+                    "page {number} of which {gone} were cleared, way {way}"
+                );
+            }
+        }
+    }
+}
+
+/// A part of a large page: what the device has cached of the page as a whole is gone after it.
+#[test]
+fn a_part_of_a_large_page_is_forgotten_and_the_rest_is_not_lost() {
+    const LARGE: u64 = 2 << 20;
+    let bench = Bench::new(Policy::Strict);
+    let memory = bench.memory.alloc(512).unwrap();
+    assert!(memory.get().is_multiple_of(LARGE));
+    let at = range(64 * LARGE, LARGE);
+    let mapper = bench.domain.mapper();
+    let platform = &*PLATFORM;
+    let mut gather = Gather::new();
+    // SAFETY: the memory is simulated, and stays.
+    unsafe { mapper.map(platform, at, [(memory, LARGE)], BOTH.permissions(), &mut gather) }.unwrap();
+    for number in [7, 9, 300] {
+        assert!(bench.writes(page(at.start(), number)), "cached as a large page");
+        let part = range(at.start().get() + number * PAGE, PAGE);
+        assert_eq!(mapper.unmap(platform, part, &mut gather).bytes, PAGE);
+        mapper.sync(&gather).unwrap();
+        gather.clear();
+        assert!(!bench.writes(page(at.start(), number)));
+        let next = bench.iommu.probe(DEVICE, page(at.start(), number + 1), BOTH.permissions());
+        assert_eq!(next, Some(PhysAddr::new(memory.get() + (number + 1) * PAGE)));
+    }
+}
