@@ -12,6 +12,7 @@ mod pgtable_walker {
     pub mod machine;
     pub mod plain;
     pub mod random;
+    pub mod rings;
     pub mod shown;
 }
 
@@ -22,6 +23,7 @@ use pgtable_walker::cases::*;
 use pgtable_walker::edges::walk_edges;
 use pgtable_walker::machine::{Backing, Machine};
 use pgtable_walker::random::walk_randomly;
+use pgtable_walker::rings::Queues;
 use pgtable_walker::shown::Shown;
 use portcullis::pgtable::{AmdV1, Arm, ArmStage, Format, Riscv, RiscvMode, VtdSecondStage, X86FirstStage};
 use portcullis_model::Memory;
@@ -62,7 +64,7 @@ impl Visit for Everywhere {
     fn visit<X: Format>(&mut self, case: Case<X>) {
         self.geometries += 1;
         self.run::<Arc<Memory>, X>(case);
-        if self.geometries % 2 == 0 {
+        if self.geometries.is_multiple_of(2) {
             self.run::<Arc<Shown>, X>(case);
         }
     }
@@ -87,6 +89,38 @@ every! {
     every_geometry_of_arm_16k: every_arm::<14>, 600;
     every_geometry_of_arm_64k: every_arm::<16>, 900;
     every_geometry_of_riscv: every_riscv, 700;
+}
+
+/// Rings and batches, with each geometry for hardware of 44, 48 and 52 bits of physical addresses.
+#[derive(Default)]
+struct Rings {
+    geometries: u64,
+    rings: u64,
+}
+
+impl Visit for Rings {
+    fn visit<X: Format>(&mut self, case: Case<X>) {
+        if [44, 48, 52].iter().all(|bits| case.format.last_phys().get() != (1 << bits) - 1) {
+            return;
+        }
+        self.geometries += 1;
+        let mut queues = Queues::new(case);
+        self.rings += u64::from(queues.walk(FEW, &mut Dice::new(self.geometries)));
+    }
+}
+
+#[test]
+fn rings_and_batches_in_every_geometry() {
+    let mut rings = Rings::default();
+    every_vtd(&mut rings);
+    every_x86(&mut rings);
+    every_amd(&mut rings);
+    every_arm::<12>(&mut rings);
+    every_arm::<14>(&mut rings);
+    every_arm::<16>(&mut rings);
+    every_riscv(&mut rings);
+    println!("{} geometries, {} of them with rings", rings.geometries, rings.rings);
+    assert!(rings.rings > 300);
 }
 
 /// Many operations on a usual geometry.

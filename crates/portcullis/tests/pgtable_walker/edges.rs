@@ -9,13 +9,13 @@ const POWERS: [u32; 5] = [31, 32, 47, 48, 51];
 
 /// All combinations of what can be asked for, one after the other.
 pub fn attributes(number: u64) -> Attributes {
-    let number = number as usize;
+    let digit = |divisor| (number / divisor % 3) as usize;
     Attributes {
-        permissions: [Permissions::READ, Permissions::WRITE, Permissions::READ_WRITE][number % 3],
-        memory: [Memory::WriteBack, Memory::Uncached, Memory::Device][number / 3 % 3],
-        snoop: number / 9 % 2 != 0,
-        privileged: number / 18 % 2 != 0,
-        execute: number / 36 % 2 != 0,
+        permissions: [Permissions::READ, Permissions::WRITE, Permissions::READ_WRITE][digit(1)],
+        memory: [Memory::WriteBack, Memory::Uncached, Memory::Device][digit(3)],
+        snoop: number & 1 != 0,
+        privileged: number & 2 != 0,
+        execute: number & 4 != 0,
     }
 }
 
@@ -169,7 +169,7 @@ fn refusals<F: Backing, X: Format>(machine: &mut Machine<F, X>) {
         refused((top + 1).saturating_mul(2) & !(granule - 1), 0, granule);
         (20..63).filter(|bits| 1 << bits > top).for_each(|bits| refused(1 << bits, 0, granule));
         refused(!(granule - 1), 0, granule);
-        refused(ends, last - (granule - 1) & !(granule - 1), 2 * granule);
+        refused(ends, (last - (granule - 1)) & !(granule - 1), 2 * granule);
         refused(ends, (last + 1).next_multiple_of(granule), granule);
         refused(ends, !(granule - 1), granule);
         refused(ends, 0, granule / 2);

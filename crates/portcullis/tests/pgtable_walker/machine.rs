@@ -1,5 +1,7 @@
 //! A page table, a walker over its memory, and a plain list of what must be found there.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 
 use portcullis::addr::{Iova, IovaRange, PhysAddr};
@@ -8,16 +10,24 @@ use portcullis::platform::{FRAME_SIZE, Frames, Platform};
 use portcullis::std_platform::StdPlatform;
 use portcullis_model::open::{OpenTable, Simulated};
 use portcullis_model::walker::{Rights, TablePointer, walk};
-use portcullis_model::{FaultReason, Memory};
+use portcullis_model::{FaultReason, Memory, TableFormat};
 
 use super::cases::Case;
 use super::plain::{Piece, Plain};
 
 /// For the threads of all tests.
-pub static PLATFORM: LazyLock<StdPlatform> = LazyLock::new(|| StdPlatform::with_slots(32));
+pub static PLATFORM: LazyLock<Arc<StdPlatform>> = LazyLock::new(|| Arc::new(StdPlatform::with_slots(32)));
 
 /// As much as any test needs, where addresses are wide enough.
 const CAPACITY: u64 = 64 << 20;
+
+pub fn range(start: u64, len: u64) -> IovaRange {
+    IovaRange::new(Iova::new(start), len).unwrap()
+}
+
+fn covers(range: IovaRange, first: u64, last: u64) -> bool {
+    range.start().get() <= first && last <= range.last().get()
+}
 
 /// Frames for tables, by the walker's way to see them.
 pub trait Backing: Frames + Simulated + Sized {
@@ -49,6 +59,10 @@ pub struct Machine<F: Backing, X: Format> {
     /// Addresses are so narrow that memory for tables may run out.
     pub is_scarce: bool,
     empty: usize,
+    /// Large pages that the walker has found, and may have cached: their first addresses and their last ones.
+    held: RefCell<BTreeMap<u64, u64>>,
+    /// What the last unmaps said is to be invalidated, and was not yet.
+    stale: Vec<IovaRange>,
 }
 
 impl<F: Backing, X: Format> Machine<F, X> {
@@ -80,7 +94,8 @@ impl<F: Backing, X: Format> Machine<F, X> {
         assert!(!walker.in_width(beyond) || format.input_bits() == 63, "{format:?}");
         let (plain, cursor, empty) = (Plain::default(), Cursor::new(), table.table_bytes());
         assert!(empty >= root_bytes as usize);
-        Some(Self { case, table, plain, cursor, memory, seen, is_scarce: capacity < CAPACITY, empty })
+        let (is_scarce, held, stale) = (capacity < CAPACITY, RefCell::default(), Vec::new());
+        Some(Self { case, table, plain, cursor, memory, seen, is_scarce, empty, held, stale })
     }
 
     pub fn granule(&self) -> u64 {
@@ -106,6 +121,8 @@ impl<F: Backing, X: Format> Machine<F, X> {
     /// did; if not, there was a reason.
     pub fn map(&mut self, way: Way, start: u64, list: &[(u64, u64)], attributes: Attributes) -> bool {
         let len = list.iter().map(|piece| piece.1).sum();
+        // Addresses are not used again before.
+        self.invalidate();
         let Ok(range) = IovaRange::new(Iova::new(start), len) else {
             return false;
         };
@@ -159,19 +176,25 @@ impl<F: Backing, X: Format> Machine<F, X> {
         let Ok(range) = IovaRange::new(Iova::new(start), len) else {
             return;
         };
-        let unmapped = self.table.unmap(&*PLATFORM, range, &mut |_| true);
+        let forget = &mut |broken| {
+            self.held.borrow_mut().retain(|first, last| !covers(broken, *first, *last));
+            true
+        };
+        let unmapped = self.table.unmap(&*PLATFORM, range, forget);
         // What is beyond the aperture is not there.
         let inside = len.min((self.top() + 1).saturating_sub(start));
         let removed = self.plain.remove(start, inside);
         let expected: u64 = removed.iter().map(|(_, piece)| piece.len).sum();
+        assert_eq!(unmapped.bytes + unmapped.kept, expected, "{name:?}: {range}");
+        assert!(unmapped.kept == 0 || self.is_scarce, "{name:?}: {range}: {unmapped:?}");
         let mut stayed = 0;
-        if self.is_scarce && unmapped.bytes < expected {
+        if unmapped.kept > 0 {
             // A large page stays, as a whole or in parts, where there is no memory for smaller ones.
             let mut leaves = Vec::new();
             self.table.visit(&*PLATFORM, |leaf| leaves.push(leaf.range));
             let large = leaves.into_iter().filter(|leaf| leaf.len() > self.granule());
             let large: Vec<_> = large.map(|leaf| (leaf.start().get(), leaf.last().get())).collect();
-            for (at, piece) in removed {
+            for &(at, piece) in &removed {
                 for (first, last) in &large {
                     let (from, to) = (at.max(*first), (at + piece.len).min(last + 1));
                     if from < to {
@@ -182,12 +205,30 @@ impl<F: Backing, X: Format> Machine<F, X> {
                 }
             }
         }
-        assert_eq!(unmapped.bytes + stayed, expected, "{name:?}: {range}");
+        assert_eq!(stayed, unmapped.kept, "{name:?}: {range}");
+        // Hardware that holds a large page lets go of it where a request covers the whole of it.
+        for (&first, &last) in &*self.held.borrow() {
+            let overlaps = removed.iter().any(|(at, piece)| *at <= last && first < at + piece.len);
+            let is_covered = covers(unmapped.stale, first, last);
+            assert!(is_covered || !overlaps, "{name:?}: {range}: {first:#x} to {last:#x}, {unmapped:?}");
+        }
+        self.stale.push(unmapped.stale);
+        // As often as not another unmap comes before the invalidation.
+        if !(start / self.granule()).is_multiple_of(2) {
+            self.invalidate();
+        }
         self.look(start, len);
     }
 
+    /// The hardware forgets what it was told to.
+    fn invalidate(&mut self) {
+        let stale = std::mem::take(&mut self.stale);
+        self.held.borrow_mut().retain(|first, last| !stale.iter().any(|range| covers(*range, *first, *last)));
+    }
+
     /// Frees what is empty.
-    pub fn reclaim(&self) {
+    pub fn reclaim(&mut self) {
+        self.invalidate();
         self.table.reclaim(&*PLATFORM, || Ok::<_, ()>(())).unwrap();
     }
 
@@ -232,7 +273,16 @@ impl<F: Backing, X: Format> Machine<F, X> {
             assert_eq!(found.freed_reads, 0, "{:?}: {at:#x}", self.case.format);
         }
         match found.result {
-            Ok(leaf) => Some((leaf.page.get() | at & leaf.size.offset_mask(), leaf.rights, leaf.attributes)),
+            Ok(leaf) => {
+                let offset = leaf.size.offset_mask();
+                // A run in AMD's tables is split in place, and marked nowhere.
+                let is_run = matches!(walker, TableFormat::AmdV1 { .. })
+                    && !(leaf.size.shift() - 12).is_multiple_of(9);
+                if leaf.size.bytes() > self.granule() && !is_run {
+                    self.held.borrow_mut().insert(at & !offset, at | offset);
+                }
+                Some((leaf.page.get() | at & offset, leaf.rights, leaf.attributes))
+            }
             // Not an entry that hardware would stumble over.
             Err(FaultReason::NotPresent { .. }) => None,
             Err(fault) => panic!("{:?}: a device's walk for {at:#x}: {fault:?}", self.case.format),

@@ -41,7 +41,7 @@ pub fn walk_randomly<F: Backing, X: Format>(
             let most = if dice.one_in(4) { 600 } else { 6 };
             (place / page * page + dice.below(2048) * granule, granule * (1 + dice.below(most)), granule)
         };
-        let memory = (machine.last_phys() + 1) / 2;
+        let memory = machine.last_phys().div_ceil(2);
         if start > top - (len - 1).min(top) || memory < align {
             continue;
         }
