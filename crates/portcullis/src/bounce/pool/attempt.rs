@@ -6,22 +6,66 @@ use core::ops::Bound;
 
 use super::BouncePool;
 use super::single::{Entry, Look, Parts, Phase};
+use crate::addr::IovaRange;
 use crate::invalidation::Gather;
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
 
+/// What a trim has in hand until this is dropped: what is left of it then waits for another.
+pub(super) struct Attempt<'a, M: Mapper, P: Platform, C: CopyMemory> {
+    pool: &'a BouncePool<M, P, C>,
+    number: u64,
+}
+
+impl<M: Mapper, P: Platform, C: CopyMemory> Attempt<'_, M, P, C> {
+    /// Gives back all of it, which is confirmed. How many bytes of memory.
+    pub(super) fn confirmed(self) -> u64 {
+        self.pool.end_attempt(self.number, true)
+    }
+}
+
+impl<M: Mapper, P: Platform, C: CopyMemory> Drop for Attempt<'_, M, P, C> {
+    fn drop(&mut self) {
+        self.pool.end_attempt(self.number, false);
+    }
+}
+
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
-    /// Adds to `gather` what waits for a confirmation, and takes it in hand. The number of the attempt.
-    pub(super) fn begin_attempt(&self, gather: &mut Gather) -> u64 {
-        let attempt = self.singles.next_attempt();
+    /// Adds to `gather` what waits for a confirmation, and takes it in hand.
+    pub(super) fn begin_attempt(&self, gather: &mut Gather) -> Attempt<'_, M, P, C> {
+        let attempt = Attempt { pool: self, number: self.singles.next_attempt() };
+        self.unlink_torn(gather);
         self.singles.visit(self.domain.platform(), &mut Bound::Unbounded, |entry| {
             if entry.phase == Phase::Unconfirmed {
-                entry.phase = Phase::Trying(attempt);
+                entry.phase = Phase::Trying(attempt.number);
                 gather.add(entry.single.range);
             }
             Look::On
         });
         attempt
+    }
+
+    /// Removes the translations of what a mapper has panicked at.
+    fn unlink_torn(&self, gather: &mut Gather) {
+        loop {
+            let mut torn = None;
+            self.singles.visit(self.domain.platform(), &mut Bound::Unbounded, |entry| {
+                torn = (entry.phase == Phase::Torn).then_some(entry.single.range);
+                if torn.is_some() { Look::Enough } else { Look::On }
+            });
+            let Some(range) = torn else { return };
+            // What is not there was removed before the panic.
+            let _ = self.unlink(range, gather);
+            self.set_phase(range, Phase::Unconfirmed);
+        }
+    }
+
+    /// Puts the mapping of `range` into another phase.
+    pub(super) fn set_phase(&self, range: IovaRange, phase: Phase) {
+        let set = |map: &mut BTreeMap<_, Entry>| {
+            map.get_mut(&range.start()).into_iter().for_each(|entry| entry.phase = phase);
+        };
+        self.domain.platform().with_slot(|_| self.singles.with(set));
     }
 
     /// Whether anything waits for a confirmation.
@@ -35,7 +79,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     }
 
     /// Gives back what an attempt had in hand, if it was confirmed. How many bytes of memory.
-    pub(super) fn end_attempt(&self, attempt: u64, confirmed: bool) -> u64 {
+    fn end_attempt(&self, attempt: u64, confirmed: bool) -> u64 {
         let mut bytes = 0;
         let mut from = Bound::Unbounded;
         loop {
@@ -95,6 +139,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
 
     /// For a pool's end that was not confirmed: gives the addresses up.
     pub(super) fn lose_singles(&self) {
-        self.singles.drain().values().for_each(|entry| self.domain.lose(entry.single.range.len()));
+        let give_up = |entry: &Entry| drop(self.domain.changing(entry.single.range));
+        self.singles.drain().values().for_each(give_up);
     }
 }

@@ -8,8 +8,8 @@ use super::layout::CLASS_ROOM;
 use super::slot::{Slot, index_of, link_to};
 use crate::percpu::LocalU64;
 
-/// Slots threaded one after another: the link to the first, and how many there are, not 0.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Slots threaded one after another: the link to the first, and how many there are; in a list never 0.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Chain {
     pub first: u64,
     pub slots: u64,
@@ -100,17 +100,15 @@ impl Cpu {
         pair.slots.set(chain.slots);
     }
 
-    /// Gives up everything: each chain goes to `out` with its class and kind.
+    /// Gives up everything: each chain goes to `out` with its class and kind. Where that panics, the others stay.
     pub(super) fn drain(&self, mut out: impl FnMut(usize, usize, Chain)) {
         for (class, pairs) in self.stacks.iter().enumerate() {
             for (kind, pair) in pairs.iter().enumerate() {
-                let stacks = [
-                    chain(pair.older.get(), pair.older_slots.get()),
-                    chain(pair.first.get(), pair.slots.get()),
-                ];
-                pair.slots.set(0);
-                pair.older_slots.set(0);
-                stacks.into_iter().flatten().for_each(|chain| out(class, kind, chain));
+                for (first, slots) in [(&pair.older, &pair.older_slots), (&pair.first, &pair.slots)] {
+                    let chain = chain(first.get(), slots.get());
+                    slots.set(0);
+                    chain.into_iter().for_each(|chain| out(class, kind, chain));
+                }
             }
         }
     }

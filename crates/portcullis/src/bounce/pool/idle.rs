@@ -37,11 +37,13 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             return;
         }
         let platform = self.domain.platform();
+        let not_asked = NotAsked(&self.idle);
         let at = platform.now_ns().saturating_add(self.config.idle_ns.max(SHORTEST_NS)).min(NEVER - 1);
         // Release: the timer that takes an earlier time away sees what there was until now.
         if self.idle.at_ns.fetch_min(at, Ordering::Release) == NEVER {
             platform.wake_at(at);
         }
+        not_asked.done();
     }
 
     /// Gives back what nobody wants. What the hardware does not confirm is tried again the next time.
@@ -64,17 +66,45 @@ impl<M: Mapper, P: Platform, C: CopyMemory> PlatformEvents for BouncePool<M, P, 
         if at == NEVER {
             return;
         }
+        let not_asked = NotAsked(&self.idle);
         if self.domain.platform().now_ns() < at {
             // Forgotten, maybe, for the deadline that has come now.
             self.domain.platform().wake_at(at);
+            not_asked.done();
             return;
         }
         // Acquire, and first: what comes from now on asks again, and what came before is seen.
-        self.idle.at_ns.swap(NEVER, Ordering::Acquire);
+        drop(not_asked);
+        let again = Again(self);
         self.trim_idle();
+        core::mem::forget(again);
     }
 
     fn slot_released(&self, index: usize) {
         self.collect(Some(index));
+    }
+}
+
+/// A time that is set, and that the platform does not know yet. Dropped, the next that wants one sets it anew.
+struct NotAsked<'a>(&'a Idle);
+
+impl NotAsked<'_> {
+    fn done(self) {
+        core::mem::forget(self);
+    }
+}
+
+impl Drop for NotAsked<'_> {
+    fn drop(&mut self) {
+        self.0.at_ns.swap(NEVER, Ordering::Acquire);
+    }
+}
+
+/// Has the timer come again when it is dropped: where a trim panics.
+struct Again<'a, M: Mapper, P: Platform, C: CopyMemory>(&'a BouncePool<M, P, C>);
+
+impl<M: Mapper, P: Platform, C: CopyMemory> Drop for Again<'_, M, P, C> {
+    fn drop(&mut self) {
+        self.0.look_later();
     }
 }

@@ -47,6 +47,7 @@ mod cpu;
 mod depot;
 mod device;
 mod error;
+mod hands;
 mod idle;
 mod layout;
 mod mapping;

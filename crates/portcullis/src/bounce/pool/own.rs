@@ -10,11 +10,25 @@ use super::mapping::{PoolMapping, Way};
 use super::single::{Entry, Found, Parts, Phase, Single, find, remember};
 use super::slot::{Terms, Toward};
 use crate::addr::{Iova, IovaRange, PhysAddr};
-use crate::domain::{Ending, MapListError, PhysSegment, Policy};
+use crate::domain::{Ending as HowItEnds, MapListError, PhysSegment, Policy};
 use crate::invalidation::Gather;
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
 use crate::sync::{Ordering, fence};
+
+/// A mapping that is being unmapped. Dropped where a call below panics: then a trim goes on with it.
+struct Ending<'a, M: Mapper, P: Platform, C: CopyMemory> {
+    pool: &'a BouncePool<M, P, C>,
+    single: &'a Single,
+}
+
+impl<M: Mapper, P: Platform, C: CopyMemory> Drop for Ending<'_, M, P, C> {
+    #[cold]
+    fn drop(&mut self) {
+        self.pool.set_phase(self.single.range, Phase::Torn);
+        self.pool.look_later();
+    }
+}
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// Maps `len` bytes, those of `list`, through a buffer of their own.
@@ -70,6 +84,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
                 return Err(error.into());
             }
         };
+        // Where the mapper panics the buffers are leaked, as devices may reach them.
+        let changing = self.domain.changing(range);
         // The range begins at a granule, and the offset is below one.
         let iova = Iova::new(range.start().get() | terms.offset);
         // What was copied into the buffers comes before whatever the driver tells the device by.
@@ -81,12 +97,15 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             unsafe { self.domain.link(range, linked, terms.direction.permissions(), &mut unconfirmed) };
         let Err(failed) = linked else {
             self.keep(single, Phase::Live, false);
+            changing.done();
             return Ok(iova);
         };
         if failed.unconfirmed {
             // A device may have met the buffers for a moment, and still know them: a later trim gives them back.
             self.keep(single, Phase::Unconfirmed, failed.occupied);
+            changing.done();
         } else {
+            changing.done();
             self.release(&single, failed.occupied);
         }
         Err(failed.error.into())
@@ -104,12 +123,11 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
 
     /// Gives back what a mapping had, which nobody reaches any more; its addresses are given up if they are `lost`.
     pub(super) fn release(&self, single: &Single, lost: bool) {
+        let changing = self.domain.changing(single.range);
         // SAFETY: the buffers came from `alloc`, and the caller knows that nobody reaches them.
         unsafe { self.free_parts(&single.parts) };
-        if lost {
-            self.domain.lose(single.range.len());
-        } else {
-            self.domain.take_back(single.range, 0);
+        if !lost {
+            self.domain.take_back(changing.done(), 0);
         }
     }
 
@@ -125,7 +143,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             Found::Single(single) => self.end_single(policy, &single),
             Found::Unknown => {
                 let neighbours = range.len().saturating_sub(len);
-                Ok(self.domain.end(range, Ending { neighbours, exception: || policy })?)
+                Ok(self.domain.end(range, HowItEnds { neighbours, exception: || policy })?)
             }
         }
     }
@@ -136,8 +154,9 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         if let Parts::Direct { neighbours } = single.parts {
             // Forgotten first: once the domain has the addresses back, they may be anybody's.
             self.domain.platform().with_slot(|_| self.singles.with(|map| map.remove(&start)));
-            return Ok(self.domain.end(single.range, Ending { neighbours, exception: || policy })?);
+            return Ok(self.domain.end(single.range, HowItEnds { neighbours, exception: || policy })?);
         }
+        let ending = Ending { pool: self, single };
         let mut gather = Gather::new();
         let lost = !self.unlink(single.range, &mut gather);
         let confirmed = self.confirm(&gather);
@@ -152,6 +171,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         }
         let phase = if confirmed.is_ok() { None } else { Some(Phase::Unconfirmed) };
         self.domain.platform().with_slot(|_| {
+            core::mem::forget(ending);
             self.singles.with(|map| match (map.get_mut(&start), phase) {
                 (Some(entry), Some(phase)) => (entry.phase, entry.lost) = (phase, lost),
                 _ => _ = map.remove(&start),

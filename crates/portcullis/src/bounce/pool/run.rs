@@ -15,9 +15,9 @@ use super::BouncePool;
 use super::cpu::Chain;
 use super::depot::Depot;
 use super::error::BounceMapError;
+use super::hands::{Doomed, Held};
 use super::layout::Layout;
-use super::slot::{NO_BUFFER, Phase, index_of, link_to};
-use super::trim::Doomed;
+use super::slot::{NO_BUFFER, Phase, link_to};
 use crate::addr::{Direction, Iova, IovaRange, PageSize, PageSizes, PhysAddr};
 use crate::domain::PhysSegment;
 use crate::invalidation::Gather;
@@ -59,12 +59,12 @@ impl Run {
         (memory != NO_BUFFER).then_some(PhysAddr::new(memory))
     }
 
-    /// Hands out the parked slots, threaded.
-    fn take_parked(&self) -> u64 {
-        let first = self.parked.get();
+    /// Hands out the parked slots.
+    fn take_parked(&self) -> Chain {
+        let chain = Chain { first: self.parked.get(), slots: self.parked_slots.get() };
         self.parked.set(0);
         self.parked_slots.set(0);
-        first
+        chain
     }
 }
 
@@ -149,16 +149,27 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             return Ok(None);
         }
         let take = |depot: &mut Depot| if is_large(depot) { depot.take_run(&self.slots) } else { None };
-        let Some(first) = self.with_depot(class, take) else { return Ok(None) };
+        let mut raising = Raising { pool: self, class, first: None, run: None, is_counted: false };
+        self.with_depot(class, |depot| raising.first = take(depot));
+        let Some(first) = raising.first else { return Ok(None) };
         let offset = self.layout.start_of(class, first).wrapping_sub(self.region.start().get());
         let number = (offset >> self.runs.shift) as usize;
-        // There is one for each page of the region.
-        let Some(run) = self.runs.all.get(number) else { return Ok(None) };
-        // Nothing is given back to make room: that is for a slot alone.
-        let Some(memory) = self.try_alloc(run_bytes) else {
-            self.with_depot(class, |depot| depot.put_run(&self.slots, first));
+        // There is one for each page of the region. Nothing is given back to make room: that is for a slot alone.
+        let (Some(run), Some(memory)) = (self.runs.all.get(number), self.try_alloc(run_bytes)) else {
             return Ok(None);
         };
+        raising.run = Some(run);
+        let all = &self.slots[first..first + count];
+        let set = |phase| all.iter().for_each(|slot| slot.set_phase(phase));
+        // From here on a panic leaves it to a trim.
+        run.memory.set(memory.get());
+        run.kind.set(direction.index() as u64);
+        for (slot, at) in all.iter().zip((memory.get()..).step_by(bytes as usize)) {
+            slot.set_buffer(Some(PhysAddr::new(at)));
+            slot.set_group(group);
+            slot.set_dirty(0);
+        }
+        set(Phase::Torn);
         let mut unconfirmed = Gather::new();
         let (range, piece) = (self.range_of_run(number), PhysSegment { phys: memory, len: run_bytes });
         // SAFETY: as for one slot's buffer: the memory came from `alloc`, is used by the pool's copies only, and is freed after an
@@ -171,87 +182,97 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
                 (if failed.occupied { Phase::Lost } else { Phase::Retired }, true)
             }
             Err(failed) => {
+                run.memory.set(NO_BUFFER);
+                all.iter().for_each(|slot| slot.set_buffer(None));
+                set(Phase::Empty);
                 // SAFETY: the memory came from `alloc`, and no device reaches it.
                 unsafe { self.free(memory, run_bytes) };
-                self.with_depot(class, |depot| match failed.occupied {
-                    // Somebody else's mapping: which slots must not be used is found out one by one.
-                    true => depot.put_empties(&self.slots, first),
-                    false => depot.put_run(&self.slots, first),
+                self.with_depot(class, |depot| {
+                    raising.first = None;
+                    match failed.occupied {
+                        // Somebody else's mapping: which slots must not be used is found out one by one.
+                        true => depot.put_empties(&self.slots, first),
+                        false => depot.put_run(&self.slots, first),
+                    }
                 });
                 return Ok(None);
             }
         };
-        run.memory.set(memory.get());
-        run.kind.set(direction.index() as u64);
-        for (slot, at) in
-            self.slots[first..first + count].iter().zip((memory.get()..).step_by(bytes as usize))
-        {
-            slot.set_buffer(Some(PhysAddr::new(at)));
-            slot.set_group(group);
-            slot.set_dirty(0);
-            slot.set_phase(phase);
-        }
         self.with_depot(class, |depot| {
+            raising.is_counted = true;
             depot.gained(count as u64);
             depot.lost += if phase == Phase::Lost { count as u64 } else { 0 };
             depot.bounced += u64::from(!retired);
             if retired {
+                raising.first = None;
+                set(phase);
                 (first..first + count).for_each(|index| depot.put_retired(&self.slots, index));
             }
         });
         self.look_later();
         linked.map_err(|failed| failed.error)?;
-        // The lowest addresses are the newest.
-        self.store_each(class, direction.index(), (first + 1..first + count).rev());
+        set(phase);
+        raising.first = None;
+        let kind = direction.index();
+        let (mut others, in_hand) = (self.held(class, kind), self.in_hand(class, kind, first));
+        (first + 1..first + count).for_each(|index| others.push(index));
+        self.store_all(others);
+        in_hand.done();
         Ok(Some(first))
     }
 
-    /// Takes in free slots, as chains.
-    fn store_each(&self, class: usize, kind: usize, indices: impl Iterator<Item = usize>) {
-        let most = self.layout.chain_slots(class);
-        let mut chain = Chain { first: 0, slots: 0 };
-        for index in indices {
-            self.slots[index].set_next(chain.first);
-            chain = Chain { first: link_to(index), slots: chain.slots + 1 };
-            if chain.slots == most {
-                self.store(class, kind, chain);
-                chain = Chain { first: 0, slots: 0 };
+    /// Takes in free slots, as chains. Those that were pushed first are the newest of theirs.
+    fn store_all(&self, mut held: Held<'_, M, P, C>) {
+        let (class, kind) = (held.class, held.kind);
+        while held.chain.slots > 0 {
+            let mut part = self.held(class, kind);
+            while part.chain.slots < self.layout.chain_slots(class)
+                && let Some(index) = held.pop()
+            {
+                part.push(index);
             }
-        }
-        if chain.slots > 0 {
-            self.store(class, kind, chain);
+            part.store();
         }
     }
 
-    /// Parks a slot of `run`. When that was the last one and they are no more than `most`, all are unmapped and added to
-    /// `doomed`. How many.
+    /// Parks slot `index` of `run`, the first of those held. When that was the last one of the run and they are no more than
+    /// `most`, all are unmapped and added to `doomed`. How many.
     pub(super) fn park(
         &self,
-        doomed: &mut Doomed,
+        doomed: &mut Doomed<'_, M, P, C>,
         (class, index): (usize, usize),
+        held: &mut Held<'_, M, P, C>,
         (run, range): (&Run, IovaRange),
         most: u64,
     ) -> u64 {
         let count = self.runs.slots(self.layout.slot_bytes(class)) as u64;
-        let all = self.with_depot(class, |_| {
+        let mut all = self.held(class, held.kind);
+        self.with_depot(class, |_| {
+            held.pop();
             self.slots[index].set_next(run.parked.get());
             run.parked.set(link_to(index));
             run.parked_slots.set(run.parked_slots.get() + 1);
-            (run.parked_slots.get() == count && count <= most).then(|| run.take_parked())
+            if run.parked_slots.get() == count && count <= most {
+                all.chain = run.take_parked();
+            }
         });
-        let Some(first) = all else { return 0 };
+        if all.chain.slots == 0 {
+            return 0;
+        }
+        while let Some(index) = all.pop() {
+            // Before anything can go wrong.
+            self.slots[index].set_phase(Phase::Torn);
+            doomed.thread(index);
+        }
         let whole = self.unlink(range, &mut doomed.gather);
-        self.each(first).for_each(|index| self.retire(doomed, class, index, whole));
+        let first = self.first_of_run(class, index);
+        self.retire(class, first..first + count as usize, whole);
         count
     }
 
-    /// The slots from the one that `link` leads to on. Each may be threaded anew when it is handed out.
-    fn each(&self, mut link: u64) -> impl Iterator<Item = usize> {
-        core::iter::from_fn(move || {
-            let index = index_of(link)?;
-            link = self.slots[index].next();
-            Some(index)
-        })
+    /// The first slot of the run that slot `index` of `class` lies in.
+    fn first_of_run(&self, class: usize, index: usize) -> usize {
+        index - (index - self.layout.first(class)) % self.runs.slots(self.layout.slot_bytes(class))
     }
 
     /// Gives parked slots of `class` back to its depot. (Maybe another trim's, too, which gives back less for it.)
@@ -262,30 +283,41 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let runs = 1_usize << (self.layout.class_shift() - self.runs.shift);
         let of_class = self.runs.all.iter().skip(class * runs).take(runs);
         for run in of_class.filter(|run| run.parked.get() != 0) {
-            let (first, kind) = self.with_depot(class, |_| (run.take_parked(), run.kind.get()));
-            self.store_each(class, kind as usize, self.each(first));
+            let mut held = self.held(class, 0);
+            self.with_depot(class, |_| {
+                held.kind = run.kind.get() as usize;
+                held.chain = run.take_parked();
+            });
+            self.store_all(held);
         }
     }
 
     /// Notes that nobody reaches slot `index` of `run` any more, and gives the memory back where that was the last one.
-    /// How many bytes.
-    pub(super) fn strip_of_run(&self, class: usize, index: usize, run: &Run) -> u64 {
+    /// How many bytes. The slot is the first of those doomed, which go on.
+    pub(super) fn strip_of_run(
+        &self,
+        doomed: &mut Doomed<'_, M, P, C>,
+        class: usize,
+        index: usize,
+        run: &Run,
+    ) -> u64 {
         let count = self.runs.slots(self.layout.slot_bytes(class)) as u64;
         let slot = &self.slots[index];
+        let next = slot.next();
         drop(slot.list.take());
         slot.set_buffer(None);
         if slot.phase() != Phase::Lost {
             slot.set_phase(Phase::Empty);
         }
         let memory = self.with_depot(class, |depot| {
+            doomed.pass(next);
             run.gone.set(run.gone.get() + 1);
             let memory = run.memory().filter(|_| run.gone.get() == count)?;
             run.memory.set(NO_BUFFER);
             run.gone.set(0);
             depot.gave_up(count);
             if slot.phase() != Phase::Lost {
-                let first = self.layout.first(class);
-                depot.put_run(&self.slots, index - (index - first) % count as usize);
+                depot.put_run(&self.slots, self.first_of_run(class, index));
             }
             Some(memory)
         });
@@ -294,5 +326,33 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         // the hands of trims, of which this was the last.
         unsafe { self.free(memory, self.runs.run_bytes()) };
         self.runs.run_bytes()
+    }
+}
+
+/// A run that gets memory. Dropped, it is back where it came from, or, with memory that devices may reach, waits for a trim.
+struct Raising<'a, M: Mapper, P: Platform, C: CopyMemory> {
+    pool: &'a BouncePool<M, P, C>,
+    class: usize,
+    first: Option<usize>,
+    run: Option<&'a Run>,
+    /// The depot knows of its memory.
+    is_counted: bool,
+}
+
+impl<M: Mapper, P: Platform, C: CopyMemory> Drop for Raising<'_, M, P, C> {
+    fn drop(&mut self) {
+        let Self { pool, class, first: Some(first), run, is_counted } = *self else { return };
+        let count = pool.runs.slots(pool.layout.slot_bytes(class));
+        pool.with_depot(class, |depot| {
+            if run.and_then(Run::memory).is_none() {
+                depot.put_run(&pool.slots, first);
+                return;
+            }
+            depot.gained(if is_counted { 0 } else { count as u64 });
+            for index in first..first + count {
+                pool.slots[index].set_phase(Phase::Torn);
+                depot.put_retired(&pool.slots, index);
+            }
+        });
     }
 }

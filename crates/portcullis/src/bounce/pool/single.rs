@@ -55,6 +55,8 @@ pub(super) enum Phase {
     Unconfirmed,
     /// The same, and the trim with this number is at it.
     Trying(u64),
+    /// Whoever was unmapping it has not come back.
+    Torn,
 }
 
 #[derive(Debug)]

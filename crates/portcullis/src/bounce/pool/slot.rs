@@ -35,6 +35,8 @@ pub(super) enum Phase {
     Retired = 3,
     /// The same, and somebody else's mapping was met in its addresses, which must not be used again.
     Lost = 4,
+    /// With a buffer, and nobody knows whether it is mapped: the mapper has not come back.
+    Torn = 5,
 }
 
 /// Which way data goes between a buffer and the original.
@@ -172,6 +174,7 @@ impl Slot {
             1 => Phase::Free,
             2 => Phase::Live,
             3 => Phase::Retired,
+            5 => Phase::Torn,
             _ => Phase::Lost,
         }
     }
@@ -330,7 +333,7 @@ mod tests {
                 assert_eq!(slot.origin(), PhysSegment { phys: PhysAddr::new(7), len: 9 });
             }
         }
-        for phase in [Phase::Empty, Phase::Free, Phase::Retired, Phase::Lost] {
+        for phase in [Phase::Empty, Phase::Free, Phase::Retired, Phase::Lost, Phase::Torn] {
             slot.set_phase(phase);
             assert_eq!((slot.lent(), slot.phase()), (None, phase));
         }

@@ -28,9 +28,11 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         group: u64,
     ) -> Result<PoolMapping<'a>, BounceMapError> {
         let (slot, kind) = (&self.slots[index], terms.direction.index());
+        let in_hand = self.in_hand(class, kind, index);
         if terms.listed
             && let Err(error) = park(slot, list)
         {
+            in_hand.done();
             self.give_back(class, kind, index);
             return Err(error);
         }
@@ -38,6 +40,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             self.wipe(slot, class, kind);
             slot.set_group(group);
         }
+        in_hand.done();
         let origin = PhysSegment { phys: list.first().map_or(PhysAddr::new(0), |piece| piece.phys), len };
         // SAFETY: the caller's promise.
         Ok(unsafe { self.fill(slot, (class, index), origin, terms.listed.then_some(list), terms) })
@@ -58,6 +61,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         terms: Terms,
     ) -> PoolMapping<'a> {
         let PhysSegment { phys, len } = origin;
+        let in_hand = self.in_hand(class, terms.direction.index(), index);
         if terms.copies_in() {
             if terms.direction == Direction::ToDevice && slot.dirty() < terms.offset + len {
                 slot.set_dirty(terms.offset + len);
@@ -78,6 +82,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             fence(Ordering::Release);
         }
         slot.lend(terms, phys, len);
+        in_hand.done();
         let iova = Iova::new(self.layout.start_of(class, index) | terms.offset);
         PoolMapping { iova, len, way: Way::Slot, list: None }
     }
@@ -117,6 +122,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         }
         // From here on the address is nobody's: a second unmap finds no mapping.
         slot.set_phase(Phase::Free);
+        let in_hand = self.in_hand(class, kind, index);
         if kind != Direction::ToDevice.index()
             && let Some(buffer) = slot.buffer()
         {
@@ -125,6 +131,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             // SAFETY: the promise of whoever mapped it.
             unsafe { self.memory.copy(PhysAddr::new(buffer.get() + offset), origin.phys, len) };
         }
+        in_hand.done();
         self.give_back(class, kind, index);
         true
     }
@@ -146,6 +153,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let list = take_list(slot, terms, iova)?;
         // As in `unmap_at_once`, also what follows.
         slot.set_phase(Phase::Free);
+        let in_hand = self.in_hand(place.class, terms.direction.index(), place.index);
         if terms.copies_out() {
             fence(Ordering::Acquire);
             // SAFETY: the promise of whoever mapped it.
@@ -161,6 +169,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             // A buffer with the CPU's bytes in it, and the next driver is to find none.
             slot.set_group(NOBODY);
         }
+        in_hand.done();
         self.give_back(place.class, kind, place.index);
         Ok(())
     }
@@ -197,12 +206,9 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         if !terms.copies(into) {
             return Ok(());
         }
-        let list = take_list(slot, terms, iova)?;
+        let list = Borrowed { slot, list: take_list(slot, terms, iova)? };
         // SAFETY: the promise of whoever mapped it.
-        unsafe { self.copy_slot(at, origin, list.as_deref(), (offset, len), into) };
-        if let Some(list) = list {
-            slot.list.put(list);
-        }
+        unsafe { self.copy_slot(at, origin, list.list.as_deref(), (offset, len), into) };
         Ok(())
     }
 
@@ -266,4 +272,16 @@ fn park(slot: &Slot, list: &[PhysSegment]) -> Result<(), BounceMapError> {
 #[inline]
 fn take_list(slot: &Slot, terms: Terms, iova: Iova) -> Result<Option<Box<Pieces>>, BounceError> {
     if terms.listed { slot.list.take().map(Some).ok_or(BounceError::Busy { iova }) } else { Ok(None) }
+}
+
+/// The list of a mapping, which goes back when this is dropped.
+struct Borrowed<'a> {
+    slot: &'a Slot,
+    list: Option<Box<Pieces>>,
+}
+
+impl Drop for Borrowed<'_> {
+    fn drop(&mut self) {
+        self.list.take().into_iter().for_each(|list| self.slot.list.put(list));
+    }
 }

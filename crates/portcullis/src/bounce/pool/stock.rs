@@ -3,6 +3,7 @@
 use super::BouncePool;
 use super::cpu::Chain;
 use super::error::BounceMapError;
+use super::hands::{Furnishing, InHand};
 use super::slot::{Phase, Slot};
 use crate::addr::{Direction, Iova, IovaRange, PhysAddr};
 use crate::domain::PhysSegment;
@@ -64,28 +65,40 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     #[inline(always)]
     pub(super) fn give_back(&self, class: usize, kind: usize, index: usize) {
         let most = self.layout.chain_slots(class);
+        let mut in_hand = Some(self.in_hand(class, kind, index));
         let push = |slot: &LocalSlot<'_>| {
-            self.cpus.with(Some(slot), |cpu| cpu.push(&self.slots, (class, kind), index, most))
+            self.cpus.with(Some(slot), |cpu| {
+                in_hand.take().into_iter().for_each(InHand::done);
+                cpu.push(&self.slots, (class, kind), index, most)
+            })
         };
         match self.domain.platform().with_slot_at_hand(push) {
             Some(Some(None)) => {}
             Some(Some(Some(full))) => self.store(class, kind, full),
-            _ => self.give_back_slowly(class, kind, index),
+            _ => self.give_back_slowly(in_hand, (class, kind), index),
         }
     }
 
     #[cold]
     #[inline(never)]
     pub(super) fn store(&self, class: usize, kind: usize, chain: Chain) {
-        self.with_depot(class, |depot| depot.put(&self.slots, kind, chain));
+        let mut held = self.held(class, kind);
+        held.chain = chain;
+        held.store();
     }
 
     #[cold]
     #[inline(never)]
-    fn give_back_slowly(&self, class: usize, kind: usize, index: usize) {
+    fn give_back_slowly(
+        &self,
+        mut in_hand: Option<InHand<'_, M, P, C>>,
+        (class, kind): (usize, usize),
+        index: usize,
+    ) {
         let most = self.layout.chain_slots(class);
         let depot = &self.depots[class];
         self.domain.platform().with_slot(|slot| {
+            in_hand.take().into_iter().for_each(InHand::done);
             match self.cpus.with(slot, |cpu| cpu.push(&self.slots, (class, kind), index, most)) {
                 Some(None) => {}
                 Some(Some(full)) => depot.lock().put(&self.slots, kind, full),
@@ -111,9 +124,9 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         if found.is_some() {
             return Ok(found);
         }
-        let take_empty = || self.with_depot(class, |depot| depot.take_empty(&self.slots));
-        let mut empty = take_empty();
-        if empty.is_none() && self.rebalance(class, direction) {
+        let mut empty = self.furnishing(class);
+        self.with_depot(class, |depot| empty.index = depot.take_empty(&self.slots));
+        if empty.index.is_none() && self.rebalance(class, direction) {
             found = self.take(class, direction.index());
             if found.is_none() {
                 found = self.stock_run(class, direction, group)?;
@@ -121,10 +134,10 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             if found.is_some() {
                 return Ok(found);
             }
-            empty = take_empty();
+            self.with_depot(class, |depot| empty.index = depot.take_empty(&self.slots));
         }
-        let Some(index) = empty else { return Ok(None) };
-        self.furnish(class, index, direction, group)?;
+        let Some(index) = empty.index else { return Ok(None) };
+        self.furnish(class, empty, index, direction, group)?;
         Ok(Some(index))
     }
 
@@ -132,16 +145,20 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     fn furnish(
         &self,
         class: usize,
+        mut furnishing: Furnishing<'_, M, P, C>,
         index: usize,
         direction: Direction,
         group: u64,
     ) -> Result<(), BounceMapError> {
         let bytes = self.layout.slot_bytes(class);
         let Some(buffer) = self.alloc(bytes) else {
-            self.with_depot(class, |depot| depot.put_empty(&self.slots, index));
+            drop(furnishing);
             return Err(self.no_buffer(bytes));
         };
         let slot = &self.slots[index];
+        // From here on a panic leaves it to a trim.
+        slot.set_buffer(Some(buffer));
+        slot.set_phase(Phase::Torn);
         let piece = PhysSegment { phys: buffer, len: bytes };
         let mut unconfirmed = Gather::new();
         let range = self.range_of(class, index);
@@ -150,27 +167,30 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let linked = unsafe { self.domain.link(range, &[piece], direction.permissions(), &mut unconfirmed) };
         match linked {
             Ok(()) => {
-                slot.set_buffer(Some(buffer));
                 slot.set_group(group);
                 slot.set_dirty(0);
-                slot.set_phase(Phase::Free);
                 self.with_depot(class, |depot| {
+                    furnishing.is_counted = true;
                     depot.gained(1);
                     depot.bounced += 1;
                 });
                 self.look_later();
+                slot.set_phase(Phase::Free);
+                furnishing.index = None;
                 Ok(())
             }
             Err(failed) => {
                 if failed.unconfirmed {
                     // A device may have met the buffer for a moment, and still know it.
-                    slot.set_buffer(Some(buffer));
                     slot.set_phase(if failed.occupied { Phase::Lost } else { Phase::Retired });
                 } else {
+                    slot.set_buffer(None);
+                    slot.set_phase(Phase::Empty);
                     // SAFETY: the buffer came from `alloc`, and no device reaches it.
                     unsafe { self.free(buffer, bytes) };
                 }
                 self.with_depot(class, |depot| {
+                    furnishing.index = None;
                     // Somebody else's mapping: these addresses must not be used.
                     depot.lost += u64::from(failed.occupied);
                     if failed.unconfirmed {
@@ -197,7 +217,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         }
         self.collect(None);
         let kind = direction.index();
-        let mut doomed = super::trim::Doomed::default();
+        let mut doomed = self.doomed();
         let most = CHANGED_AT_ONCE * self.layout.slot_bytes(class);
         for other in (0..Direction::ALL.len()).filter(|other| *other != kind) {
             if self.with_depot(class, |depot| depot.free_of(kind)) == 0 {

@@ -1,29 +1,19 @@
 //! Giving buffers back: strictly, with one invalidation for all of them.
 
+use alloc::sync::Arc;
 use core::mem::ManuallyDrop;
+use core::ops::Range;
 
 use super::BouncePool;
-use super::cpu::Chain;
-use super::slot::{Phase, index_of, link_to};
+use super::depot::Depot;
+use super::hands::{Doomed, Held};
+use super::slot::{Phase, index_of};
 use crate::addr::{Direction, IovaRange};
 use crate::invalidation::{Gather, InvalidationError};
 use crate::mapper::Mapper;
 use crate::pgtable::Unmapped;
 use crate::platform::{CopyMemory, Platform};
 use crate::sync::Ordering;
-
-/// Slots whose buffers are unmapped, and await the confirmation. Threaded, so that they need no memory.
-#[derive(Debug, Default)]
-pub(super) struct Doomed {
-    first: u64,
-    pub gather: Gather,
-}
-
-impl Doomed {
-    pub(super) fn is_empty(&self) -> bool {
-        self.first == 0 && self.gather.is_empty()
-    }
-}
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// Gives back the memory of buffers that wait for their next use, until they are no more than `keep` bytes, what
@@ -61,12 +51,26 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     }
 
     /// The slots that an earlier trim could not give back.
-    fn doom_retired(&self) -> Doomed {
-        let mut doomed = Doomed::default();
+    fn doom_retired(&self) -> Doomed<'_, M, P, C> {
+        let mut doomed = self.doomed();
         for class in 0..self.layout.classes() {
-            while let Some(index) = self.with_depot(class, |depot| depot.take_retired(&self.slots)) {
-                doomed.gather.add(self.range_of(class, index));
-                self.thread(&mut doomed, index);
+            loop {
+                let take = |depot: &mut Depot| {
+                    let index = depot.take_retired(&self.slots)?;
+                    doomed.thread(index);
+                    Some(index)
+                };
+                let Some(index) = self.with_depot(class, take) else { break };
+                let (range, slot) = (self.range_of(class, index), &self.slots[index]);
+                if slot.phase() == Phase::Torn {
+                    // All of a run is retired at once, and was mapped as one.
+                    let range = self.run_of(class, index).map_or(range, |(_, range)| range);
+                    // What is not there was removed before the panic.
+                    let _ = self.unlink(range, &mut doomed.gather);
+                    slot.set_phase(Phase::Retired);
+                    doomed.gather.add(range);
+                }
+                doomed.gather.add(range);
             }
         }
         doomed
@@ -74,7 +78,12 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
 
     /// Unmaps buffers of slots in the depots, until they are `bytes` bytes or more; the largest first. At most so many
     /// slots of each class and kind as `share` says, which is asked once for each.
-    fn doom_stored(&self, doomed: &mut Doomed, bytes: u64, share: impl Fn((usize, usize)) -> u64) {
+    fn doom_stored(
+        &self,
+        doomed: &mut Doomed<'_, M, P, C>,
+        bytes: u64,
+        share: impl Fn((usize, usize)) -> u64,
+    ) {
         let mut left = bytes;
         for class in (0..self.layout.classes()).rev() {
             for kind in 0..Direction::ALL.len() {
@@ -88,7 +97,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// slots. How many bytes. Where the class has runs: O(slots in the depot).
     pub(super) fn doom_kind(
         &self,
-        doomed: &mut Doomed,
+        doomed: &mut Doomed<'_, M, P, C>,
         (class, kind): (usize, usize),
         bytes: u64,
         share: u64,
@@ -96,44 +105,49 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let slot_bytes = self.layout.slot_bytes(class);
         let most = bytes.div_ceil(slot_bytes).min(share);
         let mut slots = 0;
-        while slots < most
-            && let Some(chain) = self.with_depot(class, |depot| depot.take_unnoticed(&self.slots, kind))
-        {
-            let (count, rest) = self.doom(doomed, class, chain, (most - slots, share - slots));
-            slots += count;
-            rest.into_iter().for_each(|rest| self.store(class, kind, rest));
+        while slots < most {
+            let mut held = self.held(class, kind);
+            self.with_depot(class, |depot| {
+                held.chain = depot.take_unnoticed(&self.slots, kind).unwrap_or_default();
+            });
+            if held.chain.slots == 0 {
+                break;
+            }
+            slots += self.doom(doomed, class, &mut held, (most - slots, share - slots));
+            held.store();
         }
         self.spare(class);
         self.with_depot(class, |depot| depot.notice(kind));
         slots * slot_bytes
     }
 
-    /// Unmaps the buffers of up to `most` slots of a chain, or of as many more as a run takes, up to `share`. Slots of a
-    /// run of which others do not wait are parked. How many slots were unmapped, and the rest of the chain.
+    /// Unmaps the buffers of up to `most` of the slots held, or of as many more as a run takes, up to `share`. Slots of a
+    /// run of which others do not wait are parked. How many slots were unmapped.
     fn doom(
         &self,
-        doomed: &mut Doomed,
+        doomed: &mut Doomed<'_, M, P, C>,
         class: usize,
-        chain: Chain,
+        held: &mut Held<'_, M, P, C>,
         (most, share): (u64, u64),
-    ) -> (u64, Option<Chain>) {
-        let Chain { mut first, mut slots } = chain;
+    ) -> u64 {
         let mut count = 0;
-        while slots > 0
+        while held.chain.slots > 0
             && count < most
-            && let Some(index) = index_of(first)
+            && let Some(index) = index_of(held.chain.first)
         {
-            first = self.slots[index].next();
-            slots -= 1;
             if let Some(run) = self.run_of(class, index) {
-                count += self.park(doomed, (class, index), run, share - count);
+                count += self.park(doomed, (class, index), held, run, share - count);
                 continue;
             }
+            held.pop();
+            // Before anything can go wrong.
+            self.slots[index].set_phase(Phase::Torn);
+            doomed.thread(index);
             let whole = self.unlink(self.range_of(class, index), &mut doomed.gather);
-            self.retire(doomed, class, index, whole);
+            self.retire(class, index..index + 1, whole);
             count += 1;
         }
-        (count, (slots > 0 && first != 0).then_some(Chain { first, slots }))
+        count
     }
 
     /// Removes the translations of `range`, which the pool has made, and adds all of it to `gather`. Whether they were
@@ -163,48 +177,40 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         }
     }
 
-    /// Notes that the buffer of a slot is unmapped, and whether its translations were there.
-    pub(super) fn retire(&self, doomed: &mut Doomed, class: usize, index: usize, whole: bool) {
-        self.slots[index].set_phase(if whole { Phase::Retired } else { Phase::Lost });
+    /// Notes that the buffers of slots are unmapped, and whether their translations were there.
+    pub(super) fn retire(&self, class: usize, indices: Range<usize>, whole: bool) {
+        let phase = if whole { Phase::Retired } else { Phase::Lost };
+        let slots = &self.slots[indices];
+        slots.iter().for_each(|slot| slot.set_phase(phase));
         if !whole {
-            self.with_depot(class, |depot| depot.lost += 1);
+            self.with_depot(class, |depot| depot.lost += slots.len() as u64);
         }
-        self.thread(doomed, index);
-    }
-
-    pub(super) fn thread(&self, doomed: &mut Doomed, index: usize) {
-        self.slots[index].set_next(doomed.first);
-        doomed.first = link_to(index);
     }
 
     /// Waits until nobody reaches what is unmapped, and gives its memory back, that of single-use buffers too which
-    /// wait for just that. How many bytes.
-    pub(super) fn bury(&self, mut doomed: Doomed) -> Result<u64, InvalidationError> {
+    /// wait for just that. How many bytes. What is not confirmed, or not reached for a panic, waits for a later trim.
+    pub(super) fn bury(&self, mut doomed: Doomed<'_, M, P, C>) -> Result<u64, InvalidationError> {
         let attempt = self.begin_attempt(&mut doomed.gather);
-        let confirmed = self.confirm(&doomed.gather);
-        let mut bytes = self.end_attempt(attempt, confirmed.is_ok());
-        let mut link = doomed.first;
-        while let Some(index) = index_of(link) {
+        self.confirm(&doomed.gather)?;
+        let mut bytes = attempt.confirmed();
+        while let Some(index) = doomed.first() {
             let slot = &self.slots[index];
-            link = slot.next();
             let class = self.class_of_slot(index);
-            if confirmed.is_err() {
-                self.with_depot(class, |depot| depot.put_retired(&self.slots, index));
-                continue;
-            }
             if let Some((run, _)) = self.run_of(class, index) {
-                bytes += self.strip_of_run(class, index, run);
+                bytes += self.strip_of_run(&mut doomed, class, index, run);
                 continue;
             }
+            let next = slot.next();
             bytes += self.strip(class, index);
             self.with_depot(class, |depot| {
+                doomed.pass(next);
                 depot.gave_up(1);
                 if slot.phase() != Phase::Lost {
                     depot.put_empty(&self.slots, index);
                 }
             });
         }
-        confirmed.map(|()| bytes)
+        Ok(bytes)
     }
 
     /// Frees the memory of a slot that nobody reaches. How many bytes.
@@ -220,7 +226,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     }
 
     /// The class of slot `index`. O(classes).
-    fn class_of_slot(&self, index: usize) -> usize {
+    pub(super) fn class_of_slot(&self, index: usize) -> usize {
         (0..self.layout.classes() - 1).find(|class| index < self.layout.first(class + 1)).unwrap_or(
             // The last one, then.
             self.layout.classes() - 1,
@@ -231,6 +237,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
 impl<M: Mapper, P: Platform, C: CopyMemory> Drop for BouncePool<M, P, C> {
     fn drop(&mut self) {
         // What was unlinked before is not looked for again: somebody else's translation may have been met there.
+        let domain = Arc::clone(&self.domain);
+        let changing = domain.changing(self.region);
         let mut gather = Gather::new();
         let mut lost = 0;
         for class in 0..self.layout.classes() {
@@ -242,6 +250,11 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Drop for BouncePool<M, P, C> {
                 match (self.slots[index].buffer(), self.slots[index].phase()) {
                     (None, _) => continue,
                     (Some(_), Phase::Retired | Phase::Lost) => gather.add(range),
+                    (Some(_), Phase::Torn) => {
+                        // What is not there was removed before a panic.
+                        let _ = self.unlink(range, &mut gather);
+                        gather.add(range);
+                    }
                     (Some(_), _) => lost += u64::from(!self.unlink(range, &mut gather)),
                 }
             }
@@ -252,6 +265,10 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Drop for BouncePool<M, P, C> {
             let first = self.layout.find(range.start()).map(|place| self.slots[place.index].phase());
             match first {
                 Some(Phase::Retired | Phase::Lost) => gather.add(range),
+                Some(Phase::Torn) => {
+                    let _ = self.unlink(range, &mut gather);
+                    gather.add(range);
+                }
                 _ => lost += u64::from(!self.unlink(range, &mut gather)),
             }
         }
@@ -259,7 +276,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Drop for BouncePool<M, P, C> {
         if self.confirm(&gather).is_err() {
             // Nobody is here to be told: what devices may still reach is nobody's from now on. `memory` is not
             // dropped, so that it stays there.
-            self.domain.lose(self.region.len());
             self.lose_singles();
             return;
         }
@@ -276,9 +292,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Drop for BouncePool<M, P, C> {
         }
         self.free_singles();
         if lost == 0 {
-            self.domain.take_back(self.region, 0);
-        } else {
-            self.domain.lose(self.region.len());
+            domain.take_back(changing.done(), 0);
         }
         // SAFETY: `self` is being dropped, and this is the only place that does it.
         unsafe { ManuallyDrop::drop(&mut self.memory) };

@@ -1,0 +1,180 @@
+//! What a caller has in its hands: where a call below does not return, it goes back to the depot.
+
+use super::BouncePool;
+use super::cpu::Chain;
+use super::slot::{NOBODY, Phase, index_of, link_to};
+use crate::invalidation::Gather;
+use crate::mapper::Mapper;
+use crate::platform::{CopyMemory, Platform};
+
+/// Free slots on their way from one list to another. Dropped, they go to the depot.
+pub(super) struct Held<'a, M: Mapper, P: Platform, C: CopyMemory> {
+    pool: &'a BouncePool<M, P, C>,
+    pub class: usize,
+    pub kind: usize,
+    pub chain: Chain,
+}
+
+impl<M: Mapper, P: Platform, C: CopyMemory> Held<'_, M, P, C> {
+    /// Hands out the first.
+    pub(super) fn pop(&mut self) -> Option<usize> {
+        self.chain.slots = self.chain.slots.checked_sub(1)?;
+        let index = index_of(self.chain.first)?;
+        self.chain.first = self.pool.slots[index].next();
+        Some(index)
+    }
+
+    /// Takes one in, as the first.
+    pub(super) fn push(&mut self, index: usize) {
+        self.pool.slots[index].set_next(self.chain.first);
+        self.chain = Chain { first: link_to(index), slots: self.chain.slots + 1 };
+    }
+
+    /// Brings them to the depot. Where that panics, it is tried once more.
+    pub(super) fn store(mut self) {
+        let (pool, class, kind) = (self.pool, self.class, self.kind);
+        if self.chain.slots > 0 {
+            pool.with_depot(class, |depot| depot.put(&pool.slots, kind, core::mem::take(&mut self.chain)));
+        }
+    }
+}
+
+impl<M: Mapper, P: Platform, C: CopyMemory> Drop for Held<'_, M, P, C> {
+    #[inline]
+    fn drop(&mut self) {
+        let Self { pool, class, kind, chain } = *self;
+        if chain.slots > 0 {
+            pool.with_depot(class, |depot| depot.put(&pool.slots, kind, chain));
+        }
+    }
+}
+
+/// A free slot that is about to be lent, or has just come back. Dropped, it goes to the depot, and what is in its buffer
+/// is nobody's.
+pub(super) struct InHand<'a, M: Mapper, P: Platform, C: CopyMemory> {
+    pool: &'a BouncePool<M, P, C>,
+    class: usize,
+    kind: usize,
+    index: usize,
+}
+
+impl<M: Mapper, P: Platform, C: CopyMemory> InHand<'_, M, P, C> {
+    /// It is lent, or in a list.
+    #[inline(always)]
+    pub(super) fn done(self) {
+        core::mem::forget(self);
+    }
+}
+
+impl<M: Mapper, P: Platform, C: CopyMemory> Drop for InHand<'_, M, P, C> {
+    #[cold]
+    fn drop(&mut self) {
+        let Self { pool, class, kind, index } = *self;
+        let slot = &pool.slots[index];
+        slot.set_phase(Phase::Free);
+        slot.set_group(NOBODY);
+        pool.store(class, kind, Chain { first: link_to(index), slots: 1 });
+    }
+}
+
+/// A slot that is given memory. Dropped, it is back where it came from, or, with memory that devices may reach, waits for
+/// a trim.
+pub(super) struct Furnishing<'a, M: Mapper, P: Platform, C: CopyMemory> {
+    pool: &'a BouncePool<M, P, C>,
+    class: usize,
+    pub index: Option<usize>,
+    /// The depot knows of its memory.
+    pub is_counted: bool,
+}
+
+impl<M: Mapper, P: Platform, C: CopyMemory> Drop for Furnishing<'_, M, P, C> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.index.is_some() {
+            self.give_up();
+        }
+    }
+}
+
+impl<M: Mapper, P: Platform, C: CopyMemory> Furnishing<'_, M, P, C> {
+    #[cold]
+    fn give_up(&mut self) {
+        let Self { pool, class, index: Some(index), is_counted } = *self else { return };
+        let slot = &pool.slots[index];
+        pool.with_depot(class, |depot| {
+            if slot.buffer().is_none() {
+                depot.put_empty(&pool.slots, index);
+                return;
+            }
+            depot.gained(u64::from(!is_counted));
+            slot.set_phase(Phase::Torn);
+            depot.put_retired(&pool.slots, index);
+        });
+    }
+}
+
+/// Slots whose buffers are unmapped, and await the confirmation. Threaded, so that they need no memory. Dropped, they wait
+/// for a later trim.
+pub(super) struct Doomed<'a, M: Mapper, P: Platform, C: CopyMemory> {
+    pool: &'a BouncePool<M, P, C>,
+    first: u64,
+    pub gather: Gather,
+}
+
+impl<M: Mapper, P: Platform, C: CopyMemory> Doomed<'_, M, P, C> {
+    pub(super) fn is_empty(&self) -> bool {
+        self.first == 0 && self.gather.is_empty()
+    }
+
+    /// The first, which stays until it is [passed](Self::pass).
+    pub(super) fn first(&self) -> Option<usize> {
+        index_of(self.first)
+    }
+
+    /// Goes on to the one that was behind the first.
+    pub(super) fn pass(&mut self, next: u64) {
+        self.first = next;
+    }
+
+    /// Takes one in.
+    pub(super) fn thread(&mut self, index: usize) {
+        self.pool.slots[index].set_next(self.first);
+        self.first = link_to(index);
+    }
+}
+
+impl<M: Mapper, P: Platform, C: CopyMemory> Drop for Doomed<'_, M, P, C> {
+    fn drop(&mut self) {
+        while let Some(index) = index_of(self.first) {
+            let pool = self.pool;
+            let next = pool.slots[index].next();
+            pool.with_depot(pool.class_of_slot(index), |depot| {
+                self.first = next;
+                depot.put_retired(&pool.slots, index);
+            });
+        }
+    }
+}
+
+impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
+    /// Room for slots of one class and kind, none yet.
+    pub(super) fn held(&self, class: usize, kind: usize) -> Held<'_, M, P, C> {
+        Held { pool: self, class, kind, chain: Chain::default() }
+    }
+
+    /// The slot `index`, which the caller has taken.
+    #[inline(always)]
+    pub(super) fn in_hand(&self, class: usize, kind: usize, index: usize) -> InHand<'_, M, P, C> {
+        InHand { pool: self, class, kind, index }
+    }
+
+    /// Room for a slot of `class` that is to get memory.
+    pub(super) fn furnishing(&self, class: usize) -> Furnishing<'_, M, P, C> {
+        Furnishing { pool: self, class, index: None, is_counted: false }
+    }
+
+    /// Nothing doomed yet.
+    pub(super) fn doomed(&self) -> Doomed<'_, M, P, C> {
+        Doomed { pool: self, first: 0, gather: Gather::new() }
+    }
+}
