@@ -158,7 +158,11 @@ impl Profile {
         Self::parse(name, &text)
     }
 
-    fn parse(path: &str, text: &str) -> Result<Self, ProfileError> {
+    /// The profile that `text` is, in TOML; messages call it `path`.
+    ///
+    /// # Errors
+    /// [`ProfileError`] says what is wrong with it.
+    pub fn parse(path: &str, text: &str) -> Result<Self, ProfileError> {
         let profile: Self = toml::from_str(text)
             .map_err(|source| ProfileError::Parse { path: path.into(), source: Box::new(source) })?;
         let bad =

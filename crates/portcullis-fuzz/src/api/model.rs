@@ -1,0 +1,205 @@
+//! What a device may reach, page by page, as the documentation of each call says.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use portcullis::addr::{Iova, Permissions};
+use portcullis_model::{DeviceId, Iommu};
+
+pub const PAGE: u64 = 4096;
+pub const DEVICE: DeviceId = DeviceId(7);
+
+/// Pages that the device tries after each step, at the most.
+const TRIED: usize = 96;
+
+/// What is promised of a page at an address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// The device reaches it.
+    Live,
+    /// It does if an entry of the registrations is still there.
+    Registered,
+    /// It may, for good: an unmap failed.
+    Kept,
+    /// It may, until a flush is confirmed, or this batch is.
+    Until(End),
+    /// It does not, but the address is not given to anybody before this batch is confirmed.
+    Reserved(End),
+}
+
+/// What ends a page that is unmapped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// A flush of the domain.
+    Flush,
+    /// The same; and it may have come.
+    Unsure,
+    /// The commit of the batch by number.
+    Raw,
+    /// The commit of the batch by type.
+    Typed,
+    /// The ring's commit.
+    Ring,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Page {
+    phys: u64,
+    permissions: Permissions,
+    state: State,
+}
+
+/// All pages that are open, or may be.
+#[derive(Debug, Default)]
+pub struct Model {
+    pages: BTreeMap<u64, Page>,
+    /// Addresses that the device knows.
+    seen: BTreeSet<u64>,
+    turn: usize,
+}
+
+impl Model {
+    /// Pages from `iova` on were mapped to those of `phys`.
+    pub fn map(&mut self, iova: u64, phys: impl IntoIterator<Item = u64>, permissions: Permissions) {
+        self.open(iova, phys, permissions, State::Live);
+    }
+
+    /// The same for a registration, which may have been there before.
+    pub fn register(&mut self, iova: u64, phys: impl IntoIterator<Item = u64>, permissions: Permissions) {
+        self.open(iova, phys, permissions, State::Registered);
+    }
+
+    fn open(
+        &mut self,
+        iova: u64,
+        phys: impl IntoIterator<Item = u64>,
+        permissions: Permissions,
+        state: State,
+    ) {
+        let first = iova & !(PAGE - 1);
+        for (at, phys) in (first..).step_by(PAGE as usize).zip(phys) {
+            let old = self.pages.insert(at, Page { phys, permissions, state });
+            // Idle registrations go where their room is needed.
+            let free =
+                old.is_none_or(|old| matches!(old.state, State::Registered | State::Until(End::Unsure)));
+            assert!(free, "{at:#x} is given to {phys:#x} while it is {old:?}");
+            self.seen.insert(at);
+        }
+    }
+
+    /// Whether all pages of a range are live.
+    pub fn is_live(&self, iova: u64, len: u64) -> bool {
+        pages(iova, len).all(|at| self.pages.get(&at).is_some_and(|page| page.state == State::Live))
+    }
+
+    /// The pages of a range are unmapped: what is open there now is as `state` says, or closed.
+    pub fn unmap(&mut self, iova: u64, len: u64, state: Option<State>) {
+        let (first, last) = (iova & !(PAGE - 1), iova.saturating_add(len.saturating_sub(1)));
+        let there: Vec<u64> = self.pages.range(first..=last.max(first)).map(|(at, _)| *at).collect();
+        for at in there {
+            let Some(page) = self.pages.get_mut(&at) else { continue };
+            // What waits has no translation any more, and its own end to wait for; or it may have one, in a ring.
+            if matches!(page.state, State::Until(_) | State::Reserved(_)) {
+                continue;
+            }
+            match state {
+                Some(state) => page.state = state,
+                None => drop(self.pages.remove(&at)),
+            }
+        }
+    }
+
+    /// A flush was confirmed that began after everything that is unmapped now.
+    pub fn flushed(&mut self) {
+        self.pages.retain(|_, page| match page.state {
+            State::Until(End::Flush | End::Unsure) => false,
+            State::Until(end @ (End::Raw | End::Typed)) => {
+                page.state = State::Reserved(end);
+                true
+            }
+            _ => true,
+        });
+    }
+
+    /// A flush was confirmed, and it is not known what came before it.
+    pub fn flushed_meanwhile(&mut self) {
+        for page in self.pages.values_mut().filter(|page| page.state == State::Until(End::Flush)) {
+            page.state = State::Until(End::Unsure);
+        }
+    }
+
+    /// Every window is over.
+    pub fn expired(&mut self) {
+        self.pages.retain(|_, page| !matches!(page.state, State::Until(End::Flush | End::Unsure)));
+    }
+
+    /// The batch, or the ring, was confirmed.
+    pub fn committed(&mut self, end: End) {
+        self.pages.retain(|_, page| page.state != State::Until(end) && page.state != State::Reserved(end));
+    }
+
+    /// Registrations of `memory`, or all, were unmapped.
+    pub fn forget(&mut self, memory: Option<(u64, u64)>) {
+        self.pages.retain(|_, page| {
+            let inside = memory.is_none_or(|(phys, len)| {
+                page.phys >= phys && page.phys + (PAGE - 1) <= phys.saturating_add(len.saturating_sub(1))
+            });
+            page.state != State::Registered || !inside
+        });
+    }
+
+    /// An address that the device knows.
+    pub fn known(&self, which: usize) -> Option<u64> {
+        self.seen.iter().nth(which % self.seen.len().max(1)).copied()
+    }
+
+    /// All that was open is closed, but for what could not be unmapped.
+    pub fn close(&mut self) {
+        self.pages.retain(|_, page| page.state == State::Kept);
+    }
+
+    /// The device tries what it knows: all, where that is little, else a part of it. `is_user` tells memory that is
+    /// open only where the model says so from the library's own.
+    pub fn attack(&mut self, iommu: &Iommu, is_user: impl Fn(u64) -> bool) {
+        if self.seen.len() > 8 * TRIED {
+            // It forgets some of what is closed.
+            let pages = &self.pages;
+            self.seen.retain(|at| pages.contains_key(at));
+        }
+        self.turn += 1;
+        let step = self.seen.len().div_ceil(TRIED).max(1);
+        for at in self.seen.iter().skip(self.turn % step).step_by(step) {
+            for access in [Permissions::READ, Permissions::WRITE] {
+                let mut reached = None;
+                let _ = iommu.translate_each(DEVICE, Iova::new(*at), 1, access, |_, phys, _| {
+                    reached = Some(phys.get() & !(PAGE - 1));
+                });
+                let page = self.pages.get(at);
+                match (reached, page) {
+                    (Some(phys), Some(page)) if is_user(phys) || page.state == State::Live => {
+                        let open = !matches!(page.state, State::Reserved(_));
+                        let right = open && page.phys == phys && page.permissions.allows(access);
+                        assert!(right, "{access:?} at {at:#x} reaches {phys:#x}, which is {page:?}");
+                    }
+                    (Some(phys), _) => {
+                        assert!(!is_user(phys), "{access:?} at {at:#x} reaches {phys:#x}, which is closed");
+                    }
+                    (None, Some(page)) => {
+                        let live = page.state == State::Live && page.permissions.allows(access);
+                        assert!(!live, "{access:?} at {at:#x} fails, but {page:?}");
+                    }
+                    (None, None) => {}
+                }
+            }
+        }
+    }
+}
+
+/// The first addresses of the pages of a range.
+pub fn pages(iova: u64, len: u64) -> impl Iterator<Item = u64> {
+    (iova & !(PAGE - 1)..=iova.saturating_add(len.saturating_sub(1))).step_by(PAGE as usize)
+}
+
+/// The pages of memory of a list, in order.
+pub fn pages_of(list: &[portcullis::domain::PhysSegment]) -> Vec<u64> {
+    list.iter().flat_map(|segment| pages(segment.phys.get(), segment.len)).collect()
+}
