@@ -250,7 +250,7 @@ unsafe impl<F: Frames, Q: InvalidationQueue, X: Format> Mapper for TableMapper<F
     fn unmap<P: Platform>(&self, platform: &P, range: IovaRange, gather: &mut Gather) -> Unmapped {
         // A large page that is split: nothing of the range is gathered yet, so this must be complete.
         let forget = &mut |range| {
-            let invalidation = Invalidation::Range { range, leaf_only: true };
+            let invalidation = Invalidation::Range { range, leaf_only: false };
             let request = Request { domain: self.domain, invalidation };
             self.device_tlbs.submit(&self.queue, &[request]).is_ok()
         };

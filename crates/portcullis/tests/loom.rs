@@ -9,6 +9,7 @@ mod loom {
     pub mod owned;
     pub mod reclaim;
     pub mod registration;
+    pub mod replace;
     pub mod sections;
     pub mod shared;
     pub mod swiotlb;

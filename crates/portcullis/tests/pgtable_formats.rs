@@ -84,7 +84,7 @@ fn x86_tables() {
 
 #[test]
 fn amd_leaves() {
-    let x = AmdV1::new(6, 4, 52).unwrap();
+    let x = AmdV1::new(6, 3, 52).unwrap();
     // PR 0x1; IR bit 61, IW bit 62, FC bit 60.
     assert_eq!(leaf(x, 0x1234_5000, 1, 0, plain(READ)), 0x2000_0000_1234_5001);
     assert_eq!(leaf(x, 0x1234_5000, 1, 0, plain(WRITE)), 0x4000_0000_1234_5001);
@@ -92,10 +92,9 @@ fn amd_leaves() {
     let coherent = Attributes { snoop: true, ..plain(BOTH) };
     assert_eq!(leaf(x, 0x1234_5000, 1, 0, coherent), 0x7000_0000_1234_5001);
     assert_eq!(leaf(x, 0xf_ffff_ffff_f000, 1, 0, plain(BOTH)), 0x600f_ffff_ffff_f001);
-    // The levels' own sizes, 2 MiB, 1 GiB, 512 GiB: next level 0.
+    // The levels' own sizes, 2 MiB and 1 GiB: next level 0.
     assert_eq!(leaf(x, 0x4020_0000, 2, 0, plain(BOTH)), 0x6000_0000_4020_0001);
     assert_eq!(leaf(x, 0x1_8000_0000, 3, 0, plain(BOTH)), 0x6000_0001_8000_0001);
-    assert_eq!(leaf(x, 0x80_0000_0000, 4, 0, plain(BOTH)), 0x6000_0080_0000_0001);
     // Next level 7 is 0xe00. 8 KiB: bit 12 is clear. 16 KiB: 12 set, 13 clear. 64 KiB: 12 to 14 set.
     assert_eq!(leaf(x, 0x1234_4000, 1, 1, plain(BOTH)), 0x6000_0000_1234_4e01);
     assert_eq!(leaf(x, 0x1234_4000, 1, 2, plain(BOTH)), 0x6000_0000_1234_5e01);
@@ -118,7 +117,7 @@ fn amd_leaves() {
 
 #[test]
 fn amd_tables() {
-    let x = AmdV1::new(6, 4, 52).unwrap();
+    let x = AmdV1::new(6, 3, 52).unwrap();
     // PR 0x1, next level from bit 9 on: 0x200 for level 1, 0x600 for level 3; IR and IW.
     assert_eq!(table(x, 0xabc_d000, 1), 0x6000_0000_0abc_d201);
     assert_eq!(table(x, 0xabc_d000, 3), 0x6000_0000_0abc_d601);
@@ -323,8 +322,8 @@ fn names_and_widths() {
     assert_eq!(seam(X86FirstStage::new(4, 3, 52).unwrap()), ("x86-4", 4, 47, 8));
     assert_eq!(seam(X86FirstStage::new(5, 3, 52).unwrap()), ("x86-5", 5, 56, 8));
     assert_eq!(seam(AmdV1::new(1, 1, 52).unwrap()), ("amd-v1", 1, 21, 9));
-    assert_eq!(seam(AmdV1::new(4, 4, 52).unwrap()), ("amd-v1", 4, 48, 9));
-    assert_eq!(seam(AmdV1::new(6, 4, 52).unwrap()), ("amd-v1", 6, 63, 6));
+    assert_eq!(seam(AmdV1::new(4, 3, 52).unwrap()), ("amd-v1", 4, 48, 9));
+    assert_eq!(seam(AmdV1::new(6, 3, 52).unwrap()), ("amd-v1", 6, 63, 6));
     assert_eq!(seam(Arm::<12>::new(ArmStage::One, 48, 48).unwrap()), ("arm-s1-4k", 4, 48, 9));
     assert_eq!(seam(Arm::<14>::new(ArmStage::One, 48, 48).unwrap()), ("arm-s1-16k", 4, 48, 1));
     assert_eq!(seam(Arm::<16>::new(ArmStage::One, 48, 48).unwrap()), ("arm-s1-64k", 3, 48, 6));
@@ -355,14 +354,14 @@ fn limits() {
 
     assert_eq!(AmdV1::new(0, 1, 52), Err(levels(0, 1, 6)));
     assert_eq!(AmdV1::new(7, 1, 52), Err(levels(7, 1, 6)));
-    assert_eq!(AmdV1::new(4, 0, 52), Err(leaves(0, 4)));
-    assert_eq!(AmdV1::new(6, 5, 52), Err(leaves(5, 4)));
+    assert_eq!(AmdV1::new(4, 0, 52), Err(leaves(0, 3)));
+    assert_eq!(AmdV1::new(6, 4, 52), Err(leaves(4, 3)));
     assert_eq!(AmdV1::new(2, 3, 52), Err(leaves(3, 2)));
-    assert_eq!(AmdV1::new(4, 4, 53), Err(bits(53, 12, 52)));
-    assert_eq!(AmdV1::new(4, 4, 11), Err(bits(11, 12, 52)));
+    assert_eq!(AmdV1::new(4, 3, 53), Err(bits(53, 12, 52)));
+    assert_eq!(AmdV1::new(4, 3, 11), Err(bits(11, 12, 52)));
     assert_eq!(AmdV1::new(4, 1, 48).unwrap().leaf_sizes().len(), 9);
     assert_eq!(AmdV1::new(4, 3, 48).unwrap().leaf_sizes().len(), 27);
-    assert_eq!(AmdV1::new(4, 4, 48).unwrap().leaf_sizes().len(), 28);
+    assert_eq!(AmdV1::new(3, 3, 48).unwrap().leaf_sizes().len(), 19);
 
     assert_eq!(Arm::<12>::new(ArmStage::One, 48, 49), Err(bits(49, 32, 48)));
     assert_eq!(Arm::<12>::new(ArmStage::One, 48, 31), Err(bits(31, 32, 48)));
@@ -494,7 +493,7 @@ proptest! {
         let keeps = Keeps { write_only: true, memory: false, snoop: true, privileged: false, execute: false };
         for levels in 1..=6 {
             for address in [40, 48, 52] {
-                round_trip(AmdV1::new(levels, levels.min(4), address).unwrap(), &keeps, bits);
+                round_trip(AmdV1::new(levels, levels.min(3), address).unwrap(), &keeps, bits);
             }
         }
     }

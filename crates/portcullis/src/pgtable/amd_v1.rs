@@ -34,13 +34,17 @@ const READ: u64 = 1 << 61;
 const WRITE: u64 = 1 << 62;
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 
-/// The sizes of levels 1 to 3 have eight more above them each; larger ones than level 4's own are of no use.
+/// The sizes of each level have eight more above them.
 const SIZES_PER_LEVEL: usize = 9;
 
-static SIZES: [LeafSize; 3 * SIZES_PER_LEVEL + 1] = {
-    let mut sizes = [LeafSize { level: 4, run: 0 }; 3 * SIZES_PER_LEVEL + 1];
+/// The lowest levels. Hardware has a bug with pages of 512 GiB, so Linux masks that size (`drivers/iommu/amd`,
+/// `AMD_IOMMU_PGSIZES`), and it is not offered here.
+const LEAF_LEVELS: usize = 3;
+
+static SIZES: [LeafSize; LEAF_LEVELS * SIZES_PER_LEVEL] = {
+    let mut sizes = [LeafSize { level: 1, run: 0 }; LEAF_LEVELS * SIZES_PER_LEVEL];
     let mut index = 0;
-    while index < 3 * SIZES_PER_LEVEL {
+    while index < LEAF_LEVELS * SIZES_PER_LEVEL {
         let (level, run) = (index / SIZES_PER_LEVEL + 1, index % SIZES_PER_LEVEL);
         sizes[index] = LeafSize { level: level as u32, run: run as u32 };
         index += 1;
@@ -60,15 +64,16 @@ pub struct AmdV1 {
 
 impl AmdV1 {
     /// Tables of `levels` levels, with leaves at the lowest `large` levels (1: every power of two from 4 KiB to
-    /// 1 MiB; 2: and to 512 MiB; 3: and to 256 GiB; 4: and 512 GiB), for hardware with `address_bits` bits of
-    /// physical addresses, at most 52.
+    /// 1 MiB; 2: and to 512 MiB; 3: and to 256 GiB), for hardware with `address_bits` bits of physical addresses, at
+    /// most 52. The topmost table has only leaves of one entry (of `levels` levels with leaves at all of them, the
+    /// largest is 4 KiB, 2 MiB, 1 GiB): others are split by replacing their table, and this one cannot be.
     ///
     /// # Errors
     /// [`TableError::Levels`], [`TableError::LeafLevels`], [`TableError::AddressBits`].
     pub const fn new(levels: u32, large: u32, address_bits: u32) -> Result<Self, TableError> {
         match TableError::check(
             (levels, 1, 6),
-            (large, if levels < 4 { levels } else { 4 }),
+            (large, if levels < 3 { levels } else { 3 }),
             (address_bits, 52),
         ) {
             Ok(last_phys) => Ok(Self { levels, large, last_phys }),
@@ -98,7 +103,8 @@ unsafe impl Format for AmdV1 {
     const SPLIT: u64 = 1 << 2;
     const PRESENT: u64 = PRESENT;
     const KIND: u64 = PRESENT | NEXT_LEVEL;
-    /// The size may change in place: the manual only asks for an invalidation after it.
+    /// The size of a page may change by one store: the manual only asks for an invalidation after it. (That of the
+    /// entries of a larger page, which must be the same at all times, cannot: their table is replaced.)
     const BREAK_BEFORE_MAKE: bool = false;
 
     fn name(&self) -> &'static str {
@@ -119,7 +125,8 @@ unsafe impl Format for AmdV1 {
     }
 
     fn leaf_sizes(&self) -> &'static [LeafSize] {
-        SIZES.get(..self.large as usize * SIZES_PER_LEVEL).unwrap_or(&SIZES)
+        let larger = if self.large == self.levels { SIZES_PER_LEVEL - 1 } else { 0 };
+        SIZES.get(..self.large as usize * SIZES_PER_LEVEL - larger).unwrap_or_default()
     }
 
     #[inline]

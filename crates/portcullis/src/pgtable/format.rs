@@ -120,7 +120,8 @@ pub unsafe trait Format: Copy + Debug + Send + Sync + 'static {
     const KIND: u64;
 
     /// The architecture wants an entry to be cleared and invalidated before one of another size takes its
-    /// place, so a large page cannot be split while it is in use.
+    /// place, so a large page cannot be split while it is in use. Where it does not, a page of several entries is split
+    /// in a copy of its table, which then takes the table's place: so the root, which has no place, should offer none.
     const BREAK_BEFORE_MAKE: bool;
 
     /// The name by which the command line knows it.

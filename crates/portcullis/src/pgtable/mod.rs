@@ -13,6 +13,7 @@ mod format;
 mod map;
 mod read;
 mod reclaim;
+mod replace;
 mod riscv;
 mod split;
 mod table;

@@ -2,7 +2,7 @@
 //!
 //! A table is given back in six steps, up to 64 tables at a time:
 //!
-//! 1. the entry that leads to it is *marked*, with a bit that hardware ignores: whoever wants to enter
+//! 1. the entry that leads to it is *marked*, with a bit that hardware ignores: whoever wants to change
 //!    something below waits, outside its section; and what [cursors](super::Cursor) remember is made stale;
 //! 2. all sections that might have passed the entry before it was marked are waited for: from here on nobody
 //!    writes to the table but to clear entries;
@@ -16,12 +16,14 @@
 //! this one: until the hardware has forgotten where it was it looks nowhere else. If the hardware does not
 //! confirm step 4, all of them are put back.
 
+use alloc::vec::Vec;
+
 use super::format::{Entry, Format};
 use super::table::PageTable;
 use super::walk::Position;
 use crate::addr::PhysAddr;
 use crate::platform::{FRAME_SIZE, Frames, Platform, TABLE_ENTRIES};
-use crate::sync::{AtomicBool, Ordering};
+use crate::sync::{AtomicBool, Ordering, pause};
 
 /// Tables that are marked at a time: whoever waits for one waits for these.
 const BATCH: usize = if cfg!(loom) { 2 } else { 64 };
@@ -43,6 +45,8 @@ type List = arrayvec::ArrayVec<Emptied, BATCH>;
 struct Batch<'a, F: Frames, X: Format> {
     owner: &'a PageTable<F, X>,
     tables: List,
+    /// Tables that no entry leads to, but hardware may know.
+    parked: Vec<PhysAddr>,
 }
 
 impl<F: Frames, X: Format> Batch<'_, F, X> {
@@ -78,7 +82,12 @@ impl<F: Frames, X: Format> Batch<'_, F, X> {
             self.owner.free_table(table, level);
             self.owner.frames_of(level)
         };
-        self.tables.drain(..).map(free).sum()
+        // Only the root's size is its own.
+        let parked = self.parked.drain(..).map(|table| {
+            self.owner.free_table(table, 1);
+            self.owner.frames_of(1)
+        });
+        parked.sum::<usize>() + self.tables.drain(..).map(free).sum::<usize>()
     }
 }
 
@@ -92,11 +101,32 @@ impl<F: Frames, X: Format> Drop for Batch<'_, F, X> {
             }
             self.owner.clean(core::slice::from_ref(word));
         }
+        if !self.parked.is_empty() {
+            // Nobody has parked others meanwhile, so this takes no memory.
+            *self.owner.parked().lock() = core::mem::take(&mut self.parked);
+        }
     }
 }
 
-/// The right to reclaim, of which there is one.
-struct Turn<'a>(&'a AtomicBool);
+/// The right to take tables out of their places, of which there is one.
+pub(super) struct Turn<'a>(&'a AtomicBool);
+
+impl<'a> Turn<'a> {
+    /// The right, unless somebody has it.
+    fn take(taken: &'a AtomicBool) -> Option<Self> {
+        taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).ok().map(|_| Self(taken))
+    }
+
+    /// Waits for the right: as long as hardware takes to forget what another CPU takes out.
+    pub(super) fn wait(taken: &'a AtomicBool) -> Self {
+        loop {
+            match Self::take(taken) {
+                Some(turn) => return turn,
+                None => pause(),
+            }
+        }
+    }
+}
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
@@ -124,32 +154,37 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     /// meets one of those tables waits for the first of these, never for hardware. The caller holds no slot.
     ///
     /// # Errors
-    /// What `invalidate` reports. The tables it was about stay, and are freed by a later call.
+    /// What `invalidate` reports, where nothing was freed before. The tables it was about stay, and are freed by a later
+    /// call.
     pub fn reclaim<P: Platform, E>(
         &self,
         platform: &P,
         mut invalidate: impl FnMut() -> Result<(), E>,
     ) -> Result<usize, E> {
-        let turn = self.is_reclaiming().compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed);
-        if turn.is_err() {
+        let Some(_turn) = Turn::take(self.is_reclaiming()) else {
             return Ok(0);
-        }
-        let _turn = Turn(self.is_reclaiming());
+        };
         let mut freed = 0;
         loop {
-            let mut batch = Batch { owner: self, tables: List::new() };
+            let parked = platform.with_slot(|_| core::mem::take(&mut *self.parked().lock()));
+            let mut batch = Batch { owner: self, tables: List::new(), parked };
             self.mark_empty(self.root(), self.format().levels(), &mut batch.tables);
-            if batch.tables.is_empty() {
+            if batch.tables.is_empty() && batch.parked.is_empty() {
                 return Ok(freed);
             }
             self.retire_cursors();
             self.sections().synchronize(platform);
-            if !batch.set_aside() {
+            if !batch.set_aside() && batch.parked.is_empty() {
                 // All of them are in use again: the next call may have more luck.
                 return Ok(freed);
             }
-            invalidate()?;
-            if !batch.unlink() {
+            match invalidate() {
+                Ok(()) => {}
+                // A later call meets it again.
+                Err(_) if freed > 0 => return Ok(freed),
+                Err(error) => return Err(error),
+            }
+            if !batch.unlink() && batch.parked.is_empty() {
                 return Ok(freed);
             }
             self.sections().synchronize(platform);

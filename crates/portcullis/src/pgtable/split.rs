@@ -1,6 +1,7 @@
 //! Splitting a large page, so that a part of it can be unmapped.
 //!
-//! The new, smaller leaves are made ready first and put in place entry by entry; translations stay as they are.
+//! The new, smaller leaves are made ready first, in a table that takes the page's place by one store; translations stay
+//! as they are. (A page of several entries is split [with its table](super::replace).)
 //! Where the architecture wants *break before make*, the entries are cleared first and the hardware is made to
 //! forget the page; meanwhile, for that long, a device's accesses to it fail. What stands in the entries then
 //! is the [mark](Format::MARK) alone, absent for the hardware but not nothing, so that nobody else uses their
@@ -23,7 +24,7 @@ use super::unmap::{LargePage, Obstacle};
 use super::walk::{Conflict, Position};
 use crate::addr::PhysAddr;
 use crate::platform::{Frames, Platform};
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::Ordering;
 
 /// What is to take a large page's place.
 struct Split {
@@ -74,18 +75,18 @@ impl<F: Frames, X: Format> PageTable<F, X> {
                 // Somebody else has unmapped or split it, or is about to.
                 _ => return Ok(None),
             };
+            if !X::BREAK_BEFORE_MAKE && large.size.run > 0 {
+                // It has come meanwhile, and is split in another way.
+                return Ok(None);
+            }
             let split = Split { large, entries: self.smaller(large)? };
             let all = 0..split.entries.len();
             if !X::BREAK_BEFORE_MAKE {
-                let is_table = large.size.run == 0;
-                let entry = |index| {
-                    let entry: u64 = split.entries[index];
-                    if is_table { Self::unseen(entry) } else { entry }
-                };
-                if self.replace(&large, all, entry) == 0 {
+                let entry = split.entries[0];
+                if self.replace(&large, all, |_| Self::unseen(entry)) == 0 {
                     self.free_tables(&split);
-                } else if is_table {
-                    self.show(self.word(large.at), split.entries[0]);
+                } else {
+                    self.show(self.word(large.at), entry);
                 }
                 return Ok(None);
             }
@@ -185,18 +186,10 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     /// Fills the new table at `table`, of `level`, with leaves for the memory from `page` on.
     fn fill(&self, table: PhysAddr, level: u32, page: PhysAddr, attributes: Attributes) {
         let format = self.format();
-        let (entries, shift) = (1_usize << X::INDEX_BITS, format.shift(level));
-        let mut index = 0;
-        while index < entries {
-            let words = self.words(Position { table, level, index });
-            let words: &[AtomicU64] = &words[..words.len().min(entries - index)];
-            for (word, index) in words.iter().zip(index as u64..) {
-                let page = PhysAddr::new(page.get() + (index << shift));
-                word.store(format.leaf(page, LeafSize { level, run: 0 }, attributes), Ordering::Release);
-            }
-            self.clean(words);
-            index += words.len();
-        }
+        self.each_word(Position { table, level, index: 0 }, 1 << X::INDEX_BITS, |index| {
+            let page = PhysAddr::new(page.get() + ((index as u64) << format.shift(level)));
+            format.leaf(page, LeafSize { level, run: 0 }, attributes)
+        });
     }
 
     /// Frees the tables that did not take the page's place.

@@ -1,5 +1,7 @@
 //! The page table as its owner sees it: map, unmap, translate.
 
+use alloc::vec::Vec;
+
 use super::error::{MapError, TableError};
 use super::format::{Attributes, Format, Layout, LeafSize};
 use super::map::Last;
@@ -8,7 +10,7 @@ use super::walk::Conflict;
 use crate::addr::{Iova, IovaRange, PageSize, PageSizes, PhysAddr};
 use crate::percpu::Sections;
 use crate::platform::{FRAME_SIZE, Frames, LocalSlot, Platform};
-use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Ordering, pause, unique};
+use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering, pause, unique};
 
 /// What an unmap found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,6 +67,8 @@ pub struct PageTable<F: Frames, X: Format> {
     /// Frames in tables.
     used: AtomicUsize,
     is_reclaiming: AtomicBool,
+    /// Empty tables that no entry leads to, but hardware may know: see [`replace`](super::replace).
+    parked: Mutex<Vec<PhysAddr>>,
 }
 
 impl<F: Frames, X: Format> PageTable<F, X> {
@@ -90,6 +94,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             stamp: AtomicU64::new(unique()),
             used: AtomicUsize::new(0),
             is_reclaiming: AtomicBool::new(false),
+            parked: Mutex::new(Vec::new()),
         };
         match table.new_table(format.levels()) {
             Ok(root) => table.root = root,
@@ -322,9 +327,11 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     /// The hardware may go on using what it has cached until it is told to forget what is
     /// [stale](Unmapped::stale). One walk for each leaf
     /// table, one store for each entry; a hole costs one step for each missing table. Allocates only to split;
-    /// cannot fail. `invalidate` is called, with no slot held, only for a format that wants a page broken
-    /// before it is split: it makes the hardware forget the range and says whether that worked. With such a
-    /// format, and with frames that are not coherent, an unmap waits while another CPU splits the page.
+    /// cannot fail. `invalidate` is called, with no slot held, only to split a page of several entries, or of a format
+    /// that wants a page broken before it is split: it makes the hardware forget the range, paging structures included,
+    /// and says whether that worked. What another CPU splits so is waited for, and with frames that are not coherent
+    /// what it splits at all; so is, for a page of several entries, a [`reclaim`](Self::reclaim). So an interrupt handler
+    /// should remove what was mapped as a whole only.
     #[inline]
     pub fn unmap<P: Platform>(
         &self,
@@ -390,7 +397,11 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             let forget = &mut |start, len| IovaRange::new(Iova::new(start), len).is_ok_and(&mut *invalidate);
             // A part of a granule cannot be removed.
             let is_smallest = page.size == LeafSize { level: 1, run: 0 };
-            if is_smallest || self.split(platform, at, forget).is_err() {
+            let mut split = |at| match page.size.run {
+                1.. if !X::BREAK_BEFORE_MAKE => self.split_run(platform, at, forget),
+                _ => self.split(platform, at, forget),
+            };
+            if is_smallest || split(at).is_err() {
                 let next = page.iova + self.format.page_size(page.size).bytes();
                 kept += next.min(end + 1) - at;
                 at = next;
@@ -449,6 +460,10 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         &self.is_reclaiming
     }
 
+    pub(super) fn parked(&self) -> &Mutex<Vec<PhysAddr>> {
+        &self.parked
+    }
+
     pub(super) fn count_frames(&self, frames: isize) {
         // Relaxed: a figure for reports, it orders nothing.
         self.used.fetch_add(frames as usize, Ordering::Relaxed);
@@ -472,6 +487,10 @@ enum Stop {
 
 impl<F: Frames, X: Format> Drop for PageTable<F, X> {
     fn drop(&mut self) {
+        for table in core::mem::take(&mut *self.parked.lock()) {
+            // Only the root's size is its own.
+            self.free_table(table, 1);
+        }
         // Without a root there is nothing to free.
         if self.used.load(Ordering::Relaxed) == 0 {
             return;

@@ -28,7 +28,8 @@ pub(super) struct UnmapRun {
 pub(super) enum Obstacle {
     /// What is next is a part of this larger page.
     SticksOut(LargePage),
-    /// What is next is a part of a page that another CPU is splitting: try again, outside the section.
+    /// What is next is in a table that another CPU is at work on, or in a page that it is splitting: try again, outside
+    /// the section.
     Busy,
 }
 
@@ -45,8 +46,19 @@ pub(super) struct LargePage {
 }
 
 impl<F: Frames, X: Format> PageTable<F, X> {
+    /// Bits that an entry [closed](Self::is_closed) to unmaps has some of.
+    const CLOSED: u64 = if F::COHERENT { X::SPLIT } else { X::SPLIT | X::MARK };
+
+    /// Whether nothing may be removed below the entry of a table: hardware may see it in another table that is being
+    /// [replaced](super::replace), or in the page that was here, which a walker that is not coherent has not seen go. (A
+    /// table that may be reclaimed is open: an entry less is what is wanted.)
+    #[inline]
+    const fn is_closed(entry: u64) -> bool {
+        entry & X::MARK != 0 && entry & Self::CLOSED != 0
+    }
+
     /// Clears one page, if that takes no more than a walk and a store: a leaf of just that size that has one
-    /// entry, and no part of a page that was split. Whether it did. Inside a section.
+    /// entry, in tables that nobody is at work on, and no part of a page that was split. Whether it did. Inside a section.
     #[inline]
     pub(super) fn unmap_page(&self, iova: u64, len: u64) -> bool {
         let Some(level) = self.level_of(iova, len) else {
@@ -58,13 +70,11 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             let word = self.word(at);
             let entry = word.load(Ordering::Acquire);
             match self.format().decode(entry, at.level) {
-                // Until the hardware sees it, it may see what is below through the page that was here.
-                Entry::Table { .. } if !F::COHERENT && entry & X::MARK != 0 => return false,
                 Entry::Table { table, level } => {
                     passed |= entry;
                     at = self.step(iova, table, level);
                 }
-                Entry::Leaf { run: 0 } if at.level == level && passed & X::SPLIT == 0 => {
+                Entry::Leaf { run: 0 } if at.level == level && passed & Self::CLOSED == 0 => {
                     word.store(0, Ordering::Relaxed);
                     self.clean(core::slice::from_ref(word));
                     return true;
@@ -87,7 +97,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             let entry = self.word(at).load(Ordering::Acquire);
             match format.decode(entry, at.level) {
                 Entry::Leaf { run } => break (entry, run),
-                Entry::Table { .. } if !F::COHERENT && entry & X::MARK != 0 => {
+                Entry::Table { .. } if Self::is_closed(entry) => {
                     return UnmapRun { bytes: 0, skip: 0, split, obstacle: Some(Obstacle::Busy) };
                 }
                 Entry::Table { table, level } => {

@@ -284,3 +284,74 @@ fn what_cannot_be_split_is_counted_as_still_mapped() {
     assert_eq!((unmapped.bytes, unmapped.kept), (0, 2 * PAGE));
     assert!(is_mapped(&broken, PAGE));
 }
+
+#[test]
+fn a_page_of_several_entries_is_split_in_a_copy_of_its_table() {
+    let memory = Memory::new(64 << 20);
+    let table = make(Arc::clone(&memory), AmdV1::new(4, 3, 52).unwrap());
+    let empty = table.table_bytes();
+    let run = 64 << 10;
+    map(&table, LARGE, run).unwrap();
+    map(&table, LARGE + run, run).unwrap();
+    let before = table.table_bytes();
+    let mapped = |unmapped: &[u64]| {
+        let page = |page| is_mapped(&table, LARGE + page * PAGE);
+        assert!((0..32).all(|number| page(number) != unmapped.contains(&number)), "{unmapped:?}");
+    };
+    // Whatever the hardware knows of the table must go.
+    let mut told = Vec::new();
+    let removed = unmap_telling(&table, range(LARGE + 3 * PAGE, 2 * PAGE), |range| {
+        mapped(&[]);
+        told.push(range);
+        true
+    });
+    assert_eq!((removed.bytes, removed.stale), (2 * PAGE, range(LARGE + 3 * PAGE, 2 * PAGE)));
+    assert_eq!(told, [range(LARGE, LARGE)]);
+    mapped(&[3, 4]);
+    assert_eq!(table.table_bytes(), before);
+    assert_accounted(&memory, &table);
+    // Without memory, or an answer, or with a driver that panics: as it was, and the copies are kept.
+    memory.fail_after(1);
+    let removed = unmap_telling(&table, range(LARGE + 17 * PAGE, PAGE), |_| unreachable!());
+    assert_eq!((removed.bytes, removed.kept), (0, PAGE));
+    for copies in 1..=2 {
+        let removed = unmap_telling(&table, range(LARGE + 17 * PAGE, PAGE), |_| false);
+        assert_eq!((removed.bytes, removed.kept), (0, PAGE));
+        mapped(&[3, 4]);
+        assert_eq!(table.table_bytes(), before + copies * 4096);
+    }
+    let panicking = std::panic::AssertUnwindSafe(|| {
+        unmap_telling(&table, range(LARGE + 17 * PAGE, PAGE), |_| panic!("as the test wants"))
+    });
+    assert!(std::panic::catch_unwind(panicking).is_err());
+    mapped(&[3, 4]);
+    assert!(table.reclaim(&*crate::common::PLATFORM, || Err(())).is_err());
+    assert_eq!(table.table_bytes(), before + 3 * 4096, "until the hardware has forgotten them");
+    assert_eq!(reclaim(&table), 3 * 4096);
+    assert_eq!(unmap(&table, LARGE + 17 * PAGE, PAGE), PAGE);
+    mapped(&[3, 4, 17]);
+    assert_accounted(&memory, &table);
+    assert_eq!(unmap(&table, LARGE, 2 * run), 2 * run - 3 * PAGE);
+    reclaim(&table);
+    assert_eq!(table.table_bytes(), empty);
+    // Copies that are kept go with the table.
+    map(&table, LARGE, run).unwrap();
+    assert_eq!(unmap_telling(&table, range(LARGE, PAGE), |_| false).bytes, 0);
+    drop(table);
+    assert_eq!((memory.frames_in_use(), memory.bad_frees()), (0, 0));
+}
+
+#[test]
+fn amd_s_topmost_table_has_no_pages_of_several_entries() {
+    for levels in 1..=6 {
+        for large in 1..=levels.min(3) {
+            let format = AmdV1::new(levels, large, 52).unwrap();
+            let sizes = format.leaf_sizes();
+            assert!(sizes.iter().all(|size| size.run == 0 || size.level < levels));
+            assert!(sizes.iter().all(|size| size.level <= large));
+            assert_eq!(sizes.len() as u32, if large == levels { 9 * large - 8 } else { 9 * large });
+        }
+        // Hardware has a bug with pages of 512 GiB.
+        assert!(AmdV1::new(levels, 4, 52).is_err());
+    }
+}

@@ -75,7 +75,11 @@ impl<X: Format> Rig<X> {
             self.walks(start + below(len / PAGE) * PAGE, PAGE);
             assert!(is_mapped(&self.table, start) && is_mapped(&self.table, start + len - 1));
             let part = below(len / PAGE) * PAGE;
-            assert_eq!(unmap(&self.table, start + part, PAGE), PAGE);
+            let removed = unmap_telling(&self.table, range(start + part, PAGE), |range| {
+                let request = Invalidation::Range { range, leaf_only: false };
+                self.iommu.queue().invalidate(DOMAIN, request).is_ok()
+            });
+            assert_eq!(removed.bytes, PAGE);
             self.forget(start, len);
             if part > 0 {
                 self.walks(start, part);

@@ -1,0 +1,178 @@
+//! Splitting a page of several entries where hardware must find all of them alike at any time (AMD's sizes
+//! between two levels), and devices go on using what stays mapped.
+//!
+//! Entries cannot be changed together, but one store can exchange their table:
+//!
+//! 1. the entry that leads to the table is *marked*, as for [reclaim](super::reclaim) and with [`Format::SPLIT`]: maps and
+//!    unmaps that meet both wait, outside their sections; and [cursors](super::Cursor) are made stale;
+//! 2. all sections that might have passed it before are waited for: nobody but hardware is in the table;
+//! 3. it is copied, with smaller leaves in the page's place, and the entry leads to the copy, still marked;
+//! 4. hardware is made to forget all that it has cached of the addresses below, tables included;
+//! 5. the mark is taken off, and once all sections are over the old table is freed.
+//!
+//! Until step 4 hardware uses either table, and both say the same: that is what the others wait for. Where it is not
+//! confirmed the old table, which never changed, comes back. The copy may still be walked then: it is emptied, so that
+//! nothing is reached through it that is unmapped later, and *parked* until hardware has confirmed that it has
+//! forgotten everything (what still looks there meets faults until then).
+//!
+//! One CPU at a time does this, or reclaims: so no table on the way goes meanwhile.
+
+use super::format::{Entry, Format, Layout, LeafSize};
+use super::reclaim::Turn;
+use super::table::PageTable;
+use super::walk::{Conflict, Position};
+use crate::addr::PhysAddr;
+use crate::platform::{Frames, Platform};
+use crate::sync::{AtomicU64, Ordering};
+
+/// A table whose place is taken by a copy, unless it comes back when this is dropped.
+struct Replacing<'a, F: Frames, X: Format, P: Platform> {
+    owner: &'a PageTable<F, X>,
+    platform: &'a P,
+    /// The entry that leads to the table, and what it was.
+    above: Position,
+    entry: u64,
+    /// Where the page's first entry is.
+    at: Position,
+    /// The copy, since the entry leads there.
+    copy: Option<PhysAddr>,
+    is_confirmed: bool,
+}
+
+impl<F: Frames, X: Format, P: Platform> Drop for Replacing<'_, F, X, P> {
+    fn drop(&mut self) {
+        if self.is_confirmed {
+            return;
+        }
+        self.lead(self.entry);
+        if let Some(copy) = self.copy {
+            let all = self.owner.entries_of(self.at.level);
+            self.owner.each_word(Position { table: copy, index: 0, ..self.at }, all, |_| 0);
+            // There is room for it.
+            self.platform.with_slot(|_| self.owner.parked().lock().push(copy));
+        }
+    }
+}
+
+impl<F: Frames, X: Format, P: Platform> Replacing<'_, F, X, P> {
+    /// Changes the entry above, which nobody else does.
+    fn lead(&self, entry: u64) {
+        let word = self.owner.word(self.above);
+        // Release: who follows it sees what is in the table.
+        word.store(entry, Ordering::Release);
+        self.owner.clean(core::slice::from_ref(word));
+    }
+}
+
+impl<F: Frames, X: Format> PageTable<F, X> {
+    /// Splits the page of several entries at `iova` into leaves of one entry. `invalidate` makes hardware forget a range
+    /// (first address and length), tables included, and says whether that worked. The caller holds no slot.
+    ///
+    /// # Errors
+    /// No memory, or the page is in the root; or an invalidation that was not confirmed, [`Conflict::Busy`]. The page is
+    /// as it was.
+    #[cold]
+    pub(super) fn split_run<P: Platform>(
+        &self,
+        platform: &P,
+        iova: u64,
+        invalidate: &mut dyn FnMut(u64, u64) -> bool,
+    ) -> Result<(), Conflict> {
+        let _turn = Turn::wait(self.is_reclaiming());
+        let marked = platform.with_slot(|slot| {
+            let _section = self.sections().enter(slot);
+            self.parked().lock().try_reserve(1).map_err(|_| Conflict::OutOfMemory)?;
+            self.mark_above(iova)
+        })?;
+        let Some((above, entry, at, run)) = marked else {
+            return Ok(());
+        };
+        let mut this = Replacing { owner: self, platform, above, entry, at, copy: None, is_confirmed: false };
+        self.retire_cursors();
+        self.sections().synchronize(platform);
+        // Somebody may have removed it before.
+        let first = self.word(at).load(Ordering::Acquire);
+        if self.format().decode(first, at.level) != (Entry::Leaf { run }) {
+            return Ok(());
+        }
+        let copy = self.new_table(at.level)?;
+        self.count_frames(self.frames_of(at.level) as isize);
+        self.copy_split(copy, at, run);
+        this.copy = Some(copy);
+        let entry = self.format().table(copy, at.level) | entry & X::SPLIT;
+        this.lead(entry | X::MARK | X::SPLIT);
+        let bytes = 1 << self.format().shift(above.level);
+        if !invalidate(iova - iova % bytes, bytes) {
+            return Err(Conflict::Busy);
+        }
+        this.is_confirmed = true;
+        this.lead(entry);
+        // Some only look.
+        self.sections().synchronize(platform);
+        self.count_frames(-(self.frames_of(at.level) as isize));
+        self.free_table(at.table, at.level);
+        Ok(())
+    }
+
+    /// Marks the entry that leads to the table of the page of several entries at `iova`: where that is, what it was, where
+    /// the page's first entry is, and the logarithm of their number. `None` where things have changed meanwhile. Inside
+    /// a section.
+    #[allow(clippy::type_complexity, reason = "one caller")]
+    fn mark_above(&self, iova: u64) -> Result<Option<(Position, u64, Position, u32)>, Conflict> {
+        let mut at = self.top(iova);
+        let mut above = None;
+        loop {
+            let entry = self.word(at).load(Ordering::Acquire);
+            match self.format().decode(entry, at.level) {
+                Entry::Table { .. } if entry & X::MARK != 0 => return Ok(None),
+                Entry::Table { table, level } => {
+                    above = Some((at, entry));
+                    at = self.step(iova, table, level);
+                }
+                Entry::Leaf { run } if run > 0 => {
+                    let (above, entry) = above.ok_or(Conflict::OutOfMemory)?;
+                    let marked = self.word(above).compare_exchange(
+                        entry,
+                        entry | X::MARK | X::SPLIT,
+                        Ordering::AcqRel,
+                        Ordering::Relaxed,
+                    );
+                    self.clean(core::slice::from_ref(self.word(above)));
+                    at.index = at.index >> run << run;
+                    return Ok(marked.is_ok().then_some((above, entry, at, run)));
+                }
+                _ => return Ok(None),
+            }
+        }
+    }
+
+    /// Fills `copy` with what is in the table of `at`, and with leaves of one entry for the page of 2^`run` entries that
+    /// begins there.
+    fn copy_split(&self, copy: PhysAddr, at: Position, run: u32) {
+        let (format, level) = (self.format(), at.level);
+        let first = self.word(at).load(Ordering::Relaxed);
+        let (page, attributes) = (format.page(first, level).get(), format.attributes(first, level));
+        let ours = at.index..at.index + (1 << run);
+        self.each_word(Position { table: copy, level, index: 0 }, self.entries_of(level), |index| {
+            if ours.contains(&index) {
+                let page = page + (((index - at.index) as u64) << format.shift(level));
+                format.leaf(PhysAddr::new(page), LeafSize { level, run: 0 }, attributes)
+            } else {
+                self.word(Position { index, ..at }).load(Ordering::Acquire)
+            }
+        });
+    }
+
+    /// Stores what `entry` gives to the words of the table from `at` on, up to number `end`.
+    pub(super) fn each_word(&self, mut at: Position, end: usize, entry: impl Fn(usize) -> u64) {
+        while at.index < end {
+            let words = self.words(at);
+            let words: &[AtomicU64] = &words[..words.len().min(end - at.index)];
+            for (word, index) in words.iter().zip(at.index..) {
+                word.store(entry(index), Ordering::Release);
+            }
+            self.clean(words);
+            at.index += words.len();
+        }
+    }
+}
