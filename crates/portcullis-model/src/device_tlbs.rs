@@ -40,7 +40,7 @@ impl DeviceTlbs {
     /// Puts what the unit has answered into the device's TLB, if it has one. The mark of a stale entry that had
     /// to go for it.
     pub(crate) fn keep(&mut self, device: usize, entry: Entry) -> Option<NonZeroU32> {
-        self.of_mut(device)?.insert(Entry { stale: None, ..entry })?.stale
+        self.of_mut(device)?.insert(Entry { stale: None, by_part: false, ..entry })?.stale
     }
 
     /// The TLB of a device.
@@ -53,10 +53,10 @@ impl DeviceTlbs {
         self.tlbs.get_mut(device)?.as_mut()
     }
 
-    /// Removes what covers a part of `range`, or everything. O(capacity).
+    /// Removes what lies in `range` as a whole, or everything. O(capacity).
     pub(crate) fn invalidate(&mut self, device: usize, range: Option<IovaRange>, removed: impl FnMut(Entry)) {
         if let Some(tlb) = self.of_mut(device) {
-            tlb.invalidate_if(|entry| range.is_none_or(|range| entry.overlaps(range)), removed);
+            tlb.invalidate_if(|entry| range.is_none_or(|range| entry.is_within(range)), removed);
         }
     }
 }

@@ -72,7 +72,7 @@ impl Entry {
         self.iova.get() | self.size.offset_mask()
     }
 
-    pub(crate) fn overlaps(&self, range: IovaRange) -> bool {
+    fn overlaps(&self, range: IovaRange) -> bool {
         self.iova <= range.last() && range.start().get() <= self.last()
     }
 

@@ -63,7 +63,7 @@ impl TableFormat {
     /// Whether invalidating a part of a page makes the hardware forget all of it: see [`iotlb`](crate::iotlb).
     pub fn forgets_by_part(self) -> bool {
         match self {
-            Self::VtdSecondStage { .. } | Self::X86FirstStage { .. } | Self::AmdV1 { .. } => true,
+            Self::VtdSecondStage { .. } | Self::X86FirstStage { .. } | Self::AmdV1 { .. } => false,
             Self::Arm(_) | Self::RiscV(_) => true,
         }
     }
