@@ -341,3 +341,6 @@ impl<Q: InvalidationQueue> SharedQueue<Q> {
         self.submit(second)
     }
 }
+
+#[cfg(test)]
+mod tests;

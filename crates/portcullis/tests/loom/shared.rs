@@ -1,6 +1,8 @@
 //! CPUs that share hardware waits: each comes back after a submission that began when its request was staged.
+//!
+//! What the hardware has cached, and what failed, is in the model checker's own words: only what the queue itself orders is
+//! ordered.
 
-use std::sync::Mutex;
 use std::sync::atomic::AtomicUsize as Plain;
 use std::sync::atomic::Ordering as PlainOrdering;
 
@@ -15,92 +17,129 @@ use portcullis::sync::{AtomicU64, Ordering};
 /// A page-table entry for each CPU, and what the hardware has cached of it.
 struct Hardware {
     tables: [AtomicU64; 3],
-    cached: Mutex<[u64; 3]>,
+    cached: [AtomicU64; 3],
+    failed: [AtomicU64; 3],
     submissions: Plain,
     /// Which submission fails, counting from 1; 0 for none.
     fails: usize,
-    failed: Mutex<Vec<u64>>,
 }
 
 impl Hardware {
     fn new(fails: usize) -> Self {
-        Self {
-            tables: [1, 1, 1].map(AtomicU64::new),
-            cached: Mutex::new([1; 3]),
-            submissions: Plain::new(0),
-            fails,
-            failed: Mutex::new(Vec::new()),
-        }
+        let words = |word| [word; 3].map(AtomicU64::new);
+        Self { tables: words(1), cached: words(1), failed: words(0), submissions: Plain::new(0), fails }
     }
 }
 
-// SAFETY: the cache is brought up to date before `Ok`; no memory is behind it.
-unsafe impl InvalidationQueue for Hardware {
+/// The CPU whose page a request is about; all of a domain's.
+fn whose(request: &Request) -> std::ops::Range<usize> {
+    match request.invalidation {
+        Invalidation::Range { range, .. } => {
+            let cpu = (range.start().get() >> 12) as usize;
+            cpu..cpu + 1
+        }
+        _ if request.domain == SHARED => 0..3,
+        _ => request.domain.0.into()..usize::from(request.domain.0) + 1,
+    }
+}
+
+/// The domain of all CPUs, where they have no domain each.
+const SHARED: DomainId = DomainId(9);
+
+impl InvalidationQueue for Hardware {
     fn invalidate(&self, domain: DomainId, request: Invalidation) -> Result<(), InvalidationError> {
         self.submit(&[Request { domain, invalidation: request }])
     }
 
     fn submit(&self, requests: &[Request]) -> Result<(), InvalidationError> {
         let number = self.submissions.fetch_add(1, PlainOrdering::Relaxed) + 1;
-        let whose = requests.iter().map(|request| u64::from(request.domain.0));
-        if number == self.fails {
-            self.failed.lock().unwrap().extend(whose);
-            return Err(InvalidationError::TimedOut { waited_ns: 7 });
+        for cpu in requests.iter().flat_map(whose) {
+            if number == self.fails {
+                self.failed[cpu].store(1, Ordering::Relaxed);
+            } else {
+                // What it forgets it may fetch again at once.
+                self.cached[cpu].store(self.tables[cpu].load(Ordering::Relaxed), Ordering::Relaxed);
+            }
         }
-        for cpu in whose {
-            // What it forgets it may fetch again at once.
-            let entry = self.tables[cpu as usize].load(Ordering::Relaxed);
-            self.cached.lock().unwrap()[cpu as usize] = entry;
-        }
-        Ok(())
+        if number == self.fails { Err(InvalidationError::TimedOut { waited_ns: 7 }) } else { Ok(()) }
     }
 }
 
-fn unmap(queue: &SharedQueue<Hardware>, cpu: u16) -> Result<(), InvalidationError> {
-    queue.queue().tables[cpu as usize].store(0, Ordering::Relaxed);
-    let range = IovaRange::new(Iova::new(0x1000), 0x1000).unwrap();
-    let result = queue.invalidate(DomainId(cpu), Invalidation::Range { range, leaf_only: true });
+/// How a CPU asks.
+#[derive(Clone, Copy)]
+enum Ask {
+    /// For its page, in a domain of its own.
+    Page,
+    /// For its page, in everybody's domain.
+    SharedPage,
+    /// For everybody's domain.
+    Shared,
+}
+
+fn unmap(queue: &SharedQueue<Hardware>, cpu: u16, ask: Ask) -> Result<(), InvalidationError> {
+    let hardware = queue.queue();
+    hardware.tables[usize::from(cpu)].store(0, Ordering::Relaxed);
+    let range = IovaRange::new(Iova::new(u64::from(cpu) << 12), 0x1000).unwrap();
+    let page = Invalidation::Range { range, leaf_only: true };
+    let result = match ask {
+        Ask::Page => queue.invalidate(DomainId(cpu), page),
+        Ask::SharedPage => queue.invalidate(SHARED, page),
+        Ask::Shared => queue.invalidate(SHARED, Invalidation::Domain),
+    };
     match result {
-        Ok(()) => assert_eq!(queue.queue().cached.lock().unwrap()[cpu as usize], 0, "forgotten"),
-        Err(_) => assert!(queue.queue().failed.lock().unwrap().contains(&cpu.into()), "it failed"),
+        Ok(()) => assert_eq!(hardware.cached[usize::from(cpu)].load(Ordering::Relaxed), 0, "forgotten"),
+        Err(_) => assert_eq!(hardware.failed[usize::from(cpu)].load(Ordering::Relaxed), 1, "it failed"),
     }
     result
 }
 
-fn cpus(fails: usize, count: u16) {
+/// `asks` says how each CPU does.
+fn cpus(fails: usize, asks: &'static [Ask]) {
     let mut model = ::loom::model::Builder::new();
-    model.preemption_bound = Some(if count > 2 { 1 } else { 3 });
+    model.preemption_bound = Some(if asks.len() > 2 { 1 } else { 3 });
     // Who waits looks again and again.
     model.max_branches = 100_000;
     model.check(move || {
         let queue = Arc::new(SharedQueue::new(Hardware::new(fails)));
-        let others: Vec<_> = (1..count)
+        let others: Vec<_> = (1..asks.len())
             .map(|cpu| {
                 let queue = Arc::clone(&queue);
-                thread::spawn(move || unmap(&queue, cpu).is_err())
+                thread::spawn(move || unmap(&queue, cpu as u16, asks[cpu]).is_err())
             })
             .collect();
-        let mut failures = usize::from(unmap(&queue, 0).is_err());
+        let mut failures = usize::from(unmap(&queue, 0, asks[0]).is_err());
         for other in others {
             failures += usize::from(other.join().unwrap());
         }
-        assert_eq!(failures, queue.queue().failed.lock().unwrap().len(), "each failure is told once");
-        assert!(queue.submissions() <= count.into());
+        // There may be no second submission to fail.
+        assert!(if fails == 1 { failures > 0 } else { failures <= fails / 2 });
+        assert!(queue.submissions() <= asks.len() as u64);
     });
 }
 
 #[test]
 fn whoever_comes_back_is_forgotten() {
-    cpus(0, 2);
+    cpus(0, &[Ask::Page; 2]);
 }
 
 #[test]
 fn a_failed_batch_fails_for_all_in_it_and_for_nobody_else() {
-    cpus(1, 2);
+    cpus(1, &[Ask::Page; 2]);
+    cpus(2, &[Ask::Page; 2]);
+}
+
+#[test]
+fn who_asks_for_a_domain_serves_who_asks_for_a_page_of_it() {
+    cpus(0, &[Ask::SharedPage, Ask::Shared]);
 }
 
 /// Batches hold two requests here, so three CPUs also meet a full one.
 #[test]
 fn a_full_batch_is_waited_for() {
-    cpus(0, 3);
+    cpus(0, &[Ask::Page; 3]);
+}
+
+#[test]
+fn nor_does_a_domain_make_others_pages_be_forgotten_about() {
+    cpus(0, &[Ask::Page, Ask::Page, Ask::Shared]);
 }
