@@ -5,6 +5,7 @@
 mod loom {
     pub mod deferred;
     pub mod device_tlb;
+    pub mod domain;
     pub mod frames;
     pub mod owned;
     pub mod reclaim;

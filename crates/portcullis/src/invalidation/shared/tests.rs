@@ -54,7 +54,7 @@ fn a_batch_covers_all_that_was_staged_in_it_and_names_nobody_else() {
     for (seed, different) in [(1, 1), (2, 3), (3, 20), (4, BATCH as u64 - 1), (5, BATCH as u64 + 30)] {
         let mut dice = Dice(seed);
         let mut refused = 0;
-        for _ in 0..40 {
+        for _ in 0..if cfg!(debug_assertions) { 10 } else { 40 } {
             let (mut state, mut asked) = (state(), Vec::<Request>::new());
             let is_named =
                 |requests: &[Request], one: &Request| requests.iter().any(|other| other.domain == one.domain);
@@ -123,7 +123,7 @@ fn error(number: u64) -> InvalidationError {
 
 #[test]
 fn each_waiter_is_told_of_its_batch_s_failure() {
-    for seed in 1..400 {
+    for seed in 1..if cfg!(debug_assertions) { 100 } else { 400 } {
         let mut dice = Dice(seed);
         let (mut state, mut batches) = (state(), Vec::<Ended>::new());
         let (waiters, fails) = (1 + dice.below(4), 1 + dice.below(4));
@@ -178,4 +178,103 @@ fn failures_beyond_those_that_are_remembered_one_by_one_are_told_with_the_last()
     // It stands for several, and its waiters cannot be told from those of the good ones: it stays, and says so.
     assert_eq!(state.outcome(2 * last), Err(error(last)));
     assert_eq!(vec![state.failed.len()], [FAILURES]);
+}
+
+/// Remembers what it was asked, and panics if told to.
+struct Told {
+    submission_ns: u32,
+    panics: AtomicBool,
+    log: Mutex<Vec<Vec<Request>>>,
+}
+
+impl Told {
+    fn queue(submission_ns: u32) -> SharedQueue<Self> {
+        SharedQueue::new(Self { submission_ns, panics: AtomicBool::new(false), log: Mutex::new(Vec::new()) })
+    }
+
+    fn take(&self) -> Vec<Vec<Request>> {
+        core::mem::take(&mut self.log.lock())
+    }
+}
+
+// SAFETY: there is no hardware behind it.
+unsafe impl InvalidationQueue for Told {
+    fn invalidate(&self, domain: DomainId, request: Invalidation) -> Result<(), InvalidationError> {
+        self.submit(&[Request { domain, invalidation: request }])
+    }
+
+    fn submit(&self, requests: &[Request]) -> Result<(), InvalidationError> {
+        self.log.lock().push(requests.to_vec());
+        assert!(!self.panics.load(Ordering::Relaxed), "a driver's bug");
+        if requests.contains(&whole(666)) { Err(error(666)) } else { Ok(()) }
+    }
+
+    fn costs(&self) -> Costs {
+        Costs { submission_ns: self.submission_ns, ..Costs::BARE_METAL }
+    }
+}
+
+#[test]
+fn what_asks_a_device_is_in_no_batch() {
+    let queue = Told::queue(1000);
+    let device =
+        |number| Invalidation::DeviceTlb { device: crate::invalidation::DeviceId(number), range: None };
+    let devices = |domain, number| Request { domain: DomainId(domain), invalidation: device(number) };
+    let requests = [page(1, 1, true), whole(1), page(1, 2, true), devices(1, 7)];
+    assert_eq!(queue.submit(&requests), Ok(()));
+    assert_eq!(queue.submit(&[devices(1, 8)]), Ok(()));
+    assert_eq!(queue.queue().take(), [requests.to_vec(), vec![devices(1, 8)]], "as it was, in its order");
+    // What asks none is.
+    assert_eq!(queue.submit(&requests[..3]), Ok(()));
+    assert_eq!(queue.queue().take(), [[whole(1)]]);
+    assert_eq!(queue.submissions(), 3);
+}
+
+#[test]
+fn what_costs_next_to_nothing_is_not_shared() {
+    let requests = [whole(1), page(1, 1, true)];
+    for (submission_ns, shared) in [(SHARED_FROM_NS - 1, false), (SHARED_FROM_NS, true)] {
+        let queue = Told::queue(submission_ns);
+        assert_eq!(queue.submit(&requests), Ok(()));
+        assert_eq!(queue.queue().take(), [requests[..if shared { 1 } else { 2 }].to_vec()]);
+    }
+}
+
+#[test]
+fn more_domains_than_a_batch_holds_are_all_asked_for_and_a_failure_of_any_is_told() {
+    for bad in [None, Some(0), Some(2 * BATCH)] {
+        let queue = Told::queue(1000);
+        let mut requests: Vec<_> = (0..=2 * BATCH).map(|number| page(number as u16, 1, true)).collect();
+        if let Some(bad) = bad {
+            requests[bad] = whole(666);
+        }
+        assert_eq!(queue.submit(&requests).err(), bad.map(|_| error(666)));
+        let log = queue.queue().take();
+        assert_eq!(queue.submissions(), log.len() as u64);
+        assert!(bad.is_some() || log.concat() == requests);
+    }
+}
+
+/// A queue that panics says nothing to the leader, who goes on unwinding; to all others of the batch, that it was abandoned.
+#[test]
+fn who_leads_a_batch_that_panics_does_not_ask_and_all_others_do() {
+    let abandoned = Err(InvalidationError::Abandoned);
+    let panics = |queue: &SharedQueue<Told>, call: &dyn Fn() -> bool| {
+        queue.queue().panics.store(true, Ordering::Relaxed);
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(call)).is_err());
+        queue.queue().panics.store(false, Ordering::Relaxed);
+    };
+    let queue = Told::queue(1000);
+    panics(&queue, &|| queue.submit(&[page(1, 1, true)]).is_ok());
+    assert!(queue.state.lock().failed.is_empty(), "nobody is left to ask");
+    // The leader is one of three.
+    (0..2).for_each(|number| assert_eq!(queue.stage(&[page(number, 1, true)]), (Some(2), 2)));
+    panics(&queue, &|| queue.submit(&[page(2, 1, true)]).is_ok());
+    assert_eq!([(); 3].map(|()| queue.state.lock().outcome(2)), [abandoned, abandoned, Ok(())]);
+    // The leader found no room in it.
+    (0..BATCH as u16).for_each(|number| assert_eq!(queue.stage(&[page(number, 1, true)]), (Some(3), 3)));
+    panics(&queue, &|| queue.submit(&[page(BATCH as u16, 1, true)]).is_ok());
+    (0..BATCH).for_each(|_| assert_eq!(queue.state.lock().outcome(3), abandoned));
+    assert_eq!(queue.state.lock().outcome(3), Ok(()));
+    assert_eq!(queue.submit(&[page(1, 1, true)]), Ok(()));
 }
