@@ -80,6 +80,25 @@ fn a_pool_that_ends_asks_once_more_for_what_was_not_confirmed() {
 }
 
 #[test]
+fn a_pool_that_ends_asks_once_more_for_slots_that_were_not_confirmed() {
+    let bench = Bench::new(small());
+    let buffer = bench.memory.buffer(PAGE).unwrap();
+    let list = [piece(buffer.phys(), 0, PAGE)];
+    let iova = map(&bench.device, &list, Direction::FromDevice, NONE).unwrap().iova();
+    bench.iommu.dma_write(DEVICE, iova, &[1]).unwrap();
+    let slot = bench.reaches(iova, Permissions::WRITE).unwrap();
+    bench.pool.unmap(iova, PAGE).unwrap();
+    bench.iommu.queue().fail_next(1, TIMEOUT);
+    assert_eq!(bench.pool.trim(0), Err(TIMEOUT));
+    let Bench { pool, device, domain, iommu, memory, .. } = bench;
+    let reaches = || iommu.access(DEVICE, iova, 1, Permissions::WRITE).is_ok();
+    assert!(reaches() && memory.is_allocated(slot), "or the test means nothing");
+    drop((pool, device));
+    assert!(!reaches() && !memory.is_allocated(slot));
+    assert_eq!(domain.stats().lost_iova_bytes, 0);
+}
+
+#[test]
 fn a_slot_that_got_no_memory_gets_some_later() {
     let bench = Bench::new(small());
     let buffer = bench.memory.buffer(16 * PAGE).unwrap();

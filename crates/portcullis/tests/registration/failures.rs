@@ -220,6 +220,48 @@ fn a_cache_that_ends_gives_up_what_somebody_else_unmapped() {
     assert_eq!(domain.stats().lost_iova_bytes, 3 * PAGE);
 }
 
+/// By number and under a lazy policy: nothing of it was invalidated.
+#[test]
+fn what_somebody_else_unmapped_is_out_of_reach_when_the_cache_ends() {
+    for ends in [true, false] {
+        let bench = Bench::new(8, 64);
+        let domain = Arc::clone(&bench.rig.domain);
+        let iova = bench.touch(pages(0, 2), KEPT);
+        domain.unmap(IovaRange::new(iova, 2 * PAGE).unwrap()).unwrap();
+        assert!(bench.rig.reaches(iova), "or the test means nothing");
+        if !ends {
+            bench.cache.forget(pages(0, 1)).unwrap();
+            assert!(!bench.rig.reaches(iova));
+        }
+        let rig = bench.rig;
+        drop(bench.cache);
+        assert!(!rig.reaches(iova));
+        assert_eq!(domain.stats().lost_iova_bytes, 2 * PAGE);
+    }
+}
+
+#[test]
+fn a_map_that_meets_somebody_else_s_page_gives_its_addresses_up() {
+    let bench = Bench::new(8, 64);
+    let domain = Arc::clone(&bench.rig.domain);
+    // What was freed last comes first.
+    let iova = bench.touch(pages(0, 2), HELD);
+    let second = IovaRange::new(iova.checked_add(PAGE).unwrap(), PAGE).unwrap();
+    let foreign = [(pages(7, 1).phys, PAGE)];
+    let mapper = domain.mapper();
+    mapper.open(&bench.rig.platform, second, foreign, Permissions::READ_WRITE, &mut Gather::new()).unwrap();
+    let error = bench.acquire(pages(0, 2), HELD).unwrap_err();
+    let occupied = MapError::AlreadyMapped { at: second.start() };
+    assert_eq!(error, AcquireError::Map(MapListError::Map(occupied)));
+    assert_eq!((bench.cache.usage().entries, domain.stats().lost_iova_bytes), (0, 2 * PAGE));
+    for _ in 0..20 {
+        assert!(!(iova..=second.last()).contains(&bench.touch(pages(0, 2), HELD)));
+    }
+    drop(bench.cache);
+    assert!(bench.rig.reaches(second.start()), "left alone");
+    assert_eq!(domain.stats().lost_iova_bytes, 2 * PAGE);
+}
+
 #[test]
 fn no_lock_is_held_and_nothing_is_lent_while_the_hardware_works() {
     let bench = Bench::on(StdPlatform::new(), 4, 64);
