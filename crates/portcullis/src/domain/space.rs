@@ -32,7 +32,8 @@ pub struct DomainStats {
     pub unmaps: u64,
     /// Domain-wide flushes that the hardware confirmed.
     pub flushes: u64,
-    /// Bytes of I/O virtual addresses given up for good, after a caller's mistake or a failed invalidation.
+    /// Bytes of I/O virtual addresses given up for good, after a caller's mistake, a failed invalidation, or a panic of a mapper,
+    /// its queue or the platform. (Of those that a panic of the platform met, some may be in use again.)
     pub lost_iova_bytes: u64,
 }
 

@@ -90,11 +90,13 @@ pub struct Scenario {
     pub policy: Policy,
     pub mask: u64,
     pub make: fn(&World) -> Work,
+    /// One call in so many goes wrong, where all of them would take long.
+    pub stride: usize,
 }
 
 impl Scenario {
     pub const fn new(name: &'static str, make: fn(&World) -> Work) -> Self {
-        Self { name, policy: Policy::Strict, mask: u64::MAX, make }
+        Self { name, policy: Policy::Strict, mask: u64::MAX, make, stride: 1 }
     }
 
     pub const fn lazily(self) -> Self {
@@ -102,6 +104,10 @@ impl Scenario {
     }
 
     /// The device reaches so few pages that what is lost is missed.
+    pub const fn one_in(self, stride: usize) -> Self {
+        Self { stride, ..self }
+    }
+
     pub const fn within(self, pages: u64) -> Self {
         Self { mask: pages * PAGE - 1, ..self }
     }
@@ -116,7 +122,7 @@ impl Scenario {
         for (number, call) in calls.into_iter().enumerate() {
             // A walk over all tables is the same many times over.
             tables += u64::from(call == Call::Table);
-            if call == Call::Table && tables > 200 && tables % 37 != 0 {
+            if number % self.stride != 0 || call == Call::Table && tables > 200 && tables % 37 != 0 {
                 continue;
             }
             for mode in call.modes() {

@@ -56,14 +56,15 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             let Some(range) = torn else { return };
             // What is not there was removed before the panic.
             let _ = self.unlink(range, gather);
-            self.set_phase(range, Phase::Unconfirmed);
+            self.set_phase_from(range, Phase::Torn, Phase::Unconfirmed);
         }
     }
 
-    /// Puts the mapping of `range` into another phase.
-    pub(super) fn set_phase(&self, range: IovaRange, phase: Phase) {
+    /// Puts the mapping of `range` from one phase into another, if it is in that.
+    pub(super) fn set_phase_from(&self, range: IovaRange, from: Phase, to: Phase) {
         let set = |map: &mut BTreeMap<_, Entry>| {
-            map.get_mut(&range.start()).into_iter().for_each(|entry| entry.phase = phase);
+            let entry = map.get_mut(&range.start()).filter(|entry| entry.phase == from);
+            entry.into_iter().for_each(|entry| entry.phase = to);
         };
         self.domain.platform().with_slot(|_| self.singles.with(set));
     }

@@ -66,16 +66,17 @@ impl<M: Mapper, P: Platform, C: CopyMemory> PlatformEvents for BouncePool<M, P, 
         if at == NEVER {
             return;
         }
+        let again = Again(self);
         let not_asked = NotAsked(&self.idle);
         if self.domain.platform().now_ns() < at {
             // Forgotten, maybe, for the deadline that has come now.
             self.domain.platform().wake_at(at);
             not_asked.done();
+            core::mem::forget(again);
             return;
         }
         // Acquire, and first: what comes from now on asks again, and what came before is seen.
         drop(not_asked);
-        let again = Again(self);
         self.trim_idle();
         core::mem::forget(again);
     }
@@ -100,7 +101,7 @@ impl Drop for NotAsked<'_> {
     }
 }
 
-/// Has the timer come again when it is dropped: where a trim panics.
+/// Has the timer come again when it is dropped: where what it came for panics.
 struct Again<'a, M: Mapper, P: Platform, C: CopyMemory>(&'a BouncePool<M, P, C>);
 
 impl<M: Mapper, P: Platform, C: CopyMemory> Drop for Again<'_, M, P, C> {

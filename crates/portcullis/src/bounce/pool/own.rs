@@ -16,16 +16,20 @@ use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
 use crate::sync::{Ordering, fence};
 
-/// A mapping that is being unmapped. Dropped where a call below panics: then a trim goes on with it.
+/// A mapping that is being unmapped, or whose maker has not heard of it. Dropped where a call below panics: then a trim
+/// goes on with it.
 struct Ending<'a, M: Mapper, P: Platform, C: CopyMemory> {
     pool: &'a BouncePool<M, P, C>,
-    single: &'a Single,
+    range: IovaRange,
+    /// In which phase it may be taken from its user.
+    phase: Phase,
 }
 
 impl<M: Mapper, P: Platform, C: CopyMemory> Drop for Ending<'_, M, P, C> {
     #[cold]
     fn drop(&mut self) {
-        self.pool.set_phase(self.single.range, Phase::Torn);
+        // Nothing, where it is not in the map yet, or not taken yet.
+        self.pool.set_phase_from(self.range, self.phase, Phase::Torn);
         self.pool.look_later();
     }
 }
@@ -113,9 +117,10 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
 
     /// Keeps a mapping in the map.
     pub(super) fn keep(&self, single: Single, phase: Phase, lost: bool) {
-        let start = single.range.start();
+        let (start, ending) = (single.range.start(), Ending { pool: self, range: single.range, phase });
         let entry = Entry { single: Arc::new(single), phase, lost };
         self.domain.platform().with_slot(|_| self.singles.with(|map| map.insert(start, entry)));
+        core::mem::forget(ending);
         if phase == Phase::Unconfirmed {
             self.look_later();
         }
@@ -139,7 +144,10 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         if self.region.last() >= range.start() && range.last() >= self.region.start() {
             return Err(BounceError::NotMapped { iova });
         }
-        match self.find_single(range, iova, Some(len), Phase::Ending)? {
+        let ending = Ending { pool: self, range, phase: Phase::Ending };
+        let found = self.find_single(range, iova, Some(len), Phase::Ending);
+        core::mem::forget(ending);
+        match found? {
             Found::Single(single) => self.end_single(policy, &single),
             Found::Unknown => {
                 let neighbours = range.len().saturating_sub(len);
@@ -156,7 +164,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             self.domain.platform().with_slot(|_| self.singles.with(|map| map.remove(&start)));
             return Ok(self.domain.end(single.range, HowItEnds { neighbours, exception: || policy })?);
         }
-        let ending = Ending { pool: self, single };
+        let ending = Ending { pool: self, range: single.range, phase: Phase::Ending };
         let mut gather = Gather::new();
         let lost = !self.unlink(single.range, &mut gather);
         let confirmed = self.confirm(&gather);
