@@ -163,4 +163,31 @@ mod tests {
         level.jump(used(0) - used(7));
         assert_eq!(level.total(100, used(0) - used(7)).used, -700);
     }
+
+    #[test]
+    fn a_reading_that_comes_late_does_not_turn_the_clock_back() {
+        let mut level = Level::default();
+        level.sample(100, used(10));
+        let before = level.total(100, used(10)).used;
+        // Another CPU has read the clock before, and got the lock after.
+        level.sample(50, used(10));
+        assert_eq!(level.total(110, used(10)).used, before + 100);
+    }
+
+    #[test]
+    fn what_no_level_shows_is_added() {
+        let mut level = Level::default();
+        level.add(ByteTime { used: 3, neighbour: 4 });
+        level.add(ByteTime { used: 1, neighbour: 1 });
+        assert_eq!(level.total(9, used(0)), ByteTime { used: 4, neighbour: 5 });
+    }
+
+    #[test]
+    fn readings_become_rarer_by_twice_at_the_most() {
+        let mut level = Level::default();
+        for (reading, most) in (1..=8_u64).zip([1, 2, 4, 8, 16, 32, 64, 64]) {
+            assert!(level.next_sample() <= most, "before reading {reading}: {}", level.next_sample());
+            level.sample(reading, used(1));
+        }
+    }
 }

@@ -144,4 +144,12 @@ mod tests {
             assert!(order[index..].iter().all(|weaker| !policy.is_weaker_than(*weaker)));
         }
     }
+
+    #[test]
+    fn the_usual_window_is_long_where_all_share_one_queue() {
+        let dear = Costs { submission_ns: 1_000_000, ..Costs::BARE_METAL };
+        assert!(dear.shares_one_queue() && !Costs::BARE_METAL.shares_one_queue());
+        assert_eq!(Policy::lazy_for(&dear), Policy::Lazy { window_ns: 1_000_000_000 });
+        assert_eq!(Policy::lazy_for(&Costs::BARE_METAL), Policy::Lazy { window_ns: 10_000_000 });
+    }
 }

@@ -136,3 +136,53 @@ impl Counter {
         self.each().fold(0, u64::wrapping_add)
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use alloc::vec::Vec;
+
+    fn slot(index: usize) -> LocalSlot<'static> {
+        // SAFETY: one thread uses these values, one call after the other.
+        unsafe { LocalSlot::new(index) }
+    }
+
+    #[test]
+    fn each_slot_has_a_value_and_those_without_share_one() {
+        for slots in [0, 1, 3] {
+            let mut next = 0..;
+            let values = PerCpu::new(slots, || next.next());
+            assert_eq!(values.len(), slots + 1);
+            assert_eq!(values.iter().flatten().copied().collect::<Vec<_>>(), (0..=slots).collect::<Vec<_>>());
+            for index in 0..slots {
+                assert_eq!(values.get(Some(&slot(index))), &Some(index));
+            }
+            // A slot that is none of these is nobody's.
+            for none in [None, Some(&slot(slots)), Some(&slot(usize::MAX))] {
+                assert_eq!(values.get(none), &Some(slots));
+            }
+            assert_eq!((values.at(slots), values.at(slots + 1)), (Some(&Some(slots)), None));
+        }
+    }
+
+    #[test]
+    fn neighbours_share_no_two_lines() {
+        let values = PerCpu::new(2, || 0_u8);
+        let places: Vec<_> = values.iter().map(|value| core::ptr::from_ref(value).addr()).collect();
+        assert!(places.iter().all(|place| place % 128 == 0));
+        assert!(places.windows(2).all(|pair| pair[1] - pair[0] >= 128));
+    }
+
+    #[test]
+    fn what_all_add_is_summed_and_told_apart() {
+        let counter = Counter::new(2);
+        let adds = [(Some(slot(0)), 5), (Some(slot(1)), 70), (None, 900), (Some(slot(0)), 1), (None, 3)];
+        adds.iter().for_each(|(slot, n)| counter.add(slot.as_ref(), *n));
+        assert_eq!(counter.each().collect::<Vec<_>>(), [6, 70, 903]);
+        assert_eq!(counter.sum(), 979);
+        assert_eq!((counter.of(Some(&slot(0))), counter.of(None)), (6, 903));
+        // Fewer, on another CPU than counted them.
+        counter.add(Some(&slot(1)), 76_u64.wrapping_neg());
+        assert_eq!(counter.sum(), 903);
+    }
+}
