@@ -2,7 +2,6 @@
 //! hardware that fails. Everything is compared with a plain model, and the devices with what they could reach before.
 
 mod common;
-#[allow(dead_code, reason = "each test file uses a part")]
 mod dice;
 mod rig;
 
