@@ -125,6 +125,10 @@ impl World {
         // SAFETY: the memory is nobody's, and devices only find out where addresses lead.
         let result = unsafe { self.devices[device].map_single(segment.phys, segment.len, direction) };
         let Ok(iova) = result else { return };
+        if is_large(&[segment]) {
+            let result = self.devices[device].unmap_single(iova, segment.len);
+            return assert!(result.is_ok() || self.weak, "{result:?}");
+        }
         self.settle();
         assert_eq!(iova.get() % PAGE, segment.phys.get() % PAGE);
         self.model.map(iova.get(), pages_of(&[segment]), direction.permissions());
@@ -139,8 +143,12 @@ impl World {
         // SAFETY: as in `map_single`.
         let result = unsafe { self.devices[device].map_sg(&list, direction, &mut out) };
         let Ok(count) = result else { return };
-        self.settle();
         out.truncate(count);
+        if is_large(&list) {
+            let result = self.devices[device].unmap_sg(&out);
+            return assert!(result.is_ok() || self.weak, "{result:?}");
+        }
+        self.settle();
         let bytes = |lens: Vec<u64>| lens.iter().sum::<u64>();
         let asked = bytes(list.iter().map(|segment| segment.len).collect());
         assert_eq!(bytes(out.iter().map(|segment| segment.len).collect()), asked);
@@ -175,6 +183,10 @@ impl World {
         let (list, permissions, limit) = (self.list(input), input.permissions(), limit(input));
         // SAFETY: as in `map_single`.
         let Ok(range) = (unsafe { self.domain.map(&list, permissions, limit) }) else { return };
+        if is_large(&list) {
+            let result = self.domain.unmap_strictly(range);
+            return assert!(result.is_ok() || self.weak, "{result:?}");
+        }
         self.settle();
         assert!(range.last() <= limit);
         self.model.map(range.start().get(), pages_of(&list), permissions);
@@ -279,6 +291,11 @@ impl World {
 fn span(list: &[DmaSegment]) -> (u64, u64) {
     let (first, last) = (list[0], list[list.len() - 1]);
     (first.iova.get(), last.iova.get() + last.len - first.iova.get())
+}
+
+/// Whether a list has more pages than the model is to follow.
+fn is_large(list: &[PhysSegment]) -> bool {
+    list.iter().any(|segment| segment.len > 16 << 20)
 }
 
 /// Now and then, some pages of a range.
