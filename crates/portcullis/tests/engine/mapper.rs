@@ -126,3 +126,27 @@ fn a_part_of_a_large_page_is_forgotten_and_the_rest_is_not_lost() {
         assert_eq!(next, Some(PhysAddr::new(memory.get() + (number + 1) * PAGE)));
     }
 }
+
+/// Pages of a map that failed were there for a moment, and a device may have met them.
+#[test]
+fn what_a_failed_map_had_entered_is_forgotten() {
+    let bench = Bench::new(Policy::Strict);
+    let (mapper, at) = (bench.domain.mapper(), range(64 * PAGE, 4 * PAGE));
+    let memory = bench.memory.alloc(4).unwrap();
+    let map = |at: IovaRange, gather: &mut Gather| {
+        let list = (0..at.len() / PAGE).map(|number| (PhysAddr::new(memory.get() + number * PAGE), PAGE));
+        // SAFETY: the memory is simulated, and stays.
+        unsafe { mapper.map(&*PLATFORM, at, list, BOTH.permissions(), gather) }
+    };
+    map(at, &mut Gather::new()).unwrap();
+    assert!(
+        (0..4).all(|number| bench.writes(page(at.start(), number))),
+        "cached, as if it had met them just then"
+    );
+    cleared_by_another(&bench, range(64 * PAGE, 3 * PAGE));
+    let mut gather = Gather::new();
+    assert!(map(at, &mut gather).is_err(), "the last page is in use");
+    mapper.sync(&gather).unwrap();
+    assert!((0..3).all(|number| !bench.writes(page(at.start(), number))));
+    assert!(bench.writes(page(at.start(), 3)));
+}
