@@ -89,7 +89,6 @@ extern crate std;
 
 pub mod addr;
 pub mod bounce;
-mod broken;
 pub mod dma;
 pub mod domain;
 pub mod exposure;

@@ -176,4 +176,67 @@ mod tests {
         gather.add(page(0));
         assert_eq!(ranges(&gather, &Costs::BARE_METAL), Some(alloc::vec![last, page(0)]));
     }
+
+    #[test]
+    fn neighbours_that_did_not_come_one_after_the_other_are_found_in_the_end() {
+        let mut gather = Gather::new();
+        [0, 1000, 2000, 3000, 4000, 1].iter().for_each(|number| gather.add(page(*number)));
+        assert_eq!(ranges(&gather, &Costs::BARE_METAL).map(|ranges| ranges.len()), Some(5));
+    }
+
+    /// Beside a plain list of what was added; `None` is everything.
+    #[test]
+    fn requests_cover_all_that_was_added() {
+        // Numbers that look random, the same in each run (xorshift64, Marsaglia 2003).
+        let mut word = 1_u64;
+        let mut below = |bound: u64| {
+            word ^= word << 13;
+            word ^= word >> 7;
+            word ^= word << 17;
+            (word >> 20) % bound
+        };
+        let dear = Costs { refill_ns: u32::MAX, ..Costs::BARE_METAL };
+        let mut both = [(Gather::new(), Some(alloc::vec::Vec::new())), (Gather::new(), Some(alloc::vec![]))];
+        for _ in 0..if cfg!(debug_assertions) { 3_000 } else { 30_000 } {
+            let which = below(2) as usize;
+            match below(60) {
+                0 => {
+                    both[which].0.clear();
+                    both[which].1 = Some(alloc::vec![]);
+                }
+                1 => both[which] = (Gather::everything(), None),
+                2..5 => {
+                    let (Gather { ranges, everything }, added) = &both[1 - which];
+                    let (other, added) =
+                        (Gather { ranges: ranges.clone(), everything: *everything }, added.clone());
+                    both[which].0.merge(&other);
+                    both[which].1 = both[which].1.take().and_then(|mut all| {
+                        all.extend(added?);
+                        Some(all)
+                    });
+                }
+                _ => {
+                    let range = IovaRange::new(page(below(5_000)).start(), (1 + below(9)) * PAGE).unwrap();
+                    both[which].0.add(range);
+                    both[which].1.iter_mut().for_each(|all| all.push(range));
+                }
+            }
+            for (gather, added) in &both {
+                let whole = Request { domain: DOMAIN, invalidation: Invalidation::Domain };
+                let requests = gather.requests(DOMAIN, &dear);
+                assert_eq!(gather.is_empty(), requests.is_empty());
+                let Some(added) = added else {
+                    assert_eq!(requests[..], [whole]);
+                    continue;
+                };
+                assert_eq!(gather.is_empty(), added.is_empty());
+                let asked = ranges(gather, &dear);
+                let is_covered =
+                    |range: &IovaRange| asked.iter().flatten().any(|asked| asked.contains_range(*range));
+                assert!(requests[..] == [whole] || added.iter().all(is_covered));
+                // Ranges are far apart, or there would be fewer.
+                assert!(requests[..] != [whole] || added.len() > GATHER_RANGES);
+            }
+        }
+    }
 }

@@ -90,6 +90,10 @@ fn many_devices_and_ranges_take_several_submissions_the_iotlb_first() {
         request.invalidation
     };
     assert_eq!(log.iter().flatten().map(one).collect::<Vec<_>>(), expected);
+    // The first of them fails: so does all of it.
+    let broken = InvalidationError::Rejected { code: 9 };
+    machine.iommu.queue().fail_next(1, broken);
+    assert_eq!(side.domain.mapper().sync(&gather), Err(broken));
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //! no longer.
 
 use std::collections::{HashMap, HashSet};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use portcullis::addr::{Direction, Iova, Permissions};
@@ -214,7 +215,10 @@ impl Plain {
 }
 
 fn run(steps: &[Step], costs: Costs) {
-    let mut plain = Plain::new(costs);
+    run_on(Plain::new(costs), steps);
+}
+
+fn run_on(mut plain: Plain, steps: &[Step]) {
     for step in steps {
         plain.step(step);
         plain.retry();
@@ -276,5 +280,34 @@ fn within_the_window_it_is_reached() {
         // Its own translation had been cleared before that flush, too.
         let left = if costs.shares_one_queue() { QUEUE_ENTRIES as u64 + 1 } else { 0 };
         assert_eq!(plain.stale, left, "in a queue of 256, the 257th has had all forgotten");
+    }
+}
+
+/// The same run, where the window is not kept: it is noticed, by the page that is reached too late.
+#[test]
+fn a_window_that_is_not_kept_is_noticed() {
+    let steps = [
+        Step::Map { cpu: 0, pages: 2, own: false },
+        Step::Unmap { cpu: 0, which: 0 },
+        Step::Wait { ns: 49_999 },
+        Step::Wait { ns: 1 },
+    ];
+    let breaks: [fn(&Plain); 3] = [
+        // Nobody comes when the window ends.
+        |plain| plain.rig.platform.lose_timers(),
+        // What comes does nothing, and says that it did.
+        |plain| plain.rig.iommu.queue().drop_next(u64::MAX),
+        // It does something, a moment too late.
+        |plain| plain.rig.platform.delay_timers(1),
+    ];
+    for costs in [Costs::BARE_METAL, EXPENSIVE] {
+        run(&steps, costs);
+        for break_it in breaks {
+            let plain = Plain::new(costs);
+            break_it(&plain);
+            let noticed = catch_unwind(AssertUnwindSafe(|| run_on(plain, &steps))).unwrap_err();
+            let message = noticed.downcast_ref::<String>().unwrap();
+            assert!(message.contains("after its window"), "{message}");
+        }
     }
 }

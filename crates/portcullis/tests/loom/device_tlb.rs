@@ -142,3 +142,39 @@ fn a_device_that_goes_beside_an_unmap_keeps_nothing() {
     };
     race(Machine::come, go);
 }
+
+/// A device's TLB, and hardware that orders nothing by itself: only who asks whom does.
+struct Unordered {
+    held: AtomicU64,
+}
+
+// SAFETY: what it forgets is all that the test looks at.
+unsafe impl InvalidationQueue for Unordered {
+    fn invalidate(&self, _: DomainId, request: Invalidation) -> Result<(), InvalidationError> {
+        if matches!(request, Invalidation::DeviceTlb { device: DEVICE, .. }) {
+            self.held.store(0, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}
+
+/// Who does not find the device any more comes after what made it forget everything.
+#[test]
+fn who_does_not_find_a_device_that_went_comes_after_its_last_invalidation() {
+    for others in [&[][..], &[OTHER]] {
+        ::loom::model(move || {
+            let machine = Arc::new((Unordered { held: AtomicU64::new(1) }, DeviceTlbs::new(DOMAIN)));
+            for device in [DEVICE].iter().chain(others) {
+                machine.1.add(*device, &machine.0).unwrap();
+            }
+            let beside = Arc::clone(&machine);
+            let beside = thread::spawn(move || beside.1.remove(DEVICE, &beside.0).unwrap());
+            let (hardware, set) = &*machine;
+            let range = IovaRange::new(Iova::new(0x1000), 0x1000).unwrap();
+            let invalidation = Invalidation::Range { range, leaf_only: true };
+            set.submit(hardware, &[Request { domain: DOMAIN, invalidation }]).unwrap();
+            assert_eq!(hardware.held.load(Ordering::Relaxed), 0, "neither asked nor gone");
+            beside.join().unwrap();
+        });
+    }
+}

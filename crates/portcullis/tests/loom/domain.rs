@@ -139,6 +139,18 @@ fn be(cpu: usize) {
 /// CPU 0 makes a lazy domain with one mapping, which CPU 1 unmaps while CPU 0 does something else.
 fn beside_an_unmap(then: impl Fn(&Dom, &AtomicU64, IovaRange) + Send + Sync + Copy + 'static) {
     race(map_one, then);
+    race(used_before, then);
+}
+
+/// CPU 1 has a queue that flushes know of: its next unmap is ordered by that queue's lock alone.
+fn used_before(domain: &Dom) -> IovaRange {
+    be(1);
+    let range = map(domain, 9).unwrap();
+    domain.unmap(range).unwrap();
+    domain.flush().unwrap();
+    domain.slot_released(1);
+    be(0);
+    map_one(domain)
 }
 
 fn map_one(domain: &Dom) -> IovaRange {
@@ -149,8 +161,16 @@ fn race(
     before: impl Fn(&Dom) -> IovaRange + Send + Sync + Copy + 'static,
     then: impl Fn(&Dom, &AtomicU64, IovaRange) + Send + Sync + Copy + 'static,
 ) {
+    race_then(before, then, then_over);
+}
+
+fn race_then(
+    before: impl Fn(&Dom) -> IovaRange + Send + Sync + Copy + 'static,
+    then: impl Fn(&Dom, &AtomicU64, IovaRange) + Send + Sync + Copy + 'static,
+    after: impl Fn(&Dom, &AtomicU64, IovaRange) + Send + Sync + Copy + 'static,
+) {
     let mut builder = ::loom::model::Builder::new();
-    builder.preemption_bound = Some(2);
+    builder.preemption_bound = Some(3);
     builder.max_branches = 100_000;
     builder.check(move || {
         be(0);
@@ -166,7 +186,7 @@ fn race(
         };
         then(&domain.0, &cpus.0, range);
         other.join().unwrap();
-        then_over(&domain.0, &cpus.0, range);
+        after(&domain.0, &cpus.0, range);
     });
 }
 
@@ -202,24 +222,13 @@ fn nor_does_it_come_back_by_the_flush_of_an_exhausted_space() {
 
 #[test]
 fn what_was_unmapped_when_a_change_to_strict_has_returned_is_not_reached() {
-    let mut builder = ::loom::model::Builder::new();
-    builder.preemption_bound = Some(3);
-    builder.check(|| {
-        be(0);
-        let cpus = Cpus(std::sync::Arc::new(AtomicU64::new(NEVER)));
-        let domain = Arc::new(Ours(Domain::new(cpus, Hardware::new(), LAZY).unwrap()));
-        let range = map_one(&domain.0);
-        let other = {
-            let domain = Arc::clone(&domain);
-            thread::spawn(move || {
-                be(1);
-                domain.0.unmap(range).unwrap();
-            })
-        };
-        domain.0.set_policy(Policy::Strict).unwrap();
-        other.join().unwrap();
-        assert_eq!(domain.0.mapper().cached(range), 0, "by a policy that is no more");
-    });
+    for before in [map_one, used_before] {
+        race_then(
+            before,
+            |domain, _, _| domain.set_policy(Policy::Strict).unwrap(),
+            |domain, _, range| assert_eq!(domain.mapper().cached(range), 0, "by a policy that is no more"),
+        );
+    }
 }
 
 /// A window ends while an unmap begins another: somebody comes back for that.

@@ -4,17 +4,18 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-use portcullis::platform::{LocalSlot, Platform, PlatformEvents, PlatformNumber};
+use portcullis::platform::{LocalSlot, Platform, PlatformEvents};
 
 type AfterTurn = Arc<dyn Fn() + Send + Sync>;
 
 #[derive(Default)]
 pub struct Clocked {
-    number: PlatformNumber,
     slots: usize,
     slot: AtomicUsize,
     now_ns: AtomicU64,
     deadline: Mutex<Option<u64>>,
+    /// Timers come so much too late; at the end of time, never.
+    late_ns: AtomicU64,
     listeners: Mutex<Vec<Weak<dyn PlatformEvents>>>,
     after: Mutex<Option<AfterTurn>>,
 }
@@ -36,6 +37,16 @@ impl Clocked {
     /// `after` is called when a slot that was lent comes back, but for those that `after` itself takes.
     pub fn after_each_turn(&self, after: impl Fn() + Send + Sync + 'static) {
         *self.after.lock().unwrap() = Some(Arc::new(after));
+    }
+
+    /// No timer that is asked for from now on comes.
+    pub fn lose_timers(&self) {
+        self.delay_timers(u64::MAX);
+    }
+
+    /// Each that is asked for from now on comes `ns` too late.
+    pub fn delay_timers(&self, ns: u64) {
+        self.late_ns.store(ns, Ordering::Relaxed);
     }
 
     /// It takes `ns` until the next step; no timer runs meanwhile.
@@ -64,10 +75,6 @@ unsafe impl Platform for Clocked {
         self.slots
     }
 
-    fn number(&self) -> PlatformNumber {
-        self.number
-    }
-
     fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
         let slot = self.slot.load(Ordering::Relaxed);
         // SAFETY: one thread plays all CPUs.
@@ -89,6 +96,7 @@ unsafe impl Platform for Clocked {
     }
 
     fn wake_at(&self, deadline_ns: u64) {
+        let deadline_ns = deadline_ns.saturating_add(self.late_ns.load(Ordering::Relaxed));
         let mut deadline = self.deadline.lock().unwrap();
         *deadline = Some(deadline.map_or(deadline_ns, |earlier| earlier.min(deadline_ns)));
     }

@@ -240,3 +240,6 @@ impl DeferredQueue {
         self.confirmed.load(Ordering::Acquire)
     }
 }
+
+#[cfg(test)]
+mod tests;
