@@ -89,6 +89,7 @@ extern crate std;
 
 pub mod addr;
 pub mod bounce;
+mod broken;
 pub mod dma;
 pub mod domain;
 pub mod exposure;

@@ -8,7 +8,7 @@ use alloc::sync::{Arc, Weak};
 use core::marker::PhantomData;
 
 use crate::addr::PhysAddr;
-use crate::sync::{AtomicU64, Ordering, fence};
+use crate::sync::{AtomicU64, Ordering, fence, unique};
 
 /// Proof that its holder has a local slot to itself, for as long as the proof lives.
 ///
@@ -59,6 +59,33 @@ impl LocalSlot<'_> {
     }
 }
 
+/// By which a platform is told from all others of the program: what is kept for the slots of one is not used with
+/// another's of the same numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PlatformNumber(u64);
+
+impl PlatformNumber {
+    /// That of a platform that does not say who it is.
+    pub const NONE: Self = Self(0);
+
+    /// One that no other call returns.
+    pub fn new() -> Self {
+        Self(unique())
+    }
+
+    /// The number; 0 for [`NONE`](Self::NONE).
+    #[inline]
+    pub(crate) const fn get(self) -> u64 {
+        self.0
+    }
+}
+
+impl Default for PlatformNumber {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 /// What happens on the platform that a domain must hear of.
 pub trait PlatformEvents: Send + Sync {
     /// The time asked for with [`Platform::wake_at`] has come. May wait for hardware, for as long as that is silent:
@@ -92,12 +119,25 @@ pub trait PlatformEvents: Send + Sync {
 ///   [`LocalSlot::with_light_fence`], every CPU on which such a slot may be in use passes a full memory barrier, too, between
 ///   the beginning and the end of the call.
 /// - Clones, and handles such as an `Arc`, are the same platform: all of the above goes for all of them together.
+/// - [`number`](Self::number) always returns the same, which that of no other platform is, unless it is
+///   [`PlatformNumber::NONE`].
 /// - [`slot_released`](PlatformEvents::slot_released) is called while nobody has the slot, and before it is lent again.
 ///
 /// Of the clock and the timer no unsafe code relies on anything; lazy protection's window does.
 pub unsafe trait Platform: Send + Sync + 'static {
     /// How many local slots there are. It never changes.
     fn slots(&self) -> usize;
+
+    /// Who it is: a number that was made with it, by [`PlatformNumber::new`].
+    ///
+    /// A page table keeps turns for each slot of *one* platform, the first that is used with it. Callers with another, or with
+    /// one that does not say who it is, take turns by a lock, which is slower and as safe. Where it must wait for the turns of
+    /// all others, to [reclaim](crate::pgtable::PageTable::reclaim) tables or to split a page of several entries, it does nothing
+    /// for a platform whose barrier would not reach them.
+    #[inline]
+    fn number(&self) -> PlatformNumber {
+        PlatformNumber::NONE
+    }
 
     /// Lends the caller a slot of its own for the length of `f`, or `None` where all are taken.
     ///
@@ -229,6 +269,11 @@ pub unsafe trait CopyMemory: Frames {
 unsafe impl<T: Platform> Platform for Arc<T> {
     fn slots(&self) -> usize {
         T::slots(self)
+    }
+
+    #[inline]
+    fn number(&self) -> PlatformNumber {
+        T::number(self)
     }
 
     #[inline]

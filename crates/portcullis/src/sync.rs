@@ -50,6 +50,28 @@ pub(crate) fn unique() -> u64 {
     LAST.fetch_add(1, core::sync::atomic::Ordering::Relaxed).wrapping_add(1)
 }
 
+/// A number, not 0, that is set once.
+///
+/// It orders nothing, so the model checker need not try who comes first: this is not its own atomic.
+#[derive(Debug, Default)]
+pub(crate) struct Settled(core::sync::atomic::AtomicU64);
+
+impl Settled {
+    /// Whether it is `number`: without that, it is set to `number` unless it is another. `number` is not 0.
+    #[inline]
+    pub(crate) fn is(&self, number: u64) -> bool {
+        // Relaxed: whoever does not see it set tries to set it.
+        self.0.load(core::sync::atomic::Ordering::Relaxed) == number || self.settle(number)
+    }
+
+    #[cold]
+    fn settle(&self, number: u64) -> bool {
+        let relaxed = core::sync::atomic::Ordering::Relaxed;
+        let settled = self.0.compare_exchange(0, number, relaxed, relaxed);
+        settled.is_ok() || settled == Err(number)
+    }
+}
+
 /// A lock around a `T`. Uncontended, taking and releasing it is one atomic exchange and one store.
 #[derive(Debug, Default)]
 pub struct Mutex<T>(imp::Mutex<T>);

@@ -8,6 +8,7 @@ mod engine {
     pub mod cleaning;
     pub mod mapper;
     pub mod near;
+    pub mod platforms;
     pub mod random;
     pub mod reclaim;
     pub mod split;

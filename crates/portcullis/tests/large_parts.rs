@@ -27,11 +27,13 @@ const PHYS: u64 = 4 << 30;
 /// Translations in the device's own TLB, where it has one.
 const TLB: usize = 64;
 
+type Tables<X> = TableMapper<Arc<Memory>, Arc<Hooked<Queue>>, X>;
+
 struct Machine<X: Format> {
     iommu: Arc<Iommu>,
     queue: Arc<Hooked<Queue>>,
     platform: Arc<Clocked>,
-    domain: Arc<Domain<TableMapper<Arc<Memory>, Arc<Hooked<Queue>>, X>, Arc<Clocked>>>,
+    domain: Arc<Domain<Tables<X>, Arc<Clocked>>>,
     /// The page.
     range: IovaRange,
 }

@@ -1,7 +1,7 @@
 //! Sequences of public calls of a whole domain, in the software IOMMU: mappings by type and by number, batches, a ring, a
 //! bounce pool, a swiotlb pool and registrations, under policies that change, with invalidations that fail and memory
-//! that runs out. After each call a hostile device tries every address that it knows, against a [plain
-//! model](model::Model).
+//! that runs out. After each call a hostile device tries every address that it knows, against a plain
+//! model.
 
 mod bounced;
 #[path = "../../../portcullis/tests/rig/clocked.rs"]

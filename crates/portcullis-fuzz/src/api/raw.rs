@@ -243,7 +243,7 @@ impl World {
     /// Memory for registrations, of which there is little, so that ranges overlap.
     fn registered(&self, input: &mut Input<'_>) -> PhysSegment {
         let phys = PhysAddr::new(NOWHERE + 0x1000_0000 + input.below(16) * PAGE / 2);
-        let len = if input.byte() % 16 == 0 { input.number() } else { 1 + input.below(5 * PAGE) };
+        let len = if input.byte().is_multiple_of(16) { input.number() } else { 1 + input.below(5 * PAGE) };
         PhysSegment { phys, len }
     }
 

@@ -10,7 +10,7 @@ use portcullis::domain::{Domain, PhysSegment, Policy};
 use portcullis::invalidation::DomainId;
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{PageTable, VtdSecondStage};
-use portcullis::platform::{LocalSlot, Platform, PlatformEvents};
+use portcullis::platform::{LocalSlot, Platform, PlatformEvents, PlatformNumber};
 use portcullis_model::open::{OpenDevice, OpenRing};
 use portcullis_model::{Context, DeviceId, Iommu, Memory, Queue};
 
@@ -74,12 +74,17 @@ pub fn table(iommu: &Arc<Iommu>) -> PageTable<Arc<Memory>, VtdSecondStage> {
 #[derive(Debug, Clone, Default)]
 pub struct Cpus {
     now: Arc<AtomicUsize>,
+    number: PlatformNumber,
 }
 
 // SAFETY: one thread plays all CPUs, so no two callers have a slot at once; its own stores need no fence to be seen.
 unsafe impl Platform for Cpus {
     fn slots(&self) -> usize {
         CPUS
+    }
+
+    fn number(&self) -> PlatformNumber {
+        self.number
     }
 
     fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {

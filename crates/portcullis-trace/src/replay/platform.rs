@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError, Weak};
 
-use portcullis::platform::{LocalSlot, Platform, PlatformEvents};
+use portcullis::platform::{LocalSlot, Platform, PlatformEvents, PlatformNumber};
 
 /// CPUs that get a slot of their own at the most.
 const MOST_SLOTS: usize = 256;
@@ -17,6 +17,7 @@ pub struct ReplayPlatform {
     slots: usize,
     cpu: AtomicUsize,
     now_ns: AtomicU64,
+    number: PlatformNumber,
     /// The earliest deadline, plus one; 0 when there is none.
     deadline: AtomicU64,
     listeners: Mutex<Vec<Weak<dyn PlatformEvents>>>,
@@ -33,6 +34,7 @@ impl ReplayPlatform {
     pub fn new(cpus: usize) -> Self {
         Self {
             slots: cpus.clamp(1, MOST_SLOTS),
+            number: PlatformNumber::new(),
             cpu: AtomicUsize::new(0),
             now_ns: AtomicU64::new(0),
             deadline: AtomicU64::new(0),
@@ -74,6 +76,10 @@ impl ReplayPlatform {
 unsafe impl Platform for ReplayPlatform {
     fn slots(&self) -> usize {
         self.slots
+    }
+
+    fn number(&self) -> PlatformNumber {
+        self.number
     }
 
     #[inline]

@@ -78,7 +78,7 @@ struct Inner<B, M: Mapper, P: Platform> {
     /// An unmap whose invalidation was not confirmed.
     unconfirmed: bool,
     /// An unmap that left something mapped.
-    still_mapped: Option<UnmapError>,
+    still_mapped: bool,
 }
 
 impl<B: DmaBuffer, M: Mapper, P: Platform> Mapped<B, M, P> {
@@ -97,7 +97,7 @@ impl<B: DmaBuffer, M: Mapper, P: Platform> Mapped<B, M, P> {
             Ok((first, range)) => {
                 let buffer = ManuallyDrop::into_inner(buffer);
                 let inner =
-                    Inner { device, buffer, first, range, used, unconfirmed: false, still_mapped: None };
+                    Inner { device, buffer, first, range, used, unconfirmed: false, still_mapped: false };
                 Ok(Self { inner: ManuallyDrop::new(inner) })
             }
             Err(error @ MapListError::Unconfirmed { .. }) => Err(MapFailed { buffer: None, error }),
@@ -148,7 +148,8 @@ impl<B: DmaBuffer, M: Mapper, P: Platform> Mapped<B, M, P> {
     /// Ends the mapping by the domain's policy; strict protection waits for the hardware here.
     pub fn unlink(self) -> Unlinked<B, M, P> {
         let mut inner = self.into_inner();
-        inner.unlink();
+        // The mapping keeps what it says, for `reclaim`.
+        let _ = inner.unlink();
         Unlinked { inner }
     }
 
@@ -187,25 +188,27 @@ impl<B: DmaBuffer, M: Mapper, P: Platform> Unlinked<B, M, P> {
 }
 
 impl<B, M: Mapper, P: Platform> Inner<B, M, P> {
-    fn unlink(&mut self) {
-        if let Some(range) = self.range {
-            // Set before, so that a panic leaves it set. `NotMapped` too: whoever removed the translations
-            // may not have invalidated them.
-            self.unconfirmed = true;
-            let ended = self.device.end(range, self.used);
-            self.unconfirmed = ended.is_err();
-            self.still_mapped = ended.err().filter(|error| matches!(error, UnmapError::StillMapped { .. }));
-        }
+    fn unlink(&mut self) -> Result<(), UnmapError> {
+        let Some(range) = self.range else {
+            return Ok(());
+        };
+        // Set before, so that a panic leaves it set. `NotMapped` too: whoever removed the translations
+        // may not have invalidated them.
+        self.unconfirmed = true;
+        let ended = self.device.end(range, self.used);
+        self.unconfirmed = ended.is_err();
+        self.still_mapped = matches!(ended, Err(UnmapError::StillMapped { .. }));
+        ended
     }
 
     fn confirm(&mut self) -> Result<(), UnmapError> {
-        if let (Some(range), Some(_)) = (self.range, self.still_mapped) {
+        if let (Some(range), true) = (self.range, self.still_mapped) {
             // What was beside the buffer was counted before.
             self.used = range.len();
-            self.unlink();
-        }
-        if let Some(error) = self.still_mapped {
-            return Err(error);
+            let ended = self.unlink();
+            if self.still_mapped {
+                return ended;
+            }
         }
         if let (Some(range), true) = (self.range, self.unconfirmed)
             && let Err(error) = self.device.domain().flush()
@@ -229,7 +232,7 @@ impl<B: DmaBuffer, M: Mapper, P: Platform> Drop for Mapped<B, M, P> {
     fn drop(&mut self) {
         // SAFETY: `drop` runs once and is the last use of `inner`.
         let mut inner = ManuallyDrop::new(unsafe { ManuallyDrop::take(&mut self.inner) });
-        inner.unlink();
+        let _ = inner.unlink();
         Inner::release(inner);
     }
 }

@@ -15,6 +15,7 @@ use super::account::Neighbours;
 use super::policy::AtomicPolicy;
 use super::{DomainError, MapListError, PhysSegment, Policy};
 use crate::addr::{Iova, IovaRange, PageSize, Permissions, PhysAddr};
+use crate::broken::broken;
 use crate::invalidation::{DeferredQueue, Gather, InvalidationError};
 use crate::iova::{IovaError, IovaSpace, SpaceConfig, SpaceUsage};
 use crate::mapper::Mapper;
@@ -105,7 +106,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// The policy now.
     #[inline]
     pub fn policy(&self) -> Policy {
-        self.policy.get().unwrap_or(Policy::Strict)
+        self.policy.get().unwrap_or_else(|| broken("a domain has a policy"))
     }
 
     /// Whether devices get addresses that are translated: under every policy but passthrough.

@@ -310,7 +310,7 @@ impl Cpu {
 
     #[inline]
     fn list(&self, zone: usize, order: u32) -> &List {
-        &self.lists[zone % ZONES][order as usize % 16]
+        &self.lists[zone][order as usize]
     }
 
     /// Pages sent to other CPUs less pages received from them, wrapped: over all CPUs, those on their way.

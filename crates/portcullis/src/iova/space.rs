@@ -11,6 +11,7 @@ use super::placement::Placement;
 use super::tree::{MAX_ORDER, TreeError};
 use super::word::{END_PAGE, EXACT, MOST_PAGES, NO_OWNER};
 use crate::addr::{Iova, IovaRange, PageSize};
+use crate::broken::broken;
 use crate::platform::{LocalSlot, Platform};
 use crate::sync::Mutex;
 
@@ -296,8 +297,8 @@ impl IovaSpace {
     #[inline]
     fn range(&self, page: u64, pages: u64) -> IovaRange {
         let shift = self.granule.shift();
-        // Pages of the space lie inside its aperture, which is a range, and `pages` is not 0.
-        let len = NonZeroU64::new(pages << shift).unwrap_or(NonZeroU64::MIN);
+        // Pages of the space lie inside its aperture, which is a range.
+        let Some(len) = NonZeroU64::new(pages << shift) else { broken("what is allocated has pages") };
         IovaRange::inside(Iova::new(page << shift), len)
     }
 

@@ -65,11 +65,27 @@ impl<T> PerCpu<T> {
         Self { values: (0..=slots).map(|_| CachePadded(make())).collect() }
     }
 
-    /// The value of `slot`, or the shared one for a caller that has none. O(1).
+    /// The value of `slot`, or the shared one for a caller that has none, or one that there is no value for: see
+    /// [`own`](Self::own). O(1).
     #[inline]
     pub fn get(&self, slot: Option<&LocalSlot<'_>>) -> &T {
-        let shared = self.values.len() - 1;
-        &self.values[slot.map_or(shared, |slot| slot.index().min(shared))]
+        match slot.and_then(|slot| self.own(slot)) {
+            Some(own) => own,
+            None => self.shared(),
+        }
+    }
+
+    /// The value that is the slot's alone; `None` for a slot beyond those that this was made for. O(1).
+    #[inline]
+    pub fn own(&self, slot: &LocalSlot<'_>) -> Option<&T> {
+        let (_, own) = self.values.split_last()?;
+        own.get(slot.index()).map(|padded| &padded.0)
+    }
+
+    /// The value that all callers without one of their own share. O(1).
+    #[inline]
+    pub fn shared(&self) -> &T {
+        &self.values[self.values.len() - 1]
     }
 
     /// How many values there are, the shared one included.
@@ -111,13 +127,13 @@ impl Counter {
     /// Adds `n`. O(1), no wait.
     #[inline]
     pub fn add(&self, slot: Option<&LocalSlot<'_>>, n: u64) {
-        let value = self.values.get(slot);
-        if slot.is_some() {
+        match slot.and_then(|slot| self.values.own(slot)) {
             // Relaxed: the slot is ours alone until the closure that lent it returns, and a reader that sums
             // while others add promises no more than a count that was true at some time.
-            value.store(value.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
-        } else {
-            value.fetch_add(n, Ordering::Relaxed);
+            Some(own) => own.store(own.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed),
+            None => {
+                self.values.shared().fetch_add(n, Ordering::Relaxed);
+            }
         }
     }
 

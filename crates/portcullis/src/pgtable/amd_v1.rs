@@ -23,6 +23,7 @@
 use super::format::{Attributes, Entry, Format, Layout, LeafSize};
 use super::{Memory, TableError};
 use crate::addr::{Permissions, PhysAddr};
+use crate::broken::broken;
 
 const PRESENT: u64 = 1 << 0;
 const NEXT_LEVEL: u64 = 7 << 9;
@@ -126,7 +127,7 @@ unsafe impl Format for AmdV1 {
 
     fn leaf_sizes(&self) -> &'static [LeafSize] {
         let larger = if self.large == self.levels { SIZES_PER_LEVEL - 1 } else { 0 };
-        SIZES.get(..self.large as usize * SIZES_PER_LEVEL - larger).unwrap_or_default()
+        &SIZES[..self.large as usize * SIZES_PER_LEVEL - larger]
     }
 
     #[inline]
@@ -175,8 +176,8 @@ unsafe impl Format for AmdV1 {
     }
 
     fn attributes(&self, entry: u64, _level: u32) -> Attributes {
-        let permissions =
-            Permissions::of(entry & READ != 0, entry & WRITE != 0).unwrap_or(Permissions::READ_WRITE);
+        let permissions = Permissions::of(entry & READ != 0, entry & WRITE != 0)
+            .unwrap_or_else(|| broken("a leaf allows something"));
         Attributes {
             permissions,
             memory: Memory::WriteBack,

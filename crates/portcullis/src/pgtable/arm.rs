@@ -38,6 +38,7 @@
 use super::format::{Attributes, Entry, Format, Layout, LeafSize};
 use super::{Memory, TableError};
 use crate::addr::{Permissions, PhysAddr};
+use crate::broken::broken;
 
 /// The value of MAIR that stage-1 tables need: attribute 0 is ordinary memory not cached (0x44), 1 is ordinary
 /// memory cached (write-back, allocating: 0xff), 2 is a device's (Device-nGnRE: 0x04).
@@ -288,7 +289,7 @@ unsafe impl<const GRANULE: u32> Format for Arm<GRANULE> {
             }
             ArmStage::Two => (entry & S2_READ != 0, entry & S2_WRITE != 0, false, S2_NO_EXECUTE),
         };
-        let permissions = Permissions::of(read, write).unwrap_or(Permissions::READ_WRITE);
+        let permissions = Permissions::of(read, write).unwrap_or_else(|| broken("a leaf allows something"));
         let same = |memory: &Memory| (entry ^ self.memory(*memory)) & MEMORY == 0;
         let memory = [Memory::Uncached, Memory::Device].into_iter().find(same).unwrap_or_default();
         let execute = entry & no_execute != no_execute;

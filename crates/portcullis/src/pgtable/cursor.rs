@@ -81,7 +81,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             let is_current = cursor.stamp == self.stamp.load(Ordering::Acquire);
             Some(is_current && self.map_beside(iova, phys.get(), len, attributes, &cursor.last))
         };
-        platform.with_slot_at_hand(next) == Some(Some(true))
+        self.at_hand(platform, next) == Some(Some(true))
             || self.map_walking(platform, cursor, (iova, phys.get(), len), attributes)
     }
 
@@ -112,7 +112,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             *cursor = Cursor { stamp, last: Last::new(self.format(), iova, at) };
             self.map_beside(iova, phys, len, attributes, &cursor.last)
         };
-        platform.with_slot(walk)
+        self.with_slot(platform, walk)
     }
 
     /// Maps granules in the table that `last` remembers, if all of them lie there and nothing is in their place.

@@ -9,6 +9,7 @@
 use core::fmt::Debug;
 
 use crate::addr::{Iova, PageSize, PageSizes, Permissions, PhysAddr};
+use crate::broken::broken;
 
 /// How the memory behind a translation may be cached, where the format has a say in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -186,8 +187,8 @@ pub trait Layout: Format {
 
     /// The size of a leaf.
     fn page_size(&self, size: LeafSize) -> PageSize {
-        // Levels and runs are few: 63 bits are never reached.
-        PageSize::from_shift(self.shift(size.level) + size.run).unwrap_or(PageSize::SIZE_4K)
+        PageSize::from_shift(self.shift(size.level) + size.run)
+            .unwrap_or_else(|| broken("a leaf is smaller than all addresses"))
     }
 
     /// All sizes that leaves can have.

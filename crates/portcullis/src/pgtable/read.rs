@@ -56,7 +56,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             let _turn = self.sections().begin(slot)?;
             Some(self.find_in(iova.get()))
         };
-        match platform.with_slot_at_hand(at_hand) {
+        match self.at_hand(platform, at_hand) {
             Some(Some(found)) => found,
             _ => self.find_slowly(platform, iova),
         }
@@ -65,7 +65,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     #[cold]
     #[inline(never)]
     fn find_slowly<P: Platform>(&self, platform: &P, iova: Iova) -> Option<Found> {
-        platform.with_slot(|slot| {
+        self.with_slot(platform, |slot| {
             let _section = self.sections().enter(slot);
             self.find_in(iova.get())
         })
@@ -93,7 +93,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     pub fn visit<P: Platform>(&self, platform: &P, mut visit: impl FnMut(Mapping)) {
         let mut next = Some(0);
         while let Some(mut at) = next {
-            next = platform.with_slot(|slot| {
+            next = self.with_slot(platform, |slot| {
                 let _section = self.sections().enter(slot);
                 for _ in 0..RUNS_AT_ONCE {
                     at = self.visit_run(at, &mut visit)?;

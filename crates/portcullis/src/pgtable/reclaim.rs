@@ -146,7 +146,7 @@ pub(super) fn put_back<X: Format>(aside: u64) -> u64 {
 
 impl<F: Frames, X: Format> PageTable<F, X> {
     /// Frees every table that is empty, and returns how many bytes that were: 0 also while another call is at
-    /// it. `invalidate` makes the hardware forget everything about the address space, paging structures
+    /// it, and always with another [platform](Platform::number) than the first that the table was used with. `invalidate` makes the hardware forget everything about the address space, paging structures
     /// included, and says whether that worked; it may wait for hardware, and no lock is held meanwhile.
     ///
     /// Looks at all tables: one step for each entry of those above the lowest, and for each of a lowest one up
@@ -161,6 +161,9 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         platform: &P,
         mut invalidate: impl FnMut() -> Result<(), E>,
     ) -> Result<usize, E> {
+        if !self.is_reached(platform) {
+            return Ok(0);
+        }
         let Some(_turn) = Turn::take(self.is_reclaiming()) else {
             return Ok(0);
         };

@@ -78,8 +78,12 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         iova: u64,
         invalidate: &mut dyn FnMut(u64, u64) -> bool,
     ) -> Result<(), Conflict> {
+        if !self.is_reached(platform) {
+            // The waits below would not be for everybody: the page stays.
+            return Err(Conflict::Busy);
+        }
         let _turn = Turn::wait(self.is_reclaiming());
-        let marked = platform.with_slot(|slot| {
+        let marked = self.with_slot(platform, |slot| {
             let _section = self.sections().enter(slot);
             self.parked().lock().try_reserve(1).map_err(|_| Conflict::OutOfMemory)?;
             self.mark_above(iova)

@@ -149,7 +149,8 @@ unsafe impl Format for Riscv {
     }
 
     fn leaf_sizes(&self) -> &'static [LeafSize] {
-        SIZES.get(..self.large as usize).unwrap_or(&SIZES)
+        // As many as `new` was asked for, and has allowed.
+        &SIZES[..self.large as usize]
     }
 
     #[inline]

@@ -49,7 +49,7 @@ pub(super) const fn is_broken<X: Format>(entry: u64) -> bool {
 
 impl<F: Frames, X: Format, P: Platform> Drop for Broken<'_, F, X, P> {
     fn drop(&mut self) {
-        self.platform.with_slot(|slot| {
+        self.table.with_slot(self.platform, |slot| {
             let _section = self.table.sections().enter(slot);
             self.table.finish(&self.split, self.confirmed);
         });
@@ -68,7 +68,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         iova: u64,
         invalidate: &mut dyn FnMut(u64, u64) -> bool,
     ) -> Result<(), Conflict> {
-        let broken = platform.with_slot(|slot| {
+        let broken = self.with_slot(platform, |slot| {
             let _section = self.sections().enter(slot);
             let large = match self.unmap_run(iova, 1).obstacle {
                 Some(Obstacle::SticksOut(large)) if large.size != LeafSize { level: 1, run: 0 } => large,

@@ -8,9 +8,10 @@ use super::map::Last;
 use super::unmap::{Obstacle, UnmapRun};
 use super::walk::Conflict;
 use crate::addr::{Iova, IovaRange, PageSize, PageSizes, PhysAddr};
+use crate::broken::broken;
 use crate::percpu::Sections;
 use crate::platform::{FRAME_SIZE, Frames, LocalSlot, Platform};
-use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering, pause, unique};
+use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering, Settled, pause, unique};
 
 /// What an unmap found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,6 +40,9 @@ pub(super) const RUNS_AT_ONCE: usize = 64;
 /// Granules that are mapped with one slot: a walk each at the most, or what one run of larger pages has.
 const PAGES_AT_ONCE: u64 = 4096;
 
+/// The number of no platform.
+const NOBODYS: u64 = u64::MAX;
+
 /// A page table of format `X` in memory from `F`, freed with it.
 ///
 /// All methods take `&self` and may run on any number of CPUs at once, as long as no two of them change the
@@ -55,6 +59,8 @@ pub struct PageTable<F: Frames, X: Format> {
     format: X,
     root: PhysAddr,
     sections: Sections,
+    /// The number of the platform whose slots `sections` are for, once there is one; [`NOBODYS`] where none ever is.
+    home: Settled,
     /// The highest address, and the binary logarithm of what an entry of the root translates.
     last: u64,
     root_shift: u32,
@@ -72,7 +78,7 @@ pub struct PageTable<F: Frames, X: Format> {
 }
 
 impl<F: Frames, X: Format> PageTable<F, X> {
-    /// An empty table of `format` for `slots` CPUs.
+    /// An empty table of `format` for `slots` CPUs: those whose slots have higher numbers take turns by a lock.
     ///
     /// # Errors
     /// [`TableError`], with nothing allocated.
@@ -82,6 +88,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             format,
             root: PhysAddr::new(0),
             sections: Sections::new(slots),
+            home: Settled::default(),
             last: format.last_iova().get(),
             root_shift: format.shift(format.levels()),
             single: format
@@ -188,7 +195,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             let _turn = self.sections.begin(slot)?;
             Some(self.map_page(iova, phys.get(), len, attributes))
         };
-        if is_checked && platform.with_slot_at_hand(page) == Some(Some(true)) {
+        if is_checked && self.at_hand(platform, page) == Some(Some(true)) {
             return Ok(());
         }
         self.map_from(platform, range, 0, [(phys, len)], attributes, undone)
@@ -257,9 +264,9 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             }
             Ok(done == range.len())
         };
-        let mut result = match platform.with_slot_at_hand(|slot| enter(Some(slot))) {
+        let mut result = match self.at_hand(platform, |slot| enter(Some(slot))) {
             Some(result) => result,
-            None => platform.with_slot(&mut enter),
+            None => self.with_slot(platform, &mut enter),
         };
         let stop = loop {
             match result {
@@ -273,7 +280,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
                 Err(Stop::Conflict(Conflict::Busy)) => pause(),
                 Err(stop) => break stop,
             }
-            result = platform.with_slot(&mut enter);
+            result = self.with_slot(platform, &mut enter);
         };
         Err(self.undo(platform, range, done, stop, undone))
     }
@@ -344,7 +351,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             let _turn = self.sections.begin(slot)?;
             Some(self.unmap_page(iova, len))
         };
-        if range.last() <= self.last_iova() && platform.with_slot_at_hand(page) == Some(Some(true)) {
+        if range.last() <= self.last_iova() && self.at_hand(platform, page) == Some(Some(true)) {
             return Unmapped::of(range, len);
         }
         self.unmap_all(platform, range, invalidate)
@@ -381,9 +388,9 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         };
         let mut kept = 0;
         loop {
-            let paused = match platform.with_slot_at_hand(|slot| enter(Some(slot), &mut at)) {
+            let paused = match self.at_hand(platform, |slot| enter(Some(slot), &mut at)) {
                 Some(paused) => paused,
-                None => platform.with_slot(|slot| enter(slot, &mut at)),
+                None => self.with_slot(platform, |slot| enter(slot, &mut at)),
             };
             let page = match paused {
                 Pause::Done => return Unmapped { kept, ..unmapped },
@@ -420,7 +427,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     /// The smallest page.
     #[inline]
     pub fn granule(&self) -> PageSize {
-        PageSize::from_shift(X::GRANULE_SHIFT).unwrap_or(PageSize::SIZE_4K)
+        // The compiler knows that it is.
+        PageSize::from_shift(X::GRANULE_SHIFT).unwrap_or_else(|| broken("a granule is a page size"))
     }
 
     #[inline]
@@ -436,11 +444,46 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         Ok(())
     }
 
+    /// As [`Platform::with_slot_at_hand`], for a turn: `None` also where the slots are not those that the turns are for.
+    #[inline]
+    pub(super) fn at_hand<P: Platform, R>(
+        &self,
+        platform: &P,
+        f: impl FnOnce(&LocalSlot<'_>) -> R,
+    ) -> Option<R> {
+        if self.is_home(platform) { platform.with_slot_at_hand(f) } else { None }
+    }
+
+    /// As [`Platform::with_slot`], for a turn: without a slot also where the slots are not those that the turns are for.
+    #[inline]
+    pub(super) fn with_slot<P: Platform, R>(
+        &self,
+        platform: &P,
+        f: impl FnOnce(Option<&LocalSlot<'_>>) -> R,
+    ) -> R {
+        let is_home = self.is_home(platform);
+        platform.with_slot(|slot| f(slot.filter(|_| is_home)))
+    }
+
+    /// Whether the turns are for the slots of `platform`: of the first that is used with the table.
+    #[inline]
+    fn is_home<P: Platform>(&self, platform: &P) -> bool {
+        let number = platform.number().get();
+        number != 0 && self.home.is(number)
+    }
+
+    /// Whether a barrier of `platform` reaches all CPUs that have turns by slots, now and from now on.
+    pub(super) fn is_reached<P: Platform>(&self, platform: &P) -> bool {
+        // Who has no number has no turns by slots; and then nobody ever may.
+        self.is_home(platform) || platform.number().get() == 0 && self.home.is(NOBODYS)
+    }
+
     #[inline]
     pub(super) fn frames(&self) -> &F {
         &self.frames
     }
 
+    /// Turns: with the slots of [`with_slot`](Self::with_slot) and [`at_hand`](Self::at_hand) only.
     #[inline]
     pub(super) fn sections(&self) -> &Sections {
         &self.sections

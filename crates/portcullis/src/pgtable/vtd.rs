@@ -17,6 +17,7 @@
 use super::format::{Attributes, Entry, Format, LeafSize};
 use super::{Memory, TableError};
 use crate::addr::{Permissions, PhysAddr};
+use crate::broken::broken;
 
 const READ: u64 = 1 << 0;
 const WRITE: u64 = 1 << 1;
@@ -79,7 +80,8 @@ unsafe impl Format for VtdSecondStage {
     }
 
     fn leaf_sizes(&self) -> &'static [LeafSize] {
-        SIZES.get(..self.large as usize).unwrap_or(&SIZES)
+        // As many as `new` was asked for, and has allowed.
+        &SIZES[..self.large as usize]
     }
 
     #[inline]
@@ -118,8 +120,8 @@ unsafe impl Format for VtdSecondStage {
     }
 
     fn attributes(&self, entry: u64, _level: u32) -> Attributes {
-        let permissions =
-            Permissions::of(entry & READ != 0, entry & WRITE != 0).unwrap_or(Permissions::READ_WRITE);
+        let permissions = Permissions::of(entry & READ != 0, entry & WRITE != 0)
+            .unwrap_or_else(|| broken("a leaf allows something"));
         Attributes {
             permissions,
             memory: Memory::WriteBack,

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use std::vec::Vec;
 
 use self::timer::Timer;
-use crate::platform::{LocalSlot, Platform, PlatformEvents};
+use crate::platform::{LocalSlot, Platform, PlatformEvents, PlatformNumber};
 
 /// Slots that [`StdPlatform::new`] makes: threads beyond these share one slot.
 pub const DEFAULT_SLOTS: usize = 64;
@@ -35,6 +35,7 @@ pub struct StdPlatform {
 #[derive(Debug)]
 struct Inner {
     id: u64,
+    number: PlatformNumber,
     /// Whether [`barrier::all`] reaches every thread.
     light_fence: bool,
     /// The identity, if so; else nobody's. So that one comparison tells both.
@@ -89,6 +90,7 @@ impl StdPlatform {
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         let inner = Inner {
             id,
+            number: PlatformNumber::new(),
             light_fence,
             at_hand: if light_fence { id } else { u64::MAX },
             slots,
@@ -140,6 +142,11 @@ impl Default for StdPlatform {
 unsafe impl Platform for StdPlatform {
     fn slots(&self) -> usize {
         self.inner.slots
+    }
+
+    #[inline]
+    fn number(&self) -> PlatformNumber {
+        self.inner.number
     }
 
     #[inline]

@@ -9,7 +9,7 @@ use portcullis::invalidation::{
 };
 use portcullis::mapper::{Geometry, Mapper};
 use portcullis::pgtable::{Cursor, MapError, Unmapped};
-use portcullis::platform::{CopyMemory, Frames, LocalSlot, Platform, PlatformEvents, Table};
+use portcullis::platform::{CopyMemory, Frames, LocalSlot, Platform, PlatformEvents, PlatformNumber, Table};
 use portcullis::sync::AtomicU64 as Word;
 use portcullis_model::{Memory, Queue};
 
@@ -237,6 +237,7 @@ pub struct Pl(Arc<State>);
 struct State {
     hostile: Arc<Hostile>,
     slots: usize,
+    number: PlatformNumber,
     slot: AtomicUsize,
     now_ns: AtomicU64,
     deadline: Mutex<Option<u64>>,
@@ -247,7 +248,8 @@ impl Pl {
     pub fn new(hostile: Arc<Hostile>, slots: usize) -> Self {
         let (slot, now_ns) = (AtomicUsize::new(0), AtomicU64::new(1));
         let (deadline, listeners) = (Mutex::default(), Mutex::default());
-        Self(Arc::new(State { hostile, slots, slot, now_ns, deadline, listeners }))
+        let number = PlatformNumber::new();
+        Self(Arc::new(State { hostile, slots, number, slot, now_ns, deadline, listeners }))
     }
 
     /// From now on the caller is this CPU.
@@ -281,6 +283,10 @@ impl Pl {
 unsafe impl Platform for Pl {
     fn slots(&self) -> usize {
         self.0.slots
+    }
+
+    fn number(&self) -> PlatformNumber {
+        self.0.number
     }
 
     fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {

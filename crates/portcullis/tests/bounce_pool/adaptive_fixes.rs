@@ -13,7 +13,7 @@ use portcullis::dma::{
 };
 use portcullis::domain::{MapListError, Policy};
 use portcullis::invalidation::Gather;
-use portcullis::platform::{LocalSlot, Platform, PlatformEvents};
+use portcullis::platform::{LocalSlot, Platform, PlatformEvents, PlatformNumber};
 use portcullis_model::open::OpenMapper;
 
 use crate::adaptive::{adaptive, cycle, map as map_one};
@@ -104,6 +104,10 @@ struct Wandering(Chosen, AtomicUsize);
 unsafe impl Platform for Wandering {
     fn slots(&self) -> usize {
         self.0.slots()
+    }
+
+    fn number(&self) -> PlatformNumber {
+        self.0.number()
     }
 
     fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {

@@ -333,7 +333,7 @@ fn a_descriptor_that_a_full_batch_cannot_take_comes_back() {
     let last = mappings.pop().unwrap();
     let iova = last.iova();
     bench.iommu.queue().fail_next(2, TIMEOUT);
-    let failed = mappings.into_iter().map(|mapping| queue.unmap(mapping)).filter(Result::is_err);
+    let failed = mappings.into_iter().filter_map(|mapping| queue.unmap(mapping).err());
     assert_eq!(failed.count(), 1);
     let failed = queue.unmap(last).unwrap_err();
     assert!(matches!(failed.error, AdaptiveUnmapError::Ring(RingError::Unconfirmed { .. })), "{failed}");

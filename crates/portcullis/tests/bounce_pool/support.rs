@@ -11,7 +11,7 @@ use portcullis::domain::{Domain, PhysSegment, Policy};
 use portcullis::invalidation::{DomainId, InvalidationError};
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{PageTable, VtdSecondStage};
-use portcullis::platform::{CopyMemory, Frames, LocalSlot, Platform, PlatformEvents, Table};
+use portcullis::platform::{CopyMemory, Frames, LocalSlot, Platform, PlatformEvents, PlatformNumber, Table};
 use portcullis_model::open::Simulated;
 use portcullis_model::{Context, DeviceId, Iommu, IommuConfig, Memory, Queue};
 
@@ -105,6 +105,10 @@ impl Ticking {
 unsafe impl Platform for Ticking {
     fn slots(&self) -> usize {
         self.0.slots()
+    }
+
+    fn number(&self) -> PlatformNumber {
+        self.0.number()
     }
 
     fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {

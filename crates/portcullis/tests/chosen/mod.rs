@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use portcullis::addr::{Iova, IovaRange, PageSize};
 use portcullis::iova::{IovaError, IovaSpace, Placement, SpaceConfig, Structure};
-use portcullis::platform::{LocalSlot, Platform, PlatformEvents};
+use portcullis::platform::{LocalSlot, Platform, PlatformEvents, PlatformNumber};
 
 pub const PAGE: u64 = 4096;
 pub const ANYWHERE: Iova = Iova::new(u64::MAX);
@@ -22,6 +22,7 @@ pub const KINDS: [(Structure, Placement); 4] = [
 /// One thread that is whichever CPU the test says.
 #[derive(Default)]
 pub struct Chosen {
+    number: PlatformNumber,
     slots: usize,
     slot: AtomicUsize,
     fences: AtomicUsize,
@@ -60,6 +61,10 @@ impl Chosen {
 unsafe impl Platform for Chosen {
     fn slots(&self) -> usize {
         self.slots
+    }
+
+    fn number(&self) -> PlatformNumber {
+        self.number
     }
 
     fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {

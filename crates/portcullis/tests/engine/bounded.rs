@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 
 use portcullis::addr::{Permissions, PhysAddr};
 use portcullis::pgtable::{MapError, VtdSecondStage};
-use portcullis::platform::{Frames, LocalSlot, Platform, PlatformEvents, Table};
+use portcullis::platform::{Frames, LocalSlot, Platform, PlatformEvents, PlatformNumber, Table};
 use portcullis_model::Memory;
 use portcullis_model::open::{OpenTable, Simulated};
 
@@ -25,6 +25,10 @@ struct Counting;
 unsafe impl Platform for Counting {
     fn slots(&self) -> usize {
         PLATFORM.slots()
+    }
+
+    fn number(&self) -> PlatformNumber {
+        PLATFORM.number()
     }
 
     fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {

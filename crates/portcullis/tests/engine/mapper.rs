@@ -1,13 +1,17 @@
 //! What a mapper of tables tells the hardware: of all that it may hold, tables included, and in time.
 
+use std::sync::Arc;
+
 use portcullis::addr::{Direction, Iova, IovaRange, PhysAddr};
 use portcullis::dma::{BatchError, RawBatch, StrictRing, StrictRingConfig};
 use portcullis::domain::{Policy, UnmapError};
-use portcullis::invalidation::Gather;
-use portcullis::mapper::Mapper;
-use portcullis::platform::{FRAME_SIZE, Frames};
+use portcullis::invalidation::{DomainId, Gather};
+use portcullis::mapper::{Mapper, TableMapper};
+use portcullis::pgtable::{AmdV1, Arm, ArmStage, Format, PageTable};
+use portcullis::platform::{FRAME_SIZE, Frames, Platform};
+use portcullis_model::{ArmTables, Context, Granule, Iommu, IommuConfig, Memory, TableFormat};
 
-use crate::common::{Bench, DEVICE, PAGE, PLATFORM};
+use crate::common::{Bench, DEVICE, PAGE, PLATFORM, vtd};
 use crate::engine::support::range;
 
 const BOTH: Direction = Direction::Bidirectional;
@@ -103,26 +107,60 @@ fn what_another_has_cleared_of_a_range_is_forgotten_with_it() {
 }
 
 /// A part of a large page: what the device has cached of the page as a whole is gone after it.
-#[test]
-fn a_part_of_a_large_page_is_forgotten_and_the_rest_is_not_lost() {
+fn a_part_is_forgotten<X: Format>(format: X, walker: TableFormat) {
     const LARGE: u64 = 2 << 20;
-    let bench = Bench::new(Policy::Strict);
-    let memory = bench.memory.alloc(512).unwrap();
-    assert!(memory.get().is_multiple_of(LARGE));
-    let at = range(64 * LARGE, LARGE);
-    let mapper = bench.domain.mapper();
-    let platform = &*PLATFORM;
+    let memory = Memory::new(64 << 20);
+    let table = PageTable::new(Arc::clone(&memory), format, PLATFORM.slots()).unwrap();
+    let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
+    iommu.attach(DEVICE, Context::Translated { domain: DomainId(1), root: table.root(), format: walker });
+    let mapper = TableMapper::new(table, iommu.queue(), DomainId(1), Vec::new());
+    let (buffer, at) = (memory.alloc(512).unwrap(), range(64 * LARGE, LARGE));
+    assert!(buffer.get().is_multiple_of(LARGE));
     let mut gather = Gather::new();
     // SAFETY: the memory is simulated, and stays.
-    unsafe { mapper.map(platform, at, [(memory, LARGE)], BOTH.permissions(), &mut gather) }.unwrap();
+    unsafe { mapper.map(&*PLATFORM, at, [(buffer, LARGE)], BOTH.permissions(), &mut gather) }.unwrap();
+    let writes = |number| iommu.dma_write(DEVICE, page(at.start(), number), &[1]).is_ok();
     for number in [7, 9, 300] {
-        assert!(bench.writes(page(at.start(), number)), "cached as a large page");
+        assert!(writes(number), "cached, with as large a page as there is");
         let part = range(at.start().get() + number * PAGE, PAGE);
-        assert_eq!(mapper.unmap(platform, part, &mut gather).bytes, PAGE);
+        assert_eq!(mapper.unmap(&*PLATFORM, part, &mut gather).bytes, PAGE);
         mapper.sync(&gather).unwrap();
         gather.clear();
-        assert!(!bench.writes(page(at.start(), number)));
-        let next = bench.iommu.probe(DEVICE, page(at.start(), number + 1), BOTH.permissions());
-        assert_eq!(next, Some(PhysAddr::new(memory.get() + (number + 1) * PAGE)));
+        assert!(!writes(number), "{format:?}: page {number}");
+        let next = iommu.probe(DEVICE, page(at.start(), number + 1), BOTH.permissions());
+        assert_eq!(next, Some(PhysAddr::new(buffer.get() + (number + 1) * PAGE)));
     }
+}
+
+#[test]
+fn a_part_of_a_large_page_is_forgotten_and_the_rest_is_not_lost() {
+    a_part_is_forgotten(vtd(4), TableFormat::VtdSecondStage { levels: 4 });
+    a_part_is_forgotten(AmdV1::new(4, 1, 48).unwrap(), TableFormat::AmdV1 { levels: 4 });
+    // Broken before it is made smaller, by an invalidation of its own.
+    let arm = Arm::<12>::new(ArmStage::Two, 48, 48).unwrap();
+    a_part_is_forgotten(arm, TableFormat::Arm(ArmTables::stage2(Granule::Size4K, 48, 4)));
+}
+
+/// Pages of a map that failed were there for a moment, and a device may have met them.
+#[test]
+fn what_a_failed_map_had_entered_is_forgotten() {
+    let bench = Bench::new(Policy::Strict);
+    let (mapper, at) = (bench.domain.mapper(), range(64 * PAGE, 4 * PAGE));
+    let memory = bench.memory.alloc(4).unwrap();
+    let map = |at: IovaRange, gather: &mut Gather| {
+        let list = (0..at.len() / PAGE).map(|number| (PhysAddr::new(memory.get() + number * PAGE), PAGE));
+        // SAFETY: the memory is simulated, and stays.
+        unsafe { mapper.map(&*PLATFORM, at, list, BOTH.permissions(), gather) }
+    };
+    map(at, &mut Gather::new()).unwrap();
+    assert!(
+        (0..4).all(|number| bench.writes(page(at.start(), number))),
+        "cached, as if it had met them just then"
+    );
+    cleared_by_another(&bench, range(64 * PAGE, 3 * PAGE));
+    let mut gather = Gather::new();
+    assert!(map(at, &mut gather).is_err(), "the last page is in use");
+    mapper.sync(&gather).unwrap();
+    assert!((0..3).all(|number| !bench.writes(page(at.start(), number))));
+    assert!(bench.writes(page(at.start(), 3)));
 }

@@ -151,6 +151,12 @@ impl<const COHERENT: bool> Hooked<COHERENT> {
     }
 }
 
+impl<const IS_COHERENT: bool> std::fmt::Debug for Hooked<IS_COHERENT> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Hooked")
+    }
+}
+
 // SAFETY: it is the software IOMMU's memory.
 unsafe impl<const IS_COHERENT: bool> Simulated for Hooked<IS_COHERENT> {}
 

@@ -17,7 +17,7 @@ use portcullis::domain::{PhysSegment, Policies, Policy};
 use portcullis::invalidation::{
     DeviceId, DomainId, Invalidation, InvalidationError, InvalidationQueue, QUEUE_ENTRIES, SharedQueue,
 };
-use portcullis::platform::{LocalSlot, Platform, PlatformEvents};
+use portcullis::platform::{LocalSlot, Platform, PlatformEvents, PlatformNumber};
 use portcullis::std_platform::StdPlatform;
 use portcullis_model::Queue;
 use portcullis_model::open::{OpenDevice, OpenDomain, OpenRing};
@@ -38,6 +38,10 @@ thread_local! {
 unsafe impl Platform for Watched {
     fn slots(&self) -> usize {
         self.0.slots()
+    }
+
+    fn number(&self) -> PlatformNumber {
+        self.0.number()
     }
 
     fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Weak};
 
-use portcullis::platform::{LocalSlot, Platform, PlatformEvents};
+use portcullis::platform::{LocalSlot, Platform, PlatformEvents, PlatformNumber};
 use portcullis::std_platform::StdPlatform;
 
 /// The two borders of a turn.
@@ -29,6 +29,10 @@ impl Turns {
 unsafe impl Platform for Turns {
     fn slots(&self) -> usize {
         self.inner.slots()
+    }
+
+    fn number(&self) -> PlatformNumber {
+        self.inner.number()
     }
 
     fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use portcullis::addr::{Permissions, PhysAddr};
 use portcullis::pgtable::{Attributes, Entry, Format, LeafSize};
-use portcullis::platform::{FRAME_SIZE, Frames, LocalSlot, Platform, PlatformEvents, Table};
+use portcullis::platform::{FRAME_SIZE, Frames, LocalSlot, Platform, PlatformEvents, PlatformNumber, Table};
 use portcullis::sync::{AtomicU64, Ordering};
 
 /// Words of a frame that the tests use.
@@ -148,6 +148,9 @@ unsafe impl Format for Tiny {
     }
 }
 
+/// The machine that all of them are CPUs of.
+static MACHINE: std::sync::LazyLock<PlatformNumber> = std::sync::LazyLock::new(PlatformNumber::new);
+
 /// A platform that lends one slot, or none, with full fences, as the model checker knows no others.
 pub struct Cpu(pub Option<usize>);
 
@@ -155,6 +158,10 @@ pub struct Cpu(pub Option<usize>);
 unsafe impl Platform for Cpu {
     fn slots(&self) -> usize {
         2
+    }
+
+    fn number(&self) -> PlatformNumber {
+        *MACHINE
     }
 
     fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {

@@ -6,7 +6,7 @@ use std::sync::Weak;
 use ::loom::cell::UnsafeCell;
 use ::loom::sync::Arc;
 use ::loom::thread;
-use portcullis::percpu::Owned;
+use portcullis::percpu::{Counter, Owned};
 use portcullis::platform::{LocalSlot, Platform, PlatformEvents};
 
 /// A platform with full fences on both sides, as the model checker knows no others.
@@ -84,5 +84,22 @@ fn two_revokers_take_turns_too() {
         owned.with_others(&Fences, None, |_, value| value.add_one());
         other.join().unwrap();
         assert!(owned.with(Some(&slot()), Value::add_one).is_some());
+    });
+}
+
+/// Two slots beyond those that a counter was made for share its last word.
+#[test]
+fn counts_of_slots_without_a_word_of_their_own_are_not_lost() {
+    ::loom::model(|| {
+        let counter = Arc::new(Counter::new(1));
+        let other = {
+            let counter = Arc::clone(&counter);
+            // SAFETY: no other thread has slot 1.
+            thread::spawn(move || counter.add(Some(&unsafe { LocalSlot::new(1) }), 1))
+        };
+        // SAFETY: no other thread has slot 2.
+        counter.add(Some(&unsafe { LocalSlot::new(2) }), 1);
+        other.join().unwrap();
+        assert_eq!(counter.sum(), 2);
     });
 }

@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-use portcullis::platform::{LocalSlot, Platform, PlatformEvents};
+use portcullis::platform::{LocalSlot, Platform, PlatformEvents, PlatformNumber};
 
 /// No slot.
 pub const NONE: usize = usize::MAX;
@@ -17,6 +17,7 @@ pub struct Manual(Arc<State>);
 
 #[derive(Default)]
 struct State {
+    number: PlatformNumber,
     cpu: AtomicUsize,
     now_ns: AtomicU64,
     wakes: Mutex<Vec<u64>>,
@@ -42,6 +43,10 @@ impl Manual {
 unsafe impl Platform for Manual {
     fn slots(&self) -> usize {
         4
+    }
+
+    fn number(&self) -> PlatformNumber {
+        self.0.number
     }
 
     fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {

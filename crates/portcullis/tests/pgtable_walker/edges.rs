@@ -137,6 +137,8 @@ fn ends<F: Backing, X: Format>(machine: &mut Machine<F, X>) {
         for (start, phys) in
             [(0, last - (size - 1)), (top - (size - 1), 0), (top - (size - 1), last - (size - 1))]
         {
+            // Without the tables of smaller ones it is one leaf.
+            machine.reclaim(true);
             machine.map(Way::Whole, start, &[(phys, size)], attributes(number + start));
             machine.unmap(start + size / 2 / granule * granule, granule);
             machine.unmap(start + size - granule, granule);

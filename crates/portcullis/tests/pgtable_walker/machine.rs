@@ -9,8 +9,8 @@ use portcullis::pgtable::{Attributes, Cursor, Format, Layout, MapError, PageTabl
 use portcullis::platform::{FRAME_SIZE, Frames, Platform};
 use portcullis::std_platform::StdPlatform;
 use portcullis_model::open::{OpenTable, Simulated};
-use portcullis_model::walker::{Rights, TablePointer, walk};
-use portcullis_model::{FaultReason, Memory, TableFormat};
+use portcullis_model::walker::{Rights, TablePointer, Walk, walk};
+use portcullis_model::{FaultReason, Memory};
 
 use super::cases::Case;
 use super::plain::{Piece, Plain};
@@ -61,6 +61,8 @@ pub struct Machine<F: Backing, X: Format> {
     empty: usize,
     /// Large pages that the walker has found, and may have cached: their first addresses and their last ones.
     held: RefCell<BTreeMap<u64, u64>>,
+    /// Some of the addresses that were unmapped since the last reclaim.
+    unmapped: Vec<u64>,
     /// What the last unmaps said is to be invalidated, and was not yet.
     stale: Vec<IovaRange>,
 }
@@ -94,8 +96,9 @@ impl<F: Backing, X: Format> Machine<F, X> {
         assert!(!walker.in_width(beyond) || format.input_bits() == 63, "{format:?}");
         let (plain, cursor, empty) = (Plain::default(), Cursor::new(), table.table_bytes());
         assert!(empty >= root_bytes as usize);
-        let (is_scarce, held, stale) = (capacity < CAPACITY, RefCell::default(), Vec::new());
-        Some(Self { case, table, plain, cursor, memory, seen, is_scarce, empty, held, stale })
+        let (is_scarce, held) = (capacity < CAPACITY, RefCell::default());
+        let (unmapped, stale) = (Vec::new(), Vec::new());
+        Some(Self { case, table, plain, cursor, memory, seen, is_scarce, empty, held, unmapped, stale })
     }
 
     pub fn granule(&self) -> u64 {
@@ -208,11 +211,17 @@ impl<F: Backing, X: Format> Machine<F, X> {
         assert_eq!(stayed, unmapped.kept, "{name:?}: {range}");
         // Hardware that holds a large page lets go of it where a request covers the whole of it.
         for (&first, &last) in &*self.held.borrow() {
-            let overlaps = removed.iter().any(|(at, piece)| *at <= last && first < at + piece.len);
+            let is_gone = |(at, piece): &(u64, Piece)| {
+                *at <= last && first < at + piece.len && self.plain.find((*at).max(first)).is_none()
+            };
             let is_covered = covers(unmapped.stale, first, last);
-            assert!(is_covered || !overlaps, "{name:?}: {range}: {first:#x} to {last:#x}, {unmapped:?}");
+            let must = removed.iter().any(is_gone);
+            assert!(is_covered || !must, "{name:?}: {range}: {first:#x} to {last:#x}, {unmapped:?}");
         }
         self.stale.push(unmapped.stale);
+        if self.unmapped.len() < 64 && inside > 0 {
+            self.unmapped.push(start);
+        }
         // As often as not another unmap comes before the invalidation.
         if !(start / self.granule()).is_multiple_of(2) {
             self.invalidate();
@@ -226,10 +235,21 @@ impl<F: Backing, X: Format> Machine<F, X> {
         self.held.borrow_mut().retain(|first, last| !stale.iter().any(|range| covers(*range, *first, *last)));
     }
 
-    /// Frees what is empty.
-    pub fn reclaim(&mut self) {
+    /// Frees what is empty. Hardware walks tables that are empty, too, and keeps the way to them until it is told; so
+    /// what it comes to once it was told is not freed. It does not confirm where it must not, and then nothing is.
+    pub fn reclaim(&mut self, confirms: bool) {
         self.invalidate();
-        self.table.reclaim(&*PLATFORM, || Ok::<_, ()>(())).unwrap();
+        let (unmapped, mut ways) = (std::mem::take(&mut self.unmapped), Vec::new());
+        let result = self.table.reclaim(&**PLATFORM, || {
+            ways.clear();
+            ways.extend(unmapped.iter().flat_map(|at| self.find(*at).tables));
+            if confirms { Ok(()) } else { Err(()) }
+        });
+        assert!(result.is_ok() || !confirms);
+        for way in ways {
+            assert!(self.memory.is_allocated(way.table), "{:?}: {way:?} was freed", self.case.format);
+        }
+        unmapped.into_iter().for_each(|at| self.probe(at));
     }
 
     /// Looks at a range's ends, and around it.
@@ -261,24 +281,24 @@ impl<F: Backing, X: Format> Machine<F, X> {
         assert_eq!(phys.map(PhysAddr::get), kept.map(|kept| kept.0), "{:?}: {at:#x}", case.format);
     }
 
+    fn find(&self, at: u64) -> Walk {
+        let walker = self.case.walker;
+        walk(&self.seen, Iova::new(at), walker, TablePointer::root(self.table.root(), walker.levels()))
+    }
+
     /// Where a device comes to by the tables, as hardware walks them.
     fn walk(&self, at: u64) -> Option<(u64, Rights, u8)> {
-        let (walker, iova) = (self.case.walker, Iova::new(at));
-        if !walker.in_width(iova) {
+        if !self.case.walker.in_width(Iova::new(at)) {
             return None;
         }
-        let root = TablePointer::root(self.table.root(), walker.levels());
-        let found = walk(&self.seen, iova, walker, root);
+        let found = self.find(at);
         if F::COHERENT {
             assert_eq!(found.freed_reads, 0, "{:?}: {at:#x}", self.case.format);
         }
         match found.result {
             Ok(leaf) => {
                 let offset = leaf.size.offset_mask();
-                // A run in AMD's tables is split in place, and marked nowhere.
-                let is_run = matches!(walker, TableFormat::AmdV1 { .. })
-                    && !(leaf.size.shift() - 12).is_multiple_of(9);
-                if leaf.size.bytes() > self.granule() && !is_run {
+                if leaf.size.bytes() > self.granule() {
                     self.held.borrow_mut().insert(at & !offset, at | offset);
                 }
                 Some((leaf.page.get() | at & offset, leaf.rights, leaf.attributes))
@@ -315,7 +335,7 @@ impl<F: Backing, X: Format> Machine<F, X> {
         for (at, Piece { len, .. }) in self.plain.pieces() {
             self.unmap(at, len);
         }
-        self.reclaim();
+        self.reclaim(true);
         assert_eq!(self.table.table_bytes(), self.empty, "{:?}", self.case.format);
         self.assert_accounted();
     }

@@ -90,7 +90,7 @@ pub fn walk_randomly<F: Backing, X: Format>(
             }
             6..9 => machine.unmap(start, len),
             _ if dice.one_in(5) => {
-                machine.reclaim();
+                machine.reclaim(!dice.one_in(3));
                 machine.look_at_all();
             }
             _ => {}

@@ -138,7 +138,7 @@ impl<X: Format> Queues<X> {
         steps: u64,
         dice: &mut Dice,
     ) {
-        let (mut mapped, mut waiting): (Vec<(RingMapping, u64, u64)>, Vec<(u64, u64)>) = Default::default();
+        let (mut mapped, mut waiting) = (Vec::<(RingMapping, u64, u64)>::new(), Vec::new());
         for _ in 0..steps {
             if dice.below(5) < 3 && mapped.len() < 12 {
                 // One page as a rule: what has a cursor.

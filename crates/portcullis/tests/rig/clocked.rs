@@ -4,12 +4,13 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-use portcullis::platform::{LocalSlot, Platform, PlatformEvents};
+use portcullis::platform::{LocalSlot, Platform, PlatformEvents, PlatformNumber};
 
 type AfterTurn = Arc<dyn Fn() + Send + Sync>;
 
 #[derive(Default)]
 pub struct Clocked {
+    number: PlatformNumber,
     slots: usize,
     slot: AtomicUsize,
     now_ns: AtomicU64,
@@ -73,6 +74,10 @@ impl Clocked {
 unsafe impl Platform for Clocked {
     fn slots(&self) -> usize {
         self.slots
+    }
+
+    fn number(&self) -> PlatformNumber {
+        self.number
     }
 
     fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {

@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 
 use portcullis::addr::Permissions;
 use portcullis::domain::Policy;
-use portcullis::platform::{LocalSlot, Platform, PlatformEvents};
+use portcullis::platform::{LocalSlot, Platform, PlatformEvents, PlatformNumber};
 use portcullis_model::Queue;
 use portcullis_model::open::OpenDomain;
 
@@ -38,6 +38,10 @@ impl Moody {
 unsafe impl Platform for Moody {
     fn slots(&self) -> usize {
         self.inner.slots()
+    }
+
+    fn number(&self) -> PlatformNumber {
+        self.inner.number()
     }
 
     fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {

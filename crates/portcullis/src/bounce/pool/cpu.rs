@@ -115,13 +115,13 @@ impl Cpu {
 
     /// How many free slots of `class` there are, of all kinds. A hint, for others.
     pub(super) fn free(&self, class: usize) -> u64 {
-        let pairs = self.stacks[class % CLASS_ROOM].iter();
+        let pairs = self.stacks[class].iter();
         pairs.map(|pair| pair.slots.get() + pair.older_slots.get()).sum()
     }
 
     #[inline]
     fn pair(&self, class: usize, kind: usize) -> &Pair {
-        &self.stacks[class % CLASS_ROOM][kind % 4]
+        &self.stacks[class][kind]
     }
 }
 

@@ -92,7 +92,7 @@ impl Depot {
 
     /// Takes in a chain.
     pub(super) fn put(&mut self, slots: &[Slot], kind: usize, chain: Chain) {
-        let (first, count) = &mut self.chains[kind % 3];
+        let (first, count) = &mut self.chains[kind];
         if let Some(slot) = index_of(chain.first).and_then(|index| slots.get(index)) {
             slot.set_chain(*first, chain.slots);
             *first = chain.first;
@@ -109,7 +109,7 @@ impl Depot {
 
     /// As [`take`](Self::take), for a trim: nobody wants the chain, and some of it may come back.
     pub(super) fn take_unnoticed(&mut self, slots: &[Slot], kind: usize) -> Option<Chain> {
-        let (first, count) = &mut self.chains[kind % 3];
+        let (first, count) = &mut self.chains[kind];
         let chain = *first;
         let (next, slots) = slots.get(index_of(chain)?)?.chain();
         *first = next;
@@ -120,7 +120,7 @@ impl Depot {
     /// Sees how few slots of `kind` there are now.
     pub(super) fn notice(&mut self, kind: usize) {
         let free = self.free_of(kind);
-        let least = &mut self.least[kind % 3];
+        let least = &mut self.least[kind];
         *least = (*least).min(free);
     }
 
@@ -150,7 +150,7 @@ impl Depot {
 
     /// Free slots of `kind`.
     pub(super) fn free_of(&self, kind: usize) -> u64 {
-        self.chains[kind % 3].1
+        self.chains[kind].1
     }
 
     /// Free slots of all kinds.
@@ -161,7 +161,7 @@ impl Depot {
     /// How many slots of `kind` nobody has wanted since the last call.
     pub(super) fn unwanted(&mut self, kind: usize) -> u64 {
         let free = self.free_of(kind);
-        core::mem::replace(&mut self.least[kind % 3], free)
+        core::mem::replace(&mut self.least[kind], free)
     }
 
     /// Hands out a slot without a buffer. O(1), unless a run must be broken up: O(slots of one).

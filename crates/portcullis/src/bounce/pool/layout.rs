@@ -78,7 +78,7 @@ impl Layout {
 
     #[inline]
     fn size(&self, class: usize) -> Size {
-        self.sizes[class % CLASS_ROOM]
+        self.sizes[class]
     }
 
     /// The most slots in a chain of `class`, and on a stack.

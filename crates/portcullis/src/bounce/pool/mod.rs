@@ -201,8 +201,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
 
     /// Calls `f` with the depot of `class`, locked, and with a slot lent, as for every lock of this crate.
     fn with_depot<R>(&self, class: usize, f: impl FnOnce(&mut Depot) -> R) -> R {
-        // There is a depot for each class of the layout.
-        let depot = &self.depots[class.min(self.depots.len() - 1)];
+        // There is one for each class of the layout.
+        let depot = &self.depots[class];
         self.domain.platform().with_slot(|_| f(&mut depot.lock()))
     }
 }

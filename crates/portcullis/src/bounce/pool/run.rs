@@ -19,6 +19,7 @@ use super::hands::{Doomed, Held};
 use super::layout::Layout;
 use super::slot::{NO_BUFFER, Phase, link_to};
 use crate::addr::{Direction, Iova, IovaRange, PageSize, PageSizes, PhysAddr};
+use crate::broken::broken;
 use crate::domain::PhysSegment;
 use crate::invalidation::Gather;
 use crate::mapper::Mapper;
@@ -129,8 +130,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
 
     fn range_of_run(&self, number: usize) -> IovaRange {
         let start = self.region.start().get() + ((number as u64) << self.runs.shift);
-        // A run lies inside the region, which is a range.
-        IovaRange::new(Iova::new(start), self.runs.run_bytes()).unwrap_or(self.region)
+        IovaRange::new(Iova::new(start), self.runs.run_bytes())
+            .unwrap_or_else(|_| broken("a run lies inside the region, which is a range"))
     }
 
     /// A slot of `class` for `direction`, with all others of its run, where the class has buffers enough for that and

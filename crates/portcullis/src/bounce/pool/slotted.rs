@@ -9,6 +9,7 @@ use super::layout::Place;
 use super::mapping::{PoolMapping, Way};
 use super::slot::{NOBODY, Phase, Pieces, Slot, Terms, Toward};
 use crate::addr::{Direction, Iova, PhysAddr};
+use crate::broken::broken;
 use crate::domain::{PhysSegment, Policy};
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
@@ -66,8 +67,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             if terms.direction == Direction::ToDevice && slot.dirty() < terms.offset + len {
                 slot.set_dirty(terms.offset + len);
             }
-            // Slots on the stacks have a buffer.
-            let buffer = slot.buffer().unwrap_or(PhysAddr::new(0));
+            let Some(buffer) = slot.buffer() else { broken("a slot on a stack has a buffer") };
             let at = PhysAddr::new(buffer.get() + terms.offset);
             // SAFETY: the original is the caller's promise, the buffer the slot's, with room for `offset + len` bytes.
             unsafe {
@@ -123,9 +123,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         // From here on the address is nobody's: a second unmap finds no mapping.
         slot.set_phase(Phase::Free);
         let in_hand = self.in_hand(class, kind, index);
-        if kind != Direction::ToDevice.index()
-            && let Some(buffer) = slot.buffer()
-        {
+        if kind != Direction::ToDevice.index() {
+            let Some(buffer) = slot.buffer() else { broken("a slot that is lent has a buffer") };
             // After whatever the device told the driver by.
             fence(Ordering::Acquire);
             // SAFETY: the promise of whoever mapped it.

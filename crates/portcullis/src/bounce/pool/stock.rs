@@ -6,6 +6,7 @@ use super::error::BounceMapError;
 use super::hands::{Furnishing, InHand};
 use super::slot::{Phase, Slot};
 use crate::addr::{Direction, Iova, IovaRange, PhysAddr};
+use crate::broken::broken;
 use crate::domain::PhysSegment;
 use crate::invalidation::Gather;
 use crate::mapper::Mapper;
@@ -239,8 +240,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// The slot numbered `index`, and its addresses.
     pub(super) fn range_of(&self, class: usize, index: usize) -> IovaRange {
         let start = Iova::new(self.layout.start_of(class, index));
-        // A slot lies inside the region, which is a range.
-        IovaRange::new(start, self.layout.slot_bytes(class)).unwrap_or(self.region)
+        IovaRange::new(start, self.layout.slot_bytes(class))
+            .unwrap_or_else(|_| broken("a slot lies inside the region, which is a range"))
     }
 
     /// Zeroes what the buffer of a free slot may hold. O(size of the slot).

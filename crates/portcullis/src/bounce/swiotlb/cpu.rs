@@ -45,7 +45,7 @@ impl Cpu {
 
     #[inline]
     fn size(&self, order: u32) -> &Size {
-        &self.sizes[order as usize % self.sizes.len()]
+        &self.sizes[order as usize]
     }
 
     /// Takes the newest run of 2^`order` slots from the newer list. O(1).

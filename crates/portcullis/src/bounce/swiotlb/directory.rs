@@ -12,6 +12,7 @@
 use alloc::boxed::Box;
 use core::ptr;
 
+use crate::broken::broken;
 use crate::sync::{AtomicPtr, AtomicU64, Ordering};
 
 /// A place that was never used: an entry of an area that there is not.
@@ -122,7 +123,7 @@ impl<T> Directory<T> {
                 }
             }
         }
-        debug_assert!(false, "there are four places for each area");
+        broken("there are four places for each area")
     }
 
     /// Takes it out again.

@@ -61,6 +61,7 @@ struct Size {
     counts: [u64; 2],
 }
 
+#[allow(clippy::result_large_err, reason = "a mapping that is refused comes back in place")]
 impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C, K> {
     /// A queue of `device` for data of one direction: a ring as `config` says, and the pool that `pool` is a device of,
     /// which is the same device. Measures both ways, on scratch memory of the pool's: some hundred mappings, half of which

@@ -4,6 +4,7 @@ use alloc::vec::Vec;
 
 use super::Domain;
 use crate::addr::{Iova, IovaRange, Permissions, PhysAddr};
+use crate::broken::broken;
 use crate::domain::{MapListError, PhysSegment};
 use crate::invalidation::{Gather, InvalidationError, SLICE};
 use crate::iova::{ArenaError, IovaError, ReleaseError, RingArena, RingConfig};
@@ -71,9 +72,12 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         gather: &mut Gather,
     ) -> Result<(), MapError> {
         // Each of these sums was checked.
-        let pages = list
-            .iter()
-            .map(|segment| (segment.phys.align_down(self.granule), self.rounded(segment).unwrap_or(0)));
+        let pages = list.iter().map(|segment| {
+            (
+                segment.phys.align_down(self.granule),
+                self.rounded(segment).unwrap_or_else(|| broken("a list was checked")),
+            )
+        });
         let map = |gather: &mut Gather| {
             // SAFETY: the caller's promise, for all of the granules that the memory touches.
             unsafe { self.mapper.map(&self.platform, range, pages.clone(), permissions, gather) }

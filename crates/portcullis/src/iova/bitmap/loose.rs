@@ -56,6 +56,6 @@ impl Loose {
     #[inline]
     pub(super) fn longest(&self, order: u32) -> u64 {
         let order = order as usize;
-        u64::from(if order < 8 { self.lanes[order] } else { self.more[(order - 8) % 4] })
+        u64::from(if order < 8 { self.lanes[order] } else { self.more[order - 8] })
     }
 }
