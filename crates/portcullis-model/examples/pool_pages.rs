@@ -12,6 +12,7 @@ use portcullis::invalidation::DomainId;
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{PageTable, VtdSecondStage};
 use portcullis::std_platform::StdPlatform;
+use portcullis_model::open::OpenPool;
 use portcullis_model::{Context, DeviceId, Iommu, IommuConfig, Memory, Queue};
 
 const DEVICE: DeviceId = DeviceId(7);
@@ -58,7 +59,7 @@ impl Bench {
     }
 
     fn unmap(&self, iova: Iova) {
-        self.pool.unmap(iova, self.list[0].len).expect("it is mapped");
+        self.pool.close(iova, self.list[0].len).expect("it is mapped");
     }
 
     fn table_bytes(&self) -> usize {

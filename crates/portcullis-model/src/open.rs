@@ -3,26 +3,30 @@
 //! Those calls are unsafe, because a device may then change memory under the CPU. Here nothing can go wrong by that, whatever
 //! the number: devices of the software IOMMU reach [`Memory`] only, every byte of which is an atomic that anybody
 //! may access at any time, and a number outside of it is a fault. So tests need no `unsafe` for each mapping:
-//! `map_single` is `open_single` here, `map` is `open`, and so on, with the same arguments and results.
+//! `map_single` is `open_single` here, `map` is `open`, and so on, with the same arguments and results. The same goes for
+//! bounce pools' calls that copy by number: `unmap` is `close`, and the syncs are `sync_cpu` and `sync_device`.
 #![allow(unsafe_code, reason = "this is the one place that says why it is harmless")]
 
 use std::sync::Arc;
 
 use portcullis::addr::{Direction, Iova, IovaRange, Permissions, PhysAddr};
+use portcullis::bounce::adaptive::Adaptive;
+use portcullis::bounce::pool::{BounceError, BouncePool};
 use portcullis::dma::{DmaDevice, DmaSegment, RingError, RingMapping, StrictRing};
 use portcullis::domain::{Domain, MapListError, PhysSegment};
 use portcullis::invalidation::{Gather, InvalidationQueue};
 use portcullis::mapper::{Mapper, TableMapper};
 use portcullis::pgtable::{Attributes, Cursor, Format, MapError, PageTable};
-use portcullis::platform::{Frames, Platform};
+use portcullis::platform::{CopyMemory, Frames, Platform};
 use portcullis::registration::{AcquireError, Keep, Registration, RegistrationCache};
 
 use crate::memory::Memory;
 
-/// Table memory, or a mapper, that leads devices of the software IOMMU only.
+/// Table memory, or a mapper, that leads devices of the software IOMMU only; or memory that is simulated and copied.
 ///
 /// # Safety
-/// What is mapped through it is reached by nothing but devices of the software IOMMU, or by nothing at all.
+/// What is mapped through it is reached by nothing but devices of the software IOMMU, or by nothing at all. If it is
+/// [`CopyMemory`], it copies as [`Memory`] does: atomics, whatever the numbers, and none outside of the memory.
 pub unsafe trait Simulated {}
 
 // SAFETY: its frames have simulated addresses, so nothing but the software IOMMU walks tables in them.
@@ -301,5 +305,65 @@ impl<M: Mapper + Simulated, P: Platform> OpenCache for RegistrationCache<M, P> {
     ) -> Result<Registration, AcquireError> {
         // SAFETY: only simulated devices reach it, and those only atomics.
         unsafe { self.acquire(memory, direction, keep) }
+    }
+}
+
+/// [`BouncePool`], of simulated memory.
+pub trait OpenPool {
+    /// [`BouncePool::unmap`].
+    ///
+    /// # Errors
+    /// As there.
+    fn close(&self, iova: Iova, len: u64) -> Result<(), BounceError>;
+
+    /// [`BouncePool::sync_for_cpu`].
+    ///
+    /// # Errors
+    /// As there.
+    fn sync_cpu(&self, iova: Iova, offset: u64, len: u64) -> Result<(), BounceError>;
+
+    /// [`BouncePool::sync_for_device`].
+    ///
+    /// # Errors
+    /// As there.
+    fn sync_device(&self, iova: Iova, offset: u64, len: u64) -> Result<(), BounceError>;
+}
+
+impl<M: Mapper, P: Platform, C: CopyMemory + Simulated> OpenPool for BouncePool<M, P, C> {
+    #[inline]
+    fn close(&self, iova: Iova, len: u64) -> Result<(), BounceError> {
+        // SAFETY: copies are of atomics, which others may access at any time.
+        unsafe { self.unmap(iova, len) }
+    }
+
+    #[inline]
+    fn sync_cpu(&self, iova: Iova, offset: u64, len: u64) -> Result<(), BounceError> {
+        // SAFETY: as for `close`.
+        unsafe { self.sync_for_cpu(iova, offset, len) }
+    }
+
+    #[inline]
+    fn sync_device(&self, iova: Iova, offset: u64, len: u64) -> Result<(), BounceError> {
+        // SAFETY: as for `close`.
+        unsafe { self.sync_for_device(iova, offset, len) }
+    }
+}
+
+/// [`Adaptive`], of simulated memory.
+pub trait OpenAdaptive {
+    /// [`Adaptive::unmap`].
+    ///
+    /// # Errors
+    /// As there.
+    fn close(&self, iova: Iova, len: u64) -> Result<(), BounceError>;
+}
+
+impl<M: Mapper, P: Platform, C: CopyMemory + Simulated, K: Fn() -> u64> OpenAdaptive
+    for Adaptive<M, P, C, K>
+{
+    #[inline]
+    fn close(&self, iova: Iova, len: u64) -> Result<(), BounceError> {
+        // SAFETY: copies are of atomics, which others may access at any time.
+        unsafe { self.unmap(iova, len) }
     }
 }

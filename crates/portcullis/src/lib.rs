@@ -25,7 +25,8 @@
 //!   [`CopyMemory`](platform::CopyMemory), [`Mapper`](mapper::Mapper), [`InvalidationQueue`](invalidation::InvalidationQueue),
 //!   [`Format`](pgtable::Format), and [`DmaBuffer`](dma::DmaBuffer) for the typed mappings;
 //! - of those who open memory by its number ([`DmaDevice::map_single`](dma::DmaDevice::map_single) and everything like it): that
-//!   it is theirs to open. Unmapping is safe: it only ever closes.
+//!   it is theirs to open. Unmapping is safe, as it only ever closes, except where it copies to memory by its number:
+//!   [`BouncePool::unmap`](bounce::pool::BouncePool::unmap) and everything like it.
 //!
 //! # Example
 //! Create a domain, map a buffer, let a device write to it, unmap it, and see that a late write faults. The

@@ -11,6 +11,7 @@ mod support;
 use limited::granting;
 use portcullis::addr::Direction;
 use portcullis::bounce::pool::{Attributes, Way};
+use portcullis_model::open::OpenPool;
 use support::{Bench, PAGE, map, piece, small};
 
 const NONE: Attributes =
@@ -41,7 +42,7 @@ fn unmap_never_allocates_nor_does_a_map_that_reuses_a_buffer() {
                     "{way:?} {direction:?}: {calls} calls"
                 );
                 let ((), calls) = granting(0, || {
-                    live.iter().for_each(|mapping| bench.pool.unmap(mapping.iova(), mapping.len()).unwrap());
+                    live.iter().for_each(|mapping| bench.pool.close(mapping.iova(), mapping.len()).unwrap());
                 });
                 assert_eq!(calls, 0, "{way:?} {direction:?}");
             }

@@ -18,7 +18,7 @@ use portcullis::pgtable::{MapError, PageTable, Unmapped};
 use portcullis::platform::{FRAME_SIZE, Platform};
 use portcullis::registration::{Keep, RegistrationCache, RegistrationLimits};
 use portcullis::std_platform::StdPlatform;
-use portcullis_model::open::{OpenCache, OpenDomain, OpenRing, Simulated};
+use portcullis_model::open::{OpenCache, OpenDomain, OpenPool, OpenRing, Simulated};
 use portcullis_model::{Context, Iommu, IommuConfig, Memory};
 
 const LARGE: u64 = 2 << 20;
@@ -254,7 +254,7 @@ fn a_pool_gives_no_memory_back_any_more() {
     let list = [PhysSegment { phys: original.phys(), len: 100 }];
     // SAFETY: the original is this test's, and outlives the mapping.
     let iova = unsafe { device.map(&list, BOTH, Attributes::default()) }.unwrap().iova();
-    pool.unmap(iova, 100).unwrap();
+    pool.close(iova, 100).unwrap();
     let held = bench.buffers();
     bench.stick(true);
     assert!(matches!(pool.trim(0), Err(InvalidationError::StillMapped { .. })));

@@ -18,6 +18,7 @@ use portcullis::domain::{PhysSegment, Policy};
 use portcullis::invalidation::SLICE;
 use portcullis::iova::IovaSpace;
 use portcullis_model::Memory;
+use portcullis_model::open::OpenPool;
 use rig::{LAZY_FOREVER, Rig, page};
 use support::{Bench, map, piece, small};
 
@@ -118,7 +119,7 @@ fn a_pool_s_own_mappings_are_looked_through_in_slices() {
     // Once for what waits, once for what was confirmed.
     assert!(with >= without + 2 * MAPPINGS.div_ceil(SLICE), "{with}, and {without} without them");
     for (mapping, list) in mapped.iter().zip(&lists) {
-        bench.pool.unmap(mapping.iova(), list[0].len).unwrap();
+        bench.pool.close(mapping.iova(), list[0].len).unwrap();
     }
     drop(device);
     bench.finish();

@@ -112,7 +112,8 @@ impl Lane for Bounced {
 
     #[inline(always)]
     fn unmap(&mut self, index: usize) -> bool {
-        self.device.pool().unmap(self.iovas[index], self.buffers.bytes()).is_ok()
+        // SAFETY: only this thread uses the mapping, or the memory that it is of.
+        unsafe { self.device.pool().unmap(self.iovas[index], self.buffers.bytes()) }.is_ok()
     }
 
     fn address(&self, index: usize) -> u64 {

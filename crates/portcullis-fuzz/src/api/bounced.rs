@@ -7,6 +7,7 @@ use portcullis::bounce::pool::{Attributes, BounceDevice, Way};
 use portcullis::bounce::swiotlb::{Constraints, Swiotlb};
 use portcullis::dma::DmaSegment;
 use portcullis::domain::PhysSegment;
+use portcullis_model::open::OpenPool;
 use portcullis_model::{Buffer, Memory};
 
 use super::Clocked;
@@ -61,11 +62,8 @@ impl World {
                 let to_cpu = input.flag();
                 self.bounced.live[which].mixed |= !to_cpu;
                 let pool = &self.bounced.pool;
-                let result = if to_cpu {
-                    pool.sync_for_cpu(iova, at, len)
-                } else {
-                    pool.sync_for_device(iova, at, len)
-                };
+                let result =
+                    if to_cpu { pool.sync_cpu(iova, at, len) } else { pool.sync_device(iova, at, len) };
                 assert!(
                     result.is_ok()
                         || self.tainted
@@ -140,8 +138,8 @@ impl World {
     fn unmap_bounced(&mut self, which: usize) {
         let Bouncing { buffer, offset, direction, iova, span, mixed, .. } =
             self.bounced.live.swap_remove(which);
-        let result = self.bounced.pool.unmap(iova, span);
-        assert!(self.bounced.pool.unmap(iova, span).is_err(), "unmapped twice");
+        let result = self.bounced.pool.close(iova, span);
+        assert!(self.bounced.pool.close(iova, span).is_err(), "unmapped twice");
         assert!(result.is_ok() || self.weak || self.tainted, "{result:?}");
         if result.is_ok() && !self.tainted {
             let mut bytes = vec![0; buffer.len() as usize];

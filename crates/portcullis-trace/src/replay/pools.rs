@@ -69,7 +69,10 @@ impl<M: Mapper, P: Platform> Pool<M, P> {
     #[inline]
     pub(super) fn unmap(&self, way: &Way, view: &[DmaSegment]) -> Result<(), EndError> {
         match (self, way) {
-            (Self::Dynamic(device), &Way::Pool { iova, len, .. }) => Ok(device.pool().unmap(iova, len)?),
+            (Self::Dynamic(device), &Way::Pool { iova, len, .. }) => {
+                // SAFETY: this thread syncs and unmaps all mappings, one at a time; all accesses to the memory are its.
+                Ok(unsafe { device.pool().unmap(iova, len) }?)
+            }
             (Self::Swiotlb(pool), Way::Swiotlb) => unmap_each(pool, view),
             _ => Ok(()),
         }
@@ -79,10 +82,15 @@ impl<M: Mapper, P: Platform> Pool<M, P> {
     #[inline]
     pub(super) fn sync(&self, live: &Live, side: Side, (offset, len): (u64, u64)) -> Result<(), EndError> {
         match (self, &live.way) {
-            (Self::Dynamic(device), &Way::Pool { iova, .. }) => match side {
-                Side::Cpu => device.pool().sync_for_cpu(iova, offset, len)?,
-                Side::Device => device.pool().sync_for_device(iova, offset, len)?,
-            },
+            (Self::Dynamic(device), &Way::Pool { iova, .. }) => {
+                // SAFETY: as for `unmap`.
+                unsafe {
+                    match side {
+                        Side::Cpu => device.pool().sync_for_cpu(iova, offset, len)?,
+                        Side::Device => device.pool().sync_for_device(iova, offset, len)?,
+                    }
+                }
+            }
             (Self::Swiotlb(pool), Way::Swiotlb) => {
                 let end = offset.saturating_add(len);
                 let mut begins = 0;

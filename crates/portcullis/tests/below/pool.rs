@@ -51,7 +51,8 @@ impl Driver {
     fn turns(&mut self, lists: &[&[PhysSegment]], direction: Direction) -> Result<(), Box<dyn Error>> {
         while let Some((iova, len)) = self.live.pop() {
             // One that has panicked is over, or a trim's.
-            let _ = self.device.pool().unmap(iova, len);
+            // SAFETY: only this driver uses the mapping, or its memory.
+            let _ = unsafe { self.device.pool().unmap(iova, len) };
         }
         for list in lists {
             // SAFETY: nobody else uses the memory, which stays there.
@@ -59,7 +60,8 @@ impl Driver {
             self.live.push((mapping.iova(), mapping.len()));
         }
         while let Some(&(iova, len)) = self.live.last() {
-            self.device.pool().unmap(iova, len)?;
+            // SAFETY: as above.
+            unsafe { self.device.pool().unmap(iova, len) }?;
             self.live.pop();
         }
         Ok(())
@@ -94,9 +96,12 @@ fn listed(world: &World) -> Work {
         // SAFETY: nobody else uses the memory, which stays there.
         let mapping = unsafe { driver.device.map(&list, Direction::Bidirectional, Attributes::default()) }?;
         let (iova, len) = (mapping.iova(), mapping.len());
-        driver.device.pool().sync_for_cpu(iova, 0, len)?;
-        driver.device.pool().sync_for_device(iova, 50, 100)?;
-        driver.device.pool().unmap(iova, len)?;
+        // SAFETY: only this driver uses the mapping, or its memory.
+        unsafe {
+            driver.device.pool().sync_for_cpu(iova, 0, len)?;
+            driver.device.pool().sync_for_device(iova, 50, 100)?;
+            driver.device.pool().unmap(iova, len)?;
+        }
         Ok(())
     })
 }

@@ -9,6 +9,7 @@ use portcullis::domain::{PhysSegment, Policy};
 use portcullis::platform::Platform;
 use portcullis::std_platform::StdPlatform;
 use portcullis_model::DeviceId;
+use portcullis_model::open::OpenAdaptive;
 
 use crate::chosen::Chosen;
 use crate::costs::{Clock, Costs, row};
@@ -41,7 +42,7 @@ pub fn cycle(bench: &Bench, device: &Device<Arc<Chosen>>, times: u64) -> u64 {
     let list = [piece(buffer.phys(), 0, PAGE)];
     let once = |_: &u64| {
         let mapping = map(device, &list, Direction::FromDevice).unwrap();
-        device.adaptive().unmap(mapping.iova(), mapping.len()).unwrap();
+        device.adaptive().close(mapping.iova(), mapping.len()).unwrap();
         mapping.way() == Way::Direct
     };
     (0..times).filter(once).count() as u64
@@ -119,11 +120,11 @@ fn an_untrusted_device_gets_whole_granules_or_a_copy_whatever_it_costs() {
             let mapping = map(&untrusted, &list, Direction::Bidirectional).unwrap();
             assert_eq!(mapping.way(), if whole { Way::Direct } else { Way::Slot });
             part_copied += u64::from(!whole);
-            all.unmap(mapping.iova(), mapping.len()).unwrap();
+            all.close(mapping.iova(), mapping.len()).unwrap();
         }
         let mapping = map(&trusted, &list, Direction::ToDevice).unwrap();
         assert_eq!(mapping.way(), Way::Direct);
-        all.unmap(mapping.iova(), mapping.len()).unwrap();
+        all.close(mapping.iova(), mapping.len()).unwrap();
     }
     let copied: u64 = all.explain().iter().map(|row| row.copied).sum();
     let mapped: u64 = all.explain().iter().map(|row| row.mapped).sum();
@@ -158,7 +159,7 @@ fn data_arrives_either_way_and_nothing_is_reached_afterwards() {
         if direction != Direction::ToDevice {
             bench.iommu.dma_write(DEVICE, iova, &vec![255; len as usize]).unwrap();
         }
-        all.unmap(iova, mapping.len()).unwrap();
+        all.close(iova, mapping.len()).unwrap();
         let left = if direction == Direction::ToDevice { bytes } else { vec![255; len as usize] };
         assert_eq!(bench.bytes(buffer.phys(), len), left, "round {round}");
         if let Some(phys) = bench.reaches(iova, Permissions::READ).or(bench.reaches(iova, Permissions::WRITE))
@@ -193,7 +194,7 @@ fn where_mapping_fails_it_copies() {
     let first_copied = live.iter().rposition(|mapping| mapping.way() == Way::Direct).unwrap() + 1;
     assert!(live[..first_copied].len() > 400, "{first_copied}");
     assert!(live[first_copied..].len() >= 60, "no address was left, but slots were: {}", live.len());
-    live.iter().for_each(|mapping| all.unmap(mapping.iova(), mapping.len()).unwrap());
+    live.iter().for_each(|mapping| all.close(mapping.iova(), mapping.len()).unwrap());
     drop((device, all, buffer));
     bench.finish();
 }
@@ -223,10 +224,10 @@ fn wrong_addresses_and_second_unmaps_are_errors() {
     for _ in 0..200 {
         let mapping = map(&device, &list, Direction::FromDevice).unwrap();
         let (iova, len) = (mapping.iova(), mapping.len());
-        all.unmap(iova, len - 1).unwrap_err();
-        all.unmap(Iova::new(iova.get() + 1), len).unwrap_err();
-        all.unmap(iova, len).unwrap();
-        all.unmap(iova, len).unwrap_err();
+        all.close(iova, len - 1).unwrap_err();
+        all.close(Iova::new(iova.get() + 1), len).unwrap_err();
+        all.close(iova, len).unwrap();
+        all.close(iova, len).unwrap_err();
     }
     map(&device, &[], Direction::ToDevice).unwrap_err();
     map(&device, &[piece(buffer.phys(), 0, 0)], Direction::ToDevice).unwrap_err();
@@ -234,7 +235,7 @@ fn wrong_addresses_and_second_unmaps_are_errors() {
     map(&device, &endless, Direction::ToDevice).unwrap_err();
     for iova in [0, 1, PAGE, u64::MAX] {
         for len in [0, 1, PAGE, u64::MAX] {
-            all.unmap(Iova::new(iova), len).unwrap_err();
+            all.close(Iova::new(iova), len).unwrap_err();
         }
     }
     drop((device, all, buffer));
@@ -259,7 +260,7 @@ fn threads_share_what_is_measured() {
                     let mapping = map(&device, &list, Direction::FromDevice).unwrap();
                     let bytes = vec![(round % 255) as u8 + 1; len as usize];
                     bench.iommu.dma_write(DeviceId(n), mapping.iova(), &bytes).unwrap();
-                    all.unmap(mapping.iova(), mapping.len()).unwrap();
+                    all.close(mapping.iova(), mapping.len()).unwrap();
                     assert_eq!(bench.bytes(buffer.phys(), len), bytes);
                 }
             })

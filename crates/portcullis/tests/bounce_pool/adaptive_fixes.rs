@@ -14,7 +14,7 @@ use portcullis::dma::{
 use portcullis::domain::{MapListError, Policy};
 use portcullis::invalidation::Gather;
 use portcullis::platform::{LocalSlot, Platform, PlatformEvents, PlatformNumber};
-use portcullis_model::open::OpenMapper;
+use portcullis_model::open::{OpenAdaptive, OpenMapper, OpenPool};
 
 use crate::adaptive::{adaptive, cycle, map as map_one};
 use crate::adaptive_ring::{Queue, map, page, queue, reaches, rows};
@@ -44,7 +44,7 @@ fn a_mapping_that_was_refused_half_way_and_not_confirmed_is_no_copy() {
     let list = [piece(buffer.phys(), 0, 2 * PAGE)];
     let mapping = map_one(&device, &list, Direction::FromDevice).unwrap();
     assert_eq!(mapping.way(), Way::Direct);
-    all.unmap(mapping.iova(), mapping.len()).unwrap();
+    all.close(mapping.iova(), mapping.len()).unwrap();
     // Somebody else's translation where the second page of the next will be.
     let second = IovaRange::new(Iova::new(mapping.iova().get() + PAGE), PAGE).unwrap();
     let foreign = [(bench.memory.buffer(PAGE).unwrap().phys(), PAGE)];
@@ -55,7 +55,7 @@ fn a_mapping_that_was_refused_half_way_and_not_confirmed_is_no_copy() {
     assert_eq!(error, BounceMapError::List(MapListError::Unconfirmed { error: TIMEOUT }));
     // Confirmed, it is only a reason to go another way.
     let mapping = map_one(&device, &list, Direction::FromDevice).unwrap();
-    all.unmap(mapping.iova(), mapping.len()).unwrap();
+    all.close(mapping.iova(), mapping.len()).unwrap();
 }
 
 #[test]
@@ -76,7 +76,7 @@ fn where_mapping_fails_the_attempt_and_the_copy_are_what_it_costs() {
     assert_eq!(cycle(&bench, &device, 61 * 32), 0, "no address is left");
     let row = row(&all.explain(), PAGE, Direction::FromDevice);
     assert!(row.map.unwrap().map_ns > 500, "{row:?}");
-    live.into_iter().for_each(|(_, iova)| all.unmap(iova, PAGE).unwrap());
+    live.into_iter().for_each(|(_, iova)| all.close(iova, PAGE).unwrap());
     drop((device, all, buffer));
     bench.finish();
 }
@@ -137,7 +137,7 @@ fn what_one_cpu_counts_another_may_take_back() {
     for _ in 0..500 {
         let list = [piece(buffer.phys(), 1, PAGE - 1)];
         let mapping = map_one(&device, &list, Direction::FromDevice).unwrap();
-        all.unmap(mapping.iova(), mapping.len()).unwrap();
+        all.close(mapping.iova(), mapping.len()).unwrap();
     }
     let row = row(&all.explain(), PAGE, Direction::FromDevice);
     assert_eq!((row.choice, row.copied, row.mapped), (Choice::Map, 500, 0));
@@ -151,7 +151,7 @@ fn memory_of_the_measurement_is_not_given_back_while_a_lazy_domain_leaves_it_ope
     // Where the next pages will be.
     let direct = Attributes { direct: true, ..Attributes::default() };
     let iova = crate::support::map(&bench.device, &list, Direction::Bidirectional, direct).unwrap().iova();
-    bench.pool.unmap(iova, PAGE).unwrap();
+    bench.pool.close(iova, PAGE).unwrap();
     bench.domain.flush().unwrap();
     // The device tries it all the time.
     let (iommu, reached) = (Arc::clone(&bench.iommu), Arc::new(AtomicUsize::new(0)));
@@ -232,7 +232,7 @@ fn buffers_that_others_use_stay_when_costs_are_measured() {
     let live: Vec<_> = (0..5)
         .map(|_| crate::support::map(&bench.device, &list, Direction::FromDevice, none).unwrap().iova())
         .collect();
-    live.into_iter().for_each(|iova| bench.pool.unmap(iova, PAGE).unwrap());
+    live.into_iter().for_each(|iova| bench.pool.close(iova, PAGE).unwrap());
     assert_eq!(bench.pool.usage().cached_bytes, 5 * PAGE);
     let (_, all) = adaptive(&bench, (1, 1000));
     let (_, queue) = queue_of(&bench, 64, 8, (1, 1000));
@@ -302,7 +302,7 @@ fn where_the_ring_has_no_tables_it_copies() {
     }
     bench.tables.grant(u64::MAX);
     assert!(ways[0] > 0 && ways[1] > 0, "{ways:?}");
-    bench.pool.unmap(kept.iova(), PAGE).unwrap();
+    bench.pool.close(kept.iova(), PAGE).unwrap();
     queue.commit().unwrap();
     drop((queue, buffer));
     bench.finish();

@@ -9,6 +9,7 @@ use portcullis::domain::{Domain, MapListError, PhysSegment, Policy, UnmapError};
 use portcullis::invalidation::DomainId;
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{PageTable, VtdSecondStage};
+use portcullis_model::open::OpenPool;
 use portcullis_model::{Iommu, IommuConfig, Memory};
 
 use crate::chosen::Chosen;
@@ -37,43 +38,43 @@ fn mistakes_are_named_and_change_nothing() {
     let iova = mapping.iova();
     bench.iommu.dma_write(DEVICE, iova, &[7; 100]).unwrap();
     let wrong = BounceError::WrongLength { iova, len: 99, mapped: 100 };
-    assert_eq!(bench.pool.unmap(iova, 99), Err(wrong));
+    assert_eq!(bench.pool.close(iova, 99), Err(wrong));
     let inside = Iova::new(iova.get() + 1);
-    assert_eq!(bench.pool.unmap(inside, 100), Err(BounceError::NotMapped { iova: inside }));
+    assert_eq!(bench.pool.close(inside, 100), Err(BounceError::NotMapped { iova: inside }));
     for (offset, len) in [(0, 101), (100, 1), (u64::MAX, 2)] {
         let out = BounceError::OutOfRange { iova, offset, len, mapped: 100 };
-        assert_eq!(bench.pool.sync_for_cpu(iova, offset, len), Err(out));
-        assert_eq!(bench.pool.sync_for_device(iova, offset, len), Err(out));
+        assert_eq!(bench.pool.sync_cpu(iova, offset, len), Err(out));
+        assert_eq!(bench.pool.sync_device(iova, offset, len), Err(out));
     }
-    bench.pool.sync_for_cpu(iova, 100, 0).unwrap();
+    bench.pool.sync_cpu(iova, 100, 0).unwrap();
     assert_eq!(bench.bytes(buffer.phys(), 1), [0]);
-    bench.pool.unmap(iova, 100).unwrap();
+    bench.pool.close(iova, 100).unwrap();
     assert_eq!(bench.bytes(buffer.phys(), 100), [7; 100]);
     for _ in 0..2 {
-        assert_eq!(bench.pool.unmap(iova, 100), Err(BounceError::NotMapped { iova }));
-        assert_eq!(bench.pool.sync_for_cpu(iova, 0, 1), Err(BounceError::NotMapped { iova }));
+        assert_eq!(bench.pool.close(iova, 100), Err(BounceError::NotMapped { iova }));
+        assert_eq!(bench.pool.sync_cpu(iova, 0, 1), Err(BounceError::NotMapped { iova }));
     }
     // A slot that was never used, a range that reaches into the slots, no range at all.
     let usage = bench.pool.usage();
     let never = Iova::new(iova.get() & !(usage.iova_bytes.next_power_of_two() - 1));
-    assert!(bench.pool.unmap(Iova::new(never.get() + PAGE), 1).is_err());
+    assert!(bench.pool.close(Iova::new(never.get() + PAGE), 1).is_err());
     let below = Iova::new(never.get() - PAGE);
-    assert_eq!(bench.pool.unmap(below, 2 * PAGE), Err(BounceError::NotMapped { iova: below }));
+    assert_eq!(bench.pool.close(below, 2 * PAGE), Err(BounceError::NotMapped { iova: below }));
     assert!(bench.reaches(iova, Permissions::WRITE).is_some(), "the slot's translation is untouched");
-    assert_eq!(bench.pool.unmap(below, 0), Err(BounceError::NotMapped { iova: below }));
+    assert_eq!(bench.pool.close(below, 0), Err(BounceError::NotMapped { iova: below }));
     // An address that nobody mapped.
     let foreign = Iova::new(0x1234_5000);
     let range = IovaRange::new(foreign, PAGE).unwrap();
     let error = BounceError::Direct(UnmapError::NotMapped { range, unmapped: 0 });
-    assert_eq!(bench.pool.unmap(foreign, 1), Err(error));
+    assert_eq!(bench.pool.close(foreign, 1), Err(error));
     // The next user of the slot gets it once.
     let (one, two) = (
         map(&bench.device, &list, Direction::FromDevice, NONE).unwrap(),
         map(&bench.device, &list, Direction::FromDevice, NONE).unwrap(),
     );
     assert_ne!(one.iova(), two.iova());
-    bench.pool.unmap(one.iova(), 100).unwrap();
-    bench.pool.unmap(two.iova(), 100).unwrap();
+    bench.pool.close(one.iova(), 100).unwrap();
+    bench.pool.close(two.iova(), 100).unwrap();
     drop(buffer);
     bench.finish();
 }
@@ -87,13 +88,13 @@ fn a_single_use_mapping_is_named_as_a_whole_or_not_at_all() {
     let mapping = map(&device, &list, Direction::FromDevice, NONE).unwrap();
     let (iova, len) = (mapping.iova(), mapping.len());
     let wrong = BounceError::WrongLength { iova, len: len - 1, mapped: len };
-    assert_eq!(bench.pool.unmap(iova, len - 1), Err(wrong));
+    assert_eq!(bench.pool.close(iova, len - 1), Err(wrong));
     for (at, len) in [(iova.get() + PAGE, 10), (iova.get() - PAGE, 3 * PAGE), (iova.get() + 1, len)] {
         let iova = Iova::new(at);
-        assert_eq!(bench.pool.unmap(iova, len), Err(BounceError::NotMapped { iova }));
+        assert_eq!(bench.pool.close(iova, len), Err(BounceError::NotMapped { iova }));
     }
-    bench.pool.unmap(iova, len).unwrap();
-    assert!(bench.pool.unmap(iova, len).is_err());
+    bench.pool.close(iova, len).unwrap();
+    assert!(bench.pool.close(iova, len).is_err());
     drop((buffer, device));
     bench.finish();
 }
@@ -112,7 +113,7 @@ fn trimming_keeps_what_it_is_told_with_one_invalidation() {
     assert_eq!(bench.pool.trim(0).unwrap(), 0, "nothing waits");
     for (n, iova) in live[1..].iter().enumerate() {
         bench.platform.be(n % 4);
-        bench.pool.unmap(*iova, PAGE).unwrap();
+        bench.pool.close(*iova, PAGE).unwrap();
     }
     let before = bench.iommu.stats();
     assert_eq!(bench.pool.trim(10 * PAGE + 1).unwrap(), 39 * PAGE);
@@ -121,7 +122,7 @@ fn trimming_keeps_what_it_is_told_with_one_invalidation() {
     assert_eq!((usage.buffer_bytes, usage.cached_bytes), (11 * PAGE, 10 * PAGE));
     let reached = live.iter().filter(|iova| bench.reaches(**iova, Permissions::READ).is_some()).count();
     assert_eq!(reached, 11);
-    bench.pool.unmap(live[0], PAGE).unwrap();
+    bench.pool.close(live[0], PAGE).unwrap();
     drop(buffer);
     bench.finish();
 }
@@ -163,7 +164,7 @@ fn a_pool_that_is_dropped_takes_everything_with_it() {
             iovas.push(map(&device, &list, Direction::ToDevice, NONE).unwrap().iova());
         }
     }
-    bench.pool.unmap(iovas[0], 10).unwrap();
+    bench.pool.close(iovas[0], 10).unwrap();
     assert!(bench.reaches(iovas[12], Permissions::READ).is_some());
     let Bench { pool, device: other, domain, memory, iommu, frames_before, .. } = bench;
     drop((pool, device, other, buffer));

@@ -10,7 +10,7 @@ use portcullis::domain::MapListError;
 use portcullis::invalidation::Gather;
 use portcullis::iova::IovaError;
 use portcullis::pgtable::MapError;
-use portcullis_model::open::OpenMapper;
+use portcullis_model::open::{OpenMapper, OpenPool};
 
 use crate::support::{Bench, DEVICE, PAGE, TIMEOUT, map, piece, small};
 
@@ -43,7 +43,7 @@ fn everything(bench: &Bench) -> usize {
     }
     for (iova, len) in live {
         assert!(bench.reaches(iova, Permissions::READ).or(bench.reaches(iova, Permissions::WRITE)).is_some());
-        bench.pool.unmap(iova, len).unwrap();
+        bench.pool.close(iova, len).unwrap();
     }
     refused
 }
@@ -89,12 +89,12 @@ fn what_waits_makes_room_before_a_map_fails() {
     let list = [piece(buffer.phys(), 0, 4 * PAGE)];
     let small_one = [piece(buffer.phys(), 0, PAGE)];
     let mapping = map(&bench.device, &small_one, Direction::ToDevice, NONE).unwrap();
-    bench.pool.unmap(mapping.iova(), PAGE).unwrap();
+    bench.pool.close(mapping.iova(), PAGE).unwrap();
     bench.memory.fail_after(1);
     let mapping = map(&bench.device, &list, Direction::ToDevice, NONE).unwrap();
     let usage = bench.pool.usage();
     assert_eq!((usage.buffer_bytes, usage.cached_bytes), (4 * PAGE, 0), "the small one was given back");
-    bench.pool.unmap(mapping.iova(), 4 * PAGE).unwrap();
+    bench.pool.close(mapping.iova(), 4 * PAGE).unwrap();
     drop(buffer);
     bench.finish();
 }
@@ -120,7 +120,7 @@ fn addresses_that_run_out_are_an_error_and_nothing_is_lost() {
                 "{error}"
             );
             assert!(live.len() >= 3);
-            live.into_iter().for_each(|iova| bench.pool.unmap(iova, len).unwrap());
+            live.into_iter().for_each(|iova| bench.pool.close(iova, len).unwrap());
         }
     }
     drop((buffer, device));
@@ -136,7 +136,7 @@ fn a_trim_that_is_not_confirmed_keeps_the_memory_until_one_is() {
         (0..3).map(|_| map(&bench.device, &list, Direction::FromDevice, NONE).unwrap().iova()).collect();
     // The device has them all in its cache.
     live.iter().for_each(|iova| bench.iommu.dma_write(DEVICE, *iova, &[1]).unwrap());
-    live.iter().for_each(|iova| bench.pool.unmap(*iova, PAGE).unwrap());
+    live.iter().for_each(|iova| bench.pool.close(*iova, PAGE).unwrap());
     let frames = bench.memory.frames_in_use();
     bench.iommu.queue().fail_next(2, TIMEOUT);
     for _ in 0..2 {
@@ -149,7 +149,7 @@ fn a_trim_that_is_not_confirmed_keeps_the_memory_until_one_is() {
     // Others get other slots meanwhile.
     let mapping = map(&bench.device, &list, Direction::FromDevice, NONE).unwrap();
     assert!(!live.contains(&mapping.iova()));
-    bench.pool.unmap(mapping.iova(), PAGE).unwrap();
+    bench.pool.close(mapping.iova(), PAGE).unwrap();
     assert_eq!(bench.pool.trim(PAGE), Ok(3 * PAGE));
     assert!(live.iter().all(|iova| bench.reaches(*iova, Permissions::WRITE).is_none()));
     drop(buffer);
@@ -171,15 +171,15 @@ fn an_unmap_that_is_not_confirmed_gives_the_data_and_keeps_the_buffer() {
         bench.iommu.queue().fail_next(1, TIMEOUT);
         // Where the device never had the original, nothing is left to be said.
         let expected = if split { Err(BounceError::Unconfirmed { iova, error: TIMEOUT }) } else { Ok(()) };
-        assert_eq!(bench.pool.unmap(iova, len), expected);
+        assert_eq!(bench.pool.close(iova, len), expected);
         assert_eq!(bench.bytes(list[0].phys, len), vec![4; len as usize]);
         assert!(bench.reaches(iova, Permissions::WRITE).is_some(), "or the test means nothing");
-        assert_eq!(bench.pool.unmap(iova, len), Err(BounceError::NotMapped { iova }));
+        assert_eq!(bench.pool.close(iova, len), Err(BounceError::NotMapped { iova }));
         assert!(bench.memory.frames_in_use() > before + if split { 1 } else { 20 });
         // Its addresses are nobody else's.
         let again = map(&device, &list, Direction::FromDevice, NONE).unwrap();
         assert_ne!(again.iova().get() & !(PAGE - 1), iova.get() & !(PAGE - 1));
-        bench.pool.unmap(again.iova(), len).unwrap();
+        bench.pool.close(again.iova(), len).unwrap();
         assert_eq!(bench.pool.usage().singles, 1);
         bench.iommu.queue().fail_next(1, TIMEOUT);
         assert_eq!(bench.pool.trim(0), Err(TIMEOUT));
@@ -213,7 +213,7 @@ fn a_map_that_could_not_be_undone_for_sure_keeps_its_buffer_until_a_trim() {
                 unconfirmed += 1;
             }
             Err(BounceMapError::List(MapListError::Map(MapError::OutOfMemory))) => assert!(!kept),
-            Ok(iova) => bench.pool.unmap(iova, 2000 * PAGE).unwrap(),
+            Ok(iova) => bench.pool.close(iova, 2000 * PAGE).unwrap(),
             Err(error) => panic!("{error}"),
         }
         bench.pool.trim(0).unwrap();
@@ -242,8 +242,8 @@ fn somebody_else_s_mapping_in_a_slot_costs_that_slot_alone() {
     let second = map(&bench.device, &list, Direction::ToDevice, NONE).unwrap().iova();
     assert_eq!(second.get(), first.get() + PAGE);
     assert_eq!(bench.reaches(range.start(), Permissions::READ), Some(buffer.phys()), "left alone");
-    bench.pool.unmap(first, 64).unwrap();
-    bench.pool.unmap(second, 64).unwrap();
+    bench.pool.close(first, 64).unwrap();
+    bench.pool.close(second, 64).unwrap();
     assert_eq!(bench.pool.trim(0), Ok(2 * PAGE));
     let usage = bench.pool.usage();
     assert_eq!((usage.lost_slots, usage.buffer_bytes), (1, 0));
@@ -271,7 +271,7 @@ fn a_slot_that_is_both_somebody_else_s_and_unconfirmed_is_not_used_again() {
     let second = map(&bench.device, &list, Direction::ToDevice, NONE).unwrap().iova();
     assert_eq!(second.get(), first.get() + 32 * PAGE);
     assert_eq!(bench.reaches(range.start(), Permissions::READ), Some(buffer.phys()), "left alone");
-    [first, second].iter().for_each(|iova| bench.pool.unmap(*iova, 16 * PAGE).unwrap());
+    [first, second].iter().for_each(|iova| bench.pool.close(*iova, 16 * PAGE).unwrap());
     assert_eq!(bench.pool.trim(0), Ok(32 * PAGE));
     let usage = bench.pool.usage();
     assert_eq!((usage.lost_slots, usage.buffer_bytes, usage.unconfirmed_bytes), (1, 0, 0));
@@ -293,7 +293,7 @@ fn memory_at_the_end_of_all_addresses() {
     let (list, turned) = ([end, body], [body, end]);
     let mapping = map(&device, &list, Direction::FromDevice, NONE).unwrap();
     assert_eq!(mapping.way(), Way::Split);
-    bench.pool.unmap(mapping.iova(), mapping.len()).unwrap();
+    bench.pool.close(mapping.iova(), mapping.len()).unwrap();
     let error = map(&device, &turned, Direction::FromDevice, Attributes::PERSISTENT_STREAMING);
     assert!(matches!(error, Err(BounceMapError::PersistentPart { .. })), "{error:?}");
     // With its granules it would be all addresses and one.
@@ -302,8 +302,8 @@ fn memory_at_the_end_of_all_addresses() {
     assert!(matches!(error, Err(BounceMapError::List(MapListError::Wraps { .. }))), "{error:?}");
     // Through a slot; no byte is copied, but all addresses are formed.
     let iova = map(&device, &[end], Direction::FromDevice, NONE).unwrap().iova();
-    bench.pool.sync_for_cpu(iova, PAGE - 1, 0).unwrap();
-    bench.pool.unmap(iova, PAGE - 1).unwrap();
+    bench.pool.sync_cpu(iova, PAGE - 1, 0).unwrap();
+    bench.pool.close(iova, PAGE - 1).unwrap();
     bench.pool.trim(0).unwrap();
     let usage = bench.pool.usage();
     assert_eq!((usage.singles, usage.buffer_bytes), (0, 0));

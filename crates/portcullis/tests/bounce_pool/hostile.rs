@@ -5,6 +5,7 @@ use std::sync::Arc;
 use portcullis::addr::{Direction, Iova, Permissions, PhysAddr};
 use portcullis::bounce::pool::{Attributes, BounceDevice, DeviceProfile, PoolConfig};
 use portcullis::domain::PhysSegment;
+use portcullis_model::open::OpenPool;
 
 use crate::chosen::Chosen;
 use crate::support::{Bench, DEVICE, Device, PAGE, map, piece, small};
@@ -29,7 +30,7 @@ fn region(bench: &Bench) -> (u64, u64) {
     let list = [piece(buffer.phys(), 0, 1)];
     let mapping = map(&bench.device, &list, Direction::ToDevice, Attributes::default());
     let iova = mapping.unwrap().iova();
-    bench.pool.unmap(iova, 1).unwrap();
+    bench.pool.close(iova, 1).unwrap();
     (iova.get() & !(usage.iova_bytes.next_power_of_two() - 1), usage.iova_bytes)
 }
 
@@ -58,7 +59,7 @@ fn it_sees_the_live_mappings_and_nothing_else_where_buffers_are_wiped() {
         bench.write(list[0].phys, &vec![SECRET; len as usize]);
         if n % 3 == 2 {
             let (iova, len) = live.swap_remove((n * 7 % live.len() as u64) as usize);
-            bench.pool.unmap(iova, len).unwrap();
+            bench.pool.close(iova, len).unwrap();
         }
         let seen = readable(&bench, region);
         assert!(seen.iter().all(|(_, byte)| *byte == 0x11));
@@ -67,7 +68,7 @@ fn it_sees_the_live_mappings_and_nothing_else_where_buffers_are_wiped() {
         let live_bytes: u64 = live.iter().map(|(_, len)| len).sum();
         assert_eq!(seen.len() as u64, live_bytes);
     }
-    live.into_iter().for_each(|(iova, len)| bench.pool.unmap(iova, len).unwrap());
+    live.into_iter().for_each(|(iova, len)| bench.pool.close(iova, len).unwrap());
     assert_eq!(readable(&bench, region), []);
     drop((buffer, untrusted, aligned));
     bench.finish();
@@ -87,13 +88,13 @@ fn another_group_s_bytes_are_gone_before_it_gets_the_buffer() {
         if direction != Direction::ToDevice {
             bench.iommu.dma_write(DEVICE, iova, &[SECRET; PAGE as usize]).unwrap();
         }
-        bench.pool.unmap(iova, PAGE).unwrap();
+        bench.pool.close(iova, PAGE).unwrap();
         bench.write(part[0].phys, &[0x22; 40]);
         let mapping = map(&second, &part, direction, Attributes::default()).unwrap();
         assert_eq!(mapping.iova(), iova, "the same slot");
         let phys = bench.reaches(iova, direction.permissions()).unwrap();
         assert!(bench.bytes(phys, PAGE).iter().all(|byte| *byte == 0 || *byte == 0x22), "{direction:?}");
-        bench.pool.unmap(iova, 40).unwrap();
+        bench.pool.close(iova, 40).unwrap();
         // Nor does the second one's driver find them, where its device writes nothing.
         let expected = if direction == Direction::FromDevice { 0 } else { 0x22 };
         assert_eq!(bench.bytes(part[0].phys, 40), [expected; 40]);
@@ -116,7 +117,7 @@ fn it_finds_the_last_of_its_own_group_at_the_most_and_never_a_neighbour() {
         let seen = readable(&bench, region);
         assert!(seen.iter().all(|(_, byte)| (1..=n as u8).contains(byte)));
         assert!(n < 5 || seen.iter().all(|(_, byte)| *byte == 5), "wiped on request");
-        bench.pool.unmap(iova, len).unwrap();
+        bench.pool.close(iova, len).unwrap();
     }
     drop((buffer, untrusted));
     bench.finish();
@@ -136,7 +137,7 @@ fn what_it_writes_too_late_reaches_no_original() {
         // Into the rest of its pages, too.
         let (first, end) = (iova.get() & !(PAGE - 1), (iova.get() + len).next_multiple_of(PAGE));
         bench.iommu.dma_write(DEVICE, Iova::new(first), &vec![2; (end - first) as usize]).unwrap();
-        bench.pool.unmap(iova, len).unwrap();
+        bench.pool.close(iova, len).unwrap();
         for page in (first..end).step_by(PAGE as usize) {
             let _ = bench.iommu.dma_write(DEVICE, Iova::new(page), &[3; PAGE as usize]);
         }

@@ -6,6 +6,7 @@ use portcullis::addr::Direction;
 use portcullis::bounce::pool::{Attributes, PoolConfig, Way};
 use portcullis::domain::Policy;
 use portcullis::platform::PlatformEvents;
+use portcullis_model::open::OpenPool;
 
 use crate::support::{Bench, PAGE, TIMEOUT, Ticking, map, piece, small};
 
@@ -23,7 +24,7 @@ fn burst(bench: &Bench<Arc<Ticking>>, count: usize) {
     let mapped = || map(&bench.device, &list, Direction::ToDevice, Attributes::default()).unwrap();
     let live: Vec<_> =
         (0..count).map(|_| mapped()).inspect(|mapping| assert_eq!(mapping.way(), Way::Slot)).collect();
-    live.iter().for_each(|mapping| bench.pool.unmap(mapping.iova(), LARGE).unwrap());
+    live.iter().for_each(|mapping| bench.pool.close(mapping.iova(), LARGE).unwrap());
 }
 
 /// The timer comes in time; the bytes that wait then, and what was asked for.
@@ -85,7 +86,7 @@ fn what_was_not_confirmed_is_tried_again() {
     let mapping = map(&device, &list, Direction::FromDevice, Attributes::default()).unwrap();
     assert_eq!((mapping.way(), bench.platform.wakes()), (Way::SingleUse, vec![]));
     bench.iommu.queue().fail_next(2, TIMEOUT);
-    bench.pool.unmap(mapping.iova(), 20 * PAGE).unwrap();
+    bench.pool.close(mapping.iova(), 20 * PAGE).unwrap();
     assert_eq!(bench.platform.wakes(), [IDLE]);
     assert_eq!((tick(&bench).1, bench.pool.usage().singles), (vec![2 * IDLE], 1), "no answer again");
     assert_eq!((tick(&bench).1, bench.pool.usage().singles), (vec![], 0));

@@ -9,7 +9,7 @@ use portcullis::invalidation::Gather;
 use portcullis::pgtable::MapError;
 use portcullis::platform::PlatformEvents;
 use portcullis_model::Buffer;
-use portcullis_model::open::OpenMapper;
+use portcullis_model::open::{OpenMapper, OpenPool};
 
 use crate::support::{Bench, DEVICE, PAGE, TIMEOUT, Ticking, large, map, piece};
 
@@ -38,7 +38,7 @@ fn open(bench: &Bench, buffer: &Buffer, direction: Direction, count: usize) -> V
 }
 
 fn close(bench: &Bench, live: &[Iova]) {
-    live.iter().for_each(|iova| bench.pool.unmap(*iova, SLOT).unwrap());
+    live.iter().for_each(|iova| bench.pool.close(*iova, SLOT).unwrap());
 }
 
 /// Bytes in buffers, in large pages, and waiting.
@@ -64,7 +64,7 @@ fn one_entry_maps_all_slots_of_a_run_and_each_has_bytes_of_its_own() {
     assert_eq!(after.accesses - before.accesses, 2 * RUN / PAGE);
     assert_eq!(after.iotlb_misses - before.iotlb_misses, 2, "one for each large page");
     for (n, iova) in live.iter().enumerate() {
-        bench.pool.unmap(*iova, SLOT).unwrap();
+        bench.pool.close(*iova, SLOT).unwrap();
         assert_eq!(bench.bytes(buffer.phys(), SLOT), vec![n as u8 + 1; SLOT as usize]);
     }
     assert_eq!(held(&bench), [2 * RUN, 2 * RUN, 2 * RUN]);
@@ -226,7 +226,7 @@ fn a_slot_that_waits_holds_no_bytes_of_another_group() {
     let list = [piece(buffer.phys(), 0, SLOT)];
     for _ in 0..2 {
         let mapping = map(&other, &list, Direction::FromDevice, Attributes::default()).unwrap();
-        bench.pool.unmap(mapping.iova(), SLOT).unwrap();
+        bench.pool.close(mapping.iova(), SLOT).unwrap();
         assert_eq!(bench.bytes(buffer.phys(), SLOT), vec![0; SLOT as usize]);
     }
     drop((other, buffer));
@@ -259,7 +259,7 @@ fn somebody_else_s_mapping_in_a_run_costs_one_slot() {
                 Attributes::default(),
             ) {
                 Ok(mapping) if mapping.way() == Way::Slot => live.push(mapping.iova()),
-                Ok(mapping) => bench.pool.unmap(mapping.iova(), SLOT).unwrap(),
+                Ok(mapping) => bench.pool.close(mapping.iova(), SLOT).unwrap(),
                 Err(error) => errors.push(error),
             }
         }
@@ -328,7 +328,7 @@ fn the_timer_gives_back_the_runs_that_light_use_does_not_touch() {
         let mapped = || map(&bench.device, &list, Direction::ToDevice, Attributes::default()).unwrap();
         let live: Vec<_> = (0..count).map(|_| mapped().iova()).collect();
         // In any order: the last freed is the first used.
-        live.iter().rev().for_each(|iova| bench.pool.unmap(*iova, SLOT).unwrap());
+        live.iter().rev().for_each(|iova| bench.pool.close(*iova, SLOT).unwrap());
     };
     let tick = || {
         bench.platform.advance(IDLE);

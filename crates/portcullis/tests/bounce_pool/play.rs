@@ -2,6 +2,7 @@
 
 use portcullis::addr::{Direction, Iova, PhysAddr};
 use portcullis_model::DeviceId;
+use portcullis_model::open::OpenPool;
 
 use crate::support::TIMEOUT;
 use crate::world::{Op, UNKNOWN, World, copy_out, paint};
@@ -73,7 +74,7 @@ impl World {
                 let part = self.live[which % count].part(at, len);
                 let live = &self.live[which % count];
                 if live.span == live.len() {
-                    self.bench.pool.sync_for_cpu(live.iova, part.start as u64, part.len() as u64).unwrap();
+                    self.bench.pool.sync_cpu(live.iova, part.start as u64, part.len() as u64).unwrap();
                     copy_out(&mut self.live[which % count], Some(part));
                 }
                 self.check_original(&self.live[which % count], true);
@@ -82,7 +83,7 @@ impl World {
                 let live = &mut self.live[which % count];
                 let part = live.part(at, len);
                 if live.span == live.len() {
-                    self.bench.pool.sync_for_device(live.iova, part.start as u64, part.len() as u64).unwrap();
+                    self.bench.pool.sync_device(live.iova, part.start as u64, part.len() as u64).unwrap();
                     let part = if live.copies_in() { part } else { 0..0 };
                     for at in part {
                         // What the device left in the original unwritten stays unknown.

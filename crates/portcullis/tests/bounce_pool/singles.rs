@@ -2,6 +2,7 @@
 
 use portcullis::addr::{Direction, Permissions};
 use portcullis::bounce::pool::{Attributes, BounceError, BounceMapError, PoolConfig, Way};
+use portcullis_model::open::OpenPool;
 
 use crate::support::{Bench, DEVICE, PAGE, TIMEOUT, map, piece, small};
 
@@ -23,7 +24,7 @@ fn a_buffer_that_is_to_be_wiped_goes_back_empty() {
         let bounced = bench.reaches(iova, Permissions::WRITE).unwrap();
         // It is not freed, and so not cleared by its owner, before it is confirmed.
         bench.iommu.queue().fail_next(1, TIMEOUT);
-        let unmapped = bench.pool.unmap(iova, len);
+        let unmapped = bench.pool.close(iova, len);
         assert_eq!(unmapped.is_ok(), !split);
         assert_eq!(bench.bytes(list[0].phys, len), vec![7; len as usize]);
         assert_eq!(bench.bytes(bounced, 64), [0; 64]);
@@ -46,13 +47,13 @@ fn a_sync_outside_of_a_buffer_of_its_own_is_an_error_and_copies_nothing() {
     bench.iommu.dma_write(DEVICE, iova, &vec![3; mapped as usize]).unwrap();
     for (offset, len) in [(0, mapped + 1), (mapped, 1), (mapped - 1, 2), (1, u64::MAX)] {
         let out = BounceError::OutOfRange { iova, offset, len, mapped };
-        assert_eq!(bench.pool.sync_for_cpu(iova, offset, len), Err(out));
-        assert_eq!(bench.pool.sync_for_device(iova, offset, len), Err(out));
+        assert_eq!(bench.pool.sync_cpu(iova, offset, len), Err(out));
+        assert_eq!(bench.pool.sync_device(iova, offset, len), Err(out));
     }
     assert_eq!(bench.bytes(list[0].phys, mapped), vec![0; mapped as usize]);
-    bench.pool.sync_for_cpu(iova, mapped - 1, 1).unwrap();
+    bench.pool.sync_cpu(iova, mapped - 1, 1).unwrap();
     assert_eq!(bench.bytes(piece(list[0].phys, mapped - 2, 2).phys, 2), [0, 3]);
-    bench.pool.unmap(iova, mapped).unwrap();
+    bench.pool.close(iova, mapped).unwrap();
     drop((buffer, device));
     bench.finish();
 }
@@ -69,7 +70,7 @@ fn a_pool_that_ends_asks_once_more_for_what_was_not_confirmed() {
         bench.iommu.dma_write(DEVICE, iova, &[1]).unwrap();
         let head = bench.reaches(iova, Permissions::WRITE).unwrap();
         bench.iommu.queue().fail_next(1, TIMEOUT);
-        assert_eq!(bench.pool.unmap(iova, mapping.len()).is_ok(), !split);
+        assert_eq!(bench.pool.close(iova, mapping.len()).is_ok(), !split);
         let Bench { pool, device: other, domain, iommu, memory, .. } = bench;
         let reaches = || iommu.access(DEVICE, iova, 1, Permissions::WRITE).is_ok();
         assert!(reaches(), "or the test means nothing");
@@ -87,7 +88,7 @@ fn a_pool_that_ends_asks_once_more_for_slots_that_were_not_confirmed() {
     let iova = map(&bench.device, &list, Direction::FromDevice, NONE).unwrap().iova();
     bench.iommu.dma_write(DEVICE, iova, &[1]).unwrap();
     let slot = bench.reaches(iova, Permissions::WRITE).unwrap();
-    bench.pool.unmap(iova, PAGE).unwrap();
+    bench.pool.close(iova, PAGE).unwrap();
     bench.iommu.queue().fail_next(1, TIMEOUT);
     assert_eq!(bench.pool.trim(0), Err(TIMEOUT));
     let Bench { pool, device, domain, iommu, memory, .. } = bench;
@@ -112,7 +113,7 @@ fn a_slot_that_got_no_memory_gets_some_later() {
     let live: Vec<_> =
         (0..4).map(|_| map(&bench.device, &list, Direction::ToDevice, NONE).unwrap()).collect();
     assert!(live.iter().all(|mapping| mapping.way() == Way::Slot), "{live:?}");
-    live.iter().for_each(|mapping| bench.pool.unmap(mapping.iova(), mapping.len()).unwrap());
+    live.iter().for_each(|mapping| bench.pool.close(mapping.iova(), mapping.len()).unwrap());
     drop(buffer);
     bench.finish();
 }

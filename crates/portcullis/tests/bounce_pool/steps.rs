@@ -7,6 +7,7 @@ use portcullis::bounce::pool::{
     Attributes, BounceDevice, BounceMapError, DeviceProfile, PoolConfig, PoolError, Way,
 };
 use portcullis::domain::{DmaSegment, Policy};
+use portcullis_model::open::OpenPool;
 
 use crate::support::{Bench, DEVICE, PAGE, Ticking, map, piece, small};
 
@@ -20,13 +21,13 @@ fn a_reused_buffer_costs_no_mapping_and_no_invalidation() {
     let list = [piece(buffer.phys(), 100, 2000)];
     let first = map(&bench.device, &list, Direction::FromDevice, NONE).unwrap();
     assert_eq!((first.way(), first.len()), (Way::Slot, 2000));
-    bench.pool.unmap(first.iova(), 2000).unwrap();
+    bench.pool.close(first.iova(), 2000).unwrap();
     let (stats, before) = (bench.domain.stats(), bench.iommu.stats());
     for n in 0..100 {
         let mapping = map(&bench.device, &list, Direction::FromDevice, NONE).unwrap();
         assert_eq!(mapping.iova(), first.iova(), "the newest slot first");
         bench.iommu.dma_write(DEVICE, mapping.iova(), &[n; 2000]).unwrap();
-        bench.pool.unmap(mapping.iova(), 2000).unwrap();
+        bench.pool.close(mapping.iova(), 2000).unwrap();
         assert_eq!(bench.bytes(list[0].phys, 2000), [n; 2000]);
     }
     assert_eq!(bench.bytes(buffer.phys(), 100), [0; 100]);
@@ -53,7 +54,7 @@ fn buffers_are_kept_apart_by_permission() {
                 let allowed = direction.permissions().allows(access);
                 assert_eq!(bench.reaches(mapping.iova(), access).is_some(), allowed);
             }
-            bench.pool.unmap(mapping.iova(), PAGE).unwrap();
+            bench.pool.close(mapping.iova(), PAGE).unwrap();
             iovas.push(mapping.iova());
         }
     }
@@ -76,10 +77,10 @@ fn a_list_goes_through_one_buffer_and_comes_back_piece_by_piece() {
         assert!(seen.iter().all(|byte| *byte == n));
         seen.fill(n + 1);
         bench.iommu.dma_write(DEVICE, mapping.iova(), &seen).unwrap();
-        bench.pool.sync_for_cpu(mapping.iova(), 99, 2).unwrap();
+        bench.pool.sync_cpu(mapping.iova(), 99, 2).unwrap();
         let edges = |index: usize, at: u64| bench.bytes(piece(list[index].phys, at, 1).phys, 1)[0];
         assert_eq!([edges(0, 98), edges(0, 99), edges(1, 0), edges(1, 1)], [n, n + 1, n + 1, n]);
-        bench.pool.unmap(mapping.iova(), len).unwrap();
+        bench.pool.close(mapping.iova(), len).unwrap();
         assert!(
             list.iter().all(|piece| bench.bytes(piece.phys, piece.len).iter().all(|byte| *byte == n + 1))
         );
@@ -99,7 +100,7 @@ fn what_the_device_leaves_unwritten_is_zero_its_own_or_kept() {
         buffer.fill(0xcc);
         let mapping = map(&bench.device, &list, Direction::FromDevice, attributes).unwrap();
         bench.iommu.dma_write(DEVICE, mapping.iova(), bytes).unwrap();
-        bench.pool.unmap(mapping.iova(), PAGE).unwrap();
+        bench.pool.close(mapping.iova(), PAGE).unwrap();
         bench.bytes(buffer.phys(), 4)
     };
     assert_eq!(receive(NONE, &[1, 1]), [1, 1, 0, 0]);
@@ -112,8 +113,8 @@ fn what_the_device_leaves_unwritten_is_zero_its_own_or_kept() {
     // Synced back to the device, changes of the CPU are kept, too.
     let mapping = map(&bench.device, &list, Direction::FromDevice, keep).unwrap();
     bench.write(buffer.phys(), &[9, 9]);
-    bench.pool.sync_for_device(mapping.iova(), 1, 1).unwrap();
-    bench.pool.unmap(mapping.iova(), PAGE).unwrap();
+    bench.pool.sync_device(mapping.iova(), 1, 1).unwrap();
+    bench.pool.close(mapping.iova(), PAGE).unwrap();
     assert_eq!(bench.bytes(buffer.phys(), 3), [6, 9, 0]);
     drop(buffer);
     bench.finish();
@@ -133,7 +134,7 @@ fn bits_of_the_original_address_are_kept() {
         let mapping = map(&device, &list, Direction::ToDevice, NONE).unwrap();
         assert_eq!((mapping.iova().get() & 0xfff, mapping.way()), (offset, way));
         assert_eq!(bench.seen(mapping.iova(), len).unwrap(), vec![0x77; len as usize]);
-        bench.pool.unmap(mapping.iova(), len).unwrap();
+        bench.pool.close(mapping.iova(), len).unwrap();
     }
     for mask in [0x1000, 0x1fff, 0xff0] {
         let profile = DeviceProfile { offset_mask: mask, ..DeviceProfile::default() };
@@ -170,12 +171,12 @@ fn large_mappings_are_direct_and_their_neighbours_are_counted_exactly() {
         }
         let last = view.last().unwrap();
         assert_eq!(last.iova.get() + last.len, mapping.iova().get() + mapping.len());
-        bench.pool.sync_for_cpu(mapping.iova(), 0, 1).unwrap();
-        bench.pool.unmap(mapping.iova(), mapping.len()).unwrap();
+        bench.pool.sync_cpu(mapping.iova(), 0, 1).unwrap();
+        bench.pool.close(mapping.iova(), mapping.len()).unwrap();
         assert_eq!(bench.reaches(mapping.iova(), Permissions::READ), None);
         assert_eq!(bench.domain.exposure().neighbour_byte_ns, expected);
         bench.platform.advance(STEP_NS);
-        assert!(bench.pool.unmap(mapping.iova(), mapping.len()).is_err());
+        assert!(bench.pool.close(mapping.iova(), mapping.len()).is_err());
         assert_eq!(bench.domain.exposure().neighbour_byte_ns, expected);
     }
     drop(buffer);
@@ -204,9 +205,9 @@ fn an_untrusted_device_gets_the_middle_of_a_large_mapping_and_copies_of_its_ends
         assert_eq!(middle == PhysAddr::new(buffer.phys().get() + PAGE), split);
         bench.iommu.dma_write(DEVICE, mapping.iova(), &vec![0x22; len as usize]).unwrap();
         assert_eq!(bench.bytes(list[0].phys, 1), [0x11]);
-        bench.pool.sync_for_cpu(mapping.iova(), 2, len - 2).unwrap();
+        bench.pool.sync_cpu(mapping.iova(), 2, len - 2).unwrap();
         assert_eq!(bench.bytes(list[0].phys, 4), [0x11, 0x11, 0x22, 0x22]);
-        bench.pool.unmap(mapping.iova(), len).unwrap();
+        bench.pool.close(mapping.iova(), len).unwrap();
         assert_eq!(bench.bytes(list[0].phys, len), vec![0x22; len as usize]);
         assert_eq!(bench.bytes(piece(list[0].phys, len, 0).phys, 100), [0xee; 100]);
         assert_eq!(bench.bytes(buffer.phys(), offset), vec![0xee; offset as usize]);
@@ -236,7 +237,7 @@ fn what_must_not_be_bounced_is_not() {
             Ok(mapping) => {
                 assert_eq!((mapping.way(), direct), (Way::Direct, true));
                 assert_eq!(bench.reaches(mapping.iova(), Permissions::WRITE), Some(list[0].phys));
-                bench.pool.unmap(mapping.iova(), mapping.len()).unwrap();
+                bench.pool.close(mapping.iova(), mapping.len()).unwrap();
             }
             Err(error) => {
                 assert_eq!((error, direct), (BounceMapError::PersistentPart { len: 100 }, false));
@@ -247,7 +248,7 @@ fn what_must_not_be_bounced_is_not() {
     let large = [piece(buffer.phys(), PAGE, 20 * PAGE), piece(buffer.phys(), 30 * PAGE, PAGE)];
     let mapping = map(&untrusted, &large, Direction::FromDevice, NONE).unwrap();
     assert_eq!((mapping.way(), mapping.len()), (Way::Direct, 21 * PAGE));
-    bench.pool.unmap(mapping.iova(), mapping.len()).unwrap();
+    bench.pool.close(mapping.iova(), mapping.len()).unwrap();
     drop((buffer, untrusted));
     bench.finish();
 }
@@ -268,7 +269,7 @@ fn a_class_without_a_slot_left_falls_back_to_single_use_buffers_and_comes_back()
     // Ended by another CPU than it was made on, and one without a slot.
     for (n, mapping) in live.iter().enumerate() {
         bench.platform.be(1 + n % 3);
-        bench.pool.unmap(mapping.iova(), mapping.len()).unwrap();
+        bench.pool.close(mapping.iova(), mapping.len()).unwrap();
         let gone = bench.reaches(mapping.iova(), Permissions::READ).is_none();
         assert_eq!(gone, mapping.way() == Way::SingleUse);
     }
@@ -277,7 +278,7 @@ fn a_class_without_a_slot_left_falls_back_to_single_use_buffers_and_comes_back()
     for direction in [Direction::ToDevice, Direction::FromDevice] {
         let live = make(4, direction);
         assert!(live.iter().all(|mapping| mapping.way() == Way::Slot), "{direction:?}");
-        live.iter().for_each(|mapping| bench.pool.unmap(mapping.iova(), mapping.len()).unwrap());
+        live.iter().for_each(|mapping| bench.pool.close(mapping.iova(), mapping.len()).unwrap());
     }
     drop(buffer);
     bench.finish();
@@ -304,7 +305,7 @@ fn slots_travel_between_cpus_in_chains_and_each_is_lent_once() {
         let cpu = |n: usize| if round < 2 { 1 } else { n % 4 };
         for (n, iova) in live.into_iter().enumerate() {
             bench.platform.be(cpu(n));
-            bench.pool.unmap(iova, PAGE).unwrap();
+            bench.pool.close(iova, PAGE).unwrap();
         }
         let usage = bench.pool.usage();
         assert_eq!(usage.cached_bytes, usage.buffer_bytes);
@@ -331,7 +332,7 @@ fn a_device_that_does_not_reach_the_slots_gets_buffers_it_reaches() {
         let mapping = map(&device, &list, Direction::ToDevice, NONE).unwrap();
         assert!(mapping.iova().get() + len <= 1 << 32);
         assert_eq!(bench.seen(mapping.iova(), len).unwrap(), vec![5; len as usize]);
-        bench.pool.unmap(mapping.iova(), len).unwrap();
+        bench.pool.close(mapping.iova(), len).unwrap();
         assert_eq!(bench.reaches(mapping.iova(), Permissions::READ), None);
     }
     drop((buffer, device));

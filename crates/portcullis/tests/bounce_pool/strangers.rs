@@ -9,6 +9,7 @@ use portcullis::domain::{MapListError, Policy};
 use portcullis::invalidation::Gather;
 use portcullis::mapper::Mapper;
 use portcullis::pgtable::MapError;
+use portcullis_model::open::OpenPool;
 
 use crate::chosen::Chosen;
 use crate::support::{Bench, DEVICE, PAGE, TIMEOUT, large, map, piece, small};
@@ -59,7 +60,7 @@ fn a_buffer_of_its_own_that_somebody_unmapped_is_out_of_reach_before_it_is_freed
                 bench.domain.unmap(range(iova, pages)).unwrap();
                 assert!(still_reaches(&bench, iova), "or the test means nothing");
                 bench.iommu.queue().fail_next(fails, TIMEOUT);
-                let unmapped = bench.pool.unmap(iova, mapping.len());
+                let unmapped = bench.pool.close(iova, mapping.len());
                 assert_eq!(unmapped.is_ok(), fails == 0 || !split);
                 assert_eq!(bench.bytes(list[0].phys, 1), [1], "what the device wrote came in any case");
                 let unconfirmed = u64::from(fails > 0);
@@ -74,7 +75,7 @@ fn a_buffer_of_its_own_that_somebody_unmapped_is_out_of_reach_before_it_is_freed
                 let again = map(&device, &list, Direction::FromDevice, Attributes::default()).unwrap();
                 let (taken, lost) = (range(again.iova(), all), range(iova, all));
                 assert!(taken.last() < lost.start() || taken.start() > lost.last());
-                bench.pool.unmap(again.iova(), again.len()).unwrap();
+                bench.pool.close(again.iova(), again.len()).unwrap();
                 assert!(bench.domain.stats().lost_iova_bytes >= all * PAGE);
             }
         }
@@ -94,13 +95,13 @@ fn a_slot_that_somebody_unmapped_is_out_of_reach_before_its_memory_is_freed() {
             let pages = if config.large_from == 0 { 512 } else { 1 };
             bench.domain.unmap(range(iova, pages)).unwrap();
             assert!(still_reaches(&bench, iova), "or the test means nothing");
-            bench.pool.unmap(iova, PAGE).unwrap();
+            bench.pool.close(iova, PAGE).unwrap();
             if by_trim {
                 assert_eq!(bench.pool.trim(0), Ok(pages * PAGE));
                 assert_eq!(bench.pool.usage().lost_slots, pages);
                 let again = map(&bench.device, &list, Direction::FromDevice, Attributes::default()).unwrap();
                 assert!(!range(iova, pages).contains_range(range(again.iova(), 1)), "its addresses are lost");
-                bench.pool.unmap(again.iova(), PAGE).unwrap();
+                bench.pool.close(again.iova(), PAGE).unwrap();
             }
             let Bench { pool, device, iommu, memory: all, domain, .. } = bench;
             let region = pool.usage().iova_bytes;
@@ -121,7 +122,7 @@ fn somebody_else_s_mapping_in_the_addresses_of_a_buffer_of_its_own_is_left_alone
         let buffer = bench.memory.buffer(40 * PAGE).unwrap();
         let list = [piece(buffer.phys(), 9, 20 * PAGE)];
         let first = map(&device, &list, Direction::FromDevice, Attributes::default()).unwrap();
-        bench.pool.unmap(first.iova(), first.len()).unwrap();
+        bench.pool.close(first.iova(), first.len()).unwrap();
         // The same addresses come next; somebody else has the last page of them.
         let (iova, frames) = (first.iova(), bench.memory.frames_in_use());
         let last = Iova::new(iova.get() + 19 * PAGE);

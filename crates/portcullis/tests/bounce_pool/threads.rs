@@ -8,6 +8,7 @@ use portcullis::bounce::pool::{Attributes, PoolConfig};
 use portcullis::domain::Policy;
 use portcullis::std_platform::StdPlatform;
 use portcullis_model::DeviceId;
+use portcullis_model::open::OpenPool;
 
 use crate::support::{Bench, PAGE, large, map, piece, small, without_timer};
 
@@ -56,19 +57,19 @@ fn work_and_trim(config: PoolConfig) {
                         if let Err(mpsc::SendError((iova, buffer, len, byte))) =
                             sender.send((iova, buffer, len, byte))
                         {
-                            bench.pool.unmap(iova, len).unwrap();
+                            bench.pool.close(iova, len).unwrap();
                             assert_eq!(bench.bytes(buffer.phys(), len), vec![byte; len as usize]);
                         }
                         if round >= 8 {
                             let (iova, buffer, len, byte): (_, portcullis_model::Buffer, u64, u8) =
                                 receiver.recv().unwrap();
-                            bench.pool.unmap(iova, len).unwrap();
+                            bench.pool.close(iova, len).unwrap();
                             assert_eq!(bench.bytes(buffer.phys(), len), vec![byte; len as usize]);
                         }
                     }
                     drop(sender);
                     for (iova, buffer, len, byte) in receiver {
-                        bench.pool.unmap(iova, len).unwrap();
+                        bench.pool.close(iova, len).unwrap();
                         assert_eq!(bench.bytes(buffer.phys(), len), vec![byte; len as usize]);
                     }
                 })
@@ -97,7 +98,7 @@ fn what_a_thread_kept_is_anybody_s_when_it_ends() {
         let live: Vec<_> = (0..40)
             .map(|_| map(&bench.device, &list, Direction::ToDevice, Attributes::default()).unwrap().iova())
             .collect();
-        live.into_iter().for_each(|iova| bench.pool.unmap(iova, PAGE).unwrap());
+        live.into_iter().for_each(|iova| bench.pool.close(iova, PAGE).unwrap());
     };
     for _ in 0..3 {
         std::thread::scope(|scope| scope.spawn(work).join().unwrap());

@@ -12,7 +12,7 @@ use portcullis::bounce::pool::{
 use portcullis::domain::{MapListError, PhysSegment, UnmapError};
 use portcullis::iova::IovaError;
 use portcullis::pgtable::MapError;
-use portcullis_model::open::OpenDomain;
+use portcullis_model::open::{OpenDomain, OpenPool};
 use portcullis_model::{Buffer, DeviceId};
 
 use crate::chosen::Chosen;
@@ -273,8 +273,8 @@ impl World {
     pub fn unmap(&mut self, which: usize) {
         let mut live = self.live.swap_remove(which);
         self.look(&live);
-        let result = self.bench.pool.unmap(live.iova, live.span);
-        assert!(self.bench.pool.unmap(live.iova, live.span).is_err());
+        let result = self.bench.pool.close(live.iova, live.span);
+        assert!(self.bench.pool.close(live.iova, live.span).is_err());
         copy_out(&mut live, None);
         self.check_original(&live, true);
         match result {

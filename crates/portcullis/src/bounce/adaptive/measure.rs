@@ -93,7 +93,9 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> Adaptive<M, P, C, K>
                     let mapping = unsafe { device.map(list, direction, attributes) }.map_err(|_| Stopped)?;
                     let map_ns = self.since(start);
                     let start = (self.clock)();
-                    self.pool.unmap(mapping.iova(), mapping.len()).map_err(|_| Stopped)?;
+                    // SAFETY: the mapping is this function's alone, and so is its memory until this returns.
+                    let unmapped = unsafe { self.pool.unmap(mapping.iova(), mapping.len()) };
+                    unmapped.map_err(|_| Stopped)?;
                     let unmap_ns = self.since(start);
                     if round >= WARM {
                         self.note((class, index), choice, Half::Map, map_ns);

@@ -138,21 +138,28 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> Adaptive<M, P, C, K>
     ///
     /// # Errors
     /// As there.
+    ///
+    /// # Safety
+    /// As there.
     #[inline]
-    pub fn unmap(&self, iova: Iova, len: u64) -> Result<(), BounceError> {
+    pub unsafe fn unmap(&self, iova: Iova, len: u64) -> Result<(), BounceError> {
         if let Some(class) = self.class_of(len) {
             let watched = &self.classes[class].watched;
             for (direction, watched) in watched.iter().enumerate() {
                 if watched.load(Ordering::Relaxed) == iova.get() {
-                    return self.unmap_timed((class, direction), iova, len);
+                    // SAFETY: the caller's promise.
+                    return unsafe { self.unmap_timed((class, direction), iova, len) };
                 }
             }
         }
-        self.pool.unmap(iova, len)
+        // SAFETY: the caller's promise.
+        unsafe { self.pool.unmap(iova, len) }
     }
 
+    /// # Safety
+    /// As [`unmap`](Self::unmap).
     #[cold]
-    fn unmap_timed(&self, at: (usize, usize), iova: Iova, len: u64) -> Result<(), BounceError> {
+    unsafe fn unmap_timed(&self, at: (usize, usize), iova: Iova, len: u64) -> Result<(), BounceError> {
         let (class, direction) = at;
         let watched = self.with_book(|book| {
             let hint = &self.classes[class].watched[direction];
@@ -164,7 +171,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> Adaptive<M, P, C, K>
             book.watched[class][direction].take()
         });
         let start = (self.clock)();
-        let result = self.pool.unmap(iova, len);
+        // SAFETY: the caller's promise.
+        let result = unsafe { self.pool.unmap(iova, len) };
         let ns = self.since(start);
         if let (Some(watched), Ok(())) = (watched, &result) {
             self.note((watched.class, direction), watched.choice, Half::Unmap, ns);

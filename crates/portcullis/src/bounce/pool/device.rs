@@ -66,8 +66,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
     ///   [persistent](Attributes::persistent_streaming) or [direct](Attributes::direct) is not copied but mapped. (Of a device that is
     ///   untrusted never more than they; of another all of their granules.)
     /// - Nothing but devices, and what accesses them as atomics, touches them while this, a sync or the unmap of the mapping
-    ///   runs: those copy, as a device would. They are called with the mapping's address one at a time, and not after
-    ///   its unmap.
+    ///   runs: those copy, as a device would.
     #[inline]
     pub unsafe fn map<'a>(
         &self,

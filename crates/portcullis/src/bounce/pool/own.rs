@@ -137,7 +137,15 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     }
 
     /// Ends a mapping with addresses outside the slots', by `policy` or the domain's.
-    pub(super) fn unmap_own(&self, policy: Option<Policy>, iova: Iova, len: u64) -> Result<(), BounceError> {
+    ///
+    /// # Safety
+    /// As [`unmap`](Self::unmap).
+    pub(super) unsafe fn unmap_own(
+        &self,
+        policy: Option<Policy>,
+        iova: Iova,
+        len: u64,
+    ) -> Result<(), BounceError> {
         let range =
             IovaRange::of_pages(iova, len, self.domain.granule()).ok_or(BounceError::NotMapped { iova })?;
         // Never those of slots, whatever is asked for.
@@ -148,7 +156,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let found = self.find_single(range, iova, Some(len), Phase::Ending);
         core::mem::forget(ending);
         match found? {
-            Found::Single(single) => self.end_single(policy, &single),
+            // SAFETY: the caller's promise.
+            Found::Single(single) => unsafe { self.end_single(policy, &single) },
             Found::Unknown => {
                 let neighbours = range.len().saturating_sub(len);
                 Ok(self.domain.end(range, HowItEnds { neighbours, exception: || policy })?)
@@ -157,7 +166,10 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     }
 
     /// Ends one of the map, whose phase is `Ending`.
-    fn end_single(&self, policy: Option<Policy>, single: &Single) -> Result<(), BounceError> {
+    ///
+    /// # Safety
+    /// As [`unmap`](Self::unmap) of this mapping.
+    unsafe fn end_single(&self, policy: Option<Policy>, single: &Single) -> Result<(), BounceError> {
         let start = single.range.start();
         if let Parts::Direct { neighbours } = single.parts {
             // Forgotten first: once the domain has the addresses back, they may be anybody's.
@@ -170,7 +182,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let confirmed = self.confirm(&gather);
         if single.terms.copies_out() {
             fence(Ordering::Acquire);
-            // SAFETY: the promise of whoever mapped it lasts until this returns; the buffers are the mapping's.
+            // SAFETY: the caller's promise lasts until this returns; the buffers are the mapping's.
             unsafe { self.copy_single(single, 0, single.len, Toward::Original) };
         }
         if single.terms.wipe {
@@ -201,7 +213,10 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
 
     /// Syncs `len` bytes from `offset` on of a mapping outside the slots'. Nothing is known, and nothing to be done,
     /// of those mapped directly.
-    pub(super) fn sync_own(
+    ///
+    /// # Safety
+    /// As [`sync_for_cpu`](Self::sync_for_cpu).
+    pub(super) unsafe fn sync_own(
         &self,
         iova: Iova,
         offset: u64,
@@ -215,7 +230,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         };
         inside(iova, single.len, (offset, len))?;
         if single.terms.copies(into) {
-            // SAFETY: the promise of whoever mapped it.
+            // SAFETY: the caller's promise.
             unsafe { self.copy_single(&single, offset, len, into) };
         }
         Ok(())

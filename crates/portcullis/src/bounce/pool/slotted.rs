@@ -98,21 +98,45 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// # Errors
     /// [`BounceError`]. After [`BounceError::Unconfirmed`] and [`BounceError::Direct`] devices may reach what was
     /// mapped directly.
+    ///
+    /// # Safety
+    /// This copies to an original that it knows by number only. Where `iova` and `len` are those of a mapping that has not
+    /// ended:
+    ///
+    /// - No other unmap and no sync of the mapping runs at the same time.
+    /// - What was promised of its original when it was [mapped](super::BounceDevice::map) holds until this has returned:
+    ///   the bytes are memory, and nothing but devices, and what accesses them as atomics, touches them.
+    /// - Its maker calls nothing for the mapping afterwards: the address may be another mapping's by then.
+    ///
+    /// An address that no mapping has is an error, and nothing is copied.
     #[inline]
-    pub fn unmap(&self, iova: Iova, len: u64) -> Result<(), BounceError> {
-        self.unmap_by(None, iova, len)
+    pub unsafe fn unmap(&self, iova: Iova, len: u64) -> Result<(), BounceError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.unmap_by(None, iova, len) }
     }
 
     /// The same, by `policy` for what was mapped directly; by the domain's, where it is `None`.
+    ///
+    /// # Safety
+    /// As [`unmap`](Self::unmap).
     #[inline]
-    pub(crate) fn unmap_by(&self, policy: Option<Policy>, iova: Iova, len: u64) -> Result<(), BounceError> {
-        if self.unmap_at_once(iova, len) { Ok(()) } else { self.unmap_slowly(policy, iova, len) }
+    pub(crate) unsafe fn unmap_by(
+        &self,
+        policy: Option<Policy>,
+        iova: Iova,
+        len: u64,
+    ) -> Result<(), BounceError> {
+        // SAFETY: the caller's promise.
+        unsafe { if self.unmap_at_once(iova, len) { Ok(()) } else { self.unmap_slowly(policy, iova, len) } }
     }
 
     /// Ends a mapping of one piece through a slot that asks for nothing else, as nearly all do. Whether that is what it is;
     /// else nothing has changed.
+    ///
+    /// # Safety
+    /// As [`unmap`](Self::unmap).
     #[inline(always)]
-    fn unmap_at_once(&self, iova: Iova, len: u64) -> bool {
+    unsafe fn unmap_at_once(&self, iova: Iova, len: u64) -> bool {
         let Some(Place { class, index, start }) = self.layout.find(iova) else { return false };
         let Some(slot) = self.slots.get(index) else { return false };
         let Some((kind, offset)) = slot.lent_plainly() else { return false };
@@ -127,7 +151,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             let Some(buffer) = slot.buffer() else { broken("a slot that is lent has a buffer") };
             // After whatever the device told the driver by.
             fence(Ordering::Acquire);
-            // SAFETY: the promise of whoever mapped it.
+            // SAFETY: the caller's promise.
             unsafe { self.memory.copy(PhysAddr::new(buffer.get() + offset), origin.phys, len) };
         }
         in_hand.done();
@@ -135,15 +159,21 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         true
     }
 
+    /// # Safety
+    /// As [`unmap`](Self::unmap).
     #[inline(never)]
-    fn unmap_slowly(&self, policy: Option<Policy>, iova: Iova, len: u64) -> Result<(), BounceError> {
+    unsafe fn unmap_slowly(&self, policy: Option<Policy>, iova: Iova, len: u64) -> Result<(), BounceError> {
         match self.layout.find(iova) {
-            Some(place) => self.unmap_slot(place, iova, len),
-            None => self.unmap_own(policy, iova, len),
+            // SAFETY: the caller's promise.
+            Some(place) => unsafe { self.unmap_slot(place, iova, len) },
+            // SAFETY: the caller's promise.
+            None => unsafe { self.unmap_own(policy, iova, len) },
         }
     }
 
-    fn unmap_slot(&self, place: Place, iova: Iova, len: u64) -> Result<(), BounceError> {
+    /// # Safety
+    /// As [`unmap`](Self::unmap).
+    unsafe fn unmap_slot(&self, place: Place, iova: Iova, len: u64) -> Result<(), BounceError> {
         let (slot, terms, at) = self.lent(place, iova)?;
         let origin = slot.origin();
         if origin.len != len {
@@ -155,7 +185,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let in_hand = self.in_hand(place.class, terms.direction.index(), place.index);
         if terms.copies_out() {
             fence(Ordering::Acquire);
-            // SAFETY: the promise of whoever mapped it.
+            // SAFETY: the caller's promise.
             unsafe { self.copy_slot(at, origin.phys, list.as_deref(), (0, len), Toward::Original) };
         }
         if let Some(list) = list {
@@ -178,9 +208,20 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     ///
     /// # Errors
     /// [`BounceError`], with nothing copied.
-    pub fn sync_for_cpu(&self, iova: Iova, offset: u64, len: u64) -> Result<(), BounceError> {
+    ///
+    /// # Safety
+    /// As for [`unmap`](Self::unmap), this knows the original by number only. Where a mapping that has not ended begins at
+    /// `iova`:
+    ///
+    /// - No unmap of the mapping, and no other sync of any of these bytes, runs at the same time.
+    /// - What was promised of its original when it was [mapped](super::BounceDevice::map) holds until this has returned:
+    ///   the bytes are memory, and nothing but devices, and what accesses them as atomics, touches them.
+    ///
+    /// An address at which no mapping begins is an error, or nothing is done, and nothing is copied.
+    pub unsafe fn sync_for_cpu(&self, iova: Iova, offset: u64, len: u64) -> Result<(), BounceError> {
         fence(Ordering::Acquire);
-        self.sync(iova, offset, len, Toward::Original)
+        // SAFETY: the caller's promise.
+        unsafe { self.sync(iova, offset, len, Toward::Original) }
     }
 
     /// Lets the device see `len` bytes of the original from `offset` on of the mapping at `iova`. Does nothing for a
@@ -189,15 +230,22 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     ///
     /// # Errors
     /// [`BounceError`], with nothing copied.
-    pub fn sync_for_device(&self, iova: Iova, offset: u64, len: u64) -> Result<(), BounceError> {
-        let result = self.sync(iova, offset, len, Toward::Buffer);
+    ///
+    /// # Safety
+    /// As [`sync_for_cpu`](Self::sync_for_cpu).
+    pub unsafe fn sync_for_device(&self, iova: Iova, offset: u64, len: u64) -> Result<(), BounceError> {
+        // SAFETY: the caller's promise.
+        let result = unsafe { self.sync(iova, offset, len, Toward::Buffer) };
         fence(Ordering::Release);
         result
     }
 
-    fn sync(&self, iova: Iova, offset: u64, len: u64, into: Toward) -> Result<(), BounceError> {
+    /// # Safety
+    /// As [`sync_for_cpu`](Self::sync_for_cpu).
+    unsafe fn sync(&self, iova: Iova, offset: u64, len: u64, into: Toward) -> Result<(), BounceError> {
         let Some(place) = self.layout.find(iova) else {
-            return self.sync_own(iova, offset, len, into);
+            // SAFETY: the caller's promise.
+            return unsafe { self.sync_own(iova, offset, len, into) };
         };
         let (slot, terms, at) = self.lent(place, iova)?;
         let PhysSegment { phys: origin, len: mapped } = slot.origin();
@@ -206,7 +254,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             return Ok(());
         }
         let list = Borrowed { slot, list: take_list(slot, terms, iova)? };
-        // SAFETY: the promise of whoever mapped it.
+        // SAFETY: the caller's promise.
         unsafe { self.copy_slot(at, origin, list.list.as_deref(), (offset, len), into) };
         Ok(())
     }

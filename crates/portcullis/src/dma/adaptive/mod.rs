@@ -109,7 +109,12 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
     /// [`AdaptiveMapError`]: the list is mapped as a whole or not at all.
     ///
     /// # Safety
-    /// As [`BounceDevice::map`], until the unmap has returned.
+    /// As [`BounceDevice::map`], until the unmap has returned; and until then:
+    ///
+    /// - Two syncs of the same bytes of the mapping do not run at the same time. That is the caller's to promise here,
+    ///   who alone gets the [`AdaptiveMapping`], and so the syncs and the unmap themselves are safe.
+    /// - Nothing else calls the pool for the mapping's address, as
+    ///   [`BouncePool::unmap`](crate::bounce::pool::BouncePool::unmap) demands of who does.
     #[inline]
     pub unsafe fn map(
         &mut self,
@@ -222,7 +227,9 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
     fn end(&mut self, course: Course) -> Result<AdaptiveUnmap, AdaptiveUnmapFailed> {
         match course {
             Course::Pool { iova, len, .. } => {
-                match self.pool.pool().unmap_by(Some(Policy::Strict), iova, len) {
+                // SAFETY: this had the only token of the mapping, which exists once: no other unmap and, as they borrow it, no
+                // sync runs now or later. Its original is as its maker promised until the unmap.
+                match unsafe { self.pool.pool().unmap_by(Some(Policy::Strict), iova, len) } {
                     Ok(()) => Ok(AdaptiveUnmap::Done),
                     Err(error) => Err(AdaptiveUnmapFailed { mapping: None, error: error.into() }),
                 }
@@ -292,7 +299,9 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
     pub fn sync_for_cpu(&self, mapping: &AdaptiveMapping, offset: u64, len: u64) -> Result<(), BounceError> {
         match mapping.course {
             _ if mapping.ring != self.number => Err(BounceError::NotMapped { iova: mapping.iova() }),
-            Course::Pool { iova, .. } => self.pool.pool().sync_for_cpu(iova, offset, len),
+            // SAFETY: its token is borrowed, so it does not end meanwhile; its maker promised that syncs of the same bytes do
+            // not meet, and what its original is.
+            Course::Pool { iova, .. } => unsafe { self.pool.pool().sync_for_cpu(iova, offset, len) },
             Course::Ring(_) => {
                 self.ring.device().sync_for_cpu();
                 Ok(())
@@ -312,7 +321,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
     ) -> Result<(), BounceError> {
         match mapping.course {
             _ if mapping.ring != self.number => Err(BounceError::NotMapped { iova: mapping.iova() }),
-            Course::Pool { iova, .. } => self.pool.pool().sync_for_device(iova, offset, len),
+            // SAFETY: as for `sync_for_cpu`.
+            Course::Pool { iova, .. } => unsafe { self.pool.pool().sync_for_device(iova, offset, len) },
             Course::Ring(_) => {
                 self.ring.device().sync_for_device();
                 Ok(())
