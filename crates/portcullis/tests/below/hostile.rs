@@ -43,6 +43,8 @@ struct Account {
     buffers: u64,
     /// Buffers that are somebody's.
     held: BTreeSet<u64>,
+    /// Frames that a device without an IOMMU was told of.
+    told: BTreeSet<u64>,
     is_lazy: bool,
     violations: Vec<String>,
 }
@@ -75,9 +77,23 @@ impl Hostile {
         self.look();
     }
 
+    /// A device without an IOMMU uses the page of `phys`.
+    pub fn uses(&self, phys: PhysAddr) {
+        self.account().told.insert(phys.get() & !(PAGE - 1));
+        self.look();
+    }
+
+    /// It is done with all that it was told of.
+    pub fn is_done(&self) {
+        self.account().told.clear();
+    }
+
     /// The device tries everything, and keeps what it finds.
     pub fn look(&self) {
         let mut account = self.account();
+        if let Some(frame) = account.told.intersection(&account.gone).next().copied() {
+            note(&mut account.violations, format!("the frame at {frame:#x} is freed, and a device uses it"));
+        }
         let Some(unit) = account.unit.as_ref().and_then(Weak::upgrade) else { return };
         let Account { devices, known, gone, violations, .. } = &mut *account;
         for device in devices.iter() {

@@ -17,3 +17,4 @@ mod hostile;
 mod pool;
 mod ring;
 mod run;
+mod swiotlb;

@@ -31,7 +31,7 @@ fn device(world: &World, config: PoolConfig) -> Device {
 }
 
 /// `len` bytes of memory that nobody gives back, from `offset` on.
-fn original(world: &World, offset: u64, len: u64) -> PhysSegment {
+pub fn original(world: &World, offset: u64, len: u64) -> PhysSegment {
     let buffer = std::mem::ManuallyDrop::new(world.memory.buffer(offset + len).unwrap());
     PhysSegment { phys: PhysAddr::new(buffer.phys().get() + offset), len }
 }

@@ -312,27 +312,26 @@ impl Areas {
     }
 
     /// Gets memory for one more area that ends at `reach` at the most. Nothing can be taken out of it before
-    /// [`open`](Self::open). Its number; `None` where there is no number, no memory, or none within reach.
+    /// what this returns is dropped, and everything from then on. `None` where there is no number, no memory, or none within
+    /// reach.
     ///
     /// Allocates; takes no lock.
-    pub fn add<C: Frames>(&self, memory: &C, reach: u64) -> Option<usize> {
+    pub fn add<C: Frames>(&self, memory: &C, reach: u64) -> Option<Shut<'_>> {
         let claim = |head: &Head| {
             head.base.compare_exchange(ABSENT, CHANGING, Ordering::Acquire, Ordering::Relaxed).is_ok()
         };
         let area = self.heads.iter().position(claim)?;
         let head = &self.heads[area];
-        let base = self.notes_and_frames(head, memory, reach.min(self.reach));
-        let Some(base) = base else {
-            head.base.store(ABSENT, Ordering::Release);
-            return None;
-        };
+        let changing = Changing(head);
+        let base = self.notes_and_frames(head, memory, reach.min(self.reach))?;
+        core::mem::forget(changing);
         for (index, note) in self.notes(area)?.iter().enumerate() {
             note.set_address(base.get() + ((index as u64) << self.slot_shift));
         }
         self.directory.insert(base.get() >> self.area_shift, area, head.notes.load(Ordering::Acquire));
         head.base.store(base.get(), Ordering::Release);
         self.counts.end.fetch_max(area + 1, Ordering::AcqRel);
-        Some(area)
+        Some(Shut { areas: self, area })
     }
 
     fn notes_and_frames<C: Frames>(&self, head: &Head, memory: &C, reach: u64) -> Option<PhysAddr> {
@@ -358,8 +357,8 @@ impl Areas {
         Some(base)
     }
 
-    /// Lets everybody take slots out of the area that [`add`](Self::add) made. Takes its lock.
-    pub fn open(&self, area: usize) {
+    /// Lets everybody take slots out of an area. Takes its lock.
+    fn open(&self, area: usize) {
         let mut bits = self.spaces[area].bits.lock();
         bits.open();
         self.counts.present.fetch_add(1, Ordering::Relaxed);
@@ -367,8 +366,8 @@ impl Areas {
     }
 
     /// Takes the area number `area` away from everybody, if nothing in it is taken and more than `least` areas are
-    /// there. Whether it did. Takes its lock.
-    pub fn close(&self, area: usize, least: usize) -> bool {
+    /// there. `None` if it did not; what it returns opens the area again where it is dropped. Takes its lock.
+    pub fn close(&self, area: usize, least: usize) -> Option<Shut<'_>> {
         let space = &self.spaces[area];
         let mut bits = space.bits.lock();
         let present = &self.counts.present;
@@ -376,27 +375,59 @@ impl Areas {
         if bits.free() < 1 << self.bits()
             || present.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_err()
         {
-            return false;
+            return None;
         }
         space.free.store(0, Ordering::Relaxed);
-        bits.close()
+        bits.close().then_some(Shut { areas: self, area })
     }
 
-    /// Gives the memory of an area that was [closed](Self::close) back. Takes no lock.
-    pub fn remove<C: Frames>(&self, memory: &C, area: usize) {
+    /// Gives the memory of an area that was [closed](Self::close) back. Takes no lock. Where that panics the memory is
+    /// lost, and the number is not.
+    pub fn remove<C: Frames>(&self, memory: &C, shut: Shut<'_>) {
+        let area = shut.area();
+        core::mem::forget(shut);
         let head = &self.heads[area];
         let base = head.base.swap(CHANGING, Ordering::Acquire);
+        let _changing = Changing(head);
         self.directory.remove(base >> self.area_shift, area);
         // SAFETY: `add` got them from this memory, as one; nothing in them is mapped, so no device uses them, and
         // nobody can take anything out of them any more.
         unsafe { memory.free(PhysAddr::new(base), (self.area_bytes() / FRAME_SIZE) as usize) };
-        head.base.store(ABSENT, Ordering::Release);
     }
 
     /// Bytes that all this takes beside the areas.
     pub fn note_bytes(&self) -> usize {
         let notes = self.heads.iter().filter(|head| !head.notes.load(Ordering::Relaxed).is_null()).count();
         (notes << self.bits()) * size_of::<Note>()
+    }
+}
+
+/// An area of which nobody can take anything. Dropped, it is open.
+#[must_use]
+pub(super) struct Shut<'a> {
+    areas: &'a Areas,
+    area: usize,
+}
+
+impl Shut<'_> {
+    /// Its number.
+    pub fn area(&self) -> usize {
+        self.area
+    }
+}
+
+impl Drop for Shut<'_> {
+    fn drop(&mut self) {
+        self.areas.open(self.area);
+    }
+}
+
+/// A number whose area is being made or given back. Dropped, it is free.
+struct Changing<'a>(&'a Head);
+
+impl Drop for Changing<'_> {
+    fn drop(&mut self) {
+        self.0.base.store(ABSENT, Ordering::Release);
     }
 }
 

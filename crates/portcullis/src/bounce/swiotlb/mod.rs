@@ -17,6 +17,8 @@
 //! - What a map or a sync copies comes before all that the driver stores after it, its doorbell for one; what an unmap or
 //!   a sync copies was read after all that the driver loaded before it.
 //! - Unmapping never allocates and never fails for want of memory.
+//! - Where the platform or the memory panics, a map leaves nothing behind; an unmap that has not freed the slots leaves
+//!   the mapping, so it may be called again.
 //!
 //! # What it costs
 //! A run of 1, 2, 4 .. 64 slots is taken from the CPU's own list, the one that was freed last first, as its lines are still
@@ -38,6 +40,7 @@ mod config;
 mod cpu;
 mod directory;
 mod error;
+mod hands;
 mod note;
 mod resize;
 mod slots;
@@ -53,8 +56,9 @@ use core::mem::ManuallyDrop;
 
 use areas::Areas;
 use cpu::Cpu;
+use hands::Found;
 use note::{Mapping, Note, ODD, Says};
-use slots::{Found, Want};
+use slots::Want;
 
 use crate::addr::{Direction, PhysAddr};
 use crate::domain::PhysSegment;
@@ -124,7 +128,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         for _ in 0..min {
             let none = SwiotlbError::OutOfMemory { area_bytes: config.area_bytes, reach: config.reach };
             let area = pool.areas.add(&*pool.memory, config.reach.get()).ok_or(none)?;
-            pool.platform.with_slot(|_| pool.areas.open(area));
+            pool.platform.with_slot(|_| drop(area));
         }
         let pool = Arc::new(pool);
         let weak: Weak<Self> = Arc::downgrade(&pool);
@@ -151,12 +155,10 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         constraints: &Constraints,
     ) -> Result<Bounced, BounceError> {
         if let Ok((order, offset)) = self.order(original, constraints)
-            && let Some(note) = self.take_own(order, constraints)
+            && let Some(found) = self.take_own(order, offset, constraints)
         {
             // SAFETY: the caller's promise is passed on; the run is of this order, so it has room for the buffer.
-            return Ok(unsafe {
-                self.fill(&Found { note, class: order, offset }, original, direction, constraints)
-            });
+            return Ok(unsafe { self.fill(found, original, direction, constraints) });
         }
         // SAFETY: the caller's promise is passed on.
         unsafe { self.map_slowly(original, direction, constraints) }
@@ -174,7 +176,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         let (order, offset) = self.order(original, constraints)?;
         let found = self.take_slowly(&Want { order, offset, len: original.len, constraints })?;
         // SAFETY: the caller's promise is passed on; what was found has room for what was wanted.
-        Ok(unsafe { self.fill(&found, original, direction, constraints) })
+        Ok(unsafe { self.fill(found, original, direction, constraints) })
     }
 
     /// Makes a run that was found the mapping of `original`.
@@ -184,13 +186,13 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     #[inline(always)]
     unsafe fn fill(
         &self,
-        found: &Found<'_>,
+        found: Found<'_, P, C>,
         original: PhysSegment,
         direction: Direction,
         constraints: &Constraints,
     ) -> Bounced {
         let PhysSegment { phys, len } = original;
-        let Found { note, class, offset } = *found;
+        let Found { note, class, offset, .. } = found;
         note.map(&Mapping { original: phys, direction, len, offset, class });
         let start = note.address() + offset;
         self.clear_around(start, len, self.unit(constraints));
@@ -199,6 +201,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         unsafe { self.memory.copy(phys, PhysAddr::new(start), len) };
         // Before whatever the driver tells the device by.
         fence(Ordering::Release);
+        found.done();
         Bounced { phys: PhysAddr::new(start), len }
     }
 

@@ -4,43 +4,51 @@
 use core::mem::ManuallyDrop;
 
 use super::Swiotlb;
+use super::hands::{Lowered, NEVER, Told, Untimed};
 use crate::platform::{CopyMemory, Platform, PlatformEvents};
 use crate::sync::Ordering;
-
-/// No time was set.
-const NEVER: u64 = u64::MAX;
 
 impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     /// Adds an area whose last address is `reach` at the most. Its number; `None` at the limit or without memory.
     ///
     /// Nobody waits for it: no lock is held while memory is asked for, and two that find the pool full add two.
     pub(super) fn grow(&self, reach: u64) -> Option<usize> {
-        let area = self.areas.add(&*self.memory, reach)?;
-        self.platform.with_slot(|_| self.areas.open(area));
+        let added = self.areas.add(&*self.memory, reach)?;
+        let area = added.area();
         // Those who failed may try again.
-        self.freed.fetch_add(1, Ordering::Release);
+        let told = Told(&self.freed);
+        self.platform.with_slot(|_| drop(added));
+        drop(told);
         self.trim_later();
         Some(area)
     }
 
-    /// Has the timer grow the pool if little is free.
+    /// Has the timer grow the pool if little is free, and look at what it has grown by.
     pub(super) fn grow_soon(&self) {
+        if self.areas.present() > self.areas.min() && self.trim_at_ns.load(Ordering::Relaxed) == NEVER {
+            // A panic kept somebody from asking.
+            self.trim_later();
+        }
         if self.areas.is_low()
             && self.areas.present() < self.areas.max()
             && !self.growth_asked.load(Ordering::Relaxed)
             && !self.growth_asked.swap(true, Ordering::Relaxed)
         {
+            let asked = Lowered(&self.growth_asked);
             self.platform.wake_at(self.platform.now_ns());
+            core::mem::forget(asked);
         }
     }
 
     /// Has the timer look in a while whether something can be given back.
     fn trim_later(&self) {
+        let untimed = Untimed(&self.trim_at_ns);
         let at = self.platform.now_ns().saturating_add(self.idle_ns).min(NEVER - 1);
         // Release: the timer that takes an earlier time away sees what was added until now.
         if self.trim_at_ns.fetch_min(at, Ordering::Release) == NEVER {
             self.platform.wake_at(at);
         }
+        core::mem::forget(untimed);
     }
 
     /// Gives all areas back in which nothing is mapped, down to the least that the pool has. How many bytes.
@@ -60,11 +68,14 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
             if self.areas.present() <= least {
                 break;
             }
-            if self.platform.with_slot(|_| self.areas.close(area, least)) {
-                self.areas.remove(&*self.memory, area);
-                bytes += self.areas.area_bytes();
-                // Whoever wanted to grow while it went may try again.
-                self.freed.fetch_add(1, Ordering::Release);
+            // Whoever wanted to grow while it went may try again.
+            let told = Told(&self.freed);
+            match self.platform.with_slot(|_| self.areas.close(area, least)) {
+                Some(shut) => {
+                    self.areas.remove(&*self.memory, shut);
+                    bytes += self.areas.area_bytes();
+                }
+                None => core::mem::forget(told),
             }
         }
         bytes
@@ -82,17 +93,19 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
 impl<P: Platform, C: CopyMemory> PlatformEvents for Swiotlb<P, C> {
     fn timer(&self) {
         let at = self.trim_at_ns.load(Ordering::Relaxed);
+        let untimed = Untimed(&self.trim_at_ns);
         if self.growth_asked.load(Ordering::Relaxed) {
-            while self.areas.is_low() && self.grow(self.areas.reach()).is_some() {}
             // Without memory it is asked for again by the next that finds little free.
-            self.growth_asked.store(false, Ordering::Relaxed);
+            let _asked = Lowered(&self.growth_asked);
+            while self.areas.is_low() && self.grow(self.areas.reach()).is_some() {}
         }
-        if at == NEVER {
-            return;
-        }
-        if self.platform.now_ns() < at {
+        let is_due = at != NEVER && self.platform.now_ns() >= at;
+        if at != NEVER && !is_due {
             // Forgotten, maybe, for the deadline that has come now.
             self.platform.wake_at(at);
+        }
+        core::mem::forget(untimed);
+        if !is_due {
             return;
         }
         // Acquire, and first: whoever adds an area from now on asks again, and what was added before is seen.

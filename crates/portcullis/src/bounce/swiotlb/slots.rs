@@ -13,6 +13,7 @@ use super::areas::OddRun;
 use super::config::Constraints;
 use super::cpu::{Cpu, MOST, ORDERS};
 use super::error::{BounceError, Pressure, Token};
+use super::hands::{Found, Lowered, Told};
 use super::note::{Note, ODD};
 use super::{PAGE, Swiotlb};
 use crate::addr::PhysAddr;
@@ -35,23 +36,21 @@ pub(super) struct Want<'a> {
     pub constraints: &'a Constraints,
 }
 
-/// Slots that were found.
-pub(super) struct Found<'a> {
-    pub note: &'a Note,
-    pub class: u32,
-    /// From the run's start to the mapping's, in bytes.
-    pub offset: u64,
-}
-
 impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     /// A run from the list of the CPU, which has two stores and a load to make for that, and two more stores to take it.
     #[inline]
-    pub(super) fn take_own(&self, order: u32, constraints: &Constraints) -> Option<&Note> {
+    pub(super) fn take_own(
+        &self,
+        order: u32,
+        offset: u64,
+        constraints: &Constraints,
+    ) -> Option<Found<'_, P, C>> {
         if order >= ORDERS || constraints.reach() < self.areas.reach() {
             return None;
         }
         // SAFETY: these CPUs' lists are used with these areas only, here and everywhere.
         let take = |cpu: &Cpu| unsafe { cpu.take(&self.areas, order) };
+        let take = |cpu: &Cpu| take(cpu).map(|note| self.found(note, order, offset));
         let own = |slot: &LocalSlot<'_>| self.cpus.with(Some(slot), take);
         self.platform.with_slot_at_hand(own)??
     }
@@ -70,17 +69,13 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
 
     /// Slots for `want`, which the CPU's newer list does not have.
     #[cold]
-    pub(super) fn take_slowly(&self, want: &Want<'_>) -> Result<Found<'_>, BounceError> {
+    pub(super) fn take_slowly(&self, want: &Want<'_>) -> Result<Found<'_, P, C>, BounceError> {
         let mut since = Token(self.freed.load(Ordering::Acquire));
         let odd = match want.order < ORDERS {
             true => None,
             false => Some(self.odd_run(want)?),
         };
-        let found = |note| {
-            let (class, offset) = odd.as_ref().map_or((want.order, want.offset), |run| (ODD, run.offset));
-            Found { note, class, offset }
-        };
-        let search = |prefer| self.search(want, odd.as_ref(), prefer).map(found);
+        let search = |prefer| self.search(want, odd.as_ref(), prefer);
         let attempt = || {
             let mut answer = search(None);
             while answer.is_none()
@@ -93,7 +88,9 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         let mut answer = attempt();
         if answer.is_none() && !self.scarce.load(Ordering::Relaxed) {
             self.scarce.store(true, Ordering::Relaxed);
+            let stays = Lowered(&self.scarce);
             self.drain(None);
+            core::mem::forget(stays);
             since = Token(self.freed.load(Ordering::Acquire));
             answer = attempt();
         }
@@ -145,26 +142,35 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     }
 
     /// Looks in the CPU's lists and in the areas, `prefer` first.
-    fn search(&self, want: &Want<'_>, odd: Option<&OddRun>, prefer: Option<usize>) -> Option<&Note> {
+    fn search(
+        &self,
+        want: &Want<'_>,
+        odd: Option<&OddRun>,
+        prefer: Option<usize>,
+    ) -> Option<Found<'_, P, C>> {
         let reach = want.constraints.reach();
         // CPUs begin with areas of their own, as long as there are enough.
         let first = |slot: Option<&LocalSlot<'_>>| prefer.or(slot.map(LocalSlot::index)).unwrap_or(0);
         if let Some(run) = odd {
             let first = self.platform.with_slot(first);
             // A slot for each area, so that none is held for long.
-            let take = |area| self.platform.with_slot(|_| self.areas.take_odd(area, reach, run));
+            let take = |area| {
+                let found = |note| self.found(note, ODD, run.offset);
+                self.platform.with_slot(|_| self.areas.take_odd(area, reach, run).map(found))
+            };
             return self.areas.from(first).find_map(take);
         }
         self.platform.with_slot(|slot| {
             let first = first(slot);
-            match self.cpus.with(slot, |cpu| self.refill(cpu, first, want.order, reach)) {
+            let note = match self.cpus.with(slot, |cpu| self.refill(cpu, first, want.order, reach)) {
                 Some(found) => found,
                 None => {
                     let mut run = [None];
                     self.areas.take_runs(first, want.order, reach, &mut run);
                     run[0]
                 }
-            }
+            };
+            note.map(|note| self.found(note, want.order, want.offset))
         })
     }
 
@@ -211,18 +217,23 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
 
     #[cold]
     fn give_slowly(&self, note: &Note, class: u32) {
+        // Last, see above.
+        let _told = Told(&self.freed);
         self.platform.with_slot(|slot| {
             let kept = match class < ORDERS {
                 true => self.cpus.with(slot, |cpu| self.keep(cpu, note, class)),
                 false => None,
             };
             if kept != Some(true) {
-                let slots = if class == ODD { note.odd_slots() } else { 1 << class };
-                self.areas.give([note], slots);
+                self.give_to_area(note, class);
             }
         });
-        // Last, see above.
-        self.freed.fetch_add(1, Ordering::Release);
+    }
+
+    /// Takes back a run that is on no list.
+    pub(super) fn give_to_area(&self, note: &Note, class: u32) {
+        let slots = if class == ODD { note.odd_slots() } else { 1 << class };
+        self.areas.give([note], slots);
     }
 
     /// Puts a run onto a list that is full, or that nothing is granted to. Whether it did.
@@ -247,6 +258,8 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
 
     /// Empties the lists of all CPUs, or of one. Waits for their turns to end.
     pub(super) fn drain(&self, only: Option<usize>) {
+        // Somebody may have found the pool full half-way through.
+        let _told = Told(&self.freed);
         self.cpus.with_others(&self.platform, only, |_, cpu| {
             // A slot for each, so that none is held for long.
             // SAFETY: as in `take_own`.
@@ -256,7 +269,5 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
                 self.joined.fetch_sub(1, Ordering::Relaxed);
             }
         });
-        // Somebody may have found the pool full half-way through.
-        self.freed.fetch_add(1, Ordering::Release);
     }
 }
