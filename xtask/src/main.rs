@@ -1,18 +1,23 @@
-//! Everyday commands of the project: `cargo xtask test`, `cargo xtask check`.
+//! Everyday commands of the project: `cargo xtask test`, `cargo xtask nightly`, `cargo xtask check`.
+
+mod nightly;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 const USAGE: &str = "\
-cargo xtask test    run every test: units, properties, documentation, model checker, without std
-cargo xtask check   formatting, lints and documentation, all without a warning
+cargo xtask test      run every test: units, properties, documentation, model checker, without std; and `nightly`
+cargo xtask nightly   run tests under Miri, ThreadSanitizer and AddressSanitizer, where rustup has nightly Rust
+cargo xtask check     formatting, lints and documentation, all without a warning
 ";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let steps = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["test"] => test_steps(),
-        ["check"] => check_steps(),
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let (command, steps) = match arguments[..] {
+        [command @ "test"] => (command, test_steps()),
+        [command @ "nightly"] => (command, Vec::new()),
+        [command @ "check"] => (command, check_steps()),
         [] | ["help" | "--help" | "-h"] => {
             print!("{USAGE}");
             return ExitCode::SUCCESS;
@@ -29,9 +34,25 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     }
-    let skipped = skipped(&arguments);
-    println!("{} steps done, {} tests skipped", steps.len(), skipped.len());
-    skipped.iter().for_each(|why| println!("skipped: {why}"));
+    let mut done = steps.len();
+    let guests = if command == "test" { skipped() } else { Vec::new() };
+    let (mut tests, mut reasons) = (guests.len(), guests);
+    let tools = if command == "check" { &[][..] } else { &nightly::TOOLS[..] };
+    for tool in tools {
+        if let Some(why) = tool.missing() {
+            tests += tool.count();
+            reasons.push(format!("{}, {} tests: {why}", tool.what, tool.count()));
+            continue;
+        }
+        eprintln!("== {}", tool.what);
+        if let Err(reason) = tool.run(&root()) {
+            eprintln!("xtask: {}: {reason}", tool.what);
+            return ExitCode::FAILURE;
+        }
+        done += 1;
+    }
+    println!("{done} steps done, {tests} tests skipped");
+    reasons.iter().for_each(|why| println!("skipped: {why}"));
     ExitCode::SUCCESS
 }
 
@@ -161,9 +182,8 @@ impl Guest {
 }
 
 /// Tests that the command would run on a machine that had what they need.
-fn skipped(arguments: &[String]) -> Vec<String> {
-    let tests = arguments.first().is_some_and(|command| command == "test");
-    let missing = GUESTS.iter().filter(|guest| tests && !guest.is_there());
+fn skipped() -> Vec<String> {
+    let missing = GUESTS.iter().filter(|guest| !guest.is_there());
     let why = |guest: &Guest| format!("{}: {} names no {}", guest.test, guest.variable, guest.what);
     missing.map(why).collect()
 }

@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    #[cfg(target_os = "linux")]
+    #[cfg(all(target_os = "linux", not(miri)))]
     fn owners_without_a_fence_have_others_who_make_all_cpus_pass_one() {
         let platform = StdPlatform::new();
         // `include/uapi/linux/membarrier.h`: register, then the barrier itself.

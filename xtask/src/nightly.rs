@@ -1,0 +1,227 @@
+//! Tests under Miri and under the sanitizers, which nightly Rust alone has: named one by one, as all three are slow.
+//!
+//! Miri runs what walks through unsafe code; the sanitizers run what threads do beside each other.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// Something that looks at tests while they run.
+pub struct Tool {
+    pub what: &'static str,
+    /// What rustup adds to nightly Rust for it; nightly Rust itself brings what it needs where there is none.
+    component: Option<Component>,
+    /// The command of Cargo.
+    command: &'static [&'static str],
+    /// Whether it is a part of the code that is compiled, so that build scripts, which run here, need code without it.
+    sanitizes: bool,
+    /// With a target folder of its own, as the flags would otherwise rebuild everything back and forth.
+    environment: &'static [(&'static str, &'static str)],
+    tests: &'static [Tests],
+}
+
+/// Tests of one file or folder below `crates/portcullis/tests`.
+type Tests = (&'static str, &'static [&'static str]);
+
+/// A part of nightly Rust that not every machine has.
+enum Component {
+    Miri,
+    Sources,
+}
+
+pub const TOOLS: [Tool; 3] = [
+    Tool {
+        what: "Miri",
+        component: Some(Component::Miri),
+        command: &["miri", "test"],
+        sanitizes: false,
+        environment: &[
+            // Memory that a device may still reach is leaked on purpose.
+            ("MIRIFLAGS", "-Zmiri-strict-provenance -Zmiri-ignore-leaks"),
+            ("CARGO_TARGET_DIR", "target/miri"),
+        ],
+        tests: &UNSAFE,
+    },
+    Tool {
+        what: "ThreadSanitizer",
+        // It must see the standard library's atomics and locks, too.
+        component: Some(Component::Sources),
+        command: &["test", "--release", "-Zbuild-std"],
+        sanitizes: true,
+        environment: &[("RUSTFLAGS", "-Zsanitizer=thread"), ("CARGO_TARGET_DIR", "target/tsan")],
+        tests: &SHARED,
+    },
+    Tool {
+        what: "AddressSanitizer",
+        component: None,
+        command: &["test", "--release"],
+        sanitizes: true,
+        environment: &[
+            ("RUSTFLAGS", "-Zsanitizer=address"),
+            // Memory that a device may still reach is leaked on purpose.
+            ("ASAN_OPTIONS", "detect_leaks=0"),
+            ("CARGO_TARGET_DIR", "target/asan"),
+        ],
+        tests: &SHARED,
+    },
+];
+
+/// What Miri can do in a minute: it interprets, so a test of a whole domain with a software IOMMU below takes minutes.
+const UNSAFE: [Tests; 2] = [
+    ("engine", &["engine::near::a_cursor_is_not_used_once_tables_were_reclaimed"]),
+    ("iova_space", &["a_range_freed_elsewhere_returns_to_its_owner", "only_whole_ranges_are_taken_back"]),
+];
+
+/// What threads do beside each other, in seconds. ThreadSanitizer knows no fence that stands alone, and no barrier of all
+/// CPUs (`membarrier`): it sees what atomics and locks order. What fences order is for the model checker.
+///
+/// Nothing is left out for a false report; `swiotlb::threads::nobody_waits_in_vain_and_nothing_is_lost` is, as it takes
+/// a minute.
+const SHARED: [Tests; 7] = [
+    (
+        "bounce_pool",
+        &[
+            "threads::data_is_right_while_others_free_and_trim",
+            "threads::data_is_right_while_others_trim_large_pages",
+            "threads::what_a_thread_kept_is_anybody_s_when_it_ends",
+        ],
+    ),
+    ("iova_space", &["nothing_is_handed_out_twice_on_several_cpus"]),
+    (
+        "protection",
+        &[
+            "concurrent_mappings_never_reach_each_other_s_memory",
+            "threads_that_come_and_go_leave_nothing_behind",
+        ],
+    ),
+    (
+        "registration",
+        &[
+            "threads::what_is_held_is_reached_and_what_is_forgotten_is_not",
+            "threads::whoever_finds_no_room_is_told_so_and_the_limit_holds",
+        ],
+    ),
+    (
+        "shared_queue",
+        &[
+            "a_failure_reaches_those_it_concerns",
+            "a_queue_that_panics_stops_nobody",
+            "everybody_is_served_and_waits_are_shared",
+        ],
+    ),
+    (
+        "std_platform",
+        &[
+            "slots::a_slot_is_drained_before_the_next_thread_has_it",
+            "slots::the_end_of_a_thread_gives_back_its_slots_on_all_platforms_that_are_left",
+            "timers::panics_end_nothing_but_their_call",
+            "timers::workers_end_with_the_platform",
+            "windows::hardware_that_is_silent_keeps_no_other_domain_s_window_open",
+        ],
+    ),
+    ("swiotlb", &["threads::one_maps_and_another_unmaps"]),
+];
+
+impl Component {
+    const fn name(&self) -> &'static str {
+        match self {
+            Self::Miri => "miri",
+            Self::Sources => "rust-src",
+        }
+    }
+
+    fn is_there(&self) -> bool {
+        match self {
+            Self::Miri => output(&mut nightly(&["cargo", "miri", "--version"])).is_some(),
+            Self::Sources => output(&mut nightly(&["rustc", "--print", "sysroot"]))
+                .is_some_and(|root| Path::new(root.trim()).join("lib/rustlib/src/rust/library/std").is_dir()),
+        }
+    }
+
+    /// Whether it is there, or rustup has brought it.
+    fn is_had(&self) -> bool {
+        let add = || {
+            eprintln!("== rustup adds {} to nightly Rust", self.name());
+            output(Command::new("rustup").args(["component", "add", "--toolchain", "nightly", self.name()]))
+        };
+        self.is_there() || (add().is_some() && self.is_there())
+    }
+}
+
+/// A command of nightly Rust.
+fn nightly(arguments: &[&str]) -> Command {
+    let mut command = Command::new("rustup");
+    command.args(["run", "nightly"]).args(arguments);
+    // Cargo sets these for what it runs, and xtask is one of those.
+    for name in ["CARGO", "RUSTC", "RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS"] {
+        command.env_remove(name);
+    }
+    command
+}
+
+/// What a command prints, if it succeeds.
+fn output(command: &mut Command) -> Option<String> {
+    let output = command.stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;
+    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// The target that nightly Rust runs on.
+fn host() -> Option<String> {
+    let version = output(&mut nightly(&["rustc", "-vV"]))?;
+    version.lines().find_map(|line| line.strip_prefix("host: ").map(str::to_owned))
+}
+
+impl Tool {
+    /// Why it is not here and cannot be had, if so.
+    pub fn missing(&self) -> Option<String> {
+        if self.sanitizes
+            && !cfg!(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))
+        {
+            return Some("it is run on 64-bit Linux only".to_owned());
+        }
+        if output(&mut nightly(&["cargo", "--version"])).is_none() {
+            return Some("rustup has no nightly Rust".to_owned());
+        }
+        let component = self.component.as_ref().filter(|component| !component.is_had())?;
+        Some(format!("nightly Rust has no {}, and rustup cannot add it", component.name()))
+    }
+
+    /// How many tests it runs.
+    pub fn count(&self) -> usize {
+        self.tests.iter().map(|(_, tests)| tests.len()).sum()
+    }
+
+    /// Runs its tests, all of them: one that does not exist is an error.
+    pub fn run(&self, root: &Path) -> Result<(), String> {
+        let host = host().ok_or("rustc does not say what its host is")?;
+        let mut command = nightly(&["cargo"]);
+        command.args(self.command).args(["--locked", "-p", "portcullis"]);
+        if self.sanitizes {
+            command.args(["--target", &host]);
+        }
+        for (target, _) in self.tests {
+            command.args(["--test", target]);
+        }
+        command.args(["--", "--exact"]);
+        for (_, tests) in self.tests {
+            command.args(*tests);
+        }
+        command.envs(self.environment.iter().copied()).current_dir(root).stdout(Stdio::piped());
+        let failed = |error| format!("rustup run nightly cargo: {error}");
+        let mut child = command.spawn().map_err(failed)?;
+        let mut passed = 0;
+        for line in BufReader::new(child.stdout.take().ok_or("no output")?).lines() {
+            let line = line.map_err(failed)?;
+            println!("{line}");
+            passed += usize::from(line.starts_with("test ") && line.ends_with("... ok"));
+        }
+        let status = child.wait().map_err(failed)?;
+        if !status.success() {
+            return Err(format!("rustup run nightly cargo {}: {status}", self.command.join(" ")));
+        }
+        if passed != self.count() {
+            return Err(format!("{passed} tests of the {} in xtask/src/nightly.rs were run", self.count()));
+        }
+        Ok(())
+    }
+}
