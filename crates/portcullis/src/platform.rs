@@ -227,8 +227,10 @@ pub unsafe trait Frames: Send + Sync + 'static {
     /// either) uses the frames from now on.
     unsafe fn free(&self, first: PhysAddr, count: usize);
 
-    /// Whether the IOMMU's walker sees what CPUs store without being told. Where it does not,
-    /// [`clean`](Self::clean) is called after each change.
+    /// Whether the IOMMU's walker sees what CPUs store without being told, and in the order in which they release it, as
+    /// another CPU would (on Arm: it is of the inner shareable domain, the only one for which Rust's atomics order stores).
+    /// Where it does not, [`clean`](Self::clean) is called after each change; that orders what was stored before it, for
+    /// the walker, before what is stored after it (on Arm by a barrier of the walker's domain).
     const COHERENT: bool = true;
 
     /// Makes stores to `words`, which lie in one frame, visible to a walker that is not coherent: writes the

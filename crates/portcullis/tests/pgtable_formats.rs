@@ -4,7 +4,7 @@ use portcullis::addr::{PageSize, Permissions, PhysAddr};
 
 use portcullis::pgtable::{
     ARM_MAIR, AmdV1, Arm, ArmStage, Attributes, Entry, Format, Layout, LeafSize, Memory, Riscv, RiscvMode,
-    TableError, X86FirstStage,
+    TableError, VtdSecondStage, X86FirstStage,
 };
 use proptest::prelude::*;
 
@@ -80,6 +80,24 @@ fn x86_tables() {
     assert_eq!(x.decode(0xabc_d025, 1), Entry::Leaf { run: 0 });
     // Everything but P.
     assert_eq!(x.decode(0xffff_ffff_ffff_fffe, 1), Entry::Absent);
+}
+
+#[test]
+fn snooping_is_kept_where_the_hardware_has_snoop_control() {
+    let plain_format = VtdSecondStage::new(4, 3, 52).unwrap();
+    let snooping = Attributes { snoop: true, ..plain(BOTH) };
+    for (level, large) in [(1, 0), (2, 0x80), (3, 0x80)] {
+        // Bit 11, SNP, is reserved elsewhere.
+        assert_eq!(leaf(plain_format, 0x4000_0000, level, 0, snooping), 0x4000_0003 | large);
+        let format = plain_format.with_snoop_control(true);
+        assert_eq!(leaf(format, 0x4000_0000, level, 0, snooping), 0x4000_0803 | large);
+    }
+    assert_eq!(plain_format.with_snoop_control(true).kept(snooping), snooping);
+    assert_eq!(plain_format.kept(snooping), plain(BOTH));
+    // What else a mapping is without.
+    let wanted = Attributes { execute: true, ..plain(WRITE) };
+    assert_eq!(plain_format.kept(wanted), plain(WRITE));
+    assert_eq!(X86FirstStage::new(4, 3, 52).unwrap().kept(wanted), execute(BOTH));
 }
 
 #[test]
@@ -370,10 +388,15 @@ fn limits() {
     assert_eq!(Arm::<14>::new(ArmStage::Two, 49, 48), Err(bits(49, 25, 48)));
     assert_eq!(Arm::<16>::new(ArmStage::One, 53, 52), Err(bits(53, 25, 52)));
     assert_eq!(Arm::<16>::new(ArmStage::One, 48, 53), Err(bits(53, 32, 52)));
-    // Stage 2 translates no more than there are physical bits, or 40.
+    // Stage 2 translates no more than there are physical bits.
     assert_eq!(Arm::<12>::new(ArmStage::Two, 45, 44), Err(bits(45, 25, 44)));
-    assert_eq!(Arm::<12>::new(ArmStage::Two, 41, 36), Err(bits(41, 25, 40)));
-    assert!(Arm::<12>::new(ArmStage::Two, 40, 36).is_ok());
+    assert_eq!(Arm::<12>::new(ArmStage::Two, 37, 36), Err(bits(37, 25, 36)));
+    // Unless the SMMU says so: 40 at the most.
+    assert_eq!(Arm::<12>::with_ias(ArmStage::Two, 41, 36, 44), Err(bits(41, 25, 40)));
+    assert_eq!(Arm::<12>::with_ias(ArmStage::Two, 39, 36, 38), Err(bits(39, 25, 38)));
+    assert_eq!(Arm::<12>::with_ias(ArmStage::Two, 45, 44, 48), Err(bits(45, 25, 44)));
+    assert!(Arm::<12>::with_ias(ArmStage::Two, 40, 36, 40).is_ok());
+    assert_eq!(Arm::<12>::with_ias(ArmStage::Two, 40, 40, 32), Arm::<12>::new(ArmStage::Two, 40, 40));
 
     assert_eq!(Riscv::new(RiscvMode::Sv39, 0, 56), Err(leaves(0, 3)));
     assert_eq!(Riscv::new(RiscvMode::Sv39x4, 4, 56), Err(leaves(4, 3)));

@@ -92,7 +92,7 @@ pub struct Arm<const GRANULE: u32> {
 impl<const GRANULE: u32> Arm<GRANULE> {
     /// Tables of `stage` for `input_bits` bits, at least 25, and hardware with `address_bits` bits of physical
     /// addresses, at least 32. Both are at most 48, or 52 with the 64 KiB granule. Stage 2 does not translate
-    /// more bits than there are physical ones, unless they are 40 at most.
+    /// more bits than there are physical ones: see [`with_ias`](Self::with_ias).
     ///
     /// The levels are as few as possible. In stage 2 the root may be up to 16 concatenated tables, where that
     /// saves a level (but with the 4 KiB granule there are always two levels).
@@ -100,6 +100,22 @@ impl<const GRANULE: u32> Arm<GRANULE> {
     /// # Errors
     /// [`TableError::AddressBits`], for the physical ones or else for those to be translated.
     pub const fn new(stage: ArmStage, input_bits: u32, address_bits: u32) -> Result<Self, TableError> {
+        Self::with_ias(stage, input_bits, address_bits, address_bits)
+    }
+
+    /// As [`new`](Self::new), for an SMMU whose intermediate addresses have `ias` bits, where those are more than the
+    /// physical ones: one that walks AArch32's long-descriptor tables, too, has at least 40 (SMMUv3, IHI 0070, on address
+    /// sizes: IAS is the larger of 40 and OAS where bit 0 of `SMMU_IDR0.TTF` is set, and OAS elsewhere). What is beyond 40
+    /// and the physical bits makes no difference.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub const fn with_ias(
+        stage: ArmStage,
+        input_bits: u32,
+        address_bits: u32,
+        ias: u32,
+    ) -> Result<Self, TableError> {
         const { assert!(GRANULE == 12 || GRANULE == 14 || GRANULE == 16, "granules are 4, 16 and 64 KiB") };
         let most = if GRANULE == 16 { 52 } else { 48 };
         if address_bits < 32 || address_bits > most {
@@ -108,8 +124,8 @@ impl<const GRANULE: u32> Arm<GRANULE> {
         // In stage 2, `concatenated` is what the root's size can take off the levels.
         let (max, concatenated) = match stage {
             ArmStage::One => (most, 0),
-            ArmStage::Two if address_bits > 40 => (address_bits, 4),
-            ArmStage::Two => (40, 4),
+            ArmStage::Two if ias <= address_bits || address_bits > 40 => (address_bits, 4),
+            ArmStage::Two => (if ias < 40 { ias } else { 40 }, 4),
         };
         if input_bits < 25 || input_bits > max {
             return Err(TableError::AddressBits { bits: input_bits, min: 25, max });

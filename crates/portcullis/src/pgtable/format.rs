@@ -25,7 +25,8 @@ pub enum Memory {
 
 /// What a translation allows, and how the memory is accessed through it.
 ///
-/// What a format has no bits for is left out: each layout says in its documentation what it keeps.
+/// What a format has no bits for is left out, silently: each layout says in its documentation what it keeps, and
+/// [`Layout::kept`] says what a mapping will allow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Attributes {
     /// What the device may do.
@@ -183,6 +184,12 @@ pub trait Layout: Format {
     /// The binary logarithm of the root's entries.
     fn root_bits(&self) -> u32 {
         self.input_bits() - self.shift(self.levels())
+    }
+
+    /// What a mapping with `attributes` really allows and how it is cached, for a caller who must know: a format that has
+    /// no bits for something drops it without a word. Where writing alone cannot be had, reading is allowed, too.
+    fn kept(&self, attributes: Attributes) -> Attributes {
+        self.attributes(self.leaf(PhysAddr::new(0), LeafSize { level: 1, run: 0 }, attributes), 1)
     }
 
     /// The size of a leaf.

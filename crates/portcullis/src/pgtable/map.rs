@@ -50,23 +50,32 @@ impl Last {
 }
 
 impl<F: Frames, X: Format> PageTable<F, X> {
-    /// The largest leaf that the alignment of `bits` and `len` allow, at `highest` or below.
+    /// The largest leaf that alignment and `len` allow at `iova` and `phys`, at level `highest` or below; and for how many
+    /// bytes that is so, in tables of its level.
     #[inline]
-    fn leaf_size(&self, bits: u64, len: u64, highest: u32) -> LeafSize {
+    fn leaf_size(&self, (iova, phys, len): (u64, u64, u64), highest: u32) -> (LeafSize, u64) {
         let sizes = self.format().leaf_sizes();
         let mut chosen = LeafSize { level: 1, run: 0 };
         // Each size is a multiple of the one before.
         for size in sizes.get(1..).unwrap_or_default() {
             let bytes = self.format().page_size(*size);
-            if len < bytes.bytes() || bits & bytes.offset_mask() != 0 || size.level > highest {
+            if len < bytes.bytes() || size.level > highest {
                 break;
+            }
+            if (iova | phys) & bytes.offset_mask() != 0 {
+                // The next level begins with another table in any case.
+                let fits_later = size.level == chosen.level && (iova ^ phys) & bytes.offset_mask() == 0;
+                let before = bytes.bytes() - (iova & bytes.offset_mask());
+                let larger = fits_later && len - before >= bytes.bytes();
+                return (chosen, if larger { before } else { len });
             }
             chosen = *size;
         }
-        chosen
+        (chosen, len)
     }
 
-    /// Maps as much of (`iova`, `phys`, `len`) as one frame of one table holds, in leaves of one size.
+    /// Maps as much of (`iova`, `phys`, `len`) as one frame of one table holds, in leaves of one size: the
+    /// largest that fits, as long as none larger does.
     ///
     /// The arguments are aligned to the granule, inside the aperture and do not wrap; `len` is not 0. Inside
     /// a section, of which `last` is.
@@ -78,7 +87,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     ) -> Run {
         let format = self.format();
         let stop = |conflict| Run { bytes: 0, conflict: Some(conflict) };
-        let mut size = self.leaf_size(iova | phys, len, format.levels());
+        let (mut size, mut until) = self.leaf_size((iova, phys, len), format.levels());
         let remembered = last.position(format, iova).filter(|_| size.level == 1);
         let mut at = remembered.unwrap_or_else(|| self.top(iova));
         loop {
@@ -98,7 +107,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
                 // Also where a large page would fit, but a table that smaller pages once needed is in its place.
                 Entry::Table { table, level } => {
                     if level < size.level {
-                        size = self.leaf_size(iova | phys, len, level);
+                        (size, until) = self.leaf_size((iova, phys, len), level);
                     }
                     at = self.step(iova, table, level);
                 }
@@ -108,7 +117,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         if at.level == 1 {
             *last = Last::new(format, iova, at);
         }
-        self.write_leaves((iova, phys, len), attributes, size, at)
+        self.write_leaves((iova, phys, until), attributes, size, at)
     }
 
     /// Maps one page, if that takes no more than a walk and a store: a leaf that has one entry, tables that are

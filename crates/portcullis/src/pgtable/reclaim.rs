@@ -45,6 +45,8 @@ type List = arrayvec::ArrayVec<Emptied, BATCH>;
 struct Batch<'a, F: Frames, X: Format> {
     owner: &'a PageTable<F, X>,
     tables: List,
+    /// They are set aside, and not only marked: a mark that is met now is that of a CPU that has put one back.
+    is_aside: bool,
     /// Tables that no entry leads to, but hardware may know.
     parked: Vec<PhysAddr>,
 }
@@ -53,6 +55,7 @@ impl<F: Frames, X: Format> Batch<'_, F, X> {
     /// Sets the tables aside that are empty still. Whether there are any.
     fn set_aside(&mut self) -> bool {
         let owner = self.owner;
+        self.is_aside = true;
         self.tables.retain(|&mut Emptied { at, entry, table, level }| {
             let empty = owner.is_empty(table, level);
             let word = owner.word(at);
@@ -95,11 +98,14 @@ impl<F: Frames, X: Format> Drop for Batch<'_, F, X> {
     fn drop(&mut self) {
         for &Emptied { at, entry, .. } in &self.tables {
             let word = self.owner.word(at);
-            for state in [entry | X::MARK, aside::<X>(entry)] {
-                // Where it is neither, somebody has put it back.
-                let _ = word.compare_exchange(state, entry, Ordering::AcqRel, Ordering::Relaxed);
+            let (old, new) = match self.is_aside {
+                true => (aside::<X>(entry), PageTable::<F, X>::unseen(entry)),
+                false => (entry | X::MARK, entry),
+            };
+            // Where it is something else, another CPU has put it back, and shows it itself.
+            if word.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+                self.owner.show(word, entry);
             }
-            self.owner.clean(core::slice::from_ref(word));
         }
         if !self.parked.is_empty() {
             // Nobody has parked others meanwhile, so this takes no memory.
@@ -170,7 +176,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         let mut freed = 0;
         loop {
             let parked = platform.with_slot(|_| core::mem::take(&mut *self.parked().lock()));
-            let mut batch = Batch { owner: self, tables: List::new(), parked };
+            let mut batch = Batch { owner: self, tables: List::new(), is_aside: false, parked };
             self.mark_empty(self.root(), self.format().levels(), &mut batch.tables);
             if batch.tables.is_empty() && batch.parked.is_empty() {
                 return Ok(freed);

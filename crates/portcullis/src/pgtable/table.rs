@@ -157,7 +157,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         self.used.load(Ordering::Relaxed) * FRAME_SIZE as usize
     }
 
-    /// Maps `range` to the memory at `phys`, with the largest pages that alignment and size allow.
+    /// Maps `range` to the memory at `phys`, with the largest pages that alignment and size allow at each
+    /// address.
     ///
     /// Costs one walk for each leaf table touched and one store for each entry. Allocates missing tables. Waits
     /// only for a [`reclaim`](Self::reclaim) that is just looking at a table on the way.

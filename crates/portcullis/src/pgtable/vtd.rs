@@ -11,8 +11,9 @@
 //! An entry is present when R or W is set (X counts only where the root enables it; it is left clear). PS
 //! turns an entry of level 2 (2 MiB) or level 3 (1 GiB) into a leaf. A level-1 entry is always a leaf and
 //! its bit 7 is ignored. EMT and IPAT matter only in scalable mode with memory types, A and D only with
-//! access and dirty tracking: they are left clear. SNP is what becomes of [`Attributes::snoop`]; privilege,
-//! execution and memory types are not kept.
+//! access and dirty tracking: they are left clear. SNP is what becomes of [`Attributes::snoop`] where hardware has
+//! [snoop control](VtdSecondStage::with_snoop_control); elsewhere the bit is reserved, and hardware faults on it, so
+//! snooping is not kept. Nor are privilege, execution and memory types.
 
 use super::format::{Attributes, Entry, Format, LeafSize};
 use super::{Memory, TableError};
@@ -35,6 +36,8 @@ pub struct VtdSecondStage {
     levels: u32,
     large: u32,
     last_phys: PhysAddr,
+    /// The bit for snooping, where there is one.
+    snoop: u64,
 }
 
 impl VtdSecondStage {
@@ -45,9 +48,16 @@ impl VtdSecondStage {
     /// [`TableError::Levels`], [`TableError::LeafLevels`], [`TableError::AddressBits`].
     pub const fn new(levels: u32, large: u32, address_bits: u32) -> Result<Self, TableError> {
         match TableError::check((levels, 3, 5), (large, 3), (address_bits, 52)) {
-            Ok(last_phys) => Ok(Self { levels, large, last_phys }),
+            Ok(last_phys) => Ok(Self { levels, large, last_phys, snoop: 0 }),
             Err(error) => Err(error),
         }
+    }
+
+    /// The same for hardware that has snoop control (Extended Capability Register, bit SC) or has not: with it,
+    /// [`Attributes::snoop`] is kept.
+    #[must_use]
+    pub const fn with_snoop_control(self, supported: bool) -> Self {
+        Self { snoop: if supported { SNOOP } else { 0 }, ..self }
     }
 }
 
@@ -89,7 +99,7 @@ unsafe impl Format for VtdSecondStage {
         let read = if attributes.permissions.allows(Permissions::READ) { READ } else { 0 };
         let write = if attributes.permissions.allows(Permissions::WRITE) { WRITE } else { 0 };
         let large = if size.level > 1 { PAGE_SIZE } else { 0 };
-        let snoop = if attributes.snoop { SNOOP } else { 0 };
+        let snoop = if attributes.snoop { self.snoop } else { 0 };
         page.get() & ADDRESS | read | write | large | snoop
     }
 

@@ -122,10 +122,10 @@ unsafe impl Frames for Recording {
     }
 
     fn clean(&self, words: &[AtomicU64]) {
-        if words.iter().any(|word| self.pointed_to(word.load(Ordering::Relaxed)).is_some())
-            && let Some(hook) = self.hook.lock().unwrap().take()
-        {
-            hook();
+        if words.iter().any(|word| self.pointed_to(word.load(Ordering::Relaxed)).is_some()) {
+            // Out of the lock: others come here meanwhile.
+            let hook = self.hook.lock().unwrap().take();
+            hook.into_iter().for_each(|hook| hook());
         }
         let mut state = self.state.lock().unwrap();
         let at = words.as_ptr() as usize;
@@ -261,6 +261,47 @@ fn a_part_of_a_page_that_is_being_split_cannot_be_walked_once_unmapped() {
     }));
     assert_eq!(unmap(&table, LARGE, PAGE), PAGE);
     unmapping.recv().unwrap().join().unwrap();
+    frames.assert_all_seen();
+    assert_accounted(&frames.memory, &table);
+}
+
+/// A reclaim fails just when another CPU has put its table back and not written that back yet: who maps there as soon
+/// as the mark is off is seen.
+#[test]
+fn a_map_through_a_table_that_was_put_back_beside_a_failing_reclaim_can_be_walked() {
+    let frames = Recording::new();
+    let table = Arc::new(make(Arc::clone(&frames), vtd(4)));
+    map(&table, 0, PAGE).unwrap();
+    assert_eq!(unmap(&table, 0, PAGE), PAGE);
+    let set_hook = |hook: Hook| *frames.hook.lock().unwrap() = Some(hook);
+    let (putting_back, is_putting_back) = std::sync::mpsc::channel();
+    let (failed, has_failed) = std::sync::mpsc::channel();
+    let mut hooks = Some((putting_back, has_failed));
+    let mut second = None;
+    let reclaimed = table.reclaim(&*crate::common::PLATFORM, || {
+        let (putting_back, has_failed) = hooks.take().unwrap();
+        set_hook(Box::new(move || {
+            putting_back.send(()).unwrap();
+            has_failed.recv().unwrap();
+        }));
+        let other = Arc::clone(&table);
+        second = Some(std::thread::spawn(move || map(&other, 5 * PAGE, PAGE).unwrap()));
+        is_putting_back.recv().unwrap();
+        // When the next CPU writes the entry back, which is without its mark by then.
+        let (third, seen) = (Arc::clone(&table), Arc::clone(&frames));
+        set_hook(Box::new(move || {
+            let mapping = std::thread::spawn(move || {
+                map(&third, 6 * PAGE, PAGE).unwrap();
+                seen.walk(&third, 6 * PAGE)
+            });
+            assert_eq!(mapping.join().unwrap(), Some(ELSEWHERE + 6 * PAGE), "mapped and cannot be walked");
+        }));
+        Err(())
+    });
+    assert_eq!(reclaimed, Err(()));
+    failed.send(()).unwrap();
+    second.unwrap().join().unwrap();
+    assert!([5, 6].iter().all(|page| frames.walk(&table, page * PAGE) == Some(ELSEWHERE + page * PAGE)));
     frames.assert_all_seen();
     assert_accounted(&frames.memory, &table);
 }

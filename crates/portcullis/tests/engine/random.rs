@@ -271,3 +271,43 @@ fn tables_beyond_what_an_entry_holds_are_refused() {
     others.into_iter().for_each(|frame| memory.release(frame, 1));
     assert_accounted(&memory, &table);
 }
+
+/// The sizes of the leaves from `start` on, with how many there are of each, and the addresses in the tables.
+fn leaves<X: Format>(format: X, start: u64, len: u64, phys: u64) -> Vec<(u64, usize)> {
+    let table = make(Memory::new(64 << 20), format);
+    let rights = Permissions::READ_WRITE;
+    table.open(&*PLATFORM, range(start, len), PhysAddr::new(phys), rights, &mut None).unwrap();
+    let (mut sizes, mut next): (Vec<(u64, usize)>, _) = (Vec::new(), start);
+    table.visit(&*PLATFORM, |mapping| {
+        let size = mapping.range.len();
+        assert_eq!((mapping.range.start().get(), mapping.phys.get()), (next, next - start + phys));
+        next += size;
+        match sizes.last_mut() {
+            Some((last, count)) if *last == size => *count += 1,
+            _ => sizes.push((size, 1)),
+        }
+    });
+    assert_eq!(next, start + len);
+    sizes
+}
+
+#[test]
+fn each_address_is_mapped_by_the_largest_page_that_fits_there() {
+    let amd = AmdV1::new(4, 3, 52).unwrap();
+    // 4 KiB, 8, .. 1 MiB.
+    let doubling: Vec<_> = (12..=20).map(|shift| (1 << shift, 1)).collect();
+    assert_eq!(leaves(amd, 0x1000, 0x1f_f000, 1 << 40 | 0x1000), doubling);
+    // Down again, and none larger where the two are not aligned alike.
+    let halving: Vec<_> = doubling.iter().rev().copied().collect();
+    assert_eq!(leaves(amd, 0, 0x1f_f000, 1 << 40), halving);
+    assert_eq!(leaves(amd, 0x1000, 0x1f_f000, 1 << 40 | 0x2000), [(0x1000, 511)]);
+    assert_eq!(leaves(amd, 0x2000, 0x8000, 1 << 40 | 0x6000), [(0x2000, 1), (0x4000, 1), (0x2000, 1)]);
+    let arm = Arm::<12>::new(ArmStage::One, 48, 48).unwrap();
+    let runs = [(0x1000, 15), (0x1_0000, 31)];
+    assert_eq!(leaves(arm, 0x1000, 0x1f_f000, 1 << 40 | 0x1000), runs);
+    // Not for the last bytes, which are fewer.
+    assert_eq!(leaves(arm, 0x1000, 0x1_e000, 1 << 40 | 0x1000), [(0x1000, 30)]);
+    // From level to level.
+    let sizes = [(0x1000, 15), (0x1_0000, 31), (0x20_0000, 15), (0x200_0000, 1), (0x1000, 1)];
+    assert_eq!(leaves(arm, 0x1000, 0x400_0000, 1 << 40 | 0x1000), sizes);
+}

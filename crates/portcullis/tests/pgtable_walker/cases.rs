@@ -105,7 +105,8 @@ const BITS: u32 = 66;
 const LEVELS: u32 = 9;
 
 pub fn vtd_case(format: VtdSecondStage) -> Case<VtdSecondStage> {
-    let walker = TableFormat::VtdSecondStage { levels: format.levels() };
+    let (walker, format) =
+        (TableFormat::VtdSecondStage { levels: format.levels() }, format.with_snoop_control(true));
     Case { format, walker, family: Family::Vtd }
 }
 
