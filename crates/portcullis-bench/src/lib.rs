@@ -14,6 +14,7 @@
 //! - Page tables in the formats of hardware: [`pgtable`].
 //! - Invalidations, their waits and their locks: [`invalidation`].
 //! - Bounce buffers: [`bounce`].
+//! - The whole way of a mapping, as a driver calls it: [`path`].
 //!
 //! # What it costs
 //! Threads that spin while they wait for each other to start: as many cores as threads are measured with. (Where
@@ -22,8 +23,10 @@
 pub mod bounce;
 pub mod invalidation;
 pub mod iova;
+mod lane;
 pub mod limits;
 pub mod machine;
+pub mod path;
 pub mod pgtable;
 pub mod report;
 pub mod request;

@@ -9,7 +9,7 @@ use crate::timer::TimerFigures;
 /// Everything that one run of a benchmark found.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Report {
-    /// The benchmark: `iova`, `pgtable`, `invalidation`, `bounce`.
+    /// The benchmark: `iova`, `pgtable`, `invalidation`, `bounce`, `path`.
     pub bench: &'static str,
     /// What it ran on.
     pub machine: Machine,

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::builder::PossibleValuesParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use portcullis::domain::Policy;
-use portcullis_bench::{bounce, invalidation, iova, pgtable};
+use portcullis_bench::{bounce, invalidation, iova, path, pgtable};
 use portcullis_trace::replay::{FORMATS, Mode};
 
 /// DMA remapping: what protection from devices costs, and what it leaves exposed.
@@ -122,6 +122,8 @@ pub enum BenchWhat {
     Invalidation(BenchInvalidation),
     /// Bounce buffers, beside a bare copy, Linux's swiotlb, and mapping without a bounce
     Bounce(BenchBounce),
+    /// Maps and unmaps as drivers call them, beside Linux's parts composed, and beside the library's own parts
+    Path(BenchPath),
 }
 
 #[derive(Debug, Args)]
@@ -229,6 +231,50 @@ pub struct BenchBounce {
     pub rival: Option<PathBuf>,
 
     /// Less than 30 seconds instead of two minutes, with more noise
+    #[arg(long)]
+    pub quick: bool,
+
+    /// Print JSON for machines instead of a table
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct BenchPath {
+    /// Workloads, separated by commas: raw, typed, lazy, sg, batch, ring, pool, swiotlb or adaptive, each with -1, -4,
+    /// -16 or -64 pages, and with -live64 or -live4096 [default: all]
+    #[arg(long, value_delimiter = ',', value_name = "NAME,..", hide_possible_values = true,
+          value_parser = PossibleValuesParser::new(path::workloads().iter().map(|workload| workload.name)))]
+    pub workload: Vec<String>,
+
+    /// Subjects to measure, separated by commas [default: all that do the workload; Linux's with --rival and --rival-pt]
+    #[arg(long, value_delimiter = ',', value_name = "NAME,..",
+          value_parser = PossibleValuesParser::new(path::SUBJECTS.map(|subject| subject.name)))]
+    pub subject: Vec<String>,
+
+    /// Hardware whose waits to make, in real time: none (which answers at once), vtd, smmuv3, virtio-iommu, or a TOML
+    /// file
+    #[arg(long, value_name = "NAME|FILE", default_value = "none")]
+    pub profile: String,
+
+    /// Each thread maps in a domain of its own
+    #[arg(long)]
+    pub own_domains: bool,
+
+    /// Numbers of threads, 48 at most; those beyond the number of cores share them [default: 1 and 2]
+    #[arg(long, value_delimiter = ',', value_name = "N,..",
+          value_parser = clap::value_parser!(u8).range(1..=path::MOST_THREADS as i64))]
+    pub threads: Vec<u8>,
+
+    /// Linux's allocator of addresses: a shared library (docs/bench.md says what it exports). Its code is run
+    #[arg(long, value_name = "PATH", requires = "rival_pt")]
+    pub rival: Option<PathBuf>,
+
+    /// Linux's page tables: a shared library, likewise
+    #[arg(long, value_name = "PATH", requires = "rival")]
+    pub rival_pt: Option<PathBuf>,
+
+    /// Less than 30 seconds instead of some minutes, with more noise
     #[arg(long)]
     pub quick: bool,
 

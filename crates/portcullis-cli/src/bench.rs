@@ -10,7 +10,7 @@ use portcullis_bench::report::Report;
 use portcullis_bench::request::{BenchError, Request};
 use portcullis_bench::runner::{Options, Progress};
 use portcullis_bench::table::{self, Layout};
-use portcullis_bench::{bounce, invalidation, iova, pgtable};
+use portcullis_bench::{bounce, invalidation, iova, path, pgtable};
 
 use crate::args::{Arguments, BenchOptions, BenchWhat};
 use crate::print;
@@ -68,6 +68,24 @@ pub fn run(what: &BenchWhat) -> Result<ExitCode, CommandError> {
             let choice = bounce::Choice { profiles, depth };
             let report = measure(|progress| bounce::run(&request, &choice, progress))?;
             show(arguments.json, &report, bounce::render)
+        }
+        BenchWhat::Path(arguments) => {
+            let request = Request {
+                workloads: arguments.workload.clone(),
+                subjects: arguments.subject.clone(),
+                threads: each_once(&arguments.threads),
+                rival: arguments.rival.clone(),
+                options: if arguments.quick { path::quick() } else { path::full() },
+            };
+            let choice = path::Choice {
+                profile: arguments.profile.clone(),
+                rival_pt: arguments.rival_pt.clone(),
+                own_domains: arguments.own_domains,
+            };
+            let report = measure(|progress| path::run(&request, &choice, progress))?;
+            let about = path::SUBJECTS.map(|subject| (subject.name, subject.about));
+            let layout = layout(Some("parts"), &[], &about);
+            show(arguments.json, &report, |report| table::render(report, &layout))
         }
     }
 }

@@ -6,8 +6,9 @@ use portcullis::addr::PhysAddr;
 use portcullis::platform::CopyMemory;
 
 use super::memory::{Buffers, Ram};
-use super::subject::{Lane, Subject};
+use super::subject::Subject;
 use super::workload::Case;
+use crate::lane::Lane;
 use crate::runner::Failure;
 
 /// A bounce buffer for each buffer, always the same.

@@ -10,8 +10,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use portcullis::platform::FRAME_SIZE;
 
 use super::memory::{Buffers, pointer};
-use super::subject::{Lane, Subject};
+use super::subject::Subject;
 use super::workload::{Case, Shape, Way};
+use crate::lane::Lane;
 use crate::runner::Failure;
 use crate::team::{Meeting, StartLine};
 

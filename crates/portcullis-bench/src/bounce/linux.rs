@@ -12,8 +12,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use portcullis::addr::Direction;
 
 use super::memory::Buffers;
-use super::subject::{Lane, Subject};
+use super::subject::Subject;
 use super::workload::{Case, SLOT, Shape};
+use crate::lane::Lane;
 use crate::rival::{self, RivalError};
 use crate::runner::Failure;
 

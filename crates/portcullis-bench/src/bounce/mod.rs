@@ -8,7 +8,7 @@
 mod bare;
 mod check;
 mod linux;
-mod memory;
+pub(crate) mod memory;
 mod pool;
 mod requests;
 mod rotating;

@@ -11,10 +11,11 @@ use portcullis_trace::replay::Profile;
 
 use super::memory::{Buffers, Ram};
 use super::requests::{ByRequest, by_request};
-use super::subject::{Lane, Subject, put};
+use super::subject::Subject;
 use super::workload::Case;
 use crate::invalidation::hardware::{Hardware, Timing};
 use crate::invalidation::parts::{FramesInUse, settled};
+use crate::lane::{Lane, put};
 use crate::runner::Failure;
 use crate::timer::OpTimer;
 

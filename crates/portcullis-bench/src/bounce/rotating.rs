@@ -10,8 +10,9 @@ use portcullis::addr::PhysAddr;
 use portcullis::platform::{CopyMemory, FRAME_SIZE};
 
 use super::memory::{Block, Buffers, Ram};
-use super::subject::{Lane, Subject, put};
+use super::subject::Subject;
 use super::workload::{Case, SLOT};
+use crate::lane::{Lane, put};
 use crate::runner::Failure;
 
 /// The slots of an area.

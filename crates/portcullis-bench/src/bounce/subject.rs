@@ -12,6 +12,7 @@ use super::pool::{Machine, Pooled, Strict};
 use super::rotating::Rotating;
 use super::swiotlb::Slots;
 use super::workload::{Case, Shape};
+use crate::lane::Lane;
 use crate::runner::Failure;
 use crate::timer::OpTimer;
 
@@ -97,33 +98,6 @@ pub(crate) trait Subject: Send + Sync {
     fn settle(&self) -> Result<(), Failure>;
 }
 
-/// A thread's buffers, each of which is mapped or not.
-pub(crate) trait Lane: Send {
-    /// Maps buffer `index`; whether that worked.
-    fn map(&mut self, index: usize) -> bool;
-
-    /// Unmaps it; whether that worked.
-    fn unmap(&mut self, index: usize) -> bool;
-
-    /// What the device was given for buffer `index` when it was mapped last.
-    fn address(&self, index: usize) -> u64;
-
-    /// Maps and unmaps buffer 0, `count` times; in a loop that is compiled for the subject, as those below.
-    fn pairs(&mut self, count: u64) -> bool {
-        (0..count).all(|_| self.map(0) && self.unmap(0))
-    }
-
-    /// Maps the buffers from `first` up to `end`.
-    fn maps(&mut self, first: usize, end: usize) -> bool {
-        (first..end).all(|index| self.map(index))
-    }
-
-    /// Unmaps them.
-    fn unmaps(&mut self, first: usize, end: usize) -> bool {
-        (first..end).all(|index| self.unmap(index))
-    }
-}
-
 /// What makes subjects.
 pub(crate) struct Maker {
     /// One for all, as in a program: a thread that had used several would have to look for its slot.
@@ -162,17 +136,5 @@ impl Maker {
                 None => return Err(Failure::Unsupported("no library with Linux's code was named".into())),
             },
         })
-    }
-}
-
-/// Remembers what was mapped as buffer `index`.
-#[inline]
-pub(super) fn put<T>(places: &mut [T], index: usize, value: Option<T>) -> bool {
-    match (places.get_mut(index), value) {
-        (Some(place), Some(value)) => {
-            *place = value;
-            true
-        }
-        _ => false,
     }
 }

@@ -9,8 +9,9 @@ use portcullis::platform::CopyMemory;
 use portcullis::std_platform::StdPlatform;
 
 use super::memory::Buffers;
-use super::subject::{Lane, Subject, put};
+use super::subject::Subject;
 use super::workload::{Case, SLOT};
+use crate::lane::{Lane, put};
 use crate::runner::Failure;
 
 type Pool<C> = Swiotlb<StdPlatform, C>;

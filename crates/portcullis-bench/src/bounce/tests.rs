@@ -8,9 +8,10 @@ use portcullis::std_platform::StdPlatform;
 use portcullis_trace::replay::Profile;
 
 use super::memory::{Buffers, Ram};
-use super::subject::{Lane, Maker, SUBJECTS, Subject};
+use super::subject::{Maker, SUBJECTS, Subject};
 use super::turns::Turns;
 use super::workload::{Case, Shape, WORKLOADS, Way};
+use crate::lane::Lane;
 use crate::runner::{Cell, Failure};
 use crate::team::Team;
 use crate::timer::OpTimer;

@@ -11,8 +11,9 @@ use portcullis_trace::replay::Profile;
 
 use super::check::Check;
 use super::memory::Buffers;
-use super::subject::{Lane, Maker, Subject, SubjectInfo};
+use super::subject::{Maker, Subject, SubjectInfo};
 use super::workload::Case;
+use crate::lane::Lane;
 use crate::report::Halves;
 use crate::runner::{Cell, Failure, Timing};
 use crate::team::{Meeting, Span, Team};

@@ -6,11 +6,11 @@
 //!
 //! Sizes are in pages of 4 KiB, and a space has 48 bits of address unless the workload says otherwise.
 
-mod allocator;
+pub(crate) mod allocator;
 mod check;
 mod cross;
 mod first;
-mod linux;
+pub(crate) mod linux;
 mod portcullis;
 #[cfg(feature = "rivals")]
 mod rivals;

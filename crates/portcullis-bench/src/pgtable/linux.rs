@@ -86,6 +86,11 @@ impl Library {
         kernel: Kernel,
         coherent: bool,
     ) -> Result<Arc<dyn Measured>, Failure> {
+        Ok(Arc::new(self.linux(format, kernel, coherent)?))
+    }
+
+    /// The same, for a caller who knows that these are Linux's.
+    pub(crate) fn linux(&self, format: &str, kernel: Kernel, coherent: bool) -> Result<Linux, Failure> {
         let unsupported = |what: &str| Failure::Unsupported(what.into());
         let (_, newest, old, incoherent) = FORMATS
             .iter()
@@ -102,12 +107,12 @@ impl Library {
         // SAFETY: the library has a format of that number, and the flag is one that it knows.
         let context = unsafe { (self.new)(number, if coherent { 0 } else { INCOHERENT }) };
         let context = NonNull::new(context).ok_or_else(|| Failure::Refused("no tables were made".into()))?;
-        Ok(Arc::new(Linux { library: *self, context }))
+        Ok(Linux { library: *self, context })
     }
 }
 
 /// One of Linux's page tables.
-struct Linux {
+pub(crate) struct Linux {
     library: Library,
     context: NonNull<c_void>,
 }

@@ -7,12 +7,12 @@
 
 mod check;
 mod format;
-mod linux;
+pub(crate) mod linux;
 pub(crate) mod memory;
 mod ours;
 mod stores;
 mod subject;
-mod table;
+pub(crate) mod table;
 mod turns;
 pub mod work;
 

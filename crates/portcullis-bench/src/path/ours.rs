@@ -1,0 +1,411 @@
+//! The library, as drivers call it.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use portcullis::addr::{Direction, Iova, PhysAddr};
+use portcullis::bounce::pool::{Attributes, BounceDevice, BouncePool, DeviceProfile, PoolConfig};
+use portcullis::bounce::swiotlb::{Constraints, Swiotlb, SwiotlbConfig};
+use portcullis::dma::{
+    AdaptiveMapping, AdaptiveRing, DmaBuffer, DmaDevice, DmaSegment, Mapped, RawBatch, RingMapping,
+    StrictRing, StrictRingConfig,
+};
+use portcullis::domain::PhysSegment;
+use portcullis::invalidation::InvalidationQueue;
+use portcullis::platform::FRAME_SIZE;
+use portcullis::std_platform::StdPlatform;
+
+use super::machine::{World, phys, refused};
+use super::subject::Subject;
+use super::workload::{BATCH, Case, Kind};
+use crate::bounce::memory::{Buffers, Ram};
+use crate::invalidation::parts::Tables;
+use crate::lane::{Lane, put};
+use crate::runner::Failure;
+
+type Device<Q> = DmaDevice<Tables<Q>, StdPlatform>;
+type Bounce<Q> = BounceDevice<Tables<Q>, StdPlatform, Ram<true>>;
+type Slots = Swiotlb<StdPlatform, Ram<true>>;
+
+const DIRECTION: Direction = Direction::ToDevice;
+
+/// The most that pools may take: beyond, a workload is left out.
+const MOST_POOL_BYTES: u64 = 256 << 20;
+
+/// What all threads of a domain share.
+pub(crate) struct Ours<Q: InvalidationQueue> {
+    world: World<Q>,
+    device: Device<Q>,
+    bounce: Option<Bounce<Q>>,
+    swiotlb: Option<Arc<Slots>>,
+}
+
+impl<Q: InvalidationQueue> Ours<Q> {
+    pub(crate) fn new(world: World<Q>, case: &Case, platform: &StdPlatform) -> Result<Self, Failure> {
+        let kind = case.workload.kind;
+        // Twice what is in use.
+        let bytes = 2 * case.workload.bytes() * (case.live * case.threads) as u64;
+        if kind.copies() && bytes > MOST_POOL_BYTES {
+            return Err(Failure::Unsupported(format!("it would take a pool of {} MiB", bytes >> 20)));
+        }
+        let bytes = bytes.next_power_of_two().max(64 << 20);
+        let device = DmaDevice::new(Arc::clone(&world.domain), u64::MAX);
+        let bounce = || {
+            let config = PoolConfig { class_bytes: bytes, ..PoolConfig::default() };
+            let pool = BouncePool::new(Arc::clone(&world.domain), Ram, config).map_err(refused)?;
+            Bounce::new(pool, DeviceProfile::default()).map_err(refused)
+        };
+        let swiotlb = || {
+            let config = SwiotlbConfig { max_bytes: bytes, ..SwiotlbConfig::default() };
+            Slots::new(platform.clone(), Ram, &config).map_err(refused)
+        };
+        let bounce = matches!(kind, Kind::Pool | Kind::Adaptive).then(bounce).transpose()?;
+        let swiotlb = (kind == Kind::Swiotlb).then(swiotlb).transpose()?;
+        Ok(Self { world, device, bounce, swiotlb })
+    }
+}
+
+impl<Q: InvalidationQueue> Subject for Ours<Q> {
+    fn lane(self: Arc<Self>, case: &Case, thread: usize) -> Result<Box<dyn Lane>, Failure> {
+        let device = self.device.clone();
+        let work = Work { case: *case, thread };
+        let (live, bytes) = (case.live, case.workload.bytes());
+        let iovas = vec![Iova::new(0); live];
+        let unsupported = || Failure::Unsupported("there is no pool".into());
+        let ring_config = || StrictRingConfig::new((live + 2 * BATCH) as u32, bytes + FRAME_SIZE, BATCH);
+        // The same memory for several mappings: a device only reads it.
+        let buffers = || Buffers::new(live.min(64), bytes);
+        Ok(match case.workload.kind {
+            Kind::Raw | Kind::Lazy => Box::new(Single { device, work, iovas }),
+            Kind::Typed => {
+                let buffer = |index| Typed::Idle(Pages::new(work.segment(index)));
+                Box::new(Owned { device, mappings: (0..live).map(buffer).collect() })
+            }
+            Kind::Sg => {
+                let lists = (0..live).map(|index| work.list(index)).collect();
+                let views = vec![vec![DmaSegment::default(); case.workload.pages as usize]; live];
+                Box::new(Listed { device, lists, used: vec![0; live], views })
+            }
+            Kind::Batch => Box::new(Batched {
+                batch: RawBatch::new(&device, BATCH),
+                single: Single { device, work, iovas },
+            }),
+            Kind::Ring => {
+                let ring = StrictRing::new(&device, ring_config()).map_err(refused)?;
+                Box::new(Descriptors { ring, work, mappings: (0..live).map(|_| None).collect() })
+            }
+            Kind::Pool => {
+                let device = self.bounce.clone().ok_or_else(unsupported)?;
+                Box::new(Bounced { device, buffers: buffers()?, iovas })
+            }
+            Kind::Swiotlb => {
+                let pool = self.swiotlb.clone().ok_or_else(unsupported)?;
+                Box::new(Slot {
+                    pool,
+                    constraints: Constraints::new(),
+                    buffers: buffers()?,
+                    at: vec![0; live],
+                })
+            }
+            Kind::Adaptive => {
+                let bounce = self.bounce.clone().ok_or_else(unsupported)?;
+                let start = Instant::now();
+                let clock = move || start.elapsed().as_nanos() as u64;
+                let queue = AdaptiveRing::new(&device, bounce, DIRECTION, ring_config(), clock);
+                let mappings = (0..live).map(|_| None).collect();
+                Box::new(Adapted { queue: queue.map_err(refused)?, buffers: buffers()?, mappings })
+            }
+        })
+    }
+
+    fn reach(&self, address: u64) -> Option<u64> {
+        match &self.swiotlb {
+            Some(pool) => pool.holds(PhysAddr::new(address)).then_some(address),
+            None => self.world.reach(address),
+        }
+    }
+
+    fn settle(&self) -> Result<(), Failure> {
+        if let Some(bounce) = &self.bounce {
+            bounce.pool().trim(0).map_err(refused)?;
+            // The pool keeps its own addresses for as long as it lives.
+            let usage = bounce.pool().usage();
+            let empty = usage.buffer_bytes == 0 && usage.singles == 0;
+            return empty.then_some(()).ok_or_else(|| Failure::Broken(format!("still mapped: {usage:?}")));
+        }
+        match self.swiotlb.as_ref().map(|pool| pool.usage()) {
+            Some(usage) if usage.mapped > 0 => Err(Failure::Broken(format!("still mapped: {usage:?}"))),
+            Some(_) => Ok(()),
+            None => self.world.settle(),
+        }
+    }
+}
+
+/// Whose memory is mapped.
+#[derive(Debug, Clone, Copy)]
+struct Work {
+    case: Case,
+    thread: usize,
+}
+
+impl Work {
+    #[inline(always)]
+    fn segment(&self, index: usize) -> PhysSegment {
+        let phys = PhysAddr::new(phys(&self.case, self.thread, index));
+        PhysSegment { phys, len: self.case.workload.bytes() }
+    }
+
+    /// A segment for each page, none of which adjoins another.
+    fn list(&self, index: usize) -> Vec<PhysSegment> {
+        let first = phys(&self.case, self.thread, index);
+        let at = |page| PhysAddr::new(first + 2 * page * FRAME_SIZE);
+        (0..self.case.workload.pages).map(|page| PhysSegment { phys: at(page), len: FRAME_SIZE }).collect()
+    }
+}
+
+struct Single<Q: InvalidationQueue> {
+    device: Device<Q>,
+    work: Work,
+    iovas: Vec<Iova>,
+}
+
+impl<Q: InvalidationQueue> Lane for Single<Q> {
+    #[inline(always)]
+    fn map(&mut self, index: usize) -> bool {
+        let PhysSegment { phys, len } = self.work.segment(index);
+        // SAFETY: no device is behind these tables.
+        put(&mut self.iovas, index, unsafe { self.device.map_single(phys, len, DIRECTION) }.ok())
+    }
+
+    #[inline(always)]
+    fn unmap(&mut self, index: usize) -> bool {
+        self.device.unmap_single(self.iovas[index], self.work.case.workload.bytes()).is_ok()
+    }
+
+    fn address(&self, index: usize) -> u64 {
+        self.iovas[index].get()
+    }
+}
+
+/// A buffer that is memory by number only.
+#[derive(Debug)]
+struct Pages([PhysSegment; 1]);
+
+impl Pages {
+    fn new(segment: PhysSegment) -> Self {
+        Self([segment])
+    }
+}
+
+// SAFETY: nobody uses the memory, which is no more than a number, and the number stays the same.
+unsafe impl DmaBuffer for Pages {
+    fn segments(&self) -> &[PhysSegment] {
+        &self.0
+    }
+}
+
+enum Typed<Q: InvalidationQueue> {
+    Idle(Pages),
+    Live(Mapped<Pages, Tables<Q>, StdPlatform>),
+    Gone,
+}
+
+struct Owned<Q: InvalidationQueue> {
+    device: Device<Q>,
+    mappings: Vec<Typed<Q>>,
+}
+
+impl<Q: InvalidationQueue> Lane for Owned<Q> {
+    #[inline(always)]
+    fn map(&mut self, index: usize) -> bool {
+        let Typed::Idle(buffer) = std::mem::replace(&mut self.mappings[index], Typed::Gone) else {
+            return false;
+        };
+        let mapped = self.device.map(buffer, DIRECTION);
+        put(&mut self.mappings, index, mapped.ok().map(Typed::Live))
+    }
+
+    #[inline(always)]
+    fn unmap(&mut self, index: usize) -> bool {
+        let Typed::Live(mapped) = std::mem::replace(&mut self.mappings[index], Typed::Gone) else {
+            return false;
+        };
+        put(&mut self.mappings, index, mapped.unmap().ok().map(Typed::Idle))
+    }
+
+    fn address(&self, index: usize) -> u64 {
+        match &self.mappings[index] {
+            Typed::Live(mapped) => mapped.iova().get(),
+            _ => 0,
+        }
+    }
+}
+
+struct Listed<Q: InvalidationQueue> {
+    device: Device<Q>,
+    lists: Vec<Vec<PhysSegment>>,
+    used: Vec<usize>,
+    views: Vec<Vec<DmaSegment>>,
+}
+
+impl<Q: InvalidationQueue> Lane for Listed<Q> {
+    #[inline(always)]
+    fn map(&mut self, index: usize) -> bool {
+        // SAFETY: no device is behind these tables.
+        let used = unsafe { self.device.map_sg(&self.lists[index], DIRECTION, &mut self.views[index]) };
+        put(&mut self.used, index, used.ok())
+    }
+
+    #[inline(always)]
+    fn unmap(&mut self, index: usize) -> bool {
+        self.device.unmap_sg(&self.views[index][..self.used[index]]).is_ok()
+    }
+
+    fn address(&self, index: usize) -> u64 {
+        self.views[index][0].iova.get()
+    }
+}
+
+struct Batched<Q: InvalidationQueue> {
+    single: Single<Q>,
+    batch: RawBatch<Tables<Q>, StdPlatform>,
+}
+
+impl<Q: InvalidationQueue> Lane for Batched<Q> {
+    #[inline(always)]
+    fn map(&mut self, index: usize) -> bool {
+        self.single.map(index)
+    }
+
+    #[inline(always)]
+    fn unmap(&mut self, index: usize) -> bool {
+        let (iova, len) = (self.single.iovas[index], self.single.work.case.workload.bytes());
+        self.single.device.unmap_single_in(&mut self.batch, iova, len).is_ok()
+            && (!self.batch.is_full() || self.batch.commit().is_ok())
+    }
+
+    fn address(&self, index: usize) -> u64 {
+        self.single.address(index)
+    }
+
+    fn finish(&mut self) -> bool {
+        self.batch.commit().is_ok()
+    }
+}
+
+struct Descriptors<Q: InvalidationQueue> {
+    ring: StrictRing<Tables<Q>, StdPlatform>,
+    work: Work,
+    mappings: Vec<Option<RingMapping>>,
+}
+
+impl<Q: InvalidationQueue> Lane for Descriptors<Q> {
+    #[inline(always)]
+    fn map(&mut self, index: usize) -> bool {
+        // SAFETY: no device is behind these tables.
+        let mapping = unsafe { self.ring.map(&[self.work.segment(index)], DIRECTION) };
+        put(&mut self.mappings, index, mapping.ok().map(Some))
+    }
+
+    #[inline(always)]
+    fn unmap(&mut self, index: usize) -> bool {
+        self.mappings[index].take().is_some_and(|mapping| self.ring.unmap(mapping).is_ok())
+    }
+
+    fn address(&self, index: usize) -> u64 {
+        self.mappings[index].as_ref().map_or(0, |mapping| mapping.iova().get())
+    }
+
+    fn finish(&mut self) -> bool {
+        self.ring.commit().is_ok()
+    }
+}
+
+struct Bounced<Q: InvalidationQueue> {
+    device: Bounce<Q>,
+    buffers: Buffers,
+    iovas: Vec<Iova>,
+}
+
+/// Which of the buffers mapping `index` has, and the whole of it.
+#[inline(always)]
+fn original(buffers: &Buffers, index: usize) -> PhysSegment {
+    PhysSegment { phys: PhysAddr::new(buffers.at(index % 64)), len: buffers.bytes() }
+}
+
+impl<Q: InvalidationQueue> Lane for Bounced<Q> {
+    #[inline(always)]
+    fn map(&mut self, index: usize) -> bool {
+        let list = [original(&self.buffers, index)];
+        // SAFETY: the buffer is memory of this process, which lives as long as this value and is only read.
+        let mapped = unsafe { self.device.map(&list, DIRECTION, Attributes::default()) };
+        put(&mut self.iovas, index, mapped.ok().map(|mapping| mapping.iova()))
+    }
+
+    #[inline(always)]
+    fn unmap(&mut self, index: usize) -> bool {
+        // SAFETY: only this thread ends this mapping, once, and its buffer is there still.
+        unsafe { self.device.pool().unmap(self.iovas[index], self.buffers.bytes()) }.is_ok()
+    }
+
+    fn address(&self, index: usize) -> u64 {
+        self.iovas[index].get()
+    }
+}
+
+struct Slot {
+    pool: Arc<Slots>,
+    constraints: Constraints,
+    buffers: Buffers,
+    at: Vec<u64>,
+}
+
+impl Lane for Slot {
+    #[inline(always)]
+    fn map(&mut self, index: usize) -> bool {
+        let original = original(&self.buffers, index);
+        // SAFETY: as in `Bounced`.
+        let mapped = unsafe { self.pool.map(original, DIRECTION, &self.constraints) };
+        put(&mut self.at, index, mapped.ok().map(|mapped| mapped.phys.get()))
+    }
+
+    #[inline(always)]
+    fn unmap(&mut self, index: usize) -> bool {
+        // SAFETY: only this thread ends this mapping.
+        unsafe { self.pool.unmap(PhysAddr::new(self.at[index]), self.buffers.bytes()) }.is_ok()
+    }
+
+    fn address(&self, index: usize) -> u64 {
+        self.at[index]
+    }
+}
+
+struct Adapted<Q: InvalidationQueue, K> {
+    queue: AdaptiveRing<Tables<Q>, StdPlatform, Ram<true>, K>,
+    buffers: Buffers,
+    mappings: Vec<Option<AdaptiveMapping>>,
+}
+
+impl<Q: InvalidationQueue, K: Fn() -> u64 + Send> Lane for Adapted<Q, K> {
+    #[inline(always)]
+    fn map(&mut self, index: usize) -> bool {
+        let mut view = [DmaSegment::default(); 1];
+        let list = [original(&self.buffers, index)];
+        // SAFETY: as in `Bounced`.
+        let mapped = unsafe { self.queue.map(&list, Attributes::default(), &mut view) };
+        put(&mut self.mappings, index, mapped.ok().map(|(mapping, _)| Some(mapping)))
+    }
+
+    #[inline(always)]
+    fn unmap(&mut self, index: usize) -> bool {
+        self.mappings[index].take().is_some_and(|mapping| self.queue.unmap(mapping).is_ok())
+    }
+
+    fn address(&self, index: usize) -> u64 {
+        self.mappings[index].as_ref().map_or(0, |mapping| mapping.iova().get())
+    }
+
+    fn finish(&mut self) -> bool {
+        self.queue.commit().is_ok()
+    }
+}

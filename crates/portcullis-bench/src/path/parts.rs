@@ -1,0 +1,96 @@
+//! The limit: the lowest calls of the library, one after the other, with nothing around them.
+
+use std::sync::Arc;
+
+use portcullis::addr::{Iova, IovaRange, Permissions, PhysAddr};
+use portcullis::invalidation::{DomainId, Gather, Invalidation, InvalidationQueue};
+use portcullis::iova::{IovaSpace, SpaceConfig};
+use portcullis::mapper::Mapper;
+use portcullis::platform::{FRAME_SIZE, Platform};
+use portcullis::std_platform::StdPlatform;
+
+use super::machine::{phys, refused};
+use super::subject::Subject;
+use super::workload::{Case, Kind};
+use crate::invalidation::parts::{FramesInUse, Tables, settled, tables};
+use crate::lane::{Lane, put};
+use crate::runner::Failure;
+
+/// An address space and a page table.
+pub(crate) struct Parts<Q: InvalidationQueue> {
+    space: IovaSpace,
+    tables: Tables<Q>,
+    frames: FramesInUse,
+    queue: Q,
+    platform: StdPlatform,
+}
+
+impl<Q: InvalidationQueue + Clone> Parts<Q> {
+    pub(crate) fn new(platform: &StdPlatform, queue: Q) -> Result<Self, Failure> {
+        let (tables, frames) = tables(platform, queue.clone())?;
+        let geometry = tables.geometry();
+        let granule = geometry.page_sizes.smallest().ok_or(Failure::Broken("no page size".into()))?;
+        let mut config = SpaceConfig::new(geometry.aperture, granule, platform.slots());
+        config.reserved.extend(IovaRange::new(Iova::new(0), FRAME_SIZE));
+        let space = IovaSpace::new(&config).map_err(refused)?;
+        Ok(Self { space, tables, frames, queue, platform: platform.clone() })
+    }
+}
+
+impl<Q: InvalidationQueue> Subject for Parts<Q> {
+    fn lane(self: Arc<Self>, case: &Case, thread: usize) -> Result<Box<dyn Lane>, Failure> {
+        let ranges = vec![None; case.live];
+        let invalidates = case.workload.kind != Kind::Lazy;
+        Ok(Box::new(Calls { parts: self, case: *case, thread, ranges, invalidates }))
+    }
+
+    fn reach(&self, address: u64) -> Option<u64> {
+        self.tables.table().iova_to_phys(&self.platform, Iova::new(address)).map(PhysAddr::get)
+    }
+
+    fn settle(&self) -> Result<(), Failure> {
+        self.tables.sync(&Gather::everything()).map_err(refused)?;
+        settled(&self.tables, &self.frames, &self.platform, self.space.usage())
+    }
+}
+
+struct Calls<Q: InvalidationQueue> {
+    parts: Arc<Parts<Q>>,
+    case: Case,
+    thread: usize,
+    ranges: Vec<Option<IovaRange>>,
+    /// Each unmap: lazy ones are invalidated by somebody else, and freed later.
+    invalidates: bool,
+}
+
+impl<Q: InvalidationQueue> Lane for Calls<Q> {
+    #[inline(always)]
+    fn map(&mut self, index: usize) -> bool {
+        let Parts { space, tables, platform, .. } = &*self.parts;
+        let len = self.case.workload.bytes();
+        let Ok(range) = space.alloc(platform, len, Iova::new(u64::MAX)) else {
+            return false;
+        };
+        let at = PhysAddr::new(phys(&self.case, self.thread, index));
+        // SAFETY: no device is behind these tables.
+        let mapped = unsafe { tables.table().map(platform, range, at, Permissions::READ_WRITE, &mut None) };
+        put(&mut self.ranges, index, mapped.ok().map(|()| Some(range)))
+    }
+
+    #[inline(always)]
+    fn unmap(&mut self, index: usize) -> bool {
+        let Parts { space, tables, platform, queue, .. } = &*self.parts;
+        let Some(range) = self.ranges[index] else {
+            return false;
+        };
+        let unmapped = tables.table().unmap(platform, range, &mut |_| true).bytes == range.len();
+        let invalidation = Invalidation::Range { range, leaf_only: true };
+        unmapped
+            && (!self.invalidates || queue.invalidate(DomainId(1), invalidation).is_ok())
+            && space.free(platform, range).is_ok()
+    }
+
+    fn address(&self, index: usize) -> u64 {
+        self.ranges[index].map_or(0, |range| range.start().get())
+    }
+}

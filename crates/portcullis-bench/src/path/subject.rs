@@ -1,0 +1,144 @@
+//! Who is measured.
+
+use std::sync::Arc;
+
+use portcullis::domain::Policy;
+use portcullis::invalidation::{InvalidationQueue, SharedQueue};
+use portcullis::std_platform::StdPlatform;
+use portcullis_trace::replay::Profile;
+
+use super::linux::Composed;
+use super::machine::{AtOnce, World};
+use super::ours::Ours;
+use super::parts::Parts;
+use super::workload::{Case, Kind};
+use crate::invalidation::hardware::{Hardware, Timing};
+use crate::lane::Lane;
+use crate::pgtable::linux::Kernel;
+use crate::runner::Failure;
+use crate::timer::OpTimer;
+
+/// A subject's name and what to know of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SubjectInfo {
+    /// Its name, as in reports.
+    pub name: &'static str,
+    /// What it is.
+    pub about: &'static str,
+    which: Which,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Which {
+    Portcullis,
+    Linux(Kernel),
+    Parts,
+}
+
+pub(crate) const OURS: &str = "portcullis";
+pub(crate) const LINUX: &str = "linux";
+pub(crate) const PARTS: &str = "parts";
+
+/// All subjects, in the order in which they are reported.
+pub const SUBJECTS: [SubjectInfo; 4] = [
+    SubjectInfo {
+        name: OURS,
+        about: "what a driver calls: DmaDevice, Mapped, RawBatch, StrictRing, BounceDevice, Swiotlb, AdaptiveRing",
+        which: Which::Portcullis,
+    },
+    SubjectInfo {
+        name: LINUX,
+        about: "raw: Linux's alloc_iova_fast, map, unmap, invalidation, free_iova_fast one after the other, as its \
+                dma-iommu.c calls them; page tables of 6.12 (Arm's stage 1, which is its fastest)",
+        which: Which::Linux(Kernel::V6_12),
+    },
+    SubjectInfo {
+        name: "linux-vtd",
+        about: "the same with the newest kernel's tables in VT-d's second-stage format",
+        which: Which::Linux(Kernel::Newest),
+    },
+    SubjectInfo {
+        name: PARTS,
+        about: "the limit: the library's own lowest calls in a row: IovaSpace::alloc, PageTable::map and unmap, \
+                InvalidationQueue::submit, IovaSpace::free",
+        which: Which::Parts,
+    },
+];
+
+impl SubjectInfo {
+    /// Whether it does `kind`.
+    pub(crate) fn does(&self, kind: Kind) -> bool {
+        match self.which {
+            Which::Portcullis => true,
+            Which::Linux(_) => matches!(kind, Kind::Raw | Kind::Sg),
+            Which::Parts => matches!(kind, Kind::Raw | Kind::Typed | Kind::Sg | Kind::Lazy),
+        }
+    }
+
+    pub(crate) fn is_linux(&self) -> bool {
+        matches!(self.which, Which::Linux(_))
+    }
+}
+
+/// What maps, shared by all threads of a domain.
+pub(crate) trait Subject: Send + Sync {
+    /// What thread `thread` works with.
+    fn lane(self: Arc<Self>, case: &Case, thread: usize) -> Result<Box<dyn Lane>, Failure>;
+
+    /// Where a device gets to from `address`.
+    fn reach(&self, address: u64) -> Option<u64>;
+
+    /// Fails unless nothing is mapped any more. Every lane is gone.
+    fn settle(&self) -> Result<(), Failure>;
+}
+
+/// What makes subjects.
+pub(crate) struct Maker {
+    /// One for all, as in a program: a thread that had used several would have to look for its slot.
+    pub platform: StdPlatform,
+    pub timer: OpTimer,
+    pub profile: Profile,
+    pub linux: Option<super::linux::Libraries>,
+}
+
+impl Maker {
+    /// A fresh subject for `case`.
+    pub(crate) fn subject(&self, info: &SubjectInfo, case: &Case) -> Result<Arc<dyn Subject>, Failure> {
+        if !info.does(case.workload.kind) {
+            return Err(Failure::Unsupported("this subject does not do the workload".into()));
+        }
+        if let Which::Linux(kernel) = info.which {
+            let libraries = self.linux.as_ref();
+            let none = || Failure::Unsupported("no libraries with Linux's code were named".into());
+            return Ok(Arc::new(Composed::new(libraries.ok_or_else(none)?, kernel, self.hardware(case))?));
+        }
+        match self.hardware(case) {
+            None => self.ours(info, case, AtOnce),
+            Some(hardware) => self.ours(info, case, Arc::new(SharedQueue::new(hardware))),
+        }
+    }
+
+    /// The hardware to wait for; none where the profile's answers at once.
+    fn hardware(&self, case: &Case) -> Option<Arc<Hardware>> {
+        let (timing, costs) = (Timing::of(&self.profile), self.profile.waits.costs());
+        let waits = costs.submission_ns > 0 || costs.request_ns > 0;
+        waits.then(|| Arc::new(Hardware::new(timing, costs, &self.timer, case.crowded, None)))
+    }
+
+    fn ours<Q: InvalidationQueue + Clone>(
+        &self,
+        info: &SubjectInfo,
+        case: &Case,
+        queue: Q,
+    ) -> Result<Arc<dyn Subject>, Failure> {
+        if info.which == Which::Parts {
+            return Ok(Arc::new(Parts::new(&self.platform, queue)?));
+        }
+        let policy = match case.workload.kind {
+            Kind::Lazy => Policy::lazy_for(&queue.costs()),
+            _ => Policy::Strict,
+        };
+        let world = World::new(&self.platform, queue, policy)?;
+        Ok(Arc::new(Ours::new(world, case, &self.platform)?))
+    }
+}
