@@ -121,7 +121,7 @@ fn encode(policy: Option<Policy>) -> u64 {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

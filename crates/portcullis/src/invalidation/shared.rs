@@ -342,5 +342,5 @@ impl<Q: InvalidationQueue> SharedQueue<Q> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests;

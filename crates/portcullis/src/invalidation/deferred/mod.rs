@@ -241,5 +241,5 @@ impl DeferredQueue {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests;
