@@ -177,8 +177,9 @@ impl<F: Frames, Q: InvalidationQueue, X: Format> TableMapper<F, Q, X> {
     ) -> Result<(), MapError> {
         let invalidation = Invalidation::Range { range, leaf_only: false };
         self.queue.invalidate(self.domain, invalidation).map_err(|_| {
-            let removed = self.unmap(platform, range, gather);
-            debug_assert_eq!(removed.bytes, range.len());
+            let _ = self.unmap(platform, range, gather);
+            // Also where somebody has removed it meanwhile, by number, and not invalidated it.
+            gather.add(range);
             MapError::Unconfirmed
         })
     }

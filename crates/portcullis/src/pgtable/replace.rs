@@ -11,9 +11,9 @@
 //! 5. the mark is taken off, and once all sections are over the old table is freed.
 //!
 //! Until step 4 hardware uses either table, and both say the same: that is what the others wait for. Where it is not
-//! confirmed the old table, which never changed, comes back. The copy may still be walked then: it is emptied, so that
-//! nothing is reached through it that is unmapped later, and *parked* until hardware has confirmed that it has
-//! forgotten everything (what still looks there meets faults until then).
+//! confirmed the old table, which never changed, comes back. The copy may still be walked then: it is emptied before the
+//! mark is taken off, so that nothing is reached through it that is unmapped later, and *parked* until hardware has
+//! confirmed that it has forgotten everything (what still looks there meets faults until then).
 //!
 //! One CPU at a time does this, or reclaims: so no table on the way goes meanwhile.
 
@@ -44,13 +44,16 @@ impl<F: Frames, X: Format, P: Platform> Drop for Replacing<'_, F, X, P> {
         if self.is_confirmed {
             return;
         }
+        let Some(copy) = self.copy else {
+            return self.lead(self.entry);
+        };
+        // The marks go last: until the copy is empty hardware may find in it what an unmap clears in the table alone.
+        self.lead(self.entry | X::MARK | X::SPLIT);
+        let all = self.owner.entries_of(self.at.level);
+        self.owner.each_word(Position { table: copy, index: 0, ..self.at }, all, |_| 0);
         self.lead(self.entry);
-        if let Some(copy) = self.copy {
-            let all = self.owner.entries_of(self.at.level);
-            self.owner.each_word(Position { table: copy, index: 0, ..self.at }, all, |_| 0);
-            // There is room for it.
-            self.platform.with_slot(|_| self.owner.parked().lock().push(copy));
-        }
+        // There is room for it.
+        self.platform.with_slot(|_| self.owner.parked().lock().push(copy));
     }
 }
 
@@ -86,12 +89,17 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         let marked = self.with_slot(platform, |slot| {
             let _section = self.sections().enter(slot);
             self.parked().lock().try_reserve(1).map_err(|_| Conflict::OutOfMemory)?;
-            self.mark_above(iova)
+            let marked = self.mark_above(iova)?;
+            // From here on, so that the mark goes too where the platform panics as it takes the slot back.
+            Ok(marked.map(|(above, entry, at, run)| {
+                let (copy, is_confirmed) = (None, false);
+                (Replacing { owner: self, platform, above, entry, at, copy, is_confirmed }, run)
+            }))
         })?;
-        let Some((above, entry, at, run)) = marked else {
+        let Some((mut this, run)) = marked else {
             return Ok(());
         };
-        let mut this = Replacing { owner: self, platform, above, entry, at, copy: None, is_confirmed: false };
+        let (above, entry, at) = (this.above, this.entry, this.at);
         self.retire_cursors();
         self.sections().synchronize(platform);
         // Somebody may have removed it before.

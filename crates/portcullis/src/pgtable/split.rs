@@ -90,19 +90,20 @@ impl<F: Frames, X: Format> PageTable<F, X> {
                 }
                 return Ok(None);
             }
-            // Whoever exchanges the first entry has the page.
+            // The CPU that exchanges the first entry has the page.
             if self.replace(&large, 0..1, |_| X::MARK) == 0 {
                 self.free_tables(&split);
                 return Ok(None);
             }
+            // From here on, so that the page comes back too where the platform panics as it takes the slot back.
+            let broken = Broken { table: self, platform, split, confirmed: false };
             self.replace(&large, 1..all.end, |_| X::MARK);
-            Ok(Some(split))
+            Ok(Some(broken))
         })?;
-        let Some(split) = broken else {
+        let Some(mut broken) = broken else {
             return Ok(());
         };
-        let LargePage { iova, size, .. } = split.large;
-        let mut broken = Broken { table: self, platform, split, confirmed: false };
+        let LargePage { iova, size, .. } = broken.split.large;
         broken.confirmed = invalidate(iova, 1 << (self.format().shift(size.level) + size.run));
         if broken.confirmed { Ok(()) } else { Err(Conflict::Busy) }
     }

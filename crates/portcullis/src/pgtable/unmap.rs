@@ -75,7 +75,11 @@ impl<F: Frames, X: Format> PageTable<F, X> {
                     at = self.step(iova, table, level);
                 }
                 Entry::Leaf { run: 0 } if at.level == level && passed & Self::CLOSED == 0 => {
-                    word.store(0, Ordering::Relaxed);
+                    if level == 1 {
+                        word.store(0, Ordering::Relaxed);
+                    } else if !exchange::<X>(word, entry) {
+                        return false;
+                    }
                     self.clean(core::slice::from_ref(word));
                     return true;
                 }
@@ -133,7 +137,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         let pages = if run > 0 && format.stride(size) == 0 { 1 } else { len >> (shift + run) };
         let count = pages.min((words.len() >> run) as u64) << run;
         let words = &words[..count as usize];
-        let cleared = clear::<X>(words, first, 1 << run);
+        let cleared = clear::<X>(words, first, 1 << run, at.level);
         self.clean(&words[..cleared]);
         let bytes = (cleared as u64) << shift;
         // Another CPU may have removed the first one meanwhile: that is passed over, too.
@@ -141,13 +145,27 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     }
 }
 
-/// Clears leaves of the same kind as `first`, whole groups of `group` entries, up to the first that is not.
-/// How many entries.
+/// Clears an entry above the lowest level if it still is a leaf of the same kind as `first`. Returns whether it did: another
+/// CPU may have split the page meanwhile, and a store would lose the table.
 #[inline]
-fn clear<X: Format>(words: &[AtomicU64], first: u64, group: usize) -> usize {
+fn exchange<X: Format>(word: &AtomicU64, first: u64) -> bool {
+    // Tried again where the hardware has set a bit of its own meanwhile. Relaxed, as for the stores below.
+    let clear = |old| ((old ^ first) & X::KIND == 0).then_some(0);
+    word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, clear).is_ok()
+}
+
+/// Clears leaves of `level` of the same kind as `first`, whole groups of `group` entries, up to the first that is not.
+/// Returns how many entries.
+#[inline]
+fn clear<X: Format>(words: &[AtomicU64], first: u64, group: usize, level: u32) -> usize {
     let other = |words: &[AtomicU64]| {
         words.iter().fold(0, |bits, word| bits | (word.load(Ordering::Relaxed) ^ first)) & X::KIND != 0
     };
+    if level > 1 {
+        // A page by itself is a table the next moment where another CPU splits it.
+        let page = |page: &&[AtomicU64]| !other(page) && page.iter().all(|word| exchange::<X>(word, first));
+        return words.chunks(group).take_while(page).count() * group;
+    }
     let clear = |words: &[AtomicU64]| words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
     let mut done = 0;
     if group <= LINE {

@@ -62,13 +62,13 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
                 };
                 let Some(index) = self.with_depot(class, take) else { break };
                 let (range, slot) = (self.range_of(class, index), &self.slots[index]);
+                // All of a run is retired at once, and was mapped as one: hardware may hold it in one entry, which only an
+                // invalidation of all of it removes, and another trim may have the run's other slots.
+                let range = self.run_of(class, index).map_or(range, |(_, range)| range);
                 if slot.phase() == Phase::Torn {
-                    // All of a run is retired at once, and was mapped as one.
-                    let range = self.run_of(class, index).map_or(range, |(_, range)| range);
                     // What is not there was removed before the panic.
                     let _ = self.unlink(range, &mut doomed.gather);
                     slot.set_phase(Phase::Retired);
-                    doomed.gather.add(range);
                 }
                 doomed.gather.add(range);
             }
