@@ -220,7 +220,7 @@ fn a_large_page_that_is_unmapped_while_another_unmaps_a_part_of_it_is_out_of_rea
     *LATER.lock().unwrap() = Some(hook);
     let whole = domain.unmap_strictly(range);
     println!("the whole: {whole:?}");
-    let leaked = memory.frames_in_use() as u64 * PAGE - domain.mapper().table().table_bytes() as u64;
+    let leaked = memory.frames_in_use() * PAGE - domain.mapper().table().table_bytes() as u64;
     println!("frames beyond what the table counts: {leaked}");
     let reached = reaches(second);
     let reach_first = reaches(first);
