@@ -3,6 +3,7 @@
 
 mod rig;
 
+use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -12,7 +13,7 @@ use portcullis::invalidation::{DomainId, InvalidationError};
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{AmdV1, Attributes, Entry, Format, LeafSize, PageTable, VtdSecondStage};
 use portcullis::platform::{Frames, Platform, Table};
-use portcullis_model::{Context, Iommu, IommuConfig, Memory, TableFormat};
+use portcullis_model::{Context, Iommu, IommuConfig, Memory, Queue, TableFormat};
 
 use rig::{ANYWHERE, Clocked, DEVICE, Hooked, PAGE};
 
@@ -137,7 +138,10 @@ fn a_page_beside_a_run_whose_split_fails_is_out_of_reach_after_its_strict_unmap(
 #[derive(Debug, Clone, Copy)]
 struct Slow(VtdSecondStage);
 
-static LATER: Mutex<Option<Hook>> = Mutex::new(None);
+std::thread_local! {
+    /// Of each thread, and so of each test, its own: they run at once.
+    static LATER: RefCell<Option<Hook>> = const { RefCell::new(None) };
+}
 
 // SAFETY: all of it is VT-d's; it only takes its time.
 unsafe impl Format for Slow {
@@ -174,7 +178,7 @@ unsafe impl Format for Slow {
     fn decode(&self, entry: u64, level: u32) -> Entry {
         let found = self.0.decode(entry, level);
         if level == 2 && matches!(found, Entry::Leaf { .. }) {
-            let hook = LATER.lock().unwrap().take();
+            let hook = LATER.take();
             if let Some(hook) = hook {
                 hook();
             }
@@ -189,9 +193,19 @@ unsafe impl Format for Slow {
     }
 }
 
-/// Safe code: one thread unmaps a range, another a part of it.
-#[test]
-fn a_large_page_that_is_unmapped_while_another_unmaps_a_part_of_it_is_out_of_reach() {
+type SlowTables = TableMapper<Arc<Memory>, Queue, Slow>;
+
+/// A domain of a page of 2 MiB, which the device may write to.
+struct Large {
+    memory: Arc<Memory>,
+    platform: Arc<Clocked>,
+    domain: Arc<Domain<SlowTables, Arc<Clocked>>>,
+    range: IovaRange,
+    /// Asks whether the device reaches the first byte of a range.
+    reaches: Arc<dyn Fn(IovaRange) -> bool + Send + Sync>,
+}
+
+fn large() -> Large {
     const LARGE: u64 = 2 << 20;
     let memory = Memory::new(16 << 20);
     let iommu = Iommu::new(IommuConfig { iotlb_entries: 1 << 12, ..IommuConfig::new(Arc::clone(&memory)) });
@@ -204,10 +218,15 @@ fn a_large_page_that_is_unmapped_while_another_unmaps_a_part_of_it_is_out_of_rea
     let list = [PhysSegment { phys: PhysAddr::new(PHYS), len: LARGE }];
     // SAFETY: the memory is the device's alone.
     let range = unsafe { domain.map(&list, BOTH, ANYWHERE) }.unwrap();
-    let reaches = {
-        let iommu = Arc::clone(&iommu);
-        move |range: IovaRange| iommu.access(DEVICE, range.start(), 1, Permissions::WRITE).is_ok()
-    };
+    let reaches =
+        Arc::new(move |range: IovaRange| iommu.access(DEVICE, range.start(), 1, Permissions::WRITE).is_ok());
+    Large { memory, platform, domain, range, reaches }
+}
+
+/// Safe code: one thread unmaps a range, another a part of it.
+#[test]
+fn a_large_page_that_is_unmapped_while_another_unmaps_a_part_of_it_is_out_of_reach() {
+    let Large { memory, platform, domain, range, reaches } = large();
     let (first, second) = (part(range, 0, PAGE), part(range, PAGE, PAGE));
     assert!(reaches(first) && reaches(second));
     let (cpus, unmaps, walks) = (Arc::clone(&platform), Arc::downgrade(&domain), reaches.clone());
@@ -217,7 +236,7 @@ fn a_large_page_that_is_unmapped_while_another_unmaps_a_part_of_it_is_out_of_rea
         cpus.be(0);
         assert!(!walks(first) && walks(second), "the device goes on with the rest");
     });
-    *LATER.lock().unwrap() = Some(hook);
+    LATER.set(Some(hook));
     let whole = domain.unmap_strictly(range);
     println!("the whole: {whole:?}");
     let leaked = memory.frames_in_use() * PAGE - domain.mapper().table().table_bytes() as u64;
@@ -233,22 +252,7 @@ fn a_large_page_that_is_unmapped_while_another_unmaps_a_part_of_it_is_out_of_rea
 /// Safe code of somebody else: it unmaps its own range twice, at once. Whoever gets the addresses next is innocent.
 #[test]
 fn what_an_innocent_caller_unmaps_is_out_of_reach_though_the_last_owner_unmapped_twice_at_once() {
-    const LARGE: u64 = 2 << 20;
-    let memory = Memory::new(16 << 20);
-    let iommu = Iommu::new(IommuConfig { iotlb_entries: 1 << 12, ..IommuConfig::new(Arc::clone(&memory)) });
-    let platform = Clocked::new(2);
-    let format = Slow(VtdSecondStage::new(4, 3, 48).unwrap());
-    let table = PageTable::new(Arc::clone(&memory), format, platform.slots()).unwrap();
-    iommu.attach(DEVICE, Context::SecondStage { domain: DomainId(1), root: table.root(), levels: 4 });
-    let mapper = TableMapper::new(table, iommu.queue(), DomainId(1), Vec::new());
-    let domain = Domain::new(Arc::clone(&platform), mapper, Policy::Strict).unwrap();
-    let list = [PhysSegment { phys: PhysAddr::new(PHYS), len: LARGE }];
-    // SAFETY: the memory is the device's alone.
-    let range = unsafe { domain.map(&list, BOTH, ANYWHERE) }.unwrap();
-    let reaches = {
-        let iommu = Arc::clone(&iommu);
-        move |range: IovaRange| iommu.access(DEVICE, range.start(), 1, Permissions::WRITE).is_ok()
-    };
+    let Large { platform, domain, range, reaches, .. } = large();
     let (first, second) = (part(range, 0, PAGE), part(range, PAGE, PAGE));
     let (unmaps, walks) = (Arc::downgrade(&domain), reaches.clone());
     let cpus = Arc::clone(&platform);
@@ -278,7 +282,7 @@ fn what_an_innocent_caller_unmaps_is_out_of_reach_though_the_last_owner_unmapped
         }
         *gets.lock().unwrap() = next;
     });
-    *LATER.lock().unwrap() = Some(hook);
+    LATER.set(Some(hook));
     platform.be(1);
     println!("the second unmap of the first owner: {:?}", domain.unmap_strictly(range));
     let innocent = got.lock().unwrap().take().expect("the test works");
@@ -288,7 +292,7 @@ fn what_an_innocent_caller_unmaps_is_out_of_reach_though_the_last_owner_unmapped
 }
 
 /// The platform panics once, as a slot comes back, at its `turn`th time during an unmap of a part of a page. Whether another
-/// CPU's unmap of what is beside it ends, in two seconds.
+/// CPU's unmap of what is beside it ends.
 fn goes_on<X: Format>(format: X, tables: TableFormat, bytes: u64, turn: u64) -> (bool, bool) {
     let memory = Memory::new(16 << 20);
     let iommu = Iommu::new(IommuConfig { iotlb_entries: 1 << 12, ..IommuConfig::new(Arc::clone(&memory)) });
@@ -315,7 +319,7 @@ fn goes_on<X: Format>(format: X, tables: TableFormat, bytes: u64, turn: u64) -> 
         let _ = other.unmap_strictly(part(range, bytes - PAGE, PAGE));
         let _ = tell.send(());
     });
-    let ended = told.recv_timeout(std::time::Duration::from_secs(2));
+    let ended = told.recv_timeout(std::time::Duration::from_secs(60));
     assert_ne!(ended, Err(std::sync::mpsc::RecvTimeoutError::Disconnected));
     if ended.is_ok() {
         while Arc::strong_count(&domain) > 1 {
