@@ -89,6 +89,31 @@ fn an_address_comes_back_only_after_an_invalidation_that_saw_it_cleared() {
     });
 }
 
+/// The queue is one that flushes know of, so that no announcement orders the unmap: the flush's visit under the queue's
+/// lock does, which is before its invalidation.
+#[test]
+fn a_flush_that_began_before_an_entry_was_queued_does_not_cover_it() {
+    bounded(|| {
+        let hardware = Hardware::new();
+        let queue = Arc::new(DeferredQueue::per_cpu(1));
+        assert_eq!(push(&queue, |_| ()), FIRST);
+        queue.confirm_flush(queue.begin_flush(), 0);
+        reclaim_all(&queue, |_| ());
+        let unmapping = {
+            let (hardware, queue) = (Arc::clone(&hardware), Arc::clone(&queue));
+            thread::spawn(move || {
+                hardware.entry.store(0, Ordering::Relaxed);
+                assert_eq!(push(&queue, |_| panic!("nothing is older")), Deferred::Queued);
+            })
+        };
+        flush(&queue, &hardware);
+        reclaim_all(&queue, |_| hardware.assert_forgotten());
+        unmapping.join().unwrap();
+        // What this flush did not cover waits for another.
+        assert!(queue.is_pending() || *hardware.cached.lock().unwrap() == 0);
+    });
+}
+
 #[test]
 fn two_flushes_at_once_do_not_count_for_each_other() {
     bounded(|| {
