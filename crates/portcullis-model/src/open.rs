@@ -4,7 +4,9 @@
 //! the number: devices of the software IOMMU reach [`Memory`] only, every byte of which is an atomic that anybody
 //! may access at any time, and a number outside of it is a fault. So tests need no `unsafe` for each mapping:
 //! `map_single` is `open_single` here, `map` is `open`, and so on, with the same arguments and results. The same goes for
-//! bounce pools' calls that copy by number: `unmap` is `close`, and the syncs are `sync_cpu` and `sync_device`.
+//! bounce pools' calls that copy by number: `unmap` is `close`, and the syncs are `sync_cpu` and `sync_device`. And for what
+//! is believed of the hardware: a [`PageTable`]'s `unmap` and `reclaim` are `close` and `shrink`, and a device's TLB goes by
+//! `remove_tlb` and `forget_tlb`; what is freed too early is a fault of the test's, in memory that stays atomics.
 #![allow(unsafe_code, reason = "this is the one place that says why it is harmless")]
 
 use std::sync::Arc;
@@ -14,9 +16,9 @@ use portcullis::bounce::adaptive::Adaptive;
 use portcullis::bounce::pool::{BounceError, BouncePool};
 use portcullis::dma::{DmaDevice, DmaSegment, RingError, RingMapping, StrictRing};
 use portcullis::domain::{Domain, MapListError, PhysSegment};
-use portcullis::invalidation::{Gather, InvalidationQueue};
+use portcullis::invalidation::{DeviceId, Gather, InvalidationError, InvalidationQueue};
 use portcullis::mapper::{Mapper, TableMapper};
-use portcullis::pgtable::{Attributes, Cursor, Format, MapError, PageTable};
+use portcullis::pgtable::{Attributes, Cursor, Format, MapError, PageTable, Unmapped};
 use portcullis::platform::{CopyMemory, Frames, Platform};
 use portcullis::registration::{AcquireError, Keep, Registration, RegistrationCache};
 
@@ -25,7 +27,8 @@ use crate::memory::Memory;
 /// Table memory, or a mapper, that leads devices of the software IOMMU only; or memory that is simulated and copied.
 ///
 /// # Safety
-/// What is mapped through it is reached by nothing but devices of the software IOMMU, or by nothing at all. If it is
+/// What is mapped through it is reached by nothing but devices of the software IOMMU, or by nothing at all. Frames that it
+/// took back stay atomics that may be read. If it is
 /// [`CopyMemory`], it copies as [`Memory`] does: atomics, whatever the numbers, and none outside of the memory.
 pub unsafe trait Simulated {}
 
@@ -75,6 +78,24 @@ pub trait OpenTable {
         phys: PhysAddr,
         attributes: impl Into<Attributes>,
     ) -> bool;
+
+    /// [`PageTable::unmap`].
+    fn close<P: Platform>(
+        &self,
+        platform: &P,
+        range: IovaRange,
+        invalidate: &mut dyn FnMut(IovaRange) -> bool,
+    ) -> Unmapped;
+
+    /// [`PageTable::reclaim`].
+    ///
+    /// # Errors
+    /// As there.
+    fn shrink<P: Platform, E>(
+        &self,
+        platform: &P,
+        invalidate: impl FnMut() -> Result<(), E>,
+    ) -> Result<usize, E>;
 }
 
 impl<F: Frames + Simulated, X: Format> OpenTable for PageTable<F, X> {
@@ -115,6 +136,51 @@ impl<F: Frames + Simulated, X: Format> OpenTable for PageTable<F, X> {
     ) -> bool {
         // SAFETY: as for `open`.
         unsafe { self.map_near(platform, cursor, range, phys, attributes) }
+    }
+
+    #[inline]
+    fn close<P: Platform>(
+        &self,
+        platform: &P,
+        range: IovaRange,
+        invalidate: &mut dyn FnMut(IovaRange) -> bool,
+    ) -> Unmapped {
+        // SAFETY: only simulated hardware walks the table, and it reads frames as atomics, also those that are freed.
+        unsafe { self.unmap(platform, range, invalidate) }
+    }
+
+    #[inline]
+    fn shrink<P: Platform, E>(
+        &self,
+        platform: &P,
+        invalidate: impl FnMut() -> Result<(), E>,
+    ) -> Result<usize, E> {
+        // SAFETY: as for `close`.
+        unsafe { self.reclaim(platform, invalidate) }
+    }
+}
+
+/// The devices of a [`TableMapper`] that cache translations, simulated.
+pub trait OpenTlbs {
+    /// [`TableMapper::remove_device_tlb`].
+    ///
+    /// # Errors
+    /// As there.
+    fn remove_tlb(&self, device: DeviceId) -> Result<(), InvalidationError>;
+
+    /// [`TableMapper::forget_device_tlb`].
+    fn forget_tlb(&self, device: DeviceId);
+}
+
+impl<F: Frames + Simulated, Q: InvalidationQueue, X: Format> OpenTlbs for TableMapper<F, Q, X> {
+    fn remove_tlb(&self, device: DeviceId) -> Result<(), InvalidationError> {
+        // SAFETY: what a simulated device caches leads it to atomics.
+        unsafe { self.remove_device_tlb(device) }
+    }
+
+    fn forget_tlb(&self, device: DeviceId) {
+        // SAFETY: as for `remove_tlb`.
+        unsafe { self.forget_device_tlb(device) }
     }
 }
 

@@ -132,7 +132,8 @@ pub struct TableMapper<F: Frames, Q: InvalidationQueue, X: Format = VtdSecondSta
 }
 
 impl<F: Frames, Q: InvalidationQueue, X: Format> TableMapper<F, Q, X> {
-    /// Translations of `table`, which the hardware knows as `domain` and caches as `queue` is told.
+    /// Translations of `table`, which the hardware knows as `domain` and caches as `queue` is told: whoever has hardware walk
+    /// the table sees to both.
     /// `reserved` is what the machine keeps from translation (on x86 the interrupt window).
     pub fn new(table: PageTable<F, X>, queue: Q, domain: DomainId, reserved: Vec<IovaRange>) -> Self {
         let geometry = Geometry { aperture: table.aperture(), page_sizes: table.page_sizes(), reserved };
@@ -159,8 +160,12 @@ impl<F: Frames, Q: InvalidationQueue, X: Format> TableMapper<F, Q, X> {
     ///
     /// # Errors
     /// [`InvalidationError`]: it may still use what it has cached, and is still asked.
-    pub fn remove_device_tlb(&self, device: DeviceId) -> Result<(), InvalidationError> {
-        self.device_tlbs.remove(device, &self.queue)
+    ///
+    /// # Safety
+    /// As for [`DeviceTlbs::remove`]: the device fetches no translation any more.
+    pub unsafe fn remove_device_tlb(&self, device: DeviceId) -> Result<(), InvalidationError> {
+        // SAFETY: the caller's promise; the queue is the domain's.
+        unsafe { self.device_tlbs.remove(device, &self.queue) }
     }
 
     /// Has the hardware forget that `range` was absent, now that it is mapped, and the tables on the way that may just have been
@@ -186,8 +191,12 @@ impl<F: Frames, Q: InvalidationQueue, X: Format> TableMapper<F, Q, X> {
 
     /// Asks `device` no more, for it reaches nothing: see [`DeviceTlbs::forget`]. What its silence has kept from
     /// use comes back with the next flush.
-    pub fn forget_device_tlb(&self, device: DeviceId) {
-        self.device_tlbs.forget(device);
+    ///
+    /// # Safety
+    /// As for [`DeviceTlbs::forget`]: the device reaches nothing by what it has cached, and fetches nothing any more.
+    pub unsafe fn forget_device_tlb(&self, device: DeviceId) {
+        // SAFETY: the caller's promise.
+        unsafe { self.device_tlbs.forget(device) };
     }
 }
 
@@ -255,7 +264,8 @@ unsafe impl<F: Frames, Q: InvalidationQueue, X: Format> Mapper for TableMapper<F
             let request = Request { domain: self.domain, invalidation };
             self.device_tlbs.submit(&self.queue, &[request]).is_ok()
         };
-        let unmapped = self.table.unmap(platform, range, forget);
+        // SAFETY: `Ok` is the word of the queue, for the IOTLB and for each device that caches translations.
+        let unmapped = unsafe { self.table.unmap(platform, range, forget) };
         if unmapped.bytes > 0 {
             gather.add(unmapped.stale);
         }
@@ -269,6 +279,7 @@ unsafe impl<F: Frames, Q: InvalidationQueue, X: Format> Mapper for TableMapper<F
 
     fn reclaim<P: Platform>(&self, platform: &P) -> Result<usize, InvalidationError> {
         // Devices cache translations, and a table that is reclaimed has none: they need not be asked.
-        self.table.reclaim(platform, || self.queue.invalidate(self.domain, Invalidation::Domain))
+        // SAFETY: `Ok` is the queue's word.
+        unsafe { self.table.reclaim(platform, || self.queue.invalidate(self.domain, Invalidation::Domain)) }
     }
 }

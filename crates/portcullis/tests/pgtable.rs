@@ -27,7 +27,7 @@ fn table(levels: u32) -> (Arc<Memory>, Vtd) {
 }
 
 fn unmap(table: &Vtd, range: IovaRange) -> Unmapped {
-    table.unmap(&*PLATFORM, range, &mut |_| unreachable!("VT-d wants no break before make"))
+    table.close(&*PLATFORM, range, &mut |_| unreachable!("VT-d wants no break before make"))
 }
 
 fn translate(table: &Vtd, iova: Iova) -> Option<(PhysAddr, Permissions)> {

@@ -52,7 +52,8 @@ impl<F: Frames, X: Format> Table for Tables<F, X> {
         let Ok(range) = IovaRange::new(Iova::new(iova), page * pages) else {
             return false;
         };
-        self.table.unmap(&self.platform, range, &mut |_| true).bytes == range.len()
+        // SAFETY: no hardware walks the table.
+        unsafe { self.table.unmap(&self.platform, range, &mut |_| true) }.bytes == range.len()
     }
 
     #[inline]

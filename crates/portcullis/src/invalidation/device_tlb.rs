@@ -118,7 +118,16 @@ impl DeviceTlbs {
     /// # Errors
     /// [`InvalidationError`]: it may still use what it has, and stays in the set. Call this again, or see that it
     /// reaches nothing and [`forget`](Self::forget) it.
-    pub fn remove<Q: InvalidationQueue>(&self, device: DeviceId, queue: &Q) -> Result<(), InvalidationError> {
+    ///
+    /// # Safety
+    /// - **The device fetches no translation of the domain any more**, from the call on until another
+    ///   [`add`](Self::add) that began after it has returned `Ok`: unmaps do not ask it meanwhile.
+    /// - `queue` is the domain's.
+    pub unsafe fn remove<Q: InvalidationQueue>(
+        &self,
+        device: DeviceId,
+        queue: &Q,
+    ) -> Result<(), InvalidationError> {
         if let Some(place) = self.place(number(device)) {
             queue.invalidate(self.domain, Invalidation::DeviceTlb { device, range: None })?;
             drop(InTheSet { set: self, place });
@@ -129,7 +138,12 @@ impl DeviceTlbs {
     /// Takes `device` out of the set without asking it: it was reset or unplugged, or the IOMMU lets no access of
     /// it through, translated ones included. As long as a device is in the set that does not answer, no
     /// invalidation of the domain is confirmed. Looks at 16 places.
-    pub fn forget(&self, device: DeviceId) {
+    ///
+    /// # Safety
+    /// - **The device reaches nothing by what it has cached**, and its accesses under way are complete.
+    /// - It fetches no translation of the domain any more, from the call on until another [`add`](Self::add) that began
+    ///   after it has returned `Ok`.
+    pub unsafe fn forget(&self, device: DeviceId) {
         if let Some(place) = self.place(number(device)) {
             drop(InTheSet { set: self, place });
         }

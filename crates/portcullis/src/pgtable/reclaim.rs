@@ -152,8 +152,9 @@ pub(super) fn put_back<X: Format>(aside: u64) -> u64 {
 
 impl<F: Frames, X: Format> PageTable<F, X> {
     /// Frees every table that is empty, and returns how many bytes that were: 0 also while another call is at
-    /// it, and always with another [platform](Platform::number) than the first that the table was used with. `invalidate` makes the hardware forget everything about the address space, paging structures
-    /// included, and says whether that worked; it may wait for hardware, and no lock is held meanwhile.
+    /// it, and always with another [platform](Platform::number) than the first that the table was used with. `invalidate`
+    /// makes the hardware forget everything about the address space, paging structures included, and says whether that
+    /// worked; it may wait for hardware, and no lock is held meanwhile.
     ///
     /// Looks at all tables: one step for each entry of those above the lowest, and for each of a lowest one up
     /// to the first in use. For each 64 empty tables it waits twice for what other CPUs are at; a map that
@@ -162,7 +163,12 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     /// # Errors
     /// What `invalidate` reports, where nothing was freed before. The tables it was about stay, and are freed by a later
     /// call.
-    pub fn reclaim<P: Platform, E>(
+    ///
+    /// # Safety
+    /// **`invalidate` returns `Ok` only where all hardware that walks this table has forgotten everything about the address
+    /// space**, where its tables are included, and every walk that began before is over. The tables are freed on that
+    /// word, and are somebody else's memory from then on.
+    pub unsafe fn reclaim<P: Platform, E>(
         &self,
         platform: &P,
         mut invalidate: impl FnMut() -> Result<(), E>,

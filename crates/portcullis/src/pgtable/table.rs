@@ -313,7 +313,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         undone: &mut Option<IovaRange>,
     ) -> MapError {
         if let Ok(entered) = IovaRange::new(range.start(), done) {
-            let removed = self.unmap(platform, entered, &mut |_| false);
+            let removed = self.unmap_all(platform, entered, &mut |_| false);
             debug_assert_eq!((removed.bytes, removed.kept), (done, 0));
             // What the call entered was free, so nothing larger around it is cached any more.
             *undone = Some(entered);
@@ -340,8 +340,14 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     /// and says whether that worked. What another CPU splits so is waited for, and with frames that are not coherent
     /// what it splits at all; so is, for a page of several entries, a [`reclaim`](Self::reclaim). So an interrupt handler
     /// should remove what was mapped as a whole only.
+    ///
+    /// # Safety
+    /// - **`invalidate` returns `true` only where hardware has forgotten the range**: no IOMMU that walks this table, and no
+    ///   device that caches translations itself, uses a translation or a table of the range any more that it read before
+    ///   the call, and every access that did is complete. A table is freed on that word.
+    /// - Where that was not confirmed it returns `false`. One that always does is sound.
     #[inline]
-    pub fn unmap<P: Platform>(
+    pub unsafe fn unmap<P: Platform>(
         &self,
         platform: &P,
         range: IovaRange,

@@ -9,7 +9,7 @@ use portcullis::invalidation::{
     DeviceId, DeviceTlbError, DomainId, Gather, Invalidation, InvalidationError, MOST_DEVICE_TLBS, Request,
 };
 use portcullis::mapper::Mapper as _;
-use portcullis_model::open::OpenMapper;
+use portcullis_model::open::{OpenMapper, OpenTlbs};
 
 use crate::machine::{DEVICE, Machine, OTHER, PAGE, SILENT, TLB, page};
 
@@ -62,7 +62,7 @@ fn a_device_that_cannot_be_added_is_not_asked() {
     devices.for_each(|device| mapper.add_device_tlb(device).unwrap());
     side.domain.flush().unwrap();
     assert_eq!(machine.told(), MOST_DEVICE_TLBS as u64);
-    mapper.remove_device_tlb(DeviceId(3)).unwrap();
+    mapper.remove_tlb(DeviceId(3)).unwrap();
     mapper.add_device_tlb(DeviceId(u32::MAX)).unwrap();
 }
 
@@ -101,10 +101,10 @@ fn a_device_goes_when_it_has_forgotten_everything_or_can_reach_nothing() {
     let machine = Machine::new();
     let side = machine.caching(Policy::Strict);
     let mapper = side.domain.mapper();
-    mapper.remove_device_tlb(OTHER).unwrap();
+    mapper.remove_tlb(OTHER).unwrap();
     assert_eq!(machine.told(), 0, "it was never there");
     machine.iommu.set_silent(DEVICE, true);
-    assert_eq!(mapper.remove_device_tlb(DEVICE), Err(SILENT));
+    assert_eq!(mapper.remove_tlb(DEVICE), Err(SILENT));
     let range = side.map(0);
     assert!(side.domain.unmap(range).is_err(), "it is asked still");
     machine.iommu.set_silent(DEVICE, false);
@@ -112,7 +112,7 @@ fn a_device_goes_when_it_has_forgotten_everything_or_can_reach_nothing() {
     let access = || machine.iommu.access(DEVICE, range.start(), 1, Permissions::WRITE).unwrap();
     (0..2).for_each(|_| access());
     assert_eq!(machine.iommu.stats().device_tlb_hits, 1);
-    mapper.remove_device_tlb(DEVICE).unwrap();
+    mapper.remove_tlb(DEVICE).unwrap();
     access();
     assert_eq!(machine.iommu.stats().device_tlb_hits, 1, "it had to ask again");
     // One that never answers.
@@ -120,7 +120,7 @@ fn a_device_goes_when_it_has_forgotten_everything_or_can_reach_nothing() {
     machine.iommu.set_silent(DEVICE, true);
     assert_eq!(side.domain.flush(), Err(SILENT));
     machine.iommu.detach(DEVICE);
-    mapper.forget_device_tlb(DEVICE);
+    mapper.forget_tlb(DEVICE);
     side.domain.flush().unwrap();
     side.domain.unmap(range).unwrap();
     assert_eq!(side.domain.stats().lost_iova_bytes, 0);
@@ -172,7 +172,7 @@ fn a_device_that_comes_and_goes_never_reaches_what_is_unmapped() {
                 (1..2 + 3 * PAGES).for_each(|number| _ = access(range(number)));
                 assert!(access(stays), "from its own TLB, unless that was told to forget everything");
                 iommu.attach(DEVICE, context);
-                mapper.remove_device_tlb(DEVICE).unwrap();
+                mapper.remove_tlb(DEVICE).unwrap();
                 comings.fetch_add(1, Ordering::Relaxed);
             }
         });

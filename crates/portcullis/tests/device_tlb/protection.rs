@@ -10,7 +10,7 @@ use portcullis::invalidation::{DomainId, Gather, Invalidation, InvalidationQueue
 use portcullis::mapper::{Mapper, TableMapper};
 use portcullis::pgtable::{Arm, ArmStage, PageTable};
 use portcullis::platform::Platform;
-use portcullis_model::open::{OpenDomain, OpenMapper, OpenRing};
+use portcullis_model::open::{OpenDomain, OpenMapper, OpenRing, OpenTlbs};
 
 use crate::machine::{DEVICE, LAZY_FOREVER, Machine, OTHER, PAGE, SILENT, page};
 
@@ -45,7 +45,7 @@ fn the_iotlb_alone_would_not_have_done() {
     let side = machine.caching(Policy::Strict);
     let range = side.map(0);
     assert!(machine.reaches(DEVICE, range.start()));
-    side.domain.mapper().forget_device_tlb(DEVICE);
+    side.domain.mapper().forget_tlb(DEVICE);
     side.domain.unmap(range).unwrap();
     assert!(machine.reaches(DEVICE, range.start()), "that is what the set of devices is for");
 }
@@ -65,7 +65,7 @@ fn without_such_devices_none_is_asked() {
     unmap(0);
     // Nor after the last has gone.
     side.domain.mapper().add_device_tlb(DEVICE).unwrap();
-    side.domain.mapper().remove_device_tlb(DEVICE).unwrap();
+    side.domain.mapper().remove_tlb(DEVICE).unwrap();
     machine.hostile.log();
     let told = machine.told();
     (1..10).for_each(unmap);

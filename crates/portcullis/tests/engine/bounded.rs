@@ -95,19 +95,19 @@ fn a_slot_is_not_kept_in_proportion_to_a_range() {
     table.visit(&Counting, |mapping| seen += mapping.range.len());
     assert_eq!(seen, LEN);
     assert!((8..=RUNS).contains(&most()));
-    assert_eq!(table.unmap(&Counting, whole, &mut |_| false).bytes, LEN);
+    assert_eq!(table.close(&Counting, whole, &mut |_| false).bytes, LEN);
     assert!((8..=RUNS).contains(&most()));
     // Pages one by one, none in its neighbour's table; empty pieces, at the end too; holes.
     let list = || (0..LEN / PAGE).map(|page| (phys(page * PAGE), PAGE));
     table.open_list(&Counting, whole, list(), rights, &mut None).unwrap();
     assert!((8..=PAGES).contains(&most()));
     let empty = || std::iter::repeat_n((phys(0), 0), 100_000);
-    assert_eq!(table.unmap(&Counting, range(PAGE, LEN - PAGE), &mut |_| false).bytes, LEN - PAGE);
+    assert_eq!(table.close(&Counting, range(PAGE, LEN - PAGE), &mut |_| false).bytes, LEN - PAGE);
     let one = [(phys(PAGE), PAGE)];
     let padded = empty().chain(one).chain(empty());
     table.open_list(&Counting, range(PAGE, PAGE), padded, rights, &mut None).unwrap();
     most();
-    assert_eq!(table.unmap(&Counting, whole, &mut |_| false).bytes, 2 * PAGE);
+    assert_eq!(table.close(&Counting, whole, &mut |_| false).bytes, 2 * PAGE);
     assert!((8..=RUNS).contains(&most()));
     // What is undone.
     map(&table, LEN - PAGE, PAGE).unwrap();

@@ -9,7 +9,7 @@ use portcullis::pgtable::{Entry, Format, Layout, PageTable, VtdSecondStage};
 use portcullis::platform::{FRAME_SIZE, Frames, TABLE_ENTRIES, Table};
 use portcullis::sync::{AtomicU64, Ordering};
 use portcullis_model::Memory;
-use portcullis_model::open::Simulated;
+use portcullis_model::open::{OpenTable, Simulated};
 
 use super::support::*;
 use crate::common::{PAGE, vtd};
@@ -278,7 +278,7 @@ fn a_map_through_a_table_that_was_put_back_beside_a_failing_reclaim_can_be_walke
     let (failed, has_failed) = std::sync::mpsc::channel();
     let mut hooks = Some((putting_back, has_failed));
     let mut second = None;
-    let reclaimed = table.reclaim(&*crate::common::PLATFORM, || {
+    let reclaimed = table.shrink(&*crate::common::PLATFORM, || {
         let (putting_back, has_failed) = hooks.take().unwrap();
         set_hook(Box::new(move || {
             putting_back.send(()).unwrap();

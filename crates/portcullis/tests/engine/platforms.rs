@@ -70,8 +70,8 @@ fn another_platform_reclaims_nothing() {
     let silent = One(PlatformNumber::NONE);
     let table = make(Hooked::<true>::new(), vtd(4));
     table.open(&home, range(0, PAGE), PhysAddr::new(0), Permissions::READ, &mut None).unwrap();
-    assert_eq!(table.unmap(&other, range(0, PAGE), &mut |_| true).bytes, PAGE);
-    let reclaim = |platform| table.reclaim(platform, || Ok::<_, ()>(())).unwrap();
+    assert_eq!(table.close(&other, range(0, PAGE), &mut |_| true).bytes, PAGE);
+    let reclaim = |platform| table.shrink(platform, || Ok::<_, ()>(())).unwrap();
     assert_eq!((reclaim(&other), reclaim(&silent)), (0, 0));
     assert_eq!(reclaim(&home), 3 * PAGE as usize);
 }
@@ -82,8 +82,8 @@ fn one_without_a_number_reclaims_what_none_with_a_number_has_used() {
     let frames = Hooked::new();
     let table: Arc<Table> = Arc::new(PageTable::new(Arc::clone(&frames), vtd(4), 1).unwrap());
     assert!(takes_the_lock(&frames, &table, &silent, 0));
-    assert_eq!(table.unmap(&silent, range(0, PAGE), &mut |_| true).bytes, PAGE);
-    assert_eq!(table.reclaim(&silent, || Ok::<_, ()>(())), Ok(3 * PAGE as usize));
+    assert_eq!(table.close(&silent, range(0, PAGE), &mut |_| true).bytes, PAGE);
+    assert_eq!(table.shrink(&silent, || Ok::<_, ()>(())), Ok(3 * PAGE as usize));
     // From now on its barrier is the only one that there is.
     assert!(takes_the_lock(&frames, &table, &late, 0));
 }

@@ -137,7 +137,7 @@ impl<X: Format> Machine<X> {
 
     fn reclaim(&self, mut answers: u32) {
         let before = self.table.table_bytes();
-        let freed = self.table.reclaim(&*PLATFORM, || {
+        let freed = self.table.shrink(&*PLATFORM, || {
             answers = answers.checked_sub(1).ok_or(())?;
             Ok::<_, ()>(())
         });

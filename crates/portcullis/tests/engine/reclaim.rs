@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use portcullis::addr::{Iova, Permissions, PhysAddr};
 use portcullis::invalidation::{DomainId, Invalidation, InvalidationQueue};
+use portcullis_model::open::OpenTable;
 use portcullis_model::{Context, DeviceId, Iommu, IommuConfig, Memory};
 
 use super::support::*;
@@ -47,7 +48,7 @@ fn tables_that_the_hardware_may_walk_are_kept_until_it_answers() {
     unmap(&table, 0, 1 << 30);
     let before = table.table_bytes();
     for _ in 0..3 {
-        assert_eq!(table.reclaim(&*PLATFORM, || Err("no answer")), Err("no answer"));
+        assert_eq!(table.shrink(&*PLATFORM, || Err("no answer")), Err("no answer"));
         assert_eq!(table.table_bytes(), before, "nothing is freed");
         assert_accounted(&memory, &table);
     }
@@ -56,7 +57,7 @@ fn tables_that_the_hardware_may_walk_are_kept_until_it_answers() {
     assert!(is_mapped(&table, 5 * LARGE));
     // The first batch goes, the second does not.
     let mut answers = [Ok(()), Err("no answer")].into_iter();
-    assert_eq!(table.reclaim(&*PLATFORM, || answers.next().unwrap()), Ok(64 * 4096), "what went is counted");
+    assert_eq!(table.shrink(&*PLATFORM, || answers.next().unwrap()), Ok(64 * 4096), "what went is counted");
     assert_eq!(table.table_bytes(), before - 64 * 4096);
     assert!(is_mapped(&table, 5 * LARGE));
     assert_accounted(&memory, &table);
@@ -72,7 +73,7 @@ fn a_table_dropped_after_a_failed_reclaim_leaves_nothing() {
     let table = make(Arc::clone(&memory), vtd(4));
     (0..100).for_each(|n| map(&table, n * LARGE, PAGE).unwrap());
     unmap(&table, 0, 1 << 30);
-    assert!(table.reclaim(&*PLATFORM, || Err(())).is_err());
+    assert!(table.shrink(&*PLATFORM, || Err(())).is_err());
     drop(table);
     assert_eq!((memory.frames_in_use(), memory.bad_frees(), memory.stray_tables()), (0, 0, 0));
 }
@@ -85,7 +86,7 @@ fn a_panic_in_the_driver_loses_no_table() {
     map(&table, 0, PAGE).unwrap();
     unmap(&table, 0, PAGE);
     let panicking = std::panic::AssertUnwindSafe(|| {
-        table.reclaim(&*PLATFORM, || -> Result<(), ()> { panic!("as the test wants") })
+        table.shrink(&*PLATFORM, || -> Result<(), ()> { panic!("as the test wants") })
     });
     assert!(std::panic::catch_unwind(panicking).is_err());
     map(&table, PAGE, PAGE).unwrap();
@@ -120,7 +121,7 @@ fn a_page_mapped_before_the_hardware_forgets_is_reached() {
     let pages = Invalidation::Range { range: range(0, PAGE), leaf_only: true };
     iommu.queue().invalidate(DOMAIN, pages).unwrap();
     let mut calls = 0;
-    let freed = table.reclaim(&*PLATFORM, || {
+    let freed = table.shrink(&*PLATFORM, || {
         calls += 1;
         if calls == 1 {
             map(&table, 7 * PAGE, PAGE).unwrap();

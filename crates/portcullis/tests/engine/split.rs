@@ -10,6 +10,7 @@ use portcullis::pgtable::{
 };
 use portcullis::platform::Frames;
 use portcullis_model::Memory;
+use portcullis_model::open::{OpenTable, Simulated};
 
 use super::support::*;
 use crate::common::{PAGE, vtd};
@@ -200,7 +201,7 @@ fn the_marks_and_the_sizes_fit() {
 }
 
 /// What an unmap of `len` bytes at `start` says must be invalidated.
-fn stale<F: Frames, X: Format>(table: &PageTable<F, X>, start: u64, len: u64) -> (u64, u64) {
+fn stale<F: Frames + Simulated, X: Format>(table: &PageTable<F, X>, start: u64, len: u64) -> (u64, u64) {
     let unmapped = unmap_telling(table, range(start, len), |_| true);
     assert_eq!((unmapped.bytes, unmapped.kept), (len, 0));
     (unmapped.stale.start().get(), unmapped.stale.len())
@@ -226,7 +227,7 @@ fn what_is_unmapped_of_a_large_page_is_stale_as_a_whole_until_its_table_is_gone(
         assert_eq!((hole.bytes, hole.stale), (0, range(LARGE, LARGE)));
         unmap(&table, 0, HUGE);
         // The table was set aside, and is used again: it is none that hardware has confirmed to have forgotten.
-        assert!(table.reclaim(&*crate::common::PLATFORM, || Err(())).is_err());
+        assert!(table.shrink(&*crate::common::PLATFORM, || Err(())).is_err());
         map(&table, LARGE, PAGE).unwrap();
         assert_eq!(stale(&table, LARGE, PAGE), (LARGE, LARGE));
         reclaim(&table);
@@ -325,7 +326,7 @@ fn a_page_of_several_entries_is_split_in_a_copy_of_its_table() {
     });
     assert!(std::panic::catch_unwind(panicking).is_err());
     mapped(&[3, 4]);
-    assert!(table.reclaim(&*crate::common::PLATFORM, || Err(())).is_err());
+    assert!(table.shrink(&*crate::common::PLATFORM, || Err(())).is_err());
     assert_eq!(table.table_bytes(), before + 3 * 4096, "until the hardware has forgotten them");
     assert_eq!(reclaim(&table), 3 * 4096);
     assert_eq!(unmap(&table, LARGE + 17 * PAGE, PAGE), PAGE);

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use portcullis::addr::{Iova, Permissions, PhysAddr};
 use portcullis::invalidation::{DomainId, Invalidation, InvalidationError, InvalidationQueue};
 use portcullis::pgtable::{AmdV1, Format, Layout, PageTable};
+use portcullis_model::open::OpenTable;
 use portcullis_model::{Context, Iommu, IommuConfig, Memory, TableFormat};
 
 use super::support::*;
@@ -96,7 +97,7 @@ impl<X: Format> Rig<X> {
         let (mut rounds, mut freed) = (0_u64, 0);
         while self.goes_on() {
             rounds += 1;
-            let result = self.table.reclaim(&*PLATFORM, || {
+            let result = self.table.shrink(&*PLATFORM, || {
                 if rounds.is_multiple_of(5) {
                     return Err(InvalidationError::TimedOut { waited_ns: 1 });
                 }

@@ -33,16 +33,16 @@ pub fn map<F: Frames + Simulated, X: Format>(
     table.open(&*PLATFORM, range(start, len), phys, Permissions::READ_WRITE, &mut None)
 }
 
-pub fn unmap<F: Frames, X: Format>(table: &PageTable<F, X>, start: u64, len: u64) -> u64 {
-    table.unmap(&*PLATFORM, range(start, len), &mut |_| true).bytes
+pub fn unmap<F: Frames + Simulated, X: Format>(table: &PageTable<F, X>, start: u64, len: u64) -> u64 {
+    table.close(&*PLATFORM, range(start, len), &mut |_| true).bytes
 }
 
-pub fn unmap_telling<F: Frames, X: Format>(
+pub fn unmap_telling<F: Frames + Simulated, X: Format>(
     table: &PageTable<F, X>,
     range: IovaRange,
     mut forget: impl FnMut(IovaRange) -> bool,
 ) -> Unmapped {
-    table.unmap(&*PLATFORM, range, &mut forget)
+    table.close(&*PLATFORM, range, &mut forget)
 }
 
 pub fn reached<F: Frames, X: Format>(table: &PageTable<F, X>, at: u64) -> Option<u64> {
@@ -55,8 +55,8 @@ pub fn is_mapped<F: Frames, X: Format>(table: &PageTable<F, X>, at: u64) -> bool
     found.is_some()
 }
 
-pub fn reclaim<F: Frames, X: Format>(table: &PageTable<F, X>) -> usize {
-    table.reclaim(&*PLATFORM, || Ok::<_, ()>(())).unwrap()
+pub fn reclaim<F: Frames + Simulated, X: Format>(table: &PageTable<F, X>) -> usize {
+    table.shrink(&*PLATFORM, || Ok::<_, ()>(())).unwrap()
 }
 
 /// Every frame of the memory is in the table and the other way round, and nothing has gone wrong with any.

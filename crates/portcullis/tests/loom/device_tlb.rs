@@ -128,7 +128,8 @@ fn nor_where_there_is_another_already() {
 #[test]
 fn nor_where_another_goes() {
     let come_and_go = |machine: &Machine| {
-        machine.set.remove(OTHER, &machine.hardware).unwrap();
+        // SAFETY: what plays the device has no memory behind it.
+        unsafe { machine.set.remove(OTHER, &machine.hardware) }.unwrap();
         machine.come();
     };
     race(|machine| machine.set.add(OTHER, &machine.hardware).unwrap(), come_and_go);
@@ -138,7 +139,8 @@ fn nor_where_another_goes() {
 fn a_device_that_goes_beside_an_unmap_keeps_nothing() {
     let go = |machine: &Machine| {
         machine.hardware.enable(false);
-        machine.set.remove(DEVICE, &machine.hardware).unwrap();
+        // SAFETY: what plays the device has no memory behind it.
+        unsafe { machine.set.remove(DEVICE, &machine.hardware) }.unwrap();
     };
     race(Machine::come, go);
 }
@@ -168,7 +170,8 @@ fn who_does_not_find_a_device_that_went_comes_after_its_last_invalidation() {
                 machine.1.add(*device, &machine.0).unwrap();
             }
             let beside = Arc::clone(&machine);
-            let beside = thread::spawn(move || beside.1.remove(DEVICE, &beside.0).unwrap());
+            // SAFETY: what plays the device has no memory behind it.
+            let beside = thread::spawn(move || unsafe { beside.1.remove(DEVICE, &beside.0) }.unwrap());
             let (hardware, set) = &*machine;
             let range = IovaRange::new(Iova::new(0x1000), 0x1000).unwrap();
             let invalidation = Invalidation::Range { range, leaf_only: true };

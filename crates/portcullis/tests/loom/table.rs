@@ -40,7 +40,9 @@ fn racing_maps_share_the_tables_that_one_of_them_installs() {
                 // SAFETY: no hardware walks the table.
                 unsafe { table.map(&cpu, page(1), memory(1), Permissions::READ, &mut None) }.unwrap();
                 assert_eq!(translate(&table, &cpu, 1), Some((memory(1), Permissions::READ)));
-                assert_eq!(table.unmap(&cpu, page(1), &mut |_| false).bytes, FRAME_SIZE);
+                // SAFETY: as above.
+                let unmapped = unsafe { table.unmap(&cpu, page(1), &mut |_| false) };
+                assert_eq!(unmapped.bytes, FRAME_SIZE);
             })
         };
         let cpu = Cpu(Some(0));

@@ -183,7 +183,7 @@ impl<F: Backing, X: Format> Machine<F, X> {
             self.held.borrow_mut().retain(|first, last| !covers(broken, *first, *last));
             true
         };
-        let unmapped = self.table.unmap(&*PLATFORM, range, forget);
+        let unmapped = self.table.close(&*PLATFORM, range, forget);
         // What is beyond the aperture is not there.
         let inside = len.min((self.top() + 1).saturating_sub(start));
         let removed = self.plain.remove(start, inside);
@@ -240,7 +240,7 @@ impl<F: Backing, X: Format> Machine<F, X> {
     pub fn reclaim(&mut self, confirms: bool) {
         self.invalidate();
         let (unmapped, mut ways) = (std::mem::take(&mut self.unmapped), Vec::new());
-        let result = self.table.reclaim(&**PLATFORM, || {
+        let result = self.table.shrink(&**PLATFORM, || {
             ways.clear();
             ways.extend(unmapped.iter().flat_map(|at| self.find(*at).tables));
             if confirms { Ok(()) } else { Err(()) }
