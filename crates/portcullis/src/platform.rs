@@ -8,7 +8,7 @@ use alloc::sync::{Arc, Weak};
 use core::marker::PhantomData;
 
 use crate::addr::PhysAddr;
-use crate::sync::{AtomicU64, Ordering, fence, unique};
+use crate::sync::{AtomicU64, Ordering, Settled, fence, unique};
 
 /// Proof that its holder has a local slot to itself, for as long as the proof lives.
 ///
@@ -72,17 +72,47 @@ impl PlatformNumber {
     pub fn new() -> Self {
         Self(unique())
     }
-
-    /// The number; 0 for [`NONE`](Self::NONE).
-    #[inline]
-    pub(crate) const fn get(self) -> u64 {
-        self.0
-    }
 }
 
 impl Default for PlatformNumber {
     fn default() -> Self {
         Self::new()
+    }
+}
+
+/// The platform for whose slots something keeps values: the first that it is used with. Slots of others, which have the same
+/// numbers, are none to it, and so are those of a platform that does not say who it is.
+#[derive(Debug, Default)]
+pub(crate) struct Home(Settled);
+
+impl Home {
+    /// What is settled on where no platform ever is home.
+    const NOBODYS: u64 = u64::MAX;
+
+    /// Whether `platform` is home, which it becomes where none is yet. A load and two compares.
+    #[inline]
+    pub fn is<P: Platform>(&self, platform: &P) -> bool {
+        let number = platform.number().0;
+        number != 0 && self.0.is(number)
+    }
+
+    /// Whether a barrier of `platform` reaches all CPUs whose slots count here, now and from now on: it is home, or it has no
+    /// number and there is no home; then there never is one.
+    pub fn is_reached<P: Platform>(&self, platform: &P) -> bool {
+        self.is(platform) || platform.number() == PlatformNumber::NONE && self.0.is(Self::NOBODYS)
+    }
+
+    /// As [`Platform::with_slot`], but without a slot where `platform` is not home.
+    #[inline]
+    pub fn with_slot<P: Platform, R>(&self, platform: &P, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
+        let is_home = self.is(platform);
+        platform.with_slot(|slot| f(slot.filter(|_| is_home)))
+    }
+
+    /// As [`Platform::with_slot_at_hand`], but `None` where `platform` is not home.
+    #[inline]
+    pub fn at_hand<P: Platform, R>(&self, platform: &P, f: impl FnOnce(&LocalSlot<'_>) -> R) -> Option<R> {
+        if self.is(platform) { platform.with_slot_at_hand(f) } else { None }
     }
 }
 
@@ -130,10 +160,11 @@ pub unsafe trait Platform: Send + Sync + 'static {
 
     /// Who it is: a number that was made with it, by [`PlatformNumber::new`].
     ///
-    /// A page table keeps turns for each slot of *one* platform, the first that is used with it. Callers with another, or with
-    /// one that does not say who it is, take turns by a lock, which is slower and as safe. Where it must wait for the turns of
-    /// all others, to [reclaim](crate::pgtable::PageTable::reclaim) tables or to split a page of several entries, it does nothing
-    /// for a platform whose barrier would not reach them.
+    /// A page table keeps turns for each slot, and an [`IovaSpace`](crate::iova::IovaSpace) lists, of *one* platform: the first
+    /// that is used with it. Callers with another, or with one that does not say who it is, go by a lock, which is slower and as
+    /// safe. Where a page table must wait for the turns of all others, to [reclaim](crate::pgtable::PageTable::reclaim) tables or
+    /// to split a page of several entries, and where a space is to take back what all CPUs keep, nothing is done for a platform
+    /// whose barrier would not reach them.
     #[inline]
     fn number(&self) -> PlatformNumber {
         PlatformNumber::NONE

@@ -132,6 +132,37 @@ fn nor_does_one_that_went_past_the_domain() {
     drop(buffer);
 }
 
+/// Whoever ends another's mapping by its number has the owner end what came to the address since. That costs each a mapping
+/// that it believes to have, and none a byte of what it has back.
+#[test]
+fn a_mapping_ended_by_number_under_its_owner_costs_later_ones_theirs_and_opens_nothing() {
+    let bench = Bench::on(StdPlatform::with_slots(1), Policy::Strict);
+    let map = || bench.device.map(bench.memory.buffer(PAGE).unwrap(), Direction::FromDevice).unwrap();
+    let first = map();
+    let iova = first.iova();
+    assert!(bench.writes(iova));
+    bench.device.unmap_single(iova, PAGE).unwrap();
+    let second = map();
+    assert!(second.iova() == iova && bench.writes(iova), "or the test means nothing");
+    let first = first.unmap().unwrap();
+    assert!(!bench.writes(iova), "the second is mapped, or the first is reachable");
+    let third = map();
+    assert!(third.iova() == iova && bench.writes(iova), "or the test means nothing");
+    let second = second.unmap().unwrap();
+    assert!(!bench.writes(iova), "the third is mapped, or the second is reachable");
+    // The third's owner is told of nothing either: its buffer is out of reach, as it is to be.
+    let third = third.unmap().unwrap();
+    assert!(!bench.writes(iova));
+    // One write reached each, while it was mapped.
+    for buffer in [first, second, third] {
+        let mut bytes = [0; 2];
+        buffer.read(0, &mut bytes).unwrap();
+        assert_eq!(bytes, [0xee, 0]);
+    }
+    let stats = bench.domain.stats();
+    assert_eq!((stats.maps, stats.unmaps, stats.lost_iova_bytes), (3, 3, 0));
+}
+
 #[test]
 fn a_buffer_whose_list_cannot_be_had_again_is_unmapped_all_the_same() {
     let bench = Bench::new(Policy::Strict);

@@ -20,16 +20,20 @@ use portcullis::domain::{Domain, Policy};
 use portcullis::invalidation::{DomainId, Invalidation, InvalidationError, InvalidationQueue};
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{PageTable, VtdSecondStage};
-use portcullis::platform::{FRAME_SIZE, Frames, LocalSlot, Platform, PlatformEvents, Table};
+use portcullis::platform::{FRAME_SIZE, Frames, LocalSlot, Platform, PlatformEvents, PlatformNumber, Table};
 
 /// One CPU, no clock, no timer.
-#[derive(Debug)]
-struct OneCpu;
+#[derive(Debug, Clone, Copy)]
+struct OneCpu(PlatformNumber);
 
 // SAFETY: the program has one thread.
 unsafe impl Platform for OneCpu {
     fn slots(&self) -> usize {
         1
+    }
+
+    fn number(&self) -> PlatformNumber {
+        self.0
     }
 
     fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
@@ -89,23 +93,24 @@ macro_rules! check {
 
 fn run() -> Option<()> {
     let format = VtdSecondStage::new(4, 2, 52).ok()?;
-    let table = PageTable::new(ArenaFrames, format, OneCpu.slots()).ok()?;
+    let cpu = OneCpu(PlatformNumber::new());
+    let table = PageTable::new(ArenaFrames, format, cpu.slots()).ok()?;
     let queue = Arc::new(CountingQueue::default());
     let mapper = TableMapper::new(table, Arc::clone(&queue), DomainId(1), alloc::vec::Vec::new());
-    let domain = Domain::new(OneCpu, mapper, Policy::Strict).ok()?;
+    let domain = Domain::new(cpu, mapper, Policy::Strict).ok()?;
     let device = DmaDevice::new(Arc::clone(&domain), u32::MAX.into());
 
     let buffer = PhysAddr::new(0x1234_5678);
     // SAFETY: no hardware walks the table.
     let iova = unsafe { device.map_single(buffer, 10_000, Direction::FromDevice) }.ok()?;
     check!(iova.get() <= u32::MAX.into());
-    let (phys, attributes) = domain.mapper().table().translate(&OneCpu, iova)?;
+    let (phys, attributes) = domain.mapper().table().translate(&cpu, iova)?;
     check!(phys == buffer);
     check!(attributes == Direction::FromDevice.permissions().into());
     check!(queue.0.load(Ordering::Relaxed) == 0);
 
     check!(device.unmap_single(iova, 10_000).is_ok());
-    check!(domain.mapper().table().translate(&OneCpu, iova).is_none());
+    check!(domain.mapper().table().translate(&cpu, iova).is_none());
     check!(queue.0.load(Ordering::Relaxed) == 1);
     check!(device.unmap_single(iova, 10_000).is_err());
     // The words of a table are plain 64-bit atomics here.

@@ -19,8 +19,9 @@ use crate::sync::{Ordering, fence};
 /// mapping.
 ///
 /// The raw methods trust their caller with what the typed one ([`map`](Self::map)) keeps account of itself: that the memory is
-/// the caller's to open to a device, for which they are unsafe; and that a mapping is unmapped once, as a whole, and by one
-/// CPU, which memory safety does not rest on: an unmap only ever closes.
+/// the caller's to open to a device, for which they are unsafe; and that a mapping is unmapped once, as a whole, by one
+/// CPU, and by whoever mapped it, which memory safety does not rest on: an unmap only ever closes. Whoever ends another's mapping
+/// sets its address free, so that the owner may end the next mapping there, whose device then loses its accesses.
 ///
 /// All methods may run on any number of CPUs at once. What they may wait for is the domain's affair: see
 /// [`Domain::map`] and [`Domain::unmap`].

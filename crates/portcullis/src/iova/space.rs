@@ -12,7 +12,7 @@ use super::tree::{MAX_ORDER, TreeError};
 use super::word::{END_PAGE, EXACT, MOST_PAGES, NO_OWNER};
 use crate::addr::{Iova, IovaRange, PageSize};
 use crate::broken::broken;
-use crate::platform::{LocalSlot, Platform};
+use crate::platform::{Home, LocalSlot, Platform};
 use crate::sync::Mutex;
 
 /// What is asked for: so many pages, 2^`order` rounded up, all below `end_page`.
@@ -32,11 +32,17 @@ impl Request {
 
 /// An I/O virtual address space. All methods take `&self`; a range belongs to one caller until it is freed.
 ///
+/// Lists are kept for the CPUs of *one* platform, the first that the space is used with. A call with any other, or with one
+/// [that does not say who it is](Platform::number), is as safe, but goes by the lock each time, and takes back nothing that CPUs
+/// keep.
+///
 /// Lengths are rounded up to whole granules, and up to 512 of them (2 MiB) to a power of two, unless the
 /// space has room for nothing but the exact size. Blocks of ranges are placed as high as possible.
 #[derive(Debug)]
 pub struct IovaSpace {
     granule: PageSize,
+    /// The platform whose CPUs' lists `cached` has: no other's slot gets there, and no other's barrier is believed.
+    home: Home,
     cached: Cached,
     /// Pages in all.
     total: u64,
@@ -79,15 +85,15 @@ impl IovaSpace {
         };
         let cached =
             Cached::new(config.slots, config.granule, (first, end), low_end, config.cache_bytes >> shift);
-        Ok(Self { granule: config.granule, cached, total, backing: Mutex::new(backing) })
+        let granule = config.granule;
+        Ok(Self { granule, home: Home::default(), cached, total, backing: Mutex::new(backing) })
     }
 
     /// Allocates `len` bytes, all at or below `limit`.
     ///
     /// O(1) from the CPU's lists, without an atomic read-modify-write; else O(log n) under the space's lock,
     /// for a block of ranges at once. When the space is exhausted, what every CPU keeps is taken back and the
-    /// search repeated, once: that waits for other CPUs, so a caller that must not wait uses
-    /// [`alloc_local`](Self::alloc_local). May allocate memory; never waits for hardware.
+    /// search repeated, once: that waits for other CPUs. May allocate memory; never waits for hardware.
     ///
     /// # Errors
     /// [`IovaError`], with nothing changed.
@@ -96,7 +102,7 @@ impl IovaSpace {
         if let Some((pages, class)) = self.small_class(len)
             && let Some(zone) = self.cached.zone_for(limit.get())
             && let Some(Some(page)) =
-                platform.with_slot_at_hand(move |slot| self.cached.take(slot, zone, class, pages))
+                self.home.at_hand(platform, move |slot| self.cached.take(slot, zone, class, pages))
         {
             return Ok(self.range(page, pages));
         }
@@ -107,7 +113,7 @@ impl IovaSpace {
     #[inline(never)]
     fn alloc_slowly<P: Platform>(&self, platform: &P, len: u64, limit: Iova) -> Result<IovaRange, IovaError> {
         let request = self.request(len, limit)?;
-        let tried = platform.with_slot(|slot| self.alloc_local_slowly(slot, len, limit));
+        let tried = self.home.with_slot(platform, |slot| self.alloc_once(slot, request, len, limit));
         // A request that no flush could satisfy costs nobody a cache.
         let impossible = request.pages > request.end_page.min(self.total);
         if impossible || !matches!(tried, Err(IovaError::Exhausted { .. })) {
@@ -115,28 +121,6 @@ impl IovaSpace {
         }
         self.flush_caches(platform);
         platform.with_slot(|_| self.last_resort(request, len, limit))
-    }
-
-    /// The same without taking anything back from other CPUs, by the slot that the caller holds: for callers
-    /// that must not wait.
-    ///
-    /// # Errors
-    /// [`IovaError`], with nothing changed. After [`IovaError::Exhausted`] there may be room in what CPUs keep.
-    #[inline]
-    pub fn alloc_local(
-        &self,
-        slot: Option<&LocalSlot<'_>>,
-        len: u64,
-        limit: Iova,
-    ) -> Result<IovaRange, IovaError> {
-        if let Some(slot) = slot
-            && let Some((pages, class)) = self.small_class(len)
-            && let Some(zone) = self.cached.zone_for(limit.get())
-            && let Some(page) = self.cached.take(slot, zone, class, pages)
-        {
-            return Ok(self.range(page, pages));
-        }
-        self.alloc_local_slowly(slot, len, limit)
     }
 
     /// Takes back a range, as it was handed out.
@@ -151,7 +135,7 @@ impl IovaSpace {
     /// with it.)
     #[inline]
     pub fn free<P: Platform>(&self, platform: &P, range: IovaRange) -> Result<(), IovaError> {
-        if platform.with_slot_at_hand(move |slot| self.put(slot, range)) == Some(true) {
+        if self.home.at_hand(platform, move |slot| self.put(slot, range)) == Some(true) {
             return Ok(());
         }
         self.free_slowly(platform, range)
@@ -160,15 +144,15 @@ impl IovaSpace {
     #[cold]
     #[inline(never)]
     fn free_slowly<P: Platform>(&self, platform: &P, range: IovaRange) -> Result<(), IovaError> {
-        platform.with_slot(|slot| self.free_local(slot, range))
+        self.home.with_slot(platform, |slot| self.free_local(slot, range))
     }
 
-    /// The same by the slot that the caller holds, or without one.
+    /// The same by the slot that the caller holds, or without one: of the one platform with which all calls are made.
     ///
     /// # Errors
     /// As [`free`](Self::free).
     #[inline]
-    pub fn free_local(&self, slot: Option<&LocalSlot<'_>>, range: IovaRange) -> Result<(), IovaError> {
+    pub(crate) fn free_local(&self, slot: Option<&LocalSlot<'_>>, range: IovaRange) -> Result<(), IovaError> {
         if let Some(slot) = slot
             && self.put(slot, range)
         {
@@ -207,14 +191,20 @@ impl IovaSpace {
     }
 
     /// Takes back what every CPU keeps. Waits for other CPUs' turns to end: not for interrupt handlers, and
-    /// not with a slot lent. Never allocates.
+    /// not with a slot lent. Never allocates. Does nothing for a platform other than that of the lists.
     pub fn flush_caches<P: Platform>(&self, platform: &P) {
-        self.cached.drain(platform, None, &self.backing);
+        self.drain(platform, None);
     }
 
     /// Takes back what is kept for slot `index`: its CPU is gone. As [`flush_caches`](Self::flush_caches).
     pub fn drain_slot<P: Platform>(&self, platform: &P, index: usize) {
-        self.cached.drain(platform, Some(index), &self.backing);
+        self.drain(platform, Some(index));
+    }
+
+    fn drain<P: Platform>(&self, platform: &P, only: Option<usize>) {
+        if self.home.is(platform) {
+            self.cached.drain(platform, only, &self.backing);
+        }
     }
 
     /// The unit of allocation.
@@ -254,16 +244,14 @@ impl IovaSpace {
         (limit.get() >> self.granule.shift()).saturating_add(u64::from(limit.get() & mask == mask))
     }
 
-    /// After the CPU's own list had nothing.
-    #[cold]
-    #[inline(never)]
-    fn alloc_local_slowly(
+    /// After the CPU's own list had nothing: without taking anything back from other CPUs.
+    fn alloc_once(
         &self,
         slot: Option<&LocalSlot<'_>>,
+        request: Request,
         len: u64,
         limit: Iova,
     ) -> Result<IovaRange, IovaError> {
-        let request = self.request(len, limit)?;
         let page = match self.cached.alloc(slot, &self.backing, request) {
             Ok(Some(page)) => Ok(page),
             Ok(None) => self.direct(request.pages_rounded(), request, NO_OWNER),

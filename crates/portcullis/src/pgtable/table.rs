@@ -10,8 +10,8 @@ use super::walk::Conflict;
 use crate::addr::{Iova, IovaRange, PageSize, PageSizes, PhysAddr};
 use crate::broken::broken;
 use crate::percpu::Sections;
-use crate::platform::{FRAME_SIZE, Frames, LocalSlot, Platform};
-use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering, Settled, pause, unique};
+use crate::platform::{FRAME_SIZE, Frames, Home, LocalSlot, Platform};
+use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering, pause, unique};
 
 /// What an unmap found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,9 +40,6 @@ pub(super) const RUNS_AT_ONCE: usize = 64;
 /// Granules that are mapped with one slot: a walk each at the most, or what one run of larger pages has.
 const PAGES_AT_ONCE: u64 = 4096;
 
-/// The number of no platform.
-const NOBODYS: u64 = u64::MAX;
-
 /// A page table of format `X` in memory from `F`, freed with it.
 ///
 /// All methods take `&self` and may run on any number of CPUs at once, as long as no two of them change the
@@ -59,8 +56,8 @@ pub struct PageTable<F: Frames, X: Format> {
     format: X,
     root: PhysAddr,
     sections: Sections,
-    /// The number of the platform whose slots `sections` are for, once there is one; [`NOBODYS`] where none ever is.
-    home: Settled,
+    /// The platform whose slots `sections` are for.
+    home: Home,
     /// The highest address, and the binary logarithm of what an entry of the root translates.
     last: u64,
     root_shift: u32,
@@ -88,7 +85,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             format,
             root: PhysAddr::new(0),
             sections: Sections::new(slots),
-            home: Settled::default(),
+            home: Home::default(),
             last: format.last_iova().get(),
             root_shift: format.shift(format.levels()),
             single: format
@@ -458,7 +455,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         platform: &P,
         f: impl FnOnce(&LocalSlot<'_>) -> R,
     ) -> Option<R> {
-        if self.is_home(platform) { platform.with_slot_at_hand(f) } else { None }
+        self.home.at_hand(platform, f)
     }
 
     /// As [`Platform::with_slot`], for a turn: without a slot also where the slots are not those that the turns are for.
@@ -468,21 +465,12 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         platform: &P,
         f: impl FnOnce(Option<&LocalSlot<'_>>) -> R,
     ) -> R {
-        let is_home = self.is_home(platform);
-        platform.with_slot(|slot| f(slot.filter(|_| is_home)))
-    }
-
-    /// Whether the turns are for the slots of `platform`: of the first that is used with the table.
-    #[inline]
-    fn is_home<P: Platform>(&self, platform: &P) -> bool {
-        let number = platform.number().get();
-        number != 0 && self.home.is(number)
+        self.home.with_slot(platform, f)
     }
 
     /// Whether a barrier of `platform` reaches all CPUs that have turns by slots, now and from now on.
     pub(super) fn is_reached<P: Platform>(&self, platform: &P) -> bool {
-        // Who has no number has no turns by slots; and then nobody ever may.
-        self.is_home(platform) || platform.number().get() == 0 && self.home.is(NOBODYS)
+        self.home.is_reached(platform)
     }
 
     #[inline]

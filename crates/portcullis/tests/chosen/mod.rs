@@ -35,6 +35,11 @@ impl Chosen {
         Self { slots, ..Self::default() }
     }
 
+    /// One that does not say who it is.
+    pub fn silent(slots: usize) -> Self {
+        Self { number: PlatformNumber::NONE, ..Self::new(slots) }
+    }
+
     /// The CPU past the last has no slot.
     pub fn be(&self, slot: usize) -> &Self {
         self.slot.store(slot, Ordering::Relaxed);

@@ -10,8 +10,10 @@ use portcullis::domain::{Domain, PhysSegment, Policy};
 use portcullis::invalidation::{Costs, DomainId, Gather, Invalidation, InvalidationError};
 use portcullis::mapper::{Geometry, Mapper};
 use portcullis::pgtable::{MapError, Unmapped};
-use portcullis::platform::{LocalSlot, Platform, PlatformEvents};
+use portcullis::platform::{LocalSlot, Platform, PlatformEvents, PlatformNumber};
 use portcullis::sync::{AtomicU64, Ordering};
+
+use super::frames::MACHINE;
 
 const PAGE: u64 = 4096;
 /// Page 0 is nobody's.
@@ -33,6 +35,10 @@ struct Cpus(std::sync::Arc<AtomicU64>);
 unsafe impl Platform for Cpus {
     fn slots(&self) -> usize {
         2
+    }
+
+    fn number(&self) -> PlatformNumber {
+        *MACHINE
     }
 
     fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {

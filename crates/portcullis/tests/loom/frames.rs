@@ -148,8 +148,8 @@ unsafe impl Format for Tiny {
     }
 }
 
-/// The machine that all of them are CPUs of.
-static MACHINE: std::sync::LazyLock<PlatformNumber> = std::sync::LazyLock::new(PlatformNumber::new);
+/// The machine that the CPUs of a model are of.
+pub static MACHINE: std::sync::LazyLock<PlatformNumber> = std::sync::LazyLock::new(PlatformNumber::new);
 
 /// A platform that lends one slot, or none, with full fences, as the model checker knows no others.
 pub struct Cpu(pub Option<usize>);

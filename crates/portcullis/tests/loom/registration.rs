@@ -10,11 +10,13 @@ use portcullis::domain::{Domain, PhysSegment, Policy};
 use portcullis::invalidation::{Costs, DomainId, Gather, Invalidation, InvalidationError};
 use portcullis::mapper::{Geometry, Mapper};
 use portcullis::pgtable::{MapError, Unmapped};
-use portcullis::platform::{LocalSlot, Platform, PlatformEvents};
+use portcullis::platform::{LocalSlot, Platform, PlatformEvents, PlatformNumber};
 use portcullis::registration::{
     AcquireError, Keep, Registration, RegistrationCache, RegistrationLimits, Released,
 };
 use portcullis::sync::{AtomicU64, Ordering};
+
+use super::frames::MACHINE;
 
 const PAGE: u64 = 4096;
 const PAGES: usize = 8;
@@ -30,6 +32,10 @@ struct Cpus;
 unsafe impl Platform for Cpus {
     fn slots(&self) -> usize {
         2
+    }
+
+    fn number(&self) -> PlatformNumber {
+        *MACHINE
     }
 
     fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {

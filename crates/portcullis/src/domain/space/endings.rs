@@ -29,6 +29,9 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// Strict: waits for one invalidation. Lazy: O(1), but for the call that finds its CPU's queue full,
     /// which waits for a flush. The caller holds no lock and no slot.
     ///
+    /// It trusts the caller that the mapping is its own. Ended for somebody else, its address is set free under the owner, whose
+    /// own unmap may then end the next mapping there: accesses fail, but nothing is reached that was handed back.
+    ///
     /// # Errors
     /// [`UnmapError`] says what was not done; after [`UnmapError::Unconfirmed`] the memory may still be
     /// reached.
