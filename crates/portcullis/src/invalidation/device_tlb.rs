@@ -22,6 +22,9 @@
 //! the unmap's own invalidation is carried out the IOTLB holds what memory no longer does, and would hand it to
 //! the device.
 //!
+//! One that is *coming*, until that invalidation is confirmed, is asked like the others; but it is not there for another
+//! `add`, which must not say that it may fetch, nor for those that take a device out.
+//!
 //! **A device that goes** fetches nothing any more when [`remove`](DeviceTlbs::remove) is called, and is taken out
 //! of the set after it has confirmed that it forgot everything. That store is `Release` and the loads of the set
 //! are `Acquire`: who does not find the device does what it does after that confirmation.
@@ -30,7 +33,7 @@ use arrayvec::ArrayVec;
 
 use super::{DeviceId, DomainId, Invalidation, InvalidationError, InvalidationQueue, Request};
 use crate::addr::IovaRange;
-use crate::sync::{AtomicU64, Ordering, fence};
+use crate::sync::{AtomicU64, Mutex, Ordering, fence};
 
 /// Devices with a TLB of their own that a domain can have.
 pub const MOST_DEVICE_TLBS: usize = if cfg!(loom) { 2 } else { 16 };
@@ -42,8 +45,11 @@ const RANGES: usize = 8;
 /// Requests in one submission: eight ranges in the IOTLB and in six devices. There may be several submissions.
 const REQUESTS: usize = 56;
 
-/// A free place in the set; others are one more than the device's number.
+/// A free place in the set; others are one more than the device's number,
 const FREE: u64 = 0;
+
+/// and this, while the device is coming.
+const COMING: u64 = 1 << 63;
 
 /// A device that cannot be added to [`DeviceTlbs`]: it must not be allowed to cache translations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -55,6 +61,9 @@ pub enum DeviceTlbError {
         /// How many it can have.
         limit: usize,
     },
+    /// Another call is just adding the device, and may fail.
+    #[error("another call is adding the device")]
+    Coming,
     /// The IOTLB was to forget what it has of the domain, and that was not confirmed.
     #[error(transparent)]
     Invalidation(#[from] InvalidationError),
@@ -62,24 +71,30 @@ pub enum DeviceTlbError {
 
 /// The devices of one domain that cache translations themselves: up to 16.
 ///
-/// Any number of CPUs may use it at once, and it takes no lock. Only calls that name the *same device* must come
-/// one after another.
+/// Any number of CPUs may use it at once. A submission takes no lock; a device that is added is looked for under one, which
+/// is not held while hardware works.
 #[derive(Debug)]
 pub struct DeviceTlbs {
     domain: DomainId,
     /// Places in use; while one is being taken or given up it may be one too many, and never one too few.
     count: AtomicU64,
     places: [AtomicU64; MOST_DEVICE_TLBS],
+    /// Held by whoever looks whether a device is there and takes a place for it: so it has one place at the most.
+    adding: Mutex<()>,
 }
 
 impl DeviceTlbs {
     /// No device, of `domain`.
     pub fn new(domain: DomainId) -> Self {
-        Self { domain, count: AtomicU64::new(0), places: core::array::from_fn(|_| AtomicU64::new(FREE)) }
+        let places = core::array::from_fn(|_| AtomicU64::new(FREE));
+        Self { domain, count: AtomicU64::new(0), places, adding: Mutex::new(()) }
     }
 
     /// Adds `device`: from now on it is asked. Call this **before** the device is allowed to fetch translations
     /// (before its ATS is enabled). A device that is there already stays, and nothing else is done.
+    ///
+    /// Where another call is just adding it that is an error and not waited for: what that call will return is not known
+    /// yet.
     ///
     /// Looks at 16 places and waits for one invalidation of the domain by `queue`, which is the domain's. The caller
     /// holds no lock and no slot. Allocates nothing.
@@ -88,29 +103,46 @@ impl DeviceTlbs {
     /// [`DeviceTlbError`]: it is not added, and must not fetch translations.
     pub fn add<Q: InvalidationQueue>(&self, device: DeviceId, queue: &Q) -> Result<(), DeviceTlbError> {
         let number = number(device);
-        if self.place(number).is_some() {
+        let Some(coming) = self.take_place(number)? else {
             return Ok(());
+        };
+        // Against the one in `submit`, as the module's comment says.
+        fence(Ordering::SeqCst);
+        queue.invalidate(self.domain, Invalidation::Domain)?;
+        let place = coming.place;
+        core::mem::forget(coming);
+        // Release: who finds it there is after that invalidation. Nobody else changes the place of one that is coming.
+        place.store(number, Ordering::Release);
+        Ok(())
+    }
+
+    /// A place for a device that is coming; `None` where it is there already.
+    fn take_place(&self, number: u64) -> Result<Option<InTheSet<'_>>, DeviceTlbError> {
+        let _adding = self.adding.lock();
+        if self.place(number).is_some() {
+            return Ok(None);
+        }
+        let value = number | COMING;
+        if self.place(value).is_some() {
+            return Err(DeviceTlbError::Coming);
         }
         // Before the place is taken: who counts none need not look at the places.
         self.count.fetch_add(1, Ordering::Relaxed);
         let taken = self
             .places
             .iter()
-            .find(|place| place.compare_exchange(FREE, number, Ordering::Relaxed, Ordering::Relaxed).is_ok());
-        let Some(place) = taken else {
-            self.count.fetch_sub(1, Ordering::Release);
-            return Err(DeviceTlbError::Full { limit: MOST_DEVICE_TLBS });
-        };
-        // Against the one in `submit`, as the module's comment says.
-        fence(Ordering::SeqCst);
-        let added = InTheSet { set: self, place };
-        queue.invalidate(self.domain, Invalidation::Domain)?;
-        core::mem::forget(added);
-        Ok(())
+            .find(|place| place.compare_exchange(FREE, value, Ordering::Relaxed, Ordering::Relaxed).is_ok());
+        match taken {
+            Some(place) => Ok(Some(InTheSet { set: self, place, value })),
+            None => {
+                self.count.fetch_sub(1, Ordering::Release);
+                Err(DeviceTlbError::Full { limit: MOST_DEVICE_TLBS })
+            }
+        }
     }
 
     /// Has `device` forget everything and takes it out of the set. Call this **after** it was made to fetch no
-    /// translation any more (its ATS is disabled). A device that is not there is let be.
+    /// translation any more (its ATS is disabled). A device that is not there is let be, as is one that is just being added.
     ///
     /// Waits for one invalidation of the device's TLB by `queue`, which is the domain's: a device that does not
     /// answer takes all of the queue's time-out. The caller holds no lock and no slot. Allocates nothing.
@@ -128,24 +160,26 @@ impl DeviceTlbs {
         device: DeviceId,
         queue: &Q,
     ) -> Result<(), InvalidationError> {
-        if let Some(place) = self.place(number(device)) {
+        let value = number(device);
+        if let Some(place) = self.place(value) {
             queue.invalidate(self.domain, Invalidation::DeviceTlb { device, range: None })?;
-            drop(InTheSet { set: self, place });
+            drop(InTheSet { set: self, place, value });
         }
         Ok(())
     }
 
     /// Takes `device` out of the set without asking it: it was reset or unplugged, or the IOMMU lets no access of
     /// it through, translated ones included. As long as a device is in the set that does not answer, no
-    /// invalidation of the domain is confirmed. Looks at 16 places.
+    /// invalidation of the domain is confirmed. One that is just being added is let be. Looks at 16 places.
     ///
     /// # Safety
     /// - **The device reaches nothing by what it has cached**, and its accesses under way are complete.
     /// - It fetches no translation of the domain any more, from the call on until another [`add`](Self::add) that began
     ///   after it has returned `Ok`.
     pub unsafe fn forget(&self, device: DeviceId) {
-        if let Some(place) = self.place(number(device)) {
-            drop(InTheSet { set: self, place });
+        let value = number(device);
+        if let Some(place) = self.place(value) {
+            drop(InTheSet { set: self, place, value });
         }
     }
 
@@ -207,8 +241,10 @@ impl DeviceTlbs {
         queue.submit(&together)
     }
 
-    fn place(&self, number: u64) -> Option<&AtomicU64> {
-        self.places.iter().find(|place| place.load(Ordering::Relaxed) == number)
+    /// The place with just this in it.
+    fn place(&self, value: u64) -> Option<&AtomicU64> {
+        // Acquire: after the invalidation of an `add` that is done.
+        self.places.iter().find(|place| place.load(Ordering::Acquire) == value)
     }
 }
 
@@ -216,13 +252,17 @@ impl DeviceTlbs {
 struct InTheSet<'a> {
     set: &'a DeviceTlbs,
     place: &'a AtomicU64,
+    /// What is in it, unless another call has taken the device out.
+    value: u64,
 }
 
 impl Drop for InTheSet<'_> {
     fn drop(&mut self) {
         // Release: who finds the place free, or counts none, is after the device was told to forget everything.
-        self.place.store(FREE, Ordering::Release);
-        self.set.count.fetch_sub(1, Ordering::Release);
+        let freed = self.place.compare_exchange(self.value, FREE, Ordering::Release, Ordering::Relaxed);
+        if freed.is_ok() {
+            self.set.count.fetch_sub(1, Ordering::Release);
+        }
     }
 }
 
@@ -231,5 +271,5 @@ fn number(device: DeviceId) -> u64 {
 }
 
 fn device(number: u64) -> Option<DeviceId> {
-    u32::try_from(number.checked_sub(1)?).ok().map(DeviceId)
+    u32::try_from((number & !COMING).checked_sub(1)?).ok().map(DeviceId)
 }

@@ -8,7 +8,7 @@ use portcullis::domain::Policy;
 use portcullis::invalidation::{
     DeviceId, DeviceTlbError, DomainId, Gather, Invalidation, InvalidationError, MOST_DEVICE_TLBS, Request,
 };
-use portcullis::mapper::Mapper as _;
+use portcullis::mapper::{Mapper as _, TableMapper};
 use portcullis_model::open::{OpenMapper, OpenTlbs};
 
 use crate::machine::{DEVICE, Machine, OTHER, PAGE, SILENT, TLB, page};
@@ -124,6 +124,50 @@ fn a_device_goes_when_it_has_forgotten_everything_or_can_reach_nothing() {
     side.domain.flush().unwrap();
     side.domain.unmap(range).unwrap();
     assert_eq!(side.domain.stats().lost_iova_bytes, 0);
+}
+
+/// The first call waits for the hardware when others come for the same device.
+#[test]
+fn a_device_that_is_just_being_added_is_neither_there_yet_nor_taken_out() {
+    let machine = Machine::new();
+    let (mapper, _) = machine.mapper(1, Arc::clone(&machine.hostile));
+    let mapper = Arc::new(mapper);
+    let asked = || {
+        let told = machine.told();
+        mapper.sync(&Gather::everything()).unwrap();
+        machine.told() - told
+    };
+    let beside = |mapper: &TableMapper<_, _>| {
+        assert_eq!(mapper.add_device_tlb(DEVICE), Err(DeviceTlbError::Coming), "it may not fetch yet");
+        mapper.remove_tlb(DEVICE).unwrap();
+        mapper.forget_tlb(DEVICE);
+        // Nor does another have to wait for it.
+        mapper.add_device_tlb(OTHER).unwrap();
+    };
+    let met = Arc::new(AtomicBool::new(false));
+    let (other, done) = (Arc::clone(&mapper), Arc::clone(&met));
+    machine.hostile.before_next(move || {
+        beside(&other);
+        done.store(true, Ordering::Relaxed);
+    });
+    mapper.add_device_tlb(DEVICE).unwrap();
+    assert!(met.load(Ordering::Relaxed));
+    assert_eq!((mapper.add_device_tlb(DEVICE), asked()), (Ok(()), 2), "both are there, once");
+    // One that is taken out by two goes once.
+    let other = Arc::clone(&mapper);
+    machine.hostile.before_next(move || other.forget_tlb(DEVICE));
+    mapper.remove_tlb(DEVICE).unwrap();
+    assert_eq!(asked(), 1, "the other is there still");
+    mapper.forget_tlb(OTHER);
+    assert_eq!(asked(), 0);
+    // The first call fails: it is for the second to try again.
+    machine.iommu.queue().fail_next(1, FAILED);
+    let (other, failed) = (Arc::clone(&mapper), DeviceTlbError::Invalidation(FAILED));
+    machine.hostile.before_next(move || {
+        assert_eq!(other.add_device_tlb(DEVICE), Err(DeviceTlbError::Coming));
+    });
+    assert_eq!((mapper.add_device_tlb(DEVICE), asked()), (Err(failed), 0));
+    assert_eq!((mapper.add_device_tlb(DEVICE), asked()), (Ok(()), 1));
 }
 
 /// Threads map, let the device in, unmap and try again, while the device's TLB comes and goes.

@@ -5,7 +5,8 @@ use ::loom::sync::{Arc, Mutex};
 use ::loom::thread;
 use portcullis::addr::{Iova, IovaRange};
 use portcullis::invalidation::{
-    DeviceId, DeviceTlbs, DomainId, Invalidation, InvalidationError, InvalidationQueue, Request,
+    DeviceId, DeviceTlbError, DeviceTlbs, DomainId, Invalidation, InvalidationError, InvalidationQueue,
+    Request,
 };
 use portcullis::sync::{AtomicU64, Ordering};
 
@@ -143,6 +144,53 @@ fn a_device_that_goes_beside_an_unmap_keeps_nothing() {
         unsafe { machine.set.remove(DEVICE, &machine.hardware) }.unwrap();
     };
     race(Machine::come, go);
+}
+
+/// What was unmapped is gone from the tables and not yet from the IOTLB, by an unmap that looked at the set before.
+fn adding(beside: fn(&Machine), ours: fn(&Machine)) {
+    let mut model = ::loom::model::Builder::new();
+    model.preemption_bound = Some(4);
+    model.check(move || {
+        let machine = Arc::new(Machine { hardware: Hardware::new(), set: DeviceTlbs::new(DOMAIN) });
+        machine.hardware.entry.store(0, Ordering::Relaxed);
+        let other = Arc::clone(&machine);
+        let other = thread::spawn(move || beside(&other));
+        ours(&machine);
+        other.join().unwrap();
+        // It is there already, unless it was taken out.
+        machine.set.add(DEVICE, &machine.hardware).unwrap();
+        machine.hardware.caches.lock().unwrap().device = 1;
+        machine.unmap();
+        assert!(!machine.hardware.is_held(), "it is there, and was not asked");
+        // SAFETY: what plays the device has no memory behind it.
+        unsafe { machine.set.forget(DEVICE) };
+        // All places are free again, and it is counted so.
+        [DEVICE, OTHER].iter().for_each(|device| machine.set.add(*device, &machine.hardware).unwrap());
+    });
+}
+
+fn come_if_it_may(machine: &Machine) {
+    match machine.set.add(DEVICE, &machine.hardware) {
+        Ok(()) => {
+            machine.hardware.enable(true);
+            assert!(!machine.hardware.is_held(), "it may fetch, and there is something left for it");
+            machine.hardware.enable(false);
+        }
+        Err(error) => assert_eq!(error, DeviceTlbError::Coming),
+    }
+}
+
+#[test]
+fn a_device_added_twice_at_once_fetches_nothing_that_is_unmapped() {
+    adding(come_if_it_may, come_if_it_may);
+}
+
+#[test]
+fn a_device_that_is_forgotten_while_it_is_added_is_there_or_not() {
+    // SAFETY: what plays the device has no memory behind it.
+    adding(|machine| unsafe { machine.set.forget(DEVICE) }, come_if_it_may);
+    // SAFETY: as above.
+    adding(|machine| unsafe { machine.set.remove(DEVICE, &machine.hardware) }.unwrap(), come_if_it_may);
 }
 
 /// A device's TLB, and hardware that orders nothing by itself: only who asks whom does.
