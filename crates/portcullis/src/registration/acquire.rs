@@ -3,9 +3,10 @@
 use super::RegistrationCache;
 use super::config::{Keep, Registration};
 use super::error::AcquireError;
+use super::hands::{Entry, Hands, MakingRoom};
 use super::index::Span;
-use super::state::{Batch, Claim, Held, Step};
-use crate::addr::{Direction, Iova, IovaRange};
+use super::state::{Claim, Held, Step};
+use crate::addr::{Direction, Iova};
 use crate::domain::{LinkFailed, MapListError, PhysSegment, Tally};
 use crate::invalidation::Gather;
 use crate::mapper::Mapper;
@@ -29,8 +30,9 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
     /// # Safety
     /// As for [`Domain::map`](crate::domain::Domain::map), for as long as the device may reach the memory by the table of the
     /// [module](crate::registration): until a [`forget`](Self::forget) of it has returned `Ok`; or, where all who acquired it did so
-    /// [`WhileHeld`](Keep::WhileHeld), until the [`release`](Self::release) of the last of them has. After an error it goes on for
-    /// what is unconfirmed only, until a [flush](crate::domain::Domain::flush) has returned `Ok`.
+    /// [`WhileHeld`](Keep::WhileHeld), until the [`release`](Self::release) of the last of them has returned `Ok`. After an error
+    /// that says `Unconfirmed`, of this call or a release, and after a panic it goes on until a `forget` of the memory has returned
+    /// `Ok`; after [`MapListError::Unconfirmed`] a [flush](crate::domain::Domain::flush) will do.
     #[inline]
     pub unsafe fn acquire(
         &self,
@@ -38,16 +40,16 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
         direction: Direction,
         keep: Keep,
     ) -> Result<Registration, AcquireError> {
-        let hit = Span::new(memory, direction.permissions())
-            .and_then(|span| self.with(|state| state.hit(&span, keep)));
-        match hit {
-            Some(held) => Ok(self.registration(held, memory.len)),
-            None => {
-                // SAFETY: the caller's promise.
-                let held = unsafe { self.acquire_missing(memory, direction, keep) }?;
-                Ok(self.registration(held, memory.len))
-            }
+        let mut hands = Hands::new(self, Entry::None);
+        if let Some(span) = Span::new(memory, direction.permissions()) {
+            self.with(|state| hands.entry = state.hit(&span, keep).map_or(Entry::None, Entry::Held));
         }
+        let held = match hands.take_held() {
+            Some(held) => held,
+            // SAFETY: the caller's promise.
+            None => unsafe { self.acquire_missing(memory, direction, keep) }?,
+        };
+        Ok(self.registration(held, memory.len))
     }
 
     fn registration(&self, held: Held, len: u64) -> Registration {
@@ -72,19 +74,33 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
             return Err(AcquireError::TooLarge { bytes, limit });
         }
         let mut making = MakingRoom { cache: self, claim: Claim::default() };
-        let mut batch = Batch::new();
+        let mut hands = Hands::new(self, Entry::None);
         loop {
             let claim = &mut making.claim;
-            match self.with(|state| state.step((&span, bytes, keep), claim, &mut batch)) {
-                Step::Hit(held) => return Ok(held),
+            let step = self.with(|state| {
+                let step = state.step((&span, bytes, keep), claim, &mut hands.batch);
+                hands.entry = match step {
+                    Step::Hit(held) => Entry::Held(held),
+                    Step::Reserved(slot) => Entry::Mapping { slot, range: None, removed: false },
+                    _ => Entry::None,
+                };
+                step
+            });
+            match step {
+                Step::Hit(held) => {
+                    hands.entry = Entry::None;
+                    return Ok(held);
+                }
                 // SAFETY: the caller's promise.
-                Step::Reserved(slot) => return unsafe { self.map(slot, &span, bytes) },
+                Step::Reserved(slot) => return unsafe { self.map(slot, &mut hands, &span, bytes) },
                 Step::Failed(error) => return Err(error),
                 Step::Wait => pause(),
                 Step::Evict => {
                     // What becomes free is this caller's before anybody else sees it.
-                    let settled = self.bury(&mut batch, |state| state.top_up(claim, bytes));
-                    settled.map_err(|error| AcquireError::Eviction { error })?;
+                    if let Err(error) = self.bury(&mut hands, |state| state.top_up(claim, bytes)) {
+                        self.with(|state| state.unclaim(claim));
+                        return Err(AcquireError::Eviction { error });
+                    }
                 }
             }
         }
@@ -94,69 +110,56 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
     ///
     /// # Safety
     /// As for [`acquire`](Self::acquire).
-    unsafe fn map(&self, slot: u32, span: &Span, bytes: u64) -> Result<Held, AcquireError> {
+    unsafe fn map(
+        &self,
+        slot: u32,
+        hands: &mut Hands<'_, M, P>,
+        span: &Span,
+        bytes: u64,
+    ) -> Result<Held, AcquireError> {
         let domain = self.device.domain();
-        // Already here: where addresses are short, what was deferred is confirmed for them.
-        let mut linking = Linking { cache: self, slot, range: None };
-        let range = domain.reserve(bytes, Iova::new(self.device.mask()))?;
+        // The entry is there already: where addresses are short, what was deferred is confirmed for them.
+        let range = match domain.reserve(bytes, Iova::new(self.device.mask())) {
+            Ok(range) => range,
+            Err(error) => {
+                self.with(|state| {
+                    hands.entry = Entry::None;
+                    state.not_mapped(slot, false);
+                });
+                return Err(error.into());
+            }
+        };
         let mut unconfirmed = Gather::new();
-        linking.range = Some(range);
+        hands.entry = Entry::Mapping { slot, range: Some(range), removed: false };
         // SAFETY: the caller's promise.
         let linked = unsafe { domain.link(range, &[span.memory()], span.permissions(), &mut unconfirmed) };
-        // It has come back.
-        core::mem::forget(linking);
         if let Err(LinkFailed { error, unconfirmed, occupied }) = linked {
-            self.with(|state| {
+            // Somebody else's translations may be there, which are left alone.
+            hands.entry = Entry::Mapping { slot, range: Some(range), removed: true };
+            let freed = self.with(|state| {
+                hands.entry = Entry::None;
                 let entry = state.slots.at_mut(slot);
                 (entry.range, entry.lost) = (Some(range), occupied);
                 state.not_mapped(slot, unconfirmed);
+                (!unconfirmed).then(|| domain.changing(range))
             });
-            if !unconfirmed {
-                self.give_back(range, occupied, 0);
+            if let Some(freed) = freed {
+                self.give_back(freed.done(), occupied, 0);
             }
             return Err(error.into());
         }
-        domain.settle(Tally { maps: 1, ..Tally::default() });
-        let mut batch = Batch::new();
-        let held = self.with(|state| {
+        self.with(|state| {
             state.slots.at_mut(slot).range = Some(range);
-            state.mapped(slot, &mut batch)
+            hands.entry = state.mapped(slot, &mut hands.batch).map_or(Entry::None, Entry::Held);
         });
-        held.ok_or_else(|| {
-            // Whoever had it forgotten waits for this, and tries again where the hardware does not confirm.
-            let _ = self.bury(&mut batch, |_| ());
-            AcquireError::forgotten(span)
-        })
-    }
-}
-
-/// Room that is set aside; given up when this is dropped, also where a mapper panics.
-struct MakingRoom<'a, M: Mapper, P: Platform> {
-    cache: &'a RegistrationCache<M, P>,
-    claim: Claim,
-}
-
-impl<M: Mapper, P: Platform> Drop for MakingRoom<'_, M, P> {
-    fn drop(&mut self) {
-        if !self.claim.is_empty() {
-            self.cache.with(|state| state.unclaim(&mut self.claim));
+        domain.settle(Tally { maps: 1, ..Tally::default() });
+        match hands.take_held() {
+            Some(held) => Ok(held),
+            None => match self.bury(hands, |_| ()) {
+                Ok(()) => Err(AcquireError::forgotten(span)),
+                // Whoever had it forgotten waits for this, and tries again.
+                Err(error) => Err(AcquireError::Unconfirmed { error }),
+            },
         }
-    }
-}
-
-/// An entry that is being mapped. Dropped where it gets no addresses, and where the mapper panics.
-struct Linking<'a, M: Mapper, P: Platform> {
-    cache: &'a RegistrationCache<M, P>,
-    slot: u32,
-    /// Its addresses, once it has some.
-    range: Option<IovaRange>,
-}
-
-impl<M: Mapper, P: Platform> Drop for Linking<'_, M, P> {
-    fn drop(&mut self) {
-        self.cache.with(|state| {
-            state.slots.at_mut(self.slot).range = self.range;
-            state.abandon(self.slot, true);
-        });
     }
 }

@@ -58,7 +58,8 @@ pub enum Released {
     Open,
     /// It was the last, and the device reaches it no more.
     Unmapped,
-    /// The owner had it forgotten while it was held: the device may have met faults instead of the memory.
+    /// The owner had it forgotten while it was held: the device may have met faults instead of the memory. If this was the last of
+    /// a range that is not kept, the device reaches it no more.
     Forgotten,
 }
 

@@ -5,11 +5,12 @@ use arrayvec::ArrayVec;
 use super::RegistrationCache;
 use super::config::{Forgotten, Registration, Released};
 use super::error::{ForgetError, ReleaseRegistrationError};
+use super::hands::{Entry, Hands};
 use super::index::Span;
-use super::slot::Phase;
-use super::state::{BATCH, Batch, Ended, Held, State};
+use super::slot::{Phase, Slots};
+use super::state::{BATCH, Ended, Held, State};
 use crate::addr::{IovaRange, Permissions};
-use crate::domain::PhysSegment;
+use crate::domain::{Domain, PhysSegment};
 use crate::invalidation::{Gather, InvalidationError};
 use crate::mapper::Mapper;
 use crate::pgtable::Unmapped;
@@ -18,8 +19,8 @@ use crate::sync::pause;
 
 impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
     /// Gives a registration back: the caller's device is done with it. O(1), but for the last of a range that is not
-    /// [kept](super::Keep::UntilForgotten): that is unmapped, with one invalidation. Allocates nothing. The caller
-    /// holds no lock and no slot.
+    /// [kept](super::Keep::UntilForgotten): that is unmapped, with one invalidation; where its owner is forgetting it at
+    /// this moment, that one is waited for. Allocates nothing. The caller holds no lock and no slot.
     ///
     /// # Errors
     /// [`ReleaseRegistrationError`]; after `Unconfirmed` the memory may still be reached.
@@ -30,20 +31,36 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
             return Err(ReleaseRegistrationError::OtherCache);
         }
         let held = Held { slot, generation, iova, whole };
-        let mut batch = Batch::new();
-        match self.with(|state| state.release(&held, &mut batch)) {
-            Some(Ended::Open) => Ok(Released::Open),
-            Some(Ended::Last) => match self.bury(&mut batch, |_| ()) {
-                Ok(_) => Ok(Released::Unmapped),
-                Err(error) => Err(ReleaseRegistrationError::Unconfirmed { error }),
-            },
-            Some(Ended::Forgotten(range)) => {
-                if let Some((range, lost)) = range {
-                    self.give_back(range, lost, 1);
+        let mut hands = Hands::new(self, Entry::Held(held));
+        let mut freed = None;
+        loop {
+            let ended = self.with(|state| {
+                let ended = state.release(&held, true, &mut hands.batch);
+                if !matches!(ended, Some(Ended::Wait)) {
+                    hands.entry = Entry::None;
                 }
-                Ok(Released::Forgotten)
+                if let Some(Ended::Forgotten(Some((range, lost)))) = ended {
+                    freed = Some((self.device.domain().changing(range), lost));
+                }
+                ended
+            });
+            match ended {
+                Some(Ended::Open) => return Ok(Released::Open),
+                Some(Ended::Last(released)) => {
+                    let buried = self.bury(&mut hands, |_| ());
+                    return buried
+                        .map(|()| released)
+                        .map_err(|error| ReleaseRegistrationError::Unconfirmed { error });
+                }
+                Some(Ended::Forgotten(_)) => {
+                    if let Some((range, lost)) = freed {
+                        self.give_back(range.done(), lost, 1);
+                    }
+                    return Ok(Released::Forgotten);
+                }
+                Some(Ended::Wait) => pause(),
+                None => return Err(ReleaseRegistrationError::OtherCache),
             }
-            None => Err(ReleaseRegistrationError::OtherCache),
         }
     }
 
@@ -66,7 +83,7 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
         let Some(span) = Span::new(memory, Permissions::READ_WRITE) else {
             return Ok(forgotten);
         };
-        let mut batch = Batch::new();
+        let mut hands = Hands::new(self, Entry::None);
         let stamp = self.with(|state| state.begin_forget(&span));
         loop {
             let (mut after, mut others, mut failed) = (None, false, None);
@@ -77,12 +94,12 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
                             return false;
                         };
                         after = Some(key);
-                        others |= !state.forget(key.slot(), &mut batch, &mut forgotten);
+                        others |= !state.forget(key.slot(), &mut hands.batch, &mut forgotten);
                     }
                     true
                 });
-                let entries = batch.len();
-                if let Err(error) = self.bury(&mut batch, |_| ()) {
+                let entries = hands.batch.len();
+                if let Err(error) = self.bury(&mut hands, |_| ()) {
                     let failed = failed.get_or_insert(ForgetError { entries: 0, error });
                     failed.entries += entries;
                 }
@@ -110,43 +127,42 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
         let mut bytes = 0;
         // Those that fail meanwhile are another call's.
         let mut unconfirmed = self.with(|state| state.unconfirmed.len);
-        let mut batch = Batch::new();
+        let mut hands = Hands::new(self, Entry::None);
         loop {
             let doomed = self.with(|state| {
                 let mut doomed = 0;
-                while !batch.is_full() {
+                while !hands.batch.is_full() {
                     let again = if unconfirmed > 0 { state.unconfirmed.first() } else { None };
                     unconfirmed = unconfirmed.saturating_sub(1);
                     let idle = || state.idle.first().filter(|_| state.idle.bytes > keep);
                     let Some(slot) = again.or_else(idle) else { break };
                     doomed += state.slots.at(slot).bytes;
-                    state.doom(slot, &mut batch);
+                    state.doom(slot, &mut hands.batch);
                 }
                 doomed
             });
-            if batch.is_empty() {
+            if hands.batch.is_empty() {
                 return Ok(bytes);
             }
-            self.bury(&mut batch, |_| ())?;
+            self.bury(&mut hands, |_| ())?;
             bytes += doomed;
         }
     }
 
-    /// Unmaps what is in `batch`, which is empty then, and waits until no device reaches it. Calls `settled` when the
+    /// Unmaps the batch in `hands`, which is empty then, and waits until no device reaches it. Calls `settled` when the
     /// state knows of it, with the same lock.
     pub(super) fn bury(
         &self,
-        batch: &mut Batch,
+        hands: &mut Hands<'_, M, P>,
         settled: impl FnOnce(&mut State),
     ) -> Result<(), InvalidationError> {
-        if batch.is_empty() {
+        if hands.batch.is_empty() {
             return Ok(());
         }
-        let batch = Interrupted { cache: self, batch };
         let domain = self.device.domain();
         let mut gather = Gather::new();
         let mut kept = 0;
-        for doomed in batch.batch.iter_mut() {
+        for doomed in &mut hands.batch {
             // What was unlinked before is not looked for again: another's translation may have been met there.
             if doomed.again {
                 gather.add(doomed.range);
@@ -163,19 +179,19 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
             }
         }
         let confirmed = domain.confirm(&gather);
-        let mut free: ArrayVec<(IovaRange, bool), BATCH> = ArrayVec::new();
+        let mut free: ArrayVec<_, BATCH> = ArrayVec::new();
         self.with(|state| {
-            for doomed in batch.batch.drain(..) {
+            for doomed in hands.batch.drain(..) {
                 state.slots.at_mut(doomed.slot).lost = doomed.lost;
                 if !doomed.again {
                     state.abandon(doomed.slot, true);
                 } else if state.ended(doomed.slot, confirmed.is_ok()) {
-                    free.push((doomed.range, doomed.lost));
+                    free.push((domain.changing(doomed.range), doomed.lost));
                 }
             }
             settled(state);
         });
-        free.into_iter().for_each(|(range, lost)| self.give_back(range, lost, 1));
+        free.into_iter().for_each(|(range, lost)| self.give_back(range.done(), lost, 1));
         if kept > 0 { Err(InvalidationError::StillMapped { bytes: kept }) } else { confirmed }
     }
 
@@ -183,26 +199,23 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
     pub(super) fn give_back(&self, range: IovaRange, lost: bool, unmaps: u64) {
         let domain = self.device.domain();
         if lost {
-            domain.lose(range.len());
+            drop(domain.changing(range));
         } else {
             domain.take_back(range, unmaps);
         }
     }
 }
 
-/// Entries that are being unmapped. What is left of them when this is dropped, the mapper has panicked at.
-struct Interrupted<'a, M: Mapper, P: Platform> {
-    cache: &'a RegistrationCache<M, P>,
-    batch: &'a mut Batch,
+/// A cache's entries while it ends. Dropped, the addresses of those that are left are given up.
+struct Leaving<'a, M: Mapper, P: Platform> {
+    domain: &'a Domain<M, P>,
+    slots: &'a mut Slots,
 }
 
-impl<M: Mapper, P: Platform> Drop for Interrupted<'_, M, P> {
+impl<M: Mapper, P: Platform> Drop for Leaving<'_, M, P> {
     fn drop(&mut self) {
-        if !self.batch.is_empty() {
-            self.cache.with(|state| {
-                self.batch.drain(..).for_each(|doomed| state.abandon(doomed.slot, !doomed.again))
-            });
-        }
+        let ranges = self.slots.iter_mut().filter_map(|entry| entry.range.take());
+        ranges.for_each(|range| drop(self.domain.changing(range)));
     }
 }
 
@@ -211,35 +224,36 @@ impl<M: Mapper, P: Platform> Drop for RegistrationCache<M, P> {
         let domain = self.device.domain();
         // Nobody else can be at it: the lock is for the type.
         let mut state = self.state.lock();
+        let leaving = Leaving { domain, slots: &mut state.slots };
         let mut gather = Gather::new();
-        for entry in state.slots.iter_mut() {
+        for entry in leaving.slots.iter_mut() {
             let Some(range) = entry.range else { continue };
             match entry.phase {
-                // All of it may be there, or nothing.
-                Phase::Unconfirmed if entry.interrupted => {
-                    // Its addresses are given up in any case.
-                    let _ = domain.unlink(range, &mut gather);
-                    gather.add(range);
+                Phase::Free | Phase::Gone => {}
+                Phase::Unconfirmed if !entry.interrupted => gather.add(range),
+                // All of it may be there, or nothing, where a call has not come back to it.
+                Phase::Live | Phase::Unconfirmed | Phase::Ending | Phase::Mapping => {
+                    entry.lost |= entry.phase != Phase::Live;
+                    if domain.unlink(range, &mut gather).bytes != range.len() {
+                        // Somebody else has removed the rest, and the addresses may be anybody's.
+                        entry.lost = true;
+                        gather.add(range);
+                    }
                 }
-                Phase::Live if domain.unlink(range, &mut gather).bytes != range.len() => {
-                    // Somebody else has removed the rest, and the addresses may be anybody's.
-                    entry.lost = true;
-                    gather.add(range);
-                }
-                Phase::Unconfirmed => gather.add(range),
-                _ => {}
             }
         }
         let confirmed = domain.confirm(&gather).is_ok();
-        for entry in state.slots.iter() {
-            let Some(range) = entry.range else { continue };
+        for entry in leaving.slots.iter_mut() {
+            let Some(range) = entry.range.take() else { continue };
+            let range = domain.changing(range);
             domain.count_neighbours(entry.open.wrapping_neg());
             if entry.lost || entry.refs > 0 {
-                domain.lose(range.len());
+                drop(range);
             } else if confirmed {
-                domain.take_back(range, 1);
+                domain.take_back(range.done(), 1);
             } else {
-                domain.quarantine(domain.changing(range), range.len());
+                let bytes = range.range().len();
+                domain.quarantine(range, bytes);
             }
         }
     }

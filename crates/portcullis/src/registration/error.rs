@@ -79,6 +79,13 @@ pub enum AcquireError {
         /// Its length in bytes.
         len: u64,
     },
+    /// The same, but the hardware did not confirm that it is unmapped again: **devices may still reach it** until a
+    /// [`forget`](super::RegistrationCache::forget) or a [`trim`](super::RegistrationCache::trim) succeeds.
+    #[error("forgotten while it was being acquired, and devices may still reach it: {error}")]
+    Unconfirmed {
+        /// Why it was not confirmed.
+        error: InvalidationError,
+    },
     /// The domain did not map it.
     #[error(transparent)]
     Map(#[from] MapListError),

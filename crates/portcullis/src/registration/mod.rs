@@ -53,6 +53,7 @@ mod acquire;
 mod config;
 mod end;
 mod error;
+mod hands;
 mod index;
 mod recent;
 mod slot;
@@ -61,6 +62,7 @@ mod state;
 pub use config::{Forgotten, Keep, Registration, RegistrationLimits, RegistrationUsage, Released};
 pub use error::{AcquireError, ForgetError, RegistrationConfigError, ReleaseRegistrationError};
 
+use self::hands::Uncounted;
 use self::slot::Slots;
 use self::state::State;
 use crate::dma::DmaDevice;
@@ -73,13 +75,14 @@ use crate::sync::{Mutex, unique};
 /// All methods take `&self` and may run on any number of CPUs at once. They trust their caller as the raw methods of
 /// [`DmaDevice`] do: that the memory is the caller's to open to the device, until it is unmapped as the table says.
 ///
-/// Where a mapper panics, its caller unwinds, and what was in hand counts as not confirmed: nobody is lent it, a later call
-/// unmaps it, whatever of it is there, and its addresses are given up. (One that panics again while the cache is dropped, and
-/// its caller unwinds, aborts.)
+/// Where a mapper, its queue or the platform panics, its caller unwinds, and what was in hand counts as not confirmed: nobody is
+/// lent it, a later call unmaps it, whatever of it is there, and its addresses are given up. A registration that was being
+/// acquired or released then is released. (One that panics again while its caller unwinds aborts.)
 ///
 /// When the cache is dropped, everything is unmapped strictly. Where the hardware does not confirm that, the addresses
 /// stay out of use until a later flush of the domain is confirmed, and the memory may be reached until then. The
-/// addresses of what is still held are given up for good.
+/// addresses of what is still held are given up for good. Where something panics meanwhile, what is left may stay mapped as
+/// long as the domain is there, and its addresses are given up: who must be sure has it forgotten before.
 #[derive(Debug)]
 pub struct RegistrationCache<M: Mapper, P: Platform> {
     device: DmaDevice<M, P>,
@@ -131,9 +134,10 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
         domain.platform().with_slot(|slot| {
             let mut state = self.state.lock();
             let result = f(&mut state);
-            let opened = core::mem::take(&mut state.opened);
+            let uncounted = Uncounted { cache: self, opened: core::mem::take(&mut state.opened) };
             drop(state);
-            domain.change_neighbours(slot, opened);
+            domain.change_neighbours(slot, uncounted.opened);
+            core::mem::forget(uncounted);
             result
         })
     }

@@ -52,7 +52,7 @@ pub(super) struct Slot {
     pub forgotten: bool,
     /// Its addresses must not be used again: somebody else's translation was met there.
     pub lost: bool,
-    /// Whoever mapped or unmapped it has not come back from the mapper, so its translations may be there.
+    /// Whoever mapped or unmapped it has not come back, so its translations may be there.
     pub interrupted: bool,
     before: u32,
     after: u32,
@@ -211,10 +211,6 @@ impl Slots {
     }
 
     /// All entries in use.
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Slot> {
-        self.slots.iter().filter(|slot| slot.phase != Phase::Free)
-    }
-
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Slot> {
         self.slots.iter_mut().filter(|slot| slot.phase != Phase::Free)
     }

@@ -12,7 +12,7 @@ use alloc::vec::Vec;
 use arrayvec::ArrayVec;
 
 use self::room::Waiting;
-use super::config::{Forgotten, Keep, RegistrationLimits, RegistrationUsage};
+use super::config::{Forgotten, Keep, RegistrationLimits, RegistrationUsage, Released};
 use super::index::{Index, Key, Span};
 use super::recent::Recent;
 use super::slot::{List, Phase, Slot, Slots};
@@ -222,8 +222,8 @@ impl State {
         self.drop_entry(slot)
     }
 
-    /// Whoever was mapping or unmapping an entry has not come back from the mapper, or it could not remove all of it; the
-    /// mapper may have been at work on it if `interrupted`: then a later call unmaps it, whatever of it is there. Nobody gets its addresses.
+    /// Whoever was mapping or unmapping an entry has not come back from a call below, or could not remove all of it. Translations
+    /// may be there if `interrupted`: then a later call unmaps it, whatever of it is there. Nobody gets its addresses.
     pub(super) fn abandon(&mut self, slot: u32, interrupted: bool) {
         let entry = self.slots.at_mut(slot);
         (entry.lost, entry.interrupted) = (true, interrupted);
@@ -261,15 +261,19 @@ impl State {
     }
 
     /// One registration less. What is to be unmapped for that is in `batch`; where a range is returned, its addresses
-    /// are nobody's now.
+    /// are nobody's now. The last of a range that is not kept says that nobody reaches it: so a caller that `waits` learns
+    /// that somebody is still unmapping it, and is to come again; nothing is changed then.
     #[inline]
-    pub(super) fn release(&mut self, held: &Held, batch: &mut Batch) -> Option<Ended> {
+    pub(super) fn release(&mut self, held: &Held, waits: bool, batch: &mut Batch) -> Option<Ended> {
         let slot = held.slot;
         let same = self.slots.get(slot).is_some_and(|entry| entry.generation == held.generation);
         if !same {
             return None;
         }
         let entry = self.slots.at_mut(slot);
+        if waits && entry.phase == Phase::Ending && entry.refs == 1 && !entry.keep {
+            return Some(Ended::Wait);
+        }
         entry.refs -= 1;
         entry.whole -= u64::from(held.whole);
         let (last, keep) = (entry.refs == 0, entry.keep);
@@ -282,7 +286,7 @@ impl State {
             }
             Phase::Live if last => {
                 self.doom(slot, batch);
-                Some(Ended::Last)
+                Some(Ended::Last(Released::Unmapped))
             }
             Phase::Live => Some(Ended::Open),
             Phase::Gone if last => {
@@ -290,6 +294,11 @@ impl State {
                 self.gone -= 1;
                 self.slots.give_back(slot);
                 Some(Ended::Forgotten(range))
+            }
+            // The forget was not confirmed. Whoever holds it last tries again.
+            Phase::Unconfirmed if last && !keep => {
+                self.doom(slot, batch);
+                Some(Ended::Last(Released::Forgotten))
             }
             _ => Some(Ended::Forgotten(None)),
         }
@@ -335,8 +344,10 @@ impl State {
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Ended {
     Open,
-    /// The entry is in the batch.
-    Last,
+    /// The entry is in the batch. What to say once it is unmapped.
+    Last(Released),
     /// It was forgotten; the addresses that are nobody's now, and whether they are lost.
     Forgotten(Option<(IovaRange, bool)>),
+    /// It is being forgotten, and is still held.
+    Wait,
 }

@@ -15,6 +15,7 @@ mod doubles;
 mod faults;
 mod hostile;
 mod pool;
+mod registration;
 mod ring;
 mod run;
 mod swiotlb;

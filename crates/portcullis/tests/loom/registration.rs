@@ -12,7 +12,8 @@ use portcullis::mapper::{Geometry, Mapper};
 use portcullis::pgtable::{MapError, Unmapped};
 use portcullis::platform::{LocalSlot, Platform, PlatformEvents, PlatformNumber};
 use portcullis::registration::{
-    AcquireError, Keep, Registration, RegistrationCache, RegistrationLimits, Released,
+    AcquireError, ForgetError, Keep, Registration, RegistrationCache, RegistrationLimits,
+    ReleaseRegistrationError, Released,
 };
 use portcullis::sync::{AtomicU64, Ordering};
 
@@ -20,6 +21,7 @@ use super::frames::MACHINE;
 
 const PAGE: u64 = 4096;
 const PAGES: usize = 8;
+const TIMED_OUT: InvalidationError = InvalidationError::TimedOut { waited_ns: 1 };
 
 ::loom::thread_local! {
     /// The CPU that a thread is.
@@ -59,6 +61,8 @@ struct Hardware {
     /// What the table says of each page, and what the device has cached: physical addresses, 0 for none.
     pages: Mutex<[(u64, u64); PAGES]>,
     steps: AtomicU64,
+    /// Invalidations that are not confirmed.
+    fails: Mutex<u64>,
 }
 
 impl Hardware {
@@ -66,7 +70,12 @@ impl Hardware {
         let aperture = IovaRange::new(Iova::new(0), PAGES as u64 * PAGE).unwrap();
         let page_sizes = PageSizes::EMPTY.with(PageSize::SIZE_4K);
         let geometry = Geometry { aperture, page_sizes, reserved: Vec::new() };
-        Self { geometry, pages: Mutex::new([(0, 0); PAGES]), steps: AtomicU64::new(0) }
+        Self {
+            geometry,
+            pages: Mutex::new([(0, 0); PAGES]),
+            steps: AtomicU64::new(0),
+            fails: Mutex::default(),
+        }
     }
 
     /// Calls `f` with a page's table entry and cache. Others may come before.
@@ -114,6 +123,14 @@ unsafe impl Mapper for Hardware {
     }
 
     fn sync(&self, gather: &Gather) -> Result<(), InvalidationError> {
+        // Others may come before, and see that it is not confirmed yet.
+        self.steps.fetch_add(1, Ordering::Relaxed);
+        let mut fails = self.fails.lock().unwrap();
+        if *fails > 0 {
+            *fails -= 1;
+            return Err(TIMED_OUT);
+        }
+        drop(fails);
         for request in gather.requests(DomainId(0), &Costs::BARE_METAL) {
             let Invalidation::Range { range, .. } = request.invalidation else { unreachable!("few ranges") };
             // What it forgets it may fetch again at once.
@@ -144,7 +161,7 @@ fn acquire(cache: &Cache, number: u64, keep: Keep) -> Result<Registration, Acqui
 }
 
 /// `first` and `second` by two CPUs; the first is the one that makes the cache.
-fn model(entries: usize, first: fn(&Cache) -> Iova, second: fn(&Cache), then: fn(&Cache, Iova)) {
+fn model<T: 'static>(entries: usize, first: fn(&Cache) -> T, second: fn(&Cache), then: fn(&Cache, T)) {
     let mut builder = ::loom::model::Builder::new();
     builder.preemption_bound = Some(3);
     // Who waits looks again and again.
@@ -155,7 +172,7 @@ fn model(entries: usize, first: fn(&Cache) -> Iova, second: fn(&Cache), then: fn
         let limits = RegistrationLimits { entries, bytes: PAGES as u64 * PAGE };
         let device = DmaDevice::new(domain, u64::MAX);
         let cache = Arc::new(RegistrationCache::new(device, limits).unwrap());
-        let iova = first(&cache);
+        let begun = first(&cache);
         let other = {
             let cache = Arc::clone(&cache);
             thread::spawn(move || {
@@ -163,7 +180,7 @@ fn model(entries: usize, first: fn(&Cache) -> Iova, second: fn(&Cache), then: fn
                 second(&cache);
             })
         };
-        then(&cache, iova);
+        then(&cache, begun);
         other.join().unwrap();
         let usage = cache.usage();
         assert_eq!((usage.entries, usage.forgotten_entries), (usage.idle_entries, 0));
@@ -266,4 +283,40 @@ fn what_is_being_mapped_when_it_is_forgotten_is_not_reached() {
     };
     // Addresses are handed out from the top.
     model(4, |_| Iova::new((PAGES as u64 - 1) * PAGE), keep, forget);
+}
+
+/// The last holder's memory is its own again when the release says so, whoever else is forgetting it.
+fn released(cache: &Cache, held: Registration) {
+    let iova = held.iova();
+    match cache.release(held) {
+        Ok(Released::Open) => unreachable!("it was the last"),
+        Ok(Released::Unmapped | Released::Forgotten) => {
+            assert_eq!(reached(cache, iova), 0, "released, and reached")
+        }
+        Err(error) => assert_eq!(error, ReleaseRegistrationError::Unconfirmed { error: TIMED_OUT }),
+    }
+}
+
+/// The device has used it, and keeps what it found.
+fn used(cache: &Cache) -> Registration {
+    acquire(cache, 0, Keep::WhileHeld).unwrap()
+}
+
+#[test]
+fn the_last_release_of_what_is_being_forgotten_says_when_it_is_out_of_reach() {
+    model(4, used, |cache| assert!(cache.forget(memory(0)).is_ok()), released);
+}
+
+/// The first invalidation is not confirmed, whoever asks for it: the other tries again.
+#[test]
+fn what_neither_a_release_nor_a_forget_confirms_is_said_to_be_reached() {
+    let used = |cache: &Cache| {
+        *cache.device().domain().mapper().fails.lock().unwrap() = 1;
+        used(cache)
+    };
+    let forget = |cache: &Cache| match cache.forget(memory(0)) {
+        Ok(_) => {}
+        Err(error) => assert_eq!(error, ForgetError { entries: 1, error: TIMED_OUT }),
+    };
+    model(4, used, forget, released);
 }

@@ -1,7 +1,8 @@
 //! Hardware that does not confirm, memory and addresses that run out, owners and CPUs that come at the wrong moment.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
 
 use portcullis::addr::{Iova, IovaRange, Permissions};
 use portcullis::dma::DmaDevice;
@@ -296,7 +297,7 @@ fn a_forget_waits_for_whoever_unmaps_the_range_already() {
         };
         assert!(bench.rig.reaches(iova));
         std::thread::scope(|scope| {
-            let (begin, begun) = std::sync::mpsc::channel();
+            let (begin, begun) = channel();
             let (cache, rig) = (&bench.cache, &bench.rig);
             let forgetting = scope.spawn(move || {
                 begun.recv().unwrap();
@@ -341,4 +342,128 @@ fn what_waits_for_room_when_it_is_forgotten_is_not_mapped() {
     bench.unhook();
     bench.touch(memory, KEPT);
     bench.finish();
+}
+
+/// The last holder may use its memory again when a release says `Ok`: so that must be true of what its owner has forgotten, too.
+#[test]
+fn the_last_release_of_what_a_forget_could_not_confirm_tries_again() {
+    for keep in [HELD, KEPT] {
+        let bench = Bench::new(4, 64);
+        let held = [HELD, keep, HELD].map(|keep| bench.acquire(pages(0, 1), keep).unwrap());
+        let iova = held[0].iova();
+        assert!(bench.rig.reaches(iova));
+        bench.fail(true);
+        bench.cache.forget(pages(0, 1)).unwrap_err();
+        let [first, second, third] = held;
+        // Others hold it, and nothing is promised yet.
+        assert_eq!(bench.cache.release(first), Ok(Released::Forgotten));
+        assert_eq!(bench.cache.release(second), Ok(Released::Forgotten));
+        bench.submissions();
+        let last = bench.cache.release(third);
+        assert!(bench.rig.reaches(iova), "or the test means nothing");
+        if keep == KEPT {
+            // The memory is the owner's to open until a forget succeeds, whoever releases it.
+            assert_eq!((last, bench.submissions()), (Ok(Released::Forgotten), 0));
+        } else {
+            assert_eq!(last, Err(ReleaseRegistrationError::Unconfirmed { error: TIMEOUT }));
+        }
+        assert_eq!(bench.cache.usage().unconfirmed_entries, 1);
+        bench.fail(false);
+        assert_eq!(bench.cache.forget(pages(0, 1)).unwrap().entries, 1);
+        assert!(!bench.rig.reaches(iova));
+        // Where the hardware answers by then, the release is all that it takes.
+        let held = bench.acquire(pages(0, 1), HELD).unwrap();
+        assert!(bench.rig.reaches(held.iova()));
+        bench.fail(true);
+        bench.cache.forget(pages(0, 1)).unwrap_err();
+        bench.fail(false);
+        let iova = held.iova();
+        assert_eq!(bench.cache.release(held), Ok(Released::Forgotten));
+        assert!(!bench.rig.reaches(iova));
+        assert_eq!(bench.cache.usage().entries, 0);
+        bench.finish();
+    }
+}
+
+#[test]
+fn the_last_release_of_what_is_being_forgotten_waits_for_the_confirmation() {
+    for fails in [false, true] {
+        let bench = Bench::on(StdPlatform::new(), 4, 64);
+        let held = bench.acquire(pages(0, 1), HELD).unwrap();
+        let iova = held.iova();
+        assert!(bench.rig.reaches(iova));
+        bench.fail(fails);
+        std::thread::scope(|scope| {
+            let (begin, begun) = channel();
+            let (cache, rig) = (&bench.cache, &bench.rig);
+            let releasing = scope.spawn(move || {
+                begun.recv().unwrap();
+                let released = cache.release(held);
+                // By now the other's invalidation is over.
+                assert!(!rig.reaches(iova) || released.is_err(), "{released:?}");
+                released
+            });
+            let first = AtomicBool::new(true);
+            bench.rig.queue.set(move || {
+                if first.swap(false, Ordering::Relaxed) {
+                    begin.send(()).unwrap();
+                    // Time to be wrong in; what is right does not depend on it.
+                    std::thread::sleep(std::time::Duration::from_millis(20));
+                }
+            });
+            assert_eq!(bench.cache.forget(pages(0, 1)).is_err(), fails);
+            let unconfirmed = Err(ReleaseRegistrationError::Unconfirmed { error: TIMEOUT });
+            assert_eq!(releasing.join().unwrap(), if fails { unconfirmed } else { Ok(Released::Forgotten) });
+        });
+        bench.unhook();
+        bench.fail(false);
+        bench.cache.trim(0).unwrap();
+        assert!(!bench.rig.reaches(iova));
+        assert_eq!(bench.cache.usage().entries, 0);
+        bench.finish();
+    }
+}
+
+/// The forget comes while the entry gets its addresses, for which what was deferred is flushed.
+#[test]
+fn what_was_forgotten_while_it_was_acquired_and_is_not_confirmed_says_so() {
+    let bench = Bench::on(StdPlatform::new(), 4, 64);
+    let device = DmaDevice::new(Arc::clone(&bench.rig.domain), 16 * PAGE - 1);
+    let limits = RegistrationLimits { entries: 4, bytes: 64 * PAGE };
+    let cache = &Arc::new(RegistrationCache::new(device.clone(), limits).unwrap());
+    cache.release(cache.open(pages(0, 1), BOTH, KEPT).unwrap()).unwrap();
+    let all: Vec<_> = core::iter::from_fn(|| device.open_single(pages(9, 1).phys, PAGE, BOTH).ok()).collect();
+    all.into_iter().for_each(|iova| device.unmap_single(iova, PAGE).unwrap());
+    let ((begin, begun), (see, seen)) = (channel(), channel());
+    let (queue, hooked) = (bench.rig.iommu.queue(), Arc::clone(cache));
+    let (turn, seen) = (AtomicU64::new(0), Mutex::new(seen));
+    bench.rig.queue.set(move || match turn.fetch_add(1, Ordering::Relaxed) {
+        // Addresses are looked for.
+        0 => {
+            begin.send(()).unwrap();
+            seen.lock().unwrap().recv().unwrap();
+        }
+        // The forget knows both entries, and unmaps the one that it can.
+        1 => see.send(()).unwrap(),
+        // The other is mapped, and unmapped again.
+        2 => {
+            while hooked.usage().entries > 1 {
+                std::thread::yield_now();
+            }
+            queue.fail_next(1, TIMEOUT);
+        }
+        _ => {}
+    });
+    std::thread::scope(|scope| {
+        let forgetting = scope.spawn(move || {
+            begun.recv().unwrap();
+            cache.forget(pages(0, 2))
+        });
+        let error = cache.open(pages(1, 1), BOTH, HELD).unwrap_err();
+        assert_eq!(error, AcquireError::Unconfirmed { error: TIMEOUT });
+        // It tries again what the other could not do.
+        assert_eq!(forgetting.join().unwrap().unwrap().entries, 2);
+    });
+    assert_eq!(cache.usage().entries, 0);
+    bench.rig.queue.clear();
 }

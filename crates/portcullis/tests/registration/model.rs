@@ -234,12 +234,14 @@ impl World {
         let entry = &mut self.entries[at];
         let (last, kept) = (entry.held.is_empty(), entry.kept);
         let expected = match entry.is {
-            Is::Live if last && !kept => {
+            // A forget that was not confirmed is the last holder's to try again.
+            is @ (Is::Live | Is::Unconfirmed) if last && !kept => {
                 let iova = entry.iova;
-                self.end(|entry| entry.is == Is::Live && entry.iova == iova);
+                self.end(|entry| entry.is == is && entry.iova == iova);
                 match self.fails {
                     true => Err(ReleaseRegistrationError::Unconfirmed { error: TIMEOUT }),
-                    false => Ok(Released::Unmapped),
+                    false if is == Is::Live => Ok(Released::Unmapped),
+                    false => Ok(Released::Forgotten),
                 }
             }
             Is::Live => {

@@ -195,3 +195,25 @@ fn a_panic_while_addresses_are_looked_for_leaves_nothing() {
     assert_eq!(cache.forget(pages(0, 1)).unwrap().entries, 0);
     cache.release(acquire().unwrap()).unwrap();
 }
+
+/// Whatever the end of a cache has not come to is nobody's afterwards, and is counted.
+#[test]
+fn a_cache_whose_end_panics_gives_its_addresses_up() {
+    for at in UNMAPPING {
+        let bench = Bench::new();
+        let iovas = [0, 1].map(|number| bench.touch(number));
+        *bench.panics.lock().unwrap() = Some(at);
+        let Bench { domain, cache, .. } = bench;
+        assert!(catch_unwind(AssertUnwindSafe(|| drop(cache))).is_err(), "{at:?}");
+        let usage = domain.usage();
+        assert_eq!(
+            (usage.taken - usage.cached, domain.stats().lost_iova_bytes),
+            (2 * PAGE, 2 * PAGE),
+            "{at:?}"
+        );
+        let device = DmaDevice::new(domain, u64::MAX);
+        let others =
+            [10, 11, 12].map(|number| device.open_single(pages(number, 1).phys, PAGE, BOTH).unwrap());
+        assert!(!others.iter().any(|iova| iovas.contains(iova)), "{at:?}");
+    }
+}
