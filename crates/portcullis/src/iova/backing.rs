@@ -154,3 +154,50 @@ impl Backing {
         }
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use alloc::vec;
+
+    /// Both structures give one answer, which is that of so many single calls, and keep one account.
+    #[test]
+    fn a_run_is_so_many_single_calls() {
+        for placement in [Placement::TopDown, Placement::BottomUp] {
+            let mut all = [Structure::Bitmap, Structure::HoleTree, Structure::HoleTree].map(|structure| {
+                let mut backing = Backing::new(structure, placement);
+                backing.add(3, 2000).unwrap();
+                backing.reserve(700, 90).unwrap();
+                backing
+            });
+            let (mut seed, mut live) = (1_u32, vec![]);
+            let mut dice = |sides: u32| {
+                seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                u64::from((seed >> 8) % sides)
+            };
+            for _ in 0..2000 {
+                let (order, end, count) = (dice(5) as u32, dice(2100), dice(20) as usize);
+                let [mut run, mut runs] = [vec![0; count], vec![0; count]];
+                let [bitmap, tree, single] = &mut all;
+                let taken = bitmap.alloc_run(order, end, &mut run).unwrap_or(0);
+                assert_eq!(tree.alloc_run(order, end, &mut runs).unwrap_or(0), taken);
+                for page in &run[..taken] {
+                    assert!(page + (1 << order) <= end);
+                    assert_eq!(single.alloc(1 << order, order, end), Ok(*page));
+                    live.push((*page, order));
+                }
+                assert_eq!(run[..taken], runs[..taken]);
+                assert!(taken == count || single.alloc(1 << order, order, end).is_err());
+                while live.len() as u64 > dice(200) {
+                    let (page, order) = live.swap_remove(dice(live.len() as u32) as usize);
+                    all.iter_mut().for_each(|backing| backing.free_all(&[page], 1 << order));
+                }
+                let free = 2000 - 90 - live.iter().map(|(_, order)| 1 << order).sum::<u64>();
+                for backing in &all {
+                    assert_eq!((backing.total(), backing.free_pages()), (2000 - 90, free));
+                    assert_eq!(backing.least_free(), all[2].least_free());
+                }
+            }
+        }
+    }
+}

@@ -333,3 +333,6 @@ impl List {
         self.count.set(self.count.get() + 1);
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests;

@@ -17,7 +17,7 @@ use crate::sync::{AtomicU64, Ordering};
 pub(super) const LETTER: u64 = 32;
 
 /// Pages after which a letter is sent in any case.
-const LETTER_PAGES: u64 = 512;
+pub(super) const LETTER_PAGES: u64 = 512;
 
 /// Where one CPU's ranges arrive: the link to the first, and how many pages were sent and are not sorted in.
 #[derive(Debug)]

@@ -188,3 +188,27 @@ impl Drop for Links {
         free(&mut self.root, self.height);
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// No level more than an array of this length needs, and no two words in one place.
+    #[test]
+    fn an_array_has_the_levels_that_it_needs() {
+        for (len, levels) in [(1, 0), (512, 0), (513, 1), (512 * 64, 1), (512 * 64 + 1, 2), (512 << 12, 2)] {
+            let links = Links::new(len);
+            let indices = [0, len / 2, len - 1];
+            for index in indices {
+                links.leaf_or_make(index).unwrap().unwrap().word(index).store(index, Ordering::Relaxed);
+            }
+            let word = |index| links.leaf(index).map(|leaf| leaf.word(index).load(Ordering::Relaxed));
+            assert_eq!(indices.map(word), indices.map(Some), "{len}");
+            assert!(word(len).is_none() && links.leaf_or_make(len).unwrap().is_none());
+            let leaves = 1 + (len - 1) / LEAF_WORDS as u64 * 2;
+            assert_eq!(links.height, levels);
+            assert!(links.bytes() as u64 <= leaves.min(3) * (4096 + u64::from(levels) * 512));
+            assert!(links.bytes() >= 4096 + levels as usize * 512);
+        }
+    }
+}
