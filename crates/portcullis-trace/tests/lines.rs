@@ -31,6 +31,7 @@ fn prefixes_of_all_shapes() {
         ("     fio-350   (    349) [001] .....   3: ", (1, 3_000_000_000)),
         ("     fio-350   (-----) [001]  1.123456: ", (1, 1_123_456_000)),
         ("fio  350 [001]  1.123456: ", (1, 1_123_456_000)),
+        ("fio-350 [8191]  1.5: ", (8191, 1_500_000_000)),
     ] {
         assert_eq!(head(&format!("{prefix}{EVENT}")), expected, "{prefix}");
         assert_eq!(head(&format!("{prefix}{EVENT}\r")), expected, "CRLF {prefix}");
@@ -71,6 +72,51 @@ fn lists_and_their_cut_mark() {
         assert_eq!((sg.nents, sg.full_nents, sg.ents, sg.full_ents), (2, 300, 1, 2));
         assert_eq!((sg.dma_addrs, sg.sizes, sg.phys_addrs), (&[0x10][..], &[0x20][..], &[1, 2][..]));
         assert_eq!(sg.attrs, b"NO_WARN");
+    }
+}
+
+/// The mark, or either number, tells that a list is cut.
+#[test]
+fn any_of_three_signs_tells_that_a_list_is_cut() {
+    for (counts, truncated) in [
+        ("nents=2/2 ents=1/1", false),
+        ("nents=2/2 ents=1/1[TRUNCATED]", true),
+        ("nents=2/2 ents=1/1 [TRUNCATED]", true),
+        ("nents=2/3 ents=1/1", true),
+        ("nents=2/2 ents=1/2", true),
+    ] {
+        let mut lists = Lists::default();
+        let line = format!(
+            "t-1 [000] 1.0: dma_map_sg: d dir=TO_DEVICE {counts} dma_addrs={{0x9}} dma_addrs={{0x10}} sizes={{0x20}} \
+             phys_addrs={{0x1,0x2}}"
+        );
+        let Ok(Line::Event(event)) = parse_line(1, line.as_bytes(), &mut lists) else {
+            panic!("not an event")
+        };
+        let EventKind::MapSg(sg) = event.kind else { panic!("{event:?}") };
+        assert_eq!(sg.truncated, truncated, "{counts}");
+        assert_eq!(sg.dma_addrs, [0x10], "the last of a name");
+    }
+}
+
+#[test]
+fn everything_that_unmaps_or_frees_is_known() {
+    for (name, frees) in [
+        ("dma_unmap_page", false),
+        ("dma_unmap_phys", false),
+        ("dma_unmap_resource", false),
+        ("dma_free", true),
+        ("dma_free_pages", true),
+        ("dma_free_sgt", true),
+    ] {
+        let mut lists = Lists::default();
+        let line = format!("t-1 [000] 1.0: {name}: d dir=TO_DEVICE dma_addr=1000 size=5 attrs=");
+        let Ok(Line::Event(event)) = parse_line(1, line.as_bytes(), &mut lists) else { panic!("{name}") };
+        let (EventKind::Unmap { region } | EventKind::Free { region }) = &event.kind else {
+            panic!("{event:?}")
+        };
+        assert_eq!((region.dma_addr, region.size), (0x1000, 5));
+        assert_eq!(matches!(event.kind, EventKind::Free { .. }), frees);
     }
 }
 
@@ -119,7 +165,7 @@ fn what_cannot_be_read_says_why() {
     fails("hello world", false, "TASK-PID [CPU] TIME");
     fails("t-1 [000] ..... 1.0000000000: map: x", false, "TASK-PID");
     fails("t-1 [99999999999999999999] ..... 1.0: map: x", false, "TASK-PID");
-    fails("t-1 [9000] ..... 1.0: map: x", false, "TASK-PID");
+    fails("t-1 [8192] ..... 1.0: map: x", false, "TASK-PID");
     fails("t-1 [000] ..... 99999999999999999.0: map: x", false, "TASK-PID");
     let event = |text: &str| format!("t-1 [000] ..... 1.0: {text}");
     fails(&event("map: x"), true, "IOMMU: iova=");

@@ -75,6 +75,106 @@ fn an_address_given_out_again_before_its_unmap_is_recorded() {
     assert_eq!(summary.iommu_claimed, 3);
 }
 
+/// Of several mappings at one address: the oldest of those that fit in size and direction; where none does, the newest.
+#[test]
+fn an_unmap_takes_the_oldest_that_fits_or_the_newest() {
+    let from = |event: String| event.replace("TO_DEVICE", "FROM_DEVICE");
+    let (ops, _) = read(&lines(&[
+        map(0x1000, 512, 0x1000),
+        from(map(0x1000, 512, 0x2000)),
+        map(0x1000, 512, 0x3000),
+        from(unmap(0x1000, 512)),
+        unmap(0x1000, 512),
+        unmap(0x1000, 512),
+    ]));
+    assert_eq!(shape(&ops), ["M0", "M1", "M2", "U1", "U0", "U2"]);
+    let (ops, _) = read(&lines(&[
+        map(0x1000, 512, 0x1000),
+        map(0x1000, 64, 0x2000),
+        unmap(0x1000, 32),
+        unmap(0x1000, 32),
+    ]));
+    assert_eq!(shape(&ops), ["M0", "M1", "U1", "U0"]);
+}
+
+/// An interrupt between an `iommu:unmap` and its `dma_unmap_page` may give the same address out and take it back.
+#[test]
+fn an_interrupt_s_unmap_of_the_same_address_is_claimed_by_its_own_event() {
+    let (ops, summary) = read(&lines(&[
+        map(0xf000, 4096, 0x1000),
+        iommu_unmap(0xf000, 4096),
+        map(0xf000, 4096, 0x2000),
+        iommu_unmap(0xf000, 4096),
+        unmap(0xf000, 4096),
+        unmap(0xf000, 4096),
+    ]));
+    // The first to be recorded belongs to the newest `iommu:unmap`: both maps were made before it. The second belongs to
+    // the older one, before which there was one map, and that is gone.
+    assert_eq!(shape(&ops), ["M0", "M1", "U0"]);
+    assert_eq!((summary.iommu_claimed, summary.unpaired.already_unmapped), (2, 1));
+}
+
+/// What waits for an `iommu:unmap` to come: of a list, of anything, and of no more than eight at once.
+#[test]
+fn frees_expect_their_unmaps_up_to_a_bound() {
+    let sg = |dma: u64, phys: u64| {
+        format!(
+            "dma_map_sg: {NVME} dir=TO_DEVICE nents=1/1 ents=1/1 dma_addrs={{{dma:#x}}} sizes={{0x1000}} \
+             phys_addrs={{{phys:#x}}} attrs="
+        )
+    };
+    let end = |phys: u64| format!("dma_unmap_sg: {NVME} dir=TO_DEVICE phys_addrs={{{phys:#x}}} attrs=");
+    // Two are under way, and either ends first.
+    for order in [[0x1_0000, 0x2_0000], [0x2_0000, 0x1_0000]] {
+        let mut nested = vec![sg(0x1_0000, 0x1000), sg(0x2_0000, 0x2000), end(0x1000), end(0x2000)];
+        nested.extend(order.map(|iova| iommu_unmap(iova, 0x1000)));
+        let (_, summary) = read(&lines(&nested));
+        assert_eq!((summary.iommu_claimed, summary.iommu_unclaimed), (2, 0));
+    }
+    // Nine are: the first of them is not waited for any more.
+    let mut many: Vec<String> = (1..=9).map(|n| sg(n << 16, n << 12)).collect();
+    many.extend((1..=9).map(|n| end(n << 12)));
+    many.extend((1..=9).map(|n| iommu_unmap(n << 16, 0x1000)));
+    let (_, summary) = read(&lines(&many));
+    assert_eq!((summary.iommu_claimed, summary.iommu_unclaimed), (8, 1));
+}
+
+/// Maps of interrupts lie between a mapping's own, and leftovers of an older mapping at the same addresses before them.
+#[test]
+fn a_mapping_claims_its_own_runs_only() {
+    let interrupted: Vec<String> = (0..5).map(|n| iommu_map(0xe_0000 + (n << 12), n << 12, 0x1000)).collect();
+    let mut events = vec![iommu_map(0xf_0000, 0x7_0000, 0x2000), iommu_map(0xf_0000, 0x1_0000, 0x1000)];
+    events.extend(interrupted);
+    events.push(iommu_map(0xf_1000, 0x5_0000, 0x1000));
+    events.push(format!(
+        "dma_map_sg: {NVME} dir=TO_DEVICE nents=2/2 ents=1/1 dma_addrs={{0xf0000}} sizes={{0x1800}} \
+         phys_addrs={{0x10000,0x50000}} attrs="
+    ));
+    let (ops, summary) = read(&lines(&events));
+    assert_eq!(ops[0].1, [Segment { phys: 0x1_0000, len: 0x1000 }, Segment { phys: 0x5_0000, len: 0x800 }]);
+    assert_eq!((summary.derived_lengths, summary.iommu_claimed, summary.iommu_unclaimed), (1, 2, 6));
+    // Its first run is not in the recording: what lies there is not looked for among older ones.
+    let (_, summary) = read(&lines(&[
+        iommu_map(0xf_1000, 0x7_0000, 0x1000),
+        iommu_map(0xf_1000, 0x5_0000, 0x1000),
+        map(0xf_0000, 0x2000, 0x4_f000),
+    ]));
+    assert_eq!((summary.iommu_claimed, summary.iommu_unclaimed), (1, 1));
+}
+
+/// An unmap that nobody claims settles what was mapped before it, and nothing that came later.
+#[test]
+fn what_is_mapped_after_an_unclaimed_unmap_still_waits_for_its_event() {
+    let mut events = vec![map(0x1000, 1, 0x1000)];
+    events.extend((0..8).map(|n| iommu_unmap(n << 20, 0x1000)));
+    events.push(iommu_map(0xf000, 0x9000, 0x1000));
+    // The ninth that waits: the first is given up.
+    events.push(iommu_unmap(9 << 20, 0x1000));
+    events.push(map(0xf000, 4096, 0x9000));
+    let (_, summary) = read(&lines(&events));
+    assert_eq!((summary.iommu_claimed, summary.iommu_unclaimed), (1, 9));
+}
+
 #[test]
 fn ends_without_a_beginning_have_a_reason() {
     let (ops, summary) = read(&lines(&[
@@ -94,6 +194,9 @@ fn ends_without_a_beginning_have_a_reason() {
     let lost = lines(&[unmap(0x1000, 512)]) + "CPU:1 [LOST 12 EVENTS]\n" + &lines(&[unmap(0x1000, 512)]);
     let (_, summary) = read(&lost);
     assert_eq!((summary.lost_events, summary.unpaired.after_loss, summary.warnings), (12, 1, 0));
+    let lost = "CPU:1 [LOST 0 EVENTS]\n".to_string() + &lines(&[unmap(0x1000, 512)]);
+    let (_, summary) = read(&lost);
+    assert_eq!((summary.lost_events, summary.unpaired.after_loss), (1, 1), "it says that some are");
 }
 
 #[test]
@@ -120,6 +223,24 @@ fn lists_pair_by_their_physical_addresses() {
     assert_eq!(ops[0].1, [Segment { phys: 0x1000, len: 0x200 }, Segment { phys: 0x2000, len: 0x300 }]);
     assert_eq!((summary.unpaired.before_recording, summary.unpaired.already_unmapped), (1, 1));
     assert_eq!((summary.derived_lengths, summary.guessed_lengths), (0, 0));
+}
+
+#[test]
+fn lists_of_the_same_memory_pair_by_direction() {
+    let sg = |dir: &str, dma: u64| {
+        format!(
+            "dma_map_sg: {NVME} dir={dir} nents=1/1 ents=1/1 dma_addrs={{{dma:#x}}} sizes={{0x200}} phys_addrs={{0x1000}} \
+             attrs="
+        )
+    };
+    let end = |dir: &str| format!("dma_unmap_sg: {NVME} dir={dir} phys_addrs={{0x1000}} attrs=");
+    let (ops, _) = read(&lines(&[
+        sg("TO_DEVICE", 0x100),
+        sg("FROM_DEVICE", 0x200),
+        end("FROM_DEVICE"),
+        end("TO_DEVICE"),
+    ]));
+    assert_eq!(shape(&ops), ["M0", "M1", "U1", "U0"]);
 }
 
 #[test]
@@ -161,6 +282,19 @@ fn cut_lists_keep_what_is_named() {
     assert_eq!(shape(&ops), ["M0", "U0"]);
     assert_eq!((ops[0].1.len(), summary.truncated_lists), (128, 1));
     assert!(ops[0].1.iter().all(|s| s.len == 4096));
+    // The last that is named ends with its page, though its run goes on with entries that are not named.
+    let cut = format!(
+        "dma_map_sg: {NVME} dir=TO_DEVICE nents=2/4 ents=1/1 [TRUNCATED] dma_addrs={{0xf0000}} sizes={{0x4000}} \
+         phys_addrs={{0x10000,0x11000}} attrs="
+    );
+    let (ops, summary) = read(&lines(&[iommu_map(0xf0000, 0x10000, 0x4000), cut.clone()]));
+    assert_eq!(ops[0].1.iter().map(|s| s.len).collect::<Vec<_>>(), [0x1000, 0x1000]);
+    assert_eq!(summary.derived_lengths, 1);
+    // Of a list that is not cut, all must be there.
+    let whole = cut.replace("2/4", "2/2").replace(" [TRUNCATED]", "");
+    let runs = [iommu_map(0xf0000, 0x10000, 0x1000), iommu_map(0xf1000, 0x11000, 0x1000), whole];
+    let (ops, summary) = read(&lines(&runs));
+    assert_eq!((ops[0].1.iter().map(|s| s.len).sum::<u64>(), summary.guessed_lengths), (0x4000, 1));
 }
 
 #[test]
@@ -190,6 +324,12 @@ fn coherent_memory() {
     assert_eq!(shape(&ops), ["M0", "M1", "U0", "U1", "M1", "U1"]);
     assert_eq!(ops[0].1, [Segment { phys: 0x28000, len: 4096 }, Segment { phys: 0x27000, len: 3904 }]);
     assert_eq!(ops[1].1, [Segment { phys: 0x7000, len: 512 }]);
+    let (neighbours, _) = read(&lines(&[
+        iommu_map(0xc000, 0x28000, 0x1000),
+        iommu_map(0xd000, 0x29000, 0x1000),
+        alloc(0xc000, 8000),
+    ]));
+    assert_eq!(neighbours[0].1, [Segment { phys: 0x28000, len: 8000 }], "side by side in memory");
     assert_eq!(ops[4].1, [Segment { phys: 0x4000, len: 4096 }, Segment { phys: 0x8000, len: 4096 }]);
     assert!(matches!(
         ops[0].0.kind,
@@ -225,6 +365,23 @@ fn syncs_find_the_mapping_from_its_middle() {
     assert_eq!((summary.syncs, summary.skipped), (3, 1));
     assert_eq!((summary.syncs_unpaired.before_recording, summary.syncs_unpaired.already_unmapped), (1, 1));
     assert_eq!(summary.kept_warnings[0].expected, "a sync of at most 1 bytes at 0x1fff");
+}
+
+#[test]
+fn syncs_find_the_newest_mapping_and_count_by_their_worst_part() {
+    let sync = |addrs: &str| {
+        format!("dma_sync_sg_for_cpu: {NVME} dir=TO_DEVICE dma_addrs={{{addrs}}} sizes={{0x40,0x40}}")
+    };
+    let (ops, summary) = read(&lines(&[
+        map(0x1000, 4096, 0x1000),
+        map(0x1000, 4096, 0x8000),
+        sync("0x1000,0x1040"),
+        // One part is too long, and another is nowhere.
+        sync("0x1fff,0x9000"),
+        sync("0x9000,0x1fff"),
+    ]));
+    assert_eq!(shape(&ops), ["M0", "M1", "C1+0:64", "C1+64:64"]);
+    assert_eq!((summary.syncs, summary.skipped, summary.syncs_unpaired.total()), (1, 2, 0));
 }
 
 #[test]
@@ -269,6 +426,51 @@ fn iommu_events_on_their_own_are_direct_mappings() {
     assert_eq!(ops[1].1, [Segment { phys: 0x10_1000, len: 4096 }]);
     assert_eq!(summary.devices, ["iommu"]);
     assert_eq!((summary.iommu_direct, summary.iommu_unclaimed), (6, 2));
+}
+
+/// A part of a live mapping is unmapped: what is before it and behind it stays mapped, to the memory that it had.
+#[test]
+fn a_direct_mapping_is_cut_at_the_ends_of_an_unmap() {
+    let (ops, summary) = read(&lines(&[
+        iommu_map(0x10_0000, 0x20_0000, 0x10000),
+        iommu_unmap(0x10_0000, 0x1000),
+        iommu_unmap(0x10_3000, 0x1000),
+    ]));
+    assert_eq!(shape(&ops), ["M0", "M1", "U0", "U1", "M1", "M0"]);
+    let segments: Vec<_> = ops.iter().flat_map(|(_, segments)| segments).copied().collect();
+    let expected = [(0x20_0000, 0x1000), (0x20_1000, 0xf000), (0x20_1000, 0x2000), (0x20_4000, 0xc000)];
+    assert_eq!(segments, expected.map(|(phys, len)| Segment { phys, len }));
+    assert_eq!((summary.iommu_direct, summary.iommu_unclaimed), (3, 0));
+}
+
+#[test]
+fn direct_mappings_that_cannot_be() {
+    let (ops, summary) = read(&lines(&[
+        iommu_map(0x10_0000, 0x20_0000, 0x4000),
+        iommu_unmap(0x10_0000, 0x1000),
+        // Another domain's, at addresses that are mapped, and memory that no machine has.
+        iommu_map(0x10_2000, 0x90_0000, 0x1000),
+        iommu_map(0x40_0000, (1 << 52) - 0x1000, 0x2000),
+        iommu_unmap(0x10_2000, 0x1000),
+        iommu_unmap(0x40_0000, 0x2000),
+    ]));
+    assert_eq!(shape(&ops), ["M0", "M1", "U0", "U1", "M1", "M0"]);
+    assert!(ops.iter().flat_map(|(_, segments)| segments).all(|piece| piece.phys < 0x20_4000));
+    assert_eq!((summary.iommu_direct, summary.iommu_unclaimed), (3, 3));
+}
+
+/// Once there are `dma_*` events, an `iommu:unmap` waits for its own rather than end what was mapped directly.
+#[test]
+fn unmaps_wait_where_dma_events_are_recorded() {
+    let (ops, summary) = read(&lines(&[
+        map(0x1000, 512, 0x1000),
+        iommu_map(0xf000, 0x9000, 4096),
+        iommu_unmap(0xf000, 4096),
+        map(0xf000, 4096, 0x9000),
+        unmap(0xf000, 4096),
+    ]));
+    assert_eq!(shape(&ops), ["M0", "M1"]);
+    assert_eq!((summary.iommu_claimed, summary.unpaired.before_recording), (2, 1));
 }
 
 #[test]

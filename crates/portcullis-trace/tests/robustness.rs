@@ -3,7 +3,7 @@
 mod common;
 
 use common::{read_in, sample};
-use portcullis_trace::{OpKind, ReadOptions, TraceError};
+use portcullis_trace::{Chunk, OpKind, ReadOptions, Trace, TraceError};
 use proptest::prelude::*;
 
 /// Reads anything; checks what must hold of the operations if it can be read.
@@ -99,6 +99,26 @@ fn an_overlong_line_is_passed_over() {
     assert_eq!(after.events, before.events + 1);
     assert_eq!((after.warnings, after.unrecognised_lines), (1, 1));
     assert_eq!(after.kept_warnings[0].found, "5242880 bytes");
+    assert_eq!(after.text_bytes, text.len() as u64 + 1, "each line and its end");
+}
+
+/// A chunk of large lists ends early, whatever it was to hold.
+#[test]
+fn a_chunk_holds_a_bounded_number_of_pieces() {
+    let phys: Vec<String> = (0..128).map(|page| format!("{:#x}", page * 0x2000)).collect();
+    let event = format!(
+        "t-1 [000] ..... 1.0: dma_map_sg: d dir=TO_DEVICE nents=128/128 ents=1/1 dma_addrs={{0x1000}} sizes={{0x80000}} \
+         phys_addrs={{{}}} attrs=\n",
+        phys.join(",")
+    );
+    let text = event.repeat(10_000);
+    let mut trace = Trace::from_bytes("large", text.as_bytes(), ReadOptions::default()).expect("memory");
+    let (mut chunk, mut chunks) = (Chunk::default(), 0);
+    while trace.next_chunk(&mut chunk, usize::MAX).expect("a trace") {
+        assert!(chunk.segments.len() <= (1 << 20) + 128, "{} pieces", chunk.segments.len());
+        chunks += 1;
+    }
+    assert_eq!((chunks, trace.summary().maps), (2, 10_000));
 }
 
 #[test]

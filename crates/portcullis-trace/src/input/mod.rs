@@ -194,3 +194,27 @@ impl Read for Input<'_> {
         self.reader.read(buf)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Fails after its bytes.
+    struct Broken<'a>(&'a [u8]);
+
+    impl Read for Broken<'_> {
+        fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+            match self.0.read(buf)? {
+                0 => Err(io::ErrorKind::PermissionDenied.into()),
+                n => Ok(n),
+            }
+        }
+    }
+
+    #[test]
+    fn an_error_of_the_system_is_not_the_archive_s() {
+        let mut input = Input::new("x".into(), None, Broken(&[0x1f, 0x8b, 8, 0, 0, 0])).unwrap();
+        let error = io::copy(&mut input, &mut io::sink()).unwrap_err();
+        assert!(matches!(input.explain(error, 1), TraceError::Io { .. }));
+    }
+}
