@@ -36,17 +36,26 @@ struct Emptied {
     entry: u64,
     table: PhysAddr,
     level: u32,
+    state: State,
+}
+
+/// How far an [`Emptied`] has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Marked,
+    /// A mark that is met now is that of a CPU that has put it back.
+    Aside,
+    /// Its entry is clear.
+    Unlinked,
 }
 
 type List = arrayvec::ArrayVec<Emptied, BATCH>;
 
-/// Tables that are marked or set aside. What is left of them is put back in the end, also when an
-/// invalidation panics.
+/// Tables that are marked or set aside. What is left of them is put back in the end, also when something
+/// panics; what is unlinked by then is for a later call to free.
 struct Batch<'a, F: Frames, X: Format> {
     owner: &'a PageTable<F, X>,
     tables: List,
-    /// They are set aside, and not only marked: a mark that is met now is that of a CPU that has put one back.
-    is_aside: bool,
     /// Tables that no entry leads to, but hardware may know.
     parked: Vec<PhysAddr>,
 }
@@ -55,11 +64,13 @@ impl<F: Frames, X: Format> Batch<'_, F, X> {
     /// Sets the tables aside that are empty still. Whether there are any.
     fn set_aside(&mut self) -> bool {
         let owner = self.owner;
-        self.is_aside = true;
-        self.tables.retain(|&mut Emptied { at, entry, table, level }| {
-            let empty = owner.is_empty(table, level);
-            let word = owner.word(at);
-            word.store(if empty { aside::<X>(entry) } else { entry }, Ordering::Release);
+        self.tables.retain(|Emptied { at, entry, table, level, state }| {
+            let empty = owner.is_empty(*table, *level);
+            let word = owner.word(*at);
+            word.store(if empty { aside::<X>(*entry) } else { *entry }, Ordering::Release);
+            if empty {
+                *state = State::Aside;
+            }
             owner.clean(core::slice::from_ref(word));
             empty
         });
@@ -69,10 +80,13 @@ impl<F: Frames, X: Format> Batch<'_, F, X> {
     /// Clears the entries of the tables that nobody has put back. Whether there are any.
     fn unlink(&mut self) -> bool {
         let owner = self.owner;
-        self.tables.retain(|&mut Emptied { at, entry, .. }| {
-            let word = owner.word(at);
-            let aside = aside::<X>(entry);
+        self.tables.retain(|Emptied { at, entry, state, .. }| {
+            let word = owner.word(*at);
+            let aside = aside::<X>(*entry);
             let unlinked = word.compare_exchange(aside, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+            if unlinked {
+                *state = State::Unlinked;
+            }
             owner.clean(core::slice::from_ref(word));
             unlinked
         });
@@ -81,27 +95,35 @@ impl<F: Frames, X: Format> Batch<'_, F, X> {
 
     /// Frees the tables, which nobody uses any more. How many frames.
     fn free(&mut self) -> usize {
-        let free = |Emptied { table, level, .. }| {
-            self.owner.free_table(table, level);
-            self.owner.frames_of(level)
+        let owner = self.owner;
+        let free = |table, level| {
+            let frames = owner.frames_of(level);
+            owner.count_frames(-(frames as isize));
+            owner.free_table(table, level);
+            frames
         };
-        // Only the root's size is its own.
-        let parked = self.parked.drain(..).map(|table| {
-            self.owner.free_table(table, 1);
-            self.owner.frames_of(1)
-        });
-        parked.sum::<usize>() + self.tables.drain(..).map(free).sum::<usize>()
+        // One after the other, so that a panic leaves the others where they are. Only the root's size is its own.
+        let parked: usize = core::iter::from_fn(|| self.parked.pop()).map(|table| free(table, 1)).sum();
+        let emptied = core::iter::from_fn(|| self.tables.pop());
+        parked + emptied.map(|Emptied { table, level, .. }| free(table, level)).sum::<usize>()
     }
 }
 
 impl<F: Frames, X: Format> Drop for Batch<'_, F, X> {
     fn drop(&mut self) {
-        for &Emptied { at, entry, .. } in &self.tables {
-            let word = self.owner.word(at);
-            let (old, new) = match self.is_aside {
-                true => (aside::<X>(entry), PageTable::<F, X>::unseen(entry)),
-                false => (entry | X::MARK, entry),
+        for &Emptied { at, entry, table, state, .. } in &self.tables {
+            let (old, new) = match state {
+                State::Marked => (entry | X::MARK, entry),
+                State::Aside => (aside::<X>(entry), PageTable::<F, X>::unseen(entry)),
+                State::Unlinked => {
+                    // Something has panicked. Without memory for it the table is leaked.
+                    if self.parked.try_reserve(1).is_ok() {
+                        self.parked.push(table);
+                    }
+                    continue;
+                }
             };
+            let word = self.owner.word(at);
             // Where it is something else, another CPU has put it back, and shows it itself.
             if word.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
                 self.owner.show(word, entry);
@@ -181,8 +203,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         };
         let mut freed = 0;
         loop {
-            let parked = platform.with_slot(|_| core::mem::take(&mut *self.parked().lock()));
-            let mut batch = Batch { owner: self, tables: List::new(), is_aside: false, parked };
+            let mut batch = Batch { owner: self, tables: List::new(), parked: Vec::new() };
+            platform.with_slot(|_| core::mem::swap(&mut batch.parked, &mut *self.parked().lock()));
             self.mark_empty(self.root(), self.format().levels(), &mut batch.tables);
             if batch.tables.is_empty() && batch.parked.is_empty() {
                 return Ok(freed);
@@ -204,7 +226,6 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             }
             self.sections().synchronize(platform);
             let frames = batch.free();
-            self.count_frames(-(frames as isize));
             freed += frames * FRAME_SIZE as usize;
         }
     }
@@ -233,8 +254,9 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             if self.is_empty(table, level)
                 && word.compare_exchange(entry, entry | X::MARK, Ordering::AcqRel, Ordering::Relaxed).is_ok()
             {
+                // Before what may panic, so that the mark goes in any case.
+                marked.push(Emptied { at, entry, table, level, state: State::Marked });
                 self.clean(core::slice::from_ref(word));
-                marked.push(Emptied { at, entry, table, level });
             }
         }
     }

@@ -25,11 +25,12 @@ use crate::addr::PhysAddr;
 use crate::platform::{Frames, Platform};
 use crate::sync::{AtomicU64, Ordering};
 
-/// A table whose place is taken by a copy, unless it comes back when this is dropped.
+/// A table whose place is taken by a copy, unless it comes back when this is dropped: where hardware did not confirm, or
+/// something panics.
 struct Replacing<'a, F: Frames, X: Format, P: Platform> {
     owner: &'a PageTable<F, X>,
     platform: &'a P,
-    /// The entry that leads to the table, and what it was.
+    /// The entry that leads to the table, and what it is in the end: what it was, until the copy is confirmed.
     above: Position,
     entry: u64,
     /// Where the page's first entry is.
@@ -42,7 +43,9 @@ struct Replacing<'a, F: Frames, X: Format, P: Platform> {
 impl<F: Frames, X: Format, P: Platform> Drop for Replacing<'_, F, X, P> {
     fn drop(&mut self) {
         if self.is_confirmed {
-            return;
+            self.lead(self.entry);
+            // Some may be looking still.
+            return self.park(self.at.table);
         }
         let Some(copy) = self.copy else {
             return self.lead(self.entry);
@@ -52,8 +55,7 @@ impl<F: Frames, X: Format, P: Platform> Drop for Replacing<'_, F, X, P> {
         let all = self.owner.entries_of(self.at.level);
         self.owner.each_word(Position { table: copy, index: 0, ..self.at }, all, |_| 0);
         self.lead(self.entry);
-        // There is room for it.
-        self.platform.with_slot(|_| self.owner.parked().lock().push(copy));
+        self.park(copy);
     }
 }
 
@@ -64,6 +66,11 @@ impl<F: Frames, X: Format, P: Platform> Replacing<'_, F, X, P> {
         // Release: who follows it sees what is in the table.
         word.store(entry, Ordering::Release);
         self.owner.clean(core::slice::from_ref(word));
+    }
+
+    /// Has the next reclaim free a table: one of the two. There is room for it.
+    fn park(&self, table: PhysAddr) {
+        self.platform.with_slot(|_| self.owner.parked().lock().push(table));
     }
 }
 
@@ -90,16 +97,18 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             let _section = self.sections().enter(slot);
             self.parked().lock().try_reserve(1).map_err(|_| Conflict::OutOfMemory)?;
             let marked = self.mark_above(iova)?;
-            // From here on, so that the mark goes too where the platform panics as it takes the slot back.
-            Ok(marked.map(|(above, entry, at, run)| {
+            // From here on, so that the mark goes too where something panics.
+            Ok(marked.map(|(word, above, entry, at, run)| {
                 let (copy, is_confirmed) = (None, false);
-                (Replacing { owner: self, platform, above, entry, at, copy, is_confirmed }, run)
+                let this = Replacing { owner: self, platform, above, entry, at, copy, is_confirmed };
+                self.clean(core::slice::from_ref(word));
+                (this, run)
             }))
         })?;
         let Some((mut this, run)) = marked else {
             return Ok(());
         };
-        let (above, entry, at) = (this.above, this.entry, this.at);
+        let (above, at) = (this.above, this.at);
         self.retire_cursors();
         self.sections().synchronize(platform);
         // Somebody may have removed it before.
@@ -107,30 +116,31 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         if self.format().decode(first, at.level) != (Entry::Leaf { run }) {
             return Ok(());
         }
-        let copy = self.new_table(at.level)?;
-        self.count_frames(self.frames_of(at.level) as isize);
-        self.copy_split(copy, at, run);
+        let new = self.new_table(at.level)?;
+        self.copy_split(new.table(), at, run);
+        let copy = new.keep();
         this.copy = Some(copy);
-        let entry = self.format().table(copy, at.level) | entry & X::SPLIT;
+        let entry = self.format().table(copy, at.level) | this.entry & X::SPLIT;
         this.lead(entry | X::MARK | X::SPLIT);
         let bytes = 1 << self.format().shift(above.level);
         if !invalidate(iova - iova % bytes, bytes) {
             return Err(Conflict::Busy);
         }
-        this.is_confirmed = true;
+        (this.entry, this.is_confirmed) = (entry, true);
         this.lead(entry);
         // Some only look.
         self.sections().synchronize(platform);
+        core::mem::forget(this);
         self.count_frames(-(self.frames_of(at.level) as isize));
         self.free_table(at.table, at.level);
         Ok(())
     }
 
-    /// Marks the entry that leads to the table of the page of several entries at `iova`: where that is, what it was, where
-    /// the page's first entry is, and the logarithm of their number. `None` where things have changed meanwhile. Inside
-    /// a section.
+    /// Marks the entry that leads to the table of the page of several entries at `iova`: that entry, which is not cleaned
+    /// yet, where it is, what it was, where the page's first entry is, and the logarithm of their number. `None` where
+    /// things have changed meanwhile. Inside a section.
     #[allow(clippy::type_complexity, reason = "one caller")]
-    fn mark_above(&self, iova: u64) -> Result<Option<(Position, u64, Position, u32)>, Conflict> {
+    fn mark_above(&self, iova: u64) -> Result<Option<(&AtomicU64, Position, u64, Position, u32)>, Conflict> {
         let mut at = self.top(iova);
         let mut above = None;
         loop {
@@ -143,15 +153,10 @@ impl<F: Frames, X: Format> PageTable<F, X> {
                 }
                 Entry::Leaf { run } if run > 0 => {
                     let (above, entry) = above.ok_or(Conflict::OutOfMemory)?;
-                    let marked = self.word(above).compare_exchange(
-                        entry,
-                        entry | X::MARK | X::SPLIT,
-                        Ordering::AcqRel,
-                        Ordering::Relaxed,
-                    );
-                    self.clean(core::slice::from_ref(self.word(above)));
+                    let (word, mark) = (self.word(above), entry | X::MARK | X::SPLIT);
+                    let marked = word.compare_exchange(entry, mark, Ordering::AcqRel, Ordering::Relaxed);
                     at.index = at.index >> run << run;
-                    return Ok(marked.is_ok().then_some((above, entry, at, run)));
+                    return Ok(marked.is_ok().then_some((word, above, entry, at, run)));
                 }
                 _ => return Ok(None),
             }

@@ -16,29 +16,33 @@
 //! Several CPUs may unmap parts of one page at once: an entry is exchanged only where it still is the page's.
 
 use alloc::vec::Vec;
-use core::ops::Range;
 
 use super::format::{Attributes, Entry, Format, Layout, LeafSize};
 use super::table::PageTable;
 use super::unmap::{LargePage, Obstacle};
-use super::walk::{Conflict, Position};
+use super::walk::{Conflict, NewTable, Position};
 use crate::addr::PhysAddr;
 use crate::platform::{Frames, Platform};
-use crate::sync::Ordering;
+use crate::sync::{AtomicU64, Ordering};
 
 /// What is to take a large page's place.
-struct Split {
+struct Split<'a, F: Frames, X: Format> {
     large: LargePage,
     entries: Vec<u64>,
+    /// Where that is a table.
+    new: Option<NewTable<'a, F, X>>,
 }
 
-/// A page that is broken until this is dropped: it comes back as it was unless it was confirmed that the
-/// hardware has forgotten it.
+/// A page that is broken until it is [finished](Self::finish), which is done when this is dropped, too: it comes back as
+/// it was unless it was confirmed that the hardware has forgotten it.
 struct Broken<'a, F: Frames, X: Format, P: Platform> {
     table: &'a PageTable<F, X>,
     platform: &'a P,
-    split: Split,
+    split: Split<'a, F, X>,
     confirmed: bool,
+    /// Entries that are finished, and whether all is.
+    done: usize,
+    is_finished: bool,
 }
 
 /// Whether `entry` is one of a page that is broken.
@@ -47,12 +51,42 @@ pub(super) const fn is_broken<X: Format>(entry: u64) -> bool {
     X::BREAK_BEFORE_MAKE && entry == X::MARK
 }
 
+impl<F: Frames, X: Format, P: Platform> Broken<'_, F, X, P> {
+    /// After the hardware has forgotten the page, or did not confirm it: then it comes back as it was. Goes on where a
+    /// call that panicked has left off.
+    fn finish(&mut self) {
+        let Self { table: owner, platform, split, confirmed, done, is_finished } = self;
+        owner.with_slot(*platform, |slot| {
+            let _section = owner.sections().enter(slot);
+            let LargePage { at, page, size, attributes, .. } = split.large;
+            let leaf = owner.format().leaf(page, size, attributes);
+            let stride = owner.format().stride(size);
+            // The marks keep their table where it is, unless somebody else has unmapped them against the rules.
+            if !owner.is_still_there(&split.large) {
+                return;
+            }
+            let words = &owner.words(at)[..split.entries.len()];
+            for (index, word) in words.iter().enumerate().skip(*done) {
+                let smaller = split.entries[index];
+                let whole = leaf.wrapping_add(stride.wrapping_mul(index as u64));
+                let entry = if *confirmed { smaller } else { whole };
+                let exchanged = word.compare_exchange(X::MARK, entry, Ordering::AcqRel, Ordering::Relaxed);
+                if *confirmed && exchanged.is_ok() {
+                    split.new.take().map(NewTable::keep);
+                }
+                *done = index + 1;
+            }
+            owner.clean(words);
+        });
+        *is_finished = true;
+    }
+}
+
 impl<F: Frames, X: Format, P: Platform> Drop for Broken<'_, F, X, P> {
     fn drop(&mut self) {
-        self.table.with_slot(self.platform, |slot| {
-            let _section = self.table.sections().enter(slot);
-            self.table.finish(&self.split, self.confirmed);
-        });
+        if !self.is_finished {
+            self.finish();
+        }
     }
 }
 
@@ -69,6 +103,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         invalidate: &mut dyn FnMut(u64, u64) -> bool,
     ) -> Result<(), Conflict> {
         let broken = self.with_slot(platform, |slot| {
+            // Dropped after the section, which one without a slot has only once.
+            let mut broken = None;
             let _section = self.sections().enter(slot);
             let large = match self.unmap_run(iova, 1).obstacle {
                 Some(Obstacle::SticksOut(large)) if large.size != LeafSize { level: 1, run: 0 } => large,
@@ -79,56 +115,41 @@ impl<F: Frames, X: Format> PageTable<F, X> {
                 // It has come meanwhile, and is split in another way.
                 return Ok(None);
             }
-            let split = Split { large, entries: self.smaller(large)? };
-            let all = 0..split.entries.len();
+            let split = self.smaller(large)?;
+            let words = &self.words(large.at)[..split.entries.len()];
             if !X::BREAK_BEFORE_MAKE {
                 let entry = split.entries[0];
-                if self.replace(&large, all, |_| Self::unseen(entry)) == 0 {
-                    self.free_tables(&split);
-                } else {
-                    self.show(self.word(large.at), entry);
+                if self.replace(&large, words, Self::unseen(entry)) > 0 {
+                    split.new.map(NewTable::keep);
+                    self.show(&words[0], entry);
                 }
                 return Ok(None);
             }
             // The CPU that exchanges the first entry has the page.
-            if self.replace(&large, 0..1, |_| X::MARK) == 0 {
-                self.free_tables(&split);
-                return Ok(None);
+            let (first, others) = words.split_at(1);
+            if self.replace(&large, first, X::MARK) > 0 {
+                // From here on, so that the page comes back too where something panics.
+                broken = Some(Broken {
+                    table: self,
+                    platform,
+                    split,
+                    confirmed: false,
+                    done: 0,
+                    is_finished: false,
+                });
+                self.replace(&large, others, X::MARK);
+                self.clean(words);
             }
-            // From here on, so that the page comes back too where the platform panics as it takes the slot back.
-            let broken = Broken { table: self, platform, split, confirmed: false };
-            self.replace(&large, 1..all.end, |_| X::MARK);
-            Ok(Some(broken))
+            Ok(broken)
         })?;
         let Some(mut broken) = broken else {
             return Ok(());
         };
         let LargePage { iova, size, .. } = broken.split.large;
-        broken.confirmed = invalidate(iova, 1 << (self.format().shift(size.level) + size.run));
-        if broken.confirmed { Ok(()) } else { Err(Conflict::Busy) }
-    }
-
-    /// After the hardware has forgotten the page, or did not confirm it: then it comes back as it was.
-    fn finish(&self, split: &Split, confirmed: bool) {
-        let LargePage { at, page, size, attributes, .. } = split.large;
-        let leaf = self.format().leaf(page, size, attributes);
-        let stride = self.format().stride(size);
-        // The marks keep their table where it is, unless somebody else has unmapped them against the rules.
-        let mut back = 0;
-        if self.is_still_there(&split.large) {
-            let words = &self.words(at)[..split.entries.len()];
-            for (index, word) in words.iter().enumerate() {
-                let smaller = split.entries[index];
-                let whole = leaf.wrapping_add(stride.wrapping_mul(index as u64));
-                let entry = if confirmed { smaller } else { whole };
-                let exchanged = word.compare_exchange(X::MARK, entry, Ordering::AcqRel, Ordering::Relaxed);
-                back += usize::from(exchanged.is_ok());
-            }
-            self.clean(words);
-        }
-        if !confirmed || back == 0 {
-            self.free_tables(split);
-        }
+        let confirmed = invalidate(iova, 1 << (self.format().shift(size.level) + size.run));
+        broken.confirmed = confirmed;
+        broken.finish();
+        if confirmed { Ok(()) } else { Err(Conflict::Busy) }
     }
 
     /// Whether a walk for the page ends in the table in which it was found.
@@ -145,43 +166,37 @@ impl<F: Frames, X: Format> PageTable<F, X> {
 
     /// The entries that translate as the large page does, in smaller leaves: of the same level, if it has
     /// several entries, else one table of the level below.
-    fn smaller(&self, large: LargePage) -> Result<Vec<u64>, Conflict> {
+    fn smaller(&self, large: LargePage) -> Result<Split<'_, F, X>, Conflict> {
         let LargePage { at, page, size, attributes, .. } = large;
         let mut entries = Vec::new();
         entries.try_reserve_exact(1 << size.run).map_err(|_| Conflict::OutOfMemory)?;
         if size.run == 0 {
-            let table = self.new_table(at.level - 1)?;
-            self.fill(table, at.level - 1, page, attributes);
-            self.count_frames(self.frames_of(at.level - 1) as isize);
-            entries.push(self.format().table(table, at.level - 1) | X::SPLIT);
-            return Ok(entries);
+            let new = self.new_table(at.level - 1)?;
+            self.fill(new.table(), at.level - 1, page, attributes);
+            entries.push(self.format().table(new.table(), at.level - 1) | X::SPLIT);
+            return Ok(Split { large, entries, new: Some(new) });
         }
         let leaf = LeafSize { level: at.level, run: 0 };
         entries.extend((0..1_u64 << size.run).map(|index| {
             let page = page.get() + (index << self.format().shift(at.level));
             self.format().leaf(PhysAddr::new(page), leaf, attributes)
         }));
-        Ok(entries)
+        Ok(Split { large, entries, new: None })
     }
 
-    /// Stores what `entry` gives for those entries among `which` of the large page that are still its own. How
-    /// many. Inside the section in which it was found.
-    fn replace(&self, large: &LargePage, which: Range<usize>, entry: impl Fn(usize) -> u64) -> usize {
-        let words = &self.words(large.at)[which.clone()];
+    /// Stores `entry` for those of the large page's `words` that are still its own. How many. Inside the section in which
+    /// it was found; cleans nothing, and so never panics.
+    fn replace(&self, large: &LargePage, words: &[AtomicU64], entry: u64) -> usize {
         let (format, level) = (self.format(), large.at.level);
         let is_ours = |old| {
             format.decode(old, level) == Entry::Leaf { run: large.size.run }
                 && format.page(old, level) == large.page
         };
-        let mut replaced = 0;
-        for (index, word) in which.zip(words) {
-            let change = |old| is_ours(old).then(|| entry(index));
-            // Tried again where the hardware has set a bit of its own meanwhile.
-            let result = word.fetch_update(Ordering::AcqRel, Ordering::Acquire, change);
-            replaced += usize::from(result.is_ok());
-        }
-        self.clean(words);
-        replaced
+        // Tried again where the hardware has set a bit of its own meanwhile.
+        let change = |old| is_ours(old).then_some(entry);
+        let replace =
+            |word: &&AtomicU64| word.fetch_update(Ordering::AcqRel, Ordering::Acquire, change).is_ok();
+        words.iter().filter(replace).count()
     }
 
     /// Fills the new table at `table`, of `level`, with leaves for the memory from `page` on.
@@ -191,18 +206,5 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             let page = PhysAddr::new(page.get() + ((index as u64) << format.shift(level)));
             format.leaf(page, LeafSize { level, run: 0 }, attributes)
         });
-    }
-
-    /// Frees the tables that did not take the page's place.
-    fn free_tables(&self, split: &Split) {
-        if split.large.size.run > 0 {
-            return;
-        }
-        for entry in &split.entries {
-            if let Entry::Table { table, level } = self.format().decode(*entry, split.large.at.level) {
-                self.count_frames(-(self.frames_of(level) as isize));
-                self.free_table(table, level);
-            }
-        }
     }
 }

@@ -6,7 +6,7 @@ use super::error::{MapError, TableError};
 use super::format::{Attributes, Format, Layout, LeafSize};
 use super::map::Last;
 use super::unmap::{Obstacle, UnmapRun};
-use super::walk::Conflict;
+use super::walk::{Conflict, NewTable};
 use crate::addr::{Iova, IovaRange, PageSize, PageSizes, PhysAddr};
 use crate::broken::broken;
 use crate::percpu::Sections;
@@ -100,7 +100,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             is_reclaiming: AtomicBool::new(false),
             parked: Mutex::new(Vec::new()),
         };
-        match table.new_table(format.levels()) {
+        match table.new_table(format.levels()).map(NewTable::keep) {
             Ok(root) => table.root = root,
             Err(conflict) => {
                 let error = match conflict {
@@ -112,7 +112,6 @@ impl<F: Frames, X: Format> PageTable<F, X> {
                 return Err(error);
             }
         }
-        table.count_frames(table.frames_of(format.levels()) as isize);
         Ok(table)
     }
 

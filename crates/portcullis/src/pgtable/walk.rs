@@ -39,6 +39,55 @@ pub(super) struct Position {
     pub index: usize,
 }
 
+/// A table that no entry leads to yet: it is freed when this is dropped.
+pub(super) struct NewTable<'a, F: Frames, X: Format> {
+    owner: &'a PageTable<F, X>,
+    table: PhysAddr,
+    level: u32,
+}
+
+impl<F: Frames, X: Format> NewTable<'_, F, X> {
+    pub(super) fn table(&self) -> PhysAddr {
+        self.table
+    }
+
+    /// It is one of the page table's, and counted: an entry leads to it.
+    pub(super) fn keep(self) -> PhysAddr {
+        self.owner.count_frames(self.owner.frames_of(self.level) as isize);
+        let table = self.table;
+        core::mem::forget(self);
+        table
+    }
+}
+
+impl<F: Frames, X: Format> Drop for NewTable<'_, F, X> {
+    fn drop(&mut self) {
+        self.owner.free_table(self.table, self.level);
+    }
+}
+
+/// An entry that the walker is to see: when this is dropped, too, which is where cleaning has panicked.
+struct Unseen<'a, F: Frames, X: Format> {
+    owner: &'a PageTable<F, X>,
+    word: &'a AtomicU64,
+    value: u64,
+}
+
+impl<F: Frames, X: Format> Unseen<'_, F, X> {
+    fn show(&self) {
+        self.owner.clean(core::slice::from_ref(self.word));
+        self.word.store(self.value, Ordering::Release);
+        self.owner.clean(core::slice::from_ref(self.word));
+    }
+}
+
+impl<F: Frames, X: Format> Drop for Unseen<'_, F, X> {
+    #[cold]
+    fn drop(&mut self) {
+        self.show();
+    }
+}
+
 impl<F: Frames, X: Format> PageTable<F, X> {
     /// Where the walk for `iova` begins.
     #[inline]
@@ -87,12 +136,13 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         if F::COHERENT { value } else { value | X::MARK }
     }
 
-    /// Shows the walker the table that `word` leads to since [`unseen`](Self::unseen) was stored there.
+    /// Shows the walker the table that `word` leads to since [`unseen`](Self::unseen) was stored there. Where cleaning
+    /// panics it is tried again, as nobody else takes the mark off.
     pub(super) fn show(&self, word: &AtomicU64, value: u64) {
         if !F::COHERENT {
-            self.clean(core::slice::from_ref(word));
-            word.store(value, Ordering::Release);
-            self.clean(core::slice::from_ref(word));
+            let unseen = Unseen { owner: self, word, value };
+            unseen.show();
+            core::mem::forget(unseen);
         }
     }
 
@@ -107,7 +157,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     }
 
     /// A new, empty table of `level`, in memory that the format can point to.
-    pub(super) fn new_table(&self, level: u32) -> Result<PhysAddr, Conflict> {
+    pub(super) fn new_table(&self, level: u32) -> Result<NewTable<'_, F, X>, Conflict> {
         let count = self.frames_of(level);
         let table = self.frames().alloc(count).ok_or(Conflict::OutOfMemory)?;
         let last = table.checked_add(count as u64 * FRAME_SIZE - 1);
@@ -116,13 +166,14 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             unsafe { self.frames().free(table, count) };
             return Err(Conflict::BeyondPhysical { table });
         }
+        let new = NewTable { owner: self, table, level };
         if !F::COHERENT {
             let size = TABLE_ENTRIES * count;
             (0..size)
                 .step_by(TABLE_ENTRIES)
                 .for_each(|index| self.clean(self.words(Position { table, level, index })));
         }
-        Ok(table)
+        Ok(new)
     }
 
     /// Frees a table that no entry points to and nobody has found.
@@ -140,20 +191,17 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         // Present, or a page that is being split.
         while seen & X::PRESENT == 0 && !is_broken::<X>(seen) {
             let new = if seen == 0 { Some(self.new_table(level)?) } else { None };
-            let value = new.map_or(put_back::<X>(seen), |table| self.format().table(table, level));
+            let value =
+                new.as_ref().map_or(put_back::<X>(seen), |new| self.format().table(new.table(), level));
             let unseen = Self::unseen(value);
-            match (entry.compare_exchange(seen, unseen, Ordering::AcqRel, Ordering::Acquire), new) {
-                (Ok(_), _) => {
-                    if new.is_some() {
-                        self.count_frames(self.frames_of(level) as isize);
-                    }
+            match entry.compare_exchange(seen, unseen, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => {
+                    new.map(NewTable::keep);
                     self.show(entry, value);
                     return Ok(value);
                 }
-                (Err(other), new) => {
-                    new.into_iter().for_each(|table| self.free_table(table, level));
-                    seen = other;
-                }
+                // One that is new goes.
+                Err(other) => seen = other,
             }
         }
         Ok(seen)

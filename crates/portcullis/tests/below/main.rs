@@ -19,3 +19,4 @@ mod registration;
 mod ring;
 mod run;
 mod swiotlb;
+mod tables;

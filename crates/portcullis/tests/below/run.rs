@@ -92,11 +92,13 @@ pub struct Scenario {
     pub make: fn(&World) -> Work,
     /// One call in so many goes wrong, where all of them would take long.
     pub stride: usize,
+    /// In the end all frames are free again, whatever went wrong.
+    pub frees_all: bool,
 }
 
 impl Scenario {
     pub const fn new(name: &'static str, make: fn(&World) -> Work) -> Self {
-        Self { name, policy: Policy::Strict, mask: u64::MAX, make, stride: 1 }
+        Self { name, policy: Policy::Strict, mask: u64::MAX, make, stride: 1, frees_all: false }
     }
 
     pub const fn lazily(self) -> Self {
@@ -106,6 +108,10 @@ impl Scenario {
     /// The device reaches so few pages that what is lost is missed.
     pub const fn one_in(self, stride: usize) -> Self {
         Self { stride, ..self }
+    }
+
+    pub const fn frees_all(self) -> Self {
+        Self { frees_all: true, ..self }
     }
 
     pub const fn within(self, pages: u64) -> Self {
@@ -201,6 +207,13 @@ impl Scenario {
             })?;
         }
         let _ = usage;
+        // Not those that the double itself has kept.
+        let is_kept = |(at, mode)| {
+            matches!((made[at], mode), (Call::Free, Mode::Panic) | (Call::Alloc, Mode::PanicAfter))
+        };
+        if self.frees_all && !fault.is_some_and(is_kept) {
+            ensure(frames == 0, || format!("{frames} frames are lost"))?;
+        }
         let violations = hostile.violations();
         ensure(violations.is_empty(), || format!("at last: {violations:?}"))?;
         hostile.faults.steps.store(0, Ordering::Relaxed);
