@@ -35,12 +35,16 @@ impl Neighbours {
             cpu.until_sample.store(left - 1, Ordering::Relaxed);
             self.bytes.add(slot, bytes);
         } else {
-            self.change_now(slot, bytes, clock());
+            self.change_now(slot, bytes, clock);
         }
     }
 
+    /// The same with the clock read. Where that panics, the bytes are counted, and the next change reads it.
     #[cold]
-    fn change_now(&self, slot: Option<&LocalSlot<'_>>, bytes: u64, now_ns: u64) {
+    fn change_now(&self, slot: Option<&LocalSlot<'_>>, bytes: u64, clock: impl FnOnce() -> u64) {
+        let uncounted = Uncounted { counter: &self.bytes, slot, bytes };
+        let now_ns = clock();
+        core::mem::forget(uncounted);
         let next = self.jump(slot, bytes, ByteTime::default(), now_ns);
         self.cpus.get(slot).until_sample.store(next - 1, Ordering::Relaxed);
     }
@@ -77,5 +81,18 @@ impl Neighbours {
             sum += cpu.level.lock().total(now_ns, Bytes { used: 0, neighbour });
         }
         sum
+    }
+}
+
+/// A change that is not counted yet. Dropped, it is.
+struct Uncounted<'a> {
+    counter: &'a Counter,
+    slot: Option<&'a LocalSlot<'a>>,
+    bytes: u64,
+}
+
+impl Drop for Uncounted<'_> {
+    fn drop(&mut self) {
+        self.counter.add(self.slot, self.bytes);
     }
 }

@@ -3,7 +3,7 @@
 use super::RegistrationCache;
 use super::config::{Keep, Registration};
 use super::error::AcquireError;
-use super::hands::{Entry, Hands, MakingRoom};
+use super::hands::{Entry, Hands, Lent, MakingRoom};
 use super::index::Span;
 use super::state::{Claim, Held, Step};
 use crate::addr::{Direction, Iova};
@@ -40,11 +40,13 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
         direction: Direction,
         keep: Keep,
     ) -> Result<Registration, AcquireError> {
-        let mut hands = Hands::new(self, Entry::None);
-        if let Some(span) = Span::new(memory, direction.permissions()) {
-            self.with(|state| hands.entry = state.hit(&span, keep).map_or(Entry::None, Entry::Held));
-        }
-        let held = match hands.take_held() {
+        let mut lent = Lent { cache: self, held: None };
+        let hit = Span::new(memory, direction.permissions()).and_then(|span| {
+            let lend = |held: &Held| lent.held = Some((held.slot, held.whole));
+            self.with(|state| state.hit(&span, keep).inspect(lend))
+        });
+        lent.done();
+        let held = match hit {
             Some(held) => held,
             // SAFETY: the caller's promise.
             None => unsafe { self.acquire_missing(memory, direction, keep) }?,
@@ -79,16 +81,16 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
             let claim = &mut making.claim;
             let step = self.with(|state| {
                 let step = state.step((&span, bytes, keep), claim, &mut hands.batch);
-                hands.entry = match step {
-                    Step::Hit(held) => Entry::Held(held),
-                    Step::Reserved(slot) => Entry::Mapping { slot, range: None, removed: false },
+                hands.entry = match &step {
+                    Step::Hit(held) => held.into(),
+                    Step::Reserved(slot) => Entry::Mapping { slot: *slot, range: None, removed: false },
                     _ => Entry::None,
                 };
                 step
             });
             match step {
                 Step::Hit(held) => {
-                    hands.entry = Entry::None;
+                    hands.done();
                     return Ok(held);
                 }
                 // SAFETY: the caller's promise.
@@ -148,18 +150,18 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
             }
             return Err(error.into());
         }
-        self.with(|state| {
+        let held = self.with(|state| {
             state.slots.at_mut(slot).range = Some(range);
-            hands.entry = state.mapped(slot, &mut hands.batch).map_or(Entry::None, Entry::Held);
+            let held = state.mapped(slot, &mut hands.batch);
+            hands.entry = held.as_ref().map_or(Entry::None, Entry::from);
+            held
         });
         domain.settle(Tally { maps: 1, ..Tally::default() });
-        match hands.take_held() {
-            Some(held) => Ok(held),
-            None => match self.bury(hands, |_| ()) {
-                Ok(()) => Err(AcquireError::forgotten(span)),
-                // Whoever had it forgotten waits for this, and tries again.
-                Err(error) => Err(AcquireError::Unconfirmed { error }),
-            },
-        }
+        hands.entry = Entry::None;
+        held.ok_or_else(|| match self.bury(hands, |_| ()) {
+            Ok(()) => AcquireError::forgotten(span),
+            // Whoever had it forgotten waits for this, and tries again.
+            Err(error) => AcquireError::Unconfirmed { error },
+        })
     }
 }

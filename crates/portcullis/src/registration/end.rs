@@ -8,7 +8,7 @@ use super::error::{ForgetError, ReleaseRegistrationError};
 use super::hands::{Entry, Hands};
 use super::index::Span;
 use super::slot::{Phase, Slots};
-use super::state::{BATCH, Ended, Held, State};
+use super::state::{BATCH, Ended, State};
 use crate::addr::{IovaRange, Permissions};
 use crate::domain::{Domain, PhysSegment};
 use crate::invalidation::{Gather, InvalidationError};
@@ -26,41 +26,74 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
     /// [`ReleaseRegistrationError`]; after `Unconfirmed` the memory may still be reached.
     #[inline]
     pub fn release(&self, registration: Registration) -> Result<Released, ReleaseRegistrationError> {
-        let Registration { iova, cache, slot, generation, whole, len: _ } = registration;
+        let Registration { cache, slot, generation, whole, .. } = registration;
         if cache != self.number {
             return Err(ReleaseRegistrationError::OtherCache);
         }
-        let held = Held { slot, generation, iova, whole };
-        let mut hands = Hands::new(self, Entry::Held(held));
-        let mut freed = None;
+        let mut hands = Hands::new(self, Entry::Held { slot, whole });
+        let ended = self.with(|state| {
+            if state.release(slot, generation, whole) {
+                hands.entry = Entry::None;
+                return Some(Ended::Open);
+            }
+            self.end_held(state, &mut hands, (slot, generation, whole))
+        });
+        if let Some(Ended::Open) = ended {
+            hands.done();
+            return Ok(Released::Open);
+        }
+        self.release_last(&mut hands, (slot, generation, whole), ended)
+    }
+
+    /// Has the state end what `hands` have of a registration, if there is such an entry.
+    #[cold]
+    fn end_held(
+        &self,
+        state: &mut State,
+        hands: &mut Hands<'_, M, P>,
+        (slot, generation, whole): (u32, u64, bool),
+    ) -> Option<Ended> {
+        if state.slots.get(slot).is_none_or(|entry| entry.generation != generation) {
+            hands.entry = Entry::None;
+            return None;
+        }
+        let ended = state.end_held(slot, whole, true, &mut hands.batch);
+        hands.entry = match ended {
+            Ended::Wait => hands.entry,
+            Ended::Forgotten(Some((range, lost))) => Entry::Freed { range, lost },
+            _ => Entry::None,
+        };
+        Some(ended)
+    }
+
+    /// Says how a release has ended that was a range's last, or of what was forgotten; waits until it has.
+    #[cold]
+    fn release_last(
+        &self,
+        hands: &mut Hands<'_, M, P>,
+        registration: (u32, u64, bool),
+        mut ended: Option<Ended>,
+    ) -> Result<Released, ReleaseRegistrationError> {
         loop {
-            let ended = self.with(|state| {
-                let ended = state.release(&held, true, &mut hands.batch);
-                if !matches!(ended, Some(Ended::Wait)) {
-                    hands.entry = Entry::None;
+            return match ended {
+                Some(Ended::Wait) => {
+                    pause();
+                    ended = self.with(|state| self.end_held(state, hands, registration));
+                    continue;
                 }
-                if let Some(Ended::Forgotten(Some((range, lost)))) = ended {
-                    freed = Some((self.device.domain().changing(range), lost));
-                }
-                ended
-            });
-            match ended {
-                Some(Ended::Open) => return Ok(Released::Open),
+                Some(Ended::Open) => Ok(Released::Open),
                 Some(Ended::Last(released)) => {
-                    let buried = self.bury(&mut hands, |_| ());
-                    return buried
-                        .map(|()| released)
-                        .map_err(|error| ReleaseRegistrationError::Unconfirmed { error });
+                    let buried = self.bury(hands, |_| ());
+                    buried.map(|()| released).map_err(|error| ReleaseRegistrationError::Unconfirmed { error })
                 }
                 Some(Ended::Forgotten(_)) => {
-                    if let Some((range, lost)) = freed {
-                        self.give_back(range.done(), lost, 1);
+                    if let Entry::Freed { range, lost } = core::mem::replace(&mut hands.entry, Entry::None) {
+                        self.give_back(range, lost, 1);
                     }
-                    return Ok(Released::Forgotten);
+                    Ok(Released::Forgotten)
                 }
-                Some(Ended::Wait) => pause(),
-                None => return Err(ReleaseRegistrationError::OtherCache),
-            }
+                None => Err(ReleaseRegistrationError::OtherCache),
+            };
         }
     }
 
@@ -191,7 +224,7 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
             }
             settled(state);
         });
-        free.into_iter().for_each(|(range, lost)| self.give_back(range.done(), lost, 1));
+        free.drain(..).for_each(|(range, lost)| self.give_back(range.done(), lost, 1));
         if kept > 0 { Err(InvalidationError::StillMapped { bytes: kept }) } else { confirmed }
     }
 

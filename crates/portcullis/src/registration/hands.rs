@@ -22,13 +22,28 @@ pub(super) struct Hands<'a, M: Mapper, P: Platform> {
 pub(super) enum Entry {
     None,
     /// The caller has a registration of it, or is about to get one, or has just given one back.
-    Held(Held),
+    Held {
+        slot: u32,
+        whole: bool,
+    },
     /// It has addresses once there is a range; translations may be there if so, unless they were `removed`.
     Mapping {
         slot: u32,
         range: Option<IovaRange>,
         removed: bool,
     },
+    /// It is no more, and its addresses are nobody's.
+    Freed {
+        range: IovaRange,
+        lost: bool,
+    },
+}
+
+impl From<&Held> for Entry {
+    #[inline]
+    fn from(held: &Held) -> Self {
+        Self::Held { slot: held.slot, whole: held.whole }
+    }
 }
 
 impl<'a, M: Mapper, P: Platform> Hands<'a, M, P> {
@@ -37,13 +52,10 @@ impl<'a, M: Mapper, P: Platform> Hands<'a, M, P> {
         Self { cache, entry, batch: Batch::new() }
     }
 
-    /// What is held is the caller's own business from here on.
+    /// All is in the state, or is the caller's own business from here on.
     #[inline]
-    pub(super) fn take_held(&mut self) -> Option<Held> {
-        match core::mem::replace(&mut self.entry, Entry::None) {
-            Entry::Held(held) => Some(held),
-            _ => None,
-        }
+    pub(super) fn done(self) {
+        core::mem::forget(self);
     }
 
     #[cold]
@@ -54,15 +66,17 @@ impl<'a, M: Mapper, P: Platform> Hands<'a, M, P> {
                 batch.drain(..).for_each(|doomed| state.abandon(doomed.slot, !doomed.again));
             };
             abandon(state, batch);
+            if let Entry::Held { slot, whole } = *entry {
+                // The caller gets no answer, so nothing is waited for; but the registration is gone.
+                *entry = match state.end_held(slot, whole, false, batch) {
+                    Ended::Forgotten(Some((range, lost))) => Entry::Freed { range, lost },
+                    _ => Entry::None,
+                };
+                abandon(state, batch);
+            }
             match core::mem::replace(entry, Entry::None) {
-                Entry::None => {}
-                Entry::Held(held) => {
-                    // The caller gets no answer, so nothing is waited for; but the registration is gone.
-                    if let Some(Ended::Forgotten(Some((range, _)))) = state.release(&held, false, batch) {
-                        drop(cache.device.domain().changing(range));
-                    }
-                    abandon(state, batch);
-                }
+                Entry::None | Entry::Held { .. } => {}
+                Entry::Freed { range, .. } => drop(cache.device.domain().changing(range)),
                 Entry::Mapping { slot, range, removed } => {
                     state.slots.at_mut(slot).range = range;
                     state.abandon(slot, !removed);
@@ -81,6 +95,30 @@ impl<M: Mapper, P: Platform> Drop for Hands<'_, M, P> {
     }
 }
 
+/// A hit on its way to the caller: an entry, and whether all of it is held. Dropped, it is released. (A batch would make the frame of
+/// the shortest way large.)
+pub(super) struct Lent<'a, M: Mapper, P: Platform> {
+    pub cache: &'a RegistrationCache<M, P>,
+    pub held: Option<(u32, bool)>,
+}
+
+impl<M: Mapper, P: Platform> Lent<'_, M, P> {
+    /// It is the caller's.
+    #[inline]
+    pub(super) fn done(self) {
+        core::mem::forget(self);
+    }
+}
+
+impl<M: Mapper, P: Platform> Drop for Lent<'_, M, P> {
+    #[cold]
+    fn drop(&mut self) {
+        if let Some((slot, whole)) = self.held {
+            drop(Hands::new(self.cache, Entry::Held { slot, whole }));
+        }
+    }
+}
+
 /// Room that is set aside. Dropped, it is given up.
 pub(super) struct MakingRoom<'a, M: Mapper, P: Platform> {
     pub cache: &'a RegistrationCache<M, P>,
@@ -92,20 +130,5 @@ impl<M: Mapper, P: Platform> Drop for MakingRoom<'_, M, P> {
         if !self.claim.is_empty() {
             self.cache.with(|state| state.unclaim(&mut self.claim));
         }
-    }
-}
-
-/// A change of what is open beside what is mapped, on its way to the domain. Dropped, the next call brings it there.
-pub(super) struct Uncounted<'a, M: Mapper, P: Platform> {
-    pub cache: &'a RegistrationCache<M, P>,
-    pub opened: u64,
-}
-
-impl<M: Mapper, P: Platform> Drop for Uncounted<'_, M, P> {
-    #[cold]
-    fn drop(&mut self) {
-        // The caller's slot is still lent.
-        let mut state = self.cache.state.lock();
-        state.opened = state.opened.wrapping_add(self.opened);
     }
 }

@@ -62,7 +62,6 @@ mod state;
 pub use config::{Forgotten, Keep, Registration, RegistrationLimits, RegistrationUsage, Released};
 pub use error::{AcquireError, ForgetError, RegistrationConfigError, ReleaseRegistrationError};
 
-use self::hands::Uncounted;
 use self::slot::Slots;
 use self::state::State;
 use crate::dma::DmaDevice;
@@ -134,10 +133,9 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
         domain.platform().with_slot(|slot| {
             let mut state = self.state.lock();
             let result = f(&mut state);
-            let uncounted = Uncounted { cache: self, opened: core::mem::take(&mut state.opened) };
+            let opened = core::mem::take(&mut state.opened);
             drop(state);
-            domain.change_neighbours(slot, uncounted.opened);
-            core::mem::forget(uncounted);
+            domain.change_neighbours(slot, opened);
             result
         })
     }

@@ -260,47 +260,60 @@ impl State {
         unheld
     }
 
-    /// One registration less. What is to be unmapped for that is in `batch`; where a range is returned, its addresses
-    /// are nobody's now. The last of a range that is not kept says that nobody reaches it: so a caller that `waits` learns
-    /// that somebody is still unmapping it, and is to come again; nothing is changed then.
+    /// One registration less of an entry that stays open; `false`, and nothing is changed, where it does not.
     #[inline]
-    pub(super) fn release(&mut self, held: &Held, waits: bool, batch: &mut Batch) -> Option<Ended> {
-        let slot = held.slot;
-        let same = self.slots.get(slot).is_some_and(|entry| entry.generation == held.generation);
-        if !same {
-            return None;
+    pub(super) fn release(&mut self, slot: u32, generation: u64, whole: bool) -> bool {
+        let stays = |entry: &Slot| {
+            entry.generation == generation && entry.phase == Phase::Live && (entry.refs > 1 || entry.keep)
+        };
+        if !self.slots.get(slot).is_some_and(stays) {
+            return false;
         }
         let entry = self.slots.at_mut(slot);
+        entry.refs -= 1;
+        entry.whole -= u64::from(whole);
+        if entry.refs == 0 {
+            self.slots.push(&mut self.idle, slot);
+        }
+        self.recount(slot);
+        true
+    }
+
+    /// The same of any entry. What is to be unmapped for that is in `batch`; where a range is returned, its addresses
+    /// are nobody's now. The last of a range that is not kept says that nobody reaches it: so a caller that `waits` learns
+    /// that somebody is still unmapping it, and is to come again; nothing is changed then.
+    pub(super) fn end_held(&mut self, slot: u32, whole: bool, waits: bool, batch: &mut Batch) -> Ended {
+        let entry = self.slots.at_mut(slot);
         if waits && entry.phase == Phase::Ending && entry.refs == 1 && !entry.keep {
-            return Some(Ended::Wait);
+            return Ended::Wait;
         }
         entry.refs -= 1;
-        entry.whole -= u64::from(held.whole);
+        entry.whole -= u64::from(whole);
         let (last, keep) = (entry.refs == 0, entry.keep);
         self.recount(slot);
         let entry = self.slots.at(slot);
         match entry.phase {
             Phase::Live if last && keep => {
                 self.slots.push(&mut self.idle, slot);
-                Some(Ended::Open)
+                Ended::Open
             }
             Phase::Live if last => {
                 self.doom(slot, batch);
-                Some(Ended::Last(Released::Unmapped))
+                Ended::Last(Released::Unmapped)
             }
-            Phase::Live => Some(Ended::Open),
+            Phase::Live => Ended::Open,
             Phase::Gone if last => {
                 let range = entry.range.map(|range| (range, entry.lost));
                 self.gone -= 1;
                 self.slots.give_back(slot);
-                Some(Ended::Forgotten(range))
+                Ended::Forgotten(range)
             }
             // The forget was not confirmed. Whoever holds it last tries again.
             Phase::Unconfirmed if last && !keep => {
                 self.doom(slot, batch);
-                Some(Ended::Last(Released::Forgotten))
+                Ended::Last(Released::Forgotten)
             }
-            _ => Some(Ended::Forgotten(None)),
+            _ => Ended::Forgotten(None),
         }
     }
 
