@@ -3,8 +3,8 @@
 mod chosen;
 
 use chosen::{ANYWHERE, Chosen, KINDS, PAGE, alloc, config, free};
-use portcullis::addr::{Iova, IovaRange};
-use portcullis::iova::{IovaSpace, Placement, SpaceConfig};
+use portcullis::addr::{Iova, IovaRange, PageSize};
+use portcullis::iova::{ArenaError, IovaSpace, Placement, RingArena, RingConfig, SpaceConfig};
 
 /// The page behind the spaces here, and the first that is not in the low zone: ranges of 4 pages and more lie across it.
 const END: u64 = 256;
@@ -178,5 +178,47 @@ fn the_peak_is_what_was_taken_at_the_most() {
             free(&space, &platform, range).unwrap();
             assert_eq!(space.usage().peak_taken, peak);
         }
+    }
+}
+
+/// What lies behind a ring, or across its end, was not reserved: also where its bits end there.
+#[test]
+fn nothing_behind_a_ring_is_freed_by_it() {
+    for granules in [64, 512, 513] {
+        let (platform, space) = (Chosen::new(1), IovaSpace::new(&config(0, 1 << 20, 1)).unwrap());
+        let mut arena =
+            RingArena::new(&space, &platform, &RingConfig::new(granules, PAGE, PageSize::SIZE_4K)).unwrap();
+        let all = arena.reserve(u64::from(granules) * PAGE).unwrap();
+        let end = Iova::new(all.last().get() + 1);
+        for (start, pages) in [(end, 1), (end, 70), (Iova::new(end.get() - PAGE), 2), (all.start(), 1000)] {
+            let range = IovaRange::new(start, pages * PAGE).unwrap();
+            let error = arena.free(range).unwrap_err();
+            let expected = match start < end {
+                true => ArenaError::Mismatch { range, reserved: all },
+                false => ArenaError::NotReserved { range },
+            };
+            assert_eq!(error, expected);
+        }
+        arena.free(all).unwrap();
+        arena.release(&space, &platform).unwrap();
+    }
+}
+
+/// Where a space has no room for all the large pages that colours are spread over, rings of different colours still begin
+/// at different pages of theirs.
+#[test]
+fn a_ring_in_a_small_space_keeps_the_pages_between_colours() {
+    const LARGE: u64 = 512;
+    for colour in 0..4 {
+        let (platform, space) = (Chosen::new(1), IovaSpace::new(&config(0, 4 * LARGE, 1)).unwrap());
+        let config = RingConfig::new(16, 64 * PAGE, PageSize::SIZE_4K).with_colour(colour);
+        let mut arena = RingArena::new(&space, &platform, &config).unwrap();
+        assert!(arena.range().len() <= 4 * LARGE * PAGE);
+        let ranges: Vec<_> = (0..16).map(|_| arena.reserve(64 * PAGE).unwrap()).collect();
+        let lowest = ranges.iter().map(|range| range.start().get()).min().unwrap();
+        assert_eq!(lowest - arena.range().start().get(), u64::from(colour) * 5 * PAGE);
+        assert!(ranges.iter().all(|range| arena.range().contains_range(*range)));
+        ranges.into_iter().for_each(|range| arena.free(range).unwrap());
+        arena.release(&space, &platform).unwrap();
     }
 }

@@ -62,7 +62,7 @@ fn a_grant_takes_what_is_not_used_and_no_more() {
                 }
             }
             1 => {
-                let (count, batch) = (cpu.count(order), cpu.list(0, order).batch.get());
+                let (count, batch) = (cpu.count(order), cpu.next_batch(0, order));
                 let mut out = [0; 8];
                 let most = dice(8) as usize;
                 let spilled = cpu.spill(&notes, 0, order, &mut out[..most]) as u64;
