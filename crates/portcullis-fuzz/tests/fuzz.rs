@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use portcullis_fuzz::api::{FORMATS, on_format};
 use portcullis_fuzz::{TARGETS, Target};
 
 /// The longest that changes make of it.
@@ -70,6 +71,20 @@ fn run(name: &str, usual: u64) {
 #[test]
 fn api() {
     run("api", 4_000);
+}
+
+/// What a format leads to by chance is tried on the others too.
+#[test]
+fn the_corpus_of_api_on_every_format() {
+    let target = TARGETS.iter().find(|target| target.name == "api").unwrap();
+    for (path, mut bytes) in corpus(target) {
+        let Some(first) = bytes.first().copied() else { continue };
+        for format in 0..FORMATS {
+            bytes[0] = on_format(first, format);
+            let _told = Told(&path.to_string_lossy(), &bytes);
+            (target.run)(&bytes);
+        }
+    }
 }
 
 #[test]

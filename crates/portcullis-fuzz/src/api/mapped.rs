@@ -1,6 +1,7 @@
 //! Mappings by type, and batches of them.
 
 use portcullis::dma::{MapFailed, Mapped, Unlinked, UnmapBatch};
+use portcullis::pgtable::Format;
 use portcullis_model::Buffer;
 
 use super::Clocked;
@@ -10,15 +11,16 @@ use crate::input::Input;
 use std::sync::Arc;
 
 type Platform = Arc<Clocked>;
+type One<X> = Mapped<Buffer, Mapper<X>, Platform>;
 
 /// Buffers that are mapped, that are not any more, and that wait in a batch.
-pub struct Typed {
-    pub mapped: Vec<(usize, Mapped<Buffer, Mapper, Platform>)>,
-    pub unlinked: Vec<Unlinked<Buffer, Mapper, Platform>>,
-    pub batch: UnmapBatch<Buffer, Mapper, Platform>,
+pub struct Typed<X: Format> {
+    pub mapped: Vec<(usize, One<X>)>,
+    pub unlinked: Vec<Unlinked<Buffer, Mapper<X>, Platform>>,
+    pub batch: UnmapBatch<Buffer, Mapper<X>, Platform>,
 }
 
-impl World {
+impl<X: Format> World<X> {
     pub fn typed_step(&mut self, way: u8, input: &mut Input<'_>) {
         match way {
             0..=4 => self.map_typed(input),

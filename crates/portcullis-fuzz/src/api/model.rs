@@ -51,6 +51,8 @@ struct Page {
 /// All pages that are open, or may be.
 #[derive(Debug, Default)]
 pub struct Model {
+    /// The tables have no pages that may be written and not read.
+    pub write_reads: bool,
     pages: BTreeMap<u64, Page>,
     /// Addresses that the device knows.
     seen: BTreeSet<u64>,
@@ -58,6 +60,10 @@ pub struct Model {
 }
 
 impl Model {
+    pub fn new(write_reads: bool) -> Self {
+        Self { write_reads, ..Self::default() }
+    }
+
     /// Pages from `iova` on were mapped to those of `phys`.
     pub fn map(&mut self, iova: u64, phys: impl IntoIterator<Item = u64>, permissions: Permissions) {
         self.open(iova, phys, permissions, State::Live);
@@ -76,6 +82,8 @@ impl Model {
         state: State,
     ) {
         let first = iova & !(PAGE - 1);
+        let reads = self.write_reads && permissions.allows(Permissions::WRITE);
+        let permissions = if reads { Permissions::READ_WRITE } else { permissions };
         for (at, phys) in (first..).step_by(PAGE as usize).zip(phys) {
             let old = self.pages.insert(at, Page { phys, permissions, state });
             // Idle registrations go where their room is needed.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use portcullis::addr::{Iova, IovaRange, PhysAddr};
 use portcullis::dma::{BatchError, DmaSegment, RawBatch, RingError, RingMapping, RingUnmap, StrictRing};
 use portcullis::domain::{PhysSegment, UnmapError};
+use portcullis::pgtable::Format;
 use portcullis::registration::{Keep, Registration, RegistrationCache, Released};
 
 use super::Clocked;
@@ -15,10 +16,10 @@ use crate::input::Input;
 type Platform = Arc<Clocked>;
 
 /// What is mapped by number, and what it was made by.
-pub struct Raw {
-    pub batch: RawBatch<Mapper, Platform>,
-    pub ring: StrictRing<Mapper, Platform>,
-    pub registrations: RegistrationCache<Mapper, Platform>,
+pub struct Raw<X: Format> {
+    pub batch: RawBatch<Mapper<X>, Platform>,
+    pub ring: StrictRing<Mapper<X>, Platform>,
+    pub registrations: RegistrationCache<Mapper<X>, Platform>,
     /// Device, address and length.
     pub singles: Vec<(usize, u64, u64)>,
     pub lists: Vec<(usize, Vec<DmaSegment>)>,
@@ -27,7 +28,7 @@ pub struct Raw {
     pub held: Vec<Registration>,
 }
 
-impl World {
+impl<X: Format> World<X> {
     pub fn raw_step(&mut self, way: u8, input: &mut Input<'_>) {
         match way {
             14..=16 => self.map_single(input),

@@ -2,17 +2,17 @@
 
 use std::sync::Arc;
 
-use portcullis::addr::{Iova, PhysAddr};
+use portcullis::addr::{Iova, Permissions, PhysAddr};
 use portcullis::bounce::pool::{BounceDevice, BouncePool, DeviceProfile, PoolConfig};
 use portcullis::bounce::swiotlb::{Swiotlb, SwiotlbConfig};
 use portcullis::dma::{DmaDevice, RawBatch, StrictRing, StrictRingConfig, UnmapBatch};
 use portcullis::domain::{Domain, PhysSegment, Policy, UnmapError};
 use portcullis::invalidation::{DomainId, InvalidationError};
 use portcullis::mapper::TableMapper;
-use portcullis::pgtable::{PageTable, VtdSecondStage};
+use portcullis::pgtable::{Attributes, Format, Layout, PageTable};
 use portcullis::platform::{Platform, PlatformEvents};
 use portcullis::registration::{RegistrationCache, RegistrationLimits};
-use portcullis_model::{Buffer, Context, Iommu, IommuConfig, Memory, Queue};
+use portcullis_model::{Buffer, Context, Iommu, IommuConfig, Memory, Queue, TableFormat};
 
 use super::Clocked;
 use super::bounced::Bounced;
@@ -21,10 +21,10 @@ use super::model::{DEVICE, End, Model, PAGE, State};
 use super::raw::Raw;
 use crate::input::Input;
 
-pub type Mapper = TableMapper<Arc<Memory>, Queue>;
-pub type Dom = Domain<Mapper, Arc<Clocked>>;
-pub type Device = DmaDevice<Mapper, Arc<Clocked>>;
-pub type Pool = BouncePool<Mapper, Arc<Clocked>, Arc<Memory>>;
+pub type Mapper<X> = TableMapper<Arc<Memory>, Queue, X>;
+pub type Dom<X> = Domain<Mapper<X>, Arc<Clocked>>;
+pub type Device<X> = DmaDevice<Mapper<X>, Arc<Clocked>>;
+pub type Pool<X> = BouncePool<Mapper<X>, Arc<Clocked>, Arc<Memory>>;
 
 /// Memory that nobody has: what is mapped by number leads there.
 pub const NOWHERE: u64 = 0x9_0000_0000;
@@ -32,21 +32,21 @@ pub const TIMEOUT: InvalidationError = InvalidationError::TimedOut { waited_ns: 
 /// How long a lazy window is, in nanoseconds.
 pub const WINDOW_NS: u64 = 1_000_000;
 
-pub struct World {
+pub struct World<X: Format> {
     pub memory: Arc<Memory>,
     pub iommu: Arc<Iommu>,
     pub platform: Arc<Clocked>,
-    pub domain: Arc<Dom>,
+    pub domain: Arc<Dom<X>>,
     /// As the domain is, and with a policy of its own.
-    pub devices: [Device; 2],
+    pub devices: [Device<X>; 2],
     pub model: Model,
     /// Frames of the buffers below: reached only where the model says so.
     user: Vec<(u64, u64)>,
     /// Buffers that are nobody's now.
     pub free: Vec<Buffer>,
-    pub typed: Typed,
-    pub raw: Raw,
-    pub bounced: Bounced,
+    pub typed: Typed<X>,
+    pub raw: Raw<X>,
+    pub bounced: Bounced<X>,
     /// Invalidations or allocations may fail.
     pub weak: bool,
     /// Somebody unmapped something by number that was not his.
@@ -54,15 +54,17 @@ pub struct World {
     flushes: u64,
 }
 
-impl World {
-    pub fn new(input: &mut Input<'_>) -> Self {
-        let platform = Clocked::new(usize::from(input.byte() % 4));
+impl<X: Format> World<X> {
+    /// A machine of this many slots, whose tables are written as `format` says and read as `read` says.
+    pub fn new(slots: usize, format: X, read: TableFormat, input: &mut Input<'_>) -> Self {
+        let platform = Clocked::new(slots);
         let memory = Memory::new(64 << 20);
         let config = IommuConfig { iotlb_entries: 1 << 12, ..IommuConfig::new(Arc::clone(&memory)) };
         let iommu = Iommu::new(config);
-        let format = VtdSecondStage::new(4, 3, 48).unwrap();
+        let writes = Attributes::from(Permissions::WRITE);
+        let write_reads = format.kept(writes).permissions.allows(Permissions::READ);
         let table = PageTable::new(Arc::clone(&memory), format, Platform::slots(&platform)).unwrap();
-        iommu.attach(DEVICE, Context::SecondStage { domain: DomainId(1), root: table.root(), levels: 4 });
+        iommu.attach(DEVICE, Context::Translated { domain: DomainId(1), root: table.root(), format: read });
         let mapper = TableMapper::new(table, iommu.queue(), DomainId(1), Vec::new());
         let domain = Domain::new(Arc::clone(&platform), mapper, policy(input)).unwrap();
         let mask = if input.flag() { u64::MAX } else { u32::MAX.into() };
@@ -72,7 +74,7 @@ impl World {
         let user = free.iter().map(|buffer| (buffer.phys().get(), buffer.len())).collect();
         let ring = StrictRing::new(&device, StrictRingConfig::new(8, 2 * PAGE, 1 + input.below(5) as usize));
         let pool = PoolConfig { threshold: 16 << 10, class_bytes: 64 << 10, ..PoolConfig::default() };
-        let pool: Arc<Pool> = BouncePool::new(Arc::clone(&domain), Arc::clone(&memory), pool).unwrap();
+        let pool: Arc<Pool<X>> = BouncePool::new(Arc::clone(&domain), Arc::clone(&memory), pool).unwrap();
         let profile = DeviceProfile { mask, untrusted: input.flag(), ..DeviceProfile::default() };
         let swiotlb = SwiotlbConfig {
             area_bytes: 128 << 10,
@@ -102,7 +104,7 @@ impl World {
         Self {
             flushes: domain.stats().flushes,
             devices: [device, other],
-            model: Model::default(),
+            model: Model::new(write_reads),
             weak: false,
             tainted: false,
             memory,
