@@ -229,3 +229,16 @@ fn bytes_are_copied_and_zeroed_across_frames() {
     assert!(found == expected);
     assert_eq!(memory.stray_tables(), 0);
 }
+
+#[test]
+fn frames_within_a_limit_may_end_at_it_and_are_given_back_beyond() {
+    let memory = Memory::new(1 << 20);
+    let probe = memory.alloc(4).unwrap();
+    // SAFETY: nobody uses them.
+    unsafe { memory.free(probe, 4) };
+    let last = probe.checked_add(4 * FRAME_SIZE - 1).unwrap();
+    assert_eq!(memory.alloc_within(4, PhysAddr::new(last.get() - 1)), None);
+    // All that was looked at is there again, through a handle as well.
+    assert_eq!(Arc::clone(&memory).alloc_within(4, PhysAddr::new(0)), None);
+    assert_eq!(memory.alloc_within(4, last), Some(probe));
+}

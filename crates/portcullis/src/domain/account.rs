@@ -96,3 +96,20 @@ impl Drop for Uncounted<'_> {
         self.counter.add(self.slot, self.bytes);
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// What a ring says at its commit.
+    #[test]
+    fn bytes_that_were_opened_since_count_as_half_of_that_time_and_then_in_full() {
+        let neighbours = Neighbours::new(1);
+        neighbours.settle(None, (100, 1_000), 0, 3_000);
+        assert_eq!(neighbours.total(3_000).neighbour, 100 * 2_000 / 2);
+        assert_eq!(neighbours.total(3_500).neighbour, 100_000 + 100 * 500);
+        // All of them are closed, and others were opened.
+        neighbours.settle(None, (8, 3_400), 100, 3_500);
+        assert_eq!(neighbours.total(3_600).neighbour, 150_000 + 8 * 100 / 2 + 8 * 100);
+    }
+}

@@ -204,3 +204,23 @@ fn a_listener_that_is_gone_hears_nothing() {
     assert_eq!(next(&hears), "stays");
     drop(stays);
 }
+
+#[test]
+fn another_platform_s_slot_is_kept_while_that_platform_lives() {
+    let (first, second) = (StdPlatform::with_slots(2), StdPlatform::with_slots(2));
+    let (tell, told) = channel();
+    let tell = Mutex::new(tell);
+    let _listener = listen(&first, move |event| tell.lock().unwrap().send(event).unwrap());
+    let told = thread::scope(|scope| {
+        let (first, second) = (&first, &second);
+        let both = move || {
+            let slot = slot_of(first);
+            assert!(slot.is_some() && slot_of(second).is_some());
+            assert!(told.try_recv().is_err(), "given back while the thread and the platform live");
+            assert_eq!(slot_of(first), slot);
+            told
+        };
+        scope.spawn(both).join().unwrap()
+    });
+    assert!(matches!(next(&told), Event::Released(_)));
+}

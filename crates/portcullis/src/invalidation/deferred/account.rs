@@ -118,4 +118,21 @@ mod tests {
         assert_eq!(account.waiting(), Bytes::default());
         assert_eq!(account.total(100).1, 20);
     }
+
+    /// More flushes are under way than can be told apart: the last two are one, since the earlier of them.
+    #[test]
+    fn flushes_that_are_too_many_to_be_told_apart_count_from_the_earlier() {
+        let bytes = Bytes { used: 1, neighbour: 0 };
+        let mut account = Account::default();
+        for number in 1..=MARKS as u64 + 1 {
+            account.queued(bytes, || number * 10);
+            account.begin(number);
+        }
+        account.confirm(MARKS as u64 - 1, 35);
+        assert_eq!((account.waiting().used, account.total(35).1), (2, 25));
+        account.confirm(MARKS as u64, 36);
+        assert_eq!(account.waiting().used, 2, "the two are covered when the later is");
+        account.confirm(MARKS as u64 + 1, 1_040);
+        assert_eq!((account.waiting().used, account.total(2_000).1), (0, 1_000));
+    }
 }
