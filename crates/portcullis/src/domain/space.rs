@@ -156,8 +156,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         limit: Iova,
     ) -> Result<IovaRange, MapListError> {
         let len = self.pages_of(list)?;
-        let range = self.alloc(len, limit)?;
-        let changing = self.changing(range);
+        let changing = self.alloc(len, limit)?;
+        let range = changing.range();
         let mut gather = Gather::new();
         // SAFETY: the caller's promise.
         if let Err(error) = unsafe { self.enter(range, list, permissions, &mut gather) } {
@@ -235,8 +235,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     }
 
     /// Addresses for `len` bytes. When there are none, everything deferred is flushed and taken back once.
-    fn alloc(&self, len: u64, limit: Iova) -> Result<IovaRange, IovaError> {
-        let alloc = || self.space.alloc(&self.platform, len, limit);
+    fn alloc(&self, len: u64, limit: Iova) -> Result<Changing<'_, M, P>, IovaError> {
+        let alloc = || self.alloc_once(len, limit);
         match alloc() {
             Err(IovaError::Exhausted { .. }) if self.is_pending() && self.flush().is_ok() => {
                 self.reclaim_deferred();
@@ -249,6 +249,12 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
             }
             result => result,
         }
+    }
+
+    /// Addresses for `len` bytes, counted as lost where the platform panics when it has the slot back.
+    #[inline]
+    fn alloc_once(&self, len: u64, limit: Iova) -> Result<Changing<'_, M, P>, IovaError> {
+        self.space.alloc_guarded(&self.platform, len, limit, |range| self.changing(range))
     }
 
     /// Takes back every range whose flush is over, from every queue, in slices.
@@ -293,8 +299,11 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         }
     }
 
+    /// Counts addresses that are given up. Without a slot, as it is rare: so that no platform keeps the caller from
+    /// saying what else there is to say.
+    #[cold]
     pub(crate) fn lose(&self, bytes: u64) {
-        self.platform.with_slot(|slot| self.counters.lost.add(slot, bytes));
+        self.counters.lost.add(None, bytes);
     }
 }
 

@@ -179,6 +179,18 @@ impl RingArena {
         platform: &P,
         config: &RingConfig,
     ) -> Result<Self, ArenaError> {
+        Self::new_by(space, config, |len, limit| space.alloc(platform, len, limit))
+    }
+
+    /// The same by the caller's way to allocate from `space`.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub(crate) fn new_by(
+        space: &IovaSpace,
+        config: &RingConfig,
+        alloc: impl Fn(u64, Iova) -> Result<IovaRange, IovaError>,
+    ) -> Result<Self, ArenaError> {
         let RingConfig { descriptors, descriptor_bytes, granule, colour, limit } = *config;
         if descriptors == 0 || descriptor_bytes == 0 {
             return Err(ArenaError::Empty);
@@ -198,11 +210,9 @@ impl RingArena {
         let wanted = layout.range.saturating_mul(granule.bytes());
 
         let edges = Edges::new(granules).ok_or(ArenaError::OutOfMemory)?;
-        let (range, base) = match space.alloc(platform, wanted, limit) {
+        let (range, base) = match alloc(wanted, limit) {
             // Better a ring whose tables share their sets than none.
-            Err(IovaError::Exhausted { .. }) if least < wanted => {
-                (space.alloc(platform, least, limit)?, layout.skew)
-            }
+            Err(IovaError::Exhausted { .. }) if least < wanted => (alloc(least, limit)?, layout.skew),
             range => (range?, layout.base),
         };
         debug_assert!(range.start().get().is_multiple_of(per_large << granule.shift()));

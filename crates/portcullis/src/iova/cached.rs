@@ -269,8 +269,9 @@ impl Cached {
     pub fn drain<P: Platform>(&self, platform: &P, only: Option<usize>, backing: &Mutex<Backing>) {
         self.cpus.with_others(platform, only, |index, cpu| {
             cpu.drain(&self.notes, &self.inboxes[index], |page, order| {
+                let spilled = Spilled { cached: self, backing, page, order };
                 // A slot for each, so that none is held for long.
-                platform.with_slot(|_| self.give_back(backing, page, 1 << order, order));
+                platform.with_slot(|_| drop(spilled));
             });
         });
     }
@@ -314,5 +315,20 @@ impl Cached {
     #[inline]
     fn zone_below(&self, end: u64) -> usize {
         usize::from(end > self.low_end)
+    }
+}
+
+/// A range on its way back from a CPU's list. Dropped, it is in the backing structure: so, too, where the platform panics
+/// instead of lending a slot.
+struct Spilled<'a> {
+    cached: &'a Cached,
+    backing: &'a Mutex<Backing>,
+    page: u64,
+    order: u32,
+}
+
+impl Drop for Spilled<'_> {
+    fn drop(&mut self) {
+        self.cached.give_back(self.backing, self.page, 1 << self.order, self.order);
     }
 }

@@ -213,7 +213,7 @@ impl Cpu {
         if inboxes.get(owner as usize).is_none_or(|inbox| inbox.pages() + (1 << order) > most) {
             return false;
         }
-        self.sent.set(self.sent.get().wrapping_add(1 << order));
+        self.sent.set(self.sent.get().wrapping_add(1u64 << order));
         // All that is not sent yet is half of a share, however many CPUs send.
         let letter = most / (2 * OUTBOXES as u64);
         self.outboxes[owner as usize % OUTBOXES].add(notes, inboxes, owner, (page, order), letter);
@@ -275,31 +275,37 @@ impl Cpu {
         spilled
     }
 
-    /// Empties everything, the inbox too, giving each range to `spill` with its order.
+    /// Empties everything, the inbox too, giving each range to `spill` with its order. Each is off its list by then: where
+    /// `spill` panics, the others stay where they are.
     pub(super) fn drain(&self, notes: &Notes, inbox: &Inbox, mut spill: impl FnMut(u64, u32)) {
-        // Gives up a list; how many pages there were.
-        let mut chain = |mut link| {
-            let mut pages: u64 = 0;
-            while let Some((page, order, next)) = notes.follow(link) {
-                // The link is read before the range is given up: then its word may be anybody's.
-                link = next;
-                pages += 1 << order;
+        for list in self.lists.iter().flatten() {
+            while let Some((page, order, next)) = notes.follow(Link::from_bits(list.first.get())) {
+                list.first.set(next.bits());
+                list.count.set(list.count.get() - 1);
                 spill(page, order);
             }
-            pages
-        };
-        for list in self.lists.iter().flatten() {
-            chain(Link::from_bits(list.first.get()));
             list.first.set(Link::END.bits());
             list.count.set(0);
             list.granted.set(0);
         }
         // What was on its way never arrives: it is received here.
-        let unsent: u64 = self.outboxes.iter().map(|outbox| chain(outbox.take())).sum();
-        let sent = chain(Link::from_bits(self.arrived.get())) + chain(inbox.take());
-        self.arrived.set(Link::END.bits());
-        inbox.arrived(sent);
-        self.received.set(self.received.get().wrapping_add(unsent).wrapping_add(sent));
+        let received = |order| self.received.set(self.received.get().wrapping_add(1u64 << order));
+        for outbox in &self.outboxes {
+            while let Some((page, order)) = outbox.pop(notes) {
+                received(order);
+                spill(page, order);
+            }
+        }
+        // What has arrived, and what is in the inbox.
+        for _ in 0..2 {
+            while let Some((page, order, next)) = notes.follow(Link::from_bits(self.arrived.get())) {
+                self.arrived.set(next.bits());
+                received(order);
+                inbox.arrived(1 << order);
+                spill(page, order);
+            }
+            self.arrived.set(inbox.take().bits());
+        }
     }
 
     /// Pages in all lists.

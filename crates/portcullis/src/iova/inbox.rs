@@ -116,8 +116,20 @@ impl Outbox {
         }
     }
 
+    /// Takes the newest range out: its page and order.
+    pub(super) fn pop(&self, notes: &Notes) -> Option<(u64, u32)> {
+        let Some((page, order, next)) = notes.follow(Link::from_bits(self.first.get())) else {
+            self.take();
+            return None;
+        };
+        self.first.set(next.bits());
+        self.count.set(self.count.get() - 1);
+        self.pages.set(self.pages.get() - (1 << order));
+        Some((page, order))
+    }
+
     /// Empties it: the link to the first of its ranges.
-    pub(super) fn take(&self) -> Link {
+    fn take(&self) -> Link {
         let first = Link::from_bits(self.first.get());
         self.first.set(Link::END.bits());
         self.count.set(0);

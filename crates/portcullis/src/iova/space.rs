@@ -99,28 +99,53 @@ impl IovaSpace {
     /// [`IovaError`], with nothing changed.
     #[inline]
     pub fn alloc<P: Platform>(&self, platform: &P, len: u64, limit: Iova) -> Result<IovaRange, IovaError> {
+        self.alloc_guarded(platform, len, limit, |range| range)
+    }
+
+    /// The same for a caller with a `guard` for what it gets. That is made while the slot is lent: where the platform
+    /// panics afterwards, it is dropped.
+    ///
+    /// # Errors
+    /// As [`alloc`](Self::alloc).
+    #[inline]
+    pub(crate) fn alloc_guarded<P: Platform, T>(
+        &self,
+        platform: &P,
+        len: u64,
+        limit: Iova,
+        guard: impl Fn(IovaRange) -> T,
+    ) -> Result<T, IovaError> {
         if let Some((pages, class)) = self.small_class(len)
             && let Some(zone) = self.cached.zone_for(limit.get())
-            && let Some(Some(page)) =
-                self.home.at_hand(platform, move |slot| self.cached.take(slot, zone, class, pages))
+            && let Some(Some(guarded)) = self.home.at_hand(platform, |slot| {
+                let page = self.cached.take(slot, zone, class, pages)?;
+                Some(guard(self.range(page, pages)))
+            })
         {
-            return Ok(self.range(page, pages));
+            return Ok(guarded);
         }
-        self.alloc_slowly(platform, len, limit)
+        self.alloc_slowly(platform, len, limit, guard)
     }
 
     #[cold]
     #[inline(never)]
-    fn alloc_slowly<P: Platform>(&self, platform: &P, len: u64, limit: Iova) -> Result<IovaRange, IovaError> {
+    fn alloc_slowly<P: Platform, T>(
+        &self,
+        platform: &P,
+        len: u64,
+        limit: Iova,
+        guard: impl Fn(IovaRange) -> T,
+    ) -> Result<T, IovaError> {
         let request = self.request(len, limit)?;
-        let tried = self.home.with_slot(platform, |slot| self.alloc_once(slot, request, len, limit));
+        let once = |slot: Option<&LocalSlot<'_>>| self.alloc_once(slot, request, len, limit).map(&guard);
+        let tried = self.home.with_slot(platform, once);
         // A request that no flush could satisfy costs nobody a cache.
         let impossible = request.pages > request.end_page.min(self.total);
         if impossible || !matches!(tried, Err(IovaError::Exhausted { .. })) {
             return tried;
         }
         self.flush_caches(platform);
-        platform.with_slot(|_| self.last_resort(request, len, limit))
+        platform.with_slot(|_| self.last_resort(request, len, limit).map(&guard))
     }
 
     /// Takes back a range, as it was handed out.

@@ -1,12 +1,15 @@
 //! The DMA layer: domains, devices, typed mappings, batches, coherent memory.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use portcullis::addr::{Direction, Iova, Permissions};
-use portcullis::dma::{CoherentMemory, DmaSegment, RawBatch, UnmapBatch};
-use portcullis::domain::PhysSegment;
+use portcullis::addr::{Direction, Iova, Permissions, PhysAddr};
+use portcullis::dma::{BatchError, CoherentMemory, DmaSegment, RawBatch, UnmapBatch};
+use portcullis::domain::{PhysSegment, Policy, UnmapError};
+use portcullis::platform::Frames;
 
-use crate::hostile::Owned;
+use crate::faults::Mode;
+use crate::hostile::{Owned, PAGE};
 use crate::run::{Scenario, Work, World, all};
 
 const BOTH: Direction = Direction::Bidirectional;
@@ -59,16 +62,27 @@ fn typed_retried(world: &World) -> Work {
 
 fn raw(world: &World) -> Work {
     let (device, hostile) = (world.device.clone(), Arc::clone(&world.hostile));
+    // Mapped, and not unmapped yet.
+    let mut live = Vec::new();
     Box::new(move || {
+        while let Some((iova, len)) = live.pop() {
+            // Where it panics, or is not confirmed, it is the domain's.
+            device.unmap_single(iova, len)?;
+        }
         let buffers = std::mem::ManuallyDrop::new([hostile.buffer(1), hostile.buffer(2)]);
         let list = buffers.each_ref().map(Owned::segment);
         let PhysSegment { phys, len } = list[0];
         // SAFETY: no CPU reaches the buffers, and each is given up only where its unmap says so.
-        let iova = unsafe { device.map_single(phys, len, BOTH) }?;
+        live.push((unsafe { device.map_single(phys, len, BOTH) }?, len));
         let mut out = [DmaSegment::default(); 2];
         // SAFETY: no CPU reaches the buffers, and each is given up only where its unmap says so.
         let count = unsafe { device.map_sg(&list, BOTH, &mut out) }?;
-        device.unmap_single(iova, len)?;
+        live.push((out[0].iova, 3 * PAGE));
+        live.swap(0, 1);
+        if let Some((iova, len)) = live.pop() {
+            device.unmap_single(iova, len)?;
+        }
+        live.pop();
         device.unmap_sg(&out[..count])?;
         drop(std::mem::ManuallyDrop::into_inner(buffers));
         Ok(())
@@ -184,4 +198,38 @@ fn dma() {
         Scenario::new("flush", flush),
         Scenario::new("flush, lazily", flush).lazily(),
     ]);
+}
+
+/// A part of a large page that cannot be split is still mapped: whoever asked for it is told, or the batch says so when it is
+/// committed, whatever panics.
+#[test]
+fn what_a_batch_leaves_mapped_is_said_wherever_it_panics() {
+    const LARGE: u64 = 2 << 20;
+    let run = |fault: Option<(usize, Mode)>| {
+        let world = World::new(Policy::Strict, u64::MAX);
+        let mut batch = RawBatch::new(&world.device, 4);
+        // SAFETY: only a simulated device reaches the memory, which is nobody's.
+        let iova = unsafe { world.device.map_single(PhysAddr::new(1 << 40), LARGE, BOTH) }.unwrap();
+        // No memory for the table of a page that is split.
+        while world.memory.alloc(1).is_some() {}
+        let part = Iova::new(iova.get() + PAGE);
+        world.hostile.faults.arm(fault);
+        let unmap = || world.device.unmap_single_in(&mut batch, part, PAGE);
+        let result = catch_unwind(AssertUnwindSafe(unmap));
+        let calls = world.hostile.faults.disarm().0;
+        let still_mapped = |result| matches!(result, Err(BatchError::Unmap(UnmapError::StillMapped { .. })));
+        match result {
+            Ok(result) => assert!(still_mapped(result), "{fault:?}"),
+            Err(_) => {
+                assert!(fault.is_some());
+                assert!(still_mapped(batch.commit().map(|_| ())), "{fault:?}: {:?}", calls.last());
+            }
+        }
+        calls
+    };
+    for (at, call) in run(None).iter().enumerate() {
+        for mode in call.modes().iter().filter(|mode| matches!(mode, Mode::Panic | Mode::PanicAfter)) {
+            run(Some((at, *mode)));
+        }
+    }
 }

@@ -6,6 +6,7 @@
 //! - nothing that was given back (a buffer returned or dropped, a frame freed) is reached;
 //! - nothing is lost where the operation said that it did what it should, and what was lost by an error or a panic is not
 //!   more afterwards;
+//! - in the end every address is free again, or counted as lost;
 //! - once everything works again, the same work succeeds, three times over, and in a bounded number of steps.
 
 #![allow(dead_code, reason = "for formats and queues that have no scenario yet")]
@@ -18,5 +19,6 @@ mod pool;
 mod registration;
 mod ring;
 mod run;
+mod space;
 mod swiotlb;
 mod tables;

@@ -7,6 +7,7 @@ use portcullis::addr::{Direction, Iova, PhysAddr};
 use portcullis::bounce::pool::{Attributes, BounceDevice, BouncePool, DeviceProfile, PoolConfig, TrustGroup};
 use portcullis::domain::PhysSegment;
 
+use crate::doubles::TIMED_OUT;
 use crate::hostile::PAGE;
 use crate::run::{Scenario, Work, World, all};
 
@@ -123,6 +124,46 @@ fn others(world: &World) -> Work {
     })
 }
 
+/// Directly, as a device that is trusted: one piece, and more than that.
+fn direct(world: &World) -> Work {
+    let mut driver = Driver::new(device(world, FOUR));
+    let trusted = BounceDevice::new(Arc::clone(driver.device.pool()), DeviceProfile::default()).unwrap();
+    driver.device = trusted;
+    let piece = [original(world, 100, 3 * PAGE)];
+    let pieces = [original(world, 100, PAGE - 100), original(world, 0, 2 * PAGE)];
+    Box::new(move || driver.turns(&[&piece, &pieces], Direction::Bidirectional))
+}
+
+/// What the hardware does not confirm waits for a trim.
+fn unconfirmed(world: &World) -> Work {
+    let mut driver = Driver::new(device(world, FOUR));
+    let queue = world.unit.queue();
+    let split = [original(world, 100, 3 * PAGE)];
+    let gaps = [original(world, 100, 3000), original(world, 7, 3000)];
+    Box::new(move || {
+        queue.fail_next(0, TIMED_OUT);
+        driver.turns(&[], Direction::Bidirectional)?;
+        for list in [&split[..], &gaps] {
+            queue.fail_next(0, TIMED_OUT);
+            // SAFETY: nobody else uses the memory, which stays there.
+            let mapping = unsafe { driver.device.map(list, Direction::FromDevice, Attributes::default()) }?;
+            let (iova, len) = (mapping.iova(), mapping.len());
+            driver.live.push((iova, len));
+            queue.fail_next(1, TIMED_OUT);
+            // SAFETY: as above.
+            let _ = unsafe { driver.device.pool().unmap(iova, len) };
+            driver.live.pop();
+        }
+        queue.fail_next(0, TIMED_OUT);
+        driver.device.pool().trim(0)?;
+        let usage = driver.device.pool().usage();
+        if (usage.unconfirmed_bytes, usage.singles) != (0, 0) {
+            return Err(format!("something is left after a trim: {usage:?}").into());
+        }
+        Ok(())
+    })
+}
+
 /// The timer gives back what nobody wants.
 fn idle(world: &World) -> Work {
     let mut driver = Driver::new(device(world, FOUR));
@@ -180,6 +221,8 @@ fn pool() {
         Scenario::new("pool: slots", slots).one_in(3),
         Scenario::new("pool: lists", listed),
         Scenario::new("pool: others", others),
+        Scenario::new("pool: direct", direct),
+        Scenario::new("pool: unconfirmed", unconfirmed),
         Scenario::new("pool: idle", idle),
         Scenario::new("pool: life", life),
         Scenario::new("pool: runs", runs).one_in(7),

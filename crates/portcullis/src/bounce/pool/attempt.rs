@@ -93,10 +93,12 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
                 if !confirmed {
                     return Look::On;
                 }
-                found = Some((Arc::clone(&entry.single), entry.lost));
+                let range = entry.single.range;
+                found = Some((Arc::clone(&entry.single), entry.lost, self.domain.changing(range)));
                 Look::Remove
             });
-            let Some((single, lost)) = found else { return bytes };
+            let Some((single, lost, changing)) = found else { return bytes };
+            changing.done();
             bytes += self.bytes_of(&single.parts);
             self.release(&single, lost);
         }

@@ -190,24 +190,24 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             unsafe { self.wipe_parts(&single.parts) };
         }
         let phase = if confirmed.is_ok() { None } else { Some(Phase::Unconfirmed) };
-        self.domain.platform().with_slot(|_| {
+        let removed = self.domain.platform().with_slot(|_| {
             core::mem::forget(ending);
             self.singles.with(|map| match (map.get_mut(&start), phase) {
                 (Some(entry), Some(phase)) => (entry.phase, entry.lost) = (phase, lost),
                 _ => _ = map.remove(&start),
             });
+            phase.is_none().then(|| self.domain.changing(single.range))
         });
-        if phase.is_some() {
-            self.look_later();
-        }
-        match (confirmed, &single.parts) {
-            (Ok(()), _) => {
-                self.release(single, lost);
-                Ok(())
-            }
+        let Err(error) = confirmed else {
+            removed.map(|changing| changing.done());
+            self.release(single, lost);
+            return Ok(());
+        };
+        self.look_later();
+        match single.parts {
             // The device never had the original. The buffer waits for a trim.
-            (Err(_), Parts::Whole(_)) => Ok(()),
-            (Err(error), _) => Err(BounceError::Unconfirmed { iova: single.iova, error }),
+            Parts::Whole(_) => Ok(()),
+            _ => Err(BounceError::Unconfirmed { iova: single.iova, error }),
         }
     }
 

@@ -50,10 +50,13 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         // SAFETY: the caller's promise.
         let range = unsafe { self.domain.map(list, terms.direction.permissions(), limit) }?;
         let neighbours = range.len().saturating_sub(len);
+        // Until its owner, or the map, has it.
+        let changing = self.domain.changing(range);
         self.domain.count_neighbours(neighbours);
         let offset = first.phys.page_offset(granule);
         let iova = Iova::new(range.start().get() | offset);
         let Some(list_kept) = original else {
+            changing.done();
             return Ok(PoolMapping { iova, len, way: Way::Direct, list: None });
         };
         // To the last byte; the pages of the last piece end the range.
@@ -63,6 +66,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let parts = Parts::Direct { neighbours };
         let single = Single { range, iova, len: span, terms, list: list_kept, parts };
         self.keep(single, Phase::Live, false);
+        changing.done();
         Ok(PoolMapping { iova, len: span, way: Way::Direct, list: Some((list, granule)) })
     }
 

@@ -32,8 +32,7 @@ impl<M: Mapper, P: Platform> Changing<'_, M, P> {
 impl<M: Mapper, P: Platform> Drop for Changing<'_, M, P> {
     #[cold]
     fn drop(&mut self) {
-        // Without a slot: what panicked may be what lends them.
-        self.domain.counters.lost.add(None, self.range.len());
+        self.domain.lose(self.range.len());
     }
 }
 

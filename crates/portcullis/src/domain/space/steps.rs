@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use super::Domain;
+use super::{Changing, Domain};
 use crate::addr::{Iova, IovaRange, Permissions, PhysAddr};
 use crate::broken::broken;
 use crate::domain::{MapListError, PhysSegment};
@@ -41,7 +41,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         // Relaxed: only the number counts. After 2^32 rings colours come again.
         let next = || self.rings.fetch_add(1, Ordering::Relaxed) as u32;
         let config = RingConfig { colour: config.colour.or_else(|| Some(next())), ..config };
-        RingArena::new(&self.space, &self.platform, &config)
+        // Nothing below is called between the allocation and the arena.
+        RingArena::new_by(&self.space, &config, |len, limit| Ok(self.alloc_once(len, limit)?.done()))
     }
 
     /// Takes a ring's addresses back.
@@ -55,7 +56,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// Addresses for `len` bytes at or below `limit`, to [link](Self::link) memory to. They go back with
     /// [`take_back`](Self::take_back).
     pub(crate) fn reserve(&self, len: u64, limit: Iova) -> Result<IovaRange, IovaError> {
-        self.alloc(len, limit)
+        self.alloc(len, limit).map(Changing::done)
     }
 
     /// Enters the pages of `list`, which [`pages_of`](Self::pages_of) has checked, into `range`. Where table
