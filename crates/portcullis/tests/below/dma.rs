@@ -197,6 +197,9 @@ fn dma() {
         Scenario::new("coherent", coherent),
         Scenario::new("flush", flush),
         Scenario::new("flush, lazily", flush).lazily(),
+        Scenario::new("shared: domain", domain).shares(),
+        Scenario::new("shared: batch", batch_kept).shares(),
+        Scenario::new("shared: flush, lazily", flush).shares().lazily(),
     ]);
 }
 

@@ -44,6 +44,11 @@ pub enum Mode {
 }
 
 impl Call {
+    /// Whether it is into `Platform`.
+    pub fn is_of_platform(self) -> bool {
+        matches!(self, Self::WithSlot | Self::NowNs | Self::FenceAll | Self::WakeAt | Self::Register)
+    }
+
     /// How it can go wrong.
     pub fn modes(self) -> &'static [Mode] {
         use Mode::{Fail, FailOn, Panic, PanicAfter, Refuse};

@@ -11,6 +11,8 @@
 
 #![allow(dead_code, reason = "for formats and queues that have no scenario yet")]
 
+mod adaptive;
+mod changes;
 mod dma;
 mod doubles;
 mod faults;

@@ -6,13 +6,14 @@ use std::sync::Arc;
 use portcullis::addr::{Direction, Iova, PhysAddr};
 use portcullis::bounce::pool::{Attributes, BounceDevice, BouncePool, DeviceProfile, PoolConfig, TrustGroup};
 use portcullis::domain::PhysSegment;
+use portcullis_model::Memory;
 
 use crate::doubles::TIMED_OUT;
 use crate::hostile::PAGE;
 use crate::run::{Scenario, Work, World, all};
 
 /// Four slots of a page.
-const FOUR: PoolConfig = PoolConfig {
+pub const FOUR: PoolConfig = PoolConfig {
     threshold: PAGE,
     class_bytes: 4 * PAGE,
     limit: Iova::new(u64::MAX),
@@ -23,9 +24,9 @@ const FOUR: PoolConfig = PoolConfig {
     large_from: u64::MAX,
 };
 
-type Device = BounceDevice<crate::run::M, crate::doubles::Pl, crate::doubles::Fr>;
+pub type Device = BounceDevice<crate::run::M, crate::doubles::Pl, crate::doubles::Fr>;
 
-fn device(world: &World, config: PoolConfig) -> Device {
+pub fn device(world: &World, config: PoolConfig) -> Device {
     let pool = BouncePool::new(Arc::clone(&world.domain), world.frames.clone(), config).unwrap();
     let profile = DeviceProfile { untrusted: true, group: TrustGroup(1), ..DeviceProfile::default() };
     BounceDevice::new(pool, profile).unwrap()
@@ -33,7 +34,12 @@ fn device(world: &World, config: PoolConfig) -> Device {
 
 /// `len` bytes of memory that nobody gives back, from `offset` on.
 pub fn original(world: &World, offset: u64, len: u64) -> PhysSegment {
-    let buffer = std::mem::ManuallyDrop::new(world.memory.buffer(offset + len).unwrap());
+    original_of(&world.memory, offset, len)
+}
+
+/// The same, for whoever has the memory.
+pub fn original_of(memory: &Arc<Memory>, offset: u64, len: u64) -> PhysSegment {
+    let buffer = std::mem::ManuallyDrop::new(memory.buffer(offset + len).unwrap());
     PhysSegment { phys: PhysAddr::new(buffer.phys().get() + offset), len }
 }
 

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use portcullis::addr::{Iova, Permissions, PhysAddr};
 use portcullis::dma::DmaDevice;
 use portcullis::domain::{Domain, MapListError, PhysSegment, Policy};
-use portcullis::invalidation::{Costs, DomainId};
+use portcullis::invalidation::{Costs, DomainId, SharedQueue};
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{PageTable, VtdSecondStage};
 use portcullis_model::{Context, DeviceId, Iommu, IommuConfig, Memory};
@@ -20,7 +20,7 @@ use crate::doubles::{Fr, Ma, Pl, Qu};
 use crate::faults::{Call, Mode, Planned};
 use crate::hostile::{Hostile, PAGE};
 
-pub type M = Ma<TableMapper<Fr, Qu>>;
+pub type M = Ma<TableMapper<Fr, SharedQueue<Qu>>>;
 
 pub const DEVICE: DeviceId = DeviceId(7);
 /// It caches translations itself.
@@ -39,6 +39,7 @@ pub struct World {
     pub hostile: Arc<Hostile>,
     pub memory: Arc<Memory>,
     pub unit: Arc<Iommu>,
+    pub context: Context,
     pub platform: Pl,
     pub frames: Fr,
     pub domain: Arc<Domain<M, Pl>>,
@@ -48,6 +49,15 @@ pub struct World {
 impl World {
     /// `mask` is the highest address of the device.
     pub fn new(policy: Policy, mask: u64) -> Self {
+        let world = Self::without_tlbs(policy, mask);
+        world.unit.attach_with_tlb(CACHING, world.context, 256);
+        world.domain.mapper().inner.add_device_tlb(CACHING).unwrap();
+        world.hostile.is_behind(&world.unit, CACHING);
+        world
+    }
+
+    /// Without a device that caches translations: requests that are for one are in no batch of those who share their waits.
+    fn without_tlbs(policy: Policy, mask: u64) -> Self {
         let hostile = Arc::new(Hostile::default());
         let memory = Memory::new(32 << 20);
         let config =
@@ -59,17 +69,14 @@ impl World {
         let table = PageTable::new(frames.clone(), format, 2).unwrap();
         let context = Context::SecondStage { domain: DomainId(1), root: table.root(), levels: 4 };
         unit.attach(DEVICE, context);
-        unit.attach_with_tlb(CACHING, context, 256);
         let queue = Qu { queue: unit.queue(), hostile: Arc::clone(&hostile), costs: Costs::BARE_METAL };
-        let inner = TableMapper::new(table, queue, DomainId(1), Vec::new());
-        inner.add_device_tlb(CACHING).unwrap();
+        let inner = TableMapper::new(table, SharedQueue::new(queue), DomainId(1), Vec::new());
         let mapper = Ma { inner, hostile: Arc::clone(&hostile) };
         let domain = Domain::new(platform.clone(), mapper, policy).unwrap();
         let device = DmaDevice::new(Arc::clone(&domain), mask);
         hostile.is_behind(&unit, DEVICE);
-        hostile.is_behind(&unit, CACHING);
         hostile.set_lazy(matches!(policy, Policy::Lazy { .. }));
-        Self { hostile, memory, unit, platform, frames, domain, device }
+        Self { hostile, memory, unit, context, platform, frames, domain, device }
     }
 
     /// After some time no window is open, and what waits for a timer is done.
@@ -105,13 +112,18 @@ pub struct Scenario {
     pub make: fn(&World) -> Work,
     /// One call in so many goes wrong, where all of them would take long.
     pub stride: usize,
+    /// Something that goes wrong is followed by a while in which nothing is done.
+    pub waits: bool,
+    /// Those who wait for the hardware share their waits.
+    pub shares: bool,
     /// In the end all frames are free again, whatever went wrong.
     pub frees_all: bool,
 }
 
 impl Scenario {
     pub const fn new(name: &'static str, make: fn(&World) -> Work) -> Self {
-        Self { name, policy: Policy::Strict, mask: u64::MAX, make, stride: 1, frees_all: false }
+        let (policy, mask) = (Policy::Strict, u64::MAX);
+        Self { name, policy, mask, make, stride: 1, waits: false, shares: false, frees_all: false }
     }
 
     pub const fn lazily(self) -> Self {
@@ -121,6 +133,14 @@ impl Scenario {
     /// The device reaches so few pages that what is lost is missed.
     pub const fn one_in(self, stride: usize) -> Self {
         Self { stride, ..self }
+    }
+
+    pub const fn waits(self) -> Self {
+        Self { waits: true, ..self }
+    }
+
+    pub const fn shares(self) -> Self {
+        Self { shares: true, ..self }
     }
 
     pub const fn frees_all(self) -> Self {
@@ -155,7 +175,8 @@ impl Scenario {
 
     /// What was found. `calls` are those of the run.
     fn run_with(&self, fault: Option<(usize, Mode)>, calls: &mut Vec<Call>) -> Result<(), String> {
-        let world = World::new(self.policy, self.mask);
+        let make = if self.shares { World::without_tlbs } else { World::new };
+        let world = make(self.policy, self.mask);
         let mut work = (self.make)(&world);
         let before = world.gone();
         world.hostile.faults.arm(fault);
@@ -178,6 +199,11 @@ impl Scenario {
             ensure(violations.is_empty(), || format!("{when}: {violations:?}"))
         };
         check("at once")?;
+        // A platform that has panicked may have forgotten its timer.
+        if self.waits && !fault.is_some_and(|(at, _)| made[at].is_of_platform()) {
+            world.later();
+            check("a while later")?;
+        }
         // Everything works again.
         let mut again = || {
             attempt(&mut work).map_err(|how| format!("does not go on: {how}"))?;

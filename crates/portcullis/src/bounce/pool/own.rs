@@ -153,7 +153,10 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             return Err(BounceError::NotMapped { iova });
         }
         let ending = Ending { pool: self, range, phase: Phase::Ending };
+        // One that the map does not know is nobody's any more, where its caller has given it away for this call.
+        let changing = self.domain.changing(range);
         let found = self.find_single(range, iova, Some(len), Phase::Ending);
+        changing.done();
         core::mem::forget(ending);
         match found? {
             // SAFETY: the caller's promise.
