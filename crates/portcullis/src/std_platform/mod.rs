@@ -236,6 +236,16 @@ mod tests {
     }
 
     #[test]
+    #[cfg(all(target_os = "linux", not(miri)))]
+    fn the_barrier_is_used_where_the_system_has_it() {
+        // SAFETY: the query, command 0, takes numbers and touches no memory.
+        let commands = unsafe { libc::syscall(libc::SYS_membarrier, 0, 0, 0) };
+        let (register, all) = (1 << 4, 1 << 3);
+        let has = commands >= 0 && commands & register != 0 && commands & all != 0;
+        assert_eq!(StdPlatform::new().inner.light_fence, has);
+    }
+
+    #[test]
     fn owners_pass_a_fence_themselves_where_the_system_has_none_for_all() {
         let platform = StdPlatform::with_fence(DEFAULT_SLOTS, false);
         assert!(!platform.with_slot(|slot| is_light(slot.unwrap())));

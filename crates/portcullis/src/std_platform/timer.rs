@@ -136,6 +136,10 @@ impl Drop for Timer {
 }
 
 fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    #[cfg(test)]
+    if tests::NO_THREADS.get() {
+        return Err(io::ErrorKind::WouldBlock.into());
+    }
     thread::Builder::new().name(name.into()).spawn(run).map(|_| ())
 }
 
@@ -255,5 +259,85 @@ impl State {
                 self.due.push_back(id);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use core::cell::Cell;
+    use std::thread_local;
+
+    use super::*;
+
+    thread_local! {
+        /// Whether the system has no thread to give to this one.
+        pub(super) static NO_THREADS: Cell<bool> = const { Cell::new(false) };
+    }
+
+    struct Nothing;
+
+    impl PlatformEvents for Nothing {
+        fn timer(&self) {}
+
+        fn slot_released(&self, _: usize) {}
+    }
+
+    /// A timer without a keeper, and a listener of it.
+    fn timer() -> (Timer, Arc<dyn PlatformEvents>) {
+        let (state, changed, work) = (Mutex::default(), Condvar::new(), Condvar::new());
+        let timer = Timer { shared: Arc::new(Shared { start: Instant::now(), state, changed, work }) };
+        let listener: Arc<dyn PlatformEvents> = Arc::new(Nothing);
+        timer.register(Arc::downgrade(&listener));
+        (timer, listener)
+    }
+
+    #[test]
+    fn a_listener_is_queued_once_however_many_deadlines_come() {
+        let (timer, _listener) = timer();
+        let mut state = timer.shared.lock();
+        (0..3).for_each(|_| state.all_are_due());
+        assert_eq!(state.due, [0]);
+        let (id, _) = state.begin_call().unwrap();
+        (0..3).for_each(|_| state.all_are_due());
+        assert!(state.due.is_empty(), "it is in a call");
+        state.end_call(id);
+        assert_eq!(state.due, [0]);
+        state.begin_call().unwrap();
+        state.end_call(id);
+        assert!(state.due.is_empty() && state.begin_call().is_none());
+    }
+
+    #[test]
+    fn a_worker_that_is_awake_comes_for_what_is_due() {
+        let (timer, _listener) = timer();
+        let mut state = timer.shared.lock();
+        state.all_are_due();
+        (state.awake, state.asleep) = (1, 1);
+        timer.shared.see_to_the_due(&mut state);
+        assert_eq!((state.awake, state.asleep, state.woken), (1, 1, 0));
+        // One that sleeps is woken rather than another one started.
+        state.awake = 0;
+        timer.shared.see_to_the_due(&mut state);
+        assert_eq!((state.awake, state.asleep, state.woken), (1, 0, 1));
+        timer.shared.see_to_the_due(&mut state);
+        assert_eq!((state.awake, state.asleep, state.woken), (1, 0, 1));
+    }
+
+    #[test]
+    fn where_the_system_has_no_thread_that_is_tried_again_soon() {
+        let (timer, _listener) = timer();
+        let mut state = timer.shared.lock();
+        state.all_are_due();
+        NO_THREADS.set(true);
+        timer.shared.see_to_the_due(&mut state);
+        assert_eq!((state.awake, &state.due), (0, &VecDeque::from([0])), "nobody comes");
+        let again = state.deadline.take().unwrap();
+        assert!(again >= RETRY && again <= timer.shared.start.elapsed() + RETRY);
+        // What the keeper does then.
+        NO_THREADS.set(false);
+        state.all_are_due();
+        assert_eq!(state.due, [0]);
+        timer.shared.see_to_the_due(&mut state);
+        assert_eq!((state.awake, state.deadline), (1, None));
     }
 }

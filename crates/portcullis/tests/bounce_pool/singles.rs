@@ -59,6 +59,25 @@ fn a_sync_outside_of_a_buffer_of_its_own_is_an_error_and_copies_nothing() {
 }
 
 #[test]
+fn memory_in_small_pieces_is_used_before_cached_buffers_are_given_back_for_a_large_one() {
+    let bench = Bench::new(PoolConfig { split: false, ..small() });
+    let device = bench.device(1, true);
+    let buffer = bench.memory.buffer(40 * PAGE).unwrap();
+    let list = [piece(buffer.phys(), 0, PAGE)];
+    let cached = map(&device, &list, Direction::ToDevice, NONE).unwrap();
+    bench.pool.close(cached.iova(), PAGE).unwrap();
+    bench.frames.break_up(1);
+    let len = 20 * PAGE;
+    let list = [piece(buffer.phys(), 9, len)];
+    let mapping = map(&device, &list, Direction::ToDevice, NONE).unwrap();
+    assert_eq!((mapping.way(), bench.pool.usage().cached_bytes), (Way::SingleUse, PAGE));
+    bench.pool.close(mapping.iova(), len).unwrap();
+    bench.pool.trim(0).unwrap();
+    drop((buffer, device));
+    bench.finish();
+}
+
+#[test]
 fn a_pool_that_ends_asks_once_more_for_what_was_not_confirmed() {
     for split in [false, true] {
         let bench = Bench::new(PoolConfig { split, ..small() });

@@ -7,6 +7,7 @@ use portcullis::bounce::pool::{
     Attributes, BounceDevice, BounceMapError, DeviceProfile, PoolConfig, PoolError, Way,
 };
 use portcullis::domain::{DmaSegment, Policy};
+use portcullis::platform::Platform;
 use portcullis_model::open::OpenPool;
 
 use crate::support::{Bench, DEVICE, PAGE, Ticking, map, piece, small};
@@ -36,6 +37,25 @@ fn a_reused_buffer_costs_no_mapping_and_no_invalidation() {
     assert_eq!(bench.domain.exposure(), Default::default());
     let usage = bench.pool.usage();
     assert_eq!((usage.buffer_bytes, usage.cached_bytes, usage.bounced, usage.reused), (PAGE, PAGE, 101, 100));
+    assert_eq!(bench.pool.trim(0), Ok(PAGE));
+    let usage = bench.pool.usage();
+    assert_eq!((usage.buffer_bytes, usage.peak_buffer_bytes), (0, PAGE));
+    drop(buffer);
+    bench.finish();
+}
+
+#[test]
+fn what_a_cpu_without_a_slot_maps_is_counted_too() {
+    let bench = Bench::new(small());
+    let buffer = bench.memory.buffer(PAGE).unwrap();
+    let list = [piece(buffer.phys(), 0, PAGE)];
+    bench.platform.be(bench.platform.slots());
+    for bounced in 1..4 {
+        let mapping = map(&bench.device, &list, Direction::ToDevice, NONE).unwrap();
+        bench.pool.close(mapping.iova(), PAGE).unwrap();
+        let usage = bench.pool.usage();
+        assert_eq!((usage.bounced, usage.buffer_bytes, usage.cached_bytes), (bounced, PAGE, PAGE));
+    }
     drop(buffer);
     bench.finish();
 }

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::panic::panic_any;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Barrier, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -156,12 +156,20 @@ fn panics_end_nothing_but_their_call() {
     let panicking = on_timer(&platform, || panic!("as the test wants"));
     // What it panics with panics again.
     let worse = on_timer(&platform, || panic_any(PanicsWhenDropped));
+    // And what that panics with, too.
+    let (called, worst_calls) = channel();
+    let called = Mutex::new(called);
+    let worst = on_timer(&platform, move || {
+        called.lock().unwrap_or_else(PoisonError::into_inner).send(()).unwrap();
+        panic_any(PanicsTwice);
+    });
     let (_last, calls) = telling(&platform);
     for _ in 0..3 {
         wake_now(&platform);
         next(&calls);
+        next(&worst_calls);
     }
-    drop((panicking, worse));
+    drop((panicking, worse, worst));
 }
 
 #[test]
@@ -190,6 +198,15 @@ fn nor_do_those_of_the_drop_of_the_last_handle() {
         while !is_gone(&weak) {
             thread::yield_now();
         }
+    }
+}
+
+/// Panics when it is dropped, with something that panics when it is dropped.
+struct PanicsTwice;
+
+impl Drop for PanicsTwice {
+    fn drop(&mut self) {
+        panic_any(PanicsWhenDropped);
     }
 }
 
@@ -296,6 +313,32 @@ fn workers_end_with_the_platform() {
     blocking.go_on.send(()).unwrap();
     drop(blocking.handle);
     while blocking.entered.recv_timeout(PATIENCE).is_ok() {}
+}
+
+#[test]
+fn all_workers_that_sleep_end_with_the_platform() {
+    const WORKERS: usize = 4;
+    let platform = StdPlatform::new();
+    let (exit, exits) = channel();
+    let (called, calls) = channel();
+    let all = Arc::new(Barrier::new(WORKERS));
+    let listener = |_| {
+        let (exit, called, all) = (Mutex::new(exit.clone()), Mutex::new(called.clone()), Arc::clone(&all));
+        on_timer(&platform, move || {
+            AT_EXIT.with(|at_exit| *at_exit.borrow_mut() = Some(Exit(exit.lock().unwrap().clone())));
+            // Each is in a call of its own at once.
+            all.wait();
+            called.lock().unwrap().send(()).unwrap();
+        })
+    };
+    let _listeners: Vec<_> = (0..WORKERS).map(listener).collect();
+    wake_now(&platform);
+    (0..WORKERS).for_each(|_| next(&calls));
+    // They should sleep by now, and must all be woken; those that do not end all the same.
+    thread::sleep(Duration::from_millis(20));
+    assert!(exits.try_recv().is_err());
+    drop(platform);
+    (0..WORKERS).for_each(|_| next(&exits));
 }
 
 #[cfg(target_os = "linux")]

@@ -30,6 +30,8 @@ fn the_error_names_the_limit_and_the_wait_ends() {
     assert_eq!(live.len() as u64, 4 * AREA / LEN, "every slot was found");
     let Pressure { needed, free, capacity, limit, since } = pressure;
     assert_eq!((needed, free, capacity, limit), (LEN, 0, 4 * AREA, 4 * AREA));
+    let Err(BounceError::Pressure(pressure)) = one(&pool, 3 * LEN) else { panic!("not full") };
+    assert_eq!(pressure.needed, 4 * LEN, "the run that it takes");
     assert_eq!(pool.usage().most, 4 * AREA);
     assert!(!pool.freed_since(since));
     // Whoever frees: the CPU whose lists were used, another one, one without a slot.

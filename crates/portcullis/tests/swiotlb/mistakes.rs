@@ -41,6 +41,23 @@ fn mappings_that_cannot_be() {
 }
 
 #[test]
+fn long_runs_that_just_fit_between_two_boundaries() {
+    const BOUNDARY: u64 = AREA / 2;
+    let (_, memory, pool) = machine(&SwiotlbConfig { max_bytes: AREA, ..config() });
+    let buffer = memory.buffer(BOUNDARY).unwrap();
+    let offset = 0x123;
+    let phys = PhysAddr::new(buffer.phys().get() + offset);
+    let constraints = Constraints::new().with_min_align_mask(0xfff).unwrap();
+    let constraints = constraints.with_boundary_mask(BOUNDARY - 1).unwrap();
+    let mut halves: Vec<_> = (0..2)
+        .map(|_| map(&pool, phys, BOUNDARY - offset, Direction::ToDevice, &constraints).unwrap().phys.get())
+        .collect();
+    halves.sort();
+    assert_eq!(halves[0] % BOUNDARY, offset);
+    assert_eq!(halves[1] - halves[0], BOUNDARY);
+}
+
+#[test]
 fn calls_about_mappings_that_are_not_there() {
     let (platform, memory, pool) = machine(&config());
     let buffer = memory.buffer(20_000).unwrap();
@@ -108,6 +125,9 @@ fn pools_that_cannot_be() {
     let none = |reach| Err(SwiotlbError::OutOfMemory { area_bytes: AREA, reach });
     let reach = PhysAddr::new(Memory::DEFAULT_BASE + AREA - 2);
     assert_eq!(pool(SwiotlbConfig { reach, ..config() }), none(reach));
+    // The last byte of the pool is within reach, and none is beyond it.
+    let reach = PhysAddr::new(Memory::DEFAULT_BASE + AREA - 1);
+    assert_eq!(pool(SwiotlbConfig { reach, ..config() }), Ok(AREA));
     let reach = PhysAddr::new(u64::MAX);
     let memory = Memory::new(1 << 20);
     let more = SwiotlbConfig { min_bytes: 5 * AREA, max_bytes: 5 * AREA, ..config() };
