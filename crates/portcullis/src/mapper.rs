@@ -10,7 +10,7 @@ use crate::invalidation::{
     InvalidationQueue, Request,
 };
 use crate::pgtable::{Cursor, Format, MapError, PageTable, Unmapped, VtdSecondStage};
-use crate::platform::{Frames, Platform};
+use crate::platform::{Frames, LocalSlot, Platform};
 
 /// What an address space can hold.
 #[derive(Debug, Clone)]
@@ -92,6 +92,46 @@ pub unsafe trait Mapper: Send + Sync + 'static {
         false
     }
 
+    /// Maps `range` to the memory at `phys` as [`map`](Self::map) does, if that is quickly done, by a slot that the caller
+    /// holds. Returns whether it did; if not, nothing is changed, and `map` does it or says why not. Never allocates or waits,
+    /// and what it enters needs no invalidation.
+    ///
+    /// A mapper that has no quicker way than `map` need not have this.
+    ///
+    /// # Safety
+    /// As for [`map`](Self::map); and `slot` is one that `platform` has lent.
+    #[inline]
+    unsafe fn map_at_hand<P: Platform>(
+        &self,
+        platform: &P,
+        slot: &LocalSlot<'_>,
+        range: IovaRange,
+        phys: PhysAddr,
+        permissions: Permissions,
+    ) -> bool {
+        let _ = (platform, slot, range, phys, permissions);
+        false
+    }
+
+    /// Removes the translations of all of `range`, if that is quickly done, by a slot that the caller holds. Returns whether it
+    /// did: then all of `range` was mapped, and [`sync_range`](Self::sync_range) makes it unreachable. If not, nothing
+    /// is changed, and [`unmap`](Self::unmap) does it. Never allocates or waits.
+    ///
+    /// A mapper that has no quicker way than `unmap` need not have this.
+    ///
+    /// # Safety
+    /// `slot` is one that `platform` has lent.
+    #[inline]
+    unsafe fn unmap_at_hand<P: Platform>(
+        &self,
+        platform: &P,
+        slot: &LocalSlot<'_>,
+        range: IovaRange,
+    ) -> bool {
+        let _ = (platform, slot, range);
+        false
+    }
+
     /// Removes the translations of `range`, holes or not, and adds what is [stale](Unmapped::stale) of it to `gather`.
     /// The caller holds no slot.
     ///
@@ -107,6 +147,17 @@ pub unsafe trait Mapper: Send + Sync + 'static {
     /// # Errors
     /// [`InvalidationError`]: devices may still reach it.
     fn sync(&self, gather: &Gather) -> Result<(), InvalidationError>;
+
+    /// As [`sync`](Self::sync), for one range that an [`unmap_at_hand`](Self::unmap_at_hand) has removed.
+    ///
+    /// # Errors
+    /// [`InvalidationError`]: devices may still reach it.
+    #[inline]
+    fn sync_range(&self, range: IovaRange) -> Result<(), InvalidationError> {
+        let mut gather = Gather::new();
+        gather.add(range);
+        self.sync(&gather)
+    }
 
     /// Frees what memory it keeps for translations that are gone. How many bytes. Waits for hardware; the
     /// caller holds no slot.
@@ -255,6 +306,37 @@ unsafe impl<F: Frames, Q: InvalidationQueue, X: Format> Mapper for TableMapper<F
     ) -> bool {
         // `map` has the hardware see it. SAFETY: the caller's promise.
         !self.caches_absent && unsafe { self.table.map_near(platform, cursor, range, phys, permissions) }
+    }
+
+    #[inline]
+    unsafe fn map_at_hand<P: Platform>(
+        &self,
+        platform: &P,
+        slot: &LocalSlot<'_>,
+        range: IovaRange,
+        phys: PhysAddr,
+        permissions: Permissions,
+    ) -> bool {
+        // `map` has the hardware see it. SAFETY: the caller's promise.
+        !self.caches_absent
+            && unsafe { self.table.map_at_hand(platform, slot, range, phys, permissions.into()) }
+    }
+
+    #[inline]
+    unsafe fn unmap_at_hand<P: Platform>(
+        &self,
+        platform: &P,
+        slot: &LocalSlot<'_>,
+        range: IovaRange,
+    ) -> bool {
+        // SAFETY: the caller's promise.
+        unsafe { self.table.unmap_at_hand(platform, slot, range) }
+    }
+
+    #[inline]
+    fn sync_range(&self, range: IovaRange) -> Result<(), InvalidationError> {
+        let invalidation = Invalidation::Range { range, leaf_only: true };
+        self.device_tlbs.submit(&self.queue, &[Request { domain: self.domain, invalidation }])
     }
 
     fn unmap<P: Platform>(&self, platform: &P, range: IovaRange, gather: &mut Gather) -> Unmapped {

@@ -79,7 +79,7 @@ impl<Q: InvalidationQueue> Subject for Ours<Q> {
             Kind::Raw | Kind::Lazy => Box::new(Single { device, work, iovas }),
             Kind::Typed => {
                 let buffer = |index| Typed::Idle(Pages::new(work.segment(index)));
-                Box::new(Owned { device, mappings: (0..live).map(buffer).collect() })
+                Box::new(Owned { mappings: (0..live).map(buffer).collect(), device: Arc::new(device) })
             }
             Kind::Sg => {
                 let lists = (0..live).map(|index| work.list(index)).collect();
@@ -206,13 +206,15 @@ unsafe impl DmaBuffer for Pages {
 
 enum Typed<Q: InvalidationQueue> {
     Idle(Pages),
-    Live(Mapped<Pages, Tables<Q>, StdPlatform>),
+    Live(Mapped<Pages, &'static Device<Q>>),
     Gone,
 }
 
+/// A queue of a driver: mappings that borrow its device.
 struct Owned<Q: InvalidationQueue> {
-    device: Device<Q>,
+    /// Dropped before the device that they borrow.
     mappings: Vec<Typed<Q>>,
+    device: Arc<Device<Q>>,
 }
 
 impl<Q: InvalidationQueue> Lane for Owned<Q> {
@@ -221,7 +223,9 @@ impl<Q: InvalidationQueue> Lane for Owned<Q> {
         let Typed::Idle(buffer) = std::mem::replace(&mut self.mappings[index], Typed::Gone) else {
             return false;
         };
-        let mapped = self.device.map(buffer, DIRECTION);
+        // SAFETY: the device stays where it is until `self.device` is dropped, which the mappings are before.
+        let device: &'static Device<Q> = unsafe { &*Arc::as_ptr(&self.device) };
+        let mapped = device.map(buffer, DIRECTION);
         put(&mut self.mappings, index, mapped.ok().map(Typed::Live))
     }
 

@@ -1,6 +1,6 @@
 //! Mappings by type, and batches of them.
 
-use portcullis::dma::{MapFailed, Mapped, Unlinked, UnmapBatch};
+use portcullis::dma::{DmaDevice, MapFailed, Mapped, Unlinked, UnmapBatch};
 use portcullis::pgtable::Format;
 use portcullis_model::Buffer;
 
@@ -11,12 +11,12 @@ use crate::input::Input;
 use std::sync::Arc;
 
 type Platform = Arc<Clocked>;
-type One<X> = Mapped<Buffer, Mapper<X>, Platform>;
+type Device<X> = DmaDevice<Mapper<X>, Platform>;
 
 /// Buffers that are mapped, that are not any more, and that wait in a batch.
 pub struct Typed<X: Format> {
-    pub mapped: Vec<(usize, One<X>)>,
-    pub unlinked: Vec<Unlinked<Buffer, Mapper<X>, Platform>>,
+    pub mapped: Vec<(usize, Mapped<Buffer, Device<X>>)>,
+    pub unlinked: Vec<Unlinked<Buffer, Device<X>>>,
     pub batch: UnmapBatch<Buffer, Mapper<X>, Platform>,
 }
 
@@ -94,7 +94,7 @@ impl<X: Format> World<X> {
         let (device, direction) = (usize::from(input.flag()), input.direction());
         let buffer = self.free.swap_remove(which);
         let (phys, len) = (buffer.phys().get(), buffer.len());
-        match self.devices[device].map(buffer, direction) {
+        match Mapped::new(self.devices[device].clone(), buffer, direction) {
             Ok(mapped) => {
                 let iova = mapped.iova().get();
                 assert!(iova + (len - 1) <= self.devices[device].mask());

@@ -9,7 +9,7 @@
 use alloc::vec::{Drain, Vec};
 use core::mem::ManuallyDrop;
 
-use super::{BatchError, DmaBuffer, DmaDevice, Mapped, RawBatch};
+use super::{BatchError, DmaBuffer, DmaDevice, Handle, Mapped, RawBatch};
 use crate::domain::UnmapError;
 use crate::mapper::Mapper;
 use crate::platform::Platform;
@@ -36,8 +36,8 @@ pub struct UnmapBatch<B: DmaBuffer, M: Mapper, P: Platform> {
 
 /// A mapping that a batch did not take, as it was: still mapped.
 pub struct Refused<B: DmaBuffer, M: Mapper, P: Platform> {
-    /// The mapping.
-    pub mapped: Mapped<B, M, P>,
+    /// The mapping. It borrows nothing.
+    pub mapped: Mapped<B, DmaDevice<M, P>>,
     /// [`BatchError::Full`] or [`BatchError::OtherDomain`].
     pub error: BatchError,
 }
@@ -66,9 +66,12 @@ impl<B: DmaBuffer, M: Mapper, P: Platform> UnmapBatch<B, M, P> {
     ///
     /// # Errors
     /// [`Refused`] gives the mapping back, as it was, where the batch is full or of another domain.
-    pub fn unmap(&mut self, mapped: Mapped<B, M, P>) -> Result<(), Refused<B, M, P>> {
+    pub fn unmap<D: Handle<Mapper = M, Platform = P>>(
+        &mut self,
+        mapped: Mapped<B, D>,
+    ) -> Result<(), Refused<B, M, P>> {
         if let Err(error) = self.ranges.accepts(mapped.device().domain()) {
-            return Err(Refused { mapped, error });
+            return Err(Refused { mapped: mapped.owned(), error });
         }
         let (buffer, range, used) = mapped.into_parts();
         // Before anything can go wrong: from here on only a commit gives it out.

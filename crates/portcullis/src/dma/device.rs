@@ -105,7 +105,7 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         direction: Direction,
     ) -> Result<Iova, MapListError> {
         // SAFETY: the caller's promise.
-        unsafe { self.map_list(&[PhysSegment { phys, len }], direction) }.map(|(first, _)| first)
+        unsafe { self.map_segment(PhysSegment { phys, len }, direction) }.map(|(first, _)| first)
     }
 
     /// Unmaps what [`map_single`](Self::map_single) returned for the same `len`.
@@ -178,16 +178,46 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         fence(Ordering::Release);
     }
 
-    /// Maps `buffer` and takes it into the mapping that is returned.
+    /// Maps `buffer` and takes it into the mapping that is returned, which borrows this device: for one that must live
+    /// longer see [`Mapped::new`].
     ///
     /// # Errors
     /// [`MapFailed`](super::MapFailed) gives the buffer back with the reason, unless the device may reach it.
+    #[inline]
     pub fn map<B: super::DmaBuffer>(
         &self,
         buffer: B,
         direction: Direction,
-    ) -> Result<Mapped<B, M, P>, super::MapFailed<B>> {
-        Mapped::new(self.clone(), buffer, direction)
+    ) -> Result<Mapped<B, &Self>, super::MapFailed<B>> {
+        Mapped::new(self, buffer, direction)
+    }
+
+    /// As [`map_list`](Self::map_list), for one segment.
+    ///
+    /// # Safety
+    /// As for [`map_single`](Self::map_single).
+    #[inline]
+    pub(super) unsafe fn map_segment(
+        &self,
+        segment: PhysSegment,
+        direction: Direction,
+    ) -> Result<(Iova, Option<IovaRange>), MapListError> {
+        if self.is_translated() {
+            let limit = Iova::new(self.mask);
+            // SAFETY: the caller's promise.
+            let range = unsafe { self.domain.map_at_hand(segment, direction.permissions(), limit) };
+            if let Some(range) = range {
+                return Ok((self.first_of(segment, range), Some(range)));
+            }
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.map_list(&[segment], direction) }
+    }
+
+    /// Where the device finds the first byte of a list that begins with `segment` and is mapped to `range`.
+    #[inline]
+    fn first_of(&self, segment: PhysSegment, range: IovaRange) -> Iova {
+        Iova::new(range.start().get() | segment.phys.page_offset(self.domain.granule()))
     }
 
     /// Maps `list` into one range. Returns the device's address of its first byte, and the range of pages to
@@ -200,7 +230,7 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         list: &[PhysSegment],
         direction: Direction,
     ) -> Result<(Iova, Option<IovaRange>), MapListError> {
-        let Some(first) = list.first() else {
+        let Some(&first) = list.first() else {
             return Err(MapListError::EmptyList);
         };
         if !self.is_translated() {
@@ -216,8 +246,7 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         let used = bytes_of(list.iter().map(|segment| segment.len));
         self.domain.count_neighbours(range.len().saturating_sub(used));
         changing.done();
-        let offset = first.phys.page_offset(self.domain.granule());
-        Ok((Iova::new(range.start().get() | offset), Some(range)))
+        Ok((self.first_of(first, range), Some(range)))
     }
 
     /// The pages of a mapping of `len` bytes at `iova`; `None` where nothing is translated.

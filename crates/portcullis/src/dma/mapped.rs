@@ -11,6 +11,7 @@
 //! policy's promise holds: for strict protection that the device reaches nothing of it, for lazy protection
 //! that the flush is due within the window.
 
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::mem::ManuallyDrop;
 
@@ -35,6 +36,53 @@ pub unsafe trait DmaBuffer: 'static {
     fn segments(&self) -> &[PhysSegment];
 }
 
+/// What a mapping keeps of the device that it is for: a reference, a device of its own, or an [`Arc`] of one.
+///
+/// # Safety
+/// [`device`](Self::device) always returns the same device, wherever the handle is moved.
+pub unsafe trait Handle {
+    /// What changes the translations of the device's domain.
+    type Mapper: Mapper;
+    /// What the machine offers.
+    type Platform: Platform;
+
+    /// The device.
+    fn device(&self) -> &DmaDevice<Self::Mapper, Self::Platform>;
+}
+
+// SAFETY: it is the device, of which nothing changes but its policy.
+unsafe impl<M: Mapper, P: Platform> Handle for DmaDevice<M, P> {
+    type Mapper = M;
+    type Platform = P;
+
+    #[inline]
+    fn device(&self) -> &Self {
+        self
+    }
+}
+
+// SAFETY: everything is passed on to `D`, which promises the same, and to which the reference always leads.
+unsafe impl<D: Handle> Handle for &D {
+    type Mapper = D::Mapper;
+    type Platform = D::Platform;
+
+    #[inline]
+    fn device(&self) -> &DmaDevice<D::Mapper, D::Platform> {
+        D::device(self)
+    }
+}
+
+// SAFETY: as for a reference.
+unsafe impl<D: Handle> Handle for Arc<D> {
+    type Mapper = D::Mapper;
+    type Platform = D::Platform;
+
+    #[inline]
+    fn device(&self) -> &DmaDevice<D::Mapper, D::Platform> {
+        D::device(self)
+    }
+}
+
 /// A buffer that was not mapped, and why.
 pub struct MapFailed<B> {
     /// The buffer, untouched; `None` where the map failed half-way and the hardware did not confirm that it
@@ -48,27 +96,27 @@ pub struct MapFailed<B> {
 ///
 /// The unit of protection is the page: the device also reaches what shares the buffer's first and last page.
 #[derive(Debug)]
-pub struct Mapped<B: DmaBuffer, M: Mapper, P: Platform> {
-    inner: ManuallyDrop<Inner<B, M, P>>,
+pub struct Mapped<B: DmaBuffer, D: Handle> {
+    inner: ManuallyDrop<Inner<B, D>>,
 }
 
 /// A buffer whose translations are being removed. The device may still reach it.
 #[derive(Debug)]
-pub struct Unlinked<B: DmaBuffer, M: Mapper, P: Platform> {
-    inner: ManuallyDrop<Inner<B, M, P>>,
+pub struct Unlinked<B: DmaBuffer, D: Handle> {
+    inner: ManuallyDrop<Inner<B, D>>,
 }
 
 /// A buffer that cannot be given back yet: the device may still reach it.
 pub struct ReclaimFailed<B: DmaBuffer, M: Mapper, P: Platform> {
-    /// The buffer, for another [`reclaim`](Unlinked::reclaim).
-    pub unlinked: Unlinked<B, M, P>,
+    /// The buffer, for another [`reclaim`](Unlinked::reclaim). It borrows nothing.
+    pub unlinked: Unlinked<B, DmaDevice<M, P>>,
     /// What went wrong.
     pub error: UnmapError,
 }
 
 #[derive(Debug)]
-struct Inner<B, M: Mapper, P: Platform> {
-    device: DmaDevice<M, P>,
+struct Inner<B, D: Handle> {
+    handle: D,
     buffer: B,
     first: Iova,
     /// The pages to unmap; `None` where nothing translates.
@@ -81,23 +129,36 @@ struct Inner<B, M: Mapper, P: Platform> {
     still_mapped: bool,
 }
 
-impl<B: DmaBuffer, M: Mapper, P: Platform> Mapped<B, M, P> {
-    pub(super) fn new(
-        device: DmaDevice<M, P>,
-        buffer: B,
-        direction: Direction,
-    ) -> Result<Self, MapFailed<B>> {
+impl<B: DmaBuffer, D: Handle> Mapped<B, D> {
+    /// Maps `buffer` for the device of `handle`, which the mapping keeps: a reference, as [`DmaDevice::map`] gives it; or, for
+    /// a mapping that must outlive those, a device, or an [`Arc`] of one.
+    ///
+    /// A reference costs nothing. What counts its users (an `Arc`, and each clone of a device) costs two atomic
+    /// operations per mapping, on a line that all who count the same one write: then each queue should have an `Arc` of
+    /// its own, made with a clone of the device.
+    ///
+    /// # Errors
+    /// [`MapFailed`] gives the buffer back with the reason, unless the device may reach it.
+    #[inline]
+    pub fn new(handle: D, buffer: B, direction: Direction) -> Result<Self, MapFailed<B>> {
+        let device = handle.device();
         // Where a call below panics, the device may reach it: then it is leaked.
         let buffer = ManuallyDrop::new(buffer);
         let list = buffer.segments();
         let used = bytes_of(list.iter().map(|segment| segment.len));
-        // SAFETY: the memory is the buffer's alone and is accessed as a device's may be (`DmaBuffer`); the buffer is given back
-        // or dropped only after an unmap, or leaked.
-        match unsafe { device.map_list(list, direction) } {
+        // The memory is the buffer's alone and is accessed as a device's may be (`DmaBuffer`); the buffer is given back or
+        // dropped only after an unmap, or leaked.
+        let mapped = match list {
+            // SAFETY: see above.
+            [segment] => unsafe { device.map_segment(*segment, direction) },
+            // SAFETY: see above.
+            list => unsafe { device.map_list(list, direction) },
+        };
+        match mapped {
             Ok((first, range)) => {
                 let buffer = ManuallyDrop::into_inner(buffer);
                 let inner =
-                    Inner { device, buffer, first, range, used, unconfirmed: false, still_mapped: false };
+                    Inner { handle, buffer, first, range, used, unconfirmed: false, still_mapped: false };
                 Ok(Self { inner: ManuallyDrop::new(inner) })
             }
             Err(error @ MapListError::Unconfirmed { .. }) => Err(MapFailed { buffer: None, error }),
@@ -115,7 +176,7 @@ impl<B: DmaBuffer, M: Mapper, P: Platform> Mapped<B, M, P> {
         let list = self.inner.buffer.segments();
         let mut out = alloc::vec![DmaSegment::default(); list.len()];
         let base = self.inner.range.map(IovaRange::start);
-        let used = device_view(list, base, self.inner.device.domain().granule(), &mut out);
+        let used = device_view(list, base, self.inner.handle.device().domain().granule(), &mut out);
         out.truncate(used.unwrap_or(0));
         out
     }
@@ -128,12 +189,12 @@ impl<B: DmaBuffer, M: Mapper, P: Platform> Mapped<B, M, P> {
 
     /// Orders the CPU's later reads of the buffer after the device's writes that it knows of.
     pub fn sync_for_cpu(&self) {
-        self.inner.device.sync_for_cpu();
+        self.inner.handle.device().sync_for_cpu();
     }
 
     /// Orders the CPU's earlier writes to the buffer before whatever next tells the device of them.
     pub fn sync_for_device(&self) {
-        self.inner.device.sync_for_device();
+        self.inner.handle.device().sync_for_device();
     }
 
     /// Ends the mapping and gives the buffer back: [`unlink`](Self::unlink) and
@@ -141,12 +202,12 @@ impl<B: DmaBuffer, M: Mapper, P: Platform> Mapped<B, M, P> {
     ///
     /// # Errors
     /// [`ReclaimFailed`] keeps the buffer where the hardware did not confirm.
-    pub fn unmap(self) -> Result<B, ReclaimFailed<B, M, P>> {
+    pub fn unmap(self) -> Result<B, ReclaimFailed<B, D::Mapper, D::Platform>> {
         self.unlink().reclaim()
     }
 
     /// Ends the mapping by the domain's policy; strict protection waits for the hardware here.
-    pub fn unlink(self) -> Unlinked<B, M, P> {
+    pub fn unlink(self) -> Unlinked<B, D> {
         let mut inner = self.into_inner();
         // The mapping keeps what it says, for `reclaim`.
         let _ = inner.unlink();
@@ -160,34 +221,41 @@ impl<B: DmaBuffer, M: Mapper, P: Platform> Mapped<B, M, P> {
     }
 
     /// The device that the buffer is mapped for.
-    pub(super) fn device(&self) -> &DmaDevice<M, P> {
-        &self.inner.device
+    pub(super) fn device(&self) -> &DmaDevice<D::Mapper, D::Platform> {
+        self.inner.handle.device()
     }
 
-    fn into_inner(self) -> ManuallyDrop<Inner<B, M, P>> {
+    /// The same, which borrows nothing.
+    #[cold]
+    pub(super) fn owned(self) -> Mapped<B, DmaDevice<D::Mapper, D::Platform>> {
+        Mapped { inner: ManuallyDrop::into_inner(self.into_inner()).owned() }
+    }
+
+    fn into_inner(self) -> ManuallyDrop<Inner<B, D>> {
         let mut this = ManuallyDrop::new(self);
         // SAFETY: `this` is never dropped and `inner` not used again: it moves on exactly once.
         ManuallyDrop::new(unsafe { ManuallyDrop::take(&mut this.inner) })
     }
 }
 
-impl<B: DmaBuffer, M: Mapper, P: Platform> Unlinked<B, M, P> {
+impl<B: DmaBuffer, D: Handle> Unlinked<B, D> {
     /// Gives the buffer back. Where the hardware has not confirmed the unmap yet, it is asked once more.
     ///
     /// # Errors
     /// [`ReclaimFailed`] keeps the buffer: the device may still reach it.
-    pub fn reclaim(self) -> Result<B, ReclaimFailed<B, M, P>> {
+    pub fn reclaim(self) -> Result<B, ReclaimFailed<B, D::Mapper, D::Platform>> {
         let mut this = ManuallyDrop::new(self);
-        if let Err(error) = this.inner.confirm() {
-            return Err(ReclaimFailed { unlinked: ManuallyDrop::into_inner(this), error });
-        }
-        // SAFETY: `this` is never dropped and `inner` not used again: the buffer moves out exactly once.
+        let confirmed = this.inner.confirm();
+        // SAFETY: `this` is never dropped and `inner` not used again: it moves out exactly once.
         let inner = unsafe { ManuallyDrop::take(&mut this.inner) };
-        Ok(inner.buffer)
+        match confirmed {
+            Ok(()) => Ok(inner.buffer),
+            Err(error) => Err(ReclaimFailed { unlinked: Unlinked { inner: inner.owned() }, error }),
+        }
     }
 }
 
-impl<B, M: Mapper, P: Platform> Inner<B, M, P> {
+impl<B, D: Handle> Inner<B, D> {
     fn unlink(&mut self) -> Result<(), UnmapError> {
         let Some(range) = self.range else {
             return Ok(());
@@ -195,7 +263,7 @@ impl<B, M: Mapper, P: Platform> Inner<B, M, P> {
         // Set before, so that a panic leaves it set. `NotMapped` too: whoever removed the translations
         // may not have invalidated them.
         self.unconfirmed = true;
-        let ended = self.device.end(range, self.used);
+        let ended = self.handle.device().end(range, self.used);
         self.unconfirmed = ended.is_err();
         self.still_mapped = matches!(ended, Err(UnmapError::StillMapped { .. }));
         ended
@@ -211,12 +279,23 @@ impl<B, M: Mapper, P: Platform> Inner<B, M, P> {
             }
         }
         if let (Some(range), true) = (self.range, self.unconfirmed)
-            && let Err(error) = self.device.domain().flush()
+            && let Err(error) = self.handle.device().domain().flush()
         {
             return Err(UnmapError::Unconfirmed { range, error });
         }
         self.unconfirmed = false;
         Ok(())
+    }
+
+    /// The same with a device of its own in the place of its handle.
+    #[cold]
+    fn owned(self) -> ManuallyDrop<Inner<B, DmaDevice<D::Mapper, D::Platform>>> {
+        // Where the clone panics the buffer is leaked, as it must be.
+        let this = ManuallyDrop::new(self);
+        let handle = this.handle.device().clone();
+        let Self { handle: _, buffer, first, range, used, unconfirmed, still_mapped } =
+            ManuallyDrop::into_inner(this);
+        ManuallyDrop::new(Inner { handle, buffer, first, range, used, unconfirmed, still_mapped })
     }
 
     /// Drops the buffer, or leaks it where the device may still reach it: memory that goes back to the
@@ -228,7 +307,7 @@ impl<B, M: Mapper, P: Platform> Inner<B, M, P> {
     }
 }
 
-impl<B: DmaBuffer, M: Mapper, P: Platform> Drop for Mapped<B, M, P> {
+impl<B: DmaBuffer, D: Handle> Drop for Mapped<B, D> {
     fn drop(&mut self) {
         // SAFETY: `drop` runs once and is the last use of `inner`.
         let mut inner = ManuallyDrop::new(unsafe { ManuallyDrop::take(&mut self.inner) });
@@ -237,7 +316,7 @@ impl<B: DmaBuffer, M: Mapper, P: Platform> Drop for Mapped<B, M, P> {
     }
 }
 
-impl<B: DmaBuffer, M: Mapper, P: Platform> Drop for Unlinked<B, M, P> {
+impl<B: DmaBuffer, D: Handle> Drop for Unlinked<B, D> {
     fn drop(&mut self) {
         // SAFETY: `drop` runs once and is the last use of `inner`.
         Inner::release(ManuallyDrop::new(unsafe { ManuallyDrop::take(&mut self.inner) }));

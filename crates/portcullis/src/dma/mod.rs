@@ -53,7 +53,7 @@ pub use adaptive::{
 pub use batch::{CommitFailed, Refused, UnmapBatch};
 pub use coherent::{CoherentError, CoherentMemory};
 pub use device::DmaDevice;
-pub use mapped::{DmaBuffer, MapFailed, Mapped, ReclaimFailed, Unlinked};
+pub use mapped::{DmaBuffer, Handle, MapFailed, Mapped, ReclaimFailed, Unlinked};
 
 pub use raw_batch::{BatchError, MOST_IN_BATCH, RawBatch};
 pub use ring::{RingError, RingMapping, RingUnmap, RingUnmapFailed, StrictRing, StrictRingConfig};

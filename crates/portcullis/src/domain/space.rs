@@ -156,6 +156,14 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         limit: Iova,
     ) -> Result<IovaRange, MapListError> {
         let len = self.pages_of(list)?;
+        if let [PhysSegment { phys, .. }] = list {
+            // Whole pages: of these nothing is beside anything.
+            let pages = PhysSegment { phys: phys.align_down(self.granule), len };
+            // SAFETY: the caller's promise.
+            if let Some(range) = unsafe { self.map_at_hand(pages, permissions, limit) } {
+                return Ok(range);
+            }
+        }
         let changing = self.alloc(len, limit)?;
         let range = changing.range();
         let mut gather = Gather::new();
@@ -166,6 +174,37 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.platform.with_slot(|slot| self.counters.maps.add(slot, 1));
         changing.done();
         IovaRange::new(range.start(), len).map_err(|_| MapListError::EmptyList)
+    }
+
+    /// Maps the pages of one segment, if that is quickly done: addresses out of the CPU's list, and a walk and some
+    /// stores, all in one turn of its slot. `None` where it is not: then nothing is changed, and [`map`](Self::map) does it, or
+    /// says why not. What is beside the segment in its pages [counts](Self::count_neighbours).
+    ///
+    /// # Safety
+    /// As for [`map`](Self::map).
+    #[inline]
+    pub(crate) unsafe fn map_at_hand(
+        &self,
+        segment: PhysSegment,
+        permissions: Permissions,
+        limit: Iova,
+    ) -> Option<IovaRange> {
+        let PhysSegment { phys, len: used } = segment;
+        let len = if used > 0 { self.rounded(&segment)? } else { return None };
+        let at_hand = |slot: &LocalSlot<'_>| {
+            let changing = self.changing(self.space.take(slot, len, limit)?);
+            let (range, phys) = (changing.range(), phys.align_down(self.granule));
+            // SAFETY: the caller's promise, for all of the granules that the memory touches; the platform has just lent the slot.
+            let mapped = unsafe { self.mapper.map_at_hand(&self.platform, slot, range, phys, permissions) };
+            if !mapped {
+                self.give_back(Some(slot), changing.done());
+                return None;
+            }
+            self.counters.maps.add(Some(slot), 1);
+            self.change_neighbours(Some(slot), len - used);
+            Some(changing)
+        };
+        Some(self.platform.with_slot_at_hand(at_hand)??.done())
     }
 
     /// Waits until no device reaches anything that was unmapped before the call. One domain-wide

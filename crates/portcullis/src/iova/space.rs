@@ -115,12 +115,8 @@ impl IovaSpace {
         limit: Iova,
         guard: impl Fn(IovaRange) -> T,
     ) -> Result<T, IovaError> {
-        if let Some((pages, class)) = self.small_class(len)
-            && let Some(zone) = self.cached.zone_for(limit.get())
-            && let Some(Some(guarded)) = self.home.at_hand(platform, |slot| {
-                let page = self.cached.take(slot, zone, class, pages)?;
-                Some(guard(self.range(page, pages)))
-            })
+        if let Some(Some(guarded)) =
+            self.home.at_hand(platform, |slot| Some(guard(self.take(slot, len, limit)?)))
         {
             return Ok(guarded);
         }
@@ -146,6 +142,16 @@ impl IovaSpace {
         }
         self.flush_caches(platform);
         platform.with_slot(|_| self.last_resort(request, len, limit).map(&guard))
+    }
+
+    /// Allocates from the list of the caller's own CPU, whose slot is one of the platform's that is at home here: the fast
+    /// path. `None` where that has nothing that fits.
+    #[inline]
+    pub(crate) fn take(&self, slot: &LocalSlot<'_>, len: u64, limit: Iova) -> Option<IovaRange> {
+        let (pages, class) = self.small_class(len)?;
+        let zone = self.cached.zone_for(limit.get())?;
+        let page = self.cached.take(slot, zone, class, pages)?;
+        Some(self.range(page, pages))
     }
 
     /// Takes back a range, as it was handed out.

@@ -14,8 +14,8 @@
 //! or put back, which takes it out of what is freed. The next attempt to free it begins with a new stamp.
 //! Stamps are [unique](crate::sync::unique): a cursor that is handed to another page table fits none of its.
 
-use super::format::{Attributes, Entry, Format, LeafSize};
-use super::map::{ADDRESS_BITS, Last, store};
+use super::format::{Attributes, Format};
+use super::map::Last;
 use super::table::PageTable;
 use crate::addr::{IovaRange, PhysAddr};
 use crate::platform::{Frames, LocalSlot, Platform};
@@ -64,16 +64,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     ) -> bool {
         let attributes = attributes.into();
         let (iova, len) = (range.start().get(), range.len());
-        let is_aligned = (iova | phys.get() | len) & ((1 << X::GRANULE_SHIFT) - 1) == 0;
-        let last_phys = phys.get().checked_add(len - 1);
-        // Entries hold an address's higher bits elsewhere, so those must be the same in all of them.
-        let is_held =
-            |last: u64| last <= self.format().last_phys().get() && (last ^ phys.get()) >> ADDRESS_BITS == 0;
-        if !is_aligned
-            || len >= self.second
-            || range.last() > self.last_iova()
-            || !last_phys.is_some_and(is_held)
-        {
+        if len >= self.second || !self.is_plain(range, phys) {
             return false;
         }
         let next = |slot: &LocalSlot<'_>| {
@@ -99,16 +90,10 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             let _section = self.sections().enter(slot);
             // Acquire, and before any step down: see above.
             let stamp = self.stamp.load(Ordering::Acquire);
-            let mut at = self.top(iova);
-            while at.level > 1 {
-                let entry = self.word(at).load(Ordering::Acquire);
-                match self.format().decode(entry, at.level) {
-                    Entry::Table { table, level } if entry & X::MARK == 0 => {
-                        at = self.step(iova, table, level)
-                    }
-                    _ => return false,
-                }
-            }
+            let at = match self.lowest(iova) {
+                Some((at, marks)) if marks & X::MARK == 0 => at,
+                _ => return false,
+            };
             *cursor = Cursor { stamp, last: Last::new(self.format(), iova, at) };
             self.map_beside(iova, phys, len, attributes, &cursor.last)
         };
@@ -119,21 +104,10 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     /// Whether it did. Inside a section, of which `last` is.
     #[inline]
     fn map_beside(&self, iova: u64, phys: u64, len: u64, attributes: Attributes, last: &Last) -> bool {
-        let format = self.format();
-        let Some(at) = last.position(format, iova) else {
-            return false;
-        };
-        let words = self.words(at);
-        let Some(words) = words.get(..(len >> X::GRANULE_SHIFT) as usize) else {
-            return false;
-        };
-        if words.iter().fold(0, |bits, word| bits | word.load(Ordering::Relaxed)) != 0 {
-            return false;
+        match last.position(self.format(), iova) {
+            Some(at) => self.enter_granules(at, phys, len, attributes),
+            None => false,
         }
-        let size = LeafSize { level: 1, run: 0 };
-        store(words, format.leaf(PhysAddr::new(phys), size, attributes), format.stride(size));
-        self.clean(words);
-        true
     }
 
     /// Has every cursor forget what it remembers.

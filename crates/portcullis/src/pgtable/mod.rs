@@ -7,6 +7,7 @@
 
 mod amd_v1;
 mod arm;
+mod at_hand;
 mod cursor;
 mod error;
 mod format;

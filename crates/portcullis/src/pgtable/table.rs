@@ -61,6 +61,8 @@ pub struct PageTable<F: Frames, X: Format> {
     /// The highest address, and the binary logarithm of what an entry of the root translates.
     last: u64,
     root_shift: u32,
+    /// The highest address of memory that entries can name.
+    last_phys: u64,
     /// The sizes of leaves of one entry, added up.
     single: u64,
     /// Bytes of the smallest leaf but one; of anything, where there is one size only.
@@ -88,6 +90,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             home: Home::default(),
             last: format.last_iova().get(),
             root_shift: format.shift(format.levels()),
+            last_phys: format.last_phys().get(),
             single: format
                 .leaf_sizes()
                 .iter()
@@ -185,17 +188,15 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         undone: &mut Option<IovaRange>,
     ) -> Result<(), MapError> {
         let attributes = attributes.into();
-        self.check(range)?;
-        let (iova, len) = (range.start().get(), range.len());
-        let is_checked = self.piece((phys, len), range, 0).is_ok();
-        let page = |slot: &LocalSlot<'_>| {
-            let _turn = self.sections.begin(slot)?;
-            Some(self.map_page(iova, phys.get(), len, attributes))
+        let at_hand = |slot: &LocalSlot<'_>| {
+            // SAFETY: the caller's promise; the platform has just lent the slot.
+            unsafe { self.map_at_hand(platform, slot, range, phys, attributes) }
         };
-        if is_checked && self.at_hand(platform, page) == Some(Some(true)) {
+        if platform.with_slot_at_hand(at_hand) == Some(true) {
             return Ok(());
         }
-        self.map_from(platform, range, 0, [(phys, len)], attributes, undone)
+        self.check(range)?;
+        self.map_from(platform, range, 0, [(phys, range.len())], attributes, undone)
     }
 
     /// Maps `range` to the pieces of memory in `list`, each with its length, one after the other.
@@ -349,13 +350,10 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         range: IovaRange,
         invalidate: &mut dyn FnMut(IovaRange) -> bool,
     ) -> Unmapped {
-        let (iova, len) = (range.start().get(), range.len());
-        let page = |slot: &LocalSlot<'_>| {
-            let _turn = self.sections.begin(slot)?;
-            Some(self.unmap_page(iova, len))
-        };
-        if range.last() <= self.last_iova() && self.at_hand(platform, page) == Some(Some(true)) {
-            return Unmapped::of(range, len);
+        // SAFETY: the platform has just lent the slot.
+        let at_hand = |slot: &LocalSlot<'_>| unsafe { self.unmap_at_hand(platform, slot, range) };
+        if platform.with_slot_at_hand(at_hand) == Some(true) {
+            return Unmapped::of(range, range.len());
         }
         self.unmap_all(platform, range, invalidate)
     }
@@ -467,6 +465,12 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         self.home.with_slot(platform, f)
     }
 
+    /// Whether `platform` is the one whose slots the turns are for.
+    #[inline]
+    pub(super) fn is_home<P: Platform>(&self, platform: &P) -> bool {
+        self.home.is(platform)
+    }
+
     /// Whether a barrier of `platform` reaches all CPUs that have turns by slots, now and from now on.
     pub(super) fn is_reached<P: Platform>(&self, platform: &P) -> bool {
         self.home.is_reached(platform)
@@ -486,6 +490,11 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     #[inline]
     pub(super) fn root_shift(&self) -> u32 {
         self.root_shift
+    }
+
+    #[inline]
+    pub(super) fn last_phys(&self) -> u64 {
+        self.last_phys
     }
 
     #[inline]

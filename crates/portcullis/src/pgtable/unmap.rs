@@ -47,7 +47,7 @@ pub(super) struct LargePage {
 
 impl<F: Frames, X: Format> PageTable<F, X> {
     /// Bits that an entry [closed](Self::is_closed) to unmaps has some of.
-    const CLOSED: u64 = if F::COHERENT { X::SPLIT } else { X::SPLIT | X::MARK };
+    pub(super) const CLOSED: u64 = if F::COHERENT { X::SPLIT } else { X::SPLIT | X::MARK };
 
     /// Whether nothing may be removed below the entry of a table: hardware may see it in another table that is being
     /// [replaced](super::replace), or in the page that was here, which a walker that is not coherent has not seen go. (A

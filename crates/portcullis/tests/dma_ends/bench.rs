@@ -14,7 +14,7 @@ use portcullis_model::open::OpenDevice;
 use portcullis_model::{Buffer, Context, DeviceId, Iommu, IommuConfig, Memory, Queue};
 
 pub type Mapper = TableMapper<Arc<Memory>, Queue>;
-pub type MappedBuffer = Mapped<Buffer, Mapper, StdPlatform>;
+pub type MappedBuffer<'a> = Mapped<Buffer, &'a DmaDevice<Mapper, StdPlatform>>;
 
 pub const DEVICE: DeviceId = DeviceId(7);
 pub const PAGE: u64 = 4096;
@@ -47,7 +47,7 @@ impl Bench {
     }
 
     /// A mapped buffer of `pages`, of which the device has used, and cached, every one.
-    pub fn mapped(&self, pages: u64) -> MappedBuffer {
+    pub fn mapped(&self, pages: u64) -> MappedBuffer<'_> {
         let buffer = self.memory.buffer(pages * PAGE).unwrap();
         let mapped = self.device.map(buffer, portcullis::addr::Direction::Bidirectional).unwrap();
         assert!((0..pages).all(|page| self.writes(mapped.iova(), page)));

@@ -62,7 +62,7 @@ fn a_device_that_retries_everything_reaches_nothing_it_must_not() {
     // What the device would see if protection were lazy for ever: this test has eyes.
     let mut painted = all.pop().unwrap();
     painted.paint(Paint::Open);
-    let mapped = device().map(painted, portcullis::addr::Direction::Bidirectional).unwrap();
+    let mapped = groups[0].device.map(painted, portcullis::addr::Direction::Bidirectional).unwrap();
     let iova = mapped.iova();
     findings.try_page(&rig.iommu, iova);
     let mut painted = mapped.unmap().unwrap();

@@ -6,7 +6,8 @@ use std::sync::atomic::AtomicBool;
 
 use portcullis::addr::{Direction, Iova};
 use portcullis::dma::{
-    DmaSegment, MapFailed, Mapped, RawBatch, RingMapping, RingUnmap, StrictRing, StrictRingConfig, UnmapBatch,
+    DmaDevice, DmaSegment, MapFailed, Mapped, RawBatch, RingMapping, RingUnmap, StrictRing, StrictRingConfig,
+    UnmapBatch,
 };
 use portcullis_model::Iommu;
 use portcullis_model::open::{OpenDevice, OpenRing};
@@ -28,11 +29,11 @@ pub struct Shared<'a> {
     pub over: &'a AtomicBool,
 }
 
-type Typed = Mapped<Painted, Mapper<Hardware>, Turns>;
+type Typed<'a> = Mapped<Painted, &'a DmaDevice<Mapper<Hardware>, Turns>>;
 
 /// A mapping that is alive.
-enum Live {
-    Typed(usize, Typed),
+enum Live<'a> {
+    Typed(usize, Typed<'a>),
     Single(usize, Painted, Iova, u64),
     List(usize, Vec<Painted>, Vec<DmaSegment>),
     Ring(Painted, RingMapping),
@@ -41,7 +42,7 @@ enum Live {
 pub struct Worker<'a> {
     shared: &'a Shared<'a>,
     random: u64,
-    live: VecDeque<Live>,
+    live: VecDeque<Live<'a>>,
     /// Buffers of one's own that are closed.
     own: VecDeque<Painted>,
     ring: StrictRing<Mapper<Hardware>, Turns>,
@@ -190,7 +191,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    fn unmap(&mut self, live: Live) {
+    fn unmap(&mut self, live: Live<'a>) {
         let in_batch = self.next(3) == 0;
         match live {
             Live::Typed(_, mapped) if in_batch => {

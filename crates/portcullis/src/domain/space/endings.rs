@@ -6,7 +6,7 @@ use crate::domain::{Policy, UnmapError};
 use crate::invalidation::{Cleared, Deferred, Gather};
 use crate::mapper::Mapper;
 use crate::pgtable::Unmapped;
-use crate::platform::Platform;
+use crate::platform::{LocalSlot, Platform};
 use crate::sync::Ordering;
 
 /// When to try a failed invalidation again: soon, for what has a short window of its own, but not without a pause.
@@ -55,8 +55,14 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         ending: Ending<impl Fn() -> Option<Policy>>,
     ) -> Result<(), UnmapError> {
         let Ending { neighbours, exception } = ending;
-        let mut gather = Gather::new();
         let changing = self.changing(range);
+        // SAFETY: the platform has just lent the slot.
+        let at_hand =
+            |slot: &LocalSlot<'_>| unsafe { self.mapper.unmap_at_hand(&self.platform, slot, range) };
+        if self.platform.with_slot_at_hand(at_hand) == Some(true) {
+            return self.end_cleared(changing, neighbours, exception);
+        }
+        let mut gather = Gather::new();
         let unmapped = self.mapper.unmap(&self.platform, range, &mut gather);
         // What was not mapped as a whole is made unreachable before anybody is told of the mistake.
         let deferred =
@@ -70,6 +76,38 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
             gather.add(unmapped.stale);
         }
         self.end_strictly(changing, unmapped, neighbours, &gather)
+    }
+
+    /// Ends a range whose translations were all removed at once.
+    #[inline]
+    fn end_cleared(
+        &self,
+        changing: Changing<'_, M, P>,
+        neighbours: u64,
+        exception: impl Fn() -> Option<Policy>,
+    ) -> Result<(), UnmapError> {
+        let range = changing.range();
+        if self.defer(range, neighbours, || self.window(exception())) {
+            changing.done();
+            return Ok(());
+        }
+        if let Err(error) = self.mapper.sync_range(range) {
+            self.platform.with_slot(|slot| self.uncount_neighbours(slot, neighbours));
+            self.quarantine(changing, range.len());
+            return Err(UnmapError::Unconfirmed { range, error });
+        }
+        self.ended(changing, neighbours);
+        Ok(())
+    }
+
+    /// Gives back the addresses of a range that no device reaches any more.
+    #[inline]
+    fn ended(&self, changing: Changing<'_, M, P>, neighbours: u64) {
+        self.platform.with_slot(|slot| {
+            self.uncount_neighbours(slot, neighbours);
+            self.counters.unmaps.add(slot, 1);
+            self.give_back(slot, changing.done());
+        });
     }
 
     /// Has `range`, which is cleared, wait for the next flush; `false` where it must not.
@@ -116,6 +154,10 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     ) -> Result<(), UnmapError> {
         let range = changing.range();
         let confirmed = self.mapper.sync(gather);
+        if confirmed.is_ok() && kept == 0 && unmapped == range.len() {
+            self.ended(changing, neighbours);
+            return Ok(());
+        }
         if unmapped > 0 {
             // Else they went with whoever unmapped all of it before.
             self.platform.with_slot(|slot| self.uncount_neighbours(slot, neighbours));
@@ -129,16 +171,9 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
             self.quarantine(changing, unmapped);
             return Err(UnmapError::Unconfirmed { range, error });
         }
-        if unmapped != range.len() {
-            changing.done();
-            self.lose(unmapped);
-            return Err(UnmapError::NotMapped { range, unmapped });
-        }
-        self.platform.with_slot(|slot| {
-            self.counters.unmaps.add(slot, 1);
-            self.give_back(slot, changing.done());
-        });
-        Ok(())
+        changing.done();
+        self.lose(unmapped);
+        Err(UnmapError::NotMapped { range, unmapped })
     }
 
     /// Keeps a range out of use until some later flush is confirmed; for good, where not all of it was
