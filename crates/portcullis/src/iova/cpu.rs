@@ -248,10 +248,12 @@ impl Cpu {
         received > 0
     }
 
-    /// How many ranges of `order` to fetch next: twice as many as the last time.
+    /// How many ranges of `order` to fetch next: twice as many as the last time, and never fewer than fill two cache lines
+    /// with what stands beside each of them (its note, and its entries in a page table): the lines of a CPU's ranges are
+    /// then written by no other.
     pub(super) fn next_batch(&self, zone: usize, order: u32) -> u64 {
         let list = self.list(zone, order);
-        let batch = (list.batch.get() * 2).clamp(4, BATCH as u64);
+        let batch = (list.batch.get() * 2).clamp(16, BATCH as u64);
         list.batch.set(batch);
         batch
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use portcullis::addr::{Direction, Iova, Permissions, PhysAddr};
-use portcullis::dma::{CoherentMemory, DmaBuffer, Mapped, UnmapBatch};
+use portcullis::dma::{CoherentMemory, DmaBuffer, DmaDevice, Mapped, UnmapBatch};
 use portcullis::domain::{PhysSegment, Policy};
 use portcullis::invalidation::InvalidationError;
 use portcullis::platform::{Frames, Table};
@@ -18,7 +18,7 @@ use portcullis_model::{Buffer, Iommu, Memory, Queue};
 use crate::rig::{self, DEVICE, LAZY_FOREVER, PAGE};
 
 type Rig = rig::Rig<StdPlatform, Queue>;
-type MappedBuffer = Mapped<Watched, rig::Mapper<Queue>, StdPlatform>;
+type MappedBuffer<'a> = Mapped<Watched, &'a DmaDevice<rig::Mapper<Queue>, StdPlatform>>;
 
 const TIMEOUT: InvalidationError = InvalidationError::TimedOut { waited_ns: 1 };
 
@@ -65,7 +65,7 @@ impl Drop for Watched {
 }
 
 /// A mapped buffer whose translation the device has cached.
-fn mapped(rig: &Rig, log: &Arc<Log>) -> MappedBuffer {
+fn mapped(rig: &Rig, log: &Arc<Log>) -> MappedBuffer<'_> {
     let tries = Tries { iommu: Arc::clone(&rig.iommu), iova: AtomicU64::new(0), log: Arc::clone(log) };
     let watched = Watched { buffer: rig.memory.buffer(PAGE).unwrap(), tries };
     let mapped = rig.device.map(watched, Direction::Bidirectional).unwrap();
@@ -74,7 +74,7 @@ fn mapped(rig: &Rig, log: &Arc<Log>) -> MappedBuffer {
     mapped
 }
 
-type Way = (&'static str, fn(&Rig, MappedBuffer));
+type Way = (&'static str, fn(&Rig, MappedBuffer<'_>));
 
 /// Every way in which a buffer can come back, or be dropped.
 const WAYS: [Way; 7] = [
