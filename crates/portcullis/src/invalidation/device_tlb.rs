@@ -2,8 +2,8 @@
 //!
 //! What such a device has fetched it uses without asking the IOMMU again, until *it* is told to forget: an unmap
 //! that ends with the IOTLB leaves it all the device had. So after the IOTLB each of these devices is asked, too.
-//! [`DeviceTlbs`] is the set of them, of one domain. A domain that has none pays for a fence and a load each time
-//! it waits for hardware.
+//! [`DeviceTlbs`] is the set of them, of one domain. A domain that has none pays for two loads each time it waits
+//! for hardware.
 //!
 //! **Order.** The IOTLB forgets first: a device that forgot before it could fetch the old translation from there
 //! again. Both are in one submission, as long as that holds them, and share its wait.
@@ -14,13 +14,14 @@
 //! - [`add`](DeviceTlbs::add) stores the device in the set, fences, and then has the IOTLB forget the domain; the
 //!   device may fetch translations only after that;
 //! - [`submit`](DeviceTlbs::submit) is called after the page-table entries were cleared (by whomever: what they did
-//!   happens before the call); it fences and then loads the set.
+//!   happens before the call). It submits for the devices that it finds, and looks again *when that is confirmed*.
 //!
-//! Both sides store, fence and load, and both fences are `SeqCst`, so one is before the other. If `submit`'s is
-//! the later one, it finds the device. If `add`'s is, the walks that follow it find the entries cleared; older
-//! ones, and what the IOTLB had of them, end with `add`'s invalidation. The fence by itself would not do: until
-//! the unmap's own invalidation is carried out the IOTLB holds what memory no longer does, and would hand it to
-//! the device.
+//! It is the second look that counts. The queue's `Ok` says that whatever the hardware reads from then on is what the
+//! caller has stored, and comes from the hardware: so the entries are cleared for all walks before the set is looked
+//! at, without a fence of our own. If the device is found, it is asked then (and the IOTLB again). If it is not, `add`'s store comes later, and after
+//! its fence so do the walks for the device, which find the entries cleared; what the IOTLB had of them is
+//! forgotten, and older walks end with `add`'s invalidation. (A look before the submission alone, without a fence, might be
+//! older than the clearing; it only saves a device that is there a second submission.)
 //!
 //! One that is *coming*, until that invalidation is confirmed, is asked like the others; but it is not there for another
 //! `add`, which must not say that it may fetch, nor for those that take a device out.
@@ -106,7 +107,7 @@ impl DeviceTlbs {
         let Some(coming) = self.take_place(number)? else {
             return Ok(());
         };
-        // Against the one in `submit`, as the module's comment says.
+        // Between the set and the walks for the device, as the module's comment says.
         fence(Ordering::SeqCst);
         queue.invalidate(self.domain, Invalidation::Domain)?;
         let place = coming.place;
@@ -188,8 +189,8 @@ impl DeviceTlbs {
     ///
     /// Up to eight ranges are asked for one by one; more of them, or the whole domain, cost a device all that
     /// it has. One submission, and one more for every 56 requests that there are beyond the first 56, in the
-    /// same order. With no device in the set: a fence and a load more than the submission itself. The caller
-    /// holds no lock and no slot. Allocates nothing.
+    /// same order. With no device in the set: two loads more than the submission itself; where one comes meanwhile, the
+    /// submission twice. The caller holds no lock and no slot. Allocates nothing.
     ///
     /// # Errors
     /// [`InvalidationError`]: nothing may be assumed to be forgotten, by the IOTLB or any device.
@@ -198,12 +199,13 @@ impl DeviceTlbs {
         queue: &Q,
         requests: &[Request],
     ) -> Result<(), InvalidationError> {
-        // Against the one in `add`: a device that is not found now finds the page-table entries that the caller
-        // has cleared. The module's comment has all of it.
-        fence(Ordering::SeqCst);
         // Acquire: after the last `remove` that it sees.
         if self.count.load(Ordering::Acquire) == 0 {
-            return queue.submit(requests);
+            queue.submit(requests)?;
+            // What the queue has just confirmed is what makes this look count: see the module's comment.
+            if self.count.load(Ordering::Acquire) == 0 {
+                return Ok(());
+            }
         }
         self.submit_to_devices(queue, requests)
     }
@@ -213,6 +215,24 @@ impl DeviceTlbs {
         &self,
         queue: &Q,
         requests: &[Request],
+    ) -> Result<(), InvalidationError> {
+        let mut asked = self.devices();
+        loop {
+            self.submit_with(queue, requests, &asked)?;
+            let there = self.devices();
+            if there.iter().all(|device| asked.contains(device)) {
+                return Ok(());
+            }
+            asked = there;
+        }
+    }
+
+    /// One submission, or more, of `requests` and then of what has `devices` forget the same.
+    fn submit_with<Q: InvalidationQueue>(
+        &self,
+        queue: &Q,
+        requests: &[Request],
+        devices: &[DeviceId],
     ) -> Result<(), InvalidationError> {
         let range = |request: &Request| match request.invalidation {
             Invalidation::Range { range, .. } => Some(range),
@@ -224,9 +244,8 @@ impl DeviceTlbs {
         } else {
             ranges.push(None);
         }
-        let devices = self.places.iter().filter_map(|place| device(place.load(Ordering::Acquire)));
-        let of_devices = devices.flat_map(|device| {
-            let invalidation = move |range: &_| Invalidation::DeviceTlb { device, range: *range };
+        let of_devices = devices.iter().flat_map(|device| {
+            let invalidation = |range: &_| Invalidation::DeviceTlb { device: *device, range: *range };
             ranges.iter().map(invalidation)
         });
         let of_devices = of_devices.map(|invalidation| Request { domain: self.domain, invalidation });
@@ -239,6 +258,12 @@ impl DeviceTlbs {
             together.push(request);
         }
         queue.submit(&together)
+    }
+
+    /// The devices that are in the set, or coming.
+    fn devices(&self) -> ArrayVec<DeviceId, MOST_DEVICE_TLBS> {
+        // Acquire: after the last `remove` that it sees.
+        self.places.iter().filter_map(|place| device(place.load(Ordering::Acquire))).collect()
     }
 
     /// The place with just this in it.
