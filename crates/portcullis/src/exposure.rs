@@ -101,6 +101,18 @@ impl Level {
         self.bytes = bytes;
     }
 
+    /// `gone` of the `bytes` that there are now went away at `at_ns`, which may be before the last reading.
+    pub(crate) fn fell(&mut self, at_ns: u64, bytes: Bytes, gone: Bytes) {
+        if at_ns > self.at_ns {
+            self.sample(at_ns, bytes);
+        } else {
+            let late_ns = i128::from(self.at_ns - at_ns);
+            let counted = |bytes: u64| -i128::from(bytes) * late_ns;
+            self.add(ByteTime { used: counted(gone.used), neighbour: counted(gone.neighbour) });
+        }
+        self.bytes = self.bytes - gone;
+    }
+
     /// Adds what no level shows.
     pub(crate) fn add(&mut self, time: ByteTime) {
         self.integral += time;
@@ -172,6 +184,18 @@ mod tests {
         // Another CPU has read the clock before, and got the lock after.
         level.sample(50, used(10));
         assert_eq!(level.total(110, used(10)).used, before + 100);
+    }
+
+    #[test]
+    fn what_went_before_the_last_reading_is_taken_off_again() {
+        // Of 100 bytes 60 go after 60 ns, which is heard of before or after the reading at 80 ns.
+        for reads in [0, 80] {
+            let mut level = Level::default();
+            level.jump(used(100));
+            level.sample(reads, used(100));
+            level.fell(60, used(100), used(60));
+            assert_eq!(level.total(100, used(40)).used, 60 * 100 + 40 * 40, "{reads}");
+        }
     }
 
     #[test]

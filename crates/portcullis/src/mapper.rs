@@ -32,16 +32,18 @@ pub struct Geometry {
 /// A buffer goes back to its owner, and frames to their allocator, on the word of this trait. So:
 ///
 /// - A device reaches memory through an address of this mapper only while a [`map`](Self::map) (or
-///   [`map_near`](Self::map_near)) of just that memory to that address is in force: from the call on until it is confirmed
+///   [`map_near`](Self::map_near), or [`map_at_hand`](Self::map_at_hand)) of just that memory to that address is in force: from the call on until it is confirmed
 ///   that it was removed.
 /// - **After `Ok` of [`sync`](Self::sync) no device reaches what was in the gather**: nothing that an
 ///   [`unmap`](Self::unmap) or a failed `map` removed and added, or that lies in a range which the caller added, through a
 ///   translation that was there before the removal, and every access that used one is complete. A gather of
 ///   [everything](Gather::everything) covers all that was removed before the call, by any CPU.
 /// - **A `map` that fails leaves nothing mapped** that it has entered, and has added to the gather all that a device
-///   may have used meanwhile. `map_near` that returns `false` has changed nothing.
+///   may have used meanwhile. `map_near` and `map_at_hand` that return `false` have changed nothing.
 /// - `unmap` removes all translations of the range, but what it says that it has kept, adds what it removed to the gather,
-///   and leaves what is beside the range as it was.
+///   and leaves what is beside the range as it was. [`unmap_at_hand`](Self::unmap_at_hand) that returns `true` has removed
+///   all of the range, and `Ok` of [`sync_range`](Self::sync_range) of that range then says the same as that of `sync`; one that
+///   returns `false` has changed nothing.
 /// - A call that panics may have done any part of what it was called for, and nothing else.
 /// - [`geometry`](Self::geometry) always returns the same.
 pub unsafe trait Mapper: Send + Sync + 'static {

@@ -228,7 +228,7 @@ impl<B: DmaBuffer, D: Handle> Mapped<B, D> {
     /// The same, which borrows nothing.
     #[cold]
     pub(super) fn owned(self) -> Mapped<B, DmaDevice<D::Mapper, D::Platform>> {
-        Mapped { inner: ManuallyDrop::into_inner(self.into_inner()).owned() }
+        Mapped { inner: ManuallyDrop::new(ManuallyDrop::into_inner(self.into_inner()).owned()) }
     }
 
     fn into_inner(self) -> ManuallyDrop<Inner<B, D>> {
@@ -250,7 +250,9 @@ impl<B: DmaBuffer, D: Handle> Unlinked<B, D> {
         let inner = unsafe { ManuallyDrop::take(&mut this.inner) };
         match confirmed {
             Ok(()) => Ok(inner.buffer),
-            Err(error) => Err(ReclaimFailed { unlinked: Unlinked { inner: inner.owned() }, error }),
+            Err(error) => {
+                Err(ReclaimFailed { unlinked: Unlinked { inner: ManuallyDrop::new(inner.owned()) }, error })
+            }
         }
     }
 }
@@ -289,13 +291,13 @@ impl<B, D: Handle> Inner<B, D> {
 
     /// The same with a device of its own in the place of its handle.
     #[cold]
-    fn owned(self) -> ManuallyDrop<Inner<B, DmaDevice<D::Mapper, D::Platform>>> {
+    fn owned(self) -> Inner<B, DmaDevice<D::Mapper, D::Platform>> {
         // Where the clone panics the buffer is leaked, as it must be.
         let this = ManuallyDrop::new(self);
         let handle = this.handle.device().clone();
         let Self { handle: _, buffer, first, range, used, unconfirmed, still_mapped } =
             ManuallyDrop::into_inner(this);
-        ManuallyDrop::new(Inner { handle, buffer, first, range, used, unconfirmed, still_mapped })
+        Inner { handle, buffer, first, range, used, unconfirmed, still_mapped }
     }
 
     /// Drops the buffer, or leaks it where the device may still reach it: memory that goes back to the

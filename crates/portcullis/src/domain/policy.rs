@@ -89,7 +89,7 @@ impl AtomicPolicy {
         Self(AtomicU64::new(encode(policy)))
     }
 
-    /// Relaxed: what a change promises is kept by the locks of the deferred queues (see `DeferredQueue::push`).
+    /// Relaxed: what a change promises is kept by the visits of the deferred queues (see `DeferredQueue::push`).
     #[inline]
     pub(crate) fn get(&self) -> Option<Policy> {
         decode(self.0.load(Ordering::Relaxed))

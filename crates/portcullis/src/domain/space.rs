@@ -208,19 +208,25 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     }
 
     /// Waits until no device reaches anything that was unmapped before the call. One domain-wide
-    /// invalidation; every CPU gets its deferred addresses back with its next unmaps. O(CPUs that ever deferred), before
-    /// and after the wait, each time with a slot lent.
+    /// invalidation; every CPU gets its deferred addresses back with its next unmaps. Before and after the wait it visits the
+    /// queues of CPUs that ever deferred: one barrier of all CPUs ([`Platform::fence_all`]), and O(1) for each. The caller
+    /// holds no lock and no slot.
     ///
     /// # Errors
     /// [`InvalidationError`]: devices may still reach what they could before.
     pub fn flush(&self) -> Result<(), InvalidationError> {
-        let number = self.platform.with_slot(|_| self.deferred.begin_flush());
+        self.deferred.close(&self.platform);
+        self.flush_closed()?;
+        self.deferred.tell(&self.platform);
+        Ok(())
+    }
+
+    /// The same for what a CPU has closed in its queue, when that is full: it visits no other's.
+    pub(super) fn flush_closed(&self) -> Result<(), InvalidationError> {
+        let number = self.deferred.begin_flush();
         self.mapper.sync(&Gather::everything())?;
-        let now_ns = self.platform.now_ns();
-        self.platform.with_slot(|slot| {
-            self.deferred.confirm_flush(number, now_ns);
-            self.counters.flushes.add(slot, 1);
-        });
+        self.deferred.confirm_flush(number, self.platform.now_ns());
+        self.platform.with_slot(|slot| self.counters.flushes.add(slot, 1));
         Ok(())
     }
 
@@ -278,12 +284,12 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         let alloc = || self.alloc_once(len, limit);
         match alloc() {
             Err(IovaError::Exhausted { .. }) if self.is_pending() && self.flush().is_ok() => {
-                self.reclaim_deferred();
+                self.reclaim_deferred(None);
                 alloc()
             }
             Err(exhausted @ IovaError::Exhausted { .. }) => {
                 // Ranges whose flush is long over may sit in other CPUs' queues.
-                self.reclaim_deferred();
+                self.reclaim_deferred(None);
                 alloc().map_err(|_| exhausted)
             }
             result => result,
@@ -296,17 +302,10 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.space.alloc_guarded(&self.platform, len, limit, |range| self.changing(range))
     }
 
-    /// Takes back every range whose flush is over, from every queue, in slices.
-    fn reclaim_deferred(&self) {
-        (0..self.deferred.queues()).for_each(|queue| self.reclaim_queue(queue));
-    }
-
-    /// The same from one queue. A range goes back to the CPU that it came from.
-    fn reclaim_queue(&self, queue: usize) {
-        let slice = |slot: Option<&LocalSlot<'_>>| {
-            self.deferred.reclaim_slice(queue, |safe| self.give_back(slot, safe))
-        };
-        while self.platform.with_slot(slice) {}
+    /// Takes back every range whose flush is over, from every queue, or from that of slot `only`. A range goes back to the
+    /// CPU that it came from.
+    fn reclaim_deferred(&self, only: Option<usize>) {
+        self.deferred.reclaim(&self.platform, only, |slot, safe| self.give_back(slot, safe));
     }
 
     /// Gives up a range for which a map met `error`; `gather` holds what it had entered and removed again.
@@ -328,7 +327,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     }
 
     fn is_pending(&self) -> bool {
-        self.platform.with_slot(|_| self.deferred.is_pending())
+        self.deferred.is_pending(&self.platform)
     }
 
     #[inline]
@@ -353,7 +352,7 @@ impl<M: Mapper, P: Platform> PlatformEvents for Domain<M, P> {
         }
         // Still reachable should this fail or panic: tried again later, as nobody is here to be told.
         let again = Again(self);
-        if !self.platform.with_slot(|_| self.deferred.timer()) || self.flush().is_ok() {
+        if !self.deferred.timer(&self.platform) || self.flush().is_ok() {
             core::mem::forget(again);
         }
     }
@@ -361,10 +360,8 @@ impl<M: Mapper, P: Platform> PlatformEvents for Domain<M, P> {
     fn slot_released(&self, index: usize) {
         // Where a flush fails, what is deferred stays out of use until some other succeeds; what is kept is safe.
         // Nothing of a queue that all CPUs share is taken back: that is done as they go on.
-        if let Some(queue) = self.deferred.queue_of(index)
-            && (!self.is_pending() || self.flush().is_ok())
-        {
-            self.reclaim_queue(queue);
+        if !self.is_pending() || self.flush().is_ok() {
+            self.reclaim_deferred(Some(index));
         }
         self.space.drain_slot(&self.platform, index);
     }

@@ -13,6 +13,7 @@
 //! the release store that ends each side's turn and the acquire load by which the other finds out.
 
 use alloc::boxed::Box;
+use core::ops::Range;
 
 use super::CachePadded;
 use crate::platform::{LocalSlot, Platform};
@@ -86,11 +87,26 @@ impl<T> Owned<T> {
     ///
     /// Costs one barrier of all CPUs and waits for each owner's turn to end. Not to be called inside
     /// [`with`](Self::with), with a slot lent, or from an interrupt handler.
-    pub fn with_others<P: Platform>(&self, platform: &P, only: Option<usize>, mut f: impl FnMut(usize, &T)) {
+    pub fn with_others<P: Platform>(&self, platform: &P, only: Option<usize>, f: impl FnMut(usize, &T)) {
+        let which = only.map_or(0..usize::MAX, |only| only..only.saturating_add(1));
+        self.with_range(platform, which, f);
+    }
+
+    /// The same with those of the slots below `end`.
+    pub fn with_first<P: Platform>(&self, platform: &P, end: usize, f: impl FnMut(usize, &T)) {
+        self.with_range(platform, 0..end, f);
+    }
+
+    fn with_range<P: Platform>(&self, platform: &P, which: Range<usize>, mut f: impl FnMut(usize, &T)) {
+        let end = which.end.min(self.slots.len());
+        let first = which.start.min(end);
+        let which = &self.slots[first..end];
+        if which.is_empty() {
+            return;
+        }
         let _one_at_a_time = self.others.lock();
-        let chosen =
-            || self.slots.iter().enumerate().filter(|(index, _)| only.is_none_or(|only| only == *index));
-        let _revoked = Revoked(&self.slots);
+        let chosen = || (first..).zip(which);
+        let _revoked = Revoked(which);
         chosen().for_each(|(_, slot)| slot.revoked.store(1, Ordering::Relaxed));
         platform.fence_all();
         // All turns that have begun end before the first value is looked at: one may send something to another.

@@ -65,7 +65,7 @@ impl Drop for Watched {
 }
 
 /// A mapped buffer whose translation the device has cached.
-fn mapped(rig: &Rig, log: &Arc<Log>) -> MappedBuffer<'_> {
+fn mapped<'a>(rig: &'a Rig, log: &Arc<Log>) -> MappedBuffer<'a> {
     let tries = Tries { iommu: Arc::clone(&rig.iommu), iova: AtomicU64::new(0), log: Arc::clone(log) };
     let watched = Watched { buffer: rig.memory.buffer(PAGE).unwrap(), tries };
     let mapped = rig.device.map(watched, Direction::Bidirectional).unwrap();

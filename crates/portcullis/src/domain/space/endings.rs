@@ -136,7 +136,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
                     break true;
                 }
                 Deferred::Refused => break false,
-                Deferred::Full if self.flush().is_ok() => {}
+                Deferred::Full if self.flush_closed().is_ok() => {}
                 // It cannot wait here. What the hardware says to the mapping's own invalidation decides.
                 Deferred::Full => break false,
             }

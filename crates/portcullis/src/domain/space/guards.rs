@@ -50,7 +50,7 @@ impl<M: Mapper, P: Platform> Untimed<'_, M, P> {
 impl<M: Mapper, P: Platform> Drop for Untimed<'_, M, P> {
     #[cold]
     fn drop(&mut self) {
-        self.0.platform.with_slot(|_| self.0.deferred.timer());
+        self.0.deferred.lose_timer();
     }
 }
 

@@ -46,7 +46,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         fence(Ordering::SeqCst);
         let own = self.policy();
         let (new, old) = (policy.unwrap_or(own), old.unwrap_or(own));
-        // The flush takes each queue's lock, and whoever queues something looks at the policy under it: what was
+        // The flush visits each queue first, and whoever queues something looks at the policy in its turn there: what was
         // queued by the old policy is covered, and what comes later sees the new one. Also where nothing has
         // changed: somebody may be changing it at the same time, or ask again after a failure.
         Ok(self.translated && !new.is_weaker_than(old))
@@ -61,11 +61,11 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// between two readings, by the difference of the most and the fewest bytes in it at the most; the longest is
     /// exact. A [ring](crate::dma::StrictRing) says what it has mapped when a batch of it is complete.
     ///
-    /// O(CPUs), takes each deferred queue's lock in turn.
+    /// O(CPUs), and one barrier of all CPUs where any has deferred. The caller holds no lock and no slot.
     pub fn exposure(&self) -> Exposure {
         let now_ns = self.platform.now_ns();
-        let ((mut sum, longest_stale_ns), live) =
-            self.platform.with_slot(|_| (self.deferred.exposure(now_ns), self.neighbours.total(now_ns)));
+        let (mut sum, longest_stale_ns) = self.deferred.exposure(&self.platform, now_ns);
+        let live = self.platform.with_slot(|_| self.neighbours.total(now_ns));
         sum += live;
         let positive = |time: i128| u128::try_from(time).unwrap_or(0);
         Exposure {

@@ -1,73 +1,62 @@
 //! What waits in one queue and for how long: bytes times time, by a clock that is read now and then.
 //!
-//! Bytes are counted exactly. The clock is read when the first range is queued after a flush began, now and then after
+//! Bytes are counted exactly, by the queue. The clock is read when the first range of a segment is queued, now and then after
 //! it (as [`Level`] says), and when a flush is confirmed; in between, what waits is taken to have grown evenly. So a
 //! push costs two additions, and the total is wrong by half of what came between two readings, for the time between
-//! them, at the most.
+//! them, at the most. A queue hears of a flush with its next segment; the time that counts is that of the last flush
+//! confirmed by then.
 
 use arrayvec::ArrayVec;
 
 use crate::exposure::{ByteTime, Bytes, Level};
 
-/// Flushes of one queue that may be under way at once, and be told apart.
-const MARKS: usize = 4;
+/// Segments of one queue that may wait at once, and be told apart.
+pub(super) const MARKS: usize = 4;
 
-/// A flush that began, and what it covers.
+/// A segment that is closed, and waits.
 #[derive(Debug, Clone, Copy)]
 struct Mark {
-    number: u64,
-    /// All that had been queued, ever.
+    /// Flushes with a higher number cover it.
+    stamp: u64,
+    /// How many entries had ever been queued when it was closed, and their bytes.
+    end: u64,
     queued: Bytes,
-    /// When the first of it that no flush before covers was queued.
+    /// When the first of it was queued.
     oldest_ns: u64,
 }
 
 /// The account of one queue.
 #[derive(Debug, Default)]
 pub(super) struct Account {
-    /// All that was ever queued, and of it what flushes have covered.
-    queued: Bytes,
+    /// Of all that was ever queued, what flushes have covered.
     covered: Bytes,
     marks: ArrayVec<Mark, MARKS>,
-    /// When the first was queued that no flush covers.
+    /// When the first of the segment that is open was queued.
     oldest_ns: Option<u64>,
-    until_sample: u64,
     level: Level,
     longest_ns: u64,
 }
 
 impl Account {
-    /// A range has been queued.
-    #[inline]
-    pub(super) fn queued(&mut self, bytes: Bytes, clock: impl FnOnce() -> u64) {
-        if self.until_sample > 0 {
-            self.until_sample -= 1;
-            self.queued += bytes;
-        } else {
-            self.sampled(bytes, clock());
-        }
-    }
-
+    /// It is `now_ns`, `queued` was ever queued, and now come `bytes` more. Returns how many are to come before the clock is
+    /// read again, 1 at least.
     #[cold]
-    fn sampled(&mut self, bytes: Bytes, now_ns: u64) {
+    pub(super) fn sample(&mut self, now_ns: u64, queued: Bytes, bytes: Bytes) -> u64 {
         self.oldest_ns.get_or_insert(now_ns);
-        self.level.sample(now_ns, self.waiting());
-        self.queued += bytes;
-        self.level.jump(self.waiting());
-        self.until_sample = self.level.next_sample() - 1;
+        self.level.sample(now_ns, queued - self.covered);
+        let mut waiting = queued - self.covered;
+        waiting += bytes;
+        self.level.jump(waiting);
+        self.level.next_sample()
     }
 
-    /// The flush `number` begins and covers all that was queued.
-    pub(super) fn begin(&mut self, number: u64) {
-        let Some(oldest_ns) = self.oldest_ns.take() else {
-            return;
-        };
-        // The next one's time is wanted.
-        self.until_sample = 0;
-        // A flush that began later may have come here first. What was queued in between is not covered by that one,
-        // and carries its number: so it waits for the next.
-        let number = self.marks.last().map_or(number, |last| number.max(last.number + 1));
-        let mark = Mark { number, queued: self.queued, oldest_ns };
+    /// The open segment ends with the entry before the one `end`; all that was `queued` is in it or before. Flushes above
+    /// `stamp` cover it. Stamps do not decrease.
+    #[cold]
+    pub(super) fn close(&mut self, stamp: u64, end: u64, queued: Bytes) {
+        // There is an entry in it, and the clock was read for the first.
+        let oldest_ns = self.oldest_ns.take().unwrap_or(0);
+        let mark = Mark { stamp, end, queued, oldest_ns };
         if let Err(full) = self.marks.try_push(mark)
             && let Some(last) = self.marks.last_mut()
         {
@@ -76,26 +65,25 @@ impl Account {
         }
     }
 
-    /// The flush `number` is confirmed.
-    pub(super) fn confirm(&mut self, number: u64, now_ns: u64) {
-        self.level.sample(now_ns, self.waiting());
-        let over = self.marks.iter().take_while(|mark| mark.number <= number).count();
+    /// All flushes up to the number `confirmed` are over, the last of them at `now_ns`. Returns the end of what they cover, if
+    /// that is more than before.
+    #[cold]
+    pub(super) fn confirm(&mut self, confirmed: u64, now_ns: u64, queued: Bytes) -> Option<u64> {
+        let over = self.marks.iter().take_while(|mark| mark.stamp < confirmed).count();
+        let mut safe = None;
         for mark in self.marks.drain(..over) {
-            self.covered = mark.queued;
+            self.level.fell(now_ns, queued - self.covered, mark.queued - self.covered);
+            (self.covered, safe) = (mark.queued, Some(mark.end));
             self.longest_ns = self.longest_ns.max(now_ns.saturating_sub(mark.oldest_ns));
         }
-        self.level.jump(self.waiting());
+        safe
     }
 
     /// Byte-nanoseconds up to now, and the longest that anything waited or waits.
-    pub(super) fn total(&self, now_ns: u64) -> (ByteTime, u64) {
+    pub(super) fn total(&self, now_ns: u64, queued: Bytes) -> (ByteTime, u64) {
         let first = self.marks.first().map(|mark| mark.oldest_ns).or(self.oldest_ns);
         let open_ns = first.map_or(0, |first| now_ns.saturating_sub(first));
-        (self.level.total(now_ns, self.waiting()), self.longest_ns.max(open_ns))
-    }
-
-    fn waiting(&self) -> Bytes {
-        self.queued - self.covered
+        (self.level.total(now_ns, queued - self.covered), self.longest_ns.max(open_ns))
     }
 }
 
@@ -103,36 +91,35 @@ impl Account {
 mod tests {
     use super::*;
 
-    #[test]
-    fn what_is_queued_between_two_flushes_that_come_in_the_wrong_order_waits_for_the_next() {
-        let bytes = Bytes { used: 1, neighbour: 0 };
-        let mut account = Account::default();
-        account.queued(bytes, || 0);
-        account.begin(2);
-        account.queued(bytes, || 0);
-        account.begin(1);
-        account.confirm(2, 10);
-        assert_eq!(account.waiting(), bytes);
-        account.begin(3);
-        account.confirm(3, 20);
-        assert_eq!(account.waiting(), Bytes::default());
-        assert_eq!(account.total(100).1, 20);
+    const fn bytes(used: u64) -> Bytes {
+        Bytes { used, neighbour: 0 }
     }
 
-    /// More flushes are under way than can be told apart: the last two are one, since the earlier of them.
     #[test]
-    fn flushes_that_are_too_many_to_be_told_apart_count_from_the_earlier() {
-        let bytes = Bytes { used: 1, neighbour: 0 };
+    fn what_flushes_do_not_cover_waits_for_the_next() {
         let mut account = Account::default();
-        for number in 1..=MARKS as u64 + 1 {
-            account.queued(bytes, || number * 10);
-            account.begin(number);
+        account.sample(0, bytes(0), bytes(1));
+        account.close(1, 1, bytes(1));
+        account.sample(5, bytes(1), bytes(1));
+        account.close(2, 2, bytes(2));
+        // The flush that had begun before the first was closed.
+        assert_eq!(account.confirm(1, 8, bytes(2)), None);
+        assert_eq!(account.confirm(2, 10, bytes(2)), Some(1));
+        assert_eq!(account.total(20, bytes(2)).1, 15, "the second waits");
+        assert_eq!(account.confirm(3, 25, bytes(2)), Some(2));
+        assert_eq!(account.total(100, bytes(2)).1, 20);
+    }
+
+    #[test]
+    fn more_segments_than_can_be_told_apart_are_covered_with_the_last() {
+        let mut account = Account::default();
+        for count in 1..=MARKS as u64 + 2 {
+            account.sample(count, bytes(count - 1), bytes(1));
+            account.close(count, count, bytes(count));
         }
-        account.confirm(MARKS as u64 - 1, 35);
-        assert_eq!((account.waiting().used, account.total(35).1), (2, 25));
-        account.confirm(MARKS as u64, 36);
-        assert_eq!(account.waiting().used, 2, "the two are covered when the later is");
-        account.confirm(MARKS as u64 + 1, 1_040);
-        assert_eq!((account.waiting().used, account.total(2_000).1), (0, 1_000));
+        let (all, last) = (bytes(MARKS as u64 + 2), MARKS as u64 + 2);
+        assert_eq!(account.confirm(last, 50, all), Some(MARKS as u64 - 1));
+        assert_eq!(account.confirm(last + 1, 60, all), Some(last));
+        assert_eq!(account.total(100, all).1, 60 - MARKS as u64);
     }
 }

@@ -1,70 +1,158 @@
-//! One queue: entries in a ring, oldest first.
+//! One queue: entries in a ring, oldest first, in segments that are covered by a flush as a whole.
 
 use alloc::boxed::Box;
 
-use super::account::Account;
-use crate::addr::IovaRange;
+use super::account::{Account, MARKS};
+use crate::addr::{Iova, IovaRange};
+use crate::broken::broken;
+use crate::exposure::{ByteTime, Bytes};
+use crate::percpu::LocalU64;
+use crate::sync::Mutex;
 
-/// A range that waits, and the number of the flush that began last before it was queued.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Entry {
-    pub range: IovaRange,
-    pub stamp: u64,
-}
-
+/// The entries of one CPU, or of all that have no queue of their own. All words are changed by the caller that has
+/// it to itself.
 #[derive(Debug)]
 pub(super) struct Ring {
-    /// As many as the ring may ever hold, a power of two; `None` where none has been yet.
-    entries: Box<[Option<Entry>]>,
+    /// As many as the ring may ever hold, a power of two: where each begins, and its length.
+    entries: Box<[[LocalU64; 2]]>,
     /// How many were ever taken out and put in.
-    head: usize,
-    tail: usize,
+    head: LocalU64,
+    tail: LocalU64,
+    /// Those below this count are safe: a flush that covers them is confirmed.
+    safe: LocalU64,
+    /// Entries of the segment that is open.
+    open: LocalU64,
     /// The window of the timer that runs; the longest there is where none does.
-    pub timer_ns: u64,
-    /// Flushes know of it.
-    pub announced: bool,
-    pub account: Account,
+    timer_ns: LocalU64,
+    /// Flushes know of it: 0 or 1.
+    announced: LocalU64,
+    /// All bytes that were ever queued, and how many more entries come before the clock is read.
+    used: LocalU64,
+    neighbour: LocalU64,
+    until_sample: LocalU64,
+    /// Used once per segment, and by those who visit.
+    account: Mutex<Account>,
 }
 
 impl Ring {
     pub(super) fn new(entries: usize) -> Self {
-        let entries = core::iter::repeat_n(None, entries.next_power_of_two()).collect();
-        Self { entries, head: 0, tail: 0, timer_ns: u64::MAX, announced: false, account: Account::default() }
+        let word = || LocalU64::new(0);
+        let entries = (0..entries.next_power_of_two()).map(|_| [word(), word()]).collect();
+        Self {
+            entries,
+            head: word(),
+            tail: word(),
+            safe: word(),
+            open: word(),
+            timer_ns: LocalU64::new(u64::MAX),
+            announced: word(),
+            used: word(),
+            neighbour: word(),
+            until_sample: word(),
+            account: Mutex::new(Account::default()),
+        }
     }
 
     #[inline]
     pub(super) fn is_full(&self) -> bool {
-        self.tail.wrapping_sub(self.head) == self.entries.len()
+        self.tail.get().wrapping_sub(self.head.get()) == self.entries.len() as u64
     }
 
-    /// Adds an entry to a ring that is not full.
+    /// Adds an entry to a ring that is not full. Returns whether its segment is full now, and must be
+    /// [closed](Self::close).
     #[inline]
-    pub(super) fn push(&mut self, entry: Entry) {
-        let at = self.place(self.tail);
-        self.entries[at] = Some(entry);
-        self.tail = self.tail.wrapping_add(1);
+    pub(super) fn push(&self, range: IovaRange, bytes: Bytes, clock: impl FnOnce() -> u64) -> bool {
+        let [start, len] = self.entry(self.tail.get());
+        start.set(range.start().get());
+        len.set(range.len());
+        self.tail.set(self.tail.get().wrapping_add(1));
+        let left = self.until_sample.get();
+        if left == 0 {
+            let now_ns = clock();
+            let next = self.account.lock().sample(now_ns, self.queued(), bytes);
+            self.until_sample.set(next - 1);
+        } else {
+            self.until_sample.set(left - 1);
+        }
+        self.used.set(self.used.get().wrapping_add(bytes.used));
+        self.neighbour.set(self.neighbour.get().wrapping_add(bytes.neighbour));
+        self.open.set(self.open.get() + 1);
+        self.open.get() >= (self.entries.len() / MARKS).max(1) as u64
     }
 
-    /// Whether any entry waits for a flush after the one `confirmed`.
-    pub(super) fn waits(&self, confirmed: u64) -> bool {
-        // Stamps never decrease along the ring.
-        let newest = self.entries[self.place(self.tail.wrapping_sub(1))];
-        self.tail != self.head && newest.is_some_and(|entry| entry.stamp >= confirmed)
+    /// Closes the segment that is open: flushes with a number above `stamp` cover it.
+    pub(super) fn close(&self, stamp: u64) {
+        if self.open.get() > 0 {
+            self.open.set(0);
+            // The first of the next one is to be timed.
+            self.until_sample.set(0);
+            self.account.lock().close(stamp, self.tail.get(), self.queued());
+        }
+    }
+
+    /// All flushes up to the number `confirmed` are over, the last of them at `now_ns`: what they cover is safe.
+    pub(super) fn confirm(&self, confirmed: u64, now_ns: u64) {
+        if let Some(safe) = self.account.lock().confirm(confirmed, now_ns, self.queued()) {
+            self.safe.set(safe);
+        }
+    }
+
+    /// Whether any entry waits for a flush that is not [known](Self::confirm) to be confirmed.
+    pub(super) fn waits(&self) -> bool {
+        self.tail.get() != self.head.get() && self.tail.get() != self.safe.get()
     }
 
     /// Takes the oldest entry, if it is safe.
     #[inline]
-    pub(super) fn pop(&mut self, confirmed: u64) -> Option<IovaRange> {
-        if self.head == self.tail {
+    pub(super) fn pop(&self) -> Option<IovaRange> {
+        let head = self.head.get();
+        if head == self.safe.get() {
             return None;
         }
-        let entry = self.entries[self.place(self.head)].filter(|entry| entry.stamp < confirmed)?;
-        self.head = self.head.wrapping_add(1);
-        Some(entry.range)
+        let [start, len] = self.entry(head);
+        self.head.set(head.wrapping_add(1));
+        Some(
+            IovaRange::new(Iova::new(start.get()), len.get())
+                .unwrap_or_else(|_| broken("what was queued is a range")),
+        )
+    }
+
+    /// Whether a timer is wanted for an entry that may wait for `window_ns`: one runs that comes in time otherwise.
+    #[inline]
+    pub(super) fn wants_timer(&self, window_ns: u64) -> bool {
+        let is_wanted = self.timer_ns.get() > window_ns;
+        if is_wanted {
+            self.timer_ns.set(window_ns);
+        }
+        is_wanted
+    }
+
+    /// The timer has come, or was lost.
+    pub(super) fn stop_timer(&self) {
+        self.timer_ns.set(u64::MAX);
+    }
+
+    /// Whether flushes know of it.
+    #[inline]
+    pub(super) fn is_announced(&self) -> bool {
+        self.announced.get() == 1
+    }
+
+    pub(super) fn be_announced(&self) {
+        self.announced.set(1);
+    }
+
+    /// Byte-nanoseconds of all that has waited up to `now_ns`, and the longest that anything did.
+    pub(super) fn exposure(&self, now_ns: u64) -> (ByteTime, u64) {
+        self.account.lock().total(now_ns, self.queued())
+    }
+
+    fn queued(&self) -> Bytes {
+        Bytes { used: self.used.get(), neighbour: self.neighbour.get() }
     }
 
     #[inline]
-    fn place(&self, count: usize) -> usize {
-        count & (self.entries.len() - 1)
+    fn entry(&self, count: u64) -> &[LocalU64; 2] {
+        &self.entries[count as usize & (self.entries.len() - 1)]
     }
 }

@@ -4,84 +4,136 @@ use alloc::vec::Vec;
 
 use super::*;
 use crate::addr::Iova;
+use crate::std_platform::StdPlatform;
 
 const WINDOW_NS: u64 = 10;
+const SEGMENT: usize = QUEUE_ENTRIES / account::MARKS;
 
 fn range(number: usize) -> IovaRange {
     IovaRange::new(Iova::new((number as u64) << 12), 4096).unwrap()
 }
 
-/// Queues the range of this number by slot 0, or without a slot. What came back for it.
-fn push(queue: &DeferredQueue, slot: bool, number: usize) -> (Deferred, Option<IovaRange>) {
+/// Queues the range of this number by the thread's slot, or without a slot. What came back for it.
+fn push(
+    queue: &DeferredQueue,
+    platform: &StdPlatform,
+    slot: bool,
+    number: usize,
+) -> (Deferred, Option<IovaRange>) {
     let cleared = Cleared { range: range(number), used: 4096 };
-    // SAFETY: there is one thread.
-    let zero = unsafe { LocalSlot::new(0) };
     let mut back = None;
     let reclaim = |range| assert_eq!(back.replace(range), None, "one for one");
-    let deferred = queue.push(slot.then_some(&zero), cleared, || Some(WINDOW_NS), || 0, reclaim);
-    (deferred, back)
+    let push = |own: Option<&LocalSlot<'_>>| {
+        queue.push(own.filter(|_| slot), cleared, || Some(WINDOW_NS), || 0, reclaim)
+    };
+    (platform.with_slot(push), back)
 }
 
-fn flush(queue: &DeferredQueue) {
+fn flush(queue: &DeferredQueue, platform: &StdPlatform) {
+    queue.close(platform);
     let number = queue.begin_flush();
     queue.confirm_flush(number, 0);
+    queue.tell(platform);
 }
+
+const FIRST: Deferred = Deferred::QueuedFirst { window_ns: WINDOW_NS };
 
 #[test]
 fn a_queue_takes_256_and_gives_each_back_once_in_its_turn() {
-    let first = Deferred::QueuedFirst { window_ns: WINDOW_NS };
+    let platform = StdPlatform::with_slots(1);
     let queue = DeferredQueue::per_cpu(1);
-    for (slot, own) in [(true, 0), (false, 1)] {
+    for slot in [true, false] {
+        let push = |number| push(&queue, &platform, slot, number);
         for number in 0..QUEUE_ENTRIES {
-            let expected = if number == 0 { first } else { Deferred::Queued };
-            assert_eq!(push(&queue, slot, number), (expected, None), "one timer");
+            let expected = if number == 0 { FIRST } else { Deferred::Queued };
+            assert_eq!(push(number), (expected, None), "one timer");
         }
-        assert_eq!(push(&queue, slot, 999), (Deferred::Full, None));
-        assert!(queue.is_pending());
+        assert_eq!(push(999), (Deferred::Full, None));
+        assert!(queue.is_pending(&platform));
         // One flush was under way before, and does not count.
         let early = queue.begin_flush() - 1;
         queue.confirm_flush(early, 0);
-        assert_eq!(push(&queue, slot, 999), (Deferred::Full, None));
-        flush(&queue);
-        assert!(!queue.is_pending());
+        assert_eq!(push(999), (Deferred::Full, None));
+        flush(&queue, &platform);
+        assert!(!queue.is_pending(&platform));
         // Each that comes takes the oldest one's place.
         for number in 0..10 {
-            assert_eq!(push(&queue, slot, 1000 + number), (Deferred::Queued, Some(range(number))));
+            assert_eq!(push(1000 + number), (Deferred::Queued, Some(range(number))));
         }
         let mut back = Vec::new();
-        for (more, count) in [(true, 64), (true, 128), (true, 192), (false, 246), (false, 246)] {
-            assert_eq!(queue.reclaim_slice(own, |range| back.push(range)), more);
-            assert_eq!(back.len(), count);
-        }
+        queue.reclaim(&platform, None, |_, range| back.push(range));
         assert_eq!(back, (10..QUEUE_ENTRIES).map(range).collect::<Vec<_>>());
         // The ten wait, and for a timer that is asked for again when this one has come.
-        assert!(queue.timer());
-        assert_eq!(push(&queue, slot, 2000), (first, None));
-        flush(&queue);
-        assert!(!queue.timer());
-        while queue.reclaim_slice(own, |_| ()) {}
+        assert!(queue.timer(&platform));
+        assert_eq!(push(2000), (FIRST, None));
+        flush(&queue, &platform);
+        assert!(!queue.timer(&platform));
+        queue.reclaim(&platform, None, |_, _| ());
     }
+}
+
+/// What is closed is covered by a flush that visits nobody, and its queue hears of it with its next segment.
+#[test]
+fn a_flush_covers_whole_segments_without_a_visit() {
+    let platform = StdPlatform::with_slots(1);
+    let queue = DeferredQueue::per_cpu(1);
+    let push = |number| push(&queue, &platform, true, number).1;
+    let entries = 2 * SEGMENT - 1;
+    assert!((0..entries).all(|number| push(number).is_none()));
+    queue.confirm_flush(queue.begin_flush(), 0);
+    assert_eq!(push(entries), None, "it has just heard");
+    let back: Vec<_> = (0..=SEGMENT).filter_map(|number| push(1000 + number)).collect();
+    assert_eq!(back, (0..SEGMENT).map(range).collect::<Vec<_>>(), "the second was open");
+}
+
+/// Any CPU's flush makes room in a queue that is full.
+#[test]
+fn a_full_queue_needs_no_flush_of_its_own() {
+    let platform = StdPlatform::with_slots(1);
+    let queue = DeferredQueue::per_cpu(1);
+    (0..QUEUE_ENTRIES).for_each(|number| assert_eq!(push(&queue, &platform, true, number).1, None));
+    queue.confirm_flush(queue.begin_flush(), 0);
+    assert_eq!(push(&queue, &platform, true, 999), (Deferred::Queued, Some(range(0))));
+}
+
+#[test]
+fn a_timer_that_was_lost_is_asked_for_again_once() {
+    let platform = StdPlatform::with_slots(1);
+    let queue = DeferredQueue::per_cpu(1);
+    let push = |number| push(&queue, &platform, true, number).0;
+    assert_eq!((push(0), push(1)), (FIRST, Deferred::Queued));
+    queue.lose_timer();
+    assert_eq!((push(2), push(3)), (FIRST, Deferred::Queued));
 }
 
 #[test]
 fn a_slot_has_a_queue_of_its_own_or_all_have_one() {
-    let queue = DeferredQueue::per_cpu(2);
-    assert_eq!([0, 1, 2, 3].map(|index| queue.queue_of(index)), [Some(0), Some(1), None, None]);
-    assert_eq!((queue.queues(), DeferredQueue::shared().queues()), (3, 1));
-    assert_eq!(DeferredQueue::shared().queue_of(0), None);
-    assert!(!queue.reclaim_slice(3, |_| panic!("there is none")));
+    let platform = StdPlatform::with_slots(1);
+    for (queue, own) in [(DeferredQueue::per_cpu(1), 1), (DeferredQueue::shared(), 0)] {
+        let _ = push(&queue, &platform, true, 1);
+        flush(&queue, &platform);
+        let mut back = 0;
+        queue.reclaim(&platform, Some(0), |_, _| back += 1);
+        assert_eq!(back, own);
+        queue.reclaim(&platform, Some(7), |_, _| panic!("there is none"));
+        queue.reclaim(&platform, None, |_, _| back += 1);
+        assert_eq!(back, 1);
+    }
 }
 
 /// A late confirmation of an early flush takes nothing back.
 #[test]
 fn flushes_may_be_confirmed_in_any_order() {
+    let platform = StdPlatform::with_slots(1);
     let queue = DeferredQueue::per_cpu(1);
     let early = queue.begin_flush();
-    let _ = push(&queue, true, 1);
+    let _ = push(&queue, &platform, true, 1);
+    queue.close(&platform);
     let late = queue.begin_flush();
     assert!(late > early);
     queue.confirm_flush(late, 0);
     queue.confirm_flush(early, 0);
-    assert_eq!(push(&queue, true, 2).1, Some(range(1)));
-    assert_eq!(push(&queue, true, 3).1, None);
+    queue.tell(&platform);
+    assert_eq!(push(&queue, &platform, true, 2).1, Some(range(1)));
+    assert_eq!(push(&queue, &platform, true, 3).1, None);
 }
