@@ -1,9 +1,13 @@
 //! The replay: what it promises of every trace, and that its checker sees a driver that forgets to invalidate.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use portcullis::domain::Policy;
+use portcullis::platform::{Platform, PlatformEvents};
 use portcullis_trace::replay::{
-    BATCH_UNMAPS, COMMIT_WITHIN_NS, Mode, Options, PolicyReport, Profile, RING_BATCH, Report, built_in_names,
-    replay,
+    BATCH_UNMAPS, COMMIT_WITHIN_NS, Mode, Options, PolicyReport, Profile, RING_BATCH, ReplayPlatform, Report,
+    built_in_names, replay,
 };
 use portcullis_trace::{ReadOptions, Trace};
 
@@ -356,6 +360,53 @@ fn requests_cost_what_the_profile_says() {
         + 2.0 * (waits.map_page.ns + waits.unmap_page.ns);
     assert!((policy(&report, "strict").wait_ns_per_op - expected).abs() < 1e-6);
     assert_eq!(policy(&report, "passthrough").wait_ns_per_op, 0.0);
+}
+
+#[test]
+fn what_waits_longest_says_when_a_batch_is_committed() {
+    // The second unmap comes shortly before the first has waited as long as it may, and does not put it off.
+    let half = COMMIT_WITHIN_NS / 2000;
+    let text = map(0, 0, 0x1000, 0x5000, 100)
+        + &map(0, 0, 0x3000, 0x9000, 100)
+        + &unmap(0, 1, 0x1000, 100)
+        + &unmap(0, 1 + half, 0x3000, 100)
+        + &map(0, 1 + 10 * half, 0x1000, 0x5000, 4096);
+    let report = run("waits", text.as_bytes(), &options("vtd"));
+    let open_ns = COMMIT_WITHIN_NS + 1000;
+    for name in ["strict-batch", "strict-ring"] {
+        let exposure = policy(&report, name).exposure.neighbour_byte_s;
+        let expected = 2.0 * 3996.0 * open_ns as f64 / 1e9;
+        assert!((exposure - expected).abs() < 1e-9, "{name}: {exposure}, not {expected}");
+    }
+}
+
+#[test]
+fn a_profile_has_no_more_ways_than_entries() {
+    let text = include_str!("../profiles/vtd.toml");
+    let with = |ways: &str| Profile::parse("ways", &text.replace("iotlb_ways = 8", ways));
+    assert!(with("iotlb_ways = 128").is_ok());
+    let error = with("iotlb_ways = 129").unwrap_err().to_string();
+    assert!(error.contains("caches.iotlb_ways is 129"), "{error}");
+}
+
+#[test]
+fn a_timer_runs_at_its_very_time_before_what_comes_then() {
+    struct Nothing(AtomicU64);
+    impl PlatformEvents for Nothing {
+        fn timer(&self) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+
+        fn slot_released(&self, _: usize) {}
+    }
+    let (platform, listener) = (ReplayPlatform::new(1), Arc::new(Nothing(AtomicU64::new(0))));
+    let events: Arc<dyn PlatformEvents> = listener.clone();
+    platform.register(Arc::downgrade(&events));
+    platform.wake_at(100);
+    platform.at(0, 99, |_| panic!("too early"));
+    let mut times = Vec::new();
+    platform.at(0, 100, |time| times.push(time));
+    assert_eq!((times, listener.0.load(Ordering::Relaxed)), (vec![100], 1));
 }
 
 #[test]
