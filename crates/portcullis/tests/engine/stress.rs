@@ -16,8 +16,8 @@ const LARGE: u64 = 2 << 20;
 const WORKERS: u64 = 3;
 const DOMAIN: DomainId = DomainId(1);
 /// All go on until tables were reclaimed so often, and each worker has done its work so often.
-const ROUNDS: u64 = 400;
-const TURNS: u64 = 2000;
+const ROUNDS: u64 = 200;
+const TURNS: u64 = 1000;
 
 struct Rig<X: Format> {
     memory: Arc<Memory>,
