@@ -203,6 +203,49 @@ unsafe impl<M: Mapper> Mapper for Ma<M> {
         done
     }
 
+    unsafe fn map_at_hand<P: Platform>(
+        &self,
+        platform: &P,
+        slot: &LocalSlot<'_>,
+        range: IovaRange,
+        phys: PhysAddr,
+        permissions: Permissions,
+    ) -> bool {
+        self.hostile.knows(range);
+        let (verdict, late) = self.hostile.faults.enter(Call::MapAtHand);
+        let done = verdict == Verdict::GoOn
+            // SAFETY: the caller's promise is passed on.
+            && unsafe { self.inner.map_at_hand(platform, slot, range, phys, permissions) };
+        self.hostile.look();
+        late.come();
+        done
+    }
+
+    unsafe fn unmap_at_hand<P: Platform>(
+        &self,
+        platform: &P,
+        slot: &LocalSlot<'_>,
+        range: IovaRange,
+    ) -> bool {
+        self.hostile.look();
+        let (verdict, late) = self.hostile.faults.enter(Call::UnmapAtHand);
+        let done = verdict == Verdict::GoOn
+            // SAFETY: the caller's promise is passed on.
+            && unsafe { self.inner.unmap_at_hand(platform, slot, range) };
+        self.hostile.look();
+        late.come();
+        done
+    }
+
+    fn sync_range(&self, range: IovaRange) -> Result<(), InvalidationError> {
+        self.hostile.look();
+        let (verdict, late) = self.hostile.faults.enter(Call::Sync);
+        answer(verdict)?;
+        let result = self.inner.sync_range(range);
+        late.come();
+        result
+    }
+
     fn unmap<P: Platform>(&self, platform: &P, range: IovaRange, gather: &mut Gather) -> Unmapped {
         self.hostile.look();
         let (_, late) = self.hostile.faults.enter(Call::Unmap);
