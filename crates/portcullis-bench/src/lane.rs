@@ -1,7 +1,7 @@
 //! What one thread of a benchmark drives: mappings with numbers, each made or not.
 
 /// A thread's mappings, each of which is made or not.
-pub(crate) trait Lane: Send {
+pub trait Lane: Send {
     /// Maps buffer `index`; whether that worked.
     fn map(&mut self, index: usize) -> bool;
 

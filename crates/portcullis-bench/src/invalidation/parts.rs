@@ -9,7 +9,6 @@ use portcullis::iova::SpaceUsage;
 use portcullis::mapper::{Mapper, TableMapper};
 use portcullis::pgtable::{PageTable, VtdSecondStage};
 use portcullis::platform::{Frames, Platform, Table};
-use portcullis::std_platform::StdPlatform;
 
 use crate::pgtable::memory::Memory;
 use crate::runner::Failure;
@@ -47,7 +46,7 @@ pub(crate) type Tables<Q> = TableMapper<Counted, Q>;
 
 /// An empty page table whose invalidations go to `queue`, and the number of frames in use, now and later.
 pub(crate) fn tables<Q: InvalidationQueue>(
-    platform: &StdPlatform,
+    platform: &impl Platform,
     queue: Q,
 ) -> Result<(Tables<Q>, FramesInUse), Failure> {
     let frames = Arc::new(AtomicI64::new(0));
@@ -71,7 +70,7 @@ impl FramesInUse {
     pub(crate) fn only_the_root<Q: InvalidationQueue>(
         &self,
         tables: &Tables<Q>,
-        platform: &StdPlatform,
+        platform: &impl Platform,
     ) -> Result<(), Failure> {
         while tables.reclaim(platform).map_err(|error| Failure::Refused(error.to_string()))? > 0 {}
         let left = self.frames.load(Ordering::Relaxed) - self.empty;
@@ -83,7 +82,7 @@ impl FramesInUse {
 pub(crate) fn settled<Q: InvalidationQueue>(
     tables: &Tables<Q>,
     frames: &FramesInUse,
-    platform: &StdPlatform,
+    platform: &impl Platform,
     usage: SpaceUsage,
 ) -> Result<(), Failure> {
     let lost = usage.taken.saturating_sub(usage.cached);

@@ -6,8 +6,7 @@ use std::sync::Arc;
 use portcullis::addr::{Iova, Permissions, PhysAddr};
 use portcullis::domain::{Domain, PhysSegment, Policy};
 use portcullis::invalidation::{DomainId, Invalidation, InvalidationError, InvalidationQueue, Request};
-use portcullis::platform::FRAME_SIZE;
-use portcullis::std_platform::StdPlatform;
+use portcullis::platform::{FRAME_SIZE, Platform};
 
 use super::workload::Case;
 use crate::invalidation::parts::{FramesInUse, Tables, settled, tables};
@@ -15,7 +14,7 @@ use crate::runner::Failure;
 
 /// A queue that confirms at once: what is left is the library's own cost.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct AtOnce;
+pub struct AtOnce;
 
 // SAFETY: nothing is cached by anything, so there is nothing to forget.
 unsafe impl InvalidationQueue for AtOnce {
@@ -37,14 +36,14 @@ pub(crate) fn refused(error: impl std::error::Error) -> Failure {
 }
 
 /// A domain and what it stands on.
-pub(crate) struct World<Q: InvalidationQueue> {
-    pub domain: Arc<Domain<Tables<Q>, StdPlatform>>,
+pub(crate) struct World<Q: InvalidationQueue, P: Platform> {
+    pub domain: Arc<Domain<Tables<Q>, P>>,
     frames: FramesInUse,
-    platform: StdPlatform,
+    platform: P,
 }
 
-impl<Q: InvalidationQueue> World<Q> {
-    pub(crate) fn new(platform: &StdPlatform, queue: Q, policy: Policy) -> Result<Self, Failure> {
+impl<Q: InvalidationQueue, P: Platform + Clone> World<Q, P> {
+    pub(crate) fn new(platform: &P, queue: Q, policy: Policy) -> Result<Self, Failure> {
         let (mapper, frames) = tables(platform, queue)?;
         let domain = Domain::new(platform.clone(), mapper, policy).map_err(refused)?;
         Ok(Self { domain, frames, platform: platform.clone() })
@@ -56,9 +55,13 @@ impl<Q: InvalidationQueue> World<Q> {
         table.iova_to_phys(&self.platform, Iova::new(iova)).map(PhysAddr::get)
     }
 
+    pub(crate) fn flush(&self) -> Result<(), Failure> {
+        self.domain.flush().map_err(refused)
+    }
+
     /// Fails unless nothing is mapped any more, and no address is lost.
     pub(crate) fn settle(&self) -> Result<(), Failure> {
-        self.domain.flush().map_err(refused)?;
+        self.flush()?;
         // What waited for the flush comes back when addresses run out: more are asked for than there are.
         let everything = self.domain.usage().total;
         let limit = Iova::new(u64::MAX);

@@ -4,6 +4,7 @@
 //! All threads map in *one* domain, each memory of its own, or each in a domain of its own. One operation is a map and an
 //! unmap; with more than one mapping live, the unmap is of the oldest.
 
+mod lanes;
 mod linux;
 mod machine;
 mod ours;
@@ -15,6 +16,8 @@ mod workload;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+pub use lanes::Lanes;
+pub use machine::AtOnce;
 use portcullis::std_platform::StdPlatform;
 use portcullis_trace::replay::Profile;
 use subject::Maker;
@@ -23,6 +26,7 @@ use turns::Turns;
 use workload::Case;
 pub use workload::{Kind, MOST_THREADS, THREADS, Workload, workloads};
 
+pub use crate::lane::Lane;
 use crate::limits::Limits;
 use crate::machine::Machine;
 use crate::report::Report;

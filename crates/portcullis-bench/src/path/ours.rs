@@ -10,10 +10,9 @@ use portcullis::dma::{
     AdaptiveMapping, AdaptiveRing, DmaBuffer, DmaDevice, DmaSegment, Mapped, RawBatch, RingMapping,
     StrictRing, StrictRingConfig,
 };
-use portcullis::domain::PhysSegment;
+use portcullis::domain::{PhysSegment, Policy};
 use portcullis::invalidation::InvalidationQueue;
-use portcullis::platform::FRAME_SIZE;
-use portcullis::std_platform::StdPlatform;
+use portcullis::platform::{FRAME_SIZE, Platform};
 
 use super::machine::{World, phys, refused};
 use super::subject::Subject;
@@ -23,9 +22,9 @@ use crate::invalidation::parts::Tables;
 use crate::lane::{Lane, put};
 use crate::runner::Failure;
 
-type Device<Q> = DmaDevice<Tables<Q>, StdPlatform>;
-type Bounce<Q> = BounceDevice<Tables<Q>, StdPlatform, Ram<true>>;
-type Slots = Swiotlb<StdPlatform, Ram<true>>;
+type Device<Q, P> = DmaDevice<Tables<Q>, P>;
+type Bounce<Q, P> = BounceDevice<Tables<Q>, P, Ram<true>>;
+type Slots<P> = Swiotlb<P, Ram<true>>;
 
 const DIRECTION: Direction = Direction::ToDevice;
 
@@ -33,16 +32,22 @@ const DIRECTION: Direction = Direction::ToDevice;
 const MOST_POOL_BYTES: u64 = 256 << 20;
 
 /// What all threads of a domain share.
-pub(crate) struct Ours<Q: InvalidationQueue> {
-    world: World<Q>,
-    device: Device<Q>,
-    bounce: Option<Bounce<Q>>,
-    swiotlb: Option<Arc<Slots>>,
+pub(crate) struct Ours<Q: InvalidationQueue, P: Platform> {
+    world: World<Q, P>,
+    device: Device<Q, P>,
+    bounce: Option<Bounce<Q, P>>,
+    swiotlb: Option<Arc<Slots<P>>>,
 }
 
-impl<Q: InvalidationQueue> Ours<Q> {
-    pub(crate) fn new(world: World<Q>, case: &Case, platform: &StdPlatform) -> Result<Self, Failure> {
+impl<Q: InvalidationQueue, P: Platform + Clone> Ours<Q, P> {
+    /// A fresh domain, under the policy of the workload, and what drivers call above it.
+    pub(crate) fn new(platform: &P, queue: Q, case: &Case) -> Result<Self, Failure> {
         let kind = case.workload.kind;
+        let policy = match kind {
+            Kind::Lazy => Policy::lazy_for(&queue.costs()),
+            _ => Policy::Strict,
+        };
+        let world = World::new(platform, queue, policy)?;
         // Twice what is in use.
         let bytes = 2 * case.workload.bytes() * (case.live * case.threads) as u64;
         if kind.copies() && bytes > MOST_POOL_BYTES {
@@ -57,15 +62,20 @@ impl<Q: InvalidationQueue> Ours<Q> {
         };
         let swiotlb = || {
             let config = SwiotlbConfig { max_bytes: bytes, ..SwiotlbConfig::default() };
-            Slots::new(platform.clone(), Ram, &config).map_err(refused)
+            Swiotlb::new(platform.clone(), Ram, &config).map_err(refused)
         };
         let bounce = matches!(kind, Kind::Pool | Kind::Adaptive).then(bounce).transpose()?;
         let swiotlb = (kind == Kind::Swiotlb).then(swiotlb).transpose()?;
         Ok(Self { world, device, bounce, swiotlb })
     }
+
+    /// Has the hardware forget all that the domain's unmaps have left there.
+    pub(crate) fn flush(&self) -> Result<(), Failure> {
+        self.world.flush()
+    }
 }
 
-impl<Q: InvalidationQueue> Subject for Ours<Q> {
+impl<Q: InvalidationQueue, P: Platform + Clone> Subject for Ours<Q, P> {
     fn lane(self: Arc<Self>, case: &Case, thread: usize) -> Result<Box<dyn Lane>, Failure> {
         let device = self.device.clone();
         let work = Work { case: *case, thread };
@@ -163,13 +173,13 @@ impl Work {
     }
 }
 
-struct Single<Q: InvalidationQueue> {
-    device: Device<Q>,
+struct Single<Q: InvalidationQueue, P: Platform> {
+    device: Device<Q, P>,
     work: Work,
     iovas: Vec<Iova>,
 }
 
-impl<Q: InvalidationQueue> Lane for Single<Q> {
+impl<Q: InvalidationQueue, P: Platform> Lane for Single<Q, P> {
     #[inline(always)]
     fn map(&mut self, index: usize) -> bool {
         let PhysSegment { phys, len } = self.work.segment(index);
@@ -204,27 +214,27 @@ unsafe impl DmaBuffer for Pages {
     }
 }
 
-enum Typed<Q: InvalidationQueue> {
+enum Typed<Q: InvalidationQueue, P: Platform> {
     Idle(Pages),
-    Live(Mapped<Pages, &'static Device<Q>>),
+    Live(Mapped<Pages, &'static Device<Q, P>>),
     Gone,
 }
 
 /// A queue of a driver: mappings that borrow its device.
-struct Owned<Q: InvalidationQueue> {
+struct Owned<Q: InvalidationQueue, P: Platform> {
     /// Dropped before the device that they borrow.
-    mappings: Vec<Typed<Q>>,
-    device: Arc<Device<Q>>,
+    mappings: Vec<Typed<Q, P>>,
+    device: Arc<Device<Q, P>>,
 }
 
-impl<Q: InvalidationQueue> Lane for Owned<Q> {
+impl<Q: InvalidationQueue, P: Platform> Lane for Owned<Q, P> {
     #[inline(always)]
     fn map(&mut self, index: usize) -> bool {
         let Typed::Idle(buffer) = std::mem::replace(&mut self.mappings[index], Typed::Gone) else {
             return false;
         };
         // SAFETY: the device stays where it is until `self.device` is dropped, which the mappings are before.
-        let device: &'static Device<Q> = unsafe { &*Arc::as_ptr(&self.device) };
+        let device: &'static Device<Q, P> = unsafe { &*Arc::as_ptr(&self.device) };
         let mapped = device.map(buffer, DIRECTION);
         put(&mut self.mappings, index, mapped.ok().map(Typed::Live))
     }
@@ -245,14 +255,14 @@ impl<Q: InvalidationQueue> Lane for Owned<Q> {
     }
 }
 
-struct Listed<Q: InvalidationQueue> {
-    device: Device<Q>,
+struct Listed<Q: InvalidationQueue, P: Platform> {
+    device: Device<Q, P>,
     lists: Vec<Vec<PhysSegment>>,
     used: Vec<usize>,
     views: Vec<Vec<DmaSegment>>,
 }
 
-impl<Q: InvalidationQueue> Lane for Listed<Q> {
+impl<Q: InvalidationQueue, P: Platform> Lane for Listed<Q, P> {
     #[inline(always)]
     fn map(&mut self, index: usize) -> bool {
         // SAFETY: no device is behind these tables.
@@ -270,12 +280,12 @@ impl<Q: InvalidationQueue> Lane for Listed<Q> {
     }
 }
 
-struct Batched<Q: InvalidationQueue> {
-    single: Single<Q>,
-    batch: RawBatch<Tables<Q>, StdPlatform>,
+struct Batched<Q: InvalidationQueue, P: Platform> {
+    single: Single<Q, P>,
+    batch: RawBatch<Tables<Q>, P>,
 }
 
-impl<Q: InvalidationQueue> Lane for Batched<Q> {
+impl<Q: InvalidationQueue, P: Platform> Lane for Batched<Q, P> {
     #[inline(always)]
     fn map(&mut self, index: usize) -> bool {
         self.single.map(index)
@@ -297,13 +307,13 @@ impl<Q: InvalidationQueue> Lane for Batched<Q> {
     }
 }
 
-struct Descriptors<Q: InvalidationQueue> {
-    ring: StrictRing<Tables<Q>, StdPlatform>,
+struct Descriptors<Q: InvalidationQueue, P: Platform> {
+    ring: StrictRing<Tables<Q>, P>,
     work: Work,
     mappings: Vec<Option<RingMapping>>,
 }
 
-impl<Q: InvalidationQueue> Lane for Descriptors<Q> {
+impl<Q: InvalidationQueue, P: Platform> Lane for Descriptors<Q, P> {
     #[inline(always)]
     fn map(&mut self, index: usize) -> bool {
         // SAFETY: no device is behind these tables.
@@ -325,8 +335,8 @@ impl<Q: InvalidationQueue> Lane for Descriptors<Q> {
     }
 }
 
-struct Bounced<Q: InvalidationQueue> {
-    device: Bounce<Q>,
+struct Bounced<Q: InvalidationQueue, P: Platform> {
+    device: Bounce<Q, P>,
     buffers: Buffers,
     iovas: Vec<Iova>,
 }
@@ -337,7 +347,7 @@ fn original(buffers: &Buffers, index: usize) -> PhysSegment {
     PhysSegment { phys: PhysAddr::new(buffers.at(index % 64)), len: buffers.bytes() }
 }
 
-impl<Q: InvalidationQueue> Lane for Bounced<Q> {
+impl<Q: InvalidationQueue, P: Platform> Lane for Bounced<Q, P> {
     #[inline(always)]
     fn map(&mut self, index: usize) -> bool {
         let list = [original(&self.buffers, index)];
@@ -357,14 +367,14 @@ impl<Q: InvalidationQueue> Lane for Bounced<Q> {
     }
 }
 
-struct Slot {
-    pool: Arc<Slots>,
+struct Slot<P: Platform> {
+    pool: Arc<Slots<P>>,
     constraints: Constraints,
     buffers: Buffers,
     at: Vec<u64>,
 }
 
-impl Lane for Slot {
+impl<P: Platform> Lane for Slot<P> {
     #[inline(always)]
     fn map(&mut self, index: usize) -> bool {
         let original = original(&self.buffers, index);
@@ -384,13 +394,13 @@ impl Lane for Slot {
     }
 }
 
-struct Adapted<Q: InvalidationQueue, K> {
-    queue: AdaptiveRing<Tables<Q>, StdPlatform, Ram<true>, K>,
+struct Adapted<Q: InvalidationQueue, P: Platform, K> {
+    queue: AdaptiveRing<Tables<Q>, P, Ram<true>, K>,
     buffers: Buffers,
     mappings: Vec<Option<AdaptiveMapping>>,
 }
 
-impl<Q: InvalidationQueue, K: Fn() -> u64 + Send> Lane for Adapted<Q, K> {
+impl<Q: InvalidationQueue, P: Platform, K: Fn() -> u64 + Send> Lane for Adapted<Q, P, K> {
     #[inline(always)]
     fn map(&mut self, index: usize) -> bool {
         let mut view = [DmaSegment::default(); 1];

@@ -2,13 +2,12 @@
 
 use std::sync::Arc;
 
-use portcullis::domain::Policy;
 use portcullis::invalidation::{InvalidationQueue, SharedQueue};
 use portcullis::std_platform::StdPlatform;
 use portcullis_trace::replay::Profile;
 
 use super::linux::Composed;
-use super::machine::{AtOnce, World};
+use super::machine::AtOnce;
 use super::ours::Ours;
 use super::parts::Parts;
 use super::workload::{Case, Kind};
@@ -134,11 +133,6 @@ impl Maker {
         if info.which == Which::Parts {
             return Ok(Arc::new(Parts::new(&self.platform, queue)?));
         }
-        let policy = match case.workload.kind {
-            Kind::Lazy => Policy::lazy_for(&queue.costs()),
-            _ => Policy::Strict,
-        };
-        let world = World::new(&self.platform, queue, policy)?;
-        Ok(Arc::new(Ours::new(world, case, &self.platform)?))
+        Ok(Arc::new(Ours::new(&self.platform, queue, case)?))
     }
 }
