@@ -1,5 +1,6 @@
-//! Everyday commands of the project: `cargo xtask test`, `cargo xtask nightly`, `cargo xtask check`.
+//! Everyday commands of the project: `cargo xtask test`, `cargo xtask nightly`, `cargo xtask coherence`, `cargo xtask check`.
 
+mod coherence;
 mod nightly;
 
 use std::path::{Path, PathBuf};
@@ -7,7 +8,10 @@ use std::process::{Command, ExitCode};
 
 const USAGE: &str = "\
 cargo xtask test      run every test: units, properties, documentation, model checker, without std; and `nightly`
-cargo xtask nightly   run tests under Miri, ThreadSanitizer and AddressSanitizer, where rustup has nightly Rust
+cargo xtask nightly   run tests under Miri, ThreadSanitizer and AddressSanitizer, and the bounds on what CPUs share, where
+                      rustup has nightly Rust
+cargo xtask coherence [--help]
+                      what CPUs share, on 1 to 256 simulated ones
 cargo xtask check     formatting, lints and documentation, all without a warning
 ";
 
@@ -18,6 +22,7 @@ fn main() -> ExitCode {
         [command @ "test"] => (command, test_steps()),
         [command @ "nightly"] => (command, Vec::new()),
         [command @ "check"] => (command, check_steps()),
+        ["coherence", ref rest @ ..] => return coherence::command(&root(), rest),
         [] | ["help" | "--help" | "-h"] => {
             print!("{USAGE}");
             return ExitCode::SUCCESS;
@@ -50,6 +55,22 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
         done += 1;
+    }
+    if command != "check" {
+        match coherence::missing() {
+            Some(why) => {
+                tests += coherence::BOUNDS.len();
+                reasons.push(format!("{}, {} tests: {why}", coherence::WHAT, coherence::BOUNDS.len()));
+            }
+            None => {
+                eprintln!("== {}", coherence::WHAT);
+                if let Err(reason) = coherence::test(&root()) {
+                    eprintln!("xtask: {}: {reason}", coherence::WHAT);
+                    return ExitCode::FAILURE;
+                }
+                done += 1;
+            }
+        }
     }
     println!("{done} steps done, {tests} tests skipped");
     reasons.iter().for_each(|why| println!("skipped: {why}"));

@@ -24,7 +24,7 @@ pub struct Tool {
 type Tests = (&'static str, &'static [&'static str]);
 
 /// A part of nightly Rust that not every machine has.
-enum Component {
+pub enum Component {
     Miri,
     Sources,
 }
@@ -149,7 +149,7 @@ impl Component {
 }
 
 /// A command of nightly Rust.
-fn nightly(arguments: &[&str]) -> Command {
+pub fn nightly(arguments: &[&str]) -> Command {
     let mut command = Command::new("rustup");
     command.args(["run", "nightly"]).args(arguments);
     // Cargo sets these for what it runs, and xtask is one of those.
@@ -160,30 +160,34 @@ fn nightly(arguments: &[&str]) -> Command {
 }
 
 /// What a command prints, if it succeeds.
-fn output(command: &mut Command) -> Option<String> {
+pub fn output(command: &mut Command) -> Option<String> {
     let output = command.stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 /// The target that nightly Rust runs on.
-fn host() -> Option<String> {
-    let version = output(&mut nightly(&["rustc", "-vV"]))?;
-    version.lines().find_map(|line| line.strip_prefix("host: ").map(str::to_owned))
+pub fn host() -> Result<String, String> {
+    let version = output(&mut nightly(&["rustc", "-vV"])).unwrap_or_default();
+    let host = version.lines().find_map(|line| line.strip_prefix("host: ").map(str::to_owned));
+    host.ok_or_else(|| "rustc does not say what its host is".to_owned())
+}
+
+/// Why nightly Rust, or a part of it, is not here and cannot be had, if so; or why sanitizers are not run here.
+pub fn missing(component: Option<&Component>, sanitizes: bool) -> Option<String> {
+    if sanitizes && !cfg!(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"))) {
+        return Some("it is run on 64-bit Linux only".to_owned());
+    }
+    if output(&mut nightly(&["cargo", "--version"])).is_none() {
+        return Some("rustup has no nightly Rust".to_owned());
+    }
+    let component = component.filter(|component| !component.is_had())?;
+    Some(format!("nightly Rust has no {}, and rustup cannot add it", component.name()))
 }
 
 impl Tool {
     /// Why it is not here and cannot be had, if so.
     pub fn missing(&self) -> Option<String> {
-        if self.sanitizes
-            && !cfg!(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))
-        {
-            return Some("it is run on 64-bit Linux only".to_owned());
-        }
-        if output(&mut nightly(&["cargo", "--version"])).is_none() {
-            return Some("rustup has no nightly Rust".to_owned());
-        }
-        let component = self.component.as_ref().filter(|component| !component.is_had())?;
-        Some(format!("nightly Rust has no {}, and rustup cannot add it", component.name()))
+        missing(self.component.as_ref(), self.sanitizes)
     }
 
     /// How many tests it runs.
@@ -193,7 +197,7 @@ impl Tool {
 
     /// Runs its tests, all of them: one that does not exist is an error.
     pub fn run(&self, root: &Path) -> Result<(), String> {
-        let host = host().ok_or("rustc does not say what its host is")?;
+        let host = host()?;
         let mut command = nightly(&["cargo"]);
         command.args(self.command).args(["--locked", "-p", "portcullis"]);
         if self.sanitizes {

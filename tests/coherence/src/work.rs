@@ -1,0 +1,196 @@
+//! What the CPUs do: the benchmark's own loops, or what crosses CPUs by its nature.
+
+use std::sync::{Mutex, PoisonError};
+
+use portcullis::invalidation::InvalidationQueue;
+use portcullis_bench::path::{Kind, Lane, Lanes, Workload, workloads};
+
+use crate::platform::Simulated;
+use crate::simulator::{Figures, Simulator};
+
+/// How CPUs share the work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum How {
+    /// Each maps and unmaps.
+    Alone,
+    /// What a CPU maps, the next one unmaps, 64 at a time.
+    Cross,
+    /// As alone, but for the first CPU: it flushes the domain every [`FLUSH_NS`].
+    Flush,
+    /// As alone, but for the last CPU: it goes every [`STAY`] operations, and comes back.
+    Hotplug,
+}
+
+/// Nanoseconds from one flush to the next.
+const FLUSH_NS: u64 = 10_000;
+
+/// Operations between coming and going.
+const STAY: u64 = 64;
+
+/// Nanoseconds that a CPU is away.
+const AWAY_NS: u64 = 5_000;
+
+/// Nanoseconds until a CPU looks again for what another one has for it.
+const LOOK_NS: u64 = 50;
+
+/// A workload, and how CPUs share it.
+#[derive(Debug, Clone, Copy)]
+pub struct Work {
+    pub workload: Workload,
+    how: How,
+}
+
+type Slots = Vec<Mutex<Option<Box<dyn Lane>>>>;
+
+/// Leaves `lane` there. Nobody else does until it is taken.
+fn give(slots: &Slots, index: usize, lane: Box<dyn Lane>) {
+    *slots[index].lock().unwrap_or_else(PoisonError::into_inner) = Some(lane);
+}
+
+fn take(slots: &Slots, index: usize) -> Option<Box<dyn Lane>> {
+    slots[index].lock().unwrap_or_else(PoisonError::into_inner).take()
+}
+
+/// Where that did not work, there are no figures: nobody else goes on.
+fn check(worked: bool) {
+    if !worked {
+        println!("left out: the library refused to map a buffer, or to unmap it");
+        std::process::exit(0);
+    }
+}
+
+impl Work {
+    /// A workload of `portcullis bench path`, or one with how it is shared before it: `cross-raw-1`.
+    pub fn named(name: &str) -> Result<Self, String> {
+        let prefixes = [("cross-", How::Cross), ("flush-", How::Flush), ("hotplug-", How::Hotplug)];
+        let found = prefixes.iter().find_map(|(prefix, how)| Some((name.strip_prefix(prefix)?, *how)));
+        let (rest, how) = found.unwrap_or((name, How::Alone));
+        let found = workloads().iter().find(|workload| workload.name == rest);
+        let mut workload = *found.ok_or_else(|| format!("{name}: there is no such workload"))?;
+        if how == How::Cross {
+            workload.live = 64;
+        }
+        Ok(Self { workload, how })
+    }
+
+    /// Operations of each of `cpus` CPUs that count, and as many before them that do not: the more CPUs, the fewer, as
+    /// all take their time on one.
+    pub fn counted(&self, cpus: usize) -> u64 {
+        let copies = matches!(self.workload.kind, Kind::Pool | Kind::Swiotlb | Kind::Adaptive);
+        // Each copies two lines for each that is mapped.
+        let fewer = if copies && self.workload.pages > 4 { 2 } else { 1 } * if cpus > 16 { 2 } else { 1 };
+        (512 / fewer).max(2 * self.workload.live as u64)
+    }
+
+    /// CPUs of `cpus` that do operations.
+    pub fn workers(&self, cpus: usize) -> usize {
+        if self.how == How::Flush && cpus > 1 { cpus - 1 } else { cpus }
+    }
+
+    /// What each CPU did of what counts.
+    pub fn run<Q: InvalidationQueue>(
+        &self,
+        simulator: &'static Simulator,
+        platform: &Simulated,
+        lanes: &Lanes<Q, Simulated>,
+        cpus: usize,
+    ) -> Vec<Figures> {
+        let slots = || -> Slots { (0..cpus).map(|_| Mutex::new(None)).collect() };
+        let (mapped, unmapped) = (slots(), slots());
+        simulator.on_each(cpus, |cpu| {
+            platform.come(cpu);
+            let lane = || lanes.lane(cpu).unwrap_or_else(|failure| panic!("{failure}"));
+            let loops = Loops { simulator, platform, work: *self, cpus, cpu };
+            match self.how {
+                How::Cross => loops.cross(lane(), &mapped, &unmapped),
+                How::Flush if cpu == 0 && cpus > 1 => loops.flush(|| check(lanes.flush(cpu).is_ok())),
+                How::Hotplug if cpu + 1 == cpus => loops.alone(lane(), STAY),
+                How::Alone | How::Flush | How::Hotplug => loops.alone(lane(), u64::MAX),
+            }
+        })
+    }
+}
+
+/// What one CPU does.
+struct Loops<'a> {
+    simulator: &'static Simulator,
+    platform: &'a Simulated,
+    work: Work,
+    cpus: usize,
+    cpu: usize,
+}
+
+impl Loops<'_> {
+    /// Operations one after the other, and on while others still count theirs; goes away every `stay`.
+    fn alone(&self, mut lane: Box<dyn Lane>, stay: u64) -> Figures {
+        let (simulator, platform) = (self.simulator, self.platform);
+        let (live, counted) = (self.work.workload.live, self.work.counted(self.cpus));
+        let mut figures = Figures::default();
+        if live > 1 {
+            check(lane.maps(0, live));
+        }
+        let mut done = 0;
+        while done <= 2 * counted || simulator.ended() < self.work.workers(self.cpus) {
+            if done == counted {
+                simulator.begin();
+            }
+            if done == 2 * counted {
+                figures = simulator.end();
+            }
+            let index = done as usize % live;
+            check(if live == 1 { lane.pairs(1) } else { lane.renews(index, index + 1) });
+            platform.tick();
+            done += 1;
+            if done % stay == 0 {
+                platform.go();
+                simulator.wait(AWAY_NS);
+                platform.come(self.cpu);
+            }
+        }
+        check((live == 1 || lane.unmaps(0, live)) && lane.finish());
+        figures
+    }
+
+    /// A flush after the other while others count their operations. What it costs counts as theirs.
+    fn flush(&self, flush: impl Fn()) -> Figures {
+        self.simulator.begin();
+        while self.simulator.ended() < self.work.workers(self.cpus) {
+            self.simulator.wait(FLUSH_NS);
+            flush();
+        }
+        // The time is nobody's: operations go on meanwhile.
+        Figures { time: 0, ..self.simulator.end() }
+    }
+
+    /// Maps all of its lane and leaves it to the next CPU, which unmaps all and gives it back. Giving it costs nothing.
+    fn cross(&self, lane: Box<dyn Lane>, mapped: &Slots, unmapped: &Slots) -> Figures {
+        let simulator = self.simulator;
+        let before = (self.cpu + self.cpus - 1) % self.cpus;
+        let live = self.work.workload.live;
+        let rounds = self.work.counted(self.cpus) / live as u64;
+        let fetch = |slots: &Slots, index: usize| {
+            loop {
+                match simulator.hidden(|| take(slots, index)) {
+                    Some(lane) => return lane,
+                    None => simulator.wait(LOOK_NS),
+                }
+            }
+        };
+        let mut lane = Some(lane);
+        for round in 0..2 * rounds {
+            if round == rounds {
+                simulator.begin();
+            }
+            let mut own = lane.take().unwrap_or_else(|| fetch(unmapped, self.cpu));
+            check(own.maps(0, live));
+            simulator.hidden(|| give(mapped, self.cpu, own));
+            let mut other = fetch(mapped, before);
+            check(other.unmaps(0, live) && other.finish());
+            simulator.hidden(|| give(unmapped, before, other));
+            self.platform.tick();
+        }
+        let figures = simulator.end();
+        drop(fetch(unmapped, self.cpu));
+        figures
+    }
+}

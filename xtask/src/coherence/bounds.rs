@@ -1,0 +1,95 @@
+//! How much CPUs may share.
+
+use super::program::Outcome;
+
+/// CPUs that the bounds are for.
+pub const CPUS: u32 = 16;
+
+/// The most transfers of a cache line between CPUs that one operation may take, for each workload. Counts, not times: they are
+/// the same on every machine.
+///
+/// Bounds may only go down. They are what was measured last and half of that, as where CPUs meet, the order in which they come
+/// moves a figure from one build to the next; the least is 0.02, which is the aim for all that does not cross CPUs by its nature.
+/// A commit that takes a transfer out lowers the bounds that it can.
+pub const BOUNDS: [(&str, f64); 39] = [
+    ("raw-1", 9.0),
+    ("raw-4", 0.02),
+    ("typed-1", 9.0),
+    ("typed-4", 0.02),
+    ("lazy-1", 1.4),
+    ("lazy-4", 1.2),
+    ("sg-1", 9.0),
+    ("sg-4", 0.02),
+    ("batch-1", 0.16),
+    ("batch-4", 0.036),
+    ("ring-1", 0.02),
+    ("ring-4", 0.02),
+    ("pool-1", 0.02),
+    ("pool-4", 0.02),
+    ("swiotlb-1", 0.02),
+    ("swiotlb-4", 0.02),
+    ("adaptive-1", 0.02),
+    ("adaptive-4", 0.02),
+    ("raw-64", 4.6),
+    ("typed-64", 4.6),
+    ("ring-64", 0.12),
+    ("pool-64", 4.6),
+    ("raw-1-live64", 0.21),
+    ("typed-1-live64", 0.27),
+    ("lazy-1-live64", 1.4),
+    ("sg-1-live64", 0.18),
+    ("batch-1-live64", 0.26),
+    ("ring-1-live64", 0.02),
+    ("pool-1-live64", 0.02),
+    ("swiotlb-1-live64", 0.02),
+    ("adaptive-1-live64", 0.02),
+    ("cross-raw-1", 2.4),
+    ("cross-typed-1", 6.4),
+    ("cross-lazy-1", 2.9),
+    ("cross-batch-1", 2.3),
+    ("flush-raw-1", 8.6),
+    ("flush-ring-1", 0.02),
+    ("hotplug-raw-1", 8.8),
+    ("hotplug-pool-1", 0.095),
+];
+
+/// What exceeds its bound, as people read it. `outcomes` are in the order of `bounds`.
+pub fn exceeded(outcomes: &[Outcome], bounds: &[(&str, f64)]) -> Vec<String> {
+    let over = |(outcome, (workload, bound)): (&Outcome, &(&str, f64))| {
+        let told = match &outcome.figures {
+            Ok(figures) if figures.transfers <= *bound => return None,
+            Ok(figures) => format!("{:.4} transfers for each operation", figures.transfers),
+            Err(why) => why.clone(),
+        };
+        Some(format!("{workload}: {told}, at most {bound} are allowed"))
+    };
+    outcomes.iter().zip(bounds).filter_map(over).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::program::{Case, Figures};
+    use super::*;
+
+    #[test]
+    fn what_exceeds_its_bound_or_has_no_figure_is_told() {
+        let figures = |transfers| Ok(Figures { ns: 1.0, transfers, atomics: 0.0 });
+        let outcome = |figures| Outcome { case: Case::new("raw-1", CPUS), figures, sites: Vec::new() };
+        let outcomes = [outcome(figures(0.5)), outcome(figures(0.51)), outcome(Err("no memory".to_owned()))];
+        let over = exceeded(&outcomes, &[("a", 0.5), ("b", 0.5), ("c", 0.5)]);
+        assert!(
+            over.len() == 2 && over[0].starts_with("b: 0.51") && over[1].starts_with("c: no memory"),
+            "{over:?}"
+        );
+    }
+
+    #[test]
+    fn each_workload_has_one_bound() {
+        for (index, (workload, bound)) in BOUNDS.iter().enumerate() {
+            assert!(
+                *bound >= 0.02 && BOUNDS[..index].iter().all(|(other, _)| other != workload),
+                "{workload}"
+            );
+        }
+    }
+}
