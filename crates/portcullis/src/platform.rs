@@ -120,11 +120,12 @@ impl Home {
 pub trait PlatformEvents: Send + Sync {
     /// The time asked for with [`Platform::wake_at`] has come. May wait for hardware, for as long as that is silent:
     /// a platform must not let other listeners wait meanwhile, as their windows stay open. One listener is in one call
-    /// at a time, and a time that comes meanwhile is followed by another call.
+    /// at a time, and a time that comes meanwhile is followed by another call. The caller has no slot lent, and is no
+    /// interrupt handler that may have interrupted one who has: the call may wait for the turns of all CPUs to end.
     fn timer(&self);
 
     /// The CPU (or thread) that had slot `index` is gone: give back what is cached there. May wait for
-    /// hardware.
+    /// hardware. The caller is as for [`timer`](Self::timer).
     fn slot_released(&self, index: usize);
 }
 

@@ -249,7 +249,7 @@ fn a_range_freed_elsewhere_returns_to_its_owner() {
     let space = IovaSpace::new(&config(1, 1 << 30, 2)).unwrap();
     // As many as one block has, so that the owner's lists are empty.
     platform.be(0);
-    let mine: Vec<_> = (0..4).map(|_| alloc(&space, &platform, 1, ANYWHERE).unwrap()).collect();
+    let mine: Vec<_> = (0..16).map(|_| alloc(&space, &platform, 1, ANYWHERE).unwrap()).collect();
     platform.be(1);
     mine.iter().for_each(|range| free(&space, &platform, *range).unwrap());
     let others: Vec<_> = (0..64).map(|_| alloc(&space, &platform, 1, ANYWHERE).unwrap()).collect();

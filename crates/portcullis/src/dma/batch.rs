@@ -73,7 +73,8 @@ impl<B: DmaBuffer, M: Mapper, P: Platform> UnmapBatch<B, M, P> {
         if let Err(error) = self.ranges.accepts(mapped.device().domain()) {
             return Err(Refused { mapped: mapped.owned(), error });
         }
-        let (buffer, range, used) = mapped.into_parts();
+        // The handle is dropped last: that may panic.
+        let (buffer, range, used, _handle) = mapped.into_parts();
         // Before anything can go wrong: from here on only a commit gives it out.
         self.buffers.push(buffer);
         // Where somebody had removed a part by number, the commit invalidates all of the range all the same, and

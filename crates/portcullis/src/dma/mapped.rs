@@ -214,10 +214,11 @@ impl<B: DmaBuffer, D: Handle> Mapped<B, D> {
         Unlinked { inner }
     }
 
-    /// The buffer, which is still mapped, the pages to unmap, and how many of their bytes are the buffer's.
-    pub(super) fn into_parts(self) -> (B, Option<IovaRange>, u64) {
-        let Inner { buffer, range, used, .. } = ManuallyDrop::into_inner(self.into_inner());
-        (buffer, range, used)
+    /// The buffer, which is still mapped, the pages to unmap, how many of their bytes are the buffer's, and the handle: to be
+    /// dropped when the buffer is safe, as that may panic.
+    pub(super) fn into_parts(self) -> (B, Option<IovaRange>, u64, D) {
+        let Inner { handle, buffer, range, used, .. } = ManuallyDrop::into_inner(self.into_inner());
+        (buffer, range, used, handle)
     }
 
     /// The device that the buffer is mapped for.
@@ -295,9 +296,13 @@ impl<B, D: Handle> Inner<B, D> {
         // Where the clone panics the buffer is leaked, as it must be.
         let this = ManuallyDrop::new(self);
         let handle = this.handle.device().clone();
-        let Self { handle: _, buffer, first, range, used, unconfirmed, still_mapped } =
+        let Self { handle: old, buffer, first, range, used, unconfirmed, still_mapped } =
             ManuallyDrop::into_inner(this);
-        Inner { handle, buffer, first, range, used, unconfirmed, still_mapped }
+        let inner =
+            ManuallyDrop::new(Inner { handle, buffer, first, range, used, unconfirmed, still_mapped });
+        // That may panic, too.
+        drop(old);
+        ManuallyDrop::into_inner(inner)
     }
 
     /// Drops the buffer, or leaks it where the device may still reach it: memory that goes back to the

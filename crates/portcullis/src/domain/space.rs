@@ -360,7 +360,7 @@ impl<M: Mapper, P: Platform> PlatformEvents for Domain<M, P> {
     fn slot_released(&self, index: usize) {
         // Where a flush fails, what is deferred stays out of use until some other succeeds; what is kept is safe.
         // Nothing of a queue that all CPUs share is taken back: that is done as they go on.
-        if !self.is_pending() || self.flush().is_ok() {
+        if self.deferred.has_queue(index) && (!self.is_pending() || self.flush().is_ok()) {
             self.reclaim_deferred(Some(index));
         }
         self.space.drain_slot(&self.platform, index);

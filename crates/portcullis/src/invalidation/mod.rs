@@ -106,6 +106,10 @@ pub enum InvalidationError {
 ///   visible. That goes for every [`Invalidation`] as its documentation says, paging-structure caches included unless only
 ///   leaves were named, and for every address of a range.
 /// - All that the caller stored before the call is visible to the hardware before it acts.
+/// - **Calls are in one order, for memory, too**: of any two calls that return `Ok`, by any CPUs, one is first, and what its
+///   caller had stored before it is seen by all that the other's caller loads after its own return, and by all that hardware
+///   reads from then on. (One lock that both take makes it so, or a read-modify-write with `AcqRel` that both pass, or a
+///   `SeqCst` fence in each before it is waited for. What hardware confirms in memory is read with `Acquire`.)
 /// - Requests of one [`submit`](Self::submit) act in their order: an IOTLB has forgotten before a device TLB is asked to.
 /// - After an error, or a panic, nothing is assumed.
 pub unsafe trait InvalidationQueue: Send + Sync + 'static {

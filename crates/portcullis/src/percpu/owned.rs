@@ -123,6 +123,11 @@ impl<T> Owned<T> {
         self.slots.iter().map(|slot| &slot.value)
     }
 
+    /// How many slots it has values for.
+    pub fn slots(&self) -> usize {
+        self.slots.len()
+    }
+
     /// Bytes of memory that the values take, with what keeps them apart.
     pub fn bytes(&self) -> usize {
         size_of_val(&*self.slots)

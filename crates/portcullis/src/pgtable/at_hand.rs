@@ -58,7 +58,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         slot: &LocalSlot<'_>,
         range: IovaRange,
     ) -> bool {
-        if !self.is_home(platform) || range.last() > self.last_iova() {
+        let is_whole = (range.start().get() | range.len()) & ((1 << X::GRANULE_SHIFT) - 1) == 0;
+        if !self.is_home(platform) || !is_whole || range.last() > self.last_iova() {
             return false;
         }
         let Some(_turn) = self.sections().begin(slot) else {

@@ -191,6 +191,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         let is_ours = |old| {
             format.decode(old, level) == Entry::Leaf { run: large.size.run }
                 && format.page(old, level) == large.page
+                // Another mapping of the same memory is not ours, either: it may allow less.
+                && format.attributes(old, level) == large.attributes
         };
         // Tried again where the hardware has set a bit of its own meanwhile.
         let change = |old| is_ours(old).then_some(entry);

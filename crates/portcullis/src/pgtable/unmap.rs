@@ -91,14 +91,15 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     /// Clears the leaves of (`iova`, `len`) that lie in one frame of one table, up to the first of another
     /// kind.
     ///
-    /// `iova` and `len` lie inside the aperture, and `len` is not 0. What is removed and what is skipped
-    /// together are at least one byte, unless there is an obstacle. Inside a section.
+    /// `iova` and `len` lie inside the aperture, and `len` is not 0. What is removed and what is skipped together are at
+    /// least one byte, unless there is an obstacle, or another CPU has just changed what is there. Inside a section.
     pub(super) fn unmap_run(&self, iova: u64, len: u64) -> UnmapRun {
         let format = self.format();
         let mut at = self.top(iova);
         let mut split = 0;
         let (first, run) = loop {
-            let entry = self.word(at).load(Ordering::Acquire);
+            let word = self.word(at);
+            let entry = word.load(Ordering::Acquire);
             match format.decode(entry, at.level) {
                 Entry::Leaf { run } => break (entry, run),
                 Entry::Table { .. } if Self::is_closed(entry) => {
@@ -114,6 +115,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
                     return UnmapRun { bytes: 0, skip: 0, split, obstacle: Some(Obstacle::Busy) };
                 }
                 Entry::Absent => {
+                    // Whoever removed it may not have cleaned it yet, or never have come to that.
+                    self.clean(core::slice::from_ref(word));
                     // On to the next entry of this table.
                     let entry_bytes = 1 << format.shift(at.level);
                     let skip = entry_bytes - iova % entry_bytes;
@@ -123,15 +126,15 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         };
         let (shift, size) = (format.shift(at.level), LeafSize { level: at.level, run });
         let page_bytes = 1 << (shift + run);
+        let page = || LargePage {
+            at: Position { index: at.index >> run << run, ..at },
+            iova: iova - iova % page_bytes,
+            page: format.page(first, at.level),
+            size,
+            attributes: format.attributes(first, at.level),
+        };
         if !iova.is_multiple_of(page_bytes) || len < page_bytes {
-            let page = LargePage {
-                at: Position { index: at.index >> run << run, ..at },
-                iova: iova - iova % page_bytes,
-                page: format.page(first, at.level),
-                size,
-                attributes: format.attributes(first, at.level),
-            };
-            return UnmapRun { bytes: 0, skip: 0, split, obstacle: Some(Obstacle::SticksOut(page)) };
+            return UnmapRun { bytes: 0, skip: 0, split, obstacle: Some(Obstacle::SticksOut(page())) };
         }
         let words = self.words(at);
         let pages = if run > 0 && format.stride(size) == 0 { 1 } else { len >> (shift + run) };
@@ -140,8 +143,10 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         let cleared = clear::<X>(words, first, 1 << run, at.level);
         self.clean(&words[..cleared]);
         let bytes = (cleared as u64) << shift;
-        // Another CPU may have removed the first one meanwhile: that is passed over, too.
-        UnmapRun { bytes, skip: if bytes == 0 { page_bytes } else { 0 }, split, obstacle: None }
+        // Where nothing was, another CPU has changed the first one meanwhile: removed it, or split it. What is there now is
+        // looked at again; a page whose entries are not alike is taken apart for that, so that there is an end.
+        let obstacle = (bytes == 0 && run > 0).then(|| Obstacle::SticksOut(page()));
+        UnmapRun { bytes, skip: 0, split, obstacle }
     }
 }
 
@@ -161,8 +166,9 @@ fn clear<X: Format>(words: &[AtomicU64], first: u64, group: usize, level: u32) -
     let other = |words: &[AtomicU64]| {
         words.iter().fold(0, |bits, word| bits | (word.load(Ordering::Relaxed) ^ first)) & X::KIND != 0
     };
-    if level > 1 {
-        // A page by itself is a table the next moment where another CPU splits it.
+    if level > 1 || X::BREAK_BEFORE_MAKE && group > 1 {
+        // A page by itself is a table the next moment where another CPU splits it; one of several entries is broken where
+        // another CPU splits it, and its marks are not ours to take.
         let page = |page: &&[AtomicU64]| !other(page) && page.iter().all(|word| exchange::<X>(word, first));
         return words.chunks(group).take_while(page).count() * group;
     }

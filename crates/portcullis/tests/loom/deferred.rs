@@ -142,6 +142,30 @@ fn a_flush_that_began_before_a_segment_was_closed_does_not_cover_it() {
     });
 }
 
+/// The same by a caller without a slot, whom no fence of a turn orders: the segment's alone does.
+#[test]
+fn nor_one_of_the_queue_that_is_shared() {
+    bounded(|| {
+        let hardware = Hardware::new();
+        let queue = Arc::new(DeferredQueue::per_cpu(1));
+        let unmapping = {
+            let (hardware, queue) = (Arc::clone(&hardware), Arc::clone(&queue));
+            thread::spawn(move || {
+                hardware.entry.store(0, Ordering::Relaxed);
+                // Two make a segment.
+                for expected in [FIRST, Deferred::Queued] {
+                    let cleared = Cleared { range: range(), used: 0x1000 };
+                    let reclaim = |_| panic!("nothing is older");
+                    assert_eq!(queue.push(None, cleared, || Some(WINDOW), || 0, reclaim), expected);
+                }
+            })
+        };
+        flush_closed(&queue, &hardware);
+        unmapping.join().unwrap();
+        reclaim_all(&queue, |_| hardware.assert_forgotten());
+    });
+}
+
 /// The same beside a visit, which may find the entry in a segment that is open, or not yet there.
 #[test]
 fn a_visit_covers_what_is_queued_and_nothing_that_comes_later() {

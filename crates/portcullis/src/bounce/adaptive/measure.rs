@@ -5,8 +5,8 @@ use alloc::sync::Arc;
 use super::Adaptive;
 use super::book::{Choice, Half, most_bytes};
 use crate::addr::{Direction, PhysAddr};
-use crate::bounce::pool::{Attributes, BounceDevice, BouncePool, DeviceProfile};
-use crate::domain::PhysSegment;
+use crate::bounce::pool::{Attributes, BounceDevice, BounceError, BouncePool, DeviceProfile};
+use crate::domain::{PhysSegment, UnmapError};
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
 
@@ -15,7 +15,13 @@ pub(crate) const TIMED: u32 = 4;
 pub(crate) const WARM: u32 = 2;
 
 /// Something did not work: what is not measured by now stays unknown.
-pub(crate) struct Stopped;
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stopped {
+    /// What was mapped is not any more, but for what the hardware is still to confirm.
+    Ended,
+    /// A mapping of the scratch memory may still be there, so that memory is nobody's any more.
+    Mapped,
+}
 
 /// What two readings of a clock cost, by itself: the least of many.
 pub(crate) fn cost_of(clock: &impl Fn() -> u64) -> u64 {
@@ -44,7 +50,7 @@ impl<'a, M: Mapper, P: Platform, C: CopyMemory> Scratch<'a, M, P, C> {
 
     /// The end, when no translation leads to the memory any more: buffers that the measurement needed go back, but wait
     /// for the timer where others' would go with them; and the memory goes back if it is `confirmed` that no device
-    /// reaches it.
+    /// reaches it, and leaks if not.
     pub(crate) fn end(self, confirmed: bool) {
         if !self.warm {
             // What cannot be given back now, a later trim does.
@@ -62,7 +68,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> Adaptive<M, P, C, K>
         let Ok(device) = BounceDevice::new(Arc::clone(&self.pool), DeviceProfile::default()) else { return };
         let Some(scratch) = Scratch::new(&self.pool) else { return };
         // What was measured before something failed is as good as before.
-        let _ = (0..self.classes.len())
+        let measured = (0..self.classes.len())
             .try_for_each(|class| self.measure_class(&device, &scratch.buffer(class), class));
         for class in 0..self.classes.len() {
             for direction in 0..Direction::ALL.len() {
@@ -72,10 +78,10 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> Adaptive<M, P, C, K>
                 });
             }
         }
-        // Whatever has failed, no translation is left. What the hardware still knows of them, where a policy that is not
-        // strict let it, or it did not confirm, it forgets now, before the memory is anybody else's.
+        // What the hardware still knows of translations that are gone, where a policy that is not strict let it, or it did
+        // not confirm, it forgets now, before the memory is anybody else's.
         let confirmed = self.pool.domain().flush().is_ok();
-        scratch.end(confirmed);
+        scratch.end(confirmed && measured != Err(Stopped::Mapped));
     }
 
     fn measure_class(
@@ -90,12 +96,16 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> Adaptive<M, P, C, K>
                 for round in 0..WARM + TIMED {
                     let start = (self.clock)();
                     // SAFETY: the memory is this function's, and each mapping ends before the next.
-                    let mapping = unsafe { device.map(list, direction, attributes) }.map_err(|_| Stopped)?;
+                    let mapping =
+                        unsafe { device.map(list, direction, attributes) }.map_err(|_| Stopped::Ended)?;
                     let map_ns = self.since(start);
                     let start = (self.clock)();
                     // SAFETY: the mapping is this function's alone, and so is its memory until this returns.
                     let unmapped = unsafe { self.pool.unmap(mapping.iova(), mapping.len()) };
-                    unmapped.map_err(|_| Stopped)?;
+                    unmapped.map_err(|error| match error {
+                        BounceError::Direct(UnmapError::Unconfirmed { .. }) => Stopped::Ended,
+                        _ => Stopped::Mapped,
+                    })?;
                     let unmap_ns = self.since(start);
                     if round >= WARM {
                         self.note((class, index), choice, Half::Map, map_ns);

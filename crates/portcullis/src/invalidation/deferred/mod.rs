@@ -34,16 +34,16 @@ use crate::addr::IovaRange;
 use crate::exposure::{ByteTime, Bytes};
 use crate::percpu::{CachePadded, Owned};
 use crate::platform::{LocalSlot, Platform};
-use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering, fence};
+use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, fence};
 
 use ring::Ring;
 
 /// Entries that one CPU's queue holds: when it is full, every CPU's is flushed.
-pub const QUEUE_ENTRIES: usize = if cfg!(loom) { 2 } else { 256 };
+pub const QUEUE_ENTRIES: usize = if cfg!(loom) { 8 } else { 256 };
 
 /// Entries of the one queue that all CPUs share where flushes are expensive: as many as Linux has in that case
 /// since 2023 (its `dma-iommu` driver's single queue).
-pub const SHARED_ENTRIES: usize = if cfg!(loom) { 4 } else { 32_768 };
+pub const SHARED_ENTRIES: usize = if cfg!(loom) { 8 } else { 32_768 };
 
 /// Ranges that are taken back at once, or given back with one slot, at the most.
 pub const SLICE: usize = 64;
@@ -108,8 +108,8 @@ struct Flushes {
 struct Announced {
     /// From the first on, this many queues of CPUs have been used.
     queues: AtomicUsize,
-    /// A timer was to be asked for, and was not.
-    timer_lost: AtomicBool,
+    /// How many timers were to be asked for, and were not.
+    timers_lost: AtomicU64,
 }
 
 impl DeferredQueue {
@@ -127,7 +127,7 @@ impl DeferredQueue {
     fn new(slots: usize, entries: usize) -> Self {
         let number = || AtomicU64::new(0);
         let flushes = Flushes { begun: number(), confirmed: number(), confirmed_ns: number() };
-        let announced = Announced { queues: AtomicUsize::new(0), timer_lost: AtomicBool::new(false) };
+        let announced = Announced { queues: AtomicUsize::new(0), timers_lost: number() };
         Self {
             own: Owned::new(slots, || Ring::new(entries)),
             shared: Mutex::new(Ring::new(entries)),
@@ -194,12 +194,9 @@ impl DeferredQueue {
         if ring.push(cleared.range, cleared.bytes(), clock) {
             self.close_segment(ring);
         }
-        // Relaxed: it was lost before this one was queued, or will be seen by another.
-        let is_lost = self.announced.timer_lost.load(Ordering::Relaxed);
-        if is_lost {
-            self.announced.timer_lost.store(false, Ordering::Relaxed);
-        }
-        match ring.wants_timer(window_ns) || is_lost {
+        // Relaxed: it was lost before this one was queued, or the next one sees it.
+        let lost = self.announced.timers_lost.load(Ordering::Relaxed);
+        match ring.wants_timer(window_ns, lost) {
             true => Deferred::QueuedFirst { window_ns },
             false => Deferred::Queued,
         }
@@ -273,9 +270,9 @@ impl DeferredQueue {
         due
     }
 
-    /// A timer that was asked for is not set: the next entry asks for one. O(1).
+    /// A timer that was asked for is not set: the next entry of each queue asks for one. O(1).
     pub fn lose_timer(&self) {
-        self.announced.timer_lost.store(true, Ordering::Relaxed);
+        self.announced.timers_lost.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Whether any entry still waits for a flush. A visit: see [`close`](Self::close).
@@ -342,6 +339,11 @@ impl DeferredQueue {
         self.own.with_first(platform, self.used(), |_, ring| f(ring));
         // Last: a CPU that was kept out of its own queue has used this one.
         platform.with_slot(|_| f(&self.shared.lock()));
+    }
+
+    /// Whether the CPU of slot `index` has a queue of its own.
+    pub fn has_queue(&self, index: usize) -> bool {
+        index < self.own.slots()
     }
 
     /// How many queues of CPUs, from the first on, may hold anything.

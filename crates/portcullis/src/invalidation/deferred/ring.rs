@@ -24,6 +24,8 @@ pub(super) struct Ring {
     open: LocalU64,
     /// The window of the timer that runs; the longest there is where none does.
     timer_ns: LocalU64,
+    /// The timers that it knows to be lost.
+    lost: LocalU64,
     /// Flushes know of it: 0 or 1.
     announced: LocalU64,
     /// All bytes that were ever queued, and how many more entries come before the clock is read.
@@ -45,6 +47,7 @@ impl Ring {
             safe: word(),
             open: word(),
             timer_ns: LocalU64::new(u64::MAX),
+            lost: word(),
             announced: word(),
             used: word(),
             neighbour: word(),
@@ -62,21 +65,23 @@ impl Ring {
     /// [closed](Self::close).
     #[inline]
     pub(super) fn push(&self, range: IovaRange, bytes: Bytes, clock: impl FnOnce() -> u64) -> bool {
+        let left = self.until_sample.get();
+        // Before anything has changed: the clock may panic.
+        let now_ns = (left == 0).then(clock);
         let [start, len] = self.entry(self.tail.get());
         start.set(range.start().get());
         len.set(range.len());
         self.tail.set(self.tail.get().wrapping_add(1));
-        let left = self.until_sample.get();
-        if left == 0 {
-            let now_ns = clock();
-            let next = self.account.lock().sample(now_ns, self.queued(), bytes);
-            self.until_sample.set(next - 1);
-        } else {
-            self.until_sample.set(left - 1);
+        self.open.set(self.open.get() + 1);
+        match now_ns {
+            Some(now_ns) => {
+                let next = self.account.lock().sample(now_ns, self.queued(), bytes);
+                self.until_sample.set(next - 1);
+            }
+            None => self.until_sample.set(left - 1),
         }
         self.used.set(self.used.get().wrapping_add(bytes.used));
         self.neighbour.set(self.neighbour.get().wrapping_add(bytes.neighbour));
-        self.open.set(self.open.get() + 1);
         self.open.get() >= (self.entries.len() / MARKS).max(1) as u64
     }
 
@@ -117,9 +122,14 @@ impl Ring {
         )
     }
 
-    /// Whether a timer is wanted for an entry that may wait for `window_ns`: one runs that comes in time otherwise.
+    /// Whether a timer is wanted for an entry that may wait for `window_ns`: one runs that comes in time otherwise, unless
+    /// it is one of those that were lost, `lost` so far.
     #[inline]
-    pub(super) fn wants_timer(&self, window_ns: u64) -> bool {
+    pub(super) fn wants_timer(&self, window_ns: u64, lost: u64) -> bool {
+        if self.lost.get() != lost {
+            self.lost.set(lost);
+            self.stop_timer();
+        }
         let is_wanted = self.timer_ns.get() > window_ns;
         if is_wanted {
             self.timer_ns.set(window_ns);

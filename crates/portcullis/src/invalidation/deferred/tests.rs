@@ -1,5 +1,7 @@
 //! One CPU's queue from the first entry to the last, by numbers alone.
 
+extern crate std;
+
 use alloc::vec::Vec;
 
 use super::*;
@@ -103,7 +105,27 @@ fn a_timer_that_was_lost_is_asked_for_again_once() {
     let push = |number| push(&queue, &platform, true, number).0;
     assert_eq!((push(0), push(1)), (FIRST, Deferred::Queued));
     queue.lose_timer();
+    // By each queue, whoever else asks for one meanwhile.
+    let other = |number| self::push(&queue, &platform, false, number).0;
+    assert_eq!((other(9), other(10)), (FIRST, Deferred::Queued));
     assert_eq!((push(2), push(3)), (FIRST, Deferred::Queued));
+}
+
+/// A clock that panics leaves nothing behind: neither an entry nor a place that is taken.
+#[test]
+fn a_clock_that_panics_queues_nothing() {
+    let platform = StdPlatform::with_slots(1);
+    let queue = DeferredQueue::per_cpu(1);
+    let cleared = Cleared { range: range(1), used: 4096 };
+    for _ in 0..2 * QUEUE_ENTRIES {
+        let clock = || -> u64 { panic!("the clock") };
+        let push =
+            |slot: Option<&LocalSlot<'_>>| queue.push(slot, cleared, || Some(WINDOW_NS), clock, |_| ());
+        let pushed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| platform.with_slot(push)));
+        assert!(pushed.is_err());
+    }
+    assert!(!queue.is_pending(&platform));
+    assert_eq!(push(&queue, &platform, true, 2), (FIRST, None));
 }
 
 #[test]
