@@ -2,11 +2,12 @@
 
 mod common;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 use common::{Bench, DEVICE, PAGE};
 use portcullis::addr::{Direction, Iova, IovaRange, Permissions, PhysAddr};
+use portcullis::bounce::adaptive::Adaptive;
 use portcullis::bounce::pool::{Attributes, BounceDevice, BouncePool, DeviceProfile, PoolConfig};
 use portcullis::dma::{
     BatchError, CoherentMemory, DmaDevice, RawBatch, RingError, StrictRing, StrictRingConfig, UnmapBatch,
@@ -79,6 +80,8 @@ type Tables = TableMapper<Arc<Memory>, portcullis_model::Queue>;
 struct Stuck {
     inner: Tables,
     stuck: AtomicBool,
+    /// Where each mapping was, and what its first memory is.
+    mapped: Mutex<Vec<(Iova, PhysAddr)>>,
 }
 
 // SAFETY: it maps in the model's tables.
@@ -102,6 +105,9 @@ unsafe impl Mapper for Stuck {
         permissions: Permissions,
         gather: &mut Gather,
     ) -> Result<(), MapError> {
+        let mut list = list.into_iter().peekable();
+        let first = list.peek().map(|(phys, _)| (range.start(), *phys));
+        self.mapped.lock().unwrap().extend(first);
         // SAFETY: the caller's promise.
         unsafe { self.inner.map(platform, range, list, permissions, gather) }
     }
@@ -134,7 +140,7 @@ impl StuckBench {
         let table = PageTable::new(Arc::clone(&memory), common::vtd(4), platform.slots()).unwrap();
         iommu.attach(DEVICE, Context::SecondStage { domain: DomainId(1), root: table.root(), levels: 4 });
         let inner = TableMapper::new(table, iommu.queue(), DomainId(1), Vec::new());
-        let mapper = Stuck { inner, stuck: AtomicBool::new(false) };
+        let mapper = Stuck { inner, stuck: AtomicBool::new(false), mapped: Mutex::default() };
         let domain = Domain::new(platform, mapper, Policy::Strict).unwrap();
         let device = DmaDevice::new(Arc::clone(&domain), u64::MAX);
         // The tables that the first mapping needs.
@@ -263,4 +269,20 @@ fn a_pool_gives_no_memory_back_any_more() {
     assert!(bench.writes(iova));
     drop((device, pool));
     assert_eq!(bench.buffers(), held, "leaked rather than freed");
+}
+
+#[test]
+fn what_the_first_measurement_could_not_unmap_is_not_freed() {
+    let bench = StuckBench::new();
+    let config = PoolConfig::default();
+    let pool = BouncePool::new(Arc::clone(&bench.domain), Arc::clone(&bench.memory), config).unwrap();
+    bench.domain.mapper().mapped.lock().unwrap().clear();
+    bench.stick(true);
+    drop(Adaptive::new(pool, || 1));
+    let mapped = bench.domain.mapper().mapped.lock().unwrap();
+    let reads = |iova| bench.iommu.access(DEVICE, iova, 1, Permissions::READ).is_ok();
+    let reached: Vec<_> = mapped.iter().filter(|(iova, _)| reads(*iova)).collect();
+    assert!(!reached.is_empty(), "or the test means nothing");
+    let freed = |phys: PhysAddr| !bench.memory.is_allocated(phys);
+    assert!(!reached.iter().any(|(_, phys)| freed(*phys)), "freed, and the device reaches it: {reached:?}");
 }

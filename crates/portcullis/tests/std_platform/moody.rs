@@ -1,16 +1,17 @@
-//! A platform that panics: once, where the test wants, and what it was asked to remember is not lost with it.
+//! A platform that panics, where the test wants, and what it was asked to remember is not lost with it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use portcullis::addr::Permissions;
+use portcullis::addr::{Direction, Permissions};
 use portcullis::domain::Policy;
+use portcullis::invalidation::InvalidationQueue;
 use portcullis::platform::{LocalSlot, Platform, PlatformEvents, PlatformNumber};
 use portcullis_model::Queue;
-use portcullis_model::open::OpenDomain;
+use portcullis_model::open::{OpenDevice, OpenDomain};
 
-use super::rig::{ANYWHERE, Clocked, Rig, page};
+use super::rig::{ANYWHERE, Clocked, Hooked, LAZY_FOREVER, Rig, page};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
@@ -66,12 +67,15 @@ unsafe impl Platform for Moody {
 
 const WINDOW: u64 = 1_000_000;
 
-fn bench() -> Rig<Arc<Moody>, Queue> {
-    let platform = Arc::new(Moody { inner: Clocked::new(2), panics: AtomicU8::new(0) });
-    Rig::new(platform, Policy::Lazy { window_ns: WINDOW }, |queue| queue)
+fn platform() -> Arc<Moody> {
+    Arc::new(Moody { inner: Clocked::new(2), panics: AtomicU8::new(0) })
 }
 
-impl Rig<Arc<Moody>, Queue> {
+fn bench() -> Rig<Arc<Moody>, Queue> {
+    Rig::new(platform(), Policy::Lazy { window_ns: WINDOW }, |queue| queue)
+}
+
+impl<Q: InvalidationQueue> Rig<Arc<Moody>, Q> {
     /// A page that the device has used, and may still reach if its unmap is lazy.
     fn used(&self, number: u64) -> portcullis::addr::IovaRange {
         let range = self.domain.open(&[page(number)], Permissions::READ_WRITE, ANYWHERE).unwrap();
@@ -133,4 +137,46 @@ fn a_timer_that_panics_comes_again() {
         }
         assert!(!bench.reaches(range.start()), "{call:?}");
     }
+}
+
+/// More unmaps than a queue has places: what a panic leaves in it goes with a flush, as what came before it does.
+#[test]
+fn a_clock_that_panics_often_leaves_the_queue_in_order() {
+    const UNMAPS: u64 = 300;
+    const ENOUGH: u64 = 10 * UNMAPS;
+    let bench = Rig::new(platform(), LAZY_FOREVER, Hooked::new);
+    let submitted = Arc::new(AtomicU64::new(0));
+    let counts = Arc::clone(&submitted);
+    bench.queue.set(move || {
+        assert!(counts.fetch_add(1, Ordering::Relaxed) < ENOUGH, "it flushes for ever");
+    });
+    let ranges: Vec<_> = (0..UNMAPS).map(|number| bench.used(number)).collect();
+    for range in &ranges {
+        bench.platform.panics.store(Call::Now as u8, Ordering::Relaxed);
+        // Not every unmap reads the clock.
+        let _ = catch_unwind(AssertUnwindSafe(|| bench.domain.unmap(*range)));
+    }
+    bench.platform.panics.store(0, Ordering::Relaxed);
+    let last = bench.used(UNMAPS);
+    bench.domain.unmap(last).unwrap();
+    bench.domain.flush().unwrap();
+    assert!(!ranges.iter().chain([&last]).any(|range| bench.reaches(range.start())));
+}
+
+/// The timer of the CPU without a slot, whose window is longer, is none for those of another window.
+#[test]
+fn a_timer_that_was_lost_is_asked_for_again_by_the_cpu_that_lost_it() {
+    const LONG: u64 = 1000 * WINDOW;
+    let bench = bench();
+    let longer = bench.device.with_policy(Policy::Lazy { window_ns: LONG }).unwrap();
+    let first = bench.used(0);
+    bench.panic_in(Call::WakeAt, || bench.domain.unmap(first).unwrap());
+    bench.platform.inner.be(2);
+    let iova = longer.open_single(page(1).phys, page(1).len, Direction::Bidirectional).unwrap();
+    longer.unmap_single(iova, page(1).len).unwrap();
+    bench.platform.inner.be(0);
+    let next = bench.used(2);
+    bench.domain.unmap(next).unwrap();
+    bench.platform.inner.go_to(2 * WINDOW);
+    assert!(![first, next].iter().any(|range| bench.reaches(range.start())), "nobody has set a timer");
 }
