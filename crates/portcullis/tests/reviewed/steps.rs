@@ -38,7 +38,7 @@ pub fn each(case: impl Fn(u64) -> bool) -> u64 {
 
 /// Waits until the thread is done, or for a while, where it waits for this one.
 pub fn let_run<T>(thread: &JoinHandle<T>) {
-    for _ in 0..5_000 {
+    for _ in 0..20_000 {
         if thread.is_finished() {
             return;
         }
