@@ -6,6 +6,7 @@
 use super::format::{Attributes, Entry, Format, LeafSize};
 use super::map::{ADDRESS_BITS, store};
 use super::table::PageTable;
+use super::unmap::{differ, zero};
 use super::walk::Position;
 use crate::addr::{IovaRange, PhysAddr};
 use crate::platform::{Frames, LocalSlot, Platform};
@@ -58,7 +59,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         slot: &LocalSlot<'_>,
         range: IovaRange,
     ) -> bool {
-        let is_whole = (range.start().get() | range.len()) & ((1 << X::GRANULE_SHIFT) - 1) == 0;
+        let is_whole = Self::are_whole(range.start().get() | range.len());
         if !self.is_home(platform) || !is_whole || range.last() > self.last_iova() {
             return false;
         }
@@ -78,13 +79,19 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         len > 1 << X::GRANULE_SHIFT && len < self.second
     }
 
+    /// Whether addresses and lengths are multiples of the granule, given all bits that any of them has.
+    #[inline]
+    pub(super) const fn are_whole(bits: u64) -> bool {
+        bits & ((1 << X::GRANULE_SHIFT) - 1) == 0
+    }
+
     /// Whether `range` can be mapped to the memory at `phys`, without a word on why not; and whether all of the memory
     /// lies where entries hold an address's higher bits the same.
     #[inline]
     pub(super) fn is_plain(&self, range: IovaRange, phys: PhysAddr) -> bool {
         let bits = range.start().get() | phys.get() | range.len();
         let last = phys.get().wrapping_add(range.len() - 1);
-        bits & ((1 << X::GRANULE_SHIFT) - 1) == 0
+        Self::are_whole(bits)
             && range.last() <= self.last_iova()
             && phys.get() <= last
             && last <= self.last_phys()
@@ -95,10 +102,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     /// arguments [are plain](Self::is_plain).
     #[inline]
     fn map_granules(&self, iova: u64, phys: u64, len: u64, attributes: Attributes) -> bool {
-        match self.lowest(iova) {
-            Some((at, marks)) if marks & X::MARK == 0 => self.enter_granules(at, phys, len, attributes),
-            _ => false,
-        }
+        self.walk_to(iova, 1, X::MARK).is_some_and(|at| self.enter_granules(at, phys, len, attributes))
     }
 
     /// Enters granules from `at` on, which is in a lowest table, if their entries lie in one frame and are free. Returns
@@ -122,7 +126,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     /// Returns whether it did. Inside a section.
     #[inline]
     fn unmap_granules(&self, iova: u64, len: u64) -> bool {
-        let Some((at, marks)) = self.lowest(iova) else {
+        let Some(at) = self.walk_to(iova, 1, Self::CLOSED) else {
             return false;
         };
         let Some(words) = self.words(at).get(..(len >> X::GRANULE_SHIFT) as usize) else {
@@ -131,30 +135,27 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         let Some(first) = words.first().map(|word| word.load(Ordering::Relaxed)) else {
             return false;
         };
-        let other = words.iter().fold(0, |bits, word| bits | (word.load(Ordering::Relaxed) ^ first));
-        let is_leaf = matches!(self.format().decode(first, 1), Entry::Leaf { run: 0 });
-        if marks & Self::CLOSED != 0 || other & X::KIND != 0 || !is_leaf {
+        let is_leaf = self.format().decode(first, 1) == (Entry::Leaf { run: 0 });
+        if !is_leaf || differ::<X>(words, first) {
             return false;
         }
-        words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+        zero(words);
         self.clean(words);
         true
     }
 
-    /// Where `iova` has its entry in a lowest table, if there is one; and all bits of the entries on the way. Inside a
-    /// section.
+    /// Where `iova` has its entry in a table of `level`, if there is one, and no entry on the way has any bit of `closed`.
+    /// Inside a section.
     #[inline]
-    pub(super) fn lowest(&self, iova: u64) -> Option<(Position, u64)> {
+    pub(super) fn walk_to(&self, iova: u64, level: u32, closed: u64) -> Option<Position> {
         let mut at = self.top(iova);
-        let mut passed = 0;
-        while at.level > 1 {
+        while at.level > level {
             let entry = self.word(at).load(Ordering::Acquire);
-            let Entry::Table { table, level } = self.format().decode(entry, at.level) else {
-                return None;
-            };
-            passed |= entry;
-            at = self.step(iova, table, level);
+            match self.format().decode(entry, at.level) {
+                Entry::Table { table, level } if entry & closed == 0 => at = self.step(iova, table, level),
+                _ => return None,
+            }
         }
-        Some((at, passed))
+        (at.level == level).then_some(at)
     }
 }

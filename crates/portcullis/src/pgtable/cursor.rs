@@ -90,9 +90,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             let _section = self.sections().enter(slot);
             // Acquire, and before any step down: see above.
             let stamp = self.stamp.load(Ordering::Acquire);
-            let at = match self.lowest(iova) {
-                Some((at, marks)) if marks & X::MARK == 0 => at,
-                _ => return false,
+            let Some(at) = self.walk_to(iova, 1, X::MARK) else {
+                return false;
             };
             *cursor = Cursor { stamp, last: Last::new(self.format(), iova, at) };
             self.map_beside(iova, phys, len, attributes, &cursor.last)

@@ -128,16 +128,11 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         let Some(level) = self.level_of(iova | phys, len) else {
             return false;
         };
-        let mut at = self.top(iova);
-        while at.level > level {
-            let entry = self.word(at).load(Ordering::Acquire);
-            match format.decode(entry, at.level) {
-                Entry::Table { table, level } if entry & X::MARK == 0 => at = self.step(iova, table, level),
-                _ => return false,
-            }
-        }
+        let Some(at) = self.walk_to(iova, level, X::MARK) else {
+            return false;
+        };
         let word = self.word(at);
-        if at.level < level || word.load(Ordering::Relaxed) != 0 {
+        if word.load(Ordering::Relaxed) != 0 {
             return false;
         }
         word.store(

@@ -287,7 +287,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     #[inline]
     fn piece(&self, (phys, len): (PhysAddr, u64), range: IovaRange, done: u64) -> Result<(u64, u64), Stop> {
         let granule = self.granule();
-        if (phys.get() | len) & granule.offset_mask() != 0 {
+        if !Self::are_whole(phys.get() | len) {
             return Err(Stop::Error(MapError::Misaligned { range, phys, granule: granule.bytes() }));
         }
         if len > range.len() - done {
@@ -437,7 +437,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     #[inline]
     fn check(&self, range: IovaRange) -> Result<(), MapError> {
         let granule = self.granule();
-        if (range.start().get() | range.len()) & granule.offset_mask() != 0 {
+        if !Self::are_whole(range.start().get() | range.len()) {
             let phys = PhysAddr::new(0);
             return Err(MapError::Misaligned { range, phys, granule: granule.bytes() });
         }

@@ -64,28 +64,21 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         let Some(level) = self.level_of(iova, len) else {
             return false;
         };
-        let mut at = self.top(iova);
-        let mut passed = 0;
-        loop {
-            let word = self.word(at);
-            let entry = word.load(Ordering::Acquire);
-            match self.format().decode(entry, at.level) {
-                Entry::Table { table, level } => {
-                    passed |= entry;
-                    at = self.step(iova, table, level);
-                }
-                Entry::Leaf { run: 0 } if at.level == level && passed & Self::CLOSED == 0 => {
-                    if level == 1 {
-                        word.store(0, Ordering::Relaxed);
-                    } else if !exchange::<X>(word, entry) {
-                        return false;
-                    }
-                    self.clean(core::slice::from_ref(word));
-                    return true;
-                }
-                _ => return false,
-            }
+        let Some(at) = self.walk_to(iova, level, Self::CLOSED) else {
+            return false;
+        };
+        let word = self.word(at);
+        let entry = word.load(Ordering::Acquire);
+        if self.format().decode(entry, level) != (Entry::Leaf { run: 0 }) {
+            return false;
         }
+        if level == 1 {
+            word.store(0, Ordering::Relaxed);
+        } else if !exchange::<X>(word, entry) {
+            return false;
+        }
+        self.clean(core::slice::from_ref(word));
+        true
     }
 
     /// Clears the leaves of (`iova`, `len`) that lie in one frame of one table, up to the first of another
@@ -159,27 +152,44 @@ fn exchange<X: Format>(word: &AtomicU64, first: u64) -> bool {
     word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, clear).is_ok()
 }
 
+/// Whether any of `words` is of another kind than `first`.
+#[inline]
+pub(super) fn differ<X: Format>(words: &[AtomicU64], first: u64) -> bool {
+    let bits = |words: &[AtomicU64]| {
+        words.iter().fold(0, |bits, word| bits | (word.load(Ordering::Relaxed) ^ first))
+    };
+    // A cache line at a time, without a loop.
+    let (lines, rest) = words.as_chunks::<LINE>();
+    lines.iter().fold(bits(rest), |all, line| all | bits(line)) & X::KIND != 0
+}
+
+/// Stores 0 to all of `words`.
+#[inline]
+pub(super) fn zero(words: &[AtomicU64]) {
+    let zero = |words: &[AtomicU64]| words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+    let (lines, rest) = words.as_chunks::<LINE>();
+    lines.iter().for_each(|line| zero(line));
+    zero(rest);
+}
+
 /// Clears leaves of `level` of the same kind as `first`, whole groups of `group` entries, up to the first that is not.
 /// Returns how many entries.
 #[inline]
 fn clear<X: Format>(words: &[AtomicU64], first: u64, group: usize, level: u32) -> usize {
-    let other = |words: &[AtomicU64]| {
-        words.iter().fold(0, |bits, word| bits | (word.load(Ordering::Relaxed) ^ first)) & X::KIND != 0
-    };
+    let other = |words: &[AtomicU64]| differ::<X>(words, first);
     if level > 1 || X::BREAK_BEFORE_MAKE && group > 1 {
         // A page by itself is a table the next moment where another CPU splits it; one of several entries is broken where
         // another CPU splits it, and its marks are not ours to take.
         let page = |page: &&[AtomicU64]| !other(page) && page.iter().all(|word| exchange::<X>(word, first));
         return words.chunks(group).take_while(page).count() * group;
     }
-    let clear = |words: &[AtomicU64]| words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
     let mut done = 0;
     if group <= LINE {
         for line in words.as_chunks::<LINE>().0 {
             if other(line) {
                 break;
             }
-            clear(line);
+            zero(line);
             done += LINE;
         }
     }
@@ -187,7 +197,7 @@ fn clear<X: Format>(words: &[AtomicU64], first: u64, group: usize, level: u32) -
         if other(page) {
             break;
         }
-        clear(page);
+        zero(page);
         done += page.len();
     }
     done
