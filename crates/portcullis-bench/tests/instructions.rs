@@ -8,11 +8,12 @@ use std::sync::Arc;
 use portcullis::addr::{Direction, PhysAddr};
 use portcullis::dma::{DmaBuffer, DmaDevice};
 use portcullis::domain::{Domain, PhysSegment, Policy};
-use portcullis::invalidation::{DomainId, Invalidation, InvalidationError, InvalidationQueue, Request};
+use portcullis::invalidation::DomainId;
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{PageTable, VtdSecondStage};
 use portcullis::platform::{FRAME_SIZE, Frames, Platform, Table};
 use portcullis::std_platform::StdPlatform;
+use portcullis_bench::path::AtOnce;
 
 /// What the child does, and how often.
 const WORK: &str = "PORTCULLIS_INSTRUCTIONS_OF";
@@ -49,28 +50,10 @@ unsafe impl Frames for Heap {
     }
 }
 
-/// A queue that confirms at once: what is counted is the library's own.
-struct AtOnce;
-
-// SAFETY: nothing is cached by anything, so there is nothing to forget.
-unsafe impl InvalidationQueue for AtOnce {
-    #[inline(never)]
-    fn invalidate(&self, domain: DomainId, invalidation: Invalidation) -> Result<(), InvalidationError> {
-        black_box((domain, invalidation));
-        Ok(())
-    }
-
-    #[inline(never)]
-    fn submit(&self, requests: &[Request]) -> Result<(), InvalidationError> {
-        black_box(requests);
-        Ok(())
-    }
-}
-
 /// No memory at all: its address is a number.
 struct Page([PhysSegment; 1]);
 
-// SAFETY: nobody uses the memory, which is no more than a number, and the number stays the same.
+// SAFETY: the address is a number that stays the same; no memory is behind it, as no device walks these tables.
 unsafe impl DmaBuffer for Page {
     fn segments(&self) -> &[PhysSegment] {
         &self.0
