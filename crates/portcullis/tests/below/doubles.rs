@@ -147,6 +147,17 @@ pub struct Ma<M> {
     pub hostile: Arc<Hostile>,
 }
 
+impl<M> Ma<M> {
+    /// One of the calls that may say that they have not done it.
+    fn quickly(&self, call: Call, go_on: impl FnOnce() -> bool) -> bool {
+        let (verdict, late) = self.hostile.faults.enter(call);
+        let done = verdict == Verdict::GoOn && go_on();
+        self.hostile.look();
+        late.come();
+        done
+    }
+}
+
 // SAFETY: everything is passed on, or answered by an error or a panic; what was entered is removed again and gathered.
 unsafe impl<M: Mapper> Mapper for Ma<M> {
     fn geometry(&self) -> &Geometry {
@@ -194,13 +205,10 @@ unsafe impl<M: Mapper> Mapper for Ma<M> {
         permissions: Permissions,
     ) -> bool {
         self.hostile.knows(range);
-        let (verdict, late) = self.hostile.faults.enter(Call::MapNear);
-        let done = verdict == Verdict::GoOn
-            // SAFETY: the caller's promise is passed on.
-            && unsafe { self.inner.map_near(platform, cursor, range, phys, permissions) };
-        self.hostile.look();
-        late.come();
-        done
+        // SAFETY: the caller's promise is passed on.
+        self.quickly(Call::MapNear, || unsafe {
+            self.inner.map_near(platform, cursor, range, phys, permissions)
+        })
     }
 
     unsafe fn map_at_hand<P: Platform>(
@@ -212,13 +220,10 @@ unsafe impl<M: Mapper> Mapper for Ma<M> {
         permissions: Permissions,
     ) -> bool {
         self.hostile.knows(range);
-        let (verdict, late) = self.hostile.faults.enter(Call::MapAtHand);
-        let done = verdict == Verdict::GoOn
-            // SAFETY: the caller's promise is passed on.
-            && unsafe { self.inner.map_at_hand(platform, slot, range, phys, permissions) };
-        self.hostile.look();
-        late.come();
-        done
+        // SAFETY: the caller's promise is passed on.
+        self.quickly(Call::MapAtHand, || unsafe {
+            self.inner.map_at_hand(platform, slot, range, phys, permissions)
+        })
     }
 
     unsafe fn unmap_at_hand<P: Platform>(
@@ -228,13 +233,8 @@ unsafe impl<M: Mapper> Mapper for Ma<M> {
         range: IovaRange,
     ) -> bool {
         self.hostile.look();
-        let (verdict, late) = self.hostile.faults.enter(Call::UnmapAtHand);
-        let done = verdict == Verdict::GoOn
-            // SAFETY: the caller's promise is passed on.
-            && unsafe { self.inner.unmap_at_hand(platform, slot, range) };
-        self.hostile.look();
-        late.come();
-        done
+        // SAFETY: the caller's promise is passed on.
+        self.quickly(Call::UnmapAtHand, || unsafe { self.inner.unmap_at_hand(platform, slot, range) })
     }
 
     fn sync_range(&self, range: IovaRange) -> Result<(), InvalidationError> {

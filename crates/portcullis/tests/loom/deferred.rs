@@ -88,6 +88,16 @@ fn flush(queue: &DeferredQueue, hardware: &Hardware) {
     queue.tell(&Fences);
 }
 
+/// What another CPU does meanwhile.
+fn beside(
+    hardware: &Arc<Hardware>,
+    queue: &Arc<DeferredQueue>,
+    work: impl FnOnce(&Hardware, &DeferredQueue) + 'static,
+) -> thread::JoinHandle<()> {
+    let (hardware, queue) = (Arc::clone(hardware), Arc::clone(queue));
+    thread::spawn(move || work(&hardware, &queue))
+}
+
 /// By a CPU whose queue is full.
 fn flush_closed(queue: &DeferredQueue, hardware: &Hardware) {
     let number = queue.begin_flush();
@@ -100,14 +110,11 @@ fn an_address_comes_back_only_after_an_invalidation_that_saw_it_cleared() {
     ::loom::model(|| {
         let hardware = Hardware::new();
         let queue = Arc::new(DeferredQueue::per_cpu(1));
-        let unmapping = {
-            let (hardware, queue) = (Arc::clone(&hardware), Arc::clone(&queue));
-            thread::spawn(move || {
-                hardware.entry.store(0, Ordering::Relaxed);
-                let queued = push(&queue, |_| panic!("nothing is older"));
-                assert_eq!(queued, FIRST);
-            })
-        };
+        let unmapping = beside(&hardware, &queue, |hardware, queue| {
+            hardware.entry.store(0, Ordering::Relaxed);
+            let queued = push(&queue, |_| panic!("nothing is older"));
+            assert_eq!(queued, FIRST);
+        });
         flush(&queue, &hardware);
         reclaim_all(&queue, |safe| {
             assert_eq!(safe, range());
@@ -127,13 +134,10 @@ fn a_flush_that_began_before_a_segment_was_closed_does_not_cover_it() {
         assert_eq!(push(&queue, |_| ()), FIRST);
         queue.confirm_flush(queue.begin_flush(), 0);
         reclaim_all(&queue, |_| ());
-        let unmapping = {
-            let (hardware, queue) = (Arc::clone(&hardware), Arc::clone(&queue));
-            thread::spawn(move || {
-                hardware.entry.store(0, Ordering::Relaxed);
-                assert_eq!(push(&queue, |_| panic!("nothing is older")), Deferred::Queued);
-            })
-        };
+        let unmapping = beside(&hardware, &queue, |hardware, queue| {
+            hardware.entry.store(0, Ordering::Relaxed);
+            assert_eq!(push(&queue, |_| panic!("nothing is older")), Deferred::Queued);
+        });
         flush_closed(&queue, &hardware);
         unmapping.join().unwrap();
         reclaim_all(&queue, |_| hardware.assert_forgotten());
@@ -148,18 +152,15 @@ fn nor_one_of_the_queue_that_is_shared() {
     bounded(|| {
         let hardware = Hardware::new();
         let queue = Arc::new(DeferredQueue::per_cpu(1));
-        let unmapping = {
-            let (hardware, queue) = (Arc::clone(&hardware), Arc::clone(&queue));
-            thread::spawn(move || {
-                hardware.entry.store(0, Ordering::Relaxed);
-                // Two make a segment.
-                for expected in [FIRST, Deferred::Queued] {
-                    let cleared = Cleared { range: range(), used: 0x1000 };
-                    let reclaim = |_| panic!("nothing is older");
-                    assert_eq!(queue.push(None, cleared, || Some(WINDOW), || 0, reclaim), expected);
-                }
-            })
-        };
+        let unmapping = beside(&hardware, &queue, |hardware, queue| {
+            hardware.entry.store(0, Ordering::Relaxed);
+            // Two make a segment.
+            for expected in [FIRST, Deferred::Queued] {
+                let cleared = Cleared { range: range(), used: 0x1000 };
+                let reclaim = |_| panic!("nothing is older");
+                assert_eq!(queue.push(None, cleared, || Some(WINDOW), || 0, reclaim), expected);
+            }
+        });
         flush_closed(&queue, &hardware);
         unmapping.join().unwrap();
         reclaim_all(&queue, |_| hardware.assert_forgotten());
@@ -173,13 +174,10 @@ fn a_visit_covers_what_is_queued_and_nothing_that_comes_later() {
         let hardware = Hardware::new();
         let queue = Arc::new(DeferredQueue::per_cpu(1));
         assert_eq!(push(&queue, |_| ()), FIRST);
-        let unmapping = {
-            let (hardware, queue) = (Arc::clone(&hardware), Arc::clone(&queue));
-            thread::spawn(move || {
-                hardware.entry.store(0, Ordering::Relaxed);
-                let _ = push(&queue, |_| panic!("nothing is known to be safe"));
-            })
-        };
+        let unmapping = beside(&hardware, &queue, |hardware, queue| {
+            hardware.entry.store(0, Ordering::Relaxed);
+            let _ = push(&queue, |_| panic!("nothing is known to be safe"));
+        });
         queue.close(&Fences);
         flush_closed(&queue, &hardware);
         unmapping.join().unwrap();
@@ -197,11 +195,8 @@ fn two_flushes_at_once_do_not_count_for_each_other() {
     bounded(|| {
         let hardware = Hardware::new();
         let queue = Arc::new(DeferredQueue::per_cpu(1));
-        let other = {
-            let (hardware, queue) = (Arc::clone(&hardware), Arc::clone(&queue));
-            // This flush may begin before the unmap below and end after it.
-            thread::spawn(move || flush(&queue, &hardware))
-        };
+        // This flush may begin before the unmap below and end after it.
+        let other = beside(&hardware, &queue, |hardware, queue| flush(queue, hardware));
         hardware.entry.store(0, Ordering::Relaxed);
         let queued = push(&queue, |_| panic!("nothing is older"));
         assert_eq!(queued, FIRST);
