@@ -6,7 +6,7 @@
 //! `map_single` is `open_single` here, `map` is `open`, and so on, with the same arguments and results. The same goes for
 //! bounce pools' calls that copy by number: `unmap` is `close`, and the syncs are `sync_cpu` and `sync_device`. And for what
 //! is believed of the hardware: a [`PageTable`]'s `unmap` and `reclaim` are `close` and `shrink`, and a device's TLB goes by
-//! `remove_tlb` and `forget_tlb`; what is freed too early is a fault of the test's, in memory that stays atomics.
+//! `remove_tlb` and `forget_tlb`. A test that says so too early has its own tables freed, whose memory stays atomics.
 #![allow(unsafe_code, reason = "this is the one place that says why it is harmless")]
 
 use std::sync::Arc;

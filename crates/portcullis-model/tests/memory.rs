@@ -234,7 +234,7 @@ fn bytes_are_copied_and_zeroed_across_frames() {
 fn frames_within_a_limit_may_end_at_it_and_are_given_back_beyond() {
     let memory = Memory::new(1 << 20);
     let probe = memory.alloc(4).unwrap();
-    // SAFETY: nobody uses them.
+    // SAFETY: they are of the call above, and no table leads to them.
     unsafe { memory.free(probe, 4) };
     let last = probe.checked_add(4 * FRAME_SIZE - 1).unwrap();
     assert_eq!(memory.alloc_within(4, PhysAddr::new(last.get() - 1)), None);

@@ -162,7 +162,7 @@ fn a_mapping_claims_its_own_runs_only() {
     assert_eq!((summary.iommu_claimed, summary.iommu_unclaimed), (1, 1));
 }
 
-/// An unmap that nobody claims settles what was mapped before it, and nothing that came later.
+/// An unmap that matches no mapping settles what was mapped before it, and nothing that came later.
 #[test]
 fn what_is_mapped_after_an_unclaimed_unmap_still_waits_for_its_event() {
     let mut events = vec![map(0x1000, 1, 0x1000)];

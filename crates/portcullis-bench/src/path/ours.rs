@@ -207,7 +207,7 @@ impl Pages {
     }
 }
 
-// SAFETY: nobody uses the memory, which is no more than a number, and the number stays the same.
+// SAFETY: the address is a number that stays the same; no memory is behind it, as no device walks these tables.
 unsafe impl DmaBuffer for Pages {
     fn segments(&self) -> &[PhysSegment] {
         &self.0

@@ -20,8 +20,8 @@ use crate::sync::{Ordering, fence};
 ///
 /// The raw methods trust their caller with what the typed one ([`map`](Self::map)) keeps account of itself: that the memory is
 /// the caller's to open to a device, for which they are unsafe; and that a mapping is unmapped once, as a whole, by one
-/// CPU, and by whoever mapped it, which memory safety does not rest on: an unmap only ever closes. Whoever ends another's mapping
-/// sets its address free, so that the owner may end the next mapping there, whose device then loses its accesses.
+/// CPU, and by its owner. Memory safety does not rest on the second, as an unmap only ever closes. But a caller that ends
+/// another's mapping sets its address free: the owner may then end the next mapping there, whose device loses its accesses.
 ///
 /// All methods may run on any number of CPUs at once. What they may wait for is the domain's affair: see
 /// [`Domain::map`] and [`Domain::unmap`].

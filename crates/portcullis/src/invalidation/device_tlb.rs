@@ -18,10 +18,10 @@
 //!
 //! It is the second look that counts. The queue's `Ok` says that whatever the hardware reads from then on is what the
 //! caller has stored, and comes from the hardware: so the entries are cleared for all walks before the set is looked
-//! at, without a fence of our own. If the device is found, it is asked then (and the IOTLB again). If it is not, `add`'s store comes later, and after
-//! its fence so do the walks for the device, which find the entries cleared; what the IOTLB had of them is
-//! forgotten, and older walks end with `add`'s invalidation. (A look before the submission alone, without a fence, might be
-//! older than the clearing; it only saves a device that is there a second submission.)
+//! at, without a fence of our own. If the device is found, it is asked then (and the IOTLB again). If it is not, `add`'s
+//! store comes later, and after its fence so do the walks for the device, which find the entries cleared; what the IOTLB had
+//! of them is forgotten, and older walks end with `add`'s invalidation. (A look before the submission alone, without a
+//! fence, might be older than the clearing; it only saves a device that is there a second submission.)
 //!
 //! One that is *coming*, until that invalidation is confirmed, is asked like the others; but it is not there for another
 //! `add`, which must not say that it may fetch, nor for those that take a device out.
@@ -46,10 +46,10 @@ const RANGES: usize = 8;
 /// Requests in one submission: eight ranges in the IOTLB and in six devices. There may be several submissions.
 const REQUESTS: usize = 56;
 
-/// A free place in the set; others are one more than the device's number,
+/// A free place in the set. A place that is taken holds one more than the device's number.
 const FREE: u64 = 0;
 
-/// and this, while the device is coming.
+/// The bit that is set besides while the device is coming.
 const COMING: u64 = 1 << 63;
 
 /// A device that cannot be added to [`DeviceTlbs`]: it must not be allowed to cache translations.

@@ -19,7 +19,7 @@ pub(crate) const WARM: u32 = 2;
 pub(crate) enum Stopped {
     /// What was mapped is not any more, but for what the hardware is still to confirm.
     Ended,
-    /// A mapping of the scratch memory may still be there, so that memory is nobody's any more.
+    /// A mapping of the scratch memory may still be there, so the memory is leaked.
     Mapped,
 }
 

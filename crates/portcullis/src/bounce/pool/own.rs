@@ -153,7 +153,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             return Err(BounceError::NotMapped { iova });
         }
         let ending = Ending { pool: self, range, phase: Phase::Ending };
-        // One that the map does not know is nobody's any more, where its caller has given it away for this call.
+        // The caller may have given its only token away for this call: where the search panics, the addresses are lost.
         let changing = self.domain.changing(range);
         let found = self.find_single(range, iova, Some(len), Phase::Ending);
         changing.done();
