@@ -2,11 +2,10 @@
 
 mod common;
 
+use common::{SHIPPED, run};
 use portcullis::domain::Policy;
-use portcullis_trace::replay::{InForce, Mode, Options, PolicyReport, Profile, Report, Retry, replay};
+use portcullis_trace::replay::{InForce, Mode, Options, PolicyReport, Profile, Retry, replay};
 use portcullis_trace::{ReadOptions, Trace};
-
-const SHIPPED: &[u8] = include_bytes!("../../portcullis-cli/traces/mixed-nvme-e1000e.trace.zst");
 
 /// All that protect anything.
 const PROTECTING: [Mode; 6] = [
@@ -29,11 +28,6 @@ fn options(policies: &[Mode], change_policies: Option<u64>, every_ops: u64) -> O
     }
 }
 
-fn run(options: &Options) -> Report {
-    let mut trace = Trace::from_bytes("shipped", SHIPPED, ReadOptions::default()).unwrap();
-    replay(&mut trace, options, |_| ()).unwrap()
-}
-
 fn untranslated(report: &PolicyReport) -> bool {
     [Mode::PASSTHROUGH, Mode::Swiotlb].iter().any(|mode| mode.name() == report.policy)
 }
@@ -45,7 +39,7 @@ fn found(report: &PolicyReport) -> InForce {
 #[test]
 fn whatever_is_in_force_keeps_its_promise_while_policies_change() {
     for seed in [1, 2, 3] {
-        let report = run(&options(&Mode::ALL, Some(seed), EVERY));
+        let report = run("shipped", SHIPPED, &options(&Mode::ALL, Some(seed), EVERY));
         for policy in &report.policies {
             let found = found(policy);
             assert_eq!(
@@ -75,7 +69,7 @@ fn whatever_is_in_force_keeps_its_promise_while_policies_change() {
 
 #[test]
 fn without_changes_the_policy_asked_for_is_the_one_in_force() {
-    let report = run(&options(&Mode::ALL, None, EVERY));
+    let report = run("shipped", SHIPPED, &options(&Mode::ALL, None, EVERY));
     for policy in &report.policies {
         let found = found(policy);
         assert_eq!((policy.violations, found.changes, found.violations()), (0, 0, 0), "{}", policy.policy);
@@ -90,7 +84,8 @@ fn without_changes_the_policy_asked_for_is_the_one_in_force() {
 #[test]
 fn a_driver_that_forgets_to_invalidate_is_seen_by_either_policy() {
     let policies = [Policy::Strict.into(), Policy::LAZY.into()];
-    let report = run(&Options { break_invalidation: true, ..options(&policies, Some(1), EVERY) });
+    let report =
+        run("shipped", SHIPPED, &Options { break_invalidation: true, ..options(&policies, Some(1), EVERY) });
     for policy in &report.policies {
         let found = found(policy);
         assert!(found.strict.violations > 0 && found.lazy.violations > 0, "{}: {found:?}", policy.policy);

@@ -1,12 +1,12 @@
 //! A device that reads every byte it can reach, in memory where everything that is not meant for it is painted.
 
-use portcullis::domain::Policy;
-use portcullis_trace::replay::{Mode, Options, Paint, Painted, PolicyReport, Profile, Report, Retry, replay};
-use portcullis_trace::{ReadOptions, Trace};
-
 mod common;
 
-const SHIPPED: &[u8] = include_bytes!("../../portcullis-cli/traces/mixed-nvme-e1000e.trace.zst");
+use common::{SHIPPED, run};
+use portcullis::domain::Policy;
+use portcullis_trace::replay::{Mode, Options, Paint, Painted, PolicyReport, Profile, Retry, replay};
+use portcullis_trace::{ReadOptions, Trace};
+
 const STRICT: Mode = Mode::Each(Policy::Strict);
 
 fn options(policies: &[Mode], every_ops: u64) -> Options {
@@ -15,11 +15,6 @@ fn options(policies: &[Mode], every_ops: u64) -> Options {
         paint: Some(Paint { every_ops }),
         ..Options::new(Profile::load("none").unwrap())
     }
-}
-
-fn run(name: &str, text: &[u8], options: &Options) -> Report {
-    let mut trace = Trace::from_bytes(name, text, ReadOptions::default()).unwrap();
-    replay(&mut trace, options, |_| ()).unwrap()
 }
 
 fn found(report: &PolicyReport) -> Painted {

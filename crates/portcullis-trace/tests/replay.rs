@@ -1,31 +1,19 @@
-//! The replay: what it promises of every trace, and that its checker sees a driver that forgets to invalidate.
+//! The replay: what it promises of every trace.
+
+mod common;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use common::{SHIPPED, policy, run};
 use portcullis::domain::Policy;
 use portcullis::platform::{Platform, PlatformEvents};
 use portcullis_trace::replay::{
-    BATCH_UNMAPS, COMMIT_WITHIN_NS, Mode, Options, PolicyReport, Profile, RING_BATCH, ReplayPlatform, Report,
-    built_in_names, replay,
+    BATCH_UNMAPS, COMMIT_WITHIN_NS, Options, Profile, RING_BATCH, ReplayPlatform, Report, built_in_names,
 };
-use portcullis_trace::{ReadOptions, Trace};
-
-const SHIPPED: &[u8] = include_bytes!("../../portcullis-cli/traces/mixed-nvme-e1000e.trace.zst");
 
 fn options(profile: &str) -> Options {
     Options::new(Profile::load(profile).unwrap())
-}
-
-fn run(name: &str, text: &[u8], options: &Options) -> Report {
-    let mut trace = Trace::from_bytes(name, text, ReadOptions::default()).unwrap();
-    let report = replay(&mut trace, options, |_| ()).unwrap();
-    assert_eq!(trace.summary().accounted(), trace.summary().events, "every event has its place");
-    report
-}
-
-fn policy<'a>(report: &'a Report, name: &str) -> &'a PolicyReport {
-    report.policies.iter().find(|policy| policy.policy == name).unwrap()
 }
 
 /// One line of a trace at `ns` on `cpu`.
@@ -69,30 +57,6 @@ fn a_well_behaved_device_meets_no_fault_and_no_violation_under_any_policy() {
     let expected = 710.0 * report.trace.unmaps as f64 / report.trace.maps as f64;
     assert!((strict.wait_ns_per_op - expected).abs() < 1e-6);
     assert!(lazy.wait_ns_per_op < expected / 50.0);
-}
-
-#[test]
-fn leaving_out_the_invalidation_in_strict_mode_is_seen() {
-    let mut options = options("none");
-    options.policies = vec![Policy::Strict.into()];
-    options.break_invalidation = true;
-    let broken = run("shipped", SHIPPED, &options);
-    let strict = policy(&broken, "strict");
-    // The device had just used each page, so its translation was cached at nearly every unmap; addresses
-    // that come back meet what is cached of their last use.
-    assert!(strict.violations > 10_000, "{} violations", strict.violations);
-    assert!(strict.exposure.stale_byte_s > 0.0);
-}
-
-#[test]
-fn leaving_out_the_copies_is_seen() {
-    for mode in [Mode::Bounce, Mode::Adaptive, Mode::Swiotlb] {
-        let mut options = options("none");
-        options.policies = vec![mode];
-        options.break_copies = true;
-        let broken = run("shipped", SHIPPED, &options);
-        assert!(policy(&broken, mode.name()).violations > 10_000, "{}", mode.name());
-    }
 }
 
 #[test]
@@ -186,26 +150,6 @@ fn bytes_that_cannot_be_kept_are_counted_with_the_limit() {
         );
     }
     assert_eq!(policy(&report, "strict").failures, 0);
-}
-
-#[test]
-fn leaving_out_the_flush_in_lazy_mode_is_seen() {
-    let mut options = options("none");
-    options.policies = vec![Policy::LAZY.into()];
-    options.break_invalidation = true;
-    let broken = run("shipped", SHIPPED, &options);
-    assert!(policy(&broken, "lazy").violations > 0);
-}
-
-#[test]
-fn leaving_out_the_invalidation_of_a_commit_is_seen() {
-    for mode in [Mode::StrictBatch, Mode::StrictRing] {
-        let mut options = options("none");
-        options.policies = vec![mode];
-        options.break_invalidation = true;
-        let broken = run("shipped", SHIPPED, &options);
-        assert!(policy(&broken, mode.name()).violations > 10_000, "{}", mode.name());
-    }
 }
 
 #[test]

@@ -64,6 +64,8 @@ pub(super) struct Places<'a> {
     pub first: u64,
     /// to this one.
     pub end: u64,
+    /// Of those, what lies in here.
+    pub within: (u64, u64),
     /// All, and not only those at the ends of each page's part.
     pub in_full: bool,
 }
@@ -71,6 +73,12 @@ pub(super) struct Places<'a> {
 impl Places<'_> {
     /// Calls `each` with the offset and the length of each run of bytes, of up to a page.
     fn each(&self, mut each: impl FnMut(u64, u64)) {
+        let mut each = |offset: u64, len: u64| {
+            let (from, to) = (offset.max(self.within.0), (offset + len).min(self.within.1));
+            if from < to {
+                each(from, to - from);
+            }
+        };
         let mut begins = 0;
         for part in self.buffer {
             let (mut at, end) = (self.first.max(begins), self.end.min(begins + part.len));

@@ -1,9 +1,26 @@
-//! What the tests share: reading a text to its end.
+//! What the tests share: reading a text to its end, and replaying it.
 #![allow(dead_code, reason = "each test program uses its own part")]
 
 use std::path::{Path, PathBuf};
 
+use portcullis_trace::replay::{Options, PolicyReport, Report, replay};
 use portcullis_trace::{Chunk, Op, OpKind, ReadOptions, Segment, Summary, Trace, TraceError};
+
+/// The trace that ships with the command.
+pub const SHIPPED: &[u8] = include_bytes!("../../../portcullis-cli/traces/mixed-nvme-e1000e.trace.zst");
+
+/// Replays `text`.
+pub fn run(name: &str, text: &[u8], options: &Options) -> Report {
+    let mut trace = Trace::from_bytes(name, text, ReadOptions::default()).unwrap();
+    let report = replay(&mut trace, options, |_| ()).unwrap();
+    assert_eq!(trace.summary().accounted(), trace.summary().events, "every event has its place");
+    report
+}
+
+/// What `report` says of the policy `name`.
+pub fn policy<'a>(report: &'a Report, name: &str) -> &'a PolicyReport {
+    report.policies.iter().find(|policy| policy.policy == name).unwrap()
+}
 
 /// The traces in the folder that `PORTCULLIS_TRACES` names, in order; `None` where it names none, which is said.
 pub fn traces() -> Option<Vec<PathBuf>> {

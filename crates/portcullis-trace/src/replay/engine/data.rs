@@ -26,7 +26,7 @@ impl<X: Format> Engine<X> {
             return None;
         }
         let written = Pattern { tag: self.transfers + 1, colour: colour(live.device) };
-        let outcome = self.access_bytes(live, (first, end), live.pattern, Some(written));
+        let outcome = self.access_bytes(live, (first, end), (live.pattern, (0, u64::MAX)), Some(written));
         self.transfers += 1;
         self.violations += outcome;
         (live.direction != Direction::ToDevice).then_some(written)
@@ -44,12 +44,13 @@ impl<X: Format> Engine<X> {
     }
 
     /// A transfer of the bytes from `first` to `end` of a mapping that may be a copy: the device reads what is
-    /// `expected`, and writes `written`, each if the direction says so. How much went wrong.
+    /// `expected` where its driver has put that, which was in the places of `filled`, and writes `written`, each if the
+    /// direction says so. How much went wrong.
     fn access_bytes(
         &self,
         live: &Live,
         (first, end): (u64, u64),
-        expected: Pattern,
+        (expected, filled): (Pattern, (u64, u64)),
         written: Option<Pattern>,
     ) -> u64 {
         let Some(bytes) = &self.bytes else { return 0 };
@@ -76,7 +77,8 @@ impl<X: Format> Engine<X> {
         if permissions.allows(Permissions::READ) {
             // What is read from the buffer itself may be another mapping's of the same memory by now; that it is read
             // from there has been checked.
-            wrong += Bytes::new(bytes, &reached, first).wrong(places, expected, is_pool);
+            let filled = Places { within: (first, end), ..self.places(&live.memory, filled) };
+            wrong += Bytes::new(bytes, &reached, first).wrong(filled, expected, is_pool);
         }
         if let Some(written) = written.filter(|_| permissions.allows(Permissions::WRITE)) {
             Bytes::new(bytes, &reached, first).put(places, written);
@@ -129,7 +131,7 @@ impl<X: Format> Engine<X> {
         }
         if reads {
             if side == Side::Device {
-                self.violations += self.access_bytes(live, part, changed, None);
+                self.violations += self.access_bytes(live, part, (changed, part), None);
             }
             // As it was, so that the device knows what to find later.
             self.put_original(&live.memory, part, live.pattern);
@@ -163,7 +165,7 @@ impl<X: Format> Engine<X> {
     }
 
     fn places<'a>(&self, buffer: &'a [PhysSegment], (first, end): (u64, u64)) -> Places<'a> {
-        Places { buffer, first, end, in_full: self.painter.is_some() }
+        Places { buffer, first, end, within: (first, end), in_full: self.painter.is_some() }
     }
 
     /// Gives the memory of `scratch` bytes. Where there are too many, memory of no live mapping is forgotten first.
