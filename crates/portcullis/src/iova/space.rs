@@ -192,9 +192,9 @@ impl IovaSpace {
         self.free_local_slowly(slot, range)
     }
 
-    /// Takes back a range that the caller's own CPU handed out, onto its list: the fast path. Whether it did.
+    /// Takes back a range that the CPU whose slot this is handed out, onto its list: the fast path. Returns whether it did.
     #[inline]
-    fn put(&self, slot: &LocalSlot<'_>, range: IovaRange) -> bool {
+    pub(crate) fn put(&self, slot: &LocalSlot<'_>, range: IovaRange) -> bool {
         let Some((pages, class)) = self.small_class(range.len()) else {
             return false;
         };

@@ -103,11 +103,32 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// Gives back the addresses of a range that no device reaches any more.
     #[inline]
     fn ended(&self, changing: Changing<'_, M, P>, neighbours: u64) {
+        let mut changing = Some(changing);
+        let put = |slot: &LocalSlot<'_>| {
+            if let Some(changing) = changing.take_if(|changing| self.space.put(slot, changing.range())) {
+                changing.done();
+                self.count_unmap(Some(slot), neighbours);
+            }
+        };
+        self.platform.with_slot_at_hand(put);
+        if let Some(changing) = changing {
+            self.ended_slowly(changing, neighbours);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn ended_slowly(&self, changing: Changing<'_, M, P>, neighbours: u64) {
         self.platform.with_slot(|slot| {
-            self.uncount_neighbours(slot, neighbours);
-            self.counters.unmaps.add(slot, 1);
+            self.count_unmap(slot, neighbours);
             self.give_back(slot, changing.done());
         });
+    }
+
+    #[inline]
+    fn count_unmap(&self, slot: Option<&LocalSlot<'_>>, neighbours: u64) {
+        self.uncount_neighbours(slot, neighbours);
+        self.counters.unmaps.add(slot, 1);
     }
 
     /// Has `range`, which is cleared, wait for the next flush; `false` where it must not.
@@ -124,8 +145,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
                 let give_back = |safe| self.give_back(slot, safe);
                 let deferred = self.deferred.push(slot, cleared, &window, clock, give_back);
                 if matches!(deferred, Deferred::Queued | Deferred::QueuedFirst { .. }) {
-                    self.counters.unmaps.add(slot, 1);
-                    self.uncount_neighbours(slot, neighbours);
+                    self.count_unmap(slot, neighbours);
                 }
                 deferred
             });
