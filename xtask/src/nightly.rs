@@ -68,7 +68,7 @@ pub const TOOLS: [Tool; 3] = [
 
 /// What Miri can do in a minute: it interprets, so a test of a whole domain with a software IOMMU below takes minutes.
 const UNSAFE: [Tests; 2] = [
-    ("engine", &["engine::near::a_cursor_is_not_used_once_tables_were_reclaimed"]),
+    ("engine", &["engine::near::no_table_is_remembered_once_it_was_reclaimed"]),
     ("iova_space", &["a_range_freed_elsewhere_returns_to_its_owner", "only_whole_ranges_are_taken_back"]),
 ];
 

@@ -18,8 +18,8 @@ use portcullis::dma::{DmaDevice, DmaSegment, RingError, RingMapping, StrictRing}
 use portcullis::domain::{Domain, MapListError, PhysSegment};
 use portcullis::invalidation::{DeviceId, Gather, InvalidationError, InvalidationQueue};
 use portcullis::mapper::{Mapper, TableMapper};
-use portcullis::pgtable::{Attributes, Cursor, Format, MapError, PageTable, Unmapped};
-use portcullis::platform::{CopyMemory, Frames, Platform};
+use portcullis::pgtable::{Attributes, Format, MapError, PageTable, Unmapped};
+use portcullis::platform::{CopyMemory, Frames, LocalSlot, Platform};
 use portcullis::registration::{AcquireError, Keep, Registration, RegistrationCache};
 
 use crate::memory::Memory;
@@ -69,11 +69,10 @@ pub trait OpenTable {
         undone: &mut Option<IovaRange>,
     ) -> Result<(), MapError>;
 
-    /// [`PageTable::map_near`].
-    fn open_near<P: Platform>(
+    /// [`PageTable::map_at_hand`], by a slot that is at hand; `false` where none is.
+    fn open_at_hand<P: Platform>(
         &self,
         platform: &P,
-        cursor: &mut Cursor,
         range: IovaRange,
         phys: PhysAddr,
         attributes: impl Into<Attributes>,
@@ -86,6 +85,9 @@ pub trait OpenTable {
         range: IovaRange,
         invalidate: &mut dyn FnMut(IovaRange) -> bool,
     ) -> Unmapped;
+
+    /// [`PageTable::unmap_at_hand`], by a slot that is at hand; `false` where none is.
+    fn close_at_hand<P: Platform>(&self, platform: &P, range: IovaRange) -> bool;
 
     /// [`PageTable::reclaim`].
     ///
@@ -126,16 +128,17 @@ impl<F: Frames + Simulated, X: Format> OpenTable for PageTable<F, X> {
     }
 
     #[inline]
-    fn open_near<P: Platform>(
+    fn open_at_hand<P: Platform>(
         &self,
         platform: &P,
-        cursor: &mut Cursor,
         range: IovaRange,
         phys: PhysAddr,
         attributes: impl Into<Attributes>,
     ) -> bool {
-        // SAFETY: as for `open`.
-        unsafe { self.map_near(platform, cursor, range, phys, attributes) }
+        let attributes = attributes.into();
+        // SAFETY: as for `open`; the platform has just lent the slot.
+        let map = |slot: &LocalSlot<'_>| unsafe { self.map_at_hand(platform, slot, range, phys, attributes) };
+        platform.with_slot_at_hand(map) == Some(true)
     }
 
     #[inline]
@@ -147,6 +150,13 @@ impl<F: Frames + Simulated, X: Format> OpenTable for PageTable<F, X> {
     ) -> Unmapped {
         // SAFETY: only simulated hardware walks the table, and it reads frames as atomics, also those that are freed.
         unsafe { self.unmap(platform, range, invalidate) }
+    }
+
+    #[inline]
+    fn close_at_hand<P: Platform>(&self, platform: &P, range: IovaRange) -> bool {
+        // SAFETY: the platform has just lent the slot.
+        let unmap = |slot: &LocalSlot<'_>| unsafe { self.unmap_at_hand(platform, slot, range) };
+        platform.with_slot_at_hand(unmap) == Some(true)
     }
 
     #[inline]
@@ -203,18 +213,19 @@ pub trait OpenMapper: Mapper + Simulated {
         unsafe { self.map(platform, range, list, permissions, gather) }
     }
 
-    /// [`Mapper::map_near`].
+    /// [`Mapper::map_at_hand`], by a slot that is at hand; `false` where none is.
     #[inline]
-    fn open_near<P: Platform>(
+    fn open_at_hand<P: Platform>(
         &self,
         platform: &P,
-        cursor: &mut Cursor,
         range: IovaRange,
         phys: PhysAddr,
         permissions: Permissions,
     ) -> bool {
-        // SAFETY: as for `open`.
-        unsafe { self.map_near(platform, cursor, range, phys, permissions) }
+        // SAFETY: as for `open`; the platform has just lent the slot.
+        let map =
+            |slot: &LocalSlot<'_>| unsafe { self.map_at_hand(platform, slot, range, phys, permissions) };
+        platform.with_slot_at_hand(map) == Some(true)
     }
 }
 

@@ -9,7 +9,7 @@ use crate::invalidation::{
     Costs, DeviceId, DeviceTlbError, DeviceTlbs, DomainId, Gather, Invalidation, InvalidationError,
     InvalidationQueue, Request,
 };
-use crate::pgtable::{Cursor, Format, MapError, PageTable, Unmapped, VtdSecondStage};
+use crate::pgtable::{Format, MapError, PageTable, Unmapped, VtdSecondStage};
 use crate::platform::{Frames, LocalSlot, Platform};
 
 /// What an address space can hold.
@@ -32,14 +32,14 @@ pub struct Geometry {
 /// A buffer goes back to its owner, and frames to their allocator, on the word of this trait. So:
 ///
 /// - A device reaches memory through an address of this mapper only while a [`map`](Self::map) (or
-///   [`map_near`](Self::map_near), or [`map_at_hand`](Self::map_at_hand)) of just that memory to that address is in force: from the call on until it is confirmed
-///   that it was removed.
+///   [`map_at_hand`](Self::map_at_hand)) of just that memory to that address is in force: from the call on until it is
+///   confirmed that it was removed.
 /// - **After `Ok` of [`sync`](Self::sync) no device reaches what was in the gather**: nothing that an
 ///   [`unmap`](Self::unmap) or a failed `map` removed and added, or that lies in a range which the caller added, through a
 ///   translation that was there before the removal, and every access that used one is complete. A gather of
 ///   [everything](Gather::everything) covers all that was removed before the call, by any CPU.
 /// - **A `map` that fails leaves nothing mapped** that it has entered, and has added to the gather all that a device
-///   may have used meanwhile. `map_near` and `map_at_hand` that return `false` have changed nothing.
+///   may have used meanwhile. A `map_at_hand` that returns `false` has changed nothing.
 /// - `unmap` removes all translations of the range, but what it says that it has kept, adds what it removed to the gather,
 ///   and leaves what is beside the range as it was. [`unmap_at_hand`](Self::unmap_at_hand) that returns `true` has removed
 ///   all of the range, and `Ok` of [`sync_range`](Self::sync_range) of that range then says the same as that of `sync`; one that
@@ -72,27 +72,6 @@ pub unsafe trait Mapper: Send + Sync + 'static {
         permissions: Permissions,
         gather: &mut Gather,
     ) -> Result<(), MapError>;
-
-    /// Maps `range` to the memory at `phys` as [`map`](Self::map) does, if that is quickly done: for a caller
-    /// whose ranges are small, and neighbours one after the other. `cursor` is its own, where it has mapped last.
-    /// Whether it did; if not, nothing is changed, and `map` does it or says why not. Never allocates or waits.
-    ///
-    /// A mapper that has no quicker way than `map` need not have this.
-    ///
-    /// # Safety
-    /// As for [`map`](Self::map).
-    #[inline]
-    unsafe fn map_near<P: Platform>(
-        &self,
-        platform: &P,
-        cursor: &mut Cursor,
-        range: IovaRange,
-        phys: PhysAddr,
-        permissions: Permissions,
-    ) -> bool {
-        let _ = (platform, cursor, range, phys, permissions);
-        false
-    }
 
     /// Maps `range` to the memory at `phys` as [`map`](Self::map) does, if that is quickly done, by a slot that the caller
     /// holds. Returns whether it did; if not, nothing is changed, and `map` does it or says why not. Never allocates or waits,
@@ -295,19 +274,6 @@ unsafe impl<F: Frames, Q: InvalidationQueue, X: Format> Mapper for TableMapper<F
             return self.make_seen(platform, range, gather);
         }
         result
-    }
-
-    #[inline]
-    unsafe fn map_near<P: Platform>(
-        &self,
-        platform: &P,
-        cursor: &mut Cursor,
-        range: IovaRange,
-        phys: PhysAddr,
-        permissions: Permissions,
-    ) -> bool {
-        // `map` has the hardware see it. SAFETY: the caller's promise.
-        !self.caches_absent && unsafe { self.table.map_near(platform, cursor, range, phys, permissions) }
     }
 
     #[inline]

@@ -13,7 +13,7 @@ use portcullis::invalidation::{
     DomainId, Gather, Invalidation, InvalidationError, InvalidationQueue, Request, SharedQueue,
 };
 use portcullis::mapper::TableMapper;
-use portcullis::pgtable::{Cursor, MapError, PageTable, VtdSecondStage};
+use portcullis::pgtable::{MapError, PageTable, VtdSecondStage};
 use portcullis::platform::{Platform, PlatformEvents};
 use portcullis_model::open::{OpenDevice, OpenDomain, OpenMapper, OpenRing};
 use portcullis_model::{Context, Iommu, IommuConfig, Memory, Queue};
@@ -64,7 +64,7 @@ fn what_is_mapped_is_reached_though_it_was_asked_for_before() {
     }
 }
 
-/// A ring maps neighbours through a cursor, without a walk: here it must not.
+/// A ring maps by the short way: here it must not.
 #[test]
 fn a_ring_s_descriptor_is_reached_when_it_is_mapped() {
     let rig = rig(|queue| queue);
@@ -156,12 +156,12 @@ fn who_passes_a_queue_on_passes_on_what_it_says() {
         let table = PageTable::new(Arc::clone(&memory), format, platform.slots()).unwrap();
         iommu.attach(DEVICE, Context::SecondStage { domain: DOMAIN, root: table.root(), levels: 4 });
         let mapper = TableMapper::new(table, wrap(iommu.queue()), DOMAIN, Vec::new());
-        let (mut faults, mut cursor) = (0, Cursor::new());
+        let mut faults = 0;
         for number in 512..520 {
             let range = IovaRange::new(Iova::new(number * PAGE), PAGE).unwrap();
             assert!(iommu.access(DEVICE, range.start(), 1, BOTH).is_err());
             let phys = PhysAddr::new(number * PAGE);
-            if !mapper.open_near(&platform, &mut cursor, range, phys, BOTH) {
+            if !mapper.open_at_hand(&platform, range, phys, BOTH) {
                 let mut gather = Gather::new();
                 mapper.open(&platform, range, [(phys, PAGE)], BOTH, &mut gather).unwrap();
                 assert!(gather.is_empty());

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use portcullis::addr::{IovaRange, Permissions, PhysAddr};
 use portcullis::invalidation::{Costs, Gather, InvalidationError};
 use portcullis::mapper::{Geometry, Mapper};
-use portcullis::pgtable::{Cursor, MapError, Unmapped};
-use portcullis::platform::Platform;
+use portcullis::pgtable::{MapError, Unmapped};
+use portcullis::platform::{LocalSlot, Platform};
 
 /// What takes, or keeps account of, the waits for requests.
 pub trait RequestWaits: Send + Sync + 'static {
@@ -73,16 +73,32 @@ unsafe impl<M: Mapper, W: RequestWaits> Mapper for RequestMapper<M, W> {
     }
 
     #[inline]
-    unsafe fn map_near<P: Platform>(
+    unsafe fn map_at_hand<P: Platform>(
         &self,
         platform: &P,
-        cursor: &mut Cursor,
+        slot: &LocalSlot<'_>,
         range: IovaRange,
         phys: PhysAddr,
         permissions: Permissions,
     ) -> bool {
         // By request there is no quicker way. SAFETY: the caller's promise.
-        !self.by_request && unsafe { self.inner.map_near(platform, cursor, range, phys, permissions) }
+        !self.by_request && unsafe { self.inner.map_at_hand(platform, slot, range, phys, permissions) }
+    }
+
+    #[inline]
+    unsafe fn unmap_at_hand<P: Platform>(
+        &self,
+        platform: &P,
+        slot: &LocalSlot<'_>,
+        range: IovaRange,
+    ) -> bool {
+        // As above. SAFETY: the caller's promise.
+        !self.by_request && unsafe { self.inner.unmap_at_hand(platform, slot, range) }
+    }
+
+    #[inline]
+    fn sync_range(&self, range: IovaRange) -> Result<(), InvalidationError> {
+        self.inner.sync_range(range)
     }
 
     #[inline]

@@ -33,14 +33,14 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         if !self.is_home(platform) || !self.is_plain(range, phys) {
             return false;
         }
-        let Some(_turn) = self.sections().begin(slot) else {
+        let Some(turn) = self.sections().begin(slot) else {
             return false;
         };
         let (iova, phys, len) = (range.start().get(), phys.get(), range.len());
-        match self.are_granules(len) {
-            true => self.map_granules(iova, phys, len, attributes),
-            false => self.map_page(iova, phys, len, attributes),
+        if len >= self.second {
+            return self.map_page(iova, phys, len, attributes);
         }
+        self.lowest(&turn, iova, X::MARK).is_some_and(|at| self.enter_granules(at, phys, len, attributes))
     }
 
     /// Clears every entry of `range`, if that takes no more than a walk and some stores: one page that was mapped as
@@ -63,20 +63,14 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         if !self.is_home(platform) || !is_whole || range.last() > self.last_iova() {
             return false;
         }
-        let Some(_turn) = self.sections().begin(slot) else {
+        let Some(turn) = self.sections().begin(slot) else {
             return false;
         };
         let (iova, len) = (range.start().get(), range.len());
-        match self.are_granules(len) {
-            true => self.unmap_granules(iova, len),
-            false => self.unmap_page(iova, len),
+        if len >= self.second {
+            return self.unmap_page(iova, len);
         }
-    }
-
-    /// Whether `len` bytes are several granules that make no larger page.
-    #[inline]
-    fn are_granules(&self, len: u64) -> bool {
-        len > 1 << X::GRANULE_SHIFT && len < self.second
+        self.lowest(&turn, iova, Self::CLOSED).is_some_and(|at| self.clear_granules(at, len))
     }
 
     /// Whether addresses and lengths are multiples of the granule, given all bits that any of them has.
@@ -98,17 +92,13 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             && (last ^ phys.get()) >> ADDRESS_BITS == 0
     }
 
-    /// Maps granules, if a lowest table has room for them in one frame. Returns whether it did. Inside a section; the
-    /// arguments [are plain](Self::is_plain).
-    #[inline]
-    fn map_granules(&self, iova: u64, phys: u64, len: u64, attributes: Attributes) -> bool {
-        self.walk_to(iova, 1, X::MARK).is_some_and(|at| self.enter_granules(at, phys, len, attributes))
-    }
-
     /// Enters granules from `at` on, which is in a lowest table, if their entries lie in one frame and are free. Returns
-    /// whether it did. Inside the section in which the table was found.
+    /// whether it did. Inside the section in which the table was found; the arguments [are plain](Self::is_plain).
     #[inline]
-    pub(super) fn enter_granules(&self, at: Position, phys: u64, len: u64, attributes: Attributes) -> bool {
+    fn enter_granules(&self, at: Position, phys: u64, len: u64, attributes: Attributes) -> bool {
+        if len == 1 << X::GRANULE_SHIFT {
+            return self.enter_granule(at, phys, attributes);
+        }
         let Some(words) = self.words(at).get(..(len >> X::GRANULE_SHIFT) as usize) else {
             return false;
         };
@@ -122,21 +112,37 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         true
     }
 
-    /// Clears granules, if they lie in one frame of a lowest table that is open to unmaps, and no page was split there.
-    /// Returns whether it did. Inside a section.
+    /// The same for one.
     #[inline]
-    fn unmap_granules(&self, iova: u64, len: u64) -> bool {
-        let Some(at) = self.walk_to(iova, 1, Self::CLOSED) else {
+    pub(super) fn enter_granule(&self, at: Position, phys: u64, attributes: Attributes) -> bool {
+        let word = self.word(at);
+        if word.load(Ordering::Relaxed) != 0 {
             return false;
-        };
+        }
+        let leaf = self.format().leaf(PhysAddr::new(phys), LeafSize { level: 1, run: 0 }, attributes);
+        word.store(leaf, Ordering::Release);
+        self.clean(core::slice::from_ref(word));
+        true
+    }
+
+    /// Clears granules from `at` on, which is in a lowest table that is open to unmaps, and in which no page was split, if
+    /// all of them lie in one frame and are mapped. Returns whether it did. Inside the section in which the table was found.
+    #[inline]
+    fn clear_granules(&self, at: Position, len: u64) -> bool {
+        let word = self.word(at);
+        let first = word.load(Ordering::Relaxed);
+        if self.format().decode(first, 1) != (Entry::Leaf { run: 0 }) {
+            return false;
+        }
+        if len == 1 << X::GRANULE_SHIFT {
+            word.store(0, Ordering::Relaxed);
+            self.clean(core::slice::from_ref(word));
+            return true;
+        }
         let Some(words) = self.words(at).get(..(len >> X::GRANULE_SHIFT) as usize) else {
             return false;
         };
-        let Some(first) = words.first().map(|word| word.load(Ordering::Relaxed)) else {
-            return false;
-        };
-        let is_leaf = self.format().decode(first, 1) == (Entry::Leaf { run: 0 });
-        if !is_leaf || differ::<X>(words, first) {
+        if differ::<X>(words, first) {
             return false;
         }
         zero(words);

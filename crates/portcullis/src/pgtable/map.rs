@@ -25,9 +25,9 @@ pub(super) struct Run {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Last {
     /// The address divided by what a table of the lowest level translates.
-    region: u64,
+    pub region: u64,
     /// That of them in which the address has its entry, where the root is the lowest and is made of several.
-    table: PhysAddr,
+    pub table: PhysAddr,
 }
 
 impl Last {
@@ -38,14 +38,20 @@ impl Last {
     pub(super) fn new<X: Format>(format: &X, iova: u64, at: Position) -> Self {
         let part = (at.index >> X::INDEX_BITS) as u64;
         let table = PhysAddr::new(at.table.get() + (part << X::GRANULE_SHIFT));
-        Self { region: iova >> format.shift(2), table }
+        Self { region: Self::region(format, iova), table }
+    }
+
+    /// The number of the region that one lowest table translates, in which `iova` lies.
+    #[inline]
+    pub(super) fn region<X: Format>(format: &X, iova: u64) -> u64 {
+        iova >> format.shift(2)
     }
 
     /// Where `iova`, which lies inside the aperture, has its entry, if that is in this table.
     #[inline]
     pub(super) fn position<X: Format>(&self, format: &X, iova: u64) -> Option<Position> {
         let at = Position { table: self.table, level: 1, index: format.index(iova, 1) };
-        (self.region == iova >> format.shift(2)).then_some(at)
+        (self.region == Self::region(format, iova)).then_some(at)
     }
 }
 
@@ -120,11 +126,10 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         self.write_leaves((iova, phys, until), attributes, size, at)
     }
 
-    /// Maps one page, if that takes no more than a walk and a store: a leaf that has one entry, tables that are
-    /// there, nothing in its place. Whether it did. The arguments are as for [`map_run`](Self::map_run).
-    #[inline]
+    /// Maps one page that is larger than a granule, if that takes no more than a walk and a store: a leaf that has one
+    /// entry, tables that are there, nothing in its place. Returns whether it did. Inside a section; the arguments are as
+    /// for [`map_run`](Self::map_run).
     pub(super) fn map_page(&self, iova: u64, phys: u64, len: u64, attributes: Attributes) -> bool {
-        let format = self.format();
         let Some(level) = self.level_of(iova | phys, len) else {
             return false;
         };
@@ -135,21 +140,16 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         if word.load(Ordering::Relaxed) != 0 {
             return false;
         }
-        word.store(
-            format.leaf(PhysAddr::new(phys), LeafSize { level, run: 0 }, attributes),
-            Ordering::Release,
-        );
+        let leaf = self.format().leaf(PhysAddr::new(phys), LeafSize { level, run: 0 }, attributes);
+        word.store(leaf, Ordering::Release);
         self.clean(core::slice::from_ref(word));
         true
     }
 
     /// The level at which `len` bytes at a multiple of `bits` are one leaf of one entry.
-    #[inline]
     pub(super) fn level_of(&self, bits: u64, len: u64) -> Option<u32> {
         if bits & (len - 1) != 0 {
             None
-        } else if len == 1 << X::GRANULE_SHIFT {
-            Some(1)
         } else if len.is_power_of_two() && self.single() & len != 0 {
             Some((len.trailing_zeros() - X::GRANULE_SHIFT) / X::INDEX_BITS + 1)
         } else {
@@ -157,22 +157,11 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         }
     }
 
-    /// Maps a granule in the table that `last` remembers, if it lies there and nothing is in its place. Whether
-    /// it did. The arguments are as for [`map_run`](Self::map_run).
+    /// Maps a granule in the table that `last` remembers, if it lies there and nothing is in its place. Returns
+    /// whether it did. The arguments are as for [`map_run`](Self::map_run).
     #[inline]
     pub(super) fn map_next(&self, iova: u64, phys: u64, attributes: Attributes, last: &Last) -> bool {
-        let format = self.format();
-        let Some(at) = last.position(format, iova) else {
-            return false;
-        };
-        let word = self.word(at);
-        if word.load(Ordering::Relaxed) != 0 {
-            return false;
-        }
-        let leaf = format.leaf(PhysAddr::new(phys), LeafSize { level: 1, run: 0 }, attributes);
-        word.store(leaf, Ordering::Release);
-        self.clean(core::slice::from_ref(word));
-        true
+        last.position(self.format(), iova).is_some_and(|at| self.enter_granule(at, phys, attributes))
     }
 
     /// Writes leaves of `size` from `at` on, up to the end of the frame.

@@ -8,10 +8,10 @@
 mod amd_v1;
 mod arm;
 mod at_hand;
-mod cursor;
 mod error;
 mod format;
 mod map;
+mod near;
 mod read;
 mod reclaim;
 mod replace;
@@ -25,7 +25,6 @@ mod x86;
 
 pub use amd_v1::AmdV1;
 pub use arm::{ARM_MAIR, Arm, ArmStage};
-pub use cursor::Cursor;
 pub use error::{MapError, TableError};
 pub use format::{Attributes, Entry, Format, Layout, LeafSize, Memory};
 pub use read::Mapping;

@@ -3,7 +3,7 @@
 //! A table is given back in six steps, up to 64 tables at a time:
 //!
 //! 1. the entry that leads to it is *marked*, with a bit that hardware ignores: whoever wants to change
-//!    something below waits, outside its section; and what [cursors](super::Cursor) remember is made stale;
+//!    something below waits, outside its section; and CPUs are made to forget which tables they were [in last](super::near);
 //! 2. all sections that might have passed the entry before it was marked are waited for: from here on nobody
 //!    writes to the table but to clear entries;
 //! 3. if the table is empty still, it is *set aside*: the entry becomes absent for the hardware but keeps the
@@ -209,7 +209,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             if batch.tables.is_empty() && batch.parked.is_empty() {
                 return Ok(freed);
             }
-            self.retire_cursors();
+            self.forget_near();
             self.sections().synchronize(platform);
             if !batch.set_aside() && batch.parked.is_empty() {
                 // All of them are in use again: the next call may have more luck.

@@ -4,7 +4,7 @@
 //! Entries cannot be changed together, but one store can exchange their table:
 //!
 //! 1. the entry that leads to the table is *marked*, as for [reclaim](super::reclaim) and with [`Format::SPLIT`]: maps and
-//!    unmaps that meet both wait, outside their sections; and [cursors](super::Cursor) are made stale;
+//!    unmaps that meet both wait, outside their sections; and CPUs are made to forget which tables they were [in last](super::near);
 //! 2. all sections that might have passed it before are waited for: nobody but hardware is in the table;
 //! 3. it is copied, with smaller leaves in the page's place, and the entry leads to the copy, still marked;
 //! 4. hardware is made to forget all that it has cached of the addresses below, tables included;
@@ -109,7 +109,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             return Ok(());
         };
         let (above, at) = (this.above, this.at);
-        self.retire_cursors();
+        self.forget_near();
         self.sections().synchronize(platform);
         // Somebody may have removed it before.
         let first = self.word(at).load(Ordering::Acquire);

@@ -5,13 +5,14 @@ use alloc::vec::Vec;
 use super::error::{MapError, TableError};
 use super::format::{Attributes, Format, Layout, LeafSize};
 use super::map::Last;
+use super::near::Near;
 use super::unmap::{Obstacle, UnmapRun};
 use super::walk::{Conflict, NewTable};
 use crate::addr::{Iova, IovaRange, PageSize, PageSizes, PhysAddr};
 use crate::broken::broken;
 use crate::percpu::Sections;
 use crate::platform::{FRAME_SIZE, Frames, Home, LocalSlot, Platform};
-use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering, pause, unique};
+use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering, pause};
 
 /// What an unmap found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,7 +56,7 @@ pub struct PageTable<F: Frames, X: Format> {
     frames: F,
     format: X,
     root: PhysAddr,
-    sections: Sections,
+    sections: Sections<Near>,
     /// The platform whose slots `sections` are for.
     home: Home,
     /// The highest address, and the binary logarithm of what an entry of the root translates.
@@ -67,7 +68,7 @@ pub struct PageTable<F: Frames, X: Format> {
     single: u64,
     /// Bytes of the smallest leaf but one; of anything, where there is one size only.
     pub(super) second: u64,
-    /// What a [`Cursor`](super::Cursor) of this table is filled under.
+    /// Under which CPUs remember the tables that they were in last: see [`near`](super::near).
     pub(super) stamp: AtomicU64,
     /// Frames in tables.
     used: AtomicUsize,
@@ -98,7 +99,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
                 .map(|size| format.page_size(*size).bytes())
                 .sum(),
             second: format.leaf_sizes().get(1).map_or(u64::MAX, |size| format.page_size(*size).bytes()),
-            stamp: AtomicU64::new(unique()),
+            stamp: AtomicU64::new(1),
             used: AtomicUsize::new(0),
             is_reclaiming: AtomicBool::new(false),
             parked: Mutex::new(Vec::new()),
@@ -485,7 +486,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
 
     /// Turns: with the slots of [`with_slot`](Self::with_slot) and [`at_hand`](Self::at_hand) only.
     #[inline]
-    pub(super) fn sections(&self) -> &Sections {
+    pub(super) fn sections(&self) -> &Sections<Near> {
         &self.sections
     }
 

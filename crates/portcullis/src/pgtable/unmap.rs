@@ -57,9 +57,9 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         entry & X::MARK != 0 && entry & Self::CLOSED != 0
     }
 
-    /// Clears one page, if that takes no more than a walk and a store: a leaf of just that size that has one
-    /// entry, in tables that nobody is at work on, and no part of a page that was split. Whether it did. Inside a section.
-    #[inline]
+    /// Clears one page that is larger than a granule, if that takes no more than a walk and an exchange: a leaf of just that
+    /// size that has one entry, in tables that nobody is at work on, and no part of a page that was split. Returns whether it
+    /// did. Inside a section.
     pub(super) fn unmap_page(&self, iova: u64, len: u64) -> bool {
         let Some(level) = self.level_of(iova, len) else {
             return false;
@@ -69,12 +69,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         };
         let word = self.word(at);
         let entry = word.load(Ordering::Acquire);
-        if self.format().decode(entry, level) != (Entry::Leaf { run: 0 }) {
-            return false;
-        }
-        if level == 1 {
-            word.store(0, Ordering::Relaxed);
-        } else if !exchange::<X>(word, entry) {
+        let is_leaf = self.format().decode(entry, level) == (Entry::Leaf { run: 0 });
+        if !is_leaf || !exchange::<X>(word, entry) {
             return false;
         }
         self.clean(core::slice::from_ref(word));

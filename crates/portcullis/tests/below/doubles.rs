@@ -8,7 +8,7 @@ use portcullis::invalidation::{
     Costs, DomainId, Gather, Invalidation, InvalidationError, InvalidationQueue, Request,
 };
 use portcullis::mapper::{Geometry, Mapper};
-use portcullis::pgtable::{Cursor, MapError, Unmapped};
+use portcullis::pgtable::{MapError, Unmapped};
 use portcullis::platform::{CopyMemory, Frames, LocalSlot, Platform, PlatformEvents, PlatformNumber, Table};
 use portcullis::sync::AtomicU64 as Word;
 use portcullis_model::{Memory, Queue};
@@ -194,21 +194,6 @@ unsafe impl<M: Mapper> Mapper for Ma<M> {
         self.hostile.look();
         late.come();
         result
-    }
-
-    unsafe fn map_near<P: Platform>(
-        &self,
-        platform: &P,
-        cursor: &mut Cursor,
-        range: IovaRange,
-        phys: PhysAddr,
-        permissions: Permissions,
-    ) -> bool {
-        self.hostile.knows(range);
-        // SAFETY: the caller's promise is passed on.
-        self.quickly(Call::MapNear, || unsafe {
-            self.inner.map_near(platform, cursor, range, phys, permissions)
-        })
     }
 
     unsafe fn map_at_hand<P: Platform>(

@@ -14,7 +14,6 @@ pub enum Call {
     Copy,
     Zero,
     Map,
-    MapNear,
     MapAtHand,
     Unmap,
     UnmapAtHand,
@@ -57,7 +56,7 @@ impl Call {
         match self {
             Self::Alloc | Self::AllocWithin | Self::WithSlot => &[Panic, PanicAfter, Fail, FailOn],
             Self::Map | Self::Sync | Self::Submit => &[Panic, PanicAfter, Fail, Refuse, FailOn],
-            Self::MapNear | Self::MapAtHand | Self::UnmapAtHand | Self::Reclaim => &[Panic, PanicAfter, Fail],
+            Self::MapAtHand | Self::UnmapAtHand | Self::Reclaim => &[Panic, PanicAfter, Fail],
             // One that panics does so before or after it counts, which is the same to whoever called.
             Self::Table | Self::NowNs | Self::Clock | Self::FenceAll | Self::Register => &[Panic],
             Self::Free | Self::Clean | Self::Copy | Self::Zero | Self::Unmap | Self::WakeAt => {

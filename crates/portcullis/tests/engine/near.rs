@@ -1,9 +1,9 @@
-//! Mapping next to what was mapped last.
+//! Mapping by the short way, mostly next to what was mapped last.
 
 use std::sync::Arc;
 
 use portcullis::addr::{Permissions, PhysAddr};
-use portcullis::pgtable::{Arm, ArmStage, Cursor, Format, PageTable};
+use portcullis::pgtable::{Arm, ArmStage, Format, PageTable};
 use portcullis_model::Memory;
 use portcullis_model::open::OpenTable;
 
@@ -14,30 +14,29 @@ const LARGE: u64 = 2 << 20;
 
 type Table<X> = PageTable<Arc<Memory>, X>;
 
-/// As [`map`], by the cursor alone.
-fn near<X: Format>(table: &Table<X>, cursor: &mut Cursor, start: u64, len: u64) -> bool {
+/// As [`map`], by the short way alone.
+fn near<X: Format>(table: &Table<X>, start: u64, len: u64) -> bool {
     let phys = PhysAddr::new(ELSEWHERE + start);
-    table.open_near(&*PLATFORM, cursor, range(start, len), phys, Permissions::READ_WRITE)
+    table.open_at_hand(&*PLATFORM, range(start, len), phys, Permissions::READ_WRITE)
 }
 
 #[test]
 fn neighbours_are_mapped_where_there_are_tables_and_room() {
     let memory = Memory::new(64 << 20);
     let table = make(Arc::clone(&memory), vtd(4));
-    let mut cursor = Cursor::new();
-    assert!(!near(&table, &mut cursor, LARGE, PAGE), "no table is there");
+    assert!(!near(&table, LARGE, PAGE), "no table is there");
     map(&table, LARGE, PAGE).unwrap();
-    assert!(near(&table, &mut cursor, LARGE + PAGE, PAGE));
-    assert!(near(&table, &mut cursor, LARGE + 2 * PAGE, 509 * PAGE));
-    assert!(!near(&table, &mut cursor, LARGE + 510 * PAGE, PAGE), "somebody's page is there");
-    assert!(!near(&table, &mut cursor, LARGE + 510 * PAGE, 2 * PAGE), "and there");
-    assert!(!near(&table, &mut cursor, LARGE + 511 * PAGE, 2 * PAGE), "the next table is another");
-    assert!(near(&table, &mut cursor, LARGE + 511 * PAGE, PAGE));
+    assert!(near(&table, LARGE + PAGE, PAGE));
+    assert!(near(&table, LARGE + 2 * PAGE, 509 * PAGE));
+    assert!(!near(&table, LARGE + 510 * PAGE, PAGE), "somebody's page is there");
+    assert!(!near(&table, LARGE + 510 * PAGE, 2 * PAGE), "and there");
+    assert!(!near(&table, LARGE + 511 * PAGE, 2 * PAGE), "the next table is another");
+    assert!(near(&table, LARGE + 511 * PAGE, PAGE));
     // Beside others and back again.
     map(&table, 3 * LARGE, PAGE).unwrap();
-    assert!(near(&table, &mut cursor, 3 * LARGE + PAGE, PAGE));
+    assert!(near(&table, 3 * LARGE + PAGE, PAGE));
     assert_eq!(unmap(&table, LARGE + 7 * PAGE, PAGE), PAGE);
-    assert!(near(&table, &mut cursor, LARGE + 7 * PAGE, PAGE));
+    assert!(near(&table, LARGE + 7 * PAGE, PAGE));
     assert!((0..512).all(|page| is_mapped(&table, LARGE + page * PAGE)));
     assert!((0..512).all(|page| is_mapped(&table, 3 * LARGE + page * PAGE) == (page < 2)));
     assert!((0..512).all(|page| !is_mapped(&table, 2 * LARGE + page * PAGE)));
@@ -48,56 +47,72 @@ fn neighbours_are_mapped_where_there_are_tables_and_room() {
 fn what_map_refuses_or_does_better_is_left_to_it() {
     let memory = Memory::new(64 << 20);
     let table = make(Arc::clone(&memory), vtd(4));
-    let mut cursor = Cursor::new();
-    let mut to = |start, len, phys| {
-        table.open_near(&*PLATFORM, &mut cursor, range(start, len), PhysAddr::new(phys), Permissions::READ)
+    let to = |start, len, phys| {
+        table.open_at_hand(&*PLATFORM, range(start, len), PhysAddr::new(phys), Permissions::READ)
     };
     map(&table, 0, PAGE).unwrap();
     assert!(!to(PAGE + 1, PAGE, 0) && !to(PAGE, PAGE - 1, 0) && !to(PAGE, PAGE, 1), "whole granules");
     assert!(!to(1 << 48, PAGE, 0), "beyond the aperture");
     assert!(!to(PAGE, PAGE, 1 << 52), "beyond the memory that an entry can name");
     assert!(!to(PAGE, PAGE, u64::MAX - 4095) && !to(PAGE, 2 * PAGE, (1 << 52) - PAGE));
-    assert!(!to(LARGE, LARGE, 0), "a large page");
+    assert!(!to(LARGE, 2 * LARGE, 0), "more than one large page");
+    assert!(to(LARGE, LARGE, 0) && !to(LARGE, PAGE, 0));
+    assert!(table.close_at_hand(&*PLATFORM, range(LARGE, LARGE)));
     assert!((1..1024).all(|page| !is_mapped(&table, page * PAGE)));
     assert!(to(PAGE, PAGE, (1 << 52) - PAGE));
     // Two granules are a page of their own in this format.
     let amd = make(Memory::new(64 << 20), portcullis::pgtable::AmdV1::new(4, 3, 52).unwrap());
     map(&amd, 0, PAGE).unwrap();
-    assert!(near(&amd, &mut cursor, PAGE, PAGE) && !near(&amd, &mut cursor, 2 * PAGE, 2 * PAGE));
+    assert!(near(&amd, PAGE, PAGE) && !near(&amd, 2 * PAGE, 2 * PAGE));
 }
 
 #[test]
-fn a_cursor_is_not_used_once_tables_were_reclaimed() {
+fn no_table_is_remembered_once_it_was_reclaimed() {
     let memory = Memory::new(64 << 20);
     let table = make(Arc::clone(&memory), vtd(4));
-    let mut cursor = Cursor::new();
     map(&table, LARGE, PAGE).unwrap();
-    assert!(near(&table, &mut cursor, LARGE + PAGE, PAGE));
+    assert!(near(&table, LARGE + PAGE, PAGE));
     assert_eq!(unmap(&table, LARGE, LARGE), 2 * PAGE);
     let before = table.table_bytes();
     assert!(reclaim(&table) > 0);
-    assert!(!near(&table, &mut cursor, LARGE + PAGE, PAGE), "its table is gone");
+    assert!(!near(&table, LARGE + PAGE, PAGE), "its table is gone");
     // Another may be where it was.
     map(&table, 5 * LARGE, PAGE).unwrap();
     assert_eq!(table.table_bytes(), before);
-    assert!(!near(&table, &mut cursor, LARGE + PAGE, PAGE));
+    assert!(!near(&table, LARGE + PAGE, PAGE));
     assert!((1..512).all(|page| !is_mapped(&table, 5 * LARGE + page * PAGE)));
-    assert!(near(&table, &mut cursor, 5 * LARGE + PAGE, PAGE));
+    assert!(near(&table, 5 * LARGE + PAGE, PAGE));
     assert_accounted(&memory, &table);
 }
 
+/// What is mapped while hardware forgets the old table must be in the new one.
 #[test]
-fn a_cursor_of_one_table_is_none_of_another() {
+fn no_table_is_remembered_once_a_copy_took_its_place() {
+    let table = make(Memory::new(64 << 20), portcullis::pgtable::AmdV1::new(4, 3, 52).unwrap());
+    map(&table, 0, 2 * PAGE).unwrap();
+    assert!(near(&table, 5 * PAGE, PAGE));
+    let mut beside = Vec::new();
+    let unmapped = table.close(&*PLATFORM, range(0, PAGE), &mut |_| {
+        beside.push(near(&table, 6 * PAGE, PAGE));
+        beside.push(table.close_at_hand(&*PLATFORM, range(5 * PAGE, PAGE)));
+        true
+    });
+    assert_eq!((unmapped.bytes, beside), (PAGE, vec![false, false]));
+    assert!(near(&table, 6 * PAGE, PAGE) && table.close_at_hand(&*PLATFORM, range(5 * PAGE, PAGE)));
+    assert_eq!([0, 1, 5, 6].map(|page| is_mapped(&table, page * PAGE)), [false, true, false, true]);
+}
+
+#[test]
+fn each_page_table_remembers_its_own() {
     // Memories alike: what is a table in the one is another, or none, at the same place in the other.
     let memories = [Memory::new(64 << 20), Memory::new(64 << 20)];
     let tables = memories.each_ref().map(|memory| make(Arc::clone(memory), vtd(4)));
-    let mut cursor = Cursor::new();
     map(&tables[0], LARGE, PAGE).unwrap();
     map(&tables[1], 9 * LARGE, PAGE).unwrap();
-    assert!(near(&tables[0], &mut cursor, LARGE + PAGE, PAGE));
-    assert!(!near(&tables[1], &mut cursor, LARGE + 2 * PAGE, PAGE), "it has no table there");
-    assert!(near(&tables[0], &mut cursor, LARGE + 2 * PAGE, PAGE));
-    assert!(near(&tables[1], &mut cursor, 9 * LARGE + 2 * PAGE, PAGE));
+    assert!(near(&tables[0], LARGE + PAGE, PAGE));
+    assert!(!near(&tables[1], LARGE + 2 * PAGE, PAGE), "it has no table there");
+    assert!(near(&tables[0], LARGE + 2 * PAGE, PAGE));
+    assert!(near(&tables[1], 9 * LARGE + 2 * PAGE, PAGE));
     assert!((0..512).all(|page| is_mapped(&tables[1], 9 * LARGE + page * PAGE) == [0, 2].contains(&page)));
     assert!((0..512).all(|page| is_mapped(&tables[0], LARGE + page * PAGE) == (page < 3)));
     // One that is made where another was is no more its own.
@@ -105,12 +120,12 @@ fn a_cursor_of_one_table_is_none_of_another() {
     drop(first);
     let third = make(Arc::clone(&memories[0]), vtd(4));
     map(&third, 7 * LARGE, PAGE).unwrap();
-    assert!(!near(&third, &mut cursor, 9 * LARGE + 3 * PAGE, PAGE));
+    assert!(!near(&third, 9 * LARGE + 3 * PAGE, PAGE));
     assert!(memories.iter().all(|memory| memory.stray_tables() == 0));
     drop((second, third));
 }
 
-/// All granules of the table's aperture whose number `pages` gives are mapped by lists, singly and by a cursor, and
+/// All granules of the table's aperture whose number `pages` gives are mapped by lists, singly and by the short way, and
 /// lead where they should; no others do.
 fn one_level<const GRANULE: u32>(stage: ArmStage, input_bits: u32) {
     let granule = 1_u64 << GRANULE;
@@ -131,9 +146,10 @@ fn one_level<const GRANULE: u32>(stage: ArmStage, input_bits: u32) {
         assert_eq!(unmap(table, 0, 1 << input_bits), 0);
     };
     let table = make(Arc::clone(&memory), format);
-    let mut cursor = Cursor::new();
+    // The thread has a slot at hand from here on.
+    assert!(!is_mapped(&table, 0));
     for page in &chosen {
-        assert!(near(&table, &mut cursor, page * granule, granule), "{page:#x}");
+        assert!(near(&table, page * granule, granule), "{page:#x}");
     }
     check(&table);
     for pair in chosen.chunks(2) {
@@ -143,10 +159,10 @@ fn one_level<const GRANULE: u32>(stage: ArmStage, input_bits: u32) {
         table.open_list(&*PLATFORM, range, list, Permissions::READ_WRITE, &mut None).unwrap();
     }
     check(&table);
-    // The cursor is warm, and what lies beyond the aperture would be in the same table, were it as large as others.
-    assert!(near(&table, &mut cursor, 0, granule));
-    assert!(!near(&table, &mut cursor, 1 << input_bits, granule));
-    assert!(!near(&table, &mut cursor, (1 << input_bits) - granule, 2 * granule));
+    // The table is remembered, and what lies beyond the aperture would be in the same table, were it as large as others.
+    assert!(near(&table, 0, granule));
+    assert!(!near(&table, 1 << input_bits, granule));
+    assert!(!near(&table, (1 << input_bits) - granule, 2 * granule));
     assert_eq!(unmap(&table, 0, 1 << input_bits), granule);
     assert_accounted(&memory, &table);
 }
@@ -171,9 +187,8 @@ fn a_root_that_is_the_lowest_table_is_as_large_as_it_is() {
 fn neighbours_whose_addresses_differ_in_bits_that_entries_hold_elsewhere() {
     const GRANULE: u64 = 1 << 16;
     let table = make(Memory::new(64 << 20), Arm::<16>::new(ArmStage::One, 48, 52).unwrap());
-    let mut cursor = Cursor::new();
-    let mut to = |start, len, phys| {
-        table.open_near(&*PLATFORM, &mut cursor, range(start, len), PhysAddr::new(phys), Permissions::READ)
+    let to = |start, len, phys| {
+        table.open_at_hand(&*PLATFORM, range(start, len), PhysAddr::new(phys), Permissions::READ)
     };
     map(&table, 0, GRANULE).unwrap();
     for high in [1, 2, 15] {

@@ -5,8 +5,8 @@ use std::sync::Mutex;
 use ::loom::sync::Arc;
 use ::loom::thread;
 use portcullis::addr::{Iova, IovaRange, Permissions, PhysAddr};
-use portcullis::pgtable::{Cursor, Entry, Format, PageTable};
-use portcullis::platform::Frames;
+use portcullis::pgtable::{Entry, Format, PageTable};
+use portcullis::platform::{Frames, LocalSlot, Platform};
 use portcullis::sync::Ordering;
 
 use super::frames::{Cpu, LoomFrames, Tiny};
@@ -23,6 +23,15 @@ fn page(number: u64) -> IovaRange {
 
 fn memory(number: u64) -> PhysAddr {
     PhysAddr::new(0x100 + number * PAGE)
+}
+
+/// Maps a page by the short way; `false` where that is not done.
+fn map_at_hand(table: &PageTable<LoomFrames, Tiny>, cpu: &Cpu, number: u64) -> bool {
+    let rights = Permissions::READ_WRITE.into();
+    // SAFETY: what plays the hardware reads the table, and no memory; the slot is the one that was lent.
+    let map =
+        |slot: &LocalSlot<'_>| unsafe { table.map_at_hand(cpu, slot, page(number), memory(number), rights) };
+    cpu.with_slot_at_hand(map) == Some(true)
 }
 
 /// A table, and the hardware that has cached where the table of the lower half is.
@@ -56,24 +65,24 @@ impl Machine {
         assert!(self.is_mapped(cpu, number), "mapped and not found");
     }
 
-    /// As `map`, beginning where `cursor` says. Whether that was enough.
-    fn map_near(&self, cpu: &Cpu, cursor: &mut Cursor, number: u64) -> bool {
-        let rights = Permissions::READ_WRITE;
-        // SAFETY: what plays the hardware reads the table, and no memory.
-        let near = unsafe { self.table.map_near(cpu, cursor, page(number), memory(number), rights) };
-        if !near {
-            // SAFETY: as above.
-            unsafe { self.table.map(cpu, page(number), memory(number), rights, &mut None) }.unwrap();
+    /// As `map`, by the short way where that does it.
+    fn map_near(&self, cpu: &Cpu, number: u64) {
+        if !map_at_hand(&self.table, cpu, number) {
+            self.map(cpu, number);
         }
-        near
     }
 
-    /// A cursor in the table of the lower half, in which nothing is mapped.
-    fn cursor(&self) -> Cursor {
-        let mut cursor = Cursor::new();
-        assert!(self.map_near(&MAIN, &mut cursor, 0));
-        assert!(self.unmap(&MAIN, 0));
-        cursor
+    /// Unmaps a page that is mapped, by the short way where that does it.
+    fn unmap_near(&self, cpu: &Cpu, number: u64) {
+        // SAFETY: the slot is the one that was lent.
+        let unmap = |slot: &LocalSlot<'_>| unsafe { self.table.unmap_at_hand(cpu, slot, page(number)) };
+        assert!(cpu.with_slot_at_hand(unmap) == Some(true) || self.unmap(cpu, number));
+    }
+
+    /// Has the other CPU remember the table of the lower half, in which nothing is mapped.
+    fn remember(&self) {
+        assert!(map_at_hand(&self.table, &OTHER, 0));
+        self.unmap_near(&OTHER, 0);
     }
 
     fn unmap(&self, cpu: &Cpu, number: u64) -> bool {
@@ -217,16 +226,16 @@ fn an_unmap_beside_a_reclaim_is_done() {
     race(&[0, 1], unmap, reclaim, |machine| assert!(!machine.is_mapped(&MAIN, 1)));
 }
 
-/// As [`race`], with a cursor in the table of the lower half for the other.
-fn race_near(preemptions: usize, other: fn(&Machine, Cursor), main: fn(&Machine), after: fn(&Machine)) {
+/// As [`race`], where the other CPU remembers the table of the lower half.
+fn race_near(preemptions: usize, other: fn(&Machine), main: fn(&Machine), after: fn(&Machine)) {
     let mut model = ::loom::model::Builder::new();
     model.max_branches = 20_000;
     model.preemption_bound = Some(preemptions);
     model.check(move || {
         let machine = Machine::new(&[]);
-        let cursor = machine.cursor();
+        machine.remember();
         let beside = Arc::clone(&machine);
-        let beside = thread::spawn(move || other(&beside, cursor));
+        let beside = thread::spawn(move || other(&beside));
         main(&machine);
         beside.join().unwrap();
         after(&machine);
@@ -236,8 +245,8 @@ fn race_near(preemptions: usize, other: fn(&Machine, Cursor), main: fn(&Machine)
 
 #[test]
 fn a_map_in_a_remembered_table_beside_its_reclaim_is_found_and_reached() {
-    let map = |machine: &Machine, mut cursor| {
-        machine.map_near(&OTHER, &mut cursor, 1);
+    let map = |machine: &Machine| {
+        machine.map_near(&OTHER, 1);
         assert!(machine.access(1), "mapped and not reached");
     };
     let reclaim = |machine: &Machine| {
@@ -263,16 +272,10 @@ fn a_remembered_table_that_is_freed_and_another_s_is_not_mapped_into() {
         // SAFETY: nothing is said to be forgotten.
         let unmap = |number| unsafe { table.unmap(&MAIN, page(number), &mut |_| false) }.bytes;
         assert!(map(0) && unmap(0) == PAGE);
-        let mut cursor = Cursor::new();
-        // SAFETY: as above.
-        assert!(unsafe { table.map_near(&MAIN, &mut cursor, page(0), memory(0), rights) });
+        assert!(map_at_hand(&table, &OTHER, 0));
         assert_eq!(unmap(0), PAGE);
         let beside = Arc::clone(&table);
-        let near = move || {
-            // SAFETY: as above.
-            unsafe { beside.map_near(&OTHER, &mut cursor, page(1), memory(1), rights) }
-        };
-        let beside = thread::spawn(near);
+        let beside = thread::spawn(move || map_at_hand(&beside, &OTHER, 1));
         // SAFETY: no hardware walks the table.
         let reclaim = || unsafe { table.reclaim(&MAIN, || Ok::<_, ()>(())) };
         reclaim().unwrap();
@@ -290,12 +293,11 @@ fn a_remembered_table_that_is_freed_and_another_s_is_not_mapped_into() {
 }
 
 #[test]
-fn a_cursor_that_is_filled_beside_a_reclaim_leads_to_no_table_that_goes() {
-    let map = |machine: &Machine, _| {
-        let mut cursor = Cursor::new();
-        machine.map_near(&OTHER, &mut cursor, 1);
-        assert!(machine.unmap(&OTHER, 1));
-        machine.map_near(&OTHER, &mut cursor, 1);
+fn a_table_that_is_remembered_beside_a_reclaim_is_none_that_goes() {
+    let map = |machine: &Machine| {
+        machine.map_near(&OTHER, 1);
+        machine.unmap_near(&OTHER, 1);
+        machine.map_near(&OTHER, 1);
     };
     let reclaim = |machine: &Machine| {
         machine.reclaim(&MAIN);

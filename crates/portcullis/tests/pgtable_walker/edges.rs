@@ -1,7 +1,7 @@
 //! The addresses at which something ends: of the aperture, of memory, of a table, of a number of bits.
 
 use portcullis::addr::Permissions;
-use portcullis::pgtable::{Attributes, Cursor, Format, Layout, Memory};
+use portcullis::pgtable::{Attributes, Format, Layout, Memory};
 
 use super::machine::{Backing, Machine, Way};
 
@@ -75,7 +75,7 @@ fn across_edges<F: Backing, X: Format>(machine: &mut Machine<F, X>) {
     }
 }
 
-/// Neighbours of a page that is there, with a cursor that is new, one that was filled elsewhere, and one that is warm.
+/// Neighbours of a page that is there, by the short way: in a table that is not remembered, and in one that is.
 fn near_edges<F: Backing, X: Format>(machine: &mut Machine<F, X>) {
     let granule = machine.granule();
     let mut edges = iova_edges(machine);
@@ -90,16 +90,13 @@ fn near_edges<F: Backing, X: Format>(machine: &mut Machine<F, X>) {
     let in_one_frame = |a: u64, b: u64| a / granule / 512 == b / granule / 512;
     for round in 0..3 {
         for (number, edge) in (0..).zip(&edges) {
-            if round == 0 {
-                machine.cursor = Cursor::new();
-            }
             let phys = match phys_edges.len() {
                 0 => 0,
                 count => phys_edges[number as usize % count] - granule,
             };
             let before = edge - 2 * granule;
             let (both, attributes) = ([(phys, 2 * granule)], attributes(number + round));
-            let is_near = machine.map(Way::Near, edge - granule, &both, attributes);
+            let is_near = machine.map(Way::AtHand, edge - granule, &both, attributes);
             let is_beyond = *edge > machine.top();
             assert!(!(is_near && is_beyond));
             machine.unmap(edge - granule, 2 * granule);
@@ -108,7 +105,7 @@ fn near_edges<F: Backing, X: Format>(machine: &mut Machine<F, X>) {
                 let anchor =
                     if start < *edge { edge.saturating_sub(3 * granule) } else { edge + 2 * granule };
                 let is_there = machine.plain.find(anchor).is_some();
-                let is_near = machine.map(Way::Near, start, &[(phys, granule)], attributes);
+                let is_near = machine.map(Way::AtHand, start, &[(phys, granule)], attributes);
                 let must = is_free && is_there && start <= machine.top() && in_one_frame(start, anchor);
                 // Where something is longer than two granules at the least.
                 let has_room = machine.last_phys() >= phys + granule - 1;
@@ -118,7 +115,7 @@ fn near_edges<F: Backing, X: Format>(machine: &mut Machine<F, X>) {
             // Several at once, over an edge of memory.
             if let Some(edge_of_memory) = phys_edges.last() {
                 let both = [(edge_of_memory - granule, 2 * granule)];
-                machine.map(Way::Near, before, &both, attributes);
+                machine.map(Way::AtHand, before, &both, attributes);
                 machine.unmap(before, 2 * granule);
             }
         }
@@ -156,11 +153,11 @@ fn ends<F: Backing, X: Format>(machine: &mut Machine<F, X>) {
 fn refusals<F: Backing, X: Format>(machine: &mut Machine<F, X>) {
     let (granule, top, last) = (machine.granule(), machine.top(), machine.last_phys());
     let ends = top - (granule - 1);
-    // What is there makes the tables and the cursor warm.
+    // What is there makes the tables, and has them remembered.
     machine.map(Way::Whole, ends - granule, &[(0, granule)], attributes(2));
-    machine.map(Way::Near, ends, &[(0, granule)], attributes(2));
+    machine.map(Way::AtHand, ends, &[(0, granule)], attributes(2));
     machine.unmap(ends, granule);
-    for way in [Way::Whole, Way::List, Way::Near] {
+    for way in [Way::Whole, Way::List, Way::AtHand] {
         let mut refused = |start, phys, len| {
             let is_mapped = machine.map(way, start, &[(phys, len)], attributes(2));
             assert!(!is_mapped, "{:?}: {way:?} {start:#x} to {phys:#x}, {len:#x}", machine.case.format);

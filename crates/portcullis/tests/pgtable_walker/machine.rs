@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 
 use portcullis::addr::{Iova, IovaRange, PhysAddr};
-use portcullis::pgtable::{Attributes, Cursor, Format, Layout, MapError, PageTable};
+use portcullis::pgtable::{Attributes, Format, Layout, MapError, PageTable, Unmapped};
 use portcullis::platform::{FRAME_SIZE, Frames, Platform};
 use portcullis::std_platform::StdPlatform;
 use portcullis_model::open::{OpenTable, Simulated};
@@ -46,14 +46,13 @@ impl Backing for Arc<Memory> {
 pub enum Way {
     Whole,
     List,
-    Near,
+    AtHand,
 }
 
 pub struct Machine<F: Backing, X: Format> {
     pub case: Case<X>,
     pub table: PageTable<F, X>,
     pub plain: Plain,
-    pub cursor: Cursor,
     memory: Arc<Memory>,
     seen: Arc<Memory>,
     /// Addresses are so narrow that memory for tables may run out.
@@ -94,11 +93,11 @@ impl<F: Backing, X: Format> Machine<F, X> {
         // (AMD's six levels have a bit more than the engine uses.)
         let beyond = format.last_iova().checked_add(1).unwrap();
         assert!(!walker.in_width(beyond) || format.input_bits() == 63, "{format:?}");
-        let (plain, cursor, empty) = (Plain::default(), Cursor::new(), table.table_bytes());
+        let (plain, empty) = (Plain::default(), table.table_bytes());
         assert!(empty >= root_bytes as usize);
         let (is_scarce, held) = (capacity < CAPACITY, RefCell::default());
         let (unmapped, stale) = (Vec::new(), Vec::new());
-        Some(Self { case, table, plain, cursor, memory, seen, is_scarce, empty, held, unmapped, stale })
+        Some(Self { case, table, plain, memory, seen, is_scarce, empty, held, unmapped, stale })
     }
 
     pub fn granule(&self) -> u64 {
@@ -139,9 +138,9 @@ impl<F: Backing, X: Format> Machine<F, X> {
             Way::List => {
                 self.table.open_list(&*PLATFORM, range, pieces, attributes, &mut undone).map(|()| true)
             }
-            Way::Near => {
+            Way::AtHand => {
                 assert_eq!(list.len(), 1);
-                Ok(self.table.open_near(&*PLATFORM, &mut self.cursor, range, first, attributes))
+                Ok(self.table.open_at_hand(&*PLATFORM, range, first, attributes))
             }
         };
         let bits = list.iter().fold(start, |bits, (phys, len)| bits | phys | len);
@@ -183,7 +182,12 @@ impl<F: Backing, X: Format> Machine<F, X> {
             self.held.borrow_mut().retain(|first, last| !covers(broken, *first, *last));
             true
         };
-        let unmapped = self.table.close(&*PLATFORM, range, forget);
+        // By the short way as often as not, where that does it.
+        let is_tried = (start / self.granule()).count_ones().is_multiple_of(2);
+        let unmapped = match is_tried && self.table.close_at_hand(&*PLATFORM, range) {
+            true => Unmapped { bytes: len, kept: 0, stale: range },
+            false => self.table.close(&*PLATFORM, range, forget),
+        };
         // What is beyond the aperture is not there.
         let inside = len.min((self.top() + 1).saturating_sub(start));
         let removed = self.plain.remove(start, inside);

@@ -1,6 +1,6 @@
 //! Random maps, by every way, unmaps of pages and of their parts, and reclaims.
 
-use portcullis::pgtable::{Cursor, Format, Layout};
+use portcullis::pgtable::{Format, Layout};
 
 use super::edges::attributes;
 use super::machine::{Backing, Machine, Way};
@@ -83,10 +83,7 @@ pub fn walk_randomly<F: Backing, X: Format>(
                         at + piece.len
                     }
                 };
-                if dice.one_in(8) {
-                    machine.cursor = Cursor::new();
-                }
-                used.near += u64::from(machine.map(Way::Near, start, &[(phys, len)], attributes));
+                used.near += u64::from(machine.map(Way::AtHand, start, &[(phys, len)], attributes));
             }
             6..9 => machine.unmap(start, len),
             _ if dice.one_in(5) => {

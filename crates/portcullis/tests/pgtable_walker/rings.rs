@@ -141,7 +141,7 @@ impl<X: Format> Queues<X> {
         let (mut mapped, mut waiting) = (Vec::<(RingMapping, u64, u64)>::new(), Vec::new());
         for _ in 0..steps {
             if dice.below(5) < 3 && mapped.len() < 12 {
-                // One page as a rule: what has a cursor.
+                // One page as a rule: what goes by the short way.
                 let most = if dice.one_in(3) { 5 } else { 1 };
                 let (list, direction) = (self.list(dice, most), Direction::ALL[dice.below(3) as usize]);
                 // SAFETY: what is reached through the software IOMMU is simulated memory, where nothing is unsound.

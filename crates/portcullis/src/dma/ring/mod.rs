@@ -14,7 +14,6 @@ use crate::domain::{MapListError, PhysSegment, Tally, last_byte};
 use crate::invalidation::Gather;
 use crate::iova::{ArenaError, RingArena, RingConfig};
 use crate::mapper::Mapper;
-use crate::pgtable::Cursor;
 use crate::platform::Platform;
 use crate::sync::unique;
 
@@ -147,8 +146,6 @@ pub struct StrictRing<M: Mapper, P: Platform> {
     arena: Option<RingArena>,
     /// Tells its descriptors from those of a ring of another domain, which may have the same addresses.
     number: u64,
-    /// Where the last page was mapped.
-    cursor: Cursor,
     batch: usize,
     /// Unmapped, and neither cleared nor confirmed: neighbours that were unmapped one after the other are one.
     /// Room for a batch.
@@ -191,7 +188,6 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
             device: device.clone(),
             arena,
             number: unique(),
-            cursor: Cursor::new(),
             batch,
             waiting: Vec::with_capacity(batch),
             unmapped: 0,
@@ -225,7 +221,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
     ) -> Result<(RingMapping, usize), RingError> {
         if let ([segment], [first, ..]) = (list, &mut *out)
             // SAFETY: the caller's promise.
-            && let Some(mapping) = unsafe { self.map_near(segment, direction) }
+            && let Some(mapping) = unsafe { self.map_at_hand(segment, direction) }
         {
             *first = DmaSegment { iova: mapping.first, len: segment.len };
             return Ok((mapping, 1));
@@ -271,7 +267,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
     ) -> Result<RingMapping, RingError> {
         if let [segment] = list
             // SAFETY: the caller's promise.
-            && let Some(mapping) = unsafe { self.map_near(segment, direction) }
+            && let Some(mapping) = unsafe { self.map_at_hand(segment, direction) }
         {
             return Ok(mapping);
         }
@@ -279,13 +275,12 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         unsafe { self.map_list(list, direction) }
     }
 
-    /// Maps one segment, if that is quickly done: few pages, of which a neighbour was mapped last. Else nothing is
-    /// changed.
+    /// Maps one segment, if that is quickly done. Else nothing is changed.
     ///
     /// # Safety
     /// As for [`map_sg`](Self::map_sg).
     #[inline]
-    unsafe fn map_near(&mut self, segment: &PhysSegment, direction: Direction) -> Option<RingMapping> {
+    unsafe fn map_at_hand(&mut self, segment: &PhysSegment, direction: Direction) -> Option<RingMapping> {
         let arena = self.arena.as_mut()?;
         let granule = arena.granule();
         let PhysSegment { phys, len } = *segment;
@@ -293,12 +288,12 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         // A segment of no bytes, and one that wraps, are refused elsewhere.
         phys.checked_add(NonZeroU64::new(len)?.get() - 1)?;
         let bytes = granule.round_up(offset.checked_add(len)?)?;
-        let (domain, cursor, waiting) = (self.device.domain(), &mut self.cursor, &mut self.waiting);
+        let (domain, waiting) = (self.device.domain(), &mut self.waiting);
         let page = phys.align_down(granule);
         let link = |range| {
             let torn = Torn { waiting, range };
             // SAFETY: the caller's promise, for all of the granules that the memory touches.
-            let linked = unsafe { domain.link_near(cursor, range, page, direction.permissions()) };
+            let linked = unsafe { domain.link_at_hand(range, page, direction.permissions()) };
             torn.done();
             linked
         };

@@ -9,8 +9,8 @@ use crate::domain::{MapListError, PhysSegment};
 use crate::invalidation::{Gather, InvalidationError, SLICE};
 use crate::iova::{ArenaError, IovaError, ReleaseError, RingArena, RingConfig};
 use crate::mapper::Mapper;
-use crate::pgtable::{Cursor, MapError, Unmapped};
-use crate::platform::Platform;
+use crate::pgtable::{MapError, Unmapped};
+use crate::platform::{LocalSlot, Platform};
 use crate::sync::Ordering;
 
 /// A list that was not entered into a caller's own range.
@@ -115,15 +115,17 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// # Safety
     /// As for [`link`](Self::link).
     #[inline]
-    pub(crate) unsafe fn link_near(
+    pub(crate) unsafe fn link_at_hand(
         &self,
-        cursor: &mut Cursor,
         range: IovaRange,
         phys: PhysAddr,
         permissions: Permissions,
     ) -> bool {
-        // SAFETY: the caller's promise.
-        unsafe { self.mapper.map_near(&self.platform, cursor, range, phys, permissions) }
+        let link = |slot: &LocalSlot<'_>| {
+            // SAFETY: the caller's promise; the platform has just lent the slot.
+            unsafe { self.mapper.map_at_hand(&self.platform, slot, range, phys, permissions) }
+        };
+        self.platform.with_slot_at_hand(link) == Some(true)
     }
 
     #[cold]
