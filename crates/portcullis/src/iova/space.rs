@@ -12,6 +12,7 @@ use super::tree::{MAX_ORDER, TreeError};
 use super::word::{END_PAGE, EXACT, MOST_PAGES, NO_OWNER};
 use crate::addr::{Iova, IovaRange, PageSize};
 use crate::broken::broken;
+use crate::percpu::CachePadded;
 use crate::platform::{Home, LocalSlot, Platform};
 use crate::sync::Mutex;
 
@@ -46,7 +47,8 @@ pub struct IovaSpace {
     cached: Cached,
     /// Pages in all.
     total: u64,
-    backing: Mutex<Backing>,
+    /// Apart from what every call reads.
+    backing: CachePadded<Mutex<Backing>>,
 }
 
 impl IovaSpace {
@@ -86,7 +88,7 @@ impl IovaSpace {
         let cached =
             Cached::new(config.slots, config.granule, (first, end), low_end, config.cache_bytes >> shift);
         let granule = config.granule;
-        Ok(Self { granule, home: Home::default(), cached, total, backing: Mutex::new(backing) })
+        Ok(Self { granule, home: Home::default(), cached, total, backing: CachePadded(Mutex::new(backing)) })
     }
 
     /// Allocates `len` bytes, all at or below `limit`.

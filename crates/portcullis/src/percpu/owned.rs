@@ -23,8 +23,8 @@ use crate::sync::{AtomicU64, Mutex, Ordering, pause};
 #[derive(Debug)]
 pub struct Owned<T> {
     slots: Box<[CachePadded<Slot<T>>]>,
-    /// Held by whoever revokes: one at a time.
-    others: Mutex<()>,
+    /// Held by those who revoke, one at a time. Apart from what every turn reads.
+    others: CachePadded<Mutex<()>>,
 }
 
 #[derive(Debug)]
@@ -58,7 +58,10 @@ impl<T> Owned<T> {
     /// `slots` values, each made by `make`.
     pub fn new(slots: usize, mut make: impl FnMut() -> T) -> Self {
         let slot = |value| Slot { value, busy: AtomicU64::new(0), revoked: AtomicU64::new(0) };
-        Self { slots: (0..slots).map(|_| CachePadded(slot(make()))).collect(), others: Mutex::new(()) }
+        Self {
+            slots: (0..slots).map(|_| CachePadded(slot(make()))).collect(),
+            others: CachePadded::default(),
+        }
     }
 
     /// Calls `f` with the value of `slot`, alone with it. `None`, without a call, for a caller that has no

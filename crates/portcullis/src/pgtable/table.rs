@@ -10,7 +10,7 @@ use super::unmap::{Obstacle, UnmapRun};
 use super::walk::{Conflict, NewTable};
 use crate::addr::{Iova, IovaRange, PageSize, PageSizes, PhysAddr};
 use crate::broken::broken;
-use crate::percpu::Sections;
+use crate::percpu::{CachePadded, Sections};
 use crate::platform::{FRAME_SIZE, Frames, Home, LocalSlot, Platform};
 use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering, pause};
 
@@ -70,6 +70,13 @@ pub struct PageTable<F: Frames, X: Format> {
     pub(super) second: u64,
     /// Under which CPUs remember the tables that they were in last: see [`near`](super::near).
     pub(super) stamp: AtomicU64,
+    /// Apart from what every map and unmap reads.
+    books: CachePadded<Books>,
+}
+
+/// What is written where tables come and go.
+#[derive(Debug, Default)]
+struct Books {
     /// Frames in tables.
     used: AtomicUsize,
     is_reclaiming: AtomicBool,
@@ -100,9 +107,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
                 .sum(),
             second: format.leaf_sizes().get(1).map_or(u64::MAX, |size| format.page_size(*size).bytes()),
             stamp: AtomicU64::new(1),
-            used: AtomicUsize::new(0),
-            is_reclaiming: AtomicBool::new(false),
-            parked: Mutex::new(Vec::new()),
+            books: CachePadded::default(),
         };
         match table.new_table(format.levels()).map(NewTable::keep) {
             Ok(root) => table.root = root,
@@ -154,7 +159,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
 
     /// Bytes of memory in tables, the root included.
     pub fn table_bytes(&self) -> usize {
-        self.used.load(Ordering::Relaxed) * FRAME_SIZE as usize
+        self.books.used.load(Ordering::Relaxed) * FRAME_SIZE as usize
     }
 
     /// Maps `range` to the memory at `phys`, with the largest pages that alignment and size allow at each
@@ -506,16 +511,16 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     }
 
     pub(super) fn is_reclaiming(&self) -> &AtomicBool {
-        &self.is_reclaiming
+        &self.books.is_reclaiming
     }
 
     pub(super) fn parked(&self) -> &Mutex<Vec<PhysAddr>> {
-        &self.parked
+        &self.books.parked
     }
 
     pub(super) fn count_frames(&self, frames: isize) {
         // Relaxed: a figure for reports, it orders nothing.
-        self.used.fetch_add(frames as usize, Ordering::Relaxed);
+        self.books.used.fetch_add(frames as usize, Ordering::Relaxed);
     }
 }
 
@@ -536,12 +541,12 @@ enum Stop {
 
 impl<F: Frames, X: Format> Drop for PageTable<F, X> {
     fn drop(&mut self) {
-        for table in core::mem::take(&mut *self.parked.lock()) {
+        for table in core::mem::take(&mut *self.books.parked.lock()) {
             // Only the root's size is its own.
             self.free_table(table, 1);
         }
         // Without a root there is nothing to free.
-        if self.used.load(Ordering::Relaxed) == 0 {
+        if self.books.used.load(Ordering::Relaxed) == 0 {
             return;
         }
         // SAFETY: `&mut self` proves that no walk of ours is under way, and whoever made this table for
