@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use portcullis::invalidation::InvalidationQueue;
+use portcullis::invalidation::{InvalidationQueue, QUEUE_ENTRIES};
 use portcullis_bench::path::{Kind, Lane, Lanes, Workload, workloads};
 
 use crate::platform::Simulated;
@@ -73,8 +73,14 @@ impl Work {
         Ok(Self { workload, how })
     }
 
-    /// Operations of each of `cpus` CPUs that count, and as many before them that do not: the more CPUs, the fewer, as
-    /// all take their time on one.
+    /// Operations of each CPU that do not count: where unmaps are queued, until each queue has been full often enough for the
+    /// CPU to have all addresses that it needs.
+    fn uncounted(&self, cpus: usize) -> u64 {
+        let queued = if self.workload.kind == Kind::Lazy { 4 * QUEUE_ENTRIES as u64 } else { 0 };
+        self.counted(cpus).max(queued)
+    }
+
+    /// Operations of each of `cpus` CPUs that count: the more CPUs, the fewer, as all take their time on one.
     pub fn counted(&self, cpus: usize) -> u64 {
         let copies = matches!(self.workload.kind, Kind::Pool | Kind::Swiotlb | Kind::Adaptive);
         // Each copies two lines for each that is mapped.
@@ -124,17 +130,18 @@ impl Loops<'_> {
     /// Operations one after the other, and on while others still count theirs; goes away every `stay`.
     fn alone(&self, mut lane: Box<dyn Lane>, stay: u64) -> Figures {
         let (simulator, platform) = (self.simulator, self.platform);
-        let (live, counted) = (self.work.workload.live, self.work.counted(self.cpus));
+        let (uncounted, counted) = (self.work.uncounted(self.cpus), self.work.counted(self.cpus));
+        let (live, all) = (self.work.workload.live, uncounted + counted);
         let mut figures = Figures::default();
         if live > 1 {
             check(lane.maps(0, live));
         }
         let mut done = 0;
-        while done <= 2 * counted || simulator.ended() < self.work.workers(self.cpus) {
-            if done == counted {
+        while done <= all || simulator.ended() < self.work.workers(self.cpus) {
+            if done == uncounted {
                 simulator.begin();
             }
-            if done == 2 * counted {
+            if done == all {
                 figures = simulator.end();
             }
             let index = done as usize % live;
@@ -167,7 +174,8 @@ impl Loops<'_> {
         let simulator = self.simulator;
         let before = (self.cpu + self.cpus - 1) % self.cpus;
         let live = self.work.workload.live;
-        let rounds = self.work.counted(self.cpus) / live as u64;
+        let rounds = |operations: u64| operations / live as u64;
+        let (uncounted, counted) = (self.work.uncounted(self.cpus), self.work.counted(self.cpus));
         let fetch = |slots: &Slots, index: usize| {
             loop {
                 match simulator.hidden(|| take(slots, index)) {
@@ -177,8 +185,8 @@ impl Loops<'_> {
             }
         };
         let mut lane = Some(lane);
-        for round in 0..2 * rounds {
-            if round == rounds {
+        for round in 0..rounds(uncounted) + rounds(counted) {
+            if round == rounds(uncounted) {
                 simulator.begin();
             }
             let mut own = lane.take().unwrap_or_else(|| fetch(unmapped, self.cpu));
