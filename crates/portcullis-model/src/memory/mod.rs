@@ -38,6 +38,17 @@ pub struct BadAddress {
     pub len: u64,
 }
 
+/// A frame of zeros.
+fn zeros() -> Table {
+    // At once: Miri takes more than a second for one word after another.
+    #[cfg(not(loom))]
+    let table = [const { AtomicU64::new(0) }; portcullis::platform::TABLE_ENTRIES];
+    // The model checker's words are not constants.
+    #[cfg(loom)]
+    let table = std::array::from_fn(|_| AtomicU64::new(0));
+    table
+}
+
 /// Frames that come into being together.
 #[derive(Debug)]
 struct Chunk {
@@ -49,8 +60,7 @@ struct Chunk {
 impl Chunk {
     fn new() -> Self {
         // Not as an array at first: that would lie on the stack.
-        let frames: Box<[Table]> =
-            (0..FRAMES_PER_CHUNK).map(|_| std::array::from_fn(|_| AtomicU64::new(0))).collect();
+        let frames: Box<[Table]> = (0..FRAMES_PER_CHUNK).map(|_| zeros()).collect();
         let frames = frames.try_into().expect("as many as were made");
         Self { frames, allocated: AtomicU64::new(0) }
     }
@@ -89,7 +99,7 @@ impl Memory {
             frames,
             chunks: (0..chunks).map(|_| OnceLock::new()).collect(),
             allocator: Mutex::new(Allocator::new(base / FRAME_SIZE, frames)),
-            poison: Box::new(std::array::from_fn(|_| AtomicU64::new(0))),
+            poison: Box::new(zeros()),
             stray_tables: AtomicU64::new(0),
         })
     }

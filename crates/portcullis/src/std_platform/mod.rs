@@ -14,8 +14,9 @@ use std::vec::Vec;
 use self::timer::Timer;
 use crate::platform::{LocalSlot, Platform, PlatformEvents, PlatformNumber};
 
-/// Slots that [`StdPlatform::new`] makes: threads beyond these share one slot.
-pub const DEFAULT_SLOTS: usize = 64;
+/// Slots that [`StdPlatform::new`] makes: threads beyond these share one slot. (A few under Miri, which takes a quarter of a
+/// second for what a domain keeps for each.)
+pub const DEFAULT_SLOTS: usize = if cfg!(miri) { 4 } else { 64 };
 
 /// Threads as CPUs. Cheap to clone; the clones are one platform.
 ///
@@ -176,9 +177,12 @@ unsafe impl Platform for StdPlatform {
 
     fn fence_all(&self) {
         if self.inner.light_fence {
+            // A full barrier of this thread's own, too: membarrier(2) orders its caller's accesses before the call with those
+            // after it, and the compiler moves none across a call that it cannot see into.
             barrier::all();
+        } else {
+            fence(Ordering::SeqCst);
         }
-        fence(Ordering::SeqCst);
     }
 
     fn now_ns(&self) -> u64 {

@@ -1,10 +1,12 @@
 //! Which thread has which slot.
 
 use std::panic::panic_any;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 
+use portcullis::percpu::Owned;
 use portcullis::platform::Platform;
 use portcullis::std_platform::StdPlatform;
 
@@ -223,4 +225,24 @@ fn another_platform_s_slot_is_kept_while_that_platform_lives() {
         scope.spawn(both).join().unwrap()
     });
     assert!(matches!(next(&told), Event::Released(_)));
+}
+
+/// Each stores a word of its own and then loads the other's. Miri, which shows old values for as long as nothing orders
+/// them, has both at a value where either side has no fence.
+#[test]
+fn an_owner_and_one_who_revokes_are_never_both_at_a_value() {
+    let platform = StdPlatform::with_slots(1);
+    assert_eq!(slot_of(&platform), Some(0));
+    let values: Vec<_> = (0..50).map(|_| Owned::new(1, || AtomicU64::new(0))).collect();
+    let add = |value: &AtomicU64| value.store(value.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    let turns: Vec<u64> = thread::scope(|scope| {
+        scope.spawn(|| {
+            values.iter().for_each(|owned| owned.with_others(&platform, None, |_, value| add(value)))
+        });
+        let turn = |owned: &Owned<_>| platform.with_slot(|slot| owned.with(slot, add)).map_or(1, |()| 2);
+        values.iter().map(turn).collect()
+    });
+    let counts: Vec<u64> =
+        values.iter().flat_map(Owned::peek).map(|value| value.load(Ordering::Relaxed)).collect();
+    assert_eq!(counts, turns);
 }
