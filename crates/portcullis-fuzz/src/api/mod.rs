@@ -1,14 +1,18 @@
 //! Sequences of public calls of a whole domain, in the software IOMMU: mappings by type and by number, batches, a ring, a
 //! bounce pool, a swiotlb pool and registrations, under policies that change, with invalidations that fail and memory
 //! that runs out. After each call a hostile device tries every address that it knows, against a plain
-//! model. The first byte chooses between page tables of VT-d, AMD, Arm and RISC-V.
+//! model, and some of them while a list is being mapped. The first byte chooses between page tables of VT-d, AMD, Arm and RISC-V.
 
 mod bounced;
 #[path = "../../../portcullis/tests/rig/clocked.rs"]
 #[allow(missing_docs, dead_code, reason = "support of the core's tests, of which a part is used")]
 mod clocked;
+mod eager;
 mod mapped;
 mod model;
+#[path = "../../../portcullis/tests/rig/observed.rs"]
+#[allow(missing_docs, dead_code, reason = "as above")]
+mod observed;
 mod raw;
 mod world;
 

@@ -8,6 +8,9 @@ use portcullis_model::{DeviceId, Iommu};
 pub const PAGE: u64 = 4096;
 pub const DEVICE: DeviceId = DeviceId(7);
 
+/// Ranges that are longer are unmapped as soon as they are mapped, and nobody looks.
+pub const FOLLOWED: u64 = 16 << 20;
+
 /// Pages that the device tries after each step, at the most.
 const TRIED: usize = 96;
 
@@ -153,6 +156,11 @@ impl Model {
             });
             page.state != State::Registered || !inside
         });
+    }
+
+    /// The device knows these addresses, too.
+    pub fn met(&mut self, addresses: impl IntoIterator<Item = u64>) {
+        self.seen.extend(addresses);
     }
 
     /// An address that the device knows.

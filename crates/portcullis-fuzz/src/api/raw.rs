@@ -9,7 +9,7 @@ use portcullis::pgtable::Format;
 use portcullis::registration::{Keep, Registration, RegistrationCache, Released};
 
 use super::Clocked;
-use super::model::{End, PAGE, State, pages, pages_of};
+use super::model::{End, FOLLOWED, PAGE, State, pages, pages_of};
 use super::world::{Mapper, NOWHERE, World, limit};
 use crate::input::Input;
 
@@ -296,7 +296,7 @@ fn span(list: &[DmaSegment]) -> (u64, u64) {
 
 /// Whether a list has more pages than the model is to follow.
 fn is_large(list: &[PhysSegment]) -> bool {
-    list.iter().any(|segment| segment.len > 16 << 20)
+    list.iter().any(|segment| segment.len > FOLLOWED)
 }
 
 /// Now and then, some pages of a range.

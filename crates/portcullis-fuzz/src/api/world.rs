@@ -16,12 +16,14 @@ use portcullis_model::{Buffer, Context, Iommu, IommuConfig, Memory, Queue, Table
 
 use super::Clocked;
 use super::bounced::Bounced;
+use super::eager::Eager;
 use super::mapped::Typed;
 use super::model::{DEVICE, End, Model, PAGE, State};
+use super::observed::Observed;
 use super::raw::Raw;
 use crate::input::Input;
 
-pub type Mapper<X> = TableMapper<Arc<Memory>, Queue, X>;
+pub type Mapper<X> = Observed<TableMapper<Arc<Memory>, Queue, X>>;
 pub type Dom<X> = Domain<Mapper<X>, Arc<Clocked>>;
 pub type Device<X> = DmaDevice<Mapper<X>, Arc<Clocked>>;
 pub type Pool<X> = BouncePool<Mapper<X>, Arc<Clocked>, Arc<Memory>>;
@@ -40,6 +42,7 @@ pub struct World<X: Format> {
     /// As the domain is, and with a policy of its own.
     pub devices: [Device<X>; 2],
     pub model: Model,
+    eager: Arc<Eager>,
     /// Frames of the buffers below: reached only where the model says so.
     user: Vec<(u64, u64)>,
     /// Buffers that are nobody's now.
@@ -66,6 +69,9 @@ impl<X: Format> World<X> {
         let table = PageTable::new(Arc::clone(&memory), format, Platform::slots(&platform)).unwrap();
         iommu.attach(DEVICE, Context::Translated { domain: DomainId(1), root: table.root(), format: read });
         let mapper = TableMapper::new(table, iommu.queue(), DomainId(1), Vec::new());
+        let eager = Eager::new(&iommu);
+        let device = Arc::clone(&eager);
+        let mapper = Observed::with_fast_paths(mapper, move |moment| device.at(moment));
         let domain = Domain::new(Arc::clone(&platform), mapper, policy(input)).unwrap();
         let mask = if input.flag() { u64::MAX } else { u32::MAX.into() };
         let device = DmaDevice::new(Arc::clone(&domain), mask);
@@ -105,6 +111,7 @@ impl<X: Format> World<X> {
             flushes: domain.stats().flushes,
             devices: [device, other],
             model: Model::new(write_reads),
+            eager,
             weak: false,
             tainted: false,
             memory,
@@ -123,6 +130,7 @@ impl<X: Format> World<X> {
     pub fn step(&mut self, input: &mut Input<'_>) {
         let way = input.byte();
         self.platform.be(usize::from(way >> 6));
+        self.eager.may_try(!self.weak);
         match way & 0x3f {
             0..=13 => self.typed_step(way & 0x3f, input),
             14..=41 => self.raw_step(way & 0x3f, input),
@@ -130,6 +138,7 @@ impl<X: Format> World<X> {
             _ => self.machine_step(way & 0x3f, input),
         }
         self.settle();
+        self.model.met(self.eager.met());
         let user = &self.user;
         let is_user =
             |phys| phys >= NOWHERE || user.iter().any(|(first, len)| (*first..first + len).contains(&phys));
@@ -267,6 +276,7 @@ impl<X: Format> World<X> {
         self.heal();
         self.domain.flush().unwrap();
         self.model.flushed();
+        self.eager.may_try(false);
         self.finish_raw();
         self.finish_bounced();
         let Self { memory, iommu, domain, devices, mut model, free, typed, raw, bounced, .. } = self;

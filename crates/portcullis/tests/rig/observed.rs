@@ -4,7 +4,7 @@ use portcullis::addr::{IovaRange, Permissions, PhysAddr};
 use portcullis::invalidation::{Costs, Gather, InvalidationError};
 use portcullis::mapper::{Geometry, Mapper};
 use portcullis::pgtable::{MapError, Unmapped};
-use portcullis::platform::Platform;
+use portcullis::platform::{LocalSlot, Platform};
 use portcullis_model::open::Simulated;
 
 /// Where the mapper is.
@@ -26,11 +26,18 @@ pub enum Moment {
 pub struct Observed<M> {
     inner: M,
     observer: Box<dyn Fn(Moment) + Send + Sync>,
+    /// Whether `M`'s fast paths are taken, of which nobody is told.
+    is_quick: bool,
 }
 
 impl<M> Observed<M> {
     pub fn new(inner: M, observer: impl Fn(Moment) + Send + Sync + 'static) -> Self {
-        Self { inner, observer: Box::new(observer) }
+        Self { inner, observer: Box::new(observer), is_quick: false }
+    }
+
+    /// The same; what the mapper does quickly it does, and tells nobody.
+    pub fn with_fast_paths(inner: M, observer: impl Fn(Moment) + Send + Sync + 'static) -> Self {
+        Self { is_quick: true, ..Self::new(inner, observer) }
     }
 }
 
@@ -68,6 +75,28 @@ unsafe impl<M: Mapper> Mapper for Observed<M> {
         result
     }
 
+    unsafe fn map_at_hand<P: Platform>(
+        &self,
+        platform: &P,
+        slot: &LocalSlot<'_>,
+        range: IovaRange,
+        phys: PhysAddr,
+        permissions: Permissions,
+    ) -> bool {
+        // SAFETY: the caller's promise.
+        self.is_quick && unsafe { self.inner.map_at_hand(platform, slot, range, phys, permissions) }
+    }
+
+    unsafe fn unmap_at_hand<P: Platform>(
+        &self,
+        platform: &P,
+        slot: &LocalSlot<'_>,
+        range: IovaRange,
+    ) -> bool {
+        // SAFETY: the caller's promise.
+        self.is_quick && unsafe { self.inner.unmap_at_hand(platform, slot, range) }
+    }
+
     fn unmap<P: Platform>(&self, platform: &P, range: IovaRange, gather: &mut Gather) -> Unmapped {
         (self.observer)(Moment::Unmap);
         let unmapped = self.inner.unmap(platform, range, gather);
@@ -78,5 +107,14 @@ unsafe impl<M: Mapper> Mapper for Observed<M> {
     fn sync(&self, gather: &Gather) -> Result<(), InvalidationError> {
         (self.observer)(Moment::Sync);
         self.inner.sync(gather)
+    }
+
+    fn sync_range(&self, range: IovaRange) -> Result<(), InvalidationError> {
+        (self.observer)(Moment::Sync);
+        self.inner.sync_range(range)
+    }
+
+    fn reclaim<P: Platform>(&self, platform: &P) -> Result<usize, InvalidationError> {
+        self.inner.reclaim(platform)
     }
 }
