@@ -69,7 +69,7 @@ pub trait OpenTable {
         undone: &mut Option<IovaRange>,
     ) -> Result<(), MapError>;
 
-    /// [`PageTable::map_at_hand`], by a slot that is at hand; `false` where none is.
+    /// [`PageTable::map_at_hand`], by the caller's slot; `false` where it has none.
     fn open_at_hand<P: Platform>(
         &self,
         platform: &P,
@@ -86,7 +86,7 @@ pub trait OpenTable {
         invalidate: &mut dyn FnMut(IovaRange) -> bool,
     ) -> Unmapped;
 
-    /// [`PageTable::unmap_at_hand`], by a slot that is at hand; `false` where none is.
+    /// [`PageTable::unmap_at_hand`], by the caller's slot; `false` where it has none.
     fn close_at_hand<P: Platform>(&self, platform: &P, range: IovaRange) -> bool;
 
     /// [`PageTable::reclaim`].
@@ -138,7 +138,7 @@ impl<F: Frames + Simulated, X: Format> OpenTable for PageTable<F, X> {
         let attributes = attributes.into();
         // SAFETY: as for `open`; the platform has just lent the slot.
         let map = |slot: &LocalSlot<'_>| unsafe { self.map_at_hand(platform, slot, range, phys, attributes) };
-        platform.with_slot_at_hand(map) == Some(true)
+        platform.with_slot(|slot| slot.is_some_and(map))
     }
 
     #[inline]
@@ -156,7 +156,7 @@ impl<F: Frames + Simulated, X: Format> OpenTable for PageTable<F, X> {
     fn close_at_hand<P: Platform>(&self, platform: &P, range: IovaRange) -> bool {
         // SAFETY: the platform has just lent the slot.
         let unmap = |slot: &LocalSlot<'_>| unsafe { self.unmap_at_hand(platform, slot, range) };
-        platform.with_slot_at_hand(unmap) == Some(true)
+        platform.with_slot(|slot| slot.is_some_and(unmap))
     }
 
     #[inline]
@@ -213,7 +213,7 @@ pub trait OpenMapper: Mapper + Simulated {
         unsafe { self.map(platform, range, list, permissions, gather) }
     }
 
-    /// [`Mapper::map_at_hand`], by a slot that is at hand; `false` where none is.
+    /// [`Mapper::map_at_hand`], by the caller's slot; `false` where it has none.
     #[inline]
     fn open_at_hand<P: Platform>(
         &self,
@@ -225,7 +225,7 @@ pub trait OpenMapper: Mapper + Simulated {
         // SAFETY: as for `open`; the platform has just lent the slot.
         let map =
             |slot: &LocalSlot<'_>| unsafe { self.map_at_hand(platform, slot, range, phys, permissions) };
-        platform.with_slot_at_hand(map) == Some(true)
+        platform.with_slot(|slot| slot.is_some_and(map))
     }
 }
 
