@@ -91,6 +91,8 @@ extern crate std;
 pub mod addr;
 pub mod bounce;
 mod broken;
+#[cfg(test)]
+mod dice;
 pub mod dma;
 pub mod domain;
 pub mod exposure;

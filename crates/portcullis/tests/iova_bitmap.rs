@@ -57,7 +57,7 @@ fn a_second_free_names_the_hole_and_changes_nothing() {
     assert_eq!(space.iter().collect::<Vec<_>>(), [(0, 5000)]);
     // Of several, those that can be given back are.
     let mut pages = [0; 3];
-    assert_eq!(space.alloc_run(3, 1, 0, 2999, &mut pages), 3);
+    assert_eq!(space.alloc_run(3, 1, 0, 2999, &mut pages), Ok(3));
     assert_eq!(pages, [2999, 2998, 2997]);
     let again = TreeError::NotAllocated { first: 7, pages: 1, hole_start: 0, hole_pages: 2998 };
     assert_eq!(space.free_all(&[pages[2], 7, pages[0], pages[1]], 1), Err(again));
@@ -89,8 +89,8 @@ fn the_largest_space_and_the_largest_numbers() {
     assert_eq!(space.alloc(1, u32::MAX, 0), Err(refused));
     assert_eq!(space.alloc(0, u32::MAX, 0), Err(TreeError::Empty));
     let mut out = [0; 2];
-    assert_eq!(space.alloc_run(usize::MAX, 1, 0, u64::MAX, &mut out), 2);
-    assert_eq!(space.alloc_run(2, 1, u32::MAX, u64::MAX, &mut out), 0);
+    assert_eq!(space.alloc_run(usize::MAX, 1, 0, u64::MAX, &mut out), Ok(2));
+    assert_eq!(space.alloc_run(2, 1, u32::MAX, u64::MAX, &mut out), Err(refused));
     assert_eq!(space.free_all(&out, 1), Ok(()));
     assert_eq!(space.reserve(0, u64::MAX), Ok(END - 2));
     assert_eq!((space.free_pages(), space.iter().count()), (0, 0));

@@ -101,13 +101,15 @@ impl Trio {
             }
             Op::AllocRun { count, pages, order, max_page } => {
                 let mut out = vec![u64::MAX; count];
-                let taken = self.bitmap.alloc_run(count, pages, order, max_page, &mut out);
+                let result = self.bitmap.alloc_run(count, pages, order, max_page, &mut out);
+                let taken = result.unwrap_or(0);
                 for page in &out[..taken] {
                     prop_assert_eq!(self.tree.alloc(pages, order, max_page), Ok(*page));
                     self.allocated(Ok(*page), pages, order, max_page)?;
                 }
                 if taken < count {
-                    prop_assert!(self.tree.alloc(pages, order, max_page).is_err());
+                    let refused = self.tree.alloc(pages, order, max_page).unwrap_err();
+                    prop_assert_eq!(result, if taken == 0 { Err(refused) } else { Ok(taken) });
                 }
             }
             Op::Free(index) if len > 0 => {

@@ -123,6 +123,7 @@ fn compact(ranges: &mut ArrayVec<IovaRange, GATHER_RANGES>) {
 mod tests {
     use super::*;
     use crate::addr::Iova;
+    use crate::dice::Dice;
 
     const DOMAIN: DomainId = DomainId(7);
     const PAGE: u64 = 4096;
@@ -187,19 +188,12 @@ mod tests {
     /// Beside a plain list of what was added; `None` is everything.
     #[test]
     fn requests_cover_all_that_was_added() {
-        // Numbers that look random, the same in each run (xorshift64, Marsaglia 2003).
-        let mut word = 1_u64;
-        let mut below = |bound: u64| {
-            word ^= word << 13;
-            word ^= word >> 7;
-            word ^= word << 17;
-            (word >> 20) % bound
-        };
+        let mut dice = Dice(1);
         let dear = Costs { refill_ns: u32::MAX, ..Costs::BARE_METAL };
         let mut both = [(Gather::new(), Some(alloc::vec::Vec::new())), (Gather::new(), Some(alloc::vec![]))];
         for _ in 0..if cfg!(debug_assertions) { 3_000 } else { 30_000 } {
-            let which = below(2) as usize;
-            match below(60) {
+            let which = dice.below(2) as usize;
+            match dice.below(60) {
                 0 => {
                     both[which].0.clear();
                     both[which].1 = Some(alloc::vec![]);
@@ -216,7 +210,8 @@ mod tests {
                     });
                 }
                 _ => {
-                    let range = IovaRange::new(page(below(5_000)).start(), (1 + below(9)) * PAGE).unwrap();
+                    let range =
+                        IovaRange::new(page(dice.below(5_000)).start(), (1 + dice.below(9)) * PAGE).unwrap();
                     both[which].0.add(range);
                     both[which].1.iter_mut().for_each(|all| all.push(range));
                 }

@@ -22,21 +22,19 @@
 mod bits;
 mod colour;
 mod error;
+mod granules;
 mod run;
 
 use self::bits::{Edges, Span};
+use self::granules::{granules_for, granules_of, granules_per_large};
 use super::config::IovaError;
 use super::space::IovaSpace;
-use super::tree::MAX_ORDER;
 use core::num::NonZeroU64;
 
 use crate::addr::{Iova, IovaRange, PageSize};
 use crate::platform::Platform;
 
 pub use self::error::{ArenaError, ReleaseError};
-
-/// More granules than this no arena has: positions are kept in 32 bits.
-const MOST_GRANULES: u64 = 1 << 31;
 
 /// What a [`RingArena`] is made for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -201,8 +199,7 @@ impl RingArena {
         let too_large = ArenaError::TooLarge { descriptors, descriptor_bytes };
         let per_large = granules_per_large(granule).ok_or(too_large)?;
         let unit = granules_for(descriptor_bytes, granule);
-        let granules = unit.checked_mul(descriptors.into()).filter(|all| *all <= MOST_GRANULES);
-        let granules = granules.ok_or(too_large)?;
+        let granules = granules_of(descriptors, unit).ok_or(too_large)?;
         let layout = colour::layout(colour, unit, granules, per_large);
         let least = (layout.skew + granules).next_multiple_of(per_large);
         let least = least.checked_mul(granule.bytes()).ok_or(too_large)?;
@@ -428,17 +425,4 @@ impl RingArena {
     fn bytes(&self, granules: u32) -> u64 {
         u64::from(granules) << self.granule.shift()
     }
-}
-
-/// Granules that a lowest table covers: one entry of 8 bytes for each, but no more than spaces align ranges to.
-/// `None` where 64 bits have no room for their bytes.
-fn granules_per_large(granule: PageSize) -> Option<u64> {
-    let order = granule.shift().saturating_sub(3).min(MAX_ORDER);
-    (granule.shift() + order < u64::BITS).then(|| 1 << order)
-}
-
-/// Granules for `len` bytes, which are not 0.
-#[inline]
-fn granules_for(len: u64, granule: PageSize) -> u64 {
-    ((len - 1) >> granule.shift()) + 1
 }

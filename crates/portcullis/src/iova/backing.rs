@@ -57,9 +57,7 @@ impl Backing {
     /// `pages` free pages that begin at a multiple of 2^`order` and end below `end_page`.
     pub(super) fn alloc(&mut self, pages: u64, order: u32, end_page: u64) -> Result<u64, TreeError> {
         let order = order.min(MAX_ORDER);
-        let Some(max_page) = end_page.checked_sub(1) else {
-            return Err(TreeError::NoFit { pages, align_order: order, max_page: 0, free: 0, largest: 0 });
-        };
+        let max_page = last_below(end_page, pages, order)?;
         let page = match &mut self.free {
             Free::Tree(tree) => tree.alloc(pages, order, max_page)?,
             Free::Bitmap(bitmap) => bitmap.alloc(pages, order, max_page)?,
@@ -83,11 +81,9 @@ impl Backing {
             return Ok(0);
         };
         let taken = match &mut self.free {
-            // Below page 0 there is none: `alloc` says so.
-            Free::Bitmap(_) if end_page == 0 => 0,
             Free::Bitmap(bitmap) => {
-                let max_page = end_page - 1;
-                bitmap.alloc_run(out.len(), 1 << order, order, max_page, out)
+                let max_page = last_below(end_page, 1 << order, order)?;
+                bitmap.alloc_run(out.len(), 1 << order, order, max_page, out)?
             }
             Free::Tree(_) => {
                 *first = self.alloc(1 << order, order, end_page)?;
@@ -98,12 +94,8 @@ impl Backing {
                 1 + more.count()
             }
         };
-        if taken == 0 {
-            // For the reason; or for one after all.
-            out[0] = self.alloc(1 << order, order, end_page)?;
-        }
         self.least_free = self.least_free.min(self.free_pages());
-        Ok(taken.max(1))
+        Ok(taken)
     }
 
     /// Takes back the range of `pages` pages at `page`. Cannot fail for what was handed out.
@@ -155,9 +147,16 @@ impl Backing {
     }
 }
 
+/// The last page below `end_page`, for a request that there is none for below page 0.
+fn last_below(end_page: u64, pages: u64, align_order: u32) -> Result<u64, TreeError> {
+    let none = TreeError::NoFit { pages, align_order, max_page: 0, free: 0, largest: 0 };
+    end_page.checked_sub(1).ok_or(none)
+}
+
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::dice::Dice;
     use alloc::vec;
 
     /// Both structures give one answer, which is that of so many single calls, and keep one account.
@@ -170,13 +169,9 @@ mod tests {
                 backing.reserve(700, 90).unwrap();
                 backing
             });
-            let (mut seed, mut live) = (1_u32, vec![]);
-            let mut dice = |sides: u32| {
-                seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-                u64::from((seed >> 8) % sides)
-            };
+            let (mut dice, mut live) = (Dice(1), vec![]);
             for _ in 0..2000 {
-                let (order, end, count) = (dice(5) as u32, dice(2100), dice(20) as usize);
+                let (order, end, count) = (dice.below(5) as u32, dice.below(2100), dice.below(20) as usize);
                 let [mut run, mut runs] = [vec![0; count], vec![0; count]];
                 let [bitmap, tree, single] = &mut all;
                 let taken = bitmap.alloc_run(order, end, &mut run).unwrap_or(0);
@@ -188,8 +183,8 @@ mod tests {
                 }
                 assert_eq!(run[..taken], runs[..taken]);
                 assert!(taken == count || single.alloc(1 << order, order, end).is_err());
-                while live.len() as u64 > dice(200) {
-                    let (page, order) = live.swap_remove(dice(live.len() as u32) as usize);
+                while live.len() as u64 > dice.below(200) {
+                    let (page, order) = live.swap_remove(dice.below(live.len() as u64) as usize);
                     all.iter_mut().for_each(|backing| backing.free_all(&[page], 1 << order));
                 }
                 let free = 2000 - 90 - live.iter().map(|(_, order)| 1 << order).sum::<u64>();

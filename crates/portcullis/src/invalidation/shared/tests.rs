@@ -5,18 +5,7 @@ use alloc::vec::Vec;
 
 use super::*;
 use crate::addr::{Iova, IovaRange};
-
-/// Numbers that look random, the same in each run (xorshift64*, Vigna 2016).
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32) % bound
-    }
-}
+use crate::dice::Dice;
 
 fn state() -> State {
     State { open: 1, staged: ArrayVec::new(), failed: ArrayVec::new() }

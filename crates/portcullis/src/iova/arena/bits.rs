@@ -148,6 +148,7 @@ fn bit(position: u32) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dice::Dice;
 
     const GRANULES: u32 = 200;
 
@@ -167,11 +168,8 @@ mod tests {
 
     #[test]
     fn a_run_is_removed_where_spans_lie_side_by_side() {
-        let mut seed = 1_u32;
-        let mut dice = |sides: u32| {
-            seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            (seed >> 8) % sides
-        };
+        let mut dice = Dice(1);
+        let mut dice = |sides: u32| dice.below(sides.into()) as u32;
         for _ in 0..2000 {
             let (mut edges, spans) = edges(&mut dice);
             let run = if dice(4) > 0 && !spans.is_empty() {

@@ -10,12 +10,15 @@ use super::{MAX_ORDER, PAID_PAGES, TreeError};
 impl Bitmap {
     /// Takes up to `count` ranges of `pages` pages each, as so many calls of [`Bitmap::alloc`] would, and
     /// writes their first pages to `out`. Returns how many it took: fewer than `count` only where `out` is
-    /// shorter, nothing fits any more, memory is short, or the request is one that [`Bitmap::alloc`] refuses.
+    /// shorter, nothing fits any more, or memory is short.
     ///
     /// The places are those of so many single calls, in that order. Ranges with natural alignment that lie in
     /// the same leaf of 512 pages are found and entered together.
     ///
     /// Costs at most as much as the single calls; may allocate as they may.
+    ///
+    /// # Errors
+    /// As [`Bitmap::alloc`] where there is not even one.
     pub fn alloc_run(
         &mut self,
         count: usize,
@@ -23,16 +26,17 @@ impl Bitmap {
         align_order: u32,
         max_page: u64,
         out: &mut [u64],
-    ) -> usize {
+    ) -> Result<usize, TreeError> {
         let count = count.min(out.len());
         let mut done = 0;
         while let Some(rest) = out.get_mut(done..count).filter(|rest| !rest.is_empty()) {
             match self.take_run(rest.len(), pages, align_order, max_page, rest) {
                 Ok(taken) => done += taken,
+                Err(error) if done == 0 => return Err(error),
                 Err(_) => break,
             }
         }
-        done
+        Ok(done)
     }
 
     /// Makes ranges of `pages` pages each free again, as so many calls of [`Bitmap::free`] would; memory and

@@ -4,6 +4,7 @@ use alloc::vec::Vec;
 
 use super::super::inbox::{LETTER, LETTER_PAGES};
 use super::*;
+use crate::dice::Dice;
 
 const PAGES: u64 = 1 << 15;
 /// Orders that the tests use.
@@ -36,18 +37,14 @@ impl Cpu {
 fn a_grant_takes_what_is_not_used_and_no_more() {
     const BUDGET: u64 = 300;
     let (cpu, notes) = (Cpu::new(), notes());
-    let mut seed = 1_u32;
-    let mut dice = |sides: u32| {
-        seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        (seed >> 8) % sides
-    };
+    let mut dice = Dice(1);
     // Each order has pages of its own, so that no two ranges overlap.
     let mut next = [0, 1, 2, 3, 4].map(|part| part * 512);
     for _ in 0..5000 {
-        let order = dice(ORDERS);
-        match dice(4) {
+        let order = dice.below(ORDERS.into()) as u32;
+        match dice.below(4) {
             0 => {
-                let wanted = dice(40).into();
+                let wanted = dice.below(40);
                 let (own, before) = (cpu.granted(order), cpu.sum());
                 let room = cpu.grant(0, order, wanted, BUDGET);
                 assert_eq!(room, cpu.granted(order) - cpu.count(order));
@@ -64,7 +61,7 @@ fn a_grant_takes_what_is_not_used_and_no_more() {
             1 => {
                 let (count, batch) = (cpu.count(order), cpu.next_batch(0, order));
                 let mut out = [0; 8];
-                let most = dice(8) as usize;
+                let most = dice.below(8) as usize;
                 let spilled = cpu.spill(&notes, 0, order, &mut out[..most]) as u64;
                 assert_eq!(spilled, count.min(most as u64));
                 assert_eq!((cpu.count(order), cpu.granted(order)), (count - spilled, count - spilled));

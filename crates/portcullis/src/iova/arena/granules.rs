@@ -1,0 +1,39 @@
+//! How many granules things take.
+
+use super::super::tree::MAX_ORDER;
+use crate::addr::PageSize;
+
+/// More granules than this no arena has: positions are kept in 32 bits.
+const MOST_GRANULES: u64 = 1 << 31;
+
+/// Granules of `descriptors` descriptors of `unit` granules each; `None` for more than an arena may have.
+pub(super) fn granules_of(descriptors: u32, unit: u64) -> Option<u64> {
+    unit.checked_mul(descriptors.into()).filter(|all| *all <= MOST_GRANULES)
+}
+
+/// Granules that a lowest table covers: one entry of 8 bytes for each, but no more than spaces align ranges to.
+/// `None` where 64 bits have no room for their bytes.
+pub(super) fn granules_per_large(granule: PageSize) -> Option<u64> {
+    let order = granule.shift().saturating_sub(3).min(MAX_ORDER);
+    (granule.shift() + order < u64::BITS).then(|| 1 << order)
+}
+
+/// Granules for `len` bytes, which are not 0.
+#[inline]
+pub(super) fn granules_for(len: u64, granule: PageSize) -> u64 {
+    ((len - 1) >> granule.shift()) + 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_arena_has_as_many_granules_as_its_positions_have_room_for() {
+        assert_eq!(granules_of(1 << 31, 1), Some(1 << 31));
+        assert_eq!(granules_of(1 << 16, 1 << 15), Some(1 << 31));
+        assert_eq!(granules_of((1 << 31) + 1, 1), None);
+        assert_eq!(granules_of(1, (1 << 31) + 1), None);
+        assert_eq!(granules_of(u32::MAX, u64::MAX), None);
+    }
+}
