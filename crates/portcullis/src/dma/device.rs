@@ -104,8 +104,13 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         len: u64,
         direction: Direction,
     ) -> Result<Iova, MapListError> {
+        let segment = PhysSegment { phys, len };
         // SAFETY: the caller's promise.
-        unsafe { self.map_segment(PhysSegment { phys, len }, direction) }.map(|(first, _)| first)
+        match unsafe { self.map_at_hand(segment, direction) } {
+            Some(first) => Ok(first),
+            // SAFETY: the caller's promise.
+            None => unsafe { self.map_list(&[segment], direction) }.map(|(first, _)| first),
+        }
     }
 
     /// Unmaps what [`map_single`](Self::map_single) returned for the same `len`.
@@ -192,26 +197,20 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         Mapped::new(self, buffer, direction)
     }
 
-    /// As [`map_list`](Self::map_list), for one segment.
+    /// Maps one segment, if that is quickly done. Returns the device's address of its first byte; `None` where nothing is
+    /// changed, and [`map_list`](Self::map_list) does it or says why not.
     ///
     /// # Safety
     /// As for [`map_single`](Self::map_single).
     #[inline]
-    pub(super) unsafe fn map_segment(
-        &self,
-        segment: PhysSegment,
-        direction: Direction,
-    ) -> Result<(Iova, Option<IovaRange>), MapListError> {
-        if self.is_translated() {
-            let limit = Iova::new(self.mask);
-            // SAFETY: the caller's promise.
-            let range = unsafe { self.domain.map_at_hand(segment, direction.permissions(), limit) };
-            if let Some(range) = range {
-                return Ok((self.first_of(segment, range), Some(range)));
-            }
+    pub(super) unsafe fn map_at_hand(&self, segment: PhysSegment, direction: Direction) -> Option<Iova> {
+        if !self.is_translated() {
+            return None;
         }
         // SAFETY: the caller's promise.
-        unsafe { self.map_list(&[segment], direction) }
+        let range =
+            unsafe { self.domain.map_at_hand(segment, direction.permissions(), Iova::new(self.mask)) }?;
+        Some(self.first_of(segment, range))
     }
 
     /// Where the device finds the first byte of a list that begins with `segment` and is mapped to `range`.

@@ -19,6 +19,7 @@ use super::device::bytes_of;
 use super::layout::device_view;
 use super::{DmaDevice, DmaSegment};
 use crate::addr::{Direction, Iova, IovaRange};
+use crate::broken::broken;
 use crate::domain::{MapListError, PhysSegment, UnmapError};
 use crate::mapper::Mapper;
 use crate::platform::Platform;
@@ -150,9 +151,16 @@ impl<B: DmaBuffer, D: Handle> Mapped<B, D> {
         // dropped only after an unmap, or leaked.
         let mapped = match list {
             // SAFETY: see above.
-            [segment] => unsafe { device.map_segment(*segment, direction) },
+            [segment] => unsafe { device.map_at_hand(*segment, direction) },
+            _ => None,
+        };
+        let mapped = match mapped {
+            Some(first) => match IovaRange::of_pages(first, used, device.domain().granule()) {
+                Some(range) => Ok((first, Some(range))),
+                None => broken("what is mapped has pages"),
+            },
             // SAFETY: see above.
-            list => unsafe { device.map_list(list, direction) },
+            None => unsafe { device.map_list(list, direction) },
         };
         match mapped {
             Ok((first, range)) => {

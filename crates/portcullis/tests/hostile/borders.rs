@@ -106,7 +106,8 @@ fn a_change_at_any_border_of_an_unmap_holds_when_both_have_returned() {
             assert!(!rig.reaches(iova), "{name}, at border {borders} of the unmap");
             borders += 1;
         }
-        assert!(borders >= 4, "{name}: {borders} borders");
+        // An unmap that is deferred is one turn.
+        assert!(borders >= 2, "{name}: {borders} borders");
     }
 }
 

@@ -1,5 +1,6 @@
 //! How mappings end: by the policy of the moment.
 
+use super::guards::Untimed;
 use super::{Changing, Domain};
 use crate::addr::IovaRange;
 use crate::domain::{Policy, UnmapError};
@@ -55,39 +56,65 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         ending: Ending<impl Fn() -> Option<Policy>>,
     ) -> Result<(), UnmapError> {
         let Ending { neighbours, exception } = ending;
+        let window = || self.window(exception());
         let changing = self.changing(range);
-        // SAFETY: the platform has just lent the slot.
-        let at_hand =
-            |slot: &LocalSlot<'_>| unsafe { self.mapper.unmap_at_hand(&self.platform, slot, range) };
-        if self.platform.with_slot_at_hand(at_hand) == Some(true) {
-            return self.end_cleared(changing, neighbours, exception);
+        let untimed = self.untimed();
+        let at_hand = |slot: &LocalSlot<'_>| {
+            // SAFETY: the platform has just lent the slot.
+            let is_cleared = unsafe { self.mapper.unmap_at_hand(&self.platform, slot, range) };
+            is_cleared.then(|| match window() {
+                Some(_) => self.push(Some(slot), range, neighbours, &window),
+                None => Deferred::Refused,
+            })
+        };
+        if let Some(Some(deferred)) = self.platform.with_slot_at_hand(at_hand) {
+            return self.end_cleared(changing, untimed, neighbours, deferred, window);
         }
-        let mut gather = Gather::new();
+        untimed.done();
+        self.end_slowly(changing, neighbours, window)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn end_slowly(
+        &self,
+        changing: Changing<'_, M, P>,
+        neighbours: u64,
+        window: impl Fn() -> Option<u64>,
+    ) -> Result<(), UnmapError> {
+        let (range, mut gather) = (changing.range(), Gather::new());
         let unmapped = self.mapper.unmap(&self.platform, range, &mut gather);
         // What was not mapped as a whole is made unreachable before anybody is told of the mistake.
-        let deferred =
-            unmapped.bytes == range.len() && self.defer(range, neighbours, || self.window(exception()));
-        if deferred {
-            changing.done();
-            return Ok(());
-        }
         if unmapped.bytes != range.len() {
             // Whoever removed the rest, and it may be all, may not have invalidated it.
             gather.add(unmapped.stale);
+        } else if window().is_some() {
+            let untimed = self.untimed();
+            let deferred = self.platform.with_slot(|slot| self.push(slot, range, neighbours, &window));
+            let is_queued = self.defer(range, neighbours, deferred, window);
+            untimed.done();
+            if is_queued {
+                changing.done();
+                return Ok(());
+            }
         }
         self.end_strictly(changing, unmapped, neighbours, &gather)
     }
 
-    /// Ends a range whose translations were all removed at once.
+    /// Ends a range whose translations were all removed at once, and of which that became.
     #[inline]
     fn end_cleared(
         &self,
         changing: Changing<'_, M, P>,
+        untimed: Untimed<'_, M, P>,
         neighbours: u64,
-        exception: impl Fn() -> Option<Policy>,
+        deferred: Deferred,
+        window: impl Fn() -> Option<u64>,
     ) -> Result<(), UnmapError> {
         let range = changing.range();
-        if self.defer(range, neighbours, || self.window(exception())) {
+        let is_queued = self.defer(range, neighbours, deferred, window);
+        untimed.done();
+        if is_queued {
             changing.done();
             return Ok(());
         }
@@ -131,38 +158,48 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.counters.unmaps.add(slot, 1);
     }
 
-    /// Has `range`, which is cleared, wait for the next flush; `false` where it must not.
+    /// Sees to the timer of `range`, which is cleared and of which `deferred` became, or to room for it. Returns whether it
+    /// waits for the next flush.
     #[inline]
-    fn defer(&self, range: IovaRange, neighbours: u64, window: impl Fn() -> Option<u64>) -> bool {
-        if window().is_none() {
-            return false;
-        }
-        let cleared = Cleared { range, used: range.len().saturating_sub(neighbours) };
-        let untimed = self.untimed();
-        let is_queued = loop {
-            let deferred = self.platform.with_slot(|slot| {
-                let clock = || self.platform.now_ns();
-                let give_back = |safe| self.give_back(slot, safe);
-                let deferred = self.deferred.push(slot, cleared, &window, clock, give_back);
-                if matches!(deferred, Deferred::Queued | Deferred::QueuedFirst { .. }) {
-                    self.count_unmap(slot, neighbours);
-                }
-                deferred
-            });
+    fn defer(
+        &self,
+        range: IovaRange,
+        neighbours: u64,
+        mut deferred: Deferred,
+        window: impl Fn() -> Option<u64>,
+    ) -> bool {
+        loop {
             match deferred {
-                Deferred::Queued => break true,
+                Deferred::Queued => return true,
                 Deferred::QueuedFirst { window_ns } => {
                     self.set_timer(window_ns);
-                    break true;
+                    return true;
                 }
-                Deferred::Refused => break false,
-                Deferred::Full if self.flush_closed().is_ok() => {}
+                Deferred::Full if self.flush_closed().is_ok() => {
+                    deferred = self.platform.with_slot(|slot| self.push(slot, range, neighbours, &window));
+                }
                 // It cannot wait here. What the hardware says to the mapping's own invalidation decides.
-                Deferred::Full => break false,
+                Deferred::Full | Deferred::Refused => return false,
             }
-        };
-        untimed.done();
-        is_queued
+        }
+    }
+
+    /// Queues `range`, which is cleared, for the next flush, and counts it, if it may wait and there is room.
+    #[inline]
+    fn push(
+        &self,
+        slot: Option<&LocalSlot<'_>>,
+        range: IovaRange,
+        neighbours: u64,
+        window: impl Fn() -> Option<u64>,
+    ) -> Deferred {
+        let cleared = Cleared { range, used: range.len().saturating_sub(neighbours) };
+        let clock = || self.platform.now_ns();
+        let deferred = self.deferred.push(slot, cleared, window, clock, |safe| self.give_back(slot, safe));
+        if matches!(deferred, Deferred::Queued | Deferred::QueuedFirst { .. }) {
+            self.count_unmap(slot, neighbours);
+        }
+        deferred
     }
 
     fn end_strictly(
