@@ -6,7 +6,7 @@ mod live;
 mod steps;
 
 pub(crate) use endings::Ending;
-use guards::Changing;
+pub(crate) use guards::Changing;
 pub(crate) use steps::{LinkFailed, Tally};
 
 use alloc::sync::{Arc, Weak};

@@ -18,7 +18,7 @@ fn domain(world: &World) -> Work {
     let (domain, hostile, limit) =
         (Arc::clone(&world.domain), Arc::clone(&world.hostile), Iova::new(world.device.mask()));
     Box::new(move || {
-        let buffers = [hostile.buffer(1), hostile.buffer(2)];
+        let buffers = [hostile.buffer(1), hostile.buffer(3)];
         let list = buffers.each_ref().map(Owned::segment);
         // Whoever does not get an answer has the buffer for good.
         let buffers = std::mem::ManuallyDrop::new(buffers);
@@ -42,7 +42,7 @@ fn typed(world: &World) -> Work {
 fn typed_dropped(world: &World) -> Work {
     let (device, hostile) = (world.device.clone(), Arc::clone(&world.hostile));
     Box::new(move || {
-        drop(device.map(hostile.buffer(3), BOTH)?);
+        drop(device.map(hostile.buffer(4), BOTH)?);
         let unlinked = device.map(hostile.buffer(1), BOTH)?.unlink();
         drop(unlinked);
         Ok(())
@@ -69,7 +69,7 @@ fn raw(world: &World) -> Work {
             // Where it panics, or is not confirmed, it is the domain's.
             device.unmap_single(iova, len)?;
         }
-        let buffers = std::mem::ManuallyDrop::new([hostile.buffer(1), hostile.buffer(2)]);
+        let buffers = std::mem::ManuallyDrop::new([hostile.buffer(1), hostile.buffer(3)]);
         let list = buffers.each_ref().map(Owned::segment);
         let PhysSegment { phys, len } = list[0];
         // SAFETY: no CPU reaches the buffers, and each is given up only where its unmap says so.
@@ -77,7 +77,7 @@ fn raw(world: &World) -> Work {
         let mut out = [DmaSegment::default(); 2];
         // SAFETY: no CPU reaches the buffers, and each is given up only where its unmap says so.
         let count = unsafe { device.map_sg(&list, BOTH, &mut out) }?;
-        live.push((out[0].iova, 3 * PAGE));
+        live.push((out[0].iova, 4 * PAGE));
         live.swap(0, 1);
         if let Some((iova, len)) = live.pop() {
             device.unmap_single(iova, len)?;

@@ -310,6 +310,8 @@ impl Pl {
 // SAFETY: one thread is all CPUs, one after the other, and its fences are full ones.
 unsafe impl Platform for Pl {
     fn slots(&self) -> usize {
+        let (_, late) = self.0.hostile.faults.enter(Call::Slots);
+        late.come();
         self.0.slots
     }
 

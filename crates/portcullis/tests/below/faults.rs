@@ -25,6 +25,7 @@ pub enum Call {
     FenceAll,
     WakeAt,
     Register,
+    Slots,
     /// A clock that the test hands in.
     Clock,
 }
@@ -47,7 +48,10 @@ pub enum Mode {
 impl Call {
     /// Whether it is into `Platform`.
     pub fn is_of_platform(self) -> bool {
-        matches!(self, Self::WithSlot | Self::NowNs | Self::FenceAll | Self::WakeAt | Self::Register)
+        matches!(
+            self,
+            Self::WithSlot | Self::NowNs | Self::FenceAll | Self::WakeAt | Self::Register | Self::Slots
+        )
     }
 
     /// How it can go wrong.
@@ -58,7 +62,9 @@ impl Call {
             Self::Map | Self::Sync | Self::Submit => &[Panic, PanicAfter, Fail, Refuse, FailOn],
             Self::MapAtHand | Self::UnmapAtHand | Self::Reclaim => &[Panic, PanicAfter, Fail],
             // One that panics does so before or after it counts, which is the same to whoever called.
-            Self::Table | Self::NowNs | Self::Clock | Self::FenceAll | Self::Register => &[Panic],
+            Self::Table | Self::NowNs | Self::Clock | Self::FenceAll | Self::Register | Self::Slots => {
+                &[Panic]
+            }
             Self::Free | Self::Clean | Self::Copy | Self::Zero | Self::Unmap | Self::WakeAt => {
                 &[Panic, PanicAfter]
             }

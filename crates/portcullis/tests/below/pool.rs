@@ -136,7 +136,7 @@ fn direct(world: &World) -> Work {
     let trusted = BounceDevice::new(Arc::clone(driver.device.pool()), DeviceProfile::default()).unwrap();
     driver.device = trusted;
     let piece = [original(world, 100, 3 * PAGE)];
-    let pieces = [original(world, 100, PAGE - 100), original(world, 0, 2 * PAGE)];
+    let pieces = [original(world, 100, PAGE - 100), original(world, 0, 3 * PAGE)];
     Box::new(move || driver.turns(&[&piece, &pieces], Direction::Bidirectional))
 }
 

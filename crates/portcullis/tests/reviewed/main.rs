@@ -10,4 +10,7 @@ mod granules;
 mod handles;
 mod machine;
 mod pages;
+#[path = "../rig/mod.rs"]
+mod rig;
+mod singles;
 mod steps;

@@ -25,6 +25,15 @@ thread_local! {
     static WATCHING: Cell<bool> = const { Cell::new(false) };
 }
 
+/// Dropped, the next turn is watched again, also where what is called after one panics.
+struct Watching;
+
+impl Drop for Watching {
+    fn drop(&mut self) {
+        WATCHING.set(false);
+    }
+}
+
 impl Clocked {
     pub fn new(slots: usize) -> Arc<Self> {
         Arc::new(Self { slots, ..Self::default() })
@@ -86,8 +95,8 @@ unsafe impl Platform for Clocked {
         let result = f((slot < self.slots).then(|| unsafe { LocalSlot::new(slot) }).as_ref());
         let after = self.after.lock().unwrap().clone();
         if let Some(after) = after.filter(|_| !WATCHING.replace(true)) {
+            let _watching = Watching;
             after();
-            WATCHING.set(false);
         }
         result
     }

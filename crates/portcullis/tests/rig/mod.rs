@@ -3,13 +3,14 @@
 
 mod clocked;
 mod hooked;
+mod moody;
 mod observed;
 
 use std::sync::Arc;
 
 use portcullis::addr::{Iova, Permissions, PhysAddr};
 use portcullis::dma::DmaDevice;
-use portcullis::domain::{Domain, PhysSegment, Policy};
+use portcullis::domain::{Domain, MapListError, PhysSegment, Policy};
 use portcullis::invalidation::{DomainId, InvalidationQueue};
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{PageTable, VtdSecondStage};
@@ -18,6 +19,7 @@ use portcullis_model::{Context, DeviceId, Iommu, IommuConfig, Memory, Queue};
 
 pub use clocked::Clocked;
 pub use hooked::Hooked;
+pub use moody::{Call, Moody};
 pub use observed::{Moment, Observed};
 
 pub type Mapper<Q> = TableMapper<Arc<Memory>, Arc<Q>>;
@@ -66,6 +68,17 @@ impl<P: Platform + Clone, Q: InvalidationQueue> Rig<P, Q> {
     pub fn another(&self, number: u16, policy: Policy) -> (Arc<Dom<P, Q>>, Device<P, Q>) {
         let ids = (DeviceId(number.into()), DomainId(number));
         attach(&self.memory, &self.iommu, &self.platform, &self.queue, ids, policy)
+    }
+
+    /// Takes back what CPUs keep. How many bytes of addresses are nobody's and not free, and how many are counted as lost. (What
+    /// is asked for is to be powers of two, so that nothing is rounded.)
+    pub fn gone(&self) -> (u64, u64) {
+        self.domain.flush().unwrap();
+        // SAFETY: nothing is mapped, as there is no such address: but all is looked through for it.
+        let none = unsafe { self.domain.map(&[page(1 << 20)], Permissions::READ, Iova::new(PAGE - 1)) };
+        assert!(matches!(none, Err(MapListError::Iova(_))), "{none:?}");
+        let usage = self.domain.usage();
+        (usage.taken - usage.cached, self.domain.stats().lost_iova_bytes)
     }
 
     /// Whether the device is let through at `iova`. It leaves a cached translation if so.

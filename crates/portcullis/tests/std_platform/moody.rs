@@ -1,78 +1,22 @@
 //! A platform that panics, where the test wants, and what it was asked to remember is not lost with it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use portcullis::addr::{Direction, Permissions};
 use portcullis::domain::Policy;
 use portcullis::invalidation::InvalidationQueue;
-use portcullis::platform::{LocalSlot, Platform, PlatformEvents, PlatformNumber};
+use portcullis::platform::PlatformEvents;
 use portcullis_model::Queue;
 use portcullis_model::open::{OpenDevice, OpenDomain};
 
-use super::rig::{ANYWHERE, Clocked, Hooked, LAZY_FOREVER, Rig, page};
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-enum Call {
-    WithSlot = 1,
-    Now,
-    WakeAt,
-}
-
-/// A machine that one thread plays.
-struct Moody {
-    inner: Arc<Clocked>,
-    /// The call that panics next.
-    panics: AtomicU8,
-}
-
-impl Moody {
-    fn pass(&self, call: Call) {
-        let panics = self.panics.compare_exchange(call as u8, 0, Ordering::Relaxed, Ordering::Relaxed);
-        assert!(panics.is_err(), "as the test wants");
-    }
-}
-
-// SAFETY: slots are `Clocked`'s.
-unsafe impl Platform for Moody {
-    fn slots(&self) -> usize {
-        self.inner.slots()
-    }
-
-    fn number(&self) -> PlatformNumber {
-        self.inner.number()
-    }
-
-    fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
-        self.pass(Call::WithSlot);
-        self.inner.with_slot(f)
-    }
-
-    fn now_ns(&self) -> u64 {
-        self.pass(Call::Now);
-        self.inner.now_ns()
-    }
-
-    fn register(&self, events: Weak<dyn PlatformEvents>) {
-        self.inner.register(events);
-    }
-
-    fn wake_at(&self, deadline_ns: u64) {
-        self.pass(Call::WakeAt);
-        self.inner.wake_at(deadline_ns);
-    }
-}
+use super::rig::{ANYWHERE, Call, Hooked, LAZY_FOREVER, Moody, Rig, page};
 
 const WINDOW: u64 = 1_000_000;
 
-fn platform() -> Arc<Moody> {
-    Arc::new(Moody { inner: Clocked::new(2), panics: AtomicU8::new(0) })
-}
-
 fn bench() -> Rig<Arc<Moody>, Queue> {
-    Rig::new(platform(), Policy::Lazy { window_ns: WINDOW }, |queue| queue)
+    Rig::new(Moody::new(2), Policy::Lazy { window_ns: WINDOW }, |queue| queue)
 }
 
 impl<Q: InvalidationQueue> Rig<Arc<Moody>, Q> {
@@ -84,7 +28,7 @@ impl<Q: InvalidationQueue> Rig<Arc<Moody>, Q> {
     }
 
     fn panic_in(&self, call: Call, f: impl FnOnce()) {
-        self.platform.panics.store(call as u8, Ordering::Relaxed);
+        self.platform.panic_in(call);
         assert!(catch_unwind(AssertUnwindSafe(f)).is_err());
         assert_eq!(self.platform.panics.load(Ordering::Relaxed), 0);
     }
@@ -144,7 +88,7 @@ fn a_timer_that_panics_comes_again() {
 fn a_clock_that_panics_often_leaves_the_queue_in_order() {
     const UNMAPS: u64 = 300;
     const ENOUGH: u64 = 10 * UNMAPS;
-    let bench = Rig::new(platform(), LAZY_FOREVER, Hooked::new);
+    let bench = Rig::new(Moody::new(2), LAZY_FOREVER, Hooked::new);
     let submitted = Arc::new(AtomicU64::new(0));
     let counts = Arc::clone(&submitted);
     bench.queue.set(move || {
@@ -152,11 +96,11 @@ fn a_clock_that_panics_often_leaves_the_queue_in_order() {
     });
     let ranges: Vec<_> = (0..UNMAPS).map(|number| bench.used(number)).collect();
     for range in &ranges {
-        bench.platform.panics.store(Call::Now as u8, Ordering::Relaxed);
+        bench.platform.panic_in(Call::Now);
         // Not every unmap reads the clock.
         let _ = catch_unwind(AssertUnwindSafe(|| bench.domain.unmap(*range)));
     }
-    bench.platform.panics.store(0, Ordering::Relaxed);
+    bench.platform.be_well();
     let last = bench.used(UNMAPS);
     bench.domain.unmap(last).unwrap();
     bench.domain.flush().unwrap();

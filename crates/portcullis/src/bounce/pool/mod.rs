@@ -40,7 +40,7 @@
 //! book-keeping ([`PoolUsage::bookkeeping_bytes`], 64 bytes a slot), and page tables until the domain
 //! [reclaims](Domain::reclaim) them.
 
-mod attempt;
+mod claim;
 mod config;
 mod copy;
 mod cpu;
@@ -130,12 +130,14 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         slots.extend((0..total).map(|_| Slot::new()));
         let (sizes, wanted) = (domain.mapper().geometry().page_sizes, config.large_from < u64::MAX);
         let runs = Runs::new(&bare, sizes, wanted).ok_or(PoolError::OutOfMemory { slots: total })?;
+        // Before there is something to give back, should the platform panic.
+        let cpus = Owned::new(domain.platform().slots(), Cpu::default);
         let region = domain.reserve(bare.bytes(), config.limit)?;
         let layout = bare.at(region.start().get());
         let run_slots = |class| runs.slots(layout.slot_bytes(class));
         let depot = |class| Depot::new(layout.first(class), layout.first(class + 1), run_slots(class));
         let pool = Arc::new(Self {
-            cpus: Owned::new(domain.platform().slots(), Cpu::default),
+            cpus,
             depots: (0..classes).map(|class| CachePadded(Mutex::new(depot(class)))).collect(),
             singles: Singles::default(),
             idle: Idle::default(),

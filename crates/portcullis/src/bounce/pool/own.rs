@@ -4,10 +4,11 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use super::BouncePool;
+use super::claim::Claim;
 use super::copy::copy_pieces;
 use super::error::{BounceError, BounceMapError, inside};
 use super::mapping::{PoolMapping, Way};
-use super::single::{Entry, Found, Parts, Phase, Single, find, remember};
+use super::single::{Parts, Phase, Single, find, remember};
 use super::slot::{Terms, Toward};
 use crate::addr::{Iova, IovaRange, PhysAddr};
 use crate::domain::{Ending as HowItEnds, MapListError, PhysSegment, Policy};
@@ -15,24 +16,6 @@ use crate::invalidation::Gather;
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
 use crate::sync::{Ordering, fence};
-
-/// A mapping that is being unmapped, or whose maker has not heard of it. Dropped where a call below panics: then a trim
-/// goes on with it.
-struct Ending<'a, M: Mapper, P: Platform, C: CopyMemory> {
-    pool: &'a BouncePool<M, P, C>,
-    range: IovaRange,
-    /// In which phase it may be taken from its user.
-    phase: Phase,
-}
-
-impl<M: Mapper, P: Platform, C: CopyMemory> Drop for Ending<'_, M, P, C> {
-    #[cold]
-    fn drop(&mut self) {
-        // Nothing, where it is not in the map yet, or not taken yet.
-        self.pool.set_phase_from(self.range, self.phase, Phase::Torn);
-        self.pool.look_later();
-    }
-}
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// Maps `len` bytes, those of `list`, through a buffer of their own.
@@ -61,8 +44,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             unsafe { self.copy_parts(&parts, &original, (terms.offset, len), (0, len), Toward::Buffer) };
         }
         // SAFETY: all of `linked` is the buffer that came from `alloc`.
-        let iova = unsafe { self.enter_single(&linked, bytes, limit, original, (len, terms), parts) }?;
-        Ok(PoolMapping { iova, len, way: Way::SingleUse, list: None })
+        let single = unsafe { self.enter_single(&linked, bytes, limit, original, (len, terms), parts) }?;
+        Ok(PoolMapping { iova: single.iova, len, way: Way::SingleUse, list: None })
     }
 
     /// Opens the granules of `linked`, `bytes` bytes in all, to devices, and keeps the mapping in the map. After an
@@ -79,61 +62,49 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         list: Vec<PhysSegment>,
         (len, terms): (u64, Terms),
         parts: Parts,
-    ) -> Result<Iova, BounceMapError> {
-        let range = match self.domain.reserve(bytes, limit) {
-            Ok(range) => range,
-            Err(error) => {
-                // SAFETY: the parts' buffers came from `alloc` just now, and no device has them.
-                unsafe { self.free_parts(&parts) };
-                return Err(error.into());
+    ) -> Result<Arc<Single>, BounceMapError> {
+        let mut claim = self.claim();
+        let (mut list, mut parts) = (list, parts);
+        // Each turn but the last gives up addresses of another mapping that somebody has ended by number.
+        let single = loop {
+            let range = match self.domain.reserve(bytes, limit) {
+                Ok(range) => range,
+                Err(error) => {
+                    // SAFETY: the parts' buffers came from `alloc` just now, and no device has them.
+                    unsafe { self.free_parts(&parts) };
+                    claim.done();
+                    return Err(error.into());
+                }
+            };
+            // The range begins at a granule, and the offset is below one.
+            let iova = Iova::new(range.start().get() | terms.offset);
+            match claim.enter(Single { range, iova, len, terms, list, parts }) {
+                Ok(single) => break single,
+                Err(single) => (list, parts) = (single.list, single.parts),
             }
         };
-        // Where the mapper panics the buffers are leaked, as devices may reach them.
-        let changing = self.domain.changing(range);
-        // The range begins at a granule, and the offset is below one.
-        let iova = Iova::new(range.start().get() | terms.offset);
+        let (range, start) = (single.range, single.range.start());
         // What was copied into the buffers comes before whatever the driver tells the device by.
         fence(Ordering::Release);
-        let single = Single { range, iova, len, terms, list, parts };
         let mut unconfirmed = Gather::new();
         // SAFETY: the caller's promise; buffers are freed after an unmap that is confirmed, or never.
         let linked =
             unsafe { self.domain.link(range, linked, terms.direction.permissions(), &mut unconfirmed) };
         let Err(failed) = linked else {
-            self.keep(single, Phase::Live, false);
-            changing.done();
-            return Ok(iova);
+            claim.set(start, Phase::Live(claim.number()), false);
+            claim.done();
+            return Ok(single);
         };
         if failed.unconfirmed {
             // A device may have met the buffers for a moment, and still know them: a later trim gives them back.
-            self.keep(single, Phase::Unconfirmed, failed.occupied);
-            changing.done();
+            claim.set(start, Phase::Unconfirmed, failed.occupied);
+            claim.done();
+            self.look_later();
         } else {
-            changing.done();
-            self.release(&single, failed.occupied);
+            claim.end(start, failed.occupied);
+            claim.done();
         }
         Err(failed.error.into())
-    }
-
-    /// Keeps a mapping in the map.
-    pub(super) fn keep(&self, single: Single, phase: Phase, lost: bool) {
-        let (start, ending) = (single.range.start(), Ending { pool: self, range: single.range, phase });
-        let entry = Entry { single: Arc::new(single), phase, lost };
-        self.domain.platform().with_slot(|_| self.singles.with(|map| map.insert(start, entry)));
-        core::mem::forget(ending);
-        if phase == Phase::Unconfirmed {
-            self.look_later();
-        }
-    }
-
-    /// Gives back what a mapping had, which nobody reaches any more; its addresses are given up if they are `lost`.
-    pub(super) fn release(&self, single: &Single, lost: bool) {
-        let changing = self.domain.changing(single.range);
-        // SAFETY: the buffers came from `alloc`, and the caller knows that nobody reaches them.
-        unsafe { self.free_parts(&single.parts) };
-        if !lost {
-            self.domain.take_back(changing.done(), 0);
-        }
     }
 
     /// Ends a mapping with addresses outside the slots', by `policy` or the domain's.
@@ -152,34 +123,41 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         if self.region.last() >= range.start() && range.last() >= self.region.start() {
             return Err(BounceError::NotMapped { iova });
         }
-        let ending = Ending { pool: self, range, phase: Phase::Ending };
-        // The caller may have given its only token away for this call: where the search panics, the addresses are lost.
-        let changing = self.domain.changing(range);
-        let found = self.find_single(range, iova, Some(len), Phase::Ending);
-        changing.done();
-        core::mem::forget(ending);
-        match found? {
-            // SAFETY: the caller's promise.
-            Found::Single(single) => unsafe { self.end_single(policy, &single) },
-            Found::Unknown => {
-                let neighbours = range.len().saturating_sub(len);
-                Ok(self.domain.end(range, HowItEnds { neighbours, exception: || policy })?)
+        if self.singles.count() > 0 {
+            let claim = self.claim();
+            // The caller may have given its only token away for this call: where the search panics, the addresses are lost.
+            let changing = self.domain.changing(range);
+            let found = self.find_single(range, iova, Some(len), Some(claim.number()));
+            changing.done();
+            if let Ok(Some(single)) = &found {
+                // SAFETY: the caller's promise.
+                return unsafe { self.end_single(policy, claim, single) };
             }
+            claim.done();
+            found?;
         }
+        let neighbours = range.len().saturating_sub(len);
+        Ok(self.domain.end(range, HowItEnds { neighbours, exception: || policy })?)
     }
 
-    /// Ends one of the map, whose phase is `Ending`.
+    /// Ends one of the map, which `claim` has in hand.
     ///
     /// # Safety
     /// As [`unmap`](Self::unmap) of this mapping.
-    unsafe fn end_single(&self, policy: Option<Policy>, single: &Single) -> Result<(), BounceError> {
+    unsafe fn end_single(
+        &self,
+        policy: Option<Policy>,
+        mut claim: Claim<'_, M, P, C>,
+        single: &Single,
+    ) -> Result<(), BounceError> {
         let start = single.range.start();
         if let Parts::Direct { neighbours } = single.parts {
             // Forgotten first: once the domain has the addresses back, they may be anybody's.
-            self.domain.platform().with_slot(|_| self.singles.with(|map| map.remove(&start)));
+            let changing = claim.forget(start);
+            changing.done();
+            claim.done();
             return Ok(self.domain.end(single.range, HowItEnds { neighbours, exception: || policy })?);
         }
-        let ending = Ending { pool: self, range: single.range, phase: Phase::Ending };
         let mut gather = Gather::new();
         let lost = !self.unlink(single.range, &mut gather);
         let confirmed = self.confirm(&gather);
@@ -192,20 +170,13 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             // SAFETY: the buffers are the mapping's until they are released.
             unsafe { self.wipe_parts(&single.parts) };
         }
-        let phase = if confirmed.is_ok() { None } else { Some(Phase::Unconfirmed) };
-        let removed = self.domain.platform().with_slot(|_| {
-            core::mem::forget(ending);
-            self.singles.with(|map| match (map.get_mut(&start), phase) {
-                (Some(entry), Some(phase)) => (entry.phase, entry.lost) = (phase, lost),
-                _ => _ = map.remove(&start),
-            });
-            phase.is_none().then(|| self.domain.changing(single.range))
-        });
         let Err(error) = confirmed else {
-            removed.map(|changing| changing.done());
-            self.release(single, lost);
+            claim.end(start, lost);
+            claim.done();
             return Ok(());
         };
+        claim.set(start, Phase::Unconfirmed, lost);
+        claim.done();
         self.look_later();
         match single.parts {
             // The device never had the original. The buffer waits for a trim.
@@ -228,9 +199,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     ) -> Result<(), BounceError> {
         let range =
             IovaRange::of_pages(iova, 1, self.domain.granule()).ok_or(BounceError::NotMapped { iova })?;
-        let Found::Single(single) = self.find_single(range, iova, None, Phase::Live)? else {
-            return Ok(());
-        };
+        let Some(single) = self.find_single(range, iova, None, None)? else { return Ok(()) };
         inside(iova, single.len, (offset, len))?;
         if single.terms.copies(into) {
             // SAFETY: the caller's promise.
@@ -244,12 +213,12 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         range: IovaRange,
         iova: Iova,
         len: Option<u64>,
-        next: Phase,
-    ) -> Result<Found, BounceError> {
+        number: Option<u64>,
+    ) -> Result<Option<Arc<Single>>, BounceError> {
         if self.singles.count() == 0 {
-            return Ok(Found::Unknown);
+            return Ok(None);
         }
-        self.domain.platform().with_slot(|_| self.singles.with(|map| find(map, range, iova, len, next)))
+        self.domain.platform().with_slot(|_| self.singles.with(|map| find(map, range, iova, len, number)))
     }
 
     /// Copies `len` bytes from `offset` on between a mapping's buffers and its original. See
@@ -351,7 +320,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
 
     /// # Safety
     /// Nobody reaches the buffers of `parts`, which came from [`alloc`](Self::alloc).
-    unsafe fn free_parts(&self, parts: &Parts) {
+    pub(super) unsafe fn free_parts(&self, parts: &Parts) {
         // SAFETY: the caller's promise.
         self.each_buffer(parts, |piece| unsafe { self.free(piece.phys, piece.len) });
     }

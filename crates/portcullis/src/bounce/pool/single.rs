@@ -48,14 +48,15 @@ pub(super) struct Ends {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
-    Live,
-    /// Somebody is unmapping it.
-    Ending,
+    /// Mapped, by the caller with this number.
+    Live(u64),
+    /// In the hands of the caller with this number, which maps or unmaps it.
+    Taken(u64),
     /// Unmapped, but not confirmed.
     Unconfirmed,
-    /// The same, and the trim with this number is at it.
+    /// The same, in the hands of the trim with this number.
     Trying(u64),
-    /// Whoever was unmapping it has not come back.
+    /// What is mapped is not known: whoever had it in hand has not come back.
     Torn,
 }
 
@@ -83,7 +84,8 @@ pub(super) struct Singles {
     /// How many there are: written under the lock, read without it. Whoever looks for its own mapping sees 1 at least,
     /// as the count that included it was stored before its address was handed out.
     count: AtomicU64,
-    attempts: AtomicU64,
+    /// Callers that take mappings in hand, so far.
+    claims: AtomicU64,
     map: Mutex<BTreeMap<Iova, Entry>>,
 }
 
@@ -94,9 +96,9 @@ impl Singles {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// A number that no attempt had before.
-    pub(super) fn next_attempt(&self) -> u64 {
-        self.attempts.fetch_add(1, Ordering::Relaxed)
+    /// A number that no caller had before.
+    pub(super) fn next_number(&self) -> u64 {
+        self.claims.fetch_add(1, Ordering::Relaxed)
     }
 
     /// Calls `f` with the map, locked. The caller has a slot lent, if its platform has one for it.
@@ -135,40 +137,29 @@ impl Singles {
         };
         while self.count() > 0 && platform.with_slot(|_| self.with(&mut slice)) {}
     }
-
-    /// What is there, for whoever has the pool to itself.
-    pub(super) fn drain(&self) -> BTreeMap<Iova, Entry> {
-        self.with(core::mem::take)
-    }
 }
 
-/// A range of whole granules that is to be unmapped, and what the map knows of it.
-pub(super) enum Found {
-    /// Its mapping.
-    Single(Arc<Single>),
-    /// Nothing: the domain may know.
-    Unknown,
+/// What the map has at any of the addresses of `range`: the last, where there are several.
+pub(super) fn noted(map: &mut BTreeMap<Iova, Entry>, range: IovaRange) -> Option<&mut Entry> {
+    // No two have an address in common, so none before that goes on for longer.
+    let (_, entry) = map.range_mut(..=range.last()).next_back()?;
+    (entry.single.range.last() >= range.start()).then_some(entry)
 }
 
-/// Finds the mapping of `len` bytes at `iova` (of any length, for `None`) among those that have not ended, in
-/// granules of `granule_start`. Marks it with `next`.
+/// Finds the mapping of `len` bytes at `iova` (of any length, for `None`), in the granules `range`, among those that have not
+/// ended. `None` where the map knows nothing of them: the domain may. The caller that says its number has it in hand then.
 pub(super) fn find(
     map: &mut BTreeMap<Iova, Entry>,
     range: IovaRange,
     iova: Iova,
     len: Option<u64>,
-    next: Phase,
-) -> Result<Found, BounceError> {
-    let wrong = Err(BounceError::NotMapped { iova });
-    let Some((start, entry)) = map.range_mut(..=range.last()).next_back() else {
-        return Ok(Found::Unknown);
-    };
-    if entry.single.range.last() < range.start() {
-        return Ok(Found::Unknown);
-    }
+    number: Option<u64>,
+) -> Result<Option<Arc<Single>>, BounceError> {
+    let Some(entry) = noted(map, range) else { return Ok(None) };
     // Its addresses are in use: only the whole of it may be named.
-    if *start != range.start() || entry.single.iova != iova || entry.phase != Phase::Live {
-        return wrong;
+    let is_named = entry.single.range.start() == range.start() && entry.single.iova == iova;
+    if !is_named || !matches!(entry.phase, Phase::Live(_)) {
+        return Err(BounceError::NotMapped { iova });
     }
     let mapped = entry.single.len;
     if let Some(len) = len
@@ -176,8 +167,10 @@ pub(super) fn find(
     {
         return Err(BounceError::WrongLength { iova, len, mapped });
     }
-    entry.phase = next;
-    Ok(Found::Single(Arc::clone(&entry.single)))
+    if let Some(number) = number {
+        entry.phase = Phase::Taken(number);
+    }
+    Ok(Some(Arc::clone(&entry.single)))
 }
 
 /// A copy of `list`.

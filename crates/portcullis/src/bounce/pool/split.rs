@@ -5,10 +5,11 @@ use alloc::vec::Vec;
 use super::BouncePool;
 use super::error::BounceMapError;
 use super::mapping::{PoolMapping, Way};
-use super::single::{Ends, Parts, Phase, Single, remember};
+use super::single::{Ends, Parts, remember};
 use super::slot::{Terms, Toward};
-use crate::addr::{Iova, PageSize, PhysAddr};
-use crate::domain::{MapListError, PhysSegment};
+use crate::addr::{Iova, PageSize, Permissions, PhysAddr};
+use crate::domain::{Changing, MapListError, PhysSegment, Tally};
+use crate::invalidation::Gather;
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
 
@@ -46,28 +47,51 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let (Some(first), Some(last)) = (list.first(), list.last()) else {
             return Err(MapListError::EmptyList.into());
         };
-        let original = if touches { None } else { Some(remember(&[])?) };
-        // SAFETY: the caller's promise.
-        let range = unsafe { self.domain.map(list, terms.direction.permissions(), limit) }?;
-        let neighbours = range.len().saturating_sub(len);
-        // Until its owner, or the map, has it.
-        let changing = self.domain.changing(range);
-        self.domain.count_neighbours(neighbours);
         let offset = first.phys.page_offset(granule);
-        let iova = Iova::new(range.start().get() | offset);
-        let Some(list_kept) = original else {
-            changing.done();
+        if touches {
+            // SAFETY: the caller's promise.
+            let changing = unsafe { self.map_unnoted(list, terms.direction.permissions(), limit) }?;
+            self.domain.count_neighbours(changing.range().len().saturating_sub(len));
+            let iova = Iova::new(changing.done().start().get() | offset);
             return Ok(PoolMapping { iova, len, way: Way::Direct, list: None });
-        };
+        }
         // To the last byte; the pages of the last piece end the range.
         let unused =
             granule.offset_mask() - (last.phys.get().wrapping_add(last.len - 1) & granule.offset_mask());
-        let span = range.len() - offset - unused;
-        let parts = Parts::Direct { neighbours };
-        let single = Single { range, iova, len: span, terms, list: list_kept, parts };
-        self.keep(single, Phase::Live, false);
+        let bytes = self.domain.pages_of(list)?;
+        let (span, neighbours) = (bytes - offset - unused, bytes.saturating_sub(len));
+        let (terms, parts) = (Terms { offset, ..terms }, Parts::Direct { neighbours });
+        // SAFETY: the caller's promise; there are no buffers.
+        let single = unsafe { self.enter_single(list, bytes, limit, Vec::new(), (span, terms), parts) }?;
+        // Until its owner has it.
+        let changing = self.domain.changing(single.range);
+        self.domain.settle(Tally { maps: 1, ..Tally::default() });
+        self.domain.count_neighbours(neighbours);
         changing.done();
-        Ok(PoolMapping { iova, len: span, way: Way::Direct, list: Some((list, granule)) })
+        Ok(PoolMapping { iova: single.iova, len: span, way: Way::Direct, list: Some((list, granule)) })
+    }
+
+    /// Maps `list` by the domain, where the map has noted nothing. What it has was ended by number under its owner, who may
+    /// still come for it: such addresses are given up.
+    ///
+    /// # Safety
+    /// As [`BounceDevice::map`](super::BounceDevice::map).
+    unsafe fn map_unnoted(
+        &self,
+        list: &[PhysSegment],
+        permissions: Permissions,
+        limit: Iova,
+    ) -> Result<Changing<'_, M, P>, BounceMapError> {
+        loop {
+            // SAFETY: the caller's promise.
+            let changing = self.domain.changing(unsafe { self.domain.map(list, permissions, limit) }?);
+            if !self.is_noted(changing.range()) {
+                return Ok(changing);
+            }
+            let mut gather = Gather::new();
+            let _ = self.unlink(changing.range(), &mut gather);
+            self.confirm(&gather).map_err(|error| MapListError::Unconfirmed { error })?;
+        }
     }
 
     /// Maps `list`, of `len` bytes in more than one granule and with no gap inside one, with its unaligned ends bounced.
@@ -129,7 +153,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             unsafe { self.copy_parts(&parts, &original, (offset, len), (0, len), Toward::Buffer) };
         }
         // SAFETY: the ends came from `alloc`; what is between them is the caller's to open, in whole granules.
-        let iova = unsafe { self.enter_single(&linked, bytes, limit, original, (len, terms), parts) }?;
-        Ok(PoolMapping { iova, len, way: Way::Split, list: None })
+        let single = unsafe { self.enter_single(&linked, bytes, limit, original, (len, terms), parts) }?;
+        Ok(PoolMapping { iova: single.iova, len, way: Way::Split, list: None })
     }
 }

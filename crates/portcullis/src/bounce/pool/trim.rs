@@ -190,9 +190,12 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// Waits until nobody reaches what is unmapped, and gives its memory back, that of single-use buffers too which
     /// wait for just that. How many bytes. What is not confirmed, or not reached for a panic, waits for a later trim.
     pub(super) fn bury(&self, mut doomed: Doomed<'_, M, P, C>) -> Result<u64, InvalidationError> {
-        let attempt = self.begin_attempt(&mut doomed.gather);
-        self.confirm(&doomed.gather)?;
-        let mut bytes = attempt.confirmed();
+        let claim = self.try_again(&mut doomed.gather);
+        if let Err(error) = self.confirm(&doomed.gather) {
+            claim.failed();
+            return Err(error);
+        }
+        let mut bytes = claim.confirmed();
         while let Some(index) = doomed.first() {
             let slot = &self.slots[index];
             let class = self.class_of_slot(index);
@@ -234,11 +237,21 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     }
 }
 
-impl<M: Mapper, P: Platform, C: CopyMemory> Drop for BouncePool<M, P, C> {
+/// A pool that ends. Dropped, it gives up the addresses of what is in its map: all of them where something below panics or fails.
+struct Leaving<'a, M: Mapper, P: Platform, C: CopyMemory>(&'a BouncePool<M, P, C>);
+
+impl<M: Mapper, P: Platform, C: CopyMemory> Drop for Leaving<'_, M, P, C> {
     fn drop(&mut self) {
+        self.0.lose_singles();
+    }
+}
+
+impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
+    /// Unmaps everything, and gives it back when that is confirmed, but for the addresses of slots. In how many of these
+    /// somebody else's translations were met, or are.
+    fn leave(&self) -> Result<u64, InvalidationError> {
+        let _leaving = Leaving(self);
         // What was unlinked before is not looked for again: somebody else's translation may have been met there.
-        let domain = Arc::clone(&self.domain);
-        let changing = domain.changing(self.region);
         let mut gather = Gather::new();
         let mut lost = 0;
         for class in 0..self.layout.classes() {
@@ -273,12 +286,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Drop for BouncePool<M, P, C> {
             }
         }
         self.unlink_singles(&mut gather);
-        if self.confirm(&gather).is_err() {
-            // Nobody is here to be told: what devices may still reach is nobody's from now on. `memory` is not
-            // dropped, so that it stays there.
-            self.lose_singles();
-            return;
-        }
+        self.confirm(&gather)?;
         for class in 0..self.layout.classes() {
             for index in self.layout.first(class)..self.layout.first(class + 1) {
                 if self.run_of(class, index).is_none() {
@@ -291,6 +299,17 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Drop for BouncePool<M, P, C> {
             unsafe { self.free(memory, range.len()) };
         }
         self.free_singles();
+        Ok(lost)
+    }
+}
+
+impl<M: Mapper, P: Platform, C: CopyMemory> Drop for BouncePool<M, P, C> {
+    fn drop(&mut self) {
+        let domain = Arc::clone(&self.domain);
+        let changing = domain.changing(self.region);
+        // Nobody is here to be told of a failure: what devices may still reach is nobody's from now on. `memory` is not
+        // dropped then, so that it stays there.
+        let Ok(lost) = self.leave() else { return };
         if lost == 0 {
             domain.take_back(changing.done(), 0);
         }

@@ -1,0 +1,270 @@
+//! Who has which mapping of the map in hand; what was not confirmed, tried again; and all of them, when the pool ends.
+//!
+//! A mapping of the map is in the hands of one caller at a time: its maker's, then of the one that unmaps it, then of a
+//! trim, if its end was not confirmed or somebody panicked. Each takes it under the map's lock, and notes its own number
+//! in the mapping's phase. So what is late, or goes wrong, changes nothing but what is its own.
+
+use alloc::collections::BTreeMap;
+use alloc::sync::Arc;
+use core::ops::Bound;
+
+use super::BouncePool;
+use super::single::{Entry, Look, Parts, Phase, Single, noted};
+use crate::addr::{Iova, IovaRange};
+use crate::broken::broken;
+use crate::domain::Changing;
+use crate::invalidation::Gather;
+use crate::mapper::Mapper;
+use crate::platform::{CopyMemory, Platform};
+
+/// A caller that takes mappings of the map in hand, by a number of its own. Dropped, where something below panics, it
+/// leaves what it has to a trim.
+pub(super) struct Claim<'a, M: Mapper, P: Platform, C: CopyMemory> {
+    pool: &'a BouncePool<M, P, C>,
+    number: u64,
+    /// A mapping that is not in the map, and that nobody reaches; whether its addresses are lost.
+    freed: Option<(Arc<Single>, bool)>,
+}
+
+impl<M: Mapper, P: Platform, C: CopyMemory> Claim<'_, M, P, C> {
+    /// The number of this caller, which no other has.
+    pub(super) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Nothing is in hand any more.
+    pub(super) fn done(mut self) {
+        self.release();
+        core::mem::forget(self);
+    }
+
+    /// Notes a mapping that has addresses at which nothing is mapped yet, and takes it in hand. `Err` with the mapping, whose
+    /// addresses are given up then, where another is noted at any of them: somebody has ended that one by number under its
+    /// owner, who may still come for it.
+    pub(super) fn enter(&mut self, single: Single) -> Result<Arc<Single>, Single> {
+        let Self { pool, number, freed } = self;
+        let (single, phase) = (Arc::new(single), Phase::Taken(*number));
+        *freed = Some((Arc::clone(&single), false));
+        let enter = |map: &mut BTreeMap<_, Entry>| {
+            *freed = None;
+            if noted(map, single.range).is_some() {
+                drop(pool.domain.changing(single.range));
+                return false;
+            }
+            map.insert(single.range.start(), Entry { single: Arc::clone(&single), phase, lost: false });
+            true
+        };
+        if pool.domain.platform().with_slot(|_| pool.singles.with(enter)) {
+            return Ok(single);
+        }
+        Err(Arc::into_inner(single)
+            .unwrap_or_else(|| broken("a mapping that was not entered is its maker's")))
+    }
+
+    /// Puts the mapping at `start`, which is in hand, into `phase`. Its addresses are lost if that is said.
+    pub(super) fn set(&self, start: Iova, phase: Phase, lost: bool) {
+        let set = |map: &mut BTreeMap<_, Entry>| {
+            let entry = in_hand(map, start, self.number);
+            entry.phase = phase;
+            entry.lost |= lost;
+        };
+        self.pool.domain.platform().with_slot(|_| self.pool.singles.with(set));
+    }
+
+    /// Takes the mapping at `start`, which is in hand and which nobody reaches any more, out of the map, and gives back
+    /// what it had; its addresses are given up if they are `lost`.
+    pub(super) fn end(&mut self, start: Iova, lost: bool) {
+        let Self { pool, number, freed } = self;
+        let take_out = |map: &mut BTreeMap<_, Entry>| {
+            let entry = in_hand(map, start, *number);
+            *freed = Some((Arc::clone(&entry.single), entry.lost | lost));
+            map.remove(&start);
+        };
+        pool.domain.platform().with_slot(|_| pool.singles.with(take_out));
+        self.release();
+    }
+
+    /// Takes the mapping at `start`, which is in hand, out of the map. It goes on, but the map knows nothing of it.
+    pub(super) fn forget(&self, start: Iova) -> Changing<'_, M, P> {
+        self.pool.domain.platform().with_slot(|_| {
+            self.pool.singles.with(|map| {
+                let range = in_hand(map, start, self.number).single.range;
+                map.remove(&start);
+                self.pool.domain.changing(range)
+            })
+        })
+    }
+
+    fn release(&mut self) {
+        if let Some((single, lost)) = self.freed.take() {
+            self.pool.release(&single, lost);
+        }
+    }
+
+    /// Gives back all that is tried again, which is confirmed. How many bytes of memory.
+    pub(super) fn confirmed(mut self) -> u64 {
+        let (pool, trying) = (self.pool, Phase::Trying(self.number));
+        let mut bytes = 0;
+        let mut from = Bound::Unbounded;
+        loop {
+            pool.singles.visit(pool.domain.platform(), &mut from, |entry| {
+                if entry.phase != trying {
+                    return Look::On;
+                }
+                self.freed = Some((Arc::clone(&entry.single), entry.lost));
+                Look::Remove
+            });
+            let Some((single, _)) = &self.freed else { break };
+            bytes += pool.bytes_of(&single.parts);
+            self.release();
+        }
+        self.done();
+        bytes
+    }
+
+    /// Leaves what is in hand to a later trim.
+    pub(super) fn failed(self) {
+        self.abandon();
+        self.done();
+    }
+
+    /// O(mappings of the map).
+    fn abandon(&self) {
+        let Self { pool, number, .. } = *self;
+        pool.singles.visit(pool.domain.platform(), &mut Bound::Unbounded, |entry| {
+            entry.phase = match entry.phase {
+                Phase::Live(by) | Phase::Taken(by) if by == number => Phase::Torn,
+                Phase::Trying(by) if by == number => Phase::Unconfirmed,
+                phase => phase,
+            };
+            Look::On
+        });
+    }
+}
+
+/// The mapping at `start`, which the caller `number` has in hand.
+fn in_hand(map: &mut BTreeMap<Iova, Entry>, start: Iova, number: u64) -> &mut Entry {
+    let entry = map.get_mut(&start).filter(|entry| entry.phase == Phase::Taken(number));
+    entry.unwrap_or_else(|| broken("a mapping that is in hand stays there"))
+}
+
+impl<M: Mapper, P: Platform, C: CopyMemory> Drop for Claim<'_, M, P, C> {
+    #[cold]
+    fn drop(&mut self) {
+        self.abandon();
+        self.release();
+        self.pool.look_later();
+    }
+}
+
+impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
+    /// A caller with nothing in hand yet.
+    pub(super) fn claim(&self) -> Claim<'_, M, P, C> {
+        Claim { pool: self, number: self.singles.next_number(), freed: None }
+    }
+
+    /// Adds to `gather` what waits for a confirmation, and takes it in hand.
+    pub(super) fn try_again(&self, gather: &mut Gather) -> Claim<'_, M, P, C> {
+        let claim = self.claim();
+        self.unlink_torn(&claim, gather);
+        self.singles.visit(self.domain.platform(), &mut Bound::Unbounded, |entry| {
+            if entry.phase == Phase::Unconfirmed {
+                entry.phase = Phase::Trying(claim.number);
+                gather.add(entry.single.range);
+            }
+            Look::On
+        });
+        claim
+    }
+
+    /// Removes the translations of what a mapper has panicked at, one mapping after the other.
+    fn unlink_torn(&self, claim: &Claim<'_, M, P, C>, gather: &mut Gather) {
+        loop {
+            let mut torn = None;
+            self.singles.visit(self.domain.platform(), &mut Bound::Unbounded, |entry| {
+                if entry.phase != Phase::Torn {
+                    return Look::On;
+                }
+                entry.phase = Phase::Taken(claim.number);
+                torn = Some(entry.single.range);
+                Look::Enough
+            });
+            let Some(range) = torn else { return };
+            // What is not there was removed before the panic.
+            let _ = self.unlink(range, gather);
+            gather.add(range);
+            claim.set(range.start(), Phase::Trying(claim.number), false);
+        }
+    }
+
+    /// Whether anything waits for a confirmation.
+    pub(super) fn awaits(&self) -> bool {
+        let mut awaits = false;
+        self.singles.visit(self.domain.platform(), &mut Bound::Unbounded, |entry| {
+            awaits = !matches!(entry.phase, Phase::Live(_));
+            if awaits { Look::Enough } else { Look::On }
+        });
+        awaits
+    }
+
+    /// Whether a mapping is noted at any of the addresses of `range`.
+    pub(super) fn is_noted(&self, range: IovaRange) -> bool {
+        let is_noted = |map: &mut BTreeMap<_, Entry>| noted(map, range).is_some();
+        self.singles.count() > 0 && self.domain.platform().with_slot(|_| self.singles.with(is_noted))
+    }
+
+    /// Gives back what a mapping had, which nobody reaches any more; its addresses are given up if they are `lost`.
+    fn release(&self, single: &Single, lost: bool) {
+        let changing = self.domain.changing(single.range);
+        // SAFETY: the buffers came from `alloc`, and the caller knows that nobody reaches them.
+        unsafe { self.free_parts(&single.parts) };
+        if !lost {
+            self.domain.take_back(changing.done(), 0);
+        }
+    }
+
+    fn bytes_of(&self, parts: &Parts) -> u64 {
+        let mut bytes = 0;
+        self.each_buffer(parts, |piece| bytes += piece.len);
+        bytes
+    }
+
+    /// For the pool's end: removes all translations but those made directly.
+    pub(super) fn unlink_singles(&self, gather: &mut Gather) {
+        // Without a slot, which would be held for long: nobody else is here.
+        self.singles.with(|map| map.retain(|_, entry| !matches!(entry.single.parts, Parts::Direct { .. })));
+        let mut from = Bound::Unbounded;
+        loop {
+            let next = |map: &mut BTreeMap<_, Entry>| {
+                let (_, entry) = map.range((from, Bound::Unbounded)).next()?;
+                Some((entry.single.range, entry.phase))
+            };
+            let next = self.domain.platform().with_slot(|_| self.singles.with(next));
+            let Some((range, phase)) = next else { return };
+            from = Bound::Excluded(range.start());
+            // What was unlinked before is not looked for again: somebody else's translation may have been met there.
+            if matches!(phase, Phase::Unconfirmed | Phase::Trying(_)) {
+                gather.add(range);
+            } else if !self.unlink(range, gather) {
+                let lose = |entry: &mut Entry| entry.lost = true;
+                self.domain
+                    .platform()
+                    .with_slot(|_| self.singles.with(|map| map.get_mut(&range.start()).map(lose)));
+            }
+        }
+    }
+
+    /// For the pool's end: gives everything back.
+    pub(super) fn free_singles(&self) {
+        while let Some((_, entry)) = self.singles.with(BTreeMap::pop_first) {
+            self.release(&entry.single, entry.lost);
+        }
+    }
+
+    /// For a pool's end that was not confirmed: gives up the addresses of all that is left.
+    pub(super) fn lose_singles(&self) {
+        while let Some((_, entry)) = self.singles.with(BTreeMap::pop_first) {
+            drop(self.domain.changing(entry.single.range));
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! A machine that one thread plays, and whose platform panics where the test wants.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Weak};
+
+use portcullis::platform::{LocalSlot, Platform, PlatformEvents, PlatformNumber};
+
+use super::Clocked;
+
+/// What may panic.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Call {
+    WithSlot = 1,
+    Now,
+    WakeAt,
+}
+
+/// The platform that does so.
+pub struct Moody {
+    pub inner: Arc<Clocked>,
+    /// The call that panics next.
+    pub panics: AtomicU8,
+}
+
+impl Moody {
+    pub fn new(slots: usize) -> Arc<Self> {
+        Arc::new(Self { inner: Clocked::new(slots), panics: AtomicU8::new(0) })
+    }
+
+    /// The next call that is `call` panics.
+    pub fn panic_in(&self, call: Call) {
+        self.panics.store(call as u8, Ordering::Relaxed);
+    }
+
+    /// None does.
+    pub fn be_well(&self) {
+        self.panics.store(0, Ordering::Relaxed);
+    }
+
+    fn pass(&self, call: Call) {
+        let panics = self.panics.compare_exchange(call as u8, 0, Ordering::Relaxed, Ordering::Relaxed);
+        assert!(panics.is_err(), "as the test wants");
+    }
+}
+
+// SAFETY: slots are `Clocked`'s.
+unsafe impl Platform for Moody {
+    fn slots(&self) -> usize {
+        self.inner.slots()
+    }
+
+    fn number(&self) -> PlatformNumber {
+        self.inner.number()
+    }
+
+    fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
+        self.pass(Call::WithSlot);
+        self.inner.with_slot(f)
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.pass(Call::Now);
+        self.inner.now_ns()
+    }
+
+    fn register(&self, events: Weak<dyn PlatformEvents>) {
+        self.inner.register(events);
+    }
+
+    fn wake_at(&self, deadline_ns: u64) {
+        self.pass(Call::WakeAt);
+        self.inner.wake_at(deadline_ns);
+    }
+}
