@@ -63,7 +63,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
             // SAFETY: the platform has just lent the slot.
             let is_cleared = unsafe { self.mapper.unmap_at_hand(&self.platform, slot, range) };
             is_cleared.then(|| match window() {
-                Some(_) => self.push(Some(slot), range, neighbours, &window),
+                Some(_) => self.push(Some(slot), range, neighbours, window),
                 None => Deferred::Refused,
             })
         };
