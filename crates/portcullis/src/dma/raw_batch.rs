@@ -108,8 +108,7 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
     pub fn commit(&mut self) -> Result<usize, BatchError> {
         for index in 0..self.torn {
             let range = self.ranges[index];
-            let Unmapped { bytes, kept, stale } = self.domain.unlink(range, &mut self.gather);
-            self.gather.add(stale);
+            let Unmapped { bytes, kept, .. } = self.domain.unlink(range, &mut self.gather);
             if kept > 0 {
                 return Err(UnmapError::StillMapped { range, unmapped: bytes, kept }.into());
             }
@@ -140,7 +139,7 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
         let unlinking = Unlinking { batch: self, range };
         let unmapped = unlinking.batch.domain.unlink(range, &mut unlinking.batch.gather);
         core::mem::forget(unlinking);
-        let Unmapped { bytes, kept, stale } = unmapped;
+        let Unmapped { bytes, kept, .. } = unmapped;
         if bytes > 0 {
             // Else they went with whoever unmapped all of it before.
             self.neighbours = self.neighbours.saturating_add(range.len().saturating_sub(used));
@@ -149,8 +148,7 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
             self.ranges.push(range);
             return Ok(());
         }
-        // Whoever removed the rest may not have invalidated it; and nobody knows whose addresses these are.
-        self.gather.add(stale);
+        // Nobody knows whose addresses these are.
         self.domain.lose(bytes);
         if kept > 0 {
             return Err(UnmapError::StillMapped { range, unmapped: bytes, kept });

@@ -24,7 +24,9 @@ pub struct Unmapped {
     /// split, for want of memory or as an invalidation was not confirmed; and parts of granules.
     pub kept: u64,
     /// What an invalidation must cover for `bytes` to be out of reach: the range that was asked for, and the whole of
-    /// each large page that was split, now or earlier, and of which it covers a part.
+    /// each large page that was split, now or earlier, and of which it covers a part. Where less than the range was found,
+    /// somebody else has removed the rest: that may have been a part of a large page of which nothing is left to tell, and
+    /// everything must be invalidated to have it out of reach, unless whoever removed it has seen to it.
     pub stale: IovaRange,
 }
 

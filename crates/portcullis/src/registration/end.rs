@@ -201,14 +201,13 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
                 gather.add(doomed.range);
                 continue;
             }
-            let Unmapped { bytes, kept: left, stale } = domain.unlink(doomed.range, &mut gather);
+            let Unmapped { bytes, kept: left, .. } = domain.unlink(doomed.range, &mut gather);
             // What could not be removed is, by a later call.
             doomed.again = left == 0;
             kept += left;
             if bytes != doomed.range.len() {
-                // Whoever removed the rest may have given the addresses to others, and not have invalidated it.
+                // Whoever removed the rest may have given the addresses to others.
                 doomed.lost = true;
-                gather.add(stale);
             }
         }
         let confirmed = domain.confirm(&gather);
@@ -270,7 +269,6 @@ impl<M: Mapper, P: Platform> Drop for RegistrationCache<M, P> {
                     if domain.unlink(range, &mut gather).bytes != range.len() {
                         // Somebody else has removed the rest, and the addresses may be anybody's.
                         entry.lost = true;
-                        gather.add(range);
                     }
                 }
             }

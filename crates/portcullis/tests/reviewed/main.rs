@@ -10,6 +10,7 @@ mod granules;
 mod handles;
 mod machine;
 mod pages;
+mod parts;
 #[path = "../rig/mod.rs"]
 mod rig;
 mod singles;

@@ -154,15 +154,11 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// there: whoever has removed some by number may not have invalidated them, and the addresses must not be used again.
     #[must_use]
     pub(super) fn unlink(&self, range: IovaRange, gather: &mut Gather) -> bool {
-        let Unmapped { bytes, kept, stale } = self.domain.unlink(range, gather);
+        let Unmapped { bytes, kept, .. } = self.domain.unlink(range, gather);
         if kept > 0 {
             self.still_mapped.fetch_add(kept, Ordering::Relaxed);
         }
-        let whole = bytes == range.len();
-        if !whole {
-            gather.add(stale);
-        }
-        whole
+        bytes == range.len()
     }
 
     /// Waits until no device reaches what is in `gather`: never where the mapper could not remove something of the

@@ -177,12 +177,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
     }
 
     fn clear(&mut self, range: IovaRange) -> Unmapped {
-        let unmapped = self.device.domain().unlink(range, &mut self.unlinked);
-        if unmapped.bytes != range.len() {
-            // Whoever removed the rest may not have invalidated it.
-            self.unlinked.add(unmapped.stale);
-        }
-        unmapped
+        self.device.domain().unlink(range, &mut self.unlinked)
     }
 
     fn contains(&self, range: IovaRange) -> Result<(), RingError> {

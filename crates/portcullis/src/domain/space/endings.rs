@@ -83,12 +83,9 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         window: impl Fn() -> Option<u64>,
     ) -> Result<(), UnmapError> {
         let (range, mut gather) = (changing.range(), Gather::new());
-        let unmapped = self.mapper.unmap(&self.platform, range, &mut gather);
+        let unmapped = self.unlink(range, &mut gather);
         // What was not mapped as a whole is made unreachable before anybody is told of the mistake.
-        if unmapped.bytes != range.len() {
-            // Whoever removed the rest, and it may be all, may not have invalidated it.
-            gather.add(unmapped.stale);
-        } else if window().is_some() {
+        if unmapped.bytes == range.len() && window().is_some() {
             let untimed = self.untimed();
             let deferred = self.platform.with_slot(|slot| self.push(slot, range, neighbours, &window));
             let is_queued = self.defer(range, neighbours, deferred, window);

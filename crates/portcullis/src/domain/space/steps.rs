@@ -141,10 +141,17 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         }
     }
 
-    /// Removes the translations of `range` and adds them to `gather`. What was mapped, and what still is.
+    /// Removes the translations of `range` and adds them to `gather`: everything, where not all of it was mapped. What was
+    /// mapped, and what still is.
     #[inline]
     pub(crate) fn unlink(&self, range: IovaRange, gather: &mut Gather) -> Unmapped {
-        self.mapper.unmap(&self.platform, range, gather)
+        let unmapped = self.mapper.unmap(&self.platform, range, gather);
+        if unmapped.bytes != range.len() {
+            // Another has removed the rest, and may not have invalidated it. It may have been a part of a large page, which
+            // is not there any more to say how far it went.
+            *gather = Gather::everything();
+        }
+        unmapped
     }
 
     /// Waits until no device reaches what is in `gather`.
