@@ -66,6 +66,8 @@ pub struct RawBatch<M: Mapper, P: Platform> {
     most: usize,
     /// Bytes beside the buffers, in their pages.
     neighbours: u64,
+    /// Bytes that were cleared of mappings that were not complete: their addresses are given up.
+    parts: u64,
     gather: Gather,
 }
 
@@ -76,7 +78,8 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
         let most = most.clamp(1, MOST_IN_BATCH);
         let domain = Arc::clone(device.domain());
         let ranges = Vec::with_capacity(most);
-        Self { domain, ranges, torn: 0, mappings: 0, most, neighbours: 0, gather: Gather::new() }
+        let gather = Gather::new();
+        Self { domain, ranges, torn: 0, mappings: 0, most, neighbours: 0, parts: 0, gather }
     }
 
     /// How many mappings wait for the commit.
@@ -150,6 +153,7 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
         }
         // Nobody knows whose addresses these are.
         self.domain.lose(bytes);
+        self.parts = self.parts.saturating_add(bytes);
         if kept > 0 {
             return Err(UnmapError::StillMapped { range, unmapped: bytes, kept });
         }
@@ -159,6 +163,7 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
     /// Gives back what is confirmed.
     fn settle(&mut self) {
         self.give_up_torn();
+        self.parts = 0;
         let neighbours = core::mem::take(&mut self.neighbours);
         if !self.ranges.is_empty() || neighbours > 0 {
             self.domain.take_back_all(&mut self.ranges, neighbours);
@@ -173,9 +178,14 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
 
     /// Gives up waiting: the addresses stay out of use until some later flush of the domain is confirmed.
     pub(super) fn quarantine(&mut self) {
+        let torn = bytes_of(self.ranges[..self.torn].iter().map(|range| range.len()));
+        let open = core::mem::take(&mut self.parts).saturating_add(torn);
         self.give_up_torn();
+        if open > 0 {
+            self.domain.leave_open(open);
+        }
         while let Some(range) = self.ranges.pop() {
-            self.domain.quarantine(self.domain.changing(range), range.len());
+            self.domain.quarantine(self.domain.changing(range));
         }
         self.settle();
         self.gather.clear();
@@ -202,12 +212,25 @@ impl<M: Mapper, P: Platform> Drop for Unlinking<'_, M, P> {
     }
 }
 
+/// A batch that ends. Dropped, the addresses of what is left in it are given up: nothing is, but where something below
+/// panics.
+struct Leaving<'a, M: Mapper, P: Platform>(&'a mut RawBatch<M, P>);
+
+impl<M: Mapper, P: Platform> Drop for Leaving<'_, M, P> {
+    fn drop(&mut self) {
+        let RawBatch { domain, ranges, .. } = &mut *self.0;
+        ranges.drain(..).for_each(|range| drop(domain.changing(range)));
+    }
+}
+
 /// Commits. Where the hardware does not confirm, the addresses stay out of use until a later flush of the
-/// domain is confirmed; the memory may be reached until then, and nobody is here to be told: commit before.
+/// domain is confirmed; the memory may be reached until then, and nobody is here to be told: commit before. Where
+/// something below panics, the addresses are given up.
 impl<M: Mapper, P: Platform> Drop for RawBatch<M, P> {
     fn drop(&mut self) {
-        if self.commit().is_err() {
-            self.quarantine();
+        let leaving = Leaving(self);
+        if leaving.0.commit().is_err() {
+            leaving.0.quarantine();
         }
     }
 }

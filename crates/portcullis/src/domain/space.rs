@@ -318,10 +318,13 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         if matches!(error, MapError::AlreadyMapped { .. }) {
             // Somebody else's translation lies in our range: it must not be handed out again.
             drop(changing);
+            if unconfirmed.is_some() {
+                self.leave_open(range.len());
+            }
         } else if unconfirmed.is_none() {
             self.platform.with_slot(|slot| self.give_back(slot, changing.done()));
         } else {
-            self.quarantine(changing, range.len());
+            self.quarantine(changing);
         }
         unconfirmed.map_or(error.into(), |error| MapListError::Unconfirmed { error })
     }

@@ -278,13 +278,15 @@ impl<M: Mapper, P: Platform> Drop for RegistrationCache<M, P> {
             let Some(range) = entry.range.take() else { continue };
             let range = domain.changing(range);
             domain.count_neighbours(entry.open.wrapping_neg());
-            if entry.lost || entry.refs > 0 {
-                drop(range);
-            } else if confirmed {
-                domain.take_back(range.done(), 1);
-            } else {
-                let bytes = range.range().len();
-                domain.quarantine(range, bytes);
+            match entry.lost || entry.refs > 0 {
+                true if confirmed => drop(range),
+                true => {
+                    let bytes = range.range().len();
+                    drop(range);
+                    domain.leave_open(bytes);
+                }
+                false if confirmed => domain.take_back(range.done(), 1),
+                false => domain.quarantine(range),
             }
         }
     }

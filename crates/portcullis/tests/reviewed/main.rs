@@ -8,6 +8,7 @@
 mod cleaning;
 mod granules;
 mod handles;
+mod losses;
 mod machine;
 mod pages;
 mod parts;

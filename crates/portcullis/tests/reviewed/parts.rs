@@ -2,16 +2,20 @@
 
 use std::sync::Arc;
 
-use portcullis::addr::{Direction, Iova, IovaRange, PhysAddr};
-use portcullis::dma::{BatchError, RawBatch, RingError, StrictRing, StrictRingConfig};
-use portcullis::domain::{PhysSegment, Policy, UnmapError};
+use portcullis::addr::{Direction, Iova, IovaRange, Permissions, PhysAddr};
+use portcullis::dma::{BatchError, RawBatch, RingError, RingUnmap, StrictRing, StrictRingConfig};
+use portcullis::domain::{MapListError, PhysSegment, Policy, UnmapError};
+use portcullis::invalidation::{Gather, InvalidationError};
+use portcullis::registration::{Keep, RegistrationCache, RegistrationLimits};
 use portcullis_model::Queue;
-use portcullis_model::open::{OpenDevice, OpenRing};
+use portcullis_model::open::{OpenCache, OpenDevice, OpenDomain, OpenMapper, OpenRing};
 
-use crate::rig::{Clocked, Hooked, PAGE, Rig};
+use crate::rig::{ANYWHERE, Clocked, Hooked, PAGE, Rig, page};
 
 type Driver = Rig<Arc<Clocked>, Hooked<Queue>>;
 
+const SECOND: u64 = 1_000_000_000;
+const TIMED_OUT: InvalidationError = InvalidationError::TimedOut { waited_ns: 1 };
 const BOTH: Direction = Direction::Bidirectional;
 const LARGE: u64 = 2 << 20;
 const MEMORY: PhysSegment = PhysSegment { phys: PhysAddr::new(1 << 40), len: LARGE };
@@ -73,4 +77,91 @@ fn what_is_unmapped_in_parts_is_out_of_reach_though_another_has_removed_the_larg
             batch.commit().unwrap();
         },
     );
+}
+
+/// Has `end` end what is mapped at `iova` while the hardware is silent once: a later flush is tried, and it is counted
+/// meanwhile.
+fn is_tried_again(what: &str, rig: &Driver, iova: Iova, end: impl FnOnce()) {
+    assert!(rig.reaches(iova));
+    let before = rig.domain.exposure().stale_byte_ns;
+    rig.iommu.queue().fail_next(1, TIMED_OUT);
+    end();
+    assert!(rig.reaches(iova), "it was not confirmed: {what}");
+    rig.platform.go_to(SECOND);
+    let counted = rig.domain.exposure().stale_byte_ns - before;
+    assert!(!rig.reaches(iova), "reached after a second, {counted} counted: {what}");
+    assert!(counted >= u128::from(PAGE * 1_000_000), "{counted} counted: {what}");
+}
+
+fn two_pages(rig: &Driver) -> Iova {
+    rig.device.open_single(page(1).phys, 2 * PAGE, BOTH).unwrap()
+}
+
+/// Another has removed the second of two pages before.
+#[test]
+fn what_is_not_confirmed_is_tried_again_and_counted_though_a_part_of_it_was_gone() {
+    for (policy, is_whole) in
+        [(Policy::Strict, true), (Policy::Strict, false), (Policy::LAZY, true), (Policy::LAZY, false)]
+    {
+        let begin = || {
+            let rig = Rig::new(Clocked::new(2), policy, Hooked::new);
+            let iova = two_pages(&rig);
+            if !is_whole {
+                let second = Iova::new(iova.get() + PAGE);
+                rig.device.unmap_single(second, PAGE).unwrap();
+                // Nothing of that waits any more.
+                rig.platform.go_to(SECOND / 2);
+            }
+            (rig, iova)
+        };
+        let what = |by| format!("{by}, {}, whole: {is_whole}", policy.name());
+        let (rig, iova) = begin();
+        is_tried_again(&what("an unmap"), &rig, iova, || {
+            let ended = rig.device.unmap_single(iova, 2 * PAGE);
+            assert!(ended == Ok(()) || matches!(ended, Err(UnmapError::Unconfirmed { .. })), "{ended:?}");
+        });
+        let (rig, iova) = begin();
+        is_tried_again(&what("a batch"), &rig, iova, || {
+            let mut batch = RawBatch::new(&rig.device, 1);
+            let unmapped = rig.device.unmap_single_in(&mut batch, iova, 2 * PAGE);
+            assert_eq!(unmapped.is_ok(), is_whole);
+        });
+    }
+}
+
+#[test]
+fn what_a_ring_or_a_cache_leaves_unconfirmed_is_tried_again_and_counted() {
+    let rig = Rig::new(Clocked::new(2), Policy::Strict, Hooked::new);
+    let mut ring = StrictRing::new(&rig.device, StrictRingConfig::new(8, PAGE, 2)).unwrap();
+    let mapping = ring.open(&[page(1)], BOTH).unwrap();
+    let iova = mapping.iova();
+    assert!(rig.reaches(iova));
+    assert_eq!(ring.unmap(mapping).unwrap(), RingUnmap::Waiting);
+    is_tried_again("a ring", &rig, iova, || drop(ring));
+
+    // One that is held, and so has its addresses given up.
+    let rig = Rig::new(Clocked::new(2), Policy::Strict, Hooked::new);
+    let limits = RegistrationLimits { entries: 4, bytes: 1 << 20 };
+    let cache = RegistrationCache::new(rig.device.clone(), limits).unwrap();
+    let held = cache.open(page(1), BOTH, Keep::WhileHeld).unwrap();
+    is_tried_again("a cache", &rig, held.iova(), || drop(cache));
+}
+
+/// A list that meets somebody else's mapping half-way, and is not confirmed to be gone.
+#[test]
+fn what_a_map_leaves_unconfirmed_beside_another_s_mapping_is_tried_again_and_counted() {
+    let rig = Rig::new(Clocked::new(2), Policy::Strict, Hooked::new);
+    let iova = two_pages(&rig);
+    rig.device.unmap_single(iova, 2 * PAGE).unwrap();
+    let second = IovaRange::new(Iova::new(iova.get() + PAGE), PAGE).unwrap();
+    let stranger = [(page(9).phys, PAGE)];
+    let mapper = rig.domain.mapper();
+    mapper.open(&rig.platform, second, stranger, Permissions::READ, &mut Gather::new()).unwrap();
+    let flushes = rig.domain.stats().flushes;
+    rig.iommu.queue().fail_next(1, TIMED_OUT);
+    let mapped = rig.domain.open(&[page(1), page(3)], Permissions::READ_WRITE, ANYWHERE);
+    assert!(matches!(mapped, Err(MapListError::Unconfirmed { .. })), "{mapped:?}");
+    rig.platform.go_to(SECOND);
+    assert!(rig.domain.stats().flushes > flushes);
+    assert!(rig.domain.exposure().stale_byte_ns >= u128::from(PAGE * 1_000_000));
 }

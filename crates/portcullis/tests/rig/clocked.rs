@@ -1,7 +1,7 @@
 //! A machine that one thread plays: whichever CPU the test says, at whatever time.
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 use portcullis::platform::{LocalSlot, Platform, PlatformEvents, PlatformNumber};
@@ -19,6 +19,7 @@ pub struct Clocked {
     late_ns: AtomicU64,
     listeners: Mutex<Vec<Weak<dyn PlatformEvents>>>,
     after: Mutex<Option<AfterTurn>>,
+    is_broken: AtomicBool,
 }
 
 thread_local! {
@@ -57,6 +58,11 @@ impl Clocked {
     /// Each that is asked for from now on comes `ns` too late.
     pub fn delay_timers(&self, ns: u64) {
         self.late_ns.store(ns, Ordering::Relaxed);
+    }
+
+    /// Whoever reads the clock panics, or not any more.
+    pub fn break_clock(&self, is_broken: bool) {
+        self.is_broken.store(is_broken, Ordering::Relaxed);
     }
 
     /// It takes `ns` until the next step; no timer runs meanwhile.
@@ -102,6 +108,7 @@ unsafe impl Platform for Clocked {
     }
 
     fn now_ns(&self) -> u64 {
+        assert!(!self.is_broken.load(Ordering::Relaxed), "a clock that panics, as the test wants");
         self.now_ns.load(Ordering::Relaxed)
     }
 

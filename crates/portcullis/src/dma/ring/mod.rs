@@ -439,8 +439,11 @@ impl<M: Mapper, P: Platform> Drop for StrictRing<M, P> {
         let device = self.device.clone();
         let changing = self.arena.as_ref().map(|arena| device.domain().changing(arena.range()));
         if self.commit().is_err() {
-            // What was opened stays so.
+            // What was opened stays so, until a flush is confirmed. More may be mapped: this counts it, too.
             self.device.domain().settle(core::mem::take(&mut self.tally));
+            if let Some(arena) = &self.arena {
+                self.device.domain().leave_open(arena.in_use());
+            }
         }
         let Some((arena, changing)) = self.arena.take().zip(changing) else { return };
         let bytes = changing.done().len();

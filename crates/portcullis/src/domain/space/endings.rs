@@ -4,6 +4,7 @@ use super::guards::Untimed;
 use super::{Changing, Domain};
 use crate::addr::IovaRange;
 use crate::domain::{Policy, UnmapError};
+use crate::exposure::Bytes;
 use crate::invalidation::{Cleared, Deferred, Gather};
 use crate::mapper::Mapper;
 use crate::pgtable::Unmapped;
@@ -117,7 +118,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         }
         if let Err(error) = self.mapper.sync_range(range) {
             self.platform.with_slot(|slot| self.uncount_neighbours(slot, neighbours));
-            self.quarantine(changing, range.len());
+            self.quarantine(changing);
             return Err(UnmapError::Unconfirmed { range, error });
         }
         self.ended(changing, neighbours);
@@ -216,36 +217,44 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
             // Else they went with whoever unmapped all of it before.
             self.platform.with_slot(|slot| self.uncount_neighbours(slot, neighbours));
         }
-        if kept > 0 {
-            changing.done();
-            self.lose(unmapped);
-            return Err(UnmapError::StillMapped { range, unmapped, kept });
-        }
-        if let Err(error) = confirmed {
-            self.quarantine(changing, unmapped);
+        if let (Err(error), true) = (confirmed, unmapped == range.len()) {
+            self.quarantine(changing);
             return Err(UnmapError::Unconfirmed { range, error });
         }
         changing.done();
         self.lose(unmapped);
-        Err(UnmapError::NotMapped { range, unmapped })
+        if confirmed.is_err() {
+            self.leave_open(unmapped);
+        }
+        match confirmed {
+            _ if kept > 0 => Err(UnmapError::StillMapped { range, unmapped, kept }),
+            Err(error) => Err(UnmapError::Unconfirmed { range, error }),
+            Ok(()) => Err(UnmapError::NotMapped { range, unmapped }),
+        }
     }
 
-    /// Keeps a range out of use until some later flush is confirmed; for good, where not all of it was
-    /// mapped.
-    pub(crate) fn quarantine(&self, changing: Changing<'_, M, P>, unmapped: u64) {
+    /// Keeps a range that is cleared, and may still be reached, out of use until a later flush is confirmed, which is tried
+    /// again and again.
+    pub(crate) fn quarantine(&self, changing: Changing<'_, M, P>) {
+        self.await_flush(changing.range().len(), Some(changing));
+    }
+
+    /// The same for `bytes` that were cleared, and whose addresses are not used again, whatever is confirmed.
+    #[cold]
+    pub(crate) fn leave_open(&self, bytes: u64) {
+        self.await_flush(bytes, None);
+    }
+
+    fn await_flush(&self, used: u64, changing: Option<Changing<'_, M, P>>) {
         let untimed = self.untimed();
         let deferred = self.platform.with_slot(|slot| {
-            let range = changing.done();
-            if unmapped != range.len() {
-                self.counters.lost.add(slot, unmapped);
-                return Deferred::Queued;
-            }
-            let (cleared, clock) = (Cleared { range, used: range.len() }, || self.platform.now_ns());
-            let window = || Some(self.retry_ns());
-            let give_back = |safe| self.give_back(slot, safe);
-            let deferred = self.deferred.push(slot, cleared, window, clock, give_back);
-            if deferred == Deferred::Full {
-                self.counters.lost.add(slot, range.len());
+            let cleared = (changing.as_ref().map(Changing::range), Bytes { used, neighbour: 0 });
+            let (window, clock) = (|| Some(self.retry_ns()), || self.platform.now_ns());
+            let deferred =
+                self.deferred.push_any(slot, cleared, window, clock, |safe| self.give_back(slot, safe));
+            // Where there was no room its addresses are given up, as they are where the clock has panicked.
+            if deferred != Deferred::Full {
+                changing.map(Changing::done);
             }
             deferred
         });

@@ -151,6 +151,20 @@ impl DeferredQueue {
         cleared: Cleared,
         window: impl Fn() -> Option<u64>,
         clock: impl Fn() -> u64,
+        reclaim: impl FnMut(IovaRange),
+    ) -> Deferred {
+        self.push_any(slot, (Some(cleared.range), cleared.bytes()), window, clock, reclaim)
+    }
+
+    /// The same for `bytes` whose addresses, if there are any to give back, are not all of theirs: what has no address is
+    /// counted, and flushed, all the same.
+    #[inline]
+    pub(crate) fn push_any(
+        &self,
+        slot: Option<&LocalSlot<'_>>,
+        cleared: (Option<IovaRange>, Bytes),
+        window: impl Fn() -> Option<u64>,
+        clock: impl Fn() -> u64,
         mut reclaim: impl FnMut(IovaRange),
     ) -> Deferred {
         let index = slot.map(LocalSlot::index);
@@ -166,21 +180,20 @@ impl DeferredQueue {
         &self,
         ring: &Ring,
         index: Option<usize>,
-        cleared: Cleared,
+        (range, bytes): (Option<IovaRange>, Bytes),
         window: impl Fn() -> Option<u64>,
         clock: impl Fn() -> u64,
         mut reclaim: impl FnMut(IovaRange),
     ) -> Deferred {
         // One for each that is queued: the price is spread evenly, and the CPU's address cache gets back what the next
         // map takes out, not a flood.
-        ring.pop().into_iter().for_each(&mut reclaim);
+        ring.pop(&mut reclaim);
         if ring.is_full() {
             // There may be a flush, anybody's, that it has not heard of.
             self.hear(ring);
-            let Some(oldest) = ring.pop() else {
+            if !ring.pop(&mut reclaim) {
                 return Deferred::Full;
-            };
-            reclaim(oldest);
+            }
         }
         if let Some(index) = index
             && !ring.is_announced()
@@ -191,7 +204,7 @@ impl DeferredQueue {
         let Some(window_ns) = window() else {
             return Deferred::Refused;
         };
-        if ring.push(cleared.range, cleared.bytes(), clock) {
+        if ring.push(range, bytes, clock) {
             self.close_segment(ring);
         }
         // Relaxed: it was lost before this one was queued, or the next one sees it.
@@ -315,8 +328,8 @@ impl DeferredQueue {
     }
 
     /// Takes out up to 64 entries that are safe. Returns whether there may be more.
-    fn pop_slice(ring: &Ring, reclaim: impl FnMut(IovaRange)) -> bool {
-        core::iter::from_fn(|| ring.pop()).take(SLICE).map(reclaim).count() == SLICE
+    fn pop_slice(ring: &Ring, mut reclaim: impl FnMut(IovaRange)) -> bool {
+        (0..SLICE).all(|_| ring.pop(&mut reclaim))
     }
 
     /// Byte-nanoseconds of all that has waited up to `now_ns`, and the longest that anything did. A visit: see

@@ -13,7 +13,8 @@ use crate::sync::Mutex;
 /// it to itself.
 #[derive(Debug)]
 pub(super) struct Ring {
-    /// As many as the ring may ever hold, a power of two: where each begins, and its length.
+    /// As many as the ring may ever hold, a power of two: where each begins, and its length; 0 where nothing is to be given
+    /// back.
     entries: Box<[[LocalU64; 2]]>,
     /// How many were ever taken out and put in.
     head: LocalU64,
@@ -61,16 +62,16 @@ impl Ring {
         self.tail.get().wrapping_sub(self.head.get()) == self.entries.len() as u64
     }
 
-    /// Adds an entry to a ring that is not full. Returns whether its segment is full now, and must be
-    /// [closed](Self::close).
+    /// Adds an entry, of addresses or of none, to a ring that is not full. Returns whether its segment is full now, and
+    /// must be [closed](Self::close).
     #[inline]
-    pub(super) fn push(&self, range: IovaRange, bytes: Bytes, clock: impl FnOnce() -> u64) -> bool {
+    pub(super) fn push(&self, range: Option<IovaRange>, bytes: Bytes, clock: impl FnOnce() -> u64) -> bool {
         let left = self.until_sample.get();
         // Before anything has changed: the clock may panic.
         let now_ns = (left == 0).then(clock);
         let [start, len] = self.entry(self.tail.get());
-        start.set(range.start().get());
-        len.set(range.len());
+        start.set(range.map_or(0, |range| range.start().get()));
+        len.set(range.map_or(0, |range| range.len()));
         self.tail.set(self.tail.get().wrapping_add(1));
         self.open.set(self.open.get() + 1);
         match now_ns {
@@ -107,19 +108,21 @@ impl Ring {
         self.tail.get() != self.head.get() && self.tail.get() != self.safe.get()
     }
 
-    /// Takes the oldest entry, if it is safe.
+    /// Takes the oldest entry, if it is safe, and hands its addresses, if it has any, to `reclaim`. Returns whether it did.
     #[inline]
-    pub(super) fn pop(&self) -> Option<IovaRange> {
+    pub(super) fn pop(&self, reclaim: impl FnOnce(IovaRange)) -> bool {
         let head = self.head.get();
         if head == self.safe.get() {
-            return None;
+            return false;
         }
         let [start, len] = self.entry(head);
         self.head.set(head.wrapping_add(1));
-        Some(
-            IovaRange::new(Iova::new(start.get()), len.get())
-                .unwrap_or_else(|_| broken("what was queued is a range")),
-        )
+        match IovaRange::new(Iova::new(start.get()), len.get()) {
+            Ok(range) => reclaim(range),
+            Err(_) if len.get() == 0 => {}
+            Err(_) => broken("what was queued is a range"),
+        }
+        true
     }
 
     /// Whether a timer is wanted for an entry that may wait for `window_ns`: one runs that comes in time otherwise, unless

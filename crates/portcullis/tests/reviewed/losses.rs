@@ -1,0 +1,77 @@
+//! Addresses that nobody has mapped and nobody gets again: they are counted, wherever something below fails and panics.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use portcullis::addr::{Direction, Iova, Permissions};
+use portcullis::dma::RawBatch;
+use portcullis::domain::{Domain, MapListError, Policy};
+use portcullis::invalidation::InvalidationError;
+use portcullis::platform::Platform;
+use portcullis_model::Queue;
+use portcullis_model::open::{OpenDevice, OpenDomain, Simulated};
+
+use crate::rig::{Clocked, Hooked, Mapper, PAGE, Rig, page};
+
+type Driver = Rig<Arc<Clocked>, Hooked<Queue>>;
+
+const BOTH: Direction = Direction::Bidirectional;
+const TIMED_OUT: InvalidationError = InvalidationError::TimedOut { waited_ns: 1 };
+
+/// All that is gone is counted as lost. What is asked for in these tests are powers of two, so nothing is rounded.
+fn is_counted<M: portcullis::mapper::Mapper + Simulated, P: Platform>(domain: &Domain<M, P>) {
+    domain.flush().unwrap();
+    // There is no such address: but all is looked through for it, and CPUs keep nothing that a flush has covered.
+    let none = domain.open(&[page(1 << 20)], Permissions::READ, Iova::new(PAGE - 1));
+    assert!(matches!(none, Err(MapListError::Iova(_))), "{none:?}");
+    let usage = domain.usage();
+    let (gone, lost) = (usage.taken - usage.cached, domain.stats().lost_iova_bytes);
+    assert!(gone <= lost, "{gone:#x} bytes of addresses are gone, and {lost:#x} are counted");
+}
+
+/// A batch of 200 pages, none of which is the next one's neighbour in memory.
+fn batch(rig: &Driver) -> RawBatch<Mapper<Hooked<Queue>>, Arc<Clocked>> {
+    let mut batch = RawBatch::new(&rig.device, 256);
+    for number in 0..200 {
+        let iova = rig.device.open_single(page(2 * number).phys, PAGE, BOTH).unwrap();
+        rig.device.unmap_single_in(&mut batch, iova, PAGE).unwrap();
+    }
+    batch
+}
+
+#[test]
+fn a_raw_batch_dropped_while_the_queue_panics_counts_what_it_loses() {
+    let rig = Rig::new(Clocked::new(2), Policy::Strict, Hooked::new);
+    is_counted(&rig.domain);
+    let batch = batch(&rig);
+    rig.queue.set(|| panic!("as the test wants"));
+    assert!(catch_unwind(AssertUnwindSafe(|| drop(batch))).is_err());
+    rig.queue.clear();
+    is_counted(&rig.domain);
+}
+
+/// Two things go wrong: the hardware does not answer, and then the clock panics.
+#[test]
+fn what_is_to_wait_for_a_flush_is_counted_where_the_clock_panics() {
+    let ends: [fn(&Driver) -> Box<dyn FnOnce() + '_>; 2] = [
+        |rig| {
+            let iova = rig.device.open_single(page(1).phys, PAGE, BOTH).unwrap();
+            Box::new(move || {
+                let _ = rig.device.unmap_single(iova, PAGE);
+            })
+        },
+        |rig| {
+            let batch = batch(rig);
+            Box::new(move || drop(batch))
+        },
+    ];
+    for end in ends {
+        let rig = Rig::new(Clocked::new(2), Policy::Strict, Hooked::new);
+        let end = end(&rig);
+        rig.platform.break_clock(true);
+        rig.iommu.queue().fail_next(1, TIMED_OUT);
+        assert!(catch_unwind(AssertUnwindSafe(end)).is_err());
+        rig.platform.break_clock(false);
+        is_counted(&rig.domain);
+    }
+}
