@@ -113,6 +113,10 @@ impl Model {
                 continue;
             }
             match state {
+                // An idle registration may go where its room is needed, and confirms what somebody has unmapped of it.
+                Some(State::Until(End::Flush)) if page.state == State::Registered => {
+                    page.state = State::Until(End::Unsure);
+                }
                 Some(state) => page.state = state,
                 None => drop(self.pages.remove(&at)),
             }
