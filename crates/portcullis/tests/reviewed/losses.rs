@@ -4,14 +4,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use portcullis::addr::{Direction, Iova, Permissions};
-use portcullis::dma::RawBatch;
+use portcullis::dma::{RawBatch, StrictRing, StrictRingConfig};
 use portcullis::domain::{Domain, MapListError, Policy};
 use portcullis::invalidation::InvalidationError;
 use portcullis::platform::Platform;
 use portcullis_model::Queue;
-use portcullis_model::open::{OpenDevice, OpenDomain, Simulated};
+use portcullis_model::open::{OpenDevice, OpenDomain, OpenRing, Simulated};
 
-use crate::rig::{Clocked, Hooked, Mapper, PAGE, Rig, page};
+use crate::rig::{ANYWHERE, Clocked, Hooked, Mapper, PAGE, Rig, page};
 
 type Driver = Rig<Arc<Clocked>, Hooked<Queue>>;
 
@@ -71,5 +71,33 @@ fn what_is_to_wait_for_a_flush_is_counted_where_the_clock_panics() {
             rig.device.unmap_single(iova, PAGE).unwrap();
         }
         is_counted(&rig.domain);
+    }
+}
+
+/// Closed, or dropped, after the release of what is linked still, or was removed by number and not invalidated.
+#[test]
+fn a_ring_that_ends_gives_no_address_back_that_is_mapped() {
+    for (is_dropped, is_removed) in [(false, false), (false, true), (true, false), (true, true)] {
+        let rig = Rig::new(Clocked::new(2), Policy::Strict, Hooked::new);
+        let mut ring = StrictRing::new(&rig.device, StrictRingConfig::new(512, PAGE, 1)).unwrap();
+        let range = ring.open(&[page(1)], BOTH).unwrap().range().unwrap();
+        assert!(rig.reaches(range.start()));
+        let mut other = RawBatch::new(&rig.device, 1);
+        if is_removed {
+            rig.device.unmap_single_in(&mut other, range.start(), PAGE).unwrap();
+        }
+        ring.release(range).unwrap();
+        match is_dropped {
+            true => drop(ring),
+            false => ring.close().map_err(|(_, error)| error).unwrap(),
+        }
+        assert!(!rig.reaches(range.start()), "dropped: {is_dropped}, removed: {is_removed}");
+        // Another, who wants as much as the ring had.
+        for number in 0..16 {
+            let list: Vec<_> = (2..514).map(|at| page(1000 * number + at)).collect();
+            let mapped = rig.domain.open(&list, Permissions::READ_WRITE, ANYWHERE);
+            assert!(mapped.is_ok(), "dropped: {is_dropped}, removed: {is_removed}: {mapped:?}");
+        }
+        std::mem::forget(other);
     }
 }

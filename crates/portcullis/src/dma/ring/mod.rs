@@ -160,6 +160,8 @@ pub struct StrictRing<M: Mapper, P: Platform> {
     closing: u64,
     /// What the domain has not been told yet.
     tally: Tally,
+    /// Something was released by the step: by mistake it may be linked.
+    released: bool,
 }
 
 impl<M: Mapper, P: Platform> StrictRing<M, P> {
@@ -195,6 +197,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
             unconfirmed: Vec::new(),
             closing: 0,
             tally: Tally::default(),
+            released: false,
         })
     }
 
@@ -412,14 +415,16 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         self.arena.as_ref()
     }
 
-    /// Commits, and gives the addresses back to the domain. All descriptors must be unmapped.
+    /// Commits, and gives the addresses back to the domain. All descriptors must be unmapped. What was
+    /// [released](Self::release) although it was linked is unmapped, and waited for, before: where anything was released, all
+    /// of the ring is looked through, with one more wait.
     ///
     /// # Errors
     /// [`RingError::Unconfirmed`], or [`RingError::Arena`] with [`ArenaError::InUse`] while descriptors are mapped;
     /// with the ring, as it was.
     #[allow(clippy::result_large_err, reason = "the ring comes back in place, once in its life")]
     pub fn close(mut self) -> Result<(), (Self, RingError)> {
-        if let Err(error) = self.commit() {
+        if let Err(error) = self.end() {
             return Err((self, error));
         }
         match self.arena.take().map(|arena| self.device.domain().release_ring(arena)) {
@@ -438,7 +443,7 @@ impl<M: Mapper, P: Platform> Drop for StrictRing<M, P> {
     fn drop(&mut self) {
         let device = self.device.clone();
         let changing = self.arena.as_ref().map(|arena| device.domain().changing(arena.range()));
-        if self.commit().is_err() {
+        if self.end().is_err() {
             // What was opened stays so, until a flush is confirmed. More may be mapped: this counts it, too.
             self.device.domain().settle(core::mem::take(&mut self.tally));
             if let Some(arena) = &self.arena {

@@ -121,7 +121,8 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
 
     /// Gives a reservation back to the ring, once what was linked there is unlinked, and that committed.
     ///
-    /// O(1), as [`RingArena::free`]; never allocates or waits.
+    /// O(1), as [`RingArena::free`]; never allocates or waits. What is still linked stays so, as nobody looks: lists that get
+    /// the same addresses are refused, until the ring's end, which unmaps it.
     ///
     /// # Errors
     /// [`RingError::NotCommitted`] while anything that was unlinked waits for a commit, or the reservation does; [`RingError::Arena`] for
@@ -131,7 +132,24 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         if !self.unlinked.is_empty() || self.waiting.iter().any(|run| run.contains_range(range)) {
             return Err(RingError::NotCommitted { range });
         }
+        self.released = true;
         Ok(arena.free(range)?)
+    }
+
+    /// Commits for the last time. Where nothing is reserved after that, nothing is mapped in the ring's addresses.
+    pub(super) fn end(&mut self) -> Result<(), RingError> {
+        self.commit()?;
+        let is_idle = |arena: &&RingArena| arena.reservations() == 0;
+        let Some(range) = self.arena.as_ref().filter(is_idle).map(RingArena::range) else { return Ok(()) };
+        if !self.released {
+            return Ok(());
+        }
+        let kept = self.clear(range).kept;
+        if kept > 0 {
+            return Err(RingError::StillMapped { range, kept });
+        }
+        self.commit()?;
+        Ok(())
     }
 
     /// Commits a whole batch that waits, before `range` can wait, too. Where that panics, `range` waits like the others,
