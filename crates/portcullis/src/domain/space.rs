@@ -115,7 +115,10 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.translated
     }
 
-    /// What changes the domain's translations.
+    /// What changes the domain's translations: to look at it, and to tell it of devices' TLBs. A mapping of the domain that is
+    /// unmapped through it is not ended: it is the domain's still, and its owner's unmap, which says
+    /// [`UnmapError::NotMapped`](super::UnmapError::NotMapped), invalidates it; its addresses are never used again, and
+    /// not counted as lost.
     pub fn mapper(&self) -> &M {
         &self.mapper
     }

@@ -26,10 +26,10 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
     /// [`ReleaseRegistrationError`]; after `Unconfirmed` the memory may still be reached.
     #[inline]
     pub fn release(&self, registration: Registration) -> Result<Released, ReleaseRegistrationError> {
-        let Registration { cache, slot, generation, whole, .. } = registration;
-        if cache != self.number {
-            return Err(ReleaseRegistrationError::OtherCache);
+        if registration.cache != self.number {
+            return Err(ReleaseRegistrationError::OtherCache { registration });
         }
+        let Registration { slot, generation, whole, .. } = registration;
         let mut hands = Hands::new(self, Entry::Held { slot, whole });
         let ended = self.with(|state| {
             if state.release(slot, generation, whole) {
@@ -42,7 +42,7 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
             hands.done();
             return Ok(Released::Open);
         }
-        self.release_last(&mut hands, (slot, generation, whole), ended)
+        self.release_last(&mut hands, registration, ended)
     }
 
     /// Has the state end what `hands` have of a registration, if there is such an entry.
@@ -71,14 +71,15 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
     fn release_last(
         &self,
         hands: &mut Hands<'_, M, P>,
-        registration: (u32, u64, bool),
+        registration: Registration,
         mut ended: Option<Ended>,
     ) -> Result<Released, ReleaseRegistrationError> {
+        let Registration { slot, generation, whole, .. } = registration;
         loop {
             return match ended {
                 Some(Ended::Wait) => {
                     pause();
-                    ended = self.with(|state| self.end_held(state, hands, registration));
+                    ended = self.with(|state| self.end_held(state, hands, (slot, generation, whole)));
                     continue;
                 }
                 Some(Ended::Open) => Ok(Released::Open),
@@ -92,7 +93,7 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
                     }
                     Ok(Released::Forgotten)
                 }
-                None => Err(ReleaseRegistrationError::OtherCache),
+                None => Err(ReleaseRegistrationError::OtherCache { registration }),
             };
         }
     }

@@ -1,5 +1,6 @@
 //! What can go wrong with a registration.
 
+use super::config::Registration;
 use super::index::Span;
 use crate::addr::PhysAddr;
 use crate::domain::{MapListError, PhysSegment};
@@ -105,12 +106,15 @@ impl From<IovaError> for AcquireError {
 }
 
 /// A registration that was not released as it should be.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReleaseRegistrationError {
     /// It is another cache's. Nothing is changed.
     #[error("a registration of another cache")]
-    OtherCache,
+    OtherCache {
+        /// The registration, to be released to its own.
+        registration: Registration,
+    },
     /// It is released and was the last, but the hardware did not confirm that the range is unmapped: **devices may
     /// still reach it** until a [`forget`](super::RegistrationCache::forget) or a
     /// [`trim`](super::RegistrationCache::trim) succeeds.

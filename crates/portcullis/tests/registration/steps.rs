@@ -173,19 +173,22 @@ fn addresses_that_a_holder_still_knows_are_nobody_else_s() {
 }
 
 #[test]
-fn another_cache_s_registration_is_refused() {
+fn another_cache_s_registration_is_refused_and_comes_back() {
     let bench = Bench::new(8, 64);
     let limits = RegistrationLimits { entries: 8, bytes: 64 * PAGE };
     let other = RegistrationCache::new(bench.rig.device.clone(), limits).unwrap();
     let own = bench.acquire(pages(0, 1), KEPT).unwrap();
     let foreign = other.open(pages(0, 1), BOTH, KEPT).unwrap();
     let iova = foreign.iova();
-    assert_eq!(bench.cache.release(foreign), Err(ReleaseRegistrationError::OtherCache));
+    let refused = bench.cache.release(foreign);
+    let Err(ReleaseRegistrationError::OtherCache { registration }) = refused else { panic!("{refused:?}") };
     assert!(bench.rig.reaches(iova) && bench.rig.reaches(own.iova()));
+    assert_eq!(other.release(registration), Ok(Released::Open));
+    let held = other.open(pages(0, 1), BOTH, KEPT).unwrap();
     assert_eq!(other.forget(pages(0, 1)).unwrap().held, 1);
     drop(other);
     // Who holds it may still tell its device.
-    assert_eq!(bench.rig.domain.stats().lost_iova_bytes, PAGE);
+    assert_eq!((held.iova(), bench.rig.domain.stats().lost_iova_bytes), (iova, PAGE));
     bench.cache.release(own).unwrap();
 }
 
