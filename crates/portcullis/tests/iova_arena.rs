@@ -354,6 +354,12 @@ fn a_release_to_a_stranger_loses_nothing() {
     arena.free(kept).unwrap();
     let failed = arena.release(&other, &platform).unwrap_err();
     assert!(matches!(failed.error, ArenaError::Space(IovaError::NotAllocated { .. })), "{failed}");
+    // Nor where that has handed out the same addresses: they are somebody else's.
+    let others = RingArena::new(&other, &platform, &RingConfig::new(3, 700 * PAGE, GRANULE)).unwrap();
+    assert_eq!(others.range(), failed.arena.range());
+    let failed = failed.arena.release(&other, &platform).unwrap_err();
+    assert!(matches!(failed.error, ArenaError::Space(IovaError::NotAllocated { .. })), "{failed}");
+    others.release(&other, &platform).unwrap();
     failed.arena.release(&mine, &platform).unwrap();
     mine.flush_caches(&platform);
     assert_eq!(mine.usage().taken, 0);

@@ -121,8 +121,9 @@ impl RingConfig {
 #[derive(Debug)]
 #[must_use = "dropping an arena loses its addresses: release it"]
 pub struct RingArena {
-    /// What was taken from the space.
+    /// What was taken from the space of this number.
     range: IovaRange,
+    space: u64,
     /// The address of position 0.
     base: Iova,
     edges: Edges,
@@ -215,6 +216,7 @@ impl RingArena {
         debug_assert!(range.start().get().is_multiple_of(per_large << granule.shift()));
         Ok(Self {
             range,
+            space: space.number(),
             base: Iova::new(range.start().get() + (base << granule.shift())),
             edges,
             granules: granules as u32,
@@ -304,7 +306,7 @@ impl RingArena {
     ///
     /// # Errors
     /// [`ReleaseError`], which holds the arena: [`ArenaError::InUse`] while reservations are live,
-    /// [`ArenaError::Space`] where the space never handed this range out.
+    /// [`ArenaError::Space`] where the range came from another space.
     pub fn release<P: Platform>(self, space: &IovaSpace, platform: &P) -> Result<(), ReleaseError> {
         if self.live > 0 {
             let error = ArenaError::InUse {
@@ -314,10 +316,12 @@ impl RingArena {
             };
             return Err(ReleaseError { arena: self, error });
         }
-        match space.free(platform, self.range) {
-            Ok(()) => Ok(()),
-            Err(error) => Err(ReleaseError { arena: self, error: error.into() }),
-        }
+        // Another space may have handed out the same addresses.
+        let freed = match space.number() == self.space {
+            true => space.free(platform, self.range),
+            false => Err(IovaError::NotAllocated { range: self.range }),
+        };
+        freed.map_err(|error| ReleaseError { arena: self, error: error.into() })
     }
 
     /// The whole range that was taken from the space: every reservation lies inside. Its start and length are

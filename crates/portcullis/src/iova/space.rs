@@ -14,7 +14,7 @@ use crate::addr::{Iova, IovaRange, PageSize};
 use crate::broken::broken;
 use crate::percpu::CachePadded;
 use crate::platform::{Home, LocalSlot, Platform};
-use crate::sync::Mutex;
+use crate::sync::{Mutex, unique};
 
 /// What is asked for: so many pages, 2^`order` rounded up, all below `end_page`.
 #[derive(Debug, Clone, Copy)]
@@ -42,6 +42,8 @@ impl Request {
 #[derive(Debug)]
 pub struct IovaSpace {
     granule: PageSize,
+    /// No other space has it: by this an arena knows its own.
+    number: u64,
     /// The platform whose CPUs' lists `cached` has: no other's slot gets there, and no other's barrier is believed.
     home: Home,
     cached: Cached,
@@ -88,7 +90,8 @@ impl IovaSpace {
         let cached =
             Cached::new(config.slots, config.granule, (first, end), low_end, config.cache_bytes >> shift);
         let granule = config.granule;
-        Ok(Self { granule, home: Home::default(), cached, total, backing: CachePadded(Mutex::new(backing)) })
+        let (number, home, backing) = (unique(), Home::default(), CachePadded(Mutex::new(backing)));
+        Ok(Self { granule, number, home, cached, total, backing })
     }
 
     /// Allocates `len` bytes, all at or below `limit`.
@@ -238,6 +241,10 @@ impl IovaSpace {
         if self.home.is(platform) {
             self.cached.drain(platform, only, &self.backing);
         }
+    }
+
+    pub(super) fn number(&self) -> u64 {
+        self.number
     }
 
     /// The unit of allocation.
