@@ -18,6 +18,9 @@ pub struct Mapping {
     pub attributes: Attributes,
 }
 
+/// Leaves that are visited together.
+type Leaves = arrayvec::ArrayVec<Mapping, RUNS_AT_ONCE>;
+
 /// A leaf as a walk found it.
 #[derive(Debug, Clone, Copy)]
 struct Found {
@@ -88,24 +91,29 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     /// Calls `visit` for each leaf, in the order of addresses. Leaves that come and go meanwhile may or may
     /// not be among them.
     ///
-    /// One step for each entry of each table; changes nothing, allocates nothing. The caller's slot is lent to each call
-    /// of `visit`, and no table is freed meanwhile; it is given back in between, at the latest after 64 frames of tables.
+    /// One step for each entry of each table; changes nothing, allocates nothing. The caller's slot is lent for 64 leaves, or
+    /// frames of tables, at a time, and never to `visit`: that may do whatever its caller may.
     pub fn visit<P: Platform>(&self, platform: &P, mut visit: impl FnMut(Mapping)) {
         let mut next = Some(0);
         while let Some(mut at) = next {
+            let mut found = Leaves::new();
             next = self.with_slot(platform, |slot| {
                 let _section = self.sections().enter(slot);
                 for _ in 0..RUNS_AT_ONCE {
-                    at = self.visit_run(at, &mut visit)?;
+                    if found.is_full() {
+                        break;
+                    }
+                    at = self.visit_run(at, &mut found)?;
                 }
                 Some(at)
             });
+            found.into_iter().for_each(&mut visit);
         }
     }
 
-    /// Visits the leaves from `iova` on, in one frame of one table, up to the entry of a table. Where to go on; `None`
-    /// behind the last address. Inside a section.
-    fn visit_run(&self, iova: u64, visit: &mut impl FnMut(Mapping)) -> Option<u64> {
+    /// Adds the leaves from `iova` on, in one frame of one table, up to the entry of a table, as long as there is room. Where
+    /// to go on; `None` behind the last address. Inside a section.
+    fn visit_run(&self, iova: u64, found: &mut Leaves) -> Option<u64> {
         let format = self.format();
         let mut at = self.top(iova);
         let decode = |at: Position, word: &AtomicU64| {
@@ -124,13 +132,14 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             let mut end = next + (1 << shift);
             match decode(at, word) {
                 (_, Entry::Table { .. }) => return Some(next),
+                (_, Entry::Leaf { .. }) if found.is_full() => return Some(next),
                 (entry, Entry::Leaf { run }) => {
                     let len = 1 << (shift + run);
                     let start = next - next % len;
                     let (phys, attributes) =
                         (format.page(entry, at.level), format.attributes(entry, at.level));
                     if let Ok(range) = IovaRange::new(Iova::new(start), len) {
-                        visit(Mapping { range, phys, attributes });
+                        found.push(Mapping { range, phys, attributes });
                     }
                     end = start + len;
                     // The others of its entries.

@@ -15,11 +15,13 @@
 //! mark is taken off, so that nothing is reached through it that is unmapped later, and *parked* until hardware has
 //! confirmed that it has forgotten everything (what still looks there meets faults until then).
 //!
-//! One CPU at a time does this, or reclaims: so no table on the way goes meanwhile.
+//! One CPU at a time does this, or reclaims: so no table on the way goes meanwhile. Any entry of the page leads here, and
+//! those of them that are gone stay so: a CPU may have cleared some too late, for a mapping that had ended before.
 
 use super::format::{Entry, Format, Layout, LeafSize};
 use super::reclaim::Turn;
 use super::table::PageTable;
+use super::unmap::LargePage;
 use super::walk::{Conflict, Position};
 use crate::addr::PhysAddr;
 use crate::platform::{Frames, Platform};
@@ -33,7 +35,7 @@ struct Replacing<'a, F: Frames, X: Format, P: Platform> {
     /// The entry that leads to the table, and what it is in the end: what it was, until the copy is confirmed.
     above: Position,
     entry: u64,
-    /// Where the page's first entry is.
+    /// An entry of the page.
     at: Position,
     /// The copy, since the entry leads there.
     copy: Option<PhysAddr>,
@@ -77,6 +79,7 @@ impl<F: Frames, X: Format, P: Platform> Replacing<'_, F, X, P> {
 impl<F: Frames, X: Format> PageTable<F, X> {
     /// Splits the page of several entries at `iova` into leaves of one entry. `invalidate` makes hardware forget a range
     /// (first address and length), tables included, and says whether that worked. The caller holds no slot.
+    /// Returns whether anything was done: not where another CPU was first.
     ///
     /// # Errors
     /// No memory, or the page is in the root; or an invalidation that was not confirmed, [`Conflict::Busy`]. The page is
@@ -87,7 +90,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         platform: &P,
         iova: u64,
         invalidate: &mut dyn FnMut(u64, u64) -> bool,
-    ) -> Result<(), Conflict> {
+    ) -> Result<bool, Conflict> {
         if !self.is_reached(platform) {
             // The waits below would not be for everybody: the page stays.
             return Err(Conflict::Busy);
@@ -106,18 +109,18 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             }))
         })?;
         let Some((mut this, run)) = marked else {
-            return Ok(());
+            return Ok(false);
         };
         let (above, at) = (this.above, this.at);
         self.forget_near();
         self.sections().synchronize(platform);
         // Somebody may have removed it before.
-        let first = self.word(at).load(Ordering::Acquire);
-        if self.format().decode(first, at.level) != (Entry::Leaf { run }) {
-            return Ok(());
+        let entry = self.word(at).load(Ordering::Acquire);
+        if self.format().decode(entry, at.level) != (Entry::Leaf { run }) {
+            return Ok(false);
         }
         let new = self.new_table(at.level)?;
-        self.copy_split(new.table(), at, run);
+        self.copy_split(new.table(), &self.large_page(at, iova, entry, run));
         let copy = new.keep();
         this.copy = Some(copy);
         let entry = self.format().table(copy, at.level) | this.entry & X::SPLIT;
@@ -133,11 +136,11 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         core::mem::forget(this);
         self.count_frames(-(self.frames_of(at.level) as isize));
         self.free_table(at.table, at.level);
-        Ok(())
+        Ok(true)
     }
 
     /// Marks the entry that leads to the table of the page of several entries at `iova`: that entry, which is not cleaned
-    /// yet, where it is, what it was, where the page's first entry is, and the logarithm of their number. `None` where
+    /// yet, where it is, what it was, where the page's is, and the logarithm of the number of the page's. `None` where
     /// things have changed meanwhile. Inside a section.
     #[allow(clippy::type_complexity, reason = "one caller")]
     fn mark_above(&self, iova: u64) -> Result<Option<(&AtomicU64, Position, u64, Position, u32)>, Conflict> {
@@ -155,7 +158,6 @@ impl<F: Frames, X: Format> PageTable<F, X> {
                     let (above, entry) = above.ok_or(Conflict::OutOfMemory)?;
                     let (word, mark) = (self.word(above), entry | X::MARK | X::SPLIT);
                     let marked = word.compare_exchange(entry, mark, Ordering::AcqRel, Ordering::Relaxed);
-                    at.index = at.index >> run << run;
                     return Ok(marked.is_ok().then_some((word, above, entry, at, run)));
                 }
                 _ => return Ok(None),
@@ -163,19 +165,18 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         }
     }
 
-    /// Fills `copy` with what is in the table of `at`, and with leaves of one entry for the page of 2^`run` entries that
-    /// begins there.
-    fn copy_split(&self, copy: PhysAddr, at: Position, run: u32) {
-        let (format, level) = (self.format(), at.level);
-        let first = self.word(at).load(Ordering::Relaxed);
-        let (page, attributes) = (format.page(first, level).get(), format.attributes(first, level));
-        let ours = at.index..at.index + (1 << run);
-        self.each_word(Position { table: copy, level, index: 0 }, self.entries_of(level), |index| {
-            if ours.contains(&index) {
-                let page = page + (((index - at.index) as u64) << format.shift(level));
-                format.leaf(PhysAddr::new(page), LeafSize { level, run: 0 }, attributes)
+    /// Fills `copy` with what is in the table of the large page, and with leaves of one entry for the page.
+    fn copy_split(&self, copy: PhysAddr, large: &LargePage) {
+        let (format, LargePage { at, page, size, attributes, .. }) = (self.format(), *large);
+        let leaf = LeafSize { level: at.level, run: 0 };
+        let ours = at.index..at.index + (1 << size.run);
+        self.each_word(Position { table: copy, index: 0, ..at }, self.entries_of(at.level), |index| {
+            let entry = self.word(Position { index, ..at }).load(Ordering::Acquire);
+            if ours.contains(&index) && self.is_part(large, entry) {
+                let offset = ((index - at.index) as u64) << format.shift(at.level);
+                format.leaf(PhysAddr::new(page.get() + offset), leaf, attributes)
             } else {
-                self.word(Position { index, ..at }).load(Ordering::Acquire)
+                entry
             }
         });
     }

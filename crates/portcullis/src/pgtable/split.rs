@@ -13,11 +13,15 @@
 //! passes it, on whichever CPU, has the whole of the page invalidated: until the table is reclaimed, which follows an
 //! invalidation of everything.
 //!
-//! Several CPUs may unmap parts of one page at once: an entry is exchanged only where it still is the page's.
+//! Several CPUs may unmap parts of one page at once: an entry is exchanged only where it still is the page's. Any of them
+//! will do for that, as a page of several entries may have lost some to a CPU that cleared them too late, for a mapping
+//! that had ended before. One CPU at a time breaks a page of several entries, or reclaims: two of which one is confirmed and
+//! the other is not would leave smaller entries beside those of the whole page, by which hardware still reaches all of it.
 
 use alloc::vec::Vec;
 
 use super::format::{Attributes, Entry, Format, Layout, LeafSize};
+use super::reclaim::Turn;
 use super::table::PageTable;
 use super::unmap::{LargePage, Obstacle};
 use super::walk::{Conflict, NewTable, Position};
@@ -28,6 +32,7 @@ use crate::sync::{AtomicU64, Ordering};
 /// What is to take a large page's place.
 struct Split<'a, F: Frames, X: Format> {
     large: LargePage,
+    /// 0 for those that were no more the page's.
     entries: Vec<u64>,
     /// Where that is a table.
     new: Option<NewTable<'a, F, X>>,
@@ -68,13 +73,17 @@ impl<F: Frames, X: Format, P: Platform> Broken<'_, F, X, P> {
             let words = &owner.words(at)[..split.entries.len()];
             for (index, word) in words.iter().enumerate().skip(*done) {
                 let smaller = split.entries[index];
+                *done = index + 1;
+                if smaller == 0 {
+                    // A mark that is met here is somebody else's.
+                    continue;
+                }
                 let whole = leaf.wrapping_add(stride.wrapping_mul(index as u64));
                 let entry = if *confirmed { smaller } else { whole };
                 let exchanged = word.compare_exchange(X::MARK, entry, Ordering::AcqRel, Ordering::Relaxed);
                 if *confirmed && exchanged.is_ok() {
                     split.new.take().map(NewTable::keep);
                 }
-                *done = index + 1;
             }
             owner.clean(words);
         });
@@ -91,8 +100,9 @@ impl<F: Frames, X: Format, P: Platform> Drop for Broken<'_, F, X, P> {
 }
 
 impl<F: Frames, X: Format> PageTable<F, X> {
-    /// Splits the large page at `iova` into the next smaller leaves. `invalidate` makes the hardware forget a
-    /// range (first address and length) and says whether that worked.
+    /// Splits the large page at `iova`, which has 2^`run` entries, into the next smaller leaves. `invalidate` makes the
+    /// hardware forget a range (first address and length) and says whether that worked. The caller holds no slot. Returns whether
+    /// anything was done: not where another CPU was first.
     ///
     /// # Errors
     /// No memory; or an invalidation that was not confirmed, [`Conflict::Busy`]. The page is as it was.
@@ -100,34 +110,44 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         &self,
         platform: &P,
         iova: u64,
+        run: u32,
         invalidate: &mut dyn FnMut(u64, u64) -> bool,
-    ) -> Result<(), Conflict> {
+    ) -> Result<bool, Conflict> {
+        // Dropped last, when the page is finished.
+        let _turn = (run > 0).then(|| Turn::wait(self.is_reclaiming()));
+        let mut is_replaced = false;
         let broken = self.with_slot(platform, |slot| {
             // Dropped after the section, which one without a slot has only once.
             let mut broken = None;
             let _section = self.sections().enter(slot);
-            let large = match self.unmap_run(iova, 1).obstacle {
+            let large = match self.unmap_run(iova, iova, 1).obstacle {
                 Some(Obstacle::SticksOut(large)) if large.size != LeafSize { level: 1, run: 0 } => large,
                 // Somebody else has unmapped or split it, or is about to.
                 _ => return Ok(None),
             };
-            if !X::BREAK_BEFORE_MAKE && large.size.run > 0 {
+            if large.size.run != run {
                 // It has come meanwhile, and is split in another way.
                 return Ok(None);
             }
-            let split = self.smaller(large)?;
+            let mut split = self.smaller(large)?;
             let words = &self.words(large.at)[..split.entries.len()];
             if !X::BREAK_BEFORE_MAKE {
                 let entry = split.entries[0];
-                if self.replace(&large, words, Self::unseen(entry)) > 0 {
+                is_replaced = self.exchange_part(&large, &words[0], Self::unseen(entry));
+                if is_replaced {
                     split.new.map(NewTable::keep);
                     self.show(&words[0], entry);
                 }
                 return Ok(None);
             }
-            // The CPU that exchanges the first entry has the page.
-            let (first, others) = words.split_at(1);
-            if self.replace(&large, first, X::MARK) > 0 {
+            let mut is_ours = false;
+            for (word, entry) in words.iter().zip(&mut split.entries) {
+                match self.exchange_part(&large, word, X::MARK) {
+                    true => is_ours = true,
+                    false => *entry = 0,
+                }
+            }
+            if is_ours {
                 // From here on, so that the page comes back too where something panics.
                 broken = Some(Broken {
                     table: self,
@@ -137,19 +157,18 @@ impl<F: Frames, X: Format> PageTable<F, X> {
                     done: 0,
                     is_finished: false,
                 });
-                self.replace(&large, others, X::MARK);
                 self.clean(words);
             }
             Ok(broken)
         })?;
         let Some(mut broken) = broken else {
-            return Ok(());
+            return Ok(is_replaced);
         };
         let LargePage { iova, size, .. } = broken.split.large;
         let confirmed = invalidate(iova, 1 << (self.format().shift(size.level) + size.run));
         broken.confirmed = confirmed;
         broken.finish();
-        if confirmed { Ok(()) } else { Err(Conflict::Busy) }
+        if confirmed { Ok(true) } else { Err(Conflict::Busy) }
     }
 
     /// Whether a walk for the page ends in the table in which it was found.
@@ -184,21 +203,21 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         Ok(Split { large, entries, new: None })
     }
 
-    /// Stores `entry` for those of the large page's `words` that are still its own. How many. Inside the section in which
-    /// it was found; cleans nothing, and so never panics.
-    fn replace(&self, large: &LargePage, words: &[AtomicU64], entry: u64) -> usize {
+    /// Whether `old` is one of the large page's entries.
+    pub(super) fn is_part(&self, large: &LargePage, old: u64) -> bool {
         let (format, level) = (self.format(), large.at.level);
-        let is_ours = |old| {
-            format.decode(old, level) == Entry::Leaf { run: large.size.run }
-                && format.page(old, level) == large.page
-                // Another mapping of the same memory is not ours, either: it may allow less.
-                && format.attributes(old, level) == large.attributes
-        };
+        format.decode(old, level) == Entry::Leaf { run: large.size.run }
+            && format.page(old, level) == large.page
+            // Another mapping of the same memory is not, either: it may allow less.
+            && format.attributes(old, level) == large.attributes
+    }
+
+    /// Stores `entry` to the word if that still is one of the large page's. Whether it did. Inside the section in which
+    /// the page was found; cleans nothing, and so never panics.
+    fn exchange_part(&self, large: &LargePage, word: &AtomicU64, entry: u64) -> bool {
         // Tried again where the hardware has set a bit of its own meanwhile.
-        let change = |old| is_ours(old).then_some(entry);
-        let replace =
-            |word: &&AtomicU64| word.fetch_update(Ordering::AcqRel, Ordering::Acquire, change).is_ok();
-        words.iter().filter(replace).count()
+        let change = |old| self.is_part(large, old).then_some(entry);
+        word.fetch_update(Ordering::AcqRel, Ordering::Acquire, change).is_ok()
     }
 
     /// Fills the new table at `table`, of `level`, with leaves for the memory from `page` on.

@@ -318,10 +318,9 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         undone: &mut Option<IovaRange>,
     ) -> MapError {
         if let Ok(entered) = IovaRange::new(range.start(), done) {
-            let removed = self.unmap_all(platform, entered, &mut |_| false);
-            if removed.kept > 0 {
-                broken("what a map has entered as whole pages can be removed as such");
-            }
+            // All that is left of the call's own goes: whole pages inside the range, which need no split. What is kept is part
+            // of somebody else's larger page, which has come where another CPU removed some of them against the rules.
+            let _ = self.unmap_all(platform, entered, &mut |_| false);
             // What the call entered was free, so nothing larger around it is cached any more.
             *undone = Some(entered);
         }
@@ -384,7 +383,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
                 if *at > end {
                     return Pause::Done;
                 }
-                let UnmapRun { bytes, skip, split, obstacle } = self.unmap_run(*at, end - *at + 1);
+                let UnmapRun { bytes, skip, split, obstacle } =
+                    self.unmap_run(range.start().get(), *at, end - *at + 1);
                 if split > 0 {
                     self.widen(&mut unmapped.stale, *at, split);
                 }
@@ -417,12 +417,17 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             let is_smallest = page.size == LeafSize { level: 1, run: 0 };
             let mut split = |at| match page.size.run {
                 1.. if !X::BREAK_BEFORE_MAKE => self.split_run(platform, at, forget),
-                _ => self.split(platform, at, forget),
+                run => self.split(platform, at, run, forget),
             };
-            if is_smallest || split(at).is_err() {
+            let result = if is_smallest { None } else { split(at).ok() };
+            let Some(is_done) = result else {
                 let next = page.iova + self.format.page_size(page.size).bytes();
                 kept += next.min(end + 1) - at;
                 at = next;
+                continue;
+            };
+            if !is_done {
+                pause();
             }
         }
     }

@@ -78,11 +78,11 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     }
 
     /// Clears the leaves of (`iova`, `len`) that lie in one frame of one table, up to the first of another
-    /// kind.
+    /// kind. All from `from` on is to be removed, and was looked at before.
     ///
     /// `iova` and `len` lie inside the aperture, and `len` is not 0. What is removed and what is skipped together are at
     /// least one byte, unless there is an obstacle, or another CPU has just changed what is there. Inside a section.
-    pub(super) fn unmap_run(&self, iova: u64, len: u64) -> UnmapRun {
+    pub(super) fn unmap_run(&self, from: u64, iova: u64, len: u64) -> UnmapRun {
         let format = self.format();
         let mut at = self.top(iova);
         let mut split = 0;
@@ -115,15 +115,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         };
         let (shift, size) = (format.shift(at.level), LeafSize { level: at.level, run });
         let page_bytes = 1 << (shift + run);
-        let page = || LargePage {
-            at: Position { index: at.index >> run << run, ..at },
-            iova: iova - iova % page_bytes,
-            page: format.page(first, at.level),
-            size,
-            attributes: format.attributes(first, at.level),
-        };
         if !iova.is_multiple_of(page_bytes) || len < page_bytes {
-            return UnmapRun { bytes: 0, skip: 0, split, obstacle: Some(Obstacle::SticksOut(page())) };
+            return UnmapRun { split, ..self.unmap_entry(from, (iova, len), at, first, run) };
         }
         let words = self.words(at);
         let pages = if run > 0 && format.stride(size) == 0 { 1 } else { len >> (shift + run) };
@@ -131,16 +124,52 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         let words = &words[..count as usize];
         let cleared = clear::<X>(words, first, 1 << run, at.level);
         self.clean(&words[..cleared]);
-        let bytes = (cleared as u64) << shift;
-        // Where nothing was, another CPU has changed the first one meanwhile: removed it, or split it. What is there now is
-        // looked at again; a page whose entries are not alike is taken apart for that, so that there is an end.
-        let obstacle = (bytes == 0 && run > 0).then(|| Obstacle::SticksOut(page()));
-        UnmapRun { bytes, skip: 0, split, obstacle }
+        if cleared == 0 && run > 0 {
+            return UnmapRun { split, ..self.unmap_entry(from, (iova, len), at, first, run) };
+        }
+        // Where nothing was, another CPU has changed the first one meanwhile: what is there now is looked at again.
+        UnmapRun { bytes: (cleared as u64) << shift, skip: 0, split, obstacle: None }
+    }
+
+    /// Clears one entry, which was read as `first`, of a page of 2^`run` entries that are not alike: others of them were
+    /// cleared by a CPU that did so too late, for a mapping that had ended before. That needs no split where all of the page
+    /// is to be removed; else it sticks out. The arguments are those of [`unmap_run`](Self::unmap_run).
+    #[cold]
+    fn unmap_entry(
+        &self,
+        from: u64,
+        (iova, len): (u64, u64),
+        at: Position,
+        first: u64,
+        run: u32,
+    ) -> UnmapRun {
+        let page = self.large_page(at, iova, first, run);
+        let shift = self.format().shift(at.level);
+        if page.iova < from || len < page.iova + (1 << (shift + run)) - iova {
+            return UnmapRun { bytes: 0, skip: 0, split: 0, obstacle: Some(Obstacle::SticksOut(page)) };
+        }
+        let word = self.word(at);
+        let is_cleared = exchange::<X>(word, first);
+        self.clean(core::slice::from_ref(word));
+        let bytes = if is_cleared { (1 << shift) - iova % (1 << shift) } else { 0 };
+        UnmapRun { bytes, skip: 0, split: 0, obstacle: None }
+    }
+
+    /// The page of 2^`run` entries that translates `iova` by `entry` at `at`.
+    pub(super) fn large_page(&self, at: Position, iova: u64, entry: u64, run: u32) -> LargePage {
+        let format = self.format();
+        LargePage {
+            at: Position { index: at.index >> run << run, ..at },
+            iova: iova >> (format.shift(at.level) + run) << (format.shift(at.level) + run),
+            page: format.page(entry, at.level),
+            size: LeafSize { level: at.level, run },
+            attributes: format.attributes(entry, at.level),
+        }
     }
 }
 
-/// Clears an entry above the lowest level if it still is a leaf of the same kind as `first`. Returns whether it did: another
-/// CPU may have split the page meanwhile, and a store would lose the table.
+/// Clears an entry if it still is a leaf of the same kind as `first`. Returns whether it did: another
+/// CPU may have split the page meanwhile, and a store would lose the table, or the mark.
 #[inline]
 fn exchange<X: Format>(word: &AtomicU64, first: u64) -> bool {
     // Tried again where the hardware has set a bit of its own meanwhile. Relaxed, as for the stores below.
@@ -168,16 +197,16 @@ pub(super) fn zero(words: &[AtomicU64]) {
     zero(rest);
 }
 
-/// Clears leaves of `level` of the same kind as `first`, whole groups of `group` entries, up to the first that is not.
-/// Returns how many entries.
+/// Clears leaves of `level` of the same kind as `first`, whole groups of `group` entries, up to the first that is not: less
+/// than a group only where another CPU changes an entry meanwhile. Returns how many entries.
 #[inline]
 fn clear<X: Format>(words: &[AtomicU64], first: u64, group: usize, level: u32) -> usize {
     let other = |words: &[AtomicU64]| differ::<X>(words, first);
     if level > 1 || X::BREAK_BEFORE_MAKE && group > 1 {
         // A page by itself is a table the next moment where another CPU splits it; one of several entries is broken where
         // another CPU splits it, and its marks are not ours to take.
-        let page = |page: &&[AtomicU64]| !other(page) && page.iter().all(|word| exchange::<X>(word, first));
-        return words.chunks(group).take_while(page).count() * group;
+        let alike = words.chunks(group).take_while(|page| !other(page)).count() * group;
+        return words[..alike].iter().take_while(|word| exchange::<X>(word, first)).count();
     }
     let mut done = 0;
     if group <= LINE {

@@ -4,12 +4,12 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use portcullis::addr::{Iova, Permissions, PhysAddr};
+use portcullis::addr::{Iova, IovaRange, Permissions, PhysAddr};
 use portcullis::dma::DmaDevice;
 use portcullis::domain::{Domain, Policy};
 use portcullis::invalidation::DomainId;
 use portcullis::mapper::TableMapper;
-use portcullis::pgtable::{Format, PageTable, VtdSecondStage};
+use portcullis::pgtable::{Attributes, Entry, Format, LeafSize, PageTable, VtdSecondStage};
 use portcullis::platform::{FRAME_SIZE, Frames, Platform, Table};
 use portcullis::std_platform::StdPlatform;
 use portcullis_model::open::Simulated;
@@ -80,6 +80,68 @@ pub struct Machine<const COHERENT: bool, X: Format = VtdSecondStage> {
     pub device: Device<COHERENT, X>,
 }
 
+/// `X`, in which it is a step of the calling thread to have read a granule's entry, and not acted on it yet.
+#[derive(Debug, Clone, Copy)]
+pub struct Watched<X>(pub X);
+
+// SAFETY: all of it is `X`'s.
+unsafe impl<X: Format> Format for Watched<X> {
+    const GRANULE_SHIFT: u32 = X::GRANULE_SHIFT;
+    const MARK: u64 = X::MARK;
+    const SPLIT: u64 = X::SPLIT;
+    const PRESENT: u64 = X::PRESENT;
+    const KIND: u64 = X::KIND;
+    const BREAK_BEFORE_MAKE: bool = X::BREAK_BEFORE_MAKE;
+
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn levels(&self) -> u32 {
+        self.0.levels()
+    }
+
+    fn input_bits(&self) -> u32 {
+        self.0.input_bits()
+    }
+
+    fn last_phys(&self) -> PhysAddr {
+        self.0.last_phys()
+    }
+
+    fn leaf_sizes(&self) -> &'static [LeafSize] {
+        self.0.leaf_sizes()
+    }
+
+    fn leaf(&self, page: PhysAddr, size: LeafSize, attributes: Attributes) -> u64 {
+        self.0.leaf(page, size, attributes)
+    }
+
+    fn stride(&self, size: LeafSize) -> u64 {
+        self.0.stride(size)
+    }
+
+    fn table(&self, table: PhysAddr, level: u32) -> u64 {
+        self.0.table(table, level)
+    }
+
+    fn decode(&self, entry: u64, level: u32) -> Entry {
+        let found = self.0.decode(entry, level);
+        if level == 1 && found == (Entry::Leaf { run: 0 }) {
+            step();
+        }
+        found
+    }
+
+    fn page(&self, entry: u64, level: u32) -> PhysAddr {
+        self.0.page(entry, level)
+    }
+
+    fn attributes(&self, entry: u64, level: u32) -> Attributes {
+        self.0.attributes(entry, level)
+    }
+}
+
 /// VT-d's tables of four levels.
 pub fn vtd() -> (VtdSecondStage, TableFormat) {
     (VtdSecondStage::new(4, 3, 48).unwrap(), TableFormat::VtdSecondStage { levels: 4 })
@@ -92,7 +154,15 @@ impl<const COHERENT: bool> Machine<COHERENT> {
 }
 
 impl<const COHERENT: bool, X: Format> Machine<COHERENT, X> {
-    pub fn with((format, tables): (X, TableFormat)) -> Arc<Self> {
+    pub fn with(made: (X, TableFormat)) -> Arc<Self> {
+        Self::without(made, |_| Vec::new())
+    }
+
+    /// Where what `reserved` says of the aperture is nobody's.
+    pub fn without(
+        (format, tables): (X, TableFormat),
+        reserved: impl FnOnce(IovaRange) -> Vec<IovaRange>,
+    ) -> Arc<Self> {
         let memory = Memory::new(16 << 20);
         // An IOTLB that forgets next to nothing by itself: what was not invalidated is found.
         let iommu =
@@ -101,7 +171,8 @@ impl<const COHERENT: bool, X: Format> Machine<COHERENT, X> {
         let frames = Arc::new(Stepped { memory: Arc::clone(&memory), own: Mutex::default() });
         let table = PageTable::new(frames, format, platform.slots()).unwrap();
         iommu.attach(DEVICE, Context::Translated { domain: DomainId(1), root: table.root(), format: tables });
-        let mapper = TableMapper::new(table, iommu.queue(), DomainId(1), Vec::new());
+        let reserved = reserved(table.aperture());
+        let mapper = TableMapper::new(table, iommu.queue(), DomainId(1), reserved);
         let domain = Domain::new(platform, mapper, Policy::Strict).unwrap();
         let device = DmaDevice::new(domain, u64::MAX);
         Arc::new(Self { memory, iommu, device })

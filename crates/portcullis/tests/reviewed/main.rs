@@ -5,9 +5,13 @@
 //! wait for the other: it is waited for so long only, which decides how much is tried, but not what is right.
 #![cfg(not(loom))]
 
+#[path = "../common/mod.rs"]
+mod common;
+
 mod cleaning;
 mod granules;
 mod handles;
+mod late;
 mod losses;
 mod machine;
 mod pages;
@@ -16,3 +20,4 @@ mod parts;
 mod rig;
 mod singles;
 mod steps;
+mod visits;

@@ -1,0 +1,43 @@
+//! What is called for each leaf of a page table may do whatever its caller may.
+
+use portcullis::addr::{Direction, IovaRange};
+use portcullis::domain::Policy;
+use portcullis::platform::Platform;
+use portcullis::std_platform::StdPlatform;
+
+use crate::common::{Bench, PAGE};
+
+const LEN: u64 = 600 * PAGE;
+
+/// With `slots` slots, the first of which is the visiting CPU's.
+fn visited(slots: usize) {
+    let platform = StdPlatform::with_slots(slots);
+    let bench = Bench::on(platform.clone(), Policy::Strict);
+    let map = |len| bench.device.map(bench.memory.buffer(len).unwrap(), Direction::Bidirectional).unwrap();
+    let kept: Vec<_> = (0..200).map(|_| map(PAGE)).collect();
+    // More than a lowest table's, so that there is one to reclaim.
+    drop((0..3).map(|_| map(LEN)).collect::<Vec<_>>());
+    platform.with_slot(|slot| assert_eq!(slot.is_some(), slots > 0));
+    let mut visits = 0;
+    bench.domain.mapper().table().visit(&platform, |mapping| {
+        visits += 1;
+        platform.with_slot(|slot| assert_eq!(slot.is_some(), slots > 0, "it is lent to the visit"));
+        assert_eq!(mapping.range.len(), PAGE);
+        if visits == 1 {
+            bench.domain.reclaim().unwrap();
+        }
+        drop(map(PAGE));
+    });
+    assert!((200..=400).contains(&visits), "{visits}");
+    let mut ranges = Vec::<IovaRange>::new();
+    bench.domain.mapper().table().visit(&platform, |mapping| ranges.push(mapping.range));
+    let mut mapped: Vec<_> = kept.iter().map(|mapped| mapped.iova()).collect();
+    mapped.sort();
+    assert_eq!(ranges.iter().map(|range| range.start()).collect::<Vec<_>>(), mapped);
+}
+
+#[test]
+fn a_visitor_may_map_unmap_and_reclaim() {
+    visited(2);
+    visited(0);
+}
