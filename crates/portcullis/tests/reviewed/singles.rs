@@ -11,6 +11,7 @@ use portcullis::bounce::pool::{
 };
 use portcullis::dma::Mapped;
 use portcullis::domain::{PhysSegment, Policy};
+use portcullis::invalidation::InvalidationError;
 use portcullis_model::open::OpenPool;
 use portcullis_model::{Buffer, Memory, Queue};
 
@@ -289,4 +290,23 @@ fn a_pool_dropped_while_the_queue_panics_counts_what_it_loses() {
     rig.queue.clear();
     let (gone, lost) = rig.gone();
     assert!(gone > 0 && gone <= lost, "{gone:#x} bytes of addresses are gone, and {lost:#x} counted");
+}
+
+/// It is the original's memory, and reached until a flush is confirmed.
+#[test]
+fn the_middle_of_a_split_mapping_that_is_not_confirmed_is_counted_and_tried_again() {
+    let bench = Bench::new(true);
+    let mine = bench.map(Kind::Own);
+    let middle = Iova::new((mine.iova.get() & !(PAGE - 1)) + PAGE);
+    assert!(bench.rig.reaches(middle));
+    bench.rig.iommu.queue().fail_next(1, InvalidationError::TimedOut { waited_ns: 1 });
+    assert!(matches!(bench.end(&mine), Err(BounceError::Unconfirmed { .. })));
+    assert!(bench.rig.reaches(middle));
+    bench.rig.platform.inner.go_to(1_000_000_000);
+    assert!(!bench.rig.reaches(middle), "nobody has tried again");
+    let exposure = bench.rig.domain.exposure();
+    assert!(exposure.stale_byte_ns >= u128::from((PAGES - 2) * PAGE * 1_000_000), "{exposure:?}");
+    bench.pool.trim(0).unwrap();
+    drop(mine);
+    assert_eq!(bench.finish(), 0);
 }

@@ -223,7 +223,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         }
     }
 
-    fn bytes_of(&self, parts: &Parts) -> u64 {
+    pub(super) fn bytes_of(&self, parts: &Parts) -> u64 {
         let mut bytes = 0;
         self.each_buffer(parts, |piece| bytes += piece.len);
         bytes

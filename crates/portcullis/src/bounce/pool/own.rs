@@ -99,12 +99,22 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             // A device may have met the buffers for a moment, and still know them: a later trim gives them back.
             claim.set(start, Phase::Unconfirmed, failed.occupied);
             claim.done();
-            self.look_later();
+            self.wait_for_trim(&single);
         } else {
             claim.end(start, failed.occupied);
             claim.done();
         }
         Err(failed.error.into())
+    }
+
+    /// Sees to a mapping that is not confirmed: its buffers and addresses wait for a trim. What is the original's of it counts as
+    /// open until a flush is confirmed, which the domain tries again and again.
+    fn wait_for_trim(&self, single: &Single) {
+        self.look_later();
+        let open = single.range.len().saturating_sub(self.bytes_of(&single.parts));
+        if open > 0 {
+            self.domain.leave_open(open);
+        }
     }
 
     /// Ends a mapping with addresses outside the slots', by `policy` or the domain's.
@@ -177,7 +187,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         };
         claim.set(start, Phase::Unconfirmed, lost);
         claim.done();
-        self.look_later();
+        self.wait_for_trim(single);
         match single.parts {
             // The device never had the original. The buffer waits for a trim.
             Parts::Whole(_) => Ok(()),
