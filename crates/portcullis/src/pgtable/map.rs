@@ -137,11 +137,11 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             return false;
         };
         let word = self.word(at);
-        if word.load(Ordering::Relaxed) != 0 {
+        let leaf = self.format().leaf(PhysAddr::new(phys), LeafSize { level, run: 0 }, attributes);
+        // An exchange, as somebody may install a table there whom a misuse by number has given the same address.
+        if word.compare_exchange(0, leaf, Ordering::Release, Ordering::Relaxed).is_err() {
             return false;
         }
-        let leaf = self.format().leaf(PhysAddr::new(phys), LeafSize { level, run: 0 }, attributes);
-        word.store(leaf, Ordering::Release);
         self.clean(core::slice::from_ref(word));
         true
     }
