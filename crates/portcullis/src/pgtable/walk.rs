@@ -7,7 +7,8 @@
 //! what makes it count, and the invalidation queue orders itself after earlier stores.
 //!
 //! Tables are followed only inside a [`Section`](crate::percpu::Section): they are freed after a wait for all
-//! of those that might have seen them linked.
+//! of those that might have seen them linked. What a CPU remembers of an earlier section is [made stale](super::near)
+//! before that wait.
 
 use super::format::{Entry, Format, Layout};
 use super::reclaim::put_back;
@@ -108,7 +109,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         let frame = at.table.get() + (at.index / TABLE_ENTRIES) as u64 * FRAME_SIZE;
         // SAFETY: the root and every table that an entry points to came from `frames` when this page table
         // made them, as many frames as their index has room for. They are freed in its `drop`, which no
-        // `&PageTable` outlives, or by `reclaim` after all sections that could have found them.
+        // `&PageTable` outlives, or by `reclaim` and `split_run` after all sections that could have found them; and those that
+        // a CPU remembers of an earlier section are used only under the stamp of before (see `near`).
         let words = unsafe { self.frames().table(PhysAddr::new(frame)) };
         &words[at.index % TABLE_ENTRIES..]
     }

@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use portcullis::addr::{Direction, Iova, Permissions};
+use portcullis::addr::{Direction, Iova, IovaRange, Permissions};
 use portcullis::dma::{RawBatch, StrictRing, StrictRingConfig};
 use portcullis::domain::{Domain, MapListError, Policy};
 use portcullis::invalidation::InvalidationError;
@@ -100,4 +100,50 @@ fn a_ring_that_ends_gives_no_address_back_that_is_mapped() {
         }
         std::mem::forget(other);
     }
+}
+
+/// The hardware does not confirm what a ring asks for at its end: dropped, or closed in vain and dropped then.
+#[test]
+fn a_ring_that_ends_unconfirmed_gives_no_address_back() {
+    for (is_closed, failures) in [(false, 1), (false, 2), (true, 2), (true, 3)] {
+        for is_unlinked in [false, true] {
+            let rig = Rig::new(Clocked::new(2), Policy::Strict, Hooked::new);
+            let mut ring = StrictRing::new(&rig.device, StrictRingConfig::new(512, PAGE, 1)).unwrap();
+            let range = ring.open(&[page(1)], BOTH).unwrap().range().unwrap();
+            assert!(rig.reaches(range.start()));
+            ring.release(range).unwrap();
+            if is_unlinked {
+                ring.unlink(range).unwrap();
+            }
+            let before = rig.domain.stats().lost_iova_bytes;
+            rig.iommu.queue().fail_next(failures, TIMED_OUT);
+            let mut left = Some(ring);
+            if is_closed {
+                left = left.take().unwrap().close().err().map(|(ring, _)| ring);
+                assert!(left.is_some());
+            }
+            drop(left);
+            assert!(rig.reaches(range.start()), "the hardware has forgotten nothing");
+            let lost = rig.domain.stats().lost_iova_bytes - before;
+            assert!(lost >= 512 * PAGE, "{lost:#x} bytes of addresses are lost, and the ring had more");
+            let open = rig.domain.exposure().stale_byte_ns;
+            rig.platform.take(1_000);
+            assert!(rig.domain.exposure().stale_byte_ns > open, "what is reached is counted");
+            rig.iommu.queue().fail_next(0, TIMED_OUT);
+            rig.domain.flush().unwrap();
+            assert!(!rig.reaches(range.start()));
+        }
+    }
+}
+
+/// What is linked to addresses that were never reserved is unmapped in the end, too.
+#[test]
+fn a_ring_that_ends_unmaps_what_was_linked_without_a_reservation() {
+    let rig = Rig::new(Clocked::new(2), Policy::Strict, Hooked::new);
+    let mut ring = StrictRing::new(&rig.device, StrictRingConfig::new(512, PAGE, 1)).unwrap();
+    let at = IovaRange::new(ring.arena().unwrap().range().start(), PAGE).unwrap();
+    ring.open_link(at, &[page(1)], BOTH).unwrap();
+    assert!(rig.reaches(at.start()));
+    ring.close().map_err(|(_, error)| error).unwrap();
+    assert!(!rig.reaches(at.start()));
 }

@@ -110,11 +110,11 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// Sees to a mapping that is not confirmed: its buffers and addresses wait for a trim. What is the original's of it counts as
     /// open until a flush is confirmed, which the domain tries again and again.
     fn wait_for_trim(&self, single: &Single) {
-        self.look_later();
         let open = single.range.len().saturating_sub(self.bytes_of(&single.parts));
         if open > 0 {
             self.domain.leave_open(open);
         }
+        self.look_later();
     }
 
     /// Ends a mapping with addresses outside the slots', by `policy` or the domain's.

@@ -90,7 +90,10 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             }
             let mut gather = Gather::new();
             let _ = self.unlink(changing.range(), &mut gather);
-            self.confirm(&gather).map_err(|error| MapListError::Unconfirmed { error })?;
+            if let Err(error) = self.confirm(&gather) {
+                self.domain.leave_open(changing.range().len());
+                return Err(MapListError::Unconfirmed { error }.into());
+            }
         }
     }
 

@@ -86,8 +86,8 @@ pub enum RingUnmap {
 /// the queue falls idle, so that nothing waits for ever. After a commit no device reaches anything of it. This is
 /// so whatever the domain's policy, but for passthrough, where nothing is ever unreachable.
 ///
-/// A list is mapped with one reservation in a [`RingArena`] and one walk; one segment, in the lowest table of the
-/// last one, without a walk. Descriptors that are unmapped together
+/// A list is mapped with one reservation in a [`RingArena`] and one walk; one segment, in a lowest table
+/// that the CPU was in lately, without a walk. Descriptors that are unmapped together
 /// lie side by side when the queue works in order: one walk clears all of them, and one range invalidation (of the
 /// leaves only, so that the paging-structure caches are kept) covers all. In any other order they are sorted; that
 /// costs O(n log n) for a batch of n, and more requests where others are mapped in between, still with one wait.
@@ -160,8 +160,8 @@ pub struct StrictRing<M: Mapper, P: Platform> {
     closing: u64,
     /// What the domain has not been told yet.
     tally: Tally,
-    /// Something was released by the step: by mistake it may be linked.
-    released: bool,
+    /// Something was linked or released by the steps: what is reserved does not say what is mapped.
+    by_steps: bool,
 }
 
 impl<M: Mapper, P: Platform> StrictRing<M, P> {
@@ -197,7 +197,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
             unconfirmed: Vec::new(),
             closing: 0,
             tally: Tally::default(),
-            released: false,
+            by_steps: false,
         })
     }
 
@@ -416,7 +416,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
     }
 
     /// Commits, and gives the addresses back to the domain. All descriptors must be unmapped. What was
-    /// [released](Self::release) although it was linked is unmapped, and waited for, before: where anything was released, all
+    /// [released](Self::release) although it was linked is unmapped, and waited for, before: where anything was linked or released by the steps, all
     /// of the ring is looked through, with one more wait.
     ///
     /// # Errors
@@ -443,14 +443,18 @@ impl<M: Mapper, P: Platform> Drop for StrictRing<M, P> {
     fn drop(&mut self) {
         let device = self.device.clone();
         let changing = self.arena.as_ref().map(|arena| device.domain().changing(arena.range()));
-        if self.end().is_err() {
-            // What was opened stays so, until a flush is confirmed. More may be mapped: this counts it, too.
+        let ended = self.end();
+        if ended.is_err() {
             self.device.domain().settle(core::mem::take(&mut self.tally));
-            if let Some(arena) = &self.arena {
-                self.device.domain().leave_open(arena.in_use());
-            }
         }
         let Some((arena, changing)) = self.arena.take().zip(changing) else { return };
+        if ended.is_err() {
+            // What was opened stays so, until a flush is confirmed, and its addresses are not used again. More may be mapped
+            // than is reserved, or less: this counts all that may be.
+            let bytes = if self.by_steps { arena.range().len() } else { arena.in_use() };
+            drop(changing);
+            return device.domain().leave_open(bytes);
+        }
         let bytes = changing.done().len();
         if device.domain().release_ring(arena).is_err() {
             device.domain().lose(bytes);

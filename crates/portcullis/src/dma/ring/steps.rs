@@ -64,6 +64,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         if len != range.len() {
             return Err(RingError::Length { range, list: len });
         }
+        self.by_steps = true;
         // SAFETY: the caller's promise.
         let linked = unsafe { domain.link(range, list, direction.permissions(), &mut self.unlinked) };
         linked.map_err(|failed| failed.error)?;
@@ -132,7 +133,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         if !self.unlinked.is_empty() || self.waiting.iter().any(|run| run.contains_range(range)) {
             return Err(RingError::NotCommitted { range });
         }
-        self.released = true;
+        self.by_steps = true;
         Ok(arena.free(range)?)
     }
 
@@ -141,7 +142,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         self.commit()?;
         let is_idle = |arena: &&RingArena| arena.reservations() == 0;
         let Some(range) = self.arena.as_ref().filter(is_idle).map(RingArena::range) else { return Ok(()) };
-        if !self.released {
+        if !self.by_steps {
             return Ok(());
         }
         let kept = self.clear(range).kept;

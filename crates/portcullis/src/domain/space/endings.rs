@@ -117,8 +117,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
             return Ok(());
         }
         if let Err(error) = self.mapper.sync_range(range) {
-            self.platform.with_slot(|slot| self.uncount_neighbours(slot, neighbours));
             self.quarantine(changing);
+            self.platform.with_slot(|slot| self.uncount_neighbours(slot, neighbours));
             return Err(UnmapError::Unconfirmed { range, error });
         }
         self.ended(changing, neighbours);
@@ -213,18 +213,19 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
             self.ended(changing, neighbours);
             return Ok(());
         }
+        // What may be reached is counted before what calls the clock again, as that may panic.
+        if confirmed.is_err() && unmapped == range.len() {
+            self.quarantine(changing);
+        } else {
+            changing.done();
+            self.lose(unmapped);
+            if confirmed.is_err() {
+                self.leave_open(unmapped);
+            }
+        }
         if unmapped > 0 {
             // Else they went with whoever unmapped all of it before.
             self.platform.with_slot(|slot| self.uncount_neighbours(slot, neighbours));
-        }
-        if let (Err(error), true) = (confirmed, unmapped == range.len()) {
-            self.quarantine(changing);
-            return Err(UnmapError::Unconfirmed { range, error });
-        }
-        changing.done();
-        self.lose(unmapped);
-        if confirmed.is_err() {
-            self.leave_open(unmapped);
         }
         match confirmed {
             _ if kept > 0 => Err(UnmapError::StillMapped { range, unmapped, kept }),
