@@ -18,6 +18,7 @@ mod pages;
 mod parts;
 #[path = "../rig/mod.rs"]
 mod rig;
+mod ring_steps;
 mod singles;
 mod steps;
 mod visits;

@@ -4,6 +4,7 @@
 
 use super::Domain;
 use crate::addr::IovaRange;
+use crate::invalidation::Gather;
 use crate::mapper::Mapper;
 use crate::platform::Platform;
 
@@ -51,6 +52,25 @@ impl<M: Mapper, P: Platform> Drop for Untimed<'_, M, P> {
     #[cold]
     fn drop(&mut self) {
         self.0.deferred.lose_timer();
+    }
+}
+
+/// What is to be invalidated, while translations are being changed. Dropped, that is everything: nobody knows how far the
+/// change has come.
+pub(super) struct Unsure<'a>(pub &'a mut Gather);
+
+impl Unsure<'_> {
+    /// The gather says what is to be invalidated.
+    #[inline]
+    pub(super) fn done(self) {
+        core::mem::forget(self);
+    }
+}
+
+impl Drop for Unsure<'_> {
+    #[cold]
+    fn drop(&mut self) {
+        *self.0 = Gather::everything();
     }
 }
 

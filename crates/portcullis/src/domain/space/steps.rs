@@ -2,6 +2,7 @@
 
 use alloc::vec::Vec;
 
+use super::guards::Unsure;
 use super::{Changing, Domain};
 use crate::addr::{Iova, IovaRange, Permissions, PhysAddr};
 use crate::broken::broken;
@@ -103,10 +104,12 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         permissions: Permissions,
         unconfirmed: &mut Gather,
     ) -> Result<(), LinkFailed> {
-        let mut gather = Gather::new();
+        let (unsure, mut gather) = (Unsure(unconfirmed), Gather::new());
         // SAFETY: the caller's promise.
         let entered = unsafe { self.enter(range, list, permissions, &mut gather) };
-        entered.map_err(|error| self.link_failed(error, &gather, unconfirmed))
+        let linked = entered.map_err(|error| self.link_failed(error, &gather, unsure.0));
+        unsure.done();
+        linked
     }
 
     /// Maps the pages at `phys` to `range`, which the caller has to itself, if that is quickly done; else nothing
@@ -145,12 +148,13 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// mapped, and what still is.
     #[inline]
     pub(crate) fn unlink(&self, range: IovaRange, gather: &mut Gather) -> Unmapped {
-        let unmapped = self.mapper.unmap(&self.platform, range, gather);
-        if unmapped.bytes != range.len() {
-            // Another has removed the rest, and may not have invalidated it. It may have been a part of a large page, which
-            // is not there any more to say how far it went.
-            *gather = Gather::everything();
+        let unsure = Unsure(gather);
+        let unmapped = self.mapper.unmap(&self.platform, range, unsure.0);
+        if unmapped.bytes == range.len() {
+            unsure.done();
         }
+        // Else another has removed the rest, and may not have invalidated it. It may have been a part of a large page, which
+        // is not there any more to say how far it went.
         unmapped
     }
 
