@@ -2,6 +2,9 @@
 //! answer, with CPUs in each other's way.
 
 mod common;
+#[macro_use]
+#[path = "common/inner_format.rs"]
+mod inner_format;
 
 mod engine {
     pub mod bounded;

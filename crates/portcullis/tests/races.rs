@@ -1,6 +1,9 @@
 //! Races and failures in between the steps of an unmap that a fresh audit found: each test failed on the build before.
 #![cfg(not(loom))]
 
+#[macro_use]
+#[path = "common/inner_format.rs"]
+mod inner_format;
 mod rig;
 
 use std::cell::RefCell;
@@ -11,7 +14,7 @@ use portcullis::addr::{IovaRange, Permissions, PhysAddr};
 use portcullis::domain::{Domain, PhysSegment, Policy};
 use portcullis::invalidation::{DomainId, InvalidationError};
 use portcullis::mapper::TableMapper;
-use portcullis::pgtable::{AmdV1, Attributes, Entry, Format, LeafSize, PageTable, VtdSecondStage};
+use portcullis::pgtable::{AmdV1, Entry, Format, PageTable, VtdSecondStage};
 use portcullis::platform::{Frames, Platform, Table};
 use portcullis_model::{Context, Iommu, IommuConfig, Memory, Queue, TableFormat};
 
@@ -151,30 +154,9 @@ unsafe impl Format for Slow {
     const PRESENT: u64 = VtdSecondStage::PRESENT;
     const KIND: u64 = VtdSecondStage::KIND;
     const BREAK_BEFORE_MAKE: bool = false;
-    fn name(&self) -> &'static str {
-        "slow"
-    }
-    fn levels(&self) -> u32 {
-        self.0.levels()
-    }
-    fn input_bits(&self) -> u32 {
-        self.0.input_bits()
-    }
-    fn last_phys(&self) -> PhysAddr {
-        self.0.last_phys()
-    }
-    fn leaf_sizes(&self) -> &'static [LeafSize] {
-        self.0.leaf_sizes()
-    }
-    fn leaf(&self, page: PhysAddr, size: LeafSize, attributes: Attributes) -> u64 {
-        self.0.leaf(page, size, attributes)
-    }
-    fn stride(&self, size: LeafSize) -> u64 {
-        self.0.stride(size)
-    }
-    fn table(&self, table: PhysAddr, level: u32) -> u64 {
-        self.0.table(table, level)
-    }
+
+    of_the_inner_format!();
+
     fn decode(&self, entry: u64, level: u32) -> Entry {
         let found = self.0.decode(entry, level);
         if level == 2 && matches!(found, Entry::Leaf { .. }) {
@@ -184,12 +166,6 @@ unsafe impl Format for Slow {
             }
         }
         found
-    }
-    fn page(&self, entry: u64, level: u32) -> PhysAddr {
-        self.0.page(entry, level)
-    }
-    fn attributes(&self, entry: u64, level: u32) -> Attributes {
-        self.0.attributes(entry, level)
     }
 }
 

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use portcullis::addr::{Iova, IovaRange, Permissions, PhysAddr};
-use portcullis::pgtable::{Attributes, Entry, Format, LeafSize, MapError, PageTable, Unmapped};
+use portcullis::pgtable::{Entry, Format, MapError, PageTable, Unmapped};
 use portcullis::platform::{Frames, Platform, Table};
 use portcullis::sync::AtomicU64;
 use portcullis_model::Memory;
@@ -79,48 +79,10 @@ unsafe impl<X: Format> Format for BreakFirst<X> {
     const KIND: u64 = X::KIND;
     const BREAK_BEFORE_MAKE: bool = true;
 
-    fn name(&self) -> &'static str {
-        self.0.name()
-    }
-
-    fn levels(&self) -> u32 {
-        self.0.levels()
-    }
-
-    fn input_bits(&self) -> u32 {
-        self.0.input_bits()
-    }
-
-    fn last_phys(&self) -> PhysAddr {
-        self.0.last_phys()
-    }
-
-    fn leaf_sizes(&self) -> &'static [LeafSize] {
-        self.0.leaf_sizes()
-    }
-
-    fn leaf(&self, page: PhysAddr, size: LeafSize, attributes: Attributes) -> u64 {
-        self.0.leaf(page, size, attributes)
-    }
-
-    fn stride(&self, size: LeafSize) -> u64 {
-        self.0.stride(size)
-    }
-
-    fn table(&self, table: PhysAddr, level: u32) -> u64 {
-        self.0.table(table, level)
-    }
+    of_the_inner_format!();
 
     fn decode(&self, entry: u64, level: u32) -> Entry {
         self.0.decode(entry, level)
-    }
-
-    fn page(&self, entry: u64, level: u32) -> PhysAddr {
-        self.0.page(entry, level)
-    }
-
-    fn attributes(&self, entry: u64, level: u32) -> Attributes {
-        self.0.attributes(entry, level)
     }
 }
 

@@ -9,7 +9,7 @@ use portcullis::dma::DmaDevice;
 use portcullis::domain::{Domain, Policy};
 use portcullis::invalidation::DomainId;
 use portcullis::mapper::TableMapper;
-use portcullis::pgtable::{Attributes, Entry, Format, LeafSize, PageTable, VtdSecondStage};
+use portcullis::pgtable::{Entry, Format, PageTable, VtdSecondStage};
 use portcullis::platform::{FRAME_SIZE, Frames, Platform, Table};
 use portcullis::std_platform::StdPlatform;
 use portcullis_model::open::Simulated;
@@ -93,37 +93,7 @@ unsafe impl<X: Format> Format for Watched<X> {
     const KIND: u64 = X::KIND;
     const BREAK_BEFORE_MAKE: bool = X::BREAK_BEFORE_MAKE;
 
-    fn name(&self) -> &'static str {
-        self.0.name()
-    }
-
-    fn levels(&self) -> u32 {
-        self.0.levels()
-    }
-
-    fn input_bits(&self) -> u32 {
-        self.0.input_bits()
-    }
-
-    fn last_phys(&self) -> PhysAddr {
-        self.0.last_phys()
-    }
-
-    fn leaf_sizes(&self) -> &'static [LeafSize] {
-        self.0.leaf_sizes()
-    }
-
-    fn leaf(&self, page: PhysAddr, size: LeafSize, attributes: Attributes) -> u64 {
-        self.0.leaf(page, size, attributes)
-    }
-
-    fn stride(&self, size: LeafSize) -> u64 {
-        self.0.stride(size)
-    }
-
-    fn table(&self, table: PhysAddr, level: u32) -> u64 {
-        self.0.table(table, level)
-    }
+    of_the_inner_format!();
 
     fn decode(&self, entry: u64, level: u32) -> Entry {
         let found = self.0.decode(entry, level);
@@ -131,14 +101,6 @@ unsafe impl<X: Format> Format for Watched<X> {
             step();
         }
         found
-    }
-
-    fn page(&self, entry: u64, level: u32) -> PhysAddr {
-        self.0.page(entry, level)
-    }
-
-    fn attributes(&self, entry: u64, level: u32) -> Attributes {
-        self.0.attributes(entry, level)
     }
 }
 

@@ -7,6 +7,9 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+#[macro_use]
+#[path = "../common/inner_format.rs"]
+mod inner_format;
 
 mod cleaning;
 mod granules;
