@@ -155,10 +155,10 @@ impl<B: DmaBuffer, D: Handle> Mapped<B, D> {
             _ => None,
         };
         let mapped = match mapped {
-            Some(first) => match IovaRange::of_pages(first, used, device.domain().granule()) {
-                Some(range) => Ok((first, Some(range))),
-                None => broken("what is mapped has pages"),
-            },
+            Some(first) => {
+                let pages = IovaRange::of_pages(first, used, device.domain().granule());
+                Ok((first, Some(pages.unwrap_or_else(|| broken("what is mapped has pages")))))
+            }
             // SAFETY: see above.
             None => unsafe { device.map_list(list, direction) },
         };

@@ -208,7 +208,6 @@ impl<M: Mapper, P: Platform> Drop for Unlinking<'_, M, P> {
         let last = batch.ranges.len() - 1;
         batch.ranges.swap(batch.torn, last);
         batch.torn += 1;
-        batch.gather.add(*range);
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! A mapping of the map is in the hands of one caller at a time: its maker's, then of the one that unmaps it, then of a
 //! trim, if its end was not confirmed or somebody panicked. Each takes it under the map's lock, and notes its own number
-//! in the mapping's phase. So what is late, or goes wrong, changes nothing but what is its own.
+//! in the mapping's phase. So a caller that comes too late, or panics, changes no mapping but those that it has taken.
 
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
@@ -22,7 +22,8 @@ use crate::platform::{CopyMemory, Platform};
 pub(super) struct Claim<'a, M: Mapper, P: Platform, C: CopyMemory> {
     pool: &'a BouncePool<M, P, C>,
     number: u64,
-    /// A mapping that is not in the map, and that nobody reaches; whether its addresses are lost.
+    /// A mapping that was taken out of the map after the hardware confirmed its unmap, or that never got into it, and whether
+    /// its addresses are lost. Its buffers are still to be freed.
     freed: Option<(Arc<Single>, bool)>,
 }
 
@@ -71,8 +72,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Claim<'_, M, P, C> {
         self.pool.domain.platform().with_slot(|_| self.pool.singles.with(set));
     }
 
-    /// Takes the mapping at `start`, which is in hand and which nobody reaches any more, out of the map, and gives back
-    /// what it had; its addresses are given up if they are `lost`.
+    /// Takes the mapping at `start` out of the map, and frees its buffers; its addresses are given up if they are `lost`. The
+    /// caller has it in hand, and no device reaches it any more.
     pub(super) fn end(&mut self, start: Iova, lost: bool) {
         let Self { pool, number, freed } = self;
         let take_out = |map: &mut BTreeMap<_, Entry>| {
@@ -192,7 +193,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             let Some(range) = torn else { return };
             // What is not there was removed before the panic.
             let _ = self.unlink(range, gather);
-            gather.add(range);
             claim.set(range.start(), Phase::Trying(claim.number), false);
         }
     }
@@ -213,10 +213,10 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         self.singles.count() > 0 && self.domain.platform().with_slot(|_| self.singles.with(is_noted))
     }
 
-    /// Gives back what a mapping had, which nobody reaches any more; its addresses are given up if they are `lost`.
+    /// Frees the buffers of a mapping that no device reaches any more; its addresses are given up if they are `lost`.
     fn release(&self, single: &Single, lost: bool) {
         let changing = self.domain.changing(single.range);
-        // SAFETY: the buffers came from `alloc`, and the caller knows that nobody reaches them.
+        // SAFETY: the buffers came from `alloc`, and the caller knows that no device and no CPU uses them.
         unsafe { self.free_parts(&single.parts) };
         if !lost {
             self.domain.take_back(changing.done(), 0);
@@ -231,7 +231,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
 
     /// For the pool's end: removes all translations but those made directly.
     pub(super) fn unlink_singles(&self, gather: &mut Gather) {
-        // Without a slot, which would be held for long: nobody else is here.
+        // Without a slot, which would be held for long: the pool is being dropped, so no other caller waits for the lock.
         self.singles.with(|map| map.retain(|_, entry| !matches!(entry.single.parts, Parts::Direct { .. })));
         let mut from = Bound::Unbounded;
         loop {

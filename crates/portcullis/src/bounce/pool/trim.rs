@@ -150,8 +150,9 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         count
     }
 
-    /// Removes the translations of `range`, which the pool has made, and adds all of it to `gather`. Whether they were
-    /// there: whoever has removed some by number may not have invalidated them, and the addresses must not be used again.
+    /// Removes the translations of `range`, which the pool has made, and adds all of it to `gather`. Returns whether
+    /// they were there. If not, somebody has removed some by number, perhaps without an invalidation: the gather has everything
+    /// then, and the addresses must not be used again.
     #[must_use]
     pub(super) fn unlink(&self, range: IovaRange, gather: &mut Gather) -> bool {
         let Unmapped { bytes, kept, .. } = self.domain.unlink(range, gather);
@@ -259,11 +260,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
                 match (self.slots[index].buffer(), self.slots[index].phase()) {
                     (None, _) => continue,
                     (Some(_), Phase::Retired | Phase::Lost) => gather.add(range),
-                    (Some(_), Phase::Torn) => {
-                        // What is not there was removed before a panic.
-                        let _ = self.unlink(range, &mut gather);
-                        gather.add(range);
-                    }
+                    // What is not there was removed before a panic.
+                    (Some(_), Phase::Torn) => _ = self.unlink(range, &mut gather),
                     (Some(_), _) => lost += u64::from(!self.unlink(range, &mut gather)),
                 }
             }
@@ -274,10 +272,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             let first = self.layout.find(range.start()).map(|place| self.slots[place.index].phase());
             match first {
                 Some(Phase::Retired | Phase::Lost) => gather.add(range),
-                Some(Phase::Torn) => {
-                    let _ = self.unlink(range, &mut gather);
-                    gather.add(range);
-                }
+                Some(Phase::Torn) => _ = self.unlink(range, &mut gather),
                 _ => lost += u64::from(!self.unlink(range, &mut gather)),
             }
         }

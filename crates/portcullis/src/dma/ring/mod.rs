@@ -444,11 +444,9 @@ impl<M: Mapper, P: Platform> Drop for StrictRing<M, P> {
         let device = self.device.clone();
         let changing = self.arena.as_ref().map(|arena| device.domain().changing(arena.range()));
         let ended = self.end();
-        if ended.is_err() {
-            self.device.domain().settle(core::mem::take(&mut self.tally));
-        }
         let Some((arena, changing)) = self.arena.take().zip(changing) else { return };
         if ended.is_err() {
+            device.domain().settle(core::mem::take(&mut self.tally));
             // What was opened stays so, until a flush is confirmed, and its addresses are not used again. More may be mapped
             // than is reserved, or less: this counts all that may be.
             let bytes = if self.by_steps { arena.range().len() } else { arena.in_use() };
