@@ -8,7 +8,7 @@ use portcullis_model::{DeviceId, Iommu};
 pub const PAGE: u64 = 4096;
 pub const DEVICE: DeviceId = DeviceId(7);
 
-/// Ranges that are longer are unmapped as soon as they are mapped, and nobody looks.
+/// The most bytes of a range that the model follows. A longer one is unmapped as soon as it is mapped, unlooked at.
 pub const FOLLOWED: u64 = 16 << 20;
 
 /// Pages that the device tries after each step, at the most.

@@ -56,7 +56,7 @@ pub(super) enum Phase {
     Unconfirmed,
     /// The same, in the hands of the trim with this number.
     Trying(u64),
-    /// What is mapped is not known: whoever had it in hand has not come back.
+    /// The caller that had it in hand has panicked, so the pool does not know what is mapped.
     Torn,
 }
 
