@@ -12,7 +12,6 @@
 use std::sync::Arc;
 
 use portcullis::addr::{Direction, Iova, IovaRange, Permissions, PhysAddr};
-use portcullis::bounce::adaptive::Adaptive;
 use portcullis::bounce::pool::{BounceError, BouncePool};
 use portcullis::dma::{DmaDevice, DmaSegment, RingError, RingMapping, StrictRing};
 use portcullis::domain::{Domain, MapListError, PhysSegment};
@@ -423,24 +422,5 @@ impl<M: Mapper, P: Platform, C: CopyMemory + Simulated> OpenPool for BouncePool<
     fn sync_device(&self, iova: Iova, offset: u64, len: u64) -> Result<(), BounceError> {
         // SAFETY: as for `close`.
         unsafe { self.sync_for_device(iova, offset, len) }
-    }
-}
-
-/// [`Adaptive`], of simulated memory.
-pub trait OpenAdaptive {
-    /// [`Adaptive::unmap`].
-    ///
-    /// # Errors
-    /// As there.
-    fn close(&self, iova: Iova, len: u64) -> Result<(), BounceError>;
-}
-
-impl<M: Mapper, P: Platform, C: CopyMemory + Simulated, K: Fn() -> u64> OpenAdaptive
-    for Adaptive<M, P, C, K>
-{
-    #[inline]
-    fn close(&self, iova: Iova, len: u64) -> Result<(), BounceError> {
-        // SAFETY: copies are of atomics, which others may access at any time.
-        unsafe { self.unmap(iova, len) }
     }
 }

@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex};
 
 use common::{Bench, DEVICE, PAGE};
 use portcullis::addr::{Direction, Iova, IovaRange, Permissions, PhysAddr};
-use portcullis::bounce::adaptive::Adaptive;
 use portcullis::bounce::pool::{Attributes, BounceDevice, BouncePool, DeviceProfile, PoolConfig};
 use portcullis::dma::{
-    BatchError, CoherentMemory, DmaDevice, RawBatch, RingError, StrictRing, StrictRingConfig, UnmapBatch,
+    AdaptiveRing, BatchError, CoherentMemory, DmaDevice, RawBatch, RingError, StrictRing, StrictRingConfig,
+    UnmapBatch,
 };
 use portcullis::domain::{Domain, PhysSegment, Policy, UnmapError};
 use portcullis::invalidation::{Costs, DomainId, Gather, InvalidationError};
@@ -277,8 +277,9 @@ fn what_the_first_measurement_could_not_unmap_is_not_freed() {
     let config = PoolConfig::default();
     let pool = BouncePool::new(Arc::clone(&bench.domain), Arc::clone(&bench.memory), config).unwrap();
     bench.domain.mapper().mapped.lock().unwrap().clear();
+    let copies = BounceDevice::new(pool, DeviceProfile::default()).unwrap();
     bench.stick(true);
-    drop(Adaptive::new(pool, || 1));
+    drop(AdaptiveRing::new(&bench.device, copies, BOTH, StrictRingConfig::new(64, PAGE, 8), || 1).unwrap());
     let mapped = bench.domain.mapper().mapped.lock().unwrap();
     let reads = |iova| bench.iommu.access(DEVICE, iova, 1, Permissions::READ).is_ok();
     let reached: Vec<_> = mapped.iter().filter(|(iova, _)| reads(*iova)).collect();

@@ -1,7 +1,7 @@
 //! What was chosen between copying and mapping, for the report.
 
 use portcullis::addr::Direction;
-use portcullis::bounce::adaptive::{self, Explained, WayCost};
+use portcullis::dma::{self, Explained, WayCost};
 use serde::Serialize;
 
 /// What was chosen for a device's mappings.
@@ -45,8 +45,8 @@ impl Choices {
                 Direction::Bidirectional => "both",
             },
             choice: match row.choice {
-                adaptive::Choice::Copy => "copy",
-                adaptive::Choice::Map => "map",
+                dma::Choice::Copy => "copy",
+                dma::Choice::Map => "map",
             },
             copy_ns: row.copy.map(cost),
             map_ns: row.map.map(cost),

@@ -4,12 +4,11 @@
 use std::sync::Arc;
 
 use portcullis::addr::Direction;
-use portcullis::bounce::adaptive::Explained;
 use portcullis::bounce::pool::Attributes;
 use portcullis::bounce::{pool, swiotlb};
 use portcullis::dma::{
     AdaptiveMapError, AdaptiveRing, AdaptiveUnmap, AdaptiveUnmapError, BatchError, DmaDevice, DmaSegment,
-    RawBatch, RingError, StrictRing, StrictRingConfig,
+    Explained, RawBatch, RingError, StrictRing, StrictRingConfig,
 };
 use portcullis::domain::{MapListError, PhysSegment, UnmapError};
 use portcullis::iova::ArenaError;

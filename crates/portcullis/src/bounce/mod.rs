@@ -2,6 +2,5 @@
 //!
 //! A device that is given a bounce buffer never reaches the original: protection is strict, and to the byte.
 
-pub mod adaptive;
 pub mod pool;
 pub mod swiotlb;

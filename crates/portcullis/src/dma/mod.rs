@@ -49,6 +49,7 @@ mod ring;
 
 pub use adaptive::{
     AdaptiveMapError, AdaptiveMapping, AdaptiveRing, AdaptiveUnmap, AdaptiveUnmapError, AdaptiveUnmapFailed,
+    Choice, Explained, WayCost,
 };
 pub use batch::{CommitFailed, Refused, UnmapBatch};
 pub use coherent::{CoherentError, CoherentMemory};

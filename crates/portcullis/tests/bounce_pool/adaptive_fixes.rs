@@ -1,29 +1,22 @@
 //! Where copying or mapping by cost went wrong once: each of these failed before it was mended.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
-use portcullis::addr::{Direction, Iova, IovaRange, Permissions};
-use portcullis::bounce::adaptive::{Adaptive, Choice};
-use portcullis::bounce::pool::{
-    Attributes, BounceDevice, BounceMapError, BouncePool, DeviceProfile, PoolConfig, Way,
-};
+use portcullis::addr::{Direction, Permissions};
+use portcullis::bounce::pool::{Attributes, BounceDevice, BouncePool, DeviceProfile, PoolConfig, Way};
 use portcullis::dma::{
-    AdaptiveRing, AdaptiveUnmap, AdaptiveUnmapError, DmaDevice, DmaSegment, RingError, StrictRingConfig,
+    AdaptiveMapping, AdaptiveRing, AdaptiveUnmap, AdaptiveUnmapError, Choice, DmaDevice, DmaSegment,
+    RingError, StrictRingConfig,
 };
-use portcullis::domain::{MapListError, Policy};
-use portcullis::invalidation::Gather;
-use portcullis::platform::{LocalSlot, Platform, PlatformEvents, PlatformNumber};
-use portcullis_model::open::{OpenAdaptive, OpenMapper, OpenPool};
+use portcullis::domain::Policy;
+use portcullis_model::open::OpenPool;
 
-use crate::adaptive::{adaptive, cycle, map as map_one};
 use crate::adaptive_ring::{Queue, map, page, queue, reaches, rows};
 use crate::chosen::Chosen;
 use crate::costs::{Costs, row};
 use crate::support::{Bench, DEVICE, PAGE, TIMEOUT, piece, small};
 
 const LAZY: Policy = Policy::Lazy { window_ns: 1 << 62 };
-const BOTH: [Permissions; 2] = [Permissions::READ, Permissions::WRITE];
 
 /// A queue of `pages` pages and a trusted device.
 fn queue_of(bench: &Bench, pages: u32, batch: usize, (wait_ns, copy_ns): (u64, u64)) -> (Costs, Queue) {
@@ -34,139 +27,28 @@ fn queue_of(bench: &Bench, pages: u32, batch: usize, (wait_ns, copy_ns): (u64, u
     (costs, AdaptiveRing::new(&device, bench.device.clone(), Direction::FromDevice, config, clock).unwrap())
 }
 
-/// A copy that is given out must not hide that the original was opened for a moment.
-#[test]
-fn a_mapping_that_was_refused_half_way_and_not_confirmed_is_no_copy() {
-    let bench = Bench::new(small());
-    let (_, all) = adaptive(&bench, (1, 1_000_000));
-    let device = all.device(DeviceProfile::default()).unwrap();
-    let buffer = bench.memory.buffer(2 * PAGE).unwrap();
-    let list = [piece(buffer.phys(), 0, 2 * PAGE)];
-    let mapping = map_one(&device, &list, Direction::FromDevice).unwrap();
-    assert_eq!(mapping.way(), Way::Direct);
-    all.close(mapping.iova(), mapping.len()).unwrap();
-    // Somebody else's translation where the second page of the next will be.
-    let second = IovaRange::new(Iova::new(mapping.iova().get() + PAGE), PAGE).unwrap();
-    let foreign = [(bench.memory.buffer(PAGE).unwrap().phys(), PAGE)];
-    let mapper = bench.domain.mapper();
-    mapper.open(&bench.platform, second, foreign, Permissions::READ, &mut Gather::new()).unwrap();
-    bench.iommu.queue().fail_next(1, TIMEOUT);
-    let error = map_one(&device, &list, Direction::FromDevice).unwrap_err();
-    assert_eq!(error, BounceMapError::List(MapListError::Unconfirmed { error: TIMEOUT }));
-    // Confirmed, it is only a reason to go another way.
-    let mapping = map_one(&device, &list, Direction::FromDevice).unwrap();
-    all.close(mapping.iova(), mapping.len()).unwrap();
-}
-
 #[test]
 fn where_mapping_fails_the_attempt_and_the_copy_are_what_it_costs() {
-    const REACH: u64 = (4 << 20) - 1;
-    let bench = Bench::new(PoolConfig { limit: Iova::new(REACH), ..small() });
-    let (_, all) = adaptive(&bench, (1, 1000));
-    let device = all.device(DeviceProfile { mask: REACH, ..DeviceProfile::default() }).unwrap();
-    let buffer = bench.memory.buffer(PAGE).unwrap();
-    let list = [piece(buffer.phys(), 0, PAGE)];
-    let mut live = Vec::new();
-    while live.last().is_none_or(|last: &(Way, Iova)| last.0 == Way::Direct) {
-        let mapping = map_one(&device, &list, Direction::FromDevice).unwrap();
-        live.push((mapping.way(), mapping.iova()));
-    }
-    let before = row(&all.explain(), PAGE, Direction::FromDevice);
-    assert_eq!((before.choice, before.map.unwrap().map_ns), (Choice::Map, 0), "{before:?}");
-    assert_eq!(cycle(&bench, &device, 61 * 32), 0, "no address is left");
-    let row = row(&all.explain(), PAGE, Direction::FromDevice);
-    assert!(row.map.unwrap().map_ns > 500, "{row:?}");
-    live.into_iter().for_each(|(_, iova)| all.close(iova, PAGE).unwrap());
-    drop((device, all, buffer));
-    bench.finish();
-}
-
-#[test]
-fn what_is_not_made_is_not_counted() {
     let bench = Bench::new(small());
-    for prices in [(1, 1000), (1000, 1)] {
-        let (_, all) = adaptive(&bench, prices);
-        let device = all.device(DeviceProfile::default()).unwrap();
-        let list = [piece(portcullis::addr::PhysAddr::new(u64::MAX - 9), 0, 100)];
-        for _ in 0..200 {
-            map_one(&device, &list, Direction::ToDevice).unwrap_err();
-        }
-        assert!(all.explain().iter().all(|row| (row.copied, row.mapped) == (0, 0)), "{prices:?}");
+    let (_, mut queue) = queue_of(&bench, 16, 8, (1, 1000));
+    let (buffer, list) = page(&bench);
+    let mut live = Vec::new();
+    while live.last().is_none_or(|last: &AdaptiveMapping| last.way().is_none()) {
+        live.push(map(&mut queue, &list).unwrap());
     }
+    let before = row(&rows(&queue), PAGE, Direction::FromDevice);
+    assert_eq!((before.choice, before.map.unwrap().map_ns), (Choice::Map, 0), "{before:?}");
+    for _ in 0..61 * 32 {
+        let mapping = map(&mut queue, &list).unwrap();
+        assert_eq!(mapping.way(), Some(Way::Slot), "no address is left in the ring");
+        assert_eq!(queue.unmap(mapping).unwrap(), AdaptiveUnmap::Done);
+    }
+    let row = row(&rows(&queue), PAGE, Direction::FromDevice);
+    assert!(row.map.unwrap().map_ns > 500, "{row:?}");
+    live.into_iter().for_each(|mapping| _ = queue.unmap(mapping).unwrap());
+    queue.commit().unwrap();
+    drop((queue, buffer));
     bench.finish();
-}
-
-/// A thread that is on another CPU at each call.
-#[derive(Default)]
-struct Wandering(Chosen, AtomicUsize);
-
-// SAFETY: as for `Chosen`: one thread.
-unsafe impl Platform for Wandering {
-    fn slots(&self) -> usize {
-        self.0.slots()
-    }
-
-    fn number(&self) -> PlatformNumber {
-        self.0.number()
-    }
-
-    fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
-        self.0.be(self.1.fetch_add(1, Ordering::Relaxed) % self.0.slots()).with_slot(f)
-    }
-
-    fn now_ns(&self) -> u64 {
-        0
-    }
-
-    fn fence_all(&self) {
-        self.0.fence_all();
-    }
-
-    fn register(&self, _: std::sync::Weak<dyn PlatformEvents>) {}
-
-    fn wake_at(&self, _: u64) {}
-}
-
-/// (A build with overflow checks is what panicked.)
-#[test]
-fn what_one_cpu_counts_another_may_take_back() {
-    let bench = Bench::on(Arc::new(Wandering(Chosen::new(3), AtomicUsize::new(0))), Policy::Strict, small());
-    let (_, all) = adaptive(&bench, (1, 1000));
-    let device = all.device(DeviceProfile { untrusted: true, ..DeviceProfile::default() }).unwrap();
-    let buffer = bench.memory.buffer(PAGE).unwrap();
-    for _ in 0..500 {
-        let list = [piece(buffer.phys(), 1, PAGE - 1)];
-        let mapping = map_one(&device, &list, Direction::FromDevice).unwrap();
-        all.close(mapping.iova(), mapping.len()).unwrap();
-    }
-    let row = row(&all.explain(), PAGE, Direction::FromDevice);
-    assert_eq!((row.choice, row.copied, row.mapped), (Choice::Map, 500, 0));
-}
-
-#[test]
-fn memory_of_the_measurement_is_not_given_back_while_a_lazy_domain_leaves_it_open() {
-    let bench = Bench::on(Arc::new(Chosen::new(3)), LAZY, small());
-    let buffer = bench.memory.buffer(PAGE).unwrap();
-    let list = [piece(buffer.phys(), 0, PAGE)];
-    // Where the next pages will be.
-    let direct = Attributes { direct: true, ..Attributes::default() };
-    let iova = crate::support::map(&bench.device, &list, Direction::Bidirectional, direct).unwrap().iova();
-    bench.pool.close(iova, PAGE).unwrap();
-    bench.domain.flush().unwrap();
-    // The device tries it all the time.
-    let (iommu, reached) = (Arc::clone(&bench.iommu), Arc::new(AtomicUsize::new(0)));
-    let clock = {
-        let reached = Arc::clone(&reached);
-        move || {
-            let through = |access: &&Permissions| iommu.access(DEVICE, iova, 1, **access).is_ok();
-            reached.fetch_add(BOTH.iter().filter(through).count(), Ordering::Relaxed);
-            0
-        }
-    };
-    let all = Adaptive::new(Arc::clone(&bench.pool), clock);
-    assert!(reached.load(Ordering::Relaxed) > 0, "or the test means nothing");
-    assert_eq!(BOTH.map(|access| bench.reaches(iova, access)), [None; 2]);
-    drop(all);
 }
 
 #[test]
@@ -175,10 +57,9 @@ fn a_measurement_that_fails_loses_no_memory() {
         let bench = Bench::new(small());
         let before = bench.memory.frames_in_use();
         bench.tables.grant(grants);
-        let (_, all) = adaptive(&bench, (1, 1000));
         let (_, queue) = queue_of(&bench, 64, 8, (1, 1000));
         bench.tables.grant(u64::MAX);
-        drop((all, queue));
+        drop(queue);
         bench.domain.reclaim().unwrap();
         assert_eq!(bench.memory.frames_in_use(), before, "{grants} grants");
         bench.finish();
@@ -196,9 +77,7 @@ fn a_wait_that_fails_once_while_costs_are_measured_loses_no_memory() {
         if fails == 1 {
             assert_eq!(queue.waiting(), 0);
         }
-        bench.iommu.queue().fail_next(1, TIMEOUT);
-        let (_, all) = adaptive(&bench, (1, 1000));
-        drop((all, queue));
+        drop(queue);
         bench.pool.trim(0).unwrap();
         bench.domain.reclaim().unwrap();
         let lost = bench.memory.frames_in_use() - before;
@@ -207,19 +86,19 @@ fn a_wait_that_fails_once_while_costs_are_measured_loses_no_memory() {
     }
 }
 
-/// Neither the measurement's own unmaps are confirmed, nor the flush at its end.
+/// Neither the measurement's own unmaps are confirmed, nor the commit at its end.
 #[test]
 fn memory_that_was_measured_with_is_leaked_where_the_hardware_stays_silent() {
     for (fails, leaked) in [(0, 0), (u64::MAX, 16)] {
         let bench = Bench::new(small());
         let before = bench.memory.frames_in_use();
         bench.iommu.queue().fail_next(fails, TIMEOUT);
-        let (_, all) = adaptive(&bench, (1, 1000));
+        let (_, queue) = queue_of(&bench, 64, 8, (1, 1000));
         bench.iommu.queue().fail_next(0, TIMEOUT);
+        drop(queue);
         bench.pool.trim(0).unwrap();
         bench.domain.reclaim().unwrap();
         assert_eq!(bench.memory.frames_in_use() - before, leaked);
-        drop(all);
     }
 }
 
@@ -234,7 +113,6 @@ fn buffers_that_others_use_stay_when_costs_are_measured() {
         .collect();
     live.into_iter().for_each(|iova| bench.pool.close(iova, PAGE).unwrap());
     assert_eq!(bench.pool.usage().cached_bytes, 5 * PAGE);
-    let (_, all) = adaptive(&bench, (1, 1000));
     let (_, queue) = queue_of(&bench, 64, 8, (1, 1000));
     // They are found again without a look at the depots.
     let reused = bench.pool.usage().reused;
@@ -242,7 +120,7 @@ fn buffers_that_others_use_stay_when_costs_are_measured() {
         let _ = crate::support::map(&bench.device, &list, Direction::FromDevice, none).unwrap();
     }
     assert_eq!(bench.pool.usage().reused, reused + 5);
-    drop((all, queue, buffer));
+    drop((queue, buffer));
 }
 
 #[test]

@@ -3,11 +3,10 @@
 use std::sync::Arc;
 
 use portcullis::addr::{Direction, Iova, Permissions, PhysAddr};
-use portcullis::bounce::adaptive::{Choice, Explained};
 use portcullis::bounce::pool::{Attributes, BounceMapError, PoolConfig, Way};
 use portcullis::dma::{
-    AdaptiveMapError, AdaptiveMapping, AdaptiveRing, AdaptiveUnmap, AdaptiveUnmapError, DmaDevice,
-    DmaSegment, RingError, StrictRingConfig,
+    AdaptiveMapError, AdaptiveMapping, AdaptiveRing, AdaptiveUnmap, AdaptiveUnmapError, Choice, DmaDevice,
+    DmaSegment, Explained, RingError, StrictRingConfig,
 };
 use portcullis::domain::{MapListError, PhysSegment, Policy};
 use portcullis_model::Buffer;

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use portcullis::addr::Direction;
-use portcullis::bounce::adaptive::Explained;
+use portcullis::dma::Explained;
 use portcullis::platform::Platform;
 
 use crate::support::Bench;

@@ -1,7 +1,6 @@
 //! The dynamic bounce pools: data, protection to the byte, exhaustion, failing hardware, threads.
 #![cfg(not(loom))]
 
-mod adaptive;
 mod adaptive_fixes;
 mod adaptive_ring;
 #[path = "../chosen/mod.rs"]

@@ -258,7 +258,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
 
     /// Zeroed memory of `bytes` bytes, a multiple of the granule, for buffers. Where there is none, the cache makes
     /// room once.
-    pub(in crate::bounce) fn alloc(&self, bytes: u64) -> Option<PhysAddr> {
+    pub(crate) fn alloc(&self, bytes: u64) -> Option<PhysAddr> {
         self.try_alloc(bytes).or_else(|| {
             let made_room = self.trim(0).is_ok_and(|bytes| bytes > 0);
             if made_room { self.try_alloc(bytes) } else { None }
@@ -274,7 +274,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     ///
     /// # Safety
     /// It came from [`alloc`](Self::alloc) with the same `bytes`, and nobody reaches it.
-    pub(in crate::bounce) unsafe fn free(&self, at: PhysAddr, bytes: u64) {
+    pub(crate) unsafe fn free(&self, at: PhysAddr, bytes: u64) {
         // SAFETY: the caller's promise; `alloc` asked for as many frames.
         unsafe { self.memory.free(at, (bytes / FRAME_SIZE) as usize) };
     }

@@ -1,8 +1,8 @@
 //! A mapping of an adaptive ring, as its driver holds it.
 
 use super::AdaptiveUnmapFailed;
+use super::book::Choice;
 use crate::addr::Iova;
-use crate::bounce::adaptive::Choice;
 use crate::bounce::pool::{BounceError, Way};
 use crate::dma::{RingError, RingMapping};
 

@@ -1,18 +1,72 @@
 //! The first measurement: both ways, each size, on memory that nobody else has.
 
+use alloc::sync::Arc;
+
 use super::AdaptiveRing;
-use crate::bounce::adaptive::Choice;
-use crate::bounce::adaptive::book::Half;
-use crate::bounce::adaptive::measure::{Scratch, Stopped, TIMED, WARM};
-use crate::bounce::pool::Attributes;
+use super::book::{Choice, Half, most_bytes};
+use crate::addr::PhysAddr;
+use crate::bounce::pool::{Attributes, BouncePool};
 use crate::dma::DmaSegment;
 use crate::domain::PhysSegment;
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
 
+/// Mappings of each kind that are timed, after some that warm up.
+const TIMED: u32 = 4;
+const WARM: u32 = 2;
+
+/// Something did not work: what is not measured by now stays unknown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stopped {
+    /// What was mapped is not any more, but for what the hardware is still to confirm.
+    Ended,
+    /// A mapping of the scratch memory may still be there, so the memory is leaked.
+    Mapped,
+}
+
+/// What two readings of a clock cost, by itself: the least of many.
+pub(super) fn cost_of(clock: &impl Fn() -> u64) -> u64 {
+    (0..64).map(|_| clock().abs_diff(clock())).min().unwrap_or(0)
+}
+
+/// Memory of a pool's, as large as its threshold, to try mappings with.
+struct Scratch<'a, M: Mapper, P: Platform, C: CopyMemory> {
+    pool: &'a BouncePool<M, P, C>,
+    start: PhysAddr,
+    /// Buffers waited in the pool before.
+    warm: bool,
+}
+
+impl<'a, M: Mapper, P: Platform, C: CopyMemory> Scratch<'a, M, P, C> {
+    /// `None` where there is no memory.
+    fn new(pool: &'a BouncePool<M, P, C>) -> Option<Self> {
+        let warm = pool.usage().cached_bytes > 0;
+        Some(Self { start: pool.alloc(pool.threshold())?, pool, warm })
+    }
+
+    /// The largest buffer of a class.
+    fn buffer(&self, class: usize) -> [PhysSegment; 1] {
+        [PhysSegment { phys: self.start, len: most_bytes(class).min(self.pool.threshold()) }]
+    }
+
+    /// The end, when no translation leads to the memory any more: buffers that the measurement needed go back, but wait
+    /// for the timer where others' would go with them; and the memory goes back if it is `confirmed` that no device
+    /// reaches it, and leaks if not.
+    fn end(self, confirmed: bool) {
+        if !self.warm {
+            // What cannot be given back now, a later trim does.
+            let _ = self.pool.trim(0);
+        }
+        if confirmed {
+            // SAFETY: it came from `alloc`, every mapping of it has ended, and no device knows of one.
+            unsafe { self.pool.free(self.start, self.pool.threshold()) };
+        }
+    }
+}
+
 impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C, K> {
     pub(super) fn measure(&mut self) {
-        let pool = alloc::sync::Arc::clone(self.pool.pool());
+        let pool = Arc::clone(self.pool.pool());
         let Some(scratch) = Scratch::new(&pool) else { return };
         // What was measured before something failed is as good as before.
         let measured =

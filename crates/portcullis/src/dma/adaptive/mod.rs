@@ -1,5 +1,6 @@
 //! Strict protection for a queue, to the byte where it must be, by the cheaper of a copy and a ring's mapping.
 
+mod book;
 mod commits;
 mod error;
 mod mapping;
@@ -8,12 +9,12 @@ mod measure;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 
+use self::book::{Cell, Half, TIMED, class_of, classes};
 use self::commits::Commits;
 use self::mapping::Course;
+use self::measure::cost_of;
 use super::{DmaDevice, DmaSegment, RingError, RingUnmap, StrictRing, StrictRingConfig};
 use crate::addr::Direction;
-use crate::bounce::adaptive::book::{Cell, Half, TIMED, class_of, classes};
-use crate::bounce::adaptive::{Choice, Explained, measure::cost_of};
 use crate::bounce::pool::{Attributes, BounceDevice, BounceError, Way};
 use crate::domain::{MapListError, PhysSegment, Policy};
 use crate::iova::ArenaError;
@@ -21,6 +22,7 @@ use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
 use crate::sync::unique;
 
+pub use book::{Choice, Explained, WayCost};
 pub use error::{AdaptiveMapError, AdaptiveUnmapError, AdaptiveUnmapFailed};
 pub use mapping::{AdaptiveMapping, AdaptiveUnmap};
 
@@ -32,9 +34,15 @@ pub use mapping::{AdaptiveMapping, AdaptiveUnmap};
 /// what the pool does not copy (larger than its threshold, or persistent), is mapped by itself, and ends at once, too.
 /// All this is so whatever the domain's policy.
 ///
-/// Costs are measured as [`Adaptive`](crate::bounce::adaptive::Adaptive) measures them, a commit shared out
-/// among as many descriptors as end from one to the next: a full batch, or fewer for a queue that often falls idle and
-/// [commits](Self::commit) then. The queue belongs to one CPU at a time, so nothing here is shared, and the choice costs some
+/// A copy costs time by the byte, a mapping by the hardware's wait: where they cross depends on caches, on the IOMMU
+/// and on what else goes on. So nothing about it is a constant. [`new`](Self::new) times both ways for each size (powers
+/// of two from 512 bytes to the pool's threshold) on scratch memory; afterwards one mapping in 61 is timed, of which one
+/// in 64 goes the other way, so that its cost stays known. The choice changes where the other way was cheaper by an
+/// eighth four times in a row: noise does not make it swing. [`explain`](Self::explain) says what was measured and
+/// chosen. A commit is shared out among as many descriptors as end from one to the next: a full batch, or fewer for a
+/// queue that often falls idle and [commits](Self::commit) then.
+///
+/// The queue belongs to one CPU at a time, so nothing here is shared, and the choice costs some
 /// plain instructions. `K` is the clock: any count of nanoseconds.
 #[derive(Debug)]
 pub struct AdaptiveRing<M: Mapper, P: Platform, C: CopyMemory, K> {

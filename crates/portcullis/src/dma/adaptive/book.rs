@@ -6,23 +6,23 @@ use crate::addr::Direction;
 const LEAST_SHIFT: u32 = 9;
 
 /// Of how many mappings one is timed. Odd, and prime, so that no pattern of a driver's hides behind it.
-pub(crate) const TIMED: u64 = 61;
+pub(super) const TIMED: u64 = 61;
 
 /// How many classes mappings of up to `threshold` bytes have.
-pub(crate) fn classes(threshold: u64) -> usize {
+pub(super) fn classes(threshold: u64) -> usize {
     class_of(threshold.max(1), usize::MAX).unwrap_or(0) + 1
 }
 
 /// The class of mappings of `len` bytes; `None` for none, and for those beyond the last of `classes`.
 #[inline]
-pub(crate) fn class_of(len: u64, classes: usize) -> Option<usize> {
+pub(super) fn class_of(len: u64, classes: usize) -> Option<usize> {
     let shift = u64::BITS - len.wrapping_sub(1).leading_zeros();
     let class = shift.saturating_sub(LEAST_SHIFT) as usize;
     (class < classes && len > 0).then_some(class)
 }
 
 /// The most bytes of a mapping of `class`.
-pub(crate) const fn most_bytes(class: usize) -> u64 {
+pub(super) const fn most_bytes(class: usize) -> u64 {
     1 << (LEAST_SHIFT as usize + class)
 }
 
@@ -90,7 +90,7 @@ impl Mean {
 
 /// Which half of a mapping's life was timed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Half {
+pub(super) enum Half {
     Map,
     Unmap,
 }
@@ -145,8 +145,8 @@ pub struct Explained {
 }
 
 /// Mappings of one size and direction.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Cell {
+#[derive(Debug)]
+pub(super) struct Cell {
     choice: Choice,
     copy: Cost,
     map: Cost,
@@ -174,7 +174,7 @@ impl Cell {
     }
 
     /// The way that the next timed mapping takes: the chosen one, but for a probe now and then.
-    pub(crate) fn turn(&mut self) -> Choice {
+    pub(super) fn turn(&mut self) -> Choice {
         self.turns += 1;
         let known = self.cost(self.choice.other()).total().is_some();
         if self.turns < if known { PROBE } else { EAGER_PROBE } {
@@ -185,7 +185,7 @@ impl Cell {
     }
 
     /// Half of a mapping that went `way` took `ns`. The choice from now on.
-    pub(crate) fn note(&mut self, way: Choice, half: Half, ns: u64) -> Choice {
+    pub(super) fn note(&mut self, way: Choice, half: Half, ns: u64) -> Choice {
         let cost = self.cost(way);
         match half {
             Half::Map => cost.map.add(ns),
@@ -208,7 +208,7 @@ impl Cell {
     }
 
     /// Takes the cheaper way by what is known now, without hysteresis: the end of the first measurement.
-    pub(crate) fn begin(&mut self) -> Choice {
+    pub(super) fn begin(&mut self) -> Choice {
         let (copy, map) = (self.copy.total(), self.map.total());
         self.choice = if matches!((copy, map), (Some(copy), Some(map)) if map < copy) {
             Choice::Map
@@ -227,12 +227,12 @@ impl Cell {
 
     /// The way that is chosen.
     #[inline]
-    pub(crate) fn choice(&self) -> Choice {
+    pub(super) fn choice(&self) -> Choice {
         self.choice
     }
 
     /// Why, for a person. `counts` are the mappings that went each way.
-    pub(crate) fn explain(&self, class: usize, direction: Direction, counts: [u64; 2]) -> Explained {
+    pub(super) fn explain(&self, class: usize, direction: Direction, counts: [u64; 2]) -> Explained {
         Explained {
             most_bytes: most_bytes(class),
             direction,
