@@ -1,6 +1,6 @@
 //! The hierarchical bitmap: its bounds, and cases that others are known to get wrong.
 
-use portcullis::iova::{Bitmap, MAX_ORDER, Placement, TreeError};
+use portcullis::iova::{Bitmap, BitmapError, MAX_ORDER, Placement};
 
 /// The page behind the last that a bitmap can hold.
 const END: u64 = 1 << 54;
@@ -21,7 +21,7 @@ fn a_hole_that_fits_exactly_is_found() {
                 }
                 space.add(8 * align, pages).unwrap();
                 assert_eq!(space.alloc(pages, order, u64::MAX), Ok(8 * align), "{pages}, order {order}");
-                assert!(matches!(space.alloc(pages, order, u64::MAX), Err(TreeError::NoFit { .. })));
+                assert!(matches!(space.alloc(pages, order, u64::MAX), Err(BitmapError::NoFit { .. })));
                 assert_eq!(space.check(), Ok(()));
             }
         }
@@ -41,7 +41,7 @@ fn the_limit_cuts_the_hole_that_it_lies_in() {
     assert_eq!(space.alloc(1, 0, 0x1000), Ok(0x1000));
     assert_eq!(space.alloc(1, 0, 0x10), Ok(0x10));
     let refused = space.alloc(1, 0, 0x10);
-    assert!(matches!(refused, Err(TreeError::NoFit { pages: 1, max_page: 0x10, .. })), "{refused:?}");
+    assert!(matches!(refused, Err(BitmapError::NoFit { pages: 1, max_page: 0x10, .. })), "{refused:?}");
     assert_eq!(space.check(), Ok(()));
 }
 
@@ -52,14 +52,14 @@ fn a_second_free_names_the_hole_and_changes_nothing() {
     let first = space.alloc(10, 0, 2999).unwrap();
     assert_eq!(first, 2990);
     space.free(first, 10).unwrap();
-    let again = TreeError::NotAllocated { first, pages: 10, hole_start: 0, hole_pages: 5000 };
+    let again = BitmapError::NotAllocated { first, pages: 10, hole_start: 0, hole_pages: 5000 };
     assert_eq!(space.free(first, 10), Err(again));
     assert_eq!(space.iter().collect::<Vec<_>>(), [(0, 5000)]);
     // Of several, those that can be given back are.
     let mut pages = [0; 3];
     assert_eq!(space.alloc_run(3, 1, 0, 2999, &mut pages), Ok(3));
     assert_eq!(pages, [2999, 2998, 2997]);
-    let again = TreeError::NotAllocated { first: 7, pages: 1, hole_start: 0, hole_pages: 2998 };
+    let again = BitmapError::NotAllocated { first: 7, pages: 1, hole_start: 0, hole_pages: 2998 };
     assert_eq!(space.free_all(&[pages[2], 7, pages[0], pages[1]], 1), Err(again));
     assert_eq!(space.iter().collect::<Vec<_>>(), [(0, 5000)]);
     assert_eq!(space.check(), Ok(()));
@@ -72,22 +72,28 @@ fn the_largest_space_and_the_largest_numbers() {
         space.alloc(1, 0, u64::MAX).unwrap_err().to_string().split(':').next_back(),
         Some(" 0 pages are free, 0 in the largest hole")
     );
-    assert_eq!(space.add(0, 0), Err(TreeError::Empty));
-    assert_eq!(space.add(1, END), Err(TreeError::Wraps { first: 1, pages: END }));
-    assert_eq!(space.add(END, 1), Err(TreeError::Wraps { first: END, pages: 1 }));
-    assert_eq!(space.free(u64::MAX, 1), Err(TreeError::Wraps { first: u64::MAX, pages: 1 }));
-    assert_eq!(space.reserve(u64::MAX, u64::MAX), Err(TreeError::Wraps { first: u64::MAX, pages: u64::MAX }));
+    assert_eq!(space.add(0, 0), Err(BitmapError::Empty));
+    assert_eq!(space.add(1, END), Err(BitmapError::Wraps { first: 1, pages: END }));
+    assert_eq!(space.add(END, 1), Err(BitmapError::Wraps { first: END, pages: 1 }));
+    assert_eq!(space.free(u64::MAX, 1), Err(BitmapError::Wraps { first: u64::MAX, pages: 1 }));
+    assert_eq!(
+        space.reserve(u64::MAX, u64::MAX),
+        Err(BitmapError::Wraps { first: u64::MAX, pages: u64::MAX })
+    );
     assert_eq!(space.reserve(0, u64::MAX), Ok(0));
     space.add(0, END).unwrap();
     assert_eq!((space.free_pages(), space.largest_hole()), (END, END));
     assert_eq!(space.alloc(END, MAX_ORDER, u64::MAX), Ok(0));
-    assert!(matches!(space.alloc(u64::MAX, 0, u64::MAX), Err(TreeError::NoFit { free: 0, largest: 0, .. })));
+    assert!(matches!(
+        space.alloc(u64::MAX, 0, u64::MAX),
+        Err(BitmapError::NoFit { free: 0, largest: 0, .. })
+    ));
     space.free(0, END).unwrap();
     assert_eq!(space.alloc(1, MAX_ORDER, u64::MAX), Ok(END - (1 << MAX_ORDER)));
     assert_eq!(space.alloc(1, 0, 0), Ok(0));
-    let refused = TreeError::Alignment { align_order: u32::MAX, max: MAX_ORDER };
+    let refused = BitmapError::Alignment { align_order: u32::MAX, max: MAX_ORDER };
     assert_eq!(space.alloc(1, u32::MAX, 0), Err(refused));
-    assert_eq!(space.alloc(0, u32::MAX, 0), Err(TreeError::Empty));
+    assert_eq!(space.alloc(0, u32::MAX, 0), Err(BitmapError::Empty));
     let mut out = [0; 2];
     assert_eq!(space.alloc_run(usize::MAX, 1, 0, u64::MAX, &mut out), Ok(2));
     assert_eq!(space.alloc_run(2, 1, u32::MAX, u64::MAX, &mut out), Err(refused));
@@ -125,7 +131,7 @@ fn holes_that_do_not_serve_are_not_walked() {
         // Just below, in and above the holes that are in the way.
         let max_page = 40 + 32 * round;
         assert_eq!(space.alloc(8, 4, max_page), Ok(0));
-        assert!(matches!(space.alloc(8, 4, max_page), Err(TreeError::NoFit { .. })));
+        assert!(matches!(space.alloc(8, 4, max_page), Err(BitmapError::NoFit { .. })));
         space.free(0, 8).unwrap();
     }
     assert_eq!(space.check(), Ok(()));

@@ -3,7 +3,7 @@
 mod iova_model;
 
 use iova_model::{List, Model, end_of, sizes};
-use portcullis::iova::{Bitmap, HoleTree, MAX_ORDER, Placement, TreeError};
+use portcullis::iova::{Bitmap, BitmapError, HoleTree, MAX_ORDER, Placement};
 use proptest::prelude::*;
 
 #[derive(Debug, Clone)]
@@ -57,7 +57,7 @@ impl Trio {
     fn free(&mut self, first: u64, pages: u64) -> Result<(), TestCaseError> {
         let expected = end_of(first, pages, END).and_then(|end| match self.model.overlapped(first, end) {
             Some((hole_start, hole_pages)) => {
-                Err(TreeError::NotAllocated { first, pages, hole_start, hole_pages })
+                Err(BitmapError::NotAllocated { first, pages, hole_start, hole_pages })
             }
             None => Ok(end),
         });
@@ -76,7 +76,7 @@ impl Trio {
                 let expected =
                     end_of(first, pages, END).and_then(|end| match self.model.overlapped(first, end) {
                         Some((hole_start, hole_pages)) => {
-                            Err(TreeError::AlreadyFree { first, pages, hole_start, hole_pages })
+                            Err(BitmapError::AlreadyFree { first, pages, hole_start, hole_pages })
                         }
                         None => Ok(end),
                     });
@@ -164,15 +164,15 @@ impl Trio {
 
     fn allocated(
         &mut self,
-        result: Result<u64, TreeError>,
+        result: Result<u64, BitmapError>,
         pages: u64,
         order: u32,
         max_page: u64,
     ) -> Result<(), TestCaseError> {
         if pages == 0 {
-            prop_assert_eq!(result, Err(TreeError::Empty));
+            prop_assert_eq!(result, Err(BitmapError::Empty));
         } else if order > MAX_ORDER {
-            prop_assert_eq!(result, Err(TreeError::Alignment { align_order: order, max: MAX_ORDER }));
+            prop_assert_eq!(result, Err(BitmapError::Alignment { align_order: order, max: MAX_ORDER }));
         } else if let Some(first) = self.model.place(pages, order, max_page, self.bitmap.placement()) {
             prop_assert_eq!(result, Ok(first));
             prop_assert_eq!(self.model.take(first, first + pages), pages);
@@ -180,7 +180,7 @@ impl Trio {
         } else {
             let free = self.model.holes().iter().map(|hole| hole.1).sum();
             let largest = self.model.holes().iter().map(|hole| hole.1).max().unwrap_or(0);
-            let expected = TreeError::NoFit { pages, align_order: order, max_page, free, largest };
+            let expected = BitmapError::NoFit { pages, align_order: order, max_page, free, largest };
             prop_assert_eq!(result, Err(expected));
         }
         Ok(())

@@ -3,7 +3,7 @@
 mod iova_model;
 
 use iova_model::Rng;
-use portcullis::iova::{HoleTree, MAX_ORDER, TreeError};
+use portcullis::iova::{BitmapError, HoleTree, MAX_ORDER};
 
 /// A search for `pages + alignment - 1` pages would overlook each of these.
 #[test]
@@ -40,7 +40,7 @@ fn the_limit_cuts_the_hole_that_it_lies_in() {
     assert_eq!(tree.alloc(1, 0, 0x1000), Ok(0x1000));
     assert_eq!(tree.alloc(1, 0, 0x10), Ok(0x10));
     let refused = tree.alloc(1, 0, 0x10);
-    assert!(matches!(refused, Err(TreeError::NoFit { pages: 1, max_page: 0x10, .. })), "{refused:?}");
+    assert!(matches!(refused, Err(BitmapError::NoFit { pages: 1, max_page: 0x10, .. })), "{refused:?}");
     assert_eq!(tree.check(), Ok(()));
 }
 
@@ -51,7 +51,7 @@ fn a_second_free_names_the_hole_and_changes_nothing() {
     let first = tree.alloc(10, 0, 49).unwrap();
     assert_eq!(first, 40);
     tree.free(first, 10).unwrap();
-    let again = TreeError::NotAllocated { first, pages: 10, hole_start: 0, hole_pages: 100 };
+    let again = BitmapError::NotAllocated { first, pages: 10, hole_start: 0, hole_pages: 100 };
     assert_eq!(tree.free(first, 10), Err(again));
     assert_eq!(again.to_string(), "10 pages at page 0x28 are not allocated: 100 pages at 0x0 are free");
     assert_eq!(tree.iter().collect::<Vec<_>>(), [(0, 100)]);
@@ -61,21 +61,24 @@ fn a_second_free_names_the_hole_and_changes_nothing() {
 #[test]
 fn the_largest_space_and_the_largest_numbers() {
     let mut tree = HoleTree::new();
-    assert_eq!(tree.add(0, 0), Err(TreeError::Empty));
-    assert_eq!(tree.add(1, u64::MAX), Err(TreeError::Wraps { first: 1, pages: u64::MAX }));
-    assert_eq!(tree.free(u64::MAX, 1), Err(TreeError::Wraps { first: u64::MAX, pages: 1 }));
-    assert_eq!(tree.reserve(u64::MAX, u64::MAX), Err(TreeError::Wraps { first: u64::MAX, pages: u64::MAX }));
+    assert_eq!(tree.add(0, 0), Err(BitmapError::Empty));
+    assert_eq!(tree.add(1, u64::MAX), Err(BitmapError::Wraps { first: 1, pages: u64::MAX }));
+    assert_eq!(tree.free(u64::MAX, 1), Err(BitmapError::Wraps { first: u64::MAX, pages: 1 }));
+    assert_eq!(
+        tree.reserve(u64::MAX, u64::MAX),
+        Err(BitmapError::Wraps { first: u64::MAX, pages: u64::MAX })
+    );
     assert_eq!(tree.reserve(0, u64::MAX), Ok(0));
     tree.add(0, u64::MAX).unwrap();
     assert_eq!((tree.free_pages(), tree.largest_hole()), (u64::MAX, u64::MAX));
     assert_eq!(tree.alloc(u64::MAX, MAX_ORDER, u64::MAX), Ok(0));
-    assert!(matches!(tree.alloc(1, 0, u64::MAX), Err(TreeError::NoFit { free: 0, largest: 0, .. })));
+    assert!(matches!(tree.alloc(1, 0, u64::MAX), Err(BitmapError::NoFit { free: 0, largest: 0, .. })));
     tree.free(0, u64::MAX).unwrap();
     assert_eq!(tree.alloc(1, MAX_ORDER, u64::MAX), Ok(u64::MAX << MAX_ORDER));
     assert_eq!(tree.alloc(1, 0, 0), Ok(0));
     assert_eq!(
         tree.alloc(1, u32::MAX, 0),
-        Err(TreeError::Alignment { align_order: u32::MAX, max: MAX_ORDER })
+        Err(BitmapError::Alignment { align_order: u32::MAX, max: MAX_ORDER })
     );
     assert_eq!(tree.reserve(0, u64::MAX), Ok(u64::MAX - 2));
     assert_eq!((tree.free_pages(), tree.holes()), (0, 0));
@@ -172,7 +175,7 @@ fn holes_that_do_not_serve_are_not_walked() {
         // Just below, in and above the holes that are in the way.
         let max_page = 40 + 32 * round;
         assert_eq!(tree.alloc(8, 4, max_page), Ok(0));
-        assert!(matches!(tree.alloc(8, 4, max_page), Err(TreeError::NoFit { .. })));
+        assert!(matches!(tree.alloc(8, 4, max_page), Err(BitmapError::NoFit { .. })));
         tree.free(0, 8).unwrap();
     }
     assert_eq!(tree.check(), Ok(()));

@@ -3,7 +3,7 @@
 mod iova_model;
 
 use iova_model::{Flags, List, Model, end_of, sizes};
-use portcullis::iova::{HoleTree, MAX_ORDER, Placement, TreeError};
+use portcullis::iova::{BitmapError, HoleTree, MAX_ORDER, Placement};
 use proptest::prelude::*;
 
 #[derive(Debug, Clone)]
@@ -46,7 +46,7 @@ impl<M: Model> Pair<M> {
         let expected =
             end_of(first, pages, u64::MAX).and_then(|end| match self.model.overlapped(first, end) {
                 Some((hole_start, hole_pages)) => {
-                    Err(TreeError::NotAllocated { first, pages, hole_start, hole_pages })
+                    Err(BitmapError::NotAllocated { first, pages, hole_start, hole_pages })
                 }
                 None => Ok(end),
             });
@@ -63,7 +63,7 @@ impl<M: Model> Pair<M> {
                 let expected =
                     end_of(first, pages, u64::MAX).and_then(|end| match self.model.overlapped(first, end) {
                         Some((hole_start, hole_pages)) => {
-                            Err(TreeError::AlreadyFree { first, pages, hole_start, hole_pages })
+                            Err(BitmapError::AlreadyFree { first, pages, hole_start, hole_pages })
                         }
                         None => Ok(end),
                     });
@@ -122,9 +122,9 @@ impl<M: Model> Pair<M> {
     fn alloc(&mut self, pages: u64, order: u32, max_page: u64) -> Result<(), TestCaseError> {
         let result = self.tree.alloc(pages, order, max_page);
         if pages == 0 {
-            prop_assert_eq!(result, Err(TreeError::Empty));
+            prop_assert_eq!(result, Err(BitmapError::Empty));
         } else if order > MAX_ORDER {
-            prop_assert_eq!(result, Err(TreeError::Alignment { align_order: order, max: MAX_ORDER }));
+            prop_assert_eq!(result, Err(BitmapError::Alignment { align_order: order, max: MAX_ORDER }));
         } else if let Some(first) = self.model.place(pages, order, max_page, Placement::TopDown) {
             prop_assert_eq!(result, Ok(first));
             prop_assert!(first.is_multiple_of(1 << order) && first + (pages - 1) <= max_page);
@@ -133,7 +133,7 @@ impl<M: Model> Pair<M> {
         } else {
             let free = self.model.holes().iter().map(|hole| hole.1).sum();
             let largest = self.model.holes().iter().map(|hole| hole.1).max().unwrap_or(0);
-            let expected = TreeError::NoFit { pages, align_order: order, max_page, free, largest };
+            let expected = BitmapError::NoFit { pages, align_order: order, max_page, free, largest };
             prop_assert_eq!(result, Err(expected));
         }
         Ok(())

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use portcullis::addr::{Iova, IovaRange, PageSize};
-use portcullis::iova::{Bitmap, HoleTree, IovaSpace, MAX_ORDER, Placement, SpaceConfig, TreeError};
+use portcullis::iova::{Bitmap, BitmapError, HoleTree, IovaSpace, MAX_ORDER, Placement, SpaceConfig};
 use portcullis::platform::Platform;
 use portcullis::std_platform::StdPlatform;
 
@@ -58,13 +58,13 @@ impl Allocator for Caches {
 /// What can be behind the caches.
 pub(crate) trait Structure: Send + Sized + 'static {
     /// A structure in which all pages of a space are free.
-    fn with_pages(pages: u64) -> Result<Self, TreeError>;
+    fn with_pages(pages: u64) -> Result<Self, BitmapError>;
     fn alloc(&mut self, pages: u64, order: u32, last_page: u64) -> Option<u64>;
     fn free(&mut self, range: Pages) -> bool;
 }
 
 impl Structure for Bitmap {
-    fn with_pages(pages: u64) -> Result<Self, TreeError> {
+    fn with_pages(pages: u64) -> Result<Self, BitmapError> {
         let mut bitmap = Self::new(Placement::TopDown);
         bitmap.add(0, pages)?;
         Ok(bitmap)
@@ -82,7 +82,7 @@ impl Structure for Bitmap {
 }
 
 impl Structure for HoleTree {
-    fn with_pages(pages: u64) -> Result<Self, TreeError> {
+    fn with_pages(pages: u64) -> Result<Self, BitmapError> {
         let mut tree = Self::new();
         tree.add(0, pages)?;
         Ok(tree)

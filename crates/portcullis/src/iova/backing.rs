@@ -1,9 +1,9 @@
 //! The structure behind the CPUs' lists: one of two, behind one interface.
 
-use super::bitmap::Bitmap;
+use super::bitmap::{Bitmap, BitmapError, MAX_ORDER};
 use super::config::Structure;
 use super::placement::Placement;
-use super::tree::{HoleTree, MAX_ORDER, TreeError};
+use super::tree::HoleTree;
 
 /// The free pages of a space, and how few there ever were. Used under the space's lock.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ impl Backing {
     }
 
     /// Declares the `pages` pages from `first` on free.
-    pub(super) fn add(&mut self, first: u64, pages: u64) -> Result<(), TreeError> {
+    pub(super) fn add(&mut self, first: u64, pages: u64) -> Result<(), BitmapError> {
         match &mut self.free {
             Free::Tree(tree) => tree.add(first, pages)?,
             Free::Bitmap(bitmap) => bitmap.add(first, pages)?,
@@ -40,7 +40,7 @@ impl Backing {
     }
 
     /// Takes the `pages` pages from `first` on out for good.
-    pub(super) fn reserve(&mut self, first: u64, pages: u64) -> Result<(), TreeError> {
+    pub(super) fn reserve(&mut self, first: u64, pages: u64) -> Result<(), BitmapError> {
         match &mut self.free {
             Free::Tree(tree) => tree.reserve(first, pages)?,
             Free::Bitmap(bitmap) => bitmap.reserve(first, pages)?,
@@ -55,7 +55,7 @@ impl Backing {
     }
 
     /// `pages` free pages that begin at a multiple of 2^`order` and end below `end_page`.
-    pub(super) fn alloc(&mut self, pages: u64, order: u32, end_page: u64) -> Result<u64, TreeError> {
+    pub(super) fn alloc(&mut self, pages: u64, order: u32, end_page: u64) -> Result<u64, BitmapError> {
         let order = order.min(MAX_ORDER);
         let max_page = last_below(end_page, pages, order)?;
         let page = match &mut self.free {
@@ -76,7 +76,7 @@ impl Backing {
         order: u32,
         end_page: u64,
         out: &mut [u64],
-    ) -> Result<usize, TreeError> {
+    ) -> Result<usize, BitmapError> {
         let Some(first) = out.first_mut() else {
             return Ok(0);
         };
@@ -148,8 +148,8 @@ impl Backing {
 }
 
 /// The last page below `end_page`, for a request that there is none for below page 0.
-fn last_below(end_page: u64, pages: u64, align_order: u32) -> Result<u64, TreeError> {
-    let none = TreeError::NoFit { pages, align_order, max_page: 0, free: 0, largest: 0 };
+fn last_below(end_page: u64, pages: u64, align_order: u32) -> Result<u64, BitmapError> {
+    let none = BitmapError::NoFit { pages, align_order, max_page: 0, free: 0, largest: 0 };
     end_page.checked_sub(1).ok_or(none)
 }
 

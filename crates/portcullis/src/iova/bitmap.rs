@@ -44,6 +44,7 @@ mod batch;
 mod block;
 mod check;
 mod count;
+mod error;
 mod fit;
 mod leaf;
 mod loose;
@@ -59,11 +60,12 @@ mod span;
 mod spine;
 
 use super::placement::Placement;
-use super::tree::{MAX_ORDER, TreeError};
+pub use error::BitmapError;
 use fit::Fit;
 use leaf::{LEAF_PAGES, Leaf};
 use node::{Link, MAX_LEVEL, Node};
 use room::Room;
+pub use runs::MAX_ORDER;
 use slab::Slab;
 use spine::Spine;
 
@@ -121,12 +123,12 @@ impl Bitmap {
     /// O(h), and the bits that the range has; may allocate, at most two times `h` nodes and two leaves.
     ///
     /// # Errors
-    /// [`TreeError::Empty`], [`TreeError::Wraps`] for pages from `2^54` on, [`TreeError::AlreadyFree`] where
-    /// a page of the range is free already, [`TreeError::OutOfMemory`]. Nothing has changed then.
-    pub fn add(&mut self, first: u64, pages: u64) -> Result<(), TreeError> {
+    /// [`BitmapError::Empty`], [`BitmapError::Wraps`] for pages from `2^54` on, [`BitmapError::AlreadyFree`] where
+    /// a page of the range is free already, [`BitmapError::OutOfMemory`]. Nothing has changed then.
+    pub fn add(&mut self, first: u64, pages: u64) -> Result<(), BitmapError> {
         let end = end_of(first, pages)?;
         if let Some((hole_start, hole_pages)) = self.overlapped(first, end) {
-            return Err(TreeError::AlreadyFree { first, pages, hole_start, hole_pages });
+            return Err(BitmapError::AlreadyFree { first, pages, hole_start, hole_pages });
         }
         self.declare_free(first, end)
     }
@@ -138,12 +140,12 @@ impl Bitmap {
     /// two leaves.
     ///
     /// # Errors
-    /// [`TreeError::Empty`], [`TreeError::Wraps`], [`TreeError::OutOfMemory`]. Nothing has changed then.
-    pub fn reserve(&mut self, first: u64, pages: u64) -> Result<u64, TreeError> {
+    /// [`BitmapError::Empty`], [`BitmapError::Wraps`], [`BitmapError::OutOfMemory`]. Nothing has changed then.
+    pub fn reserve(&mut self, first: u64, pages: u64) -> Result<u64, BitmapError> {
         if pages == 0 {
-            return Err(TreeError::Empty);
+            return Err(BitmapError::Empty);
         }
-        let end = first.checked_add(pages).ok_or(TreeError::Wraps { first, pages })?.min(self.end());
+        let end = first.checked_add(pages).ok_or(BitmapError::Wraps { first, pages })?.min(self.end());
         if first >= end {
             return Ok(0);
         }
@@ -165,10 +167,10 @@ impl Bitmap {
     /// 101 bytes for every 512 pages, up to 2^18 pages, and `h` nodes of 256 bytes at either end.
     ///
     /// # Errors
-    /// [`TreeError::Empty`], [`TreeError::Alignment`] for an order above [`MAX_ORDER`],
-    /// [`TreeError::NoFit`], [`TreeError::OutOfMemory`]. Nothing has changed then.
+    /// [`BitmapError::Empty`], [`BitmapError::Alignment`] for an order above [`MAX_ORDER`],
+    /// [`BitmapError::NoFit`], [`BitmapError::OutOfMemory`]. Nothing has changed then.
     #[inline]
-    pub fn alloc(&mut self, pages: u64, align_order: u32, max_page: u64) -> Result<u64, TreeError> {
+    pub fn alloc(&mut self, pages: u64, align_order: u32, max_page: u64) -> Result<u64, BitmapError> {
         let mut page = [0];
         self.take_run(1, pages, align_order, max_page, &mut page)?;
         Ok(page[0])
@@ -184,10 +186,10 @@ impl Bitmap {
     /// may need memory.
     ///
     /// # Errors
-    /// [`TreeError::NotAllocated`] where a page of the range is free already, [`TreeError::Empty`],
-    /// [`TreeError::Wraps`]; [`TreeError::OutOfMemory`] only as described above. Nothing has changed then.
+    /// [`BitmapError::NotAllocated`] where a page of the range is free already, [`BitmapError::Empty`],
+    /// [`BitmapError::Wraps`]; [`BitmapError::OutOfMemory`] only as described above. Nothing has changed then.
     #[inline]
-    pub fn free(&mut self, first: u64, pages: u64) -> Result<(), TreeError> {
+    pub fn free(&mut self, first: u64, pages: u64) -> Result<(), BitmapError> {
         let end = end_of(first, pages)?;
         if let Some(freed) = self.free_in_leaf(first, end) {
             if freed {
@@ -199,7 +201,7 @@ impl Bitmap {
             return self.declare_free(first, end);
         }
         let (hole_start, hole_pages) = self.overlapped(first, end).unwrap_or((first, 0));
-        Err(TreeError::NotAllocated { first, pages, hole_start, hole_pages })
+        Err(BitmapError::NotAllocated { first, pages, hole_start, hole_pages })
     }
 
     /// The number of free pages. Constant time; does not allocate.
@@ -250,7 +252,7 @@ impl Bitmap {
     }
 
     /// Makes a range free of which no page is.
-    fn declare_free(&mut self, first: u64, end: u64) -> Result<(), TreeError> {
+    fn declare_free(&mut self, first: u64, end: u64) -> Result<(), BitmapError> {
         self.cover(end)?;
         self.paint(first, end, Link::FREE)
     }
@@ -266,8 +268,8 @@ impl Bitmap {
 
     /// Why a request failed that has no fit.
     #[cold]
-    fn no_fit(&mut self, pages: u64, align_order: u32, max_page: u64) -> TreeError {
-        TreeError::NoFit {
+    fn no_fit(&mut self, pages: u64, align_order: u32, max_page: u64) -> BitmapError {
+        BitmapError::NoFit {
             pages,
             align_order,
             max_page,
@@ -297,10 +299,10 @@ impl fmt::Debug for Bitmap {
 
 /// The page behind a range.
 #[inline]
-fn end_of(first: u64, pages: u64) -> Result<u64, TreeError> {
+fn end_of(first: u64, pages: u64) -> Result<u64, BitmapError> {
     if pages == 0 {
-        return Err(TreeError::Empty);
+        return Err(BitmapError::Empty);
     }
     let end = first.checked_add(pages).filter(|end| *end <= node::pages(MAX_LEVEL));
-    end.ok_or(TreeError::Wraps { first, pages })
+    end.ok_or(BitmapError::Wraps { first, pages })
 }

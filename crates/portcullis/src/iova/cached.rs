@@ -3,13 +3,13 @@
 use alloc::boxed::Box;
 
 use super::backing::Backing;
+use super::bitmap::BitmapError;
 use super::class::{CACHED_ORDERS, Class};
 use super::cpu::{BATCH, Cpu, ZONES};
 use super::inbox::Inbox;
 use super::links::OutOfMemory;
 use super::notes::Notes;
 use super::space::Request;
-use super::tree::TreeError;
 use super::word::{EXACT, NOBODY, handed_out, owner_and_pages};
 use crate::addr::PageSize;
 use crate::percpu::{CachePadded, Owned};
@@ -79,7 +79,7 @@ impl Cached {
         slot: Option<&LocalSlot<'_>>,
         backing: &Mutex<Backing>,
         request: Request,
-    ) -> Result<Option<u64>, TreeError> {
+    ) -> Result<Option<u64>, BitmapError> {
         let (true, Some(own)) = (request.order < CACHED_ORDERS, slot) else {
             return Ok(None);
         };
@@ -95,7 +95,7 @@ impl Cached {
         owner: u64,
         backing: &Mutex<Backing>,
         request: Request,
-    ) -> Result<Option<u64>, TreeError> {
+    ) -> Result<Option<u64>, BitmapError> {
         let Request { pages, order, end_page } = request;
         let class = Class::of(order);
         let inbox = &self.inboxes[owner as usize];
@@ -124,7 +124,7 @@ impl Cached {
             let zone_end = if zone == 0 { self.low_end } else { u64::MAX };
             match self.refill(cpu, zone, order, end_page.min(zone_end), backing) {
                 Ok(()) => return Ok(take()),
-                Err(error @ TreeError::OutOfMemory { .. }) => return Err(error),
+                Err(error @ BitmapError::OutOfMemory { .. }) => return Err(error),
                 Err(error) => failed = Err(error),
             }
         }
@@ -139,7 +139,7 @@ impl Cached {
         order: u32,
         end_page: u64,
         backing: &Mutex<Backing>,
-    ) -> Result<(), TreeError> {
+    ) -> Result<(), BitmapError> {
         let wanted = cpu.next_batch(zone, order).min(self.share(zone, order)).min(FETCH_PAGES >> order);
         let room = self.make_room(cpu, zone, order, wanted, backing);
         let mut pages = [0; BATCH];
@@ -160,11 +160,11 @@ impl Cached {
             }
         }
         if no_memory > 0 && no_memory + elsewhere == fetched {
-            return Err(TreeError::OutOfMemory { nodes: 0, node_bytes: 0 });
+            return Err(BitmapError::OutOfMemory { nodes: 0, node_bytes: 0 });
         }
         if elsewhere > 0 && elsewhere == fetched {
             let max_page = end_page - 1;
-            return Err(TreeError::NoFit { pages: 1, align_order: order, max_page, free: 0, largest: 0 });
+            return Err(BitmapError::NoFit { pages: 1, align_order: order, max_page, free: 0, largest: 0 });
         }
         Ok(())
     }

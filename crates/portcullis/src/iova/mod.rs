@@ -29,9 +29,9 @@ mod tree;
 mod word;
 
 pub use arena::{ArenaError, ReleaseError, RingArena, RingConfig};
-pub use bitmap::Bitmap;
+pub use bitmap::{Bitmap, BitmapError, MAX_ORDER};
 pub use class::CACHED_ORDERS;
 pub use config::{IovaError, SpaceConfig, SpaceUsage, Structure};
 pub use placement::Placement;
 pub use space::IovaSpace;
-pub use tree::{HoleTree, MAX_ORDER, TreeError};
+pub use tree::HoleTree;

@@ -8,7 +8,7 @@ use super::class::{CACHED_ORDERS, Class, order_of};
 use super::config::{IovaError, SpaceConfig, SpaceUsage};
 use super::placement::Placement;
 
-use super::tree::{MAX_ORDER, TreeError};
+use super::bitmap::{BitmapError, MAX_ORDER};
 use super::word::{END_PAGE, EXACT, MOST_PAGES, NO_OWNER};
 use crate::addr::{Iova, IovaRange, PageSize};
 use crate::broken::broken;
@@ -68,7 +68,7 @@ impl IovaSpace {
         let last_is_whole = last & config.granule.offset_mask() == config.granule.offset_mask();
         let end = (last >> shift).saturating_add(u64::from(last_is_whole)).min(END_PAGE);
         let pages = end.checked_sub(first).filter(|pages| *pages > 0).ok_or(IovaError::Empty)?;
-        let memory = |_: TreeError| IovaError::OutOfMemory;
+        let memory = |_: BitmapError| IovaError::OutOfMemory;
         backing.add(first, pages).map_err(memory)?;
         for range in &config.reserved {
             // Any granule that a reserved byte lies in is out of bounds.
@@ -310,14 +310,14 @@ impl IovaSpace {
     #[inline]
     fn answer(
         &self,
-        page: Result<u64, TreeError>,
+        page: Result<u64, BitmapError>,
         request: Request,
         len: u64,
         limit: Iova,
     ) -> Result<IovaRange, IovaError> {
         match page {
             Ok(page) => Ok(self.range(page, request.pages)),
-            Err(TreeError::OutOfMemory { .. }) => Err(IovaError::OutOfMemory),
+            Err(BitmapError::OutOfMemory { .. }) => Err(IovaError::OutOfMemory),
             Err(_) => Err(self.exhausted(len, limit)),
         }
     }
@@ -331,11 +331,11 @@ impl IovaSpace {
     }
 
     /// `pages` pages for the request that belong to no CPU's lists.
-    fn direct(&self, pages: u64, request: Request, owner: u64) -> Result<u64, TreeError> {
+    fn direct(&self, pages: u64, request: Request, owner: u64) -> Result<u64, BitmapError> {
         let page = self.backing.lock().alloc(pages, request.order, request.end_page)?;
         if self.cached.hand_out(page, request.pages, request.order, owner).is_err() {
             self.backing.lock().free(page, pages);
-            return Err(TreeError::OutOfMemory { nodes: 0, node_bytes: 0 });
+            return Err(BitmapError::OutOfMemory { nodes: 0, node_bytes: 0 });
         }
         Ok(page)
     }

@@ -20,22 +20,18 @@
 //! there are at most `live + runs` holes. [`HoleTree::alloc`] raises the number of nodes to that bound for
 //! the state *after* it, before it takes anything: the memory for the free is paid for by the allocation.
 
+use super::bitmap::{BitmapError, MAX_ORDER};
 use super::placement::Placement;
 use alloc::vec::Vec;
 use core::fmt;
 
 mod balance;
 mod check;
-mod error;
 mod node;
 mod search;
 
-pub use error::TreeError;
 use node::{NIL, Node, Path};
 use search::Gap;
-
-/// The highest order [`HoleTree::alloc`] can align to: `2^18` pages, 1 GiB in pages of 4 KiB.
-pub const MAX_ORDER: u32 = 18;
 
 /// The free pages of an I/O virtual address space, as an address-ordered, balanced tree of *holes*: maximal
 /// runs of free pages.
@@ -90,11 +86,11 @@ impl HoleTree {
     /// O(log n); may allocate, which then copies all nodes.
     ///
     /// # Errors
-    /// [`TreeError::Empty`], [`TreeError::Wraps`], [`TreeError::AlreadyFree`] where a page of the range is
-    /// free already, [`TreeError::OutOfMemory`]. Nothing has changed then.
-    pub fn add(&mut self, first: u64, pages: u64) -> Result<(), TreeError> {
+    /// [`BitmapError::Empty`], [`BitmapError::Wraps`], [`BitmapError::AlreadyFree`] where a page of the range is
+    /// free already, [`BitmapError::OutOfMemory`]. Nothing has changed then.
+    pub fn add(&mut self, first: u64, pages: u64) -> Result<(), BitmapError> {
         let end = end_of(first, pages)?;
-        let gap = self.gap(first, end).map_err(|(hole_start, hole_pages)| TreeError::AlreadyFree {
+        let gap = self.gap(first, end).map_err(|(hole_start, hole_pages)| BitmapError::AlreadyFree {
             first,
             pages,
             hole_start,
@@ -120,8 +116,8 @@ impl HoleTree {
     /// O((1 + m) log n) with `m` holes in the range; may allocate, which then copies all nodes.
     ///
     /// # Errors
-    /// [`TreeError::Empty`], [`TreeError::Wraps`], [`TreeError::OutOfMemory`]. Nothing has changed then.
-    pub fn reserve(&mut self, first: u64, pages: u64) -> Result<u64, TreeError> {
+    /// [`BitmapError::Empty`], [`BitmapError::Wraps`], [`BitmapError::OutOfMemory`]. Nothing has changed then.
+    pub fn reserve(&mut self, first: u64, pages: u64) -> Result<u64, BitmapError> {
         let end = end_of(first, pages)?;
         let mut path = Path::new();
         let mut pieces = 0_usize;
@@ -155,19 +151,19 @@ impl HoleTree {
     /// May allocate the node that giving the pages back may need, which then copies all nodes.
     ///
     /// # Errors
-    /// [`TreeError::Empty`], [`TreeError::Alignment`] for an order above [`MAX_ORDER`],
-    /// [`TreeError::NoFit`], [`TreeError::OutOfMemory`]. Nothing has changed then.
-    pub fn alloc(&mut self, pages: u64, align_order: u32, max_page: u64) -> Result<u64, TreeError> {
+    /// [`BitmapError::Empty`], [`BitmapError::Alignment`] for an order above [`MAX_ORDER`],
+    /// [`BitmapError::NoFit`], [`BitmapError::OutOfMemory`]. Nothing has changed then.
+    pub fn alloc(&mut self, pages: u64, align_order: u32, max_page: u64) -> Result<u64, BitmapError> {
         if pages == 0 {
-            return Err(TreeError::Empty);
+            return Err(BitmapError::Empty);
         }
         if align_order > MAX_ORDER {
-            return Err(TreeError::Alignment { align_order, max: MAX_ORDER });
+            return Err(BitmapError::Alignment { align_order, max: MAX_ORDER });
         }
         let mut path = Path::new();
         let Some(first) = self.find(pages, align_order, max_page, &mut path) else {
             let (free, largest) = (self.free_pages, self.largest_hole());
-            return Err(TreeError::NoFit { pages, align_order, max_page, free, largest });
+            return Err(BitmapError::NoFit { pages, align_order, max_page, free, largest });
         };
         self.ensure(self.live.saturating_add(1).saturating_add(self.runs))?;
         self.carve(&mut path, first, pages)?;
@@ -186,12 +182,12 @@ impl HoleTree {
     /// what is free: giving back pages that were reserved or never added is not noticed.
     ///
     /// # Errors
-    /// [`TreeError::NotAllocated`] where a page of the range is free already, [`TreeError::Empty`],
-    /// [`TreeError::Wraps`]; [`TreeError::OutOfMemory`] only after frees in pieces, as described above.
+    /// [`BitmapError::NotAllocated`] where a page of the range is free already, [`BitmapError::Empty`],
+    /// [`BitmapError::Wraps`]; [`BitmapError::OutOfMemory`] only after frees in pieces, as described above.
     /// Nothing has changed then.
-    pub fn free(&mut self, first: u64, pages: u64) -> Result<(), TreeError> {
+    pub fn free(&mut self, first: u64, pages: u64) -> Result<(), BitmapError> {
         let end = end_of(first, pages)?;
-        let gap = self.gap(first, end).map_err(|(hole_start, hole_pages)| TreeError::NotAllocated {
+        let gap = self.gap(first, end).map_err(|(hole_start, hole_pages)| BitmapError::NotAllocated {
             first,
             pages,
             hole_start,
@@ -252,7 +248,7 @@ impl HoleTree {
     }
 
     /// Takes `[first, first + pages)` out of the hole at the end of `path`, which contains it.
-    fn carve(&mut self, path: &mut Path, first: u64, pages: u64) -> Result<(), TreeError> {
+    fn carve(&mut self, path: &mut Path, first: u64, pages: u64) -> Result<(), BitmapError> {
         let at = path.len().saturating_sub(1);
         let index = path.get(at);
         let (start, hole_end) = (self.node(index).start, self.node(index).end());
@@ -285,7 +281,7 @@ impl HoleTree {
     }
 
     /// Makes `[first, first + pages)`, which lies in `gap`, free. Fails only for want of a node.
-    fn fill(&mut self, mut gap: Gap, first: u64, pages: u64) -> Result<(), TreeError> {
+    fn fill(&mut self, mut gap: Gap, first: u64, pages: u64) -> Result<(), BitmapError> {
         let path = &mut gap.path;
         match (gap.before, gap.after) {
             (None, None) => {
@@ -319,11 +315,11 @@ impl HoleTree {
     }
 
     /// Makes sure that there can be `needed` nodes without allocating.
-    fn ensure(&mut self, needed: usize) -> Result<(), TreeError> {
+    fn ensure(&mut self, needed: usize) -> Result<(), BitmapError> {
         if needed <= self.nodes.capacity() {
             return Ok(());
         }
-        let error = TreeError::OutOfMemory { nodes: needed, node_bytes: size_of::<Node>() };
+        let error = BitmapError::OutOfMemory { nodes: needed, node_bytes: size_of::<Node>() };
         if needed >= NIL as usize {
             return Err(error);
         }
@@ -336,7 +332,7 @@ impl HoleTree {
     }
 
     /// A new node for a hole, not linked anywhere. Allocates only if there is none that was paid for.
-    fn slot(&mut self, start: u64, pages: u64) -> Result<u32, TreeError> {
+    fn slot(&mut self, start: u64, pages: u64) -> Result<u32, BitmapError> {
         let node = Node::new(start, pages);
         let index = self.unused;
         if let Some(slot) = self.nodes.get_mut(index as usize) {
@@ -373,9 +369,9 @@ impl fmt::Debug for HoleTree {
 }
 
 /// The page behind a range.
-fn end_of(first: u64, pages: u64) -> Result<u64, TreeError> {
+fn end_of(first: u64, pages: u64) -> Result<u64, BitmapError> {
     if pages == 0 {
-        return Err(TreeError::Empty);
+        return Err(BitmapError::Empty);
     }
-    first.checked_add(pages).ok_or(TreeError::Wraps { first, pages })
+    first.checked_add(pages).ok_or(BitmapError::Wraps { first, pages })
 }

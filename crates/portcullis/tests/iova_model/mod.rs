@@ -1,7 +1,7 @@
 //! Plain models of an address space, against which the structures are tested, and numbers to test with.
 #![allow(dead_code, reason = "each test file uses a part")]
 
-use portcullis::iova::{Placement, TreeError};
+use portcullis::iova::{BitmapError, Placement};
 use proptest::prelude::*;
 
 /// A space in which everything is done the obvious way.
@@ -117,11 +117,11 @@ impl Model for List {
 }
 
 /// What a range is refused for in any space, or the page behind it, which is `most` at the most.
-pub fn end_of(first: u64, pages: u64, most: u64) -> Result<u64, TreeError> {
+pub fn end_of(first: u64, pages: u64, most: u64) -> Result<u64, BitmapError> {
     if pages == 0 {
-        return Err(TreeError::Empty);
+        return Err(BitmapError::Empty);
     }
-    first.checked_add(pages).filter(|end| *end <= most).ok_or(TreeError::Wraps { first, pages })
+    first.checked_add(pages).filter(|end| *end <= most).ok_or(BitmapError::Wraps { first, pages })
 }
 
 /// Sizes on either side of every power of two.

@@ -1,6 +1,6 @@
 //! How many granules things take.
 
-use super::super::tree::MAX_ORDER;
+use super::super::bitmap::MAX_ORDER;
 use crate::addr::PageSize;
 
 /// More granules than this no arena has: positions are kept in 32 bits.

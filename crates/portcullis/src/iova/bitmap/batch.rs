@@ -1,11 +1,13 @@
 //! Taking: one range, or several equal ones with one search.
 
 use super::Bitmap;
+use super::PAID_PAGES;
+use super::error::BitmapError;
 use super::leaf::LEAF_PAGES;
 use super::node::{Link, base, slot};
 use super::path::{Path, in_leaf};
+use super::runs::MAX_ORDER;
 use super::search::is_natural;
-use super::{MAX_ORDER, PAID_PAGES, TreeError};
 
 impl Bitmap {
     /// Takes up to `count` ranges of `pages` pages each, as so many calls of [`Bitmap::alloc`] would, and
@@ -26,7 +28,7 @@ impl Bitmap {
         align_order: u32,
         max_page: u64,
         out: &mut [u64],
-    ) -> Result<usize, TreeError> {
+    ) -> Result<usize, BitmapError> {
         let count = count.min(out.len());
         let mut done = 0;
         while let Some(rest) = out.get_mut(done..count).filter(|rest| !rest.is_empty()) {
@@ -44,7 +46,7 @@ impl Bitmap {
     ///
     /// # Errors
     /// The first error of any range. Ranges that cannot be given back stay as they are; all others are free.
-    pub fn free_all(&mut self, firsts: &[u64], pages: u64) -> Result<(), TreeError> {
+    pub fn free_all(&mut self, firsts: &[u64], pages: u64) -> Result<(), BitmapError> {
         let mut result = Ok(());
         for first in firsts {
             result = result.and(self.free(*first, pages));
@@ -61,12 +63,12 @@ impl Bitmap {
         align_order: u32,
         max_page: u64,
         out: &mut [u64],
-    ) -> Result<usize, TreeError> {
+    ) -> Result<usize, BitmapError> {
         if pages == 0 {
-            return Err(TreeError::Empty);
+            return Err(BitmapError::Empty);
         }
         if align_order > MAX_ORDER {
-            return Err(TreeError::Alignment { align_order, max: MAX_ORDER });
+            return Err(BitmapError::Alignment { align_order, max: MAX_ORDER });
         }
         let limit = max_page.saturating_add(1);
         let mut path = Path::new();
@@ -119,7 +121,7 @@ impl Bitmap {
     }
 
     /// Takes a range that is free, wherever it lies. May allocate.
-    fn take_anywhere(&mut self, page: u64, pages: u64) -> Result<(), TreeError> {
+    fn take_anywhere(&mut self, page: u64, pages: u64) -> Result<(), BitmapError> {
         if u64::from(in_leaf(page)) + pages <= LEAF_PAGES.into() {
             let mut path = Path::new();
             if let Some(leaf) = self.locate(page, &mut path) {

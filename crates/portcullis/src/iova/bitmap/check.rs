@@ -6,7 +6,7 @@ use super::leaf::{LEAF_PAGES, Leaf};
 use super::loose::Loose;
 use super::node::{FAN, Link, pages};
 use super::room::Room;
-use crate::iova::tree::MAX_ORDER;
+use super::runs::MAX_ORDER;
 
 /// What the nodes and leaves add up to, and the runs that the walk has seen.
 struct Walk {

@@ -1,12 +1,12 @@
 //! The general case: a change of any range.
 
 use super::Bitmap;
+use super::error::BitmapError;
 use super::fit::Fit;
 use super::leaf::Leaf;
 use super::node::{FAN, Link, MAX_LEVEL, Node, pages};
 use super::path::in_leaf;
 use super::room::Room;
-use crate::iova::tree::TreeError;
 
 /// A block, and the part of a range that lies in it.
 #[derive(Clone, Copy)]
@@ -39,7 +39,7 @@ impl Piece {
 impl Bitmap {
     /// Makes all of `[first, end)`, which lies in the tree, free, or used in one of two ways. What is so
     /// already is left as it is. May allocate; fails only for want of memory, with nothing changed.
-    pub(super) fn paint(&mut self, first: u64, end: u64, state: Link) -> Result<(), TreeError> {
+    pub(super) fn paint(&mut self, first: u64, end: u64, state: Link) -> Result<(), BitmapError> {
         let all = Piece { level: self.top, base: 0, first, end };
         self.prepare(all, state)?;
         (self.fit, _) = self.paint_node(self.root, all, state);
@@ -48,7 +48,7 @@ impl Bitmap {
 
     /// Makes sure that there are the nodes and leaves for painting. May allocate.
     #[inline]
-    fn prepare(&mut self, all: Piece, state: Link) -> Result<(), TreeError> {
+    fn prepare(&mut self, all: Piece, state: Link) -> Result<(), BitmapError> {
         let room = self.room_for(self.root, all, state);
         if self.has(room) { Ok(()) } else { self.prepare_by_growing(all, state, room) }
     }
@@ -56,7 +56,7 @@ impl Bitmap {
     /// Collects what is idle first where that is much, which makes the cost constant for each leaf that is
     /// collected, or where there is no memory. What is collected may have been part of the range.
     #[cold]
-    fn prepare_by_growing(&mut self, all: Piece, state: Link, mut room: Room) -> Result<(), TreeError> {
+    fn prepare_by_growing(&mut self, all: Piece, state: Link, mut room: Room) -> Result<(), BitmapError> {
         if self.idle > self.leaves.used() / 2 {
             self.collect();
             room = self.room_for(self.root, all, state);
@@ -70,7 +70,7 @@ impl Bitmap {
     }
 
     /// Adds levels on top until the tree covers the pages before `end`. May allocate.
-    pub(super) fn cover(&mut self, end: u64) -> Result<(), TreeError> {
+    pub(super) fn cover(&mut self, end: u64) -> Result<(), BitmapError> {
         while self.end() < end {
             // The first node is at the level where it is needed; others go on top of what there is.
             let level = if self.top == 0 {

@@ -1,8 +1,8 @@
 //! Numbers of nodes and leaves: what a change needs, and what is set aside.
 
 use super::Bitmap;
+use super::error::BitmapError;
 use super::node::{FAN, Link};
-use crate::iova::tree::TreeError;
 
 /// So many nodes and so many leaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,7 +44,7 @@ impl Bitmap {
     }
 
     /// Makes sure that `more` can be taken without allocating, besides what is set aside. May allocate.
-    pub(super) fn ensure(&mut self, more: Room) -> Result<(), TreeError> {
+    pub(super) fn ensure(&mut self, more: Room) -> Result<(), BitmapError> {
         let all = self.paid.plus(more);
         self.nodes.ensure(all.nodes)?;
         self.leaves.ensure(all.leaves)

@@ -1,6 +1,8 @@
 //! Runs that cross leaves: what a node knows about them.
 
-use crate::iova::tree::MAX_ORDER;
+/// The highest order that [`Bitmap::alloc`](super::Bitmap::alloc) can align to: `2^18` pages, 1 GiB in
+/// pages of 4 KiB.
+pub const MAX_ORDER: u32 = 18;
 
 /// The runs inside a block that touch the boundary of a leaf: the block's prefix and suffix, and for every
 /// order `k`, the longest remainder of such a run behind its first page that is a multiple of `2^k`. A run

@@ -1,6 +1,6 @@
 //! Nodes and leaves in arrays: taking one that was paid for never allocates.
 
-use crate::iova::tree::TreeError;
+use super::error::BitmapError;
 use alloc::vec::Vec;
 
 /// No entry.
@@ -35,12 +35,12 @@ impl<T: Entry> Slab<T> {
     }
 
     /// Makes sure that `more` entries can be taken without allocating; copies all entries if it has to.
-    pub(super) fn ensure(&mut self, more: usize) -> Result<(), TreeError> {
+    pub(super) fn ensure(&mut self, more: usize) -> Result<(), BitmapError> {
         if self.has(more) {
             return Ok(());
         }
         let needed = self.used.saturating_add(more);
-        let error = TreeError::OutOfMemory { nodes: needed, node_bytes: size_of::<T>() };
+        let error = BitmapError::OutOfMemory { nodes: needed, node_bytes: size_of::<T>() };
         // The numbers at the end are not entries, here or for links.
         if needed > (u32::MAX - 16) as usize {
             return Err(error);

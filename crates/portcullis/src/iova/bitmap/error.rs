@@ -3,7 +3,7 @@
 /// Why the free space could not be changed. Nothing was changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum TreeError {
+pub enum BitmapError {
     /// No hole can take the request.
     #[error(
         "no hole takes {pages} pages aligned to order {align_order} up to page {max_page:#x}: \
@@ -24,7 +24,7 @@ pub enum TreeError {
     /// A range of no pages.
     #[error("a range of 0 pages: a range holds at least one page")]
     Empty,
-    /// The range goes past the last page that a tree can hold, `u64::MAX - 1`.
+    /// The range goes past the last page that a bitmap can hold, `2^54 - 1`.
     #[error("{pages:#x} pages at page {first:#x} run past the last page")]
     Wraps {
         /// The first page.
