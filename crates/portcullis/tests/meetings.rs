@@ -8,11 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use portcullis::addr::{Direction, Permissions};
-use portcullis::bounce::pool::{Attributes, BounceDevice, BouncePool, DeviceProfile, PoolConfig};
-use portcullis::domain::{PhysSegment, Policy};
+use portcullis::domain::Policy;
 use portcullis::invalidation::{Gather, InvalidationError};
 use portcullis::mapper::Mapper as _;
-use portcullis_model::open::{OpenDomain, OpenPool};
+use portcullis_model::open::OpenDomain;
 use rig::{ANYWHERE, Clocked, DEVICE, Hooked, PAGE, Rig, page};
 
 const TIMEOUT: InvalidationError = InvalidationError::TimedOut { waited_ns: 1 };
@@ -41,39 +40,4 @@ fn a_map_that_is_not_confirmed_and_was_removed_by_number() {
     let failed = rig.device.map(buffer, Direction::Bidirectional).map(|_| ()).unwrap_err();
     rig.queue.clear();
     assert!(failed.buffer.is_none() || !rig.reaches(range.start()), "given back, and the device reaches it");
-}
-
-fn run_apart(turn: u64) -> bool {
-    let rig = Rig::new(Clocked::new(1), Policy::Strict, |queue| queue);
-    let config =
-        PoolConfig { threshold: 64 << 10, class_bytes: 4 << 20, large_from: 0, ..PoolConfig::default() };
-    let pool = BouncePool::new(Arc::clone(&rig.domain), Arc::clone(&rig.memory), config).unwrap();
-    let device = BounceDevice::new(Arc::clone(&pool), DeviceProfile::default()).unwrap();
-    let buffer = rig.memory.buffer(64 << 10).unwrap();
-    let list = [PhysSegment { phys: buffer.phys(), len: 64 << 10 }];
-    // SAFETY: simulated memory.
-    let mapping = unsafe { device.map(&list, Direction::FromDevice, Attributes::default()) }.unwrap();
-    let iova = mapping.iova();
-    assert!(rig.reaches(iova));
-    pool.close(iova, 64 << 10).unwrap();
-    rig.iommu.queue().fail_next(1, TIMEOUT);
-    assert!(pool.trim(0).is_err());
-    assert!(rig.reaches(iova), "or the test means nothing");
-    // Two trims at once: the other's turn is after so many of this one's.
-    let (turns, other) = (AtomicU64::new(0), Arc::clone(&pool));
-    rig.platform.after_each_turn(move || {
-        if turns.fetch_add(1, Ordering::Relaxed) == turn {
-            let _ = other.trim(0);
-        }
-    });
-    pool.trim(0).unwrap();
-    rig.platform.after_each_turn(|| ());
-    pool.usage().buffer_bytes == 0 && pool.usage().unconfirmed_bytes == 0 && rig.reaches(iova)
-}
-
-/// A run's slots are retired; two trims take a part of them each, and neither invalidates the large page as a whole.
-#[test]
-fn two_trims_share_a_run() {
-    let bad: Vec<u64> = (0..120).filter(|turn| run_apart(*turn)).collect();
-    assert!(bad.is_empty(), "freed, and the device reaches it: after turns {bad:?}");
 }

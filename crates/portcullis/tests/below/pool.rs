@@ -21,7 +21,6 @@ pub const FOUR: PoolConfig = PoolConfig {
     wipe: false,
     idle_ns: 100_000_000,
     keep_bytes: 0,
-    large_from: u64::MAX,
 };
 
 pub type Device = BounceDevice<crate::run::M, crate::doubles::Pl, crate::doubles::Fr>;
@@ -202,25 +201,6 @@ fn life(world: &World) -> Work {
     })
 }
 
-/// Slots that come a large page at a time.
-fn runs(world: &World) -> Work {
-    let mut driver = Driver::new(device(
-        world,
-        PoolConfig { threshold: 1 << 20, class_bytes: 2 << 20, large_from: 0, ..FOUR },
-    ));
-    let list = [original(world, 0, (512 << 10) + 1)];
-    Box::new(move || {
-        driver.turns(&[&list], Direction::FromDevice)?;
-        driver.turns(&[&list], Direction::ToDevice)?;
-        driver.device.pool().trim(0)?;
-        let usage = driver.device.pool().usage();
-        if (usage.buffer_bytes, usage.large_bytes) != (0, 0) {
-            return Err(format!("something is left after a trim: {usage:?}").into());
-        }
-        Ok(())
-    })
-}
-
 #[test]
 fn pool() {
     all(&[
@@ -231,6 +211,5 @@ fn pool() {
         Scenario::new("pool: unconfirmed", unconfirmed),
         Scenario::new("pool: idle", idle),
         Scenario::new("pool: life", life),
-        Scenario::new("pool: runs", runs).one_in(7),
     ]);
 }

@@ -7,7 +7,7 @@
 use portcullis::bounce::pool::{Attributes, PoolConfig};
 
 use crate::dice::{Dice, operations};
-use crate::support::{PAGE, large, small};
+use crate::support::{PAGE, small};
 use crate::world::{Op, World};
 
 /// Operations of a run, unless somebody says otherwise.
@@ -74,8 +74,7 @@ fn nothing_is_mixed_up_lost_or_leaked() {
     while left > 0 {
         round += 1;
         let mut dice = Dice::new(round);
-        let dimensions = if round % 3 == 0 { large() } else { small() };
-        let config = PoolConfig { split: dice.one_in(2), wipe: dice.one_in(4), ..dimensions };
+        let config = PoolConfig { split: dice.one_in(2), wipe: dice.one_in(4), ..small() };
         let mut world = World::with(config, true);
         for operation in 0..ROUND.min(left) {
             let next = op(&mut dice, world.count());

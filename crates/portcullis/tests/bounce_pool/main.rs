@@ -13,7 +13,6 @@ mod failures;
 mod hostile;
 mod idle;
 mod integrity;
-mod large;
 mod model;
 mod play;
 mod singles;

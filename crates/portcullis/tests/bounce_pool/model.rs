@@ -4,7 +4,7 @@ use portcullis::bounce::pool::Attributes;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use crate::support::{PAGE, large};
+use crate::support::PAGE;
 use crate::world::{Op, World};
 
 fn op() -> impl Strategy<Value = Op> {
@@ -41,13 +41,6 @@ proptest! {
     #[test]
     fn both_sides_see_what_a_plain_model_says(ops in vec(op(), 1..60)) {
         let mut world = World::new(false);
-        ops.into_iter().for_each(|op| world.step(op));
-        world.finish();
-    }
-
-    #[test]
-    fn so_they_do_in_large_pages(ops in vec(op(), 1..60)) {
-        let mut world = World::with(large(), false);
         ops.into_iter().for_each(|op| world.step(op));
         world.finish();
     }

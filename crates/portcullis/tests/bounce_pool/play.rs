@@ -20,8 +20,7 @@ impl World {
                 let trimmed = self.bench.pool.trim(keep);
                 assert!(trimmed.is_ok() || self.strained && trimmed == Err(TIMEOUT));
                 let usage = self.bench.pool.usage();
-                // What came a large page at a time waits for the rest of its page.
-                assert!(usage.cached_bytes <= keep + usage.large_bytes);
+                assert!(usage.cached_bytes <= keep);
             }
             Op::Strain { frames, tables, silent } => {
                 self.bench.frames.grant(frames);

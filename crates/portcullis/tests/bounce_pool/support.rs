@@ -154,11 +154,6 @@ pub fn without_timer(config: PoolConfig) -> PoolConfig {
     PoolConfig { idle_ns: u64::MAX, ..config }
 }
 
-/// [`small`] with 1,024 to 64 slots, in runs of a large page from the first one on.
-pub fn large() -> PoolConfig {
-    PoolConfig { class_bytes: 4 << 20, large_from: 0, ..small() }
-}
-
 impl Bench {
     pub fn new(config: PoolConfig) -> Self {
         Self::on(Arc::new(Chosen::new(3)), Policy::Strict, config)

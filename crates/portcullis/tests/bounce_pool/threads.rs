@@ -4,30 +4,21 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 
 use portcullis::addr::Direction;
-use portcullis::bounce::pool::{Attributes, PoolConfig};
+use portcullis::bounce::pool::Attributes;
 use portcullis::domain::Policy;
 use portcullis::std_platform::StdPlatform;
 use portcullis_model::DeviceId;
 use portcullis_model::open::OpenPool;
 
-use crate::support::{Bench, PAGE, large, map, piece, small, without_timer};
+use crate::support::{Bench, PAGE, map, piece, small, without_timer};
 
 const THREADS: u32 = 4;
 const ROUNDS: u64 = 400;
 
 #[test]
 fn data_is_right_while_others_free_and_trim() {
-    work_and_trim(small());
-}
-
-#[test]
-fn data_is_right_while_others_trim_large_pages() {
-    work_and_trim(large());
-}
-
-fn work_and_trim(config: PoolConfig) {
     // Fewer slots than threads: some share.
-    let bench = Bench::on(StdPlatform::with_slots(3), Policy::Strict, without_timer(config));
+    let bench = Bench::on(StdPlatform::with_slots(3), Policy::Strict, without_timer(small()));
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         // Each hands its mappings to the next, which ends them.

@@ -24,20 +24,11 @@ pub struct PoolConfig {
     pub idle_ns: u64,
     /// Bytes of waiting buffers that the timer leaves.
     pub keep_bytes: u64,
-    /// Once the buffers of a class have so many bytes, more of them come a large page at a time (the largest page size up to
-    /// 2 MiB), in memory in one piece and mapped by one entry; slot by slot where there is none. `u64::MAX` for never.
-    ///
-    /// That pays where more is in flight than the IOTLB holds small pages of: with 128 entries and mappings of 128 KiB, 64
-    /// at a time, from 512 KiB on, it misses on 0.02 accesses to a page instead of 1.0. The CPU's time stays about the
-    /// same, as zeroing is most of it. The price is memory: what came together goes together, so one slot in use keeps 2 MiB.
-    /// After such a burst, with 8 of the 64 mappings still in use, a [trim](super::BouncePool::trim) leaves 6 MiB instead of
-    /// 1. So it is off unless asked for.
-    pub large_from: u64,
 }
 
 impl Default for PoolConfig {
     /// Mappings of up to 128 KiB, 32 MiB of addresses for each class (8,192 slots of 4 KiB, 256 of 128 KiB) anywhere,
-    /// large mappings split, each slot with memory of its own. All that nobody wants for a second goes.
+    /// large mappings split. All that nobody wants for a second goes.
     fn default() -> Self {
         Self {
             threshold: 128 << 10,
@@ -47,7 +38,6 @@ impl Default for PoolConfig {
             wipe: false,
             idle_ns: 1_000_000_000,
             keep_bytes: 0,
-            large_from: u64::MAX,
         }
     }
 }
@@ -181,11 +171,8 @@ pub struct PoolUsage {
     pub buffer_bytes: u64,
     /// The most that there ever was in each class, added up.
     pub peak_buffer_bytes: u64,
-    /// Of `buffer_bytes`, those that wait for their next use: what [`trim`](super::BouncePool::trim) can give back, but for
-    /// those of a large page of which others are in use.
+    /// Of `buffer_bytes`, those that wait for their next use: what [`trim`](super::BouncePool::trim) can give back.
     pub cached_bytes: u64,
-    /// Of `buffer_bytes`, those that came a [large page](PoolConfig::large_from) at a time.
-    pub large_bytes: u64,
     /// Of `buffer_bytes`, those whose unmapping the hardware has not confirmed.
     pub unconfirmed_bytes: u64,
     /// Single-use buffers and other mappings in the ordered map, those included that wait for a confirmation.

@@ -15,7 +15,7 @@ const MOST_IN_BLOCK: usize = 1024;
 #[derive(Debug, Default)]
 struct Fresh {
     first: usize,
-    /// How many were handed out, the gaps at the end of the last block included.
+    /// How many were handed out.
     taken: usize,
     /// The slot behind the last.
     end: usize,
@@ -24,35 +24,23 @@ struct Fresh {
 }
 
 impl Fresh {
-    /// The slots from `first` up to `end`, as many as a power of two. Blocks are so small that they leave runs room.
+    /// The slots from `first` up to `end`, as many as a power of two. Blocks are small, so that few slots in use lie close
+    /// together, and few page tables map them.
     fn new(first: usize, end: usize) -> Self {
         let block = ((end - first) / 16).clamp(1, MOST_IN_BLOCK);
         Self { first, taken: 0, end, block_shift: block.ilog2() }
     }
 
-    /// Hands out the next one. O(1), but for the block in which runs begin: O(slots of it) once.
+    /// Hands out the next one. O(1).
     fn take(&mut self) -> Option<usize> {
         let mask = (1 << self.block_shift) - 1;
-        while self.first + (self.taken & !mask) < self.end {
-            let inside = self.taken & mask;
-            // Twice as far, and behind the last of the even ones the odd ones.
-            let turned = (inside << 1 | inside << 1 >> self.block_shift) & mask;
-            let slot = self.first + (self.taken & !mask) + turned;
+        let inside = self.taken & mask;
+        // Twice as far, and behind the last of the even ones the odd ones.
+        let turned = (inside << 1 | inside << 1 >> self.block_shift) & mask;
+        let slot = self.first + (self.taken & !mask) + turned;
+        (slot < self.end).then(|| {
             self.taken += 1;
-            if slot < self.end {
-                return Some(slot);
-            }
-        }
-        None
-    }
-
-    /// Hands out the last `slots`, if none of the blocks that they are in was begun: the first of them.
-    fn take_last(&mut self, slots: usize) -> Option<usize> {
-        let first = self.end.checked_sub(slots)?;
-        let begun = self.taken.next_multiple_of(1 << self.block_shift);
-        (slots > 0 && first >= self.first + begun).then(|| {
-            self.end = first;
-            first
+            slot
         })
     }
 }
@@ -67,11 +55,6 @@ pub(super) struct Depot {
     /// The link to the first slot without a buffer that once had one.
     empty: u64,
     fresh: Fresh,
-    /// Slots of a run; 0 where there are none. The never used slots are handed out from the first one on, runs of them
-    /// from the end: what was used slot by slot never becomes a run again.
-    run_slots: usize,
-    /// The link to the first slot of a run that once had memory, and whose slots all have none.
-    empty_runs: u64,
     /// The link to the first slot that may still be reached.
     retired: u64,
     retired_slots: u64,
@@ -85,9 +68,9 @@ pub(super) struct Depot {
 }
 
 impl Depot {
-    /// For the slots from `first` up to `end`, in runs of `run_slots` where that is not 0.
-    pub(super) fn new(first: usize, end: usize, run_slots: usize) -> Self {
-        Self { fresh: Fresh::new(first, end), run_slots, ..Self::default() }
+    /// For the slots from `first` up to `end`.
+    pub(super) fn new(first: usize, end: usize) -> Self {
+        Self { fresh: Fresh::new(first, end), ..Self::default() }
     }
 
     /// Takes in a chain.
@@ -164,40 +147,11 @@ impl Depot {
         core::mem::replace(&mut self.least[kind], free)
     }
 
-    /// Hands out a slot without a buffer. O(1), unless a run must be broken up: O(slots of one).
+    /// Hands out a slot without a buffer.
     pub(super) fn take_empty(&mut self, slots: &[Slot]) -> Option<usize> {
-        if let Some(index) = index_of(self.empty) {
-            self.empty = slots.get(index)?.next();
-            return Some(index);
-        }
-        if let Some(fresh) = self.fresh.take() {
-            return Some(fresh);
-        }
-        let first = self.take_run(slots)?;
-        self.put_empties(slots, first);
-        self.take_empty(slots)
-    }
-
-    /// Hands out a run of slots without memory: its first.
-    pub(super) fn take_run(&mut self, slots: &[Slot]) -> Option<usize> {
-        if let Some(first) = index_of(self.empty_runs) {
-            self.empty_runs = slots.get(first)?.next();
-            return Some(first);
-        }
-        self.fresh.take_last(self.run_slots)
-    }
-
-    /// Takes in the run whose first slot is `first`, none of whose slots has memory.
-    pub(super) fn put_run(&mut self, slots: &[Slot], first: usize) {
-        if let Some(slot) = slots.get(first) {
-            slot.set_next(self.empty_runs);
-            self.empty_runs = link_to(first);
-        }
-    }
-
-    /// Takes in a run to be used slot by slot. O(slots of a run).
-    pub(super) fn put_empties(&mut self, slots: &[Slot], first: usize) {
-        (first..first + self.run_slots).rev().for_each(|index| self.put_empty(slots, index));
+        let Some(index) = index_of(self.empty) else { return self.fresh.take() };
+        self.empty = slots.get(index)?.next();
+        Some(index)
     }
 
     /// Takes in a slot without a buffer.
@@ -237,9 +191,9 @@ impl Depot {
         self.peak = self.peak.max(self.buffers);
     }
 
-    /// So many slots have given their buffers up.
-    pub(super) fn gave_up(&mut self, slots: u64) {
-        self.buffers = self.buffers.saturating_sub(slots);
+    /// A slot has given its buffer up.
+    pub(super) fn gave_up(&mut self) {
+        self.buffers = self.buffers.saturating_sub(1);
     }
 
     /// Slots that have a buffer, and the most that ever had at once.
@@ -257,25 +211,13 @@ mod tests {
     #[test]
     fn every_fresh_slot_is_handed_out_once_and_neighbours_late() {
         for slots in [1, 2, 16, 64, 1 << 12, 1 << 15] {
-            for run in [0, 1, 2, 16, 512] {
-                let mut fresh = Fresh::new(100, 100 + slots);
-                let mut seen = BTreeSet::new();
-                let mut order = Vec::new();
-                for turn in 0.. {
-                    let last = if turn % 3 == 2 { fresh.take_last(run) } else { None };
-                    if let Some(first) = last {
-                        (first..first + run).for_each(|slot| assert!(seen.insert(slot), "{slot} twice"));
-                        continue;
-                    }
-                    let Some(slot) = fresh.take() else { break };
-                    assert!(seen.insert(slot), "{slot} twice");
-                    order.push(slot);
-                }
-                assert_eq!(seen.len(), slots, "{slots} in runs of {run}");
-                assert_eq!((*seen.first().unwrap(), *seen.last().unwrap()), (100, 99 + slots));
-                let half = (slots / 16).min(MOST_IN_BLOCK) / 2;
-                assert!(order.iter().take(half).all(|slot| slot % 2 == 0), "{slots} in runs of {run}");
-            }
+            let mut fresh = Fresh::new(100, 100 + slots);
+            let order: Vec<usize> = core::iter::from_fn(|| fresh.take()).collect();
+            assert_eq!(fresh.take(), None);
+            assert_eq!(order.len(), slots);
+            assert_eq!(order.iter().copied().collect::<BTreeSet<_>>(), (100..100 + slots).collect());
+            let half = (slots / 16).min(MOST_IN_BLOCK) / 2;
+            assert!(order.iter().take(half).all(|slot| slot % 2 == 0), "{slots}");
         }
     }
 }

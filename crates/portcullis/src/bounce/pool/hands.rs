@@ -24,12 +24,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Held<'_, M, P, C> {
         Some(index)
     }
 
-    /// Takes one in, as the first.
-    pub(super) fn push(&mut self, index: usize) {
-        self.pool.slots[index].set_next(self.chain.first);
-        self.chain = Chain { first: link_to(index), slots: self.chain.slots + 1 };
-    }
-
     /// Brings them to the depot. Where that panics, it is tried once more.
     pub(super) fn store(mut self) {
         let (pool, class, kind) = (self.pool, self.class, self.kind);

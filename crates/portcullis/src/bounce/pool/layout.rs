@@ -87,15 +87,6 @@ impl Layout {
         self.size(class).chain
     }
 
-    pub(super) fn granule_shift(&self) -> u32 {
-        self.granule_shift
-    }
-
-    /// The binary logarithm of the bytes of addresses that each class has.
-    pub(super) fn class_shift(&self) -> u32 {
-        self.class_shift
-    }
-
     /// Bytes of addresses in all.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes

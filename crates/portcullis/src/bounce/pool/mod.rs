@@ -35,10 +35,8 @@
 //! # Memory
 //! Buffers for what is in flight, and those that wait. [`trim`](BouncePool::trim) gives the latter back, with one
 //! invalidation for all of them; a map that finds no memory does that by itself, and the platform's timer with those that
-//! have waited [for long](PoolConfig::idle_ns). Each slot's memory comes and goes by itself, unless slots are to come [a large
-//! page at a time](PoolConfig::large_from). What remains then is the pool's
-//! book-keeping ([`PoolUsage::bookkeeping_bytes`], 64 bytes a slot), and page tables until the domain
-//! [reclaims](Domain::reclaim) them.
+//! have waited [for long](PoolConfig::idle_ns). What remains then is the pool's book-keeping
+//! ([`PoolUsage::bookkeeping_bytes`], 64 bytes a slot), and page tables until the domain [reclaims](Domain::reclaim) them.
 
 mod claim;
 mod config;
@@ -52,7 +50,6 @@ mod idle;
 mod layout;
 mod mapping;
 mod own;
-mod run;
 mod single;
 mod slot;
 mod slotted;
@@ -74,7 +71,6 @@ use self::cpu::Cpu;
 use self::depot::Depot;
 use self::idle::Idle;
 use self::layout::Layout;
-use self::run::Runs;
 use self::single::Singles;
 use self::slot::Slot;
 use crate::addr::IovaRange;
@@ -102,7 +98,6 @@ pub struct BouncePool<M: Mapper, P: Platform, C: CopyMemory> {
     layout: Layout,
     region: IovaRange,
     slots: Box<[Slot]>,
-    runs: Runs,
     cpus: Owned<Cpu>,
     /// One for each class.
     depots: Box<[CachePadded<Mutex<Depot>>]>,
@@ -128,14 +123,11 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let mut slots = Vec::new();
         slots.try_reserve_exact(total).map_err(|_| PoolError::OutOfMemory { slots: total })?;
         slots.extend((0..total).map(|_| Slot::new()));
-        let (sizes, wanted) = (domain.mapper().geometry().page_sizes, config.large_from < u64::MAX);
-        let runs = Runs::new(&bare, sizes, wanted).ok_or(PoolError::OutOfMemory { slots: total })?;
         // Before there is something to give back, should the platform panic.
         let cpus = Owned::new(domain.platform().slots(), Cpu::default);
         let region = domain.reserve(bare.bytes(), config.limit)?;
         let layout = bare.at(region.start().get());
-        let run_slots = |class| runs.slots(layout.slot_bytes(class));
-        let depot = |class| Depot::new(layout.first(class), layout.first(class + 1), run_slots(class));
+        let depot = |class| Depot::new(layout.first(class), layout.first(class + 1));
         let pool = Arc::new(Self {
             cpus,
             depots: (0..classes).map(|class| CachePadded(Mutex::new(depot(class)))).collect(),
@@ -143,7 +135,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             idle: Idle::default(),
             still_mapped: AtomicU64::new(0),
             slots: slots.into_boxed_slice(),
-            runs,
             memory: ManuallyDrop::new(memory),
             domain,
             config,
@@ -170,11 +161,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let mut usage = PoolUsage {
             iova_bytes: self.region.len(),
             singles: self.singles.count(),
-            large_bytes: self.runs.held(),
-            bookkeeping_bytes: size_of_val(&*self.slots)
-                + self.runs.bytes()
-                + size_of_val(&*self.depots)
-                + self.cpus.bytes(),
+            bookkeeping_bytes: size_of_val(&*self.slots) + size_of_val(&*self.depots) + self.cpus.bytes(),
             ..PoolUsage::default()
         };
         usage.reused = self.cpus.peek().map(|cpu| cpu.reused.get()).sum();

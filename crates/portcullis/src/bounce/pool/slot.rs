@@ -19,7 +19,7 @@ use crate::sync::{AtomicPtr, Ordering};
 pub(super) const NOBODY: u64 = u64::MAX;
 
 /// No memory is there.
-pub(super) const NO_BUFFER: u64 = u64::MAX;
+const NO_BUFFER: u64 = u64::MAX;
 
 /// Where a slot is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

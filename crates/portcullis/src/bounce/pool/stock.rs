@@ -108,9 +108,9 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         });
     }
 
-    /// A slot of `class` for `direction` when none was waiting: with new memory, [alone or with others](Self::stock_run), if
-    /// the class has a slot without a buffer; else what other CPUs have, or one that is mapped for another direction. `None` where all are in use,
-    /// or too many to be worth the search. The slot's contents are `group`'s, and zero.
+    /// A slot of `class` for `direction` when none was waiting: with new memory, if the class has a slot without a buffer;
+    /// else what other CPUs have, or one that is mapped for another direction. `None` where all are in use, or too many to be
+    /// worth the search. The slot's contents are `group`'s, and zero.
     ///
     /// Allocates memory and maybe tables. Where the class is full: waits for other CPUs' turns and one invalidation.
     #[cold]
@@ -121,17 +121,10 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         direction: Direction,
         group: u64,
     ) -> Result<Option<usize>, BounceMapError> {
-        let mut found = self.stock_run(class, direction, group)?;
-        if found.is_some() {
-            return Ok(found);
-        }
         let mut empty = self.furnishing(class);
         self.with_depot(class, |depot| empty.index = depot.take_empty(&self.slots));
         if empty.index.is_none() && self.rebalance(class, direction) {
-            found = self.take(class, direction.index());
-            if found.is_none() {
-                found = self.stock_run(class, direction, group)?;
-            }
+            let found = self.take(class, direction.index());
             if found.is_some() {
                 return Ok(found);
             }

@@ -2,12 +2,11 @@
 
 use alloc::sync::Arc;
 use core::mem::ManuallyDrop;
-use core::ops::Range;
 
 use super::BouncePool;
 use super::depot::Depot;
-use super::hands::{Doomed, Held};
-use super::slot::{Phase, index_of};
+use super::hands::Doomed;
+use super::slot::Phase;
 use crate::addr::{Direction, IovaRange};
 use crate::invalidation::{Gather, InvalidationError};
 use crate::mapper::Mapper;
@@ -17,11 +16,10 @@ use crate::sync::Ordering;
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// Gives back the memory of buffers that wait for their next use, until they are no more than `keep` bytes, what
-    /// CPUs have used least lately first; and what an earlier call could not give back. How many bytes. Memory that came
-    /// [a large page at a time](super::PoolConfig::large_from) goes as it came: not before all of it waits, and then all.
+    /// CPUs have used least lately first; and what an earlier call could not give back. How many bytes.
     ///
     /// Waits for one invalidation, and, where CPUs keep more than `keep` bytes, for their turns to end: not for
-    /// interrupt handlers. O(slots given back), and of those that wait where any came with others. Allocates nothing.
+    /// interrupt handlers. O(slots given back). Allocates nothing.
     ///
     /// # Errors
     /// [`InvalidationError`]: the buffers are unmapped, but devices may still reach them: they are not used again and
@@ -62,9 +60,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
                 };
                 let Some(index) = self.with_depot(class, take) else { break };
                 let (range, slot) = (self.range_of(class, index), &self.slots[index]);
-                // All of a run is retired at once, and was mapped as one: hardware may hold it in one entry, which only an
-                // invalidation of all of it removes, and another trim may have the run's other slots.
-                let range = self.run_of(class, index).map_or(range, |(_, range)| range);
                 if slot.phase() == Phase::Torn {
                     // What is not there was removed before the panic.
                     let _ = self.unlink(range, &mut doomed.gather);
@@ -94,7 +89,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     }
 
     /// Unmaps buffers of slots of one class and kind in its depot, until they are `bytes` bytes or more; at most `share`
-    /// slots. How many bytes. Where the class has runs: O(slots in the depot).
+    /// slots. How many bytes.
     pub(super) fn doom_kind(
         &self,
         doomed: &mut Doomed<'_, M, P, C>,
@@ -113,41 +108,20 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             if held.chain.slots == 0 {
                 break;
             }
-            slots += self.doom(doomed, class, &mut held, (most - slots, share - slots));
+            while slots < most
+                && let Some(index) = held.pop()
+            {
+                // Before anything can go wrong.
+                self.slots[index].set_phase(Phase::Torn);
+                doomed.thread(index);
+                let whole = self.unlink(self.range_of(class, index), &mut doomed.gather);
+                self.retire(class, index, whole);
+                slots += 1;
+            }
             held.store();
         }
-        self.spare(class);
         self.with_depot(class, |depot| depot.notice(kind));
         slots * slot_bytes
-    }
-
-    /// Unmaps the buffers of up to `most` of the slots held, or of as many more as a run takes, up to `share`. Slots of a
-    /// run of which others do not wait are parked. How many slots were unmapped.
-    fn doom(
-        &self,
-        doomed: &mut Doomed<'_, M, P, C>,
-        class: usize,
-        held: &mut Held<'_, M, P, C>,
-        (most, share): (u64, u64),
-    ) -> u64 {
-        let mut count = 0;
-        while held.chain.slots > 0
-            && count < most
-            && let Some(index) = index_of(held.chain.first)
-        {
-            if let Some(run) = self.run_of(class, index) {
-                count += self.park(doomed, (class, index), held, run, share - count);
-                continue;
-            }
-            held.pop();
-            // Before anything can go wrong.
-            self.slots[index].set_phase(Phase::Torn);
-            doomed.thread(index);
-            let whole = self.unlink(self.range_of(class, index), &mut doomed.gather);
-            self.retire(class, index..index + 1, whole);
-            count += 1;
-        }
-        count
     }
 
     /// Removes the translations of `range`, which the pool has made, and adds all of it to `gather`. Returns whether
@@ -174,13 +148,11 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         }
     }
 
-    /// Notes that the buffers of slots are unmapped, and whether their translations were there.
-    pub(super) fn retire(&self, class: usize, indices: Range<usize>, whole: bool) {
-        let phase = if whole { Phase::Retired } else { Phase::Lost };
-        let slots = &self.slots[indices];
-        slots.iter().for_each(|slot| slot.set_phase(phase));
+    /// Notes that the buffer of a slot is unmapped, and whether its translations were there.
+    fn retire(&self, class: usize, index: usize, whole: bool) {
+        self.slots[index].set_phase(if whole { Phase::Retired } else { Phase::Lost });
         if !whole {
-            self.with_depot(class, |depot| depot.lost += slots.len() as u64);
+            self.with_depot(class, |depot| depot.lost += 1);
         }
     }
 
@@ -196,15 +168,11 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         while let Some(index) = doomed.first() {
             let slot = &self.slots[index];
             let class = self.class_of_slot(index);
-            if let Some((run, _)) = self.run_of(class, index) {
-                bytes += self.strip_of_run(&mut doomed, class, index, run);
-                continue;
-            }
             let next = slot.next();
             bytes += self.strip(class, index);
             self.with_depot(class, |depot| {
                 doomed.pass(next);
-                depot.gave_up(1);
+                depot.gave_up();
                 if slot.phase() != Phase::Lost {
                     depot.put_empty(&self.slots, index);
                 }
@@ -253,9 +221,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let mut lost = 0;
         for class in 0..self.layout.classes() {
             for index in self.layout.first(class)..self.layout.first(class + 1) {
-                if self.run_of(class, index).is_some() {
-                    continue;
-                }
                 let range = self.range_of(class, index);
                 match (self.slots[index].buffer(), self.slots[index].phase()) {
                     (None, _) => continue,
@@ -267,27 +232,12 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             }
             lost += self.with_depot(class, |depot| depot.lost);
         }
-        for (_, range) in self.runs_with_memory() {
-            // All of its slots were unlinked, or none.
-            let first = self.layout.find(range.start()).map(|place| self.slots[place.index].phase());
-            match first {
-                Some(Phase::Retired | Phase::Lost) => gather.add(range),
-                Some(Phase::Torn) => _ = self.unlink(range, &mut gather),
-                _ => lost += u64::from(!self.unlink(range, &mut gather)),
-            }
-        }
         self.unlink_singles(&mut gather);
         self.confirm(&gather)?;
         for class in 0..self.layout.classes() {
             for index in self.layout.first(class)..self.layout.first(class + 1) {
-                if self.run_of(class, index).is_none() {
-                    self.strip(class, index);
-                }
+                self.strip(class, index);
             }
-        }
-        for (memory, range) in self.runs_with_memory() {
-            // SAFETY: the memory came from `alloc` for as many bytes, its unmapping is confirmed, and nobody else is here.
-            unsafe { self.free(memory, range.len()) };
         }
         self.free_singles();
         Ok(lost)
