@@ -34,8 +34,7 @@ fn piece(dice: &mut Dice) -> (u64, u64) {
 
 fn map(dice: &mut Dice) -> Op {
     let attributes = Attributes {
-        persistent_streaming: dice.one_in(20),
-        direct: dice.one_in(5),
+        persistent_streaming: dice.one_in(6),
         wipe: dice.one_in(5),
         keep_unwritten: dice.one_in(3),
     };

@@ -12,8 +12,7 @@ use portcullis_model::open::OpenPool;
 
 use crate::support::{Bench, DEVICE, PAGE, Ticking, map, piece, small};
 
-const NONE: Attributes =
-    Attributes { persistent_streaming: false, direct: false, wipe: false, keep_unwritten: false };
+const NONE: Attributes = Attributes { persistent_streaming: false, wipe: false, keep_unwritten: false };
 
 #[test]
 fn a_reused_buffer_costs_no_mapping_and_no_invalidation() {

@@ -204,7 +204,7 @@ impl World {
         let view: Vec<_> = mapping.segments().map(|segment| (segment.iova, segment.len)).collect();
         assert_eq!(view.iter().map(|(_, len)| len).sum::<u64>(), total);
         let (way, iova, span) = (mapping.way(), mapping.iova(), mapping.len());
-        let expected = attributes.persistent_streaming || attributes.direct || total > 64 << 10;
+        let expected = attributes.persistent_streaming || total > 64 << 10;
         assert!(!matches!(way, Way::Direct | Way::Split) || expected);
         let before = list[0].phys.get() % PAGE;
         let head = (PAGE - before) % PAGE;

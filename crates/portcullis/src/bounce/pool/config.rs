@@ -146,9 +146,6 @@ pub struct Attributes {
     /// A long-lived mapping whose owner does not call the sync methods (Linux's proposal calls it
     /// `PERSISTENT_STREAMING`): it is never bounced, and an error where only bouncing would protect.
     pub persistent_streaming: bool,
-    /// It is to be mapped although the pool has a size for it, where the device reaches nothing else by that: what is
-    /// cheaper to map. Where it would, the mapping is bounced all the same.
-    pub direct: bool,
     /// The bounce buffer is zeroed when the mapping ends.
     pub wipe: bool,
     /// The device may write less than the whole of a [`FromDevice`](crate::addr::Direction::FromDevice) mapping, and
@@ -159,7 +156,7 @@ pub struct Attributes {
 impl Attributes {
     /// [`persistent_streaming`](Self::persistent_streaming) alone.
     pub const PERSISTENT_STREAMING: Self =
-        Self { persistent_streaming: true, direct: false, wipe: false, keep_unwritten: false };
+        Self { persistent_streaming: true, wipe: false, keep_unwritten: false };
 }
 
 /// What a pool holds, and has done. The figures are of slightly different times while other CPUs go on.

@@ -62,9 +62,9 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
     /// a lazy policy owes is confirmed), or the pool is dropped:
     ///
     /// - All bytes of `list` are memory that the CPU reaches through the pool's [`CopyMemory`].
-    /// - They are the caller's to open to the device, as for [`Domain::map`](crate::domain::Domain::map): what is large,
-    ///   [persistent](Attributes::persistent_streaming) or [direct](Attributes::direct) is not copied but mapped. (Of a device that is
-    ///   untrusted never more than they; of another all of their granules.)
+    /// - They are the caller's to open to the device, as for [`Domain::map`](crate::domain::Domain::map): what is large
+    ///   or [persistent](Attributes::persistent_streaming) is not copied but mapped. (Of a device that is untrusted never more
+    ///   than they; of another all of their granules.)
     /// - Nothing but devices, and what accesses them as atomics, touches them while this, a sync or the unmap of the mapping
     ///   runs: those copy, as a device would.
     #[inline]
@@ -96,7 +96,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
         direction: Direction,
         attributes: Attributes,
     ) -> Option<PoolMapping<'a>> {
-        if attributes.persistent_streaming || attributes.direct || !self.reaches_slots {
+        if attributes.persistent_streaming || !self.reaches_slots {
             return None;
         }
         piece.last_byte(0).ok()?;
@@ -123,8 +123,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
         let len = total(list)?;
         let first = list.first().map_or(PhysAddr::new(0), |piece| piece.phys);
         let terms = self.terms(first, list.len() > 1, direction, attributes);
-        let openly = attributes.persistent_streaming || attributes.direct && self.may_reach(list);
-        if !openly
+        if !attributes.persistent_streaming
             && self.reaches_slots
             && let Some(class) = len.checked_add(terms.offset).and_then(|bytes| pool.layout.class_of(bytes))
         {
@@ -189,7 +188,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
             // SAFETY: the caller's promise.
             return unsafe { pool.map_direct(list, len, terms, (limit, shape.touches)) };
         }
-        if len <= pool.threshold() && (opens_others || !attributes.direct) {
+        if len <= pool.threshold() {
             // SAFETY: the caller's promise.
             return unsafe { pool.map_single_use(list, len, terms, limit) };
         }

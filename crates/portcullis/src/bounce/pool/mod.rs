@@ -16,7 +16,6 @@
 //! | the same, and the class has no slot left, or the device does not reach the slots | a single-use buffer, unmapped strictly at the end |
 //! | larger | mapped directly, by the domain's policy |
 //! | larger, for an [untrusted](DeviceProfile::untrusted) device, and not of whole granules | head and tail bounced, the middle mapped, in one range; all bounced where that is [switched off](PoolConfig::split), or pieces of the list share a granule |
-//! | up to the threshold, and [asked for](Attributes::direct) directly | mapped directly, where the device reaches nothing else by that |
 //! | [persistent](Attributes::persistent_streaming) | mapped directly, or an error where an untrusted device would see more than the mapping |
 //!
 //! # What a device finds in a buffer, and a driver
