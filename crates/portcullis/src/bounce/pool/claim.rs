@@ -223,12 +223,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         }
     }
 
-    pub(super) fn bytes_of(&self, parts: &Parts) -> u64 {
-        let mut bytes = 0;
-        self.each_buffer(parts, |piece| bytes += piece.len);
-        bytes
-    }
-
     /// For the pool's end: removes all translations but those made directly.
     pub(super) fn unlink_singles(&self, gather: &mut Gather) {
         // Without a slot, which would be held for long: the pool is being dropped, so no other caller waits for the lock.

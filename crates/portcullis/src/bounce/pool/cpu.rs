@@ -5,15 +5,8 @@
 //! few words, whatever there is.
 
 use super::layout::CLASS_ROOM;
-use super::slot::{Slot, index_of, link_to};
+use super::slot::{Chain, Slot, index_of, link_to};
 use crate::percpu::LocalU64;
-
-/// Slots threaded one after another: the link to the first, and how many there are; in a list never 0.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Chain {
-    pub first: u64,
-    pub slots: u64,
-}
 
 /// One CPU's stacks. All its words are changed by the CPU that has it alone.
 #[derive(Debug, Default)]

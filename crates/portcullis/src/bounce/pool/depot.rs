@@ -2,8 +2,7 @@
 //!
 //! One lock for each class, taken once for a chain. Every operation is a few words, whatever there is.
 
-use super::cpu::Chain;
-use super::slot::{Phase, Slot, index_of, link_to};
+use super::slot::{Chain, Phase, Slot, index_of, link_to};
 
 /// The most slots in a block of [`Fresh`].
 const MOST_IN_BLOCK: usize = 1024;

@@ -1,8 +1,7 @@
 //! What a caller has in its hands: where a call below does not return, it goes back to the depot.
 
 use super::BouncePool;
-use super::cpu::Chain;
-use super::slot::{NOBODY, Phase, index_of, link_to};
+use super::slot::{Chain, NOBODY, Phase, index_of, link_to};
 use crate::invalidation::Gather;
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
@@ -142,7 +141,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Drop for Doomed<'_, M, P, C> {
         while let Some(index) = index_of(self.first) {
             let pool = self.pool;
             let next = pool.slots[index].next();
-            pool.with_depot(pool.class_of_slot(index), |depot| {
+            pool.with_depot(pool.layout.class_of_slot(index), |depot| {
                 self.first = next;
                 depot.put_retired(&pool.slots, index);
             });
@@ -154,6 +153,15 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// Room for slots of one class and kind, none yet.
     pub(super) fn held(&self, class: usize, kind: usize) -> Held<'_, M, P, C> {
         Held { pool: self, class, kind, chain: Chain::default() }
+    }
+
+    /// Brings a chain to its depot.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn store(&self, class: usize, kind: usize, chain: Chain) {
+        let mut held = self.held(class, kind);
+        held.chain = chain;
+        held.store();
     }
 
     /// The slot `index`, which the caller has taken.

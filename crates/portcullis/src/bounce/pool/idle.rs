@@ -1,4 +1,4 @@
-//! What the platform's timer does: buffers that nobody wants go back, and what was not confirmed is tried again.
+//! When the platform's timer is to come.
 //!
 //! The timer is asked for when a buffer comes, or when something is not confirmed, and again as long as there is more than
 //! the pool is to keep: so a pool that is empty wakes nobody, and mapping and unmapping know nothing of time. What nobody
@@ -7,7 +7,7 @@
 
 use super::BouncePool;
 use crate::mapper::Mapper;
-use crate::platform::{CopyMemory, Platform, PlatformEvents};
+use crate::platform::{CopyMemory, Platform};
 use crate::sync::{AtomicU64, Ordering};
 
 /// No time was set.
@@ -30,6 +30,19 @@ impl Default for Idle {
     }
 }
 
+impl Idle {
+    /// When the timer is to come, if a time was set.
+    pub(super) fn at_ns(&self) -> Option<u64> {
+        let at = self.at_ns.load(Ordering::Relaxed);
+        (at != NEVER).then_some(at)
+    }
+
+    /// Whether no mapping was made since the last call: `bounced` were by now.
+    pub(super) fn is_quiet(&self, bounced: u64) -> bool {
+        self.bounced.swap(bounced, Ordering::Relaxed) == bounced
+    }
+}
+
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// Has the timer come in a while, unless it comes anyway. Without a slot lent.
     pub(super) fn look_later(&self) {
@@ -37,7 +50,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             return;
         }
         let platform = self.domain.platform();
-        let not_asked = NotAsked(&self.idle);
+        let not_asked = NotAsked::new(&self.idle);
         let at = platform.now_ns().saturating_add(self.config.idle_ns.max(SHORTEST_NS)).min(NEVER - 1);
         // Release: the timer that takes an earlier time away sees what there was until now.
         if self.idle.at_ns.fetch_min(at, Ordering::Release) == NEVER {
@@ -45,52 +58,17 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         }
         not_asked.done();
     }
-
-    /// Gives back what nobody wants. What the hardware does not confirm is tried again the next time.
-    fn trim_idle(&self) {
-        let bounced = self.usage().bounced;
-        let trimmed = match self.idle.bounced.swap(bounced, Ordering::Relaxed) == bounced {
-            true => self.trim(self.config.keep_bytes),
-            false => self.trim_unwanted(self.config.keep_bytes),
-        };
-        // Buffers in use may wait later, which nobody would tell.
-        if trimmed.is_err() || self.usage().buffer_bytes > self.config.keep_bytes || self.awaits() {
-            self.look_later();
-        }
-    }
-}
-
-impl<M: Mapper, P: Platform, C: CopyMemory> PlatformEvents for BouncePool<M, P, C> {
-    fn timer(&self) {
-        let at = self.idle.at_ns.load(Ordering::Relaxed);
-        if at == NEVER {
-            return;
-        }
-        let again = Again(self);
-        let not_asked = NotAsked(&self.idle);
-        if self.domain.platform().now_ns() < at {
-            // Forgotten, maybe, for the deadline that has come now.
-            self.domain.platform().wake_at(at);
-            not_asked.done();
-            core::mem::forget(again);
-            return;
-        }
-        // Acquire, and first: what comes from now on asks again, and what came before is seen.
-        drop(not_asked);
-        self.trim_idle();
-        core::mem::forget(again);
-    }
-
-    fn slot_released(&self, index: usize) {
-        self.collect(Some(index));
-    }
 }
 
 /// A time that is set, and that the platform does not know yet. Dropped, the next that wants one sets it anew.
-struct NotAsked<'a>(&'a Idle);
+pub(super) struct NotAsked<'a>(&'a Idle);
 
-impl NotAsked<'_> {
-    fn done(self) {
+impl<'a> NotAsked<'a> {
+    pub(super) fn new(idle: &'a Idle) -> Self {
+        Self(idle)
+    }
+
+    pub(super) fn done(self) {
         core::mem::forget(self);
     }
 }
@@ -98,14 +76,5 @@ impl NotAsked<'_> {
 impl Drop for NotAsked<'_> {
     fn drop(&mut self) {
         self.0.at_ns.swap(NEVER, Ordering::Acquire);
-    }
-}
-
-/// Has the timer come again when it is dropped: where what it came for panics.
-struct Again<'a, M: Mapper, P: Platform, C: CopyMemory>(&'a BouncePool<M, P, C>);
-
-impl<M: Mapper, P: Platform, C: CopyMemory> Drop for Again<'_, M, P, C> {
-    fn drop(&mut self) {
-        self.0.look_later();
     }
 }

@@ -3,7 +3,8 @@
 //! Everything is a power of two, so an address gives its class and its slot by shifts. Slots of all classes are
 //! numbered in one row: those of the smallest class first.
 
-use crate::addr::{Iova, PageSize};
+use crate::addr::{Iova, IovaRange, PageSize};
+use crate::broken::broken;
 
 /// The most classes: the smallest slot is a granule, each class has slots of twice the size of the one before.
 pub(super) const MOST_CLASSES: usize = 10;
@@ -141,6 +142,18 @@ impl Layout {
         self.size(class).base.wrapping_add((index as u64) << self.slot_shift(class))
     }
 
+    /// The addresses of slot `index`, which is of `class`.
+    pub(super) fn range_of(&self, class: usize, index: usize) -> IovaRange {
+        IovaRange::new(Iova::new(self.start_of(class, index)), self.slot_bytes(class))
+            .unwrap_or_else(|_| broken("a slot lies inside the region, which is a range"))
+    }
+
+    /// The class of slot `index`. O(classes).
+    pub(super) fn class_of_slot(&self, index: usize) -> usize {
+        // The last one, where it is none before.
+        (0..self.classes() - 1).find(|class| index < self.first(class + 1)).unwrap_or(self.classes() - 1)
+    }
+
     #[inline]
     fn slot_shift(&self, class: usize) -> u32 {
         self.granule_shift + class as u32
@@ -150,7 +163,6 @@ impl Layout {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::addr::IovaRange;
 
     #[test]
     fn an_address_gives_its_slot_and_a_slot_its_address() {

@@ -37,17 +37,21 @@
 //! have waited [for long](PoolConfig::idle_ns). What remains then is the pool's book-keeping
 //! ([`PoolUsage::bookkeeping_bytes`], 64 bytes a slot), and page tables until the domain [reclaims](Domain::reclaim) them.
 
+// What slots are: `layout`, `slot`, `cpu`, `depot`. What one caller has of them: `hands`. Each of the following uses those
+// before it: `memory`, `unlink`, `idle`, `claim` (with `single`), `trim`, `stock`, `own`, `split`, `slotted`, `device`; and
+// `events`, `trim`.
 mod claim;
 mod config;
-mod copy;
 mod cpu;
 mod depot;
 mod device;
 mod error;
+mod events;
 mod hands;
 mod idle;
 mod layout;
 mod mapping;
+mod memory;
 mod own;
 mod single;
 mod slot;
@@ -55,6 +59,7 @@ mod slotted;
 mod split;
 mod stock;
 mod trim;
+mod unlink;
 
 pub use config::{Attributes, DeviceProfile, PoolConfig, PoolError, PoolUsage, TrustGroup};
 pub use device::BounceDevice;
@@ -72,12 +77,13 @@ use self::idle::Idle;
 use self::layout::Layout;
 use self::single::Singles;
 use self::slot::Slot;
+use self::unlink::StillMapped;
 use crate::addr::IovaRange;
 use crate::domain::Domain;
 use crate::mapper::Mapper;
 use crate::percpu::{CachePadded, Owned};
 use crate::platform::{CopyMemory, Platform};
-use crate::sync::{AtomicU64, Mutex};
+use crate::sync::Mutex;
 
 /// The bounce buffers of one domain, shared by its devices: see the [module](self).
 ///
@@ -102,8 +108,7 @@ pub struct BouncePool<M: Mapper, P: Platform, C: CopyMemory> {
     depots: Box<[CachePadded<Mutex<Depot>>]>,
     singles: Singles,
     idle: Idle,
-    /// Bytes that the mapper could not unmap.
-    still_mapped: AtomicU64,
+    still_mapped: StillMapped,
 }
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
@@ -132,7 +137,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             depots: (0..classes).map(|class| CachePadded(Mutex::new(depot(class)))).collect(),
             singles: Singles::default(),
             idle: Idle::default(),
-            still_mapped: AtomicU64::new(0),
+            still_mapped: StillMapped::default(),
             slots: slots.into_boxed_slice(),
             memory: ManuallyDrop::new(memory),
             domain,

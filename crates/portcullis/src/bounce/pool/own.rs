@@ -5,9 +5,9 @@ use alloc::vec::Vec;
 
 use super::BouncePool;
 use super::claim::Claim;
-use super::copy::copy_pieces;
 use super::error::{BounceError, BounceMapError, inside};
 use super::mapping::{PoolMapping, Way};
+use super::memory::copy_pieces;
 use super::single::{Parts, Phase, Single, find, remember};
 use super::slot::{Terms, Toward};
 use crate::addr::{Iova, IovaRange, PhysAddr};
@@ -311,28 +311,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             return Err(error);
         }
         Ok(pieces)
-    }
-
-    /// Calls `f` with each piece of memory in `parts`.
-    pub(super) fn each_buffer(&self, parts: &Parts, mut f: impl FnMut(PhysSegment)) {
-        let len = self.domain.granule().bytes();
-        match parts {
-            Parts::Whole(buffer) => buffer.iter().for_each(|piece| f(*piece)),
-            Parts::Split(ends) => {
-                [ends.head, ends.tail]
-                    .into_iter()
-                    .flatten()
-                    .for_each(|(phys, _)| f(PhysSegment { phys, len }));
-            }
-            Parts::Direct { .. } => {}
-        }
-    }
-
-    /// # Safety
-    /// Nobody reaches the buffers of `parts`, which came from [`alloc`](Self::alloc).
-    pub(super) unsafe fn free_parts(&self, parts: &Parts) {
-        // SAFETY: the caller's promise.
-        self.each_buffer(parts, |piece| unsafe { self.free(piece.phys, piece.len) });
     }
 
     /// # Safety

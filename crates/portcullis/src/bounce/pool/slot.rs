@@ -152,6 +152,13 @@ pub(super) const fn index_of(link: u64) -> Option<usize> {
     }
 }
 
+/// Slots threaded one after another: the link to the first, and how many there are; in a list never 0.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Chain {
+    pub first: u64,
+    pub slots: u64,
+}
+
 impl Slot {
     pub(super) fn new() -> Self {
         let word = || LocalU64::new(0);

@@ -3,10 +3,10 @@
 use alloc::boxed::Box;
 
 use super::BouncePool;
-use super::copy::copy_pieces;
 use super::error::{BounceError, BounceMapError, inside};
 use super::layout::Place;
 use super::mapping::{PoolMapping, Way};
+use super::memory::copy_pieces;
 use super::slot::{NOBODY, Phase, Pieces, Slot, Terms, Toward};
 use crate::addr::{Direction, Iova, PhysAddr};
 use crate::broken::broken;

@@ -1,16 +1,14 @@
 //! Where slots with a buffer come from and go to: the CPU's stack, the depot, new memory.
 
 use super::BouncePool;
-use super::cpu::Chain;
 use super::error::BounceMapError;
 use super::hands::{Furnishing, InHand};
 use super::slot::{Phase, Slot};
-use crate::addr::{Direction, Iova, IovaRange, PhysAddr};
-use crate::broken::broken;
+use crate::addr::{Direction, PhysAddr};
 use crate::domain::PhysSegment;
 use crate::invalidation::Gather;
 use crate::mapper::Mapper;
-use crate::platform::{CopyMemory, FRAME_SIZE, LocalSlot, Platform};
+use crate::platform::{CopyMemory, LocalSlot, Platform};
 
 /// A class that has no slot left looks for free ones of other CPUs and kinds where there are at least one in so many.
 const WORTH_COLLECTING: u64 = 8;
@@ -82,14 +80,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
 
     #[cold]
     #[inline(never)]
-    pub(super) fn store(&self, class: usize, kind: usize, chain: Chain) {
-        let mut held = self.held(class, kind);
-        held.chain = chain;
-        held.store();
-    }
-
-    #[cold]
-    #[inline(never)]
     fn give_back_slowly(
         &self,
         mut in_hand: Option<InHand<'_, M, P, C>>,
@@ -155,7 +145,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         slot.set_phase(Phase::Torn);
         let piece = PhysSegment { phys: buffer, len: bytes };
         let mut unconfirmed = Gather::new();
-        let range = self.range_of(class, index);
+        let range = self.layout.range_of(class, index);
         // SAFETY: the buffer came from `alloc` a moment ago, in whole granules. Nothing but the pool's copies, which take a device's
         // accesses into account, uses it until it is freed, and that is done after an unmap that is confirmed, or never.
         let linked = unsafe { self.domain.link(range, &[piece], direction.permissions(), &mut unconfirmed) };
@@ -222,33 +212,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         doomed.is_empty() || self.bury(doomed).is_ok()
     }
 
-    /// Brings what the CPUs keep (or the one whose slot is `only`) to the depots. Waits for their turns to end; not
-    /// with a slot lent.
-    pub(super) fn collect(&self, only: Option<usize>) {
-        self.cpus.with_others(self.domain.platform(), only, |_, cpu| {
-            cpu.drain(|class, kind, chain| self.store(class, kind, chain));
-        });
-    }
-
-    /// The slot numbered `index`, and its addresses.
-    pub(super) fn range_of(&self, class: usize, index: usize) -> IovaRange {
-        let start = Iova::new(self.layout.start_of(class, index));
-        IovaRange::new(start, self.layout.slot_bytes(class))
-            .unwrap_or_else(|_| broken("a slot lies inside the region, which is a range"))
-    }
-
-    /// Zeroes what the buffer of a free slot may hold. O(size of the slot).
-    pub(super) fn wipe(&self, slot: &Slot, class: usize, kind: usize) {
-        let Some(buffer) = slot.buffer() else { return };
-        // Devices write anywhere in a buffer that they may write to; in others there is only what was copied in.
-        let bytes = if kind == 0 { slot.dirty() } else { self.layout.slot_bytes(class) };
-        if bytes > 0 {
-            // SAFETY: the buffer is the pool's own, and the slot is in this caller's hands.
-            unsafe { self.memory.zero(buffer, bytes) };
-        }
-        slot.set_dirty(0);
-    }
-
     /// Zeroed memory of `bytes` bytes, a multiple of the granule, for buffers. Where there is none, the cache makes
     /// room once.
     pub(crate) fn alloc(&self, bytes: u64) -> Option<PhysAddr> {
@@ -256,20 +219,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             let made_room = self.trim(0).is_ok_and(|bytes| bytes > 0);
             if made_room { self.try_alloc(bytes) } else { None }
         })
-    }
-
-    /// The same of what there is.
-    pub(super) fn try_alloc(&self, bytes: u64) -> Option<PhysAddr> {
-        self.memory.alloc(usize::try_from(bytes / FRAME_SIZE).ok()?)
-    }
-
-    /// Gives memory back.
-    ///
-    /// # Safety
-    /// It came from [`alloc`](Self::alloc) with the same `bytes`, and nobody reaches it.
-    pub(crate) unsafe fn free(&self, at: PhysAddr, bytes: u64) {
-        // SAFETY: the caller's promise; `alloc` asked for as many frames.
-        unsafe { self.memory.free(at, (bytes / FRAME_SIZE) as usize) };
     }
 
     #[cold]

@@ -7,12 +7,10 @@ use super::BouncePool;
 use super::depot::Depot;
 use super::hands::Doomed;
 use super::slot::Phase;
-use crate::addr::{Direction, IovaRange};
+use crate::addr::Direction;
 use crate::invalidation::{Gather, InvalidationError};
 use crate::mapper::Mapper;
-use crate::pgtable::Unmapped;
 use crate::platform::{CopyMemory, Platform};
-use crate::sync::Ordering;
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// Gives back the memory of buffers that wait for their next use, until they are no more than `keep` bytes, what
@@ -43,6 +41,14 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         self.bury(doomed)
     }
 
+    /// Brings what the CPUs keep (or the one whose slot is `only`) to the depots. Waits for their turns to end; not
+    /// with a slot lent.
+    pub(super) fn collect(&self, only: Option<usize>) {
+        self.cpus.with_others(self.domain.platform(), only, |_, cpu| {
+            cpu.drain(|class, kind, chain| self.store(class, kind, chain));
+        });
+    }
+
     /// By how much the buffers that wait are more than `keep` bytes.
     fn excess(&self, keep: u64) -> u64 {
         self.usage().cached_bytes.saturating_sub(keep)
@@ -59,7 +65,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
                     Some(index)
                 };
                 let Some(index) = self.with_depot(class, take) else { break };
-                let (range, slot) = (self.range_of(class, index), &self.slots[index]);
+                let (range, slot) = (self.layout.range_of(class, index), &self.slots[index]);
                 if slot.phase() == Phase::Torn {
                     // What is not there was removed before the panic.
                     let _ = self.unlink(range, &mut doomed.gather);
@@ -114,7 +120,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
                 // Before anything can go wrong.
                 self.slots[index].set_phase(Phase::Torn);
                 doomed.thread(index);
-                let whole = self.unlink(self.range_of(class, index), &mut doomed.gather);
+                let whole = self.unlink(self.layout.range_of(class, index), &mut doomed.gather);
                 self.retire(class, index, whole);
                 slots += 1;
             }
@@ -122,30 +128,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         }
         self.with_depot(class, |depot| depot.notice(kind));
         slots * slot_bytes
-    }
-
-    /// Removes the translations of `range`, which the pool has made, and adds all of it to `gather`. Returns whether
-    /// they were there. If not, somebody has removed some by number, perhaps without an invalidation: the gather has everything
-    /// then, and the addresses must not be used again.
-    #[must_use]
-    pub(super) fn unlink(&self, range: IovaRange, gather: &mut Gather) -> bool {
-        let Unmapped { bytes, kept, .. } = self.domain.unlink(range, gather);
-        if kept > 0 {
-            self.still_mapped.fetch_add(kept, Ordering::Relaxed);
-        }
-        bytes == range.len()
-    }
-
-    /// Waits until no device reaches what is in `gather`: never where the mapper could not remove something of the
-    /// pool's. What was mapped as a whole and is unmapped as a whole can be removed, so it has broken its word; which
-    /// of the pool's memory is safe is not known any more, and none is given back.
-    pub(super) fn confirm(&self, gather: &Gather) -> Result<(), InvalidationError> {
-        self.domain.confirm(gather)?;
-        // Relaxed: it was set by this caller, or by whoever handed over what it has in its hands.
-        match self.still_mapped.load(Ordering::Relaxed) {
-            0 => Ok(()),
-            bytes => Err(InvalidationError::StillMapped { bytes }),
-        }
     }
 
     /// Notes that the buffer of a slot is unmapped, and whether its translations were there.
@@ -167,7 +149,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let mut bytes = claim.confirmed();
         while let Some(index) = doomed.first() {
             let slot = &self.slots[index];
-            let class = self.class_of_slot(index);
+            let class = self.layout.class_of_slot(index);
             let next = slot.next();
             bytes += self.strip(class, index);
             self.with_depot(class, |depot| {
@@ -192,14 +174,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         unsafe { self.free(buffer, bytes) };
         bytes
     }
-
-    /// The class of slot `index`. O(classes).
-    pub(super) fn class_of_slot(&self, index: usize) -> usize {
-        (0..self.layout.classes() - 1).find(|class| index < self.layout.first(class + 1)).unwrap_or(
-            // The last one, then.
-            self.layout.classes() - 1,
-        )
-    }
 }
 
 /// A pool that ends. Dropped, it gives up the addresses of what is in its map: all of them where something below panics or fails.
@@ -221,7 +195,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let mut lost = 0;
         for class in 0..self.layout.classes() {
             for index in self.layout.first(class)..self.layout.first(class + 1) {
-                let range = self.range_of(class, index);
+                let range = self.layout.range_of(class, index);
                 match (self.slots[index].buffer(), self.slots[index].phase()) {
                     (None, _) => continue,
                     (Some(_), Phase::Retired | Phase::Lost) => gather.add(range),

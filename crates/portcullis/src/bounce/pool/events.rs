@@ -1,0 +1,54 @@
+//! What the platform tells the pool of: its timer gives back what nobody wants and tries again what was not confirmed,
+//! and a slot that is released leaves what it kept to the others.
+
+use super::BouncePool;
+use super::idle::NotAsked;
+use crate::mapper::Mapper;
+use crate::platform::{CopyMemory, Platform, PlatformEvents};
+
+impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
+    /// Gives back what nobody wants. What the hardware does not confirm is tried again the next time.
+    fn trim_idle(&self) {
+        let bounced = self.usage().bounced;
+        let trimmed = match self.idle.is_quiet(bounced) {
+            true => self.trim(self.config.keep_bytes),
+            false => self.trim_unwanted(self.config.keep_bytes),
+        };
+        // Buffers in use may wait later, which nobody would tell.
+        if trimmed.is_err() || self.usage().buffer_bytes > self.config.keep_bytes || self.awaits() {
+            self.look_later();
+        }
+    }
+}
+
+impl<M: Mapper, P: Platform, C: CopyMemory> PlatformEvents for BouncePool<M, P, C> {
+    fn timer(&self) {
+        let Some(at) = self.idle.at_ns() else { return };
+        let again = Again(self);
+        let not_asked = NotAsked::new(&self.idle);
+        if self.domain.platform().now_ns() < at {
+            // Forgotten, maybe, for the deadline that has come now.
+            self.domain.platform().wake_at(at);
+            not_asked.done();
+            core::mem::forget(again);
+            return;
+        }
+        // Acquire, and first: what comes from now on asks again, and what came before is seen.
+        drop(not_asked);
+        self.trim_idle();
+        core::mem::forget(again);
+    }
+
+    fn slot_released(&self, index: usize) {
+        self.collect(Some(index));
+    }
+}
+
+/// Has the timer come again when it is dropped: where what it came for panics.
+struct Again<'a, M: Mapper, P: Platform, C: CopyMemory>(&'a BouncePool<M, P, C>);
+
+impl<M: Mapper, P: Platform, C: CopyMemory> Drop for Again<'_, M, P, C> {
+    fn drop(&mut self) {
+        self.0.look_later();
+    }
+}
