@@ -116,18 +116,18 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         // Dropped last, when the page is finished.
         let _turn = (run > 0).then(|| Turn::wait(self.is_reclaiming()));
         let mut is_replaced = false;
-        let broken = self.with_slot(platform, |slot| {
-            // Dropped after the section, which one without a slot has only once.
-            let mut broken = None;
+        // Dropped after the section, which one without a slot has only once, and when the slot is back, which it asks for again.
+        let mut broken = None;
+        self.with_slot(platform, |slot| {
             let _section = self.sections().enter(slot);
             let large = match self.unmap_run(iova, iova, 1).obstacle {
                 Some(Obstacle::SticksOut(large)) if large.size != LeafSize { level: 1, run: 0 } => large,
                 // Somebody else has unmapped or split it, or is about to.
-                _ => return Ok(None),
+                _ => return Ok(()),
             };
             if large.size.run != run {
                 // It has come meanwhile, and is split in another way.
-                return Ok(None);
+                return Ok(());
             }
             let mut split = self.smaller(large)?;
             let words = &self.words(large.at)[..split.entries.len()];
@@ -138,7 +138,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
                     split.new.map(NewTable::keep);
                     self.show(&words[0], entry);
                 }
-                return Ok(None);
+                return Ok(());
             }
             let mut is_ours = false;
             for (word, entry) in words.iter().zip(&mut split.entries) {
@@ -159,9 +159,9 @@ impl<F: Frames, X: Format> PageTable<F, X> {
                 });
                 self.clean(words);
             }
-            Ok(broken)
+            Ok(())
         })?;
-        let Some(mut broken) = broken else {
+        let Some(broken) = &mut broken else {
             return Ok(is_replaced);
         };
         let LargePage { iova, size, .. } = broken.split.large;

@@ -1,6 +1,6 @@
 //! Memory, mapper, queue and platform that do what they should, but for the call that is to go wrong.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 use portcullis::addr::{IovaRange, Permissions, PhysAddr};
@@ -267,6 +267,8 @@ struct State {
     slots: usize,
     number: PlatformNumber,
     slot: AtomicUsize,
+    /// While a slot, or none, is lent.
+    is_lent: AtomicBool,
     now_ns: AtomicU64,
     deadline: Mutex<Option<u64>>,
     listeners: Mutex<Vec<Weak<dyn PlatformEvents>>>,
@@ -277,7 +279,8 @@ impl Pl {
         let (slot, now_ns) = (AtomicUsize::new(0), AtomicU64::new(1));
         let (deadline, listeners) = (Mutex::default(), Mutex::default());
         let number = PlatformNumber::new();
-        Self(Arc::new(State { hostile, slots, number, slot, now_ns, deadline, listeners }))
+        let is_lent = AtomicBool::new(false);
+        Self(Arc::new(State { hostile, slots, number, slot, is_lent, now_ns, deadline, listeners }))
     }
 
     /// From now on the caller is this CPU.
@@ -307,6 +310,18 @@ impl Pl {
     }
 }
 
+/// Ends the lending of a slot, also where the closure panics.
+struct Lent<'a> {
+    is_lent: &'a AtomicBool,
+    is_first: bool,
+}
+
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        self.is_lent.store(!self.is_first, Ordering::Relaxed);
+    }
+}
+
 // SAFETY: one thread is all CPUs, one after the other, and its fences are full ones.
 unsafe impl Platform for Pl {
     fn slots(&self) -> usize {
@@ -323,7 +338,13 @@ unsafe impl Platform for Pl {
         let (verdict, late) = self.0.hostile.faults.enter(Call::WithSlot);
         // SAFETY: one thread is all CPUs, so nobody else has it.
         let slot = unsafe { LocalSlot::new(self.0.slot.load(Ordering::Relaxed)) };
-        let result = f((verdict == Verdict::GoOn).then_some(&slot));
+        let is_first = !self.0.is_lent.swap(true, Ordering::Relaxed);
+        if !is_first {
+            self.0.hostile.asked_twice();
+        }
+        let lent = Lent { is_lent: &self.0.is_lent, is_first };
+        let result = f((verdict == Verdict::GoOn && is_first).then_some(&slot));
+        drop(lent);
         late.come();
         result
     }
