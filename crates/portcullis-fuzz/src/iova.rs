@@ -1,12 +1,9 @@
-//! Address spaces of any shape, with ring arenas in them, against a plain list of what is handed out; and the two
-//! structures behind them beside each other.
+//! Address spaces of any shape, with ring arenas in them, against a plain list of what is handed out.
 
 use std::sync::Arc;
 
 use portcullis::addr::{Iova, IovaRange, PageSize};
-use portcullis::iova::{
-    Bitmap, HoleTree, IovaError, IovaSpace, Placement, RingArena, RingConfig, SpaceConfig, Structure,
-};
+use portcullis::iova::{IovaError, IovaSpace, Placement, RingArena, RingConfig, SpaceConfig};
 
 use crate::api::Clocked;
 use crate::input::Input;
@@ -16,8 +13,7 @@ const MOST: usize = 128;
 
 /// Plays `bytes`.
 pub fn run(bytes: &[u8]) {
-    let mut input = Input::new(bytes);
-    if input.flag() { structures(&mut input) } else { space(&mut input) }
+    space(&mut Input::new(bytes));
 }
 
 fn overlap(one: IovaRange, other: IovaRange) -> bool {
@@ -57,7 +53,6 @@ fn space(input: &mut Input<'_>) {
     let granule = PageSize::from_shift(u32::from(input.byte() % 72)).unwrap_or(PageSize::SIZE_4K);
     let Ok(aperture) = IovaRange::new(Iova::new(start), len) else { return };
     let mut config = SpaceConfig::new(aperture, granule, slots);
-    config.structure = if input.flag() { Structure::Bitmap } else { Structure::HoleTree };
     config.placement = if input.flag() { Placement::TopDown } else { Placement::BottomUp };
     if input.flag() {
         config.low_end = Iova::new(input.number());
@@ -243,55 +238,4 @@ fn play_ring(
     assert_eq!(ring.arena.reservations(), ring.live.len());
     assert_eq!(ring.arena.in_use(), ring.live.iter().map(|range| range.len()).sum::<u64>());
     None
-}
-
-/// The bitmap and the tree give the same answers, whatever they are asked.
-fn structures(input: &mut Input<'_>) {
-    let placement = if input.flag() { Placement::TopDown } else { Placement::BottomUp };
-    let (mut bitmap, mut tree) = (Bitmap::new(placement), HoleTree::with_placement(placement));
-    let mut live: Vec<(u64, u64)> = Vec::new();
-    // Past these the bitmap has no pages and the tree has.
-    const END: u64 = 1 << 54;
-    let mut steps = 0;
-    while !input.is_empty() && steps < 500 {
-        steps += 1;
-        match input.below(8) {
-            0 => {
-                let (first, pages) = (input.number(), input.number());
-                if first.checked_add(pages).is_some_and(|end| end <= END) {
-                    // Nothing that is handed out becomes free by that.
-                    if live.iter().all(|(at, len)| at + len <= first || first + pages <= *at) {
-                        assert_eq!(bitmap.add(first, pages), tree.add(first, pages));
-                    }
-                } else {
-                    assert!(bitmap.add(first, pages).is_err());
-                }
-            }
-            1 => {
-                let (first, pages) = (input.number(), input.number());
-                assert_eq!(bitmap.reserve(first, pages), tree.reserve(first, pages));
-            }
-            2..=4 if live.len() < MOST => {
-                let pages = if input.flag() { 1 + input.below(600) } else { input.number() };
-                let order = if input.flag() { pages.max(1).ilog2() } else { u32::from(input.byte() % 24) };
-                let last = if input.flag() { u64::MAX } else { input.number() };
-                let found = bitmap.alloc(pages, order, last);
-                assert_eq!(found, tree.alloc(pages, order, last));
-                live.extend(found.ok().map(|page| (page, pages)));
-            }
-            5..=6 => {
-                if let Some(which) = input.which(live.len()) {
-                    let (page, pages) = live.swap_remove(which);
-                    assert_eq!((bitmap.free(page, pages), tree.free(page, pages)), (Ok(()), Ok(())));
-                    assert!(bitmap.free(page, pages).is_err() && tree.free(page, pages).is_err());
-                }
-            }
-            _ => {
-                assert!(bitmap.iter().eq(tree.iter()), "holes differ");
-                assert_eq!(bitmap.largest_hole(), tree.largest_hole());
-            }
-        }
-        assert_eq!(bitmap.free_pages(), tree.free_pages());
-    }
-    assert_eq!((bitmap.check(), tree.check()), (Ok(()), Ok(())));
 }

@@ -1,9 +1,9 @@
-//! The hierarchical bitmap against a plain model of the same space, and against the tree of holes.
+//! The hierarchical bitmap against a plain model of the same space.
 
 mod iova_model;
 
-use iova_model::{List, Model, end_of, sizes};
-use portcullis::iova::{Bitmap, BitmapError, HoleTree, MAX_ORDER, Placement};
+use iova_model::{List, end_of, sizes};
+use portcullis::iova::{Bitmap, BitmapError, MAX_ORDER, Placement};
 use proptest::prelude::*;
 
 #[derive(Debug, Clone)]
@@ -27,7 +27,7 @@ enum Op {
     FreeEnd(prop::sample::Index, u64),
     /// Gives the middle of a live allocation back; both ends stay live.
     FreeMiddle(prop::sample::Index, u64),
-    /// Gives back many live allocations.
+    /// Gives back all live allocations of a size.
     FreeMany(prop::sample::Index),
     /// Gives an allocation back a second time.
     FreeAgain(prop::sample::Index),
@@ -38,20 +38,20 @@ enum Op {
 /// The page behind the last that a bitmap can hold.
 const END: u64 = 1 << 54;
 
-/// Does the same to a bitmap, a tree and a model and compares everything that can be seen.
-struct Trio {
+/// Does the same to a bitmap and a model and compares everything that can be seen.
+struct Pair {
+    placement: Placement,
     bitmap: Bitmap,
-    tree: HoleTree,
     model: List,
     live: Vec<(u64, u64)>,
     gone: Vec<(u64, u64)>,
     steps: usize,
 }
 
-impl Trio {
+impl Pair {
     fn new(placement: Placement) -> Self {
-        let (bitmap, tree) = (Bitmap::new(placement), HoleTree::with_placement(placement));
-        Self { bitmap, tree, model: List::default(), live: Vec::new(), gone: Vec::new(), steps: 0 }
+        let (bitmap, model) = (Bitmap::new(placement), List::default());
+        Self { placement, bitmap, model, live: Vec::new(), gone: Vec::new(), steps: 0 }
     }
 
     fn free(&mut self, first: u64, pages: u64) -> Result<(), TestCaseError> {
@@ -63,7 +63,6 @@ impl Trio {
         });
         prop_assert_eq!(self.bitmap.free(first, pages), expected.map(|_| ()));
         if let Ok(end) = expected {
-            prop_assert_eq!(self.tree.free(first, pages), Ok(()));
             self.model.release(first, end);
         }
         Ok(())
@@ -82,34 +81,29 @@ impl Trio {
                     });
                 prop_assert_eq!(self.bitmap.add(first, pages), expected.map(|_| ()));
                 if let Ok(end) = expected {
-                    prop_assert_eq!(self.tree.add(first, pages), Ok(()));
                     self.model.release(first, end);
                     self.live.retain(|&(at, len)| at + len <= first || end <= at);
                 }
             }
             Op::Reserve(first, pages) => {
-                let result = self.bitmap.reserve(first, pages);
-                prop_assert_eq!(result, self.tree.reserve(first, pages));
-                if let Ok(taken) = result {
-                    prop_assert_eq!(self.model.take(first, first + pages), taken);
-                }
+                let expected = end_of(first, pages, u64::MAX).map(|end| self.model.take(first, end));
+                prop_assert_eq!(self.bitmap.reserve(first, pages), expected);
             }
             Op::Alloc { pages, order, max_page } => {
                 let result = self.bitmap.alloc(pages, order, max_page);
-                prop_assert_eq!(result, self.tree.alloc(pages, order, max_page));
                 self.allocated(result, pages, order, max_page)?;
             }
             Op::AllocRun { count, pages, order, max_page } => {
                 let mut out = vec![u64::MAX; count];
-                let result = self.bitmap.alloc_run(count, pages, order, max_page, &mut out);
+                let result = self.bitmap.alloc_run(pages, order, max_page, &mut out);
                 let taken = result.unwrap_or(0);
                 for page in &out[..taken] {
-                    prop_assert_eq!(self.tree.alloc(pages, order, max_page), Ok(*page));
                     self.allocated(Ok(*page), pages, order, max_page)?;
                 }
-                if taken < count {
-                    let refused = self.tree.alloc(pages, order, max_page).unwrap_err();
-                    prop_assert_eq!(result, if taken == 0 { Err(refused) } else { Ok(taken) });
+                if let Err(refused) = result {
+                    self.allocated(Err(refused), pages, order, max_page)?;
+                } else if taken < count {
+                    prop_assert_eq!(self.model.place(pages, order, max_page, self.placement), None);
                 }
             }
             Op::Free(index) if len > 0 => {
@@ -135,13 +129,8 @@ impl Trio {
             }
             Op::FreeMany(index) if len > 0 => {
                 let (_, pages) = self.live[index.index(len)];
-                let firsts: Vec<u64> =
-                    self.live.extract_if(.., |live| live.1 == pages).map(|live| live.0).collect();
-                prop_assert_eq!(self.bitmap.free_all(&firsts, pages), Ok(()));
-                for first in firsts {
-                    prop_assert_eq!(self.tree.free(first, pages), Ok(()));
-                    self.model.release(first, first + pages);
-                }
+                let many: Vec<_> = self.live.extract_if(.., |live| live.1 == pages).collect();
+                many.into_iter().try_for_each(|(first, pages)| self.free(first, pages))?;
             }
             Op::FreeAgain(index) if !self.gone.is_empty() => {
                 let (first, pages) = self.gone[index.index(self.gone.len())];
@@ -156,7 +145,6 @@ impl Trio {
             }
             _ => {}
         }
-        prop_assert_eq!(self.bitmap.free_pages(), self.tree.free_pages());
         // The rest takes long; once in a while is enough to notice what does not go away by itself.
         self.steps += 1;
         if self.steps.is_multiple_of(8) { self.compare() } else { Ok(()) }
@@ -173,7 +161,7 @@ impl Trio {
             prop_assert_eq!(result, Err(BitmapError::Empty));
         } else if order > MAX_ORDER {
             prop_assert_eq!(result, Err(BitmapError::Alignment { align_order: order, max: MAX_ORDER }));
-        } else if let Some(first) = self.model.place(pages, order, max_page, self.bitmap.placement()) {
+        } else if let Some(first) = self.model.place(pages, order, max_page, self.placement) {
             prop_assert_eq!(result, Ok(first));
             prop_assert_eq!(self.model.take(first, first + pages), pages);
             self.live.push((first, pages));
@@ -239,13 +227,13 @@ fn op(bits: u32) -> impl Strategy<Value = Op> {
 }
 
 fn run(placement: Placement, pages: u64, ops: &[Op]) -> Result<(), TestCaseError> {
-    let mut trio = Trio::new(placement);
-    trio.apply(&Op::Add(1, pages - 1))?;
-    ops.iter().try_for_each(|op| trio.apply(op))?;
-    while let Some((first, pages)) = trio.live.pop() {
-        trio.free(first, pages)?;
+    let mut pair = Pair::new(placement);
+    pair.apply(&Op::Add(1, pages - 1))?;
+    ops.iter().try_for_each(|op| pair.apply(op))?;
+    while let Some((first, pages)) = pair.live.pop() {
+        pair.free(first, pages)?;
     }
-    trio.compare()
+    pair.compare()
 }
 
 proptest! {

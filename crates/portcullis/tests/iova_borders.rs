@@ -2,9 +2,9 @@
 
 mod chosen;
 
-use chosen::{ANYWHERE, Chosen, KINDS, PAGE, alloc, config, free};
+use chosen::{ANYWHERE, Chosen, PAGE, PLACEMENTS, alloc, config, free};
 use portcullis::addr::{Iova, IovaRange, PageSize};
-use portcullis::iova::{ArenaError, IovaSpace, Placement, RingArena, RingConfig, SpaceConfig};
+use portcullis::iova::{ArenaError, IovaSpace, RingArena, RingConfig, SpaceConfig};
 
 /// The page behind the spaces here, and the first that is not in the low zone: ranges of 4 pages and more lie across it.
 const END: u64 = 256;
@@ -13,12 +13,12 @@ const LOW_END: u64 = 106;
 /// Whatever the lists hold, a limit gets all that ends at or before it, and nothing that ends behind it.
 #[test]
 fn a_limit_holds_to_the_byte_wherever_it_lies() {
-    for (structure, placement) in KINDS {
+    for placement in PLACEMENTS {
         for (pages, reversed) in [1, 2, 3, 4, 8].into_iter().flat_map(|pages| [(pages, false), (pages, true)])
         {
             let platform = Chosen::new(1);
             let low_end = Iova::new(LOW_END * PAGE);
-            let config = SpaceConfig { structure, placement, low_end, ..config(1, END - 1, 1) };
+            let config = SpaceConfig { placement, low_end, ..config(1, END - 1, 1) };
             let space = IovaSpace::new(&config).unwrap();
             let all = |limit| -> Vec<IovaRange> {
                 std::iter::from_fn(|| alloc(&space, &platform, pages, limit).ok()).collect()
@@ -56,46 +56,42 @@ fn a_limit_holds_to_the_byte_wherever_it_lies() {
 #[test]
 fn only_its_own_limit_prefers_the_low_zone() {
     let low_end = Iova::new(LOW_END * PAGE);
-    for (structure, placement) in KINDS.into_iter().filter(|kind| kind.1 == Placement::TopDown) {
-        for above in [1, 2, 70, END - LOW_END - 1, END - LOW_END] {
-            let platform = Chosen::new(1);
-            let config = SpaceConfig { structure, placement, low_end, ..config(1, END - 1, 1) };
-            let space = IovaSpace::new(&config).unwrap();
-            let low = alloc(&space, &platform, 1, Iova::new(LOW_END * PAGE - 1)).unwrap();
-            free(&space, &platform, low).unwrap();
-            let range = alloc(&space, &platform, 1, Iova::new((LOW_END + above) * PAGE - 1)).unwrap();
-            assert_eq!(range.start().get(), (LOW_END + above - 1) * PAGE, "{low} is kept");
-        }
+    for above in [1, 2, 70, END - LOW_END - 1, END - LOW_END] {
+        let platform = Chosen::new(1);
+        let config = SpaceConfig { low_end, ..config(1, END - 1, 1) };
+        let space = IovaSpace::new(&config).unwrap();
+        let low = alloc(&space, &platform, 1, Iova::new(LOW_END * PAGE - 1)).unwrap();
+        free(&space, &platform, low).unwrap();
+        let range = alloc(&space, &platform, 1, Iova::new((LOW_END + above) * PAGE - 1)).unwrap();
+        assert_eq!(range.start().get(), (LOW_END + above - 1) * PAGE, "{low} is kept");
     }
 }
 
 /// A device that reaches no more than the low zone is served from lists, whatever the lists of the other hold.
 #[test]
 fn the_low_zone_has_lists_while_the_other_is_in_use() {
-    for (structure, placement) in KINDS.into_iter().filter(|kind| kind.1 == Placement::TopDown) {
-        let platform = Chosen::new(1);
-        let low_end = Iova::new(LOW_END * PAGE);
-        let config = SpaceConfig { structure, placement, low_end, ..config(1, END - 1, 1) };
-        let space = IovaSpace::new(&config).unwrap();
-        let [high, low] = [ANYWHERE, Iova::new(LOW_END * PAGE - 1)].map(|limit| {
-            let range = alloc(&space, &platform, 1, limit).unwrap();
-            free(&space, &platform, range).unwrap();
-            let taken = space.usage().taken;
-            assert_eq!((alloc(&space, &platform, 1, limit), space.usage().taken), (Ok(range), taken));
-            free(&space, &platform, range).unwrap();
-            range
-        });
-        assert!(low.last() < low_end && low_end <= high.start());
-        assert!(space.usage().cached >= 2 * PAGE);
-    }
+    let platform = Chosen::new(1);
+    let low_end = Iova::new(LOW_END * PAGE);
+    let config = SpaceConfig { low_end, ..config(1, END - 1, 1) };
+    let space = IovaSpace::new(&config).unwrap();
+    let [high, low] = [ANYWHERE, Iova::new(LOW_END * PAGE - 1)].map(|limit| {
+        let range = alloc(&space, &platform, 1, limit).unwrap();
+        free(&space, &platform, range).unwrap();
+        let taken = space.usage().taken;
+        assert_eq!((alloc(&space, &platform, 1, limit), space.usage().taken), (Ok(range), taken));
+        free(&space, &platform, range).unwrap();
+        range
+    });
+    assert!(low.last() < low_end && low_end <= high.start());
+    assert!(space.usage().cached >= 2 * PAGE);
 }
 
 /// At once a list fetches a sixteenth of what its CPU keeps at the most.
 #[test]
 fn a_list_fetches_a_sixteenth_at_once() {
-    for (structure, placement) in KINDS {
+    for placement in PLACEMENTS {
         let platform = Chosen::new(1);
-        let config = SpaceConfig { structure, placement, cache_bytes: 64 * PAGE, ..config(1, 1 << 22, 1) };
+        let config = SpaceConfig { placement, cache_bytes: 64 * PAGE, ..config(1, 1 << 22, 1) };
         let space = IovaSpace::new(&config).unwrap();
         for order in [0, 1, 2, 5] {
             let mut taken = space.usage().taken;
@@ -112,25 +108,23 @@ fn a_list_fetches_a_sixteenth_at_once() {
 /// A zone's budget is its own: what comes back to the other does not depend on it.
 #[test]
 fn a_small_low_zone_does_not_keep_others_ranges_from_their_owner() {
-    for (structure, placement) in KINDS.into_iter().filter(|kind| kind.1 == Placement::TopDown) {
-        let platform = Chosen::new(2);
-        let low_end = Iova::new(8 * PAGE);
-        let config = SpaceConfig { structure, placement, low_end, ..config(1, 1 << 20, 2) };
-        let space = IovaSpace::new(&config).unwrap();
-        let mine: Vec<_> = (0..100).map(|_| alloc(&space, platform.be(0), 1, ANYWHERE).unwrap()).collect();
-        let before = space.usage();
-        mine.iter().for_each(|range| free(&space, platform.be(1), *range).unwrap());
-        let after = space.usage();
-        assert_eq!((after.taken, after.cached), (before.taken, before.cached + 100 * PAGE));
-    }
+    let platform = Chosen::new(2);
+    let low_end = Iova::new(8 * PAGE);
+    let config = SpaceConfig { low_end, ..config(1, 1 << 20, 2) };
+    let space = IovaSpace::new(&config).unwrap();
+    let mine: Vec<_> = (0..100).map(|_| alloc(&space, platform.be(0), 1, ANYWHERE).unwrap()).collect();
+    let before = space.usage();
+    mine.iter().for_each(|range| free(&space, platform.be(1), *range).unwrap());
+    let after = space.usage();
+    assert_eq!((after.taken, after.cached), (before.taken, before.cached + 100 * PAGE));
 }
 
 /// What a list was granted and does not use goes to another, and comes back to it as it is needed.
 #[test]
 fn a_list_whose_room_went_to_another_gets_room_again() {
-    for (structure, placement) in KINDS {
+    for placement in PLACEMENTS {
         let platform = Chosen::new(1);
-        let config = SpaceConfig { structure, placement, cache_bytes: 256 * PAGE, ..config(1, 1 << 22, 1) };
+        let config = SpaceConfig { placement, cache_bytes: 256 * PAGE, ..config(1, 1 << 22, 1) };
         let space = IovaSpace::new(&config).unwrap();
         let take = |count: u32, pages| -> Vec<_> {
             (0..count).map(|_| alloc(&space, &platform, pages, ANYWHERE).unwrap()).collect()
@@ -148,11 +142,10 @@ fn a_list_whose_room_went_to_another_gets_room_again() {
 /// The last pages of a space, where no range of a rounded size fits any more: what is handed out there can be freed.
 #[test]
 fn exact_sizes_at_the_end_of_a_space_are_taken_back() {
-    for (structure, placement) in KINDS {
+    for placement in PLACEMENTS {
         for (whole, rest) in [(8, 5), (8, 7), (64, 33), (64, 40), (512, 300)] {
             let platform = Chosen::new(1);
-            let space =
-                IovaSpace::new(&SpaceConfig { structure, placement, ..config(0, whole + rest, 1) }).unwrap();
+            let space = IovaSpace::new(&SpaceConfig { placement, ..config(0, whole + rest, 1) }).unwrap();
             for _ in 0..3 {
                 let ranges = [whole, rest].map(|pages| alloc(&space, &platform, pages, ANYWHERE).unwrap());
                 assert_eq!(ranges[1].start().get(), whole * PAGE);
@@ -166,9 +159,9 @@ fn exact_sizes_at_the_end_of_a_space_are_taken_back() {
 /// The most that was ever taken is that, from the first call on.
 #[test]
 fn the_peak_is_what_was_taken_at_the_most() {
-    for (structure, placement) in KINDS {
+    for placement in PLACEMENTS {
         let platform = Chosen::new(1);
-        let space = IovaSpace::new(&SpaceConfig { structure, placement, ..config(1, 1 << 20, 1) }).unwrap();
+        let space = IovaSpace::new(&SpaceConfig { placement, ..config(1, 1 << 20, 1) }).unwrap();
         assert_eq!(space.usage().peak_taken, 0);
         let mut peak = 0;
         for pages in [1, 600, 3, 5000, 1, 700] {

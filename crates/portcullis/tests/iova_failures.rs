@@ -5,109 +5,99 @@
 mod chosen;
 mod iova_model;
 
-use chosen::{ANYWHERE, Chosen, KINDS, PAGE, alloc, config, free};
+use chosen::{ANYWHERE, Chosen, PAGE, PLACEMENTS, alloc, config, free};
 use iova_model::Rng;
 use portcullis::addr::{Iova, IovaRange};
-use portcullis::iova::{HoleTree, IovaError, IovaSpace, MAX_ORDER, SpaceConfig, Structure};
+use portcullis::iova::{Bitmap, IovaError, IovaSpace, MAX_ORDER, Placement, SpaceConfig};
 
-/// AVL trees are lower than 1.4405 log2(n + 2).
-fn assert_low(tree: &HoleTree) {
-    let bound = 1.4405 * ((tree.holes() + 2) as f64).log2();
-    assert!(f64::from(tree.height()) <= bound, "{} levels for {} holes", tree.height(), tree.holes());
-}
+/// The most levels that a bitmap has, whatever the holes.
+const LEVELS: usize = 15;
 
 /// Failure 2: ranges freed in random order make the next searches linear.
 ///
-/// Every call goes past the lists to the structure. Its steps cannot be counted from outside. What is
-/// asserted: how many holes a walk from the top looks at on the way to the same answers, so that the work is
-/// hard; that a tree of its own, which gives the same answers, has the same holes and stays low; and that no
-/// call had to empty a CPU's lists. The bitmap's height is that of the space, whatever the holes.
+/// Every call goes past the lists to the bitmap. Its steps cannot be counted from outside. What is asserted:
+/// how many holes a walk from the top looks at on the way to the same answers, so that the work is hard; that
+/// a bitmap of its own gives the same answers, so that these are its holes; and that no call had to empty a
+/// CPU's lists. The bitmap's height is that of the space, whatever the holes.
 #[test]
 fn holes_left_by_frees_in_random_order_are_not_walked() {
-    for structure in [Structure::Bitmap, Structure::HoleTree] {
-        let mut rng = Rng(0x9e37_79b9_7f4a_7c15);
-        let platform = Chosen::new(1);
-        let pages = (1 << 24) - 1;
-        let space = IovaSpace::new(&SpaceConfig { structure, ..config(1, pages, 1) }).unwrap();
-        let mut tree = HoleTree::new();
-        tree.add(1, pages).unwrap();
-        platform.be(1);
-        let order = |pages: u64| pages.next_power_of_two().ilog2();
-        let both = |tree: &mut HoleTree, pages: u64| {
-            let range = alloc(&space, &platform, pages, ANYWHERE).unwrap();
-            assert_eq!(tree.alloc(1 << order(pages), order(pages), u64::MAX), Ok(range.start().get() / PAGE));
-            range
-        };
-        let both_freed = |tree: &mut HoleTree, range: IovaRange| {
-            free(&space, &platform, range).unwrap();
-            let pages = (range.len() / PAGE).next_power_of_two();
-            tree.free(range.start().get() / PAGE, pages).unwrap();
-            assert_low(tree);
-        };
-        let mut live: Vec<IovaRange> = (0..100_000).map(|_| both(&mut tree, 1 + rng.below(64))).collect();
-        // Replaced one by one: each is freed before the next is allocated.
-        let (mut walked, mut samples, mut most) = (0, 0, 0);
-        for step in 0..50_000 {
-            let which = rng.below(live.len() as u64) as usize;
-            both_freed(&mut tree, live[which]);
-            most = most.max(tree.holes());
-            let sample = step % 250 == 0;
-            let before: Vec<(u64, u64)> = if sample { tree.iter().collect() } else { Vec::new() };
-            live[which] = both(&mut tree, 1 + rng.below(64));
-            if sample {
-                let page = live[which].start().get() / PAGE;
-                walked += before.iter().filter(|hole| hole.0 + hole.1 > page).count();
-                samples += 1;
-            }
+    let mut rng = Rng(0x9e37_79b9_7f4a_7c15);
+    let platform = Chosen::new(1);
+    let pages = (1 << 24) - 1;
+    let space = IovaSpace::new(&config(1, pages, 1)).unwrap();
+    let mut bitmap = Bitmap::new(Placement::TopDown);
+    bitmap.add(1, pages).unwrap();
+    platform.be(1);
+    let order = |pages: u64| pages.next_power_of_two().ilog2();
+    let both = |bitmap: &mut Bitmap, pages: u64| {
+        let range = alloc(&space, &platform, pages, ANYWHERE).unwrap();
+        assert_eq!(bitmap.alloc(1 << order(pages), order(pages), u64::MAX), Ok(range.start().get() / PAGE));
+        range
+    };
+    let both_freed = |bitmap: &mut Bitmap, range: IovaRange| {
+        free(&space, &platform, range).unwrap();
+        bitmap.free(range.start().get() / PAGE, (range.len() / PAGE).next_power_of_two()).unwrap();
+    };
+    let mut live: Vec<IovaRange> = (0..100_000).map(|_| both(&mut bitmap, 1 + rng.below(64))).collect();
+    // Replaced one by one: each is freed before the next is allocated.
+    let (mut walked, mut samples, mut most) = (0, 0, 0);
+    for step in 0..50_000 {
+        let which = rng.below(live.len() as u64) as usize;
+        both_freed(&mut bitmap, live[which]);
+        let sample = step % 250 == 0;
+        let before: Vec<(u64, u64)> = if sample { bitmap.iter().collect() } else { Vec::new() };
+        live[which] = both(&mut bitmap, 1 + rng.below(64));
+        if sample {
+            let page = live[which].start().get() / PAGE;
+            walked += before.iter().filter(|hole| hole.0 + hole.1 > page).count();
+            samples += 1;
+            most = most.max(before.len());
         }
-        let walk = walked / samples;
-        let levels = tree.height();
-        println!("{structure:?}: up to {most} holes, a walk looks at {walk}, the tree has {levels} levels");
-        assert!(walk > 20 * levels as usize, "{walk} holes on the way: too easy");
-        rng.shuffle(&mut live);
-        live.into_iter().for_each(|range| both_freed(&mut tree, range));
-        assert_eq!(platform.fences(), 0, "nobody's lists were emptied");
-        assert_eq!((space.usage().taken, tree.holes(), tree.check()), (0, 1, Ok(())));
     }
+    let walk = walked / samples;
+    println!("up to {most} holes, a walk looks at {walk}");
+    assert!(walk > 20 * LEVELS, "{walk} holes on the way: too easy");
+    rng.shuffle(&mut live);
+    live.into_iter().for_each(|range| both_freed(&mut bitmap, range));
+    assert_eq!(platform.fences(), 0, "nobody's lists were emptied");
+    assert_eq!((space.usage().taken, bitmap.iter().count(), bitmap.check()), (0, 1, Ok(())));
 }
 
 /// Failure 2 again, where no luck helps: 20,000 holes that are long enough, and none of them aligned, above
-/// the only one that serves. Walking over them would take 4 x 10^8 steps for each structure.
+/// the only one that serves. Walking over them would take 4 x 10^8 steps.
 #[test]
 fn holes_that_do_not_serve_are_not_walked() {
     const HOLES: u64 = 20_000;
-    for structure in [Structure::Bitmap, Structure::HoleTree] {
-        let (platform, stranger) = (Chosen::new(1), Chosen::silent(1));
-        // Units of 32 pages: free in each are 14, from the second on. The lowest unit begins with 16 free.
-        let taken = (0..=HOLES).map(|unit| {
-            let (first, pages) = if unit == 0 { (16, 17) } else { (unit * 32 + 15, 18) };
-            IovaRange::new(Iova::new(first * PAGE), pages * PAGE).unwrap()
-        });
-        let reserved = taken.collect();
-        let config = SpaceConfig { structure, reserved, ..config(0, (HOLES + 1) * 32, 1) };
-        let space = IovaSpace::new(&config).unwrap();
-        for round in 0..HOLES {
-            // Just below, in and above the holes that are in the way. Past the lists, which would find it.
-            platform.be(1);
-            let limit = Iova::new((40 + 32 * round) * PAGE);
-            let range = alloc(&space, &platform, 16, limit).unwrap();
-            assert_eq!(range.start().get(), 0);
-            // Nor does anything else, and nobody's lists are emptied for one whose barrier does not count.
-            assert!(alloc(&space, &stranger, 16, limit).is_err());
-            free(&space, &platform, range).unwrap();
-        }
-        assert_eq!((platform.fences(), space.usage().taken), (0, 0));
+    let (platform, stranger) = (Chosen::new(1), Chosen::silent(1));
+    // Units of 32 pages: free in each are 14, from the second on. The lowest unit begins with 16 free.
+    let taken = (0..=HOLES).map(|unit| {
+        let (first, pages) = if unit == 0 { (16, 17) } else { (unit * 32 + 15, 18) };
+        IovaRange::new(Iova::new(first * PAGE), pages * PAGE).unwrap()
+    });
+    let reserved = taken.collect();
+    let config = SpaceConfig { reserved, ..config(0, (HOLES + 1) * 32, 1) };
+    let space = IovaSpace::new(&config).unwrap();
+    for round in 0..HOLES {
+        // Just below, in and above the holes that are in the way. Past the lists, which would find it.
+        platform.be(1);
+        let limit = Iova::new((40 + 32 * round) * PAGE);
+        let range = alloc(&space, &platform, 16, limit).unwrap();
+        assert_eq!(range.start().get(), 0);
+        // Nor does anything else, and nobody's lists are emptied for one whose barrier does not count.
+        assert!(alloc(&space, &stranger, 16, limit).is_err());
+        free(&space, &platform, range).unwrap();
     }
+    assert_eq!((platform.fences(), space.usage().taken), (0, 0));
 }
 
 /// Failure 2 with the lists in between: no order of frees makes a call empty another CPU's lists, and all
 /// comes back.
 #[test]
 fn lists_filled_by_frees_in_random_order_empty_nobody_elses() {
-    for (structure, placement) in KINDS {
+    for placement in PLACEMENTS {
         let mut rng = Rng(0x2545_f491_4f6c_dd1d);
         let platform = Chosen::new(3);
-        let space = IovaSpace::new(&SpaceConfig { structure, placement, ..config(1, 1 << 25, 3) }).unwrap();
+        let space = IovaSpace::new(&SpaceConfig { placement, ..config(1, 1 << 25, 3) }).unwrap();
         let take = |slot: usize, rng: &mut Rng| {
             alloc(&space, platform.be(slot), 1 + rng.below(64), ANYWHERE).unwrap()
         };
@@ -123,7 +113,7 @@ fn lists_filled_by_frees_in_random_order_empty_nobody_elses() {
         for (step, range) in live.into_iter().enumerate() {
             free(&space, platform.be(step % 4), range).unwrap();
         }
-        assert_eq!(platform.fences(), 0, "{structure:?}");
+        assert_eq!(platform.fences(), 0, "{placement:?}");
         space.flush_caches(&platform);
         assert_eq!(space.usage().taken, 0);
     }
@@ -133,7 +123,7 @@ fn lists_filled_by_frees_in_random_order_empty_nobody_elses() {
 /// holes in which nothing of that size begins at a multiple of its alignment.
 #[test]
 fn a_hole_that_fits_exactly_is_found_in_a_space() {
-    for (structure, placement) in KINDS {
+    for placement in PLACEMENTS {
         for pages in
             [2, 3, 4, 5, 32, 33, 511, 512, 513, 700, 1024, 5000, (1 << 18) - 1, 1 << 18, (1 << 18) + 5]
         {
@@ -146,8 +136,7 @@ fn a_hole_that_fits_exactly_is_found_in_a_space() {
             let between = ends.zip(starts).map(|(from, to)| {
                 IovaRange::from_bounds(Iova::new(from * PAGE), Iova::new(to * PAGE - 1)).unwrap()
             });
-            let config =
-                SpaceConfig { structure, placement, reserved: between.collect(), ..config(0, 24 * align, 1) };
+            let config = SpaceConfig { placement, reserved: between.collect(), ..config(0, 24 * align, 1) };
             for slot in [0, 1] {
                 let platform = Chosen::new(1);
                 platform.be(slot);
@@ -155,7 +144,7 @@ fn a_hole_that_fits_exactly_is_found_in_a_space() {
                 assert_eq!(space.usage().total, (2 * decoy + pages) * PAGE);
                 for limit in [ANYWHERE, Iova::new((8 * align + pages) * PAGE - 1)] {
                     let range = alloc(&space, &platform, pages, limit).unwrap();
-                    assert_eq!(range.start().get(), 8 * align * PAGE, "{structure:?}: {pages} pages");
+                    assert_eq!(range.start().get(), 8 * align * PAGE, "{placement:?}: {pages} pages");
                     let more = alloc(&space, &platform, pages, limit);
                     assert!(matches!(more, Err(IovaError::Exhausted { .. })), "{more:?}");
                     free(&space, &platform, range).unwrap();
@@ -170,11 +159,11 @@ fn a_hole_that_fits_exactly_is_found_in_a_space() {
 /// The same hole made by frees: one page after another of a full space, each on whatever CPU's lists.
 #[test]
 fn a_hole_that_was_freed_page_by_page_is_found() {
-    for (structure, placement) in KINDS {
+    for placement in PLACEMENTS {
         for slot in 0..=2 {
             let platform = Chosen::new(2);
             let pages = 1 << 12;
-            let space = IovaSpace::new(&SpaceConfig { structure, placement, ..config(0, pages, 2) }).unwrap();
+            let space = IovaSpace::new(&SpaceConfig { placement, ..config(0, pages, 2) }).unwrap();
             platform.be(slot);
             let mut live: Vec<Option<IovaRange>> = vec![None; pages as usize];
             while let Ok(range) = alloc(&space, &platform, 1, ANYWHERE) {

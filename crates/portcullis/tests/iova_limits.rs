@@ -3,9 +3,9 @@
 
 mod chosen;
 
-use chosen::{ANYWHERE, Chosen, KINDS, PAGE, alloc, config, free};
+use chosen::{ANYWHERE, Chosen, PAGE, PLACEMENTS, alloc, config, free};
 use portcullis::addr::{Iova, IovaRange, PageSize};
-use portcullis::iova::{IovaError, IovaSpace, Placement, SpaceConfig, Structure};
+use portcullis::iova::{IovaError, IovaSpace, Placement, SpaceConfig};
 
 /// All that a space hands out, a page at a time.
 fn all(space: &IovaSpace, platform: &Chosen) -> Vec<IovaRange> {
@@ -16,7 +16,7 @@ fn all(space: &IovaSpace, platform: &Chosen) -> Vec<IovaRange> {
 #[test]
 fn granules_in_part_are_nobodys() {
     let bytes = |first: u64, last: u64| IovaRange::from_bounds(Iova::new(first), Iova::new(last)).unwrap();
-    for (structure, placement) in KINDS {
+    for placement in PLACEMENTS {
         for (cut, reserved) in [
             ((PAGE, 20 * PAGE - 1), (5 * PAGE + 1, 7 * PAGE)),
             ((PAGE + 1, 20 * PAGE), (5 * PAGE, 7 * PAGE - 1)),
@@ -25,7 +25,7 @@ fn granules_in_part_are_nobodys() {
         ] {
             let (aperture, reserved) = (bytes(cut.0, cut.1), bytes(reserved.0, reserved.1));
             let mut config = SpaceConfig::new(aperture, PageSize::SIZE_4K, 1);
-            (config.structure, config.placement, config.reserved) = (structure, placement, vec![reserved]);
+            (config.placement, config.reserved) = (placement, vec![reserved]);
             let (space, platform) = (IovaSpace::new(&config).unwrap(), Chosen::new(1));
             let mut pages: Vec<u64> =
                 all(&space, &platform).iter().map(|range| range.start().get()).collect();
@@ -46,19 +46,17 @@ fn granules_in_part_are_nobodys() {
 fn the_largest_ranges_can_be_freed() {
     let byte = PageSize::from_shift(0).unwrap();
     let aperture = IovaRange::new(Iova::new(0), u64::MAX).unwrap();
-    for structure in [Structure::Bitmap, Structure::HoleTree] {
-        let config = SpaceConfig { structure, ..SpaceConfig::new(aperture, byte, 1) };
-        let (space, platform) = (IovaSpace::new(&config).unwrap(), Chosen::new(1));
-        for len in [(1 << 50) - 1, 1 << 50, (1 << 50) + 1, 1 << 51, (1 << 52) - 1, 1 << 52, 1 << 53] {
-            match space.alloc(&platform, len, ANYWHERE) {
-                Ok(range) => assert_eq!((range.len(), space.free(&platform, range)), (len, Ok(()))),
-                Err(error) => {
-                    assert!(matches!(error, IovaError::Exhausted { .. }) && len >= 1 << 50, "{error}")
-                }
+    let config = SpaceConfig { ..SpaceConfig::new(aperture, byte, 1) };
+    let (space, platform) = (IovaSpace::new(&config).unwrap(), Chosen::new(1));
+    for len in [(1 << 50) - 1, 1 << 50, (1 << 50) + 1, 1 << 51, (1 << 52) - 1, 1 << 52, 1 << 53] {
+        match space.alloc(&platform, len, ANYWHERE) {
+            Ok(range) => assert_eq!((range.len(), space.free(&platform, range)), (len, Ok(()))),
+            Err(error) => {
+                assert!(matches!(error, IovaError::Exhausted { .. }) && len >= 1 << 50, "{error}")
             }
         }
-        assert_eq!(space.usage().taken, space.usage().cached);
     }
+    assert_eq!(space.usage().taken, space.usage().cached);
 }
 
 /// A request that no space of this size can satisfy takes nothing back from other CPUs.
@@ -88,16 +86,14 @@ fn zones_keep_to_themselves() {
     assert_eq!(alloc(&space, &platform, 1, low), Ok(low_range));
     assert_eq!(alloc(&space, &platform, 1, ANYWHERE), Ok(high_range));
     // 512 pages across the end of a low zone that is not aligned, and no others.
-    for structure in [Structure::Bitmap, Structure::HoleTree] {
-        let config = SpaceConfig { structure, low_end: Iova::new(700 * PAGE), ..config(512, 512, 1) };
-        let (space, platform) = (IovaSpace::new(&config).unwrap(), Chosen::new(1));
-        let below = Iova::new(700 * PAGE - 1);
-        for _ in 0..3 {
-            let range = alloc(&space, &platform, 512, ANYWHERE).unwrap();
-            assert!(alloc(&space, &platform, 512, below).is_err());
-            free(&space, &platform, range).unwrap();
-            assert!(alloc(&space, &platform, 512, below).is_err());
-        }
+    let config = SpaceConfig { low_end: Iova::new(700 * PAGE), ..config(512, 512, 1) };
+    let (space, platform) = (IovaSpace::new(&config).unwrap(), Chosen::new(1));
+    let below = Iova::new(700 * PAGE - 1);
+    for _ in 0..3 {
+        let range = alloc(&space, &platform, 512, ANYWHERE).unwrap();
+        assert!(alloc(&space, &platform, 512, below).is_err());
+        free(&space, &platform, range).unwrap();
+        assert!(alloc(&space, &platform, 512, below).is_err());
     }
 }
 
@@ -126,9 +122,9 @@ fn what_is_on_its_way_is_accounted_for() {
 #[test]
 fn a_cpu_keeps_its_share_of_each_zone_at_the_most() {
     const CACHE: u64 = 600 * PAGE;
-    for (structure, placement) in KINDS {
+    for placement in PLACEMENTS {
         let platform = Chosen::new(1);
-        let config = SpaceConfig { structure, placement, cache_bytes: CACHE, ..config(1, 1 << 22, 1) };
+        let config = SpaceConfig { placement, cache_bytes: CACHE, ..config(1, 1 << 22, 1) };
         let space = IovaSpace::new(&config).unwrap();
         let zones: &[Iova] = match placement {
             Placement::TopDown => &[ANYWHERE, Iova::new(u32::MAX as u64)],
@@ -187,7 +183,7 @@ fn an_inbox_does_not_wear_out() {
             let mine: Vec<_> = (0..64).map(|_| alloc(&space, platform.be(0), 1, ANYWHERE).unwrap()).collect();
             mine.iter().for_each(|range| free(&space, platform.be(1), *range).unwrap());
             let usage = space.usage();
-            // Nothing went to the structure behind: 64 and what else the first CPU fetched.
+            // Nothing went to the bitmap: 64 and what else the first CPU fetched.
             assert!(usage.cached >= 64 * PAGE, "round {round}: {usage:?}");
             if flush {
                 space.flush_caches(&platform);

@@ -9,7 +9,7 @@ use std::sync::mpsc;
 
 use chosen::{ANYWHERE, Chosen, PAGE, alloc, config, free};
 use portcullis::addr::{Iova, IovaRange, PageSize};
-use portcullis::iova::{IovaError, IovaSpace, Placement, SpaceConfig, Structure};
+use portcullis::iova::{IovaError, IovaSpace, Placement, SpaceConfig};
 use portcullis::std_platform::StdPlatform;
 use proptest::prelude::*;
 
@@ -59,14 +59,13 @@ proptest! {
     #[test]
     fn agrees_with_a_plain_model(
         low in prop_oneof![Just(1u64), Just((1u64 << 20) - 700)],
-        structure in prop_oneof![Just(Structure::Bitmap), Just(Structure::HoleTree)],
         placement in prop_oneof![Just(Placement::TopDown), Just(Placement::BottomUp)],
         actions in proptest::collection::vec(action(3, 2048), 1..300),
     ) {
         // 8 MiB, once below 4 GiB and once across it.
         let pages = 2048;
         let platform = Chosen::new(3);
-        let space = IovaSpace::new(&SpaceConfig { structure, placement, ..config(low, pages, 3) }).unwrap();
+        let space = IovaSpace::new(&SpaceConfig { placement, ..config(low, pages, 3) }).unwrap();
         let total = space.usage().total;
         let mut live: BTreeMap<u64, u64> = BTreeMap::new();
         let mut gone: Vec<IovaRange> = Vec::new();
@@ -318,29 +317,27 @@ fn parts_of_granules_are_not_taken_back() {
 #[test]
 fn shifted_ranges_are_not_taken_back() {
     let platform = Chosen::new(2);
-    for structure in [Structure::Bitmap, Structure::HoleTree] {
-        let space = IovaSpace::new(&SpaceConfig { structure, ..config(1, 1 << 20, 2) }).unwrap();
-        for pages in [1, 2, 7, 8, 33, 64, 512, 513, 1024] {
-            // Two side by side.
-            let ranges = [0; 2].map(|_| alloc(&space, platform.be(0), pages, ANYWHERE).unwrap());
-            for range in ranges {
-                for shift in [1, 2, 4, 7, 63] {
-                    let start = Iova::new(range.start().get() + shift * PAGE);
-                    let shifted = IovaRange::new(start, range.len()).unwrap();
-                    if ranges.contains(&shifted) {
-                        continue;
-                    }
-                    for slot in 0..3 {
-                        let freed = free(&space, platform.be(slot), shifted);
-                        assert_eq!(freed, Err(IovaError::NotAllocated { range: shifted }), "{pages}");
-                    }
+    let space = IovaSpace::new(&SpaceConfig { ..config(1, 1 << 20, 2) }).unwrap();
+    for pages in [1, 2, 7, 8, 33, 64, 512, 513, 1024] {
+        // Two side by side.
+        let ranges = [0; 2].map(|_| alloc(&space, platform.be(0), pages, ANYWHERE).unwrap());
+        for range in ranges {
+            for shift in [1, 2, 4, 7, 63] {
+                let start = Iova::new(range.start().get() + shift * PAGE);
+                let shifted = IovaRange::new(start, range.len()).unwrap();
+                if ranges.contains(&shifted) {
+                    continue;
+                }
+                for slot in 0..3 {
+                    let freed = free(&space, platform.be(slot), shifted);
+                    assert_eq!(freed, Err(IovaError::NotAllocated { range: shifted }), "{pages}");
                 }
             }
-            ranges.iter().for_each(|range| free(&space, platform.be(1), *range).unwrap());
         }
-        space.flush_caches(&platform);
-        assert_eq!(space.usage().taken, 0);
+        ranges.iter().for_each(|range| free(&space, platform.be(1), *range).unwrap());
     }
+    space.flush_caches(&platform);
+    assert_eq!(space.usage().taken, 0);
 }
 
 /// The smallest granule there is, and the largest numbers.

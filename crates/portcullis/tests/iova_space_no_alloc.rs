@@ -6,18 +6,17 @@ mod chosen;
 mod iova_model;
 mod limited;
 
-use chosen::{ANYWHERE, Chosen, KINDS, PAGE, alloc, config, free};
+use chosen::{ANYWHERE, Chosen, PAGE, PLACEMENTS, alloc, config, free};
 use iova_model::Rng;
 use limited::granting;
 use portcullis::addr::{Iova, IovaRange};
-use portcullis::iova::{IovaError, IovaSpace, Placement, SpaceConfig, Structure};
+use portcullis::iova::{IovaError, IovaSpace, Placement, SpaceConfig};
 
 const SLOTS: usize = 4;
 
-fn space(structure: Structure, placement: Placement) -> IovaSpace {
+fn space(placement: Placement) -> IovaSpace {
     let window = IovaRange::new(Iova::new(0xfee0_0000), 0x10_0000).unwrap();
-    let config =
-        SpaceConfig { structure, placement, reserved: vec![window], ..config(1, (1 << 27) - 1, SLOTS) };
+    let config = SpaceConfig { placement, reserved: vec![window], ..config(1, (1 << 27) - 1, SLOTS) };
     IovaSpace::new(&config).unwrap()
 }
 
@@ -75,10 +74,10 @@ fn free_all_in_random_order(space: &IovaSpace, platform: &Chosen, live: &mut Vec
 
 #[test]
 fn frees_from_any_cpu_in_any_order_need_no_memory() {
-    for (structure, placement) in KINDS {
+    for placement in PLACEMENTS {
         let mut rng = Rng(0x2545_f491_4f6c_dd1d);
         let platform = Chosen::new(SLOTS);
-        let space = space(structure, placement);
+        let space = space(placement);
         let mut live = Vec::new();
         for _ in 0..2 {
             while live.len() < 4_000 {
@@ -107,9 +106,9 @@ fn frees_from_any_cpu_in_any_order_need_no_memory() {
 /// The most holes there can be: every second page of a full space, then the others.
 #[test]
 fn the_most_holes_need_no_memory() {
-    for (structure, placement) in KINDS {
+    for placement in PLACEMENTS {
         let platform = Chosen::new(2);
-        let config = SpaceConfig { structure, placement, ..config(0, 1 << 14, 2) };
+        let config = SpaceConfig { placement, ..config(0, 1 << 14, 2) };
         let space = IovaSpace::new(&config).unwrap();
         let mut live = Vec::new();
         while let Ok(range) = alloc(&space, platform.be(live.len() % 2), 1, ANYWHERE) {
@@ -136,11 +135,11 @@ fn the_most_holes_need_no_memory() {
 /// handed out can be freed, and nothing is lost.
 #[test]
 fn allocations_without_memory_lose_nothing() {
-    for (structure, placement) in KINDS {
+    for placement in PLACEMENTS {
         for first_round in [true, false] {
             let mut rng = Rng(0x9e37_79b9_7f4a_7c15);
             let platform = Chosen::new(SLOTS);
-            let space = space(structure, placement);
+            let space = space(placement);
             let mut live = Vec::with_capacity(8192);
             let mut short = 0;
             for step in 0..2_000 {
@@ -184,10 +183,10 @@ fn allocations_without_memory_lose_nothing() {
 /// memory again it goes on.
 #[test]
 fn a_space_in_use_survives_a_shortage() {
-    for (structure, placement) in KINDS {
+    for placement in PLACEMENTS {
         let mut rng = Rng(0x1234_5678_9abc_def1);
         let platform = Chosen::new(SLOTS);
-        let space = space(structure, placement);
+        let space = space(placement);
         let mut live: Vec<IovaRange> = Vec::with_capacity(100_000);
         for step in 0..3_000 {
             live.push(alloc(&space, platform.be(step % 5), pages(&mut rng), ANYWHERE).unwrap());

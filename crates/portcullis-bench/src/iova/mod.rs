@@ -16,12 +16,14 @@ mod portcullis;
 mod rivals;
 mod stream;
 mod subject;
+mod tree;
 pub mod workload;
 
 use std::sync::Arc;
 
 use subject::Subject;
 pub use subject::{SUBJECTS, SubjectInfo};
+pub use tree::HoleTree;
 pub use workload::WORKLOADS;
 use workload::{Plans, Shape, Workload};
 

@@ -1,13 +1,14 @@
-//! Portcullis itself.
+//! Portcullis itself, and the structures beside each other: the one behind its lists, and the one that was there.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use portcullis::addr::{Iova, IovaRange, PageSize};
-use portcullis::iova::{Bitmap, BitmapError, HoleTree, IovaSpace, MAX_ORDER, Placement, SpaceConfig};
+use portcullis::iova::{Bitmap, BitmapError, IovaSpace, MAX_ORDER, Placement, SpaceConfig};
 use portcullis::platform::Platform;
 use portcullis::std_platform::StdPlatform;
 
 use super::allocator::{Allocator, Make, Pages};
+use super::tree::HoleTree;
 use super::workload::Space;
 use crate::runner::Failure;
 
@@ -55,7 +56,7 @@ impl Allocator for Caches {
     }
 }
 
-/// What can be behind the caches.
+/// An account of free pages.
 pub(crate) trait Structure: Send + Sized + 'static {
     /// A structure in which all pages of a space are free.
     fn with_pages(pages: u64) -> Result<Self, BitmapError>;
@@ -99,7 +100,7 @@ impl Structure for HoleTree {
     }
 }
 
-/// What is behind the caches, alone.
+/// A structure alone.
 pub(crate) struct Backing<S> {
     structure: Mutex<S>,
     last_page: u64,

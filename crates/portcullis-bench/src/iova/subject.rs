@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use ::portcullis::iova::{Bitmap, HoleTree};
+use ::portcullis::iova::Bitmap;
 
 use super::allocator::{Allocator, Make};
 use super::check::Watched;
@@ -12,6 +12,7 @@ use super::first::FirstCell;
 use super::linux::{self, Library};
 use super::portcullis;
 use super::stream::{Pair, Replace, Ring, StreamCell};
+use super::tree::HoleTree;
 use super::workload::{Plans, Shape};
 use crate::rival::RivalError;
 use crate::runner::{Cell, Failure, Options, Runner};
@@ -33,11 +34,11 @@ pub const SUBJECTS: [SubjectInfo; 9] = [
     SubjectInfo { name: "portcullis", about: "IovaSpace: a cache for each CPU; natural alignment" },
     SubjectInfo {
         name: "portcullis-backing",
-        about: "Bitmap, what is behind the caches, alone and behind a lock; natural alignment",
+        about: "Bitmap, which is behind the caches, alone and behind a lock; natural alignment",
     },
     SubjectInfo {
         name: "portcullis-tree",
-        about: "HoleTree, which can be there instead, alone and behind a lock; natural alignment",
+        about: "HoleTree, which could be there before, alone and behind a lock; natural alignment",
     },
     SubjectInfo {
         name: LINUX,

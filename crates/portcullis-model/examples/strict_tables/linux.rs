@@ -2,13 +2,14 @@
 //!
 //! Written from what is published of it (Bonwick and Adams, "Magazines and Vmem", 2001; Peleg et al., "Utilizing
 //! the IOMMU scalably", 2015): free pages in the order of frees in two magazines of 128 for each CPU, a depot of
-//! 32 full ones for all, and behind them a tree that gives the highest address that fits.
+//! 32 full ones for all, and behind them what gives the highest address that fits (there a tree, here a bitmap with the
+//! same answers).
 
 use std::sync::Arc;
 
 use portcullis::addr::{Iova, IovaRange, Permissions};
 use portcullis::invalidation::Gather;
-use portcullis::iova::HoleTree;
+use portcullis::iova::{Bitmap, Placement};
 use portcullis::mapper::{Mapper, TableMapper};
 use portcullis_model::open::OpenMapper;
 use portcullis_model::{Descriptor, Iommu, Memory, Queue};
@@ -32,14 +33,14 @@ struct Local {
 struct Magazines {
     cpus: Vec<Local>,
     depot: Vec<Vec<u64>>,
-    tree: HoleTree,
+    behind: Bitmap,
 }
 
 impl Magazines {
     fn new() -> Self {
-        let mut tree = HoleTree::new();
-        tree.add(1, SPACE - 1).unwrap();
-        Self { cpus: (0..CPUS).map(|_| Local::default()).collect(), depot: Vec::new(), tree }
+        let mut behind = Bitmap::new(Placement::TopDown);
+        behind.add(1, SPACE - 1).unwrap();
+        Self { cpus: (0..CPUS).map(|_| Local::default()).collect(), depot: Vec::new(), behind }
     }
 
     fn take(&mut self, cpu: usize) -> u64 {
@@ -52,7 +53,7 @@ impl Magazines {
         {
             *loaded = full;
         }
-        loaded.pop().unwrap_or_else(|| self.tree.alloc(1, 0, SPACE - 1).unwrap())
+        loaded.pop().unwrap_or_else(|| self.behind.alloc(1, 0, SPACE - 1).unwrap())
     }
 
     fn give(&mut self, cpu: usize, page: u64) {
@@ -65,7 +66,7 @@ impl Magazines {
             if self.depot.len() < DEPOT {
                 self.depot.push(full);
             } else {
-                full.iter().for_each(|&page| self.tree.free(page, 1).unwrap());
+                full.iter().for_each(|&page| self.behind.free(page, 1).unwrap());
             }
         }
         loaded.push(page);
@@ -123,7 +124,7 @@ impl Driver for Linux {
     fn own(&mut self, bytes: u64) -> Iova {
         let pages = bytes / PAGE;
         let order = pages.next_power_of_two().trailing_zeros();
-        let first = self.addresses.tree.alloc(pages, order, SPACE - 1).unwrap();
+        let first = self.addresses.behind.alloc(pages, order, SPACE - 1).unwrap();
         self.enter(first, pages).start()
     }
 }

@@ -1,67 +1,40 @@
-//! The structure behind the CPUs' lists: one of two, behind one interface.
+//! What is behind the CPUs' lists: the bitmap of free pages, and how few there ever were.
 
 use super::bitmap::{Bitmap, BitmapError, MAX_ORDER};
-use super::config::Structure;
 use super::placement::Placement;
-use super::tree::HoleTree;
 
-/// The free pages of a space, and how few there ever were. Used under the space's lock.
+/// The free pages of a space. Used under the space's lock.
 #[derive(Debug)]
 pub(super) struct Backing {
-    free: Free,
-    total: u64,
+    bitmap: Bitmap,
     least_free: u64,
-}
-
-#[derive(Debug)]
-enum Free {
-    Tree(HoleTree),
-    Bitmap(Bitmap),
 }
 
 impl Backing {
     /// Nothing free yet.
-    pub(super) fn new(structure: Structure, placement: Placement) -> Self {
-        let free = match structure {
-            Structure::HoleTree => Free::Tree(HoleTree::with_placement(placement)),
-            Structure::Bitmap => Free::Bitmap(Bitmap::new(placement)),
-        };
-        Self { free, total: 0, least_free: 0 }
+    pub(super) const fn new(placement: Placement) -> Self {
+        Self { bitmap: Bitmap::new(placement), least_free: 0 }
     }
 
-    /// Declares the `pages` pages from `first` on free.
+    /// Declares the `pages` pages from `first` on free, before anything is handed out.
     pub(super) fn add(&mut self, first: u64, pages: u64) -> Result<(), BitmapError> {
-        match &mut self.free {
-            Free::Tree(tree) => tree.add(first, pages)?,
-            Free::Bitmap(bitmap) => bitmap.add(first, pages)?,
-        }
-        self.count_all();
+        self.bitmap.add(first, pages)?;
+        self.least_free = self.free_pages();
         Ok(())
     }
 
-    /// Takes the `pages` pages from `first` on out for good.
+    /// Takes the `pages` pages from `first` on out for good, before anything is handed out.
     pub(super) fn reserve(&mut self, first: u64, pages: u64) -> Result<(), BitmapError> {
-        match &mut self.free {
-            Free::Tree(tree) => tree.reserve(first, pages)?,
-            Free::Bitmap(bitmap) => bitmap.reserve(first, pages)?,
-        };
-        self.count_all();
+        self.bitmap.reserve(first, pages)?;
+        self.least_free = self.free_pages();
         Ok(())
     }
 
-    fn count_all(&mut self) {
-        self.total = self.free_pages();
-        self.least_free = self.total;
-    }
-
-    /// `pages` free pages that begin at a multiple of 2^`order` and end below `end_page`.
+    /// `pages` free pages that begin at a multiple of 2^`order`, or as large a one as there is, and end below
+    /// `end_page`.
     pub(super) fn alloc(&mut self, pages: u64, order: u32, end_page: u64) -> Result<u64, BitmapError> {
         let order = order.min(MAX_ORDER);
-        let max_page = last_below(end_page, pages, order)?;
-        let page = match &mut self.free {
-            Free::Tree(tree) => tree.alloc(pages, order, max_page)?,
-            Free::Bitmap(bitmap) => bitmap.alloc(pages, order, max_page)?,
-        };
+        let page = self.bitmap.alloc(pages, order, last_below(end_page, pages, order)?)?;
         self.least_free = self.least_free.min(self.free_pages());
         Ok(page)
     }
@@ -77,33 +50,15 @@ impl Backing {
         end_page: u64,
         out: &mut [u64],
     ) -> Result<usize, BitmapError> {
-        let Some(first) = out.first_mut() else {
-            return Ok(0);
-        };
-        let taken = match &mut self.free {
-            Free::Bitmap(bitmap) => {
-                let max_page = last_below(end_page, 1 << order, order)?;
-                bitmap.alloc_run(out.len(), 1 << order, order, max_page, out)?
-            }
-            Free::Tree(_) => {
-                *first = self.alloc(1 << order, order, end_page)?;
-                let more = out[1..].iter_mut().map_while(|place| {
-                    *place = self.alloc(1 << order, order, end_page).ok()?;
-                    Some(())
-                });
-                1 + more.count()
-            }
-        };
+        let taken =
+            self.bitmap.alloc_run(1 << order, order, last_below(end_page, 1 << order, order)?, out)?;
         self.least_free = self.least_free.min(self.free_pages());
         Ok(taken)
     }
 
     /// Takes back the range of `pages` pages at `page`. Cannot fail for what was handed out.
     pub(super) fn free(&mut self, page: u64, pages: u64) {
-        let freed = match &mut self.free {
-            Free::Tree(tree) => tree.free(page, pages),
-            Free::Bitmap(bitmap) => bitmap.free(page, pages),
-        };
+        let freed = self.bitmap.free(page, pages);
         debug_assert!(freed.is_ok(), "{freed:?}");
     }
 
@@ -112,17 +67,9 @@ impl Backing {
         firsts.iter().for_each(|page| self.free(*page, pages));
     }
 
-    /// Pages that could be handed out when all were free.
-    pub(super) const fn total(&self) -> u64 {
-        self.total
-    }
-
     /// Pages that are free.
     pub(super) const fn free_pages(&self) -> u64 {
-        match &self.free {
-            Free::Tree(tree) => tree.free_pages(),
-            Free::Bitmap(bitmap) => bitmap.free_pages(),
-        }
+        self.bitmap.free_pages()
     }
 
     /// The fewest pages that ever were free.
@@ -132,18 +79,12 @@ impl Backing {
 
     /// Pages of the largest hole.
     pub(super) fn largest_hole(&self) -> u64 {
-        match &self.free {
-            Free::Tree(tree) => tree.largest_hole(),
-            Free::Bitmap(bitmap) => bitmap.largest_hole(),
-        }
+        self.bitmap.largest_hole()
     }
 
-    /// Bytes of memory that the structure takes.
+    /// Bytes of memory that the bitmap takes.
     pub(super) const fn memory_bytes(&self) -> usize {
-        match &self.free {
-            Free::Tree(tree) => tree.memory_bytes(),
-            Free::Bitmap(bitmap) => bitmap.memory_bytes(),
-        }
+        self.bitmap.memory_bytes()
     }
 }
 
@@ -159,12 +100,12 @@ mod tests {
     use crate::dice::Dice;
     use alloc::vec;
 
-    /// Both structures give one answer, which is that of so many single calls, and keep one account.
+    /// A run is what so many single calls give, and both keep one account.
     #[test]
     fn a_run_is_so_many_single_calls() {
         for placement in [Placement::TopDown, Placement::BottomUp] {
-            let mut all = [Structure::Bitmap, Structure::HoleTree, Structure::HoleTree].map(|structure| {
-                let mut backing = Backing::new(structure, placement);
+            let mut both = [(); 2].map(|()| {
+                let mut backing = Backing::new(placement);
                 backing.add(3, 2000).unwrap();
                 backing.reserve(700, 90).unwrap();
                 backing
@@ -172,25 +113,22 @@ mod tests {
             let (mut dice, mut live) = (Dice(1), vec![]);
             for _ in 0..2000 {
                 let (order, end, count) = (dice.below(5) as u32, dice.below(2100), dice.below(20) as usize);
-                let [mut run, mut runs] = [vec![0; count], vec![0; count]];
-                let [bitmap, tree, single] = &mut all;
-                let taken = bitmap.alloc_run(order, end, &mut run).unwrap_or(0);
-                assert_eq!(tree.alloc_run(order, end, &mut runs).unwrap_or(0), taken);
+                let mut run = vec![0; count];
+                let [several, single] = &mut both;
+                let taken = several.alloc_run(order, end, &mut run).unwrap_or(0);
                 for page in &run[..taken] {
                     assert!(page + (1 << order) <= end);
                     assert_eq!(single.alloc(1 << order, order, end), Ok(*page));
                     live.push((*page, order));
                 }
-                assert_eq!(run[..taken], runs[..taken]);
                 assert!(taken == count || single.alloc(1 << order, order, end).is_err());
                 while live.len() as u64 > dice.below(200) {
                     let (page, order) = live.swap_remove(dice.below(live.len() as u64) as usize);
-                    all.iter_mut().for_each(|backing| backing.free_all(&[page], 1 << order));
+                    both.iter_mut().for_each(|backing| backing.free_all(&[page], 1 << order));
                 }
                 let free = 2000 - 90 - live.iter().map(|(_, order)| 1 << order).sum::<u64>();
-                for backing in &all {
-                    assert_eq!((backing.total(), backing.free_pages()), (2000 - 90, free));
-                    assert_eq!(backing.least_free(), all[2].least_free());
+                for backing in &both {
+                    assert_eq!((backing.free_pages(), backing.least_free()), (free, both[1].least_free()));
                 }
             }
         }

@@ -1,10 +1,8 @@
 //! The free pages of one I/O virtual address space: a hierarchical bitmap.
 //!
 //! Everything is counted in pages. One bit stands for each page that was ever near an allocation; above the
-//! bits stands a tree with eight branches at each node. Both keep the promises of
-//! [`HoleTree`](super::HoleTree), which is the sister structure: the search is exact, and giving back needs
-//! no memory. Where the space is in use at random the bitmap is faster, since an update mostly ends in the
-//! cache line that holds the bit. Where it is in use in few large pieces, the tree is smaller.
+//! bits stands a tree with eight branches at each node. The search is exact, and giving back needs no memory.
+//! Where the space is in use at random, an update mostly ends in the cache line that holds the bit.
 //!
 //! # Only what is in use exists
 //!
@@ -172,7 +170,7 @@ impl Bitmap {
     #[inline]
     pub fn alloc(&mut self, pages: u64, align_order: u32, max_page: u64) -> Result<u64, BitmapError> {
         let mut page = [0];
-        self.take_run(1, pages, align_order, max_page, &mut page)?;
+        self.take_run(pages, align_order, max_page, &mut page)?;
         Ok(page[0])
     }
 
@@ -226,11 +224,6 @@ impl Bitmap {
     /// not allocate.
     pub const fn memory_bytes(&self) -> usize {
         self.nodes.bytes().saturating_add(self.leaves.bytes())
-    }
-
-    /// Which of several fits an allocation gets. Constant time; does not allocate.
-    pub const fn placement(&self) -> Placement {
-        self.placement
     }
 
     /// The holes in address order, each as its first page and its number of pages.

@@ -5,16 +5,6 @@ use alloc::vec::Vec;
 use super::placement::Placement;
 use crate::addr::{Iova, IovaRange, PageSize};
 
-/// What keeps account of free addresses behind the CPUs' lists.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
-pub enum Structure {
-    /// A [`Bitmap`](super::Bitmap): the faster one wherever ranges come and go at random.
-    #[default]
-    Bitmap,
-    /// A [`HoleTree`](super::HoleTree): the smaller one where there are few holes, whatever their size.
-    HoleTree,
-}
-
 /// What an address space is made of.
 #[derive(Debug, Clone)]
 pub struct SpaceConfig {
@@ -33,8 +23,6 @@ pub struct SpaceConfig {
     /// the most an eighth of a zone, whatever this says. On their way back to a CPU from others are up to as
     /// much again, and half as much on top that is not sent yet, plus one range for each CPU and size.
     pub cache_bytes: u64,
-    /// What is behind the lists.
-    pub structure: Structure,
     /// From which end the space is filled.
     pub placement: Placement,
 }
@@ -54,7 +42,6 @@ impl SpaceConfig {
             slots,
             low_end,
             cache_bytes: Self::CACHE_BYTES,
-            structure: Structure::default(),
             placement: Placement::default(),
         }
     }
@@ -100,7 +87,7 @@ pub enum IovaError {
 pub struct SpaceUsage {
     /// Bytes that could be handed out when the space was empty.
     pub total: u64,
-    /// Bytes taken out of the backing structure: handed out, or kept by a CPU.
+    /// Bytes taken out of the bitmap: handed out, or kept by a CPU.
     pub taken: u64,
     /// Of those, bytes that CPUs keep, or have on their way to each other.
     pub cached: u64,

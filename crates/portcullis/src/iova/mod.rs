@@ -3,12 +3,7 @@
 //! An [`IovaSpace`] hands out ranges with *natural alignment*: a range begins at a multiple of its size
 //! rounded up to a power of two (of 2^18 granules at most, 1 GiB with granules of 4 KiB), so that large pages
 //! and address-mask invalidations fit it. Each CPU keeps lists of free ranges of the
-//! [sizes that are cached](CACHED_ORDERS); behind them stands a shared [`Bitmap`], or, if
-//! [the configuration](SpaceConfig::structure) says so, a [`HoleTree`].
-//!
-//! Both have the same contract. The bitmap is the default, because it is faster and smaller with many live
-//! ranges of mixed sizes, and takes several equal ranges at once; the tree is a little faster in a nearly empty
-//! space, where every allocation ends in the lists anyway.
+//! [sizes that are cached](CACHED_ORDERS); behind them stands a shared [`Bitmap`].
 //!
 //! A [`RingArena`] takes one contiguous range out of a space for one queue and hands it out in rotation.
 
@@ -25,13 +20,11 @@ mod near;
 mod notes;
 mod placement;
 mod space;
-mod tree;
 mod word;
 
 pub use arena::{ArenaError, ReleaseError, RingArena, RingConfig};
 pub use bitmap::{Bitmap, BitmapError, MAX_ORDER};
 pub use class::CACHED_ORDERS;
-pub use config::{IovaError, SpaceConfig, SpaceUsage, Structure};
+pub use config::{IovaError, SpaceConfig, SpaceUsage};
 pub use placement::Placement;
 pub use space::IovaSpace;
-pub use tree::HoleTree;

@@ -1,14 +1,13 @@
-//! One address space: what its CPUs keep, and the backing structure behind them.
+//! One address space: what its CPUs keep, and the bitmap behind them.
 
 use core::num::NonZeroU64;
 
 use super::backing::Backing;
+use super::bitmap::{BitmapError, MAX_ORDER};
 use super::cached::Cached;
 use super::class::{CACHED_ORDERS, Class, order_of};
 use super::config::{IovaError, SpaceConfig, SpaceUsage};
 use super::placement::Placement;
-
-use super::bitmap::{BitmapError, MAX_ORDER};
 use super::word::{END_PAGE, EXACT, MOST_PAGES, NO_OWNER};
 use crate::addr::{Iova, IovaRange, PageSize};
 use crate::broken::broken;
@@ -61,7 +60,7 @@ impl IovaSpace {
     /// [`IovaError::OutOfMemory`].
     pub fn new(config: &SpaceConfig) -> Result<Self, IovaError> {
         let shift = config.granule.shift();
-        let mut backing = Backing::new(config.structure, config.placement);
+        let mut backing = Backing::new(config.placement);
         // Only granules that lie inside as a whole count.
         let first = config.granule.round_up(config.aperture.start().get()).ok_or(IovaError::Empty)? >> shift;
         let last = config.aperture.last().get();
@@ -78,7 +77,7 @@ impl IovaSpace {
                 backing.reserve(from, last - from + 1).map_err(memory)?;
             }
         }
-        let total = backing.total();
+        let total = backing.free_pages();
         if total == 0 {
             return Err(IovaError::Empty);
         }
@@ -162,7 +161,7 @@ impl IovaSpace {
     /// Takes back a range, as it was handed out.
     ///
     /// Never allocates and never fails for such a range. O(1), onto the CPU's list, or a chain for the CPU
-    /// that it came from; where the CPU keeps its share already, up to 64 ranges go to the backing structure,
+    /// that it came from; where the CPU keeps its share already, up to 64 ranges go to the bitmap,
     /// O(log n) for each.
     ///
     /// # Errors
@@ -257,14 +256,13 @@ impl IovaSpace {
         let shift = self.granule.shift();
         let cached = self.cached.pages();
         let backing = self.backing.lock();
-        let total = backing.total();
-        let taken = total.saturating_sub(backing.free_pages());
+        let taken = self.total.saturating_sub(backing.free_pages());
         SpaceUsage {
-            total: total << shift,
+            total: self.total << shift,
             taken: taken << shift,
             // Another CPU may be between its two counts.
             cached: cached.min(taken) << shift,
-            peak_taken: (total - backing.least_free()) << shift,
+            peak_taken: (self.total - backing.least_free()) << shift,
             memory: backing.memory_bytes() + self.cached.bytes(),
         }
     }

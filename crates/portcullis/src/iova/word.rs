@@ -7,7 +7,7 @@
 //!  in a list  0        order     page + 1   of the next range in the list, or all 0
 //! ```
 //!
-//! 0 is also the word of a range that is not the space's, or back in the backing structure.
+//! 0 is also the word of a range that is not the space's, or back in the bitmap.
 
 /// The owner of a range that no CPU's cache is to take back.
 pub(super) const NO_OWNER: u64 = 0xfff;

@@ -5,19 +5,14 @@ use std::sync::Weak;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use portcullis::addr::{Iova, IovaRange, PageSize};
-use portcullis::iova::{IovaError, IovaSpace, Placement, SpaceConfig, Structure};
+use portcullis::iova::{IovaError, IovaSpace, Placement, SpaceConfig};
 use portcullis::platform::{LocalSlot, Platform, PlatformEvents, PlatformNumber};
 
 pub const PAGE: u64 = 4096;
 pub const ANYWHERE: Iova = Iova::new(u64::MAX);
 
-/// Everything that may be behind the lists.
-pub const KINDS: [(Structure, Placement); 4] = [
-    (Structure::Bitmap, Placement::TopDown),
-    (Structure::Bitmap, Placement::BottomUp),
-    (Structure::HoleTree, Placement::TopDown),
-    (Structure::HoleTree, Placement::BottomUp),
-];
+/// From either end.
+pub const PLACEMENTS: [Placement; 2] = [Placement::TopDown, Placement::BottomUp];
 
 /// One thread that is whichever CPU the test says.
 #[derive(Default)]

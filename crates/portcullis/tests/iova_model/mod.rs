@@ -1,84 +1,20 @@
-//! Plain models of an address space, against which the structures are tested, and numbers to test with.
+//! A plain model of an address space, and numbers to test with.
 #![allow(dead_code, reason = "each test file uses a part")]
 
 use portcullis::iova::{BitmapError, Placement};
 use proptest::prelude::*;
 
-/// A space in which everything is done the obvious way.
-pub trait Model {
-    /// First page and pages of each hole, from the lowest up.
-    fn holes(&self) -> Vec<(u64, u64)>;
-    fn release(&mut self, first: u64, end: u64);
-    /// Takes what is free there; returns how many pages that was.
-    fn take(&mut self, first: u64, end: u64) -> u64;
-    fn place(&self, pages: u64, order: u32, max_page: u64, placement: Placement) -> Option<u64>;
-
-    /// The lowest hole that a range overlaps.
-    fn overlapped(&self, first: u64, end: u64) -> Option<(u64, u64)> {
-        self.holes().into_iter().find(|&(start, pages)| start < end && first < start + pages)
-    }
-}
-
-/// One flag per page of a small space.
-pub struct Flags(Vec<bool>);
-
-impl Flags {
-    /// `pages` pages, none of them free.
-    pub fn new(pages: u64) -> Self {
-        Self(vec![false; pages as usize])
-    }
-}
-
-impl Model for Flags {
-    fn holes(&self) -> Vec<(u64, u64)> {
-        let mut holes: Vec<(u64, u64)> = Vec::new();
-        for page in (0..self.0.len()).filter(|&page| self.0[page]) {
-            match holes.last_mut() {
-                Some((start, pages)) if *start + *pages == page as u64 => *pages += 1,
-                _ => holes.push((page as u64, 1)),
-            }
-        }
-        holes
-    }
-
-    fn release(&mut self, first: u64, end: u64) {
-        self.0[first as usize..end as usize].fill(true);
-    }
-
-    fn take(&mut self, first: u64, end: u64) -> u64 {
-        let len = self.0.len();
-        let flags = &mut self.0[(first as usize).min(len)..(end as usize).min(len)];
-        let taken = flags.iter().filter(|free| **free).count() as u64;
-        flags.fill(false);
-        taken
-    }
-
-    fn place(&self, pages: u64, order: u32, max_page: u64, placement: Placement) -> Option<u64> {
-        let len = self.0.len() as u64;
-        let fits = |start: &u64| {
-            let end = start.saturating_add(pages);
-            start.is_multiple_of(1 << order)
-                && end <= len
-                && end - 1 <= max_page
-                && self.0[*start as usize..end as usize].iter().all(|free| *free)
-        };
-        match placement {
-            Placement::TopDown => (0..len).rev().find(fits),
-            Placement::BottomUp => (0..len).find(fits),
-        }
-    }
-}
-
-/// A list of free ranges, for a space of any size.
+/// A list of free ranges, on which everything is done the obvious way.
 #[derive(Default)]
 pub struct List(Vec<(u64, u64)>);
 
-impl Model for List {
-    fn holes(&self) -> Vec<(u64, u64)> {
+impl List {
+    /// First page and pages of each hole, from the lowest up.
+    pub fn holes(&self) -> Vec<(u64, u64)> {
         self.0.iter().map(|&(start, end)| (start, end - start)).collect()
     }
 
-    fn release(&mut self, first: u64, end: u64) {
+    pub fn release(&mut self, first: u64, end: u64) {
         self.0.push((first, end));
         self.0.sort_unstable();
         let mut joined: Vec<(u64, u64)> = Vec::new();
@@ -91,7 +27,8 @@ impl Model for List {
         self.0 = joined;
     }
 
-    fn take(&mut self, first: u64, end: u64) -> u64 {
+    /// Takes what is free there; returns how many pages that was.
+    pub fn take(&mut self, first: u64, end: u64) -> u64 {
         let free = |list: &Self| list.0.iter().map(|hole| hole.1 - hole.0).sum::<u64>();
         let before = free(self);
         let parts =
@@ -100,7 +37,7 @@ impl Model for List {
         before - free(self)
     }
 
-    fn place(&self, pages: u64, order: u32, max_page: u64, placement: Placement) -> Option<u64> {
+    pub fn place(&self, pages: u64, order: u32, max_page: u64, placement: Placement) -> Option<u64> {
         let mut places = self.0.iter().filter_map(|&(start, end)| {
             let end = end.min(max_page.saturating_add(1));
             let first = match placement {
@@ -113,6 +50,10 @@ impl Model for List {
             Placement::TopDown => places.max(),
             Placement::BottomUp => places.next(),
         }
+    }
+    /// The lowest hole that a range overlaps.
+    pub fn overlapped(&self, first: u64, end: u64) -> Option<(u64, u64)> {
+        self.holes().into_iter().find(|&(start, pages)| start < end && first < start + pages)
     }
 }
 

@@ -10,9 +10,9 @@ use super::runs::MAX_ORDER;
 use super::search::is_natural;
 
 impl Bitmap {
-    /// Takes up to `count` ranges of `pages` pages each, as so many calls of [`Bitmap::alloc`] would, and
-    /// writes their first pages to `out`. Returns how many it took: fewer than `count` only where `out` is
-    /// shorter, nothing fits any more, or memory is short.
+    /// Takes a range of `pages` pages for each place in `out`, as so many calls of [`Bitmap::alloc`] would, and
+    /// writes their first pages there. Returns how many it took: fewer only where nothing fits any more, or
+    /// memory is short.
     ///
     /// The places are those of so many single calls, in that order. Ranges with natural alignment that lie in
     /// the same leaf of 512 pages are found and entered together.
@@ -23,16 +23,14 @@ impl Bitmap {
     /// As [`Bitmap::alloc`] where there is not even one.
     pub fn alloc_run(
         &mut self,
-        count: usize,
         pages: u64,
         align_order: u32,
         max_page: u64,
         out: &mut [u64],
     ) -> Result<usize, BitmapError> {
-        let count = count.min(out.len());
         let mut done = 0;
-        while let Some(rest) = out.get_mut(done..count).filter(|rest| !rest.is_empty()) {
-            match self.take_run(rest.len(), pages, align_order, max_page, rest) {
+        while let Some(rest) = out.get_mut(done..).filter(|rest| !rest.is_empty()) {
+            match self.take_run(pages, align_order, max_page, rest) {
                 Ok(taken) => done += taken,
                 Err(error) if done == 0 => return Err(error),
                 Err(_) => break,
@@ -41,24 +39,11 @@ impl Bitmap {
         Ok(done)
     }
 
-    /// Makes ranges of `pages` pages each free again, as so many calls of [`Bitmap::free`] would; memory and
-    /// time are the same.
-    ///
-    /// # Errors
-    /// The first error of any range. Ranges that cannot be given back stay as they are; all others are free.
-    pub fn free_all(&mut self, firsts: &[u64], pages: u64) -> Result<(), BitmapError> {
-        let mut result = Ok(());
-        for first in firsts {
-            result = result.and(self.free(*first, pages));
-        }
-        result
-    }
-
-    /// Takes at least one range, and more if that is cheap, at most `count`; returns how many.
+    /// Takes at least one range, and more if that is cheap, at most one for each place in `out`; returns how
+    /// many.
     #[inline]
     pub(super) fn take_run(
         &mut self,
-        count: usize,
         pages: u64,
         align_order: u32,
         max_page: u64,
@@ -83,11 +68,12 @@ impl Bitmap {
             return self.take_anywhere(page, pages).map(|()| 1);
         };
         // Where the limit lies in this leaf, the next place may be behind it.
-        if count == 1 || limit.saturating_sub(page) < LEAF_PAGES.into() || !is_natural(pages, align_order) {
+        if out.len() <= 1 || limit.saturating_sub(page) < LEAF_PAGES.into() || !is_natural(pages, align_order)
+        {
             self.take_in_leaf(page, pages, leaf, &path);
             return Ok(1);
         }
-        Ok(self.take_several(pages, align_order, page, leaf, &path, out.iter_mut().take(count)))
+        Ok(self.take_several(pages, align_order, page, leaf, &path, out.iter_mut()))
     }
 
     /// Takes ranges in one leaf, one for each of `out`, or as many as fit. `page` is one of the leaf's.
