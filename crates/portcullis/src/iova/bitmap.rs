@@ -16,13 +16,13 @@
 //! A leaf is a cache line, 512 pages. Nodes know three things about what is below them:
 //!
 //! - What fits *inside a leaf with natural alignment*: for each order up to 9, the most free pages that any of
-//!   its blocks begins with, in 16 bytes for each child (`fit.rs`). Requests with natural alignment up to 512
+//!   its blocks begins with, in 16 bytes for each child (`Fit`). Requests with natural alignment up to 512
 //!   pages never cross leaves, so a search for them walks straight down to a leaf that has room. After each
-//!   change of a leaf this is computed from all of its bits at once (`count.rs`), and above it as far as it
+//!   change of a leaf this is computed from all of its bits at once (`leaf.rs`), and above it as far as it
 //!   changes.
-//! - The longest run *inside a leaf* for each order up to 9 (`loose.rs`), for all other requests that may lie
+//! - The longest run *inside a leaf* for each order up to 9 (`Loose`), for all other requests that may lie
 //!   in one.
-//! - The runs that *touch a boundary* of leaves, for each order up to [`MAX_ORDER`] (`runs.rs`). Whatever
+//! - The runs that *touch a boundary* of leaves, for each order up to [`MAX_ORDER`] (`Runs`). Whatever
 //!   does not fit inside a leaf is among these.
 //!
 //! The first is always up to date; the others are brought up to date when a request needs them, where
@@ -38,37 +38,29 @@
 
 use core::fmt;
 
-mod batch;
-mod block;
+mod change;
 mod check;
-mod count;
 mod error;
 mod fit;
 mod leaf;
-mod loose;
 mod node;
 mod paint;
 mod path;
-mod room;
 mod runs;
 mod search;
 mod seek;
 mod slab;
-mod span;
-mod spine;
+mod stale;
+mod store;
 
 use super::placement::Placement;
 pub use error::BitmapError;
-use fit::Fit;
-use leaf::{LEAF_PAGES, Leaf};
-use node::{Link, MAX_LEVEL, Node};
-use room::Room;
+use fit::{Fit, LEAF_PAGES};
+use node::{Link, MAX_LEVEL};
+use path::{Path, Spine};
 pub use runs::MAX_ORDER;
-use slab::Slab;
-use spine::Spine;
-
-/// Up to this many pages, what an allocation takes may be given back in any parts.
-const PAID_PAGES: u64 = 1 << 18;
+use search::is_natural;
+use store::Store;
 
 /// The free pages of an I/O virtual address space, as a hierarchical bitmap.
 ///
@@ -81,8 +73,7 @@ const PAID_PAGES: u64 = 1 << 18;
 /// has bits. Where it says that memory may be allocated, the cost of moving what exists to larger memory
 /// comes on top, or that of collecting unused parts; either is constant per call on average.
 pub struct Bitmap {
-    nodes: Slab<Node>,
-    leaves: Slab<Leaf>,
+    store: Store,
     /// The node at the top, at `top` levels above the leaves; there is none while `top` is 0.
     root: u32,
     top: u32,
@@ -91,8 +82,6 @@ pub struct Bitmap {
     free_pages: u64,
     /// Leaves that are free as a whole and could be collected.
     idle: usize,
-    /// What giving back in parts may need for blocks that are [`Link::PAID`].
-    paid: Room,
     placement: Placement,
     /// Where searches begin.
     spine: Spine,
@@ -102,14 +91,12 @@ impl Bitmap {
     /// A space without a free page. Constant time; does not allocate.
     pub const fn new(placement: Placement) -> Self {
         Self {
-            nodes: Slab::new(),
-            leaves: Slab::new(),
+            store: Store::new(),
             root: 0,
             top: 0,
             fit: Fit::NONE,
             free_pages: 0,
             idle: 0,
-            paid: Room::NONE,
             placement,
             spine: Spine::EMPTY,
         }
@@ -174,6 +161,35 @@ impl Bitmap {
         Ok(page[0])
     }
 
+    /// Takes a range of `pages` pages for each place in `out`, as so many calls of [`Bitmap::alloc`] would, and
+    /// writes their first pages there. Returns how many it took: fewer only where nothing fits any more, or
+    /// memory is short.
+    ///
+    /// The places are those of so many single calls, in that order. Ranges with natural alignment that lie in
+    /// the same leaf of 512 pages are found and entered together.
+    ///
+    /// Costs at most as much as the single calls; may allocate as they may.
+    ///
+    /// # Errors
+    /// As [`Bitmap::alloc`] where there is not even one.
+    pub fn alloc_run(
+        &mut self,
+        pages: u64,
+        align_order: u32,
+        max_page: u64,
+        out: &mut [u64],
+    ) -> Result<usize, BitmapError> {
+        let mut done = 0;
+        while let Some(rest) = out.get_mut(done..).filter(|rest| !rest.is_empty()) {
+            match self.take_run(pages, align_order, max_page, rest) {
+                Ok(taken) => done += taken,
+                Err(error) if done == 0 => return Err(error),
+                Err(_) => break,
+            }
+        }
+        Ok(done)
+    }
+
     /// Makes `[first, first + pages)` free again.
     ///
     /// O(h), and the bits that the range has, in the worst case. Never allocates and never fails for what
@@ -211,9 +227,9 @@ impl Bitmap {
     /// request was one that found no place, or one that does not have natural alignment. Does not allocate.
     pub fn largest_hole(&self) -> u64 {
         if self.top > 0 {
-            let node = self.nodes.get(self.root);
+            let node = self.store.node(self.root);
             let (across, inside) = (node.runs.longest(0), node.loose.longest(0));
-            if !node.stale && (across >= LEAF_PAGES.into() || !node.is_loose_stale) {
+            if !node.is_runs_stale && (across >= LEAF_PAGES.into() || !node.is_loose_stale) {
                 return across.max(inside);
             }
         }
@@ -223,7 +239,7 @@ impl Bitmap {
     /// Bytes of heap memory held: 64 for every leaf and 256 for every node, used or not. Constant time; does
     /// not allocate.
     pub const fn memory_bytes(&self) -> usize {
-        self.nodes.bytes().saturating_add(self.leaves.bytes())
+        self.store.bytes()
     }
 
     /// The holes in address order, each as its first page and its number of pages.
@@ -242,6 +258,43 @@ impl Bitmap {
     #[inline]
     const fn end(&self) -> u64 {
         if self.top == 0 { 0 } else { node::pages(self.top) }
+    }
+
+    /// Takes at least one range, and more if that is cheap, at most one for each place in `out`; returns how
+    /// many.
+    #[inline]
+    fn take_run(
+        &mut self,
+        pages: u64,
+        align_order: u32,
+        max_page: u64,
+        out: &mut [u64],
+    ) -> Result<usize, BitmapError> {
+        if pages == 0 {
+            return Err(BitmapError::Empty);
+        }
+        if align_order > MAX_ORDER {
+            return Err(BitmapError::Alignment { align_order, max: MAX_ORDER });
+        }
+        let limit = max_page.saturating_add(1);
+        let mut path = Path::new();
+        let Some(found) = self.find(pages, align_order, limit, &mut path) else {
+            return Err(self.no_fit(pages, align_order, max_page));
+        };
+        let page = found.page;
+        if let Some(first) = out.first_mut() {
+            *first = page;
+        }
+        let Some(leaf) = found.leaf else {
+            return self.take_anywhere(page, pages).map(|()| 1);
+        };
+        // Where the limit lies in this leaf, the next place may be behind it.
+        if out.len() <= 1 || limit.saturating_sub(page) < LEAF_PAGES.into() || !is_natural(pages, align_order)
+        {
+            self.take_in_leaf(page, pages, leaf, &path);
+            return Ok(1);
+        }
+        Ok(self.take_several(pages, align_order, page, leaf, &path, out.iter_mut()))
     }
 
     /// Makes a range free of which no page is.
@@ -268,8 +321,8 @@ impl Bitmap {
             max_page,
             free: self.free_pages,
             largest: {
-                self.refresh();
-                if self.top > 0 && self.nodes.get(self.root).runs.longest(0) < LEAF_PAGES.into() {
+                self.refresh_runs();
+                if self.top > 0 && self.store.node(self.root).runs.longest(0) < LEAF_PAGES.into() {
                     self.refresh_loose();
                 }
                 self.largest_hole()
@@ -284,8 +337,8 @@ impl fmt::Debug for Bitmap {
             .field("free_pages", &self.free_pages)
             .field("largest_hole", &self.largest_hole())
             .field("placement", &self.placement)
-            .field("nodes", &self.nodes.used())
-            .field("leaves", &self.leaves.used())
+            .field("nodes", &self.store.used().nodes)
+            .field("leaves", &self.store.used().leaves)
             .finish_non_exhaustive()
     }
 }

@@ -1,12 +1,11 @@
 //! The invariants, checked the slow way.
 
 use super::Bitmap;
-use super::fit::{Fit, FitBits, LEAF_ORDER};
-use super::leaf::{LEAF_PAGES, Leaf};
-use super::loose::Loose;
+use super::fit::{Fit, FitBits, LEAF_ORDER, LEAF_PAGES, Loose};
+use super::leaf::Leaf;
 use super::node::{FAN, Link, pages};
-use super::room::Room;
 use super::runs::MAX_ORDER;
+use super::store::Room;
 
 /// What the nodes and leaves add up to, and the runs that the walk has seen.
 struct Walk {
@@ -28,13 +27,13 @@ impl Bitmap {
                 return Err("what fits in the leaves of the space is wrong");
             }
         }
-        if walk.used != (Room { nodes: self.nodes.used(), leaves: self.leaves.used() }) {
+        if walk.used != self.store.used() {
             return Err("a node or leaf is lost");
         }
-        if walk.paid != self.paid {
+        if walk.paid != self.store.paid() {
             return Err("what is set aside is wrong");
         }
-        if !self.nodes.has(self.paid.nodes) || !self.leaves.has(self.paid.leaves) {
+        if !self.store.has(Room::NONE) {
             return Err("what is set aside is not there");
         }
         if walk.idle != self.idle {
@@ -55,7 +54,7 @@ impl Bitmap {
         base: u64,
         walk: &mut Walk,
     ) -> Result<(Fit, Loose), &'static str> {
-        let node = self.nodes.get(number);
+        let node = self.store.node(number);
         let size = pages(level - 1);
         let mut best = (Fit::NONE, Loose::NONE);
         for block in 0..FAN {
@@ -75,8 +74,8 @@ impl Bitmap {
                 }
                 Some(child) => {
                     walk.used.leaves += 1;
-                    let leaf = self.leaves.get(child);
-                    let free: u32 = leaf.0.iter().map(|word| word.count_ones()).sum();
+                    let leaf = self.store.leaf(child);
+                    let free: u32 = (0..LEAF_PAGES).map(|page| u32::from(leaf.is_free(page))).sum();
                     walk.idle += usize::from(free == LEAF_PAGES);
                     walk.free_pages += u64::from(free);
                     (slow_fit(leaf), slow_loose(leaf))
@@ -111,16 +110,16 @@ impl Bitmap {
                 }
             }
         }
-        let node = self.nodes.get(number);
+        let node = self.store.node(number);
         let mut children = node.links.iter().filter_map(|link| link.number());
         let is_newer = |child: u32| {
-            let child = self.nodes.get(child);
-            (child.stale && !node.stale) || (child.is_loose_stale && !node.is_loose_stale)
+            let child = self.store.node(child);
+            (child.is_runs_stale && !node.is_runs_stale) || (child.is_loose_stale && !node.is_loose_stale)
         };
         if level > 1 && children.any(is_newer) {
             return Err("a node is stale but the one above is not");
         }
-        if node.stale {
+        if node.is_runs_stale {
             return Ok(());
         }
         let runs = &node.runs;
@@ -139,7 +138,7 @@ pub(super) fn slow_fit(leaf: &Leaf) -> Fit {
     let mut counts = [0; LEAF_ORDER as usize + 1];
     for (order, most) in counts.iter_mut().enumerate() {
         for block in (0..LEAF_PAGES).step_by(1 << order) {
-            let free = (block..block + (1 << order)).take_while(|page| is_free(leaf, *page)).count();
+            let free = (block..block + (1 << order)).take_while(|page| leaf.is_free(*page)).count();
             *most = free.max(*most);
         }
     }
@@ -154,14 +153,10 @@ fn slow_loose(leaf: &Leaf) -> Loose {
     let mut loose = Loose::NONE;
     let mut start = 0;
     for page in 0..=LEAF_PAGES {
-        if page == LEAF_PAGES || !is_free(leaf, page) {
+        if page == LEAF_PAGES || !leaf.is_free(page) {
             loose = loose.max(Loose::of_run(start, page));
             start = page + 1;
         }
     }
     loose
-}
-
-fn is_free(leaf: &Leaf, page: u32) -> bool {
-    leaf.0[(page / 64) as usize] >> (page % 64) & 1 == 1
 }

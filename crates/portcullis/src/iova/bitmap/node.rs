@@ -1,10 +1,8 @@
 //! Nodes: eight blocks side by side, and what the search wants to know about each.
 
-use super::fit::{Fit, Need};
-use super::leaf::{LEAF_PAGES, Leaf};
-use super::loose::Loose;
-use super::runs::{Part, Runs};
-use super::slab::{Entry, Slab};
+use super::fit::{Fit, LEAF_ORDER, Loose, Need};
+use super::runs::Runs;
+use super::slab::Entry;
 
 /// Blocks in a node.
 pub(super) const FAN: usize = 8;
@@ -14,7 +12,7 @@ pub(super) const MAX_LEVEL: u32 = 15;
 /// Pages in a block of a level, as a power of two.
 #[inline]
 pub(super) const fn bits(level: u32) -> u32 {
-    LEAF_PAGES.ilog2() + FAN.ilog2() * level
+    LEAF_ORDER + FAN.ilog2() * level
 }
 
 /// Pages in a block of a level.
@@ -74,7 +72,7 @@ pub(super) struct Node {
     pub(super) links: [Link; FAN],
     /// Whether runs below have changed since [`Node::runs`] were computed. Then they are stale in all nodes
     /// above, too.
-    pub(super) stale: bool,
+    pub(super) is_runs_stale: bool,
     /// The same for [`Node::loose`].
     pub(super) is_loose_stale: bool,
     /// The longest runs inside leaves.
@@ -92,7 +90,7 @@ impl Node {
         Self {
             fits: [state.fit(); FAN],
             links: [state; FAN],
-            stale: false,
+            is_runs_stale: false,
             is_loose_stale: false,
             loose,
             runs: Runs::NONE,
@@ -114,54 +112,6 @@ impl Node {
         }
         blocks
     }
-
-    /// What `block` contributes to the runs of this node of `level`.
-    #[inline]
-    pub(super) fn part<'a>(
-        &self,
-        block: usize,
-        level: u32,
-        nodes: &'a Slab<Node>,
-        leaves: &Slab<Leaf>,
-    ) -> Part<'a> {
-        match self.links[block].number() {
-            Some(number) if level == 1 => {
-                let (prefix, suffix) = leaves.get(number).ends();
-                Part { prefix, suffix, inner: None }
-            }
-            Some(number) => {
-                let runs = &nodes.get(number).runs;
-                Part { prefix: runs.prefix, suffix: runs.suffix, inner: Some(runs) }
-            }
-            None if self.links[block] == Link::FREE => Part::whole(pages(level - 1)),
-            None => Part::NONE,
-        }
-    }
-
-    /// Computes the runs of this node of `level` at page `base` from its blocks.
-    pub(super) fn compute_runs(
-        &self,
-        base: u64,
-        level: u32,
-        nodes: &Slab<Node>,
-        leaves: &Slab<Leaf>,
-    ) -> Runs {
-        let mut parts = [Part::NONE; FAN];
-        for (block, part) in parts.iter_mut().enumerate() {
-            *part = self.part(block, level, nodes, leaves);
-        }
-        Runs::of_parts(base, pages(level - 1), &parts)
-    }
-
-    /// Computes the longest runs inside leaves of this node of `level` from its blocks.
-    pub(super) fn compute_loose(&self, level: u32, nodes: &Slab<Node>, leaves: &Slab<Leaf>) -> Loose {
-        self.links.iter().fold(Loose::NONE, |best, link| match link.number() {
-            Some(number) if level == 1 => best.max(leaves.get(number).loose()),
-            Some(number) => best.max(nodes.get(number).loose),
-            None if *link == Link::FREE => Loose::ALL,
-            None => best,
-        })
-    }
 }
 
 impl Entry for Node {
@@ -171,17 +121,5 @@ impl Entry for Node {
 
     fn next(&self) -> u32 {
         self.links[0].0
-    }
-}
-
-impl Entry for Leaf {
-    fn unused(next: u32) -> Self {
-        let mut leaf = Self::USED;
-        leaf.0[0] = next.into();
-        leaf
-    }
-
-    fn next(&self) -> u32 {
-        self.0[0] as u32
     }
 }

@@ -1,4 +1,4 @@
-//! The general case: a change of any range.
+//! The general case: a change of any range, and the room for it.
 
 use super::Bitmap;
 use super::error::BitmapError;
@@ -6,7 +6,7 @@ use super::fit::Fit;
 use super::leaf::Leaf;
 use super::node::{FAN, Link, MAX_LEVEL, Node, pages};
 use super::path::in_leaf;
-use super::room::Room;
+use super::store::Room;
 
 /// A block, and the part of a range that lies in it.
 #[derive(Clone, Copy)]
@@ -50,23 +50,23 @@ impl Bitmap {
     #[inline]
     fn prepare(&mut self, all: Piece, state: Link) -> Result<(), BitmapError> {
         let room = self.room_for(self.root, all, state);
-        if self.has(room) { Ok(()) } else { self.prepare_by_growing(all, state, room) }
+        if self.store.has(room) { Ok(()) } else { self.prepare_by_growing(all, state, room) }
     }
 
     /// Collects what is idle first where that is much, which makes the cost constant for each leaf that is
     /// collected, or where there is no memory. What is collected may have been part of the range.
     #[cold]
     fn prepare_by_growing(&mut self, all: Piece, state: Link, mut room: Room) -> Result<(), BitmapError> {
-        if self.idle > self.leaves.used() / 2 {
+        if self.idle > self.store.used().leaves / 2 {
             self.collect();
             room = self.room_for(self.root, all, state);
         }
-        let attempt = self.ensure(room);
+        let attempt = self.store.ensure(room);
         if attempt.is_ok() || self.idle == 0 {
             return attempt;
         }
         self.collect();
-        self.ensure(self.room_for(self.root, all, state))
+        self.store.ensure(self.room_for(self.root, all, state))
     }
 
     /// Adds levels on top until the tree covers the pages before `end`. May allocate.
@@ -78,23 +78,60 @@ impl Bitmap {
             } else {
                 self.top + 1
             };
-            self.ensure(Room::head(level))?;
+            self.store.ensure(Room::head(level))?;
             let mut node = Node::uniform(Link::TAKEN);
             if self.top > 0 {
                 node.links[0] = Link::to(self.root);
                 node.fits[0] = self.fit;
-                (node.stale, node.is_loose_stale) = (true, true);
+                (node.is_runs_stale, node.is_loose_stale) = (true, true);
             }
-            self.root = self.nodes.take(node);
+            self.root = self.store.take_node(node);
             self.top = level;
             self.reset_spine();
         }
         Ok(())
     }
 
+    /// Returns the leaves and nodes of all that is free to the slabs. Nothing that is known about the space
+    /// changes. O(nodes); does not allocate.
+    pub(super) fn collect(&mut self) {
+        if self.top > 0 {
+            self.collect_below(self.root, self.top);
+            self.reset_spine();
+        }
+        self.idle = 0;
+    }
+
+    /// The same below a node; returns whether all of that turned out free.
+    fn collect_below(&mut self, number: u32, level: u32) -> bool {
+        let mut whole = true;
+        for block in 0..FAN {
+            let node = self.store.node(number);
+            let (link, fit) = (node.links[block], node.fits[block]);
+            if let Some(child) = link.number() {
+                if level == 1 {
+                    if !fit.is_whole() {
+                        whole = false;
+                        continue;
+                    }
+                    self.store.release_leaf(child);
+                } else if self.collect_below(child, level - 1) {
+                    self.store.release_node(child);
+                } else {
+                    whole = false;
+                    continue;
+                }
+                self.store.node_mut(number).links[block] = Link::FREE;
+            } else {
+                whole &= link == Link::FREE;
+            }
+        }
+        whole
+    }
+
     /// What painting in the node would take from the slabs or set aside there.
     fn room_for(&self, number: u32, all: Piece, state: Link) -> Room {
-        let node = self.nodes.get(number);
+        let node = self.store.node(number);
         all.parts().fold(Room::NONE, |room, (block, piece)| {
             let link = node.links[block];
             room.plus(match link.number() {
@@ -112,18 +149,18 @@ impl Bitmap {
     fn paint_node(&mut self, number: u32, all: Piece, state: Link) -> (Fit, bool) {
         let mut edges = false;
         for (block, piece) in all.parts() {
-            let node = self.nodes.get(number);
+            let node = self.store.node(number);
             let (link, old) = (node.links[block], node.fits[block]);
             let new = match link.number() {
                 None if is_same(link, state) => continue,
                 None if piece.is_whole() => {
                     if link == Link::PAID {
-                        self.paid = self.paid.minus(Room::of_block(piece.level));
+                        self.store.let_go(Room::of_block(piece.level));
                     }
                     if state == Link::PAID {
-                        self.paid = self.paid.plus(Room::of_block(piece.level));
+                        self.store.set_aside(Room::of_block(piece.level));
                     }
-                    self.nodes.get_mut(number).links[block] = state;
+                    self.store.node_mut(number).links[block] = state;
                     self.count(piece.end - piece.first, state);
                     edges = true;
                     state.fit()
@@ -141,17 +178,17 @@ impl Bitmap {
                     }
                 }
             };
-            self.nodes.get_mut(number).fits[block] = new;
+            self.store.node_mut(number).fits[block] = new;
         }
-        let node = self.nodes.get_mut(number);
-        node.stale |= edges;
+        let node = self.store.node_mut(number);
+        node.is_runs_stale |= edges;
         node.is_loose_stale = true;
         (node.fit(), edges)
     }
 
     /// Paints in a leaf that was worth `old`; returns what it is worth now, and whether its ends have changed.
     fn paint_leaf(&mut self, number: u32, piece: Piece, state: Link, old: Fit) -> (Fit, bool) {
-        let leaf = self.leaves.get_mut(number);
+        let leaf = self.store.leaf_mut(number);
         let start = in_leaf(piece.first);
         let end = start + (piece.end - piece.first) as u32;
         let ends = leaf.ends();
@@ -167,17 +204,17 @@ impl Bitmap {
     fn break_up(&mut self, number: u32, block: usize, piece: Piece, state: Link) -> u32 {
         let child = if piece.level == 0 {
             self.idle += usize::from(state == Link::FREE);
-            self.leaves.take(if state == Link::FREE { Leaf::FREE } else { Leaf::USED })
+            self.store.take_leaf(if state == Link::FREE { Leaf::FREE } else { Leaf::USED })
         } else {
             let mut node = Node::uniform(state);
-            node.runs = node.compute_runs(piece.base, piece.level, &self.nodes, &self.leaves);
-            self.nodes.take(node)
+            node.runs = self.store.compute_runs(&node, piece.level, piece.base);
+            self.store.take_node(node)
         };
         if state == Link::PAID {
             // The rest of what was set aside is that of the blocks below, which are paid for in turn.
-            self.paid = self.paid.minus(Room::head(piece.level));
+            self.store.let_go(Room::head(piece.level));
         }
-        self.nodes.get_mut(number).links[block] = Link::to(child);
+        self.store.node_mut(number).links[block] = Link::to(child);
         child
     }
 

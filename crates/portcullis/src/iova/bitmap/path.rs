@@ -1,13 +1,13 @@
-//! The common case: a change inside one leaf that has bits, and what follows from it above.
+//! Ways from the top to a page, and the one along an end on which nearly all searches begin.
 
 use super::Bitmap;
-use super::fit::FitBits;
-use super::leaf::LEAF_PAGES;
-use super::node::{MAX_LEVEL, bits, slot};
+use super::fit::LEAF_PAGES;
+use super::node::{FAN, MAX_LEVEL, bits, pages, slot};
+use crate::iova::placement::Placement;
 
 /// The nodes on the way from the top to a page, by level.
 #[derive(Clone, Copy)]
-pub(super) struct Path(pub(super) [u32; MAX_LEVEL as usize + 1]);
+pub(super) struct Path([u32; MAX_LEVEL as usize + 1]);
 
 impl Path {
     pub(super) const fn new() -> Self {
@@ -31,6 +31,25 @@ pub(super) const fn in_leaf(page: u64) -> u32 {
     page as u32 % LEAF_PAGES
 }
 
+/// The way from the top along the end where allocations go, or a part of it that begins at the top.
+///
+/// The first steps of a search are to the last block each time (or the first). Where a node on this way has room,
+/// those above have it too and prefer this block: the search may begin there.
+pub(super) struct Spine {
+    /// Its nodes, from `level` to the top.
+    pub(super) path: Path,
+    pub(super) level: u32,
+    /// The first page of the node at `level`.
+    pub(super) base: u64,
+    /// Whether it has not yet been extended since it was reset.
+    is_new: bool,
+}
+
+impl Spine {
+    /// That of an empty tree.
+    pub(super) const EMPTY: Self = Self { path: Path::new(), level: 0, base: 0, is_new: true };
+}
+
 impl Bitmap {
     /// The leaf that holds `page`, and the way there; nothing where the page has no bit.
     #[inline]
@@ -46,7 +65,7 @@ impl Bitmap {
         }
         loop {
             path.set(level, number);
-            number = self.nodes.get(number).links[slot(page, level)].number()?;
+            number = self.store.node(number).links[slot(page, level)].number()?;
             level -= 1;
             if level == 0 {
                 return Some(number);
@@ -54,98 +73,47 @@ impl Bitmap {
         }
     }
 
-    /// Takes `[page, page + pages)`, which is free and lies in `leaf`.
-    #[inline]
-    pub(super) fn take_in_leaf(&mut self, page: u64, pages: u64, leaf: u32, path: &Path) {
-        self.free_pages -= pages;
-        let old = self.nodes.get(path.node(1)).fits[slot(page, 1)].bits();
-        self.toggle(page, pages as u32, leaf, old, path);
+    /// Forgets all nodes but the one at the top: when others have gone, or it has changed.
+    pub(super) fn reset_spine(&mut self) {
+        self.spine = Spine { level: self.top, ..Spine::EMPTY };
+        self.spine.path.set(self.top, self.root);
     }
 
-    /// Frees `[first, end)` if it lies in one leaf that has bits. Says whether it was used, and if not, has
-    /// changed nothing.
-    #[inline]
-    pub(super) fn free_in_leaf(&mut self, first: u64, end: u64) -> Option<bool> {
-        if (first ^ (end - 1)) >= LEAF_PAGES.into() {
-            return None;
-        }
-        let mut path = Path::new();
-        let leaf = self.locate(first, &mut path)?;
-        let pages = end - first;
-        // Read now and not when it is needed, so that it is waited for together with the leaf.
-        let old = self.nodes.get(path.node(1)).fits[slot(first, 1)].bits();
-        if !self.leaves.get(leaf).is_used(in_leaf(first), in_leaf(first) + pages as u32) {
-            return Some(false);
-        }
-        self.free_pages += pages;
-        self.toggle(first, pages as u32, leaf, old, &path);
-        Some(true)
-    }
-
-    /// Makes what is free used in a range of a leaf, or the other way round.
-    /// The leaf was worth `old`.
-    fn toggle(&mut self, page: u64, pages: u32, leaf: u32, old: FitBits, path: &Path) {
-        let (start, end) = (in_leaf(page), in_leaf(page) + pages);
-        let bits = self.leaves.get(leaf).toggled(start, end);
-        *self.leaves.get_mut(leaf) = bits;
-        let new = bits.fit();
-        self.idle = self.idle + usize::from(new.is_whole()) - usize::from(old.is_whole());
-        let node = self.nodes.get(path.node(1));
-        if !(node.stale & node.is_loose_stale) {
-            self.outdate_leaf(leaf, start, end, path);
-        }
-        if old != new {
-            self.update(page, path, 1, new);
-        }
-    }
-
-    /// Notes that the runs of a leaf are no longer as they were, those that touch the range.
+    /// Gives up the lower end, up to `level`.
     #[cold]
-    fn outdate_leaf(&mut self, leaf: u32, start: u32, end: u32, path: &Path) {
-        let mut bits = *self.leaves.get(leaf);
-        bits.set(start, end, true);
-        self.outdate(path, 1, bits.is_edge(start, end));
+    pub(super) fn shorten_spine(&mut self, level: u32) {
+        self.spine.level = level;
+        self.spine.base = match self.placement {
+            Placement::TopDown => self.end() - pages(level),
+            Placement::BottomUp => 0,
+        };
     }
 
-    /// Notes in the nodes of `level` and above that runs have changed: those inside leaves, and those that
-    /// touch the boundary of one if `edges` is set.
-    pub(super) fn outdate(&mut self, path: &Path, level: u32, mut edges: bool) {
-        let mut inside = true;
-        for level in level..=self.top {
-            let node = self.nodes.get_mut(path.node(level));
-            // Where it is noted already, so it is above.
-            edges &= !node.stale;
-            inside &= !node.is_loose_stale;
-            if !(edges | inside) {
-                return;
-            }
-            node.stale |= edges;
-            node.is_loose_stale |= inside;
-        }
-    }
-
-    /// Brings the nodes of `level` and above on the way to `page` up to date with a block that is now worth
-    /// `new`, which was not so before.
+    /// Extends the way as far as there are nodes, if that has not happened before. O(h).
     #[inline]
-    pub(super) fn update(&mut self, page: u64, path: &Path, level: u32, new: FitBits) {
-        self.nodes.get_mut(path.node(level)).fits[slot(page, level)] = new.into();
-        self.update_above(page, path, level);
+    pub(super) fn extend_spine(&mut self) {
+        if self.spine.is_new {
+            self.extend_new_spine();
+        }
     }
 
-    /// The same for the nodes above `level`. Stops where nothing changes any more.
-    fn update_above(&mut self, page: u64, path: &Path, mut level: u32) {
-        loop {
-            let new = self.nodes.get(path.node(level)).fit();
-            if level == self.top {
-                self.fit = new;
-                return;
-            }
-            level += 1;
-            let fit = &mut self.nodes.get_mut(path.node(level)).fits[slot(page, level)];
-            if *fit == new {
-                return;
-            }
-            *fit = new;
+    #[cold]
+    fn extend_new_spine(&mut self) {
+        let end = match self.placement {
+            Placement::TopDown => FAN - 1,
+            Placement::BottomUp => 0,
+        };
+        let mut level = self.spine.level;
+        while level > 1 {
+            let node = self.store.node(self.spine.path.node(level));
+            let Some(child) = node.links[end].number() else {
+                break;
+            };
+            level -= 1;
+            self.spine.path.set(level, child);
         }
+        self.shorten_spine(level);
+        // As long as there are no leaves, there may be more nodes later.
+        self.spine.is_new = level > 1;
     }
 }

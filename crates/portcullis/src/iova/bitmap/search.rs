@@ -1,8 +1,8 @@
 //! Where a request fits.
 
 use super::Bitmap;
-use super::fit::{LEAF_ORDER, Need};
-use super::leaf::{LEAF_PAGES, Leaf};
+use super::fit::{LEAF_ORDER, LEAF_PAGES, Need};
+use super::leaf::Leaf;
 use super::node::{FAN, Link, Node, base, pages as pages_of, slot};
 use super::path::{Path, in_leaf};
 use crate::iova::placement::Placement;
@@ -62,12 +62,12 @@ impl Request for Natural {
 }
 
 /// Any other request, for which the longest runs must be up to date.
-struct Loose {
+struct Unaligned {
     pages: u64,
     order: u32,
 }
 
-impl Request for Loose {
+impl Request for Unaligned {
     fn pages(&self) -> u64 {
         self.pages
     }
@@ -81,10 +81,10 @@ impl Request for Loose {
         match link.number() {
             None => link == Link::FREE,
             Some(leaf) if level == 1 => {
-                let leaf = space.leaves.get(leaf);
+                let leaf = space.store.leaf(leaf);
                 !node.fits[block].is_none() && leaf.place(self.pages, self.order, space.placement).is_some()
             }
-            Some(child) => space.nodes.get(child).loose.longest(self.order) >= self.pages,
+            Some(child) => space.store.node(child).loose.longest(self.order) >= self.pages,
         }
     }
 
@@ -92,6 +92,15 @@ impl Request for Loose {
         let fits = |block: &usize| self.fits_in(space, node, level, *block);
         (0..FAN).filter(fits).fold(0, |blocks, block| blocks | 1 << block)
     }
+}
+
+/// A request that may cross leaves.
+#[derive(Clone, Copy)]
+struct Span {
+    pages: u64,
+    order: u32,
+    /// The page behind the last one allowed.
+    limit: u64,
 }
 
 impl Bitmap {
@@ -112,13 +121,13 @@ impl Bitmap {
 
     /// The same for requests that may cross leaves: the better of what lies in one and what crosses.
     fn find_anywhere(&mut self, pages: u64, order: u32, limit: u64, path: &mut Path) -> Option<Found> {
-        self.refresh();
+        self.refresh_runs();
         let limit = limit.min(self.end());
         let mut inside = None;
         if self.top > 0 && order <= LEAF_ORDER && pages <= LEAF_PAGES.into() {
             self.refresh_loose();
-            if self.nodes.get(self.root).loose.longest(order) >= pages {
-                inside = self.find_in_leaves(&Loose { pages, order }, limit, path);
+            if self.store.node(self.root).loose.longest(order) >= pages {
+                inside = self.find_in_leaves(&Unaligned { pages, order }, limit, path);
             }
         }
         let Some(across) = self.find_across(pages, order, limit) else {
@@ -156,7 +165,7 @@ impl Bitmap {
         for level in level..=self.top {
             let number = path.node(level);
             let before = (1 << slot(last, level)) - 1;
-            let blocks = request.blocks(self, self.nodes.get(number), level) & before;
+            let blocks = request.blocks(self, self.store.node(number), level) & before;
             if blocks != 0 {
                 return self.descend_into(request, blocks, number, level, base(last, level), path);
             }
@@ -171,7 +180,7 @@ impl Bitmap {
         let (mut number, mut level) = (self.root, self.top);
         loop {
             path.set(level, number);
-            let node = self.nodes.get(number);
+            let node = self.store.node(number);
             let block = slot(last, level);
             if !request.fits_in(self, node, level, block) {
                 return (level, None);
@@ -183,7 +192,7 @@ impl Bitmap {
             };
             if level == 1 {
                 // A copy without the pages behind the limit.
-                let mut leaf: Leaf = *self.leaves.get(child);
+                let mut leaf: Leaf = *self.store.leaf(child);
                 if in_leaf(last) + 1 < LEAF_PAGES {
                     leaf.set(in_leaf(last) + 1, LEAF_PAGES, false);
                 }
@@ -201,7 +210,7 @@ impl Bitmap {
         self.extend_spine();
         let mut level = self.spine.level;
         let mut number = self.spine.path.node(level);
-        let mut blocks = request.blocks(self, self.nodes.get(number), level);
+        let mut blocks = request.blocks(self, self.store.node(number), level);
         while blocks == 0 {
             level += 1;
             if level > self.top {
@@ -209,7 +218,7 @@ impl Bitmap {
             }
             self.shorten_spine(level);
             number = self.spine.path.node(level);
-            blocks = request.blocks(self, self.nodes.get(number), level);
+            blocks = request.blocks(self, self.store.node(number), level);
         }
         *path = self.spine.path;
         self.descend_into(request, blocks, number, level, self.spine.base, path)
@@ -233,7 +242,7 @@ impl Bitmap {
                 Placement::TopDown => blocks.checked_ilog2()?,
                 Placement::BottomUp => blocks.trailing_zeros(),
             };
-            let link = *self.nodes.get(number).links.get(block as usize)?;
+            let link = *self.store.node(number).links.get(block as usize)?;
             level -= 1;
             base += u64::from(block) * pages_of(level);
             let Some(child) = link.number() else {
@@ -242,11 +251,98 @@ impl Bitmap {
                 return Some(Found { page, leaf: None });
             };
             if level == 0 {
-                let page = self.leaves.get(child).place(pages, order, self.placement)?;
+                let page = self.store.leaf(child).place(pages, order, self.placement)?;
                 return Some(Found { page: base + u64::from(page), leaf: Some(child) });
             }
             number = child;
-            blocks = request.blocks(self, self.nodes.get(number), level);
+            blocks = request.blocks(self, self.store.node(number), level);
         }
+    }
+
+    /// The preferred place in a run that touches the boundary of a leaf, which must be up to date. O(h), does not
+    /// allocate.
+    pub(super) fn find_across(&self, pages: u64, order: u32, limit: u64) -> Option<u64> {
+        if self.top == 0 || self.store.node(self.root).runs.longest(order) < pages {
+            return None;
+        }
+        let span = Span { pages, order, limit };
+        match self.placement {
+            Placement::TopDown => self.highest(self.root, self.top, 0, &span),
+            Placement::BottomUp => {
+                let page = self.lowest(self.root, self.top, 0, &span)?;
+                (page.checked_add(pages)? <= limit).then_some(page)
+            }
+        }
+    }
+
+    /// The highest place below a node at page `base`. There is one, unless the limit cuts the node off.
+    fn highest(&self, number: u32, level: u32, base: u64, span: &Span) -> Option<u64> {
+        let Span { pages, order, limit } = *span;
+        let place = |start, end| Placement::TopDown.within(start, end, pages, order);
+        let node = self.store.node(number);
+        let size = pages_of(level - 1);
+        // How many pages from the end of the block on are free.
+        let mut behind = 0;
+        for block in (0..FAN).rev() {
+            let start = base + block as u64 * size;
+            if start >= limit {
+                continue;
+            }
+            let part = self.store.part(node, level, block);
+            let whole = start + size <= limit;
+            if whole {
+                // The run around the end of the block: it begins above everything else in the block.
+                let end = start + size;
+                if let Some(page) = place(end - part.suffix, end + behind) {
+                    return Some(page);
+                }
+            } else if node.links[block] == Link::FREE
+                && let Some(page) = place(start, limit)
+            {
+                return Some(page);
+            }
+            let prefix = part.prefix.min(limit - start);
+            if let Some(inner) = part.inner {
+                let child = node.links[block].number();
+                if let Some(child) = child.filter(|_| inner.longest(order) >= pages) {
+                    let page = self.highest(child, level - 1, start, span);
+                    if whole || page.is_some() {
+                        return page;
+                    }
+                }
+            } else if let Some(page) = place(start, start + prefix) {
+                return Some(page);
+            }
+            behind = if prefix == size { behind + size } else { prefix };
+        }
+        None
+    }
+
+    /// The lowest place below a node at page `base` that has one. The limit does not matter: if this one is
+    /// not within it, none is.
+    fn lowest(&self, number: u32, level: u32, base: u64, span: &Span) -> Option<u64> {
+        let Span { pages, order, .. } = *span;
+        let place = |start, end| Placement::BottomUp.within(start, end, pages, order);
+        let node = self.store.node(number);
+        let size = pages_of(level - 1);
+        // How many pages before the start of the block are free.
+        let mut before = 0;
+        let mut start = base;
+        for block in 0..FAN {
+            let part = self.store.part(node, level, block);
+            // The run around the start of the block: it begins below everything else in the block.
+            if let Some(page) = place(start - before, start + part.prefix) {
+                return Some(page);
+            }
+            if let Some(inner) = part.inner
+                && let Some(child) = node.links[block].number()
+                && inner.longest(order) >= pages
+            {
+                return self.lowest(child, level - 1, start, span);
+            }
+            before = if part.prefix == size { before + size } else { part.suffix };
+            start += size;
+        }
+        place(start - before, start)
     }
 }

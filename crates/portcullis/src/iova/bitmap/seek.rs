@@ -32,7 +32,7 @@ impl Bitmap {
                 Ok(state) => (state == free).then_some(from),
                 Err(child) if level > 1 => self.first_below(child, level - 1, start, from, to, free),
                 Err(child) => {
-                    let page = start + u64::from(self.leaves.get(child).first(in_leaf(from), free)?);
+                    let page = start + u64::from(self.store.leaf(child).first(in_leaf(from), free)?);
                     (page < to).then_some(page)
                 }
             }
@@ -48,7 +48,7 @@ impl Bitmap {
                 Ok(state) => (state == free).then_some(to - 1),
                 Err(child) if level > 1 => self.last_below(child, level - 1, start, from, to, free),
                 Err(child) => {
-                    let page = start + u64::from(self.leaves.get(child).last(in_leaf(to - 1) + 1, free)?);
+                    let page = start + u64::from(self.store.leaf(child).last(in_leaf(to - 1) + 1, free)?);
                     (page >= from).then_some(page)
                 }
             }
@@ -57,7 +57,7 @@ impl Bitmap {
 
     /// Whether a block is free, if all of it is or none; otherwise the node or leaf to look at.
     fn uniform(&self, number: u32, level: u32, block: usize) -> Result<bool, u32> {
-        let node = self.nodes.get(number);
+        let node = self.store.node(number);
         if node.fits[block].is_none() {
             return Ok(false);
         }

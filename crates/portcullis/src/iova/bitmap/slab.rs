@@ -1,4 +1,4 @@
-//! Nodes and leaves in arrays: taking one that was paid for never allocates.
+//! Entries in an array: taking one that was paid for never allocates.
 
 use super::error::BitmapError;
 use alloc::vec::Vec;

@@ -1,0 +1,191 @@
+//! The common cases of a change: inside one leaf that has bits, and of whole blocks side by side that have none,
+//! which is most ranges with natural alignment from the size of a leaf up; and what follows above.
+
+use super::Bitmap;
+use super::error::BitmapError;
+use super::fit::{FitBits, LEAF_PAGES};
+use super::node::{FAN, Link, base, bits, pages as pages_of, slot};
+use super::path::{Path, in_leaf};
+use super::store::Room;
+
+/// Up to this many pages, what an allocation takes may be given back in any parts.
+const PAID_PAGES: u64 = 1 << 18;
+
+impl Bitmap {
+    /// Takes ranges in one leaf, one for each of `out`, or as many as fit. `page` is one of the leaf's.
+    pub(super) fn take_several<'a>(
+        &mut self,
+        pages: u64,
+        align_order: u32,
+        page: u64,
+        leaf: u32,
+        path: &Path,
+        out: impl Iterator<Item = &'a mut u64>,
+    ) -> usize {
+        let mut bits = *self.store.leaf(leaf);
+        let mut taken = 0;
+        for out in out {
+            let Some(start) = bits.place(pages, align_order, self.placement) else {
+                break;
+            };
+            bits.set(start, start + pages as u32, false);
+            *out = base(page, 0) + u64::from(start);
+            taken += 1;
+        }
+        self.free_pages -= taken as u64 * pages;
+        *self.store.leaf_mut(leaf) = bits;
+        let old = self.store.node(path.node(1)).fits[slot(page, 1)];
+        self.idle -= usize::from(old.is_whole());
+        // That may be more than has changed, which costs time at most.
+        self.outdate(path, 1, true);
+        self.update(page, path, 1, bits.fit());
+        taken
+    }
+
+    /// Takes a range that is free, wherever it lies. May allocate.
+    pub(super) fn take_anywhere(&mut self, page: u64, pages: u64) -> Result<(), BitmapError> {
+        if u64::from(in_leaf(page)) + pages <= LEAF_PAGES.into() {
+            let mut path = Path::new();
+            if let Some(leaf) = self.locate(page, &mut path) {
+                self.take_in_leaf(page, pages, leaf, &path);
+                return Ok(());
+            }
+        }
+        let state = if pages <= PAID_PAGES { Link::PAID } else { Link::TAKEN };
+        let end = page.saturating_add(pages);
+        if self.set_blocks(page, end, state) { Ok(()) } else { self.paint(page, end, state) }
+    }
+
+    /// Makes `[first, end)` free, or used in one of two ways, if it consists of blocks of one node that are
+    /// each uniformly the opposite, and no memory is needed. Otherwise changes nothing. Says which.
+    pub(super) fn set_blocks(&mut self, first: u64, end: u64, state: Link) -> bool {
+        // The highest level at which the range consists of whole blocks.
+        let Some(level) = (first | end).trailing_zeros().checked_sub(bits(0)) else {
+            return false;
+        };
+        let level = level / FAN.ilog2();
+        if level >= self.top || end > self.end() || (first ^ (end - 1)) >= pages_of(level + 1) {
+            return false;
+        }
+        let mut path = Path::new();
+        let mut number = self.root;
+        for above in (level + 2..=self.top).rev() {
+            path.set(above, number);
+            match self.store.node(number).links[slot(first, above)].number() {
+                Some(child) => number = child,
+                None => return false,
+            }
+        }
+        path.set(level + 1, number);
+        let blocks = slot(first, level + 1)..=slot(end - 1, level + 1);
+        let node = self.store.node_mut(number);
+        let is_free = state == Link::FREE;
+        let opposite = |link: &Link| link.number().is_none() && (*link == Link::FREE) != is_free;
+        if !node.links[blocks.clone()].iter().all(opposite) {
+            return false;
+        }
+        let mut freed = Room::NONE;
+        for link in &node.links[blocks.clone()] {
+            if *link == Link::PAID {
+                freed = freed.plus(Room::of_block(level));
+            }
+        }
+        let mut owed = Room::NONE;
+        if state == Link::PAID {
+            let count = blocks.clone().count();
+            owed = (0..count).fold(owed, |owed, _| owed.plus(Room::of_block(level)));
+            if !self.store.has(owed) {
+                return false;
+            }
+        }
+        self.store.let_go(freed);
+        self.store.set_aside(owed);
+        let node = self.store.node_mut(number);
+        node.links[blocks.clone()].fill(state);
+        // All but the last one, which brings what is above up to date.
+        node.fits[*blocks.start()..*blocks.end()].fill(state.fit());
+        self.free_pages =
+            if is_free { self.free_pages + (end - first) } else { self.free_pages - (end - first) };
+        self.outdate(&path, level + 1, true);
+        self.update(end - 1, &path, level + 1, state.fit().bits());
+        true
+    }
+
+    /// Takes `[page, page + pages)`, which is free and lies in `leaf`.
+    #[inline]
+    pub(super) fn take_in_leaf(&mut self, page: u64, pages: u64, leaf: u32, path: &Path) {
+        self.free_pages -= pages;
+        let old = self.store.node(path.node(1)).fits[slot(page, 1)].bits();
+        self.toggle(page, pages as u32, leaf, old, path);
+    }
+
+    /// Frees `[first, end)` if it lies in one leaf that has bits. Says whether it was used, and if not, has
+    /// changed nothing.
+    #[inline]
+    pub(super) fn free_in_leaf(&mut self, first: u64, end: u64) -> Option<bool> {
+        if (first ^ (end - 1)) >= LEAF_PAGES.into() {
+            return None;
+        }
+        let mut path = Path::new();
+        let leaf = self.locate(first, &mut path)?;
+        let pages = end - first;
+        // Read now and not when it is needed, so that it is waited for together with the leaf.
+        let old = self.store.node(path.node(1)).fits[slot(first, 1)].bits();
+        if !self.store.leaf(leaf).is_used(in_leaf(first), in_leaf(first) + pages as u32) {
+            return Some(false);
+        }
+        self.free_pages += pages;
+        self.toggle(first, pages as u32, leaf, old, &path);
+        Some(true)
+    }
+
+    /// Makes what is free used in a range of a leaf, or the other way round.
+    /// The leaf was worth `old`.
+    fn toggle(&mut self, page: u64, pages: u32, leaf: u32, old: FitBits, path: &Path) {
+        let (start, end) = (in_leaf(page), in_leaf(page) + pages);
+        let bits = self.store.leaf(leaf).toggled(start, end);
+        *self.store.leaf_mut(leaf) = bits;
+        let new = bits.fit();
+        self.idle = self.idle + usize::from(new.is_whole()) - usize::from(old.is_whole());
+        let node = self.store.node(path.node(1));
+        if !(node.is_runs_stale & node.is_loose_stale) {
+            self.outdate_leaf(leaf, start, end, path);
+        }
+        if old != new {
+            self.update(page, path, 1, new);
+        }
+    }
+
+    /// Notes that the runs of a leaf are no longer as they were, those that touch the range.
+    #[cold]
+    fn outdate_leaf(&mut self, leaf: u32, start: u32, end: u32, path: &Path) {
+        let mut bits = *self.store.leaf(leaf);
+        bits.set(start, end, true);
+        self.outdate(path, 1, bits.is_edge(start, end));
+    }
+
+    /// Brings the nodes of `level` and above on the way to `page` up to date with a block that is now worth
+    /// `new`, which was not so before.
+    #[inline]
+    fn update(&mut self, page: u64, path: &Path, level: u32, new: FitBits) {
+        self.store.node_mut(path.node(level)).fits[slot(page, level)] = new.into();
+        self.update_above(page, path, level);
+    }
+
+    /// The same for the nodes above `level`. Stops where nothing changes any more.
+    fn update_above(&mut self, page: u64, path: &Path, mut level: u32) {
+        loop {
+            let new = self.store.node(path.node(level)).fit();
+            if level == self.top {
+                self.fit = new;
+                return;
+            }
+            level += 1;
+            let fit = &mut self.store.node_mut(path.node(level)).fits[slot(page, level)];
+            if *fit == new {
+                return;
+            }
+            *fit = new;
+        }
+    }
+}
