@@ -128,7 +128,12 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
     /// Ends the mapping of a buffer of `used` bytes in the pages of `range`.
     #[inline]
     pub(super) fn end(&self, range: IovaRange, used: u64) -> Result<(), UnmapError> {
-        let neighbours = range.len().saturating_sub(used);
+        self.end_beside(range, range.len().saturating_sub(used))
+    }
+
+    /// The same of a buffer beside which so many bytes of the pages are not its own.
+    #[inline]
+    pub(super) fn end_beside(&self, range: IovaRange, neighbours: u64) -> Result<(), UnmapError> {
         self.domain.end(range, Ending { neighbours, exception: || self.exception.get() })
     }
 
@@ -204,13 +209,27 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
     /// As for [`map_single`](Self::map_single).
     #[inline]
     pub(super) unsafe fn map_at_hand(&self, segment: PhysSegment, direction: Direction) -> Option<Iova> {
+        // SAFETY: the caller's promise.
+        unsafe { self.map_pages_at_hand(segment, direction) }.map(|(first, _)| first)
+    }
+
+    /// The same, with the pages.
+    ///
+    /// # Safety
+    /// As for [`map_single`](Self::map_single).
+    #[inline]
+    pub(super) unsafe fn map_pages_at_hand(
+        &self,
+        segment: PhysSegment,
+        direction: Direction,
+    ) -> Option<(Iova, IovaRange)> {
         if !self.is_translated() {
             return None;
         }
         // SAFETY: the caller's promise.
         let range =
             unsafe { self.domain.map_at_hand(segment, direction.permissions(), Iova::new(self.mask)) }?;
-        Some(self.first_of(segment, range))
+        Some((self.first_of(segment, range), range))
     }
 
     /// Where the device finds the first byte of a list that begins with `segment` and is mapped to `range`.

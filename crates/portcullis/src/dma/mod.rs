@@ -44,6 +44,7 @@ mod coherent;
 mod device;
 mod layout;
 mod mapped;
+mod queue;
 mod raw_batch;
 mod ring;
 
@@ -56,6 +57,11 @@ pub use coherent::{CoherentError, CoherentMemory};
 pub use device::DmaDevice;
 pub use mapped::{DmaBuffer, Handle, MapFailed, Mapped, ReclaimFailed, Unlinked};
 
+pub use queue::{
+    AnyQueue, AttachError, Device, DmaCommitError, DmaDomain, DmaMapError, DmaMask, DmaSyncError,
+    DmaUnmapError, DomainBuilder, Ended, Machine, Mapping, NoCopies, NotMapped, NotUnmapped, Queue,
+    QueueConfig, QueueError, Raw, RawEnded, RawMapping, RawNotUnmapped, Strategy,
+};
 pub use raw_batch::{BatchError, MOST_IN_BATCH, RawBatch};
 pub use ring::{RingError, RingMapping, RingUnmap, RingUnmapFailed, StrictRing, StrictRingConfig};
 

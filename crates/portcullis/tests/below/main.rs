@@ -18,6 +18,7 @@ mod doubles;
 mod faults;
 mod hostile;
 mod pool;
+mod queue;
 mod registration;
 mod ring;
 mod run;

@@ -48,6 +48,22 @@ impl Course {
 }
 
 impl AdaptiveMapping {
+    /// The same in one piece with a ring's mapping, which is `queue`'s then: where the pool made it, the length is in the place
+    /// of the neighbours. Where it was timed, to whose account that goes.
+    #[inline]
+    pub(in crate::dma) fn into_parts(
+        self,
+        queue: u64,
+    ) -> (RingMapping, Option<Way>, Option<(usize, Choice)>) {
+        match self.course {
+            Course::Ring(mapping) => (RingMapping { ring: queue, ..mapping }, None, self.timed),
+            Course::Pool { iova, len, way } => {
+                let mapping = RingMapping { first: iova, range: None, neighbours: len, ring: queue };
+                (mapping, Some(way), self.timed)
+            }
+        }
+    }
+
     /// The address of the first byte of the list for the device.
     pub fn iova(&self) -> Iova {
         match &self.course {

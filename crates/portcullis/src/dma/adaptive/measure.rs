@@ -70,8 +70,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         let Some(scratch) = Scratch::new(&pool) else { return };
         // What was measured before something failed is as good as before.
         let measured =
-            (0..self.sizes.len()).try_for_each(|class| self.measure_class(&scratch.buffer(class), class));
-        self.sizes.iter_mut().for_each(|size| _ = size.cell.begin());
+            (0..self.classes).try_for_each(|class| self.measure_class(&scratch.buffer(class), class));
+        self.begin();
         // What failed may have left something in the ring, whose users are to find it empty.
         let confirmed = self.ring.commit().is_ok();
         scratch.end(confirmed && measured != Err(Stopped::Mapped));
@@ -100,7 +100,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
                 }
                 if round >= WARM {
                     let share = if in_ring { self.commits.share() } else { 0 };
-                    let cell = &mut self.sizes[class].cell;
+                    let size = self.size_of(class);
+                    let cell = &mut self.sizes[size].cell;
                     cell.note(way, Half::Map, map_ns);
                     cell.note(way, Half::Unmap, unmap_ns.saturating_add(share));
                 }

@@ -13,9 +13,9 @@ use self::book::{Cell, Half, TIMED, class_of, classes};
 use self::commits::Commits;
 use self::mapping::Course;
 use self::measure::cost_of;
-use super::{DmaDevice, DmaSegment, RingError, RingUnmap, StrictRing, StrictRingConfig};
+use super::{DmaDevice, DmaSegment, RingError, RingMapping, RingUnmap, StrictRing, StrictRingConfig};
 use crate::addr::Direction;
-use crate::bounce::pool::{Attributes, BounceDevice, BounceError, Way};
+use crate::bounce::pool::{Attributes, BounceDevice, BounceError, BouncePool, Way};
 use crate::domain::{MapListError, PhysSegment, Policy};
 use crate::iova::ArenaError;
 use crate::mapper::Mapper;
@@ -48,20 +48,26 @@ pub use mapping::{AdaptiveMapping, AdaptiveUnmap};
 pub struct AdaptiveRing<M: Mapper, P: Platform, C: CopyMemory, K> {
     ring: StrictRing<M, P>,
     pool: BounceDevice<M, P, C>,
+    /// Of the mapping that is being made.
     direction: Direction,
+    /// Directions that were measured, or tried.
+    met: [bool; Direction::ALL.len()],
     batch: usize,
     clock: K,
     /// What two readings of the clock cost.
     clock_ns: u64,
     /// Tells its mappings from another's.
     number: u64,
+    /// How many classes of sizes there are.
+    classes: usize,
+    /// Those of each direction, one direction after the other.
     sizes: Box<[Size]>,
     /// Mappings until one is timed.
     until: u64,
     commits: Commits,
 }
 
-/// Mappings of one size.
+/// Mappings of one size and direction.
 #[derive(Debug, Default)]
 struct Size {
     cell: Cell,
@@ -92,20 +98,64 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         if !Arc::ptr_eq(device.domain(), pool.pool().domain()) {
             return Err(RingError::OtherDomain);
         }
+        let classes = classes(pool.pool().threshold());
         let mut queue = Self {
             ring: StrictRing::new(device, config)?,
             direction,
+            met: [false; Direction::ALL.len()],
             batch: config.batch,
             clock_ns: cost_of(&clock),
             clock,
             number: unique(),
-            sizes: (0..classes(pool.pool().threshold())).map(|_| Size::default()).collect(),
+            classes,
+            sizes: (0..Direction::ALL.len() * classes).map(|_| Size::default()).collect(),
             until: TIMED - 1,
             commits: Commits::new(config.batch),
             pool,
         };
-        queue.measure();
+        queue.measure_toward(direction);
         Ok(queue)
+    }
+
+    /// Measures both ways for data of another direction, too, as [`new`](Self::new) does.
+    pub(super) fn measure_toward(&mut self, direction: Direction) {
+        self.direction = direction;
+        self.met[direction.index()] = true;
+        self.measure();
+    }
+
+    /// [`map`](Self::map), for data of any direction. One that was not measured is copied at first.
+    ///
+    /// # Safety
+    /// As [`map`](Self::map).
+    #[inline]
+    pub(super) unsafe fn map_toward(
+        &mut self,
+        list: &[PhysSegment],
+        direction: Direction,
+        attributes: Attributes,
+        out: &mut [DmaSegment],
+    ) -> Result<(AdaptiveMapping, usize), AdaptiveMapError> {
+        self.direction = direction;
+        if !self.met[direction.index()] {
+            self.begin();
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.map(list, attributes, out) }
+    }
+
+    /// The direction is met for the first time.
+    #[cold]
+    fn begin(&mut self) {
+        self.met[self.direction.index()] = true;
+        let first = self.size_of(0);
+        self.sizes[first..first + self.classes].iter_mut().for_each(|size| _ = size.cell.begin());
+    }
+
+    /// Where sizes of `class` are kept, in the direction of the moment.
+    #[inline]
+    fn size_of(&self, class: usize) -> usize {
+        self.direction.index() * self.classes + class
     }
 
     /// Lets the device reach the bytes of `list`, or a copy of them, and writes to `out` what it is to be given. Returns
@@ -132,7 +182,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
     ) -> Result<(AdaptiveMapping, usize), AdaptiveMapError> {
         // The pool and the ring check the sum.
         let len = list.iter().fold(0, |sum: u64, piece| sum.wrapping_add(piece.len));
-        let class = class_of(len, self.sizes.len());
+        let class = class_of(len, self.classes).map(|class| self.size_of(class));
         let choice = class.map_or(Choice::Map, |class| self.sizes[class].cell.choice());
         let timed = self.until == 0;
         self.until = self.until.checked_sub(1).unwrap_or(TIMED - 1);
@@ -210,6 +260,21 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         let used = mapping.write_segments(out);
         let course = Course::Pool { iova: mapping.iova(), len: mapping.len(), way: mapping.way() };
         Ok((course, used, failed))
+    }
+
+    /// A mapping of this ring, out of what [it was taken apart into](AdaptiveMapping::into_parts).
+    #[inline]
+    pub(super) fn mapping_of(
+        &self,
+        mapping: RingMapping,
+        way: Option<Way>,
+        timed: Option<(usize, Choice)>,
+    ) -> AdaptiveMapping {
+        let course = match way {
+            Some(way) => Course::Pool { iova: mapping.first, len: mapping.neighbours, way },
+            None => Course::Ring(RingMapping { ring: self.ring.number(), ..mapping }),
+        };
+        AdaptiveMapping { course, ring: self.number, timed }
     }
 
     /// Ends a mapping: at once if it was copied; with its batch if it was mapped.
@@ -338,10 +403,19 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         }
     }
 
-    /// What was chosen for each size, smallest first, and why.
+    /// The pool that copies.
+    pub(super) fn pool(&self) -> &BouncePool<M, P, C> {
+        self.pool.pool()
+    }
+
+    /// What was chosen for each size of each direction that was met, smallest first, and why.
     pub fn explain(&self) -> impl Iterator<Item = Explained> {
-        let each = self.sizes.iter().enumerate();
-        each.map(|(class, size)| size.cell.explain(class, self.direction, size.counts))
+        let met = Direction::ALL.into_iter().filter(|direction| self.met[direction.index()]);
+        met.flat_map(move |direction| {
+            let first = direction.index() * self.classes;
+            let each = self.sizes[first..first + self.classes].iter().enumerate();
+            each.map(move |(class, size)| size.cell.explain(class, direction, size.counts))
+        })
     }
 
     /// Nanoseconds since `start`, less what the clock itself takes.

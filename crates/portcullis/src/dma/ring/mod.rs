@@ -47,13 +47,13 @@ impl StrictRingConfig {
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "the pages stay mapped until the descriptor is unmapped"]
 pub struct RingMapping {
-    first: Iova,
+    pub(super) first: Iova,
     /// `None` where nothing is translated.
-    range: Option<IovaRange>,
+    pub(super) range: Option<IovaRange>,
     /// Bytes of the pages that are not the list's.
-    neighbours: u64,
+    pub(super) neighbours: u64,
     /// The number of the ring that it is of.
-    ring: u64,
+    pub(super) ring: u64,
 }
 
 impl RingMapping {
@@ -236,7 +236,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
     /// # Safety
     /// As for [`map_sg`](Self::map_sg).
     #[inline(never)]
-    unsafe fn map_list_sg(
+    pub(super) unsafe fn map_list_sg(
         &mut self,
         list: &[PhysSegment],
         direction: Direction,
@@ -283,7 +283,11 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
     /// # Safety
     /// As for [`map_sg`](Self::map_sg).
     #[inline]
-    unsafe fn map_at_hand(&mut self, segment: &PhysSegment, direction: Direction) -> Option<RingMapping> {
+    pub(super) unsafe fn map_at_hand(
+        &mut self,
+        segment: &PhysSegment,
+        direction: Direction,
+    ) -> Option<RingMapping> {
         let arena = self.arena.as_mut()?;
         let granule = arena.granule();
         let PhysSegment { phys, len } = *segment;
@@ -403,6 +407,11 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
     #[inline]
     pub fn waiting(&self) -> usize {
         self.unmapped
+    }
+
+    /// What tells its descriptors from another ring's.
+    pub(super) fn number(&self) -> u64 {
+        self.number
     }
 
     /// The device that the ring is for.

@@ -1,0 +1,112 @@
+//! Work that callgrind counts, in a process of its own.
+#![allow(dead_code, reason = "each test file uses a part")]
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::process::Command;
+use std::sync::Arc;
+
+use portcullis::addr::PhysAddr;
+use portcullis::dma::DmaBuffer;
+use portcullis::domain::{Domain, PhysSegment, Policy};
+use portcullis::invalidation::DomainId;
+use portcullis::mapper::TableMapper;
+use portcullis::pgtable::{PageTable, VtdSecondStage};
+use portcullis::platform::{FRAME_SIZE, Frames, Platform, Table};
+use portcullis::std_platform::StdPlatform;
+use portcullis_bench::path::AtOnce;
+
+pub type Mapper = TableMapper<Heap, AtOnce>;
+
+/// What the child does, and how often.
+const WORK: &str = "PORTCULLIS_INSTRUCTIONS_OF";
+
+#[derive(Debug)]
+pub struct Heap;
+
+fn layout(count: usize) -> Layout {
+    let size = count.next_power_of_two() * FRAME_SIZE as usize;
+    Layout::from_size_align(size, size).unwrap()
+}
+
+// SAFETY: frames are of the heap, zeroed and aligned by their layout; addresses of a process are below 2^52.
+unsafe impl Frames for Heap {
+    fn alloc(&self, count: usize) -> Option<PhysAddr> {
+        // SAFETY: the layout is not empty.
+        let first = unsafe { alloc_zeroed(layout(count)) };
+        (count > 0 && !first.is_null()).then(|| PhysAddr::new(first.expose_provenance() as u64))
+    }
+
+    unsafe fn free(&self, first: PhysAddr, count: usize) {
+        // SAFETY: by the caller's promise they came from `alloc` with this count.
+        unsafe { dealloc(std::ptr::with_exposed_provenance_mut(first.get() as usize), layout(count)) }
+    }
+
+    #[inline]
+    unsafe fn table(&self, frame: PhysAddr) -> &Table {
+        // SAFETY: by the caller's promise the frame is allocated, and of atomics it may be anything.
+        unsafe { &*std::ptr::with_exposed_provenance(frame.get() as usize) }
+    }
+}
+
+/// No memory at all: its address is a number.
+pub struct Page(pub [PhysSegment; 1]);
+
+// SAFETY: the address is a number that stays the same; no memory is behind it, as no device walks these tables.
+unsafe impl DmaBuffer for Page {
+    fn segments(&self) -> &[PhysSegment] {
+        &self.0
+    }
+}
+
+/// A domain whose device is not there.
+pub fn domain(policy: Policy) -> Arc<Domain<Mapper, StdPlatform>> {
+    let platform = StdPlatform::new();
+    let table = PageTable::new(Heap, VtdSecondStage::new(4, 3, 48).unwrap(), platform.slots()).unwrap();
+    let mapper = TableMapper::new(table, AtOnce, DomainId(1), Vec::new());
+    Domain::new(platform, mapper, policy).unwrap()
+}
+
+/// What this process is to do, if it is one that is counted, and how often.
+pub fn asked() -> Option<(String, u32)> {
+    let work = std::env::var(WORK).ok()?;
+    let (kind, rounds) = work.split_once(' ')?;
+    Some((kind.into(), rounds.parse().ok()?))
+}
+
+/// Instructions of `rounds` of `kind`; `None` where there is no valgrind.
+fn count(kind: &str, rounds: u64) -> Option<u64> {
+    let output = Command::new("valgrind")
+        .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", "work", "--ignored", "--test-threads=1"])
+        .env(WORK, format!("{kind} {rounds}"))
+        .output()
+        .ok()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    let collected = said.lines().find_map(|line| line.split_once("Collected : "));
+    Some(collected.expect("callgrind says how many").1.trim().parse().unwrap())
+}
+
+/// Counts each kind, and holds it against the most that it may take.
+pub fn hold(bars: &[(&str, u64)]) {
+    if cfg!(debug_assertions) {
+        println!("skipped: this counts optimised code");
+        return;
+    }
+    const WARM: u64 = 1_000;
+    const ROUNDS: u64 = 4_000;
+    let mut over = Vec::new();
+    for (kind, most) in bars {
+        let (Some(warm), Some(all)) = (count(kind, WARM), count(kind, WARM + ROUNDS)) else {
+            println!("skipped: there is no valgrind");
+            return;
+        };
+        let each = (all - warm).div_ceil(ROUNDS);
+        println!("{kind}: {each} instructions a pair");
+        if each > *most {
+            over.push(format!("{kind}: {each} instructions a pair, and {most} at most"));
+        }
+    }
+    assert!(over.is_empty(), "{}", over.join("; "));
+}

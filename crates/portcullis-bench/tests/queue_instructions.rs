@@ -1,0 +1,109 @@
+//! What a map and its unmap cost in instructions by a queue, beside what the queue is made of.
+
+mod counted;
+
+use std::hint::black_box;
+use std::sync::Arc;
+
+use portcullis::addr::{Direction, PhysAddr};
+use portcullis::dma::{
+    AnyQueue, DmaDevice, DmaDomain, DmaMask, DmaSegment, Ended, NoCopies, Queue, QueueConfig, StrictRing,
+    StrictRingConfig,
+};
+use portcullis::domain::{PhysSegment, Policy};
+use portcullis::invalidation::DeviceId;
+use portcullis::platform::FRAME_SIZE;
+use portcullis::std_platform::StdPlatform;
+
+use counted::{Mapper, Page};
+
+type Machine = (Mapper, StdPlatform, NoCopies);
+
+const BATCH: usize = 64;
+const DESCRIPTORS: u32 = 512;
+
+/// Each kind of work, and the most instructions that a pair of map and unmap may take: today's figure and a few more.
+/// These only go down.
+const BARS: [(&str, u64); 9] = [
+    ("raw-1", 640),
+    ("direct-1", 690),
+    ("direct-typed-1", 730),
+    ("direct-dyn-1", 775),
+    ("strict-ring-1", 390),
+    ("ring-1", 415),
+    ("ring-typed-1", 475),
+    ("ring-dyn-1", 470),
+    ("batch-1", 755),
+];
+
+/// Run by [`a_queue_costs_what_it_is_made_of`] in a process of its own.
+#[test]
+#[ignore = "the work that callgrind counts"]
+fn work() {
+    let Some((kind, rounds)) = counted::asked() else { return };
+    let domain = counted::domain(Policy::Strict);
+    let list = [PhysSegment { phys: PhysAddr::new(1 << 32), len: FRAME_SIZE }];
+    let device = DmaDevice::new(Arc::clone(&domain), u64::MAX);
+    let front = DmaDomain::<Machine>::over(domain, None).attach(DeviceId(0), DmaMask::BITS_64).unwrap();
+    let config = match kind.split_once('-').unwrap().0 {
+        "ring" => QueueConfig::ring(DESCRIPTORS - BATCH as u32, FRAME_SIZE).batch(BATCH),
+        "batch" => QueueConfig::batched(BATCH),
+        _ => QueueConfig::direct(),
+    };
+    match &*kind {
+        "raw-1" => {
+            let [PhysSegment { phys, len }] = list;
+            for _ in 0..rounds {
+                // SAFETY: no device is behind these tables.
+                let iova = unsafe { device.map_single(black_box(phys), len, Direction::FromDevice) }.unwrap();
+                device.unmap_single(black_box(iova), len).unwrap();
+            }
+        }
+        "strict-ring-1" => {
+            let config = StrictRingConfig::new(DESCRIPTORS, FRAME_SIZE, BATCH);
+            let mut ring = StrictRing::new(&device, config).unwrap();
+            let mut out = [DmaSegment::default()];
+            for _ in 0..rounds {
+                // SAFETY: no device is behind these tables.
+                let mapped = unsafe { ring.map_sg(black_box(&list), Direction::FromDevice, &mut out) };
+                let _ = ring.unmap(black_box(mapped.unwrap().0)).unwrap();
+            }
+        }
+        "direct-typed-1" | "ring-typed-1" => {
+            let mut queue = front.queue(config).unwrap();
+            let mut pages: Vec<_> = (0..BATCH).map(|_| Page(list)).collect();
+            for _ in 0..rounds {
+                let mapped = queue.map(pages.pop().unwrap(), Direction::FromDevice).ok().unwrap();
+                match queue.unmap(black_box(mapped)).ok().unwrap() {
+                    Ended::Done(page) => pages.push(page),
+                    Ended::Pending => {}
+                    Ended::Flushed(flushed) => pages.extend(flushed),
+                }
+            }
+        }
+        "direct-dyn-1" | "ring-dyn-1" => {
+            let mut queue: Queue<Machine> = front.queue(config).unwrap();
+            let queue: &mut dyn AnyQueue = black_box(&mut queue);
+            let mut out = [DmaSegment::default()];
+            for _ in 0..rounds {
+                // SAFETY: no device is behind these tables.
+                let mapped = unsafe { queue.map_raw(black_box(&list), Direction::FromDevice, &mut out) };
+                let _ = queue.unmap_raw(black_box(mapped.unwrap().0)).unwrap();
+            }
+        }
+        _ => {
+            let mut queue: Queue<Machine> = front.queue(config).unwrap();
+            let mut out = [DmaSegment::default()];
+            for _ in 0..rounds {
+                // SAFETY: no device is behind these tables.
+                let mapped = unsafe { queue.map_raw(black_box(&list), Direction::FromDevice, &mut out) };
+                let _ = queue.unmap_raw(black_box(mapped.unwrap().0)).unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn a_queue_costs_what_it_is_made_of() {
+    counted::hold(&BARS);
+}

@@ -1,0 +1,353 @@
+//! From a page table to a queue: the domain, its devices, their queues.
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use core::fmt;
+
+use super::machine::{AdaptiveOf, CopyingOf, DeviceOf, PoolOf, RingOf};
+use super::swiotlb::Copies;
+use super::{Clock, Lane, Machine, NoCopies, Queue, QueueConfig, QueueError, Strategy};
+use crate::addr::{Direction, Iova, IovaRange, PhysAddr};
+use crate::bounce::pool::{BounceDevice, BouncePool, DeviceProfile, PoolConfig, PoolError, TrustGroup};
+use crate::bounce::swiotlb::{Constraints, Swiotlb};
+use crate::dma::{AdaptiveRing, DmaBuffer, DmaDevice, RawBatch, StrictRing, StrictRingConfig};
+use crate::domain::{Domain, DomainError, Policy};
+use crate::invalidation::{DeviceId, DomainId, InvalidationQueue};
+use crate::mapper::{Mapper, TableMapper};
+use crate::pgtable::{Format, PageTable};
+use crate::platform::{CopyMemory, Frames, Platform};
+use crate::sync::Mutex;
+
+/// The addresses that a device can put on the bus: what Linux's drivers say by `dma_set_mask`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DmaMask(u64);
+
+impl DmaMask {
+    /// All addresses.
+    pub const BITS_64: Self = Self::bits(64);
+    /// Those below 4 GiB.
+    pub const BITS_32: Self = Self::bits(32);
+
+    /// Addresses of so many bits, Linux's `DMA_BIT_MASK(n)`.
+    pub const fn bits(bits: u32) -> Self {
+        Self(if bits < u64::BITS { (1 << bits) - 1 } else { u64::MAX })
+    }
+
+    /// The highest address.
+    pub const fn last(self) -> u64 {
+        self.0
+    }
+}
+
+/// A device that is not attached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum AttachError {
+    /// It reaches none of the domain's addresses.
+    #[error("the device reaches addresses up to {last:#x}, and the domain's begin at {first}")]
+    BeyondReach {
+        /// The highest address that the device can put on the bus.
+        last: u64,
+        /// The first that the domain hands out.
+        first: Iova,
+    },
+}
+
+/// A domain in the making: see [`Domain::builder`].
+#[must_use = "a domain is built by `build`"]
+pub struct DomainBuilder<M: Mapper, P: Platform, C: CopyMemory + Clone = NoCopies> {
+    mapper: M,
+    policy: Policy,
+    memory: Option<C>,
+    pool: PoolConfig,
+    swiotlb: Option<Arc<Swiotlb<P, C>>>,
+    clock: Option<Arc<dyn Fn() -> u64 + Send + Sync>>,
+}
+
+impl<F: Frames, Q: InvalidationQueue, X: Format, P: Platform> Domain<TableMapper<F, Q, X>, P> {
+    /// The beginning of a driver: a domain whose translations are in `table`, which the hardware knows as `id` and caches as `queue`
+    /// is told. Whoever has hardware walk the table sees to both.
+    pub fn builder(table: PageTable<F, X>, queue: Q, id: DomainId) -> DomainBuilder<TableMapper<F, Q, X>, P> {
+        DomainBuilder::new(TableMapper::new(table, queue, id, alloc::vec::Vec::new()))
+    }
+}
+
+impl<F: Frames, Q: InvalidationQueue, X: Format, P: Platform, C: CopyMemory + Clone>
+    DomainBuilder<TableMapper<F, Q, X>, P, C>
+{
+    /// Addresses that never reach memory through a translation (on x86 the interrupt window).
+    pub fn reserve(mut self, range: IovaRange) -> Self {
+        self.mapper.reserve(range);
+        self
+    }
+}
+
+impl<M: Mapper, P: Platform> DomainBuilder<M, P> {
+    /// A domain over any mapper, a hypervisor's for one.
+    pub fn new(mapper: M) -> Self {
+        let (policy, pool) = (Policy::Strict, PoolConfig::default());
+        Self { mapper, policy, memory: None, pool, swiotlb: None, clock: None }
+    }
+
+    /// Queues may copy, through buffers that stay mapped: frames of `memory`, which also copies, in a pool of these dimensions.
+    /// The pool is made with the first queue that copies.
+    pub fn bounce<C: CopyMemory + Clone>(self, memory: C, pool: PoolConfig) -> DomainBuilder<M, P, C> {
+        let Self { mapper, policy, clock, .. } = self;
+        DomainBuilder { mapper, policy, memory: Some(memory), pool, swiotlb: None, clock }
+    }
+
+    /// Queues may copy although nothing is translated, through the machine's pool.
+    pub fn swiotlb<C: CopyMemory + Clone>(self, pool: Arc<Swiotlb<P, C>>) -> DomainBuilder<M, P, C> {
+        let Self { mapper, policy, pool: config, clock, .. } = self;
+        DomainBuilder { mapper, policy, memory: None, pool: config, swiotlb: Some(pool), clock }
+    }
+}
+
+impl<M: Mapper, P: Platform, C: CopyMemory + Clone> DomainBuilder<M, P, C> {
+    /// How long devices may reach what is unmapped: [`Policy::Strict`] unless it is said.
+    pub fn policy(self, policy: Policy) -> Self {
+        Self { policy, ..self }
+    }
+
+    /// The count of nanoseconds by which [`QueueConfig::auto`] measures: the platform's clock unless it is said.
+    pub fn clock(self, clock: impl Fn() -> u64 + Send + Sync + 'static) -> Self {
+        Self { clock: Some(Arc::new(clock)), ..self }
+    }
+
+    /// Makes the domain.
+    ///
+    /// # Errors
+    /// As [`Domain::new`].
+    pub fn build(self, platform: P) -> Result<DmaDomain<(M, P, C)>, DomainError> {
+        self.build_as(platform)
+    }
+
+    /// The same, of a [`Machine`] with a name.
+    ///
+    /// # Errors
+    /// As [`Domain::new`].
+    pub fn build_as<X: Machine<Mapper = M, Platform = P, Memory = C>>(
+        self,
+        platform: P,
+    ) -> Result<DmaDomain<X>, DomainError> {
+        let Self { mapper, policy, memory, pool, swiotlb, clock } = self;
+        let domain = Domain::new(platform, mapper, policy)?;
+        Ok(DmaDomain::from_parts(Parts { domain, memory, pool, swiotlb, clock, made: Mutex::new(None) }))
+    }
+}
+
+/// A [`Domain`] with what its devices' queues need besides. Cheap to clone; a clone is the same domain.
+pub struct DmaDomain<X: Machine> {
+    parts: Arc<Parts<X>>,
+}
+
+struct Parts<X: Machine> {
+    domain: Arc<Domain<X::Mapper, X::Platform>>,
+    memory: Option<X::Memory>,
+    pool: PoolConfig,
+    swiotlb: Option<Arc<Swiotlb<X::Platform, X::Memory>>>,
+    clock: Option<Arc<dyn Fn() -> u64 + Send + Sync>>,
+    /// The pool, once it is wanted.
+    made: Mutex<Option<Pool<X>>>,
+}
+
+type Pool<X> = Arc<PoolOf<X>>;
+
+impl<X: Machine> Clone for DmaDomain<X> {
+    fn clone(&self) -> Self {
+        Self { parts: Arc::clone(&self.parts) }
+    }
+}
+
+impl<X: Machine> fmt::Debug for DmaDomain<X> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DmaDomain").field("policy", &self.parts.domain.policy()).finish_non_exhaustive()
+    }
+}
+
+impl<X: Machine> DmaDomain<X> {
+    fn from_parts(parts: Parts<X>) -> Self {
+        Self { parts: Arc::new(parts) }
+    }
+
+    /// The same for a domain that is there, which queues may copy in where there is `memory`.
+    pub fn over(domain: Arc<Domain<X::Mapper, X::Platform>>, memory: Option<X::Memory>) -> Self {
+        let (pool, made) = (PoolConfig::default(), Mutex::new(None));
+        Self::from_parts(Parts { domain, memory, pool, swiotlb: None, clock: None, made })
+    }
+
+    /// The address space: its policy, its figures, its mapper.
+    pub fn space(&self) -> &Arc<Domain<X::Mapper, X::Platform>> {
+        &self.parts.domain
+    }
+
+    /// A device of this domain, with the addresses that it can put on the bus. Nothing is told to hardware: who attaches it
+    /// there has it walk the domain's table.
+    ///
+    /// It is taken to be hostile, and to trust no other: see [`Device::trusted`].
+    ///
+    /// # Errors
+    /// [`AttachError`].
+    pub fn attach(&self, id: DeviceId, mask: DmaMask) -> Result<Device<X>, AttachError> {
+        let domain = &self.parts.domain;
+        let first = domain.mapper().geometry().aperture.start();
+        // Nothing is mapped at 0.
+        let first = Iova::new(first.get().max(domain.granule().bytes()));
+        if domain.is_translated() && first.get() > mask.last() {
+            return Err(AttachError::BeyondReach { last: mask.last(), first });
+        }
+        let dma = DmaDevice::new(Arc::clone(domain), mask.last());
+        let group = TrustGroup(id.0);
+        let profile = DeviceProfile { mask: mask.last(), offset_mask: 0, untrusted: true, group };
+        Ok(Device { domain: self.clone(), dma, id, profile })
+    }
+
+    /// The pool of bounce buffers, made where it is not there.
+    fn pool(&self) -> Result<Pool<X>, QueueError> {
+        let Parts { domain, memory, pool: config, made, .. } = &*self.parts;
+        let with_slot = |f: &mut dyn FnMut()| domain.platform().with_slot(|_| f());
+        let mut found = None;
+        with_slot(&mut || found.clone_from(&made.lock()));
+        if let Some(found) = found {
+            return Ok(found);
+        }
+        let memory = memory.clone().ok_or(QueueError::NoMemory)?;
+        // Not under the lock: it allocates, and calls the platform. Where two do it, one pool goes.
+        let pool = BouncePool::new(Arc::clone(domain), memory, *config)?;
+        let mut kept = None;
+        with_slot(&mut || kept = Some(Arc::clone(made.lock().get_or_insert_with(|| Arc::clone(&pool)))));
+        Ok(kept.unwrap_or(pool))
+    }
+
+    fn clock(&self) -> Clock {
+        match &self.parts.clock {
+            Some(clock) => {
+                let clock = Arc::clone(clock);
+                Box::new(move || clock())
+            }
+            None => {
+                let domain = Arc::clone(&self.parts.domain);
+                Box::new(move || domain.now_ns())
+            }
+        }
+    }
+}
+
+/// A device of a domain, which makes [queues](Queue). Cheap to clone; a clone is the same device.
+pub struct Device<X: Machine> {
+    domain: DmaDomain<X>,
+    dma: DeviceOf<X>,
+    id: DeviceId,
+    profile: DeviceProfile,
+}
+
+impl<X: Machine> Clone for Device<X> {
+    fn clone(&self) -> Self {
+        Self { domain: self.domain.clone(), dma: self.dma.clone(), ..*self }
+    }
+}
+
+impl<X: Machine> fmt::Debug for Device<X> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Device").field("id", &self.id).field("profile", &self.profile).finish_non_exhaustive()
+    }
+}
+
+impl<X: Machine> Device<X> {
+    /// Its name.
+    pub fn id(&self) -> DeviceId {
+        self.id
+    }
+
+    /// Its domain.
+    pub fn domain(&self) -> &DmaDomain<X> {
+        &self.domain
+    }
+
+    /// The device as the layers below have it: its policy, [coherent memory](crate::dma::CoherentMemory), mappings that belong
+    /// to no queue.
+    pub fn dma(&self) -> &DeviceOf<X> {
+        &self.dma
+    }
+
+    /// It is not hostile: where queues copy, it may be given pages that buffers share with other data, so that what is too large
+    /// to copy is mapped as it is.
+    pub fn trusted(mut self) -> Self {
+        self.profile.untrusted = false;
+        self
+    }
+
+    /// Devices of one group may find each other's bytes in the buffers that they are given. Each has its own unless it is said.
+    pub fn in_group(mut self, group: TrustGroup) -> Self {
+        self.profile.group = group;
+        self
+    }
+
+    /// Copies keep these low bits of a buffer's address: 0xfff for NVMe. Linux's `dma_set_min_align_mask`.
+    pub fn keeping_offsets(mut self, mask: u64) -> Self {
+        self.profile.offset_mask = mask;
+        self
+    }
+
+    /// A queue for buffers of one type; a `Queue<X>` is one that is used [by number](Queue::map_raw) only.
+    ///
+    /// Allocates all that its fast paths need. [`QueueConfig::auto`] measures, on scratch memory: some hundred mappings for each
+    /// direction, half of which wait for the hardware.
+    ///
+    /// # Errors
+    /// [`QueueError`].
+    pub fn queue<B: DmaBuffer>(&self, config: QueueConfig) -> Result<Queue<X, B>, QueueError> {
+        let lane = self.lane(&config)?;
+        Ok(Queue::new(self.dma.clone(), lane, &config))
+    }
+
+    fn lane(&self, config: &QueueConfig) -> Result<Lane<X>, QueueError> {
+        let translated = self.dma.is_translated();
+        let memory = self.domain.parts.memory.is_some();
+        Ok(match config.strategy {
+            Strategy::Direct => Lane::Direct,
+            Strategy::Batch => Lane::Batch(RawBatch::new(&self.dma, config.batch_size())),
+            Strategy::Ring => Lane::Ring(self.ring(config)?),
+            Strategy::Bounce if translated => Lane::Bounce(self.pool()?),
+            Strategy::Bounce => {
+                let pool = self.domain.parts.swiotlb.as_ref().ok_or(QueueError::NoMemory)?;
+                Lane::Swiotlb(Box::new(Copies::new(Arc::clone(pool), self.constraints()?)))
+            }
+            Strategy::Auto if !translated => Lane::Direct,
+            Strategy::Auto if !memory => Lane::Ring(self.ring(config)?),
+            Strategy::Auto => Lane::Auto(Box::new(self.adaptive(config)?)),
+        })
+    }
+
+    fn ring_config(config: &QueueConfig) -> StrictRingConfig {
+        let batch = config.batch_size();
+        // What waits for a commit has addresses, too.
+        let descriptors = config.descriptors.saturating_add(batch as u32);
+        StrictRingConfig { colour: config.colour, ..StrictRingConfig::new(descriptors, config.bytes, batch) }
+    }
+
+    fn ring(&self, config: &QueueConfig) -> Result<RingOf<X>, QueueError> {
+        Ok(StrictRing::new(&self.dma, Self::ring_config(config))?)
+    }
+
+    fn pool(&self) -> Result<CopyingOf<X>, QueueError> {
+        Ok(BounceDevice::new(self.domain.pool()?, self.profile)?)
+    }
+
+    fn adaptive(&self, config: &QueueConfig) -> Result<AdaptiveOf<X>, QueueError> {
+        let (first, others) = match config.direction {
+            Some(direction) => (direction, &[][..]),
+            None => (Direction::ALL[0], &Direction::ALL[1..]),
+        };
+        let (pool, clock) = (self.pool()?, self.domain.clock());
+        let mut ring = AdaptiveRing::new(&self.dma, pool, first, Self::ring_config(config), clock)?;
+        others.iter().for_each(|direction| ring.measure_toward(*direction));
+        Ok(ring)
+    }
+
+    fn constraints(&self) -> Result<Constraints, QueueError> {
+        let DeviceProfile { mask, offset_mask, .. } = self.profile;
+        let constraints = Constraints::new().with_reach(PhysAddr::new(mask)).with_min_align_mask(offset_mask);
+        Ok(constraints.map_err(|error| PoolError::OffsetMask { mask: error.mask })?)
+    }
+}

@@ -1,0 +1,68 @@
+//! What a machine is made of, in one trait.
+
+use super::Clock;
+use crate::addr::PhysAddr;
+use crate::bounce::pool::{BounceDevice, BouncePool};
+use crate::dma::{AdaptiveRing, DmaDevice, RawBatch, StrictRing};
+use crate::mapper::Mapper;
+use crate::platform::{CopyMemory, Frames, Platform, Table};
+
+/// What drivers' queues stand on, all of it in one parameter: `struct Nic<X: Machine> { rx: Queue<X, Frame>, .. }`.
+///
+/// A kernel names its own once (`enum Kernel {}`, with [`build_as`](super::DomainBuilder::build_as)). Others need not: what
+/// [`build`](super::DomainBuilder::build) returns has the three as a tuple.
+pub trait Machine: 'static {
+    /// What changes translations.
+    type Mapper: Mapper;
+    /// Local slots, the clock, the timer.
+    type Platform: Platform;
+    /// What copies, for strategies that do: [`NoCopies`] where none does. A clone is the same memory.
+    type Memory: CopyMemory + Clone;
+}
+
+impl<M: Mapper, P: Platform, C: CopyMemory + Clone> Machine for (M, P, C) {
+    type Mapper = M;
+    type Platform = P;
+    type Memory = C;
+}
+
+/// The parts of queues, of one machine.
+pub(super) type DeviceOf<X> = DmaDevice<<X as Machine>::Mapper, <X as Machine>::Platform>;
+pub(super) type BatchOf<X> = RawBatch<<X as Machine>::Mapper, <X as Machine>::Platform>;
+pub(super) type RingOf<X> = StrictRing<<X as Machine>::Mapper, <X as Machine>::Platform>;
+pub(super) type PoolOf<X> =
+    BouncePool<<X as Machine>::Mapper, <X as Machine>::Platform, <X as Machine>::Memory>;
+pub(super) type CopyingOf<X> =
+    BounceDevice<<X as Machine>::Mapper, <X as Machine>::Platform, <X as Machine>::Memory>;
+pub(super) type AdaptiveOf<X> =
+    AdaptiveRing<<X as Machine>::Mapper, <X as Machine>::Platform, <X as Machine>::Memory, Clock>;
+
+/// The memory of a machine that copies nothing: there is none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NoCopies {}
+
+// SAFETY: nobody has a value to call anything with.
+unsafe impl Frames for NoCopies {
+    fn alloc(&self, _: usize) -> Option<PhysAddr> {
+        match *self {}
+    }
+
+    unsafe fn free(&self, _: PhysAddr, _: usize) {
+        match *self {}
+    }
+
+    unsafe fn table(&self, _: PhysAddr) -> &Table {
+        match *self {}
+    }
+}
+
+// SAFETY: as above.
+unsafe impl CopyMemory for NoCopies {
+    unsafe fn copy(&self, _: PhysAddr, _: PhysAddr, _: u64) {
+        match *self {}
+    }
+
+    unsafe fn zero(&self, _: PhysAddr, _: u64) {
+        match *self {}
+    }
+}

@@ -1,0 +1,140 @@
+//! Mappings of a queue, and what becomes of them.
+
+use alloc::vec::Drain;
+use core::mem::ManuallyDrop;
+
+use crate::addr::Iova;
+use crate::bounce::pool::Way;
+use crate::dma::{Choice, DmaBuffer, RingMapping};
+use crate::domain::PhysSegment;
+
+/// What a queue has opened by number, until it is [unmapped](super::Queue::unmap_raw).
+///
+/// It cannot be copied: what is unmapped is unmapped once. Dropping it leaves the memory mapped.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "the memory stays mapped until the mapping is unmapped"]
+pub struct RawMapping {
+    /// The same words for all, those of a ring's mapping: the queue's number is in the place of the ring's (and is the ring's, where
+    /// there is one), and whatever a pool made has no range, but its length in the place of the neighbours, or its list's index.
+    pub(super) core: RingMapping,
+    pub(super) kind: Kind,
+}
+
+/// How a mapping was made, and so how it ends.
+// Told apart by one byte, as every unmap does.
+#[repr(u8)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// By itself.
+    Alone,
+    /// In the queue's ring.
+    Ring,
+    /// In the queue's ring, or by the pool; and the class and the way to whose account its end belongs, for one that was timed.
+    Auto { way: Option<Way>, timed: Option<(u16, Choice)> },
+    /// By the pool of the domain.
+    Pool(Way),
+    /// By the pool of a machine without an IOMMU: one piece, or a list that the queue keeps.
+    Swiotlb { is_list: bool },
+}
+
+impl RawMapping {
+    /// The address of the first byte for the device.
+    #[inline]
+    pub fn iova(&self) -> Iova {
+        self.core.first
+    }
+
+    /// How the pool of bounce buffers made it, if it did.
+    pub fn way(&self) -> Option<Way> {
+        match self.kind {
+            Kind::Auto { way, .. } => way,
+            Kind::Pool(way) => Some(way),
+            Kind::Alone | Kind::Ring | Kind::Swiotlb { .. } => None,
+        }
+    }
+}
+
+/// A buffer that the queue's device has, or a copy of it, until it is [unmapped](super::Queue::unmap).
+///
+/// Dropping it leaves the buffer mapped, and leaks it: only the queue can end it.
+#[derive(Debug)]
+#[must_use = "the buffer stays mapped until the mapping is unmapped"]
+pub struct Mapping<B: DmaBuffer> {
+    pub(super) raw: RawMapping,
+    /// Given back or dropped only when the queue says that no device reaches it.
+    pub(super) buffer: ManuallyDrop<B>,
+}
+
+impl<B: DmaBuffer> Mapping<B> {
+    /// The address of the buffer's first byte for the device. For a buffer of several pieces see
+    /// [`Queue::segments`](super::Queue::segments).
+    #[inline]
+    pub fn iova(&self) -> Iova {
+        self.raw.iova()
+    }
+
+    /// Bytes of the buffer.
+    #[inline]
+    #[allow(clippy::len_without_is_empty, reason = "a mapping holds at least one byte")]
+    pub fn len(&self) -> u64 {
+        self.buffer.segments().iter().fold(0, |sum: u64, piece| sum.saturating_add(piece.len))
+    }
+
+    /// The buffer, which the device may be changing meanwhile. Call
+    /// [`sync_for_cpu`](super::Queue::sync_for_cpu) after the device has said that it is done.
+    pub fn buffer(&self) -> &B {
+        &self.buffer
+    }
+
+    /// How the pool of bounce buffers made it, if it did.
+    pub fn way(&self) -> Option<Way> {
+        self.raw.way()
+    }
+}
+
+/// What an unmap has led to.
+#[derive(Debug)]
+#[must_use = "buffers are in it"]
+pub enum Ended<'a, B> {
+    /// The buffer is the driver's: the device does not reach it, by the policy in force. (Those that wait go on waiting.)
+    Done(B),
+    /// It waits for the batch to become complete, or for a [commit](super::Queue::commit): **the device can still reach it**.
+    Pending,
+    /// The batch was complete, and the device reaches none of these any more: all that waited, in the order of their unmaps, this
+    /// one last.
+    Flushed(Drain<'a, B>),
+}
+
+impl<B> Ended<'_, B> {
+    /// All buffers that are the driver's again.
+    pub fn for_each(self, mut f: impl FnMut(B)) {
+        match self {
+            Self::Done(buffer) => f(buffer),
+            Self::Pending => {}
+            Self::Flushed(buffers) => buffers.for_each(f),
+        }
+    }
+}
+
+/// The same by number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use = "what is pending is the driver's again after a commit only"]
+pub enum RawEnded {
+    /// The memory is the driver's: the device does not reach it, by the policy in force.
+    Done,
+    /// It waits: **the device can still reach it**.
+    Pending,
+    /// The device reaches neither it nor anything that was unmapped before it.
+    Flushed,
+}
+
+/// The buffers of a queue that is used by number only: there are none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Raw {}
+
+// SAFETY: nobody has a value.
+unsafe impl DmaBuffer for Raw {
+    fn segments(&self) -> &[PhysSegment] {
+        match *self {}
+    }
+}

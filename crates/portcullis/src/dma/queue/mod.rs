@@ -1,0 +1,591 @@
+//! The front door: a driver's queue, whatever protects it.
+
+mod config;
+mod door;
+mod error;
+mod machine;
+mod mapping;
+mod object;
+mod swiotlb;
+mod typed;
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::fmt;
+use core::mem::ManuallyDrop;
+
+use self::machine::{AdaptiveOf, BatchOf, CopyingOf, DeviceOf, RingOf};
+use self::mapping::Kind;
+use self::swiotlb::{Copied, Copies, Side};
+use super::device::bytes_of;
+use super::layout::device_view;
+use super::{AdaptiveUnmap, AdaptiveUnmapError, DmaBuffer, DmaSegment, RingError, RingMapping, RingUnmap};
+use crate::addr::{Direction, IovaRange};
+use crate::bounce::pool::{Attributes, BounceError};
+use crate::bounce::swiotlb::MappingError;
+use crate::broken::broken;
+use crate::domain::{Ending, MapListError, PhysSegment, Policy, UnmapError};
+use crate::iova::ArenaError;
+use crate::sync::unique;
+
+pub use config::{QueueConfig, Strategy};
+pub use door::{AttachError, Device, DmaDomain, DmaMask, DomainBuilder};
+pub use error::{
+    DmaCommitError, DmaMapError, DmaSyncError, DmaUnmapError, NotMapped, NotUnmapped, QueueError,
+    RawNotUnmapped,
+};
+pub use machine::{Machine, NoCopies};
+pub use mapping::{Ended, Mapping, Raw, RawEnded, RawMapping};
+pub use object::AnyQueue;
+
+/// The clock by which copies and mappings are compared.
+type Clock = Box<dyn Fn() -> u64 + Send + Sync>;
+
+/// A queue of a device: buffers are mapped for the device, and come back when it reaches them no more.
+///
+/// [`QueueConfig`] says how. Whatever it says, the calls are these: [`map`](Self::map) takes a buffer and gives a [`Mapping`] that
+/// owns it; [`unmap`](Self::unmap) takes the mapping, and gives buffers back, this one now or later; [`commit`](Self::commit), when
+/// the queue falls idle, gives back all that wait. A buffer is given back only when no device reaches it.
+///
+/// The same by number is [`map_raw`](Self::map_raw) and [`unmap_raw`](Self::unmap_raw), for kernels that keep account of their
+/// buffers themselves: `Queue<X>`, without a type of buffers, has these alone. What is unmapped by either waits for the same
+/// commits.
+///
+/// | strategy | the device loses its access to | hardware waits |
+/// |---|---|---|
+/// | [`direct`](QueueConfig::direct) | each mapping, when its unmap returns, by the device's policy | one per mapping, on a strict domain |
+/// | [`batched`](QueueConfig::batched), [`ring`](QueueConfig::ring) | the batch, when it is complete or committed | one per batch |
+/// | [`bounce`](QueueConfig::bounce) | what it was given never was the buffer; what is mapped as it is too large, by the domain's policy | none |
+/// | [`auto`](QueueConfig::auto) | what was copied, at once; what was mapped, with its batch | none; one per batch |
+///
+/// A mapping that does not fit into a ring at all is mapped and ended by itself, strictly.
+///
+/// A queue belongs to one CPU at a time, as `&mut` says. Dropping it commits it; what the hardware does not confirm then is leaked
+/// rather than freed, and its addresses are not used again before a later flush of the domain. What is still mapped stays so.
+/// Where something below panics in a map or an unmap, that buffer is leaked.
+///
+/// ```
+/// # #[cfg(feature = "std")]
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # use std::sync::Arc;
+/// # use portcullis::addr::Direction::FromDevice;
+/// # use portcullis::dma::{DmaMask, Ended, QueueConfig};
+/// # use portcullis::domain::{Domain, Policy};
+/// # use portcullis::invalidation::{DeviceId, DomainId};
+/// # use portcullis::pgtable::{PageTable, VtdSecondStage};
+/// # use portcullis::platform::Platform;
+/// # use portcullis::std_platform::StdPlatform;
+/// # use portcullis_model::{Context, Iommu, IommuConfig, Memory};
+/// # let memory = Memory::new(16 << 20);
+/// # let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
+/// # let platform = StdPlatform::new();
+/// # let format = VtdSecondStage::new(4, 3, 48)?;
+/// # let table = PageTable::new(Arc::clone(&memory), format, platform.slots())?;
+/// # let (id, card) = (DomainId(1), portcullis_model::DeviceId(0));
+/// # iommu.attach(card, Context::SecondStage { domain: id, root: table.root(), levels: 4 });
+/// # let domain = Domain::builder(table, iommu.queue(), id).policy(Policy::Strict).build(platform)?;
+/// # let nic = domain.attach(DeviceId(0), DmaMask::BITS_64)?;
+/// # let mut buffers = (0..2).map(|_| memory.buffer(2048).ok_or("no memory"));
+/// // Two buffers become unreachable together.
+/// let mut rx = nic.queue(QueueConfig::ring(512, 4096).batch(2))?;
+/// let first = rx.map(buffers.next().unwrap()?, FromDevice)?;
+/// let second = rx.map(buffers.next().unwrap()?, FromDevice)?;
+/// let late = first.iova();
+/// iommu.dma_write(card, late, b"a packet")?;
+/// assert!(matches!(rx.unmap(first)?, Ended::Pending));
+/// let Ended::Flushed(both) = rx.unmap(second)? else { panic!("two are a batch") };
+/// assert_eq!(both.len(), 2);
+/// assert!(iommu.dma_write(card, late, b"too late").is_err());
+/// # Ok(())
+/// # }
+/// # #[cfg(not(feature = "std"))]
+/// # fn main() {}
+/// ```
+pub struct Queue<X: Machine, B: DmaBuffer = Raw> {
+    lane: Lane<X>,
+    device: DeviceOf<X>,
+    attributes: Attributes,
+    /// Tells its mappings from another's: the ring's, where it is one.
+    number: u64,
+    /// How many ended by themselves, and wait for a flush of the domain as the hardware did not confirm it.
+    owed: usize,
+    /// What waits: dropped only after a commit, so that a panic below leaks what a device may reach.
+    buffers: ManuallyDrop<Vec<B>>,
+    /// For views of lists that nobody asked for.
+    scratch: Vec<DmaSegment>,
+}
+
+/// What does the work.
+// Told apart by one byte, as every call does.
+#[repr(u8)]
+enum Lane<X: Machine> {
+    Direct,
+    Batch(BatchOf<X>),
+    Ring(RingOf<X>),
+    Bounce(CopyingOf<X>),
+    Auto(Box<AdaptiveOf<X>>),
+    Swiotlb(Box<Copies<X>>),
+}
+
+impl<X: Machine, B: DmaBuffer> fmt::Debug for Queue<X, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Queue")
+            .field("strategy", &self.strategy())
+            .field("waiting", &self.waiting())
+            .finish_non_exhaustive()
+    }
+}
+
+#[allow(clippy::result_large_err, reason = "a mapping that is refused comes back in place")]
+impl<X: Machine, B: DmaBuffer> Queue<X, B> {
+    fn new(device: DeviceOf<X>, lane: Lane<X>, config: &QueueConfig) -> Self {
+        let room = match lane {
+            Lane::Batch(_) | Lane::Ring(_) | Lane::Auto(_) => config.batch_size(),
+            Lane::Direct | Lane::Bounce(_) | Lane::Swiotlb(_) => 0,
+        };
+        let number = if let Lane::Ring(ring) = &lane { ring.number() } else { unique() };
+        Self {
+            lane,
+            device,
+            attributes: config.attributes,
+            number,
+            owed: 0,
+            buffers: ManuallyDrop::new(Vec::with_capacity(room)),
+            scratch: Vec::new(),
+        }
+    }
+
+    /// What the queue does: as it was asked for, but for [`QueueConfig::auto`] where there is nothing to choose from.
+    pub fn strategy(&self) -> Strategy {
+        match self.lane {
+            Lane::Direct => Strategy::Direct,
+            Lane::Batch(_) => Strategy::Batch,
+            Lane::Ring(_) => Strategy::Ring,
+            Lane::Bounce(_) | Lane::Swiotlb(_) => Strategy::Bounce,
+            Lane::Auto(_) => Strategy::Auto,
+        }
+    }
+
+    /// How many mappings are unmapped and wait for a [commit](Self::commit).
+    #[inline]
+    pub fn waiting(&self) -> usize {
+        let waiting = match &self.lane {
+            Lane::Batch(batch) => batch.len(),
+            Lane::Ring(ring) => ring.waiting(),
+            Lane::Auto(ring) => ring.waiting(),
+            Lane::Direct | Lane::Bounce(_) | Lane::Swiotlb(_) => 0,
+        };
+        waiting + self.owed
+    }
+
+    /// What [`QueueConfig::auto`] has chosen for each size, and why. Nothing for other strategies.
+    pub fn explain(&self) -> impl Iterator<Item = super::Explained> {
+        let ring = if let Lane::Auto(ring) = &self.lane { Some(ring.explain()) } else { None };
+        ring.into_iter().flatten()
+    }
+
+    /// Lets the device reach the bytes of `list`, or a copy of them, and writes to `out` what it is to be given: pieces that touch
+    /// are merged. Returns how many there are, `list.len()` at the most.
+    ///
+    /// Cost and context are those of what the strategy is made of: [`DmaDevice::map_sg`](super::DmaDevice::map_sg),
+    /// [`StrictRing::map_sg`](super::StrictRing::map_sg),
+    /// [`BounceDevice::map`](crate::bounce::pool::BounceDevice::map), [`Swiotlb::map`](crate::bounce::swiotlb::Swiotlb::map).
+    ///
+    /// # Errors
+    /// [`DmaMapError`]: the list is mapped as a whole or not at all.
+    ///
+    /// # Safety
+    /// From the call on, and until what ends the mapping has returned (an [unmap](Self::unmap_raw) that says [`RawEnded::Done`],
+    /// and under a lazy policy the flush that it owes; [`RawEnded::Flushed`], its own or a later one's; a
+    /// [`commit`](Self::commit); after [`MapListError::Unconfirmed`] a commit):
+    ///
+    /// - The memory is the caller's to open to the device, as for [`Domain::map`](crate::domain::Domain::map).
+    /// - Where the queue copies, all bytes of `list` are memory that the CPU reaches through the domain's
+    ///   [memory](Machine::Memory), and nothing but devices, and what accesses them as atomics, touches them while a call to this
+    ///   queue copies: this, the mapping's syncs and its unmap.
+    /// - Nothing ends the mapping but this queue.
+    #[inline]
+    pub unsafe fn map_raw(
+        &mut self,
+        list: &[PhysSegment],
+        direction: Direction,
+        out: &mut [DmaSegment],
+    ) -> Result<(RawMapping, usize), DmaMapError> {
+        if let Lane::Ring(ring) = &mut self.lane {
+            if let ([segment], [place, ..]) = (list, &mut *out)
+                // SAFETY: the caller's promise.
+                && let Some(core) = unsafe { ring.map_at_hand(segment, direction) }
+            {
+                *place = DmaSegment { iova: core.first, len: segment.len };
+                return Ok((RawMapping { core, kind: Kind::Ring }, 1));
+            }
+            // SAFETY: the caller's promise.
+            return unsafe { self.map_in_ring(list, direction, out) };
+        }
+        let ring = self.number;
+        let (core, kind, used) = match &mut self.lane {
+            Lane::Ring(_) => broken("a ring has its own way"),
+            // SAFETY: the caller's promise.
+            Lane::Direct | Lane::Batch(_) => unsafe { self.map_alone(list, direction, out) }?,
+            Lane::Bounce(device) => {
+                let (needed, room) = (list.len(), out.len());
+                if room < needed {
+                    return Err(MapListError::NoRoom { needed, room }.into());
+                }
+                // SAFETY: the caller's promise.
+                let mapping = unsafe { device.map(list, direction, self.attributes) }?;
+                let used = mapping.write_segments(out);
+                let core =
+                    RingMapping { first: mapping.iova(), range: None, neighbours: mapping.len(), ring };
+                (core, Kind::Pool(mapping.way()), used)
+            }
+            Lane::Auto(lane) => {
+                // SAFETY: the caller's promise; syncs are `&mut self`, so no two meet.
+                let (mapping, used) = unsafe { lane.map_toward(list, direction, self.attributes, out) }?;
+                let (core, way, timed) = mapping.into_parts(ring);
+                // There are as many classes as powers of two.
+                (core, Kind::Auto { way, timed: timed.map(|(class, choice)| (class as u16, choice)) }, used)
+            }
+            Lane::Swiotlb(copies) => {
+                // SAFETY: the caller's promise.
+                let (Copied { first, is_list, word }, used) = unsafe { copies.map(list, direction, out) }?;
+                let core = RingMapping { first, range: None, neighbours: word, ring };
+                (core, Kind::Swiotlb { is_list }, used)
+            }
+        };
+        Ok((RawMapping { core, kind }, used))
+    }
+
+    /// Maps a list in the queue's ring; by itself, where it never fits there.
+    ///
+    /// # Safety
+    /// As [`map_raw`](Self::map_raw).
+    #[inline(never)]
+    unsafe fn map_in_ring(
+        &mut self,
+        list: &[PhysSegment],
+        direction: Direction,
+        out: &mut [DmaSegment],
+    ) -> Result<(RawMapping, usize), DmaMapError> {
+        let Lane::Ring(ring) = &mut self.lane else { broken("the queue is a ring") };
+        // SAFETY: the caller's promise.
+        let (core, kind, used) = match unsafe { ring.map_list_sg(list, direction, out) } {
+            Ok((core, used)) => (core, Kind::Ring, used),
+            Err(RingError::Arena(ArenaError::Oversize { .. })) => {
+                // SAFETY: the caller's promise.
+                unsafe { self.map_list_alone(list, direction, out) }?
+            }
+            Err(error) => return Err(error.into()),
+        };
+        Ok((RawMapping { core, kind }, used))
+    }
+
+    /// Maps a list by itself.
+    ///
+    /// # Safety
+    /// As [`map_raw`](Self::map_raw).
+    #[inline]
+    unsafe fn map_alone(
+        &self,
+        list: &[PhysSegment],
+        direction: Direction,
+        out: &mut [DmaSegment],
+    ) -> Result<(RingMapping, Kind, usize), MapListError> {
+        if let ([segment], [place, ..]) = (list, &mut *out)
+            // SAFETY: the caller's promise.
+            && let Some((first, range)) = unsafe { self.device.map_pages_at_hand(*segment, direction) }
+        {
+            *place = DmaSegment { iova: first, len: segment.len };
+            let neighbours = range.len() - segment.len;
+            return Ok((
+                RingMapping { first, range: Some(range), neighbours, ring: self.number },
+                Kind::Alone,
+                1,
+            ));
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.map_list_alone(list, direction, out) }
+    }
+
+    /// # Safety
+    /// As [`map_raw`](Self::map_raw).
+    #[inline(never)]
+    unsafe fn map_list_alone(
+        &self,
+        list: &[PhysSegment],
+        direction: Direction,
+        out: &mut [DmaSegment],
+    ) -> Result<(RingMapping, Kind, usize), MapListError> {
+        let (needed, room) = (list.len(), out.len());
+        let no_room = MapListError::NoRoom { needed, room };
+        if room < needed {
+            return Err(no_room);
+        }
+        // SAFETY: the caller's promise.
+        let (first, range) = unsafe { self.device.map_list(list, direction) }?;
+        let used = bytes_of(list.iter().map(|piece| piece.len));
+        let neighbours = range.map_or(0, |range| range.len().saturating_sub(used));
+        let base = range.map(IovaRange::start);
+        let count = device_view(list, base, self.device.domain().granule(), out).ok_or(no_room)?;
+        Ok((RingMapping { first, range, neighbours, ring: self.number }, Kind::Alone, count))
+    }
+
+    /// Ends a mapping, or has it wait for its batch; with the last of a batch, commits.
+    ///
+    /// Cost and context are those of what the strategy is made of: [`DmaDevice::unmap_single`](super::DmaDevice::unmap_single),
+    /// [`RawBatch`](super::RawBatch), [`StrictRing::unmap`](super::StrictRing::unmap), [`BouncePool::unmap`](crate::bounce::pool::BouncePool::unmap). Allocates nothing. The caller holds no
+    /// lock and no slot.
+    ///
+    /// Safe, as it closes, and what it copies to is the mapping's own memory, by the promise of who mapped it.
+    ///
+    /// # Errors
+    /// [`RawNotUnmapped`]. A mapping of another queue comes back with it, and is untouched.
+    #[inline]
+    pub fn unmap_raw(&mut self, mapping: RawMapping) -> Result<RawEnded, RawNotUnmapped> {
+        if mapping.core.ring != self.number {
+            return Err(foreign(mapping));
+        }
+        match (mapping.kind, &mut self.lane) {
+            (Kind::Ring, Lane::Ring(ring)) => match ring.unmap(mapping.core) {
+                Ok(RingUnmap::Waiting) => Ok(RawEnded::Pending),
+                Ok(RingUnmap::Committed) => self.flushed(),
+                Err(failed) => Err(not_committed(failed.mapping, Kind::Ring, failed.error.into())),
+            },
+            (Kind::Alone, Lane::Direct) => {
+                let RingMapping { range, neighbours, .. } = mapping.core;
+                let Some(range) = range else { return Ok(RawEnded::Done) };
+                match self.device.end_beside(range, neighbours) {
+                    Ok(()) => Ok(RawEnded::Done),
+                    Err(error) => Err(self.not_ended(error, error.into())),
+                }
+            }
+            (Kind::Alone, Lane::Batch(_)) => self.unmap_in_batch(mapping),
+            _ => self.unmap_otherwise(mapping),
+        }
+    }
+
+    /// The ends of mappings that are not short.
+    #[inline(never)]
+    fn unmap_otherwise(&mut self, mapping: RawMapping) -> Result<RawEnded, RawNotUnmapped> {
+        let RawMapping { core, kind } = mapping;
+        let RingMapping { first, range, neighbours, .. } = core;
+        match (&mut self.lane, kind) {
+            (Lane::Bounce(device), Kind::Pool(_)) => {
+                // SAFETY: this had the only token of the mapping, which exists once: no other unmap and, as they borrow it, no
+                // sync runs now or later. Its original is as its maker promised until this returns.
+                let ended = unsafe { device.pool().unmap(first, neighbours) };
+                self.ended_copy(ended)
+            }
+            (Lane::Auto(ring), Kind::Auto { way, timed }) => {
+                let timed = timed.map(|(class, choice)| (class.into(), choice));
+                let mapping = ring.mapping_of(core, way, timed);
+                match ring.unmap(mapping) {
+                    Ok(AdaptiveUnmap::Done) => Ok(RawEnded::Done),
+                    Ok(AdaptiveUnmap::Waiting) => Ok(RawEnded::Pending),
+                    Ok(AdaptiveUnmap::Committed) => self.flushed(),
+                    Err(failed) => match failed.error {
+                        AdaptiveUnmapError::Pool(error) => self.ended_copy(Err(error)),
+                        AdaptiveUnmapError::Ring(error) => {
+                            let back = failed.mapping.map(|mapping| mapping.into_parts(self.number).0);
+                            Err(not_committed(back, Kind::Auto { way: None, timed: None }, error.into()))
+                        }
+                    },
+                }
+            }
+            (Lane::Swiotlb(copies), Kind::Swiotlb { is_list }) => {
+                // SAFETY: as for a pool.
+                let ended = unsafe { copies.unmap(Copied { first, is_list, word: neighbours }) };
+                let lost =
+                    |error: MappingError| RawNotUnmapped { mapping: None, waits: false, error: error.into() };
+                ended.map(|()| RawEnded::Done).map_err(lost)
+            }
+            // One that did not fit into the ring.
+            (_, Kind::Alone) => {
+                let Some(range) = range else { return Ok(RawEnded::Done) };
+                let exception = || Some(Policy::Strict);
+                match self.device.domain().end(range, Ending { neighbours, exception }) {
+                    Ok(()) => Ok(RawEnded::Done),
+                    Err(error) => Err(self.not_ended(error, error.into())),
+                }
+            }
+            // The queue's number is in the mapping, so it is one that this lane has made.
+            (_, kind) => Err(foreign(RawMapping { core, kind })),
+        }
+    }
+
+    #[inline(never)]
+    fn unmap_in_batch(&mut self, mapping: RawMapping) -> Result<RawEnded, RawNotUnmapped> {
+        let Lane::Batch(batch) = &mut self.lane else { return Err(foreign(mapping)) };
+        if batch.is_full()
+            && let Err(error) = batch.commit()
+        {
+            return Err(not_committed(Some(mapping.core), mapping.kind, error.into()));
+        }
+        let RingMapping { range, neighbours, .. } = mapping.core;
+        let used = range.map_or(0, |range| range.len() - neighbours);
+        if let Err(error) = batch.unlink(range, used) {
+            // Where somebody had removed a part by number, the commit invalidates all of it all the same. What is still mapped
+            // devices reach whatever the hardware confirms.
+            let waits = matches!(error, UnmapError::NotMapped { .. });
+            return Err(RawNotUnmapped { mapping: None, waits, error: error.into() });
+        }
+        if !batch.is_full() {
+            return Ok(RawEnded::Pending);
+        }
+        match batch.commit() {
+            Ok(_) => self.flushed(),
+            Err(error) => Err(not_committed(None, Kind::Alone, error.into())),
+        }
+    }
+
+    /// The batch is committed. What ended by itself and was not confirmed may be still.
+    #[inline]
+    fn flushed(&mut self) -> Result<RawEnded, RawNotUnmapped> {
+        if self.owed > 0
+            && let Err(error) = self.pay()
+        {
+            // This one's own commit is over, but its buffer goes with the others.
+            self.owed += 1;
+            return Err(not_committed(None, Kind::Alone, error));
+        }
+        Ok(RawEnded::Flushed)
+    }
+
+    /// Has the hardware confirm what ended by itself.
+    #[cold]
+    fn pay(&mut self) -> Result<(), DmaCommitError> {
+        self.device.domain().flush()?;
+        self.owed = 0;
+        Ok(())
+    }
+
+    /// What became of a mapping that was copied.
+    #[inline]
+    fn ended_copy(&mut self, ended: Result<(), BounceError>) -> Result<RawEnded, RawNotUnmapped> {
+        match ended {
+            Ok(()) => Ok(RawEnded::Done),
+            Err(BounceError::Direct(error)) => Err(self.not_ended(error, error.into())),
+            Err(error @ BounceError::Unconfirmed { .. }) => {
+                self.owed += 1;
+                Err(RawNotUnmapped { mapping: None, waits: true, error: error.into() })
+            }
+            Err(error) => Err(RawNotUnmapped { mapping: None, waits: false, error: error.into() }),
+        }
+    }
+
+    /// A flush makes unreachable what is unmapped, by whoever; what is still mapped it does not.
+    #[cold]
+    fn not_ended(&mut self, why: UnmapError, error: DmaUnmapError) -> RawNotUnmapped {
+        let waits = matches!(why, UnmapError::Unconfirmed { .. } | UnmapError::NotMapped { .. });
+        self.owed += usize::from(waits);
+        RawNotUnmapped { mapping: None, waits, error }
+    }
+
+    /// Waits until no device reaches anything that was unmapped, for a queue that falls idle. How many mappings that were.
+    ///
+    /// # Errors
+    /// [`DmaCommitError`]: all that waits goes on waiting, and can be committed again.
+    pub fn commit_raw(&mut self) -> Result<usize, DmaCommitError> {
+        let committed = match &mut self.lane {
+            Lane::Batch(batch) => batch.commit()?,
+            Lane::Ring(ring) => ring.commit()?,
+            Lane::Auto(ring) => ring.commit()?,
+            Lane::Direct | Lane::Bounce(_) | Lane::Swiotlb(_) => 0,
+        };
+        let owed = self.owed;
+        if owed > 0 {
+            self.pay()?;
+        }
+        Ok(committed + owed)
+    }
+
+    /// Before the CPU looks at `len` bytes from `offset` on of a mapping that has not ended: copies what the device has written,
+    /// where there is a copy, and orders the CPU's later reads after that. O(len).
+    ///
+    /// # Errors
+    /// [`DmaSyncError`], with nothing copied.
+    pub fn sync_raw_for_cpu(
+        &mut self,
+        mapping: &RawMapping,
+        offset: u64,
+        len: u64,
+    ) -> Result<(), DmaSyncError> {
+        self.sync(mapping, Side::Cpu, (offset, len))
+    }
+
+    /// After the CPU has changed `len` bytes from `offset` on: the other way round.
+    ///
+    /// # Errors
+    /// [`DmaSyncError`], with nothing copied.
+    pub fn sync_raw_for_device(
+        &mut self,
+        mapping: &RawMapping,
+        offset: u64,
+        len: u64,
+    ) -> Result<(), DmaSyncError> {
+        self.sync(mapping, Side::Device, (offset, len))
+    }
+
+    fn sync(&self, mapping: &RawMapping, side: Side, part: (u64, u64)) -> Result<(), DmaSyncError> {
+        let RawMapping { core, kind } = mapping;
+        if core.ring != self.number {
+            return Err(DmaSyncError::OtherQueue);
+        }
+        let ((offset, len), iova) = (part, core.first);
+        match (&self.lane, *kind) {
+            (Lane::Bounce(device), Kind::Pool(_)) => {
+                let pool = device.pool();
+                // SAFETY: the mapping is borrowed, so it does not end meanwhile; the queue is borrowed for itself by whoever calls
+                // this, so no two syncs meet; its maker promised what its original is.
+                unsafe {
+                    match side {
+                        Side::Cpu => pool.sync_for_cpu(iova, offset, len)?,
+                        Side::Device => pool.sync_for_device(iova, offset, len)?,
+                    }
+                }
+            }
+            (Lane::Auto(ring), Kind::Auto { way: Some(_), .. }) => {
+                // SAFETY: as above.
+                unsafe {
+                    match side {
+                        Side::Cpu => ring.pool().sync_for_cpu(iova, offset, len)?,
+                        Side::Device => ring.pool().sync_for_device(iova, offset, len)?,
+                    }
+                }
+            }
+            (Lane::Swiotlb(copies), Kind::Swiotlb { is_list }) => {
+                let one = [DmaSegment { iova, len: core.neighbours }];
+                let pieces = if is_list { copies.list(core.neighbours as usize) } else { &one[..] };
+                // SAFETY: as above.
+                unsafe { copies.sync(pieces, side, part) }?;
+            }
+            _ => match side {
+                Side::Cpu => self.device.sync_for_cpu(),
+                Side::Device => self.device.sync_for_device(),
+            },
+        }
+        Ok(())
+    }
+}
+
+/// A commit that was to come, or came, with a mapping, which comes back or waits.
+#[cold]
+fn not_committed(core: Option<RingMapping>, kind: Kind, error: DmaCommitError) -> RawNotUnmapped {
+    let mapping = core.map(|core| RawMapping { core, kind });
+    RawNotUnmapped { waits: mapping.is_none(), mapping, error: error.into() }
+}
+
+#[cold]
+fn foreign(mapping: RawMapping) -> RawNotUnmapped {
+    RawNotUnmapped { mapping: Some(mapping), waits: false, error: DmaUnmapError::OtherQueue }
+}
+
+/// Commits, and drops the buffers; where the hardware does not confirm they are leaked.
+impl<X: Machine, B: DmaBuffer> Drop for Queue<X, B> {
+    fn drop(&mut self) {
+        if self.commit_raw().is_ok() {
+            // SAFETY: `drop` runs once, and is the last use of them.
+            unsafe { ManuallyDrop::drop(&mut self.buffers) };
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! A queue behind a pointer, for drivers that are compiled once, and for callers in other languages.
+
+use super::{
+    DmaCommitError, DmaMapError, DmaSyncError, Machine, Queue, RawEnded, RawMapping, RawNotUnmapped,
+};
+use crate::addr::Direction;
+use crate::dma::{DmaBuffer, DmaSegment};
+use crate::domain::PhysSegment;
+
+/// What a driver calls of a [`Queue`] by number, without generics: `&mut dyn AnyQueue`. Each is the queue's method of that name.
+#[allow(clippy::result_large_err, reason = "a mapping that is refused comes back in place")]
+pub trait AnyQueue {
+    /// [`Queue::map_raw`].
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Safety
+    /// As there.
+    unsafe fn map_raw(
+        &mut self,
+        list: &[PhysSegment],
+        direction: Direction,
+        out: &mut [DmaSegment],
+    ) -> Result<(RawMapping, usize), DmaMapError>;
+
+    /// [`Queue::unmap_raw`].
+    ///
+    /// # Errors
+    /// As there.
+    fn unmap_raw(&mut self, mapping: RawMapping) -> Result<RawEnded, RawNotUnmapped>;
+
+    /// [`Queue::commit_raw`].
+    ///
+    /// # Errors
+    /// As there.
+    fn commit_raw(&mut self) -> Result<usize, DmaCommitError>;
+
+    /// [`Queue::sync_raw_for_cpu`].
+    ///
+    /// # Errors
+    /// As there.
+    fn sync_raw_for_cpu(&mut self, mapping: &RawMapping, offset: u64, len: u64) -> Result<(), DmaSyncError>;
+
+    /// [`Queue::sync_raw_for_device`].
+    ///
+    /// # Errors
+    /// As there.
+    fn sync_raw_for_device(
+        &mut self,
+        mapping: &RawMapping,
+        offset: u64,
+        len: u64,
+    ) -> Result<(), DmaSyncError>;
+
+    /// [`Queue::waiting`].
+    fn waiting(&self) -> usize;
+}
+
+impl<X: Machine, B: DmaBuffer> AnyQueue for Queue<X, B> {
+    unsafe fn map_raw(
+        &mut self,
+        list: &[PhysSegment],
+        direction: Direction,
+        out: &mut [DmaSegment],
+    ) -> Result<(RawMapping, usize), DmaMapError> {
+        // SAFETY: the caller's promise.
+        unsafe { Self::map_raw(self, list, direction, out) }
+    }
+
+    fn unmap_raw(&mut self, mapping: RawMapping) -> Result<RawEnded, RawNotUnmapped> {
+        Self::unmap_raw(self, mapping)
+    }
+
+    fn commit_raw(&mut self) -> Result<usize, DmaCommitError> {
+        Self::commit_raw(self)
+    }
+
+    fn sync_raw_for_cpu(&mut self, mapping: &RawMapping, offset: u64, len: u64) -> Result<(), DmaSyncError> {
+        Self::sync_raw_for_cpu(self, mapping, offset, len)
+    }
+
+    fn sync_raw_for_device(
+        &mut self,
+        mapping: &RawMapping,
+        offset: u64,
+        len: u64,
+    ) -> Result<(), DmaSyncError> {
+        Self::sync_raw_for_device(self, mapping, offset, len)
+    }
+
+    fn waiting(&self) -> usize {
+        Self::waiting(self)
+    }
+}

@@ -1,0 +1,168 @@
+//! Copies in a machine without an IOMMU, for a queue: lists too, which the pool does not know.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use super::{DmaMapError, Machine};
+use crate::addr::{Direction, Iova, PhysAddr};
+use crate::bounce::swiotlb::{Constraints, MappingError, Swiotlb};
+use crate::dma::DmaSegment;
+use crate::domain::{MapListError, PhysSegment};
+
+/// The pool, what the device asks of its addresses, and the lists that are mapped.
+pub(super) struct Copies<X: Machine> {
+    pub(super) pool: Arc<Swiotlb<X::Platform, X::Memory>>,
+    pub(super) constraints: Constraints,
+    /// Each by its index; empty ones are free.
+    lists: Vec<Vec<DmaSegment>>,
+    free: Vec<usize>,
+}
+
+/// A mapping: its length in bytes, or the index of its list.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Copied {
+    pub(super) first: Iova,
+    pub(super) is_list: bool,
+    pub(super) word: u64,
+}
+
+/// For whom bytes are copied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Side {
+    Cpu,
+    Device,
+}
+
+impl<X: Machine> Copies<X> {
+    pub(super) fn new(pool: Arc<Swiotlb<X::Platform, X::Memory>>, constraints: Constraints) -> Self {
+        Self { pool, constraints, lists: Vec::new(), free: Vec::new() }
+    }
+
+    /// Copies each piece of `list` into the pool. Allocates for a list of several.
+    ///
+    /// # Safety
+    /// As [`Swiotlb::map`], for each piece, until the unmap has returned.
+    #[inline]
+    pub(super) unsafe fn map(
+        &mut self,
+        list: &[PhysSegment],
+        direction: Direction,
+        out: &mut [DmaSegment],
+    ) -> Result<(Copied, usize), DmaMapError> {
+        let (needed, room) = (list.len(), out.len());
+        match (list, &mut *out) {
+            ([], _) => Err(MapListError::EmptyList.into()),
+            ([piece], [place, ..]) => {
+                // SAFETY: the caller's promise.
+                *place = unsafe { self.map_piece(*piece, direction) }?;
+                Ok((Copied { first: place.iova, is_list: false, word: place.len }, 1))
+            }
+            _ if room < needed => Err(MapListError::NoRoom { needed, room }.into()),
+            // SAFETY: the caller's promise.
+            _ => unsafe { self.map_list(list, direction, &mut out[..needed]) },
+        }
+    }
+
+    /// # Safety
+    /// As [`map`](Self::map).
+    #[inline]
+    unsafe fn map_piece(&self, piece: PhysSegment, direction: Direction) -> Result<DmaSegment, DmaMapError> {
+        // SAFETY: the caller's promise.
+        let mapped = unsafe { self.pool.map(piece, direction, &self.constraints) }?;
+        Ok(DmaSegment { iova: Iova::new(mapped.phys.get()), len: mapped.len })
+    }
+
+    /// # Safety
+    /// As [`map`](Self::map).
+    #[inline(never)]
+    unsafe fn map_list(
+        &mut self,
+        list: &[PhysSegment],
+        direction: Direction,
+        out: &mut [DmaSegment],
+    ) -> Result<(Copied, usize), DmaMapError> {
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.lists.push(Vec::new());
+            self.lists.len() - 1
+        });
+        // What is mapped of it when something panics is lost, with the place.
+        for (piece, place) in list.iter().zip(&mut *out) {
+            // SAFETY: the caller's promise.
+            match unsafe { self.map_piece(*piece, direction) } {
+                Ok(mapped) => {
+                    *place = mapped;
+                    self.lists[index].push(mapped);
+                }
+                Err(error) => {
+                    // SAFETY: the pieces were mapped just now, and no device was told of them.
+                    let _ = unsafe { self.unmap_list(index) };
+                    return Err(error);
+                }
+            }
+        }
+        Ok((Copied { first: out[0].iova, is_list: true, word: index as u64 }, list.len()))
+    }
+
+    /// Ends a mapping.
+    ///
+    /// # Safety
+    /// It is of this queue, and has not ended; what was promised of its memory holds until this returns.
+    #[inline]
+    pub(super) unsafe fn unmap(&mut self, copied: Copied) -> Result<(), MappingError> {
+        match copied {
+            // SAFETY: the caller's promise.
+            Copied { is_list: true, word, .. } => unsafe { self.unmap_list(word as usize) },
+            Copied { first, word: len, .. } => {
+                // SAFETY: the caller's promise; the queue is one CPU's at a time.
+                unsafe { self.pool.unmap(PhysAddr::new(first.get()), len) }
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`unmap`](Self::unmap).
+    #[inline(never)]
+    unsafe fn unmap_list(&mut self, index: usize) -> Result<(), MappingError> {
+        let mut result = Ok(());
+        for segment in self.lists[index].drain(..) {
+            // SAFETY: the caller's promise.
+            let unmapped = unsafe { self.pool.unmap(PhysAddr::new(segment.iova.get()), segment.len) };
+            result = result.and(unmapped);
+        }
+        self.free.push(index);
+        result
+    }
+
+    /// The pieces of a list.
+    pub(super) fn list(&self, index: usize) -> &[DmaSegment] {
+        &self.lists[index]
+    }
+
+    /// Copies `len` bytes from `offset` on of a mapping.
+    ///
+    /// # Safety
+    /// As [`unmap`](Self::unmap), and no other sync of it runs meanwhile.
+    pub(super) unsafe fn sync(
+        &self,
+        pieces: &[DmaSegment],
+        side: Side,
+        (offset, len): (u64, u64),
+    ) -> Result<(), MappingError> {
+        let (end, mut begins) = (offset.saturating_add(len), 0_u64);
+        for segment in pieces {
+            let (first, last) = (offset.max(begins), end.min(begins.saturating_add(segment.len)));
+            if first < last {
+                let phys = PhysAddr::new(segment.iova.get().wrapping_add(first - begins));
+                // SAFETY: the caller's promise.
+                unsafe {
+                    match side {
+                        Side::Cpu => self.pool.sync_for_cpu(phys, last - first)?,
+                        Side::Device => self.pool.sync_for_device(phys, last - first)?,
+                    }
+                }
+            }
+            begins = begins.saturating_add(segment.len);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,165 @@
+//! The half that owns buffers.
+
+use alloc::vec::Drain;
+use core::mem::ManuallyDrop;
+
+use super::mapping::Kind;
+use super::{
+    DmaCommitError, DmaMapError, DmaSyncError, Ended, Lane, Machine, Mapping, NotMapped, NotUnmapped, Queue,
+    RawEnded, RawMapping, RawNotUnmapped, Side,
+};
+use crate::addr::{Direction, Iova};
+use crate::bounce::pool::Way;
+use crate::dma::{DmaBuffer, DmaSegment};
+use crate::domain::{DeviceView, PhysSegment};
+
+#[allow(clippy::result_large_err, reason = "a mapping that is refused comes back in place")]
+impl<X: Machine, B: DmaBuffer> Queue<X, B> {
+    /// Lets the device reach `buffer`, or a copy of it, and takes it into the mapping. As [`map_raw`](Self::map_raw).
+    ///
+    /// # Errors
+    /// [`NotMapped`] gives the buffer back with the reason, unless the device may reach it.
+    #[inline]
+    pub fn map(&mut self, buffer: B, direction: Direction) -> Result<Mapping<B>, NotMapped<B>> {
+        // Where a call below panics, the device may reach it: then it is leaked.
+        let buffer = ManuallyDrop::new(buffer);
+        // The memory is the buffer's alone, of the machine, and is accessed as a device's may be (`DmaBuffer`); the buffer is given
+        // back or dropped only after what ends the mapping, or leaked; and the mapping is in nobody else's hands.
+        let mapped = match buffer.segments() {
+            list @ [_] => {
+                let mut out = [DmaSegment::default()];
+                // SAFETY: see above.
+                unsafe { self.map_raw(list, direction, &mut out) }.map(|(raw, _)| raw)
+            }
+            // SAFETY: see above.
+            list => unsafe { self.map_pieces(list, direction) },
+        };
+        match mapped {
+            Ok(raw) => Ok(Mapping { raw, buffer }),
+            Err(error) if error.may_be_reached() => Err(NotMapped { buffer: None, error }),
+            Err(error) => Err(NotMapped { buffer: Some(ManuallyDrop::into_inner(buffer)), error }),
+        }
+    }
+
+    /// # Safety
+    /// As [`map_raw`](Self::map_raw).
+    #[inline(never)]
+    unsafe fn map_pieces(
+        &mut self,
+        list: &[PhysSegment],
+        direction: Direction,
+    ) -> Result<RawMapping, DmaMapError> {
+        let mut out = core::mem::take(&mut self.scratch);
+        out.resize(list.len(), DmaSegment::default());
+        // SAFETY: the caller's promise.
+        let mapped = unsafe { self.map_raw(list, direction, &mut out) };
+        self.scratch = out;
+        mapped.map(|(raw, _)| raw)
+    }
+
+    /// The buffer of a mapping as the device sees it, for its descriptors, in order.
+    pub fn segments<'a>(
+        &'a self,
+        mapping: &'a Mapping<B>,
+    ) -> impl Iterator<Item = DmaSegment> + use<'a, X, B> {
+        let whole = |iova| Some(DmaSegment { iova, len: mapping.len() });
+        let (list, first) = (mapping.buffer().segments(), mapping.iova());
+        let translated = self.device.is_translated();
+        let granule = self.device.domain().granule();
+        let RawMapping { core, kind } = &mapping.raw;
+        let (one, listed, copies): (_, &[PhysSegment], &[DmaSegment]) = match (&self.lane, kind) {
+            _ if core.ring != self.number => (None, &[], &[]),
+            (Lane::Swiotlb(lane), Kind::Swiotlb { is_list: true }) => {
+                (None, &[], lane.list(core.neighbours as usize))
+            }
+            (_, Kind::Swiotlb { .. }) => (whole(first), &[], &[]),
+            _ => match mapping.way() {
+                Some(Way::Slot | Way::SingleUse | Way::Split) => (whole(first), &[], &[]),
+                _ => (None, list, &[]),
+            },
+        };
+        let base = translated.then(|| Iova::new(first.get() & !granule.offset_mask()));
+        // Its sums were checked when it was mapped.
+        let view = DeviceView::new(listed, base, granule).flatten();
+        one.into_iter().chain(view).chain(copies.iter().copied())
+    }
+
+    /// Ends a mapping. Its buffer comes back at once, or with others, by the strategy: see [`Queue`]. As
+    /// [`unmap_raw`](Self::unmap_raw).
+    ///
+    /// # Errors
+    /// [`NotUnmapped`]: the buffer does not come back yet. A mapping of another queue comes back, untouched.
+    #[inline]
+    pub fn unmap(&mut self, mapping: Mapping<B>) -> Result<Ended<'_, B>, NotUnmapped<B>> {
+        // Where a call below panics, the buffer is leaked: nobody may know whether it waits.
+        let Mapping { raw, buffer } = mapping;
+        match self.unmap_raw(raw) {
+            Ok(RawEnded::Done) => Ok(Ended::Done(ManuallyDrop::into_inner(buffer))),
+            Ok(RawEnded::Pending) => {
+                self.keep(buffer);
+                Ok(Ended::Pending)
+            }
+            Ok(RawEnded::Flushed) => {
+                self.keep(buffer);
+                Ok(Ended::Flushed(self.buffers.drain(..)))
+            }
+            Err(failed) => Err(self.not_unmapped(failed, buffer)),
+        }
+    }
+
+    /// Keeps a buffer until a commit.
+    #[inline]
+    fn keep(&mut self, buffer: ManuallyDrop<B>) {
+        // There is room for a batch from the beginning. More wait only where hardware does not confirm, and are leaked where there
+        // is no memory for that.
+        if self.buffers.len() < self.buffers.capacity() || self.buffers.try_reserve(1).is_ok() {
+            self.buffers.push(ManuallyDrop::into_inner(buffer));
+        }
+    }
+
+    #[cold]
+    fn not_unmapped(&mut self, failed: RawNotUnmapped, buffer: ManuallyDrop<B>) -> NotUnmapped<B> {
+        let RawNotUnmapped { mapping, waits, error } = failed;
+        let mapping = match mapping {
+            Some(raw) => Some(Mapping { raw, buffer }),
+            None if waits => {
+                self.keep(buffer);
+                None
+            }
+            None => None,
+        };
+        NotUnmapped { mapping, error }
+    }
+
+    /// Waits until the device reaches nothing that was unmapped, and gives back all buffers that wait: for a queue that falls
+    /// idle. Where nothing waits, nothing is waited for.
+    ///
+    /// # Errors
+    /// [`DmaCommitError`]: all that waits goes on waiting, and can be committed again.
+    pub fn commit(&mut self) -> Result<Drain<'_, B>, DmaCommitError> {
+        self.commit_raw()?;
+        Ok(self.buffers.drain(..))
+    }
+
+    /// Before the CPU looks at `len` bytes from `offset` on of a buffer that is still mapped: copies what the device has written,
+    /// where there is a copy, and orders the CPU's later reads after that. O(len).
+    ///
+    /// # Errors
+    /// [`DmaSyncError`], with nothing copied.
+    pub fn sync_for_cpu(&mut self, mapping: &Mapping<B>, offset: u64, len: u64) -> Result<(), DmaSyncError> {
+        self.sync(&mapping.raw, Side::Cpu, (offset, len))
+    }
+
+    /// After the CPU has changed `len` bytes from `offset` on: the other way round.
+    ///
+    /// # Errors
+    /// [`DmaSyncError`], with nothing copied.
+    pub fn sync_for_device(
+        &mut self,
+        mapping: &Mapping<B>,
+        offset: u64,
+        len: u64,
+    ) -> Result<(), DmaSyncError> {
+        self.sync(&mapping.raw, Side::Device, (offset, len))
+    }
+}

@@ -1,0 +1,7 @@
+//! The front door: one driver for every strategy. Whatever protects its queue, a buffer that came back is out of the device's
+//! reach, and one that did not is nobody's.
+
+mod failures;
+mod raw;
+mod typed;
+mod world;

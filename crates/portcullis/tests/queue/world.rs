@@ -1,0 +1,150 @@
+//! A machine with one device, attached by the front door.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use portcullis::addr::{Iova, Permissions};
+use portcullis::bounce::pool::PoolConfig;
+use portcullis::bounce::swiotlb::{Swiotlb, SwiotlbConfig};
+use portcullis::dma::{Device, DmaBuffer, DmaMask, DmaSegment, QueueConfig};
+use portcullis::domain::{Domain, PhysSegment, Policy};
+use portcullis::invalidation::{DeviceId, DomainId, InvalidationError};
+use portcullis::mapper::TableMapper;
+use portcullis::pgtable::{PageTable, VtdSecondStage};
+use portcullis::platform::Platform;
+use portcullis::std_platform::StdPlatform;
+use portcullis_model::{Buffer, Context, DeviceId as ModelDevice, Iommu, IommuConfig, Memory, Queue};
+
+pub type Machine = (TableMapper<Arc<Memory>, Queue>, Arc<StdPlatform>, Arc<Memory>);
+
+pub const PAGE: u64 = 4096;
+pub const CARD: ModelDevice = ModelDevice(7);
+pub const BROKEN: InvalidationError = InvalidationError::TimedOut { waited_ns: 5 };
+
+/// Four unmaps are a batch, where there are batches.
+pub const BATCH: usize = 4;
+
+/// Every strategy: this line is all that differs for a driver.
+pub const STRATEGIES: [QueueConfig; 5] = [
+    QueueConfig::direct(),
+    QueueConfig::batched(BATCH),
+    QueueConfig::ring(16, PAGE).batch(BATCH),
+    QueueConfig::bounce(),
+    QueueConfig::auto(16, PAGE).batch(BATCH),
+];
+
+/// Those whose unmaps wait for a batch.
+pub const BATCHES: [QueueConfig; 2] = [STRATEGIES[1], STRATEGIES[2]];
+
+pub struct World {
+    pub memory: Arc<Memory>,
+    pub iommu: Arc<Iommu>,
+    pub nic: Device<Machine>,
+}
+
+impl World {
+    pub fn new(policy: Policy) -> Self {
+        let memory = Memory::new(64 << 20);
+        let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
+        let platform = Arc::new(StdPlatform::new());
+        let format = VtdSecondStage::new(4, 3, 48).unwrap();
+        let table = PageTable::new(Arc::clone(&memory), format, platform.slots()).unwrap();
+        let id = DomainId(1);
+        let context = match policy {
+            Policy::Passthrough => Context::Passthrough,
+            _ => Context::SecondStage { domain: id, root: table.root(), levels: 4 },
+        };
+        iommu.attach(CARD, context);
+        let builder = Domain::builder(table, iommu.queue(), id).policy(policy);
+        let builder = match policy {
+            Policy::Passthrough => {
+                let config = SwiotlbConfig::default();
+                let pool = Swiotlb::new(Arc::clone(&platform), Arc::clone(&memory), &config).unwrap();
+                builder.swiotlb(pool)
+            }
+            _ => builder.bounce(Arc::clone(&memory), PoolConfig::default()),
+        };
+        let nic = builder.build(platform).unwrap().attach(DeviceId(7), DmaMask::BITS_64).unwrap();
+        Self { memory, iommu, nic }
+    }
+
+    pub fn frame(&self) -> Frame {
+        self.frames(&[PAGE], &Arc::default())
+    }
+
+    /// A buffer of pieces that do not touch.
+    pub fn frames(&self, lens: &[u64], drops: &Arc<AtomicUsize>) -> Frame {
+        let pieces: Vec<Buffer> = lens
+            .iter()
+            .map(|len| {
+                let piece = self.memory.buffer(*len).unwrap();
+                drop(self.memory.buffer(PAGE));
+                piece
+            })
+            .collect();
+        let list = pieces.iter().map(|piece| piece.segments()[0]).collect();
+        Frame { pieces, list, drops: Arc::clone(drops) }
+    }
+
+    pub fn writes(&self, iova: Iova, bytes: &[u8]) -> bool {
+        self.iommu.dma_write(CARD, iova, bytes).is_ok()
+    }
+
+    /// What the device reads.
+    pub fn reads(&self, iova: Iova) -> Option<[u8; 8]> {
+        let mut at = None;
+        self.iommu.translate_each(CARD, iova, 8, Permissions::READ, |_, phys, _| at = Some(phys)).ok()?;
+        let mut bytes = [0; 8];
+        self.memory.read(at?, &mut bytes).ok()?;
+        Some(bytes)
+    }
+
+    /// The device fills all of a mapping.
+    pub fn fill(&self, segments: impl Iterator<Item = DmaSegment>, byte: u8) {
+        for segment in segments {
+            assert!(self.writes(segment.iova, &vec![byte; segment.len as usize]), "{segment:?}");
+        }
+    }
+}
+
+/// A driver's buffer, which counts its drops.
+#[derive(Debug)]
+pub struct Frame {
+    pieces: Vec<Buffer>,
+    list: Vec<PhysSegment>,
+    drops: Arc<AtomicUsize>,
+}
+
+// SAFETY: its memory is that of the model's buffers, which are never exchanged; it is accessed as theirs is.
+unsafe impl DmaBuffer for Frame {
+    fn segments(&self) -> &[PhysSegment] {
+        &self.list
+    }
+}
+
+impl Frame {
+    pub fn put(&self, bytes: &[u8; 8]) {
+        self.pieces[0].write(0, bytes).unwrap();
+    }
+
+    pub fn get(&self) -> [u8; 8] {
+        let mut bytes = [0; 8];
+        self.pieces[0].read(0, &mut bytes).unwrap();
+        bytes
+    }
+
+    /// Whether all bytes are this.
+    pub fn is_all(&self, byte: u8) -> bool {
+        self.pieces.iter().all(|piece| {
+            let mut bytes = vec![0; piece.len() as usize];
+            piece.read(0, &mut bytes).unwrap();
+            bytes.iter().all(|found| *found == byte)
+        })
+    }
+}
+
+impl Drop for Frame {
+    fn drop(&mut self) {
+        self.drops.fetch_add(1, Ordering::Relaxed);
+    }
+}
