@@ -10,9 +10,9 @@ use std::sync::Arc;
 use portcullis::addr::{Iova, IovaRange, PhysAddr};
 use portcullis::bounce::pool::Way;
 use portcullis::bounce::swiotlb::Swiotlb;
-use portcullis::dma::DmaDevice;
-use portcullis::domain::{Domain, PhysSegment, Policy};
-use portcullis::invalidation::DomainId;
+use portcullis::dma::{DmaMask, DmaUnmapError};
+use portcullis::domain::{PhysSegment, Policy};
+use portcullis::invalidation::{DeviceId, DomainId};
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{Format, PageTable};
 use portcullis::platform::Platform;
@@ -26,8 +26,7 @@ use super::memory::TraceMemory;
 use super::mode::Mode;
 use super::painted::{Paint, Painter};
 use super::platform::ReplayPlatform;
-use super::pools::Side;
-use super::port::{EndError, Port};
+use super::port::{Port, Side};
 use super::profile::Profile;
 use super::queue::ClockedQueue;
 use super::requests::RequestMapper;
@@ -42,7 +41,8 @@ const TABLE_MEMORY: u64 = 1 << 30;
 const INTERRUPT_WINDOW: (u64, u64) = (0xfee0_0000, 0x10_0000);
 
 type ReplayMapper<X> = RequestMapper<TableMapper<Arc<Memory>, Arc<ClockedQueue>, X>, ClockedQueue>;
-type ReplayPort<X> = Port<ReplayMapper<X>, Arc<ReplayPlatform>>;
+type ReplayMachine<X> = (ReplayMapper<X>, Arc<ReplayPlatform>, Arc<TraceMemory>);
+type ReplayPort<X> = Port<ReplayMachine<X>>;
 
 /// What is in no figure of the trace's.
 #[derive(Debug, Default)]
@@ -223,7 +223,7 @@ impl<X: Format> Engine<X> {
         let ticks = self.timer.since(start);
         self.settle(device, lane, time_ns);
         if let Err(error) = result {
-            self.fail(end_failed(0, error));
+            self.fail(ReplayError::Commit { line: 0, error });
         }
         ticks.saturating_sub(self.queue.ticks() - spent_by_model)
     }
@@ -239,7 +239,7 @@ impl<X: Format> Engine<X> {
     fn in_force(&self, live: &Live) -> Policy {
         match live.copied {
             Copied::No | Copied::Swiotlb | Copied::Pool(Way::Direct) => {
-                self.ports[live.device].device.policy()
+                self.ports[live.device].device.dma().policy()
             }
             Copied::Pool(_) => Policy::Strict,
         }
@@ -263,7 +263,7 @@ impl<X: Format> Engine<X> {
     fn retry_all(&mut self, change: bool) {
         let Some(hostile) = &mut self.hostile else { return };
         let now_ns = self.last_time_ns;
-        let translated = |port: &ReplayPort<X>| port.device.domain().is_translated();
+        let translated = |port: &ReplayPort<X>| port.device.dma().domain().is_translated();
         for (device, port) in self.ports.iter().enumerate().filter(|(_, port)| translated(port)) {
             hostile.try_all(&self.iommu, device, now_ns);
             if change && hostile.change(device, port) {
@@ -296,9 +296,10 @@ impl<X: Format> Engine<X> {
             let mapper =
                 TableMapper::new(table, Arc::clone(&self.queue), DomainId(id), window.into_iter().collect());
             let mapper = RequestMapper::new(mapper, Arc::clone(&self.queue));
-            let domain = Domain::new(Arc::clone(&self.platform), mapper, self.policy)?;
-            let pool = self.pool(&domain, number)?;
-            self.ports.push(Port::new(DmaDevice::new(domain, u64::MAX), self.mode, pool));
+            let domain = self.domain(mapper)?;
+            let device = domain.attach(DeviceId(number as u32), DmaMask::BITS_64)?;
+            let port = Port::new(device, self.mode).map_err(|error| ReplayError::Queue { line: 0, error })?;
+            self.ports.push(port);
         }
         Ok(index)
     }
@@ -309,10 +310,10 @@ impl<X: Format> Engine<X> {
     }
 }
 
-fn end_failed(line: u64, error: EndError) -> ReplayError {
+fn end_failed(line: u64, error: DmaUnmapError) -> ReplayError {
     match error {
-        EndError::Unmap(error) => ReplayError::Unmap { line, error },
-        error => ReplayError::Commit { line, error },
+        DmaUnmapError::Commit(error) => ReplayError::Commit { line, error },
+        error => ReplayError::Unmap { line, error },
     }
 }
 

@@ -10,9 +10,8 @@
 
 use portcullis::addr::{Iova, PageSize, Permissions, PhysAddr};
 use portcullis::bounce::pool;
+use portcullis::dma::Machine;
 use portcullis::domain::{Policy, PolicyError};
-use portcullis::mapper::Mapper;
-use portcullis::platform::Platform;
 use portcullis_model::{DeviceId, Iommu, Segment};
 use rustc_hash::FxHashMap;
 
@@ -151,8 +150,8 @@ impl Hostile {
 
     /// Changes the policy of the domain of `port`, the device's number `device`, if changes are asked for.
     /// Whether it did.
-    pub(super) fn change<M: Mapper, P: Platform>(&mut self, device: usize, port: &Port<M, P>) -> bool {
-        let domain = port.device.domain();
+    pub(super) fn change<X: Machine>(&mut self, device: usize, port: &Port<X>) -> bool {
+        let domain = port.device.dma().domain();
         if self.retry.change_policies.is_none() {
             return false;
         }

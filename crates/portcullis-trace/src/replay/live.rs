@@ -2,7 +2,7 @@
 
 use portcullis::addr::{Direction, Iova, PageSize, PhysAddr};
 use portcullis::bounce::pool;
-use portcullis::dma::{AdaptiveMapping, DmaSegment, RingMapping};
+use portcullis::dma::{DmaSegment, RawMapping};
 use portcullis::domain::PhysSegment;
 use portcullis_model::Segment as Piece;
 use smallvec::SmallVec;
@@ -12,23 +12,6 @@ use super::memory::is_pool;
 
 pub(super) type Segments = SmallVec<[PhysSegment; 1]>;
 pub(super) type View = SmallVec<[DmaSegment; 1]>;
-
-/// How a mapping was made, and so how it ends.
-#[derive(Debug)]
-pub(super) enum Way {
-    /// By the device's own calls, at once.
-    Alone,
-    /// By the device's own calls, and into the batch of a lane.
-    Batch,
-    /// In the ring of a lane.
-    Ring(RingMapping),
-    /// In the ring of a lane, or by the pool, as the lane chose.
-    Adaptive(AdaptiveMapping),
-    /// By the pool of the domain, which ends what begins there and is so long.
-    Pool { iova: Iova, len: u64, copied: pool::Way },
-    /// By the pool of a machine without an IOMMU, each segment by itself.
-    Swiotlb,
-}
 
 /// Whether the device has the buffer, or a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,11 +40,12 @@ impl Copied {
 pub(super) struct Live {
     pub device: usize,
     pub direction: Direction,
-    /// In which of the device's lanes it waits after its unmap.
+    /// Of which of the device's lanes it is.
     pub lane: Option<usize>,
     pub memory: Segments,
     pub view: View,
-    pub way: Way,
+    /// The library's; `None` once it is unmapped.
+    pub mapping: Option<RawMapping>,
     pub copied: Copied,
     /// What the driver has put into it.
     pub pattern: Pattern,

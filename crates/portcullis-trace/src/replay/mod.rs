@@ -20,7 +20,6 @@ mod memory;
 mod mode;
 mod painted;
 mod platform;
-mod pools;
 mod port;
 mod profile;
 mod queue;
@@ -35,7 +34,6 @@ pub use memory::{MOST_BYTES, TraceMemory};
 pub use mode::{BATCH_UNMAPS, COMMIT_WITHIN_NS, Mode, RING_BATCH, RING_PAGES};
 pub use painted::{Paint, Painted};
 pub use platform::ReplayPlatform;
-pub use port::EndError;
 pub use profile::{Caches, Cost, Profile, ProfileError, Waits, built_in_names};
 pub use report::{Exposure, PolicyReport, Report, TraceReport};
 pub use requests::{RequestMapper, RequestWaits};
@@ -44,9 +42,9 @@ pub use timing::{Figures, INTERRUPTED_NS, Samples, Timer};
 use engine::Engine;
 use format::{Both, WithFormat, with_format};
 use portcullis::addr::PhysAddr;
-use portcullis::bounce::{pool, swiotlb};
-use portcullis::dma::{AdaptiveMapError, RingError};
-use portcullis::domain::{DomainError, MapListError, UnmapError};
+use portcullis::bounce::swiotlb;
+use portcullis::dma::{AttachError, DmaCommitError, DmaMapError, DmaSyncError, DmaUnmapError, QueueError};
+use portcullis::domain::DomainError;
 use portcullis::pgtable::{Format, TableError};
 
 use crate::{Chunk, Trace, TraceError};
@@ -67,7 +65,7 @@ pub enum ReplayError {
         /// The event's line.
         line: u64,
         /// Why.
-        error: MapListError,
+        error: DmaMapError,
     },
     /// The library could not end a mapping.
     #[error("line {line}: unmap failed: {error}")]
@@ -75,7 +73,7 @@ pub enum ReplayError {
         /// The event's line.
         line: u64,
         /// Why.
-        error: UnmapError,
+        error: DmaUnmapError,
     },
     /// The library could not commit several mappings.
     #[error("line {line}: commit failed: {error}")]
@@ -83,15 +81,23 @@ pub enum ReplayError {
         /// The event's line; 0 for a commit that time, and no event, asked for.
         line: u64,
         /// Why.
-        error: EndError,
+        error: DmaCommitError,
     },
-    /// The library could not make a ring, or a ring did not do what it should.
-    #[error("line {line}: ring: {error}")]
-    Ring {
+    /// The library could not sync a mapping.
+    #[error("line {line}: sync failed: {error}")]
+    Sync {
         /// The event's line.
         line: u64,
         /// Why.
-        error: RingError,
+        error: DmaSyncError,
+    },
+    /// The library could not make a queue.
+    #[error("line {line}: queue: {error}")]
+    Queue {
+        /// The event's line; 0 for one that was made with its device.
+        line: u64,
+        /// Why.
+        error: QueueError,
     },
     /// More memory than can be followed page by page.
     #[error("line {line}: mapping: {pages} pages to follow at once, {most} are possible")]
@@ -123,36 +129,12 @@ pub enum ReplayError {
         /// Where the memory is.
         phys: PhysAddr,
     },
-    /// A mapping was not made through bounce buffers.
-    #[error("line {line}: map failed: {error}")]
-    Bounce {
-        /// The event's line.
-        line: u64,
-        /// Why.
-        error: pool::BounceMapError,
-    },
-    /// A mapping was neither copied nor mapped.
-    #[error("line {line}: map failed: {error}")]
-    Adaptive {
-        /// The event's line.
-        line: u64,
-        /// Why.
-        error: AdaptiveMapError,
-    },
-    /// A mapping was not made through the pool of a machine without an IOMMU.
-    #[error("line {line}: map failed: {error}")]
-    Swiotlb {
-        /// The event's line.
-        line: u64,
-        /// Why.
-        error: swiotlb::BounceError,
-    },
-    /// No bounce buffers for a device.
-    #[error(transparent)]
-    Pool(#[from] pool::PoolError),
     /// No bounce buffers for a machine without an IOMMU.
     #[error(transparent)]
     SwiotlbPool(#[from] swiotlb::SwiotlbError),
+    /// A device that reaches nothing.
+    #[error(transparent)]
+    Attach(#[from] AttachError),
     /// No domain for a device.
     #[error(transparent)]
     Domain(#[from] DomainError),

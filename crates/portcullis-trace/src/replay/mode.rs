@@ -1,5 +1,6 @@
 //! How a replay ends mappings: a domain's policy, or strict protection with shared waits.
 
+use portcullis::dma::QueueConfig;
 use portcullis::domain::Policy;
 use portcullis::invalidation::Costs;
 
@@ -16,6 +17,17 @@ pub const RING_PAGES: u32 = 4096;
 /// long as lazy protection's window, so that the two compare. (Recordings of an emulated machine, whose packets are
 /// tens of microseconds apart, would meet a shorter bound before a batch is full, which hardware would not.)
 pub const COMMIT_WITHIN_NS: u64 = 10_000_000;
+
+/// The queues of a device besides the one for what goes alone.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Strategy {
+    /// None.
+    Alone,
+    /// One for all.
+    One(QueueConfig),
+    /// One for each direction, made when it is first needed.
+    Rings(QueueConfig),
+}
 
 /// How mappings end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,6 +84,19 @@ impl Mode {
             Self::Each(policy) => policy,
             Self::StrictBatch | Self::StrictRing | Self::Bounce | Self::Adaptive => Policy::Strict,
             Self::Swiotlb => Policy::Passthrough,
+        }
+    }
+
+    /// What a device's mappings come from, in a domain with granules of so many bytes: all that differs between drivers.
+    pub(super) const fn strategy(self, granule: u64) -> Strategy {
+        // A ring has room for what waits besides.
+        const DESCRIPTORS: u32 = RING_PAGES - RING_BATCH as u32;
+        match self {
+            Self::Each(_) => Strategy::Alone,
+            Self::StrictBatch => Strategy::One(QueueConfig::batched(BATCH_UNMAPS)),
+            Self::StrictRing => Strategy::Rings(QueueConfig::ring(DESCRIPTORS, granule).batch(RING_BATCH)),
+            Self::Bounce | Self::Swiotlb => Strategy::One(QueueConfig::bounce()),
+            Self::Adaptive => Strategy::Rings(QueueConfig::auto(DESCRIPTORS, granule).batch(RING_BATCH)),
         }
     }
 

@@ -1,128 +1,57 @@
-//! A device of the trace, and what of it waits for a commit.
-#![allow(unsafe_code, reason = "the library trusts its caller with memory, which here is the trace's")]
-
-use std::sync::Arc;
+//! A device of the trace: its queues, and what of it waits for a commit.
+#![allow(unsafe_code, reason = "a queue trusts its caller with memory, which here is the trace's")]
 
 use portcullis::addr::Direction;
-use portcullis::bounce::pool::Attributes;
-use portcullis::bounce::{pool, swiotlb};
 use portcullis::dma::{
-    AdaptiveMapError, AdaptiveRing, AdaptiveUnmap, AdaptiveUnmapError, BatchError, DmaDevice, DmaSegment,
-    Explained, RawBatch, RingError, StrictRing, StrictRingConfig,
+    Device, DmaCommitError, DmaMapError, DmaSegment, DmaSyncError, DmaUnmapError, Explained, Machine, Queue,
+    QueueConfig, QueueError, RawEnded, RawMapping,
 };
-use portcullis::domain::{MapListError, PhysSegment, UnmapError};
-use portcullis::iova::ArenaError;
-use portcullis::mapper::Mapper;
-use portcullis::platform::Platform;
+use portcullis::domain::PhysSegment;
 
-use super::live::{Live, Way};
-use super::memory::TraceMemory;
-use super::mode::{BATCH_UNMAPS, COMMIT_WITHIN_NS, Mode, RING_BATCH, RING_PAGES};
-use super::pools::{Pool, Side};
+use super::live::Live;
+use super::mode::{COMMIT_WITHIN_NS, Mode, Strategy};
 use crate::Origin;
 
-/// A batch or a ring, and the mappings that wait in it.
-struct Lane<M: Mapper, P: Platform> {
-    kind: Kind<M, P>,
+/// A queue, and the mappings that wait in it.
+struct Lane<X: Machine> {
+    queue: Queue<X>,
     waiting: Vec<Live>,
     /// When the first of them came.
     since_ns: u64,
 }
 
-enum Kind<M: Mapper, P: Platform> {
-    Batch(RawBatch<M, P>),
-    Ring(StrictRing<M, P>),
-    Adaptive(AdaptiveRing<M, P, Arc<TraceMemory>, Clock>),
-}
-
-/// The time that costs are measured by.
-pub(super) type Clock = Box<dyn Fn() -> u64 + Send + Sync>;
-
-/// A mapping that was not made.
-pub(super) enum MapFailed {
-    /// Its ring is full.
-    Full,
-    Error(MapListError),
-    Ring(RingError),
-    Bounce(pool::BounceMapError),
-    Swiotlb(swiotlb::BounceError),
-    Adaptive(AdaptiveMapError),
-}
-
-/// Which way a mapping is to go.
+/// For whom a part of a mapping is synced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Course {
-    /// By the device's own calls, and the domain's policy.
-    Alone,
-    /// By a lane.
-    Lane(usize),
-    /// By the pool of bounce buffers.
-    Pool,
-}
-
-impl Course {
-    pub(super) fn lane(self) -> Option<usize> {
-        match self {
-            Self::Lane(index) => Some(index),
-            Self::Alone | Self::Pool => None,
-        }
-    }
-}
-
-/// An unmap or a commit that did not do all it was to.
-#[derive(Debug, thiserror::Error)]
-pub enum EndError {
-    /// Of one mapping by itself.
-    #[error(transparent)]
-    Unmap(#[from] UnmapError),
-    /// Of a batch.
-    #[error(transparent)]
-    Batch(#[from] BatchError),
-    /// Of a ring.
-    #[error(transparent)]
-    Ring(#[from] RingError),
-    /// Of a mapping through the pool of its domain.
-    #[error(transparent)]
-    Bounce(#[from] pool::BounceError),
-    /// Of a mapping that was copied or mapped.
-    #[error(transparent)]
-    Adaptive(#[from] AdaptiveUnmapError),
-    /// Of a mapping through the pool of a machine without an IOMMU.
-    #[error(transparent)]
-    Swiotlb(#[from] swiotlb::MappingError),
-}
-
-/// When a mapping that was unmapped has ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Ended {
-    Now,
-    /// With all that wait in the lane.
-    WithLane,
-    Later,
+pub(super) enum Side {
+    Cpu,
+    Device,
 }
 
 /// A device of the trace.
-pub(super) struct Port<M: Mapper, P: Platform> {
-    pub device: DmaDevice<M, P>,
-    mode: Mode,
-    pub pool: Option<Pool<M, P>>,
+pub(super) struct Port<X: Machine> {
+    pub device: Device<X>,
+    strategy: Strategy,
+    copies: bool,
+    /// For what belongs to no lane.
+    alone: Queue<X>,
     /// One for all directions, or for rings one for each.
-    lanes: [Option<Lane<M, P>>; 3],
+    lanes: [Option<Lane<X>>; 3],
 }
 
-impl<M: Mapper, P: Platform> Port<M, P> {
-    pub(super) fn new(device: DmaDevice<M, P>, mode: Mode, pool: Option<Pool<M, P>>) -> Self {
+impl<X: Machine> Port<X> {
+    pub(super) fn new(device: Device<X>, mode: Mode) -> Result<Self, QueueError> {
+        let alone = device.queue(QueueConfig::direct())?;
         let mut lanes = [None, None, None];
-        if mode == Mode::StrictBatch {
-            let batch = RawBatch::new(&device, BATCH_UNMAPS);
-            lanes[0] = Some(Lane { kind: Kind::Batch(batch), waiting: Vec::new(), since_ns: 0 });
+        let strategy = mode.strategy(device.dma().domain().granule().bytes());
+        if let Strategy::One(config) = strategy {
+            lanes[0] = Some(Lane::new(device.queue(config)?));
         }
-        Self { device, mode, pool, lanes }
+        Ok(Self { device, strategy, copies: mode.copies(), alone, lanes })
     }
 
     /// Whether there is all that a mapping will need.
     pub(super) fn is_ready(&self, direction: Direction, origin: Origin) -> bool {
-        self.course(direction, origin).lane().is_none_or(|index| self.lanes[index].is_some())
+        self.lane(direction, origin).is_none_or(|index| self.lanes[index].is_some())
     }
 
     /// Makes the ring that a mapping will come from, of the next of `colours`, as a driver would when it starts.
@@ -131,139 +60,79 @@ impl<M: Mapper, P: Platform> Port<M, P> {
         direction: Direction,
         origin: Origin,
         colours: &mut u32,
-        clock: impl FnOnce() -> Clock,
-    ) -> Result<(), RingError> {
-        let Some(index) = self.course(direction, origin).lane() else {
-            return Ok(());
-        };
-        if self.lanes[index].is_none() {
-            let granule = self.device.domain().granule().bytes();
-            let config = StrictRingConfig::new(RING_PAGES, granule, RING_BATCH);
-            let config = StrictRingConfig { colour: Some(*colours), ..config };
+    ) -> Result<(), QueueError> {
+        if let (Some(index), Strategy::Rings(config)) = (self.lane(direction, origin), self.strategy)
+            && self.lanes[index].is_none()
+        {
+            let config = config.colour(*colours).measuring(direction);
             *colours += 1;
-            let kind = match self.pool.as_ref().and_then(Pool::bounce_device) {
-                Some(pool) => {
-                    let (device, pool) = (&self.device, pool.clone());
-                    Kind::Adaptive(AdaptiveRing::new(device, pool, direction, config, clock())?)
-                }
-                None => Kind::Ring(StrictRing::new(&self.device, config)?),
-            };
-            self.lanes[index] = Some(Lane { kind, waiting: Vec::new(), since_ns: 0 });
+            self.lanes[index] = Some(Lane::new(self.device.queue(config)?));
         }
         Ok(())
     }
 
-    /// The way of mappings of an origin. What lives as long as its driver, and is not synced, goes alone: a ring
-    /// would be full as soon as it came round to it, a bounce buffer would never be copied, and memory that goes back
-    /// to its allocator is unmapped at once.
-    pub(super) fn course(&self, direction: Direction, origin: Origin) -> Course {
-        match (self.mode, origin, direction) {
-            (Mode::Each(_), ..) | (_, Origin::Coherent | Origin::Resource, _) => Course::Alone,
-            (Mode::Bounce | Mode::Adaptive | Mode::Swiotlb, Origin::Direct, _) => Course::Alone,
-            (Mode::Bounce | Mode::Swiotlb, ..) => Course::Pool,
-            (Mode::StrictBatch, ..) => Course::Lane(0),
-            (Mode::StrictRing | Mode::Adaptive, ..) => Course::Lane(direction.index()),
+    /// The lane of mappings of an origin, if they have one. What lives as long as its driver, and is not synced, goes alone: a
+    /// ring would be full as soon as it came round to it, a bounce buffer would never be copied, and memory that goes back to its
+    /// allocator is unmapped at once.
+    pub(super) fn lane(&self, direction: Direction, origin: Origin) -> Option<usize> {
+        match (self.strategy, origin) {
+            (_, Origin::Coherent | Origin::Resource) => None,
+            (_, Origin::Direct) if self.copies => None,
+            (Strategy::Alone, _) => None,
+            (Strategy::One(_), _) => Some(0),
+            (Strategy::Rings(_), _) => Some(direction.index()),
         }
     }
 
-    /// Maps a list. How, and how many segments that is for the device.
+    fn queue(&mut self, lane: Option<usize>) -> &mut Queue<X> {
+        match lane.and_then(|index| self.lanes[index].as_mut()) {
+            Some(lane) => &mut lane.queue,
+            None => &mut self.alone,
+        }
+    }
+
+    /// Maps a list. How many segments that is for the device.
     #[inline]
     pub(super) fn map(
         &mut self,
-        course: Course,
+        lane: Option<usize>,
         list: &[PhysSegment],
         direction: Direction,
         view: &mut [DmaSegment],
-    ) -> Result<(Way, usize), MapFailed> {
-        if let (Course::Pool, Some(pool)) = (course, &self.pool) {
-            return pool.map(list, direction, view);
-        }
-        let mut lane = course.lane().and_then(|index| self.lanes[index].as_mut());
-        if let Some(Lane { kind: Kind::Ring(ring), .. }) = &mut lane {
-            // SAFETY: the memory is simulated: its bytes are atomics, and only simulated devices reach them.
-            match unsafe { ring.map_sg(list, direction, view) } {
-                Ok((mapping, used)) => return Ok((Way::Ring(mapping), used)),
-                // It never fits: alone, then.
-                Err(RingError::Arena(ArenaError::Oversize { .. })) => {}
-                Err(error) if error.is_full() => return Err(MapFailed::Full),
-                Err(error) => return Err(MapFailed::Ring(error)),
-            }
-        }
-        if let Some(Lane { kind: Kind::Adaptive(ring), .. }) = &mut lane {
-            // SAFETY: the memory is simulated, and all accesses to it are this thread's.
-            let mapped = unsafe { ring.map(list, Attributes::default(), view) };
-            let (mapping, used) = mapped.map_err(MapFailed::Adaptive)?;
-            return Ok((Way::Adaptive(mapping), used));
-        }
-        let is_batch = self.mode == Mode::StrictBatch && lane.is_some();
-        let way = if is_batch { Way::Batch } else { Way::Alone };
-        // SAFETY: as above.
-        let used = unsafe { self.device.map_sg(list, direction, view) }.map_err(MapFailed::Error)?;
-        Ok((way, used))
+    ) -> Result<(RawMapping, usize), DmaMapError> {
+        // SAFETY: the memory is simulated: its bytes are atomics, all accesses are this thread's or simulated devices', and no
+        // mapping is ended but by its queue.
+        unsafe { self.queue(lane).map_raw(list, direction, view) }
     }
 
-    /// Unmaps a mapping, in the way that it was made. When it has ended.
+    /// Unmaps a mapping of a lane. When it has ended.
     #[inline]
     pub(super) fn unmap(
         &mut self,
         lane: Option<usize>,
-        way: Way,
-        view: &[DmaSegment],
-    ) -> Result<Ended, EndError> {
-        let lane = lane.and_then(|index| self.lanes[index].as_mut());
-        match (way, lane.map(|lane| &mut lane.kind)) {
-            (way @ (Way::Pool { .. } | Way::Swiotlb), _) => {
-                self.pool.as_ref().map_or(Ok(()), |pool| pool.unmap(&way, view))?;
-                Ok(Ended::Now)
-            }
-            (Way::Ring(mapping), Some(Kind::Ring(ring))) => match ring.unmap(mapping) {
-                Ok(portcullis::dma::RingUnmap::Waiting) => Ok(Ended::Later),
-                Ok(portcullis::dma::RingUnmap::Committed) => Ok(Ended::WithLane),
-                Err(failed) => Err(failed.error.into()),
-            },
-            (Way::Adaptive(mapping), Some(Kind::Adaptive(ring))) => match ring.unmap(mapping) {
-                Ok(AdaptiveUnmap::Done) => Ok(Ended::Now),
-                Ok(AdaptiveUnmap::Waiting) => Ok(Ended::Later),
-                Ok(AdaptiveUnmap::Committed) => Ok(Ended::WithLane),
-                Err(failed) => Err(failed.error.into()),
-            },
-            (Way::Batch, Some(Kind::Batch(batch))) => {
-                self.device.unmap_sg_in(batch, view)?;
-                if !batch.is_full() {
-                    return Ok(Ended::Later);
-                }
-                batch.commit()?;
-                Ok(Ended::WithLane)
-            }
-            _ => {
-                self.device.unmap_sg(view)?;
-                Ok(Ended::Now)
-            }
-        }
+        mapping: RawMapping,
+    ) -> Result<RawEnded, DmaUnmapError> {
+        self.queue(lane).unmap_raw(mapping).map_err(|failed| failed.error)
     }
 
-    /// Syncs `len` bytes from `offset` on of a mapping that may be a copy.
-    pub(super) fn sync(&self, live: &Live, side: Side, (offset, len): (u64, u64)) -> Result<(), EndError> {
-        let Way::Adaptive(mapping) = &live.way else {
-            return self.pool.as_ref().map_or(Ok(()), |pool| pool.sync(live, side, (offset, len)));
-        };
-        let lane = live.lane.and_then(|index| self.lanes[index].as_ref());
-        if let Some(Lane { kind: Kind::Adaptive(ring), .. }) = lane {
-            match side {
-                Side::Cpu => ring.sync_for_cpu(mapping, offset, len)?,
-                Side::Device => ring.sync_for_device(mapping, offset, len)?,
-            }
+    /// Syncs `len` bytes from `offset` on of a mapping.
+    pub(super) fn sync(
+        &mut self,
+        live: &Live,
+        side: Side,
+        (offset, len): (u64, u64),
+    ) -> Result<(), DmaSyncError> {
+        let (queue, Some(mapping)) = (self.queue(live.lane), &live.mapping) else { return Ok(()) };
+        match side {
+            Side::Cpu => queue.sync_raw_for_cpu(mapping, offset, len),
+            Side::Device => queue.sync_raw_for_device(mapping, offset, len),
         }
-        Ok(())
     }
 
     /// What was chosen, and why, for sizes and directions that occurred.
     pub(super) fn explain(&self) -> Vec<Explained> {
-        let rows = |lane: &Lane<M, P>| match &lane.kind {
-            Kind::Adaptive(ring) => ring.explain().filter(|row| row.copied + row.mapped > 0).collect(),
-            _ => Vec::new(),
-        };
-        self.lanes.iter().flatten().flat_map(rows).collect()
+        let rows = self.lanes.iter().flatten().flat_map(|lane| lane.queue.explain());
+        rows.filter(|row| row.copied + row.mapped > 0).collect()
     }
 
     /// Keeps a mapping until its lane is committed.
@@ -287,22 +156,22 @@ impl<M: Mapper, P: Platform> Port<M, P> {
     }
 
     /// Commits what waits in a lane.
-    pub(super) fn commit(&mut self, lane: usize) -> Result<(), EndError> {
-        match self.lanes[lane].as_mut().map(|lane| &mut lane.kind) {
-            Some(Kind::Batch(batch)) => drop(batch.commit()?),
-            Some(Kind::Ring(ring)) => drop(ring.commit()?),
-            Some(Kind::Adaptive(ring)) => drop(ring.commit()?),
-            None => {}
-        }
-        Ok(())
+    pub(super) fn commit(&mut self, lane: usize) -> Result<(), DmaCommitError> {
+        self.queue(Some(lane)).commit_raw().map(drop)
     }
 
     /// The lane that must be committed first, and when.
     pub(super) fn next_due(&self) -> Option<(u64, usize)> {
-        let waits = |lane: &Lane<M, P>| {
+        let waits = |lane: &Lane<X>| {
             (!lane.waiting.is_empty()).then(|| lane.since_ns.saturating_add(COMMIT_WITHIN_NS))
         };
         let due = self.lanes.iter().map(|lane| lane.as_ref().and_then(waits));
         due.enumerate().filter_map(|(index, due)| Some((due?, index))).min()
+    }
+}
+
+impl<X: Machine> Lane<X> {
+    fn new(queue: Queue<X>) -> Self {
+        Self { queue, waiting: Vec::new(), since_ns: 0 }
     }
 }

@@ -7,12 +7,14 @@ use portcullis_model::Segment as Piece;
 use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 
-use super::{Engine, end_failed, model_device};
+use portcullis::dma::DmaSyncError;
+
+use super::{Engine, model_device};
 use crate::replay::data::{Bytes, Pattern, Places, colour};
 use crate::replay::live::{Copied, Live};
 use crate::replay::memory::{TraceMemory, is_pool, pages_of};
-use crate::replay::painted;
-use crate::replay::pools::Side;
+use crate::replay::port::Side;
+use crate::replay::{ReplayError, painted};
 use crate::{MapId, Op};
 
 impl<X: Format> Engine<X> {
@@ -92,7 +94,7 @@ impl<X: Format> Engine<X> {
         let written = if side == Side::Cpu { self.access(id, offset, len) } else { None };
         let Some(live) = self.live.get_mut(id as usize).and_then(Option::take) else { return };
         if live.copied == Copied::No {
-            let device = &self.ports[live.device].device;
+            let device = self.ports[live.device].device.dma();
             match side {
                 Side::Cpu => device.sync_for_cpu(),
                 Side::Device => device.sync_for_device(),
@@ -124,7 +126,7 @@ impl<X: Format> Engine<X> {
         let calls = if side == Side::Device { &mut self.map } else { &mut self.unmap };
         calls.add_to_all(ticks);
         if let Err(error) = result {
-            self.fail(end_failed(op.line, error));
+            self.fail(ReplayError::Sync { line: op.line, error });
         }
         if let Some(written) = written {
             self.violations += self.wrong_original(&live.memory, part, written);
@@ -136,12 +138,17 @@ impl<X: Format> Engine<X> {
             // As it was, so that the device knows what to find later.
             self.put_original(&live.memory, part, live.pattern);
             if let Err(error) = self.sync_in_pool(live, Side::Device, part) {
-                self.fail(end_failed(op.line, error));
+                self.fail(ReplayError::Sync { line: op.line, error });
             }
         }
     }
 
-    fn sync_in_pool(&self, live: &Live, side: Side, (first, end): (u64, u64)) -> Result<(), super::EndError> {
+    fn sync_in_pool(
+        &mut self,
+        live: &Live,
+        side: Side,
+        (first, end): (u64, u64),
+    ) -> Result<(), DmaSyncError> {
         self.ports[live.device].sync(live, side, (first, end - first))
     }
 

@@ -47,7 +47,7 @@ impl<X: Format> Engine<X> {
         let painted = self.painter.as_ref().map(|painter| painter.found);
         // The other policies that translate protect the page.
         let shown = painted.filter(|_| self.mode.protects_bytes()).map_or(0, |painted| painted.shown());
-        let domains = || self.ports.iter().map(|port| port.device.domain());
+        let domains = || self.ports.iter().map(|port| port.device.dma().domain());
         PolicyReport {
             policy: self.mode.name(),
             operations,
@@ -100,7 +100,7 @@ impl<X: Format> Engine<X> {
 
     /// What the domains say that they have left exposed.
     fn counted(&self) -> Exposure {
-        let domains = self.ports.iter().map(|port| port.device.domain().exposure());
+        let domains = self.ports.iter().map(|port| port.device.dma().domain().exposure());
         domains.fold(Exposure::default(), |sum, one| Exposure {
             stale_byte_ns: sum.stale_byte_ns + one.stale_byte_ns,
             neighbour_byte_ns: sum.neighbour_byte_ns + one.neighbour_byte_ns,

@@ -1,16 +1,16 @@
 //! Mappings: made, and ended.
 
 use portcullis::addr::{Direction, PageSize, Permissions, PhysAddr};
-use portcullis::dma::{DmaSegment, RingError};
+use portcullis::dma::{DmaMapError, DmaSegment, RawEnded, RawMapping};
 use portcullis::domain::PhysSegment;
 use portcullis::pgtable::Format;
 
 use super::{Engine, end_failed, model_device};
 use crate::replay::ReplayError;
 use crate::replay::data::Pattern;
-use crate::replay::live::{Copied, Live, View, Way, pages};
+use crate::replay::live::{Copied, Live, View, pages};
 use crate::replay::memory::{MOST_BYTES, is_pool};
-use crate::replay::port::{Course, Ended, MapFailed};
+use crate::replay::mode::Mode;
 use crate::{MapId, Op, Origin};
 
 /// Pages whose exposure is followed at once, of all devices, 32 GiB of memory: each takes some hundred bytes.
@@ -37,41 +37,39 @@ impl<X: Format> Engine<X> {
             return Ok(());
         }
         let prepared = self.prepare(device, direction, origin);
-        prepared.map_err(|error| ReplayError::Ring { line, error })?;
-        let course = self.ports[device].course(direction, origin);
-        let Some(pattern) = self.fill(line, device, course, direction) else { return Ok(()) };
+        prepared.map_err(|error| ReplayError::Queue { line, error })?;
+        let mut lane = self.ports[device].lane(direction, origin);
+        let Some(pattern) = self.fill(line, device, lane, direction) else { return Ok(()) };
         let mut view = View::from_elem(DmaSegment::default(), self.scratch.len());
-        let (mut result, mut ticks) = self.map_in(device, course, direction, &mut view);
-        if let (Err(MapFailed::Full), Course::Lane(lane)) = (&result, course) {
+        let (mut result, mut ticks) = self.map_in(device, lane, direction, &mut view);
+        if let (Err(DmaMapError::Full), Some(full)) = (&result, lane) {
             // What waits for a commit may make room; else the mapping is too large, or the oldest too old.
-            ticks += self.commit(device, lane, op.time_ns);
-            let again = self.map_in(device, course, direction, &mut view);
+            ticks += self.commit(device, full, op.time_ns);
+            let again = self.map_in(device, lane, direction, &mut view);
             (result, ticks) = (again.0, ticks + again.1);
-            if matches!(result, Err(MapFailed::Full)) {
-                let alone = self.map_in(device, Course::Alone, direction, &mut view);
+            if matches!(result, Err(DmaMapError::Full)) {
+                lane = None;
+                let alone = self.map_in(device, lane, direction, &mut view);
                 (result, ticks) = (alone.0, ticks + alone.1);
             }
         }
-        let (way, used) = match result {
+        let (mapping, used) = match result {
             Ok(mapped) => mapped,
-            Err(MapFailed::Ring(error)) if !matches!(error, RingError::Map(_)) => {
-                return Err(ReplayError::Ring { line, error });
-            }
-            Err(failed) => {
-                self.refused(line, failed);
+            Err(error @ DmaMapError::Ring(_)) => return Err(ReplayError::Map { line, error }),
+            Err(error) => {
+                self.refused(line, error);
                 return Ok(());
             }
         };
         self.map.record(ticks);
         view.truncate(used);
-        let copied = match way {
-            Way::Pool { copied, .. } => Copied::Pool(copied),
-            Way::Adaptive(ref mapping) => mapping.way().map_or(Copied::No, Copied::Pool),
-            Way::Swiotlb => Copied::Swiotlb,
-            _ => Copied::No,
+        let copied = match mapping.way() {
+            Some(way) => Copied::Pool(way),
+            None if self.mode == Mode::Swiotlb && lane.is_some() => Copied::Swiotlb,
+            None => Copied::No,
         };
-        let lane = course.lane();
-        let live = Live { device, direction, lane, memory: self.scratch.clone(), view, way, copied, pattern };
+        let (memory, mapping) = (self.scratch.clone(), Some(mapping));
+        let live = Live { device, direction, lane, memory, view, mapping, copied, pattern };
         self.operations += 1;
         self.iommu.observe_map(model_device(device), op.time_ns, live.exposed());
         if let Some(hostile) = &mut self.hostile {
@@ -96,22 +94,28 @@ impl<X: Format> Engine<X> {
     fn map_in(
         &mut self,
         device: usize,
-        course: Course,
+        lane: Option<usize>,
         direction: Direction,
         view: &mut View,
-    ) -> (Result<(Way, usize), MapFailed>, u64) {
+    ) -> (Result<(RawMapping, usize), DmaMapError>, u64) {
         let port = &mut self.ports[device];
         let spent_by_model = self.queue.ticks();
         let start = self.timer.ticks();
-        let result = port.map(course, &self.scratch, direction, view);
+        let result = port.map(lane, &self.scratch, direction, view);
         let ticks = self.timer.since(start);
         (result, ticks.saturating_sub(self.queue.ticks() - spent_by_model))
     }
 
     /// The driver writes what its device is to find into the memory of `scratch`, where that has bytes. With what;
     /// `None` where there cannot be so many bytes.
-    fn fill(&mut self, line: u64, device: usize, course: Course, direction: Direction) -> Option<Pattern> {
-        let wanted = course != Course::Alone || self.painter.is_some();
+    fn fill(
+        &mut self,
+        line: u64,
+        device: usize,
+        lane: Option<usize>,
+        direction: Direction,
+    ) -> Option<Pattern> {
+        let wanted = lane.is_some() || self.painter.is_some();
         if self.bytes.is_none() || !wanted {
             return Some(Pattern::default());
         }
@@ -134,21 +138,11 @@ impl<X: Format> Engine<X> {
     }
 
     /// The library has refused what is in `scratch`.
-    fn refused(&mut self, line: u64, failed: MapFailed) {
+    fn refused(&mut self, line: u64, error: DmaMapError) {
         if let (Some(painter), Some(bytes)) = (&self.painter, &self.bytes) {
             painter.refused(bytes, &self.scratch);
         }
-        self.fail(match failed {
-            MapFailed::Error(error) | MapFailed::Ring(RingError::Map(error)) => {
-                ReplayError::Map { line, error }
-            }
-            MapFailed::Bounce(error) => ReplayError::Bounce { line, error },
-            MapFailed::Adaptive(error) => ReplayError::Adaptive { line, error },
-            MapFailed::Swiotlb(error) => ReplayError::Swiotlb { line, error },
-            MapFailed::Ring(error) => ReplayError::Ring { line, error },
-            // It was then tried alone, and has room there.
-            MapFailed::Full => return,
-        });
+        self.fail(ReplayError::Map { line, error });
     }
 
     pub(super) fn unmap(&mut self, op: &Op, id: MapId) {
@@ -158,12 +152,12 @@ impl<X: Format> Engine<X> {
             // Its map failed, and was counted then.
             return;
         };
-        let way = std::mem::replace(&mut live.way, Way::Alone);
+        let Some(mapping) = live.mapping.take() else { return };
         let (device, lane) = (live.device, live.lane);
         let port = &mut self.ports[device];
         let spent_by_model = self.queue.ticks();
         let start = self.timer.ticks();
-        let result = port.unmap(lane, way, &live.view);
+        let result = port.unmap(lane, mapping);
         let ticks = self.timer.since(start);
         self.unmap.record(ticks.saturating_sub(self.queue.ticks() - spent_by_model));
         self.ended += 1;
@@ -171,8 +165,8 @@ impl<X: Format> Engine<X> {
             self.violations += self.wrong_original(&live.memory, (0, u64::MAX), written);
         }
         match (result, lane) {
-            (Ok(Ended::Later), Some(lane)) => self.ports[device].hold(lane, live, op.time_ns),
-            (Ok(Ended::WithLane), Some(lane)) => {
+            (Ok(RawEnded::Pending), Some(lane)) => self.ports[device].hold(lane, live, op.time_ns),
+            (Ok(RawEnded::Flushed), Some(lane)) => {
                 self.ports[device].hold(lane, live, op.time_ns);
                 self.settle(device, lane, op.time_ns);
             }

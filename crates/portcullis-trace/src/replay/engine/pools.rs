@@ -1,20 +1,17 @@
-//! The bounce buffers of a replay's devices.
+//! The queues of a replay's devices, and what they copy through.
 
 use std::sync::Arc;
 
 use portcullis::addr::{Direction, PhysAddr};
-use portcullis::bounce::pool::{BounceDevice, BouncePool, DeviceProfile, PoolConfig, TrustGroup};
+use portcullis::bounce::pool::PoolConfig;
 use portcullis::bounce::swiotlb::{Swiotlb, SwiotlbConfig};
-use portcullis::dma::RingError;
-use portcullis::domain::Domain;
+use portcullis::dma::{DmaDomain, DomainBuilder, QueueError};
+use portcullis::domain::{Domain, Policy};
 use portcullis::pgtable::Format;
 
-use super::{Engine, ReplayMapper};
+use super::{Engine, ReplayMachine, ReplayMapper};
 use crate::Origin;
 use crate::replay::ReplayError;
-use crate::replay::platform::ReplayPlatform;
-use crate::replay::pools::Pool;
-use crate::replay::port::Clock;
 
 /// The pool of a machine without an IOMMU: it begins small, and mappings of up to 16 MiB fit.
 const SWIOTLB: SwiotlbConfig = SwiotlbConfig {
@@ -34,21 +31,12 @@ impl<X: Format> Engine<X> {
         device: usize,
         direction: Direction,
         origin: Origin,
-    ) -> Result<(), RingError> {
+    ) -> Result<(), QueueError> {
         if self.ports[device].is_ready(direction, origin) {
             return Ok(());
         }
         let before = (self.queue.waited_ns(), self.invalidations());
-        let clock = || {
-            let (queue, timer) = (Arc::clone(&self.queue), self.timer.clone());
-            // What is measured, less the model's part, and what is modelled.
-            let now = move || {
-                let ticks = timer.ticks().wrapping_sub(queue.ticks());
-                (timer.ns_of(ticks) + queue.waited_ns()) as u64
-            };
-            Box::new(now) as Clock
-        };
-        self.ports[device].prepare(direction, origin, &mut self.colours, clock)?;
+        self.ports[device].prepare(direction, origin, &mut self.colours)?;
         self.startup.waited_ns += self.queue.waited_ns() - before.0;
         self.startup.invalidations += self.invalidations() - before.1;
         Ok(())
@@ -60,25 +48,30 @@ impl<X: Format> Engine<X> {
         stats.range_invalidations + stats.domain_invalidations
     }
 
-    /// The bounce buffers of device `number`, if its mappings are copied.
-    #[allow(clippy::type_complexity, reason = "it is what a port has")]
-    pub(super) fn pool(
+    /// The domain of a device, with what its queues copy through, if they do.
+    pub(super) fn domain(
         &mut self,
-        domain: &Arc<Domain<ReplayMapper<X>, Arc<ReplayPlatform>>>,
-        number: usize,
-    ) -> Result<Option<Pool<ReplayMapper<X>, Arc<ReplayPlatform>>>, ReplayError> {
-        let Some(bytes) = self.bytes.as_ref().filter(|_| self.mode.copies()) else { return Ok(None) };
-        if domain.is_translated() {
-            let pool = BouncePool::new(Arc::clone(domain), Arc::clone(bytes), PoolConfig::default())?;
-            let group = TrustGroup(number as u32);
-            let profile = DeviceProfile { untrusted: true, group, ..DeviceProfile::default() };
-            return Ok(Some(Pool::Dynamic(BounceDevice::new(pool, profile)?)));
+        mapper: ReplayMapper<X>,
+    ) -> Result<DmaDomain<ReplayMachine<X>>, ReplayError> {
+        let platform = Arc::clone(&self.platform);
+        let Some(bytes) = self.bytes.as_ref().filter(|_| self.mode.copies()) else {
+            return Ok(DmaDomain::over(Domain::new(platform, mapper, self.policy)?, None));
+        };
+        let (queue, timer) = (Arc::clone(&self.queue), self.timer.clone());
+        // What is measured, less the model's part, and what is modelled.
+        let now = move || {
+            let ticks = timer.ticks().wrapping_sub(queue.ticks());
+            (timer.ns_of(ticks) + queue.waited_ns()) as u64
+        };
+        let builder = DomainBuilder::new(mapper).policy(self.policy).clock(now);
+        if self.policy != Policy::Passthrough {
+            return Ok(builder.bounce(Arc::clone(bytes), PoolConfig::default()).build(platform)?);
         }
         let pool = match &self.swiotlb {
             Some(pool) => Arc::clone(pool),
             None => Swiotlb::new(Arc::clone(&self.platform), Arc::clone(bytes), &SWIOTLB)?,
         };
         self.swiotlb = Some(Arc::clone(&pool));
-        Ok(Some(Pool::Swiotlb(pool)))
+        Ok(builder.swiotlb(pool).build(platform)?)
     }
 }
