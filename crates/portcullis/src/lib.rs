@@ -7,7 +7,7 @@
 //! [ready-made one](std_platform::StdPlatform) is included.
 //!
 //! # From the top
-//! - Drivers: [`dma`], with mappings that own their buffers.
+//! - Drivers: [`dma::Queue`], by [`Domain::builder`](domain::Domain::builder): mappings that own their buffers, whatever protects them.
 //! - Kernels and VMMs: [`domain::Domain`] over a [`mapper::Mapper`].
 //! - The layers, each of which uses only those before it: [`addr`], [`sync`], [`platform`], [`percpu`],
 //!   [`iova`], [`pgtable`], [`exposure`], [`invalidation`], [`mapper`], [`domain`], [`bounce`], [`dma`],
@@ -29,54 +29,70 @@
 //!   [`BouncePool::unmap`](bounce::pool::BouncePool::unmap) and everything like it.
 //!
 //! # Example
-//! Create a domain, map a buffer, let a device write to it, unmap it, and see that a late write faults. The
-//! device, its memory and its IOMMU are those of the software model, `portcullis-model`.
+//! The front door: a domain, a device, a queue. Map a buffer, let a device write to it, unmap it, and see that a late write
+//! faults. The device, its memory and its IOMMU are those of the software model, `portcullis-model`. Drivers of a network card and
+//! an NVMe disk, and an adaptor for virtio drivers, are in `examples`.
 //!
 //! ```
 //! # #[cfg(feature = "std")]
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! use std::sync::Arc;
 //!
-//! use portcullis::addr::Direction;
-//! use portcullis::dma::DmaDevice;
+//! use portcullis::addr::Direction::FromDevice;
+//! use portcullis::bounce::pool::PoolConfig;
+//! use portcullis::dma::{DmaMask, Ended, QueueConfig};
 //! use portcullis::domain::{Domain, Policy};
-//! use portcullis::invalidation::DomainId;
-//! use portcullis::mapper::TableMapper;
+//! use portcullis::invalidation::{DeviceId, DomainId};
 //! use portcullis::pgtable::{PageTable, VtdSecondStage};
 //! use portcullis::platform::Platform;
 //! use portcullis::std_platform::StdPlatform;
-//! use portcullis_model::{Context, DeviceId, Iommu, IommuConfig, Memory};
+//! use portcullis_model::{Context, Iommu, IommuConfig, Memory};
 //!
-//! // The machine: 16 MiB of memory and an IOMMU in front of it.
-//! let memory = Memory::new(16 << 20);
+//! // The machine: 64 MiB of memory, an IOMMU in front of it that walks a page table of four levels, and a network card.
+//! let memory = Memory::new(64 << 20);
 //! let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
-//!
-//! // A domain with a page table of four levels (4 KiB and 2 MiB pages), and a network card attached to it.
 //! let platform = StdPlatform::new();
-//! let format = VtdSecondStage::new(4, 2, 52)?;
-//! let table = PageTable::new(Arc::clone(&memory), format, platform.slots())?;
-//! let (id, nic) = (DomainId(1), DeviceId(0));
-//! iommu.attach(nic, Context::SecondStage { domain: id, root: table.root(), levels: table.levels() });
-//! let mapper = TableMapper::new(table, iommu.queue(), id, Vec::new());
-//! let domain = Domain::new(platform, mapper, Policy::Strict)?;
-//! let device = DmaDevice::new(domain, u64::MAX);
+//! let table = PageTable::new(Arc::clone(&memory), VtdSecondStage::new(4, 2, 52)?, platform.slots())?;
+//! let (id, card) = (DomainId(1), portcullis_model::DeviceId(0));
+//! iommu.attach(card, Context::SecondStage { domain: id, root: table.root(), levels: table.levels() });
 //!
-//! // The driver maps a receive buffer and gives its address to the card, which writes a packet there.
-//! let buffer = memory.buffer(2048).ok_or("out of memory")?;
-//! let mapped = device.map(buffer, Direction::FromDevice)?;
-//! let iova = mapped.iova();
-//! iommu.dma_write(nic, iova, b"a packet")?;
+//! let domain = Domain::builder(table, iommu.queue(), id)
+//!     .policy(Policy::Strict)
+//!     .bounce(Arc::clone(&memory), PoolConfig::default())
+//!     .build(platform)?;
+//! let nic = domain.attach(DeviceId(0), DmaMask::BITS_64)?;
 //!
-//! // Unmapping gives the buffer back, once the hardware has confirmed that the card cannot reach it.
-//! let buffer = mapped.unmap().map_err(|failed| failed.error)?;
-//! let mut packet = [0; 8];
-//! buffer.read(0, &mut packet)?;
-//! assert_eq!(&packet, b"a packet");
+//! // How the card is kept out is one line; what follows is the same for all of them.
+//! for config in [
+//!     QueueConfig::direct(),                    // each unmap waits for the hardware
+//!     QueueConfig::batched(64),                 // 64 unmaps wait together
+//!     QueueConfig::ring(512, 4096).batch(64),   // and the addresses come out of a ring
+//!     QueueConfig::bounce(),                    // buffers are copied, and nothing waits
+//!     QueueConfig::auto(512, 4096).batch(64),   // copied or mapped, whatever is cheaper
+//! ] {
+//!     let mut rx = nic.queue(config)?;
+//!     let buffer = memory.buffer(2048).ok_or("out of memory")?;
 //!
-//! // A late write faults, and the packet stays as it was read.
-//! assert!(iommu.dma_write(nic, iova, b"too late").is_err());
-//! buffer.read(0, &mut packet)?;
-//! assert_eq!(&packet, b"a packet");
+//!     // The mapping owns the buffer while the card has it.
+//!     let mapping = rx.map(buffer, FromDevice)?;
+//!     let iova = mapping.iova();
+//!     iommu.dma_write(card, iova, b"a packet")?;
+//!
+//!     // It comes back when the card cannot reach it: now, or with its batch, which ends here as the queue falls idle.
+//!     let mut received = Vec::new();
+//!     match rx.unmap(mapping)? {
+//!         Ended::Done(buffer) => received.push(buffer),
+//!         Ended::Pending => {}
+//!         Ended::Flushed(buffers) => received.extend(buffers),
+//!     }
+//!     received.extend(rx.commit()?);
+//!
+//!     // A late write faults, or goes where nobody looks: the packet stays as it was read.
+//!     let _ = iommu.dma_write(card, iova, b"too late");
+//!     let mut packet = [0; 8];
+//!     received[0].read(0, &mut packet)?;
+//!     assert_eq!(&packet, b"a packet");
+//! }
 //! # Ok(())
 //! # }
 //! # #[cfg(not(feature = "std"))]

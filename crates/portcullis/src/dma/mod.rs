@@ -1,9 +1,12 @@
 //! What a driver calls: map a buffer for a device, hand it over, unmap it.
 //!
-//! There are two levels. The *typed* one, [`DmaDevice::map`], takes the buffer and gives back a [`Mapped`]
-//! that owns it, so that memory cannot be used or freed while the device may reach it. The *raw* one
-//! ([`DmaDevice::map_single`], [`DmaDevice::map_sg`]) deals in numbers, for kernels that keep account of
-//! their buffers themselves.
+//! A driver's handle is a [`Queue`], of a [`Device`] that was [attached](DmaDomain::attach) to a domain that
+//! [`Domain::builder`](crate::domain::Domain::builder) made. Its [`map`](Queue::map) takes a buffer and gives a [`Mapping`] that owns
+//! it, so that memory cannot be used or freed while the device may reach it; [`map_raw`](Queue::map_raw) deals in numbers, for
+//! kernels that keep account of their buffers themselves. Which of what follows protects it is its [`QueueConfig`]'s affair.
+//!
+//! What queues are made of can be had by itself: [`DmaDevice`] with [`Mapped`], [`RawBatch`] and [`UnmapBatch`], [`StrictRing`],
+//! [`AdaptiveRing`].
 //!
 //! # The unit of protection
 //! How much becomes unreachable at once, when it does, is the caller's choice, by type:

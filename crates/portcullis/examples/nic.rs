@@ -1,0 +1,185 @@
+//! A network card's driver: a receive ring that is always full, and a transmit ring. Which protection its queues have is the one
+//! line in `main`; the driver does not know.
+
+use std::collections::VecDeque;
+use std::error::Error;
+use std::sync::Arc;
+
+use portcullis::addr::{Direction, Iova};
+use portcullis::bounce::pool::PoolConfig;
+use portcullis::dma::{Device, DmaBuffer, DmaMask, Ended, Machine, Mapping, Queue, QueueConfig};
+use portcullis::domain::{Domain, Policy};
+use portcullis::invalidation::{DeviceId, DomainId};
+use portcullis::pgtable::{PageTable, VtdSecondStage};
+use portcullis::platform::Platform;
+use portcullis::std_platform::StdPlatform;
+use portcullis_model::{Buffer, Context, DeviceId as ModelDevice, Iommu, IommuConfig, Memory};
+
+const FRAME: u64 = 2048;
+const POSTED: usize = 32;
+
+/// The driver: generic in one parameter, whatever the machine, its IOMMU and the strategy.
+struct Nic<X: Machine, B: DmaBuffer> {
+    rx: Queue<X, B>,
+    tx: Queue<X, B>,
+    posted: VecDeque<Mapping<B>>,
+    sending: VecDeque<Mapping<B>>,
+    /// Buffers that are the driver's.
+    free: Vec<B>,
+    received: Vec<B>,
+}
+
+impl<X: Machine, B: DmaBuffer> Nic<X, B> {
+    fn new(device: &Device<X>, config: QueueConfig, free: Vec<B>) -> Result<Self, Box<dyn Error>> {
+        let (rx, tx) = (device.queue(config)?, device.queue(config)?);
+        let (posted, sending) = (VecDeque::new(), VecDeque::new());
+        Ok(Self { rx, tx, posted, sending, free, received: Vec::new() })
+    }
+
+    /// Gives the card buffers to receive into.
+    fn refill(&mut self, hardware: &mut Hardware) -> Result<(), Box<dyn Error>> {
+        while self.posted.len() < POSTED {
+            let Some(buffer) = self.free.pop() else { break };
+            let mapping = self.rx.map(buffer, Direction::FromDevice)?;
+            hardware.rx.push_back((mapping.iova(), mapping.len()));
+            self.posted.push_back(mapping);
+        }
+        Ok(())
+    }
+
+    /// The card has filled the oldest buffer.
+    fn on_received(&mut self) -> Result<(), Box<dyn Error>> {
+        let mapping = self.posted.pop_front().ok_or("nothing is posted")?;
+        match self.rx.unmap(mapping)? {
+            Ended::Done(buffer) => self.received.push(buffer),
+            // The card can still write to it, so nobody looks at it yet.
+            Ended::Pending => {}
+            Ended::Flushed(buffers) => self.received.extend(buffers),
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, buffer: B, hardware: &mut Hardware) -> Result<(), Box<dyn Error>> {
+        let mapping = self.tx.map(buffer, Direction::ToDevice)?;
+        hardware.tx.push_back((mapping.iova(), mapping.len()));
+        self.sending.push_back(mapping);
+        Ok(())
+    }
+
+    /// The card has sent the oldest.
+    fn on_sent(&mut self) -> Result<(), Box<dyn Error>> {
+        let mapping = self.sending.pop_front().ok_or("nothing is being sent")?;
+        self.tx.unmap(mapping)?.for_each(|buffer| self.free.push(buffer));
+        Ok(())
+    }
+
+    /// No more interrupts for now: nothing is to wait for a batch that does not become complete.
+    fn on_idle(&mut self) -> Result<(), Box<dyn Error>> {
+        self.received.extend(self.rx.commit()?);
+        self.free.extend(self.tx.commit()?);
+        Ok(())
+    }
+}
+
+/// The card: it does what its rings say.
+struct Hardware {
+    iommu: Arc<Iommu>,
+    id: ModelDevice,
+    rx: VecDeque<(Iova, u64)>,
+    tx: VecDeque<(Iova, u64)>,
+    sent: Vec<Vec<u8>>,
+    /// Where it was once told to write.
+    seen: Vec<Iova>,
+}
+
+impl Hardware {
+    fn receive(&mut self, packet: &[u8]) -> Result<(), Box<dyn Error>> {
+        let (iova, _) = self.rx.pop_front().ok_or("no room: the packet is dropped")?;
+        self.seen.push(iova);
+        Ok(self.iommu.dma_write(self.id, iova, packet)?)
+    }
+
+    fn transmit(&mut self, len: usize) -> Result<(), Box<dyn Error>> {
+        let (iova, _) = self.tx.pop_front().ok_or("nothing to send")?;
+        let mut packet = vec![0; len];
+        self.iommu.dma_read(self.id, iova, &mut packet)?;
+        self.sent.push(packet);
+        Ok(())
+    }
+}
+
+fn run(config: QueueConfig) -> Result<(), Box<dyn Error>> {
+    // The machine.
+    let memory = Memory::new(64 << 20);
+    let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
+    let (id, card) = (DomainId(1), ModelDevice(3));
+    let platform = StdPlatform::new();
+    let table = PageTable::new(Arc::clone(&memory), VtdSecondStage::new(4, 3, 48)?, platform.slots())?;
+    iommu.attach(card, Context::SecondStage { domain: id, root: table.root(), levels: 4 });
+    // The front door.
+    let domain = Domain::builder(table, iommu.queue(), id)
+        .policy(Policy::Strict)
+        .bounce(Arc::clone(&memory), PoolConfig::default())
+        .build(platform)?;
+    let device = domain.attach(DeviceId(3), DmaMask::BITS_64)?;
+
+    let free: Vec<Buffer> = (0..128).filter_map(|_| memory.buffer(FRAME)).collect();
+    let all = free.len();
+    let mut nic = Nic::new(&device, config, free)?;
+    let (rx, tx) = (VecDeque::new(), VecDeque::new());
+    let mut hardware = Hardware { iommu, id: card, rx, tx, sent: Vec::new(), seen: Vec::new() };
+    let mut echoed = 0_usize;
+    for round in 0..200_u32 {
+        nic.refill(&mut hardware)?;
+        hardware.receive(format!("packet {round:4}").as_bytes())?;
+        nic.on_received()?;
+        if round % 50 == 49 {
+            nic.on_idle()?;
+        }
+        // Each packet that has come is sent back.
+        for buffer in std::mem::take(&mut nic.received) {
+            let mut packet = [0; 11];
+            buffer.read(0, &mut packet)?;
+            assert_eq!(packet, format!("packet {echoed:4}").as_bytes());
+            // The card tries to change the packet that was read.
+            for iova in hardware.seen.iter().filter(|iova| !hardware.rx.iter().any(|(live, _)| live == *iova))
+            {
+                let _ = hardware.iommu.dma_write(card, *iova, b"too late");
+            }
+            let before = packet;
+            buffer.read(0, &mut packet)?;
+            assert_eq!(packet, before, "what was received stays as it was");
+            nic.send(buffer, &mut hardware)?;
+            hardware.transmit(11)?;
+            assert_eq!(hardware.sent[echoed], packet);
+            nic.on_sent()?;
+            echoed += 1;
+        }
+    }
+    assert_eq!(echoed, 200);
+    // The link goes down.
+    while !nic.posted.is_empty() {
+        nic.on_received()?;
+    }
+    nic.on_idle()?;
+    assert_eq!(nic.free.len() + nic.received.len(), all, "every buffer came back");
+    Ok(())
+}
+
+/// The same by each strategy.
+///
+/// # Errors
+/// What did not work.
+pub fn main() -> Result<(), Box<dyn Error>> {
+    for config in [
+        QueueConfig::direct(),
+        QueueConfig::batched(16),
+        QueueConfig::ring(64, 4096).batch(16),
+        QueueConfig::bounce(),
+        QueueConfig::auto(64, 4096).batch(16),
+    ] {
+        run(config)?;
+    }
+    println!("200 packets came and went by each strategy, and none was changed behind the driver's back");
+    Ok(())
+}
