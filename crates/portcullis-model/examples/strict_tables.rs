@@ -6,7 +6,7 @@
 #[path = "strict_tables/mod.rs"]
 mod strict_tables;
 
-use strict_tables::machine::{Mode, Rates, Setup, Traffic, run};
+use strict_tables::machine::{Mode, Rates, Setup, Traffic, WINDOWS, run};
 use strict_tables::paper::{ABLATION, Measured, STREAMS};
 
 /// Who, and whether the address space has a past.
@@ -16,7 +16,6 @@ const FRESH: Row = ("Linux, fresh", Mode::Linux, false);
 const AGED: Row = ("Linux, aged", Mode::Linux, true);
 const RING: Row = ("ring, aged", Mode::Ring, true);
 const ROUND_TRIP_US: u32 = 100;
-const WINDOWS: (u32, u32) = (16, 16);
 
 fn main() {
     println!("Misses per page of 4 KiB, packets sent per page, and Gb/s by the throughput model.");
@@ -62,7 +61,7 @@ fn ablation(iotlb_entries: usize) {
         match honours {
             None => both(row, Traffic::Requests, iotlb_entries),
             Some(honours) => {
-                let rates = format(&experiment(row, Traffic::Requests, iotlb_entries, honours));
+                let rates = experiment(row, Traffic::Requests, iotlb_entries, honours).to_string();
                 let [honoured, ignored] = if honours { [&rates, ""] } else { ["", &rates] };
                 print!("{honoured:32} |{ignored:32}");
             }
@@ -98,19 +97,13 @@ fn heading(what: &str, iotlb_entries: usize) {
 
 /// On hardware that honours the leaf-only hint, and on hardware that does not.
 fn both(row: Row, traffic: Traffic, iotlb_entries: usize) {
-    let [honoured, ignored] =
-        [true, false].map(|honours| format(&experiment(row, traffic, iotlb_entries, honours)));
+    let [honoured, ignored] = [true, false].map(|honours| experiment(row, traffic, iotlb_entries, honours));
     print!("{honoured} |{ignored}");
 }
 
 fn experiment((_, mode, aged): Row, traffic: Traffic, iotlb_entries: usize, honours: bool) -> Rates {
     let queues = if traffic == Traffic::Requests { 8 } else { 5 };
     run(Setup { mode, traffic, queues, aged, iotlb_entries, honours, windows: WINDOWS })
-}
-
-fn format(rates: &Rates) -> String {
-    let Rates { iotlb, levels: [l1, l2, l3], sent, gbps } = rates;
-    format!("{iotlb:>5.2}{l1:>5.2}{l2:>5.2}{l3:>6.3}{sent:>5.2}{gbps:>6.0}")
 }
 
 fn published(measured: Measured) {

@@ -4,7 +4,7 @@
 #[path = "../examples/strict_tables/mod.rs"]
 mod strict_tables;
 
-use strict_tables::machine::{Mode, Rates, Setup, Traffic, run};
+use strict_tables::machine::{Mode, Rates, Setup, Traffic, WINDOWS, run};
 use strict_tables::paper::{ABLATION, STREAMS};
 use strict_tables::throughput::{LINE_GBPS, gbps};
 
@@ -99,6 +99,25 @@ fn the_ablation_has_the_measured_order() {
     assert!(fresh.levels[2] < 0.01, "{fresh:?}");
     // An answer for every two pages, and no more than that.
     assert!(order.iter().all(|rates| (1.5..1.65).contains(&rates.iotlb)), "{order:?}");
+}
+
+/// One row of the document for each way of mapping. Where they differ, the command that it names makes all rows anew.
+#[test]
+fn the_document_has_the_figures_of_today() {
+    let document = include_str!("../../../docs/strict.md");
+    for (who, mode, aged) in [
+        ("Linux, fresh", Mode::Linux, false),
+        ("Linux, aged", Mode::Linux, true),
+        ("strict, aged", Mode::Strict, true),
+        ("ring, aged", Mode::Ring, true),
+    ] {
+        let traffic = Traffic::Streams { flows: 5, round_trip_us: 100 };
+        let [honoured, ignored] = [true, false].map(|honours| {
+            run(Setup { mode, traffic, queues: 5, aged, iotlb_entries: 64, honours, windows: WINDOWS })
+        });
+        let row = format!("  5 {who:20}{honoured} |{ignored}");
+        assert!(document.contains(&row), "docs/strict.md has another row than\n{row}");
+    }
 }
 
 #[test]

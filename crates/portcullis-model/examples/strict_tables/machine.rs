@@ -10,6 +10,7 @@
 //! and 64 new ones mapped. What was sent is unmapped when the next packet is received, or by the number.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::sync::Arc;
 
 use portcullis::addr::{Iova, Permissions};
@@ -73,6 +74,15 @@ pub struct Rates {
     pub gbps: f64,
 }
 
+impl fmt::Display for Rates {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { iotlb, levels: [l1, l2, l3], sent, gbps } = self;
+        write!(f, "{iotlb:>5.2}{l1:>5.2}{l2:>5.2}{l3:>6.3}{sent:>5.2}{gbps:>6.0}")
+    }
+}
+
+/// Windows before counting begins, and while counting, for the tables of `docs/strict.md`.
+pub const WINDOWS: (u32, u32) = (16, 16);
 /// Pages after which the senders notice how fast it goes.
 const WINDOW: u64 = 2048;
 /// Pages that others had mapped at most, and the share that they still have.
