@@ -1,6 +1,10 @@
 //! Everyday commands of the project: `cargo xtask test`, `cargo xtask nightly`, `cargo xtask coherence`, `cargo xtask check`.
 
+#[cfg(test)]
+mod codes;
 mod coherence;
+#[cfg(test)]
+mod documents;
 mod nightly;
 
 use std::path::{Path, PathBuf};

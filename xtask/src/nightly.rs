@@ -21,7 +21,7 @@ pub struct Tool {
 }
 
 /// Tests of one file or folder below `crates/portcullis/tests`.
-type Tests = (&'static str, &'static [&'static str]);
+pub type Tests = (&'static str, &'static [&'static str]);
 
 /// A part of nightly Rust that not every machine has.
 pub enum Component {
@@ -113,7 +113,6 @@ const SHARED: [Tests; 7] = [
         "bounce_pool",
         &[
             "threads::data_is_right_while_others_free_and_trim",
-            "threads::data_is_right_while_others_trim_large_pages",
             "threads::what_a_thread_kept_is_anybody_s_when_it_ends",
         ],
     ),
@@ -219,6 +218,12 @@ impl Tool {
     /// Why it is not here and cannot be had, if so.
     pub fn missing(&self) -> Option<String> {
         missing(self.component.as_ref(), self.sanitizes)
+    }
+
+    /// The tests that it runs.
+    #[cfg(test)]
+    pub fn tests(&self) -> &'static [Tests] {
+        self.tests
     }
 
     /// How many tests it runs.

@@ -2,6 +2,8 @@
 
 mod args;
 mod bench;
+#[cfg(test)]
+mod documents;
 mod explain;
 mod replay;
 mod table;

@@ -112,6 +112,12 @@ impl Request {
     }
 }
 
+/// Whether this can be asked for.
+#[cfg(test)]
+pub fn is_request(arguments: &[&str]) -> bool {
+    Request::parse(arguments).is_ok()
+}
+
 /// Every kind of mapping in every size, and what crosses CPUs.
 fn every_workload() -> Vec<String> {
     const KINDS: [&str; 9] = ["raw", "typed", "lazy", "sg", "batch", "ring", "pool", "swiotlb", "adaptive"];

@@ -1,0 +1,67 @@
+//! What the documents say can be asked for can be asked for.
+
+use std::path::Path;
+
+use clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
+use clap::{CommandFactory, Parser};
+
+use self::codes::documents;
+use crate::args::Arguments;
+
+#[path = "../../../xtask/src/codes.rs"]
+mod codes;
+
+/// Why `words`, an example or a summary of what may be asked for, is wrong.
+fn wrong_with(words: &[&str]) -> Option<String> {
+    let wrong = |why: String| Some(format!("{}: {why}", words.join(" ")));
+    if words.iter().all(|word| !word.contains('[')) {
+        // A command that has others below it may be named by itself.
+        let error = Arguments::try_parse_from(words).err()?;
+        return if error.kind() == DisplayHelpOnMissingArgumentOrSubcommand {
+            None
+        } else {
+            wrong(error.to_string())
+        };
+    }
+    // A summary: in brackets is what may be left out.
+    let mut command = Arguments::command();
+    for word in words[1..].iter().take_while(|word| !word.contains('[')) {
+        match command.find_subcommand(word) {
+            Some(found) => command = found.clone(),
+            None => return wrong(format!("no command {word}")),
+        }
+    }
+    let options = words.iter().map(|word| word.trim_matches(['[', ']', ',']));
+    let mut options = options.filter_map(|word| word.strip_prefix("--"));
+    let is_one = |option: &&str| command.get_arguments().any(|known| known.get_long() == Some(option));
+    options.find(|option| !is_one(option)).and_then(|option| wrong(format!("no option --{option}")))
+}
+
+#[test]
+fn every_command_line_in_the_documents_is_one() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let (mut count, mut all_wrong) = (0, Vec::new());
+    for document in documents(&root) {
+        let by_cargo = document.commands("cargo").filter(|words| !words.contains(&"-p"));
+        let by_cargo = by_cargo.filter_map(|words| {
+            let here = words.iter().position(|word| *word == "--")?;
+            words.starts_with(&["cargo", "run"]).then(|| [&["portcullis"], &words[here + 1..]].concat())
+        });
+        for words in document.commands("portcullis").chain(by_cargo) {
+            count += 1;
+            all_wrong.extend(wrong_with(&words).map(|why| format!("{}: {why}", document.name)));
+        }
+    }
+    assert!(count > 20, "{count} command lines are found");
+    assert!(all_wrong.is_empty(), "{}", all_wrong.join("\n"));
+}
+
+#[test]
+fn what_cannot_be_asked_for_is_found() {
+    let wrong = |command: &str| wrong_with(&command.split(' ').collect::<Vec<_>>()).is_some();
+    assert!(!wrong("portcullis bench bounce --workload pool-4k --profile virtio-iommu --depth 64"));
+    assert!(wrong("portcullis bench bounce --workload pool-5k") && wrong("portcullis bench bounces"));
+    assert!(wrong("portcullis replay --depth 64") && wrong("portcullis replay --policy adaptiv"));
+    assert!(!wrong("portcullis replay [TRACE] [--policy NAME,..] [--json | --legend]"));
+    assert!(wrong("portcullis replay [TRACE] [--json | --legends]") && wrong("portcullis play [TRACE]"));
+}

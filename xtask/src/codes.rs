@@ -1,0 +1,72 @@
+//! Code that a document holds, as the tests of documents read it.
+
+/// What commands in documents begin with.
+const PROGRAMS: [&str; 2] = ["cargo", "portcullis"];
+
+/// A document and the code in it.
+pub struct Document {
+    /// Where it lies below the repository's root.
+    pub name: String,
+    /// Lines that stand by themselves, each with those that it goes on with.
+    pub lines: Vec<String>,
+    /// Pieces within sentences.
+    pub pieces: Vec<String>,
+}
+
+impl Document {
+    fn new(name: String, text: &str) -> Self {
+        let (mut lines, mut sentences) = (Vec::<String>::new(), String::new());
+        let (mut fenced, mut goes_on) = (false, false);
+        for line in text.lines() {
+            if line.starts_with("```") {
+                fenced = !fenced;
+                continue;
+            }
+            let code = if fenced { Some(line) } else { line.strip_prefix("    ") };
+            let Some(code) = code else {
+                sentences.extend([line, "\n"]);
+                continue;
+            };
+            let (code, more) = code.strip_suffix('\\').map_or((code, false), |code| (code, true));
+            match lines.last_mut() {
+                Some(last) if goes_on => last.push_str(code.trim()),
+                _ => lines.push(code.trim_start().to_owned()),
+            }
+            goes_on = more;
+        }
+        // Between two backticks is every other piece.
+        let pieces = sentences.split('`').skip(1).step_by(2);
+        let pieces = pieces.map(|piece| piece.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+        Self { name, lines, pieces }
+    }
+
+    /// The words of each command that begins with `first`. Behind a command stands, after two spaces, what it does.
+    pub fn commands<'a>(&'a self, first: &'a str) -> impl Iterator<Item = Vec<&'a str>> {
+        let command = move |code: &'a String| {
+            let code = code.split("  ").next()?.split(" | wc").next()?;
+            // Before the program, variables have their values.
+            let starts =
+                code.split(' ').next().is_some_and(|word| PROGRAMS.contains(&word) || word.contains('='));
+            let words =
+                code.split_whitespace().skip_while(|word| !PROGRAMS.contains(word)).collect::<Vec<_>>();
+            (starts && words.len() > 1 && words[0] == first).then_some(words)
+        };
+        self.lines.iter().chain(&self.pieces).filter_map(command)
+    }
+}
+
+/// All documents of the repository at `root`.
+pub fn documents(root: &std::path::Path) -> Vec<Document> {
+    let of = |folder: &str| {
+        let files = std::fs::read_dir(root.join(folder)).unwrap();
+        let names = files.map(|file| format!("{folder}{}", file.unwrap().file_name().to_str().unwrap()));
+        names.filter(|name| name.ends_with(".md")).collect::<Vec<_>>()
+    };
+    let mut names = [of(""), of("docs/")].concat();
+    names.sort();
+    let document = |name: String| {
+        let text = std::fs::read_to_string(root.join(&name)).unwrap();
+        Document::new(name, &text)
+    };
+    names.into_iter().map(document).collect()
+}

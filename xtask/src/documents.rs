@@ -1,0 +1,167 @@
+//! What the documents name is there: files, places in other documents, crates, examples, tests, commands. What they say
+//! of the command `portcullis` is tested where its options are parsed, in `portcullis-cli`.
+
+use std::path::PathBuf;
+
+use crate::codes::{Document, documents};
+use crate::{coherence, nightly, root};
+
+/// What `wrong` finds in any document, each with the document's name.
+fn all_wrong(wrong: impl Fn(&Document) -> Vec<String>) -> Vec<String> {
+    let told = |document: &Document| {
+        wrong(document).into_iter().map(|what| format!("{}: {what}", document.name)).collect::<Vec<_>>()
+    };
+    documents(&root()).iter().flat_map(told).collect()
+}
+
+/// Folders that paths may begin in. In sentences about the core they begin in its source.
+fn folders() -> Vec<PathBuf> {
+    let crates = std::fs::read_dir(root().join("crates")).unwrap().map(|folder| folder.unwrap().path());
+    crates.chain([root(), root().join("crates/portcullis/src")]).collect()
+}
+
+/// Whether a piece of code is the path of a file or a folder of the repository.
+fn is_path(code: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-./".contains(&byte);
+    let ends = [".rs", ".toml", ".md"].iter().any(|end| code.ends_with(end));
+    code.bytes().all(plain) && !code.starts_with('/') && (ends || code.contains('/'))
+}
+
+fn is_there(path: &str) -> bool {
+    folders().iter().any(|folder| folder.join(path).exists() || folder.join(format!("{path}.rs")).is_file())
+}
+
+/// Paths that lead nowhere.
+fn paths(document: &Document) -> Vec<String> {
+    // The form of a test's name, in security.md, which is explained by it.
+    let pieces = document.pieces.iter().filter(|code| is_path(code) && *code != "a/b.rs");
+    pieces.filter(|path| !is_there(path)).cloned().collect()
+}
+
+/// How a page calls the place of a heading.
+fn anchor(heading: &str) -> String {
+    let kept = |letter: &char| letter.is_alphanumeric() || " -_".contains(*letter);
+    heading.trim_matches(['#', ' ']).to_lowercase().chars().filter(kept).collect::<String>().replace(' ', "-")
+}
+
+/// Links to files and headings that there are not.
+fn links(document: &Document) -> Vec<String> {
+    let here = root().join(&document.name);
+    let text = std::fs::read_to_string(&here).unwrap();
+    let links = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+    let leads_nowhere = |link: &&str| {
+        let (file, place) = link.split_once('#').unwrap_or((link, ""));
+        let file = if file.is_empty() { here.clone() } else { here.parent().unwrap().join(file) };
+        let is_place = |text: String| text.lines().any(|line| line.starts_with('#') && anchor(line) == place);
+        !(file.exists() && (place.is_empty() || std::fs::read_to_string(file).is_ok_and(is_place)))
+    };
+    links.filter(|link| !link.starts_with("https://")).filter(leads_nowhere).map(str::to_owned).collect()
+}
+
+/// The word behind `option`.
+fn after<'a>(words: &[&'a str], option: &str) -> Option<&'a str> {
+    words.iter().skip_while(|word| **word != option).nth(1).copied()
+}
+
+/// What is wrong with a command of Cargo.
+fn wrong_with(words: &[&str]) -> Option<String> {
+    let words = words.split(|word| *word == "--").next()?;
+    let folder = root().join("crates").join(after(words, "-p").unwrap_or("portcullis-cli"));
+    let file = |kind: &str, name: &str| {
+        let place = folder.join(kind).join(name);
+        place.with_extension("rs").is_file() || place.join("main.rs").is_file()
+    };
+    let is_right = match words[1..] {
+        ["xtask", "coherence", ref rest @ ..] => coherence::is_request(rest),
+        ["xtask", ref rest @ ..] => matches!(rest, ["test" | "nightly" | "check"]),
+        ["fuzz" | "+nightly", ..] => {
+            words.contains(&"api") && root().join("fuzz/fuzz_targets/api.rs").is_file()
+        }
+        _ => {
+            let example = after(words, "--example").is_none_or(|name| file("examples", name));
+            // A test may be named several times.
+            let named = words.windows(2).filter(|pair| pair[0] == "--test");
+            let source = after(words, "--file").is_none_or(|path| root().join(path).is_file());
+            folder.is_dir() && example && source && { named }.all(|pair| file("tests", pair[1]))
+        }
+    };
+    (!is_right).then(|| words.join(" "))
+}
+
+fn commands(document: &Document) -> Vec<String> {
+    document.commands("cargo").filter_map(|words| wrong_with(&words)).collect()
+}
+
+/// Whether the test `name` is in `target`, a file or folder below `crates/portcullis/tests`.
+fn is_test(target: &str, name: &str) -> bool {
+    let tests = root().join("crates/portcullis/tests");
+    let (module, function) = name.rsplit_once("::").unwrap_or(("main", name));
+    let module = module.replace("::", "/");
+    let files = [format!("{target}.rs"), format!("{target}/{module}.rs"), format!("{module}.rs")];
+    let function = format!("fn {function}(");
+    let holds =
+        |file: String| std::fs::read_to_string(tests.join(file)).is_ok_and(|text| text.contains(&function));
+    files.into_iter().any(holds)
+}
+
+#[test]
+fn every_path_leads_to_something() {
+    assert_eq!(all_wrong(paths), [""; 0]);
+}
+
+#[test]
+fn every_link_leads_to_something() {
+    assert_eq!(all_wrong(links), [""; 0]);
+}
+
+#[test]
+fn every_command_of_cargo_names_what_is_there() {
+    let named: usize = documents(&root()).iter().map(|document| document.commands("cargo").count()).sum();
+    assert!(named > 30, "{named} commands are named");
+    assert_eq!(all_wrong(commands), [""; 0]);
+}
+
+#[test]
+fn every_test_that_runs_on_nightly_exists() {
+    let missing = |tool: &nightly::Tool| {
+        let of = |(target, tests): &(&str, &[&str])| {
+            let missing = tests.iter().filter(|name| !is_test(target, name));
+            missing.map(|name| format!("{target}: {name}")).collect::<Vec<_>>()
+        };
+        tool.tests().iter().flat_map(of).collect::<Vec<_>>()
+    };
+    assert_eq!(nightly::TOOLS.iter().flat_map(missing).collect::<Vec<_>>(), [""; 0]);
+}
+
+/// The README shows how the tests end where there is no nightly Rust.
+#[test]
+fn the_readme_says_how_many_tests_are_skipped() {
+    let readme = std::fs::read_to_string(root().join("README.md")).unwrap();
+    let of_tools = nightly::TOOLS.iter().map(|tool| (tool.what, tool.count()));
+    let counts = of_tools.chain([(coherence::WHAT, coherence::BOUNDS.len())]);
+    let mut all = crate::GUESTS.len();
+    for (what, count) in counts {
+        all += count;
+        let line = format!("skipped: {what}, {count} tests: rustup has no nightly Rust\n");
+        assert!(readme.contains(&line), "{line}");
+    }
+    assert!(readme.contains(&format!(" steps done, {all} tests skipped\n")), "{all}");
+}
+
+#[test]
+fn what_is_wrong_is_found() {
+    assert!(
+        is_path("iova/links.rs") && is_path("Cargo.toml") && !is_path("/tmp/mine.trace") && !is_path("a::b")
+    );
+    assert!(is_there("iova/links.rs") && is_there("bounce/pool") && !is_there("iova/tree.rs"));
+    assert_eq!(anchor("## How to *read* `it`, today"), "how-to-read-it-today");
+    let wrong = |command: &str| wrong_with(&command.split(' ').collect::<Vec<_>>()).is_some();
+    assert!(!wrong("cargo test --release -p portcullis --test bounce_pool --test swiotlb integrity"));
+    assert!(wrong("cargo test --release -p portcullis --test bounce_pool --test nothing integrity"));
+    assert!(!wrong("cargo run --release -p portcullis-model --example placement"));
+    assert!(wrong("cargo run -p portcullis-model --example nothing") && wrong("cargo run -p nothing"));
+    assert!(!wrong("cargo xtask coherence raw-1 --cpus 16") && wrong("cargo xtask coherence --cpu 16"));
+    assert!(!wrong("cargo xtask check") && wrong("cargo xtask checks"));
+    assert!(is_test("engine", "engine::near::no_table_is_remembered_once_it_was_reclaimed"));
+    assert!(!is_test("engine", "engine::near::nothing"));
+}
