@@ -20,7 +20,7 @@ use self::swiotlb::{Copied, Copies, Side};
 use super::device::bytes_of;
 use super::layout::device_view;
 use super::{AdaptiveUnmap, AdaptiveUnmapError, DmaBuffer, DmaSegment, RingError, RingMapping, RingUnmap};
-use crate::addr::{Direction, IovaRange};
+use crate::addr::{Direction, Iova, IovaRange};
 use crate::bounce::pool::{Attributes, BounceError};
 use crate::bounce::swiotlb::MappingError;
 use crate::broken::broken;
@@ -291,6 +291,18 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         direction: Direction,
         out: &mut [DmaSegment],
     ) -> Result<(RingMapping, Kind, usize), MapListError> {
+        if let ([segment], [place, ..]) = (list, &mut *out)
+            && !self.device.is_translated()
+            && segment.last_byte(0)?.get() <= self.device.mask()
+        {
+            let first = Iova::new(segment.phys.get());
+            *place = DmaSegment { iova: first, len: segment.len };
+            return Ok((
+                RingMapping { first, range: None, neighbours: 0, ring: self.number },
+                Kind::Alone,
+                1,
+            ));
+        }
         if let ([segment], [place, ..]) = (list, &mut *out)
             // SAFETY: the caller's promise.
             && let Some((first, range)) = unsafe { self.device.map_pages_at_hand(*segment, direction) }
