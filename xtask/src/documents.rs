@@ -17,7 +17,8 @@ fn all_wrong(wrong: impl Fn(&Document) -> Vec<String>) -> Vec<String> {
 /// Folders that paths may begin in. In sentences about the core they begin in its source.
 fn folders() -> Vec<PathBuf> {
     let crates = std::fs::read_dir(root().join("crates")).unwrap().map(|folder| folder.unwrap().path());
-    crates.chain([root(), root().join("crates/portcullis/src")]).collect()
+    let others = ["", "crates", "crates/portcullis/src"].map(|folder| root().join(folder));
+    crates.chain(others).collect()
 }
 
 /// Whether a piece of code is the path of a file or a folder of the repository.
