@@ -16,17 +16,19 @@
 //! # What always holds
 //! - Memory that a strict unmap hands back cannot be reached by the device; with lazy protection it can for
 //!   the stated window at the most, and its address is not used again before.
-//! - Unmapping never allocates memory, and no lock is held while hardware is waited for.
+//! - Unmapping what was mapped as a whole never allocates memory. No lock is held while hardware is waited for, except that
+//!   a page table splits pages of several entries, and reclaims its tables, one after the other.
 //! - A list of segments is mapped as a whole or not at all.
 //!
 //! # What is unsafe
-//! What safe code may call keeps memory safe. That rests on two kinds of promises, each with its list under *Safety*:
+//! What safe code may call keeps memory safe. That rests on three kinds of promises, each with its list under *Safety*:
 //! - of those who implement what lies below: [`Platform`](platform::Platform), [`Frames`](platform::Frames) and
 //!   [`CopyMemory`](platform::CopyMemory), [`Mapper`](mapper::Mapper), [`InvalidationQueue`](invalidation::InvalidationQueue),
-//!   [`Format`](pgtable::Format), and [`DmaBuffer`](dma::DmaBuffer) for the typed mappings;
+//!   [`Format`](pgtable::Format), and, for the typed mappings, [`DmaBuffer`](dma::DmaBuffer) and [`Handle`](dma::Handle);
 //! - of those who open memory by its number ([`DmaDevice::map_single`](dma::DmaDevice::map_single) and everything like it): that
 //!   it is theirs to open. Unmapping is safe, as it only ever closes, except where it copies to memory by its number:
-//!   [`BouncePool::unmap`](bounce::pool::BouncePool::unmap) and everything like it.
+//!   [`BouncePool::unmap`](bounce::pool::BouncePool::unmap) and everything like it;
+//! - of those who say, below a mapper, what hardware has forgotten: to [`PageTable::unmap`](pgtable::PageTable::unmap), for one.
 //!
 //! # Example
 //! The front door: a domain, a device, a queue. Map a buffer, let a device write to it, unmap it, and see that a late write
