@@ -156,6 +156,30 @@ fn every_test_that_runs_on_nightly_exists() {
     assert_eq!(nightly::TOOLS.iter().flat_map(missing).collect::<Vec<_>>(), [""; 0]);
 }
 
+/// Tests that need what a variable names are left out of the others, and each has a step of its own.
+#[test]
+fn every_test_that_needs_a_variable_has_its_step() {
+    let mut found = 0;
+    for folder in std::fs::read_dir(root().join("crates")).unwrap() {
+        let Ok(files) = std::fs::read_dir(folder.unwrap().path().join("tests")) else { continue };
+        for file in files.map(|file| file.unwrap().path()).filter(|path| path.is_file()) {
+            let text = std::fs::read_to_string(&file).unwrap();
+            let target = file.file_stem().unwrap().to_str().unwrap();
+            for reason in
+                text.lines().filter(|line| line.starts_with("#[ignore =") && line.contains("PORTCULLIS_"))
+            {
+                let variable = reason.split([' ', '=', '"']).find(|word| word.starts_with("PORTCULLIS_"));
+                let has = |guest: &crate::Guest| {
+                    Some(guest.variable) == variable && after(guest.arguments, "--test") == Some(target)
+                };
+                assert!(crate::GUESTS.iter().any(has), "{target}: {reason}");
+                found += 1;
+            }
+        }
+    }
+    assert_eq!(found, crate::GUESTS.len());
+}
+
 /// The README shows how the tests end where there is no nightly Rust.
 #[test]
 fn the_readme_says_how_many_tests_are_skipped() {

@@ -129,7 +129,7 @@ struct Guest {
     arguments: &'static [&'static str],
 }
 
-const GUESTS: [Guest; 4] = [
+const GUESTS: [Guest; 5] = [
     Guest {
         variable: "PORTCULLIS_RIVAL",
         test: "every_workload_runs_on_linux",
@@ -160,6 +160,23 @@ const GUESTS: [Guest; 4] = [
             "portcullis-bench",
             "--test",
             "pgtable",
+            "--",
+            "--ignored",
+        ],
+    },
+    Guest {
+        variable: "PORTCULLIS_RIVAL_SWIOTLB",
+        test: "every_workload_runs_on_linux",
+        what: "library with Linux's swiotlb",
+        step: "tests beside Linux's swiotlb",
+        arguments: &[
+            "test",
+            "--locked",
+            "--release",
+            "-p",
+            "portcullis-bench",
+            "--test",
+            "bounce",
             "--",
             "--ignored",
         ],
