@@ -221,10 +221,12 @@ pub trait OpenMapper: Mapper + Simulated {
         phys: PhysAddr,
         permissions: Permissions,
     ) -> bool {
-        // SAFETY: as for `open`; the platform has just lent the slot.
-        let map =
-            |slot: &LocalSlot<'_>| unsafe { self.map_at_hand(platform, slot, range, phys, permissions) };
-        platform.with_slot(|slot| slot.is_some_and(map))
+        platform.with_slot(|slot| {
+            // SAFETY: the platform has just lent the slot, and is the one that the marks are for.
+            let turn = slot.zip(self.marks(platform)).and_then(|(slot, marks)| unsafe { marks.turn(slot) });
+            // SAFETY: as for `open`.
+            turn.is_some_and(|turn| unsafe { self.map_at_hand(&turn, range, phys, permissions) })
+        })
     }
 }
 

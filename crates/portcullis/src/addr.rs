@@ -105,35 +105,35 @@ address! {
 /// The size of a page: a power of two, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PageSize {
-    shift: u8,
+    offset_mask: u64,
 }
 
 impl PageSize {
     /// 4 KiB.
-    pub const SIZE_4K: Self = Self { shift: 12 };
+    pub const SIZE_4K: Self = Self { offset_mask: (1 << 12) - 1 };
     /// 2 MiB.
-    pub const SIZE_2M: Self = Self { shift: 21 };
+    pub const SIZE_2M: Self = Self { offset_mask: (1 << 21) - 1 };
     /// 1 GiB.
-    pub const SIZE_1G: Self = Self { shift: 30 };
+    pub const SIZE_1G: Self = Self { offset_mask: (1 << 30) - 1 };
 
     /// The page size of 2^`shift` bytes; `None` where 64 bits cannot hold it.
     pub const fn from_shift(shift: u32) -> Option<Self> {
-        if shift < u64::BITS { Some(Self { shift: shift as u8 }) } else { None }
+        if shift < u64::BITS { Some(Self { offset_mask: (1 << shift) - 1 }) } else { None }
     }
 
     /// The binary logarithm of the size in bytes.
     pub const fn shift(self) -> u32 {
-        self.shift as u32
+        self.bytes().trailing_zeros()
     }
 
     /// The size in bytes.
     pub const fn bytes(self) -> u64 {
-        1 << self.shift
+        self.offset_mask + 1
     }
 
     /// The bits of an address that count bytes inside the page.
     pub const fn offset_mask(self) -> u64 {
-        self.bytes() - 1
+        self.offset_mask
     }
 
     /// `bytes` rounded up to whole pages; `None` where that would wrap.
@@ -225,8 +225,11 @@ impl IovaRange {
     /// The whole pages of `size` that hold the `len` bytes from `start` on; `None` where there is no such range.
     #[inline]
     pub(crate) fn of_pages(start: Iova, len: u64, size: PageSize) -> Option<Self> {
-        let last = start.checked_add(len.checked_sub(1)?)?;
-        Self::from_bounds(start.align_down(size), Iova::new(last.get() | size.offset_mask())).ok()
+        // No bytes end with the last address, if they begin with the first, and have no pages then: so have all that there are.
+        let last = start.checked_add(len.wrapping_sub(1))?;
+        let start = start.align_down(size);
+        let len = (last.get() | size.offset_mask()).wrapping_sub(start.get()).wrapping_add(1);
+        Some(Self { start, len: NonZeroU64::new(len)? })
     }
 
     /// The first address.

@@ -2,6 +2,7 @@
 //!
 //! [`TableMapper`] is the one for an IOMMU that walks tables in memory and takes invalidations by a queue.
 
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use crate::addr::{IovaRange, PageSizes, Permissions, PhysAddr};
@@ -9,8 +10,9 @@ use crate::invalidation::{
     Costs, DeviceId, DeviceTlbError, DeviceTlbs, DomainId, Gather, Invalidation, InvalidationError,
     InvalidationQueue, Request,
 };
+use crate::percpu::{Marks, Turn};
 use crate::pgtable::{Format, MapError, PageTable, Unmapped, VtdSecondStage};
-use crate::platform::{Frames, LocalSlot, Platform};
+use crate::platform::{Frames, Platform};
 
 /// What an address space can hold.
 #[derive(Debug, Clone)]
@@ -44,6 +46,7 @@ pub struct Geometry {
 ///   and leaves what is beside the range as it was. [`unmap_at_hand`](Self::unmap_at_hand) that returns `true` has removed
 ///   all of the range, and `Ok` of [`sync_range`](Self::sync_range) of that range then says the same as that of `sync`; one that
 ///   returns `false` has changed nothing.
+/// - All slots that its [`marks`](Self::marks) are used with are of one platform, which it is asked for them with.
 /// - A call that panics may have done any part of what it was called for, and nothing else.
 /// - [`geometry`](Self::geometry) always returns the same.
 pub unsafe trait Mapper: Send + Sync + 'static {
@@ -73,43 +76,43 @@ pub unsafe trait Mapper: Send + Sync + 'static {
         gather: &mut Gather,
     ) -> Result<(), MapError>;
 
-    /// Maps `range` to the memory at `phys` as [`map`](Self::map) does, if that is quickly done, by a slot that the caller
-    /// holds. Returns whether it did; if not, nothing is changed, and `map` does it or says why not. Never allocates or waits,
-    /// and what it enters needs no invalidation.
+    /// The marks of the turns in which [`map_at_hand`](Self::map_at_hand) and [`unmap_at_hand`](Self::unmap_at_hand) are called
+    /// by slots of `platform`: the caller may have values of its own that are used in the same turns. `None` where it has none,
+    /// or none for slots of this platform.
+    fn marks<P: Platform>(&self, platform: &P) -> Option<&Arc<Marks>> {
+        let _ = platform;
+        None
+    }
+
+    /// Maps `range` to the memory at `phys` as [`map`](Self::map) does, if that is quickly done, in a turn that the caller
+    /// has. Returns whether it did; if not, nothing is changed, and `map` does it or says why not: always where the turn is none
+    /// of its [marks](Self::marks). Never allocates or waits, and what it enters needs no invalidation.
     ///
     /// A mapper that has no quicker way than `map` need not have this.
     ///
     /// # Safety
-    /// As for [`map`](Self::map); and `slot` is one that `platform` has lent.
+    /// As for [`map`](Self::map).
     #[inline]
-    unsafe fn map_at_hand<P: Platform>(
+    unsafe fn map_at_hand(
         &self,
-        platform: &P,
-        slot: &LocalSlot<'_>,
+        turn: &Turn<'_>,
         range: IovaRange,
         phys: PhysAddr,
         permissions: Permissions,
     ) -> bool {
-        let _ = (platform, slot, range, phys, permissions);
+        let _ = (turn, range, phys, permissions);
         false
     }
 
-    /// Removes the translations of all of `range`, if that is quickly done, by a slot that the caller holds. Returns whether it
+    /// Removes the translations of all of `range`, if that is quickly done, in a turn that the caller has. Returns whether it
     /// did: then all of `range` was mapped, and [`sync_range`](Self::sync_range) makes it unreachable. If not, nothing
-    /// is changed, and [`unmap`](Self::unmap) does it. Never allocates or waits.
+    /// is changed, and [`unmap`](Self::unmap) does it: always where the turn is none of its [marks](Self::marks). Never
+    /// allocates or waits.
     ///
     /// A mapper that has no quicker way than `unmap` need not have this.
-    ///
-    /// # Safety
-    /// `slot` is one that `platform` has lent.
     #[inline]
-    unsafe fn unmap_at_hand<P: Platform>(
-        &self,
-        platform: &P,
-        slot: &LocalSlot<'_>,
-        range: IovaRange,
-    ) -> bool {
-        let _ = (platform, slot, range);
+    fn unmap_at_hand(&self, turn: &Turn<'_>, range: IovaRange) -> bool {
+        let _ = (turn, range);
         false
     }
 
@@ -281,29 +284,25 @@ unsafe impl<F: Frames, Q: InvalidationQueue, X: Format> Mapper for TableMapper<F
         result
     }
 
+    fn marks<P: Platform>(&self, platform: &P) -> Option<&Arc<Marks>> {
+        self.table.marks_for(platform)
+    }
+
     #[inline]
-    unsafe fn map_at_hand<P: Platform>(
+    unsafe fn map_at_hand(
         &self,
-        platform: &P,
-        slot: &LocalSlot<'_>,
+        turn: &Turn<'_>,
         range: IovaRange,
         phys: PhysAddr,
         permissions: Permissions,
     ) -> bool {
         // `map` has the hardware see it. SAFETY: the caller's promise.
-        !self.caches_absent
-            && unsafe { self.table.map_at_hand(platform, slot, range, phys, permissions.into()) }
+        !self.caches_absent && unsafe { self.table.map_in(turn, range, phys, permissions.into()) }
     }
 
     #[inline]
-    unsafe fn unmap_at_hand<P: Platform>(
-        &self,
-        platform: &P,
-        slot: &LocalSlot<'_>,
-        range: IovaRange,
-    ) -> bool {
-        // SAFETY: the caller's promise.
-        unsafe { self.table.unmap_at_hand(platform, slot, range) }
+    fn unmap_at_hand(&self, turn: &Turn<'_>, range: IovaRange) -> bool {
+        self.table.unmap_in(turn, range)
     }
 
     #[inline]

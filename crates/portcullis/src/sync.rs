@@ -4,7 +4,7 @@
 //! With `std` a lock sleeps when it must wait; without, it spins, and the embedder decides through
 //! [`Platform::with_slot`](crate::platform::Platform::with_slot) whether interrupts are off meanwhile: every
 //! lock of this crate is taken inside such a call, and none is held while hardware works. Those that are not (in
-//! `percpu::Owned`, `SharedQueue`, `DeviceTlbs` and `Policies`) are for what must not be called from interrupt handlers at all.
+//! `percpu::Marks`, `SharedQueue`, `DeviceTlbs` and `Policies`) are for what must not be called from interrupt handlers at all.
 
 #[cfg(not(loom))]
 pub use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence};

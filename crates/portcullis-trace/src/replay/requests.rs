@@ -6,8 +6,9 @@ use std::sync::Arc;
 use portcullis::addr::{IovaRange, Permissions, PhysAddr};
 use portcullis::invalidation::{Costs, Gather, InvalidationError};
 use portcullis::mapper::{Geometry, Mapper};
+use portcullis::percpu::{Marks, Turn};
 use portcullis::pgtable::{MapError, Unmapped};
-use portcullis::platform::{LocalSlot, Platform};
+use portcullis::platform::Platform;
 
 /// What takes, or keeps account of, the waits for requests.
 pub trait RequestWaits: Send + Sync + 'static {
@@ -72,28 +73,26 @@ unsafe impl<M: Mapper, W: RequestWaits> Mapper for RequestMapper<M, W> {
         Ok(())
     }
 
+    fn marks<P: Platform>(&self, platform: &P) -> Option<&Arc<Marks>> {
+        self.inner.marks(platform)
+    }
+
     #[inline]
-    unsafe fn map_at_hand<P: Platform>(
+    unsafe fn map_at_hand(
         &self,
-        platform: &P,
-        slot: &LocalSlot<'_>,
+        turn: &Turn<'_>,
         range: IovaRange,
         phys: PhysAddr,
         permissions: Permissions,
     ) -> bool {
         // By request there is no quicker way. SAFETY: the caller's promise.
-        !self.by_request && unsafe { self.inner.map_at_hand(platform, slot, range, phys, permissions) }
+        !self.by_request && unsafe { self.inner.map_at_hand(turn, range, phys, permissions) }
     }
 
     #[inline]
-    unsafe fn unmap_at_hand<P: Platform>(
-        &self,
-        platform: &P,
-        slot: &LocalSlot<'_>,
-        range: IovaRange,
-    ) -> bool {
-        // As above. SAFETY: the caller's promise.
-        !self.by_request && unsafe { self.inner.unmap_at_hand(platform, slot, range) }
+    fn unmap_at_hand(&self, turn: &Turn<'_>, range: IovaRange) -> bool {
+        // As above.
+        !self.by_request && self.inner.unmap_at_hand(turn, range)
     }
 
     #[inline]

@@ -1,99 +1,142 @@
-//! The neighbours of live mappings, counted for each CPU.
+//! What each CPU counts of a domain, the neighbours of live mappings among it.
 
 use crate::exposure::{ByteTime, Bytes, Level};
 use crate::percpu::{Counter, PerCpu};
 use crate::platform::LocalSlot;
 use crate::sync::{AtomicU64, Mutex, Ordering};
 
-/// Bytes beside the buffers that are mapped, each CPU's by itself: one's may be below zero, where buffers are mapped
-/// here and unmapped there; the sum is not. A change is two stores, but where the clock is read (see [`Level`]).
+/// The books of all CPUs, each on lines of its own.
 #[derive(Debug)]
-pub(super) struct Neighbours {
-    bytes: Counter,
-    cpus: PerCpu<Cpu>,
-}
+pub(super) struct Books(PerCpu<Book>);
 
+/// What one CPU counts, or all without a slot.
 #[derive(Debug, Default)]
-struct Cpu {
-    /// Changes until the clock is read again.
+pub(super) struct Book {
+    pub maps: Counter,
+    pub unmaps: Counter,
+    pub flushes: Counter,
+    /// Bytes.
+    pub lost: Counter,
+    /// Bytes beside the buffers that are mapped: below zero, where buffers are mapped elsewhere and unmapped here; the sum is
+    /// not.
+    neighbours: Counter,
+    /// Changes of these until the clock is read again: see [`Level`].
     until_sample: AtomicU64,
     level: Mutex<Level>,
 }
 
-impl Neighbours {
+/// A book and whether it is the caller's alone.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Page<'a> {
+    book: &'a Book,
+    alone: bool,
+}
+
+impl Books {
     pub(super) fn new(slots: usize) -> Self {
-        Self { bytes: Counter::new(slots), cpus: PerCpu::new(slots, Cpu::default) }
+        Self(PerCpu::new(slots, Book::default))
     }
 
-    /// `bytes` more (or, wrapped, fewer) can be reached.
+    /// That of `slot`, or that of all without one.
     #[inline]
-    pub(super) fn change(&self, slot: Option<&LocalSlot<'_>>, bytes: u64, clock: impl FnOnce() -> u64) {
-        let cpu = self.cpus.get(slot);
-        // Relaxed, and lost changes of callers that share a slot: the clock is then read a little later.
-        let left = cpu.until_sample.load(Ordering::Relaxed);
-        if left > 0 {
-            cpu.until_sample.store(left - 1, Ordering::Relaxed);
-            self.bytes.add(slot, bytes);
-        } else {
-            self.change_now(slot, bytes, clock);
+    pub(super) fn of(&self, slot: Option<&LocalSlot<'_>>) -> Page<'_> {
+        let (book, alone) = self.0.get(slot.map(LocalSlot::index));
+        Page { book, alone }
+    }
+
+    /// Calls `f` with that of `slot`: a way of its own for where that is the slot's alone.
+    #[inline]
+    pub(super) fn with(&self, slot: &LocalSlot<'_>, f: impl Fn(Page<'_>)) {
+        match self.0.own(slot.index()) {
+            Some(book) => f(Page { book, alone: true }),
+            None => self.with_shared(f),
         }
     }
 
-    /// The same with the clock read. Where that panics, the bytes are counted, and the next change reads it.
     #[cold]
-    fn change_now(&self, slot: Option<&LocalSlot<'_>>, bytes: u64, clock: impl FnOnce() -> u64) {
-        let uncounted = Uncounted { counter: &self.bytes, slot, bytes };
-        let now_ns = clock();
-        core::mem::forget(uncounted);
-        let next = self.jump(slot, bytes, ByteTime::default(), now_ns);
-        self.cpus.get(slot).until_sample.store(next - 1, Ordering::Relaxed);
+    #[inline(never)]
+    fn with_shared(&self, f: impl Fn(Page<'_>)) {
+        f(self.of(None));
     }
 
-    /// `opened` bytes more can be reached, which became so evenly from `since_ns` to `now_ns`, and `closed` bytes
-    /// cannot any more.
-    pub(super) fn settle(
-        &self,
-        slot: Option<&LocalSlot<'_>>,
-        (opened, since_ns): (u64, u64),
-        closed: u64,
-        now_ns: u64,
-    ) {
-        let opening_ns = now_ns.saturating_sub(since_ns);
-        let opening = ByteTime { used: 0, neighbour: i128::from(opened) * i128::from(opening_ns) / 2 };
-        self.jump(slot, opened.wrapping_sub(closed), opening, now_ns);
+    /// The sum of a count over all CPUs.
+    pub(super) fn sum(&self, count: impl Fn(&Book) -> &Counter) -> u64 {
+        self.0.iter().map(|book| count(book).get()).fold(0, u64::wrapping_add)
     }
 
-    /// Reads the level, adds what it does not show, and has it jump by `bytes`. After how many changes to read again.
-    fn jump(&self, slot: Option<&LocalSlot<'_>>, bytes: u64, beside: ByteTime, now_ns: u64) -> u64 {
-        let mut level = self.cpus.get(slot).level.lock();
-        let now = |neighbour| Bytes { used: 0, neighbour };
-        level.sample(now_ns, now(self.bytes.of(slot)));
-        level.add(beside);
-        self.bytes.add(slot, bytes);
-        level.jump(now(self.bytes.of(slot)));
-        level.next_sample()
-    }
-
-    /// Byte-nanoseconds up to now.
+    /// Byte-nanoseconds of neighbours up to now.
     pub(super) fn total(&self, now_ns: u64) -> ByteTime {
         let mut sum = ByteTime::default();
-        for (cpu, neighbour) in self.cpus.iter().zip(self.bytes.each()) {
-            sum += cpu.level.lock().total(now_ns, Bytes { used: 0, neighbour });
+        for book in self.0.iter() {
+            let bytes = book.neighbour_bytes();
+            sum += book.level.lock().total(now_ns, bytes);
         }
         sum
     }
 }
 
-/// A change that is not counted yet. Dropped, it is.
-struct Uncounted<'a> {
-    counter: &'a Counter,
-    slot: Option<&'a LocalSlot<'a>>,
-    bytes: u64,
+impl Book {
+    fn neighbour_bytes(&self) -> Bytes {
+        Bytes { used: 0, neighbour: self.neighbours.get() }
+    }
 }
+
+impl Page<'_> {
+    /// Adds `n` to a count.
+    #[inline]
+    pub(super) fn add(self, count: impl FnOnce(&Book) -> &Counter, n: u64) {
+        count(self.book).add(self.alone, n);
+    }
+
+    /// `bytes` more neighbours (or, wrapped, fewer) can be reached. Two stores, but where the clock is read.
+    #[inline]
+    pub(super) fn change(self, bytes: u64, clock: impl FnOnce() -> u64) {
+        let until_sample = &self.book.until_sample;
+        // Relaxed, and lost changes of callers that share a book: the clock is then read a little later.
+        let left = until_sample.load(Ordering::Relaxed);
+        if left > 0 {
+            until_sample.store(left - 1, Ordering::Relaxed);
+            self.book.neighbours.add(self.alone, bytes);
+        } else {
+            self.change_now(bytes, clock);
+        }
+    }
+
+    /// The same with the clock read. Where that panics, the bytes are counted, and the next change reads it.
+    #[cold]
+    fn change_now(self, bytes: u64, clock: impl FnOnce() -> u64) {
+        let uncounted = Uncounted(self, bytes);
+        let now_ns = clock();
+        core::mem::forget(uncounted);
+        let next = self.jump(bytes, ByteTime::default(), now_ns);
+        self.book.until_sample.store(next - 1, Ordering::Relaxed);
+    }
+
+    /// `opened` bytes more can be reached, which became so evenly from `since_ns` to `now_ns`, and `closed` bytes
+    /// cannot any more.
+    pub(super) fn settle(self, (opened, since_ns): (u64, u64), closed: u64, now_ns: u64) {
+        let opening_ns = now_ns.saturating_sub(since_ns);
+        let opening = ByteTime { used: 0, neighbour: i128::from(opened) * i128::from(opening_ns) / 2 };
+        self.jump(opened.wrapping_sub(closed), opening, now_ns);
+    }
+
+    /// Reads the level, adds what it does not show, and has it jump by `bytes`. After how many changes to read again.
+    fn jump(self, bytes: u64, beside: ByteTime, now_ns: u64) -> u64 {
+        let mut level = self.book.level.lock();
+        level.sample(now_ns, self.book.neighbour_bytes());
+        level.add(beside);
+        self.book.neighbours.add(self.alone, bytes);
+        level.jump(self.book.neighbour_bytes());
+        level.next_sample()
+    }
+}
+
+/// A change that is not counted yet. Dropped, it is.
+struct Uncounted<'a>(Page<'a>, u64);
 
 impl Drop for Uncounted<'_> {
     fn drop(&mut self) {
-        self.counter.add(self.slot, self.bytes);
+        self.0.add(|book| &book.neighbours, self.1);
     }
 }
 
@@ -104,12 +147,12 @@ mod tests {
     /// What a ring says at its commit.
     #[test]
     fn bytes_that_were_opened_since_count_as_half_of_that_time_and_then_in_full() {
-        let neighbours = Neighbours::new(1);
-        neighbours.settle(None, (100, 1_000), 0, 3_000);
+        let neighbours = Books::new(1);
+        neighbours.of(None).settle((100, 1_000), 0, 3_000);
         assert_eq!(neighbours.total(3_000).neighbour, 100 * 2_000 / 2);
         assert_eq!(neighbours.total(3_500).neighbour, 100_000 + 100 * 500);
         // All of them are closed, and others were opened.
-        neighbours.settle(None, (8, 3_400), 100, 3_500);
+        neighbours.of(None).settle((8, 3_400), 100, 3_500);
         assert_eq!(neighbours.total(3_600).neighbour, 150_000 + 8 * 100 / 2 + 8 * 100);
     }
 }

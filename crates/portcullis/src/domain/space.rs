@@ -11,15 +11,15 @@ pub(crate) use steps::{LinkFailed, Tally};
 
 use alloc::sync::{Arc, Weak};
 
-use super::account::Neighbours;
+use super::account::Books;
 use super::policy::AtomicPolicy;
 use super::{DomainError, MapListError, PhysSegment, Policy};
 use crate::addr::{Iova, IovaRange, PageSize, Permissions, PhysAddr};
 use crate::broken::broken;
 use crate::invalidation::{DeferredQueue, Gather, InvalidationError};
-use crate::iova::{IovaError, IovaSpace, SpaceConfig, SpaceUsage};
+use crate::iova::{IovaError, IovaSpace, Own, SpaceConfig, SpaceUsage};
 use crate::mapper::Mapper;
-use crate::percpu::Counter;
+use crate::percpu::Marks;
 use crate::pgtable::MapError;
 use crate::platform::{LocalSlot, Platform, PlatformEvents};
 use crate::sync::AtomicU64;
@@ -38,14 +38,6 @@ pub struct DomainStats {
     pub lost_iova_bytes: u64,
 }
 
-#[derive(Debug)]
-struct Counters {
-    maps: Counter,
-    unmaps: Counter,
-    flushes: Counter,
-    lost: Counter,
-}
-
 /// One I/O address space, shared by the devices attached to it.
 ///
 /// All methods take `&self` and may run on any number of CPUs at once. Dropping the domain drops its mapper;
@@ -60,8 +52,7 @@ pub struct Domain<M: Mapper, P: Platform> {
     granule: PageSize,
     space: IovaSpace,
     deferred: DeferredQueue,
-    counters: Counters,
-    neighbours: Neighbours,
+    books: Books,
     /// The earliest time at which the timer was asked for; `u64::MAX` where it was not.
     due_ns: AtomicU64,
     /// Rings made so far: the colour of the next one.
@@ -81,22 +72,21 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         // Address 0 means "no address" to too many drivers and devices.
         reserved.extend(IovaRange::new(Iova::new(0), granule.bytes()));
         let config = SpaceConfig { reserved, ..SpaceConfig::new(geometry.aperture, granule, slots) };
-        let space = IovaSpace::new(&config)?;
-        let counter = || Counter::new(slots);
-        let counters = Counters { maps: counter(), unmaps: counter(), flushes: counter(), lost: counter() };
+        // One turn for both the addresses and what they translate to, where the mapper has marks.
+        let marks = mapper.marks(&platform).cloned();
+        let space = IovaSpace::with_marks(&config, marks.unwrap_or_else(|| Arc::new(Marks::new(slots))))?;
         let shared = mapper.costs().shares_one_queue();
         let domain = Arc::new(Self {
             policy: AtomicPolicy::new(Some(policy)),
             translated: policy.is_translated(),
             deferred: if shared { DeferredQueue::shared() } else { DeferredQueue::per_cpu(slots) },
-            neighbours: Neighbours::new(slots),
+            books: Books::new(slots),
             due_ns: AtomicU64::new(u64::MAX),
             rings: AtomicU64::new(0),
             platform,
             mapper,
             granule,
             space,
-            counters,
         });
         let events: Weak<Self> = Arc::downgrade(&domain);
         domain.platform.register(events);
@@ -174,7 +164,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         if let Err(error) = unsafe { self.enter(range, list, permissions, &mut gather) } {
             return Err(self.undo(changing, error, gather));
         }
-        self.platform.with_slot(|slot| self.counters.maps.add(slot, 1));
+        self.platform.with_slot(|slot| self.books.of(slot).add(|book| &book.maps, 1));
         changing.done();
         IovaRange::new(range.start(), len).map_err(|_| MapListError::EmptyList)
     }
@@ -193,19 +183,25 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         limit: Iova,
     ) -> Option<IovaRange> {
         let PhysSegment { phys, len: used } = segment;
-        let len = if used > 0 { self.rounded(&segment)? } else { return None };
+        let pages = IovaRange::of_pages(Iova::new(phys.get()), used, self.granule)?;
+        let (phys, len) = (PhysAddr::new(pages.start().get()), pages.len());
         let at_hand = |slot: &LocalSlot<'_>| {
-            let changing = self.changing(self.space.take(slot, len, limit)?);
-            let (range, phys) = (changing.range(), phys.align_down(self.granule));
-            // SAFETY: the caller's promise, for all of the granules that the memory touches; the platform has just lent the slot.
-            let mapped = unsafe { self.mapper.map_at_hand(&self.platform, slot, range, phys, permissions) };
-            if !mapped {
-                self.give_back(Some(slot), changing.done());
-                return None;
-            }
-            self.counters.maps.add(Some(slot), 1);
-            self.change_neighbours(Some(slot), len - used);
-            Some(changing)
+            self.space.in_turn(slot, |turn, own| {
+                let own = own?;
+                let changing = self.changing(self.space.take(own, len, limit)?);
+                let range = changing.range();
+                // SAFETY: the caller's promise, for all of the granules that the memory touches.
+                let mapped = unsafe { self.mapper.map_at_hand(turn, range, phys, permissions) };
+                if !mapped {
+                    self.give_back(Some(slot), Some(own), changing.done());
+                    return None;
+                }
+                self.books.with(slot, |page| {
+                    page.add(|book| &book.maps, 1);
+                    self.change_in(page, len - used);
+                });
+                Some(changing)
+            })?
         };
         Some(self.platform.with_slot_at_hand(at_hand)??.done())
     }
@@ -229,7 +225,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         let number = self.deferred.begin_flush();
         self.mapper.sync(&Gather::everything())?;
         self.deferred.confirm_flush(number, self.platform.now_ns());
-        self.platform.with_slot(|slot| self.counters.flushes.add(slot, 1));
+        self.platform.with_slot(|slot| self.books.of(slot).add(|book| &book.flushes, 1));
         Ok(())
     }
 
@@ -253,10 +249,10 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// What the domain has done so far. O(CPUs).
     pub fn stats(&self) -> DomainStats {
         DomainStats {
-            maps: self.counters.maps.sum(),
-            unmaps: self.counters.unmaps.sum(),
-            flushes: self.counters.flushes.sum(),
-            lost_iova_bytes: self.counters.lost.sum(),
+            maps: self.books.sum(|book| &book.maps),
+            unmaps: self.books.sum(|book| &book.unmaps),
+            flushes: self.books.sum(|book| &book.flushes),
+            lost_iova_bytes: self.books.sum(|book| &book.lost),
         }
     }
 
@@ -308,7 +304,9 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// Takes back every range whose flush is over, from every queue, or from that of slot `only`. A range goes back to the
     /// CPU that it came from.
     fn reclaim_deferred(&self, only: Option<usize>) {
-        self.deferred.reclaim(&self.platform, only, |slot, safe| self.give_back(slot, safe));
+        self.deferred.reclaim(&self.platform, only, |slot, safe| {
+            self.space.with_own(slot, |own| self.give_back(slot, own, safe));
+        });
     }
 
     /// Gives up a range for which a map met `error`; `gather` holds what it had entered and removed again.
@@ -325,7 +323,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
                 self.leave_open(range.len());
             }
         } else if unconfirmed.is_none() {
-            self.platform.with_slot(|slot| self.give_back(slot, changing.done()));
+            self.with_turn(|slot, own| self.give_back(slot, own, changing.done()));
         } else {
             self.quarantine(changing);
         }
@@ -336,18 +334,24 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.deferred.is_pending(&self.platform)
     }
 
+    /// Calls `f` with a slot, if there is one, and with its CPU's lists, in a turn, if there is one.
+    fn with_turn<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>, Option<Own<'_>>) -> R) -> R {
+        self.platform.with_slot(|slot| self.space.with_own(slot, |own| f(slot, own)))
+    }
+
     #[inline]
-    fn give_back(&self, slot: Option<&LocalSlot<'_>>, range: IovaRange) {
-        if self.space.free_local(slot, range).is_err() {
-            self.counters.lost.add(slot, range.len());
+    fn give_back(&self, slot: Option<&LocalSlot<'_>>, own: Option<Own<'_>>, range: IovaRange) {
+        if self.space.free_local(own, range).is_err() {
+            self.books.of(slot).add(|book| &book.lost, range.len());
         }
     }
 
     /// Counts addresses that are given up. Without a slot, as it is rare: so that no platform keeps the caller from
     /// saying what else there is to say.
     #[cold]
+    #[inline(never)]
     pub(crate) fn lose(&self, bytes: u64) {
-        self.counters.lost.add(None, bytes);
+        self.books.of(None).add(|book| &book.lost, bytes);
     }
 }
 

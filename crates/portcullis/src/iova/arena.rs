@@ -307,6 +307,7 @@ impl RingArena {
     /// # Errors
     /// [`ReleaseError`], which holds the arena: [`ArenaError::InUse`] while reservations are live,
     /// [`ArenaError::Space`] where the range came from another space.
+    #[allow(clippy::result_large_err, reason = "a ring that is refused comes back in place")]
     pub fn release<P: Platform>(self, space: &IovaSpace, platform: &P) -> Result<(), ReleaseError> {
         if self.live > 0 {
             let error = ArenaError::InUse {

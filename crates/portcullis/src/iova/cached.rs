@@ -1,6 +1,7 @@
 //! The CPUs' lists in front of the backing structure: when to use them, fill them and empty them.
 
 use alloc::boxed::Box;
+use alloc::sync::Arc;
 
 use super::backing::Backing;
 use super::bitmap::BitmapError;
@@ -12,12 +13,19 @@ use super::notes::Notes;
 use super::space::Request;
 use super::word::{EXACT, NOBODY, handed_out, owner_and_pages};
 use crate::addr::PageSize;
-use crate::percpu::{CachePadded, Owned};
+use crate::percpu::{CachePadded, Marks, Owned, Turn};
 use crate::platform::{LocalSlot, Platform};
 use crate::sync::{Mutex, Ordering};
 
 /// The most that is fetched at once, in pages: 4 MiB of 4 KiB.
 const FETCH_PAGES: u64 = 1024;
+
+/// The lists of the CPU whose turn it is, and its number.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Own<'a> {
+    index: u64,
+    cpu: &'a Cpu,
+}
 
 /// The lists of all CPUs.
 #[derive(Debug)]
@@ -36,15 +44,15 @@ pub(super) struct Cached {
 }
 
 impl Cached {
-    /// For `slots` CPUs and the pages of `granule` from `first` to below `end`.
+    /// For `slots` CPUs, of those that have `marks`, and the pages of `granule` from `first` to below `end`.
     pub fn new(
-        slots: usize,
+        (marks, slots): (Arc<Marks>, usize),
         granule: PageSize,
         (first, end): (u64, u64),
         low_end: u64,
         cache_pages: u64,
     ) -> Self {
-        let slots = slots.min(EXACT as usize);
+        let slots = slots.min(marks.slots()).min(EXACT as usize);
         let low_end = low_end.clamp(first, end);
         // Neither is 0 where it is used: an empty low zone has no requests, and an empty space does not exist.
         let last_before = |end: u64| (end.saturating_sub(1) << granule.shift()) | granule.offset_mask();
@@ -53,7 +61,7 @@ impl Cached {
         let share = |zone: u64| cache_pages.min(zone / 8 / slots.max(1) as u64);
         Self {
             notes: Notes::new(end),
-            cpus: Owned::new(slots, Cpu::new),
+            cpus: Owned::of(marks, slots, |owner| Cpu::new(owner as u64)),
             inboxes: (0..slots).map(|_| CachePadded(Inbox::new())).collect(),
             // Without a high zone every request is for the low one.
             low_end: if zone_pages[1] == 0 { u64::MAX } else { low_end },
@@ -64,35 +72,47 @@ impl Cached {
         }
     }
 
+    /// Calls `f` in a turn of the CPU whose slot this is, with its lists, if it has any. `None` where there is no turn.
+    #[inline]
+    pub fn in_turn<R>(
+        &self,
+        slot: &LocalSlot<'_>,
+        f: impl FnOnce(&Turn<'_>, Option<Own<'_>>) -> R,
+    ) -> Option<R> {
+        self.cpus.in_turn(slot, |turn, cpu| f(turn, cpu.map(|cpu| Own { index: turn.index() as u64, cpu })))
+    }
+
+    /// Calls `f` with the lists of the CPU whose slot this is, in a turn, or without.
+    pub fn with_own<R>(&self, slot: Option<&LocalSlot<'_>>, f: impl FnOnce(Option<Own<'_>>) -> R) -> R {
+        let turn = slot.and_then(|slot| self.cpus.turn(slot));
+        f(turn.as_ref().and_then(|turn| Some(Own { index: turn.index() as u64, cpu: self.cpus.get(turn)? })))
+    }
+
     /// A range of `class` for `asked` pages from the caller's own list: the fast path. `None` where it
     /// has none.
     #[inline]
-    pub fn take(&self, slot: &LocalSlot<'_>, zone: usize, class: Class, asked: u64) -> Option<u64> {
-        let owner = slot.index() as u64;
+    pub fn take(&self, own: Own<'_>, zone: usize, class: Class, asked: u64) -> Option<u64> {
         // SAFETY: `notes` is the only one that these CPUs' lists are used with.
-        self.cpus.with(Some(slot), |cpu| unsafe { cpu.take(&self.notes, zone, class, owner, asked) })?
+        unsafe { own.cpu.take(&self.notes, zone, class, asked) }
     }
 
     /// A range for `request` by way of the caller's CPU; `Ok(None)` where it has no say.
     pub fn alloc(
         &self,
-        slot: Option<&LocalSlot<'_>>,
+        own: Option<Own<'_>>,
         backing: &Mutex<Backing>,
         request: Request,
     ) -> Result<Option<u64>, BitmapError> {
-        let (true, Some(own)) = (request.order < CACHED_ORDERS, slot) else {
-            return Ok(None);
-        };
-        let owner = own.index() as u64;
-        let taken = self.cpus.with(slot, |cpu| self.alloc_slowly(cpu, owner, backing, request));
-        taken.unwrap_or(Ok(None))
+        match own {
+            Some(own) if request.order < CACHED_ORDERS => self.alloc_slowly(own, backing, request),
+            _ => Ok(None),
+        }
     }
 
     /// The CPU's list is empty, or the limit is not the end of a zone.
     fn alloc_slowly(
         &self,
-        cpu: &Cpu,
-        owner: u64,
+        Own { index: owner, cpu }: Own<'_>,
         backing: &Mutex<Backing>,
         request: Request,
     ) -> Result<Option<u64>, BitmapError> {
@@ -106,7 +126,7 @@ impl Cached {
                 let newest = cpu.newest(zone, order).filter(|page| page + (1 << order) <= end_page)?;
                 cpu.remember(&self.notes, newest, class);
                 // SAFETY: `notes` is the only one that these CPUs' lists are used with.
-                unsafe { cpu.take(&self.notes, zone, class, owner, pages) }
+                unsafe { cpu.take(&self.notes, zone, class, pages) }
             };
             if let Some(page) = take() {
                 return Ok(Some(page));
@@ -203,18 +223,15 @@ impl Cached {
 
     /// Takes back a range that the caller's own CPU handed out, onto its list: the fast path. Whether it did.
     #[inline]
-    pub fn put(&self, slot: &LocalSlot<'_>, page: u64, asked: u64, class: Class) -> bool {
-        let zone = self.zone(page);
-        let owner = slot.index() as u64;
+    pub fn put(&self, own: Own<'_>, page: u64, asked: u64, class: Class) -> bool {
         // SAFETY: `notes` is the only one that these CPUs' lists are used with.
-        let put = |cpu: &Cpu| unsafe { cpu.put(&self.notes, zone, class, owner, (page, asked)) };
-        self.cpus.with(Some(slot), put) == Some(true)
+        unsafe { own.cpu.put(&self.notes, self.zone(page), class, (page, asked)) }
     }
 
     /// Takes back the range of `pages` pages at `page`, whoever handed it out.
     pub fn free(
         &self,
-        slot: Option<&LocalSlot<'_>>,
+        own: Option<Own<'_>>,
         backing: &Mutex<Backing>,
         page: u64,
         pages: u64,
@@ -225,22 +242,19 @@ impl Cached {
             Some((owner, asked)) if asked == pages => owner,
             _ => return Err(()),
         };
-        if owner < EXACT {
-            let own = slot.map(|slot| slot.index() as u64);
-            let kept = self.cpus.with(slot, |cpu| {
-                if own == Some(owner) {
-                    cpu.remember(&self.notes, page, Class::of(order));
-                    self.keep(cpu, backing, page, order);
-                } else {
-                    let most = self.budget[self.zone(page)];
-                    if !cpu.post(&self.notes, &self.inboxes, owner, (page, order), most) {
-                        self.give_back(backing, page, 1 << order, order);
-                    }
+        if owner < EXACT
+            && let Some(Own { index, cpu }) = own
+        {
+            if index == owner {
+                cpu.remember(&self.notes, page, Class::of(order));
+                self.keep(cpu, backing, page, order);
+            } else {
+                let most = self.budget[self.zone(page)];
+                if !cpu.post(&self.notes, &self.inboxes, owner, (page, order), most) {
+                    self.give_back(backing, page, 1 << order, order);
                 }
-            });
-            if kept.is_some() {
-                return Ok(());
             }
+            return Ok(());
         }
         let size = if owner == EXACT || order >= CACHED_ORDERS { pages } else { 1 << order };
         self.give_back(backing, page, size, order);

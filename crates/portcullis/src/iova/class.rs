@@ -8,13 +8,25 @@ const CACHED_PAGES: usize = 1 << (CACHED_ORDERS - 1);
 
 /// The size of a range as a power of two, its *order*, and the array of notes where its word is.
 ///
-/// Packed, because it is looked up in a table: not every processor that the library is built for finds a
+/// Small, because it is looked up in a table: not every processor that the library is built for finds a
 /// logarithm as fast as it reads a byte.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Class(u8);
+pub(super) struct Class {
+    order: u8,
+    array: Array,
+}
+
+/// The arrays of notes.
+#[derive(Debug, Clone, Copy)]
+#[repr(u8)]
+enum Array {
+    Pages,
+    Eights,
+    SixtyFours,
+}
 
 static CLASSES: [Class; CACHED_PAGES] = {
-    let mut classes = [Class(0); CACHED_PAGES];
+    let mut classes = [Class::of(0); CACHED_PAGES];
     let mut index = 0;
     while index < CACHED_PAGES {
         classes[index] = Class::of(order_of(index as u64 + 1));
@@ -27,13 +39,13 @@ impl Class {
     /// The class of 2^`order` pages, up to 2^15.
     pub(super) const fn of(order: u32) -> Self {
         let array = if order < 3 {
-            0
+            Array::Pages
         } else if order < 6 {
-            1
+            Array::Eights
         } else {
-            2
+            Array::SixtyFours
         };
-        Self(if order < 16 { order as u8 } else { 15 } | array << 4)
+        Self { order: if order < 16 { order as u8 } else { 15 }, array }
     }
 
     /// The class for `index` + 1 pages, if that size is cached.
@@ -45,13 +57,13 @@ impl Class {
     /// The binary logarithm of the pages.
     #[inline]
     pub(super) const fn order(self) -> u32 {
-        (self.0 & 15) as u32
+        self.order as u32
     }
 
     /// The array of notes.
     #[inline]
     pub(super) const fn array(self) -> usize {
-        (self.0 >> 4) as usize
+        self.array as usize
     }
 }
 

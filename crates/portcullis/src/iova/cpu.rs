@@ -50,16 +50,19 @@ struct List {
     granted: LocalU64,
     /// How many ranges were fetched at once last time.
     batch: LocalU64,
+    /// The word of a range of no pages that the CPU has handed out.
+    handed_out: u64,
 }
 
 impl Cpu {
-    /// With empty lists, to which nothing is granted.
-    pub(super) fn new() -> Self {
+    /// Those of the CPU `owner`, empty, and with nothing granted to them.
+    pub(super) fn new(owner: u64) -> Self {
         let list = |()| List {
             first: LocalU64::new(Link::END.bits()),
             count: LocalU64::new(0),
             granted: LocalU64::new(0),
             batch: LocalU64::new(0),
+            handed_out: handed_out(owner, 0),
         };
         Self {
             lists: [(); ZONES].map(|()| [(); 16].map(list)),
@@ -76,20 +79,13 @@ impl Cpu {
         Link::from_bits(self.list(zone, order).first.get()).page()
     }
 
-    /// Takes the newest free range of `class` in `zone`, and notes that `owner` has handed it out for `asked`
-    /// pages. `None` also where its word is not [remembered](Self::remember). O(1).
+    /// Takes the newest free range of `class` in `zone`, and notes that the CPU has handed it out for `asked`
+    /// pages, fewer than 2^50. `None` also where its word is not [remembered](Self::remember). O(1).
     ///
     /// # Safety
     /// Every call of this, of [`put`](Self::put) and of [`remember`](Self::remember) on one value is with the same `notes`.
     #[inline]
-    pub(super) unsafe fn take(
-        &self,
-        notes: &Notes,
-        zone: usize,
-        class: Class,
-        owner: u64,
-        asked: u64,
-    ) -> Option<u64> {
+    pub(super) unsafe fn take(&self, notes: &Notes, zone: usize, class: Class, asked: u64) -> Option<u64> {
         let list = self.list(zone, class.order());
         let page = Link::from_bits(list.first.get()).page()?;
         // SAFETY: the caller's promise is passed on.
@@ -98,15 +94,14 @@ impl Cpu {
         if !next.is_link() {
             return None;
         }
-        word.store(handed_out(owner, asked), Ordering::Relaxed);
+        word.store(list.handed_out | asked, Ordering::Relaxed);
         list.first.set(next.bits());
         list.count.set(list.count.get() - 1);
         Some(page)
     }
 
-    /// Takes back the range of `class` at `page`, which `owner`, whose lists these are, has handed out for
-    /// `asked` pages; unless its list is full, its word is not [remembered](Self::remember), or does not say so.
-    /// Whether it did. O(1).
+    /// Takes back the range of `class` at `page`, which the CPU has handed out for `asked` pages; unless its list is full, its
+    /// word is not [remembered](Self::remember), or does not say so. Returns whether it did. O(1).
     ///
     /// # Safety
     /// As [`take`](Self::take).
@@ -116,7 +111,6 @@ impl Cpu {
         notes: &Notes,
         zone: usize,
         class: Class,
-        owner: u64,
         (page, asked): (u64, u64),
     ) -> bool {
         let list = self.list(zone, class.order());
@@ -124,7 +118,7 @@ impl Cpu {
         let Some(word) = (unsafe { self.near.word(notes, Place::of(page, class)) }) else {
             return false;
         };
-        if word.load(Ordering::Relaxed) != handed_out(owner, asked) || list.is_full() {
+        if word.load(Ordering::Relaxed) != list.handed_out | asked || list.is_full() {
             return false;
         }
         list.push(word, page, class.order());
@@ -318,7 +312,8 @@ impl Cpu {
 
     #[inline]
     fn list(&self, zone: usize, order: u32) -> &List {
-        &self.lists[zone][order as usize]
+        // Both are what they are without it, and are known to be so with it.
+        &self.lists[zone % ZONES][order as usize % 16]
     }
 
     /// Pages sent to other CPUs less pages received from them, wrapped: over all CPUs, those on their way.

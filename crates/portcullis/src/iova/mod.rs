@@ -22,6 +22,8 @@ mod placement;
 mod space;
 mod word;
 
+pub(crate) use cached::Own;
+
 pub use arena::{ArenaError, ReleaseError, RingArena, RingConfig};
 pub use bitmap::{Bitmap, BitmapError, MAX_ORDER};
 pub use class::CACHED_ORDERS;

@@ -1,17 +1,18 @@
 //! One address space: what its CPUs keep, and the bitmap behind them.
 
+use alloc::sync::Arc;
 use core::num::NonZeroU64;
 
 use super::backing::Backing;
 use super::bitmap::{BitmapError, MAX_ORDER};
-use super::cached::Cached;
+use super::cached::{Cached, Own};
 use super::class::{CACHED_ORDERS, Class, order_of};
 use super::config::{IovaError, SpaceConfig, SpaceUsage};
 use super::placement::Placement;
 use super::word::{END_PAGE, EXACT, MOST_PAGES, NO_OWNER};
 use crate::addr::{Iova, IovaRange, PageSize};
 use crate::broken::broken;
-use crate::percpu::CachePadded;
+use crate::percpu::{CachePadded, Marks, Turn};
 use crate::platform::{Home, LocalSlot, Platform};
 use crate::sync::{Mutex, unique};
 
@@ -41,6 +42,7 @@ impl Request {
 #[derive(Debug)]
 pub struct IovaSpace {
     granule: PageSize,
+    shift: u32,
     /// No other space has it: by this an arena knows its own.
     number: u64,
     /// The platform whose CPUs' lists `cached` has: no other's slot gets there, and no other's barrier is believed.
@@ -59,6 +61,11 @@ impl IovaSpace {
     /// [`IovaError::Empty`] where the aperture holds no whole granule that is not reserved,
     /// [`IovaError::OutOfMemory`].
     pub fn new(config: &SpaceConfig) -> Result<Self, IovaError> {
+        Self::with_marks(config, Arc::new(Marks::new(config.slots)))
+    }
+
+    /// The same whose lists are used in turns of `marks`, by CPUs that have one.
+    pub(crate) fn with_marks(config: &SpaceConfig, marks: Arc<Marks>) -> Result<Self, IovaError> {
         let shift = config.granule.shift();
         let mut backing = Backing::new(config.placement);
         // Only granules that lie inside as a whole count.
@@ -86,11 +93,11 @@ impl IovaSpace {
             Placement::TopDown => config.low_end.get() >> shift,
             Placement::BottomUp => first,
         };
-        let cached =
-            Cached::new(config.slots, config.granule, (first, end), low_end, config.cache_bytes >> shift);
-        let granule = config.granule;
+        let (cpus, cached) = ((marks, config.slots), config.cache_bytes >> shift);
+        let cached = Cached::new(cpus, config.granule, (first, end), low_end, cached);
+        let (granule, shift) = (config.granule, config.granule.shift());
         let (number, home, backing) = (unique(), Home::default(), CachePadded(Mutex::new(backing)));
-        Ok(Self { granule, number, home, cached, total, backing })
+        Ok(Self { granule, shift, number, home, cached, total, backing })
     }
 
     /// Allocates `len` bytes, all at or below `limit`.
@@ -119,9 +126,9 @@ impl IovaSpace {
         limit: Iova,
         guard: impl Fn(IovaRange) -> T,
     ) -> Result<T, IovaError> {
-        if let Some(Some(guarded)) =
-            self.home.at_hand(platform, |slot| Some(guard(self.take(slot, len, limit)?)))
-        {
+        if let Some(Some(guarded)) = self.home.at_hand(platform, |slot| {
+            self.in_turn(slot, |_, own| Some(guard(self.take(own?, len, limit)?)))?
+        }) {
             return Ok(guarded);
         }
         self.alloc_slowly(platform, len, limit, guard)
@@ -148,13 +155,32 @@ impl IovaSpace {
         platform.with_slot(|_| self.last_resort(request, len, limit).map(&guard))
     }
 
-    /// Allocates from the list of the caller's own CPU, whose slot is one of the platform's that is at home here: the fast
-    /// path. `None` where that has nothing that fits.
+    /// Calls `f` in a turn of the CPU whose slot this is, one of the platform's that is at home here, with its lists, if it has
+    /// any. `None` where there is no turn.
     #[inline]
-    pub(crate) fn take(&self, slot: &LocalSlot<'_>, len: u64, limit: Iova) -> Option<IovaRange> {
+    pub(crate) fn in_turn<R>(
+        &self,
+        slot: &LocalSlot<'_>,
+        f: impl FnOnce(&Turn<'_>, Option<Own<'_>>) -> R,
+    ) -> Option<R> {
+        self.cached.in_turn(slot, f)
+    }
+
+    /// Calls `f` with the lists of the CPU whose slot this is, in a turn, or without.
+    pub(crate) fn with_own<R>(
+        &self,
+        slot: Option<&LocalSlot<'_>>,
+        f: impl FnOnce(Option<Own<'_>>) -> R,
+    ) -> R {
+        self.cached.with_own(slot, f)
+    }
+
+    /// Allocates from the CPU's own list: the fast path. `None` where that has nothing that fits.
+    #[inline]
+    pub(crate) fn take(&self, own: Own<'_>, len: u64, limit: Iova) -> Option<IovaRange> {
         let (pages, class) = self.small_class(len)?;
         let zone = self.cached.zone_for(limit.get())?;
-        let page = self.cached.take(slot, zone, class, pages)?;
+        let page = self.cached.take(own, zone, class, pages)?;
         Some(self.range(page, pages))
     }
 
@@ -170,7 +196,8 @@ impl IovaSpace {
     /// with it.)
     #[inline]
     pub fn free<P: Platform>(&self, platform: &P, range: IovaRange) -> Result<(), IovaError> {
-        if self.home.at_hand(platform, move |slot| self.put(slot, range)) == Some(true) {
+        let put = |slot: &LocalSlot<'_>| self.in_turn(slot, |_, own| Some(self.put(own?, range)))?;
+        if self.home.at_hand(platform, put) == Some(Some(true)) {
             return Ok(());
         }
         self.free_slowly(platform, range)
@@ -179,50 +206,48 @@ impl IovaSpace {
     #[cold]
     #[inline(never)]
     fn free_slowly<P: Platform>(&self, platform: &P, range: IovaRange) -> Result<(), IovaError> {
-        self.home.with_slot(platform, |slot| self.free_local(slot, range))
+        self.home.with_slot(platform, |slot| self.with_own(slot, |own| self.free_local(own, range)))
     }
 
-    /// The same by the slot that the caller holds, or without one: of the one platform with which all calls are made.
+    /// The same with the lists of the CPU's own that the caller has, or without.
     ///
     /// # Errors
     /// As [`free`](Self::free).
     #[inline]
-    pub(crate) fn free_local(&self, slot: Option<&LocalSlot<'_>>, range: IovaRange) -> Result<(), IovaError> {
-        if let Some(slot) = slot
-            && self.put(slot, range)
-        {
+    pub(crate) fn free_local(&self, own: Option<Own<'_>>, range: IovaRange) -> Result<(), IovaError> {
+        if own.is_some_and(|own| self.put(own, range)) {
             return Ok(());
         }
-        self.free_local_slowly(slot, range)
+        self.free_local_slowly(own, range)
     }
 
-    /// Takes back a range that the CPU whose slot this is handed out, onto its list: the fast path. Returns whether it did.
-    #[inline]
-    pub(crate) fn put(&self, slot: &LocalSlot<'_>, range: IovaRange) -> bool {
+    /// Takes back a range that the CPU itself handed out, onto its list: the fast path. Returns whether it did.
+    #[inline(always)]
+    pub(crate) fn put(&self, own: Own<'_>, range: IovaRange) -> bool {
         let Some((pages, class)) = self.small_class(range.len()) else {
             return false;
         };
         // Ranges begin at multiples of their size and are whole granules. Anything else must not find the note of
         // one that is so.
-        let shift = self.granule.shift();
+        let shift = self.shift;
         let page = range.start().get() >> shift;
         let first = page >> class.order() << class.order() << shift;
         let differs = (first ^ range.start().get()) | (pages << shift ^ range.len());
-        differs == 0 && self.cached.put(slot, page, pages, class)
+        differs == 0 && self.cached.put(own, page, pages, class)
     }
 
     #[cold]
     #[inline(never)]
-    fn free_local_slowly(&self, slot: Option<&LocalSlot<'_>>, range: IovaRange) -> Result<(), IovaError> {
+    fn free_local_slowly(&self, own: Option<Own<'_>>, range: IovaRange) -> Result<(), IovaError> {
         let wrong = IovaError::NotAllocated { range };
         let (pages, order) = self.class(range.len())?;
-        let page = range.start().get() >> self.granule.shift();
+        let page = range.start().get() >> self.shift;
         let is_natural = page.trailing_zeros() >= order.min(MAX_ORDER);
         let is_whole = (range.start().get() | range.len()) & self.granule.offset_mask() == 0;
         if !is_natural || !is_whole {
             return Err(wrong);
         }
-        self.cached.free(slot, &self.backing, page, pages, order).map_err(|()| wrong)
+        self.cached.free(own, &self.backing, page, pages, order).map_err(|()| wrong)
     }
 
     /// Takes back what every CPU keeps. Waits for other CPUs' turns to end: not for interrupt handlers, and
@@ -253,7 +278,7 @@ impl IovaSpace {
 
     /// How full the space is. The figures are of slightly different times while other CPUs go on.
     pub fn usage(&self) -> SpaceUsage {
-        let shift = self.granule.shift();
+        let shift = self.shift;
         let cached = self.cached.pages();
         let backing = self.backing.lock();
         let taken = self.total.saturating_sub(backing.free_pages());
@@ -279,7 +304,7 @@ impl IovaSpace {
     #[inline]
     fn end_page(&self, limit: Iova) -> u64 {
         let mask = self.granule.offset_mask();
-        (limit.get() >> self.granule.shift()).saturating_add(u64::from(limit.get() & mask == mask))
+        (limit.get() >> self.shift).saturating_add(u64::from(limit.get() & mask == mask))
     }
 
     /// After the CPU's own list had nothing: without taking anything back from other CPUs.
@@ -290,7 +315,7 @@ impl IovaSpace {
         len: u64,
         limit: Iova,
     ) -> Result<IovaRange, IovaError> {
-        let page = match self.cached.alloc(slot, &self.backing, request) {
+        let page = match self.with_own(slot, |own| self.cached.alloc(own, &self.backing, request)) {
             Ok(Some(page)) => Ok(page),
             Ok(None) => self.direct(request.pages_rounded(), request, NO_OWNER),
             Err(error) => Err(error),
@@ -322,7 +347,7 @@ impl IovaSpace {
 
     #[inline]
     fn range(&self, page: u64, pages: u64) -> IovaRange {
-        let shift = self.granule.shift();
+        let shift = self.shift;
         // Pages of the space lie inside its aperture, which is a range.
         let Some(len) = NonZeroU64::new(pages << shift) else { broken("what is allocated has pages") };
         IovaRange::inside(Iova::new(page << shift), len)
@@ -340,7 +365,7 @@ impl IovaSpace {
 
     fn exhausted(&self, len: u64, limit: Iova) -> IovaError {
         let usage = self.usage();
-        let largest = self.backing.lock().largest_hole() << self.granule.shift();
+        let largest = self.backing.lock().largest_hole() << self.shift;
         IovaError::Exhausted { len, limit, free: usage.total - usage.taken, cached: usage.cached, largest }
     }
 
@@ -348,7 +373,7 @@ impl IovaSpace {
     fn class(&self, len: u64) -> Result<(u64, u32), IovaError> {
         // A shift, since a division would take longer than all the rest.
         let last = len.checked_sub(1).ok_or(IovaError::Empty)?;
-        let pages = (last >> self.granule.shift()) + 1;
+        let pages = (last >> self.shift) + 1;
         Ok((pages, order_of(pages)))
     }
 
@@ -356,7 +381,7 @@ impl IovaSpace {
     #[inline]
     fn small_class(&self, len: u64) -> Option<(u64, Class)> {
         // No bytes wrap to more than any class has, or, with a very large granule, than any space has.
-        let index = len.wrapping_sub(1) >> self.granule.shift();
+        let index = len.wrapping_sub(1) >> self.shift;
         let class = Class::of_pages(index)?;
         Some((index + 1, class))
     }

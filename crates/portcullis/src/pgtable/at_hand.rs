@@ -6,11 +6,12 @@
 use super::format::{Attributes, Entry, Format, LeafSize};
 use super::map::{ADDRESS_BITS, store};
 use super::table::PageTable;
-use super::unmap::{differ, zero};
+use super::unmap::{HALF, differ, zero};
 use super::walk::Position;
 use crate::addr::{IovaRange, PhysAddr};
+use crate::percpu::Turn;
 use crate::platform::{Frames, LocalSlot, Platform};
-use crate::sync::Ordering;
+use crate::sync::{AtomicU64, Ordering};
 
 impl<F: Frames, X: Format> PageTable<F, X> {
     /// Maps `range` to the memory at `phys`, if that takes no more than a walk and some stores: one page, or granules
@@ -30,17 +31,34 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         phys: PhysAddr,
         attributes: Attributes,
     ) -> bool {
-        if !self.is_home(platform) || !self.is_plain(range, phys) {
-            return false;
-        }
-        let Some(turn) = self.sections().begin(slot) else {
+        let turn = if self.is_home(platform) { self.turn(slot) } else { None };
+        // SAFETY: the caller's promise.
+        turn.is_some_and(|turn| unsafe { self.map_in(&turn, range, phys, attributes) })
+    }
+
+    /// The same in a turn that the caller has: `false` where it is not one of [this table's marks](Self::marks_for).
+    ///
+    /// # Safety
+    /// As for [`map`](Self::map).
+    #[inline]
+    pub unsafe fn map_in(
+        &self,
+        turn: &Turn<'_>,
+        range: IovaRange,
+        phys: PhysAddr,
+        attributes: Attributes,
+    ) -> bool {
+        let (iova, phys, len) = (range.start().get(), phys.get(), range.len());
+        let [stray_iova, stray_phys] = self.stray();
+        // A range does not wrap; nor does memory, where it is as long as a range that is not beyond all.
+        let is_stray = Self::ends(iova, len) & stray_iova | Self::ends(phys, len) & stray_phys;
+        let Some(near) = self.near.get(turn).filter(|_| is_stray == 0) else {
             return false;
         };
-        let (iova, phys, len) = (range.start().get(), phys.get(), range.len());
         if len >= self.second {
             return self.map_page(iova, phys, len, attributes);
         }
-        self.lowest(&turn, iova, X::MARK).is_some_and(|at| self.enter_granules(at, phys, len, attributes))
+        self.lowest(near, iova, X::MARK).is_some_and(|at| self.enter_granules(at, phys, len, attributes))
     }
 
     /// Clears every entry of `range`, if that takes no more than a walk and some stores: one page that was mapped as
@@ -59,18 +77,22 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         slot: &LocalSlot<'_>,
         range: IovaRange,
     ) -> bool {
-        let is_whole = Self::are_whole(range.start().get() | range.len());
-        if !self.is_home(platform) || !is_whole || range.last() > self.last_iova() {
-            return false;
-        }
-        let Some(turn) = self.sections().begin(slot) else {
+        let turn = if self.is_home(platform) { self.turn(slot) } else { None };
+        turn.is_some_and(|turn| self.unmap_in(&turn, range))
+    }
+
+    /// The same in a turn that the caller has: `false` where it is not one of [this table's marks](Self::marks_for).
+    #[inline]
+    pub fn unmap_in(&self, turn: &Turn<'_>, range: IovaRange) -> bool {
+        let (iova, len) = (range.start().get(), range.len());
+        let is_stray = Self::ends(iova, len) & self.stray()[0];
+        let Some(near) = self.near.get(turn).filter(|_| is_stray == 0) else {
             return false;
         };
-        let (iova, len) = (range.start().get(), range.len());
         if len >= self.second {
             return self.unmap_page(iova, len);
         }
-        self.lowest(&turn, iova, Self::CLOSED).is_some_and(|at| self.clear_granules(at, len))
+        self.lowest(near, iova, Self::CLOSED).is_some_and(|at| self.clear_granules(at, len))
     }
 
     /// Whether addresses and lengths are multiples of the granule, given all bits that any of them has.
@@ -79,37 +101,33 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         bits & ((1 << X::GRANULE_SHIFT) - 1) == 0
     }
 
-    /// Whether `range` can be mapped to the memory at `phys`, without a word on why not; and whether all of the memory
-    /// lies where entries hold an address's higher bits the same.
+    /// All bits of the addresses of the first and the last granule of `len` bytes at `start`: they have stray ones where any
+    /// of the two numbers is no multiple of the granule.
     #[inline]
-    pub(super) fn is_plain(&self, range: IovaRange, phys: PhysAddr) -> bool {
-        let bits = range.start().get() | phys.get() | range.len();
-        let last = phys.get().wrapping_add(range.len() - 1);
-        Self::are_whole(bits)
-            && range.last() <= self.last_iova()
-            && phys.get() <= last
-            && last <= self.last_phys()
-            && (last ^ phys.get()) >> ADDRESS_BITS == 0
+    const fn ends(start: u64, len: u64) -> u64 {
+        start | start.wrapping_add(len.wrapping_sub(1 << X::GRANULE_SHIFT))
     }
 
     /// Enters granules from `at` on, which is in a lowest table, if their entries lie in one frame and are free. Returns
-    /// whether it did. Inside the section in which the table was found; the arguments [are plain](Self::is_plain).
+    /// whether it did. Inside the section in which the table was found; the arguments are whole granules that exist.
     #[inline]
     fn enter_granules(&self, at: Position, phys: u64, len: u64, attributes: Attributes) -> bool {
         if len == 1 << X::GRANULE_SHIFT {
             return self.enter_granule(at, phys, attributes);
         }
-        let Some(words) = self.words(at).get(..(len >> X::GRANULE_SHIFT) as usize) else {
+        // Entries hold an address's higher bits elsewhere.
+        let is_one_piece = (phys ^ (phys + len - 1)) >> ADDRESS_BITS == 0;
+        let words = self.words(at).get(..(len >> X::GRANULE_SHIFT) as usize);
+        let Some(words) = words.filter(|_| is_one_piece) else {
             return false;
         };
-        if words.iter().fold(0, |bits, word| bits | word.load(Ordering::Relaxed)) != 0 {
-            return false;
-        }
         let size = LeafSize { level: 1, run: 0 };
         let first = self.format().leaf(PhysAddr::new(phys), size, attributes);
-        store(words, first, self.format().stride(size));
-        self.clean(words);
-        true
+        let is_entered = enter(words, first, self.format().stride(size));
+        if is_entered {
+            self.clean(words);
+        }
+        is_entered
     }
 
     /// The same for one.
@@ -142,12 +160,11 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         let Some(words) = self.words(at).get(..(len >> X::GRANULE_SHIFT) as usize) else {
             return false;
         };
-        if differ::<X>(words, first) {
-            return false;
+        let is_cleared = clear::<X>(words, first);
+        if is_cleared {
+            self.clean(words);
         }
-        zero(words);
-        self.clean(words);
-        true
+        is_cleared
     }
 
     /// Where `iova` has its entry in a table of `level`, if there is one, and no entry on the way has any bit of `closed`.
@@ -164,4 +181,27 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         }
         (at.level == level).then_some(at)
     }
+}
+
+/// Stores `value`, and `stride` more each time, to `words`, if all of them are free. Returns whether it did. A call, so that what
+/// has one word is not slowed down by the registers that this takes.
+#[inline(never)]
+fn enter(words: &[AtomicU64], value: u64, stride: u64) -> bool {
+    let is_free = !differ(words, 0, u64::MAX);
+    if is_free {
+        let (halves, rest) = words.as_chunks::<HALF>();
+        let value = halves.iter().fold(value, |value, half| store(half, value, stride));
+        store(rest, value, stride);
+    }
+    is_free
+}
+
+/// Clears `words`, if none of them is of another kind than `first`. Returns whether it did. A call, as for [`enter`].
+#[inline(never)]
+fn clear<X: Format>(words: &[AtomicU64], first: u64) -> bool {
+    let are_alike = !differ(words, first, X::KIND);
+    if are_alike {
+        zero(words);
+    }
+    are_alike
 }

@@ -21,7 +21,7 @@ use super::map::Last;
 use super::table::PageTable;
 use super::walk::Position;
 use crate::addr::PhysAddr;
-use crate::percpu::{LocalU64, Turn};
+use crate::percpu::LocalU64;
 use crate::platform::Frames;
 use crate::sync::Ordering;
 
@@ -74,11 +74,10 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     ///
     /// No walk in the tables of the CPU's last turns.
     #[inline]
-    pub(super) fn lowest(&self, turn: &Turn<'_, Near>, iova: u64, closed: u64) -> Option<Position> {
+    pub(super) fn lowest(&self, near: &Near, iova: u64, closed: u64) -> Option<Position> {
         // Acquire, and before any step down: see above.
         let stamp = self.stamp.load(Ordering::Acquire);
-        let near = turn.kept();
-        let table = match near.and_then(|near| near.find(stamp, Last::region(self.format(), iova))) {
+        let table = match near.find(stamp, Last::region(self.format(), iova)) {
             Some(table) => table,
             None => self.find_lowest(near, stamp, iova, closed)?,
         };
@@ -88,14 +87,12 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     /// The lowest table for `iova`, as [`lowest`](Self::lowest) says: the part of it that has the entry, where it is the root.
     #[cold]
     #[inline(never)]
-    fn find_lowest(&self, near: Option<&Near>, stamp: u64, iova: u64, closed: u64) -> Option<PhysAddr> {
+    fn find_lowest(&self, near: &Near, stamp: u64, iova: u64, closed: u64) -> Option<PhysAddr> {
         let found = |at| Last::new(self.format(), iova, at);
         let Some(last) = self.walk_to(iova, 1, X::MARK | X::SPLIT).map(found) else {
             return self.walk_to(iova, 1, closed).map(|at| found(at).table);
         };
-        if let Some(near) = near {
-            near.remember(stamp, last);
-        }
+        near.remember(stamp, last);
         Some(last.table)
     }
 

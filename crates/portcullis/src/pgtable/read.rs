@@ -56,7 +56,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             return None;
         }
         let at_hand = |slot: &LocalSlot<'_>| {
-            let _turn = self.sections().begin(slot)?;
+            let _turn = self.turn(slot)?;
             Some(self.find_in(iova.get()))
         };
         match self.at_hand(platform, at_hand) {
@@ -69,7 +69,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     #[inline(never)]
     fn find_slowly<P: Platform>(&self, platform: &P, iova: Iova) -> Option<Found> {
         self.with_slot(platform, |slot| {
-            let _section = self.sections().enter(slot);
+            let _section = self.section(slot);
             self.find_in(iova.get())
         })
     }
@@ -98,7 +98,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         while let Some(mut at) = next {
             let mut found = Leaves::new();
             next = self.with_slot(platform, |slot| {
-                let _section = self.sections().enter(slot);
+                let _section = self.section(slot);
                 for _ in 0..RUNS_AT_ONCE {
                     if found.is_full() {
                         break;

@@ -210,7 +210,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
                 return Ok(freed);
             }
             self.forget_near();
-            self.sections().synchronize(platform);
+            self.marks().synchronize(platform);
             if !batch.set_aside() && batch.parked.is_empty() {
                 // All of them are in use again: the next call may have more luck.
                 return Ok(freed);
@@ -224,7 +224,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             if !batch.unlink() && batch.parked.is_empty() {
                 return Ok(freed);
             }
-            self.sections().synchronize(platform);
+            self.marks().synchronize(platform);
             let frames = batch.free();
             freed += frames * FRAME_SIZE as usize;
         }

@@ -97,7 +97,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         }
         let _turn = Turn::wait(self.is_reclaiming());
         let marked = self.with_slot(platform, |slot| {
-            let _section = self.sections().enter(slot);
+            let _section = self.section(slot);
             self.parked().lock().try_reserve(1).map_err(|_| Conflict::OutOfMemory)?;
             let marked = self.mark_above(iova)?;
             // From here on, so that the mark goes too where something panics.
@@ -113,7 +113,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         };
         let (above, at) = (this.above, this.at);
         self.forget_near();
-        self.sections().synchronize(platform);
+        self.marks().synchronize(platform);
         // Somebody may have removed it before.
         let entry = self.word(at).load(Ordering::Acquire);
         if self.format().decode(entry, at.level) != (Entry::Leaf { run }) {
@@ -132,7 +132,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         (this.entry, this.is_confirmed) = (entry, true);
         this.lead(entry);
         // Some only look.
-        self.sections().synchronize(platform);
+        self.marks().synchronize(platform);
         core::mem::forget(this);
         self.count_frames(-(self.frames_of(at.level) as isize));
         self.free_table(at.table, at.level);

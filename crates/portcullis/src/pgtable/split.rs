@@ -62,7 +62,7 @@ impl<F: Frames, X: Format, P: Platform> Broken<'_, F, X, P> {
     fn finish(&mut self) {
         let Self { table: owner, platform, split, confirmed, done, is_finished } = self;
         owner.with_slot(*platform, |slot| {
-            let _section = owner.sections().enter(slot);
+            let _section = owner.section(slot);
             let LargePage { at, page, size, attributes, .. } = split.large;
             let leaf = owner.format().leaf(page, size, attributes);
             let stride = owner.format().stride(size);
@@ -119,7 +119,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         // Dropped after the section, which one without a slot has only once, and when the slot is back, which it asks for again.
         let mut broken = None;
         self.with_slot(platform, |slot| {
-            let _section = self.sections().enter(slot);
+            let _section = self.section(slot);
             let large = match self.unmap_run(iova, iova, 1).obstacle {
                 Some(Obstacle::SticksOut(large)) if large.size != LeafSize { level: 1, run: 0 } => large,
                 // Somebody else has unmapped or split it, or is about to.

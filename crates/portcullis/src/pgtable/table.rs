@@ -1,5 +1,6 @@
 //! The page table as its owner sees it: map, unmap, translate.
 
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use super::error::{MapError, TableError};
@@ -10,7 +11,7 @@ use super::unmap::{Obstacle, UnmapRun};
 use super::walk::{Conflict, NewTable};
 use crate::addr::{Iova, IovaRange, PageSize, PageSizes, PhysAddr};
 use crate::broken::broken;
-use crate::percpu::{CachePadded, Sections};
+use crate::percpu::{CachePadded, Marks, Owned, Section, Turn};
 use crate::platform::{FRAME_SIZE, Frames, Home, LocalSlot, Platform};
 use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering, pause};
 
@@ -58,14 +59,15 @@ pub struct PageTable<F: Frames, X: Format> {
     frames: F,
     format: X,
     root: PhysAddr,
-    sections: Sections<Near>,
-    /// The platform whose slots `sections` are for.
+    /// What each CPU remembers, and the marks of its turns.
+    pub(super) near: Owned<Near>,
+    /// The platform whose slots these are for.
     home: Home,
     /// The highest address, and the binary logarithm of what an entry of the root translates.
     last: u64,
     root_shift: u32,
-    /// The highest address of memory that entries can name.
-    last_phys: u64,
+    /// The bits of which no granule's address has any, in the device's addresses and in memory.
+    stray: [u64; 2],
     /// The sizes of leaves of one entry, added up.
     single: u64,
     /// Bytes of the smallest leaf but one; of anything, where there is one size only.
@@ -87,7 +89,9 @@ struct Books {
 }
 
 impl<F: Frames, X: Format> PageTable<F, X> {
-    /// An empty table of `format` for `slots` CPUs: those whose slots have higher numbers take turns by a lock.
+    /// An empty table of `format` for `slots` CPUs, which are to be as many as the platform's
+    /// [`slots`](crate::platform::Platform::slots): those whose slots have higher numbers take turns by a lock, and have no
+    /// lists of addresses in a [`Domain`](crate::domain::Domain) of the table.
     ///
     /// # Errors
     /// [`TableError`], with nothing allocated.
@@ -96,11 +100,11 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             frames,
             format,
             root: PhysAddr::new(0),
-            sections: Sections::new(slots),
+            near: Owned::new(slots, Near::default),
             home: Home::default(),
             last: format.last_iova().get(),
             root_shift: format.shift(format.levels()),
-            last_phys: format.last_phys().get(),
+            stray: [format.last_iova().get(), format.last_phys().get()].map(Self::stray_bits),
             single: format
                 .leaf_sizes()
                 .iter()
@@ -243,7 +247,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         let mut piece = (0, 0);
         // As much as may be done with one slot. Whether that is all.
         let mut enter = |slot: Option<&LocalSlot<'_>>| {
-            let _section = self.sections.enter(slot);
+            let _section = self.section(slot);
             let mut last = Last::NONE;
             let end = range.len().min(done.saturating_add(PAGES_AT_ONCE << X::GRANULE_SHIFT));
             while done < end {
@@ -378,7 +382,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         let mut at = range.start().get();
         let mut unmapped = Unmapped::of(range, 0);
         let mut enter = |slot: Option<&LocalSlot<'_>>, at: &mut u64| {
-            let _section = self.sections.enter(slot);
+            let _section = self.section(slot);
             for _ in 0..RUNS_AT_ONCE {
                 if *at > end {
                     return Pause::Done;
@@ -496,10 +500,29 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         &self.frames
     }
 
-    /// Turns: with the slots of [`with_slot`](Self::with_slot) and [`at_hand`](Self::at_hand) only.
+    /// The marks of its turns.
+    pub(super) fn marks(&self) -> &Marks {
+        self.near.marks()
+    }
+
+    /// The marks of the turns in which it is changed [at hand](Self::map_in), where `platform` is the one whose slots they are
+    /// for: which it becomes where none is yet.
+    pub fn marks_for<P: Platform>(&self, platform: &P) -> Option<&Arc<Marks>> {
+        self.is_home(platform).then(|| self.near.marks())
+    }
+
+    /// A turn: with the slots of [`at_hand`](Self::at_hand) only, and those that the platform which [is home](Self::is_home)
+    /// has lent.
     #[inline]
-    pub(super) fn sections(&self) -> &Sections<Near> {
-        &self.sections
+    pub(super) fn turn<'a>(&'a self, slot: &'a LocalSlot<'_>) -> Option<Turn<'a>> {
+        self.near.turn(slot)
+    }
+
+    /// A section: with the slots of [`with_slot`](Self::with_slot) and [`at_hand`](Self::at_hand) only.
+    #[inline]
+    pub(super) fn section<'a>(&'a self, slot: Option<&'a LocalSlot<'_>>) -> Section<'a> {
+        // SAFETY: they are of one platform.
+        unsafe { self.near.marks().section(slot) }
     }
 
     #[inline]
@@ -507,9 +530,14 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         self.root_shift
     }
 
+    /// Those of addresses up to `last`: where that is not one less than a power of two, of those up to the highest one that is.
+    const fn stray_bits(last: u64) -> u64 {
+        !((1 << (last + 1).ilog2()) - (1 << X::GRANULE_SHIFT))
+    }
+
     #[inline]
-    pub(super) fn last_phys(&self) -> u64 {
-        self.last_phys
+    pub(super) fn stray(&self) -> [u64; 2] {
+        self.stray
     }
 
     #[inline]

@@ -10,6 +10,7 @@ use crate::sync::{AtomicU64, Ordering};
 
 /// Entries that are looked at together before they are cleared: a cache line.
 const LINE: usize = 8;
+pub(super) const HALF: usize = LINE / 2;
 
 /// What one run of unmapping removed.
 pub(super) struct UnmapRun {
@@ -177,23 +178,23 @@ fn exchange<X: Format>(word: &AtomicU64, first: u64) -> bool {
     word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, clear).is_ok()
 }
 
-/// Whether any of `words` is of another kind than `first`.
+/// Whether any of `words` has another one of the bits `kind` than `first`.
 #[inline]
-pub(super) fn differ<X: Format>(words: &[AtomicU64], first: u64) -> bool {
+pub(super) fn differ(words: &[AtomicU64], first: u64, kind: u64) -> bool {
     let bits = |words: &[AtomicU64]| {
         words.iter().fold(0, |bits, word| bits | (word.load(Ordering::Relaxed) ^ first))
     };
-    // A cache line at a time, without a loop.
-    let (lines, rest) = words.as_chunks::<LINE>();
-    lines.iter().fold(bits(rest), |all, line| all | bits(line)) & X::KIND != 0
+    // Half a cache line at a time, without a loop.
+    let (halves, rest) = words.as_chunks::<HALF>();
+    halves.iter().fold(bits(rest), |all, half| all | bits(half)) & kind != 0
 }
 
 /// Stores 0 to all of `words`.
 #[inline]
 pub(super) fn zero(words: &[AtomicU64]) {
     let zero = |words: &[AtomicU64]| words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
-    let (lines, rest) = words.as_chunks::<LINE>();
-    lines.iter().for_each(|line| zero(line));
+    let (halves, rest) = words.as_chunks::<HALF>();
+    halves.iter().for_each(|half| zero(half));
     zero(rest);
 }
 
@@ -201,7 +202,7 @@ pub(super) fn zero(words: &[AtomicU64]) {
 /// than a group only where another CPU changes an entry meanwhile. Returns how many entries.
 #[inline]
 fn clear<X: Format>(words: &[AtomicU64], first: u64, group: usize, level: u32) -> usize {
-    let other = |words: &[AtomicU64]| differ::<X>(words, first);
+    let other = |words: &[AtomicU64]| differ(words, first, X::KIND);
     if level > 1 || X::BREAK_BEFORE_MAKE && group > 1 {
         // A page by itself is a table the next moment where another CPU splits it; one of several entries is broken where
         // another CPU splits it, and its marks are not ours to take.

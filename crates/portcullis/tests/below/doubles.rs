@@ -8,6 +8,7 @@ use portcullis::invalidation::{
     Costs, DomainId, Gather, Invalidation, InvalidationError, InvalidationQueue, Request,
 };
 use portcullis::mapper::{Geometry, Mapper};
+use portcullis::percpu::{Marks, Turn};
 use portcullis::pgtable::{MapError, Unmapped};
 use portcullis::platform::{CopyMemory, Frames, LocalSlot, Platform, PlatformEvents, PlatformNumber, Table};
 use portcullis::sync::AtomicU64 as Word;
@@ -196,30 +197,25 @@ unsafe impl<M: Mapper> Mapper for Ma<M> {
         result
     }
 
-    unsafe fn map_at_hand<P: Platform>(
+    fn marks<P: Platform>(&self, platform: &P) -> Option<&Arc<Marks>> {
+        self.inner.marks(platform)
+    }
+
+    unsafe fn map_at_hand(
         &self,
-        platform: &P,
-        slot: &LocalSlot<'_>,
+        turn: &Turn<'_>,
         range: IovaRange,
         phys: PhysAddr,
         permissions: Permissions,
     ) -> bool {
         self.hostile.knows(range);
         // SAFETY: the caller's promise is passed on.
-        self.quickly(Call::MapAtHand, || unsafe {
-            self.inner.map_at_hand(platform, slot, range, phys, permissions)
-        })
+        self.quickly(Call::MapAtHand, || unsafe { self.inner.map_at_hand(turn, range, phys, permissions) })
     }
 
-    unsafe fn unmap_at_hand<P: Platform>(
-        &self,
-        platform: &P,
-        slot: &LocalSlot<'_>,
-        range: IovaRange,
-    ) -> bool {
+    fn unmap_at_hand(&self, turn: &Turn<'_>, range: IovaRange) -> bool {
         self.hostile.look();
-        // SAFETY: the caller's promise is passed on.
-        self.quickly(Call::UnmapAtHand, || unsafe { self.inner.unmap_at_hand(platform, slot, range) })
+        self.quickly(Call::UnmapAtHand, || self.inner.unmap_at_hand(turn, range))
     }
 
     fn sync_range(&self, range: IovaRange) -> Result<(), InvalidationError> {

@@ -6,7 +6,7 @@ use std::sync::Weak;
 use ::loom::cell::UnsafeCell;
 use ::loom::sync::Arc;
 use ::loom::thread;
-use portcullis::percpu::{Counter, Owned};
+use portcullis::percpu::{Counter, Owned, PerCpu};
 use portcullis::platform::{LocalSlot, Platform, PlatformEvents};
 
 /// A platform with full fences on both sides, as the model checker knows no others.
@@ -58,10 +58,12 @@ fn owner_and_revoker_take_turns() {
         let owned = Arc::new(Owned::new(1, || Value(UnsafeCell::new(0))));
         let owner = {
             let owned = Arc::clone(&owned);
-            thread::spawn(move || owned.with(Some(&slot()), Value::add_one).is_some())
+            let turn = move || owned.with(Some(&slot()), Value::add_one).is_some();
+            // Twice: the second may be met in the place of the first.
+            thread::spawn(move || u32::from(turn()) + u32::from(turn()))
         };
         owned.with_others(&Fences, None, |_, value| value.add_one());
-        let expected = 1 + u32::from(owner.join().unwrap());
+        let expected = 1 + owner.join().unwrap();
         let mut sum = 0;
         owned.with_others(&Fences, None, |_, value| {
             // SAFETY: as in `add_one`.
@@ -91,15 +93,17 @@ fn two_revokers_take_turns_too() {
 #[test]
 fn counts_of_slots_without_a_word_of_their_own_are_not_lost() {
     ::loom::model(|| {
-        let counter = Arc::new(Counter::new(1));
-        let other = {
-            let counter = Arc::clone(&counter);
-            // SAFETY: no other thread has slot 1.
-            thread::spawn(move || counter.add(Some(&unsafe { LocalSlot::new(1) }), 1))
+        let counts = Arc::new(PerCpu::new(1, Counter::default));
+        let add = |counts: &PerCpu<Counter>, index| {
+            let (count, alone) = counts.get(Some(index));
+            count.add(alone, 1);
         };
-        // SAFETY: no other thread has slot 2.
-        counter.add(Some(&unsafe { LocalSlot::new(2) }), 1);
+        let other = {
+            let counts = Arc::clone(&counts);
+            thread::spawn(move || add(&counts, 1))
+        };
+        add(&counts, 2);
         other.join().unwrap();
-        assert_eq!(counter.sum(), 2);
+        assert_eq!(counts.iter().map(Counter::get).sum::<u64>(), 2);
     });
 }

@@ -3,7 +3,7 @@
 use ::loom::cell::UnsafeCell;
 use ::loom::sync::Arc;
 use ::loom::thread;
-use portcullis::percpu::Sections;
+use portcullis::percpu::Marks;
 use portcullis::platform::LocalSlot;
 use portcullis::sync::{AtomicU64, Ordering};
 
@@ -13,7 +13,7 @@ use super::frames::Cpu;
 struct Thing {
     linked: AtomicU64,
     value: UnsafeCell<u32>,
-    sections: Sections,
+    marks: Marks,
 }
 
 // SAFETY: that the value is not read while it is written is what the test checks; loom's cell panics if it is.
@@ -29,13 +29,15 @@ fn slot(index: usize) -> LocalSlot<'static> {
 impl Thing {
     fn new() -> Arc<Self> {
         let linked = AtomicU64::new(1);
-        Arc::new(Self { linked, value: UnsafeCell::new(7), sections: Sections::new(2) })
+        Arc::new(Self { linked, value: UnsafeCell::new(7), marks: Marks::new(2) })
     }
 
     fn look(&self, slot: Option<&LocalSlot<'_>>, inner: bool) {
-        let _section = self.sections.enter(slot);
+        // SAFETY: slots are of one platform.
+        let section = || unsafe { self.marks.section(slot) };
+        let _section = section();
         if inner {
-            drop(self.sections.enter(slot));
+            drop(section());
         }
         if self.linked.load(Ordering::Acquire) == 1 {
             // SAFETY: the pointer is used inside the closure only, and loom watches for others.
@@ -45,7 +47,7 @@ impl Thing {
 
     fn end(&self) {
         self.linked.store(0, Ordering::Release);
-        self.sections.synchronize(&Cpu(Some(0)));
+        self.marks.synchronize(&Cpu(Some(0)));
         // SAFETY: as in `look`.
         self.value.with_mut(|value| unsafe { *value = 0 });
     }

@@ -52,6 +52,25 @@ fn ends<T>(unmap: impl FnOnce() -> T) -> T {
     result
 }
 
+/// Calls `f` where both slots are taken. So its addresses are out of no CPU's list: they go back to where all come from, and
+/// whoever takes them next waits for no CPU's turn.
+fn without_a_slot<T: Send, X: Format>(machine: &Machine<true, X>, f: impl FnOnce() -> T + Send) -> T {
+    let take_slot = || machine.device.domain().usage();
+    take_slot();
+    let [(tell, told), (end, ended)] = [(); 2].map(|()| channel::<()>());
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            take_slot();
+            tell.send(()).unwrap();
+            let _ = ended.recv();
+        });
+        told.recv().unwrap();
+        let result = scope.spawn(f).join().unwrap();
+        drop(end);
+        result
+    })
+}
+
 /// At each step of the unmap of a granule another CPU ends its mapping by number, which is a safe call, and a page of `run`
 /// bytes comes there: its owner unmaps it then, a part before where `is_split`.
 fn a_page_comes<X: Format>(made: impl Fn() -> (Watched<X>, TableFormat), run: u64, is_split: bool) {
@@ -65,9 +84,10 @@ fn a_page_comes<X: Format>(made: impl Fn() -> (Watched<X>, TableFormat), run: u6
     let ragged = Cell::new(0);
     steps::each(|number| {
         let machine = Machine::<true, Watched<X>>::without(made(), around);
-        let map = |buffer| Mapped::new(machine.device.clone(), buffer, BOTH).unwrap();
-        let mut granules: Vec<_> =
-            (0..run / PAGE).map(|_| map(machine.memory.buffer(PAGE).unwrap())).collect();
+        let mut granules = without_a_slot(&machine, || {
+            let map = |buffer| Mapped::new(machine.device.clone(), buffer, BOTH).unwrap();
+            (0..run / PAGE).map(|_| map(machine.memory.buffer(PAGE).unwrap())).collect::<Vec<_>>()
+        });
         granules.sort_by_key(|mapped| mapped.iova());
         let first = granules.remove(0);
         assert_eq!(first.iova(), start);

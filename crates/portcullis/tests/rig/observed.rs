@@ -1,10 +1,13 @@
 //! A mapper that tells the test of each step, before it goes on.
 
+use std::sync::Arc;
+
 use portcullis::addr::{IovaRange, Permissions, PhysAddr};
 use portcullis::invalidation::{Costs, Gather, InvalidationError};
 use portcullis::mapper::{Geometry, Mapper};
+use portcullis::percpu::{Marks, Turn};
 use portcullis::pgtable::{MapError, Unmapped};
-use portcullis::platform::{LocalSlot, Platform};
+use portcullis::platform::Platform;
 use portcullis_model::open::Simulated;
 
 /// Where the mapper is.
@@ -75,26 +78,23 @@ unsafe impl<M: Mapper> Mapper for Observed<M> {
         result
     }
 
-    unsafe fn map_at_hand<P: Platform>(
+    fn marks<P: Platform>(&self, platform: &P) -> Option<&Arc<Marks>> {
+        self.inner.marks(platform)
+    }
+
+    unsafe fn map_at_hand(
         &self,
-        platform: &P,
-        slot: &LocalSlot<'_>,
+        turn: &Turn<'_>,
         range: IovaRange,
         phys: PhysAddr,
         permissions: Permissions,
     ) -> bool {
         // SAFETY: the caller's promise.
-        self.is_quick && unsafe { self.inner.map_at_hand(platform, slot, range, phys, permissions) }
+        self.is_quick && unsafe { self.inner.map_at_hand(turn, range, phys, permissions) }
     }
 
-    unsafe fn unmap_at_hand<P: Platform>(
-        &self,
-        platform: &P,
-        slot: &LocalSlot<'_>,
-        range: IovaRange,
-    ) -> bool {
-        // SAFETY: the caller's promise.
-        self.is_quick && unsafe { self.inner.unmap_at_hand(platform, slot, range) }
+    fn unmap_at_hand(&self, turn: &Turn<'_>, range: IovaRange) -> bool {
+        self.is_quick && self.inner.unmap_at_hand(turn, range)
     }
 
     fn unmap<P: Platform>(&self, platform: &P, range: IovaRange, gather: &mut Gather) -> Unmapped {

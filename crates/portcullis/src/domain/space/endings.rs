@@ -1,11 +1,12 @@
 //! How mappings end: by the policy of the moment.
 
-use super::guards::Untimed;
 use super::{Changing, Domain};
 use crate::addr::IovaRange;
+use crate::domain::account::Page;
 use crate::domain::{Policy, UnmapError};
 use crate::exposure::Bytes;
-use crate::invalidation::{Cleared, Deferred, Gather};
+use crate::invalidation::{Cleared, Deferred, Gather, InvalidationError};
+use crate::iova::Own;
 use crate::mapper::Mapper;
 use crate::pgtable::Unmapped;
 use crate::platform::{LocalSlot, Platform};
@@ -61,34 +62,39 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         let changing = self.changing(range);
         let untimed = self.untimed();
         let at_hand = |slot: &LocalSlot<'_>| {
-            // SAFETY: the platform has just lent the slot.
-            let is_cleared = unsafe { self.mapper.unmap_at_hand(&self.platform, slot, range) };
-            is_cleared.then(|| match window() {
-                Some(_) => self.push(Some(slot), range, neighbours, window),
-                None => Deferred::Refused,
-            })
+            self.space.in_turn(slot, |turn, own| {
+                self.mapper.unmap_at_hand(turn, range).then(|| match window() {
+                    Some(_) => self.push_at_hand(Some(slot), own, range, neighbours, window),
+                    None => Deferred::Refused,
+                })
+            })?
         };
-        if let Some(Some(deferred)) = self.platform.with_slot_at_hand(at_hand) {
-            return self.end_cleared(changing, untimed, neighbours, deferred, window);
-        }
+        let deferred = self.platform.with_slot_at_hand(at_hand).flatten();
+        // What is not done here guards them itself.
         untimed.done();
-        self.end_slowly(changing, neighbours, window)
+        changing.done();
+        match deferred {
+            Some(Deferred::Refused) => self.end_cleared(range, neighbours),
+            Some(Deferred::Queued) => Ok(()),
+            Some(deferred) => self.end_queued(range, neighbours, deferred, window),
+            None => self.end_slowly(range, neighbours, window),
+        }
     }
 
     #[cold]
     #[inline(never)]
     fn end_slowly(
         &self,
-        changing: Changing<'_, M, P>,
+        range: IovaRange,
         neighbours: u64,
         window: impl Fn() -> Option<u64>,
     ) -> Result<(), UnmapError> {
-        let (range, mut gather) = (changing.range(), Gather::new());
+        let (changing, mut gather) = (self.changing(range), Gather::new());
         let unmapped = self.unlink(range, &mut gather);
         // What was not mapped as a whole is made unreachable before anybody is told of the mistake.
         if unmapped.bytes == range.len() && window().is_some() {
             let untimed = self.untimed();
-            let deferred = self.platform.with_slot(|slot| self.push(slot, range, neighbours, &window));
+            let deferred = self.with_turn(|slot, own| self.push(slot, own, range, neighbours, &window));
             let is_queued = self.defer(range, neighbours, deferred, window);
             untimed.done();
             if is_queued {
@@ -100,60 +106,81 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     }
 
     /// Ends a range whose translations were all removed at once, and of which that became.
-    #[inline]
-    fn end_cleared(
+    #[cold]
+    #[inline(never)]
+    fn end_queued(
         &self,
-        changing: Changing<'_, M, P>,
-        untimed: Untimed<'_, M, P>,
+        range: IovaRange,
         neighbours: u64,
         deferred: Deferred,
         window: impl Fn() -> Option<u64>,
     ) -> Result<(), UnmapError> {
-        let range = changing.range();
+        let (changing, untimed) = (self.changing(range), self.untimed());
         let is_queued = self.defer(range, neighbours, deferred, window);
         untimed.done();
-        if is_queued {
-            changing.done();
-            return Ok(());
+        changing.done();
+        if is_queued { Ok(()) } else { self.end_cleared(range, neighbours) }
+    }
+
+    /// The same where it must not wait.
+    #[inline]
+    fn end_cleared(&self, range: IovaRange, neighbours: u64) -> Result<(), UnmapError> {
+        let changing = self.changing(range);
+        let confirmed = self.mapper.sync_range(range);
+        changing.done();
+        match confirmed {
+            Ok(()) => self.ended(range, neighbours),
+            Err(error) => return self.end_unconfirmed(range, neighbours, error),
         }
-        if let Err(error) = self.mapper.sync_range(range) {
-            self.quarantine(changing);
-            self.platform.with_slot(|slot| self.uncount_neighbours(slot, neighbours));
-            return Err(UnmapError::Unconfirmed { range, error });
-        }
-        self.ended(changing, neighbours);
         Ok(())
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn end_unconfirmed(
+        &self,
+        range: IovaRange,
+        neighbours: u64,
+        error: InvalidationError,
+    ) -> Result<(), UnmapError> {
+        self.quarantine(self.changing(range));
+        self.platform.with_slot(|slot| self.uncount_neighbours(slot, neighbours));
+        Err(UnmapError::Unconfirmed { range, error })
     }
 
     /// Gives back the addresses of a range that no device reaches any more.
     #[inline]
-    fn ended(&self, changing: Changing<'_, M, P>, neighbours: u64) {
-        let mut changing = Some(changing);
+    fn ended(&self, range: IovaRange, neighbours: u64) {
+        let mut changing = Some(self.changing(range));
         let put = |slot: &LocalSlot<'_>| {
-            if let Some(changing) = changing.take_if(|changing| self.space.put(slot, changing.range())) {
-                changing.done();
-                self.count_unmap(Some(slot), neighbours);
-            }
+            self.space.in_turn(slot, |_, own| {
+                if own.is_some_and(|own| self.space.put(own, range)) {
+                    changing.take().map(Changing::done);
+                    self.books.with(slot, |page| self.count_unmap(page, neighbours));
+                }
+            })
         };
         self.platform.with_slot_at_hand(put);
         if let Some(changing) = changing {
-            self.ended_slowly(changing, neighbours);
+            changing.done();
+            self.ended_slowly(range, neighbours);
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn ended_slowly(&self, changing: Changing<'_, M, P>, neighbours: u64) {
-        self.platform.with_slot(|slot| {
-            self.count_unmap(slot, neighbours);
-            self.give_back(slot, changing.done());
+    fn ended_slowly(&self, range: IovaRange, neighbours: u64) {
+        let changing = self.changing(range);
+        self.with_turn(|slot, own| {
+            self.count_unmap(self.books.of(slot), neighbours);
+            self.give_back(slot, own, changing.done());
         });
     }
 
     #[inline]
-    fn count_unmap(&self, slot: Option<&LocalSlot<'_>>, neighbours: u64) {
-        self.uncount_neighbours(slot, neighbours);
-        self.counters.unmaps.add(slot, 1);
+    fn count_unmap(&self, page: Page<'_>, neighbours: u64) {
+        self.change_in(page, neighbours.wrapping_neg());
+        page.add(|book| &book.unmaps, 1);
     }
 
     /// Sees to the timer of `range`, which is cleared and of which `deferred` became, or to room for it. Returns whether it
@@ -174,7 +201,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
                     return true;
                 }
                 Deferred::Full if self.flush_closed().is_ok() => {
-                    deferred = self.platform.with_slot(|slot| self.push(slot, range, neighbours, &window));
+                    deferred = self.with_turn(|slot, own| self.push(slot, own, range, neighbours, &window));
                 }
                 // It cannot wait here. What the hardware says to the mapping's own invalidation decides.
                 Deferred::Full | Deferred::Refused => return false,
@@ -183,19 +210,35 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     }
 
     /// Queues `range`, which is cleared, for the next flush, and counts it, if it may wait and there is room.
-    #[inline]
+    #[cold]
+    #[inline(never)]
     fn push(
         &self,
         slot: Option<&LocalSlot<'_>>,
+        own: Option<Own<'_>>,
+        range: IovaRange,
+        neighbours: u64,
+        window: impl Fn() -> Option<u64>,
+    ) -> Deferred {
+        self.push_at_hand(slot, own, range, neighbours, window)
+    }
+
+    /// The same without a call.
+    #[inline(always)]
+    fn push_at_hand(
+        &self,
+        slot: Option<&LocalSlot<'_>>,
+        own: Option<Own<'_>>,
         range: IovaRange,
         neighbours: u64,
         window: impl Fn() -> Option<u64>,
     ) -> Deferred {
         let cleared = Cleared { range, used: range.len().saturating_sub(neighbours) };
         let clock = || self.platform.now_ns();
-        let deferred = self.deferred.push(slot, cleared, window, clock, |safe| self.give_back(slot, safe));
+        let give_back = |safe| self.give_back(slot, own, safe);
+        let deferred = self.deferred.push(slot, cleared, window, clock, give_back);
         if matches!(deferred, Deferred::Queued | Deferred::QueuedFirst { .. }) {
-            self.count_unmap(slot, neighbours);
+            self.count_unmap(self.books.of(slot), neighbours);
         }
         deferred
     }
@@ -210,7 +253,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         let range = changing.range();
         let confirmed = self.mapper.sync(gather);
         if confirmed.is_ok() && kept == 0 && unmapped == range.len() {
-            self.ended(changing, neighbours);
+            self.ended(changing.done(), neighbours);
             return Ok(());
         }
         // What may be reached is counted before what calls the clock again, as that may panic.
@@ -248,11 +291,11 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
 
     fn await_flush(&self, used: u64, changing: Option<Changing<'_, M, P>>) {
         let untimed = self.untimed();
-        let deferred = self.platform.with_slot(|slot| {
+        let deferred = self.with_turn(|slot, own| {
             let cleared = (changing.as_ref().map(Changing::range), Bytes { used, neighbour: 0 });
             let (window, clock) = (|| Some(self.retry_ns()), || self.platform.now_ns());
             let deferred =
-                self.deferred.push_any(slot, cleared, window, clock, |safe| self.give_back(slot, safe));
+                self.deferred.push_any(slot, cleared, window, clock, |safe| self.give_back(slot, own, safe));
             // Where there was no room its addresses are given up, as they are where the clock has panicked.
             if deferred != Deferred::Full {
                 changing.map(Changing::done);
@@ -289,6 +332,13 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.due_ns.fetch_min(due_ns, Ordering::Release);
         self.platform.wake_at(due_ns);
         untimed.done();
+    }
+
+    /// The next that is queued asks for a timer.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn lose_timer(&self) {
+        self.deferred.lose_timer();
     }
 
     /// Whether a window has ended. The platform comes for every domain when the earliest window of any does; where

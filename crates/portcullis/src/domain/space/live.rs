@@ -1,6 +1,7 @@
 //! What changes, and what is asked, while I/O runs: the policy, and the account of what it left exposed.
 
 use super::Domain;
+use crate::domain::account::Page;
 use crate::domain::policies::Governed;
 use crate::domain::{AtomicPolicy, Policy, PolicyError};
 use crate::exposure::Exposure;
@@ -65,7 +66,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     pub fn exposure(&self) -> Exposure {
         let now_ns = self.platform.now_ns();
         let (mut sum, longest_stale_ns) = self.deferred.exposure(&self.platform, now_ns);
-        let live = self.platform.with_slot(|_| self.neighbours.total(now_ns));
+        let live = self.platform.with_slot(|_| self.books.total(now_ns));
         sum += live;
         let positive = |time: i128| u128::try_from(time).unwrap_or(0);
         Exposure {
@@ -91,8 +92,14 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// The same with the caller's slot. Wraps: fewer, where it is the negative of a number.
     #[inline]
     pub(crate) fn change_neighbours(&self, slot: Option<&LocalSlot<'_>>, bytes: u64) {
+        self.change_in(self.books.of(slot), bytes);
+    }
+
+    /// The same in the slot's book.
+    #[inline]
+    pub(super) fn change_in(&self, book: Page<'_>, bytes: u64) {
         if bytes != 0 {
-            self.neighbours.change(slot, bytes, || self.platform.now_ns());
+            book.change(bytes, || self.platform.now_ns());
         }
     }
 

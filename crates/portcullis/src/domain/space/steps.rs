@@ -47,6 +47,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     }
 
     /// Takes a ring's addresses back.
+    #[allow(clippy::result_large_err, reason = "a ring that is refused comes back in place")]
     pub(crate) fn release_ring(&self, arena: RingArena) -> Result<(), ReleaseError> {
         let changing = self.changing(arena.range());
         let result = arena.release(&self.space, &self.platform);
@@ -125,10 +126,13 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         permissions: Permissions,
     ) -> bool {
         let link = |slot: &LocalSlot<'_>| {
-            // SAFETY: the caller's promise; the platform has just lent the slot.
-            unsafe { self.mapper.map_at_hand(&self.platform, slot, range, phys, permissions) }
+            let link = |turn: &crate::percpu::Turn<'_>, _: Option<crate::iova::Own<'_>>| {
+                // SAFETY: the caller's promise.
+                unsafe { self.mapper.map_at_hand(turn, range, phys, permissions) }
+            };
+            self.space.in_turn(slot, link)
         };
-        self.platform.with_slot_at_hand(link) == Some(true)
+        self.platform.with_slot_at_hand(link).flatten() == Some(true)
     }
 
     #[cold]
@@ -166,9 +170,9 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// Gives back the addresses of `range`, whose unmaps are confirmed, and counted as so many.
     pub(crate) fn take_back(&self, range: IovaRange, unmaps: u64) {
         let changing = self.changing(range);
-        self.platform.with_slot(|slot| {
-            self.counters.unmaps.add(slot, unmaps);
-            self.give_back(slot, changing.done());
+        self.with_turn(|slot, own| {
+            self.books.of(slot).add(|book| &book.unmaps, unmaps);
+            self.give_back(slot, own, changing.done());
         });
     }
 
@@ -176,12 +180,12 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// slot is held for long. What is not given back for a panic is still there.
     pub(crate) fn take_back_all(&self, ranges: &mut Vec<IovaRange>, mut neighbours: u64) {
         loop {
-            self.platform.with_slot(|slot| {
+            self.with_turn(|slot, own| {
                 let slice = ranges.len().min(SLICE);
-                self.counters.unmaps.add(slot, slice as u64);
+                self.books.of(slot).add(|book| &book.unmaps, slice as u64);
                 self.uncount_neighbours(slot, core::mem::take(&mut neighbours));
                 for range in core::iter::from_fn(|| ranges.pop()).take(slice) {
-                    self.give_back(slot, range);
+                    self.give_back(slot, own, range);
                 }
             });
             if ranges.is_empty() {
@@ -196,10 +200,11 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         let neighbours = opened > 0 || closed > 0;
         let now_ns = if neighbours { self.platform.now_ns() } else { 0 };
         self.platform.with_slot(|slot| {
-            self.counters.maps.add(slot, maps);
-            self.counters.unmaps.add(slot, unmaps);
+            let book = self.books.of(slot);
+            book.add(|book| &book.maps, maps);
+            book.add(|book| &book.unmaps, unmaps);
             if neighbours {
-                self.neighbours.settle(slot, (opened, since_ns), closed, now_ns);
+                book.settle((opened, since_ns), closed, now_ns);
             }
         });
     }

@@ -36,7 +36,7 @@ impl Cpu {
 #[test]
 fn a_grant_takes_what_is_not_used_and_no_more() {
     const BUDGET: u64 = 300;
-    let (cpu, notes) = (Cpu::new(), notes());
+    let (cpu, notes) = (Cpu::new(0), notes());
     let mut dice = Dice(1);
     // Each order has pages of its own, so that no two ranges overlap.
     let mut next = [0, 1, 2, 3, 4].map(|part| part * 512);
@@ -86,7 +86,7 @@ fn a_grant_takes_what_is_not_used_and_no_more() {
 
 #[test]
 fn a_list_that_runs_dry_fetches_twice_as_many() {
-    let cpu = Cpu::new();
+    let cpu = Cpu::new(0);
     let batches: Vec<u64> = (0..4).map(|_| cpu.next_batch(0, 0)).collect();
     assert_eq!(batches, [16, 32, 64, 64]);
     cpu.spill(&notes(), 0, 0, &mut []);
@@ -100,7 +100,7 @@ fn a_list_that_runs_dry_fetches_twice_as_many() {
 fn what_is_sent_is_bounded_and_sorted_in_by_slices() {
     let notes = notes();
     for (order, most) in [(0, 64), (0, 800), (3, 64), (3, 60), (3, 768), (3, 800), (5, 16384)] {
-        let (sender, owner) = (Cpu::new(), Cpu::new());
+        let (sender, owner) = (Cpu::new(0), Cpu::new(0));
         let inboxes = [CachePadded(Inbox::new()), CachePadded(Inbox::new())];
         let size = 1 << order;
         // What makes a letter is not sent one by one, nor kept when the letter is full.
@@ -137,13 +137,13 @@ fn what_is_sent_is_bounded_and_sorted_in_by_slices() {
 /// Owners whose ranges are collected in one place get their own, and no others.
 #[test]
 fn a_letter_has_one_owner_s_ranges() {
-    let (cpu, notes) = (Cpu::new(), notes());
+    let (cpu, notes) = (Cpu::new(0), notes());
     let inboxes = [(); 2 * OUTBOXES].map(|()| CachePadded(Inbox::new()));
     let owner = |page: u64| 1 + OUTBOXES as u64 * (page / 3 % 2);
     (0..60).for_each(|page| assert!(cpu.post(&notes, &inboxes, owner(page), (page, 0), 800)));
     let mut got = 0;
     for (number, inbox) in (0..).zip(&inboxes) {
-        while Cpu::new().receive(&notes, inbox, |page, _| {
+        while Cpu::new(0).receive(&notes, inbox, |page, _| {
             assert_eq!(owner(page), number);
             got += 1;
         }) {}
@@ -154,13 +154,13 @@ fn a_letter_has_one_owner_s_ranges() {
 /// Somebody freed a range twice at once, and has it, or another CPU has: what its list leads to is not believed.
 #[test]
 fn a_list_with_a_range_that_is_in_use_ends_there() {
-    let (cpu, notes, class) = (Cpu::new(), notes(), Class::of(0));
+    let (cpu, notes, class) = (Cpu::new(0), notes(), Class::of(0));
     cpu.grant(0, 0, 4, 4);
     (1..4).for_each(|page| assert!(cpu.push(&notes, 0, 0, page)));
     notes.write(2, 0, handed_out(7, 1));
     cpu.remember(&notes, 3, class);
     // SAFETY: there are no other notes.
-    let take = || unsafe { cpu.take(&notes, 0, class, 0, 1) };
+    let take = || unsafe { cpu.take(&notes, 0, class, 1) };
     assert_eq!((take(), take()), (Some(3), None));
     let mut drained = Vec::new();
     assert_eq!(cpu.spill(&notes, 0, 0, &mut [0; 4]), 0);

@@ -1,0 +1,201 @@
+//! Turns: what a CPU does with its slot in one go, *marked* so that others can wait for its end or keep it from beginning.
+//!
+//! A lock costs its owner two atomic operations even when nobody else wants it. Here the owner only stores that its turn has
+//! begun and that it is over, and loads whether its values were *revoked*. All that is rare is done by others, in two ways:
+//!
+//! - They wait until the turns that had begun are over (the idea of read-copy-update): what a turn has found through a pointer
+//!   stays where it is until then. Such a turn is a [`Section`].
+//! - They revoke first, and then wait until the turns with values that had begun are over: until they are done no owner has its
+//!   values (Dekker's mutual exclusion with the price moved to the side that is rare). A turn with values is a [`Turn`], which
+//!   is a section, too. It takes no frames from the embedder; a section may, for tables.
+//!
+//! Memory ordering. A turn stores that it has begun, and then loads whether it is revoked, and pointers. The others store that
+//! it is, or to the pointer, and then look which turns are under way. At least one side must see the other's store. The
+//! turn's fence between the two may be for the compiler only ([`LocalSlot::with_light_fence`]) where the platform's
+//! [`fence_all`](Platform::fence_all) makes every CPU pass a full barrier: either the turn's store is before that barrier, and
+//! the other side sees it after, or its loads are after it, and see what was stored before.
+//!
+//! What a turn did is seen by whoever waited for its end: the store that ends it is a release, the load that finds out an
+//! acquire. So is the store that begins the next, by which the end of the one before may be found out: who revokes need not
+//! wait for that one, as it sees the revocation and is without values. What was done to values meanwhile is seen by their
+//! owner: the store that ends a revocation is a release, the turn's load an acquire.
+
+use alloc::boxed::Box;
+use core::marker::PhantomData;
+use core::ops::Range;
+
+use super::CachePadded;
+use crate::platform::{LocalSlot, Platform};
+use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, pause};
+
+/// What a mark's count is above a multiple of 4 in a turn with values, and in one without.
+const WITH_VALUES: u64 = 1;
+const WITHOUT: u64 = 3;
+
+/// The marks of all CPUs, for the values of any number of [`Owned`](super::Owned).
+#[derive(Debug)]
+pub struct Marks {
+    cpus: Box<[CachePadded<Mark>]>,
+    /// Held for their sections by those without a mark.
+    others: CachePadded<Mutex<()>>,
+    /// Held by those who revoke, one at a time.
+    revoking: Mutex<()>,
+}
+
+#[derive(Debug)]
+struct Mark {
+    /// A multiple of 4 between turns; more by [`WITH_VALUES`] or [`WITHOUT`] during one.
+    turns: AtomicU64,
+    revoked: AtomicU64,
+}
+
+/// Ends the turn of this mark when it is dropped, also by a panic.
+#[derive(Debug)]
+struct Begun<'a, const KIND: u64>(&'a Mark);
+
+/// A turn in which the CPU has its values to itself, until it is dropped.
+#[derive(Debug)]
+pub struct Turn<'a> {
+    marks: &'a Marks,
+    index: usize,
+    _begun: Begun<'a, WITH_VALUES>,
+    /// It stays with its slot.
+    _on_this_cpu_only: PhantomData<*mut ()>,
+}
+
+/// A turn that others wait for, with values or without, until it is dropped.
+#[derive(Debug)]
+pub struct Section<'a> {
+    /// Nothing inside another turn on the same slot: that one is the longer.
+    _begun: Option<Begun<'a, WITHOUT>>,
+    _shared: Option<MutexGuard<'a, ()>>,
+    /// It stays with its slot.
+    _on_this_cpu_only: PhantomData<*mut ()>,
+}
+
+/// Ends a revocation, also when its closure panics.
+struct Revoked<'a>(&'a [CachePadded<Mark>]);
+
+impl Mark {
+    /// Begins a turn, [`WITH_VALUES`] or [`WITHOUT`]; `None` inside another.
+    #[inline]
+    fn begin<const KIND: u64>(&self, slot: &LocalSlot<'_>) -> Option<Begun<'_, KIND>> {
+        let turns = self.turns.load(Ordering::Relaxed);
+        if !turns.is_multiple_of(4) {
+            return None;
+        }
+        // Release: who waits for the turn before may see this one in its place.
+        self.turns.store(turns + KIND, Ordering::Release);
+        slot.fence();
+        Some(Begun(self))
+    }
+}
+
+impl<const KIND: u64> Drop for Begun<'_, KIND> {
+    #[inline]
+    fn drop(&mut self) {
+        let turns = &self.0.turns;
+        // Up to the next multiple of 4.
+        turns.store(turns.load(Ordering::Relaxed).wrapping_add(4 - KIND), Ordering::Release);
+    }
+}
+
+impl Drop for Revoked<'_> {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|mark| mark.revoked.store(0, Ordering::Release));
+    }
+}
+
+impl Marks {
+    /// For `slots` CPUs.
+    pub fn new(slots: usize) -> Self {
+        let mark = || CachePadded(Mark { turns: AtomicU64::new(0), revoked: AtomicU64::new(0) });
+        let cpus = (0..slots).map(|_| mark()).collect();
+        Self { cpus, others: CachePadded::default(), revoking: Mutex::new(()) }
+    }
+
+    /// Begins a turn with values. `None` for a slot that has no mark, while somebody else is at its values, and inside another
+    /// turn on the same slot (an interrupt handler's). Two stores and two loads in all; never waits.
+    ///
+    /// # Safety
+    /// All slots that the marks are used with are of one platform.
+    #[inline]
+    pub unsafe fn turn<'a>(&'a self, slot: &'a LocalSlot<'_>) -> Option<Turn<'a>> {
+        let index = slot.index();
+        let mark = &self.cpus.get(index)?.0;
+        let _begun = mark.begin(slot)?;
+        let is_revoked = mark.revoked.load(Ordering::Acquire) != 0;
+        (!is_revoked).then_some(Turn { marks: self, index, _begun, _on_this_cpu_only: PhantomData })
+    }
+
+    /// Begins a turn without values. Two stores in all, and no wait, for a CPU with a mark; a lock, which others hold for their
+    /// sections, without one. A caller without a mark must not be in a section already; one with a mark may.
+    ///
+    /// # Safety
+    /// As for [`turn`](Self::turn).
+    #[inline]
+    pub unsafe fn section<'a>(&'a self, slot: Option<&'a LocalSlot<'_>>) -> Section<'a> {
+        let (_begun, _shared) = match slot.and_then(|slot| Some((slot, self.cpus.get(slot.index())?))) {
+            Some((slot, mark)) => (mark.begin(slot), None),
+            None => (None, Some(self.others.lock())),
+        };
+        Section { _begun, _shared, _on_this_cpu_only: PhantomData }
+    }
+
+    /// Waits until every section that began before the call is over. One barrier of all CPUs; the caller is in no turn of its
+    /// own and holds no slot, and no lock that is taken in a section, such as one of the embedder's
+    /// [`Frames`](crate::platform::Frames).
+    pub fn synchronize<P: Platform>(&self, platform: &P) {
+        Self::wait(platform, &self.cpus, |turns| !turns.is_multiple_of(4));
+        // With a slot lent, as for every lock that is taken in one.
+        platform.with_slot(|_| drop(self.others.lock()));
+    }
+
+    /// Calls `f` while the CPUs of slots `which` are without values. Waits for turns with values only, so it may be called where
+    /// a lock of the embedder's is held. One barrier of all CPUs; the caller is in no turn, holds no slot, and is in no other such
+    /// `f`.
+    pub(super) fn revoke<P: Platform>(&self, platform: &P, which: Range<usize>, f: impl FnOnce()) {
+        let Some(which) = self.cpus.get(which).filter(|which| !which.is_empty()) else {
+            return;
+        };
+        let _one_at_a_time = self.revoking.lock();
+        let _revoked = Revoked(which);
+        which.iter().for_each(|mark| mark.revoked.store(1, Ordering::Relaxed));
+        Self::wait(platform, which, |turns| turns % 4 == WITH_VALUES);
+        f();
+    }
+
+    /// Waits until the turns of `cpus` that began before the call, and are to be `waited_for`, are over.
+    fn wait<P: Platform>(platform: &P, cpus: &[CachePadded<Mark>], waited_for: impl Fn(u64) -> bool) {
+        platform.fence_all();
+        for Mark { turns, .. } in cpus.iter().map(|cpu| &cpu.0) {
+            let began = turns.load(Ordering::Acquire);
+            while waited_for(began) && turns.load(Ordering::Acquire) == began {
+                pause();
+            }
+        }
+    }
+
+    /// How many CPUs have a mark.
+    pub fn slots(&self) -> usize {
+        self.cpus.len()
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        size_of_val(&*self.cpus)
+    }
+}
+
+impl Turn<'_> {
+    /// The number of the slot.
+    #[inline]
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// Whether it is one of `marks`.
+    #[inline]
+    pub(super) fn is_of(&self, marks: &Marks) -> bool {
+        core::ptr::eq(self.marks, marks)
+    }
+}
