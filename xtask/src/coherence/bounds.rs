@@ -50,8 +50,7 @@ pub const BOUNDS: [(&str, f64); 39] = [
     ("flush-raw-1", 0.02),
     ("flush-ring-1", 0.02),
     ("hotplug-raw-1", 0.02),
-    // The pool's mark of a CPU that goes is on a line of its own, apart from the CPU's stacks: it was 0.02 while both were on one.
-    ("hotplug-pool-1", 0.03),
+    ("hotplug-pool-1", 0.02),
 ];
 
 /// What exceeds its bound, as people read it. `outcomes` are in the order of `bounds`.

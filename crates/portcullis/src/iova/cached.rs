@@ -13,7 +13,7 @@ use super::notes::Notes;
 use super::space::Request;
 use super::word::{EXACT, NOBODY, handed_out, owner_and_pages};
 use crate::addr::PageSize;
-use crate::percpu::{CachePadded, Marks, Owned, Turn};
+use crate::percpu::{CachePadded, Marks, Turn, TurnLocal};
 use crate::platform::{LocalSlot, Platform};
 use crate::sync::{Mutex, Ordering};
 
@@ -31,7 +31,7 @@ pub(crate) struct Own<'a> {
 #[derive(Debug)]
 pub(super) struct Cached {
     notes: Notes,
-    cpus: Owned<Cpu>,
+    cpus: TurnLocal<Cpu>,
     inboxes: Box<[CachePadded<Inbox>]>,
     /// The first page that is not in the low zone.
     low_end: u64,
@@ -61,7 +61,7 @@ impl Cached {
         let share = |zone: u64| cache_pages.min(zone / 8 / slots.max(1) as u64);
         Self {
             notes: Notes::new(end),
-            cpus: Owned::of(marks, slots, |owner| Cpu::new(owner as u64)),
+            cpus: TurnLocal::new(marks, slots, |owner| Cpu::new(owner as u64)),
             inboxes: (0..slots).map(|_| CachePadded(Inbox::new())).collect(),
             // Without a high zone every request is for the low one.
             low_end: if zone_pages[1] == 0 { u64::MAX } else { low_end },

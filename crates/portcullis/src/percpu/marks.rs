@@ -17,8 +17,10 @@
 //!
 //! What a turn did is seen by whoever waited for its end: the store that ends it is a release, the load that finds out an
 //! acquire. So is the store that begins the next, by which the end of the one before may be found out: who revokes need not
-//! wait for that one, as it sees the revocation and is without values. What was done to values meanwhile is seen by their
-//! owner: the store that ends a revocation is a release, the turn's load an acquire.
+//! wait for that one, as it sees the revocation and is without values. A mark beside its value ([`Owned`](super::Owned)) does
+//! not count its turns: there who revokes waits for a store that ends one, of that turn or of a later one, which is without the
+//! value and so as good as over. What was done to values meanwhile is seen by their owner: the store that ends a revocation is
+//! a release, the turn's load an acquire.
 
 use alloc::boxed::Box;
 use core::marker::PhantomData;
@@ -32,18 +34,19 @@ use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, pause};
 const WITH_VALUES: u64 = 1;
 const WITHOUT: u64 = 3;
 
-/// The marks of all CPUs, for the values of any number of [`Owned`](super::Owned).
+/// The marks of all CPUs, for any number of values in their turns.
 #[derive(Debug)]
 pub struct Marks {
     cpus: Box<[CachePadded<Mark>]>,
     /// Held for their sections by those without a mark.
     others: CachePadded<Mutex<()>>,
-    /// Held by those who revoke, one at a time.
-    revoking: Mutex<()>,
+    /// Held by those who revoke, one at a time. Apart from what every turn reads, as the other lock.
+    revoking: CachePadded<Mutex<()>>,
 }
 
-#[derive(Debug)]
-struct Mark {
+/// What one CPU marks its turns in.
+#[derive(Debug, Default)]
+pub(super) struct Mark {
     /// A multiple of 4 between turns; more by [`WITH_VALUES`] or [`WITHOUT`] during one.
     turns: AtomicU64,
     revoked: AtomicU64,
@@ -52,6 +55,10 @@ struct Mark {
 /// Ends the turn of this mark when it is dropped, also by a panic.
 #[derive(Debug)]
 struct Begun<'a, const KIND: u64>(&'a Mark);
+
+/// Ends the turn of a mark that does not count them, when it is dropped, also by a panic.
+#[derive(Debug)]
+pub(super) struct Alone<'a>(&'a Mark);
 
 /// A turn in which the CPU has its values to itself, until it is dropped.
 #[derive(Debug)]
@@ -74,7 +81,7 @@ pub struct Section<'a> {
 }
 
 /// Ends a revocation, also when its closure panics.
-struct Revoked<'a>(&'a [CachePadded<Mark>]);
+struct Revoked<'a, I: Iterator<Item = &'a Mark> + Clone>(I);
 
 impl Mark {
     /// Begins a turn, [`WITH_VALUES`] or [`WITHOUT`]; `None` inside another.
@@ -89,6 +96,19 @@ impl Mark {
         slot.fence();
         Some(Begun(self))
     }
+
+    /// Begins a turn with the value beside this mark, which has no others; `None` inside another, and while it is revoked. Two
+    /// stores and two loads in all; never waits.
+    #[inline]
+    pub(super) fn alone(&self, slot: &LocalSlot<'_>) -> Option<Alone<'_>> {
+        if self.turns.load(Ordering::Relaxed) != 0 {
+            return None;
+        }
+        self.turns.store(WITH_VALUES, Ordering::Relaxed);
+        let begun = Alone(self);
+        slot.fence();
+        if self.revoked.load(Ordering::Acquire) == 0 { Some(begun) } else { None }
+    }
 }
 
 impl<const KIND: u64> Drop for Begun<'_, KIND> {
@@ -100,18 +120,57 @@ impl<const KIND: u64> Drop for Begun<'_, KIND> {
     }
 }
 
-impl Drop for Revoked<'_> {
+impl Drop for Alone<'_> {
+    #[inline]
     fn drop(&mut self) {
-        self.0.iter().for_each(|mark| mark.revoked.store(0, Ordering::Release));
+        self.0.turns.store(0, Ordering::Release);
+    }
+}
+
+impl<'a, I: Iterator<Item = &'a Mark> + Clone> Drop for Revoked<'a, I> {
+    fn drop(&mut self) {
+        self.0.clone().for_each(|mark| mark.revoked.store(0, Ordering::Release));
+    }
+}
+
+/// Calls `f` while the CPUs of `marks` are without values, one caller that has `revoking` at a time. One barrier of all CPUs,
+/// where there are any marks.
+pub(super) fn revoke<'a, P: Platform>(
+    platform: &P,
+    revoking: &Mutex<()>,
+    marks: impl Iterator<Item = &'a Mark> + Clone,
+    f: impl FnOnce(),
+) {
+    if marks.clone().next().is_none() {
+        return;
+    }
+    let _one_at_a_time = revoking.lock();
+    let _revoked = Revoked(marks.clone());
+    marks.clone().for_each(|mark| mark.revoked.store(1, Ordering::Relaxed));
+    wait(platform, marks, |turns| turns % 4 == WITH_VALUES);
+    f();
+}
+
+/// Waits until the turns of `marks` that began before the call, and are to be `waited_for`, are over.
+fn wait<'a, P: Platform>(
+    platform: &P,
+    marks: impl Iterator<Item = &'a Mark>,
+    waited_for: impl Fn(u64) -> bool,
+) {
+    platform.fence_all();
+    for Mark { turns, .. } in marks {
+        let began = turns.load(Ordering::Acquire);
+        while waited_for(began) && turns.load(Ordering::Acquire) == began {
+            pause();
+        }
     }
 }
 
 impl Marks {
     /// For `slots` CPUs.
     pub fn new(slots: usize) -> Self {
-        let mark = || CachePadded(Mark { turns: AtomicU64::new(0), revoked: AtomicU64::new(0) });
-        let cpus = (0..slots).map(|_| mark()).collect();
-        Self { cpus, others: CachePadded::default(), revoking: Mutex::new(()) }
+        let cpus = (0..slots).map(|_| CachePadded::default()).collect();
+        Self { cpus, others: CachePadded::default(), revoking: CachePadded::default() }
     }
 
     /// Begins a turn with values. `None` for a slot that has no mark, while somebody else is at its values, and inside another
@@ -146,7 +205,7 @@ impl Marks {
     /// own and holds no slot, and no lock that is taken in a section, such as one of the embedder's
     /// [`Frames`](crate::platform::Frames).
     pub fn synchronize<P: Platform>(&self, platform: &P) {
-        Self::wait(platform, &self.cpus, |turns| !turns.is_multiple_of(4));
+        wait(platform, self.cpus.iter().map(|cpu| &cpu.0), |turns| !turns.is_multiple_of(4));
         // With a slot lent, as for every lock that is taken in one.
         platform.with_slot(|_| drop(self.others.lock()));
     }
@@ -155,25 +214,8 @@ impl Marks {
     /// a lock of the embedder's is held. One barrier of all CPUs; the caller is in no turn, holds no slot, and is in no other such
     /// `f`.
     pub(super) fn revoke<P: Platform>(&self, platform: &P, which: Range<usize>, f: impl FnOnce()) {
-        let Some(which) = self.cpus.get(which).filter(|which| !which.is_empty()) else {
-            return;
-        };
-        let _one_at_a_time = self.revoking.lock();
-        let _revoked = Revoked(which);
-        which.iter().for_each(|mark| mark.revoked.store(1, Ordering::Relaxed));
-        Self::wait(platform, which, |turns| turns % 4 == WITH_VALUES);
-        f();
-    }
-
-    /// Waits until the turns of `cpus` that began before the call, and are to be `waited_for`, are over.
-    fn wait<P: Platform>(platform: &P, cpus: &[CachePadded<Mark>], waited_for: impl Fn(u64) -> bool) {
-        platform.fence_all();
-        for Mark { turns, .. } in cpus.iter().map(|cpu| &cpu.0) {
-            let began = turns.load(Ordering::Acquire);
-            while waited_for(began) && turns.load(Ordering::Acquire) == began {
-                pause();
-            }
-        }
+        let which = self.cpus.get(which).unwrap_or_default();
+        revoke(platform, &self.revoking, which.iter().map(|cpu| &cpu.0), f);
     }
 
     /// How many CPUs have a mark.

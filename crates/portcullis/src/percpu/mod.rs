@@ -2,9 +2,11 @@
 
 mod marks;
 mod owned;
+mod turn_local;
 
 pub use marks::{Marks, Section, Turn};
 pub use owned::Owned;
+pub use turn_local::TurnLocal;
 
 use alloc::boxed::Box;
 use core::ops::Deref;

@@ -1,79 +1,52 @@
 //! Values that their CPU uses without an atomic read-modify-write, and that others can still reach, rarely: in its
-//! [turns](super::Marks) it has its own to itself.
+//! [turns](super::Marks) it has its own to itself. Each has a mark of its own beside it, on the same cache lines.
 
 use alloc::boxed::Box;
-use alloc::sync::Arc;
 use core::ops::Range;
 
-use super::{CachePadded, Marks, Turn};
+use super::CachePadded;
+use super::marks::{Mark, revoke};
 use crate::platform::{LocalSlot, Platform};
+use crate::sync::Mutex;
 
 /// One `T` for each slot, used by the slot's owner alone, or, rarely, by one other at a time.
 #[derive(Debug)]
 pub struct Owned<T> {
-    values: Box<[CachePadded<T>]>,
-    marks: Arc<Marks>,
+    slots: Box<[CachePadded<Slot<T>>]>,
+    /// Held by those who revoke, one at a time. Apart from what every turn reads.
+    revoking: CachePadded<Mutex<()>>,
+}
+
+#[derive(Debug)]
+#[repr(C)]
+struct Slot<T> {
+    value: T,
+    mark: Mark,
 }
 
 impl<T> Owned<T> {
-    /// `slots` values, each made by `make`, with marks of their own.
+    /// `slots` values, each made by `make`.
     pub fn new(slots: usize, mut make: impl FnMut() -> T) -> Self {
-        Self::of(Arc::new(Marks::new(slots)), slots, |_| make())
+        let slot = |_| CachePadded(Slot { value: make(), mark: Mark::default() });
+        Self { slots: (0..slots).map(slot).collect(), revoking: CachePadded::default() }
     }
 
-    /// The same for turns of `marks`, with what else these are for: `make` is given the number of the slot. For CPUs that have a
-    /// mark only.
-    pub(crate) fn of(marks: Arc<Marks>, slots: usize, make: impl FnMut(usize) -> T) -> Self {
-        let slots = slots.min(marks.slots());
-        Self { values: (0..slots).map(make).map(CachePadded).collect(), marks }
-    }
-
-    /// The marks of its turns.
-    #[inline]
-    pub(crate) fn marks(&self) -> &Arc<Marks> {
-        &self.marks
-    }
-
-    /// The value of the CPU whose turn it is. `None` for a turn of other marks, and for a slot that has no value.
-    #[inline]
-    pub fn get<'a>(&'a self, turn: &'a Turn<'_>) -> Option<&'a T> {
-        if turn.is_of(&self.marks) { self.values.get(turn.index()).map(|value| &value.0) } else { None }
-    }
-
-    /// A turn of the CPU whose slot this is: with slots of the one platform that the values are for.
-    #[inline]
-    pub(crate) fn turn<'a>(&'a self, slot: &'a LocalSlot<'_>) -> Option<Turn<'a>> {
-        // SAFETY: the crate keeps to one platform where the marks are others' too, and elsewhere nothing relies on them but `T`,
-        // which may be shared.
-        unsafe { self.marks.turn(slot) }
-    }
-
-    /// Calls `f` in a turn of the CPU whose slot this is, with its value if it has one. `None`, without a call, where there is no
-    /// turn.
-    #[inline]
-    pub(crate) fn in_turn<R>(
-        &self,
-        slot: &LocalSlot<'_>,
-        f: impl FnOnce(&Turn<'_>, Option<&T>) -> R,
-    ) -> Option<R> {
-        let turn = self.turn(slot)?;
-        // They are its own marks.
-        let value = self.values.get(turn.index()).map(|value| &value.0);
-        Some(f(&turn, value))
-    }
-
-    /// Calls `f` with the value of `slot`, alone with it, in a [turn](Marks::turn). `None`, without a call, for a caller that
-    /// has no slot, and where there is no turn.
+    /// Calls `f` with the value of `slot`, alone with it, in a turn. `None`, without a call, for a caller that has no slot, or
+    /// one that there is no value for, while somebody else is at it, and inside another such call on the same slot (an
+    /// interrupt handler's). Two stores and two loads; never waits.
     #[inline]
     pub fn with<R>(&self, slot: Option<&LocalSlot<'_>>, f: impl FnOnce(&T) -> R) -> Option<R> {
-        self.in_turn(slot?, |_, value| value.map(f))?
+        let slot = slot?;
+        let Slot { value, mark } = &self.slots.get(slot.index())?.0;
+        let _turn = mark.alone(slot)?;
+        Some(f(value))
     }
 
     /// Calls `f` with every slot's number and value in turn (or with those of the slot `only`), each of them
     /// alone. Meanwhile the owners do without.
     ///
-    /// Costs one barrier of all CPUs and waits for each owner's turn to end. Not to be called inside a turn or another such call
-    /// of the same marks, with a slot lent, or from an interrupt handler.
+    /// Costs one barrier of all CPUs and waits for each owner's turn to end. Not to be called inside
+    /// [`with`](Self::with) or another such call, with a slot lent, or from an interrupt handler.
     pub fn with_others<P: Platform>(&self, platform: &P, only: Option<usize>, f: impl FnMut(usize, &T)) {
         let which = only.map_or(0..usize::MAX, |only| only..only.saturating_add(1));
         self.with_range(platform, which, f);
@@ -85,27 +58,28 @@ impl<T> Owned<T> {
     }
 
     fn with_range<P: Platform>(&self, platform: &P, which: Range<usize>, mut f: impl FnMut(usize, &T)) {
-        let end = which.end.min(self.values.len());
-        let which = which.start.min(end)..end;
+        let end = which.end.min(self.slots.len());
+        let first = which.start.min(end);
+        let slots = self.slots[first..end].iter().map(|slot| &slot.0);
         // All turns that have begun end before the first value is looked at: one may send something to another.
-        self.marks.revoke(platform, which.clone(), || {
-            which.clone().zip(&self.values[which]).for_each(|(index, value)| f(index, &value.0));
+        revoke(platform, &self.revoking, slots.clone().map(|slot| &slot.mark), || {
+            (first..).zip(slots).for_each(|(index, slot)| f(index, &slot.value));
         });
     }
 
     /// Every value, without keeping its owner away: for figures that may be a little off.
     pub fn peek(&self) -> impl Iterator<Item = &T> {
-        self.values.iter().map(|value| &value.0)
+        self.slots.iter().map(|slot| &slot.value)
     }
 
     /// How many slots it has values for.
     pub fn slots(&self) -> usize {
-        self.values.len()
+        self.slots.len()
     }
 
     /// Bytes of memory that the values take, with their marks and what keeps them apart.
     pub fn bytes(&self) -> usize {
-        size_of_val(&*self.values) + self.marks.bytes()
+        size_of_val(&*self.slots)
     }
 }
 
@@ -114,43 +88,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_turn_leads_to_the_values_of_its_own_marks_alone_and_is_over_after_a_panic() {
-        let (one, other) = (Owned::new(2, || 7), Owned::new(2, || 8));
-        let beside = Owned::of(Arc::clone(one.marks()), 1, |slot| slot);
+    fn a_turn_is_not_inside_another_and_is_over_after_a_panic() {
+        let owned = Owned::new(1, || 7);
         // SAFETY: one thread uses these values, one call after the other.
         let slots = [0, 1].map(|index| unsafe { LocalSlot::new(index) });
-        let [first, second] = &slots;
-        {
-            let turn = one.turn(first).unwrap();
-            assert_eq!((one.get(&turn), beside.get(&turn), other.get(&turn)), (Some(&7), Some(&0), None));
-            // Inside another, of whichever values.
-            assert!(one.turn(first).is_none() && beside.with(Some(first), |_| ()).is_none());
-        }
-        // A slot that has a mark and no value.
-        assert!(beside.with(Some(second), |_| ()).is_none() && one.with(Some(second), |_| ()).is_some());
-        let in_turn = || one.with(Some(first), |_| -> () { panic!("as a platform's clock does") });
+        let [own, beyond] = &slots;
+        assert_eq!(owned.with(Some(own), |value| (*value, owned.with(Some(own), |_| ()))), Some((7, None)));
+        // Slots without a value, and none at all.
+        assert!(owned.with(Some(beyond), |_| ()).is_none() && owned.with(None, |_| ()).is_none());
+        let in_turn = || owned.with(Some(own), |_| -> () { panic!("as a platform's clock does") });
         #[cfg(feature = "std")]
         assert!(std::panic::catch_unwind(core::panic::AssertUnwindSafe(in_turn)).is_err());
         #[cfg(not(feature = "std"))]
         let _ = in_turn;
-        assert!(one.turn(first).is_some());
-    }
-
-    /// A section may be taking a frame from the embedder, whose lock the caller of a drain may have.
-    #[test]
-    #[cfg(feature = "std")]
-    fn others_get_to_values_while_their_owner_is_in_a_section() {
-        let values = Arc::new(Owned::new(1, || 7));
-        // SAFETY: one thread uses the slot.
-        let slot = unsafe { LocalSlot::new(0) };
-        // SAFETY: it is the one platform's that there is.
-        let _section = unsafe { values.marks().section(Some(&slot)) };
-        let (tell, told) = std::sync::mpsc::channel();
-        let other = Arc::clone(&values);
-        std::thread::spawn(move || {
-            let platform = crate::std_platform::StdPlatform::with_slots(0);
-            other.with_others(&platform, None, |_, value| tell.send(*value).unwrap());
-        });
-        assert_eq!(told.recv_timeout(std::time::Duration::from_secs(60)), Ok(7));
+        assert_eq!(owned.with(Some(own), |value| *value), Some(7));
     }
 }

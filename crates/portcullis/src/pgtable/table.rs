@@ -11,7 +11,7 @@ use super::unmap::{Obstacle, UnmapRun};
 use super::walk::{Conflict, NewTable};
 use crate::addr::{Iova, IovaRange, PageSize, PageSizes, PhysAddr};
 use crate::broken::broken;
-use crate::percpu::{CachePadded, Marks, Owned, Section, Turn};
+use crate::percpu::{CachePadded, Marks, Section, Turn, TurnLocal};
 use crate::platform::{FRAME_SIZE, Frames, Home, LocalSlot, Platform};
 use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering, pause};
 
@@ -60,7 +60,7 @@ pub struct PageTable<F: Frames, X: Format> {
     format: X,
     root: PhysAddr,
     /// What each CPU remembers, and the marks of its turns.
-    pub(super) near: Owned<Near>,
+    pub(super) near: TurnLocal<Near>,
     /// The platform whose slots these are for.
     home: Home,
     /// The highest address, and the binary logarithm of what an entry of the root translates.
@@ -100,7 +100,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             frames,
             format,
             root: PhysAddr::new(0),
-            near: Owned::new(slots, Near::default),
+            near: TurnLocal::new(Arc::new(Marks::new(slots)), slots, |_| Near::default()),
             home: Home::default(),
             last: format.last_iova().get(),
             root_shift: format.shift(format.levels()),

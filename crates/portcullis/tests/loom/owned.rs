@@ -6,7 +6,7 @@ use std::sync::Weak;
 use ::loom::cell::UnsafeCell;
 use ::loom::sync::Arc;
 use ::loom::thread;
-use portcullis::percpu::{Counter, Owned, PerCpu};
+use portcullis::percpu::{Counter, Marks, Owned, PerCpu, TurnLocal};
 use portcullis::platform::{LocalSlot, Platform, PlatformEvents};
 
 /// A platform with full fences on both sides, as the model checker knows no others.
@@ -52,41 +52,99 @@ impl Value {
     }
 }
 
-#[test]
-fn owner_and_revoker_take_turns() {
+/// One value for slot 0, wherever its mark is.
+trait Values: Send + Sync + 'static {
+    fn new() -> Arc<Self>;
+
+    /// The owner's turn with it; whether there was one.
+    fn add_one(&self) -> bool;
+
+    fn with_others(&self, only: Option<usize>, f: impl FnMut(usize, &Value));
+}
+
+impl Values for Owned<Value> {
+    fn new() -> Arc<Self> {
+        Arc::new(Self::new(1, || Value(UnsafeCell::new(0))))
+    }
+
+    fn add_one(&self) -> bool {
+        self.with(Some(&slot()), Value::add_one).is_some()
+    }
+
+    fn with_others(&self, only: Option<usize>, f: impl FnMut(usize, &Value)) {
+        self.with_others(&Fences, only, f);
+    }
+}
+
+/// A value whose mark is apart from it.
+struct Apart {
+    marks: std::sync::Arc<Marks>,
+    value: TurnLocal<Value>,
+}
+
+impl Values for Apart {
+    fn new() -> Arc<Self> {
+        let marks = std::sync::Arc::new(Marks::new(1));
+        let value = TurnLocal::new(std::sync::Arc::clone(&marks), 1, |_| Value(UnsafeCell::new(0)));
+        Arc::new(Self { marks, value })
+    }
+
+    fn add_one(&self) -> bool {
+        let slot = slot();
+        // SAFETY: there is one platform.
+        let turn = unsafe { self.marks.turn(&slot) };
+        turn.as_ref().and_then(|turn| self.value.get(turn)).map(Value::add_one).is_some()
+    }
+
+    fn with_others(&self, only: Option<usize>, f: impl FnMut(usize, &Value)) {
+        self.value.with_others(&Fences, only, f);
+    }
+}
+
+fn owner_and_revoker<V: Values>() {
     ::loom::model(|| {
-        let owned = Arc::new(Owned::new(1, || Value(UnsafeCell::new(0))));
+        let values = V::new();
         let owner = {
-            let owned = Arc::clone(&owned);
-            let turn = move || owned.with(Some(&slot()), Value::add_one).is_some();
+            let values = Arc::clone(&values);
             // Twice: the second may be met in the place of the first.
-            thread::spawn(move || u32::from(turn()) + u32::from(turn()))
+            thread::spawn(move || u32::from(values.add_one()) + u32::from(values.add_one()))
         };
-        owned.with_others(&Fences, None, |_, value| value.add_one());
+        values.with_others(None, |_, value| value.add_one());
         let expected = 1 + owner.join().unwrap();
         let mut sum = 0;
-        owned.with_others(&Fences, None, |_, value| {
+        values.with_others(None, |_, value| {
             // SAFETY: as in `add_one`.
             value.0.with(|value| sum = unsafe { *value });
         });
         assert_eq!(sum, expected);
         // Afterwards the owner has it again.
-        assert!(owned.with(Some(&slot()), Value::add_one).is_some());
+        assert!(values.add_one());
+    });
+}
+
+#[test]
+fn owner_and_revoker_take_turns() {
+    owner_and_revoker::<Owned<Value>>();
+    owner_and_revoker::<Apart>();
+}
+
+fn two_revokers<V: Values>() {
+    ::loom::model(|| {
+        let values = V::new();
+        let other = {
+            let values = Arc::clone(&values);
+            thread::spawn(move || values.with_others(Some(0), |_, value| value.add_one()))
+        };
+        values.with_others(None, |_, value| value.add_one());
+        other.join().unwrap();
+        assert!(values.add_one());
     });
 }
 
 #[test]
 fn two_revokers_take_turns_too() {
-    ::loom::model(|| {
-        let owned = Arc::new(Owned::new(1, || Value(UnsafeCell::new(0))));
-        let other = {
-            let owned = Arc::clone(&owned);
-            thread::spawn(move || owned.with_others(&Fences, Some(0), |_, value| value.add_one()))
-        };
-        owned.with_others(&Fences, None, |_, value| value.add_one());
-        other.join().unwrap();
-        assert!(owned.with(Some(&slot()), Value::add_one).is_some());
-    });
+    two_revokers::<Owned<Value>>();
+    two_revokers::<Apart>();
 }
 
 /// Two slots beyond those that a counter was made for share its last word.

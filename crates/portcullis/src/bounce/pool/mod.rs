@@ -94,7 +94,9 @@ use crate::sync::Mutex;
 /// end without a copy. Mappings that were made directly stay as they are. What the hardware does not confirm then is
 /// leaked rather than freed. The platform holds the pool while it tells it of an event, so the end may come a moment
 /// after the last handle has gone: on the timer's thread, or on one that is giving its slot back.
+// Alone on its cache lines: what counts the handles lies in front of it, and changes with each event that the platform tells.
 #[derive(Debug)]
+#[repr(align(128))]
 pub struct BouncePool<M: Mapper, P: Platform, C: CopyMemory> {
     domain: Arc<Domain<M, P>>,
     /// Not dropped where a device may still reach memory of it.

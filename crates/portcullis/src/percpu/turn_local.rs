@@ -1,0 +1,129 @@
+//! Values as those of [`Owned`](super::Owned), for turns that lead to several of them, or that others wait for, too: their
+//! [`Marks`] are apart from them.
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+
+use super::{CachePadded, Marks, Turn};
+use crate::platform::{LocalSlot, Platform};
+
+/// One `T` for each slot, used by the slot's owner alone, in its turns of `marks`, or, rarely, by one other at a time.
+#[derive(Debug)]
+pub struct TurnLocal<T> {
+    values: Box<[CachePadded<T>]>,
+    marks: Arc<Marks>,
+}
+
+impl<T> TurnLocal<T> {
+    /// A value for each of `slots` CPUs, of those that have one of the `marks`: `make` is given the number of the slot.
+    pub fn new(marks: Arc<Marks>, slots: usize, make: impl FnMut(usize) -> T) -> Self {
+        let slots = slots.min(marks.slots());
+        Self { values: (0..slots).map(make).map(CachePadded).collect(), marks }
+    }
+
+    /// The marks of its turns.
+    #[inline]
+    pub(crate) fn marks(&self) -> &Arc<Marks> {
+        &self.marks
+    }
+
+    /// The value of the CPU whose turn it is. `None` for a turn of other marks, and for a slot that has no value.
+    #[inline]
+    pub fn get<'a>(&'a self, turn: &'a Turn<'_>) -> Option<&'a T> {
+        if turn.is_of(&self.marks) { self.values.get(turn.index()).map(|value| &value.0) } else { None }
+    }
+
+    /// A turn of the CPU whose slot this is: with slots of the one platform that the values are for.
+    #[inline]
+    pub(crate) fn turn<'a>(&'a self, slot: &'a LocalSlot<'_>) -> Option<Turn<'a>> {
+        // SAFETY: the crate keeps to one platform, wherever it has such values.
+        unsafe { self.marks.turn(slot) }
+    }
+
+    /// Calls `f` in a turn of the CPU whose slot this is, with its value if it has one. `None`, without a call, where there is no
+    /// turn.
+    #[inline]
+    pub(crate) fn in_turn<R>(
+        &self,
+        slot: &LocalSlot<'_>,
+        f: impl FnOnce(&Turn<'_>, Option<&T>) -> R,
+    ) -> Option<R> {
+        let turn = self.turn(slot)?;
+        // They are its own marks.
+        let value = self.values.get(turn.index()).map(|value| &value.0);
+        Some(f(&turn, value))
+    }
+
+    /// Calls `f` with every slot's number and value in turn (or with those of the slot `only`), each of them
+    /// alone. Meanwhile the owners do without.
+    ///
+    /// Costs one barrier of all CPUs and waits for each owner's turn to end. Not to be called inside a turn or another such call
+    /// of the same marks, with a slot lent, or from an interrupt handler.
+    pub fn with_others<P: Platform>(&self, platform: &P, only: Option<usize>, mut f: impl FnMut(usize, &T)) {
+        let which = only.map_or(0..usize::MAX, |only| only..only.saturating_add(1));
+        let end = which.end.min(self.values.len());
+        let which = which.start.min(end)..end;
+        // All turns that have begun end before the first value is looked at: one may send something to another.
+        self.marks.revoke(platform, which.clone(), || {
+            which.clone().zip(&self.values[which]).for_each(|(index, value)| f(index, &value.0));
+        });
+    }
+
+    /// Every value, without keeping its owner away: for figures that may be a little off.
+    pub fn peek(&self) -> impl Iterator<Item = &T> {
+        self.values.iter().map(|value| &value.0)
+    }
+
+    /// Bytes of memory that the values take, with their marks and what keeps them apart.
+    pub fn bytes(&self) -> usize {
+        size_of_val(&*self.values) + self.marks.bytes()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_turn_leads_to_the_values_of_its_own_marks_alone_and_is_over_after_a_panic() {
+        let of = |value| TurnLocal::new(Arc::new(Marks::new(2)), 2, move |_| value);
+        let (one, other) = (of(7), of(8));
+        let beside = TurnLocal::new(Arc::clone(one.marks()), 1, |slot| slot);
+        // SAFETY: one thread uses these values, one call after the other.
+        let slots = [0, 1].map(|index| unsafe { LocalSlot::new(index) });
+        let [first, second] = &slots;
+        {
+            let turn = one.turn(first).unwrap();
+            assert_eq!((one.get(&turn), beside.get(&turn), other.get(&turn)), (Some(&7), Some(&0), None));
+            // Inside another, of whichever values.
+            assert!(one.turn(first).is_none() && beside.in_turn(first, |_, _| ()).is_none());
+        }
+        // A slot that has a mark and no value.
+        let value = |values: &TurnLocal<_>| values.in_turn(second, |_, value| value.copied());
+        assert_eq!((value(&beside), value(&one)), (Some(None), Some(Some(7))));
+        let in_turn = || one.in_turn(first, |_, _| -> () { panic!("as a platform's clock does") });
+        #[cfg(feature = "std")]
+        assert!(std::panic::catch_unwind(core::panic::AssertUnwindSafe(in_turn)).is_err());
+        #[cfg(not(feature = "std"))]
+        let _ = in_turn;
+        assert!(one.turn(first).is_some());
+    }
+
+    /// A section may be taking a frame from the embedder, whose lock the caller of a drain may have.
+    #[test]
+    #[cfg(feature = "std")]
+    fn others_get_to_values_while_their_owner_is_in_a_section() {
+        let values = Arc::new(TurnLocal::new(Arc::new(Marks::new(1)), 1, |_| 7));
+        // SAFETY: one thread uses the slot.
+        let slot = unsafe { LocalSlot::new(0) };
+        // SAFETY: it is the one platform's that there is.
+        let _section = unsafe { values.marks().section(Some(&slot)) };
+        let (tell, told) = std::sync::mpsc::channel();
+        let other = Arc::clone(&values);
+        std::thread::spawn(move || {
+            let platform = crate::std_platform::StdPlatform::with_slots(0);
+            other.with_others(&platform, None, |_, value| tell.send(*value).unwrap());
+        });
+        assert_eq!(told.recv_timeout(std::time::Duration::from_secs(60)), Ok(7));
+    }
+}
