@@ -6,28 +6,69 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use portcullis::addr::{Direction, PhysAddr};
+use portcullis::bounce::pool::{Attributes, BounceDevice, BouncePool, DeviceProfile, PoolConfig};
+use portcullis::bounce::swiotlb::{Constraints, Swiotlb, SwiotlbConfig};
 use portcullis::dma::DmaDevice;
 use portcullis::domain::{PhysSegment, Policy};
 use portcullis::platform::FRAME_SIZE;
+use portcullis::std_platform::StdPlatform;
 
-use counted::Page;
+use counted::{Heap, Page};
 
 /// Each kind of work, and the most instructions that a pair of map and unmap may take: today's figure and a few more.
 /// These only go down.
-const BARS: [(&str, u64); 4] = [("raw-1", 500), ("raw-4", 645), ("typed-1", 500), ("lazy-1", 685)];
+const BARS: [(&str, u64); 6] =
+    [("raw-1", 500), ("raw-4", 645), ("typed-1", 500), ("lazy-1", 685), ("pool-1", 210), ("swiotlb-1", 170)];
 
 /// Run by [`the_fast_paths_stay_short`] in a process of its own.
 #[test]
 #[ignore = "the work that callgrind counts"]
 fn work() {
     let Some((kind, rounds)) = counted::asked() else { return };
-    let policy = match &*kind {
+    match &*kind {
+        "pool-1" => pool(rounds),
+        "swiotlb-1" => swiotlb(rounds),
+        _ => mapped(&kind, rounds),
+    }
+}
+
+/// What is to be mapped: no memory at all.
+const PHYS: PhysAddr = PhysAddr::new(1 << 32);
+
+/// Through the buffers of a pool, all but the copies.
+fn pool(rounds: u32) {
+    let pool = BouncePool::new(counted::domain(Policy::Strict), Heap, PoolConfig::default()).unwrap();
+    let device = BounceDevice::new(pool, DeviceProfile::default()).unwrap();
+    for _ in 0..rounds {
+        let list = [PhysSegment { phys: black_box(PHYS), len: FRAME_SIZE }];
+        // SAFETY: nothing is copied, and no device is behind the tables.
+        let mapped = unsafe { device.map(&list, Direction::ToDevice, Attributes::default()) }.unwrap();
+        // SAFETY: as above.
+        unsafe { device.pool().unmap(black_box(mapped.iova()), FRAME_SIZE) }.unwrap();
+    }
+}
+
+/// The same of the pool without translation.
+fn swiotlb(rounds: u32) {
+    let pool = Swiotlb::new(StdPlatform::new(), Heap, &SwiotlbConfig::default()).unwrap();
+    let constraints = Constraints::new();
+    for _ in 0..rounds {
+        let original = PhysSegment { phys: black_box(PHYS), len: FRAME_SIZE };
+        // SAFETY: nothing is copied, and there is no device.
+        let mapped = unsafe { pool.map(original, Direction::ToDevice, &constraints) }.unwrap();
+        // SAFETY: as above.
+        unsafe { pool.unmap(black_box(mapped.phys), FRAME_SIZE) }.unwrap();
+    }
+}
+
+fn mapped(kind: &str, rounds: u32) {
+    let policy = match kind {
         "lazy-1" => Policy::Lazy { window_ns: u64::MAX },
         _ => Policy::Strict,
     };
     let domain = counted::domain(policy);
     let device = DmaDevice::new(Arc::clone(&domain), u64::MAX);
-    let phys = PhysAddr::new(1 << 32);
+    let phys = PHYS;
     let len = if kind == "raw-4" { 4 * FRAME_SIZE } else { FRAME_SIZE };
     let mut page = Some(Page([PhysSegment { phys, len }]));
     for _ in 0..rounds {

@@ -315,7 +315,7 @@ unsafe impl<T: Platform> Platform for Arc<T> {
         T::with_slot(self, f)
     }
 
-    #[inline]
+    #[inline(always)]
     fn with_slot_at_hand<R>(&self, f: impl FnOnce(&LocalSlot<'_>) -> R) -> Option<R> {
         T::with_slot_at_hand(self, f)
     }

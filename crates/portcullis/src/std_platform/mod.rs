@@ -164,7 +164,9 @@ unsafe impl Platform for StdPlatform {
             .as_ref())
     }
 
-    #[inline]
+    // Always: `f` is the fast path itself. Where that is long, the compiler makes a function of the two by itself, and the
+    // caller a call, with results through memory.
+    #[inline(always)]
     fn with_slot_at_hand<R>(&self, f: impl FnOnce(&LocalSlot<'_>) -> R) -> Option<R> {
         let (id, slot) = Self::last();
         // Where each turn needs a fence, a call more makes no difference.

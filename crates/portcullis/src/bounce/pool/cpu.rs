@@ -74,15 +74,16 @@ impl Cpu {
         let pair = self.pair(class, kind);
         let mut full = None;
         let slot = slots.get(index)?;
-        if pair.slots.get() >= most {
+        let mut newer = pair.slots.get();
+        if newer >= most {
             full = chain(pair.older.get(), pair.older_slots.get());
             pair.older.set(pair.first.get());
-            pair.older_slots.set(pair.slots.get());
-            pair.slots.set(0);
+            pair.older_slots.set(newer);
+            newer = 0;
         }
-        slot.set_next(if pair.slots.get() == 0 { 0 } else { pair.first.get() });
+        slot.set_next(if newer == 0 { 0 } else { pair.first.get() });
         pair.first.set(link_to(index));
-        pair.slots.set(pair.slots.get() + 1);
+        pair.slots.set(newer + 1);
         full
     }
 

@@ -60,13 +60,10 @@ impl<M: Mapper, P: Platform, C: CopyMemory> InHand<'_, M, P, C> {
 }
 
 impl<M: Mapper, P: Platform, C: CopyMemory> Drop for InHand<'_, M, P, C> {
-    #[cold]
+    // By value from here on, and so in registers: what is dropped by a function of its own must be in memory.
+    #[inline]
     fn drop(&mut self) {
-        let Self { pool, class, kind, index } = *self;
-        let slot = &pool.slots[index];
-        slot.set_phase(Phase::Free);
-        slot.set_group(NOBODY);
-        pool.store(class, kind, Chain { first: link_to(index), slots: 1 });
+        self.pool.take_from_hand(self.class, self.kind, self.index);
     }
 }
 
@@ -168,6 +165,15 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     #[inline(always)]
     pub(super) fn in_hand(&self, class: usize, kind: usize, index: usize) -> InHand<'_, M, P, C> {
         InHand { pool: self, class, kind, index }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn take_from_hand(&self, class: usize, kind: usize, index: usize) {
+        let slot = &self.slots[index];
+        slot.set_phase(Phase::Free);
+        slot.set_group(NOBODY);
+        self.store(class, kind, Chain { first: link_to(index), slots: 1 });
     }
 
     /// Room for a slot of `class` that is to get memory.
