@@ -7,11 +7,11 @@ use portcullis::addr::{Direction, Iova, PhysAddr};
 use portcullis::bounce::pool::{Attributes, BounceDevice, BouncePool, DeviceProfile, PoolConfig};
 use portcullis::bounce::swiotlb::{Constraints, Swiotlb, SwiotlbConfig};
 use portcullis::dma::{
-    AdaptiveMapping, AdaptiveRing, DmaBuffer, DmaDevice, DmaSegment, Mapped, RawBatch, RingMapping,
-    StrictRing, StrictRingConfig,
+    AdaptiveMapping, AdaptiveRing, DmaBuffer, DmaDevice, DmaDomain, DmaMask, DmaSegment, Ended, Mapping,
+    NoCopies, Queue, QueueConfig, RawBatch, RingMapping, StrictRing, StrictRingConfig,
 };
 use portcullis::domain::{PhysSegment, Policy};
-use portcullis::invalidation::InvalidationQueue;
+use portcullis::invalidation::{DeviceId, InvalidationQueue};
 use portcullis::platform::{FRAME_SIZE, Platform};
 
 use super::machine::{World, phys, refused};
@@ -24,6 +24,7 @@ use crate::runner::Failure;
 
 type Device<Q, P> = DmaDevice<Tables<Q>, P>;
 type Bounce<Q, P> = BounceDevice<Tables<Q>, P, Ram<true>>;
+type Machine<Q, P> = (Tables<Q>, P, NoCopies);
 type Slots<P> = Swiotlb<P, Ram<true>>;
 
 const DIRECTION: Direction = Direction::ToDevice;
@@ -88,8 +89,11 @@ impl<Q: InvalidationQueue, P: Platform + Clone> Subject for Ours<Q, P> {
         Ok(match case.workload.kind {
             Kind::Raw | Kind::Lazy => Box::new(Single { device, work, iovas }),
             Kind::Typed => {
-                let buffer = |index| Typed::Idle(Pages::new(work.segment(index)));
-                Box::new(Owned { mappings: (0..live).map(buffer).collect(), device: Arc::new(device) })
+                let domain = DmaDomain::<Machine<Q, P>>::over(Arc::clone(&self.world.domain), None);
+                let device = domain.attach(DeviceId(0), DmaMask::BITS_64).map_err(refused)?;
+                let queue = device.queue(QueueConfig::direct()).map_err(refused)?;
+                let slots = (0..live).map(|index| Typed::Idle(Pages::new(work.segment(index)))).collect();
+                Box::new(Owned { queue, slots })
             }
             Kind::Sg => {
                 let lists = (0..live).map(|index| work.list(index)).collect();
@@ -214,42 +218,42 @@ unsafe impl DmaBuffer for Pages {
     }
 }
 
-enum Typed<Q: InvalidationQueue, P: Platform> {
+enum Typed {
     Idle(Pages),
-    Live(Mapped<Pages, &'static Device<Q, P>>),
+    Live(Mapping<Pages>),
     Gone,
 }
 
-/// A queue of a driver: mappings that borrow its device.
+/// A queue of a driver, whose mappings own their buffers.
 struct Owned<Q: InvalidationQueue, P: Platform> {
-    /// Dropped before the device that they borrow.
-    mappings: Vec<Typed<Q, P>>,
-    device: Arc<Device<Q, P>>,
+    queue: Queue<Machine<Q, P>, Pages>,
+    slots: Vec<Typed>,
 }
 
 impl<Q: InvalidationQueue, P: Platform> Lane for Owned<Q, P> {
     #[inline(always)]
     fn map(&mut self, index: usize) -> bool {
-        let Typed::Idle(buffer) = std::mem::replace(&mut self.mappings[index], Typed::Gone) else {
+        let Typed::Idle(buffer) = std::mem::replace(&mut self.slots[index], Typed::Gone) else {
             return false;
         };
-        // SAFETY: the device stays where it is until `self.device` is dropped, which the mappings are before.
-        let device: &'static Device<Q, P> = unsafe { &*Arc::as_ptr(&self.device) };
-        let mapped = device.map(buffer, DIRECTION);
-        put(&mut self.mappings, index, mapped.ok().map(Typed::Live))
+        let mapped = self.queue.map(buffer, DIRECTION);
+        put(&mut self.slots, index, mapped.ok().map(Typed::Live))
     }
 
     #[inline(always)]
     fn unmap(&mut self, index: usize) -> bool {
-        let Typed::Live(mapped) = std::mem::replace(&mut self.mappings[index], Typed::Gone) else {
+        let Typed::Live(mapping) = std::mem::replace(&mut self.slots[index], Typed::Gone) else {
             return false;
         };
-        put(&mut self.mappings, index, mapped.unmap().ok().map(Typed::Idle))
+        match self.queue.unmap(mapping) {
+            Ok(Ended::Done(buffer)) => put(&mut self.slots, index, Some(Typed::Idle(buffer))),
+            _ => false,
+        }
     }
 
     fn address(&self, index: usize) -> u64 {
-        match &self.mappings[index] {
-            Typed::Live(mapped) => mapped.iova().get(),
+        match &self.slots[index] {
+            Typed::Live(mapping) => mapping.iova().get(),
             _ => 0,
         }
     }
