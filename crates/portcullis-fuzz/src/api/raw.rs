@@ -208,7 +208,7 @@ impl<X: Format> World<X> {
         // In order as a rule.
         let which = if input.flag() { 0 } else { which };
         let mapping = self.raw.in_ring.remove(which);
-        let range = mapping.range().unwrap();
+        let range = mapping.range(self.raw.ring.device().domain().granule()).unwrap();
         let (iova, len) = (range.start().get(), range.len());
         let waits = Some(State::Until(End::Ring));
         let before = self.raw.ring.waiting();

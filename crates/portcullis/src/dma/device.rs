@@ -107,7 +107,7 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         let segment = PhysSegment { phys, len };
         // SAFETY: the caller's promise.
         match unsafe { self.map_at_hand(segment, direction) } {
-            Some(first) => Ok(first),
+            Some(range) => Ok(self.first_of(segment, range)),
             // SAFETY: the caller's promise.
             None => unsafe { self.map_list(&[segment], direction) }.map(|(first, _)| first),
         }
@@ -202,39 +202,23 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         Mapped::new(self, buffer, direction)
     }
 
-    /// Maps one segment, if that is quickly done. Returns the device's address of its first byte; `None` where nothing is
-    /// changed, and [`map_list`](Self::map_list) does it or says why not.
+    /// Maps one segment, if that is quickly done, and returns its pages; `None` where nothing is changed, and
+    /// [`map_list`](Self::map_list) does it or says why not.
     ///
     /// # Safety
     /// As for [`map_single`](Self::map_single).
     #[inline]
-    pub(super) unsafe fn map_at_hand(&self, segment: PhysSegment, direction: Direction) -> Option<Iova> {
-        // SAFETY: the caller's promise.
-        unsafe { self.map_pages_at_hand(segment, direction) }.map(|(first, _)| first)
-    }
-
-    /// The same, with the pages.
-    ///
-    /// # Safety
-    /// As for [`map_single`](Self::map_single).
-    #[inline]
-    pub(super) unsafe fn map_pages_at_hand(
-        &self,
-        segment: PhysSegment,
-        direction: Direction,
-    ) -> Option<(Iova, IovaRange)> {
+    pub(super) unsafe fn map_at_hand(&self, segment: PhysSegment, direction: Direction) -> Option<IovaRange> {
         if !self.is_translated() {
             return None;
         }
         // SAFETY: the caller's promise.
-        let range =
-            unsafe { self.domain.map_at_hand(segment, direction.permissions(), Iova::new(self.mask)) }?;
-        Some((self.first_of(segment, range), range))
+        unsafe { self.domain.map_at_hand(segment, direction.permissions(), Iova::new(self.mask)) }
     }
 
     /// Where the device finds the first byte of a list that begins with `segment` and is mapped to `range`.
     #[inline]
-    fn first_of(&self, segment: PhysSegment, range: IovaRange) -> Iova {
+    pub(super) fn first_of(&self, segment: PhysSegment, range: IovaRange) -> Iova {
         Iova::new(range.start().get() | segment.phys.page_offset(self.domain.granule()))
     }
 

@@ -19,7 +19,6 @@ use super::device::bytes_of;
 use super::layout::device_view;
 use super::{DmaDevice, DmaSegment};
 use crate::addr::{Direction, Iova, IovaRange};
-use crate::broken::broken;
 use crate::domain::{MapListError, PhysSegment, UnmapError};
 use crate::mapper::Mapper;
 use crate::platform::Platform;
@@ -153,14 +152,11 @@ impl<B: DmaBuffer, D: Handle> Mapped<B, D> {
         // dropped only after an unmap, or leaked.
         let mapped = match list {
             // SAFETY: see above.
-            [segment] => unsafe { device.map_at_hand(*segment, direction) },
+            [segment] => unsafe { device.map_at_hand(*segment, direction) }.map(|range| (segment, range)),
             _ => None,
         };
         let mapped = match mapped {
-            Some(first) => {
-                let pages = IovaRange::of_pages(first, used, device.domain().granule());
-                Ok((first, Some(pages.unwrap_or_else(|| broken("what is mapped has pages")))))
-            }
+            Some((segment, range)) => Ok((device.first_of(*segment, range), Some(range))),
             // SAFETY: see above.
             None => unsafe { device.map_list(list, direction) },
         };

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use portcullis::addr::{Direction, Iova, Permissions, PhysAddr};
+use portcullis::addr::{Direction, Iova, PageSize, Permissions, PhysAddr};
 use portcullis::dma::{DmaDevice, DmaSegment, RawBatch, RingMapping, StrictRing, StrictRingConfig};
 use portcullis::domain::{PhysSegment, Policy, PolicyError};
 use portcullis::invalidation::InvalidationError;
@@ -74,9 +74,9 @@ fn a_part_of_a_page_keeps_its_offset_and_gets_all_the_pages_that_it_touches() {
         let (first, last) = (mapping.iova(), mapping.iova().checked_add(len - 1).unwrap());
         assert_eq!(bench.iommu.probe(DEVICE, first, Permissions::WRITE), Some(phys));
         assert_eq!(bench.iommu.probe(DEVICE, last, Permissions::WRITE), phys.checked_add(len - 1));
-        let range = mapping.range().unwrap();
+        let range = mapping.range(PageSize::SIZE_4K).unwrap();
         assert!(range.start() <= first && range.last() >= last && range.len() - len < 2 * PAGE);
-        assert!(live.iter().all(|other| !other.range().unwrap().contains_range(range)));
+        assert!(live.iter().all(|other| !other.range(PageSize::SIZE_4K).unwrap().contains_range(range)));
         live.push(mapping);
     }
     let starts: Vec<Iova> = live.iter().map(RingMapping::iova).collect();

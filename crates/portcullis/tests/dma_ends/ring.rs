@@ -1,6 +1,6 @@
 //! Rings: descriptors in order and not, laps, what is full, and what fails half-way.
 
-use portcullis::addr::{Direction, PhysAddr};
+use portcullis::addr::{Direction, PageSize, PhysAddr};
 use portcullis::dma::{
     DmaDevice, DmaSegment, RingError, RingMapping, RingUnmap, StrictRing, StrictRingConfig,
 };
@@ -254,8 +254,8 @@ fn a_descriptor_of_another_domain_s_ring_at_the_same_addresses_is_refused() {
     let (bench, other) = (Bench::new(Policy::Strict), Bench::new(Policy::Strict));
     let (mut one, mut two) = (ring(&bench, 8, 1), ring(&other, 8, 1));
     let (first, second) = (map(&bench, &mut one, 1), map(&other, &mut two, 1));
-    assert_eq!(first.range(), second.range(), "or the test means nothing");
-    let (start, range) = (first.iova(), second.range().unwrap());
+    assert_eq!(first.range(PageSize::SIZE_4K), second.range(PageSize::SIZE_4K), "or the test means nothing");
+    let (start, range) = (first.iova(), second.range(PageSize::SIZE_4K).unwrap());
     let failed = one.unmap(second).unwrap_err();
     assert_eq!(failed.error, RingError::Foreign { range });
     assert!(bench.reaches(start) && other.reaches(start), "neither ring has ended anything");
@@ -273,7 +273,7 @@ fn without_translation_a_ring_hands_memory_s_own_addresses_through() {
     let list = [PhysSegment { phys: PhysAddr::new(0x5010), len: 0x20 }];
     let (first, second) =
         (ring.open(&list, Direction::ToDevice).unwrap(), ring.open(&list, Direction::ToDevice).unwrap());
-    assert_eq!((first.iova().get(), first.range()), (0x5010, None));
+    assert_eq!((first.iova().get(), first.range(PageSize::SIZE_4K)), (0x5010, None));
     assert_eq!(ring.unmap(first).unwrap(), RingUnmap::Waiting);
     assert_eq!(ring.unmap(second).unwrap(), RingUnmap::Committed);
     let error = ring.open(&[page(0)], Direction::ToDevice).unwrap_err();

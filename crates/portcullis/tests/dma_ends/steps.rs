@@ -1,6 +1,6 @@
 //! The steps underneath a ring: reserve, link, unlink, commit, release.
 
-use portcullis::addr::{Direction, Iova, IovaRange};
+use portcullis::addr::{Direction, Iova, IovaRange, PageSize};
 use portcullis::dma::{RingError, RingUnmap, StrictRing, StrictRingConfig};
 use portcullis::domain::{MapListError, Policy};
 use portcullis::invalidation::InvalidationError;
@@ -60,7 +60,7 @@ fn what_was_released_by_the_step_does_not_keep_its_neighbours() {
     let mut ring = StrictRing::new(&bench.device, StrictRingConfig::new(16, PAGE, 8)).unwrap();
     let mut map = |number| ring.open(&[page(number)], Direction::Bidirectional).unwrap();
     let descriptors = [map(0), map(1), map(2), map(3)];
-    let second = descriptors[1].range().unwrap();
+    let second = descriptors[1].range(PageSize::SIZE_4K).unwrap();
     ring.unlink(second).unwrap();
     ring.commit().unwrap();
     ring.release(second).unwrap();

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use portcullis::addr::{Direction, Iova, IovaRange, Permissions, PhysAddr};
+use portcullis::addr::{Direction, Iova, IovaRange, PageSize, Permissions, PhysAddr};
 use portcullis::dma::{
     BatchError, CoherentError, CoherentMemory, DmaDevice, RawBatch, RingError, RingUnmap, StrictRing,
     StrictRingConfig,
@@ -105,7 +105,7 @@ fn a_ring_that_meets_somebody_else_s_page_uses_other_addresses_and_leaves_the_pa
         for _ in 0..20 {
             let mapping = ring.open(&[page(2), page(4)], Direction::Bidirectional);
             let Ok(mapping) = mapping else { break };
-            assert!(!overlap(mapping.range().unwrap(), next));
+            assert!(!overlap(mapping.range(PageSize::SIZE_4K).unwrap(), next));
             assert_eq!(ring.unmap(mapping).unwrap(), RingUnmap::Committed);
         }
         assert_eq!(ring.unmap(first).unwrap(), RingUnmap::Committed);
@@ -168,7 +168,7 @@ fn what_somebody_has_unmapped_is_out_of_reach_after_a_commit() {
         for step in [false, true] {
             let list = [page(0), page(2), page(4)];
             let mapping = ring.open(&list, Direction::Bidirectional).unwrap();
-            let range = mapping.range().unwrap();
+            let range = mapping.range(PageSize::SIZE_4K).unwrap();
             let reached = || (0..3).filter(|n| bench.reaches(pages(range.start(), *n, 1).start())).count();
             assert_eq!(reached(), 3);
             bench.domain.unmap(pages(range.start(), gone, count)).unwrap();

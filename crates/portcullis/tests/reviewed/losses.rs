@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use portcullis::addr::{Direction, Iova, IovaRange, Permissions};
+use portcullis::addr::{Direction, Iova, IovaRange, PageSize, Permissions};
 use portcullis::dma::{RawBatch, StrictRing, StrictRingConfig};
 use portcullis::domain::{Domain, MapListError, Policy};
 use portcullis::invalidation::InvalidationError;
@@ -80,7 +80,7 @@ fn a_ring_that_ends_gives_no_address_back_that_is_mapped() {
     for (is_dropped, is_removed) in [(false, false), (false, true), (true, false), (true, true)] {
         let rig = Rig::new(Clocked::new(2), Policy::Strict, Hooked::new);
         let mut ring = StrictRing::new(&rig.device, StrictRingConfig::new(512, PAGE, 1)).unwrap();
-        let range = ring.open(&[page(1)], BOTH).unwrap().range().unwrap();
+        let range = ring.open(&[page(1)], BOTH).unwrap().range(PageSize::SIZE_4K).unwrap();
         assert!(rig.reaches(range.start()));
         let mut other = RawBatch::new(&rig.device, 1);
         if is_removed {
@@ -109,7 +109,7 @@ fn a_ring_that_ends_unconfirmed_gives_no_address_back() {
         for is_unlinked in [false, true] {
             let rig = Rig::new(Clocked::new(2), Policy::Strict, Hooked::new);
             let mut ring = StrictRing::new(&rig.device, StrictRingConfig::new(512, PAGE, 1)).unwrap();
-            let range = ring.open(&[page(1)], BOTH).unwrap().range().unwrap();
+            let range = ring.open(&[page(1)], BOTH).unwrap().range(PageSize::SIZE_4K).unwrap();
             assert!(rig.reaches(range.start()));
             ring.release(range).unwrap();
             if is_unlinked {

@@ -17,6 +17,10 @@ pub enum Way {
     Direct,
 }
 
+impl Way {
+    pub(crate) const ALL: [Self; 4] = [Self::Slot, Self::SingleUse, Self::Split, Self::Direct];
+}
+
 /// What the device is to be given, and what [`unmap`](super::BouncePool::unmap) is.
 #[derive(Debug, Clone, Copy)]
 pub struct PoolMapping<'a> {

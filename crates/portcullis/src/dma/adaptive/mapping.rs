@@ -2,7 +2,7 @@
 
 use super::AdaptiveUnmapFailed;
 use super::book::Choice;
-use crate::addr::Iova;
+use crate::addr::{Iova, PageSize};
 use crate::bounce::pool::{BounceError, Way};
 use crate::dma::{RingError, RingMapping};
 
@@ -58,7 +58,7 @@ impl AdaptiveMapping {
         match self.course {
             Course::Ring(mapping) => (RingMapping { ring: queue, ..mapping }, None, self.timed),
             Course::Pool { iova, len, way } => {
-                let mapping = RingMapping { first: iova, range: None, neighbours: len, ring: queue };
+                let mapping = RingMapping { first: iova, bytes: 0, neighbours: len, ring: queue };
                 (mapping, Some(way), self.timed)
             }
         }
@@ -79,10 +79,10 @@ impl AdaptiveMapping {
 
     /// Refused, as it is another ring's.
     #[cold]
-    pub(super) fn foreign(self) -> AdaptiveUnmapFailed {
+    pub(super) fn foreign(self, granule: PageSize) -> AdaptiveUnmapFailed {
         let not_mapped = BounceError::NotMapped { iova: self.iova() };
         let range = match &self.course {
-            Course::Ring(mapping) => mapping.range(),
+            Course::Ring(mapping) => mapping.range(granule),
             Course::Pool { .. } => None,
         };
         let error = range.map_or(not_mapped.into(), |range| RingError::Foreign { range }.into());

@@ -5,6 +5,8 @@ use core::mem::ManuallyDrop;
 
 use crate::addr::Iova;
 use crate::bounce::pool::Way;
+use crate::broken::broken;
+use crate::dma::ring::KIND_BITS;
 use crate::dma::{Choice, DmaBuffer, RingMapping};
 use crate::domain::PhysSegment;
 
@@ -14,15 +16,16 @@ use crate::domain::PhysSegment;
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "the memory stays mapped until the mapping is unmapped"]
 pub struct RawMapping {
-    /// The same words for all, those of a ring's mapping: the queue's number is in the place of the ring's (and is the ring's, where
-    /// there is one), and whatever a pool made has no range, but its length in the place of the neighbours, or its list's index.
+    /// The same words for all, those of a ring's mapping: in the place of the ring's number is the queue's (which is the ring's,
+    /// where there is one) with the [kind](Kind) in its lowest bits. What a pool made has no pages, but its length in the place of
+    /// the neighbours, or its list's index.
+    ///
+    /// Mappings move through memory, and a CPU forwards a word from its store to the load that follows; a load that takes
+    /// together what several stores wrote, as of an enum and its bytes, stalls for about 15 cycles.
     pub(super) core: RingMapping,
-    pub(super) kind: Kind,
 }
 
 /// How a mapping was made, and so how it ends.
-// Told apart by one byte, as every unmap does.
-#[repr(u8)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     /// By itself.
@@ -30,14 +33,82 @@ pub(super) enum Kind {
     /// In the queue's ring.
     Ring,
     /// In the queue's ring, or by the pool; and the class and the way to whose account its end belongs, for one that was timed.
-    Auto { way: Option<Way>, timed: Option<(u16, Choice)> },
+    Auto { way: Option<Way>, timed: Option<(u8, Choice)> },
     /// By the pool of the domain.
     Pool(Way),
     /// By the pool of a machine without an IOMMU: one piece, or a list that the queue keeps.
     Swiotlb { is_list: bool },
 }
 
+impl Kind {
+    /// The lowest bits of a mapping [in the queue's ring](Self::Ring), and of one [by itself](Self::Alone), for those who compare
+    /// them with the queue's number in one go.
+    pub(super) const RING: u64 = 0;
+    pub(super) const ALONE: u64 = 1;
+    const AUTO: u64 = 2;
+    const POOL: u64 = 3;
+    const SWIOTLB: u64 = 4;
+    /// Where the way begins, in three bits; whether it was timed, in two; and the class.
+    const WAY: u32 = 3;
+    const TIMED: u32 = 6;
+    const CLASS: u32 = 8;
+
+    /// In [`KIND_BITS`].
+    pub(super) fn bits(self) -> u64 {
+        match self {
+            Self::Ring => Self::RING,
+            Self::Alone => Self::ALONE,
+            Self::Auto { way, timed } => {
+                let timed = timed.map_or(0, |(class, choice)| {
+                    let choice = if choice == Choice::Copy { 1 } else { 2 };
+                    choice << Self::TIMED | u64::from(class) << Self::CLASS
+                });
+                Self::AUTO | Self::bits_of(way) | timed
+            }
+            Self::Pool(way) => Self::POOL | Self::bits_of(Some(way)),
+            Self::Swiotlb { is_list } => Self::SWIOTLB | u64::from(is_list) << Self::WAY,
+        }
+    }
+
+    fn bits_of(way: Option<Way>) -> u64 {
+        let number = way.and_then(|way| Way::ALL.iter().position(|each| *each == way));
+        number.map_or(0, |number| number as u64 + 1) << Self::WAY
+    }
+
+    /// What [`bits`](Self::bits) says, among others; `None` for what it never says.
+    fn of(bits: u64) -> Option<Self> {
+        let number = (bits >> Self::WAY & 7) as usize;
+        let way = number.checked_sub(1).and_then(|number| Way::ALL.get(number)).copied();
+        match bits & 7 {
+            Self::RING => Some(Self::Ring),
+            Self::ALONE => Some(Self::Alone),
+            Self::AUTO => {
+                let choice = match bits >> Self::TIMED & 3 {
+                    0 => None,
+                    1 => Some(Choice::Copy),
+                    _ => Some(Choice::Map),
+                };
+                Some(Self::Auto { way, timed: choice.map(|choice| ((bits >> Self::CLASS) as u8, choice)) })
+            }
+            Self::POOL => way.map(Self::Pool),
+            Self::SWIOTLB => Some(Self::Swiotlb { is_list: number == 1 }),
+            _ => None,
+        }
+    }
+}
+
 impl RawMapping {
+    #[inline]
+    pub(super) fn kind(&self) -> Kind {
+        Kind::of(self.core.ring).unwrap_or_else(|| broken("a mapping says how it was made"))
+    }
+
+    /// The number of the queue that it is of.
+    #[inline]
+    pub(super) fn queue(&self) -> u64 {
+        self.core.ring >> KIND_BITS << KIND_BITS
+    }
+
     /// The address of the first byte for the device.
     #[inline]
     pub fn iova(&self) -> Iova {
@@ -46,7 +117,7 @@ impl RawMapping {
 
     /// How the pool of bounce buffers made it, if it did.
     pub fn way(&self) -> Option<Way> {
-        match self.kind {
+        match self.kind() {
             Kind::Auto { way, .. } => way,
             Kind::Pool(way) => Some(way),
             Kind::Alone | Kind::Ring | Kind::Swiotlb { .. } => None,

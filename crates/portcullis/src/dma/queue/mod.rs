@@ -19,14 +19,13 @@ use self::mapping::Kind;
 use self::swiotlb::{Copied, Copies, Side};
 use super::device::bytes_of;
 use super::layout::device_view;
+use super::ring::number;
 use super::{AdaptiveUnmap, AdaptiveUnmapError, DmaBuffer, DmaSegment, RingError, RingMapping, RingUnmap};
-use crate::addr::{Direction, Iova, IovaRange};
+use crate::addr::{Direction, IovaRange};
 use crate::bounce::pool::{Attributes, BounceError};
 use crate::bounce::swiotlb::MappingError;
-use crate::broken::broken;
 use crate::domain::{Ending, MapListError, PhysSegment, Policy, UnmapError};
 use crate::iova::ArenaError;
-use crate::sync::unique;
 
 pub use config::{QueueConfig, Strategy};
 pub use door::{AttachError, Device, DmaDomain, DmaMask, DomainBuilder};
@@ -143,7 +142,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
             Lane::Batch(_) | Lane::Ring(_) | Lane::Auto(_) => config.batch_size(),
             Lane::Direct | Lane::Bounce(_) | Lane::Swiotlb(_) => 0,
         };
-        let number = if let Lane::Ring(ring) = &lane { ring.number() } else { unique() };
+        let number = if let Lane::Ring(ring) = &lane { ring.number() } else { number() };
         Self {
             lane,
             device,
@@ -204,29 +203,66 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     ///   [memory](Machine::Memory), and nothing but devices, and what accesses them as atomics, touches them while a call to this
     ///   queue copies: this, the mapping's syncs and its unmap.
     /// - Nothing ends the mapping but this queue.
-    #[inline]
+    #[inline(always)]
     pub unsafe fn map_raw(
         &mut self,
         list: &[PhysSegment],
         direction: Direction,
         out: &mut [DmaSegment],
     ) -> Result<(RawMapping, usize), DmaMapError> {
-        if let Lane::Ring(ring) = &mut self.lane {
-            if let ([segment], [place, ..]) = (list, &mut *out)
+        if let ([segment], [place, ..]) = (list, &mut *out) {
+            let (mapped, kind) = match &mut self.lane {
                 // SAFETY: the caller's promise.
-                && let Some(core) = unsafe { ring.map_at_hand(segment, direction) }
-            {
-                *place = DmaSegment { iova: core.first, len: segment.len };
-                return Ok((RawMapping { core, kind: Kind::Ring }, 1));
+                Lane::Ring(ring) => (unsafe { ring.map_at_hand(segment, direction) }, Kind::RING),
+                Lane::Direct | Lane::Batch(_) => {
+                    // SAFETY: the caller's promise.
+                    (unsafe { self.device.map_at_hand(*segment, direction) }, Kind::ALONE)
+                }
+                _ => (None, Kind::ALONE),
+            };
+            if let Some(range) = mapped {
+                let first = self.device.first_of(*segment, range);
+                *place = DmaSegment { iova: first, len: segment.len };
+                let core = RingMapping::new(first, range, segment.len, self.number | kind);
+                return Ok((RawMapping { core }, 1));
             }
-            // SAFETY: the caller's promise.
-            return unsafe { self.map_in_ring(list, direction, out) };
         }
+        // SAFETY: the caller's promise.
+        match unsafe { self.map_otherwise(list, direction, out) } {
+            // Word by word: where both ways meet they are in registers, not in memory that a call was given.
+            Ok((RingMapping { first, bytes, neighbours, ring }, kind, used)) => {
+                let ring = ring | kind.bits();
+                Ok((RawMapping { core: RingMapping { first, bytes, neighbours, ring } }, used))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The maps that are not short.
+    ///
+    /// # Safety
+    /// As [`map_raw`](Self::map_raw).
+    #[inline(never)]
+    unsafe fn map_otherwise(
+        &mut self,
+        list: &[PhysSegment],
+        direction: Direction,
+        out: &mut [DmaSegment],
+    ) -> Result<(RingMapping, Kind, usize), DmaMapError> {
         let ring = self.number;
         let (core, kind, used) = match &mut self.lane {
-            Lane::Ring(_) => broken("a ring has its own way"),
             // SAFETY: the caller's promise.
-            Lane::Direct | Lane::Batch(_) => unsafe { self.map_alone(list, direction, out) }?,
+            Lane::Ring(in_ring) => match unsafe { in_ring.map_list_sg(list, direction, out) } {
+                Ok((core, used)) => (core, Kind::Ring, used),
+                // It never fits.
+                Err(RingError::Arena(ArenaError::Oversize { .. })) => {
+                    // SAFETY: the caller's promise.
+                    unsafe { self.map_list_alone(list, direction, out) }?
+                }
+                Err(error) => return Err(error.into()),
+            },
+            // SAFETY: the caller's promise.
+            Lane::Direct | Lane::Batch(_) => unsafe { self.map_list_alone(list, direction, out) }?,
             Lane::Bounce(device) => {
                 let (needed, room) = (list.len(), out.len());
                 if room < needed {
@@ -235,90 +271,29 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
                 // SAFETY: the caller's promise.
                 let mapping = unsafe { device.map(list, direction, self.attributes) }?;
                 let used = mapping.write_segments(out);
-                let core =
-                    RingMapping { first: mapping.iova(), range: None, neighbours: mapping.len(), ring };
+                let core = RingMapping { first: mapping.iova(), bytes: 0, neighbours: mapping.len(), ring };
                 (core, Kind::Pool(mapping.way()), used)
             }
             Lane::Auto(lane) => {
                 // SAFETY: the caller's promise; syncs are `&mut self`, so no two meet.
                 let (mapping, used) = unsafe { lane.map_toward(list, direction, self.attributes, out) }?;
                 let (core, way, timed) = mapping.into_parts(ring);
-                // There are as many classes as powers of two.
-                (core, Kind::Auto { way, timed: timed.map(|(class, choice)| (class as u16, choice)) }, used)
+                // There is a class for each power of two and direction; one that was not in eight bits would not count.
+                let timed = timed.and_then(|(class, choice)| Some((u8::try_from(class).ok()?, choice)));
+                (core, Kind::Auto { way, timed }, used)
             }
             Lane::Swiotlb(copies) => {
                 // SAFETY: the caller's promise.
                 let (Copied { first, is_list, word }, used) = unsafe { copies.map(list, direction, out) }?;
-                let core = RingMapping { first, range: None, neighbours: word, ring };
+                let core = RingMapping { first, bytes: 0, neighbours: word, ring };
                 (core, Kind::Swiotlb { is_list }, used)
             }
         };
-        Ok((RawMapping { core, kind }, used))
-    }
-
-    /// Maps a list in the queue's ring; by itself, where it never fits there.
-    ///
-    /// # Safety
-    /// As [`map_raw`](Self::map_raw).
-    #[inline(never)]
-    unsafe fn map_in_ring(
-        &mut self,
-        list: &[PhysSegment],
-        direction: Direction,
-        out: &mut [DmaSegment],
-    ) -> Result<(RawMapping, usize), DmaMapError> {
-        let Lane::Ring(ring) = &mut self.lane else { broken("the queue is a ring") };
-        // SAFETY: the caller's promise.
-        let (core, kind, used) = match unsafe { ring.map_list_sg(list, direction, out) } {
-            Ok((core, used)) => (core, Kind::Ring, used),
-            Err(RingError::Arena(ArenaError::Oversize { .. })) => {
-                // SAFETY: the caller's promise.
-                unsafe { self.map_list_alone(list, direction, out) }?
-            }
-            Err(error) => return Err(error.into()),
-        };
-        Ok((RawMapping { core, kind }, used))
+        Ok((core, kind, used))
     }
 
     /// Maps a list by itself.
     ///
-    /// # Safety
-    /// As [`map_raw`](Self::map_raw).
-    #[inline]
-    unsafe fn map_alone(
-        &self,
-        list: &[PhysSegment],
-        direction: Direction,
-        out: &mut [DmaSegment],
-    ) -> Result<(RingMapping, Kind, usize), MapListError> {
-        if let ([segment], [place, ..]) = (list, &mut *out)
-            && !self.device.is_translated()
-            && segment.last_byte(0)?.get() <= self.device.mask()
-        {
-            let first = Iova::new(segment.phys.get());
-            *place = DmaSegment { iova: first, len: segment.len };
-            return Ok((
-                RingMapping { first, range: None, neighbours: 0, ring: self.number },
-                Kind::Alone,
-                1,
-            ));
-        }
-        if let ([segment], [place, ..]) = (list, &mut *out)
-            // SAFETY: the caller's promise.
-            && let Some((first, range)) = unsafe { self.device.map_pages_at_hand(*segment, direction) }
-        {
-            *place = DmaSegment { iova: first, len: segment.len };
-            let neighbours = range.len() - segment.len;
-            return Ok((
-                RingMapping { first, range: Some(range), neighbours, ring: self.number },
-                Kind::Alone,
-                1,
-            ));
-        }
-        // SAFETY: the caller's promise.
-        unsafe { self.map_list_alone(list, direction, out) }
-    }
-
     /// # Safety
     /// As [`map_raw`](Self::map_raw).
     #[inline(never)]
@@ -339,7 +314,8 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         let neighbours = range.map_or(0, |range| range.len().saturating_sub(used));
         let base = range.map(IovaRange::start);
         let count = device_view(list, base, self.device.domain().granule(), out).ok_or(no_room)?;
-        Ok((RingMapping { first, range, neighbours, ring: self.number }, Kind::Alone, count))
+        let bytes = range.map_or(0, IovaRange::len);
+        Ok((RingMapping { first, bytes, neighbours, ring: self.number }, Kind::Alone, count))
     }
 
     /// Ends a mapping, or has it wait for its batch; with the last of a batch, commits.
@@ -352,26 +328,25 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     ///
     /// # Errors
     /// [`RawNotUnmapped`]. A mapping of another queue comes back with it, and is untouched.
-    #[inline]
+    #[inline(always)]
     pub fn unmap_raw(&mut self, mapping: RawMapping) -> Result<RawEnded, RawNotUnmapped> {
-        if mapping.core.ring != self.number {
-            return Err(foreign(mapping));
-        }
-        match (mapping.kind, &mut self.lane) {
-            (Kind::Ring, Lane::Ring(ring)) => match ring.unmap(mapping.core) {
+        let made = mapping.core.ring;
+        match &mut self.lane {
+            Lane::Ring(ring) if made == self.number | Kind::RING => match ring.unmap(mapping.core) {
                 Ok(RingUnmap::Waiting) => Ok(RawEnded::Pending),
                 Ok(RingUnmap::Committed) => self.flushed(),
-                Err(failed) => Err(not_committed(failed.mapping, Kind::Ring, failed.error.into())),
+                Err(failed) => Err(not_committed(failed.mapping, failed.error.into())),
             },
-            (Kind::Alone, Lane::Direct) => {
-                let RingMapping { range, neighbours, .. } = mapping.core;
-                let Some(range) = range else { return Ok(RawEnded::Done) };
-                match self.device.end_beside(range, neighbours) {
+            Lane::Direct if made == self.number | Kind::ALONE => {
+                let Some(range) = mapping.core.range(self.device.domain().granule()) else {
+                    return Ok(RawEnded::Done);
+                };
+                match self.device.end_beside(range, mapping.core.neighbours) {
                     Ok(()) => Ok(RawEnded::Done),
                     Err(error) => Err(self.not_ended(error, error.into())),
                 }
             }
-            (Kind::Alone, Lane::Batch(_)) => self.unmap_in_batch(mapping),
+            Lane::Batch(_) if made == self.number | Kind::ALONE => self.unmap_in_batch(mapping),
             _ => self.unmap_otherwise(mapping),
         }
     }
@@ -379,8 +354,12 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     /// The ends of mappings that are not short.
     #[inline(never)]
     fn unmap_otherwise(&mut self, mapping: RawMapping) -> Result<RawEnded, RawNotUnmapped> {
-        let RawMapping { core, kind } = mapping;
-        let RingMapping { first, range, neighbours, .. } = core;
+        if mapping.queue() != self.number {
+            return Err(foreign(mapping));
+        }
+        let kind = mapping.kind();
+        let RawMapping { core } = mapping;
+        let RingMapping { first, neighbours, .. } = core;
         match (&mut self.lane, kind) {
             (Lane::Bounce(device), Kind::Pool(_)) => {
                 // SAFETY: this had the only token of the mapping, which exists once: no other unmap and, as they borrow it, no
@@ -398,8 +377,9 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
                     Err(failed) => match failed.error {
                         AdaptiveUnmapError::Pool(error) => self.ended_copy(Err(error)),
                         AdaptiveUnmapError::Ring(error) => {
-                            let back = failed.mapping.map(|mapping| mapping.into_parts(self.number).0);
-                            Err(not_committed(back, Kind::Auto { way: None, timed: None }, error.into()))
+                            let kind = self.number | Kind::Auto { way: None, timed: None }.bits();
+                            let back = failed.mapping.map(|mapping| mapping.into_parts(kind).0);
+                            Err(not_committed(back, error.into()))
                         }
                     },
                 }
@@ -413,7 +393,9 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
             }
             // One that did not fit into the ring.
             (_, Kind::Alone) => {
-                let Some(range) = range else { return Ok(RawEnded::Done) };
+                let Some(range) = core.range(self.device.domain().granule()) else {
+                    return Ok(RawEnded::Done);
+                };
                 let exception = || Some(Policy::Strict);
                 match self.device.domain().end(range, Ending { neighbours, exception }) {
                     Ok(()) => Ok(RawEnded::Done),
@@ -421,7 +403,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
                 }
             }
             // The queue's number is in the mapping, so it is one that this lane has made.
-            (_, kind) => Err(foreign(RawMapping { core, kind })),
+            _ => Err(foreign(RawMapping { core })),
         }
     }
 
@@ -431,10 +413,10 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         if batch.is_full()
             && let Err(error) = batch.commit()
         {
-            return Err(not_committed(Some(mapping.core), mapping.kind, error.into()));
+            return Err(not_committed(Some(mapping.core), error.into()));
         }
-        let RingMapping { range, neighbours, .. } = mapping.core;
-        let used = range.map_or(0, |range| range.len() - neighbours);
+        let RingMapping { bytes, neighbours, .. } = mapping.core;
+        let (range, used) = (mapping.core.range(self.device.domain().granule()), bytes - neighbours);
         if let Err(error) = batch.unlink(range, used) {
             // Where somebody had removed a part by number, the commit invalidates all of it all the same. What is still mapped
             // devices reach whatever the hardware confirms.
@@ -446,7 +428,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         }
         match batch.commit() {
             Ok(_) => self.flushed(),
-            Err(error) => Err(not_committed(None, Kind::Alone, error.into())),
+            Err(error) => Err(not_committed(None, error.into())),
         }
     }
 
@@ -458,7 +440,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         {
             // This one's own commit is over, but its buffer goes with the others.
             self.owed += 1;
-            return Err(not_committed(None, Kind::Alone, error));
+            return Err(not_committed(None, error));
         }
         Ok(RawEnded::Flushed)
     }
@@ -539,12 +521,12 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     }
 
     fn sync(&self, mapping: &RawMapping, side: Side, part: (u64, u64)) -> Result<(), DmaSyncError> {
-        let RawMapping { core, kind } = mapping;
-        if core.ring != self.number {
+        let RawMapping { core } = mapping;
+        if mapping.queue() != self.number {
             return Err(DmaSyncError::OtherQueue);
         }
         let ((offset, len), iova) = (part, core.first);
-        match (&self.lane, *kind) {
+        match (&self.lane, mapping.kind()) {
             (Lane::Bounce(device), Kind::Pool(_)) => {
                 let pool = device.pool();
                 // SAFETY: the mapping is borrowed, so it does not end meanwhile; the queue is borrowed for itself by whoever calls
@@ -582,8 +564,8 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
 
 /// A commit that was to come, or came, with a mapping, which comes back or waits.
 #[cold]
-fn not_committed(core: Option<RingMapping>, kind: Kind, error: DmaCommitError) -> RawNotUnmapped {
-    let mapping = core.map(|core| RawMapping { core, kind });
+fn not_committed(core: Option<RingMapping>, error: DmaCommitError) -> RawNotUnmapped {
+    let mapping = core.map(|core| RawMapping { core });
     RawNotUnmapped { waits: mapping.is_none(), mapping, error: error.into() }
 }
 

@@ -19,7 +19,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     ///
     /// # Errors
     /// [`NotMapped`] gives the buffer back with the reason, unless the device may reach it.
-    #[inline]
+    #[inline(always)]
     pub fn map(&mut self, buffer: B, direction: Direction) -> Result<Mapping<B>, NotMapped<B>> {
         // Where a call below panics, the device may reach it: then it is leaked.
         let buffer = ManuallyDrop::new(buffer);
@@ -66,9 +66,10 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         let (list, first) = (mapping.buffer().segments(), mapping.iova());
         let translated = self.device.is_translated();
         let granule = self.device.domain().granule();
-        let RawMapping { core, kind } = &mapping.raw;
-        let (one, listed, copies): (_, &[PhysSegment], &[DmaSegment]) = match (&self.lane, kind) {
-            _ if core.ring != self.number => (None, &[], &[]),
+        let RawMapping { core } = &mapping.raw;
+        let (one, listed, copies): (_, &[PhysSegment], &[DmaSegment]) = match (&self.lane, mapping.raw.kind())
+        {
+            _ if mapping.raw.queue() != self.number => (None, &[], &[]),
             (Lane::Swiotlb(lane), Kind::Swiotlb { is_list: true }) => {
                 (None, &[], lane.list(core.neighbours as usize))
             }
@@ -89,7 +90,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     ///
     /// # Errors
     /// [`NotUnmapped`]: the buffer does not come back yet. A mapping of another queue comes back, untouched.
-    #[inline]
+    #[inline(always)]
     pub fn unmap(&mut self, mapping: Mapping<B>) -> Result<Ended<'_, B>, NotUnmapped<B>> {
         // Where a call below panics, the buffer is leaked: nobody may know whether it waits.
         let Mapping { raw, buffer } = mapping;

@@ -9,7 +9,7 @@ use core::num::NonZeroU64;
 use super::device::bytes_of;
 use super::layout::device_view;
 use super::{DmaDevice, DmaSegment, MOST_IN_BATCH};
-use crate::addr::{Direction, Iova, IovaRange};
+use crate::addr::{Direction, Iova, IovaRange, PageSize};
 use crate::domain::{MapListError, PhysSegment, Tally, last_byte};
 use crate::invalidation::Gather;
 use crate::iova::{ArenaError, RingArena, RingConfig};
@@ -48,12 +48,21 @@ impl StrictRingConfig {
 #[must_use = "the pages stay mapped until the descriptor is unmapped"]
 pub struct RingMapping {
     pub(super) first: Iova,
-    /// `None` where nothing is translated.
-    pub(super) range: Option<IovaRange>,
+    /// Bytes of its pages; none where nothing is translated.
+    pub(super) bytes: u64,
     /// Bytes of the pages that are not the list's.
     pub(super) neighbours: u64,
-    /// The number of the ring that it is of.
+    /// The [number](number) of the ring that it is of.
     pub(super) ring: u64,
+}
+
+/// Bits below the number of a ring, or of a queue, in which a queue says how it made a mapping.
+pub(super) const KIND_BITS: u32 = 16;
+
+/// A number that no other ring or queue has, with its [lowest bits](KIND_BITS) 0.
+pub(super) fn number() -> u64 {
+    // Programs do not make 2^48 of them.
+    unique() << KIND_BITS
 }
 
 impl RingMapping {
@@ -62,9 +71,19 @@ impl RingMapping {
         self.first
     }
 
-    /// The pages, in the ring; `None` where the device uses the memory's own addresses.
-    pub fn range(&self) -> Option<IovaRange> {
-        self.range
+    /// The pages, in the ring of a domain of this [granule](crate::domain::Domain::granule); `None` where the device uses the
+    /// memory's own addresses.
+    #[inline]
+    pub fn range(&self, granule: PageSize) -> Option<IovaRange> {
+        let bytes = NonZeroU64::new(self.bytes)?;
+        Some(IovaRange::inside(Iova::new(self.first.get() & !granule.offset_mask()), bytes))
+    }
+
+    /// The first of `list` is mapped to the beginning of `range`.
+    #[inline]
+    pub(super) fn new(first: Iova, range: IovaRange, used: u64, ring: u64) -> Self {
+        let bytes = range.len();
+        Self { first, bytes, neighbours: bytes.saturating_sub(used), ring }
     }
 }
 
@@ -189,7 +208,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         Ok(Self {
             device: device.clone(),
             arena,
-            number: unique(),
+            number: number(),
             batch,
             waiting: Vec::with_capacity(batch),
             unmapped: 0,
@@ -224,8 +243,9 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
     ) -> Result<(RingMapping, usize), RingError> {
         if let ([segment], [first, ..]) = (list, &mut *out)
             // SAFETY: the caller's promise.
-            && let Some(mapping) = unsafe { self.map_at_hand(segment, direction) }
+            && let Some(range) = unsafe { self.map_at_hand(segment, direction) }
         {
+            let mapping = self.mapped_at_hand(segment, range);
             *first = DmaSegment { iova: mapping.first, len: segment.len };
             return Ok((mapping, 1));
         }
@@ -249,8 +269,9 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         }
         // SAFETY: the caller's promise.
         let mapping = unsafe { self.map_list(list, direction) }?;
-        let base = mapping.range.map(IovaRange::start);
-        let used = device_view(list, base, self.device.domain().granule(), out);
+        let granule = self.device.domain().granule();
+        let base = mapping.range(granule).map(IovaRange::start);
+        let used = device_view(list, base, granule, out);
         // There is a view of everything that was mapped.
         Ok((mapping, used.unwrap_or(needed)))
     }
@@ -270,24 +291,31 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
     ) -> Result<RingMapping, RingError> {
         if let [segment] = list
             // SAFETY: the caller's promise.
-            && let Some(mapping) = unsafe { self.map_at_hand(segment, direction) }
+            && let Some(range) = unsafe { self.map_at_hand(segment, direction) }
         {
-            return Ok(mapping);
+            return Ok(self.mapped_at_hand(segment, range));
         }
         // SAFETY: the caller's promise.
         unsafe { self.map_list(list, direction) }
     }
 
-    /// Maps one segment, if that is quickly done. Else nothing is changed.
+    /// What [`map_at_hand`](Self::map_at_hand) mapped to the pages of `range`.
+    #[inline]
+    pub(super) fn mapped_at_hand(&self, segment: &PhysSegment, range: IovaRange) -> RingMapping {
+        RingMapping::new(self.device.first_of(*segment, range), range, segment.len, self.number)
+    }
+
+    /// Maps one segment, if that is quickly done, and returns its pages. Else nothing is changed.
     ///
     /// # Safety
     /// As for [`map_sg`](Self::map_sg).
-    #[inline]
+    // Out of line, it returns in two registers.
+    #[inline(never)]
     pub(super) unsafe fn map_at_hand(
         &mut self,
         segment: &PhysSegment,
         direction: Direction,
-    ) -> Option<RingMapping> {
+    ) -> Option<IovaRange> {
         let arena = self.arena.as_mut()?;
         let granule = arena.granule();
         let PhysSegment { phys, len } = *segment;
@@ -305,10 +333,8 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
             linked
         };
         let range = arena.reserve_if(bytes, link)?;
-        let neighbours = bytes - len;
-        self.count(range, neighbours);
-        let first = Iova::new(range.start().get() | offset);
-        Some(RingMapping { first, range: Some(range), neighbours, ring: self.number })
+        self.count(range, bytes - len);
+        Some(range)
     }
 
     /// # Safety
@@ -328,7 +354,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
                 return Err(MapListError::BeyondMask { last, mask }.into());
             }
             let first = Iova::new(first.phys.get());
-            return Ok(RingMapping { first, range: None, neighbours: 0, ring: self.number });
+            return Ok(RingMapping { first, bytes: 0, neighbours: 0, ring: self.number });
         };
         let domain = self.device.domain();
         let len = domain.pages_of(list)?;
@@ -341,10 +367,11 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
             return Err(self.refused(range, failed));
         }
         let offset = first.phys.page_offset(domain.granule());
-        let neighbours = len.saturating_sub(bytes_of(list.iter().map(|segment| segment.len)));
-        self.count(range, neighbours);
         let first = Iova::new(range.start().get() | offset);
-        Ok(RingMapping { first, range: Some(range), neighbours, ring: self.number })
+        let used = bytes_of(list.iter().map(|segment| segment.len));
+        let mapping = RingMapping::new(first, range, used, self.number);
+        self.count(range, mapping.neighbours);
+        Ok(mapping)
     }
 
     /// Ends a descriptor's mapping. With the last of a batch, commits: waits, once for all of them.
@@ -356,7 +383,8 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
     /// it is another ring's, or where a whole batch waits because its commit failed, and failed once more.
     #[inline]
     pub fn unmap(&mut self, mapping: RingMapping) -> Result<RingUnmap, RingUnmapFailed> {
-        match (mapping.range, &self.arena) {
+        let granule = self.device.domain().granule();
+        match (mapping.range(granule), &self.arena) {
             (Some(range), Some(_)) if mapping.ring == self.number => {
                 if self.unmapped >= self.batch
                     && let Err(error) = self.commit_before(range)
