@@ -129,91 +129,48 @@ struct Guest {
     arguments: &'static [&'static str],
 }
 
+/// Cargo's arguments for the tests of one file that run only when they are asked for.
+macro_rules! ignored_tests {
+    ($package:literal, $file:literal) => {
+        &["test", "--locked", "--release", "-p", $package, "--test", $file, "--", "--ignored"]
+    };
+}
+
 const GUESTS: [Guest; 5] = [
     Guest {
         variable: "PORTCULLIS_RIVAL",
         test: "every_workload_runs_on_linux",
         what: "library with Linux's allocator",
         step: "tests beside Linux's allocator",
-        arguments: &[
-            "test",
-            "--locked",
-            "--release",
-            "-p",
-            "portcullis-bench",
-            "--test",
-            "iova",
-            "--",
-            "--ignored",
-        ],
+        arguments: ignored_tests!("portcullis-bench", "iova"),
     },
     Guest {
         variable: "PORTCULLIS_RIVAL_PT",
         test: "every_workload_runs_on_linux",
         what: "library with Linux's page tables",
         step: "tests beside Linux's page tables",
-        arguments: &[
-            "test",
-            "--locked",
-            "--release",
-            "-p",
-            "portcullis-bench",
-            "--test",
-            "pgtable",
-            "--",
-            "--ignored",
-        ],
+        arguments: ignored_tests!("portcullis-bench", "pgtable"),
     },
     Guest {
         variable: "PORTCULLIS_RIVAL_SWIOTLB",
         test: "every_workload_runs_on_linux",
         what: "library with Linux's swiotlb",
         step: "tests beside Linux's swiotlb",
-        arguments: &[
-            "test",
-            "--locked",
-            "--release",
-            "-p",
-            "portcullis-bench",
-            "--test",
-            "bounce",
-            "--",
-            "--ignored",
-        ],
+        arguments: ignored_tests!("portcullis-bench", "bounce"),
     },
     Guest {
         variable: "PORTCULLIS_TRACES",
         test: "every_trace_keeps_its_promises",
         what: "folder with traces",
         step: "tests over all traces",
-        arguments: &[
-            "test",
-            "--locked",
-            "--release",
-            "-p",
-            "portcullis-trace",
-            "--test",
-            "hostile",
-            "--",
-            "--ignored",
-        ],
+        arguments: ignored_tests!("portcullis-trace", "hostile"),
     },
     Guest {
         variable: "PORTCULLIS_TRACES",
         test: "no_paint_shows_in_any_trace",
         what: "folder with traces",
         step: "painted memory over all traces",
-        arguments: &[
-            "test",
-            "--locked",
-            "--release",
-            "-p",
-            "portcullis-trace",
-            "--test",
-            "painted",
-            "--",
-            "--ignored",
-        ],
+        arguments: ignored_tests!("portcullis-trace", "painted"),
     },
 ];
 
