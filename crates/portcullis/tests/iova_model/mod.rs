@@ -1,7 +1,7 @@
 //! A plain model of an address space, and numbers to test with.
 #![allow(dead_code, reason = "each test file uses a part")]
 
-use portcullis::iova::{BitmapError, Placement};
+use portcullis::iova::{BitmapError, MAX_ORDER, Placement};
 use proptest::prelude::*;
 
 /// A list of free ranges, on which everything is done the obvious way.
@@ -29,12 +29,11 @@ impl List {
 
     /// Takes what is free there; returns how many pages that was.
     pub fn take(&mut self, first: u64, end: u64) -> u64 {
-        let free = |list: &Self| list.0.iter().map(|hole| hole.1 - hole.0).sum::<u64>();
-        let before = free(self);
+        let before = self.free_pages();
         let parts =
             self.0.iter().flat_map(|&(start, stop)| [(start, stop.min(first)), (start.max(end), stop)]);
         self.0 = parts.filter(|part| part.0 < part.1).collect();
-        before - free(self)
+        before - self.free_pages()
     }
 
     pub fn place(&self, pages: u64, order: u32, max_page: u64, placement: Placement) -> Option<u64> {
@@ -51,9 +50,54 @@ impl List {
             Placement::BottomUp => places.next(),
         }
     }
+
     /// The lowest hole that a range overlaps.
     pub fn overlapped(&self, first: u64, end: u64) -> Option<(u64, u64)> {
         self.holes().into_iter().find(|&(start, pages)| start < end && first < start + pages)
+    }
+
+    /// What giving back a range says in a space of `most` pages, or the page behind the range.
+    pub fn freed(&self, first: u64, pages: u64, most: u64) -> Result<u64, BitmapError> {
+        let end = end_of(first, pages, most)?;
+        self.overlapped(first, end).map_or(Ok(end), |(hole_start, hole_pages)| {
+            Err(BitmapError::NotAllocated { first, pages, hole_start, hole_pages })
+        })
+    }
+
+    /// What adding a range says in a space of `most` pages, or the page behind the range.
+    pub fn added(&self, first: u64, pages: u64, most: u64) -> Result<u64, BitmapError> {
+        let end = end_of(first, pages, most)?;
+        self.overlapped(first, end).map_or(Ok(end), |(hole_start, hole_pages)| {
+            Err(BitmapError::AlreadyFree { first, pages, hole_start, hole_pages })
+        })
+    }
+
+    /// What an allocation gives.
+    pub fn allocated(
+        &self,
+        pages: u64,
+        align_order: u32,
+        max_page: u64,
+        placement: Placement,
+    ) -> Result<u64, BitmapError> {
+        if pages == 0 {
+            return Err(BitmapError::Empty);
+        }
+        if align_order > MAX_ORDER {
+            return Err(BitmapError::Alignment { align_order, max: MAX_ORDER });
+        }
+        self.place(pages, align_order, max_page, placement).ok_or_else(|| {
+            let (free, largest) = (self.free_pages(), self.largest_hole());
+            BitmapError::NoFit { pages, align_order, max_page, free, largest }
+        })
+    }
+
+    pub fn free_pages(&self) -> u64 {
+        self.holes().iter().map(|hole| hole.1).sum()
+    }
+
+    pub fn largest_hole(&self) -> u64 {
+        self.holes().iter().map(|hole| hole.1).max().unwrap_or(0)
     }
 }
 
