@@ -151,14 +151,30 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         direction: Direction,
         out: &mut [DmaSegment],
     ) -> Result<usize, MapListError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.map_list_sg(list, direction, out) }.map(|(_, _, count)| count)
+    }
+
+    /// The same, with what [`map_list`](Self::map_list) returns before the count.
+    ///
+    /// # Safety
+    /// As for [`map_single`](Self::map_single), for each segment.
+    pub(super) unsafe fn map_list_sg(
+        &self,
+        list: &[PhysSegment],
+        direction: Direction,
+        out: &mut [DmaSegment],
+    ) -> Result<(Iova, Option<IovaRange>, usize), MapListError> {
         let (needed, room) = (list.len(), out.len());
+        let no_room = MapListError::NoRoom { needed, room };
         if room < needed {
-            return Err(MapListError::NoRoom { needed, room });
+            return Err(no_room);
         }
         // SAFETY: the caller's promise.
-        let (_, range) = unsafe { self.map_list(list, direction) }?;
+        let (first, range) = unsafe { self.map_list(list, direction) }?;
         let base = range.map(IovaRange::start);
-        device_view(list, base, self.domain.granule(), out).ok_or(MapListError::NoRoom { needed, room })
+        let count = device_view(list, base, self.domain.granule(), out).ok_or(no_room)?;
+        Ok((first, range, count))
     }
 
     /// Unmaps the list that [`map_sg`](Self::map_sg) wrote, given as it was written, with one invalidation.

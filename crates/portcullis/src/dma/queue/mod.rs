@@ -18,7 +18,6 @@ use self::machine::{AdaptiveOf, BatchOf, CopyingOf, DeviceOf, RingOf};
 use self::mapping::Kind;
 use self::swiotlb::{Copied, Copies, Side};
 use super::device::bytes_of;
-use super::layout::device_view;
 use super::ring::number;
 use super::{AdaptiveUnmap, AdaptiveUnmapError, DmaBuffer, DmaSegment, RingError, RingMapping, RingUnmap};
 use crate::addr::{Direction, IovaRange};
@@ -303,25 +302,20 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         direction: Direction,
         out: &mut [DmaSegment],
     ) -> Result<(RingMapping, Kind, usize), MapListError> {
-        let (needed, room) = (list.len(), out.len());
-        let no_room = MapListError::NoRoom { needed, room };
-        if room < needed {
-            return Err(no_room);
-        }
         // SAFETY: the caller's promise.
-        let (first, range) = unsafe { self.device.map_list(list, direction) }?;
+        let (first, range, count) = unsafe { self.device.map_list_sg(list, direction, out) }?;
         let used = bytes_of(list.iter().map(|piece| piece.len));
         let neighbours = range.map_or(0, |range| range.len().saturating_sub(used));
-        let base = range.map(IovaRange::start);
-        let count = device_view(list, base, self.device.domain().granule(), out).ok_or(no_room)?;
         let bytes = range.map_or(0, IovaRange::len);
         Ok((RingMapping { first, bytes, neighbours, ring: self.number }, Kind::Alone, count))
     }
 
     /// Ends a mapping, or has it wait for its batch; with the last of a batch, commits.
     ///
-    /// Cost and context are those of what the strategy is made of: [`DmaDevice::unmap_single`](super::DmaDevice::unmap_single),
-    /// [`RawBatch`](super::RawBatch), [`StrictRing::unmap`](super::StrictRing::unmap), [`BouncePool::unmap`](crate::bounce::pool::BouncePool::unmap). Allocates nothing. The caller holds no
+    /// Cost and context are those of what the strategy is made of:
+    /// [`DmaDevice::unmap_single`](super::DmaDevice::unmap_single), [`RawBatch`](super::RawBatch),
+    /// [`StrictRing::unmap`](super::StrictRing::unmap),
+    /// [`BouncePool::unmap`](crate::bounce::pool::BouncePool::unmap). Allocates nothing. The caller holds no
     /// lock and no slot.
     ///
     /// Safe, as it closes, and what it copies to is the mapping's own memory, by the promise of who mapped it.
@@ -526,37 +520,30 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
             return Err(DmaSyncError::OtherQueue);
         }
         let ((offset, len), iova) = (part, core.first);
-        match (&self.lane, mapping.kind()) {
-            (Lane::Bounce(device), Kind::Pool(_)) => {
-                let pool = device.pool();
-                // SAFETY: the mapping is borrowed, so it does not end meanwhile; the queue is borrowed for itself by whoever calls
-                // this, so no two syncs meet; its maker promised what its original is.
-                unsafe {
-                    match side {
-                        Side::Cpu => pool.sync_for_cpu(iova, offset, len)?,
-                        Side::Device => pool.sync_for_device(iova, offset, len)?,
-                    }
-                }
-            }
-            (Lane::Auto(ring), Kind::Auto { way: Some(_), .. }) => {
-                // SAFETY: as above.
-                unsafe {
-                    match side {
-                        Side::Cpu => ring.pool().sync_for_cpu(iova, offset, len)?,
-                        Side::Device => ring.pool().sync_for_device(iova, offset, len)?,
-                    }
-                }
-            }
+        let pool = match (&self.lane, mapping.kind()) {
+            (Lane::Bounce(device), Kind::Pool(_)) => device.pool(),
+            (Lane::Auto(ring), Kind::Auto { way: Some(_), .. }) => ring.pool(),
             (Lane::Swiotlb(copies), Kind::Swiotlb { is_list }) => {
                 let one = [DmaSegment { iova, len: core.neighbours }];
                 let pieces = if is_list { copies.list(core.neighbours as usize) } else { &one[..] };
-                // SAFETY: as above.
-                unsafe { copies.sync(pieces, side, part) }?;
+                // SAFETY: as for a pool, below.
+                return Ok(unsafe { copies.sync(pieces, side, part) }?);
             }
-            _ => match side {
-                Side::Cpu => self.device.sync_for_cpu(),
-                Side::Device => self.device.sync_for_device(),
-            },
+            _ => {
+                match side {
+                    Side::Cpu => self.device.sync_for_cpu(),
+                    Side::Device => self.device.sync_for_device(),
+                }
+                return Ok(());
+            }
+        };
+        // SAFETY: the mapping is borrowed, so it does not end meanwhile; each caller of this borrows the
+        // queue for itself, so no two syncs meet; its maker promised what its original is.
+        unsafe {
+            match side {
+                Side::Cpu => pool.sync_for_cpu(iova, offset, len)?,
+                Side::Device => pool.sync_for_device(iova, offset, len)?,
+            }
         }
         Ok(())
     }
