@@ -52,7 +52,7 @@ impl<X: Machine, B: DmaBuffer> Nic<X, B> {
         let mapping = self.posted.pop_front().ok_or("nothing is posted")?;
         match self.rx.unmap(mapping)? {
             Ended::Done(buffer) => self.received.push(buffer),
-            // The card can still write to it, so nobody looks at it yet.
+            // The card can still write to it, so the queue keeps it.
             Ended::Pending => {}
             Ended::Flushed(buffers) => self.received.extend(buffers),
         }

@@ -87,7 +87,8 @@ impl Mode {
         }
     }
 
-    /// What a device's mappings come from, in a domain with granules of so many bytes: all that differs between drivers.
+    /// The queues that map for a device, in a domain with granules of `granule` bytes: all that differs
+    /// between drivers.
     pub(super) const fn strategy(self, granule: u64) -> Strategy {
         // A ring has room for what waits besides.
         const DESCRIPTORS: u32 = RING_PAGES - RING_BATCH as u32;

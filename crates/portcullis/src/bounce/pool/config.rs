@@ -7,7 +7,7 @@ use crate::iova::IovaError;
 /// The dimensions and manners of a [`BouncePool`](super::BouncePool).
 #[derive(Debug, Clone, Copy)]
 pub struct PoolConfig {
-    /// Mappings of up to so many bytes go through the pool; larger ones are mapped directly. Rounded up to a power of
+    /// The pool copies mappings of up to *n* bytes, and maps larger ones directly. Rounded up to a power of
     /// two, and to the domain's granule.
     pub threshold: u64,
     /// Bytes of I/O virtual addresses for each size class, a power of two: a class has this divided by its size slots.
@@ -19,8 +19,9 @@ pub struct PoolConfig {
     pub split: bool,
     /// Zero each buffer when its mapping ends, whatever the mapping's [attributes](super::Attributes) say.
     pub wipe: bool,
-    /// Nanoseconds after which the platform's timer looks which of the waiting buffers nobody has wanted since it looked
-    /// last, and gives those back: so within twice the time. A millisecond at the least; `u64::MAX` for never.
+    /// Every *n* nanoseconds the platform's timer looks which of the waiting buffers no mapping has used since
+    /// it looked last, and gives those back: so within twice the time. A millisecond at the least; `u64::MAX`
+    /// for never.
     pub idle_ns: u64,
     /// Bytes of waiting buffers that the timer leaves.
     pub keep_bytes: u64,
@@ -28,7 +29,7 @@ pub struct PoolConfig {
 
 impl Default for PoolConfig {
     /// Mappings of up to 128 KiB, 32 MiB of addresses for each class (8,192 slots of 4 KiB, 256 of 128 KiB) anywhere,
-    /// large mappings split. All that nobody wants for a second goes.
+    /// large mappings split. The timer gives back what no mapping has used for a second.
     fn default() -> Self {
         Self {
             threshold: 128 << 10,

@@ -1,5 +1,5 @@
-//! What the platform tells the pool of: its timer gives back what nobody wants and tries again what was not confirmed,
-//! and a slot that is released leaves what it kept to the others.
+//! What the platform tells the pool of: its timer gives back what no mapping has used lately and tries again
+//! what was not confirmed, and a slot that is released leaves what it kept to the others.
 
 use super::BouncePool;
 use super::idle::NotAsked;
@@ -7,14 +7,14 @@ use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform, PlatformEvents};
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
-    /// Gives back what nobody wants. What the hardware does not confirm is tried again the next time.
+    /// Gives back what no mapping has used lately. What the hardware does not confirm is tried again the next time.
     fn trim_idle(&self) {
         let bounced = self.usage().bounced;
         let trimmed = match self.idle.is_quiet(bounced) {
             true => self.trim(self.config.keep_bytes),
             false => self.trim_unwanted(self.config.keep_bytes),
         };
-        // Buffers in use may wait later, which nobody would tell.
+        // Buffers in use may come to wait later, and they do not start the timer.
         if trimmed.is_err() || self.usage().buffer_bytes > self.config.keep_bytes || self.awaits() {
             self.look_later();
         }

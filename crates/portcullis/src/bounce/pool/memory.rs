@@ -78,7 +78,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// Gives memory back.
     ///
     /// # Safety
-    /// It came from [`alloc`](Self::alloc), or [`try_alloc`](Self::try_alloc), with the same `bytes`, and nobody reaches it.
+    /// It came from [`alloc`](Self::alloc), or [`try_alloc`](Self::try_alloc), with the same `bytes`, and no CPU
+    /// and no device reaches it.
     pub(crate) unsafe fn free(&self, at: PhysAddr, bytes: u64) {
         // SAFETY: the caller's promise; `alloc` asked for as many frames.
         unsafe { self.memory.free(at, (bytes / FRAME_SIZE) as usize) };
