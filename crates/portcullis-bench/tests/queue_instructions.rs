@@ -29,10 +29,10 @@ const BARS: [(&str, u64); 9] = [
     ("direct-1", 505),
     ("direct-typed-1", 545),
     ("direct-dyn-1", 585),
-    ("strict-ring-1", 350),
-    ("ring-1", 373),
-    ("ring-typed-1", 423),
-    ("ring-dyn-1", 440),
+    ("strict-ring-1", 330),
+    ("ring-1", 353),
+    ("ring-typed-1", 404),
+    ("ring-dyn-1", 425),
     ("batch-1", 600),
 ];
 

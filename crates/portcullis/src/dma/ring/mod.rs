@@ -234,7 +234,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
     /// # Safety
     /// As for [`Domain::map`](crate::domain::Domain::map), until a commit has returned `Ok` after the unmap: the descriptor's own
     /// ([`RingUnmap::Committed`]) or another. After [`MapListError::Unconfirmed`] until a commit has.
-    #[inline]
+    #[inline(always)]
     pub unsafe fn map_sg(
         &mut self,
         list: &[PhysSegment],
@@ -249,8 +249,11 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
             *first = DmaSegment { iova: mapping.first, len: segment.len };
             return Ok((mapping, 1));
         }
+        // Word by word: where both ways meet they are in registers, not in memory that a call was given.
         // SAFETY: the caller's promise.
-        unsafe { self.map_list_sg(list, direction, out) }
+        let (RingMapping { first, bytes, neighbours, ring }, used) =
+            unsafe { self.map_list_sg(list, direction, out) }?;
+        Ok((RingMapping { first, bytes, neighbours, ring }, used))
     }
 
     /// # Safety
@@ -283,7 +286,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
     ///
     /// # Safety
     /// As for [`map_sg`](Self::map_sg).
-    #[inline]
+    #[inline(always)]
     pub unsafe fn map(
         &mut self,
         list: &[PhysSegment],
@@ -295,8 +298,9 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         {
             return Ok(self.mapped_at_hand(segment, range));
         }
-        // SAFETY: the caller's promise.
-        unsafe { self.map_list(list, direction) }
+        // As in `map_sg`. SAFETY: the caller's promise.
+        let RingMapping { first, bytes, neighbours, ring } = unsafe { self.map_list(list, direction) }?;
+        Ok(RingMapping { first, bytes, neighbours, ring })
     }
 
     /// What [`map_at_hand`](Self::map_at_hand) mapped to the pages of `range`.
@@ -381,8 +385,42 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
     /// # Errors
     /// [`RingUnmapFailed`]: what was not confirmed goes on waiting. The descriptor comes back, as it was, where
     /// it is another ring's, or where a whole batch waits because its commit failed, and failed once more.
-    #[inline]
+    #[inline(always)]
     pub fn unmap(&mut self, mapping: RingMapping) -> Result<RingUnmap, RingUnmapFailed> {
+        // Word by word, as in `map_sg`.
+        let RingMapping { first, bytes, neighbours, ring } = mapping;
+        let range = RingMapping { first, bytes, neighbours, ring }.range(self.device.domain().granule());
+        if let Some(range) = range
+            && ring == self.number
+            && self.unmapped + 1 < self.batch
+        {
+            self.wait_for_batch(range, neighbours);
+            return Ok(RingUnmap::Waiting);
+        }
+        self.unmap_last(first, bytes, neighbours, ring)
+    }
+
+    /// Has `range` wait for its batch.
+    #[inline(never)]
+    fn wait_for_batch(&mut self, range: IovaRange, neighbours: u64) {
+        match self.waiting.last_mut().and_then(|run| Some((run.joined(range)?, run))) {
+            Some((joined, run)) => *run = joined,
+            None => self.waiting.push(range),
+        }
+        self.closing += neighbours;
+        self.unmapped += 1;
+    }
+
+    /// Ends what may be the last of a batch, or none of this ring's.
+    #[inline(never)]
+    fn unmap_last(
+        &mut self,
+        first: Iova,
+        bytes: u64,
+        neighbours: u64,
+        ring: u64,
+    ) -> Result<RingUnmap, RingUnmapFailed> {
+        let mapping = RingMapping { first, bytes, neighbours, ring };
         let granule = self.device.domain().granule();
         match (mapping.range(granule), &self.arena) {
             (Some(range), Some(_)) if mapping.ring == self.number => {
@@ -391,20 +429,15 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
                 {
                     return Err(RingUnmapFailed { mapping: Some(mapping), error });
                 }
-                match self.waiting.last_mut().and_then(|run| Some((run.joined(range)?, run))) {
-                    Some((joined, run)) => *run = joined,
-                    None => self.waiting.push(range),
-                }
-                self.closing += mapping.neighbours;
+                self.wait_for_batch(range, neighbours);
             }
-            (None, None) => {}
+            (None, None) => self.unmapped += 1,
             (range, _) => {
                 let range = range.ok_or(RingError::Untranslated);
                 let error = range.map_or_else(|error| error, |range| RingError::Foreign { range });
                 return Err(RingUnmapFailed { mapping: Some(mapping), error });
             }
         }
-        self.unmapped += 1;
         if self.unmapped < self.batch {
             return Ok(RingUnmap::Waiting);
         }
