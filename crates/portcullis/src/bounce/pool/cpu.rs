@@ -1,34 +1,36 @@
-//! What one CPU keeps of the pool: for each class and kind of permission two stacks of free slots.
+//! What one CPU keeps of the pool: two magazines of free slots for each class and kind of permission.
 //!
-//! The slot that was freed last is used first, as its buffer is still in the CPU's cache. Slots come from and go to
-//! the [depot](super::depot) a chain at a time: the older stack, which is full when it goes. So each operation is a
-//! few words, whatever there is.
+//! A magazine is a linked list of free slots that moves between a CPU and the [depot](super::depot) as a whole (Bonwick and
+//! Adams, "Magazines and Vmem", 2001). The CPU takes from and puts into the *loaded* one, whose newest slot is used first, as its
+//! buffer is still in the CPU's cache. When that is full it becomes the *previous* one, and what was the previous one goes
+//! to the depot: so a CPU that maps and unmaps about a magazine's border does not visit the depot. Each operation touches a
+//! few words, however many slots there are.
 
 use super::layout::CLASS_ROOM;
-use super::slot::{Chain, Slot, index_of, link_to};
+use super::slot::{Magazine, Slot, index_of, link_to};
 use crate::percpu::LocalU64;
 
-/// One CPU's stacks. All its words are changed by the CPU that has it alone.
+/// One CPU's magazines. Only the CPU that has it changes its words.
 #[derive(Debug, Default)]
 pub(super) struct Cpu {
-    stacks: [[Pair; 4]; CLASS_ROOM],
+    magazines: [[Magazines; 4]; CLASS_ROOM],
     /// Mappings for which a buffer was waiting here.
     pub reused: LocalU64,
 }
 
 #[derive(Debug, Default)]
 #[repr(align(32))]
-struct Pair {
-    /// The link to the newest.
-    first: LocalU64,
-    slots: LocalU64,
-    /// The older stack.
-    older: LocalU64,
-    older_slots: LocalU64,
+struct Magazines {
+    /// The link to the newest slot of the loaded magazine.
+    loaded: LocalU64,
+    loaded_slots: LocalU64,
+    /// The same of the previous one.
+    previous: LocalU64,
+    previous_slots: LocalU64,
 }
 
 impl Cpu {
-    /// The newest free slot of `class` for `kind`, if it is on the newer stack and `fits`.
+    /// Takes the newest free slot of `class` for `kind`, if the loaded magazine has it and it `fits`.
     #[inline]
     pub(super) fn pop_if<'a>(
         &self,
@@ -37,32 +39,32 @@ impl Cpu {
         kind: usize,
         fits: impl FnOnce(&Slot) -> bool,
     ) -> Option<(usize, &'a Slot)> {
-        let pair = self.pair(class, kind);
-        let left = pair.slots.get().checked_sub(1)?;
-        let index = index_of(pair.first.get())?;
+        let magazines = self.magazines(class, kind);
+        let left = magazines.loaded_slots.get().checked_sub(1)?;
+        let index = index_of(magazines.loaded.get())?;
         let slot = slots.get(index)?;
         if !fits(slot) {
             return None;
         }
-        pair.first.set(slot.next());
-        pair.slots.set(left);
+        magazines.loaded.set(slot.next());
+        magazines.loaded_slots.set(left);
         self.reused.set(self.reused.get() + 1);
         Some((index, slot))
     }
 
-    /// The newest free slot of `class` for `kind`.
+    /// Takes the newest free slot of `class` for `kind`.
     pub(super) fn pop(&self, slots: &[Slot], class: usize, kind: usize) -> Option<usize> {
-        let pair = self.pair(class, kind);
-        if pair.slots.get() == 0 {
-            // The older one's turn, if there is one.
-            pair.first.set(pair.older.get());
-            pair.slots.set(pair.older_slots.get());
-            pair.older_slots.set(0);
+        let magazines = self.magazines(class, kind);
+        if magazines.loaded_slots.get() == 0 {
+            // The previous magazine's turn, if there is one.
+            magazines.loaded.set(magazines.previous.get());
+            magazines.loaded_slots.set(magazines.previous_slots.get());
+            magazines.previous_slots.set(0);
         }
         self.pop_if(slots, class, kind, |_| true).map(|(index, _)| index)
     }
 
-    /// Puts a free slot onto its stack, which has room for `most`. A chain that must go to the depot for it.
+    /// Puts a free slot into the loaded magazine, which has room for `most`. Returns the magazine that must go to the depot for it.
     #[inline]
     pub(super) fn push(
         &self,
@@ -70,38 +72,39 @@ impl Cpu {
         (class, kind): (usize, usize),
         index: usize,
         most: u64,
-    ) -> Option<Chain> {
-        let pair = self.pair(class, kind);
+    ) -> Option<Magazine> {
+        let magazines = self.magazines(class, kind);
         let mut full = None;
         let slot = slots.get(index)?;
-        let mut newer = pair.slots.get();
-        if newer >= most {
-            full = chain(pair.older.get(), pair.older_slots.get());
-            pair.older.set(pair.first.get());
-            pair.older_slots.set(newer);
-            newer = 0;
+        let mut loaded = magazines.loaded_slots.get();
+        if loaded >= most {
+            full = magazine(magazines.previous.get(), magazines.previous_slots.get());
+            magazines.previous.set(magazines.loaded.get());
+            magazines.previous_slots.set(loaded);
+            loaded = 0;
         }
-        slot.set_next(if newer == 0 { 0 } else { pair.first.get() });
-        pair.first.set(link_to(index));
-        pair.slots.set(newer + 1);
+        slot.set_next(if loaded == 0 { 0 } else { magazines.loaded.get() });
+        magazines.loaded.set(link_to(index));
+        magazines.loaded_slots.set(loaded + 1);
         full
     }
 
-    /// Takes in a chain from the depot, for a stack that has run dry.
-    pub(super) fn refill(&self, class: usize, kind: usize, chain: Chain) {
-        let pair = self.pair(class, kind);
-        pair.first.set(chain.first);
-        pair.slots.set(chain.slots);
+    /// Loads a magazine from the depot, where both are empty.
+    pub(super) fn load(&self, class: usize, kind: usize, magazine: Magazine) {
+        let magazines = self.magazines(class, kind);
+        magazines.loaded.set(magazine.first);
+        magazines.loaded_slots.set(magazine.slots);
     }
 
-    /// Gives up everything: each chain goes to `out` with its class and kind. Where that panics, the others stay.
-    pub(super) fn drain(&self, mut out: impl FnMut(usize, usize, Chain)) {
-        for (class, pairs) in self.stacks.iter().enumerate() {
-            for (kind, pair) in pairs.iter().enumerate() {
-                for (first, slots) in [(&pair.older, &pair.older_slots), (&pair.first, &pair.slots)] {
-                    let chain = chain(first.get(), slots.get());
+    /// Gives up everything: each magazine goes to `out` with its class and kind. Where that panics, the others stay.
+    pub(super) fn drain(&self, mut out: impl FnMut(usize, usize, Magazine)) {
+        for (class, kinds) in self.magazines.iter().enumerate() {
+            for (kind, magazines) in kinds.iter().enumerate() {
+                let Magazines { loaded, loaded_slots, previous, previous_slots } = magazines;
+                for (first, slots) in [(previous, previous_slots), (loaded, loaded_slots)] {
+                    let magazine = magazine(first.get(), slots.get());
                     slots.set(0);
-                    chain.into_iter().for_each(|chain| out(class, kind, chain));
+                    magazine.into_iter().for_each(|magazine| out(class, kind, magazine));
                 }
             }
         }
@@ -109,16 +112,16 @@ impl Cpu {
 
     /// How many free slots of `class` there are, of all kinds. A hint, for others.
     pub(super) fn free(&self, class: usize) -> u64 {
-        let pairs = self.stacks[class].iter();
-        pairs.map(|pair| pair.slots.get() + pair.older_slots.get()).sum()
+        let kinds = self.magazines[class].iter();
+        kinds.map(|magazines| magazines.loaded_slots.get() + magazines.previous_slots.get()).sum()
     }
 
     #[inline]
-    fn pair(&self, class: usize, kind: usize) -> &Pair {
-        &self.stacks[class][kind]
+    fn magazines(&self, class: usize, kind: usize) -> &Magazines {
+        &self.magazines[class][kind]
     }
 }
 
-fn chain(first: u64, slots: u64) -> Option<Chain> {
-    (slots > 0).then_some(Chain { first, slots })
+fn magazine(first: u64, slots: u64) -> Option<Magazine> {
+    (slots > 0).then_some(Magazine { first, slots })
 }

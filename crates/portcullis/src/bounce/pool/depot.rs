@@ -1,8 +1,9 @@
-//! What a class keeps for all CPUs: chains of free slots that CPUs have left over, and slots without a buffer.
+//! The depot: what a class keeps for all CPUs. That is full magazines of free slots that CPUs had no room for, and slots without
+//! a buffer.
 //!
-//! One lock for each class, taken once for a chain. Every operation is a few words, whatever there is.
+//! One lock for each class, taken once for a magazine. Every operation is a few words, whatever there is.
 
-use super::slot::{Chain, Phase, Slot, index_of, link_to};
+use super::slot::{Magazine, Phase, Slot, index_of, link_to};
 
 /// The most slots in a block of [`Fresh`].
 const MOST_IN_BLOCK: usize = 1024;
@@ -47,8 +48,8 @@ impl Fresh {
 /// The part of one class that its lock protects.
 #[derive(Debug, Default)]
 pub(super) struct Depot {
-    /// For each kind of permission the link to the first chain, and how many slots all of them have.
-    chains: [(u64, u64); 3],
+    /// For each kind of permission the link to the first magazine, and how many slots all of them have.
+    magazines: [(u64, u64); 3],
     /// The fewest that each kind had since the timer looked last: nobody has wanted those.
     least: [u64; 3],
     /// The link to the first slot without a buffer that once had one.
@@ -72,31 +73,31 @@ impl Depot {
         Self { fresh: Fresh::new(first, end), ..Self::default() }
     }
 
-    /// Takes in a chain.
-    pub(super) fn put(&mut self, slots: &[Slot], kind: usize, chain: Chain) {
-        let (first, count) = &mut self.chains[kind];
-        if let Some(slot) = index_of(chain.first).and_then(|index| slots.get(index)) {
-            slot.set_chain(*first, chain.slots);
-            *first = chain.first;
-            *count += chain.slots;
+    /// Takes in a magazine.
+    pub(super) fn put(&mut self, slots: &[Slot], kind: usize, magazine: Magazine) {
+        let (first, count) = &mut self.magazines[kind];
+        if let Some(slot) = index_of(magazine.first).and_then(|index| slots.get(index)) {
+            slot.set_magazine(*first, magazine.slots);
+            *first = magazine.first;
+            *count += magazine.slots;
         }
     }
 
-    /// Hands out the newest chain.
-    pub(super) fn take(&mut self, slots: &[Slot], kind: usize) -> Option<Chain> {
-        let chain = self.take_unnoticed(slots, kind);
+    /// Hands out the newest magazine.
+    pub(super) fn take(&mut self, slots: &[Slot], kind: usize) -> Option<Magazine> {
+        let magazine = self.take_unnoticed(slots, kind);
         self.notice(kind);
-        chain
+        magazine
     }
 
-    /// As [`take`](Self::take), for a trim: nobody wants the chain, and some of it may come back.
-    pub(super) fn take_unnoticed(&mut self, slots: &[Slot], kind: usize) -> Option<Chain> {
-        let (first, count) = &mut self.chains[kind];
-        let chain = *first;
-        let (next, slots) = slots.get(index_of(chain)?)?.chain();
+    /// As [`take`](Self::take), for a trim: nobody wants the magazine, and some of it may come back.
+    pub(super) fn take_unnoticed(&mut self, slots: &[Slot], kind: usize) -> Option<Magazine> {
+        let (first, count) = &mut self.magazines[kind];
+        let magazine = *first;
+        let (next, slots) = slots.get(index_of(magazine)?)?.magazine();
         *first = next;
         *count = count.saturating_sub(slots);
-        Some(Chain { first: chain, slots })
+        Some(Magazine { first: magazine, slots })
     }
 
     /// Sees how few slots of `kind` there are now.
@@ -106,38 +107,39 @@ impl Depot {
         *least = (*least).min(free);
     }
 
-    /// Takes in one free slot: onto the newest chain, unless that has `most` slots.
+    /// Takes in one free slot: onto the newest magazine, unless that has `most` slots.
     pub(super) fn put_one(&mut self, slots: &[Slot], kind: usize, index: usize, most: u64) {
         let Some(slot) = slots.get(index) else { return };
-        let chain = self.take(slots, kind);
-        let (joined, other) = match chain {
-            Some(chain) if chain.slots < most => (Some(chain), None),
+        let magazine = self.take(slots, kind);
+        let (joined, other) = match magazine {
+            Some(magazine) if magazine.slots < most => (Some(magazine), None),
             other => (None, other),
         };
-        slot.set_next(joined.map_or(0, |chain| chain.first));
+        slot.set_next(joined.map_or(0, |magazine| magazine.first));
         other.into_iter().for_each(|other| self.put(slots, kind, other));
-        let chain = Chain { first: link_to(index), slots: 1 + joined.map_or(0, |chain| chain.slots) };
-        self.put(slots, kind, chain);
+        let magazine =
+            Magazine { first: link_to(index), slots: 1 + joined.map_or(0, |magazine| magazine.slots) };
+        self.put(slots, kind, magazine);
     }
 
     /// Hands out one free slot.
     pub(super) fn take_one(&mut self, slots: &[Slot], kind: usize) -> Option<usize> {
-        let chain = self.take(slots, kind)?;
-        let index = index_of(chain.first)?;
-        if chain.slots > 1 {
-            self.put(slots, kind, Chain { first: slots.get(index)?.next(), slots: chain.slots - 1 });
+        let magazine = self.take(slots, kind)?;
+        let index = index_of(magazine.first)?;
+        if magazine.slots > 1 {
+            self.put(slots, kind, Magazine { first: slots.get(index)?.next(), slots: magazine.slots - 1 });
         }
         Some(index)
     }
 
     /// Free slots of `kind`.
     pub(super) fn free_of(&self, kind: usize) -> u64 {
-        self.chains[kind].1
+        self.magazines[kind].1
     }
 
     /// Free slots of all kinds.
     pub(super) fn free(&self) -> u64 {
-        self.chains.iter().map(|(_, slots)| slots).sum()
+        self.magazines.iter().map(|(_, slots)| slots).sum()
     }
 
     /// How many slots of `kind` nobody has wanted since the last call.

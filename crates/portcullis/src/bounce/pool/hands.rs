@@ -1,7 +1,7 @@
 //! What a caller has in its hands: where a call below does not return, it goes back to the depot.
 
 use super::BouncePool;
-use super::slot::{Chain, NOBODY, Phase, index_of, link_to};
+use super::slot::{Magazine, NOBODY, Phase, index_of, link_to};
 use crate::invalidation::Gather;
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
@@ -11,23 +11,23 @@ pub(super) struct Held<'a, M: Mapper, P: Platform, C: CopyMemory> {
     pool: &'a BouncePool<M, P, C>,
     pub class: usize,
     pub kind: usize,
-    pub chain: Chain,
+    pub magazine: Magazine,
 }
 
 impl<M: Mapper, P: Platform, C: CopyMemory> Held<'_, M, P, C> {
     /// Hands out the first.
     pub(super) fn pop(&mut self) -> Option<usize> {
-        self.chain.slots = self.chain.slots.checked_sub(1)?;
-        let index = index_of(self.chain.first)?;
-        self.chain.first = self.pool.slots[index].next();
+        self.magazine.slots = self.magazine.slots.checked_sub(1)?;
+        let index = index_of(self.magazine.first)?;
+        self.magazine.first = self.pool.slots[index].next();
         Some(index)
     }
 
     /// Brings them to the depot. Where that panics, it is tried once more.
     pub(super) fn store(mut self) {
         let (pool, class, kind) = (self.pool, self.class, self.kind);
-        if self.chain.slots > 0 {
-            pool.with_depot(class, |depot| depot.put(&pool.slots, kind, core::mem::take(&mut self.chain)));
+        if self.magazine.slots > 0 {
+            pool.with_depot(class, |depot| depot.put(&pool.slots, kind, core::mem::take(&mut self.magazine)));
         }
     }
 }
@@ -35,9 +35,9 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Held<'_, M, P, C> {
 impl<M: Mapper, P: Platform, C: CopyMemory> Drop for Held<'_, M, P, C> {
     #[inline]
     fn drop(&mut self) {
-        let Self { pool, class, kind, chain } = *self;
-        if chain.slots > 0 {
-            pool.with_depot(class, |depot| depot.put(&pool.slots, kind, chain));
+        let Self { pool, class, kind, magazine } = *self;
+        if magazine.slots > 0 {
+            pool.with_depot(class, |depot| depot.put(&pool.slots, kind, magazine));
         }
     }
 }
@@ -149,15 +149,15 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Drop for Doomed<'_, M, P, C> {
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// Room for slots of one class and kind, none yet.
     pub(super) fn held(&self, class: usize, kind: usize) -> Held<'_, M, P, C> {
-        Held { pool: self, class, kind, chain: Chain::default() }
+        Held { pool: self, class, kind, magazine: Magazine::default() }
     }
 
-    /// Brings a chain to its depot.
+    /// Brings a magazine to its depot.
     #[cold]
     #[inline(never)]
-    pub(super) fn store(&self, class: usize, kind: usize, chain: Chain) {
+    pub(super) fn store(&self, class: usize, kind: usize, magazine: Magazine) {
         let mut held = self.held(class, kind);
-        held.chain = chain;
+        held.magazine = magazine;
         held.store();
     }
 
@@ -173,7 +173,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let slot = &self.slots[index];
         slot.set_phase(Phase::Free);
         slot.set_group(NOBODY);
-        self.store(class, kind, Chain { first: link_to(index), slots: 1 });
+        self.store(class, kind, Magazine { first: link_to(index), slots: 1 });
     }
 
     /// Room for a slot of `class` that is to get memory.

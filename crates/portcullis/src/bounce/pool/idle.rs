@@ -3,7 +3,7 @@
 //! The timer is asked for when a buffer comes, or when something is not confirmed, and again as long as there is more than
 //! the pool is to keep: so a pool that is empty wakes nobody, and mapping and unmapping know nothing of time. What nobody
 //! wants is found without looking at each slot: of a depot, the fewest slots that it had since the last time (as J.
-//! Bonwick's working set); of the CPUs' stacks, everything, when no mapping was made since.
+//! Bonwick's working set); of the CPUs' magazines, everything, when no mapping was made since.
 
 use super::BouncePool;
 use crate::mapper::Mapper;

@@ -12,10 +12,10 @@ pub(super) const MOST_CLASSES: usize = 10;
 /// Room for all classes, a power of two so that finding one takes no check.
 pub(super) const CLASS_ROOM: usize = MOST_CLASSES.next_power_of_two();
 
-/// Bytes of a full stack, and of a chain that goes to the depot, within the bounds of the next two.
-const CHAIN_BYTES: u64 = 256 << 10;
-const LEAST_IN_CHAIN: u64 = 4;
-const MOST_IN_CHAIN: u64 = 64;
+/// Bytes of a full magazine, within the bounds of the next two.
+const MAGAZINE_BYTES: u64 = 256 << 10;
+const LEAST_IN_MAGAZINE: u64 = 4;
+const MOST_IN_MAGAZINE: u64 = 64;
 
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Layout {
@@ -36,8 +36,8 @@ struct Size {
     /// Where slot 0 would begin if all slots were of this size and in one row with those of this class. Modulo 2^64: it
     /// may be below 0.
     base: u64,
-    /// The most slots of a stack and of a chain.
-    chain: u64,
+    /// The most slots of a magazine.
+    magazine: u64,
 }
 
 /// A slot, found by an address in it.
@@ -71,8 +71,9 @@ impl Layout {
         for class in 0..self.classes() {
             let first = (self.first(class) as u64) << self.slot_shift(class);
             let start = start.wrapping_add((class as u64) << self.class_shift);
-            let chain = (CHAIN_BYTES / self.slot_bytes(class)).clamp(LEAST_IN_CHAIN, MOST_IN_CHAIN);
-            self.sizes[class] = Size { base: start.wrapping_sub(first), chain };
+            let magazine =
+                (MAGAZINE_BYTES / self.slot_bytes(class)).clamp(LEAST_IN_MAGAZINE, MOST_IN_MAGAZINE);
+            self.sizes[class] = Size { base: start.wrapping_sub(first), magazine };
         }
         self
     }
@@ -82,10 +83,10 @@ impl Layout {
         self.sizes[class]
     }
 
-    /// The most slots in a chain of `class`, and on a stack.
+    /// The most slots in a magazine of `class`.
     #[inline]
-    pub(super) fn chain_slots(&self, class: usize) -> u64 {
-        self.size(class).chain
+    pub(super) fn magazine_slots(&self, class: usize) -> u64 {
+        self.size(class).magazine
     }
 
     /// Bytes of addresses in all.

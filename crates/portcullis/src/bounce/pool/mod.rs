@@ -5,9 +5,9 @@
 //! The pool is cut into size classes by powers of two. Each has a fixed range of addresses and a fixed number of
 //! slots in it, so an address gives the slot by arithmetic. A slot gets memory when it is first used; the memory is
 //! mapped once and *stays mapped* when the mapping ends, waiting for the next mapping of its size and permissions.
-//! Each CPU keeps such slots on stacks of its own: in the common case map and unmap take no lock and no atomic
+//! Each CPU keeps such slots in magazines of its own: in the common case map and unmap take no lock and no atomic
 //! read-modify-write, but two for a list of pieces. (The mechanism is that of "Add dynamic iommu backed bounce
-//! buffers", David Stevens, 2021; the stacks are new.)
+//! buffers", David Stevens, 2021; the magazines are Bonwick's and Adams's.)
 //!
 //! # Which way a mapping goes
 //! | mapping | way |

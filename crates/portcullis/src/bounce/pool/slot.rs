@@ -119,11 +119,11 @@ pub(super) struct Slot {
     state: LocalU64,
     /// Where the buffer is, or [`NO_BUFFER`].
     buffer: LocalU64,
-    /// The [link](link_to) to the next in a list or chain.
+    /// The [link](link_to) to the next in a list or magazine.
     next: LocalU64,
-    /// Where the original is, if it is in one piece. In the first slot of a chain: the link to the next chain.
+    /// Where the original is, if it is in one piece. In the first slot of a magazine: the link to the next magazine.
     origin: LocalU64,
-    /// Bytes of the mapping. In the first slot of a chain: how many slots the chain has.
+    /// Bytes of the mapping. In the first slot of a magazine: how many slots the magazine has.
     len: LocalU64,
     /// Who used the buffer last.
     group: LocalU64,
@@ -154,7 +154,7 @@ pub(super) const fn index_of(link: u64) -> Option<usize> {
 
 /// Slots threaded one after another: the link to the first, and how many there are; in a list never 0.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Chain {
+pub(super) struct Magazine {
     pub first: u64,
     pub slots: u64,
 }
@@ -242,13 +242,13 @@ impl Slot {
         self.next.set(link);
     }
 
-    /// Of the first slot of a chain: the link to the next chain, and how many slots this one has.
-    pub(super) fn chain(&self) -> (u64, u64) {
+    /// Of the first slot of a magazine: the link to the next magazine, and how many slots this one has.
+    pub(super) fn magazine(&self) -> (u64, u64) {
         (self.origin.get(), self.len.get())
     }
 
-    pub(super) fn set_chain(&self, next_chain: u64, slots: u64) {
-        self.origin.set(next_chain);
+    pub(super) fn set_magazine(&self, next_magazine: u64, slots: u64) {
+        self.origin.set(next_magazine);
         self.len.set(slots);
     }
 

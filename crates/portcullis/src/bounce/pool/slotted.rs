@@ -67,7 +67,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             if terms.direction == Direction::ToDevice && slot.dirty() < terms.offset + len {
                 slot.set_dirty(terms.offset + len);
             }
-            let Some(buffer) = slot.buffer() else { broken("a slot on a stack has a buffer") };
+            let Some(buffer) = slot.buffer() else { broken("a slot in a magazine has a buffer") };
             let at = PhysAddr::new(buffer.get() + terms.offset);
             // SAFETY: the original is the caller's promise, the buffer the slot's, with room for `offset + len` bytes.
             unsafe {

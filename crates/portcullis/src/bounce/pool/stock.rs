@@ -1,4 +1,4 @@
-//! Where slots with a buffer come from and go to: the CPU's stack, the depot, new memory.
+//! Where slots with a buffer come from and go to: the CPU's magazines, the depot, new memory.
 
 use super::BouncePool;
 use super::error::BounceMapError;
@@ -17,7 +17,7 @@ const WORTH_COLLECTING: u64 = 8;
 const CHANGED_AT_ONCE: u64 = 16;
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
-    /// A free slot for `bytes` bytes whose buffer is mapped for `kind` and was `group`'s before, if the CPU's stack has one
+    /// A free slot for `bytes` bytes whose buffer is mapped for `kind` and was `group`'s before, if the CPU's loaded magazine has one
     /// at hand: its class, its number and itself. O(1), without an atomic read-modify-write.
     #[inline(always)]
     pub(super) fn take_at_hand(
@@ -46,8 +46,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
                 if let Some(index) = cpu.pop(&self.slots, class, kind) {
                     return Some(index);
                 }
-                let chain = depot.lock().take(&self.slots, kind)?;
-                cpu.refill(class, kind, chain);
+                let magazine = depot.lock().take(&self.slots, kind)?;
+                cpu.load(class, kind, magazine);
                 cpu.pop(&self.slots, class, kind)
             });
             own.unwrap_or_else(|| {
@@ -63,7 +63,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// turn of the depot's lock.
     #[inline(always)]
     pub(super) fn give_back(&self, class: usize, kind: usize, index: usize) {
-        let most = self.layout.chain_slots(class);
+        let most = self.layout.magazine_slots(class);
         let mut in_hand = Some(self.in_hand(class, kind, index));
         let push = |slot: &LocalSlot<'_>| {
             self.cpus.with(Some(slot), |cpu| {
@@ -86,7 +86,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         (class, kind): (usize, usize),
         index: usize,
     ) {
-        let most = self.layout.chain_slots(class);
+        let most = self.layout.magazine_slots(class);
         let depot = &self.depots[class];
         self.domain.platform().with_slot(|slot| {
             in_hand.take().into_iter().for_each(InHand::done);

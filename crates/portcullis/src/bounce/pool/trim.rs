@@ -45,7 +45,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// with a slot lent.
     pub(super) fn collect(&self, only: Option<usize>) {
         self.cpus.with_others(self.domain.platform(), only, |_, cpu| {
-            cpu.drain(|class, kind, chain| self.store(class, kind, chain));
+            cpu.drain(|class, kind, magazine| self.store(class, kind, magazine));
         });
     }
 
@@ -109,9 +109,9 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         while slots < most {
             let mut held = self.held(class, kind);
             self.with_depot(class, |depot| {
-                held.chain = depot.take_unnoticed(&self.slots, kind).unwrap_or_default();
+                held.magazine = depot.take_unnoticed(&self.slots, kind).unwrap_or_default();
             });
-            if held.chain.slots == 0 {
+            if held.magazine.slots == 0 {
                 break;
             }
             while slots < most
