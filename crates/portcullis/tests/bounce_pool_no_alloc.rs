@@ -14,7 +14,7 @@ use portcullis::bounce::pool::{Attributes, Way};
 use portcullis_model::open::OpenPool;
 use support::{Bench, PAGE, map, piece, small};
 
-const NONE: Attributes = Attributes { persistent_streaming: false, wipe: false, keep_unwritten: false };
+const NONE: Attributes = Attributes { persistent_streaming: false, wipe: false, copy_in: false };
 
 #[test]
 fn unmap_never_allocates_nor_does_a_map_that_reuses_a_buffer() {

@@ -15,7 +15,7 @@ use portcullis_model::{Iommu, IommuConfig, Memory};
 use crate::chosen::Chosen;
 use crate::support::{Bench, DEVICE, PAGE, Rationed, map, piece, small};
 
-const NONE: Attributes = Attributes { persistent_streaming: false, wipe: false, keep_unwritten: false };
+const NONE: Attributes = Attributes { persistent_streaming: false, wipe: false, copy_in: false };
 
 #[test]
 fn mistakes_are_named_and_change_nothing() {

@@ -14,7 +14,7 @@ use portcullis_model::open::{OpenMapper, OpenPool};
 
 use crate::support::{Bench, DEVICE, PAGE, TIMEOUT, map, piece, small};
 
-const NONE: Attributes = Attributes { persistent_streaming: false, wipe: false, keep_unwritten: false };
+const NONE: Attributes = Attributes { persistent_streaming: false, wipe: false, copy_in: false };
 
 /// Every kind of mapping there is: offset and length.
 const MAPPINGS: [(u64, u64); 6] =

@@ -11,10 +11,8 @@ fn op() -> impl Strategy<Value = Op> {
     let len = prop_oneof![5 => 1..PAGE, 3 => 1..5 * PAGE, 1 => 1..80 * PAGE, 1 => (1..40_u64).prop_map(|n| n * PAGE)];
     let offset = prop_oneof![1 => Just(0), 2 => 0..PAGE];
     let often = prop::bool::weighted;
-    let attributes =
-        (often(0.15), often(0.2), often(0.3)).prop_map(|(persistent_streaming, wipe, keep_unwritten)| {
-            Attributes { persistent_streaming, wipe, keep_unwritten }
-        });
+    let attributes = (often(0.15), often(0.2), often(0.3))
+        .prop_map(|(persistent_streaming, wipe, copy_in)| Attributes { persistent_streaming, wipe, copy_in });
     let pieces = prop_oneof![3 => vec((offset.clone(), len.clone()), 1), 1 => vec((offset, len), 2..5)];
     let part = || (any::<usize>(), any::<u64>(), any::<u64>());
     let map = (0..4_usize, 0..3_usize, 0..3_usize, attributes, pieces, any::<bool>());

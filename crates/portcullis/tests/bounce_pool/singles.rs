@@ -6,7 +6,7 @@ use portcullis_model::open::OpenPool;
 
 use crate::support::{Bench, DEVICE, PAGE, TIMEOUT, map, piece, small};
 
-const NONE: Attributes = Attributes { persistent_streaming: false, wipe: false, keep_unwritten: false };
+const NONE: Attributes = Attributes { persistent_streaming: false, wipe: false, copy_in: false };
 
 #[test]
 fn a_buffer_that_is_to_be_wiped_goes_back_empty() {

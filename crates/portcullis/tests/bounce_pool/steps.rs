@@ -12,7 +12,7 @@ use portcullis_model::open::OpenPool;
 
 use crate::support::{Bench, DEVICE, PAGE, Ticking, map, piece, small};
 
-const NONE: Attributes = Attributes { persistent_streaming: false, wipe: false, keep_unwritten: false };
+const NONE: Attributes = Attributes { persistent_streaming: false, wipe: false, copy_in: false };
 
 #[test]
 fn a_reused_buffer_costs_no_mapping_and_no_invalidation() {
@@ -114,7 +114,7 @@ fn what_the_device_leaves_unwritten_is_zero_its_own_or_kept() {
     let bench = Bench::new(small());
     let buffer = bench.memory.buffer(PAGE).unwrap();
     let list = [piece(buffer.phys(), 0, PAGE)];
-    let keep = Attributes { keep_unwritten: true, ..NONE };
+    let keep = Attributes { copy_in: true, ..NONE };
     let receive = |attributes, bytes: &[u8]| {
         buffer.fill(0xcc);
         let mapping = map(&bench.device, &list, Direction::FromDevice, attributes).unwrap();

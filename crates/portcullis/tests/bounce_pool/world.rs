@@ -215,7 +215,7 @@ impl World {
             _ => false,
         });
         let direct: Vec<bool> = direct.collect();
-        let keep = attributes.keep_unwritten;
+        let keep = attributes.copy_in;
         let known = |at: usize| keep || direct[at] || direction != Direction::FromDevice;
         let buffer = original.iter().enumerate().map(|(at, byte)| known(at).then_some(*byte)).collect();
         let _buffers = buffers;

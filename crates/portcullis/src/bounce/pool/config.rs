@@ -151,13 +151,12 @@ pub struct Attributes {
     pub wipe: bool,
     /// The device may write less than the whole of a [`FromDevice`](crate::addr::Direction::FromDevice) mapping, and
     /// the rest is to stay as it was: the original is copied in first.
-    pub keep_unwritten: bool,
+    pub copy_in: bool,
 }
 
 impl Attributes {
     /// [`persistent_streaming`](Self::persistent_streaming) alone.
-    pub const PERSISTENT_STREAMING: Self =
-        Self { persistent_streaming: true, wipe: false, keep_unwritten: false };
+    pub const PERSISTENT_STREAMING: Self = Self { persistent_streaming: true, wipe: false, copy_in: false };
 }
 
 /// What a pool holds, and has done. The figures are of slightly different times while other CPUs go on.

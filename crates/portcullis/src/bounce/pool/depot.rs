@@ -50,7 +50,7 @@ impl Fresh {
 pub(super) struct Depot {
     /// For each kind of permission the link to the first magazine, and how many slots all of them have.
     magazines: [(u64, u64); 3],
-    /// The fewest that each kind had since the timer looked last: nobody has wanted those.
+    /// The fewest that each kind had since the timer looked last: no map has asked for those.
     least: [u64; 3],
     /// The link to the first slot without a buffer that once had one.
     empty: u64,
@@ -90,7 +90,7 @@ impl Depot {
         magazine
     }
 
-    /// As [`take`](Self::take), for a trim: nobody wants the magazine, and some of it may come back.
+    /// As [`take`](Self::take), for a trim: no map asks for the magazine, and some of it may come back.
     pub(super) fn take_unnoticed(&mut self, slots: &[Slot], kind: usize) -> Option<Magazine> {
         let (first, count) = &mut self.magazines[kind];
         let magazine = *first;
@@ -142,7 +142,7 @@ impl Depot {
         self.magazines.iter().map(|(_, slots)| slots).sum()
     }
 
-    /// How many slots of `kind` nobody has wanted since the last call.
+    /// How many slots of `kind` no map has asked for since the last call.
     pub(super) fn unwanted(&mut self, kind: usize) -> u64 {
         let free = self.free_of(kind);
         core::mem::replace(&mut self.least[kind], free)

@@ -76,12 +76,12 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
     ) -> Result<PoolMapping<'a>, BounceMapError> {
         if let [piece] = list {
             // SAFETY: the caller's promise.
-            if let Some(mapping) = unsafe { self.map_at_once(*piece, direction, attributes) } {
+            if let Some(mapping) = unsafe { self.map_fast(*piece, direction, attributes) } {
                 return Ok(mapping);
             }
         }
         // SAFETY: the caller's promise.
-        unsafe { self.map_slowly(list, direction, attributes) }
+        unsafe { self.map_slow(list, direction, attributes) }
     }
 
     /// The mapping of one piece, where the CPU has a slot at hand whose buffer was this group's before: what nearly all
@@ -90,7 +90,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
     /// # Safety
     /// As [`map`](Self::map).
     #[inline(always)]
-    unsafe fn map_at_once<'a>(
+    unsafe fn map_fast<'a>(
         &self,
         piece: PhysSegment,
         direction: Direction,
@@ -113,7 +113,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
     /// # Safety
     /// As [`map`](Self::map).
     #[inline(never)]
-    unsafe fn map_slowly<'a>(
+    unsafe fn map_slow<'a>(
         &self,
         list: &'a [PhysSegment],
         direction: Direction,
@@ -128,7 +128,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
             && let Some(class) = len.checked_add(terms.offset).and_then(|bytes| pool.layout.class_of(bytes))
         {
             let taken = pool.take(class, direction.index());
-            let taken = if taken.is_some() { taken } else { pool.stock(class, direction, self.group())? };
+            let taken = if taken.is_some() { taken } else { pool.refill(class, direction, self.group())? };
             if let Some(index) = taken {
                 // SAFETY: the caller's promise.
                 return unsafe { pool.map_slot(list, len, (class, index), terms, self.group()) };
@@ -142,7 +142,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
     fn terms(&self, first: PhysAddr, listed: bool, direction: Direction, attributes: Attributes) -> Terms {
         Terms {
             direction,
-            keep_unwritten: attributes.keep_unwritten && direction == Direction::FromDevice,
+            copy_in: attributes.copy_in && direction == Direction::FromDevice,
             wipe: attributes.wipe || self.pool.config.wipe,
             listed,
             offset: first.get() & self.profile.offset_mask,

@@ -43,7 +43,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Drop for Held<'_, M, P, C> {
 }
 
 /// A free slot that is about to be lent, or has just come back. Dropped, it goes to the depot, and what is in its buffer
-/// is nobody's.
+/// may be handed to no device.
 pub(super) struct InHand<'a, M: Mapper, P: Platform, C: CopyMemory> {
     pool: &'a BouncePool<M, P, C>,
     class: usize,
@@ -69,7 +69,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Drop for InHand<'_, M, P, C> {
 
 /// A slot that is given memory. Dropped, it is back where it came from, or, with memory that devices may reach, waits for
 /// a trim.
-pub(super) struct Furnishing<'a, M: Mapper, P: Platform, C: CopyMemory> {
+pub(super) struct Populating<'a, M: Mapper, P: Platform, C: CopyMemory> {
     pool: &'a BouncePool<M, P, C>,
     class: usize,
     pub index: Option<usize>,
@@ -77,7 +77,7 @@ pub(super) struct Furnishing<'a, M: Mapper, P: Platform, C: CopyMemory> {
     pub is_counted: bool,
 }
 
-impl<M: Mapper, P: Platform, C: CopyMemory> Drop for Furnishing<'_, M, P, C> {
+impl<M: Mapper, P: Platform, C: CopyMemory> Drop for Populating<'_, M, P, C> {
     #[inline]
     fn drop(&mut self) {
         if self.index.is_some() {
@@ -86,7 +86,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Drop for Furnishing<'_, M, P, C> {
     }
 }
 
-impl<M: Mapper, P: Platform, C: CopyMemory> Furnishing<'_, M, P, C> {
+impl<M: Mapper, P: Platform, C: CopyMemory> Populating<'_, M, P, C> {
     #[cold]
     fn give_up(&mut self) {
         let Self { pool, class, index: Some(index), is_counted } = *self else { return };
@@ -103,15 +103,15 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Furnishing<'_, M, P, C> {
     }
 }
 
-/// Slots whose buffers are unmapped, and await the confirmation. Threaded, so that they need no memory. Dropped, they wait
+/// Evicted slots: their buffers are unmapped, and await the confirmation. They are linked to each other, so that they need no memory. Dropped, they wait
 /// for a later trim.
-pub(super) struct Doomed<'a, M: Mapper, P: Platform, C: CopyMemory> {
+pub(super) struct Evicted<'a, M: Mapper, P: Platform, C: CopyMemory> {
     pool: &'a BouncePool<M, P, C>,
     first: u64,
     pub gather: Gather,
 }
 
-impl<M: Mapper, P: Platform, C: CopyMemory> Doomed<'_, M, P, C> {
+impl<M: Mapper, P: Platform, C: CopyMemory> Evicted<'_, M, P, C> {
     pub(super) fn is_empty(&self) -> bool {
         self.first == 0 && self.gather.is_empty()
     }
@@ -127,13 +127,13 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Doomed<'_, M, P, C> {
     }
 
     /// Takes one in.
-    pub(super) fn thread(&mut self, index: usize) {
+    pub(super) fn push(&mut self, index: usize) {
         self.pool.slots[index].set_next(self.first);
         self.first = link_to(index);
     }
 }
 
-impl<M: Mapper, P: Platform, C: CopyMemory> Drop for Doomed<'_, M, P, C> {
+impl<M: Mapper, P: Platform, C: CopyMemory> Drop for Evicted<'_, M, P, C> {
     fn drop(&mut self) {
         while let Some(index) = index_of(self.first) {
             let pool = self.pool;
@@ -177,12 +177,12 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     }
 
     /// Room for a slot of `class` that is to get memory.
-    pub(super) fn furnishing(&self, class: usize) -> Furnishing<'_, M, P, C> {
-        Furnishing { pool: self, class, index: None, is_counted: false }
+    pub(super) fn populating(&self, class: usize) -> Populating<'_, M, P, C> {
+        Populating { pool: self, class, index: None, is_counted: false }
     }
 
-    /// Nothing doomed yet.
-    pub(super) fn doomed(&self) -> Doomed<'_, M, P, C> {
-        Doomed { pool: self, first: 0, gather: Gather::new() }
+    /// No slots yet.
+    pub(super) fn evicted(&self) -> Evicted<'_, M, P, C> {
+        Evicted { pool: self, first: 0, gather: Gather::new() }
     }
 }

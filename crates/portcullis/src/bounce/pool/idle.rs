@@ -1,9 +1,9 @@
 //! When the platform's timer is to come.
 //!
-//! The timer is asked for when a buffer comes, or when something is not confirmed, and again as long as there is more than
-//! the pool is to keep: so a pool that is empty wakes nobody, and mapping and unmapping know nothing of time. What nobody
-//! wants is found without looking at each slot: of a depot, the fewest slots that it had since the last time (as J.
-//! Bonwick's working set); of the CPUs' magazines, everything, when no mapping was made since.
+//! The pool asks for the timer when it gets a buffer, or when something is not confirmed, and again as long as it has more than
+//! it is to keep: so an empty pool wakes no CPU, and mapping and unmapping know nothing of time. The timer finds idle buffers
+//! without looking at each slot: of a depot, as many as the fewest slots that it had since the last time (J. Bonwick's working
+//! set); of the CPUs' magazines, all, when no mapping was made since.
 
 use super::BouncePool;
 use crate::mapper::Mapper;

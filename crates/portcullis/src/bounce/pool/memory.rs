@@ -113,7 +113,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     }
 
     /// # Safety
-    /// Nobody reaches the buffers of `parts`, which came from [`alloc`](Self::alloc).
+    /// No device reaches the buffers of `parts`, which came from [`alloc`](Self::alloc).
     pub(super) unsafe fn free_parts(&self, parts: &Parts) {
         // SAFETY: the caller's promise.
         self.each_buffer(parts, |piece| unsafe { self.free(piece.phys, piece.len) });

@@ -26,8 +26,8 @@
 //!   slot waits.
 //! - A device that writes less than a [`FromDevice`](crate::addr::Direction::FromDevice) mapping leaves the driver
 //!   with what the buffer held: zeros, or what devices of the same group wrote there before. CPUs' bytes it never is:
-//!   buffers for that direction get none, and one that got some by [`keep_unwritten`](Attributes::keep_unwritten) is
-//!   zeroed before its next use. Who cannot have even that asks for `keep_unwritten`: it costs a copy more, and leaves
+//!   buffers for that direction get none, and one that got some by [`copy_in`](Attributes::copy_in) is
+//!   zeroed before its next use. Who cannot have even that asks for `copy_in`: it costs a copy more, and leaves
 //!   the original's bytes where the device wrote none.
 //! - Buffers are kept apart by permission, so a device cannot write to one that is for reading.
 //!
@@ -38,7 +38,7 @@
 //! ([`PoolUsage::bookkeeping_bytes`], 64 bytes a slot), and page tables until the domain [reclaims](Domain::reclaim) them.
 
 // What slots are: `layout`, `slot`, `cpu`, `depot`. What one caller has of them: `hands`. Each of the following uses those
-// before it: `memory`, `unlink`, `idle`, `claim` (with `single`), `trim`, `stock`, `own`, `split`, `slotted`, `device`; and
+// before it: `memory`, `unlink`, `idle`, `claim` (with `single`), `trim`, `refill`, `own`, `split`, `slotted`, `device`; and
 // `events`, `trim`.
 mod claim;
 mod config;
@@ -53,11 +53,11 @@ mod layout;
 mod mapping;
 mod memory;
 mod own;
+mod refill;
 mod single;
 mod slot;
 mod slotted;
 mod split;
-mod stock;
 mod trim;
 mod unlink;
 

@@ -40,7 +40,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         })?;
         let parts = Parts::Whole(buffer);
         if terms.copies_in() {
-            // SAFETY: the original is the caller's promise, the buffer nobody's yet.
+            // SAFETY: the original is the caller's promise, and no one else has the buffer yet.
             unsafe { self.copy_parts(&parts, &original, (terms.offset, len), (0, len), Toward::Buffer) };
         }
         // SAFETY: all of `linked` is the buffer that came from `alloc`.

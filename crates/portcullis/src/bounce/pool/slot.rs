@@ -15,7 +15,7 @@ use crate::domain::PhysSegment;
 use crate::percpu::LocalU64;
 use crate::sync::{AtomicPtr, Ordering};
 
-/// The group of a slot whose bytes may be handed to nobody: no device has it.
+/// The group of a slot whose bytes may be handed to no device: no device has it.
 pub(super) const NOBODY: u64 = u64::MAX;
 
 /// No memory is there.
@@ -35,7 +35,7 @@ pub(super) enum Phase {
     Retired = 3,
     /// The same, and somebody else's mapping was met in its addresses, which must not be used again.
     Lost = 4,
-    /// With a buffer, and nobody knows whether it is mapped: the mapper has not come back.
+    /// With a buffer that is mapped or is not: the mapper panicked.
     Torn = 5,
 }
 
@@ -51,7 +51,7 @@ pub(super) enum Toward {
 pub(super) struct Terms {
     pub direction: Direction,
     /// What the device leaves unwritten is to stay as it was.
-    pub keep_unwritten: bool,
+    pub copy_in: bool,
     /// The buffer is zeroed when the mapping ends.
     pub wipe: bool,
     /// The original is a list.
@@ -62,7 +62,7 @@ pub(super) struct Terms {
 
 const PHASE: u64 = 7;
 const DIRECTION_SHIFT: u32 = 3;
-const KEEP: u64 = 1 << 5;
+const COPY_IN: u64 = 1 << 5;
 const WIPE: u64 = 1 << 6;
 const LISTED: u64 = 1 << 7;
 const OFFSET_SHIFT: u32 = 8;
@@ -71,7 +71,7 @@ impl Terms {
     /// Whether the device gets the original's bytes.
     #[inline]
     pub(super) fn copies_in(&self) -> bool {
-        self.keep_unwritten || !matches!(self.direction, Direction::FromDevice)
+        self.copy_in || !matches!(self.direction, Direction::FromDevice)
     }
 
     /// Whether the original gets what the device wrote.
@@ -93,7 +93,7 @@ impl Terms {
     fn encode(self) -> u64 {
         let flag = |set, bit| if set { bit } else { 0 };
         (self.direction.index() as u64) << DIRECTION_SHIFT
-            | flag(self.keep_unwritten, KEEP)
+            | flag(self.copy_in, COPY_IN)
             | flag(self.wipe, WIPE)
             | flag(self.listed, LISTED)
             | self.offset << OFFSET_SHIFT
@@ -103,7 +103,7 @@ impl Terms {
     fn decode(word: u64) -> Self {
         Self {
             direction: Direction::from_bits(word >> DIRECTION_SHIFT),
-            keep_unwritten: word & KEEP != 0,
+            copy_in: word & COPY_IN != 0,
             wipe: word & WIPE != 0,
             listed: word & LISTED != 0,
             offset: word >> OFFSET_SHIFT,
@@ -205,7 +205,7 @@ impl Slot {
     #[inline]
     pub(super) fn lent_plainly(&self) -> Option<(usize, u64)> {
         let state = self.state.get();
-        let plain = state & (PHASE | KEEP | WIPE | LISTED) == Phase::Live as u64;
+        let plain = state & (PHASE | COPY_IN | WIPE | LISTED) == Phase::Live as u64;
         plain.then_some(((state >> DIRECTION_SHIFT & 3) as usize, state >> OFFSET_SHIFT))
     }
 
@@ -333,8 +333,8 @@ mod tests {
         let slot = Slot::new();
         for bits in 0..8 {
             for direction in Direction::ALL {
-                let (keep_unwritten, wipe, listed) = (bits & 1 != 0, bits & 2 != 0, bits & 4 != 0);
-                let terms = Terms { direction, keep_unwritten, wipe, listed, offset: 0xfff8 };
+                let (copy_in, wipe, listed) = (bits & 1 != 0, bits & 2 != 0, bits & 4 != 0);
+                let terms = Terms { direction, copy_in, wipe, listed, offset: 0xfff8 };
                 slot.lend(terms, PhysAddr::new(7), 9);
                 assert_eq!((slot.lent(), slot.phase()), (Some(terms), Phase::Live));
                 assert_eq!(slot.origin(), PhysSegment { phys: PhysAddr::new(7), len: 9 });

@@ -127,7 +127,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         len: u64,
     ) -> Result<(), BounceError> {
         // SAFETY: the caller's promise.
-        unsafe { if self.unmap_at_once(iova, len) { Ok(()) } else { self.unmap_slowly(policy, iova, len) } }
+        unsafe { if self.unmap_fast(iova, len) { Ok(()) } else { self.unmap_slow(policy, iova, len) } }
     }
 
     /// Ends a mapping of one piece through a slot that asks for nothing else, as nearly all do. Whether that is what it is;
@@ -136,7 +136,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// # Safety
     /// As [`unmap`](Self::unmap).
     #[inline(always)]
-    unsafe fn unmap_at_once(&self, iova: Iova, len: u64) -> bool {
+    unsafe fn unmap_fast(&self, iova: Iova, len: u64) -> bool {
         let Some(Place { class, index, start }) = self.layout.find(iova) else { return false };
         let Some(slot) = self.slots.get(index) else { return false };
         let Some((kind, offset)) = slot.lent_plainly() else { return false };
@@ -144,7 +144,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         if origin.len != len || start + offset != iova.get() {
             return false;
         }
-        // From here on the address is nobody's: a second unmap finds no mapping.
+        // From here on a second unmap of the address finds no mapping.
         slot.set_phase(Phase::Free);
         let in_hand = self.in_hand(class, kind, index);
         if kind != Direction::ToDevice.index() {
@@ -162,7 +162,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// # Safety
     /// As [`unmap`](Self::unmap).
     #[inline(never)]
-    unsafe fn unmap_slowly(&self, policy: Option<Policy>, iova: Iova, len: u64) -> Result<(), BounceError> {
+    unsafe fn unmap_slow(&self, policy: Option<Policy>, iova: Iova, len: u64) -> Result<(), BounceError> {
         match self.layout.find(iova) {
             // SAFETY: the caller's promise.
             Some(place) => unsafe { self.unmap_slot(place, iova, len) },
@@ -180,7 +180,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             return Err(BounceError::WrongLength { iova, len, mapped: origin.len });
         }
         let list = take_list(slot, terms, iova)?;
-        // As in `unmap_at_once`, also what follows.
+        // As in `unmap_fast`, also what follows.
         slot.set_phase(Phase::Free);
         let in_hand = self.in_hand(place.class, terms.direction.index(), place.index);
         if terms.copies_out() {
@@ -194,7 +194,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let kind = terms.direction.index();
         if terms.wipe {
             self.wipe(slot, place.class, kind);
-        } else if terms.keep_unwritten {
+        } else if terms.copy_in {
             // A buffer with the CPU's bytes in it, and the next driver is to find none.
             slot.set_group(NOBODY);
         }
@@ -225,7 +225,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     }
 
     /// Lets the device see `len` bytes of the original from `offset` on of the mapping at `iova`. Does nothing for a
-    /// device that only writes (but with [`keep_unwritten`](super::Attributes::keep_unwritten)), and for what is mapped
+    /// device that only writes (but with [`copy_in`](super::Attributes::copy_in)), and for what is mapped
     /// directly (but a fence). O(len).
     ///
     /// # Errors

@@ -152,7 +152,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let terms = Terms { offset, ..terms };
         let parts = Parts::Split(Ends { head, tail });
         if terms.copies_in() {
-            // SAFETY: the original is the caller's promise; the ends' granules are nobody's yet.
+            // SAFETY: the original is the caller's promise; no one else has the ends' granules yet.
             unsafe { self.copy_parts(&parts, &original, (offset, len), (0, len), Toward::Buffer) };
         }
         // SAFETY: the ends came from `alloc`; what is between them is the caller's to open, in whole granules.

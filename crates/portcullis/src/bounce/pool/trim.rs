@@ -5,7 +5,7 @@ use core::mem::ManuallyDrop;
 
 use super::BouncePool;
 use super::depot::Depot;
-use super::hands::Doomed;
+use super::hands::Evicted;
 use super::slot::Phase;
 use crate::addr::Direction;
 use crate::invalidation::{Gather, InvalidationError};
@@ -23,22 +23,22 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// [`InvalidationError`]: the buffers are unmapped, but devices may still reach them: they are not used again and
     /// not given back until a later call succeeds.
     pub fn trim(&self, keep: u64) -> Result<u64, InvalidationError> {
-        let mut doomed = self.doom_retired();
-        self.doom_stored(&mut doomed, self.excess(keep), |_| u64::MAX);
+        let mut evicted = self.evict_retired();
+        self.evict_stored(&mut evicted, self.excess(keep), |_| u64::MAX);
         if self.excess(keep) > 0 {
             self.collect(None);
-            self.doom_stored(&mut doomed, self.excess(keep), |_| u64::MAX);
+            self.evict_stored(&mut evicted, self.excess(keep), |_| u64::MAX);
         }
-        self.bury(doomed)
+        self.free_evicted(evicted)
     }
 
-    /// As [`trim`](Self::trim), of what nobody has wanted since the last call only, and nothing of what CPUs keep.
+    /// As [`trim`](Self::trim), of what no map has asked for since the last call only, and nothing of what CPUs keep.
     pub(super) fn trim_unwanted(&self, keep: u64) -> Result<u64, InvalidationError> {
-        let mut doomed = self.doom_retired();
-        self.doom_stored(&mut doomed, self.excess(keep), |(class, kind)| {
+        let mut evicted = self.evict_retired();
+        self.evict_stored(&mut evicted, self.excess(keep), |(class, kind)| {
             self.with_depot(class, |depot| depot.unwanted(kind))
         });
-        self.bury(doomed)
+        self.free_evicted(evicted)
     }
 
     /// Brings what the CPUs keep (or the one whose slot is `only`) to the depots. Waits for their turns to end; not
@@ -55,33 +55,33 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     }
 
     /// The slots that an earlier trim could not give back.
-    fn doom_retired(&self) -> Doomed<'_, M, P, C> {
-        let mut doomed = self.doomed();
+    fn evict_retired(&self) -> Evicted<'_, M, P, C> {
+        let mut evicted = self.evicted();
         for class in 0..self.layout.classes() {
             loop {
                 let take = |depot: &mut Depot| {
                     let index = depot.take_retired(&self.slots)?;
-                    doomed.thread(index);
+                    evicted.push(index);
                     Some(index)
                 };
                 let Some(index) = self.with_depot(class, take) else { break };
                 let (range, slot) = (self.layout.range_of(class, index), &self.slots[index]);
                 if slot.phase() == Phase::Torn {
                     // What is not there was removed before the panic.
-                    let _ = self.unlink(range, &mut doomed.gather);
+                    let _ = self.unlink(range, &mut evicted.gather);
                     slot.set_phase(Phase::Retired);
                 }
-                doomed.gather.add(range);
+                evicted.gather.add(range);
             }
         }
-        doomed
+        evicted
     }
 
     /// Unmaps buffers of slots in the depots, until they are `bytes` bytes or more; the largest first. At most so many
     /// slots of each class and kind as `share` says, which is asked once for each.
-    fn doom_stored(
+    fn evict_stored(
         &self,
-        doomed: &mut Doomed<'_, M, P, C>,
+        evicted: &mut Evicted<'_, M, P, C>,
         bytes: u64,
         share: impl Fn((usize, usize)) -> u64,
     ) {
@@ -89,16 +89,16 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         for class in (0..self.layout.classes()).rev() {
             for kind in 0..Direction::ALL.len() {
                 let share = share((class, kind));
-                left = left.saturating_sub(self.doom_kind(doomed, (class, kind), left, share));
+                left = left.saturating_sub(self.evict_kind(evicted, (class, kind), left, share));
             }
         }
     }
 
     /// Unmaps buffers of slots of one class and kind in its depot, until they are `bytes` bytes or more; at most `share`
     /// slots. How many bytes.
-    pub(super) fn doom_kind(
+    pub(super) fn evict_kind(
         &self,
-        doomed: &mut Doomed<'_, M, P, C>,
+        evicted: &mut Evicted<'_, M, P, C>,
         (class, kind): (usize, usize),
         bytes: u64,
         share: u64,
@@ -119,8 +119,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             {
                 // Before anything can go wrong.
                 self.slots[index].set_phase(Phase::Torn);
-                doomed.thread(index);
-                let whole = self.unlink(self.layout.range_of(class, index), &mut doomed.gather);
+                evicted.push(index);
+                let whole = self.unlink(self.layout.range_of(class, index), &mut evicted.gather);
                 self.retire(class, index, whole);
                 slots += 1;
             }
@@ -138,22 +138,22 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         }
     }
 
-    /// Waits until nobody reaches what is unmapped, and gives its memory back, that of single-use buffers too which
+    /// Waits until no device reaches what is unmapped, and gives its memory back, that of single-use buffers too which
     /// wait for just that. How many bytes. What is not confirmed, or not reached for a panic, waits for a later trim.
-    pub(super) fn bury(&self, mut doomed: Doomed<'_, M, P, C>) -> Result<u64, InvalidationError> {
-        let claim = self.try_again(&mut doomed.gather);
-        if let Err(error) = self.confirm(&doomed.gather) {
+    pub(super) fn free_evicted(&self, mut evicted: Evicted<'_, M, P, C>) -> Result<u64, InvalidationError> {
+        let claim = self.try_again(&mut evicted.gather);
+        if let Err(error) = self.confirm(&evicted.gather) {
             claim.failed();
             return Err(error);
         }
         let mut bytes = claim.confirmed();
-        while let Some(index) = doomed.first() {
+        while let Some(index) = evicted.first() {
             let slot = &self.slots[index];
             let class = self.layout.class_of_slot(index);
             let next = slot.next();
-            bytes += self.strip(class, index);
+            bytes += self.free_buffer(class, index);
             self.with_depot(class, |depot| {
-                doomed.pass(next);
+                evicted.pass(next);
                 depot.gave_up();
                 if slot.phase() != Phase::Lost {
                     depot.put_empty(&self.slots, index);
@@ -163,8 +163,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         Ok(bytes)
     }
 
-    /// Frees the memory of a slot that nobody reaches. How many bytes.
-    fn strip(&self, class: usize, index: usize) -> u64 {
+    /// Frees the buffer of a slot, which no device reaches. Returns its bytes.
+    fn free_buffer(&self, class: usize, index: usize) -> u64 {
         let slot = &self.slots[index];
         drop(slot.list.take());
         let Some(buffer) = slot.buffer() else { return 0 };
@@ -210,7 +210,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         self.confirm(&gather)?;
         for class in 0..self.layout.classes() {
             for index in self.layout.first(class)..self.layout.first(class + 1) {
-                self.strip(class, index);
+                self.free_buffer(class, index);
             }
         }
         self.free_singles();
@@ -222,8 +222,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Drop for BouncePool<M, P, C> {
     fn drop(&mut self) {
         let domain = Arc::clone(&self.domain);
         let changing = domain.changing(self.region);
-        // Nobody is here to be told of a failure: what devices may still reach is nobody's from now on. `memory` is not
-        // dropped then, so that it stays there.
+        // A drop has no one to tell of a failure: what devices may still reach is leaked. `memory` is not dropped then, so that
+        // it stays there.
         let Ok(lost) = self.leave() else { return };
         if lost == 0 {
             domain.take_back(changing.done(), 0);

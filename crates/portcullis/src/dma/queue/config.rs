@@ -51,7 +51,7 @@ impl QueueConfig {
             bytes: 0,
             batch: BATCH,
             colour: None,
-            attributes: Attributes { persistent_streaming: false, wipe: false, keep_unwritten: false },
+            attributes: Attributes { persistent_streaming: false, wipe: false, copy_in: false },
             direction: None,
         }
     }

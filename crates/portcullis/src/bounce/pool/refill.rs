@@ -2,7 +2,7 @@
 
 use super::BouncePool;
 use super::error::BounceMapError;
-use super::hands::{Furnishing, InHand};
+use super::hands::{InHand, Populating};
 use super::slot::{Phase, Slot};
 use crate::addr::{Direction, PhysAddr};
 use crate::domain::PhysSegment;
@@ -74,13 +74,13 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         match self.domain.platform().with_slot_at_hand(push) {
             Some(Some(None)) => {}
             Some(Some(Some(full))) => self.store(class, kind, full),
-            _ => self.give_back_slowly(in_hand, (class, kind), index),
+            _ => self.give_back_slow(in_hand, (class, kind), index),
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn give_back_slowly(
+    fn give_back_slow(
         &self,
         mut in_hand: Option<InHand<'_, M, P, C>>,
         (class, kind): (usize, usize),
@@ -105,13 +105,13 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// Allocates memory and maybe tables. Where the class is full: waits for other CPUs' turns and one invalidation.
     #[cold]
     #[inline(never)]
-    pub(super) fn stock(
+    pub(super) fn refill(
         &self,
         class: usize,
         direction: Direction,
         group: u64,
     ) -> Result<Option<usize>, BounceMapError> {
-        let mut empty = self.furnishing(class);
+        let mut empty = self.populating(class);
         self.with_depot(class, |depot| empty.index = depot.take_empty(&self.slots));
         if empty.index.is_none() && self.rebalance(class, direction) {
             let found = self.take(class, direction.index());
@@ -121,22 +121,22 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             self.with_depot(class, |depot| empty.index = depot.take_empty(&self.slots));
         }
         let Some(index) = empty.index else { return Ok(None) };
-        self.furnish(class, empty, index, direction, group)?;
+        self.populate(class, empty, index, direction, group)?;
         Ok(Some(index))
     }
 
     /// Gives a slot memory, and maps it. Where it fails, the slot is back where it came from.
-    fn furnish(
+    fn populate(
         &self,
         class: usize,
-        mut furnishing: Furnishing<'_, M, P, C>,
+        mut populating: Populating<'_, M, P, C>,
         index: usize,
         direction: Direction,
         group: u64,
     ) -> Result<(), BounceMapError> {
         let bytes = self.layout.slot_bytes(class);
         let Some(buffer) = self.alloc(bytes) else {
-            drop(furnishing);
+            drop(populating);
             return Err(self.no_buffer(bytes));
         };
         let slot = &self.slots[index];
@@ -154,13 +154,13 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
                 slot.set_group(group);
                 slot.set_dirty(0);
                 self.with_depot(class, |depot| {
-                    furnishing.is_counted = true;
+                    populating.is_counted = true;
                     depot.gained(1);
                     depot.bounced += 1;
                 });
                 self.look_later();
                 slot.set_phase(Phase::Free);
-                furnishing.index = None;
+                populating.index = None;
                 Ok(())
             }
             Err(failed) => {
@@ -174,7 +174,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
                     unsafe { self.free(buffer, bytes) };
                 }
                 self.with_depot(class, |depot| {
-                    furnishing.index = None;
+                    populating.index = None;
                     // Somebody else's mapping: these addresses must not be used.
                     depot.lost += u64::from(failed.occupied);
                     if failed.unconfirmed {
@@ -201,15 +201,15 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         }
         self.collect(None);
         let kind = direction.index();
-        let mut doomed = self.doomed();
+        let mut evicted = self.evicted();
         let most = CHANGED_AT_ONCE * self.layout.slot_bytes(class);
         for other in (0..Direction::ALL.len()).filter(|other| *other != kind) {
             if self.with_depot(class, |depot| depot.free_of(kind)) == 0 {
-                self.doom_kind(&mut doomed, (class, other), most, u64::MAX);
+                self.evict_kind(&mut evicted, (class, other), most, u64::MAX);
             }
         }
         // What the hardware does not confirm is out of use until a later trim.
-        doomed.is_empty() || self.bury(doomed).is_ok()
+        evicted.is_empty() || self.free_evicted(evicted).is_ok()
     }
 
     /// Zeroed memory of `bytes` bytes, a multiple of the granule, for buffers. Where there is none, the cache makes
