@@ -99,7 +99,7 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
                 Step::Wait => pause(),
                 Step::Evict => {
                     // What becomes free is this caller's before anybody else sees it.
-                    if let Err(error) = self.bury(&mut hands, |state| state.top_up(claim, bytes)) {
+                    if let Err(error) = self.end_evicted(&mut hands, |state| state.top_up(claim, bytes)) {
                         self.with(|state| state.unclaim(claim));
                         return Err(AcquireError::Eviction { error });
                     }
@@ -158,7 +158,7 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
         });
         domain.settle(Tally { maps: 1, ..Tally::default() });
         hands.entry = Entry::None;
-        held.ok_or_else(|| match self.bury(hands, |_| ()) {
+        held.ok_or_else(|| match self.end_evicted(hands, |_| ()) {
             Ok(()) => AcquireError::forgotten(span),
             // Whoever had it forgotten waits for this, and tries again.
             Err(error) => AcquireError::Unconfirmed { error },

@@ -84,8 +84,8 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
                 }
                 Some(Ended::Open) => Ok(Released::Open),
                 Some(Ended::Last(released)) => {
-                    let buried = self.bury(hands, |_| ());
-                    buried.map(|()| released).map_err(|error| ReleaseRegistrationError::Unconfirmed { error })
+                    let ended = self.end_evicted(hands, |_| ());
+                    ended.map(|()| released).map_err(|error| ReleaseRegistrationError::Unconfirmed { error })
                 }
                 Some(Ended::Forgotten(_)) => {
                     if let Entry::Freed { range, lost } = core::mem::replace(&mut hands.entry, Entry::None) {
@@ -133,7 +133,7 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
                     true
                 });
                 let entries = hands.batch.len();
-                if let Err(error) = self.bury(&mut hands, |_| ()) {
+                if let Err(error) = self.end_evicted(&mut hands, |_| ()) {
                     let failed = failed.get_or_insert(ForgetError { entries: 0, error });
                     failed.entries += entries;
                 }
@@ -163,29 +163,29 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
         let mut unconfirmed = self.with(|state| state.unconfirmed.len);
         let mut hands = Hands::new(self, Entry::None);
         loop {
-            let doomed = self.with(|state| {
-                let mut doomed = 0;
+            let evicted = self.with(|state| {
+                let mut evicted = 0;
                 while !hands.batch.is_full() {
                     let again = if unconfirmed > 0 { state.unconfirmed.first() } else { None };
                     unconfirmed = unconfirmed.saturating_sub(1);
                     let idle = || state.idle.first().filter(|_| state.idle.bytes > keep);
                     let Some(slot) = again.or_else(idle) else { break };
-                    doomed += state.slots.at(slot).bytes;
-                    state.doom(slot, &mut hands.batch);
+                    evicted += state.slots.at(slot).bytes;
+                    state.evict_one(slot, &mut hands.batch);
                 }
-                doomed
+                evicted
             });
             if hands.batch.is_empty() {
                 return Ok(bytes);
             }
-            self.bury(&mut hands, |_| ())?;
-            bytes += doomed;
+            self.end_evicted(&mut hands, |_| ())?;
+            bytes += evicted;
         }
     }
 
     /// Unmaps the batch in `hands`, which is empty then, and waits until no device reaches it. Calls `settled` when the
     /// state knows of it, with the same lock.
-    pub(super) fn bury(
+    pub(super) fn end_evicted(
         &self,
         hands: &mut Hands<'_, M, P>,
         settled: impl FnOnce(&mut State),
@@ -196,30 +196,30 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
         let domain = self.device.domain();
         let mut gather = Gather::new();
         let mut kept = 0;
-        for doomed in &mut hands.batch {
+        for evicted in &mut hands.batch {
             // What was unlinked before is not looked for again: another's translation may have been met there.
-            if doomed.again {
-                gather.add(doomed.range);
+            if evicted.again {
+                gather.add(evicted.range);
                 continue;
             }
-            let Unmapped { bytes, kept: left, .. } = domain.unlink(doomed.range, &mut gather);
+            let Unmapped { bytes, kept: left, .. } = domain.unlink(evicted.range, &mut gather);
             // What could not be removed is, by a later call.
-            doomed.again = left == 0;
+            evicted.again = left == 0;
             kept += left;
-            if bytes != doomed.range.len() {
+            if bytes != evicted.range.len() {
                 // Whoever removed the rest may have given the addresses to others.
-                doomed.lost = true;
+                evicted.lost = true;
             }
         }
         let confirmed = domain.confirm(&gather);
         let mut free: ArrayVec<_, BATCH> = ArrayVec::new();
         self.with(|state| {
-            for doomed in hands.batch.drain(..) {
-                state.slots.at_mut(doomed.slot).lost = doomed.lost;
-                if !doomed.again {
-                    state.abandon(doomed.slot, true);
-                } else if state.ended(doomed.slot, confirmed.is_ok()) {
-                    free.push((domain.changing(doomed.range), doomed.lost));
+            for evicted in hands.batch.drain(..) {
+                state.slots.at_mut(evicted.slot).lost = evicted.lost;
+                if !evicted.again {
+                    state.abandon(evicted.slot, true);
+                } else if state.ended(evicted.slot, confirmed.is_ok()) {
+                    free.push((domain.changing(evicted.range), evicted.lost));
                 }
             }
             settled(state);

@@ -63,7 +63,7 @@ impl<'a, M: Mapper, P: Platform> Hands<'a, M, P> {
         let Self { cache, entry, batch } = self;
         cache.with(|state| {
             let abandon = |state: &mut State, batch: &mut Batch| {
-                batch.drain(..).for_each(|doomed| state.abandon(doomed.slot, !doomed.again));
+                batch.drain(..).for_each(|evicted| state.abandon(evicted.slot, !evicted.again));
             };
             abandon(state, batch);
             if let Entry::Held { slot, whole } = *entry {

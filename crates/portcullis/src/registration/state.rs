@@ -23,7 +23,7 @@ pub(super) const BATCH: usize = 64;
 
 /// One of those that are being unmapped together.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Doomed {
+pub(super) struct Evicted {
     pub slot: u32,
     pub range: IovaRange,
     /// Its addresses must not be used again.
@@ -32,7 +32,7 @@ pub(super) struct Doomed {
     pub again: bool,
 }
 
-pub(super) type Batch = ArrayVec<Doomed, BATCH>;
+pub(super) type Batch = ArrayVec<Evicted, BATCH>;
 
 /// An entry as a registration needs it.
 #[derive(Debug, Clone, Copy)]
@@ -163,7 +163,7 @@ impl State {
     }
 
     /// Has a live or an unconfirmed entry be unmapped with the others in `batch`, which has room.
-    pub(super) fn doom(&mut self, slot: u32, batch: &mut Batch) {
+    pub(super) fn evict_one(&mut self, slot: u32, batch: &mut Batch) {
         let entry = self.slots.at_mut(slot);
         let unconfirmed = entry.phase == Phase::Unconfirmed;
         let again = unconfirmed && !entry.interrupted;
@@ -178,7 +178,7 @@ impl State {
         self.ending.0 += 1;
         self.ending.1 += bytes;
         if let Some(range) = range {
-            batch.push(Doomed { slot, range, lost, again });
+            batch.push(Evicted { slot, range, lost, again });
         }
     }
 
@@ -190,7 +190,7 @@ impl State {
         if entry.forgotten {
             // The token was never given out.
             (entry.refs, entry.whole, entry.keep) = (0, 0, false);
-            self.doom(slot, batch);
+            self.evict_one(slot, batch);
             return None;
         }
         self.recent.put(&span, slot);
@@ -298,7 +298,7 @@ impl State {
                 Ended::Open
             }
             Phase::Live if last => {
-                self.doom(slot, batch);
+                self.evict_one(slot, batch);
                 Ended::Last(Released::Unmapped)
             }
             Phase::Live => Ended::Open,
@@ -310,7 +310,7 @@ impl State {
             }
             // The forget was not confirmed. Whoever holds it last tries again.
             Phase::Unconfirmed if last && !keep => {
-                self.doom(slot, batch);
+                self.evict_one(slot, batch);
                 Ended::Last(Released::Forgotten)
             }
             _ => Ended::Forgotten(None),
@@ -328,7 +328,7 @@ impl State {
         forgotten.entries += 1;
         forgotten.bytes += entry.bytes;
         forgotten.held += usize::from(entry.refs > 0);
-        self.doom(slot, batch);
+        self.evict_one(slot, batch);
         true
     }
 

@@ -126,7 +126,7 @@ impl State {
         })
     }
 
-    /// Dooms entries until so many bytes and entries will be free, at the least: all that was not confirmed before, then
+    /// Evicts entries until so many bytes and entries will be free, at the least: all that was not confirmed before, then
     /// idle ones, the least recently used first. A few more where they are small beside the limits, as they share the
     /// invalidation.
     fn evict(&mut self, (bytes, entries): (u64, usize), batch: &mut Batch) {
@@ -143,7 +143,7 @@ impl State {
             }
             found = found.saturating_add(next);
             self.counts.evictions += u64::from(self.slots.at(slot).phase == Phase::Live);
-            self.doom(slot, batch);
+            self.evict_one(slot, batch);
         }
     }
 }
