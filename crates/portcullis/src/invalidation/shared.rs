@@ -1,29 +1,29 @@
 //! One hardware wait for all who wait at the same time.
 //!
-//! Whoever needs an invalidation *stages* it in the open batch. One of those who wait becomes the *leader*: it
-//! closes the batch, submits all of it with one wait, and says which batch is complete; everybody else polls
-//! that number. Meanwhile others stage into the next batch, which somebody leads when this one is done. The
-//! lock is held to stage and to close a batch, never while hardware works.
+//! This is group commit, as databases do it for their logs. A CPU that needs an invalidation *stages* it in the open batch. One
+//! of the waiting CPUs becomes the *leader*: it closes the batch, submits all of it with one wait, and stores the number of the
+//! complete batch, which the other CPUs poll. Meanwhile CPUs stage into the next batch, which one of them leads when this one
+//! is complete. A CPU holds the lock to stage and to close a batch, never while hardware works.
 //!
-//! **Company.** A batch that is closed at once leaves out those who come back from the batch before and have the next
-//! request ready a moment later: they would all wait twice as long. So the leader counts who was waiting when the last
-//! batch was over, and has patience with them: for as long as it has paid lately, a few rounds at the most.
+//! **Linger.** A leader that closes its batch at once leaves out the CPUs that come back from the batch before and have the
+//! next request ready a moment later: they would all wait twice as long. So the leader counts how many CPUs waited when the
+//! last batch was complete, and lingers for them: for as many rounds as have paid lately, [`LINGER`] at the most.
 //!
 //! **Bound.** A request is in a batch that begins at the latest when the one under way ends: two hardware waits
 //! at the most, however many CPUs there are, plus two more for each time that a batch holds requests for so many
 //! domains that not even one for each has room.
 //!
-//! **Failure.** What the hardware reports for a batch is what everybody in it gets. The last eight such batches
+//! **Failure.** Every CPU in a batch gets what the hardware reports for it. The last eight such batches
 //! are remembered one by one until each of their waiters has asked; if more are open, they are remembered as
 //! one, and batches between them count as failed, too: never the other way round.
 //!
 //! **Devices' own TLBs.** What asks a device to forget ([`Invalidation::DeviceTlb`]) is in no batch, nor is what is
 //! submitted with it: it goes to the hardware's queue at once, beside a batch that may be under way. A device may
-//! take long to answer, and for ever; so it delays, and fails, its own domain and not everybody in its batch.
+//! take long to answer, or never do; so it delays, and fails, its own domain and not every CPU in its batch.
 //!
 //! Memory ordering. What a CPU stored before it staged is before the leader's submission, by the lock. The
 //! number of the complete batch is stored with `Release`, after a failure was noted, and read with `Acquire`:
-//! so whoever finds its batch complete sees the failure, and acts after the hardware did.
+//! so a CPU that finds its batch complete sees the failure, and acts after the hardware did.
 
 use arrayvec::ArrayVec;
 
@@ -33,8 +33,8 @@ use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering, cores, pause, spin};
 /// Requests that one batch holds: beyond these, ranges of one domain become the whole domain.
 const BATCH: usize = if cfg!(loom) { 2 } else { 64 };
 
-/// Rounds that a leader at the most waits for company to come.
-const PATIENCE: u64 = if cfg!(loom) { 1 } else { 16 };
+/// The most rounds for which a leader lingers.
+const LINGER: u64 = if cfg!(loom) { 1 } else { 16 };
 
 /// Looks in a round, where those who are expected may all be running.
 const LOOKS: u32 = if cfg!(loom) { 1 } else { 2 };
@@ -45,7 +45,7 @@ const SPINS: u32 = 256;
 /// A submission that costs less than this, in nanoseconds, costs less than to share it.
 const SHARED_FROM_NS: u32 = 100;
 
-/// Every so many batches the leader has all its patience, to find out whether it pays again.
+/// Every eighth batch the leader lingers as long as it may, to find out whether that pays again.
 const PROBE: u64 = 8;
 
 /// Failed batches that are remembered one by one.
@@ -55,13 +55,13 @@ const FAILURES: usize = if cfg!(loom) { 1 } else { 8 };
 ///
 /// Every domain of an IOMMU uses one of these, in an `Arc`.
 ///
-/// Not for interrupt handlers: one that interrupts the leader, or whoever stages, would wait for it for ever. So with
+/// Not for interrupt handlers: one that interrupts the leader, or a CPU that stages, would wait for it for ever. So with
 /// this as its queue no domain may wait for hardware there, which a strict unmap does, and a lazy one now and then.
 #[derive(Debug)]
 pub struct SharedQueue<Q> {
     queue: Q,
     state: Mutex<State>,
-    /// Somebody submits a batch, or is about to.
+    /// A leader submits a batch, or is about to.
     led: AtomicBool,
     /// The number of the last batch that is complete, well or badly.
     complete: AtomicU64,
@@ -71,8 +71,8 @@ pub struct SharedQueue<Q> {
     waiters: AtomicU64,
     /// How many waited when the last batch was over, for it and for the next one.
     expected: AtomicU64,
-    /// How many rounds company was worth lately.
-    patience: AtomicU64,
+    /// For how many rounds it paid to linger lately.
+    linger: AtomicU64,
     /// Threads that run at once.
     cores: u64,
     /// Whether a wait is worth sharing.
@@ -131,7 +131,7 @@ impl<Q: InvalidationQueue> SharedQueue<Q> {
             submissions: AtomicU64::new(0),
             waiters: AtomicU64::new(0),
             expected: AtomicU64::new(0),
-            patience: AtomicU64::new(PATIENCE),
+            linger: AtomicU64::new(LINGER),
             cores: cores(),
             shares,
         }
@@ -178,7 +178,7 @@ impl<Q: InvalidationQueue> SharedQueue<Q> {
 
     /// Submits the batch that is open. The caller has `led`, and waits for the batch `mine`, if for any.
     fn lead(&self, mine: Option<u64>) {
-        self.await_company();
+        self.linger();
         let (number, requests, waiters) = {
             let mut state = self.state.lock();
             let number = state.open;
@@ -194,17 +194,17 @@ impl<Q: InvalidationQueue> SharedQueue<Q> {
         leading.asking = waiters;
     }
 
-    /// Gives those who were waiting when the last batch was over time to come with their next request. The caller
-    /// has `led`, so nobody else changes what is used here.
-    fn await_company(&self) {
+    /// Gives the CPUs that waited when the last batch was complete time to come with their next request. The caller
+    /// has `led`, so no other CPU changes what this uses.
+    fn linger(&self) {
         let expected = self.expected.load(Ordering::Relaxed);
         let is_here = || self.waiters.load(Ordering::Relaxed) >= expected;
         if is_here() {
             return;
         }
-        let lately = self.patience.load(Ordering::Relaxed);
+        let lately = self.linger.load(Ordering::Relaxed);
         let probes = self.submissions.load(Ordering::Relaxed).is_multiple_of(PROBE);
-        let most = if probes { PATIENCE } else { lately };
+        let most = if probes { LINGER } else { lately };
         // Where not all of them can be running, a round is one turn for others on this core.
         let (looks, rest): (_, fn()) = if expected > self.cores { (1, pause) } else { (LOOKS, spin) };
         let comes = || {
@@ -213,13 +213,13 @@ impl<Q: InvalidationQueue> SharedQueue<Q> {
         };
         for round in 1..=most {
             if (0..looks).any(|_| comes()) {
-                return self.patience.store((2 * round).min(PATIENCE), Ordering::Relaxed);
+                return self.linger.store((2 * round).min(LINGER), Ordering::Relaxed);
             }
         }
         // It has paid as well if most of them came.
         let most_came = 4 * self.waiters.load(Ordering::Relaxed) >= 3 * expected;
-        let patience = if most_came { most.max(1) } else { most / 2 };
-        self.patience.store(patience, Ordering::Relaxed);
+        let rounds = if most_came { most.max(1) } else { most / 2 };
+        self.linger.store(rounds, Ordering::Relaxed);
     }
 
     /// Adds `requests` to the open batch. Its number, if there was room, and the number of the one that is open.
