@@ -22,8 +22,8 @@ fn unmapping_asks_for_no_memory() {
     let memory = Memory::new(32 << 20);
     let config = SwiotlbConfig {
         area_bytes: AREA,
-        min_bytes: 16 * AREA,
-        max_bytes: 16 * AREA,
+        min_bytes: 24 * AREA,
+        max_bytes: 24 * AREA,
         ..SwiotlbConfig::default()
     };
     let platform = StdPlatform::new();

@@ -62,7 +62,8 @@ impl<Q: InvalidationQueue, P: Platform + Clone> Ours<Q, P> {
             Bounce::new(pool, DeviceProfile::default()).map_err(refused)
         };
         let swiotlb = || {
-            let config = SwiotlbConfig { max_bytes: bytes, ..SwiotlbConfig::default() };
+            // All of it from the beginning, as Linux has: how a pool grows is another bench's subject.
+            let config = SwiotlbConfig { min_bytes: bytes, max_bytes: bytes, ..SwiotlbConfig::default() };
             Swiotlb::new(platform.clone(), Ram, &config).map_err(refused)
         };
         let bounce = matches!(kind, Kind::Pool | Kind::Adaptive).then(bounce).transpose()?;

@@ -1,7 +1,7 @@
 //! Which slots of an area are taken: one bit each.
 //!
-//! Runs of up to 64 slots are aligned to their size, so they lie in one word and are found with shifts; longer ones
-//! are looked for from the lowest place that is good for them. Worst case of everything: O(slots of the area), a word
+//! Runs of a power of two are aligned to their size: up to 64 slots they lie in one word and are found with shifts, longer
+//! ones are whole words. Other runs are looked for from the lowest place that is good for them. Worst case of everything: O(slots of the area), a word
 //! of 64 at a time but for odd places.
 
 use alloc::boxed::Box;
@@ -66,11 +66,21 @@ impl Bits {
         empty
     }
 
-    /// Takes runs of 2^`order` slots (64 at the most), each aligned to its size, lowest first, and calls `out` with the
-    /// first slot of each, `most` times at the most. How many there were.
+    /// Takes runs of 2^`order` slots, each aligned to its size, lowest first, and calls `out` with the first slot of each,
+    /// `most` times at the most. Returns how many there were.
     pub fn take_runs(&mut self, order: u32, most: usize, mut out: impl FnMut(usize)) -> usize {
-        let order = order.min(WORD_ORDER);
         let mut count = 0;
+        if order > WORD_ORDER {
+            let words = 1 << (order - WORD_ORDER);
+            let runs = self.words.chunks_exact_mut(words).enumerate();
+            for (index, run) in runs.filter(|(_, run)| run.iter().all(|word| *word == 0)).take(most) {
+                run.fill(u64::MAX);
+                out(index * words * WORD_SLOTS);
+                count += 1;
+            }
+            self.taken += count << order;
+            return count;
+        }
         for (index, word) in self.words.iter_mut().enumerate() {
             let mut free = !*word;
             (0..order).for_each(|shift| free &= free >> (1 << shift));
@@ -159,7 +169,7 @@ mod tests {
     /// Against one `bool` for each slot: what is taken was free, is where it should be, and is found whenever it exists.
     #[test]
     fn against_a_plain_model() {
-        const SLOTS: usize = 192;
+        const SLOTS: usize = 448;
         let (mut bits, mut model) = (Bits::all_taken(SLOTS), vec![false; SLOTS]);
         bits.open();
         let mut live: Vec<(usize, usize)> = Vec::new();
@@ -173,7 +183,7 @@ mod tests {
                 |model: &[bool], at: usize, n: usize| at + n <= SLOTS && !model[at..at + n].contains(&true);
             match below(3) {
                 0 => {
-                    let order = below(7) as u32;
+                    let order = below(9) as u32;
                     let run = 1 << order;
                     let expected = (0..SLOTS).step_by(run).find(|at| free(&model, *at, run));
                     let mut got = None;

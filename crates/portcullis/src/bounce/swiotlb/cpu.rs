@@ -9,8 +9,8 @@ use super::bits::WORD_ORDER;
 use super::note::{List, Note};
 use crate::percpu::LocalU64;
 
-/// Runs of 1, 2, 4, .. 2^(this - 1) slots are kept.
-pub(super) const ORDERS: u32 = WORD_ORDER + 1;
+/// Runs of 1, 2, 4, .. 2^(this - 1) slots are kept: up to 128, which is the longest mapping that Linux's swiotlb has.
+pub(super) const ORDERS: u32 = WORD_ORDER + 2;
 
 /// The most runs of a list, and the most that are taken out of an area at once.
 pub(super) const MOST: usize = 32;
@@ -18,8 +18,7 @@ pub(super) const MOST: usize = 32;
 /// One CPU's lists. All words are changed by whoever has it alone.
 #[derive(Debug)]
 pub(super) struct Cpu {
-    /// Room for eight, so that finding one takes no check.
-    sizes: [Size; 8],
+    sizes: [Size; ORDERS as usize],
     /// Whether anything was granted to any list.
     pub joined: LocalU64,
 }
@@ -40,7 +39,7 @@ impl Cpu {
     pub fn new() -> Self {
         let zero = || LocalU64::new(0);
         let size = |_| Size { newer: List::new(), older: List::new(), granted: zero(), batch: zero() };
-        Self { sizes: [0; 8].map(size), joined: zero() }
+        Self { sizes: [0; ORDERS as usize].map(size), joined: zero() }
     }
 
     #[inline]
@@ -107,7 +106,7 @@ impl Cpu {
         next as usize
     }
 
-    /// Gives everything back, and grants nothing any more. At most 7 x 64 runs.
+    /// Gives everything back, and grants nothing any more. At most 8 x 64 runs.
     ///
     /// # Safety
     /// As [`take`](Self::take).

@@ -21,7 +21,7 @@
 //!   the mapping, so it may be called again.
 //!
 //! # What it costs
-//! A run of 1, 2, 4 .. 64 slots is taken from the CPU's own list, the one that was freed last first, as its lines are still
+//! A run of 1, 2, 4 .. 128 slots is taken from the CPU's own list, the one that was freed last first, as its lines are still
 //! in the cache: a few stores on lines of the CPU's own, no lock, no atomic read-modify-write. Any CPU that frees keeps
 //! the run, as it has just copied from it. Runs that lists do not have come from the areas, up to 32 at a time under one
 //! lock; other numbers of slots always do, in O(areas x slots of an area) at the worst. Only a pool at its limit with
@@ -31,7 +31,8 @@
 //! What is simple is inlined into its caller (some 450 bytes for a map, and as much for an unmap): a call, with results
 //! that go through memory, is a third of what it costs. Who has many callers wraps it in a function.
 //!
-//! Sizes are rounded up to a power of two of slots up to 64 slots, above to slots. 32 bytes of notes for each slot are
+//! Sizes are rounded up to a power of two of slots up to 128 slots (where a run of more than 64 is aligned nowhere, and above,
+//! to slots). 32 bytes of notes for each slot are
 //! kept apart from the pool, where devices do not reach them; those of areas that were given back stay.
 
 mod areas;

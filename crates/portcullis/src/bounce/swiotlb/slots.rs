@@ -10,6 +10,7 @@
 //! both a search and an attempt to grow.
 
 use super::areas::OddRun;
+use super::bits::WORD_ORDER;
 use super::config::Constraints;
 use super::cpu::{Cpu, MOST, ORDERS};
 use super::error::{BounceError, Pressure, Token};
@@ -71,7 +72,8 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     #[cold]
     pub(super) fn take_slowly(&self, want: &Want<'_>) -> Result<Found<'_, P, C>, BounceError> {
         let mut since = Token(self.freed.load(Ordering::Acquire));
-        let odd = match want.order < ORDERS {
+        // A run of several words may lie where an aligned one does not.
+        let odd = match want.order <= WORD_ORDER {
             true => None,
             false => Some(self.odd_run(want)?),
         };
@@ -151,16 +153,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         let reach = want.constraints.reach();
         // CPUs begin with areas of their own, as long as there are enough.
         let first = |slot: Option<&LocalSlot<'_>>| prefer.or(slot.map(LocalSlot::index)).unwrap_or(0);
-        if let Some(run) = odd {
-            let first = self.platform.with_slot(first);
-            // A slot for each area, so that none is held for long.
-            let take = |area| {
-                let found = |note| self.found(note, ODD, run.offset);
-                self.platform.with_slot(|_| self.areas.take_odd(area, reach, run).map(found))
-            };
-            return self.areas.from(first).find_map(take);
-        }
-        self.platform.with_slot(|slot| {
+        let listed = |slot: Option<&LocalSlot<'_>>| {
             let first = first(slot);
             let note = match self.cpus.with(slot, |cpu| self.refill(cpu, first, want.order, reach)) {
                 Some(found) => found,
@@ -171,7 +164,20 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
                 }
             };
             note.map(|note| self.found(note, want.order, want.offset))
-        })
+        };
+        if want.order < ORDERS
+            && let Some(found) = self.platform.with_slot(listed)
+        {
+            return Some(found);
+        }
+        let run = odd?;
+        let first = self.platform.with_slot(first);
+        // A slot for each area, so that none is held for long.
+        let take = |area| {
+            let found = |note| self.found(note, ODD, run.offset);
+            self.platform.with_slot(|_| self.areas.take_odd(area, reach, run).map(found))
+        };
+        self.areas.from(first).find_map(take)
     }
 
     /// A run from the CPU's lists, or from the areas with some more for the lists.
