@@ -24,7 +24,7 @@
 //! What safe code may call keeps memory safe. That rests on three kinds of promises, each with its list under *Safety*:
 //! - of those who implement what lies below: [`Platform`](platform::Platform), [`Frames`](platform::Frames) and
 //!   [`CopyMemory`](platform::CopyMemory), [`Mapper`](mapper::Mapper), [`InvalidationQueue`](invalidation::InvalidationQueue),
-//!   [`Format`](pgtable::Format), and, for the typed mappings, [`DmaBuffer`](dma::DmaBuffer) and [`Handle`](dma::Handle);
+//!   [`Format`](pgtable::Format), and, for mappings that own their buffers, [`DmaBuffer`](dma::DmaBuffer);
 //! - of those who open memory by its number ([`DmaDevice::map_single`](dma::DmaDevice::map_single) and everything like it): that
 //!   it is theirs to open. Unmapping is safe, as it only ever closes, except where it copies to memory by its number:
 //!   [`BouncePool::unmap`](bounce::pool::BouncePool::unmap) and everything like it;

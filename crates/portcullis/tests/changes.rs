@@ -2,6 +2,7 @@
 
 mod common;
 mod manual;
+mod queued;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use portcullis::pgtable::{MapError, Unmapped};
 use portcullis::platform::{Platform, PlatformEvents};
 use portcullis_model::Memory;
 use portcullis_model::open::{OpenDevice, Simulated};
+use queued::{direct, end};
 
 const LAZY_FOREVER: Policy = Policy::Lazy { window_ns: u64::MAX / 2 };
 const TIMEOUT: InvalidationError = InvalidationError::TimedOut { waited_ns: 7 };
@@ -26,10 +28,11 @@ const DISK: DeviceId = DeviceId(2);
 
 /// An address that the device reaches although it is unmapped.
 fn stale(bench: &Bench) -> Iova {
-    let mapped = bench.device.map(bench.memory.buffer(PAGE).unwrap(), Direction::FromDevice).unwrap();
-    let iova = mapped.iova();
+    let mut queue = direct(&bench.device);
+    let mapping = queue.map(bench.memory.buffer(PAGE).unwrap(), Direction::FromDevice).unwrap();
+    let iova = mapping.iova();
     assert!(bench.writes(iova));
-    drop(mapped.unmap().unwrap());
+    drop(end(&mut queue, mapping));
     assert!(bench.writes(iova));
     iova
 }

@@ -1,6 +1,7 @@
 //! The interface that drivers use: scatter-gather layout, limits, coherent memory, bad input.
 
 mod common;
+mod queued;
 
 use std::sync::Arc;
 
@@ -13,6 +14,7 @@ use portcullis::pgtable::MapError;
 use portcullis_model::Buffer;
 use portcullis_model::open::{OpenDevice, OpenDomain};
 use proptest::prelude::*;
+use queued::{direct, end};
 
 fn segment(phys: u64, len: u64) -> PhysSegment {
     PhysSegment { phys: PhysAddr::new(phys), len }
@@ -61,15 +63,17 @@ fn a_list_is_one_range_and_pieces_that_touch_are_one_segment() {
     let bench = Bench::new(Policy::Strict);
     // Ends at a page's end, fills pages, begins at a page's start: one piece for the device.
     let places = [(PAGE - 100, 100), (0, 2 * PAGE), (0, 50)];
-    let mapped = bench.device.map(Pieces::new(&bench, &places), Direction::FromDevice).unwrap();
-    assert_eq!(mapped.segments(), [DmaSegment { iova: mapped.iova(), len: 100 + 2 * PAGE + 50 }]);
+    let mut queue = direct(&bench.device);
+    let mapping = queue.map(Pieces::new(&bench, &places), Direction::FromDevice).unwrap();
+    let whole = DmaSegment { iova: mapping.iova(), len: 100 + 2 * PAGE + 50 };
+    assert_eq!(queue.segments(&mapping).collect::<Vec<_>>(), [whole]);
     // A gap inside a page: two segments, the pages still in a row.
     let places = [(0, 100), (8, 100)];
-    let mapped = bench.device.map(Pieces::new(&bench, &places), Direction::FromDevice).unwrap();
-    let first = mapped.iova();
+    let mapping = queue.map(Pieces::new(&bench, &places), Direction::FromDevice).unwrap();
+    let first = mapping.iova();
     let second = Iova::new(first.get() + PAGE + 8);
     let expected = [DmaSegment { iova: first, len: 100 }, DmaSegment { iova: second, len: 100 }];
-    assert_eq!(mapped.segments(), expected);
+    assert_eq!(queue.segments(&mapping).collect::<Vec<_>>(), expected);
 }
 
 #[test]
@@ -205,8 +209,9 @@ proptest! {
         policy in prop_oneof![Just(Policy::Strict), Just(Policy::LAZY), Just(Policy::Passthrough)],
     ) {
         let bench = Bench::new(policy);
-        let mapped = bench.device.map(Pieces::new(&bench, &places), Direction::FromDevice).unwrap();
-        let segments = mapped.segments();
+        let mut queue = direct(&bench.device);
+        let mapping = queue.map(Pieces::new(&bench, &places), Direction::FromDevice).unwrap();
+        let segments: Vec<_> = queue.segments(&mapping).collect();
         let total: u64 = places.iter().map(|(_, len)| len).sum();
         prop_assert_eq!(segments.iter().map(|segment| segment.len).sum::<u64>(), total);
         let data: Vec<u8> = (0..total).map(|n| (n * 7 + n / 256) as u8).collect();
@@ -216,8 +221,8 @@ proptest! {
             bench.iommu.dma_write(DEVICE, segment.iova, now).unwrap();
             rest = later;
         }
-        mapped.sync_for_cpu();
-        let pieces = mapped.unmap().unwrap();
+        queue.sync_for_cpu(&mapping, 0, total).unwrap();
+        let pieces = end(&mut queue, mapping);
         prop_assert_eq!(pieces.bytes(&places), data);
         prop_assert_eq!(bench.iommu.fault_count(), 0);
     }

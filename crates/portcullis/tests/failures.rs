@@ -4,6 +4,7 @@
 
 mod chosen;
 mod common;
+mod queued;
 mod rig;
 
 mod failures {

@@ -5,6 +5,7 @@
 //! - `borders`: the same without chance: a change at each border of an unmap, an unmap at each border of a change.
 //! - `window`: on a clock that the test holds, nothing is reached after lazy protection's window.
 
+mod queued;
 mod rig;
 
 mod hostile {

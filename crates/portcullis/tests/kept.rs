@@ -1,6 +1,7 @@
 //! What could not be unmapped is still reached: it is said so, and neither its memory nor its addresses are used again.
 
 mod common;
+mod queued;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -9,8 +10,8 @@ use common::{Bench, DEVICE, PAGE};
 use portcullis::addr::{Direction, Iova, IovaRange, Permissions, PhysAddr};
 use portcullis::bounce::pool::{Attributes, BounceDevice, BouncePool, DeviceProfile, PoolConfig};
 use portcullis::dma::{
-    AdaptiveRing, BatchError, CoherentMemory, DmaDevice, RawBatch, RingError, StrictRing, StrictRingConfig,
-    UnmapBatch,
+    AdaptiveRing, BatchError, CoherentMemory, DmaCommitError, DmaDevice, DmaUnmapError, QueueConfig,
+    RawBatch, RingError, StrictRing, StrictRingConfig,
 };
 use portcullis::domain::{Domain, PhysSegment, Policy, UnmapError};
 use portcullis::invalidation::{Costs, DomainId, Gather, InvalidationError};
@@ -21,6 +22,7 @@ use portcullis::registration::{Keep, RegistrationCache, RegistrationLimits};
 use portcullis::std_platform::StdPlatform;
 use portcullis_model::open::{OpenCache, OpenDomain, OpenPool, OpenRing, Simulated};
 use portcullis_model::{Context, Iommu, IommuConfig, Memory};
+use queued::queue;
 
 const LARGE: u64 = 2 << 20;
 const ANYWHERE: Iova = Iova::new(u64::MAX);
@@ -175,28 +177,46 @@ fn is_still_mapped<T>(result: Result<T, UnmapError>) -> bool {
 #[test]
 fn a_typed_buffer_stays_where_it_is_until_it_is_gone() {
     let bench = StuckBench::new();
-    let mapped = || bench.device.map(bench.memory.buffer(PAGE).unwrap(), BOTH).map_err(|_| ()).unwrap();
-    let (first, second, third) = (mapped(), mapped(), mapped());
-    let iovas = [first.iova(), second.iova(), third.iova()];
-    bench.stick(true);
-    let failed = first.unmap().unwrap_err();
-    assert!(is_still_mapped(Err::<(), _>(failed.error)));
-    let failed = failed.unlinked.reclaim().unwrap_err();
-    assert!(is_still_mapped(Err::<(), _>(failed.error)));
-    // One that is dropped, and one that is to go with others.
-    drop(second);
-    let mut batch = UnmapBatch::new(&bench.device, 4);
-    batch.unmap(third).map_err(|_| ()).unwrap();
-    assert_eq!(batch.commit().map_err(|_| ()).unwrap().len(), 0, "it is in no commit");
-    assert!(iovas.iter().all(|iova| bench.writes(*iova)));
-    assert_eq!(bench.buffers(), 3, "leaked rather than freed");
-    // None of the addresses is used again.
-    let others: Vec<_> = (0..8).map(|_| mapped()).collect();
-    assert!(others.iter().all(|other| !iovas.contains(&other.iova())));
-    bench.stick(false);
-    let buffer = failed.unlinked.reclaim().map_err(|failed| failed.error).unwrap();
-    assert!(!bench.writes(iovas[0]));
-    drop((buffer, others));
+    let buffer = || bench.memory.buffer(PAGE).unwrap();
+    let mut late = Vec::new();
+    for (config, waits) in [
+        (QueueConfig::direct(), false),
+        (QueueConfig::batched(1), false),
+        (QueueConfig::ring(8, PAGE).batch(1), true),
+    ] {
+        bench.stick(false);
+        let mut queue = queue(&bench.device, config);
+        let mapping = queue.map(buffer(), BOTH).unwrap();
+        let iova = mapping.iova();
+        late.push(iova);
+        bench.stick(true);
+        let failed = queue.unmap(mapping).map(drop).unwrap_err();
+        let still_mapped = match failed.error {
+            DmaUnmapError::Unmap(error) => is_still_mapped(Err::<(), _>(error)),
+            error => matches!(error, DmaUnmapError::Commit(DmaCommitError::StillMapped { kept: PAGE, .. })),
+        };
+        assert!(still_mapped && failed.mapping.is_none(), "{failed}");
+        // It is in no commit, or none is before it is gone.
+        match waits {
+            true => assert!(matches!(queue.commit().map(drop), Err(DmaCommitError::StillMapped { .. }))),
+            false => assert_eq!(queue.commit().unwrap().len(), 0),
+        }
+        assert!(bench.writes(iova));
+        // Its address is not used again.
+        let others: Vec<_> = (0..4).map(|_| queue.map(buffer(), BOTH).unwrap()).collect();
+        assert!(others.iter().all(|other| !late.contains(&other.iova())));
+        bench.stick(false);
+        for other in others {
+            queue.unmap(other).unwrap().for_each(drop);
+        }
+        let back = queue.commit().unwrap().len();
+        // What waits was committed with the first of the others.
+        assert_eq!((back, queue.waiting()), (0, 0));
+        assert_eq!(bench.writes(iova), !waits);
+        drop(queue);
+        let leaked = late.iter().filter(|iova| bench.writes(**iova)).count();
+        assert_eq!(bench.buffers(), leaked as u64, "leaked rather than freed");
+    }
     assert_eq!(bench.buffers(), 2);
 }
 

@@ -2,6 +2,7 @@
 //! build before.
 #![cfg(not(loom))]
 
+mod queued;
 mod rig;
 
 use std::sync::Arc;
@@ -12,6 +13,7 @@ use portcullis::domain::Policy;
 use portcullis::invalidation::{Gather, InvalidationError};
 use portcullis::mapper::Mapper as _;
 use portcullis_model::open::OpenDomain;
+use queued::direct;
 use rig::{ANYWHERE, Clocked, DEVICE, Hooked, PAGE, Rig, page};
 
 const TIMEOUT: InvalidationError = InvalidationError::TimedOut { waited_ns: 1 };
@@ -37,7 +39,7 @@ fn a_map_that_is_not_confirmed_and_was_removed_by_number() {
         }
     });
     let buffer = rig.memory.buffer(PAGE).unwrap();
-    let failed = rig.device.map(buffer, Direction::Bidirectional).map(|_| ()).unwrap_err();
+    let failed = direct(&rig.device).map(buffer, Direction::Bidirectional).map(drop).unwrap_err();
     rig.queue.clear();
     assert!(failed.buffer.is_none() || !rig.reaches(range.start()), "given back, and the device reaches it");
 }

@@ -1,7 +1,8 @@
-//! When hardware does not answer, drivers panic, or callers mix the raw and the typed interface: whatever
+//! When hardware does not answer, drivers panic, or callers end by number what is a queue's: whatever
 //! happens, a buffer that the device may reach is not given back, and protection recovers.
 
 mod common;
+mod queued;
 mod rig;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,7 +12,9 @@ use std::time::{Duration, Instant};
 
 use common::{Bench, DEVICE, PAGE, PLATFORM, vtd};
 use portcullis::addr::{Direction, Iova, IovaRange, PageSize, PageSizes, Permissions, PhysAddr};
-use portcullis::dma::{CoherentMemory, DmaBuffer, DmaDevice, DmaSegment};
+use portcullis::dma::{
+    CoherentMemory, DmaBuffer, DmaDevice, DmaMapError, DmaSegment, DmaUnmapError, Mapping,
+};
 use portcullis::domain::{Domain, MapListError, PhysSegment, Policy, UnmapError};
 use portcullis::invalidation::{DomainId, Gather, Invalidation, InvalidationError, InvalidationQueue};
 use portcullis::mapper::{Geometry, Mapper, TableMapper};
@@ -20,6 +23,7 @@ use portcullis::platform::{Frames, Platform, Table};
 use portcullis::std_platform::StdPlatform;
 use portcullis_model::open::{OpenDevice, OpenDomain, Simulated};
 use portcullis_model::{Buffer, Context, Iommu, IommuConfig, Memory, Queue};
+use queued::{QueueOf, direct, end};
 use rig::{Moment, Observed};
 
 const ANYWHERE: Iova = Iova::new(u64::MAX);
@@ -106,30 +110,43 @@ impl Panicking {
     }
 }
 
+/// Ends a mapping whose translations somebody else has removed: its buffer comes with the next commit.
+fn comes_with_a_commit<B: DmaBuffer>(
+    queue: &mut QueueOf<common::Mapper, StdPlatform, B>,
+    mapping: Mapping<B>,
+) -> B {
+    let failed = queue.unmap(mapping).map(drop).unwrap_err();
+    assert!(matches!(failed.error, DmaUnmapError::Unmap(UnmapError::NotMapped { .. })), "{failed}");
+    assert!(failed.mapping.is_none() && queue.waiting() == 1);
+    let mut back: Vec<_> = queue.commit().unwrap().collect();
+    assert_eq!(back.len(), 1);
+    back.remove(0)
+}
+
 #[test]
 fn a_raw_unmap_that_was_not_confirmed_does_not_free_a_typed_buffer() {
     let bench = Bench::new(Policy::Strict);
-    let mapped = bench.device.map(bench.memory.buffer(PAGE).unwrap(), Direction::FromDevice).unwrap();
-    let iova = mapped.iova();
+    let mut queue = direct(&bench.device);
+    let mapping = queue.map(bench.memory.buffer(PAGE).unwrap(), Direction::FromDevice).unwrap();
+    let iova = mapping.iova();
     assert!(bench.writes(iova));
     bench.iommu.queue().fail_next(1, TIMEOUT);
     assert!(matches!(bench.device.unmap_single(iova, PAGE), Err(UnmapError::Unconfirmed { .. })));
-    let buffer = mapped.unmap().unwrap();
+    comes_with_a_commit(&mut queue, mapping);
     assert!(!bench.writes(iova), "given back while reachable");
-    drop(buffer);
 }
 
 #[test]
 fn nor_does_one_that_went_past_the_domain() {
     let bench = Bench::new(Policy::Strict);
-    let mapped = bench.device.map(bench.memory.buffer(PAGE).unwrap(), Direction::FromDevice).unwrap();
-    let iova = mapped.iova();
+    let mut queue = direct(&bench.device);
+    let mapping = queue.map(bench.memory.buffer(PAGE).unwrap(), Direction::FromDevice).unwrap();
+    let iova = mapping.iova();
     assert!(bench.writes(iova));
     let range = IovaRange::new(iova, PAGE).unwrap();
     assert_eq!(bench.domain.mapper().unmap(&*PLATFORM, range, &mut Gather::new()).bytes, PAGE);
-    let buffer = mapped.unmap().unwrap();
+    comes_with_a_commit(&mut queue, mapping);
     assert!(!bench.writes(iova), "given back while reachable");
-    drop(buffer);
 }
 
 /// Whoever ends another's mapping by its number has the owner end what came to the address since. That costs each a mapping
@@ -137,21 +154,22 @@ fn nor_does_one_that_went_past_the_domain() {
 #[test]
 fn a_mapping_ended_by_number_under_its_owner_costs_later_ones_theirs_and_opens_nothing() {
     let bench = Bench::on(StdPlatform::with_slots(1), Policy::Strict);
-    let map = || bench.device.map(bench.memory.buffer(PAGE).unwrap(), Direction::FromDevice).unwrap();
-    let first = map();
+    let mut queue = direct(&bench.device);
+    let buffer = || bench.memory.buffer(PAGE).unwrap();
+    let first = queue.map(buffer(), Direction::FromDevice).unwrap();
     let iova = first.iova();
     assert!(bench.writes(iova));
     bench.device.unmap_single(iova, PAGE).unwrap();
-    let second = map();
+    let second = queue.map(buffer(), Direction::FromDevice).unwrap();
     assert!(second.iova() == iova && bench.writes(iova), "or the test means nothing");
-    let first = first.unmap().unwrap();
+    let first = end(&mut queue, first);
     assert!(!bench.writes(iova), "the second is mapped, or the first is reachable");
-    let third = map();
+    let third = queue.map(buffer(), Direction::FromDevice).unwrap();
     assert!(third.iova() == iova && bench.writes(iova), "or the test means nothing");
-    let second = second.unmap().unwrap();
+    let second = end(&mut queue, second);
     assert!(!bench.writes(iova), "the third is mapped, or the second is reachable");
-    // The third's owner is told of nothing either: its buffer is out of reach, as it is to be.
-    let third = third.unmap().unwrap();
+    // The third's owner finds nothing to end: its buffer comes with a commit, out of reach.
+    let third = comes_with_a_commit(&mut queue, third);
     assert!(!bench.writes(iova));
     // One write reached each, while it was mapped.
     for buffer in [first, second, third] {
@@ -167,15 +185,16 @@ fn a_mapping_ended_by_number_under_its_owner_costs_later_ones_theirs_and_opens_n
 fn a_buffer_whose_list_cannot_be_had_again_is_unmapped_all_the_same() {
     let bench = Bench::new(Policy::Strict);
     let (buffer, dropped) = watched(&bench.memory, 1);
-    let mapped = bench.device.map(buffer, Direction::FromDevice).unwrap();
-    let iova = mapped.iova();
+    let mut queue = direct(&bench.device);
+    let mapping = queue.map(buffer, Direction::FromDevice).unwrap();
+    let iova = mapping.iova();
     assert!(bench.writes(iova));
-    drop(mapped);
+    drop(end(&mut queue, mapping));
     assert!(dropped.load(Ordering::Relaxed));
     assert!(!bench.writes(iova));
     // And one that cannot be had at all is never mapped; it is leaked.
     let (buffer, dropped) = watched(&bench.memory, 0);
-    let result = catch_unwind(AssertUnwindSafe(|| bench.device.map(buffer, Direction::FromDevice).is_ok()));
+    let result = catch_unwind(AssertUnwindSafe(|| queue.map(buffer, Direction::FromDevice).is_ok()));
     assert!(result.is_err() && !dropped.load(Ordering::Relaxed), "nobody knows how far it came");
     assert_eq!(bench.domain.stats().maps, 1);
 }
@@ -184,12 +203,14 @@ fn a_buffer_whose_list_cannot_be_had_again_is_unmapped_all_the_same() {
 fn a_panic_in_the_timer_does_not_end_all_timers() {
     let bench = Panicking::new(Policy::Lazy { window_ns: 2_000_000 });
     bench.panics.store(true, Ordering::Relaxed);
-    drop(bench.device.map(bench.memory.buffer(PAGE).unwrap(), Direction::FromDevice).unwrap());
+    let mut queue = direct(&bench.device);
+    let mut map = || queue.map(bench.memory.buffer(PAGE).unwrap(), Direction::FromDevice).unwrap();
+    let (first, second) = (map(), map());
+    drop(end(&mut queue, first));
     wait_until("the timer never fired", || !bench.panics.load(Ordering::Relaxed));
-    let mapped = bench.device.map(bench.memory.buffer(PAGE).unwrap(), Direction::FromDevice).unwrap();
-    let iova = mapped.iova();
+    let iova = second.iova();
     bench.iommu.dma_write(DEVICE, iova, &[1]).unwrap();
-    let _buffer = mapped.unmap().unwrap();
+    let _buffer = end(&mut queue, second);
     wait_until("no timer any more", || bench.iommu.dma_write(DEVICE, iova, &[1]).is_err());
 }
 
@@ -199,10 +220,11 @@ fn a_failed_unmap_in_a_lazy_domain_keeps_the_window_s_timer_alive() {
     let range = bench.domain.open(&[page_of_memory(0)], Permissions::READ_WRITE, ANYWHERE).unwrap();
     bench.iommu.queue().fail_next(1, TIMEOUT);
     assert!(bench.domain.unmap_strictly(range).is_err());
-    let mapped = bench.device.map(bench.memory.buffer(PAGE).unwrap(), Direction::FromDevice).unwrap();
-    let iova = mapped.iova();
+    let mut queue = direct(&bench.device);
+    let mapping = queue.map(bench.memory.buffer(PAGE).unwrap(), Direction::FromDevice).unwrap();
+    let iova = mapping.iova();
     assert!(bench.writes(iova));
-    let _buffer = mapped.unmap().unwrap();
+    let _buffer = end(&mut queue, mapping);
     wait_until("reachable for ever", || !bench.writes(iova));
 }
 
@@ -251,7 +273,7 @@ fn a_map_that_could_not_be_undone_for_sure_keeps_the_buffer() {
         }
     });
     let domain = Domain::new(StdPlatform::new(), mapper, Policy::Strict).unwrap();
-    let device = DmaDevice::new(Arc::clone(&domain), u64::MAX);
+    let mut queue = direct(&DmaDevice::new(Arc::clone(&domain), u64::MAX));
     let unmappable = || {
         let buffer = memory.buffer(PAGE).unwrap();
         let list = [
@@ -261,14 +283,15 @@ fn a_map_that_could_not_be_undone_for_sure_keeps_the_buffer() {
         Unmappable(buffer, list)
     };
     // The hardware answers: the buffer comes back.
-    let failed = device.map(unmappable(), Direction::FromDevice).err().unwrap();
-    assert!(failed.buffer.is_some() && matches!(failed.error, MapListError::Map(_)), "{failed}");
+    let failed = queue.map(unmappable(), Direction::FromDevice).err().unwrap();
+    let is_the_list_s = matches!(failed.error, DmaMapError::List(MapListError::Map(_)));
+    assert!(failed.buffer.is_some() && is_the_list_s, "{failed}");
     // It does not: the device has cached the first page, and keeps it.
     iommu.queue().fail_next(1, TIMEOUT);
     let buffer = unmappable();
     let phys = buffer.0.phys();
-    let failed = device.map(buffer, Direction::FromDevice).err().unwrap();
-    assert_eq!(failed.error, MapListError::Unconfirmed { error: TIMEOUT });
+    let failed = queue.map(buffer, Direction::FromDevice).err().unwrap();
+    assert_eq!(failed.error, DmaMapError::List(MapListError::Unconfirmed { error: TIMEOUT }));
     assert!(failed.buffer.is_none(), "given back while reachable");
     assert!(memory.is_allocated(phys), "freed while reachable");
     assert_eq!(let_in.load(Ordering::Relaxed), 2, "or the test means nothing");

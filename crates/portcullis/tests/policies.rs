@@ -3,6 +3,7 @@
 
 mod common;
 mod dice;
+mod queued;
 mod rig;
 
 use std::collections::BTreeMap;
@@ -20,6 +21,7 @@ use portcullis::mapper::TableMapper;
 use portcullis::pgtable::PageTable;
 use portcullis::platform::Platform;
 use portcullis::std_platform::StdPlatform;
+use queued::{direct, end};
 use rig::{Moment, Observed};
 
 const LONG: Policy = Policy::Lazy { window_ns: 1 << 60 };
@@ -56,11 +58,12 @@ impl Place {
     fn stain(&mut self) {
         if self.stale.is_none() && matches!(self.policy, Policy::Lazy { .. }) {
             let buffer = self.bench.memory.buffer(PAGE).unwrap();
-            let mapped = self.bench.device.map(buffer, Direction::FromDevice).unwrap();
-            let iova = mapped.iova();
+            let mut queue = direct(&self.bench.device);
+            let mapping = queue.map(buffer, Direction::FromDevice).unwrap();
+            let iova = mapping.iova();
             assert!(self.bench.writes(iova));
             // Kept, as a lazy domain's buffers are in a driver that is careful: the page is not used for others.
-            std::mem::forget(mapped.unmap().unwrap());
+            std::mem::forget(end(&mut queue, mapping));
             self.stale = Some(iova);
         }
     }

@@ -1,15 +1,18 @@
 //! What each policy promises, tried by a device that keeps accessing what it was once given.
 
 mod common;
+mod queued;
 
 use std::time::Duration;
 
 use common::{Bench, DEVICE, PAGE};
 use portcullis::addr::{Direction, Iova, IovaRange};
+use portcullis::dma::DmaUnmapError;
 use portcullis::domain::{PhysSegment, Policy, UnmapError};
 use portcullis::invalidation::{InvalidationError, QUEUE_ENTRIES};
 use portcullis::std_platform::StdPlatform;
 use portcullis_model::open::OpenDomain;
+use queued::{direct, end};
 
 /// Lazy protection whose window no test outlives.
 const LAZY_FOREVER: Policy = Policy::Lazy { window_ns: u64::MAX };
@@ -23,11 +26,12 @@ fn page_of_memory(n: u64) -> PhysSegment {
 fn strict_unmapped_means_unreachable() {
     let bench = Bench::new(Policy::Strict);
     let buffer = bench.memory.buffer(1500).unwrap();
-    let mapped = bench.device.map(buffer, Direction::FromDevice).unwrap();
-    let iova = mapped.iova();
+    let mut queue = direct(&bench.device);
+    let mapping = queue.map(buffer, Direction::FromDevice).unwrap();
+    let iova = mapping.iova();
     bench.iommu.dma_write(DEVICE, iova, b"in time").unwrap();
     assert!(!bench.reads(iova), "mapped for writing only");
-    let buffer = mapped.unmap().unwrap();
+    let buffer = end(&mut queue, mapping);
     assert!(!bench.writes(iova), "the translation was cached, and must be gone");
     let mut bytes = [0; 7];
     buffer.read(0, &mut bytes).unwrap();
@@ -37,10 +41,11 @@ fn strict_unmapped_means_unreachable() {
 #[test]
 fn lazy_reaches_until_the_flush_and_no_longer() {
     let bench = Bench::new(LAZY_FOREVER);
-    let mapped = bench.device.map(bench.memory.buffer(PAGE).unwrap(), Direction::FromDevice).unwrap();
-    let iova = mapped.iova();
+    let mut queue = direct(&bench.device);
+    let mapping = queue.map(bench.memory.buffer(PAGE).unwrap(), Direction::FromDevice).unwrap();
+    let iova = mapping.iova();
     assert!(bench.writes(iova));
-    let buffer = mapped.unmap().unwrap();
+    let buffer = end(&mut queue, mapping);
     assert!(bench.writes(iova), "that is the price of lazy protection");
     bench.domain.flush().unwrap();
     assert!(!bench.writes(iova));
@@ -78,10 +83,11 @@ fn lazy_flushes_when_one_queue_is_full_and_reuses_no_address_before() {
 #[test]
 fn lazy_keeps_to_its_window_when_nothing_else_happens() {
     let bench = Bench::new(Policy::Lazy { window_ns: 5_000_000 });
-    let mapped = bench.device.map(bench.memory.buffer(PAGE).unwrap(), Direction::FromDevice).unwrap();
-    let iova = mapped.iova();
+    let mut queue = direct(&bench.device);
+    let mapping = queue.map(bench.memory.buffer(PAGE).unwrap(), Direction::FromDevice).unwrap();
+    let iova = mapping.iova();
     assert!(bench.writes(iova));
-    let _buffer = mapped.unmap().unwrap();
+    let _buffer = end(&mut queue, mapping);
     // No further call: the platform's timer alone must end it. The bound is generous, the check is not: the
     // loop ends only when the device has lost its access.
     let start = std::time::Instant::now();
@@ -97,9 +103,10 @@ fn passthrough_uses_the_memory_s_own_addresses_and_protects_nothing() {
     let bench = Bench::new(Policy::Passthrough);
     let buffer = bench.memory.buffer(PAGE).unwrap();
     let phys = buffer.phys();
-    let mapped = bench.device.map(buffer, Direction::ToDevice).unwrap();
-    assert_eq!(mapped.iova().get(), phys.get());
-    let buffer = mapped.unmap().unwrap();
+    let mut queue = direct(&bench.device);
+    let mapping = queue.map(buffer, Direction::ToDevice).unwrap();
+    assert_eq!(mapping.iova().get(), phys.get());
+    let buffer = end(&mut queue, mapping);
     assert!(bench.writes(Iova::new(phys.get())));
     drop(buffer);
 }
@@ -108,21 +115,25 @@ fn passthrough_uses_the_memory_s_own_addresses_and_protects_nothing() {
 fn an_unconfirmed_unmap_never_counts_as_done() {
     let timeout = InvalidationError::TimedOut { waited_ns: 7 };
     let bench = Bench::new(Policy::Strict);
-    let mapped = bench.device.map(bench.memory.buffer(PAGE).unwrap(), Direction::FromDevice).unwrap();
-    let iova = mapped.iova();
+    let mut queue = direct(&bench.device);
+    let mapping = queue.map(bench.memory.buffer(PAGE).unwrap(), Direction::FromDevice).unwrap();
+    let iova = mapping.iova();
     assert!(bench.writes(iova));
     bench.iommu.queue().fail_next(2, timeout);
-    // The unmap's own invalidation fails, and so does the one more that `reclaim` asks for.
-    let failed = mapped.unmap().unwrap_err();
-    assert!(matches!(failed.error, UnmapError::Unconfirmed { error, .. } if error == timeout));
+    // The unmap's own invalidation fails, and so does the one more that a commit asks for.
+    let failed = queue.unmap(mapping).map(drop).unwrap_err();
+    assert!(matches!(
+        failed.error,
+        DmaUnmapError::Unmap(UnmapError::Unconfirmed { error, .. }) if error == timeout
+    ));
+    assert!(failed.mapping.is_none() && queue.commit().is_err());
     assert!(bench.writes(iova), "indeed it is still reachable");
     // Its address is not handed out meanwhile.
-    let other = bench.device.map(bench.memory.buffer(PAGE).unwrap(), Direction::FromDevice).unwrap();
+    let other = queue.map(bench.memory.buffer(PAGE).unwrap(), Direction::FromDevice).unwrap();
     assert_ne!(other.iova(), iova);
     // Now the hardware answers again.
-    let buffer = failed.unlinked.reclaim().unwrap();
+    assert_eq!(queue.commit().unwrap().len(), 1);
     assert!(!bench.writes(iova));
-    drop(buffer);
     assert_eq!(bench.domain.stats().lost_iova_bytes, 0);
 }
 
@@ -130,21 +141,27 @@ fn an_unconfirmed_unmap_never_counts_as_done() {
 fn a_buffer_that_may_still_be_reached_is_never_freed() {
     let bench = Bench::new(Policy::Strict);
     let before = bench.memory.frames_in_use();
-    let mapped = bench.device.map(bench.memory.buffer(PAGE).unwrap(), Direction::FromDevice).unwrap();
+    let mut queue = direct(&bench.device);
+    let mapping = queue.map(bench.memory.buffer(PAGE).unwrap(), Direction::FromDevice).unwrap();
     let tables = bench.memory.frames_in_use() - before - 1;
     bench.iommu.queue().fail_next(u64::MAX, InvalidationError::Rejected { code: 3 });
-    drop(mapped);
+    assert!(queue.unmap(mapping).is_err());
+    drop(queue);
     assert_eq!(bench.memory.frames_in_use(), before + tables + 1, "leaked on purpose");
 }
 
 #[test]
-fn dropping_a_mapping_unmaps_it_and_frees_its_buffer() {
+fn a_queue_that_ends_frees_what_its_last_commit_has_made_unreachable() {
     let bench = Bench::new(Policy::Strict);
-    let mapped = bench.device.map(bench.memory.buffer(3 * PAGE).unwrap(), Direction::Bidirectional).unwrap();
+    let mut queue = direct(&bench.device);
+    let mapping = queue.map(bench.memory.buffer(3 * PAGE).unwrap(), Direction::Bidirectional).unwrap();
     let with_buffer = bench.memory.frames_in_use();
-    let iova = mapped.iova();
+    let iova = mapping.iova();
     assert!(bench.writes(iova));
-    drop(mapped);
+    bench.iommu.queue().fail_next(1, InvalidationError::Rejected { code: 3 });
+    assert!(queue.unmap(mapping).is_err());
+    assert!(bench.writes(iova) && bench.memory.frames_in_use() == with_buffer);
+    drop(queue);
     assert!(!bench.writes(iova));
     assert_eq!(bench.memory.frames_in_use(), with_buffer - 3);
 }
@@ -228,16 +245,17 @@ fn concurrent_mappings_never_reach_each_other_s_memory() {
             for thread in 0..3u8 {
                 let bench = &bench;
                 scope.spawn(move || {
+                    let mut queue = direct(&bench.device);
                     for round in 0..2000u64 {
                         let len = 1 + round % 5 * PAGE;
                         let buffer = bench.memory.buffer(len).unwrap();
-                        let mapped = bench.device.map(buffer, Direction::Bidirectional).unwrap();
-                        let iova = mapped.iova();
+                        let mapping = queue.map(buffer, Direction::Bidirectional).unwrap();
+                        let iova = mapping.iova();
                         let last = Iova::new(iova.get() + len - 1);
                         let mark = [thread, round as u8];
                         bench.iommu.dma_write(DEVICE, iova, &mark[..1]).unwrap();
                         bench.iommu.dma_write(DEVICE, last, &mark[1..]).unwrap();
-                        let buffer = mapped.unmap().unwrap();
+                        let buffer = end(&mut queue, mapping);
                         let (mut head, mut tail) = ([0], [0]);
                         buffer.read(0, &mut head).unwrap();
                         buffer.read(len - 1, &mut tail).unwrap();

@@ -42,7 +42,7 @@ pub(crate) const PARTS: &str = "parts";
 pub const SUBJECTS: [SubjectInfo; 4] = [
     SubjectInfo {
         name: OURS,
-        about: "what a driver calls: DmaDevice, Mapped, RawBatch, StrictRing, BounceDevice, Swiotlb, AdaptiveRing",
+        about: "what a driver calls: Queue, DmaDevice, RawBatch, StrictRing, BounceDevice, Swiotlb, AdaptiveRing",
         which: Which::Portcullis,
     },
     SubjectInfo {

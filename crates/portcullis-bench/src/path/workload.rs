@@ -9,7 +9,7 @@ use portcullis::platform::FRAME_SIZE;
 pub enum Kind {
     /// `DmaDevice::map_single` and `unmap_single`, strict.
     Raw,
-    /// `DmaDevice::map` and `Mapped::unmap`, strict.
+    /// `Queue::map` and `Queue::unmap` of a direct queue, strict.
     Typed,
     /// `map_single` and `unmap_single`, lazy.
     Lazy,

@@ -1,111 +1,136 @@
-//! Mappings by type, and batches of them.
+//! Mappings of queues: each by itself, and in batches.
 
-use portcullis::dma::{DmaDevice, MapFailed, Mapped, Unlinked, UnmapBatch};
+use portcullis::dma::{DmaUnmapError, Ended, Mapping, NotMapped, NotUnmapped, Queue};
 use portcullis::pgtable::Format;
 use portcullis_model::Buffer;
 
-use super::Clocked;
 use super::model::{End, State, pages};
-use super::world::{Mapper, World};
+use super::world::{Machine, World};
 use crate::input::Input;
-use std::sync::Arc;
 
-type Platform = Arc<Clocked>;
-type Device<X> = DmaDevice<Mapper<X>, Platform>;
+/// The queue whose unmaps are a batch. The others' end one by one, by the policy of the device of that number.
+const BATCHED: usize = 2;
 
-/// Buffers that are mapped, that are not any more, and that wait in a batch.
+/// How many those are.
+pub const BATCH: usize = 4;
+
+/// Queues, and what they have mapped.
 pub struct Typed<X: Format> {
-    pub mapped: Vec<(usize, Mapped<Buffer, Device<X>>)>,
-    pub unlinked: Vec<Unlinked<Buffer, Device<X>>>,
-    pub batch: UnmapBatch<Buffer, Mapper<X>, Platform>,
+    pub mapped: Vec<(usize, Mapping<Buffer>)>,
+    pub queues: [Queue<Machine<X>, Buffer>; 3],
 }
 
 impl<X: Format> World<X> {
     pub fn typed_step(&mut self, way: u8, input: &mut Input<'_>) {
         match way {
             0..=4 => self.map_typed(input),
-            5..=7 => {
-                let Some(which) = input.which(self.typed.mapped.len()) else { return };
-                let (device, mapped) = self.typed.mapped.swap_remove(which);
-                let (iova, len) = (mapped.iova().get(), mapped.buffer().len());
-                let lazy = self.is_lazy(device);
-                match mapped.unmap() {
-                    // It was confirmed, or it is deferred: a failure that a flush made good is a success.
-                    Ok(buffer) => {
-                        self.unmapped((iova, len), Ok(()), lazy);
-                        self.free.push(buffer);
-                    }
-                    Err(failed) => {
-                        assert!(self.weak, "{}", failed.error);
-                        self.unmapped((iova, len), Err(failed.error), lazy);
-                        self.typed.unlinked.push(failed.unlinked);
-                    }
-                }
-            }
-            8 | 9 => {
-                let Some(which) = input.which(self.typed.mapped.len()) else { return };
-                let (_, mapped) = self.typed.mapped.swap_remove(which);
-                let (iova, len) = (mapped.iova().get(), mapped.buffer().len());
-                self.typed.unlinked.push(mapped.unlink());
-                let waits = if self.weak { End::Unsure } else { End::Flush };
-                // Whether it was confirmed does not show.
-                self.model.unmap(iova, len, Some(State::Until(waits)));
-                self.settle();
-                self.model.flushed_meanwhile();
-            }
-            10 => {
-                let Some(which) = input.which(self.typed.unlinked.len()) else { return };
-                match self.typed.unlinked.swap_remove(which).reclaim() {
-                    Ok(buffer) => self.free.push(buffer),
-                    Err(failed) => {
-                        assert!(self.weak, "{}", failed.error);
-                        self.typed.unlinked.push(failed.unlinked);
-                    }
-                }
-            }
-            11 | 12 => {
-                let Some(which) = input.which(self.typed.mapped.len()) else { return };
-                let (device, mapped) = self.typed.mapped.swap_remove(which);
-                let (iova, len) = (mapped.iova().get(), mapped.buffer().len());
-                match self.typed.batch.unmap(mapped) {
-                    Ok(()) => self.model.unmap(iova, len, Some(State::Until(End::Typed))),
-                    Err(refused) => {
-                        assert!(self.typed.batch.is_full(), "{}", refused.error);
-                        self.typed.mapped.push((device, refused.mapped));
-                    }
-                }
-            }
-            _ => {
-                let count = self.typed.batch.len();
-                match self.typed.batch.commit_and_drain() {
-                    Ok(buffers) => {
-                        assert_eq!(buffers.len(), count);
-                        self.free.extend(buffers);
-                        self.model.committed(End::Typed);
-                    }
-                    Err(error) => assert!(self.weak && count > 0, "{error}"),
-                }
-            }
+            5..=10 => self.unmap_typed(input),
+            _ => self.commit_typed(usize::from(way - 11)),
         }
     }
 
     fn map_typed(&mut self, input: &mut Input<'_>) {
         let Some(which) = input.which(self.free.len()) else { return };
-        let (device, direction) = (usize::from(input.flag()), input.direction());
+        let (number, direction) = (usize::from(input.byte() % 3), input.direction());
         let buffer = self.free.swap_remove(which);
         let (phys, len) = (buffer.phys().get(), buffer.len());
-        match Mapped::new(self.devices[device].clone(), buffer, direction) {
-            Ok(mapped) => {
-                let iova = mapped.iova().get();
-                assert!(iova + (len - 1) <= self.devices[device].mask());
+        match self.typed.queues[number].map(buffer, direction) {
+            Ok(mapping) => {
+                let iova = mapping.iova().get();
+                assert!(iova + (len - 1) <= self.devices[0].mask());
                 self.settle();
                 self.model.map(iova, pages(phys, len), direction.permissions());
-                self.typed.mapped.push((device, mapped));
+                self.typed.mapped.push((number, mapping));
             }
-            Err(MapFailed { buffer, error }) => {
+            Err(NotMapped { buffer, error }) => {
                 assert!(self.weak || self.tainted, "{error}");
+                assert_eq!(buffer.is_none(), error.may_be_reached());
                 self.free.extend(buffer);
             }
+        }
+    }
+
+    fn unmap_typed(&mut self, input: &mut Input<'_>) {
+        let Some(which) = input.which(self.typed.mapped.len()) else { return };
+        let (number, mapping) = self.typed.mapped.swap_remove(which);
+        let place = (mapping.iova().get(), mapping.buffer().len());
+        let lazy = number != BATCHED && self.is_lazy(number);
+        let waits = Some(State::Until(End::Typed));
+        let queue = &mut self.typed.queues[number];
+        let waiting = queue.waiting();
+        let (mut back, mut is_flushed) = (Vec::new(), false);
+        let ended = queue.unmap(mapping).map(|ended| {
+            is_flushed = matches!(ended, Ended::Flushed(_));
+            ended.for_each(|buffer| back.push(buffer));
+        });
+        let comes_again = matches!(&ended, Err(NotUnmapped { mapping: Some(_), .. }));
+        if number == BATCHED && waiting == BATCH && !comes_again {
+            // There was no room, and a commit before.
+            self.model.committed(End::Typed);
+        }
+        match ended {
+            Ok(()) if number == BATCHED => {
+                assert_eq!(is_flushed, waiting + 1 == BATCH);
+                assert!(if is_flushed { back.len() >= BATCH } else { back.is_empty() });
+                self.free.append(&mut back);
+                self.model.unmap(place.0, place.1, waits);
+                if is_flushed {
+                    self.model.committed(End::Typed);
+                }
+            }
+            Ok(()) => {
+                assert!(!is_flushed && back.len() == 1, "it comes at once");
+                self.free.append(&mut back);
+                self.unmapped(place, Ok(()), lazy);
+            }
+            Err(NotUnmapped { mapping, error }) => {
+                assert!(self.weak || self.tainted, "{error}");
+                match error {
+                    DmaUnmapError::Unmap(error) if number == BATCHED => {
+                        let kept = matches!(error, portcullis::domain::UnmapError::StillMapped { .. });
+                        self.model.unmap(place.0, place.1, if kept { Some(State::Kept) } else { waits });
+                    }
+                    DmaUnmapError::Unmap(error) => self.unmapped(place, Err(error), lazy),
+                    // The commit that was to come, or came, with it.
+                    error => {
+                        assert!(self.weak && number == BATCHED, "{error}");
+                        match mapping {
+                            Some(mapping) => self.typed.mapped.push((number, mapping)),
+                            None => self.model.unmap(place.0, place.1, waits),
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// What waits comes back, or all of it waits on.
+    fn commit_typed(&mut self, number: usize) {
+        let queue = &mut self.typed.queues[number];
+        let waiting = queue.waiting();
+        let committed = queue.commit().map(|buffers| self.free.extend(buffers));
+        match committed {
+            Ok(()) => {
+                assert_eq!(queue.waiting(), 0);
+                if number == BATCHED {
+                    self.model.committed(End::Typed);
+                }
+            }
+            Err(error) => {
+                assert!(self.weak && waiting > 0, "{error}");
+                assert_eq!(queue.waiting(), waiting);
+            }
+        }
+    }
+
+    /// Ends all mappings. What somebody has ended by number under its queue comes with the commit.
+    pub fn finish_typed(&mut self) {
+        for (number, mapping) in std::mem::take(&mut self.typed.mapped) {
+            let ended = self.typed.queues[number].unmap(mapping).map(drop);
+            assert!(ended.is_ok() || self.tainted);
+        }
+        for queue in &mut self.typed.queues {
+            queue.commit().unwrap().for_each(drop);
         }
     }
 }

@@ -5,9 +5,11 @@ use std::sync::Arc;
 use portcullis::addr::{Iova, Permissions, PhysAddr};
 use portcullis::bounce::pool::{BounceDevice, BouncePool, DeviceProfile, PoolConfig};
 use portcullis::bounce::swiotlb::{Swiotlb, SwiotlbConfig};
-use portcullis::dma::{DmaDevice, RawBatch, StrictRing, StrictRingConfig, UnmapBatch};
+use portcullis::dma::{
+    DmaDevice, DmaDomain, DmaMask, NoCopies, QueueConfig, RawBatch, StrictRing, StrictRingConfig,
+};
 use portcullis::domain::{Domain, PhysSegment, Policy, UnmapError};
-use portcullis::invalidation::{DomainId, InvalidationError};
+use portcullis::invalidation::{DeviceId, DomainId, InvalidationError};
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{Attributes, Format, Layout, PageTable};
 use portcullis::platform::{Platform, PlatformEvents};
@@ -17,7 +19,7 @@ use portcullis_model::{Buffer, Context, Iommu, IommuConfig, Memory, Queue, Table
 use super::Clocked;
 use super::bounced::Bounced;
 use super::eager::Eager;
-use super::mapped::Typed;
+use super::mapped::{BATCH, Typed};
 use super::model::{DEVICE, End, Model, PAGE, State};
 use super::observed::Observed;
 use super::raw::Raw;
@@ -26,6 +28,7 @@ use crate::input::Input;
 pub type Mapper<X> = Observed<TableMapper<Arc<Memory>, Queue, X>>;
 pub type Dom<X> = Domain<Mapper<X>, Arc<Clocked>>;
 pub type Device<X> = DmaDevice<Mapper<X>, Arc<Clocked>>;
+pub type Machine<X> = (Mapper<X>, Arc<Clocked>, NoCopies);
 pub type Pool<X> = BouncePool<Mapper<X>, Arc<Clocked>, Arc<Memory>>;
 
 /// Memory that nobody has: what is mapped by number leads there.
@@ -73,9 +76,14 @@ impl<X: Format> World<X> {
         let device = Arc::clone(&eager);
         let mapper = Observed::with_fast_paths(mapper, move |moment| device.at(moment));
         let domain = Domain::new(Arc::clone(&platform), mapper, policy(input)).unwrap();
-        let mask = if input.flag() { u64::MAX } else { u32::MAX.into() };
-        let device = DmaDevice::new(Arc::clone(&domain), mask);
-        let other = device.with_policy(policy(input)).unwrap();
+        let mask = if input.flag() { DmaMask::BITS_64 } else { DmaMask::BITS_32 };
+        let front = DmaDomain::<Machine<X>>::over(Arc::clone(&domain), None);
+        let nics = [(); 2].map(|()| front.attach(DeviceId(7), mask).unwrap());
+        let (mask, [device, other]) = (mask.last(), nics.each_ref().map(|nic| nic.dma().clone()));
+        other.set_policy(Some(policy(input))).unwrap();
+        let queue = |device: usize, config| nics[device].queue(config).unwrap();
+        let one_by_one = QueueConfig::direct();
+        let queues = [queue(0, one_by_one), queue(1, one_by_one), queue(0, QueueConfig::batched(BATCH))];
         let free: Vec<_> = (0..16).map(|n| memory.buffer((1 + n % 3) * PAGE).unwrap()).collect();
         let user = free.iter().map(|buffer| (buffer.phys().get(), buffer.len())).collect();
         let ring = StrictRing::new(&device, StrictRingConfig::new(8, 2 * PAGE, 1 + input.below(5) as usize));
@@ -106,7 +114,7 @@ impl<X: Format> World<X> {
             live: Vec::new(),
             slots: Vec::new(),
         };
-        let typed = Typed { mapped: Vec::new(), unlinked: Vec::new(), batch: UnmapBatch::new(&device, 4) };
+        let typed = Typed { mapped: Vec::new(), queues };
         Self {
             flushes: domain.stats().flushes,
             devices: [device, other],
@@ -277,6 +285,7 @@ impl<X: Format> World<X> {
         self.domain.flush().unwrap();
         self.model.flushed();
         self.eager.may_try(false);
+        self.finish_typed();
         self.finish_raw();
         self.finish_bounced();
         let Self { memory, iommu, domain, devices, mut model, free, typed, raw, bounced, .. } = self;

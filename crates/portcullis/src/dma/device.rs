@@ -2,8 +2,8 @@
 
 use alloc::sync::Arc;
 
+use super::DmaSegment;
 use super::layout::device_view;
-use super::{DmaSegment, Mapped};
 use crate::addr::{Direction, Iova, IovaRange, PhysAddr};
 use crate::domain::{
     AtomicPolicy, Domain, Ending, MapListError, PhysSegment, Policy, PolicyError, UnmapError, last_byte,
@@ -18,8 +18,8 @@ use crate::sync::{Ordering, fence};
 /// device's, [`with_policy`](Self::with_policy) for those that are made or ended through one handle, down to a single
 /// mapping.
 ///
-/// The raw methods trust their caller with what the typed one ([`map`](Self::map)) keeps account of itself: that the memory is
-/// the caller's to open to a device, for which they are unsafe; and that a mapping is unmapped once, as a whole, by one
+/// Its methods trust their caller with what a [`Queue`](super::Queue) keeps account of itself: that the memory is the caller's
+/// to open to a device, for which they are unsafe; and that a mapping is unmapped once, as a whole, by one
 /// CPU, and by its owner. Memory safety does not rest on the second, as an unmap only ever closes. But a caller that ends
 /// another's mapping sets its address free: the owner may then end the next mapping there, whose device loses its accesses.
 ///
@@ -202,20 +202,6 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
     /// Makes what the CPU has written visible to the device, for memory that stays mapped.
     pub fn sync_for_device(&self) {
         fence(Ordering::Release);
-    }
-
-    /// Maps `buffer` and takes it into the mapping that is returned, which borrows this device: for one that must live
-    /// longer see [`Mapped::new`].
-    ///
-    /// # Errors
-    /// [`MapFailed`](super::MapFailed) gives the buffer back with the reason, unless the device may reach it.
-    #[inline]
-    pub fn map<B: super::DmaBuffer>(
-        &self,
-        buffer: B,
-        direction: Direction,
-    ) -> Result<Mapped<B, &Self>, super::MapFailed<B>> {
-        Mapped::new(self, buffer, direction)
     }
 
     /// Maps one segment, if that is quickly done, and returns its pages; `None` where nothing is changed, and

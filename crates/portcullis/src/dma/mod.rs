@@ -5,18 +5,18 @@
 //! it, so that memory cannot be used or freed while the device may reach it; [`map_raw`](Queue::map_raw) deals in numbers, for
 //! kernels that keep account of their buffers themselves. Which of what follows protects it is its [`QueueConfig`]'s affair.
 //!
-//! What queues are made of can be had by itself: [`DmaDevice`] with [`Mapped`], [`RawBatch`] and [`UnmapBatch`], [`StrictRing`],
-//! [`AdaptiveRing`].
+//! What queues are made of can be had by itself: [`DmaDevice`] with [`RawBatch`], [`StrictRing`], [`AdaptiveRing`], all
+//! of which deal in numbers.
 //!
 //! # The unit of protection
 //! How much becomes unreachable at once, when it does, is the caller's choice, by type:
 //!
 //! | ends with | the device loses its access to | hardware waits |
 //! |---|---|---|
-//! | [`Mapped::unmap`], [`DmaDevice::unmap_sg`] on a strict domain | each *mapping*, when the call returns | one per mapping |
+//! | a [`Queue`] by itself ([`direct`](QueueConfig::direct)), [`DmaDevice::unmap_sg`], on a strict domain | each *mapping*, when the call returns | one per mapping |
 //! | a [`StrictRing`] of batch 1 | each *descriptor*: the pages of a list | one per descriptor |
 //! | an [`AdaptiveRing`] | each *mapping* that it copied; what it mapped, with its *batch* | none; one per batch |
-//! | [`UnmapBatch`], [`RawBatch`], a [`StrictRing`] of batch N | the *batch*, when it is committed | one per batch |
+//! | a [`Queue`] in [batches](QueueConfig::batched), a [`RawBatch`], a [`StrictRing`] of batch N | the *batch*, when it is committed | one per batch |
 //!
 //! In a batch whose commit is still to come everything counts as mapped: nothing of it is the caller's yet.
 //! Under every one of them the smallest unit is the page: what shares a page with a buffer goes with it.
@@ -42,11 +42,10 @@ macro_rules! error_by_its_reason {
 }
 
 mod adaptive;
-mod batch;
+mod buffer;
 mod coherent;
 mod device;
 mod layout;
-mod mapped;
 mod queue;
 mod raw_batch;
 mod ring;
@@ -55,11 +54,9 @@ pub use adaptive::{
     AdaptiveMapError, AdaptiveMapping, AdaptiveRing, AdaptiveUnmap, AdaptiveUnmapError, AdaptiveUnmapFailed,
     Choice, Explained, WayCost,
 };
-pub use batch::{CommitFailed, Refused, UnmapBatch};
+pub use buffer::DmaBuffer;
 pub use coherent::{CoherentError, CoherentMemory};
 pub use device::DmaDevice;
-pub use mapped::{DmaBuffer, Handle, MapFailed, Mapped, ReclaimFailed, Unlinked};
-
 pub use queue::{
     AnyQueue, AttachError, Device, DmaCommitError, DmaDomain, DmaMapError, DmaMask, DmaSyncError,
     DmaUnmapError, DomainBuilder, Ended, Machine, Mapping, NoCopies, NotMapped, NotUnmapped, Queue,

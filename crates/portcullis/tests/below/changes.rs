@@ -4,12 +4,13 @@ use std::error::Error;
 use std::sync::Arc;
 
 use portcullis::addr::Direction;
-use portcullis::dma::DmaDevice;
+use portcullis::dma::{DmaDevice, QueueConfig};
 use portcullis::domain::{Domain, Policies, Policy};
 use portcullis_model::{DeviceId, Iommu};
 
 use crate::doubles::Pl;
 use crate::hostile::Hostile;
+use crate::queued::{Nic, nic};
 use crate::run::{DEVICE, LAZY, M, Scenario, WINDOW_NS, Work, World, all};
 
 /// It comes and goes.
@@ -19,18 +20,23 @@ const GUEST: DeviceId = DeviceId(9);
 struct Driver {
     hostile: Arc<Hostile>,
     domain: Arc<Domain<M, Pl>>,
+    nic: Nic<M, Pl>,
     device: DmaDevice<M, Pl>,
 }
 
 impl Driver {
     fn new(world: &World) -> Self {
         let (hostile, domain) = (Arc::clone(&world.hostile), Arc::clone(&world.domain));
-        Self { hostile, domain, device: world.device.clone() }
+        let nic = nic(&domain, world.device.mask());
+        let device = nic.dma().clone();
+        Self { hostile, domain, nic, device }
     }
 
     /// A buffer goes to the device, and comes back.
     fn turn(&self) -> Result<(), Box<dyn Error>> {
-        drop(self.device.map(self.hostile.buffer(1), Direction::Bidirectional)?.unmap()?);
+        let mut queue = self.nic.queue(QueueConfig::direct())?;
+        let mapping = queue.map(self.hostile.buffer(1), Direction::Bidirectional)?;
+        queue.unmap(mapping)?.for_each(drop);
         Ok(())
     }
 
@@ -92,6 +98,7 @@ fn device_tlbs(world: &World) -> Work {
     let driver = Driver::new(world);
     let (unit, context): (Arc<Iommu>, _) = (Arc::clone(&world.unit), world.context);
     world.hostile.is_behind(&unit, GUEST);
+    let (mut queue, mut live) = (driver.nic.queue(QueueConfig::direct()).unwrap(), Vec::new());
     Box::new(move || {
         let tlbs = &driver.domain.mapper().inner;
         let forget = || {
@@ -101,12 +108,18 @@ fn device_tlbs(world: &World) -> Work {
         };
         // Wherever the last time has ended.
         forget();
+        while let Some(mapping) = live.pop() {
+            queue.unmap(mapping)?.for_each(drop);
+        }
+        queue.commit()?.for_each(drop);
         for is_removed in [true, false] {
-            let mapped = driver.device.map(driver.hostile.buffer(1), Direction::Bidirectional)?;
+            live.push(queue.map(driver.hostile.buffer(1), Direction::Bidirectional)?);
             tlbs.add_device_tlb(GUEST)?;
             unit.attach_with_tlb(GUEST, context, 64);
             driver.hostile.look();
-            drop(mapped.unmap()?);
+            while let Some(mapping) = live.pop() {
+                queue.unmap(mapping)?.for_each(drop);
+            }
             driver.turn()?;
             if is_removed {
                 // It asks the IOMMU each time.

@@ -1,15 +1,16 @@
-//! The DMA layer: domains, devices, typed mappings, batches, coherent memory.
+//! The DMA layer below queues: domains, devices, batches, coherent memory.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use portcullis::addr::{Direction, Iova, Permissions, PhysAddr};
-use portcullis::dma::{BatchError, CoherentMemory, DmaSegment, RawBatch, UnmapBatch};
+use portcullis::dma::{BatchError, CoherentMemory, DmaSegment, RawBatch};
 use portcullis::domain::{PhysSegment, Policy, UnmapError};
 use portcullis::platform::Frames;
 
 use crate::faults::Mode;
 use crate::hostile::{Owned, PAGE};
+use crate::queued::direct;
 use crate::run::{Scenario, Work, World, all};
 
 const BOTH: Direction = Direction::Bidirectional;
@@ -26,36 +27,6 @@ fn domain(world: &World) -> Work {
         let range = unsafe { domain.map(&list, Permissions::READ_WRITE, limit) }?;
         domain.unmap(range)?;
         drop(std::mem::ManuallyDrop::into_inner(buffers));
-        Ok(())
-    })
-}
-
-fn typed(world: &World) -> Work {
-    let (device, hostile) = (world.device.clone(), Arc::clone(&world.hostile));
-    Box::new(move || {
-        let mapped = device.map(hostile.buffer(1), BOTH)?;
-        drop(mapped.unmap()?);
-        Ok(())
-    })
-}
-
-fn typed_dropped(world: &World) -> Work {
-    let (device, hostile) = (world.device.clone(), Arc::clone(&world.hostile));
-    Box::new(move || {
-        drop(device.map(hostile.buffer(4), BOTH)?);
-        let unlinked = device.map(hostile.buffer(1), BOTH)?.unlink();
-        drop(unlinked);
-        Ok(())
-    })
-}
-
-fn typed_retried(world: &World) -> Work {
-    let (device, hostile) = (world.device.clone(), Arc::clone(&world.hostile));
-    Box::new(move || {
-        match device.map(hostile.buffer(1), BOTH)?.unmap() {
-            Ok(buffer) => drop(buffer),
-            Err(failed) => drop(failed.unlinked.reclaim()?),
-        }
         Ok(())
     })
 }
@@ -85,46 +56,6 @@ fn raw(world: &World) -> Work {
         live.pop();
         device.unmap_sg(&out[..count])?;
         drop(std::mem::ManuallyDrop::into_inner(buffers));
-        Ok(())
-    })
-}
-
-fn batch(world: &World) -> Work {
-    let (device, hostile) = (world.device.clone(), Arc::clone(&world.hostile));
-    Box::new(move || {
-        let mut batch = UnmapBatch::new(&device, 4);
-        for _ in 0..2 {
-            batch.unmap(device.map(hostile.buffer(1), BOTH)?)?;
-        }
-        drop(batch.commit()?);
-        Ok(())
-    })
-}
-
-/// The batch outlives whatever goes wrong, and is committed next.
-fn batch_kept(world: &World) -> Work {
-    let (device, hostile) = (world.device.clone(), Arc::clone(&world.hostile));
-    let mut batch = UnmapBatch::new(&device, 4);
-    Box::new(move || {
-        if batch.is_full() {
-            batch.commit_and_drain()?.for_each(drop);
-        }
-        for _ in 0..2 {
-            batch.unmap(device.map(hostile.buffer(2), BOTH)?)?;
-        }
-        batch.commit_and_drain()?.for_each(drop);
-        Ok(())
-    })
-}
-
-fn batch_dropped(world: &World) -> Work {
-    let (device, hostile) = (world.device.clone(), Arc::clone(&world.hostile));
-    Box::new(move || {
-        let mut batch = UnmapBatch::new(&device, 4);
-        for _ in 0..2 {
-            batch.unmap(device.map(hostile.buffer(1), BOTH)?)?;
-        }
-        drop(batch);
         Ok(())
     })
 }
@@ -169,9 +100,11 @@ fn flush(world: &World) -> Work {
     let (device, domain, hostile) =
         (world.device.clone(), Arc::clone(&world.domain), Arc::clone(&world.hostile));
     Box::new(move || {
-        let buffer = device.map(hostile.buffer(1), BOTH)?.unmap()?;
+        let mut queue = direct(&device);
+        let mapping = queue.map(hostile.buffer(1), BOTH)?;
+        let ended = queue.unmap(mapping)?;
         domain.flush()?;
-        drop(buffer);
+        ended.for_each(drop);
         domain.reclaim()?;
         Ok(())
     })
@@ -182,23 +115,14 @@ fn dma() {
     all(&[
         Scenario::new("domain", domain),
         Scenario::new("domain, lazily", domain).lazily(),
-        Scenario::new("typed", typed),
-        Scenario::new("typed, lazily", typed).lazily(),
-        Scenario::new("typed, dropped", typed_dropped),
-        Scenario::new("typed, dropped, lazily", typed_dropped).lazily(),
-        Scenario::new("typed, retried", typed_retried),
         Scenario::new("raw", raw),
         Scenario::new("raw, lazily", raw).lazily(),
-        Scenario::new("batch", batch),
-        Scenario::new("batch, kept", batch_kept),
-        Scenario::new("batch, kept, lazily", batch_kept).lazily(),
-        Scenario::new("batch, dropped", batch_dropped),
         Scenario::new("raw batch", raw_batch),
         Scenario::new("coherent", coherent),
         Scenario::new("flush", flush),
         Scenario::new("flush, lazily", flush).lazily(),
         Scenario::new("shared: domain", domain).shares(),
-        Scenario::new("shared: batch", batch_kept).shares(),
+        Scenario::new("shared: raw batch", raw_batch).shares(),
         Scenario::new("shared: flush, lazily", flush).shares().lazily(),
     ]);
 }

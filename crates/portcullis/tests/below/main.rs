@@ -19,6 +19,8 @@ mod faults;
 mod hostile;
 mod pool;
 mod queue;
+#[path = "../queued/mod.rs"]
+mod queued;
 mod registration;
 mod ring;
 mod run;

@@ -106,6 +106,9 @@ fn queues() {
         Scenario::new("queue: ring, lazily", |world| kept(world, RING)).lazily(),
         Scenario::new("queue: bounce", |world| kept(world, QueueConfig::bounce())).one_in(3),
         Scenario::new("queue: auto", |world| kept(world, AUTO)).one_in(7),
+        Scenario::new("queue: batched, shared", |world| kept(world, QueueConfig::batched(3))).shares(),
+        Scenario::new("queue: direct, ended", |world| ended(world, QueueConfig::direct())),
+        Scenario::new("queue: direct, ended, lazily", |world| ended(world, QueueConfig::direct())).lazily(),
         Scenario::new("queue: batched, ended", |world| ended(world, QueueConfig::batched(3))),
         Scenario::new("queue: ring, ended", |world| ended(world, RING)),
     ]);

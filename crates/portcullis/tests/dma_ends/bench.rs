@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use portcullis::addr::{Iova, Permissions, PhysAddr};
-use portcullis::dma::{DmaDevice, DmaSegment, Mapped};
+use portcullis::dma::{DmaDevice, DmaSegment, Mapping, QueueConfig};
 use portcullis::domain::{Domain, PhysSegment, Policy};
 use portcullis::invalidation::DomainId;
 use portcullis::mapper::TableMapper;
@@ -13,8 +13,10 @@ use portcullis::std_platform::StdPlatform;
 use portcullis_model::open::OpenDevice;
 use portcullis_model::{Buffer, Context, DeviceId, Iommu, IommuConfig, Memory, Queue};
 
+use crate::queued::{QueueOf, queue};
+
 pub type Mapper = TableMapper<Arc<Memory>, Queue>;
-pub type MappedBuffer<'a> = Mapped<Buffer, &'a DmaDevice<Mapper, StdPlatform>>;
+pub type BufferQueue = QueueOf<Mapper, StdPlatform, Buffer>;
 
 pub const DEVICE: DeviceId = DeviceId(7);
 pub const PAGE: u64 = 4096;
@@ -47,11 +49,16 @@ impl Bench {
     }
 
     /// A mapped buffer of `pages`, of which the device has used, and cached, every one.
-    pub fn mapped(&self, pages: u64) -> MappedBuffer<'_> {
+    pub fn mapped(&self, queue: &mut BufferQueue, pages: u64) -> Mapping<Buffer> {
         let buffer = self.memory.buffer(pages * PAGE).unwrap();
-        let mapped = self.device.map(buffer, portcullis::addr::Direction::Bidirectional).unwrap();
-        assert!((0..pages).all(|page| self.writes(mapped.iova(), page)));
-        mapped
+        let mapping = queue.map(buffer, portcullis::addr::Direction::Bidirectional).unwrap();
+        assert!((0..pages).all(|page| self.writes(mapping.iova(), page)));
+        mapping
+    }
+
+    /// A queue of the device, for batches of so many.
+    pub fn batched(&self, most: usize) -> BufferQueue {
+        queue(&self.device, QueueConfig::batched(most))
     }
 
     /// Whether the device can write to the `page`-th page from `iova` on. It leaves a cached translation if so.

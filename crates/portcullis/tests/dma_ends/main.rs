@@ -4,6 +4,8 @@ mod batch;
 mod bench;
 mod contract;
 mod oracle;
+#[path = "../queued/mod.rs"]
+mod queued;
 mod queues;
 #[path = "../rig/mod.rs"]
 mod rig;

@@ -7,18 +7,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use portcullis::addr::{Direction, Iova, Permissions, PhysAddr};
-use portcullis::dma::{CoherentMemory, DmaBuffer, DmaDevice, Mapped, UnmapBatch};
+use portcullis::dma::{CoherentMemory, DmaBuffer, Ended, Mapping, QueueConfig};
 use portcullis::domain::{PhysSegment, Policy};
 use portcullis::invalidation::InvalidationError;
 use portcullis::platform::{Frames, Table};
 use portcullis::std_platform::StdPlatform;
 use portcullis_model::open::Simulated;
-use portcullis_model::{Buffer, Iommu, Memory, Queue};
+use portcullis_model::{Buffer, Iommu, Memory};
 
+use crate::queued::{QueueOf, end, queue};
 use crate::rig::{self, DEVICE, LAZY_FOREVER, PAGE};
 
-type Rig = rig::Rig<StdPlatform, Queue>;
-type MappedBuffer<'a> = Mapped<Watched, &'a DmaDevice<rig::Mapper<Queue>, StdPlatform>>;
+type Rig = rig::Rig<StdPlatform, portcullis_model::Queue>;
+type Queue = QueueOf<rig::Mapper<portcullis_model::Queue>, StdPlatform, Watched>;
 
 const TIMEOUT: InvalidationError = InvalidationError::TimedOut { waited_ns: 1 };
 
@@ -65,59 +66,55 @@ impl Drop for Watched {
 }
 
 /// A mapped buffer whose translation the device has cached.
-fn mapped<'a>(rig: &'a Rig, log: &Arc<Log>) -> MappedBuffer<'a> {
+fn mapped(rig: &Rig, log: &Arc<Log>, queue: &mut Queue) -> Mapping<Watched> {
     let tries = Tries { iommu: Arc::clone(&rig.iommu), iova: AtomicU64::new(0), log: Arc::clone(log) };
     let watched = Watched { buffer: rig.memory.buffer(PAGE).unwrap(), tries };
-    let mapped = rig.device.map(watched, Direction::Bidirectional).unwrap();
-    mapped.buffer().tries.iova.store(mapped.iova().get(), Ordering::Relaxed);
-    assert!(rig.reaches(mapped.iova()));
-    mapped
+    let mapping = queue.map(watched, Direction::Bidirectional).unwrap();
+    mapping.buffer().tries.iova.store(mapping.iova().get(), Ordering::Relaxed);
+    assert!(rig.reaches(mapping.iova()));
+    mapping
 }
 
-type Way = (&'static str, fn(&Rig, MappedBuffer<'_>));
+/// What becomes of a mapping, by the queue that made it.
+type Way = (&'static str, QueueConfig, fn(Queue, Mapping<Watched>));
 
 /// Every way in which a buffer can come back, or be dropped.
-const WAYS: [Way; 7] = [
-    ("unmap", |_, mapped| drop(mapped.unmap().unwrap())),
-    ("drop", |_, mapped| drop(mapped)),
-    ("unlink and reclaim", |_, mapped| drop(mapped.unlink().reclaim().unwrap())),
-    ("unlink and drop", |_, mapped| drop(mapped.unlink())),
-    ("batch", |rig, mapped| {
-        let mut batch = UnmapBatch::new(&rig.device, 4);
-        batch.unmap(mapped).unwrap();
-        assert_eq!(batch.commit().unwrap().len(), 1);
+const WAYS: [Way; 5] = [
+    ("unmap", QueueConfig::direct(), |mut queue, mapping| drop(end(&mut queue, mapping))),
+    ("unmap, and the end of the queue", QueueConfig::direct(), |mut queue, mapping| {
+        if let Ok(ended) = queue.unmap(mapping) {
+            ended.for_each(drop);
+        }
     }),
-    ("batch that is drained", |rig, mapped| {
-        let mut batch = UnmapBatch::new(&rig.device, 4);
-        batch.unmap(mapped).unwrap();
-        assert_eq!(batch.commit_and_drain().unwrap().count(), 1);
+    ("batch that is complete", QueueConfig::batched(1), |mut queue, mapping| {
+        let Ok(Ended::Flushed(buffers)) = queue.unmap(mapping) else { panic!("one is a batch") };
+        assert_eq!(buffers.count(), 1);
     }),
-    ("batch that is dropped", |rig, mapped| {
-        let mut batch = UnmapBatch::new(&rig.device, 4);
-        batch.unmap(mapped).unwrap();
+    ("batch that is committed", QueueConfig::batched(4), |mut queue, mapping| {
+        assert!(matches!(queue.unmap(mapping), Ok(Ended::Pending)));
+        assert_eq!(queue.commit().unwrap().count(), 1);
+    }),
+    ("batch that is dropped", QueueConfig::batched(4), |mut queue, mapping| {
+        assert!(matches!(queue.unmap(mapping), Ok(Ended::Pending)));
     }),
 ];
 
 #[test]
 fn no_buffer_is_freed_while_the_device_reaches_it() {
-    for (name, end) in WAYS {
-        let (rig, log) =
-            (Rig::new(StdPlatform::new(), Policy::Strict, |queue| queue), Arc::new(Log::default()));
-        end(&rig, mapped(&rig, &log));
-        assert_eq!(
-            (log.freed.load(Ordering::Relaxed), log.reached.load(Ordering::Relaxed)),
-            (1, 0),
-            "{name}"
-        );
+    for (name, config, way) in WAYS {
+        let log = Arc::new(Log::default());
+        let counts = || (log.freed.load(Ordering::Relaxed), log.reached.load(Ordering::Relaxed));
+        let run = |policy| {
+            let rig = Rig::new(StdPlatform::new(), policy, |queue| queue);
+            let mut queue = queue(&rig.device, config);
+            let mapping = mapped(&rig, &log, &mut queue);
+            way(queue, mapping);
+        };
+        run(Policy::Strict);
+        assert_eq!(counts(), (1, 0), "{name}");
         // A batch is strict whatever the policy; the others are freed within the window, which is what lazy says.
-        let rig = Rig::new(StdPlatform::new(), LAZY_FOREVER, |queue| queue);
-        end(&rig, mapped(&rig, &log));
-        let reached = u64::from(!name.starts_with("batch"));
-        assert_eq!(
-            (log.freed.load(Ordering::Relaxed), log.reached.load(Ordering::Relaxed)),
-            (2, reached),
-            "{name}"
-        );
+        run(LAZY_FOREVER);
+        assert_eq!(counts(), (2, u64::from(!name.starts_with("batch"))), "{name}");
     }
 }
 
@@ -126,14 +123,15 @@ fn no_buffer_is_freed_while_the_device_reaches_it() {
 fn nor_where_the_hardware_does_not_answer() {
     for failures in [1, 2, u64::MAX] {
         // The ways that do not unwrap.
-        for (name, end) in [WAYS[1], WAYS[3], WAYS[6]] {
+        for (name, config, way) in [WAYS[1], WAYS[4]] {
             let rig = Rig::new(StdPlatform::new(), Policy::Strict, |queue| queue);
             let log = Arc::new(Log::default());
-            let mapped = mapped(&rig, &log);
+            let mut queue = queue(&rig.device, config);
+            let mapping = mapped(&rig, &log, &mut queue);
             rig.iommu.queue().fail_next(failures, TIMEOUT);
-            end(&rig, mapped);
+            way(queue, mapping);
             assert_eq!(log.reached.load(Ordering::Relaxed), 0, "{name}");
-            // A mapping asks once more; a batch that is dropped does not.
+            // What an unmap was not told the queue asks for once more as it ends; a batch is asked for then only.
             let asks = if name.starts_with("batch") { 1 } else { 2 };
             assert_eq!(log.freed.load(Ordering::Relaxed), u64::from(failures < asks), "{name}, {failures}");
         }

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use portcullis::addr::{Direction, Iova, PageSize, PhysAddr};
-use portcullis::dma::{RawBatch, RingUnmap, StrictRing, StrictRingConfig};
+use portcullis::dma::{Ended, QueueConfig, RawBatch, RingUnmap, StrictRing, StrictRingConfig};
 use portcullis::domain::{PhysSegment, Policies, Policy};
 use portcullis::invalidation::{
     DeviceId, DomainId, Invalidation, InvalidationError, InvalidationQueue, QUEUE_ENTRIES, SharedQueue,
@@ -22,6 +22,7 @@ use portcullis::std_platform::StdPlatform;
 use portcullis_model::Queue;
 use portcullis_model::open::{OpenDevice, OpenDomain, OpenRing};
 
+use crate::queued;
 use crate::rig::{self, ANYWHERE, Hooked, LAZY_FOREVER, PAGE, page};
 
 /// Threads as CPUs, each of which knows whether it holds a slot.
@@ -124,12 +125,14 @@ fn everything<Q: InvalidationQueue>(rig: &Rig<Q>, alone: bool) -> Vec<Step> {
             iovas.into_iter().for_each(|iova| one.unmap_single(iova, PAGE).unwrap());
         }),
     );
-    let one = lazily.clone();
+    let nic = queued::nic(&domain, u64::MAX);
+    nic.dma().set_policy(Some(LAZY_FOREVER)).unwrap();
+    let mut queue = nic.queue(QueueConfig::direct()).unwrap();
     add(
         "map and unmap a buffer",
         Box::new(move || {
-            let buffer = memory.buffer(100).unwrap();
-            drop(one.map(buffer, Direction::FromDevice).unwrap().unmap().unwrap());
+            let mapping = queue.map(memory.buffer(100).unwrap(), Direction::FromDevice).unwrap();
+            drop(queued::end(&mut queue, mapping));
         }),
     );
     let (one, all_pages) = (Arc::clone(&domain), map.clone());
@@ -234,8 +237,15 @@ fn one<Q: InvalidationQueue>(rig: &Rig<Q>) -> Iova {
 fn waits<Q: InvalidationQueue>() -> Vec<Wait<Q>> {
     vec![
         ("unmap", Policy::Strict, |rig| rig.device.unmap_single(one(rig), PAGE).unwrap()),
-        ("drop of a mapping", Policy::Strict, |rig| {
-            drop(rig.device.map(rig.memory.buffer(1).unwrap(), Direction::FromDevice).unwrap());
+        ("unmap of a buffer", Policy::Strict, |rig| {
+            let mut queue = queued::direct(&rig.device);
+            let mapping = queue.map(rig.memory.buffer(1).unwrap(), Direction::FromDevice).unwrap();
+            drop(queued::end(&mut queue, mapping));
+        }),
+        ("end of a queue", Policy::Strict, |rig| {
+            let mut queue = queued::queue(&rig.device, QueueConfig::batched(4));
+            let mapping = queue.map(rig.memory.buffer(1).unwrap(), Direction::FromDevice).unwrap();
+            assert!(matches!(queue.unmap(mapping), Ok(Ended::Pending)));
         }),
         ("flush", LAZY_FOREVER, |rig| rig.domain.flush().unwrap()),
         ("unmap with a full queue", LAZY_FOREVER, |rig| {

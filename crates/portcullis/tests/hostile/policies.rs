@@ -7,11 +7,15 @@ use portcullis::domain::{Policies, Policy};
 use portcullis::invalidation::DeviceId;
 
 use super::paint::{Paint, Painted};
-use super::threads::{Dev, Dom};
+use super::threads::{Dev, Dom, Hardware};
+use super::turns::Turns;
 use super::worker::Shared;
+use crate::queued::Nic;
+use crate::rig::Mapper;
 
 /// Mappings that end by one policy.
 pub struct Group {
+    pub nic: Nic<Mapper<Hardware>, Turns>,
     pub device: Dev,
     /// Not 0 from when a change to strict has returned until the next one that weakens it is about to be asked for.
     strict: AtomicU64,
@@ -20,8 +24,9 @@ pub struct Group {
 }
 
 impl Group {
-    pub fn new(device: Dev, strict: bool) -> Self {
-        Self { device, strict: AtomicU64::new(strict.into()), stale: Mutex::default() }
+    pub fn new(nic: Nic<Mapper<Hardware>, Turns>, strict: bool) -> Self {
+        let device = nic.dma().clone();
+        Self { nic, device, strict: AtomicU64::new(strict.into()), stale: Mutex::default() }
     }
 
     /// An unmap has returned just now. Whether the device reaches nothing of it for sure: either a change to strict

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use portcullis::addr::Iova;
-use portcullis::dma::DmaDevice;
+use portcullis::dma::{DmaDevice, QueueConfig};
 use portcullis::domain::{Domain, Policy};
 use portcullis_model::Queue;
 
@@ -14,6 +14,7 @@ use super::paint::{Findings, Paint, Painted};
 use super::policies::{Changes, Group};
 use super::turns::{Border, Turns};
 use super::worker::{Shared, Worker};
+use crate::queued::{end, nic};
 use crate::rig::{Hooked, LAZY_FOREVER, Mapper, PAGE, Rig};
 
 pub type Hardware = Hooked<Queue>;
@@ -47,12 +48,16 @@ fn a_device_that_retries_everything_reaches_nothing_it_must_not() {
         hardware.set(move || late(&calls, 64));
         hardware
     });
-    let device = || DmaDevice::new(Arc::clone(&rig.domain), MASK);
+    let nic = |policy| {
+        let nic = nic(&rig.domain, MASK);
+        nic.dma().set_policy(policy).unwrap();
+        nic
+    };
     let groups = [
-        Group::new(device(), false),
-        Group::new(device(), false),
-        Group::new(device().with_policy(Policy::Lazy { window_ns: 200_000 }).unwrap(), false),
-        Group::new(device().with_policy(Policy::Strict).unwrap(), true),
+        Group::new(nic(None), false),
+        Group::new(nic(None), false),
+        Group::new(nic(Some(Policy::Lazy { window_ns: 200_000 })), false),
+        Group::new(nic(Some(Policy::Strict)), true),
     ];
     let findings = Findings::default();
     // Each CPU has pages of its own to begin with; what comes back stays with whoever unmapped it.
@@ -62,10 +67,11 @@ fn a_device_that_retries_everything_reaches_nothing_it_must_not() {
     // What the device would see if protection were lazy for ever: this test has eyes.
     let mut painted = all.pop().unwrap();
     painted.paint(Paint::Open);
-    let mapped = groups[0].device.map(painted, portcullis::addr::Direction::Bidirectional).unwrap();
-    let iova = mapped.iova();
+    let mut queue = groups[0].nic.queue(QueueConfig::direct()).unwrap();
+    let mapping = queue.map(painted, portcullis::addr::Direction::Bidirectional).unwrap();
+    let iova = mapping.iova();
     findings.try_page(&rig.iommu, iova);
-    let mut painted = mapped.unmap().unwrap();
+    let mut painted = end(&mut queue, mapping);
     painted.paint(Paint::Stale);
     findings.try_page(&rig.iommu, iova);
     assert_eq!(findings.stale.load(Ordering::Relaxed), 1, "{findings:?}");

@@ -6,8 +6,8 @@ use std::sync::atomic::AtomicBool;
 
 use portcullis::addr::{Direction, Iova};
 use portcullis::dma::{
-    DmaDevice, DmaSegment, MapFailed, Mapped, RawBatch, RingMapping, RingUnmap, StrictRing, StrictRingConfig,
-    UnmapBatch,
+    DmaSegment, Ended, Mapping, NotMapped, QueueConfig, RawBatch, RingMapping, RingUnmap, StrictRing,
+    StrictRingConfig,
 };
 use portcullis_model::Iommu;
 use portcullis_model::open::{OpenDevice, OpenRing};
@@ -16,6 +16,7 @@ use super::paint::{Findings, Paint, Painted};
 use super::policies::Group;
 use super::threads::Hardware;
 use super::turns::Turns;
+use crate::queued::{QueueOf, end};
 use crate::rig::{Mapper, PAGE};
 
 /// What all threads share.
@@ -29,11 +30,12 @@ pub struct Shared<'a> {
     pub over: &'a AtomicBool,
 }
 
-type Typed<'a> = Mapped<Painted, &'a DmaDevice<Mapper<Hardware>, Turns>>;
+type Queue = QueueOf<Mapper<Hardware>, Turns, Painted>;
 
 /// A mapping that is alive.
-enum Live<'a> {
-    Typed(usize, Typed<'a>),
+enum Live {
+    Typed(usize, Mapping<Painted>),
+    Batched(Mapping<Painted>),
     Single(usize, Painted, Iova, u64),
     List(usize, Vec<Painted>, Vec<DmaSegment>),
     Ring(Painted, RingMapping),
@@ -42,12 +44,14 @@ enum Live<'a> {
 pub struct Worker<'a> {
     shared: &'a Shared<'a>,
     random: u64,
-    live: VecDeque<Live<'a>>,
+    live: VecDeque<Live>,
     /// Buffers of one's own that are closed.
     own: VecDeque<Painted>,
     ring: StrictRing<Mapper<Hardware>, Turns>,
     in_ring: Vec<(Painted, Iova)>,
-    batch: UnmapBatch<Painted, Mapper<Hardware>, Turns>,
+    /// Of each group, whose mappings end one by one.
+    direct: Vec<Queue>,
+    batched: Queue,
     in_batch: Vec<Iova>,
     raw: RawBatch<Mapper<Hardware>, Turns>,
     in_raw: Vec<(Painted, Iova)>,
@@ -56,6 +60,7 @@ pub struct Worker<'a> {
 impl<'a> Worker<'a> {
     pub fn new(shared: &'a Shared<'a>, seed: u64, own: Vec<Painted>) -> Self {
         let device = &shared.groups[0].device;
+        let direct = shared.groups.iter().map(|group| group.nic.queue(QueueConfig::direct()).unwrap());
         Self {
             shared,
             random: seed | 1,
@@ -63,7 +68,8 @@ impl<'a> Worker<'a> {
             own: own.into(),
             ring: StrictRing::new(device, StrictRingConfig::new(64, PAGE, 8)).unwrap(),
             in_ring: Vec::new(),
-            batch: UnmapBatch::new(device, 8),
+            direct: direct.collect(),
+            batched: shared.groups[0].nic.queue(QueueConfig::batched(8)).unwrap(),
             in_batch: Vec::new(),
             raw: RawBatch::new(device, 8),
             in_raw: Vec::new(),
@@ -121,14 +127,20 @@ impl<'a> Worker<'a> {
         let device = &self.shared.groups[group].device;
         let (pages, segment) = (painted.pages(), painted.segment());
         match way {
-            0 => match device.map(painted, Direction::Bidirectional) {
-                Ok(mapped) => {
-                    self.see(mapped.iova(), pages);
-                    self.check(mapped.buffer(), mapped.iova());
-                    self.live.push_back(Live::Typed(group, mapped));
+            0 => {
+                let is_batched = self.next(3) == 0;
+                let queue = if is_batched { &mut self.batched } else { &mut self.direct[group] };
+                match queue.map(painted, Direction::Bidirectional) {
+                    Ok(mapping) => {
+                        self.see(mapping.iova(), pages);
+                        self.check(mapping.buffer(), mapping.iova());
+                        let live =
+                            if is_batched { Live::Batched(mapping) } else { Live::Typed(group, mapping) };
+                        self.live.push_back(live);
+                    }
+                    Err(NotMapped { buffer, .. }) => self.keep(buffer.unwrap()),
                 }
-                Err(MapFailed { buffer, .. }) => self.keep(buffer.unwrap()),
-            },
+            }
             1 => {
                 let len = pages * PAGE - self.next(100);
                 match device.open_single(segment.phys, len, Direction::Bidirectional) {
@@ -191,20 +203,20 @@ impl<'a> Worker<'a> {
         }
     }
 
-    fn unmap(&mut self, live: Live<'a>) {
+    fn unmap(&mut self, live: Live) {
         let in_batch = self.next(3) == 0;
         match live {
-            Live::Typed(_, mapped) if in_batch => {
-                let iova = mapped.iova();
-                self.batch.unmap(mapped).unwrap();
-                self.in_batch.push(iova);
-                if self.batch.is_full() {
-                    self.commit_batch();
-                }
+            Live::Batched(mapping) => {
+                self.in_batch.push(mapping.iova());
+                let back: Vec<_> = match self.batched.unmap(mapping).unwrap() {
+                    Ended::Flushed(buffers) => buffers.collect(),
+                    _ => return,
+                };
+                self.batch_committed(back);
             }
-            Live::Typed(group, mapped) => {
-                let iova = mapped.iova();
-                let painted = mapped.unmap().unwrap();
+            Live::Typed(group, mapping) => {
+                let iova = mapping.iova();
+                let painted = end(&mut self.direct[group], mapping);
                 self.ended(group, painted, iova, false);
             }
             Live::Single(group, painted, iova, len) if in_batch => {
@@ -239,8 +251,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    fn commit_batch(&mut self) {
-        let buffers: Vec<_> = self.batch.commit_and_drain().unwrap().collect();
+    fn batch_committed(&mut self, buffers: Vec<Painted>) {
         let iovas = std::mem::take(&mut self.in_batch);
         buffers.into_iter().zip(iovas).for_each(|(painted, iova)| self.ended(0, painted, iova, true));
     }
@@ -261,7 +272,8 @@ impl<'a> Worker<'a> {
         while let Some(live) = self.live.pop_front() {
             self.unmap(live);
         }
-        self.commit_batch();
+        let back = self.batched.commit().unwrap().collect();
+        self.batch_committed(back);
         self.commit_raw();
         self.ring.commit().unwrap();
         self.ring_committed();

@@ -6,11 +6,12 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use portcullis::addr::{Direction, PhysAddr};
-use portcullis::dma::{Mapped, StrictRing, StrictRingConfig, UnmapBatch};
+use portcullis::dma::{QueueConfig, StrictRing, StrictRingConfig};
 use portcullis::domain::PhysSegment;
 use portcullis_model::open::OpenRing;
 
 use crate::machine::{Machine, PAGE};
+use crate::queued::{direct, queue};
 use crate::steps;
 
 const BOTH: Direction = Direction::Bidirectional;
@@ -19,15 +20,15 @@ const BOTH: Direction = Direction::Bidirectional;
 fn a_batch_confirms_nothing_that_could_not_be_cleaned() {
     let cleanings = steps::each(|number| {
         let machine = Machine::<false>::new();
-        let mapped = machine.device.map(machine.memory.buffer(PAGE).unwrap(), BOTH).unwrap();
-        let iova = mapped.iova();
+        let mut queue = queue(&machine.device, QueueConfig::batched(4));
+        let mapping = queue.map(machine.memory.buffer(PAGE).unwrap(), BOTH).unwrap();
+        let iova = mapping.iova();
         assert_eq!(machine.reached(iova, PAGE), 1);
-        let mut batch = UnmapBatch::new(&machine.device, 4);
         steps::before(number, || panic!("as the test wants"));
-        let unmapped = catch_unwind(AssertUnwindSafe(|| batch.unmap(mapped).is_ok()));
+        let unmapped = catch_unwind(AssertUnwindSafe(|| queue.unmap(mapping).is_ok()));
         let came = steps::came();
         assert_eq!(unmapped.is_err(), came);
-        let back = batch.commit();
+        let back = queue.commit().map(drop);
         assert!(back.is_err() || machine.reached(iova, PAGE) == 0, "committed, and reached: {number}");
         came
     });
@@ -60,16 +61,17 @@ fn a_strict_unmap_is_not_done_before_another_cpu_has_cleaned() {
     let cleanings = steps::each(|number| {
         let machine = Machine::<false>::new();
         let buffer = machine.memory.buffer(PAGE).unwrap();
-        let mapped = Mapped::new(machine.device.clone(), buffer, BOTH).unwrap();
-        let iova = mapped.iova();
+        let mut queue = direct(&machine.device);
+        let mapping = queue.map(buffer, BOTH).unwrap();
+        let iova = mapping.iova();
         assert_eq!(machine.reached(iova, PAGE), 1);
         let owners = Arc::clone(&machine);
         let owner = Rc::new(RefCell::new(None));
         let runs = Rc::clone(&owner);
         steps::before(number, move || {
             let thread = std::thread::spawn(move || {
-                let back = mapped.unmap();
-                (back.is_ok(), owners.reached(iova, PAGE))
+                let is_back = queue.unmap(mapping).is_ok();
+                (is_back, owners.reached(iova, PAGE))
             });
             steps::let_run(&thread);
             *runs.borrow_mut() = Some(thread);

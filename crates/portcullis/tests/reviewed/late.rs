@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 
 use portcullis::addr::{Direction, Iova, IovaRange, Permissions, PhysAddr};
-use portcullis::dma::Mapped;
 use portcullis::pgtable::{AmdV1, Arm, ArmStage, Format, MapError, PageTable};
 use portcullis::platform::Platform;
 use portcullis::std_platform::StdPlatform;
@@ -15,6 +14,7 @@ use portcullis_model::open::OpenTable;
 use portcullis_model::{ArmTables, Buffer, Granule, Memory, TableFormat};
 
 use crate::machine::{Machine, PAGE, Watched};
+use crate::queued::{direct, end};
 use crate::steps;
 
 const BOTH: Direction = Direction::Bidirectional;
@@ -84,28 +84,31 @@ fn a_page_comes<X: Format>(made: impl Fn() -> (Watched<X>, TableFormat), run: u6
     let ragged = Cell::new(0);
     steps::each(|number| {
         let machine = Machine::<true, Watched<X>>::without(made(), around);
+        let mut queue = direct(&machine.device);
         let mut granules = without_a_slot(&machine, || {
-            let map = |buffer| Mapped::new(machine.device.clone(), buffer, BOTH).unwrap();
+            let mut map = |buffer| queue.map(buffer, BOTH).unwrap();
             (0..run / PAGE).map(|_| map(machine.memory.buffer(PAGE).unwrap())).collect::<Vec<_>>()
         });
-        granules.sort_by_key(|mapped| mapped.iova());
+        granules.sort_by_key(|mapping| mapping.iova());
         let first = granules.remove(0);
         assert_eq!(first.iova(), start);
-        drop(granules);
+        granules.into_iter().for_each(|mapping| drop(end(&mut queue, mapping)));
         let (other, comes) = (Arc::clone(&machine), Rc::new(RefCell::new(None)));
         let runs = Rc::clone(&comes);
         steps::before(number, move || {
             let thread = std::thread::spawn(move || {
                 other.device.unmap_single(start, PAGE).ok()?;
                 let buffer = aligned(&other.memory, run);
-                Mapped::new(other.device.clone(), buffer, BOTH).ok()
+                let mut queue = direct(&other.device);
+                let page = queue.map(buffer, BOTH).ok()?;
+                Some((queue, page))
             });
             steps::let_run(&thread);
             *runs.borrow_mut() = Some(thread);
         });
-        let _ = first.unmap().map_err(std::mem::forget);
+        let _ = queue.unmap(first).map(std::mem::forget);
         let came = steps::came();
-        let Some(page) = comes.take().and_then(|thread| thread.join().unwrap()) else {
+        let Some((mut pages, page)) = comes.take().and_then(|thread| thread.join().unwrap()) else {
             return came;
         };
         assert_eq!(page.iova(), start);
@@ -129,7 +132,7 @@ fn a_page_comes<X: Format>(made: impl Fn() -> (Watched<X>, TableFormat), run: u6
             let stays = between.map(|offset| machine.reached(Iova::new(start.get() + offset), PAGE));
             assert!(!is_ragged || stays.sum::<usize>() as u64 == run / PAGE - 2, "step {number}");
         }
-        let back = ends(|| page.unmap().map_err(std::mem::forget));
+        let back = ends(|| pages.unmap(page).map(std::mem::forget));
         assert!(back.is_err() || machine.reached(start, run) == 0, "given back, and reached: step {number}");
         assert!(!(0..run).step_by(PAGE as usize).any(is_there), "step {number}");
         came

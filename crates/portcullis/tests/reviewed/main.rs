@@ -13,12 +13,13 @@ mod inner_format;
 
 mod cleaning;
 mod granules;
-mod handles;
 mod late;
 mod losses;
 mod machine;
 mod pages;
 mod parts;
+#[path = "../queued/mod.rs"]
+mod queued;
 #[path = "../rig/mod.rs"]
 mod rig;
 mod ring_steps;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::mpsc::channel;
 
 use portcullis::addr::{Direction, Iova, IovaRange, Permissions, PhysAddr};
-use portcullis::dma::Mapped;
+use portcullis::dma::Ended;
 use portcullis::pgtable::{Arm, ArmStage, Format, PageTable};
 use portcullis::platform::Platform;
 use portcullis::std_platform::StdPlatform;
@@ -14,6 +14,7 @@ use portcullis_model::open::OpenTable;
 use portcullis_model::{ArmTables, Granule, Memory, TableFormat};
 
 use crate::machine::{Machine, PAGE, vtd};
+use crate::queued::direct;
 use crate::steps;
 
 const LARGE: u64 = 2 << 20;
@@ -28,8 +29,9 @@ fn arm() -> (Arm<12>, TableFormat) {
 fn beside_a_part<X: Format>(made: impl Fn() -> (X, TableFormat), len: u64) {
     let steps = steps::each(|number| {
         let machine = Machine::<true, X>::with(made());
-        let mapped = machine.device.map(machine.memory.buffer(len).unwrap(), BOTH).unwrap();
-        let iova = mapped.iova();
+        let mut queue = direct(&machine.device);
+        let mapping = queue.map(machine.memory.buffer(len).unwrap(), BOTH).unwrap();
+        let iova = mapping.iova();
         assert_eq!(machine.reached(iova, len) as u64, len / PAGE);
         let (device, other) = (machine.device.clone(), Rc::new(RefCell::new(None)));
         let runs = Rc::clone(&other);
@@ -39,7 +41,7 @@ fn beside_a_part<X: Format>(made: impl Fn() -> (X, TableFormat), len: u64) {
             steps::let_run(&thread);
             *runs.borrow_mut() = Some(thread);
         });
-        let back = mapped.unmap();
+        let back = queue.unmap(mapping).map(std::mem::forget);
         let came = steps::came();
         let is_fine = || back.is_err() || machine.reached(iova, len) == 0;
         assert!(is_fine(), "given back, and reached: {len:#x} bytes, step {number}");
@@ -71,11 +73,12 @@ fn split_beside_less<X: Format>(made: impl Fn() -> (X, TableFormat), len: u64) {
         let (device, buffer) = (machine.device.clone(), machine.memory.buffer(len).unwrap());
         // The owner has a CPU of its own, so that it gets the same addresses again.
         let owner = std::thread::spawn(move || {
-            let mapped = Mapped::new(device.clone(), buffer, BOTH).unwrap();
-            tell.send(mapped.iova()).unwrap();
+            let mut queue = direct(&device);
+            let mapping = queue.map(buffer, BOTH).unwrap();
+            tell.send(mapping.iova()).unwrap();
             gone.recv().ok()?;
-            let buffer = mapped.unmap().ok()?;
-            Mapped::new(device, buffer, Direction::ToDevice).ok()
+            let Ok(Ended::Done(buffer)) = queue.unmap(mapping) else { return None };
+            queue.map(buffer, Direction::ToDevice).ok()
         });
         let iova = told.recv().unwrap();
         let owner = Rc::new(owner);

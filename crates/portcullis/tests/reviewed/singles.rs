@@ -9,12 +9,12 @@ use portcullis::addr::{Direction, Iova, Permissions, PhysAddr};
 use portcullis::bounce::pool::{
     Attributes, BounceDevice, BounceError, BouncePool, DeviceProfile, PoolConfig, Way,
 };
-use portcullis::dma::Mapped;
 use portcullis::domain::{PhysSegment, Policy};
 use portcullis::invalidation::InvalidationError;
 use portcullis_model::open::OpenPool;
 use portcullis_model::{Buffer, Memory, Queue};
 
+use crate::queued::{direct, end};
 use crate::rig::{Call, DEVICE, Hooked, Mapper, Moody, PAGE, Rig};
 use crate::steps::{before, came, each, step};
 
@@ -169,16 +169,18 @@ fn a_trim_leaves_alone_what_has_come_where_another_has_cleared_up() {
                 move || {
                     bench.pool.trim(0).unwrap();
                     let buffer = bench.rig.memory.buffer(PAGES * PAGE).unwrap();
-                    let device = bench.rig.device.clone();
-                    *mapped.borrow_mut() = Some(Mapped::new(device, buffer, Direction::FromDevice).unwrap());
+                    let mut queue = direct(&bench.rig.device);
+                    let mapping = queue.map(buffer, Direction::FromDevice).unwrap();
+                    *mapped.borrow_mut() = Some((queue, mapping));
                 }
             });
             bench.pool.trim(0).unwrap();
             let came = came();
-            if let Some(mapped) = mapped.take() {
-                let reached = bench.rig.iommu.access(DEVICE, mapped.iova(), PAGES * PAGE, Permissions::WRITE);
+            if let Some((mut queue, mapping)) = mapped.take() {
+                let reached =
+                    bench.rig.iommu.access(DEVICE, mapping.iova(), PAGES * PAGE, Permissions::WRITE);
                 assert_eq!(reached, Ok(()), "split: {split}, step {number}");
-                drop(mapped.unmap().unwrap());
+                drop(end(&mut queue, mapping));
             }
             assert_eq!(bench.pool.usage().singles, 0);
             drop(mine);

@@ -6,6 +6,7 @@ use portcullis::platform::Platform;
 use portcullis::std_platform::StdPlatform;
 
 use crate::common::{Bench, PAGE};
+use crate::queued::{direct, end};
 
 const LEN: u64 = 600 * PAGE;
 
@@ -13,10 +14,12 @@ const LEN: u64 = 600 * PAGE;
 fn visited(slots: usize) {
     let platform = StdPlatform::with_slots(slots);
     let bench = Bench::on(platform.clone(), Policy::Strict);
-    let map = |len| bench.device.map(bench.memory.buffer(len).unwrap(), Direction::Bidirectional).unwrap();
+    let mut queue = direct(&bench.device);
+    let mut map = |len| queue.map(bench.memory.buffer(len).unwrap(), Direction::Bidirectional).unwrap();
     let kept: Vec<_> = (0..200).map(|_| map(PAGE)).collect();
     // More than a lowest table's, so that there is one to reclaim.
-    drop((0..3).map(|_| map(LEN)).collect::<Vec<_>>());
+    let large: Vec<_> = (0..3).map(|_| map(LEN)).collect();
+    large.into_iter().for_each(|mapping| drop(end(&mut queue, mapping)));
     platform.with_slot(|slot| assert_eq!(slot.is_some(), slots > 0));
     let mut visits = 0;
     bench.domain.mapper().table().visit(&platform, |mapping| {
@@ -26,7 +29,9 @@ fn visited(slots: usize) {
         if visits == 1 {
             bench.domain.reclaim().unwrap();
         }
-        drop(map(PAGE));
+        let buffer = bench.memory.buffer(PAGE).unwrap();
+        let mapping = queue.map(buffer, Direction::Bidirectional).unwrap();
+        drop(end(&mut queue, mapping));
     });
     assert!((200..=400).contains(&visits), "{visits}");
     let mut ranges = Vec::<IovaRange>::new();
