@@ -69,7 +69,7 @@ pub const TOOLS: [Tool; 3] = [
 /// What Miri can do in two minutes: it interprets, so a test of a domain with a software IOMMU below takes five seconds and
 /// more. Buffers that are given back, kept or leaked; the words beside the lists of addresses; and the fence of a
 /// platform that has no barrier of all CPUs, which only Miri shows to be missing.
-const UNSAFE: [Tests; 5] = [
+const UNSAFE: [Tests; 6] = [
     (
         "dma_ends",
         &[
@@ -93,6 +93,16 @@ const UNSAFE: [Tests; 5] = [
             "a_raw_unmap_that_was_not_confirmed_does_not_free_a_typed_buffer",
             "coherent_memory_keeps_its_owner_only_while_it_may_be_reached",
             "nor_does_one_that_went_past_the_domain",
+        ],
+    ),
+    (
+        "queue",
+        &[
+            "failures::a_commit_that_fails_keeps_all_buffers",
+            "failures::a_mapping_that_somebody_ended_costs_its_owner_a_flush",
+            "typed::a_full_ring_says_so_and_has_room_after_a_commit",
+            "typed::a_mapping_that_is_dropped_keeps_its_buffer_for_the_device",
+            "typed::a_queue_that_ends_gives_its_buffers_up_only_where_that_is_confirmed",
         ],
     ),
     ("std_platform", &["slots::an_owner_and_one_who_revokes_are_never_both_at_a_value"]),
