@@ -1,7 +1,7 @@
-//! The pool's memory: areas of slots, each with its bits under a lock of its own, and the notes of its slots.
+//! The pool's memory: areas of slots, each with its bits under a lock of its own, and the metadata of its slots.
 //!
-//! Areas come and go; their numbers are used again, and so are the notes, which stay until the pool goes: so a reader
-//! with a wrong address finds notes that say no, at the worst those of another area, never memory that is gone.
+//! Areas come and go; their numbers are used again, and so are the metadata, which stay until the pool goes: so a reader
+//! with a wrong address finds metadata that say no, at the worst those of another area, never memory that is gone.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -10,7 +10,7 @@ use core::ptr;
 use super::bits::Bits;
 use super::config::SwiotlbConfig;
 use super::directory::{Directory, Leads};
-use super::note::Note;
+use super::slot_meta::SlotMeta;
 use crate::addr::PhysAddr;
 use crate::percpu::CachePadded;
 use crate::platform::{FRAME_SIZE, Frames};
@@ -26,7 +26,7 @@ const CHANGING: u64 = u64::MAX - 1;
 struct Head {
     base: AtomicU64,
     /// As many as an area has slots. Null until the number is first used, and never again.
-    notes: AtomicPtr<Note>,
+    metadata: AtomicPtr<SlotMeta>,
 }
 
 /// Which slots are taken, and how many are not: a hint, for those who look for an area.
@@ -41,7 +41,7 @@ struct Space {
 pub(super) struct Areas {
     heads: Box<[Head]>,
     spaces: Box<[CachePadded<Space>]>,
-    directory: Directory<Note>,
+    directory: Directory<SlotMeta>,
     slot_shift: u32,
     area_shift: u32,
     /// The bits of an address that count bytes in an area.
@@ -79,7 +79,7 @@ impl Areas {
         let max = max as usize;
         let slots = (config.area_bytes / config.slot_bytes) as usize;
         let space = || Space { free: AtomicUsize::new(0), bits: Mutex::new(Bits::all_taken(slots)) };
-        let head = || Head { base: AtomicU64::new(ABSENT), notes: AtomicPtr::new(ptr::null_mut()) };
+        let head = || Head { base: AtomicU64::new(ABSENT), metadata: AtomicPtr::new(ptr::null_mut()) };
         Self {
             heads: (0..max).map(|_| head()).collect(),
             spaces: (0..max).map(|_| CachePadded(space())).collect(),
@@ -148,36 +148,36 @@ impl Areas {
         self.taken().0 > capacity - capacity / 4
     }
 
-    /// The notes of the area number `area`, if the number was ever used.
+    /// The metadata of the area number `area`, if the number was ever used.
     #[inline]
-    fn notes(&self, area: usize) -> Option<&[Note]> {
-        let notes = self.heads.get(area)?.notes.load(Ordering::Acquire);
-        // SAFETY: a pointer that is not null is to as many notes as an area has slots, allocated until `self` is
-        // dropped. Notes are only used by shared reference.
-        (!notes.is_null()).then(|| unsafe { core::slice::from_raw_parts(notes, 1 << self.bits()) })
+    fn metadata(&self, area: usize) -> Option<&[SlotMeta]> {
+        let metadata = self.heads.get(area)?.metadata.load(Ordering::Acquire);
+        // SAFETY: a pointer that is not null is to the metadata of all slots of an area, allocated until `self` is
+        // dropped. Metadata are only used by shared reference.
+        (!metadata.is_null()).then(|| unsafe { core::slice::from_raw_parts(metadata, 1 << self.bits()) })
     }
 
     /// The slot that `phys` is in. Where its area goes meanwhile, and comes elsewhere, that of another address.
-    pub fn locate(&self, phys: PhysAddr) -> Option<&Note> {
-        self.note_of(self.directory.find(phys.get() >> self.area_shift)?, phys)
+    pub fn locate(&self, phys: PhysAddr) -> Option<&SlotMeta> {
+        self.metadata_of(self.directory.find(phys.get() >> self.area_shift)?, phys)
     }
 
     /// The same; `None` too where that would take more than a few instructions.
     #[inline]
-    pub fn locate_at_once(&self, phys: PhysAddr) -> Option<&Note> {
-        self.note_of(self.directory.find_at_once(phys.get() >> self.area_shift)?, phys)
+    pub fn locate_at_once(&self, phys: PhysAddr) -> Option<&SlotMeta> {
+        self.metadata_of(self.directory.find_at_once(phys.get() >> self.area_shift)?, phys)
     }
 
     #[inline]
-    fn note_of(&self, area: Leads<Note>, phys: PhysAddr) -> Option<&Note> {
+    fn metadata_of(&self, area: Leads<SlotMeta>, phys: PhysAddr) -> Option<&SlotMeta> {
         let index = (phys.get() & self.inside) >> self.slot_shift;
-        // SAFETY: only `add` tells the directory of pointers: each is to as many notes as an area has slots, allocated
-        // until `self` is dropped, and the index is less than that. Notes are only used by shared reference.
+        // SAFETY: only `add` tells the directory of pointers: each is to the metadata of all slots of an area, allocated
+        // until `self` is dropped, and the index is less than that. Metadata are only used by shared reference.
         (!area.to.is_null()).then(|| unsafe { &*area.to.add(index as usize) })
     }
 
-    /// The note of the slot `distance` slots before the one that `phys` is in.
-    pub fn before(&self, phys: PhysAddr, distance: u64) -> Option<&Note> {
+    /// The metadata of the slot `distance` slots before the one that `phys` is in.
+    pub fn before(&self, phys: PhysAddr, distance: u64) -> Option<&SlotMeta> {
         self.locate(PhysAddr::new(phys.get().checked_sub(distance << self.slot_shift)?))
     }
 
@@ -190,13 +190,13 @@ impl Areas {
         prefer: usize,
         order: u32,
         reach: u64,
-        out: &mut [Option<&'a Note>],
+        out: &mut [Option<&'a SlotMeta>],
     ) -> usize {
         let take = |area: usize, bits: &mut Bits| {
-            let Some(notes) = self.notes(area) else { return (0, 0) };
+            let Some(metadata) = self.metadata(area) else { return (0, 0) };
             let mut count = 0;
             bits.take_runs(order, out.len(), |index| {
-                out[count] = note_run(notes, index, 1 << order);
+                out[count] = set_run(metadata, index, 1 << order);
                 count += 1;
             });
             (count, count << order)
@@ -205,10 +205,10 @@ impl Areas {
     }
 
     /// Takes an odd run out of the area number `area`. Takes one lock, where the area has as many. O(slots of the area).
-    pub fn take_odd(&self, area: usize, reach: u64, run: &OddRun) -> Option<&Note> {
+    pub fn take_odd(&self, area: usize, reach: u64, run: &OddRun) -> Option<&SlotMeta> {
         let mut taken = None;
         self.look_at(area, reach, run.slots, |bits| {
-            let Some(notes) = self.notes(area) else { return (0, 0) };
+            let Some(metadata) = self.metadata(area) else { return (0, 0) };
             let base = self.heads[area].base.load(Ordering::Relaxed);
             let fits = |index: usize| {
                 let start = base.wrapping_add(((index as u64) << self.slot_shift) + run.offset);
@@ -216,13 +216,13 @@ impl Areas {
             };
             match bits.take_odd(run.slots, run.first, run.step, fits) {
                 Some(index) => {
-                    taken = note_run(notes, index, run.slots);
+                    taken = set_run(metadata, index, run.slots);
                     (1, run.slots)
                 }
                 None => (0, 0),
             }
         });
-        taken.inspect(|note| note.set_odd_slots(run.slots))
+        taken.inspect(|meta| meta.set_odd_slots(run.slots))
     }
 
     /// Has `take` look at one area after the other until it takes something: a result that is not 0, and slots.
@@ -287,11 +287,11 @@ impl Areas {
     }
 
     /// Takes back runs of `slots` slots each. A lock for each change of area; O(1) for a run, plus O(slots / 64).
-    pub fn give<'a>(&self, runs: impl IntoIterator<Item = &'a Note>, slots: usize) {
+    pub fn give<'a>(&self, runs: impl IntoIterator<Item = &'a SlotMeta>, slots: usize) {
         let mut held = None;
-        for note in runs {
-            note.clear();
-            let address = note.address();
+        for meta in runs {
+            meta.clear();
+            let address = meta.address();
             let index = (address & self.inside) >> self.slot_shift;
             // It is there: something of it was taken until now.
             let Some(Leads { area, .. }) = self.directory.find(address >> self.area_shift) else { continue };
@@ -323,24 +323,24 @@ impl Areas {
         let area = self.heads.iter().position(claim)?;
         let head = &self.heads[area];
         let changing = Changing(head);
-        let base = self.notes_and_frames(head, memory, reach.min(self.reach))?;
+        let base = self.metadata_and_frames(head, memory, reach.min(self.reach))?;
         core::mem::forget(changing);
-        for (index, note) in self.notes(area)?.iter().enumerate() {
-            note.set_address(base.get() + ((index as u64) << self.slot_shift));
+        for (index, meta) in self.metadata(area)?.iter().enumerate() {
+            meta.set_address(base.get() + ((index as u64) << self.slot_shift));
         }
-        self.directory.insert(base.get() >> self.area_shift, area, head.notes.load(Ordering::Acquire));
+        self.directory.insert(base.get() >> self.area_shift, area, head.metadata.load(Ordering::Acquire));
         head.base.store(base.get(), Ordering::Release);
         self.counts.end.fetch_max(area + 1, Ordering::AcqRel);
         Some(Shut { areas: self, area })
     }
 
-    fn notes_and_frames<C: Frames>(&self, head: &Head, memory: &C, reach: u64) -> Option<PhysAddr> {
-        if head.notes.load(Ordering::Acquire).is_null() {
+    fn metadata_and_frames<C: Frames>(&self, head: &Head, memory: &C, reach: u64) -> Option<PhysAddr> {
+        if head.metadata.load(Ordering::Acquire).is_null() {
             let slots = 1 << self.bits();
-            let mut notes = Vec::new();
-            notes.try_reserve_exact(slots).ok()?;
-            notes.resize_with(slots, Note::default);
-            head.notes.store(Box::into_raw(notes.into_boxed_slice()).cast(), Ordering::Release);
+            let mut metadata = Vec::new();
+            metadata.try_reserve_exact(slots).ok()?;
+            metadata.resize_with(slots, SlotMeta::default);
+            head.metadata.store(Box::into_raw(metadata.into_boxed_slice()).cast(), Ordering::Release);
         }
         let frames = (self.area_bytes() / FRAME_SIZE) as usize;
         let base = match reach {
@@ -396,9 +396,10 @@ impl Areas {
     }
 
     /// Bytes that all this takes beside the areas.
-    pub fn note_bytes(&self) -> usize {
-        let notes = self.heads.iter().filter(|head| !head.notes.load(Ordering::Relaxed).is_null()).count();
-        (notes << self.bits()) * size_of::<Note>()
+    pub fn metadata_bytes(&self) -> usize {
+        let metadata =
+            self.heads.iter().filter(|head| !head.metadata.load(Ordering::Relaxed).is_null()).count();
+        (metadata << self.bits()) * size_of::<SlotMeta>()
     }
 }
 
@@ -431,22 +432,22 @@ impl Drop for Changing<'_> {
     }
 }
 
-/// Notes that the slots from `first` on are one run. The first one's note.
-fn note_run(notes: &[Note], first: usize, slots: usize) -> Option<&Note> {
-    let run = notes.get(first..first.checked_add(slots)?)?;
+/// Records that the slots from `first` on are one run. The first one's metadata.
+fn set_run(metadata: &[SlotMeta], first: usize, slots: usize) -> Option<&SlotMeta> {
+    let run = metadata.get(first..first.checked_add(slots)?)?;
     let (first, inside) = run.split_first()?;
-    (1..).zip(inside).for_each(|(distance, note)| note.inside(distance));
+    (1..).zip(inside).for_each(|(distance, meta)| meta.inside(distance));
     Some(first)
 }
 
 impl Drop for Areas {
     fn drop(&mut self) {
         for head in &self.heads {
-            let notes = head.notes.swap(ptr::null_mut(), Ordering::Acquire);
-            if !notes.is_null() {
-                let notes = ptr::slice_from_raw_parts_mut(notes, 1 << self.bits());
+            let metadata = head.metadata.swap(ptr::null_mut(), Ordering::Acquire);
+            if !metadata.is_null() {
+                let metadata = ptr::slice_from_raw_parts_mut(metadata, 1 << self.bits());
                 // SAFETY: it came from `Box::into_raw` of as many, and nobody has a reference: `self` is going.
-                drop(unsafe { Box::from_raw(notes) });
+                drop(unsafe { Box::from_raw(metadata) });
             }
         }
     }

@@ -5,7 +5,7 @@ use crate::platform::FRAME_SIZE;
 
 use super::bits::WORD_SLOTS;
 use super::directory::AREAS;
-use super::note::LEN_BITS;
+use super::slot_meta::LEN_BITS;
 
 /// The largest area.
 const MOST_AREA_BYTES: u64 = 1 << LEN_BITS;

@@ -2,11 +2,11 @@
 //!
 //! Of each size there are two lists. The newer one is used; when it is full it becomes the older one, and what was
 //! the older one goes back to the areas as a whole: the runs that have been of no use for the longest, under one lock.
-//! A list is threaded through the notes of its runs, so a free needs no memory.
+//! A list is threaded through the metadata of its runs, so a free needs no memory.
 
 use super::areas::Areas;
 use super::bits::WORD_ORDER;
-use super::note::{List, Note};
+use super::slot_meta::{List, SlotMeta};
 use crate::percpu::LocalU64;
 
 /// Runs of 1, 2, 4, .. 2^(this - 1) slots are kept: up to 128, which is the longest mapping that Linux's swiotlb has.
@@ -50,21 +50,21 @@ impl Cpu {
     /// Takes the newest run of 2^`order` slots from the newer list. O(1).
     ///
     /// # Safety
-    /// Every call of this, of [`put`](Self::put), and of what gives runs back, is with the same `areas` or a note of
+    /// Every call of this, of [`put`](Self::put), and of what gives runs back, is with the same `areas` or metadata of
     /// those.
     #[inline]
-    pub unsafe fn take<'a>(&self, _areas: &'a Areas, order: u32) -> Option<&'a Note> {
-        // SAFETY: notes live as long as their areas, and all that were put onto the list are of these.
+    pub unsafe fn take<'a>(&self, _areas: &'a Areas, order: u32) -> Option<&'a SlotMeta> {
+        // SAFETY: metadata live as long as their areas, and all that were put onto the list are of these.
         unsafe { self.size(order).newer.take() }
     }
 
     /// Puts a run onto the newer list, unless that is full. Whether it did. O(1).
     #[inline]
-    pub fn put(&self, note: &Note, order: u32) -> bool {
+    pub fn put(&self, meta: &SlotMeta, order: u32) -> bool {
         let size = self.size(order);
         let room = size.newer.count() < size.granted.get();
         if room {
-            size.newer.put(note);
+            size.newer.put(meta);
         }
         room
     }

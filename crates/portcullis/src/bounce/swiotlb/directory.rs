@@ -196,23 +196,23 @@ mod tests {
     fn what_a_place_leads_to_is_complete_when_it_changes_hands() {
         loom::model(|| {
             let directory: Arc<Directory<UnsafeCell<u64>>> = Arc::new(Directory::new(1));
-            let notes = Arc::new([UnsafeCell::new(1), UnsafeCell::new(0)]);
-            let of = |notes: &[UnsafeCell<u64>; 2], area: usize| ptr::from_ref(&notes[area]).cast_mut();
-            directory.insert(5, 0, of(&notes, 0));
+            let metadata = Arc::new([UnsafeCell::new(1), UnsafeCell::new(0)]);
+            let of = |metadata: &[UnsafeCell<u64>; 2], area: usize| ptr::from_ref(&metadata[area]).cast_mut();
+            directory.insert(5, 0, of(&metadata, 0));
             let changer = {
-                let (directory, notes) = (Arc::clone(&directory), Arc::clone(&notes));
+                let (directory, metadata) = (Arc::clone(&directory), Arc::clone(&metadata));
                 thread::spawn(move || {
                     directory.remove(5, 0);
                     // SAFETY: nobody is told of it before the next line; loom would find it.
-                    notes[1].with_mut(|note| unsafe { *note = 1 });
-                    directory.insert(5, 1, of(&notes, 1));
+                    metadata[1].with_mut(|meta| unsafe { *meta = 1 });
+                    directory.insert(5, 1, of(&metadata, 1));
                 })
             };
             if let Some(leads) = directory.find(5) {
-                // SAFETY: both pointers are to `notes`, which is alive; nobody writes to them any more; loom would
+                // SAFETY: both pointers are to `metadata`, which is alive; nobody writes to them any more; loom would
                 // find it.
-                let note = unsafe { &*leads.to }.with(|note| unsafe { *note });
-                assert_eq!(note, 1);
+                let meta = unsafe { &*leads.to }.with(|meta| unsafe { *meta });
+                assert_eq!(meta, 1);
             }
             changer.join().unwrap();
         });

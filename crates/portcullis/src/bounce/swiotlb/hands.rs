@@ -1,7 +1,7 @@
 //! What is left behind where a call below does not return.
 
 use super::Swiotlb;
-use super::note::Note;
+use super::slot_meta::SlotMeta;
 use crate::platform::{CopyMemory, Platform};
 use crate::sync::{AtomicBool, AtomicU64, Ordering};
 
@@ -12,7 +12,7 @@ pub(super) const NEVER: u64 = u64::MAX;
 #[must_use]
 pub(super) struct Found<'a, P: Platform, C: CopyMemory> {
     pool: &'a Swiotlb<P, C>,
-    pub note: &'a Note,
+    pub meta: &'a SlotMeta,
     pub class: u32,
     /// From the run's start to the mapping's, in bytes.
     pub offset: u64,
@@ -31,15 +31,15 @@ impl<P: Platform, C: CopyMemory> Drop for Found<'_, P, C> {
     fn drop(&mut self) {
         // Without a CPU's slot: what panicked may be what lends them.
         let _told = Told(&self.pool.freed);
-        self.pool.give_to_area(self.note, self.class);
+        self.pool.give_to_area(self.meta, self.class);
     }
 }
 
 impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
-    /// The run of `note`, which the caller has taken.
+    /// The run of `meta`, which the caller has taken.
     #[inline(always)]
-    pub(super) fn found<'a>(&'a self, note: &'a Note, class: u32, offset: u64) -> Found<'a, P, C> {
-        Found { pool: self, note, class, offset }
+    pub(super) fn found<'a>(&'a self, meta: &'a SlotMeta, class: u32, offset: u64) -> Found<'a, P, C> {
+        Found { pool: self, meta, class, offset }
     }
 }
 

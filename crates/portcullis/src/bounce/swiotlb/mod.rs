@@ -32,7 +32,7 @@
 //! that go through memory, is a third of what it costs. Who has many callers wraps it in a function.
 //!
 //! Sizes are rounded up to a power of two of slots up to 128 slots (where a run of more than 64 is aligned nowhere, and above,
-//! to slots). 32 bytes of notes for each slot are
+//! to slots). 32 bytes of metadata for each slot are
 //! kept apart from the pool, where devices do not reach them; those of areas that were given back stay.
 
 mod areas;
@@ -42,8 +42,8 @@ mod cpu;
 mod directory;
 mod error;
 mod hands;
-mod note;
 mod resize;
+mod slot_meta;
 mod slots;
 mod usage;
 
@@ -58,7 +58,7 @@ use core::mem::ManuallyDrop;
 use areas::Areas;
 use cpu::Cpu;
 use hands::Found;
-use note::{Mapping, Note, ODD, Says};
+use slot_meta::{Mapping, ODD, Says, SlotMeta};
 use slots::Want;
 
 use crate::addr::{Direction, PhysAddr};
@@ -193,9 +193,9 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         constraints: &Constraints,
     ) -> Bounced {
         let PhysSegment { phys, len } = original;
-        let Found { note, class, offset, .. } = found;
-        note.map(&Mapping { original: phys, direction, len, offset, class });
-        let start = note.address() + offset;
+        let Found { meta, class, offset, .. } = found;
+        meta.map(&Mapping { original: phys, direction, len, offset, class });
+        let start = meta.address() + offset;
         self.clear_around(start, len, self.unit(constraints));
         // SAFETY: `original` by the caller's promise; the run, which has room for it, is the pool's and now this
         // mapping's.
@@ -262,13 +262,13 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     /// mapping's of the same length by now.) The device is done with it.
     #[inline(always)]
     pub unsafe fn unmap(&self, phys: PhysAddr, len: u64) -> Result<(), MappingError> {
-        if let Some(note) = self.areas.locate_at_once(phys)
-            && let Says::Mapped(mapping) = note.read()
-            && note.address() + mapping.offset == phys.get()
+        if let Some(meta) = self.areas.locate_at_once(phys)
+            && let Says::Mapped(mapping) = meta.read()
+            && meta.address() + mapping.offset == phys.get()
             && mapping.len == len
         {
             // SAFETY: the caller's promise is passed on.
-            unsafe { self.end(note, &mapping, phys) };
+            unsafe { self.end(meta, &mapping, phys) };
             return Ok(());
         }
         // SAFETY: the caller's promise is passed on.
@@ -280,30 +280,30 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     /// simple needs no stack.
     #[inline(never)]
     unsafe fn unmap_slowly(&self, phys: PhysAddr, len: u64) -> Result<(), MappingError> {
-        let (note, mapping) = self.find(phys)?;
-        let start = note.address() + mapping.offset;
+        let (meta, mapping) = self.find(phys)?;
+        let start = meta.address() + mapping.offset;
         if start != phys.get() || mapping.len != len {
             let (mapped, mapped_len) = (PhysAddr::new(start), mapping.len);
             return Err(MappingError::Mismatch { phys, len, mapped, mapped_len });
         }
         // SAFETY: the caller's promise is passed on.
-        unsafe { self.end(note, &mapping, phys) };
+        unsafe { self.end(meta, &mapping, phys) };
         Ok(())
     }
 
     /// Copies what the device wrote back, and takes the run.
     ///
     /// # Safety
-    /// As [`unmap`](Self::unmap); it is the mapping of this note, and begins at `phys`.
+    /// As [`unmap`](Self::unmap); it is the mapping of this metadata, and begins at `phys`.
     #[inline(always)]
-    unsafe fn end(&self, note: &Note, mapping: &Mapping, phys: PhysAddr) {
+    unsafe fn end(&self, meta: &SlotMeta, mapping: &Mapping, phys: PhysAddr) {
         if mapping.direction != Direction::ToDevice {
             // After whatever the device told the driver by.
             fence(Ordering::Acquire);
             // SAFETY: the promise of whoever mapped it.
             unsafe { self.memory.copy(phys, mapping.original, mapping.len) };
         }
-        self.give(note, mapping.class);
+        self.give(meta, mapping.class);
     }
 
     /// Copies `len` bytes at `phys`, a part of a mapping or all of it, to the buffer, if the device writes to it: for the
@@ -365,22 +365,22 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
 
     /// The mapping whose run holds `phys`, with its first slot.
     #[inline]
-    fn find(&self, phys: PhysAddr) -> Result<(&Note, Mapping), MappingError> {
-        let note = self.areas.locate(phys).ok_or(MappingError::NotOurs { phys })?;
-        match note.read() {
-            Says::Mapped(mapping) => Ok((note, mapping)),
+    fn find(&self, phys: PhysAddr) -> Result<(&SlotMeta, Mapping), MappingError> {
+        let meta = self.areas.locate(phys).ok_or(MappingError::NotOurs { phys })?;
+        match meta.read() {
+            Says::Mapped(mapping) => Ok((meta, mapping)),
             Says::Inside(distance) => self.find_before(phys, distance),
             Says::Free => Err(MappingError::NotMapped { phys }),
         }
     }
 
     /// The mapping whose run begins `distance` slots before the one that holds `phys`.
-    fn find_before(&self, phys: PhysAddr, distance: u64) -> Result<(&Note, Mapping), MappingError> {
-        if let Some(note) = self.areas.before(phys, distance)
-            && let Says::Mapped(mapping) = note.read()
-            && distance < if mapping.class == ODD { note.odd_slots() as u64 } else { 1 << mapping.class }
+    fn find_before(&self, phys: PhysAddr, distance: u64) -> Result<(&SlotMeta, Mapping), MappingError> {
+        if let Some(meta) = self.areas.before(phys, distance)
+            && let Says::Mapped(mapping) = meta.read()
+            && distance < if mapping.class == ODD { meta.odd_slots() as u64 } else { 1 << mapping.class }
         {
-            return Ok((note, mapping));
+            return Ok((meta, mapping));
         }
         // Of a run that there was once.
         Err(MappingError::NotMapped { phys })
@@ -388,8 +388,8 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
 
     /// Where the buffer's bytes are that `len` bytes at `phys` stand for.
     fn part(&self, phys: PhysAddr, len: u64) -> Result<(PhysAddr, Direction), MappingError> {
-        let (note, mapping) = self.find(phys)?;
-        let start = note.address() + mapping.offset;
+        let (meta, mapping) = self.find(phys)?;
+        let start = meta.address() + mapping.offset;
         let at = phys.get().checked_sub(start);
         let inside = at.filter(|at| at.checked_add(len).is_some_and(|end| end <= mapping.len));
         let original = inside.filter(|_| len > 0).and_then(|at| mapping.original.checked_add(at));

@@ -15,7 +15,7 @@ use super::config::Constraints;
 use super::cpu::{Cpu, MOST, ORDERS};
 use super::error::{BounceError, Pressure, Token};
 use super::hands::{Found, Lowered, Told};
-use super::note::{Note, ODD};
+use super::slot_meta::{ODD, SlotMeta};
 use super::{PAGE, Swiotlb};
 use crate::addr::PhysAddr;
 use crate::platform::{CopyMemory, LocalSlot, Platform};
@@ -51,21 +51,21 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         }
         // SAFETY: these CPUs' lists are used with these areas only, here and everywhere.
         let take = |cpu: &Cpu| unsafe { cpu.take(&self.areas, order) };
-        let take = |cpu: &Cpu| take(cpu).map(|note| self.found(note, order, offset));
+        let take = |cpu: &Cpu| take(cpu).map(|meta| self.found(meta, order, offset));
         let own = |slot: &LocalSlot<'_>| self.cpus.with(Some(slot), take);
         self.platform.with_slot_at_hand(own)??
     }
 
-    /// Takes back a run, whose note says that it is mapped.
+    /// Takes back a run, whose metadata says that it is mapped.
     #[inline]
-    pub(super) fn give(&self, note: &Note, class: u32) {
+    pub(super) fn give(&self, meta: &SlotMeta, class: u32) {
         if class < ORDERS {
-            let own = |slot: &LocalSlot<'_>| self.cpus.with(Some(slot), |cpu| cpu.put(note, class));
+            let own = |slot: &LocalSlot<'_>| self.cpus.with(Some(slot), |cpu| cpu.put(meta, class));
             if self.platform.with_slot_at_hand(own) == Some(Some(true)) {
                 return;
             }
         }
-        self.give_slowly(note, class);
+        self.give_slowly(meta, class);
     }
 
     /// Slots for `want`, which the CPU's newer list does not have.
@@ -155,7 +155,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         let first = |slot: Option<&LocalSlot<'_>>| prefer.or(slot.map(LocalSlot::index)).unwrap_or(0);
         let listed = |slot: Option<&LocalSlot<'_>>| {
             let first = first(slot);
-            let note = match self.cpus.with(slot, |cpu| self.refill(cpu, first, want.order, reach)) {
+            let meta = match self.cpus.with(slot, |cpu| self.refill(cpu, first, want.order, reach)) {
                 Some(found) => found,
                 None => {
                     let mut run = [None];
@@ -163,7 +163,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
                     run[0]
                 }
             };
-            note.map(|note| self.found(note, want.order, want.offset))
+            meta.map(|meta| self.found(meta, want.order, want.offset))
         };
         if want.order < ORDERS
             && let Some(found) = self.platform.with_slot(listed)
@@ -174,22 +174,22 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         let first = self.platform.with_slot(first);
         // A slot for each area, so that none is held for long.
         let take = |area| {
-            let found = |note| self.found(note, ODD, run.offset);
+            let found = |meta| self.found(meta, ODD, run.offset);
             self.platform.with_slot(|_| self.areas.take_odd(area, reach, run).map(found))
         };
         self.areas.from(first).find_map(take)
     }
 
     /// A run from the CPU's lists, or from the areas with some more for the lists.
-    fn refill(&self, cpu: &Cpu, prefer: usize, order: u32, reach: u64) -> Option<&Note> {
+    fn refill(&self, cpu: &Cpu, prefer: usize, order: u32, reach: u64) -> Option<&SlotMeta> {
         cpu.turn(order);
         // SAFETY: as in `take_own`.
-        if let Some(note) = unsafe { cpu.take(&self.areas, order) } {
-            if self.areas.is_reached(note.address(), reach) {
-                return Some(note);
+        if let Some(meta) = unsafe { cpu.take(&self.areas, order) } {
+            if self.areas.is_reached(meta.address(), reach) {
+                return Some(meta);
             }
-            if !cpu.put(note, order) {
-                self.areas.give([note], 1 << order);
+            if !cpu.put(meta, order) {
+                self.areas.give([meta], 1 << order);
             }
         }
         let scarce = self.scarce.load(Ordering::Relaxed);
@@ -202,9 +202,9 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         let count = self.areas.take_runs(prefer, order, reach, &mut runs[..batch]);
         let (first, rest) = runs[..count].split_first()?;
         // The last one first, so that it is the last to be used.
-        for note in rest.iter().rev().copied().flatten() {
-            if !cpu.put(note, order) {
-                self.areas.give([note], 1 << order);
+        for meta in rest.iter().rev().copied().flatten() {
+            if !cpu.put(meta, order) {
+                self.areas.give([meta], 1 << order);
             }
         }
         *first
@@ -222,28 +222,28 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     }
 
     #[cold]
-    fn give_slowly(&self, note: &Note, class: u32) {
+    fn give_slowly(&self, meta: &SlotMeta, class: u32) {
         // Last, see above.
         let _told = Told(&self.freed);
         self.platform.with_slot(|slot| {
             let kept = match class < ORDERS {
-                true => self.cpus.with(slot, |cpu| self.keep(cpu, note, class)),
+                true => self.cpus.with(slot, |cpu| self.keep(cpu, meta, class)),
                 false => None,
             };
             if kept != Some(true) {
-                self.give_to_area(note, class);
+                self.give_to_area(meta, class);
             }
         });
     }
 
     /// Takes back a run that is on no list.
-    pub(super) fn give_to_area(&self, note: &Note, class: u32) {
-        let slots = if class == ODD { note.odd_slots() } else { 1 << class };
-        self.areas.give([note], slots);
+    pub(super) fn give_to_area(&self, meta: &SlotMeta, class: u32) {
+        let slots = if class == ODD { meta.odd_slots() } else { 1 << class };
+        self.areas.give([meta], slots);
     }
 
     /// Puts a run onto a list that is full, or that nothing is granted to. Whether it did.
-    fn keep(&self, cpu: &Cpu, note: &Note, order: u32) -> bool {
+    fn keep(&self, cpu: &Cpu, meta: &SlotMeta, order: u32) -> bool {
         if self.scarce.load(Ordering::Relaxed) {
             let capacity = self.areas.capacity();
             if capacity.saturating_sub(self.areas.taken().0) < capacity / ENOUGH {
@@ -254,10 +254,10 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         }
         self.grant(cpu, order);
         // What is granted may be less than it was, and more than there is.
-        if !cpu.put(note, order) {
+        if !cpu.put(meta, order) {
             // SAFETY: as in `take_own`.
             unsafe { cpu.turn_out(&self.areas, order) };
-            return cpu.put(note, order);
+            return cpu.put(meta, order);
         }
         true
     }

@@ -19,7 +19,7 @@ pub struct SwiotlbUsage {
     pub least: u64,
     /// See there.
     pub limit: u64,
-    /// Of notes, and what CPUs' lists take, beside the pool.
+    /// Of metadata, and what CPUs' lists take, beside the pool.
     pub overhead: u64,
 }
 
@@ -36,7 +36,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
             capacity: areas.capacity() << shift,
             least: areas.min() as u64 * areas.area_bytes(),
             limit: areas.max() as u64 * areas.area_bytes(),
-            overhead: (areas.note_bytes() + self.cpus.bytes()) as u64,
+            overhead: (areas.metadata_bytes() + self.cpus.bytes()) as u64,
         }
     }
 }

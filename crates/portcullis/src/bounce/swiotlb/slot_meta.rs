@@ -1,10 +1,10 @@
-//! What is noted beside each slot: never in the slot, which the device can write.
+//! The metadata of each slot: never in the slot, which the device can write.
 //!
-//! A run of slots is known by its first slot's note: it says what is mapped there, or which run comes after it in a
-//! list, or nothing while the run is with its area. The notes of a run's other slots say how far back the first is.
-//! Those are written when the run is taken out of its area, so the fast path writes one note, of half a cache line.
+//! A run of slots is known by its first slot's metadata: it says what is mapped there, or which run comes after it in a
+//! list, or nothing while the run is with its area. The metadata of a run's other slots say how far back the first is.
+//! Those are written when the run is taken out of its area, so the fast path writes one slot's metadata, half a cache line.
 //!
-//! A note changes hands with its run, through a CPU's list ([`Owned`](crate::percpu::Owned)), an area's lock, or whatever
+//! Metadata changes hands with its run, through a CPU's list ([`Owned`](crate::percpu::Owned)), an area's lock, or whatever
 //! the driver hands the mapping over with, so nearly all accesses are relaxed. Two are not: a list's link, and the word
 //! of a mapping, which is stored with release and loaded with acquire. Whoever asks for what is no mapping any more, and
 //! finds another's word, finds that one's address with it, and is told of a mismatch.
@@ -29,17 +29,17 @@ const FREE: u64 = 0;
 const MAPPED: u64 = 1;
 const INSIDE: u64 = 2;
 
-/// The note of one slot.
+/// The metadata of one slot.
 #[derive(Debug)]
 #[repr(align(32))]
-pub(super) struct Note {
+pub(super) struct SlotMeta {
     /// Two bits say which it is. Of a mapping the direction is at bit 2, the class at bit 4, the offset at bit 8, and the
     /// length less one above; of a slot inside a run the distance to the first is at bit 2.
     word: AtomicU64,
     /// Where the buffer is.
     original: AtomicU64,
     /// What comes after it on a list. Of an odd run that is mapped, how many slots it has: no pointer.
-    next: AtomicPtr<Note>,
+    next: AtomicPtr<SlotMeta>,
     /// Where the slot begins.
     address: AtomicU64,
 }
@@ -56,7 +56,7 @@ pub(super) struct Mapping {
     pub class: u32,
 }
 
-/// What a note says about who has the slot.
+/// What metadata says about who has the slot.
 pub(super) enum Says {
     Mapped(Mapping),
     /// The run's first slot is so many before this one.
@@ -64,14 +64,14 @@ pub(super) enum Says {
     Free,
 }
 
-impl Default for Note {
+impl Default for SlotMeta {
     fn default() -> Self {
         let zero = || AtomicU64::new(0);
         Self { word: zero(), original: zero(), next: AtomicPtr::new(ptr::null_mut()), address: zero() }
     }
 }
 
-impl Note {
+impl SlotMeta {
     /// The slot is at `address`.
     pub fn set_address(&self, address: u64) {
         self.address.store(address, Ordering::Relaxed);
@@ -83,7 +83,7 @@ impl Note {
         self.address.load(Ordering::Relaxed)
     }
 
-    /// Notes a mapping.
+    /// Records a mapping.
     #[inline]
     pub fn map(&self, mapping: &Mapping) {
         let direction = mapping.direction.index() as u64;
@@ -121,7 +121,7 @@ impl Note {
         self.next.load(Ordering::Relaxed).addr()
     }
 
-    /// Notes them.
+    /// Records them.
     pub fn set_odd_slots(&self, slots: usize) {
         self.next.store(ptr::without_provenance_mut(slots), Ordering::Relaxed);
     }
@@ -138,13 +138,13 @@ impl Note {
     }
 }
 
-/// Free runs, by the notes of their first slots, newest first. Changed by whoever has it alone.
+/// Free runs, by the metadata of their first slots, newest first. Changed by whoever has it alone.
 ///
 /// Memory ordering. Pointers are loaded with acquire, although it was this CPU or one that handed the list over that
 /// stored them: so what is behind them is sound even where two threads claim one slot, against the platform's contract.
 #[derive(Debug)]
 pub(super) struct List {
-    first: AtomicPtr<Note>,
+    first: AtomicPtr<SlotMeta>,
     count: LocalU64,
 }
 
@@ -162,25 +162,25 @@ impl List {
 
     /// Puts a run onto it, which is on no other. O(1).
     #[inline]
-    pub fn put(&self, note: &Note) {
-        note.clear();
-        note.next.store(self.first.load(Ordering::Relaxed), Ordering::Relaxed);
-        self.first.store(ptr::from_ref(note).cast_mut(), Ordering::Release);
+    pub fn put(&self, meta: &SlotMeta) {
+        meta.clear();
+        meta.next.store(self.first.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.first.store(ptr::from_ref(meta).cast_mut(), Ordering::Release);
         self.count.set(self.count.get() + 1);
     }
 
     /// Takes the newest run off it. O(1).
     ///
     /// # Safety
-    /// All notes that are ever put onto it live as long as 'a.
+    /// All metadata that are ever put onto it live as long as 'a.
     #[inline]
-    pub unsafe fn take<'a>(&self) -> Option<&'a Note> {
-        // SAFETY: the pointer is null, or was made of a reference to a note that is alive, by the caller's promise. (An
-        // odd run's, which is none, is on no list.) Notes are only used by shared reference.
-        let note: &'a Note = unsafe { self.first.load(Ordering::Acquire).as_ref() }?;
-        self.first.store(note.next.load(Ordering::Relaxed), Ordering::Relaxed);
+    pub unsafe fn take<'a>(&self) -> Option<&'a SlotMeta> {
+        // SAFETY: the pointer is null, or was made of a reference to metadata that is alive, by the caller's promise. (An
+        // odd run's, which is none, is on no list.) Metadata are only used by shared reference.
+        let meta: &'a SlotMeta = unsafe { self.first.load(Ordering::Acquire).as_ref() }?;
+        self.first.store(meta.next.load(Ordering::Relaxed), Ordering::Relaxed);
         self.count.set(self.count.get() - 1);
-        Some(note)
+        Some(meta)
     }
 
     /// Puts what is on `other`, in its order, onto this one, on which nothing is. O(1).
