@@ -1,7 +1,7 @@
 //! What one CPU keeps: lists of free runs of slots, newest first.
 //!
-//! Of each size there are two lists. The newer one is used; when it is full it becomes the older one, and what was
-//! the older one goes back to the areas as a whole: the runs that have been of no use for the longest, under one lock.
+//! Of each size there are two magazines. The loaded one is used; when it is full it becomes the previous one, and what was
+//! the previous one goes back to the areas as a whole: the runs that have been of no use for the longest, under one lock.
 //! A list is threaded through the metadata of its runs, so a free needs no memory.
 
 use super::areas::Areas;
@@ -27,8 +27,8 @@ pub(super) struct Cpu {
 #[derive(Debug)]
 #[repr(align(64))]
 struct Size {
-    newer: List,
-    older: List,
+    loaded: List,
+    previous: List,
     /// The most runs of either list; 0 until something is granted.
     granted: LocalU64,
     /// How many were taken out of an area at once last time.
@@ -38,7 +38,7 @@ struct Size {
 impl Cpu {
     pub fn new() -> Self {
         let zero = || LocalU64::new(0);
-        let size = |_| Size { newer: List::new(), older: List::new(), granted: zero(), batch: zero() };
+        let size = |_| Size { loaded: List::new(), previous: List::new(), granted: zero(), batch: zero() };
         Self { sizes: [0; ORDERS as usize].map(size), joined: zero() }
     }
 
@@ -47,7 +47,7 @@ impl Cpu {
         &self.sizes[order as usize]
     }
 
-    /// Takes the newest run of 2^`order` slots from the newer list. O(1).
+    /// Takes the newest run of 2^`order` slots from the loaded magazine. O(1).
     ///
     /// # Safety
     /// Every call of this, of [`put`](Self::put), and of what gives runs back, is with the same `areas` or metadata of
@@ -55,42 +55,42 @@ impl Cpu {
     #[inline]
     pub unsafe fn take<'a>(&self, _areas: &'a Areas, order: u32) -> Option<&'a SlotMeta> {
         // SAFETY: metadata live as long as their areas, and all that were put onto the list are of these.
-        unsafe { self.size(order).newer.take() }
+        unsafe { self.size(order).loaded.take() }
     }
 
-    /// Puts a run onto the newer list, unless that is full. Whether it did. O(1).
+    /// Puts a run onto the loaded magazine, unless that is full. Whether it did. O(1).
     #[inline]
     pub fn put(&self, meta: &SlotMeta, order: u32) -> bool {
         let size = self.size(order);
-        let room = size.newer.count() < size.granted.get();
+        let room = size.loaded.count() < size.granted.get();
         if room {
-            size.newer.put(meta);
+            size.loaded.put(meta);
         }
         room
     }
 
-    /// Makes the older list the newer one, if that is empty.
+    /// Makes the previous magazine the loaded one, if that is empty.
     pub fn turn(&self, order: u32) {
         let size = self.size(order);
-        if size.newer.count() == 0 {
-            size.newer.take_over(&size.older);
+        if size.loaded.count() == 0 {
+            size.loaded.take_over(&size.previous);
         }
     }
 
-    /// Whether the newer list has nothing.
+    /// Whether the loaded magazine has nothing.
     pub fn is_empty(&self, order: u32) -> bool {
-        self.size(order).newer.count() == 0
+        self.size(order).loaded.count() == 0
     }
 
-    /// Makes the newer list the older one, and gives back what was on that.
+    /// Makes the loaded magazine the previous one, and gives back what was on that.
     ///
     /// # Safety
     /// As [`take`](Self::take).
     pub unsafe fn turn_out(&self, areas: &Areas, order: u32) {
         let size = self.size(order);
         // SAFETY: as in `take`.
-        areas.give(core::iter::from_fn(|| unsafe { size.older.take() }), 1 << order);
-        size.older.take_over(&size.newer);
+        areas.give(core::iter::from_fn(|| unsafe { size.previous.take() }), 1 << order);
+        size.previous.take_over(&size.loaded);
     }
 
     /// Grants room for so many runs to each of the two lists of a size.
@@ -123,7 +123,7 @@ impl Cpu {
 
     /// Slots on all lists; a little off while the owner is at work.
     pub fn kept(&self) -> u64 {
-        let of = |order| (self.size(order).newer.count() + self.size(order).older.count()) << order;
+        let of = |order| (self.size(order).loaded.count() + self.size(order).previous.count()) << order;
         (0..ORDERS).map(of).sum()
     }
 }

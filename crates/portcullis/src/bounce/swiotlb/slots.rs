@@ -68,7 +68,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         self.give_slowly(meta, class);
     }
 
-    /// Slots for `want`, which the CPU's newer list does not have.
+    /// Slots for `want`, which the CPU's loaded magazine does not have.
     #[cold]
     pub(super) fn take_slowly(&self, want: &Want<'_>) -> Result<Found<'_, P, C>, BounceError> {
         let mut since = Token(self.freed.load(Ordering::Acquire));
