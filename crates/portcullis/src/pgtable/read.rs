@@ -61,13 +61,13 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         };
         match self.at_hand(platform, at_hand) {
             Some(Some(found)) => found,
-            _ => self.find_slowly(platform, iova),
+            _ => self.find_slow(platform, iova),
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn find_slowly<P: Platform>(&self, platform: &P, iova: Iova) -> Option<Found> {
+    fn find_slow<P: Platform>(&self, platform: &P, iova: Iova) -> Option<Found> {
         self.with_slot(platform, |slot| {
             let _section = self.section(slot);
             self.find_in(iova.get())

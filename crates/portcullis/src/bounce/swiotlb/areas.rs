@@ -164,8 +164,8 @@ impl Areas {
 
     /// The same; `None` too where that would take more than a few instructions.
     #[inline]
-    pub fn locate_at_once(&self, phys: PhysAddr) -> Option<&SlotMeta> {
-        self.metadata_of(self.directory.find_at_once(phys.get() >> self.area_shift)?, phys)
+    pub fn locate_fast(&self, phys: PhysAddr) -> Option<&SlotMeta> {
+        self.metadata_of(self.directory.find_fast(phys.get() >> self.area_shift)?, phys)
     }
 
     #[inline]

@@ -162,20 +162,20 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
             return Ok(unsafe { self.fill(found, original, direction, constraints) });
         }
         // SAFETY: the caller's promise is passed on.
-        unsafe { self.map_slowly(original, direction, constraints) }
+        unsafe { self.map_slow(original, direction, constraints) }
     }
 
     /// The same for whatever is not so simple. In a function of its own, so that what is simple needs no stack.
     #[cold]
     #[inline(never)]
-    unsafe fn map_slowly(
+    unsafe fn map_slow(
         &self,
         original: PhysSegment,
         direction: Direction,
         constraints: &Constraints,
     ) -> Result<Bounced, BounceError> {
         let (order, offset) = self.order(original, constraints)?;
-        let found = self.take_slowly(&Want { order, offset, len: original.len, constraints })?;
+        let found = self.take_slow(&Want { order, offset, len: original.len, constraints })?;
         // SAFETY: the caller's promise is passed on; what was found has room for what was wanted.
         Ok(unsafe { self.fill(found, original, direction, constraints) })
     }
@@ -262,7 +262,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     /// mapping's of the same length by now.) The device is done with it.
     #[inline(always)]
     pub unsafe fn unmap(&self, phys: PhysAddr, len: u64) -> Result<(), MappingError> {
-        if let Some(meta) = self.areas.locate_at_once(phys)
+        if let Some(meta) = self.areas.locate_fast(phys)
             && let Says::Mapped(mapping) = meta.read()
             && meta.address() + mapping.offset == phys.get()
             && mapping.len == len
@@ -272,14 +272,14 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
             return Ok(());
         }
         // SAFETY: the caller's promise is passed on.
-        unsafe { self.unmap_slowly(phys, len) }
+        unsafe { self.unmap_slow(phys, len) }
     }
 
     /// The same for a mapping that does not begin in the first slot of its run, or whose area is not in the first place
     /// that the [directory](self::directory) has for it, and for what is none. In a function of its own, so that what is
     /// simple needs no stack.
     #[inline(never)]
-    unsafe fn unmap_slowly(&self, phys: PhysAddr, len: u64) -> Result<(), MappingError> {
+    unsafe fn unmap_slow(&self, phys: PhysAddr, len: u64) -> Result<(), MappingError> {
         let (meta, mapping) = self.find(phys)?;
         let start = meta.address() + mapping.offset;
         if start != phys.get() || mapping.len != len {

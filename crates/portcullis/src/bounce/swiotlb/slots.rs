@@ -65,12 +65,12 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
                 return;
             }
         }
-        self.give_slowly(meta, class);
+        self.give_slow(meta, class);
     }
 
     /// Slots for `want`, which the CPU's loaded magazine does not have.
     #[cold]
-    pub(super) fn take_slowly(&self, want: &Want<'_>) -> Result<Found<'_, P, C>, BounceError> {
+    pub(super) fn take_slow(&self, want: &Want<'_>) -> Result<Found<'_, P, C>, BounceError> {
         let mut since = Token(self.freed.load(Ordering::Acquire));
         // A run of several words may lie where an aligned one does not.
         let odd = match want.order <= WORD_ORDER {
@@ -222,7 +222,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     }
 
     #[cold]
-    fn give_slowly(&self, meta: &SlotMeta, class: u32) {
+    fn give_slow(&self, meta: &SlotMeta, class: u32) {
         // Last, see above.
         let _told = Told(&self.freed);
         self.platform.with_slot(|slot| {
