@@ -1,33 +1,37 @@
-//! Bytes that a device can reach although no mapping covers them, times how long.
+//! The account of what devices can reach although no mapping covers it: bytes times time, in
+//! byte-nanoseconds. The account is never less than what happened, but for what came or went
+//! between two readings of the clock.
 //!
-//! Two kinds: *stale* bytes, of buffers that were unmapped and that no invalidation has covered yet; *neighbour* bytes,
-//! which share a page with a buffer, or belong to a [registration](crate::registration) that nobody holds. The unit of the account is the byte-nanosecond.
+//! It has two kinds. *Stale* bytes belong to buffers that were unmapped and that no invalidation
+//! has covered yet. *Neighbour* bytes share a page with a buffer, or belong to a
+//! [registration](crate::registration) without a holder.
 
 use core::ops::{AddAssign, Sub};
 
 /// What a domain has left exposed since it was made.
 ///
-/// It is what devices *could* have reached: an IOTLB that has forgotten a translation by itself ends the exposure
-/// earlier, and a page that several buffers share counts for each of them. So it is not less than what happened,
-/// but for what came or went between two readings of the clock, which count as half of that time (see
+/// It counts what devices *could* have reached. An IOTLB that has forgotten a translation by itself
+/// ends the exposure earlier, and a page that several buffers share counts for each of them. So the
+/// account is not less than what happened, but for what came or went between two readings of the
+/// clock, which counts as half of that time (see
 /// [`Domain::exposure`](crate::domain::Domain::exposure)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Exposure {
     /// Bytes of buffers whose unmap had returned and that no invalidation had covered yet, times nanoseconds.
     pub stale_byte_ns: u128,
-    /// Bytes beside a buffer in its pages, and of registrations that nobody holds, times the nanoseconds that they
-    /// could be reached.
+    /// Bytes beside a buffer in its pages, and of registrations without a holder, times the
+    /// nanoseconds that devices could reach them.
     pub neighbour_byte_ns: u128,
-    /// The longest in nanoseconds from an unmap's return until an invalidation covered it.
+    /// The longest time in nanoseconds from an unmap's return until an invalidation covered it.
     pub longest_stale_ns: u64,
 }
 
-/// A number of bytes of both kinds. It wraps: differences of sums are what counts.
+/// A number of bytes of both kinds. It wraps: only differences of sums count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Bytes {
-    /// Of a buffer.
+    /// Bytes of a buffer.
     pub used: u64,
-    /// Beside it.
+    /// Bytes beside it.
     pub neighbour: u64,
 }
 
@@ -49,7 +53,7 @@ impl Sub for Bytes {
     }
 }
 
-/// Byte-nanoseconds of both kinds. Negative only in a part of a sum.
+/// Byte-nanoseconds of both kinds. Only a part of a sum can be negative.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct ByteTime {
     pub used: i128,
@@ -63,27 +67,28 @@ impl AddAssign for ByteTime {
     }
 }
 
-/// The clock is read about this often while numbers change, in nanoseconds.
+/// The clock is read about once in this many nanoseconds while numbers change.
 const READ_EVERY_NS: u64 = 1 << 16;
 
-/// Changes between two readings at the most: what they cost is then lost among the changes.
+/// The most changes between two readings: one reading then costs little beside the changes.
 const MOST_CHANGES: u64 = 64;
 
 /// A number of bytes integrated over time, from one reading of the clock to the next.
 #[derive(Debug, Default)]
 pub(crate) struct Level {
     at_ns: u64,
-    /// Changes from one reading to the next.
+    /// The number of changes from one reading to the next.
     every: u64,
     bytes: Bytes,
     integral: ByteTime,
 }
 
 impl Level {
-    /// It is `now_ns`, and there are `bytes`, to which the number has changed evenly since the last reading.
+    /// Records that at `now_ns` there are `bytes`, to which the number has changed evenly since the
+    /// last reading.
     pub(crate) fn sample(&mut self, now_ns: u64, bytes: Bytes) {
         self.integral = self.total(now_ns, bytes);
-        // As many changes as would have taken so long, and not many more than before.
+        // As many changes as would have taken the wanted time, but at most twice as many as before.
         let elapsed_ns = now_ns.saturating_sub(self.at_ns).max(1);
         let every = self.every.max(1);
         self.every = (every * READ_EVERY_NS / elapsed_ns).clamp(1, (2 * every).min(MOST_CHANGES));
@@ -91,17 +96,18 @@ impl Level {
         self.bytes = bytes;
     }
 
-    /// After how many changes the clock is to be read again, 1 at least.
+    /// Returns after how many changes the clock is to be read again, at least 1.
     pub(crate) fn next_sample(&self) -> u64 {
         self.every.max(1)
     }
 
-    /// The number has become `bytes` at the time of the last reading.
+    /// Records that the number became `bytes` at the time of the last reading.
     pub(crate) fn jump(&mut self, bytes: Bytes) {
         self.bytes = bytes;
     }
 
-    /// `gone` of the `bytes` that there are now went away at `at_ns`, which may be before the last reading.
+    /// Records that `gone` of the `bytes` that there are now went away at `at_ns`, which may be
+    /// before the last reading.
     pub(crate) fn fell(&mut self, at_ns: u64, bytes: Bytes, gone: Bytes) {
         if at_ns > self.at_ns {
             self.sample(at_ns, bytes);
@@ -113,15 +119,15 @@ impl Level {
         self.bytes = self.bytes - gone;
     }
 
-    /// Adds what no level shows.
+    /// Adds time that no level shows.
     pub(crate) fn add(&mut self, time: ByteTime) {
         self.integral += time;
     }
 
-    /// The integral, should there be `bytes` at `now_ns`.
+    /// Returns the integral as it would be with `bytes` at `now_ns`.
     pub(crate) fn total(&self, now_ns: u64, bytes: Bytes) -> ByteTime {
         let ns = i128::from(now_ns.saturating_sub(self.at_ns));
-        // A part of a sum may be below zero: unmapped by another CPU than it was mapped by.
+        // A part of a sum may be below zero: another CPU unmapped what this one mapped.
         let mean = |before: u64, after: u64| (i128::from(before as i64) + i128::from(after as i64)) * ns / 2;
         let mut total = self.integral;
         total += ByteTime {
@@ -188,7 +194,7 @@ mod tests {
 
     #[test]
     fn what_went_before_the_last_reading_is_taken_off_again() {
-        // Of 100 bytes 60 go after 60 ns, which is heard of before or after the reading at 80 ns.
+        // Of 100 bytes 60 go after 60 ns, which becomes known before or after the reading at 80 ns.
         for reads in [0, 80] {
             let mut level = Level::default();
             level.jump(used(100));

@@ -1,6 +1,8 @@
-//! [`Mapper`]: what changes translations, whatever the hardware.
+//! [`Mapper`] changes the translations of one address space, and keeps this invariant: after `Ok`
+//! of a sync no device reaches what was unmapped before.
 //!
-//! [`TableMapper`] is the one for an IOMMU that walks tables in memory and takes invalidations by a queue.
+//! [`TableMapper`] implements it for an IOMMU that walks tables in memory and takes invalidations
+//! by a queue.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -14,7 +16,7 @@ use crate::percpu::{Marks, Turn};
 use crate::pgtable::{Format, MapError, PageTable, Unmapped, VtdSecondStage};
 use crate::platform::{Frames, Platform};
 
-/// What an address space can hold.
+/// The addresses and page sizes of an address space.
 #[derive(Debug, Clone)]
 pub struct Geometry {
     /// The addresses that can be translated.
@@ -25,7 +27,7 @@ pub struct Geometry {
     pub reserved: Vec<IovaRange>,
 }
 
-/// Something that changes the translations of one address space.
+/// Changes the translations of one address space.
 ///
 /// All methods may be called on any number of CPUs at once for disjoint ranges. Addresses and lengths are
 /// multiples of the granule.
@@ -42,18 +44,20 @@ pub struct Geometry {
 ///   [everything](Gather::everything) covers all that was removed before the call, by any CPU.
 /// - **A `map` that fails leaves nothing mapped** that it has entered, and has added to the gather all that a device
 ///   may have used meanwhile. A `map_at_hand` that returns `false` has changed nothing.
-/// - `unmap` removes all translations of the range, but what it says that it has kept, adds what it removed to the gather,
-///   and leaves what is beside the range as it was. [`unmap_at_hand`](Self::unmap_at_hand) that returns `true` has removed
-///   all of the range, and `Ok` of [`sync_range`](Self::sync_range) of that range then says the same as that of `sync`; one that
-///   returns `false` has changed nothing.
-/// - All slots that its [`marks`](Self::marks) are used with are of one platform, which it is asked for them with.
-/// - A call that panics may have done any part of what it was called for, and nothing else.
+/// - `unmap` removes all translations of the range except what it reports as kept, adds what it
+///   removed to the gather, and leaves what is beside the range as it was. An
+///   [`unmap_at_hand`](Self::unmap_at_hand) that returns `true` has removed all of the range, and
+///   `Ok` of [`sync_range`](Self::sync_range) of that range then says the same as that of `sync`;
+///   one that returns `false` has changed nothing.
+/// - All slots that its [`marks`](Self::marks) are used with are of the one platform that the
+///   caller passes to `marks`.
+/// - A call that panics may have done any part of its work, and nothing else.
 /// - [`geometry`](Self::geometry) always returns the same.
 pub unsafe trait Mapper: Send + Sync + 'static {
-    /// What the address space can hold. It never changes.
+    /// Returns the addresses and page sizes of the address space. They never change.
     fn geometry(&self) -> &Geometry;
 
-    /// What [`sync`](Self::sync) costs. It never changes.
+    /// Returns what [`sync`](Self::sync) costs. It never changes.
     fn costs(&self) -> Costs {
         Costs::BARE_METAL
     }
@@ -76,19 +80,22 @@ pub unsafe trait Mapper: Send + Sync + 'static {
         gather: &mut Gather,
     ) -> Result<(), MapError>;
 
-    /// The marks of the turns in which [`map_at_hand`](Self::map_at_hand) and [`unmap_at_hand`](Self::unmap_at_hand) are called
-    /// by slots of `platform`: the caller may have values of its own that are used in the same turns. `None` where it has none,
-    /// or none for slots of this platform.
+    /// Returns the marks of the turns in which [`map_at_hand`](Self::map_at_hand) and
+    /// [`unmap_at_hand`](Self::unmap_at_hand) are called by slots of `platform`, so that the caller
+    /// may have values of its own that are used in the same turns. Returns `None` where the mapper
+    /// has no marks, or none for slots of this platform.
     fn marks<P: Platform>(&self, platform: &P) -> Option<&Arc<Marks>> {
         let _ = platform;
         None
     }
 
-    /// Maps `range` to the memory at `phys` as [`map`](Self::map) does, if that is quickly done, in a turn that the caller
-    /// has. Returns whether it did; if not, nothing is changed, and `map` does it or says why not: always where the turn is none
-    /// of its [marks](Self::marks). Never allocates or waits, and what it enters needs no invalidation.
+    /// Maps `range` to the memory at `phys` as [`map`](Self::map) does, in a turn that the caller
+    /// has, if that takes only a short time. Returns whether it did. If not, nothing is changed,
+    /// and `map` does it or returns the error; this is always so where the turn is not of the
+    /// mapper's [marks](Self::marks). Never allocates or waits, and what it enters needs no
+    /// invalidation.
     ///
-    /// A mapper that has no quicker way than `map` need not have this.
+    /// A mapper that has no quicker way than `map` need not implement this.
     ///
     /// # Safety
     /// As for [`map`](Self::map).
@@ -104,23 +111,25 @@ pub unsafe trait Mapper: Send + Sync + 'static {
         false
     }
 
-    /// Removes the translations of all of `range`, if that is quickly done, in a turn that the caller has. Returns whether it
-    /// did: then all of `range` was mapped, and [`sync_range`](Self::sync_range) makes it unreachable. If not, nothing
-    /// is changed, and [`unmap`](Self::unmap) does it: always where the turn is none of its [marks](Self::marks). Never
-    /// allocates or waits.
+    /// Removes the translations of all of `range`, in a turn that the caller has, if that takes
+    /// only a short time. Returns whether it did: then all of `range` was mapped, and
+    /// [`sync_range`](Self::sync_range) makes it unreachable. If not, nothing is changed, and
+    /// [`unmap`](Self::unmap) does it; this is always so where the turn is not of the mapper's
+    /// [marks](Self::marks). Never allocates or waits.
     ///
-    /// A mapper that has no quicker way than `unmap` need not have this.
+    /// A mapper that has no quicker way than `unmap` need not implement this.
     #[inline]
     fn unmap_at_hand(&self, turn: &Turn<'_>, range: IovaRange) -> bool {
         let _ = (turn, range);
         false
     }
 
-    /// Removes the translations of `range`, holes or not, and adds what is [stale](Unmapped::stale) of it to `gather`.
-    /// The caller holds no slot.
+    /// Removes the translations of `range`, holes or not, and adds the part of it that is
+    /// [stale](Unmapped::stale) to `gather`. The caller holds no slot.
     ///
-    /// Cannot fail but for parts of large pages, which may have to stay: what is [kept](Unmapped::kept) is still
-    /// reached, whatever [`sync`](Self::sync) says, and must be treated so.
+    /// Cannot fail except for parts of large pages, which may have to stay: devices still reach the
+    /// part that is [kept](Unmapped::kept), whatever [`sync`](Self::sync) says, and the caller must
+    /// treat it so.
     ///
     /// Allocates and may wait only where a part of a large page is to be removed: see
     /// [`PageTable::unmap`](crate::pgtable::PageTable::unmap).
@@ -143,11 +152,11 @@ pub unsafe trait Mapper: Send + Sync + 'static {
         self.sync(&gather)
     }
 
-    /// Frees what memory it keeps for translations that are gone. How many bytes. Waits for hardware; the
-    /// caller holds no slot.
+    /// Frees the memory that the mapper keeps for translations that are gone, and returns how many
+    /// bytes it freed. Waits for hardware; the caller holds no slot.
     ///
     /// # Errors
-    /// [`InvalidationError`]: what could not be freed for it will be by a later call.
+    /// [`InvalidationError`]: a later call frees the memory that could not be freed because of it.
     fn reclaim<P: Platform>(&self, platform: &P) -> Result<usize, InvalidationError> {
         let _ = platform;
         Ok(0)
@@ -162,14 +171,14 @@ pub struct TableMapper<F: Frames, Q: InvalidationQueue, X: Format = VtdSecondSta
     domain: DomainId,
     device_tlbs: DeviceTlbs,
     geometry: Geometry,
-    /// What the queue says of itself.
+    /// Whether the queue says that the hardware caches what is absent.
     caches_absent: bool,
 }
 
 impl<F: Frames, Q: InvalidationQueue, X: Format> TableMapper<F, Q, X> {
-    /// Translations of `table`, which the hardware knows as `domain` and caches as `queue` is told: whoever has hardware walk
-    /// the table sees to both.
-    /// `reserved` is what the machine keeps from translation (on x86 the interrupt window).
+    /// Makes a mapper that changes `table`, which the hardware knows as `domain` and caches as
+    /// `queue` is told. The caller, who has hardware walk the table, ensures both. `reserved` lists
+    /// the ranges that the machine keeps from translation (on x86 the interrupt window).
     pub fn new(table: PageTable<F, X>, queue: Q, domain: DomainId, reserved: Vec<IovaRange>) -> Self {
         let geometry = Geometry { aperture: table.aperture(), page_sizes: table.page_sizes(), reserved };
         let caches_absent = queue.caches_absent();
@@ -181,13 +190,14 @@ impl<F: Frames, Q: InvalidationQueue, X: Format> TableMapper<F, Q, X> {
         self.geometry.reserved.push(range);
     }
 
-    /// The page table.
+    /// Returns the page table.
     pub fn table(&self) -> &PageTable<F, X> {
         &self.table
     }
 
-    /// Has `device` asked, too, whenever translations are to be forgotten: call this **before** it is allowed to
-    /// cache them itself (PCIe: before ATS is enabled). Cost and context: [`DeviceTlbs::add`].
+    /// Adds `device` to those that are told, too, whenever translations are to be forgotten. Call
+    /// this **before** the device is allowed to cache them itself (PCIe: before ATS is enabled).
+    /// Cost and context: [`DeviceTlbs::add`].
     ///
     /// # Errors
     /// [`DeviceTlbError`]: it must not cache translations.
@@ -195,11 +205,12 @@ impl<F: Frames, Q: InvalidationQueue, X: Format> TableMapper<F, Q, X> {
         self.device_tlbs.add(device, &self.queue)
     }
 
-    /// Has `device` forget everything, and asks it no more: call this **after** it was made to fetch no translation
-    /// any more (PCIe: ATS is disabled). Cost and context: [`DeviceTlbs::remove`].
+    /// Makes `device` forget everything, and then tells it of no further invalidations. Call this
+    /// **after** the device was made to fetch no translation any more (PCIe: ATS is disabled). Cost
+    /// and context: [`DeviceTlbs::remove`].
     ///
     /// # Errors
-    /// [`InvalidationError`]: it may still use what it has cached, and is still asked.
+    /// [`InvalidationError`]: the device may still use what it has cached, and is still told.
     ///
     /// # Safety
     /// As for [`DeviceTlbs::remove`]: the device fetches no translation any more.
@@ -208,8 +219,9 @@ impl<F: Frames, Q: InvalidationQueue, X: Format> TableMapper<F, Q, X> {
         unsafe { self.device_tlbs.remove(device, &self.queue) }
     }
 
-    /// Has the hardware forget that `range` was absent, now that it is mapped, and the tables on the way that may just have been
-    /// made. Devices' own TLBs hold what is present only, so they are not asked.
+    /// Makes the hardware forget that `range` was absent, now that it is mapped, and also the
+    /// tables on the way, which may just have been made. Devices' own TLBs hold only present
+    /// translations, so they are not told.
     ///
     /// # Errors
     /// [`MapError::Unconfirmed`]: the mapping is removed again, and added to `gather`.
@@ -223,14 +235,15 @@ impl<F: Frames, Q: InvalidationQueue, X: Format> TableMapper<F, Q, X> {
         let invalidation = Invalidation::Range { range, leaf_only: false };
         self.queue.invalidate(self.domain, invalidation).map_err(|_| {
             let _ = self.unmap(platform, range, gather);
-            // Also where somebody has removed it meanwhile, by number, and not invalidated it.
+            // Also where another caller has removed it meanwhile, by number, and not invalidated
+            // it.
             gather.add(range);
             MapError::Unconfirmed
         })
     }
 
-    /// Asks `device` no more, for it reaches nothing: see [`DeviceTlbs::forget`]. What its silence has kept from
-    /// use comes back with the next flush.
+    /// Stops telling `device` of invalidations, as the device reaches nothing: see
+    /// [`DeviceTlbs::forget`]. The next flush brings back what its silence has kept from use.
     ///
     /// # Safety
     /// As for [`DeviceTlbs::forget`]: the device reaches nothing by what it has cached, and fetches nothing any more.
@@ -240,9 +253,9 @@ impl<F: Frames, Q: InvalidationQueue, X: Format> TableMapper<F, Q, X> {
     }
 }
 
-// SAFETY: hardware reads nothing but the table (by `X`'s word), which changes as asked; an unmap adds the range that it
-// cleared, a failed map what it took out again; `sync` asks for all of that, of the IOTLB and then of each device that caches
-// translations, and its `Ok` is the queue's.
+// SAFETY: hardware reads only the table (by `X`'s word), which changes as asked; an unmap adds the
+// range that it cleared, a failed map what it took out again; `sync` asks for all of that, of the
+// IOTLB and then of each device that caches translations, and its `Ok` is the queue's.
 unsafe impl<F: Frames, Q: InvalidationQueue, X: Format> Mapper for TableMapper<F, Q, X> {
     fn geometry(&self) -> &Geometry {
         &self.geometry
@@ -312,7 +325,7 @@ unsafe impl<F: Frames, Q: InvalidationQueue, X: Format> Mapper for TableMapper<F
     }
 
     fn unmap<P: Platform>(&self, platform: &P, range: IovaRange, gather: &mut Gather) -> Unmapped {
-        // A large page that is split: nothing of the range is gathered yet, so this must be complete.
+        // A large page is split: nothing of the range is gathered yet, so this must be complete.
         let forget = &mut |range| {
             let invalidation = Invalidation::Range { range, leaf_only: false };
             let request = Request { domain: self.domain, invalidation };
@@ -332,7 +345,8 @@ unsafe impl<F: Frames, Q: InvalidationQueue, X: Format> Mapper for TableMapper<F
     }
 
     fn reclaim<P: Platform>(&self, platform: &P) -> Result<usize, InvalidationError> {
-        // Devices cache translations, and a table that is reclaimed has none: they need not be asked.
+        // Devices cache translations, and a table that is reclaimed has none: they need not be
+        // told.
         // SAFETY: `Ok` is the queue's word.
         unsafe { self.table.reclaim(platform, || self.queue.invalidate(self.domain, Invalidation::Domain)) }
     }

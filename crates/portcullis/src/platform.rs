@@ -1,8 +1,10 @@
-//! What the embedder supplies: local slots, a clock and a timer ([`Platform`]), and memory for page tables
-//! ([`Frames`]).
+//! The embedder's side of the library: [`Platform`] supplies local slots, a clock and a timer,
+//! [`Frames`] supplies memory for page tables, and [`CopyMemory`] copies for bounce buffers. A slot
+//! is lent to one caller at a time, and a frame has one owner until it is freed. Memory safety
+//! rests on both, so these traits are `unsafe`.
 //!
-//! They are two traits because they have different users: an IOMMU that maps by request (iommufd,
-//! virtio-iommu) needs slots and a clock but no table memory.
+//! They are separate because they have different users: an IOMMU that maps by request (iommufd,
+//! virtio-iommu) needs slots and a clock, but no table memory.
 
 use alloc::sync::{Arc, Weak};
 use core::marker::PhantomData;
@@ -12,7 +14,7 @@ use crate::sync::{AtomicU64, Ordering, Settled, fence, unique};
 
 /// Proof that its holder has a local slot to itself, for as long as the proof lives.
 ///
-/// It cannot leave the thread it was made on.
+/// The proof cannot leave the thread it was made on.
 #[derive(Debug)]
 pub struct LocalSlot<'a> {
     index: usize,
@@ -21,7 +23,7 @@ pub struct LocalSlot<'a> {
 }
 
 impl LocalSlot<'_> {
-    /// The proof for slot `index`. Only a [`Platform`] makes one, and only inside
+    /// Makes the proof for slot `index`. Only a [`Platform`] calls this, and only inside
     /// [`with_slot`](Platform::with_slot).
     ///
     /// # Safety
@@ -32,8 +34,9 @@ impl LocalSlot<'_> {
         Self { index, light_fence: false, _on_this_cpu_only: PhantomData }
     }
 
-    /// The same, for a platform whose [`fence_all`](Platform::fence_all) makes every CPU that may hold a slot
-    /// pass a full memory barrier: then the holder itself needs none.
+    /// As [`new`](Self::new), for a platform whose [`fence_all`](Platform::fence_all) makes every
+    /// CPU that may hold a slot pass a full memory barrier. The holder then needs no fence of its
+    /// own.
     ///
     /// # Safety
     /// As for [`new`](Self::new); and `fence_all` keeps that promise for the CPU that the proof is used on.
@@ -59,16 +62,16 @@ impl LocalSlot<'_> {
     }
 }
 
-/// By which a platform is told from all others of the program: what is kept for the slots of one is not used with
-/// another's of the same numbers.
+/// Identifies a platform among all platforms of the program, so that values kept for the slots of
+/// one platform are not used with another platform's slots of the same numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PlatformNumber(u64);
 
 impl PlatformNumber {
-    /// That of a platform that does not say who it is.
+    /// The number of a platform that does not identify itself.
     pub const NONE: Self = Self(0);
 
-    /// One that no other call returns.
+    /// Returns a number that no other call returns.
     pub fn new() -> Self {
         Self(unique())
     }
@@ -80,24 +83,27 @@ impl Default for PlatformNumber {
     }
 }
 
-/// The platform for whose slots something keeps values: the first that it is used with. Slots of others, which have the same
-/// numbers, are none to it, and so are those of a platform that does not say who it is.
+/// Records the platform for whose slots a structure keeps values: the first that the structure is
+/// used with. Slots of another platform have the same numbers, so the structure treats them as no
+/// slots, and likewise those of a platform that does not identify itself.
 #[derive(Debug, Default)]
 pub(crate) struct Home(Settled);
 
 impl Home {
-    /// What is settled on where no platform ever is home.
+    /// Stored to settle that no platform will ever be home.
     const NOBODYS: u64 = u64::MAX;
 
-    /// Whether `platform` is home, which it becomes where none is yet. A load and two compares.
+    /// Returns whether `platform` is home. Where no platform is home yet, `platform` becomes it.
+    /// Costs a load and two compares.
     #[inline]
     pub fn is<P: Platform>(&self, platform: &P) -> bool {
         let number = platform.number().0;
         number != 0 && self.0.is(number)
     }
 
-    /// Whether a barrier of `platform` reaches all CPUs whose slots count here, now and from now on: it is home, or it has no
-    /// number and there is no home; then there never is one.
+    /// Returns whether a barrier of `platform` reaches all CPUs whose slots count here, now and
+    /// from now on. It does if `platform` is home, or if it has no number and there is no home; the
+    /// call then settles that there never will be one.
     pub fn is_reached<P: Platform>(&self, platform: &P) -> bool {
         self.is(platform) || platform.number() == PlatformNumber::NONE && self.0.is(Self::NOBODYS)
     }
@@ -116,20 +122,22 @@ impl Home {
     }
 }
 
-/// What happens on the platform that a domain must hear of.
+/// Events of the platform that a domain must handle.
 pub trait PlatformEvents: Send + Sync {
-    /// The time asked for with [`Platform::wake_at`] has come. May wait for hardware, for as long as that is silent:
-    /// a platform must not let other listeners wait meanwhile, as their windows stay open. One listener is in one call
-    /// at a time, and a time that comes meanwhile is followed by another call. The caller has no slot lent, and is no
-    /// interrupt handler that may have interrupted one who has: the call may wait for the turns of all CPUs to end.
+    /// Called when the time asked for with [`Platform::wake_at`] has come. The call may wait for
+    /// hardware, for as long as that is silent: a platform must not let other listeners wait
+    /// meanwhile, as their windows stay open. A listener is in one call at a time, and a time that
+    /// comes during a call is followed by another call. The caller has no slot lent, and is no
+    /// interrupt handler that may have interrupted a holder of one: the call may wait for the turns
+    /// of all CPUs to end.
     fn timer(&self);
 
-    /// The CPU (or thread) that had slot `index` is gone: give back what is cached there. May wait for
-    /// hardware. The caller is as for [`timer`](Self::timer).
+    /// Called when the CPU (or thread) that had slot `index` is gone, to give back what is cached
+    /// there. May wait for hardware. The caller is as for [`timer`](Self::timer).
     fn slot_released(&self, index: usize);
 }
 
-/// What the machine offers.
+/// Supplies the machine's CPUs to the library: a slot for each, a barrier, a clock and a timer.
 ///
 /// A kernel gives the current CPU's slot with preemption off (with interrupts off, if it maps from interrupt
 /// handlers); [`StdPlatform`](crate::std_platform::StdPlatform) gives each thread a slot for its life.
@@ -150,38 +158,45 @@ pub trait PlatformEvents: Send + Sync {
 ///   [`LocalSlot::with_light_fence`], every CPU on which such a slot may be in use passes a full memory barrier, too, between
 ///   the beginning and the end of the call.
 /// - Clones, and handles such as an `Arc`, are the same platform: all of the above goes for all of them together.
-/// - [`number`](Self::number) always returns the same, which that of no other platform is, unless it is
-///   [`PlatformNumber::NONE`].
-/// - [`slot_released`](PlatformEvents::slot_released) is called while nobody has the slot, and before it is lent again.
+/// - [`number`](Self::number) always returns the same number, and no other platform returns it,
+///   unless it is [`PlatformNumber::NONE`].
+/// - [`slot_released`](PlatformEvents::slot_released) is called while the slot has no holder, and
+///   before it is lent again.
 ///
-/// Of the clock and the timer no unsafe code relies on anything; lazy protection's window does.
+/// No unsafe code relies on the clock or the timer; lazy protection's window does.
 pub unsafe trait Platform: Send + Sync + 'static {
-    /// How many local slots there are. It never changes.
+    /// Returns the number of local slots. It never changes.
     fn slots(&self) -> usize;
 
-    /// Who it is: a number that was made with it, by [`PlatformNumber::new`].
+    /// Identifies the platform: returns the number that was made with it by
+    /// [`PlatformNumber::new`].
     ///
-    /// A page table keeps turns for each slot, and an [`IovaSpace`](crate::iova::IovaSpace) lists, of *one* platform: the first
-    /// that is used with it. Callers with another, or with one that does not say who it is, go by a lock, which is slower and as
-    /// safe. Where a page table must wait for the turns of all others, to [reclaim](crate::pgtable::PageTable::reclaim) tables or
-    /// to split a page of several entries, and where a space is to take back what all CPUs keep, nothing is done for a platform
-    /// whose barrier would not reach them.
+    /// A page table keeps turns for the slots of *one* platform, the first that is used with it,
+    /// and an [`IovaSpace`](crate::iova::IovaSpace) keeps lists of its own for the slots of one.
+    /// Callers with another platform, or with one that does not identify itself, take a lock,
+    /// which is slower and as safe. A page table waits for the turns of all others to
+    /// [reclaim](crate::pgtable::PageTable::reclaim) tables or to split a page of several entries,
+    /// and a space takes back what all CPUs keep: both do nothing for a platform whose barrier
+    /// would not reach those turns.
     #[inline]
     fn number(&self) -> PlatformNumber {
         PlatformNumber::NONE
     }
 
-    /// Lends the caller a slot of its own for the length of `f`, or `None` where all are taken.
+    /// Lends the caller a slot of its own for the length of `f`, or `None` where all slots are
+    /// taken.
     ///
-    /// `f` never blocks on hardware, never calls `with_slot` again, and takes bounded time, however much there is to do:
-    /// what is long is done in slices, each with a slot of its own. A slice is at the most 64 ranges, of which each may
-    /// take 64 others out of a list, O(log n) for each; or all CPUs' queues, counts or lists, a lock or a few words each (flushes,
-    /// and figures such as [`Domain::usage`](crate::domain::Domain::usage)); or the slots of one area or one run of a
-    /// bounce pool, a bit or a few words each.
+    /// `f` never blocks on hardware, never calls `with_slot` again, and takes bounded time, however
+    /// much there is to do: long work is done in slices, each with a slot of its own. A slice
+    /// covers at most one of these: 64 ranges, each of which may take 64 others out of a list, at
+    /// O(log n) each; the queues, counts or lists of all CPUs, at a lock or a few words each
+    /// (flushes, and figures such as [`Domain::usage`](crate::domain::Domain::usage)); or the slots
+    /// of one area or one run of a bounce pool, at a bit or a few words each.
     fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R;
 
-    /// As [`with_slot`](Self::with_slot), but where finding the slot takes more than a few instructions, `None`
-    /// without a call of `f`: then the caller goes another way, which uses `with_slot`.
+    /// As [`with_slot`](Self::with_slot), but returns `None` without calling `f` where finding the
+    /// slot takes more than a few instructions. The caller then goes another way, which uses
+    /// `with_slot`.
     ///
     /// It keeps the fast paths free of calls, and so of registers saved for them.
     #[inline]
@@ -189,12 +204,12 @@ pub unsafe trait Platform: Send + Sync + 'static {
         self.with_slot(|slot| slot.map(f))
     }
 
-    /// Nanoseconds since some fixed time; never goes backwards. Called with a slot lent and locks held, too: it must
-    /// not block, nor call [`with_slot`](Self::with_slot).
+    /// Returns nanoseconds since some fixed time; never goes backwards. It is called with a slot
+    /// lent and locks held, too, so it must not block, nor call [`with_slot`](Self::with_slot).
     fn now_ns(&self) -> u64;
 
-    /// Makes what the caller has stored visible to every CPU that takes a slot from now on, and what they
-    /// stored visible to the caller. Rare.
+    /// Makes what the caller has stored visible to every CPU that takes a slot from now on, and
+    /// what those CPUs stored visible to the caller. Called rarely.
     ///
     /// A full fence of the caller's own is enough where slots are made by [`LocalSlot::new`]. With
     /// [`LocalSlot::with_light_fence`] it must interrupt every CPU (an inter-processor interrupt,
@@ -203,22 +218,24 @@ pub unsafe trait Platform: Send + Sync + 'static {
         fence(Ordering::SeqCst);
     }
 
-    /// Has `events` told of timers and of slots that are given up, from now on until it is dropped.
+    /// Tells `events` of timers and of slots that are given up, from now on until `events` is
+    /// dropped.
     fn register(&self, events: Weak<dyn PlatformEvents>);
 
-    /// Asks for [`PlatformEvents::timer`] to be called at `deadline_ns`, or soon after. Called with no lock
-    /// held and no slot lent; must not call back at once.
+    /// Asks for [`PlatformEvents::timer`] to be called at `deadline_ns`, or soon after. Called with
+    /// no lock held and no slot lent; must not call back before it returns.
     ///
-    /// A later deadline never takes the place of an earlier one that is still to come. It may be forgotten for that: a
-    /// call covers everything that waits by then, and who waits longer asks again. More calls than were asked for do
-    /// no harm but the flushes that they cost.
+    /// A later deadline never takes the place of an earlier one that is still to come. The platform
+    /// may forget the later one: a call covers everything that waits by then, and a listener that
+    /// waits longer asks again. More calls than were asked for do no harm but the flushes that they
+    /// cost.
     fn wake_at(&self, deadline_ns: u64);
 }
 
 /// Entries of one page table: 512 words, 4 KiB.
 pub const TABLE_ENTRIES: usize = 512;
 
-/// A frame of page table as the hardware and the library share it.
+/// A frame of a page table, as the hardware and the library share it.
 pub type Table = [AtomicU64; TABLE_ENTRIES];
 
 /// The size in bytes of a [frame](Frames).
@@ -228,26 +245,28 @@ pub const FRAME_SIZE: u64 = 4096;
 /// walker both reach.
 ///
 /// # Safety
-/// What [`alloc`](Self::alloc) and [`alloc_within`](Self::alloc_within) return is as their documentation says: below 2^52, aligned, zeroed, and nobody
-/// else's until it is freed; [`table`](Self::table) gives the words of that very memory. A handle (an `Arc`,
-/// say) that is kept keeps the memory there.
+/// What [`alloc`](Self::alloc) and [`alloc_within`](Self::alloc_within) return is as their
+/// documentation says: below 2^52, aligned, zeroed, and the caller's alone until it is freed.
+/// [`table`](Self::table) gives the words of that very memory. The memory exists for as long as a
+/// handle (an `Arc`, say) is kept.
 pub unsafe trait Frames: Send + Sync + 'static {
-    /// `count` frames in a row, all zero, aligned to `count` rounded up to a power of two; `None` when there
-    /// are none (or for a `count` of 0). May allocate; must not wait for an I/O.
+    /// Allocates `count` frames in a row, all zero, aligned to `count` rounded up to a power of
+    /// two. Returns `None` when there are none (or for a `count` of 0). May allocate; must not wait
+    /// for an I/O.
     fn alloc(&self, count: usize) -> Option<PhysAddr>;
 
-    /// As [`alloc`](Self::alloc), of frames that end at `last` at the most, for devices that reach no further. `None` when
-    /// there are none there.
+    /// As [`alloc`](Self::alloc), but the frames end at `last` at the most, for devices that reach
+    /// no further. Returns `None` when there are none there.
     ///
-    /// Unless an implementation that knows where its frames are does better, it takes any, and gives back at once what is
-    /// beyond.
+    /// The default implementation takes any frames, and gives them back immediately if they lie
+    /// beyond `last`. An implementation that knows where its frames are does better.
     fn alloc_within(&self, count: usize, last: PhysAddr) -> Option<PhysAddr> {
         let first = self.alloc(count)?;
         let end = (count as u64).checked_mul(FRAME_SIZE).and_then(|bytes| first.checked_add(bytes - 1));
         if end.is_some_and(|end| end <= last) {
             return Some(first);
         }
-        // SAFETY: they are of the call above, and nobody has seen them.
+        // SAFETY: the frames are of the call above, and no other code has seen them.
         unsafe { self.free(first, count) };
         None
     }
@@ -255,23 +274,25 @@ pub unsafe trait Frames: Send + Sync + 'static {
     /// Takes back `count` frames that [`alloc`](Self::alloc) or [`alloc_within`](Self::alloc_within) gave out together.
     ///
     /// # Safety
-    /// `first` and `count` are of one earlier `alloc` or `alloc_within` of this value, not freed since, and nobody (no walker
-    /// either) uses the frames from now on.
+    /// `first` and `count` are of one earlier `alloc` or `alloc_within` of this value and were not
+    /// freed since, and from now on nothing, walkers included, uses the frames.
     unsafe fn free(&self, first: PhysAddr, count: usize);
 
-    /// Whether the IOMMU's walker sees what CPUs store without being told, and in the order in which they release it, as
-    /// another CPU would (on Arm: it is of the inner shareable domain, the only one for which Rust's atomics order stores).
-    /// Where it does not, [`clean`](Self::clean) is called after each change; that orders what was stored before it, for
-    /// the walker, before what is stored after it (on Arm by a barrier of the walker's domain).
+    /// Whether the IOMMU's walker sees what CPUs store without being told, and in the order in
+    /// which they release it, as another CPU would (on Arm, if the walker is of the inner shareable
+    /// domain, the only one for which Rust's atomics order stores). If not, [`clean`](Self::clean)
+    /// is called after each change; it orders what was stored before it, for the walker, before
+    /// what is stored after it (on Arm by a barrier of the walker's domain).
     const COHERENT: bool = true;
 
-    /// Makes stores to `words`, which lie in one frame, visible to a walker that is not coherent: writes the
-    /// cache lines back, once each, and waits for that. Never called where the walker is coherent.
+    /// Makes stores to `words`, which lie in one frame, visible to a walker that is not coherent:
+    /// writes each cache line back once, and waits for that. Never called where the walker is
+    /// coherent.
     fn clean(&self, words: &[AtomicU64]) {
         let _ = words;
     }
 
-    /// The words of the frame at `frame`.
+    /// Returns the words of the frame at `frame`.
     ///
     /// # Safety
     /// `frame` lies in what an `alloc` of this value gave out, and is not freed while the reference lives.
@@ -284,12 +305,13 @@ pub unsafe trait Frames: Send + Sync + 'static {
 /// # Safety
 /// Both methods write the bytes named, all of them, and nothing else.
 pub unsafe trait CopyMemory: Frames {
-    /// Copies `len` bytes from `from` to `to`, of any alignment, across any number of frames. A device may be changing
-    /// them meanwhile: what is copied then is any mixture of old and new bytes. Never waits; O(len).
+    /// Copies `len` bytes from `from` to `to`, of any alignment, across any number of frames. A
+    /// device may be changing them meanwhile: the copy is then any mixture of old and new bytes.
+    /// Never waits; O(len).
     ///
     /// # Safety
-    /// All bytes of both ranges are memory that the CPU reaches. The ranges do not overlap, and nobody but devices
-    /// (and those who access it as atomics) touches either meanwhile.
+    /// All bytes of both ranges are memory that the CPU reaches. The ranges do not overlap, and
+    /// meanwhile only devices, and code that uses atomics, touch either.
     unsafe fn copy(&self, from: PhysAddr, to: PhysAddr, len: u64);
 
     /// Sets `len` bytes at `at` to 0.
@@ -299,7 +321,7 @@ pub unsafe trait CopyMemory: Frames {
     unsafe fn zero(&self, at: PhysAddr, len: u64);
 }
 
-// SAFETY: everything is passed on to `T`, which promises the same for all its handles together.
+// SAFETY: every call is passed on to `T`, which promises the same for all its handles together.
 unsafe impl<T: Platform> Platform for Arc<T> {
     fn slots(&self) -> usize {
         T::slots(self)
@@ -337,7 +359,7 @@ unsafe impl<T: Platform> Platform for Arc<T> {
     }
 }
 
-// SAFETY: everything is passed on to `T`, which promises the same.
+// SAFETY: every call is passed on to `T`, which promises the same.
 unsafe impl<T: Frames> Frames for Arc<T> {
     fn alloc(&self, count: usize) -> Option<PhysAddr> {
         T::alloc(self, count)
@@ -365,7 +387,7 @@ unsafe impl<T: Frames> Frames for Arc<T> {
     }
 }
 
-// SAFETY: everything is passed on to `T`, which promises the same.
+// SAFETY: every call is passed on to `T`, which promises the same.
 unsafe impl<T: CopyMemory> CopyMemory for Arc<T> {
     #[inline]
     unsafe fn copy(&self, from: PhysAddr, to: PhysAddr, len: u64) {

@@ -1,14 +1,14 @@
-//! A memory barrier on every thread of the process at once, where the system has one.
+//! A memory barrier on every running thread of the process, where the system offers one.
 //!
 //! Linux's `membarrier` interrupts each CPU that runs a thread of the process. (Command numbers:
 //! `include/uapi/linux/membarrier.h`, part of the kernel's stable interface.)
 
-/// Whether [`all`] will work from now on.
+/// Returns whether [`all`] will work from now on.
 pub(super) fn register() -> bool {
     imp::register()
 }
 
-/// Makes every running thread of the process pass a full memory barrier. A few microseconds.
+/// Makes every running thread of the process pass a full memory barrier. Costs a few microseconds.
 pub(super) fn all() {
     imp::all();
 }
@@ -31,14 +31,15 @@ mod imp {
     }
 
     pub(super) fn all() {
-        // It cannot fail once the process is registered; if it did, owners' stores could go unseen.
+        // The call cannot fail once the process is registered; if it did, owners' stores could go
+        // unseen.
         assert!(membarrier(PRIVATE_EXPEDITED), "membarrier works for a registered process");
     }
 }
 
 #[cfg(test)]
 std::thread_local! {
-    /// What this thread has told the system to do.
+    /// The commands that this thread has given to the system.
     pub(super) static COMMANDS: std::cell::RefCell<std::vec::Vec<i32>> = const { std::cell::RefCell::new(std::vec::Vec::new()) };
 }
 

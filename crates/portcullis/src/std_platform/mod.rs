@@ -1,5 +1,6 @@
-//! The ready-made [`Platform`] for programs on an operating system: a slot for each thread, the system's
-//! monotonic clock, and threads that keep the timers.
+//! The ready-made [`Platform`] for programs on an operating system: it lends each thread a slot
+//! that no other thread has until that one ends. The clock is the system's monotonic one, and
+//! threads of its own keep the timers.
 
 mod barrier;
 mod timer;
@@ -14,20 +15,21 @@ use std::vec::Vec;
 use self::timer::Timer;
 use crate::platform::{LocalSlot, Platform, PlatformEvents, PlatformNumber};
 
-/// Slots that [`StdPlatform::new`] makes: threads beyond these share one slot. (A few under Miri, which takes a quarter of a
-/// second for what a domain keeps for each.)
+/// The number of slots that [`StdPlatform::new`] makes. Threads beyond it work without a slot. (It
+/// is small under Miri, which takes a quarter of a second for what a domain keeps for each slot.)
 pub const DEFAULT_SLOTS: usize = if cfg!(miri) { 4 } else { 64 };
 
 /// Threads as CPUs. Cheap to clone; the clones are one platform.
 ///
-/// A thread gets a slot with its first call (which allocates) and keeps it until it ends; then the slot's caches are drained,
-/// as when a CPU is unplugged, and the next thread may have it. While all slots are taken, further threads
-/// work without one.
+/// A thread gets a slot with its first call (which allocates) and keeps it until it ends. Then the
+/// slot's caches are drained, as when a CPU is unplugged, and the next thread may have it. While
+/// all slots are taken, further threads work without one.
 ///
-/// Timers take a thread that keeps the time, and as many workers as [listeners](PlatformEvents) were ever in a call at once, and one
-/// more: a domain whose flush blocks, as its hardware is silent, keeps a worker to itself and delays no other domain's.
-/// Listeners that panic, in a call or when their last handle is dropped here, end nothing but that call. These threads
-/// take no slots, and end with the last handle on the platform.
+/// The timers need a thread that keeps the time, and one worker more than the most
+/// [listeners](PlatformEvents) that were ever in a call at the same time: a domain whose flush
+/// blocks, as its hardware is silent, keeps a worker to itself and delays no other domain's. A
+/// listener that panics, in a call or when its last handle is dropped here, ends nothing but that
+/// call. These threads take no slots, and end with the last handle on the platform.
 #[derive(Debug, Clone)]
 pub struct StdPlatform {
     inner: Arc<Inner>,
@@ -39,7 +41,8 @@ struct Inner {
     number: PlatformNumber,
     /// Whether [`barrier::all`] reaches every thread.
     light_fence: bool,
-    /// The identity, if so; else nobody's. So that one comparison tells both.
+    /// The identity if `light_fence`, else an identity that no platform has, so that one comparison
+    /// tells both.
     at_hand: u64,
     slots: usize,
     start: Instant,
@@ -53,11 +56,12 @@ struct Lease {
     slot: usize,
 }
 
-/// Tells platforms apart; 0 is none.
+/// The next identity, which tells platforms apart; 0 identifies none.
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 thread_local! {
-    /// The platform that this thread used last and its slot there: what nearly every call finds.
+    /// The platform that this thread used last, and the thread's slot there. Nearly every call
+    /// finds its slot here.
     static LAST: Cell<(u64, usize)> = const { Cell::new((0, 0)) };
     /// This thread's slots: one for each platform it has used, hardly ever more than one.
     static LEASES: RefCell<Vec<Lease>> = const { RefCell::new(Vec::new()) };
@@ -65,7 +69,7 @@ thread_local! {
     static WITHOUT: Cell<bool> = const { Cell::new(false) };
 }
 
-/// From now on this thread gets no slots: they are for those who do I/O.
+/// Makes this thread work without slots from now on, which leaves them to threads that do I/O.
 fn go_without_slots() {
     WITHOUT.set(true);
 }
@@ -75,17 +79,17 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl StdPlatform {
-    /// A platform with [`DEFAULT_SLOTS`] slots. Starts the thread that keeps its timers.
+    /// Makes a platform with [`DEFAULT_SLOTS`] slots. Starts the thread that keeps its timers.
     pub fn new() -> Self {
         Self::with_slots(DEFAULT_SLOTS)
     }
 
-    /// A platform with `slots` slots (0 is possible: then every thread shares).
+    /// Makes a platform with `slots` slots. With 0, every thread works without one.
     pub fn with_slots(slots: usize) -> Self {
         Self::with_fence(slots, barrier::register())
     }
 
-    /// `light_fence` where [`barrier::all`] works.
+    /// Makes a platform with `slots` slots; `light_fence` says whether [`barrier::all`] works.
     fn with_fence(slots: usize, light_fence: bool) -> Self {
         let start = Instant::now();
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
@@ -102,7 +106,8 @@ impl StdPlatform {
         Self { inner: Arc::new(inner) }
     }
 
-    /// What [`LAST`] holds for this thread. (`LocalKey::get` is not inlined into other crates' code.)
+    /// Returns what [`LAST`] holds for this thread. (`LocalKey::get` is not inlined into other
+    /// crates' code.)
     #[inline]
     fn last() -> (u64, usize) {
         LAST.try_with(Cell::get).unwrap_or((0, 0))
@@ -169,7 +174,7 @@ unsafe impl Platform for StdPlatform {
     #[inline(always)]
     fn with_slot_at_hand<R>(&self, f: impl FnOnce(&LocalSlot<'_>) -> R) -> Option<R> {
         let (id, slot) = Self::last();
-        // Where each turn needs a fence, a call more makes no difference.
+        // Where each turn needs a fence, one more call makes no difference.
         (id == self.inner.at_hand).then(|| {
             // SAFETY: this thread has leased the slot, and `at_hand` is an identity only where `fence_all` interrupts all
             // threads.
@@ -203,7 +208,7 @@ unsafe impl Platform for StdPlatform {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        // The thread is ending: from here on it does without.
+        // The thread is ending: from here on it works without a slot.
         LAST.set((0, 0));
         let Some(platform) = self.platform.upgrade() else {
             return;

@@ -1,16 +1,20 @@
-//! The threads that call listeners when a deadline comes: one that keeps the time, and workers.
+//! The threads that call listeners when a deadline comes: a keeper of time, and workers. No
+//! deadline is lost, and no listener delays another.
 //!
-//! A listener may block for as long as hardware is silent, in its call or in its drop, should the handle that the call
-//! needs be the last. That delays nobody else:
+//! A listener may block for as long as hardware is silent, in its call, or in its drop if the
+//! handle that the call needs is the last. It delays no other listener, because:
 //!
-//! 1. The keeper of time calls nobody.
-//! 2. While a listener is due, there is a worker that is in no call and is awake, or on its way. Whoever makes a
-//!    listener due, and a worker that begins a call, sees to it: it wakes a worker, or starts one.
-//! 3. A listener is in one call at a time. A deadline that comes meanwhile makes it due again when that call returns.
+//! 1. The keeper of time calls no listener.
+//! 2. While a listener is due, there is a worker that is in no call and is awake, or on its way.
+//!    The thread that makes a listener due ensures this, and so does a worker that begins a call:
+//!    it wakes a worker, or starts one.
+//! 3. A listener is in one call at a time. A deadline that comes meanwhile makes it due again when
+//!    that call returns.
 //!
-//! So there are at the most as many workers as listeners were ever in a call at once, and one more; they stay until the
-//! platform ends. No deadline is lost: it becomes `due` under the lock under which it ceases to be the deadline, and
-//! where the system has no thread to give, that is tried again soon.
+//! So there is at most one worker more than the most listeners that were ever in a call at the same
+//! time; the workers stay until the platform ends. A deadline becomes `due` under the lock under
+//! which it ceases to be the deadline, and where the system has no thread to give, the keeper tries
+//! again soon.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -25,8 +29,8 @@ use crate::platform::PlatformEvents;
 /// When to try again to start a worker.
 const RETRY: Duration = Duration::from_millis(10);
 
-/// The listeners of a platform, and when they are to be called. Its threads end with this value, each after the call that
-/// it is in.
+/// The listeners of a platform, and the time to call them. The platform's threads end with this
+/// value, each after the call that it is in.
 #[derive(Debug)]
 pub(super) struct Timer {
     shared: Arc<Shared>,
@@ -36,24 +40,25 @@ pub(super) struct Timer {
 struct Shared {
     start: Instant,
     state: Mutex<State>,
-    /// For the keeper: there is another deadline.
+    /// Tells the keeper that there is another deadline.
     changed: Condvar,
-    /// For workers that sleep: one of them has been woken.
+    /// Tells workers that sleep that one of them has been woken.
     work: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct State {
     deadline: Option<Duration>,
-    /// In the order in which they came.
+    /// Listeners in the order in which they were registered.
     listeners: BTreeMap<u64, Listener>,
     registered: u64,
-    /// Those to call. None is in it that is in a call.
+    /// Listeners to call. A listener that is in a call is not in it.
     due: VecDeque<u64>,
-    /// Workers that are in no call and do not sleep, with those that were woken or started to be so.
+    /// The number of workers that are in no call and do not sleep, including those just woken or
+    /// started.
     awake: usize,
     asleep: usize,
-    /// Those that were woken and have not noticed yet.
+    /// The number of workers that were woken and have not noticed yet.
     woken: usize,
     stop: bool,
 }
@@ -70,17 +75,18 @@ impl core::fmt::Debug for Listener {
     }
 }
 
-/// Calls `call` for what `events` leads to, if that still lives. A panic ends here, be it of the call or of the drop of
-/// what has lost its last other handle meanwhile; the panic hook has told of it.
+/// Calls `call` for the listener that `events` leads to, if that still lives. A panic ends here, be
+/// it of the call, or of the drop of a listener that has lost its last other handle meanwhile. The
+/// panic hook has reported it.
 pub(super) fn tell(events: &Weak<dyn PlatformEvents>, call: impl FnOnce(&dyn PlatformEvents)) {
     let Some(listener) = events.upgrade() else { return };
     survive(|| call(&*listener));
-    // By itself: a second panic on the way out of the first would end the process.
+    // Separately: a second panic while the first unwinds would end the process.
     survive(|| drop(listener));
 }
 
 fn survive(f: impl FnOnce()) {
-    // What a panic carries is the embedder's too, and may panic when it is dropped.
+    // A panic's payload is the embedder's too, and may panic when it is dropped.
     if let Err(payload) = panic::catch_unwind(AssertUnwindSafe(f))
         && let Err(again) = panic::catch_unwind(AssertUnwindSafe(|| drop(payload)))
     {
@@ -92,7 +98,7 @@ impl Timer {
     /// Starts the thread that keeps the time. Deadlines count from `start`.
     ///
     /// # Panics
-    /// Where the system has no thread to give: there would be no window for lazy protection to end.
+    /// If the system has no thread to give: then nothing would end lazy protection's window.
     pub(super) fn start(start: Instant) -> Self {
         let state = Mutex::default();
         let shared = Arc::new(Shared { start, state, changed: Condvar::new(), work: Condvar::new() });
@@ -102,8 +108,8 @@ impl Timer {
         Self { shared }
     }
 
-    /// Has `events` told of deadlines from now on. O(listeners); all memory that a deadline needs, but for a worker's, is
-    /// allocated here.
+    /// Tells `events` of deadlines from now on. O(listeners). All memory that a deadline needs, but
+    /// for a worker's, is allocated here.
     pub(super) fn register(&self, events: Weak<dyn PlatformEvents>) {
         let mut state = self.shared.lock();
         state.forget_dead();
@@ -115,13 +121,14 @@ impl Timer {
         state.due.reserve(more);
     }
 
-    /// All listeners, so that they can be [told](tell) without a lock.
+    /// Returns all listeners, so that they can be [told](tell) without a lock.
     pub(super) fn listeners(&self) -> Vec<Weak<dyn PlatformEvents>> {
         self.shared.lock().listeners.values().map(|listener| Weak::clone(&listener.events)).collect()
     }
 
-    /// Has all listeners called at `deadline`, unless they are to be called earlier anyway: then everybody is found who
-    /// waits by that time, and who waits longer asks again. Starts no thread and allocates nothing.
+    /// Calls all listeners at `deadline`, unless they are to be called earlier anyway: that call
+    /// covers each that waits by then, and one that waits longer asks again. Starts no thread and
+    /// allocates nothing.
     pub(super) fn wake_at(&self, deadline: Duration) {
         self.shared.wake_at(&mut self.shared.lock(), deadline);
     }
@@ -174,7 +181,7 @@ impl Shared {
         }
     }
 
-    /// Sees to it that somebody comes for the listeners that are due.
+    /// Wakes or starts a worker if listeners are due and no worker is awake to call them.
     fn see_to_the_due(self: &Arc<Self>, state: &mut State) {
         if state.due.is_empty() || state.awake > 0 {
             return;
@@ -218,7 +225,7 @@ impl Shared {
         while state.woken == 0 && !state.stop {
             state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        // Whoever did that has counted this worker as awake.
+        // The waker has counted this worker as awake.
         state.woken = state.woken.saturating_sub(1);
         state
     }
@@ -239,10 +246,10 @@ impl State {
         }
     }
 
-    /// The next to call.
+    /// Takes the next listener to call.
     fn begin_call(&mut self) -> Option<(u64, Weak<dyn PlatformEvents>)> {
         while let Some(id) = self.due.pop_front() {
-            // It may be gone.
+            // The listener may be gone.
             if let Some(listener) = self.listeners.get_mut(&id) {
                 listener.is_due = false;
                 listener.in_call = true;
@@ -315,7 +322,7 @@ mod tests {
         (state.awake, state.asleep) = (1, 1);
         timer.shared.see_to_the_due(&mut state);
         assert_eq!((state.awake, state.asleep, state.woken), (1, 1, 0));
-        // One that sleeps is woken rather than another one started.
+        // A worker that sleeps is woken, and no other is started.
         state.awake = 0;
         timer.shared.see_to_the_due(&mut state);
         assert_eq!((state.awake, state.asleep, state.woken), (1, 0, 1));
@@ -333,7 +340,7 @@ mod tests {
         assert_eq!((state.awake, &state.due), (0, &VecDeque::from([0])), "nobody comes");
         let again = state.deadline.take().unwrap();
         assert!(again >= RETRY && again <= timer.shared.start.elapsed() + RETRY);
-        // What the keeper does then.
+        // Repeat what the keeper does at that deadline.
         NO_THREADS.set(false);
         state.all_are_due();
         assert_eq!(state.due, [0]);
