@@ -1,7 +1,9 @@
-//! The pool's memory: areas of slots, each with its bits under a lock of its own, and the metadata of its slots.
+//! The pool's memory: areas of slots, each with its bits under a lock of its own, and the metadata
+//! of its slots. Metadata is never freed before the pool.
 //!
-//! Areas come and go; their numbers are used again, and so are the metadata, which stay until the pool goes: so a reader
-//! with a wrong address finds metadata that say no, at the worst those of another area, never memory that is gone.
+//! Areas come and go, and their numbers and metadata are used again. So a reader with a wrong
+//! address finds metadata that records no such mapping, at worst another area's metadata, but never
+//! freed memory.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -18,25 +20,25 @@ use crate::sync::{AtomicPtr, AtomicU64, AtomicUsize, Mutex, Ordering};
 
 /// No area has this number. (Areas are aligned.)
 const ABSENT: u64 = u64::MAX;
-/// One is being made or given back.
+/// The area is being made or given back.
 const CHANGING: u64 = u64::MAX - 1;
 
-/// What everybody reads, and only growing and shrinking write.
+/// An area's address and metadata. All CPUs read it, and only growing and shrinking write it.
 #[derive(Debug)]
 struct Head {
     base: AtomicU64,
-    /// As many as an area has slots. Null until the number is first used, and never again.
+    /// The metadata of all slots of an area. Null until the number is first used, and never again.
     metadata: AtomicPtr<SlotMeta>,
 }
 
-/// Which slots are taken, and how many are not: a hint, for those who look for an area.
+/// The slots of an area that are taken, and a hint for searches: the number of those that are not.
 #[derive(Debug)]
 struct Space {
     free: AtomicUsize,
     bits: Mutex<Bits>,
 }
 
-/// All areas.
+/// All areas of a pool.
 #[derive(Debug)]
 pub(super) struct Areas {
     heads: Box<[Head]>,
@@ -44,31 +46,32 @@ pub(super) struct Areas {
     directory: Directory<SlotMeta>,
     slot_shift: u32,
     area_shift: u32,
-    /// The bits of an address that count bytes in an area.
+    /// The mask of an address's offset in its area.
     inside: u64,
     reach: u64,
     min: usize,
     counts: CachePadded<Counts>,
 }
 
-/// Changed by those who take from areas and give to them: not in the common case.
+/// Counters. Only calls that take from areas or give to them change them, and the common case does
+/// neither.
 #[derive(Debug)]
 struct Counts {
     present: AtomicUsize,
     /// No area has this number or a higher one.
     end: AtomicUsize,
-    /// Slots that are with no area: mapped, or on a list.
+    /// Slots that no area has: they are mapped, or on a list.
     taken: AtomicU64,
     most_taken: AtomicU64,
 }
 
-/// An odd run: how many slots, and where they may begin.
+/// An odd run: its number of slots, and where it may begin.
 pub(super) struct OddRun {
     pub slots: usize,
-    /// The first slot of an area that would do, and how far apart such are.
+    /// The first slot of an area at which the run may begin, and the distance between such slots.
     pub first: usize,
     pub step: usize,
-    /// From the run's start to the mapping's, and the mapping's length, in bytes.
+    /// The bytes from the run's start to the mapping's, and the mapping's length in bytes.
     pub offset: u64,
     pub len: u64,
     pub boundary: u64,
@@ -98,7 +101,7 @@ impl Areas {
         }
     }
 
-    /// The binary logarithm of the slots in an area.
+    /// Returns the binary logarithm of the slots in an area.
     #[inline]
     fn bits(&self) -> u32 {
         self.area_shift - self.slot_shift
@@ -114,7 +117,7 @@ impl Areas {
         1 << self.area_shift
     }
 
-    /// The highest address that any area may have.
+    /// Returns the highest address that any area may have.
     #[inline]
     pub fn reach(&self) -> u64 {
         self.reach
@@ -132,37 +135,39 @@ impl Areas {
         self.heads.len()
     }
 
-    /// Slots in all areas.
+    /// Returns the slots in all areas.
     pub fn capacity(&self) -> u64 {
         (self.present() as u64) << self.bits()
     }
 
-    /// Slots that are mapped or on lists, and the most that ever were.
+    /// Returns the slots that are mapped or on lists, and the most that ever were.
     pub fn taken(&self) -> (u64, u64) {
         (self.counts.taken.load(Ordering::Relaxed), self.counts.most_taken.load(Ordering::Relaxed))
     }
 
-    /// Whether so little is free (a quarter) that the pool should grow.
+    /// Returns whether the pool should grow, because less than a quarter is free.
     pub fn is_low(&self) -> bool {
         let capacity = self.capacity();
         self.taken().0 > capacity - capacity / 4
     }
 
-    /// The metadata of the area number `area`, if the number was ever used.
+    /// Returns the metadata of the area number `area`, if the number was ever used.
     #[inline]
     fn metadata(&self, area: usize) -> Option<&[SlotMeta]> {
         let metadata = self.heads.get(area)?.metadata.load(Ordering::Acquire);
-        // SAFETY: a pointer that is not null is to the metadata of all slots of an area, allocated until `self` is
-        // dropped. Metadata are only used by shared reference.
+        // SAFETY: a pointer that is not null is to the metadata of all slots of an area, allocated
+        // until `self` is dropped. Metadata is only used by shared reference.
         (!metadata.is_null()).then(|| unsafe { core::slice::from_raw_parts(metadata, 1 << self.bits()) })
     }
 
-    /// The slot that `phys` is in. Where its area goes meanwhile, and comes elsewhere, that of another address.
+    /// Returns the metadata of the slot that `phys` is in. If its area goes meanwhile, and another
+    /// comes in its place, it may be the metadata of another address.
     pub fn locate(&self, phys: PhysAddr) -> Option<&SlotMeta> {
         self.metadata_of(self.directory.find(phys.get() >> self.area_shift)?, phys)
     }
 
-    /// The same; `None` too where that would take more than a few instructions.
+    /// As [`locate`](Self::locate), but returns `None` also where that would take more than a few
+    /// instructions.
     #[inline]
     pub fn locate_fast(&self, phys: PhysAddr) -> Option<&SlotMeta> {
         self.metadata_of(self.directory.find_fast(phys.get() >> self.area_shift)?, phys)
@@ -171,20 +176,22 @@ impl Areas {
     #[inline]
     fn metadata_of(&self, area: Leads<SlotMeta>, phys: PhysAddr) -> Option<&SlotMeta> {
         let index = (phys.get() & self.inside) >> self.slot_shift;
-        // SAFETY: only `add` tells the directory of pointers: each is to the metadata of all slots of an area, allocated
-        // until `self` is dropped, and the index is less than that. Metadata are only used by shared reference.
+        // SAFETY: only `add` gives the directory pointers: each is to the metadata of all slots of
+        // an area, allocated until `self` is dropped, and the index is less than their number.
+        // Metadata is only used by shared reference.
         (!area.to.is_null()).then(|| unsafe { &*area.to.add(index as usize) })
     }
 
-    /// The metadata of the slot `distance` slots before the one that `phys` is in.
+    /// Returns the metadata of the slot `distance` slots before the one that `phys` is in.
     pub fn before(&self, phys: PhysAddr, distance: u64) -> Option<&SlotMeta> {
         self.locate(PhysAddr::new(phys.get().checked_sub(distance << self.slot_shift)?))
     }
 
-    /// Takes runs of 2^`order` slots out of one area, whose last address is `reach` at the most: `out` is filled
-    /// from the front. Begins with the area `prefer`. How many runs; fewer than asked for where no area has them all.
+    /// Takes runs of 2^`order` slots out of one area, whose last address is `reach` at the most,
+    /// and fills `out` from the front. Begins with the area `prefer`. Returns how many runs it
+    /// took: fewer than asked for where no area has all of them.
     ///
-    /// Takes one lock, where the first area has any. O(areas + slots of an area / 64).
+    /// Takes one lock, if the first area has any. O(areas + slots of an area / 64).
     pub fn take_runs<'a>(
         &'a self,
         prefer: usize,
@@ -204,7 +211,8 @@ impl Areas {
         self.visit(prefer, reach, 1 << order, take)
     }
 
-    /// Takes an odd run out of the area number `area`. Takes one lock, where the area has as many. O(slots of the area).
+    /// Takes an odd run out of the area number `area`. Takes one lock, if the area has as many
+    /// slots free. O(slots of the area).
     pub fn take_odd(&self, area: usize, reach: u64, run: &OddRun) -> Option<&SlotMeta> {
         let mut taken = None;
         self.look_at(area, reach, run.slots, |bits| {
@@ -225,7 +233,8 @@ impl Areas {
         taken.inspect(|meta| meta.set_odd_slots(run.slots))
     }
 
-    /// Has `take` look at one area after the other until it takes something: a result that is not 0, and slots.
+    /// Calls `take` with one area after the other until it takes slots. It returns a result, 0 for
+    /// none, and the slots.
     fn visit(
         &self,
         prefer: usize,
@@ -237,13 +246,14 @@ impl Areas {
         self.from(prefer).map(&mut look).find(|result| *result != 0).unwrap_or(0)
     }
 
-    /// The numbers that areas may have, beginning with `prefer`.
+    /// Yields the numbers that areas may have, beginning with `prefer`.
     pub fn from(&self, prefer: usize) -> impl Iterator<Item = usize> + use<> {
         let end = self.counts.end.load(Ordering::Acquire);
         (0..end).map(move |step| (prefer + step) % end)
     }
 
-    /// Has `take` look at one area, if that may have something: a result that is 0 for nothing, and slots.
+    /// Calls `take` with one area, if that may have slots. It returns a result, 0 for none, and the
+    /// slots.
     fn look_at(
         &self,
         area: usize,
@@ -256,47 +266,49 @@ impl Areas {
             return 0;
         }
         let mut bits = space.bits.lock();
-        // Under the lock: an area that has something to take stays where it is.
+        // Under the lock: an area that has slots to take stays where it is.
         if reach < self.reach && !self.is_within(area, reach) {
             return 0;
         }
         let (result, slots) = take(&mut bits);
         if result != 0 {
             space.free.store(bits.free(), Ordering::Relaxed);
-            // Under the lock, or whoever gives these slots back could be counted before.
+            // Under the lock: else the free of these slots could be counted before.
             let before = self.counts.taken.fetch_add(slots as u64, Ordering::Relaxed);
             self.counts.most_taken.fetch_max(before + slots as u64, Ordering::Relaxed);
         }
         result
     }
 
-    /// Whether a device that reaches addresses up to `reach` reaches all of the area that holds `address`.
+    /// Returns whether a device that reaches addresses up to `reach` reaches all of the area that
+    /// holds `address`.
     pub fn is_reached(&self, address: u64, reach: u64) -> bool {
         address | self.inside <= reach
     }
 
-    /// The same of an area by its number.
+    /// As [`is_reached`](Self::is_reached), for the area number `area`.
     pub fn is_within(&self, area: usize, reach: u64) -> bool {
         let base = self.heads[area].base.load(Ordering::Relaxed);
         base < CHANGING && self.is_reached(base, reach)
     }
 
-    /// Whether there is an area that such a device reaches.
+    /// Returns whether there is an area that such a device reaches.
     pub fn any_within(&self, reach: u64) -> bool {
         (0..self.counts.end.load(Ordering::Acquire)).any(|area| self.is_within(area, reach))
     }
 
-    /// Takes back runs of `slots` slots each. A lock for each change of area; O(1) for a run, plus O(slots / 64).
+    /// Takes back runs of `slots` slots each. Takes a lock for each change of area; O(1) for a run,
+    /// plus O(slots / 64).
     pub fn give<'a>(&self, runs: impl IntoIterator<Item = &'a SlotMeta>, slots: usize) {
         let mut held = None;
         for meta in runs {
             meta.clear();
             let address = meta.address();
             let index = (address & self.inside) >> self.slot_shift;
-            // It is there: something of it was taken until now.
+            // The area is there: some of its slots were taken until now.
             let Some(Leads { area, .. }) = self.directory.find(address >> self.area_shift) else { continue };
             let space = &self.spaces[area];
-            // The lock before is released first: nobody holds two.
+            // The lock before is released first: no caller holds two.
             let mut bits = match held.take() {
                 Some((same, bits)) if same == area => bits,
                 other => {
@@ -311,9 +323,9 @@ impl Areas {
         }
     }
 
-    /// Gets memory for one more area that ends at `reach` at the most. Nothing can be taken out of it before
-    /// what this returns is dropped, and everything from then on. `None` where there is no number, no memory, or none within
-    /// reach.
+    /// Gets memory for one more area that ends at `reach` at the most. No slot can be taken out of
+    /// it until the result is dropped, and all can from then on. Returns `None` if there is no
+    /// number, no memory, or none within reach.
     ///
     /// Allocates; takes no lock.
     pub fn add<C: Frames>(&self, memory: &C, reach: u64) -> Option<Shut<'_>> {
@@ -347,17 +359,17 @@ impl Areas {
             u64::MAX => memory.alloc(frames),
             reach => memory.alloc_within(frames, PhysAddr::new(reach)),
         }?;
-        // What is promised, and what everything here is built upon.
+        // `Frames` promises this, and all code here relies on it.
         let last = base.get().checked_add(self.area_bytes() - 1);
         if last.is_none_or(|last| last > reach) || base.get() & (self.area_bytes() - 1) != 0 {
-            // SAFETY: nobody has seen these frames.
+            // SAFETY: no other code has seen these frames.
             unsafe { memory.free(base, frames) };
             return None;
         }
         Some(base)
     }
 
-    /// Lets everybody take slots out of an area. Takes its lock.
+    /// Lets all callers take slots out of an area. Takes its lock.
     fn open(&self, area: usize) {
         let mut bits = self.spaces[area].bits.lock();
         bits.open();
@@ -365,8 +377,9 @@ impl Areas {
         self.spaces[area].free.store(bits.free(), Ordering::Relaxed);
     }
 
-    /// Takes the area number `area` away from everybody, if nothing in it is taken and more than `least` areas are
-    /// there. `None` if it did not; what it returns opens the area again where it is dropped. Takes its lock.
+    /// Keeps all callers from taking slots out of the area number `area`, if none of them is taken
+    /// and more than `least` areas are there. Returns `None` if it did not; dropping the result
+    /// opens the area again. Takes the area's lock.
     pub fn close(&self, area: usize, least: usize) -> Option<Shut<'_>> {
         let space = &self.spaces[area];
         let mut bits = space.bits.lock();
@@ -381,8 +394,8 @@ impl Areas {
         bits.close().then_some(Shut { areas: self, area })
     }
 
-    /// Gives the memory of an area that was [closed](Self::close) back. Takes no lock. Where that panics the memory is
-    /// lost, and the number is not.
+    /// Gives back the memory of an area that was [closed](Self::close). Takes no lock. If that
+    /// panics the memory is lost, but the number is not.
     pub fn remove<C: Frames>(&self, memory: &C, shut: Shut<'_>) {
         let area = shut.area();
         core::mem::forget(shut);
@@ -390,12 +403,12 @@ impl Areas {
         let base = head.base.swap(CHANGING, Ordering::Acquire);
         let _changing = Changing(head);
         self.directory.remove(base >> self.area_shift, area);
-        // SAFETY: `add` got them from this memory, as one; nothing in them is mapped, so no device uses them, and
-        // nobody can take anything out of them any more.
+        // SAFETY: `add` got them from this memory, as one; they hold no mapping, so no device uses
+        // them, and no caller can take slots out of them any more.
         unsafe { memory.free(PhysAddr::new(base), (self.area_bytes() / FRAME_SIZE) as usize) };
     }
 
-    /// Bytes that all this takes beside the areas.
+    /// Returns the bytes that the metadata takes beside the areas.
     pub fn metadata_bytes(&self) -> usize {
         let metadata =
             self.heads.iter().filter(|head| !head.metadata.load(Ordering::Relaxed).is_null()).count();
@@ -403,7 +416,7 @@ impl Areas {
     }
 }
 
-/// An area of which nobody can take anything. Dropped, it is open.
+/// An area from which no caller can take slots. Dropping it opens the area.
 #[must_use]
 pub(super) struct Shut<'a> {
     areas: &'a Areas,
@@ -411,7 +424,7 @@ pub(super) struct Shut<'a> {
 }
 
 impl Shut<'_> {
-    /// Its number.
+    /// Returns the area's number.
     pub fn area(&self) -> usize {
         self.area
     }
@@ -423,7 +436,7 @@ impl Drop for Shut<'_> {
     }
 }
 
-/// A number whose area is being made or given back. Dropped, it is free.
+/// A number whose area is being made or given back. Dropping it frees the number.
 struct Changing<'a>(&'a Head);
 
 impl Drop for Changing<'_> {
@@ -432,7 +445,7 @@ impl Drop for Changing<'_> {
     }
 }
 
-/// Records that the slots from `first` on are one run. The first one's metadata.
+/// Records that the slots from `first` on are one run. Returns the first slot's metadata.
 fn set_run(metadata: &[SlotMeta], first: usize, slots: usize) -> Option<&SlotMeta> {
     let run = metadata.get(first..first.checked_add(slots)?)?;
     let (first, inside) = run.split_first()?;
@@ -446,7 +459,8 @@ impl Drop for Areas {
             let metadata = head.metadata.swap(ptr::null_mut(), Ordering::Acquire);
             if !metadata.is_null() {
                 let metadata = ptr::slice_from_raw_parts_mut(metadata, 1 << self.bits());
-                // SAFETY: it came from `Box::into_raw` of as many, and nobody has a reference: `self` is going.
+                // SAFETY: it came from `Box::into_raw` of as many, and no reference is left: `self`
+                // is being dropped.
                 drop(unsafe { Box::from_raw(metadata) });
             }
         }

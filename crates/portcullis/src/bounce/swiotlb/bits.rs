@@ -1,18 +1,19 @@
-//! Which slots of an area are taken: one bit each.
+//! The bits of an area, one for each slot: it is set while the slot is taken.
 //!
-//! Runs of a power of two are aligned to their size: up to 64 slots they lie in one word and are found with shifts, longer
-//! ones are whole words. Other runs are looked for from the lowest place that is good for them. Worst case of everything: O(slots of the area), a word
-//! of 64 at a time but for odd places.
+//! Runs of a power of two are aligned to their size. Up to 64 slots they lie in one word and are
+//! found with shifts; longer ones are whole words. Other runs are searched for from the lowest
+//! place at which they may begin. Worst case of each operation: O(slots of the area), a word of 64
+//! at a time, except in the search for odd runs.
 
 use alloc::boxed::Box;
 
 /// Slots in a word.
 pub(super) const WORD_SLOTS: usize = u64::BITS as usize;
 
-/// Runs of 2^this many slots fill a word: the longest that are found by shifts.
+/// A run of 2^`WORD_ORDER` slots fills a word: the longest that is found by shifts.
 pub(super) const WORD_ORDER: u32 = u64::BITS.trailing_zeros();
 
-/// One bit for each place where a run of 2^n slots may begin.
+/// For each order *n*, one bit for each place where a run of 2^*n* slots may begin.
 const STARTS: [u64; WORD_ORDER as usize + 1] = [
     u64::MAX,
     0x5555_5555_5555_5555,
@@ -23,20 +24,20 @@ const STARTS: [u64; WORD_ORDER as usize + 1] = [
     1,
 ];
 
-/// The bits of one area. Where there is no area, all are taken.
+/// The bits of one area. All slots of an absent area are taken.
 #[derive(Debug)]
 pub(super) struct Bits {
     words: Box<[u64]>,
     taken: usize,
 }
 
-/// Bits from `first` on in a word, `count` of them, all in it.
+/// Returns the mask of `count` bits from `first` on, all in one word.
 fn mask(first: usize, count: usize) -> u64 {
     (u64::MAX >> (WORD_SLOTS - count)) << first
 }
 
 impl Bits {
-    /// For `slots` slots, a multiple of 64, all of them taken.
+    /// Makes the bits of `slots` slots, a multiple of 64, all of them taken.
     pub fn all_taken(slots: usize) -> Self {
         Self { words: (0..slots / WORD_SLOTS).map(|_| u64::MAX).collect(), taken: slots }
     }
@@ -45,18 +46,18 @@ impl Bits {
         self.words.len() * WORD_SLOTS
     }
 
-    /// How many are free.
+    /// Returns how many slots are free.
     pub fn free(&self) -> usize {
         self.slots() - self.taken
     }
 
-    /// Makes all free.
+    /// Frees all slots.
     pub fn open(&mut self) {
         self.words.fill(0);
         self.taken = 0;
     }
 
-    /// Takes everything, if nothing is taken. Whether it did.
+    /// Takes all slots, if none is taken. Returns whether it did.
     pub fn close(&mut self) -> bool {
         let empty = self.taken == 0;
         if empty {
@@ -66,8 +67,8 @@ impl Bits {
         empty
     }
 
-    /// Takes runs of 2^`order` slots, each aligned to its size, lowest first, and calls `out` with the first slot of each,
-    /// `most` times at the most. Returns how many there were.
+    /// Takes runs of 2^`order` slots, each aligned to its size, lowest first, and calls `out` with
+    /// the first slot of each, at most `most` times. Returns how many runs it took.
     pub fn take_runs(&mut self, order: u32, most: usize, mut out: impl FnMut(usize)) -> usize {
         let mut count = 0;
         if order > WORD_ORDER {
@@ -100,7 +101,8 @@ impl Bits {
         count
     }
 
-    /// Takes `count` slots in a row, at `first` or a multiple of `step` above, where `fits` agrees. The first of them.
+    /// Takes `count` slots in a row, at `first` or a multiple of `step` above, where `fits` agrees.
+    /// Returns the first of them.
     pub fn take_odd(
         &mut self,
         count: usize,
@@ -135,7 +137,7 @@ impl Bits {
         self.taken -= count;
     }
 
-    /// The first slot that is taken of `count` from `at` on.
+    /// Returns the first taken slot among the `count` slots from `at` on.
     fn taken_in(&self, at: usize, count: usize) -> Option<usize> {
         let end = at + count;
         let mut from = at;
@@ -166,7 +168,8 @@ mod tests {
     use alloc::vec;
     use alloc::vec::Vec;
 
-    /// Against one `bool` for each slot: what is taken was free, is where it should be, and is found whenever it exists.
+    /// Compares with one `bool` for each slot: a run that is taken was free, lies where it should,
+    /// and is found whenever it exists.
     #[test]
     fn against_a_plain_model() {
         const SLOTS: usize = 448;

@@ -1,25 +1,29 @@
-//! What one CPU keeps: lists of free runs of slots, newest first.
+//! The free runs of slots that one CPU keeps, newest first. Only the CPU that has them changes
+//! them, so taking a run or freeing one needs no lock.
 //!
-//! Of each size there are two magazines. The loaded one is used; when it is full it becomes the previous one, and what was
-//! the previous one goes back to the areas as a whole: the runs that have been of no use for the longest, under one lock.
-//! A list is threaded through the metadata of its runs, so a free needs no memory.
+//! For each size there are two magazines. The CPU takes from and puts into the *loaded* one. When
+//! that is full it becomes the *previous* one, and the runs of the former previous one, which were
+//! unused for the longest, go back to the areas as a whole, under one lock. A list is threaded
+//! through the metadata of its runs, so a free needs no memory.
 
 use super::areas::Areas;
 use super::bits::WORD_ORDER;
 use super::slot_meta::{List, SlotMeta};
 use crate::percpu::LocalU64;
 
-/// Runs of 1, 2, 4, .. 2^(this - 1) slots are kept: up to 128, which is the longest mapping that Linux's swiotlb has.
+/// A CPU keeps runs of 1, 2, 4, .. 2^(*ORDERS* - 1) slots: up to 128, the longest mapping that
+/// Linux's swiotlb has.
 pub(super) const ORDERS: u32 = WORD_ORDER + 2;
 
-/// The most runs of a list, and the most that are taken out of an area at once.
+/// The most runs of a magazine, and the most that a CPU takes out of an area in one visit.
 pub(super) const MOST: usize = 32;
 
-/// One CPU's lists. All words are changed by whoever has it alone.
+/// One CPU's magazines. Only the CPU that has it, or a call that has it in that CPU's place,
+/// changes its words.
 #[derive(Debug)]
 pub(super) struct Cpu {
     sizes: [Size; ORDERS as usize],
-    /// Whether anything was granted to any list.
+    /// Not 0 once room was granted to any magazine.
     pub joined: LocalU64,
 }
 
@@ -29,9 +33,9 @@ pub(super) struct Cpu {
 struct Size {
     loaded: List,
     previous: List,
-    /// The most runs of either list; 0 until something is granted.
+    /// The most runs of either magazine; 0 until some are granted.
     granted: LocalU64,
-    /// How many were taken out of an area at once last time.
+    /// The number of runs that the last visit to an area took.
     batch: LocalU64,
 }
 
@@ -50,15 +54,16 @@ impl Cpu {
     /// Takes the newest run of 2^`order` slots from the loaded magazine. O(1).
     ///
     /// # Safety
-    /// Every call of this, of [`put`](Self::put), and of what gives runs back, is with the same `areas` or metadata of
-    /// those.
+    /// Every call of this, of [`put`](Self::put), and of what gives runs back, is with the same
+    /// `areas`, or with metadata of those.
     #[inline]
     pub unsafe fn take<'a>(&self, _areas: &'a Areas, order: u32) -> Option<&'a SlotMeta> {
-        // SAFETY: metadata live as long as their areas, and all that were put onto the list are of these.
+        // SAFETY: metadata lives as long as its areas, and all metadata that was put onto the list
+        // is of these.
         unsafe { self.size(order).loaded.take() }
     }
 
-    /// Puts a run onto the loaded magazine, unless that is full. Whether it did. O(1).
+    /// Puts a run onto the loaded magazine, unless that is full. Returns whether it did. O(1).
     #[inline]
     pub fn put(&self, meta: &SlotMeta, order: u32) -> bool {
         let size = self.size(order);
@@ -69,7 +74,7 @@ impl Cpu {
         room
     }
 
-    /// Makes the previous magazine the loaded one, if that is empty.
+    /// Makes the previous magazine the loaded one, if the loaded one is empty.
     pub fn turn(&self, order: u32) {
         let size = self.size(order);
         if size.loaded.count() == 0 {
@@ -77,12 +82,13 @@ impl Cpu {
         }
     }
 
-    /// Whether the loaded magazine has nothing.
+    /// Returns whether the loaded magazine is empty.
     pub fn is_empty(&self, order: u32) -> bool {
         self.size(order).loaded.count() == 0
     }
 
-    /// Makes the loaded magazine the previous one, and gives back what was on that.
+    /// Gives the runs of the previous magazine back to the areas, and makes the loaded magazine the
+    /// previous one.
     ///
     /// # Safety
     /// As [`take`](Self::take).
@@ -93,12 +99,13 @@ impl Cpu {
         size.previous.take_over(&size.loaded);
     }
 
-    /// Grants room for so many runs to each of the two lists of a size.
+    /// Grants room for `runs` runs to each of the two magazines of a size.
     pub fn grant(&self, order: u32, runs: u64) {
         self.size(order).granted.set(runs.min(MOST as u64));
     }
 
-    /// How many runs to take out of an area now: twice as many as last time, up to what is granted.
+    /// Returns how many runs to take out of an area now: twice as many as last time, up to what is
+    /// granted.
     pub fn next_batch(&self, order: u32) -> usize {
         let size = self.size(order);
         let next = (size.batch.get() * 2).min(size.granted.get()).clamp(1, MOST as u64);
@@ -106,7 +113,7 @@ impl Cpu {
         next as usize
     }
 
-    /// Gives everything back, and grants nothing any more. At most 8 x 64 runs.
+    /// Gives all runs back, and takes back all grants. At most 8 x 64 runs.
     ///
     /// # Safety
     /// As [`take`](Self::take).
@@ -121,7 +128,7 @@ impl Cpu {
         }
     }
 
-    /// Slots on all lists; a little off while the owner is at work.
+    /// Returns the slots in all magazines; slightly wrong while the owner changes them.
     pub fn kept(&self) -> u64 {
         let of = |order| (self.size(order).loaded.count() + self.size(order).previous.count()) << order;
         (0..ORDERS).map(of).sum()

@@ -1,13 +1,15 @@
-//! Which area an address is in: a hash table that is read without a lock.
+//! Maps an address to its area: a hash table that is read without a lock. A reader that finds an
+//! area finds its complete metadata, or that of an area which has come in its place.
 //!
-//! An area is aligned to its size, so an address's high bits are the key. The table has four places for each area
-//! that there may ever be; a lookup ends at the first place that was never used. Worst case, for an address that is in
-//! no area, after long growing and shrinking: all places.
+//! An area is aligned to its size, so an address's high bits are the key. The table has four places
+//! for each area that there may ever be; a lookup ends at the first place that was never used.
+//! Worst case, for an address that is in no area, after long growing and shrinking: all places.
 //!
-//! Memory ordering. An entry is stored with release after the pointer beside it, and loaded with acquire before that. Where
-//! the place is another area's by then, that area's pointer is found, whose entry this reader has not seen: so the
-//! pointer is stored with release, too, after all that it leads to, and loaded with acquire. Who fills a place has seen
-//! (acquire) what its last area was taken away with (release), so pointers are stored one after the other.
+//! Memory ordering. An entry is stored with release after the pointer beside it, and loaded with
+//! acquire before that pointer. If the place is another area's by then, the reader finds that
+//! area's pointer without having seen its entry: so the pointer is stored with release, too, after
+//! all that it leads to, and loaded with acquire. The CPU that fills a place has seen (acquire) the
+//! store that took the last area away (release), so pointers are stored one after the other.
 
 use alloc::boxed::Box;
 use core::ptr;
@@ -15,21 +17,22 @@ use core::ptr;
 use crate::broken::broken;
 use crate::sync::{AtomicPtr, AtomicU64, Ordering};
 
-/// A place that was never used: an entry of an area that there is not.
+/// A place that was never used: the entry of no area.
 const NEVER: u64 = u64::MAX;
-/// One whose area is gone.
+/// A place whose area is gone.
 const GONE: u64 = u64::MAX - 1;
-/// One that is about to be an area's.
+/// A place that an area is about to take.
 const FILLING: u64 = u64::MAX - 2;
 
-/// Bits of an entry for the area's number. The others have room for any key of memory, which ends below 2^52.
+/// The bits of an entry for the area's number. The other bits have room for any key of memory,
+/// which ends below 2^52.
 const AREA_BITS: u32 = 18;
 
-/// Areas are numbered from 0 to below this.
+/// Area numbers are below this.
 pub(super) const AREAS: u64 = 1 << 16;
 const _: () = assert!(AREAS + 3 <= 1 << AREA_BITS);
 
-/// From the high bits of an address to an area's number, and what the area has.
+/// Leads from the high bits of an address to an area's number and its metadata.
 #[derive(Debug)]
 pub(super) struct Directory<T> {
     places: Box<[Place<T>]>,
@@ -42,16 +45,18 @@ struct Place<T> {
     has: AtomicPtr<T>,
 }
 
-/// What an address leads to.
+/// The area that an address leads to.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Leads<T> {
     pub area: usize,
-    /// Null, or what was once said of an area with this address, or of one that has come in its place.
+    /// Null, or the pointer that was stored for an area with this address, or for one that has come
+    /// in its place.
     pub to: *mut T,
 }
 
 impl<T> Place<T> {
-    /// What it leads to, if it is for `key`. For a key of no memory at all that may be no area.
+    /// Returns the area it leads to, if the place is for `key`. A key of no memory may find a
+    /// number that is no area's.
     #[inline]
     fn leads(&self, entry: u64, key: u64) -> Option<Leads<T>> {
         let area = (entry & ((1 << AREA_BITS) - 1)) as usize;
@@ -64,21 +69,21 @@ fn entry(key: u64, area: usize) -> u64 {
 }
 
 impl<T> Directory<T> {
-    /// For up to `areas` areas.
+    /// Makes a directory for up to `areas` areas.
     pub fn new(areas: usize) -> Self {
         let places = (4 * areas).next_power_of_two();
         let place = |_| Place { entry: AtomicU64::new(NEVER), has: AtomicPtr::new(ptr::null_mut()) };
         Self { places: (0..places).map(place).collect(), shift: u64::BITS - places.trailing_zeros() }
     }
 
-    /// The first place for `key`.
+    /// Returns the number of the first place for `key`.
     #[inline]
     fn first(&self, key: u64) -> usize {
         // Fibonacci hashing: neighbouring areas lie apart.
         (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> self.shift) as usize
     }
 
-    /// The places for `key` in turn, and what is there.
+    /// Yields the places for `key` in turn, and their entries.
     #[inline]
     fn places(&self, key: u64) -> impl Iterator<Item = (&Place<T>, u64)> {
         let first = self.first(key);
@@ -89,14 +94,14 @@ impl<T> Directory<T> {
         })
     }
 
-    /// The area with `key`, if it is in the first place: a multiplication and two loads.
+    /// Returns the area with `key`, if it is in the first place: a multiplication and two loads.
     #[inline]
     pub fn find_fast(&self, key: u64) -> Option<Leads<T>> {
         let place = self.places.get(self.first(key))?;
         place.leads(place.entry.load(Ordering::Acquire), key)
     }
 
-    /// The area with `key`, wherever it is.
+    /// Returns the area with `key`, in whichever place it is.
     pub fn find(&self, key: u64) -> Option<Leads<T>> {
         for (place, found) in self.places(key) {
             if let Some(leads) = place.leads(found, key) {
@@ -109,7 +114,8 @@ impl<T> Directory<T> {
         None
     }
 
-    /// Adds the area number `area` with `key`, which is not in it, and has what is at `to`.
+    /// Adds the area number `area` with `key`, which is not in the table, and with its pointer
+    /// `to`.
     pub fn insert(&self, key: u64, area: usize, to: *mut T) {
         for (place, mut found) in self.places(key) {
             while found == NEVER || found == GONE {
@@ -126,7 +132,7 @@ impl<T> Directory<T> {
         broken("there are four places for each area")
     }
 
-    /// Takes it out again.
+    /// Removes the area number `area` with `key`.
     pub fn remove(&self, key: u64, area: usize) {
         let ours = entry(key, area);
         if let Some((place, _)) = self.places(key).find(|(_, found)| *found == ours) {
@@ -139,16 +145,16 @@ impl<T> Directory<T> {
 mod support {
     use super::*;
 
-    /// A pointer that tells the area `area`, and leads nowhere.
+    /// Makes a pointer that tells the area `area`, and leads nowhere.
     pub fn at(area: usize) -> *mut u64 {
         ptr::without_provenance_mut(area + 1)
     }
 
-    /// What is found, and the same at once if it is.
+    /// Returns the area that is found, and checks the fast way against it.
     pub fn found(directory: &Directory<u64>, key: u64) -> Option<(usize, *mut u64)> {
         let plain = |leads: Leads<u64>| (leads.area, leads.to);
         let found = directory.find(key).map(plain);
-        // What was not there yet may be there now.
+        // An area that was not there in the first lookup may be there in the second.
         if let (Some(fast), Some(found)) = (directory.find_fast(key), found) {
             assert_eq!(plain(fast), found);
         }
@@ -164,8 +170,8 @@ mod tests {
     use loom::sync::Arc;
     use loom::thread;
 
-    /// Somebody looks an area up while one comes and another goes: the one that stays is always found, and one that
-    /// is found is complete.
+    /// A reader looks up an area while one comes and another goes. The one that stays is always
+    /// found, and one that is found is complete.
     #[test]
     fn areas_come_and_go_under_a_reader() {
         loom::model(|| {
@@ -191,7 +197,8 @@ mod tests {
         });
     }
 
-    /// A place goes from one area to another while somebody follows what it has: that is complete, whichever it is.
+    /// A place goes from one area to another while a reader follows its pointer: the metadata is
+    /// complete, whichever it is.
     #[test]
     fn what_a_place_leads_to_is_complete_when_it_changes_hands() {
         loom::model(|| {
@@ -203,14 +210,15 @@ mod tests {
                 let (directory, metadata) = (Arc::clone(&directory), Arc::clone(&metadata));
                 thread::spawn(move || {
                     directory.remove(5, 0);
-                    // SAFETY: nobody is told of it before the next line; loom would find it.
+                    // SAFETY: no other thread is told of it before the next line; loom would find
+                    // it.
                     metadata[1].with_mut(|meta| unsafe { *meta = 1 });
                     directory.insert(5, 1, of(&metadata, 1));
                 })
             };
             if let Some(leads) = directory.find(5) {
-                // SAFETY: both pointers are to `metadata`, which is alive; nobody writes to them any more; loom would
-                // find it.
+                // SAFETY: both pointers are to `metadata`, which is alive; no thread writes to them
+                // any more; loom would find it.
                 let meta = unsafe { &*leads.to }.with(|meta| unsafe { *meta });
                 assert_eq!(meta, 1);
             }
@@ -218,7 +226,7 @@ mod tests {
         });
     }
 
-    /// Two areas come at once.
+    /// Two areas come at the same time.
     #[test]
     fn two_come_at_once() {
         loom::model(|| {
@@ -237,7 +245,7 @@ mod tests {
     use super::support::{at, found};
     use super::*;
 
-    /// Areas come and go for long: what is there is found, what is gone is not.
+    /// Areas come and go for long: present areas are found, removed ones are not.
     #[test]
     fn long_growing_and_shrinking() {
         let directory = Directory::new(4);

@@ -1,14 +1,14 @@
-//! What is left behind where a call below does not return.
+//! Guards that restore the pool's state where a call below does not return.
 
 use super::Swiotlb;
 use super::slot_meta::SlotMeta;
 use crate::platform::{CopyMemory, Platform};
 use crate::sync::{AtomicBool, AtomicU64, Ordering};
 
-/// No time was set.
+/// No time is set.
 pub(super) const NEVER: u64 = u64::MAX;
 
-/// Slots that were found, and are nobody's mapping yet. Dropped, they are free again.
+/// Slots that were found, and that no mapping has yet. Dropping it frees them again.
 #[must_use]
 pub(super) struct Found<'a, P: Platform, C: CopyMemory> {
     pool: &'a Swiotlb<P, C>,
@@ -19,7 +19,7 @@ pub(super) struct Found<'a, P: Platform, C: CopyMemory> {
 }
 
 impl<P: Platform, C: CopyMemory> Found<'_, P, C> {
-    /// They are a mapping.
+    /// Keeps the slots: they are a mapping's now.
     #[inline(always)]
     pub(super) fn done(self) {
         core::mem::forget(self);
@@ -29,21 +29,21 @@ impl<P: Platform, C: CopyMemory> Found<'_, P, C> {
 impl<P: Platform, C: CopyMemory> Drop for Found<'_, P, C> {
     #[cold]
     fn drop(&mut self) {
-        // Without a CPU's slot: what panicked may be what lends them.
+        // Without a CPU's slot: the code that panicked may be the code that lends slots.
         let _told = Told(&self.pool.freed);
         self.pool.give_to_area(self.meta, self.class);
     }
 }
 
 impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
-    /// The run of `meta`, which the caller has taken.
+    /// Wraps the run of `meta`, which the caller has taken.
     #[inline(always)]
     pub(super) fn found<'a>(&'a self, meta: &'a SlotMeta, class: u32, offset: u64) -> Found<'a, P, C> {
         Found { pool: self, meta, class, offset }
     }
 }
 
-/// Something that may free slots, or make room for more. Dropped, all who wait are told.
+/// Marks work that may free slots, or make room for more. Dropping it tells all who wait.
 pub(super) struct Told<'a>(pub &'a AtomicU64);
 
 impl Drop for Told<'_> {
@@ -52,7 +52,8 @@ impl Drop for Told<'_> {
     }
 }
 
-/// A flag for what is under way. Dropped, it is lowered, so that the next tries again.
+/// The flag of work that is under way. Dropping it lowers the flag, so that the next caller tries
+/// again.
 pub(super) struct Lowered<'a>(pub &'a AtomicBool);
 
 impl Drop for Lowered<'_> {
@@ -61,8 +62,8 @@ impl Drop for Lowered<'_> {
     }
 }
 
-/// A time that no timer may come for. Dropped, it is as if none was set: the next that takes slots from an area asks for a
-/// timer.
+/// A time for which the timer may never call. Dropping it clears the time: the next caller that
+/// takes slots from an area asks for a timer.
 pub(super) struct Untimed<'a>(pub &'a AtomicU64);
 
 impl Drop for Untimed<'_> {

@@ -1,39 +1,48 @@
-//! The swiotlb pool: memory that devices reach, in slots, for machines without an IOMMU, for devices that do not reach
-//! all memory, and for guests whose memory is encrypted.
+//! The swiotlb pool: memory that devices reach, in slots, for machines without an IOMMU, for
+//! devices that do not reach all memory, and for guests whose memory is encrypted. The invariant: no
+//! two mappings share a unit of memory that a device reaches, and none shows bytes of an earlier
+//! one.
 //!
 //! A mapping takes slots of the pool and copies the buffer there; syncs and the unmap copy it back.
 //!
 //! # What it guarantees
-//! - The address in the pool keeps the buffer's low bits where the device needs them, crosses no boundary, is within the
-//!   device's reach, and is aligned to a page (4 KiB) for a page or more (where no low bits are kept): [`Constraints`].
-//!   A mapping is as long as an area, less the offset that is kept, at the most.
-//! - In the units that the device reaches (slots, or the [granule](Constraints::with_granule) of its IOMMU) a mapping is
-//!   alone: what is beside it there is zero. What the device finds in its bytes is the driver's buffer, for
-//!   [`FromDevice`](Direction::FromDevice) too: it is copied there when it is mapped, so that bytes that the device does
-//!   not write are what they were after the unmap, as without a bounce, and not what somebody else left.
-//! - An unmap or a sync that does not name a mapping is an error that changes nothing, and so is the second unmap.
-//! - The pool grows before it is full, by the platform's timer, and gives back what is idle. A pool that is full is
-//!   [`Pressure`], which says what was needed and when to try again, not a failure of the I/O.
-//! - What a map or a sync copies comes before all that the driver stores after it, its doorbell for one; what an unmap or
-//!   a sync copies was read after all that the driver loaded before it.
+//! - The address in the pool keeps the buffer's low bits where the device needs them, crosses no
+//!   boundary, is within the device's reach, and is aligned to a page (4 KiB) for a page or more
+//!   (where no low bits are kept): [`Constraints`]. A mapping is at most as long as an area, less
+//!   the offset that is kept.
+//! - A mapping shares no unit of memory that the device reaches (a slot, or the
+//!   [granule](Constraints::with_granule) of its IOMMU) with another mapping: the rest of its units
+//!   is zero. The device finds the driver's buffer in the mapping's bytes, for
+//!   [`FromDevice`](Direction::FromDevice) too: the map copies the buffer there, so that bytes
+//!   which the device does not write are after the unmap what they were before, as without a
+//!   bounce, and not the remains of an earlier mapping.
+//! - An unmap or a sync that does not name a mapping is an error that changes nothing, and so is
+//!   the second unmap.
+//! - The pool grows before it is full, by the platform's timer, and gives back idle memory. A full
+//!   pool returns [`Pressure`], which says how much was needed and when to try again; the I/O has
+//!   not failed.
+//! - A map or a sync copies before all that the driver stores after it, its doorbell for one; an
+//!   unmap or a sync reads what it copies after all that the driver loaded before it.
 //! - Unmapping never allocates and never fails for want of memory.
-//! - Where the platform or the memory panics, a map leaves nothing behind; an unmap that has not freed the slots leaves
-//!   the mapping, so it may be called again.
+//! - If the platform or the memory panics, a map leaves nothing behind; an unmap that has not freed
+//!   the slots leaves the mapping, so it may be called again.
 //!
 //! # What it costs
-//! A run of 1, 2, 4 .. 128 slots is taken from the CPU's own list, the one that was freed last first, as its lines are still
-//! in the cache: a few stores on lines of the CPU's own, no lock, no atomic read-modify-write. Any CPU that frees keeps
-//! the run, as it has just copied from it. Runs that lists do not have come from the areas, up to 32 at a time under one
-//! lock; other numbers of slots always do, in O(areas x slots of an area) at the worst. Only a pool at its limit with
-//! nothing left in its areas takes back what other CPUs keep (one barrier of all CPUs); then lists stay empty until a
-//! quarter is free again.
+//! A run of 1, 2, 4 .. 128 slots is taken from the CPU's own magazine, the most recently freed one
+//! first, as its lines are still in the cache: that is a few stores on lines of the CPU's own, no
+//! lock, no atomic read-modify-write. The CPU that frees a run keeps it, as it has just copied from
+//! it. Runs that magazines do not have come from the areas, up to 32 at a time under one lock;
+//! other numbers of slots always do, in O(areas x slots of an area) at worst. Only a pool at its
+//! limit with no fitting run left in its areas takes back the runs that other CPUs keep (one
+//! barrier of all CPUs); then magazines stay empty until a quarter is free again.
 //!
-//! What is simple is inlined into its caller (some 450 bytes for a map, and as much for an unmap): a call, with results
-//! that go through memory, is a third of what it costs. Who has many callers wraps it in a function.
+//! The fast path is inlined into its caller (some 450 bytes for a map, and as much for an unmap): a
+//! call, with results that go through memory, would be a third of its cost. A program with many
+//! callers wraps it in a function.
 //!
-//! Sizes are rounded up to a power of two of slots up to 128 slots (where a run of more than 64 is aligned nowhere, and above,
-//! to slots). 32 bytes of metadata for each slot are
-//! kept apart from the pool, where devices do not reach them; those of areas that were given back stay.
+//! Sizes are rounded up to a power of two of slots up to 128 slots (where a run of more than 64 is
+//! aligned nowhere, and above, to slots). Each slot has 32 bytes of metadata apart from the pool,
+//! where devices do not reach them; the metadata of areas that were given back stays.
 
 mod areas;
 mod bits;
@@ -80,22 +89,22 @@ pub struct Swiotlb<P: Platform, C: CopyMemory> {
     memory: ManuallyDrop<C>,
     areas: Areas,
     cpus: Owned<Cpu>,
-    /// CPUs whose lists were granted something.
+    /// CPUs whose magazines were granted room.
     joined: AtomicU64,
-    /// The pool was full, and all lists are empty and stay so.
+    /// The pool was full, and all magazines are empty and stay so.
     scarce: AtomicBool,
-    /// Moves on with each free that somebody may wait for.
+    /// Incremented by each free that a caller may wait for.
     freed: AtomicU64,
     growth_asked: AtomicBool,
-    /// When to look whether something is idle.
+    /// The time at which to look for idle areas.
     trim_at_ns: AtomicU64,
     idle_ns: u64,
 }
 
-/// A mapping: what to tell the device.
+/// A mapping, as the device is to be told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bounced {
-    /// Where it is in the pool.
+    /// Its address in the pool.
     pub phys: PhysAddr,
     /// Its length in bytes, that of the buffer.
     pub len: u64,
@@ -108,7 +117,8 @@ impl<P: Platform, C: CopyMemory> fmt::Debug for Swiotlb<P, C> {
 }
 
 impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
-    /// A pool of memory from `memory`. Allocates; takes the memory that it has at the least.
+    /// Makes a pool of memory from `memory`. Allocates; takes the least memory that the pool is to
+    /// have.
     ///
     /// # Errors
     /// [`SwiotlbError`].
@@ -139,15 +149,16 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
 
     /// Copies `original` into the pool, for a device with these constraints.
     ///
-    /// Waits only in a pool that is full, for the turns of other CPUs to end; may allocate then. Else O(length), and what
-    /// the [module](self) says.
+    /// Waits only in a pool that is full, for the turns of other CPUs to end; may allocate then.
+    /// Otherwise O(length), at the cost that the [module](self) states.
     ///
     /// # Errors
     /// [`BounceError`]; nothing is mapped then.
     ///
     /// # Safety
-    /// `original` is memory that the CPU reaches, none of it the pool's. Until it is unmapped it stays there, and nobody
-    /// (but devices) accesses it while this, a sync or the unmap of this mapping is under way.
+    /// `original` is memory that the CPU reaches, none of it the pool's. Until it is unmapped it
+    /// stays there, and only devices access it while this call, a sync or the unmap of this mapping
+    /// is under way.
     #[inline(always)]
     pub unsafe fn map(
         &self,
@@ -165,7 +176,8 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         unsafe { self.map_slow(original, direction, constraints) }
     }
 
-    /// The same for whatever is not so simple. In a function of its own, so that what is simple needs no stack.
+    /// As [`map`](Self::map), for all cases that are not simple. A function of its own, so that the
+    /// simple case needs no stack.
     #[cold]
     #[inline(never)]
     unsafe fn map_slow(
@@ -200,14 +212,14 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         // SAFETY: `original` by the caller's promise; the run, which has room for it, is the pool's and now this
         // mapping's.
         unsafe { self.memory.copy(phys, PhysAddr::new(start), len) };
-        // Before whatever the driver tells the device by.
+        // Before the store by which the driver tells the device.
         fence(Ordering::Release);
         found.done();
         Bounced { phys: PhysAddr::new(start), len }
     }
 
-    /// Checks what is asked for: the order of the smallest aligned run that would do, and the low bits of the buffer's
-    /// address that are kept.
+    /// Checks the request. Returns the order of the smallest aligned run that would do, and the low
+    /// bits of the buffer's address that are kept.
     #[inline(always)]
     fn order(&self, original: PhysSegment, constraints: &Constraints) -> Result<(u32, u64), BounceError> {
         let PhysSegment { phys, len } = original;
@@ -218,29 +230,30 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         if phys.get().checked_add(distance).is_none() {
             return Err(BounceError::Wraps { phys, len });
         }
-        // Of a run that is aligned to its size the start is as far from the next boundary as it can be. The sum does
-        // not wrap: the offset is of low bits of an address that `len` can be added to.
+        // In a run that is aligned to its size, the start is as far from the next boundary as it
+        // can be. The sum does not wrap: the offset is of low bits of an address that `len` can be
+        // added to.
         let boundary = constraints.boundary();
         if (offset & boundary) + distance > boundary {
             return Err(BounceError::Boundary { len, offset, boundary_mask: boundary });
         }
         let last = (offset + distance).max(constraints.floor());
-        // The bits of the number of the last slot: with a one behind, for there is no logarithm of zero.
+        // The bit length of the last slot's number: a one is appended, as zero has no logarithm.
         let slot = last >> self.areas.slot_shift();
         Ok(((slot << 1 | 1).ilog2(), offset))
     }
 
-    /// What a device reaches at once, at least a slot, in bytes.
+    /// Returns the unit in which the device reaches memory, at least a slot, in bytes.
     #[inline]
     fn unit(&self, constraints: &Constraints) -> u64 {
         constraints.granule().max(1 << self.areas.slot_shift())
     }
 
-    /// Zeroes what is beside the mapping in its units.
+    /// Zeroes the rest of the mapping's units.
     #[inline(always)]
     fn clear_around(&self, start: u64, len: u64, unit: u64) {
         let (before, after) = (start & (unit - 1), (start + len).wrapping_neg() & (unit - 1));
-        // SAFETY: runs are whole units and aligned to them, and this run is nobody else's.
+        // SAFETY: runs are whole units and aligned to them, and no other caller has this run.
         unsafe {
             if before != 0 {
                 self.memory.zero(PhysAddr::new(start - before), before);
@@ -258,8 +271,9 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     /// [`MappingError`]; nothing has changed then.
     ///
     /// # Safety
-    /// No other call for the same mapping is under way. (One that is over is found out, unless the address is another
-    /// mapping's of the same length by now.) The device is done with it.
+    /// No other call for the same mapping is under way. (A mapping that has ended is recognised,
+    /// unless the address is another mapping's of the same length by now.) The device is done with
+    /// it.
     #[inline(always)]
     pub unsafe fn unmap(&self, phys: PhysAddr, len: u64) -> Result<(), MappingError> {
         if let Some(meta) = self.areas.locate_fast(phys)
@@ -275,9 +289,10 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         unsafe { self.unmap_slow(phys, len) }
     }
 
-    /// The same for a mapping that does not begin in the first slot of its run, or whose area is not in the first place
-    /// that the [directory](self::directory) has for it, and for what is none. In a function of its own, so that what is
-    /// simple needs no stack.
+    /// As [`unmap`](Self::unmap), for a mapping that does not begin in the first slot of its run,
+    /// or whose area is not in the first place that the [directory](self::directory) has for it,
+    /// and for an address without a mapping. A function of its own, so that the simple case needs
+    /// no stack.
     #[inline(never)]
     unsafe fn unmap_slow(&self, phys: PhysAddr, len: u64) -> Result<(), MappingError> {
         let (meta, mapping) = self.find(phys)?;
@@ -298,16 +313,16 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     #[inline(always)]
     unsafe fn end(&self, meta: &SlotMeta, mapping: &Mapping, phys: PhysAddr) {
         if mapping.direction != Direction::ToDevice {
-            // After whatever the device told the driver by.
+            // After the load by which the driver learnt of it from the device.
             fence(Ordering::Acquire);
-            // SAFETY: the promise of whoever mapped it.
+            // SAFETY: the promise of the caller that mapped it.
             unsafe { self.memory.copy(phys, mapping.original, mapping.len) };
         }
         self.give(meta, mapping.class);
     }
 
-    /// Copies `len` bytes at `phys`, a part of a mapping or all of it, to the buffer, if the device writes to it: for the
-    /// driver to look at. O(length).
+    /// Copies `len` bytes at `phys`, a part of a mapping or all of it, to the buffer, if the device
+    /// writes to it, so that the driver can read them. O(length).
     ///
     /// # Errors
     /// [`MappingError`]; nothing was copied then.
@@ -319,14 +334,14 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         if direction != Direction::ToDevice {
             // As in `unmap`.
             fence(Ordering::Acquire);
-            // SAFETY: the promise of whoever mapped it.
+            // SAFETY: the promise of the caller that mapped it.
             unsafe { self.memory.copy(phys, original, len) };
         }
         Ok(())
     }
 
-    /// Copies the buffer's bytes to `len` bytes at `phys`, a part of a mapping or all of it, if the device reads them: what
-    /// the driver has changed. O(length).
+    /// Copies the driver's changes to the buffer to `len` bytes at `phys`, a part of a mapping or
+    /// all of it, if the device reads them. O(length).
     ///
     /// # Errors
     /// [`MappingError`]; nothing was copied then.
@@ -336,7 +351,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     pub unsafe fn sync_for_device(&self, phys: PhysAddr, len: u64) -> Result<(), MappingError> {
         let (original, direction) = self.part(phys, len)?;
         if direction != Direction::FromDevice {
-            // SAFETY: the promise of whoever mapped it.
+            // SAFETY: the promise of the caller that mapped it.
             unsafe { self.memory.copy(original, phys, len) };
             // As in `map`.
             fence(Ordering::Release);
@@ -344,7 +359,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         Ok(())
     }
 
-    /// The address in the driver's buffer that `phys`, inside a mapping, stands for. O(1).
+    /// Returns the address in the driver's buffer for which `phys`, inside a mapping, stands. O(1).
     ///
     /// # Errors
     /// [`MappingError`].
@@ -352,18 +367,20 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         self.part(phys, 1).map(|(original, _)| original)
     }
 
-    /// Whether an address is in the pool, mapped or not. O(1), but see [`unmap`](Self::unmap).
+    /// Returns whether an address is in the pool, mapped or not. O(1), but see
+    /// [`unmap`](Self::unmap).
     pub fn holds(&self, phys: PhysAddr) -> bool {
         self.areas.locate(phys).is_some()
     }
 
-    /// Whether it is worth while to try again what failed with [`Pressure`]. It is told of every free since,
-    /// of every growth and of new room for one, so nobody who asks now and then waits in vain. One load.
+    /// Returns whether a request that failed with [`Pressure`] is worth another try. Every free
+    /// since, every growth and new room for one counts, so a caller that asks now and then does not
+    /// wait in vain. One load.
     pub fn freed_since(&self, token: Token) -> bool {
         self.freed.load(Ordering::Acquire) != token.0
     }
 
-    /// The mapping whose run holds `phys`, with its first slot.
+    /// Returns the mapping whose run holds `phys`, with its first slot's metadata.
     #[inline]
     fn find(&self, phys: PhysAddr) -> Result<(&SlotMeta, Mapping), MappingError> {
         let meta = self.areas.locate(phys).ok_or(MappingError::NotOurs { phys })?;
@@ -374,7 +391,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         }
     }
 
-    /// The mapping whose run begins `distance` slots before the one that holds `phys`.
+    /// Returns the mapping whose run begins `distance` slots before the slot that holds `phys`.
     fn find_before(&self, phys: PhysAddr, distance: u64) -> Result<(&SlotMeta, Mapping), MappingError> {
         if let Some(meta) = self.areas.before(phys, distance)
             && let Says::Mapped(mapping) = meta.read()
@@ -382,11 +399,11 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         {
             return Ok((meta, mapping));
         }
-        // Of a run that there was once.
+        // The metadata is of a run that has ended.
         Err(MappingError::NotMapped { phys })
     }
 
-    /// Where the buffer's bytes are that `len` bytes at `phys` stand for.
+    /// Returns the address of the buffer's bytes for which `len` bytes at `phys` stand.
     fn part(&self, phys: PhysAddr, len: u64) -> Result<(PhysAddr, Direction), MappingError> {
         let (meta, mapping) = self.find(phys)?;
         let start = meta.address() + mapping.offset;

@@ -1,5 +1,6 @@
-//! Growing before the pool is full, and shrinking when it is idle: beside the I/O, by the platform's timer, where that
-//! is possible.
+//! Growing before the pool is full, and shrinking when it is idle. The platform's timer does both
+//! beside the I/O, where that is possible. The pool never goes below its least size or above its
+//! limit.
 
 use core::mem::ManuallyDrop;
 
@@ -9,13 +10,15 @@ use crate::platform::{CopyMemory, Platform, PlatformEvents};
 use crate::sync::Ordering;
 
 impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
-    /// Adds an area whose last address is `reach` at the most. Its number; `None` at the limit or without memory.
+    /// Adds an area whose last address is `reach` at the most. Returns its number; `None` at the
+    /// limit or without memory.
     ///
-    /// Nobody waits for it: no lock is held while memory is asked for, and two that find the pool full add two.
+    /// No caller waits for it: no lock is held while memory is allocated, and two callers that find
+    /// the pool full add two areas.
     pub(super) fn grow(&self, reach: u64) -> Option<usize> {
         let added = self.areas.add(&*self.memory, reach)?;
         let area = added.area();
-        // Those who failed may try again.
+        // Callers that failed may try again.
         let told = Told(&self.freed);
         self.platform.with_slot(|_| drop(added));
         drop(told);
@@ -23,10 +26,11 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         Some(area)
     }
 
-    /// Has the timer grow the pool if little is free, and look at what it has grown by.
+    /// Asks the timer to grow the pool if little is free, and to look for idle areas if it has
+    /// grown.
     pub(super) fn grow_soon(&self) {
         if self.areas.present() > self.areas.min() && self.trim_at_ns.load(Ordering::Relaxed) == NEVER {
-            // A panic kept somebody from asking.
+            // A panic kept an earlier caller from asking.
             self.trim_later();
         }
         if self.areas.is_low()
@@ -40,7 +44,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         }
     }
 
-    /// Has the timer look in a while whether something can be given back.
+    /// Asks the timer to look after `idle_ns` whether an area can be given back.
     fn trim_later(&self) {
         let untimed = Untimed(&self.trim_at_ns);
         let at = self.platform.now_ns().saturating_add(self.idle_ns).min(NEVER - 1);
@@ -51,10 +55,11 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         core::mem::forget(untimed);
     }
 
-    /// Gives all areas back in which nothing is mapped, down to the least that the pool has. How many bytes.
+    /// Gives back all areas without a mapping, down to the least size of the pool. Returns how many
+    /// bytes.
     ///
-    /// Takes back first what CPUs keep in their lists: waits for their turns to end, and costs one barrier of all
-    /// CPUs. Not from an interrupt handler. O(slots of the pool / 64).
+    /// First takes back the runs that CPUs keep in their magazines: waits for their turns to end,
+    /// and costs one barrier of all CPUs. Not from an interrupt handler. O(slots of the pool / 64).
     pub fn trim(&self) -> u64 {
         self.drain(None);
         self.trim_to(self.areas.min())
@@ -63,12 +68,12 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     /// Gives empty areas back while more than `least` are there.
     fn trim_to(&self, least: usize) -> u64 {
         let mut bytes = 0;
-        // The highest numbers first: those are looked at last by who takes.
+        // The highest numbers first: callers that take slots look at those last.
         for area in (0..self.areas.max()).rev() {
             if self.areas.present() <= least {
                 break;
             }
-            // Whoever wanted to grow while it went may try again.
+            // A caller that wanted to grow the pool meanwhile may try again.
             let told = Told(&self.freed);
             match self.platform.with_slot(|_| self.areas.close(area, least)) {
                 Some(shut) => {
@@ -81,7 +86,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         bytes
     }
 
-    /// Gives back what is not needed by twice of what is mapped.
+    /// Gives back the areas that twice the mapped slots would not need.
     fn trim_idle(&self) {
         self.drain(None);
         let slots = self.areas.area_bytes() >> self.areas.slot_shift();
@@ -95,20 +100,21 @@ impl<P: Platform, C: CopyMemory> PlatformEvents for Swiotlb<P, C> {
         let at = self.trim_at_ns.load(Ordering::Relaxed);
         let untimed = Untimed(&self.trim_at_ns);
         if self.growth_asked.load(Ordering::Relaxed) {
-            // Without memory it is asked for again by the next that finds little free.
+            // Without memory, the next caller that finds little free asks again.
             let _asked = Lowered(&self.growth_asked);
             while self.areas.is_low() && self.grow(self.areas.reach()).is_some() {}
         }
         let is_due = at != NEVER && self.platform.now_ns() >= at;
         if at != NEVER && !is_due {
-            // Forgotten, maybe, for the deadline that has come now.
+            // The platform may have forgotten this deadline for the one that has come now.
             self.platform.wake_at(at);
         }
         core::mem::forget(untimed);
         if !is_due {
             return;
         }
-        // Acquire, and first: whoever adds an area from now on asks again, and what was added before is seen.
+        // Acquire, and first: a caller that adds an area from now on asks again, and this call sees
+        // areas that were added before.
         self.trim_at_ns.swap(NEVER, Ordering::Acquire);
         self.trim_idle();
         if self.areas.present() > self.areas.min() {
@@ -122,8 +128,8 @@ impl<P: Platform, C: CopyMemory> PlatformEvents for Swiotlb<P, C> {
 }
 
 impl<P: Platform, C: CopyMemory> Drop for Swiotlb<P, C> {
-    /// Gives all memory back but for areas in which something is still mapped: a device may still write there. So that
-    /// those stay, the handle on the memory is leaked then, too.
+    /// Gives all memory back except areas that still have a mapping: a device may still write
+    /// there. The handle on the memory is leaked in that case, so that those areas stay.
     fn drop(&mut self) {
         self.drain(None);
         self.trim_to(0);

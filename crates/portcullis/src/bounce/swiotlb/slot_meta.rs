@@ -1,13 +1,16 @@
-//! The metadata of each slot: never in the slot, which the device can write.
+//! The metadata of each slot. It lies apart from the slots, so no device can change it.
 //!
-//! A run of slots is known by its first slot's metadata: it says what is mapped there, or which run comes after it in a
-//! list, or nothing while the run is with its area. The metadata of a run's other slots say how far back the first is.
-//! Those are written when the run is taken out of its area, so the fast path writes one slot's metadata, half a cache line.
+//! The metadata of its first slot represents a run: it holds the mapping, or the link to the next
+//! run in a list, or neither while the run is with its area. The metadata of a run's other slots
+//! holds the distance to the first. It is written when the run is taken out of its area, so the
+//! fast path writes the metadata of one slot, half a cache line.
 //!
-//! Metadata changes hands with its run, through a CPU's list ([`Owned`](crate::percpu::Owned)), an area's lock, or whatever
-//! the driver hands the mapping over with, so nearly all accesses are relaxed. Two are not: a list's link, and the word
-//! of a mapping, which is stored with release and loaded with acquire. Whoever asks for what is no mapping any more, and
-//! finds another's word, finds that one's address with it, and is told of a mismatch.
+//! Memory ordering. Metadata changes hands with its run, through a CPU's list
+//! ([`Owned`](crate::percpu::Owned)), an area's lock, or the way in which the driver hands the
+//! mapping over, so nearly all accesses are relaxed. Two are not: a list's link, and the word of a
+//! mapping, which is stored with release and loaded with acquire. A caller that asks for a mapping
+//! which has ended, and finds another mapping's word, finds that mapping's address with it, and
+//! gets a mismatch.
 
 use core::ptr;
 
@@ -20,7 +23,7 @@ use crate::sync::{AtomicPtr, AtomicU64, Ordering};
 pub(super) const ODD: u32 = 15;
 const _: () = assert!(WORD_ORDER < ODD);
 
-/// Lengths and offsets are below 2^this: so is the size of an area.
+/// Lengths and offsets are below 2^`LEN_BITS`, and so is the size of an area.
 pub(super) const LEN_BITS: u32 = 28;
 
 const LEN_MASK: u64 = (1 << LEN_BITS) - 1;
@@ -33,18 +36,20 @@ const INSIDE: u64 = 2;
 #[derive(Debug)]
 #[repr(align(32))]
 pub(super) struct SlotMeta {
-    /// Two bits say which it is. Of a mapping the direction is at bit 2, the class at bit 4, the offset at bit 8, and the
-    /// length less one above; of a slot inside a run the distance to the first is at bit 2.
+    /// The lowest two bits tell a mapping, a slot inside a run and a free run apart. For a mapping,
+    /// the direction is at bit 2, the class at bit 4, the offset at bit 8, and the length less one
+    /// above that; for a slot inside a run, the distance to the first slot is at bit 2.
     word: AtomicU64,
-    /// Where the buffer is.
+    /// The address of the driver's buffer.
     original: AtomicU64,
-    /// What comes after it on a list. Of an odd run that is mapped, how many slots it has: no pointer.
+    /// The next run on a list. For an odd run that is mapped, its number of slots instead: no
+    /// pointer.
     next: AtomicPtr<SlotMeta>,
-    /// Where the slot begins.
+    /// The address at which the slot begins.
     address: AtomicU64,
 }
 
-/// A mapping, as noted.
+/// A mapping, as the metadata records it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Mapping {
     pub original: PhysAddr,
@@ -56,10 +61,10 @@ pub(super) struct Mapping {
     pub class: u32,
 }
 
-/// What metadata says about who has the slot.
+/// The state of a slot, as its metadata records it.
 pub(super) enum Says {
     Mapped(Mapping),
-    /// The run's first slot is so many before this one.
+    /// The run's first slot is *n* slots before this one.
     Inside(u64),
     Free,
 }
@@ -72,12 +77,12 @@ impl Default for SlotMeta {
 }
 
 impl SlotMeta {
-    /// The slot is at `address`.
+    /// Records that the slot is at `address`.
     pub fn set_address(&self, address: u64) {
         self.address.store(address, Ordering::Relaxed);
     }
 
-    /// Where it begins.
+    /// Returns the address at which the slot begins.
     #[inline]
     pub fn address(&self) -> u64 {
         self.address.load(Ordering::Relaxed)
@@ -96,7 +101,7 @@ impl SlotMeta {
         self.word.store(word, Ordering::Release);
     }
 
-    /// What it says.
+    /// Returns the state.
     #[inline]
     pub fn read(&self) -> Says {
         let word = self.word.load(Ordering::Acquire);
@@ -116,32 +121,34 @@ impl SlotMeta {
         }
     }
 
-    /// How many slots the odd run has that is mapped here.
+    /// Returns how many slots the odd run has that is mapped here.
     pub fn odd_slots(&self) -> usize {
         self.next.load(Ordering::Relaxed).addr()
     }
 
-    /// Records them.
+    /// Records how many slots the odd run has.
     pub fn set_odd_slots(&self, slots: usize) {
         self.next.store(ptr::without_provenance_mut(slots), Ordering::Relaxed);
     }
 
-    /// The slot is inside a run that begins `distance` slots before it.
+    /// Records that the slot is inside a run that begins `distance` slots before it.
     pub fn inside(&self, distance: u64) {
         self.word.store(distance << 2 | INSIDE, Ordering::Relaxed);
     }
 
-    /// The run is with its area, or on a list.
+    /// Records that the run is with its area, or on a list.
     #[inline]
     pub fn clear(&self) {
         self.word.store(FREE, Ordering::Relaxed);
     }
 }
 
-/// Free runs, by the metadata of their first slots, newest first. Changed by whoever has it alone.
+/// A list of free runs, linked by the metadata of their first slots, newest first. Only the caller
+/// that has it alone changes it.
 ///
-/// Memory ordering. Pointers are loaded with acquire, although it was this CPU or one that handed the list over that
-/// stored them: so what is behind them is sound even where two threads claim one slot, against the platform's contract.
+/// Memory ordering. Pointers are loaded with acquire, although this CPU, or the one that handed the
+/// list over, stored them: so a pointer leads to initialised metadata even where two threads claim
+/// one slot, against the platform's contract.
 #[derive(Debug)]
 pub(super) struct List {
     first: AtomicPtr<SlotMeta>,
@@ -149,18 +156,18 @@ pub(super) struct List {
 }
 
 impl List {
-    /// With nothing on it.
+    /// Makes an empty list.
     pub fn new() -> Self {
         Self { first: AtomicPtr::new(ptr::null_mut()), count: LocalU64::new(0) }
     }
 
-    /// How many runs are on it.
+    /// Returns how many runs are on the list.
     #[inline]
     pub fn count(&self) -> u64 {
         self.count.get()
     }
 
-    /// Puts a run onto it, which is on no other. O(1).
+    /// Puts a run, which is on no other list, onto this one. O(1).
     #[inline]
     pub fn put(&self, meta: &SlotMeta) {
         meta.clear();
@@ -169,21 +176,22 @@ impl List {
         self.count.set(self.count.get() + 1);
     }
 
-    /// Takes the newest run off it. O(1).
+    /// Takes the newest run off the list. O(1).
     ///
     /// # Safety
-    /// All metadata that are ever put onto it live as long as 'a.
+    /// All metadata that is ever put onto the list lives as long as 'a.
     #[inline]
     pub unsafe fn take<'a>(&self) -> Option<&'a SlotMeta> {
-        // SAFETY: the pointer is null, or was made of a reference to metadata that is alive, by the caller's promise. (An
-        // odd run's, which is none, is on no list.) Metadata are only used by shared reference.
+        // SAFETY: the pointer is null, or was made of a reference to metadata that is alive, by the
+        // caller's promise. (The link of an odd run is no pointer, but an odd run is on no list.)
+        // Metadata is only used by shared reference.
         let meta: &'a SlotMeta = unsafe { self.first.load(Ordering::Acquire).as_ref() }?;
         self.first.store(meta.next.load(Ordering::Relaxed), Ordering::Relaxed);
         self.count.set(self.count.get() - 1);
         Some(meta)
     }
 
-    /// Puts what is on `other`, in its order, onto this one, on which nothing is. O(1).
+    /// Moves all runs of `other`, in their order, onto this list, which is empty. O(1).
     pub fn take_over(&self, other: &Self) {
         self.first.store(other.first.load(Ordering::Relaxed), Ordering::Relaxed);
         self.count.set(other.count.get());

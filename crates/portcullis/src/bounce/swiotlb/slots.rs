@@ -1,13 +1,15 @@
-//! Finding slots and taking them back: the CPU's lists first, then the areas, then more memory, then the other CPUs'
-//! lists.
+//! Finding slots and taking them back: from the CPU's magazines first, then the areas, then more
+//! memory, then the other CPUs' magazines.
 //!
-//! # Nobody waits in vain
-//! Whoever fails has read the [token](Token) first and has emptied all lists, or knows that nothing was granted to any
-//! list since somebody did (`scarce`). With nothing granted a free goes to an area and moves the token on. The one that
-//! grants again says so (`scarce`, first), then frees, and then moves the token on, with release: so whoever has read a
-//! token from before is told, and whoever has read the new one (with acquire) knows that lists are in use, and empties
-//! them. An area that is added, and the room for one that goes, move the token on, too; so what follows the reading is
-//! both a search and an attempt to grow.
+//! # No caller waits in vain
+//! A caller that fails has read the [token](Token) first and has emptied all magazines, or knows
+//! that no magazine was granted room since another caller emptied them (`scarce`). With no room
+//! granted, a free goes to an area and moves the token on. The free that grants room again first
+//! clears `scarce`, then frees, and then moves the token on, with release. So a caller that has
+//! read an earlier token is told, and a caller that has read the new one (with acquire) knows that
+//! magazines are in use, and empties them. Adding an area moves the token on, too, and so does
+//! making room for one by removing another. So the caller, after reading the token, both searches
+//! and tries to grow the pool.
 
 use super::areas::OddRun;
 use super::bits::WORD_ORDER;
@@ -21,15 +23,15 @@ use crate::addr::PhysAddr;
 use crate::platform::{CopyMemory, LocalSlot, Platform};
 use crate::sync::Ordering;
 
-/// The least share of the pool, one over this, that is free when lists are granted something again.
+/// Magazines are granted room again once 1/`ENOUGH` of the pool is free.
 const ENOUGH: u64 = 4;
 
-/// The share of the pool, one over this, that the lists of one size may hold on all CPUs together.
+/// The magazines of one size may hold 1/`LIST_SHARE` of the pool on all CPUs together.
 const LIST_SHARE: u64 = 8;
 
-/// What a mapping needs.
+/// What a mapping needs of its slots.
 pub(super) struct Want<'a> {
-    /// Of the smallest aligned run that would do.
+    /// The order of the smallest aligned run that would do.
     pub order: u32,
     /// The low bits of the buffer's address that are kept.
     pub offset: u64,
@@ -38,7 +40,8 @@ pub(super) struct Want<'a> {
 }
 
 impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
-    /// A run from the list of the CPU, which has two stores and a load to make for that, and two more stores to take it.
+    /// Takes a run from the CPU's loaded magazine. Costs two stores and a load for the turn, and
+    /// two more stores to take the run.
     #[inline]
     pub(super) fn take_own(
         &self,
@@ -49,14 +52,14 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         if order >= ORDERS || constraints.reach() < self.areas.reach() {
             return None;
         }
-        // SAFETY: these CPUs' lists are used with these areas only, here and everywhere.
+        // SAFETY: these CPUs' magazines are used with these areas only, in every call.
         let take = |cpu: &Cpu| unsafe { cpu.take(&self.areas, order) };
         let take = |cpu: &Cpu| take(cpu).map(|meta| self.found(meta, order, offset));
         let own = |slot: &LocalSlot<'_>| self.cpus.with(Some(slot), take);
         self.platform.with_slot_at_hand(own)??
     }
 
-    /// Takes back a run, whose metadata says that it is mapped.
+    /// Takes back a run, which its metadata still records as mapped.
     #[inline]
     pub(super) fn give(&self, meta: &SlotMeta, class: u32) {
         if class < ORDERS {
@@ -68,7 +71,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         self.give_slow(meta, class);
     }
 
-    /// Slots for `want`, which the CPU's loaded magazine does not have.
+    /// Takes slots for `want` that the CPU's loaded magazine does not have.
     #[cold]
     pub(super) fn take_slow(&self, want: &Want<'_>) -> Result<Found<'_, P, C>, BounceError> {
         let mut since = Token(self.freed.load(Ordering::Acquire));
@@ -120,7 +123,8 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         }
     }
 
-    /// Where a run of slots too long for lists may lie: slots that are wholly in front of the mapping are left out.
+    /// Computes where a run of slots that is too long for magazines may lie. Slots that are wholly
+    /// in front of the mapping are left out.
     fn odd_run(&self, want: &Want<'_>) -> Result<OddRun, BounceError> {
         let (shift, most) = (self.areas.slot_shift(), self.areas.area_bytes());
         let unit = self.unit(want.constraints);
@@ -143,7 +147,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         })
     }
 
-    /// Looks in the CPU's lists and in the areas, `prefer` first.
+    /// Searches the CPU's magazines and the areas, `prefer` first.
     fn search(
         &self,
         want: &Want<'_>,
@@ -151,7 +155,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         prefer: Option<usize>,
     ) -> Option<Found<'_, P, C>> {
         let reach = want.constraints.reach();
-        // CPUs begin with areas of their own, as long as there are enough.
+        // Each CPU begins with another area, as long as there are enough.
         let first = |slot: Option<&LocalSlot<'_>>| prefer.or(slot.map(LocalSlot::index)).unwrap_or(0);
         let listed = |slot: Option<&LocalSlot<'_>>| {
             let first = first(slot);
@@ -172,7 +176,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         }
         let run = odd?;
         let first = self.platform.with_slot(first);
-        // A slot for each area, so that none is held for long.
+        // A slot for each area, so that no slot is held for long.
         let take = |area| {
             let found = |meta| self.found(meta, ODD, run.offset);
             self.platform.with_slot(|_| self.areas.take_odd(area, reach, run).map(found))
@@ -180,7 +184,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         self.areas.from(first).find_map(take)
     }
 
-    /// A run from the CPU's lists, or from the areas with some more for the lists.
+    /// Takes a run from the CPU's magazines, or from the areas with some more for the magazines.
     fn refill(&self, cpu: &Cpu, prefer: usize, order: u32, reach: u64) -> Option<&SlotMeta> {
         cpu.turn(order);
         // SAFETY: as in `take_own`.
@@ -196,12 +200,13 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         if !scarce {
             self.grant(cpu, order);
         }
-        // Where the list has something, this device does not reach it: others like it would not reach what is added.
+        // If the magazine has runs, this device does not reach them: it would not help to add
+        // others like them.
         let batch = if scarce || !cpu.is_empty(order) { 1 } else { cpu.next_batch(order) };
         let mut runs = [None; MOST];
         let count = self.areas.take_runs(prefer, order, reach, &mut runs[..batch]);
         let (first, rest) = runs[..count].split_first()?;
-        // The last one first, so that it is the last to be used.
+        // The last one first, so that it is used last.
         for meta in rest.iter().rev().copied().flatten() {
             if !cpu.put(meta, order) {
                 self.areas.give([meta], 1 << order);
@@ -210,7 +215,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         *first
     }
 
-    /// Grants a list what its CPU may have of the pool as large as it is now.
+    /// Grants a magazine the CPU's share of the pool at its present size.
     fn grant(&self, cpu: &Cpu, order: u32) {
         if cpu.joined.get() == 0 {
             cpu.joined.set(1);
@@ -223,7 +228,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
 
     #[cold]
     fn give_slow(&self, meta: &SlotMeta, class: u32) {
-        // Last, see above.
+        // Dropped last, as the module's argument needs.
         let _told = Told(&self.freed);
         self.platform.with_slot(|slot| {
             let kept = match class < ORDERS {
@@ -236,24 +241,25 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         });
     }
 
-    /// Takes back a run that is on no list.
+    /// Takes back a run that is on no list, and gives it to its area.
     pub(super) fn give_to_area(&self, meta: &SlotMeta, class: u32) {
         let slots = if class == ODD { meta.odd_slots() } else { 1 << class };
         self.areas.give([meta], slots);
     }
 
-    /// Puts a run onto a list that is full, or that nothing is granted to. Whether it did.
+    /// Puts a run onto a magazine that is full, or that has no room granted. Returns whether it
+    /// did.
     fn keep(&self, cpu: &Cpu, meta: &SlotMeta, order: u32) -> bool {
         if self.scarce.load(Ordering::Relaxed) {
             let capacity = self.areas.capacity();
             if capacity.saturating_sub(self.areas.taken().0) < capacity / ENOUGH {
                 return false;
             }
-            // First, see above.
+            // First, as the module's argument needs.
             self.scarce.store(false, Ordering::Relaxed);
         }
         self.grant(cpu, order);
-        // What is granted may be less than it was, and more than there is.
+        // The new grant may be smaller than the last one, and smaller than the magazine's content.
         if !cpu.put(meta, order) {
             // SAFETY: as in `take_own`.
             unsafe { cpu.turn_out(&self.areas, order) };
@@ -262,12 +268,12 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         true
     }
 
-    /// Empties the lists of all CPUs, or of one. Waits for their turns to end.
+    /// Empties the magazines of all CPUs, or of one. Waits for their turns to end.
     pub(super) fn drain(&self, only: Option<usize>) {
-        // Somebody may have found the pool full half-way through.
+        // Another caller may have found the pool full before all magazines were empty.
         let _told = Told(&self.freed);
         self.cpus.with_others(&self.platform, only, |_, cpu| {
-            // A slot for each, so that none is held for long.
+            // A slot for each CPU, so that no slot is held for long.
             // SAFETY: as in `take_own`.
             self.platform.with_slot(|_| unsafe { cpu.drain(&self.areas) });
             if only.is_some() && cpu.joined.get() == 1 {

@@ -1,30 +1,31 @@
-//! What a pool says about itself.
+//! The figures that a pool reports. None of them stops a CPU.
 
 use super::Swiotlb;
 use super::cpu::Cpu;
 use crate::platform::{CopyMemory, Platform};
 
-/// How full a pool is, in bytes. While others map and unmap, what was true at some time, give or take what is under way.
+/// How full a pool is, in bytes. While other CPUs map and unmap, each figure was true at some time,
+/// give or take the calls under way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SwiotlbUsage {
-    /// Of slots that are mapped.
+    /// Bytes of slots that are mapped.
     pub mapped: u64,
-    /// Of free slots that CPUs keep in their lists.
+    /// Bytes of free slots that CPUs keep in their magazines.
     pub kept: u64,
-    /// The most that was mapped or kept at once, ever: the high-water mark.
+    /// The most that was ever mapped or kept together: the high-water mark.
     pub most: u64,
-    /// Of the pool as it is.
+    /// Bytes of the pool at its present size.
     pub capacity: u64,
-    /// What it shrinks to, and may grow to.
+    /// The size that the pool shrinks to.
     pub least: u64,
-    /// See there.
+    /// The size that the pool may grow to.
     pub limit: u64,
-    /// Of metadata, and what CPUs' lists take, beside the pool.
+    /// Bytes of metadata and of CPUs' magazines, beside the pool.
     pub overhead: u64,
 }
 
 impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
-    /// How full it is. Sums over all CPUs, and disturbs none. O(CPUs + areas).
+    /// Returns how full the pool is. Sums over all CPUs, and disturbs none. O(CPUs + areas).
     pub fn usage(&self) -> SwiotlbUsage {
         let (areas, shift) = (&self.areas, self.areas.slot_shift());
         let kept = self.cpus.peek().map(Cpu::kept).sum::<u64>();
