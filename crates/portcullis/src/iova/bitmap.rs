@@ -289,8 +289,8 @@ impl Bitmap {
             return self.take_anywhere(page, pages).map(|()| 1);
         };
         // Where the limit lies in this leaf, the next place may be behind it.
-        if out.len() <= 1 || limit.saturating_sub(page) < LEAF_PAGES.into() || !is_natural(pages, align_order)
-        {
+        let is_below = limit.saturating_sub(node::base(page, 0)) >= LEAF_PAGES.into();
+        if out.len() <= 1 || !is_below || !is_natural(pages, align_order) {
             self.take_in_leaf(page, pages, leaf, &path);
             return Ok(1);
         }

@@ -23,15 +23,7 @@ impl Bitmap {
         out: impl Iterator<Item = &'a mut u64>,
     ) -> usize {
         let mut bits = *self.store.leaf(leaf);
-        let mut taken = 0;
-        for out in out {
-            let Some(start) = bits.place(pages, align_order, self.placement) else {
-                break;
-            };
-            bits.set(start, start + pages as u32, false);
-            *out = base(page, 0) + u64::from(start);
-            taken += 1;
-        }
+        let taken = bits.take(pages, align_order, self.placement, base(page, 0), out);
         self.free_pages -= taken as u64 * pages;
         *self.store.leaf_mut(leaf) = bits;
         let old = self.store.node(path.node(1)).fits[slot(page, 1)];

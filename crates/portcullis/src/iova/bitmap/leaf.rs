@@ -159,16 +159,56 @@ impl Leaf {
         }
     }
 
+    /// Takes the places that as many calls of [`place`](Self::place) would find, one for each of `out`, or as many as there
+    /// are; how many. `first` is the leaf's first page.
+    pub(super) fn take<'a>(
+        &mut self,
+        pages: u64,
+        order: u32,
+        placement: Placement,
+        first: u64,
+        mut out: impl Iterator<Item = &'a mut u64>,
+    ) -> usize {
+        let mut taken = 0;
+        let Some(&last) = LAST.get(order as usize).filter(|_| pages <= 1 << order) else {
+            for out in out {
+                let Some(start) = self.place(pages, order, placement) else { break };
+                self.set(start, start + pages as u32, false);
+                *out = first + u64::from(start);
+                taken += 1;
+            }
+            return taken;
+        };
+        // No fit crosses words, and taking one leaves the others of its word: each word is searched once.
+        let (width, low) = (1 << order, u64::MAX >> (64 - pages));
+        for at in 0..WORDS {
+            let word = match placement {
+                Placement::TopDown => WORDS - 1 - at,
+                Placement::BottomUp => at,
+            };
+            let mut blocks = blocks(self.0[word], low, width, last);
+            while blocks != 0 {
+                let bit = match placement {
+                    Placement::TopDown => blocks.ilog2(),
+                    Placement::BottomUp => blocks.trailing_zeros(),
+                };
+                let Some(out) = out.next() else { return taken };
+                let start = bit + 1 - width;
+                blocks ^= 1 << bit;
+                self.0[word] ^= low << start;
+                *out = first + u64::from(word as u32 * 64 + start);
+                taken += 1;
+            }
+        }
+        taken
+    }
+
     /// The same for natural alignment inside words. `last` has the last bit of each block of the order.
     #[inline]
     fn place_in_words(&self, pages: u64, order: u32, last: u64, placement: Placement) -> Option<u32> {
-        let width = 1 << order;
-        // The pages that it would take from each block.
-        let wanted = (u64::MAX >> (64 - pages)) * (last >> (width - 1));
+        let (width, low) = (1 << order, u64::MAX >> (64 - pages));
         let fits = |(word, bits): (usize, &u64)| {
-            // Adding all lower bits carries into the last one if any of them is set.
-            let missing = !bits & wanted;
-            let blocks = !(((missing & !last) + !last) | missing) & last;
+            let blocks = blocks(*bits, low, width, last);
             let bit = match placement {
                 Placement::TopDown => blocks.checked_ilog2()?,
                 Placement::BottomUp => Some(blocks.trailing_zeros()).filter(|_| blocks != 0)?,
@@ -193,6 +233,17 @@ impl Leaf {
             Placement::BottomUp => places.next(),
         }
     }
+}
+
+/// Of the blocks of `width` bits in a word, the last bits of those that have all of their bits in `low` set. `last` has
+/// the last bit of each block.
+#[inline]
+const fn blocks(bits: u64, low: u64, width: u32, last: u64) -> u64 {
+    // The pages that a request would take from each block.
+    let wanted = low * (last >> (width - 1));
+    // Adding all lower bits carries into the last one if any of them is set.
+    let missing = !bits & wanted;
+    !(((missing & !last) + !last) | missing) & last
 }
 
 impl Entry for Leaf {
@@ -350,6 +401,28 @@ mod tests {
             let place = |placement| leaf.place(pages.into(), order, placement);
             prop_assert_eq!(place(Placement::TopDown), blocks.last().copied());
             prop_assert_eq!(place(Placement::BottomUp), blocks.first().copied());
+        }
+
+        /// Several places at once are those of single calls, in their order, and the pages of no others are taken.
+        #[test]
+        fn several_places_are_those_of_single_calls(
+            leaf in leaf(), order in 0..=9_u32, pages in any::<u32>(), wanted in 0..600_usize
+        ) {
+            let pages = 1 + pages % (1 << order);
+            for placement in [Placement::TopDown, Placement::BottomUp] {
+                let (mut single, mut several) = (leaf, leaf);
+                let mut expected = Vec::new();
+                while expected.len() < wanted
+                    && let Some(start) = single.place(pages.into(), order, placement)
+                {
+                    single.set(start, start + pages, false);
+                    expected.push(1024 + u64::from(start));
+                }
+                let mut places = alloc::vec![0; wanted];
+                let taken = several.take(pages.into(), order, placement, 1024, places.iter_mut());
+                prop_assert_eq!(&places[..taken], &expected[..]);
+                prop_assert_eq!(several.0, single.0);
+            }
         }
 
         #[test]
