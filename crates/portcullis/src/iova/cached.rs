@@ -9,7 +9,7 @@ use super::class::{CACHED_ORDERS, Class};
 use super::cpu::{BATCH, Cpu, ZONES};
 use super::inbox::Inbox;
 use super::links::OutOfMemory;
-use super::notes::Notes;
+use super::notes::{Notes, Place};
 use super::space::Request;
 use super::word::{EXACT, NOBODY, handed_out, owner_and_pages};
 use crate::addr::PageSize;
@@ -124,7 +124,8 @@ impl Cached {
             // One entry is looked at: the newest.
             let take = || {
                 let newest = cpu.newest(zone, order).filter(|page| page + (1 << order) <= end_page)?;
-                cpu.remember(&self.notes, newest, class);
+                let place = Place::of(newest, class);
+                cpu.remember(place, self.notes.leaf(place)?);
                 // SAFETY: `notes` is the only one that these CPUs' lists are used with.
                 unsafe { cpu.take(&self.notes, zone, class, pages) }
             };
@@ -237,17 +238,21 @@ impl Cached {
         pages: u64,
         order: u32,
     ) -> Result<(), ()> {
-        let word = self.notes.word(page, order).ok_or(())?;
-        let owner = match owner_and_pages(word.load(Ordering::Relaxed)) {
+        let class = Class::of(order);
+        let place = Place::of(page, class);
+        let leaf = self.notes.leaf(place).ok_or(())?;
+        let owner = match owner_and_pages(leaf.word(place.index).load(Ordering::Relaxed)) {
             Some((owner, asked)) if asked == pages => owner,
             _ => return Err(()),
         };
         if owner < EXACT
-            && let Some(Own { index, cpu }) = own
+            && let Some(own @ Own { index, cpu }) = own
         {
             if index == owner {
-                cpu.remember(&self.notes, page, Class::of(order));
-                self.keep(cpu, backing, page, order);
+                cpu.remember(place, leaf);
+                if !self.put(own, page, pages, class) {
+                    self.keep(cpu, backing, page, order);
+                }
             } else {
                 let most = self.budget[self.zone(page)];
                 if !cpu.post(&self.notes, &self.inboxes, owner, (page, order), most) {

@@ -6,7 +6,7 @@
 
 use super::class::{CACHED_ORDERS, Class};
 use super::inbox::{Inbox, Outbox};
-use super::links::OutOfMemory;
+use super::links::{Leaf, OutOfMemory};
 use super::near::Near;
 use super::notes::{Notes, Place};
 use super::word::{Link, handed_out};
@@ -83,7 +83,8 @@ impl Cpu {
     /// pages, fewer than 2^50. `None` also where its word is not [remembered](Self::remember). O(1).
     ///
     /// # Safety
-    /// Every call of this, of [`put`](Self::put) and of [`remember`](Self::remember) on one value is with the same `notes`.
+    /// Every call of this and of [`put`](Self::put) on one value is with the same `notes`, and every leaf that it
+    /// [remembers](Self::remember) is one of theirs.
     #[inline]
     pub(super) unsafe fn take(&self, notes: &Notes, zone: usize, class: Class, asked: u64) -> Option<u64> {
         let list = self.list(zone, class.order());
@@ -125,9 +126,10 @@ impl Cpu {
         true
     }
 
-    /// Has the next [`take`](Self::take) or [`put`](Self::put) of this range find its word at once.
-    pub(super) fn remember(&self, notes: &Notes, page: u64, class: Class) {
-        self.near.remember(notes, Place::of(page, class));
+    /// Has the next [`take`](Self::take) or [`put`](Self::put) of the range whose word is at `place`, in `leaf`, find it
+    /// at once.
+    pub(super) fn remember(&self, place: Place, leaf: &Leaf) {
+        self.near.remember(place, leaf);
     }
 
     /// Puts the free range of `order` at `page`, which has a word, onto its list, unless that is full.
@@ -160,13 +162,13 @@ impl Cpu {
         let list = self.list(zone, class.order());
         let place = Place::of(page, class);
         // SAFETY: the caller's promise is passed on.
-        let found = || unsafe { self.near.word(notes, place) };
-        let word = match found() {
+        let word = match unsafe { self.near.word(notes, place) } {
             Some(word) => word,
             None => {
                 notes.make(page, class.order(), Link::END.bits())?;
-                self.near.remember(notes, place);
-                found().ok_or(OutOfMemory)?
+                let leaf = notes.leaf(place).ok_or(OutOfMemory)?;
+                self.near.remember(place, leaf);
+                leaf.word(place.index)
             }
         };
         let room = !list.is_full();

@@ -62,18 +62,17 @@ impl Near {
     /// The word at `place`, as [`Notes::word`] gives it, if its leaf is remembered.
     ///
     /// # Safety
-    /// Every call of this and of [`remember`](Self::remember) on one value is with the same `notes`.
+    /// Every call of this on one value is with the same `notes`, and every leaf that it [remembers](Self::remember) is one of
+    /// theirs.
     #[inline]
     pub(super) unsafe fn word<'a>(&self, notes: &'a Notes, place: Place) -> Option<&'a AtomicU64> {
-        // SAFETY: entries are set by `remember` alone, by the caller's promise with the same `notes`.
+        // SAFETY: entries are set by `remember` alone, by the caller's promise to leaves of these `notes`.
         unsafe { self.entry(place).word(notes, place.index) }
     }
 
-    /// Remembers the leaf of `place`, if there is one.
-    pub(super) fn remember(&self, notes: &Notes, place: Place) {
-        if let Some(leaf) = notes.leaf(place) {
-            self.entry(place).set(place.index & !(Leaf::WORDS - 1), ptr::from_ref(leaf).cast_mut());
-        }
+    /// Remembers the leaf of `place`, as [`Notes::leaf`] gives it.
+    pub(super) fn remember(&self, place: Place, leaf: &Leaf) {
+        self.entry(place).set(place.index & !(Leaf::WORDS - 1), ptr::from_ref(leaf).cast_mut());
     }
 
     #[inline]

@@ -158,7 +158,8 @@ fn a_list_with_a_range_that_is_in_use_ends_there() {
     cpu.grant(0, 0, 4, 4);
     (1..4).for_each(|page| assert!(cpu.push(&notes, 0, 0, page)));
     notes.write(2, 0, handed_out(7, 1));
-    cpu.remember(&notes, 3, class);
+    let place = Place::of(3, class);
+    cpu.remember(place, notes.leaf(place).unwrap());
     // SAFETY: there are no other notes.
     let take = || unsafe { cpu.take(&notes, 0, class, 1) };
     assert_eq!((take(), take()), (Some(3), None));
