@@ -4,7 +4,7 @@ use core::mem::ManuallyDrop;
 
 use super::DmaDevice;
 use crate::addr::{Direction, Iova, IovaRange, PhysAddr};
-use crate::domain::{Ending, MapListError, Policy, UnmapError};
+use crate::domain::{Ending, MapListError, PolicyWord, UnmapError};
 use crate::mapper::Mapper;
 use crate::platform::{FRAME_SIZE, Frames, Platform, TABLE_ENTRIES};
 use crate::sync::AtomicU64;
@@ -107,7 +107,7 @@ impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
             let range = IovaRange::of_pages(iova, len, domain.granule())
                 .ok_or(UnmapError::NoSuchRange { iova, len })?;
             let neighbours = range.len().saturating_sub(len);
-            domain.end(range, Ending { neighbours, exception: || Some(Policy::Strict) })?;
+            domain.end(range, Ending { neighbours, exception: || PolicyWord::STRICT })?;
         }
         // SAFETY: the frames are those of `new`, `self` is not used again, and the device cannot reach them
         // any more (or, in passthrough, was never kept from any memory).

@@ -134,7 +134,7 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
     /// The same of a buffer beside which so many bytes of the pages are not its own.
     #[inline]
     pub(super) fn end_beside(&self, range: IovaRange, neighbours: u64) -> Result<(), UnmapError> {
-        self.domain.end(range, Ending { neighbours, exception: || self.exception.get() })
+        self.domain.end(range, Ending { neighbours, exception: || self.exception.word() })
     }
 
     /// Maps a scatter-gather list with one allocation, and writes to `out` what the device is to be given:

@@ -9,7 +9,7 @@ mod view;
 
 pub use error::{DomainError, MapListError, UnmapError};
 pub use policies::Policies;
-pub(crate) use policy::AtomicPolicy;
+pub(crate) use policy::{AtomicPolicy, PolicyWord};
 pub use policy::{Policy, PolicyError};
 pub(crate) use space::{Changing, Ending, LinkFailed, Tally, last_byte};
 pub use space::{Domain, DomainStats};

@@ -78,6 +78,10 @@ pub enum PolicyError {
 #[derive(Debug)]
 pub(crate) struct AtomicPolicy(AtomicU64);
 
+/// What is kept there: a policy or none, in one word.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PolicyWord(u64);
+
 /// What stands for what: from `LAZY` on, a window follows.
 const NONE: u64 = 0;
 const STRICT: u64 = 1;
@@ -92,12 +96,42 @@ impl AtomicPolicy {
     /// Relaxed: what a change promises is kept by the visits of the deferred queues (see `DeferredQueue::push`).
     #[inline]
     pub(crate) fn get(&self) -> Option<Policy> {
-        decode(self.0.load(Ordering::Relaxed))
+        decode(self.word().0)
+    }
+
+    /// The same as it is kept.
+    #[inline]
+    pub(crate) fn word(&self) -> PolicyWord {
+        PolicyWord(self.0.load(Ordering::Relaxed))
     }
 
     /// The policy before.
     pub(crate) fn swap(&self, policy: Option<Policy>) -> Option<Policy> {
         decode(self.0.swap(encode(policy), Ordering::Relaxed))
+    }
+}
+
+impl PolicyWord {
+    /// None.
+    pub(crate) const NONE: Self = Self(NONE);
+    pub(crate) const STRICT: Self = Self(STRICT);
+
+    /// This one, or `other` where it is none.
+    #[inline]
+    pub(crate) const fn or(self, other: Self) -> Self {
+        if self.0 == NONE { other } else { self }
+    }
+
+    /// How long what ends under it may wait; `None` for not at all.
+    #[inline]
+    pub(crate) const fn window(self) -> Option<u64> {
+        self.0.checked_sub(LAZY)
+    }
+}
+
+impl From<Option<Policy>> for PolicyWord {
+    fn from(policy: Option<Policy>) -> Self {
+        Self(encode(policy))
     }
 }
 
@@ -133,6 +167,19 @@ mod tests {
         }
         let longest = decode(encode(Some(Policy::Lazy { window_ns: u64::MAX })));
         assert_eq!(longest, Some(Policy::Lazy { window_ns: u64::MAX - LAZY }));
+    }
+
+    #[test]
+    fn the_window_is_that_of_the_exception_or_of_the_domain() {
+        let lazy = |window_ns| Some(Policy::Lazy { window_ns });
+        let window = |exception: Option<Policy>, own: Option<Policy>| {
+            PolicyWord::from(exception).or(PolicyWord::from(own)).window()
+        };
+        assert_eq!([window(None, lazy(7)), window(lazy(0), lazy(7))], [Some(7), Some(0)]);
+        assert_eq!([window(Some(Policy::Strict), lazy(7)), window(None, Some(Policy::Strict))], [None; 2]);
+        assert_eq!(window(None, Some(Policy::Passthrough)), None);
+        assert_eq!(PolicyWord::STRICT.or(PolicyWord::from(lazy(7))).window(), None);
+        assert_eq!(PolicyWord::NONE.or(PolicyWord::from(lazy(7))).window(), Some(7));
     }
 
     #[test]

@@ -72,14 +72,14 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         // Address 0 means "no address" to too many drivers and devices.
         reserved.extend(IovaRange::new(Iova::new(0), granule.bytes()));
         let config = SpaceConfig { reserved, ..SpaceConfig::new(geometry.aperture, granule, slots) };
-        // One turn for both the addresses and what they translate to, where the mapper has marks.
-        let marks = mapper.marks(&platform).cloned();
-        let space = IovaSpace::with_marks(&config, marks.unwrap_or_else(|| Arc::new(Marks::new(slots))))?;
+        // One turn for the addresses, what they translate to, where the mapper has marks, and the flush queue.
+        let marks = mapper.marks(&platform).cloned().unwrap_or_else(|| Arc::new(Marks::new(slots)));
+        let space = IovaSpace::with_marks(&config, Arc::clone(&marks))?;
         let shared = mapper.costs().shares_one_queue();
         let domain = Arc::new(Self {
             policy: AtomicPolicy::new(Some(policy)),
             translated: policy.is_translated(),
-            deferred: if shared { DeferredQueue::shared() } else { DeferredQueue::per_cpu(slots) },
+            deferred: if shared { DeferredQueue::shared() } else { DeferredQueue::per_cpu(marks, slots) },
             books: Books::new(slots),
             due_ns: AtomicU64::new(u64::MAX),
             rings: AtomicU64::new(0),
@@ -305,7 +305,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// CPU that it came from.
     fn reclaim_deferred(&self, only: Option<usize>) {
         self.deferred.reclaim(&self.platform, only, |slot, safe| {
-            self.space.with_own(slot, |own| self.give_back(slot, own, safe));
+            self.space.with_own(slot, |_, own| self.give_back(slot, own, safe));
         });
     }
 
@@ -336,7 +336,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
 
     /// Calls `f` with a slot, if there is one, and with its CPU's lists, in a turn, if there is one.
     fn with_turn<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>, Option<Own<'_>>) -> R) -> R {
-        self.platform.with_slot(|slot| self.space.with_own(slot, |own| f(slot, own)))
+        self.platform.with_slot(|slot| self.space.with_own(slot, |_, own| f(slot, own)))
     }
 
     #[inline]

@@ -13,7 +13,7 @@ mod gather;
 mod shared;
 
 pub use costs::Costs;
-pub use deferred::{Cleared, Deferred, DeferredQueue, QUEUE_ENTRIES, SHARED_ENTRIES, SLICE};
+pub use deferred::{Cleared, Deferred, DeferredQueue, QUEUE_ENTRIES, SHARED_ENTRIES, SLICE, Waiting};
 pub use device_tlb::{DeviceTlbError, DeviceTlbs, MOST_DEVICE_TLBS};
 pub use gather::{GATHER_RANGES, Gather};
 pub use shared::SharedQueue;

@@ -82,10 +82,15 @@ impl Cached {
         self.cpus.in_turn(slot, |turn, cpu| f(turn, cpu.map(|cpu| Own { index: turn.index() as u64, cpu })))
     }
 
-    /// Calls `f` with the lists of the CPU whose slot this is, in a turn, or without.
-    pub fn with_own<R>(&self, slot: Option<&LocalSlot<'_>>, f: impl FnOnce(Option<Own<'_>>) -> R) -> R {
+    /// Calls `f` in a turn of the CPU whose slot this is, if there is one, with its lists, if it has any.
+    pub fn with_own<R>(
+        &self,
+        slot: Option<&LocalSlot<'_>>,
+        f: impl FnOnce(Option<&Turn<'_>>, Option<Own<'_>>) -> R,
+    ) -> R {
         let turn = slot.and_then(|slot| self.cpus.turn(slot));
-        f(turn.as_ref().and_then(|turn| Some(Own { index: turn.index() as u64, cpu: self.cpus.get(turn)? })))
+        let turn = turn.as_ref();
+        f(turn, turn.and_then(|turn| Some(Own { index: turn.index() as u64, cpu: self.cpus.get(turn)? })))
     }
 
     /// A range of `class` for `asked` pages from the caller's own list: the fast path. `None` where it

@@ -166,11 +166,11 @@ impl IovaSpace {
         self.cached.in_turn(slot, f)
     }
 
-    /// Calls `f` with the lists of the CPU whose slot this is, in a turn, or without.
+    /// Calls `f` in a turn of the CPU whose slot this is, if there is one, with its lists, if it has any.
     pub(crate) fn with_own<R>(
         &self,
         slot: Option<&LocalSlot<'_>>,
-        f: impl FnOnce(Option<Own<'_>>) -> R,
+        f: impl FnOnce(Option<&Turn<'_>>, Option<Own<'_>>) -> R,
     ) -> R {
         self.cached.with_own(slot, f)
     }
@@ -206,7 +206,7 @@ impl IovaSpace {
     #[cold]
     #[inline(never)]
     fn free_slowly<P: Platform>(&self, platform: &P, range: IovaRange) -> Result<(), IovaError> {
-        self.home.with_slot(platform, |slot| self.with_own(slot, |own| self.free_local(own, range)))
+        self.home.with_slot(platform, |slot| self.with_own(slot, |_, own| self.free_local(own, range)))
     }
 
     /// The same with the lists of the CPU's own that the caller has, or without.
@@ -315,7 +315,7 @@ impl IovaSpace {
         len: u64,
         limit: Iova,
     ) -> Result<IovaRange, IovaError> {
-        let page = match self.with_own(slot, |own| self.cached.alloc(own, &self.backing, request)) {
+        let page = match self.with_own(slot, |_, own| self.cached.alloc(own, &self.backing, request)) {
             Ok(Some(page)) => Ok(page),
             Ok(None) => self.direct(request.pages_rounded(), request, NO_OWNER),
             Err(error) => Err(error),

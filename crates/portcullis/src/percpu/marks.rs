@@ -7,7 +7,8 @@
 //!   stays where it is until then. Such a turn is a [`Section`].
 //! - They revoke first, and then wait until the turns with values that had begun are over: until they are done no owner has its
 //!   values (Dekker's mutual exclusion with the price moved to the side that is rare). A turn with values is a [`Turn`], which
-//!   is a section, too. It takes no frames from the embedder; a section may, for tables.
+//!   is a section, too. It takes no frames from the embedder; a section may, for tables. Values that are visited often are
+//!   revoked [apart](super::TurnLocal::apart): turns go on meanwhile, with all others.
 //!
 //! Memory ordering. A turn stores that it has begun, and then loads whether it is revoked, and pointers. The others store that
 //! it is, or to the pointer, and then look which turns are under way. At least one side must see the other's store. The
@@ -20,7 +21,8 @@
 //! wait for that one, as it sees the revocation and is without values. A mark beside its value ([`Owned`](super::Owned)) does
 //! not count its turns: there who revokes waits for a store that ends one, of that turn or of a later one, which is without the
 //! value and so as good as over. What was done to values meanwhile is seen by their owner: the store that ends a revocation is
-//! a release, the turn's load an acquire.
+//! a release, the turn's load an acquire. So is the store that begins one: a turn that sees a revocation apart has all other
+//! values, and need not have seen the end of the revocation before.
 
 use alloc::boxed::Box;
 use core::marker::PhantomData;
@@ -33,6 +35,11 @@ use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, pause};
 /// What a mark's count is above a multiple of 4 in a turn with values, and in one without.
 const WITH_VALUES: u64 = 1;
 const WITHOUT: u64 = 3;
+
+/// What a mark says of its CPU's values: nothing, that they are revoked, or that those are which are revoked apart.
+const GRANTED: u64 = 0;
+pub(super) const REVOKED: u64 = 1;
+pub(super) const REVOKED_APART: u64 = 2;
 
 /// The marks of all CPUs, for any number of values in their turns.
 #[derive(Debug)]
@@ -65,6 +72,8 @@ pub(super) struct Alone<'a>(&'a Mark);
 pub struct Turn<'a> {
     marks: &'a Marks,
     index: usize,
+    /// Whether it has the values, too, that are revoked apart.
+    is_whole: bool,
     _begun: Begun<'a, WITH_VALUES>,
     /// It stays with its slot.
     _on_this_cpu_only: PhantomData<*mut ()>,
@@ -107,7 +116,7 @@ impl Mark {
         self.turns.store(WITH_VALUES, Ordering::Relaxed);
         let begun = Alone(self);
         slot.fence();
-        if self.revoked.load(Ordering::Acquire) == 0 { Some(begun) } else { None }
+        if self.revoked.load(Ordering::Acquire) == GRANTED { Some(begun) } else { None }
     }
 }
 
@@ -129,16 +138,17 @@ impl Drop for Alone<'_> {
 
 impl<'a, I: Iterator<Item = &'a Mark> + Clone> Drop for Revoked<'a, I> {
     fn drop(&mut self) {
-        self.0.clone().for_each(|mark| mark.revoked.store(0, Ordering::Release));
+        self.0.clone().for_each(|mark| mark.revoked.store(GRANTED, Ordering::Release));
     }
 }
 
-/// Calls `f` while the CPUs of `marks` are without values, one caller that has `revoking` at a time. One barrier of all CPUs,
-/// where there are any marks.
+/// Calls `f` while the CPUs of `marks` are without the values that are [`REVOKED`], one caller that has `revoking` at a time. One
+/// barrier of all CPUs, where there are any marks.
 pub(super) fn revoke<'a, P: Platform>(
     platform: &P,
     revoking: &Mutex<()>,
     marks: impl Iterator<Item = &'a Mark> + Clone,
+    revoked: u64,
     f: impl FnOnce(),
 ) {
     if marks.clone().next().is_none() {
@@ -146,7 +156,8 @@ pub(super) fn revoke<'a, P: Platform>(
     }
     let _one_at_a_time = revoking.lock();
     let _revoked = Revoked(marks.clone());
-    marks.clone().for_each(|mark| mark.revoked.store(1, Ordering::Relaxed));
+    // Release: a turn that goes on meanwhile, without what is apart, sees what the revocation before did to the rest.
+    marks.clone().for_each(|mark| mark.revoked.store(revoked, Ordering::Release));
     wait(platform, marks, |turns| turns % 4 == WITH_VALUES);
     f();
 }
@@ -183,8 +194,10 @@ impl Marks {
         let index = slot.index();
         let mark = &self.cpus.get(index)?.0;
         let _begun = mark.begin(slot)?;
-        let is_revoked = mark.revoked.load(Ordering::Acquire) != 0;
-        (!is_revoked).then_some(Turn { marks: self, index, _begun, _on_this_cpu_only: PhantomData })
+        let revoked = mark.revoked.load(Ordering::Acquire);
+        let is_whole = revoked == GRANTED;
+        let turn = Turn { marks: self, index, is_whole, _begun, _on_this_cpu_only: PhantomData };
+        (revoked != REVOKED).then_some(turn)
     }
 
     /// Begins a turn without values. Two stores in all, and no wait, for a CPU with a mark; a lock, which others hold for their
@@ -210,12 +223,18 @@ impl Marks {
         platform.with_slot(|_| drop(self.others.lock()));
     }
 
-    /// Calls `f` while the CPUs of slots `which` are without values. Waits for turns with values only, so it may be called where
-    /// a lock of the embedder's is held. One barrier of all CPUs; the caller is in no turn, holds no slot, and is in no other such
-    /// `f`.
-    pub(super) fn revoke<P: Platform>(&self, platform: &P, which: Range<usize>, f: impl FnOnce()) {
+    /// Calls `f` while the CPUs of slots `which` are without values that are [`REVOKED`], or [`REVOKED_APART`]. Waits for turns
+    /// with values only, so it may be called where a lock of the embedder's is held. One barrier of all CPUs; the caller is in no
+    /// turn, holds no slot, and is in no other such `f`.
+    pub(super) fn revoke<P: Platform>(
+        &self,
+        platform: &P,
+        which: Range<usize>,
+        revoked: u64,
+        f: impl FnOnce(),
+    ) {
         let which = self.cpus.get(which).unwrap_or_default();
-        revoke(platform, &self.revoking, which.iter().map(|cpu| &cpu.0), f);
+        revoke(platform, &self.revoking, which.iter().map(|cpu| &cpu.0), revoked, f);
     }
 
     /// How many CPUs have a mark.
@@ -239,5 +258,11 @@ impl Turn<'_> {
     #[inline]
     pub(super) fn is_of(&self, marks: &Marks) -> bool {
         core::ptr::eq(self.marks, marks)
+    }
+
+    /// Whether it has the values, too, that are revoked apart.
+    #[inline]
+    pub(super) fn is_whole(&self) -> bool {
+        self.is_whole
     }
 }

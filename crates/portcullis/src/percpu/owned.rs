@@ -2,10 +2,9 @@
 //! [turns](super::Marks) it has its own to itself. Each has a mark of its own beside it, on the same cache lines.
 
 use alloc::boxed::Box;
-use core::ops::Range;
 
 use super::CachePadded;
-use super::marks::{Mark, revoke};
+use super::marks::{Mark, REVOKED, revoke};
 use crate::platform::{LocalSlot, Platform};
 use crate::sync::Mutex;
 
@@ -47,22 +46,13 @@ impl<T> Owned<T> {
     ///
     /// Costs one barrier of all CPUs and waits for each owner's turn to end. Not to be called inside
     /// [`with`](Self::with) or another such call, with a slot lent, or from an interrupt handler.
-    pub fn with_others<P: Platform>(&self, platform: &P, only: Option<usize>, f: impl FnMut(usize, &T)) {
+    pub fn with_others<P: Platform>(&self, platform: &P, only: Option<usize>, mut f: impl FnMut(usize, &T)) {
         let which = only.map_or(0..usize::MAX, |only| only..only.saturating_add(1));
-        self.with_range(platform, which, f);
-    }
-
-    /// The same with those of the slots below `end`.
-    pub fn with_first<P: Platform>(&self, platform: &P, end: usize, f: impl FnMut(usize, &T)) {
-        self.with_range(platform, 0..end, f);
-    }
-
-    fn with_range<P: Platform>(&self, platform: &P, which: Range<usize>, mut f: impl FnMut(usize, &T)) {
         let end = which.end.min(self.slots.len());
         let first = which.start.min(end);
         let slots = self.slots[first..end].iter().map(|slot| &slot.0);
         // All turns that have begun end before the first value is looked at: one may send something to another.
-        revoke(platform, &self.revoking, slots.clone().map(|slot| &slot.mark), || {
+        revoke(platform, &self.revoking, slots.clone().map(|slot| &slot.mark), REVOKED, || {
             (first..).zip(slots).for_each(|(index, slot)| f(index, &slot.value));
         });
     }
@@ -70,11 +60,6 @@ impl<T> Owned<T> {
     /// Every value, without keeping its owner away: for figures that may be a little off.
     pub fn peek(&self) -> impl Iterator<Item = &T> {
         self.slots.iter().map(|slot| &slot.value)
-    }
-
-    /// How many slots it has values for.
-    pub fn slots(&self) -> usize {
-        self.slots.len()
     }
 
     /// Bytes of memory that the values take, with their marks and what keeps them apart.

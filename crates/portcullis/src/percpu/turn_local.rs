@@ -4,12 +4,16 @@
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 
+use core::ops::Range;
+
+use super::marks::{REVOKED, REVOKED_APART};
 use super::{CachePadded, Marks, Turn};
 use crate::platform::{LocalSlot, Platform};
 
-/// One `T` for each slot, used by the slot's owner alone, in its turns of `marks`, or, rarely, by one other at a time.
+/// One `T` for each slot, used by the slot's owner alone, in its turns of `marks`, or, rarely, by one other at a time: then
+/// the owner has no turn, or, with values that are [apart](Self::apart), goes on without these.
 #[derive(Debug)]
-pub struct TurnLocal<T> {
+pub struct TurnLocal<T, const APART: bool = false> {
     values: Box<[CachePadded<T>]>,
     marks: Arc<Marks>,
 }
@@ -20,17 +24,34 @@ impl<T> TurnLocal<T> {
         let slots = slots.min(marks.slots());
         Self { values: (0..slots).map(make).map(CachePadded).collect(), marks }
     }
+}
 
+impl<T> TurnLocal<T, true> {
+    /// The same for values that others have *apart*: meanwhile turns go on with all other values of the same marks.
+    pub fn apart(marks: Arc<Marks>, slots: usize, make: impl FnMut(usize) -> T) -> Self {
+        let TurnLocal { values, marks } = TurnLocal::new(marks, slots, make);
+        Self { values, marks }
+    }
+}
+
+impl<T, const APART: bool> TurnLocal<T, APART> {
     /// The marks of its turns.
     #[inline]
     pub(crate) fn marks(&self) -> &Arc<Marks> {
         &self.marks
     }
 
-    /// The value of the CPU whose turn it is. `None` for a turn of other marks, and for a slot that has no value.
+    /// The value of the CPU whose turn it is. `None` for a turn of other marks, for a slot that has no value, and while
+    /// somebody else has it apart.
     #[inline]
     pub fn get<'a>(&'a self, turn: &'a Turn<'_>) -> Option<&'a T> {
-        if turn.is_of(&self.marks) { self.values.get(turn.index()).map(|value| &value.0) } else { None }
+        if turn.is_of(&self.marks) { self.of_own(turn) } else { None }
+    }
+
+    /// The same for a turn of its own marks.
+    #[inline]
+    fn of_own<'a>(&'a self, turn: &'a Turn<'_>) -> Option<&'a T> {
+        if APART && !turn.is_whole() { None } else { self.values.get(turn.index()).map(|value| &value.0) }
     }
 
     /// A turn of the CPU whose slot this is: with slots of the one platform that the values are for.
@@ -49,22 +70,31 @@ impl<T> TurnLocal<T> {
         f: impl FnOnce(&Turn<'_>, Option<&T>) -> R,
     ) -> Option<R> {
         let turn = self.turn(slot)?;
-        // They are its own marks.
-        let value = self.values.get(turn.index()).map(|value| &value.0);
-        Some(f(&turn, value))
+        Some(f(&turn, self.of_own(&turn)))
     }
 
     /// Calls `f` with every slot's number and value in turn (or with those of the slot `only`), each of them
-    /// alone. Meanwhile the owners do without.
+    /// alone. Meanwhile the owners do without: without any value of the marks, or, where these are [apart](Self::apart), without
+    /// them.
     ///
     /// Costs one barrier of all CPUs and waits for each owner's turn to end. Not to be called inside a turn or another such call
     /// of the same marks, with a slot lent, or from an interrupt handler.
-    pub fn with_others<P: Platform>(&self, platform: &P, only: Option<usize>, mut f: impl FnMut(usize, &T)) {
+    pub fn with_others<P: Platform>(&self, platform: &P, only: Option<usize>, f: impl FnMut(usize, &T)) {
         let which = only.map_or(0..usize::MAX, |only| only..only.saturating_add(1));
+        self.with_range(platform, which, f);
+    }
+
+    /// The same with those of the slots below `end`.
+    pub fn with_first<P: Platform>(&self, platform: &P, end: usize, f: impl FnMut(usize, &T)) {
+        self.with_range(platform, 0..end, f);
+    }
+
+    fn with_range<P: Platform>(&self, platform: &P, which: Range<usize>, mut f: impl FnMut(usize, &T)) {
         let end = which.end.min(self.values.len());
         let which = which.start.min(end)..end;
+        let revoked = if APART { REVOKED_APART } else { REVOKED };
         // All turns that have begun end before the first value is looked at: one may send something to another.
-        self.marks.revoke(platform, which.clone(), || {
+        self.marks.revoke(platform, which.clone(), revoked, || {
             which.clone().zip(&self.values[which]).for_each(|(index, value)| f(index, &value.0));
         });
     }
@@ -72,6 +102,11 @@ impl<T> TurnLocal<T> {
     /// Every value, without keeping its owner away: for figures that may be a little off.
     pub fn peek(&self) -> impl Iterator<Item = &T> {
         self.values.iter().map(|value| &value.0)
+    }
+
+    /// How many slots it has values for.
+    pub fn slots(&self) -> usize {
+        self.values.len()
     }
 
     /// Bytes of memory that the values take, with their marks and what keeps them apart.
@@ -107,6 +142,24 @@ mod tests {
         #[cfg(not(feature = "std"))]
         let _ = in_turn;
         assert!(one.turn(first).is_some());
+    }
+
+    #[test]
+    #[cfg(feature = "std")]
+    fn what_others_have_apart_leaves_its_owner_a_turn_with_all_else() {
+        let lists = TurnLocal::new(Arc::new(Marks::new(1)), 1, |_| 7);
+        let queues = TurnLocal::apart(Arc::clone(lists.marks()), 1, |_| 8);
+        // SAFETY: one thread uses these values, one call after the other.
+        let slot = unsafe { LocalSlot::new(0) };
+        let has = || lists.turn(&slot).map(|turn| (lists.get(&turn).is_some(), queues.get(&turn).is_some()));
+        let in_turn = || queues.in_turn(&slot, |_, queue| queue.copied());
+        let platform = crate::std_platform::StdPlatform::with_slots(0);
+        assert_eq!((has(), in_turn()), (Some((true, true)), Some(Some(8))));
+        queues.with_others(&platform, None, |_, _| {
+            assert_eq!((has(), in_turn()), (Some((true, false)), Some(None)));
+        });
+        lists.with_others(&platform, None, |_, _| assert_eq!(has(), None));
+        assert_eq!((has(), in_turn()), (Some((true, true)), Some(Some(8))));
     }
 
     /// A section may be taking a frame from the embedder, whose lock the caller of a drain may have.

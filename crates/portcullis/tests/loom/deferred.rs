@@ -1,6 +1,7 @@
 //! An unmap on one CPU races with a flush on another: an address is given back only if the invalidation
 //! came after its page-table entry was cleared.
 
+use std::ops::Deref;
 use std::sync::Weak;
 
 use ::loom::sync::atomic::{AtomicUsize, Ordering};
@@ -8,6 +9,7 @@ use ::loom::sync::{Arc, Mutex};
 use ::loom::thread;
 use portcullis::addr::{Iova, IovaRange};
 use portcullis::invalidation::{Cleared, Deferred, DeferredQueue};
+use portcullis::percpu::Marks;
 use portcullis::platform::{LocalSlot, Platform, PlatformEvents};
 
 /// A platform of visitors: full fences on both sides, as the model checker knows no others, and no slots.
@@ -32,22 +34,64 @@ unsafe impl Platform for Fences {
     fn wake_at(&self, _: u64) {}
 }
 
-fn range() -> IovaRange {
-    IovaRange::new(Iova::new(0x1000), 0x1000).unwrap()
-}
+const RANGE: IovaRange = match IovaRange::new(Iova::new(0x1000), 0x1000) {
+    Ok(range) => range,
+    Err(_) => panic!(),
+};
+
+const CLEARED: Cleared = Cleared { range: RANGE, neighbours: 0 };
 
 const WINDOW: u64 = 10;
 
-/// Queues the range, as lazy protection does.
-fn push(queue: &DeferredQueue, reclaim: impl FnMut(IovaRange)) -> Deferred {
-    // SAFETY: one thread of each model unmaps.
-    let slot = unsafe { LocalSlot::new(0) };
-    let cleared = Cleared { range: range(), used: 0x1000 };
-    queue.push(Some(&slot), cleared, || Some(WINDOW), || 0, reclaim)
+/// The queues of one CPU and of those without, and the marks of its turns.
+struct Queues(DeferredQueue, std::sync::Arc<Marks>);
+
+impl Queues {
+    fn new() -> Arc<Self> {
+        let marks = std::sync::Arc::new(Marks::new(1));
+        Arc::new(Self(DeferredQueue::per_cpu(std::sync::Arc::clone(&marks), 1), marks))
+    }
+
+    /// Queues the range in a turn of slot 0, after `clear`, as lazy protection does, for `window`.
+    fn push_after(
+        &self,
+        clear: impl FnOnce(),
+        window: impl Fn() -> Option<u64>,
+    ) -> (Deferred, Option<IovaRange>) {
+        // SAFETY: one thread of each model unmaps.
+        let slot = unsafe { LocalSlot::new(0) };
+        // SAFETY: there is one platform.
+        match unsafe { self.1.turn(&slot) } {
+            Some(turn) => {
+                clear();
+                if let Some(pushed) = self.0.push(&turn, CLEARED, &window, || 0) {
+                    return pushed;
+                }
+            }
+            None => clear(),
+        }
+        let mut back = None;
+        (self.0.push_shared(CLEARED.waiting(), window, || 0, |range| back = Some(range)), back)
+    }
+}
+
+impl Deref for Queues {
+    type Target = DeferredQueue;
+
+    fn deref(&self) -> &DeferredQueue {
+        &self.0
+    }
+}
+
+/// Queues the range once more, when nothing is known to be safe.
+fn push(queue: &Queues) -> Deferred {
+    let (deferred, oldest) = queue.push_after(|| (), || Some(WINDOW));
+    assert_eq!(oldest, None);
+    deferred
 }
 
 /// As a visitor, which has no slot.
-fn reclaim_all(queue: &DeferredQueue, mut reclaim: impl FnMut(IovaRange)) {
+fn reclaim_all(queue: &Queues, mut reclaim: impl FnMut(IovaRange)) {
     queue.reclaim(&Fences, None, |_, range| reclaim(range));
 }
 
@@ -82,7 +126,7 @@ impl Hardware {
     }
 }
 
-fn flush(queue: &DeferredQueue, hardware: &Hardware) {
+fn flush(queue: &Queues, hardware: &Hardware) {
     queue.close(&Fences);
     flush_closed(queue, hardware);
     queue.tell(&Fences);
@@ -91,15 +135,15 @@ fn flush(queue: &DeferredQueue, hardware: &Hardware) {
 /// What another CPU does meanwhile.
 fn beside(
     hardware: &Arc<Hardware>,
-    queue: &Arc<DeferredQueue>,
-    work: impl FnOnce(&Hardware, &DeferredQueue) + 'static,
+    queue: &Arc<Queues>,
+    work: impl FnOnce(&Hardware, &Queues) + 'static,
 ) -> thread::JoinHandle<()> {
     let (hardware, queue) = (Arc::clone(hardware), Arc::clone(queue));
     thread::spawn(move || work(&hardware, &queue))
 }
 
 /// By a CPU whose queue is full.
-fn flush_closed(queue: &DeferredQueue, hardware: &Hardware) {
+fn flush_closed(queue: &Queues, hardware: &Hardware) {
     let number = queue.begin_flush();
     hardware.invalidate();
     queue.confirm_flush(number, 0);
@@ -109,15 +153,15 @@ fn flush_closed(queue: &DeferredQueue, hardware: &Hardware) {
 fn an_address_comes_back_only_after_an_invalidation_that_saw_it_cleared() {
     ::loom::model(|| {
         let hardware = Hardware::new();
-        let queue = Arc::new(DeferredQueue::per_cpu(1));
+        let queue = Queues::new();
         let unmapping = beside(&hardware, &queue, |hardware, queue| {
             hardware.entry.store(0, Ordering::Relaxed);
-            let queued = push(&queue, |_| panic!("nothing is older"));
+            let queued = push(&queue);
             assert_eq!(queued, FIRST);
         });
         flush(&queue, &hardware);
         reclaim_all(&queue, |safe| {
-            assert_eq!(safe, range());
+            assert_eq!(safe, RANGE);
             hardware.assert_forgotten();
         });
         unmapping.join().unwrap();
@@ -130,13 +174,16 @@ fn an_address_comes_back_only_after_an_invalidation_that_saw_it_cleared() {
 fn a_flush_that_began_before_a_segment_was_closed_does_not_cover_it() {
     bounded(|| {
         let hardware = Hardware::new();
-        let queue = Arc::new(DeferredQueue::per_cpu(1));
-        assert_eq!(push(&queue, |_| ()), FIRST);
+        let queue = Queues::new();
+        // Four make a segment.
+        for expected in [FIRST, Deferred::Queued, Deferred::Queued] {
+            assert_eq!(push(&queue), expected);
+        }
         queue.confirm_flush(queue.begin_flush(), 0);
         reclaim_all(&queue, |_| ());
         let unmapping = beside(&hardware, &queue, |hardware, queue| {
             hardware.entry.store(0, Ordering::Relaxed);
-            assert_eq!(push(&queue, |_| panic!("nothing is older")), Deferred::Queued);
+            assert_eq!(push(&queue), Deferred::Queued);
         });
         flush_closed(&queue, &hardware);
         unmapping.join().unwrap();
@@ -151,14 +198,13 @@ fn a_flush_that_began_before_a_segment_was_closed_does_not_cover_it() {
 fn nor_one_of_the_queue_that_is_shared() {
     bounded(|| {
         let hardware = Hardware::new();
-        let queue = Arc::new(DeferredQueue::per_cpu(1));
+        let queue = Queues::new();
         let unmapping = beside(&hardware, &queue, |hardware, queue| {
             hardware.entry.store(0, Ordering::Relaxed);
-            // Two make a segment.
-            for expected in [FIRST, Deferred::Queued] {
-                let cleared = Cleared { range: range(), used: 0x1000 };
-                let reclaim = |_| panic!("nothing is older");
-                assert_eq!(queue.push(None, cleared, || Some(WINDOW), || 0, reclaim), expected);
+            // Four make a segment.
+            for expected in [FIRST, Deferred::Queued, Deferred::Queued, Deferred::Queued] {
+                let none = |_| panic!("nothing is older");
+                assert_eq!(queue.push_shared(CLEARED.waiting(), || Some(WINDOW), || 0, none), expected);
             }
         });
         flush_closed(&queue, &hardware);
@@ -167,16 +213,18 @@ fn nor_one_of_the_queue_that_is_shared() {
     });
 }
 
-/// The same beside a visit, which may find the entry in a segment that is open, or not yet there.
+/// The same beside a visit, which may find the entry in a segment that is open, or not yet there. The entry is one that takes no
+/// more than some stores, in the turn in which the translation is cleared.
 #[test]
 fn a_visit_covers_what_is_queued_and_nothing_that_comes_later() {
     bounded(|| {
         let hardware = Hardware::new();
-        let queue = Arc::new(DeferredQueue::per_cpu(1));
-        assert_eq!(push(&queue, |_| ()), FIRST);
+        let queue = Queues::new();
+        assert_eq!(push(&queue), FIRST);
         let unmapping = beside(&hardware, &queue, |hardware, queue| {
-            hardware.entry.store(0, Ordering::Relaxed);
-            let _ = push(&queue, |_| panic!("nothing is known to be safe"));
+            let clear = || hardware.entry.store(0, Ordering::Relaxed);
+            let (_, oldest) = queue.push_after(clear, || Some(WINDOW));
+            assert_eq!(oldest, None, "nothing is known to be safe");
         });
         queue.close(&Fences);
         flush_closed(&queue, &hardware);
@@ -194,11 +242,11 @@ fn a_visit_covers_what_is_queued_and_nothing_that_comes_later() {
 fn two_flushes_at_once_do_not_count_for_each_other() {
     bounded(|| {
         let hardware = Hardware::new();
-        let queue = Arc::new(DeferredQueue::per_cpu(1));
+        let queue = Queues::new();
         // This flush may begin before the unmap below and end after it.
         let other = beside(&hardware, &queue, |hardware, queue| flush(queue, hardware));
         hardware.entry.store(0, Ordering::Relaxed);
-        let queued = push(&queue, |_| panic!("nothing is older"));
+        let queued = push(&queue);
         assert_eq!(queued, FIRST);
         reclaim_all(&queue, |_| hardware.assert_forgotten());
         flush(&queue, &hardware);
@@ -215,8 +263,8 @@ fn whoever_sees_a_flush_confirmed_sees_what_came_before_it() {
     ::loom::model(|| {
         // No lock orders this test's own word: only the confirmation can.
         let forgotten = Arc::new(AtomicUsize::new(0));
-        let queue = Arc::new(DeferredQueue::per_cpu(1));
-        assert_eq!(push(&queue, |_| ()), FIRST);
+        let queue = Queues::new();
+        assert_eq!(push(&queue), FIRST);
         let flushing = {
             let (forgotten, queue) = (Arc::clone(&forgotten), Arc::clone(&queue));
             thread::spawn(move || {
@@ -233,14 +281,15 @@ fn whoever_sees_a_flush_confirmed_sees_what_came_before_it() {
 #[test]
 fn a_timer_that_misses_an_entry_is_asked_for_again() {
     ::loom::model(|| {
-        let queue = Arc::new(DeferredQueue::per_cpu(1));
+        let queue = Queues::new();
         // A first entry has set the timer.
-        assert_eq!(push(&queue, |_| ()), FIRST);
+        assert_eq!(push(&queue), FIRST);
         let unmapping = {
             let queue = Arc::clone(&queue);
-            thread::spawn(move || push(&queue, |_| ()))
+            thread::spawn(move || push(&queue))
         };
         assert!(queue.timer(&Fences), "the first entry waits");
+        queue.close(&Fences);
         queue.confirm_flush(queue.begin_flush(), 0);
         let late = unmapping.join().unwrap();
         // Either this flush covers the second entry, or somebody has been told to come back for it.
@@ -248,22 +297,31 @@ fn a_timer_that_misses_an_entry_is_asked_for_again() {
     });
 }
 
-/// The policy becomes strict on one CPU while another unmaps by the old one.
+/// The policy becomes strict on one CPU while another unmaps by the old one, the first of its queue.
 #[test]
 fn after_a_change_of_policy_nothing_is_left_that_was_unmapped_by_the_old_one() {
-    bounded(|| {
+    change_of_policy(0);
+}
+
+/// The same of one that flushes know of, by which the CPU tells nobody anything.
+#[test]
+fn nor_in_a_queue_that_is_in_use() {
+    change_of_policy(1);
+}
+
+/// `before` entries are in the queue, of which the next takes no more than some stores if there is one.
+fn change_of_policy(before: usize) {
+    bounded(move || {
         let hardware = Hardware::new();
-        let queue = Arc::new(DeferredQueue::per_cpu(1));
+        let queue = Queues::new();
+        (0..before).for_each(|_| assert_eq!(push(&queue), FIRST));
         let strict = Arc::new(AtomicUsize::new(0));
         let unmapping = {
             let (hardware, queue, strict) = (Arc::clone(&hardware), Arc::clone(&queue), Arc::clone(&strict));
             thread::spawn(move || {
-                hardware.entry.store(0, Ordering::Relaxed);
+                let clear = || hardware.entry.store(0, Ordering::Relaxed);
                 let window = || (strict.load(Ordering::Relaxed) == 0).then_some(WINDOW);
-                let cleared = Cleared { range: range(), used: 0x1000 };
-                // SAFETY: this is the one thread that unmaps.
-                let slot = unsafe { LocalSlot::new(0) };
-                let queued = queue.push(Some(&slot), cleared, window, || 0, |_| ());
+                let (queued, _) = queue.push_after(clear, window);
                 if queued == Deferred::Refused {
                     hardware.invalidate();
                     hardware.assert_forgotten();
@@ -275,7 +333,7 @@ fn after_a_change_of_policy_nothing_is_left_that_was_unmapped_by_the_old_one() {
         flush(&queue, &hardware);
         // The change has returned. Whoever comes back after it from an unmap, comes back from a strict one.
         let cached = *hardware.cached.lock().unwrap();
-        if unmapping.join().unwrap() == FIRST {
+        if unmapping.join().unwrap() != Deferred::Refused {
             assert_eq!(cached, 0, "queued by the old policy, and not covered by the change's flush");
         }
     });
@@ -286,9 +344,9 @@ fn after_a_change_of_policy_nothing_is_left_that_was_unmapped_by_the_old_one() {
 fn what_a_cpu_leaves_behind_is_given_back_once_and_forgotten_before() {
     bounded(|| {
         let hardware = Hardware::new();
-        let queue = Arc::new(DeferredQueue::per_cpu(1));
+        let queue = Queues::new();
         let given = Arc::new(AtomicUsize::new(0));
-        let leave = |hardware: &Hardware, queue: &DeferredQueue, given: &AtomicUsize| {
+        let leave = |hardware: &Hardware, queue: &Queues, given: &AtomicUsize| {
             flush(queue, hardware);
             queue.reclaim(&Fences, None, |_, _| {
                 hardware.assert_forgotten();
@@ -299,7 +357,7 @@ fn what_a_cpu_leaves_behind_is_given_back_once_and_forgotten_before() {
             let (hardware, queue, given) = (Arc::clone(&hardware), Arc::clone(&queue), Arc::clone(&given));
             thread::spawn(move || {
                 hardware.entry.store(0, Ordering::Relaxed);
-                assert_eq!(push(&queue, |_| ()), FIRST);
+                assert_eq!(push(&queue), FIRST);
                 leave(&hardware, &queue, &given);
             })
         };

@@ -101,6 +101,36 @@ impl Values for Apart {
     }
 }
 
+/// A value that others have apart, in turns that have another value, too.
+struct Beside {
+    marks: std::sync::Arc<Marks>,
+    rest: TurnLocal<Value>,
+    value: TurnLocal<Value, true>,
+}
+
+impl Values for Beside {
+    fn new() -> Arc<Self> {
+        let marks = std::sync::Arc::new(Marks::new(1));
+        let make = |_| Value(UnsafeCell::new(0));
+        let rest = TurnLocal::new(std::sync::Arc::clone(&marks), 1, make);
+        let value = TurnLocal::apart(std::sync::Arc::clone(&marks), 1, make);
+        Arc::new(Self { marks, rest, value })
+    }
+
+    fn add_one(&self) -> bool {
+        let slot = slot();
+        // SAFETY: there is one platform.
+        let Some(turn) = (unsafe { self.marks.turn(&slot) }) else { return false };
+        // Turns have this one wherever they are not all revoked.
+        self.rest.get(&turn).unwrap().add_one();
+        self.value.get(&turn).map(Value::add_one).is_some()
+    }
+
+    fn with_others(&self, only: Option<usize>, f: impl FnMut(usize, &Value)) {
+        self.value.with_others(&Fences, only, f);
+    }
+}
+
 fn owner_and_revoker<V: Values>() {
     ::loom::model(|| {
         let values = V::new();
@@ -126,6 +156,7 @@ fn owner_and_revoker<V: Values>() {
 fn owner_and_revoker_take_turns() {
     owner_and_revoker::<Owned<Value>>();
     owner_and_revoker::<Apart>();
+    owner_and_revoker::<Beside>();
 }
 
 fn two_revokers<V: Values>() {
@@ -145,6 +176,29 @@ fn two_revokers<V: Values>() {
 fn two_revokers_take_turns_too() {
     two_revokers::<Owned<Value>>();
     two_revokers::<Apart>();
+    two_revokers::<Beside>();
+}
+
+/// One revokes all values of a CPU, and then another those that are apart: a turn that goes on with the rest during the second
+/// revocation sees what the first did to it.
+#[test]
+fn a_turn_beside_a_revocation_apart_sees_the_one_before() {
+    ::loom::model(|| {
+        let values = Beside::new();
+        let owner = {
+            let values = Arc::clone(&values);
+            thread::spawn(move || {
+                values.add_one();
+            })
+        };
+        let other = {
+            let values = Arc::clone(&values);
+            thread::spawn(move || values.rest.with_others(&Fences, None, |_, rest| rest.add_one()))
+        };
+        values.with_others(None, |_, value| value.add_one());
+        other.join().unwrap();
+        owner.join().unwrap();
+    });
 }
 
 /// Two slots beyond those that a counter was made for share its last word.

@@ -147,7 +147,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             found?;
         }
         let neighbours = range.len().saturating_sub(len);
-        Ok(self.domain.end(range, HowItEnds { neighbours, exception: || policy })?)
+        Ok(self.domain.end(range, HowItEnds { neighbours, exception: || policy.into() })?)
     }
 
     /// Ends one of the map, which `claim` has in hand.
@@ -166,7 +166,9 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             let changing = claim.forget(start);
             changing.done();
             claim.done();
-            return Ok(self.domain.end(single.range, HowItEnds { neighbours, exception: || policy })?);
+            return Ok(self
+                .domain
+                .end(single.range, HowItEnds { neighbours, exception: || policy.into() })?);
         }
         let mut gather = Gather::new();
         let lost = !self.unlink(single.range, &mut gather);

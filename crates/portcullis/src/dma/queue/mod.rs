@@ -23,7 +23,7 @@ use super::{AdaptiveUnmap, AdaptiveUnmapError, DmaBuffer, DmaSegment, RingError,
 use crate::addr::{Direction, IovaRange};
 use crate::bounce::pool::{Attributes, BounceError};
 use crate::bounce::swiotlb::MappingError;
-use crate::domain::{Ending, MapListError, PhysSegment, Policy, UnmapError};
+use crate::domain::{Ending, MapListError, PhysSegment, PolicyWord, UnmapError};
 use crate::iova::ArenaError;
 
 pub use config::{QueueConfig, Strategy};
@@ -390,7 +390,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
                 let Some(range) = core.range(self.device.domain().granule()) else {
                     return Ok(RawEnded::Done);
                 };
-                let exception = || Some(Policy::Strict);
+                let exception = || PolicyWord::STRICT;
                 match self.device.domain().end(range, Ending { neighbours, exception }) {
                     Ok(()) => Ok(RawEnded::Done),
                     Err(error) => Err(self.not_ended(error, error.into())),

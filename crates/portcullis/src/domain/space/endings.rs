@@ -3,11 +3,12 @@
 use super::{Changing, Domain};
 use crate::addr::IovaRange;
 use crate::domain::account::Page;
-use crate::domain::{Policy, UnmapError};
+use crate::domain::{PolicyWord, UnmapError};
 use crate::exposure::Bytes;
-use crate::invalidation::{Cleared, Deferred, Gather, InvalidationError};
+use crate::invalidation::{Cleared, Deferred, Gather, InvalidationError, Waiting};
 use crate::iova::Own;
 use crate::mapper::Mapper;
+use crate::percpu::Turn;
 use crate::pgtable::Unmapped;
 use crate::platform::{LocalSlot, Platform};
 use crate::sync::Ordering;
@@ -39,7 +40,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// [`UnmapError`] says what was not done; after [`UnmapError::Unconfirmed`] the memory may still be
     /// reached.
     pub fn unmap(&self, range: IovaRange) -> Result<(), UnmapError> {
-        self.end(range, Ending { neighbours: 0, exception: || None })
+        self.end(range, Ending { neighbours: 0, exception: || PolicyWord::NONE })
     }
 
     /// Unmaps `range` and waits until no device reaches it, whatever the policy. Allocates nothing.
@@ -47,26 +48,56 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// # Errors
     /// As [`unmap`](Self::unmap).
     pub fn unmap_strictly(&self, range: IovaRange) -> Result<(), UnmapError> {
-        self.end(range, Ending { neighbours: 0, exception: || Some(Policy::Strict) })
+        self.end(range, Ending { neighbours: 0, exception: || PolicyWord::STRICT })
     }
 
     /// Unmaps `range`, of which more is known.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn end(
         &self,
         range: IovaRange,
-        ending: Ending<impl Fn() -> Option<Policy>>,
+        ending: Ending<impl Fn() -> PolicyWord>,
     ) -> Result<(), UnmapError> {
         let Ending { neighbours, exception } = ending;
+        // What may not wait now need not wait later. What may is asked again, in the turn.
+        match self.window(exception()) {
+            None => self.end_now(range, neighbours),
+            Some(_) => self.end_lazily(range, neighbours, exception),
+        }
+    }
+
+    /// The same where it must not wait.
+    #[inline(never)]
+    fn end_now(&self, range: IovaRange, neighbours: u64) -> Result<(), UnmapError> {
+        let changing = self.changing(range);
+        let at_hand =
+            |slot: &LocalSlot<'_>| self.space.in_turn(slot, |turn, _| self.mapper.unmap_at_hand(turn, range));
+        let is_cleared = self.platform.with_slot_at_hand(at_hand).flatten() == Some(true);
+        // What is not done here guards them itself.
+        changing.done();
+        if is_cleared {
+            self.end_cleared(range, neighbours)
+        } else {
+            self.end_slowly(range, neighbours, || None)
+        }
+    }
+
+    /// The same where it may: all in one turn of its CPU, if that is quickly done.
+    #[inline(never)]
+    fn end_lazily(
+        &self,
+        range: IovaRange,
+        neighbours: u64,
+        exception: impl Fn() -> PolicyWord,
+    ) -> Result<(), UnmapError> {
         let window = || self.window(exception());
         let changing = self.changing(range);
         let untimed = self.untimed();
         let at_hand = |slot: &LocalSlot<'_>| {
             self.space.in_turn(slot, |turn, own| {
-                self.mapper.unmap_at_hand(turn, range).then(|| match window() {
-                    Some(_) => self.push_at_hand(Some(slot), own, range, neighbours, window),
-                    None => Deferred::Refused,
-                })
+                let own = own?;
+                let is_cleared = self.mapper.unmap_at_hand(turn, range);
+                is_cleared.then(|| self.push_at_hand(slot, (turn, own), range, neighbours, window))
             })?
         };
         let deferred = self.platform.with_slot_at_hand(at_hand).flatten();
@@ -74,8 +105,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         untimed.done();
         changing.done();
         match deferred {
-            Some(Deferred::Refused) => self.end_cleared(range, neighbours),
-            Some(Deferred::Queued) => Ok(()),
+            Some(Some(Deferred::Queued)) => Ok(()),
             Some(deferred) => self.end_queued(range, neighbours, deferred, window),
             None => self.end_slowly(range, neighbours, window),
         }
@@ -94,7 +124,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         // What was not mapped as a whole is made unreachable before anybody is told of the mistake.
         if unmapped.bytes == range.len() && window().is_some() {
             let untimed = self.untimed();
-            let deferred = self.with_turn(|slot, own| self.push(slot, own, range, neighbours, &window));
+            let deferred = self.push(range, neighbours, &window);
             let is_queued = self.defer(range, neighbours, deferred, window);
             untimed.done();
             if is_queued {
@@ -105,17 +135,18 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.end_strictly(changing, unmapped, neighbours, &gather)
     }
 
-    /// Ends a range whose translations were all removed at once, and of which that became.
+    /// Ends a range whose translations were all removed at once, and of which that became, if it was to be queued in a turn.
     #[cold]
     #[inline(never)]
     fn end_queued(
         &self,
         range: IovaRange,
         neighbours: u64,
-        deferred: Deferred,
+        deferred: Option<Deferred>,
         window: impl Fn() -> Option<u64>,
     ) -> Result<(), UnmapError> {
         let (changing, untimed) = (self.changing(range), self.untimed());
+        let deferred = deferred.unwrap_or_else(|| self.push(range, neighbours, &window));
         let is_queued = self.defer(range, neighbours, deferred, window);
         untimed.done();
         changing.done();
@@ -201,7 +232,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
                     return true;
                 }
                 Deferred::Full if self.flush_closed().is_ok() => {
-                    deferred = self.with_turn(|slot, own| self.push(slot, own, range, neighbours, &window));
+                    deferred = self.push(range, neighbours, &window);
                 }
                 // It cannot wait here. What the hardware says to the mapping's own invalidation decides.
                 Deferred::Full | Deferred::Refused => return false,
@@ -212,35 +243,65 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// Queues `range`, which is cleared, for the next flush, and counts it, if it may wait and there is room.
     #[cold]
     #[inline(never)]
-    fn push(
-        &self,
-        slot: Option<&LocalSlot<'_>>,
-        own: Option<Own<'_>>,
-        range: IovaRange,
-        neighbours: u64,
-        window: impl Fn() -> Option<u64>,
-    ) -> Deferred {
-        self.push_at_hand(slot, own, range, neighbours, window)
+    fn push(&self, range: IovaRange, neighbours: u64, window: impl Fn() -> Option<u64>) -> Deferred {
+        let count = |slot: Option<&LocalSlot<'_>>| self.count_unmap(self.books.of(slot), neighbours);
+        self.push_any(Cleared { range, neighbours }.waiting(), window, count)
     }
 
-    /// The same without a call.
+    /// Queues what waits, and calls `count`, if it may wait and there is room: in the CPU's own queue in a turn, or in that which is
+    /// shared, without one.
+    fn push_any(
+        &self,
+        waiting: Waiting,
+        window: impl Fn() -> Option<u64>,
+        count: impl FnOnce(Option<&LocalSlot<'_>>),
+    ) -> Deferred {
+        let clock = || self.platform.now_ns();
+        self.platform.with_slot(|slot| {
+            let in_turn = |turn: Option<&Turn<'_>>, own: Option<Own<'_>>| {
+                let (deferred, oldest) = self.deferred.push_own(turn?, waiting, &window, clock)?;
+                oldest.into_iter().for_each(|oldest| self.give_back(slot, own, oldest));
+                Some(deferred)
+            };
+            let deferred = self.space.with_own(slot, in_turn).unwrap_or_else(|| {
+                let give_back =
+                    |oldest| self.space.with_own(slot, |_, own| self.give_back(slot, own, oldest));
+                self.deferred.push_shared(waiting, &window, clock, give_back)
+            });
+            if deferred.is_queued() {
+                count(slot);
+            }
+            deferred
+        })
+    }
+
+    /// The same in a turn, without a call where there is little to do. `None` where the CPU has no queue now.
     #[inline(always)]
     fn push_at_hand(
         &self,
-        slot: Option<&LocalSlot<'_>>,
-        own: Option<Own<'_>>,
+        slot: &LocalSlot<'_>,
+        (turn, own): (&Turn<'_>, Own<'_>),
         range: IovaRange,
         neighbours: u64,
         window: impl Fn() -> Option<u64>,
-    ) -> Deferred {
-        let cleared = Cleared { range, used: range.len().saturating_sub(neighbours) };
-        let clock = || self.platform.now_ns();
-        let give_back = |safe| self.give_back(slot, own, safe);
-        let deferred = self.deferred.push(slot, cleared, window, clock, give_back);
-        if matches!(deferred, Deferred::Queued | Deferred::QueuedFirst { .. }) {
-            self.count_unmap(self.books.of(slot), neighbours);
+    ) -> Option<Deferred> {
+        let (deferred, oldest) =
+            self.deferred.push(turn, Cleared { range, neighbours }, window, || self.platform.now_ns())?;
+        if let Some(oldest) = oldest
+            && !self.space.put(own, oldest)
+        {
+            self.give_back_slowly(slot, own, oldest);
         }
-        deferred
+        if deferred.is_queued() {
+            self.books.with(slot, |page| self.count_unmap(page, neighbours));
+        }
+        Some(deferred)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn give_back_slowly(&self, slot: &LocalSlot<'_>, own: Own<'_>, range: IovaRange) {
+        self.give_back(Some(slot), Some(own), range);
     }
 
     fn end_strictly(
@@ -291,17 +352,13 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
 
     fn await_flush(&self, used: u64, changing: Option<Changing<'_, M, P>>) {
         let untimed = self.untimed();
-        let deferred = self.with_turn(|slot, own| {
-            let cleared = (changing.as_ref().map(Changing::range), Bytes { used, neighbour: 0 });
-            let (window, clock) = (|| Some(self.retry_ns()), || self.platform.now_ns());
-            let deferred =
-                self.deferred.push_any(slot, cleared, window, clock, |safe| self.give_back(slot, own, safe));
-            // Where there was no room its addresses are given up, as they are where the clock has panicked.
-            if deferred != Deferred::Full {
-                changing.map(Changing::done);
-            }
-            deferred
-        });
+        let bytes = Bytes { used, neighbour: 0 };
+        let waiting = Waiting { range: changing.as_ref().map(Changing::range), bytes };
+        // Where there is no room its addresses are given up, as they are where the clock panics.
+        let done = |_: Option<&LocalSlot<'_>>| {
+            changing.map(Changing::done);
+        };
+        let deferred = self.push_any(waiting, || Some(self.retry_ns()), done);
         if let Deferred::QueuedFirst { window_ns } = deferred {
             self.set_timer(window_ns);
         }
@@ -310,17 +367,14 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
 
     /// How long what ends now may wait, by its own policy or the domain's; `None` for not at all.
     #[inline]
-    fn window(&self, exception: Option<Policy>) -> Option<u64> {
-        match exception.unwrap_or_else(|| self.policy()) {
-            Policy::Lazy { window_ns } => Some(window_ns),
-            Policy::Strict | Policy::Passthrough => None,
-        }
+    fn window(&self, exception: PolicyWord) -> Option<u64> {
+        exception.or(self.policy.word()).window()
     }
 
     /// When to try a failed invalidation again: when lazy protection's window would end, within limits.
     pub(super) fn retry_ns(&self) -> u64 {
         let (least, most) = RETRY_NS.into_inner();
-        self.window(None).unwrap_or(most).clamp(least, most)
+        self.window(PolicyWord::NONE).unwrap_or(most).clamp(least, most)
     }
 
     /// Has the platform come back when a window that begins now ends. Where the platform panics, the next that is

@@ -19,27 +19,31 @@
 //! segment's, the flush and its hardware see the entries cleared; if the flush's, the load sees its number, so the stamp says
 //! that this flush does not cover the segment.
 //!
-//! A queue is used by its CPU without a lock, and by a visitor while the CPU is kept out: see
-//! [`Owned`]. What the CPU did in its turns, and before them, is seen by the visitor; turns after the visit see what
-//! the visitor did and saw before it, a new policy for one. Meanwhile the CPU uses the queue that is shared, under its lock.
+//! A queue is used by its CPU without a lock, in the turn in which the translations were cleared, and by a visitor while the CPU
+//! is kept out of it, and of nothing else: see [`TurnLocal::apart`]. What the CPU did in its turns, and before them, is seen by the
+//! visitor; turns after the visit see what the visitor did and saw before it, a new policy for one. Meanwhile the CPU uses the
+//! queue that is shared, under its lock.
 //!
 //! Queues that no CPU has used are not visited. A CPU *announces* its queue with its first entry, and then looks at
-//! the number (and at the policy); a visitor does what it has to tell first, and then looks who is announced. With a fence
-//! between the two on both sides, one of them sees the other.
+//! the number (and at the policy, again); a visitor does what it has to tell first, and then looks who is announced. With a
+//! fence between the two on both sides, one of them sees the other.
 
 mod account;
 mod ring;
 
+use alloc::sync::Arc;
+
 use crate::addr::IovaRange;
 use crate::exposure::{ByteTime, Bytes};
-use crate::percpu::{CachePadded, Owned};
+use crate::percpu::{CachePadded, Marks, Turn, TurnLocal};
 use crate::platform::{LocalSlot, Platform};
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, fence};
 
 use ring::Ring;
 
-/// Entries that one CPU's queue holds: when it is full, every CPU's is flushed.
-pub const QUEUE_ENTRIES: usize = if cfg!(loom) { 8 } else { 256 };
+/// Entries that one CPU's queue holds: when it is full, every CPU's is flushed. (For the model checker a segment has four, of
+/// which the second takes no more than some stores.)
+pub const QUEUE_ENTRIES: usize = if cfg!(loom) { 16 } else { 256 };
 
 /// Entries of the one queue that all CPUs share where flushes are expensive: as many as Linux has in that case
 /// since 2023 (its `dma-iommu` driver's single queue).
@@ -65,18 +69,40 @@ pub enum Deferred {
     Refused,
 }
 
+impl Deferred {
+    /// Whether it waits.
+    #[inline]
+    pub(crate) const fn is_queued(self) -> bool {
+        matches!(self, Self::Queued | Self::QueuedFirst { .. })
+    }
+}
+
 /// A range whose page-table entries are cleared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cleared {
     /// The pages.
     pub range: IovaRange,
-    /// How many of their bytes are a buffer's. The others are its neighbours.
-    pub used: u64,
+    /// How many of their bytes are beside a buffer, all others being its own.
+    pub neighbours: u64,
+}
+
+/// What waits for a flush: bytes, and the addresses that are given back when it is over, if there are any.
+#[derive(Debug, Clone, Copy)]
+pub struct Waiting {
+    pub(crate) range: Option<IovaRange>,
+    pub(crate) bytes: Bytes,
 }
 
 impl Cleared {
+    /// All of it.
+    #[inline]
+    pub fn waiting(&self) -> Waiting {
+        Waiting { range: Some(self.range), bytes: self.bytes() }
+    }
+
+    #[inline]
     fn bytes(&self) -> Bytes {
-        Bytes { used: self.used, neighbour: self.range.len().saturating_sub(self.used) }
+        Bytes { used: self.range.len().saturating_sub(self.neighbours), neighbour: self.neighbours }
     }
 }
 
@@ -86,7 +112,7 @@ impl Cleared {
 #[derive(Debug)]
 pub struct DeferredQueue {
     /// Those of CPUs.
-    own: Owned<Ring>,
+    own: TurnLocal<Ring, true>,
     /// That of callers without one, or of all.
     shared: Mutex<Ring>,
     flushes: CachePadded<Flushes>,
@@ -113,23 +139,24 @@ struct Announced {
 }
 
 impl DeferredQueue {
-    /// Empty queues for `slots` CPUs, 256 entries each. All memory they ever need is allocated here.
-    pub fn per_cpu(slots: usize) -> Self {
-        Self::new(slots, QUEUE_ENTRIES)
+    /// Empty queues for `slots` CPUs, of those that have `marks`, 256 entries each, to be used in turns of these marks. All
+    /// memory they ever need is allocated here.
+    pub fn per_cpu(marks: Arc<Marks>, slots: usize) -> Self {
+        Self::new(marks, slots, QUEUE_ENTRIES)
     }
 
     /// One queue of 32,768 entries (512 KiB, allocated here) for all CPUs: few flushes, and a lock that all of them
     /// take.
     pub fn shared() -> Self {
-        Self::new(0, SHARED_ENTRIES)
+        Self::new(Arc::new(Marks::new(0)), 0, SHARED_ENTRIES)
     }
 
-    fn new(slots: usize, entries: usize) -> Self {
+    fn new(marks: Arc<Marks>, slots: usize, entries: usize) -> Self {
         let number = || AtomicU64::new(0);
         let flushes = Flushes { begun: number(), confirmed: number(), confirmed_ns: number() };
         let announced = Announced { queues: AtomicUsize::new(0), timers_lost: number() };
         Self {
-            own: Owned::new(slots, || Ring::new(entries)),
+            own: TurnLocal::apart(marks, slots, |_| Ring::new(entries)),
             shared: Mutex::new(Ring::new(entries)),
             flushes: CachePadded(flushes),
             announced: CachePadded(announced),
@@ -137,62 +164,76 @@ impl DeferredQueue {
     }
 
     /// Queues `cleared`, whose page-table entries the caller has cleared, until a flush covers it: for `window`,
-    /// which is asked for in the queue's turn (or under its lock), or not at all where that says `None`.
+    /// which is asked for in the CPU's turn, or under the lock of the queue that is shared, or not at all where that says `None`.
     ///
     /// Whoever makes `window` say `None` (or less), [visits](Self::close) and flushes *then* can be sure: what was queued
     /// before is covered by that flush, and what comes after sees the change.
     ///
-    /// First hands the oldest entry of this CPU to `reclaim`, if it is known to be safe. `clock` is read now and then. O(1),
-    /// allocates nothing.
-    #[inline]
+    /// Also takes out the queue's oldest entry, if it is known to be safe: its addresses are the caller's to give back. `clock` is
+    /// read now and then. O(1), allocates nothing.
+    ///
+    /// `None`, with nothing changed, where the CPU has no queue of its own, or a visitor has it: the caller ends its turn, and goes
+    /// to the queue that is [shared](Self::push_shared). A turn waits for no lock, as visitors wait for turns.
+    #[inline(always)]
     pub fn push(
         &self,
-        slot: Option<&LocalSlot<'_>>,
+        turn: &Turn<'_>,
         cleared: Cleared,
+        window: impl Fn() -> Option<u64>,
+        clock: impl Fn() -> u64,
+    ) -> Option<(Deferred, Option<IovaRange>)> {
+        let Some(window_ns) = window() else {
+            return Some((Deferred::Refused, None));
+        };
+        let ring = self.own.get(turn)?;
+        match ring.push_at_hand(cleared.range, cleared.bytes(), window_ns, self.timers_lost()) {
+            Some(oldest) => Some((Deferred::Queued, oldest)),
+            None => self.push_own(turn, cleared.waiting(), window, clock),
+        }
+    }
+
+    /// The same for bytes whose addresses, if there are any to give back, are not all of theirs: what has no address is
+    /// counted, and flushed, all the same.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn push_own(
+        &self,
+        turn: &Turn<'_>,
+        waiting: Waiting,
+        window: impl Fn() -> Option<u64>,
+        clock: impl Fn() -> u64,
+    ) -> Option<(Deferred, Option<IovaRange>)> {
+        Some(self.push_to(self.own.get(turn)?, Some(turn.index()), waiting, window, clock))
+    }
+
+    /// The same in the queue that is shared, under its lock. The caller is in no turn. The oldest entry's addresses go to
+    /// `reclaim` under the lock, too: so who takes all back finds them in the queue, or given back.
+    pub fn push_shared(
+        &self,
+        waiting: Waiting,
         window: impl Fn() -> Option<u64>,
         clock: impl Fn() -> u64,
         reclaim: impl FnMut(IovaRange),
     ) -> Deferred {
-        self.push_any(slot, (Some(cleared.range), cleared.bytes()), window, clock, reclaim)
+        let ring = self.shared.lock();
+        let (deferred, oldest) = self.push_to(&ring, None, waiting, window, clock);
+        oldest.into_iter().for_each(reclaim);
+        deferred
     }
 
-    /// The same for `bytes` whose addresses, if there are any to give back, are not all of theirs: what has no address is
-    /// counted, and flushed, all the same.
-    #[inline]
-    pub(crate) fn push_any(
-        &self,
-        slot: Option<&LocalSlot<'_>>,
-        cleared: (Option<IovaRange>, Bytes),
-        window: impl Fn() -> Option<u64>,
-        clock: impl Fn() -> u64,
-        mut reclaim: impl FnMut(IovaRange),
-    ) -> Deferred {
-        let index = slot.map(LocalSlot::index);
-        let own = |ring: &Ring| self.push_to(ring, index, cleared, &window, &clock, &mut reclaim);
-        match self.own.with(slot, own) {
-            Some(deferred) => deferred,
-            None => self.push_to(&self.shared.lock(), None, cleared, &window, &clock, &mut reclaim),
-        }
-    }
-
-    #[inline]
     fn push_to(
         &self,
         ring: &Ring,
         index: Option<usize>,
-        (range, bytes): (Option<IovaRange>, Bytes),
+        Waiting { range, bytes }: Waiting,
         window: impl Fn() -> Option<u64>,
         clock: impl Fn() -> u64,
-        mut reclaim: impl FnMut(IovaRange),
-    ) -> Deferred {
-        // One for each that is queued: the price is spread evenly, and the CPU's address cache gets back what the next
-        // map takes out, not a flood.
-        ring.pop(&mut reclaim);
-        if ring.is_full() {
+    ) -> (Deferred, Option<IovaRange>) {
+        if !ring.has_room() {
             // There may be a flush, anybody's, that it has not heard of.
             self.hear(ring);
-            if !ring.pop(&mut reclaim) {
-                return Deferred::Full;
+            if !ring.has_room() {
+                return (Deferred::Full, None);
             }
         }
         if let Some(index) = index
@@ -202,17 +243,26 @@ impl DeferredQueue {
             ring.be_announced();
         }
         let Some(window_ns) = window() else {
-            return Deferred::Refused;
+            return (Deferred::Refused, None);
         };
-        if ring.push(range, bytes, clock) {
+        // One for each that is queued: the price is spread evenly, and the CPU's address cache gets back what the next
+        // map takes out, not a flood.
+        let (is_last, oldest) = ring.push(range, bytes, clock);
+        if is_last {
             self.close_segment(ring);
         }
-        // Relaxed: it was lost before this one was queued, or the next one sees it.
-        let lost = self.announced.timers_lost.load(Ordering::Relaxed);
-        match ring.wants_timer(window_ns, lost) {
+        let deferred = match ring.wants_timer(window_ns, self.timers_lost()) {
             true => Deferred::QueuedFirst { window_ns },
             false => Deferred::Queued,
-        }
+        };
+        (deferred, oldest)
+    }
+
+    /// Timers that were lost so far.
+    #[inline]
+    fn timers_lost(&self) -> u64 {
+        // Relaxed: it was lost before this one was queued, or the next one sees it.
+        self.announced.timers_lost.load(Ordering::Relaxed)
     }
 
     /// Closes the open segment of a ring that the caller has to itself, and hears of what is confirmed.
@@ -329,7 +379,7 @@ impl DeferredQueue {
 
     /// Takes out up to 64 entries that are safe. Returns whether there may be more.
     fn pop_slice(ring: &Ring, mut reclaim: impl FnMut(IovaRange)) -> bool {
-        (0..SLICE).all(|_| ring.pop(&mut reclaim))
+        (0..SLICE).all(|_| ring.pop().map(|range| range.into_iter().for_each(&mut reclaim)).is_some())
     }
 
     /// Byte-nanoseconds of all that has waited up to `now_ns`, and the longest that anything did. A visit: see

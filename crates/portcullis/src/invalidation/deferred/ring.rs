@@ -1,10 +1,10 @@
 //! One queue: entries in a ring, oldest first, in segments that are covered by a flush as a whole.
 
 use alloc::boxed::Box;
+use core::num::NonZeroU64;
 
 use super::account::{Account, MARKS};
 use crate::addr::{Iova, IovaRange};
-use crate::broken::broken;
 use crate::exposure::{ByteTime, Bytes};
 use crate::percpu::LocalU64;
 use crate::sync::Mutex;
@@ -21,18 +21,21 @@ pub(super) struct Ring {
     tail: LocalU64,
     /// Those below this count are safe: a flush that covers them is confirmed.
     safe: LocalU64,
-    /// Entries of the segment that is open.
-    open: LocalU64,
+    /// How many had been put in when the segment that is open began.
+    opened: LocalU64,
+    /// The entry after so many is more than a few stores: the clock is read for it, or its segment ends with it. (For the first
+    /// of a segment it is, so a queue that is not announced has no other.)
+    busy_at: LocalU64,
     /// The window of the timer that runs; the longest there is where none does.
     timer_ns: LocalU64,
     /// The timers that it knows to be lost.
     lost: LocalU64,
     /// Flushes know of it: 0 or 1.
     announced: LocalU64,
-    /// All bytes that were ever queued, and how many more entries come before the clock is read.
+    /// All bytes that were ever queued, and the entry for which the clock is read.
     used: LocalU64,
     neighbour: LocalU64,
-    until_sample: LocalU64,
+    sample_at: LocalU64,
     /// Used once per segment, and by those who visit.
     account: Mutex<Account>,
 }
@@ -46,53 +49,96 @@ impl Ring {
             head: word(),
             tail: word(),
             safe: word(),
-            open: word(),
+            opened: word(),
+            busy_at: word(),
             timer_ns: LocalU64::new(u64::MAX),
             lost: word(),
             announced: word(),
             used: word(),
             neighbour: word(),
-            until_sample: word(),
+            sample_at: word(),
             account: Mutex::new(Account::default()),
         }
     }
 
+    /// Whether there is room for an entry, be it the oldest one's, which is safe.
     #[inline]
-    pub(super) fn is_full(&self) -> bool {
-        self.tail.get().wrapping_sub(self.head.get()) == self.entries.len() as u64
+    pub(super) fn has_room(&self) -> bool {
+        self.head.get() != self.safe.get() || !self.is_full(self.tail.get())
     }
 
-    /// Adds an entry, of addresses or of none, to a ring that is not full. Returns whether its segment is full now, and
-    /// must be [closed](Self::close).
     #[inline]
-    pub(super) fn push(&self, range: Option<IovaRange>, bytes: Bytes, clock: impl FnOnce() -> u64) -> bool {
-        let left = self.until_sample.get();
-        // Before anything has changed: the clock may panic.
-        let now_ns = (left == 0).then(clock);
-        let [start, len] = self.entry(self.tail.get());
-        start.set(range.map_or(0, |range| range.start().get()));
-        len.set(range.map_or(0, |range| range.len()));
-        self.tail.set(self.tail.get().wrapping_add(1));
-        self.open.set(self.open.get() + 1);
-        match now_ns {
-            Some(now_ns) => {
-                let next = self.account.lock().sample(now_ns, self.queued(), bytes);
-                self.until_sample.set(next - 1);
-            }
-            None => self.until_sample.set(left - 1),
+    fn is_full(&self, tail: u64) -> bool {
+        tail - self.head.get() == self.entries.len() as u64
+    }
+
+    /// Adds an entry of `range` and takes out the oldest one, as [`push`](Self::push) does, if that is all that there is to do:
+    /// there is room, and neither a clock to be read nor a segment to be closed nor a [timer](Self::wants_timer) to be asked for.
+    /// `None` where there is more; then nothing is changed.
+    #[inline(always)]
+    pub(super) fn push_at_hand(
+        &self,
+        range: IovaRange,
+        bytes: Bytes,
+        window_ns: u64,
+        lost: u64,
+    ) -> Option<Option<IovaRange>> {
+        let tail = self.tail.get();
+        if tail >= self.busy_at.get() || self.timer_ns.get() > window_ns || self.lost.get() != lost {
+            return None;
         }
+        let oldest = self.pop();
+        if oldest.is_none() && self.is_full(tail) {
+            return None;
+        }
+        self.put(tail, Some(range), bytes);
+        Some(oldest.flatten())
+    }
+
+    /// Adds an entry, of addresses or of none, where there is [room](Self::has_room), and takes out the oldest one, if that is
+    /// safe: what of its addresses is to be given back. Returns first whether the entry's segment is full now, and must be
+    /// [closed](Self::close).
+    pub(super) fn push(
+        &self,
+        range: Option<IovaRange>,
+        bytes: Bytes,
+        clock: impl FnOnce() -> u64,
+    ) -> (bool, Option<IovaRange>) {
+        let tail = self.tail.get();
+        if tail >= self.sample_at.get() {
+            // Before anything has changed: the clock may panic.
+            let now_ns = clock();
+            let next = self.account.lock().sample(now_ns, self.queued(), bytes);
+            self.sample_at.set(tail + next);
+        }
+        let oldest = self.pop().flatten();
+        self.put(tail, range, bytes);
+        let last = self.opened.get() + (self.entries.len() / MARKS).max(1) as u64 - 1;
+        self.busy_at.set(self.sample_at.get().min(last));
+        (tail >= last, oldest)
+    }
+
+    /// Writes the entry after `tail` others.
+    #[inline(always)]
+    fn put(&self, tail: u64, range: Option<IovaRange>, bytes: Bytes) {
+        let [start, len] = self.entry(tail);
+        start.set(range.map_or(0, |range| range.start().get()));
+        len.set(range.map_or(0, IovaRange::len));
+        // 2^64 entries do not happen.
+        self.tail.set(tail + 1);
         self.used.set(self.used.get().wrapping_add(bytes.used));
         self.neighbour.set(self.neighbour.get().wrapping_add(bytes.neighbour));
-        self.open.get() >= (self.entries.len() / MARKS).max(1) as u64
     }
 
     /// Closes the segment that is open: flushes with a number above `stamp` cover it.
     pub(super) fn close(&self, stamp: u64) {
-        if self.open.get() > 0 {
-            self.open.set(0);
+        let tail = self.tail.get();
+        if tail != self.opened.get() {
+            self.opened.set(tail);
             // The first of the next one is to be timed.
-            self.until_sample.set(0);
-            self.account.lock().close(stamp, self.tail.get(), self.queued());
+            self.sample_at.set(tail);
+            self.busy_at.set(tail);
+            self.account.lock().close(stamp, tail, self.queued());
         }
     }
 
@@ -108,21 +154,17 @@ impl Ring {
         self.tail.get() != self.head.get() && self.tail.get() != self.safe.get()
     }
 
-    /// Takes the oldest entry, if it is safe, and hands its addresses, if it has any, to `reclaim`. Returns whether it did.
-    #[inline]
-    pub(super) fn pop(&self, reclaim: impl FnOnce(IovaRange)) -> bool {
+    /// Takes out the oldest entry, if it is safe: its addresses, if it has any.
+    #[inline(always)]
+    pub(super) fn pop(&self) -> Option<Option<IovaRange>> {
         let head = self.head.get();
         if head == self.safe.get() {
-            return false;
+            return None;
         }
         let [start, len] = self.entry(head);
-        self.head.set(head.wrapping_add(1));
-        match IovaRange::new(Iova::new(start.get()), len.get()) {
-            Ok(range) => reclaim(range),
-            Err(_) if len.get() == 0 => {}
-            Err(_) => broken("what was queued is a range"),
-        }
-        true
+        self.head.set(head + 1);
+        // It was a range when it was queued.
+        Some(NonZeroU64::new(len.get()).map(|len| IovaRange::inside(Iova::new(start.get()), len)))
     }
 
     /// Whether a timer is wanted for an entry that may wait for `window_ns`: one runs that comes in time otherwise, unless
