@@ -1,4 +1,5 @@
-//! Acquiring: what is there is lent, what is not is mapped, and room is made for it where there is none.
+//! Acquiring a range: a mapped entry is lent, a missing one is mapped, and room is made for it if
+//! there is none. What is mapped or may still be reached never exceeds the limits.
 
 use super::RegistrationCache;
 use super::config::{Keep, Registration};
@@ -14,15 +15,17 @@ use crate::platform::Platform;
 use crate::sync::pause;
 
 impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
-    /// Holds `memory`, mapped for `direction`. A hit, where it is part of an entry that is [kept](Keep::UntilForgotten)
-    /// or is just the range of another, changes no translation and waits for nothing but the cache's lock: O(log n).
-    /// Asked to be kept, an entry of just this range is kept from then on.
+    /// Holds `memory`, mapped for `direction`. A hit, where `memory` is part of an entry that is
+    /// [kept](Keep::UntilForgotten) or is just the range of another, changes no translation and
+    /// waits only for the cache's lock: O(log n). If `keep` asks for it, an entry of just this
+    /// range is kept from then on.
     ///
-    /// A miss maps the whole granules of `memory`, as [`Domain::map`](crate::domain::Domain::map) does; it may
-    /// allocate. Where the limits leave no room, idle entries are unmapped first, the least recently used ones, and the
-    /// hardware has confirmed that before the new one is mapped: one invalidation, or one for each 64 entries that have
-    /// to go for a large one. Where others are unmapping what will make the room, it waits for them. CPUs that miss the
-    /// same range at the same time may map it once each. The caller holds no lock and no slot.
+    /// A miss maps the whole granules of `memory`, as [`Domain::map`](crate::domain::Domain::map)
+    /// does; it may allocate. If the limits leave no room, idle entries are unmapped first, the
+    /// least recently used ones, and the hardware has confirmed that before the new one is mapped:
+    /// one invalidation, or one for each 64 entries that must go for a large one. If other callers
+    /// are unmapping entries that will make the room, it waits for them. CPUs that miss the same
+    /// range at the same time may map it once each. The caller holds no lock and no slot.
     ///
     /// # Errors
     /// [`AcquireError`]: nothing is held, and the entry is not mapped.
@@ -98,7 +101,7 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
                 Step::Failed(error) => return Err(error),
                 Step::Wait => pause(),
                 Step::Evict => {
-                    // What becomes free is this caller's before anybody else sees it.
+                    // This caller gets the room before any other caller sees it.
                     if let Err(error) = self.end_evicted(&mut hands, |state| state.top_up(claim, bytes)) {
                         self.with(|state| state.unclaim(claim));
                         return Err(AcquireError::Eviction { error });
@@ -108,7 +111,7 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
         }
     }
 
-    /// Maps what was reserved.
+    /// Maps the entry that was reserved.
     ///
     /// # Safety
     /// As for [`acquire`](Self::acquire).
@@ -120,7 +123,8 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
         bytes: u64,
     ) -> Result<Held, AcquireError> {
         let domain = self.device.domain();
-        // The entry is there already: where addresses are short, what was deferred is confirmed for them.
+        // The entry is there already: if addresses are short, deferred unmaps are confirmed to free
+        // some.
         let range = match domain.reserve(bytes, Iova::new(self.device.mask())) {
             Ok(range) => range,
             Err(error) => {
@@ -136,7 +140,7 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
         // SAFETY: the caller's promise.
         let linked = unsafe { domain.link(range, &[span.memory()], span.permissions(), &mut unconfirmed) };
         if let Err(LinkFailed { error, unconfirmed, occupied }) = linked {
-            // Somebody else's translations may be there, which are left alone.
+            // Another caller's translations may be there, which are left alone.
             hands.entry = Entry::Mapping { slot, range: Some(range), removed: true };
             let freed = self.with(|state| {
                 hands.entry = Entry::None;
@@ -160,7 +164,7 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
         hands.entry = Entry::None;
         held.ok_or_else(|| match self.end_evicted(hands, |_| ()) {
             Ok(()) => AcquireError::forgotten(span),
-            // Whoever had it forgotten waits for this, and tries again.
+            // The caller that had it forgotten waits for this, and tries again.
             Err(error) => AcquireError::Unconfirmed { error },
         })
     }

@@ -1,29 +1,32 @@
-//! What a cache may hold, what is asked of it, and what it reports.
+//! The limits of a cache, the options of an acquisition, and the figures that a cache reports.
 
 use crate::addr::Iova;
 
 /// The most that a [`RegistrationCache`](super::RegistrationCache) opens to devices at any time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RegistrationLimits {
-    /// Entries: each takes one mapping of the domain. From 1 on.
+    /// Entries, from 1 on. Each takes one mapping of the domain.
     pub entries: usize,
-    /// Bytes of the whole granules that entries cover: what must stay in memory for them. At least one granule.
+    /// Bytes of the whole granules that entries cover, which must stay in memory for them. At least
+    /// one granule.
     pub bytes: u64,
 }
 
-/// Until when a range stays mapped.
+/// How long a range stays mapped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Keep {
-    /// While somebody holds a registration of just this range: the last release unmaps it strictly.
+    /// While a registration of just this range is held: the last release unmaps it strictly.
     WhileHeld,
-    /// Until the owner [forgets](super::RegistrationCache::forget) it, or the room is needed for another range, or a
-    /// trim. **Devices reach it meanwhile, whether it is held or not**: the caller says that the buffer is long-lived,
-    /// and what it is used for is the device's business all the time (`PERSISTENT_STREAMING`).
+    /// Until the owner [forgets](super::RegistrationCache::forget) it, or the room is needed for
+    /// another range, or a trim. **Devices reach it meanwhile, whether it is held or not**: the
+    /// caller states that the buffer is long-lived, and that the device may use it all the time
+    /// (`PERSISTENT_STREAMING`).
     UntilForgotten,
 }
 
-/// A range that a device reaches, held. It is given back to [`release`](super::RegistrationCache::release), once, as
-/// it cannot be copied; dropped without that, the range counts as held until the cache is dropped.
+/// A range that a device reaches, held. Give it back to
+/// [`release`](super::RegistrationCache::release), once; it cannot be copied. If it is dropped
+/// without that, the range counts as held until the cache is dropped.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a registration that is not released stays held, and cannot make room for another"]
 pub struct Registration {
@@ -32,18 +35,18 @@ pub struct Registration {
     pub(super) cache: u64,
     pub(super) slot: u32,
     pub(super) generation: u64,
-    /// Whether it is of all that the entry covers.
+    /// Whether it covers the whole range of the entry.
     pub(super) whole: bool,
 }
 
 impl Registration {
-    /// The address of the first byte for the device.
+    /// Returns the address of the first byte for the device.
     #[inline]
     pub fn iova(&self) -> Iova {
         self.iova
     }
 
-    /// Bytes, as they were asked for. Never 0.
+    /// Returns how many bytes were asked for. Never 0.
     #[inline]
     #[allow(clippy::len_without_is_empty, reason = "it never is")]
     pub fn len(&self) -> u64 {
@@ -51,48 +54,51 @@ impl Registration {
     }
 }
 
-/// What a release has left of the range.
+/// The state in which a release leaves the range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Released {
-    /// The device still reaches it: others hold it, or it is kept [until it is forgotten](Keep::UntilForgotten).
+    /// The device still reaches it: other callers hold it, or it is kept [until it is
+    /// forgotten](Keep::UntilForgotten).
     Open,
-    /// It was the last, and the device reaches it no more.
+    /// The registration was the last, and the device reaches the range no more.
     Unmapped,
-    /// The owner had it forgotten while it was held: the device may have met faults instead of the memory. If this was the last of
-    /// a range that is not kept, the device reaches it no more.
+    /// The owner had the range forgotten while it was held: the device may have met faults instead
+    /// of the memory. If the registration was the last of a range that is not kept, the device
+    /// reaches it no more.
     Forgotten,
 }
 
-/// What a [`forget`](super::RegistrationCache::forget) has unmapped, besides what others were unmapping already.
+/// The entries that a [`forget`](super::RegistrationCache::forget) has unmapped, besides those that
+/// other callers were unmapping already.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Forgotten {
     /// Entries that overlapped the range.
     pub entries: usize,
     /// Bytes of their granules.
     pub bytes: u64,
-    /// Of the entries, those that somebody held: the device may meet faults where they were.
+    /// How many of the entries were held: the device may meet faults at their addresses.
     pub held: usize,
 }
 
-/// What a cache holds, and has done.
+/// What a cache holds now, and its counts since it was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RegistrationUsage {
-    /// Entries in use for anything: never more than the limit.
+    /// Entries in use, whatever for: never more than the limit.
     pub entries: usize,
     /// Bytes of granules that devices reach, or may still reach: never more than the limit.
     pub bytes: u64,
-    /// Entries that nobody holds and that devices reach, as they are kept
-    /// [until they are forgotten](Keep::UntilForgotten).
+    /// Entries that have no holder and that devices reach, as they are kept [until they are
+    /// forgotten](Keep::UntilForgotten).
     pub idle_entries: usize,
     /// Bytes of their granules.
     pub idle_bytes: u64,
-    /// Entries whose unmapping the hardware has not confirmed. They count against the limits, and are tried again by
-    /// whoever needs room, trims, or forgets something that they overlap.
+    /// Entries whose unmapping the hardware has not confirmed. They count against the limits.
+    /// Every call that needs room, trims, or forgets a range that overlaps them tries again.
     pub unconfirmed_entries: usize,
     /// Bytes of their granules.
     pub unconfirmed_bytes: u64,
-    /// Entries that were forgotten while held: unmapped, and kept until the last release so that nobody else gets
-    /// addresses which the holder may still tell a device.
+    /// Entries that were forgotten while held: unmapped, and kept until the last release, so that
+    /// no other caller gets addresses which the holder may still tell a device.
     pub forgotten_entries: usize,
     /// The most entries that there ever were.
     pub peak_entries: usize,

@@ -1,4 +1,5 @@
-//! Releasing, forgetting, trimming: how entries end.
+//! Releasing, forgetting and trimming: how entries end. After `Ok` no device reaches an entry that
+//! the call has ended.
 
 use arrayvec::ArrayVec;
 
@@ -18,9 +19,10 @@ use crate::platform::Platform;
 use crate::sync::pause;
 
 impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
-    /// Gives a registration back: the caller's device is done with it. O(1), but for the last of a range that is not
-    /// [kept](super::Keep::UntilForgotten): that is unmapped, with one invalidation; where its owner is forgetting it at
-    /// this moment, that one is waited for. Allocates nothing. The caller holds no lock and no slot.
+    /// Gives a registration back: the caller's device is done with it. O(1), except for the last
+    /// registration of a range that is not [kept](super::Keep::UntilForgotten): the range is
+    /// unmapped, with one invalidation; if its owner is forgetting it at this moment, the call
+    /// waits for that invalidation. Allocates nothing. The caller holds no lock and no slot.
     ///
     /// # Errors
     /// [`ReleaseRegistrationError`]; after `Unconfirmed` the memory may still be reached.
@@ -45,7 +47,7 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
         self.release_last(&mut hands, registration, ended)
     }
 
-    /// Has the state end what `hands` have of a registration, if there is such an entry.
+    /// Ends, in the state, the registration in `hands`, if there is such an entry.
     #[cold]
     fn end_held(
         &self,
@@ -66,7 +68,8 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
         Some(ended)
     }
 
-    /// Says how a release has ended that was a range's last, or of what was forgotten; waits until it has.
+    /// Returns how a release has ended that was a range's last, or of a forgotten range; waits
+    /// until it has ended.
     #[cold]
     fn release_last(
         &self,
@@ -98,18 +101,20 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
         }
     }
 
-    /// The owner of `memory` takes it back: unmaps every entry that shares a byte with it, for whatever direction, held
-    /// or not, and waits until no device reaches any of them. What was being acquired when the call began is unmapped,
-    /// too; what is acquired later is the owner's own doing. Holders' devices meet faults, and their releases say
-    /// [`Forgotten`](Released::Forgotten); nobody else gets the addresses before. An empty range is no error; one that
-    /// runs past the last address ends there.
+    /// Takes `memory` back for its owner: unmaps every entry that shares a byte with it, for any
+    /// direction, held or not, and waits until no device reaches any of them. A range whose
+    /// acquisition was under way when the call began is unmapped, too; the owner is responsible for
+    /// ranges that are acquired later. Holders' devices meet faults, and their releases return
+    /// [`Forgotten`](Released::Forgotten); no other caller gets the addresses before that. An empty
+    /// range is no error; one that runs past the last address ends there.
     ///
-    /// One invalidation for each 64 entries, and those of CPUs that are mapping or unmapping such entries at the moment
-    /// are waited for. O(log n) for each entry, and for each size class. Allocates nothing. The caller holds no
-    /// lock and no slot.
+    /// Costs one invalidation for each 64 entries, and waits for those of CPUs that are mapping or
+    /// unmapping such entries at the moment. O(log n) for each entry, and for each size class.
+    /// Allocates nothing. The caller holds no lock and no slot.
     ///
     /// # Errors
-    /// [`ForgetError`]: all of it is unmapped, but **devices may still reach it**, until another call succeeds.
+    /// [`ForgetError`]: all of it is unmapped, but **devices may still reach it**, until another
+    /// call succeeds.
     pub fn forget(&self, memory: PhysSegment) -> Result<Forgotten, ForgetError> {
         let most = (u64::MAX - memory.phys.get()).saturating_add(1);
         let memory = PhysSegment { len: memory.len.min(most), ..memory };
@@ -144,22 +149,25 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
             match failed {
                 Some(failed) => return Err(failed),
                 None if !others => return Ok(forgotten),
-                // Of those that are left, each leaves its phase when its mapping or its invalidation is over.
+                // Each entry that is left leaves its phase when its mapping or its invalidation is
+                // over.
                 None => pause(),
             }
         }
     }
 
-    /// Unmaps idle entries, the least recently used first, until the rest has no more than `keep` bytes; and what an
-    /// earlier call could not confirm. How many bytes devices do not reach any more.
+    /// Unmaps idle entries, the least recently used first, until the rest has no more than `keep`
+    /// bytes, and also the entries that an earlier call could not confirm. Returns how many bytes
+    /// devices do not reach any more.
     ///
     /// One invalidation for each 64 entries; O(log n) for each. Allocates nothing. The caller holds no lock and no slot.
     ///
     /// # Errors
-    /// [`InvalidationError`]: devices may still reach what could not be confirmed, until a later call succeeds.
+    /// [`InvalidationError`]: devices may still reach the entries that could not be confirmed,
+    /// until a later call succeeds.
     pub fn trim(&self, keep: u64) -> Result<u64, InvalidationError> {
         let mut bytes = 0;
-        // Those that fail meanwhile are another call's.
+        // Entries that fail meanwhile are another call's.
         let mut unconfirmed = self.with(|state| state.unconfirmed.len);
         let mut hands = Hands::new(self, Entry::None);
         loop {
@@ -183,8 +191,8 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
         }
     }
 
-    /// Unmaps the batch in `hands`, which is empty then, and waits until no device reaches it. Calls `settled` when the
-    /// state knows of it, with the same lock.
+    /// Unmaps the batch in `hands`, which is empty then, and waits until no device reaches it.
+    /// Calls `settled` under the same lock under which the result is recorded.
     pub(super) fn end_evicted(
         &self,
         hands: &mut Hands<'_, M, P>,
@@ -197,17 +205,18 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
         let mut gather = Gather::new();
         let mut kept = 0;
         for evicted in &mut hands.batch {
-            // What was unlinked before is not looked for again: another's translation may have been met there.
+            // An entry that was unlinked before is not unlinked again: another caller's translation
+            // may be there now.
             if evicted.again {
                 gather.add(evicted.range);
                 continue;
             }
             let Unmapped { bytes, kept: left, .. } = domain.unlink(evicted.range, &mut gather);
-            // What could not be removed is, by a later call.
+            // A later call removes what could not be removed.
             evicted.again = left == 0;
             kept += left;
             if bytes != evicted.range.len() {
-                // Whoever removed the rest may have given the addresses to others.
+                // The caller that removed the rest may have given the addresses to others.
                 evicted.lost = true;
             }
         }
@@ -228,7 +237,8 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
         if kept > 0 { Err(InvalidationError::StillMapped { bytes: kept }) } else { confirmed }
     }
 
-    /// Gives back the addresses of what nobody reaches and nobody holds, after `unmaps` unmaps, or gives them up.
+    /// Gives back the addresses of an entry that no device reaches and no caller holds, after
+    /// `unmaps` unmaps, or gives them up if they are `lost`.
     pub(super) fn give_back(&self, range: IovaRange, lost: bool, unmaps: u64) {
         let domain = self.device.domain();
         if lost {
@@ -239,7 +249,7 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
     }
 }
 
-/// A cache's entries while it ends. Dropped, the addresses of those that are left are given up.
+/// A cache's entries while it ends. Dropping it gives up the addresses of those that are left.
 struct Leaving<'a, M: Mapper, P: Platform> {
     domain: &'a Domain<M, P>,
     slots: &'a mut Slots,
@@ -255,7 +265,7 @@ impl<M: Mapper, P: Platform> Drop for Leaving<'_, M, P> {
 impl<M: Mapper, P: Platform> Drop for RegistrationCache<M, P> {
     fn drop(&mut self) {
         let domain = self.device.domain();
-        // Nobody else can be at it: the lock is for the type.
+        // No other call can be under way: only the type needs the lock.
         let mut state = self.state.lock();
         let leaving = Leaving { domain, slots: &mut state.slots };
         let mut gather = Gather::new();
@@ -264,11 +274,12 @@ impl<M: Mapper, P: Platform> Drop for RegistrationCache<M, P> {
             match entry.phase {
                 Phase::Free | Phase::Gone => {}
                 Phase::Unconfirmed if !entry.interrupted => gather.add(range),
-                // All of it may be there, or nothing, where a call has not come back to it.
+                // All of it may be there, or nothing, if a call has not come back to it.
                 Phase::Live | Phase::Unconfirmed | Phase::Ending | Phase::Mapping => {
                     entry.lost |= entry.phase != Phase::Live;
                     if domain.unlink(range, &mut gather).bytes != range.len() {
-                        // Somebody else has removed the rest, and the addresses may be anybody's.
+                        // Another caller has removed the rest, and may have given the addresses to
+                        // others.
                         entry.lost = true;
                     }
                 }

@@ -1,4 +1,4 @@
-//! What can go wrong with a registration.
+//! The errors of registrations. Each says whether devices may still reach the memory.
 
 use super::config::Registration;
 use super::index::Span;
@@ -11,10 +11,10 @@ use crate::iova::IovaError;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegistrationConfigError {
-    /// The domain's devices use physical addresses: nothing is mapped, and nothing can be unmapped.
+    /// The domain's devices use physical addresses: there is nothing to map or to unmap.
     #[error("a domain without translation has nothing to register")]
     NoTranslation,
-    /// The limits leave room for nothing, or the entries have no numbers.
+    /// The limits leave no room for an entry, or there are too few numbers for the entries.
     #[error(
         "a cache of {entries} entries and {bytes:#x} bytes: 1 to {most} entries and a granule are needed"
     )]
@@ -26,7 +26,7 @@ pub enum RegistrationConfigError {
         /// The most entries that there can be.
         most: usize,
     },
-    /// No memory for the cache's own book-keeping.
+    /// There is no memory for the cache's own book-keeping.
     #[error("no memory to keep account of {entries} entries")]
     OutOfMemory {
         /// Entries asked for.
@@ -34,11 +34,11 @@ pub enum RegistrationConfigError {
     },
 }
 
-/// A range that was not acquired. Nothing of it is held.
+/// A range that was not acquired. No part of it is held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AcquireError {
-    /// The range by itself is larger than all that may be mapped.
+    /// The range by itself is larger than the limit.
     #[error("{bytes:#x} bytes of granules: the cache's limit is {limit:#x}")]
     TooLarge {
         /// Bytes of the granules that it touches.
@@ -52,7 +52,7 @@ pub enum AcquireError {
         /// [`RegistrationLimits::entries`](super::RegistrationLimits::entries).
         limit: usize,
     },
-    /// What is held leaves too few bytes. Nothing was evicted.
+    /// The entries that are held leave too few bytes. Nothing was evicted.
     #[error("{wanted:#x} bytes are wanted: of the cache's limit of {limit:#x}, {held:#x} are held")]
     NoBytes {
         /// Bytes of the granules that were wanted.
@@ -62,11 +62,11 @@ pub enum AcquireError {
         /// Bytes of entries that cannot be evicted now.
         held: u64,
     },
-    /// No memory to remember that room is waited for. Nothing was evicted.
+    /// There is no memory to record that the caller waits for room. Nothing was evicted.
     #[error("no memory to keep account of who waits for room")]
     NoMemory,
-    /// Idle entries were unmapped to make room, and the hardware did not confirm it: **devices may still reach
-    /// them**, as they could before. They count against the limits until some later call succeeds.
+    /// Idle entries were unmapped to make room, and the hardware did not confirm it: **devices may
+    /// still reach them**, as before. They count against the limits until some later call succeeds.
     #[error("no room could be made, as unmapped entries may still be reached: {error}")]
     Eviction {
         /// Why it was not confirmed.
@@ -109,10 +109,10 @@ impl From<IovaError> for AcquireError {
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReleaseRegistrationError {
-    /// It is another cache's. Nothing is changed.
+    /// It belongs to another cache. Nothing is changed.
     #[error("a registration of another cache")]
     OtherCache {
-        /// The registration, to be released to its own.
+        /// The registration, to be released to its own cache.
         registration: Registration,
     },
     /// It is released and was the last, but the hardware did not confirm that the range is unmapped: **devices may
@@ -125,8 +125,9 @@ pub enum ReleaseRegistrationError {
     },
 }
 
-/// A range that devices may still reach, although everything in it was to be unmapped: the hardware did not confirm. The
-/// entries count against the limits; forgetting the range again tries again.
+/// A range that devices may still reach, although every entry in it was to be unmapped: the
+/// hardware did not confirm. The entries count against the limits; a caller that forgets the range
+/// again tries again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("devices may still reach what {entries} entries were for: {error}")]
 pub struct ForgetError {

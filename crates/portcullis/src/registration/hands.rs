@@ -1,4 +1,4 @@
-//! What a call has in hand: where something below panics, the state has it back.
+//! The work that a call has begun: if a call below panics, these guards return it to the state.
 
 use super::RegistrationCache;
 use super::state::{Batch, Claim, Ended, Held, State};
@@ -6,11 +6,13 @@ use crate::addr::IovaRange;
 use crate::mapper::Mapper;
 use crate::platform::Platform;
 
-/// What a call has taken on: an entry that it holds or maps, and entries that it unmaps. Filled and emptied under the
-/// state's lock, in the same turn that changes the state, so that the two agree wherever a call unwinds.
+/// The entries that a call works on: one that it holds or maps, and those that it unmaps. It is
+/// filled and emptied under the state's lock, in the same turn that changes the state, so that the
+/// two agree wherever a call unwinds.
 ///
-/// Dropped, nobody is at any of it any more. What may be mapped is unconfirmed, its addresses are given up, and a later call
-/// unmaps it. Where all goes well there is nothing left in it by then.
+/// Dropping it ends the call's work on all of them. Entries that may be mapped become unconfirmed,
+/// their addresses are given up, and a later call unmaps them. A call that ends well leaves it
+/// empty.
 pub(super) struct Hands<'a, M: Mapper, P: Platform> {
     cache: &'a RegistrationCache<M, P>,
     pub entry: Entry,
@@ -26,13 +28,14 @@ pub(super) enum Entry {
         slot: u32,
         whole: bool,
     },
-    /// It has addresses once there is a range; translations may be there if so, unless they were `removed`.
+    /// The entry has addresses once there is a range; then translations may be there, unless they
+    /// were `removed`.
     Mapping {
         slot: u32,
         range: Option<IovaRange>,
         removed: bool,
     },
-    /// It is no more, and its addresses are nobody's.
+    /// The entry has ended, and no caller has its addresses.
     Freed {
         range: IovaRange,
         lost: bool,
@@ -52,7 +55,8 @@ impl<'a, M: Mapper, P: Platform> Hands<'a, M, P> {
         Self { cache, entry, batch: Batch::new() }
     }
 
-    /// All is in the state, or is the caller's own business from here on.
+    /// Marks the work as done: all of it is in the state, or is the caller's responsibility from
+    /// here on.
     #[inline]
     pub(super) fn done(self) {
         core::mem::forget(self);
@@ -67,7 +71,8 @@ impl<'a, M: Mapper, P: Platform> Hands<'a, M, P> {
             };
             abandon(state, batch);
             if let Entry::Held { slot, whole } = *entry {
-                // The caller gets no answer, so nothing is waited for; but the registration is gone.
+                // The caller gets no answer, so the call waits for nothing; but the registration
+                // has ended.
                 *entry = match state.end_held(slot, whole, false, batch) {
                     Ended::Forgotten(Some((range, lost))) => Entry::Freed { range, lost },
                     _ => Entry::None,
@@ -95,15 +100,15 @@ impl<M: Mapper, P: Platform> Drop for Hands<'_, M, P> {
     }
 }
 
-/// A hit on its way to the caller: an entry, and whether all of it is held. Dropped, it is released. (A batch would make the frame of
-/// the shortest way large.)
+/// A hit on its way to the caller: an entry, and whether all of it is held. Dropping it releases
+/// the entry. (A batch would make the frame of the shortest way large.)
 pub(super) struct Lent<'a, M: Mapper, P: Platform> {
     pub cache: &'a RegistrationCache<M, P>,
     pub held: Option<(u32, bool)>,
 }
 
 impl<M: Mapper, P: Platform> Lent<'_, M, P> {
-    /// It is the caller's.
+    /// Marks the hit as the caller's.
     #[inline]
     pub(super) fn done(self) {
         core::mem::forget(self);
@@ -119,7 +124,7 @@ impl<M: Mapper, P: Platform> Drop for Lent<'_, M, P> {
     }
 }
 
-/// Room that is set aside. Dropped, it is given up.
+/// Room that is set aside. Dropping it gives the room up.
 pub(super) struct MakingRoom<'a, M: Mapper, P: Platform> {
     pub cache: &'a RegistrationCache<M, P>,
     pub claim: Claim,

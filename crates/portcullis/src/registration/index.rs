@@ -1,8 +1,10 @@
-//! Entries in order of where they begin, by size: what covers a range, and what overlaps it.
+//! The entries in order of where they begin, by size. It finds entries that cover a range, and
+//! every entry that overlaps it.
 //!
-//! Entries may overlap in any way. In one ordered set, a short search for what overlaps a range would have to begin as
-//! far before it as the longest entry is long. So the set is cut by permission and by size class: the entries of one
-//! class are less than twice as long as each other, so each search begins at most two of its own lengths before.
+//! Entries may overlap in any way. In one ordered set, a search for entries that overlap a range
+//! would have to begin as far before the range as the longest entry is long. So the set is divided
+//! by permission and by size class: the entries of one class are less than twice as long as each
+//! other, so each search begins at most two of its own lengths before the range.
 
 use alloc::collections::BTreeSet;
 use core::ops::Bound;
@@ -16,11 +18,12 @@ const KINDS: usize = 3;
 /// Size classes of each kind: lengths from one power of two on to the next.
 const CLASSES: usize = 64;
 
-/// Entries of a class that a search for one that covers a range looks at. More that begin before the range and do not
-/// reach its end overlap each other so much that finding none is right often enough: the range is mapped once more.
+/// The number of entries of a class that a search for a covering one looks at. If more of them
+/// begin before the range and do not reach its end, they overlap each other heavily. Finding none
+/// is then right often enough, and otherwise the range is mapped once more.
 const NEAREST: usize = 8;
 
-/// Bytes that are to be reached, from the first to the last, and how.
+/// The bytes to be reached, from the first to the last, and the access to them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Span {
     first: u64,
@@ -29,14 +32,14 @@ pub(super) struct Span {
 }
 
 impl Span {
-    /// `None` for no byte, and for what has no end.
+    /// Returns `None` for a range of no bytes, and for one that runs past the last address.
     pub(super) fn new(memory: PhysSegment, permissions: Permissions) -> Option<Self> {
         let last = memory.phys.checked_add(memory.len.checked_sub(1)?)?;
         Some(Self { first: memory.phys.get(), last: last.get(), permissions })
     }
 
     pub(super) fn memory(&self) -> PhysSegment {
-        // A span of all 2^64 bytes has no length, and was none before either.
+        // No number holds the length of all 2^64 bytes, and no segment of memory has it either.
         PhysSegment { phys: PhysAddr::new(self.first), len: (self.last - self.first).wrapping_add(1) }
     }
 
@@ -44,13 +47,13 @@ impl Span {
         self.permissions
     }
 
-    /// A number to hash: different for ranges of one length, and mostly for others.
+    /// Returns a number to hash: it differs for ranges of one length, and mostly for others.
     #[inline]
     pub(super) fn mixed(&self) -> u64 {
         self.first ^ (self.last - self.first).rotate_left(40) ^ (self.kind() as u64) << 62
     }
 
-    /// Whether both have a byte in common, whatever the access.
+    /// Returns whether both have a byte in common, whatever the access.
     pub(super) fn touches(&self, other: &Self) -> bool {
         self.first <= other.last && self.last >= other.first
     }
@@ -64,7 +67,7 @@ impl Span {
     }
 
     fn class(&self) -> usize {
-        // By the distance of the last byte, as the length of all 2^64 bytes is no number.
+        // By the distance of the last byte, as no number holds the length of all 2^64 bytes.
         (self.last - self.first).checked_ilog2().map_or(0, |log| log as usize)
     }
 
@@ -74,7 +77,7 @@ impl Span {
     }
 }
 
-/// Where an entry stands in the order.
+/// An entry's place in the order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Key {
     group: u8,
@@ -88,18 +91,19 @@ impl Key {
         self.slot
     }
 
-    /// The first key of `group` that begins at `first` or later, and the last that does so at `last`.
+    /// Returns the first key of `group` that begins at `first` or later, and the last that begins
+    /// at `last` or earlier.
     fn bounds(group: usize, first: u64, last: u64) -> (Self, Self) {
         let group = group as u8;
         (Self { group, first, last: 0, slot: 0 }, Self { group, first: last, last: u64::MAX, slot: u32::MAX })
     }
 }
 
-/// Numbers of entries by what they cover.
+/// The numbers of entries, by the range that they cover.
 #[derive(Debug)]
 pub(super) struct Index {
     keys: BTreeSet<Key>,
-    /// How many there are in each class of each kind.
+    /// The number of entries in each class of each kind.
     counts: [u32; KINDS * CLASSES],
 }
 
@@ -124,14 +128,15 @@ impl Index {
         }
     }
 
-    /// The first entry of just `span` that `wanted` says yes to. O(log n), and O(1) for each such entry.
+    /// Returns the first entry of just `span` that `wanted` accepts. O(log n), and O(1) for each
+    /// such entry.
     pub(super) fn exact(&self, span: &Span, wanted: impl Fn(u32) -> bool) -> Option<u32> {
         let same = self.keys.range(span.key(0)..=span.key(u32::MAX));
         same.map(Key::slot).find(|slot| wanted(*slot))
     }
 
-    /// An entry that covers `span` and that `wanted` says yes to. O(log n) for each size class in use that is not
-    /// smaller; looks at the [`NEAREST`] entries in each.
+    /// Returns an entry that covers `span` and that `wanted` accepts. O(log n) for each size class
+    /// in use that is not smaller; looks at the [`NEAREST`] entries in each.
     pub(super) fn covering(&self, span: &Span, wanted: impl Fn(u32) -> bool) -> Option<u32> {
         (span.class()..CLASSES).find_map(|class| {
             let group = span.kind() * CLASSES + class;
@@ -144,9 +149,9 @@ impl Index {
         })
     }
 
-    /// The next entry in order after `after` that shares a byte with `span`, whatever its permissions. O(log n) for
-    /// each class of each kind in use, and O(1) for each entry that begins less than two of its own lengths before
-    /// `span` and ends there, too.
+    /// Returns the next entry in order after `after` that shares a byte with `span`, whatever its
+    /// permissions. O(log n) for each class of each kind in use, and O(1) for each entry that
+    /// begins less than two of its own lengths before `span` and ends there, too.
     pub(super) fn overlapping(&self, span: &Span, after: Option<Key>) -> Option<Key> {
         let begin = after.map_or(0, |key| usize::from(key.group));
         (begin..self.counts.len()).find_map(|group| {
@@ -167,7 +172,7 @@ impl Index {
     }
 }
 
-/// The most by which the last byte of an entry of `class` lies behind its first.
+/// Returns the most by which the last byte of an entry of `class` lies behind its first.
 fn longest(class: usize) -> u64 {
     u64::MAX >> (CLASSES - 1 - class)
 }
@@ -203,7 +208,7 @@ mod tests {
                 spans.push(span(*first, *last, kinds[spans.len() % 3]));
             }
         }
-        // Every other is in the index, so that there is something to be missed.
+        // Only every other entry is in the index, so that a search can miss.
         let mut index = Index::new();
         let inside = |slot: &u32| slot.is_multiple_of(2);
         (0..spans.len() as u32).for_each(|slot| index.insert(&spans[slot as usize], slot));

@@ -1,14 +1,17 @@
-//! Registrations: ranges of memory that stay mapped because they come back, within limits.
+//! Registrations: ranges of memory that stay mapped because drivers use them again, within limits.
+//! No range stays open to devices unless its owner has said that it may.
 //!
-//! Buffers that live long (a storage stack's pool, a GPU's staging area, memory registered for RDMA) are handed to a
-//! device again and again. To map and unmap them each time is an invalidation each time. A [`RegistrationCache`] maps
-//! such a range once, and lends it from then on: a lookup, no page table, no hardware.
+//! Buffers that live long (a storage stack's pool, a GPU's staging area, memory registered for
+//! RDMA) are handed to a device again and again. Each time they are mapped and unmapped costs an
+//! invalidation. A [`RegistrationCache`] maps such a range once, and lends it from then on: a loan
+//! takes a lookup, without page table or hardware.
 //!
 //! # What is open when
-//! Strict protection says that a device reaches nothing that no mapping covers. An idle registration is just that, so
-//! **no range stays open on its own account, however often it comes back**: its owner must have said that it is
-//! long-lived ([`Keep::UntilForgotten`]), once. A range that was acquired [`WhileHeld`](Keep::WhileHeld) is shared by
-//! those who hold it at the same time, and unmapped strictly by the last of them, whatever the domain's policy.
+//! Strict protection says that a device reaches no memory that no mapping covers. An idle
+//! registration would break that, so **no range stays open on its own account, however often it
+//! comes back**: its owner must have said that it is long-lived ([`Keep::UntilForgotten`]), once. A
+//! range that was acquired [`WhileHeld`](Keep::WhileHeld) is shared by the callers that hold it at
+//! the same time, and the last of them unmaps it strictly, whatever the domain's policy.
 //!
 //! | range | the device reaches it |
 //! |---|---|
@@ -17,37 +20,44 @@
 //! | idle, `UntilForgotten` | yes, counted as exposure, until it is forgotten, evicted or trimmed |
 //! | forgotten | no: [`forget`](RegistrationCache::forget) has returned, or said that it is not confirmed |
 //!
-//! What idle entries leave open counts in [`Domain::exposure`](crate::domain::Domain::exposure) as bytes beside what
-//! is mapped, with the bytes that share a granule with a held range. (Of an entry that is held in parts only, all
-//! bytes count.)
+//! The bytes that idle entries leave open count in
+//! [`Domain::exposure`](crate::domain::Domain::exposure) as bytes beside mapped ones, and so do the
+//! bytes that share a granule with a held range. (If an entry is held in parts only, all its bytes
+//! count.)
 //!
 //! # What goes wrong with such caches elsewhere, and here
-//! - *Memory goes away and its address comes back* (`munmap`, `fork` and copy-on-write, migration): the entry still
-//!   leads to the old memory, and a cache by address lends it. It cannot know: **the owner must say so** with
-//!   [`forget`](RegistrationCache::forget), from its notifier, before the memory is anybody else's. Then every entry
-//!   that shares a byte with the range goes, also one that is held, one that is being mapped at this moment, and one
-//!   that somebody else is unmapping, and the call returns after the hardware has confirmed.
-//! - *The addresses of what was forgotten come back* while a holder still knows them, and its device writes into
-//!   another's memory. Here they are nobody's until the last holder has released them.
-//! - *A larger entry outlives its reason*: a range inside another is lent from that only if the larger one is kept.
-//!   One that is `WhileHeld` is shared by those who ask for exactly it.
-//! - *Permissions are widened* to reuse an entry: here an entry has one kind of access, and another is another entry.
-//! - *Memory is pinned without bound*: entries and bytes are limited, what the hardware has not confirmed counts, and
-//!   what is too much is an error that names the limit.
+//! - *Memory goes away and its address comes back* (`munmap`, `fork` and copy-on-write, migration):
+//!   the entry still leads to the old memory, and a cache by address lends it. A cache cannot know:
+//!   **the owner must say so** with [`forget`](RegistrationCache::forget), from its notifier,
+//!   before the memory has another owner. Then every entry that shares a byte with the range is
+//!   unmapped, including entries that are held, that are being mapped at this moment, or that
+//!   another caller is unmapping, and the call returns after the hardware has confirmed.
+//! - *The addresses of a forgotten entry come back* while a holder still knows them, and its device
+//!   writes into another owner's memory. Here no caller gets them until the last holder has
+//!   released them.
+//! - *A larger entry outlives its reason*: a range inside another is lent from that only if the
+//!   larger one is kept. A larger one that is `WhileHeld` is shared only by callers that ask for
+//!   exactly it.
+//! - *Permissions are widened* to reuse an entry: here an entry has one kind of access, and another
+//!   kind takes another entry.
+//! - *Memory is pinned without bound*: entries and bytes are limited, unconfirmed entries count,
+//!   and an acquisition beyond that returns an error that names the limit.
 //! - *An entry is evicted in use*: only idle ones are.
-//! - *Double release*: a [`Registration`] cannot be copied, and one of another cache is refused.
-//! - *Thrash* just above the limit: the order is by last use, so a rotation over more than fits never hits. The cost is
-//!   bounded: each acquisition is a map and some hundreds of nanoseconds of book-keeping, and one entry in sixteen, 16 at
-//!   the most, is evicted in one go and shares an invalidation. A cache of fewer than 32 entries waits for one each time,
-//!   as strict mappings would.
+//! - *Double release*: a [`Registration`] cannot be copied, and a cache refuses another cache's.
+//! - *Thrash* just above the limit: the order is by last use, so a rotation over more ranges than
+//!   fit never hits. The cost is bounded: each acquisition is a map and some hundreds of
+//!   nanoseconds of book-keeping, and one entry in sixteen, 16 at the most, is evicted in one go
+//!   and shares an invalidation. A cache of fewer than 32 entries waits for one each time, as
+//!   strict mappings would.
 //!
 //! # One lock
-//! All book-keeping is under one lock. What is done under it is a search and a few words; nothing there waits, and
-//! translations are changed outside. An acquisition and a release by one CPU cost tens of nanoseconds, where a
-//! mapping of its own would wait for an invalidation. CPUs that use one buffer pool all the time should hold what they
-//! use, or have caches of their own: each is bounded by itself.
+//! One lock protects all book-keeping. A call holds it for a search and a few words; it never waits
+//! there, and changes translations outside it. An acquisition and a release by one CPU cost tens of
+//! nanoseconds, where a mapping of its own would wait for an invalidation. CPUs that use one buffer
+//! pool all the time should hold what they use, or have caches of their own: each cache has its own
+//! limits.
 //!
-//! Memory is named by where it lies in physical memory, in one piece; a list is registered piece by piece.
+//! Memory is named by its physical address, in one piece; a list is registered piece by piece.
 
 mod acquire;
 mod config;
@@ -74,26 +84,30 @@ use crate::sync::{Mutex, unique};
 /// All methods take `&self` and may run on any number of CPUs at once. They trust their caller as the raw methods of
 /// [`DmaDevice`] do: that the memory is the caller's to open to the device, until it is unmapped as the table says.
 ///
-/// Where a mapper, its queue or the platform panics, its caller unwinds, and what was in hand counts as not confirmed: nobody is
-/// lent it, a later call unmaps it, whatever of it is there, and its addresses are given up. A registration that was being
-/// acquired or released then is released. (One that panics again while its caller unwinds aborts.)
+/// If a mapper, its queue or the platform panics, its caller unwinds, and the entries that it
+/// worked on count as not confirmed: they are not lent, a later call unmaps whatever of them is
+/// there, and their addresses are given up. A registration that was being acquired or released at
+/// the time is released. (A second panic while the caller unwinds aborts.)
 ///
-/// When the cache is dropped, everything is unmapped strictly. Where the hardware does not confirm that, the addresses
-/// stay out of use until a later flush of the domain is confirmed, and the memory may be reached until then. The
-/// addresses of what is still held are given up for good. Where something panics meanwhile, what is left may stay mapped as
-/// long as the domain is there, and its addresses are given up: who must be sure has it forgotten before.
+/// When the cache is dropped, every entry is unmapped strictly. If the hardware does not confirm
+/// that, the addresses stay out of use until a later flush of the domain is confirmed, and devices
+/// may reach the memory until then. The addresses of entries that are still held are given up for
+/// good. If a call below panics meanwhile, the entries that are left may stay mapped for the life
+/// of the domain, and their addresses are given up: an owner that must be sure forgets its memory
+/// before.
 #[derive(Debug)]
 pub struct RegistrationCache<M: Mapper, P: Platform> {
     device: DmaDevice<M, P>,
     limits: RegistrationLimits,
-    /// Tells its registrations from another cache's.
+    /// Tells this cache's registrations from another cache's.
     number: u64,
     state: Mutex<State>,
 }
 
 impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
-    /// An empty cache of mappings in the domain of `device`, at addresses that `device` reaches. Allocates about
-    /// 120 bytes for each entry that there may be; the index allocates as entries come.
+    /// Makes an empty cache of mappings in the domain of `device`, at addresses that `device`
+    /// reaches. Allocates about 120 bytes for each entry that there may be; the index allocates as
+    /// entries come.
     ///
     /// # Errors
     /// [`RegistrationConfigError`].
@@ -111,17 +125,17 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
         Ok(Self { device, limits, number: unique(), state: Mutex::new(state) })
     }
 
-    /// The device that the cache was made with.
+    /// Returns the device that the cache was made with.
     pub fn device(&self) -> &DmaDevice<M, P> {
         &self.device
     }
 
-    /// What the cache may hold at the most.
+    /// Returns the limits of the cache.
     pub fn limits(&self) -> RegistrationLimits {
         self.limits
     }
 
-    /// What the cache holds and has done. O(1), takes the lock.
+    /// Returns what the cache holds now, and its counts. O(1), takes the lock.
     pub fn usage(&self) -> RegistrationUsage {
         self.with(|state| state.usage())
     }

@@ -1,23 +1,25 @@
-//! Where ranges were found last: a table in front of the ordered index.
+//! The entries at which ranges were found last: a table in front of the ordered index. An answer is
+//! only a hint, which the caller checks.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use super::index::Span;
 
-/// Four places for each entry that there may be, up to so many.
+/// The most places: the table has four for each entry that there may be, up to this number.
 const MOST_PLACES: usize = 1 << 17;
 
-/// A number of an entry in each place, one place for each range, by its hash. Whoever looks checks what it finds: a
-/// number may be of another range that has the same place, or of an entry that is gone.
+/// An entry's number in each place, one place for each range, by its hash. The caller checks the
+/// entry that it finds: the number may belong to another range with the same place, or to an entry
+/// that has ended.
 #[derive(Debug)]
 pub(super) struct Recent {
-    /// A power of two.
+    /// The places, a power of two of them.
     places: Box<[u32]>,
 }
 
 impl Recent {
-    /// For `entries` entries; `None` without memory.
+    /// Makes a table for `entries` entries; returns `None` without memory.
     pub(super) fn new(entries: usize) -> Option<Self> {
         let len = entries.saturating_mul(4).min(MOST_PLACES).next_power_of_two();
         let mut places = Vec::new();
@@ -26,7 +28,7 @@ impl Recent {
         Some(Self { places: places.into_boxed_slice() })
     }
 
-    /// The number that was put there for `span`, or any other.
+    /// Returns the number that was put there for `span`, or any other.
     #[inline]
     pub(super) fn get(&self, span: &Span) -> u32 {
         self.places[self.place(span)]
@@ -39,7 +41,7 @@ impl Recent {
 
     #[inline]
     fn place(&self, span: &Span) -> usize {
-        // Fibonacci hashing: neighbours by a power of two, which buffers are, end far apart.
+        // Fibonacci hashing: it separates neighbours at power-of-two distances, as buffers are.
         (span.mixed().wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize & (self.places.len() - 1)
     }
 }

@@ -1,4 +1,5 @@
-//! The entries of a cache, and lists threaded through them.
+//! The entries of a cache, and lists threaded through them. A number leads to an entry for the life
+//! of the cache, and an entry is in one list at most.
 
 use alloc::vec::Vec;
 
@@ -8,7 +9,7 @@ use crate::addr::IovaRange;
 /// No entry.
 const NONE: u32 = u32::MAX;
 
-/// What an entry is doing. Only `Live` ones are handed out.
+/// The state of an entry. Only `Live` ones are handed out.
 ///
 /// ```text
 ///   Free -> Mapping -> Live -> Ending -> Free
@@ -19,13 +20,13 @@ const NONE: u32 = u32::MAX;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
     Free,
-    /// Whoever acquired it is entering its translations.
+    /// The caller that acquired it is entering its translations.
     Mapping,
     /// Devices reach it.
     Live,
-    /// Somebody is removing its translations, and waits for the hardware.
+    /// A caller is removing its translations, and waits for the hardware.
     Ending,
-    /// The hardware did not confirm: devices may still reach it. Nobody is at it.
+    /// The hardware did not confirm: devices may still reach it. No call works on it.
     Unconfirmed,
     /// Unmapped and confirmed, but its holders still know its addresses.
     Gone,
@@ -36,23 +37,24 @@ pub(super) struct Slot {
     pub span: Option<Span>,
     /// Its addresses, once it has some.
     pub range: Option<IovaRange>,
-    /// When it was made, counted in entries of this cache: it tells one use of the slot from another.
+    /// The time at which it was made, on a counter of the cache: it tells one use of the slot from
+    /// another.
     pub generation: u64,
     /// Bytes of its granules.
     pub bytes: u64,
-    /// Registrations of any part of it.
+    /// The number of registrations of any part of it.
     pub refs: u64,
-    /// Of those, the ones of all of it.
+    /// The number of those registrations that cover all of it.
     pub whole: u64,
-    /// What the domain counts as open beside what is mapped.
+    /// The bytes that the domain counts as open for it beside what is mapped.
     pub open: u64,
     pub phase: Phase,
     pub keep: bool,
-    /// The owner wants it gone.
+    /// The owner has had it forgotten.
     pub forgotten: bool,
-    /// Its addresses must not be used again: somebody else's translation was met there.
+    /// Its addresses must not be used again: another caller's translation was found there.
     pub lost: bool,
-    /// Whoever mapped or unmapped it has not come back, so its translations may be there.
+    /// The call that mapped or unmapped it has not come back, so its translations may be there.
     pub interrupted: bool,
     before: u32,
     after: u32,
@@ -78,11 +80,12 @@ impl Slot {
         }
     }
 
-    /// What is open in its granules beside what is held: all, where no holder has all of the range.
+    /// Returns the bytes that are open in its granules beside what is held: all, if no holder has
+    /// all of the range.
     pub(super) fn open_now(&self) -> u64 {
         match self.phase {
             Phase::Free | Phase::Mapping | Phase::Gone => 0,
-            // Whoever ends it says when that is over.
+            // The call that ends it recounts when that is over.
             Phase::Ending => self.open,
             Phase::Live | Phase::Unconfirmed if self.whole == 0 => self.bytes,
             Phase::Live | Phase::Unconfirmed => {
@@ -106,16 +109,16 @@ impl List {
         Self { first: NONE, last: NONE, len: 0, bytes: 0 }
     }
 
-    /// The number of the first, the one that was pushed first.
+    /// Returns the number of the first entry, the one that was pushed first.
     pub(super) fn first(&self) -> Option<u32> {
         (self.first != NONE).then_some(self.first)
     }
 }
 
-/// All entries that there may be. Numbers are those that it gave out.
+/// All entries that there may be, named by the numbers that `take` returns.
 #[derive(Debug)]
 pub(super) struct Slots {
-    /// Never longer than what was reserved for it.
+    /// Never longer than the capacity that was reserved.
     slots: Vec<Slot>,
     most: usize,
     free: List,
@@ -123,10 +126,10 @@ pub(super) struct Slots {
 }
 
 impl Slots {
-    /// The most entries that have numbers.
+    /// The most entries that can have numbers.
     pub(super) const MOST: usize = NONE as usize;
 
-    /// Room for `most` entries; `None` without memory for them.
+    /// Makes room for `most` entries; returns `None` without memory for them.
     pub(super) fn new(most: usize) -> Option<Self> {
         let mut slots = Vec::new();
         slots.try_reserve_exact(most).ok()?;
@@ -137,7 +140,8 @@ impl Slots {
         self.used
     }
 
-    /// An entry that nobody uses, whose phase is to be changed; `None` where there is none. Allocates nothing.
+    /// Takes an entry that is not in use, whose phase the caller is to change; returns `None` if
+    /// there is none. Allocates nothing.
     pub(super) fn take(&mut self) -> Option<u32> {
         let number = match self.free.first() {
             Some(number) => {
@@ -165,7 +169,7 @@ impl Slots {
         self.used -= 1;
     }
 
-    /// Entry `number`, which [`take`](Self::take) returned.
+    /// Returns entry `number`, which [`take`](Self::take) returned.
     pub(super) fn at(&self, number: u32) -> &Slot {
         &self.slots[number as usize]
     }
@@ -174,7 +178,7 @@ impl Slots {
         &mut self.slots[number as usize]
     }
 
-    /// Entry `number`, whatever it is.
+    /// Returns entry `number`, whatever its phase.
     pub(super) fn get(&self, number: u32) -> Option<&Slot> {
         self.slots.get(number as usize)
     }
@@ -210,7 +214,7 @@ impl Slots {
         }
     }
 
-    /// All entries in use.
+    /// Yields all entries in use.
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Slot> {
         self.slots.iter_mut().filter(|slot| slot.phase != Phase::Free)
     }

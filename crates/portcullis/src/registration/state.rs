@@ -1,7 +1,8 @@
-//! What the cache knows, all of it under one lock: entries, their order, the idle ones, and how full it is.
+//! The book-keeping of a cache, all of it under one lock: entries, their order, the idle ones, and
+//! how full the cache is. What is mapped or may still be reached never exceeds the limits.
 //!
-//! Nothing here waits or touches translations: a step says what its caller is to do, with the lock free, and another
-//! step says how that went.
+//! Nothing here waits or touches translations: a step returns what its caller must do, with the
+//! lock free, and another step records how that went.
 
 mod room;
 
@@ -18,17 +19,17 @@ use super::recent::Recent;
 use super::slot::{List, Phase, Slot, Slots};
 use crate::addr::{Iova, IovaRange, PageSize};
 
-/// Entries that share one invalidation at the most, and that are looked at under the lock at a time.
+/// The most entries that share one invalidation, and that a call looks at under the lock at a time.
 pub(super) const BATCH: usize = 64;
 
-/// One of those that are being unmapped together.
+/// An entry of those that are unmapped together.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Evicted {
     pub slot: u32,
     pub range: IovaRange,
     /// Its addresses must not be used again.
     pub lost: bool,
-    /// What an earlier attempt has unlinked already.
+    /// An earlier attempt has unlinked it already.
     pub again: bool,
 }
 
@@ -50,25 +51,25 @@ pub(super) struct State {
     recent: Recent,
     limits: RegistrationLimits,
     granule: PageSize,
-    /// Live ones that nobody holds, the least recently used first.
+    /// Live entries without a holder, the least recently used first.
     pub idle: List,
     pub unconfirmed: List,
-    /// Entries that somebody is unmapping, and their bytes.
+    /// The number of entries that callers are unmapping, and their bytes.
     ending: (usize, u64),
     gone: usize,
-    /// Of all entries but those that are gone.
+    /// The bytes of all entries but those that are gone.
     bytes: u64,
     claimed: Claim,
-    /// As many as CPUs that make room at this moment.
+    /// The CPUs that make room at this moment.
     waiting: Vec<Waiting>,
     generation: u64,
     counts: RegistrationUsage,
-    /// Change of what the domain is to count as open; wraps.
+    /// The change of what the domain is to count as open; wraps.
     pub opened: u64,
 }
 
 impl State {
-    /// `None` without memory for what is allocated in advance.
+    /// Returns `None` without memory for what is allocated in advance.
     pub(super) fn new(limits: RegistrationLimits, granule: PageSize) -> Option<Self> {
         Some(Self {
             slots: Slots::new(limits.entries)?,
@@ -102,15 +103,16 @@ impl State {
         }
     }
 
-    /// A forget of `span` begins: whoever makes room for a part of it must not map it any more. The number of the next
-    /// entry: those that are there have smaller ones.
+    /// Begins a forget of `span`: a caller that makes room for a part of it must not map it any
+    /// more. Returns the number of the next entry: those that are there have smaller ones.
     pub(super) fn begin_forget(&mut self, span: &Span) -> u64 {
         self.waiting.iter_mut().for_each(|waiting| waiting.forgotten |= waiting.span.touches(span));
         self.generation + 1
     }
 
-    /// Holds an entry that is mapped already, if there is one: of just this range, or a larger one that is kept. Never
-    /// a larger one that is not: its own holders' last release must end it.
+    /// Holds an entry that is mapped already, if there is one: of just this range, or a larger one
+    /// that is kept. A larger one that is not kept is never held for it: its own holders' last
+    /// release must end it.
     #[inline]
     pub(super) fn hit(&mut self, span: &Span, keep: Keep) -> Option<Held> {
         let recent = self.recent.get(span);
@@ -121,7 +123,7 @@ impl State {
         };
         let entry = self.slots.at_mut(slot);
         let (range, held) = (entry.range?, entry.span?);
-        // From the first granule on, which begins where the range does.
+        // From the first granule on, where the entry's range begins.
         let distance = span.memory().phys.get() - held.memory().phys.align_down(self.granule).get();
         let iova = range.start().checked_add(distance)?;
         entry.refs += 1;
@@ -136,7 +138,8 @@ impl State {
         Some(Held { slot, generation, iova, whole })
     }
 
-    /// The same by the index, and whether it is of just the range.
+    /// As [`hit`](Self::hit), by the index, without holding the entry. Also returns whether it is
+    /// of just the range.
     fn find(&mut self, span: &Span) -> Option<(u32, bool)> {
         let live = |slot: u32| self.slots.at(slot).phase == Phase::Live;
         if let Some(slot) = self.index.exact(span, live) {
@@ -162,7 +165,8 @@ impl State {
         Some(slot)
     }
 
-    /// Has a live or an unconfirmed entry be unmapped with the others in `batch`, which has room.
+    /// Adds a live or an unconfirmed entry to `batch`, which has room, to be unmapped with the
+    /// others.
     pub(super) fn evict_one(&mut self, slot: u32, batch: &mut Batch) {
         let entry = self.slots.at_mut(slot);
         let unconfirmed = entry.phase == Phase::Unconfirmed;
@@ -182,13 +186,14 @@ impl State {
         }
     }
 
-    /// An entry that was being mapped is live; `None` where it must end at once, in `batch`, as it was forgotten.
+    /// Makes an entry live that was being mapped; returns `None` if it must end immediately, in
+    /// `batch`, because it was forgotten.
     pub(super) fn mapped(&mut self, slot: u32, batch: &mut Batch) -> Option<Held> {
         let entry = self.slots.at_mut(slot);
         let (range, span, generation) = (entry.range?, entry.span?, entry.generation);
         entry.phase = Phase::Live;
         if entry.forgotten {
-            // The token was never given out.
+            // The registration was never given out.
             (entry.refs, entry.whole, entry.keep) = (0, 0, false);
             self.evict_one(slot, batch);
             return None;
@@ -199,7 +204,8 @@ impl State {
         Some(Held { slot, generation, iova: Iova::new(range.start().get() | distance), whole: true })
     }
 
-    /// An entry could not be mapped. What was entered for a moment may still be reached, if it is `unconfirmed`.
+    /// Ends an entry that could not be mapped. Devices may still reach what was entered for a
+    /// moment, if it is `unconfirmed`.
     pub(super) fn not_mapped(&mut self, slot: u32, unconfirmed: bool) {
         let entry = self.slots.at_mut(slot);
         (entry.refs, entry.whole, entry.keep) = (0, 0, false);
@@ -210,7 +216,7 @@ impl State {
         }
     }
 
-    /// The unmapping of an entry is over. Whether its addresses are nobody's now.
+    /// Records that the unmapping of an entry is over. Returns whether its addresses are free now.
     pub(super) fn ended(&mut self, slot: u32, confirmed: bool) -> bool {
         let bytes = self.slots.at(slot).bytes;
         self.ending.0 -= 1;
@@ -222,8 +228,9 @@ impl State {
         self.drop_entry(slot)
     }
 
-    /// Whoever was mapping or unmapping an entry has not come back from a call below, or could not remove all of it. Translations
-    /// may be there if `interrupted`: then a later call unmaps it, whatever of it is there. Nobody gets its addresses.
+    /// Records that the call that was mapping or unmapping an entry has not come back from a call
+    /// below, or could not remove all of it. Translations may be there if `interrupted`: then a
+    /// later call unmaps whatever of it is there. No caller gets its addresses.
     pub(super) fn abandon(&mut self, slot: u32, interrupted: bool) {
         let entry = self.slots.at_mut(slot);
         (entry.lost, entry.interrupted) = (true, interrupted);
@@ -241,7 +248,8 @@ impl State {
         self.recount(slot);
     }
 
-    /// Nobody reaches an entry any more. Whether nobody holds it either: then there is none any more.
+    /// Ends an entry that no device reaches any more. Returns whether it has no holder either: then
+    /// it is given back.
     fn drop_entry(&mut self, slot: u32) -> bool {
         let entry = self.slots.at_mut(slot);
         let (span, bytes) = (entry.span, entry.bytes);
@@ -260,7 +268,8 @@ impl State {
         unheld
     }
 
-    /// One registration less of an entry that stays open; `false`, and nothing is changed, where it does not.
+    /// Takes one registration off an entry that stays open; returns `false`, and changes nothing,
+    /// if it does not stay open.
     #[inline]
     pub(super) fn release(&mut self, slot: u32, generation: u64, whole: bool) -> bool {
         let stays = |entry: &Slot| {
@@ -279,9 +288,11 @@ impl State {
         true
     }
 
-    /// The same of any entry. What is to be unmapped for that is in `batch`; where a range is returned, its addresses
-    /// are nobody's now. The last of a range that is not kept says that nobody reaches it: so a caller that `waits` learns
-    /// that somebody is still unmapping it, and is to come again; nothing is changed then.
+    /// As [`release`](Self::release), for any entry. Entries that must be unmapped for that are in
+    /// `batch`; if a range is returned, its addresses are free now. The last registration of a
+    /// range that is not kept must report that no device reaches it: so a caller that `waits`
+    /// learns that another one is still unmapping the range, and must come again; nothing is
+    /// changed then.
     pub(super) fn end_held(&mut self, slot: u32, whole: bool, waits: bool, batch: &mut Batch) -> Ended {
         let entry = self.slots.at_mut(slot);
         if waits && entry.phase == Phase::Ending && entry.refs == 1 && !entry.keep {
@@ -308,7 +319,7 @@ impl State {
                 self.slots.give_back(slot);
                 Ended::Forgotten(range)
             }
-            // The forget was not confirmed. Whoever holds it last tries again.
+            // The forget was not confirmed. The last holder tries again.
             Phase::Unconfirmed if last && !keep => {
                 self.evict_one(slot, batch);
                 Ended::Last(Released::Forgotten)
@@ -317,8 +328,8 @@ impl State {
         }
     }
 
-    /// Has an entry of the index be unmapped with `batch`, which has room, as its owner takes the memory back. Whether it
-    /// will be: others are mapping or unmapping it else.
+    /// Adds an entry of the index to `batch`, which has room, as its owner takes the memory back.
+    /// Returns whether it did: if not, other callers are mapping or unmapping the entry.
     pub(super) fn forget(&mut self, slot: u32, batch: &mut Batch, forgotten: &mut Forgotten) -> bool {
         let entry = self.slots.at_mut(slot);
         entry.forgotten = true;
@@ -332,7 +343,7 @@ impl State {
         true
     }
 
-    /// The next entry after `after` that overlaps `span` and is older than `stamp`.
+    /// Returns the next entry after `after` that overlaps `span` and is older than `stamp`.
     pub(super) fn next_overlapping(&self, span: &Span, after: Option<Key>, stamp: u64) -> Option<Key> {
         let mut after = after;
         loop {
@@ -344,7 +355,7 @@ impl State {
         }
     }
 
-    /// Has the domain count what is open of an entry now.
+    /// Updates the domain's count of what is open by what is open of an entry now.
     fn recount(&mut self, slot: u32) {
         let entry = self.slots.at_mut(slot);
         let open = entry.open_now();
@@ -353,13 +364,13 @@ impl State {
     }
 }
 
-/// What a release has come to.
+/// The result of a release.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Ended {
     Open,
-    /// The entry is in the batch. What to say once it is unmapped.
+    /// The entry is in the batch. The answer to give once it is unmapped.
     Last(Released),
-    /// It was forgotten; the addresses that are nobody's now, and whether they are lost.
+    /// It was forgotten. The addresses that are free now, and whether they are lost.
     Forgotten(Option<(IovaRange, bool)>),
     /// It is being forgotten, and is still held.
     Wait,

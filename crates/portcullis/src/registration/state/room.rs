@@ -1,8 +1,9 @@
-//! Room for what is to be mapped: set aside where it is free, and made of idle entries where it is not.
+//! Room for ranges that are to be mapped: free room is set aside, and idle entries are evicted for
+//! the rest. What is mapped or may still be reached never exceeds the limits.
 //!
-//! Whoever finds too little room sets aside what there is, unmaps entries, and sets aside what became free of them under
-//! the lock that says so. So nobody else takes what was evicted for this one, each acquisition evicts for itself, and
-//! what is mapped or may still be reached never exceeds the limits.
+//! A caller that finds too little room sets aside what is free, unmaps entries, and sets aside the
+//! room that they leave under the lock under which their end is recorded. So no other caller takes
+//! the room of entries that were evicted for this one, and each acquisition evicts for itself.
 
 use super::{Batch, Held, State};
 use crate::registration::config::Keep;
@@ -10,39 +11,39 @@ use crate::registration::error::AcquireError;
 use crate::registration::index::Span;
 use crate::registration::slot::Phase;
 
-/// Room that somebody has set aside while it makes more.
+/// Room that a caller has set aside while it makes more.
 #[derive(Debug, Default)]
 pub(in crate::registration) struct Claim {
     bytes: u64,
     entries: usize,
-    /// Its number among those who wait, once it does.
+    /// The caller's number among those who wait, once it waits.
     ticket: Option<u64>,
 }
 
 impl Claim {
-    /// Whether there is nothing to be given up.
+    /// Returns whether there is nothing to give up.
     pub(in crate::registration) fn is_empty(&self) -> bool {
         self.bytes == 0 && self.entries == 0 && self.ticket.is_none()
     }
 }
 
-/// Somebody who is making room for a range.
+/// A caller that is making room for a range.
 #[derive(Debug)]
 pub(super) struct Waiting {
     ticket: u64,
     pub(super) span: Span,
-    /// The range was forgotten meanwhile: it must not be mapped any more.
+    /// The range was forgotten meanwhile: the caller must not map it any more.
     pub(super) forgotten: bool,
 }
 
-/// How an acquisition goes on.
+/// The next step of an acquisition.
 pub(in crate::registration) enum Step {
     Hit(Held),
     /// An entry to be mapped.
     Reserved(u32),
-    /// What was added to the batch must be unmapped first.
+    /// The caller must unmap the entries that were added to the batch first.
     Evict,
-    /// Others are unmapping what will make room.
+    /// Other callers are unmapping entries that will make room.
     Wait,
     Failed(AcquireError),
 }
@@ -67,7 +68,7 @@ impl State {
         self.top_up(claim, bytes);
         if claim.bytes == bytes && claim.entries == 1 {
             self.unclaim(claim);
-            // There is one, as it was claimed.
+            // There is a free entry, as it was claimed.
             if let Some(slot) = self.reserve(span, bytes, keep) {
                 return Step::Reserved(slot);
             }
@@ -89,7 +90,7 @@ impl State {
         if batch.is_empty() { Step::Wait } else { Step::Evict }
     }
 
-    /// Sets aside what is free of the room that is wanted.
+    /// Sets aside the free part of the room that the caller needs.
     pub(in crate::registration) fn top_up(&mut self, claim: &mut Claim, bytes: u64) {
         let free = self.limits.bytes.saturating_sub(self.bytes).saturating_sub(self.claimed.bytes);
         let more = free.min(bytes.saturating_sub(claim.bytes));
@@ -101,7 +102,7 @@ impl State {
         }
     }
 
-    /// Gives up what was set aside, and waits no more.
+    /// Gives up the room that was set aside, and takes the caller off those who wait.
     pub(in crate::registration) fn unclaim(&mut self, claim: &mut Claim) {
         self.claimed.bytes -= claim.bytes;
         self.claimed.entries -= claim.entries;
@@ -111,7 +112,8 @@ impl State {
         *claim = Claim::default();
     }
 
-    /// Whether no room can be made, whatever is evicted and whatever others are unmapping.
+    /// Returns the error, if no room can be made, whatever is evicted and whatever others are
+    /// unmapping.
     fn is_full(&self, bytes: u64, claim: &Claim) -> Option<AcquireError> {
         let (limits, unconfirmed) = (&self.limits, &self.unconfirmed);
         let entries = self.idle.len + unconfirmed.len + self.ending.0;
@@ -126,9 +128,9 @@ impl State {
         })
     }
 
-    /// Evicts entries until so many bytes and entries will be free, at the least: all that was not confirmed before, then
-    /// idle ones, the least recently used first. A few more where they are small beside the limits, as they share the
-    /// invalidation.
+    /// Evicts entries until at least `bytes` bytes and `entries` entries will be free: first all
+    /// that were not confirmed before, then idle ones, the least recently used first. Evicts a few
+    /// more if they are small beside the limits, as they share the invalidation.
     fn evict(&mut self, (bytes, entries): (u64, usize), batch: &mut Batch) {
         let spare = (self.limits.entries / 16).clamp(1, 16);
         let spare_bytes = self.limits.bytes / 16;
