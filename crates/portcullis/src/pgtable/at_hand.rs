@@ -1,7 +1,9 @@
-//! The short ways: what takes one walk and some stores, in one turn of a slot that the caller holds.
+//! The short ways: changes that take one walk and some stores, in one turn of a slot that the
+//! caller holds. They change everything or nothing.
 //!
-//! They change everything or nothing, never allocate and never wait. What they leave (a table that is missing, a page of
-//! several entries, a large page that must be split, something in the way) the long ways do, or say why not.
+//! They never allocate and never wait. They leave some cases to the long ways, which do the work or
+//! return the error: a table that is missing, a page of several entries, a large page that must be
+//! split, an entry that is in use.
 
 use super::format::{Attributes, Entry, Format, LeafSize};
 use super::map::{ADDRESS_BITS, store};
@@ -14,9 +16,10 @@ use crate::platform::{Frames, LocalSlot, Platform};
 use crate::sync::{AtomicU64, Ordering};
 
 impl<F: Frames, X: Format> PageTable<F, X> {
-    /// Maps `range` to the memory at `phys`, if that takes no more than a walk and some stores: one page, or granules
-    /// in one frame of a lowest table; tables that are there, nothing in their place. Returns whether it did; if not, nothing
-    /// is changed, and [`map`](Self::map) does it or says why not.
+    /// Maps `range` to the memory at `phys`, if that takes only a walk and some stores: one page,
+    /// or granules in one frame of a lowest table, whose tables exist and whose entries are free.
+    /// Returns whether it did. If not, nothing is changed, and [`map`](Self::map) does it or
+    /// returns the error.
     ///
     /// One walk, two stores for the turn, a load and a store for each entry. Never allocates or waits.
     ///
@@ -36,7 +39,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         turn.is_some_and(|turn| unsafe { self.map_in(&turn, range, phys, attributes) })
     }
 
-    /// The same in a turn that the caller has: `false` where it is not one of [this table's marks](Self::marks_for).
+    /// As [`map_at_hand`](Self::map_at_hand), in a turn that the caller has. Returns `false` if it
+    /// is not a turn of [this table's marks](Self::marks_for).
     ///
     /// # Safety
     /// As for [`map`](Self::map).
@@ -50,7 +54,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     ) -> bool {
         let (iova, phys, len) = (range.start().get(), phys.get(), range.len());
         let [stray_iova, stray_phys] = self.stray();
-        // A range does not wrap; nor does memory, where it is as long as a range that is not beyond all.
+        // A range does not wrap; nor does memory, if it is as long as a range that does not run
+        // past the last address.
         let is_stray = Self::ends(iova, len) & stray_iova | Self::ends(phys, len) & stray_phys;
         let Some(near) = self.near.get(turn).filter(|_| is_stray == 0) else {
             return false;
@@ -61,12 +66,13 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         self.lowest(near, iova, X::MARK).is_some_and(|at| self.enter_granules(at, phys, len, attributes))
     }
 
-    /// Clears every entry of `range`, if that takes no more than a walk and some stores: one page that was mapped as
-    /// such, or granules in one frame of a lowest table, all of them mapped; no part of a page that was split. Returns
-    /// whether it did; if not, nothing is changed, and [`unmap`](Self::unmap) does it.
+    /// Clears every entry of `range`, if that takes only a walk and some stores: one page that was
+    /// mapped as such, or granules in one frame of a lowest table, all of them mapped; no part of a
+    /// page that was split. Returns whether it did. If not, nothing is changed, and
+    /// [`unmap`](Self::unmap) does it.
     ///
-    /// What is stale then is `range`, in leaves only. One walk, two stores for the turn, a load and a store for each entry.
-    /// Never allocates or waits.
+    /// Then `range` is stale, in leaves only. Costs one walk, two stores for the turn, a load and a
+    /// store for each entry. Never allocates or waits.
     ///
     /// # Safety
     /// `slot` is one that `platform` has lent.
@@ -81,7 +87,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         turn.is_some_and(|turn| self.unmap_in(&turn, range))
     }
 
-    /// The same in a turn that the caller has: `false` where it is not one of [this table's marks](Self::marks_for).
+    /// As [`unmap_at_hand`](Self::unmap_at_hand), in a turn that the caller has. Returns `false` if
+    /// it is not a turn of [this table's marks](Self::marks_for).
     #[inline]
     pub fn unmap_in(&self, turn: &Turn<'_>, range: IovaRange) -> bool {
         let (iova, len) = (range.start().get(), range.len());
@@ -95,27 +102,29 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         self.lowest(near, iova, Self::CLOSED).is_some_and(|at| self.clear_granules(at, len))
     }
 
-    /// Whether addresses and lengths are multiples of the granule, given all bits that any of them has.
+    /// Returns whether addresses and lengths are multiples of the granule, given the union of their
+    /// bits.
     #[inline]
     pub(super) const fn are_whole(bits: u64) -> bool {
         bits & ((1 << X::GRANULE_SHIFT) - 1) == 0
     }
 
-    /// All bits of the addresses of the first and the last granule of `len` bytes at `start`: they have stray ones where any
-    /// of the two numbers is no multiple of the granule.
+    /// Returns the union of the bits of the addresses of the first and the last granule of `len`
+    /// bytes at `start`. It has stray bits if any of the two numbers is no multiple of the granule.
     #[inline]
     const fn ends(start: u64, len: u64) -> u64 {
         start | start.wrapping_add(len.wrapping_sub(1 << X::GRANULE_SHIFT))
     }
 
-    /// Enters granules from `at` on, which is in a lowest table, if their entries lie in one frame and are free. Returns
-    /// whether it did. Inside the section in which the table was found; the arguments are whole granules that exist.
+    /// Enters granules from `at` on, which is in a lowest table, if their entries lie in one frame
+    /// and are free. Returns whether it did. Called inside the section in which the table was
+    /// found; the arguments are whole granules that exist.
     #[inline]
     fn enter_granules(&self, at: Position, phys: u64, len: u64, attributes: Attributes) -> bool {
         if len == 1 << X::GRANULE_SHIFT {
             return self.enter_granule(at, phys, attributes);
         }
-        // Entries hold an address's higher bits elsewhere.
+        // Entries hold an address's higher bits in another place.
         let is_one_piece = (phys ^ (phys + len - 1)) >> ADDRESS_BITS == 0;
         let words = self.words(at).get(..(len >> X::GRANULE_SHIFT) as usize);
         let Some(words) = words.filter(|_| is_one_piece) else {
@@ -130,7 +139,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         is_entered
     }
 
-    /// The same for one.
+    /// As [`enter_granules`](Self::enter_granules), for one granule.
     #[inline]
     pub(super) fn enter_granule(&self, at: Position, phys: u64, attributes: Attributes) -> bool {
         let word = self.word(at);
@@ -143,8 +152,9 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         true
     }
 
-    /// Clears granules from `at` on, which is in a lowest table that is open to unmaps, and in which no page was split, if
-    /// all of them lie in one frame and are mapped. Returns whether it did. Inside the section in which the table was found.
+    /// Clears granules from `at` on, which is in a lowest table that is open to unmaps, and in
+    /// which no page was split, if all of them lie in one frame and are mapped. Returns whether it
+    /// did. Called inside the section in which the table was found.
     #[inline]
     fn clear_granules(&self, at: Position, len: u64) -> bool {
         let word = self.word(at);
@@ -167,8 +177,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         is_cleared
     }
 
-    /// Where `iova` has its entry in a table of `level`, if there is one, and no entry on the way has any bit of `closed`.
-    /// Inside a section.
+    /// Returns the position of the entry of `iova` in a table of `level`, if there is one, and no
+    /// entry on the way has any bit of `closed`. Called inside a section.
     #[inline]
     pub(super) fn walk_to(&self, iova: u64, level: u32, closed: u64) -> Option<Position> {
         let mut at = self.top(iova);
@@ -183,8 +193,9 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     }
 }
 
-/// Stores `value`, and `stride` more each time, to `words`, if all of them are free. Returns whether it did. A call, so that what
-/// has one word is not slowed down by the registers that this takes.
+/// Stores `value`, and `stride` more each time, to `words`, if all of them are free. Returns
+/// whether it did. This is a call, so that the case of one word does not pay for the registers that
+/// it takes.
 #[inline(never)]
 fn enter(words: &[AtomicU64], value: u64, stride: u64) -> bool {
     let is_free = !differ(words, 0, u64::MAX);
@@ -196,7 +207,8 @@ fn enter(words: &[AtomicU64], value: u64, stride: u64) -> bool {
     is_free
 }
 
-/// Clears `words`, if none of them is of another kind than `first`. Returns whether it did. A call, as for [`enter`].
+/// Clears `words`, if none of them is of another kind than `first`. Returns whether it did. A call,
+/// as for [`enter`].
 #[inline(never)]
 fn clear<X: Format>(words: &[AtomicU64], first: u64) -> bool {
     let are_alike = !differ(words, first, X::KIND);

@@ -1,4 +1,5 @@
-//! Entering translations: the way down, and leaves in runs.
+//! Entering translations: the way down, and leaves in runs. An entry that is in use is never
+//! overwritten.
 
 use super::format::{Attributes, Entry, Format, Layout, LeafSize};
 use super::split::is_broken;
@@ -8,14 +9,14 @@ use crate::addr::PhysAddr;
 use crate::platform::Frames;
 use crate::sync::{AtomicU64, Ordering};
 
-/// Entries that are looked at together before they are written: a cache line.
+/// The number of entries that are looked at together before they are written: a cache line.
 const LINE: usize = 1 << LINE_BITS;
 const LINE_BITS: u32 = 3;
 
-/// Bits of an address that every format holds in one piece.
+/// The number of low bits of an address that every format holds in one piece.
 pub(super) const ADDRESS_BITS: u32 = 48;
 
-/// What one run of mapping entered.
+/// The result of one run of mapping.
 pub(super) struct Run {
     pub bytes: u64,
     pub conflict: Option<Conflict>,
@@ -26,28 +27,30 @@ pub(super) struct Run {
 pub(super) struct Last {
     /// The address divided by what a table of the lowest level translates.
     pub region: u64,
-    /// That of them in which the address has its entry, where the root is the lowest and is made of several.
+    /// The table; if the lowest is a root made of several frames, the one in which the address has
+    /// its entry.
     pub table: PhysAddr,
 }
 
 impl Last {
-    /// None yet.
+    /// No table yet.
     pub(super) const NONE: Self = Self { region: u64::MAX, table: PhysAddr::new(0) };
 
-    /// The table in which a walk for `iova` ended, at `at`.
+    /// Makes the record of the table in which a walk for `iova` ended, at `at`.
     pub(super) fn new<X: Format>(format: &X, iova: u64, at: Position) -> Self {
         let part = (at.index >> X::INDEX_BITS) as u64;
         let table = PhysAddr::new(at.table.get() + (part << X::GRANULE_SHIFT));
         Self { region: Self::region(format, iova), table }
     }
 
-    /// The number of the region that one lowest table translates, in which `iova` lies.
+    /// Returns the number of the region, translated by one lowest table, in which `iova` lies.
     #[inline]
     pub(super) fn region<X: Format>(format: &X, iova: u64) -> u64 {
         iova >> format.shift(2)
     }
 
-    /// Where `iova`, which lies inside the aperture, has its entry, if that is in this table.
+    /// Returns the position of the entry of `iova`, which lies inside the aperture, if that is in
+    /// this table.
     #[inline]
     pub(super) fn position<X: Format>(&self, format: &X, iova: u64) -> Option<Position> {
         let at = Position { table: self.table, level: 1, index: format.index(iova, 1) };
@@ -56,8 +59,8 @@ impl Last {
 }
 
 impl<F: Frames, X: Format> PageTable<F, X> {
-    /// The largest leaf that alignment and `len` allow at `iova` and `phys`, at level `highest` or below; and for how many
-    /// bytes that is so, in tables of its level.
+    /// Returns the largest leaf that alignment and `len` allow at `iova` and `phys`, at level
+    /// `highest` or below, and for how many bytes that is so, in tables of its level.
     #[inline]
     fn leaf_size(&self, (iova, phys, len): (u64, u64, u64), highest: u32) -> (LeafSize, u64) {
         let sizes = self.format().leaf_sizes();
@@ -80,11 +83,11 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         (chosen, len)
     }
 
-    /// Maps as much of (`iova`, `phys`, `len`) as one frame of one table holds, in leaves of one size: the
-    /// largest that fits, as long as none larger does.
+    /// Maps as much of (`iova`, `phys`, `len`) as one frame of one table holds, in leaves of one
+    /// size: the largest that fits, as long as no larger one does.
     ///
-    /// The arguments are aligned to the granule, inside the aperture and do not wrap; `len` is not 0. Inside
-    /// a section, of which `last` is.
+    /// The arguments are aligned to the granule, inside the aperture and do not wrap; `len` is not
+    /// 0. Called inside the section that `last` is of.
     pub(super) fn map_run(
         &self,
         (iova, phys, len): (u64, u64, u64),
@@ -110,7 +113,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             }
             match format.decode(entry, at.level) {
                 Entry::Table { .. } if entry & X::MARK != 0 => return stop(Conflict::Busy),
-                // Also where a large page would fit, but a table that smaller pages once needed is in its place.
+                // Also if a large page would fit, but a table that smaller pages once needed is in
+                // its place.
                 Entry::Table { table, level } => {
                     if level < size.level {
                         (size, until) = self.leaf_size((iova, phys, len), level);
@@ -126,9 +130,9 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         self.write_leaves((iova, phys, until), attributes, size, at)
     }
 
-    /// Maps one page that is larger than a granule, if that takes no more than a walk and a store: a leaf that has one
-    /// entry, tables that are there, nothing in its place. Returns whether it did. Inside a section; the arguments are as
-    /// for [`map_run`](Self::map_run).
+    /// Maps one page that is larger than a granule, if that takes only a walk and a store: a leaf
+    /// of one entry, whose tables exist and whose entry is free. Returns whether it did. Called
+    /// inside a section; the arguments are as for [`map_run`](Self::map_run).
     pub(super) fn map_page(&self, iova: u64, phys: u64, len: u64, attributes: Attributes) -> bool {
         let Some(level) = self.level_of(iova | phys, len) else {
             return false;
@@ -138,7 +142,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         };
         let word = self.word(at);
         let leaf = self.format().leaf(PhysAddr::new(phys), LeafSize { level, run: 0 }, attributes);
-        // An exchange, as somebody may install a table there whom a misuse by number has given the same address.
+        // An exchange, as another caller, which got the same address by a misuse by number, may
+        // install a table there.
         if word.compare_exchange(0, leaf, Ordering::Release, Ordering::Relaxed).is_err() {
             return false;
         }
@@ -146,7 +151,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         true
     }
 
-    /// The level at which `len` bytes at a multiple of `bits` are one leaf of one entry.
+    /// Returns the level at which `len` bytes at a multiple of `bits` are one leaf of one entry.
     pub(super) fn level_of(&self, bits: u64, len: u64) -> Option<u32> {
         if bits & (len - 1) != 0 {
             None
@@ -157,8 +162,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         }
     }
 
-    /// Maps a granule in the table that `last` remembers, if it lies there and nothing is in its place. Returns
-    /// whether it did. The arguments are as for [`map_run`](Self::map_run).
+    /// Maps a granule in the table that `last` remembers, if it lies there and its entry is free.
+    /// Returns whether it did. The arguments are as for [`map_run`](Self::map_run).
     #[inline]
     pub(super) fn map_next(&self, iova: u64, phys: u64, attributes: Attributes, last: &Last) -> bool {
         last.position(self.format(), iova).is_some_and(|at| self.enter_granule(at, phys, attributes))
@@ -175,7 +180,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         let format = self.format();
         let shift = format.shift(size.level);
         let words = self.words(at);
-        // Entries hold higher bits than these elsewhere: what crosses them is not one more each time.
+        // Entries hold higher bits than these in another place: entries of pages across that border
+        // do not differ by the stride.
         let len = len.min((1 << ADDRESS_BITS) - phys % (1 << ADDRESS_BITS));
         let pages = (len >> (shift + size.run)).min((words.len() >> size.run) as u64) as usize;
         let words = &words[..pages << size.run];
@@ -201,8 +207,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         Run { bytes: (done as u64) << shift, conflict }
     }
 
-    /// What to do about the first page of `words`, some of whose entries are in use: `at` and `done` say where
-    /// that is. Entries written, and why no more can be.
+    /// Handles the first page of `words`, some of whose entries are in use: `at` and `done` say
+    /// where that is. Returns the entries that it wrote, and why no more can be.
     #[cold]
     fn obstacle(
         &self,
@@ -215,14 +221,15 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     ) -> (usize, Option<Conflict>) {
         let entries = words.iter().take(1 << size.run).map(|word| word.load(Ordering::Relaxed));
         let Some((index, entry)) = entries.enumerate().find(|(_, entry)| *entry != 0) else {
-            // It has gone meanwhile: the next run finds it so.
+            // The entry has been cleared meanwhile: the next run finds it so.
             return (0, None);
         };
         let shift = self.format().shift(size.level);
         match self.format().decode(entry, size.level) {
-            // Also one that is set aside.
+            // Also a table that is set aside.
             Entry::Table { .. } | Entry::Absent if index > 0 && !is_broken::<X>(entry) => {
-                // What comes before the table, in entries by themselves; the next run goes down into it.
+                // Write the part before the table, in entries by themselves; the next run goes down
+                // into the table.
                 let (len, size) = ((index as u64) << shift, LeafSize { run: 0, ..size });
                 let run = self.write_leaves(
                     (iova, phys, len),
@@ -238,8 +245,9 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     }
 }
 
-/// Stores `value`, and `stride` more each time, to `words`, as long as they are free: whole pages of 2^`run`
-/// words each, of which none is stored where one is in use. How many words.
+/// Stores `value`, and `stride` more each time, to `words`, as long as they are free: whole pages
+/// of 2^`run` words each, none of which is stored if one of its words is in use. Returns how many
+/// words it stored.
 #[inline]
 fn store_free(words: &[AtomicU64], mut value: u64, stride: u64, run: u32) -> usize {
     let in_use =
@@ -265,7 +273,7 @@ fn store_free(words: &[AtomicU64], mut value: u64, stride: u64, run: u32) -> usi
     done
 }
 
-/// Stores `value`, and `stride` more each time. The value after the last.
+/// Stores `value`, and `stride` more each time. Returns the value after the last.
 #[inline]
 pub(super) fn store(words: &[AtomicU64], mut value: u64, stride: u64) -> u64 {
     for word in words {

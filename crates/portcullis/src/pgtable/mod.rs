@@ -1,9 +1,9 @@
-//! I/O page tables: one engine ([`PageTable`]) over the layouts of hardware formats ([`Format`]).
+//! I/O page tables: one engine ([`PageTable`]) over the layouts of hardware formats ([`Format`]). A
+//! table is freed only after every CPU and the hardware have stopped using it.
 //!
-//! Tables live in [`Frames`](crate::platform::Frames) that the hardware reads while CPUs write them. Updates
-//! of disjoint ranges take no lock: an entry is one atomic word, a missing table is installed by one
-//! compare-and-swap, and an emptied one is freed, on demand, after every CPU and the hardware have let go of
-//! it ([`PageTable::reclaim`]).
+//! Tables live in [`Frames`](crate::platform::Frames) that the hardware reads while CPUs write
+//! them. Updates of disjoint ranges take no lock: an entry is one atomic word, one compare-and-swap
+//! installs a missing table, and an emptied one is freed on demand ([`PageTable::reclaim`]).
 
 mod amd_v1;
 mod arm;

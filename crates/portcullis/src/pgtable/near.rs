@@ -1,20 +1,25 @@
-//! The lowest tables that a CPU was in last: what is mapped or unmapped there again needs no walk.
+//! The lowest tables that a CPU was in last, so that mapping or unmapping there again needs no
+//! walk. A CPU never uses a remembered table that may have been freed.
 //!
-//! Memory ordering. What a CPU remembers is used only while the page table's *stamp* is the one under which it was
-//! found; both are looked at inside a section. The stamp is read before the walk that finds a table (acquire), and
-//! changed by [`reclaim`](super::reclaim) and [`replace`](super::replace) between marking tables and the first wait for
-//! the sections (release). For a table that is marked there are two kinds of sections then:
+//! Memory ordering. A CPU uses the tables that it remembers only while the page table's *stamp* is
+//! the one under which it found them; it looks at both inside a section. It reads the stamp before
+//! the walk that finds a table (acquire), and [`reclaim`](super::reclaim) and
+//! [`replace`](super::replace) change the stamp between marking tables and the first wait for the
+//! sections (release). For a table that is marked there are two kinds of sections then:
 //!
-//! - One that the wait sees. It may use a table that was found under the old stamp; what it changes there is seen when the
-//!   table is looked at, or copied, after the wait.
-//! - One that begins after the wait's barrier. It sees the new stamp, and so uses nothing that was found before; to find a
-//!   table it walks, and who sees the new stamp sees the marks that were stored before it.
+//! - One that the wait sees. It may use a table that was found under the old stamp; the changes
+//!   that it makes there are seen when the table is looked at, or copied, after the wait.
+//! - One that begins after the wait's barrier. It sees the new stamp, and so uses no table that was
+//!   found before; to find a table it walks, and a CPU that sees the new stamp sees the marks that
+//!   were stored before it.
 //!
-//! So what is remembered under the new stamp is a marked table only if that was found without its mark afterwards: kept,
-//! or put back, which takes it out of what is freed. The next attempt to free it begins with a new stamp.
+//! So a table remembered under the new stamp was marked only if it was found without its mark
+//! afterwards: it was kept, or put back, which takes it out of those to be freed. The next attempt
+//! to free it begins with a new stamp.
 //!
-//! A walk that passes a table which took a large page's place ([`Format::SPLIT`]) is not remembered: an unmap there is not
-//! done by the short way. No table becomes one later but by `replace`, which changes the stamp.
+//! A walk that passes a table which took a large page's place ([`Format::SPLIT`]) is not
+//! remembered: the short way does not unmap there. Only `replace`, which changes the stamp, turns a
+//! table into such a one later.
 
 use super::format::{Format, Layout};
 use super::map::Last;
@@ -25,13 +30,14 @@ use crate::percpu::LocalU64;
 use crate::platform::Frames;
 use crate::sync::Ordering;
 
-/// How many tables a CPU remembers, each of the regions whose numbers are alike modulo this.
+/// The number of tables that a CPU remembers: one of the regions whose numbers are equal modulo
+/// `TABLES` each.
 const TABLES: usize = 4;
 
-/// What one CPU remembers.
+/// The tables that one CPU remembers.
 #[derive(Debug, Default)]
 pub(super) struct Near {
-    /// That of the page table when the tables were found; 0, which is none, before.
+    /// The page table's stamp when the tables were found; 0, which no page table has, before.
     stamp: LocalU64,
     tables: [Table; TABLES],
 }
@@ -48,7 +54,7 @@ impl Near {
         &self.tables[region as usize % TABLES]
     }
 
-    /// The table of `region`, if it was found under `stamp`.
+    /// Returns the table of `region`, if it was found under `stamp`.
     #[inline]
     fn find(&self, stamp: u64, region: u64) -> Option<PhysAddr> {
         let table = self.table(region);
@@ -56,7 +62,8 @@ impl Near {
         is_it.then(|| PhysAddr::new(table.table.get()))
     }
 
-    /// Remembers `last`, which was found under `stamp`, and forgets what was found under another.
+    /// Remembers `last`, which was found under `stamp`, and forgets tables that were found under
+    /// another.
     fn remember(&self, stamp: u64, last: Last) {
         if self.stamp.get() != stamp {
             self.tables.iter().for_each(|table| table.region.set(Last::NONE.region));
@@ -69,13 +76,14 @@ impl Near {
 }
 
 impl<F: Frames, X: Format> PageTable<F, X> {
-    /// Where `iova`, which lies inside the aperture, has its entry in a lowest table, if there is one, and no entry on the
-    /// way there has any bit of `closed`, of which [`MARK`](Format::MARK) and [`SPLIT`](Format::SPLIT) are all that there are.
+    /// Returns the position of the entry of `iova`, which lies inside the aperture, in a lowest
+    /// table, if there is one, and no entry on the way there has any bit of `closed`, which may
+    /// hold only [`MARK`](Format::MARK) and [`SPLIT`](Format::SPLIT).
     ///
-    /// No walk in the tables of the CPU's last turns.
+    /// Takes no walk in the tables of the CPU's last turns.
     #[inline]
     pub(super) fn lowest(&self, near: &Near, iova: u64, closed: u64) -> Option<Position> {
-        // Acquire, and before any step down: see above.
+        // Acquire, and before any step down, as the module says.
         let stamp = self.stamp.load(Ordering::Acquire);
         let table = match near.find(stamp, Last::region(self.format(), iova)) {
             Some(table) => table,
@@ -84,7 +92,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         Some(Position { table, level: 1, index: self.format().index(iova, 1) })
     }
 
-    /// The lowest table for `iova`, as [`lowest`](Self::lowest) says: the part of it that has the entry, where it is the root.
+    /// Returns the lowest table for `iova`, under the conditions of [`lowest`](Self::lowest); if
+    /// that is the root, the part of it that has the entry.
     #[cold]
     #[inline(never)]
     fn find_lowest(&self, near: &Near, stamp: u64, iova: u64, closed: u64) -> Option<PhysAddr> {
@@ -96,9 +105,10 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         Some(last.table)
     }
 
-    /// Has every CPU forget what it remembers. For the one CPU that takes tables out of their places.
+    /// Makes every CPU forget the tables that it remembers. Only the one CPU that takes tables out
+    /// of their places calls this.
     pub(super) fn forget_near(&self) {
-        // Release: who sees it sees the marks. It never is 0: 2^64 calls do not happen.
+        // Release: a CPU that sees it sees the marks. It never is 0: 2^64 calls do not happen.
         self.stamp.fetch_add(1, Ordering::Release);
     }
 }

@@ -1,4 +1,5 @@
-//! Reading the tables: for one address, and as a whole, for reports and for debugging.
+//! Reading the tables: for one address, and as a whole, for reports and for debugging. A reader
+//! changes nothing and takes no lock.
 
 use super::format::{Attributes, Entry, Format, Layout};
 use super::table::{PageTable, RUNS_AT_ONCE};
@@ -10,11 +11,11 @@ use crate::sync::{AtomicU64, Ordering};
 /// A leaf as the tables hold it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Mapping {
-    /// The addresses that it translates: its page.
+    /// The addresses of its page.
     pub range: IovaRange,
-    /// The memory behind the first of them.
+    /// The memory at the first of them.
     pub phys: PhysAddr,
-    /// What it allows.
+    /// The permissions and the memory type.
     pub attributes: Attributes,
 }
 
@@ -30,8 +31,8 @@ struct Found {
 }
 
 impl<F: Frames, X: Format> PageTable<F, X> {
-    /// Where a device's access to `iova` would go and what it may do there, by the tables alone. One dependent
-    /// load for each level.
+    /// Returns where a device's access to `iova` would go and what it may do there, by the tables
+    /// alone. Costs one dependent load for each level.
     #[inline]
     pub fn translate<P: Platform>(&self, platform: &P, iova: Iova) -> Option<(PhysAddr, Attributes)> {
         let found = self.find(platform, iova)?;
@@ -74,7 +75,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         })
     }
 
-    /// Inside a section.
+    /// Called inside a section.
     #[inline]
     fn find_in(&self, iova: u64) -> Option<Found> {
         let mut at = self.top(iova);
@@ -91,8 +92,9 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     /// Calls `visit` for each leaf, in the order of addresses. Leaves that come and go meanwhile may or may
     /// not be among them.
     ///
-    /// One step for each entry of each table; changes nothing, allocates nothing. The caller's slot is lent for 64 leaves, or
-    /// frames of tables, at a time, and never to `visit`: that may do whatever its caller may.
+    /// Costs one step for each entry of each table; changes nothing, allocates nothing. The
+    /// caller's slot is lent for 64 leaves, or frames of tables, at a time, and never to `visit`,
+    /// which may do whatever its caller may.
     pub fn visit<P: Platform>(&self, platform: &P, mut visit: impl FnMut(Mapping)) {
         let mut next = Some(0);
         while let Some(mut at) = next {
@@ -111,8 +113,9 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         }
     }
 
-    /// Adds the leaves from `iova` on, in one frame of one table, up to the entry of a table, as long as there is room. Where
-    /// to go on; `None` behind the last address. Inside a section.
+    /// Adds the leaves from `iova` on, in one frame of one table, up to the entry of a table, as
+    /// long as there is room. Returns where to go on, or `None` behind the last address. Called
+    /// inside a section.
     fn visit_run(&self, iova: u64, found: &mut Leaves) -> Option<u64> {
         let format = self.format();
         let mut at = self.top(iova);
@@ -142,7 +145,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
                         found.push(Mapping { range, phys, attributes });
                     }
                     end = start + len;
-                    // The others of its entries.
+                    // The other entries of the leaf.
                     let others = ((end - next) >> shift) as usize - 1;
                     words = words.as_slice().get(others..).unwrap_or_default().iter();
                 }

@@ -1,20 +1,22 @@
-//! Giving back tables that have become empty.
+//! Giving back tables that have become empty. A table is freed only when no CPU's section and no
+//! hardware can use it.
 //!
 //! A table is given back in six steps, up to 64 tables at a time:
 //!
-//! 1. the entry that leads to it is *marked*, with a bit that hardware ignores: whoever wants to change
-//!    something below waits, outside its section; and CPUs are made to forget which tables they were [in last](super::near);
-//! 2. all sections that might have passed the entry before it was marked are waited for: from here on nobody
-//!    writes to the table but to clear entries;
-//! 3. if the table is empty still, it is *set aside*: the entry becomes absent for the hardware but keeps the
-//!    address; else the mark is taken off again;
+//! 1. the entry that leads to it is *marked*, with a bit that hardware ignores: a CPU that must
+//!    change an entry below waits, outside its section; and CPUs are made to forget which tables
+//!    they were [in last](super::near);
+//! 2. the caller waits for all sections that might have passed the entry before it was marked: from
+//!    here on CPUs write to the table only to clear entries;
+//! 3. if the table is empty still, it is *set aside*: the entry becomes absent for the hardware but
+//!    keeps the address; else the mark is taken off again;
 //! 4. the hardware is made to forget what it has cached of the paging structures;
 //! 5. the entry is cleared;
-//! 6. once more all sections are waited for, those that only read; then the table is freed.
+//! 6. the caller waits once more for all sections, those that only read; then it frees the table.
 //!
-//! Until step 5 whoever needs a table at its place puts it back (`install`), and waits for nobody. It must be
-//! this one: until the hardware has forgotten where it was it looks nowhere else. If the hardware does not
-//! confirm step 4, all of them are put back.
+//! Until step 5 a CPU that needs a table at its place puts it back (`install`), and does not wait.
+//! It must be this one: until the hardware has forgotten where it was, the hardware looks in no
+//! other. If the hardware does not confirm step 4, all of them are put back.
 
 use alloc::vec::Vec;
 
@@ -25,25 +27,25 @@ use crate::addr::PhysAddr;
 use crate::platform::{FRAME_SIZE, Frames, Platform, TABLE_ENTRIES};
 use crate::sync::{AtomicBool, Ordering, pause};
 
-/// Tables that are marked at a time: whoever waits for one waits for these.
+/// The number of tables that are marked at a time: a CPU that waits for one waits for all of them.
 const BATCH: usize = if cfg!(loom) { 2 } else { 64 };
 
 /// An entry that leads to a table which was empty.
 #[derive(Debug, Clone, Copy)]
 struct Emptied {
     at: Position,
-    /// As it was.
+    /// The entry before it was marked.
     entry: u64,
     table: PhysAddr,
     level: u32,
     state: State,
 }
 
-/// How far an [`Emptied`] has come.
+/// The step that an [`Emptied`] has reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Marked,
-    /// A mark that is met now is that of a CPU that has put it back.
+    /// A mark on the entry comes from a CPU that has put the table back.
     Aside,
     /// Its entry is clear.
     Unlinked,
@@ -51,17 +53,17 @@ enum State {
 
 type List = arrayvec::ArrayVec<Emptied, BATCH>;
 
-/// Tables that are marked or set aside. What is left of them is put back in the end, also when something
-/// panics; what is unlinked by then is for a later call to free.
+/// Tables that are marked or set aside. Dropping it puts those that are left back, also when a call
+/// below panics; a later call frees the tables that are unlinked by then.
 struct Batch<'a, F: Frames, X: Format> {
     owner: &'a PageTable<F, X>,
     tables: List,
-    /// Tables that no entry leads to, but hardware may know.
+    /// Tables that no entry leads to, but that hardware may know.
     parked: Vec<PhysAddr>,
 }
 
 impl<F: Frames, X: Format> Batch<'_, F, X> {
-    /// Sets the tables aside that are empty still. Whether there are any.
+    /// Sets aside the tables that are empty still. Returns whether there are any.
     fn set_aside(&mut self) -> bool {
         let owner = self.owner;
         self.tables.retain(|Emptied { at, entry, table, level, state }| {
@@ -77,7 +79,7 @@ impl<F: Frames, X: Format> Batch<'_, F, X> {
         !self.tables.is_empty()
     }
 
-    /// Clears the entries of the tables that nobody has put back. Whether there are any.
+    /// Clears the entries of the tables that no CPU has put back. Returns whether there are any.
     fn unlink(&mut self) -> bool {
         let owner = self.owner;
         self.tables.retain(|Emptied { at, entry, state, .. }| {
@@ -93,7 +95,8 @@ impl<F: Frames, X: Format> Batch<'_, F, X> {
         !self.tables.is_empty()
     }
 
-    /// Frees the tables, which nobody uses any more. How many frames.
+    /// Frees the tables, which neither CPUs nor hardware use any more. Returns how many frames it
+    /// freed.
     fn free(&mut self) -> usize {
         let owner = self.owner;
         let free = |table, level| {
@@ -102,7 +105,8 @@ impl<F: Frames, X: Format> Batch<'_, F, X> {
             owner.free_table(table, level);
             frames
         };
-        // One after the other, so that a panic leaves the others where they are. Only the root's size is its own.
+        // One after the other, so that a panic leaves the others where they are. Only the root has
+        // another size.
         let parked: usize = core::iter::from_fn(|| self.parked.pop()).map(|table| free(table, 1)).sum();
         let emptied = core::iter::from_fn(|| self.tables.pop());
         parked + emptied.map(|Emptied { table, level, .. }| free(table, level)).sum::<usize>()
@@ -116,7 +120,7 @@ impl<F: Frames, X: Format> Drop for Batch<'_, F, X> {
                 State::Marked => (entry | X::MARK, entry),
                 State::Aside => (aside::<X>(entry), PageTable::<F, X>::unseen(entry)),
                 State::Unlinked => {
-                    // Something has panicked. Without memory for it the table is leaked.
+                    // A call has panicked. Without memory to park the table, it is leaked.
                     if self.parked.try_reserve(1).is_ok() {
                         self.parked.push(table);
                     }
@@ -124,28 +128,29 @@ impl<F: Frames, X: Format> Drop for Batch<'_, F, X> {
                 }
             };
             let word = self.owner.word(at);
-            // Where it is something else, another CPU has put it back, and shows it itself.
+            // If the entry is another, another CPU has put the table back, and shows it itself.
             if word.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
                 self.owner.show(word, entry);
             }
         }
         if !self.parked.is_empty() {
-            // Nobody has parked others meanwhile, so this takes no memory.
+            // No other call has parked tables meanwhile, so this takes no memory.
             *self.owner.parked().lock() = core::mem::take(&mut self.parked);
         }
     }
 }
 
-/// The right to take tables out of their places, of which there is one.
+/// The right to take tables out of their places. There is one for each page table.
 pub(super) struct Turn<'a>(&'a AtomicBool);
 
 impl<'a> Turn<'a> {
-    /// The right, unless somebody has it.
+    /// Takes the right, unless another CPU has it.
     fn take(taken: &'a AtomicBool) -> Option<Self> {
         taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).ok().map(|_| Self(taken))
     }
 
-    /// Waits for the right: as long as hardware takes to forget what another CPU takes out.
+    /// Waits for the right: as long as the hardware needs to forget the tables that another CPU
+    /// takes out.
     pub(super) fn wait(taken: &'a AtomicBool) -> Self {
         loop {
             match Self::take(taken) {
@@ -162,34 +167,36 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// The entry of a table that is set aside.
+/// Returns the entry of a table as it is stored while the table is set aside.
 fn aside<X: Format>(entry: u64) -> u64 {
     entry & !X::PRESENT | X::MARK
 }
 
-/// The entry of the table that `aside` is the entry of, set aside.
+/// Returns the entry of the table whose entry was set aside as `aside`.
 pub(super) fn put_back<X: Format>(aside: u64) -> u64 {
     aside & !X::MARK | X::PRESENT
 }
 
 impl<F: Frames, X: Format> PageTable<F, X> {
-    /// Frees every table that is empty, and returns how many bytes that were: 0 also while another call is at
-    /// it, and always with another [platform](Platform::number) than the first that the table was used with. `invalidate`
-    /// makes the hardware forget everything about the address space, paging structures included, and says whether that
-    /// worked; it may wait for hardware, and no lock is held meanwhile.
+    /// Frees every table that is empty, and returns how many bytes it freed. Returns 0 while
+    /// another call does this, and always with another [platform](Platform::number) than the first
+    /// that the table was used with. `invalidate` makes the hardware forget everything about the
+    /// address space, paging structures included, and returns whether that worked; it may wait for
+    /// hardware, and no lock is held meanwhile.
     ///
-    /// Looks at all tables: one step for each entry of those above the lowest, and for each of a lowest one up
-    /// to the first in use. For each 64 empty tables it waits twice for what other CPUs are at; a map that
-    /// meets one of those tables waits for the first of these, never for hardware. The caller holds no slot.
+    /// Looks at all tables: one step for each entry of those above the lowest, and for each of a
+    /// lowest one up to the first in use. For each 64 empty tables it waits twice for the sections
+    /// of other CPUs; a map that meets one of those tables waits for the first of these, never for
+    /// hardware. The caller holds no slot.
     ///
     /// # Errors
-    /// What `invalidate` reports, where nothing was freed before. The tables it was about stay, and are freed by a later
-    /// call.
+    /// The error of `invalidate`, if no table was freed before. The tables that it concerned stay,
+    /// and a later call frees them.
     ///
     /// # Safety
-    /// **`invalidate` returns `Ok` only where all hardware that walks this table has forgotten everything about the address
-    /// space**, where its tables are included, and every walk that began before is over. The tables are freed on that
-    /// word, and are somebody else's memory from then on.
+    /// **`invalidate` returns `Ok` only if all hardware that walks this table has forgotten
+    /// everything about the address space**, its tables included, and every walk that began before
+    /// is over. The tables are freed on that word, and other owners get their memory from then on.
     pub unsafe fn reclaim<P: Platform, E>(
         &self,
         platform: &P,
@@ -212,12 +219,12 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             self.forget_near();
             self.marks().synchronize(platform);
             if !batch.set_aside() && batch.parked.is_empty() {
-                // All of them are in use again: the next call may have more luck.
+                // All of them are in use again: a later call may find some empty.
                 return Ok(freed);
             }
             match invalidate() {
                 Ok(()) => {}
-                // A later call meets it again.
+                // A later call meets the error again.
                 Err(_) if freed > 0 => return Ok(freed),
                 Err(error) => return Err(error),
             }
@@ -243,25 +250,26 @@ impl<F: Frames, X: Format> PageTable<F, X> {
                 continue;
             };
             if entry & X::MARK != 0 {
-                // New, and not shown to the hardware yet.
+                // The table is new, and the hardware has not been shown it yet.
                 continue;
             }
             self.mark_empty(table, level, marked);
             if marked.is_full() {
                 return;
             }
-            // A failed exchange means that the hardware has set a bit of its own: another time, then.
+            // A failed exchange means that the hardware has set a bit of its own: a later call
+            // tries again.
             if self.is_empty(table, level)
                 && word.compare_exchange(entry, entry | X::MARK, Ordering::AcqRel, Ordering::Relaxed).is_ok()
             {
-                // Before what may panic, so that the mark goes in any case.
+                // Before the call that may panic, so that the mark is taken off in any case.
                 marked.push(Emptied { at, entry, table, level, state: State::Marked });
                 self.clean(core::slice::from_ref(word));
             }
         }
     }
 
-    /// Whether no entry of the table says anything.
+    /// Returns whether all entries of the table are 0.
     fn is_empty(&self, table: PhysAddr, level: u32) -> bool {
         let entries = self.entries_of(level);
         (0..entries).step_by(TABLE_ENTRIES).all(|index| {

@@ -1,22 +1,29 @@
-//! Splitting a page of several entries where hardware must find all of them alike at any time (AMD's sizes
-//! between two levels), and devices go on using what stays mapped.
+//! Splitting a page of several entries if hardware must find all of them alike at any time (AMD's
+//! sizes between two levels), and devices go on using the part that stays mapped. At any time
+//! hardware finds a complete table: the old one or its copy.
 //!
 //! Entries cannot be changed together, but one store can exchange their table:
 //!
-//! 1. the entry that leads to the table is *marked*, as for [reclaim](super::reclaim) and with [`Format::SPLIT`]: maps and
-//!    unmaps that meet both wait, outside their sections; and CPUs are made to forget which tables they were [in last](super::near);
-//! 2. all sections that might have passed it before are waited for: nobody but hardware is in the table;
-//! 3. it is copied, with smaller leaves in the page's place, and the entry leads to the copy, still marked;
+//! 1. the entry that leads to the table is *marked*, as for [reclaim](super::reclaim) and with
+//!    [`Format::SPLIT`]: maps and unmaps that meet both wait, outside their sections; and CPUs are
+//!    made to forget which tables they were [in last](super::near);
+//! 2. the caller waits for all sections that might have passed it before: then only hardware is in
+//!    the table;
+//! 3. the caller copies it, with smaller leaves in the page's place, and makes the entry lead to
+//!    the copy, still marked;
 //! 4. hardware is made to forget all that it has cached of the addresses below, tables included;
 //! 5. the mark is taken off, and once all sections are over the old table is freed.
 //!
-//! Until step 4 hardware uses either table, and both say the same: that is what the others wait for. Where it is not
-//! confirmed the old table, which never changed, comes back. The copy may still be walked then: it is emptied before the
-//! mark is taken off, so that nothing is reached through it that is unmapped later, and *parked* until hardware has
-//! confirmed that it has forgotten everything (what still looks there meets faults until then).
+//! Until step 4 hardware uses either table, and both say the same: the others wait so that this
+//! stays true. If hardware does not confirm, the old table, which never changed, comes back.
+//! Hardware may still walk the copy then: the copy is emptied before the mark is taken off, so that
+//! devices reach through it no page that is unmapped later, and is *parked* until hardware has
+//! confirmed that it has forgotten everything (a walk that still looks there meets faults until
+//! then).
 //!
-//! One CPU at a time does this, or reclaims: so no table on the way goes meanwhile. Any entry of the page leads here, and
-//! those of them that are gone stay so: a CPU may have cleared some too late, for a mapping that had ended before.
+//! One CPU at a time does this, or reclaims: so no table on the way is freed meanwhile. Any entry
+//! of the page leads here, and entries of it that are already cleared stay so: a CPU may have
+//! cleared some too late, for a mapping that had ended before.
 
 use super::format::{Entry, Format, Layout, LeafSize};
 use super::reclaim::Turn;
@@ -27,17 +34,18 @@ use crate::addr::PhysAddr;
 use crate::platform::{Frames, Platform};
 use crate::sync::{AtomicU64, Ordering};
 
-/// A table whose place is taken by a copy, unless it comes back when this is dropped: where hardware did not confirm, or
-/// something panics.
+/// A table whose place a copy takes. Dropping it brings the table back if hardware did not confirm,
+/// or a call below panicked.
 struct Replacing<'a, F: Frames, X: Format, P: Platform> {
     owner: &'a PageTable<F, X>,
     platform: &'a P,
-    /// The entry that leads to the table, and what it is in the end: what it was, until the copy is confirmed.
+    /// The entry that leads to the table, and its final value: its old one, until the copy is
+    /// confirmed.
     above: Position,
     entry: u64,
-    /// An entry of the page.
+    /// The position of an entry of the page.
     at: Position,
-    /// The copy, since the entry leads there.
+    /// The copy, once the entry leads there.
     copy: Option<PhysAddr>,
     is_confirmed: bool,
 }
@@ -46,13 +54,14 @@ impl<F: Frames, X: Format, P: Platform> Drop for Replacing<'_, F, X, P> {
     fn drop(&mut self) {
         if self.is_confirmed {
             self.lead(self.entry);
-            // Some may be looking still.
+            // Some sections may be looking still.
             return self.park(self.at.table);
         }
         let Some(copy) = self.copy else {
             return self.lead(self.entry);
         };
-        // The marks go last: until the copy is empty hardware may find in it what an unmap clears in the table alone.
+        // The marks are taken off last: until the copy is empty, hardware may find an entry in it
+        // that an unmap clears in the table alone.
         self.lead(self.entry | X::MARK | X::SPLIT);
         let all = self.owner.entries_of(self.at.level);
         self.owner.each_word(Position { table: copy, index: 0, ..self.at }, all, |_| 0);
@@ -62,28 +71,29 @@ impl<F: Frames, X: Format, P: Platform> Drop for Replacing<'_, F, X, P> {
 }
 
 impl<F: Frames, X: Format, P: Platform> Replacing<'_, F, X, P> {
-    /// Changes the entry above, which nobody else does.
+    /// Changes the entry above, which no other CPU changes.
     fn lead(&self, entry: u64) {
         let word = self.owner.word(self.above);
-        // Release: who follows it sees what is in the table.
+        // Release: a CPU that follows it sees the table's contents.
         word.store(entry, Ordering::Release);
         self.owner.clean(core::slice::from_ref(word));
     }
 
-    /// Has the next reclaim free a table: one of the two. There is room for it.
+    /// Leaves a table, one of the two, to the next reclaim, which frees it. There is room for it.
     fn park(&self, table: PhysAddr) {
         self.platform.with_slot(|_| self.owner.parked().lock().push(table));
     }
 }
 
 impl<F: Frames, X: Format> PageTable<F, X> {
-    /// Splits the page of several entries at `iova` into leaves of one entry. `invalidate` makes hardware forget a range
-    /// (first address and length), tables included, and says whether that worked. The caller holds no slot.
-    /// Returns whether anything was done: not where another CPU was first.
+    /// Splits the page of several entries at `iova` into leaves of one entry. `invalidate` makes
+    /// hardware forget a range (first address and length), tables included, and returns whether
+    /// that worked. The caller holds no slot. Returns whether it changed the tables: `false` if
+    /// another CPU was first.
     ///
     /// # Errors
-    /// No memory, or the page is in the root; or an invalidation that was not confirmed, [`Conflict::Busy`]. The page is
-    /// as it was.
+    /// There is no memory, or the page is in the root; or the hardware did not confirm an
+    /// invalidation: [`Conflict::Busy`]. The page is as it was.
     #[cold]
     pub(super) fn split_run<P: Platform>(
         &self,
@@ -92,7 +102,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         invalidate: &mut dyn FnMut(u64, u64) -> bool,
     ) -> Result<bool, Conflict> {
         if !self.is_reached(platform) {
-            // The waits below would not be for everybody: the page stays.
+            // The waits below would not reach all CPUs: the page stays.
             return Err(Conflict::Busy);
         }
         let _turn = Turn::wait(self.is_reclaiming());
@@ -100,7 +110,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             let _section = self.section(slot);
             self.parked().lock().try_reserve(1).map_err(|_| Conflict::OutOfMemory)?;
             let marked = self.mark_above(iova)?;
-            // From here on, so that the mark goes too where something panics.
+            // From here on, so that the mark is taken off if a call panics, too.
             Ok(marked.map(|(word, above, entry, at, run)| {
                 let (copy, is_confirmed) = (None, false);
                 let this = Replacing { owner: self, platform, above, entry, at, copy, is_confirmed };
@@ -114,7 +124,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         let (above, at) = (this.above, this.at);
         self.forget_near();
         self.marks().synchronize(platform);
-        // Somebody may have removed it before.
+        // Another CPU may have removed it before.
         let entry = self.word(at).load(Ordering::Acquire);
         if self.format().decode(entry, at.level) != (Entry::Leaf { run }) {
             return Ok(false);
@@ -131,7 +141,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         }
         (this.entry, this.is_confirmed) = (entry, true);
         this.lead(entry);
-        // Some only look.
+        // Some sections only look.
         self.marks().synchronize(platform);
         core::mem::forget(this);
         self.count_frames(-(self.frames_of(at.level) as isize));
@@ -139,9 +149,10 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         Ok(true)
     }
 
-    /// Marks the entry that leads to the table of the page of several entries at `iova`: that entry, which is not cleaned
-    /// yet, where it is, what it was, where the page's is, and the logarithm of the number of the page's. `None` where
-    /// things have changed meanwhile. Inside a section.
+    /// Marks the entry that leads to the table of the page of several entries at `iova`. Returns
+    /// the word of that entry, which is not cleaned yet, its position, its old value, the position
+    /// of the page's entry, and the logarithm of the number of the page's entries. Returns `None`
+    /// if the tables have changed meanwhile. Called inside a section.
     #[allow(clippy::type_complexity, reason = "one caller")]
     fn mark_above(&self, iova: u64) -> Result<Option<(&AtomicU64, Position, u64, Position, u32)>, Conflict> {
         let mut at = self.top(iova);
@@ -165,7 +176,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         }
     }
 
-    /// Fills `copy` with what is in the table of the large page, and with leaves of one entry for the page.
+    /// Fills `copy` with the contents of the large page's table, and with leaves of one entry for
+    /// the page.
     fn copy_split(&self, copy: PhysAddr, large: &LargePage) {
         let (format, LargePage { at, page, size, attributes, .. }) = (self.format(), *large);
         let leaf = LeafSize { level: at.level, run: 0 };
@@ -181,7 +193,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         });
     }
 
-    /// Stores what `entry` gives to the words of the table from `at` on, up to number `end`.
+    /// Stores the results of `entry` to the words of the table from `at` on, up to number `end`.
     pub(super) fn each_word(&self, mut at: Position, end: usize, entry: impl Fn(usize) -> u64) {
         while at.index < end {
             let words = self.words(at);

@@ -1,22 +1,26 @@
-//! Splitting a large page, so that a part of it can be unmapped.
+//! Splitting a large page, so that a part of it can be unmapped. The rest of the page stays mapped.
 //!
-//! The new, smaller leaves are made ready first, in a table that takes the page's place by one store; translations stay
-//! as they are. (A page of several entries is split [with its table](super::replace).)
-//! Where the architecture wants *break before make*, the entries are cleared first and the hardware is made to
-//! forget the page; meanwhile, for that long, a device's accesses to it fail. What stands in the entries then
-//! is the [mark](Format::MARK) alone, absent for the hardware but not nothing, so that nobody else uses their
-//! place, and who wants to unmap another part of the page waits.
+//! The new, smaller leaves are made ready first, in a table that takes the page's place by one
+//! store; translations stay as they are. (A page of several entries is split [with its
+//! table](super::replace).) If the architecture requires *break before make*, the entries are
+//! cleared first and the hardware is made to forget the page; a device's accesses to the page fail
+//! in that time. The entries then hold the [mark](Format::MARK) alone, which is absent for the
+//! hardware but is not 0, so that no other CPU uses their place, and a CPU that unmaps another part
+//! of the page waits.
 //!
-//! Elsewhere hardware may go on holding the page as a whole, and an invalidation that names only a part of it need not
-//! make it forget that (Intel VT-d, Invalidate Address Register: for a super-page the address mask must cover at least
-//! the page). So the entry of a table that takes a page's place keeps the bit [`Format::SPLIT`], and every unmap that
-//! passes it, on whichever CPU, has the whole of the page invalidated: until the table is reclaimed, which follows an
-//! invalidation of everything.
+//! Elsewhere hardware may go on holding the page as a whole, and an invalidation that names only a
+//! part of it need not make it forget that (Intel VT-d, Invalidate Address Register: for a
+//! super-page the address mask must cover at least the page). So the entry of a table that takes a
+//! page's place keeps the bit [`Format::SPLIT`], and every unmap that passes it, on any CPU, has
+//! the whole of the page invalidated, until the table is reclaimed, which follows an invalidation
+//! of everything.
 //!
-//! Several CPUs may unmap parts of one page at once: an entry is exchanged only where it still is the page's. Any of them
-//! will do for that, as a page of several entries may have lost some to a CPU that cleared them too late, for a mapping
-//! that had ended before. One CPU at a time breaks a page of several entries, or reclaims: two of which one is confirmed and
-//! the other is not would leave smaller entries beside those of the whole page, by which hardware still reaches all of it.
+//! Several CPUs may unmap parts of one page at the same time: an entry is exchanged only if it
+//! still is the page's. One of the page's entries is enough for that, as a page of several entries
+//! may have lost some to a CPU that cleared them too late, for a mapping that had ended before. One
+//! CPU at a time breaks a page of several entries, or reclaims: if there were two, of which one is
+//! confirmed and the other is not, smaller entries would stand beside those of the whole page, by
+//! which hardware still reaches all of it.
 
 use alloc::vec::Vec;
 
@@ -29,36 +33,36 @@ use crate::addr::PhysAddr;
 use crate::platform::{Frames, Platform};
 use crate::sync::{AtomicU64, Ordering};
 
-/// What is to take a large page's place.
+/// The smaller leaves that are to take a large page's place.
 struct Split<'a, F: Frames, X: Format> {
     large: LargePage,
-    /// 0 for those that were no more the page's.
+    /// The new entries; 0 for those that were no more the page's.
     entries: Vec<u64>,
-    /// Where that is a table.
+    /// The new table, if the page is replaced by one.
     new: Option<NewTable<'a, F, X>>,
 }
 
-/// A page that is broken until it is [finished](Self::finish), which is done when this is dropped, too: it comes back as
-/// it was unless it was confirmed that the hardware has forgotten it.
+/// A page that is broken until it is [finished](Self::finish), which a drop does, too. The page
+/// comes back as it was unless the hardware has confirmed that it has forgotten it.
 struct Broken<'a, F: Frames, X: Format, P: Platform> {
     table: &'a PageTable<F, X>,
     platform: &'a P,
     split: Split<'a, F, X>,
     confirmed: bool,
-    /// Entries that are finished, and whether all is.
+    /// The number of entries that are finished. `is_finished` says whether all are.
     done: usize,
     is_finished: bool,
 }
 
-/// Whether `entry` is one of a page that is broken.
+/// Returns whether `entry` is one of a page that is broken.
 #[inline]
 pub(super) const fn is_broken<X: Format>(entry: u64) -> bool {
     X::BREAK_BEFORE_MAKE && entry == X::MARK
 }
 
 impl<F: Frames, X: Format, P: Platform> Broken<'_, F, X, P> {
-    /// After the hardware has forgotten the page, or did not confirm it: then it comes back as it was. Goes on where a
-    /// call that panicked has left off.
+    /// Ends the break. The hardware has forgotten the page, or did not confirm: then the page comes
+    /// back as it was. If an earlier call panicked, this one goes on from there.
     fn finish(&mut self) {
         let Self { table: owner, platform, split, confirmed, done, is_finished } = self;
         owner.with_slot(*platform, |slot| {
@@ -66,7 +70,8 @@ impl<F: Frames, X: Format, P: Platform> Broken<'_, F, X, P> {
             let LargePage { at, page, size, attributes, .. } = split.large;
             let leaf = owner.format().leaf(page, size, attributes);
             let stride = owner.format().stride(size);
-            // The marks keep their table where it is, unless somebody else has unmapped them against the rules.
+            // The marks keep their table where it is, unless another CPU has unmapped them against
+            // the rules.
             if !owner.is_still_there(&split.large) {
                 return;
             }
@@ -75,7 +80,7 @@ impl<F: Frames, X: Format, P: Platform> Broken<'_, F, X, P> {
                 let smaller = split.entries[index];
                 *done = index + 1;
                 if smaller == 0 {
-                    // A mark that is met here is somebody else's.
+                    // A mark that is found here is another call's.
                     continue;
                 }
                 let whole = leaf.wrapping_add(stride.wrapping_mul(index as u64));
@@ -100,12 +105,14 @@ impl<F: Frames, X: Format, P: Platform> Drop for Broken<'_, F, X, P> {
 }
 
 impl<F: Frames, X: Format> PageTable<F, X> {
-    /// Splits the large page at `iova`, which has 2^`run` entries, into the next smaller leaves. `invalidate` makes the
-    /// hardware forget a range (first address and length) and says whether that worked. The caller holds no slot. Returns whether
-    /// anything was done: not where another CPU was first.
+    /// Splits the large page at `iova`, which has 2^`run` entries, into the next smaller leaves.
+    /// `invalidate` makes the hardware forget a range (first address and length) and returns
+    /// whether that worked. The caller holds no slot. Returns whether it changed the tables:
+    /// `false` if another CPU was first.
     ///
     /// # Errors
-    /// No memory; or an invalidation that was not confirmed, [`Conflict::Busy`]. The page is as it was.
+    /// There is no memory; or the hardware did not confirm an invalidation: [`Conflict::Busy`]. The
+    /// page is as it was.
     pub(super) fn split<P: Platform>(
         &self,
         platform: &P,
@@ -116,17 +123,18 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         // Dropped last, when the page is finished.
         let _turn = (run > 0).then(|| Turn::wait(self.is_reclaiming()));
         let mut is_replaced = false;
-        // Dropped after the section, which one without a slot has only once, and when the slot is back, which it asks for again.
+        // Dropped after the section, as a caller without a slot cannot begin a second one, and after
+        // the slot is returned, as the drop asks for it again.
         let mut broken = None;
         self.with_slot(platform, |slot| {
             let _section = self.section(slot);
             let large = match self.unmap_run(iova, iova, 1).obstacle {
                 Some(Obstacle::SticksOut(large)) if large.size != LeafSize { level: 1, run: 0 } => large,
-                // Somebody else has unmapped or split it, or is about to.
+                // Another CPU has unmapped or split it, or is about to.
                 _ => return Ok(()),
             };
             if large.size.run != run {
-                // It has come meanwhile, and is split in another way.
+                // The page has come meanwhile, and is split in another way.
                 return Ok(());
             }
             let mut split = self.smaller(large)?;
@@ -148,7 +156,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
                 }
             }
             if is_ours {
-                // From here on, so that the page comes back too where something panics.
+                // From here on, so that the page comes back if a call panics, too.
                 broken = Some(Broken {
                     table: self,
                     platform,
@@ -171,7 +179,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         if confirmed { Ok(true) } else { Err(Conflict::Busy) }
     }
 
-    /// Whether a walk for the page ends in the table in which it was found.
+    /// Returns whether a walk for the page ends in the table in which it was found.
     fn is_still_there(&self, large: &LargePage) -> bool {
         let mut at = self.top(large.iova);
         while at.level > large.at.level {
@@ -183,8 +191,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         at.table == large.at.table && at.level == large.at.level
     }
 
-    /// The entries that translate as the large page does, in smaller leaves: of the same level, if it has
-    /// several entries, else one table of the level below.
+    /// Returns the entries that translate as the large page does, in smaller leaves: of the same
+    /// level, if it has several entries, else one table of the level below.
     fn smaller(&self, large: LargePage) -> Result<Split<'_, F, X>, Conflict> {
         let LargePage { at, page, size, attributes, .. } = large;
         let mut entries = Vec::new();
@@ -203,19 +211,19 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         Ok(Split { large, entries, new: None })
     }
 
-    /// Whether `old` is one of the large page's entries.
+    /// Returns whether `old` is one of the large page's entries.
     pub(super) fn is_part(&self, large: &LargePage, old: u64) -> bool {
         let (format, level) = (self.format(), large.at.level);
         format.decode(old, level) == Entry::Leaf { run: large.size.run }
             && format.page(old, level) == large.page
-            // Another mapping of the same memory is not, either: it may allow less.
+            // Another mapping of the same memory is not the page's either: it may allow less.
             && format.attributes(old, level) == large.attributes
     }
 
-    /// Stores `entry` to the word if that still is one of the large page's. Whether it did. Inside the section in which
-    /// the page was found; cleans nothing, and so never panics.
+    /// Stores `entry` to the word if that still is one of the large page's. Returns whether it did.
+    /// Called inside the section in which the page was found; cleans no entry, and so never panics.
     fn exchange_part(&self, large: &LargePage, word: &AtomicU64, entry: u64) -> bool {
-        // Tried again where the hardware has set a bit of its own meanwhile.
+        // Tried again if the hardware has set a bit of its own meanwhile.
         let change = |old| self.is_part(large, old).then_some(entry);
         word.fetch_update(Ordering::AcqRel, Ordering::Acquire, change).is_ok()
     }
