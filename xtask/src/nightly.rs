@@ -101,7 +101,6 @@ const UNSAFE: [Tests; 6] = [
             "failures::a_commit_that_fails_keeps_all_buffers",
             "failures::a_mapping_that_somebody_ended_costs_its_owner_a_flush",
             "typed::a_full_ring_says_so_and_has_room_after_a_commit",
-            "typed::a_mapping_that_is_dropped_keeps_its_buffer_for_the_device",
             "typed::a_queue_that_ends_gives_its_buffers_up_only_where_that_is_confirmed",
         ],
     ),
