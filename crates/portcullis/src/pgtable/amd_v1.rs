@@ -8,17 +8,18 @@
 //!  ign IW IR FC U   PMC  resvd   address      NL  ign D A ignored  PR
 //! ```
 //!
-//! NL, "next level", is the level of the table that the entry leads to. That may be any level below the
-//! entry's, as long as the bits of the I/O virtual address that are passed over are 0. Two values make a leaf:
-//! 0 one of the level's own size, 7 one of a larger size, but smaller than the next level's. Such a size is
-//! written in the address: the bits from 12 up are set below a clear bit, and a page is twice as large as that
-//! bit says. (A clear bit 12 means 8 KiB; a clear bit 13 below which bit 12 is set, 16 KiB.) All the entries
-//! that such a page covers are the same.
+//! NL, "next level", is the level of the table that the entry leads to. That may be any level below
+//! the entry's, as long as the bits of the I/O virtual address that are passed over are 0. Two
+//! values make a leaf: 0 makes one of the level's own size, 7 one of a larger size that is smaller
+//! than the next level's. The address holds such a size: the bits from 12 up are set below a clear
+//! bit, and a page is twice as large as that bit says. (A clear bit 12 means 8 KiB; a clear bit 13
+//! below which bit 12 is set, 16 KiB.) All the entries that such a page covers are the same.
 //!
-//! What becomes of the [`Attributes`]: IR and IW are the permissions; hardware wants them in tables, too, where
-//! they are always set. FC, which makes accesses coherent whatever the device says, is
-//! [`Attributes::snoop`]. Memory types, privilege and execution are not kept. A and D matter only where the
-//! device-table entry turns them on, U (for ATS) and PMC (page migration) are not used: they are left clear.
+//! The [`Attributes`] are kept so: IR and IW are the permissions; hardware requires them in tables,
+//! too, where they are always set. FC, which makes accesses coherent whatever the device says, is
+//! [`Attributes::snoop`]. Memory types, privilege and execution are not kept. A and D matter only
+//! where the device-table entry turns them on, U (for ATS) and PMC (page migration) are not used:
+//! they are left clear.
 
 use super::format::{Attributes, Entry, Format, Layout, LeafSize};
 use super::{Memory, TableError};
@@ -28,18 +29,19 @@ use crate::broken::broken;
 const PRESENT: u64 = 1 << 0;
 const NEXT_LEVEL: u64 = 7 << 9;
 const NEXT_LEVEL_SHIFT: u32 = 9;
-/// The value of [`NEXT_LEVEL`] for a leaf whose size is written in the address.
+/// The value of [`NEXT_LEVEL`] for a leaf whose address holds its size.
 const SIZE_IN_ADDRESS: u64 = 7 << NEXT_LEVEL_SHIFT;
 const FORCE_COHERENT: u64 = 1 << 60;
 const READ: u64 = 1 << 61;
 const WRITE: u64 = 1 << 62;
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 
-/// The sizes of each level have eight more above them.
+/// Each level has its own size and eight more above it.
 const SIZES_PER_LEVEL: usize = 9;
 
-/// The lowest levels. Hardware has a bug with pages of 512 GiB, so Linux masks that size (`drivers/iommu/amd`,
-/// `AMD_IOMMU_PGSIZES`), and it is not offered here.
+/// The number of lowest levels that may have leaves. Hardware has a bug with pages of 512 GiB, so
+/// Linux masks that size (`drivers/iommu/amd`, `AMD_IOMMU_PGSIZES`), and this layout does not offer
+/// it.
 const LEAF_LEVELS: usize = 3;
 
 static SIZES: [LeafSize; LEAF_LEVELS * SIZES_PER_LEVEL] = {
@@ -64,10 +66,11 @@ pub struct AmdV1 {
 }
 
 impl AmdV1 {
-    /// Tables of `levels` levels, with leaves at the lowest `large` levels (1: every power of two from 4 KiB to
-    /// 1 MiB; 2: and to 512 MiB; 3: and to 256 GiB), for hardware with `address_bits` bits of physical addresses, at
-    /// most 52. The topmost table has only leaves of one entry (of `levels` levels with leaves at all of them, the
-    /// largest is 4 KiB, 2 MiB, 1 GiB): others are split by replacing their table, and this one cannot be.
+    /// Makes the layout of tables of `levels` levels, with leaves at the lowest `large` levels (1:
+    /// every power of two from 4 KiB to 1 MiB; 2: and to 512 MiB; 3: and to 256 GiB), for hardware
+    /// with `address_bits` bits of physical addresses, at most 52. The topmost table has only
+    /// leaves of one entry (if `levels` levels all have leaves, the largest is 4 KiB, 2 MiB, 1
+    /// GiB): other leaves are split by replacing their table, and this one cannot be replaced.
     ///
     /// # Errors
     /// [`TableError::Levels`], [`TableError::LeafLevels`], [`TableError::AddressBits`].
@@ -82,11 +85,12 @@ impl AmdV1 {
         }
     }
 
-    /// The binary logarithm of the size of the page that the leaf entry `entry` in a table of `level` is of.
+    /// Returns the binary logarithm of the size of the page to which the leaf entry `entry` in a
+    /// table of `level` belongs.
     #[inline]
     fn leaf_shift(&self, entry: u64, level: u32) -> u32 {
         if entry & NEXT_LEVEL == SIZE_IN_ADDRESS {
-            // The bit above the address ends the search where the entry makes no sense.
+            // The bit above the address ends the search if the entry makes no sense.
             13 + ((!entry & ADDRESS | 1 << 52) >> 12).trailing_zeros()
         } else {
             self.shift(level)
@@ -99,13 +103,14 @@ impl AmdV1 {
 // bits that `table` put it into, and tells it from a leaf by bits that differ.
 unsafe impl Format for AmdV1 {
     const GRANULE_SHIFT: u32 = 12;
-    /// Bits 4:1 are ignored in tables' entries.
+    /// One of bits 4:1, which are ignored in tables' entries.
     const MARK: u64 = 1 << 1;
     const SPLIT: u64 = 1 << 2;
     const PRESENT: u64 = PRESENT;
     const KIND: u64 = PRESENT | NEXT_LEVEL;
-    /// The size of a page may change by one store: the manual only asks for an invalidation after it. (That of the
-    /// entries of a larger page, which must be the same at all times, cannot: their table is replaced.)
+    /// One store may change the size of a page: the manual only asks for an invalidation after it.
+    /// (The entries of a larger page must be the same at all times, so they cannot be changed:
+    /// their table is replaced.)
     const BREAK_BEFORE_MAKE: bool = false;
 
     fn name(&self) -> &'static str {
@@ -165,7 +170,7 @@ unsafe impl Format for AmdV1 {
         } else if next == 7 {
             Entry::Leaf { run: self.leaf_shift(entry, level).saturating_sub(self.shift(level)) }
         } else {
-            // The way never leads upwards: hardware reports an error here.
+            // A walk never leads upwards: hardware reports an error here.
             Entry::Absent
         }
     }

@@ -17,7 +17,7 @@
 //! an aligned run of entries (4 KiB granule: 16; 16 KiB: 128 at level 1, 32 at level 2; 64 KiB: 32) translates
 //! one piece of memory; each still holds its own address.
 //!
-//! What becomes of the [`Attributes`] in stage 1, which is that of a stream of the EL1 regime:
+//! Stage 1, as a stream of the EL1 regime uses it, keeps the [`Attributes`] so:
 //! - A page can always be read: a mapping that is to be written only can be read, too.
 //! - Memory types are an index into MAIR, which must be [`ARM_MAIR`].
 //! - AP\[1\] is set unless the mapping is privileged.
@@ -45,7 +45,7 @@ use crate::broken::broken;
 pub const ARM_MAIR: u64 = 0x0004_ff44;
 
 const VALID: u64 = 1 << 0;
-/// With [`VALID`]: a table, or a page of the lowest level.
+/// With [`VALID`]: the entry of a table, or of a page of the lowest level.
 const TABLE: u64 = 1 << 1;
 /// MemAttr of stage 2, and AttrIndx of stage 1 with NS, which is left clear.
 const MEMORY: u64 = 0xf << 2;
@@ -70,7 +70,7 @@ static SIZES_4K: [LeafSize; 6] = [size(1, 0), size(1, 4), size(2, 0), size(2, 4)
 static SIZES_16K: [LeafSize; 4] = [size(1, 0), size(1, 7), size(2, 0), size(2, 5)];
 static SIZES_64K: [LeafSize; 4] = [size(1, 0), size(1, 5), size(2, 0), size(2, 5)];
 
-/// Which of the two translations tables are for.
+/// The stage of translation that tables are for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ArmStage {
     /// From a process's or a kernel's addresses.
@@ -90,9 +90,10 @@ pub struct Arm<const GRANULE: u32> {
 }
 
 impl<const GRANULE: u32> Arm<GRANULE> {
-    /// Tables of `stage` for `input_bits` bits, at least 25, and hardware with `address_bits` bits of physical
-    /// addresses, at least 32. Both are at most 48, or 52 with the 64 KiB granule. Stage 2 does not translate
-    /// more bits than there are physical ones: see [`with_ias`](Self::with_ias).
+    /// Makes the layout of tables of `stage` for `input_bits` bits, at least 25, and hardware with
+    /// `address_bits` bits of physical addresses, at least 32. Both are at most 48, or 52 with the
+    /// 64 KiB granule. Stage 2 does not translate more bits than there are physical ones: see
+    /// [`with_ias`](Self::with_ias).
     ///
     /// The levels are as few as possible. In stage 2 the root may be up to 16 concatenated tables, where that
     /// saves a level (but with the 4 KiB granule there are always two levels).
@@ -103,10 +104,11 @@ impl<const GRANULE: u32> Arm<GRANULE> {
         Self::with_ias(stage, input_bits, address_bits, address_bits)
     }
 
-    /// As [`new`](Self::new), for an SMMU whose intermediate addresses have `ias` bits, where those are more than the
-    /// physical ones: one that walks AArch32's long-descriptor tables, too, has at least 40 (SMMUv3, IHI 0070, on address
-    /// sizes: IAS is the larger of 40 and OAS where bit 0 of `SMMU_IDR0.TTF` is set, and OAS elsewhere). What is beyond 40
-    /// and the physical bits makes no difference.
+    /// As [`new`](Self::new), for an SMMU whose intermediate addresses have `ias` bits, if those
+    /// are more than the physical ones: one that walks AArch32's long-descriptor tables, too, has
+    /// at least 40 (SMMUv3, IHI 0070, on address sizes: IAS is the larger of 40 and OAS if bit 0 of
+    /// `SMMU_IDR0.TTF` is set, and OAS elsewhere). Bits beyond 40 and the physical bits make no
+    /// difference.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -121,7 +123,8 @@ impl<const GRANULE: u32> Arm<GRANULE> {
         if address_bits < 32 || address_bits > most {
             return Err(TableError::AddressBits { bits: address_bits, min: 32, max: most });
         }
-        // In stage 2, `concatenated` is what the root's size can take off the levels.
+        // In stage 2, a root of concatenated tables translates up to `concatenated` bits more,
+        // which can save a level.
         let (max, concatenated) = match stage {
             ArmStage::One => (most, 0),
             ArmStage::Two if ias <= address_bits || address_bits > 40 => (address_bits, 4),
@@ -145,7 +148,7 @@ impl<const GRANULE: u32> Arm<GRANULE> {
         Ok(Self { stage, levels, input_bits, sizes, last_phys: PhysAddr::new((1 << address_bits) - 1) })
     }
 
-    /// Which translation the tables are for.
+    /// Returns the stage that the tables are for.
     pub const fn stage(&self) -> ArmStage {
         self.stage
     }
@@ -158,7 +161,7 @@ impl<const GRANULE: u32> Arm<GRANULE> {
         }
     }
 
-    /// The run of the leaf that the entry `entry` of a table of `level` is of.
+    /// Returns the run of the leaf to which the entry `entry` of a table of `level` belongs.
     #[inline]
     const fn run(entry: u64, level: u32) -> u32 {
         match (GRANULE, level) {
@@ -169,7 +172,7 @@ impl<const GRANULE: u32> Arm<GRANULE> {
         }
     }
 
-    /// The bits for a memory type, with its shareability.
+    /// Returns the bits for a memory type, with its shareability.
     #[inline]
     const fn memory(&self, memory: Memory) -> u64 {
         match (self.stage, memory) {
@@ -185,14 +188,14 @@ impl<const GRANULE: u32> Arm<GRANULE> {
     /// The address bits that stay in their places.
     const LOW: u64 = (1 << 48) - (1 << GRANULE);
 
-    /// An address as it stands in an entry.
+    /// Returns an address as an entry holds it.
     #[inline]
     const fn encode(address: PhysAddr) -> u64 {
         let high = if GRANULE == 16 { address.get() >> 36 & 0xf000 } else { 0 };
         address.get() & Self::LOW | high
     }
 
-    /// The address in an entry.
+    /// Returns the address in an entry.
     #[inline]
     const fn address(entry: u64) -> u64 {
         let high = if GRANULE == 16 { (entry & 0xf000) << 36 } else { 0 };
@@ -205,7 +208,7 @@ impl<const GRANULE: u32> Arm<GRANULE> {
 // address out of the bits that `table` put it into, and tells it from a leaf by bits that differ.
 unsafe impl<const GRANULE: u32> Format for Arm<GRANULE> {
     const GRANULE_SHIFT: u32 = GRANULE;
-    /// Of bits 58:51, which both stages ignore in tables' entries.
+    /// One of bits 58:51, which both stages ignore in tables' entries.
     const MARK: u64 = 1 << 55;
     const SPLIT: u64 = 0;
     const PRESENT: u64 = VALID;

@@ -1,4 +1,4 @@
-//! What can go wrong with a page table.
+//! The errors of page tables. A mapping that fails leaves no entry in the tables.
 
 use crate::addr::{Iova, IovaRange, PhysAddr};
 
@@ -6,50 +6,51 @@ use crate::addr::{Iova, IovaRange, PhysAddr};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TableError {
-    /// The format has no table of so many levels.
+    /// The format has no tables with this number of levels.
     #[error("{levels} levels of page table: the format has {min} to {max}")]
     Levels {
-        /// What was asked for.
+        /// The number that was asked for.
         levels: u32,
-        /// The fewest there are.
+        /// The smallest number.
         min: u32,
-        /// The most there are.
+        /// The largest number.
         max: u32,
     },
     /// Leaves at levels that the format has none for.
     #[error("leaves at {levels} levels: the format has them at 1 to {max}")]
     LeafLevels {
-        /// At how many of the lowest levels leaves were asked for.
+        /// The number of lowest levels at which leaves were asked for.
         levels: u32,
-        /// The most there are.
+        /// The largest number.
         max: u32,
     },
-    /// Addresses wider or narrower than the format has.
+    /// The format has no addresses of this width.
     #[error("{bits} address bits: the format has {min} to {max}")]
     AddressBits {
-        /// What was asked for.
+        /// The number that was asked for.
         bits: u32,
-        /// The fewest there are.
+        /// The smallest number.
         min: u32,
-        /// The most there are.
+        /// The largest number.
         max: u32,
     },
     /// The memory for the root lies where the hardware cannot be pointed to.
     #[error("the root of a page table at {table}: the format holds addresses up to {last}")]
     BeyondPhysical {
-        /// Where the memory is.
+        /// The address of the memory.
         table: PhysAddr,
         /// The highest physical address.
         last: PhysAddr,
     },
-    /// No memory for the root table.
+    /// There is no memory for the root table.
     #[error("no memory for the root of a page table")]
     OutOfMemory,
 }
 
 impl TableError {
-    /// Checks the dimensions of tables: that there are `levels` levels of `min` to `max`, leaves at the lowest
-    /// `large` of `most`, and physical addresses of `bits` bits, 12 to `widest`. The highest such address.
+    /// Checks the dimensions of tables: `levels` levels of `min` to `max`, leaves at the lowest
+    /// `large` of `most`, and physical addresses of `bits` bits, 12 to `widest`. Returns the
+    /// highest such address.
     pub(super) const fn check(
         (levels, min, max): (u32, u32, u32),
         (large, most): (u32, u32),
@@ -68,7 +69,7 @@ impl TableError {
     }
 }
 
-/// A mapping that was not made: nothing of it is in the tables.
+/// A mapping that was not made: no part of it is in the tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MapError {
@@ -77,20 +78,20 @@ pub enum MapError {
     Misaligned {
         /// The I/O virtual range.
         range: IovaRange,
-        /// The physical address of the piece that was met.
+        /// The physical address of the piece with that address or length.
         phys: PhysAddr,
         /// The smallest page, in bytes.
         granule: u64,
     },
-    /// The pieces of memory are not as long together as the range.
+    /// The pieces of memory together are not as long as the range.
     #[error("mapping {range}: the memory for it has {list:#x} bytes or more")]
     Length {
         /// The I/O virtual range.
         range: IovaRange,
-        /// Bytes of memory up to the piece at which that showed.
+        /// Bytes of memory up to the piece at which the call noticed.
         list: u64,
     },
-    /// The range runs past what the tables can translate.
+    /// The range runs past the last address that the tables can translate.
     #[error("mapping {range}: the tables translate addresses up to {last}")]
     BeyondAperture {
         /// The I/O virtual range.
@@ -103,7 +104,7 @@ pub enum MapError {
     BeyondPhysical {
         /// The physical address.
         phys: PhysAddr,
-        /// How many bytes.
+        /// The number of bytes.
         len: u64,
         /// The highest physical address.
         last: PhysAddr,
@@ -111,7 +112,7 @@ pub enum MapError {
     /// The memory for a page table lies where no entry can point to.
     #[error("memory for a page table at {table}: an entry holds addresses up to {last}")]
     TableBeyondPhysical {
-        /// Where that memory is.
+        /// The address of that memory.
         table: PhysAddr,
         /// The highest physical address.
         last: PhysAddr,
@@ -119,14 +120,15 @@ pub enum MapError {
     /// Part of the range is in use.
     #[error("{at} is mapped already")]
     AlreadyMapped {
-        /// The lowest such address that was met.
+        /// The lowest such address that the call found.
         at: Iova,
     },
-    /// No memory for a page table.
+    /// There is no memory for a page table.
     #[error("no memory for a page table")]
     OutOfMemory,
-    /// The hardware [caches what is absent](crate::invalidation::InvalidationQueue::caches_absent) and did not confirm that it
-    /// has forgotten that the range was. (Only mappers say this.)
+    /// The hardware [caches what is absent](crate::invalidation::InvalidationQueue::caches_absent)
+    /// and did not confirm that it has forgotten that the range was absent. (Only mappers return
+    /// this.)
     #[error("the IOMMU did not confirm that it has seen the mapping")]
     Unconfirmed,
 }

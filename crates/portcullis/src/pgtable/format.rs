@@ -1,7 +1,9 @@
-//! What a page-table format is: the seam between the engine and the layouts.
+//! The seam between the engine and the layouts of page tables. The engine follows an entry to a
+//! table only if the format has made it lead there.
 //!
-//! A layout file holds bits and no behaviour: how an entry is put together and taken apart, at which levels a
-//! leaf may be, and how wide addresses are. Everything that walks, allocates or synchronises is the engine's.
+//! A layout file holds bits and no behaviour: how an entry is put together and taken apart, at
+//! which levels a leaf may be, and how wide addresses are. The engine does all the walking,
+//! allocating and synchronising.
 //!
 //! Levels are counted from the leaves: 1 is the lowest, and [`Format::levels`] is the root's. (Arm's manual
 //! counts the other way, from the root, and ends at 3.)
@@ -11,7 +13,7 @@ use core::fmt::Debug;
 use crate::addr::{Iova, PageSize, PageSizes, Permissions, PhysAddr};
 use crate::broken::broken;
 
-/// How the memory behind a translation may be cached, where the format has a say in it.
+/// How the memory behind a translation may be cached, if the format has bits for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Memory {
     /// Ordinary memory, cached and coherent.
@@ -23,10 +25,10 @@ pub enum Memory {
     Device,
 }
 
-/// What a translation allows, and how the memory is accessed through it.
+/// What a translation allows, and how devices access the memory through it.
 ///
-/// What a format has no bits for is left out, silently: each layout says in its documentation what it keeps, and
-/// [`Layout::kept`] says what a mapping will allow.
+/// A format silently drops attributes that it has no bits for: each layout documents what it keeps,
+/// and [`Layout::kept`] returns what a mapping will allow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Attributes {
     /// What the device may do.
@@ -54,23 +56,23 @@ impl From<Permissions> for Attributes {
 pub struct LeafSize {
     /// The level of the entries, 1 for the lowest.
     pub level: u32,
-    /// The binary logarithm of their number.
+    /// The binary logarithm of the number of entries.
     pub run: u32,
 }
 
-/// What an entry is.
+/// The meaning of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Entry {
     /// The hardware stops here.
     Absent,
-    /// It goes on in the table at `table`, which is one of `level`.
+    /// The walk goes on in the table at `table`, which is one of `level`.
     Table {
-        /// Where the table is.
+        /// The table's address.
         table: PhysAddr,
         /// Its level, below that of the entry, usually by one.
         level: u32,
     },
-    /// The page is found: 2^`run` entries like this one translate one page.
+    /// The walk ends: 2^`run` entries like this one translate one page.
     Leaf {
         /// The binary logarithm of the number of entries.
         run: u32,
@@ -103,17 +105,18 @@ pub unsafe trait Format: Copy + Debug + Send + Sync + 'static {
     /// The binary logarithm of the smallest page, which is also the size of a table below the root.
     const GRANULE_SHIFT: u32;
 
-    /// A bit of a table entry that hardware ignores: the engine's own mark.
+    /// A bit of a table entry that hardware ignores: the engine's mark.
     const MARK: u64;
 
-    /// Another such bit, which marks the entry of a table that took the place of a large page: until the table is
-    /// reclaimed, hardware may still hold the page as a whole, so what is unmapped of it is invalidated as a whole.
-    /// 0 where pages are [broken](Self::BREAK_BEFORE_MAKE) first, as the hardware has forgotten them by then.
+    /// Another such bit, which marks the entry of a table that took the place of a large page:
+    /// until the table is reclaimed, hardware may still hold the page as a whole, so an unmap of a
+    /// part of it has the whole page invalidated. 0 if pages are [broken](Self::BREAK_BEFORE_MAKE)
+    /// first, as the hardware has forgotten them by then.
     const SPLIT: u64;
 
-    /// The hardware follows an entry where any of these bits is set. The entry of a table has all of them;
-    /// and others besides, wherever it is, if pages must be [broken](Self::BREAK_BEFORE_MAKE). Of an entry
-    /// that has none of them hardware ignores the rest.
+    /// The hardware follows an entry if any of these bits is set. The entry of a table has all of
+    /// them, and if pages must be [broken](Self::BREAK_BEFORE_MAKE) it has others besides, wherever
+    /// the table is. Hardware ignores the rest of an entry that has none of these bits.
     const PRESENT: u64;
 
     /// The bits that tell, at a given level, a leaf from a table and a leaf of one size from one of another:
@@ -121,89 +124,93 @@ pub unsafe trait Format: Copy + Debug + Send + Sync + 'static {
     /// are those of leaves whose [stride](Self::stride) is 0.)
     const KIND: u64;
 
-    /// The architecture wants an entry to be cleared and invalidated before one of another size takes its
-    /// place, so a large page cannot be split while it is in use. Where it does not, a page of several entries is split
-    /// in a copy of its table, which then takes the table's place: so the root, which has no place, should offer none.
+    /// The architecture requires an entry to be cleared and invalidated before one of another size
+    /// takes its place, so a large page cannot be split while it is in use. Where it does not, a
+    /// page of several entries is split in a copy of its table, which then takes the table's place:
+    /// so the root, which has no place, should offer no such pages.
     const BREAK_BEFORE_MAKE: bool;
 
-    /// The name by which the command line knows it.
+    /// Returns the name by which the command line knows the format.
     fn name(&self) -> &'static str;
 
-    /// How many levels there are.
+    /// Returns how many levels there are.
     fn levels(&self) -> u32;
 
-    /// The bits of an address that the tables translate. They decide the size of the root: it is larger than
-    /// other tables where hardware concatenates several, and may be smaller.
+    /// Returns the number of bits of an address that the tables translate. It decides the size of
+    /// the root, which is larger than other tables if hardware concatenates several, and may be
+    /// smaller.
     fn input_bits(&self) -> u32;
 
-    /// The highest physical address, for tables and pages alike.
+    /// Returns the highest physical address, for tables and pages alike.
     fn last_phys(&self) -> PhysAddr;
 
-    /// The sizes of leaves, the smallest first: for each a level and a run. The first is the granule's.
+    /// Returns the sizes of leaves, the smallest first: for each a level and a run. The first is
+    /// the granule's.
     fn leaf_sizes(&self) -> &'static [LeafSize];
 
-    /// The first entry of a leaf of `size` for the page at `page`.
+    /// Returns the first entry of a leaf of `size` for the page at `page`.
     fn leaf(&self, page: PhysAddr, size: LeafSize, attributes: Attributes) -> u64;
 
-    /// What each further entry of a leaf, or of leaves of `size` side by side, has more than the one before:
-    /// within one leaf where `run` is not 0.
+    /// Returns the difference between each further entry of a leaf, or of leaves of `size` side by
+    /// side, and the one before: within one leaf if `run` is not 0.
     fn stride(&self, size: LeafSize) -> u64;
 
-    /// The entry that leads to the table at `table`, which is one of `level`.
+    /// Returns the entry that leads to the table at `table`, which is one of `level`.
     fn table(&self, table: PhysAddr, level: u32) -> u64;
 
-    /// What the entry `entry` in a table of `level` is. The [mark](Self::MARK) and [`SPLIT`](Self::SPLIT) make no
-    /// difference.
+    /// Returns the meaning of the entry `entry` in a table of `level`. The [mark](Self::MARK) and
+    /// [`SPLIT`](Self::SPLIT) make no difference.
     fn decode(&self, entry: u64, level: u32) -> Entry;
 
-    /// The memory that the leaf entry `entry` of a table of `level` translates to: the page of the whole leaf,
-    /// whichever of its entries this is.
+    /// Returns the memory to which the leaf entry `entry` of a table of `level` translates: the
+    /// page of the whole leaf, whichever of its entries this is.
     fn page(&self, entry: u64, level: u32) -> PhysAddr;
 
-    /// What the leaf entry `entry` in a table of `level` allows.
+    /// Returns what the leaf entry `entry` in a table of `level` allows.
     fn attributes(&self, entry: u64, level: u32) -> Attributes;
 }
 
-/// What follows from a format, the same for all.
+/// Functions that follow from a format, the same for all.
 pub trait Layout: Format {
     /// The binary logarithm of the entries of a table below the root.
     const INDEX_BITS: u32 = Self::GRANULE_SHIFT - 3;
 
-    /// The binary logarithm of the bytes that one entry of a table of `level` translates.
+    /// Returns the binary logarithm of the bytes that one entry of a table of `level` translates.
     #[inline]
     fn shift(&self, level: u32) -> u32 {
         Self::GRANULE_SHIFT + Self::INDEX_BITS * (level - 1)
     }
 
-    /// The index into a table of `level` below the root for the address `iova`.
+    /// Returns the index into a table of `level` below the root for the address `iova`.
     #[inline]
     fn index(&self, iova: u64, level: u32) -> usize {
         (iova >> self.shift(level)) as usize & ((1 << Self::INDEX_BITS) - 1)
     }
 
-    /// The binary logarithm of the root's entries.
+    /// Returns the binary logarithm of the root's entries.
     fn root_bits(&self) -> u32 {
         self.input_bits() - self.shift(self.levels())
     }
 
-    /// What a mapping with `attributes` really allows and how it is cached, for a caller who must know: a format that has
-    /// no bits for something drops it without a word. Where writing alone cannot be had, reading is allowed, too.
+    /// Returns what a mapping with `attributes` really allows and how it is cached: a format
+    /// silently drops attributes that it has no bits for. If a format cannot allow writing alone,
+    /// it allows reading, too.
     fn kept(&self, attributes: Attributes) -> Attributes {
         self.attributes(self.leaf(PhysAddr::new(0), LeafSize { level: 1, run: 0 }, attributes), 1)
     }
 
-    /// The size of a leaf.
+    /// Returns the size of a leaf.
     fn page_size(&self, size: LeafSize) -> PageSize {
         PageSize::from_shift(self.shift(size.level) + size.run)
             .unwrap_or_else(|| broken("a leaf is smaller than all addresses"))
     }
 
-    /// All sizes that leaves can have.
+    /// Returns all sizes that leaves can have.
     fn page_sizes(&self) -> PageSizes {
         self.leaf_sizes().iter().fold(PageSizes::EMPTY, |sizes, size| sizes.with(self.page_size(*size)))
     }
 
-    /// The highest address that the tables translate.
+    /// Returns the highest address that the tables translate.
     fn last_iova(&self) -> Iova {
         Iova::new(u64::MAX >> (u64::BITS - self.input_bits()))
     }

@@ -13,7 +13,7 @@
 //! The page number is that of 4 KiB pages, whatever the leaf's size. An entry with R and X clear leads to a
 //! table; of those, D, A and U are reserved, and so are PBMT and N. RSW is software's in every entry.
 //!
-//! What becomes of the [`Attributes`]:
+//! The [`Attributes`] are kept so:
 //! - W without R is reserved: a mapping that is to be written only can be read, too.
 //! - Memory types are PBMT: NC for [`Memory::Uncached`], IO for [`Memory::Device`], and none for
 //!   [`Memory::WriteBack`], which leaves it at what the platform says of the address. The first two need
@@ -57,7 +57,7 @@ static SIZES: [LeafSize; 5] = [
     LeafSize { level: 5, run: 0 },
 ];
 
-/// One of RISC-V's ways to translate.
+/// A mode of translation of RISC-V.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RiscvMode {
     /// First stage, 3 levels, 38 bits.
@@ -82,9 +82,9 @@ pub struct Riscv {
 }
 
 impl Riscv {
-    /// Tables for `mode`, with leaves at the lowest `large` levels (1: 4 KiB; 2: and 2 MiB; 3: and 1 GiB; 4: and
-    /// 512 GiB; 5: and 256 TiB; the architecture has leaves at every level), for hardware with `address_bits`
-    /// bits of physical addresses, at most 56.
+    /// Makes the layout of tables for `mode`, with leaves at the lowest `large` levels (1: 4 KiB;
+    /// 2: and 2 MiB; 3: and 1 GiB; 4: and 512 GiB; 5: and 256 TiB; the architecture has leaves at
+    /// every level), for hardware with `address_bits` bits of physical addresses, at most 56.
     ///
     /// # Errors
     /// [`TableError::LeafLevels`], [`TableError::AddressBits`].
@@ -100,7 +100,7 @@ impl Riscv {
         }
     }
 
-    /// How it translates.
+    /// Returns the mode of translation.
     pub const fn mode(&self) -> RiscvMode {
         self.mode
     }
@@ -121,7 +121,7 @@ unsafe impl Format for Riscv {
     const SPLIT: u64 = 1 << 9;
     const PRESENT: u64 = VALID;
     const KIND: u64 = VALID | READ | WRITE | EXECUTE;
-    /// Until the invalidation, hardware uses the old entry or the new one, and nothing else is open.
+    /// Until the invalidation, hardware uses the old entry or the new one, and no third.
     const BREAK_BEFORE_MAKE: bool = false;
 
     fn name(&self) -> &'static str {
@@ -149,7 +149,7 @@ unsafe impl Format for Riscv {
     }
 
     fn leaf_sizes(&self) -> &'static [LeafSize] {
-        // As many as `new` was asked for, and has allowed.
+        // As many as the caller of `new` asked for, and `new` has allowed.
         &SIZES[..self.large as usize]
     }
 

@@ -1,4 +1,5 @@
-//! The page table as its owner sees it: map, unmap, translate.
+//! The page table as its owner sees it: map, unmap, translate. No call changes a translation outside
+//! its range, and none keeps a slot for more than a bounded number of entries.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -15,83 +16,92 @@ use crate::percpu::{CachePadded, Marks, Section, Turn, TurnLocal};
 use crate::platform::{FRAME_SIZE, Frames, Home, LocalSlot, Platform};
 use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering, pause};
 
-/// What an unmap found.
+/// The result of an unmap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "an unmap may have found less than it was asked to remove"]
 pub struct Unmapped {
-    /// Bytes removed. Less than the range where it has holes, and where something is `kept`.
+    /// Bytes removed. Less than the range if it has holes, or if a part is `kept`.
     pub bytes: u64,
-    /// Bytes of the range that **are still mapped**, and reached by devices: parts of larger pages that could not be
-    /// split, for want of memory or as an invalidation was not confirmed; and parts of granules.
+    /// Bytes of the range that **are still mapped**, and reached by devices: parts of larger pages
+    /// that could not be split, for want of memory or because an invalidation was not confirmed;
+    /// and parts of granules.
     pub kept: u64,
-    /// What an invalidation must cover for `bytes` to be out of reach: the range that was asked for, and the whole of
-    /// each large page that was split, now or earlier, and of which it covers a part. Where less than the range was found,
-    /// somebody else has removed the rest: that may have been a part of a large page of which nothing is left to tell, and
-    /// everything must be invalidated to have it out of reach, unless whoever removed it has seen to it.
+    /// The range that an invalidation must cover for `bytes` to be out of reach: the range that was
+    /// asked for, and the whole of each large page that was split, now or earlier, and of which it
+    /// covers a part. If less than the range was found, another caller has removed the rest. That
+    /// may have been a part of a large page of which no trace is left, and everything must be
+    /// invalidated to have it out of reach, unless the caller that removed it ensures that.
     pub stale: IovaRange,
 }
 
 impl Unmapped {
-    /// `bytes` of `range` were mapped, and are not any more. For mappers that split no pages.
+    /// Makes the result of an unmap that removed `bytes` of `range`. For mappers that split no
+    /// pages.
     pub const fn of(range: IovaRange, bytes: u64) -> Self {
         Self { bytes, kept: 0, stale: range }
     }
 }
 
-/// Runs of entries, each in one frame of a table, that are visited or removed with one slot.
+/// The number of runs of entries, each in one frame of a table, that a call visits or removes with
+/// one slot.
 pub(super) const RUNS_AT_ONCE: usize = 64;
 
-/// Granules that are mapped with one slot: a walk each at the most, or what one run of larger pages has.
+/// The number of granules that a call maps with one slot, at a cost of a walk each at the most, or
+/// of one run of larger pages.
 const PAGES_AT_ONCE: u64 = 4096;
 
 /// A page table of format `X` in memory from `F`, freed with it.
 ///
-/// All methods take `&self` and may run on any number of CPUs at once, as long as no two of them change the
-/// same pages; if they do, entries stay valid but it is open whose mapping wins.
+/// All methods take `&self` and may run on any number of CPUs at the same time, as long as no two
+/// of them change the same pages; if they do, entries stay valid but any of their mappings may win.
 ///
-/// A CPU's slot is never kept in proportion to a range: for 4,096 granules or the entries of 64 frames of tables at a time,
-/// and for one table where a large page is split.
+/// A call never keeps a CPU's slot in proportion to a range: it keeps it for 4,096 granules or the
+/// entries of 64 frames of tables at a time, and for one table if a large page is split.
 ///
-/// Which memory a device is let into is the caller's affair: the table maps what it is told, so that is unsafe. Whoever
-/// tells hardware to walk it from its [root](Self::root) sees to it that none does any more when it is dropped.
+/// The caller decides which memory a device may reach: the table maps what it is told, so that is
+/// unsafe. The code that tells hardware to walk the table from its [root](Self::root) ensures that
+/// no hardware walks it any more when it is dropped.
 #[derive(Debug)]
 pub struct PageTable<F: Frames, X: Format> {
     frames: F,
     format: X,
     root: PhysAddr,
-    /// What each CPU remembers, and the marks of its turns.
+    /// The tables that each CPU remembers, and the marks of its turns.
     pub(super) near: TurnLocal<Near>,
     /// The platform whose slots these are for.
     home: Home,
-    /// The highest address, and the binary logarithm of what an entry of the root translates.
+    /// The highest address, and the binary logarithm of the bytes that an entry of the root
+    /// translates.
     last: u64,
     root_shift: u32,
-    /// The bits of which no granule's address has any, in the device's addresses and in memory.
+    /// The bits that no granule's address has, in the device's addresses and in memory.
     stray: [u64; 2],
-    /// The sizes of leaves of one entry, added up.
+    /// The sum of the sizes of leaves of one entry.
     single: u64,
-    /// Bytes of the smallest leaf but one; of anything, where there is one size only.
+    /// Bytes of the smallest leaf but one; of the only leaf, if there is one size.
     pub(super) second: u64,
-    /// Under which CPUs remember the tables that they were in last: see [`near`](super::near).
+    /// The stamp under which CPUs remember the tables that they were in: see [`near`](super::near).
     pub(super) stamp: AtomicU64,
-    /// Apart from what every map and unmap reads.
+    /// Apart from the fields that every map and unmap reads.
     books: CachePadded<Books>,
 }
 
-/// What is written where tables come and go.
+/// Fields that are written when tables come and go.
 #[derive(Debug, Default)]
 struct Books {
-    /// Frames in tables.
+    /// The number of frames in tables.
     used: AtomicUsize,
     is_reclaiming: AtomicBool,
-    /// Empty tables that no entry leads to, but hardware may know: see [`replace`](super::replace).
+    /// Empty tables that no entry leads to, but that hardware may know: see
+    /// [`replace`](super::replace).
     parked: Mutex<Vec<PhysAddr>>,
 }
 
 impl<F: Frames, X: Format> PageTable<F, X> {
-    /// An empty table of `format` for `slots` CPUs, which are to be as many as the platform's
-    /// [`slots`](crate::platform::Platform::slots): those whose slots have higher numbers take turns by a lock, and have no
-    /// lists of addresses in a [`Domain`](crate::domain::Domain) of the table.
+    /// Makes an empty table of `format` for `slots` CPUs, which must be as many as the platform's
+    /// [`slots`](crate::platform::Platform::slots): CPUs whose slots have higher numbers take turns
+    /// by a lock, and have no lists of addresses in a [`Domain`](crate::domain::Domain) of the
+    /// table.
     ///
     /// # Errors
     /// [`TableError`], with nothing allocated.
@@ -130,40 +140,40 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         Ok(table)
     }
 
-    /// Where the hardware finds the top table.
+    /// Returns the address at which the hardware finds the top table.
     #[inline]
     pub fn root(&self) -> PhysAddr {
         self.root
     }
 
-    /// The layout of the entries.
+    /// Returns the layout of the entries.
     #[inline]
     pub fn format(&self) -> &X {
         &self.format
     }
 
-    /// How many levels a walk has.
+    /// Returns how many levels a walk has.
     pub fn levels(&self) -> u32 {
         self.format.levels()
     }
 
-    /// The page sizes that leaves may have.
+    /// Returns the page sizes that leaves may have.
     pub fn page_sizes(&self) -> PageSizes {
         self.format.page_sizes()
     }
 
-    /// The highest address that the tables can translate.
+    /// Returns the highest address that the tables can translate.
     #[inline]
     pub fn last_iova(&self) -> Iova {
         Iova::new(self.last)
     }
 
-    /// The addresses that the tables can translate.
+    /// Returns the addresses that the tables can translate.
     pub fn aperture(&self) -> IovaRange {
         IovaRange::from_bounds(Iova::new(0), self.last_iova()).expect("63 bits at most never wrap")
     }
 
-    /// Bytes of memory in tables, the root included.
+    /// Returns the bytes of memory in tables, the root included.
     pub fn table_bytes(&self) -> usize {
         self.books.used.load(Ordering::Relaxed) * FRAME_SIZE as usize
     }
@@ -183,13 +193,15 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     /// **The memory is the caller's to open to every device that is translated by this table, for as long as it is mapped**:
     /// from the call on, until an unmap of it has returned and an invalidation of what that removed is confirmed.
     ///
-    /// - Devices may access it at any time, as the permissions say. Until then it is not given to others, nor used in a way
-    ///   that relies on its contents: there are no references to it but to atomics (and, where devices only read, shared
-    ///   ones to what is not written); the CPU reads and writes it as atomics, or volatile.
-    /// - Besides, this goes for all of each granule: whole pages are opened.
-    /// - After an error it goes on only for what is in `undone`, until the invalidation of that is confirmed.
+    /// - Devices may access it at any time, as the permissions say. Until then the owner does not
+    ///   give it to others, nor use it in a way that relies on its contents: there are no
+    ///   references to it but to atomics (and, if devices only read, shared ones to bytes that are
+    ///   not written); the CPU reads and writes it as atomics, or volatile.
+    /// - This also holds for all of each granule: whole pages are opened.
+    /// - After an error it holds only for the range in `undone`, until the invalidation of that is
+    ///   confirmed.
     ///
-    /// Memory that only a software IOMMU reaches, all of it in atomics, is anybody's to open.
+    /// Any caller may open memory that only a software IOMMU reaches, all of it in atomics.
     #[inline]
     pub unsafe fn map<P: Platform>(
         &self,
@@ -216,7 +228,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     /// As [`map`](Self::map); pieces that lie in one leaf table share a walk.
     ///
     /// # Errors
-    /// As [`map`](Self::map); [`MapError::Length`] where the pieces together are not as long as the range.
+    /// As [`map`](Self::map); [`MapError::Length`] if the pieces together are not as long as the
+    /// range.
     ///
     /// # Safety
     /// As for [`map`](Self::map), for each piece.
@@ -245,7 +258,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     ) -> Result<(), MapError> {
         let mut list = list.into_iter();
         let mut piece = (0, 0);
-        // As much as may be done with one slot. Whether that is all.
+        // Maps as much as one slot may be kept for. Returns whether that is all.
         let mut enter = |slot: Option<&LocalSlot<'_>>| {
             let _section = self.section(slot);
             let mut last = Last::NONE;
@@ -254,7 +267,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
                 if piece.1 == 0 {
                     let next = list.next().ok_or(Stop::Error(MapError::Length { range, list: done }))?;
                     if next.1 == 0 {
-                        // Nothing, wherever it is: nobody knows how many more there are.
+                        // An empty piece, wherever it is: the list may go on with any number of
+                        // them.
                         return Ok(false);
                     }
                     piece = self.piece(next, range, done)?;
@@ -311,7 +325,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         }
     }
 
-    /// Removes the first `done` bytes of `range` again. Why they could not stay.
+    /// Removes the first `done` bytes of `range` again. Returns why they could not stay.
     #[cold]
     fn undo<P: Platform>(
         &self,
@@ -322,10 +336,12 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         undone: &mut Option<IovaRange>,
     ) -> MapError {
         if let Ok(entered) = IovaRange::new(range.start(), done) {
-            // All that is left of the call's own goes: whole pages inside the range, which need no split. What is kept is part
-            // of somebody else's larger page, which has come where another CPU removed some of them against the rules.
+            // All that is left of the call's own pages goes: whole pages inside the range, which
+            // need no split. A part that is kept belongs to another caller's larger page, which
+            // came after another CPU removed some of them against the rules.
             let _ = self.unmap_all(platform, entered, &mut |_| false);
-            // What the call entered was free, so nothing larger around it is cached any more.
+            // The call's entries were free before, so no larger page around them is cached any
+            // more.
             *undone = Some(entered);
         }
         match stop {
@@ -338,24 +354,26 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         }
     }
 
-    /// Clears every entry of `range`. A large page of which it covers only a part is split; where there is no
-    /// memory for that, it stays, and is counted as [kept](Unmapped::kept). So is a granule of which it covers only a
-    /// part.
+    /// Clears every entry of `range`. A large page of which it covers only a part is split; if
+    /// there is no memory for that, the page stays, and is counted as [kept](Unmapped::kept). So is
+    /// a granule of which it covers only a part.
     ///
-    /// The hardware may go on using what it has cached until it is told to forget what is
-    /// [stale](Unmapped::stale). One walk for each leaf
-    /// table, one store for each entry; a hole costs one step for each missing table. Allocates only to split;
-    /// cannot fail. `invalidate` is called, with no slot held, only to split a page of several entries, or of a format
-    /// that wants a page broken before it is split: it makes the hardware forget the range, paging structures included,
-    /// and says whether that worked. What another CPU splits so is waited for, and with frames that are not coherent
-    /// what it splits at all; so is, for a page of several entries, a [`reclaim`](Self::reclaim). So an interrupt handler
-    /// should remove what was mapped as a whole only.
+    /// The hardware may go on using what it has cached until it is told to forget the
+    /// [stale](Unmapped::stale) range. Costs one walk for each leaf table, one store for each
+    /// entry; a hole costs one step for each missing table. Allocates only to split; cannot fail.
+    /// `invalidate` is called, with no slot held, only to split a page of several entries, or of a
+    /// format that requires a page to be broken before it is split: it makes the hardware forget
+    /// the range, paging structures included, and returns whether that worked. The call waits for
+    /// such splits by another CPU, with frames that are not coherent for any split by another CPU,
+    /// and for a page of several entries also for a [`reclaim`](Self::reclaim). So an interrupt
+    /// handler should only remove pages that were mapped as a whole.
     ///
     /// # Safety
-    /// - **`invalidate` returns `true` only where hardware has forgotten the range**: no IOMMU that walks this table, and no
-    ///   device that caches translations itself, uses a translation or a table of the range any more that it read before
-    ///   the call, and every access that did is complete. A table is freed on that word.
-    /// - Where that was not confirmed it returns `false`. One that always does is sound.
+    /// - **`invalidate` returns `true` only if hardware has forgotten the range**: no IOMMU that
+    ///   walks this table, and no device that caches translations itself, uses a translation or a
+    ///   table of the range any more that it read before the call, and every access that did is
+    ///   complete. A table is freed on that word.
+    /// - If that was not confirmed it returns `false`. An `invalidate` that always does is sound.
     #[inline]
     pub unsafe fn unmap<P: Platform>(
         &self,
@@ -436,15 +454,15 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         }
     }
 
-    /// Makes `stale` cover the 2^`shift` bytes around `at`, too.
+    /// Extends `stale` to the 2^`shift` bytes around `at`.
     #[cold]
     fn widen(&self, stale: &mut IovaRange, at: u64, shift: u32) {
         let around = IovaRange::new(Iova::new(at >> shift << shift), 1 << shift);
-        // Nothing is cached of what cannot be translated.
+        // Hardware caches nothing of addresses that cannot be translated.
         *stale = around.and_then(|around| stale.hull(around)).unwrap_or(self.aperture());
     }
 
-    /// The smallest page.
+    /// Returns the smallest page.
     #[inline]
     pub fn granule(&self) -> PageSize {
         // The compiler knows that it is.
@@ -464,7 +482,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         Ok(())
     }
 
-    /// As [`Platform::with_slot_at_hand`], for a turn: `None` also where the slots are not those that the turns are for.
+    /// As [`Platform::with_slot_at_hand`], for a turn: returns `None` also if the turns are for
+    /// another platform's slots.
     #[inline]
     pub(super) fn at_hand<P: Platform, R>(
         &self,
@@ -474,7 +493,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         self.home.at_hand(platform, f)
     }
 
-    /// As [`Platform::with_slot`], for a turn: without a slot also where the slots are not those that the turns are for.
+    /// As [`Platform::with_slot`], for a turn: calls without a slot also if the turns are for
+    /// another platform's slots.
     #[inline]
     pub(super) fn with_slot<P: Platform, R>(
         &self,
@@ -484,13 +504,14 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         self.home.with_slot(platform, f)
     }
 
-    /// Whether `platform` is the one whose slots the turns are for.
+    /// Returns whether the turns are for the slots of `platform`.
     #[inline]
     pub(super) fn is_home<P: Platform>(&self, platform: &P) -> bool {
         self.home.is(platform)
     }
 
-    /// Whether a barrier of `platform` reaches all CPUs that have turns by slots, now and from now on.
+    /// Returns whether a barrier of `platform` reaches all CPUs that have turns by slots, now and
+    /// from now on.
     pub(super) fn is_reached<P: Platform>(&self, platform: &P) -> bool {
         self.home.is_reached(platform)
     }
@@ -500,25 +521,26 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         &self.frames
     }
 
-    /// The marks of its turns.
+    /// Returns the marks of the table's turns.
     pub(super) fn marks(&self) -> &Marks {
         self.near.marks()
     }
 
-    /// The marks of the turns in which it is changed [at hand](Self::map_in), where `platform` is the one whose slots they are
-    /// for: which it becomes where none is yet.
+    /// Returns the marks of the turns in which the table is changed [at hand](Self::map_in), if
+    /// they are for the slots of `platform`; if no platform is home yet, `platform` becomes it.
     pub fn marks_for<P: Platform>(&self, platform: &P) -> Option<&Arc<Marks>> {
         self.is_home(platform).then(|| self.near.marks())
     }
 
-    /// A turn: with the slots of [`at_hand`](Self::at_hand) only, and those that the platform which [is home](Self::is_home)
-    /// has lent.
+    /// Begins a turn: only with the slots of [`at_hand`](Self::at_hand), and those that the
+    /// platform which [is home](Self::is_home) has lent.
     #[inline]
     pub(super) fn turn<'a>(&'a self, slot: &'a LocalSlot<'_>) -> Option<Turn<'a>> {
         self.near.turn(slot)
     }
 
-    /// A section: with the slots of [`with_slot`](Self::with_slot) and [`at_hand`](Self::at_hand) only.
+    /// Begins a section: only with the slots of [`with_slot`](Self::with_slot) and
+    /// [`at_hand`](Self::at_hand).
     #[inline]
     pub(super) fn section<'a>(&'a self, slot: Option<&'a LocalSlot<'_>>) -> Section<'a> {
         // SAFETY: they are of one platform.
@@ -530,7 +552,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         self.root_shift
     }
 
-    /// Those of addresses up to `last`: where that is not one less than a power of two, of those up to the highest one that is.
+    /// Returns the stray bits of addresses up to `last`. If that is not one less than a power of
+    /// two, returns those of addresses up to the highest such number below.
     const fn stray_bits(last: u64) -> u64 {
         !((1 << (last + 1).ilog2()) - (1 << X::GRANULE_SHIFT))
     }
@@ -559,16 +582,16 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     }
 }
 
-/// Why an unmap has left its section.
+/// The reason why an unmap has left its section.
 enum Pause {
-    /// All of it is gone.
+    /// All of the range is removed.
     Done,
-    /// It has had the slot for long enough.
+    /// The call has kept the slot for long enough.
     Slot,
     Obstacle(Obstacle),
 }
 
-/// Why a list was not mapped.
+/// The reason why a list was not mapped.
 enum Stop {
     Conflict(Conflict),
     Error(MapError),
@@ -577,15 +600,15 @@ enum Stop {
 impl<F: Frames, X: Format> Drop for PageTable<F, X> {
     fn drop(&mut self) {
         for table in core::mem::take(&mut *self.books.parked.lock()) {
-            // Only the root's size is its own.
+            // Only the root has another size.
             self.free_table(table, 1);
         }
         // Without a root there is nothing to free.
         if self.books.used.load(Ordering::Relaxed) == 0 {
             return;
         }
-        // SAFETY: `&mut self` proves that no walk of ours is under way, and whoever made this table for
-        // hardware has detached it before dropping it.
+        // SAFETY: `&mut self` proves that no walk of ours is under way, and the code that made this
+        // table for hardware has detached it before dropping it.
         unsafe { self.free_below(self.root, self.format.levels()) }
     }
 }

@@ -1,4 +1,4 @@
-//! Removing translations in runs.
+//! Removing translations in runs. A call never clears the entry of a table, nor another CPU's mark.
 
 use super::format::{Attributes, Entry, Format, Layout, LeafSize};
 use super::split::is_broken;
@@ -8,38 +8,38 @@ use crate::addr::PhysAddr;
 use crate::platform::Frames;
 use crate::sync::{AtomicU64, Ordering};
 
-/// Entries that are looked at together before they are cleared: a cache line.
+/// The number of entries that are looked at together before they are cleared: a cache line.
 const LINE: usize = 8;
 pub(super) const HALF: usize = LINE / 2;
 
-/// What one run of unmapping removed.
+/// The result of one run of unmapping.
 pub(super) struct UnmapRun {
     pub bytes: u64,
-    /// Bytes after those in which there is nothing to remove.
+    /// Bytes after those removed in which no page is mapped.
     pub skip: u64,
-    /// The binary logarithm of the bytes of a large page around it that was split, and that hardware may still hold as
-    /// a whole: the largest. 0 for none.
+    /// The binary logarithm of the bytes of the largest large page around it that was split, and
+    /// that hardware may still hold as a whole. 0 if there is none.
     pub split: u32,
-    /// Why it ends there.
+    /// The reason why the run ends there.
     pub obstacle: Option<Obstacle>,
 }
 
-/// What cannot be removed just so.
+/// An obstacle that needs more than clearing entries.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Obstacle {
-    /// What is next is a part of this larger page.
+    /// The next entry is a part of this larger page.
     SticksOut(LargePage),
-    /// What is next is in a table that another CPU is at work on, or in a page that it is splitting: try again, outside
-    /// the section.
+    /// The next entry is in a table that another CPU is changing, or in a page that it is
+    /// splitting: try again, outside the section.
     Busy,
 }
 
-/// A page that is larger than what is to be removed of it.
+/// A page that is larger than the part that is to be removed.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LargePage {
-    /// Where its first entry is. Valid inside the section in which it was found.
+    /// The position of its first entry. Valid inside the section in which it was found.
     pub at: Position,
-    /// The first address that it translates, and the memory behind.
+    /// The first address that it translates, and the memory there.
     pub iova: u64,
     pub page: PhysAddr,
     pub size: LeafSize,
@@ -47,20 +47,21 @@ pub(super) struct LargePage {
 }
 
 impl<F: Frames, X: Format> PageTable<F, X> {
-    /// Bits that an entry [closed](Self::is_closed) to unmaps has some of.
+    /// An entry that is [closed](Self::is_closed) to unmaps has at least one of these bits.
     pub(super) const CLOSED: u64 = if F::COHERENT { X::SPLIT } else { X::SPLIT | X::MARK };
 
-    /// Whether nothing may be removed below the entry of a table: hardware may see it in another table that is being
-    /// [replaced](super::replace), or in the page that was here, which a walker that is not coherent has not seen go. (A
-    /// table that may be reclaimed is open: an entry less is what is wanted.)
+    /// Returns whether no page may be removed below the entry of a table: hardware may see the page
+    /// in another table that is being [replaced](super::replace), or in the page that was here,
+    /// which a walker that is not coherent has not seen go. (A table that may be reclaimed is open:
+    /// clearing an entry there helps the reclaim.)
     #[inline]
     const fn is_closed(entry: u64) -> bool {
         entry & X::MARK != 0 && entry & Self::CLOSED != 0
     }
 
-    /// Clears one page that is larger than a granule, if that takes no more than a walk and an exchange: a leaf of just that
-    /// size that has one entry, in tables that nobody is at work on, and no part of a page that was split. Returns whether it
-    /// did. Inside a section.
+    /// Clears one page that is larger than a granule, if that takes only a walk and an exchange: a
+    /// leaf of just that size that has one entry, in tables that no CPU is changing, and no part of
+    /// a page that was split. Returns whether it did. Called inside a section.
     pub(super) fn unmap_page(&self, iova: u64, len: u64) -> bool {
         let Some(level) = self.level_of(iova, len) else {
             return false;
@@ -78,11 +79,12 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         true
     }
 
-    /// Clears the leaves of (`iova`, `len`) that lie in one frame of one table, up to the first of another
-    /// kind. All from `from` on is to be removed, and was looked at before.
+    /// Clears the leaves of (`iova`, `len`) that lie in one frame of one table, up to the first of
+    /// another kind. The whole range from `from` on is to be removed, and was looked at before.
     ///
-    /// `iova` and `len` lie inside the aperture, and `len` is not 0. What is removed and what is skipped together are at
-    /// least one byte, unless there is an obstacle, or another CPU has just changed what is there. Inside a section.
+    /// `iova` and `len` lie inside the aperture, and `len` is not 0. The run removes and skips at
+    /// least one byte together, unless there is an obstacle, or another CPU has just changed the
+    /// entries. Called inside a section.
     pub(super) fn unmap_run(&self, from: u64, iova: u64, len: u64) -> UnmapRun {
         let format = self.format();
         let mut at = self.top(iova);
@@ -105,7 +107,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
                     return UnmapRun { bytes: 0, skip: 0, split, obstacle: Some(Obstacle::Busy) };
                 }
                 Entry::Absent => {
-                    // Whoever removed it may not have cleaned it yet, or never have come to that.
+                    // The CPU that removed it may not have cleaned it yet, or may never do so.
                     self.clean(core::slice::from_ref(word));
                     // On to the next entry of this table.
                     let entry_bytes = 1 << format.shift(at.level);
@@ -128,13 +130,15 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         if cleared == 0 && run > 0 {
             return UnmapRun { split, ..self.unmap_entry(from, (iova, len), at, first, run) };
         }
-        // Where nothing was, another CPU has changed the first one meanwhile: what is there now is looked at again.
+        // If no entry was cleared, another CPU has changed the first one meanwhile: the caller
+        // looks at it again.
         UnmapRun { bytes: (cleared as u64) << shift, skip: 0, split, obstacle: None }
     }
 
-    /// Clears one entry, which was read as `first`, of a page of 2^`run` entries that are not alike: others of them were
-    /// cleared by a CPU that did so too late, for a mapping that had ended before. That needs no split where all of the page
-    /// is to be removed; else it sticks out. The arguments are those of [`unmap_run`](Self::unmap_run).
+    /// Clears one entry, which was read as `first`, of a page of 2^`run` entries that are not
+    /// alike: others of them were cleared by a CPU that did so too late, for a mapping that had
+    /// ended before. That needs no split if all of the page is to be removed; else the page sticks
+    /// out. The arguments are those of [`unmap_run`](Self::unmap_run).
     #[cold]
     fn unmap_entry(
         &self,
@@ -156,7 +160,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         UnmapRun { bytes, skip: 0, split: 0, obstacle: None }
     }
 
-    /// The page of 2^`run` entries that translates `iova` by `entry` at `at`.
+    /// Returns the page of 2^`run` entries that translates `iova` by `entry` at `at`.
     pub(super) fn large_page(&self, at: Position, iova: u64, entry: u64, run: u32) -> LargePage {
         let format = self.format();
         LargePage {
@@ -173,12 +177,13 @@ impl<F: Frames, X: Format> PageTable<F, X> {
 /// CPU may have split the page meanwhile, and a store would lose the table, or the mark.
 #[inline]
 fn exchange<X: Format>(word: &AtomicU64, first: u64) -> bool {
-    // Tried again where the hardware has set a bit of its own meanwhile. Relaxed, as for the stores below.
+    // Tried again if the hardware has set a bit of its own meanwhile. Relaxed, as for the stores
+    // below.
     let clear = |old| ((old ^ first) & X::KIND == 0).then_some(0);
     word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, clear).is_ok()
 }
 
-/// Whether any of `words` has another one of the bits `kind` than `first`.
+/// Returns whether any of `words` differs from `first` in one of the bits `kind`.
 #[inline]
 pub(super) fn differ(words: &[AtomicU64], first: u64, kind: u64) -> bool {
     let bits = |words: &[AtomicU64]| {
@@ -198,14 +203,16 @@ pub(super) fn zero(words: &[AtomicU64]) {
     zero(rest);
 }
 
-/// Clears leaves of `level` of the same kind as `first`, whole groups of `group` entries, up to the first that is not: less
-/// than a group only where another CPU changes an entry meanwhile. Returns how many entries.
+/// Clears leaves of `level` of the same kind as `first`, whole groups of `group` entries, up to the
+/// first that is not. Clears less than a group only if another CPU changes an entry meanwhile.
+/// Returns how many entries it cleared.
 #[inline]
 fn clear<X: Format>(words: &[AtomicU64], first: u64, group: usize, level: u32) -> usize {
     let other = |words: &[AtomicU64]| differ(words, first, X::KIND);
     if level > 1 || X::BREAK_BEFORE_MAKE && group > 1 {
-        // A page by itself is a table the next moment where another CPU splits it; one of several entries is broken where
-        // another CPU splits it, and its marks are not ours to take.
+        // A page by itself may become a table at any moment, if another CPU splits it; one of
+        // several entries is broken if another CPU splits it, and this call must not clear its
+        // marks.
         let alike = words.chunks(group).take_while(|page| !other(page)).count() * group;
         return words[..alike].iter().take_while(|word| exchange::<X>(word, first)).count();
     }

@@ -8,12 +8,13 @@
 //!  ign TM  ignored    address      SNP ign D  A  PS IPAT EMT X  W  R
 //! ```
 //!
-//! An entry is present when R or W is set (X counts only where the root enables it; it is left clear). PS
-//! turns an entry of level 2 (2 MiB) or level 3 (1 GiB) into a leaf. A level-1 entry is always a leaf and
-//! its bit 7 is ignored. EMT and IPAT matter only in scalable mode with memory types, A and D only with
-//! access and dirty tracking: they are left clear. SNP is what becomes of [`Attributes::snoop`] where hardware has
-//! [snoop control](VtdSecondStage::with_snoop_control); elsewhere the bit is reserved, and hardware faults on it, so
-//! snooping is not kept. Nor are privilege, execution and memory types.
+//! An entry is present when R or W is set (X counts only where the root enables it; it is left
+//! clear). PS turns an entry of level 2 (2 MiB) or level 3 (1 GiB) into a leaf. A level-1 entry is
+//! always a leaf and its bit 7 is ignored. EMT and IPAT matter only in scalable mode with memory
+//! types, A and D only with access and dirty tracking: they are left clear. SNP keeps
+//! [`Attributes::snoop`] if hardware has [snoop control](VtdSecondStage::with_snoop_control);
+//! elsewhere the bit is reserved, and hardware faults on it, so snooping is not kept. Nor are
+//! privilege, execution and memory types.
 
 use super::format::{Attributes, Entry, Format, LeafSize};
 use super::{Memory, TableError};
@@ -36,13 +37,14 @@ pub struct VtdSecondStage {
     levels: u32,
     large: u32,
     last_phys: PhysAddr,
-    /// The bit for snooping, where there is one.
+    /// The bit for snooping, or 0 if hardware has none.
     snoop: u64,
 }
 
 impl VtdSecondStage {
-    /// Tables of `levels` levels, with leaves at the lowest `large` levels (1: 4 KiB; 2: and 2 MiB; 3: and
-    /// 1 GiB), for hardware with `address_bits` bits of physical addresses, at most 52.
+    /// Makes the layout of tables of `levels` levels, with leaves at the lowest `large` levels (1:
+    /// 4 KiB; 2: and 2 MiB; 3: and 1 GiB), for hardware with `address_bits` bits of physical
+    /// addresses, at most 52.
     ///
     /// # Errors
     /// [`TableError::Levels`], [`TableError::LeafLevels`], [`TableError::AddressBits`].
@@ -53,8 +55,8 @@ impl VtdSecondStage {
         }
     }
 
-    /// The same for hardware that has snoop control (Extended Capability Register, bit SC) or has not: with it,
-    /// [`Attributes::snoop`] is kept.
+    /// Returns the layout for hardware that has snoop control (Extended Capability Register, bit
+    /// SC), or that has none: with it, [`Attributes::snoop`] is kept.
     #[must_use]
     pub const fn with_snoop_control(self, supported: bool) -> Self {
         Self { snoop: if supported { SNOOP } else { 0 }, ..self }
@@ -90,7 +92,7 @@ unsafe impl Format for VtdSecondStage {
     }
 
     fn leaf_sizes(&self) -> &'static [LeafSize] {
-        // As many as `new` was asked for, and has allowed.
+        // As many as the caller of `new` asked for, and `new` has allowed.
         &SIZES[..self.large as usize]
     }
 

@@ -13,7 +13,7 @@
 //! PS turns an entry of level 2 (2 MiB) or level 3 (1 GiB) into a leaf; bit 7 of a level-1 entry is PAT, which
 //! larger leaves have in bit 12.
 //!
-//! What becomes of the [`Attributes`]:
+//! The [`Attributes`] are kept so:
 //! - A present entry can always be read: a mapping that is to be written only can be read, too.
 //! - Memory types are an index into the PAT, of which the power-on layout is assumed: 0 is WB, 2 (PCD) is UC-,
 //!   3 (PCD and PWT) is UC. [`Memory::Uncached`] is UC-, [`Memory::Device`] is UC. The PAT bit itself is never
@@ -27,8 +27,8 @@
 //! A is preset, and D where the page can be written, so that hardware has nothing to write back. Bit 10 is
 //! "extended accessed" where EAFE is set in the PASID-table entry; it is left clear, and EAFE is to be, too.
 //!
-//! Only the lower half of the canonical addresses is translated. The root is as large as ever: its upper 256
-//! entries must be there, and absent.
+//! Only the lower half of the canonical addresses is translated. The root keeps its full size: its
+//! upper 256 entries must be there, and absent.
 
 use super::format::{Attributes, Entry, Format, LeafSize};
 use super::{Memory, TableError};
@@ -58,8 +58,9 @@ pub struct X86FirstStage {
 }
 
 impl X86FirstStage {
-    /// Tables of `levels` levels, with leaves at the lowest `large` levels (1: 4 KiB; 2: and 2 MiB; 3: and
-    /// 1 GiB), for hardware with `address_bits` bits of physical addresses, at most 52.
+    /// Makes the layout of tables of `levels` levels, with leaves at the lowest `large` levels (1:
+    /// 4 KiB; 2: and 2 MiB; 3: and 1 GiB), for hardware with `address_bits` bits of physical
+    /// addresses, at most 52.
     ///
     /// # Errors
     /// [`TableError::Levels`], [`TableError::LeafLevels`], [`TableError::AddressBits`].
@@ -101,7 +102,7 @@ unsafe impl Format for X86FirstStage {
     }
 
     fn leaf_sizes(&self) -> &'static [LeafSize] {
-        // As many as `new` was asked for, and has allowed.
+        // As many as the caller of `new` asked for, and `new` has allowed.
         &SIZES[..self.large as usize]
     }
 

@@ -1,4 +1,5 @@
-//! What a pool is made of, and what a device asks of its addresses.
+//! The configuration of a pool, and the constraints of a device on its addresses. A pool checks its
+//! configuration when it is made; a constraint is checked when it is set.
 
 use crate::addr::{PageSize, PhysAddr};
 use crate::platform::FRAME_SIZE;
@@ -7,10 +8,10 @@ use super::bits::WORD_SLOTS;
 use super::directory::AREAS;
 use super::slot_meta::LEN_BITS;
 
-/// The largest area.
+/// The size of the largest area.
 const MOST_AREA_BYTES: u64 = 1 << LEN_BITS;
 
-/// What a [pool](super::Swiotlb) is made of. All sizes in bytes.
+/// The configuration of a [pool](super::Swiotlb). All sizes in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SwiotlbConfig {
     /// The unit of allocation, a power of two.
@@ -18,19 +19,23 @@ pub struct SwiotlbConfig {
     /// Memory is taken from [`Frames`](crate::platform::Frames) and given back in areas of this size, a power of two of
     /// at least 64 slots and at most 256 MiB. No mapping is longer.
     pub area_bytes: u64,
-    /// What the pool has from the beginning, and never goes below. Rounded up to whole areas.
+    /// The size with which the pool begins, and below which it never goes. Rounded up to whole
+    /// areas.
     pub min_bytes: u64,
-    /// What the pool never goes above. Rounded down to whole areas; 65,536 areas at the most.
+    /// The size above which the pool never goes. Rounded down to whole areas; 65,536 areas at the
+    /// most.
     pub max_bytes: u64,
-    /// The highest address that the pool's memory may have: that of the devices it is for. Memory is asked for
-    /// [within it](crate::platform::Frames::alloc_within), and within the reach of the device that wants some.
+    /// The highest address that the pool's memory may have: the highest that its devices reach. The
+    /// pool allocates memory [within it](crate::platform::Frames::alloc_within), and within the
+    /// reach of the device that needs it.
     pub reach: PhysAddr,
-    /// How long the pool keeps what it does not need, in nanoseconds.
+    /// How long the pool keeps areas that it does not need, in nanoseconds.
     pub idle_ns: u64,
 }
 
 impl Default for SwiotlbConfig {
-    /// Slots of 2 KiB in areas of 2 MiB, from 2 MiB to 64 MiB, anywhere; what is idle for a second is given back.
+    /// Slots of 2 KiB in areas of 2 MiB, from 2 MiB to 64 MiB, anywhere; areas that are idle for a
+    /// second are given back.
     fn default() -> Self {
         Self {
             slot_bytes: 2 << 10,
@@ -74,18 +79,18 @@ pub enum SwiotlbError {
         /// The size of an area.
         area_bytes: u64,
     },
-    /// There was no memory for what the pool has from the beginning, or none that the devices reach.
+    /// There was no memory for the pool's least size, or none that the devices reach.
     #[error("no memory below {reach} for an area of {area_bytes:#x} bytes")]
     OutOfMemory {
         /// The size of an area.
         area_bytes: u64,
-        /// The highest address that was good.
+        /// The highest address that was allowed.
         reach: PhysAddr,
     },
 }
 
 impl SwiotlbConfig {
-    /// Checks everything; the least and the most areas.
+    /// Checks the configuration. Returns the least and the most areas.
     pub(super) fn areas(&self) -> Result<(u64, u64), SwiotlbError> {
         let Self { slot_bytes, area_bytes, min_bytes, max_bytes, .. } = *self;
         if !slot_bytes.is_power_of_two() || !(64..=MOST_AREA_BYTES).contains(&slot_bytes) {
@@ -103,7 +108,7 @@ impl SwiotlbConfig {
     }
 }
 
-/// A number that is not one less than a power of two, where a mask of low bits is needed.
+/// A number that is not one less than a power of two, although a mask of low bits is needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{mask:#x} is no mask of low bits")]
 pub struct NotAMask {
@@ -111,7 +116,8 @@ pub struct NotAMask {
     pub mask: u64,
 }
 
-/// What a device asks of the addresses of its mappings. Made once for a device, and checked then.
+/// A device's constraints on the addresses of its mappings. Made once for a device, and checked
+/// then.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Constraints {
     reach: u64,
@@ -129,17 +135,18 @@ impl Default for Constraints {
 }
 
 impl Constraints {
-    /// None at all.
+    /// Makes constraints that allow every address.
     pub const fn new() -> Self {
         Self { reach: u64::MAX, min_align: 0, boundary: u64::MAX, granule: 1, floor: 0 }
     }
 
-    /// The device puts addresses up to `last` on the bus.
+    /// Sets the highest address that the device can put on the bus.
     pub const fn with_reach(self, last: PhysAddr) -> Self {
         Self { reach: last.get(), ..self }
     }
 
-    /// A buffer's address keeps these low bits in the pool: the device counts on the offset (NVMe: 4095).
+    /// Keeps these low bits of a buffer's address in the pool: the device relies on the offset
+    /// (NVMe: 4095).
     ///
     /// # Errors
     /// [`NotAMask`].
@@ -150,7 +157,7 @@ impl Constraints {
         }
     }
 
-    /// No mapping crosses a multiple of `mask + 1` (of the bus address space; `u64::MAX`: none).
+    /// Lets no mapping cross a multiple of `mask + 1` (of the bus address space; `u64::MAX`: none).
     ///
     /// # Errors
     /// [`NotAMask`].
@@ -161,8 +168,9 @@ impl Constraints {
         }
     }
 
-    /// The device reaches memory in units of `granule`, as an IOMMU in front of it translates those: no other
-    /// mapping is in a unit that this device's mappings touch, and what is in there beside them is zero.
+    /// Sets the units of memory that the device reaches to `granule`, as an IOMMU in front of it
+    /// translates those. No other mapping is in a unit that this device's mappings touch, and the
+    /// bytes beside them in it are zero.
     ///
     /// Without an IOMMU the unit is the slot.
     pub const fn with_granule(self, granule: PageSize) -> Self {
@@ -174,31 +182,31 @@ impl Constraints {
         Self { floor: if align > granule { align } else { granule }, ..self }
     }
 
-    /// The highest address.
+    /// Returns the highest address that the device can put on the bus.
     #[inline]
     pub(super) const fn reach(&self) -> u64 {
         self.reach
     }
 
-    /// The mask of low bits to keep.
+    /// Returns the mask of low bits to keep.
     #[inline]
     pub(super) const fn min_align(&self) -> u64 {
         self.min_align
     }
 
-    /// The mask of the boundary.
+    /// Returns the mask of the boundary.
     #[inline]
     pub(super) const fn boundary(&self) -> u64 {
         self.boundary
     }
 
-    /// The last byte of the smallest run that will do.
+    /// Returns the last byte of the smallest run that will do.
     #[inline]
     pub(super) const fn floor(&self) -> u64 {
         self.floor
     }
 
-    /// What the device reaches at once, in bytes.
+    /// Returns the unit in which the device reaches memory, in bytes.
     #[inline]
     pub(super) const fn granule(&self) -> u64 {
         self.granule

@@ -1,4 +1,4 @@
-//! What can go wrong with a mapping.
+//! The errors of mappings. A call that fails changes nothing.
 
 use crate::addr::PhysAddr;
 
@@ -9,18 +9,18 @@ pub enum BounceError {
     /// A buffer of no bytes.
     #[error("a buffer at {phys} of 0 bytes")]
     Empty {
-        /// Where it would have begun.
+        /// The address at which it would have begun.
         phys: PhysAddr,
     },
     /// The buffer runs past the end of the 64-bit address space.
     #[error("{len:#x} bytes at {phys} run past the end of the 64-bit address space")]
     Wraps {
-        /// Where it begins.
+        /// The address at which it begins.
         phys: PhysAddr,
         /// Its length in bytes.
         len: u64,
     },
-    /// Longer than an area, with the offset that is to be kept.
+    /// The buffer, with the offset that is to be kept, is longer than an area.
     #[error("{len:#x} bytes at an offset of {offset:#x}: an area has {most:#x}")]
     TooLong {
         /// The buffer's length in bytes.
@@ -48,7 +48,7 @@ pub enum BounceError {
         /// The size of an area in bytes.
         most: u64,
     },
-    /// All memory of the pool is beyond the device's reach, and more of it is not to be had below.
+    /// All memory of the pool is beyond the device's reach, and there is no more memory below.
     #[error("the device reaches addresses up to {reach}, and no area of the pool lies below")]
     BeyondReach {
         /// The highest address that the device can put on the bus.
@@ -59,20 +59,20 @@ pub enum BounceError {
     Pressure(#[from] Pressure),
 }
 
-/// A pool that is full now. Not a failure of the I/O: it can be tried again when something is
+/// A pool that is full now. The I/O has not failed: it can be tried again when a slot is
 /// [freed](super::Swiotlb::freed_since).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{needed:#x} bytes in one piece needed, {free:#x} free of {capacity:#x}; the limit is {limit:#x}")]
 pub struct Pressure {
-    /// Bytes that the mapping takes, in one piece.
+    /// Bytes in one piece that the mapping needs.
     pub needed: u64,
-    /// Bytes that were free, perhaps in smaller pieces (or, for a device of limited reach, out of it).
+    /// Bytes that were free, perhaps in smaller pieces (or out of the reach of a limited device).
     pub free: u64,
-    /// Bytes that the pool has.
+    /// Bytes of the pool.
     pub capacity: u64,
-    /// Bytes that it may grow to. Where that is more than the capacity, the platform had no memory.
+    /// Bytes that it may grow to. If that is more than the capacity, the platform had no memory.
     pub limit: u64,
-    /// For [`Swiotlb::freed_since`](super::Swiotlb::freed_since).
+    /// The token to pass to [`Swiotlb::freed_since`](super::Swiotlb::freed_since).
     pub since: Token,
 }
 
@@ -80,7 +80,7 @@ pub struct Pressure {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Token(pub(super) u64);
 
-/// A call about a mapping that is not there. Nothing has changed.
+/// A call for a mapping that does not exist. Nothing has changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MappingError {
@@ -90,20 +90,21 @@ pub enum MappingError {
         /// The address.
         phys: PhysAddr,
     },
-    /// Nothing is mapped there: it never was, or is unmapped already.
+    /// There is no mapping at the address: there never was, or it is unmapped already.
     #[error("nothing is mapped at {phys}")]
     NotMapped {
         /// The address.
         phys: PhysAddr,
     },
-    /// A mapping is there, but not this one; or, for a part of one, it does not hold all of the bytes.
+    /// There is a mapping, but not this one; or, for a part of one, it does not hold all of the
+    /// bytes.
     #[error("{len:#x} bytes at {phys}: mapped are {mapped_len:#x} bytes at {mapped}")]
     Mismatch {
         /// The address.
         phys: PhysAddr,
         /// Bytes from there on.
         len: u64,
-        /// Where the mapping begins.
+        /// The address at which the mapping begins.
         mapped: PhysAddr,
         /// Its length in bytes.
         mapped_len: u64,
