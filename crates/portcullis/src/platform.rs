@@ -143,8 +143,8 @@ pub trait PlatformEvents: Send + Sync {
 /// handlers); [`StdPlatform`](crate::std_platform::StdPlatform) gives each thread a slot for its life.
 ///
 /// # Safety
-/// What a CPU keeps in its slot is used without atomic read-modify-writes, and tables are freed when no slot is in use
-/// that may have seen them. So:
+/// A CPU uses the values in its slot without atomic read-modify-writes, and tables are freed when
+/// no slot is in use that may have seen them. So:
 ///
 /// - **A slot is lent to one caller at a time.** From the call of `f` until its return no other closure is given the same
 ///   slot: in no other thread, on no other CPU, and in no interrupt handler that interrupts `f`. (`f` itself never calls

@@ -21,7 +21,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     /// Returns whether it did. If not, nothing is changed, and [`map`](Self::map) does it or
     /// returns the error.
     ///
-    /// One walk, two stores for the turn, a load and a store for each entry. Never allocates or waits.
+    /// Costs one walk, two stores for the turn, a load and a store for each entry. Never allocates
+    /// or waits.
     ///
     /// # Safety
     /// As for [`map`](Self::map); and `slot` is one that `platform` has lent.

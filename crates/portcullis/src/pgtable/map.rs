@@ -1,5 +1,5 @@
-//! Entering translations: the way down, and leaves in runs. An entry that is in use is never
-//! overwritten.
+//! Entering translations: the way down, and leaves in runs. A call writes only to entries that it
+//! has found free.
 
 use super::format::{Attributes, Entry, Format, Layout, LeafSize};
 use super::split::is_broken;

@@ -140,7 +140,7 @@ unsafe impl Format for Riscv {
     }
 
     fn input_bits(&self) -> u32 {
-        // One less than the tables could have, or two more.
+        // One bit less than the tables could translate, or two more.
         12 + 9 * self.levels + 2 * u32::from(self.is_second_stage()) - u32::from(!self.is_second_stage())
     }
 

@@ -1,5 +1,5 @@
-//! The page table as its owner sees it: map, unmap, translate. No call changes a translation outside
-//! its range, and none keeps a slot for more than a bounded number of entries.
+//! The page table as its owner sees it: map, unmap, translate. No call changes a translation
+//! outside its range, and none keeps a slot for more than a bounded number of entries.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;

@@ -160,7 +160,8 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
     /// bytes, and also the entries that an earlier call could not confirm. Returns how many bytes
     /// devices do not reach any more.
     ///
-    /// One invalidation for each 64 entries; O(log n) for each. Allocates nothing. The caller holds no lock and no slot.
+    /// Costs one invalidation for each 64 entries; O(log n) for each. Allocates nothing. The caller
+    /// holds no lock and no slot.
     ///
     /// # Errors
     /// [`InvalidationError`]: devices may still reach the entries that could not be confirmed,

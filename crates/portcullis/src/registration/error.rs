@@ -75,13 +75,15 @@ pub enum AcquireError {
     /// The owner had a part of the range forgotten while it was being acquired.
     #[error("the {len:#x} bytes at {phys} were forgotten while they were being acquired")]
     Forgotten {
-        /// Where the range begins.
+        /// The address at which the range begins.
         phys: PhysAddr,
         /// Its length in bytes.
         len: u64,
     },
-    /// The same, but the hardware did not confirm that it is unmapped again: **devices may still reach it** until a
-    /// [`forget`](super::RegistrationCache::forget) or a [`trim`](super::RegistrationCache::trim) succeeds.
+    /// The range was forgotten in the same way, but the hardware did not confirm that it is
+    /// unmapped again: **devices may still reach it** until a
+    /// [`forget`](super::RegistrationCache::forget) or a [`trim`](super::RegistrationCache::trim)
+    /// succeeds.
     #[error("forgotten while it was being acquired, and devices may still reach it: {error}")]
     Unconfirmed {
         /// Why it was not confirmed.
@@ -115,9 +117,10 @@ pub enum ReleaseRegistrationError {
         /// The registration, to be released to its own cache.
         registration: Registration,
     },
-    /// It is released and was the last, but the hardware did not confirm that the range is unmapped: **devices may
-    /// still reach it** until a [`forget`](super::RegistrationCache::forget) or a
-    /// [`trim`](super::RegistrationCache::trim) succeeds.
+    /// The registration was the last and is released, but the hardware did not confirm that the
+    /// range is unmapped: **devices may still reach it** until a
+    /// [`forget`](super::RegistrationCache::forget) or a [`trim`](super::RegistrationCache::trim)
+    /// succeeds.
     #[error("released, but devices may still reach it: {error}")]
     Unconfirmed {
         /// Why it was not confirmed.

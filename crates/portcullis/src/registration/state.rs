@@ -355,7 +355,7 @@ impl State {
         }
     }
 
-    /// Updates the domain's count of what is open by what is open of an entry now.
+    /// Recomputes the bytes of an entry that the domain counts as open.
     fn recount(&mut self, slot: u32) {
         let entry = self.slots.at_mut(slot);
         let open = entry.open_now();

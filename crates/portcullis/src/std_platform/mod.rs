@@ -174,7 +174,7 @@ unsafe impl Platform for StdPlatform {
     #[inline(always)]
     fn with_slot_at_hand<R>(&self, f: impl FnOnce(&LocalSlot<'_>) -> R) -> Option<R> {
         let (id, slot) = Self::last();
-        // Where each turn needs a fence, one more call makes no difference.
+        // If each turn needs a fence, one more call makes no difference.
         (id == self.inner.at_hand).then(|| {
             // SAFETY: this thread has leased the slot, and `at_hand` is an identity only where `fence_all` interrupts all
             // threads.
@@ -227,7 +227,7 @@ mod tests {
 
     use super::*;
 
-    /// What a slot's owner does between its store and its load.
+    /// Returns whether the owner of `slot` needs no fence of its own.
     fn is_light(slot: &LocalSlot<'_>) -> bool {
         format!("{slot:?}").contains("light_fence: true")
     }
