@@ -204,6 +204,14 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         fence(Ordering::Release);
     }
 
+    /// Returns the address of a segment that the device reaches without a translation; `None` where there is one, and where
+    /// [`map_list`](Self::map_list) says why not.
+    #[inline]
+    pub(super) fn passed_through(&self, segment: PhysSegment) -> Option<Iova> {
+        let reached = !self.is_translated() && segment.last_byte(0).is_ok_and(|last| last.get() <= self.mask);
+        reached.then(|| Iova::new(segment.phys.get()))
+    }
+
     /// Maps one segment, if that is quickly done, and returns its pages; `None` where nothing is changed, and
     /// [`map_list`](Self::map_list) does it or says why not.
     ///

@@ -214,6 +214,14 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
                 // SAFETY: the caller's promise.
                 Lane::Ring(ring) => (unsafe { ring.map_at_hand(segment, direction) }, Kind::RING),
                 Lane::Direct | Lane::Batch(_) => {
+                    if let Some(first) = self.device.passed_through(*segment) {
+                        *place = DmaSegment { iova: first, len: segment.len };
+                        let ring = self.number | Kind::ALONE;
+                        return Ok((
+                            RawMapping { core: RingMapping { first, bytes: 0, neighbours: 0, ring } },
+                            1,
+                        ));
+                    }
                     // SAFETY: the caller's promise.
                     (unsafe { self.device.map_at_hand(*segment, direction) }, Kind::ALONE)
                 }
