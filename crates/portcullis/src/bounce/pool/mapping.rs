@@ -18,6 +18,7 @@ pub enum Way {
 }
 
 impl Way {
+    /// In the order of their numbers.
     pub(crate) const ALL: [Self; 4] = [Self::Slot, Self::SingleUse, Self::Split, Self::Direct];
 }
 

@@ -71,8 +71,7 @@ impl Kind {
     }
 
     fn bits_of(way: Option<Way>) -> u64 {
-        let number = way.and_then(|way| Way::ALL.iter().position(|each| *each == way));
-        number.map_or(0, |number| number as u64 + 1) << Self::WAY
+        way.map_or(0, |way| way as u64 + 1) << Self::WAY
     }
 
     /// What [`bits`](Self::bits) says, among others; `None` for what it never says.

@@ -237,8 +237,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         // SAFETY: the caller's promise.
         match unsafe { self.map_otherwise(list, direction, out) } {
             // Word by word: where both ways meet they are in registers, not in memory that a call was given.
-            Ok((RingMapping { first, bytes, neighbours, ring }, kind, used)) => {
-                let ring = ring | kind.bits();
+            Ok((used, RingMapping { first, bytes, neighbours, ring })) => {
                 Ok((RawMapping { core: RingMapping { first, bytes, neighbours, ring } }, used))
             }
             Err(error) => Err(error),
@@ -255,21 +254,9 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         list: &[PhysSegment],
         direction: Direction,
         out: &mut [DmaSegment],
-    ) -> Result<(RingMapping, Kind, usize), DmaMapError> {
-        let ring = self.number;
-        let (core, kind, used) = match &mut self.lane {
-            // SAFETY: the caller's promise.
-            Lane::Ring(in_ring) => match unsafe { in_ring.map_list_sg(list, direction, out) } {
-                Ok((core, used)) => (core, Kind::Ring, used),
-                // It never fits.
-                Err(RingError::Arena(ArenaError::Oversize { .. })) => {
-                    // SAFETY: the caller's promise.
-                    unsafe { self.map_list_alone(list, direction, out) }?
-                }
-                Err(error) => return Err(error.into()),
-            },
-            // SAFETY: the caller's promise.
-            Lane::Direct | Lane::Batch(_) => unsafe { self.map_list_alone(list, direction, out) }?,
+    ) -> Result<(usize, RingMapping), DmaMapError> {
+        let queue = self.number;
+        match &mut self.lane {
             Lane::Bounce(device) => {
                 let (needed, room) = (list.len(), out.len());
                 if room < needed {
@@ -277,26 +264,38 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
                 }
                 // SAFETY: the caller's promise.
                 let mapping = unsafe { device.map(list, direction, self.attributes) }?;
-                let used = mapping.write_segments(out);
-                let core = RingMapping { first: mapping.iova(), bytes: 0, neighbours: mapping.len(), ring };
-                (core, Kind::Pool(mapping.way()), used)
+                let ring = queue | Kind::Pool(mapping.way()).bits();
+                let (first, neighbours) = (mapping.iova(), mapping.len());
+                Ok((mapping.write_segments(out), RingMapping { first, bytes: 0, neighbours, ring }))
             }
             Lane::Auto(lane) => {
                 // SAFETY: the caller's promise; syncs are `&mut self`, so no two meet.
                 let (mapping, used) = unsafe { lane.map_toward(list, direction, self.attributes, out) }?;
-                let (core, way, timed) = mapping.into_parts(ring);
+                let (RingMapping { first, bytes, neighbours, .. }, way, timed) = mapping.into_parts(queue);
                 // There is a class for each power of two and direction; one that was not in eight bits would not count.
                 let timed = timed.and_then(|(class, choice)| Some((u8::try_from(class).ok()?, choice)));
-                (core, Kind::Auto { way, timed }, used)
+                let ring = queue | Kind::Auto { way, timed }.bits();
+                Ok((used, RingMapping { first, bytes, neighbours, ring }))
             }
             Lane::Swiotlb(copies) => {
                 // SAFETY: the caller's promise.
                 let (Copied { first, is_list, word }, used) = unsafe { copies.map(list, direction, out) }?;
-                let core = RingMapping { first, bytes: 0, neighbours: word, ring };
-                (core, Kind::Swiotlb { is_list }, used)
+                let ring = queue | Kind::Swiotlb { is_list }.bits();
+                Ok((used, RingMapping { first, bytes: 0, neighbours: word, ring }))
             }
-        };
-        Ok((core, kind, used))
+            // SAFETY: the caller's promise.
+            Lane::Ring(ring) => match unsafe { ring.map_list_sg(list, direction, out) } {
+                Ok((core, used)) => Ok((used, core)),
+                // It never fits.
+                Err(RingError::Arena(ArenaError::Oversize { .. })) => {
+                    // SAFETY: the caller's promise.
+                    Ok(unsafe { self.map_list_alone(list, direction, out) }?)
+                }
+                Err(error) => Err(error.into()),
+            },
+            // SAFETY: the caller's promise.
+            Lane::Direct | Lane::Batch(_) => Ok(unsafe { self.map_list_alone(list, direction, out) }?),
+        }
     }
 
     /// Maps a list by itself.
@@ -309,13 +308,13 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         list: &[PhysSegment],
         direction: Direction,
         out: &mut [DmaSegment],
-    ) -> Result<(RingMapping, Kind, usize), MapListError> {
+    ) -> Result<(usize, RingMapping), MapListError> {
         // SAFETY: the caller's promise.
         let (first, range, count) = unsafe { self.device.map_list_sg(list, direction, out) }?;
         let used = bytes_of(list.iter().map(|piece| piece.len));
         let neighbours = range.map_or(0, |range| range.len().saturating_sub(used));
         let bytes = range.map_or(0, IovaRange::len);
-        Ok((RingMapping { first, bytes, neighbours, ring: self.number }, Kind::Alone, count))
+        Ok((count, RingMapping { first, bytes, neighbours, ring: self.number | Kind::ALONE }))
     }
 
     /// Ends a mapping, or has it wait for its batch; with the last of a batch, commits.
