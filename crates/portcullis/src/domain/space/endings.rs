@@ -263,7 +263,9 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
                 oldest.into_iter().for_each(|oldest| self.give_back(slot, own, oldest));
                 Some(deferred)
             };
-            let deferred = self.space.with_own(slot, in_turn).unwrap_or_else(|| {
+            // With one queue for all CPUs a turn would find none.
+            let own = self.deferred.has_queue(0).then(|| self.space.with_own(slot, in_turn)).flatten();
+            let deferred = own.unwrap_or_else(|| {
                 let give_back =
                     |oldest| self.space.with_own(slot, |_, own| self.give_back(slot, own, oldest));
                 self.deferred.push_shared(waiting, &window, clock, give_back)
@@ -285,8 +287,11 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         neighbours: u64,
         window: impl Fn() -> Option<u64>,
     ) -> Option<Deferred> {
-        let (deferred, oldest) =
-            self.deferred.push(turn, Cleared { range, neighbours }, window, || self.platform.now_ns())?;
+        let (cleared, clock) = (Cleared { range, neighbours }, || self.platform.now_ns());
+        let Some((deferred, oldest)) = self.deferred.push(turn, cleared, &window, clock) else {
+            // Of one queue for all CPUs no visitor waits for turns, so a turn may wait for its lock.
+            return (!self.deferred.has_queue(0)).then(|| self.push_shared(slot, own, cleared, window));
+        };
         if let Some(oldest) = oldest
             && !self.space.put(own, oldest)
         {
@@ -296,6 +301,28 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
             self.books.with(slot, |page| self.count_unmap(page, neighbours));
         }
         Some(deferred)
+    }
+
+    /// The same where all CPUs have one queue.
+    #[inline(never)]
+    fn push_shared(
+        &self,
+        slot: &LocalSlot<'_>,
+        own: Own<'_>,
+        cleared: Cleared,
+        window: impl Fn() -> Option<u64>,
+    ) -> Deferred {
+        let give_back = |oldest| {
+            if !self.space.put(own, oldest) {
+                self.give_back_slowly(slot, own, oldest);
+            }
+        };
+        let deferred =
+            self.deferred.push_shared(cleared.waiting(), window, || self.platform.now_ns(), give_back);
+        if deferred.is_queued() {
+            self.books.with(slot, |page| self.count_unmap(page, cleared.neighbours));
+        }
+        deferred
     }
 
     #[cold]

@@ -206,7 +206,8 @@ impl DeferredQueue {
         Some(self.push_to(self.own.get(turn)?, Some(turn.index()), waiting, window, clock))
     }
 
-    /// The same in the queue that is shared, under its lock. The caller is in no turn. The oldest entry's addresses go to
+    /// The same in the queue that is shared, under its lock. The caller is in no turn, as visitors wait for turns; or no CPU has a
+    /// queue of its own, so that they wait for none. The oldest entry's addresses go to
     /// `reclaim` under the lock, too: so who takes all back finds them in the queue, or given back.
     pub fn push_shared(
         &self,
