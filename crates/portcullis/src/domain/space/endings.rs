@@ -154,7 +154,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     }
 
     /// The same where it must not wait.
-    #[inline]
+    // Always, as a strict unmap ends here: out of line it took a twentieth more.
+    #[inline(always)]
     fn end_cleared(&self, range: IovaRange, neighbours: u64) -> Result<(), UnmapError> {
         let changing = self.changing(range);
         let confirmed = self.mapper.sync_range(range);
@@ -304,6 +305,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     }
 
     /// The same where all CPUs have one queue.
+    #[cold]
     #[inline(never)]
     fn push_shared(
         &self,
