@@ -20,7 +20,8 @@ pub struct AtOnce;
 unsafe impl InvalidationQueue for AtOnce {
     #[inline(never)]
     fn invalidate(&self, domain: DomainId, invalidation: Invalidation) -> Result<(), InvalidationError> {
-        // By reference: what is read back in another size than it was written in stalls, and that is not the library's.
+        // By reference: the CPU would stall on a copy, which reads words that were written as bytes, and the stall would be
+        // taken for the library's.
         black_box((domain, &invalidation));
         Ok(())
     }

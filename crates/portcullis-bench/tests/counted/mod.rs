@@ -49,8 +49,7 @@ unsafe impl Frames for Heap {
     }
 }
 
-// SAFETY: no byte is written, and none is looked at, by a driver, a device or a CPU: that it was not written can be told by
-// nobody.
+// SAFETY: neither a driver nor a device nor a CPU reads a byte of this memory, so none of them sees that it was not written.
 unsafe impl CopyMemory for Heap {
     #[inline(never)]
     unsafe fn copy(&self, from: PhysAddr, to: PhysAddr, len: u64) {

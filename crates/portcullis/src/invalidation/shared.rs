@@ -7,7 +7,8 @@
 //!
 //! **Linger.** A leader that closes its batch at once leaves out the CPUs that come back from the batch before and have the
 //! next request ready a moment later: they would all wait twice as long. So the leader counts how many CPUs waited when the
-//! last batch was complete, and lingers for them: for as many rounds as have paid lately, [`LINGER`] at the most.
+//! last batch was complete, and lingers for them. It adapts the number of rounds to whether they came in time, up to
+//! [`LINGER`].
 //!
 //! **Bound.** A request is in a batch that begins at the latest when the one under way ends: two hardware waits
 //! at the most, however many CPUs there are, plus two more for each time that a batch holds requests for so many

@@ -1,7 +1,8 @@
 //! Turns: what a CPU does with its slot in one go, *marked* so that others can wait for its end or keep it from beginning.
 //!
-//! A lock costs its owner two atomic operations even when nobody else wants it. Here the owner only stores that its turn has
-//! begun and that it is over, and loads whether its values were *revoked*. All that is rare is done by others, in two ways:
+//! A lock costs its owner two atomic operations even when no other CPU contends for it. Here the owner only stores that its turn
+//! has begun and that it is over, and loads whether its values were *revoked*. The other CPUs, which come rarely, pay for the
+//! rest, in two ways:
 //!
 //! - They wait until the turns that had begun are over (the idea of read-copy-update): what a turn has found through a pointer
 //!   stays where it is until then. Such a turn is a [`Section`].
@@ -16,9 +17,9 @@
 //! [`fence_all`](Platform::fence_all) makes every CPU pass a full barrier: either the turn's store is before that barrier, and
 //! the other side sees it after, or its loads are after it, and see what was stored before.
 //!
-//! What a turn did is seen by whoever waited for its end: the store that ends it is a release, the load that finds out an
-//! acquire. So is the store that begins the next, by which the end of the one before may be found out: who revokes need not
-//! wait for that one, as it sees the revocation and is without values. A mark beside its value ([`Owned`](super::Owned)) does
+//! A CPU that has waited for a turn's end sees what the turn did: the store that ends the turn is a release, and the load that
+//! finds it ended an acquire. The store that begins the next turn is a release, too, as that load may find it in the first one's
+//! place: the CPU that revokes need not wait for the next turn, which sees the revocation and is without values. A mark beside its value ([`Owned`](super::Owned)) does
 //! not count its turns: there who revokes waits for a store that ends one, of that turn or of a later one, which is without the
 //! value and so as good as over. What was done to values meanwhile is seen by their owner: the store that ends a revocation is
 //! a release, the turn's load an acquire. So is the store that begins one: a turn that sees a revocation apart has all other

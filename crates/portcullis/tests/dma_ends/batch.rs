@@ -28,7 +28,7 @@ fn buffers_come_back_after_one_wait_and_are_unreachable_then() {
             let last = mappings.pop().unwrap();
             mappings.into_iter().for_each(|mapping| unmap(&mut queue, mapping));
             assert_eq!((queue.waiting(), bench.submissions()), (4, 0));
-            // The batch is the unit: what is cached is still used, and that is why there is no buffer yet.
+            // The batch is not complete: the device still writes through its cached translation, so no buffer has come back.
             assert!(bench.writes(iovas[0], 0));
             let buffers: Vec<_> = if commits {
                 unmap(&mut queue, last);

@@ -303,7 +303,7 @@ fn after_a_change_of_policy_nothing_is_left_that_was_unmapped_by_the_old_one() {
     change_of_policy(0);
 }
 
-/// The same of one that flushes know of, by which the CPU tells nobody anything.
+/// The same with a queue that flushes visit already: the CPU does not announce it again.
 #[test]
 fn nor_in_a_queue_that_is_in_use() {
     change_of_policy(1);

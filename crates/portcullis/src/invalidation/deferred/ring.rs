@@ -23,8 +23,8 @@ pub(super) struct Ring {
     safe: LocalU64,
     /// How many had been put in when the segment that is open began.
     opened: LocalU64,
-    /// The entry after so many is more than a few stores: the clock is read for it, or its segment ends with it. (For the first
-    /// of a segment it is, so a queue that is not announced has no other.)
+    /// When `tail` has reached this, the next push takes the slow way: it reads the clock, or ends the segment. The first push of
+    /// a segment always does; so a queue that is not announced has only slow pushes.
     busy_at: LocalU64,
     /// The window of the timer that runs; the longest there is where none does.
     timer_ns: LocalU64,
