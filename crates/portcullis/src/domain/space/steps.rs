@@ -8,8 +8,9 @@ use crate::addr::{Iova, IovaRange, Permissions, PhysAddr};
 use crate::broken::broken;
 use crate::domain::{MapListError, PhysSegment};
 use crate::invalidation::{Gather, InvalidationError, SLICE};
-use crate::iova::{ArenaError, IovaError, ReleaseError, RingArena, RingConfig};
+use crate::iova::{ArenaError, IovaError, Own, ReleaseError, RingArena, RingConfig};
 use crate::mapper::Mapper;
+use crate::percpu::Turn;
 use crate::pgtable::{MapError, Unmapped};
 use crate::platform::{LocalSlot, Platform};
 use crate::sync::Ordering;
@@ -126,7 +127,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         permissions: Permissions,
     ) -> bool {
         let link = |slot: &LocalSlot<'_>| {
-            let link = |turn: &crate::percpu::Turn<'_>, _: Option<crate::iova::Own<'_>>| {
+            let link = |turn: &Turn<'_>, _: Option<Own<'_>>| {
                 // SAFETY: the caller's promise.
                 unsafe { self.mapper.map_at_hand(turn, range, phys, permissions) }
             };
