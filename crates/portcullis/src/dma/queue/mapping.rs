@@ -208,3 +208,25 @@ unsafe impl DmaBuffer for Raw {
         match *self {}
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_is_told_by_its_bits() {
+        let ways = || Way::ALL.into_iter().map(Some).chain([None]);
+        let classes = || (0..u64::BITS as u8).flat_map(|class| [(class, Choice::Copy), (class, Choice::Map)]);
+        let timed = || classes().map(Some).chain([None]);
+        let auto = ways().flat_map(|way| timed().map(move |timed| Kind::Auto { way, timed }));
+        let kinds = [Kind::Alone, Kind::Ring]
+            .into_iter()
+            .chain(auto)
+            .chain(Way::ALL.into_iter().map(Kind::Pool))
+            .chain([false, true].map(|is_list| Kind::Swiotlb { is_list }));
+        for kind in kinds {
+            assert!(kind.bits() >> KIND_BITS == 0, "{kind:?} reaches into the queue's number");
+            assert_eq!(Kind::of(kind.bits()), Some(kind));
+        }
+    }
+}

@@ -210,27 +210,28 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         out: &mut [DmaSegment],
     ) -> Result<(RawMapping, usize), DmaMapError> {
         if let ([segment], [place, ..]) = (list, &mut *out) {
-            let (mapped, kind) = match &mut self.lane {
-                // SAFETY: the caller's promise.
-                Lane::Ring(ring) => (unsafe { ring.map_at_hand(segment, direction) }, Kind::RING),
-                Lane::Direct | Lane::Batch(_) => {
-                    if let Some(first) = self.device.passed_through(*segment) {
-                        *place = DmaSegment { iova: first, len: segment.len };
-                        let ring = self.number | Kind::ALONE;
-                        return Ok((
-                            RawMapping { core: RingMapping { first, bytes: 0, neighbours: 0, ring } },
-                            1,
-                        ));
-                    }
+            let alone = self.number | Kind::ALONE;
+            let mapped = match &mut self.lane {
+                Lane::Ring(ring) => {
                     // SAFETY: the caller's promise.
-                    (unsafe { self.device.map_at_hand(*segment, direction) }, Kind::ALONE)
+                    let range = unsafe { ring.map_at_hand(segment, direction) };
+                    range.map(|range| ring.mapped_at_hand(segment, range))
                 }
-                _ => (None, Kind::ALONE),
+                Lane::Direct | Lane::Batch(_) => match self.device.passed_through(*segment) {
+                    Some(first) => Some(RingMapping::untranslated(first, alone)),
+                    None => {
+                        // SAFETY: the caller's promise.
+                        let range = unsafe { self.device.map_at_hand(*segment, direction) };
+                        let new = |range| {
+                            RingMapping::new(self.device.first_of(*segment, range), range, segment.len, alone)
+                        };
+                        range.map(new)
+                    }
+                },
+                _ => None,
             };
-            if let Some(range) = mapped {
-                let first = self.device.first_of(*segment, range);
-                *place = DmaSegment { iova: first, len: segment.len };
-                let core = RingMapping::new(first, range, segment.len, self.number | kind);
+            if let Some(core) = mapped {
+                *place = DmaSegment { iova: core.first, len: segment.len };
                 return Ok((RawMapping { core }, 1));
             }
         }

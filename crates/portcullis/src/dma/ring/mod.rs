@@ -79,6 +79,12 @@ impl RingMapping {
         Some(IovaRange::inside(Iova::new(self.first.get() & !granule.offset_mask()), bytes))
     }
 
+    /// What begins at the memory's own address, as nothing is translated.
+    #[inline]
+    pub(super) fn untranslated(first: Iova, ring: u64) -> Self {
+        Self { first, bytes: 0, neighbours: 0, ring }
+    }
+
     /// The first of `list` is mapped to the beginning of `range`.
     #[inline]
     pub(super) fn new(first: Iova, range: IovaRange, used: u64, ring: u64) -> Self {
@@ -358,7 +364,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
                 return Err(MapListError::BeyondMask { last, mask }.into());
             }
             let first = Iova::new(first.phys.get());
-            return Ok(RingMapping { first, bytes: 0, neighbours: 0, ring: self.number });
+            return Ok(RingMapping::untranslated(first, self.number));
         };
         let domain = self.device.domain();
         let len = domain.pages_of(list)?;
