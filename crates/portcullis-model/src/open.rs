@@ -14,7 +14,7 @@ use std::sync::Arc;
 use portcullis::addr::{Direction, Iova, IovaRange, Permissions, PhysAddr};
 use portcullis::bounce::pool::{BounceError, BouncePool};
 use portcullis::dma::{DmaDevice, DmaSegment, RingError, RingMapping, StrictRing};
-use portcullis::domain::{Domain, MapListError, PhysSegment};
+use portcullis::domain::{Domain, Linked, MapListError, PhysSegment, Refused, Reserved};
 use portcullis::invalidation::{DeviceId, Gather, InvalidationError, InvalidationQueue};
 use portcullis::mapper::{Mapper, TableMapper};
 use portcullis::pgtable::{Attributes, Format, MapError, PageTable, Unmapped};
@@ -356,6 +356,32 @@ impl<M: Mapper + Simulated, P: Platform> OpenRing for StrictRing<M, P> {
     ) -> Result<(), RingError> {
         // SAFETY: as for `open`.
         unsafe { self.link(range, list, direction) }
+    }
+}
+
+/// [`Reserved`], addresses of simulated devices.
+pub trait OpenReserved<'d, M: Mapper, P: Platform> {
+    /// [`Reserved::link`].
+    ///
+    /// # Errors
+    /// As there.
+    fn open(
+        self,
+        list: &[PhysSegment],
+        permissions: Permissions,
+        unconfirmed: &mut Gather,
+    ) -> Result<Linked<'d, M, P>, Refused<'d, M, P>>;
+}
+
+impl<'d, M: Mapper + Simulated, P: Platform> OpenReserved<'d, M, P> for Reserved<'d, M, P> {
+    fn open(
+        self,
+        list: &[PhysSegment],
+        permissions: Permissions,
+        unconfirmed: &mut Gather,
+    ) -> Result<Linked<'d, M, P>, Refused<'d, M, P>> {
+        // SAFETY: only simulated devices reach it, and those only atomics.
+        unsafe { self.link(list, permissions, unconfirmed) }
     }
 }
 

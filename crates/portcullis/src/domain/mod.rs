@@ -11,8 +11,8 @@ pub use error::{DomainError, MapListError, UnmapError};
 pub use policies::Policies;
 pub(crate) use policy::{AtomicPolicy, PolicyWord};
 pub use policy::{Policy, PolicyError};
-pub(crate) use space::{Changing, Ending, LinkFailed, Tally, last_byte};
-pub use space::{Domain, DomainStats};
+pub(crate) use space::{Changing, Ending, Fate, LinkFailed, Tally, last_byte};
+pub use space::{Domain, DomainStats, Linked, Refused, Reserved, StillMapped, Unlinked};
 pub(crate) use view::DeviceView;
 
 use crate::addr::{Iova, PhysAddr};

@@ -2,12 +2,15 @@
 
 mod endings;
 mod guards;
+mod lifecycle;
 mod live;
 mod steps;
 
 pub(crate) use endings::Ending;
 pub(crate) use guards::Changing;
-pub(crate) use steps::{LinkFailed, Tally};
+pub(crate) use lifecycle::{Fate, LinkFailed};
+pub use lifecycle::{Linked, Refused, Reserved, StillMapped, Unlinked};
+pub(crate) use steps::Tally;
 
 use alloc::sync::{Arc, Weak};
 
@@ -20,7 +23,6 @@ use crate::invalidation::{DeferredQueue, Gather, InvalidationError};
 use crate::iova::{IovaError, IovaSpace, Own, SpaceConfig, SpaceUsage};
 use crate::mapper::Mapper;
 use crate::percpu::Marks;
-use crate::pgtable::MapError;
 use crate::platform::{LocalSlot, Platform, PlatformEvents};
 use crate::sync::AtomicU64;
 
@@ -157,16 +159,9 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
                 return Ok(range);
             }
         }
-        let changing = self.alloc(len, limit)?;
-        let range = changing.range();
-        let mut gather = Gather::new();
         // SAFETY: the caller's promise.
-        if let Err(error) = unsafe { self.enter(range, list, permissions, &mut gather) } {
-            return Err(self.undo(changing, error, gather));
-        }
-        self.platform.with_slot(|slot| self.books.of(slot).add(|book| &book.maps, 1));
-        changing.done();
-        IovaRange::new(range.start(), len).map_err(|_| MapListError::EmptyList)
+        let linked = unsafe { self.reserve(len, limit)?.link(list, permissions, &mut Gather::new()) };
+        linked.map(Linked::into_range).map_err(Refused::end)
     }
 
     /// Maps the pages of one segment, if that is quickly done: addresses out of the CPU's list, and a walk and some
@@ -256,8 +251,12 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         }
     }
 
-    /// Bytes of the pages that `list` touches; every sum that mapping it will need is checked here.
-    pub(crate) fn pages_of(&self, list: &[PhysSegment]) -> Result<u64, MapListError> {
+    /// Bytes of the pages that `list` touches: what it needs of addresses. O(segments).
+    ///
+    /// # Errors
+    /// [`MapListError`]: an empty list or segment, or one that runs past the end of the address space. Every sum that
+    /// mapping the list will need is checked here.
+    pub fn pages_of(&self, list: &[PhysSegment]) -> Result<u64, MapListError> {
         let mut total: u64 = 0;
         for (index, segment) in list.iter().enumerate() {
             let PhysSegment { phys, len } = *segment;
@@ -307,27 +306,6 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.deferred.reclaim(&self.platform, only, |slot, safe| {
             self.space.with_own(slot, |_, own| self.give_back(slot, own, safe));
         });
-    }
-
-    /// Gives up a range for which a map met `error`; `gather` holds what it had entered and removed again.
-    /// What to report.
-    #[cold]
-    fn undo(&self, changing: Changing<'_, M, P>, error: MapError, gather: Gather) -> MapListError {
-        let range = changing.range();
-        // A device may have used, and cached, what was entered for a moment.
-        let unconfirmed = self.mapper.sync(&gather).err();
-        if matches!(error, MapError::AlreadyMapped { .. }) {
-            // Somebody else's translation lies in our range: it must not be handed out again.
-            drop(changing);
-            if unconfirmed.is_some() {
-                self.leave_open(range.len());
-            }
-        } else if unconfirmed.is_none() {
-            self.with_turn(|slot, own| self.give_back(slot, own, changing.done()));
-        } else {
-            self.quarantine(changing);
-        }
-        unconfirmed.map_or(error.into(), |error| MapListError::Unconfirmed { error })
     }
 
     fn is_pending(&self) -> bool {

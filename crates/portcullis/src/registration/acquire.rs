@@ -8,7 +8,7 @@ use super::hands::{Entry, Hands, Lent, MakingRoom};
 use super::index::Span;
 use super::state::{Claim, Held, Step};
 use crate::addr::{Direction, Iova};
-use crate::domain::{LinkFailed, MapListError, PhysSegment, Tally};
+use crate::domain::{Fate, LinkFailed, MapListError, PhysSegment, Tally};
 use crate::invalidation::Gather;
 use crate::mapper::Mapper;
 use crate::platform::Platform;
@@ -126,7 +126,7 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
         // The entry is there already: if addresses are short, deferred unmaps are confirmed to free
         // some.
         let range = match domain.reserve(bytes, Iova::new(self.device.mask())) {
-            Ok(range) => range,
+            Ok(reserved) => reserved.into_range(),
             Err(error) => {
                 self.with(|state| {
                     hands.entry = Entry::None;
@@ -139,18 +139,19 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
         hands.entry = Entry::Mapping { slot, range: Some(range), removed: false };
         // SAFETY: the caller's promise.
         let linked = unsafe { domain.link(range, &[span.memory()], span.permissions(), &mut unconfirmed) };
-        if let Err(LinkFailed { error, unconfirmed, occupied }) = linked {
+        if let Err(LinkFailed { error, remains }) = linked {
+            let is_lost = remains.addresses() == Fate::Lost;
             // Another caller's translations may be there, which are left alone.
             hands.entry = Entry::Mapping { slot, range: Some(range), removed: true };
             let freed = self.with(|state| {
                 hands.entry = Entry::None;
                 let entry = state.slots.at_mut(slot);
-                (entry.range, entry.lost) = (Some(range), occupied);
-                state.not_mapped(slot, unconfirmed);
-                (!unconfirmed).then(|| domain.changing(range))
+                (entry.range, entry.lost) = (Some(range), is_lost);
+                state.not_mapped(slot, remains.reachable);
+                (!remains.reachable).then(|| domain.changing(range))
             });
             if let Some(freed) = freed {
-                self.give_back(freed.done(), occupied, 0);
+                self.give_back(freed.done(), is_lost, 0);
             }
             return Err(error.into());
         }

@@ -245,7 +245,7 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
         if lost {
             drop(domain.changing(range));
         } else {
-            domain.take_back(range, unmaps);
+            domain.take_back(domain.changing(range), unmaps);
         }
     }
 }
@@ -298,7 +298,7 @@ impl<M: Mapper, P: Platform> Drop for RegistrationCache<M, P> {
                     drop(range);
                     domain.leave_open(bytes);
                 }
-                false if confirmed => domain.take_back(range.done(), 1),
+                false if confirmed => domain.take_back(range, 1),
                 false => domain.quarantine(range),
             }
         }

@@ -3,6 +3,7 @@
 mod batch;
 mod bench;
 mod contract;
+mod lifecycle;
 mod oracle;
 #[path = "../queued/mod.rs"]
 mod queued;

@@ -131,7 +131,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         slots.extend((0..total).map(|_| Slot::new()));
         // Before there is something to give back, should the platform panic.
         let cpus = Owned::new(domain.platform().slots(), Cpu::default);
-        let region = domain.reserve(bare.bytes(), config.limit)?;
+        let region = domain.reserve(bare.bytes(), config.limit)?.into_range();
         let layout = bare.at(region.start().get());
         let depot = |class| Depot::new(layout.first(class), layout.first(class + 1));
         let pool = Arc::new(Self {

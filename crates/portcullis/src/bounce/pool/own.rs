@@ -11,7 +11,7 @@ use super::memory::copy_pieces;
 use super::single::{Parts, Phase, Single, find, remember};
 use super::slot::{Terms, Toward};
 use crate::addr::{Iova, IovaRange, PhysAddr};
-use crate::domain::{Ending as HowItEnds, MapListError, PhysSegment, Policy};
+use crate::domain::{Ending as HowItEnds, Fate, MapListError, PhysSegment, Policy};
 use crate::invalidation::Gather;
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
@@ -68,7 +68,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         // Each turn but the last gives up addresses of another mapping that somebody has ended by number.
         let single = loop {
             let range = match self.domain.reserve(bytes, limit) {
-                Ok(range) => range,
+                Ok(reserved) => reserved.into_range(),
                 Err(error) => {
                     // SAFETY: the parts' buffers came from `alloc` just now, and no device has them.
                     unsafe { self.free_parts(&parts) };
@@ -95,13 +95,14 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             claim.done();
             return Ok(single);
         };
-        if failed.unconfirmed {
+        let is_lost = failed.remains.addresses() == Fate::Lost;
+        if failed.remains.reachable {
             // A device may have met the buffers for a moment, and still know them: a later trim gives them back.
-            claim.set(start, Phase::Unconfirmed, failed.occupied);
+            claim.set(start, Phase::Unconfirmed, is_lost);
             claim.done();
             self.wait_for_trim(&single);
         } else {
-            claim.end(start, failed.occupied);
+            claim.end(start, is_lost);
             claim.done();
         }
         Err(failed.error.into())

@@ -5,7 +5,7 @@ use super::error::BounceMapError;
 use super::hands::{InHand, Populating};
 use super::slot::{Phase, Slot};
 use crate::addr::{Direction, PhysAddr};
-use crate::domain::PhysSegment;
+use crate::domain::{Fate, LinkFailed, PhysSegment};
 use crate::invalidation::Gather;
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, LocalSlot, Platform};
@@ -163,10 +163,11 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
                 populating.index = None;
                 Ok(())
             }
-            Err(failed) => {
-                if failed.unconfirmed {
+            Err(LinkFailed { error, remains }) => {
+                let is_lost = remains.addresses() == Fate::Lost;
+                if remains.reachable {
                     // A device may have met the buffer for a moment, and still know it.
-                    slot.set_phase(if failed.occupied { Phase::Lost } else { Phase::Retired });
+                    slot.set_phase(if is_lost { Phase::Lost } else { Phase::Retired });
                 } else {
                     slot.set_buffer(None);
                     slot.set_phase(Phase::Empty);
@@ -175,19 +176,18 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
                 }
                 self.with_depot(class, |depot| {
                     populating.index = None;
-                    // Somebody else's mapping: these addresses must not be used.
-                    depot.lost += u64::from(failed.occupied);
-                    if failed.unconfirmed {
+                    depot.lost += u64::from(is_lost);
+                    if remains.reachable {
                         depot.gained(1);
                         depot.put_retired(&self.slots, index);
-                    } else if !failed.occupied {
+                    } else if !is_lost {
                         depot.put_empty(&self.slots, index);
                     }
                 });
-                if failed.unconfirmed {
+                if remains.reachable {
                     self.look_later();
                 }
-                Err(failed.error.into())
+                Err(error.into())
             }
         }
     }

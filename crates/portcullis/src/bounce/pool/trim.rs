@@ -8,6 +8,7 @@ use super::depot::Depot;
 use super::hands::Evicted;
 use super::slot::Phase;
 use crate::addr::Direction;
+use crate::domain::Reserved;
 use crate::invalidation::{Gather, InvalidationError};
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
@@ -221,12 +222,12 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
 impl<M: Mapper, P: Platform, C: CopyMemory> Drop for BouncePool<M, P, C> {
     fn drop(&mut self) {
         let domain = Arc::clone(&self.domain);
-        let changing = domain.changing(self.region);
+        let region = Reserved::from_range(&domain, self.region);
         // A drop has no one to tell of a failure: what devices may still reach is leaked. `memory` is not dropped then, so that
         // it stays there.
         let Ok(lost) = self.leave() else { return };
         if lost == 0 {
-            domain.take_back(changing.done(), 0);
+            region.free();
         }
         // SAFETY: `self` is being dropped, and this is the only place that does it.
         unsafe { ManuallyDrop::drop(&mut self.memory) };

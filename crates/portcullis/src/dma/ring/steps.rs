@@ -8,7 +8,7 @@
 
 use super::{RingError, StrictRing};
 use crate::addr::{Direction, IovaRange};
-use crate::domain::{LinkFailed, PhysSegment, Tally};
+use crate::domain::{Fate, LinkFailed, PhysSegment, Tally};
 use crate::iova::RingArena;
 use crate::mapper::Mapper;
 use crate::pgtable::Unmapped;
@@ -166,15 +166,18 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
     /// What to do with `range`, reserved for a list that was not mapped.
     #[cold]
     pub(super) fn refused(&mut self, range: IovaRange, failed: LinkFailed) -> RingError {
-        let LinkFailed { error, unconfirmed, occupied } = failed;
-        if occupied {
-            // Somebody else has mapped here: nobody may use these addresses again, so they stay reserved.
-        } else if unconfirmed {
-            self.unconfirmed.push(range);
-        } else if let Some(arena) = &mut self.arena {
-            // It was reserved a moment ago.
-            let freed = arena.free(range);
-            debug_assert!(freed.is_ok());
+        let LinkFailed { error, remains } = failed;
+        match remains.addresses() {
+            // They stay reserved.
+            Fate::Lost => {}
+            Fate::Held => self.unconfirmed.push(range),
+            Fate::Free => {
+                if let Some(arena) = &mut self.arena {
+                    // It was reserved a moment ago.
+                    let freed = arena.free(range);
+                    debug_assert!(freed.is_ok());
+                }
+            }
         }
         error.into()
     }

@@ -13,7 +13,7 @@ use crate::platform::Platform;
 /// is mapped there, so they are never handed out again.
 #[must_use = "dropping it gives the addresses up"]
 pub(crate) struct Changing<'a, M: Mapper, P: Platform> {
-    domain: &'a Domain<M, P>,
+    pub(super) domain: &'a Domain<M, P>,
     range: IovaRange,
 }
 

@@ -4,26 +4,16 @@ use alloc::vec::Vec;
 
 use super::guards::Unsure;
 use super::{Changing, Domain};
-use crate::addr::{Iova, IovaRange, Permissions, PhysAddr};
+use crate::addr::{IovaRange, Permissions, PhysAddr};
 use crate::broken::broken;
-use crate::domain::{MapListError, PhysSegment};
-use crate::invalidation::{Gather, InvalidationError, SLICE};
-use crate::iova::{ArenaError, IovaError, Own, ReleaseError, RingArena, RingConfig};
+use crate::domain::PhysSegment;
+use crate::invalidation::{Gather, SLICE};
+use crate::iova::{ArenaError, Own, ReleaseError, RingArena, RingConfig};
 use crate::mapper::Mapper;
 use crate::percpu::Turn;
 use crate::pgtable::{MapError, Unmapped};
 use crate::platform::{LocalSlot, Platform};
 use crate::sync::Ordering;
-
-/// A list that was not entered into a caller's own range.
-pub(crate) struct LinkFailed {
-    /// Why.
-    pub error: MapListError,
-    /// A part of it must still be confirmed before the range is used again, and was added to the caller's gather.
-    pub unconfirmed: bool,
-    /// Somebody else's translation lies in the range, which must not be used again at all.
-    pub occupied: bool,
-}
 
 /// What has happened in a ring since it last said so.
 #[derive(Debug, Clone, Copy, Default)]
@@ -54,12 +44,6 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         let result = arena.release(&self.space, &self.platform);
         changing.done();
         result
-    }
-
-    /// Addresses for `len` bytes at or below `limit`, to [link](Self::link) memory to. They go back with
-    /// [`take_back`](Self::take_back).
-    pub(crate) fn reserve(&self, len: u64, limit: Iova) -> Result<IovaRange, IovaError> {
-        self.alloc(len, limit).map(Changing::done)
     }
 
     /// Enters the pages of `list`, which [`pages_of`](Self::pages_of) has checked, into `range`. Where table
@@ -93,27 +77,6 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         }
     }
 
-    /// Maps the pages of a checked `list` to `range`, which the caller has to itself. Counts nothing. Adds to
-    /// `unconfirmed` what was entered, removed again, and not confirmed.
-    ///
-    /// # Safety
-    /// As for [`map`](Self::map), until what was [unlinked](Self::unlink) is [confirmed](Self::confirm).
-    #[inline]
-    pub(crate) unsafe fn link(
-        &self,
-        range: IovaRange,
-        list: &[PhysSegment],
-        permissions: Permissions,
-        unconfirmed: &mut Gather,
-    ) -> Result<(), LinkFailed> {
-        let (unsure, mut gather) = (Unsure(unconfirmed), Gather::new());
-        // SAFETY: the caller's promise.
-        let entered = unsafe { self.enter(range, list, permissions, &mut gather) };
-        let linked = entered.map_err(|error| self.link_failed(error, &gather, unsure.0));
-        unsure.done();
-        linked
-    }
-
     /// Maps the pages at `phys` to `range`, which the caller has to itself, if that is quickly done; else nothing
     /// is changed, and [`link`](Self::link) does it. Counts nothing.
     ///
@@ -136,19 +99,6 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.platform.with_slot_at_hand(link).flatten() == Some(true)
     }
 
-    #[cold]
-    fn link_failed(&self, error: MapError, gather: &Gather, unconfirmed: &mut Gather) -> LinkFailed {
-        let occupied = matches!(error, MapError::AlreadyMapped { .. });
-        // A device may have used, and cached, what was entered for a moment.
-        match self.mapper.sync(gather) {
-            Ok(()) => LinkFailed { error: error.into(), unconfirmed: false, occupied },
-            Err(error) => {
-                unconfirmed.merge(gather);
-                LinkFailed { error: MapListError::Unconfirmed { error }, unconfirmed: true, occupied }
-            }
-        }
-    }
-
     /// Removes the translations of `range` and adds them to `gather`: everything, where not all of it was mapped. What was
     /// mapped, and what still is.
     #[inline]
@@ -163,14 +113,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         unmapped
     }
 
-    /// Waits until no device reaches what is in `gather`.
-    pub(crate) fn confirm(&self, gather: &Gather) -> Result<(), InvalidationError> {
-        self.mapper.sync(gather)
-    }
-
-    /// Gives back the addresses of `range`, whose unmaps are confirmed, and counted as so many.
-    pub(crate) fn take_back(&self, range: IovaRange, unmaps: u64) {
-        let changing = self.changing(range);
+    /// Gives back addresses whose unmaps are confirmed, and counts `unmaps` of them.
+    pub(crate) fn take_back(&self, changing: Changing<'_, M, P>, unmaps: u64) {
         self.with_turn(|slot, own| {
             self.books.of(slot).add(|book| &book.unmaps, unmaps);
             self.give_back(slot, own, changing.done());
