@@ -27,12 +27,12 @@ const DESCRIPTORS: u32 = 512;
 const BARS: [(&str, u64); 10] = [
     ("raw-1", 500),
     ("direct-1", 505),
-    ("direct-typed-1", 545),
+    ("direct-typed-1", 520),
     ("direct-dyn-1", 585),
     ("passthrough-1", 55),
     ("strict-ring-1", 330),
     ("ring-1", 353),
-    ("ring-typed-1", 404),
+    ("ring-typed-1", 375),
     ("ring-dyn-1", 425),
     ("batch-1", 600),
 ];

@@ -21,7 +21,9 @@ pub struct RawMapping {
     /// the neighbours, or its list's index.
     ///
     /// Mappings move through memory, and a CPU forwards a word from its store to the load that follows; a load that takes
-    /// together what several stores wrote, as of an enum and its bytes, stalls for about 15 cycles.
+    /// together what several stores wrote, as of an enum and its bytes, stalls for about 15 cycles. A map stores the words one by
+    /// one. An unmap loads them so, too, as long as it gives no function the mapping's address: one that did would first copy the
+    /// mapping to a place of its own, two words in a load.
     pub(super) core: RingMapping,
 }
 

@@ -20,7 +20,7 @@ use self::swiotlb::{Copied, Copies, Side};
 use super::device::bytes_of;
 use super::ring::number;
 use super::{AdaptiveUnmap, AdaptiveUnmapError, DmaBuffer, DmaSegment, RingError, RingMapping, RingUnmap};
-use crate::addr::{Direction, IovaRange};
+use crate::addr::{Direction, Iova, IovaRange};
 use crate::bounce::pool::{Attributes, BounceError};
 use crate::bounce::swiotlb::MappingError;
 use crate::domain::{Ending, MapListError, PhysSegment, PolicyWord, UnmapError};
@@ -209,31 +209,12 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         direction: Direction,
         out: &mut [DmaSegment],
     ) -> Result<(RawMapping, usize), DmaMapError> {
-        if let ([segment], [place, ..]) = (list, &mut *out) {
-            let alone = self.number | Kind::ALONE;
-            let mapped = match &mut self.lane {
-                Lane::Ring(ring) => {
-                    // SAFETY: the caller's promise.
-                    let range = unsafe { ring.map_at_hand(segment, direction) };
-                    range.map(|range| ring.mapped_at_hand(segment, range))
-                }
-                Lane::Direct | Lane::Batch(_) => match self.device.passed_through(*segment) {
-                    Some(first) => Some(RingMapping::untranslated(first, alone)),
-                    None => {
-                        // SAFETY: the caller's promise.
-                        let range = unsafe { self.device.map_at_hand(*segment, direction) };
-                        let new = |range| {
-                            RingMapping::new(self.device.first_of(*segment, range), range, segment.len, alone)
-                        };
-                        range.map(new)
-                    }
-                },
-                _ => None,
-            };
-            if let Some(core) = mapped {
-                *place = DmaSegment { iova: core.first, len: segment.len };
-                return Ok((RawMapping { core }, 1));
-            }
+        if let ([segment], [place, ..]) = (list, &mut *out)
+            // SAFETY: the caller's promise.
+            && let Some(core) = unsafe { self.map_at_hand(*segment, direction) }
+        {
+            *place = DmaSegment { iova: core.first, len: segment.len };
+            return Ok((RawMapping { core }, 1));
         }
         // SAFETY: the caller's promise.
         match unsafe { self.map_otherwise(list, direction, out) } {
@@ -242,6 +223,32 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
                 Ok((RawMapping { core: RingMapping { first, bytes, neighbours, ring } }, used))
             }
             Err(error) => Err(error),
+        }
+    }
+
+    /// Maps one segment, if that is quickly done. Else nothing is changed.
+    ///
+    /// # Safety
+    /// As [`map_raw`](Self::map_raw).
+    #[inline(always)]
+    unsafe fn map_at_hand(&mut self, segment: PhysSegment, direction: Direction) -> Option<RingMapping> {
+        let alone = self.number | Kind::ALONE;
+        match &mut self.lane {
+            Lane::Ring(ring) => {
+                // SAFETY: the caller's promise.
+                let range = unsafe { ring.map_at_hand(segment, direction) };
+                range.map(|range| ring.mapped_at_hand(segment, range))
+            }
+            Lane::Direct | Lane::Batch(_) => match self.device.passed_through(segment) {
+                Some(first) => Some(RingMapping::untranslated(first, alone)),
+                None => {
+                    // SAFETY: the caller's promise.
+                    let range = unsafe { self.device.map_at_hand(segment, direction) };
+                    let first = |range| self.device.first_of(segment, range);
+                    range.map(|range| RingMapping::new(first(range), range, segment.len, alone))
+                }
+            },
+            _ => None,
         }
     }
 
@@ -332,6 +339,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     /// [`RawNotUnmapped`]. A mapping of another queue comes back with it, and is untouched.
     #[inline(always)]
     pub fn unmap_raw(&mut self, mapping: RawMapping) -> Result<RawEnded, RawNotUnmapped> {
+        // Functions that are not in line are given its words, not its address: see `RawMapping`.
         let made = mapping.core.ring;
         match &mut self.lane {
             Lane::Ring(ring) if made == self.number | Kind::RING => match ring.unmap(mapping.core) {
@@ -348,20 +356,32 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
                     Err(error) => Err(self.not_ended(error, error.into())),
                 }
             }
-            Lane::Batch(_) if made == self.number | Kind::ALONE => self.unmap_in_batch(mapping),
-            _ => self.unmap_otherwise(mapping),
+            Lane::Batch(_) if made == self.number | Kind::ALONE => {
+                let RingMapping { first, bytes, neighbours, ring } = mapping.core;
+                self.unmap_in_batch(first, bytes, neighbours, ring)
+            }
+            _ => {
+                let RingMapping { first, bytes, neighbours, ring } = mapping.core;
+                self.unmap_otherwise(first, bytes, neighbours, ring)
+            }
         }
     }
 
     /// The ends of mappings that are not short.
     #[inline(never)]
-    fn unmap_otherwise(&mut self, mapping: RawMapping) -> Result<RawEnded, RawNotUnmapped> {
+    fn unmap_otherwise(
+        &mut self,
+        first: Iova,
+        bytes: u64,
+        neighbours: u64,
+        ring: u64,
+    ) -> Result<RawEnded, RawNotUnmapped> {
+        let mapping = RawMapping { core: RingMapping { first, bytes, neighbours, ring } };
         if mapping.queue() != self.number {
             return Err(foreign(mapping));
         }
         let kind = mapping.kind();
         let RawMapping { core } = mapping;
-        let RingMapping { first, neighbours, .. } = core;
         match (&mut self.lane, kind) {
             (Lane::Bounce(device), Kind::Pool(_)) => {
                 // SAFETY: this had the only token of the mapping, which exists once: no other unmap and, as they borrow it, no
@@ -410,14 +430,20 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     }
 
     #[inline(never)]
-    fn unmap_in_batch(&mut self, mapping: RawMapping) -> Result<RawEnded, RawNotUnmapped> {
+    fn unmap_in_batch(
+        &mut self,
+        first: Iova,
+        bytes: u64,
+        neighbours: u64,
+        ring: u64,
+    ) -> Result<RawEnded, RawNotUnmapped> {
+        let mapping = RawMapping { core: RingMapping { first, bytes, neighbours, ring } };
         let Lane::Batch(batch) = &mut self.lane else { return Err(foreign(mapping)) };
         if batch.is_full()
             && let Err(error) = batch.commit()
         {
             return Err(not_committed(Some(mapping.core), error.into()));
         }
-        let RingMapping { bytes, neighbours, .. } = mapping.core;
         let (range, used) = (mapping.core.range(self.device.domain().granule()), bytes - neighbours);
         if let Err(error) = batch.unlink(range, used) {
             // Where somebody had removed a part by number, the commit invalidates all of it all the same. What is still mapped

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::addr::{Direction, Iova};
 use crate::bounce::pool::Way;
-use crate::dma::{DmaBuffer, DmaSegment};
+use crate::dma::{DmaBuffer, DmaSegment, RingMapping};
 use crate::domain::{DeviceView, PhysSegment};
 
 #[allow(clippy::result_large_err, reason = "a mapping that is refused comes back in place")]
@@ -26,19 +26,37 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         // The memory is the buffer's alone, of the machine, and is accessed as a device's may be (`DmaBuffer`); the buffer is given
         // back or dropped only after what ends the mapping, or leaked; and the mapping is in nobody else's hands.
         let mapped = match buffer.segments() {
-            list @ [_] => {
-                let mut out = [DmaSegment::default()];
+            // It returns from here with its words in registers, as what the other ways return is in memory; and they are
+            // given a copy of the segment, as a buffer whose address is known lies in memory, too.
+            // SAFETY: see above.
+            [segment] => match unsafe { self.map_at_hand(*segment, direction) } {
+                Some(core) => return Ok(Mapping { raw: RawMapping { core }, buffer }),
                 // SAFETY: see above.
-                unsafe { self.map_raw(list, direction, &mut out) }.map(|(raw, _)| raw)
-            }
+                None => unsafe { self.map_segment(*segment, direction) },
+            },
             // SAFETY: see above.
             list => unsafe { self.map_pieces(list, direction) },
         };
         match mapped {
-            Ok(raw) => Ok(Mapping { raw, buffer }),
+            Ok(core) => Ok(Mapping { raw: RawMapping { core }, buffer }),
             Err(error) if error.may_be_reached() => Err(NotMapped { buffer: None, error }),
             Err(error) => Err(NotMapped { buffer: Some(ManuallyDrop::into_inner(buffer)), error }),
         }
+    }
+
+    /// Maps one segment that was not at hand.
+    ///
+    /// # Safety
+    /// As [`map_raw`](Self::map_raw).
+    #[inline(never)]
+    unsafe fn map_segment(
+        &mut self,
+        segment: PhysSegment,
+        direction: Direction,
+    ) -> Result<RingMapping, DmaMapError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.map_otherwise(&[segment], direction, &mut [DmaSegment::default()]) }
+            .map(|(_, core)| core)
     }
 
     /// # Safety
@@ -48,13 +66,13 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         &mut self,
         list: &[PhysSegment],
         direction: Direction,
-    ) -> Result<RawMapping, DmaMapError> {
+    ) -> Result<RingMapping, DmaMapError> {
         let mut out = core::mem::take(&mut self.scratch);
         out.resize(list.len(), DmaSegment::default());
         // SAFETY: the caller's promise.
         let mapped = unsafe { self.map_raw(list, direction, &mut out) };
         self.scratch = out;
-        mapped.map(|(raw, _)| raw)
+        mapped.map(|(raw, _)| raw.core)
     }
 
     /// The buffer of a mapping as the device sees it, for its descriptors, in order.
@@ -104,7 +122,19 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
                 self.keep(buffer);
                 Ok(Ended::Flushed(self.buffers.drain(..)))
             }
-            Err(failed) => Err(self.not_unmapped(failed, buffer)),
+            // In line, as a function would know the buffer by its address.
+            Err(RawNotUnmapped { mapping, waits, error }) => {
+                let mapping = match mapping {
+                    Some(raw) => Some(Mapping { raw, buffer }),
+                    None => {
+                        if waits {
+                            self.keep(buffer);
+                        }
+                        None
+                    }
+                };
+                Err(NotUnmapped { mapping, error })
+            }
         }
     }
 
@@ -116,20 +146,6 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         if self.buffers.len() < self.buffers.capacity() || self.buffers.try_reserve(1).is_ok() {
             self.buffers.push(ManuallyDrop::into_inner(buffer));
         }
-    }
-
-    #[cold]
-    fn not_unmapped(&mut self, failed: RawNotUnmapped, buffer: ManuallyDrop<B>) -> NotUnmapped<B> {
-        let RawNotUnmapped { mapping, waits, error } = failed;
-        let mapping = match mapping {
-            Some(raw) => Some(Mapping { raw, buffer }),
-            None if waits => {
-                self.keep(buffer);
-                None
-            }
-            None => None,
-        };
-        NotUnmapped { mapping, error }
     }
 
     /// Waits until the device reaches nothing that was unmapped, and gives back all buffers that wait: for a queue that falls

@@ -249,9 +249,9 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
     ) -> Result<(RingMapping, usize), RingError> {
         if let ([segment], [first, ..]) = (list, &mut *out)
             // SAFETY: the caller's promise.
-            && let Some(range) = unsafe { self.map_at_hand(segment, direction) }
+            && let Some(range) = unsafe { self.map_at_hand(*segment, direction) }
         {
-            let mapping = self.mapped_at_hand(segment, range);
+            let mapping = self.mapped_at_hand(*segment, range);
             *first = DmaSegment { iova: mapping.first, len: segment.len };
             return Ok((mapping, 1));
         }
@@ -300,9 +300,9 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
     ) -> Result<RingMapping, RingError> {
         if let [segment] = list
             // SAFETY: the caller's promise.
-            && let Some(range) = unsafe { self.map_at_hand(segment, direction) }
+            && let Some(range) = unsafe { self.map_at_hand(*segment, direction) }
         {
-            return Ok(self.mapped_at_hand(segment, range));
+            return Ok(self.mapped_at_hand(*segment, range));
         }
         // As in `map_sg`. SAFETY: the caller's promise.
         let RingMapping { first, bytes, neighbours, ring } = unsafe { self.map_list(list, direction) }?;
@@ -311,8 +311,8 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
 
     /// What [`map_at_hand`](Self::map_at_hand) mapped to the pages of `range`.
     #[inline]
-    pub(super) fn mapped_at_hand(&self, segment: &PhysSegment, range: IovaRange) -> RingMapping {
-        RingMapping::new(self.device.first_of(*segment, range), range, segment.len, self.number)
+    pub(super) fn mapped_at_hand(&self, segment: PhysSegment, range: IovaRange) -> RingMapping {
+        RingMapping::new(self.device.first_of(segment, range), range, segment.len, self.number)
     }
 
     /// Maps one segment, if that is quickly done, and returns its pages. Else nothing is changed.
@@ -323,12 +323,12 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
     #[inline(never)]
     pub(super) unsafe fn map_at_hand(
         &mut self,
-        segment: &PhysSegment,
+        segment: PhysSegment,
         direction: Direction,
     ) -> Option<IovaRange> {
         let arena = self.arena.as_mut()?;
         let granule = arena.granule();
-        let PhysSegment { phys, len } = *segment;
+        let PhysSegment { phys, len } = segment;
         let offset = phys.page_offset(granule);
         // A segment of no bytes, and one that wraps, are refused elsewhere.
         phys.checked_add(NonZeroU64::new(len)?.get() - 1)?;
