@@ -316,17 +316,6 @@ pub trait OpenRing {
         direction: Direction,
         out: &mut [DmaSegment],
     ) -> Result<(RingMapping, usize), RingError>;
-
-    /// [`StrictRing::link`].
-    ///
-    /// # Errors
-    /// As there.
-    fn open_link(
-        &mut self,
-        range: IovaRange,
-        list: &[PhysSegment],
-        direction: Direction,
-    ) -> Result<(), RingError>;
 }
 
 impl<M: Mapper + Simulated, P: Platform> OpenRing for StrictRing<M, P> {
@@ -345,17 +334,6 @@ impl<M: Mapper + Simulated, P: Platform> OpenRing for StrictRing<M, P> {
     ) -> Result<(RingMapping, usize), RingError> {
         // SAFETY: as for `open`.
         unsafe { self.map_sg(list, direction, out) }
-    }
-
-    #[inline]
-    fn open_link(
-        &mut self,
-        range: IovaRange,
-        list: &[PhysSegment],
-        direction: Direction,
-    ) -> Result<(), RingError> {
-        // SAFETY: as for `open`.
-        unsafe { self.link(range, list, direction) }
     }
 }
 

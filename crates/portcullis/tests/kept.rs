@@ -60,22 +60,6 @@ fn a_part_of_a_large_page_that_cannot_be_split_is_still_mapped() {
     }
 }
 
-#[test]
-fn a_ring_says_so_and_goes_on_when_there_is_memory() {
-    let bench = Bench::new(Policy::Strict);
-    let mut ring = StrictRing::new(&bench.device, StrictRingConfig::new(4, LARGE, 1)).unwrap();
-    let range = ring.reserve(LARGE).unwrap();
-    ring.open_link(range, &LIST, BOTH).unwrap();
-    let part = part(range, 5);
-    bench.memory.fail_after(1);
-    assert_eq!(ring.unlink(part), Err(RingError::StillMapped { range: part, kept: PAGE }));
-    ring.commit().unwrap();
-    assert!(bench.reads(part.start()));
-    ring.unlink(part).unwrap();
-    ring.commit().unwrap();
-    assert!(!bench.reads(part.start()) && bench.reads(range.start()));
-}
-
 type Tables = TableMapper<Arc<Memory>, portcullis_model::Queue>;
 
 /// A mapper that does not remove what it is asked to, while it is stuck.

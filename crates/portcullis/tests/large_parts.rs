@@ -6,8 +6,7 @@ mod rig;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use portcullis::addr::{Direction, Iova, IovaRange, Permissions, PhysAddr};
-use portcullis::dma::{DmaDevice, StrictRing, StrictRingConfig};
+use portcullis::addr::{Iova, IovaRange, Permissions, PhysAddr};
 use portcullis::domain::{Domain, PhysSegment, Policy, UnmapError};
 use portcullis::invalidation::{DomainId, InvalidationError};
 use portcullis::mapper::TableMapper;
@@ -222,35 +221,4 @@ impl Try for Lazily {
 #[test]
 fn nor_that_it_waits_for_a_flush() {
     everywhere(&Lazily);
-}
-
-#[test]
-fn parts_that_a_ring_unlinks_are_out_of_reach_after_its_commit() {
-    for device_tlb in [false, true] {
-        let (format, tables) =
-            (VtdSecondStage::new(4, 3, 48).unwrap(), TableFormat::VtdSecondStage { levels: 4 });
-        let machine = Machine::new(format, tables, LARGE, device_tlb);
-        let device = DmaDevice::new(Arc::clone(&machine.domain), u64::MAX);
-        let config = StrictRingConfig { colour: Some(0), ..StrictRingConfig::new(2, LARGE, 2) };
-        let mut ring = StrictRing::new(&device, config).unwrap();
-        let range = ring.reserve(LARGE).unwrap();
-        assert_eq!(range.start().get() % LARGE, 0);
-        let part =
-            |offset: u64, len: u64| IovaRange::new(range.start().checked_add(offset).unwrap(), len).unwrap();
-        let list = [PhysSegment { phys: PhysAddr::new(PHYS + LARGE), len: LARGE }];
-        // SAFETY: the memory is the device's alone.
-        unsafe { ring.link(range, &list, Direction::Bidirectional) }.unwrap();
-        assert!(machine.reaches(range));
-        let mut gone = 0;
-        for pages in [1, 3, 64, 444] {
-            let next = part(gone, pages * PAGE);
-            ring.unlink(next).unwrap();
-            ring.commit().unwrap();
-            assert!(!machine.reaches(next), "{next}");
-            gone += pages * PAGE;
-            assert!(gone == LARGE || machine.reaches(part(gone, LARGE - gone)));
-        }
-        ring.release(range).unwrap();
-        assert!(ring.close().is_ok());
-    }
 }

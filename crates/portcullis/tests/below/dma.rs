@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use portcullis::addr::{Direction, Iova, Permissions, PhysAddr};
 use portcullis::dma::{BatchError, CoherentMemory, DmaSegment, RawBatch};
-use portcullis::domain::{PhysSegment, Policy, UnmapError};
+use portcullis::domain::{PhysSegment, Policy, Refused, UnmapError};
+use portcullis::invalidation::Gather;
 use portcullis::platform::Frames;
 
 use crate::faults::Mode;
@@ -26,6 +27,34 @@ fn domain(world: &World) -> Work {
         // SAFETY: no CPU reaches the buffers, and each is given up only where its unmap says so.
         let range = unsafe { domain.map(&list, Permissions::READ_WRITE, limit) }?;
         domain.unmap(range)?;
+        drop(std::mem::ManuallyDrop::into_inner(buffers));
+        Ok(())
+    })
+}
+
+/// The same step by step.
+fn steps(world: &World) -> Work {
+    let (domain, hostile, limit) =
+        (Arc::clone(&world.domain), Arc::clone(&world.hostile), Iova::new(world.device.mask()));
+    Box::new(move || {
+        let buffers = std::mem::ManuallyDrop::new([hostile.buffer(1), hostile.buffer(3)]);
+        let list = buffers.each_ref().map(Owned::segment);
+        let mut gather = Gather::new();
+        let reserved = domain.reserve(domain.pages_of(&list)?, limit)?;
+        // SAFETY: no CPU reaches the buffers, and each is given up only where its unlink is confirmed.
+        let linked = unsafe { reserved.link(&list, Permissions::READ_WRITE, &mut gather) };
+        let linked = linked.map_err(Refused::end)?;
+        let unlinked = match linked.unlink(&mut gather) {
+            Ok(unlinked) => unlinked,
+            Err(still) => return Err(format!("{} bytes are still mapped", still.kept).into()),
+        };
+        match domain.confirm(&gather) {
+            Ok(()) => unlinked.free(),
+            Err(error) => {
+                unlinked.quarantine();
+                return Err(error.into());
+            }
+        }
         drop(std::mem::ManuallyDrop::into_inner(buffers));
         Ok(())
     })
@@ -115,6 +144,7 @@ fn dma() {
     all(&[
         Scenario::new("domain", domain),
         Scenario::new("domain, lazily", domain).lazily(),
+        Scenario::new("steps", steps),
         Scenario::new("raw", raw),
         Scenario::new("raw, lazily", raw).lazily(),
         Scenario::new("raw batch", raw_batch),

@@ -1,10 +1,9 @@
-//! Strict rings: whole descriptors, and the steps that they are made of.
+//! Strict rings.
 
 use std::mem::ManuallyDrop;
 
 use portcullis::addr::Direction;
 use portcullis::dma::{DmaSegment, RingMapping, RingUnmap, StrictRing, StrictRingConfig};
-use portcullis::domain::PhysSegment;
 
 use crate::hostile::Owned;
 use crate::run::{M, Scenario, Work, World, all};
@@ -104,24 +103,6 @@ fn life(world: &World) -> Work {
     })
 }
 
-fn steps(world: &World) -> Work {
-    let mut ring = StrictRing::new(&world.device, StrictRingConfig::new(64, 4096, 4)).unwrap();
-    let hostile = std::sync::Arc::clone(&world.hostile);
-    Box::new(move || {
-        let buffers = ManuallyDrop::new([hostile.buffer(1), hostile.buffer(1)]);
-        let range = ring.reserve(2 * 4096)?;
-        let list = buffers.each_ref().map(Owned::segment);
-        let list: [PhysSegment; 2] = list;
-        // SAFETY: no CPU reaches the buffers, and they are given up only where a commit says so.
-        unsafe { ring.link(range, &list, BOTH) }?;
-        ring.unlink(range)?;
-        ring.commit()?;
-        ring.release(range)?;
-        drop(ManuallyDrop::into_inner(buffers));
-        Ok(())
-    })
-}
-
 #[test]
 fn rings() {
     all(&[
@@ -129,6 +110,5 @@ fn rings() {
         Scenario::new("ring, lazily", ring).lazily(),
         Scenario::new("ring: lists", list),
         Scenario::new("ring: life", life),
-        Scenario::new("ring: steps", steps),
     ]);
 }

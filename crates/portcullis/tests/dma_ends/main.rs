@@ -11,5 +11,4 @@ mod queues;
 #[path = "../rig/mod.rs"]
 mod rig;
 mod ring;
-mod steps;
 mod strangers;

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use portcullis::addr::{Direction, Iova, IovaRange, PhysAddr};
-use portcullis::dma::{BatchError, RawBatch, StrictRing, StrictRingConfig};
-use portcullis::domain::{Policy, UnmapError};
+use portcullis::addr::{Direction, Iova, IovaRange, PageSize, PhysAddr};
+use portcullis::dma::{BatchError, RawBatch, RingUnmap, StrictRing, StrictRingConfig};
+use portcullis::domain::{Linked, PhysSegment, Policy, Refused, UnmapError};
 use portcullis::invalidation::{DomainId, Gather};
 use portcullis::mapper::{Mapper, TableMapper};
 use portcullis::pgtable::{AmdV1, Arm, ArmStage, Format, PageTable};
@@ -65,15 +65,22 @@ fn what_another_has_cleared_of_a_range_is_forgotten_with_it() {
         for way in 0..4 {
             let bench = Bench::new(Policy::Strict);
             let mut ring = StrictRing::new(&bench.device, StrictRingConfig::new(64, PAGE, 2)).unwrap();
+            let mut descriptor = None;
             let whole = match way {
                 0 | 1 => map(&bench, 4),
                 _ => {
-                    let whole = ring.reserve(4 * PAGE).unwrap();
                     let memory = bench.memory.alloc(4).unwrap();
-                    let list = [portcullis::domain::PhysSegment { phys: memory, len: 4 * PAGE }];
-                    // SAFETY: the memory is simulated, and stays.
-                    unsafe { ring.link(whole, &list, BOTH) }.unwrap();
-                    whole
+                    let list = [PhysSegment { phys: memory, len: 4 * PAGE }];
+                    if way == 2 {
+                        // SAFETY: the memory is simulated, and stays.
+                        let mapping = unsafe { ring.map(&list, BOTH) }.unwrap();
+                        descriptor.insert(mapping).range(PageSize::SIZE_4K).unwrap()
+                    } else {
+                        let reserved = bench.domain.reserve(4 * PAGE, Iova::new(u64::MAX)).unwrap();
+                        // SAFETY: the memory is simulated, and stays.
+                        let linked = unsafe { reserved.link(&list, BOTH.permissions(), &mut Gather::new()) };
+                        linked.map_err(Refused::end).unwrap().into_range()
+                    }
                 }
             };
             let first = whole.start();
@@ -91,9 +98,17 @@ fn what_another_has_cleared_of_a_range_is_forgotten_with_it() {
                     assert!(matches!(result, Err(BatchError::Unmap(UnmapError::NotMapped { .. }))));
                     batch.commit().unwrap();
                 }
-                _ => {
-                    assert!(ring.unlink(whole).is_err());
+                2 => {
+                    assert_eq!(ring.unmap(descriptor.take().unwrap()).unwrap(), RingUnmap::Waiting);
                     ring.commit().unwrap();
+                }
+                _ => {
+                    let mut gather = Gather::new();
+                    let unlinked = Linked::from_range(&bench.domain, whole).unlink(&mut gather);
+                    let unlinked = unlinked.map_err(|still| still.kept).unwrap();
+                    assert!(unlinked.is_lost());
+                    bench.domain.confirm(&gather).unwrap();
+                    unlinked.free();
                 }
             }
             for number in 0..4 {

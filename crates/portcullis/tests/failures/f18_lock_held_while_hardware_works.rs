@@ -168,8 +168,6 @@ fn everything<Q: InvalidationQueue>(rig: &Rig<Q>, alone: bool) -> Vec<Step> {
         Box::new(move || {
             let mapping = ring.open(&[page(3)], Direction::Bidirectional).unwrap();
             assert_eq!(ring.unmap(mapping).unwrap(), RingUnmap::Waiting);
-            let range = ring.reserve(PAGE).unwrap();
-            ring.release(range).unwrap();
         }),
     );
     let one = device.clone();

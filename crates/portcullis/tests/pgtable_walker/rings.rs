@@ -1,4 +1,4 @@
-//! Rings, their steps and batches over tables of any geometry: what is live leads to its own memory, and what was
+//! Rings, batches, and the steps of mappings over tables of any geometry: what is live leads to its own memory, and what was
 //! committed leads nowhere, by tables and caches.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,9 +8,9 @@ use portcullis::addr::{Direction, Iova, Permissions, PhysAddr};
 use portcullis::dma::{
     DmaDevice, MOST_IN_BATCH, RawBatch, RingMapping, RingUnmap, StrictRing, StrictRingConfig,
 };
-use portcullis::domain::{Domain, PhysSegment, Policy};
-use portcullis::invalidation::{DeviceId, DomainId};
-use portcullis::mapper::TableMapper;
+use portcullis::domain::{Domain, PhysSegment, Policy, Refused, Reserved};
+use portcullis::invalidation::{DeviceId, DomainId, Gather};
+use portcullis::mapper::{Mapper, TableMapper};
 use portcullis::pgtable::{Format, Layout, PageTable};
 use portcullis::platform::Platform;
 use portcullis::std_platform::StdPlatform;
@@ -122,7 +122,7 @@ impl<X: Format> Queues<X> {
         );
         if let Ok(mut ring) = ring {
             self.walk_ring(&mut ring, steps, dice);
-            self.walk_steps(&mut ring, steps / 4, dice);
+            self.walk_steps(steps / 4, dice);
             assert!(ring.close().is_ok());
         }
         self.walk_batches(steps, dice);
@@ -184,19 +184,17 @@ impl<X: Format> Queues<X> {
         }
     }
 
-    /// Reservations that are linked in parts and unlinked in others: what is in between stays.
-    fn walk_steps(
-        &mut self,
-        ring: &mut StrictRing<TableMapper<Arc<Memory>, Queue, X>, Arc<StdPlatform>>,
-        steps: u64,
-        dice: &mut Dice,
-    ) {
+    /// Lists that are linked as a whole, and removed in parts by the mapper: what is in between stays.
+    fn walk_steps(&mut self, steps: u64, dice: &mut Dice) {
+        let domain = Arc::clone(self.device.domain());
         for _ in 0..steps {
             let list = self.list(dice, 30);
             let len: u64 = list.iter().map(|piece| piece.len).sum();
-            let range = ring.reserve(len).unwrap();
+            let reserved = domain.reserve(len, Iova::new(self.device.mask())).unwrap();
+            let mut gather = Gather::new();
             // SAFETY: what is reached through the software IOMMU is simulated memory, where nothing is unsound.
-            unsafe { ring.link(range, &list, Direction::Bidirectional) }.unwrap();
+            let linked = unsafe { reserved.link(&list, Permissions::READ_WRITE, &mut gather) };
+            let range = linked.map_err(Refused::end).unwrap().into_range();
             self.note(range.start(), &list, Direction::Bidirectional);
             self.look();
             let pages = len / Self::GRANULE;
@@ -208,12 +206,14 @@ impl<X: Format> Queues<X> {
                     continue;
                 }
                 let (first, len) = (first + from * Self::GRANULE, (to - from) * Self::GRANULE);
-                ring.unlink(super::machine::range(first, len)).unwrap();
-                ring.commit().unwrap();
+                let part = super::machine::range(first, len);
+                assert_eq!(domain.mapper().unmap(&*PLATFORM, part, &mut gather).bytes, len);
+                domain.confirm(&gather).unwrap();
+                gather.clear();
                 self.forget(first, len, true);
                 self.look();
             }
-            ring.release(range).unwrap();
+            Reserved::from_range(&domain, range).free();
         }
     }
 

@@ -2,14 +2,13 @@
 
 use std::sync::Arc;
 
-use portcullis::addr::{Direction, Iova, IovaRange, Permissions, PhysAddr};
-use portcullis::dma::{StrictRing, StrictRingConfig};
+use portcullis::addr::{Iova, IovaRange, Permissions, PhysAddr};
 use portcullis::domain::PhysSegment;
 use portcullis::pgtable::{Arm, ArmStage, Format, PageTable, Riscv, RiscvMode};
 use portcullis::platform::Platform;
 use portcullis::std_platform::StdPlatform;
 use portcullis_model::Memory;
-use portcullis_model::open::{OpenDomain, OpenRing, OpenTable};
+use portcullis_model::open::{OpenDomain, OpenTable};
 
 use crate::machine::{Machine, PAGE, vtd};
 
@@ -39,22 +38,6 @@ fn what_is_unmapped_in_parts_of_granules_is_refused_or_out_of_reach() {
         assert!(reached() > 0);
         let unmapped = domain.unmap(part);
         assert!(unmapped.is_err() || reached() == 0, "{part}: {unmapped:?}, and {} reached", reached());
-    }
-}
-
-#[test]
-fn what_a_ring_unlinks_in_parts_of_granules_is_refused_or_out_of_reach() {
-    for cut in [0x800, 0x1800, 0x1001, 0x2fff] {
-        let machine = Machine::<true>::new();
-        let mut ring = StrictRing::new(&machine.device, StrictRingConfig::new(8, 4 * PAGE, 1)).unwrap();
-        let range = ring.reserve(4 * PAGE).unwrap();
-        ring.open_link(range, &LIST, Direction::Bidirectional).unwrap();
-        assert_eq!(machine.reached(range.start(), 4 * PAGE), 4);
-        let unlinked = [part(range, 0, cut), part(range, cut, 4 * PAGE - cut)].map(|part| ring.unlink(part));
-        let committed = ring.commit();
-        let is_refused = committed.is_err() || unlinked.iter().any(Result::is_err);
-        let reached = machine.reached(range.start(), 4 * PAGE);
-        assert!(is_refused || reached == 0, "{cut:#x}: {unlinked:?}, {committed:?}, and {reached} reached");
     }
 }
 

@@ -14,6 +14,7 @@ mod inner_format;
 mod cleaning;
 mod granules;
 mod late;
+mod lifecycle;
 mod losses;
 mod machine;
 mod pages;
@@ -22,7 +23,7 @@ mod parts;
 mod queued;
 #[path = "../rig/mod.rs"]
 mod rig;
-mod ring_steps;
+
 mod singles;
 mod steps;
 mod visits;

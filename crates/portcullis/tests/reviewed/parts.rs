@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use portcullis::addr::{Direction, Iova, IovaRange, Permissions, PhysAddr};
-use portcullis::dma::{BatchError, RawBatch, RingError, RingUnmap, StrictRing, StrictRingConfig};
+use portcullis::dma::{BatchError, RawBatch, RingUnmap, StrictRing, StrictRingConfig};
 use portcullis::domain::{MapListError, PhysSegment, Policy, UnmapError};
 use portcullis::invalidation::{Gather, InvalidationError};
 use portcullis::registration::{Keep, RegistrationCache, RegistrationLimits};
@@ -37,21 +37,6 @@ fn in_parts<S>(begin: impl Fn(&Driver) -> (S, IovaRange), end: impl Fn(&Driver, 
         assert_eq!(reached(), 0, "pages are reached after their ends in parts of {part:#x} bytes");
         other.commit().unwrap();
     }
-}
-
-/// `StrictRing::unlink`: "the commit covers all of the range all the same".
-#[test]
-fn what_a_ring_unlinks_in_parts_is_out_of_reach_though_another_has_removed_the_large_page() {
-    let begin = |rig: &Driver| {
-        let mut ring = StrictRing::new(&rig.device, StrictRingConfig::new(4, LARGE, 1)).unwrap();
-        let range = ring.reserve(LARGE).unwrap();
-        ring.open_link(range, &[MEMORY], BOTH).unwrap();
-        (ring, range)
-    };
-    in_parts(begin, |_, ring, part| {
-        assert_eq!(ring.unlink(part), Err(RingError::NotMapped { range: part, unmapped: 0 }));
-        ring.commit().unwrap();
-    });
 }
 
 fn by_number(rig: &Driver) -> IovaRange {

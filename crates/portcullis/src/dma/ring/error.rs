@@ -26,45 +26,23 @@ pub enum RingError {
     /// The list cannot be mapped: nothing of it is.
     #[error(transparent)]
     Map(#[from] MapListError),
-    /// The range does not lie inside the ring, or the descriptor at it is another ring's.
+    /// The descriptor at this range is another ring's.
     #[error("{range} is not of this ring")]
     Foreign {
         /// What was named.
         range: IovaRange,
     },
-    /// The pages of a list are not as many as those of the range that they were to be linked to.
-    #[error("{list:#x} bytes of pages for {range}")]
-    Length {
-        /// The range.
-        range: IovaRange,
-        /// Bytes of the pages.
-        list: u64,
-    },
-    /// Only a part of the range was mapped; that is unmapped, and the next commit covers all of the range.
-    #[error("unlinking {range}: only {unmapped:#x} bytes of it were mapped")]
-    NotMapped {
-        /// What was to be unlinked.
-        range: IovaRange,
-        /// Bytes that were.
-        unmapped: u64,
-    },
     /// A part of a large page was to be cleared, and the page could not be split: for want of memory, or as the hardware
     /// did not confirm. **Devices still reach `kept` bytes of the range**, whatever a commit says, until another call
-    /// clears them: an `unlink` of the same range, or, for descriptors that wait, the next commit.
-    #[error("unlinking {range}: devices still reach {kept:#x} bytes of it")]
+    /// clears them: the next commit.
+    #[error("unmapping {range}: devices still reach {kept:#x} bytes of it")]
     StillMapped {
         /// What was to be cleared.
         range: IovaRange,
         /// Bytes that still are mapped.
         kept: u64,
     },
-    /// What was unlinked is not confirmed yet: a commit must come first.
-    #[error("{range} cannot be released before a commit")]
-    NotCommitted {
-        /// What was to be released.
-        range: IovaRange,
-    },
-    /// The device's addresses are not translated: there is nothing to reserve, to link or to unlink.
+    /// The device's addresses are not translated: no descriptor of a ring with addresses is of this one.
     #[error("a ring of a device without translation has no addresses of its own")]
     Untranslated,
     /// The pool that was to copy for a ring is another domain's, whose addresses mean something else to the device.

@@ -1,7 +1,7 @@
 //! Strict protection for a queue whose descriptors come and go in order, near the price of none.
 
+mod commit;
 mod error;
-mod steps;
 
 use alloc::vec::Vec;
 use core::num::NonZeroU64;
@@ -117,9 +117,8 @@ pub enum RingUnmap {
 /// leaves only, so that the paging-structure caches are kept) covers all. In any other order they are sorted; that
 /// costs O(n log n) for a batch of n, and more requests where others are mapped in between, still with one wait.
 ///
-/// It belongs to whoever owns the queue, one CPU at a time. What it is made of are steps of their own:
-/// [`reserve`](Self::reserve), [`link`](Self::link), [`unlink`](Self::unlink), [`commit`](Self::commit),
-/// [`release`](Self::release), for a driver whose descriptors, mappings and unmaps are of different sizes.
+/// It belongs to the owner of the queue: one CPU at a time calls it. A driver whose mappings and unmaps are of different sizes
+/// builds its queue of a domain's [steps](crate::domain::Reserved).
 ///
 /// ```
 /// # #[cfg(feature = "std")]
@@ -185,8 +184,6 @@ pub struct StrictRing<M: Mapper, P: Platform> {
     closing: u64,
     /// What the domain has not been told yet.
     tally: Tally,
-    /// Something was linked or released by the steps: what is reserved does not say what is mapped.
-    by_steps: bool,
 }
 
 impl<M: Mapper, P: Platform> StrictRing<M, P> {
@@ -222,7 +219,6 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
             unconfirmed: Vec::new(),
             closing: 0,
             tally: Tally::default(),
-            by_steps: false,
         })
     }
 
@@ -491,16 +487,14 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         self.arena.as_ref()
     }
 
-    /// Commits, and gives the addresses back to the domain. All descriptors must be unmapped. What was
-    /// [released](Self::release) although it was linked is unmapped, and waited for, before: where anything was linked or released by the steps, all
-    /// of the ring is looked through, with one more wait.
+    /// Commits, and gives the addresses back to the domain. All descriptors must be unmapped.
     ///
     /// # Errors
     /// [`RingError::Unconfirmed`], or [`RingError::Arena`] with [`ArenaError::InUse`] while descriptors are mapped;
     /// with the ring, as it was.
     #[allow(clippy::result_large_err, reason = "the ring comes back in place, once in its life")]
     pub fn close(mut self) -> Result<(), (Self, RingError)> {
-        if let Err(error) = self.end() {
+        if let Err(error) = self.commit() {
             return Err((self, error));
         }
         match self.arena.take().map(|arena| self.device.domain().release_ring(arena)) {
@@ -519,13 +513,13 @@ impl<M: Mapper, P: Platform> Drop for StrictRing<M, P> {
     fn drop(&mut self) {
         let device = self.device.clone();
         let changing = self.arena.as_ref().map(|arena| device.domain().changing(arena.range()));
-        let ended = self.end();
+        let ended = self.commit();
         let Some((arena, changing)) = self.arena.take().zip(changing) else { return };
         if ended.is_err() {
             device.domain().settle(core::mem::take(&mut self.tally));
-            // What was opened stays so, until a flush is confirmed, and its addresses are not used again. More may be mapped
-            // than is reserved, or less: this counts all that may be.
-            let bytes = if self.by_steps { arena.range().len() } else { arena.in_use() };
+            // What was opened stays so, until a flush is confirmed, and its addresses are not used again. Less may be mapped than
+            // is reserved: this counts all that may be.
+            let bytes = arena.in_use();
             drop(changing);
             return device.domain().leave_open(bytes);
         }

@@ -1,0 +1,93 @@
+//! How descriptors that were unmapped end: all of a batch together.
+
+use super::{RingError, StrictRing};
+use crate::addr::IovaRange;
+use crate::domain::{Fate, LinkFailed, Tally};
+use crate::mapper::Mapper;
+use crate::platform::Platform;
+
+/// A descriptor that is unmapped while a whole batch waits. Dropped where the commit panics.
+struct Last<'a, M: Mapper, P: Platform> {
+    ring: &'a mut StrictRing<M, P>,
+    range: IovaRange,
+}
+
+impl<M: Mapper, P: Platform> Drop for Last<'_, M, P> {
+    fn drop(&mut self) {
+        self.ring.waiting.push(self.range);
+        self.ring.unmapped += 1;
+    }
+}
+
+impl<M: Mapper, P: Platform> StrictRing<M, P> {
+    /// Waits until no device reaches anything that was unmapped before, and frees the descriptors' addresses. Returns how many
+    /// descriptors those are.
+    ///
+    /// Clears what waits, a walk for each run of neighbours and lowest table; then one submission to the hardware
+    /// (see [`StrictRing`]), none where nothing waits. Allocates nothing. The caller holds no lock and no slot.
+    ///
+    /// # Errors
+    /// [`RingError::Unconfirmed`], [`RingError::StillMapped`]: all that waits goes on waiting, and can be committed
+    /// again.
+    pub fn commit(&mut self) -> Result<usize, RingError> {
+        self.clear_waiting()?;
+        let domain = self.device.domain();
+        if let Err(error) = domain.confirm(&self.unlinked) {
+            return Err(RingError::Unconfirmed { descriptors: self.waiting(), error });
+        }
+        self.unlinked.clear();
+        let unmaps = core::mem::take(&mut self.unmapped);
+        if let Some(arena) = &mut self.arena {
+            self.waiting.drain(..).chain(self.unconfirmed.drain(..)).for_each(|run| arena.free_run(run));
+            let tally = core::mem::take(&mut self.tally);
+            let closed = core::mem::take(&mut self.closing);
+            domain.settle(Tally { unmaps: unmaps as u64, closed, ..tally });
+        }
+        Ok(unmaps)
+    }
+
+    /// Commits a whole batch that waits, before `range` can wait, too. Where that panics, `range` waits like the others,
+    /// for nobody else knows of it any more.
+    #[cold]
+    pub(super) fn commit_before(&mut self, range: IovaRange) -> Result<(), RingError> {
+        let last = Last { ring: self, range };
+        let result = last.ring.commit();
+        core::mem::forget(last);
+        result.map(|_| ())
+    }
+
+    /// What to do with `range`, reserved for a list that was not mapped.
+    #[cold]
+    pub(super) fn refused(&mut self, range: IovaRange, failed: LinkFailed) -> RingError {
+        let LinkFailed { error, remains } = failed;
+        match remains.addresses() {
+            // They stay reserved.
+            Fate::Lost => {}
+            Fate::Held => self.unconfirmed.push(range),
+            Fate::Free => {
+                if let Some(arena) = &mut self.arena {
+                    // It was reserved a moment ago.
+                    let freed = arena.free(range);
+                    debug_assert!(freed.is_ok());
+                }
+            }
+        }
+        error.into()
+    }
+
+    /// Clears the descriptors that wait, neighbours together.
+    fn clear_waiting(&mut self) -> Result<(), RingError> {
+        if !self.waiting.is_sorted_by_key(|range| range.start()) {
+            self.waiting.sort_unstable_by_key(|range| range.start());
+        }
+        self.waiting.dedup_by(|next, run| run.joined(*next).map(|joined| *run = joined).is_some());
+        for index in 0..self.waiting.len() {
+            let range = self.waiting[index];
+            let kept = self.device.domain().unlink(range, &mut self.unlinked).kept;
+            if kept > 0 {
+                return Err(RingError::StillMapped { range, kept });
+            }
+        }
+        Ok(())
+    }
+}
