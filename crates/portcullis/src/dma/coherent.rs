@@ -49,13 +49,13 @@ impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
         let count = usize::try_from(rounded / FRAME_SIZE).unwrap_or(usize::MAX);
         let phys = frames.alloc(count).ok_or(CoherentError::OutOfMemory { frames: count })?;
         let len = count as u64 * FRAME_SIZE;
-        // Where a call below panics, the device may reach them: then they are nobody's.
+        // Where a call below panics, the device may reach them: then they are never freed.
         let frames = ManuallyDrop::new(frames);
         // SAFETY: the frames are this value's alone, in whole granules, accessed as atomics only, and freed after a strict
         // unmap or never.
         match unsafe { device.map_single(phys, len, Direction::Bidirectional) } {
             Ok(iova) => Ok(Self { device: ManuallyDrop::new(device.clone()), frames, phys, count, iova }),
-            // The device may reach them: they are nobody's from now on.
+            // The device may reach them: they are never freed.
             Err(error @ MapListError::Unconfirmed { .. }) => Err(error.into()),
             Err(error) => {
                 let frames = ManuallyDrop::into_inner(frames);
@@ -123,7 +123,7 @@ impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
 
 impl<F: Frames, M: Mapper, P: Platform> Drop for CoherentMemory<F, M, P> {
     fn drop(&mut self) {
-        // Where it fails the memory is left alone for good; nobody is here to be told.
+        // Where it fails the memory is left alone for good; a drop has no caller to tell.
         let _ = self.release();
     }
 }

@@ -96,8 +96,8 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
     /// [`MapListError`], with nothing mapped.
     ///
     /// # Safety
-    /// As for [`Domain::map`]. Under passthrough the device reaches all of memory, mapped or not, and that is for whoever
-    /// attached it so to answer for.
+    /// As for [`Domain::map`]. Under passthrough the device reaches all of memory, mapped or not: the caller that attached it
+    /// so answers for that.
     pub unsafe fn map_single(
         &self,
         phys: PhysAddr,
@@ -131,7 +131,7 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         self.end_beside(range, range.len().saturating_sub(used))
     }
 
-    /// The same of a buffer beside which so many bytes of the pages are not its own.
+    /// The same of a buffer beside which `neighbours` bytes of the pages are not its own.
     #[inline]
     pub(super) fn end_beside(&self, range: IovaRange, neighbours: u64) -> Result<(), UnmapError> {
         self.domain.end(range, Ending { neighbours, exception: || self.exception.word() })

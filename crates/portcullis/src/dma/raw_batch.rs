@@ -52,12 +52,12 @@ pub enum BatchError {
 ///
 /// A batch holds a fixed number of mappings, [`MOST_IN_BATCH`] at the most, and refuses further ones, so that
 /// nothing is committed behind its user's back. It belongs to one CPU at a time, as `&mut` says. It never
-/// commits by itself but in `drop`: bounding the time until a commit is up to whoever fills it.
+/// commits by itself but in `drop`: its user bounds the time until a commit.
 #[derive(Debug)]
 pub struct RawBatch<M: Mapper, P: Platform> {
     domain: Arc<Domain<M, P>>,
     /// Cleared, and complete: their addresses go back after the commit. But for the first ones: those a mapper has
-    /// panicked at, so that nobody knows what is mapped there.
+    /// panicked at, so that it is not known what is mapped there.
     ranges: Vec<IovaRange>,
     /// How many those are.
     torn: usize,
@@ -144,14 +144,14 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
         core::mem::forget(unlinking);
         let Unmapped { bytes, kept, .. } = unmapped;
         if bytes > 0 {
-            // Else they went with whoever unmapped all of it before.
+            // Else they went with the call that unmapped all of it before.
             self.neighbours = self.neighbours.saturating_add(range.len().saturating_sub(used));
         }
         if bytes == range.len() {
             self.ranges.push(range);
             return Ok(());
         }
-        // Nobody knows whose addresses these are.
+        // It is not known whose addresses these are.
         self.domain.lose(bytes);
         self.parts = self.parts.saturating_add(bytes);
         if kept > 0 {
@@ -223,8 +223,8 @@ impl<M: Mapper, P: Platform> Drop for Leaving<'_, M, P> {
 }
 
 /// Commits. Where the hardware does not confirm, the addresses stay out of use until a later flush of the
-/// domain is confirmed; the memory may be reached until then, and nobody is here to be told: commit before. Where
-/// something below panics, the addresses are given up.
+/// domain is confirmed; the memory may be reached until then, and a drop has no caller to tell: commit before.
+/// Where something below panics, the addresses are given up.
 impl<M: Mapper, P: Platform> Drop for RawBatch<M, P> {
     fn drop(&mut self) {
         let leaving = Leaving(self);

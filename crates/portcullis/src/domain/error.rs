@@ -78,7 +78,7 @@ pub enum MapListError {
 #[non_exhaustive]
 pub enum UnmapError {
     /// Only a part of the range (or nothing) was mapped. That part is unmapped and unreachable; its addresses
-    /// are never used again, as nobody knows what they belonged to.
+    /// are never used again, as the library cannot know what they belonged to.
     #[error("unmapping {range}: only {unmapped:#x} bytes of it were mapped")]
     NotMapped {
         /// What was to be unmapped.

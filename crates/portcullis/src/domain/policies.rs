@@ -127,8 +127,8 @@ impl Policies {
     fn change(&self, change: impl FnOnce(&mut State) -> Option<DeviceId>) -> Result<(), PolicyError> {
         // Stored under the lock, so that changes reach every domain in one order; flushed without it, as a flush
         // waits for hardware, and dropped without it, should these be the last handles. Also where nothing has changed:
-        // whoever asks again after a failure, or while somebody else's change goes on, is to be sure when the call
-        // returns.
+        // a caller that asks again after a failure, or while another's change goes on, is to be sure when the
+        // call returns.
         let mut result = Ok(());
         // A domain of several devices once: it is concerned by one of them, or by all as what follows the default.
         let mut told: Vec<(Arc<dyn Governed>, bool)> = Vec::new();
@@ -168,7 +168,7 @@ impl State {
         domain: &dyn Governed,
     ) -> Result<bool, PolicyError> {
         let own = self.policy_for(device);
-        // Else passthrough would be lost in a stricter one, and nobody told.
+        // Else passthrough would be lost in a stricter one, and no caller told.
         domain.may_have(own)?;
         let its = self.governed.iter().filter(|(_, other)| Weak::ptr_eq(other, weak));
         let strictest = |one: Policy, other: Policy| if one.is_weaker_than(other) { other } else { one };

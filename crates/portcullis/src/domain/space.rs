@@ -133,8 +133,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// where the address space is exhausted or a failed call must be undone.
     ///
     /// # Errors
-    /// [`MapListError`]: nothing is mapped. Nothing is lost either, but for the addresses in which somebody
-    /// else's mapping was met.
+    /// [`MapListError`]: nothing is mapped. Nothing is lost either, but for the addresses in which another's
+    /// mapping was met.
     ///
     /// # Safety
     /// **The memory is the caller's to open to every device of the domain, for as long as it is mapped**: until an
@@ -338,7 +338,7 @@ impl<M: Mapper, P: Platform> PlatformEvents for Domain<M, P> {
         if !self.is_due() {
             return;
         }
-        // Still reachable should this fail or panic: tried again later, as nobody is here to be told.
+        // Should this fail or panic, devices still reach them: it is tried again later, as no caller is here to be told.
         let again = Again(self);
         if !self.deferred.timer(&self.platform) || self.flush().is_ok() {
             core::mem::forget(again);

@@ -18,7 +18,7 @@ pub(super) const MOST_PAGES: u64 = 1 << OWNER_SHIFT;
 pub(super) const END_PAGE: u64 = 1 << 52;
 
 /// The word of a range that is in nobody's hands.
-pub(super) const NOBODY: u64 = 0;
+pub(super) const NO_GROUP: u64 = 0;
 
 const HANDED_OUT: u64 = 1 << 63;
 const OWNER_SHIFT: u32 = 50;

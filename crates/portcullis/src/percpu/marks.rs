@@ -17,13 +17,15 @@
 //! [`fence_all`](Platform::fence_all) makes every CPU pass a full barrier: either the turn's store is before that barrier, and
 //! the other side sees it after, or its loads are after it, and see what was stored before.
 //!
-//! A CPU that has waited for a turn's end sees what the turn did: the store that ends the turn is a release, and the load that
-//! finds it ended an acquire. The store that begins the next turn is a release, too, as that load may find it in the first one's
-//! place: the CPU that revokes need not wait for the next turn, which sees the revocation and is without values. A mark beside its value ([`Owned`](super::Owned)) does
-//! not count its turns: there who revokes waits for a store that ends one, of that turn or of a later one, which is without the
-//! value and so as good as over. What was done to values meanwhile is seen by their owner: the store that ends a revocation is
-//! a release, the turn's load an acquire. So is the store that begins one: a turn that sees a revocation apart has all other
-//! values, and need not have seen the end of the revocation before.
+//! A CPU that has waited for a turn's end sees what the turn did: the store that ends the turn is a release, and the load
+//! that finds it ended an acquire. The store that begins the next turn is a release, too, as that load may find it in the
+//! first one's place: the CPU that revokes need not wait for the next turn, which sees the revocation and is without values.
+//! A mark beside its value ([`Owned`](super::Owned)) does not count its turns. A CPU that revokes such a value waits for a
+//! store that ends a turn, that one or a later one; the later one is without the value, and so as good as over.
+//!
+//! The owner sees what was done to its values meanwhile: the store that ends a revocation is a release, the turn's load an
+//! acquire. The store that begins a revocation is a release, too: a turn that sees it as begun has all other values, and need
+//! not have seen the end of the revocation before.
 
 use alloc::boxed::Box;
 use core::marker::PhantomData;
@@ -185,7 +187,7 @@ impl Marks {
         Self { cpus, others: CachePadded::default(), revoking: CachePadded::default() }
     }
 
-    /// Begins a turn with values. `None` for a slot that has no mark, while somebody else is at its values, and inside another
+    /// Begins a turn with values. `None` for a slot that has no mark, while another CPU is at its values, and inside another
     /// turn on the same slot (an interrupt handler's). Two stores and two loads in all; never waits.
     ///
     /// # Safety

@@ -53,8 +53,8 @@ impl<T> Deref for CachePadded<T> {
 
 /// One `T` for each local slot, and one more that callers without a slot share.
 ///
-/// Neighbours never share a cache line. A `T` must tolerate shared access (`&T`): whoever drains a slot that
-/// its CPU has left reaches it from elsewhere.
+/// Neighbours never share a cache line. A `T` must tolerate shared access (`&T`): a CPU that drains a slot
+/// whose own CPU has left reaches it from elsewhere.
 #[derive(Debug)]
 pub struct PerCpu<T> {
     own: Box<[CachePadded<T>]>,
@@ -91,7 +91,7 @@ impl<T> PerCpu<T> {
 
 /// A count that is kept per CPU, in a [`PerCpu`], and summed when it is read.
 ///
-/// The owner of a slot adds with a load and a store, without an atomic read-modify-write: nobody else writes
+/// The owner of a slot adds with a load and a store, without an atomic read-modify-write: no other CPU writes
 /// that word. Callers without a slot share one word and pay for it.
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
@@ -130,7 +130,7 @@ mod tests {
             for index in 0..slots {
                 assert_eq!(values.get(Some(index)), (&index, true));
             }
-            // A slot that is none of these is nobody's.
+            // Any other number is that of no slot.
             for none in [None, Some(slots), Some(usize::MAX)] {
                 assert_eq!(values.get(none), (&slots, false));
             }

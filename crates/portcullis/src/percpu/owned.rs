@@ -31,7 +31,7 @@ impl<T> Owned<T> {
     }
 
     /// Calls `f` with the value of `slot`, alone with it, in a turn. `None`, without a call, for a caller that has no slot, or
-    /// one that there is no value for, while somebody else is at it, and inside another such call on the same slot (an
+    /// one that there is no value for, while another CPU is at it, and inside another such call on the same slot (an
     /// interrupt handler's). Two stores and two loads; never waits.
     #[inline]
     pub fn with<R>(&self, slot: Option<&LocalSlot<'_>>, f: impl FnOnce(&T) -> R) -> Option<R> {

@@ -42,7 +42,7 @@ impl<T, const APART: bool> TurnLocal<T, APART> {
     }
 
     /// The value of the CPU whose turn it is. `None` for a turn of other marks, for a slot that has no value, and while
-    /// somebody else has it apart.
+    /// another CPU has it apart.
     #[inline]
     pub fn get<'a>(&'a self, turn: &'a Turn<'_>) -> Option<&'a T> {
         if turn.is_of(&self.marks) { self.of_own(turn) } else { None }

@@ -1,7 +1,7 @@
 //! Who has which mapping of the map in hand; what was not confirmed, tried again; and all of them, when the pool ends.
 //!
 //! A mapping of the map is in the hands of one caller at a time: its maker's, then of the one that unmaps it, then of a
-//! trim, if its end was not confirmed or somebody panicked. Each takes it under the map's lock, and notes its own number
+//! trim, if its end was not confirmed or a call panicked. Each takes it under the map's lock, and notes its own number
 //! in the mapping's phase. So a caller that comes too late, or panics, changes no mapping but those that it has taken.
 
 use alloc::collections::BTreeMap;
@@ -40,7 +40,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Claim<'_, M, P, C> {
     }
 
     /// Notes a mapping that has addresses at which nothing is mapped yet, and takes it in hand. `Err` with the mapping, whose
-    /// addresses are given up then, where another is noted at any of them: somebody has ended that one by number under its
+    /// addresses are given up then, where another is noted at any of them: that one was ended by number under its
     /// owner, who may still come for it.
     pub(super) fn enter(&mut self, single: Single) -> Result<Arc<Single>, Single> {
         let Self { pool, number, freed } = self;
@@ -236,7 +236,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             let next = self.domain.platform().with_slot(|_| self.singles.with(next));
             let Some((range, phase)) = next else { return };
             from = Bound::Excluded(range.start());
-            // What was unlinked before is not looked for again: somebody else's translation may have been met there.
+            // What was unlinked before is not looked for again: another's translation may have been met there.
             if matches!(phase, Phase::Unconfirmed | Phase::Trying(_)) {
                 gather.add(range);
             } else if !self.unlink(range, gather) {

@@ -174,7 +174,7 @@ pub struct PoolUsage {
     pub unconfirmed_bytes: u64,
     /// Single-use buffers and other mappings in the ordered map, those included that wait for a confirmation.
     pub singles: u64,
-    /// Slots given up for good, as somebody else's mapping was met in their addresses.
+    /// Slots given up for good, as another's mapping was met in their addresses.
     pub lost_slots: u64,
     /// Mappings made through slots so far.
     pub bounced: u64,

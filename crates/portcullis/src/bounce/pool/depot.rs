@@ -61,7 +61,7 @@ pub(super) struct Depot {
     /// Slots that have a buffer, wherever they are, and the most that ever had at once.
     buffers: u64,
     peak: u64,
-    /// Slots in whose addresses somebody else's mapping was met.
+    /// Slots in whose addresses another's mapping was met.
     pub lost: u64,
     /// Mappings made through slots that no CPU had waiting.
     pub bounced: u64,
@@ -186,7 +186,7 @@ impl Depot {
         self.retired_slots
     }
 
-    /// So many slots have got a buffer.
+    /// `slots` more slots have a buffer.
     pub(super) fn gained(&mut self, slots: u64) {
         self.buffers += slots;
         self.peak = self.peak.max(self.buffers);

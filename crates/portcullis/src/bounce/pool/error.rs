@@ -82,8 +82,8 @@ pub enum BounceError {
         /// Bytes of the mapping.
         mapped: u64,
     },
-    /// Somebody else is syncing or unmapping this mapping now.
-    #[error("the mapping at {iova} is being synced or unmapped by somebody else")]
+    /// Another caller is syncing or unmapping this mapping now.
+    #[error("the mapping at {iova} is being synced or unmapped by another caller")]
     Busy {
         /// Where it begins.
         iova: Iova,

@@ -1,7 +1,7 @@
 //! What a caller has in its hands: where a call below does not return, it goes back to the depot.
 
 use super::BouncePool;
-use super::slot::{Magazine, NOBODY, Phase, index_of, link_to};
+use super::slot::{Magazine, NO_GROUP, Phase, index_of, link_to};
 use crate::invalidation::Gather;
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
@@ -172,7 +172,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     fn take_from_hand(&self, class: usize, kind: usize, index: usize) {
         let slot = &self.slots[index];
         slot.set_phase(Phase::Free);
-        slot.set_group(NOBODY);
+        slot.set_group(NO_GROUP);
         self.store(class, kind, Magazine { first: link_to(index), slots: 1 });
     }
 

@@ -65,7 +65,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     ) -> Result<Arc<Single>, BounceMapError> {
         let mut claim = self.claim();
         let (mut list, mut parts) = (list, parts);
-        // Each turn but the last gives up addresses of another mapping that somebody has ended by number.
+        // Each turn but the last gives up addresses of another mapping that was ended by number under its owner.
         let single = loop {
             let range = match self.domain.reserve(bytes, limit) {
                 Ok(reserved) => reserved.into_range(),

@@ -10,7 +10,7 @@ use crate::invalidation::Gather;
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, LocalSlot, Platform};
 
-/// A class that has no slot left looks for free ones of other CPUs and kinds where there are at least one in so many.
+/// A class that has no slot left looks for free ones of other CPUs and kinds where at least one in this many is free.
 const WORTH_COLLECTING: u64 = 8;
 
 /// Slots whose permissions are changed at once.

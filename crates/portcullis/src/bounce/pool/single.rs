@@ -35,7 +35,7 @@ pub(super) enum Parts {
     Whole(Vec<PhysSegment>),
     /// Granules for its beginning and its end.
     Split(Ends),
-    /// Nothing; so many bytes share the granules of the original.
+    /// Nothing; `neighbours` bytes share the granules of the original.
     Direct { neighbours: u64 },
 }
 
@@ -64,7 +64,7 @@ pub(super) enum Phase {
 pub(super) struct Entry {
     pub single: Arc<Single>,
     pub phase: Phase,
-    /// The addresses must not be used again: somebody else's mapping was met there, or has taken the place of this one.
+    /// The addresses must not be used again: another's mapping was met there, or has taken the place of this one.
     pub lost: bool,
 }
 
@@ -81,8 +81,8 @@ pub(super) enum Look {
 /// All of them, by the first address of their granules.
 #[derive(Debug, Default)]
 pub(super) struct Singles {
-    /// How many there are: written under the lock, read without it. Whoever looks for its own mapping sees 1 at least,
-    /// as the count that included it was stored before its address was handed out.
+    /// How many there are: written under the lock, read without it. A caller that looks for its own mapping sees 1 at
+    /// least, as the count that included it was stored before its address was handed out.
     count: AtomicU64,
     /// Callers that take mappings in hand, so far.
     claims: AtomicU64,

@@ -16,7 +16,7 @@ use crate::percpu::LocalU64;
 use crate::sync::{AtomicPtr, Ordering};
 
 /// The group of a slot whose bytes may be handed to no device: no device has it.
-pub(super) const NOBODY: u64 = u64::MAX;
+pub(super) const NO_GROUP: u64 = u64::MAX;
 
 /// No memory is there.
 const NO_BUFFER: u64 = u64::MAX;
@@ -33,7 +33,7 @@ pub(super) enum Phase {
     Live = 2,
     /// With a buffer that is unmapped, but may still be reached.
     Retired = 3,
-    /// The same, and somebody else's mapping was met in its addresses, which must not be used again.
+    /// The same, and another's mapping was met in its addresses, which must not be used again.
     Lost = 4,
     /// With a buffer that is mapped or is not: the mapper panicked.
     Torn = 5,
@@ -273,10 +273,10 @@ impl Slot {
     }
 }
 
-/// A box that whoever takes it has alone.
+/// A box whose taker has it alone.
 ///
-/// The one thing of a slot that lives on the heap, so nobody may find it freed: taking is an exchange, and two that
-/// want it at once, against the rules, do not both get it. What is in the box was written before the release with
+/// The one thing of a slot that lives on the heap, so no caller may find it freed: taking is an exchange, and two
+/// callers that want it at once, against the rules, do not both get it. What is in the box was written before the release with
 /// which it was put; the acquire with which it is taken sees that.
 #[derive(Debug)]
 pub(super) struct Parked<T>(AtomicPtr<T>);
@@ -288,7 +288,7 @@ impl<T> Default for Parked<T> {
 }
 
 impl<T> Parked<T> {
-    /// What is there, if nobody else has it. One exchange.
+    /// Takes what is there, if no other caller has it. One exchange.
     pub(super) fn take(&self) -> Option<Box<T>> {
         let boxed = self.0.swap(ptr::null_mut(), Ordering::Acquire);
         // SAFETY: only `put` stores pointers, out of a box, and each is exchanged for null before it is used: this

@@ -7,7 +7,7 @@ use super::error::{BounceError, BounceMapError, inside};
 use super::layout::Place;
 use super::mapping::{PoolMapping, Way};
 use super::memory::copy_pieces;
-use super::slot::{NOBODY, Phase, Pieces, Slot, Terms, Toward};
+use super::slot::{NO_GROUP, Phase, Pieces, Slot, Terms, Toward};
 use crate::addr::{Direction, Iova, PhysAddr};
 use crate::broken::broken;
 use crate::domain::{PhysSegment, Policy};
@@ -196,7 +196,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             self.wipe(slot, place.class, kind);
         } else if terms.copy_in {
             // A buffer with the CPU's bytes in it, and the next driver is to find none.
-            slot.set_group(NOBODY);
+            slot.set_group(NO_GROUP);
         }
         in_hand.done();
         self.give_back(place.class, kind, place.index);
@@ -315,7 +315,7 @@ fn park(slot: &Slot, list: &[PhysSegment]) -> Result<(), BounceMapError> {
     Ok(())
 }
 
-/// The list of a mapping that has one, which whoever has it puts back.
+/// Takes the list of a mapping that has one; its taker puts it back.
 #[inline]
 fn take_list(slot: &Slot, terms: Terms, iova: Iova) -> Result<Option<Box<Pieces>>, BounceError> {
     if terms.listed { slot.list.take().map(Some).ok_or(BounceError::Busy { iova }) } else { Ok(None) }

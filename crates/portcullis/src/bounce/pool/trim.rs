@@ -78,7 +78,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         evicted
     }
 
-    /// Unmaps buffers of slots in the depots, until they are `bytes` bytes or more; the largest first. At most so many
+    /// Unmaps buffers of slots in the depots, until they are `bytes` bytes or more; the largest first. At most as many
     /// slots of each class and kind as `share` says, which is asked once for each.
     fn evict_stored(
         &self,
@@ -187,11 +187,11 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Drop for Leaving<'_, M, P, C> {
 }
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
-    /// Unmaps everything, and gives it back when that is confirmed, but for the addresses of slots. In how many of these
-    /// somebody else's translations were met, or are.
+    /// Unmaps everything, and gives it back when that is confirmed, but for the addresses of slots. Returns in how many of
+    /// these another's translations were met, or are.
     fn leave(&self) -> Result<u64, InvalidationError> {
         let _leaving = Leaving(self);
-        // What was unlinked before is not looked for again: somebody else's translation may have been met there.
+        // What was unlinked before is not looked for again: another's translation may have been met there.
         let mut gather = Gather::new();
         let mut lost = 0;
         for class in 0..self.layout.classes() {

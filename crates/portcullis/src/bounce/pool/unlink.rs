@@ -14,8 +14,8 @@ pub(super) struct StillMapped(AtomicU64);
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// Removes the translations of `range`, which the pool has made, and adds all of it to `gather`. Returns whether
-    /// they were there. If not, somebody has removed some by number, perhaps without an invalidation: the gather has everything
-    /// then, and the addresses must not be used again.
+    /// they were there. If not, another caller has removed some by number, perhaps without an invalidation: the gather has
+    /// everything then, and the addresses must not be used again.
     #[must_use]
     pub(super) fn unlink(&self, range: IovaRange, gather: &mut Gather) -> bool {
         let Unmapped { bytes, kept, .. } = self.domain.unlink(range, gather);
@@ -30,7 +30,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// of the pool's memory is safe is not known any more, and none is given back.
     pub(super) fn confirm(&self, gather: &Gather) -> Result<(), InvalidationError> {
         self.domain.confirm(gather)?;
-        // Relaxed: it was set by this caller, or by whoever handed over what it has in its hands.
+        // Relaxed: it was set by this caller, or by the one that handed over what it has in its hands.
         match self.still_mapped.0.load(Ordering::Relaxed) {
             0 => Ok(()),
             bytes => Err(InvalidationError::StillMapped { bytes }),

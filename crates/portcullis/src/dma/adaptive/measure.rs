@@ -1,4 +1,4 @@
-//! The first measurement: both ways, each size, on memory that nobody else has.
+//! The first measurement: both ways, each size, on memory of its own.
 
 use alloc::sync::Arc;
 

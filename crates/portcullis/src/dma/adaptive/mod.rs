@@ -247,7 +247,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
                     RingError::Arena(ArenaError::Full { .. } | ArenaError::Oversize { .. })
                     | RingError::Map(MapListError::Map(_)),
                 ) => failed = true,
-                // Also where devices may still reach what was entered half-way: somebody must be told.
+                // Also where devices may still reach what was entered half-way: the caller must be told.
                 Err(error) => return Err(error.into()),
             }
         }

@@ -47,7 +47,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
     }
 
     /// Commits a whole batch that waits, before `range` can wait, too. Where that panics, `range` waits like the others,
-    /// for nobody else knows of it any more.
+    /// as no other part of the ring knows of it any more.
     #[cold]
     pub(super) fn commit_before(&mut self, range: IovaRange) -> Result<(), RingError> {
         let last = Last { ring: self, range };

@@ -530,7 +530,7 @@ impl<M: Mapper, P: Platform> Drop for StrictRing<M, P> {
     }
 }
 
-/// A reservation in which nobody knows what is mapped. Dropped where a call below panics: then the next commit clears
+/// A reservation of which it is not known what is mapped there. Dropped where a call below panics: then the next commit clears
 /// it, and releases it.
 struct Torn<'a> {
     waiting: &'a mut Vec<IovaRange>,

@@ -33,7 +33,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// Strict: waits for one invalidation. Lazy: O(1), but for the call that finds its CPU's queue full,
     /// which waits for a flush. The caller holds no lock and no slot.
     ///
-    /// It trusts the caller that the mapping is its own. Ended for somebody else, its address is set free under the owner, whose
+    /// It trusts the caller that the mapping is its own. If it is another's, its address is freed under its owner, whose
     /// own unmap may then end the next mapping there: accesses fail, but nothing is reached that was handed back.
     ///
     /// # Errors
@@ -356,7 +356,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
             }
         }
         if unmapped > 0 {
-            // Else they went with whoever unmapped all of it before.
+            // Else they went with the call that unmapped all of it before.
             self.platform.with_slot(|slot| self.uncount_neighbours(slot, neighbours));
         }
         match confirmed {
@@ -439,7 +439,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         if is_early {
             return false;
         }
-        // Acquire. A later one that is lost with it was asked for by somebody whose range is queued by now, and seen.
+        // Acquire. A later one that is lost with it was asked for by a caller whose range is queued by now, and seen.
         self.due_ns.swap(u64::MAX, Ordering::Acquire);
         true
     }

@@ -9,8 +9,8 @@ use crate::invalidation::Gather;
 use crate::mapper::Mapper;
 use crate::platform::Platform;
 
-/// Addresses whose translations are being changed. Dropped, they are given up for good, and counted: nobody knows what
-/// is mapped there, so they are never handed out again.
+/// Addresses whose translations are being changed. Dropped, they are given up for good, and counted: as it is not known
+/// what is mapped there, they are never handed out again.
 #[must_use = "dropping it gives the addresses up"]
 pub(crate) struct Changing<'a, M: Mapper, P: Platform> {
     pub(super) domain: &'a Domain<M, P>,
@@ -56,8 +56,8 @@ impl<M: Mapper, P: Platform> Drop for Untimed<'_, M, P> {
     }
 }
 
-/// What is to be invalidated, while translations are being changed. Dropped, that is everything: nobody knows how far the
-/// change has come.
+/// What is to be invalidated, while translations are being changed. Dropped, that is everything, as it is not known how
+/// far the change has come.
 pub(super) struct Unsure<'a>(pub &'a mut Gather);
 
 impl Unsure<'_> {
@@ -76,7 +76,7 @@ impl Drop for Unsure<'_> {
 }
 
 impl<M: Mapper, P: Platform> Domain<M, P> {
-    /// From here on until it is [done](Changing::done) nobody knows what is mapped in `range`.
+    /// Guards `range` while it is not known what is mapped there: until it is [done](Changing::done).
     #[inline]
     pub(crate) fn changing(&self, range: IovaRange) -> Changing<'_, M, P> {
         Changing { domain: self, range }

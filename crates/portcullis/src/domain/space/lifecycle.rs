@@ -171,8 +171,7 @@ impl<'d, M: Mapper, P: Platform> Reserved<'d, M, P> {
         self.0.range()
     }
 
-    /// The addresses, which are the caller's from here on: whoever keeps them by number goes on with
-    /// [`from_range`](Self::from_range).
+    /// The addresses: the caller keeps them by number, and goes on with [`from_range`](Self::from_range).
     pub fn into_range(self) -> IovaRange {
         self.0.done()
     }
@@ -258,8 +257,8 @@ impl<'d, M: Mapper, P: Platform> Linked<'d, M, P> {
     }
 
     /// Removes the translations, and adds them to `gather`. Devices reach the memory until `gather` is
-    /// [confirmed](Domain::confirm). Where another has removed a part of them, which nobody may do by number, `gather` has
-    /// everything, and the addresses are [lost](Unlinked::is_lost).
+    /// [confirmed](Domain::confirm). Where another caller has removed a part of them, by number, `gather` has everything, and the
+    /// addresses are [lost](Unlinked::is_lost).
     ///
     /// One walk for each lowest table, one store for each page. Waits for nothing and allocates nothing.
     ///

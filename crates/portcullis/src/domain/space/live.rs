@@ -47,9 +47,9 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         fence(Ordering::SeqCst);
         let own = self.policy();
         let (new, old) = (policy.unwrap_or(own), old.unwrap_or(own));
-        // The flush visits each queue first, and whoever queues something looks at the policy in its turn there: what was
+        // The flush visits each queue first, and a CPU that queues something looks at the policy in its turn there: what was
         // queued by the old policy is covered, and what comes later sees the new one. Also where nothing has
-        // changed: somebody may be changing it at the same time, or ask again after a failure.
+        // changed: another caller may be changing it at the same time, or this one asks again after a failure.
         Ok(self.translated && !new.is_weaker_than(old))
     }
 

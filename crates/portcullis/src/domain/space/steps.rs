@@ -71,7 +71,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
             unsafe { self.mapper.map(&self.platform, range, pages.clone(), permissions, gather) }
         };
         match map(gather) {
-            // Tables that nobody needed any more make room.
+            // Tables that had become empty make room.
             Err(MapError::OutOfMemory) if self.reclaim().is_ok_and(|bytes| bytes > 0) => map(gather),
             result => result,
         }
