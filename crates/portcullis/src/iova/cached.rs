@@ -11,7 +11,7 @@ use super::inbox::Inbox;
 use super::links::OutOfMemory;
 use super::notes::{Notes, Place};
 use super::space::Request;
-use super::word::{EXACT, NO_GROUP, handed_out, owner_and_pages};
+use super::word::{EXACT, NO_WORD, handed_out, owner_and_pages};
 use crate::addr::PageSize;
 use crate::percpu::{CachePadded, Marks, Turn, TurnLocal};
 use crate::platform::{LocalSlot, Platform};
@@ -219,7 +219,7 @@ impl Cached {
                 }
                 // Before anybody else can get them and note them as theirs.
                 let spilled = &pages[..spilled];
-                spilled.iter().for_each(|page| self.notes.write(*page, other, NO_GROUP));
+                spilled.iter().for_each(|page| self.notes.write(*page, other, NO_WORD));
                 backing.lock().free_all(spilled, 1 << other);
                 room = cpu.grant(zone, order, wanted, budget);
             }
@@ -314,7 +314,7 @@ impl Cached {
 
     fn give_back(&self, backing: &Mutex<Backing>, page: u64, pages: u64, order: u32) {
         // Before anybody else can get the range and note it as theirs.
-        self.notes.write(page, order, NO_GROUP);
+        self.notes.write(page, order, NO_WORD);
         backing.lock().free(page, pages);
     }
 

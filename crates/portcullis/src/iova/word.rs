@@ -17,8 +17,8 @@ pub(super) const EXACT: u64 = 0xffe;
 pub(super) const MOST_PAGES: u64 = 1 << OWNER_SHIFT;
 pub(super) const END_PAGE: u64 = 1 << 52;
 
-/// The word of a range that is in nobody's hands.
-pub(super) const NO_GROUP: u64 = 0;
+/// The word of a range that no CPU has: of none, or of one that is back in the bitmap.
+pub(super) const NO_WORD: u64 = 0;
 
 const HANDED_OUT: u64 = 1 << 63;
 const OWNER_SHIFT: u32 = 50;
