@@ -65,7 +65,7 @@ impl LocalSlot<'_> {
 /// Identifies a platform among all platforms of the program, so that values kept for the slots of
 /// one platform are not used with another platform's slots of the same numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PlatformNumber(u64);
+pub struct PlatformNumber(pub(crate) u64);
 
 impl PlatformNumber {
     /// The number of a platform that does not identify itself.
@@ -94,11 +94,10 @@ impl Home {
     const NOBODYS: u64 = u64::MAX;
 
     /// Returns whether `platform` is home. Where no platform is home yet, `platform` becomes it.
-    /// Costs a load and two compares.
+    /// Costs a load and a compare.
     #[inline]
     pub fn is<P: Platform>(&self, platform: &P) -> bool {
-        let number = platform.number().0;
-        number != 0 && self.0.is(number)
+        self.0.is(platform.number().0)
     }
 
     /// Returns whether a barrier of `platform` reaches all CPUs whose slots count here, now and
@@ -115,10 +114,10 @@ impl Home {
         platform.with_slot(|slot| f(slot.filter(|_| is_home)))
     }
 
-    /// As [`Platform::with_slot_at_hand`], but `None` where `platform` is not home.
+    /// As [`Platform::with_slot_at_hand`], but `None` where `platform` is not home, or not yet.
     #[inline]
     pub fn at_hand<P: Platform, R>(&self, platform: &P, f: impl FnOnce(&LocalSlot<'_>) -> R) -> Option<R> {
-        if self.is(platform) { platform.with_slot_at_hand(f) } else { None }
+        if self.0.is_set_to(platform.number().0) { platform.with_slot_at_hand(f) } else { None }
     }
 }
 

@@ -53,22 +53,37 @@ pub(crate) fn unique() -> u64 {
 /// A number, not 0, that is set once.
 ///
 /// It orders nothing, so the model checker need not try who comes first: this is not its own atomic.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Settled(core::sync::atomic::AtomicU64);
 
+impl Default for Settled {
+    fn default() -> Self {
+        Self(core::sync::atomic::AtomicU64::new(Self::NOT_SET))
+    }
+}
+
 impl Settled {
-    /// Whether it is `number`: without that, it is set to `number` unless it is another. `number` is not 0.
+    /// No number is this, nor is the one that a caller without a number asks for, which is 0.
+    const NOT_SET: u64 = u64::MAX - 1;
+
+    /// Whether it is `number`: without that, it is set to `number` unless it is another, or `number` is 0.
     #[inline]
     pub(crate) fn is(&self, number: u64) -> bool {
+        self.is_set_to(number) || self.settle(number)
+    }
+
+    /// Whether it is `number` already.
+    #[inline]
+    pub(crate) fn is_set_to(&self, number: u64) -> bool {
         // Relaxed: whoever does not see it set tries to set it.
-        self.0.load(core::sync::atomic::Ordering::Relaxed) == number || self.settle(number)
+        self.0.load(core::sync::atomic::Ordering::Relaxed) == number
     }
 
     #[cold]
     fn settle(&self, number: u64) -> bool {
         let relaxed = core::sync::atomic::Ordering::Relaxed;
-        let settled = self.0.compare_exchange(0, number, relaxed, relaxed);
-        settled.is_ok() || settled == Err(number)
+        let set = || self.0.compare_exchange(Self::NOT_SET, number, relaxed, relaxed);
+        number != 0 && set().map_or_else(|now| now == number, |_| true)
     }
 }
 

@@ -4,66 +4,37 @@
 pub const CACHED_ORDERS: u32 = 10;
 
 /// The granules of the largest of them.
-const CACHED_PAGES: usize = 1 << (CACHED_ORDERS - 1);
+const CACHED_PAGES: u64 = 1 << (CACHED_ORDERS - 1);
 
-/// The size of a range as a power of two, its *order*, and the array of notes where its word is.
-///
-/// Small, because it is looked up in a table: not every processor that the library is built for finds a
-/// logarithm as fast as it reads a byte.
+/// The size of a range as a power of two, its *order*.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Class {
-    order: u8,
-    array: Array,
-}
-
-/// The arrays of notes.
-#[derive(Debug, Clone, Copy)]
-#[repr(u8)]
-enum Array {
-    Pages,
-    Eights,
-    SixtyFours,
-}
-
-static CLASSES: [Class; CACHED_PAGES] = {
-    let mut classes = [Class::of(0); CACHED_PAGES];
-    let mut index = 0;
-    while index < CACHED_PAGES {
-        classes[index] = Class::of(order_of(index as u64 + 1));
-        index += 1;
-    }
-    classes
-};
+pub(super) struct Class(u32);
 
 impl Class {
     /// The class of 2^`order` pages, up to 2^15.
     pub(super) const fn of(order: u32) -> Self {
-        let array = if order < 3 {
-            Array::Pages
-        } else if order < 6 {
-            Array::Eights
-        } else {
-            Array::SixtyFours
-        };
-        Self { order: if order < 16 { order as u8 } else { 15 }, array }
+        Self(if order < 16 { order } else { 15 })
     }
 
-    /// The class for `index` + 1 pages, if that size is cached.
+    /// The class for `index` + 1 pages, if that size is cached. Reads no table: the fast path takes as long as its loads.
     #[inline]
-    pub(super) fn of_pages(index: u64) -> Option<Self> {
-        CLASSES.get(usize::try_from(index).ok()?).copied()
+    pub(super) const fn of_pages(index: u64) -> Option<Self> {
+        if index < CACHED_PAGES { Some(Self((2 * index + 1).ilog2())) } else { None }
     }
 
     /// The binary logarithm of the pages.
     #[inline]
     pub(super) const fn order(self) -> u32 {
-        self.order as u32
+        self.0
     }
 
-    /// The array of notes.
-    #[inline]
+    /// The array of notes where the word of a range of this size is.
     pub(super) const fn array(self) -> usize {
-        self.array as usize
+        match self.0 {
+            ..3 => 0,
+            3..6 => 1,
+            6.. => 2,
+        }
     }
 }
 

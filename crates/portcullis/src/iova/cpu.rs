@@ -7,7 +7,7 @@
 use super::class::{CACHED_ORDERS, Class};
 use super::inbox::{Inbox, Outbox};
 use super::links::{Leaf, OutOfMemory};
-use super::near::Near;
+use super::near::{Near, first_key};
 use super::notes::{Notes, Place};
 use super::word::{Link, handed_out};
 use crate::percpu::{CachePadded, LocalU64};
@@ -45,27 +45,32 @@ pub(super) struct Cpu {
 struct List {
     /// The link to the newest.
     first: LocalU64,
-    count: LocalU64,
+    /// How many more ranges there is room for.
+    room: LocalU64,
     /// The most that there may be.
     granted: LocalU64,
     /// How many ranges were fetched at once last time.
     batch: LocalU64,
     /// The word of a range of no pages that the CPU has handed out.
     handed_out: u64,
+    /// The key of the word of such a range at page 0, and in its low bits, which are 0 in that, the binary logarithm of the pages
+    /// that a word is for: one load for both.
+    key_and_shift: u64,
 }
 
 impl Cpu {
     /// Those of the CPU `owner`, empty, and with nothing granted to them.
     pub(super) fn new(owner: u64) -> Self {
-        let list = |()| List {
+        let list = |order| List {
             first: LocalU64::new(Link::END.bits()),
-            count: LocalU64::new(0),
+            room: LocalU64::new(0),
             granted: LocalU64::new(0),
             batch: LocalU64::new(0),
             handed_out: handed_out(owner, 0),
+            key_and_shift: first_key(Class::of(order).array()) | u64::from(Place::shift(Class::of(order))),
         };
         Self {
-            lists: [(); ZONES].map(|()| [(); 16].map(list)),
+            lists: [(); ZONES].map(|()| core::array::from_fn(|order| list(order as u32))),
             near: Near::new(),
             outboxes: Default::default(),
             arrived: LocalU64::new(Link::END.bits()),
@@ -88,21 +93,27 @@ impl Cpu {
     #[inline]
     pub(super) unsafe fn take(&self, notes: &Notes, zone: usize, class: Class, asked: u64) -> Option<u64> {
         let list = self.list(zone, class.order());
-        let page = Link::from_bits(list.first.get()).page()?;
+        let first = Link::from_bits(list.first.get());
+        if first == Link::END {
+            return None;
+        }
+        // What is on the list is of its order.
+        let page = first.bits().wrapping_sub(Link::to(0, class.order()).bits());
         // SAFETY: the caller's promise is passed on.
-        let word = unsafe { self.near.word(notes, Place::of(page, class)) }?;
+        let word = unsafe { self.near.word(notes, list.key_of(page)) }?;
         let next = Link::from_bits(word.load(Ordering::Relaxed));
         if !next.is_link() {
             return None;
         }
         word.store(list.handed_out | asked, Ordering::Relaxed);
         list.first.set(next.bits());
-        list.count.set(list.count.get() - 1);
+        list.room.set(list.room.get() + 1);
         Some(page)
     }
 
     /// Takes back the range of `class` at `page`, which the CPU has handed out for `asked` pages; unless its list is full, its
-    /// word is not [remembered](Self::remember), or does not say so. Returns whether it did. O(1).
+    /// word is not [remembered](Self::remember), or does not say so. Returns whether it did. O(1). Any `page` may be given: those
+    /// that no range begins at have no word, and no word says another size than that of its range.
     ///
     /// # Safety
     /// As [`take`](Self::take).
@@ -116,14 +127,10 @@ impl Cpu {
     ) -> bool {
         let list = self.list(zone, class.order());
         // SAFETY: the caller's promise is passed on.
-        let Some(word) = (unsafe { self.near.word(notes, Place::of(page, class)) }) else {
+        let Some(word) = (unsafe { self.near.word(notes, list.key_of(page)) }) else {
             return false;
         };
-        if word.load(Ordering::Relaxed) != list.handed_out | asked || list.is_full() {
-            return false;
-        }
-        list.push(word, page, class.order());
-        true
+        word.load(Ordering::Relaxed) == list.handed_out | asked && list.push(word, page, class.order())
     }
 
     /// Has the next [`take`](Self::take) or [`put`](Self::put) of the range whose word is at `place`, in `leaf`, find it
@@ -136,13 +143,7 @@ impl Cpu {
     /// Whether it did.
     pub(super) fn push(&self, notes: &Notes, zone: usize, order: u32, page: u64) -> bool {
         let list = self.list(zone, order);
-        match notes.word(page, order) {
-            Some(word) if !list.is_full() => {
-                list.push(word, page, order);
-                true
-            }
-            _ => false,
-        }
+        notes.word(page, order).is_some_and(|word| list.push(word, page, order))
     }
 
     /// The same for a range that may have no word yet. May allocate.
@@ -162,7 +163,7 @@ impl Cpu {
         let list = self.list(zone, class.order());
         let place = Place::of(page, class);
         // SAFETY: the caller's promise is passed on.
-        let word = match unsafe { self.near.word(notes, place) } {
+        let word = match unsafe { self.near.word(notes, list.key_of(page)) } {
             Some(word) => word,
             None => {
                 notes.make(page, class.order(), Link::END.bits())?;
@@ -171,11 +172,7 @@ impl Cpu {
                 leaf.word(place.index)
             }
         };
-        let room = !list.is_full();
-        if room {
-            list.push(word, page, class.order());
-        }
-        Ok(room)
+        Ok(list.push(word, page, class.order()))
     }
 
     /// Grants the list of `order` room for `wanted` more ranges, or as many as there is room for while all
@@ -190,10 +187,12 @@ impl Cpu {
         let room = || (budget.saturating_sub(granted()) >> order).min(wanted);
         if room() < wanted {
             let others = lists.iter().filter(|other| !core::ptr::eq(*other, list));
-            others.for_each(|other| other.granted.set(other.count.get()));
+            others.for_each(List::give_up_room);
         }
-        list.granted.set(list.granted.get() + room());
-        list.granted.get() - list.count.get()
+        let more = room();
+        list.granted.set(list.granted.get() + more);
+        list.room.set(list.room.get() + more);
+        list.room.get()
     }
 
     /// Puts another CPU's range onto the chain for it, unless more than `most` pages are on their way to that
@@ -268,8 +267,8 @@ impl Cpu {
         }
         list.first.set(link.bits());
         list.batch.set(list.batch.get() / 2);
-        list.count.set(list.count.get() - spilled as u64);
-        list.granted.set(list.count.get());
+        list.room.set(list.room.get() + spilled as u64);
+        list.give_up_room();
         spilled
     }
 
@@ -279,12 +278,12 @@ impl Cpu {
         for list in self.lists.iter().flatten() {
             while let Some((page, order, next)) = notes.follow(Link::from_bits(list.first.get())) {
                 list.first.set(next.bits());
-                list.count.set(list.count.get() - 1);
+                list.room.set(list.room.get() + 1);
                 spill(page, order);
             }
             list.first.set(Link::END.bits());
-            list.count.set(0);
             list.granted.set(0);
+            list.room.set(0);
         }
         // What was on its way never arrives: it is received here.
         let received = |order| self.received.set(self.received.get().wrapping_add(1u64 << order));
@@ -309,7 +308,7 @@ impl Cpu {
     /// Pages in all lists.
     pub(super) fn cached(&self) -> u64 {
         let lists = self.lists.iter().flat_map(|lists| lists.iter().zip(0..CACHED_ORDERS));
-        lists.fold(0, |sum: u64, (list, order)| sum.wrapping_add(list.count.get() << order))
+        lists.fold(0, |sum: u64, (list, order)| sum.wrapping_add(list.count() << order))
     }
 
     #[inline]
@@ -325,17 +324,35 @@ impl Cpu {
 }
 
 impl List {
-    #[inline]
-    fn is_full(&self) -> bool {
-        self.count.get() >= self.granted.get()
+    /// How many ranges there are. Another CPU may see it a little off.
+    fn count(&self) -> u64 {
+        self.granted.get().saturating_sub(self.room.get())
     }
 
-    /// Puts the range at `page`, whose word is `word`, onto the list, which is not full.
+    /// Takes back what was granted and is not used.
+    fn give_up_room(&self) {
+        self.granted.set(self.count());
+        self.room.set(0);
+    }
+
+    /// The key of the word of the range at `page`. Where none of the list's order begins, no word has it: rotated, what does not
+    /// fit in lies above all keys of the array, and a word that it meets in another is not of this order.
     #[inline]
-    fn push(&self, word: &AtomicU64, page: u64, order: u32) {
+    fn key_of(&self, page: u64) -> u64 {
+        const SHIFT: u64 = 63;
+        page.rotate_right((self.key_and_shift & SHIFT) as u32).wrapping_add(self.key_and_shift & !SHIFT)
+    }
+
+    /// Puts the range at `page`, whose word is `word`, onto the list, unless that is full. Returns whether it did.
+    #[inline]
+    fn push(&self, word: &AtomicU64, page: u64, order: u32) -> bool {
+        let Some(room) = self.room.get().checked_sub(1) else {
+            return false;
+        };
         word.store(self.first.get(), Ordering::Relaxed);
         self.first.set(Link::to(page, order).bits());
-        self.count.set(self.count.get() + 1);
+        self.room.set(room);
+        true
     }
 }
 

@@ -3,23 +3,29 @@
 use core::ptr;
 
 use super::links::Leaf;
-use super::notes::{ARRAYS, Notes, Place};
+use super::notes::{Notes, Place};
 use crate::percpu::LocalU64;
 use crate::sync::{AtomicPtr, AtomicU64, Ordering};
 
-/// Leaves remembered of each array, chosen by the low bits of their number: 1 KiB an array.
-const ENTRIES: usize = 64;
+/// Leaves remembered of all arrays, chosen by the low bits of their keys: 4 KiB.
+const ENTRIES: usize = 256;
 
-/// No word has this index, nor one near it.
-const NOWHERE: u64 = 1 << 62;
+/// The key of the first word of an array: a word's *key* is this and its index. No two words of a space have the same, as indices
+/// are below 2^52; leaves of the same number in different arrays have different entries; and its lowest six bits are 0.
+pub(super) const fn first_key(array: usize) -> u64 {
+    ((array as u64) << 60) + (array * ENTRIES / 4) as u64 * Leaf::WORDS
+}
+
+/// No word has this key, nor one near it.
+const NOWHERE: u64 = 1 << 58;
 
 /// Leaves of one space's notes. Used by one CPU alone.
 #[derive(Debug)]
-pub(super) struct Near([[Entry; ENTRIES]; ARRAYS]);
+pub(super) struct Near([Entry; ENTRIES]);
 
 #[derive(Debug)]
 struct Entry {
-    /// The index of the leaf's first word.
+    /// The key of the leaf's first word.
     first: LocalU64,
     leaf: AtomicPtr<Leaf>,
 }
@@ -29,13 +35,13 @@ impl Entry {
         Self { first: LocalU64::new(NOWHERE), leaf: AtomicPtr::new(ptr::null_mut()) }
     }
 
-    /// The word of `index`, if it is in this leaf.
+    /// The word of `key`, if it is in this leaf.
     ///
     /// # Safety
     /// The leaf was set, if it was, to one of `notes`.
     #[inline]
-    unsafe fn word<'a>(&self, _notes: &'a Notes, index: u64) -> Option<&'a AtomicU64> {
-        let offset = index.wrapping_sub(self.first.get());
+    unsafe fn word<'a>(&self, _notes: &'a Notes, key: u64) -> Option<&'a AtomicU64> {
+        let offset = key.wrapping_sub(self.first.get());
         if offset >= Leaf::WORDS {
             return None;
         }
@@ -56,27 +62,28 @@ impl Entry {
 impl Near {
     /// None yet.
     pub(super) fn new() -> Self {
-        Self([(); ARRAYS].map(|()| [(); ENTRIES].map(|()| Entry::new())))
+        Self([(); ENTRIES].map(|()| Entry::new()))
     }
 
-    /// The word at `place`, as [`Notes::word`] gives it, if its leaf is remembered.
+    /// The word of `key`, which may be of no word, if its leaf is remembered.
     ///
     /// # Safety
     /// Every call of this on one value is with the same `notes`, and every leaf that it [remembers](Self::remember) is one of
     /// theirs.
     #[inline]
-    pub(super) unsafe fn word<'a>(&self, notes: &'a Notes, place: Place) -> Option<&'a AtomicU64> {
+    pub(super) unsafe fn word<'a>(&self, notes: &'a Notes, key: u64) -> Option<&'a AtomicU64> {
         // SAFETY: entries are set by `remember` alone, by the caller's promise to leaves of these `notes`.
-        unsafe { self.entry(place).word(notes, place.index) }
+        unsafe { self.entry(key).word(notes, key) }
     }
 
     /// Remembers the leaf of `place`, as [`Notes::leaf`] gives it.
     pub(super) fn remember(&self, place: Place, leaf: &Leaf) {
-        self.entry(place).set(place.index & !(Leaf::WORDS - 1), ptr::from_ref(leaf).cast_mut());
+        let key = first_key(place.array) + (place.index & !(Leaf::WORDS - 1));
+        self.entry(key).set(key, ptr::from_ref(leaf).cast_mut());
     }
 
     #[inline]
-    fn entry(&self, place: Place) -> &Entry {
-        &self.0[place.array][(place.index / Leaf::WORDS) as usize % ENTRIES]
+    fn entry(&self, key: u64) -> &Entry {
+        &self.0[(key / Leaf::WORDS) as usize % ENTRIES]
     }
 }

@@ -25,7 +25,12 @@ impl Place {
     /// a multiple of its size.
     #[inline]
     pub(super) const fn of(page: u64, class: Class) -> Self {
-        Self { array: class.array(), index: page >> ((3 * class.array() as u32) & 63) }
+        Self { array: class.array(), index: page >> Self::shift(class) }
+    }
+
+    /// The binary logarithm of the pages that one word is for in the array of `class`.
+    pub(super) const fn shift(class: Class) -> u32 {
+        3 * class.array() as u32
     }
 }
 

@@ -11,7 +11,6 @@ use super::config::{IovaError, SpaceConfig, SpaceUsage};
 use super::placement::Placement;
 use super::word::{END_PAGE, EXACT, MOST_PAGES, NO_OWNER};
 use crate::addr::{Iova, IovaRange, PageSize};
-use crate::broken::broken;
 use crate::percpu::{CachePadded, Marks, Turn};
 use crate::platform::{Home, LocalSlot, Platform};
 use crate::sync::{Mutex, unique};
@@ -200,13 +199,16 @@ impl IovaSpace {
         if self.home.at_hand(platform, put) == Some(Some(true)) {
             return Ok(());
         }
-        self.free_slowly(platform, range)
+        if self.free_slowly(platform, range) { Ok(()) } else { Err(IovaError::NotAllocated { range }) }
     }
 
+    /// Whether it did: an answer that fits in a register, so that the fast path keeps none in memory for this one.
     #[cold]
     #[inline(never)]
-    fn free_slowly<P: Platform>(&self, platform: &P, range: IovaRange) -> Result<(), IovaError> {
-        self.home.with_slot(platform, |slot| self.with_own(slot, |_, own| self.free_local(own, range)))
+    fn free_slowly<P: Platform>(&self, platform: &P, range: IovaRange) -> bool {
+        let free =
+            |slot: Option<&LocalSlot<'_>>| self.with_own(slot, |_, own| self.free_local_slowly(own, range));
+        self.home.with_slot(platform, free).is_ok()
     }
 
     /// The same with the lists of the CPU's own that the caller has, or without.
@@ -224,16 +226,12 @@ impl IovaSpace {
     /// Takes back a range that the CPU itself handed out, onto its list: the fast path. Returns whether it did.
     #[inline(always)]
     pub(crate) fn put(&self, own: Own<'_>, range: IovaRange) -> bool {
-        let Some((pages, class)) = self.small_class(range.len()) else {
+        // Rotated, what is no whole number of granules is more than any class has, and more than any page's number.
+        let pages = range.len().rotate_right(self.shift);
+        let Some(class) = Class::of_pages(pages.wrapping_sub(1)) else {
             return false;
         };
-        // Ranges begin at multiples of their size and are whole granules. Anything else must not find the note of
-        // one that is so.
-        let shift = self.shift;
-        let page = range.start().get() >> shift;
-        let first = page >> class.order() << class.order() << shift;
-        let differs = (first ^ range.start().get()) | (pages << shift ^ range.len());
-        differs == 0 && self.cached.put(own, page, pages, class)
+        self.cached.put(own, range.start().get().rotate_right(self.shift), pages, class)
     }
 
     #[cold]
@@ -348,8 +346,9 @@ impl IovaSpace {
     #[inline]
     fn range(&self, page: u64, pages: u64) -> IovaRange {
         let shift = self.shift;
-        // Pages of the space lie inside its aperture, which is a range.
-        let Some(len) = NonZeroU64::new(pages << shift) else { broken("what is allocated has pages") };
+        // Pages of the space lie inside its aperture, which is a range. There is at least one; without a panic, which would have
+        // the fast path keep its turn for an unwind.
+        let len = NonZeroU64::new(pages << shift).unwrap_or(NonZeroU64::MIN);
         IovaRange::inside(Iova::new(page << shift), len)
     }
 

@@ -6,7 +6,7 @@ mod barrier;
 mod timer;
 
 use std::cell::{Cell, RefCell};
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread_local;
 use std::time::{Duration, Instant};
@@ -37,13 +37,12 @@ pub struct StdPlatform {
 
 #[derive(Debug)]
 struct Inner {
-    id: u64,
     number: PlatformNumber,
     /// Whether [`barrier::all`] reaches every thread.
     light_fence: bool,
-    /// The identity if `light_fence`, else an identity that no platform has, so that one comparison
-    /// tells both.
-    at_hand: u64,
+    /// What [`LAST`] names the platform by: its number if `light_fence`, else the complement of that, so that one comparison
+    /// with the number tells both.
+    name: u64,
     slots: usize,
     start: Instant,
     free_slots: Mutex<Vec<usize>>,
@@ -55,9 +54,6 @@ struct Lease {
     platform: Weak<Inner>,
     slot: usize,
 }
-
-/// The next identity, which tells platforms apart; 0 identifies none.
-static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 thread_local! {
     /// The platform that this thread used last, and the thread's slot there. Nearly every call
@@ -92,12 +88,11 @@ impl StdPlatform {
     /// Makes a platform with `slots` slots; `light_fence` says whether [`barrier::all`] works.
     fn with_fence(slots: usize, light_fence: bool) -> Self {
         let start = Instant::now();
-        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+        let number = PlatformNumber::new();
         let inner = Inner {
-            id,
-            number: PlatformNumber::new(),
+            number,
             light_fence,
-            at_hand: if light_fence { id } else { u64::MAX },
+            name: if light_fence { number.0 } else { !number.0 },
             slots,
             start,
             free_slots: Mutex::new((0..slots).rev().collect()),
@@ -130,7 +125,7 @@ impl StdPlatform {
             Some(slot)
         };
         let slot = LEASES.try_with(find).ok().flatten()?;
-        LAST.set((self.inner.id, slot));
+        LAST.set((self.inner.name, slot));
         Some(slot)
     }
 }
@@ -143,7 +138,7 @@ impl Default for StdPlatform {
 
 // SAFETY: a slot is taken off the free ones, under a lock, by the thread that leases it, and put back, under the same lock,
 // when that thread ends and its listeners have been told; in between, no other thread has it. `LAST` names it by the
-// platform's identity, which is never used twice, and is reset before it is put back. A thread takes it with itself.
+// platform's name, which is never used twice, and is reset before it is put back. A thread takes it with itself.
 // `barrier::all` interrupts every thread of the process; it is registered before any slot is called light.
 unsafe impl Platform for StdPlatform {
     fn slots(&self) -> usize {
@@ -158,8 +153,8 @@ unsafe impl Platform for StdPlatform {
     #[inline]
     fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
         // The thread's slot is taken now if it has none; there may be none left, or the thread may be ending.
-        let (id, last) = Self::last();
-        let slot = if id == self.inner.id { Some(last) } else { self.leased_slot() };
+        let (name, last) = Self::last();
+        let slot = if name == self.inner.name { Some(last) } else { self.leased_slot() };
         let light = self.inner.light_fence;
         f(slot
             .map(|slot| {
@@ -173,11 +168,11 @@ unsafe impl Platform for StdPlatform {
     // caller a call, with results through memory.
     #[inline(always)]
     fn with_slot_at_hand<R>(&self, f: impl FnOnce(&LocalSlot<'_>) -> R) -> Option<R> {
-        let (id, slot) = Self::last();
+        let (name, slot) = Self::last();
         // If each turn needs a fence, one more call makes no difference.
-        (id == self.inner.at_hand).then(|| {
-            // SAFETY: this thread has leased the slot, and `at_hand` is an identity only where `fence_all` interrupts all
-            // threads.
+        (name == self.inner.number.0).then(|| {
+            // SAFETY: this thread has leased the slot, and the number is the platform's name only where `fence_all` interrupts
+            // all threads.
             f(&unsafe { LocalSlot::with_light_fence(slot) })
         })
     }

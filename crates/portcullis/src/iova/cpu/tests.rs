@@ -23,7 +23,7 @@ impl Cpu {
     }
 
     fn count(&self, order: u32) -> u64 {
-        self.list(0, order).count.get()
+        self.list(0, order).count()
     }
 
     /// Pages that all lists were granted.
@@ -167,4 +167,20 @@ fn a_list_with_a_range_that_is_in_use_ends_there() {
     assert_eq!(cpu.spill(&notes, 0, 0, &mut [0; 4]), 0);
     cpu.drain(&notes, &Inbox::new(), |page, _| drained.push(page));
     assert_eq!(drained, []);
+}
+
+/// A page inside a range that is handed out finds no note, though one word is for several pages.
+#[test]
+fn what_begins_inside_a_range_is_not_taken_back() {
+    let (cpu, notes) = (Cpu::new(0), notes());
+    for (order, inside) in [(1, 1), (3, 1), (3, 7), (5, 8), (6, 1), (6, 63)] {
+        notes.make(64, order, handed_out(0, 1 << order)).unwrap();
+        let (class, pages) = (Class::of(order), 1 << order);
+        let place = Place::of(64, class);
+        cpu.remember(place, notes.leaf(place).unwrap());
+        cpu.grant(0, order, 1, PAGES);
+        // SAFETY: there are no other notes.
+        let put = |page| unsafe { cpu.put(&notes, 0, class, (page, pages)) };
+        assert_eq!((put(64 + inside), put(64)), (false, true), "{order} {inside}");
+    }
 }
