@@ -101,12 +101,14 @@ impl Turns {
         case: Case,
         timer: &OpTimer,
     ) -> Result<Self, Failure> {
-        let work = |thread| {
+        // Each thread makes its own: what one allocates shares no cache line with what another does.
+        let of_thread = Arc::clone(&subject);
+        let work = move |thread: usize, _: &_| {
             let buffers = Arc::new(Buffers::new(case.buffers(), case.shape.bytes())?);
-            let lane = Arc::clone(&subject).lane(thread, Arc::clone(&buffers))?;
-            Ok(Mutex::new(Work { lane, buffers }))
+            let lane = Arc::clone(&of_thread).lane(thread, Arc::clone(&buffers))?;
+            Ok(Work { lane, buffers })
         };
-        let lanes = (0..case.threads).map(work).collect::<Result<Lanes, Failure>>()?;
+        let lanes: Lanes = team.each(case.threads, work)?.into_iter().map(Mutex::new).collect();
         let turns = Self { subject, lanes, case, timer: timer.clone(), halves: None };
         turns.look(team)?;
         Ok(turns)

@@ -36,8 +36,10 @@ impl Turns {
     pub(crate) fn open(team: &Team, maker: &Maker, info: &SubjectInfo, case: Case) -> Result<Self, Failure> {
         let count = if case.own_domains { case.threads } else { 1 };
         let subjects = (0..count).map(|_| maker.subject(info, &case)).collect::<Result<Vec<_>, Failure>>()?;
-        let lane = |thread: usize| Ok(Mutex::new(Arc::clone(&subjects[thread % count]).lane(&case, thread)?));
-        let lanes = (0..case.threads).map(lane).collect::<Result<Lanes, Failure>>()?;
+        // Each thread makes its own: what one allocates shares no cache line with what another does.
+        let of_thread = subjects.clone();
+        let lane = move |thread: usize, _: &_| Arc::clone(&of_thread[thread % count]).lane(&case, thread);
+        let lanes: Lanes = team.each(case.threads, lane)?.into_iter().map(Mutex::new).collect();
         let turns = Self { subjects, lanes, case };
         turns.look(team)?;
         if case.live > 1 {
