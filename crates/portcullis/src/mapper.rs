@@ -324,6 +324,7 @@ unsafe impl<F: Frames, Q: InvalidationQueue, X: Format> Mapper for TableMapper<F
         self.device_tlbs.submit(&self.queue, &[Request { domain: self.domain, invalidation }])
     }
 
+    #[inline]
     fn unmap<P: Platform>(&self, platform: &P, range: IovaRange, gather: &mut Gather) -> Unmapped {
         // A large page is split: nothing of the range is gathered yet, so this must be complete.
         let forget = &mut |range| {
