@@ -96,7 +96,7 @@ pub struct Split {
     /// Nanoseconds in calls of the invalidation queue: the hardware's wait, and that for another's batch.
     pub wait_ns: f64,
     /// Nanoseconds in which somebody else had a lock of the subject that was wanted. Locks of the library itself
-    /// are not told apart: those of its shared queue are in `wait_ns`, those of its deferred queues in `work_ns`.
+    /// are not told apart: those of its shared queue are in `wait_ns`, those of its flush queues in `work_ns`.
     pub lock_ns: f64,
     /// All the rest.
     pub work_ns: f64,

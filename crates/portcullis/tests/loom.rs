@@ -3,9 +3,9 @@
 #![cfg(loom)]
 
 mod loom {
-    pub mod deferred;
     pub mod device_tlb;
     pub mod domain;
+    pub mod flush_queue;
     pub mod frames;
     pub mod owned;
     pub mod reclaim;

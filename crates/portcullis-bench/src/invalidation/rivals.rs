@@ -21,7 +21,7 @@ use super::workload::{PAGE, TURN, phys};
 use crate::runner::Failure;
 use crate::timer::OpTimer;
 
-/// Entries of the deferred queue of 2015: Linux's `HIGH_WATER_MARK` of that time.
+/// Entries of the flush queue of 2015: Linux's `HIGH_WATER_MARK` of that time.
 const HIGH_WATER: usize = 250;
 
 /// A queue with one lock, held from the submission until it is confirmed.
@@ -226,7 +226,7 @@ struct ReferenceLane {
     subject: Arc<Reference>,
     thread: usize,
     ranges: Vec<IovaRange>,
-    /// Unmapped in the turn before: addresses come back as late as out of a deferred queue.
+    /// Unmapped in the turn before: addresses come back as late as out of a flush queue.
     old: VecDeque<IovaRange>,
 }
 

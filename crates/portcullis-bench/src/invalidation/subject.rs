@@ -42,7 +42,7 @@ pub(crate) const LIMIT: &str = "pgtable-only";
 pub const SUBJECTS: [SubjectInfo; 4] = [
     SubjectInfo {
         name: OURS,
-        about: "Domain: deferred queues as the profile's costs ask for, one for each CPU unless a flush is very \
+        about: "Domain: flush queues as the profile's costs ask for, one for each CPU unless a flush is very \
                 expensive; strict waits shared by SharedQueue",
         which: Which::Portcullis,
     },

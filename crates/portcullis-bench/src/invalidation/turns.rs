@@ -15,7 +15,7 @@ use crate::stats;
 use crate::team::{Meeting, Team};
 use crate::timer::OpTimer;
 
-/// Turns of a check at a time: in as many a thread unmaps twice what its deferred queue holds.
+/// Turns of a check at a time: in as many a thread unmaps twice what its flush queue holds.
 const CHECK_TURNS: u64 = 2;
 /// Turns of a check at most, of all threads together, where the hardware was not asked before: enough for one queue
 /// of 32,768 entries to be flushed.

@@ -42,7 +42,7 @@ pub const MOST_THREADS: usize = 48;
 /// Pages that are unmapped between two readings of the clock.
 pub(crate) const BLOCK: usize = 64;
 
-/// Pages that a thread maps, and then unmaps, in a turn: as many as a CPU's deferred queue holds.
+/// Pages that a thread maps, and then unmaps, in a turn: as many as a CPU's flush queue holds.
 pub(crate) const TURN: usize = 256;
 
 /// The size of a page in bytes.

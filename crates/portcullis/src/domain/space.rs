@@ -19,7 +19,7 @@ use super::policy::AtomicPolicy;
 use super::{DomainError, MapListError, PhysSegment, Policy};
 use crate::addr::{Iova, IovaRange, PageSize, Permissions, PhysAddr};
 use crate::broken::broken;
-use crate::invalidation::{DeferredQueue, Gather, InvalidationError};
+use crate::invalidation::{FlushQueue, Gather, InvalidationError};
 use crate::iova::{IovaError, IovaSpace, Own, SpaceConfig, SpaceUsage};
 use crate::mapper::Mapper;
 use crate::percpu::Marks;
@@ -53,7 +53,7 @@ pub struct Domain<M: Mapper, P: Platform> {
     translated: bool,
     granule: PageSize,
     space: IovaSpace,
-    deferred: DeferredQueue,
+    flush_queue: FlushQueue,
     books: Books,
     /// The earliest time at which the timer was asked for; `u64::MAX` where it was not.
     due_ns: AtomicU64,
@@ -81,7 +81,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         let domain = Arc::new(Self {
             policy: AtomicPolicy::new(Some(policy)),
             translated: policy.is_translated(),
-            deferred: if shared { DeferredQueue::shared() } else { DeferredQueue::per_cpu(marks, slots) },
+            flush_queue: if shared { FlushQueue::shared() } else { FlushQueue::per_cpu(marks, slots) },
             books: Books::new(slots),
             due_ns: AtomicU64::new(u64::MAX),
             rings: AtomicU64::new(0),
@@ -209,17 +209,17 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// # Errors
     /// [`InvalidationError`]: devices may still reach what they could before.
     pub fn flush(&self) -> Result<(), InvalidationError> {
-        self.deferred.close(&self.platform);
+        self.flush_queue.close(&self.platform);
         self.flush_closed()?;
-        self.deferred.tell(&self.platform);
+        self.flush_queue.tell(&self.platform);
         Ok(())
     }
 
     /// The same for what a CPU has closed in its queue, when that is full: it visits no other's.
     pub(super) fn flush_closed(&self) -> Result<(), InvalidationError> {
-        let number = self.deferred.begin_flush();
+        let number = self.flush_queue.begin_flush();
         self.mapper.sync(&Gather::everything())?;
-        self.deferred.confirm_flush(number, self.platform.now_ns());
+        self.flush_queue.confirm_flush(number, self.platform.now_ns());
         self.platform.with_slot(|slot| self.books.of(slot).add(|book| &book.flushes, 1));
         Ok(())
     }
@@ -303,13 +303,13 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// Takes back every range whose flush is over, from every queue, or from that of slot `only`. A range goes back to the
     /// CPU that it came from.
     fn reclaim_deferred(&self, only: Option<usize>) {
-        self.deferred.reclaim(&self.platform, only, |slot, safe| {
+        self.flush_queue.reclaim(&self.platform, only, |slot, safe| {
             self.space.with_own(slot, |_, own| self.give_back(slot, own, safe));
         });
     }
 
     fn is_pending(&self) -> bool {
-        self.deferred.is_pending(&self.platform)
+        self.flush_queue.is_pending(&self.platform)
     }
 
     /// Calls `f` with a slot, if there is one, and with its CPU's lists, in a turn, if there is one.
@@ -340,7 +340,7 @@ impl<M: Mapper, P: Platform> PlatformEvents for Domain<M, P> {
         }
         // Should this fail or panic, devices still reach them: it is tried again later, as no caller is here to be told.
         let again = Again(self);
-        if !self.deferred.timer(&self.platform) || self.flush().is_ok() {
+        if !self.flush_queue.timer(&self.platform) || self.flush().is_ok() {
             core::mem::forget(again);
         }
     }
@@ -348,7 +348,7 @@ impl<M: Mapper, P: Platform> PlatformEvents for Domain<M, P> {
     fn slot_released(&self, index: usize) {
         // Where a flush fails, what is deferred stays out of use until some other succeeds; what is kept is safe.
         // Nothing of a queue that all CPUs share is taken back: that is done as they go on.
-        if self.deferred.has_queue(index) && (!self.is_pending() || self.flush().is_ok()) {
+        if self.flush_queue.has_queue(index) && (!self.is_pending() || self.flush().is_ok()) {
             self.reclaim_deferred(Some(index));
         }
         self.space.drain_slot(&self.platform, index);

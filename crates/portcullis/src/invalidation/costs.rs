@@ -29,7 +29,7 @@ impl Costs {
         ranges > u64::from(self.request_ns) + u64::from(self.refill_ns)
     }
 
-    /// Whether flushes are so expensive that the CPUs should share one long deferred queue, for few of them, where
+    /// Whether flushes are so expensive that the CPUs should share one long flush queue, for few of them, where
     /// otherwise each has one of its own: where a share of a flush is more than 10 ns for each unmap of a queue of
     /// 256. (So it is for IOMMUs that are emulated or paravirtual, where a flush takes microseconds.)
     pub const fn shares_one_queue(&self) -> bool {

@@ -3,18 +3,18 @@
 //! An unmap clears page-table entries and records what it cleared in a [`Gather`]. Until the hardware has
 //! confirmed an [`Invalidation`] of that, a device may still reach the memory through a cached translation.
 //! *Strict* protection waits for the confirmation at once; *lazy* protection puts the range into a
-//! [`DeferredQueue`] and waits once for many. Where devices cache translations themselves ([`DeviceTlbs`]), they
+//! [`FlushQueue`] and waits once for many. Where devices cache translations themselves ([`DeviceTlbs`]), they
 //! are asked after the IOTLB.
 
 mod costs;
-mod deferred;
 mod device_tlb;
+mod flush_queue;
 mod gather;
 mod shared;
 
 pub use costs::Costs;
-pub use deferred::{Cleared, Deferred, DeferredQueue, QUEUE_ENTRIES, SHARED_ENTRIES, SLICE, Waiting};
 pub use device_tlb::{DeviceTlbError, DeviceTlbs, MOST_DEVICE_TLBS};
+pub use flush_queue::{Cleared, FlushQueue, Pushed, QUEUE_ENTRIES, SHARED_ENTRIES, SLICE, Waiting};
 pub use gather::{GATHER_RANGES, Gather};
 pub use shared::SharedQueue;
 

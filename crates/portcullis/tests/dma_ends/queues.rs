@@ -1,4 +1,4 @@
-//! The domain's own deferred queue at its limits: full, while the hardware is silent; timers of several domains.
+//! The domain's own flush queue at its limits: full, while the hardware is silent; timers of several domains.
 
 use portcullis::addr::{Iova, IovaRange, Permissions};
 use portcullis::domain::{Policy, UnmapError};

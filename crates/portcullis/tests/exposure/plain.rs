@@ -54,7 +54,7 @@ fn error(points: &[(u64, i128)], end_ns: u64) -> u128 {
     times.filter(|(_, ns)| *ns > 0).map(|(at, ns)| spread(at) * u128::from(ns)).sum()
 }
 
-/// One deferred queue.
+/// One flush queue.
 #[derive(Debug, Clone, Default)]
 struct Queue {
     used: Level,

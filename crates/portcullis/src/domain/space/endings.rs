@@ -5,7 +5,7 @@ use crate::addr::IovaRange;
 use crate::domain::account::Page;
 use crate::domain::{PolicyWord, UnmapError};
 use crate::exposure::Bytes;
-use crate::invalidation::{Cleared, Deferred, Gather, InvalidationError, Waiting};
+use crate::invalidation::{Cleared, Gather, InvalidationError, Pushed, Waiting};
 use crate::iova::Own;
 use crate::mapper::Mapper;
 use crate::percpu::Turn;
@@ -100,13 +100,13 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
                 is_cleared.then(|| self.push_at_hand(slot, (turn, own), range, neighbours, window))
             })?
         };
-        let deferred = self.platform.with_slot_at_hand(at_hand).flatten();
+        let pushed = self.platform.with_slot_at_hand(at_hand).flatten();
         // What is not done here guards them itself.
         untimed.done();
         changing.done();
-        match deferred {
-            Some(Some(Deferred::Queued)) => Ok(()),
-            Some(deferred) => self.end_queued(range, neighbours, deferred, window),
+        match pushed {
+            Some(Some(Pushed::Queued)) => Ok(()),
+            Some(pushed) => self.end_queued(range, neighbours, pushed, window),
             None => self.end_slowly(range, neighbours, window),
         }
     }
@@ -124,8 +124,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         // What was not mapped as a whole is made unreachable before anybody is told of the mistake.
         if unmapped.bytes == range.len() && window().is_some() {
             let untimed = self.untimed();
-            let deferred = self.push(range, neighbours, &window);
-            let is_queued = self.defer(range, neighbours, deferred, window);
+            let pushed = self.push(range, neighbours, &window);
+            let is_queued = self.defer(range, neighbours, pushed, window);
             untimed.done();
             if is_queued {
                 changing.done();
@@ -142,12 +142,12 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         &self,
         range: IovaRange,
         neighbours: u64,
-        deferred: Option<Deferred>,
+        pushed: Option<Pushed>,
         window: impl Fn() -> Option<u64>,
     ) -> Result<(), UnmapError> {
         let (changing, untimed) = (self.changing(range), self.untimed());
-        let deferred = deferred.unwrap_or_else(|| self.push(range, neighbours, &window));
-        let is_queued = self.defer(range, neighbours, deferred, window);
+        let pushed = pushed.unwrap_or_else(|| self.push(range, neighbours, &window));
+        let is_queued = self.defer(range, neighbours, pushed, window);
         untimed.done();
         changing.done();
         if is_queued { Ok(()) } else { self.end_cleared(range, neighbours) }
@@ -215,28 +215,28 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         page.add(|book| &book.unmaps, 1);
     }
 
-    /// Sees to the timer of `range`, which is cleared and of which `deferred` became, or to room for it. Returns whether it
+    /// Sees to the timer of `range`, which is cleared and of which `pushed` became, or to room for it. Returns whether it
     /// waits for the next flush.
     #[inline]
     fn defer(
         &self,
         range: IovaRange,
         neighbours: u64,
-        mut deferred: Deferred,
+        mut pushed: Pushed,
         window: impl Fn() -> Option<u64>,
     ) -> bool {
         loop {
-            match deferred {
-                Deferred::Queued => return true,
-                Deferred::QueuedFirst { window_ns } => {
+            match pushed {
+                Pushed::Queued => return true,
+                Pushed::QueuedFirst { window_ns } => {
                     self.set_timer(window_ns);
                     return true;
                 }
-                Deferred::Full if self.flush_closed().is_ok() => {
-                    deferred = self.push(range, neighbours, &window);
+                Pushed::Full if self.flush_closed().is_ok() => {
+                    pushed = self.push(range, neighbours, &window);
                 }
                 // It cannot wait here. What the hardware says to the mapping's own invalidation decides.
-                Deferred::Full | Deferred::Refused => return false,
+                Pushed::Full | Pushed::Refused => return false,
             }
         }
     }
@@ -244,7 +244,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// Queues `range`, which is cleared, for the next flush, and counts it, if it may wait and there is room.
     #[cold]
     #[inline(never)]
-    fn push(&self, range: IovaRange, neighbours: u64, window: impl Fn() -> Option<u64>) -> Deferred {
+    fn push(&self, range: IovaRange, neighbours: u64, window: impl Fn() -> Option<u64>) -> Pushed {
         let count = |slot: Option<&LocalSlot<'_>>| self.count_unmap(self.books.of(slot), neighbours);
         self.push_any(Cleared { range, neighbours }.waiting(), window, count)
     }
@@ -256,23 +256,23 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         waiting: Waiting,
         window: impl Fn() -> Option<u64>,
         count: impl FnOnce(Option<&LocalSlot<'_>>),
-    ) -> Deferred {
+    ) -> Pushed {
         let clock = || self.platform.now_ns();
         self.platform.with_slot(|slot| {
             let in_turn = |turn: Option<&Turn<'_>>, own: Option<Own<'_>>| {
-                let (deferred, oldest) = self.deferred.push_own(turn?, waiting, &window, clock)?;
+                let (pushed, oldest) = self.flush_queue.push_own(turn?, waiting, &window, clock)?;
                 oldest.into_iter().for_each(|oldest| self.give_back(slot, own, oldest));
-                Some(deferred)
+                Some(pushed)
             };
-            let deferred = self.space.with_own(slot, in_turn).unwrap_or_else(|| {
+            let pushed = self.space.with_own(slot, in_turn).unwrap_or_else(|| {
                 let give_back =
                     |oldest| self.space.with_own(slot, |_, own| self.give_back(slot, own, oldest));
-                self.deferred.push_shared(waiting, &window, clock, give_back)
+                self.flush_queue.push_shared(waiting, &window, clock, give_back)
             });
-            if deferred.is_queued() {
+            if pushed.is_queued() {
                 count(slot);
             }
-            deferred
+            pushed
         })
     }
 
@@ -285,21 +285,21 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         range: IovaRange,
         neighbours: u64,
         window: impl Fn() -> Option<u64>,
-    ) -> Option<Deferred> {
+    ) -> Option<Pushed> {
         let (cleared, clock) = (Cleared { range, neighbours }, || self.platform.now_ns());
-        let Some((deferred, oldest)) = self.deferred.push(turn, cleared, &window, clock) else {
+        let Some((pushed, oldest)) = self.flush_queue.push(turn, cleared, &window, clock) else {
             // Of one queue for all CPUs no visitor waits for turns, so a turn may wait for its lock.
-            return (!self.deferred.has_queue(0)).then(|| self.push_shared(slot, own, cleared, window));
+            return (!self.flush_queue.has_queue(0)).then(|| self.push_shared(slot, own, cleared, window));
         };
         if let Some(oldest) = oldest
             && !self.space.put(own, oldest)
         {
             self.give_back_slowly(slot, own, oldest);
         }
-        if deferred.is_queued() {
+        if pushed.is_queued() {
             self.books.with(slot, |page| self.count_unmap(page, neighbours));
         }
-        Some(deferred)
+        Some(pushed)
     }
 
     /// The same where all CPUs have one queue. (By itself, as a lazy pair with queues of CPUs' own took 15 instructions more where
@@ -312,18 +312,18 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         own: Own<'_>,
         cleared: Cleared,
         window: impl Fn() -> Option<u64>,
-    ) -> Deferred {
+    ) -> Pushed {
         let give_back = |oldest| {
             if !self.space.put(own, oldest) {
                 self.give_back_slowly(slot, own, oldest);
             }
         };
-        let deferred =
-            self.deferred.push_shared(cleared.waiting(), window, || self.platform.now_ns(), give_back);
-        if deferred.is_queued() {
+        let pushed =
+            self.flush_queue.push_shared(cleared.waiting(), window, || self.platform.now_ns(), give_back);
+        if pushed.is_queued() {
             self.books.with(slot, |page| self.count_unmap(page, cleared.neighbours));
         }
-        deferred
+        pushed
     }
 
     #[cold]
@@ -386,8 +386,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         let done = |_: Option<&LocalSlot<'_>>| {
             changing.map(Changing::done);
         };
-        let deferred = self.push_any(waiting, || Some(self.retry_ns()), done);
-        if let Deferred::QueuedFirst { window_ns } = deferred {
+        let pushed = self.push_any(waiting, || Some(self.retry_ns()), done);
+        if let Pushed::QueuedFirst { window_ns } = pushed {
             self.set_timer(window_ns);
         }
         untimed.done();
@@ -420,7 +420,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     #[cold]
     #[inline(never)]
     pub(super) fn lose_timer(&self) {
-        self.deferred.lose_timer();
+        self.flush_queue.lose_timer();
     }
 
     /// Whether a window has ended. The platform comes for every domain when the earliest window of any does; where

@@ -65,7 +65,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// O(CPUs), and one barrier of all CPUs where any has deferred. The caller holds no lock and no slot.
     pub fn exposure(&self) -> Exposure {
         let now_ns = self.platform.now_ns();
-        let (mut sum, longest_stale_ns) = self.deferred.exposure(&self.platform, now_ns);
+        let (mut sum, longest_stale_ns) = self.flush_queue.exposure(&self.platform, now_ns);
         let live = self.platform.with_slot(|_| self.books.total(now_ns));
         sum += live;
         let positive = |time: i128| u128::try_from(time).unwrap_or(0);

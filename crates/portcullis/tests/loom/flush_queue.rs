@@ -8,7 +8,7 @@ use ::loom::sync::atomic::{AtomicUsize, Ordering};
 use ::loom::sync::{Arc, Mutex};
 use ::loom::thread;
 use portcullis::addr::{Iova, IovaRange};
-use portcullis::invalidation::{Cleared, Deferred, DeferredQueue};
+use portcullis::invalidation::{Cleared, FlushQueue, Pushed};
 use portcullis::percpu::Marks;
 use portcullis::platform::{LocalSlot, Platform, PlatformEvents};
 
@@ -44,12 +44,12 @@ const CLEARED: Cleared = Cleared { range: RANGE, neighbours: 0 };
 const WINDOW: u64 = 10;
 
 /// The queues of one CPU and of those without, and the marks of its turns.
-struct Queues(DeferredQueue, std::sync::Arc<Marks>);
+struct Queues(FlushQueue, std::sync::Arc<Marks>);
 
 impl Queues {
     fn new() -> Arc<Self> {
         let marks = std::sync::Arc::new(Marks::new(1));
-        Arc::new(Self(DeferredQueue::per_cpu(std::sync::Arc::clone(&marks), 1), marks))
+        Arc::new(Self(FlushQueue::per_cpu(std::sync::Arc::clone(&marks), 1), marks))
     }
 
     /// Queues the range in a turn of slot 0, after `clear`, as lazy protection does, for `window`.
@@ -57,7 +57,7 @@ impl Queues {
         &self,
         clear: impl FnOnce(),
         window: impl Fn() -> Option<u64>,
-    ) -> (Deferred, Option<IovaRange>) {
+    ) -> (Pushed, Option<IovaRange>) {
         // SAFETY: one thread of each model unmaps.
         let slot = unsafe { LocalSlot::new(0) };
         // SAFETY: there is one platform.
@@ -76,15 +76,15 @@ impl Queues {
 }
 
 impl Deref for Queues {
-    type Target = DeferredQueue;
+    type Target = FlushQueue;
 
-    fn deref(&self) -> &DeferredQueue {
+    fn deref(&self) -> &FlushQueue {
         &self.0
     }
 }
 
 /// Queues the range once more, when nothing is known to be safe.
-fn push(queue: &Queues) -> Deferred {
+fn push(queue: &Queues) -> Pushed {
     let (deferred, oldest) = queue.push_after(|| (), || Some(WINDOW));
     assert_eq!(oldest, None);
     deferred
@@ -95,7 +95,7 @@ fn reclaim_all(queue: &Queues, mut reclaim: impl FnMut(IovaRange)) {
     queue.reclaim(&Fences, None, |_, range| reclaim(range));
 }
 
-const FIRST: Deferred = Deferred::QueuedFirst { window_ns: WINDOW };
+const FIRST: Pushed = Pushed::QueuedFirst { window_ns: WINDOW };
 
 /// Without a bound some of these take a minute.
 fn bounded(check: impl Fn() + Sync + Send + 'static) {
@@ -176,14 +176,14 @@ fn a_flush_that_began_before_a_segment_was_closed_does_not_cover_it() {
         let hardware = Hardware::new();
         let queue = Queues::new();
         // Four make a segment.
-        for expected in [FIRST, Deferred::Queued, Deferred::Queued] {
+        for expected in [FIRST, Pushed::Queued, Pushed::Queued] {
             assert_eq!(push(&queue), expected);
         }
         queue.confirm_flush(queue.begin_flush(), 0);
         reclaim_all(&queue, |_| ());
         let unmapping = beside(&hardware, &queue, |hardware, queue| {
             hardware.entry.store(0, Ordering::Relaxed);
-            assert_eq!(push(&queue), Deferred::Queued);
+            assert_eq!(push(&queue), Pushed::Queued);
         });
         flush_closed(&queue, &hardware);
         unmapping.join().unwrap();
@@ -202,7 +202,7 @@ fn nor_one_of_the_queue_that_is_shared() {
         let unmapping = beside(&hardware, &queue, |hardware, queue| {
             hardware.entry.store(0, Ordering::Relaxed);
             // Four make a segment.
-            for expected in [FIRST, Deferred::Queued, Deferred::Queued, Deferred::Queued] {
+            for expected in [FIRST, Pushed::Queued, Pushed::Queued, Pushed::Queued] {
                 let none = |_| panic!("nothing is older");
                 assert_eq!(queue.push_shared(CLEARED.waiting(), || Some(WINDOW), || 0, none), expected);
             }
@@ -322,7 +322,7 @@ fn change_of_policy(before: usize) {
                 let clear = || hardware.entry.store(0, Ordering::Relaxed);
                 let window = || (strict.load(Ordering::Relaxed) == 0).then_some(WINDOW);
                 let (queued, _) = queue.push_after(clear, window);
-                if queued == Deferred::Refused {
+                if queued == Pushed::Refused {
                     hardware.invalidate();
                     hardware.assert_forgotten();
                 }
@@ -333,7 +333,7 @@ fn change_of_policy(before: usize) {
         flush(&queue, &hardware);
         // The change has returned. Whoever comes back after it from an unmap, comes back from a strict one.
         let cached = *hardware.cached.lock().unwrap();
-        if unmapping.join().unwrap() != Deferred::Refused {
+        if unmapping.join().unwrap() != Pushed::Refused {
             assert_eq!(cached, 0, "queued by the old policy, and not covered by the change's flush");
         }
     });

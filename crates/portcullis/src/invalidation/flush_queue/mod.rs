@@ -55,10 +55,10 @@ pub const SLICE: usize = 64;
 /// What became of a range that was to be deferred.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "a range that was not queued must be flushed, a timer asked for must be set"]
-pub enum Deferred {
+pub enum Pushed {
     /// It waits. The queue's timer is running.
     Queued,
-    /// It waits, and the caller must see to it that [`DeferredQueue::timer`] is called when this window ends.
+    /// It waits, and the caller must see to it that [`FlushQueue::timer`] is called when this window ends.
     QueuedFirst {
         /// The window in nanoseconds.
         window_ns: u64,
@@ -69,7 +69,7 @@ pub enum Deferred {
     Refused,
 }
 
-impl Deferred {
+impl Pushed {
     /// Whether it waits.
     #[inline]
     pub(crate) const fn is_queued(self) -> bool {
@@ -110,7 +110,7 @@ impl Cleared {
 ///
 /// One value is used with the slots of one platform.
 #[derive(Debug)]
-pub struct DeferredQueue {
+pub struct FlushQueue {
     /// Those of CPUs.
     own: TurnLocal<Ring, true>,
     /// That of callers without one, or of all.
@@ -138,7 +138,7 @@ struct Announced {
     timers_lost: AtomicU64,
 }
 
-impl DeferredQueue {
+impl FlushQueue {
     /// Empty queues for `slots` CPUs, of those that have `marks`, 256 entries each, to be used in turns of these marks. All
     /// memory they ever need is allocated here.
     pub fn per_cpu(marks: Arc<Marks>, slots: usize) -> Self {
@@ -181,13 +181,13 @@ impl DeferredQueue {
         cleared: Cleared,
         window: impl Fn() -> Option<u64>,
         clock: impl Fn() -> u64,
-    ) -> Option<(Deferred, Option<IovaRange>)> {
+    ) -> Option<(Pushed, Option<IovaRange>)> {
         let Some(window_ns) = window() else {
-            return Some((Deferred::Refused, None));
+            return Some((Pushed::Refused, None));
         };
         let ring = self.own.get(turn)?;
         match ring.push_at_hand(cleared.range, cleared.bytes(), window_ns, self.timers_lost()) {
-            Some(oldest) => Some((Deferred::Queued, oldest)),
+            Some(oldest) => Some((Pushed::Queued, oldest)),
             None => self.push_own(turn, cleared.waiting(), window, clock),
         }
     }
@@ -202,7 +202,7 @@ impl DeferredQueue {
         waiting: Waiting,
         window: impl Fn() -> Option<u64>,
         clock: impl Fn() -> u64,
-    ) -> Option<(Deferred, Option<IovaRange>)> {
+    ) -> Option<(Pushed, Option<IovaRange>)> {
         Some(self.push_to(self.own.get(turn)?, Some(turn.index()), waiting, window, clock))
     }
 
@@ -215,11 +215,11 @@ impl DeferredQueue {
         window: impl Fn() -> Option<u64>,
         clock: impl Fn() -> u64,
         reclaim: impl FnMut(IovaRange),
-    ) -> Deferred {
+    ) -> Pushed {
         let ring = self.shared.lock();
-        let (deferred, oldest) = self.push_to(&ring, None, waiting, window, clock);
+        let (pushed, oldest) = self.push_to(&ring, None, waiting, window, clock);
         oldest.into_iter().for_each(reclaim);
-        deferred
+        pushed
     }
 
     fn push_to(
@@ -229,12 +229,12 @@ impl DeferredQueue {
         Waiting { range, bytes }: Waiting,
         window: impl Fn() -> Option<u64>,
         clock: impl Fn() -> u64,
-    ) -> (Deferred, Option<IovaRange>) {
+    ) -> (Pushed, Option<IovaRange>) {
         if !ring.has_room() {
             // There may be a flush, anybody's, that it has not heard of.
             self.hear(ring);
             if !ring.has_room() {
-                return (Deferred::Full, None);
+                return (Pushed::Full, None);
             }
         }
         if let Some(index) = index
@@ -244,7 +244,7 @@ impl DeferredQueue {
             ring.be_announced();
         }
         let Some(window_ns) = window() else {
-            return (Deferred::Refused, None);
+            return (Pushed::Refused, None);
         };
         // One for each that is queued: the price is spread evenly, and the CPU's address cache gets back what the next
         // map takes out, not a flood.
@@ -252,11 +252,11 @@ impl DeferredQueue {
         if is_last {
             self.close_segment(ring);
         }
-        let deferred = match ring.wants_timer(window_ns, self.timers_lost()) {
-            true => Deferred::QueuedFirst { window_ns },
-            false => Deferred::Queued,
+        let pushed = match ring.wants_timer(window_ns, self.timers_lost()) {
+            true => Pushed::QueuedFirst { window_ns },
+            false => Pushed::Queued,
         };
-        (deferred, oldest)
+        (pushed, oldest)
     }
 
     /// Timers that were lost so far.

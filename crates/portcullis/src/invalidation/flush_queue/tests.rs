@@ -17,11 +17,11 @@ fn range(number: usize) -> IovaRange {
 
 /// Queues the range of this number by the thread's slot, or without a slot. What came back for it.
 fn push(
-    queue: &DeferredQueue,
+    queue: &FlushQueue,
     platform: &StdPlatform,
     slot: bool,
     number: usize,
-) -> (Deferred, Option<IovaRange>) {
+) -> (Pushed, Option<IovaRange>) {
     let cleared = Cleared { range: range(number), neighbours: 0 };
     platform.with_slot(|own| {
         let turn = own.filter(|_| slot).and_then(|own| queue.own.turn(own));
@@ -34,18 +34,18 @@ fn push(
     })
 }
 
-fn per_cpu() -> DeferredQueue {
-    DeferredQueue::per_cpu(Arc::new(Marks::new(1)), 1)
+fn per_cpu() -> FlushQueue {
+    FlushQueue::per_cpu(Arc::new(Marks::new(1)), 1)
 }
 
-fn flush(queue: &DeferredQueue, platform: &StdPlatform) {
+fn flush(queue: &FlushQueue, platform: &StdPlatform) {
     queue.close(platform);
     let number = queue.begin_flush();
     queue.confirm_flush(number, 0);
     queue.tell(platform);
 }
 
-const FIRST: Deferred = Deferred::QueuedFirst { window_ns: WINDOW_NS };
+const FIRST: Pushed = Pushed::QueuedFirst { window_ns: WINDOW_NS };
 
 #[test]
 fn a_queue_takes_256_and_gives_each_back_once_in_its_turn() {
@@ -54,20 +54,20 @@ fn a_queue_takes_256_and_gives_each_back_once_in_its_turn() {
     for slot in [true, false] {
         let push = |number| push(&queue, &platform, slot, number);
         for number in 0..QUEUE_ENTRIES {
-            let expected = if number == 0 { FIRST } else { Deferred::Queued };
+            let expected = if number == 0 { FIRST } else { Pushed::Queued };
             assert_eq!(push(number), (expected, None), "one timer");
         }
-        assert_eq!(push(999), (Deferred::Full, None));
+        assert_eq!(push(999), (Pushed::Full, None));
         assert!(queue.is_pending(&platform));
         // One flush was under way before, and does not count.
         let early = queue.begin_flush() - 1;
         queue.confirm_flush(early, 0);
-        assert_eq!(push(999), (Deferred::Full, None));
+        assert_eq!(push(999), (Pushed::Full, None));
         flush(&queue, &platform);
         assert!(!queue.is_pending(&platform));
         // Each that comes takes the oldest one's place.
         for number in 0..10 {
-            assert_eq!(push(1000 + number), (Deferred::Queued, Some(range(number))));
+            assert_eq!(push(1000 + number), (Pushed::Queued, Some(range(number))));
         }
         let mut back = Vec::new();
         queue.reclaim(&platform, None, |_, range| back.push(range));
@@ -111,7 +111,7 @@ fn a_segment_that_a_visit_has_closed_costs_neither_the_clock_nor_the_bound() {
     (0..4).for_each(|number| assert_eq!(push_at(number, 100).1, None));
     queue.close(&platform);
     // The first of the new segment is timed, and waits from then on.
-    assert_eq!(push_at(4, 500).0, Deferred::Queued);
+    assert_eq!(push_at(4, 500).0, Pushed::Queued);
     queue.confirm_flush(queue.begin_flush(), 600);
     queue.tell(&platform);
     assert_eq!(queue.exposure(&platform, 900).1, 500);
@@ -121,11 +121,11 @@ fn a_segment_that_a_visit_has_closed_costs_neither_the_clock_nor_the_bound() {
     assert_eq!(queue.exposure(&platform, 9_000).1, 1_500);
     // In the midst of a segment the queue is as full as at its end.
     queue.reclaim(&platform, None, |_, _| ());
-    (0..10).for_each(|number| assert_eq!(push_at(number, 9_000), (Deferred::Queued, None)));
+    (0..10).for_each(|number| assert_eq!(push_at(number, 9_000), (Pushed::Queued, None)));
     queue.close(&platform);
     let queued = (10..QUEUE_ENTRIES).map(|number| push_at(number, 9_000));
-    assert!({ queued }.all(|queued| queued == (Deferred::Queued, None)));
-    assert_eq!(push_at(999, 9_000), (Deferred::Full, None));
+    assert!({ queued }.all(|queued| queued == (Pushed::Queued, None)));
+    assert_eq!(push_at(999, 9_000), (Pushed::Full, None));
 }
 
 /// Any CPU's flush makes room in a queue that is full.
@@ -135,7 +135,7 @@ fn a_full_queue_needs_no_flush_of_its_own() {
     let queue = per_cpu();
     (0..QUEUE_ENTRIES).for_each(|number| assert_eq!(push(&queue, &platform, true, number).1, None));
     queue.confirm_flush(queue.begin_flush(), 0);
-    assert_eq!(push(&queue, &platform, true, 999), (Deferred::Queued, Some(range(0))));
+    assert_eq!(push(&queue, &platform, true, 999), (Pushed::Queued, Some(range(0))));
 }
 
 #[test]
@@ -143,13 +143,13 @@ fn a_timer_that_was_lost_is_asked_for_again_once() {
     let platform = StdPlatform::with_slots(1);
     let queue = per_cpu();
     let push = |number| push(&queue, &platform, true, number).0;
-    assert_eq!([push(0), push(1), push(2)], [FIRST, Deferred::Queued, Deferred::Queued]);
+    assert_eq!([push(0), push(1), push(2)], [FIRST, Pushed::Queued, Pushed::Queued]);
     // The clock is not read for the next one, so that it takes no more than some stores otherwise.
     queue.lose_timer();
     // By each queue, whoever else asks for one meanwhile.
     let other = |number| self::push(&queue, &platform, false, number).0;
-    assert_eq!((other(9), other(10)), (FIRST, Deferred::Queued));
-    assert_eq!((push(3), push(4)), (FIRST, Deferred::Queued));
+    assert_eq!((other(9), other(10)), (FIRST, Pushed::Queued));
+    assert_eq!((push(3), push(4)), (FIRST, Pushed::Queued));
 }
 
 /// A clock that panics leaves nothing behind: neither an entry nor a place that is taken.
@@ -173,7 +173,7 @@ fn a_clock_that_panics_queues_nothing() {
 #[test]
 fn a_slot_has_a_queue_of_its_own_or_all_have_one() {
     let platform = StdPlatform::with_slots(1);
-    for (queue, own) in [(per_cpu(), 1), (DeferredQueue::shared(), 0)] {
+    for (queue, own) in [(per_cpu(), 1), (FlushQueue::shared(), 0)] {
         let _ = push(&queue, &platform, true, 1);
         flush(&queue, &platform);
         let mut back = 0;
