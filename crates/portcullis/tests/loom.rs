@@ -3,11 +3,11 @@
 #![cfg(loom)]
 
 mod loom {
+    pub mod biased_lock;
     pub mod device_tlb;
     pub mod domain;
     pub mod flush_queue;
     pub mod frames;
-    pub mod owned;
     pub mod reclaim;
     pub mod registration;
     pub mod replace;

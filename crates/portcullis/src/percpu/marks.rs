@@ -20,7 +20,7 @@
 //! A CPU that has waited for a turn's end sees what the turn did: the store that ends the turn is a release, and the load
 //! that finds it ended an acquire. The store that begins the next turn is a release, too, as that load may find it in the
 //! first one's place: the CPU that revokes need not wait for the next turn, which sees the revocation and is without values.
-//! A mark beside its value ([`Owned`](super::Owned)) does not count its turns. A CPU that revokes such a value waits for a
+//! A mark beside its value ([`BiasedLock`](super::BiasedLock)) does not count its turns. A CPU that revokes such a value waits for a
 //! store that ends a turn, that one or a later one; the later one is without the value, and so as good as over.
 //!
 //! The owner sees what was done to its values meanwhile: the store that ends a revocation is a release, the turn's load an

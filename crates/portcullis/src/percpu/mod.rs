@@ -1,11 +1,11 @@
 //! Per-CPU values, each on cache lines of its own, and counts that only their own CPU writes.
 
+mod biased_lock;
 mod marks;
-mod owned;
 mod turn_local;
 
+pub use biased_lock::BiasedLock;
 pub use marks::{Marks, Section, Turn};
-pub use owned::Owned;
 pub use turn_local::TurnLocal;
 
 use alloc::boxed::Box;
@@ -20,7 +20,7 @@ pub struct CachePadded<T>(pub T);
 
 /// A word that only its slot's owner changes: no read-modify-write is needed, and none is done.
 ///
-/// What makes that safe is [`Owned`]: the owner keeps everybody else out with plain stores.
+/// What makes that safe is [`BiasedLock`]: the owner keeps everybody else out with plain stores.
 #[derive(Debug, Default)]
 pub struct LocalU64(AtomicU64);
 

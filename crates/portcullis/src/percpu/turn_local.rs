@@ -1,4 +1,4 @@
-//! Values as those of [`Owned`](super::Owned), for turns that lead to several of them, or that others wait for, too: their
+//! Values as those of [`BiasedLock`](super::BiasedLock), for turns that lead to several of them, or that others wait for, too: their
 //! [`Marks`] are apart from them.
 
 use alloc::boxed::Box;

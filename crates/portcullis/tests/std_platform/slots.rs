@@ -6,7 +6,7 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 
-use portcullis::percpu::Owned;
+use portcullis::percpu::BiasedLock;
 use portcullis::platform::Platform;
 use portcullis::std_platform::StdPlatform;
 
@@ -233,16 +233,16 @@ fn another_platform_s_slot_is_kept_while_that_platform_lives() {
 fn an_owner_and_one_who_revokes_are_never_both_at_a_value() {
     let platform = StdPlatform::with_slots(1);
     assert_eq!(slot_of(&platform), Some(0));
-    let values: Vec<_> = (0..50).map(|_| Owned::new(1, || AtomicU64::new(0))).collect();
+    let values: Vec<_> = (0..50).map(|_| BiasedLock::new(1, || AtomicU64::new(0))).collect();
     let add = |value: &AtomicU64| value.store(value.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     let turns: Vec<u64> = thread::scope(|scope| {
         scope.spawn(|| {
             values.iter().for_each(|owned| owned.with_others(&platform, None, |_, value| add(value)))
         });
-        let turn = |owned: &Owned<_>| platform.with_slot(|slot| owned.with(slot, add)).map_or(1, |()| 2);
+        let turn = |owned: &BiasedLock<_>| platform.with_slot(|slot| owned.with(slot, add)).map_or(1, |()| 2);
         values.iter().map(turn).collect()
     });
     let counts: Vec<u64> =
-        values.iter().flat_map(Owned::peek).map(|value| value.load(Ordering::Relaxed)).collect();
+        values.iter().flat_map(BiasedLock::peek).map(|value| value.load(Ordering::Relaxed)).collect();
     assert_eq!(counts, turns);
 }

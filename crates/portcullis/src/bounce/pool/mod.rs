@@ -81,7 +81,7 @@ use self::unlink::StillMapped;
 use crate::addr::IovaRange;
 use crate::domain::Domain;
 use crate::mapper::Mapper;
-use crate::percpu::{CachePadded, Owned};
+use crate::percpu::{BiasedLock, CachePadded};
 use crate::platform::{CopyMemory, Platform};
 use crate::sync::Mutex;
 
@@ -105,7 +105,7 @@ pub struct BouncePool<M: Mapper, P: Platform, C: CopyMemory> {
     layout: Layout,
     region: IovaRange,
     slots: Box<[Slot]>,
-    cpus: Owned<Cpu>,
+    cpus: BiasedLock<Cpu>,
     /// One for each class.
     depots: Box<[CachePadded<Mutex<Depot>>]>,
     singles: Singles,
@@ -130,7 +130,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         slots.try_reserve_exact(total).map_err(|_| PoolError::OutOfMemory { slots: total })?;
         slots.extend((0..total).map(|_| Slot::new()));
         // Before there is something to give back, should the platform panic.
-        let cpus = Owned::new(domain.platform().slots(), Cpu::default);
+        let cpus = BiasedLock::new(domain.platform().slots(), Cpu::default);
         let region = domain.reserve(bare.bytes(), config.limit)?.into_range();
         let layout = bare.at(region.start().get());
         let depot = |class| Depot::new(layout.first(class), layout.first(class + 1));

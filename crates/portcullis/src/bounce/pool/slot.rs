@@ -3,7 +3,7 @@
 //! A slot is always in one pair of hands: those of the list that it is in, or of the mapping that it is lent to.
 //! So its words are written without atomic read-modify-writes; they are atomics for the sake of callers that break
 //! the rules, who get wrong answers and no undefined behaviour. Hands change by a list's lock, by a CPU's turn
-//! ([`Owned`](crate::percpu::Owned)), or with the address that the driver carries from map to unmap: each of these
+//! ([`BiasedLock`](crate::percpu::BiasedLock)), or with the address that the driver carries from map to unmap: each of these
 //! orders what was written before.
 
 use alloc::boxed::Box;

@@ -72,7 +72,7 @@ use slots::Want;
 
 use crate::addr::{Direction, PhysAddr};
 use crate::domain::PhysSegment;
-use crate::percpu::Owned;
+use crate::percpu::BiasedLock;
 use crate::platform::{CopyMemory, FRAME_SIZE, Platform, PlatformEvents};
 use crate::sync::{AtomicBool, AtomicU64, Ordering, fence};
 
@@ -88,7 +88,7 @@ pub struct Swiotlb<P: Platform, C: CopyMemory> {
     /// Not dropped where a device may still reach some of it.
     memory: ManuallyDrop<C>,
     areas: Areas,
-    cpus: Owned<Cpu>,
+    cpus: BiasedLock<Cpu>,
     /// CPUs whose magazines were granted room.
     joined: AtomicU64,
     /// The pool was full, and all magazines are empty and stay so.
@@ -126,7 +126,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         let (min, max) = config.areas()?;
         let pool = Self {
             areas: Areas::new(config, min, max),
-            cpus: Owned::new(platform.slots(), Cpu::new),
+            cpus: BiasedLock::new(platform.slots(), Cpu::new),
             platform,
             memory: ManuallyDrop::new(memory),
             joined: AtomicU64::new(0),

@@ -6,7 +6,7 @@
 //! fast path writes the metadata of one slot, half a cache line.
 //!
 //! Memory ordering. Metadata changes hands with its run, through a CPU's list
-//! ([`Owned`](crate::percpu::Owned)), an area's lock, or the way in which the driver hands the
+//! ([`BiasedLock`](crate::percpu::BiasedLock)), an area's lock, or the way in which the driver hands the
 //! mapping over, so nearly all accesses are relaxed. Two are not: a list's link, and the word of a
 //! mapping, which is stored with release and loaded with acquire. A caller that asks for a mapping
 //! which has ended, and finds another mapping's word, finds that mapping's address with it, and

@@ -1,5 +1,8 @@
-//! Values that their CPU uses without an atomic read-modify-write, and that others can still reach, rarely: in its
-//! [turns](super::Marks) it has its own to itself. Each has a mark of its own beside it, on the same cache lines.
+//! A biased lock: its CPU takes it without an atomic read-modify-write, and another CPU, rarely, revokes that bias, which
+//! costs a barrier of all CPUs. The idea is that of Kawachiya, Koseki and Onodera ("Lock Reservation", OOPSLA 2002).
+//!
+//! While its CPU holds a lock it is in a [turn](super::Marks), and has the value to itself. The mark that says so stands beside
+//! the value, on the same cache lines.
 
 use alloc::boxed::Box;
 
@@ -10,7 +13,7 @@ use crate::sync::Mutex;
 
 /// One `T` for each slot, used by the slot's owner alone, or, rarely, by one other at a time.
 #[derive(Debug)]
-pub struct Owned<T> {
+pub struct BiasedLock<T> {
     slots: Box<[CachePadded<Slot<T>>]>,
     /// Held by those who revoke, one at a time. Apart from what every turn reads.
     revoking: CachePadded<Mutex<()>>,
@@ -23,7 +26,7 @@ struct Slot<T> {
     mark: Mark,
 }
 
-impl<T> Owned<T> {
+impl<T> BiasedLock<T> {
     /// `slots` values, each made by `make`.
     pub fn new(slots: usize, mut make: impl FnMut() -> T) -> Self {
         let slot = |_| CachePadded(Slot { value: make(), mark: Mark::default() });
@@ -74,7 +77,7 @@ mod tests {
 
     #[test]
     fn a_turn_is_not_inside_another_and_is_over_after_a_panic() {
-        let owned = Owned::new(1, || 7);
+        let owned = BiasedLock::new(1, || 7);
         // SAFETY: one thread uses these values, one call after the other.
         let slots = [0, 1].map(|index| unsafe { LocalSlot::new(index) });
         let [own, beyond] = &slots;

@@ -6,7 +6,7 @@ use std::sync::Weak;
 use ::loom::cell::UnsafeCell;
 use ::loom::sync::Arc;
 use ::loom::thread;
-use portcullis::percpu::{Counter, Marks, Owned, PerCpu, TurnLocal};
+use portcullis::percpu::{BiasedLock, Counter, Marks, PerCpu, TurnLocal};
 use portcullis::platform::{LocalSlot, Platform, PlatformEvents};
 
 /// A platform with full fences on both sides, as the model checker knows no others.
@@ -62,7 +62,7 @@ trait Values: Send + Sync + 'static {
     fn with_others(&self, only: Option<usize>, f: impl FnMut(usize, &Value));
 }
 
-impl Values for Owned<Value> {
+impl Values for BiasedLock<Value> {
     fn new() -> Arc<Self> {
         Arc::new(Self::new(1, || Value(UnsafeCell::new(0))))
     }
@@ -154,7 +154,7 @@ fn owner_and_revoker<V: Values>() {
 
 #[test]
 fn owner_and_revoker_take_turns() {
-    owner_and_revoker::<Owned<Value>>();
+    owner_and_revoker::<BiasedLock<Value>>();
     owner_and_revoker::<Apart>();
     owner_and_revoker::<Beside>();
 }
@@ -174,7 +174,7 @@ fn two_revokers<V: Values>() {
 
 #[test]
 fn two_revokers_take_turns_too() {
-    two_revokers::<Owned<Value>>();
+    two_revokers::<BiasedLock<Value>>();
     two_revokers::<Apart>();
     two_revokers::<Beside>();
 }
