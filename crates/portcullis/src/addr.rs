@@ -163,11 +163,6 @@ impl PageSizes {
         self.0 & size.bytes() != 0
     }
 
-    /// Whether all of `other` is in the set.
-    pub const fn contains_all(self, other: Self) -> bool {
-        other.0 & !self.0 == 0
-    }
-
     /// The smallest size in the set, the *granule*; `None` for the empty set.
     pub const fn smallest(self) -> Option<PageSize> {
         PageSize::from_shift(self.0.trailing_zeros())

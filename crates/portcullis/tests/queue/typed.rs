@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use portcullis::addr::{Direction, Iova};
+use portcullis::bounce::pool::TrustGroup;
 use portcullis::dma::{
     AttachError, DmaDomain, DmaMapError, DmaMask, DmaUnmapError, Ended, Mapping, Queue, QueueConfig,
     QueueError, Strategy,
@@ -284,6 +285,29 @@ fn a_list_of_nothing_comes_back() {
             assert_eq!(failed.error, DmaMapError::List(MapListError::EmptyList), "{policy:?} {config:?}");
             assert!(failed.buffer.is_some());
         }
+    }
+}
+
+#[test]
+fn a_device_finds_what_another_wrote_only_where_both_are_in_one_group() {
+    for is_one_group in [false, true] {
+        let world = World::new(Policy::Strict);
+        let mut nics =
+            [DeviceId(7), DeviceId(8)].map(|id| world.nic.domain().attach(id, DmaMask::BITS_64).unwrap());
+        if is_one_group {
+            nics = nics.map(|nic| nic.in_group(TrustGroup(9)));
+        }
+        // The first writes to its mapping, the second leaves its own as it is: it gets the buffer next.
+        let [first, second] = [Some(b"a secret"), None].map(|secret| {
+            let nic = &nics[usize::from(secret.is_none())];
+            let mut queue = nic.queue(QueueConfig::bounce()).unwrap();
+            let mapping = queue.map(world.frame(), Direction::FromDevice).unwrap();
+            secret.inspect(|secret| assert!(world.writes(mapping.iova(), *secret)));
+            let Ok(Ended::Done(frame)) = queue.unmap(mapping) else { panic!("a copy waits for nothing") };
+            frame
+        });
+        assert_eq!(&first.get(), b"a secret");
+        assert_eq!(&second.get(), if is_one_group { b"a secret" } else { &[0; 8] });
     }
 }
 
