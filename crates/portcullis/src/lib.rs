@@ -89,7 +89,7 @@
 //!     }
 //!     received.extend(rx.commit()?);
 //!
-//!     // A late write faults, or goes where nobody looks: the packet stays as it was read.
+//!     // A late write faults, or goes to a copy that is not read any more: the packet stays as it was read.
 //!     let _ = iommu.dma_write(card, iova, b"too late");
 //!     let mut packet = [0; 8];
 //!     received[0].read(0, &mut packet)?;

@@ -91,7 +91,7 @@ impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
 
     /// Unmaps the memory and frees it once no device reaches it.
     ///
-    /// Strict under every policy: a freed page may next be anybody's. Waits for one invalidation.
+    /// Strict under every policy: a freed page may have any owner next. Waits for one invalidation.
     ///
     /// # Errors
     /// [`UnmapError`]: the memory is not freed, ever, as a device may still reach it.

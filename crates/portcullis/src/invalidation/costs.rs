@@ -1,4 +1,4 @@
-//! What invalidations cost, as whoever drives the hardware states it.
+//! What invalidations cost, as the driver of the hardware states it.
 
 use super::QUEUE_ENTRIES;
 
@@ -18,8 +18,8 @@ pub struct Costs {
 }
 
 impl Costs {
-    /// A VT-d on bare metal: 2,130 cycles a submission (measured in 2015; 3 GHz are assumed). Nobody has published
-    /// the cost of one more descriptor; 50 ns are a read of memory. A refill is 64 entries of 197 ns, the reads of
+    /// A VT-d on bare metal: 2,130 cycles a submission (measured in 2015; 3 GHz are assumed). The cost of one
+    /// more descriptor is not published; 50 ns are a read of memory. A refill is 64 entries of 197 ns, the reads of
     /// memory that "Fast & Safe" (SOSP 2024) fitted.
     pub const BARE_METAL: Self = Self { submission_ns: 710, request_ns: 50, refill_ns: 64 * 197 };
 

@@ -80,7 +80,7 @@ pub struct DeviceTlbs {
     /// Places in use; while one is being taken or given up it may be one too many, and never one too few.
     count: AtomicU64,
     places: [AtomicU64; MOST_DEVICE_TLBS],
-    /// Held by whoever looks whether a device is there and takes a place for it: so it has one place at the most.
+    /// Held by the caller that looks for a device and takes a place for it: so it has one place at the most.
     adding: Mutex<()>,
 }
 
@@ -112,7 +112,7 @@ impl DeviceTlbs {
         queue.invalidate(self.domain, Invalidation::Domain)?;
         let place = coming.place;
         core::mem::forget(coming);
-        // Release: who finds it there is after that invalidation. Nobody else changes the place of one that is coming.
+        // Release: a CPU that finds it there comes after that invalidation. No other caller changes the place of one that is coming.
         place.store(number, Ordering::Release);
         Ok(())
     }

@@ -91,7 +91,7 @@ pub enum InvalidationError {
         bytes: u64,
     },
     /// The CPU that was to submit it did not come to the end of that.
-    #[error("whoever was to submit an invalidation did not finish")]
+    #[error("the CPU that was to submit an invalidation did not finish")]
     Abandoned,
 }
 

@@ -11,8 +11,8 @@
 //! [`LINGER`].
 //!
 //! **Bound.** A request is in a batch that begins at the latest when the one under way ends: two hardware waits
-//! at the most, however many CPUs there are, plus two more for each time that a batch holds requests for so many
-//! domains that not even one for each has room.
+//! at the most, however many CPUs there are, plus two more for each time that a batch holds requests for more
+//! domains than it has room for one each.
 //!
 //! **Failure.** Every CPU in a batch gets what the hardware reports for it. The last eight such batches
 //! are remembered one by one until each of their waiters has asked; if more are open, they are remembered as
@@ -148,13 +148,13 @@ impl<Q: InvalidationQueue> SharedQueue<Q> {
         self.submissions.load(Ordering::Relaxed)
     }
 
-    /// Waits until the batch `number` is complete, and leads a batch where nobody else does. The caller has requests in
+    /// Waits until the batch `number` is complete, and leads a batch where no other CPU does. The caller has requests in
     /// the batch `mine`, if in any.
     fn wait(&self, number: u64, mine: Option<u64>) {
         let mut looks = 0;
         while self.complete.load(Ordering::Acquire) < number {
             if !self.try_to_lead() {
-                // Whoever is waited for is running, as a rule: unless there are too few cores.
+                // The CPU that it waits for is running, as a rule: unless there are too few cores.
                 let crowded = self.expected.load(Ordering::Relaxed) > self.cores;
                 if crowded || looks == SPINS {
                     pause()
@@ -170,7 +170,7 @@ impl<Q: InvalidationQueue> SharedQueue<Q> {
         }
     }
 
-    /// Takes the right to submit, if nobody has it. Looks before it tries: those who wait would take the line from
+    /// Takes the right to submit, if no CPU has it. Looks before it tries, as CPUs that wait would take the line from
     /// each other.
     fn try_to_lead(&self) -> bool {
         let free = || self.led.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok();

@@ -20,7 +20,7 @@ pub struct CachePadded<T>(pub T);
 
 /// A word that only its slot's owner changes: no read-modify-write is needed, and none is done.
 ///
-/// What makes that safe is [`BiasedLock`]: the owner keeps everybody else out with plain stores.
+/// A [`BiasedLock`] makes that safe: its owner keeps other CPUs out with plain stores.
 #[derive(Debug, Default)]
 pub struct LocalU64(AtomicU64);
 

@@ -163,7 +163,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     ) -> Result<(), BounceError> {
         let start = single.range.start();
         if let Parts::Direct { neighbours } = single.parts {
-            // Forgotten first: once the domain has the addresses back, they may be anybody's.
+            // Forgotten first: once the domain has the addresses back, they may have any owner.
             let changing = claim.forget(start);
             changing.done();
             claim.done();

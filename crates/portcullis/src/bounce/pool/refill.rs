@@ -37,7 +37,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         self.domain.platform().with_slot_at_hand(pop)?
     }
 
-    /// A free slot of `class` whose buffer is mapped for `kind`, anybody's before. O(1), with one turn of the depot's
+    /// A free slot of `class` whose buffer is mapped for `kind`, of any group before. O(1), with one turn of the depot's
     /// lock where the CPU has none.
     pub(super) fn take(&self, class: usize, kind: usize) -> Option<usize> {
         let depot = &self.depots[class];

@@ -40,7 +40,7 @@ pub struct QueueConfig {
     pub(super) direction: Option<crate::addr::Direction>,
 }
 
-/// Unmaps that end together where nobody says otherwise.
+/// Unmaps that end together unless the driver says otherwise.
 const BATCH: usize = 32;
 
 impl QueueConfig {

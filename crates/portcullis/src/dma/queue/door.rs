@@ -28,7 +28,7 @@ impl DmaMask {
     /// Those below 4 GiB.
     pub const BITS_32: Self = Self::bits(32);
 
-    /// Addresses of so many bits, Linux's `DMA_BIT_MASK(n)`.
+    /// Addresses of `bits` bits, Linux's `DMA_BIT_MASK(n)`.
     pub const fn bits(bits: u32) -> Self {
         Self(if bits < u64::BITS { (1 << bits) - 1 } else { u64::MAX })
     }
@@ -66,7 +66,7 @@ pub struct DomainBuilder<M: Mapper, P: Platform, C: CopyMemory + Clone = NoCopie
 
 impl<F: Frames, Q: InvalidationQueue, X: Format, P: Platform> Domain<TableMapper<F, Q, X>, P> {
     /// The beginning of a driver: a domain whose translations are in `table`, which the hardware knows as `id` and caches as `queue`
-    /// is told. Whoever has hardware walk the table sees to both.
+    /// is told. The caller that has hardware walk the table sees to both.
     pub fn builder(table: PageTable<F, X>, queue: Q, id: DomainId) -> DomainBuilder<TableMapper<F, Q, X>, P> {
         DomainBuilder::new(TableMapper::new(table, queue, id, alloc::vec::Vec::new()))
     }

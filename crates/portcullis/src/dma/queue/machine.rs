@@ -41,7 +41,7 @@ pub(super) type AdaptiveOf<X> =
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NoCopies {}
 
-// SAFETY: nobody has a value to call anything with.
+// SAFETY: there is no value to call anything with.
 unsafe impl Frames for NoCopies {
     fn alloc(&self, _: usize) -> Option<PhysAddr> {
         match *self {}

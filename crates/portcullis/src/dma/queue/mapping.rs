@@ -204,7 +204,7 @@ pub enum RawEnded {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Raw {}
 
-// SAFETY: nobody has a value.
+// SAFETY: there is no value.
 unsafe impl DmaBuffer for Raw {
     fn segments(&self) -> &[PhysSegment] {
         match *self {}

@@ -109,7 +109,7 @@ pub struct Queue<X: Machine, B: DmaBuffer = Raw> {
     owed: usize,
     /// What waits: dropped only after a commit, so that a panic below leaks what a device may reach.
     buffers: ManuallyDrop<Vec<B>>,
-    /// For views of lists that nobody asked for.
+    /// For views of lists that the caller did not ask for.
     scratch: Vec<DmaSegment>,
 }
 
@@ -446,7 +446,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         }
         let (range, used) = (mapping.core.range(self.device.domain().granule()), bytes - neighbours);
         if let Err(error) = batch.unlink(range, used) {
-            // Where somebody had removed a part by number, the commit invalidates all of it all the same. What is still mapped
+            // Where another caller had removed a part by number, the commit invalidates all of it all the same. What is still mapped
             // devices reach whatever the hardware confirms.
             let waits = matches!(error, UnmapError::NotMapped { .. });
             return Err(RawNotUnmapped { mapping: None, waits, error: error.into() });
@@ -495,7 +495,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         }
     }
 
-    /// A flush makes unreachable what is unmapped, by whoever; what is still mapped it does not.
+    /// A flush makes unreachable what is unmapped, by any caller; what is still mapped it does not.
     #[cold]
     fn not_ended(&mut self, why: UnmapError, error: DmaUnmapError) -> RawNotUnmapped {
         let waits = matches!(why, UnmapError::Unconfirmed { .. } | UnmapError::NotMapped { .. });

@@ -24,7 +24,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         // Where a call below panics, the device may reach it: then it is leaked.
         let buffer = ManuallyDrop::new(buffer);
         // The memory is the buffer's alone, of the machine, and is accessed as a device's may be (`DmaBuffer`); the buffer is given
-        // back or dropped only after what ends the mapping, or leaked; and the mapping is in nobody else's hands.
+        // back or dropped only after what ends the mapping, or leaked; and no other caller has the mapping.
         let mapped = match buffer.segments() {
             // It returns from here with its words in registers, as what the other ways return is in memory; and they are
             // given a copy of the segment, as a buffer whose address is known lies in memory, too.
@@ -110,7 +110,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     /// [`NotUnmapped`]: the buffer does not come back yet. A mapping of another queue comes back, untouched.
     #[inline(always)]
     pub fn unmap(&mut self, mapping: Mapping<B>) -> Result<Ended<'_, B>, NotUnmapped<B>> {
-        // Where a call below panics, the buffer is leaked: nobody may know whether it waits.
+        // Where a call below panics, the buffer is leaked, as it is not known whether it waits.
         let Mapping { raw, buffer } = mapping;
         match self.unmap_raw(raw) {
             Ok(RawEnded::Done) => Ok(Ended::Done(ManuallyDrop::into_inner(buffer))),

@@ -121,7 +121,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     ) -> Result<(), UnmapError> {
         let (changing, mut gather) = (self.changing(range), Gather::new());
         let unmapped = self.unlink(range, &mut gather);
-        // What was not mapped as a whole is made unreachable before anybody is told of the mistake.
+        // What was not mapped as a whole is made unreachable before the caller is told of the mistake.
         if unmapped.bytes == range.len() && window().is_some() {
             let untimed = self.untimed();
             let pushed = self.push(range, neighbours, &window);

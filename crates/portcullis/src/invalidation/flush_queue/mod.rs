@@ -14,7 +14,7 @@
 //! policy) *visits* all queues instead, and closes what is open there.
 //!
 //! Memory ordering. A flush must not begin before the hardware can see the cleared page-table entries of everything
-//! that it will be taken to cover. Whoever closes a segment has them before a `SeqCst` fence, and the load of the stamp
+//! that it will be taken to cover. The CPU that closes a segment has them before a `SeqCst` fence, and the load of the stamp
 //! after it; a flush takes its number, fences, and then has the hardware invalidate. Of the two fences one is first: if the
 //! segment's, the flush and its hardware see the entries cleared; if the flush's, the load sees its number, so the stamp says
 //! that this flush does not cover the segment.
@@ -166,7 +166,7 @@ impl FlushQueue {
     /// Queues `cleared`, whose page-table entries the caller has cleared, until a flush covers it: for `window`,
     /// which is asked for in the CPU's turn, or under the lock of the queue that is shared, or not at all where that says `None`.
     ///
-    /// Whoever makes `window` say `None` (or less), [visits](Self::close) and flushes *then* can be sure: what was queued
+    /// A caller that makes `window` say `None` (or less), [visits](Self::close) and flushes *then* can be sure: what was queued
     /// before is covered by that flush, and what comes after sees the change.
     ///
     /// Also takes out the queue's oldest entry, if it is known to be safe: its addresses are the caller's to give back. `clock` is
@@ -231,7 +231,7 @@ impl FlushQueue {
         clock: impl Fn() -> u64,
     ) -> (Pushed, Option<IovaRange>) {
         if !ring.has_room() {
-            // There may be a flush, anybody's, that it has not heard of.
+            // There may be a flush, by any CPU, that it has not heard of.
             self.hear(ring);
             if !ring.has_room() {
                 return (Pushed::Full, None);
@@ -311,7 +311,7 @@ impl FlushQueue {
     /// their next segments, or at once when they are [visited](Self::tell). O(1).
     pub fn confirm_flush(&self, number: u64, now_ns: u64) {
         self.flushes.confirmed_ns.fetch_max(now_ns, Ordering::Relaxed);
-        // Release: whoever acts on the number acts after the confirmation.
+        // Release: a CPU that acts on the number acts after the confirmation.
         self.flushes.confirmed.fetch_max(number, Ordering::Release);
     }
 
