@@ -87,6 +87,32 @@ fn a_token_that_is_dropped_loses_its_addresses_and_says_so() {
     assert!(ranges.iter().all(|range| !comes_back(&bench, *range, 8)));
 }
 
+/// A caller that keeps addresses by number comes back to what a dropped token has left mapped, also
+/// twice.
+#[test]
+fn what_a_dropped_token_has_left_mapped_is_unlinked_and_its_addresses_stay_lost() {
+    let bench = Bench::new(Policy::Strict);
+    let linked = bench.domain.reserve(2 * PAGE, ANYWHERE).unwrap();
+    let linked = linked.open(&[page(0), page(2)], BOTH, &mut Gather::new());
+    let linked = linked.map_err(|refused| refused.error).unwrap();
+    let range = linked.range();
+    drop(linked);
+    assert!(bench.reaches(range.start()), "it stays mapped");
+    for _ in 0..2 {
+        let mut gather = Gather::new();
+        let linked = Linked::from_lost(&bench.domain, range);
+        assert_eq!(linked.range(), range);
+        let unlinked = linked.unlink(&mut gather).map_err(|still| still.kept).unwrap();
+        assert!(unlinked.is_lost());
+        bench.domain.confirm(&gather).unwrap();
+        assert!((0..2).all(|number| !bench.reaches(at(range, number).start())));
+        unlinked.free();
+        drop(Linked::from_lost(&bench.domain, range));
+        assert_eq!(lost(&bench), 2 * PAGE, "counted once");
+    }
+    assert!(!comes_back(&bench, range, 8));
+}
+
 #[test]
 fn a_list_that_does_not_fit_is_refused_and_its_addresses_are_free() {
     let bench = Bench::new(Policy::Strict);

@@ -12,7 +12,8 @@
 //! | nothing, but the hardware did not confirm it | they are held until it does, and so is the memory |
 //! | another's translation | they are lost: never used again, and counted |
 //!
-//! A token cannot be copied. Dropped, where a call below panics for example, its addresses are lost.
+//! A token cannot be copied. Dropped, where a call below panics for example, its addresses are
+//! lost; what is mapped there can still be unlinked ([`Linked::from_lost`]).
 
 use super::guards::Unsure;
 use super::{Changing, Domain};
@@ -72,9 +73,15 @@ pub struct Reserved<'d, M: Mapper, P: Platform>(Changing<'d, M, P>);
 
 /// Addresses of a domain at which a list of memory is mapped.
 ///
-/// Dropping it leaves the memory mapped, and counts the addresses as lost.
+/// Dropping it leaves the memory mapped, and counts the addresses as lost:
+/// [`from_lost`](Self::from_lost) leads back to it.
 #[must_use = "dropping it leaves the memory mapped"]
-pub struct Linked<'d, M: Mapper, P: Platform>(Changing<'d, M, P>);
+pub struct Linked<'d, M: Mapper, P: Platform> {
+    domain: &'d Domain<M, P>,
+    range: IovaRange,
+    /// `None` where they are lost.
+    addresses: Option<Changing<'d, M, P>>,
+}
 
 /// Addresses of a domain whose translations are removed, while devices may still use what they have cached of them.
 ///
@@ -207,7 +214,7 @@ impl<'d, M: Mapper, P: Platform> Reserved<'d, M, P> {
         match linked {
             Ok(()) => {
                 domain.platform.with_slot(|slot| domain.books.of(slot).add(|book| &book.maps, 1));
-                Ok(Linked(addresses))
+                Ok(Linked { domain, range, addresses: Some(addresses) })
             }
             Err(LinkFailed { error, remains }) => {
                 let is_lost = remains.addresses() == Fate::Lost;
@@ -240,20 +247,28 @@ impl<'d, M: Mapper, P: Platform> Refused<'d, M, P> {
 impl<'d, M: Mapper, P: Platform> Linked<'d, M, P> {
     /// The addresses.
     pub fn range(&self) -> IovaRange {
-        self.0.range()
+        self.range
     }
 
     /// The addresses, at which the memory stays mapped: the caller keeps them by number, and goes on with
     /// [`from_range`](Self::from_range).
     #[inline]
     pub fn into_range(self) -> IovaRange {
-        self.0.done()
+        self.addresses.map_or(self.range, Changing::done)
     }
 
     /// Goes on with addresses of `domain` that [`into_range`](Self::into_range) has returned. It trusts the caller in that, as
     /// [`Domain::unmap`] does.
     pub fn from_range(domain: &'d Domain<M, P>, range: IovaRange) -> Self {
-        Self(domain.changing(range))
+        Self { domain, range, addresses: Some(domain.changing(range)) }
+    }
+
+    /// Goes on with addresses of `domain` whose token was dropped while memory was mapped there,
+    /// where a call below panicked for example. They are lost, and counted:
+    /// [`unlink`](Self::unlink) removes what is left there, and this token neither counts them
+    /// again nor frees them. It trusts the caller in that, as [`Domain::unmap`] does.
+    pub fn from_lost(domain: &'d Domain<M, P>, range: IovaRange) -> Self {
+        Self { domain, range, addresses: None }
     }
 
     /// Removes the translations, and adds them to `gather`. Devices reach the memory until `gather` is
@@ -265,12 +280,13 @@ impl<'d, M: Mapper, P: Platform> Linked<'d, M, P> {
     /// # Errors
     /// [`StillMapped`]: try again.
     pub fn unlink(self, gather: &mut Gather) -> Result<Unlinked<'d, M, P>, StillMapped<'d, M, P>> {
-        let range = self.range();
-        let Unmapped { bytes, kept, .. } = self.0.domain.unlink(range, gather);
-        match kept {
-            0 => Ok(Unlinked::new(self.0, bytes != range.len(), 1)),
-            kept => Err(StillMapped { linked: self, kept }),
+        let Self { domain, range, .. } = self;
+        let Unmapped { bytes, kept, .. } = domain.unlink(range, gather);
+        if kept > 0 {
+            return Err(StillMapped { linked: self, kept });
         }
+        let addresses = self.addresses.filter(|_| bytes == range.len());
+        Ok(Unlinked { domain, range, addresses, unmaps: 1 })
     }
 }
 
