@@ -1,7 +1,7 @@
 //! What the documents name is there: files, places in other documents, crates, examples, tests, commands. What they say
 //! of the command `portcullis` is tested where its options are parsed, in `portcullis-cli`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::codes::{Document, documents};
 use crate::{coherence, nightly, root};
@@ -93,9 +93,12 @@ fn commands(document: &Document) -> Vec<String> {
     document.commands("cargo").filter_map(|words| wrong_with(&words)).collect()
 }
 
-/// Whether the test `name` is in `target`, a file or folder below `crates/portcullis/tests`.
+/// Whether the test `name` is in `target`, a file or folder below the tests of one of the crates.
 fn is_test(target: &str, name: &str) -> bool {
-    let tests = root().join("crates/portcullis/tests");
+    nightly::CRATES.iter().any(|of| is_test_in(&root().join("crates").join(of).join("tests"), target, name))
+}
+
+fn is_test_in(tests: &Path, target: &str, name: &str) -> bool {
     let (module, function) = name.rsplit_once("::").unwrap_or(("main", name));
     let module = module.replace("::", "/");
     let files = [format!("{target}.rs"), format!("{target}/{module}.rs"), format!("{module}.rs")];

@@ -205,7 +205,18 @@ fn test_steps() -> Vec<Step> {
             environment: &[("RUSTFLAGS", "--cfg loom"), ("CARGO_TARGET_DIR", "target/loom")],
             ..Step::cargo(
                 "lock-free parts in the model checker",
-                &["test", "--locked", "--release", "-p", "portcullis", "--lib", "--test", "loom"],
+                &[
+                    "test",
+                    "--locked",
+                    "--release",
+                    "-p",
+                    "portcullis",
+                    "-p",
+                    "portcullis-linux",
+                    "--lib",
+                    "--test",
+                    "loom",
+                ],
             )
         },
         Step {

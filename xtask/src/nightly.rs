@@ -20,7 +20,10 @@ pub struct Tool {
     tests: &'static [Tests],
 }
 
-/// Tests of one file or folder below `crates/portcullis/tests`.
+/// The crates whose tests they are. No two have a file of tests of the same name here.
+pub const CRATES: [&str; 2] = ["portcullis", "portcullis-linux"];
+
+/// Tests of one file or folder below the `tests` of one of [`CRATES`].
 pub type Tests = (&'static str, &'static [&'static str]);
 
 /// A part of nightly Rust that not every machine has.
@@ -244,7 +247,10 @@ impl Tool {
     pub fn run(&self, root: &Path) -> Result<(), String> {
         let host = host()?;
         let mut command = nightly(&["cargo"]);
-        command.args(self.command).args(["--locked", "-p", "portcullis"]);
+        command.args(self.command).arg("--locked");
+        for name in CRATES {
+            command.args(["-p", name]);
+        }
         if self.sanitizes {
             command.args(["--target", &host]);
         }

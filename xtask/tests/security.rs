@@ -24,7 +24,9 @@ fn named(text: &str) -> Vec<&str> {
 /// Whether a function that is a test has this name in its file.
 fn exists(test: &str) -> bool {
     let Some((place, name)) = test.rsplit_once("::") else { return false };
-    let place = root().join("crates/portcullis/tests").join(place.replace("::", "/"));
+    let (of, place) =
+        place.strip_prefix("linux::").map_or(("portcullis", place), |place| ("portcullis-linux", place));
+    let place = root().join("crates").join(of).join("tests").join(place.replace("::", "/"));
     let files = [place.with_extension("rs"), place.join("main.rs")];
     let text: String = files.iter().filter_map(|file| std::fs::read_to_string(file).ok()).collect();
     let function = format!("fn {name}(");
@@ -66,6 +68,9 @@ fn every_promise_names_a_test_and_they_are_numbered() {
 fn what_is_not_a_test_is_not_taken_for_one() {
     assert_eq!(named("`kept::that` and `Domain::flush`, `a::b::c`"), ["kept::that"]);
     assert!(exists("protection::strict_unmapped_means_unreachable"));
+    assert!(
+        exists("linux::below::registration::registrations") && !exists("below::registration::registrations")
+    );
     // A helper, nothing at all, and no file.
     assert!(!exists("mishaps::watched") && !exists("mishaps::nothing") && !exists("nowhere::nothing"));
 }

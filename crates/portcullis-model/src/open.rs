@@ -19,7 +19,6 @@ use portcullis::invalidation::{DeviceId, Gather, InvalidationError, Invalidation
 use portcullis::mapper::{Mapper, TableMapper};
 use portcullis::pgtable::{Attributes, Format, MapError, PageTable, Unmapped};
 use portcullis::platform::{CopyMemory, Frames, LocalSlot, Platform};
-use portcullis::registration::{AcquireError, Keep, Registration, RegistrationCache};
 
 use crate::memory::Memory;
 
@@ -360,33 +359,6 @@ impl<'d, M: Mapper + Simulated, P: Platform> OpenReserved<'d, M, P> for Reserved
     ) -> Result<Linked<'d, M, P>, Refused<'d, M, P>> {
         // SAFETY: only simulated devices reach it, and those only atomics.
         unsafe { self.link(list, permissions, unconfirmed) }
-    }
-}
-
-/// [`RegistrationCache`], of a simulated device.
-pub trait OpenCache {
-    /// [`RegistrationCache::acquire`].
-    ///
-    /// # Errors
-    /// As there.
-    fn open(
-        &self,
-        memory: PhysSegment,
-        direction: Direction,
-        keep: Keep,
-    ) -> Result<Registration, AcquireError>;
-}
-
-impl<M: Mapper + Simulated, P: Platform> OpenCache for RegistrationCache<M, P> {
-    #[inline]
-    fn open(
-        &self,
-        memory: PhysSegment,
-        direction: Direction,
-        keep: Keep,
-    ) -> Result<Registration, AcquireError> {
-        // SAFETY: only simulated devices reach it, and those only atomics.
-        unsafe { self.acquire(memory, direction, keep) }
     }
 }
 

@@ -3,8 +3,8 @@
 //! between two readings of the clock.
 //!
 //! It has two kinds. *Stale* bytes belong to buffers that were unmapped and that no invalidation
-//! has covered yet. *Neighbour* bytes share a page with a buffer, or belong to a
-//! [registration](crate::registration) without a holder.
+//! has covered yet. *Neighbour* bytes share a page with a buffer, or are of a mapping that a cache
+//! keeps while no driver uses it ([`Domain::count_neighbours`](crate::domain::Domain::count_neighbours)).
 
 use core::ops::{AddAssign, Sub};
 
@@ -19,8 +19,8 @@ use core::ops::{AddAssign, Sub};
 pub struct Exposure {
     /// Bytes of buffers whose unmap had returned and that no invalidation had covered yet, times nanoseconds.
     pub stale_byte_ns: u128,
-    /// Bytes beside a buffer in its pages, and of registrations without a holder, times the
-    /// nanoseconds that devices could reach them.
+    /// Bytes beside a buffer in its pages, and of mappings that a cache keeps while no driver uses
+    /// them, times the nanoseconds that devices could reach them.
     pub neighbour_byte_ns: u128,
     /// The longest time in nanoseconds from an unmap's return until an invalidation covered it.
     pub longest_stale_ns: u64,

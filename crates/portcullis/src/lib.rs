@@ -10,8 +10,7 @@
 //! - Drivers: [`dma::Queue`], by [`Domain::builder`](domain::Domain::builder): mappings that own their buffers, whatever protects them.
 //! - Kernels and VMMs: [`domain::Domain`] over a [`mapper::Mapper`].
 //! - The layers, each of which uses only those before it: [`addr`], [`sync`], [`platform`], [`percpu`],
-//!   [`iova`], [`pgtable`], [`exposure`], [`invalidation`], [`mapper`], [`domain`], [`bounce`], [`dma`],
-//!   [`registration`].
+//!   [`iova`], [`pgtable`], [`exposure`], [`invalidation`], [`mapper`], [`domain`], [`bounce`], [`dma`].
 //!
 //! # What always holds
 //! - Memory that a strict unmap hands back cannot be reached by the device; with lazy protection it can for
@@ -120,7 +119,6 @@ pub mod mapper;
 pub mod percpu;
 pub mod pgtable;
 pub mod platform;
-pub mod registration;
 #[cfg(feature = "std")]
 pub mod std_platform;
 pub mod sync;

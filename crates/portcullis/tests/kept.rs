@@ -2,9 +2,9 @@
 
 mod common;
 mod queued;
+mod stuck;
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use common::{Bench, DEVICE, PAGE};
 use portcullis::addr::{Direction, Iova, IovaRange, Permissions, PhysAddr};
@@ -14,15 +14,15 @@ use portcullis::dma::{
     RawBatch, RingError, StrictRing, StrictRingConfig,
 };
 use portcullis::domain::{Domain, PhysSegment, Policy, UnmapError};
-use portcullis::invalidation::{Costs, DomainId, Gather, InvalidationError};
-use portcullis::mapper::{Geometry, Mapper, TableMapper};
-use portcullis::pgtable::{MapError, PageTable, Unmapped};
+use portcullis::invalidation::{DomainId, InvalidationError};
+use portcullis::mapper::TableMapper;
+use portcullis::pgtable::PageTable;
 use portcullis::platform::{FRAME_SIZE, Platform};
-use portcullis::registration::{Keep, RegistrationCache, RegistrationLimits};
 use portcullis::std_platform::StdPlatform;
-use portcullis_model::open::{OpenCache, OpenDomain, OpenPool, OpenRing, Simulated};
+use portcullis_model::open::{OpenDomain, OpenPool, OpenRing};
 use portcullis_model::{Context, Iommu, IommuConfig, Memory};
 use queued::queue;
+use stuck::Stuck;
 
 const LARGE: u64 = 2 << 20;
 const ANYWHERE: Iova = Iova::new(u64::MAX);
@@ -60,56 +60,6 @@ fn a_part_of_a_large_page_that_cannot_be_split_is_still_mapped() {
     }
 }
 
-type Tables = TableMapper<Arc<Memory>, portcullis_model::Queue>;
-
-/// A mapper that does not remove what it is asked to, while it is stuck.
-struct Stuck {
-    inner: Tables,
-    stuck: AtomicBool,
-    /// Where each mapping was, and what its first memory is.
-    mapped: Mutex<Vec<(Iova, PhysAddr)>>,
-}
-
-// SAFETY: it maps in the model's tables.
-unsafe impl Simulated for Stuck {}
-
-// SAFETY: all is the inner mapper's; what is stuck is said to be kept.
-unsafe impl Mapper for Stuck {
-    fn geometry(&self) -> &Geometry {
-        self.inner.geometry()
-    }
-
-    fn costs(&self) -> Costs {
-        self.inner.costs()
-    }
-
-    unsafe fn map<P: Platform>(
-        &self,
-        platform: &P,
-        range: IovaRange,
-        list: impl IntoIterator<Item = (PhysAddr, u64)>,
-        permissions: Permissions,
-        gather: &mut Gather,
-    ) -> Result<(), MapError> {
-        let mut list = list.into_iter().peekable();
-        let first = list.peek().map(|(phys, _)| (range.start(), *phys));
-        self.mapped.lock().unwrap().extend(first);
-        // SAFETY: the caller's promise.
-        unsafe { self.inner.map(platform, range, list, permissions, gather) }
-    }
-
-    fn unmap<P: Platform>(&self, platform: &P, range: IovaRange, gather: &mut Gather) -> Unmapped {
-        if self.stuck.load(Ordering::Relaxed) {
-            return Unmapped { kept: range.len(), ..Unmapped::of(range, 0) };
-        }
-        self.inner.unmap(platform, range, gather)
-    }
-
-    fn sync(&self, gather: &Gather) -> Result<(), InvalidationError> {
-        self.inner.sync(gather)
-    }
-}
-
 struct StuckBench {
     memory: Arc<Memory>,
     iommu: Arc<Iommu>,
@@ -126,8 +76,7 @@ impl StuckBench {
         let table = PageTable::new(Arc::clone(&memory), common::vtd(4), platform.slots()).unwrap();
         iommu.attach(DEVICE, Context::SecondStage { domain: DomainId(1), root: table.root(), levels: 4 });
         let inner = TableMapper::new(table, iommu.queue(), DomainId(1), Vec::new());
-        let mapper = Stuck { inner, stuck: AtomicBool::new(false), mapped: Mutex::default() };
-        let domain = Domain::new(platform, mapper, Policy::Strict).unwrap();
+        let domain = Domain::new(platform, Stuck::new(inner), Policy::Strict).unwrap();
         let device = DmaDevice::new(Arc::clone(&domain), u64::MAX);
         // The tables that the first mapping needs.
         let range = domain.open(&LIST[..1], Permissions::READ, ANYWHERE).unwrap();
@@ -137,7 +86,7 @@ impl StuckBench {
     }
 
     fn stick(&self, stuck: bool) {
-        self.domain.mapper().stuck.store(stuck, Ordering::Relaxed);
+        self.domain.mapper().stick(stuck);
     }
 
     fn writes(&self, iova: Iova) -> bool {
@@ -227,29 +176,6 @@ fn a_ring_keeps_what_waits() {
     bench.stick(false);
     assert_eq!(ring.commit(), Ok(1));
     assert!(!bench.writes(iova));
-}
-
-#[test]
-fn a_registration_is_not_forgotten_before_it_is_gone() {
-    let bench = StuckBench::new();
-    let limits = RegistrationLimits { entries: 8, bytes: 8 * PAGE };
-    let cache = RegistrationCache::new(bench.device.clone(), limits).unwrap();
-    let memory = |number| PhysSegment { phys: PhysAddr::new(0x9_0000_0000 + number * PAGE), len: PAGE };
-    let held = [0, 1].map(|number| cache.open(memory(number), BOTH, Keep::UntilForgotten).unwrap());
-    let iovas = held.each_ref().map(|held| held.iova());
-    held.into_iter().for_each(|held| _ = cache.release(held).unwrap());
-    bench.stick(true);
-    for _ in 0..2 {
-        let error = cache.forget(memory(0)).unwrap_err();
-        assert_eq!((error.entries, error.error), (1, InvalidationError::StillMapped { bytes: PAGE }));
-        assert_eq!(cache.trim(0), Err(InvalidationError::StillMapped { bytes: 2 * PAGE }));
-        assert!(iovas.iter().all(|iova| bench.writes(*iova)));
-    }
-    bench.stick(false);
-    cache.forget(memory(0)).unwrap();
-    assert!(!bench.writes(iovas[0]));
-    cache.trim(0).unwrap();
-    assert!(!bench.writes(iovas[1]));
 }
 
 #[test]

@@ -9,7 +9,6 @@ mod loom {
     pub mod flush_queue;
     pub mod frames;
     pub mod reclaim;
-    pub mod registration;
     pub mod replace;
     pub mod sections;
     pub mod shared;

@@ -6,7 +6,7 @@ use portcullis::addr::{Iova, IovaRange, PhysAddr};
 use portcullis::dma::{BatchError, DmaSegment, RawBatch, RingError, RingMapping, RingUnmap, StrictRing};
 use portcullis::domain::{PhysSegment, UnmapError};
 use portcullis::pgtable::Format;
-use portcullis::registration::{Keep, Registration, RegistrationCache, Released};
+use portcullis_linux::registration::{Keep, Registration, RegistrationCache, Released};
 
 use super::Clocked;
 use super::model::{End, FOLLOWED, PAGE, State, pages, pages_of};

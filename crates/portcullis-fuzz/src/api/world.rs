@@ -13,7 +13,7 @@ use portcullis::invalidation::{DeviceId, DomainId, InvalidationError};
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{Attributes, Format, Layout, PageTable};
 use portcullis::platform::{Platform, PlatformEvents};
-use portcullis::registration::{RegistrationCache, RegistrationLimits};
+use portcullis_linux::registration::{RegistrationCache, RegistrationLimits};
 use portcullis_model::{Buffer, Context, Iommu, IommuConfig, Memory, Queue, TableFormat};
 
 use super::Clocked;

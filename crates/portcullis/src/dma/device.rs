@@ -256,7 +256,7 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         let range = unsafe { self.domain.map(list, direction.permissions(), Iova::new(self.mask)) }?;
         let changing = self.domain.changing(range);
         let used = bytes_of(list.iter().map(|segment| segment.len));
-        self.domain.count_neighbours(range.len().saturating_sub(used));
+        self.domain.count_neighbours(range.len().saturating_sub(used).cast_signed());
         changing.done();
         Ok((self.first_of(first, range), Some(range)))
     }

@@ -104,7 +104,7 @@ impl Page<'_> {
 
     /// The same with the clock read. Where that panics, the bytes are counted, and the next change reads it.
     #[cold]
-    fn change_now(self, bytes: u64, clock: impl FnOnce() -> u64) {
+    pub(super) fn change_now(self, bytes: u64, clock: impl FnOnce() -> u64) {
         let uncounted = Uncounted(self, bytes);
         let now_ns = clock();
         core::mem::forget(uncounted);

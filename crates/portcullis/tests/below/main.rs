@@ -13,6 +13,7 @@
 
 mod adaptive;
 mod changes;
+mod counts;
 mod dma;
 mod doubles;
 mod faults;
@@ -21,7 +22,6 @@ mod pool;
 mod queue;
 #[path = "../queued/mod.rs"]
 mod queued;
-mod registration;
 mod ring;
 mod run;
 mod space;

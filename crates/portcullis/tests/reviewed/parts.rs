@@ -6,9 +6,8 @@ use portcullis::addr::{Direction, Iova, IovaRange, Permissions, PhysAddr};
 use portcullis::dma::{BatchError, RawBatch, RingUnmap, StrictRing, StrictRingConfig};
 use portcullis::domain::{MapListError, PhysSegment, Policy, UnmapError};
 use portcullis::invalidation::{Gather, InvalidationError};
-use portcullis::registration::{Keep, RegistrationCache, RegistrationLimits};
 use portcullis_model::Queue;
-use portcullis_model::open::{OpenCache, OpenDevice, OpenDomain, OpenMapper, OpenRing};
+use portcullis_model::open::{OpenDevice, OpenDomain, OpenMapper, OpenRing};
 
 use crate::rig::{ANYWHERE, Clocked, Hooked, PAGE, Rig, page};
 
@@ -115,7 +114,7 @@ fn what_is_not_confirmed_is_tried_again_and_counted_though_a_part_of_it_was_gone
 }
 
 #[test]
-fn what_a_ring_or_a_cache_leaves_unconfirmed_is_tried_again_and_counted() {
+fn what_a_ring_leaves_unconfirmed_is_tried_again_and_counted() {
     let rig = Rig::new(Clocked::new(2), Policy::Strict, Hooked::new);
     let mut ring = StrictRing::new(&rig.device, StrictRingConfig::new(8, PAGE, 2)).unwrap();
     let mapping = ring.open(&[page(1)], BOTH).unwrap();
@@ -123,13 +122,6 @@ fn what_a_ring_or_a_cache_leaves_unconfirmed_is_tried_again_and_counted() {
     assert!(rig.reaches(iova));
     assert_eq!(ring.unmap(mapping).unwrap(), RingUnmap::Waiting);
     is_tried_again("a ring", &rig, iova, || drop(ring));
-
-    // One that is held, and so has its addresses given up.
-    let rig = Rig::new(Clocked::new(2), Policy::Strict, Hooked::new);
-    let limits = RegistrationLimits { entries: 4, bytes: 1 << 20 };
-    let cache = RegistrationCache::new(rig.device.clone(), limits).unwrap();
-    let held = cache.open(page(1), BOTH, Keep::WhileHeld).unwrap();
-    is_tried_again("a cache", &rig, held.iova(), || drop(cache));
 }
 
 /// A list that meets somebody else's mapping half-way, and is not confirmed to be gone.

@@ -51,7 +51,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         if touches {
             // SAFETY: the caller's promise.
             let changing = unsafe { self.map_unnoted(list, terms.direction.permissions(), limit) }?;
-            self.domain.count_neighbours(changing.range().len().saturating_sub(len));
+            self.domain.count_neighbours(changing.range().len().saturating_sub(len).cast_signed());
             let iova = Iova::new(changing.done().start().get() | offset);
             return Ok(PoolMapping { iova, len, way: Way::Direct, list: None });
         }
@@ -66,7 +66,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         // Until its owner has it.
         let changing = self.domain.changing(single.range);
         self.domain.settle(Tally { maps: 1, ..Tally::default() });
-        self.domain.count_neighbours(neighbours);
+        self.domain.count_neighbours(neighbours.cast_signed());
         changing.done();
         Ok(PoolMapping { iova: single.iova, len: span, way: Way::Direct, list: Some((list, granule)) })
     }

@@ -55,7 +55,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
 
     /// What the domain has left exposed so far.
     ///
-    /// Counted by the mappings that the [`dma`](crate::dma) layer makes; [`map`](Self::map) by itself knows whole
+    /// Counted by the mappings that the [`dma`](crate::dma) layer makes, and of a cache of the caller's by
+    /// [`count_neighbours`](Self::count_neighbours); [`map`](Self::map) by itself knows whole
     /// pages only, which have no neighbours. Without translation everything is exposed, always, and nothing is
     /// counted. The clock is read every 65 us or so while a CPU maps and unmaps, and for each 64th change at the
     /// latest: what came and went in between is taken to have done so evenly. So the sums are wrong, for the time
@@ -81,17 +82,29 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.platform.now_ns()
     }
 
-    /// `bytes` beside a buffer that has been mapped can be reached.
+    /// Counts `change` bytes more (negative: fewer) that devices can reach and that no buffer in
+    /// use has: beside buffers, in their pages, or of mappings that a cache of the caller's keeps
+    /// while no driver uses them. They count in [`exposure`](Self::exposure), as
+    /// `neighbour_byte_ns`, until the caller takes the same number off again.
+    ///
+    /// They are counted also where the platform panics, which the caller then meets; a second panic
+    /// ends the process. Two stores in a slot of the platform, and one reading of the clock now and
+    /// then; nothing for 0.
     #[inline]
-    pub(crate) fn count_neighbours(&self, bytes: u64) {
-        if bytes > 0 {
-            self.platform.with_slot(|slot| self.change_neighbours(slot, bytes));
+    pub fn count_neighbours(&self, change: i64) {
+        if change != 0 {
+            let bytes = change.cast_unsigned();
+            let untold = Untold(self, bytes);
+            self.platform.with_slot(|slot| {
+                core::mem::forget(untold);
+                self.change_neighbours(slot, bytes);
+            });
         }
     }
 
     /// The same with the caller's slot. Wraps: fewer, where it is the negative of a number.
     #[inline]
-    pub(crate) fn change_neighbours(&self, slot: Option<&LocalSlot<'_>>, bytes: u64) {
+    fn change_neighbours(&self, slot: Option<&LocalSlot<'_>>, bytes: u64) {
         self.change_in(self.books.of(slot), bytes);
     }
 
@@ -107,6 +120,18 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     #[inline]
     pub(super) fn uncount_neighbours(&self, slot: Option<&LocalSlot<'_>>, bytes: u64) {
         self.change_neighbours(slot, bytes.wrapping_neg());
+    }
+}
+
+/// Neighbours that are to be counted with a slot. Dropped, where the platform panics before it
+/// lends one, it counts them without, at the time that the clock says.
+struct Untold<'a, M: Mapper, P: Platform>(&'a Domain<M, P>, u64);
+
+impl<M: Mapper, P: Platform> Drop for Untold<'_, M, P> {
+    #[cold]
+    fn drop(&mut self) {
+        let Self(domain, bytes) = self;
+        domain.books.of(None).change_now(*bytes, || domain.platform.now_ns());
     }
 }
 

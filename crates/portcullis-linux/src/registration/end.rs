@@ -1,7 +1,15 @@
 //! Releasing, forgetting and trimming: how entries end. After `Ok` no device reaches an entry that
 //! the call has ended.
 
+use std::sync::PoisonError;
+
 use arrayvec::ArrayVec;
+use portcullis::addr::{IovaRange, Permissions};
+use portcullis::domain::{Domain, Linked, PhysSegment, StillMapped, Unlinked};
+use portcullis::invalidation::{Gather, InvalidationError};
+use portcullis::mapper::Mapper;
+use portcullis::platform::Platform;
+use portcullis::sync::pause;
 
 use super::RegistrationCache;
 use super::config::{Forgotten, Registration, Released};
@@ -9,14 +17,7 @@ use super::error::{ForgetError, ReleaseRegistrationError};
 use super::hands::{Entry, Hands};
 use super::index::Span;
 use super::slot::{Phase, Slots};
-use super::state::{BATCH, Ended, State};
-use crate::addr::{IovaRange, Permissions};
-use crate::domain::{Domain, PhysSegment};
-use crate::invalidation::{Gather, InvalidationError};
-use crate::mapper::Mapper;
-use crate::pgtable::Unmapped;
-use crate::platform::Platform;
-use crate::sync::pause;
+use super::state::{BATCH, Ended, Evicted, State};
 
 impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
     /// Gives a registration back: the caller's device is done with it. O(1), except for the last
@@ -91,8 +92,8 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
                     ended.map(|()| released).map_err(|error| ReleaseRegistrationError::Unconfirmed { error })
                 }
                 Some(Ended::Forgotten(_)) => {
-                    if let Entry::Freed { range, lost } = core::mem::replace(&mut hands.entry, Entry::None) {
-                        self.give_back(range, lost, 1);
+                    if let Entry::Freed { range, lost } = std::mem::replace(&mut hands.entry, Entry::None) {
+                        Unlinked::from_range(self.device.domain(), (range, lost)).free();
                     }
                     Ok(Released::Forgotten)
                 }
@@ -205,49 +206,58 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
         let domain = self.device.domain();
         let mut gather = Gather::new();
         let mut kept = 0;
+        let mut tokens: ArrayVec<_, BATCH> = ArrayVec::new();
         for evicted in &mut hands.batch {
+            let Evicted { range, lost, again, .. } = *evicted;
+            // From here on a token has the addresses, and counts them if this call unwinds.
+            evicted.lost = true;
             // An entry that was unlinked before is not unlinked again: another caller's translation
             // may be there now.
-            if evicted.again {
-                gather.add(evicted.range);
+            if again {
+                gather.add(range);
+                tokens.push(Unlinked::from_range(domain, (range, lost)));
                 continue;
             }
-            let Unmapped { bytes, kept: left, .. } = domain.unlink(evicted.range, &mut gather);
-            // A later call removes what could not be removed.
-            evicted.again = left == 0;
-            kept += left;
-            if bytes != evicted.range.len() {
-                // The caller that removed the rest may have given the addresses to others.
-                evicted.lost = true;
+            match linked(domain, range, lost).unlink(&mut gather) {
+                Ok(unlinked) => {
+                    evicted.again = true;
+                    tokens.push(unlinked);
+                }
+                // A later call removes what could not be removed.
+                Err(StillMapped { linked, kept: left }) => {
+                    linked.into_range();
+                    evicted.lost = lost;
+                    kept += left;
+                }
             }
         }
         let confirmed = domain.confirm(&gather);
         let mut free: ArrayVec<_, BATCH> = ArrayVec::new();
         self.with(|state| {
-            for evicted in hands.batch.drain(..) {
-                state.slots.at_mut(evicted.slot).lost = evicted.lost;
-                if !evicted.again {
-                    state.abandon(evicted.slot, true);
-                } else if state.ended(evicted.slot, confirmed.is_ok()) {
-                    free.push((domain.changing(evicted.range), evicted.lost));
+            // Each entry that is unlinked has its token, in the same order.
+            let mut tokens = tokens.into_iter();
+            for Evicted { slot, lost, again, .. } in hands.batch.drain(..) {
+                let Some(unlinked) = (if again { tokens.next() } else { None }) else {
+                    state.abandon(slot, lost, true);
+                    continue;
+                };
+                state.slots.at_mut(slot).lost = unlinked.is_lost();
+                if state.ended(slot, confirmed.is_ok()) {
+                    free.push(unlinked);
+                } else {
+                    unlinked.into_range();
                 }
             }
             settled(state);
         });
-        free.drain(..).for_each(|(range, lost)| self.give_back(range.done(), lost, 1));
+        free.into_iter().for_each(Unlinked::free);
         if kept > 0 { Err(InvalidationError::StillMapped { bytes: kept }) } else { confirmed }
     }
+}
 
-    /// Gives back the addresses of an entry that no device reaches and no caller holds, after
-    /// `unmaps` unmaps, or gives them up if they are `lost`.
-    pub(super) fn give_back(&self, range: IovaRange, lost: bool, unmaps: u64) {
-        let domain = self.device.domain();
-        if lost {
-            drop(domain.changing(range));
-        } else {
-            domain.take_back(domain.changing(range), unmaps);
-        }
-    }
+/// Returns the token of an entry's addresses, at which translations may be.
+fn linked<M: Mapper, P: Platform>(domain: &Domain<M, P>, range: IovaRange, lost: bool) -> Linked<'_, M, P> {
+    if lost { Linked::from_lost(domain, range) } else { Linked::from_range(domain, range) }
 }
 
 /// A cache's entries while it ends. Dropping it gives up the addresses of those that are left.
@@ -258,16 +268,19 @@ struct Leaving<'a, M: Mapper, P: Platform> {
 
 impl<M: Mapper, P: Platform> Drop for Leaving<'_, M, P> {
     fn drop(&mut self) {
-        let ranges = self.slots.iter_mut().filter_map(|entry| entry.range.take());
-        ranges.for_each(|range| drop(self.domain.changing(range)));
+        for entry in self.slots.iter_mut() {
+            if let Some(range) = entry.range.take() {
+                drop(Unlinked::from_range(self.domain, (range, entry.lost)));
+            }
+        }
     }
 }
 
 impl<M: Mapper, P: Platform> Drop for RegistrationCache<M, P> {
     fn drop(&mut self) {
         let domain = self.device.domain();
-        // No other call can be under way: only the type needs the lock.
-        let mut state = self.state.lock();
+        // No other call can be under way: only the type has the lock.
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         let leaving = Leaving { domain, slots: &mut state.slots };
         let mut gather = Gather::new();
         for entry in leaving.slots.iter_mut() {
@@ -277,11 +290,11 @@ impl<M: Mapper, P: Platform> Drop for RegistrationCache<M, P> {
                 Phase::Unconfirmed if !entry.interrupted => gather.add(range),
                 // All of it may be there, or nothing, if a call has not come back to it.
                 Phase::Live | Phase::Unconfirmed | Phase::Ending | Phase::Mapping => {
-                    entry.lost |= entry.phase != Phase::Live;
-                    if domain.unlink(range, &mut gather).bytes != range.len() {
-                        // Another caller has removed the rest, and may have given the addresses to
-                        // others.
-                        entry.lost = true;
+                    let linked = linked(domain, range, entry.lost);
+                    // Dropping the token counts them.
+                    entry.lost = true;
+                    if let Ok(unlinked) = linked.unlink(&mut gather) {
+                        (_, entry.lost) = unlinked.into_range();
                     }
                 }
             }
@@ -289,17 +302,17 @@ impl<M: Mapper, P: Platform> Drop for RegistrationCache<M, P> {
         let confirmed = domain.confirm(&gather).is_ok();
         for entry in leaving.slots.iter_mut() {
             let Some(range) = entry.range.take() else { continue };
-            let range = domain.changing(range);
-            domain.count_neighbours(entry.open.wrapping_neg());
-            match entry.lost || entry.refs > 0 {
-                true if confirmed => drop(range),
-                true => {
-                    let bytes = range.range().len();
-                    drop(range);
-                    domain.leave_open(bytes);
-                }
-                false if confirmed => domain.take_back(range, 1),
-                false => domain.quarantine(range),
+            let mut unlinked = Unlinked::from_range(domain, (range, entry.lost));
+            domain.count_neighbours(entry.open.wrapping_neg().cast_signed());
+            if entry.refs > 0 {
+                // A holder may still tell them to its device.
+                drop(unlinked);
+                unlinked = Unlinked::from_range(domain, (range, true));
+            }
+            if confirmed {
+                unlinked.free();
+            } else {
+                unlinked.quarantine();
             }
         }
     }

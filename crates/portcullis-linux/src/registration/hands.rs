@@ -1,18 +1,20 @@
 //! The work that a call has begun: if a call below panics, these guards return it to the state.
 
+use portcullis::addr::IovaRange;
+use portcullis::domain::Unlinked;
+use portcullis::mapper::Mapper;
+use portcullis::platform::Platform;
+
 use super::RegistrationCache;
-use super::state::{Batch, Claim, Ended, Held, State};
-use crate::addr::IovaRange;
-use crate::mapper::Mapper;
-use crate::platform::Platform;
+use super::state::{Batch, Claim, Ended, Evicted, Held, State};
 
 /// The entries that a call works on: one that it holds or maps, and those that it unmaps. It is
 /// filled and emptied under the state's lock, in the same turn that changes the state, so that the
 /// two agree wherever a call unwinds.
 ///
 /// Dropping it ends the call's work on all of them. Entries that may be mapped become unconfirmed,
-/// their addresses are given up, and a later call unmaps them. A call that ends well leaves it
-/// empty.
+/// and a later call unmaps them. Addresses that were in a token of the domain when the call unwound
+/// are lost, and counted by it. A call that ends well leaves it empty.
 pub(super) struct Hands<'a, M: Mapper, P: Platform> {
     cache: &'a RegistrationCache<M, P>,
     pub entry: Entry,
@@ -28,12 +30,11 @@ pub(super) enum Entry {
         slot: u32,
         whole: bool,
     },
-    /// The entry has addresses once there is a range; then translations may be there, unless they
-    /// were `removed`.
+    /// The entry has addresses once there is a range, which a token has; then translations may be
+    /// there.
     Mapping {
         slot: u32,
         range: Option<IovaRange>,
-        removed: bool,
     },
     /// The entry has ended, and no caller has its addresses.
     Freed {
@@ -59,7 +60,7 @@ impl<'a, M: Mapper, P: Platform> Hands<'a, M, P> {
     /// here on.
     #[inline]
     pub(super) fn done(self) {
-        core::mem::forget(self);
+        std::mem::forget(self);
     }
 
     #[cold]
@@ -67,7 +68,9 @@ impl<'a, M: Mapper, P: Platform> Hands<'a, M, P> {
         let Self { cache, entry, batch } = self;
         cache.with(|state| {
             let abandon = |state: &mut State, batch: &mut Batch| {
-                batch.drain(..).for_each(|evicted| state.abandon(evicted.slot, !evicted.again));
+                for Evicted { slot, lost, again, .. } in batch.drain(..) {
+                    state.abandon(slot, lost, !again);
+                }
             };
             abandon(state, batch);
             if let Entry::Held { slot, whole } = *entry {
@@ -79,12 +82,14 @@ impl<'a, M: Mapper, P: Platform> Hands<'a, M, P> {
                 };
                 abandon(state, batch);
             }
-            match core::mem::replace(entry, Entry::None) {
+            match std::mem::replace(entry, Entry::None) {
                 Entry::None | Entry::Held { .. } => {}
-                Entry::Freed { range, .. } => drop(cache.device.domain().changing(range)),
-                Entry::Mapping { slot, range, removed } => {
+                Entry::Freed { range, lost } => {
+                    drop(Unlinked::from_range(cache.device.domain(), (range, lost)));
+                }
+                Entry::Mapping { slot, range } => {
                     state.slots.at_mut(slot).range = range;
-                    state.abandon(slot, !removed);
+                    state.abandon(slot, true, range.is_some());
                 }
             }
         });
@@ -111,7 +116,7 @@ impl<M: Mapper, P: Platform> Lent<'_, M, P> {
     /// Marks the hit as the caller's.
     #[inline]
     pub(super) fn done(self) {
-        core::mem::forget(self);
+        std::mem::forget(self);
     }
 }
 

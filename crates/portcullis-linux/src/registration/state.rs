@@ -8,16 +8,14 @@ mod room;
 
 pub(super) use room::{Claim, Step};
 
-use alloc::vec::Vec;
-
 use arrayvec::ArrayVec;
+use portcullis::addr::{Iova, IovaRange, PageSize};
 
 use self::room::Waiting;
 use super::config::{Forgotten, Keep, RegistrationLimits, RegistrationUsage, Released};
 use super::index::{Index, Key, Span};
 use super::recent::Recent;
 use super::slot::{List, Phase, Slot, Slots};
-use crate::addr::{Iova, IovaRange, PageSize};
 
 /// The most entries that share one invalidation, and that a call looks at under the lock at a time.
 pub(super) const BATCH: usize = 64;
@@ -27,7 +25,8 @@ pub(super) const BATCH: usize = 64;
 pub(super) struct Evicted {
     pub slot: u32,
     pub range: IovaRange,
-    /// Its addresses must not be used again.
+    /// Its addresses are lost, and counted; or they are in a token, which counts them when the call
+    /// unwinds.
     pub lost: bool,
     /// An earlier attempt has unlinked it already.
     pub again: bool,
@@ -64,8 +63,8 @@ pub(super) struct State {
     waiting: Vec<Waiting>,
     generation: u64,
     counts: RegistrationUsage,
-    /// The change of what the domain is to count as open; wraps.
-    pub opened: u64,
+    /// The change of what the domain is to count as open.
+    pub opened: i64,
 }
 
 impl State {
@@ -230,13 +229,13 @@ impl State {
 
     /// Records that the call that was mapping or unmapping an entry has not come back from a call
     /// below, or could not remove all of it. Translations may be there if `interrupted`: then a
-    /// later call unmaps whatever of it is there. No caller gets its addresses.
-    pub(super) fn abandon(&mut self, slot: u32, interrupted: bool) {
+    /// later call unmaps whatever of it is there. No caller gets its addresses meanwhile, nor ever
+    /// if they are `lost`.
+    pub(super) fn abandon(&mut self, slot: u32, lost: bool, interrupted: bool) {
         let entry = self.slots.at_mut(slot);
-        (entry.lost, entry.interrupted) = (true, interrupted);
-        let begun = entry.range.is_some();
+        (entry.lost, entry.interrupted) = (lost, interrupted);
         match entry.phase {
-            Phase::Mapping => self.not_mapped(slot, begun),
+            Phase::Mapping => self.not_mapped(slot, interrupted),
             Phase::Ending => _ = self.ended(slot, false),
             _ => {}
         }
@@ -359,7 +358,8 @@ impl State {
     fn recount(&mut self, slot: u32) {
         let entry = self.slots.at_mut(slot);
         let open = entry.open_now();
-        self.opened = self.opened.wrapping_add(open).wrapping_sub(entry.open);
+        // Wraps, as the domain's sum does.
+        self.opened = self.opened.wrapping_add(open.wrapping_sub(entry.open).cast_signed());
         entry.open = open;
     }
 }

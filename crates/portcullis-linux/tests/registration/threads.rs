@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use portcullis::platform::Platform;
-use portcullis::registration::{AcquireError, Released};
 use portcullis::std_platform::StdPlatform;
+use portcullis_linux::registration::{AcquireError, Released};
 
 use crate::rig::PAGE;
 use crate::support::{Bench, HELD, KEPT, pages};

@@ -1,11 +1,12 @@
 //! The errors of registrations. Each says whether devices may still reach the memory.
 
+use portcullis::addr::PhysAddr;
+use portcullis::domain::{MapListError, PhysSegment};
+use portcullis::invalidation::InvalidationError;
+use portcullis::iova::IovaError;
+
 use super::config::Registration;
 use super::index::Span;
-use crate::addr::PhysAddr;
-use crate::domain::{MapListError, PhysSegment};
-use crate::invalidation::InvalidationError;
-use crate::iova::IovaError;
 
 /// A cache that cannot be made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

@@ -5,11 +5,11 @@ use std::collections::BTreeSet;
 
 use portcullis::addr::{Direction, Iova, Permissions, PhysAddr};
 use portcullis::domain::PhysSegment;
-use portcullis::registration::{AcquireError, Keep, Registration, ReleaseRegistrationError, Released};
-use portcullis_model::open::OpenCache;
+use portcullis_linux::registration::{AcquireError, Keep, Registration, ReleaseRegistrationError, Released};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
+use crate::open::OpenCache;
 use crate::rig::{DEVICE, PAGE};
 use crate::support::{Bench, TIMEOUT, bytes};
 

@@ -2,12 +2,16 @@
 #![cfg(not(loom))]
 
 mod failures;
+mod kept;
 mod limits;
 mod model;
+#[path = "../open/mod.rs"]
+mod open;
 mod panics;
-
-#[path = "../rig/mod.rs"]
+#[path = "../../../portcullis/tests/rig/mod.rs"]
 mod rig;
 mod steps;
+#[path = "../../../portcullis/tests/stuck/mod.rs"]
+mod stuck;
 mod support;
 mod threads;

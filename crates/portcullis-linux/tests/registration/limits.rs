@@ -5,11 +5,11 @@ use std::sync::Arc;
 use portcullis::addr::{Iova, PhysAddr};
 use portcullis::dma::DmaDevice;
 use portcullis::domain::{MapListError, PhysSegment};
-use portcullis::registration::{
+use portcullis_linux::registration::{
     AcquireError, RegistrationCache, RegistrationConfigError, RegistrationLimits,
 };
-use portcullis_model::open::OpenCache;
 
+use crate::open::OpenCache;
 use crate::rig::{Clocked, PAGE, Rig};
 use crate::support::{BOTH, Bench, HELD, KEPT, bytes, pages};
 

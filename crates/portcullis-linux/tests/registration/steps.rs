@@ -5,11 +5,12 @@ use std::sync::Arc;
 use portcullis::addr::{Direction, Iova, Permissions};
 use portcullis::dma::DmaDevice;
 use portcullis::domain::{PhysSegment, Policy};
-use portcullis::registration::{
+use portcullis_linux::registration::{
     Forgotten, RegistrationCache, RegistrationLimits, ReleaseRegistrationError, Released,
 };
-use portcullis_model::open::{OpenCache, OpenDevice};
+use portcullis_model::open::OpenDevice;
 
+use crate::open::OpenCache;
 use crate::rig::{DEVICE, PAGE};
 use crate::support::{BOTH, Bench, HELD, KEPT, bytes, pages};
 

@@ -11,11 +11,11 @@ use portcullis::invalidation::{Costs, DomainId, Gather, Invalidation, Invalidati
 use portcullis::mapper::{Geometry, Mapper};
 use portcullis::pgtable::{MapError, Unmapped};
 use portcullis::platform::{LocalSlot, Platform, PlatformEvents, PlatformNumber};
-use portcullis::registration::{
+use portcullis::sync::{AtomicU64, Ordering};
+use portcullis_linux::registration::{
     AcquireError, ForgetError, Keep, Registration, RegistrationCache, RegistrationLimits,
     ReleaseRegistrationError, Released,
 };
-use portcullis::sync::{AtomicU64, Ordering};
 
 use super::frames::MACHINE;
 

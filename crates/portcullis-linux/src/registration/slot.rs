@@ -1,10 +1,9 @@
 //! The entries of a cache, and lists threaded through them. A number leads to an entry for the life
 //! of the cache, and an entry is in one list at most.
 
-use alloc::vec::Vec;
+use portcullis::addr::IovaRange;
 
 use super::index::Span;
-use crate::addr::IovaRange;
 
 /// No entry.
 const NONE: u32 = u32::MAX;
@@ -46,15 +45,17 @@ pub(super) struct Slot {
     pub refs: u64,
     /// The number of those registrations that cover all of it.
     pub whole: u64,
-    /// The bytes that the domain counts as open for it beside what is mapped.
+    /// The bytes that the domain counts as open for it beside what is in use.
     pub open: u64,
     pub phase: Phase,
     pub keep: bool,
     /// The owner has had it forgotten.
     pub forgotten: bool,
-    /// Its addresses must not be used again: another caller's translation was found there.
+    /// Its addresses are never used again, and the domain has counted them: another caller's
+    /// translation was found there, or a call that had them has not come back.
     pub lost: bool,
-    /// The call that mapped or unmapped it has not come back, so its translations may be there.
+    /// The call that mapped or unmapped it has not come back, or could not remove all of it, so its
+    /// translations may be there.
     pub interrupted: bool,
     before: u32,
     after: u32,
@@ -145,7 +146,7 @@ impl Slots {
     pub(super) fn take(&mut self) -> Option<u32> {
         let number = match self.free.first() {
             Some(number) => {
-                let mut free = core::mem::replace(&mut self.free, List::new());
+                let mut free = std::mem::replace(&mut self.free, List::new());
                 self.unlink(&mut free, number);
                 self.free = free;
                 number
@@ -163,7 +164,7 @@ impl Slots {
     /// Takes back an entry that is in no list.
     pub(super) fn give_back(&mut self, number: u32) {
         *self.at_mut(number) = Slot::new();
-        let mut free = core::mem::replace(&mut self.free, List::new());
+        let mut free = std::mem::replace(&mut self.free, List::new());
         self.push(&mut free, number);
         self.free = free;
         self.used -= 1;
@@ -227,7 +228,7 @@ mod tests {
     #[test]
     fn entries_are_in_one_list_at_a_time_in_the_order_of_their_pushes() {
         let mut slots = Slots::new(4).unwrap();
-        let numbers: Vec<u32> = core::iter::from_fn(|| slots.take()).collect();
+        let numbers: Vec<u32> = std::iter::from_fn(|| slots.take()).collect();
         assert_eq!((numbers.len(), slots.used()), (4, 4));
         let mut list = List::new();
         for number in &numbers {

@@ -1,9 +1,6 @@
 //! The entries at which ranges were found last: a table in front of the ordered index. An answer is
 //! only a hint, which the caller checks.
 
-use alloc::boxed::Box;
-use alloc::vec::Vec;
-
 use super::index::Span;
 
 /// The most places: the table has four for each entry that there may be, up to this number.

@@ -6,18 +6,19 @@ use std::sync::{Arc, Mutex};
 
 use portcullis::addr::{Iova, IovaRange, Permissions};
 use portcullis::dma::DmaDevice;
-use portcullis::domain::MapListError;
+use portcullis::domain::{MapListError, Policy};
 use portcullis::invalidation::Gather;
 use portcullis::iova::IovaError;
 use portcullis::pgtable::MapError;
 use portcullis::platform::Frames;
-use portcullis::registration::{
+use portcullis::std_platform::StdPlatform;
+use portcullis_linux::registration::{
     AcquireError, ForgetError, RegistrationCache, RegistrationLimits, ReleaseRegistrationError, Released,
 };
-use portcullis::std_platform::StdPlatform;
-use portcullis_model::open::{OpenCache, OpenDevice, OpenMapper};
+use portcullis_model::open::{OpenDevice, OpenMapper};
 
-use crate::rig::PAGE;
+use crate::open::OpenCache;
+use crate::rig::{Clocked, Hooked, PAGE, Rig};
 use crate::support::{BOTH, Bench, HELD, KEPT, TIMEOUT, pages};
 
 #[test]
@@ -111,6 +112,33 @@ fn a_cache_that_ends_unconfirmed_keeps_its_addresses_from_use() {
     assert_eq!(rig.domain.stats().lost_iova_bytes, 0);
 }
 
+/// One that is held has its addresses given up; what devices may reach is invalidated all the same,
+/// and counted meanwhile.
+#[test]
+fn what_a_cache_leaves_unconfirmed_is_tried_again_and_counted() {
+    for keep in [HELD, KEPT] {
+        let rig = Rig::new(Clocked::new(2), Policy::Strict, Hooked::new);
+        let limits = RegistrationLimits { entries: 4, bytes: 1 << 20 };
+        let cache = RegistrationCache::new(rig.device.clone(), limits).unwrap();
+        let held = cache.open(pages(0, 1), BOTH, keep).unwrap();
+        let iova = held.iova();
+        if keep == KEPT {
+            cache.release(held).unwrap();
+        }
+        assert!(rig.reaches(iova));
+        let before = rig.domain.exposure().stale_byte_ns;
+        rig.iommu.queue().fail_next(1, TIMEOUT);
+        drop(cache);
+        assert!(rig.reaches(iova), "or the test means nothing");
+        rig.platform.go_to(1_000_000_000);
+        assert!(!rig.reaches(iova), "reached after a second");
+        let counted = rig.domain.exposure().stale_byte_ns - before;
+        assert!(counted >= u128::from(PAGE * 1_000_000), "{counted} counted");
+        let lost = if keep == KEPT { 0 } else { PAGE };
+        assert_eq!(rig.gone(), (lost, lost));
+    }
+}
+
 #[test]
 fn a_map_without_table_memory_leaves_nothing() {
     let bench = Bench::new(8, 4096);
@@ -193,19 +221,28 @@ fn another_s_translation_in_the_addresses_is_left_alone() {
     }
     bench.cache.trim(0).unwrap();
     assert_eq!(bench.reached(second.start()), Some(pages(7, 1).phys), "left alone");
-    assert_eq!((bench.cache.usage().entries, domain.stats().lost_iova_bytes), (0, 2 * PAGE));
+    // They are never used again, and counted once.
+    assert_eq!((bench.cache.usage().entries, bench.rig.gone()), (0, (2 * PAGE, 2 * PAGE)));
 }
 
 #[test]
 fn an_entry_that_somebody_else_unmapped_costs_its_addresses() {
-    let bench = Bench::new(8, 64);
-    let iova = bench.touch(pages(0, 2), KEPT);
-    bench.rig.domain.unmap_strictly(IovaRange::new(iova, PAGE).unwrap()).unwrap();
-    assert_eq!(bench.cache.forget(pages(0, 1)).unwrap().entries, 1);
-    assert!(!bench.rig.reaches(iova));
-    // The part that was freed by itself, and all that it was a part of.
-    assert_eq!(bench.rig.domain.stats().lost_iova_bytes, 3 * PAGE);
-    assert_eq!(bench.cache.usage().entries, 0);
+    for fails in [false, true] {
+        let bench = Bench::new(8, 64);
+        let iova = bench.touch(pages(0, 2), KEPT);
+        bench.rig.domain.unmap_strictly(IovaRange::new(iova, PAGE).unwrap()).unwrap();
+        if fails {
+            bench.fail(true);
+            bench.cache.forget(pages(0, 1)).unwrap_err();
+            bench.fail(false);
+        }
+        assert_eq!(bench.cache.forget(pages(0, 1)).unwrap().entries, 1);
+        assert!(!bench.rig.reaches(iova));
+        assert_eq!(bench.cache.usage().entries, 0);
+        // Two are never used again. The part that was freed by itself counts, and all of which it
+        // was a part.
+        assert_eq!(bench.rig.gone(), (2 * PAGE, 3 * PAGE), "{fails}");
+    }
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! A mapper that panics: its caller unwinds, and nobody else waits for it, or is lent what it had in hand.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use portcullis::addr::{Iova, IovaRange, Permissions};
@@ -9,12 +10,13 @@ use portcullis::domain::{Domain, Policy};
 use portcullis::invalidation::{DomainId, Gather};
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{PageTable, VtdSecondStage};
-use portcullis::registration::{RegistrationCache, RegistrationLimits};
-use portcullis_model::open::{OpenCache, OpenDevice, OpenMapper};
+use portcullis_linux::registration::{RegistrationCache, RegistrationLimits};
+use portcullis_model::open::{OpenDevice, OpenMapper};
 use portcullis_model::{Context, Iommu, IommuConfig, Memory, Queue};
 
+use crate::open::OpenCache;
 use crate::rig::{Clocked, DEVICE, Moment, Observed, PAGE};
-use crate::support::{BOTH, HELD, KEPT, TIMEOUT, pages};
+use crate::support::{self, BOTH, HELD, KEPT, TIMEOUT, pages};
 
 type Tables = Observed<TableMapper<Arc<Memory>, Queue>>;
 
@@ -141,7 +143,26 @@ fn what_was_being_mapped_is_unmapped_by_the_next() {
     assert_eq!(bench.cache.forget(pages(0, 1)).unwrap().entries, 1);
     assert_eq!(bench.domain.stats().lost_iova_bytes, PAGE);
     assert_eq!(bench.cache.usage().entries, 0);
+    let usage = bench.domain.usage();
+    assert_eq!(usage.taken - usage.cached, PAGE, "never used again");
     bench.touch(0);
+}
+
+/// Another CPU's forget finds what a hit has just held, whose caller then unwinds.
+#[test]
+fn a_hit_that_unwinds_after_its_range_was_forgotten_gives_the_addresses_up() {
+    let bench = support::Bench::new(4, 64);
+    bench.touch(pages(0, 1), KEPT);
+    let (cache, first) = (Arc::downgrade(&bench.cache), AtomicBool::new(true));
+    bench.rig.platform.after_each_turn(move || {
+        if first.swap(false, Ordering::Relaxed) {
+            assert_eq!(cache.upgrade().unwrap().forget(pages(0, 1)).unwrap().held, 1);
+            panic!("a driver's bug");
+        }
+    });
+    assert!(catch_unwind(AssertUnwindSafe(|| bench.acquire(pages(0, 1), KEPT))).is_err());
+    assert_eq!(bench.cache.usage().entries, 0);
+    assert_eq!(bench.rig.gone(), (PAGE, PAGE));
 }
 
 /// The cache's end unmaps what nobody has come back to.

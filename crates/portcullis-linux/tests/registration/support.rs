@@ -7,10 +7,12 @@ use portcullis::addr::{Direction, Iova, Permissions, PhysAddr};
 use portcullis::domain::{PhysSegment, Policy};
 use portcullis::invalidation::InvalidationError;
 use portcullis::platform::Platform;
-use portcullis::registration::{AcquireError, Keep, Registration, RegistrationCache, RegistrationLimits};
+use portcullis_linux::registration::{
+    AcquireError, Keep, Registration, RegistrationCache, RegistrationLimits,
+};
 use portcullis_model::Queue;
-use portcullis_model::open::OpenCache;
 
+use crate::open::OpenCache;
 use crate::rig::{Clocked, DEVICE, Hooked, Mapper, PAGE, Rig};
 
 pub const TIMEOUT: InvalidationError = InvalidationError::TimedOut { waited_ns: 1 };

@@ -1,6 +1,6 @@
 //! The limits of a cache, the options of an acquisition, and the figures that a cache reports.
 
-use crate::addr::Iova;
+use portcullis::addr::Iova;
 
 /// The most that a [`RegistrationCache`](super::RegistrationCache) opens to devices at any time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

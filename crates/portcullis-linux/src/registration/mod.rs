@@ -21,7 +21,7 @@
 //! | forgotten | no: [`forget`](RegistrationCache::forget) has returned, or said that it is not confirmed |
 //!
 //! The bytes that idle entries leave open count in
-//! [`Domain::exposure`](crate::domain::Domain::exposure) as bytes beside mapped ones, and so do the
+//! [`Domain::exposure`](portcullis::domain::Domain::exposure) as bytes beside mapped ones, and so do the
 //! bytes that share a granule with a held range. (If an entry is held in parts only, all its bytes
 //! count.)
 //!
@@ -57,6 +57,11 @@
 //! pool all the time should hold what they use, or have caches of their own: each cache has its own
 //! limits.
 //!
+//! It is a lock of the standard library. No mapper, queue or platform is called under it, so none
+//! of their panics poisons it: they meet a call when its lock is free, and guards return its work
+//! to the book-keeping as the caller unwinds. A lock that is poisoned all the same goes on: every
+//! entry that the book-keeping still knows can be forgotten.
+//!
 //! Memory is named by its physical address, in one piece; a list is registered piece by piece.
 
 mod acquire;
@@ -72,12 +77,19 @@ mod state;
 pub use config::{Forgotten, Keep, Registration, RegistrationLimits, RegistrationUsage, Released};
 pub use error::{AcquireError, ForgetError, RegistrationConfigError, ReleaseRegistrationError};
 
+use std::sync::PoisonError;
+use std::sync::atomic::{AtomicU64, Ordering};
+#[cfg(not(loom))]
+use std::sync::{Mutex, MutexGuard};
+
+#[cfg(loom)]
+use loom::sync::{Mutex, MutexGuard};
+use portcullis::dma::DmaDevice;
+use portcullis::mapper::Mapper;
+use portcullis::platform::Platform;
+
 use self::slot::Slots;
 use self::state::State;
-use crate::dma::DmaDevice;
-use crate::mapper::Mapper;
-use crate::platform::Platform;
-use crate::sync::{Mutex, unique};
 
 /// Long-lived mappings of one device's domain: see the [module](self).
 ///
@@ -85,9 +97,10 @@ use crate::sync::{Mutex, unique};
 /// [`DmaDevice`] do: that the memory is the caller's to open to the device, until it is unmapped as the table says.
 ///
 /// If a mapper, its queue or the platform panics, its caller unwinds, and the entries that it
-/// worked on count as not confirmed: they are not lent, a later call unmaps whatever of them is
-/// there, and their addresses are given up. A registration that was being acquired or released at
-/// the time is released. (A second panic while the caller unwinds aborts.)
+/// worked on count as not confirmed: they are not lent, and a later call unmaps whatever of them is
+/// there. The addresses of those that it had begun to map or to unmap are given up, and counted. A
+/// registration that was being acquired or released at the time is released. (A second panic while
+/// the caller unwinds aborts.)
 ///
 /// When the cache is dropped, every entry is unmapped strictly. If the hardware does not confirm
 /// that, the addresses stay out of use until a later flush of the domain is confirmed, and devices
@@ -140,17 +153,28 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
         self.with(|state| state.usage())
     }
 
-    /// Calls `f` with the state, locked, and with a slot lent, as for every lock of this crate.
+    /// Calls `f` with the state, locked, and then, with the lock free, tells the domain what that
+    /// has opened or closed. `f` is done when the platform panics there, and what it changed counts.
     #[inline]
     fn with<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
-        let domain = self.device.domain();
-        domain.platform().with_slot(|slot| {
-            let mut state = self.state.lock();
-            let result = f(&mut state);
-            let opened = core::mem::take(&mut state.opened);
-            drop(state);
-            domain.change_neighbours(slot, opened);
-            result
-        })
+        let mut state = self.lock();
+        let result = f(&mut state);
+        let opened = std::mem::take(&mut state.opened);
+        drop(state);
+        self.device.domain().count_neighbours(opened);
+        result
     }
+
+    #[inline]
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Returns a number that no other cache has.
+fn unique() -> u64 {
+    // The model checker has nothing to look for in a number, so this is not its own atomic.
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    // Relaxed: only the number counts. 2^64 caches are never made.
+    NEXT.fetch_add(1, Ordering::Relaxed)
 }

@@ -6,11 +6,11 @@
 //! by permission and by size class: the entries of one class are less than twice as long as each
 //! other, so each search begins at most two of its own lengths before the range.
 
-use alloc::collections::BTreeSet;
-use core::ops::Bound;
+use std::collections::BTreeSet;
+use std::ops::Bound;
 
-use crate::addr::{Permissions, PhysAddr};
-use crate::domain::PhysSegment;
+use portcullis::addr::{Permissions, PhysAddr};
+use portcullis::domain::PhysSegment;
 
 /// Kinds of permission.
 const KINDS: usize = 3;
@@ -179,8 +179,6 @@ fn longest(class: usize) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use alloc::vec::Vec;
-
     use super::*;
 
     fn span(first: u64, last: u64, permissions: Permissions) -> Span {

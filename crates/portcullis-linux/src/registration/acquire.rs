@@ -1,18 +1,19 @@
 //! Acquiring a range: a mapped entry is lent, a missing one is mapped, and room is made for it if
 //! there is none. What is mapped or may still be reached never exceeds the limits.
 
+use portcullis::addr::{Direction, Iova};
+use portcullis::domain::{MapListError, PhysSegment, Refused};
+use portcullis::invalidation::Gather;
+use portcullis::mapper::Mapper;
+use portcullis::platform::Platform;
+use portcullis::sync::pause;
+
 use super::RegistrationCache;
 use super::config::{Keep, Registration};
 use super::error::AcquireError;
 use super::hands::{Entry, Hands, Lent, MakingRoom};
 use super::index::Span;
 use super::state::{Claim, Held, Step};
-use crate::addr::{Direction, Iova};
-use crate::domain::{Fate, LinkFailed, MapListError, PhysSegment, Tally};
-use crate::invalidation::Gather;
-use crate::mapper::Mapper;
-use crate::platform::Platform;
-use crate::sync::pause;
 
 impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
     /// Holds `memory`, mapped for `direction`. A hit, where `memory` is part of an entry that is
@@ -20,7 +21,7 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
     /// waits only for the cache's lock: O(log n). If `keep` asks for it, an entry of just this
     /// range is kept from then on.
     ///
-    /// A miss maps the whole granules of `memory`, as [`Domain::map`](crate::domain::Domain::map)
+    /// A miss maps the whole granules of `memory`, as [`Domain::map`](portcullis::domain::Domain::map)
     /// does; it may allocate. If the limits leave no room, idle entries are unmapped first, the
     /// least recently used ones, and the hardware has confirmed that before the new one is mapped:
     /// one invalidation, or one for each 64 entries that must go for a large one. If other callers
@@ -31,11 +32,11 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
     /// [`AcquireError`]: nothing is held, and the entry is not mapped.
     ///
     /// # Safety
-    /// As for [`Domain::map`](crate::domain::Domain::map), for as long as the device may reach the memory by the table of the
+    /// As for [`Domain::map`](portcullis::domain::Domain::map), for as long as the device may reach the memory by the table of the
     /// [module](crate::registration): until a [`forget`](Self::forget) of it has returned `Ok`; or, where all who acquired it did so
     /// [`WhileHeld`](Keep::WhileHeld), until the [`release`](Self::release) of the last of them has returned `Ok`. After an error
     /// that says `Unconfirmed`, of this call or a release, and after a panic it goes on until a `forget` of the memory has returned
-    /// `Ok`; after [`MapListError::Unconfirmed`] a [flush](crate::domain::Domain::flush) will do.
+    /// `Ok`; after [`MapListError::Unconfirmed`] a [flush](portcullis::domain::Domain::flush) will do.
     #[inline]
     pub unsafe fn acquire(
         &self,
@@ -86,7 +87,7 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
                 let step = state.step((&span, bytes, keep), claim, &mut hands.batch);
                 hands.entry = match &step {
                     Step::Hit(held) => held.into(),
-                    Step::Reserved(slot) => Entry::Mapping { slot: *slot, range: None, removed: false },
+                    Step::Reserved(slot) => Entry::Mapping { slot: *slot, range: None },
                     _ => Entry::None,
                 };
                 step
@@ -125,8 +126,8 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
         let domain = self.device.domain();
         // The entry is there already: if addresses are short, deferred unmaps are confirmed to free
         // some.
-        let range = match domain.reserve(bytes, Iova::new(self.device.mask())) {
-            Ok(reserved) => reserved.into_range(),
+        let reserved = match domain.reserve(bytes, Iova::new(self.device.mask())) {
+            Ok(reserved) => reserved,
             Err(error) => {
                 self.with(|state| {
                     hands.entry = Entry::None;
@@ -136,32 +137,37 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
             }
         };
         let mut unconfirmed = Gather::new();
-        hands.entry = Entry::Mapping { slot, range: Some(range), removed: false };
+        hands.entry = Entry::Mapping { slot, range: Some(reserved.range()) };
         // SAFETY: the caller's promise.
-        let linked = unsafe { domain.link(range, &[span.memory()], span.permissions(), &mut unconfirmed) };
-        if let Err(LinkFailed { error, remains }) = linked {
-            let is_lost = remains.addresses() == Fate::Lost;
-            // Another caller's translations may be there, which are left alone.
-            hands.entry = Entry::Mapping { slot, range: Some(range), removed: true };
-            let freed = self.with(|state| {
-                hands.entry = Entry::None;
-                let entry = state.slots.at_mut(slot);
-                (entry.range, entry.lost) = (Some(range), is_lost);
-                state.not_mapped(slot, remains.reachable);
-                (!remains.reachable).then(|| domain.changing(range))
-            });
-            if let Some(freed) = freed {
-                self.give_back(freed.done(), is_lost, 0);
+        let linked = unsafe { reserved.link(&[span.memory()], span.permissions(), &mut unconfirmed) };
+        let linked = match linked {
+            Ok(linked) => linked,
+            Err(Refused { error, unlinked, is_confirmed }) => {
+                // Another caller's translations may be there, which are left alone.
+                let free = self.with(|state| {
+                    hands.entry = Entry::None;
+                    if is_confirmed {
+                        state.not_mapped(slot, false);
+                        return Some(unlinked);
+                    }
+                    let (range, lost) = unlinked.into_range();
+                    let entry = state.slots.at_mut(slot);
+                    (entry.range, entry.lost) = (Some(range), lost);
+                    state.not_mapped(slot, true);
+                    None
+                });
+                if let Some(free) = free {
+                    free.free();
+                }
+                return Err(error.into());
             }
-            return Err(error.into());
-        }
+        };
         let held = self.with(|state| {
-            state.slots.at_mut(slot).range = Some(range);
+            state.slots.at_mut(slot).range = Some(linked.into_range());
             let held = state.mapped(slot, &mut hands.batch);
             hands.entry = held.as_ref().map_or(Entry::None, Entry::from);
             held
         });
-        domain.settle(Tally { maps: 1, ..Tally::default() });
         hands.entry = Entry::None;
         held.ok_or_else(|| match self.end_evicted(hands, |_| ()) {
             Ok(()) => AcquireError::forgotten(span),

@@ -1,0 +1,14 @@
+//! Everything below a cache of registrations panics, fails, refuses or runs dry, once at every
+//! call: with the harness of the core's `tests/below`, whose first file says what is checked.
+
+#![allow(dead_code, reason = "the harness has more")]
+
+#[path = "../../../portcullis/tests/below/doubles.rs"]
+mod doubles;
+#[path = "../../../portcullis/tests/below/faults.rs"]
+mod faults;
+#[path = "../../../portcullis/tests/below/hostile.rs"]
+mod hostile;
+mod registration;
+#[path = "../../../portcullis/tests/below/run.rs"]
+mod run;

@@ -1,0 +1,10 @@
+//! Registrations under the loom model checker: `cargo xtask test` runs this with `--cfg loom`.
+//! Without that configuration the file is empty.
+#![cfg(loom)]
+
+mod loom {
+    #[allow(dead_code, reason = "the core's models use all of it")]
+    #[path = "../../../portcullis/tests/loom/frames.rs"]
+    pub mod frames;
+    pub mod registration;
+}

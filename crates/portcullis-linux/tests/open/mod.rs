@@ -1,0 +1,36 @@
+//! The cache's call that opens memory by number, safe for memory that is simulated, as
+//! `portcullis_model::open` has it for the core's.
+
+use portcullis::addr::Direction;
+use portcullis::domain::PhysSegment;
+use portcullis::mapper::Mapper;
+use portcullis::platform::Platform;
+use portcullis_linux::registration::{AcquireError, Keep, Registration, RegistrationCache};
+use portcullis_model::open::Simulated;
+
+/// [`RegistrationCache`], of a simulated device.
+pub trait OpenCache {
+    /// [`RegistrationCache::acquire`].
+    ///
+    /// # Errors
+    /// As there.
+    fn open(
+        &self,
+        memory: PhysSegment,
+        direction: Direction,
+        keep: Keep,
+    ) -> Result<Registration, AcquireError>;
+}
+
+impl<M: Mapper + Simulated, P: Platform> OpenCache for RegistrationCache<M, P> {
+    #[inline]
+    fn open(
+        &self,
+        memory: PhysSegment,
+        direction: Direction,
+        keep: Keep,
+    ) -> Result<Registration, AcquireError> {
+        // SAFETY: only simulated devices reach it, and those only atomics.
+        unsafe { self.acquire(memory, direction, keep) }
+    }
+}
