@@ -160,7 +160,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
             }
         }
         // SAFETY: the caller's promise.
-        let linked = unsafe { self.reserve(len, limit)?.link(list, permissions, &mut Gather::new()) };
+        let linked = unsafe { self.reserve(len, limit)?.link_checked(list, permissions, &mut Gather::new()) };
         linked.map(Linked::into_range).map_err(Refused::end)
     }
 

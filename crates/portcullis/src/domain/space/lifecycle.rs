@@ -204,14 +204,30 @@ impl<'d, M: Mapper, P: Platform> Reserved<'d, M, P> {
         permissions: Permissions,
         unconfirmed: &mut Gather,
     ) -> Result<Linked<'d, M, P>, Refused<'d, M, P>> {
-        let Self(addresses) = self;
-        let (domain, range) = (addresses.domain, addresses.range());
-        let linked = match domain.pages_of(list) {
+        match self.0.domain.pages_of(list) {
             // SAFETY: the caller's promise.
-            Ok(_) => unsafe { domain.link(range, list, permissions, unconfirmed) },
-            Err(error) => Err(LinkFailed { error, remains: Remains { reachable: false, occupied: false } }),
-        };
-        match linked {
+            Ok(_) => unsafe { self.link_checked(list, permissions, unconfirmed) },
+            Err(error) => {
+                Err(Refused { error, unlinked: Unlinked::new(self.0, false, 0), is_confirmed: true })
+            }
+        }
+    }
+
+    /// The same of a list that [`pages_of`](Domain::pages_of) has checked.
+    ///
+    /// # Safety
+    /// As for [`link`](Self::link).
+    #[inline]
+    pub(super) unsafe fn link_checked(
+        self,
+        list: &[PhysSegment],
+        permissions: Permissions,
+        unconfirmed: &mut Gather,
+    ) -> Result<Linked<'d, M, P>, Refused<'d, M, P>> {
+        let Self(addresses) = self;
+        let domain = addresses.domain;
+        // SAFETY: the caller's promise.
+        match unsafe { domain.link(addresses.range(), list, permissions, unconfirmed) } {
             Ok(()) => {
                 domain.platform.with_slot(|slot| domain.books.of(slot).add(|book| &book.maps, 1));
                 Ok(Linked { domain, range, addresses: Some(addresses) })
