@@ -17,14 +17,8 @@ use counted::Heap;
 
 /// Each kind of work, and the most instructions that a pair of map and unmap may take: today's figure and a few more.
 /// These only go down.
-const BARS: [(&str, u64); 6] = [
-    ("raw-1", 490),
-    ("raw-4", 635),
-    ("sg-16", 3750),
-    ("lazy-1", 550),
-    ("pool-1", 210),
-    ("swiotlb-1", 170),
-];
+const BARS: [(&str, u64); 6] =
+    [("raw-1", 490), ("raw-4", 635), ("sg-16", 3750), ("lazy-1", 550), ("pool-1", 210), ("swiotlb-1", 170)];
 
 /// Run by [`the_fast_paths_stay_short`] in a process of its own.
 #[test]

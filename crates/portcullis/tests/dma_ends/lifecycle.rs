@@ -121,7 +121,7 @@ fn a_list_that_does_not_fit_is_refused_and_its_addresses_are_free() {
     for list in lists {
         let reserved = bench.domain.reserve(2 * PAGE, ANYWHERE).unwrap();
         let range = reserved.range();
-        let refused = reserved.open(list, BOTH, &mut Gather::new()).err().expect("it does not fit");
+        let refused = reserved.open(list, BOTH, &mut Gather::new()).expect_err("it does not fit");
         assert!(refused.is_confirmed && !refused.unlinked.is_lost(), "{}", refused.error);
         refused.end();
         assert!(!bench.reaches(range.start()), "nothing of it is mapped");
@@ -179,7 +179,7 @@ fn what_was_refused_is_free_or_held_or_lost() {
         }
         bench.iommu.queue().fail_next(fails, TIMED_OUT);
         let mut gather = Gather::new();
-        let refused = reserved.open(&[first, second], BOTH, &mut gather).err().expect("it is refused");
+        let refused = reserved.open(&[first, second], BOTH, &mut gather).expect_err("it is refused");
         let is_why = match refused.error {
             MapListError::Map(MapError::BeyondPhysical { .. }) => why == Why::Beyond,
             MapListError::Map(MapError::AlreadyMapped { .. }) => why == Why::Occupied && is_confirmed,
@@ -235,9 +235,74 @@ fn what_is_not_confirmed_is_kept_out_of_use_until_a_flush_is() {
         // It comes back with the CPU's next unmaps, in the order of its free list.
         let again = bench.domain.open(&[page(40)], BOTH, ANYWHERE).unwrap();
         bench.domain.unmap(again).unwrap();
-        assert_eq!(lost(&bench), if is_lost { 2 * PAGE } else { 0 });
+        // The other page went with the one who removed it.
+        assert_eq!(lost(&bench), if is_lost { PAGE } else { 0 });
         if is_lost {
             assert!(!comes_back(&bench, range, 8));
         }
     }
+}
+
+/// Another ends a part of a mapping by number, or all of it: what is lost is what the domain's own unmap loses.
+#[test]
+fn what_another_has_ended_is_counted_as_lost_where_it_is() {
+    for (pages_ended, expected) in [(1, 2 * PAGE), (2, 0)] {
+        for by_tokens in [false, true] {
+            let bench = Bench::new(Policy::Strict);
+            let list = [page(0), page(2)];
+            let range = bench.domain.open(&list, BOTH, ANYWHERE).unwrap();
+            let ended = IovaRange::new(range.start(), pages_ended * PAGE).unwrap();
+            bench.domain.unmap(ended).unwrap();
+            if by_tokens {
+                let mut gather = Gather::new();
+                let unlinked = Linked::from_range(&bench.domain, range).unlink(&mut gather).unwrap();
+                assert!(unlinked.is_lost());
+                bench.domain.confirm(&gather).unwrap();
+                unlinked.free();
+            } else {
+                bench.domain.unmap(range).unwrap_err();
+            }
+            assert_eq!(lost(&bench), expected, "{pages_ended} of 2, by tokens: {by_tokens}");
+        }
+    }
+}
+
+#[test]
+fn a_refused_list_that_is_kept_by_number_is_no_unmap() {
+    let bench = Bench::new(Policy::Strict);
+    let half = 512 * PAGE;
+    let reserved = bench.domain.reserve(2 * half, ANYWHERE).unwrap();
+    let list = [PhysSegment { len: half, ..page(1) }, PhysSegment { len: half, ..page(1001) }];
+    bench.memory.fail_after(4);
+    bench.iommu.queue().fail_next(2, TIMED_OUT);
+    let mut gather = Gather::new();
+    let refused = reserved.open(&list, BOTH, &mut gather).expect_err("there is no table");
+    assert!(!refused.is_confirmed);
+    bench.domain.confirm(&gather).unwrap();
+    Unlinked::from_range(&bench.domain, refused.unlinked.into_range()).free();
+    let stats = bench.domain.stats();
+    assert_eq!((stats.maps, stats.unmaps, stats.lost_iova_bytes), (0, 0, 0));
+}
+
+/// A part of a large page, for whose split there is no memory at first.
+#[test]
+fn what_was_still_mapped_is_not_lost_when_it_is_unlinked_again() {
+    let bench = Bench::new(Policy::Strict);
+    let reserved = bench.domain.reserve(1024 * PAGE, ANYWHERE).unwrap();
+    let piece = |phys| PhysSegment { phys: PhysAddr::new(phys), len: 512 * PAGE };
+    let list = [piece(0x9_0000_1000), piece(0x9_0040_0000)];
+    let linked = reserved.open(&list, BOTH, &mut Gather::new()).unwrap();
+    let part = IovaRange::new(linked.into_range().start(), 600 * PAGE).unwrap();
+    let mut gather = Gather::new();
+    bench.memory.fail_after(1);
+    let still = Linked::from_range(&bench.domain, part).unlink(&mut gather).unwrap_err();
+    assert_eq!(still.kept, 88 * PAGE, "{still}");
+    let unlinked = still.linked.unlink(&mut gather).unwrap();
+    assert!(!unlinked.is_lost());
+    bench.domain.confirm(&gather).unwrap();
+    assert!(!bench.reaches(part.start()) && !bench.reaches(at(part, 599).start()));
+    assert_eq!((bench.domain.stats().unmaps, lost(&bench)), (1, 0));
+    // A part of what one call took is never free by itself.
+    unlinked.free();
+    assert_eq!(lost(&bench), part.len());
 }

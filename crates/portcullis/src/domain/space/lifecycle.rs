@@ -3,17 +3,24 @@
 //! ```text
 //!   reserve --> Reserved --link--> Linked --unlink--> Unlinked --(confirmed)--> free
 //! ```
-//! *Unmapped means unreachable* is decided here: addresses become free only out of a token that says that nothing is mapped at
-//! them, and a list that was refused half-way says by its token what becomes of them:
+//! *Unmapped means unreachable* is decided here. Addresses become free out of a token that says that nothing is mapped at them,
+//! and the token of a list that was refused half-way says what becomes of its addresses:
 //!
 //! | what is at the addresses | what becomes of them |
 //! |---|---|
 //! | nothing | they are free |
 //! | nothing, but the hardware did not confirm it | they are held until it does, and so is the memory |
-//! | another's translation | they are lost: never used again, and counted |
+//! | another's translation | they are lost: never used again |
 //!
-//! A token cannot be copied. Dropped, where a call below panics for example, its addresses are
-//! lost; what is mapped there can still be unlinked ([`Linked::from_lost`]).
+//! A token cannot be copied. Where it is dropped, as when a call below panics, its addresses are lost and counted, and what is
+//! mapped there can still be unlinked ([`Linked::from_lost`]); where it is forgotten (`mem::forget`), they are lost and not
+//! counted.
+//!
+//! The order of the steps is their caller's: the tokens do not know which gather was confirmed. A caller that frees addresses
+//! before has the device of the next mapping there reach the memory of this one. That memory is still the caller's by the
+//! contract of [`Reserved::link`], so no other memory is reached, but that mapping's I/O goes astray.
+
+use core::fmt;
 
 use super::guards::Unsure;
 use super::{Changing, Domain};
@@ -81,6 +88,8 @@ pub struct Linked<'d, M: Mapper, P: Platform> {
     range: IovaRange,
     /// `None` where they are lost.
     addresses: Option<Changing<'d, M, P>>,
+    /// Bytes that an unlink has removed which could not remove all.
+    removed: u64,
 }
 
 /// Addresses of a domain whose translations are removed, while devices may still use what they have cached of them.
@@ -92,8 +101,6 @@ pub struct Unlinked<'d, M: Mapper, P: Platform> {
     range: IovaRange,
     /// `None` where they are lost.
     addresses: Option<Changing<'d, M, P>>,
-    /// What it counts as when it is free: 0 or 1.
-    unmaps: u64,
 }
 
 /// A list that was refused, and the addresses that it was to have.
@@ -116,6 +123,48 @@ pub struct StillMapped<'d, M: Mapper, P: Platform> {
     pub kept: u64,
 }
 
+/// A token is told by its addresses.
+macro_rules! debug {
+    ($($token:ident),*) => {$(
+        impl<M: Mapper, P: Platform> fmt::Debug for $token<'_, M, P> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.debug_tuple(stringify!($token)).field(&self.range()).finish()
+            }
+        }
+    )*};
+}
+
+debug!(Reserved, Linked, Unlinked);
+
+impl<M: Mapper, P: Platform> fmt::Debug for Refused<'_, M, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.error, f)
+    }
+}
+
+impl<M: Mapper, P: Platform> fmt::Display for Refused<'_, M, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.error, f)
+    }
+}
+
+impl<M: Mapper, P: Platform> core::error::Error for Refused<'_, M, P> {}
+
+impl<M: Mapper, P: Platform> fmt::Debug for StillMapped<'_, M, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl<M: Mapper, P: Platform> fmt::Display for StillMapped<'_, M, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (range, kept) = (self.linked.range(), self.kept);
+        write!(f, "unlinking {range}: devices still reach {kept:#x} bytes of it")
+    }
+}
+
+impl<M: Mapper, P: Platform> core::error::Error for StillMapped<'_, M, P> {}
+
 impl<M: Mapper, P: Platform> Domain<M, P> {
     /// Takes addresses for `len` bytes, whole granules as [`pages_of`](Self::pages_of) counts them, at or below `limit`.
     ///
@@ -128,7 +177,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.alloc(len, limit).map(Reserved)
     }
 
-    /// Waits until no device reaches what is in `gather`. The caller holds no lock and no slot.
+    /// Waits until no device reaches what is in `gather`: one submission to the hardware. The caller holds no lock and no slot.
     ///
     /// # Errors
     /// [`InvalidationError`]: devices may still reach it.
@@ -158,11 +207,11 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     }
 
     #[cold]
-    fn link_failed(&self, error: MapError, gather: &Gather, unconfirmed: &mut Gather) -> LinkFailed {
-        let occupied = matches!(error, MapError::AlreadyMapped { .. });
+    fn link_failed(&self, why: MapError, gather: &Gather, unconfirmed: &mut Gather) -> LinkFailed {
+        let occupied = matches!(why, MapError::AlreadyMapped { .. });
         // A device may have used, and cached, what was entered for a moment.
         let (error, reachable) = match self.mapper.sync(gather) {
-            Ok(()) => (error.into(), false),
+            Ok(()) => (why.into(), false),
             Err(error) => {
                 unconfirmed.merge(gather);
                 (MapListError::Unconfirmed { error }, true)
@@ -183,14 +232,16 @@ impl<'d, M: Mapper, P: Platform> Reserved<'d, M, P> {
         self.0.done()
     }
 
-    /// Goes on with addresses of `domain` that [`into_range`](Self::into_range) has returned. It trusts the caller in that, as
-    /// [`Domain::unmap`] does.
+    /// Goes on with addresses of `domain` that [`into_range`](Self::into_range) has returned. It trusts the caller in that: of
+    /// others, [`free`](Self::free) gives addresses to the next map at which another's memory may be mapped still; that map is
+    /// refused then, and the addresses are lost.
     pub fn from_range(domain: &'d Domain<M, P>, range: IovaRange) -> Self {
         Self(domain.changing(range))
     }
 
     /// Maps the pages of `list` there, which are as many as were reserved. One walk for each lowest table; may allocate page
-    /// tables. Waits for hardware only where a list that was refused half-way must be undone.
+    /// tables. Waits for hardware only where a list that was refused half-way must be undone. Where a call below panics, the memory
+    /// may stay mapped for the life of the domain. The caller holds no lock and no slot.
     ///
     /// # Errors
     /// [`Refused`]: nothing of the list is mapped. What of it is not confirmed is added to `unconfirmed`.
@@ -207,9 +258,7 @@ impl<'d, M: Mapper, P: Platform> Reserved<'d, M, P> {
         match self.0.domain.pages_of(list) {
             // SAFETY: the caller's promise.
             Ok(_) => unsafe { self.link_checked(list, permissions, unconfirmed) },
-            Err(error) => {
-                Err(Refused { error, unlinked: Unlinked::new(self.0, false, 0), is_confirmed: true })
-            }
+            Err(error) => Err(Refused { error, unlinked: Unlinked::new(self.0, false), is_confirmed: true }),
         }
     }
 
@@ -225,16 +274,16 @@ impl<'d, M: Mapper, P: Platform> Reserved<'d, M, P> {
         unconfirmed: &mut Gather,
     ) -> Result<Linked<'d, M, P>, Refused<'d, M, P>> {
         let Self(addresses) = self;
-        let domain = addresses.domain;
+        let (domain, range) = (addresses.domain, addresses.range());
         // SAFETY: the caller's promise.
-        match unsafe { domain.link(addresses.range(), list, permissions, unconfirmed) } {
+        match unsafe { domain.link(range, list, permissions, unconfirmed) } {
             Ok(()) => {
                 domain.platform.with_slot(|slot| domain.books.of(slot).add(|book| &book.maps, 1));
-                Ok(Linked { domain, range, addresses: Some(addresses) })
+                Ok(Linked { domain, range, addresses: Some(addresses), removed: 0 })
             }
             Err(LinkFailed { error, remains }) => {
                 let is_lost = remains.addresses() == Fate::Lost;
-                let unlinked = Unlinked::new(addresses, is_lost, 0);
+                let unlinked = Unlinked::new(addresses, is_lost);
                 Err(Refused { error, unlinked, is_confirmed: !remains.reachable })
             }
         }
@@ -242,7 +291,7 @@ impl<'d, M: Mapper, P: Platform> Reserved<'d, M, P> {
 
     /// Gives the addresses back, with which nothing was done.
     pub fn free(self) {
-        Unlinked::new(self.0, false, 0).free();
+        Unlinked::new(self.0, false).free();
     }
 }
 
@@ -276,7 +325,7 @@ impl<'d, M: Mapper, P: Platform> Linked<'d, M, P> {
     /// Goes on with addresses of `domain` that [`into_range`](Self::into_range) has returned. It trusts the caller in that, as
     /// [`Domain::unmap`] does.
     pub fn from_range(domain: &'d Domain<M, P>, range: IovaRange) -> Self {
-        Self { domain, range, addresses: Some(domain.changing(range)) }
+        Self { domain, range, addresses: Some(domain.changing(range)), removed: 0 }
     }
 
     /// Goes on with addresses of `domain` whose token was dropped while memory was mapped there,
@@ -284,32 +333,45 @@ impl<'d, M: Mapper, P: Platform> Linked<'d, M, P> {
     /// [`unlink`](Self::unlink) removes what is left there, and this token neither counts them
     /// again nor frees them. It trusts the caller in that, as [`Domain::unmap`] does.
     pub fn from_lost(domain: &'d Domain<M, P>, range: IovaRange) -> Self {
-        Self { domain, range, addresses: None }
+        Self { domain, range, addresses: None, removed: 0 }
     }
 
     /// Removes the translations, and adds them to `gather`. Devices reach the memory until `gather` is
     /// [confirmed](Domain::confirm). Where another caller has removed a part of them, by number, `gather` has everything, and the
     /// addresses are [lost](Unlinked::is_lost).
     ///
-    /// One walk for each lowest table, one store for each page. Waits for nothing and allocates nothing.
+    /// Counts an unmap. One walk for each lowest table, one store for each page. Waits for nothing and allocates nothing where all
+    /// that one `link` mapped is unlinked; a part of a large page is split, as [`Domain::unmap`] says. The caller holds no
+    /// lock and no slot.
     ///
     /// # Errors
-    /// [`StillMapped`]: try again.
+    /// [`StillMapped`]: a page could not be split. What was removed is in `gather`; unlink the rest again.
     pub fn unlink(self, gather: &mut Gather) -> Result<Unlinked<'d, M, P>, StillMapped<'d, M, P>> {
-        let Self { domain, range, .. } = self;
+        let Self { domain, range, addresses, removed } = self;
         let Unmapped { bytes, kept, .. } = domain.unlink(range, gather);
+        let removed = removed.saturating_add(bytes);
         if kept > 0 {
-            return Err(StillMapped { linked: self, kept });
+            return Err(StillMapped { linked: Self { domain, range, addresses, removed }, kept });
         }
-        let addresses = self.addresses.filter(|_| bytes == range.len());
-        Ok(Unlinked { domain, range, addresses, unmaps: 1 })
+        let Some(addresses) = addresses else {
+            return Ok(Unlinked { domain, range, addresses: None });
+        };
+        if removed == range.len() {
+            domain.platform.with_slot(|slot| domain.books.of(slot).add(|book| &book.unmaps, 1));
+            return Ok(Unlinked { domain, range, addresses: Some(addresses) });
+        }
+        // Another caller has removed the rest, whose addresses went with it.
+        domain.lose(removed);
+        addresses.done();
+        Ok(Unlinked { domain, range, addresses: None })
     }
 }
 
 impl<'d, M: Mapper, P: Platform> Unlinked<'d, M, P> {
-    fn new(addresses: Changing<'d, M, P>, is_lost: bool, unmaps: u64) -> Self {
+    /// Those that are lost are counted here.
+    fn new(addresses: Changing<'d, M, P>, is_lost: bool) -> Self {
         let (domain, range) = (addresses.domain, addresses.range());
-        Self { domain, range, addresses: (!is_lost).then_some(addresses), unmaps }
+        Self { domain, range, addresses: (!is_lost).then_some(addresses) }
     }
 
     /// The addresses.
@@ -330,23 +392,24 @@ impl<'d, M: Mapper, P: Platform> Unlinked<'d, M, P> {
     }
 
     /// Goes on with addresses of `domain` that [`into_range`](Self::into_range) has returned. It trusts the caller in that, as
-    /// [`Domain::unmap`] does.
+    /// [`Reserved::from_range`] does.
     pub fn from_range(domain: &'d Domain<M, P>, (range, is_lost): (IovaRange, bool)) -> Self {
-        Self { domain, range, addresses: (!is_lost).then(|| domain.changing(range)), unmaps: 1 }
+        Self { domain, range, addresses: (!is_lost).then(|| domain.changing(range)) }
     }
 
-    /// Gives the addresses back, for others to use, unless they are lost. The caller has seen the gather that
-    /// [`unlink`](Linked::unlink) added them to [confirmed](Domain::confirm); addresses that are freed before lead the device
-    /// to the memory that was mapped there, when it is to reach what is mapped there next.
+    /// Gives the addresses back, for others to use, unless they are lost. The caller has [confirmed](Domain::confirm) the gather
+    /// that [`unlink`](Linked::unlink) added them to: if it frees them earlier, a device that uses their next mapping may still
+    /// reach the memory of this one. O(1); the caller holds no lock and no slot.
     pub fn free(self) {
-        let Self { domain, addresses, unmaps, .. } = self;
+        let Self { domain, addresses, .. } = self;
         if let Some(addresses) = addresses {
-            domain.take_back(addresses, unmaps);
+            domain.take_back(addresses, 0);
         }
     }
 
     /// Keeps the addresses out of use until a later flush is confirmed, which the domain tries again and again: for what the
-    /// hardware did not confirm. What is lost stays so, and counts as exposed until then.
+    /// hardware did not confirm. What is lost stays so, and counts as exposed until then; where the flush queue has no room, the
+    /// addresses are lost. O(1), waits for no hardware; the caller holds no lock and no slot.
     pub fn quarantine(self) {
         let Self { domain, range, addresses, .. } = self;
         match addresses {
