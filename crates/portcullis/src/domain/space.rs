@@ -319,7 +319,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
 
     #[inline]
     fn give_back(&self, slot: Option<&LocalSlot<'_>>, own: Option<Own<'_>>, range: IovaRange) {
-        if self.space.free_local(own, range).is_err() {
+        if !self.space.free_local(own, range) {
             self.books.of(slot).add(|book| &book.lost, range.len());
         }
     }

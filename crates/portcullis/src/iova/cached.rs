@@ -9,13 +9,13 @@ use super::class::{CACHED_ORDERS, Class};
 use super::cpu::{BATCH, Cpu, ZONES};
 use super::inbox::Inbox;
 use super::links::OutOfMemory;
-use super::notes::{Notes, Place};
+use super::notes::Notes;
 use super::space::Request;
-use super::word::{EXACT, NO_WORD, handed_out, owner_and_pages};
+use super::word::{END_PAGE, EXACT, NO_WORD, handed_out, owner_and_pages};
 use crate::addr::PageSize;
 use crate::percpu::{CachePadded, Marks, Turn, TurnLocal};
 use crate::platform::{LocalSlot, Platform};
-use crate::sync::{Mutex, Ordering};
+use crate::sync::{AtomicU64, Mutex, Ordering};
 
 /// The most that is fetched at once, in pages: 4 MiB of 4 KiB.
 const FETCH_PAGES: u64 = 1024;
@@ -136,16 +136,19 @@ impl Cached {
             // One entry is looked at: the newest.
             let take = || {
                 let newest = cpu.newest(zone, order).filter(|page| page + (1 << order) <= end_page)?;
-                let place = Place::of(newest, class);
-                cpu.remember(place, self.notes.leaf(place)?);
                 // SAFETY: `notes` is the only one that these CPUs' lists are used with.
-                unsafe { cpu.take(&self.notes, zone, class, pages) }
+                unsafe {
+                    cpu.find(&self.notes, newest, class)?;
+                    cpu.take(&self.notes, zone, class, pages)
+                }
             };
             if let Some(page) = take() {
                 return Ok(Some(page));
             }
             // A slice only: what else has arrived is for the next calls.
-            if cpu.receive(&self.notes, inbox, |page, order| self.keep(cpu, backing, page, order))
+            let keep = |word: &_, page, order| self.keep(cpu, backing, word, page, order);
+            // SAFETY: as above.
+            if unsafe { cpu.receive(&self.notes, inbox, keep) }
                 && let Some(page) = take()
             {
                 return Ok(Some(page));
@@ -279,7 +282,8 @@ impl Cached {
         unsafe { own.cpu.put(&self.notes, self.zone(page), class, (page, asked)) }
     }
 
-    /// Takes back the range of `pages` pages at `page`, whoever handed it out.
+    /// Takes back the range of `pages` pages at `page`, whoever handed it out. Whether it did.
+    #[inline]
     pub fn free(
         &self,
         own: Option<Own<'_>>,
@@ -287,45 +291,53 @@ impl Cached {
         page: u64,
         pages: u64,
         order: u32,
-    ) -> Result<(), ()> {
-        let class = Class::of(order);
-        let place = Place::of(page, class);
-        let leaf = self.notes.leaf(place).ok_or(())?;
-        let owner = match owner_and_pages(leaf.word(place.index).load(Ordering::Relaxed)) {
+    ) -> bool {
+        if page >= END_PAGE {
+            return false;
+        }
+        let word = match own {
+            // SAFETY: `notes` is the only one that these CPUs' lists are used with.
+            Some(own) => unsafe { own.cpu.find(&self.notes, page, Class::of(order)) },
+            None => self.notes.word(page, order),
+        };
+        let Some(word) = word else { return false };
+        let owner = match owner_and_pages(word.load(Ordering::Relaxed)) {
             Some((owner, asked)) if asked == pages => owner,
-            _ => return Err(()),
+            _ => return false,
         };
         if owner < EXACT
-            && let Some(own @ Own { index, cpu }) = own
+            && let Some(Own { index, cpu }) = own
         {
             if index == owner {
-                cpu.remember(place, leaf);
-                if !self.put(own, page, pages, class) {
-                    self.keep(cpu, backing, page, order);
-                }
+                self.keep(cpu, backing, word, page, order);
             } else {
                 let most = self.budget[self.zone(page)];
-                if !cpu.post(&self.notes, &self.inboxes, owner, (page, order), most) {
+                if !cpu.post(&self.notes, &self.inboxes, owner, (word, page, order), most) {
                     self.give_back(backing, page, 1 << order, order);
                 }
             }
-            return Ok(());
+            return true;
         }
         let size = if owner == EXACT || order >= CACHED_ORDERS { pages } else { 1 << order };
         self.give_back(backing, page, size, order);
-        Ok(())
+        true
     }
 
-    /// Puts a range onto the CPU's list, or, where there is no room, gives it back.
+    /// Puts a range, whose word is `word`, onto the CPU's list, or, where there is no room, gives it back.
+    #[inline]
+    fn keep(&self, cpu: &Cpu, backing: &Mutex<Backing>, word: &AtomicU64, page: u64, order: u32) {
+        if !cpu.push(self.zone(page), word, page, order) {
+            self.keep_in_full(cpu, backing, word, page, order);
+        }
+    }
+
+    /// The same where the list is full.
     #[cold]
-    fn keep(&self, cpu: &Cpu, backing: &Mutex<Backing>, page: u64, order: u32) {
+    fn keep_in_full(&self, cpu: &Cpu, backing: &Mutex<Backing>, word: &AtomicU64, page: u64, order: u32) {
         let zone = self.zone(page);
-        let push = || cpu.push(&self.notes, zone, order, page);
-        if !push() {
-            self.make_room(cpu, zone, order, self.share(zone, order), backing);
-            if !push() {
-                self.give_back(backing, page, 1 << order, order);
-            }
+        self.make_room(cpu, zone, order, self.share(zone, order), backing);
+        if !cpu.push(zone, word, page, order) {
+            self.give_back(backing, page, 1 << order, order);
         }
     }
 
@@ -357,6 +369,8 @@ impl Cached {
         self.notes.bytes() + self.cpus.bytes() + size_of_val(&*self.inboxes)
     }
 
+    #[cold]
+    #[inline(never)]
     fn give_back(&self, backing: &Mutex<Backing>, page: u64, pages: u64, order: u32) {
         // Before anybody else can get the range and note it as theirs.
         self.notes.write(page, order, NO_WORD);

@@ -6,7 +6,7 @@
 
 use super::class::{CACHED_ORDERS, Class};
 use super::inbox::{Inbox, Outbox};
-use super::links::{Leaf, OutOfMemory};
+use super::links::OutOfMemory;
 use super::near::{Near, first_key};
 use super::notes::{Notes, Place};
 use super::word::{Link, handed_out};
@@ -85,11 +85,10 @@ impl Cpu {
     }
 
     /// Takes the newest free range of `class` in `zone`, and notes that the CPU has handed it out for `asked`
-    /// pages, fewer than 2^50. `None` also where its word is not [remembered](Self::remember). O(1).
+    /// pages, fewer than 2^50. `None` also where its word is not [remembered](Self::find). O(1).
     ///
     /// # Safety
-    /// Every call of this and of [`put`](Self::put) on one value is with the same `notes`, and every leaf that it
-    /// [remembers](Self::remember) is one of theirs.
+    /// Every call on one value is with the same `notes`.
     #[inline]
     pub(super) unsafe fn take(&self, notes: &Notes, zone: usize, class: Class, asked: u64) -> Option<u64> {
         let list = self.list(zone, class.order());
@@ -112,7 +111,7 @@ impl Cpu {
     }
 
     /// Takes back the range of `class` at `page`, which the CPU has handed out for `asked` pages; unless its list is full, its
-    /// word is not [remembered](Self::remember), or does not say so. Returns whether it did. O(1). Any `page` may be given: those
+    /// word is not [remembered](Self::find), or does not say so. Returns whether it did. O(1). Any `page` may be given: those
     /// that no range begins at have no word, and no word says another size than that of its range.
     ///
     /// # Safety
@@ -133,17 +132,24 @@ impl Cpu {
         word.load(Ordering::Relaxed) == list.handed_out | asked && list.push(word, page, class.order())
     }
 
-    /// Has the next [`take`](Self::take) or [`put`](Self::put) of the range whose word is at `place`, in `leaf`, find it
-    /// at once.
-    pub(super) fn remember(&self, place: Place, leaf: &Leaf) {
-        self.near.remember(place, leaf);
+    /// The word of the range of `class` at `page`, a multiple of its pages below 2^53, if there ever was one there, whichever
+    /// CPU's it is. Its leaf is remembered, so that the next [`take`](Self::take) or [`put`](Self::put) finds it at once. A
+    /// walk, where it was not remembered already.
+    ///
+    /// # Safety
+    /// As [`take`](Self::take).
+    #[inline]
+    pub(super) unsafe fn find<'a>(&self, notes: &'a Notes, page: u64, class: Class) -> Option<&'a AtomicU64> {
+        let key = self.list(0, class.order()).key_of(page);
+        // SAFETY: the caller's promise is passed on.
+        unsafe { self.near.word(notes, key).or_else(|| self.near.find(notes, Place::of(page, class))) }
     }
 
-    /// Puts the free range of `order` at `page`, which has a word, onto its list, unless that is full.
+    /// Puts the free range of `order` at `page`, whose word is `word`, onto its list, unless that is full.
     /// Whether it did.
-    pub(super) fn push(&self, notes: &Notes, zone: usize, order: u32, page: u64) -> bool {
-        let list = self.list(zone, order);
-        notes.word(page, order).is_some_and(|word| list.push(word, page, order))
+    #[inline]
+    pub(super) fn push(&self, zone: usize, word: &AtomicU64, page: u64, order: u32) -> bool {
+        self.list(zone, order).push(word, page, order)
     }
 
     /// The same for a range that may have no word yet. May allocate.
@@ -161,15 +167,13 @@ impl Cpu {
         page: u64,
     ) -> Result<bool, OutOfMemory> {
         let list = self.list(zone, class.order());
-        let place = Place::of(page, class);
         // SAFETY: the caller's promise is passed on.
-        let word = match unsafe { self.near.word(notes, list.key_of(page)) } {
+        let word = match unsafe { self.find(notes, page, class) } {
             Some(word) => word,
             None => {
                 notes.make(page, class.order(), Link::END.bits())?;
-                let leaf = notes.leaf(place).ok_or(OutOfMemory)?;
-                self.near.remember(place, leaf);
-                leaf.word(place.index)
+                // SAFETY: as above.
+                unsafe { self.find(notes, page, class) }.ok_or(OutOfMemory)?
             }
         };
         Ok(list.push(word, page, class.order()))
@@ -195,14 +199,15 @@ impl Cpu {
         list.room.get()
     }
 
-    /// Puts another CPU's range onto the chain for it, unless more than `most` pages are on their way to that
-    /// CPU already. Whether it did.
+    /// Puts another CPU's range, whose word is `word`, onto the chain for it, unless more than `most` pages
+    /// are on their way to that CPU already. Whether it did.
+    #[inline]
     pub(super) fn post(
         &self,
         notes: &Notes,
         inboxes: &[CachePadded<Inbox>],
         owner: u64,
-        (page, order): (u64, u32),
+        (word, page, order): (&AtomicU64, u64, u32),
         most: u64,
     ) -> bool {
         if inboxes.get(owner as usize).is_none_or(|inbox| inbox.pages() + (1 << order) > most) {
@@ -211,25 +216,37 @@ impl Cpu {
         self.sent.set(self.sent.get().wrapping_add(1u64 << order));
         // All that is not sent yet is half of a share, however many CPUs send.
         let letter = most / (2 * OUTBOXES as u64);
-        self.outboxes[owner as usize % OUTBOXES].add(notes, inboxes, owner, (page, order), letter);
+        self.outboxes[owner as usize % OUTBOXES].add(notes, inboxes, owner, (word, page, order), letter);
         true
     }
 
-    /// Sorts in up to 64 ranges that other CPUs sent. Each goes to `keep` with its order. Whether there were
+    /// Sorts in up to 64 ranges that other CPUs sent. Each goes to `keep` with its word and its order. Whether there were
     /// any.
-    pub(super) fn receive(&self, notes: &Notes, inbox: &Inbox, mut keep: impl FnMut(u64, u32)) -> bool {
+    ///
+    /// # Safety
+    /// As [`take`](Self::take).
+    pub(super) unsafe fn receive(
+        &self,
+        notes: &Notes,
+        inbox: &Inbox,
+        mut keep: impl FnMut(&AtomicU64, u64, u32),
+    ) -> bool {
         let mut link = Link::from_bits(self.arrived.get());
         if link == Link::END {
             link = inbox.take();
         }
         let (mut received, mut pages) = (0, 0);
         while received < SLICE
-            && let Some((page, order, next)) = notes.follow(link)
+            && let (Some(page), order) = (link.page(), link.order())
+            // SAFETY: the caller's promise is passed on.
+            && let Some(word) = unsafe { self.find(notes, page, Class::of(order)) }
+            && let next = Link::from_bits(word.load(Ordering::Relaxed))
+            && next.is_link()
         {
             link = next;
             pages += 1 << order;
             received += 1;
-            keep(page, order);
+            keep(word, page, order);
         }
         if received == 0 {
             // A link that leads nowhere: somebody freed a range twice. What came behind it is lost.

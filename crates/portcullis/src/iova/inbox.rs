@@ -76,14 +76,15 @@ pub(super) struct Outbox {
 }
 
 impl Outbox {
-    /// Adds the range of order `order` at `page`, which the CPU `owner` owns. What is in the way for another
-    /// owner is sent, and a full letter too, one that holds `most` pages included.
+    /// Adds the range of order `order` at `page`, whose word is `word`, and which the CPU `owner` owns. What is
+    /// in the way for another owner is sent, and a full letter too, one that holds `most` pages included.
+    #[inline]
     pub(super) fn add(
         &self,
         notes: &Notes,
         inboxes: &[CachePadded<Inbox>],
         owner: u64,
-        (page, order): (u64, u32),
+        (word, page, order): (&AtomicU64, u64, u32),
         most: u64,
     ) {
         if self.owner.get() != owner + 1 {
@@ -95,7 +96,7 @@ impl Outbox {
             self.last.set(page);
             self.last_order.set(order.into());
         }
-        notes.write(page, order, next.bits());
+        word.store(next.bits(), Ordering::Relaxed);
         self.first.set(Link::to(page, order).bits());
         self.count.set(self.count.get() + 1);
         self.pages.set(self.pages.get() + (1 << order));
@@ -105,6 +106,8 @@ impl Outbox {
     }
 
     /// Sends what is in it.
+    #[cold]
+    #[inline(never)]
     pub(super) fn send(&self, notes: &Notes, inboxes: &[CachePadded<Inbox>]) {
         let pages = self.pages.get();
         let first = self.take();
@@ -156,7 +159,10 @@ mod tests {
                 let (notes, inboxes) = (Arc::clone(&notes), Arc::clone(&inboxes));
                 move || {
                     let outbox = Outbox::default();
-                    pages.iter().for_each(|page| outbox.add(&notes, &inboxes[..], 0, (*page, 0), 512));
+                    for page in pages {
+                        let word = notes.word(page, 0).unwrap();
+                        outbox.add(&notes, &inboxes[..], 0, (word, page, 0), 512);
+                    }
                     outbox.send(&notes, &inboxes[..]);
                 }
             };

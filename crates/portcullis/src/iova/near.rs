@@ -68,18 +68,24 @@ impl Near {
     /// The word of `key`, which may be of no word, if its leaf is remembered.
     ///
     /// # Safety
-    /// Every call of this on one value is with the same `notes`, and every leaf that it [remembers](Self::remember) is one of
-    /// theirs.
+    /// Every call of this and of [`find`](Self::find) on one value is with the same `notes`.
     #[inline]
     pub(super) unsafe fn word<'a>(&self, notes: &'a Notes, key: u64) -> Option<&'a AtomicU64> {
-        // SAFETY: entries are set by `remember` alone, by the caller's promise to leaves of these `notes`.
+        // SAFETY: entries are set by `find` alone, by the caller's promise to leaves of these `notes`.
         unsafe { self.entry(key).word(notes, key) }
     }
 
-    /// Remembers the leaf of `place`, as [`Notes::leaf`] gives it.
-    pub(super) fn remember(&self, place: Place, leaf: &Leaf) {
-        let key = first_key(place.array) + (place.index & !(Leaf::WORDS - 1));
-        self.entry(key).set(key, ptr::from_ref(leaf).cast_mut());
+    /// The word at `place`, if its leaf exists, found by a walk. The leaf is remembered.
+    ///
+    /// # Safety
+    /// As [`word`](Self::word).
+    #[cold]
+    #[inline(never)]
+    pub(super) unsafe fn find<'a>(&self, notes: &'a Notes, place: Place) -> Option<&'a AtomicU64> {
+        let leaf = notes.leaf(place)?;
+        let first = first_key(place.array) + (place.index & !(Leaf::WORDS - 1));
+        self.entry(first).set(first, ptr::from_ref(leaf).cast_mut());
+        Some(leaf.word(place.index))
     }
 
     #[inline]

@@ -196,11 +196,14 @@ impl IovaSpace {
     /// with it.)
     #[inline]
     pub fn free<P: Platform>(&self, platform: &P, range: IovaRange) -> Result<(), IovaError> {
-        let put = |slot: &LocalSlot<'_>| self.in_turn(slot, |_, own| Some(self.put(own?, range)))?;
-        if self.home.at_hand(platform, put) == Some(Some(true)) {
-            return Ok(());
-        }
-        if self.free_slowly(platform, range) { Ok(()) } else { Err(IovaError::NotAllocated { range }) }
+        // All in one turn, where there is one: also what is not the CPU's own, or not remembered.
+        let free =
+            |slot: &LocalSlot<'_>| self.in_turn(slot, |_, own| Some(self.free_local(Some(own?), range)))?;
+        let freed = match self.home.at_hand(platform, free) {
+            Some(Some(freed)) => freed,
+            _ => self.free_slowly(platform, range),
+        };
+        if freed { Ok(()) } else { Err(IovaError::NotAllocated { range }) }
     }
 
     /// Whether it did: an answer that fits in a register, so that the fast path keeps none in memory for this one.
@@ -209,19 +212,13 @@ impl IovaSpace {
     fn free_slowly<P: Platform>(&self, platform: &P, range: IovaRange) -> bool {
         let free =
             |slot: Option<&LocalSlot<'_>>| self.with_own(slot, |_, own| self.free_local_slowly(own, range));
-        self.home.with_slot(platform, free).is_ok()
+        self.home.with_slot(platform, free)
     }
 
     /// The same with the lists of the CPU's own that the caller has, or without.
-    ///
-    /// # Errors
-    /// As [`free`](Self::free).
     #[inline]
-    pub(crate) fn free_local(&self, own: Option<Own<'_>>, range: IovaRange) -> Result<(), IovaError> {
-        if own.is_some_and(|own| self.put(own, range)) {
-            return Ok(());
-        }
-        self.free_local_slowly(own, range)
+    pub(crate) fn free_local(&self, own: Option<Own<'_>>, range: IovaRange) -> bool {
+        own.is_some_and(|own| self.put(own, range)) || self.free_local_slowly(own, range)
     }
 
     /// Takes back a range that the CPU itself handed out, onto its list: the fast path. Returns whether it did.
@@ -237,16 +234,12 @@ impl IovaSpace {
 
     #[cold]
     #[inline(never)]
-    fn free_local_slowly(&self, own: Option<Own<'_>>, range: IovaRange) -> Result<(), IovaError> {
-        let wrong = IovaError::NotAllocated { range };
-        let (pages, order) = self.class(range.len())?;
+    fn free_local_slowly(&self, own: Option<Own<'_>>, range: IovaRange) -> bool {
+        let Ok((pages, order)) = self.class(range.len()) else { return false };
         let page = range.start().get() >> self.shift;
         let is_natural = page.trailing_zeros() >= order.min(MAX_ORDER);
         let is_whole = (range.start().get() | range.len()) & self.granule.offset_mask() == 0;
-        if !is_natural || !is_whole {
-            return Err(wrong);
-        }
-        self.cached.free(own, &self.backing, page, pages, order).map_err(|()| wrong)
+        is_natural && is_whole && self.cached.free(own, &self.backing, page, pages, order)
     }
 
     /// Takes back what every CPU keeps. Waits for other CPUs' turns to end: not for interrupt handlers, and

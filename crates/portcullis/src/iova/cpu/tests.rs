@@ -70,7 +70,7 @@ fn a_grant_takes_what_is_not_used_and_no_more() {
             _ => {
                 let room = cpu.granted(order) > cpu.count(order);
                 let page = &mut next[order as usize];
-                assert_eq!(cpu.push(&notes, 0, order, *page), room);
+                assert_eq!(cpu.push(0, notes.word(*page, order).unwrap(), *page, order), room);
                 if room {
                     // Around its pages: the budget has fewer, so that none is on a list twice.
                     *page = (*page + (1 << order)) % 512 + u64::from(order) * 512;
@@ -106,7 +106,8 @@ fn what_is_sent_is_bounded_and_sorted_in_by_slices() {
         // What makes a letter is not sent one by one, nor kept when the letter is full.
         let letter = (most / 8).min(LETTER << order).min(LETTER_PAGES).next_multiple_of(size);
         let mut posted = 0;
-        while sender.post(&notes, &inboxes, 1, (posted << order, order), most) {
+        let range = |posted| (notes.word(posted << order, order).unwrap(), posted << order, order);
+        while sender.post(&notes, &inboxes, 1, range(posted), most) {
             posted += 1;
             assert_eq!(inboxes[1].pages(), posted * size / letter * letter, "letters of {letter} pages");
         }
@@ -117,10 +118,12 @@ fn what_is_sent_is_bounded_and_sorted_in_by_slices() {
         let mut sorted = 0;
         loop {
             let mut slice = 0;
-            let any = owner.receive(&notes, &inboxes[1], |page, got| {
+            let count = |_: &_, page, got| {
                 assert!(got == order && page < posted << order);
                 slice += 1;
-            });
+            };
+            // SAFETY: there are no other notes.
+            let any = unsafe { owner.receive(&notes, &inboxes[1], count) };
             sorted += slice;
             assert_eq!(any, slice > 0);
             assert_eq!(inboxes[1].pages(), (sent - sorted) * size);
@@ -140,13 +143,16 @@ fn a_letter_has_one_owner_s_ranges() {
     let (cpu, notes) = (Cpu::new(0), notes());
     let inboxes = [(); 2 * OUTBOXES].map(|()| CachePadded(Inbox::new()));
     let owner = |page: u64| 1 + OUTBOXES as u64 * (page / 3 % 2);
-    (0..60).for_each(|page| assert!(cpu.post(&notes, &inboxes, owner(page), (page, 0), 800)));
+    let range = |page| (notes.word(page, 0).unwrap(), page, 0);
+    (0..60).for_each(|page| assert!(cpu.post(&notes, &inboxes, owner(page), range(page), 800)));
     let mut got = 0;
     for (number, inbox) in (0..).zip(&inboxes) {
-        while Cpu::new(0).receive(&notes, inbox, |page, _| {
+        let mut count = |_: &_, page, _| {
             assert_eq!(owner(page), number);
             got += 1;
-        }) {}
+        };
+        // SAFETY: there are no other notes.
+        while unsafe { Cpu::new(0).receive(&notes, inbox, &mut count) } {}
     }
     assert_eq!(got, 60 - 3, "all but those of the last owner");
 }
@@ -156,11 +162,11 @@ fn a_letter_has_one_owner_s_ranges() {
 fn a_list_with_a_range_that_is_in_use_ends_there() {
     let (cpu, notes, class) = (Cpu::new(0), notes(), Class::of(0));
     cpu.grant(0, 0, 4, 4);
-    (1..4).for_each(|page| assert!(cpu.push(&notes, 0, 0, page)));
+    (1..4).for_each(|page| assert!(cpu.push(0, notes.word(page, 0).unwrap(), page, 0)));
     notes.write(2, 0, handed_out(7, 1));
-    let place = Place::of(3, class);
-    cpu.remember(place, notes.leaf(place).unwrap());
     // SAFETY: there are no other notes.
+    assert!(unsafe { cpu.find(&notes, 3, class) }.is_some());
+    // SAFETY: as above.
     let take = || unsafe { cpu.take(&notes, 0, class, 1) };
     assert_eq!((take(), take()), (Some(3), None));
     let mut drained = Vec::new();
@@ -176,10 +182,10 @@ fn what_begins_inside_a_range_is_not_taken_back() {
     for (order, inside) in [(1, 1), (3, 1), (3, 7), (5, 8), (6, 1), (6, 63)] {
         notes.make(64, order, handed_out(0, 1 << order)).unwrap();
         let (class, pages) = (Class::of(order), 1 << order);
-        let place = Place::of(64, class);
-        cpu.remember(place, notes.leaf(place).unwrap());
-        cpu.grant(0, order, 1, PAGES);
         // SAFETY: there are no other notes.
+        assert!(unsafe { cpu.find(&notes, 64, class) }.is_some());
+        cpu.grant(0, order, 1, PAGES);
+        // SAFETY: as above.
         let put = |page| unsafe { cpu.put(&notes, 0, class, (page, pages)) };
         assert_eq!((put(64 + inside), put(64)), (false, true), "{order} {inside}");
     }
