@@ -67,8 +67,8 @@ pub trait OpenTable {
         undone: &mut Option<IovaRange>,
     ) -> Result<(), MapError>;
 
-    /// [`PageTable::map_at_hand`], by the caller's slot; `false` where it has none.
-    fn open_at_hand<P: Platform>(
+    /// [`PageTable::map_fast`], by the caller's slot; `false` where it has none.
+    fn open_fast<P: Platform>(
         &self,
         platform: &P,
         range: IovaRange,
@@ -84,8 +84,8 @@ pub trait OpenTable {
         invalidate: &mut dyn FnMut(IovaRange) -> bool,
     ) -> Unmapped;
 
-    /// [`PageTable::unmap_at_hand`], by the caller's slot; `false` where it has none.
-    fn close_at_hand<P: Platform>(&self, platform: &P, range: IovaRange) -> bool;
+    /// [`PageTable::unmap_fast`], by the caller's slot; `false` where it has none.
+    fn close_fast<P: Platform>(&self, platform: &P, range: IovaRange) -> bool;
 
     /// [`PageTable::reclaim`].
     ///
@@ -126,7 +126,7 @@ impl<F: Frames + Simulated, X: Format> OpenTable for PageTable<F, X> {
     }
 
     #[inline]
-    fn open_at_hand<P: Platform>(
+    fn open_fast<P: Platform>(
         &self,
         platform: &P,
         range: IovaRange,
@@ -135,7 +135,7 @@ impl<F: Frames + Simulated, X: Format> OpenTable for PageTable<F, X> {
     ) -> bool {
         let attributes = attributes.into();
         // SAFETY: as for `open`; the platform has just lent the slot.
-        let map = |slot: &LocalSlot<'_>| unsafe { self.map_at_hand(platform, slot, range, phys, attributes) };
+        let map = |slot: &LocalSlot<'_>| unsafe { self.map_fast(platform, slot, range, phys, attributes) };
         platform.with_slot(|slot| slot.is_some_and(map))
     }
 
@@ -151,9 +151,9 @@ impl<F: Frames + Simulated, X: Format> OpenTable for PageTable<F, X> {
     }
 
     #[inline]
-    fn close_at_hand<P: Platform>(&self, platform: &P, range: IovaRange) -> bool {
+    fn close_fast<P: Platform>(&self, platform: &P, range: IovaRange) -> bool {
         // SAFETY: the platform has just lent the slot.
-        let unmap = |slot: &LocalSlot<'_>| unsafe { self.unmap_at_hand(platform, slot, range) };
+        let unmap = |slot: &LocalSlot<'_>| unsafe { self.unmap_fast(platform, slot, range) };
         platform.with_slot(|slot| slot.is_some_and(unmap))
     }
 
@@ -211,9 +211,9 @@ pub trait OpenMapper: Mapper + Simulated {
         unsafe { self.map(platform, range, list, permissions, gather) }
     }
 
-    /// [`Mapper::map_at_hand`], by the caller's slot; `false` where it has none.
+    /// [`Mapper::map_fast`], by the caller's slot; `false` where it has none.
     #[inline]
-    fn open_at_hand<P: Platform>(
+    fn open_fast<P: Platform>(
         &self,
         platform: &P,
         range: IovaRange,
@@ -224,7 +224,7 @@ pub trait OpenMapper: Mapper + Simulated {
             // SAFETY: the platform has just lent the slot, and is the one that the marks are for.
             let turn = slot.zip(self.marks(platform)).and_then(|(slot, marks)| unsafe { marks.turn(slot) });
             // SAFETY: as for `open`.
-            turn.is_some_and(|turn| unsafe { self.map_at_hand(&turn, range, phys, permissions) })
+            turn.is_some_and(|turn| unsafe { self.map_fast(&turn, range, phys, permissions) })
         })
     }
 }

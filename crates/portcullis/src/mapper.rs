@@ -36,17 +36,17 @@ pub struct Geometry {
 /// A buffer goes back to its owner, and frames to their allocator, on the word of this trait. So:
 ///
 /// - A device reaches memory through an address of this mapper only while a [`map`](Self::map) (or
-///   [`map_at_hand`](Self::map_at_hand)) of just that memory to that address is in force: from the call on until it is
+///   [`map_fast`](Self::map_fast)) of just that memory to that address is in force: from the call on until it is
 ///   confirmed that it was removed.
 /// - **After `Ok` of [`sync`](Self::sync) no device reaches what was in the gather**: nothing that an
 ///   [`unmap`](Self::unmap) or a failed `map` removed and added, or that lies in a range which the caller added, through a
 ///   translation that was there before the removal, and every access that used one is complete. A gather of
 ///   [everything](Gather::everything) covers all that was removed before the call, by any CPU.
 /// - **A `map` that fails leaves nothing mapped** that it has entered, and has added to the gather all that a device
-///   may have used meanwhile. A `map_at_hand` that returns `false` has changed nothing.
+///   may have used meanwhile. A `map_fast` that returns `false` has changed nothing.
 /// - `unmap` removes all translations of the range except what it reports as kept, adds what it
 ///   removed to the gather, and leaves what is beside the range as it was. An
-///   [`unmap_at_hand`](Self::unmap_at_hand) that returns `true` has removed all of the range, and
+///   [`unmap_fast`](Self::unmap_fast) that returns `true` has removed all of the range, and
 ///   `Ok` of [`sync_range`](Self::sync_range) of that range then says the same as that of `sync`;
 ///   one that returns `false` has changed nothing.
 /// - All slots that its [`marks`](Self::marks) are used with are of the one platform that the
@@ -80,8 +80,8 @@ pub unsafe trait Mapper: Send + Sync + 'static {
         gather: &mut Gather,
     ) -> Result<(), MapError>;
 
-    /// Returns the marks of the turns in which [`map_at_hand`](Self::map_at_hand) and
-    /// [`unmap_at_hand`](Self::unmap_at_hand) are called by slots of `platform`, so that the caller
+    /// Returns the marks of the turns in which [`map_fast`](Self::map_fast) and
+    /// [`unmap_fast`](Self::unmap_fast) are called by slots of `platform`, so that the caller
     /// may have values of its own that are used in the same turns. Returns `None` where the mapper
     /// has no marks, or none for slots of this platform.
     fn marks<P: Platform>(&self, platform: &P) -> Option<&Arc<Marks>> {
@@ -100,7 +100,7 @@ pub unsafe trait Mapper: Send + Sync + 'static {
     /// # Safety
     /// As for [`map`](Self::map).
     #[inline]
-    unsafe fn map_at_hand(
+    unsafe fn map_fast(
         &self,
         turn: &Turn<'_>,
         range: IovaRange,
@@ -119,7 +119,7 @@ pub unsafe trait Mapper: Send + Sync + 'static {
     ///
     /// A mapper that has no quicker way than `unmap` need not implement this.
     #[inline]
-    fn unmap_at_hand(&self, turn: &Turn<'_>, range: IovaRange) -> bool {
+    fn unmap_fast(&self, turn: &Turn<'_>, range: IovaRange) -> bool {
         let _ = (turn, range);
         false
     }
@@ -141,7 +141,7 @@ pub unsafe trait Mapper: Send + Sync + 'static {
     /// [`InvalidationError`]: devices may still reach it.
     fn sync(&self, gather: &Gather) -> Result<(), InvalidationError>;
 
-    /// As [`sync`](Self::sync), for one range that an [`unmap_at_hand`](Self::unmap_at_hand) has removed.
+    /// As [`sync`](Self::sync), for one range that an [`unmap_fast`](Self::unmap_fast) has removed.
     ///
     /// # Errors
     /// [`InvalidationError`]: devices may still reach it.
@@ -302,7 +302,7 @@ unsafe impl<F: Frames, Q: InvalidationQueue, X: Format> Mapper for TableMapper<F
     }
 
     #[inline]
-    unsafe fn map_at_hand(
+    unsafe fn map_fast(
         &self,
         turn: &Turn<'_>,
         range: IovaRange,
@@ -314,7 +314,7 @@ unsafe impl<F: Frames, Q: InvalidationQueue, X: Format> Mapper for TableMapper<F
     }
 
     #[inline]
-    fn unmap_at_hand(&self, turn: &Turn<'_>, range: IovaRange) -> bool {
+    fn unmap_fast(&self, turn: &Turn<'_>, range: IovaRange) -> bool {
         self.table.unmap_in(turn, range)
     }
 

@@ -114,10 +114,14 @@ impl Home {
         platform.with_slot(|slot| f(slot.filter(|_| is_home)))
     }
 
-    /// As [`Platform::with_slot_at_hand`], but `None` where `platform` is not home, or not yet.
+    /// As [`Platform::with_slot_fast`], but `None` where `platform` is not home, or not yet.
     #[inline]
-    pub fn at_hand<P: Platform, R>(&self, platform: &P, f: impl FnOnce(&LocalSlot<'_>) -> R) -> Option<R> {
-        if self.0.is_set_to(platform.number().0) { platform.with_slot_at_hand(f) } else { None }
+    pub fn with_slot_fast<P: Platform, R>(
+        &self,
+        platform: &P,
+        f: impl FnOnce(&LocalSlot<'_>) -> R,
+    ) -> Option<R> {
+        if self.0.is_set_to(platform.number().0) { platform.with_slot_fast(f) } else { None }
     }
 }
 
@@ -199,7 +203,7 @@ pub unsafe trait Platform: Send + Sync + 'static {
     ///
     /// It keeps the fast paths free of calls, and so of registers saved for them.
     #[inline]
-    fn with_slot_at_hand<R>(&self, f: impl FnOnce(&LocalSlot<'_>) -> R) -> Option<R> {
+    fn with_slot_fast<R>(&self, f: impl FnOnce(&LocalSlot<'_>) -> R) -> Option<R> {
         self.with_slot(|slot| slot.map(f))
     }
 
@@ -337,8 +341,8 @@ unsafe impl<T: Platform> Platform for Arc<T> {
     }
 
     #[inline(always)]
-    fn with_slot_at_hand<R>(&self, f: impl FnOnce(&LocalSlot<'_>) -> R) -> Option<R> {
-        T::with_slot_at_hand(self, f)
+    fn with_slot_fast<R>(&self, f: impl FnOnce(&LocalSlot<'_>) -> R) -> Option<R> {
+        T::with_slot_fast(self, f)
     }
 
     fn now_ns(&self) -> u64 {

@@ -161,7 +161,7 @@ fn who_passes_a_queue_on_passes_on_what_it_says() {
             let range = IovaRange::new(Iova::new(number * PAGE), PAGE).unwrap();
             assert!(iommu.access(DEVICE, range.start(), 1, BOTH).is_err());
             let phys = PhysAddr::new(number * PAGE);
-            if !mapper.open_at_hand(&platform, range, phys, BOTH) {
+            if !mapper.open_fast(&platform, range, phys, BOTH) {
                 let mut gather = Gather::new();
                 mapper.open(&platform, range, [(phys, PAGE)], BOTH, &mut gather).unwrap();
                 assert!(gather.is_empty());

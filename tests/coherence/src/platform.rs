@@ -85,7 +85,7 @@ unsafe impl Platform for Simulated {
     }
 
     #[inline]
-    fn with_slot_at_hand<R>(&self, f: impl FnOnce(&LocalSlot<'_>) -> R) -> Option<R> {
+    fn with_slot_fast<R>(&self, f: impl FnOnce(&LocalSlot<'_>) -> R) -> Option<R> {
         let slot = SLOT.get();
         // SAFETY: as above.
         (slot < self.shared.slots).then(|| f(&unsafe { LocalSlot::with_light_fence(slot) }))

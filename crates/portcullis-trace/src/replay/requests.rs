@@ -78,7 +78,7 @@ unsafe impl<M: Mapper, W: RequestWaits> Mapper for RequestMapper<M, W> {
     }
 
     #[inline]
-    unsafe fn map_at_hand(
+    unsafe fn map_fast(
         &self,
         turn: &Turn<'_>,
         range: IovaRange,
@@ -86,13 +86,13 @@ unsafe impl<M: Mapper, W: RequestWaits> Mapper for RequestMapper<M, W> {
         permissions: Permissions,
     ) -> bool {
         // By request there is no quicker way. SAFETY: the caller's promise.
-        !self.by_request && unsafe { self.inner.map_at_hand(turn, range, phys, permissions) }
+        !self.by_request && unsafe { self.inner.map_fast(turn, range, phys, permissions) }
     }
 
     #[inline]
-    fn unmap_at_hand(&self, turn: &Turn<'_>, range: IovaRange) -> bool {
+    fn unmap_fast(&self, turn: &Turn<'_>, range: IovaRange) -> bool {
         // As above.
-        !self.by_request && self.inner.unmap_at_hand(turn, range)
+        !self.by_request && self.inner.unmap_fast(turn, range)
     }
 
     #[inline]

@@ -106,7 +106,7 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
     ) -> Result<Iova, MapListError> {
         let segment = PhysSegment { phys, len };
         // SAFETY: the caller's promise.
-        match unsafe { self.map_at_hand(segment, direction) } {
+        match unsafe { self.map_fast(segment, direction) } {
             Some(range) => Ok(self.first_of(segment, range)),
             // SAFETY: the caller's promise.
             None => unsafe { self.map_list(&[segment], direction) }.map(|(first, _)| first),
@@ -218,12 +218,12 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
     /// # Safety
     /// As for [`map_single`](Self::map_single).
     #[inline]
-    pub(super) unsafe fn map_at_hand(&self, segment: PhysSegment, direction: Direction) -> Option<IovaRange> {
+    pub(super) unsafe fn map_fast(&self, segment: PhysSegment, direction: Direction) -> Option<IovaRange> {
         if !self.is_translated() {
             return None;
         }
         // SAFETY: the caller's promise.
-        unsafe { self.domain.map_at_hand(segment, direction.permissions(), Iova::new(self.mask)) }
+        unsafe { self.domain.map_fast(segment, direction.permissions(), Iova::new(self.mask)) }
     }
 
     /// Where the device finds the first byte of a list that begins with `segment` and is mapped to `range`.

@@ -155,7 +155,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
             // Whole pages: of these nothing is beside anything.
             let pages = PhysSegment { phys: phys.align_down(self.granule), len };
             // SAFETY: the caller's promise.
-            if let Some(range) = unsafe { self.map_at_hand(pages, permissions, limit) } {
+            if let Some(range) = unsafe { self.map_fast(pages, permissions, limit) } {
                 return Ok(range);
             }
         }
@@ -171,7 +171,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// # Safety
     /// As for [`map`](Self::map).
     #[inline]
-    pub(crate) unsafe fn map_at_hand(
+    pub(crate) unsafe fn map_fast(
         &self,
         segment: PhysSegment,
         permissions: Permissions,
@@ -180,13 +180,13 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         let PhysSegment { phys, len: used } = segment;
         let pages = IovaRange::of_pages(Iova::new(phys.get()), used, self.granule)?;
         let (phys, len) = (PhysAddr::new(pages.start().get()), pages.len());
-        let at_hand = |slot: &LocalSlot<'_>| {
+        let fast = |slot: &LocalSlot<'_>| {
             self.space.in_turn(slot, |turn, own| {
                 let own = own?;
                 let changing = self.changing(self.space.take(own, len, limit)?);
                 let range = changing.range();
                 // SAFETY: the caller's promise, for all of the granules that the memory touches.
-                let mapped = unsafe { self.mapper.map_at_hand(turn, range, phys, permissions) };
+                let mapped = unsafe { self.mapper.map_fast(turn, range, phys, permissions) };
                 if !mapped {
                     self.give_back(Some(slot), Some(own), changing.done());
                     return None;
@@ -198,7 +198,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
                 Some(changing)
             })?
         };
-        Some(self.platform.with_slot_at_hand(at_hand)??.done())
+        Some(self.platform.with_slot_fast(fast)??.done())
     }
 
     /// Waits until no device reaches anything that was unmapped before the call. One domain-wide

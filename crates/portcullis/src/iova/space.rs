@@ -126,7 +126,7 @@ impl IovaSpace {
         limit: Iova,
         guard: impl Fn(IovaRange) -> T,
     ) -> Result<T, IovaError> {
-        if let Some(Some(guarded)) = self.home.at_hand(platform, |slot| {
+        if let Some(Some(guarded)) = self.home.with_slot_fast(platform, |slot| {
             self.in_turn(slot, |_, own| Some(guard(self.take(own?, len, limit)?)))?
         }) {
             return Ok(guarded);
@@ -199,7 +199,7 @@ impl IovaSpace {
         // All in one turn, where there is one: also what is not the CPU's own, or not remembered.
         let free =
             |slot: &LocalSlot<'_>| self.in_turn(slot, |_, own| Some(self.free_local(Some(own?), range)))?;
-        let freed = match self.home.at_hand(platform, free) {
+        let freed = match self.home.with_slot_fast(platform, free) {
             Some(Some(freed)) => freed,
             _ => self.free_slowly(platform, range),
         };

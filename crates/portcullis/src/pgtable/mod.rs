@@ -7,8 +7,8 @@
 
 mod amd_v1;
 mod arm;
-mod at_hand;
 mod error;
+mod fast;
 mod format;
 mod map;
 mod near;

@@ -56,11 +56,11 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         if iova > self.last_iova() {
             return None;
         }
-        let at_hand = |slot: &LocalSlot<'_>| {
+        let fast = |slot: &LocalSlot<'_>| {
             let _turn = self.turn(slot)?;
             Some(self.find_in(iova.get()))
         };
-        match self.at_hand(platform, at_hand) {
+        match self.with_slot_fast(platform, fast) {
             Some(Some(found)) => found,
             _ => self.find_slow(platform, iova),
         }

@@ -212,11 +212,11 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         undone: &mut Option<IovaRange>,
     ) -> Result<(), MapError> {
         let attributes = attributes.into();
-        let at_hand = |slot: &LocalSlot<'_>| {
+        let fast = |slot: &LocalSlot<'_>| {
             // SAFETY: the caller's promise; the platform has just lent the slot.
-            unsafe { self.map_at_hand(platform, slot, range, phys, attributes) }
+            unsafe { self.map_fast(platform, slot, range, phys, attributes) }
         };
-        if platform.with_slot_at_hand(at_hand) == Some(true) {
+        if platform.with_slot_fast(fast) == Some(true) {
             return Ok(());
         }
         self.check(range)?;
@@ -288,7 +288,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             }
             Ok(done == range.len())
         };
-        let mut result = match self.at_hand(platform, |slot| enter(Some(slot))) {
+        let mut result = match self.with_slot_fast(platform, |slot| enter(Some(slot))) {
             Some(result) => result,
             None => self.with_slot(platform, &mut enter),
         };
@@ -382,8 +382,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         invalidate: &mut dyn FnMut(IovaRange) -> bool,
     ) -> Unmapped {
         // SAFETY: the platform has just lent the slot.
-        let at_hand = |slot: &LocalSlot<'_>| unsafe { self.unmap_at_hand(platform, slot, range) };
-        if platform.with_slot_at_hand(at_hand) == Some(true) {
+        let fast = |slot: &LocalSlot<'_>| unsafe { self.unmap_fast(platform, slot, range) };
+        if platform.with_slot_fast(fast) == Some(true) {
             return Unmapped::of(range, range.len());
         }
         self.unmap_all(platform, range, invalidate)
@@ -421,7 +421,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         };
         let mut kept = 0;
         loop {
-            let paused = match self.at_hand(platform, |slot| enter(Some(slot), &mut at)) {
+            let paused = match self.with_slot_fast(platform, |slot| enter(Some(slot), &mut at)) {
                 Some(paused) => paused,
                 None => self.with_slot(platform, |slot| enter(slot, &mut at)),
             };
@@ -482,15 +482,15 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         Ok(())
     }
 
-    /// As [`Platform::with_slot_at_hand`], for a turn: returns `None` also if the turns are for
+    /// As [`Platform::with_slot_fast`], for a turn: returns `None` also if the turns are for
     /// another platform's slots.
     #[inline]
-    pub(super) fn at_hand<P: Platform, R>(
+    pub(super) fn with_slot_fast<P: Platform, R>(
         &self,
         platform: &P,
         f: impl FnOnce(&LocalSlot<'_>) -> R,
     ) -> Option<R> {
-        self.home.at_hand(platform, f)
+        self.home.with_slot_fast(platform, f)
     }
 
     /// As [`Platform::with_slot`], for a turn: calls without a slot also if the turns are for
@@ -532,7 +532,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         self.is_home(platform).then(|| self.near.marks())
     }
 
-    /// Begins a turn: only with the slots of [`at_hand`](Self::at_hand), and those that the
+    /// Begins a turn: only with the slots of [`with_slot_fast`](Self::with_slot_fast), and those that the
     /// platform which [is home](Self::is_home) has lent.
     #[inline]
     pub(super) fn turn<'a>(&'a self, slot: &'a LocalSlot<'_>) -> Option<Turn<'a>> {
@@ -540,7 +540,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     }
 
     /// Begins a section: only with the slots of [`with_slot`](Self::with_slot) and
-    /// [`at_hand`](Self::at_hand).
+    /// [`with_slot_fast`](Self::with_slot_fast).
     #[inline]
     pub(super) fn section<'a>(&'a self, slot: Option<&'a LocalSlot<'_>>) -> Section<'a> {
         // SAFETY: they are of one platform.

@@ -167,7 +167,7 @@ unsafe impl Platform for StdPlatform {
     // Always: `f` is the fast path itself. Where that is long, the compiler makes a function of the two by itself, and the
     // caller a call, with results through memory.
     #[inline(always)]
-    fn with_slot_at_hand<R>(&self, f: impl FnOnce(&LocalSlot<'_>) -> R) -> Option<R> {
+    fn with_slot_fast<R>(&self, f: impl FnOnce(&LocalSlot<'_>) -> R) -> Option<R> {
         let (name, slot) = Self::last();
         // If each turn needs a fence, one more call makes no difference.
         (name == self.inner.number.0).then(|| {
@@ -238,7 +238,7 @@ mod tests {
         assert_eq!(light, platform.inner.light_fence);
         platform.fence_all();
         assert_eq!(barrier::COMMANDS.take(), vec![all; usize::from(light)]);
-        assert_eq!(platform.with_slot_at_hand(is_light), light.then_some(true));
+        assert_eq!(platform.with_slot_fast(is_light), light.then_some(true));
     }
 
     #[test]
@@ -255,7 +255,7 @@ mod tests {
     fn owners_pass_a_fence_themselves_where_the_system_has_none_for_all() {
         let platform = StdPlatform::with_fence(DEFAULT_SLOTS, false);
         assert!(!platform.with_slot(|slot| is_light(slot.unwrap())));
-        assert_eq!(platform.with_slot_at_hand(is_light), None);
+        assert_eq!(platform.with_slot_fast(is_light), None);
         platform.fence_all();
         assert!(barrier::COMMANDS.take().is_empty(), "the process is not registered");
     }

@@ -201,7 +201,7 @@ unsafe impl<M: Mapper> Mapper for Ma<M> {
         self.inner.marks(platform)
     }
 
-    unsafe fn map_at_hand(
+    unsafe fn map_fast(
         &self,
         turn: &Turn<'_>,
         range: IovaRange,
@@ -210,12 +210,12 @@ unsafe impl<M: Mapper> Mapper for Ma<M> {
     ) -> bool {
         self.hostile.knows(range);
         // SAFETY: the caller's promise is passed on.
-        self.quickly(Call::MapAtHand, || unsafe { self.inner.map_at_hand(turn, range, phys, permissions) })
+        self.quickly(Call::MapAtHand, || unsafe { self.inner.map_fast(turn, range, phys, permissions) })
     }
 
-    fn unmap_at_hand(&self, turn: &Turn<'_>, range: IovaRange) -> bool {
+    fn unmap_fast(&self, turn: &Turn<'_>, range: IovaRange) -> bool {
         self.hostile.look();
-        self.quickly(Call::UnmapAtHand, || self.inner.unmap_at_hand(turn, range))
+        self.quickly(Call::UnmapAtHand, || self.inner.unmap_fast(turn, range))
     }
 
     fn sync_range(&self, range: IovaRange) -> Result<(), InvalidationError> {

@@ -17,7 +17,7 @@ type Table<X> = PageTable<Arc<Memory>, X>;
 /// As [`map`], by the short way alone.
 fn near<X: Format>(table: &Table<X>, start: u64, len: u64) -> bool {
     let phys = PhysAddr::new(ELSEWHERE + start);
-    table.open_at_hand(&*PLATFORM, range(start, len), phys, Permissions::READ_WRITE)
+    table.open_fast(&*PLATFORM, range(start, len), phys, Permissions::READ_WRITE)
 }
 
 #[test]
@@ -48,7 +48,7 @@ fn what_map_refuses_or_does_better_is_left_to_it() {
     let memory = Memory::new(64 << 20);
     let table = make(Arc::clone(&memory), vtd(4));
     let to = |start, len, phys| {
-        table.open_at_hand(&*PLATFORM, range(start, len), PhysAddr::new(phys), Permissions::READ)
+        table.open_fast(&*PLATFORM, range(start, len), PhysAddr::new(phys), Permissions::READ)
     };
     map(&table, 0, PAGE).unwrap();
     assert!(!to(PAGE + 1, PAGE, 0) && !to(PAGE, PAGE - 1, 0) && !to(PAGE, PAGE, 1), "whole granules");
@@ -57,7 +57,7 @@ fn what_map_refuses_or_does_better_is_left_to_it() {
     assert!(!to(PAGE, PAGE, u64::MAX - 4095) && !to(PAGE, 2 * PAGE, (1 << 52) - PAGE));
     assert!(!to(LARGE, 2 * LARGE, 0), "more than one large page");
     assert!(to(LARGE, LARGE, 0) && !to(LARGE, PAGE, 0));
-    assert!(table.close_at_hand(&*PLATFORM, range(LARGE, LARGE)));
+    assert!(table.close_fast(&*PLATFORM, range(LARGE, LARGE)));
     assert!((1..1024).all(|page| !is_mapped(&table, page * PAGE)));
     assert!(to(PAGE, PAGE, (1 << 52) - PAGE));
     // Two granules are a page of their own in this format.
@@ -94,11 +94,11 @@ fn no_table_is_remembered_once_a_copy_took_its_place() {
     let mut beside = Vec::new();
     let unmapped = table.close(&*PLATFORM, range(0, PAGE), &mut |_| {
         beside.push(near(&table, 6 * PAGE, PAGE));
-        beside.push(table.close_at_hand(&*PLATFORM, range(5 * PAGE, PAGE)));
+        beside.push(table.close_fast(&*PLATFORM, range(5 * PAGE, PAGE)));
         true
     });
     assert_eq!((unmapped.bytes, beside), (PAGE, vec![false, false]));
-    assert!(near(&table, 6 * PAGE, PAGE) && table.close_at_hand(&*PLATFORM, range(5 * PAGE, PAGE)));
+    assert!(near(&table, 6 * PAGE, PAGE) && table.close_fast(&*PLATFORM, range(5 * PAGE, PAGE)));
     assert_eq!([0, 1, 5, 6].map(|page| is_mapped(&table, page * PAGE)), [false, true, false, true]);
 }
 
@@ -186,7 +186,7 @@ fn neighbours_whose_addresses_differ_in_bits_that_entries_hold_elsewhere() {
     const GRANULE: u64 = 1 << 16;
     let table = make(Memory::new(64 << 20), Arm::<16>::new(ArmStage::One, 48, 52).unwrap());
     let to = |start, len, phys| {
-        table.open_at_hand(&*PLATFORM, range(start, len), PhysAddr::new(phys), Permissions::READ)
+        table.open_fast(&*PLATFORM, range(start, len), PhysAddr::new(phys), Permissions::READ)
     };
     map(&table, 0, GRANULE).unwrap();
     for high in [1, 2, 15] {

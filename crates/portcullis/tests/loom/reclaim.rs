@@ -26,12 +26,12 @@ fn memory(number: u64) -> PhysAddr {
 }
 
 /// Maps a page by the short way; `false` where that is not done.
-fn map_at_hand(table: &PageTable<LoomFrames, Tiny>, cpu: &Cpu, number: u64) -> bool {
+fn map_fast(table: &PageTable<LoomFrames, Tiny>, cpu: &Cpu, number: u64) -> bool {
     let rights = Permissions::READ_WRITE.into();
     // SAFETY: what plays the hardware reads the table, and no memory; the slot is the one that was lent.
     let map =
-        |slot: &LocalSlot<'_>| unsafe { table.map_at_hand(cpu, slot, page(number), memory(number), rights) };
-    cpu.with_slot_at_hand(map) == Some(true)
+        |slot: &LocalSlot<'_>| unsafe { table.map_fast(cpu, slot, page(number), memory(number), rights) };
+    cpu.with_slot_fast(map) == Some(true)
 }
 
 /// A table, and the hardware that has cached where the table of the lower half is.
@@ -67,7 +67,7 @@ impl Machine {
 
     /// As `map`, by the short way where that does it.
     fn map_near(&self, cpu: &Cpu, number: u64) {
-        if !map_at_hand(&self.table, cpu, number) {
+        if !map_fast(&self.table, cpu, number) {
             self.map(cpu, number);
         }
     }
@@ -75,13 +75,13 @@ impl Machine {
     /// Unmaps a page that is mapped, by the short way where that does it.
     fn unmap_near(&self, cpu: &Cpu, number: u64) {
         // SAFETY: the slot is the one that was lent.
-        let unmap = |slot: &LocalSlot<'_>| unsafe { self.table.unmap_at_hand(cpu, slot, page(number)) };
-        assert!(cpu.with_slot_at_hand(unmap) == Some(true) || self.unmap(cpu, number));
+        let unmap = |slot: &LocalSlot<'_>| unsafe { self.table.unmap_fast(cpu, slot, page(number)) };
+        assert!(cpu.with_slot_fast(unmap) == Some(true) || self.unmap(cpu, number));
     }
 
     /// Has the other CPU remember the table of the lower half, in which nothing is mapped.
     fn remember(&self) {
-        assert!(map_at_hand(&self.table, &OTHER, 0));
+        assert!(map_fast(&self.table, &OTHER, 0));
         self.unmap_near(&OTHER, 0);
     }
 
@@ -272,10 +272,10 @@ fn a_remembered_table_that_is_freed_and_another_s_is_not_mapped_into() {
         // SAFETY: nothing is said to be forgotten.
         let unmap = |number| unsafe { table.unmap(&MAIN, page(number), &mut |_| false) }.bytes;
         assert!(map(0) && unmap(0) == PAGE);
-        assert!(map_at_hand(&table, &OTHER, 0));
+        assert!(map_fast(&table, &OTHER, 0));
         assert_eq!(unmap(0), PAGE);
         let beside = Arc::clone(&table);
-        let beside = thread::spawn(move || map_at_hand(&beside, &OTHER, 1));
+        let beside = thread::spawn(move || map_fast(&beside, &OTHER, 1));
         // SAFETY: no hardware walks the table.
         let reclaim = || unsafe { table.reclaim(&MAIN, || Ok::<_, ()>(())) };
         reclaim().unwrap();

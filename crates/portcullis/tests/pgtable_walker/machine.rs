@@ -140,7 +140,7 @@ impl<F: Backing, X: Format> Machine<F, X> {
             }
             Way::AtHand => {
                 assert_eq!(list.len(), 1);
-                Ok(self.table.open_at_hand(&*PLATFORM, range, first, attributes))
+                Ok(self.table.open_fast(&*PLATFORM, range, first, attributes))
             }
         };
         let bits = list.iter().fold(start, |bits, (phys, len)| bits | phys | len);
@@ -184,7 +184,7 @@ impl<F: Backing, X: Format> Machine<F, X> {
         };
         // By the short way as often as not, where that does it.
         let is_tried = (start / self.granule()).count_ones().is_multiple_of(2);
-        let unmapped = match is_tried && self.table.close_at_hand(&*PLATFORM, range) {
+        let unmapped = match is_tried && self.table.close_fast(&*PLATFORM, range) {
             true => Unmapped { bytes: len, kept: 0, stale: range },
             false => self.table.close(&*PLATFORM, range, forget),
         };

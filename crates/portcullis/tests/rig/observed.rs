@@ -82,7 +82,7 @@ unsafe impl<M: Mapper> Mapper for Observed<M> {
         self.inner.marks(platform)
     }
 
-    unsafe fn map_at_hand(
+    unsafe fn map_fast(
         &self,
         turn: &Turn<'_>,
         range: IovaRange,
@@ -90,11 +90,11 @@ unsafe impl<M: Mapper> Mapper for Observed<M> {
         permissions: Permissions,
     ) -> bool {
         // SAFETY: the caller's promise.
-        self.is_quick && unsafe { self.inner.map_at_hand(turn, range, phys, permissions) }
+        self.is_quick && unsafe { self.inner.map_fast(turn, range, phys, permissions) }
     }
 
-    fn unmap_at_hand(&self, turn: &Turn<'_>, range: IovaRange) -> bool {
-        self.is_quick && self.inner.unmap_at_hand(turn, range)
+    fn unmap_fast(&self, turn: &Turn<'_>, range: IovaRange) -> bool {
+        self.is_quick && self.inner.unmap_fast(turn, range)
     }
 
     fn unmap<P: Platform>(&self, platform: &P, range: IovaRange, gather: &mut Gather) -> Unmapped {

@@ -16,7 +16,7 @@ use super::{Event, PATIENCE, PanicsWhenDropped, listen, next, slot_of};
 fn a_thread_keeps_its_slot_and_has_it_to_itself() {
     let platform = StdPlatform::with_slots(3);
     assert_eq!(platform.slots(), 3);
-    assert!(platform.with_slot_at_hand(|_| ()).is_none(), "the first call finds the slot");
+    assert!(platform.with_slot_fast(|_| ()).is_none(), "the first call finds the slot");
     let own = slot_of(&platform).unwrap();
     let (taken, over) = (Barrier::new(5), Barrier::new(5));
     let mut slots: Vec<_> = thread::scope(|scope| {
@@ -25,8 +25,8 @@ fn a_thread_keeps_its_slot_and_has_it_to_itself() {
             taken.wait();
             // While all of them have theirs.
             (0..3).for_each(|_| assert_eq!(slot_of(&platform), slot));
-            let at_hand = platform.with_slot_at_hand(|slot| slot.index());
-            assert!(at_hand.is_none() || at_hand == slot);
+            let fast = platform.with_slot_fast(|slot| slot.index());
+            assert!(fast.is_none() || fast == slot);
             over.wait();
             slot
         };
@@ -143,11 +143,11 @@ fn slots_of_several_platforms_in_one_thread_are_not_mistaken() {
     for _ in 0..3 {
         assert_eq!(slot_of(&one), Some(0));
         assert_eq!(slot_of(&none), None);
-        assert_eq!(two.with_slot_at_hand(|slot| slot.index()), None, "another's is at hand");
+        assert_eq!(two.with_slot_fast(|slot| slot.index()), None, "another's is at hand");
         assert_eq!(slot_of(&two), Some(1));
-        let at_hand = two.with_slot_at_hand(|slot| slot.index());
-        assert!(at_hand.is_none() || at_hand == Some(1));
-        assert_eq!(one.with_slot_at_hand(|slot| slot.index()), None, "another's is at hand");
+        let fast = two.with_slot_fast(|slot| slot.index());
+        assert!(fast.is_none() || fast == Some(1));
+        assert_eq!(one.with_slot_fast(|slot| slot.index()), None, "another's is at hand");
         // A clone is the same platform.
         assert_eq!(slot_of(&two.clone()), Some(1));
         assert_eq!(slot_of(&one.clone()), Some(0));

@@ -269,8 +269,8 @@ fn timers_take_no_slots() {
     let (called, calls) = channel();
     let (called, clone) = (Mutex::new(called), platform.clone());
     let _listener = on_timer(&platform, move || {
-        let at_hand = clone.with_slot_at_hand(|_| ()).is_some();
-        called.lock().unwrap().send((slot_of(&clone), at_hand)).unwrap();
+        let fast = clone.with_slot_fast(|_| ()).is_some();
+        called.lock().unwrap().send((slot_of(&clone), fast)).unwrap();
     });
     wake_now(&platform);
     assert_eq!(next(&calls), (None, false));

@@ -103,7 +103,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
         let pool = &*self.pool;
         let terms = self.terms(piece.phys, false, direction, attributes);
         let bytes = piece.len.checked_add(terms.offset)?;
-        let (place, slot) = pool.take_at_hand(bytes, direction.index(), self.group())?;
+        let (place, slot) = pool.take_fast(bytes, direction.index(), self.group())?;
         // SAFETY: the caller's promise; the slot is in this caller's hands.
         Some(unsafe { pool.fill(slot, place, piece, None, terms) })
     }

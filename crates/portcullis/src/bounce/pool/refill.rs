@@ -20,12 +20,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// A free slot for `bytes` bytes whose buffer is mapped for `kind` and was `group`'s before, if the CPU's loaded magazine has one
     /// at hand: its class, its number and itself. O(1), without an atomic read-modify-write.
     #[inline(always)]
-    pub(super) fn take_at_hand(
-        &self,
-        bytes: u64,
-        kind: usize,
-        group: u64,
-    ) -> Option<((usize, usize), &Slot)> {
+    pub(super) fn take_fast(&self, bytes: u64, kind: usize, group: u64) -> Option<((usize, usize), &Slot)> {
         // The class only here: what is known before the CPU's slot is looked for has to be kept meanwhile.
         let pop = |slot: &LocalSlot<'_>| {
             let class = self.layout.class_of(bytes)?;
@@ -34,7 +29,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             })??;
             Some(((class, index), slot))
         };
-        self.domain.platform().with_slot_at_hand(pop)?
+        self.domain.platform().with_slot_fast(pop)?
     }
 
     /// A free slot of `class` whose buffer is mapped for `kind`, of any group before. O(1), with one turn of the depot's
@@ -71,7 +66,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
                 cpu.push(&self.slots, (class, kind), index, most)
             })
         };
-        match self.domain.platform().with_slot_at_hand(push) {
+        match self.domain.platform().with_slot_fast(push) {
             Some(Some(None)) => {}
             Some(Some(Some(full))) => self.store(class, kind, full),
             _ => self.give_back_slow(in_hand, (class, kind), index),

@@ -56,7 +56,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         let take = |cpu: &Cpu| unsafe { cpu.take(&self.areas, order) };
         let take = |cpu: &Cpu| take(cpu).map(|meta| self.found(meta, order, offset));
         let own = |slot: &LocalSlot<'_>| self.cpus.with(Some(slot), take);
-        self.platform.with_slot_at_hand(own)??
+        self.platform.with_slot_fast(own)??
     }
 
     /// Takes back a run, which its metadata still records as mapped.
@@ -64,7 +64,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     pub(super) fn give(&self, meta: &SlotMeta, class: u32) {
         if class < ORDERS {
             let own = |slot: &LocalSlot<'_>| self.cpus.with(Some(slot), |cpu| cpu.put(meta, class));
-            if self.platform.with_slot_at_hand(own) == Some(Some(true)) {
+            if self.platform.with_slot_fast(own) == Some(Some(true)) {
                 return;
             }
         }

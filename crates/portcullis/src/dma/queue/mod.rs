@@ -211,7 +211,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     ) -> Result<(RawMapping, usize), DmaMapError> {
         if let ([segment], [place, ..]) = (list, &mut *out)
             // SAFETY: the caller's promise.
-            && let Some(core) = unsafe { self.map_at_hand(*segment, direction) }
+            && let Some(core) = unsafe { self.map_fast(*segment, direction) }
         {
             *place = DmaSegment { iova: core.first, len: segment.len };
             return Ok((RawMapping { core }, 1));
@@ -231,19 +231,19 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     /// # Safety
     /// As [`map_raw`](Self::map_raw).
     #[inline(always)]
-    unsafe fn map_at_hand(&mut self, segment: PhysSegment, direction: Direction) -> Option<RingMapping> {
+    unsafe fn map_fast(&mut self, segment: PhysSegment, direction: Direction) -> Option<RingMapping> {
         let alone = self.number | Kind::ALONE;
         match &mut self.lane {
             Lane::Ring(ring) => {
                 // SAFETY: the caller's promise.
-                let range = unsafe { ring.map_at_hand(segment, direction) };
-                range.map(|range| ring.mapped_at_hand(segment, range))
+                let range = unsafe { ring.map_fast(segment, direction) };
+                range.map(|range| ring.mapped_fast(segment, range))
             }
             Lane::Direct | Lane::Batch(_) => match self.device.passed_through(segment) {
                 Some(first) => Some(RingMapping::untranslated(first, alone)),
                 None => {
                     // SAFETY: the caller's promise.
-                    let range = unsafe { self.device.map_at_hand(segment, direction) };
+                    let range = unsafe { self.device.map_fast(segment, direction) };
                     let first = |range| self.device.first_of(segment, range);
                     range.map(|range| RingMapping::new(first(range), range, segment.len, alone))
                 }

@@ -29,7 +29,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
             // It returns from here with its words in registers, as what the other ways return is in memory; and they are
             // given a copy of the segment, as a buffer whose address is known lies in memory, too.
             // SAFETY: see above.
-            [segment] => match unsafe { self.map_at_hand(*segment, direction) } {
+            [segment] => match unsafe { self.map_fast(*segment, direction) } {
                 Some(core) => return Ok(Mapping { raw: RawMapping { core }, buffer }),
                 // SAFETY: see above.
                 None => unsafe { self.map_segment(*segment, direction) },

@@ -245,9 +245,9 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
     ) -> Result<(RingMapping, usize), RingError> {
         if let ([segment], [first, ..]) = (list, &mut *out)
             // SAFETY: the caller's promise.
-            && let Some(range) = unsafe { self.map_at_hand(*segment, direction) }
+            && let Some(range) = unsafe { self.map_fast(*segment, direction) }
         {
-            let mapping = self.mapped_at_hand(*segment, range);
+            let mapping = self.mapped_fast(*segment, range);
             *first = DmaSegment { iova: mapping.first, len: segment.len };
             return Ok((mapping, 1));
         }
@@ -296,18 +296,18 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
     ) -> Result<RingMapping, RingError> {
         if let [segment] = list
             // SAFETY: the caller's promise.
-            && let Some(range) = unsafe { self.map_at_hand(*segment, direction) }
+            && let Some(range) = unsafe { self.map_fast(*segment, direction) }
         {
-            return Ok(self.mapped_at_hand(*segment, range));
+            return Ok(self.mapped_fast(*segment, range));
         }
         // As in `map_sg`. SAFETY: the caller's promise.
         let RingMapping { first, bytes, neighbours, ring } = unsafe { self.map_list(list, direction) }?;
         Ok(RingMapping { first, bytes, neighbours, ring })
     }
 
-    /// What [`map_at_hand`](Self::map_at_hand) mapped to the pages of `range`.
+    /// What [`map_fast`](Self::map_fast) mapped to the pages of `range`.
     #[inline]
-    pub(super) fn mapped_at_hand(&self, segment: PhysSegment, range: IovaRange) -> RingMapping {
+    pub(super) fn mapped_fast(&self, segment: PhysSegment, range: IovaRange) -> RingMapping {
         RingMapping::new(self.device.first_of(segment, range), range, segment.len, self.number)
     }
 
@@ -317,7 +317,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
     /// As for [`map_sg`](Self::map_sg).
     // Out of line, it returns in two registers.
     #[inline(never)]
-    pub(super) unsafe fn map_at_hand(
+    pub(super) unsafe fn map_fast(
         &mut self,
         segment: PhysSegment,
         direction: Direction,
@@ -334,7 +334,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         let link = |range| {
             let torn = Torn { waiting, range };
             // SAFETY: the caller's promise, for all of the granules that the memory touches.
-            let linked = unsafe { domain.link_at_hand(range, page, direction.permissions()) };
+            let linked = unsafe { domain.link_fast(range, page, direction.permissions()) };
             torn.done();
             linked
         };

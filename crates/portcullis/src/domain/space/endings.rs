@@ -70,9 +70,9 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     #[inline(never)]
     fn end_now(&self, range: IovaRange, neighbours: u64) -> Result<(), UnmapError> {
         let changing = self.changing(range);
-        let at_hand =
-            |slot: &LocalSlot<'_>| self.space.in_turn(slot, |turn, _| self.mapper.unmap_at_hand(turn, range));
-        let is_cleared = self.platform.with_slot_at_hand(at_hand).flatten() == Some(true);
+        let fast =
+            |slot: &LocalSlot<'_>| self.space.in_turn(slot, |turn, _| self.mapper.unmap_fast(turn, range));
+        let is_cleared = self.platform.with_slot_fast(fast).flatten() == Some(true);
         // What is not done here guards them itself.
         changing.done();
         if is_cleared {
@@ -93,14 +93,14 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         let window = || self.window(exception());
         let changing = self.changing(range);
         let untimed = self.untimed();
-        let at_hand = |slot: &LocalSlot<'_>| {
+        let fast = |slot: &LocalSlot<'_>| {
             self.space.in_turn(slot, |turn, own| {
                 let own = own?;
-                let is_cleared = self.mapper.unmap_at_hand(turn, range);
-                is_cleared.then(|| self.push_at_hand(slot, (turn, own), range, neighbours, window))
+                let is_cleared = self.mapper.unmap_fast(turn, range);
+                is_cleared.then(|| self.push_fast(slot, (turn, own), range, neighbours, window))
             })?
         };
-        let pushed = self.platform.with_slot_at_hand(at_hand).flatten();
+        let pushed = self.platform.with_slot_fast(fast).flatten();
         // What is not done here guards them itself.
         untimed.done();
         changing.done();
@@ -192,7 +192,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
                 }
             })
         };
-        self.platform.with_slot_at_hand(put);
+        self.platform.with_slot_fast(put);
         if let Some(changing) = changing {
             changing.done();
             self.ended_slowly(range, neighbours);
@@ -278,7 +278,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
 
     /// The same in a turn, without a call where there is little to do. `None` where the CPU has no queue now.
     #[inline(always)]
-    fn push_at_hand(
+    fn push_fast(
         &self,
         slot: &LocalSlot<'_>,
         (turn, own): (&Turn<'_>, Own<'_>),

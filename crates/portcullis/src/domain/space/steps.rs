@@ -83,7 +83,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// # Safety
     /// As for [`link`](Self::link).
     #[inline]
-    pub(crate) unsafe fn link_at_hand(
+    pub(crate) unsafe fn link_fast(
         &self,
         range: IovaRange,
         phys: PhysAddr,
@@ -92,11 +92,11 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         let link = |slot: &LocalSlot<'_>| {
             let link = |turn: &Turn<'_>, _: Option<Own<'_>>| {
                 // SAFETY: the caller's promise.
-                unsafe { self.mapper.map_at_hand(turn, range, phys, permissions) }
+                unsafe { self.mapper.map_fast(turn, range, phys, permissions) }
             };
             self.space.in_turn(slot, link)
         };
-        self.platform.with_slot_at_hand(link).flatten() == Some(true)
+        self.platform.with_slot_fast(link).flatten() == Some(true)
     }
 
     /// Removes the translations of `range` and adds them to `gather`: everything, where not all of it was mapped. What was

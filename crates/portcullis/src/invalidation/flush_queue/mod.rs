@@ -186,7 +186,7 @@ impl FlushQueue {
             return Some((Pushed::Refused, None));
         };
         let ring = self.own.get(turn)?;
-        match ring.push_at_hand(cleared.range, cleared.bytes(), window_ns, self.timers_lost()) {
+        match ring.push_fast(cleared.range, cleared.bytes(), window_ns, self.timers_lost()) {
             Some(oldest) => Some((Pushed::Queued, oldest)),
             None => self.push_own(turn, cleared.waiting(), window, clock),
         }

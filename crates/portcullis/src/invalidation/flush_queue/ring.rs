@@ -76,7 +76,7 @@ impl Ring {
     /// there is room, and neither a clock to be read nor a segment to be closed nor a [timer](Self::wants_timer) to be asked for.
     /// `None` where there is more; then nothing is changed.
     #[inline(always)]
-    pub(super) fn push_at_hand(
+    pub(super) fn push_fast(
         &self,
         range: IovaRange,
         bytes: Bytes,

@@ -27,7 +27,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     /// # Safety
     /// As for [`map`](Self::map); and `slot` is one that `platform` has lent.
     #[inline]
-    pub unsafe fn map_at_hand<P: Platform>(
+    pub unsafe fn map_fast<P: Platform>(
         &self,
         platform: &P,
         slot: &LocalSlot<'_>,
@@ -40,7 +40,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         turn.is_some_and(|turn| unsafe { self.map_in(&turn, range, phys, attributes) })
     }
 
-    /// As [`map_at_hand`](Self::map_at_hand), in a turn that the caller has. Returns `false` if it
+    /// As [`map_fast`](Self::map_fast), in a turn that the caller has. Returns `false` if it
     /// is not a turn of [this table's marks](Self::marks_for).
     ///
     /// # Safety
@@ -78,7 +78,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     /// # Safety
     /// `slot` is one that `platform` has lent.
     #[inline]
-    pub unsafe fn unmap_at_hand<P: Platform>(
+    pub unsafe fn unmap_fast<P: Platform>(
         &self,
         platform: &P,
         slot: &LocalSlot<'_>,
@@ -88,7 +88,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         turn.is_some_and(|turn| self.unmap_in(&turn, range))
     }
 
-    /// As [`unmap_at_hand`](Self::unmap_at_hand), in a turn that the caller has. Returns `false` if
+    /// As [`unmap_fast`](Self::unmap_fast), in a turn that the caller has. Returns `false` if
     /// it is not a turn of [this table's marks](Self::marks_for).
     #[inline]
     pub fn unmap_in(&self, turn: &Turn<'_>, range: IovaRange) -> bool {
