@@ -2,7 +2,6 @@
 //! that other allocators are known for.
 
 mod chosen;
-mod manual;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -423,28 +422,4 @@ fn odd_configurations_are_survived() {
     let range = alloc(&space, &platform, 1, ANYWHERE).unwrap();
     free(&space, &platform, range).unwrap();
     assert!(space.usage().cached <= 4 * PAGE);
-}
-
-/// Whatever the order in which CPUs fetch: what one has lies apart from what the others have. So the
-/// lines that hardware fetches ahead for it are its own.
-#[test]
-fn ranges_of_different_cpus_do_not_alternate() {
-    let (cpus, gib) = (4, 1 << 18);
-    for (limit, first) in [(u64::MAX, 1 << 20), (u32::MAX.into(), 1)] {
-        for pages in [1, 16] {
-            let platform = manual::Manual::default();
-            let space = IovaSpace::new(&config(first, 16 * gib, cpus)).unwrap();
-            let mut spans = vec![(u64::MAX, 0); cpus];
-            for _ in 0..300 {
-                for (cpu, (low, high)) in spans.iter_mut().enumerate() {
-                    platform.run_on(cpu);
-                    let range = space.alloc(&platform, pages * PAGE, Iova::new(limit)).unwrap();
-                    let page = range.start().get() / PAGE;
-                    (*low, *high) = (page.min(*low), page.max(*high));
-                }
-            }
-            let apart = spans.windows(2).all(|pair| pair[0].0 > pair[1].1 + 512);
-            assert!(apart, "{pages} pages below {limit:#x}: {spans:x?}");
-        }
-    }
 }

@@ -20,10 +20,6 @@ use crate::sync::{AtomicU64, Mutex, Ordering};
 /// The most that is fetched at once, in pages: 4 MiB of 4 KiB.
 const FETCH_PAGES: u64 = 1024;
 
-/// How many pages lie between what one CPU keeps at the most and the next CPU's home: a large page and 5, by which rings'
-/// colours move on, too.
-const COLOUR_PAGES: u64 = 512 + 5;
-
 /// The lists of the CPU whose turn it is, and its number.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Own<'a> {
@@ -39,8 +35,6 @@ pub(super) struct Cached {
     inboxes: Box<[CachePadded<Inbox>]>,
     /// The first page that is not in the low zone.
     low_end: u64,
-    /// The page behind the last one of all.
-    end: u64,
     /// The last address of all, the last of the low zone (or that of the space), and the highest zone.
     last: u64,
     low_last: u64,
@@ -71,7 +65,6 @@ impl Cached {
             inboxes: (0..slots).map(|_| CachePadded(Inbox::new())).collect(),
             // Without a high zone every request is for the low one.
             low_end: if zone_pages[1] == 0 { u64::MAX } else { low_end },
-            end,
             last,
             low_last,
             top: usize::from(zone_pages[1] > 0),
@@ -157,8 +150,8 @@ impl Cached {
                 // What is there lies above the caller's limit: this one goes past the lists.
                 return Ok(None);
             }
-            let zone_end = if zone == 0 { self.low_end.min(self.end) } else { self.end };
-            match self.refill(Own { index: owner, cpu }, zone, order, end_page.min(zone_end), backing) {
+            let zone_end = if zone == 0 { self.low_end } else { u64::MAX };
+            match self.refill(cpu, zone, order, end_page.min(zone_end), backing) {
                 Ok(()) => return Ok(take()),
                 Err(error @ BitmapError::OutOfMemory { .. }) => return Err(error),
                 Err(error) => failed = Err(error),
@@ -170,7 +163,7 @@ impl Cached {
     /// Fetches ranges for a list, which is empty: at least one, unless the CPU is to keep none.
     fn refill(
         &self,
-        Own { index, cpu }: Own<'_>,
+        cpu: &Cpu,
         zone: usize,
         order: u32,
         end_page: u64,
@@ -180,7 +173,7 @@ impl Cached {
         let room = self.make_room(cpu, zone, order, wanted, backing);
         let mut pages = [0; BATCH];
         let pages = &mut pages[..wanted.min(room) as usize];
-        let fetched = self.fetch(index, zone, order, end_page, backing, pages)?;
+        let fetched = backing.lock().alloc_run(order, end_page, pages)?;
         let (mut elsewhere, mut no_memory) = (0, 0);
         // The last one first, so that it is the last to be handed out.
         for page in pages[..fetched].iter().rev() {
@@ -203,44 +196,6 @@ impl Cached {
             return Err(BitmapError::NoFit { pages: 1, align_order: order, max_page, free: 0, largest: 0 });
         }
         Ok(())
-    }
-
-    /// Takes ranges for `pages` from the backing structure, below the home of CPU `index` where it has some there,
-    /// else anywhere below `end_page`. How many they were.
-    fn fetch(
-        &self,
-        index: u64,
-        zone: usize,
-        order: u32,
-        end_page: u64,
-        backing: &Mutex<Backing>,
-        pages: &mut [u64],
-    ) -> Result<usize, BitmapError> {
-        let mut backing = backing.lock();
-        if let Some(home) = self.home(index, zone, end_page)
-            && let Ok(fetched) = backing.alloc_run(order, home, pages)
-        {
-            let pages = &pages[..fetched];
-            if pages.iter().all(|page| self.zone(*page) == zone) {
-                return Ok(fetched);
-            }
-            backing.free_all(pages, 1 << order);
-        }
-        backing.alloc_run(order, end_page, pages)
-    }
-
-    /// The page below which CPU `index` looks for ranges first. `None` for the first CPU, and where the zone is too small.
-    ///
-    /// Each CPU's home lies below that of the CPU before, by as much as one CPU keeps: so what a CPU fetches adjoins what it
-    /// fetched before, and not what another fetched. Where blocks of two CPUs alternated, each CPU's prefetches took lines of
-    /// notes and of page tables from the other, and two threads that mapped 16 pages at a time took up to twice as long as
-    /// one. It costs each CPU a leaf of notes for each array that it uses, and lowest tables of its own, and a search in
-    /// vain with each fetch once nothing is free below the home. [`COLOUR_PAGES`] keeps homes from having one remainder, as
-    /// the ranges of all CPUs would then share one set of the IOTLB.
-    fn home(&self, index: u64, zone: usize, end_page: u64) -> Option<u64> {
-        let below = index.checked_mul(self.budget[zone].checked_add(COLOUR_PAGES)?)?;
-        let first = if zone == 0 { 0 } else { self.low_end };
-        end_page.checked_sub(below).filter(|home| index > 0 && *home > first)
     }
 
     /// Ranges of `order` to move at once: no more than a sixteenth of the budget, but one.

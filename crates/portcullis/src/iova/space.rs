@@ -37,8 +37,7 @@ impl Request {
 /// keep.
 ///
 /// Lengths are rounded up to whole granules, and up to 512 of them (2 MiB) to a power of two, unless the
-/// space has room for nothing but the exact size. Blocks of ranges are placed as high as possible: those of each CPU below a
-/// page of its own, so that two CPUs' ranges are no neighbours.
+/// space has room for nothing but the exact size. Blocks of ranges are placed as high as possible.
 #[derive(Debug)]
 pub struct IovaSpace {
     granule: PageSize,
