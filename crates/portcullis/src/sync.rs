@@ -63,10 +63,10 @@ impl Default for Settled {
 }
 
 impl Settled {
-    /// No number is this, nor is the one that a caller without a number asks for, which is 0.
+    /// No platform's number, and not 0, which a platform without a number passes.
     const NOT_SET: u64 = u64::MAX - 1;
 
-    /// Whether it is `number`: without that, it is set to `number` unless it is another, or `number` is 0.
+    /// Returns whether it is `number`. If it is not set yet, sets it first, unless `number` is 0.
     #[inline]
     pub(crate) fn is(&self, number: u64) -> bool {
         self.is_set_to(number) || self.settle(number)

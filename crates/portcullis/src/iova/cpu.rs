@@ -53,8 +53,8 @@ struct List {
     batch: LocalU64,
     /// The word of a range of no pages that the CPU has handed out.
     handed_out: u64,
-    /// The key of the word of such a range at page 0, and in its low bits, which are 0 in that, the binary logarithm of the pages
-    /// that a word is for: one load for both.
+    /// The key of page 0's word. Its low six bits are free, and hold the shift from a page to the index of its word: one load gives
+    /// both.
     key_and_shift: u64,
 }
 
@@ -341,7 +341,7 @@ impl Cpu {
 }
 
 impl List {
-    /// How many ranges there are. Another CPU may see it a little off.
+    /// How many ranges there are. Another CPU may see it off by the room of the list, as that is two words.
     fn count(&self) -> u64 {
         self.granted.get().saturating_sub(self.room.get())
     }
@@ -352,8 +352,8 @@ impl List {
         self.room.set(0);
     }
 
-    /// The key of the word of the range at `page`. Where none of the list's order begins, no word has it: rotated, what does not
-    /// fit in lies above all keys of the array, and a word that it meets in another is not of this order.
+    /// The key of the word of the range at `page`. A page at which no range of this order begins gives a key outside the array, or
+    /// the key of a word of another order, which says another number of pages.
     #[inline]
     fn key_of(&self, page: u64) -> u64 {
         const SHIFT: u64 = 63;

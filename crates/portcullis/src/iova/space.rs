@@ -205,7 +205,7 @@ impl IovaSpace {
         if freed { Ok(()) } else { Err(IovaError::NotAllocated { range }) }
     }
 
-    /// Whether it did: an answer that fits in a register, so that the fast path keeps none in memory for this one.
+    /// Returns whether it did: a `bool`, as a `Result` would have the fast path reserve memory for it.
     #[cold]
     #[inline(never)]
     fn free_slowly<P: Platform>(&self, platform: &P, range: IovaRange) -> bool {
@@ -223,7 +223,7 @@ impl IovaSpace {
     /// Takes back a range that the CPU itself handed out, onto its list: the fast path. Returns whether it did.
     #[inline(always)]
     pub(crate) fn put(&self, own: Own<'_>, range: IovaRange) -> bool {
-        // Rotated, what is no whole number of granules is more than any class has, and more than any page's number.
+        // The rotation moves bits below the granule to the top: a length with such bits exceeds every class, a start every page.
         let pages = range.len().rotate_right(self.shift);
         let Some(class) = Class::of_pages(pages.wrapping_sub(1)) else {
             return false;
@@ -339,8 +339,8 @@ impl IovaSpace {
     #[inline]
     fn range(&self, page: u64, pages: u64) -> IovaRange {
         let shift = self.shift;
-        // Pages of the space lie inside its aperture, which is a range. There is at least one; without a panic, which would have
-        // the fast path keep its turn for an unwind.
+        // Pages of the space lie inside its aperture, which is a range. `pages` is never 0; `unwrap_or` and no panic,
+        // because a path that can unwind must keep its turn in memory.
         let len = NonZeroU64::new(pages << shift).unwrap_or(NonZeroU64::MIN);
         IovaRange::inside(Iova::new(page << shift), len)
     }

@@ -40,8 +40,8 @@ struct Inner {
     number: PlatformNumber,
     /// Whether [`barrier::all`] reaches every thread.
     light_fence: bool,
-    /// What [`LAST`] names the platform by: its number if `light_fence`, else the complement of that, so that one comparison
-    /// with the number tells both.
+    /// What [`LAST`] names the platform by: its number; where fences are heavy the complement, so that `with_slot_fast`,
+    /// which compares with the number, never finds a slot.
     name: u64,
     slots: usize,
     start: Instant,

@@ -22,8 +22,8 @@ pub struct RawMapping {
     ///
     /// Mappings move through memory, and a CPU forwards a word from its store to the load that follows; a load that takes
     /// together what several stores wrote, as of an enum and its bytes, stalls for about 15 cycles. A map stores the words one by
-    /// one. An unmap loads them so, too, as long as it gives no function the mapping's address: one that did would first copy the
-    /// mapping to a place of its own, two words in a load.
+    /// one. An unmap also loads them one by one. If it passed the mapping's address to a function, the compiler would copy the
+    /// mapping first, two words in a load.
     pub(super) core: RingMapping,
 }
 

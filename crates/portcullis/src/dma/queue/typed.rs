@@ -26,8 +26,8 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         // The memory is the buffer's alone, of the machine, and is accessed as a device's may be (`DmaBuffer`); the buffer is given
         // back or dropped only after what ends the mapping, or leaked; and no other caller has the mapping.
         let mapped = match buffer.segments() {
-            // It returns from here with its words in registers, as what the other ways return is in memory; and they are
-            // given a copy of the segment, as a buffer whose address is known lies in memory, too.
+            // This arm returns by itself, so that the words stay in registers. The slow way gets a copy of the segment: a
+            // pointer to it would force the buffer into memory.
             // SAFETY: see above.
             [segment] => match unsafe { self.map_fast(*segment, direction) } {
                 Some(core) => return Ok(Mapping { raw: RawMapping { core }, buffer }),
@@ -122,7 +122,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
                 self.keep(buffer);
                 Ok(Ended::Flushed(self.buffers.drain(..)))
             }
-            // In line, as a function would know the buffer by its address.
+            // In line: a call would take the buffer's address, and so force it into memory.
             Err(RawNotUnmapped { mapping, waits, error }) => {
                 let mapping = match mapping {
                     Some(raw) => Some(Mapping { raw, buffer }),
