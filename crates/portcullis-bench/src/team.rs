@@ -1,6 +1,6 @@
 //! Threads that stay on cores of their own, and the line they start from together.
 //!
-//! The threads live as long as the [`Team`], so that whatever a subject keeps for a thread (a slot, a cache,
+//! The threads live as long as the [`Team`], so that whatever a subject keeps for a thread (a CPU, a cache,
 //! a list of free memory) is still there at the next repetition.
 
 use std::any::Any;

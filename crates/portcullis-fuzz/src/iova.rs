@@ -87,7 +87,7 @@ fn space(input: &mut Input<'_>) {
             }
             5 => free_anything(input, &platform, &space, &plain),
             6 => space.flush_caches(&platform),
-            7 => space.drain_slot(&platform, usize::from(input.byte())),
+            7 => space.drain_cpu(&platform, usize::from(input.byte())),
             8 if rings.len() < 4 => rings.extend(ring(input, &platform, &space, &mut plain)),
             _ => {
                 if let Some(which) = input.which(rings.len())

@@ -18,7 +18,7 @@ use portcullis::domain::{Domain, Linked, MapListError, PhysSegment, Refused, Res
 use portcullis::invalidation::{DeviceId, Gather, InvalidationError, InvalidationQueue};
 use portcullis::mapper::{Mapper, TableMapper};
 use portcullis::pgtable::{Attributes, Format, MapError, PageTable, Unmapped};
-use portcullis::platform::{CopyMemory, Frames, LocalSlot, Platform};
+use portcullis::platform::{CopyMemory, Frames, LocalCpu, Platform};
 
 use crate::memory::Memory;
 
@@ -67,7 +67,7 @@ pub trait OpenTable {
         undone: &mut Option<IovaRange>,
     ) -> Result<(), MapError>;
 
-    /// [`PageTable::map_fast`], by the caller's slot; `false` where it has none.
+    /// [`PageTable::map_fast`], by the caller's CPU; `false` where it has none.
     fn open_fast<P: Platform>(
         &self,
         platform: &P,
@@ -84,7 +84,7 @@ pub trait OpenTable {
         invalidate: &mut dyn FnMut(IovaRange) -> bool,
     ) -> Unmapped;
 
-    /// [`PageTable::unmap_fast`], by the caller's slot; `false` where it has none.
+    /// [`PageTable::unmap_fast`], by the caller's CPU; `false` where it has none.
     fn close_fast<P: Platform>(&self, platform: &P, range: IovaRange) -> bool;
 
     /// [`PageTable::reclaim`].
@@ -134,9 +134,9 @@ impl<F: Frames + Simulated, X: Format> OpenTable for PageTable<F, X> {
         attributes: impl Into<Attributes>,
     ) -> bool {
         let attributes = attributes.into();
-        // SAFETY: as for `open`; the platform has just lent the slot.
-        let map = |slot: &LocalSlot<'_>| unsafe { self.map_fast(platform, slot, range, phys, attributes) };
-        platform.with_slot(|slot| slot.is_some_and(map))
+        // SAFETY: as for `open`; the platform has just lent the CPU.
+        let map = |cpu: &LocalCpu<'_>| unsafe { self.map_fast(platform, cpu, range, phys, attributes) };
+        platform.with_cpu(|cpu| cpu.is_some_and(map))
     }
 
     #[inline]
@@ -152,9 +152,9 @@ impl<F: Frames + Simulated, X: Format> OpenTable for PageTable<F, X> {
 
     #[inline]
     fn close_fast<P: Platform>(&self, platform: &P, range: IovaRange) -> bool {
-        // SAFETY: the platform has just lent the slot.
-        let unmap = |slot: &LocalSlot<'_>| unsafe { self.unmap_fast(platform, slot, range) };
-        platform.with_slot(|slot| slot.is_some_and(unmap))
+        // SAFETY: the platform has just lent the CPU.
+        let unmap = |cpu: &LocalCpu<'_>| unsafe { self.unmap_fast(platform, cpu, range) };
+        platform.with_cpu(|cpu| cpu.is_some_and(unmap))
     }
 
     #[inline]
@@ -211,7 +211,7 @@ pub trait OpenMapper: Mapper + Simulated {
         unsafe { self.map(platform, range, list, permissions, gather) }
     }
 
-    /// [`Mapper::map_fast`], by the caller's slot; `false` where it has none.
+    /// [`Mapper::map_fast`], by the caller's CPU; `false` where it has none.
     #[inline]
     fn open_fast<P: Platform>(
         &self,
@@ -220,9 +220,9 @@ pub trait OpenMapper: Mapper + Simulated {
         phys: PhysAddr,
         permissions: Permissions,
     ) -> bool {
-        platform.with_slot(|slot| {
-            // SAFETY: the platform has just lent the slot, and is the one that the marks are for.
-            let turn = slot.zip(self.marks(platform)).and_then(|(slot, marks)| unsafe { marks.turn(slot) });
+        platform.with_cpu(|cpu| {
+            // SAFETY: the platform has just lent the CPU, and is the one that the marks are for.
+            let turn = cpu.zip(self.marks(platform)).and_then(|(cpu, marks)| unsafe { marks.turn(cpu) });
             // SAFETY: as for `open`.
             turn.is_some_and(|turn| unsafe { self.map_fast(&turn, range, phys, permissions) })
         })

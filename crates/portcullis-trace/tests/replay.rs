@@ -341,7 +341,7 @@ fn a_timer_runs_at_its_very_time_before_what_comes_then() {
             self.0.fetch_add(1, Ordering::Relaxed);
         }
 
-        fn slot_released(&self, _: usize) {}
+        fn cpu_released(&self, _: usize) {}
     }
     let (platform, listener) = (ReplayPlatform::new(1), Arc::new(Nothing(AtomicU64::new(0))));
     let events: Arc<dyn PlatformEvents> = listener.clone();

@@ -49,7 +49,7 @@ pub struct Geometry {
 ///   [`unmap_fast`](Self::unmap_fast) that returns `true` has removed all of the range, and
 ///   `Ok` of [`sync_range`](Self::sync_range) of that range then says the same as that of `sync`;
 ///   one that returns `false` has changed nothing.
-/// - All slots that its [`marks`](Self::marks) are used with are of the one platform that the
+/// - All CPUs that its [`marks`](Self::marks) are used with are of the one platform that the
 ///   caller passes to `marks`.
 /// - A call that panics may have done any part of its work, and nothing else.
 /// - [`geometry`](Self::geometry) always returns the same.
@@ -63,7 +63,7 @@ pub unsafe trait Mapper: Send + Sync + 'static {
     }
 
     /// Lets the device reach the pieces of memory in `list`, each with its length, through `range`, one after
-    /// the other. The caller holds no slot.
+    /// the other. The caller holds no CPU.
     ///
     /// # Errors
     /// [`MapError`]: the range is as it was before. What was entered and removed again meanwhile is added to
@@ -81,9 +81,9 @@ pub unsafe trait Mapper: Send + Sync + 'static {
     ) -> Result<(), MapError>;
 
     /// Returns the marks of the turns in which [`map_fast`](Self::map_fast) and
-    /// [`unmap_fast`](Self::unmap_fast) are called by slots of `platform`, so that the caller
+    /// [`unmap_fast`](Self::unmap_fast) are called by CPUs of `platform`, so that the caller
     /// may have values of its own that are used in the same turns. Returns `None` where the mapper
-    /// has no marks, or none for slots of this platform.
+    /// has no marks, or none for CPUs of this platform.
     fn marks<P: Platform>(&self, platform: &P) -> Option<&Arc<Marks>> {
         let _ = platform;
         None
@@ -125,7 +125,7 @@ pub unsafe trait Mapper: Send + Sync + 'static {
     }
 
     /// Removes the translations of `range`, holes or not, and adds the part of it that is
-    /// [stale](Unmapped::stale) to `gather`. The caller holds no slot.
+    /// [stale](Unmapped::stale) to `gather`. The caller holds no CPU.
     ///
     /// Cannot fail except for parts of large pages, which may have to stay: devices still reach the
     /// part that is [kept](Unmapped::kept), whatever [`sync`](Self::sync) says, and the caller must
@@ -135,7 +135,7 @@ pub unsafe trait Mapper: Send + Sync + 'static {
     /// [`PageTable::unmap`](crate::pgtable::PageTable::unmap).
     fn unmap<P: Platform>(&self, platform: &P, range: IovaRange, gather: &mut Gather) -> Unmapped;
 
-    /// Waits until no device can reach what is in `gather`. No lock or slot is held during the call.
+    /// Waits until no device can reach what is in `gather`. No lock or CPU is held during the call.
     ///
     /// # Errors
     /// [`InvalidationError`]: devices may still reach it.
@@ -153,7 +153,7 @@ pub unsafe trait Mapper: Send + Sync + 'static {
     }
 
     /// Frees the memory that the mapper keeps for translations that are gone, and returns how many
-    /// bytes it freed. Waits for hardware; the caller holds no slot.
+    /// bytes it freed. Waits for hardware; the caller holds no CPU.
     ///
     /// # Errors
     /// [`InvalidationError`]: a later call frees the memory that could not be freed because of it.

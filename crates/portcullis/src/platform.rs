@@ -1,10 +1,14 @@
-//! The embedder's side of the library: [`Platform`] supplies local slots, a clock and a timer,
-//! [`Frames`] supplies memory for page tables, and [`CopyMemory`] copies for bounce buffers. A slot
+//! The embedder's side of the library: [`Platform`] supplies CPUs, a clock and a timer,
+//! [`Frames`] supplies memory for page tables, and [`CopyMemory`] copies for bounce buffers. A CPU
 //! is lent to one caller at a time, and a frame has one owner until it is freed. Memory safety
 //! rests on both, so these traits are `unsafe`.
 //!
+//! A *CPU* of a platform is a number below [`Platform::cpus`], for which the library keeps values
+//! such as lists of addresses. A kernel lends the number of the processor that the caller runs on,
+//! a program ([`StdPlatform`](crate::std_platform::StdPlatform)) one that belongs to the thread.
+//!
 //! They are separate because they have different users: an IOMMU that maps by request (iommufd,
-//! virtio-iommu) needs slots and a clock, but no table memory.
+//! virtio-iommu) needs CPUs and a clock, but no table memory.
 
 use alloc::sync::{Arc, Weak};
 use core::marker::PhantomData;
@@ -12,30 +16,30 @@ use core::marker::PhantomData;
 use crate::addr::PhysAddr;
 use crate::sync::{AtomicU64, Ordering, Settled, fence, unique};
 
-/// Proof that its holder has a local slot to itself, for as long as the proof lives.
+/// Proof that its holder has a CPU of the platform to itself, for as long as the proof lives.
 ///
 /// The proof cannot leave the thread it was made on.
 #[derive(Debug)]
-pub struct LocalSlot<'a> {
+pub struct LocalCpu<'a> {
     index: usize,
     light_fence: bool,
     _on_this_cpu_only: PhantomData<(&'a (), *mut ())>,
 }
 
-impl LocalSlot<'_> {
-    /// Makes the proof for slot `index`. Only a [`Platform`] calls this, and only inside
-    /// [`with_slot`](Platform::with_slot).
+impl LocalCpu<'_> {
+    /// Makes the proof for CPU `index`. Only a [`Platform`] calls this, and only inside
+    /// [`with_cpu`](Platform::with_cpu).
     ///
     /// # Safety
     /// - While the proof lives, no other caller has one for `index` of the same platform, in any thread, on any CPU, or in an
     ///   interrupt handler. What the last one stored is visible to the next.
-    /// - `index` is below [`Platform::slots`].
+    /// - `index` is below [`Platform::cpus`].
     pub const unsafe fn new(index: usize) -> Self {
         Self { index, light_fence: false, _on_this_cpu_only: PhantomData }
     }
 
     /// As [`new`](Self::new), for a platform whose [`fence_all`](Platform::fence_all) makes every
-    /// CPU that may hold a slot pass a full memory barrier. The holder then needs no fence of its
+    /// processor that may run the holder of a CPU pass a full memory barrier. The holder then needs no fence of its
     /// own.
     ///
     /// # Safety
@@ -55,15 +59,15 @@ impl LocalSlot<'_> {
         }
     }
 
-    /// The slot's number, below [`Platform::slots`].
+    /// The CPU's number, below [`Platform::cpus`].
     #[inline]
     pub const fn index(&self) -> usize {
         self.index
     }
 }
 
-/// Identifies a platform among all platforms of the program, so that values kept for the slots of
-/// one platform are not used with another platform's slots of the same numbers.
+/// Identifies a platform among all platforms of the program, so that values kept for the CPUs of
+/// one platform are not used with another platform's CPUs of the same numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PlatformNumber(pub(crate) u64);
 
@@ -83,9 +87,9 @@ impl Default for PlatformNumber {
     }
 }
 
-/// Records the platform for whose slots a structure keeps values: the first that the structure is
-/// used with. Slots of another platform have the same numbers, so the structure treats them as no
-/// slots, and likewise those of a platform that does not identify itself.
+/// Records the platform for whose CPUs a structure keeps values: the first that the structure is
+/// used with. CPUs of another platform have the same numbers, so the structure treats them as no
+/// CPUs, and likewise those of a platform that does not identify itself.
 #[derive(Debug, Default)]
 pub(crate) struct Home(Settled);
 
@@ -100,28 +104,28 @@ impl Home {
         self.0.is(platform.number().0)
     }
 
-    /// Returns whether a barrier of `platform` reaches all CPUs whose slots count here, now and
+    /// Returns whether a barrier of `platform` reaches all CPUs that count here, now and
     /// from now on. It does if `platform` is home, or if it has no number and there is no home; the
     /// call then settles that there never will be one.
     pub fn is_reached<P: Platform>(&self, platform: &P) -> bool {
         self.is(platform) || platform.number() == PlatformNumber::NONE && self.0.is(Self::NOBODYS)
     }
 
-    /// As [`Platform::with_slot`], but without a slot where `platform` is not home.
+    /// As [`Platform::with_cpu`], but without a CPU where `platform` is not home.
     #[inline]
-    pub fn with_slot<P: Platform, R>(&self, platform: &P, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
+    pub fn with_cpu<P: Platform, R>(&self, platform: &P, f: impl FnOnce(Option<&LocalCpu<'_>>) -> R) -> R {
         let is_home = self.is(platform);
-        platform.with_slot(|slot| f(slot.filter(|_| is_home)))
+        platform.with_cpu(|cpu| f(cpu.filter(|_| is_home)))
     }
 
-    /// As [`Platform::with_slot_fast`], but `None` where `platform` is not home, or not yet.
+    /// As [`Platform::with_cpu_fast`], but `None` where `platform` is not home, or not yet.
     #[inline]
-    pub fn with_slot_fast<P: Platform, R>(
+    pub fn with_cpu_fast<P: Platform, R>(
         &self,
         platform: &P,
-        f: impl FnOnce(&LocalSlot<'_>) -> R,
+        f: impl FnOnce(&LocalCpu<'_>) -> R,
     ) -> Option<R> {
-        if self.0.is_set_to(platform.number().0) { platform.with_slot_fast(f) } else { None }
+        if self.0.is_set_to(platform.number().0) { platform.with_cpu_fast(f) } else { None }
     }
 }
 
@@ -130,52 +134,52 @@ pub trait PlatformEvents: Send + Sync {
     /// Called when the time asked for with [`Platform::wake_at`] has come. The call may wait for
     /// hardware, for as long as that is silent: a platform must not let other listeners wait
     /// meanwhile, as their windows stay open. A listener is in one call at a time, and a time that
-    /// comes during a call is followed by another call. The caller has no slot lent, and is no
+    /// comes during a call is followed by another call. The caller has no CPU lent, and is no
     /// interrupt handler that may have interrupted a holder of one: the call may wait for the turns
     /// of all CPUs to end.
     fn timer(&self);
 
-    /// Called when the CPU (or thread) that had slot `index` is gone, to give back what is cached
-    /// there. May wait for hardware. The caller is as for [`timer`](Self::timer).
-    fn slot_released(&self, index: usize);
+    /// Called when the CPU `index` is unplugged (or its thread has ended), to give back what is
+    /// cached there. May wait for hardware. The caller is as for [`timer`](Self::timer).
+    fn cpu_released(&self, index: usize);
 }
 
-/// Supplies the machine's CPUs to the library: a slot for each, a barrier, a clock and a timer.
+/// Supplies the library with CPUs, a barrier, a clock and a timer.
 ///
-/// A kernel gives the current CPU's slot with preemption off (with interrupts off, if it maps from interrupt
-/// handlers); [`StdPlatform`](crate::std_platform::StdPlatform) gives each thread a slot for its life.
+/// A kernel lends the current CPU with preemption off (with interrupts off, if it maps from interrupt
+/// handlers); [`StdPlatform`](crate::std_platform::StdPlatform) lends each thread a CPU for its life.
 ///
 /// # Safety
-/// A CPU uses the values in its slot without atomic read-modify-writes, and tables are freed when
-/// no slot is in use that may have seen them. So:
+/// The holder of a CPU uses that CPU's values without atomic read-modify-writes, and tables are
+/// freed when no CPU is lent whose holder may have seen them. So:
 ///
-/// - **A slot is lent to one caller at a time.** From the call of `f` until its return no other closure is given the same
-///   slot: in no other thread, on no other CPU, and in no interrupt handler that interrupts `f`. (`f` itself never calls
-///   [`with_slot`](Self::with_slot), so a platform need not tell the two apart.)
-/// - What the last holder of a slot stored is visible to the next, wherever that runs: a slot moves from CPU to CPU, or
-///   from thread to thread, by something that synchronises.
-/// - `f` is called on the caller's CPU (or thread), at most once, before the method returns, and stays there: a holder is
-///   not moved to another CPU while it has the slot, unless all it did moves with it, as with threads.
-/// - A slot's number is below [`slots`](Self::slots), which always returns the same.
-/// - [`fence_all`](Self::fence_all) is a full memory barrier of its caller's. Where any slot was made by
-///   [`LocalSlot::with_light_fence`], every CPU on which such a slot may be in use passes a full memory barrier, too, between
-///   the beginning and the end of the call.
+/// - **A CPU is lent to one caller at a time.** From the call of `f` until its return no other closure is given the same
+///   CPU: in no other thread, on no other processor, in no interrupt handler that interrupts `f`. (`f` itself never calls
+///   [`with_cpu`](Self::with_cpu), so a platform need not tell the two apart.)
+/// - What the last holder of a CPU stored is visible to the next, wherever that runs: a CPU moves from processor to
+///   processor, or from thread to thread, by something that synchronises.
+/// - `f` is called on the caller's processor (or thread), at most once, before the method returns, and stays there: a
+///   holder is not moved to another processor while it has the CPU, unless all it did moves with it, as with threads.
+/// - A CPU's number is below [`cpus`](Self::cpus), which always returns the same.
+/// - [`fence_all`](Self::fence_all) is a full memory barrier of its caller's. Where any proof was made by
+///   [`LocalCpu::with_light_fence`], every processor that may run the holder of such a proof passes a full memory barrier,
+///   too, between the beginning and the end of the call.
 /// - Clones, and handles such as an `Arc`, are the same platform: all of the above goes for all of them together.
 /// - [`number`](Self::number) always returns the same number, and no other platform returns it,
 ///   unless it is [`PlatformNumber::NONE`].
-/// - [`slot_released`](PlatformEvents::slot_released) is called while the slot has no holder, and
+/// - [`cpu_released`](PlatformEvents::cpu_released) is called while the CPU has no holder, and
 ///   before it is lent again.
 ///
 /// No unsafe code relies on the clock or the timer; lazy protection's window does.
 pub unsafe trait Platform: Send + Sync + 'static {
-    /// Returns the number of local slots. It never changes.
-    fn slots(&self) -> usize;
+    /// Returns how many CPUs the platform has. It never changes.
+    fn cpus(&self) -> usize;
 
     /// Identifies the platform: returns the number that was made with it by
     /// [`PlatformNumber::new`].
     ///
-    /// A page table keeps turns for the slots of *one* platform, the first that is used with it,
-    /// and an [`IovaSpace`](crate::iova::IovaSpace) keeps lists of its own for the slots of one.
+    /// A page table keeps turns for the CPUs of *one* platform, the first that is used with it,
+    /// and an [`IovaSpace`](crate::iova::IovaSpace) keeps lists of its own for the CPUs of one.
     /// Callers with another platform, or with one that does not identify itself, take a lock,
     /// which is slower and as safe. A page table waits for the turns of all others to
     /// [reclaim](crate::pgtable::PageTable::reclaim) tables or to split a page of several entries,
@@ -186,47 +190,47 @@ pub unsafe trait Platform: Send + Sync + 'static {
         PlatformNumber::NONE
     }
 
-    /// Lends the caller a slot of its own for the length of `f`, or `None` where all slots are
+    /// Lends the caller a CPU of its own for the length of `f`, or `None` where all CPUs are
     /// taken.
     ///
-    /// `f` never blocks on hardware, never calls `with_slot` again, and takes bounded time, however
-    /// much there is to do: long work is done in slices, each with a slot of its own. A slice
+    /// `f` never blocks on hardware, never calls `with_cpu` again, and takes bounded time, however
+    /// much there is to do: long work is done in slices, each with a CPU of its own. A slice
     /// covers at most one of these: 64 ranges, each of which may take 64 others out of a list, at
     /// O(log n) each; the queues, counts or lists of all CPUs, at a lock or a few words each
     /// (flushes, and figures such as [`Domain::usage`](crate::domain::Domain::usage)); or the slots
     /// of one area or one run of a bounce pool, at a bit or a few words each.
-    fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R;
+    fn with_cpu<R>(&self, f: impl FnOnce(Option<&LocalCpu<'_>>) -> R) -> R;
 
-    /// As [`with_slot`](Self::with_slot), but returns `None` without calling `f` where finding the
-    /// slot takes more than a few instructions. The caller then goes another way, which uses
-    /// `with_slot`.
+    /// As [`with_cpu`](Self::with_cpu), but returns `None` without calling `f` where finding the
+    /// CPU takes more than a few instructions. The caller then goes another way, which uses
+    /// `with_cpu`.
     ///
     /// It keeps the fast paths free of calls, and so of registers saved for them.
     #[inline]
-    fn with_slot_fast<R>(&self, f: impl FnOnce(&LocalSlot<'_>) -> R) -> Option<R> {
-        self.with_slot(|slot| slot.map(f))
+    fn with_cpu_fast<R>(&self, f: impl FnOnce(&LocalCpu<'_>) -> R) -> Option<R> {
+        self.with_cpu(|cpu| cpu.map(f))
     }
 
-    /// Returns nanoseconds since some fixed time; never goes backwards. It is called with a slot
-    /// lent and locks held, too, so it must not block, nor call [`with_slot`](Self::with_slot).
+    /// Returns nanoseconds since some fixed time; never goes backwards. It is called with a CPU
+    /// lent and locks held, too, so it must not block, nor call [`with_cpu`](Self::with_cpu).
     fn now_ns(&self) -> u64;
 
-    /// Makes what the caller has stored visible to every CPU that takes a slot from now on, and
-    /// what those CPUs stored visible to the caller. Called rarely.
+    /// Makes what the caller has stored visible to every holder of a CPU from now on, and
+    /// what holders stored visible to the caller. Called rarely.
     ///
-    /// A full fence of the caller's own is enough where slots are made by [`LocalSlot::new`]. With
-    /// [`LocalSlot::with_light_fence`] it must interrupt every CPU (an inter-processor interrupt,
-    /// `membarrier`).
+    /// A full fence of the caller's own is enough where proofs are made by [`LocalCpu::new`]. With
+    /// [`LocalCpu::with_light_fence`] it must interrupt every processor (an inter-processor
+    /// interrupt, `membarrier`).
     fn fence_all(&self) {
         fence(Ordering::SeqCst);
     }
 
-    /// Tells `events` of timers and of slots that are given up, from now on until `events` is
+    /// Tells `events` of timers and of CPUs that are given up, from now on until `events` is
     /// dropped.
     fn register(&self, events: Weak<dyn PlatformEvents>);
 
     /// Asks for [`PlatformEvents::timer`] to be called at `deadline_ns`, or soon after. Called with
-    /// no lock held and no slot lent; must not call back before it returns.
+    /// no lock held and no CPU lent; must not call back before it returns.
     ///
     /// A later deadline never takes the place of an earlier one that is still to come. The platform
     /// may forget the later one: a call covers everything that waits by then, and a listener that
@@ -326,8 +330,8 @@ pub unsafe trait CopyMemory: Frames {
 
 // SAFETY: every call is passed on to `T`, which promises the same for all its handles together.
 unsafe impl<T: Platform> Platform for Arc<T> {
-    fn slots(&self) -> usize {
-        T::slots(self)
+    fn cpus(&self) -> usize {
+        T::cpus(self)
     }
 
     #[inline]
@@ -336,13 +340,13 @@ unsafe impl<T: Platform> Platform for Arc<T> {
     }
 
     #[inline]
-    fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
-        T::with_slot(self, f)
+    fn with_cpu<R>(&self, f: impl FnOnce(Option<&LocalCpu<'_>>) -> R) -> R {
+        T::with_cpu(self, f)
     }
 
     #[inline(always)]
-    fn with_slot_fast<R>(&self, f: impl FnOnce(&LocalSlot<'_>) -> R) -> Option<R> {
-        T::with_slot_fast(self, f)
+    fn with_cpu_fast<R>(&self, f: impl FnOnce(&LocalCpu<'_>) -> R) -> Option<R> {
+        T::with_cpu_fast(self, f)
     }
 
     fn now_ns(&self) -> u64 {

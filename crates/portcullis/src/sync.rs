@@ -2,7 +2,7 @@
 //!
 //! Everything else takes them from here, so that the model checker's can take their place (`--cfg loom`).
 //! With `std` a lock sleeps when it must wait; without, it spins, and the embedder decides through
-//! [`Platform::with_slot`](crate::platform::Platform::with_slot) whether interrupts are off meanwhile: every
+//! [`Platform::with_cpu`](crate::platform::Platform::with_cpu) whether interrupts are off meanwhile: every
 //! lock of this crate is taken inside such a call, and none is held while hardware works. Those that are not (in
 //! `percpu::Marks`, `SharedQueue`, `DeviceTlbs` and `Policies`) are for what must not be called from interrupt handlers at all.
 

@@ -17,7 +17,7 @@ fn space(pages: u64) -> IovaSpace {
 }
 
 fn rig() -> (IovaSpace, StdPlatform) {
-    (space(1 << 24), StdPlatform::with_slots(1))
+    (space(1 << 24), StdPlatform::with_cpus(1))
 }
 
 fn pages(start: Iova, pages: u64) -> IovaRange {
@@ -305,7 +305,7 @@ fn colours_spread_over_the_sets() {
 
 #[test]
 fn what_cannot_be_made_is_refused_and_takes_nothing() {
-    let (space, platform) = (space(1024), StdPlatform::with_slots(1));
+    let (space, platform) = (space(1024), StdPlatform::with_cpus(1));
     let make = |config: RingConfig| RingArena::new(&space, &platform, &config).map(|_| ()).unwrap_err();
     let new = RingConfig::new;
     assert_eq!(make(new(0, PAGE, GRANULE)), ArenaError::Empty);
@@ -328,7 +328,7 @@ fn what_cannot_be_made_is_refused_and_takes_nothing() {
 /// In a space too small to spread its rings over the sets, coloured rings fit where uncoloured ones do.
 #[test]
 fn a_colour_never_costs_the_last_range() {
-    let (space, platform) = (space(1024 + 511), StdPlatform::with_slots(1));
+    let (space, platform) = (space(1024 + 511), StdPlatform::with_cpus(1));
     let config = RingConfig::new(512, PAGE, GRANULE);
     let arenas = [7, 8].map(|colour| RingArena::new(&space, &platform, &config.with_colour(colour)).unwrap());
     for mut arena in arenas {
@@ -368,7 +368,7 @@ fn a_release_to_a_stranger_loses_nothing() {
 /// Whatever the granule of the space, a ring lies where it says, or is refused with an error.
 #[test]
 fn granules_of_any_size() {
-    let platform = StdPlatform::with_slots(1);
+    let platform = StdPlatform::with_cpus(1);
     for shift in 0..64 {
         let granule = PageSize::from_shift(shift).unwrap();
         let aperture = IovaRange::new(Iova::new(1), u64::MAX).unwrap();
@@ -412,7 +412,7 @@ fn granules_of_64_kib() {
     let granule = PageSize::from_shift(16).unwrap();
     let aperture = IovaRange::new(Iova::new(1 << 29), 1 << 40).unwrap();
     let space = IovaSpace::new(&SpaceConfig::new(aperture, granule, 1)).unwrap();
-    let platform = StdPlatform::with_slots(1);
+    let platform = StdPlatform::with_cpus(1);
     let mut arena = RingArena::new(&space, &platform, &RingConfig::new(64, 1500, granule)).unwrap();
     assert_eq!((arena.range().len(), arena.range().start().get() % (512 << 20)), (512 << 20, 0));
     let one = arena.reserve(1500).unwrap();

@@ -98,9 +98,8 @@ fn lists_filled_by_frees_in_random_order_empty_nobody_elses() {
         let mut rng = Rng(0x2545_f491_4f6c_dd1d);
         let platform = Chosen::new(3);
         let space = IovaSpace::new(&SpaceConfig { placement, ..config(1, 1 << 25, 3) }).unwrap();
-        let take = |slot: usize, rng: &mut Rng| {
-            alloc(&space, platform.be(slot), 1 + rng.below(64), ANYWHERE).unwrap()
-        };
+        let take =
+            |cpu: usize, rng: &mut Rng| alloc(&space, platform.be(cpu), 1 + rng.below(64), ANYWHERE).unwrap();
         let mut live: Vec<IovaRange> = (0..40_000).map(|step| take(step % 4, &mut rng)).collect();
         rng.shuffle(&mut live);
         for (step, range) in live.drain(20_000..).enumerate() {
@@ -137,9 +136,9 @@ fn a_hole_that_fits_exactly_is_found_in_a_space() {
                 IovaRange::from_bounds(Iova::new(from * PAGE), Iova::new(to * PAGE - 1)).unwrap()
             });
             let config = SpaceConfig { placement, reserved: between.collect(), ..config(0, 24 * align, 1) };
-            for slot in [0, 1] {
+            for cpu in [0, 1] {
                 let platform = Chosen::new(1);
-                platform.be(slot);
+                platform.be(cpu);
                 let space = IovaSpace::new(&config).unwrap();
                 assert_eq!(space.usage().total, (2 * decoy + pages) * PAGE);
                 for limit in [ANYWHERE, Iova::new((8 * align + pages) * PAGE - 1)] {
@@ -160,11 +159,11 @@ fn a_hole_that_fits_exactly_is_found_in_a_space() {
 #[test]
 fn a_hole_that_was_freed_page_by_page_is_found() {
     for placement in PLACEMENTS {
-        for slot in 0..=2 {
+        for cpu in 0..=2 {
             let platform = Chosen::new(2);
             let pages = 1 << 12;
             let space = IovaSpace::new(&SpaceConfig { placement, ..config(0, pages, 2) }).unwrap();
-            platform.be(slot);
+            platform.be(cpu);
             let mut live: Vec<Option<IovaRange>> = vec![None; pages as usize];
             while let Ok(range) = alloc(&space, &platform, 1, ANYWHERE) {
                 live[(range.start().get() / PAGE) as usize] = Some(range);
@@ -175,7 +174,7 @@ fn a_hole_that_was_freed_page_by_page_is_found() {
                 for (step, page) in (first..first + (1 << order)).enumerate() {
                     free(&space, platform.be(step % 3), live[page].take().unwrap()).unwrap();
                 }
-                let range = alloc(&space, platform.be(slot), 1 << order, ANYWHERE).unwrap();
+                let range = alloc(&space, platform.be(cpu), 1 << order, ANYWHERE).unwrap();
                 assert_eq!(range.start().get(), first as u64 * PAGE);
                 assert!(alloc(&space, &platform, 1, ANYWHERE).is_err());
                 free(&space, &platform, range).unwrap();

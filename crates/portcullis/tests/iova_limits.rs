@@ -159,15 +159,15 @@ fn a_cpu_keeps_its_share_of_each_zone_at_the_most() {
 /// All CPUs together keep an eighth of a zone, however little that is.
 #[test]
 fn a_small_zone_is_not_hoarded() {
-    for slots in [1, 4] {
-        let (platform, pages) = (Chosen::new(slots), 4096);
-        let space = IovaSpace::new(&config(0, pages, slots)).unwrap();
-        for slot in 0..slots {
-            platform.be(slot);
+    for cpus in [1, 4] {
+        let (platform, pages) = (Chosen::new(cpus), 4096);
+        let space = IovaSpace::new(&config(0, pages, cpus)).unwrap();
+        for cpu in 0..cpus {
+            platform.be(cpu);
             let ranges: Vec<_> =
                 (0..pages / 8).map(|_| alloc(&space, &platform, 1, ANYWHERE).unwrap()).collect();
             ranges.into_iter().for_each(|range| free(&space, &platform, range).unwrap());
-            assert!(space.usage().cached <= (slot as u64 + 1) * (pages / 8 / slots as u64) * PAGE);
+            assert!(space.usage().cached <= (cpu as u64 + 1) * (pages / 8 / cpus as u64) * PAGE);
         }
     }
 }

@@ -1,5 +1,5 @@
-//! A space that is used with several platforms, whose slots have the same numbers: the lists are those of the first, and no
-//! other's slot or barrier gets at them.
+//! A space that is used with several platforms, whose CPUs have the same numbers: the lists are those of the first, and no
+//! other's CPU or barrier gets at them.
 
 mod chosen;
 mod iova_model;
@@ -27,7 +27,7 @@ fn each(pages: u64, test: impl Fn(&IovaSpace, &Chosen, &Chosen)) {
 }
 
 #[test]
-fn anothers_slot_of_the_same_number_gets_nothing_of_what_the_first_keeps() {
+fn anothers_cpu_of_the_same_number_gets_nothing_of_what_the_first_keeps() {
     each(1 << 16, |space, home, other| {
         let kept = space.usage().cached;
         // By the fast way, and by the slow one, which would fetch more.
@@ -49,7 +49,7 @@ fn anothers_barrier_takes_nothing_back() {
     each(64, |space, home, other| {
         let kept = space.usage().cached;
         space.flush_caches(other);
-        space.drain_slot(other, 0);
+        space.drain_cpu(other, 0);
         // All that is left, and then no more.
         let mut theirs = Vec::new();
         let error = loop {

@@ -15,24 +15,24 @@ use proptest::prelude::*;
 
 #[derive(Debug, Clone)]
 enum Action {
-    Alloc { slot: usize, pages: u64, limit: u64 },
-    Free { slot: usize, which: usize },
-    FreeAgain { slot: usize, which: usize },
-    FreePart { slot: usize, which: usize },
+    Alloc { cpu: usize, pages: u64, limit: u64 },
+    Free { cpu: usize, which: usize },
+    FreeAgain { cpu: usize, which: usize },
+    FreePart { cpu: usize, which: usize },
     Flush,
-    Release { slot: usize },
+    Release { cpu: usize },
 }
 
-fn action(slots: usize, pages: u64) -> impl Strategy<Value = Action> {
-    let slot = 0..=slots;
+fn action(cpus: usize, pages: u64) -> impl Strategy<Value = Action> {
+    let cpu = 0..=cpus;
     prop_oneof![
-        8 => (slot.clone(), prop_oneof![1..40u64, 1..4u64, 500..600u64], prop_oneof![Just(u64::MAX), 1..pages * PAGE])
-            .prop_map(|(slot, pages, limit)| Action::Alloc { slot, pages, limit }),
-        8 => (slot.clone(), any::<usize>()).prop_map(|(slot, which)| Action::Free { slot, which }),
-        1 => (slot.clone(), any::<usize>()).prop_map(|(slot, which)| Action::FreeAgain { slot, which }),
-        1 => (slot, any::<usize>()).prop_map(|(slot, which)| Action::FreePart { slot, which }),
+        8 => (cpu.clone(), prop_oneof![1..40u64, 1..4u64, 500..600u64], prop_oneof![Just(u64::MAX), 1..pages * PAGE])
+            .prop_map(|(cpu, pages, limit)| Action::Alloc { cpu, pages, limit }),
+        8 => (cpu.clone(), any::<usize>()).prop_map(|(cpu, which)| Action::Free { cpu, which }),
+        1 => (cpu.clone(), any::<usize>()).prop_map(|(cpu, which)| Action::FreeAgain { cpu, which }),
+        1 => (cpu, any::<usize>()).prop_map(|(cpu, which)| Action::FreePart { cpu, which }),
         1 => Just(Action::Flush),
-        1 => (0..slots).prop_map(|slot| Action::Release { slot }),
+        1 => (0..cpus).prop_map(|cpu| Action::Release { cpu }),
     ]
 }
 
@@ -75,9 +75,9 @@ proptest! {
         };
         for action in actions {
             match action {
-                Action::Alloc { slot, pages: wanted, limit } => {
+                Action::Alloc { cpu, pages: wanted, limit } => {
                     let limit = if limit == u64::MAX { limit } else { low * PAGE + limit };
-                    match alloc(&space, platform.be(slot), wanted, Iova::new(limit)) {
+                    match alloc(&space, platform.be(cpu), wanted, Iova::new(limit)) {
                         Ok(range) => {
                             let start = range.start().get() / PAGE;
                             prop_assert_eq!(range.len(), wanted * PAGE);
@@ -100,31 +100,31 @@ proptest! {
                         Err(error) => prop_assert!(false, "{error}"),
                     }
                 }
-                Action::Free { slot, which } => {
+                Action::Free { cpu, which } => {
                     if let Some(range) = pick(&live, which) {
-                        prop_assert_eq!(free(&space, platform.be(slot), range), Ok(()));
+                        prop_assert_eq!(free(&space, platform.be(cpu), range), Ok(()));
                         live.remove(&(range.start().get() / PAGE));
                         gone.push(range);
                     }
                 }
-                Action::FreeAgain { slot, which } => {
+                Action::FreeAgain { cpu, which } => {
                     if let Some(range) = gone.get(which % gone.len().max(1))
                         && !live.contains_key(&(range.start().get() / PAGE))
                     {
-                        let again = free(&space, platform.be(slot), *range);
+                        let again = free(&space, platform.be(cpu), *range);
                         prop_assert_eq!(again, Err(IovaError::NotAllocated { range: *range }));
                     }
                 }
-                Action::FreePart { slot, which } => {
+                Action::FreePart { cpu, which } => {
                     if let Some(range) = pick(&live, which) && range.len() >= 2 * PAGE {
                         let start = Iova::new(range.start().get() + PAGE);
                         let part = IovaRange::new(start, PAGE).unwrap();
-                        let part_freed = free(&space, platform.be(slot), part);
+                        let part_freed = free(&space, platform.be(cpu), part);
                         prop_assert_eq!(part_freed, Err(IovaError::NotAllocated { range: part }));
                     }
                 }
                 Action::Flush => space.flush_caches(&platform),
-                Action::Release { slot } => space.drain_slot(&platform, slot),
+                Action::Release { cpu } => space.drain_cpu(&platform, cpu),
             }
             let usage = space.usage();
             let asked: u64 = live.values().map(|len| len * PAGE).sum();
@@ -143,7 +143,7 @@ proptest! {
 /// free. A page claimed twice is an overlap.
 #[test]
 fn nothing_is_handed_out_twice_on_several_cpus() {
-    let platform = StdPlatform::with_slots(3);
+    let platform = StdPlatform::with_cpus(3);
     let pages = 1 << 14;
     let space = IovaSpace::new(&config(1, pages, 3)).unwrap();
     let claims: Vec<AtomicU8> = (0..=pages).map(|_| AtomicU8::new(0)).collect();
@@ -204,11 +204,11 @@ fn nothing_is_handed_out_twice_on_several_cpus() {
 /// Failure 1: caches that hoard the address space.
 #[test]
 fn many_warm_cpus_keep_an_eighth_of_a_small_window_at_the_most() {
-    let slots = 64;
-    let platform = Chosen::new(slots);
-    let space = IovaSpace::new(&config(1, (1 << 20) - 1, slots)).unwrap();
-    for slot in 0..slots {
-        platform.be(slot);
+    let cpus = 64;
+    let platform = Chosen::new(cpus);
+    let space = IovaSpace::new(&config(1, (1 << 20) - 1, cpus)).unwrap();
+    for cpu in 0..cpus {
+        platform.be(cpu);
         for pages in [1, 2, 4, 8, 16, 32, 64, 128, 256, 512] {
             let ranges: Vec<_> =
                 (0..32).map(|_| alloc(&space, &platform, pages, ANYWHERE).unwrap()).collect();
@@ -274,8 +274,8 @@ fn only_whole_ranges_are_taken_back() {
             if let Ok(part) = IovaRange::new(range.start(), wrong * PAGE)
                 && wrong != pages
             {
-                for slot in 0..3 {
-                    let freed = free(&space, platform.be(slot), part);
+                for cpu in 0..3 {
+                    let freed = free(&space, platform.be(cpu), part);
                     assert_eq!(freed, Err(IovaError::NotAllocated { range: part }), "{wrong} of {pages}");
                 }
             }
@@ -300,9 +300,9 @@ fn parts_of_granules_are_not_taken_back() {
             let wrong = [(0, len - 1), (0, len - granule.bytes() + 1), (0, len + 1), (1, len), (1, len - 1)];
             for (shift, len) in wrong {
                 let part = IovaRange::new(Iova::new(range.start().get() + shift), len).unwrap();
-                // By the fast path, on another CPU, and without a slot.
-                for slot in 0..3 {
-                    let freed = space.free(platform.be(slot), part);
+                // By the fast path, on another CPU, and without a CPU.
+                for cpu in 0..3 {
+                    let freed = space.free(platform.be(cpu), part);
                     assert_eq!(freed, Err(IovaError::NotAllocated { range: part }), "{shift} {granules}");
                 }
             }
@@ -328,8 +328,8 @@ fn shifted_ranges_are_not_taken_back() {
                 if ranges.contains(&shifted) {
                     continue;
                 }
-                for slot in 0..3 {
-                    let freed = free(&space, platform.be(slot), shifted);
+                for cpu in 0..3 {
+                    let freed = free(&space, platform.be(cpu), shifted);
                     assert_eq!(freed, Err(IovaError::NotAllocated { range: shifted }), "{pages}");
                 }
             }
@@ -397,8 +397,8 @@ fn the_low_zone_is_used_last() {
 #[test]
 fn odd_configurations_are_survived() {
     let platform = Chosen::new(0);
-    for slots in [0, 5000] {
-        let space = IovaSpace::new(&config(1, 100, slots)).unwrap();
+    for cpus in [0, 5000] {
+        let space = IovaSpace::new(&config(1, 100, cpus)).unwrap();
         let range = alloc(&space, &platform, 3, ANYWHERE).unwrap();
         free(&space, &platform, range).unwrap();
         assert_eq!(space.usage().taken, 0);

@@ -23,8 +23,8 @@ fn kept<T>(work: impl FnOnce() -> T) -> (T, f64) {
 }
 
 /// A space of 39 bits of addresses and what it takes while it is empty.
-fn empty(placement: Placement, slots: usize) -> (IovaSpace, f64) {
-    let config = SpaceConfig { placement, ..config(1, (1 << 27) - 1, slots) };
+fn empty(placement: Placement, cpus: usize) -> (IovaSpace, f64) {
+    let config = SpaceConfig { placement, ..config(1, (1 << 27) - 1, cpus) };
     kept(|| IovaSpace::new(&config).unwrap())
 }
 
@@ -40,10 +40,10 @@ fn an_empty_space_costs_little_for_each_cpu() {
     for placement in PLACEMENTS {
         let (one, one_bytes) = empty(placement, 1);
         let (many, many_bytes) = empty(placement, 65);
-        let slot = (many_bytes - one_bytes) / 64.0;
-        println!("{placement:?}: empty {} bytes and {slot} for each CPU", one_bytes - slot);
-        assert!(slot < 16.0 * 1024.0, "{slot} bytes for each CPU");
-        assert!(one_bytes - slot < 8.0 * 1024.0, "{one_bytes} bytes with one CPU");
+        let cpu = (many_bytes - one_bytes) / 64.0;
+        println!("{placement:?}: empty {} bytes and {cpu} for each CPU", one_bytes - cpu);
+        assert!(cpu < 16.0 * 1024.0, "{cpu} bytes for each CPU");
+        assert!(one_bytes - cpu < 8.0 * 1024.0, "{one_bytes} bytes with one CPU");
         assert_honest(&one, one_bytes);
         assert_honest(&many, many_bytes);
     }
@@ -56,26 +56,26 @@ fn an_empty_space_costs_little_for_each_cpu() {
 #[test]
 fn a_live_page_costs_a_bounded_number_of_bytes() {
     for placement in PLACEMENTS {
-        for slots in [1, 4] {
-            let (space, empty_bytes) = empty(placement, slots);
-            let platform = Chosen::new(slots);
+        for cpus in [1, 4] {
+            let (space, empty_bytes) = empty(placement, cpus);
+            let platform = Chosen::new(cpus);
             let mut live = Vec::with_capacity(2 * LIVE);
-            let one = |step: usize| alloc(&space, platform.be(step % slots), 1, ANYWHERE).unwrap();
+            let one = |step: usize| alloc(&space, platform.be(step % cpus), 1, ANYWHERE).unwrap();
             let (_, bytes) = kept(|| live.extend((0..LIVE).map(one)));
             let each = bytes / LIVE as f64;
-            println!("{placement:?}, {slots} CPUs: {each:.2} bytes for each live page");
+            println!("{placement:?}, {cpus} CPUs: {each:.2} bytes for each live page");
             assert!(each <= 16.0, "{each} bytes");
             assert_honest(&space, empty_bytes + bytes);
             let (_, more) = kept(|| live.extend((0..LIVE).map(one)));
             Rng(0x9e37_79b9_7f4a_7c15).shuffle(&mut live);
             let (_, freed) = kept(|| {
                 for (step, range) in live.drain(LIVE..).enumerate() {
-                    free(&space, platform.be(step % slots), range).unwrap();
+                    free(&space, platform.be(step % cpus), range).unwrap();
                 }
                 space.flush_caches(&platform);
             });
             let each = (bytes + more + freed) / LIVE as f64;
-            println!("{placement:?}, {slots} CPUs: {each:.2} with as many free between");
+            println!("{placement:?}, {cpus} CPUs: {each:.2} with as many free between");
             assert!(each <= 20.0, "{each} bytes");
             assert_honest(&space, empty_bytes + bytes + more + freed);
         }

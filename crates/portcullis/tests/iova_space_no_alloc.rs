@@ -12,11 +12,11 @@ use limited::granting;
 use portcullis::addr::{Iova, IovaRange};
 use portcullis::iova::{IovaError, IovaSpace, Placement, SpaceConfig};
 
-const SLOTS: usize = 4;
+const CPUS: usize = 4;
 
 fn space(placement: Placement) -> IovaSpace {
     let window = IovaRange::new(Iova::new(0xfee0_0000), 0x10_0000).unwrap();
-    let config = SpaceConfig { placement, reserved: vec![window], ..config(1, (1 << 27) - 1, SLOTS) };
+    let config = SpaceConfig { placement, reserved: vec![window], ..config(1, (1 << 27) - 1, CPUS) };
     IovaSpace::new(&config).unwrap()
 }
 
@@ -56,13 +56,13 @@ fn free_all_in_random_order(space: &IovaSpace, platform: &Chosen, live: &mut Vec
     let (refused, calls) = granting(0, || {
         let mut refused = 0;
         for (step, range) in live.drain(..).enumerate() {
-            // From any CPU, and from one without a slot.
-            platform.be(rng.below(SLOTS as u64 + 1) as usize);
+            // From any CPU, and from one without a CPU.
+            platform.be(rng.below(CPUS as u64 + 1) as usize);
             refused += usize::from(free(space, platform, range).is_err());
             if step % 1000 == 500 {
                 space.flush_caches(platform);
             } else if step % 100 == 50 {
-                space.drain_slot(platform, rng.below(SLOTS as u64) as usize);
+                space.drain_cpu(platform, rng.below(CPUS as u64) as usize);
             }
         }
         space.flush_caches(platform);
@@ -76,12 +76,12 @@ fn free_all_in_random_order(space: &IovaSpace, platform: &Chosen, live: &mut Vec
 fn frees_from_any_cpu_in_any_order_need_no_memory() {
     for placement in PLACEMENTS {
         let mut rng = Rng(0x2545_f491_4f6c_dd1d);
-        let platform = Chosen::new(SLOTS);
+        let platform = Chosen::new(CPUS);
         let space = space(placement);
         let mut live = Vec::new();
         for _ in 0..2 {
             while live.len() < 4_000 {
-                platform.be(rng.below(SLOTS as u64 + 1) as usize);
+                platform.be(rng.below(CPUS as u64 + 1) as usize);
                 match alloc(&space, &platform, pages(&mut rng), limit(&mut rng)) {
                     Ok(range) => live.push(range),
                     Err(error) => assert!(matches!(error, IovaError::Exhausted { .. }), "{error}"),
@@ -138,14 +138,14 @@ fn allocations_without_memory_lose_nothing() {
     for placement in PLACEMENTS {
         for first_round in [true, false] {
             let mut rng = Rng(0x9e37_79b9_7f4a_7c15);
-            let platform = Chosen::new(SLOTS);
+            let platform = Chosen::new(CPUS);
             let space = space(placement);
             let mut live = Vec::with_capacity(8192);
             let mut short = 0;
             for step in 0..2_000 {
                 let grants = if first_round { 0 } else { rng.below(4) as usize };
                 let (pages, limit) = (pages(&mut rng), limit(&mut rng));
-                platform.be(rng.below(SLOTS as u64 + 1) as usize);
+                platform.be(rng.below(CPUS as u64 + 1) as usize);
                 let (result, _) = granting(grants, || alloc(&space, &platform, pages, limit));
                 match result {
                     Ok(range) => live.push(range),
@@ -185,7 +185,7 @@ fn allocations_without_memory_lose_nothing() {
 fn a_space_in_use_survives_a_shortage() {
     for placement in PLACEMENTS {
         let mut rng = Rng(0x1234_5678_9abc_def1);
-        let platform = Chosen::new(SLOTS);
+        let platform = Chosen::new(CPUS);
         let space = space(placement);
         let mut live: Vec<IovaRange> = Vec::with_capacity(100_000);
         for step in 0..3_000 {
@@ -194,7 +194,7 @@ fn a_space_in_use_survives_a_shortage() {
         let (short, _) = granting(0, || {
             let (mut short, mut more) = (0, 0);
             while short < 1_000 && more < 50_000 {
-                platform.be(rng.below(SLOTS as u64 + 1) as usize);
+                platform.be(rng.below(CPUS as u64 + 1) as usize);
                 match alloc(&space, &platform, pages(&mut rng), limit(&mut rng)) {
                     Ok(range) => live.push(range),
                     Err(IovaError::OutOfMemory) => short += 1,

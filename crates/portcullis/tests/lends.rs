@@ -1,4 +1,4 @@
-//! How much is done while a slot is lent: in a kernel preemption, or interrupts, are off meanwhile, and whoever waits for
+//! How much is done while a CPU is lent: in a kernel preemption, or interrupts, are off meanwhile, and whoever waits for
 //! other CPUs' turns waits for that. What takes long is done in slices, and slices are counted.
 
 mod chosen;
@@ -22,7 +22,7 @@ use portcullis_model::open::OpenPool;
 use rig::{LAZY_FOREVER, Rig, page};
 use support::{Bench, map, piece, small};
 
-/// How many slots were lent for `work`.
+/// How often a CPU was lent for `work`.
 fn lends<T>(platform: &Chosen, work: impl FnOnce() -> T) -> (T, usize) {
     let before = platform.lends();
     let result = work();
@@ -65,9 +65,8 @@ fn what_waited_for_a_flush_goes_back_in_slices() {
     };
     (0..WAIT as u64).for_each(unmap);
     bench.domain.flush().unwrap();
-    let released = |slot| {
-        lends(&platform, || portcullis::platform::PlatformEvents::slot_released(&*bench.domain, slot)).1
-    };
+    let released =
+        |cpu| lends(&platform, || portcullis::platform::PlatformEvents::cpu_released(&*bench.domain, cpu)).1;
     let lent = released(0);
     // All of what waited, and then the CPU's own lists, range by range.
     let taken = bench.domain.usage();
@@ -145,7 +144,7 @@ fn areas_are_looked_through_one_by_one_for_a_run_of_any_length() {
     let (full, lent) = lends(&platform, || map(320 << 10));
     assert!(matches!(full, Err(BounceError::Pressure(_))), "{full:?}");
     assert!(map(160 << 10).is_ok());
-    // Areas whose count says no are passed without a slot's work; each of them was asked at least once.
+    // Areas whose count says no are passed without lending a CPU; each of them was asked at least once.
     assert!(lent >= AREAS as usize, "{lent}");
     for mapped in first {
         // SAFETY: each mapping is ended once.

@@ -100,7 +100,7 @@ impl Panicking {
     fn new(policy: Policy) -> Self {
         let memory = Memory::new(64 << 20);
         let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
-        let table = PageTable::new(Arc::clone(&memory), vtd(4), PLATFORM.slots()).unwrap();
+        let table = PageTable::new(Arc::clone(&memory), vtd(4), PLATFORM.cpus()).unwrap();
         iommu.attach(DEVICE, Context::SecondStage { domain: DomainId(1), root: table.root(), levels: 4 });
         let panics = Arc::new(AtomicBool::new(false));
         let queue = PanickingQueue { inner: iommu.queue(), panics: Arc::clone(&panics) };
@@ -153,7 +153,7 @@ fn nor_does_one_that_went_past_the_domain() {
 /// that it believes to have, and none a byte of what it has back.
 #[test]
 fn a_mapping_ended_by_number_under_its_owner_costs_later_ones_theirs_and_opens_nothing() {
-    let bench = Bench::on(StdPlatform::with_slots(1), Policy::Strict);
+    let bench = Bench::on(StdPlatform::with_cpus(1), Policy::Strict);
     let mut queue = direct(&bench.device);
     let buffer = || bench.memory.buffer(PAGE).unwrap();
     let first = queue.map(buffer(), Direction::FromDevice).unwrap();
@@ -261,7 +261,7 @@ unsafe impl DmaBuffer for Unmappable {
 fn a_map_that_could_not_be_undone_for_sure_keeps_the_buffer() {
     let memory = Memory::new(64 << 20);
     let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
-    let table = PageTable::new(Arc::clone(&memory), vtd(4), PLATFORM.slots()).unwrap();
+    let table = PageTable::new(Arc::clone(&memory), vtd(4), PLATFORM.cpus()).unwrap();
     iommu.attach(DEVICE, Context::SecondStage { domain: DomainId(1), root: table.root(), levels: 4 });
     let inner = TableMapper::new(table, iommu.queue(), DomainId(1), Vec::new());
     // The device is let in as soon as anything is mapped.
@@ -393,7 +393,7 @@ fn an_aperture_may_reach_the_last_address() {
 
 #[test]
 fn a_mapping_unmapped_in_pieces_hands_nothing_out_twice() {
-    let bench = Bench::on(StdPlatform::with_slots(1), Policy::Strict);
+    let bench = Bench::on(StdPlatform::with_cpus(1), Policy::Strict);
     let list: Vec<_> = (0..8).map(page_of_memory).collect();
     let map = |list: &[PhysSegment]| bench.domain.open(list, Permissions::READ_WRITE, ANYWHERE);
     let whole = map(&list).unwrap().start().get();

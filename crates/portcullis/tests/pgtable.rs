@@ -17,7 +17,7 @@ use proptest::prelude::*;
 type Vtd = PageTable<Arc<Memory>, VtdSecondStage>;
 
 fn with_format(memory: &Arc<Memory>, format: VtdSecondStage) -> Vtd {
-    PageTable::new(Arc::clone(memory), format, PLATFORM.slots()).unwrap()
+    PageTable::new(Arc::clone(memory), format, PLATFORM.cpus()).unwrap()
 }
 
 fn table(levels: u32) -> (Arc<Memory>, Vtd) {
@@ -50,8 +50,8 @@ fn entry(memory: &Memory, table: &Vtd, iova: u64, level: u32) -> u64 {
     let mut at = table.levels();
     loop {
         let shift = 12 + 9 * (at - 1);
-        let slot = (iova >> shift & 511) * 8;
-        let value = memory.read_u64(frame.checked_add(slot).unwrap()).unwrap();
+        let cpu = (iova >> shift & 511) * 8;
+        let value = memory.read_u64(frame.checked_add(cpu).unwrap()).unwrap();
         if at == level {
             return value;
         }

@@ -210,12 +210,12 @@ fn an_exhausted_space_takes_back_what_lazy_protection_holds() {
 
 #[test]
 fn threads_that_come_and_go_leave_nothing_behind() {
-    let platform = StdPlatform::with_slots(2);
+    let platform = StdPlatform::with_cpus(2);
     for policy in [Policy::Strict, LAZY_FOREVER] {
         let bench = Bench::on(platform.clone(), policy);
         for _ in 0..20 {
             std::thread::scope(|scope| {
-                // More threads than slots: one of them works without.
+                // More threads than CPUs: one of them works without.
                 for _ in 0..3 {
                     scope.spawn(|| {
                         for n in 0..50 {

@@ -76,7 +76,7 @@ fn a_page_beside_a_run_whose_split_fails_is_out_of_reach_after_its_strict_unmap(
         frame: AtomicU64::new(0),
         hook: Mutex::default(),
     });
-    let table = PageTable::new(Arc::clone(&frames), AmdV1::new(4, 3, 48).unwrap(), platform.slots()).unwrap();
+    let table = PageTable::new(Arc::clone(&frames), AmdV1::new(4, 3, 48).unwrap(), platform.cpus()).unwrap();
     iommu.attach(
         DEVICE,
         Context::Translated {
@@ -187,7 +187,7 @@ fn large() -> Large {
     let iommu = Iommu::new(IommuConfig { iotlb_entries: 1 << 12, ..IommuConfig::new(Arc::clone(&memory)) });
     let platform = Clocked::new(2);
     let format = Slow(VtdSecondStage::new(4, 3, 48).unwrap());
-    let table = PageTable::new(Arc::clone(&memory), format, platform.slots()).unwrap();
+    let table = PageTable::new(Arc::clone(&memory), format, platform.cpus()).unwrap();
     iommu.attach(DEVICE, Context::SecondStage { domain: DomainId(1), root: table.root(), levels: 4 });
     let mapper = TableMapper::new(table, iommu.queue(), DomainId(1), Vec::new());
     let domain = Domain::new(Arc::clone(&platform), mapper, Policy::Strict).unwrap();
@@ -267,13 +267,13 @@ fn what_an_innocent_caller_unmaps_is_out_of_reach_though_the_last_owner_unmapped
     assert!(!reaches(second));
 }
 
-/// The platform panics once, as a slot comes back, at its `turn`th time during an unmap of a part of a page. Whether another
+/// The platform panics once, as a CPU comes back, at its `turn`th time during an unmap of a part of a page. Whether another
 /// CPU's unmap of what is beside it ends.
 fn goes_on<X: Format>(format: X, tables: TableFormat, bytes: u64, turn: u64) -> (bool, bool) {
     let memory = Memory::new(16 << 20);
     let iommu = Iommu::new(IommuConfig { iotlb_entries: 1 << 12, ..IommuConfig::new(Arc::clone(&memory)) });
     let platform = Clocked::new(2);
-    let table = PageTable::new(Arc::clone(&memory), format, platform.slots()).unwrap();
+    let table = PageTable::new(Arc::clone(&memory), format, platform.cpus()).unwrap();
     iommu.attach(DEVICE, Context::Translated { domain: DomainId(1), root: table.root(), format: tables });
     let mapper = TableMapper::new(table, iommu.queue(), DomainId(1), Vec::new());
     let domain = Domain::new(Arc::clone(&platform), mapper, Policy::Strict).unwrap();

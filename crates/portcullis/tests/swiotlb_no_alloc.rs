@@ -10,7 +10,7 @@ use limited::{granting, held};
 use portcullis::addr::Direction;
 use portcullis::bounce::swiotlb::{BounceError, Bounced, Constraints, Swiotlb, SwiotlbConfig};
 use portcullis::domain::PhysSegment;
-use portcullis::platform::{LocalSlot, Platform, PlatformEvents};
+use portcullis::platform::{LocalCpu, Platform, PlatformEvents};
 use portcullis::std_platform::StdPlatform;
 use portcullis_model::Memory;
 
@@ -36,7 +36,7 @@ fn unmapping_asks_for_no_memory() {
     };
     // SAFETY: each mapping is ended once.
     let unmap = |mapped: &Bounced| unsafe { pool.unmap(mapped.phys, mapped.len) }.unwrap();
-    // The thread has its slot, and the model's memory is there.
+    // The thread has its CPU, and the model's memory is there.
     let mut live: Vec<Bounced> = LENS.iter().cycle().take(60).map(|len| map(*len)).collect();
     let ((), calls) = granting(0, || live.drain(..).for_each(|mapped| unmap(&mapped)));
     assert_eq!(calls, 0);
@@ -46,8 +46,8 @@ fn unmapping_asks_for_no_memory() {
     // Another CPU's list is empty, and nothing was granted to it.
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
-            // It has a slot.
-            platform.with_slot(|_| ());
+            // It has a CPU.
+            platform.with_cpu(|_| ());
             granting(0, || live.iter().for_each(unmap)).1
         });
         assert_eq!(thread.join().unwrap(), 0);
@@ -60,13 +60,13 @@ struct NoTimer;
 
 // SAFETY: each of these platforms is used by one thread.
 unsafe impl Platform for NoTimer {
-    fn slots(&self) -> usize {
+    fn cpus(&self) -> usize {
         1
     }
 
-    fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
+    fn with_cpu<R>(&self, f: impl FnOnce(Option<&LocalCpu<'_>>) -> R) -> R {
         // SAFETY: one thread is the one CPU.
-        f(Some(&unsafe { LocalSlot::new(0) }))
+        f(Some(&unsafe { LocalCpu::new(0) }))
     }
 
     fn now_ns(&self) -> u64 {

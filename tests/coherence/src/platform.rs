@@ -1,4 +1,4 @@
-//! A kernel's platform, and the hardware behind it: a slot for each CPU, and an invalidation queue that takes its time.
+//! A kernel's platform, and the hardware behind it: a number for each CPU, and an invalidation queue that takes its time.
 
 use std::cell::Cell;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -6,13 +6,13 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use portcullis::invalidation::{
     Costs, DomainId, Invalidation, InvalidationError, InvalidationQueue, Request,
 };
-use portcullis::platform::{LocalSlot, Platform, PlatformEvents, PlatformNumber};
+use portcullis::platform::{LocalCpu, Platform, PlatformEvents, PlatformNumber};
 
 use crate::simulator::Simulator;
 
 thread_local! {
-    /// The slot of the CPU that this thread is; `usize::MAX` for none.
-    static SLOT: Cell<usize> = const { Cell::new(usize::MAX) };
+    /// The CPU that this thread is; `usize::MAX` for none.
+    static CPU: Cell<usize> = const { Cell::new(usize::MAX) };
 }
 
 /// CPUs as the simulator has them.
@@ -24,28 +24,28 @@ pub struct Simulated {
 struct Shared {
     simulator: &'static Simulator,
     number: PlatformNumber,
-    slots: usize,
+    cpus: usize,
     listeners: Mutex<Vec<Weak<dyn PlatformEvents>>>,
 }
 
 impl Simulated {
-    /// `cpus` CPUs, and a slot for the thread that prepares them and takes down what is left.
+    /// `cpus` CPUs, and one more for the thread that prepares them and takes down what is left.
     pub fn new(simulator: &'static Simulator, cpus: usize) -> Self {
-        SLOT.set(cpus);
+        CPU.set(cpus);
         let (number, listeners) = (PlatformNumber::new(), Mutex::default());
-        Self { shared: Arc::new(Shared { simulator, number, slots: cpus + 1, listeners }) }
+        Self { shared: Arc::new(Shared { simulator, number, cpus: cpus + 1, listeners }) }
     }
 
     /// This thread is `cpu` from now on.
     pub fn come(&self, cpu: usize) {
-        SLOT.set(cpu);
+        CPU.set(cpu);
     }
 
     /// It is no more, and what it had is given back.
     pub fn go(&self) {
-        let slot = SLOT.replace(usize::MAX);
+        let cpu = CPU.replace(usize::MAX);
         for listener in self.listeners() {
-            listener.slot_released(slot);
+            listener.cpu_released(cpu);
         }
     }
 
@@ -64,12 +64,12 @@ impl Simulated {
     }
 }
 
-// SAFETY: a thread is one CPU until it is another or none, no two threads are the same at the same time, and a slot is lent
+// SAFETY: a thread is one CPU until it is another or none, no two threads are the same at the same time, and a CPU is lent
 // to its thread alone. `fence_all` is a fence; the simulator runs one CPU at a time, and each sees all that those before it
 // did. The number is made with the platform.
 unsafe impl Platform for Simulated {
-    fn slots(&self) -> usize {
-        self.shared.slots
+    fn cpus(&self) -> usize {
+        self.shared.cpus
     }
 
     #[inline]
@@ -78,17 +78,17 @@ unsafe impl Platform for Simulated {
     }
 
     #[inline]
-    fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
-        let slot = SLOT.get();
-        // SAFETY: the slot is this thread's, and it is below `slots`.
-        f((slot < self.shared.slots).then(|| unsafe { LocalSlot::with_light_fence(slot) }).as_ref())
+    fn with_cpu<R>(&self, f: impl FnOnce(Option<&LocalCpu<'_>>) -> R) -> R {
+        let cpu = CPU.get();
+        // SAFETY: the CPU is this thread's, and it is below `cpus`.
+        f((cpu < self.shared.cpus).then(|| unsafe { LocalCpu::with_light_fence(cpu) }).as_ref())
     }
 
     #[inline]
-    fn with_slot_fast<R>(&self, f: impl FnOnce(&LocalSlot<'_>) -> R) -> Option<R> {
-        let slot = SLOT.get();
+    fn with_cpu_fast<R>(&self, f: impl FnOnce(&LocalCpu<'_>) -> R) -> Option<R> {
+        let cpu = CPU.get();
         // SAFETY: as above.
-        (slot < self.shared.slots).then(|| f(&unsafe { LocalSlot::with_light_fence(slot) }))
+        (cpu < self.shared.cpus).then(|| f(&unsafe { LocalCpu::with_light_fence(cpu) }))
     }
 
     fn now_ns(&self) -> u64 {

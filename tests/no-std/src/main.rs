@@ -20,7 +20,7 @@ use portcullis::domain::{Domain, Policy};
 use portcullis::invalidation::{DomainId, Invalidation, InvalidationError, InvalidationQueue};
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{PageTable, VtdSecondStage};
-use portcullis::platform::{FRAME_SIZE, Frames, LocalSlot, Platform, PlatformEvents, PlatformNumber, Table};
+use portcullis::platform::{FRAME_SIZE, Frames, LocalCpu, Platform, PlatformEvents, PlatformNumber, Table};
 
 /// One CPU, no clock, no timer.
 #[derive(Debug, Clone, Copy)]
@@ -28,7 +28,7 @@ struct OneCpu(PlatformNumber);
 
 // SAFETY: the program has one thread.
 unsafe impl Platform for OneCpu {
-    fn slots(&self) -> usize {
+    fn cpus(&self) -> usize {
         1
     }
 
@@ -36,9 +36,9 @@ unsafe impl Platform for OneCpu {
         self.0
     }
 
-    fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
+    fn with_cpu<R>(&self, f: impl FnOnce(Option<&LocalCpu<'_>>) -> R) -> R {
         // SAFETY: the program has one thread.
-        f(Some(&unsafe { LocalSlot::new(0) }))
+        f(Some(&unsafe { LocalCpu::new(0) }))
     }
 
     fn now_ns(&self) -> u64 {
@@ -94,7 +94,7 @@ macro_rules! check {
 fn run() -> Option<()> {
     let format = VtdSecondStage::new(4, 2, 52).ok()?;
     let cpu = OneCpu(PlatformNumber::new());
-    let table = PageTable::new(ArenaFrames, format, cpu.slots()).ok()?;
+    let table = PageTable::new(ArenaFrames, format, cpu.cpus()).ok()?;
     let queue = Arc::new(CountingQueue::default());
     let mapper = TableMapper::new(table, Arc::clone(&queue), DomainId(1), alloc::vec::Vec::new());
     let domain = Domain::new(cpu, mapper, Policy::Strict).ok()?;

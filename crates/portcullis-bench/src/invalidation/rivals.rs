@@ -70,7 +70,7 @@ impl Apart {
     ) -> Result<Self, Failure> {
         let (mapper, frames) = tables(platform, queue)?;
         let aperture = mapper.geometry().aperture;
-        let config = SpaceConfig::new(aperture, PageSize::SIZE_4K, platform.slots());
+        let config = SpaceConfig::new(aperture, PageSize::SIZE_4K, platform.cpus());
         let space = IovaSpace::new(&config).map_err(|error| Failure::Refused(error.to_string()))?;
         let limit = aperture.last();
         Ok(Self { mapper, frames, space, limit, platform: platform.clone(), hardware })

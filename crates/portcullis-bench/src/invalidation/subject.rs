@@ -131,7 +131,7 @@ const VERY_EXPENSIVE: Costs = Costs { submission_ns: 10_000, ..Costs::BARE_METAL
 
 /// What makes subjects.
 pub(crate) struct Maker {
-    /// One for all spaces, as in a program: a thread that had used several would have to look for its slot.
+    /// One for all spaces, as in a program: a thread that had used several would have to look for its CPU.
     pub platform: StdPlatform,
     pub timer: OpTimer,
     pub timing: Timing,

@@ -36,7 +36,7 @@ pub const WORKLOADS: [Workload; 6] = [
 /// show whether waiting collapses.
 pub const THREADS: [usize; 3] = [1, 2, 8];
 
-/// The most threads that can be measured: no more than the platform has slots, its own timer's included.
+/// The most threads that can be measured: no more than the platform has CPUs, its own timer's included.
 pub const MOST_THREADS: usize = 48;
 
 /// Pages that are unmapped between two readings of the clock.

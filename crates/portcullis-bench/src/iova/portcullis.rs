@@ -15,7 +15,7 @@ use crate::runner::Failure;
 const PAGE: PageSize = PageSize::SIZE_4K;
 
 /// One platform for all spaces, as in a program: a thread that had used several would have to look for its
-/// slot among them.
+/// CPU among them.
 pub(crate) fn platform() -> StdPlatform {
     StdPlatform::new()
 }
@@ -31,7 +31,7 @@ pub(crate) fn caches(platform: StdPlatform) -> Make<Caches> {
     Arc::new(move |space| {
         let aperture = IovaRange::new(Iova::new(0), space.pages << PAGE.shift());
         let aperture = aperture.map_err(|error| Failure::Unsupported(error.to_string()))?;
-        let config = SpaceConfig::new(aperture, PAGE, platform.slots());
+        let config = SpaceConfig::new(aperture, PAGE, platform.cpus());
         let space = IovaSpace::new(&config).map_err(|error| Failure::Refused(error.to_string()))?;
         Ok(Caches { platform: platform.clone(), space, limit: aperture.last() })
     })

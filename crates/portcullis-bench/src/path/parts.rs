@@ -30,7 +30,7 @@ impl<Q: InvalidationQueue + Clone> Parts<Q> {
         let (tables, frames) = tables(platform, queue.clone())?;
         let geometry = tables.geometry();
         let granule = geometry.page_sizes.smallest().ok_or(Failure::Broken("no page size".into()))?;
-        let mut config = SpaceConfig::new(geometry.aperture, granule, platform.slots());
+        let mut config = SpaceConfig::new(geometry.aperture, granule, platform.cpus());
         config.reserved.extend(IovaRange::new(Iova::new(0), FRAME_SIZE));
         let space = IovaSpace::new(&config).map_err(refused)?;
         Ok(Self { space, tables, frames, queue, platform: platform.clone() })

@@ -93,7 +93,7 @@ pub(crate) trait Subject: Send + Sync {
 
 /// What makes subjects.
 pub(crate) struct Maker {
-    /// One for all, as in a program: a thread that had used several would have to look for its slot.
+    /// One for all, as in a program: a thread that had used several would have to look for its CPU.
     pub platform: StdPlatform,
     pub timer: OpTimer,
     pub profile: Profile,

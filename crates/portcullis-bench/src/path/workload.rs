@@ -108,7 +108,7 @@ pub fn workloads() -> &'static [Workload] {
 /// The numbers of threads that are measured without being named.
 pub const THREADS: [usize; 2] = [1, 2];
 
-/// The most threads that can be measured: no more than the platform has slots.
+/// The most threads that can be measured: no more than the platform has CPUs.
 pub const MOST_THREADS: usize = 48;
 
 /// One workload as all threads do it at once.

@@ -127,7 +127,7 @@ pub(crate) struct Maker {
 impl Maker {
     pub(crate) fn new(rival: Option<&Path>) -> Result<Self, RivalError> {
         // One platform for all tables, as in a program: a thread that had used several would have to look for
-        // its slot among them.
+        // its CPU among them.
         Ok(Self { library: rival.map(Library::open).transpose()?, platform: StdPlatform::new() })
     }
 

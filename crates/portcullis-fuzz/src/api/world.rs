@@ -69,7 +69,7 @@ impl<X: Format> World<X> {
         let iommu = Iommu::new(config);
         let writes = Attributes::from(Permissions::WRITE);
         let write_reads = format.kept(writes).permissions.allows(Permissions::READ);
-        let table = PageTable::new(Arc::clone(&memory), format, Platform::slots(&platform)).unwrap();
+        let table = PageTable::new(Arc::clone(&memory), format, Platform::cpus(&platform)).unwrap();
         iommu.attach(DEVICE, Context::Translated { domain: DomainId(1), root: table.root(), format: read });
         let mapper = TableMapper::new(table, iommu.queue(), DomainId(1), Vec::new());
         let eager = Eager::new(&iommu);
@@ -205,9 +205,9 @@ impl<X: Format> World<X> {
             61 => self.heal(),
             62 => {
                 let index = usize::from(input.byte() % 5);
-                self.domain.slot_released(index);
-                self.bounced.pool.slot_released(index);
-                self.bounced.swiotlb.slot_released(index);
+                self.domain.cpu_released(index);
+                self.bounced.pool.cpu_released(index);
+                self.bounced.swiotlb.cpu_released(index);
             }
             _ => {
                 let usage = self.domain.usage();

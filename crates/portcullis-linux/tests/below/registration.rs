@@ -237,7 +237,7 @@ fn what_is_open_when_the_platform_panics_is_counted() {
     let (_, calls) = acquire(&world, &mut Driver::new(&world), None);
     let mut met = [0; 2];
     for (at, call) in calls.into_iter().enumerate() {
-        let is_counted = [Call::NowNs, Call::WithSlot].iter().position(|counted| *counted == call);
+        let is_counted = [Call::NowNs, Call::WithCpu].iter().position(|counted| *counted == call);
         let Some(is_counted) = is_counted else { continue };
         let world = World::new(Policy::Strict, u64::MAX);
         let mut driver = Driver::new(&world);

@@ -10,7 +10,7 @@ use portcullis::domain::{Domain, PhysSegment, Policy};
 use portcullis::invalidation::{Costs, DomainId, Gather, Invalidation, InvalidationError};
 use portcullis::mapper::{Geometry, Mapper};
 use portcullis::pgtable::{MapError, Unmapped};
-use portcullis::platform::{LocalSlot, Platform, PlatformEvents, PlatformNumber};
+use portcullis::platform::{LocalCpu, Platform, PlatformEvents, PlatformNumber};
 use portcullis::sync::{AtomicU64, Ordering};
 use portcullis_linux::registration::{
     AcquireError, ForgetError, Keep, Registration, RegistrationCache, RegistrationLimits,
@@ -30,9 +30,9 @@ const TIMED_OUT: InvalidationError = InvalidationError::TimedOut { waited_ns: 1 
 
 struct Cpus;
 
-// SAFETY: each thread of the model is a CPU of its own, and has a slot number of its own; fences are full.
+// SAFETY: each thread of the model is a CPU of its own; fences are full.
 unsafe impl Platform for Cpus {
-    fn slots(&self) -> usize {
+    fn cpus(&self) -> usize {
         2
     }
 
@@ -40,9 +40,9 @@ unsafe impl Platform for Cpus {
         *MACHINE
     }
 
-    fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
+    fn with_cpu<R>(&self, f: impl FnOnce(Option<&LocalCpu<'_>>) -> R) -> R {
         // SAFETY: each thread has a number of its own.
-        f(Some(&unsafe { LocalSlot::new(CPU.with(|cpu| cpu.get())) }))
+        f(Some(&unsafe { LocalCpu::new(CPU.with(|cpu| cpu.get())) }))
     }
 
     fn now_ns(&self) -> u64 {

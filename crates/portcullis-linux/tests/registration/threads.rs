@@ -61,7 +61,7 @@ fn work<P: Platform + Clone>(bench: &Bench<P>, n: u64, full: &AtomicU64) {
 
 /// `entries` are too few for all, or enough.
 fn run(entries: usize, bytes: u64, slots: usize) -> u64 {
-    let bench = Bench::on(StdPlatform::with_slots(slots), entries, bytes);
+    let bench = Bench::on(StdPlatform::with_cpus(slots), entries, bytes);
     let (full, over) = (AtomicU64::new(0), AtomicBool::new(false));
     std::thread::scope(|scope| {
         let workers: Vec<_> = (0..THREADS)

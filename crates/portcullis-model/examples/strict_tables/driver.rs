@@ -10,7 +10,7 @@ use portcullis::domain::{Domain, PhysSegment, Policy};
 use portcullis::invalidation::DomainId;
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{PageTable, VtdSecondStage};
-use portcullis::platform::{LocalSlot, Platform, PlatformEvents, PlatformNumber};
+use portcullis::platform::{LocalCpu, Platform, PlatformEvents, PlatformNumber};
 use portcullis_model::open::{OpenDevice, OpenRing};
 use portcullis_model::{Context, DeviceId, Iommu, Memory, Queue};
 
@@ -77,9 +77,9 @@ pub struct Cpus {
     number: PlatformNumber,
 }
 
-// SAFETY: one thread plays all CPUs, so no two callers have a slot at once; its own stores need no fence to be seen.
+// SAFETY: one thread plays all CPUs, so no two callers have a CPU at once; its own stores need no fence to be seen.
 unsafe impl Platform for Cpus {
-    fn slots(&self) -> usize {
+    fn cpus(&self) -> usize {
         CPUS
     }
 
@@ -87,9 +87,9 @@ unsafe impl Platform for Cpus {
         self.number
     }
 
-    fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
+    fn with_cpu<R>(&self, f: impl FnOnce(Option<&LocalCpu<'_>>) -> R) -> R {
         // SAFETY: one thread plays all CPUs.
-        f(Some(&unsafe { LocalSlot::new(self.now.load(Ordering::Relaxed)) }))
+        f(Some(&unsafe { LocalCpu::new(self.now.load(Ordering::Relaxed)) }))
     }
 
     fn now_ns(&self) -> u64 {

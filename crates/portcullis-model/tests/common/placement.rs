@@ -167,15 +167,7 @@ impl Machine {
         let aperture = IovaRange::new(Iova::new(PAGE), (1 << 46) - PAGE).unwrap();
         let space = IovaSpace::new(&SpaceConfig::new(aperture, PageSize::SIZE_4K, 1)).unwrap();
         let mapper = TableMapper::new(table, iommu.queue(), DOMAIN, Vec::new());
-        Self {
-            iommu,
-            mapper,
-            space,
-            platform: StdPlatform::with_slots(1),
-            setup,
-            others: Vec::new(),
-            dice: 1,
-        }
+        Self { iommu, mapper, space, platform: StdPlatform::with_cpus(1), setup, others: Vec::new(), dice: 1 }
     }
 
     /// Gives the address space a past.

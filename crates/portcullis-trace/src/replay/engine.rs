@@ -285,7 +285,7 @@ impl<X: Format> Engine<X> {
             let number = self.ports.len();
             let id = u16::try_from(number + 1).map_err(|_| ReplayError::TooManyDevices { number })?;
             let Both { written, read } = self.format;
-            let table = PageTable::new(Arc::clone(&self.memory), written, self.platform.slots())?;
+            let table = PageTable::new(Arc::clone(&self.memory), written, self.platform.cpus())?;
             let context = match self.policy {
                 Policy::Passthrough => Context::Passthrough,
                 _ => Context::Translated { domain: DomainId(id), root: table.root(), format: read },

@@ -240,7 +240,7 @@ fn replay_with<X: Format>(
     }
     let mut chunk = Chunk::default();
     let mut more = trace.next_chunk(&mut chunk, CHUNK_EVENTS)?;
-    // As many CPUs as act in the beginning; should others join later, they share those slots.
+    // As many CPUs as act in the beginning; should others join later, they share those.
     let cpus = chunk.ops.iter().map(|op| op.cpu as usize + 1).max().unwrap_or(1);
     let engine = |mode: &Mode| Engine::new(*mode, format, &options.profile, &timer, cpus);
     let mut engines: Vec<Engine<X>> = asked.iter().map(engine).collect();

@@ -4,17 +4,17 @@
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError, Weak};
 
-use portcullis::platform::{LocalSlot, Platform, PlatformEvents, PlatformNumber};
+use portcullis::platform::{LocalCpu, Platform, PlatformEvents, PlatformNumber};
 
-/// CPUs that get a slot of their own at the most.
-const MOST_SLOTS: usize = 256;
+/// CPUs that the platform has at the most.
+const MOST_CPUS: usize = 256;
 
 /// No timer is set.
 const NEVER: u64 = u64::MAX;
 
 /// The machine of a trace, replayed by one thread: [`at`](Self::at) says which CPU acts next, and when.
 pub struct ReplayPlatform {
-    slots: usize,
+    cpus: usize,
     cpu: AtomicUsize,
     now_ns: AtomicU64,
     number: PlatformNumber,
@@ -30,10 +30,10 @@ impl std::fmt::Debug for ReplayPlatform {
 }
 
 impl ReplayPlatform {
-    /// A machine of `cpus` CPUs (256 at the most have a slot of their own; CPU n uses slot n modulo those).
+    /// A machine of `cpus` CPUs (256 at the most; recorded CPU n is CPU n modulo those).
     pub fn new(cpus: usize) -> Self {
         Self {
-            slots: cpus.clamp(1, MOST_SLOTS),
+            cpus: cpus.clamp(1, MOST_CPUS),
             number: PlatformNumber::new(),
             cpu: AtomicUsize::new(0),
             now_ns: AtomicU64::new(0),
@@ -59,7 +59,7 @@ impl ReplayPlatform {
             }
         }
         self.now_ns.store(time_ns.max(self.now_ns()), Ordering::Relaxed);
-        self.cpu.store(cpu as usize % self.slots, Ordering::Relaxed);
+        self.cpu.store(cpu as usize % self.cpus, Ordering::Relaxed);
     }
 
     fn deadline(&self) -> u64 {
@@ -72,10 +72,10 @@ impl ReplayPlatform {
     }
 }
 
-// SAFETY: one thread plays all CPUs, so no two callers have a slot at once; its own stores need no fence to be seen.
+// SAFETY: one thread plays all CPUs, so no two callers have a CPU at once; its own stores need no fence to be seen.
 unsafe impl Platform for ReplayPlatform {
-    fn slots(&self) -> usize {
-        self.slots
+    fn cpus(&self) -> usize {
+        self.cpus
     }
 
     fn number(&self) -> PlatformNumber {
@@ -83,11 +83,11 @@ unsafe impl Platform for ReplayPlatform {
     }
 
     #[inline]
-    fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
-        // One thread replays all CPUs, so no two hold a slot at once, and a thread sees its own stores in order:
+    fn with_cpu<R>(&self, f: impl FnOnce(Option<&LocalCpu<'_>>) -> R) -> R {
+        // One thread replays all CPUs, so no two hold a CPU at once, and a thread sees its own stores in order:
         // the fence that a real machine's `fence_all` would bring has nobody to reach.
         // SAFETY: for that reason.
-        f(Some(&unsafe { LocalSlot::with_light_fence(self.cpu.load(Ordering::Relaxed)) }))
+        f(Some(&unsafe { LocalCpu::with_light_fence(self.cpu.load(Ordering::Relaxed)) }))
     }
 
     fn now_ns(&self) -> u64 {

@@ -103,7 +103,7 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
     /// One submission to the hardware, of 32 range invalidations at the most, or of one for the whole domain
     /// where the ranges are many and far apart; nothing where nothing is translated. Then O(1) for each
     /// mapping, as [`IovaSpace::free`](crate::iova::IovaSpace::free). Allocates nothing. The caller holds no
-    /// lock and no slot.
+    /// lock and no CPU.
     ///
     /// # Errors
     /// [`BatchError::Unconfirmed`]: the batch is as it was, and can be committed again. So it can after

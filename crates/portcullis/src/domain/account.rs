@@ -2,14 +2,14 @@
 
 use crate::exposure::{ByteTime, Bytes, Level};
 use crate::percpu::{Counter, PerCpu};
-use crate::platform::LocalSlot;
+use crate::platform::LocalCpu;
 use crate::sync::{AtomicU64, Mutex, Ordering};
 
 /// The books of all CPUs, each on lines of its own.
 #[derive(Debug)]
 pub(super) struct Books(PerCpu<Book>);
 
-/// What one CPU counts, or all without a slot.
+/// What one CPU counts, or all without a CPU.
 #[derive(Debug, Default)]
 pub(super) struct Book {
     pub maps: Counter,
@@ -33,21 +33,21 @@ pub(super) struct Page<'a> {
 }
 
 impl Books {
-    pub(super) fn new(slots: usize) -> Self {
-        Self(PerCpu::new(slots, Book::default))
+    pub(super) fn new(cpus: usize) -> Self {
+        Self(PerCpu::new(cpus, Book::default))
     }
 
-    /// That of `slot`, or that of all without one.
+    /// That of `cpu`, or that of all without one.
     #[inline]
-    pub(super) fn of(&self, slot: Option<&LocalSlot<'_>>) -> Page<'_> {
-        let (book, alone) = self.0.get(slot.map(LocalSlot::index));
+    pub(super) fn of(&self, cpu: Option<&LocalCpu<'_>>) -> Page<'_> {
+        let (book, alone) = self.0.get(cpu.map(LocalCpu::index));
         Page { book, alone }
     }
 
-    /// Calls `f` with that of `slot`: a way of its own for where that is the slot's alone.
+    /// Calls `f` with that of `cpu`: a way of its own for where that is the CPU's alone.
     #[inline]
-    pub(super) fn with(&self, slot: &LocalSlot<'_>, f: impl Fn(Page<'_>)) {
-        match self.0.own(slot.index()) {
+    pub(super) fn with(&self, cpu: &LocalCpu<'_>, f: impl Fn(Page<'_>)) {
+        match self.0.own(cpu.index()) {
             Some(book) => f(Page { book, alone: true }),
             None => self.with_shared(f),
         }

@@ -23,7 +23,7 @@ use crate::invalidation::{FlushQueue, Gather, InvalidationError};
 use crate::iova::{IovaError, IovaSpace, Own, SpaceConfig, SpaceUsage};
 use crate::mapper::Mapper;
 use crate::percpu::Marks;
-use crate::platform::{LocalSlot, Platform, PlatformEvents};
+use crate::platform::{LocalCpu, Platform, PlatformEvents};
 use crate::sync::AtomicU64;
 
 /// Counts of a domain's life.
@@ -62,27 +62,27 @@ pub struct Domain<M: Mapper, P: Platform> {
 }
 
 impl<M: Mapper, P: Platform> Domain<M, P> {
-    /// A domain without mappings. Registers itself with the platform for timers and released slots.
+    /// A domain without mappings. Registers itself with the platform for timers and released CPUs.
     ///
     /// # Errors
     /// [`DomainError`]: the mapper's geometry leaves nothing to allocate.
     pub fn new(platform: P, mapper: M, policy: Policy) -> Result<Arc<Self>, DomainError> {
         let geometry = mapper.geometry();
         let granule = geometry.page_sizes.smallest().ok_or(DomainError::NoPageSize)?;
-        let slots = platform.slots();
+        let cpus = platform.cpus();
         let mut reserved = geometry.reserved.clone();
         // Address 0 means "no address" to too many drivers and devices.
         reserved.extend(IovaRange::new(Iova::new(0), granule.bytes()));
-        let config = SpaceConfig { reserved, ..SpaceConfig::new(geometry.aperture, granule, slots) };
+        let config = SpaceConfig { reserved, ..SpaceConfig::new(geometry.aperture, granule, cpus) };
         // One turn for the addresses, what they translate to, where the mapper has marks, and the flush queue.
-        let marks = mapper.marks(&platform).cloned().unwrap_or_else(|| Arc::new(Marks::new(slots)));
+        let marks = mapper.marks(&platform).cloned().unwrap_or_else(|| Arc::new(Marks::new(cpus)));
         let space = IovaSpace::with_marks(&config, Arc::clone(&marks))?;
         let shared = mapper.costs().shares_one_queue();
         let domain = Arc::new(Self {
             policy: AtomicPolicy::new(Some(policy)),
             translated: policy.is_translated(),
-            flush_queue: if shared { FlushQueue::shared() } else { FlushQueue::per_cpu(marks, slots) },
-            books: Books::new(slots),
+            flush_queue: if shared { FlushQueue::shared() } else { FlushQueue::per_cpu(marks, cpus) },
+            books: Books::new(cpus),
             due_ns: AtomicU64::new(u64::MAX),
             rings: AtomicU64::new(0),
             platform,
@@ -115,7 +115,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         &self.mapper
     }
 
-    /// What lends the domain its local slots.
+    /// What lends the domain its CPUs.
     #[inline]
     pub(crate) fn platform(&self) -> &P {
         &self.platform
@@ -165,7 +165,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     }
 
     /// Maps the pages of one segment, if that is quickly done: addresses out of the CPU's list, and a walk and some
-    /// stores, all in one turn of its slot. `None` where it is not: then nothing is changed, and [`map`](Self::map) does it, or
+    /// stores, all in one turn of its CPU. `None` where it is not: then nothing is changed, and [`map`](Self::map) does it, or
     /// says why not. What is beside the segment in its pages [counts](Self::count_neighbours).
     ///
     /// # Safety
@@ -180,31 +180,31 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         let PhysSegment { phys, len: used } = segment;
         let pages = IovaRange::of_pages(Iova::new(phys.get()), used, self.granule)?;
         let (phys, len) = (PhysAddr::new(pages.start().get()), pages.len());
-        let fast = |slot: &LocalSlot<'_>| {
-            self.space.in_turn(slot, |turn, own| {
+        let fast = |cpu: &LocalCpu<'_>| {
+            self.space.in_turn(cpu, |turn, own| {
                 let own = own?;
                 let changing = self.changing(self.space.take(own, len, limit)?);
                 let range = changing.range();
                 // SAFETY: the caller's promise, for all of the granules that the memory touches.
                 let mapped = unsafe { self.mapper.map_fast(turn, range, phys, permissions) };
                 if !mapped {
-                    self.give_back(Some(slot), Some(own), changing.done());
+                    self.give_back(Some(cpu), Some(own), changing.done());
                     return None;
                 }
-                self.books.with(slot, |page| {
+                self.books.with(cpu, |page| {
                     page.add(|book| &book.maps, 1);
                     self.change_in(page, len - used);
                 });
                 Some(changing)
             })?
         };
-        Some(self.platform.with_slot_fast(fast)??.done())
+        Some(self.platform.with_cpu_fast(fast)??.done())
     }
 
     /// Waits until no device reaches anything that was unmapped before the call. One domain-wide
     /// invalidation; every CPU gets its deferred addresses back with its next unmaps. Before and after the wait it visits the
     /// queues of CPUs that ever deferred: one barrier of all CPUs ([`Platform::fence_all`]), and O(1) for each. The caller
-    /// holds no lock and no slot.
+    /// holds no lock and no CPU.
     ///
     /// # Errors
     /// [`InvalidationError`]: devices may still reach what they could before.
@@ -220,7 +220,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         let number = self.flush_queue.begin_flush();
         self.mapper.sync(&Gather::everything())?;
         self.flush_queue.confirm_flush(number, self.platform.now_ns());
-        self.platform.with_slot(|slot| self.books.of(slot).add(|book| &book.flushes, 1));
+        self.platform.with_cpu(|cpu| self.books.of(cpu).add(|book| &book.flushes, 1));
         Ok(())
     }
 
@@ -228,7 +228,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// before it fails for want of table memory.
     ///
     /// Waits for hardware and for other CPUs, and looks at all tables: see
-    /// [`PageTable::reclaim`](crate::pgtable::PageTable::reclaim). The caller holds no slot.
+    /// [`PageTable::reclaim`](crate::pgtable::PageTable::reclaim). The caller holds no CPU.
     ///
     /// # Errors
     /// [`InvalidationError`]: the tables stay until a later call.
@@ -236,9 +236,9 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.mapper.reclaim(&self.platform)
     }
 
-    /// How full the address space is. O(CPUs), with a slot lent for all of it.
+    /// How full the address space is. O(CPUs), with a CPU lent for all of it.
     pub fn usage(&self) -> SpaceUsage {
-        self.platform.with_slot(|_| self.space.usage())
+        self.platform.with_cpu(|_| self.space.usage())
     }
 
     /// What the domain has done so far. O(CPUs).
@@ -294,17 +294,17 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         }
     }
 
-    /// Addresses for `len` bytes, counted as lost where the platform panics when it has the slot back.
+    /// Addresses for `len` bytes, counted as lost where the platform panics when it has the CPU back.
     #[inline]
     fn alloc_once(&self, len: u64, limit: Iova) -> Result<Changing<'_, M, P>, IovaError> {
         self.space.alloc_guarded(&self.platform, len, limit, |range| self.changing(range))
     }
 
-    /// Takes back every range whose flush is over, from every queue, or from that of slot `only`. A range goes back to the
+    /// Takes back every range whose flush is over, from every queue, or from that of CPU `only`. A range goes back to the
     /// CPU that it came from.
     fn reclaim_deferred(&self, only: Option<usize>) {
-        self.flush_queue.reclaim(&self.platform, only, |slot, safe| {
-            self.space.with_own(slot, |_, own| self.give_back(slot, own, safe));
+        self.flush_queue.reclaim(&self.platform, only, |cpu, safe| {
+            self.space.with_own(cpu, |_, own| self.give_back(cpu, own, safe));
         });
     }
 
@@ -312,19 +312,19 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.flush_queue.is_pending(&self.platform)
     }
 
-    /// Calls `f` with a slot, if there is one, and with its CPU's lists, in a turn, if there is one.
-    fn with_turn<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>, Option<Own<'_>>) -> R) -> R {
-        self.platform.with_slot(|slot| self.space.with_own(slot, |_, own| f(slot, own)))
+    /// Calls `f` with a CPU, if there is one, and with its CPU's lists, in a turn, if there is one.
+    fn with_turn<R>(&self, f: impl FnOnce(Option<&LocalCpu<'_>>, Option<Own<'_>>) -> R) -> R {
+        self.platform.with_cpu(|cpu| self.space.with_own(cpu, |_, own| f(cpu, own)))
     }
 
     #[inline]
-    fn give_back(&self, slot: Option<&LocalSlot<'_>>, own: Option<Own<'_>>, range: IovaRange) {
+    fn give_back(&self, cpu: Option<&LocalCpu<'_>>, own: Option<Own<'_>>, range: IovaRange) {
         if !self.space.free_local(own, range) {
-            self.books.of(slot).add(|book| &book.lost, range.len());
+            self.books.of(cpu).add(|book| &book.lost, range.len());
         }
     }
 
-    /// Counts addresses that are given up. Without a slot, as it is rare: so that no platform keeps the caller from
+    /// Counts addresses that are given up. Without a CPU, as it is rare: so that no platform keeps the caller from
     /// saying what else there is to say.
     #[cold]
     #[inline(never)]
@@ -345,13 +345,13 @@ impl<M: Mapper, P: Platform> PlatformEvents for Domain<M, P> {
         }
     }
 
-    fn slot_released(&self, index: usize) {
+    fn cpu_released(&self, index: usize) {
         // Where a flush fails, what is deferred stays out of use until some other succeeds; what is kept is safe.
         // Nothing of a queue that all CPUs share is taken back: that is done as they go on.
         if self.flush_queue.has_queue(index) && (!self.is_pending() || self.flush().is_ok()) {
             self.reclaim_deferred(Some(index));
         }
-        self.space.drain_slot(&self.platform, index);
+        self.space.drain_cpu(&self.platform, index);
     }
 }
 

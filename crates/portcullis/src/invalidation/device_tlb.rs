@@ -98,7 +98,7 @@ impl DeviceTlbs {
     /// yet.
     ///
     /// Looks at 16 places and waits for one invalidation of the domain by `queue`, which is the domain's. The caller
-    /// holds no lock and no slot. Allocates nothing.
+    /// holds no lock and no CPU. Allocates nothing.
     ///
     /// # Errors
     /// [`DeviceTlbError`]: it is not added, and must not fetch translations.
@@ -146,7 +146,7 @@ impl DeviceTlbs {
     /// translation any more (its ATS is disabled). A device that is not there is let be, as is one that is just being added.
     ///
     /// Waits for one invalidation of the device's TLB by `queue`, which is the domain's: a device that does not
-    /// answer takes all of the queue's time-out. The caller holds no lock and no slot. Allocates nothing.
+    /// answer takes all of the queue's time-out. The caller holds no lock and no CPU. Allocates nothing.
     ///
     /// # Errors
     /// [`InvalidationError`]: it may still use what it has, and stays in the set. Call this again, or see that it
@@ -190,7 +190,7 @@ impl DeviceTlbs {
     /// Up to eight ranges are asked for one by one; more of them, or the whole domain, cost a device all that
     /// it has. One submission, and one more for every 56 requests that there are beyond the first 56, in the
     /// same order. With no device in the set: two loads more than the submission itself; where one comes meanwhile, the
-    /// submission twice. The caller holds no lock and no slot. Allocates nothing.
+    /// submission twice. The caller holds no lock and no CPU. Allocates nothing.
     ///
     /// # Errors
     /// [`InvalidationError`]: nothing may be assumed to be forgotten, by the IOTLB or any device.

@@ -115,7 +115,7 @@ pub enum InvalidationError {
 pub unsafe trait InvalidationQueue: Send + Sync + 'static {
     /// Asks for `request` in `domain` and waits until the hardware confirms it.
     ///
-    /// May wait for hardware; the caller holds no lock and no slot. Every page-table store that the caller
+    /// May wait for hardware; the caller holds no lock and no CPU. Every page-table store that the caller
     /// made before the call is visible to the hardware before it acts.
     ///
     /// # Errors

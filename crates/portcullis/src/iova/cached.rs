@@ -14,7 +14,7 @@ use super::space::Request;
 use super::word::{END_PAGE, EXACT, NO_WORD, handed_out, owner_and_pages};
 use crate::addr::PageSize;
 use crate::percpu::{CachePadded, Marks, Turn, TurnLocal};
-use crate::platform::{LocalSlot, Platform};
+use crate::platform::{LocalCpu, Platform};
 use crate::sync::{AtomicU64, Mutex, Ordering};
 
 /// The most that is fetched at once, in pages: 4 MiB of 4 KiB.
@@ -44,25 +44,25 @@ pub(super) struct Cached {
 }
 
 impl Cached {
-    /// For `slots` CPUs, of those that have `marks`, and the pages of `granule` from `first` to below `end`.
+    /// For `cpus` CPUs, of those that have `marks`, and the pages of `granule` from `first` to below `end`.
     pub fn new(
-        (marks, slots): (Arc<Marks>, usize),
+        (marks, cpus): (Arc<Marks>, usize),
         granule: PageSize,
         (first, end): (u64, u64),
         low_end: u64,
         cache_pages: u64,
     ) -> Self {
-        let slots = slots.min(marks.slots()).min(EXACT as usize);
+        let cpus = cpus.min(marks.cpus()).min(EXACT as usize);
         let low_end = low_end.clamp(first, end);
         // Neither is 0 where it is used: an empty low zone has no requests, and an empty space does not exist.
         let last_before = |end: u64| (end.saturating_sub(1) << granule.shift()) | granule.offset_mask();
         let (last, low_last) = (last_before(end), last_before(low_end));
         let zone_pages = [low_end - first, end - low_end];
-        let share = |zone: u64| cache_pages.min(zone / 8 / slots.max(1) as u64);
+        let share = |zone: u64| cache_pages.min(zone / 8 / cpus.max(1) as u64);
         Self {
             notes: Notes::new(end),
-            cpus: TurnLocal::new(marks, slots, |owner| Cpu::new(owner as u64)),
-            inboxes: (0..slots).map(|_| CachePadded(Inbox::new())).collect(),
+            cpus: TurnLocal::new(marks, cpus, |owner| Cpu::new(owner as u64)),
+            inboxes: (0..cpus).map(|_| CachePadded(Inbox::new())).collect(),
             // Without a high zone every request is for the low one.
             low_end: if zone_pages[1] == 0 { u64::MAX } else { low_end },
             last,
@@ -72,23 +72,23 @@ impl Cached {
         }
     }
 
-    /// Calls `f` in a turn of the CPU whose slot this is, with its lists, if it has any. `None` where there is no turn.
+    /// Calls `f` in a turn of `cpu`, with its lists, if it has any. `None` where there is no turn.
     #[inline]
     pub fn in_turn<R>(
         &self,
-        slot: &LocalSlot<'_>,
+        cpu: &LocalCpu<'_>,
         f: impl FnOnce(&Turn<'_>, Option<Own<'_>>) -> R,
     ) -> Option<R> {
-        self.cpus.in_turn(slot, |turn, cpu| f(turn, cpu.map(|cpu| Own { index: turn.index() as u64, cpu })))
+        self.cpus.in_turn(cpu, |turn, cpu| f(turn, cpu.map(|cpu| Own { index: turn.index() as u64, cpu })))
     }
 
-    /// Calls `f` in a turn of the CPU whose slot this is, if there is one, with its lists, if it has any.
+    /// Calls `f` in a turn of `cpu`, if there is one, with its lists, if it has any.
     pub fn with_own<R>(
         &self,
-        slot: Option<&LocalSlot<'_>>,
+        cpu: Option<&LocalCpu<'_>>,
         f: impl FnOnce(Option<&Turn<'_>>, Option<Own<'_>>) -> R,
     ) -> R {
-        let turn = slot.and_then(|slot| self.cpus.turn(slot));
+        let turn = cpu.and_then(|cpu| self.cpus.turn(cpu));
         let turn = turn.as_ref();
         f(turn, turn.and_then(|turn| Some(Own { index: turn.index() as u64, cpu: self.cpus.get(turn)? })))
     }
@@ -204,7 +204,7 @@ impl Cached {
     }
 
     /// Has the list of `order` granted room for `wanted` more ranges, or fewer. Where none is left, up to 64 ranges of
-    /// other sizes go to the backing structure, so that no slot is held for long: where these were too small to make
+    /// other sizes go to the backing structure, so that no CPU is held for long: where these were too small to make
     /// room, there is some for one of the next calls. How many there is room for.
     fn make_room(&self, cpu: &Cpu, zone: usize, order: u32, wanted: u64, backing: &Mutex<Backing>) -> u64 {
         let budget = self.budget[zone];
@@ -306,8 +306,8 @@ impl Cached {
         self.cpus.with_others(platform, only, |index, cpu| {
             cpu.drain(&self.notes, &self.inboxes[index], |page, order| {
                 let spilled = Spilled { cached: self, backing, page, order };
-                // A slot for each, so that none is held for long.
-                platform.with_slot(|_| drop(spilled));
+                // A CPU for each, so that none is held for long.
+                platform.with_cpu(|_| drop(spilled));
             });
         });
     }
@@ -357,7 +357,7 @@ impl Cached {
 }
 
 /// A range on its way back from a CPU's list. Dropped, it is in the backing structure: so, too, where the platform panics
-/// instead of lending a slot.
+/// instead of lending a CPU.
 struct Spilled<'a> {
     cached: &'a Cached,
     backing: &'a Mutex<Backing>,

@@ -15,7 +15,7 @@ pub struct SpaceConfig {
     /// Ranges inside the aperture that must never be handed out (interrupt windows, for one).
     pub reserved: Vec<IovaRange>,
     /// How many CPUs keep lists of their own; up to 4,094, further ones do without.
-    pub slots: usize,
+    pub cpus: usize,
     /// Where the low zone ends: addresses below are kept apart, for devices that reach no others, and used
     /// for other devices last. (Not with [`Placement::BottomUp`], which fills them first.)
     pub low_end: Iova,
@@ -32,14 +32,14 @@ impl SpaceConfig {
     /// bits of addresses. (In a small zone the limit is the eighth that all CPUs share.)
     pub const CACHE_BYTES: u64 = 64 << 20;
 
-    /// The space of `aperture` in units of `granule` for `slots` CPUs, with a low zone of 4 GiB.
-    pub fn new(aperture: IovaRange, granule: PageSize, slots: usize) -> Self {
+    /// The space of `aperture` in units of `granule` for `cpus` CPUs, with a low zone of 4 GiB.
+    pub fn new(aperture: IovaRange, granule: PageSize, cpus: usize) -> Self {
         let low_end = Iova::new(1 << 32);
         Self {
             aperture,
             granule,
             reserved: Vec::new(),
-            slots,
+            cpus,
             low_end,
             cache_bytes: Self::CACHE_BYTES,
             placement: Placement::default(),

@@ -46,7 +46,7 @@ impl Entry {
             return None;
         }
         // Acquire, although this CPU stored the pointer itself: so what is behind it is sound even where two
-        // threads claim one slot, against the platform's contract.
+        // threads claim one CPU, against the platform's contract.
         // SAFETY: the pointer is null or was set to a leaf of these notes, by the caller's promise, and leaves
         // live as long as their notes.
         let leaf = unsafe { self.leaf.load(Ordering::Acquire).as_ref() }?;

@@ -12,7 +12,7 @@ use super::placement::Placement;
 use super::word::{END_PAGE, EXACT, MOST_PAGES, NO_OWNER};
 use crate::addr::{Iova, IovaRange, PageSize};
 use crate::percpu::{CachePadded, Marks, Turn};
-use crate::platform::{Home, LocalSlot, Platform};
+use crate::platform::{Home, LocalCpu, Platform};
 use crate::sync::{Mutex, unique};
 
 /// What is asked for: so many pages, 2^`order` rounded up, all below `end_page`.
@@ -44,7 +44,7 @@ pub struct IovaSpace {
     shift: u32,
     /// No other space has it: by this an arena knows its own.
     number: u64,
-    /// The platform whose CPUs' lists `cached` has: no other's slot gets there, and no other's barrier is believed.
+    /// The platform whose CPUs' lists `cached` has: no other's CPU gets there, and no other's barrier is believed.
     home: Home,
     cached: Cached,
     /// Pages in all.
@@ -60,7 +60,7 @@ impl IovaSpace {
     /// [`IovaError::Empty`] where the aperture holds no whole granule that is not reserved,
     /// [`IovaError::OutOfMemory`].
     pub fn new(config: &SpaceConfig) -> Result<Self, IovaError> {
-        Self::with_marks(config, Arc::new(Marks::new(config.slots)))
+        Self::with_marks(config, Arc::new(Marks::new(config.cpus)))
     }
 
     /// The same whose lists are used in turns of `marks`, by CPUs that have one.
@@ -92,7 +92,7 @@ impl IovaSpace {
             Placement::TopDown => config.low_end.get() >> shift,
             Placement::BottomUp => first,
         };
-        let (cpus, cached) = ((marks, config.slots), config.cache_bytes >> shift);
+        let (cpus, cached) = ((marks, config.cpus), config.cache_bytes >> shift);
         let cached = Cached::new(cpus, config.granule, (first, end), low_end, cached);
         let (granule, shift) = (config.granule, config.granule.shift());
         let (number, home, backing) = (unique(), Home::default(), CachePadded(Mutex::new(backing)));
@@ -112,7 +112,7 @@ impl IovaSpace {
         self.alloc_guarded(platform, len, limit, |range| range)
     }
 
-    /// The same for a caller with a `guard` for what it gets. That is made while the slot is lent: where the platform
+    /// The same for a caller with a `guard` for what it gets. That is made while the CPU is lent: where the platform
     /// panics afterwards, it is dropped.
     ///
     /// # Errors
@@ -125,8 +125,8 @@ impl IovaSpace {
         limit: Iova,
         guard: impl Fn(IovaRange) -> T,
     ) -> Result<T, IovaError> {
-        if let Some(Some(guarded)) = self.home.with_slot_fast(platform, |slot| {
-            self.in_turn(slot, |_, own| Some(guard(self.take(own?, len, limit)?)))?
+        if let Some(Some(guarded)) = self.home.with_cpu_fast(platform, |cpu| {
+            self.in_turn(cpu, |_, own| Some(guard(self.take(own?, len, limit)?)))?
         }) {
             return Ok(guarded);
         }
@@ -143,35 +143,35 @@ impl IovaSpace {
         guard: impl Fn(IovaRange) -> T,
     ) -> Result<T, IovaError> {
         let request = self.request(len, limit)?;
-        let once = |slot: Option<&LocalSlot<'_>>| self.alloc_once(slot, request, len, limit).map(&guard);
-        let tried = self.home.with_slot(platform, once);
+        let once = |cpu: Option<&LocalCpu<'_>>| self.alloc_once(cpu, request, len, limit).map(&guard);
+        let tried = self.home.with_cpu(platform, once);
         // A request that no flush could satisfy costs nobody a cache.
         let impossible = request.pages > request.end_page.min(self.total);
         if impossible || !matches!(tried, Err(IovaError::Exhausted { .. })) {
             return tried;
         }
         self.flush_caches(platform);
-        platform.with_slot(|_| self.last_resort(request, len, limit).map(&guard))
+        platform.with_cpu(|_| self.last_resort(request, len, limit).map(&guard))
     }
 
-    /// Calls `f` in a turn of the CPU whose slot this is, one of the platform's that is at home here, with its lists, if it has
+    /// Calls `f` in a turn of `cpu`, one of the platform's that is at home here, with its lists, if it has
     /// any. `None` where there is no turn.
     #[inline]
     pub(crate) fn in_turn<R>(
         &self,
-        slot: &LocalSlot<'_>,
+        cpu: &LocalCpu<'_>,
         f: impl FnOnce(&Turn<'_>, Option<Own<'_>>) -> R,
     ) -> Option<R> {
-        self.cached.in_turn(slot, f)
+        self.cached.in_turn(cpu, f)
     }
 
-    /// Calls `f` in a turn of the CPU whose slot this is, if there is one, with its lists, if it has any.
+    /// Calls `f` in a turn of `cpu`, if there is one, with its lists, if it has any.
     pub(crate) fn with_own<R>(
         &self,
-        slot: Option<&LocalSlot<'_>>,
+        cpu: Option<&LocalCpu<'_>>,
         f: impl FnOnce(Option<&Turn<'_>>, Option<Own<'_>>) -> R,
     ) -> R {
-        self.cached.with_own(slot, f)
+        self.cached.with_own(cpu, f)
     }
 
     /// Allocates from the CPU's own list: the fast path. `None` where that has nothing that fits.
@@ -197,8 +197,8 @@ impl IovaSpace {
     pub fn free<P: Platform>(&self, platform: &P, range: IovaRange) -> Result<(), IovaError> {
         // All in one turn, where there is one: also what is not the CPU's own, or not remembered.
         let free =
-            |slot: &LocalSlot<'_>| self.in_turn(slot, |_, own| Some(self.free_local(Some(own?), range)))?;
-        let freed = match self.home.with_slot_fast(platform, free) {
+            |cpu: &LocalCpu<'_>| self.in_turn(cpu, |_, own| Some(self.free_local(Some(own?), range)))?;
+        let freed = match self.home.with_cpu_fast(platform, free) {
             Some(Some(freed)) => freed,
             _ => self.free_slowly(platform, range),
         };
@@ -210,8 +210,8 @@ impl IovaSpace {
     #[inline(never)]
     fn free_slowly<P: Platform>(&self, platform: &P, range: IovaRange) -> bool {
         let free =
-            |slot: Option<&LocalSlot<'_>>| self.with_own(slot, |_, own| self.free_local_slowly(own, range));
-        self.home.with_slot(platform, free)
+            |cpu: Option<&LocalCpu<'_>>| self.with_own(cpu, |_, own| self.free_local_slowly(own, range));
+        self.home.with_cpu(platform, free)
     }
 
     /// The same with the lists of the CPU's own that the caller has, or without.
@@ -242,13 +242,13 @@ impl IovaSpace {
     }
 
     /// Takes back what every CPU keeps. Waits for other CPUs' turns to end: not for interrupt handlers, and
-    /// not with a slot lent. Never allocates. Does nothing for a platform other than that of the lists.
+    /// not with a CPU lent. Never allocates. Does nothing for a platform other than that of the lists.
     pub fn flush_caches<P: Platform>(&self, platform: &P) {
         self.drain(platform, None);
     }
 
-    /// Takes back what is kept for slot `index`: its CPU is gone. As [`flush_caches`](Self::flush_caches).
-    pub fn drain_slot<P: Platform>(&self, platform: &P, index: usize) {
+    /// Takes back what is kept for CPU `index`: its CPU is gone. As [`flush_caches`](Self::flush_caches).
+    pub fn drain_cpu<P: Platform>(&self, platform: &P, index: usize) {
         self.drain(platform, Some(index));
     }
 
@@ -301,12 +301,12 @@ impl IovaSpace {
     /// After the CPU's own list had nothing: without taking anything back from other CPUs.
     fn alloc_once(
         &self,
-        slot: Option<&LocalSlot<'_>>,
+        cpu: Option<&LocalCpu<'_>>,
         request: Request,
         len: u64,
         limit: Iova,
     ) -> Result<IovaRange, IovaError> {
-        let page = match self.with_own(slot, |_, own| self.cached.alloc(own, &self.backing, request)) {
+        let page = match self.with_own(cpu, |_, own| self.cached.alloc(own, &self.backing, request)) {
             Ok(Some(page)) => Ok(page),
             Ok(None) => self.direct(request.pages_rounded(), request, NO_OWNER),
             Err(error) => Err(error),

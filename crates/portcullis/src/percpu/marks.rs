@@ -1,4 +1,4 @@
-//! Turns: what a CPU does with its slot in one go, *marked* so that others can wait for its end or keep it from beginning.
+//! Turns: what a CPU does with its values in one go, *marked* so that others can wait for its end or keep it from beginning.
 //!
 //! A lock costs its owner two atomic operations even when no other CPU contends for it. Here the owner only stores that its turn
 //! has begun and that it is over, and loads whether its values were *revoked*. The other CPUs, which come rarely, pay for the
@@ -13,7 +13,7 @@
 //!
 //! Memory ordering. A turn stores that it has begun, and then loads whether it is revoked, and pointers. The others store that
 //! it is, or to the pointer, and then look which turns are under way. At least one side must see the other's store. The
-//! turn's fence between the two may be for the compiler only ([`LocalSlot::with_light_fence`]) where the platform's
+//! turn's fence between the two may be for the compiler only ([`LocalCpu::with_light_fence`]) where the platform's
 //! [`fence_all`](Platform::fence_all) makes every CPU pass a full barrier: either the turn's store is before that barrier, and
 //! the other side sees it after, or its loads are after it, and see what was stored before.
 //!
@@ -32,7 +32,7 @@ use core::marker::PhantomData;
 use core::ops::Range;
 
 use super::CachePadded;
-use crate::platform::{LocalSlot, Platform};
+use crate::platform::{LocalCpu, Platform};
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, pause};
 
 /// What a mark's count is above a multiple of 4 in a turn with values, and in one without.
@@ -78,17 +78,17 @@ pub struct Turn<'a> {
     /// Whether it has the values, too, that are revoked apart.
     is_whole: bool,
     _begun: Begun<'a, WITH_VALUES>,
-    /// It stays with its slot.
+    /// It stays with its CPU.
     _on_this_cpu_only: PhantomData<*mut ()>,
 }
 
 /// A turn that others wait for, with values or without, until it is dropped.
 #[derive(Debug)]
 pub struct Section<'a> {
-    /// Nothing inside another turn on the same slot: that one is the longer.
+    /// Nothing inside another turn on the same CPU: that one is the longer.
     _begun: Option<Begun<'a, WITHOUT>>,
     _shared: Option<MutexGuard<'a, ()>>,
-    /// It stays with its slot.
+    /// It stays with its CPU.
     _on_this_cpu_only: PhantomData<*mut ()>,
 }
 
@@ -98,27 +98,27 @@ struct Revoked<'a, I: Iterator<Item = &'a Mark> + Clone>(I);
 impl Mark {
     /// Begins a turn, [`WITH_VALUES`] or [`WITHOUT`]; `None` inside another.
     #[inline]
-    fn begin<const KIND: u64>(&self, slot: &LocalSlot<'_>) -> Option<Begun<'_, KIND>> {
+    fn begin<const KIND: u64>(&self, cpu: &LocalCpu<'_>) -> Option<Begun<'_, KIND>> {
         let turns = self.turns.load(Ordering::Relaxed);
         if !turns.is_multiple_of(4) {
             return None;
         }
         // Release: who waits for the turn before may see this one in its place.
         self.turns.store(turns + KIND, Ordering::Release);
-        slot.fence();
+        cpu.fence();
         Some(Begun(self))
     }
 
     /// Begins a turn with the value beside this mark, which has no others; `None` inside another, and while it is revoked. Two
     /// stores and two loads in all; never waits.
     #[inline]
-    pub(super) fn alone(&self, slot: &LocalSlot<'_>) -> Option<Alone<'_>> {
+    pub(super) fn alone(&self, cpu: &LocalCpu<'_>) -> Option<Alone<'_>> {
         if self.turns.load(Ordering::Relaxed) != 0 {
             return None;
         }
         self.turns.store(WITH_VALUES, Ordering::Relaxed);
         let begun = Alone(self);
-        slot.fence();
+        cpu.fence();
         if self.revoked.load(Ordering::Acquire) == GRANTED { Some(begun) } else { None }
     }
 }
@@ -181,22 +181,22 @@ fn wait<'a, P: Platform>(
 }
 
 impl Marks {
-    /// For `slots` CPUs.
-    pub fn new(slots: usize) -> Self {
-        let cpus = (0..slots).map(|_| CachePadded::default()).collect();
+    /// For `cpus` CPUs.
+    pub fn new(cpus: usize) -> Self {
+        let cpus = (0..cpus).map(|_| CachePadded::default()).collect();
         Self { cpus, others: CachePadded::default(), revoking: CachePadded::default() }
     }
 
-    /// Begins a turn with values. `None` for a slot that has no mark, while another CPU is at its values, and inside another
-    /// turn on the same slot (an interrupt handler's). Two stores and two loads in all; never waits.
+    /// Begins a turn with values. `None` for a CPU that has no mark, while another CPU is at its values, and inside another
+    /// turn on the same CPU (an interrupt handler's). Two stores and two loads in all; never waits.
     ///
     /// # Safety
-    /// All slots that the marks are used with are of one platform.
+    /// All CPUs that the marks are used with are of one platform.
     #[inline]
-    pub unsafe fn turn<'a>(&'a self, slot: &'a LocalSlot<'_>) -> Option<Turn<'a>> {
-        let index = slot.index();
+    pub unsafe fn turn<'a>(&'a self, cpu: &'a LocalCpu<'_>) -> Option<Turn<'a>> {
+        let index = cpu.index();
         let mark = &self.cpus.get(index)?.0;
-        let _begun = mark.begin(slot)?;
+        let _begun = mark.begin(cpu)?;
         let revoked = mark.revoked.load(Ordering::Acquire);
         let is_whole = revoked == GRANTED;
         let turn = Turn { marks: self, index, is_whole, _begun, _on_this_cpu_only: PhantomData };
@@ -209,26 +209,26 @@ impl Marks {
     /// # Safety
     /// As for [`turn`](Self::turn).
     #[inline]
-    pub unsafe fn section<'a>(&'a self, slot: Option<&'a LocalSlot<'_>>) -> Section<'a> {
-        let (_begun, _shared) = match slot.and_then(|slot| Some((slot, self.cpus.get(slot.index())?))) {
-            Some((slot, mark)) => (mark.begin(slot), None),
+    pub unsafe fn section<'a>(&'a self, cpu: Option<&'a LocalCpu<'_>>) -> Section<'a> {
+        let (_begun, _shared) = match cpu.and_then(|cpu| Some((cpu, self.cpus.get(cpu.index())?))) {
+            Some((cpu, mark)) => (mark.begin(cpu), None),
             None => (None, Some(self.others.lock())),
         };
         Section { _begun, _shared, _on_this_cpu_only: PhantomData }
     }
 
     /// Waits until every section that began before the call is over. One barrier of all CPUs; the caller is in no turn of its
-    /// own and holds no slot, and no lock that is taken in a section, such as one of the embedder's
+    /// own and holds no CPU, and no lock that is taken in a section, such as one of the embedder's
     /// [`Frames`](crate::platform::Frames).
     pub fn synchronize<P: Platform>(&self, platform: &P) {
         wait(platform, self.cpus.iter().map(|cpu| &cpu.0), |turns| !turns.is_multiple_of(4));
-        // With a slot lent, as for every lock that is taken in one.
-        platform.with_slot(|_| drop(self.others.lock()));
+        // With a CPU lent, as for every lock that is taken in one.
+        platform.with_cpu(|_| drop(self.others.lock()));
     }
 
-    /// Calls `f` while the CPUs of slots `which` are without values that are [`REVOKED`], or [`REVOKED_APART`]. Waits for turns
+    /// Calls `f` while the CPUs `which` are without values that are [`REVOKED`], or [`REVOKED_APART`]. Waits for turns
     /// with values only, so it may be called where a lock of the embedder's is held. One barrier of all CPUs; the caller is in no
-    /// turn, holds no slot, and is in no other such `f`.
+    /// turn, holds no CPU, and is in no other such `f`.
     pub(super) fn revoke<P: Platform>(
         &self,
         platform: &P,
@@ -241,7 +241,7 @@ impl Marks {
     }
 
     /// How many CPUs have a mark.
-    pub fn slots(&self) -> usize {
+    pub fn cpus(&self) -> usize {
         self.cpus.len()
     }
 
@@ -251,7 +251,7 @@ impl Marks {
 }
 
 impl Turn<'_> {
-    /// The number of the slot.
+    /// The number of the CPU.
     #[inline]
     pub fn index(&self) -> usize {
         self.index

@@ -18,7 +18,7 @@ use crate::sync::{AtomicU64, Ordering};
 #[repr(align(128))]
 pub struct CachePadded<T>(pub T);
 
-/// A word that only its slot's owner changes: no read-modify-write is needed, and none is done.
+/// A word that only the holder of its CPU changes: no read-modify-write is needed, and none is done.
 ///
 /// A [`BiasedLock`] makes that safe: its owner keeps other CPUs out with plain stores.
 #[derive(Debug, Default)]
@@ -51,10 +51,10 @@ impl<T> Deref for CachePadded<T> {
     }
 }
 
-/// One `T` for each local slot, and one more that callers without a slot share.
+/// One `T` for each CPU, and one more that callers without a CPU share.
 ///
-/// Neighbours never share a cache line. A `T` must tolerate shared access (`&T`): a CPU that drains a slot
-/// whose own CPU has left reaches it from elsewhere.
+/// Neighbours never share a cache line. A `T` must tolerate shared access (`&T`): draining the value of a
+/// CPU that has left reaches it from elsewhere.
 #[derive(Debug)]
 pub struct PerCpu<T> {
     own: Box<[CachePadded<T>]>,
@@ -62,13 +62,13 @@ pub struct PerCpu<T> {
 }
 
 impl<T> PerCpu<T> {
-    /// `slots` values and the shared one, each made by `make`. Allocates; may be slow.
-    pub fn new(slots: usize, mut make: impl FnMut() -> T) -> Self {
-        Self { own: (0..slots).map(|_| CachePadded(make())).collect(), shared: CachePadded(make()) }
+    /// `cpus` values and the shared one, each made by `make`. Allocates; may be slow.
+    pub fn new(cpus: usize, mut make: impl FnMut() -> T) -> Self {
+        Self { own: (0..cpus).map(|_| CachePadded(make())).collect(), shared: CachePadded(make()) }
     }
 
-    /// The value of the slot with the number `index`, or the shared one for a caller that has none, or one that there is no
-    /// value for; and whether it is the slot's alone. O(1).
+    /// The value of the CPU with the number `index`, or the shared one for a caller that has none, or one that there is no
+    /// value for; and whether it is the CPU's alone. O(1).
     #[inline]
     pub fn get(&self, index: Option<usize>) -> (&T, bool) {
         match index.and_then(|index| self.own(index)) {
@@ -77,7 +77,7 @@ impl<T> PerCpu<T> {
         }
     }
 
-    /// The value of the slot with the number `index` alone. O(1).
+    /// The value of the CPU with the number `index` alone. O(1).
     #[inline]
     pub fn own(&self, index: usize) -> Option<&T> {
         self.own.get(index).map(|own| &own.0)
@@ -91,16 +91,16 @@ impl<T> PerCpu<T> {
 
 /// A count that is kept per CPU, in a [`PerCpu`], and summed when it is read.
 ///
-/// The owner of a slot adds with a load and a store, without an atomic read-modify-write: no other CPU writes
-/// that word. Callers without a slot share one word and pay for it.
+/// The holder of a CPU adds with a load and a store, without an atomic read-modify-write: no other CPU writes
+/// that word. Callers without a CPU share one word and pay for it.
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
 
 impl Counter {
-    /// Adds `n`, which may wrap, to a count that is the caller's slot's `alone` or is shared. O(1), no wait.
+    /// Adds `n`, which may wrap, to a count that is the caller's CPU's `alone` or is shared. O(1), no wait.
     #[inline]
     pub fn add(&self, alone: bool, n: u64) {
-        // Relaxed: the slot is ours alone until the closure that lent it returns, and a reader that sums
+        // Relaxed: the CPU is ours alone until the closure that lent it returns, and a reader that sums
         // while others add promises no more than a count that was true at some time.
         if alone {
             self.0.store(self.get().wrapping_add(n), Ordering::Relaxed);
@@ -122,17 +122,17 @@ mod tests {
     use alloc::vec::Vec;
 
     #[test]
-    fn each_slot_has_a_value_and_those_without_share_one() {
-        for slots in [0, 1, 3] {
+    fn each_cpu_has_a_value_and_those_without_share_one() {
+        for cpus in [0, 1, 3] {
             let mut next = 0..;
-            let values = PerCpu::new(slots, || next.next().unwrap());
-            assert_eq!(values.iter().copied().collect::<Vec<_>>(), (0..=slots).collect::<Vec<_>>());
-            for index in 0..slots {
+            let values = PerCpu::new(cpus, || next.next().unwrap());
+            assert_eq!(values.iter().copied().collect::<Vec<_>>(), (0..=cpus).collect::<Vec<_>>());
+            for index in 0..cpus {
                 assert_eq!(values.get(Some(index)), (&index, true));
             }
-            // Any other number is that of no slot.
-            for none in [None, Some(slots), Some(usize::MAX)] {
-                assert_eq!(values.get(none), (&slots, false));
+            // Any other number is that of no CPU.
+            for none in [None, Some(cpus), Some(usize::MAX)] {
+                assert_eq!(values.get(none), (&cpus, false));
             }
         }
     }
@@ -148,12 +148,12 @@ mod tests {
     #[test]
     fn what_all_add_is_summed_and_told_apart() {
         let counts = PerCpu::new(2, Counter::default);
-        let add = |slot, n| {
-            let (count, alone) = counts.get(slot);
+        let add = |cpu, n| {
+            let (count, alone) = counts.get(cpu);
             count.add(alone, n);
         };
         let adds = [(Some(0), 5), (Some(1), 70), (None, 900), (Some(0), 1), (None, 3)];
-        adds.iter().for_each(|(slot, n)| add(*slot, *n));
+        adds.iter().for_each(|(cpu, n)| add(*cpu, *n));
         // Fewer, on another CPU than counted them.
         add(Some(1), 76_u64.wrapping_neg());
         let each: Vec<_> = counts.iter().map(Counter::get).collect();

@@ -8,9 +8,9 @@ use core::ops::Range;
 
 use super::marks::{REVOKED, REVOKED_APART};
 use super::{CachePadded, Marks, Turn};
-use crate::platform::{LocalSlot, Platform};
+use crate::platform::{LocalCpu, Platform};
 
-/// One `T` for each slot, used by the slot's owner alone, in its turns of `marks`, or, rarely, by one other at a time: then
+/// One `T` for each CPU, used by the CPU's owner alone, in its turns of `marks`, or, rarely, by one other at a time: then
 /// the owner has no turn, or, with values that are [apart](Self::apart), goes on without these.
 #[derive(Debug)]
 pub struct TurnLocal<T, const APART: bool = false> {
@@ -19,17 +19,17 @@ pub struct TurnLocal<T, const APART: bool = false> {
 }
 
 impl<T> TurnLocal<T> {
-    /// A value for each of `slots` CPUs, of those that have one of the `marks`: `make` is given the number of the slot.
-    pub fn new(marks: Arc<Marks>, slots: usize, make: impl FnMut(usize) -> T) -> Self {
-        let slots = slots.min(marks.slots());
-        Self { values: (0..slots).map(make).map(CachePadded).collect(), marks }
+    /// A value for each of `cpus` CPUs, of those that have one of the `marks`: `make` is given the number of the CPU.
+    pub fn new(marks: Arc<Marks>, cpus: usize, make: impl FnMut(usize) -> T) -> Self {
+        let cpus = cpus.min(marks.cpus());
+        Self { values: (0..cpus).map(make).map(CachePadded).collect(), marks }
     }
 }
 
 impl<T> TurnLocal<T, true> {
     /// The same for values that others have *apart*: meanwhile turns go on with all other values of the same marks.
-    pub fn apart(marks: Arc<Marks>, slots: usize, make: impl FnMut(usize) -> T) -> Self {
-        let TurnLocal { values, marks } = TurnLocal::new(marks, slots, make);
+    pub fn apart(marks: Arc<Marks>, cpus: usize, make: impl FnMut(usize) -> T) -> Self {
+        let TurnLocal { values, marks } = TurnLocal::new(marks, cpus, make);
         Self { values, marks }
     }
 }
@@ -41,7 +41,7 @@ impl<T, const APART: bool> TurnLocal<T, APART> {
         &self.marks
     }
 
-    /// The value of the CPU whose turn it is. `None` for a turn of other marks, for a slot that has no value, and while
+    /// The value of the CPU whose turn it is. `None` for a turn of other marks, for a CPU that has no value, and while
     /// another CPU has it apart.
     #[inline]
     pub fn get<'a>(&'a self, turn: &'a Turn<'_>) -> Option<&'a T> {
@@ -54,37 +54,37 @@ impl<T, const APART: bool> TurnLocal<T, APART> {
         if APART && !turn.is_whole() { None } else { self.values.get(turn.index()).map(|value| &value.0) }
     }
 
-    /// A turn of the CPU whose slot this is: with slots of the one platform that the values are for.
+    /// A turn of `cpu`: with CPUs of the one platform that the values are for.
     #[inline]
-    pub(crate) fn turn<'a>(&'a self, slot: &'a LocalSlot<'_>) -> Option<Turn<'a>> {
+    pub(crate) fn turn<'a>(&'a self, cpu: &'a LocalCpu<'_>) -> Option<Turn<'a>> {
         // SAFETY: the crate keeps to one platform, wherever it has such values.
-        unsafe { self.marks.turn(slot) }
+        unsafe { self.marks.turn(cpu) }
     }
 
-    /// Calls `f` in a turn of the CPU whose slot this is, with its value if it has one. `None`, without a call, where there is no
+    /// Calls `f` in a turn of `cpu`, with its value if it has one. `None`, without a call, where there is no
     /// turn.
     #[inline]
     pub(crate) fn in_turn<R>(
         &self,
-        slot: &LocalSlot<'_>,
+        cpu: &LocalCpu<'_>,
         f: impl FnOnce(&Turn<'_>, Option<&T>) -> R,
     ) -> Option<R> {
-        let turn = self.turn(slot)?;
+        let turn = self.turn(cpu)?;
         Some(f(&turn, self.of_own(&turn)))
     }
 
-    /// Calls `f` with every slot's number and value in turn (or with those of the slot `only`), each of them
+    /// Calls `f` with every CPU's number and value in turn (or with those of the CPU `only`), each of them
     /// alone. Meanwhile the owners do without: without any value of the marks, or, where these are [apart](Self::apart), without
     /// them.
     ///
     /// Costs one barrier of all CPUs and waits for each owner's turn to end. Not to be called inside a turn or another such call
-    /// of the same marks, with a slot lent, or from an interrupt handler.
+    /// of the same marks, with a CPU lent, or from an interrupt handler.
     pub fn with_others<P: Platform>(&self, platform: &P, only: Option<usize>, f: impl FnMut(usize, &T)) {
         let which = only.map_or(0..usize::MAX, |only| only..only.saturating_add(1));
         self.with_range(platform, which, f);
     }
 
-    /// The same with those of the slots below `end`.
+    /// The same with those of the CPUs below `end`.
     pub fn with_first<P: Platform>(&self, platform: &P, end: usize, f: impl FnMut(usize, &T)) {
         self.with_range(platform, 0..end, f);
     }
@@ -104,8 +104,8 @@ impl<T, const APART: bool> TurnLocal<T, APART> {
         self.values.iter().map(|value| &value.0)
     }
 
-    /// How many slots it has values for.
-    pub fn slots(&self) -> usize {
+    /// How many CPUs it has values for.
+    pub fn cpus(&self) -> usize {
         self.values.len()
     }
 
@@ -123,17 +123,17 @@ mod tests {
     fn a_turn_leads_to_the_values_of_its_own_marks_alone_and_is_over_after_a_panic() {
         let of = |value| TurnLocal::new(Arc::new(Marks::new(2)), 2, move |_| value);
         let (one, other) = (of(7), of(8));
-        let beside = TurnLocal::new(Arc::clone(one.marks()), 1, |slot| slot);
+        let beside = TurnLocal::new(Arc::clone(one.marks()), 1, |cpu| cpu);
         // SAFETY: one thread uses these values, one call after the other.
-        let slots = [0, 1].map(|index| unsafe { LocalSlot::new(index) });
-        let [first, second] = &slots;
+        let cpus = [0, 1].map(|index| unsafe { LocalCpu::new(index) });
+        let [first, second] = &cpus;
         {
             let turn = one.turn(first).unwrap();
             assert_eq!((one.get(&turn), beside.get(&turn), other.get(&turn)), (Some(&7), Some(&0), None));
             // Inside another, of whichever values.
             assert!(one.turn(first).is_none() && beside.in_turn(first, |_, _| ()).is_none());
         }
-        // A slot that has a mark and no value.
+        // A CPU that has a mark and no value.
         let value = |values: &TurnLocal<_>| values.in_turn(second, |_, value| value.copied());
         assert_eq!((value(&beside), value(&one)), (Some(None), Some(Some(7))));
         let in_turn = || one.in_turn(first, |_, _| -> () { panic!("as a platform's clock does") });
@@ -150,10 +150,10 @@ mod tests {
         let lists = TurnLocal::new(Arc::new(Marks::new(1)), 1, |_| 7);
         let queues = TurnLocal::apart(Arc::clone(lists.marks()), 1, |_| 8);
         // SAFETY: one thread uses these values, one call after the other.
-        let slot = unsafe { LocalSlot::new(0) };
-        let has = || lists.turn(&slot).map(|turn| (lists.get(&turn).is_some(), queues.get(&turn).is_some()));
-        let in_turn = || queues.in_turn(&slot, |_, queue| queue.copied());
-        let platform = crate::std_platform::StdPlatform::with_slots(0);
+        let cpu = unsafe { LocalCpu::new(0) };
+        let has = || lists.turn(&cpu).map(|turn| (lists.get(&turn).is_some(), queues.get(&turn).is_some()));
+        let in_turn = || queues.in_turn(&cpu, |_, queue| queue.copied());
+        let platform = crate::std_platform::StdPlatform::with_cpus(0);
         assert_eq!((has(), in_turn()), (Some((true, true)), Some(Some(8))));
         queues.with_others(&platform, None, |_, _| {
             assert_eq!((has(), in_turn()), (Some((true, false)), Some(None)));
@@ -167,14 +167,14 @@ mod tests {
     #[cfg(feature = "std")]
     fn others_get_to_values_while_their_owner_is_in_a_section() {
         let values = Arc::new(TurnLocal::new(Arc::new(Marks::new(1)), 1, |_| 7));
-        // SAFETY: one thread uses the slot.
-        let slot = unsafe { LocalSlot::new(0) };
+        // SAFETY: one thread uses the CPU.
+        let cpu = unsafe { LocalCpu::new(0) };
         // SAFETY: it is the one platform's that there is.
-        let _section = unsafe { values.marks().section(Some(&slot)) };
+        let _section = unsafe { values.marks().section(Some(&cpu)) };
         let (tell, told) = std::sync::mpsc::channel();
         let other = Arc::clone(&values);
         std::thread::spawn(move || {
-            let platform = crate::std_platform::StdPlatform::with_slots(0);
+            let platform = crate::std_platform::StdPlatform::with_cpus(0);
             other.with_others(&platform, None, |_, value| tell.send(*value).unwrap());
         });
         assert_eq!(told.recv_timeout(std::time::Duration::from_secs(60)), Ok(7));

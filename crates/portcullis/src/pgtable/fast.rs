@@ -1,4 +1,4 @@
-//! The short ways: changes that take one walk and some stores, in one turn of a slot that the
+//! The short ways: changes that take one walk and some stores, in one turn of a CPU that the
 //! caller holds. They change everything or nothing.
 //!
 //! They never allocate and never wait. They leave some cases to the long ways, which do the work or
@@ -12,7 +12,7 @@ use super::unmap::{HALF, differ, zero};
 use super::walk::Position;
 use crate::addr::{IovaRange, PhysAddr};
 use crate::percpu::Turn;
-use crate::platform::{Frames, LocalSlot, Platform};
+use crate::platform::{Frames, LocalCpu, Platform};
 use crate::sync::{AtomicU64, Ordering};
 
 impl<F: Frames, X: Format> PageTable<F, X> {
@@ -25,17 +25,17 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     /// or waits.
     ///
     /// # Safety
-    /// As for [`map`](Self::map); and `slot` is one that `platform` has lent.
+    /// As for [`map`](Self::map); and `cpu` is one that `platform` has lent.
     #[inline]
     pub unsafe fn map_fast<P: Platform>(
         &self,
         platform: &P,
-        slot: &LocalSlot<'_>,
+        cpu: &LocalCpu<'_>,
         range: IovaRange,
         phys: PhysAddr,
         attributes: Attributes,
     ) -> bool {
-        let turn = if self.is_home(platform) { self.turn(slot) } else { None };
+        let turn = if self.is_home(platform) { self.turn(cpu) } else { None };
         // SAFETY: the caller's promise.
         turn.is_some_and(|turn| unsafe { self.map_in(&turn, range, phys, attributes) })
     }
@@ -76,15 +76,10 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     /// store for each entry. Never allocates or waits.
     ///
     /// # Safety
-    /// `slot` is one that `platform` has lent.
+    /// `cpu` is one that `platform` has lent.
     #[inline]
-    pub unsafe fn unmap_fast<P: Platform>(
-        &self,
-        platform: &P,
-        slot: &LocalSlot<'_>,
-        range: IovaRange,
-    ) -> bool {
-        let turn = if self.is_home(platform) { self.turn(slot) } else { None };
+    pub unsafe fn unmap_fast<P: Platform>(&self, platform: &P, cpu: &LocalCpu<'_>, range: IovaRange) -> bool {
+        let turn = if self.is_home(platform) { self.turn(cpu) } else { None };
         turn.is_some_and(|turn| self.unmap_in(&turn, range))
     }
 

@@ -5,7 +5,7 @@ use super::format::{Attributes, Entry, Format, Layout};
 use super::table::{PageTable, RUNS_AT_ONCE};
 use super::walk::Position;
 use crate::addr::{Iova, IovaRange, PhysAddr};
-use crate::platform::{Frames, LocalSlot, Platform};
+use crate::platform::{Frames, LocalCpu, Platform};
 use crate::sync::{AtomicU64, Ordering};
 
 /// A leaf as the tables hold it.
@@ -56,11 +56,11 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         if iova > self.last_iova() {
             return None;
         }
-        let fast = |slot: &LocalSlot<'_>| {
-            let _turn = self.turn(slot)?;
+        let fast = |cpu: &LocalCpu<'_>| {
+            let _turn = self.turn(cpu)?;
             Some(self.find_in(iova.get()))
         };
-        match self.with_slot_fast(platform, fast) {
+        match self.with_cpu_fast(platform, fast) {
             Some(Some(found)) => found,
             _ => self.find_slow(platform, iova),
         }
@@ -69,8 +69,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     #[cold]
     #[inline(never)]
     fn find_slow<P: Platform>(&self, platform: &P, iova: Iova) -> Option<Found> {
-        self.with_slot(platform, |slot| {
-            let _section = self.section(slot);
+        self.with_cpu(platform, |cpu| {
+            let _section = self.section(cpu);
             self.find_in(iova.get())
         })
     }
@@ -93,14 +93,14 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     /// not be among them.
     ///
     /// Costs one step for each entry of each table; changes nothing, allocates nothing. The
-    /// caller's slot is lent for 64 leaves, or frames of tables, at a time, and never to `visit`,
+    /// caller's CPU is lent for 64 leaves, or frames of tables, at a time, and never to `visit`,
     /// which may do whatever its caller may.
     pub fn visit<P: Platform>(&self, platform: &P, mut visit: impl FnMut(Mapping)) {
         let mut next = Some(0);
         while let Some(mut at) = next {
             let mut found = Leaves::new();
-            next = self.with_slot(platform, |slot| {
-                let _section = self.section(slot);
+            next = self.with_cpu(platform, |cpu| {
+                let _section = self.section(cpu);
                 for _ in 0..RUNS_AT_ONCE {
                     if found.is_full() {
                         break;

@@ -187,7 +187,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     /// Looks at all tables: one step for each entry of those above the lowest, and for each of a
     /// lowest one up to the first in use. For each 64 empty tables it waits twice for the sections
     /// of other CPUs; a map that meets one of those tables waits for the first of these, never for
-    /// hardware. The caller holds no slot.
+    /// hardware. The caller holds no CPU.
     ///
     /// # Errors
     /// The error of `invalidate`, if no table was freed before. The tables that it concerned stay,
@@ -211,7 +211,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         let mut freed = 0;
         loop {
             let mut batch = Batch { owner: self, tables: List::new(), parked: Vec::new() };
-            platform.with_slot(|_| core::mem::swap(&mut batch.parked, &mut *self.parked().lock()));
+            platform.with_cpu(|_| core::mem::swap(&mut batch.parked, &mut *self.parked().lock()));
             self.mark_empty(self.root(), self.format().levels(), &mut batch.tables);
             if batch.tables.is_empty() && batch.parked.is_empty() {
                 return Ok(freed);

@@ -81,14 +81,14 @@ impl<F: Frames, X: Format, P: Platform> Replacing<'_, F, X, P> {
 
     /// Leaves a table, one of the two, to the next reclaim, which frees it. There is room for it.
     fn park(&self, table: PhysAddr) {
-        self.platform.with_slot(|_| self.owner.parked().lock().push(table));
+        self.platform.with_cpu(|_| self.owner.parked().lock().push(table));
     }
 }
 
 impl<F: Frames, X: Format> PageTable<F, X> {
     /// Splits the page of several entries at `iova` into leaves of one entry. `invalidate` makes
     /// hardware forget a range (first address and length), tables included, and returns whether
-    /// that worked. The caller holds no slot. Returns whether it changed the tables: `false` if
+    /// that worked. The caller holds no CPU. Returns whether it changed the tables: `false` if
     /// another CPU was first.
     ///
     /// # Errors
@@ -106,8 +106,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             return Err(Conflict::Busy);
         }
         let _turn = Turn::wait(self.is_reclaiming());
-        let marked = self.with_slot(platform, |slot| {
-            let _section = self.section(slot);
+        let marked = self.with_cpu(platform, |cpu| {
+            let _section = self.section(cpu);
             self.parked().lock().try_reserve(1).map_err(|_| Conflict::OutOfMemory)?;
             let marked = self.mark_above(iova)?;
             // From here on, so that the mark is taken off if a call panics, too.

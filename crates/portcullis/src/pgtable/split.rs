@@ -65,8 +65,8 @@ impl<F: Frames, X: Format, P: Platform> Broken<'_, F, X, P> {
     /// back as it was. If an earlier call panicked, this one goes on from there.
     fn finish(&mut self) {
         let Self { table: owner, platform, split, confirmed, done, is_finished } = self;
-        owner.with_slot(*platform, |slot| {
-            let _section = owner.section(slot);
+        owner.with_cpu(*platform, |cpu| {
+            let _section = owner.section(cpu);
             let LargePage { at, page, size, attributes, .. } = split.large;
             let leaf = owner.format().leaf(page, size, attributes);
             let stride = owner.format().stride(size);
@@ -107,7 +107,7 @@ impl<F: Frames, X: Format, P: Platform> Drop for Broken<'_, F, X, P> {
 impl<F: Frames, X: Format> PageTable<F, X> {
     /// Splits the large page at `iova`, which has 2^`run` entries, into the next smaller leaves.
     /// `invalidate` makes the hardware forget a range (first address and length) and returns
-    /// whether that worked. The caller holds no slot. Returns whether it changed the tables:
+    /// whether that worked. The caller holds no CPU. Returns whether it changed the tables:
     /// `false` if another CPU was first.
     ///
     /// # Errors
@@ -123,11 +123,11 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         // Dropped last, when the page is finished.
         let _turn = (run > 0).then(|| Turn::wait(self.is_reclaiming()));
         let mut is_replaced = false;
-        // Dropped after the section, as a caller without a slot cannot begin a second one, and after
-        // the slot is returned, as the drop asks for it again.
+        // Dropped after the section, as a caller without a CPU cannot begin a second one, and after
+        // the CPU is returned, as the drop asks for it again.
         let mut broken = None;
-        self.with_slot(platform, |slot| {
-            let _section = self.section(slot);
+        self.with_cpu(platform, |cpu| {
+            let _section = self.section(cpu);
             let large = match self.unmap_run(iova, iova, 1).obstacle {
                 Some(Obstacle::SticksOut(large)) if large.size != LeafSize { level: 1, run: 0 } => large,
                 // Another CPU has unmapped or split it, or is about to.

@@ -1,5 +1,5 @@
 //! The page table as its owner sees it: map, unmap, translate. No call changes a translation
-//! outside its range, and none keeps a slot for more than a bounded number of entries.
+//! outside its range, and none keeps a CPU for more than a bounded number of entries.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -13,7 +13,7 @@ use super::walk::{Conflict, NewTable};
 use crate::addr::{Iova, IovaRange, PageSize, PageSizes, PhysAddr};
 use crate::broken::broken;
 use crate::percpu::{CachePadded, Marks, Section, Turn, TurnLocal};
-use crate::platform::{FRAME_SIZE, Frames, Home, LocalSlot, Platform};
+use crate::platform::{FRAME_SIZE, Frames, Home, LocalCpu, Platform};
 use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering, pause};
 
 /// The result of an unmap.
@@ -43,10 +43,10 @@ impl Unmapped {
 }
 
 /// The number of runs of entries, each in one frame of a table, that a call visits or removes with
-/// one slot.
+/// one CPU.
 pub(super) const RUNS_AT_ONCE: usize = 64;
 
-/// The number of granules that a call maps with one slot, at a cost of a walk each at the most, or
+/// The number of granules that a call maps with one CPU, at a cost of a walk each at the most, or
 /// of one run of larger pages.
 const PAGES_AT_ONCE: u64 = 4096;
 
@@ -55,7 +55,7 @@ const PAGES_AT_ONCE: u64 = 4096;
 /// All methods take `&self` and may run on any number of CPUs at the same time, as long as no two
 /// of them change the same pages; if they do, entries stay valid but any of their mappings may win.
 ///
-/// A call never keeps a CPU's slot in proportion to a range: it keeps it for 4,096 granules or the
+/// A call never keeps a CPU in proportion to a range: it keeps it for 4,096 granules or the
 /// entries of 64 frames of tables at a time, and for one table if a large page is split.
 ///
 /// The caller decides which memory a device may reach: the table maps what it is told, so that is
@@ -68,7 +68,7 @@ pub struct PageTable<F: Frames, X: Format> {
     root: PhysAddr,
     /// The tables that each CPU remembers, and the marks of its turns.
     pub(super) near: TurnLocal<Near>,
-    /// The platform whose slots these are for.
+    /// The platform whose CPUs these are for.
     home: Home,
     /// The highest address, and the binary logarithm of the bytes that an entry of the root
     /// translates.
@@ -98,19 +98,19 @@ struct Books {
 }
 
 impl<F: Frames, X: Format> PageTable<F, X> {
-    /// Makes an empty table of `format` for `slots` CPUs, which must be as many as the platform's
-    /// [`slots`](crate::platform::Platform::slots): CPUs whose slots have higher numbers take turns
+    /// Makes an empty table of `format` for `cpus` CPUs, which must be as many as the platform's
+    /// [`cpus`](crate::platform::Platform::cpus): CPUs with higher numbers take turns
     /// by a lock, and have no lists of addresses in a [`Domain`](crate::domain::Domain) of the
     /// table.
     ///
     /// # Errors
     /// [`TableError`], with nothing allocated.
-    pub fn new(frames: F, format: X, slots: usize) -> Result<Self, TableError> {
+    pub fn new(frames: F, format: X, cpus: usize) -> Result<Self, TableError> {
         let mut table = Self {
             frames,
             format,
             root: PhysAddr::new(0),
-            near: TurnLocal::new(Arc::new(Marks::new(slots)), slots, |_| Near::default()),
+            near: TurnLocal::new(Arc::new(Marks::new(cpus)), cpus, |_| Near::default()),
             home: Home::default(),
             last: format.last_iova().get(),
             root_shift: format.shift(format.levels()),
@@ -212,11 +212,11 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         undone: &mut Option<IovaRange>,
     ) -> Result<(), MapError> {
         let attributes = attributes.into();
-        let fast = |slot: &LocalSlot<'_>| {
-            // SAFETY: the caller's promise; the platform has just lent the slot.
-            unsafe { self.map_fast(platform, slot, range, phys, attributes) }
+        let fast = |cpu: &LocalCpu<'_>| {
+            // SAFETY: the caller's promise; the platform has just lent the CPU.
+            unsafe { self.map_fast(platform, cpu, range, phys, attributes) }
         };
-        if platform.with_slot_fast(fast) == Some(true) {
+        if platform.with_cpu_fast(fast) == Some(true) {
             return Ok(());
         }
         self.check(range)?;
@@ -258,9 +258,9 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     ) -> Result<(), MapError> {
         let mut list = list.into_iter();
         let mut piece = (0, 0);
-        // Maps as much as one slot may be kept for. Returns whether that is all.
-        let mut enter = |slot: Option<&LocalSlot<'_>>| {
-            let _section = self.section(slot);
+        // Maps as much as one CPU may be kept for. Returns whether that is all.
+        let mut enter = |cpu: Option<&LocalCpu<'_>>| {
+            let _section = self.section(cpu);
             let mut last = Last::NONE;
             let end = range.len().min(done.saturating_add(PAGES_AT_ONCE << X::GRANULE_SHIFT));
             while done < end {
@@ -288,9 +288,9 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             }
             Ok(done == range.len())
         };
-        let mut result = match self.with_slot_fast(platform, |slot| enter(Some(slot))) {
+        let mut result = match self.with_cpu_fast(platform, |cpu| enter(Some(cpu))) {
             Some(result) => result,
-            None => self.with_slot(platform, &mut enter),
+            None => self.with_cpu(platform, &mut enter),
         };
         let stop = loop {
             match result {
@@ -304,7 +304,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
                 Err(Stop::Conflict(Conflict::Busy)) => pause(),
                 Err(stop) => break stop,
             }
-            result = self.with_slot(platform, &mut enter);
+            result = self.with_cpu(platform, &mut enter);
         };
         Err(self.undo(platform, range, done, stop, undone))
     }
@@ -361,7 +361,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     /// The hardware may go on using what it has cached until it is told to forget the
     /// [stale](Unmapped::stale) range. Costs one walk for each leaf table, one store for each
     /// entry; a hole costs one step for each missing table. Allocates only to split; cannot fail.
-    /// `invalidate` is called, with no slot held, only to split a page of several entries, or of a
+    /// `invalidate` is called, with no CPU held, only to split a page of several entries, or of a
     /// format that requires a page to be broken before it is split: it makes the hardware forget
     /// the range, paging structures included, and returns whether that worked. The call waits for
     /// such splits by another CPU, with frames that are not coherent for any split by another CPU,
@@ -381,9 +381,9 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         range: IovaRange,
         invalidate: &mut dyn FnMut(IovaRange) -> bool,
     ) -> Unmapped {
-        // SAFETY: the platform has just lent the slot.
-        let fast = |slot: &LocalSlot<'_>| unsafe { self.unmap_fast(platform, slot, range) };
-        if platform.with_slot_fast(fast) == Some(true) {
+        // SAFETY: the platform has just lent the CPU.
+        let fast = |cpu: &LocalCpu<'_>| unsafe { self.unmap_fast(platform, cpu, range) };
+        if platform.with_cpu_fast(fast) == Some(true) {
             return Unmapped::of(range, range.len());
         }
         self.unmap_all(platform, range, invalidate)
@@ -399,8 +399,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         let end = range.last().min(self.last_iova()).get();
         let mut at = range.start().get();
         let mut unmapped = Unmapped::of(range, 0);
-        let mut enter = |slot: Option<&LocalSlot<'_>>, at: &mut u64| {
-            let _section = self.section(slot);
+        let mut enter = |cpu: Option<&LocalCpu<'_>>, at: &mut u64| {
+            let _section = self.section(cpu);
             for _ in 0..RUNS_AT_ONCE {
                 if *at > end {
                     return Pause::Done;
@@ -417,17 +417,17 @@ impl<F: Frames, X: Format> PageTable<F, X> {
                 // The end is below 2^63, so this cannot wrap.
                 *at += bytes + skip;
             }
-            Pause::Slot
+            Pause::TimeSlice
         };
         let mut kept = 0;
         loop {
-            let paused = match self.with_slot_fast(platform, |slot| enter(Some(slot), &mut at)) {
+            let paused = match self.with_cpu_fast(platform, |cpu| enter(Some(cpu), &mut at)) {
                 Some(paused) => paused,
-                None => self.with_slot(platform, |slot| enter(slot, &mut at)),
+                None => self.with_cpu(platform, |cpu| enter(cpu, &mut at)),
             };
             let page = match paused {
                 Pause::Done => return Unmapped { kept, ..unmapped },
-                Pause::Slot => continue,
+                Pause::TimeSlice => continue,
                 Pause::Obstacle(Obstacle::SticksOut(page)) => page,
                 Pause::Obstacle(Obstacle::Busy) => {
                     pause();
@@ -482,35 +482,35 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         Ok(())
     }
 
-    /// As [`Platform::with_slot_fast`], for a turn: returns `None` also if the turns are for
-    /// another platform's slots.
+    /// As [`Platform::with_cpu_fast`], for a turn: returns `None` also if the turns are for
+    /// another platform's CPUs.
     #[inline]
-    pub(super) fn with_slot_fast<P: Platform, R>(
+    pub(super) fn with_cpu_fast<P: Platform, R>(
         &self,
         platform: &P,
-        f: impl FnOnce(&LocalSlot<'_>) -> R,
+        f: impl FnOnce(&LocalCpu<'_>) -> R,
     ) -> Option<R> {
-        self.home.with_slot_fast(platform, f)
+        self.home.with_cpu_fast(platform, f)
     }
 
-    /// As [`Platform::with_slot`], for a turn: calls without a slot also if the turns are for
-    /// another platform's slots.
+    /// As [`Platform::with_cpu`], for a turn: calls without a CPU also if the turns are for
+    /// another platform's CPUs.
     #[inline]
-    pub(super) fn with_slot<P: Platform, R>(
+    pub(super) fn with_cpu<P: Platform, R>(
         &self,
         platform: &P,
-        f: impl FnOnce(Option<&LocalSlot<'_>>) -> R,
+        f: impl FnOnce(Option<&LocalCpu<'_>>) -> R,
     ) -> R {
-        self.home.with_slot(platform, f)
+        self.home.with_cpu(platform, f)
     }
 
-    /// Returns whether the turns are for the slots of `platform`.
+    /// Returns whether the turns are for the CPUs of `platform`.
     #[inline]
     pub(super) fn is_home<P: Platform>(&self, platform: &P) -> bool {
         self.home.is(platform)
     }
 
-    /// Returns whether a barrier of `platform` reaches all CPUs that have turns by slots, now and
+    /// Returns whether a barrier of `platform` reaches all CPUs that have turns of their own, now and
     /// from now on.
     pub(super) fn is_reached<P: Platform>(&self, platform: &P) -> bool {
         self.home.is_reached(platform)
@@ -527,24 +527,24 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     }
 
     /// Returns the marks of the turns in which the table is changed [at hand](Self::map_in), if
-    /// they are for the slots of `platform`; if no platform is home yet, `platform` becomes it.
+    /// they are for the CPUs of `platform`; if no platform is home yet, `platform` becomes it.
     pub fn marks_for<P: Platform>(&self, platform: &P) -> Option<&Arc<Marks>> {
         self.is_home(platform).then(|| self.near.marks())
     }
 
-    /// Begins a turn: only with the slots of [`with_slot_fast`](Self::with_slot_fast), and those that the
+    /// Begins a turn: only with the CPUs of [`with_cpu_fast`](Self::with_cpu_fast), and those that the
     /// platform which [is home](Self::is_home) has lent.
     #[inline]
-    pub(super) fn turn<'a>(&'a self, slot: &'a LocalSlot<'_>) -> Option<Turn<'a>> {
-        self.near.turn(slot)
+    pub(super) fn turn<'a>(&'a self, cpu: &'a LocalCpu<'_>) -> Option<Turn<'a>> {
+        self.near.turn(cpu)
     }
 
-    /// Begins a section: only with the slots of [`with_slot`](Self::with_slot) and
-    /// [`with_slot_fast`](Self::with_slot_fast).
+    /// Begins a section: only with the CPUs of [`with_cpu`](Self::with_cpu) and
+    /// [`with_cpu_fast`](Self::with_cpu_fast).
     #[inline]
-    pub(super) fn section<'a>(&'a self, slot: Option<&'a LocalSlot<'_>>) -> Section<'a> {
+    pub(super) fn section<'a>(&'a self, cpu: Option<&'a LocalCpu<'_>>) -> Section<'a> {
         // SAFETY: they are of one platform.
-        unsafe { self.near.marks().section(slot) }
+        unsafe { self.near.marks().section(cpu) }
     }
 
     #[inline]
@@ -586,8 +586,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
 enum Pause {
     /// All of the range is removed.
     Done,
-    /// The call has kept the slot for long enough.
-    Slot,
+    /// The call has kept the CPU for long enough.
+    TimeSlice,
     Obstacle(Obstacle),
 }
 

@@ -1,4 +1,4 @@
-//! The ready-made [`Platform`] for programs on an operating system: it lends each thread a slot
+//! The ready-made [`Platform`] for programs on an operating system: it lends each thread a CPU
 //! that no other thread has until that one ends. The clock is the system's monotonic one, and
 //! threads of its own keep the timers.
 
@@ -13,23 +13,23 @@ use std::time::{Duration, Instant};
 use std::vec::Vec;
 
 use self::timer::Timer;
-use crate::platform::{LocalSlot, Platform, PlatformEvents, PlatformNumber};
+use crate::platform::{LocalCpu, Platform, PlatformEvents, PlatformNumber};
 
-/// The number of slots that [`StdPlatform::new`] makes. Threads beyond it work without a slot. (It
-/// is small under Miri, which takes a quarter of a second for what a domain keeps for each slot.)
-pub const DEFAULT_SLOTS: usize = if cfg!(miri) { 4 } else { 64 };
+/// The number of CPUs that [`StdPlatform::new`] makes. Threads beyond it work without a CPU. (It
+/// is small under Miri, which takes a quarter of a second for what a domain keeps for each CPU.)
+pub const DEFAULT_CPUS: usize = if cfg!(miri) { 4 } else { 64 };
 
 /// Threads as CPUs. Cheap to clone; the clones are one platform.
 ///
-/// A thread gets a slot with its first call (which allocates) and keeps it until it ends. Then the
-/// slot's caches are drained, as when a CPU is unplugged, and the next thread may have it. While
-/// all slots are taken, further threads work without one.
+/// A thread gets a CPU with its first call (which allocates) and keeps it until it ends. Then the
+/// CPU's caches are drained, as when a CPU is unplugged, and the next thread may have it. While
+/// all CPUs are taken, further threads work without one.
 ///
 /// The timers need a thread that keeps the time, and one worker more than the most
 /// [listeners](PlatformEvents) that were ever in a call at the same time: a domain whose flush
 /// blocks, as its hardware is silent, keeps a worker to itself and delays no other domain's. A
 /// listener that panics, in a call or when its last handle is dropped here, ends nothing but that
-/// call. These threads take no slots, and end with the last handle on the platform.
+/// call. These threads take no CPUs, and end with the last handle on the platform.
 #[derive(Debug, Clone)]
 pub struct StdPlatform {
     inner: Arc<Inner>,
@@ -40,33 +40,33 @@ struct Inner {
     number: PlatformNumber,
     /// Whether [`barrier::all`] reaches every thread.
     light_fence: bool,
-    /// What [`LAST`] names the platform by: its number; where fences are heavy the complement, so that `with_slot_fast`,
-    /// which compares with the number, never finds a slot.
+    /// What [`LAST`] names the platform by: its number; where fences are heavy the complement, so that `with_cpu_fast`,
+    /// which compares with the number, never finds a CPU.
     name: u64,
-    slots: usize,
+    cpus: usize,
     start: Instant,
-    free_slots: Mutex<Vec<usize>>,
+    free_cpus: Mutex<Vec<usize>>,
     timer: Timer,
 }
 
-/// A thread's hold on a slot of one platform.
+/// A thread's hold on a CPU of one platform.
 struct Lease {
     platform: Weak<Inner>,
-    slot: usize,
+    cpu: usize,
 }
 
 thread_local! {
-    /// The platform that this thread used last, and the thread's slot there. Nearly every call
-    /// finds its slot here.
+    /// The platform that this thread used last, and the thread's CPU there. Nearly every call
+    /// finds its CPU here.
     static LAST: Cell<(u64, usize)> = const { Cell::new((0, 0)) };
-    /// This thread's slots: one for each platform it has used, hardly ever more than one.
+    /// This thread's CPUs: one for each platform it has used, hardly ever more than one.
     static LEASES: RefCell<Vec<Lease>> = const { RefCell::new(Vec::new()) };
-    /// Whether this thread gets no slots.
+    /// Whether this thread gets no CPUs.
     static WITHOUT: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Makes this thread work without slots from now on, which leaves them to threads that do I/O.
-fn go_without_slots() {
+/// Makes this thread work without CPUs from now on, which leaves them to threads that do I/O.
+fn go_without_cpus() {
     WITHOUT.set(true);
 }
 
@@ -75,27 +75,27 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl StdPlatform {
-    /// Makes a platform with [`DEFAULT_SLOTS`] slots. Starts the thread that keeps its timers.
+    /// Makes a platform with [`DEFAULT_CPUS`] CPUs. Starts the thread that keeps its timers.
     pub fn new() -> Self {
-        Self::with_slots(DEFAULT_SLOTS)
+        Self::with_cpus(DEFAULT_CPUS)
     }
 
-    /// Makes a platform with `slots` slots. With 0, every thread works without one.
-    pub fn with_slots(slots: usize) -> Self {
-        Self::with_fence(slots, barrier::register())
+    /// Makes a platform with `cpus` CPUs. With 0, every thread works without one.
+    pub fn with_cpus(cpus: usize) -> Self {
+        Self::with_fence(cpus, barrier::register())
     }
 
-    /// Makes a platform with `slots` slots; `light_fence` says whether [`barrier::all`] works.
-    fn with_fence(slots: usize, light_fence: bool) -> Self {
+    /// Makes a platform with `cpus` CPUs; `light_fence` says whether [`barrier::all`] works.
+    fn with_fence(cpus: usize, light_fence: bool) -> Self {
         let start = Instant::now();
         let number = PlatformNumber::new();
         let inner = Inner {
             number,
             light_fence,
             name: if light_fence { number.0 } else { !number.0 },
-            slots,
+            cpus,
             start,
-            free_slots: Mutex::new((0..slots).rev().collect()),
+            free_cpus: Mutex::new((0..cpus).rev().collect()),
             timer: Timer::start(start),
         };
         Self { inner: Arc::new(inner) }
@@ -109,7 +109,7 @@ impl StdPlatform {
     }
 
     #[cold]
-    fn leased_slot(&self) -> Option<usize> {
+    fn leased_cpu(&self) -> Option<usize> {
         let find = |leases: &RefCell<Vec<Lease>>| {
             if WITHOUT.get() {
                 return None;
@@ -117,16 +117,16 @@ impl StdPlatform {
             let mut leases = leases.try_borrow_mut().ok()?;
             let ours = Arc::as_ptr(&self.inner);
             if let Some(lease) = leases.iter().find(|lease| lease.platform.as_ptr() == ours) {
-                return Some(lease.slot);
+                return Some(lease.cpu);
             }
-            let slot = lock(&self.inner.free_slots).pop()?;
+            let cpu = lock(&self.inner.free_cpus).pop()?;
             leases.retain(|lease| lease.platform.strong_count() > 0);
-            leases.push(Lease { platform: Arc::downgrade(&self.inner), slot });
-            Some(slot)
+            leases.push(Lease { platform: Arc::downgrade(&self.inner), cpu });
+            Some(cpu)
         };
-        let slot = LEASES.try_with(find).ok().flatten()?;
-        LAST.set((self.inner.name, slot));
-        Some(slot)
+        let cpu = LEASES.try_with(find).ok().flatten()?;
+        LAST.set((self.inner.name, cpu));
+        Some(cpu)
     }
 }
 
@@ -136,13 +136,13 @@ impl Default for StdPlatform {
     }
 }
 
-// SAFETY: a slot is taken off the free ones, under a lock, by the thread that leases it, and put back, under the same lock,
+// SAFETY: a CPU is taken off the free ones, under a lock, by the thread that leases it, and put back, under the same lock,
 // when that thread ends and its listeners have been told; in between, no other thread has it. `LAST` names it by the
 // platform's name, which is never used twice, and is reset before it is put back. A thread takes it with itself.
-// `barrier::all` interrupts every thread of the process; it is registered before any slot is called light.
+// `barrier::all` interrupts every thread of the process; it is registered before any CPU is called light.
 unsafe impl Platform for StdPlatform {
-    fn slots(&self) -> usize {
-        self.inner.slots
+    fn cpus(&self) -> usize {
+        self.inner.cpus
     }
 
     #[inline]
@@ -151,15 +151,15 @@ unsafe impl Platform for StdPlatform {
     }
 
     #[inline]
-    fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
-        // The thread's slot is taken now if it has none; there may be none left, or the thread may be ending.
+    fn with_cpu<R>(&self, f: impl FnOnce(Option<&LocalCpu<'_>>) -> R) -> R {
+        // The thread's CPU is taken now if it has none; there may be none left, or the thread may be ending.
         let (name, last) = Self::last();
-        let slot = if name == self.inner.name { Some(last) } else { self.leased_slot() };
+        let cpu = if name == self.inner.name { Some(last) } else { self.leased_cpu() };
         let light = self.inner.light_fence;
-        f(slot
-            .map(|slot| {
-                // SAFETY: this thread has leased the slot; `light` says that `fence_all` interrupts all threads.
-                unsafe { if light { LocalSlot::with_light_fence(slot) } else { LocalSlot::new(slot) } }
+        f(cpu
+            .map(|cpu| {
+                // SAFETY: this thread has leased the CPU; `light` says that `fence_all` interrupts all threads.
+                unsafe { if light { LocalCpu::with_light_fence(cpu) } else { LocalCpu::new(cpu) } }
             })
             .as_ref())
     }
@@ -167,13 +167,13 @@ unsafe impl Platform for StdPlatform {
     // Always: `f` is the fast path itself. Where that is long, the compiler makes a function of the two by itself, and the
     // caller a call, with results through memory.
     #[inline(always)]
-    fn with_slot_fast<R>(&self, f: impl FnOnce(&LocalSlot<'_>) -> R) -> Option<R> {
-        let (name, slot) = Self::last();
+    fn with_cpu_fast<R>(&self, f: impl FnOnce(&LocalCpu<'_>) -> R) -> Option<R> {
+        let (name, cpu) = Self::last();
         // If each turn needs a fence, one more call makes no difference.
         (name == self.inner.number.0).then(|| {
-            // SAFETY: this thread has leased the slot, and the number is the platform's name only where `fence_all` interrupts
+            // SAFETY: this thread has leased the CPU, and the number is the platform's name only where `fence_all` interrupts
             // all threads.
-            f(&unsafe { LocalSlot::with_light_fence(slot) })
+            f(&unsafe { LocalCpu::with_light_fence(cpu) })
         })
     }
 
@@ -203,16 +203,16 @@ unsafe impl Platform for StdPlatform {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        // The thread is ending: from here on it works without a slot.
+        // The thread is ending: from here on it works without a CPU.
         LAST.set((0, 0));
         let Some(platform) = self.platform.upgrade() else {
             return;
         };
-        // First empty the slot, then let another thread have it.
+        // First empty the CPU's lists, then let another thread have it.
         for events in platform.timer.listeners() {
-            timer::tell(&events, |listener| listener.slot_released(self.slot));
+            timer::tell(&events, |listener| listener.cpu_released(self.cpu));
         }
-        lock(&platform.free_slots).push(self.slot);
+        lock(&platform.free_cpus).push(self.cpu);
     }
 }
 
@@ -222,9 +222,9 @@ mod tests {
 
     use super::*;
 
-    /// Returns whether the owner of `slot` needs no fence of its own.
-    fn is_light(slot: &LocalSlot<'_>) -> bool {
-        format!("{slot:?}").contains("light_fence: true")
+    /// Returns whether the owner of `cpu` needs no fence of its own.
+    fn is_light(cpu: &LocalCpu<'_>) -> bool {
+        format!("{cpu:?}").contains("light_fence: true")
     }
 
     #[test]
@@ -234,11 +234,11 @@ mod tests {
         // `include/uapi/linux/membarrier.h`: register, then the barrier itself.
         let (register, all) = (1 << 4, 1 << 3);
         assert_eq!(barrier::COMMANDS.take(), [register]);
-        let light = platform.with_slot(|slot| is_light(slot.unwrap()));
+        let light = platform.with_cpu(|cpu| is_light(cpu.unwrap()));
         assert_eq!(light, platform.inner.light_fence);
         platform.fence_all();
         assert_eq!(barrier::COMMANDS.take(), vec![all; usize::from(light)]);
-        assert_eq!(platform.with_slot_fast(is_light), light.then_some(true));
+        assert_eq!(platform.with_cpu_fast(is_light), light.then_some(true));
     }
 
     #[test]
@@ -253,9 +253,9 @@ mod tests {
 
     #[test]
     fn owners_pass_a_fence_themselves_where_the_system_has_none_for_all() {
-        let platform = StdPlatform::with_fence(DEFAULT_SLOTS, false);
-        assert!(!platform.with_slot(|slot| is_light(slot.unwrap())));
-        assert_eq!(platform.with_slot_fast(is_light), None);
+        let platform = StdPlatform::with_fence(DEFAULT_CPUS, false);
+        assert!(!platform.with_cpu(|cpu| is_light(cpu.unwrap())));
+        assert_eq!(platform.with_cpu_fast(is_light), None);
         platform.fence_all();
         assert!(barrier::COMMANDS.take().is_empty(), "the process is not registered");
     }

@@ -201,7 +201,7 @@ impl Shared {
     }
 
     fn work(self: &Arc<Self>) {
-        super::go_without_slots();
+        super::go_without_cpus();
         let mut state = self.lock();
         while !state.stop {
             let Some((id, events)) = state.begin_call() else {
@@ -286,7 +286,7 @@ mod tests {
     impl PlatformEvents for Nothing {
         fn timer(&self) {}
 
-        fn slot_released(&self, _: usize) {}
+        fn cpu_released(&self, _: usize) {}
     }
 
     /// A timer without a keeper, and a listener of it.

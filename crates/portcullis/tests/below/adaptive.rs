@@ -86,7 +86,7 @@ impl Driver {
     }
 }
 
-/// Every way: in the ring, in slots, with its ends bounced, and, where the ring is full, what the pool does then.
+/// Every way: in the ring, in CPUs, with its ends bounced, and, where the ring is full, what the pool does then.
 fn ways(world: &World) -> Work {
     let mut driver = Driver::new(&world.device, device(world, FOUR), &world.hostile).unwrap();
     let memory = Arc::clone(&world.memory);

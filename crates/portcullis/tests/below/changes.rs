@@ -136,7 +136,7 @@ fn device_tlbs(world: &World) -> Work {
 }
 
 /// A CPU unmaps, and is gone.
-fn slot_released(world: &World) -> Work {
+fn cpu_released(world: &World) -> Work {
     let (driver, platform) = (Driver::new(world), world.platform.clone());
     Box::new(move || {
         // Whoever is found by an error is CPU 0.
@@ -166,8 +166,8 @@ fn changes() {
         Scenario::new("changes: policies", policies),
         Scenario::new("changes: device TLBs", device_tlbs),
         Scenario::new("changes: device TLBs, lazily", device_tlbs).lazily(),
-        Scenario::new("changes: a CPU that goes", slot_released),
-        Scenario::new("changes: a CPU that goes, lazily", slot_released).lazily(),
+        Scenario::new("changes: a CPU that goes", cpu_released),
+        Scenario::new("changes: a CPU that goes, lazily", cpu_released).lazily(),
         Scenario::new("changes: timer", timer).lazily().waits(),
     ]);
 }

@@ -9,7 +9,7 @@ use crate::run::World;
 
 const BYTES: i64 = 100;
 
-/// Whether the platform lends no slot, or does not tell the time, or panics when all is done.
+/// Whether the platform lends no CPU, or does not tell the time, or panics when all is done.
 #[test]
 fn bytes_that_a_cache_leaves_open_are_counted_wherever_the_platform_panics() {
     let count = |fault| {

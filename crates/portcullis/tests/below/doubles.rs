@@ -10,7 +10,7 @@ use portcullis::invalidation::{
 use portcullis::mapper::{Geometry, Mapper};
 use portcullis::percpu::{Marks, Turn};
 use portcullis::pgtable::{MapError, Unmapped};
-use portcullis::platform::{CopyMemory, Frames, LocalSlot, Platform, PlatformEvents, PlatformNumber, Table};
+use portcullis::platform::{CopyMemory, Frames, LocalCpu, Platform, PlatformEvents, PlatformNumber, Table};
 use portcullis::sync::AtomicU64 as Word;
 use portcullis_model::{Memory, Queue};
 
@@ -260,10 +260,10 @@ pub struct Pl(Arc<State>);
 
 struct State {
     hostile: Arc<Hostile>,
-    slots: usize,
+    cpus: usize,
     number: PlatformNumber,
-    slot: AtomicUsize,
-    /// While a slot, or none, is lent.
+    cpu: AtomicUsize,
+    /// While a CPU, or none, is lent.
     is_lent: AtomicBool,
     now_ns: AtomicU64,
     deadline: Mutex<Option<u64>>,
@@ -271,17 +271,17 @@ struct State {
 }
 
 impl Pl {
-    pub fn new(hostile: Arc<Hostile>, slots: usize) -> Self {
-        let (slot, now_ns) = (AtomicUsize::new(0), AtomicU64::new(1));
+    pub fn new(hostile: Arc<Hostile>, cpus: usize) -> Self {
+        let (cpu, now_ns) = (AtomicUsize::new(0), AtomicU64::new(1));
         let (deadline, listeners) = (Mutex::default(), Mutex::default());
         let number = PlatformNumber::new();
         let is_lent = AtomicBool::new(false);
-        Self(Arc::new(State { hostile, slots, number, slot, is_lent, now_ns, deadline, listeners }))
+        Self(Arc::new(State { hostile, cpus, number, cpu, is_lent, now_ns, deadline, listeners }))
     }
 
     /// From now on the caller is this CPU.
-    pub fn be(&self, slot: usize) {
-        self.0.slot.store(slot, Ordering::Relaxed);
+    pub fn be(&self, cpu: usize) {
+        self.0.cpu.store(cpu, Ordering::Relaxed);
     }
 
     fn listeners(&self) -> Vec<Arc<dyn PlatformEvents>> {
@@ -300,13 +300,13 @@ impl Pl {
         self.0.now_ns.store(end, Ordering::Relaxed);
     }
 
-    /// The CPU `slot` is gone.
-    pub fn release(&self, slot: usize) {
-        self.listeners().iter().for_each(|listener| listener.slot_released(slot));
+    /// The CPU `cpu` is gone.
+    pub fn release(&self, cpu: usize) {
+        self.listeners().iter().for_each(|listener| listener.cpu_released(cpu));
     }
 }
 
-/// Ends the lending of a slot, also where the closure panics.
+/// Ends the lending of a CPU, also where the closure panics.
 struct Lent<'a> {
     is_lent: &'a AtomicBool,
     is_first: bool,
@@ -320,26 +320,26 @@ impl Drop for Lent<'_> {
 
 // SAFETY: one thread is all CPUs, one after the other, and its fences are full ones.
 unsafe impl Platform for Pl {
-    fn slots(&self) -> usize {
-        let (_, late) = self.0.hostile.faults.enter(Call::Slots);
+    fn cpus(&self) -> usize {
+        let (_, late) = self.0.hostile.faults.enter(Call::Cpus);
         late.come();
-        self.0.slots
+        self.0.cpus
     }
 
     fn number(&self) -> PlatformNumber {
         self.0.number
     }
 
-    fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
-        let (verdict, late) = self.0.hostile.faults.enter(Call::WithSlot);
+    fn with_cpu<R>(&self, f: impl FnOnce(Option<&LocalCpu<'_>>) -> R) -> R {
+        let (verdict, late) = self.0.hostile.faults.enter(Call::WithCpu);
         // SAFETY: one thread is all CPUs, so nobody else has it.
-        let slot = unsafe { LocalSlot::new(self.0.slot.load(Ordering::Relaxed)) };
+        let cpu = unsafe { LocalCpu::new(self.0.cpu.load(Ordering::Relaxed)) };
         let is_first = !self.0.is_lent.swap(true, Ordering::Relaxed);
         if !is_first {
             self.0.hostile.asked_twice();
         }
         let lent = Lent { is_lent: &self.0.is_lent, is_first };
-        let result = f((verdict == Verdict::GoOn && is_first).then_some(&slot));
+        let result = f((verdict == Verdict::GoOn && is_first).then_some(&cpu));
         drop(lent);
         late.come();
         result

@@ -20,12 +20,12 @@ pub enum Call {
     Sync,
     Reclaim,
     Submit,
-    WithSlot,
+    WithCpu,
     NowNs,
     FenceAll,
     WakeAt,
     Register,
-    Slots,
+    Cpus,
     /// A clock that the test hands in.
     Clock,
 }
@@ -37,7 +37,7 @@ pub enum Mode {
     Panic,
     /// It does what it is to do, and then panics.
     PanicAfter,
-    /// It fails: no memory, no answer, no slot.
+    /// It fails: no memory, no answer, no CPU.
     Fail,
     /// It refuses: an error of the other kind; of a map, after a half was entered and removed again.
     Refuse,
@@ -50,7 +50,7 @@ impl Call {
     pub fn is_of_platform(self) -> bool {
         matches!(
             self,
-            Self::WithSlot | Self::NowNs | Self::FenceAll | Self::WakeAt | Self::Register | Self::Slots
+            Self::WithCpu | Self::NowNs | Self::FenceAll | Self::WakeAt | Self::Register | Self::Cpus
         )
     }
 
@@ -58,11 +58,11 @@ impl Call {
     pub fn modes(self) -> &'static [Mode] {
         use Mode::{Fail, FailOn, Panic, PanicAfter, Refuse};
         match self {
-            Self::Alloc | Self::AllocWithin | Self::WithSlot => &[Panic, PanicAfter, Fail, FailOn],
+            Self::Alloc | Self::AllocWithin | Self::WithCpu => &[Panic, PanicAfter, Fail, FailOn],
             Self::Map | Self::Sync | Self::Submit => &[Panic, PanicAfter, Fail, Refuse, FailOn],
             Self::MapAtHand | Self::UnmapAtHand | Self::Reclaim => &[Panic, PanicAfter, Fail],
             // One that panics does so before or after it counts, which is the same to whoever called.
-            Self::Table | Self::NowNs | Self::Clock | Self::FenceAll | Self::Register | Self::Slots => {
+            Self::Table | Self::NowNs | Self::Clock | Self::FenceAll | Self::Register | Self::Cpus => {
                 &[Panic]
             }
             Self::Free | Self::Clean | Self::Copy | Self::Zero | Self::Unmap | Self::WakeAt => {

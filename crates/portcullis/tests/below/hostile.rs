@@ -119,9 +119,9 @@ impl Hostile {
         }
     }
 
-    /// A slot was asked for by code that has one lent, which no platform has to survive.
+    /// A CPU was asked for by code that has one lent, which no platform has to survive.
     pub fn asked_twice(&self) {
-        note(&mut self.account().violations, "a slot is asked for while one is lent".into());
+        note(&mut self.account().violations, "a CPU is asked for while one is lent".into());
     }
 
     pub fn handed_out(&self, first: PhysAddr, count: usize) {

@@ -48,7 +48,7 @@ fn what_a_cpu_without_a_slot_maps_is_counted_too() {
     let bench = Bench::new(small());
     let buffer = bench.memory.buffer(PAGE).unwrap();
     let list = [piece(buffer.phys(), 0, PAGE)];
-    bench.platform.be(bench.platform.slots());
+    bench.platform.be(bench.platform.cpus());
     for bounced in 1..4 {
         let mapping = map(&bench.device, &list, Direction::ToDevice, NONE).unwrap();
         bench.pool.close(mapping.iova(), PAGE).unwrap();

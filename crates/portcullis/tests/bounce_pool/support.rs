@@ -11,7 +11,7 @@ use portcullis::domain::{Domain, PhysSegment, Policy};
 use portcullis::invalidation::{DomainId, InvalidationError};
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{PageTable, VtdSecondStage};
-use portcullis::platform::{CopyMemory, Frames, LocalSlot, Platform, PlatformEvents, PlatformNumber, Table};
+use portcullis::platform::{CopyMemory, Frames, LocalCpu, Platform, PlatformEvents, PlatformNumber, Table};
 use portcullis_model::open::Simulated;
 use portcullis_model::{Context, DeviceId, Iommu, IommuConfig, Memory, Queue};
 
@@ -103,16 +103,16 @@ impl Ticking {
 
 // SAFETY: slots are `Chosen`'s.
 unsafe impl Platform for Ticking {
-    fn slots(&self) -> usize {
-        self.0.slots()
+    fn cpus(&self) -> usize {
+        self.0.cpus()
     }
 
     fn number(&self) -> PlatformNumber {
         self.0.number()
     }
 
-    fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
-        self.0.with_slot(f)
+    fn with_cpu<R>(&self, f: impl FnOnce(Option<&LocalCpu<'_>>) -> R) -> R {
+        self.0.with_cpu(f)
     }
 
     fn now_ns(&self) -> u64 {
@@ -166,7 +166,7 @@ impl<P: Platform + Clone> Bench<P> {
         let (frames, tables) = (Rationed::new(&memory), Rationed::new(&memory));
         let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
         let format = VtdSecondStage::new(4, 3, 52).unwrap();
-        let table = PageTable::new(tables.clone(), format, platform.slots()).unwrap();
+        let table = PageTable::new(tables.clone(), format, platform.cpus()).unwrap();
         let context = Context::SecondStage { domain: DomainId(1), root: table.root(), levels: 4 };
         for device in 0..8 {
             iommu.attach(DeviceId(device), context);

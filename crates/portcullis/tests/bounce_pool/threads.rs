@@ -18,7 +18,7 @@ const ROUNDS: u64 = 400;
 #[test]
 fn data_is_right_while_others_free_and_trim() {
     // Fewer slots than threads: some share.
-    let bench = Bench::on(StdPlatform::with_slots(3), Policy::Strict, without_timer(small()));
+    let bench = Bench::on(StdPlatform::with_cpus(3), Policy::Strict, without_timer(small()));
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         // Each hands its mappings to the next, which ends them.

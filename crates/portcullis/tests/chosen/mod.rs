@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use portcullis::addr::{Iova, IovaRange, PageSize};
 use portcullis::iova::{IovaError, IovaSpace, Placement, SpaceConfig};
-use portcullis::platform::{LocalSlot, Platform, PlatformEvents, PlatformNumber};
+use portcullis::platform::{LocalCpu, Platform, PlatformEvents, PlatformNumber};
 
 pub const PAGE: u64 = 4096;
 pub const ANYWHERE: Iova = Iova::new(u64::MAX);
@@ -18,26 +18,26 @@ pub const PLACEMENTS: [Placement; 2] = [Placement::TopDown, Placement::BottomUp]
 #[derive(Default)]
 pub struct Chosen {
     number: PlatformNumber,
-    slots: usize,
-    slot: AtomicUsize,
+    cpus: usize,
+    cpu: AtomicUsize,
     fences: AtomicUsize,
     lends: AtomicUsize,
     now_ns: AtomicU64,
 }
 
 impl Chosen {
-    pub fn new(slots: usize) -> Self {
-        Self { slots, ..Self::default() }
+    pub fn new(cpus: usize) -> Self {
+        Self { cpus, ..Self::default() }
     }
 
     /// One that does not say who it is.
-    pub fn silent(slots: usize) -> Self {
-        Self { number: PlatformNumber::NONE, ..Self::new(slots) }
+    pub fn silent(cpus: usize) -> Self {
+        Self { number: PlatformNumber::NONE, ..Self::new(cpus) }
     }
 
-    /// The CPU past the last has no slot.
-    pub fn be(&self, slot: usize) -> &Self {
-        self.slot.store(slot, Ordering::Relaxed);
+    /// The CPU past the last is lent to no caller.
+    pub fn be(&self, cpu: usize) -> &Self {
+        self.cpu.store(cpu, Ordering::Relaxed);
         self
     }
 
@@ -46,7 +46,7 @@ impl Chosen {
         self.now_ns.store(now_ns, Ordering::Relaxed);
     }
 
-    /// How often a slot, or none, was lent.
+    /// How often a CPU, or none, was lent.
     pub fn lends(&self) -> usize {
         self.lends.load(Ordering::Relaxed)
     }
@@ -57,21 +57,21 @@ impl Chosen {
     }
 }
 
-// SAFETY: one thread plays all CPUs, so no two callers have a slot at once; it sees its own stores without a fence.
+// SAFETY: one thread plays all CPUs, so no two callers have a CPU at once; it sees its own stores without a fence.
 unsafe impl Platform for Chosen {
-    fn slots(&self) -> usize {
-        self.slots
+    fn cpus(&self) -> usize {
+        self.cpus
     }
 
     fn number(&self) -> PlatformNumber {
         self.number
     }
 
-    fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
+    fn with_cpu<R>(&self, f: impl FnOnce(Option<&LocalCpu<'_>>) -> R) -> R {
         self.lends.fetch_add(1, Ordering::Relaxed);
-        let slot = self.slot.load(Ordering::Relaxed);
+        let cpu = self.cpu.load(Ordering::Relaxed);
         // SAFETY: one thread plays all CPUs.
-        f((slot < self.slots).then(|| unsafe { LocalSlot::new(slot) }).as_ref())
+        f((cpu < self.cpus).then(|| unsafe { LocalCpu::new(cpu) }).as_ref())
     }
 
     fn now_ns(&self) -> u64 {
@@ -88,9 +88,9 @@ unsafe impl Platform for Chosen {
     fn wake_at(&self, _: u64) {}
 }
 
-pub fn config(first: u64, pages: u64, slots: usize) -> SpaceConfig {
+pub fn config(first: u64, pages: u64, cpus: usize) -> SpaceConfig {
     let aperture = IovaRange::new(Iova::new(first * PAGE), pages * PAGE).unwrap();
-    SpaceConfig::new(aperture, PageSize::SIZE_4K, slots)
+    SpaceConfig::new(aperture, PageSize::SIZE_4K, cpus)
 }
 
 pub fn alloc(space: &IovaSpace, platform: &Chosen, pages: u64, limit: Iova) -> Result<IovaRange, IovaError> {

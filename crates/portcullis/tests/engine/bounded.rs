@@ -1,11 +1,11 @@
-//! A CPU's slot is lent for bounded time: counted in looks at frames of tables, whatever the range.
+//! A CPU is lent for bounded time: counted in looks at frames of tables, whatever the range.
 
 use std::cell::Cell;
 use std::sync::{Arc, Weak};
 
 use portcullis::addr::{Permissions, PhysAddr};
 use portcullis::pgtable::{MapError, VtdSecondStage};
-use portcullis::platform::{Frames, LocalSlot, Platform, PlatformEvents, PlatformNumber, Table};
+use portcullis::platform::{Frames, LocalCpu, Platform, PlatformEvents, PlatformNumber, Table};
 use portcullis_model::Memory;
 use portcullis_model::open::{OpenTable, Simulated};
 
@@ -13,27 +13,27 @@ use super::support::*;
 use crate::common::{PAGE, PLATFORM};
 
 thread_local! {
-    /// Looks of this thread since it has its slot, and the most that it had with one.
+    /// Looks of this thread since it has its CPU, and the most that it had with one.
     static LOOKS: Cell<u64> = const { Cell::new(0) };
     static MOST: Cell<u64> = const { Cell::new(0) };
 }
 
-/// The platform of all tests, with an account of what is done with each slot.
+/// The platform of all tests, with an account of what is done with each CPU.
 struct Counting;
 
-// SAFETY: slots are lent as `StdPlatform` lends them.
+// SAFETY: CPUs are lent as `StdPlatform` lends them.
 unsafe impl Platform for Counting {
-    fn slots(&self) -> usize {
-        PLATFORM.slots()
+    fn cpus(&self) -> usize {
+        PLATFORM.cpus()
     }
 
     fn number(&self) -> PlatformNumber {
         PLATFORM.number()
     }
 
-    fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
+    fn with_cpu<R>(&self, f: impl FnOnce(Option<&LocalCpu<'_>>) -> R) -> R {
         LOOKS.set(0);
-        let result = PLATFORM.with_slot(f);
+        let result = PLATFORM.with_cpu(f);
         MOST.set(MOST.get().max(LOOKS.get()));
         result
     }
@@ -74,13 +74,13 @@ unsafe impl Frames for Counted {
     }
 }
 
-/// The most looks with one slot since the last call.
+/// The most looks with one CPU since the last call.
 fn most() -> u64 {
     MOST.replace(0)
 }
 
 #[test]
-fn a_slot_is_not_kept_in_proportion_to_a_range() {
+fn a_cpu_is_not_kept_in_proportion_to_a_range() {
     const LEN: u64 = 1 << 30;
     // 64 runs, each of them a walk of four levels and two looks at where it ends; or 4,096 pages by lists.
     const RUNS: u64 = 64 * 8;

@@ -125,7 +125,7 @@ fn what_another_has_cleared_of_a_range_is_forgotten_with_it() {
 fn a_part_is_forgotten<X: Format>(format: X, walker: TableFormat) {
     const LARGE: u64 = 2 << 20;
     let memory = Memory::new(64 << 20);
-    let table = PageTable::new(Arc::clone(&memory), format, PLATFORM.slots()).unwrap();
+    let table = PageTable::new(Arc::clone(&memory), format, PLATFORM.cpus()).unwrap();
     let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
     iommu.attach(DEVICE, Context::Translated { domain: DomainId(1), root: table.root(), format: walker });
     let mapper = TableMapper::new(table, iommu.queue(), DomainId(1), Vec::new());

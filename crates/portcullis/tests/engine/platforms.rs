@@ -1,11 +1,11 @@
-//! A page table that is used with several platforms, whose slots have the same numbers.
+//! A page table that is used with several platforms, whose CPUs have the same numbers.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use portcullis::addr::{Permissions, PhysAddr};
 use portcullis::pgtable::{PageTable, VtdSecondStage};
-use portcullis::platform::{LocalSlot, Platform, PlatformEvents, PlatformNumber};
+use portcullis::platform::{LocalCpu, Platform, PlatformEvents, PlatformNumber};
 use portcullis_model::open::OpenTable;
 
 use super::support::*;
@@ -16,7 +16,7 @@ struct One(PlatformNumber);
 
 // SAFETY: each value is used by one thread.
 unsafe impl Platform for One {
-    fn slots(&self) -> usize {
+    fn cpus(&self) -> usize {
         1
     }
 
@@ -24,9 +24,9 @@ unsafe impl Platform for One {
         self.0
     }
 
-    fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
+    fn with_cpu<R>(&self, f: impl FnOnce(Option<&LocalCpu<'_>>) -> R) -> R {
         // SAFETY: one thread is the CPU.
-        f(Some(&unsafe { LocalSlot::new(0) }))
+        f(Some(&unsafe { LocalCpu::new(0) }))
     }
 
     fn now_ns(&self) -> u64 {
@@ -40,7 +40,7 @@ unsafe impl Platform for One {
 
 type Table = PageTable<Arc<Hooked<true>>, VtdSecondStage>;
 
-/// Maps what needs a new table. Whether the turn in which that is done is by the lock, and not by a slot.
+/// Maps what needs a new table. Whether the turn in which that is done is by the lock, and not by a CPU.
 fn takes_the_lock(frames: &Hooked<true>, table: &Arc<Table>, platform: &One, start: u64) -> bool {
     let seen = Arc::new(AtomicBool::new(false));
     let (hook, within) = (Arc::clone(&seen), Arc::clone(table));
@@ -52,7 +52,7 @@ fn takes_the_lock(frames: &Hooked<true>, table: &Arc<Table>, platform: &One, sta
 }
 
 #[test]
-fn anothers_slot_of_the_same_number_is_not_taken_for_ones_own() {
+fn anothers_cpu_of_the_same_number_is_not_taken_for_ones_own() {
     let (home, other) = (One(PlatformNumber::new()), One(PlatformNumber::new()));
     let silent = One(PlatformNumber::NONE);
     let frames = Hooked::new();
@@ -63,7 +63,7 @@ fn anothers_slot_of_the_same_number_is_not_taken_for_ones_own() {
     assert!(!takes_the_lock(&frames, &table, &home, 3 << 30));
 }
 
-/// Its barrier need not reach the CPUs of the one whose slots are in use.
+/// Its barrier need not reach the CPUs of the one whose CPUs are in use.
 #[test]
 fn another_platform_reclaims_nothing() {
     let (home, other) = (One(PlatformNumber::new()), One(PlatformNumber::new()));

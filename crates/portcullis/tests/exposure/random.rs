@@ -15,7 +15,7 @@ use proptest::prelude::*;
 use super::plain::{Plain, Tally};
 use crate::rig::{Clocked, Device, PAGE, Rig, page};
 
-/// CPUs that have a slot. One more has none.
+/// CPUs that the platform lends. One more caller gets none.
 const CPUS: usize = 3;
 /// What the hardware takes for a submission.
 pub const FLUSH_NS: u64 = 900;

@@ -15,7 +15,7 @@ use portcullis::invalidation::{QUEUE_ENTRIES, SLICE};
 use portcullis::platform::PlatformEvents;
 use portcullis_model::open::OpenDomain;
 
-const SLOTS: usize = 4;
+const CPUS: usize = 4;
 
 /// Some CPUs, played by one thread, and a domain whose timer the test calls itself.
 struct Cpus {
@@ -25,23 +25,23 @@ struct Cpus {
 
 impl Cpus {
     fn new() -> Self {
-        let platform = Arc::new(Chosen::new(SLOTS));
+        let platform = Arc::new(Chosen::new(CPUS));
         let bench = Bench::on(Arc::clone(&platform), Policy::Lazy { window_ns: u64::MAX });
         Self { platform, bench }
     }
 
-    fn map_below(&self, slot: usize, limit: Iova) -> IovaRange {
-        self.platform.be(slot);
+    fn map_below(&self, cpu: usize, limit: Iova) -> IovaRange {
+        self.platform.be(cpu);
         let page = PhysSegment { phys: PhysAddr::new(0x1_0000_0000), len: PAGE };
         self.bench.domain.open(&[page], Direction::FromDevice.permissions(), limit).unwrap()
     }
 
-    fn map(&self, slot: usize) -> IovaRange {
-        self.map_below(slot, ANYWHERE)
+    fn map(&self, cpu: usize) -> IovaRange {
+        self.map_below(cpu, ANYWHERE)
     }
 
-    fn unmap(&self, slot: usize, range: IovaRange) {
-        self.platform.be(slot);
+    fn unmap(&self, cpu: usize, range: IovaRange) {
+        self.platform.be(cpu);
         self.bench.domain.unmap(range).unwrap();
     }
 
@@ -51,9 +51,9 @@ impl Cpus {
         (usage.taken - usage.cached) / PAGE
     }
 
-    /// The window ends; somebody on `slot` sees to it. How many ranges came back by that.
-    fn timer(&self, slot: usize) -> u64 {
-        self.platform.be(slot);
+    /// The window ends; somebody on `cpu` sees to it. How many ranges came back by that.
+    fn timer(&self, cpu: usize) -> u64 {
+        self.platform.be(cpu);
         let before = self.out();
         let flushes = self.bench.domain.stats().flushes;
         // Before the window ends nothing is flushed, whoever else's ends.
@@ -80,28 +80,28 @@ fn deferred_addresses_return_to_their_cpu_one_with_each_unmap() {
     const RANGES: usize = QUEUE_ENTRIES / 2;
     let cpus = Cpus::new();
     let mine: Vec<Vec<IovaRange>> =
-        (0..SLOTS).map(|slot| (0..RANGES).map(|_| cpus.map(slot)).collect()).collect();
-    for (slot, ranges) in mine.iter().enumerate() {
-        ranges.iter().for_each(|range| cpus.unmap(slot, *range));
+        (0..CPUS).map(|cpu| (0..RANGES).map(|_| cpus.map(cpu)).collect()).collect();
+    for (cpu, ranges) in mine.iter().enumerate() {
+        ranges.iter().for_each(|range| cpus.unmap(cpu, *range));
     }
-    assert_eq!(cpus.out(), (SLOTS * RANGES) as u64, "all of it waits");
+    assert_eq!(cpus.out(), (CPUS * RANGES) as u64, "all of it waits");
     // One CPU flushes for all of them and takes nothing of theirs, nor of its own.
     assert_eq!(cpus.timer(0), 0);
     let sets: Vec<HashSet<Iova>> = mine.iter().map(|ranges| addresses(ranges)).collect();
-    for (slot, own) in sets.iter().enumerate() {
+    for (cpu, own) in sets.iter().enumerate() {
         let mut back = 0;
         for _ in 0..RANGES {
-            let range = cpus.map(slot);
+            let range = cpus.map(cpu);
             back += usize::from(own.contains(&range.start()));
-            let others = sets.iter().enumerate().filter(|(other, _)| *other != slot);
+            let others = sets.iter().enumerate().filter(|(other, _)| *other != cpu);
             assert!(others.into_iter().all(|(_, set)| !set.contains(&range.start())));
             let before = cpus.out();
-            cpus.unmap(slot, range);
+            cpus.unmap(cpu, range);
             // What is unmapped is still out; one that is safe came back instead.
             assert_eq!(before - cpus.out(), 1);
         }
         // The first ones come from what the CPU's list had left.
-        assert!(back >= RANGES - 64, "only {back} of its own came back to CPU {slot}");
+        assert!(back >= RANGES - 64, "only {back} of its own came back to CPU {cpu}");
     }
     cpus.assert_nothing_lost();
 }
@@ -124,7 +124,7 @@ fn what_another_cpu_defers_returns_to_the_owner() {
             // One at the most, and none before the first flush.
             assert!(before - cpus.out() <= u64::from(round > 0), "round {round}");
         }
-        assert_eq!(cpus.timer(round % SLOTS), 0);
+        assert_eq!(cpus.timer(round % CPUS), 0);
         // The CPU that unmaps keeps nothing of the owner's.
         if round % 8 == 7 {
             let own: Vec<IovaRange> = (0..4).map(|_| cpus.map(other)).collect();
@@ -147,16 +147,16 @@ fn only_an_exhausted_space_takes_back_many_at_once() {
     let mut queued = 0_u64;
     let mut many = 0;
     for step in 0..4_000 {
-        let slot = step % SLOTS;
+        let cpu = step % CPUS;
         let before = cpus.out();
-        let range = cpus.map_below(slot, limit);
+        let range = cpus.map_below(cpu, limit);
         let back = before + 1 - cpus.out();
-        assert!(back <= queued && back <= ((SLOTS + 1) * QUEUE_ENTRIES) as u64);
+        assert!(back <= queued && back <= ((CPUS + 1) * QUEUE_ENTRIES) as u64);
         assert!(back == 0 || queued >= 200, "{back} taken back with {queued} waiting: it was not exhausted");
         many += u64::from(back > 1);
         queued -= back;
         let before = cpus.out();
-        cpus.unmap(slot, range);
+        cpus.unmap(cpu, range);
         let back = before - cpus.out();
         assert!(back <= 1, "{back} by one unmap");
         queued = queued + 1 - back;
@@ -173,19 +173,19 @@ fn a_cpu_that_goes_leaves_nothing_behind() {
     let ranges: Vec<IovaRange> = (0..QUEUE_ENTRIES).map(|_| cpus.map(3)).collect();
     ranges.iter().for_each(|range| cpus.unmap(3, *range));
     assert_eq!(cpus.out(), QUEUE_ENTRIES as u64);
-    cpus.platform.be(SLOTS);
-    PlatformEvents::slot_released(&*cpus.bench.domain, 3);
+    cpus.platform.be(CPUS);
+    PlatformEvents::cpu_released(&*cpus.bench.domain, 3);
     let usage = cpus.bench.domain.usage();
     assert_eq!((usage.taken, usage.cached), (0, 0));
     cpus.assert_nothing_lost();
 }
 
 /// Where one call takes back all that there is, because the space is exhausted or a CPU has gone, it does so in
-/// slices: no turn of a slot, so no lock that is held and no time for which a kernel keeps interrupts off, covers
+/// slices: no turn of a CPU, so no lock that is held and no time for which a kernel keeps interrupts off, covers
 /// more than one.
 #[test]
 fn no_turn_takes_back_more_than_a_slice() {
-    let platform = Clocked::new(SLOTS);
+    let platform = Clocked::new(CPUS);
     let rig = Rig::new(Arc::clone(&platform), LAZY_FOREVER, |queue| queue);
     let limit = Iova::new((2048 << 12) - 1);
     let map = || rig.domain.open(&[page(0)], Direction::FromDevice.permissions(), limit);
@@ -202,8 +202,8 @@ fn no_turn_takes_back_more_than_a_slice() {
         }
     });
     let queued = |ranges: u64| {
-        for slot in 0..SLOTS {
-            platform.be(slot);
+        for cpu in 0..CPUS {
+            platform.be(cpu);
             let ranges: Vec<_> = (0..ranges).map(|_| map().unwrap()).collect();
             ranges.into_iter().for_each(|range| rig.domain.unmap(range).unwrap());
         }
@@ -217,8 +217,8 @@ fn no_turn_takes_back_more_than_a_slice() {
     live.into_iter().for_each(|range| rig.domain.unmap_strictly(range).unwrap());
     queued(100);
     let before = all.load(Ordering::Relaxed);
-    platform.be(SLOTS);
-    PlatformEvents::slot_released(&*rig.domain, 2);
+    platform.be(CPUS);
+    PlatformEvents::cpu_released(&*rig.domain, 2);
     assert!(all.load(Ordering::Relaxed) - before >= 100, "all that the CPU has left behind");
     let most = most.load(Ordering::Relaxed);
     assert!(most > 1 && most <= 64 && SLICE == 64, "{most} taken back in one turn");

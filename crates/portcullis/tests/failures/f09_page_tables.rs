@@ -44,7 +44,7 @@ fn traps(rig: &Rig) -> Vec<Buffer> {
 
 #[test]
 fn tables_come_back_and_the_hardware_walks_none_that_is_gone() {
-    let rig = Rig::new(StdPlatform::with_slots(1), Policy::Strict, |queue| queue);
+    let rig = Rig::new(StdPlatform::with_cpus(1), Policy::Strict, |queue| queue);
     let bytes = || rig.domain.mapper().table().table_bytes();
     let (empty, ranges) = (bytes(), 40);
     let old = churn(&rig, ranges);
@@ -74,7 +74,7 @@ fn tables_come_back_and_the_hardware_walks_none_that_is_gone() {
 
 #[test]
 fn memory_that_runs_out_brings_tables_back_by_itself() {
-    let rig = Rig::new(StdPlatform::with_slots(1), Policy::Strict, |queue| queue);
+    let rig = Rig::new(StdPlatform::with_cpus(1), Policy::Strict, |queue| queue);
     churn(&rig, 40);
     // All the rest is taken.
     let all: Vec<Buffer> = std::iter::from_fn(|| rig.memory.buffer(PAGE)).collect();
@@ -92,7 +92,7 @@ fn memory_that_runs_out_brings_tables_back_by_itself() {
 
 #[test]
 fn tables_that_the_hardware_has_not_forgotten_are_kept() {
-    let rig = Rig::new(StdPlatform::with_slots(1), Policy::Strict, |queue| queue);
+    let rig = Rig::new(StdPlatform::with_cpus(1), Policy::Strict, |queue| queue);
     let old = churn(&rig, 40);
     let full = rig.domain.mapper().table().table_bytes();
     rig.iommu.queue().fail_next(1, InvalidationError::TimedOut { waited_ns: 1 });

@@ -17,7 +17,7 @@ use portcullis::domain::{PhysSegment, Policies, Policy};
 use portcullis::invalidation::{
     DeviceId, DomainId, Invalidation, InvalidationError, InvalidationQueue, QUEUE_ENTRIES, SharedQueue,
 };
-use portcullis::platform::{LocalSlot, Platform, PlatformEvents, PlatformNumber};
+use portcullis::platform::{LocalCpu, Platform, PlatformEvents, PlatformNumber};
 use portcullis::std_platform::StdPlatform;
 use portcullis_model::Queue;
 use portcullis_model::open::{OpenDevice, OpenDomain, OpenRing};
@@ -25,30 +25,30 @@ use portcullis_model::open::{OpenDevice, OpenDomain, OpenRing};
 use crate::queued;
 use crate::rig::{self, ANYWHERE, Hooked, LAZY_FOREVER, PAGE, page};
 
-/// Threads as CPUs, each of which knows whether it holds a slot.
+/// Threads, each of which knows whether it holds a CPU.
 #[derive(Clone)]
 struct Watched(StdPlatform);
 
 thread_local! {
-    static IN_SLOT: Cell<bool> = const { Cell::new(false) };
+    static IN_CPU: Cell<bool> = const { Cell::new(false) };
     /// For this thread every window has ended.
     static LATE: Cell<bool> = const { Cell::new(false) };
 }
 
-// SAFETY: slots are `StdPlatform`'s, and lent by it.
+// SAFETY: CPUs are `StdPlatform`'s, and lent by it.
 unsafe impl Platform for Watched {
-    fn slots(&self) -> usize {
-        self.0.slots()
+    fn cpus(&self) -> usize {
+        self.0.cpus()
     }
 
     fn number(&self) -> PlatformNumber {
         self.0.number()
     }
 
-    fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
-        assert!(!IN_SLOT.replace(true), "a slot inside a slot");
-        let result = self.0.with_slot(f);
-        IN_SLOT.set(false);
+    fn with_cpu<R>(&self, f: impl FnOnce(Option<&LocalCpu<'_>>) -> R) -> R {
+        assert!(!IN_CPU.replace(true), "a CPU inside a CPU");
+        let result = self.0.with_cpu(f);
+        IN_CPU.set(false);
         result
     }
 
@@ -84,7 +84,7 @@ struct Work {
 impl Work {
     /// Called while the hardware works.
     fn wait(&self) {
-        assert!(!IN_SLOT.get(), "a slot is held while hardware works");
+        assert!(!IN_CPU.get(), "a CPU is held while hardware works");
         if !self.armed.swap(false, Ordering::SeqCst) {
             return;
         }
@@ -140,9 +140,9 @@ fn everything<Q: InvalidationQueue>(rig: &Rig<Q>, alone: bool) -> Vec<Step> {
         "translate",
         Box::new(move || {
             let range = all_pages();
-            let phys = one.mapper().table().iova_to_phys(&Watched(StdPlatform::with_slots(1)), range.start());
+            let phys = one.mapper().table().iova_to_phys(&Watched(StdPlatform::with_cpus(1)), range.start());
             assert_eq!(phys, Some(page(1).phys));
-            one.mapper().table().visit(&Watched(StdPlatform::with_slots(1)), |_| ());
+            one.mapper().table().visit(&Watched(StdPlatform::with_cpus(1)), |_| ());
         }),
     );
     let one = Arc::clone(&domain);
@@ -258,7 +258,7 @@ fn waits<Q: InvalidationQueue>() -> Vec<Wait<Q>> {
         }),
         ("a CPU that goes", LAZY_FOREVER, |rig| {
             rig.device.unmap_single(one(rig), PAGE).unwrap();
-            PlatformEvents::slot_released(&*rig.domain, 5);
+            PlatformEvents::cpu_released(&*rig.domain, 5);
         }),
         ("change of policy", LAZY_FOREVER, |rig| rig.domain.set_policy(Policy::Strict).unwrap()),
         ("change of a device's policy", LAZY_FOREVER, |rig| {

@@ -1,6 +1,6 @@
 //! A change at each border of an unmap, and an unmap at each border of a change.
 //!
-//! A border is where a thread takes a slot, gives one back, or asks the hardware for something: between two borders
+//! A border is where a thread takes a CPU, gives one back, or asks the hardware for something: between two borders
 //! nothing of a domain that others see is done but under a lock, or is one store. Here the other side's whole call
 //! is made right at a border, by another thread. So every order of these steps that matters is tried, and none by
 //! chance.

@@ -36,7 +36,7 @@ const MASK: u64 = (16 << 20) - 1;
 
 #[test]
 fn a_device_that_retries_everything_reaches_nothing_it_must_not() {
-    // Now and then late where it hurts: before a CPU has its slot.
+    // Now and then late where it hurts: before a CPU is lent.
     let turns = AtomicU64::new(0);
     let platform = Turns::new(8, move |border| {
         if border == Border::Before {

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Weak};
 
-use portcullis::platform::{LocalSlot, Platform, PlatformEvents, PlatformNumber};
+use portcullis::platform::{LocalCpu, Platform, PlatformEvents, PlatformNumber};
 use portcullis::std_platform::StdPlatform;
 
 /// The two borders of a turn.
@@ -19,25 +19,25 @@ pub struct Turns {
 }
 
 impl Turns {
-    /// `slots` CPUs; `at` is called before a slot is lent, and when it has come back.
-    pub fn new(slots: usize, at: impl Fn(Border) + Send + Sync + 'static) -> Self {
-        Self { inner: StdPlatform::with_slots(slots), at: Arc::new(at) }
+    /// `cpus` CPUs; `at` is called before a CPU is lent, and when it has come back.
+    pub fn new(cpus: usize, at: impl Fn(Border) + Send + Sync + 'static) -> Self {
+        Self { inner: StdPlatform::with_cpus(cpus), at: Arc::new(at) }
     }
 }
 
-// SAFETY: slots are `StdPlatform`'s, and lent by it.
+// SAFETY: CPUs are `StdPlatform`'s, and lent by it.
 unsafe impl Platform for Turns {
-    fn slots(&self) -> usize {
-        self.inner.slots()
+    fn cpus(&self) -> usize {
+        self.inner.cpus()
     }
 
     fn number(&self) -> PlatformNumber {
         self.inner.number()
     }
 
-    fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
+    fn with_cpu<R>(&self, f: impl FnOnce(Option<&LocalCpu<'_>>) -> R) -> R {
         (self.at)(Border::Before);
-        let result = self.inner.with_slot(f);
+        let result = self.inner.with_cpu(f);
         (self.at)(Border::After);
         result
     }

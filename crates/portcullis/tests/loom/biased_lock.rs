@@ -1,4 +1,4 @@
-//! The owner of a slot and somebody who revokes it never use its value at the same time, and each sees what the
+//! The owner of a CPU and somebody who revokes it never use its value at the same time, and each sees what the
 //! other did before.
 
 use std::sync::Weak;
@@ -7,19 +7,19 @@ use ::loom::cell::UnsafeCell;
 use ::loom::sync::Arc;
 use ::loom::thread;
 use portcullis::percpu::{BiasedLock, Counter, Marks, PerCpu, TurnLocal};
-use portcullis::platform::{LocalSlot, Platform, PlatformEvents};
+use portcullis::platform::{LocalCpu, Platform, PlatformEvents};
 
 /// A platform with full fences on both sides, as the model checker knows no others.
 struct Fences;
 
-// SAFETY: one thread at a time is the owner of slot 0; fences are full.
+// SAFETY: one thread at a time is the owner of CPU 0; fences are full.
 unsafe impl Platform for Fences {
-    fn slots(&self) -> usize {
+    fn cpus(&self) -> usize {
         1
     }
 
-    fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
-        f(Some(&slot()))
+    fn with_cpu<R>(&self, f: impl FnOnce(Option<&LocalCpu<'_>>) -> R) -> R {
+        f(Some(&cpu()))
     }
 
     fn now_ns(&self) -> u64 {
@@ -31,10 +31,10 @@ unsafe impl Platform for Fences {
     fn wake_at(&self, _: u64) {}
 }
 
-/// The slot, for the one thread that is its owner.
-fn slot() -> LocalSlot<'static> {
+/// The CPU, for the one thread that is its owner.
+fn cpu() -> LocalCpu<'static> {
     // SAFETY: each model has one owner at a time.
-    unsafe { LocalSlot::new(0) }
+    unsafe { LocalCpu::new(0) }
 }
 
 /// A value whose simultaneous use loom reports.
@@ -52,7 +52,7 @@ impl Value {
     }
 }
 
-/// One value for slot 0, wherever its mark is.
+/// One value for CPU 0, wherever its mark is.
 trait Values: Send + Sync + 'static {
     fn new() -> Arc<Self>;
 
@@ -68,7 +68,7 @@ impl Values for BiasedLock<Value> {
     }
 
     fn add_one(&self) -> bool {
-        self.with(Some(&slot()), Value::add_one).is_some()
+        self.with(Some(&cpu()), Value::add_one).is_some()
     }
 
     fn with_others(&self, only: Option<usize>, f: impl FnMut(usize, &Value)) {
@@ -90,9 +90,9 @@ impl Values for Apart {
     }
 
     fn add_one(&self) -> bool {
-        let slot = slot();
+        let cpu = cpu();
         // SAFETY: there is one platform.
-        let turn = unsafe { self.marks.turn(&slot) };
+        let turn = unsafe { self.marks.turn(&cpu) };
         turn.as_ref().and_then(|turn| self.value.get(turn)).map(Value::add_one).is_some()
     }
 
@@ -118,9 +118,9 @@ impl Values for Beside {
     }
 
     fn add_one(&self) -> bool {
-        let slot = slot();
+        let cpu = cpu();
         // SAFETY: there is one platform.
-        let Some(turn) = (unsafe { self.marks.turn(&slot) }) else { return false };
+        let Some(turn) = (unsafe { self.marks.turn(&cpu) }) else { return false };
         // Turns have this one wherever they are not all revoked.
         self.rest.get(&turn).unwrap().add_one();
         self.value.get(&turn).map(Value::add_one).is_some()
@@ -201,9 +201,9 @@ fn a_turn_beside_a_revocation_apart_sees_the_one_before() {
     });
 }
 
-/// Two slots beyond those that a counter was made for share its last word.
+/// Two CPUs beyond those that a counter was made for share its last word.
 #[test]
-fn counts_of_slots_without_a_word_of_their_own_are_not_lost() {
+fn counts_of_cpus_without_a_word_of_their_own_are_not_lost() {
     ::loom::model(|| {
         let counts = Arc::new(PerCpu::new(1, Counter::default));
         let add = |counts: &PerCpu<Counter>, index| {

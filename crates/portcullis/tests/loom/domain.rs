@@ -10,7 +10,7 @@ use portcullis::domain::{Domain, PhysSegment, Policy};
 use portcullis::invalidation::{Costs, DomainId, Gather, Invalidation, InvalidationError};
 use portcullis::mapper::{Geometry, Mapper};
 use portcullis::pgtable::{MapError, Unmapped};
-use portcullis::platform::{LocalSlot, Platform, PlatformEvents, PlatformNumber};
+use portcullis::platform::{LocalCpu, Platform, PlatformEvents, PlatformNumber};
 use portcullis::sync::{AtomicU64, Ordering};
 
 use super::frames::MACHINE;
@@ -31,9 +31,9 @@ const NEVER: u64 = u64::MAX;
 #[derive(Clone)]
 struct Cpus(std::sync::Arc<AtomicU64>);
 
-// SAFETY: each thread of the model is a CPU of its own, and has a slot number of its own; fences are full.
+// SAFETY: each thread of the model is a CPU of its own; fences are full.
 unsafe impl Platform for Cpus {
-    fn slots(&self) -> usize {
+    fn cpus(&self) -> usize {
         2
     }
 
@@ -41,9 +41,9 @@ unsafe impl Platform for Cpus {
         *MACHINE
     }
 
-    fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
+    fn with_cpu<R>(&self, f: impl FnOnce(Option<&LocalCpu<'_>>) -> R) -> R {
         // SAFETY: each thread has a number of its own.
-        f(Some(&unsafe { LocalSlot::new(CPU.with(|cpu| cpu.get())) }))
+        f(Some(&unsafe { LocalCpu::new(CPU.with(|cpu| cpu.get())) }))
     }
 
     fn now_ns(&self) -> u64 {
@@ -154,7 +154,7 @@ fn used_before(domain: &Dom) -> IovaRange {
     let range = map(domain, 9).unwrap();
     domain.unmap(range).unwrap();
     domain.flush().unwrap();
-    domain.slot_released(1);
+    domain.cpu_released(1);
     be(0);
     map_one(domain)
 }
@@ -258,7 +258,7 @@ fn a_timer_beside_an_unmap_covers_it_or_comes_again() {
 #[test]
 fn what_a_cpu_leaves_is_used_again_only_when_it_is_forgotten() {
     beside_an_unmap(|domain, _, _| {
-        domain.slot_released(1);
+        domain.cpu_released(1);
         map(domain, 2).unwrap();
         map(domain, 3);
     });

@@ -10,18 +10,18 @@ use ::loom::thread;
 use portcullis::addr::{Iova, IovaRange};
 use portcullis::invalidation::{Cleared, FlushQueue, Pushed};
 use portcullis::percpu::Marks;
-use portcullis::platform::{LocalSlot, Platform, PlatformEvents};
+use portcullis::platform::{LocalCpu, Platform, PlatformEvents};
 
-/// A platform of visitors: full fences on both sides, as the model checker knows no others, and no slots.
+/// A platform of visitors: full fences on both sides, as the model checker knows no others, and no CPUs.
 struct Fences;
 
-// SAFETY: it lends no slot; fences are full.
+// SAFETY: it lends no CPU; fences are full.
 unsafe impl Platform for Fences {
-    fn slots(&self) -> usize {
+    fn cpus(&self) -> usize {
         1
     }
 
-    fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
+    fn with_cpu<R>(&self, f: impl FnOnce(Option<&LocalCpu<'_>>) -> R) -> R {
         f(None)
     }
 
@@ -52,16 +52,16 @@ impl Queues {
         Arc::new(Self(FlushQueue::per_cpu(std::sync::Arc::clone(&marks), 1), marks))
     }
 
-    /// Queues the range in a turn of slot 0, after `clear`, as lazy protection does, for `window`.
+    /// Queues the range in a turn of CPU 0, after `clear`, as lazy protection does, for `window`.
     fn push_after(
         &self,
         clear: impl FnOnce(),
         window: impl Fn() -> Option<u64>,
     ) -> (Pushed, Option<IovaRange>) {
         // SAFETY: one thread of each model unmaps.
-        let slot = unsafe { LocalSlot::new(0) };
+        let cpu = unsafe { LocalCpu::new(0) };
         // SAFETY: there is one platform.
-        match unsafe { self.1.turn(&slot) } {
+        match unsafe { self.1.turn(&cpu) } {
             Some(turn) => {
                 clear();
                 if let Some(pushed) = self.0.push(&turn, CLEARED, &window, || 0) {
@@ -90,7 +90,7 @@ fn push(queue: &Queues) -> Pushed {
     deferred
 }
 
-/// As a visitor, which has no slot.
+/// As a visitor, which has no CPU.
 fn reclaim_all(queue: &Queues, mut reclaim: impl FnMut(IovaRange)) {
     queue.reclaim(&Fences, None, |_, range| reclaim(range));
 }
@@ -193,7 +193,7 @@ fn a_flush_that_began_before_a_segment_was_closed_does_not_cover_it() {
     });
 }
 
-/// The same by a caller without a slot, whom no fence of a turn orders: the segment's alone does.
+/// The same by a caller without a CPU, whom no fence of a turn orders: the segment's alone does.
 #[test]
 fn nor_one_of_the_queue_that_is_shared() {
     bounded(|| {

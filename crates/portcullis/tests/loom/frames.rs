@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use portcullis::addr::{Permissions, PhysAddr};
 use portcullis::pgtable::{Attributes, Entry, Format, LeafSize};
-use portcullis::platform::{FRAME_SIZE, Frames, LocalSlot, Platform, PlatformEvents, PlatformNumber, Table};
+use portcullis::platform::{FRAME_SIZE, Frames, LocalCpu, Platform, PlatformEvents, PlatformNumber, Table};
 use portcullis::sync::{AtomicU64, Ordering};
 
 /// Words of a frame that the tests use.
@@ -151,12 +151,12 @@ unsafe impl Format for Tiny {
 /// The machine that the CPUs of a model are of.
 pub static MACHINE: std::sync::LazyLock<PlatformNumber> = std::sync::LazyLock::new(PlatformNumber::new);
 
-/// A platform that lends one slot, or none, with full fences, as the model checker knows no others.
+/// A platform that lends one CPU, or none, with full fences, as the model checker knows no others.
 pub struct Cpu(pub Option<usize>);
 
-// SAFETY: each thread of the model is a CPU of its own, and has a slot number of its own; fences are full.
+// SAFETY: each thread of the model is a CPU of its own; fences are full.
 unsafe impl Platform for Cpu {
-    fn slots(&self) -> usize {
+    fn cpus(&self) -> usize {
         2
     }
 
@@ -164,9 +164,9 @@ unsafe impl Platform for Cpu {
         *MACHINE
     }
 
-    fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
+    fn with_cpu<R>(&self, f: impl FnOnce(Option<&LocalCpu<'_>>) -> R) -> R {
         // SAFETY: the tests give each thread a number of its own.
-        f(self.0.map(|slot| unsafe { LocalSlot::new(slot) }).as_ref())
+        f(self.0.map(|cpu| unsafe { LocalCpu::new(cpu) }).as_ref())
     }
 
     fn now_ns(&self) -> u64 {

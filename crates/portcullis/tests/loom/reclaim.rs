@@ -6,7 +6,7 @@ use ::loom::sync::Arc;
 use ::loom::thread;
 use portcullis::addr::{Iova, IovaRange, Permissions, PhysAddr};
 use portcullis::pgtable::{Entry, Format, PageTable};
-use portcullis::platform::{Frames, LocalSlot, Platform};
+use portcullis::platform::{Frames, LocalCpu, Platform};
 use portcullis::sync::Ordering;
 
 use super::frames::{Cpu, LoomFrames, Tiny};
@@ -28,10 +28,9 @@ fn memory(number: u64) -> PhysAddr {
 /// Maps a page by the short way; `false` where that is not done.
 fn map_fast(table: &PageTable<LoomFrames, Tiny>, cpu: &Cpu, number: u64) -> bool {
     let rights = Permissions::READ_WRITE.into();
-    // SAFETY: what plays the hardware reads the table, and no memory; the slot is the one that was lent.
-    let map =
-        |slot: &LocalSlot<'_>| unsafe { table.map_fast(cpu, slot, page(number), memory(number), rights) };
-    cpu.with_slot_fast(map) == Some(true)
+    // SAFETY: what plays the hardware reads the table, and no memory; the CPU is the one that was lent.
+    let map = |cpu: &LocalCpu<'_>| unsafe { table.map_fast(cpu, cpu, page(number), memory(number), rights) };
+    cpu.with_cpu_fast(map) == Some(true)
 }
 
 /// A table, and the hardware that has cached where the table of the lower half is.
@@ -74,9 +73,9 @@ impl Machine {
 
     /// Unmaps a page that is mapped, by the short way where that does it.
     fn unmap_near(&self, cpu: &Cpu, number: u64) {
-        // SAFETY: the slot is the one that was lent.
-        let unmap = |slot: &LocalSlot<'_>| unsafe { self.table.unmap_fast(cpu, slot, page(number)) };
-        assert!(cpu.with_slot_fast(unmap) == Some(true) || self.unmap(cpu, number));
+        // SAFETY: the CPU is the one that was lent.
+        let unmap = |cpu: &LocalCpu<'_>| unsafe { self.table.unmap_fast(cpu, cpu, page(number)) };
+        assert!(cpu.with_cpu_fast(unmap) == Some(true) || self.unmap(cpu, number));
     }
 
     /// Has the other CPU remember the table of the lower half, in which nothing is mapped.
@@ -180,7 +179,7 @@ fn and_reached_by_the_hardware_as_soon_as_it_is_there() {
 }
 
 #[test]
-fn a_map_without_a_slot_beside_a_reclaim_is_found() {
+fn a_map_without_a_cpu_beside_a_reclaim_is_found() {
     let map = |machine: &Machine| machine.map(&Cpu(None), 1);
     let reclaim = |machine: &Machine| {
         machine.reclaim(&MAIN);

@@ -4,7 +4,7 @@ use ::loom::cell::UnsafeCell;
 use ::loom::sync::Arc;
 use ::loom::thread;
 use portcullis::percpu::Marks;
-use portcullis::platform::LocalSlot;
+use portcullis::platform::LocalCpu;
 use portcullis::sync::{AtomicU64, Ordering};
 
 use super::frames::Cpu;
@@ -21,9 +21,9 @@ unsafe impl Sync for Thing {}
 // SAFETY: as above.
 unsafe impl Send for Thing {}
 
-fn slot(index: usize) -> LocalSlot<'static> {
+fn cpu(index: usize) -> LocalCpu<'static> {
     // SAFETY: each reader is given a number of its own.
-    unsafe { LocalSlot::new(index) }
+    unsafe { LocalCpu::new(index) }
 }
 
 impl Thing {
@@ -32,9 +32,9 @@ impl Thing {
         Arc::new(Self { linked, value: UnsafeCell::new(7), marks: Marks::new(2) })
     }
 
-    fn look(&self, slot: Option<&LocalSlot<'_>>, inner: bool) {
-        // SAFETY: slots are of one platform.
-        let section = || unsafe { self.marks.section(slot) };
+    fn look(&self, cpu: Option<&LocalCpu<'_>>, inner: bool) {
+        // SAFETY: CPUs are of one platform.
+        let section = || unsafe { self.marks.section(cpu) };
         let _section = section();
         if inner {
             drop(section());
@@ -61,7 +61,7 @@ fn race(readers: &'static [Option<usize>], turns: usize, inner: bool) {
         let spawn = |reader: &Option<usize>| {
             let (thing, reader) = (Arc::clone(&thing), *reader);
             thread::spawn(move || {
-                (0..turns).for_each(|_| thing.look(reader.map(slot).as_ref(), inner));
+                (0..turns).for_each(|_| thing.look(reader.map(cpu).as_ref(), inner));
             })
         };
         let readers: Vec<_> = readers.iter().map(spawn).collect();
@@ -71,7 +71,7 @@ fn race(readers: &'static [Option<usize>], turns: usize, inner: bool) {
 }
 
 #[test]
-fn a_turn_with_a_slot_is_waited_for() {
+fn a_turn_with_a_cpu_is_waited_for() {
     race(&[Some(1)], 2, false);
 }
 

@@ -7,7 +7,7 @@ use ::loom::thread;
 use portcullis::addr::{Direction, PhysAddr};
 use portcullis::bounce::swiotlb::{BounceError, Bounced, Constraints, Swiotlb, SwiotlbConfig};
 use portcullis::domain::PhysSegment;
-use portcullis::platform::{CopyMemory, FRAME_SIZE, Frames, LocalSlot, Platform, PlatformEvents, Table};
+use portcullis::platform::{CopyMemory, FRAME_SIZE, Frames, LocalCpu, Platform, PlatformEvents, Table};
 use portcullis::sync::{AtomicU64, Ordering};
 
 ::loom::thread_local! {
@@ -28,9 +28,9 @@ unsafe impl Platform for Cpus {
         2
     }
 
-    fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
+    fn with_cpu<R>(&self, f: impl FnOnce(Option<&LocalCpu<'_>>) -> R) -> R {
         // SAFETY: each thread has a number of its own.
-        f(CPU.with(|cpu| cpu.get()).map(|slot| unsafe { LocalSlot::new(slot) }).as_ref())
+        f(CPU.with(|cpu| cpu.get()).map(|slot| unsafe { LocalCpu::new(slot) }).as_ref())
     }
 
     fn now_ns(&self) -> u64 {

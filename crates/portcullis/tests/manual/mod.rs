@@ -6,9 +6,9 @@
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-use portcullis::platform::{LocalSlot, Platform, PlatformEvents, PlatformNumber};
+use portcullis::platform::{LocalCpu, Platform, PlatformEvents, PlatformNumber};
 
-/// No slot.
+/// No CPU.
 pub const NONE: usize = usize::MAX;
 
 /// A machine of four CPUs, used by one thread.
@@ -39,9 +39,9 @@ impl Manual {
     }
 }
 
-// SAFETY: one thread plays all CPUs, so no two callers have a slot at once; it sees its own stores without a fence.
+// SAFETY: one thread plays all CPUs, so no two callers have a CPU at once; it sees its own stores without a fence.
 unsafe impl Platform for Manual {
-    fn slots(&self) -> usize {
+    fn cpus(&self) -> usize {
         4
     }
 
@@ -49,10 +49,10 @@ unsafe impl Platform for Manual {
         self.0.number
     }
 
-    fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
+    fn with_cpu<R>(&self, f: impl FnOnce(Option<&LocalCpu<'_>>) -> R) -> R {
         let cpu = self.0.cpu.load(Ordering::Relaxed);
         // SAFETY: one thread plays all CPUs, of which there are four.
-        f((cpu != NONE).then(|| unsafe { LocalSlot::new(cpu) }).as_ref())
+        f((cpu != NONE).then(|| unsafe { LocalCpu::new(cpu) }).as_ref())
     }
 
     fn now_ns(&self) -> u64 {

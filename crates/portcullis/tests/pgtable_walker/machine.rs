@@ -16,7 +16,7 @@ use super::cases::Case;
 use super::plain::{Piece, Plain};
 
 /// For the threads of all tests.
-pub static PLATFORM: LazyLock<Arc<StdPlatform>> = LazyLock::new(|| Arc::new(StdPlatform::with_slots(32)));
+pub static PLATFORM: LazyLock<Arc<StdPlatform>> = LazyLock::new(|| Arc::new(StdPlatform::with_cpus(32)));
 
 /// As much as any test needs, where addresses are wide enough.
 const CAPACITY: u64 = 64 << 20;
@@ -81,7 +81,7 @@ impl<F: Backing, X: Format> Machine<F, X> {
         let memory = Memory::with_base(PhysAddr::new(base), capacity);
         let (frames, seen) = F::of(&memory, &format);
         let root_bytes = 8 << format.root_bits();
-        let Ok(table) = PageTable::new(frames, format, PLATFORM.slots()) else {
+        let Ok(table) = PageTable::new(frames, format, PLATFORM.cpus()) else {
             assert!(root_bytes > capacity, "{format:?}: no root");
             return None;
         };

@@ -43,8 +43,8 @@ fn what_is_unmapped_in_parts_of_granules_is_refused_or_out_of_reach() {
 
 /// Two tables, to which the same is done: the one by CPUs that it is at home with, the other by those it is not.
 fn compare<X: Format + Copy>(format: X, seed: u64) {
-    let platforms = [(); 3].map(|()| StdPlatform::with_slots(1));
-    platforms.iter().for_each(|platform| platform.with_slot(|_| ()));
+    let platforms = [(); 3].map(|()| StdPlatform::with_cpus(1));
+    platforms.iter().for_each(|platform| platform.with_cpu(|_| ()));
     let [home, elsewhere, strange] = &platforms;
     let [near, far] = [(); 2].map(|()| {
         let memory: Arc<Memory> = Memory::new(16 << 20);
@@ -69,16 +69,16 @@ fn compare<X: Format + Copy>(format: X, seed: u64) {
         if below(2) == 0 {
             let phys = PhysAddr::new((1 << 36) + below(4) * 64 * granule + start - base);
             let permissions = [Permissions::READ, BOTH][below(2) as usize];
-            home.with_slot(|_| ());
+            home.with_cpu(|_| ());
             let by_near = near.open(home, range(start, len), phys, permissions, &mut None);
-            elsewhere.with_slot(|_| ());
+            elsewhere.with_cpu(|_| ());
             let by_far = far.open(elsewhere, range(start, len), phys, permissions, &mut None);
             assert_eq!(by_near, by_far, "{name}, step {step}");
         } else {
             let range = range(start + below(2) * granule / 2, len - below(2) * granule / 2);
-            home.with_slot(|_| ());
+            home.with_cpu(|_| ());
             let by_near = near.close(home, range, &mut |_| true);
-            elsewhere.with_slot(|_| ());
+            elsewhere.with_cpu(|_| ());
             let by_far = far.close(elsewhere, range, &mut |_| true);
             assert_eq!(by_near, by_far, "{name}, step {step}: {range}");
         }

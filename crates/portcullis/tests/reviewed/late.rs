@@ -52,15 +52,15 @@ fn ends<T>(unmap: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Calls `f` where both slots are taken. So its addresses are out of no CPU's list: they go back to where all come from, and
+/// Calls `f` where both CPUs are taken. So its addresses are out of no CPU's list: they go back to where all come from, and
 /// whoever takes them next waits for no CPU's turn.
-fn without_a_slot<T: Send, X: Format>(machine: &Machine<true, X>, f: impl FnOnce() -> T + Send) -> T {
-    let take_slot = || machine.device.domain().usage();
-    take_slot();
+fn without_a_cpu<T: Send, X: Format>(machine: &Machine<true, X>, f: impl FnOnce() -> T + Send) -> T {
+    let take_cpu = || machine.device.domain().usage();
+    take_cpu();
     let [(tell, told), (end, ended)] = [(); 2].map(|()| channel::<()>());
     std::thread::scope(|scope| {
         scope.spawn(move || {
-            take_slot();
+            take_cpu();
             tell.send(()).unwrap();
             let _ = ended.recv();
         });
@@ -85,7 +85,7 @@ fn a_page_comes<X: Format>(made: impl Fn() -> (Watched<X>, TableFormat), run: u6
     steps::each(|number| {
         let machine = Machine::<true, Watched<X>>::without(made(), around);
         let mut queue = direct(&machine.device);
-        let mut granules = without_a_slot(&machine, || {
+        let mut granules = without_a_cpu(&machine, || {
             let mut map = |buffer| queue.map(buffer, BOTH).unwrap();
             (0..run / PAGE).map(|_| map(machine.memory.buffer(PAGE).unwrap())).collect::<Vec<_>>()
         });
@@ -112,7 +112,7 @@ fn a_page_comes<X: Format>(made: impl Fn() -> (Watched<X>, TableFormat), run: u6
             return came;
         };
         assert_eq!(page.iova(), start);
-        let (table, elsewhere) = (machine.device.domain().mapper().table(), StdPlatform::with_slots(1));
+        let (table, elsewhere) = (machine.device.domain().mapper().table(), StdPlatform::with_cpus(1));
         let is_there = |offset| {
             let iova = Iova::new(start.get() + offset);
             table.iova_to_phys(&elsewhere, iova).is_some()
@@ -151,8 +151,8 @@ fn what_is_left_of_a_page_of_several_entries_is_unmapped_as_any() {
 
 /// The entry that is cleared is that of a page which a map has just entered that fails in the end.
 fn a_map_fails<X: Format>((format, _): (Watched<X>, TableFormat), run: u64, lost: u64) {
-    let platform = StdPlatform::with_slots(2);
-    let table = PageTable::new(Memory::new(16 << 20), format, platform.slots()).unwrap();
+    let platform = StdPlatform::with_cpus(2);
+    let table = PageTable::new(Memory::new(16 << 20), format, platform.cpus()).unwrap();
     let range = |first: u64, len| IovaRange::new(Iova::new((1 << 30) + first), len).unwrap();
     let forget = &mut |_| true;
     let rights = Permissions::READ_WRITE;
@@ -161,8 +161,8 @@ fn a_map_fails<X: Format>((format, _): (Watched<X>, TableFormat), run: u64, lost
     std::thread::scope(|scope| {
         let (table, platform) = (&table, &platform);
         let late = scope.spawn(move || {
-            // So that it has a slot at hand, and goes the short way.
-            platform.with_slot(|_| ());
+            // So that it has a CPU at hand, and goes the short way.
+            platform.with_cpu(|_| ());
             steps::before(1, move || {
                 tell.send(()).unwrap();
                 gone.recv().unwrap();

@@ -24,7 +24,7 @@ fn is_handed_out(rig: &Driver, range: IovaRange) -> bool {
     is_met
 }
 
-/// The platform panics when it has the slot back in which an `unlink` cleared its entries.
+/// The platform panics when it has the CPU back in which an `unlink` cleared its entries.
 #[test]
 fn an_unlink_that_panics_is_covered_by_the_next_confirmation_and_its_address_not_handed_out() {
     let rig: Driver = Rig::new(Clocked::new(2), Policy::Strict, Hooked::new);

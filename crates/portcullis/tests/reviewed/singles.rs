@@ -47,7 +47,7 @@ struct Mine {
 }
 
 impl Bench {
-    /// Each turn of a slot, and each submission, is a step.
+    /// Each turn of a CPU, and each submission, is a step.
     fn new(split: bool) -> Rc<Self> {
         let rig = Rig::new(Moody::new(2), Policy::Strict, Hooked::new);
         let frames = rig.memory.frames_in_use();
@@ -126,7 +126,7 @@ fn a_wrong_unmap_that_panics_takes_nothing_from_the_right_one() {
             before(number, {
                 let (bench, secrets) = (Rc::clone(&bench), Rc::clone(&secrets));
                 move || {
-                    bench.rig.platform.panic_in(Call::WithSlot);
+                    bench.rig.platform.panic_in(Call::WithCpu);
                     let wrong = catch_unwind(AssertUnwindSafe(|| bench.pool.close(iova, len)));
                     assert!(!matches!(wrong, Ok(Ok(()))), "{wrong:?}");
                     bench.rig.platform.be_well();

@@ -10,9 +10,9 @@ use crate::queued::{direct, end};
 
 const LEN: u64 = 600 * PAGE;
 
-/// With `slots` slots, the first of which is the visiting CPU's.
-fn visited(slots: usize) {
-    let platform = StdPlatform::with_slots(slots);
+/// With `cpus` CPUs, the first of which is the visiting CPU's.
+fn visited(cpus: usize) {
+    let platform = StdPlatform::with_cpus(cpus);
     let bench = Bench::on(platform.clone(), Policy::Strict);
     let mut queue = direct(&bench.device);
     let mut map = |len| queue.map(bench.memory.buffer(len).unwrap(), Direction::Bidirectional).unwrap();
@@ -20,11 +20,11 @@ fn visited(slots: usize) {
     // More than a lowest table's, so that there is one to reclaim.
     let large: Vec<_> = (0..3).map(|_| map(LEN)).collect();
     large.into_iter().for_each(|mapping| drop(end(&mut queue, mapping)));
-    platform.with_slot(|slot| assert_eq!(slot.is_some(), slots > 0));
+    platform.with_cpu(|cpu| assert_eq!(cpu.is_some(), cpus > 0));
     let mut visits = 0;
     bench.domain.mapper().table().visit(&platform, |mapping| {
         visits += 1;
-        platform.with_slot(|slot| assert_eq!(slot.is_some(), slots > 0, "it is lent to the visit"));
+        platform.with_cpu(|cpu| assert_eq!(cpu.is_some(), cpus > 0, "it is lent to the visit"));
         assert_eq!(mapping.range.len(), PAGE);
         if visits == 1 {
             bench.domain.reclaim().unwrap();

@@ -4,15 +4,15 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-use portcullis::platform::{LocalSlot, Platform, PlatformEvents, PlatformNumber};
+use portcullis::platform::{LocalCpu, Platform, PlatformEvents, PlatformNumber};
 
 type AfterTurn = Arc<dyn Fn() + Send + Sync>;
 
 #[derive(Default)]
 pub struct Clocked {
     number: PlatformNumber,
-    slots: usize,
-    slot: AtomicUsize,
+    cpus: usize,
+    cpu: AtomicUsize,
     now_ns: AtomicU64,
     deadline: Mutex<Option<u64>>,
     /// Timers come so much too late; at the end of time, never.
@@ -36,16 +36,16 @@ impl Drop for Watching {
 }
 
 impl Clocked {
-    pub fn new(slots: usize) -> Arc<Self> {
-        Arc::new(Self { slots, ..Self::default() })
+    pub fn new(cpus: usize) -> Arc<Self> {
+        Arc::new(Self { cpus, ..Self::default() })
     }
 
-    /// The CPU past the last has no slot.
-    pub fn be(&self, slot: usize) {
-        self.slot.store(slot, Ordering::Relaxed);
+    /// The CPU past the last is lent to no caller.
+    pub fn be(&self, cpu: usize) {
+        self.cpu.store(cpu, Ordering::Relaxed);
     }
 
-    /// `after` is called when a slot that was lent comes back, but for those that `after` itself takes.
+    /// `after` is called when a CPU that was lent comes back, but for those that `after` itself takes.
     pub fn after_each_turn(&self, after: impl Fn() + Send + Sync + 'static) {
         *self.after.lock().unwrap() = Some(Arc::new(after));
     }
@@ -85,20 +85,20 @@ impl Clocked {
     }
 }
 
-// SAFETY: one thread plays all CPUs, so no two callers have a slot at once; it sees its own stores without a fence.
+// SAFETY: one thread plays all CPUs, so no two callers have a CPU at once; it sees its own stores without a fence.
 unsafe impl Platform for Clocked {
-    fn slots(&self) -> usize {
-        self.slots
+    fn cpus(&self) -> usize {
+        self.cpus
     }
 
     fn number(&self) -> PlatformNumber {
         self.number
     }
 
-    fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
-        let slot = self.slot.load(Ordering::Relaxed);
+    fn with_cpu<R>(&self, f: impl FnOnce(Option<&LocalCpu<'_>>) -> R) -> R {
+        let cpu = self.cpu.load(Ordering::Relaxed);
         // SAFETY: one thread plays all CPUs.
-        let result = f((slot < self.slots).then(|| unsafe { LocalSlot::new(slot) }).as_ref());
+        let result = f((cpu < self.cpus).then(|| unsafe { LocalCpu::new(cpu) }).as_ref());
         let after = self.after.lock().unwrap().clone();
         if let Some(after) = after.filter(|_| !WATCHING.replace(true)) {
             let _watching = Watching;

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Weak};
 
-use portcullis::platform::{LocalSlot, Platform, PlatformEvents, PlatformNumber};
+use portcullis::platform::{LocalCpu, Platform, PlatformEvents, PlatformNumber};
 
 use super::Clocked;
 
@@ -11,7 +11,7 @@ use super::Clocked;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Call {
-    WithSlot = 1,
+    WithCpu = 1,
     Now,
     WakeAt,
 }
@@ -24,8 +24,8 @@ pub struct Moody {
 }
 
 impl Moody {
-    pub fn new(slots: usize) -> Arc<Self> {
-        Arc::new(Self { inner: Clocked::new(slots), panics: AtomicU8::new(0) })
+    pub fn new(cpus: usize) -> Arc<Self> {
+        Arc::new(Self { inner: Clocked::new(cpus), panics: AtomicU8::new(0) })
     }
 
     /// The next call that is `call` panics.
@@ -44,19 +44,19 @@ impl Moody {
     }
 }
 
-// SAFETY: slots are `Clocked`'s.
+// SAFETY: CPUs are `Clocked`'s.
 unsafe impl Platform for Moody {
-    fn slots(&self) -> usize {
-        self.inner.slots()
+    fn cpus(&self) -> usize {
+        self.inner.cpus()
     }
 
     fn number(&self) -> PlatformNumber {
         self.inner.number()
     }
 
-    fn with_slot<R>(&self, f: impl FnOnce(Option<&LocalSlot<'_>>) -> R) -> R {
-        self.pass(Call::WithSlot);
-        self.inner.with_slot(f)
+    fn with_cpu<R>(&self, f: impl FnOnce(Option<&LocalCpu<'_>>) -> R) -> R {
+        self.pass(Call::WithCpu);
+        self.inner.with_cpu(f)
     }
 
     fn now_ns(&self) -> u64 {

@@ -1,11 +1,11 @@
-//! Threads as CPUs: who has which slot, and who is called when a deadline comes, whatever others do meanwhile.
+//! Threads as CPUs: who has which CPU, and who is called when a deadline comes, whatever others do meanwhile.
 //!
 //! Time-outs only bound a failure.
 
+mod cpus;
 mod moody;
 #[path = "../rig/mod.rs"]
 mod rig;
-mod slots;
 mod timers;
 mod windows;
 
@@ -35,7 +35,7 @@ impl<F: Fn(Event) + Send + Sync> PlatformEvents for Listener<F> {
         (self.0)(Event::Timer);
     }
 
-    fn slot_released(&self, index: usize) {
+    fn cpu_released(&self, index: usize) {
         (self.0)(Event::Released(index));
     }
 }
@@ -78,8 +78,8 @@ impl Drop for PanicsWhenDropped {
     }
 }
 
-fn slot_of(platform: &StdPlatform) -> Option<usize> {
-    platform.with_slot(|slot| slot.map(|slot| slot.index()))
+fn cpu_of(platform: &StdPlatform) -> Option<usize> {
+    platform.with_cpu(|cpu| cpu.map(|cpu| cpu.index()))
 }
 
 fn is_gone(events: &Weak<dyn PlatformEvents>) -> bool {

@@ -61,7 +61,7 @@ fn where_a_timer_could_not_be_set_the_next_unmap_sets_it() {
 
 #[test]
 fn a_timer_that_panics_comes_again() {
-    for call in [Call::WithSlot, Call::Now] {
+    for call in [Call::WithCpu, Call::Now] {
         let bench = bench();
         let range = bench.used(0);
         bench.domain.unmap(range).unwrap();
@@ -107,7 +107,7 @@ fn a_clock_that_panics_often_leaves_the_queue_in_order() {
     assert!(!ranges.iter().chain([&last]).any(|range| bench.reaches(range.start())));
 }
 
-/// The timer of the CPU without a slot, whose window is longer, is none for those of another window.
+/// The timer of callers without a CPU, whose window is longer, is none for those of another window.
 #[test]
 fn a_timer_that_was_lost_is_asked_for_again_by_the_cpu_that_lost_it() {
     const LONG: u64 = 1000 * WINDOW;

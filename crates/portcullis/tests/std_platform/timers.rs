@@ -12,7 +12,7 @@ use std::time::Duration;
 use portcullis::platform::{Platform, PlatformEvents};
 use portcullis::std_platform::StdPlatform;
 
-use super::{HOURS, PATIENCE, PanicsWhenDropped, is_gone, next, on_timer, slot_of, wake_now};
+use super::{HOURS, PATIENCE, PanicsWhenDropped, cpu_of, is_gone, next, on_timer, wake_now};
 
 /// A listener that tells of each call and stays in it until it is let go on.
 struct Blocking {
@@ -264,17 +264,17 @@ fn one_listener_is_called_by_one_thread() {
 }
 
 #[test]
-fn timers_take_no_slots() {
-    let platform = StdPlatform::with_slots(1);
+fn timers_take_no_cpus() {
+    let platform = StdPlatform::with_cpus(1);
     let (called, calls) = channel();
     let (called, clone) = (Mutex::new(called), platform.clone());
     let _listener = on_timer(&platform, move || {
-        let fast = clone.with_slot_fast(|_| ()).is_some();
-        called.lock().unwrap().send((slot_of(&clone), fast)).unwrap();
+        let fast = clone.with_cpu_fast(|_| ()).is_some();
+        called.lock().unwrap().send((cpu_of(&clone), fast)).unwrap();
     });
     wake_now(&platform);
     assert_eq!(next(&calls), (None, false));
-    assert_eq!(slot_of(&platform), Some(0));
+    assert_eq!(cpu_of(&platform), Some(0));
 }
 
 thread_local! {

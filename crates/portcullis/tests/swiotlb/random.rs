@@ -297,7 +297,7 @@ pub fn run(actions: &[Action], areas: u64, every: usize) -> u64 {
                 platform.set_time(platform.now_ns() + ns);
                 pool.timer();
             }
-            Action::Released { cpu } => pool.slot_released(cpu),
+            Action::Released { cpu } => pool.cpu_released(cpu),
             Action::Fail { after } => memory.fail_after(after),
         }
         if number.is_multiple_of(every) {

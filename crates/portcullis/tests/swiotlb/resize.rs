@@ -225,7 +225,7 @@ fn a_cpu_that_goes_leaves_nothing_behind() {
     let (_, _, pool) = machine(&config());
     end(&pool, some(&pool, AREA / 4));
     assert!(pool.usage().kept > 0);
-    pool.slot_released(0);
+    pool.cpu_released(0);
     assert_eq!(pool.usage().kept, 0);
     end(&pool, some(&pool, AREA / 4));
 }

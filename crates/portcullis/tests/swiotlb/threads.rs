@@ -28,7 +28,7 @@ fn nobody_waits_in_vain_and_nothing_is_lost() {
     for slots in [0, 2, 64] {
         let memory = Memory::new(512 << 20);
         let config = SwiotlbConfig { max_bytes: 2 * AREA, idle_ns: 50_000, ..config() };
-        let mut pool = Swiotlb::new(StdPlatform::with_slots(slots), Arc::clone(&memory), &config).unwrap();
+        let mut pool = Swiotlb::new(StdPlatform::with_cpus(slots), Arc::clone(&memory), &config).unwrap();
         let (senders, receivers): (Vec<_>, Vec<_>) = (0..THREADS).map(|_| mpsc::channel::<Sent>()).unzip();
         let done = Barrier::new(THREADS);
         thread::scope(|scope| {

@@ -55,7 +55,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Claim<'_, M, P, C> {
             map.insert(single.range.start(), Entry { single: Arc::clone(&single), phase, lost: false });
             true
         };
-        if pool.domain.platform().with_slot(|_| pool.singles.with(enter)) {
+        if pool.domain.platform().with_cpu(|_| pool.singles.with(enter)) {
             return Ok(single);
         }
         Err(Arc::into_inner(single)
@@ -69,7 +69,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Claim<'_, M, P, C> {
             entry.phase = phase;
             entry.lost |= lost;
         };
-        self.pool.domain.platform().with_slot(|_| self.pool.singles.with(set));
+        self.pool.domain.platform().with_cpu(|_| self.pool.singles.with(set));
     }
 
     /// Takes the mapping at `start` out of the map, and frees its buffers; its addresses are given up if they are `lost`. The
@@ -81,13 +81,13 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Claim<'_, M, P, C> {
             *freed = Some((Arc::clone(&entry.single), entry.lost | lost));
             map.remove(&start);
         };
-        pool.domain.platform().with_slot(|_| pool.singles.with(take_out));
+        pool.domain.platform().with_cpu(|_| pool.singles.with(take_out));
         self.release();
     }
 
     /// Takes the mapping at `start`, which is in hand, out of the map. It goes on, but the map knows nothing of it.
     pub(super) fn forget(&self, start: Iova) -> Changing<'_, M, P> {
-        self.pool.domain.platform().with_slot(|_| {
+        self.pool.domain.platform().with_cpu(|_| {
             self.pool.singles.with(|map| {
                 let range = in_hand(map, start, self.number).single.range;
                 map.remove(&start);
@@ -210,7 +210,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// Whether a mapping is noted at any of the addresses of `range`.
     pub(super) fn is_noted(&self, range: IovaRange) -> bool {
         let is_noted = |map: &mut BTreeMap<_, Entry>| noted(map, range).is_some();
-        self.singles.count() > 0 && self.domain.platform().with_slot(|_| self.singles.with(is_noted))
+        self.singles.count() > 0 && self.domain.platform().with_cpu(|_| self.singles.with(is_noted))
     }
 
     /// Frees the buffers of a mapping that no device reaches any more; its addresses are given up if they are `lost`.
@@ -233,7 +233,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
                 let (_, entry) = map.range((from, Bound::Unbounded)).next()?;
                 Some((entry.single.range, entry.phase))
             };
-            let next = self.domain.platform().with_slot(|_| self.singles.with(next));
+            let next = self.domain.platform().with_cpu(|_| self.singles.with(next));
             let Some((range, phase)) = next else { return };
             from = Bound::Excluded(range.start());
             // What was unlinked before is not looked for again: another's translation may have been met there.
@@ -243,7 +243,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
                 let lose = |entry: &mut Entry| entry.lost = true;
                 self.domain
                     .platform()
-                    .with_slot(|_| self.singles.with(|map| map.get_mut(&range.start()).map(lose)));
+                    .with_cpu(|_| self.singles.with(|map| map.get_mut(&range.start()).map(lose)));
             }
         }
     }

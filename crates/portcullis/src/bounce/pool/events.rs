@@ -39,7 +39,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> PlatformEvents for BouncePool<M, P, 
         core::mem::forget(again);
     }
 
-    fn slot_released(&self, index: usize) {
+    fn cpu_released(&self, index: usize) {
         self.collect(Some(index));
     }
 }

@@ -130,7 +130,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         slots.try_reserve_exact(total).map_err(|_| PoolError::OutOfMemory { slots: total })?;
         slots.extend((0..total).map(|_| Slot::new()));
         // Before there is something to give back, should the platform panic.
-        let cpus = BiasedLock::new(domain.platform().slots(), Cpu::default);
+        let cpus = BiasedLock::new(domain.platform().cpus(), Cpu::default);
         let region = domain.reserve(bare.bytes(), config.limit)?.into_range();
         let layout = bare.at(region.start().get());
         let depot = |class| Depot::new(layout.first(class), layout.first(class + 1));
@@ -198,6 +198,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     fn with_depot<R>(&self, class: usize, f: impl FnOnce(&mut Depot) -> R) -> R {
         // There is one for each class of the layout.
         let depot = &self.depots[class];
-        self.domain.platform().with_slot(|_| f(&mut depot.lock()))
+        self.domain.platform().with_cpu(|_| f(&mut depot.lock()))
     }
 }

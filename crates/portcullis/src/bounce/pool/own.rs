@@ -231,7 +231,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         if self.singles.count() == 0 {
             return Ok(None);
         }
-        self.domain.platform().with_slot(|_| self.singles.with(|map| find(map, range, iova, len, number)))
+        self.domain.platform().with_cpu(|_| self.singles.with(|map| find(map, range, iova, len, number)))
     }
 
     /// Copies `len` bytes from `offset` on between a mapping's buffers and its original. See

@@ -8,7 +8,7 @@ use crate::addr::{Direction, PhysAddr};
 use crate::domain::{Fate, LinkFailed, PhysSegment};
 use crate::invalidation::Gather;
 use crate::mapper::Mapper;
-use crate::platform::{CopyMemory, LocalSlot, Platform};
+use crate::platform::{CopyMemory, LocalCpu, Platform};
 
 /// A class that has no slot left looks for free ones of other CPUs and kinds where at least one in this many is free.
 const WORTH_COLLECTING: u64 = 8;
@@ -22,22 +22,22 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     #[inline(always)]
     pub(super) fn take_fast(&self, bytes: u64, kind: usize, group: u64) -> Option<((usize, usize), &Slot)> {
         // The class only here: what is known before the CPU's slot is looked for has to be kept meanwhile.
-        let pop = |slot: &LocalSlot<'_>| {
+        let pop = |this_cpu: &LocalCpu<'_>| {
             let class = self.layout.class_of(bytes)?;
-            let (index, slot) = self.cpus.with(Some(slot), |cpu| {
+            let (index, slot) = self.cpus.with(Some(this_cpu), |cpu| {
                 cpu.pop_if(&self.slots, class, kind, |slot| slot.group() == group)
             })??;
             Some(((class, index), slot))
         };
-        self.domain.platform().with_slot_fast(pop)?
+        self.domain.platform().with_cpu_fast(pop)?
     }
 
     /// A free slot of `class` whose buffer is mapped for `kind`, of any group before. O(1), with one turn of the depot's
     /// lock where the CPU has none.
     pub(super) fn take(&self, class: usize, kind: usize) -> Option<usize> {
         let depot = &self.depots[class];
-        self.domain.platform().with_slot(|slot| {
-            let own = self.cpus.with(slot, |cpu| {
+        self.domain.platform().with_cpu(|this_cpu| {
+            let own = self.cpus.with(this_cpu, |cpu| {
                 if let Some(index) = cpu.pop(&self.slots, class, kind) {
                     return Some(index);
                 }
@@ -60,13 +60,13 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     pub(super) fn give_back(&self, class: usize, kind: usize, index: usize) {
         let most = self.layout.magazine_slots(class);
         let mut in_hand = Some(self.in_hand(class, kind, index));
-        let push = |slot: &LocalSlot<'_>| {
-            self.cpus.with(Some(slot), |cpu| {
+        let push = |this_cpu: &LocalCpu<'_>| {
+            self.cpus.with(Some(this_cpu), |cpu| {
                 in_hand.take().into_iter().for_each(InHand::done);
                 cpu.push(&self.slots, (class, kind), index, most)
             })
         };
-        match self.domain.platform().with_slot_fast(push) {
+        match self.domain.platform().with_cpu_fast(push) {
             Some(Some(None)) => {}
             Some(Some(Some(full))) => self.store(class, kind, full),
             _ => self.give_back_slow(in_hand, (class, kind), index),
@@ -83,9 +83,9 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     ) {
         let most = self.layout.magazine_slots(class);
         let depot = &self.depots[class];
-        self.domain.platform().with_slot(|slot| {
+        self.domain.platform().with_cpu(|this_cpu| {
             in_hand.take().into_iter().for_each(InHand::done);
-            match self.cpus.with(slot, |cpu| cpu.push(&self.slots, (class, kind), index, most)) {
+            match self.cpus.with(this_cpu, |cpu| cpu.push(&self.slots, (class, kind), index, most)) {
                 Some(None) => {}
                 Some(Some(full)) => depot.lock().put(&self.slots, kind, full),
                 None => depot.lock().put_one(&self.slots, kind, index, most),

@@ -135,7 +135,7 @@ impl Singles {
             }
             seen == SLICE
         };
-        while self.count() > 0 && platform.with_slot(|_| self.with(&mut slice)) {}
+        while self.count() > 0 && platform.with_cpu(|_| self.with(&mut slice)) {}
     }
 }
 

@@ -126,7 +126,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         let (min, max) = config.areas()?;
         let pool = Self {
             areas: Areas::new(config, min, max),
-            cpus: BiasedLock::new(platform.slots(), Cpu::new),
+            cpus: BiasedLock::new(platform.cpus(), Cpu::new),
             platform,
             memory: ManuallyDrop::new(memory),
             joined: AtomicU64::new(0),
@@ -139,7 +139,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         for _ in 0..min {
             let none = SwiotlbError::OutOfMemory { area_bytes: config.area_bytes, reach: config.reach };
             let area = pool.areas.add(&*pool.memory, config.reach.get()).ok_or(none)?;
-            pool.platform.with_slot(|_| drop(area));
+            pool.platform.with_cpu(|_| drop(area));
         }
         let pool = Arc::new(pool);
         let weak: Weak<Self> = Arc::downgrade(&pool);

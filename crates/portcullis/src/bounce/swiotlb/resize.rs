@@ -20,7 +20,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         let area = added.area();
         // Callers that failed may try again.
         let told = Told(&self.freed);
-        self.platform.with_slot(|_| drop(added));
+        self.platform.with_cpu(|_| drop(added));
         drop(told);
         self.trim_later();
         Some(area)
@@ -75,7 +75,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
             }
             // A caller that wanted to grow the pool meanwhile may try again.
             let told = Told(&self.freed);
-            match self.platform.with_slot(|_| self.areas.close(area, least)) {
+            match self.platform.with_cpu(|_| self.areas.close(area, least)) {
                 Some(shut) => {
                     self.areas.remove(&*self.memory, shut);
                     bytes += self.areas.area_bytes();
@@ -122,7 +122,7 @@ impl<P: Platform, C: CopyMemory> PlatformEvents for Swiotlb<P, C> {
         }
     }
 
-    fn slot_released(&self, index: usize) {
+    fn cpu_released(&self, index: usize) {
         self.drain(Some(index));
     }
 }

@@ -20,7 +20,7 @@ use super::hands::{Found, Lowered, Told};
 use super::slot_meta::{ODD, SlotMeta};
 use super::{PAGE, Swiotlb};
 use crate::addr::PhysAddr;
-use crate::platform::{CopyMemory, LocalSlot, Platform};
+use crate::platform::{CopyMemory, LocalCpu, Platform};
 use crate::sync::Ordering;
 
 /// Magazines are granted room again once 1/`ENOUGH` of the pool is free.
@@ -55,16 +55,16 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         // SAFETY: these CPUs' magazines are used with these areas only, in every call.
         let take = |cpu: &Cpu| unsafe { cpu.take(&self.areas, order) };
         let take = |cpu: &Cpu| take(cpu).map(|meta| self.found(meta, order, offset));
-        let own = |slot: &LocalSlot<'_>| self.cpus.with(Some(slot), take);
-        self.platform.with_slot_fast(own)??
+        let own = |this_cpu: &LocalCpu<'_>| self.cpus.with(Some(this_cpu), take);
+        self.platform.with_cpu_fast(own)??
     }
 
     /// Takes back a run, which its metadata still records as mapped.
     #[inline]
     pub(super) fn give(&self, meta: &SlotMeta, class: u32) {
         if class < ORDERS {
-            let own = |slot: &LocalSlot<'_>| self.cpus.with(Some(slot), |cpu| cpu.put(meta, class));
-            if self.platform.with_slot_fast(own) == Some(Some(true)) {
+            let own = |this_cpu: &LocalCpu<'_>| self.cpus.with(Some(this_cpu), |cpu| cpu.put(meta, class));
+            if self.platform.with_cpu_fast(own) == Some(Some(true)) {
                 return;
             }
         }
@@ -156,10 +156,10 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     ) -> Option<Found<'_, P, C>> {
         let reach = want.constraints.reach();
         // Each CPU begins with another area, as long as there are enough.
-        let first = |slot: Option<&LocalSlot<'_>>| prefer.or(slot.map(LocalSlot::index)).unwrap_or(0);
-        let listed = |slot: Option<&LocalSlot<'_>>| {
-            let first = first(slot);
-            let meta = match self.cpus.with(slot, |cpu| self.refill(cpu, first, want.order, reach)) {
+        let first = |this_cpu: Option<&LocalCpu<'_>>| prefer.or(this_cpu.map(LocalCpu::index)).unwrap_or(0);
+        let listed = |this_cpu: Option<&LocalCpu<'_>>| {
+            let first = first(this_cpu);
+            let meta = match self.cpus.with(this_cpu, |cpu| self.refill(cpu, first, want.order, reach)) {
                 Some(found) => found,
                 None => {
                     let mut run = [None];
@@ -170,16 +170,16 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
             meta.map(|meta| self.found(meta, want.order, want.offset))
         };
         if want.order < ORDERS
-            && let Some(found) = self.platform.with_slot(listed)
+            && let Some(found) = self.platform.with_cpu(listed)
         {
             return Some(found);
         }
         let run = odd?;
-        let first = self.platform.with_slot(first);
-        // A slot for each area, so that no slot is held for long.
+        let first = self.platform.with_cpu(first);
+        // A CPU is lent for each area anew, so that none is held for long.
         let take = |area| {
             let found = |meta| self.found(meta, ODD, run.offset);
-            self.platform.with_slot(|_| self.areas.take_odd(area, reach, run).map(found))
+            self.platform.with_cpu(|_| self.areas.take_odd(area, reach, run).map(found))
         };
         self.areas.from(first).find_map(take)
     }
@@ -230,9 +230,9 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     fn give_slow(&self, meta: &SlotMeta, class: u32) {
         // Dropped last, as the module's argument needs.
         let _told = Told(&self.freed);
-        self.platform.with_slot(|slot| {
+        self.platform.with_cpu(|this_cpu| {
             let kept = match class < ORDERS {
-                true => self.cpus.with(slot, |cpu| self.keep(cpu, meta, class)),
+                true => self.cpus.with(this_cpu, |cpu| self.keep(cpu, meta, class)),
                 false => None,
             };
             if kept != Some(true) {
@@ -273,9 +273,9 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         // Another caller may have found the pool full before all magazines were empty.
         let _told = Told(&self.freed);
         self.cpus.with_others(&self.platform, only, |_, cpu| {
-            // A slot for each CPU, so that no slot is held for long.
+            // A CPU is lent for each, so that none is held for long.
             // SAFETY: as in `take_own`.
-            self.platform.with_slot(|_| unsafe { cpu.drain(&self.areas) });
+            self.platform.with_cpu(|_| unsafe { cpu.drain(&self.areas) });
             if only.is_some() && cpu.joined.get() == 1 {
                 cpu.joined.set(0);
                 self.joined.fetch_sub(1, Ordering::Relaxed);

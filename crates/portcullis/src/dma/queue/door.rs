@@ -205,9 +205,9 @@ impl<X: Machine> DmaDomain<X> {
     /// The pool of bounce buffers, made where it is not there.
     fn pool(&self) -> Result<Pool<X>, QueueError> {
         let Parts { domain, memory, pool: config, made, .. } = &*self.parts;
-        let with_slot = |f: &mut dyn FnMut()| domain.platform().with_slot(|_| f());
+        let with_cpu = |f: &mut dyn FnMut()| domain.platform().with_cpu(|_| f());
         let mut found = None;
-        with_slot(&mut || found.clone_from(&made.lock()));
+        with_cpu(&mut || found.clone_from(&made.lock()));
         if let Some(found) = found {
             return Ok(found);
         }
@@ -215,7 +215,7 @@ impl<X: Machine> DmaDomain<X> {
         // Not under the lock: it allocates, and calls the platform. Where two do it, one pool goes.
         let pool = BouncePool::new(Arc::clone(domain), memory, *config)?;
         let mut kept = None;
-        with_slot(&mut || kept = Some(Arc::clone(made.lock().get_or_insert_with(|| Arc::clone(&pool)))));
+        with_cpu(&mut || kept = Some(Arc::clone(made.lock().get_or_insert_with(|| Arc::clone(&pool)))));
         Ok(kept.unwrap_or(pool))
     }
 

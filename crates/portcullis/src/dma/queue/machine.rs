@@ -14,7 +14,7 @@ use crate::platform::{CopyMemory, Frames, Platform, Table};
 pub trait Machine: 'static {
     /// What changes translations.
     type Mapper: Mapper;
-    /// Local slots, the clock, the timer.
+    /// CPUs, the clock, the timer.
     type Platform: Platform;
     /// What copies, for strategies that do: [`NoCopies`] where none does. A clone is the same memory.
     type Memory: CopyMemory + Clone;

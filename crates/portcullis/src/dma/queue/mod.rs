@@ -78,7 +78,7 @@ type Clock = Box<dyn Fn() -> u64 + Send + Sync>;
 /// # let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
 /// # let platform = StdPlatform::new();
 /// # let format = VtdSecondStage::new(4, 3, 48)?;
-/// # let table = PageTable::new(Arc::clone(&memory), format, platform.slots())?;
+/// # let table = PageTable::new(Arc::clone(&memory), format, platform.cpus())?;
 /// # let (id, card) = (DomainId(1), portcullis_model::DeviceId(0));
 /// # iommu.attach(card, Context::SecondStage { domain: id, root: table.root(), levels: 4 });
 /// # let domain = Domain::builder(table, iommu.queue(), id).policy(Policy::Strict).build(platform)?;
@@ -331,7 +331,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     /// [`DmaDevice::unmap_single`](super::DmaDevice::unmap_single), [`RawBatch`](super::RawBatch),
     /// [`StrictRing::unmap`](super::StrictRing::unmap),
     /// [`BouncePool::unmap`](crate::bounce::pool::BouncePool::unmap). Allocates nothing. The caller holds no
-    /// lock and no slot.
+    /// lock and no CPU.
     ///
     /// Safe, as it closes, and what it copies to is the mapping's own memory, by the promise of who mapped it.
     ///

@@ -24,7 +24,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
     /// descriptors those are.
     ///
     /// Clears what waits, a walk for each run of neighbours and lowest table; then one submission to the hardware
-    /// (see [`StrictRing`]), none where nothing waits. Allocates nothing. The caller holds no lock and no slot.
+    /// (see [`StrictRing`]), none where nothing waits. Allocates nothing. The caller holds no lock and no CPU.
     ///
     /// # Errors
     /// [`RingError::Unconfirmed`], [`RingError::StillMapped`]: all that waits goes on waiting, and can be committed

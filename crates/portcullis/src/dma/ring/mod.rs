@@ -137,7 +137,7 @@ pub enum RingUnmap {
 /// # let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
 /// # let platform = StdPlatform::new();
 /// # let format = VtdSecondStage::new(4, 3, 48)?;
-/// # let table = PageTable::new(Arc::clone(&memory), format, platform.slots())?;
+/// # let table = PageTable::new(Arc::clone(&memory), format, platform.cpus())?;
 /// # let (id, nic) = (DomainId(1), DeviceId(0));
 /// # iommu.attach(nic, Context::SecondStage { domain: id, root: table.root(), levels: 4 });
 /// # let mapper = TableMapper::new(table, iommu.queue(), id, Vec::new());
@@ -382,7 +382,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
 
     /// Ends a descriptor's mapping. With the last of a batch, commits: waits, once for all of them.
     ///
-    /// Otherwise O(1), no wait. Allocates nothing. The caller holds no lock and no slot.
+    /// Otherwise O(1), no wait. Allocates nothing. The caller holds no lock and no CPU.
     ///
     /// # Errors
     /// [`RingUnmapFailed`]: what was not confirmed goes on waiting. The descriptor comes back, as it was, where

@@ -10,7 +10,7 @@ use crate::iova::Own;
 use crate::mapper::Mapper;
 use crate::percpu::Turn;
 use crate::pgtable::Unmapped;
-use crate::platform::{LocalSlot, Platform};
+use crate::platform::{LocalCpu, Platform};
 use crate::sync::Ordering;
 
 /// When to try a failed invalidation again: soon, for what has a short window of its own, but not without a pause.
@@ -31,7 +31,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// as the policy allows. Allocates nothing.
     ///
     /// Strict: waits for one invalidation. Lazy: O(1), but for the call that finds its CPU's queue full,
-    /// which waits for a flush. The caller holds no lock and no slot.
+    /// which waits for a flush. The caller holds no lock and no CPU.
     ///
     /// It trusts the caller that the mapping is its own. If it is another's, its address is freed under its owner, whose
     /// own unmap may then end the next mapping there: accesses fail, but nothing is reached that was handed back.
@@ -71,8 +71,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     fn end_now(&self, range: IovaRange, neighbours: u64) -> Result<(), UnmapError> {
         let changing = self.changing(range);
         let fast =
-            |slot: &LocalSlot<'_>| self.space.in_turn(slot, |turn, _| self.mapper.unmap_fast(turn, range));
-        let is_cleared = self.platform.with_slot_fast(fast).flatten() == Some(true);
+            |cpu: &LocalCpu<'_>| self.space.in_turn(cpu, |turn, _| self.mapper.unmap_fast(turn, range));
+        let is_cleared = self.platform.with_cpu_fast(fast).flatten() == Some(true);
         // What is not done here guards them itself.
         changing.done();
         if is_cleared {
@@ -93,14 +93,14 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         let window = || self.window(exception());
         let changing = self.changing(range);
         let untimed = self.untimed();
-        let fast = |slot: &LocalSlot<'_>| {
-            self.space.in_turn(slot, |turn, own| {
+        let fast = |cpu: &LocalCpu<'_>| {
+            self.space.in_turn(cpu, |turn, own| {
                 let own = own?;
                 let is_cleared = self.mapper.unmap_fast(turn, range);
-                is_cleared.then(|| self.push_fast(slot, (turn, own), range, neighbours, window))
+                is_cleared.then(|| self.push_fast(cpu, (turn, own), range, neighbours, window))
             })?
         };
-        let pushed = self.platform.with_slot_fast(fast).flatten();
+        let pushed = self.platform.with_cpu_fast(fast).flatten();
         // What is not done here guards them itself.
         untimed.done();
         changing.done();
@@ -176,7 +176,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         error: InvalidationError,
     ) -> Result<(), UnmapError> {
         self.quarantine(self.changing(range));
-        self.platform.with_slot(|slot| self.uncount_neighbours(slot, neighbours));
+        self.platform.with_cpu(|cpu| self.uncount_neighbours(cpu, neighbours));
         Err(UnmapError::Unconfirmed { range, error })
     }
 
@@ -184,15 +184,15 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     #[inline]
     fn ended(&self, range: IovaRange, neighbours: u64) {
         let mut changing = Some(self.changing(range));
-        let put = |slot: &LocalSlot<'_>| {
-            self.space.in_turn(slot, |_, own| {
+        let put = |cpu: &LocalCpu<'_>| {
+            self.space.in_turn(cpu, |_, own| {
                 if own.is_some_and(|own| self.space.put(own, range)) {
                     changing.take().map(Changing::done);
-                    self.books.with(slot, |page| self.count_unmap(page, neighbours));
+                    self.books.with(cpu, |page| self.count_unmap(page, neighbours));
                 }
             })
         };
-        self.platform.with_slot_fast(put);
+        self.platform.with_cpu_fast(put);
         if let Some(changing) = changing {
             changing.done();
             self.ended_slowly(range, neighbours);
@@ -203,9 +203,9 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     #[inline(never)]
     fn ended_slowly(&self, range: IovaRange, neighbours: u64) {
         let changing = self.changing(range);
-        self.with_turn(|slot, own| {
-            self.count_unmap(self.books.of(slot), neighbours);
-            self.give_back(slot, own, changing.done());
+        self.with_turn(|cpu, own| {
+            self.count_unmap(self.books.of(cpu), neighbours);
+            self.give_back(cpu, own, changing.done());
         });
     }
 
@@ -245,7 +245,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     #[cold]
     #[inline(never)]
     fn push(&self, range: IovaRange, neighbours: u64, window: impl Fn() -> Option<u64>) -> Pushed {
-        let count = |slot: Option<&LocalSlot<'_>>| self.count_unmap(self.books.of(slot), neighbours);
+        let count = |cpu: Option<&LocalCpu<'_>>| self.count_unmap(self.books.of(cpu), neighbours);
         self.push_any(Cleared { range, neighbours }.waiting(), window, count)
     }
 
@@ -255,22 +255,21 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         &self,
         waiting: Waiting,
         window: impl Fn() -> Option<u64>,
-        count: impl FnOnce(Option<&LocalSlot<'_>>),
+        count: impl FnOnce(Option<&LocalCpu<'_>>),
     ) -> Pushed {
         let clock = || self.platform.now_ns();
-        self.platform.with_slot(|slot| {
+        self.platform.with_cpu(|cpu| {
             let in_turn = |turn: Option<&Turn<'_>>, own: Option<Own<'_>>| {
                 let (pushed, oldest) = self.flush_queue.push_own(turn?, waiting, &window, clock)?;
-                oldest.into_iter().for_each(|oldest| self.give_back(slot, own, oldest));
+                oldest.into_iter().for_each(|oldest| self.give_back(cpu, own, oldest));
                 Some(pushed)
             };
-            let pushed = self.space.with_own(slot, in_turn).unwrap_or_else(|| {
-                let give_back =
-                    |oldest| self.space.with_own(slot, |_, own| self.give_back(slot, own, oldest));
+            let pushed = self.space.with_own(cpu, in_turn).unwrap_or_else(|| {
+                let give_back = |oldest| self.space.with_own(cpu, |_, own| self.give_back(cpu, own, oldest));
                 self.flush_queue.push_shared(waiting, &window, clock, give_back)
             });
             if pushed.is_queued() {
-                count(slot);
+                count(cpu);
             }
             pushed
         })
@@ -280,7 +279,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     #[inline(always)]
     fn push_fast(
         &self,
-        slot: &LocalSlot<'_>,
+        cpu: &LocalCpu<'_>,
         (turn, own): (&Turn<'_>, Own<'_>),
         range: IovaRange,
         neighbours: u64,
@@ -289,15 +288,15 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         let (cleared, clock) = (Cleared { range, neighbours }, || self.platform.now_ns());
         let Some((pushed, oldest)) = self.flush_queue.push(turn, cleared, &window, clock) else {
             // Of one queue for all CPUs no visitor waits for turns, so a turn may wait for its lock.
-            return (!self.flush_queue.has_queue(0)).then(|| self.push_shared(slot, own, cleared, window));
+            return (!self.flush_queue.has_queue(0)).then(|| self.push_shared(cpu, own, cleared, window));
         };
         if let Some(oldest) = oldest
             && !self.space.put(own, oldest)
         {
-            self.give_back_slowly(slot, own, oldest);
+            self.give_back_slowly(cpu, own, oldest);
         }
         if pushed.is_queued() {
-            self.books.with(slot, |page| self.count_unmap(page, neighbours));
+            self.books.with(cpu, |page| self.count_unmap(page, neighbours));
         }
         Some(pushed)
     }
@@ -308,28 +307,28 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     #[inline(never)]
     fn push_shared(
         &self,
-        slot: &LocalSlot<'_>,
+        cpu: &LocalCpu<'_>,
         own: Own<'_>,
         cleared: Cleared,
         window: impl Fn() -> Option<u64>,
     ) -> Pushed {
         let give_back = |oldest| {
             if !self.space.put(own, oldest) {
-                self.give_back_slowly(slot, own, oldest);
+                self.give_back_slowly(cpu, own, oldest);
             }
         };
         let pushed =
             self.flush_queue.push_shared(cleared.waiting(), window, || self.platform.now_ns(), give_back);
         if pushed.is_queued() {
-            self.books.with(slot, |page| self.count_unmap(page, cleared.neighbours));
+            self.books.with(cpu, |page| self.count_unmap(page, cleared.neighbours));
         }
         pushed
     }
 
     #[cold]
     #[inline(never)]
-    fn give_back_slowly(&self, slot: &LocalSlot<'_>, own: Own<'_>, range: IovaRange) {
-        self.give_back(Some(slot), Some(own), range);
+    fn give_back_slowly(&self, cpu: &LocalCpu<'_>, own: Own<'_>, range: IovaRange) {
+        self.give_back(Some(cpu), Some(own), range);
     }
 
     fn end_strictly(
@@ -357,7 +356,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         }
         if unmapped > 0 {
             // Else they went with the call that unmapped all of it before.
-            self.platform.with_slot(|slot| self.uncount_neighbours(slot, neighbours));
+            self.platform.with_cpu(|cpu| self.uncount_neighbours(cpu, neighbours));
         }
         match confirmed {
             _ if kept > 0 => Err(UnmapError::StillMapped { range, unmapped, kept }),
@@ -383,7 +382,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         let bytes = Bytes { used, neighbour: 0 };
         let waiting = Waiting { range: changing.as_ref().map(Changing::range), bytes };
         // Where there is no room its addresses are given up, as they are where the clock panics.
-        let done = |_: Option<&LocalSlot<'_>>| {
+        let done = |_: Option<&LocalCpu<'_>>| {
             changing.map(Changing::done);
         };
         let pushed = self.push_any(waiting, || Some(self.retry_ns()), done);

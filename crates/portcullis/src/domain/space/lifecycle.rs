@@ -169,7 +169,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// Takes addresses for `len` bytes, whole granules as [`pages_of`](Self::pages_of) counts them, at or below `limit`.
     ///
     /// O(1) out of the CPU's free list; else a search of the address space, which flushes once where it is exhausted, and waits
-    /// for hardware then. The caller holds no lock and no slot.
+    /// for hardware then. The caller holds no lock and no CPU.
     ///
     /// # Errors
     /// [`IovaError`]: nothing is taken.
@@ -177,7 +177,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.alloc(len, limit).map(Reserved)
     }
 
-    /// Waits until no device reaches what is in `gather`: one submission to the hardware. The caller holds no lock and no slot.
+    /// Waits until no device reaches what is in `gather`: one submission to the hardware. The caller holds no lock and no CPU.
     ///
     /// # Errors
     /// [`InvalidationError`]: devices may still reach it.
@@ -241,7 +241,7 @@ impl<'d, M: Mapper, P: Platform> Reserved<'d, M, P> {
 
     /// Maps the pages of `list` there, which are as many as were reserved. One walk for each lowest table; may allocate page
     /// tables. Waits for hardware only where a list that was refused half-way must be undone. Where a call below panics, the memory
-    /// may stay mapped for the life of the domain. The caller holds no lock and no slot.
+    /// may stay mapped for the life of the domain. The caller holds no lock and no CPU.
     ///
     /// # Errors
     /// [`Refused`]: nothing of the list is mapped. What of it is not confirmed is added to `unconfirmed`.
@@ -278,7 +278,7 @@ impl<'d, M: Mapper, P: Platform> Reserved<'d, M, P> {
         // SAFETY: the caller's promise.
         match unsafe { domain.link(range, list, permissions, unconfirmed) } {
             Ok(()) => {
-                domain.platform.with_slot(|slot| domain.books.of(slot).add(|book| &book.maps, 1));
+                domain.platform.with_cpu(|cpu| domain.books.of(cpu).add(|book| &book.maps, 1));
                 Ok(Linked { domain, range, addresses: Some(addresses), removed: 0 })
             }
             Err(LinkFailed { error, remains }) => {
@@ -342,7 +342,7 @@ impl<'d, M: Mapper, P: Platform> Linked<'d, M, P> {
     ///
     /// Counts an unmap. One walk for each lowest table, one store for each page. Waits for nothing and allocates nothing where all
     /// that one `link` mapped is unlinked; a part of a large page is split, as [`Domain::unmap`] says. The caller holds no
-    /// lock and no slot.
+    /// lock and no CPU.
     ///
     /// # Errors
     /// [`StillMapped`]: a page could not be split. What was removed is in `gather`; unlink the rest again.
@@ -357,7 +357,7 @@ impl<'d, M: Mapper, P: Platform> Linked<'d, M, P> {
             return Ok(Unlinked { domain, range, addresses: None });
         };
         if removed == range.len() {
-            domain.platform.with_slot(|slot| domain.books.of(slot).add(|book| &book.unmaps, 1));
+            domain.platform.with_cpu(|cpu| domain.books.of(cpu).add(|book| &book.unmaps, 1));
             return Ok(Unlinked { domain, range, addresses: Some(addresses) });
         }
         // Another caller has removed the rest, whose addresses went with it.
@@ -399,7 +399,7 @@ impl<'d, M: Mapper, P: Platform> Unlinked<'d, M, P> {
 
     /// Gives the addresses back, for others to use, unless they are lost. The caller has [confirmed](Domain::confirm) the gather
     /// that [`unlink`](Linked::unlink) added them to: if it frees them earlier, a device that uses their next mapping may still
-    /// reach the memory of this one. O(1); the caller holds no lock and no slot.
+    /// reach the memory of this one. O(1); the caller holds no lock and no CPU.
     pub fn free(self) {
         let Self { domain, addresses, .. } = self;
         if let Some(addresses) = addresses {
@@ -409,7 +409,7 @@ impl<'d, M: Mapper, P: Platform> Unlinked<'d, M, P> {
 
     /// Keeps the addresses out of use until a later flush is confirmed, which the domain tries again and again: for what the
     /// hardware did not confirm. What is lost stays so, and counts as exposed until then; where the flush queue has no room, the
-    /// addresses are lost. O(1), waits for no hardware; the caller holds no lock and no slot.
+    /// addresses are lost. O(1), waits for no hardware; the caller holds no lock and no CPU.
     pub fn quarantine(self) {
         let Self { domain, range, addresses, .. } = self;
         match addresses {

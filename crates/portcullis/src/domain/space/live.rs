@@ -6,7 +6,7 @@ use crate::domain::policies::Governed;
 use crate::domain::{AtomicPolicy, Policy, PolicyError};
 use crate::exposure::Exposure;
 use crate::mapper::Mapper;
-use crate::platform::{LocalSlot, Platform};
+use crate::platform::{LocalCpu, Platform};
 use crate::sync::{Ordering, fence};
 
 impl<M: Mapper, P: Platform> Domain<M, P> {
@@ -15,7 +15,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// reached any more that was unmapped before.
     ///
     /// Waits for one flush unless the new policy is weaker; then one store. Devices and mappings with a policy of
-    /// their own keep it. The caller holds no lock and no slot.
+    /// their own keep it. The caller holds no lock and no CPU.
     ///
     /// # Errors
     /// [`PolicyError::Translation`] from or to passthrough; [`PolicyError::Unconfirmed`].
@@ -63,11 +63,11 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// between two readings, by the difference of the most and the fewest bytes in it at the most; the longest is
     /// exact. A [ring](crate::dma::StrictRing) says what it has mapped when a batch of it is complete.
     ///
-    /// O(CPUs), and one barrier of all CPUs where any has deferred. The caller holds no lock and no slot.
+    /// O(CPUs), and one barrier of all CPUs where any has deferred. The caller holds no lock and no CPU.
     pub fn exposure(&self) -> Exposure {
         let now_ns = self.platform.now_ns();
         let (mut sum, longest_stale_ns) = self.flush_queue.exposure(&self.platform, now_ns);
-        let live = self.platform.with_slot(|_| self.books.total(now_ns));
+        let live = self.platform.with_cpu(|_| self.books.total(now_ns));
         sum += live;
         let positive = |time: i128| u128::try_from(time).unwrap_or(0);
         Exposure {
@@ -88,27 +88,27 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// `neighbour_byte_ns`, until the caller takes the same number off again.
     ///
     /// They are counted also where the platform panics, which the caller then meets; a second panic
-    /// ends the process. Two stores in a slot of the platform, and one reading of the clock now and
+    /// ends the process. Two stores in a CPU of the platform, and one reading of the clock now and
     /// then; nothing for 0.
     #[inline]
     pub fn count_neighbours(&self, change: i64) {
         if change != 0 {
             let bytes = change.cast_unsigned();
             let untold = Untold(self, bytes);
-            self.platform.with_slot(|slot| {
+            self.platform.with_cpu(|cpu| {
                 core::mem::forget(untold);
-                self.change_neighbours(slot, bytes);
+                self.change_neighbours(cpu, bytes);
             });
         }
     }
 
-    /// The same with the caller's slot. Wraps: fewer, where it is the negative of a number.
+    /// The same with the caller's CPU. Wraps: fewer, where it is the negative of a number.
     #[inline]
-    fn change_neighbours(&self, slot: Option<&LocalSlot<'_>>, bytes: u64) {
-        self.change_in(self.books.of(slot), bytes);
+    fn change_neighbours(&self, cpu: Option<&LocalCpu<'_>>, bytes: u64) {
+        self.change_in(self.books.of(cpu), bytes);
     }
 
-    /// The same in the slot's book.
+    /// The same in the CPU's book.
     #[inline]
     pub(super) fn change_in(&self, book: Page<'_>, bytes: u64) {
         if bytes != 0 {
@@ -118,12 +118,12 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
 
     /// They cannot any more, or belong to what waits for a flush.
     #[inline]
-    pub(super) fn uncount_neighbours(&self, slot: Option<&LocalSlot<'_>>, bytes: u64) {
-        self.change_neighbours(slot, bytes.wrapping_neg());
+    pub(super) fn uncount_neighbours(&self, cpu: Option<&LocalCpu<'_>>, bytes: u64) {
+        self.change_neighbours(cpu, bytes.wrapping_neg());
     }
 }
 
-/// Neighbours that are to be counted with a slot. Dropped, where the platform panics before it
+/// Neighbours that are to be counted with a CPU. Dropped, where the platform panics before it
 /// lends one, it counts them without, at the time that the clock says.
 struct Untold<'a, M: Mapper, P: Platform>(&'a Domain<M, P>, u64);
 

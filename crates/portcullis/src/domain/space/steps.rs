@@ -12,7 +12,7 @@ use crate::iova::{ArenaError, Own, ReleaseError, RingArena, RingConfig};
 use crate::mapper::Mapper;
 use crate::percpu::Turn;
 use crate::pgtable::{MapError, Unmapped};
-use crate::platform::{LocalSlot, Platform};
+use crate::platform::{LocalCpu, Platform};
 use crate::sync::Ordering;
 
 /// What has happened in a ring since it last said so.
@@ -89,14 +89,14 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         phys: PhysAddr,
         permissions: Permissions,
     ) -> bool {
-        let link = |slot: &LocalSlot<'_>| {
+        let link = |cpu: &LocalCpu<'_>| {
             let link = |turn: &Turn<'_>, _: Option<Own<'_>>| {
                 // SAFETY: the caller's promise.
                 unsafe { self.mapper.map_fast(turn, range, phys, permissions) }
             };
-            self.space.in_turn(slot, link)
+            self.space.in_turn(cpu, link)
         };
-        self.platform.with_slot_fast(link).flatten() == Some(true)
+        self.platform.with_cpu_fast(link).flatten() == Some(true)
     }
 
     /// Removes the translations of `range` and adds them to `gather`: everything, where not all of it was mapped. What was
@@ -115,22 +115,22 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
 
     /// Gives back addresses whose unmaps are confirmed, and counts `unmaps` of them.
     pub(crate) fn take_back(&self, changing: Changing<'_, M, P>, unmaps: u64) {
-        self.with_turn(|slot, own| {
-            self.books.of(slot).add(|book| &book.unmaps, unmaps);
-            self.give_back(slot, own, changing.done());
+        self.with_turn(|cpu, own| {
+            self.books.of(cpu).add(|book| &book.unmaps, unmaps);
+            self.give_back(cpu, own, changing.done());
         });
     }
 
     /// The same of all `ranges`, one unmap each, of which `neighbours` bytes were not the buffers'. In slices, so that no
-    /// slot is held for long. What is not given back for a panic is still there.
+    /// CPU is held for long. What is not given back for a panic is still there.
     pub(crate) fn take_back_all(&self, ranges: &mut Vec<IovaRange>, mut neighbours: u64) {
         loop {
-            self.with_turn(|slot, own| {
+            self.with_turn(|cpu, own| {
                 let slice = ranges.len().min(SLICE);
-                self.books.of(slot).add(|book| &book.unmaps, slice as u64);
-                self.uncount_neighbours(slot, core::mem::take(&mut neighbours));
+                self.books.of(cpu).add(|book| &book.unmaps, slice as u64);
+                self.uncount_neighbours(cpu, core::mem::take(&mut neighbours));
                 for range in core::iter::from_fn(|| ranges.pop()).take(slice) {
-                    self.give_back(slot, own, range);
+                    self.give_back(cpu, own, range);
                 }
             });
             if ranges.is_empty() {
@@ -144,8 +144,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         let Tally { maps, unmaps, opened, closed, since_ns } = tally;
         let neighbours = opened > 0 || closed > 0;
         let now_ns = if neighbours { self.platform.now_ns() } else { 0 };
-        self.platform.with_slot(|slot| {
-            let book = self.books.of(slot);
+        self.platform.with_cpu(|cpu| {
+            let book = self.books.of(cpu);
             book.add(|book| &book.maps, maps);
             book.add(|book| &book.unmaps, unmaps);
             if neighbours {

@@ -36,7 +36,7 @@ use alloc::sync::Arc;
 use crate::addr::IovaRange;
 use crate::exposure::{ByteTime, Bytes};
 use crate::percpu::{CachePadded, Marks, Turn, TurnLocal};
-use crate::platform::{LocalSlot, Platform};
+use crate::platform::{LocalCpu, Platform};
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, fence};
 
 use ring::Ring;
@@ -49,7 +49,7 @@ pub const QUEUE_ENTRIES: usize = if cfg!(loom) { 16 } else { 256 };
 /// since 2023 (its `dma-iommu` driver's single queue).
 pub const SHARED_ENTRIES: usize = if cfg!(loom) { 8 } else { 32_768 };
 
-/// Ranges that are taken back at once, or given back with one slot, at the most.
+/// Ranges that are taken back at once, or given back with one CPU, at the most.
 pub const SLICE: usize = 64;
 
 /// What became of a range that was to be deferred.
@@ -108,7 +108,7 @@ impl Cleared {
 
 /// The queues of all CPUs and the numbers that tell which entries are safe.
 ///
-/// One value is used with the slots of one platform.
+/// One value is used with the CPUs of one platform.
 #[derive(Debug)]
 pub struct FlushQueue {
     /// Those of CPUs.
@@ -139,10 +139,10 @@ struct Announced {
 }
 
 impl FlushQueue {
-    /// Empty queues for `slots` CPUs, of those that have `marks`, 256 entries each, to be used in turns of these marks. All
+    /// Empty queues for `cpus` CPUs, of those that have `marks`, 256 entries each, to be used in turns of these marks. All
     /// memory they ever need is allocated here.
-    pub fn per_cpu(marks: Arc<Marks>, slots: usize) -> Self {
-        Self::new(marks, slots, QUEUE_ENTRIES)
+    pub fn per_cpu(marks: Arc<Marks>, cpus: usize) -> Self {
+        Self::new(marks, cpus, QUEUE_ENTRIES)
     }
 
     /// One queue of 32,768 entries (512 KiB, allocated here) for all CPUs: few flushes, and a lock that all of them
@@ -151,12 +151,12 @@ impl FlushQueue {
         Self::new(Arc::new(Marks::new(0)), 0, SHARED_ENTRIES)
     }
 
-    fn new(marks: Arc<Marks>, slots: usize, entries: usize) -> Self {
+    fn new(marks: Arc<Marks>, cpus: usize, entries: usize) -> Self {
         let number = || AtomicU64::new(0);
         let flushes = Flushes { begun: number(), confirmed: number(), confirmed_ns: number() };
         let announced = Announced { queues: AtomicUsize::new(0), timers_lost: number() };
         Self {
-            own: TurnLocal::apart(marks, slots, |_| Ring::new(entries)),
+            own: TurnLocal::apart(marks, cpus, |_| Ring::new(entries)),
             shared: Mutex::new(Ring::new(entries)),
             flushes: CachePadded(flushes),
             announced: CachePadded(announced),
@@ -284,7 +284,7 @@ impl FlushQueue {
 
     /// Visits all queues and closes what is open: all that was queued before is covered by a flush that
     /// [begins](Self::begin_flush) after the call. Costs and context: as for each visit, one barrier of all CPUs and a wait for the
-    /// turns of those whose queues are in use, O(1) each. The caller holds no lock and no slot.
+    /// turns of those whose queues are in use, O(1) each. The caller holds no lock and no CPU.
     pub fn close<P: Platform>(&self, platform: &P) {
         self.visit(platform, |ring| {
             self.close_segment(ring);
@@ -349,33 +349,32 @@ impl FlushQueue {
         pending
     }
 
-    /// Hands all safe entries to `reclaim`: those of CPUs' queues, or of the one of the CPU of slot `only`, with no slot
+    /// Hands all safe entries to `reclaim`: those of CPUs' queues, or of the one of CPU `only`, with no CPU
     /// held, and no more of it used meanwhile. Those of the queue that is shared are handed over in slices of 64, with a
-    /// slot and under its lock.
+    /// CPU and under its lock.
     ///
     /// The space is exhausted, or a CPU is gone. A visit: see [`close`](Self::close).
     pub fn reclaim<P: Platform>(
         &self,
         platform: &P,
         only: Option<usize>,
-        mut reclaim: impl FnMut(Option<&LocalSlot<'_>>, IovaRange),
+        mut reclaim: impl FnMut(Option<&LocalCpu<'_>>, IovaRange),
     ) {
         let own = |_, ring: &Ring| {
             self.hear(ring);
-            let mut slice =
-                |slot: Option<&LocalSlot<'_>>| Self::pop_slice(ring, |range| reclaim(slot, range));
-            while platform.with_slot(&mut slice) {}
+            let mut slice = |cpu: Option<&LocalCpu<'_>>| Self::pop_slice(ring, |range| reclaim(cpu, range));
+            while platform.with_cpu(&mut slice) {}
         };
         match only {
             Some(_) => return self.own.with_others(platform, only, own),
             None => self.own.with_first(platform, self.used(), own),
         }
-        let mut slice = |slot: Option<&LocalSlot<'_>>| {
+        let mut slice = |cpu: Option<&LocalCpu<'_>>| {
             let ring = self.shared.lock();
             self.hear(&ring);
-            Self::pop_slice(&ring, |range| reclaim(slot, range))
+            Self::pop_slice(&ring, |range| reclaim(cpu, range))
         };
-        while platform.with_slot(&mut slice) {}
+        while platform.with_cpu(&mut slice) {}
     }
 
     /// Takes out up to 64 entries that are safe. Returns whether there may be more.
@@ -402,12 +401,12 @@ impl FlushQueue {
         fence(Ordering::SeqCst);
         self.own.with_first(platform, self.used(), |_, ring| f(ring));
         // Last: a CPU that was kept out of its own queue has used this one.
-        platform.with_slot(|_| f(&self.shared.lock()));
+        platform.with_cpu(|_| f(&self.shared.lock()));
     }
 
-    /// Whether the CPU of slot `index` has a queue of its own.
+    /// Whether CPU `index` has a queue of its own.
     pub fn has_queue(&self, index: usize) -> bool {
-        index < self.own.slots()
+        index < self.own.cpus()
     }
 
     /// How many queues of CPUs, from the first on, may hold anything.

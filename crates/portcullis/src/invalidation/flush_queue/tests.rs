@@ -15,16 +15,11 @@ fn range(number: usize) -> IovaRange {
     IovaRange::new(Iova::new((number as u64) << 12), 4096).unwrap()
 }
 
-/// Queues the range of this number by the thread's slot, or without a slot. What came back for it.
-fn push(
-    queue: &FlushQueue,
-    platform: &StdPlatform,
-    slot: bool,
-    number: usize,
-) -> (Pushed, Option<IovaRange>) {
+/// Queues the range of this number by the thread's CPU, or without a CPU. What came back for it.
+fn push(queue: &FlushQueue, platform: &StdPlatform, cpu: bool, number: usize) -> (Pushed, Option<IovaRange>) {
     let cleared = Cleared { range: range(number), neighbours: 0 };
-    platform.with_slot(|own| {
-        let turn = own.filter(|_| slot).and_then(|own| queue.own.turn(own));
+    platform.with_cpu(|own| {
+        let turn = own.filter(|_| cpu).and_then(|own| queue.own.turn(own));
         let own = turn.and_then(|turn| queue.push(&turn, cleared, || Some(WINDOW_NS), || 0));
         own.unwrap_or_else(|| {
             let mut back = None;
@@ -49,10 +44,10 @@ const FIRST: Pushed = Pushed::QueuedFirst { window_ns: WINDOW_NS };
 
 #[test]
 fn a_queue_takes_256_and_gives_each_back_once_in_its_turn() {
-    let platform = StdPlatform::with_slots(1);
+    let platform = StdPlatform::with_cpus(1);
     let queue = per_cpu();
-    for slot in [true, false] {
-        let push = |number| push(&queue, &platform, slot, number);
+    for cpu in [true, false] {
+        let push = |number| push(&queue, &platform, cpu, number);
         for number in 0..QUEUE_ENTRIES {
             let expected = if number == 0 { FIRST } else { Pushed::Queued };
             assert_eq!(push(number), (expected, None), "one timer");
@@ -84,7 +79,7 @@ fn a_queue_takes_256_and_gives_each_back_once_in_its_turn() {
 /// What is closed is covered by a flush that visits nobody, and its queue hears of it with its next segment.
 #[test]
 fn a_flush_covers_whole_segments_without_a_visit() {
-    let platform = StdPlatform::with_slots(1);
+    let platform = StdPlatform::with_cpus(1);
     let queue = per_cpu();
     let push = |number| push(&queue, &platform, true, number).1;
     let entries = 2 * SEGMENT - 1;
@@ -98,12 +93,12 @@ fn a_flush_covers_whole_segments_without_a_visit() {
 /// A visit closes a segment that is not full: the next one begins with the entry after it.
 #[test]
 fn a_segment_that_a_visit_has_closed_costs_neither_the_clock_nor_the_bound() {
-    let platform = StdPlatform::with_slots(1);
+    let platform = StdPlatform::with_cpus(1);
     let queue = per_cpu();
     let push_at = |number, now_ns| {
         let cleared = Cleared { range: range(number), neighbours: 0 };
-        platform.with_slot(|slot| {
-            let turn = queue.own.turn(slot.unwrap()).unwrap();
+        platform.with_cpu(|cpu| {
+            let turn = queue.own.turn(cpu.unwrap()).unwrap();
             queue.push(&turn, cleared, || Some(WINDOW_NS), || now_ns).unwrap()
         })
     };
@@ -131,7 +126,7 @@ fn a_segment_that_a_visit_has_closed_costs_neither_the_clock_nor_the_bound() {
 /// Any CPU's flush makes room in a queue that is full.
 #[test]
 fn a_full_queue_needs_no_flush_of_its_own() {
-    let platform = StdPlatform::with_slots(1);
+    let platform = StdPlatform::with_cpus(1);
     let queue = per_cpu();
     (0..QUEUE_ENTRIES).for_each(|number| assert_eq!(push(&queue, &platform, true, number).1, None));
     queue.confirm_flush(queue.begin_flush(), 0);
@@ -140,7 +135,7 @@ fn a_full_queue_needs_no_flush_of_its_own() {
 
 #[test]
 fn a_timer_that_was_lost_is_asked_for_again_once() {
-    let platform = StdPlatform::with_slots(1);
+    let platform = StdPlatform::with_cpus(1);
     let queue = per_cpu();
     let push = |number| push(&queue, &platform, true, number).0;
     assert_eq!([push(0), push(1), push(2)], [FIRST, Pushed::Queued, Pushed::Queued]);
@@ -155,15 +150,15 @@ fn a_timer_that_was_lost_is_asked_for_again_once() {
 /// A clock that panics leaves nothing behind: neither an entry nor a place that is taken.
 #[test]
 fn a_clock_that_panics_queues_nothing() {
-    let platform = StdPlatform::with_slots(1);
+    let platform = StdPlatform::with_cpus(1);
     let queue = per_cpu();
     let cleared = Cleared { range: range(1), neighbours: 0 };
     for _ in 0..2 * QUEUE_ENTRIES {
         let clock = || -> u64 { panic!("the clock") };
-        let push = |slot: Option<&LocalSlot<'_>>| {
-            queue.push(&queue.own.turn(slot.unwrap()).unwrap(), cleared, || Some(WINDOW_NS), clock)
+        let push = |cpu: Option<&LocalCpu<'_>>| {
+            queue.push(&queue.own.turn(cpu.unwrap()).unwrap(), cleared, || Some(WINDOW_NS), clock)
         };
-        let pushed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| platform.with_slot(push)));
+        let pushed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| platform.with_cpu(push)));
         assert!(pushed.is_err());
     }
     assert!(!queue.is_pending(&platform));
@@ -171,8 +166,8 @@ fn a_clock_that_panics_queues_nothing() {
 }
 
 #[test]
-fn a_slot_has_a_queue_of_its_own_or_all_have_one() {
-    let platform = StdPlatform::with_slots(1);
+fn a_cpu_has_a_queue_of_its_own_or_all_have_one() {
+    let platform = StdPlatform::with_cpus(1);
     for (queue, own) in [(per_cpu(), 1), (FlushQueue::shared(), 0)] {
         let _ = push(&queue, &platform, true, 1);
         flush(&queue, &platform);
@@ -188,7 +183,7 @@ fn a_slot_has_a_queue_of_its_own_or_all_have_one() {
 /// A late confirmation of an early flush takes nothing back.
 #[test]
 fn flushes_may_be_confirmed_in_any_order() {
-    let platform = StdPlatform::with_slots(1);
+    let platform = StdPlatform::with_cpus(1);
     let queue = per_cpu();
     let early = queue.begin_flush();
     let _ = push(&queue, &platform, true, 1);

@@ -42,7 +42,7 @@ mod tests {
     /// The newest reservations may lie just before the oldest: freed together, the oldest of the rest is what is behind.
     #[test]
     fn a_run_of_the_newest_and_the_oldest_moves_the_tail() {
-        let platform = StdPlatform::with_slots(1);
+        let platform = StdPlatform::with_cpus(1);
         let aperture = IovaRange::new(Iova::new(1 << 21), 1 << 30).unwrap();
         let space = IovaSpace::new(&SpaceConfig::new(aperture, PageSize::SIZE_4K, 1)).unwrap();
         let config = RingConfig::new(16, PAGE, PageSize::SIZE_4K);

@@ -1,4 +1,4 @@
-//! Which thread has which slot.
+//! Which thread has which CPU.
 
 use std::panic::panic_any;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,56 +10,56 @@ use portcullis::percpu::BiasedLock;
 use portcullis::platform::Platform;
 use portcullis::std_platform::StdPlatform;
 
-use super::{Event, PATIENCE, PanicsWhenDropped, listen, next, slot_of};
+use super::{Event, PATIENCE, PanicsWhenDropped, cpu_of, listen, next};
 
 #[test]
-fn a_thread_keeps_its_slot_and_has_it_to_itself() {
-    let platform = StdPlatform::with_slots(3);
-    assert_eq!(platform.slots(), 3);
-    assert!(platform.with_slot_fast(|_| ()).is_none(), "the first call finds the slot");
-    let own = slot_of(&platform).unwrap();
+fn a_thread_keeps_its_cpu_and_has_it_to_itself() {
+    let platform = StdPlatform::with_cpus(3);
+    assert_eq!(platform.cpus(), 3);
+    assert!(platform.with_cpu_fast(|_| ()).is_none(), "the first call finds the CPU");
+    let own = cpu_of(&platform).unwrap();
     let (taken, over) = (Barrier::new(5), Barrier::new(5));
-    let mut slots: Vec<_> = thread::scope(|scope| {
+    let mut cpus: Vec<_> = thread::scope(|scope| {
         let other = || {
-            let slot = slot_of(&platform);
+            let cpu = cpu_of(&platform);
             taken.wait();
             // While all of them have theirs.
-            (0..3).for_each(|_| assert_eq!(slot_of(&platform), slot));
-            let fast = platform.with_slot_fast(|slot| slot.index());
-            assert!(fast.is_none() || fast == slot);
+            (0..3).for_each(|_| assert_eq!(cpu_of(&platform), cpu));
+            let fast = platform.with_cpu_fast(|cpu| cpu.index());
+            assert!(fast.is_none() || fast == cpu);
             over.wait();
-            slot
+            cpu
         };
         let others: Vec<_> = (0..4).map(|_| scope.spawn(other)).collect();
         taken.wait();
-        assert_eq!(slot_of(&platform), Some(own));
+        assert_eq!(cpu_of(&platform), Some(own));
         over.wait();
         others.into_iter().map(|other| other.join().unwrap()).collect()
     });
-    slots.push(Some(own));
-    slots.sort();
-    assert_eq!(slots, [None, None, Some(0), Some(1), Some(2)]);
+    cpus.push(Some(own));
+    cpus.sort();
+    assert_eq!(cpus, [None, None, Some(0), Some(1), Some(2)]);
 }
 
 #[test]
-fn a_slot_is_drained_before_the_next_thread_has_it() {
-    let platform = StdPlatform::with_slots(1);
+fn a_cpu_is_drained_before_the_next_thread_has_it() {
+    let platform = StdPlatform::with_cpus(1);
     let (heard, hears) = channel();
     let (heard, clone) = (Mutex::new(heard), platform.clone());
     let _listener = listen(&platform, move |event| {
-        // The slot is in nobody's hands meanwhile, nor in those of the thread that ends.
-        let others = thread::scope(|scope| scope.spawn(|| slot_of(&clone)).join().unwrap());
-        heard.lock().unwrap().send((event, slot_of(&clone), others)).unwrap();
+        // The CPU is in nobody's hands meanwhile, nor in those of the thread that ends.
+        let others = thread::scope(|scope| scope.spawn(|| cpu_of(&clone)).join().unwrap());
+        heard.lock().unwrap().send((event, cpu_of(&clone), others)).unwrap();
     });
     for _ in 0..3 {
         let end = thread::spawn({
             let platform = platform.clone();
-            move || slot_of(&platform)
+            move || cpu_of(&platform)
         });
         assert_eq!(end.join().unwrap(), Some(0));
         assert_eq!(next(&hears), (Event::Released(0), None, None));
         // It comes back after that, but a thread is joined before.
-        while thread::scope(|scope| scope.spawn(|| slot_of(&platform)).join().unwrap()).is_none() {
+        while thread::scope(|scope| scope.spawn(|| cpu_of(&platform)).join().unwrap()).is_none() {
             thread::yield_now();
         }
         assert_eq!(next(&hears).0, Event::Released(0));
@@ -67,37 +67,37 @@ fn a_slot_is_drained_before_the_next_thread_has_it() {
 }
 
 #[test]
-fn a_thread_without_a_slot_gets_one_when_it_is_there() {
-    let platform = StdPlatform::with_slots(1);
+fn a_thread_without_a_cpu_gets_one_when_it_is_there() {
+    let platform = StdPlatform::with_cpus(1);
     let (go_on, may_go_on) = channel::<()>();
     let (has, had) = channel();
     let other = thread::spawn({
         let platform = platform.clone();
         move || {
-            has.send(slot_of(&platform)).unwrap();
+            has.send(cpu_of(&platform)).unwrap();
             may_go_on.recv().unwrap();
         }
     });
     assert_eq!(next(&had), Some(0));
-    assert_eq!(slot_of(&platform), None);
+    assert_eq!(cpu_of(&platform), None);
     go_on.send(()).unwrap();
     other.join().unwrap();
-    while slot_of(&platform).is_none() {
+    while cpu_of(&platform).is_none() {
         thread::yield_now();
     }
 }
 
 #[test]
-fn a_slot_comes_back_although_a_listener_panics() {
-    let platform = StdPlatform::with_slots(1);
+fn a_cpu_comes_back_although_a_listener_panics() {
+    let platform = StdPlatform::with_cpus(1);
     let _panicking = listen(&platform, |_| panic!("as the test wants"));
     let _worse = listen(&platform, |_| panic_any(PanicsWhenDropped));
     let (heard, hears) = channel();
     let heard = Mutex::new(heard);
     let _last = listen(&platform, move |event| heard.lock().unwrap().send(event).unwrap());
     for _ in 0..2 {
-        // A thread that is joined may still be giving its slot back.
-        while thread::scope(|scope| scope.spawn(|| slot_of(&platform)).join().unwrap()).is_none() {
+        // A thread that is joined may still be giving its CPU back.
+        while thread::scope(|scope| scope.spawn(|| cpu_of(&platform)).join().unwrap()).is_none() {
             thread::yield_now();
         }
         assert_eq!(next(&hears), Event::Released(0));
@@ -105,8 +105,8 @@ fn a_slot_comes_back_although_a_listener_panics() {
 }
 
 #[test]
-fn a_slot_comes_back_although_the_drop_of_a_listener_s_last_handle_panics() {
-    let platform = StdPlatform::with_slots(1);
+fn a_cpu_comes_back_although_the_drop_of_a_listener_s_last_handle_panics() {
+    let platform = StdPlatform::with_cpus(1);
     let ((enter, entered), (go_on, may_go_on)) = (channel(), channel::<()>());
     let (enter, may_go_on, dropped) = (Mutex::new(enter), Mutex::new(may_go_on), PanicsWhenDropped);
     let handle = listen(&platform, move |_| {
@@ -116,50 +116,48 @@ fn a_slot_comes_back_although_the_drop_of_a_listener_s_last_handle_panics() {
     });
     let ends = thread::spawn({
         let platform = platform.clone();
-        move || slot_of(&platform)
+        move || cpu_of(&platform)
     });
     next(&entered);
     drop(handle);
     go_on.send(()).unwrap();
     assert_eq!(ends.join().unwrap(), Some(0));
-    assert_eq!(slot_of(&platform), Some(0));
+    assert_eq!(cpu_of(&platform), Some(0));
 }
 
 #[test]
-fn slots_of_several_platforms_in_one_thread_are_not_mistaken() {
-    let (none, one, two) =
-        (StdPlatform::with_slots(0), StdPlatform::with_slots(1), StdPlatform::with_slots(2));
-    // Somebody else has slot 0 of the last.
+fn cpus_of_several_platforms_in_one_thread_are_not_mistaken() {
+    let (none, one, two) = (StdPlatform::with_cpus(0), StdPlatform::with_cpus(1), StdPlatform::with_cpus(2));
+    // Somebody else has CPU 0 of the last.
     let (go_on, may_go_on) = channel::<()>();
     let (has, had) = channel();
     let other = thread::spawn({
         let two = two.clone();
         move || {
-            has.send(slot_of(&two)).unwrap();
+            has.send(cpu_of(&two)).unwrap();
             may_go_on.recv().unwrap();
         }
     });
     assert_eq!(next(&had), Some(0));
     for _ in 0..3 {
-        assert_eq!(slot_of(&one), Some(0));
-        assert_eq!(slot_of(&none), None);
-        assert_eq!(two.with_slot_fast(|slot| slot.index()), None, "another's is at hand");
-        assert_eq!(slot_of(&two), Some(1));
-        let fast = two.with_slot_fast(|slot| slot.index());
+        assert_eq!(cpu_of(&one), Some(0));
+        assert_eq!(cpu_of(&none), None);
+        assert_eq!(two.with_cpu_fast(|cpu| cpu.index()), None, "another's is at hand");
+        assert_eq!(cpu_of(&two), Some(1));
+        let fast = two.with_cpu_fast(|cpu| cpu.index());
         assert!(fast.is_none() || fast == Some(1));
-        assert_eq!(one.with_slot_fast(|slot| slot.index()), None, "another's is at hand");
+        assert_eq!(one.with_cpu_fast(|cpu| cpu.index()), None, "another's is at hand");
         // A clone is the same platform.
-        assert_eq!(slot_of(&two.clone()), Some(1));
-        assert_eq!(slot_of(&one.clone()), Some(0));
+        assert_eq!(cpu_of(&two.clone()), Some(1));
+        assert_eq!(cpu_of(&one.clone()), Some(0));
     }
     go_on.send(()).unwrap();
     other.join().unwrap();
 }
 
 #[test]
-fn the_end_of_a_thread_gives_back_its_slots_on_all_platforms_that_are_left() {
-    let (one, two, gone) =
-        (StdPlatform::with_slots(1), StdPlatform::with_slots(1), StdPlatform::with_slots(1));
+fn the_end_of_a_thread_gives_back_its_cpus_on_all_platforms_that_are_left() {
+    let (one, two, gone) = (StdPlatform::with_cpus(1), StdPlatform::with_cpus(1), StdPlatform::with_cpus(1));
     let (heard, hears) = channel();
     let listen_on = |platform: &StdPlatform, name: &'static str| {
         let heard = Mutex::new(heard.clone());
@@ -168,12 +166,12 @@ fn the_end_of_a_thread_gives_back_its_slots_on_all_platforms_that_are_left() {
     let _listeners = [listen_on(&one, "one"), listen_on(&two, "two"), listen_on(&gone, "gone")];
     let all = [one, two, gone];
     thread::spawn(move || {
-        assert_eq!(all.each_ref().map(slot_of), [Some(0); 3]);
+        assert_eq!(all.each_ref().map(cpu_of), [Some(0); 3]);
         let [one, two, gone] = all;
         drop(gone);
         // A platform that is made now is another one.
-        let new = StdPlatform::with_slots(1);
-        assert_eq!(slot_of(&new), Some(0));
+        let new = StdPlatform::with_cpus(1);
+        assert_eq!(cpu_of(&new), Some(0));
         (one, two)
     })
     .join()
@@ -199,7 +197,7 @@ fn a_listener_that_is_gone_hears_nothing() {
     drop(gone);
     thread::spawn({
         let platform = platform.clone();
-        move || slot_of(&platform)
+        move || cpu_of(&platform)
     })
     .join()
     .unwrap();
@@ -208,18 +206,18 @@ fn a_listener_that_is_gone_hears_nothing() {
 }
 
 #[test]
-fn another_platform_s_slot_is_kept_while_that_platform_lives() {
-    let (first, second) = (StdPlatform::with_slots(2), StdPlatform::with_slots(2));
+fn another_platform_s_cpu_is_kept_while_that_platform_lives() {
+    let (first, second) = (StdPlatform::with_cpus(2), StdPlatform::with_cpus(2));
     let (tell, told) = channel();
     let tell = Mutex::new(tell);
     let _listener = listen(&first, move |event| tell.lock().unwrap().send(event).unwrap());
     let told = thread::scope(|scope| {
         let (first, second) = (&first, &second);
         let both = move || {
-            let slot = slot_of(first);
-            assert!(slot.is_some() && slot_of(second).is_some());
+            let cpu = cpu_of(first);
+            assert!(cpu.is_some() && cpu_of(second).is_some());
             assert!(told.try_recv().is_err(), "given back while the thread and the platform live");
-            assert_eq!(slot_of(first), slot);
+            assert_eq!(cpu_of(first), cpu);
             told
         };
         scope.spawn(both).join().unwrap()
@@ -231,15 +229,15 @@ fn another_platform_s_slot_is_kept_while_that_platform_lives() {
 /// them, has both at a value where either side has no fence.
 #[test]
 fn an_owner_and_one_who_revokes_are_never_both_at_a_value() {
-    let platform = StdPlatform::with_slots(1);
-    assert_eq!(slot_of(&platform), Some(0));
+    let platform = StdPlatform::with_cpus(1);
+    assert_eq!(cpu_of(&platform), Some(0));
     let values: Vec<_> = (0..50).map(|_| BiasedLock::new(1, || AtomicU64::new(0))).collect();
     let add = |value: &AtomicU64| value.store(value.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     let turns: Vec<u64> = thread::scope(|scope| {
         scope.spawn(|| {
             values.iter().for_each(|owned| owned.with_others(&platform, None, |_, value| add(value)))
         });
-        let turn = |owned: &BiasedLock<_>| platform.with_slot(|slot| owned.with(slot, add)).map_or(1, |()| 2);
+        let turn = |owned: &BiasedLock<_>| platform.with_cpu(|cpu| owned.with(cpu, add)).map_or(1, |()| 2);
         values.iter().map(turn).collect()
     });
     let counts: Vec<u64> =
