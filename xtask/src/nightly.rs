@@ -107,7 +107,7 @@ const UNSAFE: [Tests; 6] = [
             "typed::a_queue_that_ends_gives_its_buffers_up_only_where_that_is_confirmed",
         ],
     ),
-    ("std_platform", &["slots::an_owner_and_one_who_revokes_are_never_both_at_a_value"]),
+    ("std_platform", &["cpus::an_owner_and_one_who_revokes_are_never_both_at_a_value"]),
 ];
 
 /// What threads do beside each other, in seconds. ThreadSanitizer knows no fence that stands alone, and no barrier of all
@@ -154,8 +154,8 @@ const SHARED: [Tests; 7] = [
     (
         "std_platform",
         &[
-            "slots::a_slot_is_drained_before_the_next_thread_has_it",
-            "slots::the_end_of_a_thread_gives_back_its_slots_on_all_platforms_that_are_left",
+            "cpus::a_cpu_is_drained_before_the_next_thread_has_it",
+            "cpus::the_end_of_a_thread_gives_back_its_cpus_on_all_platforms_that_are_left",
             "timers::panics_end_nothing_but_their_call",
             "timers::workers_end_with_the_platform",
             "windows::hardware_that_is_silent_keeps_no_other_domain_s_window_open",

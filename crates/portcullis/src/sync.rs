@@ -75,7 +75,7 @@ impl Settled {
     /// Whether it is `number` already.
     #[inline]
     pub(crate) fn is_set_to(&self, number: u64) -> bool {
-        // Relaxed: whoever does not see it set tries to set it.
+        // Relaxed: a caller that does not see it set tries to set it.
         self.0.load(core::sync::atomic::Ordering::Relaxed) == number
     }
 

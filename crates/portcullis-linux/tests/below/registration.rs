@@ -248,7 +248,7 @@ fn what_is_open_when_the_platform_panics_is_counted() {
             world.platform.pass(1000);
             counted() - before
         };
-        // Nobody holds it, and where there is an entry it is not unmapped.
+        // No caller holds the registration; if the cache has an entry for it, that is still mapped.
         let is_open = driver.cache.usage().bytes == PAGE;
         let open = if is_open { u128::from(PAGE) * 1000 } else { 0 };
         assert_eq!(in_a_while(), open, "{at}, {call:?}");

@@ -149,7 +149,7 @@ impl Hostile {
     }
 
     /// Changes the policy of the domain of `port`, the device's number `device`, if changes are asked for.
-    /// Whether it did.
+    /// Returns whether it did.
     pub(super) fn change<X: Machine>(&mut self, device: usize, port: &Port<X>) -> bool {
         let domain = port.device.dma().domain();
         if self.retry.change_policies.is_none() {

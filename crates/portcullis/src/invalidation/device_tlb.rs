@@ -80,7 +80,7 @@ pub struct DeviceTlbs {
     /// Places in use; while one is being taken or given up it may be one too many, and never one too few.
     count: AtomicU64,
     places: [AtomicU64; MOST_DEVICE_TLBS],
-    /// Held by the caller that looks for a device and takes a place for it: so it has one place at the most.
+    /// A caller holds it from looking for a device until that has a place, so no device gets two places.
     adding: Mutex<()>,
 }
 

@@ -230,14 +230,14 @@ impl Cached {
         room
     }
 
-    /// Takes back a range that the caller's own CPU handed out, onto its list: the fast path. Whether it did.
+    /// Takes back a range that the caller's own CPU handed out, onto its list: the fast path. Returns whether it did.
     #[inline]
     pub fn put(&self, own: Own<'_>, page: u64, asked: u64, class: Class) -> bool {
         // SAFETY: `notes` is the only one that these CPUs' lists are used with.
         unsafe { own.cpu.put(&self.notes, self.zone(page), class, (page, asked)) }
     }
 
-    /// Takes back the range of `pages` pages at `page`, whoever handed it out. Whether it did.
+    /// Takes back the range of `pages` pages at `page`, whichever CPU handed it out. Returns whether it did.
     #[inline]
     pub fn free(
         &self,

@@ -111,8 +111,8 @@ impl Cpu {
     }
 
     /// Takes back the range of `class` at `page`, which the CPU has handed out for `asked` pages; unless its list is full, its
-    /// word is not [remembered](Self::find), or does not say so. Returns whether it did. O(1). Any `page` may be given: those
-    /// that no range begins at have no word, and no word says another size than that of its range.
+    /// word is not [remembered](Self::find), or does not say so. Returns whether it did. O(1). A page at which no such
+    /// range begins is refused: it has no word, or its word says another number of pages.
     ///
     /// # Safety
     /// As [`take`](Self::take).
@@ -146,7 +146,7 @@ impl Cpu {
     }
 
     /// Puts the free range of `order` at `page`, whose word is `word`, onto its list, unless that is full.
-    /// Whether it did.
+    /// Returns whether it did.
     #[inline]
     pub(super) fn push(&self, zone: usize, word: &AtomicU64, page: u64, order: u32) -> bool {
         self.list(zone, order).push(word, page, order)
@@ -200,7 +200,7 @@ impl Cpu {
     }
 
     /// Puts another CPU's range, whose word is `word`, onto the chain for it, unless more than `most` pages
-    /// are on their way to that CPU already. Whether it did.
+    /// are on their way to that CPU already. Returns whether it did.
     #[inline]
     pub(super) fn post(
         &self,

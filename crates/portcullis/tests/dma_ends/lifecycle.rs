@@ -243,7 +243,8 @@ fn what_is_not_confirmed_is_kept_out_of_use_until_a_flush_is() {
     }
 }
 
-/// Another ends a part of a mapping by number, or all of it: what is lost is what the domain's own unmap loses.
+/// Another caller unmaps a part of a mapping by number, or all of it. The addresses that are lost then are those that the
+/// domain's own unmap loses.
 #[test]
 fn what_another_has_ended_is_counted_as_lost_where_it_is() {
     for (pages_ended, expected) in [(1, 2 * PAGE), (2, 0)] {

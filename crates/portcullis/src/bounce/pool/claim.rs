@@ -219,7 +219,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         // SAFETY: the buffers came from `alloc`, and the caller knows that no device and no CPU uses them.
         unsafe { self.free_parts(&single.parts) };
         if !lost {
-            self.domain.take_back(changing, 0);
+            self.domain.take_back(changing);
         }
     }
 

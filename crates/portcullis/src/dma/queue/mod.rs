@@ -351,10 +351,8 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
                 let Some(range) = mapping.core.range(self.device.domain().granule()) else {
                     return Ok(RawEnded::Done);
                 };
-                match self.device.end_beside(range, mapping.core.neighbours) {
-                    Ok(()) => Ok(RawEnded::Done),
-                    Err(error) => Err(self.not_ended(error, error.into())),
-                }
+                let ended = self.device.end_beside(range, mapping.core.neighbours);
+                self.ended_alone(ended)
             }
             Lane::Batch(_) if made == self.number | Kind::ALONE => {
                 let RingMapping { first, bytes, neighbours, ring } = mapping.core;
@@ -419,10 +417,8 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
                     return Ok(RawEnded::Done);
                 };
                 let exception = || PolicyWord::STRICT;
-                match self.device.domain().end(range, Ending { neighbours, exception }) {
-                    Ok(()) => Ok(RawEnded::Done),
-                    Err(error) => Err(self.not_ended(error, error.into())),
-                }
+                let ended = self.device.domain().end(range, Ending { neighbours, exception });
+                self.ended_alone(ended)
             }
             // The queue's number is in the mapping, so it is one that this lane has made.
             _ => Err(foreign(RawMapping { core })),
@@ -486,7 +482,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     fn ended_copy(&mut self, ended: Result<(), BounceError>) -> Result<RawEnded, RawNotUnmapped> {
         match ended {
             Ok(()) => Ok(RawEnded::Done),
-            Err(BounceError::Direct(error)) => Err(self.not_ended(error, error.into())),
+            Err(BounceError::Direct(error)) => Err(self.not_ended(error)),
             Err(error @ BounceError::Unconfirmed { .. }) => {
                 self.owed += 1;
                 Err(RawNotUnmapped { mapping: None, waits: true, error: error.into() })
@@ -495,12 +491,22 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         }
     }
 
-    /// A flush makes unreachable what is unmapped, by any caller; what is still mapped it does not.
+    /// What became of a mapping that was made by itself.
+    #[inline]
+    fn ended_alone(&mut self, ended: Result<(), UnmapError>) -> Result<RawEnded, RawNotUnmapped> {
+        match ended {
+            Ok(()) => Ok(RawEnded::Done),
+            Err(error) => Err(self.not_ended(error)),
+        }
+    }
+
+    /// The next commit's flush ends a mapping that is unmapped, by this call or another. A mapping that is still
+    /// mapped no flush ends.
     #[cold]
-    fn not_ended(&mut self, why: UnmapError, error: DmaUnmapError) -> RawNotUnmapped {
-        let waits = matches!(why, UnmapError::Unconfirmed { .. } | UnmapError::NotMapped { .. });
+    fn not_ended(&mut self, error: UnmapError) -> RawNotUnmapped {
+        let waits = matches!(error, UnmapError::Unconfirmed { .. } | UnmapError::NotMapped { .. });
         self.owed += usize::from(waits);
-        RawNotUnmapped { mapping: None, waits, error }
+        RawNotUnmapped { mapping: None, waits, error: error.into() }
     }
 
     /// Waits until no device reaches anything that was unmapped, for a queue that falls idle. How many mappings that were.

@@ -76,7 +76,7 @@ impl Drop for Unsure<'_> {
 }
 
 impl<M: Mapper, P: Platform> Domain<M, P> {
-    /// Guards `range` while it is not known what is mapped there: until it is [done](Changing::done).
+    /// Guards `range` from here until [`done`](Changing::done): a call may have mapped any part of it, or none.
     #[inline]
     pub(crate) fn changing(&self, range: IovaRange) -> Changing<'_, M, P> {
         Changing { domain: self, range }

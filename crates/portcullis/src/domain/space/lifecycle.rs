@@ -403,7 +403,7 @@ impl<'d, M: Mapper, P: Platform> Unlinked<'d, M, P> {
     pub fn free(self) {
         let Self { domain, addresses, .. } = self;
         if let Some(addresses) = addresses {
-            domain.take_back(addresses, 0);
+            domain.take_back(addresses);
         }
     }
 

@@ -113,15 +113,13 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         unmapped
     }
 
-    /// Gives back addresses whose unmaps are confirmed, and counts `unmaps` of them.
-    pub(crate) fn take_back(&self, changing: Changing<'_, M, P>, unmaps: u64) {
-        self.with_turn(|cpu, own| {
-            self.books.of(cpu).add(|book| &book.unmaps, unmaps);
-            self.give_back(cpu, own, changing.done());
-        });
+    /// Gives back addresses whose unmap is confirmed. Counts no unmap.
+    pub(crate) fn take_back(&self, changing: Changing<'_, M, P>) {
+        self.with_turn(|cpu, own| self.give_back(cpu, own, changing.done()));
     }
 
-    /// The same of all `ranges`, one unmap each, of which `neighbours` bytes were not the buffers'. In slices, so that no
+    /// Gives back all `ranges`, whose unmaps are confirmed, and counts one unmap for each; `neighbours` bytes of them were
+    /// not the buffers'. In slices, so that no
     /// CPU is held for long. What is not given back for a panic is still there.
     pub(crate) fn take_back_all(&self, ranges: &mut Vec<IovaRange>, mut neighbours: u64) {
         loop {
