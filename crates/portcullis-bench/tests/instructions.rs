@@ -5,11 +5,11 @@ mod counted;
 use std::hint::black_box;
 use std::sync::Arc;
 
-use portcullis::addr::{Direction, PhysAddr};
+use portcullis::addr::{Direction, DmaSegment, PhysAddr, PhysSegment};
 use portcullis::bounce::pool::{Attributes, BounceDevice, BouncePool, DeviceProfile, PoolConfig};
 use portcullis::bounce::swiotlb::{Constraints, Swiotlb, SwiotlbConfig};
-use portcullis::dma::{DmaDevice, DmaSegment};
-use portcullis::domain::{PhysSegment, Policy};
+use portcullis::dma::DmaDevice;
+use portcullis::domain::Policy;
 use portcullis::platform::FRAME_SIZE;
 use portcullis::std_platform::StdPlatform;
 

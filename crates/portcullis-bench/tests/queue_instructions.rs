@@ -5,13 +5,12 @@ mod counted;
 use std::hint::black_box;
 use std::sync::Arc;
 
-use portcullis::addr::{Direction, PhysAddr};
+use portcullis::addr::{DeviceId, Direction, DmaSegment, PhysAddr, PhysSegment};
 use portcullis::dma::{
-    AnyQueue, DmaDevice, DmaDomain, DmaMask, DmaSegment, Ended, NoCopies, Queue, QueueConfig, StrictRing,
+    AnyQueue, DmaDevice, DmaDomain, DmaMask, Ended, NoCopies, Queue, QueueConfig, StrictRing,
     StrictRingConfig,
 };
-use portcullis::domain::{PhysSegment, Policy};
-use portcullis::invalidation::DeviceId;
+use portcullis::domain::Policy;
 use portcullis::platform::FRAME_SIZE;
 use portcullis::std_platform::StdPlatform;
 

@@ -7,8 +7,7 @@
 //!
 //! A device that finds one faults; one that asks what it *could* reach does not ask here, as hardware need not cache them.
 
-use portcullis::addr::{Iova, IovaRange, PageSize, Permissions, PhysAddr};
-use portcullis::invalidation::DomainId;
+use portcullis::addr::{DomainId, Iova, IovaRange, PageSize, Permissions, PhysAddr};
 
 use crate::iotlb::{Entry, Iotlb, IotlbConfig};
 use crate::walker::TableFormat;

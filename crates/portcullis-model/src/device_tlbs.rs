@@ -6,8 +6,7 @@
 
 use std::num::NonZeroU32;
 
-use portcullis::addr::{Iova, IovaRange};
-use portcullis::invalidation::DomainId;
+use portcullis::addr::{DomainId, Iova, IovaRange};
 
 use crate::iotlb::{Entry, Iotlb, IotlbConfig};
 

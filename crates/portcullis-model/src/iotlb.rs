@@ -20,8 +20,7 @@
 
 use std::num::NonZeroU32;
 
-use portcullis::addr::{Iova, IovaRange, PageSize, Permissions, PhysAddr};
-use portcullis::invalidation::DomainId;
+use portcullis::addr::{DomainId, Iova, IovaRange, PageSize, Permissions, PhysAddr};
 
 use crate::sets::{Sets, bits};
 

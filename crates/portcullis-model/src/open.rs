@@ -11,11 +11,13 @@
 
 use std::sync::Arc;
 
-use portcullis::addr::{Direction, Iova, IovaRange, Permissions, PhysAddr};
+use portcullis::addr::{
+    DeviceId, Direction, DmaSegment, Iova, IovaRange, Permissions, PhysAddr, PhysSegment,
+};
 use portcullis::bounce::pool::{BounceError, BouncePool};
-use portcullis::dma::{DmaDevice, DmaSegment, RingError, RingMapping, StrictRing};
-use portcullis::domain::{Domain, Linked, MapListError, PhysSegment, Refused, Reserved};
-use portcullis::invalidation::{DeviceId, Gather, InvalidationError, InvalidationQueue};
+use portcullis::dma::{DmaDevice, RingError, RingMapping, StrictRing};
+use portcullis::domain::{Domain, Linked, MapListError, Refused, Reserved};
+use portcullis::invalidation::{Gather, InvalidationError, InvalidationQueue};
 use portcullis::mapper::{Mapper, TableMapper};
 use portcullis::pgtable::{Attributes, Format, MapError, PageTable, Unmapped};
 use portcullis::platform::{CopyMemory, Frames, LocalCpu, Platform};

@@ -11,10 +11,8 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use portcullis::addr::{Iova, IovaRange, PageSize};
-use portcullis::invalidation::{
-    DeviceId, DomainId, Invalidation, InvalidationError, InvalidationQueue, Request,
-};
+use portcullis::addr::{DeviceId, DomainId, Iova, IovaRange, PageSize};
+use portcullis::invalidation::{Invalidation, InvalidationError, InvalidationQueue, Request};
 
 use crate::iommu::Iommu;
 
@@ -95,8 +93,8 @@ unsafe impl InvalidationQueue for Queue {
         self.iommu.caches_absent()
     }
 
-    fn invalidate(&self, domain: DomainId, request: Invalidation) -> Result<(), InvalidationError> {
-        self.iommu.invalidate(&[Request { domain, invalidation: request }])
+    fn invalidate(&self, domain: DomainId, invalidation: Invalidation) -> Result<(), InvalidationError> {
+        self.iommu.invalidate(&[Request { domain, invalidation }])
     }
 
     fn submit(&self, requests: &[Request]) -> Result<(), InvalidationError> {

@@ -7,8 +7,7 @@
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use portcullis::addr::{Iova, IovaRange, Permissions, PhysAddr};
-use portcullis::invalidation::DomainId;
+use portcullis::addr::{DomainId, Iova, IovaRange, Permissions, PhysAddr};
 
 use crate::absent::AbsentCache;
 use crate::device_tlbs::DeviceTlbs;

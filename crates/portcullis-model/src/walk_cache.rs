@@ -8,8 +8,7 @@
 //! Cost: a lookup is O(levels x ways); removing a range is O(min(tables x ways, capacity)) per level, for each
 //! granule in use.
 
-use portcullis::addr::{Iova, IovaRange, PhysAddr};
-use portcullis::invalidation::DomainId;
+use portcullis::addr::{DomainId, Iova, IovaRange, PhysAddr};
 
 use crate::sets::{Sets, bits};
 use crate::walker::{Geometry, Rights, TableFormat, TablePointer};

@@ -5,8 +5,8 @@ mod common;
 use std::sync::Arc;
 
 use common::{BOTH, DEVICE, DOMAIN, Mapper, PAGE, READ, WRITE, iova, phys, rig_with, segment};
-use portcullis::addr::IovaRange;
-use portcullis::invalidation::{DomainId, Invalidation, InvalidationError, InvalidationQueue, Request};
+use portcullis::addr::{DomainId, IovaRange};
+use portcullis::invalidation::{Invalidation, InvalidationError, InvalidationQueue, Request};
 use portcullis_model::{Descriptor, DeviceId, Exposed, Iommu};
 
 const OTHER: DeviceId = DeviceId(9);

@@ -3,7 +3,8 @@
 mod common;
 
 use common::{DEVICE, DOMAIN, Mapper, PAGE, READ, iova, phys, rig, rig_with, segment};
-use portcullis::invalidation::{DomainId, Invalidation, InvalidationQueue};
+use portcullis::addr::DomainId;
+use portcullis::invalidation::{Invalidation, InvalidationQueue};
 use portcullis::platform::Frames;
 use portcullis::sync::Ordering;
 use portcullis_model::{AccessOutcome, Context, DeviceId, Exposed, Iommu};

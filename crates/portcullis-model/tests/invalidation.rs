@@ -5,8 +5,8 @@ mod common;
 use std::sync::Arc;
 
 use common::{BOTH, DEVICE, DOMAIN, Mapper, PAGE, READ, iova, phys, rig, rig_with};
-use portcullis::addr::IovaRange;
-use portcullis::invalidation::{DomainId, Invalidation, InvalidationError, InvalidationQueue};
+use portcullis::addr::{DomainId, IovaRange};
+use portcullis::invalidation::{Invalidation, InvalidationError, InvalidationQueue};
 use portcullis_model::queue::{CODE_MASK_TOO_LARGE, RING_ENTRIES};
 use portcullis_model::{Descriptor, DeviceId, FaultReason, Iommu};
 

@@ -2,8 +2,7 @@
 
 use std::collections::HashSet;
 
-use portcullis::addr::{Iova, IovaRange, PageSize, Permissions, PhysAddr};
-use portcullis::invalidation::DomainId;
+use portcullis::addr::{DomainId, Iova, IovaRange, PageSize, Permissions, PhysAddr};
 use portcullis_model::iotlb::{Entry, Iotlb, IotlbConfig};
 use proptest::prelude::*;
 

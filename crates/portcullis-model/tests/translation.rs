@@ -3,8 +3,7 @@
 mod common;
 
 use common::{BOTH, DEVICE, DOMAIN, Mapper, PAGE, READ, WRITE, iova, phys, rig, rig_with, vtd};
-use portcullis::addr::Permissions;
-use portcullis::invalidation::DomainId;
+use portcullis::addr::{DomainId, Permissions};
 use portcullis::sync::Ordering;
 use portcullis_model::{Context, DeviceId, Fault, FaultReason, Iommu, IommuConfig, Memory};
 

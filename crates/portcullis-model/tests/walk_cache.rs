@@ -1,7 +1,6 @@
 //! The paging-structure caches alone.
 
-use portcullis::addr::{Iova, IovaRange, PhysAddr};
-use portcullis::invalidation::DomainId;
+use portcullis::addr::{DomainId, Iova, IovaRange, PhysAddr};
 use portcullis_model::walk_cache::WalkCache;
 use portcullis_model::walker::{Rights, TableFormat, TablePointer};
 

@@ -9,8 +9,7 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use portcullis::addr::PhysAddr;
-use portcullis::domain::PhysSegment;
+use portcullis::addr::{PhysAddr, PhysSegment};
 use portcullis::platform::{CopyMemory, FRAME_SIZE, Frames};
 use portcullis_trace::replay::TraceMemory;
 

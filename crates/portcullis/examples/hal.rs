@@ -6,13 +6,12 @@ use std::collections::BTreeMap;
 use std::error::Error;
 use std::sync::Arc;
 
-use portcullis::addr::{Direction, PhysAddr};
+use portcullis::addr::{DeviceId, Direction, DmaSegment, DomainId, PhysAddr, PhysSegment};
 use portcullis::bounce::pool::PoolConfig;
 use portcullis::dma::{
-    AnyQueue, CoherentMemory, Device, DmaMask, DmaSegment, Machine, Queue, QueueConfig, RawEnded, RawMapping,
+    AnyQueue, CoherentMemory, Device, DmaMask, Machine, Queue, QueueConfig, RawEnded, RawMapping,
 };
-use portcullis::domain::{Domain, PhysSegment};
-use portcullis::invalidation::{DeviceId, DomainId};
+use portcullis::domain::Domain;
 use portcullis::pgtable::{PageTable, VtdSecondStage};
 use portcullis::platform::{Frames, Platform};
 use portcullis::std_platform::StdPlatform;

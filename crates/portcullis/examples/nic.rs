@@ -5,11 +5,10 @@ use std::collections::VecDeque;
 use std::error::Error;
 use std::sync::Arc;
 
-use portcullis::addr::{Direction, Iova};
+use portcullis::addr::{DeviceId, Direction, DomainId, Iova};
 use portcullis::bounce::pool::PoolConfig;
 use portcullis::dma::{Device, DmaBuffer, DmaMask, Ended, Machine, Mapping, Queue, QueueConfig};
 use portcullis::domain::{Domain, Policy};
-use portcullis::invalidation::{DeviceId, DomainId};
 use portcullis::pgtable::{PageTable, VtdSecondStage};
 use portcullis::platform::Platform;
 use portcullis::std_platform::StdPlatform;

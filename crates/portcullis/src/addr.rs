@@ -1,4 +1,5 @@
-//! Addresses, page sizes and ranges: newtypes that cannot be mixed up, with checked arithmetic only.
+//! Addresses, page sizes, ranges and pieces of memory, and the names of devices and their domains: newtypes that cannot be
+//! mixed up, with checked arithmetic only.
 //!
 //! Everything here is a plain value: no function allocates, blocks or takes longer than a few instructions.
 
@@ -277,6 +278,45 @@ impl fmt::Display for IovaRange {
         write!(f, "[{:#x}, {:#x}]", self.start.0, self.last().0)
     }
 }
+
+/// A piece of a buffer that lies in one piece in physical memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct PhysSegment {
+    /// Where it begins.
+    pub phys: PhysAddr,
+    /// Its length in bytes.
+    pub len: u64,
+}
+
+impl PhysSegment {
+    /// The address of its last byte.
+    ///
+    /// # Errors
+    /// [`AddrError::EmptyRange`] for no bytes, [`AddrError::Wraps`] where the last byte has no address.
+    #[inline]
+    pub(crate) fn last(self) -> Result<PhysAddr, AddrError> {
+        let Self { phys, len } = self;
+        let distance = len.checked_sub(1).ok_or(AddrError::EmptyRange { start: phys.0 })?;
+        phys.checked_add(distance).ok_or(AddrError::Wraps { start: phys.0, len })
+    }
+}
+
+/// A piece of a mapping as the device sees it: what a driver writes into a descriptor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct DmaSegment {
+    /// The address for the device.
+    pub iova: Iova,
+    /// Its length in bytes.
+    pub len: u64,
+}
+
+/// The number by which the hardware's caches tell address spaces apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DomainId(pub u16);
+
+/// A device as the IOMMU knows it: its requester ID, stream ID, or whatever names it there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DeviceId(pub u32);
 
 /// What a device may do with the memory behind a translation.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]

@@ -39,11 +39,10 @@
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! use std::sync::Arc;
 //!
-//! use portcullis::addr::Direction::FromDevice;
+//! use portcullis::addr::{DeviceId, DomainId, Direction::FromDevice};
 //! use portcullis::bounce::pool::PoolConfig;
 //! use portcullis::dma::{DmaMask, Ended, QueueConfig};
 //! use portcullis::domain::{Domain, Policy};
-//! use portcullis::invalidation::{DeviceId, DomainId};
 //! use portcullis::pgtable::{PageTable, VtdSecondStage};
 //! use portcullis::platform::Platform;
 //! use portcullis::std_platform::StdPlatform;

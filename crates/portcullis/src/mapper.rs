@@ -7,10 +7,9 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use crate::addr::{IovaRange, PageSizes, Permissions, PhysAddr};
+use crate::addr::{DeviceId, DomainId, IovaRange, PageSizes, Permissions, PhysAddr};
 use crate::invalidation::{
-    Costs, DeviceId, DeviceTlbError, DeviceTlbs, DomainId, Gather, Invalidation, InvalidationError,
-    InvalidationQueue, Request,
+    Costs, DeviceTlbError, DeviceTlbs, Gather, Invalidation, InvalidationError, InvalidationQueue, Request,
 };
 use crate::percpu::{Marks, Turn};
 use crate::pgtable::{Format, MapError, PageTable, Unmapped, VtdSecondStage};

@@ -6,11 +6,11 @@ mod rig;
 
 use std::sync::Arc;
 
-use portcullis::addr::{Direction, Iova, IovaRange, Permissions, PhysAddr};
-use portcullis::dma::{DmaSegment, StrictRing, StrictRingConfig};
+use portcullis::addr::{Direction, DmaSegment, DomainId, Iova, IovaRange, Permissions, PhysAddr};
+use portcullis::dma::{StrictRing, StrictRingConfig};
 use portcullis::domain::{MapListError, Policy};
 use portcullis::invalidation::{
-    DomainId, Gather, Invalidation, InvalidationError, InvalidationQueue, Request, SharedQueue,
+    Gather, Invalidation, InvalidationError, InvalidationQueue, Request, SharedQueue,
 };
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{MapError, PageTable, VtdSecondStage};
@@ -135,8 +135,8 @@ struct Silent(Queue);
 
 // SAFETY: `Ok` is the model's. (What it does not say only makes maps fault.)
 unsafe impl InvalidationQueue for Silent {
-    fn invalidate(&self, domain: DomainId, request: Invalidation) -> Result<(), InvalidationError> {
-        self.0.invalidate(domain, request)
+    fn invalidate(&self, domain: DomainId, invalidation: Invalidation) -> Result<(), InvalidationError> {
+        self.0.invalidate(domain, invalidation)
     }
 
     fn submit(&self, requests: &[Request]) -> Result<(), InvalidationError> {

@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use common::{Bench, PAGE};
 use manual::Manual;
-use portcullis::addr::{Direction, Iova, IovaRange, PageSize, PageSizes, Permissions, PhysAddr};
+use portcullis::addr::{DeviceId, Direction, Iova, IovaRange, PageSize, PageSizes, Permissions, PhysAddr};
 use portcullis::dma::{CoherentMemory, DmaDevice, RawBatch};
 use portcullis::domain::{Domain, Policies, Policy, PolicyError};
-use portcullis::invalidation::{DeviceId, Gather, InvalidationError};
+use portcullis::invalidation::{Gather, InvalidationError};
 use portcullis::mapper::{Geometry, Mapper};
 use portcullis::pgtable::{MapError, Unmapped};
 use portcullis::platform::{Platform, PlatformEvents};

@@ -6,9 +6,9 @@ mod queued;
 use std::sync::Arc;
 
 use common::{Bench, DEVICE, PAGE};
-use portcullis::addr::{Direction, Iova, IovaRange, Permissions, PhysAddr};
-use portcullis::dma::{CoherentError, CoherentMemory, DmaBuffer, DmaDevice, DmaSegment};
-use portcullis::domain::{MapListError, PhysSegment, Policy, UnmapError};
+use portcullis::addr::{Direction, DmaSegment, Iova, IovaRange, Permissions, PhysAddr, PhysSegment};
+use portcullis::dma::{CoherentError, CoherentMemory, DmaBuffer, DmaDevice};
+use portcullis::domain::{MapListError, Policy, UnmapError};
 use portcullis::iova::IovaError;
 use portcullis::pgtable::MapError;
 use portcullis_model::Buffer;

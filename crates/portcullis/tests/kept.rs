@@ -7,14 +7,14 @@ mod stuck;
 use std::sync::Arc;
 
 use common::{Bench, DEVICE, PAGE};
-use portcullis::addr::{Direction, Iova, IovaRange, Permissions, PhysAddr};
+use portcullis::addr::{Direction, DomainId, Iova, IovaRange, Permissions, PhysAddr, PhysSegment};
 use portcullis::bounce::pool::{Attributes, BounceDevice, BouncePool, DeviceProfile, PoolConfig};
 use portcullis::dma::{
     AdaptiveRing, BatchError, CoherentMemory, DmaCommitError, DmaDevice, DmaUnmapError, QueueConfig,
     RawBatch, RingError, StrictRing, StrictRingConfig,
 };
-use portcullis::domain::{Domain, PhysSegment, Policy, UnmapError};
-use portcullis::invalidation::{DomainId, InvalidationError};
+use portcullis::domain::{Domain, Policy, UnmapError};
+use portcullis::invalidation::InvalidationError;
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::PageTable;
 use portcullis::platform::{FRAME_SIZE, Platform};

@@ -6,9 +6,9 @@ mod rig;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use portcullis::addr::{Iova, IovaRange, Permissions, PhysAddr};
-use portcullis::domain::{Domain, PhysSegment, Policy, UnmapError};
-use portcullis::invalidation::{DomainId, InvalidationError};
+use portcullis::addr::{DomainId, Iova, IovaRange, Permissions, PhysAddr, PhysSegment};
+use portcullis::domain::{Domain, Policy, UnmapError};
+use portcullis::invalidation::InvalidationError;
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{AmdV1, Arm, ArmStage, Format, PageTable, Riscv, VtdSecondStage, X86FirstStage};
 use portcullis::platform::Platform;

@@ -10,11 +10,11 @@ mod support;
 use std::sync::Arc;
 
 use chosen::{ANYWHERE, Chosen, PAGE, alloc, config, free};
-use portcullis::addr::{Direction, Permissions};
+use portcullis::addr::{Direction, Permissions, PhysSegment};
 use portcullis::bounce::pool::Attributes;
 use portcullis::bounce::swiotlb::{BounceError, Constraints, Swiotlb, SwiotlbConfig};
 use portcullis::dma::{MOST_IN_BATCH, RawBatch};
-use portcullis::domain::{PhysSegment, Policy};
+use portcullis::domain::Policy;
 use portcullis::invalidation::SLICE;
 use portcullis::iova::IovaSpace;
 use portcullis_model::Memory;

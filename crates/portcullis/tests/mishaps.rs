@@ -11,12 +11,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{Bench, DEVICE, PAGE, PLATFORM, vtd};
-use portcullis::addr::{Direction, Iova, IovaRange, PageSize, PageSizes, Permissions, PhysAddr};
-use portcullis::dma::{
-    CoherentMemory, DmaBuffer, DmaDevice, DmaMapError, DmaSegment, DmaUnmapError, Mapping,
+use portcullis::addr::{
+    Direction, DmaSegment, DomainId, Iova, IovaRange, PageSize, PageSizes, Permissions, PhysAddr, PhysSegment,
 };
-use portcullis::domain::{Domain, MapListError, PhysSegment, Policy, UnmapError};
-use portcullis::invalidation::{DomainId, Gather, Invalidation, InvalidationError, InvalidationQueue};
+use portcullis::dma::{CoherentMemory, DmaBuffer, DmaDevice, DmaMapError, DmaUnmapError, Mapping};
+use portcullis::domain::{Domain, MapListError, Policy, UnmapError};
+use portcullis::invalidation::{Gather, Invalidation, InvalidationError, InvalidationQueue};
 use portcullis::mapper::{Geometry, Mapper, TableMapper};
 use portcullis::pgtable::{MapError, PageTable, Unmapped};
 use portcullis::platform::{Frames, Platform, Table};
@@ -82,9 +82,9 @@ struct PanickingQueue {
 
 // SAFETY: `Ok` is the model's.
 unsafe impl InvalidationQueue for PanickingQueue {
-    fn invalidate(&self, domain: DomainId, request: Invalidation) -> Result<(), InvalidationError> {
+    fn invalidate(&self, domain: DomainId, invalidation: Invalidation) -> Result<(), InvalidationError> {
         assert!(!self.panics.swap(false, Ordering::Relaxed), "as the test wants");
-        self.inner.invalidate(domain, request)
+        self.inner.invalidate(domain, invalidation)
     }
 }
 

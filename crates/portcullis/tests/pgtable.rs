@@ -282,7 +282,7 @@ proptest! {
         let base = (1u64 << 30) - (4 << 20);
         let (memory, table) = table(levels);
         let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
-        let domain = portcullis::invalidation::DomainId(3);
+        let domain = portcullis::addr::DomainId(3);
         iommu.attach(DeviceId(1), Context::SecondStage { domain, root: table.root(), levels });
         let mut plain: BTreeMap<u64, (u64, Permissions)> = BTreeMap::new();
         for action in actions {

@@ -14,9 +14,9 @@ use std::time::Duration;
 
 use common::{Bench, Mapper, PAGE, vtd};
 use dice::Dice;
-use portcullis::addr::{Direction, Iova};
+use portcullis::addr::{DeviceId, Direction, DomainId, Iova};
 use portcullis::domain::{Domain, Policies, Policy, PolicyError};
-use portcullis::invalidation::{DeviceId, DomainId, InvalidationError};
+use portcullis::invalidation::InvalidationError;
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::PageTable;
 use portcullis::platform::Platform;

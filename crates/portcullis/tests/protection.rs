@@ -6,9 +6,9 @@ mod queued;
 use std::time::Duration;
 
 use common::{Bench, DEVICE, PAGE};
-use portcullis::addr::{Direction, Iova, IovaRange};
+use portcullis::addr::{Direction, Iova, IovaRange, PhysSegment};
 use portcullis::dma::DmaUnmapError;
-use portcullis::domain::{PhysSegment, Policy, UnmapError};
+use portcullis::domain::{Policy, UnmapError};
 use portcullis::invalidation::{InvalidationError, QUEUE_ENTRIES};
 use portcullis::std_platform::StdPlatform;
 use portcullis_model::open::OpenDomain;

@@ -10,9 +10,9 @@ use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use portcullis::addr::{IovaRange, Permissions, PhysAddr};
-use portcullis::domain::{Domain, PhysSegment, Policy};
-use portcullis::invalidation::{DomainId, InvalidationError};
+use portcullis::addr::{DomainId, IovaRange, Permissions, PhysAddr, PhysSegment};
+use portcullis::domain::{Domain, Policy};
+use portcullis::invalidation::InvalidationError;
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{AmdV1, Entry, Format, PageTable, VtdSecondStage};
 use portcullis::platform::{Frames, Platform, Table};

@@ -5,10 +5,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use portcullis::addr::{Iova, IovaRange};
-use portcullis::invalidation::{
-    DomainId, Invalidation, InvalidationError, InvalidationQueue, Request, SharedQueue,
-};
+use portcullis::addr::{DomainId, Iova, IovaRange};
+use portcullis::invalidation::{Invalidation, InvalidationError, InvalidationQueue, Request, SharedQueue};
 
 #[derive(Default)]
 struct Hardware {
@@ -23,8 +21,8 @@ struct Hardware {
 
 // SAFETY: no hardware is behind it.
 unsafe impl InvalidationQueue for Hardware {
-    fn invalidate(&self, domain: DomainId, request: Invalidation) -> Result<(), InvalidationError> {
-        self.submit(&[Request { domain, invalidation: request }])
+    fn invalidate(&self, domain: DomainId, invalidation: Invalidation) -> Result<(), InvalidationError> {
+        self.submit(&[Request { domain, invalidation }])
     }
 
     fn submit(&self, requests: &[Request]) -> Result<(), InvalidationError> {

@@ -7,9 +7,8 @@ mod limited;
 use std::sync::Weak;
 
 use limited::{granting, held};
-use portcullis::addr::Direction;
+use portcullis::addr::{Direction, PhysSegment};
 use portcullis::bounce::swiotlb::{BounceError, Bounced, Constraints, Swiotlb, SwiotlbConfig};
-use portcullis::domain::PhysSegment;
 use portcullis::platform::{LocalCpu, Platform, PlatformEvents};
 use portcullis::std_platform::StdPlatform;
 use portcullis_model::Memory;

@@ -3,9 +3,8 @@
 use std::cell::Cell;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use portcullis::invalidation::{
-    Costs, DomainId, Invalidation, InvalidationError, InvalidationQueue, Request,
-};
+use portcullis::addr::DomainId;
+use portcullis::invalidation::{Costs, Invalidation, InvalidationError, InvalidationQueue, Request};
 use portcullis::platform::{LocalCpu, Platform, PlatformEvents, PlatformNumber};
 
 use crate::simulator::Simulator;

@@ -14,10 +14,10 @@ use alloc::sync::{Arc, Weak};
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use bare::{ARENA, exit};
-use portcullis::addr::{Direction, PhysAddr};
+use portcullis::addr::{Direction, DomainId, PhysAddr};
 use portcullis::dma::DmaDevice;
 use portcullis::domain::{Domain, Policy};
-use portcullis::invalidation::{DomainId, Invalidation, InvalidationError, InvalidationQueue};
+use portcullis::invalidation::{Invalidation, InvalidationError, InvalidationQueue};
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{PageTable, VtdSecondStage};
 use portcullis::platform::{FRAME_SIZE, Frames, LocalCpu, Platform, PlatformEvents, PlatformNumber, Table};
@@ -77,7 +77,7 @@ struct CountingQueue(AtomicUsize);
 
 // SAFETY: no hardware is behind it, and nothing caches.
 unsafe impl InvalidationQueue for CountingQueue {
-    fn invalidate(&self, _domain: DomainId, _request: Invalidation) -> Result<(), InvalidationError> {
+    fn invalidate(&self, _domain: DomainId, _invalidation: Invalidation) -> Result<(), InvalidationError> {
         self.0.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }

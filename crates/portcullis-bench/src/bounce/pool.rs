@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use portcullis::addr::{Direction, Iova, PhysAddr};
+use portcullis::addr::{Direction, Iova, PhysAddr, PhysSegment};
 use portcullis::bounce::pool::{Attributes, BounceDevice, BouncePool, DeviceProfile, PoolConfig};
 use portcullis::dma::DmaDevice;
-use portcullis::domain::{Domain, PhysSegment, Policy};
+use portcullis::domain::{Domain, Policy};
 use portcullis::std_platform::StdPlatform;
 use portcullis_trace::replay::Profile;
 

@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use portcullis::addr::{Direction, PhysAddr};
+use portcullis::addr::{Direction, PhysAddr, PhysSegment};
 use portcullis::bounce::swiotlb::{Constraints, Swiotlb, SwiotlbConfig};
-use portcullis::domain::PhysSegment;
 use portcullis::platform::CopyMemory;
 use portcullis::std_platform::StdPlatform;
 

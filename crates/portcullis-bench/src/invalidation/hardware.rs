@@ -7,9 +7,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use portcullis::invalidation::{
-    Costs, DomainId, Invalidation, InvalidationError, InvalidationQueue, Request,
-};
+use portcullis::addr::DomainId;
+use portcullis::invalidation::{Costs, Invalidation, InvalidationError, InvalidationQueue, Request};
 use portcullis_trace::replay::{Profile, Waits};
 
 use super::check::Watch;
@@ -113,8 +112,8 @@ impl Hardware {
 
 // SAFETY: it stands for hardware that caches nothing; the model that it measures beside has no device.
 unsafe impl InvalidationQueue for Hardware {
-    fn invalidate(&self, domain: DomainId, request: Invalidation) -> Result<(), InvalidationError> {
-        self.submit(&[Request { domain, invalidation: request }])
+    fn invalidate(&self, domain: DomainId, invalidation: Invalidation) -> Result<(), InvalidationError> {
+        self.submit(&[Request { domain, invalidation }])
     }
 
     fn submit(&self, requests: &[Request]) -> Result<(), InvalidationError> {

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use portcullis::addr::{Direction, Iova, PhysAddr};
+use portcullis::addr::{Direction, Iova, PhysAddr, PhysSegment};
 use portcullis::dma::{DmaDevice, RawBatch, RingMapping, StrictRing, StrictRingConfig};
-use portcullis::domain::{Domain, MapListError, PhysSegment, Policy};
+use portcullis::domain::{Domain, MapListError, Policy};
 use portcullis::invalidation::InvalidationQueue;
 use portcullis::iova::IovaError;
 use portcullis::mapper::Mapper;

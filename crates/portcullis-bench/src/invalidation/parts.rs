@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use portcullis::addr::PhysAddr;
-use portcullis::invalidation::{DomainId, InvalidationQueue};
+use portcullis::addr::{DomainId, PhysAddr};
+use portcullis::invalidation::InvalidationQueue;
 use portcullis::iova::SpaceUsage;
 use portcullis::mapper::{Mapper, TableMapper};
 use portcullis::pgtable::{PageTable, VtdSecondStage};

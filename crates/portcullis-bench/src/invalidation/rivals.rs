@@ -3,10 +3,8 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use portcullis::addr::{Direction, Iova, IovaRange, PageSize, PhysAddr};
-use portcullis::invalidation::{
-    Costs, DomainId, Gather, Invalidation, InvalidationError, InvalidationQueue, Request,
-};
+use portcullis::addr::{Direction, DomainId, Iova, IovaRange, PageSize, PhysAddr};
+use portcullis::invalidation::{Costs, Gather, Invalidation, InvalidationError, InvalidationQueue, Request};
 use portcullis::iova::{IovaSpace, SpaceConfig};
 use portcullis::mapper::Mapper;
 use portcullis::platform::Platform;
@@ -38,8 +36,8 @@ impl Locked {
 
 // SAFETY: `Ok` is the inner queue's.
 unsafe impl InvalidationQueue for Locked {
-    fn invalidate(&self, domain: DomainId, request: Invalidation) -> Result<(), InvalidationError> {
-        self.submit(&[Request { domain, invalidation: request }])
+    fn invalidate(&self, domain: DomainId, invalidation: Invalidation) -> Result<(), InvalidationError> {
+        self.submit(&[Request { domain, invalidation }])
     }
 
     fn submit(&self, requests: &[Request]) -> Result<(), InvalidationError> {

@@ -6,9 +6,8 @@
 use std::cell::Cell;
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
-use portcullis::invalidation::{
-    Costs, DomainId, Invalidation, InvalidationError, InvalidationQueue, Request,
-};
+use portcullis::addr::DomainId;
+use portcullis::invalidation::{Costs, Invalidation, InvalidationError, InvalidationQueue, Request};
 
 use crate::timer::OpTimer;
 
@@ -59,8 +58,8 @@ impl Waits {
 
 // SAFETY: it stands for hardware that caches nothing.
 unsafe impl InvalidationQueue for Waits {
-    fn invalidate(&self, domain: DomainId, request: Invalidation) -> Result<(), InvalidationError> {
-        self.submit(&[Request { domain, invalidation: request }])
+    fn invalidate(&self, domain: DomainId, invalidation: Invalidation) -> Result<(), InvalidationError> {
+        self.submit(&[Request { domain, invalidation }])
     }
 
     fn submit(&self, requests: &[Request]) -> Result<(), InvalidationError> {

@@ -4,8 +4,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use portcullis::addr::{Iova, IovaRange};
-use portcullis::invalidation::{DomainId, Invalidation, InvalidationQueue};
+use portcullis::addr::{DomainId, Iova, IovaRange};
+use portcullis::invalidation::{Invalidation, InvalidationQueue};
 use portcullis::platform::FRAME_SIZE;
 
 use super::machine::{AtOnce, phys};

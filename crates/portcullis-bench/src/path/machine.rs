@@ -3,9 +3,9 @@
 use std::hint::black_box;
 use std::sync::Arc;
 
-use portcullis::addr::{Iova, Permissions, PhysAddr};
-use portcullis::domain::{Domain, PhysSegment, Policy};
-use portcullis::invalidation::{DomainId, Invalidation, InvalidationError, InvalidationQueue, Request};
+use portcullis::addr::{DomainId, Iova, Permissions, PhysAddr, PhysSegment};
+use portcullis::domain::{Domain, Policy};
+use portcullis::invalidation::{Invalidation, InvalidationError, InvalidationQueue, Request};
 use portcullis::platform::{FRAME_SIZE, Platform};
 
 use super::workload::Case;

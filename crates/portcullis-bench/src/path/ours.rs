@@ -3,15 +3,15 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use portcullis::addr::{Direction, Iova, PhysAddr};
+use portcullis::addr::{DeviceId, Direction, DmaSegment, Iova, PhysAddr, PhysSegment};
 use portcullis::bounce::pool::{Attributes, BounceDevice, BouncePool, DeviceProfile, PoolConfig};
 use portcullis::bounce::swiotlb::{Constraints, Swiotlb, SwiotlbConfig};
 use portcullis::dma::{
-    AdaptiveMapping, AdaptiveRing, DmaBuffer, DmaDevice, DmaDomain, DmaMask, DmaSegment, Ended, Mapping,
-    NoCopies, Queue, QueueConfig, RawBatch, RingMapping, StrictRing, StrictRingConfig,
+    AdaptiveMapping, AdaptiveRing, DmaBuffer, DmaDevice, DmaDomain, DmaMask, Ended, Mapping, NoCopies, Queue,
+    QueueConfig, RawBatch, RingMapping, StrictRing, StrictRingConfig,
 };
-use portcullis::domain::{PhysSegment, Policy};
-use portcullis::invalidation::{DeviceId, InvalidationQueue};
+use portcullis::domain::Policy;
+use portcullis::invalidation::InvalidationQueue;
 use portcullis::platform::{FRAME_SIZE, Platform};
 
 use super::machine::{World, phys, refused};

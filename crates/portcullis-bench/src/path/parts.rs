@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use portcullis::addr::{Iova, IovaRange, Permissions, PhysAddr};
-use portcullis::invalidation::{DomainId, Gather, Invalidation, InvalidationQueue};
+use portcullis::addr::{DomainId, Iova, IovaRange, Permissions, PhysAddr};
+use portcullis::invalidation::{Gather, Invalidation, InvalidationQueue};
 use portcullis::iova::{IovaSpace, SpaceConfig};
 use portcullis::mapper::Mapper;
 use portcullis::platform::{FRAME_SIZE, Platform};

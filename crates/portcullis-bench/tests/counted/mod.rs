@@ -6,10 +6,9 @@ use std::hint::black_box;
 use std::process::Command;
 use std::sync::Arc;
 
-use portcullis::addr::PhysAddr;
+use portcullis::addr::{DomainId, PhysAddr, PhysSegment};
 use portcullis::dma::DmaBuffer;
-use portcullis::domain::{Domain, PhysSegment, Policy};
-use portcullis::invalidation::DomainId;
+use portcullis::domain::{Domain, Policy};
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{PageTable, VtdSecondStage};
 use portcullis::platform::{CopyMemory, FRAME_SIZE, Frames, Platform, Table};

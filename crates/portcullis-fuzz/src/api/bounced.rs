@@ -2,11 +2,9 @@
 
 use std::sync::Arc;
 
-use portcullis::addr::{Direction, Iova, PageSize, PhysAddr};
+use portcullis::addr::{Direction, DmaSegment, Iova, PageSize, PhysAddr, PhysSegment};
 use portcullis::bounce::pool::{Attributes, BounceDevice, Way};
 use portcullis::bounce::swiotlb::{Constraints, Swiotlb};
-use portcullis::dma::DmaSegment;
-use portcullis::domain::PhysSegment;
 use portcullis::pgtable::Format;
 use portcullis_model::open::OpenPool;
 use portcullis_model::{Buffer, Memory};

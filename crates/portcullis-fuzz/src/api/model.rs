@@ -220,6 +220,6 @@ pub fn pages(iova: u64, len: u64) -> impl Iterator<Item = u64> {
 }
 
 /// The pages of memory of a list, in order.
-pub fn pages_of(list: &[portcullis::domain::PhysSegment]) -> Vec<u64> {
+pub fn pages_of(list: &[portcullis::addr::PhysSegment]) -> Vec<u64> {
     list.iter().flat_map(|segment| pages(segment.phys.get(), segment.len)).collect()
 }

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use portcullis::addr::{Iova, IovaRange, PhysAddr};
-use portcullis::dma::{BatchError, DmaSegment, RawBatch, RingError, RingMapping, RingUnmap, StrictRing};
-use portcullis::domain::{PhysSegment, UnmapError};
+use portcullis::addr::{DmaSegment, Iova, IovaRange, PhysAddr, PhysSegment};
+use portcullis::dma::{BatchError, RawBatch, RingError, RingMapping, RingUnmap, StrictRing};
+use portcullis::domain::UnmapError;
 use portcullis::pgtable::Format;
 use portcullis_linux::registration::{Keep, Registration, RegistrationCache, Released};
 

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use portcullis::addr::{Iova, Permissions, PhysAddr};
+use portcullis::addr::{DeviceId, DomainId, Iova, Permissions, PhysAddr, PhysSegment};
 use portcullis::bounce::pool::{BounceDevice, BouncePool, DeviceProfile, PoolConfig};
 use portcullis::bounce::swiotlb::{Swiotlb, SwiotlbConfig};
 use portcullis::dma::{
     DmaDevice, DmaDomain, DmaMask, NoCopies, QueueConfig, RawBatch, StrictRing, StrictRingConfig,
 };
-use portcullis::domain::{Domain, PhysSegment, Policy, UnmapError};
-use portcullis::invalidation::{DeviceId, DomainId, InvalidationError};
+use portcullis::domain::{Domain, Policy, UnmapError};
+use portcullis::invalidation::InvalidationError;
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{Attributes, Format, Layout, PageTable};
 use portcullis::platform::{Platform, PlatformEvents};

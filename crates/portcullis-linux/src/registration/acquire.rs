@@ -1,8 +1,8 @@
 //! Acquiring a range: a mapped entry is lent, a missing one is mapped, and room is made for it if
 //! there is none. What is mapped or may still be reached never exceeds the limits.
 
-use portcullis::addr::{Direction, Iova};
-use portcullis::domain::{MapListError, PhysSegment, Refused};
+use portcullis::addr::{Direction, Iova, PhysSegment};
+use portcullis::domain::{MapListError, Refused};
 use portcullis::invalidation::Gather;
 use portcullis::mapper::Mapper;
 use portcullis::platform::Platform;

@@ -4,8 +4,8 @@
 use std::sync::PoisonError;
 
 use arrayvec::ArrayVec;
-use portcullis::addr::{IovaRange, Permissions};
-use portcullis::domain::{Domain, Linked, PhysSegment, StillMapped, Unlinked};
+use portcullis::addr::{IovaRange, Permissions, PhysSegment};
+use portcullis::domain::{Domain, Linked, StillMapped, Unlinked};
 use portcullis::invalidation::{Gather, InvalidationError};
 use portcullis::mapper::Mapper;
 use portcullis::platform::Platform;

@@ -1,7 +1,7 @@
 //! The errors of registrations. Each says whether devices may still reach the memory.
 
-use portcullis::addr::PhysAddr;
-use portcullis::domain::{MapListError, PhysSegment};
+use portcullis::addr::{PhysAddr, PhysSegment};
+use portcullis::domain::MapListError;
 use portcullis::invalidation::InvalidationError;
 use portcullis::iova::IovaError;
 

@@ -9,8 +9,7 @@
 use std::collections::BTreeSet;
 use std::ops::Bound;
 
-use portcullis::addr::{Permissions, PhysAddr};
-use portcullis::domain::PhysSegment;
+use portcullis::addr::{Permissions, PhysAddr, PhysSegment};
 
 /// Kinds of permission.
 const KINDS: usize = 3;

@@ -5,9 +5,9 @@ use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use portcullis::addr::{Direction, PhysAddr};
+use portcullis::addr::{Direction, PhysAddr, PhysSegment};
 use portcullis::dma::DmaDevice;
-use portcullis::domain::{PhysSegment, Policy};
+use portcullis::domain::Policy;
 use portcullis_linux::registration::{
     AcquireError, Keep, Registration, RegistrationCache, RegistrationLimits, RegistrationUsage, Released,
 };

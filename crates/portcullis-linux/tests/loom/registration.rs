@@ -4,10 +4,12 @@ use std::sync::{Mutex, Weak};
 
 use ::loom::sync::Arc;
 use ::loom::thread;
-use portcullis::addr::{Direction, Iova, IovaRange, PageSize, PageSizes, Permissions, PhysAddr};
+use portcullis::addr::{
+    Direction, DomainId, Iova, IovaRange, PageSize, PageSizes, Permissions, PhysAddr, PhysSegment,
+};
 use portcullis::dma::DmaDevice;
-use portcullis::domain::{Domain, PhysSegment, Policy};
-use portcullis::invalidation::{Costs, DomainId, Gather, Invalidation, InvalidationError};
+use portcullis::domain::{Domain, Policy};
+use portcullis::invalidation::{Costs, Gather, Invalidation, InvalidationError};
 use portcullis::mapper::{Geometry, Mapper};
 use portcullis::pgtable::{MapError, Unmapped};
 use portcullis::platform::{LocalCpu, Platform, PlatformEvents, PlatformNumber};

@@ -1,8 +1,7 @@
 //! The cache's call that opens memory by number, safe for memory that is simulated, as
 //! `portcullis_model::open` has it for the core's.
 
-use portcullis::addr::Direction;
-use portcullis::domain::PhysSegment;
+use portcullis::addr::{Direction, PhysSegment};
 use portcullis::mapper::Mapper;
 use portcullis::platform::Platform;
 use portcullis_linux::registration::{AcquireError, Keep, Registration, RegistrationCache};

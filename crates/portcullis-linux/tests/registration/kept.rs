@@ -3,10 +3,10 @@
 
 use std::sync::Arc;
 
-use portcullis::addr::{Iova, Permissions};
+use portcullis::addr::{DomainId, Iova, Permissions};
 use portcullis::dma::DmaDevice;
 use portcullis::domain::{Domain, Policy};
-use portcullis::invalidation::{DomainId, InvalidationError};
+use portcullis::invalidation::InvalidationError;
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{PageTable, VtdSecondStage};
 use portcullis_linux::registration::{RegistrationCache, RegistrationLimits, Released};

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use portcullis::addr::{Iova, PhysAddr};
+use portcullis::addr::{Iova, PhysAddr, PhysSegment};
 use portcullis::dma::DmaDevice;
-use portcullis::domain::{MapListError, PhysSegment};
+use portcullis::domain::MapListError;
 use portcullis_linux::registration::{
     AcquireError, RegistrationCache, RegistrationConfigError, RegistrationLimits,
 };

@@ -3,8 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use portcullis::addr::{Direction, Iova, Permissions, PhysAddr};
-use portcullis::domain::PhysSegment;
+use portcullis::addr::{Direction, Iova, Permissions, PhysAddr, PhysSegment};
 use portcullis_linux::registration::{AcquireError, Keep, Registration, ReleaseRegistrationError, Released};
 use proptest::collection::vec;
 use proptest::prelude::*;

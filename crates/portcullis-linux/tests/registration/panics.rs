@@ -4,10 +4,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use portcullis::addr::{Iova, IovaRange, Permissions};
+use portcullis::addr::{DomainId, Iova, IovaRange, Permissions};
 use portcullis::dma::DmaDevice;
 use portcullis::domain::{Domain, Policy};
-use portcullis::invalidation::{DomainId, Gather};
+use portcullis::invalidation::Gather;
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{PageTable, VtdSecondStage};
 use portcullis_linux::registration::{RegistrationCache, RegistrationLimits};

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use portcullis::addr::{Direction, Iova, Permissions};
+use portcullis::addr::{Direction, Iova, Permissions, PhysSegment};
 use portcullis::dma::DmaDevice;
-use portcullis::domain::{PhysSegment, Policy};
+use portcullis::domain::Policy;
 use portcullis_linux::registration::{
     Forgotten, RegistrationCache, RegistrationLimits, ReleaseRegistrationError, Released,
 };

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use portcullis::addr::{Direction, Iova, Permissions, PhysAddr};
-use portcullis::domain::{PhysSegment, Policy};
+use portcullis::addr::{Direction, Iova, Permissions, PhysAddr, PhysSegment};
+use portcullis::domain::Policy;
 use portcullis::invalidation::InvalidationError;
 use portcullis::platform::Platform;
 use portcullis_linux::registration::{

@@ -4,10 +4,9 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
-use portcullis::addr::{Direction, Iova, Permissions, PhysAddr};
+use portcullis::addr::{Direction, DomainId, Iova, Permissions, PhysAddr, PhysSegment};
 use portcullis::dma::{DmaDevice, RingMapping, RingUnmap, StrictRing, StrictRingConfig};
-use portcullis::domain::{Domain, PhysSegment, Policy};
-use portcullis::invalidation::DomainId;
+use portcullis::domain::{Domain, Policy};
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{PageTable, VtdSecondStage};
 use portcullis::platform::{LocalCpu, Platform, PlatformEvents, PlatformNumber};

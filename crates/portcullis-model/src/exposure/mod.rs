@@ -25,8 +25,7 @@ mod spans;
 
 use std::collections::hash_map::Entry;
 
-use portcullis::addr::{Iova, PhysAddr};
-use portcullis::invalidation::DomainId;
+use portcullis::addr::{DomainId, Iova, PhysAddr};
 use portcullis::platform::FRAME_SIZE;
 use rustc_hash::FxHashMap;
 

@@ -6,7 +6,7 @@
 
 use std::num::NonZeroU32;
 
-use portcullis::invalidation::DomainId;
+use portcullis::addr::DomainId;
 use rustc_hash::FxHashMap;
 
 use super::page::Links;

@@ -5,7 +5,8 @@
 
 use std::sync::Arc;
 
-use portcullis::invalidation::{DomainId, InvalidationError, Request};
+use portcullis::addr::DomainId;
+use portcullis::invalidation::{InvalidationError, Request};
 use smallvec::SmallVec;
 
 use super::{Context, DeviceId, Iommu, State};

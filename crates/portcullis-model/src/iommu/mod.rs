@@ -14,9 +14,9 @@ mod observe;
 
 use std::sync::Arc;
 
-use portcullis::addr::{Iova, PageSize, Permissions, PhysAddr};
-pub use portcullis::invalidation::DeviceId;
-use portcullis::invalidation::{DomainId, InvalidationError};
+pub use portcullis::addr::DeviceId;
+use portcullis::addr::{DomainId, Iova, PageSize, Permissions, PhysAddr};
+use portcullis::invalidation::InvalidationError;
 use portcullis::sync::Mutex;
 use rustc_hash::FxHashMap;
 

@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use portcullis::addr::PhysAddr;
-use portcullis::domain::PhysSegment;
+use portcullis::addr::{PhysAddr, PhysSegment};
 use portcullis::platform::{FRAME_SIZE, Frames};
 
 use super::{BadAddress, Memory};

@@ -1,8 +1,8 @@
 //! A [`Buffer`] as the core's typed mappings take it.
 #![allow(unsafe_code, reason = "the trait is unsafe to implement: it makes a promise")]
 
+use portcullis::addr::PhysSegment;
 use portcullis::dma::DmaBuffer;
-use portcullis::domain::PhysSegment;
 
 use super::Buffer;
 

@@ -3,8 +3,7 @@
 
 use std::sync::Arc;
 
-use portcullis::addr::{Iova, Permissions, PhysAddr};
-use portcullis::invalidation::DomainId;
+use portcullis::addr::{DomainId, Iova, Permissions, PhysAddr};
 use portcullis::platform::Frames;
 use portcullis::sync::{AtomicU64, Ordering};
 use portcullis_model::{Context, DeviceId, Iommu, IommuConfig, Memory, Segment};

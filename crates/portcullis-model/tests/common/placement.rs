@@ -18,8 +18,8 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use portcullis::addr::{Iova, IovaRange, PageSize, Permissions, PhysAddr};
-use portcullis::invalidation::{DomainId, Gather, Invalidation, InvalidationQueue};
+use portcullis::addr::{DomainId, Iova, IovaRange, PageSize, Permissions, PhysAddr};
+use portcullis::invalidation::{Gather, Invalidation, InvalidationQueue};
 use portcullis::iova::{IovaSpace, RingArena, RingConfig, SpaceConfig};
 use portcullis::mapper::{Mapper, TableMapper};
 use portcullis::pgtable::{PageTable, VtdSecondStage};

@@ -10,8 +10,8 @@ mod x86;
 
 use std::sync::Arc;
 
-use portcullis::addr::{Iova, IovaRange, Permissions, PhysAddr};
-use portcullis::invalidation::{DomainId, Invalidation, InvalidationQueue};
+use portcullis::addr::{DomainId, Iova, IovaRange, Permissions, PhysAddr};
+use portcullis::invalidation::{Invalidation, InvalidationQueue};
 use portcullis::platform::Frames;
 use portcullis_model::walker::{Leaf, Rights, TablePointer, Walk, walk};
 use portcullis_model::{Context, DeviceId, FaultReason, Iommu, IommuConfig, Memory, TableFormat};

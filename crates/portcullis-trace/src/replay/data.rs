@@ -7,8 +7,7 @@
 //! A byte says whose it is, too: its upper half is the device's [`colour`], 1 to 7. [`Paint`](super::painted) has the
 //! top bit set, and memory begins as zeros.
 
-use portcullis::addr::PhysAddr;
-use portcullis::domain::PhysSegment;
+use portcullis::addr::{PhysAddr, PhysSegment};
 use portcullis::platform::FRAME_SIZE;
 
 use super::memory::TraceMemory;

@@ -7,12 +7,11 @@ mod pools;
 
 use std::sync::Arc;
 
-use portcullis::addr::{Iova, IovaRange, PhysAddr};
+use portcullis::addr::{DeviceId, DomainId, Iova, IovaRange, PhysAddr, PhysSegment};
 use portcullis::bounce::pool::Way;
 use portcullis::bounce::swiotlb::Swiotlb;
 use portcullis::dma::{DmaMask, DmaUnmapError};
-use portcullis::domain::{PhysSegment, Policy};
-use portcullis::invalidation::{DeviceId, DomainId};
+use portcullis::domain::Policy;
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{Format, PageTable};
 use portcullis::platform::Platform;

@@ -1,9 +1,8 @@
 //! A mapping of the trace that is alive.
 
-use portcullis::addr::{Direction, Iova, PageSize, PhysAddr};
+use portcullis::addr::{Direction, DmaSegment, Iova, PageSize, PhysAddr, PhysSegment};
 use portcullis::bounce::pool;
-use portcullis::dma::{DmaSegment, RawMapping};
-use portcullis::domain::PhysSegment;
+use portcullis::dma::RawMapping;
 use portcullis_model::Segment as Piece;
 use smallvec::SmallVec;
 

@@ -14,8 +14,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use portcullis::addr::PhysAddr;
-use portcullis::domain::PhysSegment;
+use portcullis::addr::{PhysAddr, PhysSegment};
 use portcullis::platform::{CopyMemory, FRAME_SIZE, Frames, Table};
 use portcullis_model::Memory;
 

@@ -9,8 +9,7 @@
 //!
 //! Cost: some microseconds for each page of a mapping, and for each page that is open at each look.
 
-use portcullis::addr::{Iova, Permissions, PhysAddr};
-use portcullis::domain::PhysSegment;
+use portcullis::addr::{Iova, Permissions, PhysAddr, PhysSegment};
 use portcullis::platform::FRAME_SIZE;
 use portcullis_model::{DeviceId, Iommu};
 use rustc_hash::FxHashMap;

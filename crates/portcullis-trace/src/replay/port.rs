@@ -1,12 +1,11 @@
 //! A device of the trace: its queues, and what of it waits for a commit.
 #![allow(unsafe_code, reason = "a queue trusts its caller with memory, which here is the trace's")]
 
-use portcullis::addr::Direction;
+use portcullis::addr::{Direction, DmaSegment, PhysSegment};
 use portcullis::dma::{
-    Device, DmaCommitError, DmaMapError, DmaSegment, DmaSyncError, DmaUnmapError, Explained, Machine, Queue,
-    QueueConfig, QueueError, RawEnded, RawMapping,
+    Device, DmaCommitError, DmaMapError, DmaSyncError, DmaUnmapError, Explained, Machine, Queue, QueueConfig,
+    QueueError, RawEnded, RawMapping,
 };
-use portcullis::domain::PhysSegment;
 
 use super::live::Live;
 use super::mode::{COMMIT_WITHIN_NS, Mode, Strategy};

@@ -3,9 +3,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use portcullis::invalidation::{
-    Costs, DomainId, Invalidation, InvalidationError, InvalidationQueue, Request,
-};
+use portcullis::addr::DomainId;
+use portcullis::invalidation::{Costs, Invalidation, InvalidationError, InvalidationQueue, Request};
 use portcullis_model::Queue;
 
 use super::profile::Waits;
@@ -95,8 +94,8 @@ unsafe impl InvalidationQueue for ClockedQueue {
         self.queue.caches_absent()
     }
 
-    fn invalidate(&self, domain: DomainId, request: Invalidation) -> Result<(), InvalidationError> {
-        self.submit(&[Request { domain, invalidation: request }])
+    fn invalidate(&self, domain: DomainId, invalidation: Invalidation) -> Result<(), InvalidationError> {
+        self.submit(&[Request { domain, invalidation }])
     }
 
     fn submit(&self, requests: &[Request]) -> Result<(), InvalidationError> {

@@ -1,6 +1,6 @@
 //! What a mapping owns.
 
-use crate::domain::PhysSegment;
+use crate::addr::PhysSegment;
 
 /// Memory that a device may be let into.
 ///

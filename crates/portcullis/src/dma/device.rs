@@ -2,12 +2,9 @@
 
 use alloc::sync::Arc;
 
-use super::DmaSegment;
 use super::layout::device_view;
-use crate::addr::{Direction, Iova, IovaRange, PhysAddr};
-use crate::domain::{
-    AtomicPolicy, Domain, Ending, MapListError, PhysSegment, Policy, PolicyError, UnmapError, last_byte,
-};
+use crate::addr::{Direction, DmaSegment, Iova, IovaRange, PhysAddr, PhysSegment};
+use crate::domain::{AtomicPolicy, Domain, Ending, MapListError, Policy, PolicyError, UnmapError, last_byte};
 use crate::mapper::Mapper;
 use crate::platform::Platform;
 use crate::sync::{Ordering, fence};
@@ -208,7 +205,7 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
     /// [`map_list`](Self::map_list) says why not.
     #[inline]
     pub(super) fn passed_through(&self, segment: PhysSegment) -> Option<Iova> {
-        let reached = !self.is_translated() && segment.last_byte(0).is_ok_and(|last| last.get() <= self.mask);
+        let reached = !self.is_translated() && segment.last().is_ok_and(|last| last.get() <= self.mask);
         reached.then(|| Iova::new(segment.phys.get()))
     }
 

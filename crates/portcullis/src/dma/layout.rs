@@ -1,8 +1,7 @@
 //! How a list of memory segments looks to the device.
 
-use super::DmaSegment;
-use crate::addr::{Iova, PageSize};
-use crate::domain::{DeviceView, PhysSegment};
+use crate::addr::{DmaSegment, Iova, PageSize, PhysSegment};
+use crate::domain::DeviceView;
 
 /// Writes the device's view of `list` to `out` and returns how many segments that takes, or `None` where
 /// `out` is too short. The view is as [`DeviceView::new`] says.

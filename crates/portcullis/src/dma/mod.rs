@@ -64,5 +64,3 @@ pub use queue::{
 };
 pub use raw_batch::{BatchError, MOST_IN_BATCH, RawBatch};
 pub use ring::{RingError, RingMapping, RingUnmap, RingUnmapFailed, StrictRing, StrictRingConfig};
-
-pub use crate::domain::DmaSegment;

@@ -3,9 +3,9 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
+use super::DmaDevice;
 use super::device::bytes_of;
-use super::{DmaDevice, DmaSegment};
-use crate::addr::{Iova, IovaRange};
+use crate::addr::{DmaSegment, Iova, IovaRange};
 use crate::domain::{Domain, UnmapError};
 use crate::invalidation::{Gather, InvalidationError};
 use crate::mapper::Mapper;

@@ -1,6 +1,6 @@
 //! What can go wrong in a domain.
 
-use crate::addr::{Iova, IovaRange, PhysAddr};
+use crate::addr::{AddrError, Iova, IovaRange, PhysAddr, PhysSegment};
 use crate::invalidation::InvalidationError;
 use crate::iova::IovaError;
 use crate::pgtable::MapError;
@@ -71,6 +71,18 @@ pub enum MapListError {
     /// The mapper refused.
     #[error(transparent)]
     Map(#[from] MapError),
+}
+
+impl MapListError {
+    /// The last byte of `segment`, which is number `index` of its list.
+    #[inline]
+    pub(crate) fn check(segment: PhysSegment, index: usize) -> Result<PhysAddr, Self> {
+        let PhysSegment { phys, len } = segment;
+        segment.last().map_err(|error| match error {
+            AddrError::EmptyRange { .. } => Self::EmptySegment { index, phys },
+            AddrError::Wraps { .. } => Self::Wraps { index, phys, len },
+        })
+    }
 }
 
 /// An unmap that did not do all it was asked to.

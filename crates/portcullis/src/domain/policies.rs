@@ -5,7 +5,7 @@ use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 
 use super::{Domain, Policy, PolicyError};
-use crate::invalidation::DeviceId;
+use crate::addr::DeviceId;
 use crate::mapper::Mapper;
 use crate::platform::Platform;
 use crate::sync::Mutex;
@@ -18,7 +18,7 @@ use crate::sync::Mutex;
 ///
 /// ```
 /// use portcullis::domain::{Policies, Policy};
-/// use portcullis::invalidation::DeviceId;
+/// use portcullis::addr::DeviceId;
 ///
 /// let policies = Policies::new(Policy::Strict);
 /// // A device that is trusted, and whose every microsecond counts.

@@ -16,8 +16,8 @@ use alloc::sync::{Arc, Weak};
 
 use super::account::Books;
 use super::policy::AtomicPolicy;
-use super::{DomainError, MapListError, PhysSegment, Policy};
-use crate::addr::{Iova, IovaRange, PageSize, Permissions, PhysAddr};
+use super::{DomainError, MapListError, Policy};
+use crate::addr::{Iova, IovaRange, PageSize, Permissions, PhysAddr, PhysSegment};
 use crate::broken::broken;
 use crate::invalidation::{FlushQueue, Gather, InvalidationError};
 use crate::iova::{IovaError, IovaSpace, Own, SpaceConfig, SpaceUsage};
@@ -368,7 +368,7 @@ impl<M: Mapper, P: Platform> Drop for Again<'_, M, P> {
 pub(crate) fn last_byte(list: &[PhysSegment]) -> Result<PhysAddr, MapListError> {
     let mut highest = None;
     for (index, segment) in list.iter().enumerate() {
-        highest = highest.max(Some(segment.last_byte(index)?));
+        highest = highest.max(Some(MapListError::check(*segment, index)?));
     }
     highest.ok_or(MapListError::EmptyList)
 }

@@ -1,7 +1,6 @@
 //! How a list of memory segments looks to a device.
 
-use super::{DmaSegment, PhysSegment};
-use crate::addr::{Iova, PageSize};
+use crate::addr::{DmaSegment, Iova, PageSize, PhysSegment};
 
 /// The device's view of a list, in order, neighbours that touch as one. Ends with `None` where a sum has no address,
 /// which no list has that was mapped.

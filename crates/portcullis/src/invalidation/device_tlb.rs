@@ -32,8 +32,8 @@
 
 use arrayvec::ArrayVec;
 
-use super::{DeviceId, DomainId, Invalidation, InvalidationError, InvalidationQueue, Request};
-use crate::addr::IovaRange;
+use super::{Invalidation, InvalidationError, InvalidationQueue, Request};
+use crate::addr::{DeviceId, DomainId, IovaRange};
 use crate::sync::{AtomicU64, Mutex, Ordering, fence};
 
 /// Devices with a TLB of their own that a domain can have.

@@ -2,8 +2,8 @@
 
 use arrayvec::ArrayVec;
 
-use super::{Costs, DomainId, Invalidation, Request};
-use crate::addr::IovaRange;
+use super::{Costs, Invalidation, Request};
+use crate::addr::{DomainId, IovaRange};
 
 /// Ranges that are asked for one by one. Beyond these, where they lie far apart, the domain is asked for.
 pub const GATHER_RANGES: usize = 32;

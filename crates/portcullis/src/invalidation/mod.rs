@@ -18,15 +18,7 @@ pub use flush_queue::{Cleared, FlushQueue, Pushed, QUEUE_ENTRIES, SHARED_ENTRIES
 pub use gather::{GATHER_RANGES, Gather};
 pub use shared::SharedQueue;
 
-use crate::addr::IovaRange;
-
-/// The number by which the hardware's caches tell address spaces apart.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct DomainId(pub u16);
-
-/// A device as the IOMMU knows it: its requester ID, stream ID, or whatever names it there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct DeviceId(pub u32);
+use crate::addr::{DeviceId, DomainId, IovaRange};
 
 /// What the hardware is asked to forget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,14 +105,14 @@ pub enum InvalidationError {
 /// - Requests of one [`submit`](Self::submit) act in their order: an IOTLB has forgotten before a device TLB is asked to.
 /// - After an error, or a panic, nothing is assumed.
 pub unsafe trait InvalidationQueue: Send + Sync + 'static {
-    /// Asks for `request` in `domain` and waits until the hardware confirms it.
+    /// Asks for `invalidation` in `domain` and waits until the hardware confirms it.
     ///
     /// May wait for hardware; the caller holds no lock and no CPU. Every page-table store that the caller
     /// made before the call is visible to the hardware before it acts.
     ///
     /// # Errors
     /// [`InvalidationError`]: nothing may be assumed to be forgotten.
-    fn invalidate(&self, domain: DomainId, request: Invalidation) -> Result<(), InvalidationError>;
+    fn invalidate(&self, domain: DomainId, invalidation: Invalidation) -> Result<(), InvalidationError>;
 
     /// The same for several requests, with as few waits as the hardware needs for them: one, for a queue that
     /// takes descriptors. They act in their order: what a device is told to forget it cannot fetch again from an
@@ -155,8 +147,8 @@ pub unsafe trait InvalidationQueue: Send + Sync + 'static {
 
 // SAFETY: everything is passed on to `T`, which promises the same.
 unsafe impl<T: InvalidationQueue> InvalidationQueue for alloc::sync::Arc<T> {
-    fn invalidate(&self, domain: DomainId, request: Invalidation) -> Result<(), InvalidationError> {
-        T::invalidate(self, domain, request)
+    fn invalidate(&self, domain: DomainId, invalidation: Invalidation) -> Result<(), InvalidationError> {
+        T::invalidate(self, domain, invalidation)
     }
 
     fn submit(&self, requests: &[Request]) -> Result<(), InvalidationError> {

@@ -28,7 +28,8 @@
 
 use arrayvec::ArrayVec;
 
-use super::{Costs, DomainId, Invalidation, InvalidationError, InvalidationQueue, Request};
+use super::{Costs, Invalidation, InvalidationError, InvalidationQueue, Request};
+use crate::addr::DomainId;
 use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering, cores, pause, spin};
 
 /// Requests that one batch holds: beyond these, ranges of one domain become the whole domain.
@@ -308,8 +309,8 @@ unsafe impl<Q: InvalidationQueue> InvalidationQueue for SharedQueue<Q> {
         self.queue.caches_absent()
     }
 
-    fn invalidate(&self, domain: DomainId, request: Invalidation) -> Result<(), InvalidationError> {
-        self.submit(&[Request { domain, invalidation: request }])
+    fn invalidate(&self, domain: DomainId, invalidation: Invalidation) -> Result<(), InvalidationError> {
+        self.submit(&[Request { domain, invalidation }])
     }
 
     /// Stages the requests and waits for the batch that they are in; those for devices' own TLBs are in none.

@@ -3,12 +3,9 @@
 use std::error::Error;
 use std::sync::Arc;
 
-use portcullis::addr::Direction;
+use portcullis::addr::{Direction, DmaSegment, PhysSegment};
 use portcullis::bounce::pool::Attributes;
-use portcullis::dma::{
-    AdaptiveMapping, AdaptiveRing, AdaptiveUnmap, DmaDevice, DmaSegment, RingError, StrictRingConfig,
-};
-use portcullis::domain::PhysSegment;
+use portcullis::dma::{AdaptiveMapping, AdaptiveRing, AdaptiveUnmap, DmaDevice, RingError, StrictRingConfig};
 
 use crate::doubles::{Fr, Pl};
 use crate::faults::Call;

@@ -3,9 +3,9 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use portcullis::addr::{Direction, Iova, Permissions, PhysAddr};
-use portcullis::dma::{BatchError, CoherentMemory, DmaSegment, RawBatch};
-use portcullis::domain::{PhysSegment, Policy, Refused, UnmapError};
+use portcullis::addr::{Direction, DmaSegment, Iova, Permissions, PhysAddr, PhysSegment};
+use portcullis::dma::{BatchError, CoherentMemory, RawBatch};
+use portcullis::domain::{Policy, Refused, UnmapError};
 use portcullis::invalidation::Gather;
 use portcullis::platform::Frames;
 

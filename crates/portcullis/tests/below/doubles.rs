@@ -3,10 +3,8 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-use portcullis::addr::{IovaRange, Permissions, PhysAddr};
-use portcullis::invalidation::{
-    Costs, DomainId, Gather, Invalidation, InvalidationError, InvalidationQueue, Request,
-};
+use portcullis::addr::{DomainId, IovaRange, Permissions, PhysAddr};
+use portcullis::invalidation::{Costs, Gather, Invalidation, InvalidationError, InvalidationQueue, Request};
 use portcullis::mapper::{Geometry, Mapper};
 use portcullis::percpu::{Marks, Turn};
 use portcullis::pgtable::{MapError, Unmapped};
@@ -124,8 +122,8 @@ pub struct Qu {
 
 // SAFETY: the unit's queue does what it says; a request that goes wrong is answered by an error or a panic.
 unsafe impl InvalidationQueue for Qu {
-    fn invalidate(&self, domain: DomainId, request: Invalidation) -> Result<(), InvalidationError> {
-        self.submit(&[Request { domain, invalidation: request }])
+    fn invalidate(&self, domain: DomainId, invalidation: Invalidation) -> Result<(), InvalidationError> {
+        self.submit(&[Request { domain, invalidation }])
     }
 
     fn submit(&self, requests: &[Request]) -> Result<(), InvalidationError> {

@@ -3,9 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use portcullis::addr::{Iova, IovaRange, Permissions, PhysAddr};
+use portcullis::addr::{Iova, IovaRange, Permissions, PhysAddr, PhysSegment};
 use portcullis::dma::DmaBuffer;
-use portcullis::domain::PhysSegment;
 use portcullis_model::{DeviceId, Iommu, Memory};
 
 use crate::faults::Faults;

@@ -3,9 +3,8 @@
 use std::error::Error;
 use std::sync::Arc;
 
-use portcullis::addr::{Direction, Iova, PhysAddr};
+use portcullis::addr::{Direction, Iova, PhysAddr, PhysSegment};
 use portcullis::bounce::pool::{Attributes, BounceDevice, BouncePool, DeviceProfile, PoolConfig, TrustGroup};
-use portcullis::domain::PhysSegment;
 use portcullis_model::Memory;
 
 use crate::doubles::TIMED_OUT;

@@ -3,9 +3,8 @@
 use std::error::Error;
 use std::sync::Arc;
 
-use portcullis::addr::Direction;
+use portcullis::addr::{DeviceId, Direction};
 use portcullis::dma::{DmaDomain, DmaMask, Ended, Mapping, Queue, QueueConfig};
-use portcullis::invalidation::DeviceId;
 
 use crate::doubles::{Fr, Pl};
 use crate::hostile::{Hostile, Owned};

@@ -2,8 +2,8 @@
 
 use std::mem::ManuallyDrop;
 
-use portcullis::addr::Direction;
-use portcullis::dma::{DmaSegment, RingMapping, RingUnmap, StrictRing, StrictRingConfig};
+use portcullis::addr::{Direction, DmaSegment};
+use portcullis::dma::{RingMapping, RingUnmap, StrictRing, StrictRingConfig};
 
 use crate::hostile::Owned;
 use crate::run::{M, Scenario, Work, World, all};

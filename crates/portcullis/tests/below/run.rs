@@ -8,10 +8,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use portcullis::addr::{Iova, Permissions, PhysAddr};
+use portcullis::addr::{DomainId, Iova, Permissions, PhysAddr, PhysSegment};
 use portcullis::dma::DmaDevice;
-use portcullis::domain::{Domain, MapListError, PhysSegment, Policy};
-use portcullis::invalidation::{Costs, DomainId, SharedQueue};
+use portcullis::domain::{Domain, MapListError, Policy};
+use portcullis::invalidation::{Costs, SharedQueue};
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{PageTable, VtdSecondStage};
 use portcullis_model::{Context, DeviceId, Iommu, IommuConfig, Memory};

@@ -3,9 +3,8 @@
 use std::error::Error;
 use std::sync::Arc;
 
-use portcullis::addr::{Direction, PhysAddr};
+use portcullis::addr::{Direction, PhysAddr, PhysSegment};
 use portcullis::bounce::swiotlb::{BounceError, Constraints, Swiotlb, SwiotlbConfig, Token};
-use portcullis::domain::PhysSegment;
 use portcullis_model::Memory;
 
 use crate::doubles::{Fr, Pl};

@@ -3,9 +3,8 @@
 use std::error::Error;
 use std::sync::Arc;
 
-use portcullis::addr::{Iova, IovaRange, Permissions, PhysAddr};
-use portcullis::domain::PhysSegment;
-use portcullis::invalidation::{Costs, DomainId, Invalidation, InvalidationQueue};
+use portcullis::addr::{DomainId, Iova, IovaRange, Permissions, PhysAddr, PhysSegment};
+use portcullis::invalidation::{Costs, Invalidation, InvalidationQueue};
 use portcullis::pgtable::{AmdV1, Arm, ArmStage, Format, PageTable, VtdSecondStage};
 use portcullis::platform::Frames;
 use portcullis_model::{ArmTables, Context, Granule, Iommu, TableFormat};

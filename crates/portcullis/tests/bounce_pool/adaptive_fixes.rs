@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use portcullis::addr::{Direction, Permissions};
+use portcullis::addr::{Direction, DmaSegment, Permissions};
 use portcullis::bounce::pool::{Attributes, BounceDevice, BouncePool, DeviceProfile, PoolConfig, Way};
 use portcullis::dma::{
-    AdaptiveMapping, AdaptiveRing, AdaptiveUnmap, AdaptiveUnmapError, Choice, DmaDevice, DmaSegment,
-    RingError, StrictRingConfig,
+    AdaptiveMapping, AdaptiveRing, AdaptiveUnmap, AdaptiveUnmapError, Choice, DmaDevice, RingError,
+    StrictRingConfig,
 };
 use portcullis::domain::Policy;
 use portcullis_model::open::OpenPool;

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use portcullis::addr::{Direction, Iova, Permissions, PhysAddr};
+use portcullis::addr::{Direction, DmaSegment, Iova, Permissions, PhysAddr, PhysSegment};
 use portcullis::bounce::pool::{Attributes, BounceMapError, PoolConfig, Way};
 use portcullis::dma::{
     AdaptiveMapError, AdaptiveMapping, AdaptiveRing, AdaptiveUnmap, AdaptiveUnmapError, Choice, DmaDevice,
-    DmaSegment, Explained, RingError, StrictRingConfig,
+    Explained, RingError, StrictRingConfig,
 };
-use portcullis::domain::{MapListError, PhysSegment, Policy};
+use portcullis::domain::{MapListError, Policy};
 use portcullis_model::Buffer;
 
 use crate::chosen::Chosen;

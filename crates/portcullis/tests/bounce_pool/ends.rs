@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
-use portcullis::addr::{Direction, Iova, IovaRange, Permissions, PhysAddr};
+use portcullis::addr::{Direction, DomainId, Iova, IovaRange, Permissions, PhysAddr, PhysSegment};
 use portcullis::bounce::pool::{Attributes, BounceError, BouncePool, PoolConfig, PoolError};
-use portcullis::domain::{Domain, MapListError, PhysSegment, Policy, UnmapError};
+use portcullis::domain::{Domain, MapListError, Policy, UnmapError};
 
-use portcullis::invalidation::DomainId;
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{PageTable, VtdSecondStage};
 use portcullis_model::open::OpenPool;

@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use portcullis::addr::{Direction, Iova, Permissions, PhysAddr};
+use portcullis::addr::{Direction, Iova, Permissions, PhysAddr, PhysSegment};
 use portcullis::bounce::pool::{Attributes, BounceDevice, DeviceProfile, PoolConfig};
-use portcullis::domain::PhysSegment;
 use portcullis_model::open::OpenPool;
 
 use crate::chosen::Chosen;

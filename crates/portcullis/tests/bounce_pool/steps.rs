@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use portcullis::addr::{Direction, Iova, Permissions, PhysAddr};
+use portcullis::addr::{Direction, DmaSegment, Iova, Permissions, PhysAddr};
 use portcullis::bounce::pool::{
     Attributes, BounceDevice, BounceMapError, DeviceProfile, PoolConfig, PoolError, Way,
 };
-use portcullis::domain::{DmaSegment, Policy};
+use portcullis::domain::Policy;
 use portcullis::platform::Platform;
 use portcullis_model::open::OpenPool;
 

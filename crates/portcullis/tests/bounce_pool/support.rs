@@ -3,12 +3,12 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-use portcullis::addr::{Direction, Iova, Permissions, PhysAddr};
+use portcullis::addr::{Direction, DomainId, Iova, Permissions, PhysAddr, PhysSegment};
 use portcullis::bounce::pool::{
     Attributes, BounceDevice, BounceMapError, BouncePool, DeviceProfile, PoolConfig, PoolMapping, TrustGroup,
 };
-use portcullis::domain::{Domain, PhysSegment, Policy};
-use portcullis::invalidation::{DomainId, InvalidationError};
+use portcullis::domain::{Domain, Policy};
+use portcullis::invalidation::InvalidationError;
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{PageTable, VtdSecondStage};
 use portcullis::platform::{CopyMemory, Frames, LocalCpu, Platform, PlatformEvents, PlatformNumber, Table};

@@ -5,11 +5,11 @@
 
 use std::sync::Arc;
 
-use portcullis::addr::{Direction, Iova, PageSize, Permissions, PhysAddr};
+use portcullis::addr::{Direction, Iova, PageSize, Permissions, PhysAddr, PhysSegment};
 use portcullis::bounce::pool::{
     Attributes, BounceDevice, BounceError, BounceMapError, DeviceProfile, PoolConfig, TrustGroup, Way,
 };
-use portcullis::domain::{MapListError, PhysSegment, UnmapError};
+use portcullis::domain::{MapListError, UnmapError};
 use portcullis::iova::IovaError;
 use portcullis::pgtable::MapError;
 use portcullis_model::open::{OpenDomain, OpenPool};

@@ -3,10 +3,9 @@
 
 use std::sync::{Arc, LazyLock};
 
-use portcullis::addr::{Iova, Permissions};
+use portcullis::addr::{DomainId, Iova, Permissions};
 use portcullis::dma::DmaDevice;
 use portcullis::domain::{Domain, Policy};
-use portcullis::invalidation::DomainId;
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{PageTable, VtdSecondStage};
 use portcullis::platform::Platform;

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use portcullis::addr::{Iova, IovaRange, Permissions, PhysAddr};
+use portcullis::addr::{DeviceId, DomainId, Iova, IovaRange, Permissions, PhysAddr};
 use portcullis::domain::Policy;
 use portcullis::invalidation::{
-    DeviceId, DeviceTlbError, DomainId, Gather, Invalidation, InvalidationError, MOST_DEVICE_TLBS, Request,
+    DeviceTlbError, Gather, Invalidation, InvalidationError, MOST_DEVICE_TLBS, Request,
 };
 use portcullis::mapper::{Mapper as _, TableMapper};
 use portcullis_model::open::{OpenMapper, OpenTlbs};

@@ -3,12 +3,10 @@
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
-use portcullis::addr::{Direction, Iova, Permissions, PhysAddr};
+use portcullis::addr::{DeviceId, Direction, DomainId, Iova, Permissions, PhysAddr, PhysSegment};
 use portcullis::dma::DmaDevice;
-use portcullis::domain::{Domain, PhysSegment, Policy};
-use portcullis::invalidation::{
-    DeviceId, DomainId, Invalidation, InvalidationError, InvalidationQueue, Request, SharedQueue,
-};
+use portcullis::domain::{Domain, Policy};
+use portcullis::invalidation::{Invalidation, InvalidationError, InvalidationQueue, Request, SharedQueue};
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{PageTable, VtdSecondStage};
 use portcullis::platform::Platform;
@@ -60,8 +58,8 @@ impl fmt::Debug for Hostile {
 
 // SAFETY: `Ok` is the model's, of each request.
 unsafe impl InvalidationQueue for Hostile {
-    fn invalidate(&self, domain: DomainId, request: Invalidation) -> Result<(), InvalidationError> {
-        self.submit(&[Request { domain, invalidation: request }])
+    fn invalidate(&self, domain: DomainId, invalidation: Invalidation) -> Result<(), InvalidationError> {
+        self.submit(&[Request { domain, invalidation }])
     }
 
     fn submit(&self, requests: &[Request]) -> Result<(), InvalidationError> {

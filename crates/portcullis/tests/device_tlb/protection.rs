@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use portcullis::addr::{Direction, Iova, IovaRange, Permissions, PhysAddr};
+use portcullis::addr::{Direction, DomainId, Iova, IovaRange, Permissions, PhysAddr, PhysSegment};
 use portcullis::dma::{RawBatch, RingUnmap, StrictRing, StrictRingConfig};
-use portcullis::domain::{PhysSegment, Policy, UnmapError};
-use portcullis::invalidation::{DomainId, Gather, Invalidation, InvalidationQueue, QUEUE_ENTRIES, Request};
+use portcullis::domain::{Policy, UnmapError};
+use portcullis::invalidation::{Gather, Invalidation, InvalidationQueue, QUEUE_ENTRIES, Request};
 use portcullis::mapper::{Mapper, TableMapper};
 use portcullis::pgtable::{Arm, ArmStage, PageTable};
 use portcullis::platform::Platform;

@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
-use portcullis::addr::{Iova, Permissions, PhysAddr};
-use portcullis::dma::{DmaDevice, DmaSegment, Mapping, QueueConfig};
-use portcullis::domain::{Domain, PhysSegment, Policy};
-use portcullis::invalidation::DomainId;
+use portcullis::addr::{DmaSegment, DomainId, Iova, Permissions, PhysAddr, PhysSegment};
+use portcullis::dma::{DmaDevice, Mapping, QueueConfig};
+use portcullis::domain::{Domain, Policy};
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{PageTable, VtdSecondStage};
 use portcullis::platform::Platform;

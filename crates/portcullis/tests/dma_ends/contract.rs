@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use portcullis::addr::{Direction, Iova, PageSize, Permissions, PhysAddr};
-use portcullis::dma::{DmaDevice, DmaSegment, RawBatch, RingMapping, StrictRing, StrictRingConfig};
-use portcullis::domain::{PhysSegment, Policy, PolicyError};
+use portcullis::addr::{Direction, DmaSegment, Iova, PageSize, Permissions, PhysAddr, PhysSegment};
+use portcullis::dma::{DmaDevice, RawBatch, RingMapping, StrictRing, StrictRingConfig};
+use portcullis::domain::{Policy, PolicyError};
 use portcullis::invalidation::InvalidationError;
 use portcullis_model::Queue;
 use portcullis_model::open::{OpenDevice, OpenRing};

@@ -1,7 +1,7 @@
 //! The life of addresses step by step: reserve, link, unlink, confirm, free.
 
-use portcullis::addr::{Iova, IovaRange, Permissions, PhysAddr};
-use portcullis::domain::{Linked, MapListError, PhysSegment, Policy, Reserved, Unlinked};
+use portcullis::addr::{Iova, IovaRange, Permissions, PhysAddr, PhysSegment};
+use portcullis::domain::{Linked, MapListError, Policy, Reserved, Unlinked};
 use portcullis::invalidation::{Gather, InvalidationError};
 use portcullis::mapper::Mapper;
 use portcullis::pgtable::MapError;

@@ -1,8 +1,8 @@
 //! A ring against a plain model: a list of what is mapped, what waits, and what has ended.
 
-use portcullis::addr::{Direction, Iova, PhysAddr};
+use portcullis::addr::{Direction, Iova, PhysAddr, PhysSegment};
 use portcullis::dma::{RingMapping, RingUnmap, StrictRing, StrictRingConfig};
-use portcullis::domain::{PhysSegment, Policy};
+use portcullis::domain::Policy;
 use portcullis::invalidation::InvalidationError;
 use portcullis_model::open::OpenRing;
 use proptest::prelude::*;

@@ -1,10 +1,8 @@
 //! Rings: descriptors in order and not, laps, what is full, and what fails half-way.
 
-use portcullis::addr::{Direction, PageSize, PhysAddr};
-use portcullis::dma::{
-    DmaDevice, DmaSegment, RingError, RingMapping, RingUnmap, StrictRing, StrictRingConfig,
-};
-use portcullis::domain::{MapListError, PhysSegment, Policy};
+use portcullis::addr::{Direction, DmaSegment, PageSize, PhysAddr, PhysSegment};
+use portcullis::dma::{DmaDevice, RingError, RingMapping, RingUnmap, StrictRing, StrictRingConfig};
+use portcullis::domain::{MapListError, Policy};
 use portcullis::invalidation::InvalidationError;
 use portcullis::iova::ArenaError;
 use portcullis::pgtable::MapError;

@@ -3,12 +3,12 @@
 
 use std::sync::Arc;
 
-use portcullis::addr::{Direction, Iova, IovaRange, PageSize, Permissions, PhysAddr};
+use portcullis::addr::{Direction, Iova, IovaRange, PageSize, Permissions, PhysAddr, PhysSegment};
 use portcullis::dma::{
     BatchError, CoherentError, CoherentMemory, DmaDevice, RawBatch, RingError, RingUnmap, StrictRing,
     StrictRingConfig,
 };
-use portcullis::domain::{MapListError, PhysSegment, Policy, UnmapError};
+use portcullis::domain::{MapListError, Policy, UnmapError};
 use portcullis::invalidation::{Gather, InvalidationError};
 use portcullis::iova::{ArenaError, IovaError};
 use portcullis::pgtable::MapError;

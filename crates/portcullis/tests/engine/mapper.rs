@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use portcullis::addr::{Direction, Iova, IovaRange, PageSize, PhysAddr};
+use portcullis::addr::{Direction, DomainId, Iova, IovaRange, PageSize, PhysAddr, PhysSegment};
 use portcullis::dma::{BatchError, RawBatch, RingUnmap, StrictRing, StrictRingConfig};
-use portcullis::domain::{Linked, PhysSegment, Policy, Refused, UnmapError};
-use portcullis::invalidation::{DomainId, Gather};
+use portcullis::domain::{Linked, Policy, Refused, UnmapError};
+use portcullis::invalidation::Gather;
 use portcullis::mapper::{Mapper, TableMapper};
 use portcullis::pgtable::{AmdV1, Arm, ArmStage, Format, PageTable};
 use portcullis::platform::{FRAME_SIZE, Frames, Platform};

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use portcullis::addr::{Iova, Permissions, PhysAddr};
-use portcullis::invalidation::{DomainId, Invalidation, InvalidationQueue};
+use portcullis::addr::{DomainId, Iova, Permissions, PhysAddr};
+use portcullis::invalidation::{Invalidation, InvalidationQueue};
 use portcullis_model::open::OpenTable;
 use portcullis_model::{Context, DeviceId, Iommu, IommuConfig, Memory};
 

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use portcullis::addr::{Iova, Permissions, PhysAddr};
-use portcullis::invalidation::{DomainId, Invalidation, InvalidationError, InvalidationQueue};
+use portcullis::addr::{DomainId, Iova, Permissions, PhysAddr};
+use portcullis::invalidation::{Invalidation, InvalidationError, InvalidationQueue};
 use portcullis::pgtable::{AmdV1, Format, Layout, PageTable};
 use portcullis_model::open::OpenTable;
 use portcullis_model::{Context, Iommu, IommuConfig, Memory, TableFormat};

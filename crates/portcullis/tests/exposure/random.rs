@@ -2,12 +2,10 @@
 
 use std::sync::{Arc, Mutex};
 
-use portcullis::addr::{Direction, Iova};
+use portcullis::addr::{Direction, DomainId, Iova};
 use portcullis::domain::Policy;
 use portcullis::exposure::Exposure;
-use portcullis::invalidation::{
-    Costs, DomainId, Invalidation, InvalidationError, InvalidationQueue, Request,
-};
+use portcullis::invalidation::{Costs, Invalidation, InvalidationError, InvalidationQueue, Request};
 use portcullis_model::Queue;
 use portcullis_model::open::OpenDevice;
 use proptest::prelude::*;
@@ -61,8 +59,8 @@ unsafe impl InvalidationQueue for Told {
         self.costs
     }
 
-    fn invalidate(&self, domain: DomainId, request: Invalidation) -> Result<(), InvalidationError> {
-        self.submit(&[Request { domain, invalidation: request }])
+    fn invalidate(&self, domain: DomainId, invalidation: Invalidation) -> Result<(), InvalidationError> {
+        self.submit(&[Request { domain, invalidation }])
     }
 
     fn submit(&self, requests: &[Request]) -> Result<(), InvalidationError> {

@@ -6,9 +6,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use portcullis::addr::{Direction, Iova, Permissions, PhysAddr};
+use portcullis::addr::{Direction, Iova, Permissions, PhysAddr, PhysSegment};
 use portcullis::dma::{CoherentMemory, DmaBuffer, Ended, Mapping, QueueConfig};
-use portcullis::domain::{PhysSegment, Policy};
+use portcullis::domain::Policy;
 use portcullis::invalidation::InvalidationError;
 use portcullis::platform::{Frames, Table};
 use portcullis::std_platform::StdPlatform;

@@ -7,10 +7,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use portcullis::addr::{Direction, Iova, Permissions, PhysAddr};
-use portcullis::dma::{DmaDevice, DmaSegment, RingUnmap, StrictRing, StrictRingConfig};
-use portcullis::domain::{Domain, PhysSegment, Policy};
-use portcullis::invalidation::DomainId;
+use portcullis::addr::{Direction, DmaSegment, DomainId, Iova, Permissions, PhysAddr, PhysSegment};
+use portcullis::dma::{DmaDevice, RingUnmap, StrictRing, StrictRingConfig};
+use portcullis::domain::{Domain, Policy};
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::PageTable;
 use portcullis::platform::Platform;

@@ -11,11 +11,11 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
-use portcullis::addr::{Direction, Iova, PageSize, PhysAddr};
+use portcullis::addr::{DeviceId, Direction, DomainId, Iova, PageSize, PhysAddr, PhysSegment};
 use portcullis::dma::{Ended, QueueConfig, RawBatch, RingUnmap, StrictRing, StrictRingConfig};
-use portcullis::domain::{PhysSegment, Policies, Policy};
+use portcullis::domain::{Policies, Policy};
 use portcullis::invalidation::{
-    DeviceId, DomainId, Invalidation, InvalidationError, InvalidationQueue, QUEUE_ENTRIES, SharedQueue,
+    Invalidation, InvalidationError, InvalidationQueue, QUEUE_ENTRIES, SharedQueue,
 };
 use portcullis::platform::{LocalCpu, Platform, PlatformEvents, PlatformNumber};
 use portcullis::std_platform::StdPlatform;

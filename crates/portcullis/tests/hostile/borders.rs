@@ -8,9 +8,9 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use portcullis::addr::{Direction, Iova, Permissions};
+use portcullis::addr::{DeviceId, Direction, Iova, Permissions};
 use portcullis::domain::{Policies, Policy, PolicyError};
-use portcullis::invalidation::{DeviceId, InvalidationError};
+use portcullis::invalidation::InvalidationError;
 use portcullis_model::Queue;
 use portcullis_model::open::OpenDevice;
 

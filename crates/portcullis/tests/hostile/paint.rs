@@ -2,9 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use portcullis::addr::Iova;
+use portcullis::addr::{Iova, PhysSegment};
 use portcullis::dma::DmaBuffer;
-use portcullis::domain::PhysSegment;
 use portcullis_model::{Buffer, Iommu};
 
 use crate::rig::{DEVICE, PAGE};

@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex};
 
+use portcullis::addr::DeviceId;
 use portcullis::domain::{Policies, Policy};
-use portcullis::invalidation::DeviceId;
 
 use super::paint::{Paint, Painted};
 use super::threads::{Dev, Dom, Hardware};

@@ -4,10 +4,9 @@ use std::collections::VecDeque;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 
-use portcullis::addr::{Direction, Iova};
+use portcullis::addr::{Direction, DmaSegment, Iova};
 use portcullis::dma::{
-    DmaSegment, Ended, Mapping, NotMapped, QueueConfig, RawBatch, RingMapping, RingUnmap, StrictRing,
-    StrictRingConfig,
+    Ended, Mapping, NotMapped, QueueConfig, RawBatch, RingMapping, RingUnmap, StrictRing, StrictRingConfig,
 };
 use portcullis_model::Iommu;
 use portcullis_model::open::{OpenDevice, OpenRing};

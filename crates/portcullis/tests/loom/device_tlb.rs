@@ -3,10 +3,9 @@
 
 use ::loom::sync::{Arc, Mutex};
 use ::loom::thread;
-use portcullis::addr::{Iova, IovaRange};
+use portcullis::addr::{DeviceId, DomainId, Iova, IovaRange};
 use portcullis::invalidation::{
-    DeviceId, DeviceTlbError, DeviceTlbs, DomainId, Invalidation, InvalidationError, InvalidationQueue,
-    Request,
+    DeviceTlbError, DeviceTlbs, Invalidation, InvalidationError, InvalidationQueue, Request,
 };
 use portcullis::sync::{AtomicU64, Ordering};
 
@@ -60,8 +59,8 @@ impl Hardware {
 
 // SAFETY: each cache is emptied, under its lock, before the next request; no memory is behind it.
 unsafe impl InvalidationQueue for Hardware {
-    fn invalidate(&self, domain: DomainId, request: Invalidation) -> Result<(), InvalidationError> {
-        self.submit(&[Request { domain, invalidation: request }])
+    fn invalidate(&self, domain: DomainId, invalidation: Invalidation) -> Result<(), InvalidationError> {
+        self.submit(&[Request { domain, invalidation }])
     }
 
     fn submit(&self, requests: &[Request]) -> Result<(), InvalidationError> {
@@ -200,8 +199,8 @@ struct Unordered {
 
 // SAFETY: what it forgets is all that the test looks at.
 unsafe impl InvalidationQueue for Unordered {
-    fn invalidate(&self, _: DomainId, request: Invalidation) -> Result<(), InvalidationError> {
-        if matches!(request, Invalidation::DeviceTlb { device: DEVICE, .. }) {
+    fn invalidate(&self, _: DomainId, invalidation: Invalidation) -> Result<(), InvalidationError> {
+        if matches!(invalidation, Invalidation::DeviceTlb { device: DEVICE, .. }) {
             self.held.store(0, Ordering::Relaxed);
         }
         Ok(())

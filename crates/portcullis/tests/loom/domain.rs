@@ -5,9 +5,9 @@ use std::sync::Weak;
 
 use ::loom::sync::{Arc, Mutex};
 use ::loom::thread;
-use portcullis::addr::{Iova, IovaRange, PageSize, PageSizes, Permissions, PhysAddr};
-use portcullis::domain::{Domain, PhysSegment, Policy};
-use portcullis::invalidation::{Costs, DomainId, Gather, Invalidation, InvalidationError};
+use portcullis::addr::{DomainId, Iova, IovaRange, PageSize, PageSizes, Permissions, PhysAddr, PhysSegment};
+use portcullis::domain::{Domain, Policy};
+use portcullis::invalidation::{Costs, Gather, Invalidation, InvalidationError};
 use portcullis::mapper::{Geometry, Mapper};
 use portcullis::pgtable::{MapError, Unmapped};
 use portcullis::platform::{LocalCpu, Platform, PlatformEvents, PlatformNumber};

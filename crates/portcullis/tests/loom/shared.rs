@@ -8,10 +8,8 @@ use std::sync::atomic::Ordering as PlainOrdering;
 
 use ::loom::sync::Arc;
 use ::loom::thread;
-use portcullis::addr::{Iova, IovaRange};
-use portcullis::invalidation::{
-    DomainId, Invalidation, InvalidationError, InvalidationQueue, Request, SharedQueue,
-};
+use portcullis::addr::{DomainId, Iova, IovaRange};
+use portcullis::invalidation::{Invalidation, InvalidationError, InvalidationQueue, Request, SharedQueue};
 use portcullis::sync::{AtomicU64, Ordering};
 
 /// A page-table entry for each CPU, and what the hardware has cached of it.
@@ -48,8 +46,8 @@ const SHARED: DomainId = DomainId(9);
 
 // SAFETY: what it forgets is all that the test looks at.
 unsafe impl InvalidationQueue for Hardware {
-    fn invalidate(&self, domain: DomainId, request: Invalidation) -> Result<(), InvalidationError> {
-        self.submit(&[Request { domain, invalidation: request }])
+    fn invalidate(&self, domain: DomainId, invalidation: Invalidation) -> Result<(), InvalidationError> {
+        self.submit(&[Request { domain, invalidation }])
     }
 
     fn submit(&self, requests: &[Request]) -> Result<(), InvalidationError> {

@@ -4,9 +4,8 @@ use std::sync::Weak;
 
 use ::loom::sync::Arc;
 use ::loom::thread;
-use portcullis::addr::{Direction, PhysAddr};
+use portcullis::addr::{Direction, PhysAddr, PhysSegment};
 use portcullis::bounce::swiotlb::{BounceError, Bounced, Constraints, Swiotlb, SwiotlbConfig};
-use portcullis::domain::PhysSegment;
 use portcullis::platform::{CopyMemory, FRAME_SIZE, Frames, LocalCpu, Platform, PlatformEvents, Table};
 use portcullis::sync::{AtomicU64, Ordering};
 

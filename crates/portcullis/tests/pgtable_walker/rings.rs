@@ -4,12 +4,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use portcullis::addr::{Direction, Iova, Permissions, PhysAddr};
+use portcullis::addr::{DeviceId, Direction, DomainId, Iova, Permissions, PhysAddr, PhysSegment};
 use portcullis::dma::{
     DmaDevice, MOST_IN_BATCH, RawBatch, RingMapping, RingUnmap, StrictRing, StrictRingConfig,
 };
-use portcullis::domain::{Domain, PhysSegment, Policy, Refused, Reserved};
-use portcullis::invalidation::{DeviceId, DomainId, Gather};
+use portcullis::domain::{Domain, Policy, Refused, Reserved};
+use portcullis::invalidation::Gather;
 use portcullis::mapper::{Mapper, TableMapper};
 use portcullis::pgtable::{Format, Layout, PageTable};
 use portcullis::platform::Platform;

@@ -1,8 +1,8 @@
 //! The half that deals in numbers, also behind a pointer.
 
-use portcullis::addr::{Direction, PhysAddr};
-use portcullis::dma::{AnyQueue, DmaSegment, Queue, RawEnded, Strategy};
-use portcullis::domain::{PhysSegment, Policy};
+use portcullis::addr::{Direction, DmaSegment, PhysAddr, PhysSegment};
+use portcullis::dma::{AnyQueue, Queue, RawEnded, Strategy};
+use portcullis::domain::Policy;
 
 use crate::world::{BATCH, Machine, PAGE, STRATEGIES, World};
 

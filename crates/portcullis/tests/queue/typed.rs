@@ -4,14 +4,13 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use portcullis::addr::{Direction, Iova};
+use portcullis::addr::{DeviceId, Direction, Iova};
 use portcullis::bounce::pool::TrustGroup;
 use portcullis::dma::{
     AttachError, DmaDomain, DmaMapError, DmaMask, DmaUnmapError, Ended, Mapping, Queue, QueueConfig,
     QueueError, Strategy,
 };
 use portcullis::domain::{MapListError, Policy};
-use portcullis::invalidation::DeviceId;
 
 use crate::world::{BATCHES, BROKEN, CARD, Frame, Machine, PAGE, STRATEGIES, World};
 

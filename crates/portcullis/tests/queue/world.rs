@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use portcullis::addr::{Iova, Permissions};
+use portcullis::addr::{DeviceId, DmaSegment, DomainId, Iova, Permissions, PhysSegment};
 use portcullis::bounce::pool::PoolConfig;
 use portcullis::bounce::swiotlb::{Swiotlb, SwiotlbConfig};
-use portcullis::dma::{Device, DmaBuffer, DmaMask, DmaSegment, QueueConfig};
-use portcullis::domain::{Domain, PhysSegment, Policy};
-use portcullis::invalidation::{DeviceId, DomainId, InvalidationError};
+use portcullis::dma::{Device, DmaBuffer, DmaMask, QueueConfig};
+use portcullis::domain::{Domain, Policy};
+use portcullis::invalidation::InvalidationError;
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{PageTable, VtdSecondStage};
 use portcullis::platform::Platform;

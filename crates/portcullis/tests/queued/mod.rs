@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
+use portcullis::addr::DeviceId;
 use portcullis::dma::{
     Device, DmaBuffer, DmaDevice, DmaDomain, DmaMask, Ended, Mapping, NoCopies, Queue, QueueConfig,
 };
 use portcullis::domain::Domain;
-use portcullis::invalidation::DeviceId;
 use portcullis::mapper::Mapper;
 use portcullis::platform::Platform;
 

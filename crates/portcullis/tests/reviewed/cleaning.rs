@@ -5,9 +5,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use portcullis::addr::{Direction, PhysAddr};
+use portcullis::addr::{Direction, PhysAddr, PhysSegment};
 use portcullis::dma::{QueueConfig, StrictRing, StrictRingConfig};
-use portcullis::domain::PhysSegment;
 use portcullis_model::open::OpenRing;
 
 use crate::machine::{Machine, PAGE};

@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use portcullis::addr::{Iova, IovaRange, Permissions, PhysAddr};
-use portcullis::domain::PhysSegment;
+use portcullis::addr::{Iova, IovaRange, Permissions, PhysAddr, PhysSegment};
 use portcullis::pgtable::{Arm, ArmStage, Format, PageTable, Riscv, RiscvMode};
 use portcullis::platform::Platform;
 use portcullis::std_platform::StdPlatform;

@@ -4,8 +4,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use portcullis::addr::{Iova, IovaRange, Permissions};
-use portcullis::domain::{PhysSegment, Policy, Refused};
+use portcullis::addr::{Iova, IovaRange, Permissions, PhysSegment};
+use portcullis::domain::{Policy, Refused};
 use portcullis::invalidation::Gather;
 use portcullis_model::Queue;
 use portcullis_model::open::{OpenMapper, OpenReserved};

@@ -4,10 +4,9 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use portcullis::addr::{Iova, IovaRange, Permissions, PhysAddr};
+use portcullis::addr::{DomainId, Iova, IovaRange, Permissions, PhysAddr};
 use portcullis::dma::DmaDevice;
 use portcullis::domain::{Domain, Policy};
-use portcullis::invalidation::DomainId;
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{Entry, Format, PageTable, VtdSecondStage};
 use portcullis::platform::{FRAME_SIZE, Frames, Platform, Table};

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use portcullis::addr::{Direction, Iova, IovaRange, Permissions, PhysAddr};
+use portcullis::addr::{Direction, Iova, IovaRange, Permissions, PhysAddr, PhysSegment};
 use portcullis::dma::{BatchError, RawBatch, RingUnmap, StrictRing, StrictRingConfig};
-use portcullis::domain::{MapListError, PhysSegment, Policy, UnmapError};
+use portcullis::domain::{MapListError, Policy, UnmapError};
 use portcullis::invalidation::{Gather, InvalidationError};
 use portcullis_model::Queue;
 use portcullis_model::open::{OpenDevice, OpenDomain, OpenMapper, OpenRing};

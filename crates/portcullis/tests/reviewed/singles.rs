@@ -5,11 +5,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use portcullis::addr::{Direction, Iova, Permissions, PhysAddr};
+use portcullis::addr::{Direction, Iova, Permissions, PhysAddr, PhysSegment};
 use portcullis::bounce::pool::{
     Attributes, BounceDevice, BounceError, BouncePool, DeviceProfile, PoolConfig, Way,
 };
-use portcullis::domain::{PhysSegment, Policy};
+use portcullis::domain::Policy;
 use portcullis::invalidation::InvalidationError;
 use portcullis_model::open::OpenPool;
 use portcullis_model::{Buffer, Memory, Queue};

@@ -2,9 +2,8 @@
 
 use std::sync::{Arc, Mutex};
 
-use portcullis::invalidation::{
-    Costs, DomainId, Invalidation, InvalidationError, InvalidationQueue, Request,
-};
+use portcullis::addr::DomainId;
+use portcullis::invalidation::{Costs, Invalidation, InvalidationError, InvalidationQueue, Request};
 
 type Hook = Arc<dyn Fn() + Send + Sync>;
 
@@ -44,8 +43,8 @@ unsafe impl<Q: InvalidationQueue> InvalidationQueue for Hooked<Q> {
         self.queue.caches_absent()
     }
 
-    fn invalidate(&self, domain: DomainId, request: Invalidation) -> Result<(), InvalidationError> {
-        self.submit(&[Request { domain, invalidation: request }])
+    fn invalidate(&self, domain: DomainId, invalidation: Invalidation) -> Result<(), InvalidationError> {
+        self.submit(&[Request { domain, invalidation }])
     }
 
     fn submit(&self, requests: &[Request]) -> Result<(), InvalidationError> {

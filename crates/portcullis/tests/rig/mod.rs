@@ -8,10 +8,10 @@ mod observed;
 
 use std::sync::Arc;
 
-use portcullis::addr::{Iova, Permissions, PhysAddr};
+use portcullis::addr::{DomainId, Iova, Permissions, PhysAddr, PhysSegment};
 use portcullis::dma::DmaDevice;
-use portcullis::domain::{Domain, MapListError, PhysSegment, Policy};
-use portcullis::invalidation::{DomainId, InvalidationQueue};
+use portcullis::domain::{Domain, MapListError, Policy};
+use portcullis::invalidation::InvalidationQueue;
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{PageTable, VtdSecondStage};
 use portcullis::platform::Platform;

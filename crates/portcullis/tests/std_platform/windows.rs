@@ -6,9 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Instant;
 
-use portcullis::addr::{Iova, Permissions};
+use portcullis::addr::{DomainId, Iova, Permissions};
 use portcullis::domain::{Domain, Policy};
-use portcullis::invalidation::DomainId;
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{PageTable, VtdSecondStage};
 use portcullis::platform::Platform;

@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use portcullis::addr::{Direction, PhysAddr};
+use portcullis::addr::{Direction, PhysAddr, PhysSegment};
 use portcullis::bounce::swiotlb::{BounceError, Bounced, Constraints, MappingError, Swiotlb, SwiotlbConfig};
-use portcullis::domain::PhysSegment;
 use portcullis::platform::{CopyMemory, Platform};
 use portcullis_model::Memory;
 

@@ -1,7 +1,6 @@
 //! What devices do with the memory behind their mappings, and what drivers find there.
 
-use portcullis::addr::{Direction, Permissions, PhysAddr};
-use portcullis::domain::PhysSegment;
+use portcullis::addr::{Direction, Permissions, PhysAddr, PhysSegment};
 use portcullis::pgtable::Format;
 use portcullis_model::Segment as Piece;
 use rustc_hash::FxHashSet;

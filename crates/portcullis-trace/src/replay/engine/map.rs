@@ -1,8 +1,7 @@
 //! Mappings: made, and ended.
 
-use portcullis::addr::{Direction, PageSize, Permissions, PhysAddr};
-use portcullis::dma::{DmaMapError, DmaSegment, RawEnded, RawMapping};
-use portcullis::domain::PhysSegment;
+use portcullis::addr::{Direction, DmaSegment, PageSize, Permissions, PhysAddr, PhysSegment};
+use portcullis::dma::{DmaMapError, RawEnded, RawMapping};
 use portcullis::pgtable::Format;
 
 use super::{Engine, end_failed, model_device};

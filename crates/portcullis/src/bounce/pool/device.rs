@@ -8,8 +8,8 @@ use super::error::BounceMapError;
 use super::mapping::PoolMapping;
 use super::slot::Terms;
 use super::split::shape;
-use crate::addr::{Direction, Iova, PhysAddr};
-use crate::domain::{MapListError, PhysSegment};
+use crate::addr::{Direction, Iova, PhysAddr, PhysSegment};
+use crate::domain::MapListError;
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
 
@@ -99,7 +99,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
         if attributes.persistent_streaming || !self.reaches_slots {
             return None;
         }
-        piece.last_byte(0).ok()?;
+        piece.last().ok()?;
         let pool = &*self.pool;
         let terms = self.terms(piece.phys, false, direction, attributes);
         let bytes = piece.len.checked_add(terms.offset)?;
@@ -208,7 +208,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
 fn total(list: &[PhysSegment]) -> Result<u64, MapListError> {
     let mut total: u64 = 0;
     for (index, piece) in list.iter().copied().enumerate() {
-        piece.last_byte(index)?;
+        MapListError::check(piece, index)?;
         let PhysSegment { phys, len } = piece;
         total = total.checked_add(len).ok_or(MapListError::Wraps { index, phys, len })?;
     }

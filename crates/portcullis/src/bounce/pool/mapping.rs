@@ -1,7 +1,7 @@
 //! A mapping as its driver gets it.
 
-use crate::addr::{Iova, PageSize};
-use crate::domain::{DeviceView, DmaSegment, PhysSegment};
+use crate::addr::{DmaSegment, Iova, PageSize, PhysSegment};
+use crate::domain::DeviceView;
 
 /// How a mapping was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

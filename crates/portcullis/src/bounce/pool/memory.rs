@@ -3,8 +3,7 @@
 use super::BouncePool;
 use super::single::Parts;
 use super::slot::Slot;
-use crate::addr::PhysAddr;
-use crate::domain::PhysSegment;
+use crate::addr::{PhysAddr, PhysSegment};
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, FRAME_SIZE, Platform};
 

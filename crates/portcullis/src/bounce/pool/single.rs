@@ -7,8 +7,7 @@ use core::ops::Bound;
 
 use super::error::{BounceError, BounceMapError};
 use super::slot::Terms;
-use crate::addr::{Iova, IovaRange, PhysAddr};
-use crate::domain::PhysSegment;
+use crate::addr::{Iova, IovaRange, PhysAddr, PhysSegment};
 use crate::invalidation::SLICE;
 use crate::platform::Platform;
 use crate::sync::{AtomicU64, Mutex, Ordering};

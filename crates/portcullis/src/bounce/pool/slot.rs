@@ -10,8 +10,7 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::ptr;
 
-use crate::addr::{Direction, PhysAddr};
-use crate::domain::PhysSegment;
+use crate::addr::{Direction, PhysAddr, PhysSegment};
 use crate::percpu::LocalU64;
 use crate::sync::{AtomicPtr, Ordering};
 

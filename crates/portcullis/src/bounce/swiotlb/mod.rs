@@ -70,8 +70,7 @@ use hands::Found;
 use slot_meta::{Mapping, ODD, Says, SlotMeta};
 use slots::Want;
 
-use crate::addr::{Direction, PhysAddr};
-use crate::domain::PhysSegment;
+use crate::addr::{Direction, PhysAddr, PhysSegment};
 use crate::percpu::BiasedLock;
 use crate::platform::{CopyMemory, FRAME_SIZE, Platform, PlatformEvents};
 use crate::sync::{AtomicBool, AtomicU64, Ordering, fence};

@@ -4,10 +4,8 @@ use alloc::sync::Arc;
 
 use super::AdaptiveRing;
 use super::book::{Choice, Half, most_bytes};
-use crate::addr::PhysAddr;
+use crate::addr::{DmaSegment, PhysAddr, PhysSegment};
 use crate::bounce::pool::{Attributes, BouncePool};
-use crate::dma::DmaSegment;
-use crate::domain::PhysSegment;
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
 

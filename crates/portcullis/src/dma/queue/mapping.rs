@@ -3,12 +3,11 @@
 use alloc::vec::Drain;
 use core::mem::ManuallyDrop;
 
-use crate::addr::Iova;
+use crate::addr::{Iova, PhysSegment};
 use crate::bounce::pool::Way;
 use crate::broken::broken;
 use crate::dma::ring::KIND_BITS;
 use crate::dma::{Choice, DmaBuffer, RingMapping};
-use crate::domain::PhysSegment;
 
 /// What a queue has opened by number, until it is [unmapped](super::Queue::unmap_raw).
 ///

@@ -19,11 +19,11 @@ use self::mapping::Kind;
 use self::swiotlb::{Copied, Copies, Side};
 use super::device::bytes_of;
 use super::ring::number;
-use super::{AdaptiveUnmap, AdaptiveUnmapError, DmaBuffer, DmaSegment, RingError, RingMapping, RingUnmap};
-use crate::addr::{Direction, Iova, IovaRange};
+use super::{AdaptiveUnmap, AdaptiveUnmapError, DmaBuffer, RingError, RingMapping, RingUnmap};
+use crate::addr::{Direction, DmaSegment, Iova, IovaRange, PhysSegment};
 use crate::bounce::pool::{Attributes, BounceError};
 use crate::bounce::swiotlb::MappingError;
-use crate::domain::{Ending, MapListError, PhysSegment, PolicyWord, UnmapError};
+use crate::domain::{Ending, MapListError, PolicyWord, UnmapError};
 use crate::iova::ArenaError;
 
 pub use config::{QueueConfig, Strategy};
@@ -66,10 +66,9 @@ type Clock = Box<dyn Fn() -> u64 + Send + Sync>;
 /// # #[cfg(feature = "std")]
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # use std::sync::Arc;
-/// # use portcullis::addr::Direction::FromDevice;
+/// # use portcullis::addr::{DeviceId, DomainId, Direction::FromDevice};
 /// # use portcullis::dma::{DmaMask, Ended, QueueConfig};
 /// # use portcullis::domain::{Domain, Policy};
-/// # use portcullis::invalidation::{DeviceId, DomainId};
 /// # use portcullis::pgtable::{PageTable, VtdSecondStage};
 /// # use portcullis::platform::Platform;
 /// # use portcullis::std_platform::StdPlatform;

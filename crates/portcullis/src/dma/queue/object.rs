@@ -3,9 +3,8 @@
 use super::{
     DmaCommitError, DmaMapError, DmaSyncError, Machine, Queue, RawEnded, RawMapping, RawNotUnmapped,
 };
-use crate::addr::Direction;
-use crate::dma::{DmaBuffer, DmaSegment};
-use crate::domain::PhysSegment;
+use crate::addr::{Direction, DmaSegment, PhysSegment};
+use crate::dma::DmaBuffer;
 
 /// What a driver calls of a [`Queue`] by number, without generics: `&mut dyn AnyQueue`. Each is the queue's method of that name.
 #[allow(clippy::result_large_err, reason = "a mapping that is refused comes back in place")]

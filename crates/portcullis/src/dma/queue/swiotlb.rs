@@ -4,10 +4,9 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use super::{DmaMapError, Machine};
-use crate::addr::{Direction, Iova, PhysAddr};
+use crate::addr::{Direction, DmaSegment, Iova, PhysAddr, PhysSegment};
 use crate::bounce::swiotlb::{Constraints, MappingError, Swiotlb};
-use crate::dma::DmaSegment;
-use crate::domain::{MapListError, PhysSegment};
+use crate::domain::MapListError;
 
 /// The pool, what the device asks of its addresses, and the lists that are mapped.
 pub(super) struct Copies<X: Machine> {

@@ -8,10 +8,10 @@ use super::{
     DmaCommitError, DmaMapError, DmaSyncError, Ended, Lane, Machine, Mapping, NotMapped, NotUnmapped, Queue,
     RawEnded, RawMapping, RawNotUnmapped, Side,
 };
-use crate::addr::{Direction, Iova};
+use crate::addr::{Direction, DmaSegment, Iova, PhysSegment};
 use crate::bounce::pool::Way;
-use crate::dma::{DmaBuffer, DmaSegment, RingMapping};
-use crate::domain::{DeviceView, PhysSegment};
+use crate::dma::{DmaBuffer, RingMapping};
+use crate::domain::DeviceView;
 
 #[allow(clippy::result_large_err, reason = "a mapping that is refused comes back in place")]
 impl<X: Machine, B: DmaBuffer> Queue<X, B> {

@@ -8,9 +8,9 @@ use core::num::NonZeroU64;
 
 use super::device::bytes_of;
 use super::layout::device_view;
-use super::{DmaDevice, DmaSegment, MOST_IN_BATCH};
-use crate::addr::{Direction, Iova, IovaRange, PageSize};
-use crate::domain::{MapListError, PhysSegment, Tally, last_byte};
+use super::{DmaDevice, MOST_IN_BATCH};
+use crate::addr::{Direction, DmaSegment, Iova, IovaRange, PageSize, PhysSegment};
+use crate::domain::{MapListError, Tally, last_byte};
 use crate::invalidation::Gather;
 use crate::iova::{ArenaError, RingArena, RingConfig};
 use crate::mapper::Mapper;
@@ -124,10 +124,9 @@ pub enum RingUnmap {
 /// # #[cfg(feature = "std")]
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # use std::sync::Arc;
-/// # use portcullis::addr::Direction;
-/// # use portcullis::dma::{DmaDevice, DmaSegment, RingUnmap, StrictRing, StrictRingConfig};
-/// # use portcullis::domain::{Domain, PhysSegment, Policy};
-/// # use portcullis::invalidation::DomainId;
+/// # use portcullis::addr::{Direction, DmaSegment, DomainId, PhysSegment};
+/// # use portcullis::dma::{DmaDevice, RingUnmap, StrictRing, StrictRingConfig};
+/// # use portcullis::domain::{Domain, Policy};
 /// # use portcullis::mapper::TableMapper;
 /// # use portcullis::pgtable::{PageTable, VtdSecondStage};
 /// # use portcullis::platform::Platform;

@@ -24,8 +24,8 @@ use core::fmt;
 
 use super::guards::Unsure;
 use super::{Changing, Domain};
-use crate::addr::{Iova, IovaRange, Permissions};
-use crate::domain::{MapListError, PhysSegment};
+use crate::addr::{Iova, IovaRange, Permissions, PhysSegment};
+use crate::domain::MapListError;
 use crate::invalidation::{Gather, InvalidationError};
 use crate::iova::IovaError;
 use crate::mapper::Mapper;

@@ -4,9 +4,8 @@ use alloc::vec::Vec;
 
 use super::guards::Unsure;
 use super::{Changing, Domain};
-use crate::addr::{IovaRange, Permissions, PhysAddr};
+use crate::addr::{IovaRange, Permissions, PhysAddr, PhysSegment};
 use crate::broken::broken;
-use crate::domain::PhysSegment;
 use crate::invalidation::{Gather, SLICE};
 use crate::iova::{ArenaError, Own, ReleaseError, RingArena, RingConfig};
 use crate::mapper::Mapper;

@@ -188,8 +188,8 @@ impl Told {
 
 // SAFETY: there is no hardware behind it.
 unsafe impl InvalidationQueue for Told {
-    fn invalidate(&self, domain: DomainId, request: Invalidation) -> Result<(), InvalidationError> {
-        self.submit(&[Request { domain, invalidation: request }])
+    fn invalidate(&self, domain: DomainId, invalidation: Invalidation) -> Result<(), InvalidationError> {
+        self.submit(&[Request { domain, invalidation }])
     }
 
     fn submit(&self, requests: &[Request]) -> Result<(), InvalidationError> {
@@ -206,8 +206,7 @@ unsafe impl InvalidationQueue for Told {
 #[test]
 fn what_asks_a_device_is_in_no_batch() {
     let queue = Told::queue(1000);
-    let device =
-        |number| Invalidation::DeviceTlb { device: crate::invalidation::DeviceId(number), range: None };
+    let device = |number| Invalidation::DeviceTlb { device: crate::addr::DeviceId(number), range: None };
     let devices = |domain, number| Request { domain: DomainId(domain), invalidation: device(number) };
     let requests = [page(1, 1, true), whole(1), page(1, 2, true), devices(1, 7)];
     assert_eq!(queue.submit(&requests), Ok(()));
