@@ -113,7 +113,7 @@ fn run(config: QueueConfig) -> Result<(), Box<dyn Error>> {
     let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
     let (id, card) = (DomainId(1), ModelDevice(3));
     let platform = StdPlatform::new();
-    let table = PageTable::new(Arc::clone(&memory), VtdSecondStage::new(4, 3, 48)?, platform.cpus())?;
+    let table = PageTable::new(Arc::clone(&memory), VtdSecondStage::four_level(), platform.cpus())?;
     iommu.attach(card, Context::SecondStage { domain: id, root: table.root(), levels: 4 });
     // The front door.
     let domain = Domain::builder(table, iommu.queue(), id)

@@ -52,7 +52,7 @@
 //! let memory = Memory::new(64 << 20);
 //! let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
 //! let platform = StdPlatform::new();
-//! let table = PageTable::new(Arc::clone(&memory), VtdSecondStage::new(4, 2, 52)?, platform.cpus())?;
+//! let table = PageTable::new(Arc::clone(&memory), VtdSecondStage::four_level(), platform.cpus())?;
 //! let (id, card) = (DomainId(1), portcullis_model::DeviceId(0));
 //! iommu.attach(card, Context::SecondStage { domain: id, root: table.root(), levels: table.levels() });
 //!

@@ -331,6 +331,90 @@ fn riscv_tables() {
 }
 
 /// What stands at the seam: the name, then levels, input bits, binary logarithm of the root's entries.
+/// What hardware is told, by the manuals' tables: VT-d 9.3 and 9.6, AMD 48882 2.2.2, IHI 0070 5.2 and 5.4, RISC-V IOMMU 1.0.
+#[test]
+fn registers() {
+    assert_eq!(
+        [3, 4, 5].map(|levels| VtdSecondStage::new(levels, 1, 46).unwrap().aw()),
+        [0b001, 0b010, 0b011]
+    );
+    assert_eq!([4, 5].map(|levels| X86FirstStage::new(levels, 1, 46).unwrap().fspm()), [0b00, 0b01]);
+    assert_eq!([1, 4, 6].map(|levels| AmdV1::new(levels, 1, 46).unwrap().mode()), [1, 4, 6]);
+    use RiscvMode::{Sv39, Sv39x4, Sv48, Sv48x4, Sv57};
+    assert_eq!([Sv39, Sv48, Sv57, Sv39x4, Sv48x4].map(RiscvMode::code), [8, 9, 10, 8, 9]);
+
+    fn arm<const GRANULE: u32>(stage: ArmStage, input: u32, output: u32) -> (u32, u32, Option<u32>, u32) {
+        let format = Arm::<GRANULE>::new(stage, input, output).unwrap();
+        (format.t0sz(), format.tg0(), format.sl0(), format.ps())
+    }
+    use ArmStage::{One, Two};
+    // T0SZ, TG (00 4 KiB, 01 64 KiB, 10 16 KiB), SL0, PS.
+    assert_eq!(arm::<12>(One, 48, 48), (16, 0b00, None, 5));
+    assert_eq!(arm::<12>(One, 39, 44), (25, 0b00, None, 4));
+    assert_eq!(arm::<14>(One, 47, 40), (17, 0b10, None, 2));
+    assert_eq!(arm::<16>(One, 52, 52), (12, 0b01, None, 6));
+    // The manual's levels 0, 1 and 2, of which the last two have concatenated roots.
+    assert_eq!(arm::<12>(Two, 48, 48), (16, 0b00, Some(0b10), 5));
+    assert_eq!(arm::<12>(Two, 39, 48), (25, 0b00, Some(0b01), 5));
+    assert_eq!(arm::<12>(Two, 42, 42), (22, 0b00, Some(0b01), 3));
+    assert_eq!(arm::<12>(Two, 32, 32), (32, 0b00, Some(0b00), 0));
+    // Its levels 1, 2 and 3.
+    assert_eq!(arm::<14>(Two, 48, 48), (16, 0b10, Some(0b10), 5));
+    assert_eq!(arm::<14>(Two, 40, 40), (24, 0b10, Some(0b01), 2));
+    assert_eq!(arm::<14>(Two, 29, 36), (35, 0b10, Some(0b00), 1));
+    assert_eq!(arm::<16>(Two, 52, 52), (12, 0b01, Some(0b10), 6));
+    assert_eq!(arm::<16>(Two, 42, 42), (22, 0b01, Some(0b01), 3));
+    assert_eq!(arm::<16>(Two, 33, 43), (31, 0b01, Some(0b00), 4));
+}
+
+#[test]
+fn frames_in_a_row() {
+    fn frames(format: impl Format) -> (usize, usize) {
+        (format.root_frames(), format.table_frames())
+    }
+    assert_eq!(frames(VtdSecondStage::four_level()), (1, 1));
+    assert_eq!(frames(AmdV1::six_level()), (1, 1));
+    assert_eq!(frames(X86FirstStage::five_level()), (1, 1));
+    // Small roots take a frame, too.
+    assert_eq!(frames(Arm::<12>::new(ArmStage::One, 40, 48).unwrap()), (1, 1));
+    // Two, eight and sixteen tables of 4 KiB side by side.
+    assert_eq!(frames(Arm::<12>::new(ArmStage::Two, 40, 48).unwrap()), (2, 1));
+    assert_eq!(frames(Arm::<12>::new(ArmStage::Two, 42, 42).unwrap()), (8, 1));
+    assert_eq!(frames(Arm::<12>::new(ArmStage::Two, 43, 48).unwrap()), (16, 1));
+    // One table of 16 KiB, and two; one of 64 KiB, and sixteen. A root of two entries takes a frame.
+    assert_eq!(frames(Arm::<14>::new(ArmStage::One, 47, 48).unwrap()), (4, 4));
+    assert_eq!(frames(Arm::<14>::new(ArmStage::One, 48, 48).unwrap()), (1, 4));
+    assert_eq!(frames(Arm::<14>::new(ArmStage::Two, 48, 48).unwrap()), (8, 4));
+    assert_eq!(frames(Arm::<16>::new(ArmStage::One, 42, 48).unwrap()), (16, 16));
+    assert_eq!(frames(Arm::<16>::new(ArmStage::Two, 46, 48).unwrap()), (256, 16));
+    // The second stage's root of 16 KiB.
+    assert_eq!(frames(Riscv::of(RiscvMode::Sv48)), (1, 1));
+    assert_eq!(frames(Riscv::of(RiscvMode::Sv48x4)), (4, 1));
+}
+
+#[test]
+fn layouts_by_name() {
+    use RiscvMode::{Sv39, Sv39x4, Sv48, Sv48x4, Sv57};
+    let vtd = [VtdSecondStage::three_level(), VtdSecondStage::four_level(), VtdSecondStage::five_level()];
+    assert_eq!(vtd, [3, 4, 5].map(|levels| VtdSecondStage::new(levels, 3, 52).unwrap()));
+    let x86 = [X86FirstStage::four_level(), X86FirstStage::five_level()];
+    assert_eq!(x86, [4, 5].map(|levels| X86FirstStage::new(levels, 3, 52).unwrap()));
+    let amd = [AmdV1::three_level(), AmdV1::four_level(), AmdV1::five_level(), AmdV1::six_level()];
+    assert_eq!(amd, [3, 4, 5, 6].map(|levels| AmdV1::new(levels, 3, 52).unwrap()));
+    for (mode, levels) in [(Sv39, 3), (Sv48, 4), (Sv57, 5), (Sv39x4, 3), (Sv48x4, 4)] {
+        assert_eq!(Riscv::of(mode), Riscv::new(mode, levels, 56).unwrap());
+    }
+    for (largest, large) in [(PageSize::SIZE_4K, 1), (PageSize::SIZE_2M, 2), (PageSize::SIZE_1G, 3)] {
+        let vtd = VtdSecondStage::new(4, large, 52).unwrap();
+        assert_eq!(VtdSecondStage::four_level().up_to(largest), vtd);
+        // Never more than there were.
+        assert_eq!(vtd.up_to(PageSize::SIZE_1G), vtd);
+        let x86 = X86FirstStage::new(5, large, 52).unwrap();
+        assert_eq!(X86FirstStage::five_level().up_to(largest), x86);
+        assert_eq!(x86.up_to(PageSize::SIZE_1G), x86);
+    }
+}
+
 fn seam(format: impl Format) -> (&'static str, u32, u32, u32) {
     (format.name(), format.levels(), format.input_bits(), format.root_bits())
 }

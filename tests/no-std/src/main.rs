@@ -92,7 +92,7 @@ macro_rules! check {
 }
 
 fn run() -> Option<()> {
-    let format = VtdSecondStage::new(4, 2, 52).ok()?;
+    let format = VtdSecondStage::four_level();
     let cpu = OneCpu(PlatformNumber::new());
     let table = PageTable::new(ArenaFrames, format, cpu.cpus()).ok()?;
     let queue = Arc::new(CountingQueue::default());

@@ -85,6 +85,38 @@ impl AmdV1 {
         }
     }
 
+    /// Makes the layout of three levels, for 39 bits, with every size of page that such tables have and 52 bits of
+    /// physical addresses.
+    pub const fn three_level() -> Self {
+        Self::of(3)
+    }
+
+    /// Makes the layout of four levels, for 48 bits, with pages of every power of two from 4 KiB to 256 GiB and 52 bits of
+    /// physical addresses.
+    pub const fn four_level() -> Self {
+        Self::of(4)
+    }
+
+    /// Makes the layout of five levels, for 57 bits, with the pages of [`four_level`](Self::four_level).
+    pub const fn five_level() -> Self {
+        Self::of(5)
+    }
+
+    /// Makes the layout of six levels, for 63 bits, with the pages of [`four_level`](Self::four_level).
+    pub const fn six_level() -> Self {
+        Self::of(6)
+    }
+
+    const fn of(levels: u32) -> Self {
+        Self { levels, large: LEAF_LEVELS as u32, last_phys: PhysAddr::new((1 << 52) - 1) }
+    }
+
+    /// Returns the Mode field that leads hardware to tables of this layout: bits 11:9 of a device table entry (section 2.2.2
+    /// "Device Table"), which is the number of levels.
+    pub const fn mode(&self) -> u32 {
+        self.levels
+    }
+
     /// Returns the binary logarithm of the size of the page to which the leaf entry `entry` in a
     /// table of `level` belongs.
     #[inline]

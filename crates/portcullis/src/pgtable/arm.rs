@@ -148,6 +148,48 @@ impl<const GRANULE: u32> Arm<GRANULE> {
         Ok(Self { stage, levels, input_bits, sizes, last_phys: PhysAddr::new((1 << address_bits) - 1) })
     }
 
+    /// Returns T0SZ, 64 less the bits that are translated: in stage 1 CD.T0SZ (SMMUv3, IHI 0070, section 5.4 "Context
+    /// Descriptor") or `TCR_EL1`.T0SZ, in stage 2 STE.S2T0SZ (section 5.2 "Stream Table Entry") or `VTCR_EL2`.T0SZ.
+    pub const fn t0sz(&self) -> u32 {
+        64 - self.input_bits
+    }
+
+    /// Returns the code of the granule: in stage 1 CD.TG0, in stage 2 STE.S2TG (the same sections of IHI 0070; TG0 of
+    /// `TCR_EL1` and of `VTCR_EL2`). 0 stands for 4 KiB, 1 for 64 KiB, 2 for 16 KiB.
+    pub const fn tg0(&self) -> u32 {
+        match GRANULE {
+            12 => 0,
+            14 => 2,
+            _ => 1,
+        }
+    }
+
+    /// Returns the level at which hardware starts the walk of stage 2, as STE.S2SL0 and `VTCR_EL2`.SL0 give it; `None` in
+    /// stage 1, where T0SZ alone decides. With the 4 KiB granule 0 stands for the manual's level 2, with the others for
+    /// its level 3; each more starts one level higher (DDI 0487, section D8.2 "Translation process").
+    pub const fn sl0(&self) -> Option<u32> {
+        match self.stage {
+            ArmStage::One => None,
+            ArmStage::Two if GRANULE == 12 => Some(self.levels - 2),
+            ArmStage::Two => Some(self.levels - 1),
+        }
+    }
+
+    /// Returns the code of the smallest size of physical addresses that holds all of the layout's: in stage 1 CD.IPS, in
+    /// stage 2 STE.S2PS (the same sections of IHI 0070; `TCR_EL1`.IPS and `VTCR_EL2`.PS). 0 to 6 stand for 32, 36, 40, 42,
+    /// 44, 48 and 52 bits. Hardware may be given any larger one that it has.
+    pub const fn ps(&self) -> u32 {
+        match u64::BITS - self.last_phys.get().leading_zeros() {
+            ..=32 => 0,
+            33..=36 => 1,
+            37..=40 => 2,
+            41..=42 => 3,
+            43..=44 => 4,
+            45..=48 => 5,
+            _ => 6,
+        }
+    }
+
     /// Returns the stage that the tables are for.
     pub const fn stage(&self) -> ArmStage {
         self.stage

@@ -1,6 +1,6 @@
 //! The errors of page tables. A mapping that fails leaves no entry in the tables.
 
-use crate::addr::{Iova, IovaRange, PhysAddr};
+use crate::addr::{Iova, IovaRange, PageSize, PhysAddr};
 
 /// A page table that cannot be made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -48,6 +48,16 @@ pub enum TableError {
 }
 
 impl TableError {
+    /// Returns the number of levels with leaves, if none is larger than `largest`, of tables whose levels have leaves of 4 KiB,
+    /// 2 MiB and 1 GiB.
+    pub(super) const fn levels_up_to(largest: PageSize) -> u32 {
+        match largest.shift() {
+            ..21 => 1,
+            21..30 => 2,
+            _ => 3,
+        }
+    }
+
     /// Checks the dimensions of tables: `levels` levels of `min` to `max`, leaves at the lowest
     /// `large` of `most`, and physical addresses of `bits` bits, 12 to `widest`. Returns the
     /// highest such address.

@@ -12,6 +12,7 @@ use core::fmt::Debug;
 
 use crate::addr::{Iova, PageSize, PageSizes, Permissions, PhysAddr};
 use crate::broken::broken;
+use crate::platform::TABLE_ENTRIES;
 
 /// How the memory behind a translation may be cached, if the format has bits for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -190,6 +191,18 @@ pub trait Layout: Format {
     /// Returns the binary logarithm of the root's entries.
     fn root_bits(&self) -> u32 {
         self.input_bits() - self.shift(self.levels())
+    }
+
+    /// Returns how many adjoining frames of [`FRAME_SIZE`](crate::platform::FRAME_SIZE) the root takes: more than one if hardware
+    /// concatenates several tables there, or has larger ones. [`Frames::alloc`](crate::platform::Frames::alloc) is asked for as
+    /// many once, by [`PageTable::new`](super::PageTable::new).
+    fn root_frames(&self) -> usize {
+        (1_usize << self.root_bits()).div_ceil(TABLE_ENTRIES)
+    }
+
+    /// Returns how many adjoining frames each table below the root takes: 1, 4 or 16 with granules of 4, 16 or 64 KiB.
+    fn table_frames(&self) -> usize {
+        (1_usize << Self::INDEX_BITS).div_ceil(TABLE_ENTRIES)
     }
 
     /// Returns what a mapping with `attributes` really allows and how it is cached: a format

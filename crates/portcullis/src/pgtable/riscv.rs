@@ -72,6 +72,19 @@ pub enum RiscvMode {
     Sv48x4,
 }
 
+impl RiscvMode {
+    /// Returns the MODE field that leads hardware to tables of this mode: bits 63:60 of `iosatp`, for the first stage (fields
+    /// `fsc` of a device context and of a process context), or of `iohgatp`, for the second (RISC-V IOMMU Architecture
+    /// Specification, "Device-context fields"). The numbers are those of `satp` and `hgatp` in the Privileged Architecture.
+    pub const fn code(self) -> u32 {
+        match self {
+            Self::Sv39 | Self::Sv39x4 => 8,
+            Self::Sv48 | Self::Sv48x4 => 9,
+            Self::Sv57 => 10,
+        }
+    }
+}
+
 /// RISC-V: 3, 4 or 5 levels of first-stage tables, 3 or 4 of second-stage ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Riscv {
@@ -89,18 +102,29 @@ impl Riscv {
     /// # Errors
     /// [`TableError::LeafLevels`], [`TableError::AddressBits`].
     pub const fn new(mode: RiscvMode, large: u32, address_bits: u32) -> Result<Self, TableError> {
-        let levels = match mode {
-            RiscvMode::Sv39 | RiscvMode::Sv39x4 => 3,
-            RiscvMode::Sv48 | RiscvMode::Sv48x4 => 4,
-            RiscvMode::Sv57 => 5,
-        };
+        let levels = Self::levels_of(mode);
         match TableError::check((levels, 3, 5), (large, levels), (address_bits, 56)) {
             Ok(last_phys) => Ok(Self { mode, levels, large, last_phys }),
             Err(error) => Err(error),
         }
     }
 
-    /// Returns the mode of translation.
+    /// Makes the layout for `mode` with leaves at every level, as the architecture has them, and 56 bits of physical
+    /// addresses.
+    pub const fn of(mode: RiscvMode) -> Self {
+        let levels = Self::levels_of(mode);
+        Self { mode, levels, large: levels, last_phys: PhysAddr::new((1 << 56) - 1) }
+    }
+
+    const fn levels_of(mode: RiscvMode) -> u32 {
+        match mode {
+            RiscvMode::Sv39 | RiscvMode::Sv39x4 => 3,
+            RiscvMode::Sv48 | RiscvMode::Sv48x4 => 4,
+            RiscvMode::Sv57 => 5,
+        }
+    }
+
+    /// Returns the mode of translation, whose [code](RiscvMode::code) hardware is to be given.
     pub const fn mode(&self) -> RiscvMode {
         self.mode
     }

@@ -18,7 +18,7 @@
 
 use super::format::{Attributes, Entry, Format, LeafSize};
 use super::{Memory, TableError};
-use crate::addr::{Permissions, PhysAddr};
+use crate::addr::{PageSize, Permissions, PhysAddr};
 use crate::broken::broken;
 
 const READ: u64 = 1 << 0;
@@ -53,6 +53,40 @@ impl VtdSecondStage {
             Ok(last_phys) => Ok(Self { levels, large, last_phys, snoop: 0 }),
             Err(error) => Err(error),
         }
+    }
+
+    /// Makes the layout of three levels, for 39 bits: 4 KiB, 2 MiB and 1 GiB pages, 52 bits of physical addresses.
+    pub const fn three_level() -> Self {
+        Self::of(3)
+    }
+
+    /// Makes the layout of four levels, for 48 bits: 4 KiB, 2 MiB and 1 GiB pages, 52 bits of physical addresses.
+    pub const fn four_level() -> Self {
+        Self::of(4)
+    }
+
+    /// Makes the layout of five levels, for 57 bits: 4 KiB, 2 MiB and 1 GiB pages, 52 bits of physical addresses.
+    pub const fn five_level() -> Self {
+        Self::of(5)
+    }
+
+    const fn of(levels: u32) -> Self {
+        Self { levels, large: 3, last_phys: PhysAddr::new((1 << 52) - 1), snoop: 0 }
+    }
+
+    /// Returns the layout without pages larger than `largest`, for hardware that has none: Capability Register, SSLPS,
+    /// bit 34 for 2 MiB and bit 35 for 1 GiB (section 11.4.2). 4 KiB pages always stay.
+    #[must_use]
+    pub const fn up_to(self, largest: PageSize) -> Self {
+        let most = TableError::levels_up_to(largest);
+        Self { large: if most < self.large { most } else { self.large }, ..self }
+    }
+
+    /// Returns the AW field that leads hardware to tables of this layout: bits 66:64 of a context entry (section 9.3
+    /// "Context Entry"), bits 4:2 of a scalable-mode PASID-table entry (section 9.6). It is 1, 2 or 3 for 3, 4 or 5
+    /// levels, and hardware has it if that bit of SAGAW is set in the Capability Register (bits 12:8, section 11.4.2).
+    pub const fn aw(&self) -> u32 {
+        self.levels - 2
     }
 
     /// Returns the layout for hardware that has snoop control (Extended Capability Register, bit

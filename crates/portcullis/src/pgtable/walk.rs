@@ -160,7 +160,11 @@ impl<F: Frames, X: Format> PageTable<F, X> {
 
     /// Returns how many frames a table of `level` has.
     pub(super) fn frames_of(&self, level: u32) -> usize {
-        self.entries_of(level).div_ceil(TABLE_ENTRIES)
+        if level == self.format().levels() {
+            self.format().root_frames()
+        } else {
+            self.format().table_frames()
+        }
     }
 
     /// Makes a new, empty table of `level`, in memory that the format can point to.

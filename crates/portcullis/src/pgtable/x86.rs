@@ -32,7 +32,7 @@
 
 use super::format::{Attributes, Entry, Format, LeafSize};
 use super::{Memory, TableError};
-use crate::addr::{Permissions, PhysAddr};
+use crate::addr::{PageSize, Permissions, PhysAddr};
 
 const PRESENT: u64 = 1 << 0;
 const WRITE: u64 = 1 << 1;
@@ -69,6 +69,34 @@ impl X86FirstStage {
             Ok(last_phys) => Ok(Self { levels, large, last_phys }),
             Err(error) => Err(error),
         }
+    }
+
+    /// Makes the layout of four levels, for 47 bits: 4 KiB, 2 MiB and 1 GiB pages, 52 bits of physical addresses.
+    pub const fn four_level() -> Self {
+        Self::of(4)
+    }
+
+    /// Makes the layout of five levels, for 56 bits: 4 KiB, 2 MiB and 1 GiB pages, 52 bits of physical addresses.
+    pub const fn five_level() -> Self {
+        Self::of(5)
+    }
+
+    const fn of(levels: u32) -> Self {
+        Self { levels, large: 3, last_phys: PhysAddr::new((1 << 52) - 1) }
+    }
+
+    /// Returns the layout without pages larger than `largest`, for hardware that has none: Capability Register, FS1GP,
+    /// bit 56 for 1 GiB (VT-d, section 11.4.2). 4 KiB pages always stay.
+    #[must_use]
+    pub const fn up_to(self, largest: PageSize) -> Self {
+        let most = TableError::levels_up_to(largest);
+        Self { large: if most < self.large { most } else { self.large }, ..self }
+    }
+
+    /// Returns the FSPM field that leads hardware to tables of this layout: bits 131:130 of a scalable-mode PASID-table
+    /// entry (VT-d, section 9.6). It is 0 for 4 levels and 1 for 5.
+    pub const fn fspm(&self) -> u32 {
+        self.levels - 4
     }
 }
 

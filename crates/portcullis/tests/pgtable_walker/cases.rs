@@ -104,19 +104,33 @@ pub trait Visit {
 const BITS: u32 = 66;
 const LEVELS: u32 = 9;
 
+/// The levels of a context entry's AW: VT-d, section 9.3, "39-bit AGAW (3-level)", "48-bit AGAW (4-level)" and "57-bit AGAW
+/// (5-level)"; other values are reserved.
+fn vtd_levels(aw: u32) -> u32 {
+    match aw {
+        0b001 => 3,
+        0b010 => 4,
+        0b011 => 5,
+        _ => panic!("AW {aw} is reserved"),
+    }
+}
+
 pub fn vtd_case(format: VtdSecondStage) -> Case<VtdSecondStage> {
     let (walker, format) =
-        (TableFormat::VtdSecondStage { levels: format.levels() }, format.with_snoop_control(true));
+        (TableFormat::VtdSecondStage { levels: vtd_levels(format.aw()) }, format.with_snoop_control(true));
     Case { format, walker, family: Family::Vtd }
 }
 
 pub fn x86_case(format: X86FirstStage) -> Case<X86FirstStage> {
-    let walker = TableFormat::X86FirstStage { levels: format.levels() };
+    // VT-d, section 9.6: FSPM is 00b for 4-level paging, 01b for 5-level paging.
+    let walker = TableFormat::X86FirstStage { levels: [4, 5][format.fspm() as usize] };
     Case { format, walker, family: Family::X86 }
 }
 
 pub fn amd_case(format: AmdV1) -> Case<AmdV1> {
-    let walker = TableFormat::AmdV1 { levels: format.levels() };
+    // A device table entry's Mode: the levels; 0 translates nothing, and 7 is reserved.
+    assert!((1..=6).contains(&format.mode()));
+    let walker = TableFormat::AmdV1 { levels: format.mode() };
     Case { format, walker, family: Family::Amd }
 }
 
@@ -126,15 +140,16 @@ pub fn arm_case<const GRANULE: u32>(format: Arm<GRANULE>, input: u32, output: u3
         ArmStage::One => (ModelStage::One, Family::ArmOne),
         ArmStage::Two => (ModelStage::Two, Family::ArmTwo),
     };
-    let granule = match GRANULE {
-        12 => Granule::Size4K,
-        14 => Granule::Size16K,
-        _ => Granule::Size64K,
-    };
-    // The sizes that IPS and S2PS can say: the next that holds as many bits.
-    let output_bits = [32, 36, 40, 42, 44, 48, 52].into_iter().find(|bits| *bits >= output).unwrap();
+    // What hardware reads in the registers: IHI 0070, sections 5.2 and 5.4.
+    let granule = [Granule::Size4K, Granule::Size64K, Granule::Size16K][format.tg0() as usize];
+    let output_bits = [32, 36, 40, 42, 44, 48, 52][format.ps() as usize];
+    assert!(output_bits >= output);
+    let input_bits = 64 - format.t0sz();
     let levels = arm_levels(format.stage(), GRANULE, input);
-    let tables = ArmTables { stage, granule, input_bits: input, levels, output_bits };
+    // The start of stage 2, counted from the root as the manual does: 2 to 0 with 4 KiB granules, 3 to 1 with others.
+    let last = if GRANULE == 12 { 2 } else { 3 };
+    assert_eq!(format.sl0().map(|sl0| 4 - (last - sl0)), (stage == ModelStage::Two).then_some(levels));
+    let tables = ArmTables { stage, granule, input_bits, levels, output_bits };
     Case { format, walker: TableFormat::Arm(tables), family }
 }
 
@@ -149,12 +164,15 @@ fn arm_levels(stage: ArmStage, granule: u32, input: u32) -> u32 {
 }
 
 pub fn riscv_case(format: Riscv) -> Case<Riscv> {
-    let (mode, family) = match format.mode() {
-        RiscvMode::Sv39 => (ModelMode::Sv39, Family::RiscvOne),
-        RiscvMode::Sv48 => (ModelMode::Sv48, Family::RiscvOne),
-        RiscvMode::Sv57 => (ModelMode::Sv57, Family::RiscvOne),
-        RiscvMode::Sv39x4 => (ModelMode::Sv39x4, Family::RiscvTwo),
-        RiscvMode::Sv48x4 => (ModelMode::Sv48x4, Family::RiscvTwo),
+    let is_second = matches!(format.mode(), RiscvMode::Sv39x4 | RiscvMode::Sv48x4);
+    // Privileged Architecture, the tables "Encoding of satp MODE field" and "Encoding of hgatp MODE field".
+    let (mode, family) = match (is_second, format.mode().code()) {
+        (false, 8) => (ModelMode::Sv39, Family::RiscvOne),
+        (false, 9) => (ModelMode::Sv48, Family::RiscvOne),
+        (false, 10) => (ModelMode::Sv57, Family::RiscvOne),
+        (true, 8) => (ModelMode::Sv39x4, Family::RiscvTwo),
+        (true, 9) => (ModelMode::Sv48x4, Family::RiscvTwo),
+        (_, code) => panic!("MODE {code} is reserved"),
     };
     Case { format, walker: TableFormat::RiscV(mode), family }
 }

@@ -76,7 +76,7 @@ type Clock = Box<dyn Fn() -> u64 + Send + Sync>;
 /// # let memory = Memory::new(16 << 20);
 /// # let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
 /// # let platform = StdPlatform::new();
-/// # let format = VtdSecondStage::new(4, 3, 48)?;
+/// # let format = VtdSecondStage::four_level();
 /// # let table = PageTable::new(Arc::clone(&memory), format, platform.cpus())?;
 /// # let (id, card) = (DomainId(1), portcullis_model::DeviceId(0));
 /// # iommu.attach(card, Context::SecondStage { domain: id, root: table.root(), levels: 4 });

@@ -135,7 +135,7 @@ pub enum RingUnmap {
 /// # let memory = Memory::new(16 << 20);
 /// # let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
 /// # let platform = StdPlatform::new();
-/// # let format = VtdSecondStage::new(4, 3, 48)?;
+/// # let format = VtdSecondStage::four_level();
 /// # let table = PageTable::new(Arc::clone(&memory), format, platform.cpus())?;
 /// # let (id, nic) = (DomainId(1), DeviceId(0));
 /// # iommu.attach(nic, Context::SecondStage { domain: id, root: table.root(), levels: 4 });
