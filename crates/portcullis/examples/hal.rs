@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::error::Error;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use portcullis::addr::{DeviceId, Direction, DmaSegment, DomainId, PhysAddr, PhysSegment};
@@ -41,12 +42,13 @@ impl<X: Machine, F: Frames + Clone> Hal<X, F> {
         Ok(Self { device, frames, queue, shared: BTreeMap::new(), rings: BTreeMap::new() })
     }
 
-    /// Memory for a virtqueue: zeroed pages that both sides use for long. The device's address.
-    fn dma_alloc(&mut self, pages: usize) -> Result<u64, Box<dyn Error>> {
+    /// Memory for a virtqueue: zeroed pages that both sides use for long. The device's address, and the CPU's.
+    fn dma_alloc(&mut self, pages: usize) -> Result<(u64, NonNull<u8>), Box<dyn Error>> {
         let memory = CoherentMemory::new(self.device.dma(), self.frames.clone(), pages * 4096)?;
-        let paddr = memory.iova().get();
+        let (paddr, vaddr) =
+            (memory.iova().get(), memory.as_ptr().ok_or("frames that are not side by side")?);
         self.rings.insert(paddr, memory);
-        Ok(paddr)
+        Ok((paddr, vaddr))
     }
 
     fn dma_dealloc(&mut self, paddr: u64) -> Result<(), Box<dyn Error>> {
@@ -99,8 +101,11 @@ fn run(config: QueueConfig) -> Result<(), Box<dyn Error>> {
     let device = domain.attach(DeviceId(5), DmaMask::BITS_64)?;
     let mut hal = Hal::new(device, Arc::clone(&memory), config)?;
 
-    let ring = hal.dma_alloc(2)?;
+    let (ring, words) = hal.dma_alloc(2)?;
     iommu.dma_write(card, portcullis::addr::Iova::new(ring + 4096), b"used")?;
+    // SAFETY: inside the ring's two pages.
+    let used = [0, 1, 2, 3].map(|at| unsafe { words.add(4096 + at).read_volatile() });
+    assert_eq!(&used, b"used");
     let original = memory.buffer(4096).ok_or("no memory")?;
     for direction in [BufferDirection::DeviceToDriver, BufferDirection::Both, BufferDirection::DriverToDevice]
     {

@@ -11,8 +11,9 @@ use portcullis::dma::{CoherentError, CoherentMemory, DmaBuffer, DmaDevice};
 use portcullis::domain::{MapListError, Policy, UnmapError};
 use portcullis::iova::IovaError;
 use portcullis::pgtable::MapError;
-use portcullis_model::Buffer;
+use portcullis::platform::Frames;
 use portcullis_model::open::{OpenDevice, OpenDomain};
+use portcullis_model::{Buffer, Memory};
 use proptest::prelude::*;
 use queued::{direct, end};
 
@@ -188,6 +189,76 @@ fn coherent_memory_is_shared_and_goes_for_good() {
         let tables = bench.domain.mapper().table().table_bytes() as u64 / PAGE;
         assert_eq!(bench.memory.frames_in_use() - frames, tables - 1, "only new tables stay");
     }
+}
+
+#[test]
+fn coherent_memory_gives_its_bytes_and_its_address() {
+    let bench = Bench::new(Policy::Strict);
+    let ring = CoherentMemory::new(&bench.device, Arc::clone(&bench.memory), 2 * PAGE as usize).unwrap();
+    assert_eq!(ring.size(), 8192);
+    let at = |offset: usize| Iova::new(ring.iova().get() + offset as u64);
+    // Across the border of two frames, and of words; what is beside it stays.
+    for (offset, len) in [(0, 8), (3, 2), (5, 20), (4090, 13), (8191, 1), (8192, 0)] {
+        bench.iommu.dma_write(DEVICE, at(0), &[0xee; 8192]).unwrap();
+        let data: Vec<u8> = (1..=len as u8).collect();
+        ring.write(offset, &data).unwrap();
+        let mut seen = [0; 8192];
+        bench.iommu.dma_read(DEVICE, at(0), &mut seen).unwrap();
+        let mut expected = [0xee; 8192];
+        expected[offset..offset + len].copy_from_slice(&data);
+        assert_eq!(seen, expected, "{len} bytes at {offset}");
+        let mut back = vec![0; len];
+        ring.read(offset, &mut back).unwrap();
+        assert_eq!(back, data);
+    }
+    // The memory that the device reaches is at the address that is given.
+    let word = ring.word(512).unwrap();
+    word.store(0x0123_4567_89ab_cdef, portcullis::sync::Ordering::Relaxed);
+    // SAFETY: the frame is the memory's, which lives on.
+    let frame = unsafe { bench.memory.table(PhysAddr::new(ring.phys().get() + PAGE)) };
+    assert!(core::ptr::eq(word, &frame[0]));
+    // Past the end nothing is copied.
+    let mut out = [7; 2];
+    assert_eq!(ring.read(8191, &mut out), None);
+    assert_eq!(out, [7; 2]);
+    assert_eq!(ring.write(8191, &[1, 2]), None);
+    assert_eq!(ring.read(usize::MAX, &mut out), None);
+    ring.read(8191, &mut out[..1]).unwrap();
+    assert_eq!(out, [0xee, 7]);
+}
+
+/// Frames that lie side by side in the machine, and not where the CPU finds them.
+struct Scattered(Arc<Memory>);
+
+// SAFETY: as `Memory`, but that each frame's words are those of another, by turns.
+unsafe impl Frames for Scattered {
+    fn alloc(&self, count: usize) -> Option<PhysAddr> {
+        self.0.alloc(count)
+    }
+
+    unsafe fn free(&self, first: PhysAddr, count: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { self.0.free(first, count) }
+    }
+
+    unsafe fn table(&self, frame: PhysAddr) -> &portcullis::platform::Table {
+        // SAFETY: the caller's promise, as two frames are allocated together.
+        unsafe { self.0.table(PhysAddr::new(frame.get() ^ PAGE)) }
+    }
+}
+
+#[test]
+fn coherent_memory_has_a_pointer_where_it_is_in_one_piece() {
+    let bench = Bench::new(Policy::Strict);
+    let ring = CoherentMemory::new(&bench.device, Arc::clone(&bench.memory), 2 * PAGE as usize).unwrap();
+    let first = ring.as_ptr().unwrap();
+    ring.write(4094, &[1, 2, 3, 4]).unwrap();
+    // SAFETY: inside the memory, which lives on; no device writes now.
+    let seen = [4094, 4095, 4096, 4097].map(|at| unsafe { first.add(at).read_volatile() });
+    assert_eq!(seen, [1, 2, 3, 4]);
+    let scattered = Scattered(Arc::clone(&bench.memory));
+    let ring = CoherentMemory::new(&bench.device, scattered, 2 * PAGE as usize).unwrap();
+    assert_eq!(ring.as_ptr(), None);
 }
 
 #[test]

@@ -1,13 +1,18 @@
 //! Coherent memory: long-lived pages that CPU and device share, for rings and descriptors.
 
 use core::mem::ManuallyDrop;
+use core::ops::Range;
+use core::ptr::NonNull;
 
 use super::DmaDevice;
 use crate::addr::{Direction, Iova, IovaRange, PhysAddr};
 use crate::domain::{Ending, MapListError, PolicyWord, UnmapError};
 use crate::mapper::Mapper;
 use crate::platform::{FRAME_SIZE, Frames, Platform, TABLE_ENTRIES};
-use crate::sync::AtomicU64;
+use crate::sync::{AtomicU64, Ordering};
+
+/// Bytes of a word.
+const WORD: usize = size_of::<u64>();
 
 /// Coherent memory that could not be had.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -26,7 +31,8 @@ pub enum CoherentError {
 
 /// Zeroed whole pages that the CPU and one device share until this is dropped.
 ///
-/// The CPU reads and writes them as atomic words, since the device may do so at any time.
+/// The device may read and write them at any time, so the CPU does it in atomic words ([`word`](Self::word)), of which
+/// [`read`](Self::read) and [`write`](Self::write) copy bytes, or by a [pointer](Self::as_ptr) as its user answers for.
 #[derive(Debug)]
 pub struct CoherentMemory<F: Frames, M: Mapper, P: Platform> {
     // Dropped in `release` only, once the device is known to be kept out.
@@ -71,6 +77,16 @@ impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
         self.iova
     }
 
+    /// The address of the first byte in memory; the rest lies behind it in one piece.
+    pub fn phys(&self) -> PhysAddr {
+        self.phys
+    }
+
+    /// How many bytes there are: whole frames.
+    pub fn size(&self) -> usize {
+        self.words() * WORD
+    }
+
     /// How many 64-bit words there are.
     pub fn words(&self) -> usize {
         self.count * TABLE_ENTRIES
@@ -87,6 +103,74 @@ impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
         // no `&self` outlives.
         let words = unsafe { self.frames.table(frame) };
         words.get(index % TABLE_ENTRIES)
+    }
+
+    /// Copies the bytes from `offset` on to `out`, word by word; `None`, with nothing copied, where some of them do not exist.
+    ///
+    /// A device may be writing them meanwhile: then each word is one that it wrote or the one before. After the CPU has read that
+    /// the device is done, [`DmaDevice::sync_for_cpu`] orders this read after that one.
+    pub fn read(&self, offset: usize, out: &mut [u8]) -> Option<()> {
+        self.each_word(offset, out.len(), |word, at, part| {
+            out[at..at + part.len()].copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes()[part]);
+        })
+    }
+
+    /// Copies `bytes` to those from `offset` on, word by word; `None`, with nothing copied, where some of them do not exist.
+    ///
+    /// The bytes of a word that are not written stay as they are, also where a coherent device writes them meanwhile. Before the
+    /// device is told, [`DmaDevice::sync_for_device`] orders that after this write.
+    pub fn write(&self, offset: usize, bytes: &[u8]) -> Option<()> {
+        self.each_word(offset, bytes.len(), |word, at, part| {
+            let new = &bytes[at..at + part.len()];
+            if let Ok(whole) = new.try_into() {
+                return word.store(u64::from_ne_bytes(whole), Ordering::Relaxed);
+            }
+            let changed = |old: u64| {
+                let mut all = old.to_ne_bytes();
+                all[part.clone()].copy_from_slice(new);
+                Some(u64::from_ne_bytes(all))
+            };
+            // Never an error: `changed` always says something.
+            let _ = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, changed);
+        })
+    }
+
+    /// Where the CPU finds the [`size`](Self::size) bytes, where its frames lie side by side in its address space, too; `None`
+    /// where they do not, and only the methods above reach all of them.
+    ///
+    /// The pointer is good until this value is freed or dropped. A device may change the memory at any time, so what goes by the
+    /// pointer must be atomic or volatile, and no reference to anything but atomics may be made of it.
+    pub fn as_ptr(&self) -> Option<NonNull<u8>> {
+        let mut first = None;
+        for index in 0..self.count {
+            // Exposed, as the pointer that is returned reaches all frames, and each is borrowed by itself.
+            let at = core::ptr::from_ref(self.word(index * TABLE_ENTRIES)?).expose_provenance();
+            let first = *first.get_or_insert(at);
+            if at.checked_sub(first)? != index * FRAME_SIZE as usize {
+                return None;
+            }
+        }
+        NonNull::new(core::ptr::with_exposed_provenance_mut(first?))
+    }
+
+    /// Calls `f` for each word that holds some of the `len` bytes from `offset` on: with how many of them lie before it, and with
+    /// the range of the word's bytes that are some of them.
+    fn each_word(
+        &self,
+        offset: usize,
+        len: usize,
+        mut f: impl FnMut(&AtomicU64, usize, Range<usize>),
+    ) -> Option<()> {
+        let end = offset.checked_add(len).filter(|end| *end <= self.size())?;
+        let mut at = offset;
+        while at < end {
+            let (index, skip) = (at / WORD, at % WORD);
+            let part = skip..WORD.min(skip + (end - at));
+            let bytes = part.len();
+            f(self.word(index)?, at - offset, part);
+            at += bytes;
+        }
+        Some(())
     }
 
     /// Unmaps the memory and frees it once no device reaches it.
