@@ -9,6 +9,7 @@ mod inner_format;
 mod engine {
     pub mod bounded;
     pub mod cleaning;
+    pub mod entries;
     pub mod mapper;
     pub mod near;
     pub mod platforms;

@@ -27,7 +27,7 @@ pub use amd_v1::AmdV1;
 pub use arm::{ARM_MAIR, Arm, ArmStage};
 pub use error::{MapError, TableError};
 pub use format::{Attributes, Entry, Format, Layout, LeafSize, Memory};
-pub use read::Mapping;
+pub use read::Leaf;
 pub use riscv::{Riscv, RiscvMode};
 pub use table::{PageTable, Unmapped};
 pub use vtd::VtdSecondStage;

@@ -10,7 +10,7 @@ use crate::sync::{AtomicU64, Ordering};
 
 /// A leaf as the tables hold it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Mapping {
+pub struct Leaf {
     /// The addresses of its page.
     pub range: IovaRange,
     /// The memory at the first of them.
@@ -19,8 +19,8 @@ pub struct Mapping {
     pub attributes: Attributes,
 }
 
-/// Leaves that are visited together.
-type Leaves = arrayvec::ArrayVec<Mapping, RUNS_AT_ONCE>;
+/// Leaves that are read together.
+type Leaves = arrayvec::ArrayVec<Leaf, RUNS_AT_ONCE>;
 
 /// A leaf as a walk found it.
 #[derive(Debug, Clone, Copy)]
@@ -89,15 +89,23 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         }
     }
 
-    /// Calls `visit` for each leaf, in the order of addresses. Leaves that come and go meanwhile may or may
-    /// not be among them.
+    /// Returns what is mapped in `range`, for reports and for debugging: one item for each leaf, however many entries make it, in the
+    /// order of addresses. A leaf of which only a part lies in `range` is there as a whole.
     ///
-    /// Costs one step for each entry of each table; changes nothing, allocates nothing. The
-    /// caller's CPU is lent for 64 leaves, or frames of tables, at a time, and never to `visit`,
-    /// which may do whatever its caller may.
-    pub fn visit<P: Platform>(&self, platform: &P, mut visit: impl FnMut(Mapping)) {
-        let mut next = Some(0);
-        while let Some(mut at) = next {
+    /// Tables may change meanwhile, on any CPU: a leaf that is there from the first item to the last is among them, once; one
+    /// that comes or goes may be or not; and what is there was so at some moment.
+    ///
+    /// Costs one step for each entry of each table; changes nothing, allocates nothing. The caller's CPU is lent for 64
+    /// leaves, or frames of tables, at a time, and not between two items: what consumes them may do whatever its caller may.
+    pub fn entries<'a, P: Platform>(
+        &'a self,
+        platform: &'a P,
+        range: IovaRange,
+    ) -> impl Iterator<Item = Leaf> + use<'a, F, X, P> {
+        let last = range.last().min(self.last_iova()).get();
+        let mut next = Some(range.start().get()).filter(|start| *start <= last);
+        let batch = move || {
+            let mut at = next?;
             let mut found = Leaves::new();
             next = self.with_cpu(platform, |cpu| {
                 let _section = self.section(cpu);
@@ -105,18 +113,19 @@ impl<F: Frames, X: Format> PageTable<F, X> {
                     if found.is_full() {
                         break;
                     }
-                    at = self.visit_run(at, &mut found)?;
+                    at = self.read_run(at, last, &mut found)?;
                 }
                 Some(at)
             });
-            found.into_iter().for_each(&mut visit);
-        }
+            Some(found)
+        };
+        core::iter::from_fn(batch).flatten()
     }
 
-    /// Adds the leaves from `iova` on, in one frame of one table, up to the entry of a table, as
-    /// long as there is room. Returns where to go on, or `None` behind the last address. Called
-    /// inside a section.
-    fn visit_run(&self, iova: u64, found: &mut Leaves) -> Option<u64> {
+    /// Adds the leaves from `iova` to `last`, in one frame of one table, up to the entry of a table, as
+    /// long as there is room. Returns where to go on, or `None` behind `last`. Called inside a
+    /// section.
+    fn read_run(&self, iova: u64, last: u64, found: &mut Leaves) -> Option<u64> {
         let format = self.format();
         let mut at = self.top(iova);
         let decode = |at: Position, word: &AtomicU64| {
@@ -126,7 +135,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         while let (_, Entry::Table { table, level }) = decode(at, self.word(at)) {
             at = self.step(iova, table, level);
         }
-        let (shift, last) = (format.shift(at.level), self.last_iova().get());
+        let shift = format.shift(at.level);
         let mut next = iova >> shift << shift;
         let mut words = self.words(at).iter();
         while next <= last
@@ -142,7 +151,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
                     let (phys, attributes) =
                         (format.page(entry, at.level), format.attributes(entry, at.level));
                     if let Ok(range) = IovaRange::new(Iova::new(start), len) {
-                        found.push(Mapping { range, phys, attributes });
+                        found.push(Leaf { range, phys, attributes });
                     }
                     end = start + len;
                     // The other entries of the leaf.

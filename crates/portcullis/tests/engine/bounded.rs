@@ -92,7 +92,7 @@ fn a_cpu_is_not_kept_in_proportion_to_a_range() {
     table.open(&Counting, whole, phys(0), rights, &mut None).unwrap();
     assert!((8..=RUNS).contains(&most()));
     let mut seen = 0;
-    table.visit(&Counting, |mapping| seen += mapping.range.len());
+    table.entries(&Counting, table.aperture()).for_each(|leaf| seen += leaf.range.len());
     assert_eq!(seen, LEN);
     assert!((4..=RUNS).contains(&most()));
     assert_eq!(table.close(&Counting, whole, &mut |_| false).bytes, LEN);

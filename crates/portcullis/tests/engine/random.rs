@@ -159,7 +159,7 @@ impl<X: Format> Machine<X> {
         }
         // The same as a whole.
         let mut visited = BTreeMap::new();
-        self.table.visit(&*PLATFORM, |mapping| {
+        self.table.entries(&*PLATFORM, self.table.aperture()).for_each(|mapping| {
             assert!(mapping.range.len().is_power_of_two());
             let first = (mapping.range.start().get() - self.base) / PAGE;
             for n in 0..mapping.range.len() / PAGE {
@@ -234,8 +234,7 @@ fn a_list_must_be_as_long_as_its_range() {
     assert_eq!(map(&[(0, 4 * PAGE), (0, PAGE)]), wrong(5 * PAGE));
     assert!(matches!(map(&[(0, PAGE), (0x800, 3 * PAGE)]), Err(MapError::Misaligned { .. })));
     assert!(matches!(map(&[(0, PAGE), (1 << 52, 3 * PAGE)]), Err(MapError::BeyondPhysical { .. })));
-    let mut mapped = 0;
-    table.visit(&*PLATFORM, |_| mapped += 1);
+    let mapped = table.entries(&*PLATFORM, table.aperture()).count();
     assert_eq!(mapped, 0, "nothing of them stays");
     // Pieces of no length are nothing, wherever they are.
     assert_eq!(map(&[(0, 0), (PAGE, PAGE), (0, 0), (0, 3 * PAGE), (0, 0)]), Ok(()));
@@ -278,7 +277,7 @@ fn leaves<X: Format>(format: X, start: u64, len: u64, phys: u64) -> Vec<(u64, us
     let rights = Permissions::READ_WRITE;
     table.open(&*PLATFORM, range(start, len), PhysAddr::new(phys), rights, &mut None).unwrap();
     let (mut sizes, mut next): (Vec<(u64, usize)>, _) = (Vec::new(), start);
-    table.visit(&*PLATFORM, |mapping| {
+    table.entries(&*PLATFORM, table.aperture()).for_each(|mapping| {
         let size = mapping.range.len();
         assert_eq!((mapping.range.start().get(), mapping.phys.get()), (next, next - start + phys));
         next += size;

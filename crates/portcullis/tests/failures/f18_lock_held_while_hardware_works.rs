@@ -142,7 +142,12 @@ fn everything<Q: InvalidationQueue>(rig: &Rig<Q>, alone: bool) -> Vec<Step> {
             let range = all_pages();
             let phys = one.mapper().table().iova_to_phys(&Watched(StdPlatform::with_cpus(1)), range.start());
             assert_eq!(phys, Some(page(1).phys));
-            one.mapper().table().visit(&Watched(StdPlatform::with_cpus(1)), |_| ());
+            let table = one.mapper().table();
+            assert!(
+                table
+                    .entries(&Watched(StdPlatform::with_cpus(1)), table.aperture())
+                    .any(|leaf| leaf.range.contains(range.start()))
+            );
         }),
     );
     let one = Arc::clone(&domain);

@@ -197,9 +197,8 @@ impl<F: Backing, X: Format> Machine<F, X> {
         let mut stayed = 0;
         if unmapped.kept > 0 {
             // A large page stays, as a whole or in parts, where there is no memory for smaller ones.
-            let mut leaves = Vec::new();
-            self.table.visit(&*PLATFORM, |leaf| leaves.push(leaf.range));
-            let large = leaves.into_iter().filter(|leaf| leaf.len() > self.granule());
+            let leaves = self.table.entries(&*PLATFORM, self.table.aperture()).map(|leaf| leaf.range);
+            let large = leaves.filter(|leaf| leaf.len() > self.granule());
             let large: Vec<_> = large.map(|leaf| (leaf.start().get(), leaf.last().get())).collect();
             for &(at, piece) in &removed {
                 for (first, last) in &large {
@@ -319,7 +318,7 @@ impl<F: Backing, X: Format> Machine<F, X> {
             self.look(at, len);
         }
         let (mut bytes, mut leaves) = (0, 0);
-        self.table.visit(&*PLATFORM, |leaf| {
+        self.table.entries(&*PLATFORM, self.table.aperture()).for_each(|leaf| {
             bytes += leaf.range.len();
             leaves += 1;
             let found = Some((leaf.phys.get(), leaf.attributes));

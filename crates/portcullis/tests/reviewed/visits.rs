@@ -22,7 +22,8 @@ fn visited(cpus: usize) {
     large.into_iter().for_each(|mapping| drop(end(&mut queue, mapping)));
     platform.with_cpu(|cpu| assert_eq!(cpu.is_some(), cpus > 0));
     let mut visits = 0;
-    bench.domain.mapper().table().visit(&platform, |mapping| {
+    let table = bench.domain.mapper().table();
+    table.entries(&platform, table.aperture()).for_each(|mapping| {
         visits += 1;
         platform.with_cpu(|cpu| assert_eq!(cpu.is_some(), cpus > 0, "it is lent to the visit"));
         assert_eq!(mapping.range.len(), PAGE);
@@ -35,7 +36,7 @@ fn visited(cpus: usize) {
     });
     assert!((200..=400).contains(&visits), "{visits}");
     let mut ranges = Vec::<IovaRange>::new();
-    bench.domain.mapper().table().visit(&platform, |mapping| ranges.push(mapping.range));
+    ranges.extend(table.entries(&platform, table.aperture()).map(|leaf| leaf.range));
     let mut mapped: Vec<_> = kept.iter().map(|mapped| mapped.iova()).collect();
     mapped.sort();
     assert_eq!(ranges.iter().map(|range| range.start()).collect::<Vec<_>>(), mapped);
