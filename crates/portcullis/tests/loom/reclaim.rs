@@ -29,7 +29,8 @@ fn memory(number: u64) -> PhysAddr {
 fn map_fast(table: &PageTable<LoomFrames, Tiny>, cpu: &Cpu, number: u64) -> bool {
     let rights = Permissions::READ_WRITE.into();
     // SAFETY: what plays the hardware reads the table, and no memory; the CPU is the one that was lent.
-    let map = |cpu: &LocalCpu<'_>| unsafe { table.map_fast(cpu, cpu, page(number), memory(number), rights) };
+    let map =
+        |lent: &LocalCpu<'_>| unsafe { table.map_fast(cpu, lent, page(number), memory(number), rights) };
     cpu.with_cpu_fast(map) == Some(true)
 }
 
@@ -74,7 +75,7 @@ impl Machine {
     /// Unmaps a page that is mapped, by the short way where that does it.
     fn unmap_near(&self, cpu: &Cpu, number: u64) {
         // SAFETY: the CPU is the one that was lent.
-        let unmap = |cpu: &LocalCpu<'_>| unsafe { self.table.unmap_fast(cpu, cpu, page(number)) };
+        let unmap = |lent: &LocalCpu<'_>| unsafe { self.table.unmap_fast(cpu, lent, page(number)) };
         assert!(cpu.with_cpu_fast(unmap) == Some(true) || self.unmap(cpu, number));
     }
 

@@ -21,9 +21,9 @@ struct Cpus {
     wakes: std::sync::Arc<std::sync::atomic::AtomicUsize>,
 }
 
-// SAFETY: each thread of the model is a CPU of its own, and has a slot number of its own; fences are full.
+// SAFETY: each thread of the model is a CPU of its own, and has a number of its own; fences are full.
 unsafe impl Platform for Cpus {
-    fn slots(&self) -> usize {
+    fn cpus(&self) -> usize {
         2
     }
 
