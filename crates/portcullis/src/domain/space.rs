@@ -210,12 +210,17 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// [`InvalidationError`]: devices may still reach what they could before.
     pub fn flush(&self) -> Result<(), InvalidationError> {
         self.flush_queue.close(&self.platform);
+        self.flush_and_tell()
+    }
+
+    /// The same for what is closed in all queues already.
+    fn flush_and_tell(&self) -> Result<(), InvalidationError> {
         self.flush_closed()?;
         self.flush_queue.tell(&self.platform);
         Ok(())
     }
 
-    /// The same for what a CPU has closed in its queue, when that is full: it visits no other's.
+    /// The same for what a CPU has closed in its queue, when that is full, or the CPU is gone: it visits no other's.
     pub(super) fn flush_closed(&self) -> Result<(), InvalidationError> {
         let number = self.flush_queue.begin_flush();
         self.mapper.sync(&Gather::everything())?;
@@ -340,7 +345,7 @@ impl<M: Mapper, P: Platform> PlatformEvents for Domain<M, P> {
         }
         // Should this fail or panic, devices still reach them: it is tried again later, as no caller is here to be told.
         let again = Again(self);
-        if !self.flush_queue.timer(&self.platform) || self.flush().is_ok() {
+        if !self.flush_queue.timer(&self.platform) || self.flush_and_tell().is_ok() {
             core::mem::forget(again);
         }
     }
@@ -348,8 +353,11 @@ impl<M: Mapper, P: Platform> PlatformEvents for Domain<M, P> {
     fn cpu_released(&self, index: usize) {
         // Where a flush fails, what is deferred stays out of use until some other succeeds; what is kept is safe.
         // Nothing of a queue that all CPUs share is taken back: that is done as they go on.
-        if self.flush_queue.has_queue(index) && (!self.is_pending() || self.flush().is_ok()) {
-            self.reclaim_deferred(Some(index));
+        if self.flush_queue.has_queue(index) {
+            let due = self.flush_queue.close_of(&self.platform, index);
+            if !due || self.flush_closed().is_ok() {
+                self.reclaim_deferred(Some(index));
+            }
         }
         self.space.drain_cpu(&self.platform, index);
     }

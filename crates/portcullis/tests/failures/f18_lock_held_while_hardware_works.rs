@@ -263,7 +263,12 @@ fn waits<Q: InvalidationQueue>() -> Vec<Wait<Q>> {
         }),
         ("a CPU that goes", LAZY_FOREVER, |rig| {
             rig.device.unmap_single(one(rig), PAGE).unwrap();
+            let flushes = rig.domain.stats().flushes;
+            // Nothing of this one waits.
             PlatformEvents::cpu_released(&*rig.domain, 5);
+            assert_eq!(rig.domain.stats().flushes, flushes);
+            // This thread was the platform's first.
+            PlatformEvents::cpu_released(&*rig.domain, 0);
         }),
         ("change of policy", LAZY_FOREVER, |rig| rig.domain.set_policy(Policy::Strict).unwrap()),
         ("change of a device's policy", LAZY_FOREVER, |rig| {

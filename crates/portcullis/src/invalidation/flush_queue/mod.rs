@@ -291,6 +291,17 @@ impl FlushQueue {
         });
     }
 
+    /// The same for the queue of CPU `index` alone, which is being unplugged: one barrier of all CPUs and a wait for its turn.
+    /// Returns whether anything waits there, so that a flush is due.
+    pub fn close_of<P: Platform>(&self, platform: &P, index: usize) -> bool {
+        let mut due = false;
+        self.own.with_others(platform, Some(index), |_, ring| {
+            self.close_segment(ring);
+            due = ring.waits();
+        });
+        due
+    }
+
     /// Begins a flush and returns its number: it covers the segments that are closed by now. The caller submits a
     /// domain-wide invalidation *after* this call. O(1).
     pub fn begin_flush(&self) -> u64 {
@@ -320,15 +331,15 @@ impl FlushQueue {
         self.visit(platform, |ring| self.hear(ring));
     }
 
-    /// The window of some CPU has ended. Returns whether anything waits, so that a flush is due. A visit: see
-    /// [`close`](Self::close).
+    /// The window of some CPU has ended: [closes](Self::close) all queues, and returns whether anything waits there, so that a
+    /// flush is due.
     ///
     /// From here on the next entry of each CPU asks for a timer again.
     pub fn timer<P: Platform>(&self, platform: &P) -> bool {
         let mut due = false;
         self.visit(platform, |ring| {
             ring.stop_timer();
-            self.hear(ring);
+            self.close_segment(ring);
             due |= ring.waits();
         });
         due
