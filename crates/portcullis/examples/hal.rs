@@ -14,7 +14,7 @@ use portcullis::dma::{
 };
 use portcullis::domain::Domain;
 use portcullis::pgtable::{PageTable, VtdSecondStage};
-use portcullis::platform::{Frames, Platform};
+use portcullis::platform::Frames;
 use portcullis::std_platform::StdPlatform;
 use portcullis_model::{Context, DeviceId as ModelDevice, Iommu, IommuConfig, Memory};
 
@@ -93,7 +93,7 @@ fn run(config: QueueConfig) -> Result<(), Box<dyn Error>> {
     let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
     let (id, card) = (DomainId(1), ModelDevice(5));
     let platform = StdPlatform::new();
-    let table = PageTable::new(Arc::clone(&memory), VtdSecondStage::four_level(), platform.cpus())?;
+    let table = PageTable::new(Arc::clone(&memory), VtdSecondStage::four_level())?;
     iommu.attach(card, Context::SecondStage { domain: id, root: table.root(), levels: 4 });
     let domain = Domain::builder(table, iommu.queue(), id)
         .bounce(Arc::clone(&memory), PoolConfig::default())

@@ -10,7 +10,6 @@ use portcullis::bounce::pool::PoolConfig;
 use portcullis::dma::{Device, DmaBuffer, DmaMask, Ended, Machine, Mapping, Queue, QueueConfig};
 use portcullis::domain::{Domain, Policy};
 use portcullis::pgtable::{PageTable, VtdSecondStage};
-use portcullis::platform::Platform;
 use portcullis::std_platform::StdPlatform;
 use portcullis_model::{Buffer, Context, DeviceId as ModelDevice, Iommu, IommuConfig, Memory};
 
@@ -113,7 +112,7 @@ fn run(config: QueueConfig) -> Result<(), Box<dyn Error>> {
     let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
     let (id, card) = (DomainId(1), ModelDevice(3));
     let platform = StdPlatform::new();
-    let table = PageTable::new(Arc::clone(&memory), VtdSecondStage::four_level(), platform.cpus())?;
+    let table = PageTable::new(Arc::clone(&memory), VtdSecondStage::four_level())?;
     iommu.attach(card, Context::SecondStage { domain: id, root: table.root(), levels: 4 });
     // The front door.
     let domain = Domain::builder(table, iommu.queue(), id)

@@ -44,7 +44,6 @@
 //! use portcullis::dma::{DmaMask, Ended, QueueConfig};
 //! use portcullis::domain::{Domain, Policy};
 //! use portcullis::pgtable::{PageTable, VtdSecondStage};
-//! use portcullis::platform::Platform;
 //! use portcullis::std_platform::StdPlatform;
 //! use portcullis_model::{Context, Iommu, IommuConfig, Memory};
 //!
@@ -52,7 +51,7 @@
 //! let memory = Memory::new(64 << 20);
 //! let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
 //! let platform = StdPlatform::new();
-//! let table = PageTable::new(Arc::clone(&memory), VtdSecondStage::four_level(), platform.cpus())?;
+//! let table = PageTable::new(Arc::clone(&memory), VtdSecondStage::four_level())?;
 //! let (id, card) = (DomainId(1), portcullis_model::DeviceId(0));
 //! iommu.attach(card, Context::SecondStage { domain: id, root: table.root(), levels: table.levels() });
 //!

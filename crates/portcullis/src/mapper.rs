@@ -61,6 +61,12 @@ pub unsafe trait Mapper: Send + Sync + 'static {
         Costs::BARE_METAL
     }
 
+    /// Tells the mapper how many CPUs the platform has that it will be called with. A [`Domain`](crate::domain::Domain) does so when
+    /// it is made of the mapper, before any other call. A mapper that keeps nothing for each CPU need not implement this.
+    fn set_cpus(&mut self, cpus: usize) {
+        let _ = cpus;
+    }
+
     /// Lets the device reach the pieces of memory in `list`, each with its length, through `range`, one after
     /// the other. The caller holds no CPU.
     ///
@@ -262,6 +268,10 @@ unsafe impl<F: Frames, Q: InvalidationQueue, X: Format> Mapper for TableMapper<F
 
     fn costs(&self) -> Costs {
         self.queue.costs()
+    }
+
+    fn set_cpus(&mut self, cpus: usize) {
+        self.table.set_cpus(cpus);
     }
 
     unsafe fn map<P: Platform>(

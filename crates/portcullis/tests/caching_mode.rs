@@ -153,7 +153,7 @@ fn who_passes_a_queue_on_passes_on_what_it_says() {
         let iommu = Iommu::new(IommuConfig { caches_absent: true, ..IommuConfig::new(Arc::clone(&memory)) });
         let platform = Clocked::new(1);
         let format = VtdSecondStage::new(4, 3, 48).unwrap();
-        let table = PageTable::new(Arc::clone(&memory), format, platform.cpus()).unwrap();
+        let table = PageTable::for_cpus(Arc::clone(&memory), format, platform.cpus()).unwrap();
         iommu.attach(DEVICE, Context::SecondStage { domain: DOMAIN, root: table.root(), levels: 4 });
         let mapper = TableMapper::new(table, wrap(iommu.queue()), DOMAIN, Vec::new());
         let mut faults = 0;

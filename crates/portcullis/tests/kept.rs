@@ -73,7 +73,7 @@ impl StuckBench {
     fn new() -> Self {
         let (memory, platform) = (Memory::new(64 << 20), StdPlatform::new());
         let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
-        let table = PageTable::new(Arc::clone(&memory), common::vtd(4), platform.cpus()).unwrap();
+        let table = PageTable::for_cpus(Arc::clone(&memory), common::vtd(4), platform.cpus()).unwrap();
         iommu.attach(DEVICE, Context::SecondStage { domain: DomainId(1), root: table.root(), levels: 4 });
         let inner = TableMapper::new(table, iommu.queue(), DomainId(1), Vec::new());
         let domain = Domain::new(platform, Stuck::new(inner), Policy::Strict).unwrap();

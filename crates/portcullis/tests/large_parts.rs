@@ -44,7 +44,7 @@ impl<X: Format> Machine<X> {
         let iommu =
             Iommu::new(IommuConfig { iotlb_entries: 1 << 12, ..IommuConfig::new(Arc::clone(&memory)) });
         let (queue, platform) = (Arc::new(Hooked::new(iommu.queue())), Clocked::new(2));
-        let table = PageTable::new(Arc::clone(&memory), format, platform.cpus()).unwrap();
+        let table = PageTable::for_cpus(Arc::clone(&memory), format, platform.cpus()).unwrap();
         let context = Context::Translated { domain: DomainId(1), root: table.root(), format: tables };
         let mapper = TableMapper::new(table, Arc::clone(&queue), DomainId(1), Vec::new());
         if device_tlb {

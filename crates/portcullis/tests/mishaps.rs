@@ -100,7 +100,7 @@ impl Panicking {
     fn new(policy: Policy) -> Self {
         let memory = Memory::new(64 << 20);
         let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
-        let table = PageTable::new(Arc::clone(&memory), vtd(4), PLATFORM.cpus()).unwrap();
+        let table = PageTable::for_cpus(Arc::clone(&memory), vtd(4), PLATFORM.cpus()).unwrap();
         iommu.attach(DEVICE, Context::SecondStage { domain: DomainId(1), root: table.root(), levels: 4 });
         let panics = Arc::new(AtomicBool::new(false));
         let queue = PanickingQueue { inner: iommu.queue(), panics: Arc::clone(&panics) };
@@ -261,7 +261,7 @@ unsafe impl DmaBuffer for Unmappable {
 fn a_map_that_could_not_be_undone_for_sure_keeps_the_buffer() {
     let memory = Memory::new(64 << 20);
     let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
-    let table = PageTable::new(Arc::clone(&memory), vtd(4), PLATFORM.cpus()).unwrap();
+    let table = PageTable::for_cpus(Arc::clone(&memory), vtd(4), PLATFORM.cpus()).unwrap();
     iommu.attach(DEVICE, Context::SecondStage { domain: DomainId(1), root: table.root(), levels: 4 });
     let inner = TableMapper::new(table, iommu.queue(), DomainId(1), Vec::new());
     // The device is let in as soon as anything is mapped.

@@ -17,7 +17,7 @@ use proptest::prelude::*;
 type Vtd = PageTable<Arc<Memory>, VtdSecondStage>;
 
 fn with_format(memory: &Arc<Memory>, format: VtdSecondStage) -> Vtd {
-    PageTable::new(Arc::clone(memory), format, PLATFORM.cpus()).unwrap()
+    PageTable::for_cpus(Arc::clone(memory), format, PLATFORM.cpus()).unwrap()
 }
 
 fn table(levels: u32) -> (Arc<Memory>, Vtd) {

@@ -286,7 +286,7 @@ fn a_domain_whose_last_handle_goes_during_a_change_is_dropped_without_the_lock()
     let (told, tells) = channel();
     let (asks, last) = (Asks(Arc::clone(&policies), Mutex::new(told)), Slot::default());
     let platform = StdPlatform::new();
-    let table = PageTable::new(Arc::clone(&bench.memory), vtd(4), platform.cpus()).unwrap();
+    let table = PageTable::for_cpus(Arc::clone(&bench.memory), vtd(4), platform.cpus()).unwrap();
     let inner = TableMapper::new(table, bench.iommu.queue(), DomainId(2), Vec::new());
     let handle = Arc::downgrade(&last);
     let mapper = Observed::new(inner, move |moment| {

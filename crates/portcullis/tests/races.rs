@@ -76,7 +76,8 @@ fn a_page_beside_a_run_whose_split_fails_is_out_of_reach_after_its_strict_unmap(
         frame: AtomicU64::new(0),
         hook: Mutex::default(),
     });
-    let table = PageTable::new(Arc::clone(&frames), AmdV1::new(4, 3, 48).unwrap(), platform.cpus()).unwrap();
+    let table =
+        PageTable::for_cpus(Arc::clone(&frames), AmdV1::new(4, 3, 48).unwrap(), platform.cpus()).unwrap();
     iommu.attach(
         DEVICE,
         Context::Translated {
@@ -187,7 +188,7 @@ fn large() -> Large {
     let iommu = Iommu::new(IommuConfig { iotlb_entries: 1 << 12, ..IommuConfig::new(Arc::clone(&memory)) });
     let platform = Clocked::new(2);
     let format = Slow(VtdSecondStage::new(4, 3, 48).unwrap());
-    let table = PageTable::new(Arc::clone(&memory), format, platform.cpus()).unwrap();
+    let table = PageTable::for_cpus(Arc::clone(&memory), format, platform.cpus()).unwrap();
     iommu.attach(DEVICE, Context::SecondStage { domain: DomainId(1), root: table.root(), levels: 4 });
     let mapper = TableMapper::new(table, iommu.queue(), DomainId(1), Vec::new());
     let domain = Domain::new(Arc::clone(&platform), mapper, Policy::Strict).unwrap();
@@ -273,7 +274,7 @@ fn goes_on<X: Format>(format: X, tables: TableFormat, bytes: u64, turn: u64) -> 
     let memory = Memory::new(16 << 20);
     let iommu = Iommu::new(IommuConfig { iotlb_entries: 1 << 12, ..IommuConfig::new(Arc::clone(&memory)) });
     let platform = Clocked::new(2);
-    let table = PageTable::new(Arc::clone(&memory), format, platform.cpus()).unwrap();
+    let table = PageTable::for_cpus(Arc::clone(&memory), format, platform.cpus()).unwrap();
     iommu.attach(DEVICE, Context::Translated { domain: DomainId(1), root: table.root(), format: tables });
     let mapper = TableMapper::new(table, iommu.queue(), DomainId(1), Vec::new());
     let domain = Domain::new(Arc::clone(&platform), mapper, Policy::Strict).unwrap();

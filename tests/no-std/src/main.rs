@@ -94,7 +94,7 @@ macro_rules! check {
 fn run() -> Option<()> {
     let format = VtdSecondStage::four_level();
     let cpu = OneCpu(PlatformNumber::new());
-    let table = PageTable::new(ArenaFrames, format, cpu.cpus()).ok()?;
+    let table = PageTable::new(ArenaFrames, format).ok()?;
     let queue = Arc::new(CountingQueue::default());
     let mapper = TableMapper::new(table, Arc::clone(&queue), DomainId(1), alloc::vec::Vec::new());
     let domain = Domain::new(cpu, mapper, Policy::Strict).ok()?;

@@ -53,7 +53,7 @@ pub(crate) fn tables<Q: InvalidationQueue>(
     let memory = Counted { memory: Memory, frames: Arc::clone(&frames) };
     let refused = |error: &dyn std::error::Error| Failure::Refused(error.to_string());
     let format = VtdSecondStage::new(4, 3, 48).map_err(|error| refused(&error))?;
-    let table = PageTable::new(memory, format, platform.cpus()).map_err(|error| refused(&error))?;
+    let table = PageTable::for_cpus(memory, format, platform.cpus()).map_err(|error| refused(&error))?;
     let empty = frames.load(Ordering::Relaxed);
     Ok((TableMapper::new(table, queue, DomainId(1), Vec::new()), FramesInUse { frames, empty }))
 }

@@ -20,7 +20,7 @@ pub(crate) struct Tables<F: Frames, X: Format> {
 
 impl<F: Frames, X: Format> Tables<F, X> {
     pub(crate) fn new(frames: F, format: X, platform: &StdPlatform) -> Result<Self, Failure> {
-        let table = PageTable::new(frames, format, platform.cpus());
+        let table = PageTable::for_cpus(frames, format, platform.cpus());
         let table = table.map_err(|error| Failure::Refused(error.to_string()))?;
         Ok(Self { table, platform: platform.clone(), permissions: Permissions::READ_WRITE })
     }

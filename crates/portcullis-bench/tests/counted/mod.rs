@@ -74,7 +74,7 @@ unsafe impl DmaBuffer for Page {
 /// A domain whose device is not there.
 pub fn domain(policy: Policy) -> Arc<Domain<Mapper, StdPlatform>> {
     let platform = StdPlatform::new();
-    let table = PageTable::new(Heap, VtdSecondStage::new(4, 3, 48).unwrap(), platform.cpus()).unwrap();
+    let table = PageTable::for_cpus(Heap, VtdSecondStage::new(4, 3, 48).unwrap(), platform.cpus()).unwrap();
     let mapper = TableMapper::new(table, AtOnce, DomainId(1), Vec::new());
     Domain::new(platform, mapper, policy).unwrap()
 }

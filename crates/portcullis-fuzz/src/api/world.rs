@@ -69,7 +69,7 @@ impl<X: Format> World<X> {
         let iommu = Iommu::new(config);
         let writes = Attributes::from(Permissions::WRITE);
         let write_reads = format.kept(writes).permissions.allows(Permissions::READ);
-        let table = PageTable::new(Arc::clone(&memory), format, Platform::cpus(&platform)).unwrap();
+        let table = PageTable::new(Arc::clone(&memory), format).unwrap();
         iommu.attach(DEVICE, Context::Translated { domain: DomainId(1), root: table.root(), format: read });
         let mapper = TableMapper::new(table, iommu.queue(), DomainId(1), Vec::new());
         let eager = Eager::new(&iommu);

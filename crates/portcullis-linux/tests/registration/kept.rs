@@ -27,7 +27,7 @@ impl Bench {
     fn new() -> Self {
         let memory = Memory::new(64 << 20);
         let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
-        let table = PageTable::new(memory, VtdSecondStage::new(4, 3, 48).unwrap(), 2).unwrap();
+        let table = PageTable::for_cpus(memory, VtdSecondStage::new(4, 3, 48).unwrap(), 2).unwrap();
         iommu.attach(DEVICE, Context::SecondStage { domain: DomainId(1), root: table.root(), levels: 4 });
         let inner = TableMapper::new(table, iommu.queue(), DomainId(1), Vec::new());
         let domain = Domain::new(Clocked::new(2), Stuck::new(inner), Policy::Strict).unwrap();

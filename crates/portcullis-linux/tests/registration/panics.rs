@@ -35,7 +35,7 @@ impl Bench {
         let iommu =
             Iommu::new(IommuConfig { iotlb_entries: 1 << 14, ..IommuConfig::new(Arc::clone(&memory)) });
         let platform = Clocked::new(2);
-        let table = PageTable::new(memory, VtdSecondStage::new(4, 3, 48).unwrap(), 2).unwrap();
+        let table = PageTable::for_cpus(memory, VtdSecondStage::new(4, 3, 48).unwrap(), 2).unwrap();
         iommu.attach(DEVICE, Context::SecondStage { domain: DomainId(1), root: table.root(), levels: 4 });
         let inner = TableMapper::new(table, iommu.queue(), DomainId(1), Vec::new());
         let panics = Arc::new(Mutex::new(None));

@@ -63,7 +63,7 @@ pub trait Driver {
 /// Four levels of tables with leaves of 4 KiB, which `iommu` walks for the card.
 pub fn table(iommu: &Arc<Iommu>) -> PageTable<Arc<Memory>, VtdSecondStage> {
     let format = VtdSecondStage::new(4, 1, 52).unwrap();
-    let table = PageTable::new(Arc::clone(iommu.memory()), format, CPUS).unwrap();
+    let table = PageTable::for_cpus(Arc::clone(iommu.memory()), format, CPUS).unwrap();
     let (root, levels) = (table.root(), table.levels());
     iommu.attach(NIC, Context::SecondStage { domain: DOMAIN, root, levels });
     table

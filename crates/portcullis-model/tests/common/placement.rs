@@ -161,7 +161,7 @@ impl Machine {
             ..IommuConfig::new(Arc::clone(&memory))
         });
         let format = VtdSecondStage::new(4, 1, 52).unwrap();
-        let table = PageTable::new(memory, format, 1).unwrap();
+        let table = PageTable::for_cpus(memory, format, 1).unwrap();
         let (root, levels) = (table.root(), table.levels());
         iommu.attach(NIC, Context::SecondStage { domain: DOMAIN, root, levels });
         let aperture = IovaRange::new(Iova::new(PAGE), (1 << 46) - PAGE).unwrap();

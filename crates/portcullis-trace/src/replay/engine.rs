@@ -14,7 +14,6 @@ use portcullis::dma::{DmaMask, DmaUnmapError};
 use portcullis::domain::Policy;
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{Format, PageTable};
-use portcullis::platform::Platform;
 use portcullis_model::{Context, DeviceId as ModelDevice, Iommu, IommuConfig, Memory};
 
 use super::ReplayError;
@@ -284,7 +283,7 @@ impl<X: Format> Engine<X> {
             let number = self.ports.len();
             let id = u16::try_from(number + 1).map_err(|_| ReplayError::TooManyDevices { number })?;
             let Both { written, read } = self.format;
-            let table = PageTable::new(Arc::clone(&self.memory), written, self.platform.cpus())?;
+            let table = PageTable::new(Arc::clone(&self.memory), written)?;
             let context = match self.policy {
                 Policy::Passthrough => Context::Passthrough,
                 _ => Context::Translated { domain: DomainId(id), root: table.root(), format: read },

@@ -56,6 +56,10 @@ unsafe impl<M: Mapper, W: RequestWaits> Mapper for RequestMapper<M, W> {
         self.inner.costs()
     }
 
+    fn set_cpus(&mut self, cpus: usize) {
+        self.inner.set_cpus(cpus);
+    }
+
     #[inline]
     unsafe fn map<P: Platform>(
         &self,

@@ -66,10 +66,11 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     ///
     /// # Errors
     /// [`DomainError`]: the mapper's geometry leaves nothing to allocate.
-    pub fn new(platform: P, mapper: M, policy: Policy) -> Result<Arc<Self>, DomainError> {
+    pub fn new(platform: P, mut mapper: M, policy: Policy) -> Result<Arc<Self>, DomainError> {
+        let cpus = platform.cpus();
+        mapper.set_cpus(cpus);
         let geometry = mapper.geometry();
         let granule = geometry.page_sizes.smallest().ok_or(DomainError::NoPageSize)?;
-        let cpus = platform.cpus();
         let mut reserved = geometry.reserved.clone();
         // Address 0 means "no address" to too many drivers and devices.
         reserved.extend(IovaRange::new(Iova::new(0), granule.bytes()));

@@ -98,19 +98,28 @@ struct Books {
 }
 
 impl<F: Frames, X: Format> PageTable<F, X> {
-    /// Makes an empty table of `format` for `cpus` CPUs, which must be as many as the platform's
-    /// [`cpus`](crate::platform::Platform::cpus): CPUs with higher numbers take turns
-    /// by a lock, and have no lists of addresses in a [`Domain`](crate::domain::Domain) of the
-    /// table.
+    /// Makes an empty table of `format`, which a [`Domain`](crate::domain::Domain) that is made of it serves to the CPUs of its
+    /// platform. By itself it is for no CPU: all of them take turns by a lock. A table without a domain is made
+    /// [`for_cpus`](Self::for_cpus).
     ///
     /// # Errors
     /// [`TableError`], with nothing allocated.
-    pub fn new(frames: F, format: X, cpus: usize) -> Result<Self, TableError> {
+    pub fn new(frames: F, format: X) -> Result<Self, TableError> {
+        Self::for_cpus(frames, format, 0)
+    }
+
+    /// Makes an empty table of `format` for `cpus` CPUs, which should be as many as the platform's
+    /// [`cpus`](crate::platform::Platform::cpus): CPUs with higher numbers take turns by a lock, and have no lists of addresses
+    /// in a [`Domain`](crate::domain::Domain) of the table.
+    ///
+    /// # Errors
+    /// [`TableError`], with nothing allocated.
+    pub fn for_cpus(frames: F, format: X, cpus: usize) -> Result<Self, TableError> {
         let mut table = Self {
             frames,
             format,
             root: PhysAddr::new(0),
-            near: TurnLocal::new(Arc::new(Marks::new(cpus)), cpus, |_| Near::default()),
+            near: Self::near_of(cpus),
             home: Home::default(),
             last: format.last_iova().get(),
             root_shift: format.shift(format.levels()),
@@ -138,6 +147,17 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             }
         }
         Ok(table)
+    }
+
+    /// Makes the table for `cpus` CPUs, if it is for none yet.
+    pub(crate) fn set_cpus(&mut self, cpus: usize) {
+        if self.marks().cpus() == 0 {
+            self.near = Self::near_of(cpus);
+        }
+    }
+
+    fn near_of(cpus: usize) -> TurnLocal<Near> {
+        TurnLocal::new(Arc::new(Marks::new(cpus)), cpus, |_| Near::default())
     }
 
     /// Returns the address at which the hardware finds the top table.

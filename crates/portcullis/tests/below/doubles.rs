@@ -167,6 +167,10 @@ unsafe impl<M: Mapper> Mapper for Ma<M> {
         self.inner.costs()
     }
 
+    fn set_cpus(&mut self, cpus: usize) {
+        self.inner.set_cpus(cpus);
+    }
+
     unsafe fn map<P: Platform>(
         &self,
         platform: &P,

@@ -66,7 +66,7 @@ impl World {
         let frames = Fr { memory: Arc::clone(&memory), hostile: Arc::clone(&hostile) };
         let platform = Pl::new(Arc::clone(&hostile), SLOTS);
         let format = VtdSecondStage::new(4, 3, 48).unwrap();
-        let table = PageTable::new(frames.clone(), format, 2).unwrap();
+        let table = PageTable::for_cpus(frames.clone(), format, 2).unwrap();
         let context = Context::SecondStage { domain: DomainId(1), root: table.root(), levels: 4 };
         unit.attach(DEVICE, context);
         let queue = Qu { queue: unit.queue(), hostile: Arc::clone(&hostile), costs: Costs::BARE_METAL };

@@ -32,7 +32,7 @@ struct Tables<F: Frames, X: Format> {
 impl<F: Frames, X: Format> Tables<F, X> {
     fn new(world: &World, frames: F, format: X, read: TableFormat) -> Self {
         let World { hostile, unit, platform, .. } = world;
-        let table = PageTable::new(frames, format, 2).unwrap();
+        let table = PageTable::for_cpus(frames, format, 2).unwrap();
         unit.attach(DEVICE, Context::Translated { domain: DOMAIN, root: table.root(), format: read });
         let queue = Qu { queue: unit.queue(), hostile: Arc::clone(hostile), costs: Costs::BARE_METAL };
         let (platform, hostile, unit) = (platform.clone(), Arc::clone(hostile), Arc::clone(unit));

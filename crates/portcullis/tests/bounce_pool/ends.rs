@@ -142,7 +142,8 @@ fn a_pool_is_refused_what_it_cannot_be() {
     bench.finish();
     // Physical addresses leave nothing to stand between.
     let memory = Memory::new(1 << 20);
-    let table = PageTable::new(Rationed::new(&memory), VtdSecondStage::new(3, 1, 52).unwrap(), 1).unwrap();
+    let table =
+        PageTable::for_cpus(Rationed::new(&memory), VtdSecondStage::new(3, 1, 52).unwrap(), 1).unwrap();
     let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
     let mapper = TableMapper::new(table, iommu.queue(), DomainId(1), Vec::new());
     let domain = Domain::new(Arc::new(Chosen::new(1)), mapper, Policy::Passthrough).unwrap();

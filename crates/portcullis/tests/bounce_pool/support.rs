@@ -166,7 +166,7 @@ impl<P: Platform + Clone> Bench<P> {
         let (frames, tables) = (Rationed::new(&memory), Rationed::new(&memory));
         let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
         let format = VtdSecondStage::new(4, 3, 52).unwrap();
-        let table = PageTable::new(tables.clone(), format, platform.cpus()).unwrap();
+        let table = PageTable::for_cpus(tables.clone(), format, platform.cpus()).unwrap();
         let context = Context::SecondStage { domain: DomainId(1), root: table.root(), levels: 4 };
         for device in 0..8 {
             iommu.attach(DeviceId(device), context);

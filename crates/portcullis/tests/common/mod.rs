@@ -42,7 +42,7 @@ impl<P: Platform> Bench<P> {
     pub fn on(platform: P, policy: Policy) -> Self {
         let memory = Memory::new(64 << 20);
         let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
-        let table = PageTable::new(Arc::clone(&memory), vtd(4), platform.cpus()).unwrap();
+        let table = PageTable::new(Arc::clone(&memory), vtd(4)).unwrap();
         let context = match policy {
             Policy::Passthrough => Context::Passthrough,
             _ => Context::SecondStage { domain: DomainId(1), root: table.root(), levels: 4 },

@@ -114,7 +114,7 @@ impl Machine {
     /// Tables of their own for the domain of this number, and what attaches a device to it.
     pub fn mapper<Q: InvalidationQueue>(&self, id: u16, queue: Q) -> (TableMapper<Arc<Memory>, Q>, Context) {
         let format = VtdSecondStage::new(4, 3, 52).unwrap();
-        let table = PageTable::new(Arc::clone(&self.memory), format, self.platform.cpus()).unwrap();
+        let table = PageTable::for_cpus(Arc::clone(&self.memory), format, self.platform.cpus()).unwrap();
         let context = Context::SecondStage { domain: DomainId(id), root: table.root(), levels: 4 };
         (TableMapper::new(table, queue, DomainId(id), Vec::new()), context)
     }

@@ -186,7 +186,7 @@ fn a_page_that_is_broken_is_so_in_the_device() {
     const LARGE: u64 = 2 << 20;
     let machine = Machine::new();
     let format = Arm::<12>::new(ArmStage::Two, 48, 48).unwrap();
-    let table = PageTable::new(Arc::clone(&machine.memory), format, machine.platform.cpus()).unwrap();
+    let table = PageTable::for_cpus(Arc::clone(&machine.memory), format, machine.platform.cpus()).unwrap();
     let mapper = TableMapper::new(table, Arc::clone(&machine.hostile), DOMAIN, Vec::new());
     mapper.add_device_tlb(DEVICE).unwrap();
     let large = IovaRange::new(Iova::new(LARGE), LARGE).unwrap();

@@ -35,7 +35,7 @@ impl Bench {
         let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
         let platform = StdPlatform::new();
         let format = VtdSecondStage::new(4, 3, 48).unwrap();
-        let table = PageTable::new(Arc::clone(&memory), format, platform.cpus()).unwrap();
+        let table = PageTable::for_cpus(Arc::clone(&memory), format, platform.cpus()).unwrap();
         let context = match policy {
             Policy::Passthrough => Context::Passthrough,
             _ => Context::SecondStage { domain: DomainId(1), root: table.root(), levels: 4 },

@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use portcullis::addr::{Direction, DomainId, Iova, IovaRange, PageSize, PhysAddr, PhysSegment};
 use portcullis::dma::{BatchError, RawBatch, RingUnmap, StrictRing, StrictRingConfig};
-use portcullis::domain::{Linked, Policy, Refused, UnmapError};
+use portcullis::domain::{Domain, Linked, Policy, Refused, UnmapError};
 use portcullis::invalidation::Gather;
 use portcullis::mapper::{Mapper, TableMapper};
-use portcullis::pgtable::{AmdV1, Arm, ArmStage, Format, PageTable};
+use portcullis::pgtable::{AmdV1, Arm, ArmStage, Format, PageTable, VtdSecondStage};
 use portcullis::platform::{FRAME_SIZE, Frames, Platform};
+use portcullis::std_platform::StdPlatform;
 use portcullis_model::{ArmTables, Context, Granule, Iommu, IommuConfig, Memory, TableFormat};
 
 use crate::common::{Bench, DEVICE, PAGE, PLATFORM, vtd};
@@ -125,7 +126,7 @@ fn what_another_has_cleared_of_a_range_is_forgotten_with_it() {
 fn a_part_is_forgotten<X: Format>(format: X, walker: TableFormat) {
     const LARGE: u64 = 2 << 20;
     let memory = Memory::new(64 << 20);
-    let table = PageTable::new(Arc::clone(&memory), format, PLATFORM.cpus()).unwrap();
+    let table = PageTable::for_cpus(Arc::clone(&memory), format, PLATFORM.cpus()).unwrap();
     let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
     iommu.attach(DEVICE, Context::Translated { domain: DomainId(1), root: table.root(), format: walker });
     let mapper = TableMapper::new(table, iommu.queue(), DomainId(1), Vec::new());
@@ -178,4 +179,22 @@ fn what_a_failed_map_had_entered_is_forgotten() {
     mapper.sync(&gather).unwrap();
     assert!((0..3).all(|number| !bench.writes(page(at.start(), number))));
     assert!(bench.writes(page(at.start(), 3)));
+}
+
+/// Who makes the domain need not say how many CPUs there are: the domain knows its platform.
+#[test]
+fn a_domain_s_table_is_for_the_cpus_of_its_platform() {
+    let cpus_of = |table: PageTable<Arc<Memory>, VtdSecondStage>, cpus: usize| {
+        let (platform, iommu) =
+            (StdPlatform::with_cpus(cpus), Iommu::new(IommuConfig::new(Memory::new(1 << 20))));
+        let mapper = TableMapper::new(table, iommu.queue(), DomainId(1), Vec::new());
+        let domain = Domain::new(platform.clone(), mapper, Policy::Strict).unwrap();
+        domain.mapper().table().marks_for(&platform).unwrap().cpus()
+    };
+    let memory = || Memory::new(1 << 20);
+    let format = VtdSecondStage::four_level();
+    assert_eq!(cpus_of(PageTable::new(memory(), format).unwrap(), 3), 3);
+    assert_eq!(cpus_of(PageTable::new(memory(), format).unwrap(), 0), 0);
+    // A table that was made for some keeps to that.
+    assert_eq!(cpus_of(PageTable::for_cpus(memory(), format, 2).unwrap(), 3), 2);
 }

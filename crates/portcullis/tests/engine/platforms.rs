@@ -56,7 +56,7 @@ fn anothers_cpu_of_the_same_number_is_not_taken_for_ones_own() {
     let (home, other) = (One(PlatformNumber::new()), One(PlatformNumber::new()));
     let silent = One(PlatformNumber::NONE);
     let frames = Hooked::new();
-    let table: Arc<Table> = Arc::new(PageTable::new(Arc::clone(&frames), vtd(4), 1).unwrap());
+    let table: Arc<Table> = Arc::new(PageTable::for_cpus(Arc::clone(&frames), vtd(4), 1).unwrap());
     assert!(!takes_the_lock(&frames, &table, &home, 0));
     assert!(takes_the_lock(&frames, &table, &other, 1 << 30));
     assert!(takes_the_lock(&frames, &table, &silent, 2 << 30));
@@ -80,7 +80,7 @@ fn another_platform_reclaims_nothing() {
 fn one_without_a_number_reclaims_what_none_with_a_number_has_used() {
     let (silent, late) = (One(PlatformNumber::NONE), One(PlatformNumber::new()));
     let frames = Hooked::new();
-    let table: Arc<Table> = Arc::new(PageTable::new(Arc::clone(&frames), vtd(4), 1).unwrap());
+    let table: Arc<Table> = Arc::new(PageTable::for_cpus(Arc::clone(&frames), vtd(4), 1).unwrap());
     assert!(takes_the_lock(&frames, &table, &silent, 0));
     assert_eq!(table.close(&silent, range(0, PAGE), &mut |_| true).bytes, PAGE);
     assert_eq!(table.shrink(&silent, || Ok::<_, ()>(())), Ok(3 * PAGE as usize));

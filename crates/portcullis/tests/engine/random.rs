@@ -248,7 +248,7 @@ fn tables_beyond_what_an_entry_holds_are_refused() {
     let memory = Memory::new(64 << 20);
     let format = VtdSecondStage::new(4, 3, 32).unwrap();
     let last = PhysAddr::new(u32::MAX.into());
-    let error = PageTable::new(Arc::clone(&memory), format, PLATFORM.cpus()).unwrap_err();
+    let error = PageTable::for_cpus(Arc::clone(&memory), format, PLATFORM.cpus()).unwrap_err();
     assert_eq!(error, TableError::BeyondPhysical { table: memory.base(), last });
     assert_eq!(memory.frames_in_use(), 0);
     // Three frames below the limit: the root and two more. (Single frames come 64 at a time.)

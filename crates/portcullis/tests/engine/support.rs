@@ -20,7 +20,7 @@ pub fn range(start: u64, len: u64) -> IovaRange {
 }
 
 pub fn make<F: Frames, X: Format>(frames: F, format: X) -> PageTable<F, X> {
-    PageTable::new(frames, format, PLATFORM.cpus()).unwrap()
+    PageTable::for_cpus(frames, format, PLATFORM.cpus()).unwrap()
 }
 
 /// Maps to [`ELSEWHERE`] and as far beyond as the address is large.

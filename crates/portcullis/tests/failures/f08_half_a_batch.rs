@@ -37,7 +37,7 @@ impl Bench {
         let config = IommuConfig { iotlb_entries: 1 << 14, ..IommuConfig::new(Arc::clone(&memory)) };
         let iommu = Iommu::new(config);
         let platform = StdPlatform::with_cpus(2);
-        let table = PageTable::new(Arc::clone(&memory), vtd(4), platform.cpus()).unwrap();
+        let table = PageTable::for_cpus(Arc::clone(&memory), vtd(4), platform.cpus()).unwrap();
         iommu.attach(DEVICE, Context::SecondStage { domain: DomainId(1), root: table.root(), levels: 4 });
         let inner = TableMapper::new(table, iommu.queue(), DomainId(1), Vec::new());
         let (device, used) = (Arc::clone(&iommu), Arc::new(AtomicU64::new(0)));

@@ -46,7 +46,7 @@ impl Machine {
     /// Pages `mapped` are mapped; the table of the lower half is there in any case.
     fn new(mapped: &[u64]) -> Arc<Self> {
         let frames = LoomFrames::new(FRAMES, true);
-        let table = PageTable::new(frames.clone(), Tiny, 2).unwrap();
+        let table = PageTable::for_cpus(frames.clone(), Tiny, 2).unwrap();
         let machine = Self { table, frames, cached: Mutex::new(None) };
         machine.map(&MAIN, 0);
         mapped.iter().filter(|number| **number != 0).for_each(|number| machine.map(&MAIN, *number));
@@ -263,7 +263,7 @@ fn a_remembered_table_that_is_freed_and_another_s_is_not_mapped_into() {
     model.preemption_bound = Some(3);
     model.check(|| {
         let frames = LoomFrames::new(2, true);
-        let table = Arc::new(PageTable::new(frames, Tiny, 2).unwrap());
+        let table = Arc::new(PageTable::for_cpus(frames, Tiny, 2).unwrap());
         let rights = Permissions::READ_WRITE;
         // SAFETY: no hardware walks the table.
         let map =

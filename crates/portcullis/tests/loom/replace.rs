@@ -100,7 +100,7 @@ struct Machine {
 impl Machine {
     fn new() -> Arc<Self> {
         let frames = LoomFrames::new(FRAMES, false);
-        let table = PageTable::new(frames.clone(), Pairs, 2).unwrap();
+        let table = PageTable::for_cpus(frames.clone(), Pairs, 2).unwrap();
         let machine = Self { table, frames, cached: Mutex::new(None) };
         machine.map(&MAIN, 0, 2);
         Arc::new(machine)

@@ -32,7 +32,7 @@ fn racing_maps_share_the_tables_that_one_of_them_installs() {
         // Root, one middle and one leaf table are needed; each CPU may take two that it then gives back.
         let frames = LoomFrames::new(5, false);
         let format = VtdSecondStage::new(3, 1, 52).unwrap();
-        let table = Arc::new(PageTable::new(frames.clone(), format, 2).unwrap());
+        let table = Arc::new(PageTable::for_cpus(frames.clone(), format, 2).unwrap());
         let other = {
             let table = Arc::clone(&table);
             thread::spawn(move || {

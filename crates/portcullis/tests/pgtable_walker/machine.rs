@@ -81,7 +81,7 @@ impl<F: Backing, X: Format> Machine<F, X> {
         let memory = Memory::with_base(PhysAddr::new(base), capacity);
         let (frames, seen) = F::of(&memory, &format);
         let root_bytes = 8 << format.root_bits();
-        let Ok(table) = PageTable::new(frames, format, PLATFORM.cpus()) else {
+        let Ok(table) = PageTable::for_cpus(frames, format, PLATFORM.cpus()) else {
             assert!(root_bytes > capacity, "{format:?}: no root");
             return None;
         };

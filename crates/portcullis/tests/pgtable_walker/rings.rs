@@ -38,7 +38,7 @@ pub struct Queues<X: Format> {
 impl<X: Format> Queues<X> {
     pub fn new(case: Case<X>) -> Self {
         let memory = Memory::new(64 << 20);
-        let table = PageTable::new(Arc::clone(&memory), case.format, PLATFORM.cpus()).unwrap();
+        let table = PageTable::for_cpus(Arc::clone(&memory), case.format, PLATFORM.cpus()).unwrap();
         let iommu = Iommu::new(IommuConfig::new(memory));
         let domain = DomainId(1);
         iommu.attach(DEVICE, Context::Translated { domain, root: table.root(), format: case.walker });

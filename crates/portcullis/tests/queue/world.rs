@@ -48,7 +48,7 @@ impl World {
         let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
         let platform = Arc::new(StdPlatform::new());
         let format = VtdSecondStage::new(4, 3, 48).unwrap();
-        let table = PageTable::new(Arc::clone(&memory), format, platform.cpus()).unwrap();
+        let table = PageTable::for_cpus(Arc::clone(&memory), format, platform.cpus()).unwrap();
         let id = DomainId(1);
         let context = match policy {
             Policy::Passthrough => Context::Passthrough,

@@ -47,7 +47,7 @@ fn compare<X: Format + Copy>(format: X, seed: u64) {
     let [home, elsewhere, strange] = &platforms;
     let [near, far] = [(); 2].map(|()| {
         let memory: Arc<Memory> = Memory::new(16 << 20);
-        PageTable::new(memory, format, 1).unwrap()
+        PageTable::for_cpus(memory, format, 1).unwrap()
     });
     let granule = near.granule().bytes();
     let range = |start, len| IovaRange::new(Iova::new(start), len).unwrap();

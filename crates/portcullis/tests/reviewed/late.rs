@@ -152,7 +152,7 @@ fn what_is_left_of_a_page_of_several_entries_is_unmapped_as_any() {
 /// The entry that is cleared is that of a page which a map has just entered that fails in the end.
 fn a_map_fails<X: Format>((format, _): (Watched<X>, TableFormat), run: u64, lost: u64) {
     let platform = StdPlatform::with_cpus(2);
-    let table = PageTable::new(Memory::new(16 << 20), format, platform.cpus()).unwrap();
+    let table = PageTable::for_cpus(Memory::new(16 << 20), format, platform.cpus()).unwrap();
     let range = |first: u64, len| IovaRange::new(Iova::new((1 << 30) + first), len).unwrap();
     let forget = &mut |_| true;
     let rights = Permissions::READ_WRITE;

@@ -130,7 +130,7 @@ impl<const COHERENT: bool, X: Format> Machine<COHERENT, X> {
             Iommu::new(IommuConfig { iotlb_entries: 1 << 14, ..IommuConfig::new(Arc::clone(&memory)) });
         let platform = StdPlatform::with_cpus(2);
         let frames = Arc::new(Stepped { memory: Arc::clone(&memory), own: Mutex::default() });
-        let table = PageTable::new(frames, format, platform.cpus()).unwrap();
+        let table = PageTable::for_cpus(frames, format, platform.cpus()).unwrap();
         iommu.attach(DEVICE, Context::Translated { domain: DomainId(1), root: table.root(), format: tables });
         let reserved = reserved(table.aperture());
         let mapper = TableMapper::new(table, iommu.queue(), DomainId(1), reserved);

@@ -149,7 +149,7 @@ fn pages_of_several_entries_that_two_cpus_break_do_not_come_back() {
         |first: u64, count: u64| IovaRange::new(Iova::new((1 << 30) + first * PAGE), count * PAGE).unwrap();
     let platform = StdPlatform::with_cpus(2);
     let format = Arm::<12>::new(ArmStage::One, 39, 48).unwrap();
-    let table = PageTable::new(Memory::new(16 << 20), format, platform.cpus()).unwrap();
+    let table = PageTable::for_cpus(Memory::new(16 << 20), format, platform.cpus()).unwrap();
     // The round; four times that and how far the other CPU is; and the round in which it is not let go on, or is.
     let [round, other, hold, go] = [const { AtomicU64::new(0) }; 4];
     let (round, other, hold, go) = (&round, &other, &hold, &go);

@@ -96,7 +96,7 @@ fn attach<P: Platform + Clone, Q: InvalidationQueue>(
     policy: Policy,
 ) -> (Arc<Dom<P, Q>>, Device<P, Q>) {
     let format = VtdSecondStage::new(4, 3, 48).unwrap();
-    let table = PageTable::new(Arc::clone(memory), format, platform.cpus()).unwrap();
+    let table = PageTable::for_cpus(Arc::clone(memory), format, platform.cpus()).unwrap();
     iommu.attach(device, Context::SecondStage { domain: id, root: table.root(), levels: 4 });
     let mapper = TableMapper::new(table, Arc::clone(queue), id, Vec::new());
     let domain = Domain::new(platform.clone(), mapper, policy).unwrap();

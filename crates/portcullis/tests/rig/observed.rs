@@ -57,6 +57,10 @@ unsafe impl<M: Mapper> Mapper for Observed<M> {
         self.inner.costs()
     }
 
+    fn set_cpus(&mut self, cpus: usize) {
+        self.inner.set_cpus(cpus);
+    }
+
     unsafe fn map<P: Platform>(
         &self,
         platform: &P,

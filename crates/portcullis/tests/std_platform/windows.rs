@@ -100,7 +100,7 @@ fn a_mapper_whose_drop_panics_keeps_no_other_domain_s_window_open() {
     let gone = Arc::new(AtomicBool::new(false));
     let tell = Tell(Arc::clone(&gone));
     let format = VtdSecondStage::new(4, 3, 48).unwrap();
-    let table = PageTable::new(Arc::clone(&sound.memory), format, platform.cpus()).unwrap();
+    let table = PageTable::for_cpus(Arc::clone(&sound.memory), format, platform.cpus()).unwrap();
     let inner = TableMapper::new(table, sound.iommu.queue(), DomainId(2), Vec::new());
     let mapper = Observed::new(inner, move |moment| {
         let _hold = (&dropped, &tell);

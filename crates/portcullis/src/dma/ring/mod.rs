@@ -129,14 +129,13 @@ pub enum RingUnmap {
 /// # use portcullis::domain::{Domain, Policy};
 /// # use portcullis::mapper::TableMapper;
 /// # use portcullis::pgtable::{PageTable, VtdSecondStage};
-/// # use portcullis::platform::Platform;
 /// # use portcullis::std_platform::StdPlatform;
 /// # use portcullis_model::{Context, DeviceId, Iommu, IommuConfig, Memory};
 /// # let memory = Memory::new(16 << 20);
 /// # let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
 /// # let platform = StdPlatform::new();
 /// # let format = VtdSecondStage::four_level();
-/// # let table = PageTable::new(Arc::clone(&memory), format, platform.cpus())?;
+/// # let table = PageTable::new(Arc::clone(&memory), format)?;
 /// # let (id, nic) = (DomainId(1), DeviceId(0));
 /// # iommu.attach(nic, Context::SecondStage { domain: id, root: table.root(), levels: 4 });
 /// # let mapper = TableMapper::new(table, iommu.queue(), id, Vec::new());
