@@ -20,7 +20,7 @@ pub struct Limits {
     pub load_store_ns: f64,
     /// An atomic read-modify-write of a word on a cache line that this core owns.
     pub atomic_ns: f64,
-    /// Taking and releasing a lock (`std::sync::Mutex`) that nobody else wants.
+    /// Taking and releasing a lock (`std::sync::Mutex`) that no other thread wants.
     pub lock_ns: f64,
 }
 

@@ -29,7 +29,7 @@ pub struct Options {
     pub part: Duration,
     /// Operations that each thread times one by one in a pass.
     pub samples: usize,
-    /// Where set, no workload holds more than so many ranges: for tests, whose figures nobody reads.
+    /// Where set, no workload holds more than so many ranges: for tests, whose figures are not read.
     pub tiny: Option<usize>,
 }
 
@@ -255,7 +255,7 @@ impl Runner {
         }
         for round in 0..self.options.rounds {
             for place in 0..count {
-                // Another one begins each time, and every other round goes backwards, so that nobody always
+                // Another one begins each time, and every other round goes backwards, so that no subject always
                 // runs after the same neighbour.
                 let place = if round % 2 == 0 { place } else { count - 1 - place };
                 each((place + round + pass) % count, &mut |cell, outcome| {

@@ -45,7 +45,7 @@ pub(crate) fn table(report: &Report, layout: &Layout<'_>) -> Table {
     let (mut rows, mut seen): (Vec<Row<'_>>, Vec<Column<'_>>) = Default::default();
     let row_of = |r: &'_ Measurement| (r.format, r.direction, r.workload, r.threads);
     let results = report.results.iter().map(|r| (row_of(r), (r.subject, r.profile.as_deref())));
-    // Where nobody has a figure in one of several formats, it is told below the table only.
+    // Where no subject has a figure in one of several formats, it is told below the table only.
     let skipped = report.skipped.iter().filter(|s| s.format.is_none());
     let skipped = skipped.map(|s| {
         let row = (s.format, s.direction, s.workload, s.threads);
@@ -215,7 +215,7 @@ pub(crate) fn write_limits(text: &mut String, report: &Report) -> std::fmt::Resu
             limits.load_store_ns,
         ),
         ("atomic", "an atomic read-modify-write on a cache line that the core owns", limits.atomic_ns),
-        ("lock", "taking and releasing a lock that nobody else wants", limits.lock_ns),
+        ("lock", "taking and releasing a lock that no other thread wants", limits.lock_ns),
     ] {
         writeln!(text, "  {name}: {ns:.1} ns - {meaning}")?;
     }

@@ -110,7 +110,7 @@ impl Team {
             .map(|index| self.members[index].post(index, Arc::clone(&job), Arc::clone(&line)))
             .collect();
         drop(job);
-        // All are waited for before the first failure is told: nobody works on after this returns.
+        // All are waited for before the first failure is told: no thread works on after this returns.
         let results: Vec<_> = results
             .into_iter()
             .map(|result| result.recv().unwrap_or_else(|_| Err(Failure::Panicked("its thread ended".into()))))
@@ -247,7 +247,7 @@ impl StartLine {
 }
 
 /// Where the threads of a job wait for each other, as often as they like. Where there are more threads than cores,
-/// whoever waits lets others run.
+/// a thread that waits lets others run.
 #[derive(Debug, Default)]
 pub(crate) struct Meeting(AtomicUsize);
 

@@ -14,7 +14,7 @@
 //!   any address of the range goes, whatever its size;
 //! - RISC-V (IOMMU specification, IOTINVAL; privileged architecture, SFENCE.VMA): the same.
 //!
-//! Devices' own TLBs are held to the first of these rules, whatever the tables: nobody relies on more from a device.
+//! Devices' own TLBs are held to the first of these rules, whatever the tables: no driver relies on more from a device.
 //!
 //! Cost: a lookup is O(sizes present x ways); removing a range is O(min(pages x ways, capacity)).
 

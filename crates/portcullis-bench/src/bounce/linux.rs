@@ -105,7 +105,7 @@ impl Linux {
         }
         let subject = Self { library: *library, case: *case };
         let areas = case.threads.min(cores).next_power_of_two();
-        // SAFETY: nobody else is in the library, and nothing that it had given out is in use any more: `IN_USE` was
+        // SAFETY: no other thread is in the library, and nothing that it had given out is in use any more: `IN_USE` was
         // false. An area for each CPU and a whole power of two of slots are what it asks for.
         unsafe { (library.init)(areas as c_uint, case.pool_bytes() / SLOT) };
         Ok(subject)
@@ -133,7 +133,7 @@ impl Subject for Linux {
             bus_limit: 0,
             skip_sync: false,
         });
-        // SAFETY: the device is laid out as the library's, and nobody else has it.
+        // SAFETY: the device is laid out as the library's, and no other code has it.
         unsafe { (self.library.device_init)(&raw mut *device) };
         let at = vec![0; self.case.buffers()];
         let slots_only = self.case.shape == Shape::Slot;

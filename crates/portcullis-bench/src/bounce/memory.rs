@@ -10,7 +10,7 @@ use crate::runner::Failure;
 
 /// The process's memory, which is copied where `COPIES` is true.
 ///
-/// Where it is not, nobody ever looks at the bytes: what is measured is everything but the copy.
+/// Where it is not, no code ever looks at the bytes: what is measured is everything but the copy.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Ram<const COPIES: bool>;
 
@@ -35,13 +35,13 @@ unsafe impl<const COPIES: bool> Frames for Ram<COPIES> {
 
 // SAFETY: the bytes named are written, and nothing else. Without copies none is: but then no driver, device or CPU
 // reads a byte of what was named (the check of `slot` looks at what a device itself has written only), so that it was
-// not written can be told by nobody.
+// not written no code can tell.
 unsafe impl<const COPIES: bool> CopyMemory for Ram<COPIES> {
     #[inline]
     unsafe fn copy(&self, from: PhysAddr, to: PhysAddr, len: u64) {
         if COPIES {
             // SAFETY: the caller's promise: both ranges are memory of this process, whose provenance was exposed when it
-            // was allocated; they do not overlap, and nobody else accesses them meanwhile.
+            // was allocated; they do not overlap, and no other code accesses them meanwhile.
             unsafe {
                 ptr::copy_nonoverlapping(pointer(from.get()).cast_const(), pointer(to.get()), len as usize)
             };
@@ -90,12 +90,12 @@ impl Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        // SAFETY: `new` allocated it, and whoever was told of it is gone.
+        // SAFETY: `new` allocated it, and every user that was told of it is gone.
         unsafe { Ram::<true>.free(self.first, self.frames) }
     }
 }
 
-/// The buffers of one thread's driver, each on pages of its own with a page before and behind it that nobody else
+/// The buffers of one thread's driver, each on pages of its own with a page before and behind it that no other thread
 /// has.
 #[derive(Debug)]
 pub(crate) struct Buffers {

@@ -56,7 +56,7 @@ pub(crate) struct Hardware {
 }
 
 impl Hardware {
-    /// Idle hardware that makes whoever asks wait by `timing`, and states `costs`.
+    /// Idle hardware that makes the asker wait by `timing`, and states `costs`.
     pub(crate) fn new(
         timing: Timing,
         costs: Costs,
@@ -71,7 +71,7 @@ impl Hardware {
 
     /// What it has been asked for so far.
     pub(crate) fn asked(&self) -> Asked {
-        // Relaxed: read between repetitions, when nobody asks.
+        // Relaxed: read between repetitions, when no thread asks.
         Asked {
             submissions: self.submissions.load(Ordering::Relaxed),
             requests: self.requests.load(Ordering::Relaxed),

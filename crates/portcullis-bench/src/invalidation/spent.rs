@@ -109,7 +109,7 @@ impl<T> SpinLock<T> {
         let mut pauses = 1;
         let (ticks, guard) = self.timer.ticks(|| {
             loop {
-                // Looking more and more rarely: each look takes the line away from whoever has the lock.
+                // Looking more and more rarely: each look takes the line away from the thread that has the lock.
                 (0..pauses).for_each(|_| std::hint::spin_loop());
                 pauses = (pauses * 2).min(16);
                 if self.crowded {
@@ -175,7 +175,7 @@ mod tests {
             std::thread::sleep(std::time::Duration::from_millis(5));
             drop(guard);
             let spent = waiter.join().unwrap();
-            // It may have come so late that nobody had the lock any more.
+            // It may have come so late that no thread had the lock any more.
             assert!(spent.locks <= 1 && spent.waits == 0, "{spent:?}");
             assert_eq!(spent.lock > 0, spent.locks == 1, "{spent:?}");
         });

@@ -122,7 +122,7 @@ fn write_legend(text: &mut String, report: &Report) -> std::fmt::Result {
         "\nNanoseconds of one thread per unmap of a page: the median of interleaved repetitions, and half of the span \
          from\nleast to greatest in percent. With more threads the same figure means that they do not hinder each \
          other. Where there\nare more threads than cores they take turns, and what passes meanwhile counts for \
-         whoever was in an unmap.\nWaits: in the invalidation queue, for the hardware or for another's batch. Locks: \
+         the thread that was in an unmap.\nWaits: in the invalidation queue, for the hardware or for another's batch. Locks: \
          while another thread had the lock.\nNo flush: the median of those blocks of 64 unmaps in which the thread \
          itself did not flush. Hardware: what it\nworked, by all threads' unmaps. The clock's own {:.1} ns are taken off \
          wherever it is read.",

@@ -184,7 +184,7 @@ fn submissions_are_those_of_the_workload() {
     let alone = of("global-lock", "strict-unmap", 2);
     assert_eq!((alone.submissions_per_op, alone.hardware_wait_ns_per_op), (1.0, 710.0));
     assert_eq!(of("pgtable-only", "lazy-unmap", 2).submissions_per_op, 0.0);
-    // A flush for each 250, whoever makes it.
+    // A flush for each 250, by any CPU.
     let flushes = of("global-lock", "lazy-unmap", 2).submissions_per_op;
     assert!((3.0..=5.0).contains(&(flushes * 1000.0)), "{flushes}");
 }

@@ -66,7 +66,7 @@ pub(crate) fn make(library: &Library, last_core: Option<usize>) -> Make<Linux> {
             return Err(Failure::Unsupported(reason));
         }
         let _one_at_a_time = CREATING.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: it takes no argument, and nobody else is in it.
+        // SAFETY: it takes no argument, and no other thread is in it.
         let domain = unsafe { (library.new)() };
         let domain = NonNull::new(domain).ok_or_else(|| Failure::Refused("no domain was made".into()))?;
         Ok(Linux { library, domain, last_page: space.pages - 1 })
@@ -100,7 +100,7 @@ impl Allocator for Linux {
 
 impl Drop for Linux {
     fn drop(&mut self) {
-        // SAFETY: the domain came from the library, and nobody else has it any more. This may run on any
+        // SAFETY: the domain came from the library, and no other code has it any more. This may run on any
         // thread: it does not use the caches of the CPU it runs on.
         unsafe { (self.library.delete)(self.domain.as_ptr()) }
     }

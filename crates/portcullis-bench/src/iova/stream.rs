@@ -164,7 +164,7 @@ impl Deadline {
             return Ok(());
         }
         let elapsed = self.start.elapsed();
-        // Nobody gets faster as ranges become more, so this is the least that all of it will take. Some more
+        // No subject gets faster as ranges become more, so this is the least that all of it will take. Some more
         // than the budget, because a disturbance now need not go on.
         let expected = elapsed.mul_f64(self.total as f64 / done as f64);
         let hopeless = elapsed > self.budget / 16 && expected > self.budget * 3 / 2;

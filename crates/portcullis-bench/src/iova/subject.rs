@@ -80,7 +80,7 @@ pub(crate) fn open(
     team: &Team,
 ) -> Result<Vec<Subject>, RivalError> {
     let library = match rival {
-        // Opened even where it is not to be measured: whoever names it wants to hear that it is not there.
+        // Opened even where it is not to be measured: a caller that names it wants to hear that it is not there.
         Some(path) => Some(Library::open(path)?),
         None => None,
     };

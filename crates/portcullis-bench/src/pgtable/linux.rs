@@ -162,7 +162,7 @@ impl Table for Linux {
 
 impl Drop for Linux {
     fn drop(&mut self) {
-        // SAFETY: the context came from the library, and nobody else has it any more.
+        // SAFETY: the context came from the library, and no other code has it any more.
         unsafe { (self.library.delete)(self.context.as_ptr()) }
     }
 }

@@ -20,7 +20,7 @@ fn layout(count: usize) -> Option<Layout> {
     Layout::from_size_align(count.checked_mul(frame)?, align).ok().filter(|layout| layout.size() > 0)
 }
 
-// SAFETY: the process's allocator gives out aligned, zeroed memory that is nobody else's until it is given
+// SAFETY: the process's allocator gives out aligned, zeroed memory that is the caller's alone until it is given
 // back; addresses of 2^52 and above are refused. `table` is that memory.
 unsafe impl<const COHERENT: bool> Frames for Memory<COHERENT> {
     fn alloc(&self, count: usize) -> Option<PhysAddr> {
@@ -41,7 +41,7 @@ unsafe impl<const COHERENT: bool> Frames for Memory<COHERENT> {
     unsafe fn free(&self, first: PhysAddr, count: usize) {
         if let Some(layout) = layout(count) {
             // SAFETY: by the caller's promise `alloc` gave it out for the same count, and so with the same
-            // layout, and nobody uses it any more.
+            // layout, and no code uses it any more.
             unsafe { dealloc(std::ptr::with_exposed_provenance_mut(first.get() as usize), layout) };
         }
     }

@@ -10,7 +10,7 @@ use super::table::Table;
 use super::work::Pattern;
 use crate::runner::Failure;
 
-/// Entries like those of the lowest tables, one after the other: no walk, and nobody looks whether an entry is
+/// Entries like those of the lowest tables, one after the other: no walk, and no look at whether an entry is
 /// free.
 pub(crate) struct Stores<F: Frames, X: Format> {
     frames: F,
@@ -118,7 +118,7 @@ impl<F: Frames, X: Format> Table for Stores<F, X> {
 
 impl<F: Frames, X: Format> Drop for Stores<F, X> {
     fn drop(&mut self) {
-        // SAFETY: they came from `alloc` in `new`, and `&mut self` proves that nobody uses the words.
+        // SAFETY: they came from `alloc` in `new`, and `&mut self` proves that no other code uses the words.
         unsafe { self.frames.free(self.memory, self.count) }
     }
 }

@@ -123,7 +123,7 @@ impl<X: Format> World<X> {
     fn map_single(&mut self, input: &mut Input<'_>) {
         let (device, direction) = (usize::from(input.flag()), input.direction());
         let segment = self.nowhere(input);
-        // SAFETY: the memory is nobody's, and devices only find out where addresses lead.
+        // SAFETY: the memory was never allocated, and devices only find out where addresses lead.
         let result = unsafe { self.devices[device].map_single(segment.phys, segment.len, direction) };
         let Ok(iova) = result else { return };
         if is_large(&[segment]) {

@@ -31,7 +31,7 @@ pub type Device<X> = DmaDevice<Mapper<X>, Arc<Clocked>>;
 pub type Machine<X> = (Mapper<X>, Arc<Clocked>, NoCopies);
 pub type Pool<X> = BouncePool<Mapper<X>, Arc<Clocked>, Arc<Memory>>;
 
-/// Memory that nobody has: what is mapped by number leads there.
+/// Memory that was never allocated: what is mapped by number leads there.
 pub const NOWHERE: u64 = 0x9_0000_0000;
 pub const TIMEOUT: InvalidationError = InvalidationError::TimedOut { waited_ns: 1 };
 /// How long a lazy window is, in nanoseconds.
@@ -48,7 +48,7 @@ pub struct World<X: Format> {
     eager: Arc<Eager>,
     /// Frames of the buffers below: reached only where the model says so.
     user: Vec<(u64, u64)>,
-    /// Buffers that are nobody's now.
+    /// Buffers that are free now.
     pub free: Vec<Buffer>,
     pub typed: Typed<X>,
     pub raw: Raw<X>,
@@ -255,7 +255,7 @@ impl<X: Format> World<X> {
         }
     }
 
-    /// A segment of memory that nobody has.
+    /// A segment of memory that was never allocated.
     pub fn nowhere(&self, input: &mut Input<'_>) -> PhysSegment {
         match input.byte() % 8 {
             0 => PhysSegment { phys: PhysAddr::new(input.number()), len: input.number() },
@@ -279,7 +279,7 @@ impl<X: Format> World<X> {
         matches!(policy, Policy::Lazy { .. })
     }
 
-    /// Ends everything; nothing is lost, and nobody reaches anything.
+    /// Ends everything; nothing is lost, and no device reaches anything.
     pub fn finish(mut self) {
         self.heal();
         self.domain.flush().unwrap();

@@ -1,7 +1,7 @@
 //! The driver's side of the unit: contexts, and the invalidation queue's descriptors carried out.
 //!
 //! Attaching takes effect at once (no context is cached). Translations are cached by domain, not by device:
-//! whoever re-uses a domain's number must invalidate it, as with hardware.
+//! a driver that uses a domain's number again must invalidate it first, as with hardware.
 
 use std::sync::Arc;
 

@@ -144,7 +144,7 @@ struct State {
     faults: FaultLog,
     ring: Ring,
     misbehaviour: Misbehaviour,
-    /// A device that did not answer, and nobody has been told of yet.
+    /// A device that did not answer, which no driver has been told of yet.
     unanswered: Option<InvalidationError>,
     exposure: Exposure,
     /// Domains that the descriptors just carried out named.
@@ -159,7 +159,7 @@ struct Devices {
 }
 
 impl Devices {
-    /// A device's place, which is nobody's where it was never named, and its context.
+    /// A device's place and its context; `usize::MAX` where it was never named.
     fn find(&self, device: DeviceId) -> (usize, Option<Context>) {
         self.index.get(&device).map_or((usize::MAX, None), |&index| (index, self.contexts[index]))
     }

@@ -132,7 +132,7 @@ impl Memory {
     }
 
     /// The words of the frame at `frame`. For an address that is not allocated, a table of zeros that belongs
-    /// to nobody, and one more in [`stray_tables`](Self::stray_tables).
+    /// to no allocation, and one more in [`stray_tables`](Self::stray_tables).
     #[inline]
     pub fn table_at(&self, frame: PhysAddr) -> &Table {
         if frame.get().is_multiple_of(FRAME_SIZE)
@@ -314,7 +314,7 @@ fn before_words(start: u64, len: usize) -> usize {
     (start.next_multiple_of(WORD) - start).min(len as u64) as usize
 }
 
-// Relaxed: data carries no order of its own; whoever needs one has a lock or a doorbell.
+// Relaxed: data carries no order of its own; code that needs one has a lock or a doorbell.
 
 fn read_words(table: &Table, start: u64, bytes: &mut [u8]) {
     let read_part = |at: u64, part: &mut [u8]| {

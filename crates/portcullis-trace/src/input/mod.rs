@@ -144,7 +144,7 @@ impl<'a> Input<'a> {
         if let Err(error) = source.by_ref().take(4).read_to_end(&mut magic) {
             return Err(TraceError::Io { path: PathBuf::from(name), source: error });
         }
-        // A file shorter than any magic number has run dry, but nobody has missed anything yet.
+        // A file shorter than any magic number has run dry, but no reader has missed anything yet.
         gauge.ran_dry.store(false, Ordering::Relaxed);
         let format = Format::of(&magic);
         let whole = Cursor::new(magic).chain(source);

@@ -374,7 +374,7 @@ mod tests {
         assert_eq!((byte, memory.strays()), ([9], 1), "there is nothing to be read");
         // As after a free.
         let buffer = memory.alloc(2).unwrap();
-        // SAFETY: of the line above, and used by nobody.
+        // SAFETY: of the line above, and not used any more.
         unsafe { memory.free(buffer, 2) };
         assert_eq!(memory.peak_pool_bytes(), 2 * FRAME_SIZE);
         // SAFETY: simulated memory, of this thread alone, whether it is there or not.

@@ -233,7 +233,7 @@ fn replay_with<X: Format>(
 ) -> Result<Report, ReplayError> {
     let timer = Timer::calibrated();
     let mut asked = options.policies.clone();
-    // The yardstick of every share, also where nobody asked to see it.
+    // The yardstick of every share, also where it was not asked for.
     let with_baseline = asked.contains(&Mode::PASSTHROUGH);
     if !with_baseline {
         asked.push(Mode::PASSTHROUGH);

@@ -85,7 +85,7 @@ unsafe impl Platform for ReplayPlatform {
     #[inline]
     fn with_cpu<R>(&self, f: impl FnOnce(Option<&LocalCpu<'_>>) -> R) -> R {
         // One thread replays all CPUs, so no two hold a CPU at once, and a thread sees its own stores in order:
-        // the fence that a real machine's `fence_all` would bring has nobody to reach.
+        // the fence that a real machine's `fence_all` would bring has no CPU to reach.
         // SAFETY: for that reason.
         f(Some(&unsafe { LocalCpu::with_light_fence(self.cpu.load(Ordering::Relaxed)) }))
     }

@@ -4,7 +4,7 @@
 //! by one from a space with a past, such addresses are spread over it, and nearly every one of them is
 //! translated through a page table of its own. Out of an arena, neighbours in time are neighbours in address:
 //! one paging-structure entry serves a whole large page's worth of them, one range invalidation covers a
-//! descriptor, and nobody else's translations share the queue's tables. [Colours](RingConfig::colour) keep
+//! descriptor, and no other user's translations share the queue's tables. [Colours](RingConfig::colour) keep
 //! several queues out of each other's sets.
 //!
 //! # What it guarantees
@@ -65,7 +65,7 @@ pub struct RingConfig {
     ///
     /// Descriptors of whole large pages are moved by whole large pages only, so that they can be mapped by them.
     /// Any others are no longer aligned to their size: an invalidation by a single block of 2^n pages would
-    /// cover twice as much or, across the end of the largest block, the whole domain. Whoever unmaps them
+    /// cover twice as much or, across the end of the largest block, the whole domain. An unmap of them
     /// submits two blocks, with one wait.
     ///
     /// Where hardware mixes further bits into the number of a set, colours neither help nor harm.
@@ -88,7 +88,7 @@ impl RingConfig {
 
 /// A range of a space that one queue takes its addresses from, in rotation.
 ///
-/// It belongs to whoever owns the queue: one CPU at a time, hence `&mut`. It says nothing about mappings:
+/// It belongs to the owner of the queue: one CPU at a time, hence `&mut`. It says nothing about mappings:
 /// reserve, map, unmap and *then* free. It must be [released](Self::release) to the space that it came from;
 /// one that is dropped leaves its addresses out of use for as long as the space lives.
 ///

@@ -51,7 +51,7 @@ impl SpaceConfig {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum IovaError {
-    /// Nobody can use 0 bytes.
+    /// 0 bytes were asked for.
     #[error("an I/O virtual range of 0 bytes")]
     Empty,
     /// No hole is large enough at the alignment needed.

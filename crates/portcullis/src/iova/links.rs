@@ -2,9 +2,9 @@
 //!
 //! A radix tree: as many levels of 64 pointers as the array's length asks for, over leaves of 512 words. A
 //! level is installed with one compare-and-swap and stays until the array is dropped, so finding a word takes
-//! no lock, and whoever has found a leaf may keep it.
+//! no lock, and a CPU that has found a leaf may keep it.
 //!
-//! Memory ordering. A pointer is installed with `AcqRel` and followed with `Acquire`, so that whoever follows
+//! Memory ordering. A pointer is installed with `AcqRel` and followed with `Acquire`, so that a CPU that follows
 //! it sees the zeroed level. The words' own order is their users' affair.
 
 use alloc::boxed::Box;
@@ -124,7 +124,7 @@ impl Links {
                 Ok(made.cast())
             }
             Err(other) => {
-                // SAFETY: it was made above and nobody else knows of it.
+                // SAFETY: it was made above and no other CPU knows of it.
                 drop(unsafe { Box::from_raw(made) });
                 Ok(other)
             }
@@ -173,7 +173,7 @@ fn free(pointer: &mut AtomicPtr<Below>, height: u32) {
         return;
     }
     let Some(lower) = height.checked_sub(1) else {
-        // SAFETY: called from `drop` only, by which time nobody else uses any leaf; each came from a box and
+        // SAFETY: called from `drop` only, by which time no other CPU uses any leaf; each came from a box and
         // is pointed to once.
         drop(unsafe { Box::from_raw(below.cast::<Leaf>()) });
         return;

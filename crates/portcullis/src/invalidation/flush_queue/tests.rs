@@ -76,7 +76,7 @@ fn a_queue_takes_256_and_gives_each_back_once_in_its_turn() {
     }
 }
 
-/// What is closed is covered by a flush that visits nobody, and its queue hears of it with its next segment.
+/// What is closed is covered by a flush that visits no queue, and its queue hears of it with its next segment.
 #[test]
 fn a_flush_covers_whole_segments_without_a_visit() {
     let platform = StdPlatform::with_cpus(1);
@@ -141,7 +141,7 @@ fn a_timer_that_was_lost_is_asked_for_again_once() {
     assert_eq!([push(0), push(1), push(2)], [FIRST, Pushed::Queued, Pushed::Queued]);
     // The clock is not read for the next one, so that it takes no more than some stores otherwise.
     queue.lose_timer();
-    // By each queue, whoever else asks for one meanwhile.
+    // By each queue, although another asks for one meanwhile.
     let other = |number| self::push(&queue, &platform, false, number).0;
     assert_eq!((other(9), other(10)), (FIRST, Pushed::Queued));
     assert_eq!((push(3), push(4)), (FIRST, Pushed::Queued));

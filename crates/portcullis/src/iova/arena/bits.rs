@@ -90,7 +90,7 @@ impl Edges {
     /// Whether this very span is in the set. One word for each 64 positions of it.
     #[inline]
     pub fn is_exact(&self, span: Span) -> bool {
-        // What begins here ends at the next end, as spans are disjoint. Further than the span nobody looks.
+        // What begins here ends at the next end, as spans are disjoint. No search looks further than the span.
         let words = &self.words[..=index(span.last)];
         words[index(span.first)].first & bit(span.first) != 0
             && next(words, span.first, |word| word.last) == Some(span.last)

@@ -8,7 +8,7 @@ use crate::iova::IovaError;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ArenaError {
-    /// Nobody can use 0 bytes.
+    /// 0 bytes were asked for.
     #[error("a ring arena, or a reservation in one, of 0 bytes")]
     Empty,
     /// The arena's unit is not that of the space.
