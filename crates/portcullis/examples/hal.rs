@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use portcullis::addr::{DeviceId, Direction, DmaSegment, DomainId, PhysAddr, PhysSegment};
-use portcullis::bounce::pool::PoolConfig;
+use portcullis::bounce::PoolConfig;
 use portcullis::dma::{
     AnyQueue, CoherentMemory, Device, DmaMask, Machine, Queue, QueueConfig, RawEnded, RawMapping,
 };

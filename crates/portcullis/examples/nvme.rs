@@ -5,7 +5,7 @@ use std::error::Error;
 use std::sync::Arc;
 
 use portcullis::addr::{DeviceId, Direction, DomainId, Iova};
-use portcullis::bounce::pool::PoolConfig;
+use portcullis::bounce::PoolConfig;
 use portcullis::dma::{Device, DmaBuffer, DmaMask, Ended, Machine, Mapping, Queue, QueueConfig};
 use portcullis::domain::Domain;
 use portcullis::pgtable::{PageTable, VtdSecondStage};

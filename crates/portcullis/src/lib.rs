@@ -9,8 +9,13 @@
 //! # From the top
 //! - Drivers: [`dma::Queue`], by [`Domain::builder`](domain::Domain::builder): mappings that own their buffers, whatever protects them.
 //! - Kernels and VMMs: [`domain::Domain`] over a [`mapper::Mapper`].
-//! - The layers, each of which uses only those before it: [`addr`], [`sync`], [`platform`], [`percpu`],
-//!   [`iova`], [`pgtable`], [`exposure`], [`invalidation`], [`mapper`], [`domain`], [`bounce`], [`dma`].
+//! - The layers, each of which uses only those before it: [`addr`], `sync`, [`platform`], `percpu`,
+//!   `iova`, [`pgtable`], [`exposure`], [`invalidation`], [`mapper`], [`domain`], [`bounce`], [`dma`].
+//!
+//! # Parts
+//! What domains and queues are made of (lists of addresses, flush queues, per-CPU values, rings, batches, pools) is public with the
+//! feature `parts`, for this workspace's tests and benches, and for those who measure it or build something else of it. It changes
+//! whenever the library does.
 //!
 //! # What always holds
 //! - Memory that a strict unmap hands back cannot be reached by the device; with lazy protection it can for
@@ -26,7 +31,7 @@
 //!   [`Format`](pgtable::Format), and, for mappings that own their buffers, [`DmaBuffer`](dma::DmaBuffer);
 //! - of those who open memory by its number ([`DmaDevice::map_single`](dma::DmaDevice::map_single) and everything like it): that
 //!   it is theirs to open. Unmapping is safe, as it only ever closes, except where it copies to memory by its number:
-//!   [`BouncePool::unmap`](bounce::pool::BouncePool::unmap) and everything like it;
+//!   what unmaps a copy by its number, of the [parts](#parts);
 //! - of those who say, below a mapper, what hardware has forgotten: to [`PageTable::unmap`](pgtable::PageTable::unmap), for one.
 //!
 //! # Example
@@ -39,11 +44,9 @@
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! use std::sync::Arc;
 //!
-//! use portcullis::addr::{DeviceId, DomainId, Direction::FromDevice};
-//! use portcullis::bounce::pool::PoolConfig;
-//! use portcullis::dma::{DmaMask, Ended, QueueConfig};
-//! use portcullis::domain::{Domain, Policy};
-//! use portcullis::pgtable::{PageTable, VtdSecondStage};
+//! use portcullis::addr::Direction::FromDevice;
+//! use portcullis::pgtable::VtdSecondStage;
+//! use portcullis::prelude::*;
 //! use portcullis::std_platform::StdPlatform;
 //! use portcullis_model::{Context, Iommu, IommuConfig, Memory};
 //!
@@ -98,6 +101,8 @@
 //! # fn main() {}
 //! ```
 #![no_std]
+// What only users of the parts call and import; with them nothing is dead.
+#![cfg_attr(not(feature = "parts"), allow(dead_code, unused_imports))]
 
 extern crate alloc;
 #[cfg(feature = "std")]
@@ -112,11 +117,23 @@ pub mod dma;
 pub mod domain;
 pub mod exposure;
 pub mod invalidation;
+#[cfg(feature = "parts")]
 pub mod iova;
+#[cfg(not(feature = "parts"))]
+mod iova;
 pub mod mapper;
+#[cfg(feature = "parts")]
 pub mod percpu;
+#[cfg(not(feature = "parts"))]
+mod percpu;
 pub mod pgtable;
 pub mod platform;
+pub mod prelude;
+mod setup;
+pub use setup::SetupError;
 #[cfg(feature = "std")]
 pub mod std_platform;
+#[cfg(feature = "parts")]
 pub mod sync;
+#[cfg(not(feature = "parts"))]
+mod sync;

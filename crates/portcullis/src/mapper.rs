@@ -11,7 +11,7 @@ use crate::addr::{DeviceId, DomainId, IovaRange, PageSizes, Permissions, PhysAdd
 use crate::invalidation::{
     Costs, DeviceTlbError, DeviceTlbs, Gather, Invalidation, InvalidationError, InvalidationQueue, Request,
 };
-use crate::percpu::{Marks, Turn};
+pub use crate::percpu::{Marks, Turn};
 use crate::pgtable::{Format, MapError, PageTable, Unmapped, VtdSecondStage};
 use crate::platform::{Frames, Platform};
 

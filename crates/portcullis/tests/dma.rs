@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use common::{Bench, DEVICE, PAGE};
 use portcullis::addr::{Direction, DmaSegment, Iova, IovaRange, Permissions, PhysAddr, PhysSegment};
-use portcullis::dma::{CoherentError, CoherentMemory, DmaBuffer, DmaDevice};
+use portcullis::dma::{CoherentMemory, DmaBuffer, DmaDevice};
 use portcullis::domain::{MapListError, Policy, UnmapError};
 use portcullis::iova::IovaError;
 use portcullis::pgtable::MapError;
@@ -265,9 +265,9 @@ fn coherent_memory_has_a_pointer_where_it_is_in_one_piece() {
 fn coherent_memory_that_cannot_be_had_says_so() {
     let bench = Bench::new(Policy::Strict);
     let too_much = CoherentMemory::new(&bench.device, Arc::clone(&bench.memory), 1 << 40).unwrap_err();
-    assert_eq!(too_much, CoherentError::OutOfMemory { frames: 1 << 28 });
+    assert_eq!(too_much, MapListError::NoFrames { frames: 1 << 28 });
     let none = CoherentMemory::new(&bench.device, Arc::clone(&bench.memory), 0).unwrap_err();
-    assert_eq!(none, CoherentError::OutOfMemory { frames: 0 });
+    assert_eq!(none, MapListError::NoFrames { frames: 0 });
 }
 
 proptest! {

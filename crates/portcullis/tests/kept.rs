@@ -10,8 +10,8 @@ use common::{Bench, DEVICE, PAGE};
 use portcullis::addr::{Direction, DomainId, Iova, IovaRange, Permissions, PhysAddr, PhysSegment};
 use portcullis::bounce::pool::{Attributes, BounceDevice, BouncePool, DeviceProfile, PoolConfig};
 use portcullis::dma::{
-    AdaptiveRing, BatchError, CoherentMemory, DmaCommitError, DmaDevice, DmaUnmapError, QueueConfig,
-    RawBatch, RingError, StrictRing, StrictRingConfig,
+    AdaptiveRing, BatchError, CoherentMemory, DmaDevice, DmaUnmapError, QueueConfig, RawBatch, RingError,
+    StrictRing, StrictRingConfig,
 };
 use portcullis::domain::{Domain, Policy, UnmapError};
 use portcullis::invalidation::InvalidationError;
@@ -126,12 +126,12 @@ fn a_typed_buffer_stays_where_it_is_until_it_is_gone() {
         let failed = queue.unmap(mapping).map(drop).unwrap_err();
         let still_mapped = match failed.error {
             DmaUnmapError::Unmap(error) => is_still_mapped(Err::<(), _>(error)),
-            error => matches!(error, DmaUnmapError::Commit(DmaCommitError::StillMapped { kept: PAGE, .. })),
+            error => matches!(error, DmaUnmapError::StillMapped { kept: PAGE, .. }),
         };
         assert!(still_mapped && failed.mapping.is_none(), "{failed}");
         // It is in no commit, or none is before it is gone.
         match waits {
-            true => assert!(matches!(queue.commit().map(drop), Err(DmaCommitError::StillMapped { .. }))),
+            true => assert!(matches!(queue.commit().map(drop), Err(DmaUnmapError::StillMapped { .. }))),
             false => assert_eq!(queue.commit().unwrap().len(), 0),
         }
         assert!(bench.writes(iova));

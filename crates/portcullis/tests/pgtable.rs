@@ -7,8 +7,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use common::{PAGE, PLATFORM, vtd};
+use portcullis::SetupError;
 use portcullis::addr::{Iova, IovaRange, PageSize, PageSizes, Permissions, PhysAddr};
-use portcullis::pgtable::{MapError, PageTable, TableError, Unmapped, VtdSecondStage};
+use portcullis::pgtable::{MapError, PageTable, Unmapped, VtdSecondStage};
 use portcullis::platform::Platform;
 use portcullis_model::open::OpenTable;
 use portcullis_model::{Context, DeviceId, Iommu, IommuConfig, Memory};
@@ -155,15 +156,15 @@ fn what_cannot_be_mapped_says_why() {
     }
     for levels in [0, 2, 6] {
         let error = VtdSecondStage::new(levels, 1, 52).unwrap_err();
-        assert_eq!(error, TableError::Levels { levels, min: 3, max: 5 });
+        assert_eq!(error, SetupError::Levels { levels, min: 3, max: 5 });
     }
     for levels in [0, 4] {
         let error = VtdSecondStage::new(4, levels, 52).unwrap_err();
-        assert_eq!(error, TableError::LeafLevels { levels, max: 3 });
+        assert_eq!(error, SetupError::LeafLevels { levels, max: 3 });
     }
     for bits in [11, 53] {
         let error = VtdSecondStage::new(4, 1, bits).unwrap_err();
-        assert_eq!(error, TableError::AddressBits { bits, min: 12, max: 52 });
+        assert_eq!(error, SetupError::AddressBits { bits, min: 12, max: 52 });
     }
 }
 

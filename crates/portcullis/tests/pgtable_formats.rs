@@ -1,10 +1,11 @@
 //! Page-table layouts against entries put together by hand from the manuals' figures.
 
+use portcullis::SetupError;
 use portcullis::addr::{PageSize, Permissions, PhysAddr};
 
 use portcullis::pgtable::{
     ARM_MAIR, AmdV1, Arm, ArmStage, Attributes, Entry, Format, Layout, LeafSize, Memory, Riscv, RiscvMode,
-    TableError, VtdSecondStage, X86FirstStage,
+    VtdSecondStage, X86FirstStage,
 };
 use proptest::prelude::*;
 
@@ -442,9 +443,9 @@ fn names_and_widths() {
 
 #[test]
 fn limits() {
-    let levels = |levels, min, max| TableError::Levels { levels, min, max };
-    let leaves = |levels, max| TableError::LeafLevels { levels, max };
-    let bits = |bits, min, max| TableError::AddressBits { bits, min, max };
+    let levels = |levels, min, max| SetupError::Levels { levels, min, max };
+    let leaves = |levels, max| SetupError::LeafLevels { levels, max };
+    let bits = |bits, min, max| SetupError::AddressBits { bits, min, max };
 
     assert_eq!(X86FirstStage::new(3, 1, 52), Err(levels(3, 4, 5)));
     assert_eq!(X86FirstStage::new(6, 1, 52), Err(levels(6, 4, 5)));

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
+use portcullis::SetupError;
 use portcullis::pgtable::{
-    AmdV1, Arm, ArmStage, Format, Layout, Riscv, RiscvMode, TableError, VtdSecondStage, X86FirstStage,
+    AmdV1, Arm, ArmStage, Format, Layout, Riscv, RiscvMode, VtdSecondStage, X86FirstStage,
 };
 use portcullis::std_platform::StdPlatform;
 
@@ -20,7 +21,7 @@ const PHYS: u32 = 48;
 
 /// What is measured: with 48 bits of I/O virtual address where the format has a choice, and with leaves at the
 /// lowest three levels.
-fn all() -> [Result<Arc<dyn AnyFormat>, TableError>; 15] {
+fn all() -> [Result<Arc<dyn AnyFormat>, SetupError>; 15] {
     [
         any(VtdSecondStage::new(4, 3, PHYS)),
         any(X86FirstStage::new(4, 3, PHYS)),
@@ -40,7 +41,7 @@ fn all() -> [Result<Arc<dyn AnyFormat>, TableError>; 15] {
     ]
 }
 
-fn any<X: Format>(format: Result<X, TableError>) -> Result<Arc<dyn AnyFormat>, TableError> {
+fn any<X: Format>(format: Result<X, SetupError>) -> Result<Arc<dyn AnyFormat>, SetupError> {
     Ok(Arc::new(format?))
 }
 

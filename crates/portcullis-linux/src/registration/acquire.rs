@@ -6,14 +6,13 @@ use portcullis::domain::{MapListError, Refused};
 use portcullis::invalidation::Gather;
 use portcullis::mapper::Mapper;
 use portcullis::platform::Platform;
-use portcullis::sync::pause;
 
-use super::RegistrationCache;
 use super::config::{Keep, Registration};
 use super::error::AcquireError;
 use super::hands::{Entry, Hands, Lent, MakingRoom};
 use super::index::Span;
 use super::state::{Claim, Held, Step};
+use super::{RegistrationCache, pause};
 
 impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
     /// Holds `memory`, mapped for `direction`. A hit, where `memory` is part of an entry that is

@@ -9,15 +9,14 @@ use portcullis::domain::{Domain, Linked, StillMapped, Unlinked};
 use portcullis::invalidation::{Gather, InvalidationError};
 use portcullis::mapper::Mapper;
 use portcullis::platform::Platform;
-use portcullis::sync::pause;
 
-use super::RegistrationCache;
 use super::config::{Forgotten, Registration, Released};
 use super::error::{ForgetError, ReleaseRegistrationError};
 use super::hands::{Entry, Hands};
 use super::index::Span;
 use super::slot::{Phase, Slots};
 use super::state::{BATCH, Ended, Evicted, State};
+use super::{RegistrationCache, pause};
 
 impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
     /// Gives a registration back: the caller's device is done with it. O(1), except for the last

@@ -1,9 +1,9 @@
 //! The errors of registrations. Each says whether devices may still reach the memory.
 
 use portcullis::addr::{PhysAddr, PhysSegment};
+use portcullis::domain::IovaError;
 use portcullis::domain::MapListError;
 use portcullis::invalidation::InvalidationError;
-use portcullis::iova::IovaError;
 
 use super::config::Registration;
 use super::index::Span;

@@ -91,6 +91,14 @@ use portcullis::platform::Platform;
 use self::slot::Slots;
 use self::state::State;
 
+/// Lets others get on while the caller waits for one of them.
+fn pause() {
+    #[cfg(loom)]
+    loom::thread::yield_now();
+    #[cfg(not(loom))]
+    std::thread::yield_now();
+}
+
 /// Long-lived mappings of one device's domain: see the [module](self).
 ///
 /// All methods take `&self` and may run on any number of CPUs at once. They trust their caller as the raw methods of

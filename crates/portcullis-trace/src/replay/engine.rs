@@ -8,7 +8,7 @@ mod pools;
 use std::sync::Arc;
 
 use portcullis::addr::{DeviceId, DomainId, Iova, IovaRange, PhysAddr, PhysSegment};
-use portcullis::bounce::pool::Way;
+use portcullis::bounce::Way;
 use portcullis::bounce::swiotlb::Swiotlb;
 use portcullis::dma::{DmaMask, DmaUnmapError};
 use portcullis::domain::Policy;
@@ -310,7 +310,7 @@ impl<X: Format> Engine<X> {
 
 fn end_failed(line: u64, error: DmaUnmapError) -> ReplayError {
     match error {
-        DmaUnmapError::Commit(error) => ReplayError::Commit { line, error },
+        error if error.is_of_commit() => ReplayError::Commit { line, error },
         error => ReplayError::Unmap { line, error },
     }
 }

@@ -1,8 +1,7 @@
 //! The page-table formats that a trace can be replayed with, by name.
 
-use portcullis::pgtable::{
-    AmdV1, Arm, ArmStage, Format, Riscv, RiscvMode, TableError, VtdSecondStage, X86FirstStage,
-};
+use portcullis::SetupError;
+use portcullis::pgtable::{AmdV1, Arm, ArmStage, Format, Riscv, RiscvMode, VtdSecondStage, X86FirstStage};
 use portcullis_model::{ArmStage as ModelStage, ArmTables, Granule, RiscvMode as ModelMode, TableFormat};
 
 /// Bits of physical addresses: what the model's memory and every format have.
@@ -42,7 +41,7 @@ pub const FORMATS: [&str; 15] = [
 ];
 
 /// Does `what` with the format called `name`; `None` where there is none.
-pub(super) fn with_format<W: WithFormat>(name: &str, what: W) -> Option<Result<W::Output, TableError>> {
+pub(super) fn with_format<W: WithFormat>(name: &str, what: W) -> Option<Result<W::Output, SetupError>> {
     Some(match name {
         "vtd-ss" => {
             both(what, VtdSecondStage::new(4, 3, PHYS_BITS), TableFormat::VtdSecondStage { levels: 4 })
@@ -67,9 +66,9 @@ pub(super) fn with_format<W: WithFormat>(name: &str, what: W) -> Option<Result<W
 
 fn both<W: WithFormat, X: Format>(
     what: W,
-    written: Result<X, TableError>,
+    written: Result<X, SetupError>,
     read: TableFormat,
-) -> Result<W::Output, TableError> {
+) -> Result<W::Output, SetupError> {
     Ok(what.with(Both { written: written?, read }))
 }
 
@@ -77,7 +76,7 @@ fn arm<const GRANULE: u32, W: WithFormat>(
     what: W,
     stage: ArmStage,
     granule: Granule,
-) -> Result<W::Output, TableError> {
+) -> Result<W::Output, SetupError> {
     let written = Arm::<GRANULE>::new(stage, PHYS_BITS, PHYS_BITS)?;
     let model = match stage {
         ArmStage::One => ModelStage::One,
@@ -93,6 +92,6 @@ fn arm<const GRANULE: u32, W: WithFormat>(
     both(what, Ok(written), TableFormat::Arm(tables))
 }
 
-fn riscv<W: WithFormat>(what: W, mode: RiscvMode, model: ModelMode) -> Result<W::Output, TableError> {
+fn riscv<W: WithFormat>(what: W, mode: RiscvMode, model: ModelMode) -> Result<W::Output, SetupError> {
     both(what, Riscv::new(mode, 3, PHYS_BITS), TableFormat::RiscV(model))
 }

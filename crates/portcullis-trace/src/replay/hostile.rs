@@ -9,7 +9,7 @@
 //! Cost: a hash lookup for each page mapped and unmapped; for each retry a probe of every address seen so far.
 
 use portcullis::addr::{Iova, PageSize, Permissions, PhysAddr};
-use portcullis::bounce::pool;
+use portcullis::bounce::Way;
 use portcullis::dma::Machine;
 use portcullis::domain::{Policy, PolicyError};
 use portcullis_model::{DeviceId, Iommu, Segment};
@@ -138,7 +138,7 @@ impl Hostile {
         } else {
             self.found.strict.unmaps += 1
         }
-        if live.copied == Copied::Pool(pool::Way::Slot) {
+        if live.copied == Copied::Pool(Way::Slot) {
             // The buffer stays where it is, and so does what is promised of it.
             return;
         }

@@ -1,7 +1,7 @@
 //! A mapping of the trace that is alive.
 
 use portcullis::addr::{Direction, DmaSegment, Iova, PageSize, PhysAddr, PhysSegment};
-use portcullis::bounce::pool;
+use portcullis::bounce::Way;
 use portcullis::dma::RawMapping;
 use portcullis_model::Segment as Piece;
 use smallvec::SmallVec;
@@ -18,7 +18,7 @@ pub(super) enum Copied {
     /// The buffer, and by no pool.
     No,
     /// What the pool of the domain says.
-    Pool(pool::Way),
+    Pool(Way),
     /// A copy, at an address that is not translated.
     Swiotlb,
 }
@@ -27,8 +27,8 @@ impl Copied {
     /// Whether `reached` may be where the device gets, for a byte of the buffer at `original`.
     pub(super) fn allows(self, reached: PhysAddr, original: PhysAddr) -> bool {
         match self {
-            Self::No | Self::Pool(pool::Way::Direct) => reached == original,
-            Self::Pool(pool::Way::Split) => reached == original || is_pool(reached),
+            Self::No | Self::Pool(Way::Direct) => reached == original,
+            Self::Pool(Way::Split) => reached == original || is_pool(reached),
             Self::Pool(_) | Self::Swiotlb => is_pool(reached),
         }
     }

@@ -41,11 +41,10 @@ pub use timing::{Figures, INTERRUPTED_NS, Samples, Timer};
 
 use engine::Engine;
 use format::{Both, WithFormat, with_format};
+use portcullis::SetupError;
 use portcullis::addr::PhysAddr;
-use portcullis::bounce::swiotlb;
-use portcullis::dma::{AttachError, DmaCommitError, DmaMapError, DmaSyncError, DmaUnmapError, QueueError};
-use portcullis::domain::DomainError;
-use portcullis::pgtable::{Format, TableError};
+use portcullis::dma::{DmaMapError, DmaUnmapError};
+use portcullis::pgtable::Format;
 
 use crate::{Chunk, Trace, TraceError};
 
@@ -81,7 +80,7 @@ pub enum ReplayError {
         /// The event's line; 0 for a commit that time, and no event, asked for.
         line: u64,
         /// Why.
-        error: DmaCommitError,
+        error: DmaUnmapError,
     },
     /// The library could not sync a mapping.
     #[error("line {line}: sync failed: {error}")]
@@ -89,7 +88,7 @@ pub enum ReplayError {
         /// The event's line.
         line: u64,
         /// Why.
-        error: DmaSyncError,
+        error: DmaUnmapError,
     },
     /// The library could not make a queue.
     #[error("line {line}: queue: {error}")]
@@ -97,7 +96,7 @@ pub enum ReplayError {
         /// The event's line; 0 for one that was made with its device.
         line: u64,
         /// Why.
-        error: QueueError,
+        error: SetupError,
     },
     /// More memory than can be followed page by page.
     #[error("line {line}: mapping: {pages} pages to follow at once, {most} are possible")]
@@ -129,18 +128,9 @@ pub enum ReplayError {
         /// Where the memory is.
         phys: PhysAddr,
     },
-    /// No bounce buffers for a machine without an IOMMU.
+    /// No page table, domain or pool for a device.
     #[error(transparent)]
-    SwiotlbPool(#[from] swiotlb::SwiotlbError),
-    /// A device that reaches nothing.
-    #[error(transparent)]
-    Attach(#[from] AttachError),
-    /// No domain for a device.
-    #[error(transparent)]
-    Domain(#[from] DomainError),
-    /// No page table for a device.
-    #[error(transparent)]
-    Table(#[from] TableError),
+    Setup(#[from] SetupError),
     /// No such page-table format.
     #[error("no page-table format is called {name:?}: there are {}", FORMATS.join(", "))]
     NoSuchFormat {

@@ -1,10 +1,10 @@
 //! A device of the trace: its queues, and what of it waits for a commit.
 #![allow(unsafe_code, reason = "a queue trusts its caller with memory, which here is the trace's")]
 
+use portcullis::SetupError;
 use portcullis::addr::{Direction, DmaSegment, PhysSegment};
 use portcullis::dma::{
-    Device, DmaCommitError, DmaMapError, DmaSyncError, DmaUnmapError, Explained, Machine, Queue, QueueConfig,
-    QueueError, RawEnded, RawMapping,
+    Device, DmaMapError, DmaUnmapError, Explained, Machine, Queue, QueueConfig, RawEnded, RawMapping,
 };
 
 use super::live::Live;
@@ -38,7 +38,7 @@ pub(super) struct Port<X: Machine> {
 }
 
 impl<X: Machine> Port<X> {
-    pub(super) fn new(device: Device<X>, mode: Mode) -> Result<Self, QueueError> {
+    pub(super) fn new(device: Device<X>, mode: Mode) -> Result<Self, SetupError> {
         let alone = device.queue(QueueConfig::direct())?;
         let mut lanes = [None, None, None];
         let strategy = mode.strategy(device.dma().domain().granule().bytes());
@@ -59,7 +59,7 @@ impl<X: Machine> Port<X> {
         direction: Direction,
         origin: Origin,
         colours: &mut u32,
-    ) -> Result<(), QueueError> {
+    ) -> Result<(), SetupError> {
         if let (Some(index), Strategy::Rings(config)) = (self.lane(direction, origin), self.strategy)
             && self.lanes[index].is_none()
         {
@@ -120,7 +120,7 @@ impl<X: Machine> Port<X> {
         live: &Live,
         side: Side,
         (offset, len): (u64, u64),
-    ) -> Result<(), DmaSyncError> {
+    ) -> Result<(), DmaUnmapError> {
         let (queue, Some(mapping)) = (self.queue(live.lane), &live.mapping) else { return Ok(()) };
         match side {
             Side::Cpu => queue.sync_raw_for_cpu(mapping, offset, len),
@@ -155,7 +155,7 @@ impl<X: Machine> Port<X> {
     }
 
     /// Commits what waits in a lane.
-    pub(super) fn commit(&mut self, lane: usize) -> Result<(), DmaCommitError> {
+    pub(super) fn commit(&mut self, lane: usize) -> Result<(), DmaUnmapError> {
         self.queue(Some(lane)).commit_raw().map(drop)
     }
 

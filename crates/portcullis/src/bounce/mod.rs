@@ -2,5 +2,10 @@
 //!
 //! A device that is given a bounce buffer never reaches the original: protection is strict, and to the byte.
 
+#[cfg(feature = "parts")]
 pub mod pool;
+#[cfg(not(feature = "parts"))]
+pub(crate) mod pool;
 pub mod swiotlb;
+
+pub use pool::{Attributes, PoolConfig, TrustGroup, Way};

@@ -14,21 +14,6 @@ use crate::sync::{AtomicU64, Ordering};
 /// Bytes of a word.
 const WORD: usize = size_of::<u64>();
 
-/// Coherent memory that could not be had.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum CoherentError {
-    /// No frames in a row.
-    #[error("no {frames} frames of memory in a row")]
-    OutOfMemory {
-        /// Frames asked for.
-        frames: usize,
-    },
-    /// The memory could not be mapped.
-    #[error(transparent)]
-    Map(#[from] MapListError),
-}
-
 /// Zeroed whole pages that the CPU and one device share until this is dropped.
 ///
 /// The device may read and write them at any time, so the CPU does it in atomic words ([`word`](Self::word)), of which
@@ -47,13 +32,13 @@ impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
     /// `len` bytes, rounded up to whole granules, in one piece for the CPU and for the device.
     ///
     /// # Errors
-    /// [`CoherentError`], with nothing kept.
-    pub fn new(device: &DmaDevice<M, P>, frames: F, len: usize) -> Result<Self, CoherentError> {
+    /// [`MapListError`], with nothing kept: [`NoFrames`](MapListError::NoFrames) where there are none in a row.
+    pub fn new(device: &DmaDevice<M, P>, frames: F, len: usize) -> Result<Self, MapListError> {
         // Whole granules: what shares one with the memory could be reached, too.
         let granule = if device.is_translated() { device.domain().granule().bytes() } else { FRAME_SIZE };
         let rounded = (len as u64).checked_next_multiple_of(granule).unwrap_or(u64::MAX);
         let count = usize::try_from(rounded / FRAME_SIZE).unwrap_or(usize::MAX);
-        let phys = frames.alloc(count).ok_or(CoherentError::OutOfMemory { frames: count })?;
+        let phys = frames.alloc(count).ok_or(MapListError::NoFrames { frames: count })?;
         let len = count as u64 * FRAME_SIZE;
         // Where a call below panics, the device may reach them: then they are never freed.
         let frames = ManuallyDrop::new(frames);
@@ -62,12 +47,12 @@ impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
         match unsafe { device.map_single(phys, len, Direction::Bidirectional) } {
             Ok(iova) => Ok(Self { device: ManuallyDrop::new(device.clone()), frames, phys, count, iova }),
             // The device may reach them: they are never freed.
-            Err(error @ MapListError::Unconfirmed { .. }) => Err(error.into()),
+            Err(error @ MapListError::Unconfirmed { .. }) => Err(error),
             Err(error) => {
                 let frames = ManuallyDrop::into_inner(frames);
                 // SAFETY: the frames came from the line above, and no device reaches them.
                 unsafe { frames.free(phys, count) };
-                Err(error.into())
+                Err(error)
             }
         }
     }

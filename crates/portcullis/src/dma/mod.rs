@@ -50,17 +50,29 @@ mod queue;
 mod raw_batch;
 mod ring;
 
+#[cfg(feature = "parts")]
 pub use adaptive::{
     AdaptiveMapError, AdaptiveMapping, AdaptiveRing, AdaptiveUnmap, AdaptiveUnmapError, AdaptiveUnmapFailed,
-    Choice, Explained, WayCost,
 };
+#[cfg(not(feature = "parts"))]
+pub(crate) use adaptive::{
+    AdaptiveMapError, AdaptiveMapping, AdaptiveRing, AdaptiveUnmap, AdaptiveUnmapError, AdaptiveUnmapFailed,
+};
+pub use adaptive::{Choice, Explained, WayCost};
 pub use buffer::DmaBuffer;
-pub use coherent::{CoherentError, CoherentMemory};
+pub use coherent::CoherentMemory;
 pub use device::DmaDevice;
 pub use queue::{
-    AnyQueue, AttachError, Device, DmaCommitError, DmaDomain, DmaMapError, DmaMask, DmaSyncError,
-    DmaUnmapError, DomainBuilder, Ended, Machine, Mapping, NoCopies, NotMapped, NotUnmapped, Queue,
-    QueueConfig, QueueError, Raw, RawEnded, RawMapping, RawNotUnmapped, Strategy,
+    AnyQueue, Device, DmaDomain, DmaMapError, DmaMask, DmaUnmapError, DomainBuilder, Ended, Machine, Mapping,
+    NoCopies, NotMapped, NotUnmapped, Queue, QueueConfig, Raw, RawEnded, RawMapping, RawNotUnmapped,
+    Strategy,
 };
-pub use raw_batch::{BatchError, MOST_IN_BATCH, RawBatch};
+pub use raw_batch::MOST_IN_BATCH;
+#[cfg(feature = "parts")]
+pub use raw_batch::{BatchError, RawBatch};
+#[cfg(not(feature = "parts"))]
+pub(crate) use raw_batch::{BatchError, RawBatch};
+#[cfg(feature = "parts")]
 pub use ring::{RingError, RingMapping, RingUnmap, RingUnmapFailed, StrictRing, StrictRingConfig};
+#[cfg(not(feature = "parts"))]
+pub(crate) use ring::{RingError, RingMapping, RingUnmap, RingUnmapFailed, StrictRing, StrictRingConfig};

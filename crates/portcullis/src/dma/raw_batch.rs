@@ -234,6 +234,7 @@ impl<M: Mapper, P: Platform> Drop for RawBatch<M, P> {
     }
 }
 
+#[cfg(feature = "parts")]
 impl<M: Mapper, P: Platform> DmaDevice<M, P> {
     /// Unmaps what [`map_single`](Self::map_single) returned for the same `len`, into `batch`: it is done when
     /// the batch is committed. Clears the translations at once. Waits for nothing and allocates nothing, but for a part

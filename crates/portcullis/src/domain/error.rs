@@ -5,18 +5,6 @@ use crate::invalidation::InvalidationError;
 use crate::iova::IovaError;
 use crate::pgtable::MapError;
 
-/// A domain that cannot be made.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum DomainError {
-    /// The mapper has no page size.
-    #[error("the mapper states no page size")]
-    NoPageSize,
-    /// The mapper's aperture cannot be turned into an address space.
-    #[error("the mapper's aperture: {0}")]
-    Space(#[from] IovaError),
-}
-
 /// A list of memory segments that was not mapped. Nothing of it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -64,6 +52,12 @@ pub enum MapListError {
     Unconfirmed {
         /// Why it was not confirmed.
         error: InvalidationError,
+    },
+    /// There is no memory for [coherent memory](crate::dma::CoherentMemory): no frames in a row.
+    #[error("no {frames} frames of memory in a row")]
+    NoFrames {
+        /// Frames asked for.
+        frames: usize,
     },
     /// No I/O virtual addresses.
     #[error(transparent)]

@@ -7,7 +7,8 @@ mod policy;
 mod space;
 mod view;
 
-pub use error::{DomainError, MapListError, UnmapError};
+pub use crate::iova::{IovaError, SpaceUsage};
+pub use error::{MapListError, UnmapError};
 pub use policies::Policies;
 pub(crate) use policy::{AtomicPolicy, PolicyWord};
 pub use policy::{Policy, PolicyError};

@@ -16,7 +16,7 @@ use alloc::sync::{Arc, Weak};
 
 use super::account::Books;
 use super::policy::AtomicPolicy;
-use super::{DomainError, MapListError, Policy};
+use super::{MapListError, Policy};
 use crate::addr::{Iova, IovaRange, PageSize, Permissions, PhysAddr, PhysSegment};
 use crate::broken::broken;
 use crate::invalidation::{FlushQueue, Gather, InvalidationError};
@@ -24,6 +24,7 @@ use crate::iova::{IovaError, IovaSpace, Own, SpaceConfig, SpaceUsage};
 use crate::mapper::Mapper;
 use crate::percpu::Marks;
 use crate::platform::{LocalCpu, Platform, PlatformEvents};
+use crate::setup::SetupError;
 use crate::sync::AtomicU64;
 
 /// Counts of a domain's life.
@@ -65,12 +66,12 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// A domain without mappings. Registers itself with the platform for timers and released CPUs.
     ///
     /// # Errors
-    /// [`DomainError`]: the mapper's geometry leaves nothing to allocate.
-    pub fn new(platform: P, mut mapper: M, policy: Policy) -> Result<Arc<Self>, DomainError> {
+    /// [`SetupError`]: the mapper's geometry leaves nothing to allocate.
+    pub fn new(platform: P, mut mapper: M, policy: Policy) -> Result<Arc<Self>, SetupError> {
         let cpus = platform.cpus();
         mapper.set_cpus(cpus);
         let geometry = mapper.geometry();
-        let granule = geometry.page_sizes.smallest().ok_or(DomainError::NoPageSize)?;
+        let granule = geometry.page_sizes.smallest().ok_or(SetupError::NoPageSize)?;
         let mut reserved = geometry.reserved.clone();
         // Address 0 means "no address" to too many drivers and devices.
         reserved.extend(IovaRange::new(Iova::new(0), granule.bytes()));

@@ -13,8 +13,15 @@ mod gather;
 mod shared;
 
 pub use costs::Costs;
-pub use device_tlb::{DeviceTlbError, DeviceTlbs, MOST_DEVICE_TLBS};
+pub use device_tlb::DeviceTlbError;
+#[cfg(feature = "parts")]
+pub use device_tlb::{DeviceTlbs, MOST_DEVICE_TLBS};
+#[cfg(not(feature = "parts"))]
+pub(crate) use device_tlb::{DeviceTlbs, MOST_DEVICE_TLBS};
+#[cfg(feature = "parts")]
 pub use flush_queue::{Cleared, FlushQueue, Pushed, QUEUE_ENTRIES, SHARED_ENTRIES, SLICE, Waiting};
+#[cfg(not(feature = "parts"))]
+pub(crate) use flush_queue::{Cleared, FlushQueue, Pushed, QUEUE_ENTRIES, SHARED_ENTRIES, SLICE, Waiting};
 pub use gather::{GATHER_RANGES, Gather};
 pub use shared::SharedQueue;
 

@@ -208,8 +208,18 @@ impl Marks {
     ///
     /// # Safety
     /// As for [`turn`](Self::turn).
-    #[inline]
+    #[cfg(feature = "parts")]
     pub unsafe fn section<'a>(&'a self, cpu: Option<&'a LocalCpu<'_>>) -> Section<'a> {
+        // SAFETY: the caller's promise.
+        unsafe { self.begin_section(cpu) }
+    }
+
+    /// The same, for the crate itself.
+    ///
+    /// # Safety
+    /// As for [`turn`](Self::turn).
+    #[inline]
+    pub(crate) unsafe fn begin_section<'a>(&'a self, cpu: Option<&'a LocalCpu<'_>>) -> Section<'a> {
         let (_begun, _shared) = match cpu.and_then(|cpu| Some((cpu, self.cpus.get(cpu.index())?))) {
             Some((cpu, mark)) => (mark.begin(cpu), None),
             None => (None, Some(self.others.lock())),

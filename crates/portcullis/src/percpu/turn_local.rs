@@ -170,7 +170,7 @@ mod tests {
         // SAFETY: one thread uses the CPU.
         let cpu = unsafe { LocalCpu::new(0) };
         // SAFETY: it is the one platform's that there is.
-        let _section = unsafe { values.marks().section(Some(&cpu)) };
+        let _section = unsafe { values.marks().begin_section(Some(&cpu)) };
         let (tell, told) = std::sync::mpsc::channel();
         let other = Arc::clone(&values);
         std::thread::spawn(move || {

@@ -21,10 +21,13 @@
 //! where the device-table entry turns them on, U (for ATS) and PMC (page migration) are not used:
 //! they are left clear.
 
+use super::Memory;
+use super::error::check;
 use super::format::{Attributes, Entry, Format, Layout, LeafSize};
-use super::{Memory, TableError};
+
 use crate::addr::{Permissions, PhysAddr};
 use crate::broken::broken;
+use crate::setup::SetupError;
 
 const PRESENT: u64 = 1 << 0;
 const NEXT_LEVEL: u64 = 7 << 9;
@@ -73,13 +76,9 @@ impl AmdV1 {
     /// GiB): other leaves are split by replacing their table, and this one cannot be replaced.
     ///
     /// # Errors
-    /// [`TableError::Levels`], [`TableError::LeafLevels`], [`TableError::AddressBits`].
-    pub const fn new(levels: u32, large: u32, address_bits: u32) -> Result<Self, TableError> {
-        match TableError::check(
-            (levels, 1, 6),
-            (large, if levels < 3 { levels } else { 3 }),
-            (address_bits, 52),
-        ) {
+    /// [`SetupError::Levels`], [`SetupError::LeafLevels`], [`SetupError::AddressBits`].
+    pub const fn new(levels: u32, large: u32, address_bits: u32) -> Result<Self, SetupError> {
+        match check((levels, 1, 6), (large, if levels < 3 { levels } else { 3 }), (address_bits, 52)) {
             Ok(last_phys) => Ok(Self { levels, large, last_phys }),
             Err(error) => Err(error),
         }

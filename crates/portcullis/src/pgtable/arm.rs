@@ -35,10 +35,12 @@
 //! With physical addresses wider than 48 bits, entries side by side differ by the [stride](Format::stride)
 //! only as long as no multiple of 2^48 lies between their pages.
 
+use super::Memory;
 use super::format::{Attributes, Entry, Format, Layout, LeafSize};
-use super::{Memory, TableError};
+
 use crate::addr::{Permissions, PhysAddr};
 use crate::broken::broken;
+use crate::setup::SetupError;
 
 /// The value of MAIR that stage-1 tables need: attribute 0 is ordinary memory not cached (0x44), 1 is ordinary
 /// memory cached (write-back, allocating: 0xff), 2 is a device's (Device-nGnRE: 0x04).
@@ -99,8 +101,8 @@ impl<const GRANULE: u32> Arm<GRANULE> {
     /// saves a level (but with the 4 KiB granule there are always two levels).
     ///
     /// # Errors
-    /// [`TableError::AddressBits`], for the physical ones or else for those to be translated.
-    pub const fn new(stage: ArmStage, input_bits: u32, address_bits: u32) -> Result<Self, TableError> {
+    /// [`SetupError::AddressBits`], for the physical ones or else for those to be translated.
+    pub const fn new(stage: ArmStage, input_bits: u32, address_bits: u32) -> Result<Self, SetupError> {
         Self::with_ias(stage, input_bits, address_bits, address_bits)
     }
 
@@ -117,11 +119,11 @@ impl<const GRANULE: u32> Arm<GRANULE> {
         input_bits: u32,
         address_bits: u32,
         ias: u32,
-    ) -> Result<Self, TableError> {
+    ) -> Result<Self, SetupError> {
         const { assert!(GRANULE == 12 || GRANULE == 14 || GRANULE == 16, "granules are 4, 16 and 64 KiB") };
         let most = if GRANULE == 16 { 52 } else { 48 };
         if address_bits < 32 || address_bits > most {
-            return Err(TableError::AddressBits { bits: address_bits, min: 32, max: most });
+            return Err(SetupError::AddressBits { bits: address_bits, min: 32, max: most });
         }
         // In stage 2, a root of concatenated tables translates up to `concatenated` bits more,
         // which can save a level.
@@ -131,7 +133,7 @@ impl<const GRANULE: u32> Arm<GRANULE> {
             ArmStage::Two => (if ias < 40 { ias } else { 40 }, 4),
         };
         if input_bits < 25 || input_bits > max {
-            return Err(TableError::AddressBits { bits: input_bits, min: 25, max });
+            return Err(SetupError::AddressBits { bits: input_bits, min: 25, max });
         }
         let mut levels = (input_bits - GRANULE - concatenated).div_ceil(GRANULE - 3);
         if GRANULE == 12 && levels < 2 {

@@ -1,82 +1,36 @@
 //! The errors of page tables. A mapping that fails leaves no entry in the tables.
 
 use crate::addr::{Iova, IovaRange, PageSize, PhysAddr};
+use crate::setup::SetupError;
 
-/// A page table that cannot be made.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum TableError {
-    /// The format has no tables with this number of levels.
-    #[error("{levels} levels of page table: the format has {min} to {max}")]
-    Levels {
-        /// The number that was asked for.
-        levels: u32,
-        /// The smallest number.
-        min: u32,
-        /// The largest number.
-        max: u32,
-    },
-    /// Leaves at levels that the format has none for.
-    #[error("leaves at {levels} levels: the format has them at 1 to {max}")]
-    LeafLevels {
-        /// The number of lowest levels at which leaves were asked for.
-        levels: u32,
-        /// The largest number.
-        max: u32,
-    },
-    /// The format has no addresses of this width.
-    #[error("{bits} address bits: the format has {min} to {max}")]
-    AddressBits {
-        /// The number that was asked for.
-        bits: u32,
-        /// The smallest number.
-        min: u32,
-        /// The largest number.
-        max: u32,
-    },
-    /// The memory for the root lies where the hardware cannot be pointed to.
-    #[error("the root of a page table at {table}: the format holds addresses up to {last}")]
-    BeyondPhysical {
-        /// The address of the memory.
-        table: PhysAddr,
-        /// The highest physical address.
-        last: PhysAddr,
-    },
-    /// There is no memory for the root table.
-    #[error("no memory for the root of a page table")]
-    OutOfMemory,
+/// Returns the number of levels with leaves, if none is larger than `largest`, of tables whose levels have leaves of 4 KiB,
+/// 2 MiB and 1 GiB.
+pub(super) const fn levels_up_to(largest: PageSize) -> u32 {
+    match largest.shift() {
+        ..21 => 1,
+        21..30 => 2,
+        _ => 3,
+    }
 }
 
-impl TableError {
-    /// Returns the number of levels with leaves, if none is larger than `largest`, of tables whose levels have leaves of 4 KiB,
-    /// 2 MiB and 1 GiB.
-    pub(super) const fn levels_up_to(largest: PageSize) -> u32 {
-        match largest.shift() {
-            ..21 => 1,
-            21..30 => 2,
-            _ => 3,
-        }
+/// Checks the dimensions of tables: `levels` levels of `min` to `max`, leaves at the lowest
+/// `large` of `most`, and physical addresses of `bits` bits, 12 to `widest`. Returns the
+/// highest such address.
+pub(super) const fn check(
+    (levels, min, max): (u32, u32, u32),
+    (large, most): (u32, u32),
+    (bits, widest): (u32, u32),
+) -> Result<PhysAddr, SetupError> {
+    if levels < min || levels > max {
+        return Err(SetupError::Levels { levels, min, max });
     }
-
-    /// Checks the dimensions of tables: `levels` levels of `min` to `max`, leaves at the lowest
-    /// `large` of `most`, and physical addresses of `bits` bits, 12 to `widest`. Returns the
-    /// highest such address.
-    pub(super) const fn check(
-        (levels, min, max): (u32, u32, u32),
-        (large, most): (u32, u32),
-        (bits, widest): (u32, u32),
-    ) -> Result<PhysAddr, Self> {
-        if levels < min || levels > max {
-            return Err(Self::Levels { levels, min, max });
-        }
-        if large < 1 || large > most {
-            return Err(Self::LeafLevels { levels: large, max: most });
-        }
-        if bits < 12 || bits > widest {
-            return Err(Self::AddressBits { bits, min: 12, max: widest });
-        }
-        Ok(PhysAddr::new((1 << bits) - 1))
+    if large < 1 || large > most {
+        return Err(SetupError::LeafLevels { levels: large, max: most });
     }
+    if bits < 12 || bits > widest {
+        return Err(SetupError::AddressBits { bits, min: 12, max: widest });
+    }
+    Ok(PhysAddr::new((1 << bits) - 1))
 }
 
 /// A mapping that was not made: no part of it is in the tables.

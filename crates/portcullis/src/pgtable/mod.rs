@@ -25,7 +25,7 @@ mod x86;
 
 pub use amd_v1::AmdV1;
 pub use arm::{ARM_MAIR, Arm, ArmStage};
-pub use error::{MapError, TableError};
+pub use error::MapError;
 pub use format::{Attributes, Entry, Format, Layout, LeafSize, Memory};
 pub use read::Leaf;
 pub use riscv::{Riscv, RiscvMode};

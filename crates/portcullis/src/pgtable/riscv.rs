@@ -30,9 +30,12 @@
 //! of the root must be there, and absent. The second stage's root has four times the entries of other tables
 //! and is aligned to its 16 KiB.
 
+use super::Memory;
+use super::error::check;
 use super::format::{Attributes, Entry, Format, LeafSize};
-use super::{Memory, TableError};
+
 use crate::addr::{Permissions, PhysAddr};
+use crate::setup::SetupError;
 
 const VALID: u64 = 1 << 0;
 const READ: u64 = 1 << 1;
@@ -100,10 +103,10 @@ impl Riscv {
     /// every level), for hardware with `address_bits` bits of physical addresses, at most 56.
     ///
     /// # Errors
-    /// [`TableError::LeafLevels`], [`TableError::AddressBits`].
-    pub const fn new(mode: RiscvMode, large: u32, address_bits: u32) -> Result<Self, TableError> {
+    /// [`SetupError::LeafLevels`], [`SetupError::AddressBits`].
+    pub const fn new(mode: RiscvMode, large: u32, address_bits: u32) -> Result<Self, SetupError> {
         let levels = Self::levels_of(mode);
-        match TableError::check((levels, 3, 5), (large, levels), (address_bits, 56)) {
+        match check((levels, 3, 5), (large, levels), (address_bits, 56)) {
             Ok(last_phys) => Ok(Self { mode, levels, large, last_phys }),
             Err(error) => Err(error),
         }

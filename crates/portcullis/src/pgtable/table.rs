@@ -4,7 +4,7 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use super::error::{MapError, TableError};
+use super::error::MapError;
 use super::format::{Attributes, Format, Layout, LeafSize};
 use super::map::Last;
 use super::near::Near;
@@ -14,6 +14,7 @@ use crate::addr::{Iova, IovaRange, PageSize, PageSizes, PhysAddr};
 use crate::broken::broken;
 use crate::percpu::{CachePadded, Marks, Section, Turn, TurnLocal};
 use crate::platform::{FRAME_SIZE, Frames, Home, LocalCpu, Platform};
+use crate::setup::SetupError;
 use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering, pause};
 
 /// The result of an unmap.
@@ -103,8 +104,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     /// [`for_cpus`](Self::for_cpus).
     ///
     /// # Errors
-    /// [`TableError`], with nothing allocated.
-    pub fn new(frames: F, format: X) -> Result<Self, TableError> {
+    /// [`SetupError`], with nothing allocated.
+    pub fn new(frames: F, format: X) -> Result<Self, SetupError> {
         Self::for_cpus(frames, format, 0)
     }
 
@@ -113,8 +114,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     /// in a [`Domain`](crate::domain::Domain) of the table.
     ///
     /// # Errors
-    /// [`TableError`], with nothing allocated.
-    pub fn for_cpus(frames: F, format: X, cpus: usize) -> Result<Self, TableError> {
+    /// [`SetupError`], with nothing allocated.
+    pub fn for_cpus(frames: F, format: X, cpus: usize) -> Result<Self, SetupError> {
         let mut table = Self {
             frames,
             format,
@@ -139,9 +140,9 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             Err(conflict) => {
                 let error = match conflict {
                     Conflict::BeyondPhysical { table: root } => {
-                        TableError::BeyondPhysical { table: root, last: format.last_phys() }
+                        SetupError::TableBeyondPhysical { table: root, last: format.last_phys() }
                     }
-                    _ => TableError::OutOfMemory,
+                    _ => SetupError::OutOfMemory,
                 };
                 return Err(error);
             }
@@ -564,7 +565,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     #[inline]
     pub(super) fn section<'a>(&'a self, cpu: Option<&'a LocalCpu<'_>>) -> Section<'a> {
         // SAFETY: they are of one platform.
-        unsafe { self.near.marks().section(cpu) }
+        unsafe { self.near.marks().begin_section(cpu) }
     }
 
     #[inline]

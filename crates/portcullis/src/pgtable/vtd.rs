@@ -16,10 +16,13 @@
 //! elsewhere the bit is reserved, and hardware faults on it, so snooping is not kept. Nor are
 //! privilege, execution and memory types.
 
+use super::Memory;
+use super::error::{check, levels_up_to};
 use super::format::{Attributes, Entry, Format, LeafSize};
-use super::{Memory, TableError};
+
 use crate::addr::{PageSize, Permissions, PhysAddr};
 use crate::broken::broken;
+use crate::setup::SetupError;
 
 const READ: u64 = 1 << 0;
 const WRITE: u64 = 1 << 1;
@@ -47,9 +50,9 @@ impl VtdSecondStage {
     /// addresses, at most 52.
     ///
     /// # Errors
-    /// [`TableError::Levels`], [`TableError::LeafLevels`], [`TableError::AddressBits`].
-    pub const fn new(levels: u32, large: u32, address_bits: u32) -> Result<Self, TableError> {
-        match TableError::check((levels, 3, 5), (large, 3), (address_bits, 52)) {
+    /// [`SetupError::Levels`], [`SetupError::LeafLevels`], [`SetupError::AddressBits`].
+    pub const fn new(levels: u32, large: u32, address_bits: u32) -> Result<Self, SetupError> {
+        match check((levels, 3, 5), (large, 3), (address_bits, 52)) {
             Ok(last_phys) => Ok(Self { levels, large, last_phys, snoop: 0 }),
             Err(error) => Err(error),
         }
@@ -78,7 +81,7 @@ impl VtdSecondStage {
     /// bit 34 for 2 MiB and bit 35 for 1 GiB (section 11.4.2). 4 KiB pages always stay.
     #[must_use]
     pub const fn up_to(self, largest: PageSize) -> Self {
-        let most = TableError::levels_up_to(largest);
+        let most = levels_up_to(largest);
         Self { large: if most < self.large { most } else { self.large }, ..self }
     }
 

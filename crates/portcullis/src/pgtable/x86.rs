@@ -30,9 +30,12 @@
 //! Only the lower half of the canonical addresses is translated. The root keeps its full size: its
 //! upper 256 entries must be there, and absent.
 
+use super::Memory;
+use super::error::{check, levels_up_to};
 use super::format::{Attributes, Entry, Format, LeafSize};
-use super::{Memory, TableError};
+
 use crate::addr::{PageSize, Permissions, PhysAddr};
+use crate::setup::SetupError;
 
 const PRESENT: u64 = 1 << 0;
 const WRITE: u64 = 1 << 1;
@@ -63,9 +66,9 @@ impl X86FirstStage {
     /// addresses, at most 52.
     ///
     /// # Errors
-    /// [`TableError::Levels`], [`TableError::LeafLevels`], [`TableError::AddressBits`].
-    pub const fn new(levels: u32, large: u32, address_bits: u32) -> Result<Self, TableError> {
-        match TableError::check((levels, 4, 5), (large, 3), (address_bits, 52)) {
+    /// [`SetupError::Levels`], [`SetupError::LeafLevels`], [`SetupError::AddressBits`].
+    pub const fn new(levels: u32, large: u32, address_bits: u32) -> Result<Self, SetupError> {
+        match check((levels, 4, 5), (large, 3), (address_bits, 52)) {
             Ok(last_phys) => Ok(Self { levels, large, last_phys }),
             Err(error) => Err(error),
         }
@@ -89,7 +92,7 @@ impl X86FirstStage {
     /// bit 56 for 1 GiB (VT-d, section 11.4.2). 4 KiB pages always stay.
     #[must_use]
     pub const fn up_to(self, largest: PageSize) -> Self {
-        let most = TableError::levels_up_to(largest);
+        let most = levels_up_to(largest);
         Self { large: if most < self.large { most } else { self.large }, ..self }
     }
 

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
+use portcullis::SetupError;
 use portcullis::addr::{Direction, DomainId, Iova, IovaRange, Permissions, PhysAddr, PhysSegment};
-use portcullis::bounce::pool::{Attributes, BounceError, BouncePool, PoolConfig, PoolError};
+use portcullis::bounce::pool::{Attributes, BounceError, BouncePool, PoolConfig};
 use portcullis::domain::{Domain, MapListError, Policy, UnmapError};
 
 use portcullis::mapper::TableMapper;
@@ -132,13 +133,13 @@ fn a_pool_is_refused_what_it_cannot_be() {
         BouncePool::new(Arc::clone(&bench.domain), bench.frames.clone(), config).err().unwrap()
     };
     let (threshold, most) = (4 << 20, 2 << 20);
-    assert_eq!(refused(PoolConfig { threshold, ..small() }), PoolError::Threshold { threshold, most });
+    assert_eq!(refused(PoolConfig { threshold, ..small() }), SetupError::Threshold { threshold, most });
     for bytes in [0, 32 << 10, 3 << 20, 1 << 60] {
-        let error = PoolError::ClassBytes { bytes, least: 64 << 10, most: 1 << 40 };
+        let error = SetupError::ClassBytes { bytes, least: 64 << 10, most: 1 << 40 };
         assert_eq!(refused(PoolConfig { class_bytes: bytes, ..small() }), error);
     }
     let limit = Iova::new((1 << 20) - 1);
-    assert!(matches!(refused(PoolConfig { limit, ..small() }), PoolError::Space(_)));
+    assert!(matches!(refused(PoolConfig { limit, ..small() }), SetupError::Space(_)));
     bench.finish();
     // Physical addresses leave nothing to stand between.
     let memory = Memory::new(1 << 20);
@@ -148,7 +149,7 @@ fn a_pool_is_refused_what_it_cannot_be() {
     let mapper = TableMapper::new(table, iommu.queue(), DomainId(1), Vec::new());
     let domain = Domain::new(Arc::new(Chosen::new(1)), mapper, Policy::Passthrough).unwrap();
     let refused = BouncePool::new(domain, Rationed::new(&memory), small()).err();
-    assert_eq!(refused, Some(PoolError::NoTranslation));
+    assert_eq!(refused, Some(SetupError::NotTranslated));
 }
 
 #[test]

@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
+use portcullis::SetupError;
 use portcullis::addr::{Direction, DmaSegment, Iova, Permissions, PhysAddr};
-use portcullis::bounce::pool::{
-    Attributes, BounceDevice, BounceMapError, DeviceProfile, PoolConfig, PoolError, Way,
-};
+use portcullis::bounce::pool::{Attributes, BounceDevice, BounceMapError, DeviceProfile, PoolConfig, Way};
 use portcullis::domain::Policy;
 use portcullis::platform::Platform;
 use portcullis_model::open::OpenPool;
@@ -158,7 +157,7 @@ fn bits_of_the_original_address_are_kept() {
     for mask in [0x1000, 0x1fff, 0xff0] {
         let profile = DeviceProfile { offset_mask: mask, ..DeviceProfile::default() };
         let refused = BounceDevice::new(Arc::clone(&bench.pool), profile).err();
-        assert_eq!(refused, Some(PoolError::OffsetMask { mask }));
+        assert_eq!(refused, Some(SetupError::OffsetMask { mask }));
     }
     drop((buffer, device));
     bench.finish();

@@ -1,7 +1,7 @@
 //! Batches: nothing is the driver's before the commit, everything is unreachable after it.
 
 use portcullis::addr::{Direction, Iova};
-use portcullis::dma::{BatchError, DmaCommitError, DmaUnmapError, Ended, MOST_IN_BATCH, Mapping, RawBatch};
+use portcullis::dma::{BatchError, DmaUnmapError, Ended, MOST_IN_BATCH, Mapping, RawBatch};
 use portcullis::domain::{Policy, UnmapError};
 use portcullis::invalidation::InvalidationError;
 use portcullis_model::Buffer;
@@ -118,7 +118,7 @@ fn what_is_not_confirmed_keeps_the_buffers_until_it_is() {
     for _ in 0..2 {
         bench.iommu.queue().fail_next(1, BROKEN);
         let failed = queue.commit().map(drop).unwrap_err();
-        assert_eq!(failed, DmaCommitError::Unconfirmed { error: BROKEN });
+        assert_eq!(failed, DmaUnmapError::Unconfirmed { error: BROKEN });
         assert!(bench.writes(iova, 1), "the device still has it, so nobody else may");
         assert_ne!(bench.mapped(&mut queue, 2).iova(), iova, "nor its addresses");
     }

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use portcullis::SetupError;
 use portcullis::addr::{Iova, Permissions, PhysAddr};
 use portcullis::pgtable::{
-    AmdV1, Arm, ArmStage, Format, Layout, MapError, PageTable, Riscv, RiscvMode, TableError, VtdSecondStage,
+    AmdV1, Arm, ArmStage, Format, Layout, MapError, PageTable, Riscv, RiscvMode, VtdSecondStage,
     X86FirstStage,
 };
 use portcullis::platform::{Frames, Platform};
@@ -249,7 +250,7 @@ fn tables_beyond_what_an_entry_holds_are_refused() {
     let format = VtdSecondStage::new(4, 3, 32).unwrap();
     let last = PhysAddr::new(u32::MAX.into());
     let error = PageTable::for_cpus(Arc::clone(&memory), format, PLATFORM.cpus()).unwrap_err();
-    assert_eq!(error, TableError::BeyondPhysical { table: memory.base(), last });
+    assert_eq!(error, SetupError::TableBeyondPhysical { table: memory.base(), last });
     assert_eq!(memory.frames_in_use(), 0);
     // Three frames below the limit: the root and two more. (Single frames come 64 at a time.)
     let memory = Memory::with_base(PhysAddr::new((1 << 32) - 64 * PAGE), 64 << 20);

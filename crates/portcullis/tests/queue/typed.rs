@@ -4,11 +4,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use portcullis::SetupError;
 use portcullis::addr::{DeviceId, Direction, Iova};
 use portcullis::bounce::pool::TrustGroup;
 use portcullis::dma::{
-    AttachError, DmaDomain, DmaMapError, DmaMask, DmaUnmapError, Ended, Mapping, Queue, QueueConfig,
-    QueueError, Strategy,
+    DmaDomain, DmaMapError, DmaMask, DmaUnmapError, Ended, Mapping, Queue, QueueConfig, Strategy,
 };
 use portcullis::domain::{MapListError, Policy};
 
@@ -316,13 +316,13 @@ fn what_cannot_be_is_said_at_the_door() {
     let bare = DmaDomain::<Machine>::over(Arc::clone(world.nic.domain().space()), None);
     let nic = bare.attach(DeviceId(1), DmaMask::bits(36)).unwrap();
     let refused = nic.queue::<Frame>(QueueConfig::bounce()).unwrap_err();
-    assert_eq!(refused, QueueError::NoMemory);
+    assert_eq!(refused, SetupError::NoCopyMemory);
     let auto: Queue<Machine> = nic.queue(QueueConfig::auto(16, PAGE)).unwrap();
     assert_eq!(auto.strategy(), Strategy::Ring, "there is nothing to choose from");
     let none = bare.attach(DeviceId(1), DmaMask::bits(11)).unwrap_err();
-    assert_eq!(none, AttachError::BeyondReach { last: 0x7ff, first: Iova::new(PAGE) });
+    assert_eq!(none, SetupError::BeyondReach { last: 0x7ff, first: Iova::new(PAGE) });
     let odd = world.nic.clone().keeping_offsets(6).queue::<Frame>(QueueConfig::bounce()).unwrap_err();
-    assert!(matches!(odd, QueueError::Pool(_)), "{odd}");
+    assert!(matches!(odd, SetupError::OffsetMask { .. }), "{odd}");
     assert_eq!((DmaMask::BITS_64.last(), DmaMask::BITS_32.last()), (u64::MAX, u64::from(u32::MAX)));
     let _ = CARD;
 }

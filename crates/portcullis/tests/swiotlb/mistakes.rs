@@ -1,9 +1,8 @@
 //! What is asked for wrongly is an error that changes nothing.
 
+use portcullis::SetupError;
 use portcullis::addr::{Direction, PageSize, PhysAddr};
-use portcullis::bounce::swiotlb::{
-    BounceError, Constraints, MappingError, NotAMask, Swiotlb, SwiotlbConfig, SwiotlbError,
-};
+use portcullis::bounce::swiotlb::{BounceError, Constraints, MappingError, Swiotlb, SwiotlbConfig};
 use portcullis_model::Memory;
 
 use super::support::*;
@@ -33,9 +32,9 @@ fn mappings_that_cannot_be() {
     let near = any.with_reach(PhysAddr::new(u32::MAX.into()));
     let reach = PhysAddr::new(u32::MAX.into());
     assert_eq!(mapped(phys, 1, &near), Err(BounceError::BeyondReach { reach }));
-    assert_eq!(any.with_min_align_mask(5), Err(NotAMask { mask: 5 }));
-    assert_eq!(any.with_min_align_mask(u64::MAX), Err(NotAMask { mask: u64::MAX }));
-    assert_eq!(any.with_boundary_mask(0xff00), Err(NotAMask { mask: 0xff00 }));
+    assert_eq!(any.with_min_align_mask(5), Err(SetupError::NotAMask { mask: 5 }));
+    assert_eq!(any.with_min_align_mask(u64::MAX), Err(SetupError::NotAMask { mask: u64::MAX }));
+    assert_eq!(any.with_boundary_mask(0xff00), Err(SetupError::NotAMask { mask: 0xff00 }));
     // Of the first one, the slot in front of it was left out.
     assert_eq!(pool.usage().mapped, AREA - 0x800 + 4096);
 }
@@ -111,18 +110,18 @@ fn pools_that_cannot_be() {
     };
     assert_eq!(pool(config()), Ok(AREA));
     for slot_bytes in [0, 32, 3000, 1 << 40] {
-        assert_eq!(pool(SwiotlbConfig { slot_bytes, ..config() }), Err(SwiotlbError::Slot { slot_bytes }));
+        assert_eq!(pool(SwiotlbConfig { slot_bytes, ..config() }), Err(SetupError::Slot { slot_bytes }));
     }
     for area_bytes in [0, 64 << 10, 300 << 10, 512 << 20] {
         let result = pool(SwiotlbConfig { area_bytes, ..config() });
         let (least, most) = (128 << 10, 256 << 20);
-        assert_eq!(result, Err(SwiotlbError::Area { area_bytes, least, most }));
+        assert_eq!(result, Err(SetupError::Area { area_bytes, least, most }));
     }
     for (min_bytes, max_bytes) in [(0, AREA - 1), (2 * AREA, AREA), (0, AREA << 17), (u64::MAX, u64::MAX)] {
         let result = pool(SwiotlbConfig { min_bytes, max_bytes, ..config() });
-        assert_eq!(result, Err(SwiotlbError::Limits { min_bytes, max_bytes, area_bytes: AREA }));
+        assert_eq!(result, Err(SetupError::Limits { min_bytes, max_bytes, area_bytes: AREA }));
     }
-    let none = |reach| Err(SwiotlbError::OutOfMemory { area_bytes: AREA, reach });
+    let none = |reach| Err(SetupError::NoArea { area_bytes: AREA, reach });
     let reach = PhysAddr::new(Memory::DEFAULT_BASE + AREA - 2);
     assert_eq!(pool(SwiotlbConfig { reach, ..config() }), none(reach));
     // The last byte of the pool is within reach, and none is beyond it.
@@ -132,6 +131,6 @@ fn pools_that_cannot_be() {
     let memory = Memory::new(1 << 20);
     let more = SwiotlbConfig { min_bytes: 5 * AREA, max_bytes: 5 * AREA, ..config() };
     let error = Swiotlb::new(Manual::default(), memory.clone(), &more).map(|_| ()).unwrap_err();
-    assert_eq!(error, SwiotlbError::OutOfMemory { area_bytes: AREA, reach });
+    assert_eq!(error, SetupError::NoArea { area_bytes: AREA, reach });
     assert_eq!(memory.frames_in_use(), 0);
 }

@@ -6,7 +6,7 @@ use portcullis_model::Segment as Piece;
 use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 
-use portcullis::dma::DmaSyncError;
+use portcullis::dma::DmaUnmapError;
 
 use super::{Engine, model_device};
 use crate::replay::data::{Bytes, Pattern, Places, colour};
@@ -147,7 +147,7 @@ impl<X: Format> Engine<X> {
         live: &Live,
         side: Side,
         (first, end): (u64, u64),
-    ) -> Result<(), DmaSyncError> {
+    ) -> Result<(), DmaUnmapError> {
         self.ports[live.device].sync(live, side, (first, end - first))
     }
 

@@ -54,7 +54,7 @@ impl<X: Format> Engine<X> {
         }
         let (mapping, used) = match result {
             Ok(mapped) => mapped,
-            Err(error @ DmaMapError::Ring(_)) => return Err(ReplayError::Map { line, error }),
+            Err(error @ DmaMapError::OutOfMemory) => return Err(ReplayError::Map { line, error }),
             Err(error) => {
                 self.refused(line, error);
                 return Ok(());

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use portcullis::SetupError;
 use portcullis::addr::{Direction, PhysAddr};
-use portcullis::bounce::pool::PoolConfig;
+use portcullis::bounce::PoolConfig;
 use portcullis::bounce::swiotlb::{Swiotlb, SwiotlbConfig};
-use portcullis::dma::{DmaDomain, DomainBuilder, QueueError};
+use portcullis::dma::{DmaDomain, DomainBuilder};
 use portcullis::domain::{Domain, Policy};
 use portcullis::pgtable::Format;
 
@@ -31,7 +32,7 @@ impl<X: Format> Engine<X> {
         device: usize,
         direction: Direction,
         origin: Origin,
-    ) -> Result<(), QueueError> {
+    ) -> Result<(), SetupError> {
         if self.ports[device].is_ready(direction, origin) {
             return Ok(());
         }

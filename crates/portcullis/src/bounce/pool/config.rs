@@ -2,7 +2,7 @@
 
 use super::layout::MOST_CLASSES;
 use crate::addr::{Iova, PageSize};
-use crate::iova::IovaError;
+use crate::setup::SetupError;
 
 /// The dimensions and manners of a [`BouncePool`](super::BouncePool).
 #[derive(Debug, Clone, Copy)]
@@ -48,68 +48,21 @@ const MOST_SLOTS_SHIFT: u32 = 28;
 
 impl PoolConfig {
     /// Size classes, and the binary logarithm of the bytes of addresses for each.
-    pub(super) fn classes(&self, granule: PageSize) -> Result<(usize, u32), PoolError> {
+    pub(super) fn classes(&self, granule: PageSize) -> Result<(usize, u32), SetupError> {
         let largest = self.threshold.max(granule.bytes()).checked_next_power_of_two().unwrap_or(u64::MAX);
         let most = granule.bytes() << (MOST_CLASSES - 1);
         if largest > most {
-            return Err(PoolError::Threshold { threshold: self.threshold, most });
+            return Err(SetupError::Threshold { threshold: self.threshold, most });
         }
         let classes = (largest / granule.bytes()).trailing_zeros() + 1;
         let bytes = self.class_bytes;
         // All numbers of slots times their size must be numbers: for each class there is a bit.
         let most = granule.bytes().saturating_mul(1 << MOST_SLOTS_SHIFT).min(1 << (u64::BITS - classes));
         if !bytes.is_power_of_two() || bytes < largest || bytes > most {
-            return Err(PoolError::ClassBytes { bytes, least: largest, most });
+            return Err(SetupError::ClassBytes { bytes, least: largest, most });
         }
         Ok((classes as usize, bytes.trailing_zeros()))
     }
-}
-
-/// A pool that cannot be made.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum PoolError {
-    /// The domain's devices use physical addresses: nothing stands between them and memory.
-    #[error("a domain without translation has no bounce pool")]
-    NoTranslation,
-    /// The threshold is larger than the largest class that there can be.
-    #[error("mappings of up to {threshold:#x} bytes are to be bounced: the largest slot has {most:#x}")]
-    Threshold {
-        /// What was asked for, in bytes.
-        threshold: u64,
-        /// The most that is possible with the domain's granule.
-        most: u64,
-    },
-    /// The addresses for a class are no power of two, have no room for a slot, or are too many: 2^28 granules, or fewer
-    /// where those are huge.
-    #[error(
-        "{bytes:#x} bytes of addresses for each class: a power of two from {least:#x} to {most:#x} is needed"
-    )]
-    ClassBytes {
-        /// What was asked for.
-        bytes: u64,
-        /// The size of the largest slot.
-        least: u64,
-        /// The most that there may be.
-        most: u64,
-    },
-    /// The device wants more low bits of addresses kept than a granule has, or some that are not in a row.
-    #[error(
-        "the bits {mask:#x} of addresses cannot be kept: they must be the lowest bits of a granule's offset"
-    )]
-    OffsetMask {
-        /// What was asked for.
-        mask: u64,
-    },
-    /// No addresses for the classes.
-    #[error("addresses for the pool's slots: {0}")]
-    Space(#[from] IovaError),
-    /// No memory for the pool's own book-keeping.
-    #[error("no memory to keep account of {slots} slots")]
-    OutOfMemory {
-        /// Slots of all classes.
-        slots: usize,
-    },
 }
 
 /// Devices that trust each other: what one of them had in a buffer, another may see.

@@ -3,7 +3,7 @@
 use alloc::sync::Arc;
 
 use super::BouncePool;
-use super::config::{Attributes, DeviceProfile, PoolError};
+use super::config::{Attributes, DeviceProfile};
 use super::error::BounceMapError;
 use super::mapping::PoolMapping;
 use super::slot::Terms;
@@ -12,6 +12,7 @@ use crate::addr::{Direction, Iova, PhysAddr, PhysSegment};
 use crate::domain::MapListError;
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
+use crate::setup::SetupError;
 
 /// A device of a pool's domain. Cheap to clone.
 #[derive(Debug)]
@@ -31,11 +32,11 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
     /// A device that is as `profile` says.
     ///
     /// # Errors
-    /// [`PoolError::OffsetMask`].
-    pub fn new(pool: Arc<BouncePool<M, P, C>>, profile: DeviceProfile) -> Result<Self, PoolError> {
+    /// [`SetupError::OffsetMask`].
+    pub fn new(pool: Arc<BouncePool<M, P, C>>, profile: DeviceProfile) -> Result<Self, SetupError> {
         let mask = profile.offset_mask;
         if mask & mask.wrapping_add(1) != 0 || mask > pool.domain.granule().offset_mask() {
-            return Err(PoolError::OffsetMask { mask });
+            return Err(SetupError::OffsetMask { mask });
         }
         let reaches_slots = pool.region.last().get() <= profile.mask;
         Ok(Self { pool, profile, reaches_slots })

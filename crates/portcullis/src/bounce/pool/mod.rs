@@ -61,7 +61,7 @@ mod split;
 mod trim;
 mod unlink;
 
-pub use config::{Attributes, DeviceProfile, PoolConfig, PoolError, PoolUsage, TrustGroup};
+pub use config::{Attributes, DeviceProfile, PoolConfig, PoolUsage, TrustGroup};
 pub use device::BounceDevice;
 pub use error::{BounceError, BounceMapError};
 pub use mapping::{PoolMapping, Way};
@@ -83,6 +83,7 @@ use crate::domain::Domain;
 use crate::mapper::Mapper;
 use crate::percpu::{BiasedLock, CachePadded};
 use crate::platform::{CopyMemory, Platform};
+use crate::setup::SetupError;
 use crate::sync::Mutex;
 
 /// The bounce buffers of one domain, shared by its devices: see the [module](self).
@@ -118,16 +119,16 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// itself with the domain's platform for timers and released slots. Allocates its book-keeping.
     ///
     /// # Errors
-    /// [`PoolError`], with nothing kept.
-    pub fn new(domain: Arc<Domain<M, P>>, memory: C, config: PoolConfig) -> Result<Arc<Self>, PoolError> {
+    /// [`SetupError`], with nothing kept.
+    pub fn new(domain: Arc<Domain<M, P>>, memory: C, config: PoolConfig) -> Result<Arc<Self>, SetupError> {
         if !domain.is_translated() {
-            return Err(PoolError::NoTranslation);
+            return Err(SetupError::NotTranslated);
         }
         let (classes, class_shift) = config.classes(domain.granule())?;
         let bare = Layout::new(domain.granule(), class_shift, classes);
         let total = bare.first(classes);
         let mut slots = Vec::new();
-        slots.try_reserve_exact(total).map_err(|_| PoolError::OutOfMemory { slots: total })?;
+        slots.try_reserve_exact(total).map_err(|_| SetupError::OutOfMemory)?;
         slots.extend((0..total).map(|_| Slot::new()));
         // Before there is something to give back, should the platform panic.
         let cpus = BiasedLock::new(domain.platform().cpus(), Cpu::default);

@@ -3,6 +3,7 @@
 
 use crate::addr::{PageSize, PhysAddr};
 use crate::platform::FRAME_SIZE;
+use crate::setup::SetupError;
 
 use super::bits::WORD_SLOTS;
 use super::directory::AREAS;
@@ -48,72 +49,23 @@ impl Default for SwiotlbConfig {
     }
 }
 
-/// A pool that cannot be made.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum SwiotlbError {
-    /// Slots are a power of two, from 64 bytes up.
-    #[error("slots of {slot_bytes:#x} bytes: a power of two of at least 64 is needed")]
-    Slot {
-        /// The size asked for.
-        slot_bytes: u64,
-    },
-    /// Areas are a power of two of at least 64 slots and a frame, at most 256 MiB.
-    #[error("areas of {area_bytes:#x} bytes: a power of two from {least:#x} to {most:#x} is needed")]
-    Area {
-        /// The size asked for.
-        area_bytes: u64,
-        /// The smallest possible.
-        least: u64,
-        /// The largest possible.
-        most: u64,
-    },
-    /// There is no whole area below the upper limit, the limits are the wrong way round, or there are more than
-    /// 65,536 areas.
-    #[error("from {min_bytes:#x} to {max_bytes:#x} bytes in areas of {area_bytes:#x}: none, or too many")]
-    Limits {
-        /// The lower limit.
-        min_bytes: u64,
-        /// The upper limit.
-        max_bytes: u64,
-        /// The size of an area.
-        area_bytes: u64,
-    },
-    /// There was no memory for the pool's least size, or none that the devices reach.
-    #[error("no memory below {reach} for an area of {area_bytes:#x} bytes")]
-    OutOfMemory {
-        /// The size of an area.
-        area_bytes: u64,
-        /// The highest address that was allowed.
-        reach: PhysAddr,
-    },
-}
-
 impl SwiotlbConfig {
     /// Checks the configuration. Returns the least and the most areas.
-    pub(super) fn areas(&self) -> Result<(u64, u64), SwiotlbError> {
+    pub(super) fn areas(&self) -> Result<(u64, u64), SetupError> {
         let Self { slot_bytes, area_bytes, min_bytes, max_bytes, .. } = *self;
         if !slot_bytes.is_power_of_two() || !(64..=MOST_AREA_BYTES).contains(&slot_bytes) {
-            return Err(SwiotlbError::Slot { slot_bytes });
+            return Err(SetupError::Slot { slot_bytes });
         }
         let least = (slot_bytes * WORD_SLOTS as u64).max(FRAME_SIZE);
         if !area_bytes.is_power_of_two() || !(least..=MOST_AREA_BYTES).contains(&area_bytes) {
-            return Err(SwiotlbError::Area { area_bytes, least, most: MOST_AREA_BYTES });
+            return Err(SetupError::Area { area_bytes, least, most: MOST_AREA_BYTES });
         }
         let (min, max) = (min_bytes.div_ceil(area_bytes).max(1), max_bytes / area_bytes);
         if max > AREAS || min > max {
-            return Err(SwiotlbError::Limits { min_bytes, max_bytes, area_bytes });
+            return Err(SetupError::Limits { min_bytes, max_bytes, area_bytes });
         }
         Ok((min, max))
     }
-}
-
-/// A number that is not one less than a power of two, although a mask of low bits is needed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{mask:#x} is no mask of low bits")]
-pub struct NotAMask {
-    /// The number.
-    pub mask: u64,
 }
 
 /// A device's constraints on the addresses of its mappings. Made once for a device, and checked
@@ -149,22 +101,22 @@ impl Constraints {
     /// (NVMe: 4095).
     ///
     /// # Errors
-    /// [`NotAMask`].
-    pub const fn with_min_align_mask(self, mask: u64) -> Result<Self, NotAMask> {
+    /// [`SetupError::NotAMask`].
+    pub const fn with_min_align_mask(self, mask: u64) -> Result<Self, SetupError> {
         match is_mask(mask) && mask != u64::MAX {
             true => Ok(Self { min_align: mask, ..self }.with_floor()),
-            false => Err(NotAMask { mask }),
+            false => Err(SetupError::NotAMask { mask }),
         }
     }
 
     /// Lets no mapping cross a multiple of `mask + 1` (of the bus address space; `u64::MAX`: none).
     ///
     /// # Errors
-    /// [`NotAMask`].
-    pub const fn with_boundary_mask(self, mask: u64) -> Result<Self, NotAMask> {
+    /// [`SetupError::NotAMask`].
+    pub const fn with_boundary_mask(self, mask: u64) -> Result<Self, SetupError> {
         match is_mask(mask) {
             true => Ok(Self { boundary: mask, ..self }),
-            false => Err(NotAMask { mask }),
+            false => Err(SetupError::NotAMask { mask }),
         }
     }
 

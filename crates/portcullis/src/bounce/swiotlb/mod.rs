@@ -56,7 +56,7 @@ mod slot_meta;
 mod slots;
 mod usage;
 
-pub use config::{Constraints, NotAMask, SwiotlbConfig, SwiotlbError};
+pub use config::{Constraints, SwiotlbConfig};
 pub use error::{BounceError, MappingError, Pressure, Token};
 pub use usage::SwiotlbUsage;
 
@@ -73,6 +73,7 @@ use slots::Want;
 use crate::addr::{Direction, PhysAddr, PhysSegment};
 use crate::percpu::BiasedLock;
 use crate::platform::{CopyMemory, FRAME_SIZE, Platform, PlatformEvents};
+use crate::setup::SetupError;
 use crate::sync::{AtomicBool, AtomicU64, Ordering, fence};
 
 /// Mappings of a page or more are aligned to it.
@@ -120,8 +121,8 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     /// have.
     ///
     /// # Errors
-    /// [`SwiotlbError`].
-    pub fn new(platform: P, memory: C, config: &SwiotlbConfig) -> Result<Arc<Self>, SwiotlbError> {
+    /// [`SetupError`].
+    pub fn new(platform: P, memory: C, config: &SwiotlbConfig) -> Result<Arc<Self>, SetupError> {
         let (min, max) = config.areas()?;
         let pool = Self {
             areas: Areas::new(config, min, max),
@@ -136,7 +137,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
             idle_ns: config.idle_ns,
         };
         for _ in 0..min {
-            let none = SwiotlbError::OutOfMemory { area_bytes: config.area_bytes, reach: config.reach };
+            let none = SetupError::NoArea { area_bytes: config.area_bytes, reach: config.reach };
             let area = pool.areas.add(&*pool.memory, config.reach.get()).ok_or(none)?;
             pool.platform.with_cpu(|_| drop(area));
         }

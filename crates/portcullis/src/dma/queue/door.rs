@@ -6,16 +6,18 @@ use core::fmt;
 
 use super::machine::{AdaptiveOf, CopyingOf, DeviceOf, PoolOf, RingOf};
 use super::swiotlb::Copies;
-use super::{Clock, Lane, Machine, NoCopies, Queue, QueueConfig, QueueError, Strategy};
+use super::{Clock, Lane, Machine, NoCopies, Queue, QueueConfig, Strategy};
 use crate::addr::{DeviceId, Direction, DomainId, Iova, IovaRange, PhysAddr};
-use crate::bounce::pool::{BounceDevice, BouncePool, DeviceProfile, PoolConfig, PoolError, TrustGroup};
+use crate::bounce::pool::{BounceDevice, BouncePool, DeviceProfile, PoolConfig, TrustGroup};
 use crate::bounce::swiotlb::{Constraints, Swiotlb};
-use crate::dma::{AdaptiveRing, DmaBuffer, DmaDevice, RawBatch, StrictRing, StrictRingConfig};
-use crate::domain::{Domain, DomainError, Policy};
+use crate::dma::{AdaptiveRing, DmaBuffer, DmaDevice, RawBatch, RingError, StrictRing, StrictRingConfig};
+use crate::domain::{Domain, Policy};
 use crate::invalidation::InvalidationQueue;
+use crate::iova::ArenaError;
 use crate::mapper::{Mapper, TableMapper};
 use crate::pgtable::{Format, PageTable};
 use crate::platform::{CopyMemory, Frames, Platform};
+use crate::setup::SetupError;
 use crate::sync::Mutex;
 
 /// The addresses that a device can put on the bus: what Linux's drivers say by `dma_set_mask`.
@@ -37,20 +39,6 @@ impl DmaMask {
     pub const fn last(self) -> u64 {
         self.0
     }
-}
-
-/// A device that is not attached.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum AttachError {
-    /// It reaches none of the domain's addresses.
-    #[error("the device reaches addresses up to {last:#x}, and the domain's begin at {first}")]
-    BeyondReach {
-        /// The highest address that the device can put on the bus.
-        last: u64,
-        /// The first that the domain hands out.
-        first: Iova,
-    },
 }
 
 /// A domain in the making: see [`Domain::builder`].
@@ -118,7 +106,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory + Clone> DomainBuilder<M, P, C> {
     ///
     /// # Errors
     /// As [`Domain::new`].
-    pub fn build(self, platform: P) -> Result<DmaDomain<(M, P, C)>, DomainError> {
+    pub fn build(self, platform: P) -> Result<DmaDomain<(M, P, C)>, SetupError> {
         self.build_as(platform)
     }
 
@@ -129,7 +117,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory + Clone> DomainBuilder<M, P, C> {
     pub fn build_as<X: Machine<Mapper = M, Platform = P, Memory = C>>(
         self,
         platform: P,
-    ) -> Result<DmaDomain<X>, DomainError> {
+    ) -> Result<DmaDomain<X>, SetupError> {
         let Self { mapper, policy, memory, pool, swiotlb, clock } = self;
         let domain = Domain::new(platform, mapper, policy)?;
         Ok(DmaDomain::from_parts(Parts { domain, memory, pool, swiotlb, clock, made: Mutex::new(None) }))
@@ -187,14 +175,14 @@ impl<X: Machine> DmaDomain<X> {
     /// It is taken to be hostile, and to trust no other: see [`Device::trusted`].
     ///
     /// # Errors
-    /// [`AttachError`].
-    pub fn attach(&self, id: DeviceId, mask: DmaMask) -> Result<Device<X>, AttachError> {
+    /// [`SetupError`].
+    pub fn attach(&self, id: DeviceId, mask: DmaMask) -> Result<Device<X>, SetupError> {
         let domain = &self.parts.domain;
         let first = domain.mapper().geometry().aperture.start();
         // Nothing is mapped at 0.
         let first = Iova::new(first.get().max(domain.granule().bytes()));
         if domain.is_translated() && first.get() > mask.last() {
-            return Err(AttachError::BeyondReach { last: mask.last(), first });
+            return Err(SetupError::BeyondReach { last: mask.last(), first });
         }
         let dma = DmaDevice::new(Arc::clone(domain), mask.last());
         let group = TrustGroup(id.0);
@@ -203,7 +191,7 @@ impl<X: Machine> DmaDomain<X> {
     }
 
     /// The pool of bounce buffers, made where it is not there.
-    fn pool(&self) -> Result<Pool<X>, QueueError> {
+    fn pool(&self) -> Result<Pool<X>, SetupError> {
         let Parts { domain, memory, pool: config, made, .. } = &*self.parts;
         let with_cpu = |f: &mut dyn FnMut()| domain.platform().with_cpu(|_| f());
         let mut found = None;
@@ -211,7 +199,7 @@ impl<X: Machine> DmaDomain<X> {
         if let Some(found) = found {
             return Ok(found);
         }
-        let memory = memory.clone().ok_or(QueueError::NoMemory)?;
+        let memory = memory.clone().ok_or(SetupError::NoCopyMemory)?;
         // Not under the lock: it allocates, and calls the platform. Where two do it, one pool goes.
         let pool = BouncePool::new(Arc::clone(domain), memory, *config)?;
         let mut kept = None;
@@ -295,13 +283,13 @@ impl<X: Machine> Device<X> {
     /// direction, half of which wait for the hardware.
     ///
     /// # Errors
-    /// [`QueueError`].
-    pub fn queue<B: DmaBuffer>(&self, config: QueueConfig) -> Result<Queue<X, B>, QueueError> {
+    /// [`SetupError`].
+    pub fn queue<B: DmaBuffer>(&self, config: QueueConfig) -> Result<Queue<X, B>, SetupError> {
         let lane = self.lane(&config)?;
         Ok(Queue::new(self.dma.clone(), lane, &config))
     }
 
-    fn lane(&self, config: &QueueConfig) -> Result<Lane<X>, QueueError> {
+    fn lane(&self, config: &QueueConfig) -> Result<Lane<X>, SetupError> {
         let translated = self.dma.is_translated();
         let memory = self.domain.parts.memory.is_some();
         Ok(match config.strategy {
@@ -310,7 +298,7 @@ impl<X: Machine> Device<X> {
             Strategy::Ring => Lane::Ring(self.ring(config)?),
             Strategy::Bounce if translated => Lane::Bounce(self.pool()?),
             Strategy::Bounce => {
-                let pool = self.domain.parts.swiotlb.as_ref().ok_or(QueueError::NoMemory)?;
+                let pool = self.domain.parts.swiotlb.as_ref().ok_or(SetupError::NoCopyMemory)?;
                 Lane::Swiotlb(Box::new(Copies::new(Arc::clone(pool), self.constraints()?)))
             }
             Strategy::Auto if !translated => Lane::Direct,
@@ -326,28 +314,41 @@ impl<X: Machine> Device<X> {
         StrictRingConfig { colour: config.colour, ..StrictRingConfig::new(descriptors, config.bytes, batch) }
     }
 
-    fn ring(&self, config: &QueueConfig) -> Result<RingOf<X>, QueueError> {
-        Ok(StrictRing::new(&self.dma, Self::ring_config(config))?)
+    fn ring(&self, config: &QueueConfig) -> Result<RingOf<X>, SetupError> {
+        let config = Self::ring_config(config);
+        StrictRing::new(&self.dma, config).map_err(|error| no_ring(error, &config))
     }
 
-    fn pool(&self) -> Result<CopyingOf<X>, QueueError> {
-        Ok(BounceDevice::new(self.domain.pool()?, self.profile)?)
+    fn pool(&self) -> Result<CopyingOf<X>, SetupError> {
+        BounceDevice::new(self.domain.pool()?, self.profile)
     }
 
-    fn adaptive(&self, config: &QueueConfig) -> Result<AdaptiveOf<X>, QueueError> {
+    fn adaptive(&self, config: &QueueConfig) -> Result<AdaptiveOf<X>, SetupError> {
         let (first, others) = match config.direction {
             Some(direction) => (direction, &[][..]),
             None => (Direction::ALL[0], &Direction::ALL[1..]),
         };
         let (pool, clock) = (self.pool()?, self.domain.clock());
-        let mut ring = AdaptiveRing::new(&self.dma, pool, first, Self::ring_config(config), clock)?;
+        let config = Self::ring_config(config);
+        let ring = AdaptiveRing::new(&self.dma, pool, first, config, clock);
+        let mut ring = ring.map_err(|error| no_ring(error, &config))?;
         others.iter().for_each(|direction| ring.measure_toward(*direction));
         Ok(ring)
     }
 
-    fn constraints(&self) -> Result<Constraints, QueueError> {
+    fn constraints(&self) -> Result<Constraints, SetupError> {
         let DeviceProfile { mask, offset_mask, .. } = self.profile;
         let constraints = Constraints::new().with_reach(PhysAddr::new(mask)).with_min_align_mask(offset_mask);
-        Ok(constraints.map_err(|error| PoolError::OffsetMask { mask: error.mask })?)
+        constraints.map_err(|_| SetupError::OffsetMask { mask: offset_mask })
+    }
+}
+
+/// Why a ring of these dimensions was not made.
+fn no_ring(error: RingError, config: &StrictRingConfig) -> SetupError {
+    match error {
+        RingError::Arena(ArenaError::Space(error)) => error.into(),
+        RingError::Arena(ArenaError::OutOfMemory) => SetupError::OutOfMemory,
+        RingError::Untranslated => SetupError::NotTranslated,
+        _ => SetupError::NoRing { descriptors: config.descriptors, bytes: config.descriptor_bytes },
     }
 }

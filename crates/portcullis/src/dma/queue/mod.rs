@@ -27,11 +27,8 @@ use crate::domain::{Ending, MapListError, PolicyWord, UnmapError};
 use crate::iova::ArenaError;
 
 pub use config::{QueueConfig, Strategy};
-pub use door::{AttachError, Device, DmaDomain, DmaMask, DomainBuilder};
-pub use error::{
-    DmaCommitError, DmaMapError, DmaSyncError, DmaUnmapError, NotMapped, NotUnmapped, QueueError,
-    RawNotUnmapped,
-};
+pub use door::{Device, DmaDomain, DmaMask, DomainBuilder};
+pub use error::{DmaMapError, DmaUnmapError, NotMapped, NotUnmapped, RawNotUnmapped};
 pub use machine::{Machine, NoCopies};
 pub use mapping::{Ended, Mapping, Raw, RawEnded, RawMapping};
 pub use object::AnyQueue;
@@ -269,14 +266,16 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
                     return Err(MapListError::NoRoom { needed, room }.into());
                 }
                 // SAFETY: the caller's promise.
-                let mapping = unsafe { device.map(list, direction, self.attributes) }?;
+                let mapping =
+                    unsafe { device.map(list, direction, self.attributes) }.map_err(DmaMapError::of_pool)?;
                 let ring = queue | Kind::Pool(mapping.way()).bits();
                 let (first, neighbours) = (mapping.iova(), mapping.len());
                 Ok((mapping.write_segments(out), RingMapping { first, bytes: 0, neighbours, ring }))
             }
             Lane::Auto(lane) => {
                 // SAFETY: the caller's promise; syncs are `&mut self`, so no two meet.
-                let (mapping, used) = unsafe { lane.map_toward(list, direction, self.attributes, out) }?;
+                let mapped = unsafe { lane.map_toward(list, direction, self.attributes, out) };
+                let (mapping, used) = mapped.map_err(DmaMapError::of_auto)?;
                 let (RingMapping { first, bytes, neighbours, .. }, way, timed) = mapping.into_parts(queue);
                 // There is a class for each power of two and direction; one that was not in eight bits would not count.
                 let timed = timed.and_then(|(class, choice)| Some((u8::try_from(class).ok()?, choice)));
@@ -297,7 +296,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
                     // SAFETY: the caller's promise.
                     Ok(unsafe { self.map_list_alone(list, direction, out) }?)
                 }
-                Err(error) => Err(error.into()),
+                Err(error) => Err(DmaMapError::of_ring(error)),
             },
             // SAFETY: the caller's promise.
             Lane::Direct | Lane::Batch(_) => Ok(unsafe { self.map_list_alone(list, direction, out) }?),
@@ -343,7 +342,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
             Lane::Ring(ring) if made == self.number | Kind::RING => match ring.unmap(mapping.core) {
                 Ok(RingUnmap::Waiting) => Ok(RawEnded::Pending),
                 Ok(RingUnmap::Committed) => self.flushed(),
-                Err(failed) => Err(not_committed(failed.mapping, failed.error.into())),
+                Err(failed) => Err(not_committed(failed.mapping, DmaUnmapError::of_ring(failed.error))),
             },
             Lane::Direct if made == self.number | Kind::ALONE => {
                 let Some(range) = mapping.core.range(self.device.domain().granule()) else {
@@ -397,7 +396,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
                         AdaptiveUnmapError::Ring(error) => {
                             let kind = self.number | Kind::Auto { way: None, timed: None }.bits();
                             let back = failed.mapping.map(|mapping| mapping.into_parts(kind).0);
-                            Err(not_committed(back, error.into()))
+                            Err(not_committed(back, DmaUnmapError::of_ring(error)))
                         }
                     },
                 }
@@ -405,8 +404,11 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
             (Lane::Swiotlb(copies), Kind::Swiotlb { is_list }) => {
                 // SAFETY: as for a pool.
                 let ended = unsafe { copies.unmap(Copied { first, is_list, word: neighbours }) };
-                let lost =
-                    |error: MappingError| RawNotUnmapped { mapping: None, waits: false, error: error.into() };
+                let lost = |error: MappingError| RawNotUnmapped {
+                    mapping: None,
+                    waits: false,
+                    error: DmaUnmapError::of_swiotlb(error),
+                };
                 ended.map(|()| RawEnded::Done).map_err(lost)
             }
             // One that did not fit into the ring.
@@ -436,7 +438,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         if batch.is_full()
             && let Err(error) = batch.commit()
         {
-            return Err(not_committed(Some(mapping.core), error.into()));
+            return Err(not_committed(Some(mapping.core), DmaUnmapError::of_batch(error)));
         }
         let (range, used) = (mapping.core.range(self.device.domain().granule()), bytes - neighbours);
         if let Err(error) = batch.unlink(range, used) {
@@ -450,7 +452,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         }
         match batch.commit() {
             Ok(_) => self.flushed(),
-            Err(error) => Err(not_committed(None, error.into())),
+            Err(error) => Err(not_committed(None, DmaUnmapError::of_batch(error))),
         }
     }
 
@@ -469,7 +471,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
 
     /// Has the hardware confirm what ended by itself.
     #[cold]
-    fn pay(&mut self) -> Result<(), DmaCommitError> {
+    fn pay(&mut self) -> Result<(), DmaUnmapError> {
         self.device.domain().flush()?;
         self.owed = 0;
         Ok(())
@@ -483,9 +485,11 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
             Err(BounceError::Direct(error)) => Err(self.not_ended(error)),
             Err(error @ BounceError::Unconfirmed { .. }) => {
                 self.owed += 1;
-                Err(RawNotUnmapped { mapping: None, waits: true, error: error.into() })
+                Err(RawNotUnmapped { mapping: None, waits: true, error: DmaUnmapError::of_pool(error) })
             }
-            Err(error) => Err(RawNotUnmapped { mapping: None, waits: false, error: error.into() }),
+            Err(error) => {
+                Err(RawNotUnmapped { mapping: None, waits: false, error: DmaUnmapError::of_pool(error) })
+            }
         }
     }
 
@@ -510,12 +514,12 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     /// Waits until no device reaches anything that was unmapped, for a queue that falls idle. How many mappings that were.
     ///
     /// # Errors
-    /// [`DmaCommitError`]: all that waits goes on waiting, and can be committed again.
-    pub fn commit_raw(&mut self) -> Result<usize, DmaCommitError> {
+    /// [`DmaUnmapError`]: all that waits goes on waiting, and can be committed again.
+    pub fn commit_raw(&mut self) -> Result<usize, DmaUnmapError> {
         let committed = match &mut self.lane {
-            Lane::Batch(batch) => batch.commit()?,
-            Lane::Ring(ring) => ring.commit()?,
-            Lane::Auto(ring) => ring.commit()?,
+            Lane::Batch(batch) => batch.commit().map_err(DmaUnmapError::of_batch)?,
+            Lane::Ring(ring) => ring.commit().map_err(DmaUnmapError::of_ring)?,
+            Lane::Auto(ring) => ring.commit().map_err(DmaUnmapError::of_ring)?,
             Lane::Direct | Lane::Bounce(_) | Lane::Swiotlb(_) => 0,
         };
         let owed = self.owed;
@@ -529,33 +533,33 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     /// where there is a copy, and orders the CPU's later reads after that. O(len).
     ///
     /// # Errors
-    /// [`DmaSyncError`], with nothing copied.
+    /// [`DmaUnmapError`], with nothing copied.
     pub fn sync_raw_for_cpu(
         &mut self,
         mapping: &RawMapping,
         offset: u64,
         len: u64,
-    ) -> Result<(), DmaSyncError> {
+    ) -> Result<(), DmaUnmapError> {
         self.sync(mapping, Side::Cpu, (offset, len))
     }
 
     /// After the CPU has changed `len` bytes from `offset` on: the other way round.
     ///
     /// # Errors
-    /// [`DmaSyncError`], with nothing copied.
+    /// [`DmaUnmapError`], with nothing copied.
     pub fn sync_raw_for_device(
         &mut self,
         mapping: &RawMapping,
         offset: u64,
         len: u64,
-    ) -> Result<(), DmaSyncError> {
+    ) -> Result<(), DmaUnmapError> {
         self.sync(mapping, Side::Device, (offset, len))
     }
 
-    fn sync(&self, mapping: &RawMapping, side: Side, part: (u64, u64)) -> Result<(), DmaSyncError> {
+    fn sync(&self, mapping: &RawMapping, side: Side, part: (u64, u64)) -> Result<(), DmaUnmapError> {
         let RawMapping { core } = mapping;
         if mapping.queue() != self.number {
-            return Err(DmaSyncError::OtherQueue);
+            return Err(DmaUnmapError::OtherQueue);
         }
         let ((offset, len), iova) = (part, core.first);
         let pool = match (&self.lane, mapping.kind()) {
@@ -565,7 +569,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
                 let one = [DmaSegment { iova, len: core.neighbours }];
                 let pieces = if is_list { copies.list(core.neighbours as usize) } else { &one[..] };
                 // SAFETY: as for a pool, below.
-                return Ok(unsafe { copies.sync(pieces, side, part) }?);
+                return unsafe { copies.sync(pieces, side, part) }.map_err(DmaUnmapError::of_swiotlb);
             }
             _ => {
                 match side {
@@ -577,21 +581,21 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         };
         // SAFETY: the mapping is borrowed, so it does not end meanwhile; each caller of this borrows the
         // queue for itself, so no two syncs meet; its maker promised what its original is.
-        unsafe {
+        let synced = unsafe {
             match side {
-                Side::Cpu => pool.sync_for_cpu(iova, offset, len)?,
-                Side::Device => pool.sync_for_device(iova, offset, len)?,
+                Side::Cpu => pool.sync_for_cpu(iova, offset, len),
+                Side::Device => pool.sync_for_device(iova, offset, len),
             }
-        }
-        Ok(())
+        };
+        synced.map_err(DmaUnmapError::of_pool)
     }
 }
 
 /// A commit that was to come, or came, with a mapping, which comes back or waits.
 #[cold]
-fn not_committed(core: Option<RingMapping>, error: DmaCommitError) -> RawNotUnmapped {
+fn not_committed(core: Option<RingMapping>, error: DmaUnmapError) -> RawNotUnmapped {
     let mapping = core.map(|core| RawMapping { core });
-    RawNotUnmapped { waits: mapping.is_none(), mapping, error: error.into() }
+    RawNotUnmapped { waits: mapping.is_none(), mapping, error }
 }
 
 #[cold]

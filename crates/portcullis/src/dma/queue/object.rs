@@ -1,8 +1,6 @@
 //! A queue behind a pointer, for drivers that are compiled once, and for callers in other languages.
 
-use super::{
-    DmaCommitError, DmaMapError, DmaSyncError, Machine, Queue, RawEnded, RawMapping, RawNotUnmapped,
-};
+use super::{DmaMapError, DmaUnmapError, Machine, Queue, RawEnded, RawMapping, RawNotUnmapped};
 use crate::addr::{Direction, DmaSegment, PhysSegment};
 use crate::dma::DmaBuffer;
 
@@ -33,13 +31,13 @@ pub trait AnyQueue {
     ///
     /// # Errors
     /// As there.
-    fn commit_raw(&mut self) -> Result<usize, DmaCommitError>;
+    fn commit_raw(&mut self) -> Result<usize, DmaUnmapError>;
 
     /// [`Queue::sync_raw_for_cpu`].
     ///
     /// # Errors
     /// As there.
-    fn sync_raw_for_cpu(&mut self, mapping: &RawMapping, offset: u64, len: u64) -> Result<(), DmaSyncError>;
+    fn sync_raw_for_cpu(&mut self, mapping: &RawMapping, offset: u64, len: u64) -> Result<(), DmaUnmapError>;
 
     /// [`Queue::sync_raw_for_device`].
     ///
@@ -50,7 +48,7 @@ pub trait AnyQueue {
         mapping: &RawMapping,
         offset: u64,
         len: u64,
-    ) -> Result<(), DmaSyncError>;
+    ) -> Result<(), DmaUnmapError>;
 
     /// [`Queue::waiting`].
     fn waiting(&self) -> usize;
@@ -71,11 +69,11 @@ impl<X: Machine, B: DmaBuffer> AnyQueue for Queue<X, B> {
         Self::unmap_raw(self, mapping)
     }
 
-    fn commit_raw(&mut self) -> Result<usize, DmaCommitError> {
+    fn commit_raw(&mut self) -> Result<usize, DmaUnmapError> {
         Self::commit_raw(self)
     }
 
-    fn sync_raw_for_cpu(&mut self, mapping: &RawMapping, offset: u64, len: u64) -> Result<(), DmaSyncError> {
+    fn sync_raw_for_cpu(&mut self, mapping: &RawMapping, offset: u64, len: u64) -> Result<(), DmaUnmapError> {
         Self::sync_raw_for_cpu(self, mapping, offset, len)
     }
 
@@ -84,7 +82,7 @@ impl<X: Machine, B: DmaBuffer> AnyQueue for Queue<X, B> {
         mapping: &RawMapping,
         offset: u64,
         len: u64,
-    ) -> Result<(), DmaSyncError> {
+    ) -> Result<(), DmaUnmapError> {
         Self::sync_raw_for_device(self, mapping, offset, len)
     }
 

@@ -67,7 +67,8 @@ impl<X: Machine> Copies<X> {
     #[inline]
     unsafe fn map_piece(&self, piece: PhysSegment, direction: Direction) -> Result<DmaSegment, DmaMapError> {
         // SAFETY: the caller's promise.
-        let mapped = unsafe { self.pool.map(piece, direction, &self.constraints) }?;
+        let mapped = unsafe { self.pool.map(piece, direction, &self.constraints) };
+        let mapped = mapped.map_err(DmaMapError::of_swiotlb)?;
         Ok(DmaSegment { iova: Iova::new(mapped.phys.get()), len: mapped.len })
     }
 

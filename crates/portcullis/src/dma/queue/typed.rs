@@ -5,8 +5,8 @@ use core::mem::ManuallyDrop;
 
 use super::mapping::Kind;
 use super::{
-    DmaCommitError, DmaMapError, DmaSyncError, Ended, Lane, Machine, Mapping, NotMapped, NotUnmapped, Queue,
-    RawEnded, RawMapping, RawNotUnmapped, Side,
+    DmaMapError, DmaUnmapError, Ended, Lane, Machine, Mapping, NotMapped, NotUnmapped, Queue, RawEnded,
+    RawMapping, RawNotUnmapped, Side,
 };
 use crate::addr::{Direction, DmaSegment, Iova, PhysSegment};
 use crate::bounce::pool::Way;
@@ -152,8 +152,8 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     /// idle. Where nothing waits, nothing is waited for.
     ///
     /// # Errors
-    /// [`DmaCommitError`]: all that waits goes on waiting, and can be committed again.
-    pub fn commit(&mut self) -> Result<Drain<'_, B>, DmaCommitError> {
+    /// [`DmaUnmapError`]: all that waits goes on waiting, and can be committed again.
+    pub fn commit(&mut self) -> Result<Drain<'_, B>, DmaUnmapError> {
         self.commit_raw()?;
         Ok(self.buffers.drain(..))
     }
@@ -162,21 +162,21 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     /// where there is a copy, and orders the CPU's later reads after that. O(len).
     ///
     /// # Errors
-    /// [`DmaSyncError`], with nothing copied.
-    pub fn sync_for_cpu(&mut self, mapping: &Mapping<B>, offset: u64, len: u64) -> Result<(), DmaSyncError> {
+    /// [`DmaUnmapError`], with nothing copied.
+    pub fn sync_for_cpu(&mut self, mapping: &Mapping<B>, offset: u64, len: u64) -> Result<(), DmaUnmapError> {
         self.sync(&mapping.raw, Side::Cpu, (offset, len))
     }
 
     /// After the CPU has changed `len` bytes from `offset` on: the other way round.
     ///
     /// # Errors
-    /// [`DmaSyncError`], with nothing copied.
+    /// [`DmaUnmapError`], with nothing copied.
     pub fn sync_for_device(
         &mut self,
         mapping: &Mapping<B>,
         offset: u64,
         len: u64,
-    ) -> Result<(), DmaSyncError> {
+    ) -> Result<(), DmaUnmapError> {
         self.sync(&mapping.raw, Side::Device, (offset, len))
     }
 }

@@ -1,0 +1,11 @@
+//! What the author of a driver writes with, in one line: `use portcullis::prelude::*`.
+
+pub use crate::SetupError;
+pub use crate::addr::{DeviceId, Direction, DmaSegment, DomainId, Iova, IovaRange, PhysAddr, PhysSegment};
+pub use crate::bounce::PoolConfig;
+pub use crate::dma::{
+    AnyQueue, CoherentMemory, Device, DmaBuffer, DmaDomain, DmaMapError, DmaMask, DmaUnmapError, Ended,
+    Machine, Mapping, Queue, QueueConfig, RawEnded, RawMapping,
+};
+pub use crate::domain::{Domain, Policy};
+pub use crate::pgtable::PageTable;

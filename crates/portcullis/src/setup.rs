@@ -1,0 +1,149 @@
+//! What can go wrong when tables, domains, devices, queues and pools are made: one type, as its callers do one thing about it.
+
+use crate::addr::{Iova, PhysAddr};
+use crate::iova::IovaError;
+
+/// Something that cannot be made. Nothing of it is left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SetupError {
+    /// The format has no tables with this number of levels.
+    #[error("{levels} levels of page table: the format has {min} to {max}")]
+    Levels {
+        /// The number that was asked for.
+        levels: u32,
+        /// The smallest number.
+        min: u32,
+        /// The largest number.
+        max: u32,
+    },
+    /// Leaves at levels that the format has none for.
+    #[error("leaves at {levels} levels: the format has them at 1 to {max}")]
+    LeafLevels {
+        /// The number of lowest levels at which leaves were asked for.
+        levels: u32,
+        /// The largest number.
+        max: u32,
+    },
+    /// The format has no addresses of this width.
+    #[error("{bits} address bits: the format has {min} to {max}")]
+    AddressBits {
+        /// The number that was asked for.
+        bits: u32,
+        /// The smallest number.
+        min: u32,
+        /// The largest number.
+        max: u32,
+    },
+    /// The memory for the root of a page table lies where the hardware cannot be pointed to.
+    #[error("the root of a page table at {table}: the format holds addresses up to {last}")]
+    TableBeyondPhysical {
+        /// The address of the memory.
+        table: PhysAddr,
+        /// The highest physical address.
+        last: PhysAddr,
+    },
+    /// There is no memory: for the root of a page table, or to keep account by.
+    #[error("no memory for the root of a page table, or to keep account by")]
+    OutOfMemory,
+    /// The mapper of a domain has no page size.
+    #[error("the mapper states no page size")]
+    NoPageSize,
+    /// There are no I/O virtual addresses: of a domain, as its mapper's aperture cannot be turned into an address space; or in
+    /// it, for a ring or a pool.
+    #[error("I/O virtual addresses: {0}")]
+    Space(#[from] IovaError),
+    /// A device reaches none of its domain's addresses.
+    #[error("the device reaches addresses up to {last:#x}, and the domain's begin at {first}")]
+    BeyondReach {
+        /// The highest address that the device can put on the bus.
+        last: u64,
+        /// The first that the domain hands out.
+        first: Iova,
+    },
+    /// A queue was to copy, and its domain has nothing to copy through: see
+    /// [`DomainBuilder::bounce`](crate::dma::DomainBuilder::bounce) and [`DomainBuilder::swiotlb`](crate::dma::DomainBuilder::swiotlb).
+    #[error("a queue that copies, of a domain that has no memory to copy through")]
+    NoCopyMemory,
+    /// No ring has these dimensions.
+    #[error("no ring holds {descriptors} descriptors of {bytes:#x} bytes")]
+    NoRing {
+        /// Descriptors, those included that wait for a commit.
+        descriptors: u32,
+        /// Bytes of each.
+        bytes: u64,
+    },
+    /// The domain's devices use physical addresses, so it has no rings and no pool of bounce buffers.
+    #[error("a domain without translation has no rings, and no bounce pool")]
+    NotTranslated,
+    /// The threshold is larger than the largest class that there can be.
+    #[error("mappings of up to {threshold:#x} bytes are to be bounced: the largest slot has {most:#x}")]
+    Threshold {
+        /// What was asked for, in bytes.
+        threshold: u64,
+        /// The most that is possible with the domain's granule.
+        most: u64,
+    },
+    /// The addresses for a class are no power of two, have no room for a slot, or are too many: 2^28 granules, or fewer
+    /// where those are huge.
+    #[error(
+        "{bytes:#x} bytes of addresses for each class: a power of two from {least:#x} to {most:#x} is needed"
+    )]
+    ClassBytes {
+        /// What was asked for.
+        bytes: u64,
+        /// The size of the largest slot.
+        least: u64,
+        /// The most that there may be.
+        most: u64,
+    },
+    /// The device wants more low bits of addresses kept than a granule has, or some that are not in a row.
+    #[error(
+        "the bits {mask:#x} of addresses cannot be kept: they must be the lowest bits of a granule's offset"
+    )]
+    OffsetMask {
+        /// What was asked for.
+        mask: u64,
+    },
+    /// A number that is not one less than a power of two, although a mask of low bits is needed.
+    #[error("{mask:#x} is no mask of low bits")]
+    NotAMask {
+        /// The number.
+        mask: u64,
+    },
+    /// The slots of a swiotlb are a power of two, from 64 bytes up.
+    #[error("slots of {slot_bytes:#x} bytes: a power of two of at least 64 is needed")]
+    Slot {
+        /// The size asked for.
+        slot_bytes: u64,
+    },
+    /// The areas of a swiotlb are a power of two of at least 64 slots and a frame, at most 256 MiB.
+    #[error("areas of {area_bytes:#x} bytes: a power of two from {least:#x} to {most:#x} is needed")]
+    Area {
+        /// The size asked for.
+        area_bytes: u64,
+        /// The smallest possible.
+        least: u64,
+        /// The largest possible.
+        most: u64,
+    },
+    /// There is no whole area of a swiotlb below the upper limit, the limits are the wrong way round, or there are more than
+    /// 65,536 areas.
+    #[error("from {min_bytes:#x} to {max_bytes:#x} bytes in areas of {area_bytes:#x}: none, or too many")]
+    Limits {
+        /// The lower limit.
+        min_bytes: u64,
+        /// The upper limit.
+        max_bytes: u64,
+        /// The size of an area.
+        area_bytes: u64,
+    },
+    /// There was no memory for the least size of a swiotlb, or none that the devices reach.
+    #[error("no memory below {reach} for an area of {area_bytes:#x} bytes")]
+    NoArea {
+        /// The size of an area.
+        area_bytes: u64,
+        /// The highest address that was allowed.
+        reach: PhysAddr,
+    },
+}
