@@ -28,7 +28,7 @@ pub struct Exposure {
 
 /// A number of bytes of both kinds. It wraps: only differences of sums count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Bytes {
+pub(crate) struct Bytes {
     /// Bytes of a buffer.
     pub used: u64,
     /// Bytes beside it.

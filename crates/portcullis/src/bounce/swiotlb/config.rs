@@ -168,3 +168,12 @@ impl Constraints {
 const fn is_mask(mask: u64) -> bool {
     mask & mask.wrapping_add(1) == 0
 }
+
+/// A mapping, as the device is to be told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bounced {
+    /// Its address in the pool.
+    pub phys: PhysAddr,
+    /// Its length in bytes, that of the buffer.
+    pub len: u64,
+}

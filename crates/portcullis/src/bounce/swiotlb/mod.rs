@@ -51,14 +51,26 @@ mod cpu;
 mod directory;
 mod error;
 mod hands;
+#[cfg(feature = "parts")]
+mod parts;
 mod resize;
 mod slot_meta;
 mod slots;
 mod usage;
 
-pub use config::{Constraints, SwiotlbConfig};
-pub use error::{BounceError, MappingError, Pressure, Token};
+pub use config::SwiotlbConfig;
+pub use error::{Pressure, Token};
 pub use usage::SwiotlbUsage;
+#[cfg(not(feature = "parts"))]
+pub(crate) use {
+    config::{Bounced, Constraints},
+    error::{BounceError, MappingError},
+};
+#[cfg(feature = "parts")]
+pub use {
+    config::{Bounced, Constraints},
+    error::{BounceError, MappingError},
+};
 
 use alloc::sync::{Arc, Weak};
 use core::fmt;
@@ -101,15 +113,6 @@ pub struct Swiotlb<P: Platform, C: CopyMemory> {
     idle_ns: u64,
 }
 
-/// A mapping, as the device is to be told.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Bounced {
-    /// Its address in the pool.
-    pub phys: PhysAddr,
-    /// Its length in bytes, that of the buffer.
-    pub len: u64,
-}
-
 impl<P: Platform, C: CopyMemory> fmt::Debug for Swiotlb<P, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Swiotlb").field("usage", &self.usage()).finish_non_exhaustive()
@@ -147,20 +150,12 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         Ok(pool)
     }
 
-    /// Copies `original` into the pool, for a device with these constraints.
-    ///
-    /// Waits only in a pool that is full, for the turns of other CPUs to end; may allocate then.
-    /// Otherwise O(length), at the cost that the [module](self) states.
-    ///
-    /// # Errors
-    /// [`BounceError`]; nothing is mapped then.
+    /// What `map` does, which is public with the feature `parts`.
     ///
     /// # Safety
-    /// `original` is memory that the CPU reaches, none of it the pool's. Until it is unmapped it
-    /// stays there, and only devices access it while this call, a sync or the unmap of this mapping
-    /// is under way.
+    /// As there.
     #[inline(always)]
-    pub unsafe fn map(
+    pub(crate) unsafe fn map_piece(
         &self,
         original: PhysSegment,
         direction: Direction,
@@ -264,18 +259,12 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         }
     }
 
-    /// Ends the mapping of `len` bytes at `phys`, which [`map`](Self::map) returned, and copies what the device wrote to
-    /// the buffer, as the direction says. Never allocates. O(length).
-    ///
-    /// # Errors
-    /// [`MappingError`]; nothing has changed then.
+    /// What `unmap` does, which is public with the feature `parts`.
     ///
     /// # Safety
-    /// No other call for the same mapping is under way. (A mapping that has ended is recognised,
-    /// unless the address is another mapping's of the same length by now.) The device is done with
-    /// it.
+    /// As there.
     #[inline(always)]
-    pub unsafe fn unmap(&self, phys: PhysAddr, len: u64) -> Result<(), MappingError> {
+    pub(crate) unsafe fn unmap_piece(&self, phys: PhysAddr, len: u64) -> Result<(), MappingError> {
         if let Some(meta) = self.areas.locate_fast(phys)
             && let Says::Mapped(mapping) = meta.read()
             && meta.address() + mapping.offset == phys.get()
@@ -321,15 +310,11 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         self.give(meta, mapping.class);
     }
 
-    /// Copies `len` bytes at `phys`, a part of a mapping or all of it, to the buffer, if the device
-    /// writes to it, so that the driver can read them. O(length).
-    ///
-    /// # Errors
-    /// [`MappingError`]; nothing was copied then.
+    /// What `sync_for_cpu` does, which is public with the feature `parts`.
     ///
     /// # Safety
-    /// The mapping is not unmapped meanwhile, and no other sync of the same bytes is under way.
-    pub unsafe fn sync_for_cpu(&self, phys: PhysAddr, len: u64) -> Result<(), MappingError> {
+    /// As there.
+    pub(crate) unsafe fn piece_for_cpu(&self, phys: PhysAddr, len: u64) -> Result<(), MappingError> {
         let (original, direction) = self.part(phys, len)?;
         if direction != Direction::ToDevice {
             // As in `unmap`.
@@ -340,15 +325,11 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         Ok(())
     }
 
-    /// Copies the driver's changes to the buffer to `len` bytes at `phys`, a part of a mapping or
-    /// all of it, if the device reads them. O(length).
-    ///
-    /// # Errors
-    /// [`MappingError`]; nothing was copied then.
+    /// What `sync_for_device` does, which is public with the feature `parts`.
     ///
     /// # Safety
-    /// As [`sync_for_cpu`](Self::sync_for_cpu).
-    pub unsafe fn sync_for_device(&self, phys: PhysAddr, len: u64) -> Result<(), MappingError> {
+    /// As there.
+    pub(crate) unsafe fn piece_for_device(&self, phys: PhysAddr, len: u64) -> Result<(), MappingError> {
         let (original, direction) = self.part(phys, len)?;
         if direction != Direction::FromDevice {
             // SAFETY: the promise of the caller that mapped it.
@@ -357,14 +338,6 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
             fence(Ordering::Release);
         }
         Ok(())
-    }
-
-    /// Returns the address in the driver's buffer for which `phys`, inside a mapping, stands. O(1).
-    ///
-    /// # Errors
-    /// [`MappingError`].
-    pub fn original(&self, phys: PhysAddr) -> Result<PhysAddr, MappingError> {
-        self.part(phys, 1).map(|(original, _)| original)
     }
 
     /// Returns whether an address is in the pool, mapped or not. O(1), but see

@@ -67,7 +67,7 @@ impl<X: Machine> Copies<X> {
     #[inline]
     unsafe fn map_piece(&self, piece: PhysSegment, direction: Direction) -> Result<DmaSegment, DmaMapError> {
         // SAFETY: the caller's promise.
-        let mapped = unsafe { self.pool.map(piece, direction, &self.constraints) };
+        let mapped = unsafe { self.pool.map_piece(piece, direction, &self.constraints) };
         let mapped = mapped.map_err(DmaMapError::of_swiotlb)?;
         Ok(DmaSegment { iova: Iova::new(mapped.phys.get()), len: mapped.len })
     }
@@ -114,7 +114,7 @@ impl<X: Machine> Copies<X> {
             Copied { is_list: true, word, .. } => unsafe { self.unmap_list(word as usize) },
             Copied { first, word: len, .. } => {
                 // SAFETY: the caller's promise; the queue is one CPU's at a time.
-                unsafe { self.pool.unmap(PhysAddr::new(first.get()), len) }
+                unsafe { self.pool.unmap_piece(PhysAddr::new(first.get()), len) }
             }
         }
     }
@@ -126,7 +126,7 @@ impl<X: Machine> Copies<X> {
         let mut result = Ok(());
         for segment in self.lists[index].drain(..) {
             // SAFETY: the caller's promise.
-            let unmapped = unsafe { self.pool.unmap(PhysAddr::new(segment.iova.get()), segment.len) };
+            let unmapped = unsafe { self.pool.unmap_piece(PhysAddr::new(segment.iova.get()), segment.len) };
             result = result.and(unmapped);
         }
         self.free.push(index);
@@ -156,8 +156,8 @@ impl<X: Machine> Copies<X> {
                 // SAFETY: the caller's promise.
                 unsafe {
                     match side {
-                        Side::Cpu => self.pool.sync_for_cpu(phys, last - first)?,
-                        Side::Device => self.pool.sync_for_device(phys, last - first)?,
+                        Side::Cpu => self.pool.piece_for_cpu(phys, last - first)?,
+                        Side::Device => self.pool.piece_for_device(phys, last - first)?,
                     }
                 }
             }
