@@ -157,8 +157,10 @@ impl Bitmap {
     #[inline]
     pub fn alloc(&mut self, pages: u64, align_order: u32, max_page: u64) -> Result<u64, BitmapError> {
         let mut page = [0];
-        self.take_run(pages, align_order, max_page, &mut page)?;
-        Ok(page[0])
+        match self.take_run(pages, align_order, (0, max_page), &mut page)? {
+            0 => Err(self.no_fit(pages, align_order, max_page)),
+            _ => Ok(page[0]),
+        }
     }
 
     /// Takes a range of `pages` pages for each place in `out`, as so many calls of [`Bitmap::alloc`] would, and
@@ -179,9 +181,25 @@ impl Bitmap {
         max_page: u64,
         out: &mut [u64],
     ) -> Result<usize, BitmapError> {
+        match self.take_runs(pages, align_order, (0, max_page), out)? {
+            0 if !out.is_empty() => Err(self.no_fit(pages, align_order, max_page)),
+            taken => Ok(taken),
+        }
+    }
+
+    /// The same, but 0 where there is not even one place. A preferred place that begins before page `first`
+    /// is none.
+    pub(super) fn take_runs(
+        &mut self,
+        pages: u64,
+        align_order: u32,
+        (first, max_page): (u64, u64),
+        out: &mut [u64],
+    ) -> Result<usize, BitmapError> {
         let mut done = 0;
         while let Some(rest) = out.get_mut(done..).filter(|rest| !rest.is_empty()) {
-            match self.take_run(pages, align_order, max_page, rest) {
+            match self.take_run(pages, align_order, (first, max_page), rest) {
+                Ok(0) => break,
                 Ok(taken) => done += taken,
                 Err(error) if done == 0 => return Err(error),
                 Err(_) => break,
@@ -260,14 +278,14 @@ impl Bitmap {
         if self.top == 0 { 0 } else { node::pages(self.top) }
     }
 
-    /// Takes at least one range, and more if that is cheap, at most one for each place in `out`; returns how
-    /// many.
+    /// Takes one range, and more if that is cheap, at most one for each place in `out`; returns how many.
+    /// 0 where there is no place, or the preferred one begins before page `from`.
     #[inline]
     fn take_run(
         &mut self,
         pages: u64,
         align_order: u32,
-        max_page: u64,
+        (from, max_page): (u64, u64),
         out: &mut [u64],
     ) -> Result<usize, BitmapError> {
         if pages == 0 {
@@ -278,8 +296,9 @@ impl Bitmap {
         }
         let limit = max_page.saturating_add(1);
         let mut path = Path::new();
-        let Some(found) = self.find(pages, align_order, limit, &mut path) else {
-            return Err(self.no_fit(pages, align_order, max_page));
+        let Some(found) = self.find(pages, align_order, limit, &mut path).filter(|found| found.page >= from)
+        else {
+            return Ok(0);
         };
         let page = found.page;
         if let Some(first) = out.first_mut() {
@@ -288,13 +307,11 @@ impl Bitmap {
         let Some(leaf) = found.leaf else {
             return self.take_anywhere(page, pages).map(|()| 1);
         };
-        // Where the limit lies in this leaf, the next place may be behind it.
-        let is_below = limit.saturating_sub(node::base(page, 0)) >= LEAF_PAGES.into();
-        if out.len() <= 1 || !is_below || !is_natural(pages, align_order) {
+        if out.len() <= 1 || !is_natural(pages, align_order) {
             self.take_in_leaf(page, pages, leaf, &path);
             return Ok(1);
         }
-        Ok(self.take_several(pages, align_order, page, leaf, &path, out.iter_mut()))
+        Ok(self.take_several((pages, align_order), page, (from, limit), leaf, &path, out.iter_mut()))
     }
 
     /// Makes a range free of which no page is.

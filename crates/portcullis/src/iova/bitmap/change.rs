@@ -12,18 +12,24 @@ use super::store::Room;
 const PAID_PAGES: u64 = 1 << 18;
 
 impl Bitmap {
-    /// Takes ranges in one leaf, one for each of `out`, or as many as fit. `page` is one of the leaf's.
+    /// Takes ranges in one leaf from page `from` to before page `limit`, one for each of `out`, or as many
+    /// as fit. `page` is one of the leaf's.
     pub(super) fn take_several<'a>(
         &mut self,
-        pages: u64,
-        align_order: u32,
+        (pages, align_order): (u64, u32),
         page: u64,
+        (from, limit): (u64, u64),
         leaf: u32,
         path: &Path,
         out: impl Iterator<Item = &'a mut u64>,
     ) -> usize {
-        let mut bits = *self.store.leaf(leaf);
-        let taken = bits.take(pages, align_order, self.placement, base(page, 0), out);
+        let first = base(page, 0);
+        let in_leaf = |page: u64| page.saturating_sub(first).min(LEAF_PAGES.into()) as u32;
+        let all = *self.store.leaf(leaf);
+        let allowed = all.only(in_leaf(from), in_leaf(limit));
+        let mut left = allowed;
+        let taken = left.take(pages, align_order, self.placement, first, out);
+        let bits = all.less(allowed, left);
         self.free_pages -= taken as u64 * pages;
         *self.store.leaf_mut(leaf) = bits;
         let old = self.store.node(path.node(1)).fits[slot(page, 1)];

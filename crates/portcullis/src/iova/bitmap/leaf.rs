@@ -62,6 +62,25 @@ impl Leaf {
         Self::masks(start, end).all(|(word, mask)| self.0[word] & mask == 0)
     }
 
+    /// With nothing free outside `[start, end)`.
+    pub(super) fn only(mut self, start: u32, end: u32) -> Self {
+        for outside in [(0, start), (end, LEAF_PAGES)] {
+            if outside.0 < outside.1 {
+                self.set(outside.0, outside.1, false);
+            }
+        }
+        self
+    }
+
+    /// Without what is free in `part` and not in `left`. All of `left` is in `part`, and all of `part` in
+    /// here.
+    pub(super) fn less(mut self, part: Self, left: Self) -> Self {
+        for (bits, (part, left)) in self.0.iter_mut().zip(part.0.into_iter().zip(left.0)) {
+            *bits ^= part ^ left;
+        }
+        self
+    }
+
     /// Makes `[start, end)` free or used; returns for how many pages that is new.
     #[inline]
     pub(super) fn set(&mut self, start: u32, end: u32, free: bool) -> u32 {

@@ -2,7 +2,6 @@
 
 use super::Bitmap;
 use super::fit::{LEAF_ORDER, LEAF_PAGES, Need};
-use super::leaf::Leaf;
 use super::node::{FAN, Link, Node, base, pages as pages_of, slot};
 use super::path::{Path, in_leaf};
 use crate::iova::placement::Placement;
@@ -191,11 +190,7 @@ impl Bitmap {
                 return (level, page.map(|page| Found { page, leaf: None }));
             };
             if level == 1 {
-                // A copy without the pages behind the limit.
-                let mut leaf: Leaf = *self.store.leaf(child);
-                if in_leaf(last) + 1 < LEAF_PAGES {
-                    leaf.set(in_leaf(last) + 1, LEAF_PAGES, false);
-                }
+                let leaf = self.store.leaf(child).only(0, in_leaf(last) + 1);
                 let page = leaf.place(pages, order, self.placement);
                 let page = page.map(|page| base(last, 0) + u64::from(page));
                 return (level, page.map(|page| Found { page, leaf: Some(child) }));
