@@ -423,3 +423,71 @@ fn odd_configurations_are_survived() {
     free(&space, &platform, range).unwrap();
     assert!(space.usage().cached <= 4 * PAGE);
 }
+
+/// Whatever the order in which CPUs fetch: what one has lies apart from what the others have. So the
+/// lines that hardware fetches ahead for it are its own.
+#[test]
+fn ranges_of_different_cpus_do_not_alternate() {
+    let cpus = 4;
+    for pages in [1, 16] {
+        let platform = Chosen::new(cpus);
+        let space = IovaSpace::new(&config(1 << 20, 1 << 24, cpus)).unwrap();
+        let mut spans = vec![(u64::MAX, 0); cpus];
+        for _ in 0..300 {
+            for (cpu, (low, high)) in spans.iter_mut().enumerate() {
+                let range = alloc(&space, platform.be(cpu), pages, ANYWHERE).unwrap();
+                let first = range.start().get() / PAGE;
+                (*low, *high) = (first.min(*low), (first + pages - 1).max(*high));
+            }
+        }
+        let apart = spans.windows(2).all(|pair| pair[0].0 > pair[1].1 + 512);
+        assert!(apart, "{pages} pages: {spans:x?}");
+    }
+}
+
+/// CPUs that have a page each break up the end of a space alone: there is as much room for large ranges as
+/// where one CPU has all of these pages. Below a limit that is so for all sizes that are not cached.
+#[test]
+fn cpus_with_a_page_each_leave_large_holes() {
+    let room = |space: &SpaceConfig, limit: u64, cpus: usize, pages: u64| {
+        let (platform, limit) = (Chosen::new(space.cpus), Iova::new(limit));
+        let space = IovaSpace::new(space).unwrap();
+        for cpu in 0..26 {
+            alloc(&space, platform.be(cpu % cpus), 1, limit).unwrap();
+        }
+        std::iter::from_fn(|| alloc(&space, platform.be(0), pages, limit).ok()).count()
+    };
+    let mib = 256;
+    let [low, bits_36, bits_39, bits_48] = [20, 24, 27, 36].map(|bits| config(1, (1 << bits) - 1, 26));
+    let gib_1 = SpaceConfig { low_end: Iova::new(0), ..config(1, 1024 * mib - 1, 26) };
+    let all = u64::MAX;
+    for (space, limit, sizes) in [
+        (&bits_48, (256 << 20) - 1, &[4, 16, 64][..]),
+        (&bits_39, u32::MAX.into(), &[4, 16, 64, 256]),
+        (&low, u32::MAX.into(), &[4, 16, 64, 256]),
+        (&low, all, &[4, 16, 64, 256]),
+        (&gib_1, all, &[16, 64]),
+        (&bits_36, all, &[512, 1024, 4096]),
+        (&bits_39, all, &[4096, 1 << 16]),
+    ] {
+        for size in sizes {
+            let [by_one, by_all] = [1, 26].map(|cpus| room(space, limit, cpus, size * mib));
+            assert!(by_one > 0, "{size} MiB below {limit:#x}");
+            assert_eq!(by_one, by_all, "{size} MiB below {limit:#x} in {:?}", space.aperture);
+        }
+    }
+}
+
+/// All of the high zone is used before the low one, also by a CPU that finds nothing below its home.
+#[test]
+fn what_lies_above_a_home_is_used_before_the_low_zone() {
+    let (cpus, low_pages, high_pages) = (4, (1 << 20) - 1, 1 << 19);
+    let platform = Chosen::new(cpus);
+    let space = IovaSpace::new(&config(1, low_pages + high_pages, cpus)).unwrap();
+    for n in 0..high_pages {
+        let range = alloc(&space, platform.be(3), 1, ANYWHERE).unwrap();
+        assert!(range.start().get() >= 1 << 32, "page {n} is low");
+    }
+    assert_eq!(space.usage().peak_taken, high_pages * PAGE, "no range of the low zone was even looked at");
+    assert!(alloc(&space, platform.be(3), 1, ANYWHERE).unwrap().start().get() < 1 << 32);
+}

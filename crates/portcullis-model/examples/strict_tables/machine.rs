@@ -303,15 +303,16 @@ impl Machine {
     }
 }
 
-/// Gives the address space a past, if it is to have one: other drivers' receive queues on all CPUs, posted in
-/// turn, most of which have gone, their pages in any order and on any CPU.
+/// Gives the address space a past, if it is to have one: other drivers' receive queues on the queues' CPUs,
+/// posted in turn, most of which have gone, their pages in any order and on any CPU. It is those CPUs' past,
+/// as each takes fresh addresses where it took its others.
 fn age(driver: &mut impl Driver, setup: Setup, dice: &mut u64) {
     if !setup.aged {
         return;
     }
     let mut mapped = Vec::new();
     for descriptor in 0..PAST_PAGES / DESCRIPTOR_PAGES as usize {
-        mapped.extend(driver.map(descriptor % CPUS, Purpose::Other, DESCRIPTOR_PAGES).pages);
+        mapped.extend(driver.map(descriptor % setup.queues, Purpose::Other, DESCRIPTOR_PAGES).pages);
     }
     while mapped.len() > PAST_PAGES / STILL_MAPPED {
         let which = throw(dice, mapped.len());

@@ -39,19 +39,20 @@ impl Backing {
         Ok(page)
     }
 
-    /// Up to `out.len()` ranges of 2^`order` pages at their natural alignment, below `end_page`: the places
-    /// of so many single calls, in that order. How many there were.
+    /// Up to `out.len()` ranges of 2^`order` pages at their natural alignment, from page `first` to below
+    /// `end`: the places of as many single calls, in that order. Returns how many there were; 0 says no
+    /// more than that, and costs a search alone.
     ///
     /// # Errors
-    /// As [`alloc`](Self::alloc) where there is not even one.
+    /// [`BitmapError::OutOfMemory`] where there is not even one.
     pub(super) fn alloc_run(
         &mut self,
         order: u32,
-        end_page: u64,
+        (first, end): (u64, u64),
         out: &mut [u64],
     ) -> Result<usize, BitmapError> {
-        let taken =
-            self.bitmap.alloc_run(1 << order, order, last_below(end_page, 1 << order, order)?, out)?;
+        let Some(last) = end.checked_sub(1) else { return Ok(0) };
+        let taken = self.bitmap.take_runs(1 << order, order, (first, last), out)?;
         self.least_free = self.least_free.min(self.free_pages());
         Ok(taken)
     }
@@ -113,15 +114,24 @@ mod tests {
             let (mut dice, mut live) = (Dice(1), vec![]);
             for _ in 0..2000 {
                 let (order, end, count) = (dice.below(5) as u32, dice.below(2100), dice.below(20) as usize);
+                // From the bottom up, what is below the first page would hide what is not.
+                let first = if placement == Placement::TopDown { dice.below(1500) } else { 0 };
                 let mut run = vec![0; count];
                 let [several, single] = &mut both;
-                let taken = several.alloc_run(order, end, &mut run).unwrap_or(0);
+                let taken = several.alloc_run(order, (first, end), &mut run).unwrap();
                 for page in &run[..taken] {
-                    assert!(page + (1 << order) <= end);
+                    assert!(*page >= first && page + (1 << order) <= end);
                     assert_eq!(single.alloc(1 << order, order, end), Ok(*page));
                     live.push((*page, order));
                 }
-                assert!(taken == count || single.alloc(1 << order, order, end).is_err());
+                if taken < count
+                    && let Ok(next) = single.alloc(1 << order, order, end)
+                {
+                    assert!(next < first);
+                    single.free(next, 1 << order);
+                    several.alloc(1 << order, order, end).unwrap();
+                    several.free(next, 1 << order);
+                }
                 while live.len() as u64 > dice.below(200) {
                     let (page, order) = live.swap_remove(dice.below(live.len() as u64) as usize);
                     both.iter_mut().for_each(|backing| backing.free_all(&[page], 1 << order));

@@ -6,13 +6,15 @@ use alloc::sync::Arc;
 use super::backing::Backing;
 use super::bitmap::BitmapError;
 use super::class::{CACHED_ORDERS, Class};
+use super::config::SpaceConfig;
 use super::cpu::{BATCH, Cpu, ZONES};
+use super::homes::Homes;
 use super::inbox::Inbox;
 use super::links::OutOfMemory;
 use super::notes::Notes;
+use super::placement::Placement;
 use super::space::Request;
 use super::word::{END_PAGE, EXACT, NO_WORD, handed_out, owner_and_pages};
-use crate::addr::PageSize;
 use crate::percpu::{CachePadded, Marks, Turn, TurnLocal};
 use crate::platform::{LocalCpu, Platform};
 use crate::sync::{AtomicU64, Mutex, Ordering};
@@ -41,24 +43,27 @@ pub(super) struct Cached {
     top: usize,
     /// Pages that one CPU keeps of each zone at the most.
     budget: [u64; ZONES],
+    /// Of the high zone.
+    homes: Homes,
 }
 
 impl Cached {
-    /// For `cpus` CPUs, of those that have `marks`, and the pages of `granule` from `first` to below `end`.
-    pub fn new(
-        (marks, cpus): (Arc<Marks>, usize),
-        granule: PageSize,
-        (first, end): (u64, u64),
-        low_end: u64,
-        cache_pages: u64,
-    ) -> Self {
-        let cpus = cpus.min(marks.cpus()).min(EXACT as usize);
-        let low_end = low_end.clamp(first, end);
+    /// For the CPUs of `config` that have `marks`, and the pages from `first` to below `end`.
+    pub fn new(marks: Arc<Marks>, config: &SpaceConfig, (first, end): (u64, u64)) -> Self {
+        let granule = config.granule;
+        let cpus = config.cpus.min(marks.cpus()).min(EXACT as usize);
+        let (low_end, homes_end) = match config.placement {
+            Placement::TopDown => ((config.low_end.get() >> granule.shift()).clamp(first, end), end),
+            // From the bottom up the low zone is what is used first: nothing would be gained by keeping
+            // it apart. And what lies below a home would be used first, too.
+            Placement::BottomUp => (first, first),
+        };
         // Neither is 0 where it is used: an empty low zone has no requests, and an empty space does not exist.
         let last_before = |end: u64| (end.saturating_sub(1) << granule.shift()) | granule.offset_mask();
         let (last, low_last) = (last_before(end), last_before(low_end));
         let zone_pages = [low_end - first, end - low_end];
-        let share = |zone: u64| cache_pages.min(zone / 8 / cpus.max(1) as u64);
+        let cache_pages = config.cache_bytes >> granule.shift();
+        let budget = zone_pages.map(|zone| cache_pages.min(zone / 8 / cpus.max(1) as u64));
         Self {
             notes: Notes::new(end),
             cpus: TurnLocal::new(marks, cpus, |owner| Cpu::new(owner as u64)),
@@ -68,7 +73,8 @@ impl Cached {
             last,
             low_last,
             top: usize::from(zone_pages[1] > 0),
-            budget: zone_pages.map(share),
+            budget,
+            homes: Homes::new((low_end, homes_end), cpus, budget[1]),
         }
     }
 
@@ -117,14 +123,14 @@ impl Cached {
     /// The CPU's list is empty, or the limit is not the end of a zone.
     fn alloc_slowly(
         &self,
-        Own { index: owner, cpu }: Own<'_>,
+        own: Own<'_>,
         backing: &Mutex<Backing>,
         request: Request,
     ) -> Result<Option<u64>, BitmapError> {
         let Request { pages, order, end_page } = request;
+        let Own { index: owner, cpu } = own;
         let class = Class::of(order);
         let inbox = &self.inboxes[owner as usize];
-        let mut failed = Ok(None);
         for zone in (0..=self.zone_below(end_page)).rev() {
             // One entry is looked at: the newest.
             let take = || {
@@ -150,52 +156,68 @@ impl Cached {
                 // What is there lies above the caller's limit: this one goes past the lists.
                 return Ok(None);
             }
-            let zone_end = if zone == 0 { self.low_end } else { u64::MAX };
-            match self.refill(cpu, zone, order, end_page.min(zone_end), backing) {
-                Ok(()) => return Ok(take()),
-                Err(error @ BitmapError::OutOfMemory { .. }) => return Err(error),
-                Err(error) => failed = Err(error),
+            if self.refill(own, zone, order, end_page, backing)? {
+                return Ok(take());
             }
         }
-        failed
+        Err(BitmapError::NoFit { pages, align_order: order, max_page: end_page, free: 0, largest: 0 })
     }
 
-    /// Fetches ranges for a list, which is empty: at least one, unless the CPU is to keep none.
+    /// Fetches ranges for a list, which is empty: at least one, unless the CPU is to keep none. Returns
+    /// whether there were any in the zone below `end_page`.
     fn refill(
         &self,
-        cpu: &Cpu,
+        own: Own<'_>,
         zone: usize,
         order: u32,
         end_page: u64,
         backing: &Mutex<Backing>,
-    ) -> Result<(), BitmapError> {
+    ) -> Result<bool, BitmapError> {
+        let cpu = own.cpu;
         let wanted = cpu.next_batch(zone, order).min(self.share(zone, order)).min(FETCH_PAGES >> order);
         let room = self.make_room(cpu, zone, order, wanted, backing);
         let mut pages = [0; BATCH];
         let pages = &mut pages[..wanted.min(room) as usize];
-        let fetched = backing.lock().alloc_run(order, end_page, pages)?;
-        let (mut elsewhere, mut no_memory) = (0, 0);
+        let fetched = self.fetch(own, zone, order, end_page, backing, pages)?;
+        let mut no_memory = 0;
         // The last one first, so that it is the last to be handed out.
         for page in pages[..fetched].iter().rev() {
-            let pushed = match self.zone(*page) == zone {
-                // SAFETY: `notes` is the only one that these CPUs' lists are used with.
-                true => unsafe { cpu.push_new(&self.notes, zone, Class::of(order), *page) },
-                false => Ok(false),
-            };
+            // SAFETY: `notes` is the only one that these CPUs' lists are used with.
+            let pushed = unsafe { cpu.push_new(&self.notes, zone, Class::of(order), *page) };
             no_memory += usize::from(pushed.is_err());
-            elsewhere += usize::from(pushed == Ok(false));
             if pushed != Ok(true) {
                 backing.lock().free(*page, 1 << order);
             }
         }
-        if no_memory > 0 && no_memory + elsewhere == fetched {
+        if no_memory > 0 && no_memory == fetched {
             return Err(BitmapError::OutOfMemory { nodes: 0, node_bytes: 0 });
         }
-        if elsewhere > 0 && elsewhere == fetched {
-            let max_page = end_page - 1;
-            return Err(BitmapError::NoFit { pages: 1, align_order: order, max_page, free: 0, largest: 0 });
+        Ok(fetched > 0 || pages.is_empty())
+    }
+
+    /// Takes ranges of `order` for `pages` from the backing structure: below the CPU's home where there
+    /// are some, else anywhere in the zone below `end_page`. Returns how many they were.
+    fn fetch(
+        &self,
+        Own { index, .. }: Own<'_>,
+        zone: usize,
+        order: u32,
+        end_page: u64,
+        backing: &Mutex<Backing>,
+        pages: &mut [u64],
+    ) -> Result<usize, BitmapError> {
+        let (first, end, home) = match zone {
+            0 => (0, end_page.min(self.low_end), None),
+            _ => (self.low_end, end_page, self.homes.below(index, end_page)),
+        };
+        let mut backing = backing.lock();
+        // Without memory for what a range there needs, one elsewhere may need none.
+        if let Some(home) = home
+            && let Ok(fetched @ 1..) = backing.alloc_run(order, (first, home), pages)
+        {
+            return Ok(fetched);
         }
-        Ok(())
+        backing.alloc_run(order, (first, end), pages)
     }
 
     /// Ranges of `order` to move at once: no more than a sixteenth of the budget, but one.

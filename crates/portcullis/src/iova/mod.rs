@@ -14,6 +14,7 @@ mod cached;
 mod class;
 mod config;
 mod cpu;
+mod homes;
 mod inbox;
 mod links;
 mod near;

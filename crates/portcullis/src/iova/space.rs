@@ -8,7 +8,6 @@ use super::bitmap::{BitmapError, MAX_ORDER};
 use super::cached::{Cached, Own};
 use super::class::{CACHED_ORDERS, Class, order_of};
 use super::config::{IovaError, SpaceConfig, SpaceUsage};
-use super::placement::Placement;
 use super::word::{END_PAGE, EXACT, MOST_PAGES, NO_OWNER};
 use crate::addr::{Iova, IovaRange, PageSize};
 use crate::percpu::{CachePadded, Marks, Turn};
@@ -37,7 +36,8 @@ impl Request {
 /// keep.
 ///
 /// Lengths are rounded up to whole granules, and up to 512 of them (2 MiB) to a power of two, unless the
-/// space has room for nothing but the exact size. Blocks of ranges are placed as high as possible.
+/// space has room for nothing but the exact size. Blocks of ranges are placed as high as possible; above the
+/// low zone, those of each CPU below a page of its own, so that two CPUs' ranges are no neighbours.
 #[derive(Debug)]
 pub struct IovaSpace {
     granule: PageSize,
@@ -87,13 +87,7 @@ impl IovaSpace {
         if total == 0 {
             return Err(IovaError::Empty);
         }
-        // From the bottom up the low zone is what is used first: nothing would be gained by keeping it apart.
-        let low_end = match config.placement {
-            Placement::TopDown => config.low_end.get() >> shift,
-            Placement::BottomUp => first,
-        };
-        let (cpus, cached) = ((marks, config.cpus), config.cache_bytes >> shift);
-        let cached = Cached::new(cpus, config.granule, (first, end), low_end, cached);
+        let cached = Cached::new(marks, config, (first, end));
         let (granule, shift) = (config.granule, config.granule.shift());
         let (number, home, backing) = (unique(), Home::default(), CachePadded(Mutex::new(backing)));
         Ok(Self { granule, shift, number, home, cached, total, backing })

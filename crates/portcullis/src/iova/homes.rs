@@ -1,0 +1,117 @@
+//! Where each CPU looks for fresh ranges first: below its *home*, so that two CPUs' ranges are no
+//! neighbours.
+//!
+//! Where blocks of two CPUs alternate, each CPU's prefetches take lines from the other: of the words
+//! beside the ranges, and of page tables. Homes lie apart by as much as one CPU keeps, where there is
+//! room for that. So what a CPU fetches adjoins what it fetched before.
+//!
+//! All homes lie in one naturally aligned block at the end of the zone, of a 64th of it at most, and
+//! that block is broken up by the first range in use. So for ranges as large as the block there is as
+//! much room as without homes. A request with a limit below the block knows none of them.
+//!
+//! Each CPU pays with a leaf of notes for each array that it uses, and lowest tables of its own.
+
+/// Homes lie in this part of a zone at the most.
+const SHARE: u64 = 64;
+
+/// Pages of a large page: homes lie apart by a multiple of this and a colour.
+const LARGE: u64 = 512;
+
+/// By how much homes lie further apart than CPUs need: a large page and 5, by which rings' colours
+/// move on, too. Without it the first ranges of all CPUs would share one set of the IOTLB.
+const COLOUR_PAGES: u64 = LARGE + 5;
+
+/// The homes of a zone.
+#[derive(Debug)]
+pub(super) struct Homes {
+    /// The page behind the last one of the zone: the first home.
+    end: u64,
+    /// Pages from each home down to the next.
+    apart: u64,
+    /// How many there are, 1 at least.
+    count: u64,
+}
+
+impl Homes {
+    /// Those of `cpus` CPUs, each of which keeps `budget` pages at the most, in the pages from `first`
+    /// to below `end`.
+    pub(super) fn new((first, end): (u64, u64), cpus: usize, budget: u64) -> Self {
+        let block = 1 << (end.saturating_sub(first) / SHARE).max(1).ilog2();
+        let room = end - (end.saturating_sub(1) & !(block - 1));
+        let each = (room / cpus.max(1) as u64).saturating_sub(COLOUR_PAGES).min(budget);
+        let apart = each / LARGE * LARGE + COLOUR_PAGES;
+        Self { end, apart, count: (room / apart).max(1) }
+    }
+
+    /// The home of CPU `cpu`, if it lies below `end`, and is not the end of the zone. Where there are
+    /// more CPUs than homes, some share one.
+    pub(super) fn below(&self, cpu: u64, end: u64) -> Option<u64> {
+        let home = self.end - cpu % self.count * self.apart;
+        (home < end.min(self.end)).then_some(home)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use alloc::collections::BTreeSet;
+
+    /// All in one aligned block of a 64th at the most, each with what a CPU keeps, or its share of the
+    /// block, below it.
+    #[test]
+    fn homes_lie_apart_in_a_64th_of_the_zone() {
+        for bits in [20, 24, 27, 35, 36] {
+            for cpus in [1, 2, 26, 64, 4094] {
+                for budget in [0, 100, 4096, 16_384] {
+                    let (first, end) = (1 << 20, 1 << bits);
+                    let homes = Homes::new((first, end), cpus, budget);
+                    let block = (end - first) / SHARE;
+                    let block = if block == 0 { 1 } else { 1 << block.ilog2() };
+                    let home = |cpu| homes.below(cpu, u64::MAX).unwrap_or(end);
+                    let all: BTreeSet<u64> = (0..cpus as u64).map(home).collect();
+                    let (case, each) = ((bits, cpus, budget), block / cpus as u64);
+                    assert_eq!(home(0), end);
+                    // CPUs share homes only where the block has no room for all.
+                    assert!(all.len() == cpus || each < COLOUR_PAGES, "{case:?}");
+                    if all.len() > 1 {
+                        let apart = end - home(1);
+                        assert!(apart >= budget.min(each.saturating_sub(LARGE)), "{case:?}: {apart}");
+                        assert!(all.iter().all(|home| *home - apart >= end - block), "{case:?}");
+                    }
+                    // A limit below the block has no home.
+                    assert!((0..cpus as u64).all(|cpu| homes.below(cpu, end - block).is_none()));
+                }
+            }
+        }
+    }
+
+    /// The first pages that many CPUs take lie in as many sets of an IOTLB, and of a cache of tables.
+    #[test]
+    fn homes_have_different_remainders() {
+        let (first, end) = (1 << 20, 1 << 36);
+        let homes = Homes::new((first, end), 64, 16_384);
+        let sets = |pages: u64| {
+            let page = |cpu| homes.below(cpu, end).unwrap_or(end) - 1;
+            (0..64).map(|cpu| page(cpu) / pages % 64).collect::<BTreeSet<_>>().len()
+        };
+        assert_eq!((sets(1), sets(LARGE)), (64, 64));
+    }
+
+    /// No zone is too small, and none too large.
+    #[test]
+    fn odd_zones_are_survived() {
+        for (first, end) in
+            [(0, 0), (7, 7), (0, 1), (5, 6), (0, 1 << 52), ((1 << 52) - 1, 1 << 52), (1, 12_345_678)]
+        {
+            for cpus in [0, 1, 4094] {
+                for budget in [0, 1, u64::MAX] {
+                    let homes = Homes::new((first, end), cpus, budget);
+                    assert!(
+                        (0..4094)
+                            .all(|cpu| homes.below(cpu, end).is_none_or(|home| first < home && home < end))
+                    );
+                }
+            }
+        }
+    }
+}
