@@ -9,7 +9,7 @@ use super::class::{CACHED_ORDERS, Class};
 use super::config::SpaceConfig;
 use super::cpu::{BATCH, Cpu, ZONES};
 use super::homes::Homes;
-use super::inbox::Inbox;
+use super::inbox::{Inbox, Returned};
 use super::links::OutOfMemory;
 use super::notes::Notes;
 use super::placement::Placement;
@@ -145,6 +145,14 @@ impl Cached {
                 return Ok(Some(page));
             }
             // A slice only: what else has arrived is for the next calls.
+            let is_in_zone = |page| self.zone(page) == zone;
+            if cpu.newest(zone, order).is_none()
+                // SAFETY: as above.
+                && unsafe { cpu.adopt(&self.notes, inbox, zone, class, is_in_zone) }
+                && let Some(page) = take()
+            {
+                return Ok(Some(page));
+            }
             let keep = |word: &_, page, order| self.keep(cpu, backing, word, page, order);
             // SAFETY: as above.
             if unsafe { cpu.receive(&self.notes, inbox, keep) }
@@ -259,6 +267,14 @@ impl Cached {
         unsafe { own.cpu.put(&self.notes, self.zone(page), class, (page, asked)) }
     }
 
+    /// Takes back a range that another CPU handed out, into a letter to that one that is begun. Returns whether it
+    /// did.
+    #[inline]
+    pub fn post(&self, own: Own<'_>, page: u64, asked: u64, class: Class) -> bool {
+        // SAFETY: `notes` is the only one that these CPUs' lists are used with.
+        unsafe { own.cpu.post_fast(&self.notes, class, (page, asked)) }
+    }
+
     /// Takes back the range of `pages` pages at `page`, whichever CPU handed it out. Returns whether it did.
     #[inline]
     pub fn free(
@@ -288,8 +304,9 @@ impl Cached {
             if index == owner {
                 self.keep(cpu, backing, word, page, order);
             } else {
-                let most = self.budget[self.zone(page)];
-                if !cpu.post(&self.notes, &self.inboxes, owner, (word, page, order), most) {
+                let zone = self.zone(page);
+                let range = Returned { word, page, order };
+                if !cpu.post(&self.notes, &self.inboxes, owner, range, self.budget[zone]) {
                     self.give_back(backing, page, 1 << order, order);
                 }
             }

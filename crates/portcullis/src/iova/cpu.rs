@@ -5,11 +5,11 @@
 //! at the most. So whoever puts a range onto a list looks at that list alone.
 
 use super::class::{CACHED_ORDERS, Class};
-use super::inbox::{Inbox, Outbox};
+use super::inbox::{Inbox, Outbox, Returned};
 use super::links::OutOfMemory;
-use super::near::{Near, first_key};
+use super::near::{LeafAt, Near, first_key};
 use super::notes::{Notes, Place};
-use super::word::{Link, handed_out};
+use super::word::{Link, handed_out, owner};
 use crate::percpu::{CachePadded, LocalU64};
 use crate::sync::{AtomicU64, Ordering};
 
@@ -199,25 +199,108 @@ impl Cpu {
         list.room.get()
     }
 
-    /// Puts another CPU's range, whose word is `word`, onto the chain for it, unless more than `most` pages
-    /// are on their way to that CPU already. Returns whether it did.
+    /// Puts the range of `class` at `page`, which another CPU has handed out for `asked` pages, into a letter to that
+    /// one that is begun. Returns whether it did. O(1). Refuses what [`put`](Self::put) refuses.
+    ///
+    /// # Safety
+    /// As [`take`](Self::take).
+    #[inline]
+    pub(super) unsafe fn post_fast(&self, notes: &Notes, class: Class, (page, asked): (u64, u64)) -> bool {
+        let key = self.list(0, class.order()).key_of(page);
+        // SAFETY: the caller's promise is passed on.
+        let Some(word) = (unsafe { self.near.word(notes, key) }) else {
+            return false;
+        };
+        let handed_out = word.load(Ordering::Relaxed);
+        let range = Returned { word, page, order: class.order() };
+        self.outbox(owner(handed_out)).add_fast(range, handed_out, asked)
+    }
+
+    /// Puts another CPU's range into a letter to it, unless more than `most` pages are on their way to that CPU
+    /// already. Returns whether it did.
     #[inline]
     pub(super) fn post(
         &self,
         notes: &Notes,
         inboxes: &[CachePadded<Inbox>],
         owner: u64,
-        (word, page, order): (&AtomicU64, u64, u32),
+        range: Returned<'_>,
         most: u64,
     ) -> bool {
-        if inboxes.get(owner as usize).is_none_or(|inbox| inbox.pages() + (1 << order) > most) {
+        if inboxes.get(owner as usize).is_none_or(|inbox| inbox.pages() + (1 << range.order) > most) {
             return false;
         }
-        self.sent.set(self.sent.get().wrapping_add(1u64 << order));
         // All that is not sent yet is half of a share, however many CPUs send.
         let letter = most / (2 * OUTBOXES as u64);
-        self.outboxes[owner as usize % OUTBOXES].add(notes, inboxes, owner, (word, page, order), letter);
+        let sent = self.outbox(owner).add(notes, inboxes, owner, range, letter);
+        self.sent.set(self.sent.get().wrapping_add(sent));
         true
+    }
+
+    #[inline]
+    fn outbox(&self, owner: u64) -> &Outbox {
+        &self.outboxes[owner as usize % OUTBOXES]
+    }
+
+    /// Makes up to 64 of the ranges that other CPUs sent the list of `class` in `zone`, which is empty: as they come, while they
+    /// are of it, and there is room. Returns whether there were any. Writes no word of theirs but the last's.
+    ///
+    /// # Safety
+    /// As [`take`](Self::take).
+    pub(super) unsafe fn adopt(
+        &self,
+        notes: &Notes,
+        inbox: &Inbox,
+        zone: usize,
+        class: Class,
+        is_in_zone: impl Fn(u64) -> bool,
+    ) -> bool {
+        let list = self.list(zone, class.order());
+        let first = self.arriving(inbox);
+        let most = list.room.get().min(SLICE as u64);
+        let (mut link, mut last, mut count) = (first, None, 0);
+        // Most are neighbours: with the leaf of the one before, the next word's place takes no load.
+        let mut leaf = LeafAt::NONE;
+        while count < most
+            && let Some(page) = link.page_of(class.order())
+            && is_in_zone(page)
+        {
+            let key = list.key_of(page);
+            let word = match leaf.word(key) {
+                Some(word) => word,
+                None => {
+                    // SAFETY: the caller's promise is passed on.
+                    let Some(word) = (unsafe { self.find(notes, page, class) }) else { break };
+                    // SAFETY: as above.
+                    leaf = unsafe { self.near.leaf(notes, key) };
+                    word
+                }
+            };
+            let next = Link::from_bits(word.load(Ordering::Relaxed));
+            if !next.is_link() {
+                break;
+            }
+            (link, last) = (next, Some(word));
+            count += 1;
+        }
+        self.arrived.set(link.bits());
+        let Some(last) = last else { return false };
+        last.store(Link::END.bits(), Ordering::Relaxed);
+        list.first.set(first.bits());
+        list.room.set(list.room.get() - count);
+        self.count_received(inbox, count << class.order());
+        true
+    }
+
+    /// What has arrived: the rest of what was taken out of the inbox, or what is there now.
+    fn arriving(&self, inbox: &Inbox) -> Link {
+        let rest = Link::from_bits(self.arrived.get());
+        if rest == Link::END { inbox.take() } else { rest }
+    }
+
+    fn count_received(&self, inbox: &Inbox, pages: u64) {
+        self.received.set(self.received.get().wrapping_add(pages));
+        inbox.arrived(pages);
     }
 
     /// Sorts in up to 64 ranges that other CPUs sent. Each goes to `keep` with its word and its order. Whether there were
@@ -231,10 +314,7 @@ impl Cpu {
         inbox: &Inbox,
         mut keep: impl FnMut(&AtomicU64, u64, u32),
     ) -> bool {
-        let mut link = Link::from_bits(self.arrived.get());
-        if link == Link::END {
-            link = inbox.take();
-        }
+        let mut link = self.arriving(inbox);
         let (mut received, mut pages) = (0, 0);
         while received < SLICE
             && let (Some(page), order) = (link.page(), link.order())
@@ -254,8 +334,7 @@ impl Cpu {
         }
         self.arrived.set(link.bits());
         if received > 0 {
-            self.received.set(self.received.get().wrapping_add(pages));
-            inbox.arrived(pages);
+            self.count_received(inbox, pages);
         }
         received > 0
     }
@@ -302,15 +381,13 @@ impl Cpu {
             list.granted.set(0);
             list.room.set(0);
         }
-        // What was on its way never arrives: it is received here.
-        let received = |order| self.received.set(self.received.get().wrapping_add(1u64 << order));
         for outbox in &self.outboxes {
             while let Some((page, order)) = outbox.pop(notes) {
-                received(order);
                 spill(page, order);
             }
         }
         // What has arrived, and what is in the inbox.
+        let received = |order| self.received.set(self.received.get().wrapping_add(1u64 << order));
         for _ in 0..2 {
             while let Some((page, order, next)) = notes.follow(Link::from_bits(self.arrived.get())) {
                 self.arrived.set(next.bits());
@@ -334,9 +411,10 @@ impl Cpu {
         &self.lists[zone % ZONES][order as usize % 16]
     }
 
-    /// Pages sent to other CPUs less pages received from them, wrapped: over all CPUs, those on their way.
+    /// Pages for other CPUs, sent or not, less pages received from them, wrapped: over all CPUs, those on their way.
     pub(super) fn on_their_way(&self) -> u64 {
-        self.sent.get().wrapping_sub(self.received.get())
+        let unsent = self.outboxes.iter().fold(0, |sum: u64, outbox| sum.wrapping_add(outbox.peek()));
+        unsent.wrapping_add(self.sent.get()).wrapping_sub(self.received.get())
     }
 }
 
@@ -375,3 +453,6 @@ impl List {
 
 #[cfg(all(test, not(loom)))]
 mod tests;
+
+#[cfg(all(test, loom))]
+mod model;

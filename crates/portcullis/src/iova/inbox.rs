@@ -1,7 +1,7 @@
 //! Ranges on their way back to the CPU that owns them.
 //!
 //! A CPU that frees another's range threads it onto a chain of its own for that owner, an [`Outbox`]; when the
-//! chain is long enough it is pushed onto the owner's [`Inbox`] with one compare-and-swap. The owner takes all
+//! chain is long enough, a *letter*, it is pushed onto the owner's [`Inbox`] with one compare-and-swap. The owner takes all
 //! that has come with one exchange. Since nothing is ever popped singly, there is no ABA problem.
 //!
 //! Memory ordering. The chain's words are written before the push, which is a `Release`; the owner's exchange
@@ -9,7 +9,7 @@
 //! compare-and-swap continues the release sequence of the one before it.
 
 use super::notes::Notes;
-use super::word::Link;
+use super::word::{Link, handed_out, owner_and_pages};
 use crate::percpu::{CachePadded, LocalU64};
 use crate::sync::{AtomicU64, Ordering};
 
@@ -41,11 +41,11 @@ impl Inbox {
         self.pages.fetch_sub(pages, Ordering::Relaxed);
     }
 
-    /// Puts the chain from `first` to the range of order `last_order` at `last` in front of what is there.
-    fn push(&self, notes: &Notes, first: Link, last: u64, last_order: u32) {
+    /// Puts the chain from `first` to `last` in front of what is there.
+    fn push(&self, notes: &Notes, first: Link, last: Link) {
         let mut old = self.first.load(Ordering::Relaxed);
         loop {
-            notes.write(last, last_order, old);
+            last.page().into_iter().for_each(|page| notes.write(page, last.order(), old));
             match self.first.compare_exchange_weak(old, first.bits(), Ordering::Release, Ordering::Relaxed) {
                 Ok(_) => return,
                 Err(now) => old = now,
@@ -63,60 +63,114 @@ impl Inbox {
     }
 }
 
-/// A chain for one owner, not sent yet. Used by one CPU alone.
+/// A letter for one owner, not sent yet. Used by one CPU alone.
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
-    /// The owner's number plus one, or 0.
-    owner: LocalU64,
     first: LocalU64,
+    /// The word of a range of no pages that the owner has handed out, or 0 for no owner.
+    handed_out: LocalU64,
+    /// The order of the newest range.
+    order: LocalU64,
+    /// How many more ranges of that order there may be before the one that makes the letter full.
+    room: LocalU64,
+    /// How many ranges, and pages, there are once there is no room.
+    count_without: LocalU64,
+    pages_without: LocalU64,
+    /// The link to the oldest range.
     last: LocalU64,
-    last_order: LocalU64,
-    count: LocalU64,
-    pages: LocalU64,
+}
+
+/// A range on its way back to its owner.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Returned<'a> {
+    pub word: &'a AtomicU64,
+    pub page: u64,
+    pub order: u32,
 }
 
 impl Outbox {
-    /// Adds the range of order `order` at `page`, whose word is `word`, and which the CPU `owner` owns. What is
-    /// in the way for another owner is sent, and a full letter too, one that holds `most` pages included.
+    /// Pages in it.
+    fn pages(&self) -> u64 {
+        self.pages_without.get().wrapping_sub(self.room.get() << self.order.get())
+    }
+
+    /// The same for any CPU. Another one, for which that is several words, may be told any number of pages less than make a letter
+    /// full.
+    pub(super) fn peek(&self) -> u64 {
+        self.pages().min(LETTER_PAGES)
+    }
+
+    /// Adds a range whose word says `handed_out`, if it is of `asked` pages, to a letter that is begun for the CPU
+    /// that has handed it out, and that it does not fill. Returns whether it did.
     #[inline]
+    pub(super) fn add_fast(&self, range: Returned<'_>, handed_out: u64, asked: u64) -> bool {
+        if handed_out != self.handed_out.get() | asked || self.order.get() != u64::from(range.order) {
+            return false;
+        }
+        let Some(room) = self.room.get().checked_sub(1) else {
+            return false;
+        };
+        range.word.store(self.first.get(), Ordering::Relaxed);
+        self.first.set(Link::to(range.page, range.order).bits());
+        self.room.set(room);
+        true
+    }
+
+    /// Adds a range, which the CPU `owner` owns. What is in the way for another owner is sent, and a full letter too, one that
+    /// holds `most` pages included. Returns how many pages were sent.
     pub(super) fn add(
         &self,
         notes: &Notes,
         inboxes: &[CachePadded<Inbox>],
         owner: u64,
-        (word, page, order): (&AtomicU64, u64, u32),
+        range: Returned<'_>,
         most: u64,
-    ) {
-        if self.owner.get() != owner + 1 {
-            self.send(notes, inboxes);
-            self.owner.set(owner + 1);
+    ) -> u64 {
+        let Returned { word, page, order, .. } = range;
+        let mut sent = 0;
+        if self.handed_out.get() != handed_out(owner, 0) {
+            sent += self.send(notes, inboxes);
+            self.handed_out.set(handed_out(owner, 0));
         }
-        let next = Link::from_bits(self.first.get());
-        if next == Link::END {
-            self.last.set(page);
-            self.last_order.set(order.into());
+        let (next, link) = (self.first.get(), Link::to(page, order).bits());
+        if next == Link::END.bits() {
+            self.last.set(link);
         }
-        word.store(next.bits(), Ordering::Relaxed);
-        self.first.set(Link::to(page, order).bits());
-        self.count.set(self.count.get() + 1);
-        self.pages.set(self.pages.get() + (1 << order));
-        if self.count.get() >= LETTER || self.pages.get() >= LETTER_PAGES.min(most) {
-            self.send(notes, inboxes);
-        }
+        word.store(next, Ordering::Relaxed);
+        self.first.set(link);
+        let (count, pages) = (self.count() + 1, self.pages() + (1 << order));
+        // Ranges of this order until it is full: with the last of them it is sent.
+        let pages_left = LETTER_PAGES.min(most).saturating_sub(pages);
+        let until_full = LETTER.saturating_sub(count).min(pages_left.div_ceil(1 << order));
+        self.order.set(order.into());
+        self.set(until_full.saturating_sub(1), count, pages);
+        if until_full == 0 { sent + self.send(notes, inboxes) } else { sent }
     }
 
-    /// Sends what is in it.
+    fn count(&self) -> u64 {
+        self.count_without.get() - self.room.get()
+    }
+
+    /// It has `count` ranges of `pages` pages, and room for more of its order.
+    fn set(&self, room: u64, count: u64, pages: u64) {
+        self.room.set(room);
+        self.count_without.set(count + room);
+        self.pages_without.set(pages + (room << self.order.get()));
+    }
+
+    /// Sends what is in it. Returns how many pages that was.
     #[cold]
     #[inline(never)]
-    pub(super) fn send(&self, notes: &Notes, inboxes: &[CachePadded<Inbox>]) {
-        let pages = self.pages.get();
+    fn send(&self, notes: &Notes, inboxes: &[CachePadded<Inbox>]) -> u64 {
+        let pages = self.pages();
         let first = self.take();
-        if let (Some(owner), true) = (self.owner.get().checked_sub(1), first != Link::END)
+        if let (Some((owner, _)), true) = (owner_and_pages(self.handed_out.get()), first != Link::END)
             && let Some(inbox) = inboxes.get(owner as usize)
         {
             inbox.pages.fetch_add(pages, Ordering::Relaxed);
-            inbox.push(notes, first, self.last.get(), self.last_order.get() as u32);
+            inbox.push(notes, first, Link::from_bits(self.last.get()));
         }
+        pages
     }
 
     /// Takes the newest range out: its page and order.
@@ -125,9 +179,9 @@ impl Outbox {
             self.take();
             return None;
         };
+        let (count, pages) = (self.count(), self.pages());
         self.first.set(next.bits());
-        self.count.set(self.count.get() - 1);
-        self.pages.set(self.pages.get() - (1 << order));
+        self.set(0, count.saturating_sub(1), pages.saturating_sub(1 << order));
         Some((page, order))
     }
 
@@ -135,8 +189,7 @@ impl Outbox {
     fn take(&self) -> Link {
         let first = Link::from_bits(self.first.get());
         self.first.set(Link::END.bits());
-        self.count.set(0);
-        self.pages.set(0);
+        self.set(0, 0, 0);
         first
     }
 }
@@ -161,7 +214,7 @@ mod tests {
                     let outbox = Outbox::default();
                     for page in pages {
                         let word = notes.word(page, 0).unwrap();
-                        outbox.add(&notes, &inboxes[..], 0, (word, page, 0), 512);
+                        outbox.add(&notes, &inboxes[..], 0, Returned { word, page, order: 0 }, 512);
                     }
                     outbox.send(&notes, &inboxes[..]);
                 }

@@ -30,6 +30,22 @@ struct Entry {
     leaf: AtomicPtr<Leaf>,
 }
 
+/// A leaf, and the key of its first word.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct LeafAt<'a>(Option<(u64, &'a Leaf)>);
+
+impl<'a> LeafAt<'a> {
+    pub(super) const NONE: Self = Self(None);
+
+    /// The word of `key`, if it is in this leaf.
+    #[inline]
+    pub(super) fn word(self, key: u64) -> Option<&'a AtomicU64> {
+        let (first, leaf) = self.0?;
+        let offset = key.wrapping_sub(first);
+        (offset < Leaf::WORDS).then(|| leaf.word(offset))
+    }
+}
+
 impl Entry {
     fn new() -> Self {
         Self { first: LocalU64::new(NOWHERE), leaf: AtomicPtr::new(ptr::null_mut()) }
@@ -40,17 +56,27 @@ impl Entry {
     /// # Safety
     /// The leaf was set, if it was, to one of `notes`.
     #[inline]
-    unsafe fn word<'a>(&self, _notes: &'a Notes, key: u64) -> Option<&'a AtomicU64> {
+    unsafe fn word<'a>(&self, notes: &'a Notes, key: u64) -> Option<&'a AtomicU64> {
         let offset = key.wrapping_sub(self.first.get());
         if offset >= Leaf::WORDS {
             return None;
         }
+        // SAFETY: the caller's promise is passed on.
+        let leaf = unsafe { self.leaf(notes) }?;
+        Some(leaf.word(offset))
+    }
+
+    /// The leaf.
+    ///
+    /// # Safety
+    /// As [`word`](Self::word).
+    #[inline]
+    unsafe fn leaf<'a>(&self, _notes: &'a Notes) -> Option<&'a Leaf> {
         // Acquire, although this CPU stored the pointer itself: so what is behind it is sound even where two
         // threads claim one CPU, against the platform's contract.
         // SAFETY: the pointer is null or was set to a leaf of these notes, by the caller's promise, and leaves
         // live as long as their notes.
-        let leaf = unsafe { self.leaf.load(Ordering::Acquire).as_ref() }?;
-        Some(leaf.word(offset))
+        unsafe { self.leaf.load(Ordering::Acquire).as_ref() }
     }
 
     fn set(&self, first: u64, leaf: *mut Leaf) {
@@ -86,6 +112,17 @@ impl Near {
         let first = first_key(place.array) + (place.index & !(Leaf::WORDS - 1));
         self.entry(first).set(first, ptr::from_ref(leaf).cast_mut());
         Some(leaf.word(place.index))
+    }
+
+    /// The leaf that is remembered in the place of the one with the word of `key`.
+    ///
+    /// # Safety
+    /// As [`word`](Self::word).
+    #[inline]
+    pub(super) unsafe fn leaf<'a>(&self, notes: &'a Notes, key: u64) -> LeafAt<'a> {
+        let entry = self.entry(key);
+        // SAFETY: as for `word`.
+        LeafAt(unsafe { entry.leaf(notes) }.map(|leaf| (entry.first.get(), leaf)))
     }
 
     #[inline]

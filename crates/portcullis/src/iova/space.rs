@@ -225,9 +225,27 @@ impl IovaSpace {
         self.cached.put(own, range.start().get().rotate_right(self.shift), pages, class)
     }
 
+    /// The same for what the CPU has not handed out itself.
     #[cold]
     #[inline(never)]
     fn free_local_slowly(&self, own: Option<Own<'_>>, range: IovaRange) -> bool {
+        own.is_some_and(|own| self.post(own, range)) || self.free_any(own, range)
+    }
+
+    /// Takes back a range that another CPU handed out, where that is quickly done. Returns whether it did.
+    #[inline]
+    fn post(&self, own: Own<'_>, range: IovaRange) -> bool {
+        // As in `put`.
+        let pages = range.len().rotate_right(self.shift);
+        let Some(class) = Class::of_pages(pages.wrapping_sub(1)) else {
+            return false;
+        };
+        self.cached.post(own, range.start().get().rotate_right(self.shift), pages, class)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn free_any(&self, own: Option<Own<'_>>, range: IovaRange) -> bool {
         let Ok((pages, order)) = self.class(range.len()) else { return false };
         let page = range.start().get() >> self.shift;
         let is_natural = page.trailing_zeros() >= order.min(MAX_ORDER);

@@ -32,9 +32,15 @@ pub(super) const fn handed_out(owner: u64, pages: u64) -> u64 {
     HANDED_OUT | (owner << OWNER_SHIFT) | pages
 }
 
+/// Who has handed out the range whose word is `word`, if it is handed out; else any number.
+#[inline]
+pub(super) const fn owner(word: u64) -> u64 {
+    (word >> OWNER_SHIFT) & NO_OWNER
+}
+
 /// Who has handed out the range whose word is `word`, and for how many pages, if it is handed out.
 pub(super) const fn owner_and_pages(word: u64) -> Option<(u64, u64)> {
-    if word & HANDED_OUT != 0 { Some(((word >> OWNER_SHIFT) & NO_OWNER, word & PAGES)) } else { None }
+    if word & HANDED_OUT != 0 { Some((owner(word), word & PAGES)) } else { None }
 }
 
 /// A range in a list: the next one there, or the first.
@@ -66,6 +72,13 @@ impl Link {
     #[inline]
     pub(super) const fn page(self) -> Option<u64> {
         (self.0 & PAGE).checked_sub(1)
+    }
+
+    /// The page, if this is a link to a range of `order`.
+    #[inline]
+    pub(super) const fn page_of(self, order: u32) -> Option<u64> {
+        let page = self.0.wrapping_sub(Self::to(0, order).0);
+        if page < PAGE { Some(page) } else { None }
     }
 
     /// The order.

@@ -17,6 +17,10 @@ fn notes() -> Notes {
     notes
 }
 
+fn returned(notes: &Notes, page: u64, order: u32) -> Returned<'_> {
+    Returned { word: notes.word(page, order).unwrap(), page, order }
+}
+
 impl Cpu {
     fn granted(&self, order: u32) -> u64 {
         self.list(0, order).granted.get()
@@ -106,7 +110,7 @@ fn what_is_sent_is_bounded_and_sorted_in_by_slices() {
         // What makes a letter is not sent one by one, nor kept when the letter is full.
         let letter = (most / 8).min(LETTER << order).min(LETTER_PAGES).next_multiple_of(size);
         let mut posted = 0;
-        let range = |posted| (notes.word(posted << order, order).unwrap(), posted << order, order);
+        let range = |posted| returned(&notes, posted << order, order);
         while sender.post(&notes, &inboxes, 1, range(posted), most) {
             posted += 1;
             assert_eq!(inboxes[1].pages(), posted * size / letter * letter, "letters of {letter} pages");
@@ -137,13 +141,111 @@ fn what_is_sent_is_bounded_and_sorted_in_by_slices() {
     }
 }
 
+/// What comes quickly and what does not fill one and the same letter, whatever its ranges' orders, and all of them are counted
+/// from the first on.
+#[test]
+fn a_letter_is_as_full_by_the_fast_path() {
+    for (most, orders) in [(64, 5), (800, 5), (16384, 10)] {
+        let mut dice = Dice(most);
+        let (notes, inboxes) =
+            (Notes::new(2 * PAGES), [(); 2].map(|()| [CachePadded(Inbox::new()), CachePadded(Inbox::new())]));
+        let (fast, slow) = (Cpu::new(0), Cpu::new(0));
+        let (mut page, mut posted, mut quickly) = (0, 0, 0);
+        while posted < most / 2 {
+            let order = if dice.below(4) == 0 { dice.below(orders) as u32 } else { 0 };
+            let (class, asked) = (Class::of(order), (1 << order) - dice.below(1 << order) / 2);
+            page = (page + (1 << order) - 1) >> order << order;
+            let word = handed_out(1, asked);
+            notes.make(page, order, word).unwrap();
+            // SAFETY: there are no other notes.
+            unsafe {
+                assert!(fast.find(&notes, page, class).is_some());
+                // Another number of pages than was asked for, and another owner's, are left to the slow path, which refuses.
+                assert!(!fast.post_fast(&notes, class, (page, asked + 1)));
+                if fast.post_fast(&notes, class, (page, asked)) {
+                    quickly += 1;
+                    assert!(!fast.post_fast(&notes, class, (page, asked)), "freed twice");
+                } else {
+                    assert!(fast.post(&notes, &inboxes[0], 1, returned(&notes, page, order), most));
+                }
+            }
+            let other = PAGES + page;
+            notes.make(other, order, Link::END.bits()).unwrap();
+            assert!(slow.post(&notes, &inboxes[1], 1, returned(&notes, other, order), most));
+            page += 1 << order;
+            posted += 1 << order;
+            let pages = inboxes.each_ref().map(|inboxes| inboxes[1].pages());
+            assert_eq!((pages[0], fast.on_their_way()), (pages[1], posted));
+        }
+        assert!(quickly > 0);
+    }
+}
+
+/// What arrived becomes an empty list, newest first, as far as it is of its order and zone and has room; the rest stays.
+#[test]
+fn what_arrives_becomes_the_list() {
+    const END: u64 = 40;
+    let (notes, inboxes) = (notes(), [CachePadded(Inbox::new()), CachePadded(Inbox::new())]);
+    let (sender, owner, class) = (Cpu::new(0), Cpu::new(1), Class::of(0));
+    // SAFETY: there are no other notes.
+    let adopt = |zone| unsafe {
+        owner.adopt(&notes, &inboxes[1], zone, class, |page| usize::from(page >= END) == zone)
+    };
+    // SAFETY: as above.
+    let take = |zone| unsafe { owner.take(&notes, zone, class, 1) };
+    assert!(!adopt(0), "nothing has arrived");
+    let post = |page, order| assert!(sender.post(&notes, &inboxes, 1, returned(&notes, page, order), 15));
+    // Each is a letter. The newest arrives first.
+    post(8, 1);
+    (0..6).for_each(|page| post(page, 0));
+    post(END, 0);
+    post(6, 0);
+    assert!(!adopt(0), "there is no room");
+    owner.grant(0, 0, 4, 100);
+    owner.grant(1, 0, 4, 100);
+    assert!(!adopt(1), "the newest is of the other zone");
+    assert!(adopt(0) && owner.count(0) == 1, "the next one is");
+    assert_eq!((take(0), take(0)), (Some(6), None));
+    assert!(!adopt(0) && adopt(1));
+    assert_eq!((take(1), take(1)), (Some(END), None));
+    // As many as there is room for, and then the rest.
+    assert!(adopt(0) && owner.count(0) == 4);
+    assert_eq!([(); 5].map(|()| take(0)), [Some(5), Some(4), Some(3), Some(2), None]);
+    assert!(adopt(0));
+    assert_eq!([(); 3].map(|()| take(0)), [Some(1), Some(0), None]);
+    assert!(!adopt(0), "what is left is of another order");
+    assert_eq!((inboxes[1].pages(), sender.on_their_way().wrapping_add(owner.on_their_way())), (2, 2));
+    let mut rest = Vec::new();
+    owner.drain(&notes, &inboxes[1], |page, order| rest.push((page, order)));
+    assert_eq!(rest, [(8, 1)]);
+}
+
+/// Somebody freed a range twice, and it is in use again on its way: what came behind it is not taken.
+#[test]
+fn what_arrives_ends_where_a_range_is_in_use() {
+    let (notes, inboxes) = (notes(), [CachePadded(Inbox::new()), CachePadded(Inbox::new())]);
+    let (sender, owner, class) = (Cpu::new(0), Cpu::new(1), Class::of(0));
+    (0..3).for_each(|page| assert!(sender.post(&notes, &inboxes, 1, returned(&notes, page, 0), 8)));
+    notes.write(1, 0, handed_out(7, 1));
+    owner.grant(0, 0, 4, 100);
+    // SAFETY: there are no other notes.
+    let adopt = || unsafe { owner.adopt(&notes, &inboxes[1], 0, class, |_| true) };
+    // SAFETY: as above.
+    let take = || unsafe { owner.take(&notes, 0, class, 1) };
+    assert!(adopt() && owner.count(0) == 1);
+    assert_eq!((take(), take(), adopt()), (Some(2), None, false));
+    // SAFETY: as above.
+    assert!(!unsafe { owner.receive(&notes, &inboxes[1], |_, _, _| ()) });
+    assert_eq!(owner.arrived.get(), Link::END.bits());
+}
+
 /// Owners whose ranges are collected in one place get their own, and no others.
 #[test]
 fn a_letter_has_one_owner_s_ranges() {
     let (cpu, notes) = (Cpu::new(0), notes());
     let inboxes = [(); 2 * OUTBOXES].map(|()| CachePadded(Inbox::new()));
     let owner = |page: u64| 1 + OUTBOXES as u64 * (page / 3 % 2);
-    let range = |page| (notes.word(page, 0).unwrap(), page, 0);
+    let range = |page| returned(&notes, page, 0);
     (0..60).for_each(|page| assert!(cpu.post(&notes, &inboxes, owner(page), range(page), 800)));
     let mut got = 0;
     for (number, inbox) in (0..).zip(&inboxes) {

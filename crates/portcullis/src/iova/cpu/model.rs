@@ -1,0 +1,115 @@
+//! One CPU frees what another has handed out, which takes it again, in the model checker.
+
+use alloc::boxed::Box;
+
+use loom::cell::UnsafeCell;
+use loom::sync::Arc;
+use loom::thread;
+
+use super::*;
+
+const PAGES: usize = 4;
+
+struct Space {
+    notes: Notes,
+    inboxes: [CachePadded<Inbox>; 2],
+    /// What the holder of each page writes: in turns, or the model checker objects.
+    held: [UnsafeCell<u32>; PAGES],
+}
+
+impl Space {
+    fn hold(&self, page: u64) {
+        // SAFETY: that is what the model checker checks.
+        self.held[page as usize].with_mut(|held| unsafe { *held += 1 });
+    }
+}
+
+/// Every range arrives once, and whatever its last holder did before is seen: of letters with room, which ranges are added to
+/// quickly, and of such as are full with one range; where what arrives becomes the list, and where it is sorted in.
+#[test]
+fn what_one_cpu_frees_another_takes_again() {
+    for (most, adopts) in [(24, true), (24, false), (8, true)] {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(3);
+        builder.max_branches = 100_000;
+        builder.check(move || race(most, adopts));
+    }
+}
+
+fn race(most: u64, adopts: bool) {
+    let class = Class::of(0);
+    let space = Arc::new(Space {
+        notes: Notes::new(PAGES as u64),
+        inboxes: [(); 2].map(|()| CachePadded(Inbox::new())),
+        held: [(); PAGES].map(|()| UnsafeCell::new(0)),
+    });
+    let owner = boxed(0);
+    owner.grant(0, 0, PAGES as u64, PAGES as u64);
+    for page in 0..3 {
+        // SAFETY: there are no other notes.
+        assert_eq!(unsafe { owner.push_new(&space.notes, 0, class, page) }, Ok(true));
+    }
+    assert_eq!([(); 4].map(|()| take(&owner, &space)), [Some(2), Some(1), Some(0), None]);
+    // The owner is the other thread: for what it loads the model checker then tries each store of the first as the last before.
+    let receiver = {
+        let space = Arc::clone(&space);
+        thread::spawn(move || {
+            let mut taken = [0; PAGES];
+            receive(&owner, &space, adopts, &mut taken);
+            (owner, taken)
+        })
+    };
+    free(&space, most);
+    let (owner, mut taken) = receiver.join().unwrap();
+    (0..3).for_each(|_| receive(&owner, &space, adopts, &mut taken));
+    assert_eq!(taken, [1, 1, 1, 0]);
+    assert_eq!((space.inboxes[0].pages(), owner.received.get()), (0, 3));
+}
+
+/// The model checker's stacks are small.
+#[inline(never)]
+fn boxed(number: u64) -> Box<Cpu> {
+    Box::new(Cpu::new(number))
+}
+
+fn take(owner: &Cpu, space: &Space) -> Option<u64> {
+    // SAFETY: there are no other notes.
+    unsafe { owner.find(&space.notes, owner.newest(0, 0)?, Class::of(0)) };
+    // SAFETY: as above.
+    let page = unsafe { owner.take(&space.notes, 0, Class::of(0), 1) }?;
+    space.hold(page);
+    Some(page)
+}
+
+/// Frees three pages of the other CPU.
+fn free(space: &Space, most: u64) {
+    let (cpu, class) = (boxed(1), Class::of(0));
+    let mut quickly = 0;
+    for page in 0..3 {
+        space.hold(page);
+        // SAFETY: there are no other notes.
+        let word = unsafe { cpu.find(&space.notes, page, class) }.unwrap();
+        // SAFETY: as above.
+        if unsafe { cpu.post_fast(&space.notes, class, (page, 1)) } {
+            quickly += 1;
+        } else {
+            let range = Returned { word, page, order: 0 };
+            assert!(cpu.post(&space.notes, &space.inboxes, 0, range, most));
+        }
+    }
+    assert_eq!((quickly, cpu.outboxes[0].peek()), (if most == 8 { 0 } else { 1 }, 0));
+}
+
+/// Takes what has arrived, up to a slice.
+fn receive(owner: &Cpu, space: &Space, adopts: bool, taken: &mut [u32; PAGES]) {
+    let inbox = &space.inboxes[0];
+    // SAFETY: there are no other notes.
+    if !(adopts && unsafe { owner.adopt(&space.notes, inbox, 0, Class::of(0), |_| true) }) {
+        let keep = |word: &_, page, order| assert!(owner.push(0, word, page, order));
+        // SAFETY: as above.
+        unsafe { owner.receive(&space.notes, inbox, keep) };
+    }
+    while let Some(page) = take(owner, space) {
+        taken[page as usize] += 1;
+    }
+}
