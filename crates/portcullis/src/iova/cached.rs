@@ -267,12 +267,12 @@ impl Cached {
         unsafe { own.cpu.put(&self.notes, self.zone(page), class, (page, asked)) }
     }
 
-    /// Takes back a range that another CPU handed out, into a letter to that one that is begun. Returns whether it
-    /// did.
+    /// Takes back a range that another CPU handed out, into the letter to that CPU, if there is one with room. Returns
+    /// whether it did.
     #[inline]
     pub fn post(&self, own: Own<'_>, page: u64, asked: u64, class: Class) -> bool {
         // SAFETY: `notes` is the only one that these CPUs' lists are used with.
-        unsafe { own.cpu.post_fast(&self.notes, class, (page, asked)) }
+        unsafe { own.cpu.post_fast(&self.notes, self.zone(page), class, (page, asked)) }
     }
 
     /// Takes back the range of `pages` pages at `page`, whichever CPU handed it out. Returns whether it did.
@@ -305,7 +305,7 @@ impl Cached {
                 self.keep(cpu, backing, word, page, order);
             } else {
                 let zone = self.zone(page);
-                let range = Returned { word, page, order };
+                let range = Returned { word, page, order, zone };
                 if !cpu.post(&self.notes, &self.inboxes, owner, range, self.budget[zone]) {
                     self.give_back(backing, page, 1 << order, order);
                 }

@@ -199,20 +199,29 @@ impl Cpu {
         list.room.get()
     }
 
-    /// Puts the range of `class` at `page`, which another CPU has handed out for `asked` pages, into a letter to that
-    /// one that is begun. Returns whether it did. O(1). Refuses what [`put`](Self::put) refuses.
+    /// Puts the range of `class` at `page` in `zone`, which another CPU has handed out for `asked` pages, into the
+    /// letter to that CPU, if there is one with room. Returns whether it did. O(1). Refuses what [`put`](Self::put)
+    /// refuses.
     ///
     /// # Safety
     /// As [`take`](Self::take).
     #[inline]
-    pub(super) unsafe fn post_fast(&self, notes: &Notes, class: Class, (page, asked): (u64, u64)) -> bool {
+    pub(super) unsafe fn post_fast(
+        &self,
+        notes: &Notes,
+        zone: usize,
+        class: Class,
+        (page, asked): (u64, u64),
+    ) -> bool {
         let key = self.list(0, class.order()).key_of(page);
         // SAFETY: the caller's promise is passed on.
         let Some(word) = (unsafe { self.near.word(notes, key) }) else {
             return false;
         };
+        // Relaxed: the owner wrote the word before it returned the range, and the caller has the range from there. A
+        // caller that has not, and frees it a second time, may find an older word, as in the slow path.
         let handed_out = word.load(Ordering::Relaxed);
-        let range = Returned { word, page, order: class.order() };
+        let range = Returned { word, page, order: class.order(), zone };
         self.outbox(owner(handed_out)).add_fast(range, handed_out, asked)
     }
 
@@ -242,8 +251,9 @@ impl Cpu {
         &self.outboxes[owner as usize % OUTBOXES]
     }
 
-    /// Makes up to 64 of the ranges that other CPUs sent the list of `class` in `zone`, which is empty: as they come, while they
-    /// are of it, and there is room. Returns whether there were any. Writes no word of theirs but the last's.
+    /// Turns what other CPUs sent into the list of `class` in `zone`, which is empty: at most 64 ranges, up to the first
+    /// that is of another class or zone, or that the list has no room for. Returns whether there were any. Writes no
+    /// word but the last range's.
     ///
     /// # Safety
     /// As [`take`](Self::take).

@@ -6,7 +6,8 @@
 //!
 //! Memory ordering. The chain's words are written before the push, which is a `Release`; the owner's exchange
 //! is an `Acquire`, so it sees them. Pushes onto a chain that others pushed before keep that order: a
-//! compare-and-swap continues the release sequence of the one before it.
+//! compare-and-swap continues the release sequence of the one before it. The owner may use a chain as its list and
+//! leave the words as they came: what it writes there later comes after them, as the exchange did.
 
 use super::notes::Notes;
 use super::word::{Link, handed_out, owner_and_pages};
@@ -69,11 +70,11 @@ pub(super) struct Outbox {
     first: LocalU64,
     /// The word of a range of no pages that the owner has handed out, or 0 for no owner.
     handed_out: LocalU64,
-    /// The order of the newest range.
-    order: LocalU64,
-    /// How many more ranges of that order there may be before the one that makes the letter full.
+    /// The order of the newest range in the low six bits, and its zone.
+    order_and_zone: LocalU64,
+    /// How many more ranges of that order and zone the letter takes before the one that makes it full.
     room: LocalU64,
-    /// How many ranges, and pages, there are once there is no room.
+    /// How many ranges, and pages, the letter has once there is no room.
     count_without: LocalU64,
     pages_without: LocalU64,
     /// The link to the oldest range.
@@ -86,25 +87,41 @@ pub(super) struct Returned<'a> {
     pub word: &'a AtomicU64,
     pub page: u64,
     pub order: u32,
+    pub zone: usize,
+}
+
+impl Returned<'_> {
+    #[inline]
+    fn order_and_zone(&self) -> u64 {
+        (self.zone as u64 * (Outbox::ORDER + 1)) | u64::from(self.order)
+    }
 }
 
 impl Outbox {
+    const ORDER: u64 = 63;
+
     /// Pages in it.
     fn pages(&self) -> u64 {
-        self.pages_without.get().wrapping_sub(self.room.get() << self.order.get())
+        self.pages_without.get().wrapping_sub(self.room_pages())
     }
 
-    /// The same for any CPU. Another one, for which that is several words, may be told any number of pages less than make a letter
-    /// full.
+    /// Pages that there is room for.
+    fn room_pages(&self) -> u64 {
+        self.room.get() << (self.order_and_zone.get() & Self::ORDER)
+    }
+
+    /// As [`pages`](Self::pages), for a reader on any CPU. It reads several words: while their CPU changes them, the
+    /// number may be wrong, but it is never more than a full letter has.
     pub(super) fn peek(&self) -> u64 {
         self.pages().min(LETTER_PAGES)
     }
 
-    /// Adds a range whose word says `handed_out`, if it is of `asked` pages, to a letter that is begun for the CPU
-    /// that has handed it out, and that it does not fill. Returns whether it did.
+    /// Adds a range whose word was `handed_out`, if that says `asked` pages and this letter's owner, if the letter has
+    /// room, and if its newest range is of the same order and zone. Returns whether it did.
     #[inline]
     pub(super) fn add_fast(&self, range: Returned<'_>, handed_out: u64, asked: u64) -> bool {
-        if handed_out != self.handed_out.get() | asked || self.order.get() != u64::from(range.order) {
+        if handed_out != self.handed_out.get() | asked || self.order_and_zone.get() != range.order_and_zone()
+        {
             return false;
         }
         let Some(room) = self.room.get().checked_sub(1) else {
@@ -116,8 +133,8 @@ impl Outbox {
         true
     }
 
-    /// Adds a range, which the CPU `owner` owns. What is in the way for another owner is sent, and a full letter too, one that
-    /// holds `most` pages included. Returns how many pages were sent.
+    /// Adds a range, which the CPU `owner` owns. Sends a letter to another owner before that, and the letter with the
+    /// range if it is full then or has `most` pages. Returns how many pages were sent.
     pub(super) fn add(
         &self,
         notes: &Notes,
@@ -139,10 +156,10 @@ impl Outbox {
         word.store(next, Ordering::Relaxed);
         self.first.set(link);
         let (count, pages) = (self.count() + 1, self.pages() + (1 << order));
-        // Ranges of this order until it is full: with the last of them it is sent.
+        // How many ranges of this order make it full. The last of them is added here again, which sends the letter.
         let pages_left = LETTER_PAGES.min(most).saturating_sub(pages);
         let until_full = LETTER.saturating_sub(count).min(pages_left.div_ceil(1 << order));
-        self.order.set(order.into());
+        self.order_and_zone.set(range.order_and_zone());
         self.set(until_full.saturating_sub(1), count, pages);
         if until_full == 0 { sent + self.send(notes, inboxes) } else { sent }
     }
@@ -151,11 +168,11 @@ impl Outbox {
         self.count_without.get() - self.room.get()
     }
 
-    /// It has `count` ranges of `pages` pages, and room for more of its order.
+    /// Notes that it has `count` ranges of `pages` pages, and room for `room` more of its order.
     fn set(&self, room: u64, count: u64, pages: u64) {
         self.room.set(room);
         self.count_without.set(count + room);
-        self.pages_without.set(pages + (room << self.order.get()));
+        self.pages_without.set(pages + self.room_pages());
     }
 
     /// Sends what is in it. Returns how many pages that was.
@@ -214,7 +231,7 @@ mod tests {
                     let outbox = Outbox::default();
                     for page in pages {
                         let word = notes.word(page, 0).unwrap();
-                        outbox.add(&notes, &inboxes[..], 0, Returned { word, page, order: 0 }, 512);
+                        outbox.add(&notes, &inboxes[..], 0, Returned { word, page, order: 0, zone: 0 }, 512);
                     }
                     outbox.send(&notes, &inboxes[..]);
                 }

@@ -114,7 +114,7 @@ impl Near {
         Some(leaf.word(place.index))
     }
 
-    /// The leaf that is remembered in the place of the one with the word of `key`.
+    /// The leaf in the entry for `key`, whether it has the word of `key` or not.
     ///
     /// # Safety
     /// As [`word`](Self::word).

@@ -32,7 +32,7 @@ pub(super) const fn handed_out(owner: u64, pages: u64) -> u64 {
     HANDED_OUT | (owner << OWNER_SHIFT) | pages
 }
 
-/// Who has handed out the range whose word is `word`, if it is handed out; else any number.
+/// The CPU that has handed out the range whose word is `word`; any number if the range is not handed out.
 #[inline]
 pub(super) const fn owner(word: u64) -> u64 {
     (word >> OWNER_SHIFT) & NO_OWNER

@@ -24,8 +24,8 @@ impl Space {
     }
 }
 
-/// Every range arrives once, and whatever its last holder did before is seen: of letters with room, which ranges are added to
-/// quickly, and of such as are full with one range; where what arrives becomes the list, and where it is sorted in.
+/// Every range arrives once, and its new holder sees what the last one did. The first two letters have three ranges, of which
+/// one is added quickly: one becomes the list, one is sorted in. In the third case each range is a letter of its own.
 #[test]
 fn what_one_cpu_frees_another_takes_again() {
     for (most, adopts) in [(24, true), (24, false), (8, true)] {
@@ -90,10 +90,10 @@ fn free(space: &Space, most: u64) {
         // SAFETY: there are no other notes.
         let word = unsafe { cpu.find(&space.notes, page, class) }.unwrap();
         // SAFETY: as above.
-        if unsafe { cpu.post_fast(&space.notes, class, (page, 1)) } {
+        if unsafe { cpu.post_fast(&space.notes, 0, class, (page, 1)) } {
             quickly += 1;
         } else {
-            let range = Returned { word, page, order: 0 };
+            let range = Returned { word, page, order: 0, zone: 0 };
             assert!(cpu.post(&space.notes, &space.inboxes, 0, range, most));
         }
     }

@@ -18,7 +18,7 @@ fn notes() -> Notes {
 }
 
 fn returned(notes: &Notes, page: u64, order: u32) -> Returned<'_> {
-    Returned { word: notes.word(page, order).unwrap(), page, order }
+    Returned { word: notes.word(page, order).unwrap(), page, order, zone: 0 }
 }
 
 impl Cpu {
@@ -141,8 +141,8 @@ fn what_is_sent_is_bounded_and_sorted_in_by_slices() {
     }
 }
 
-/// What comes quickly and what does not fill one and the same letter, whatever its ranges' orders, and all of them are counted
-/// from the first on.
+/// Ranges fill a letter alike by the fast path and by the slow one, whatever their orders, and each counts as on its way from
+/// the first on. A letter that is taken back is not begun any more.
 #[test]
 fn a_letter_is_as_full_by_the_fast_path() {
     for (most, orders) in [(64, 5), (800, 5), (16384, 10)] {
@@ -161,10 +161,10 @@ fn a_letter_is_as_full_by_the_fast_path() {
             unsafe {
                 assert!(fast.find(&notes, page, class).is_some());
                 // Another number of pages than was asked for, and another owner's, are left to the slow path, which refuses.
-                assert!(!fast.post_fast(&notes, class, (page, asked + 1)));
-                if fast.post_fast(&notes, class, (page, asked)) {
+                assert!(!fast.post_fast(&notes, 0, class, (page, asked + 1)));
+                if fast.post_fast(&notes, 0, class, (page, asked)) {
                     quickly += 1;
-                    assert!(!fast.post_fast(&notes, class, (page, asked)), "freed twice");
+                    assert!(!fast.post_fast(&notes, 0, class, (page, asked)), "freed twice");
                 } else {
                     assert!(fast.post(&notes, &inboxes[0], 1, returned(&notes, page, order), most));
                 }
@@ -178,6 +178,97 @@ fn a_letter_is_as_full_by_the_fast_path() {
             assert_eq!((pages[0], fast.on_their_way()), (pages[1], posted));
         }
         assert!(quickly > 0);
+        let (sent, mut drained) = (inboxes[0][1].pages(), 0);
+        fast.drain(&notes, &inboxes[0][0], |_, order| {
+            drained += 1 << order;
+            assert_eq!(fast.on_their_way(), posted - drained);
+        });
+        assert_eq!((drained, fast.on_their_way()), (posted - sent, sent));
+        notes.make(page, 0, handed_out(1, 1)).unwrap();
+        // SAFETY: there are no other notes.
+        let post_fast = || unsafe {
+            assert!(fast.find(&notes, page, Class::of(0)).is_some());
+            fast.post_fast(&notes, 0, Class::of(0), (page, 1))
+        };
+        assert!(!post_fast());
+        assert!(fast.post(&notes, &inboxes[0], 1, returned(&notes, page, 0), most));
+        assert_eq!((fast.outbox(1).peek(), fast.on_their_way()), (1, sent + 1));
+    }
+}
+
+/// A letter begun with ranges of a large zone does not take those of a small one up to the large one's share.
+#[test]
+fn a_letter_keeps_to_the_share_of_each_zone() {
+    let (notes, inboxes) = (notes(), [CachePadded(Inbox::new()), CachePadded(Inbox::new())]);
+    let (cpu, class) = (Cpu::new(0), Class::of(0));
+    let post = |page, zone, most| {
+        cpu.post(&notes, &inboxes, 1, Returned { zone, ..returned(&notes, page, 0) }, most)
+    };
+    let post_fast = |page, zone| {
+        notes.write(page, 0, handed_out(1, 1));
+        // SAFETY: there are no other notes.
+        unsafe {
+            assert!(cpu.find(&notes, page, class).is_some());
+            cpu.post_fast(&notes, zone, class, (page, 1))
+        }
+    };
+    assert!(post(0, 1, 800) && post_fast(1, 1));
+    assert!(!post_fast(2, 0));
+    assert_eq!((inboxes[1].pages(), cpu.on_their_way()), (0, 2));
+    assert!(post(2, 0, 16));
+    assert_eq!((inboxes[1].pages(), cpu.on_their_way()), (3, 3));
+    assert!(!post_fast(3, 0) && !post_fast(3, 1));
+}
+
+/// A call takes no more than 64 ranges as the list, however many have arrived.
+#[test]
+fn what_becomes_the_list_is_bounded() {
+    let (notes, inboxes) = (notes(), [CachePadded(Inbox::new()), CachePadded(Inbox::new())]);
+    let (sender, owner) = (Cpu::new(0), Cpu::new(1));
+    for page in 0..3 * LETTER {
+        assert!(sender.post(&notes, &inboxes, 1, returned(&notes, page, 0), 800));
+    }
+    owner.grant(0, 0, 100, 100);
+    // SAFETY: there are no other notes.
+    let adopt = || unsafe { owner.adopt(&notes, &inboxes[1], 0, Class::of(0), |_| true) };
+    assert!(adopt());
+    assert_eq!((owner.count(0), inboxes[1].pages()), (64, 32));
+    while owner.newest(0, 0).is_some() {
+        // SAFETY: as above.
+        unsafe {
+            owner.find(&notes, owner.newest(0, 0).unwrap(), Class::of(0));
+            assert!(owner.take(&notes, 0, Class::of(0), 1).is_some());
+        }
+    }
+    assert!(adopt());
+    assert_eq!((owner.count(0), inboxes[1].pages()), (32, 0));
+}
+
+/// A range in a list that arrived as it is was freed already: neither its owner nor another CPU takes it back again.
+#[test]
+fn what_became_the_list_is_not_freed_again() {
+    // A word that is a link leads to the letters for this owner, if it is taken for one that says "handed out".
+    const OWNER: u64 = OUTBOXES as u64;
+    let (notes, inboxes) = (notes(), [(); OUTBOXES + 1].map(|()| CachePadded(Inbox::new())));
+    let (sender, owner, class) = (Cpu::new(1), Cpu::new(OWNER), Class::of(0));
+    let post = |page| assert!(sender.post(&notes, &inboxes, OWNER, returned(&notes, page, 0), 24));
+    (0..3).for_each(post);
+    owner.grant(0, 0, 8, 100);
+    // SAFETY: there are no other notes.
+    unsafe {
+        assert!(owner.adopt(&notes, &inboxes[OUTBOXES], 0, class, |_| true));
+        // Another letter with room is begun, and the list has room.
+        post(4);
+        assert!(sender.find(&notes, 0, class).is_some());
+        for page in 0..3 {
+            assert!(!owner.put(&notes, 0, class, (page, 1)));
+            assert!(!sender.post_fast(&notes, 0, class, (page, 1)));
+        }
+        let taken = [(); 4].map(|()| owner.take(&notes, 0, class, 1));
+        assert_eq!(taken, [Some(2), Some(1), Some(0), None]);
+        // In use again, each is freed once more, and once only.
+        assert!(sender.post_fast(&notes, 0, class, (2, 1)) && owner.put(&notes, 0, class, (1, 1)));
+        assert!(!sender.post_fast(&notes, 0, class, (2, 1)) && !owner.put(&notes, 0, class, (1, 1)));
     }
 }
 
