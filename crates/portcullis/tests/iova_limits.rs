@@ -41,7 +41,7 @@ fn granules_in_part_are_nobodys() {
     }
 }
 
-/// More pages than a note has room for are refused, or can be freed.
+/// More pages than a range's word has room for are refused, or can be freed.
 #[test]
 fn the_largest_ranges_can_be_freed() {
     let byte = PageSize::from_shift(0).unwrap();
@@ -174,7 +174,7 @@ fn a_small_zone_is_not_hoarded() {
 
 /// The room on the way back to a CPU does not wear out: not as it receives, nor as all is taken back.
 #[test]
-fn an_inbox_does_not_wear_out() {
+fn a_remote_free_queue_does_not_wear_out() {
     for flush in [false, true] {
         let platform = Chosen::new(2);
         let config = SpaceConfig { cache_bytes: 512 * PAGE, ..config(1, (1 << 20) - 1, 2) };

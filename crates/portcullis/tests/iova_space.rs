@@ -253,7 +253,7 @@ fn a_range_freed_elsewhere_returns_to_its_owner() {
     mine.iter().for_each(|range| free(&space, &platform, *range).unwrap());
     let others: Vec<_> = (0..64).map(|_| alloc(&space, &platform, 1, ANYWHERE).unwrap()).collect();
     assert!(others.iter().all(|range| !mine.contains(range)), "CPU 1 keeps nothing of CPU 0's");
-    // A letter is sent when it is full: fill it.
+    // A remote batch is sent when it is full: fill it.
     platform.be(0);
     let more: Vec<_> = (0..32).map(|_| alloc(&space, &platform, 2, ANYWHERE).unwrap()).collect();
     platform.be(1);
@@ -370,7 +370,7 @@ fn large_ranges_do_not_hold_the_budget_for_ever() {
 
 /// Ranges sent to a CPU that does nothing any more pile up to its share at the most.
 #[test]
-fn an_idle_owner_s_inbox_is_bounded() {
+fn an_idle_owner_s_remote_free_queue_is_bounded() {
     let platform = Chosen::new(2);
     let space = IovaSpace::new(&config(1, 1 << 30, 2)).unwrap();
     let ranges: Vec<_> = (0..4096).map(|_| alloc(&space, platform.be(0), 64, ANYWHERE).unwrap()).collect();

@@ -52,7 +52,7 @@ fn an_empty_space_costs_little_for_each_cpu() {
 /// 65,536 live single pages: one after another on one CPU, or in turn on four; and what is left of twice as
 /// many when every second one, chosen at random, is freed.
 ///
-/// Each page has a word of notes, and the bitmap needs hardly more.
+/// Each page has a word of range metadata, and the bitmap needs hardly more.
 #[test]
 fn a_live_page_costs_a_bounded_number_of_bytes() {
     for placement in PLACEMENTS {

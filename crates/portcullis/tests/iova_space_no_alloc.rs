@@ -179,7 +179,7 @@ fn allocations_without_memory_lose_nothing() {
     }
 }
 
-/// A space in use runs out of memory and is used up to the last that its notes have room for; when there is
+/// A space in use runs out of memory and is used up to the last that its range metadata has room for; when there is
 /// memory again it goes on.
 #[test]
 fn a_space_in_use_survives_a_shortage() {

@@ -9,10 +9,10 @@ use super::class::{CACHED_ORDERS, Class};
 use super::config::SpaceConfig;
 use super::cpu::{BATCH, Cpu, ZONES};
 use super::homes::Homes;
-use super::inbox::{Inbox, Returned};
 use super::links::OutOfMemory;
-use super::notes::Notes;
+use super::meta::RangeMeta;
 use super::placement::Placement;
+use super::remote::{RemoteQueue, Returned};
 use super::space::Request;
 use super::word::{END_PAGE, EXACT, NO_WORD, handed_out, owner_and_pages};
 use crate::percpu::{CachePadded, Marks, Turn, TurnLocal};
@@ -32,9 +32,9 @@ pub(crate) struct Own<'a> {
 /// The lists of all CPUs.
 #[derive(Debug)]
 pub(super) struct Cached {
-    notes: Notes,
+    meta: RangeMeta,
     cpus: TurnLocal<Cpu>,
-    inboxes: Box<[CachePadded<Inbox>]>,
+    remote_queues: Box<[CachePadded<RemoteQueue>]>,
     /// The first page that is not in the low zone.
     low_end: u64,
     /// The last address of all, the last of the low zone (or that of the space), and the highest zone.
@@ -65,9 +65,9 @@ impl Cached {
         let cache_pages = config.cache_bytes >> granule.shift();
         let budget = zone_pages.map(|zone| cache_pages.min(zone / 8 / cpus.max(1) as u64));
         Self {
-            notes: Notes::new(end),
+            meta: RangeMeta::new(end),
             cpus: TurnLocal::new(marks, cpus, |owner| Cpu::new(owner as u64)),
-            inboxes: (0..cpus).map(|_| CachePadded(Inbox::new())).collect(),
+            remote_queues: (0..cpus).map(|_| CachePadded(RemoteQueue::new())).collect(),
             // Without a high zone every request is for the low one.
             low_end: if zone_pages[1] == 0 { u64::MAX } else { low_end },
             last,
@@ -103,8 +103,8 @@ impl Cached {
     /// has none.
     #[inline]
     pub fn take(&self, own: Own<'_>, zone: usize, class: Class, asked: u64) -> Option<u64> {
-        // SAFETY: `notes` is the only one that these CPUs' lists are used with.
-        unsafe { own.cpu.take(&self.notes, zone, class, asked) }
+        // SAFETY: `meta` is the only one that these CPUs' lists are used with.
+        unsafe { own.cpu.take(&self.meta, zone, class, asked) }
     }
 
     /// A range for `request` by way of the caller's CPU; `Ok(None)` where it has no say.
@@ -130,15 +130,15 @@ impl Cached {
         let Request { pages, order, end_page } = request;
         let Own { index: owner, cpu } = own;
         let class = Class::of(order);
-        let inbox = &self.inboxes[owner as usize];
+        let remote_queue = &self.remote_queues[owner as usize];
         for zone in (0..=self.zone_below(end_page)).rev() {
             // One entry is looked at: the newest.
             let take = || {
                 let newest = cpu.newest(zone, order).filter(|page| page + (1 << order) <= end_page)?;
-                // SAFETY: `notes` is the only one that these CPUs' lists are used with.
+                // SAFETY: `meta` is the only one that these CPUs' lists are used with.
                 unsafe {
-                    cpu.find(&self.notes, newest, class)?;
-                    cpu.take(&self.notes, zone, class, pages)
+                    cpu.find(&self.meta, newest, class)?;
+                    cpu.take(&self.meta, zone, class, pages)
                 }
             };
             if let Some(page) = take() {
@@ -148,14 +148,14 @@ impl Cached {
             let is_in_zone = |page| self.zone(page) == zone;
             if cpu.newest(zone, order).is_none()
                 // SAFETY: as above.
-                && unsafe { cpu.adopt(&self.notes, inbox, zone, class, is_in_zone) }
+                && unsafe { cpu.adopt(&self.meta, remote_queue, zone, class, is_in_zone) }
                 && let Some(page) = take()
             {
                 return Ok(Some(page));
             }
             let keep = |word: &_, page, order| self.keep(cpu, backing, word, page, order);
             // SAFETY: as above.
-            if unsafe { cpu.receive(&self.notes, inbox, keep) }
+            if unsafe { cpu.receive(&self.meta, remote_queue, keep) }
                 && let Some(page) = take()
             {
                 return Ok(Some(page));
@@ -190,8 +190,8 @@ impl Cached {
         let mut no_memory = 0;
         // The last one first, so that it is the last to be handed out.
         for page in pages[..fetched].iter().rev() {
-            // SAFETY: `notes` is the only one that these CPUs' lists are used with.
-            let pushed = unsafe { cpu.push_new(&self.notes, zone, Class::of(order), *page) };
+            // SAFETY: `meta` is the only one that these CPUs' lists are used with.
+            let pushed = unsafe { cpu.push_new(&self.meta, zone, Class::of(order), *page) };
             no_memory += usize::from(pushed.is_err());
             if pushed != Ok(true) {
                 backing.lock().free(*page, 1 << order);
@@ -245,14 +245,14 @@ impl Cached {
             while room == 0 && most > 0 {
                 let mut pages = [0; BATCH];
                 let pages = &mut pages[..most.min(self.share(zone, other) as usize)];
-                let spilled = cpu.spill(&self.notes, zone, other, pages);
+                let spilled = cpu.spill(&self.meta, zone, other, pages);
                 most -= spilled;
                 if spilled == 0 {
                     break;
                 }
-                // Before anybody else can get them and note them as theirs.
+                // Before anybody else can get them and record them as theirs.
                 let spilled = &pages[..spilled];
-                spilled.iter().for_each(|page| self.notes.write(*page, other, NO_WORD));
+                spilled.iter().for_each(|page| self.meta.write(*page, other, NO_WORD));
                 backing.lock().free_all(spilled, 1 << other);
                 room = cpu.grant(zone, order, wanted, budget);
             }
@@ -263,16 +263,16 @@ impl Cached {
     /// Takes back a range that the caller's own CPU handed out, onto its list: the fast path. Returns whether it did.
     #[inline]
     pub fn put(&self, own: Own<'_>, page: u64, asked: u64, class: Class) -> bool {
-        // SAFETY: `notes` is the only one that these CPUs' lists are used with.
-        unsafe { own.cpu.put(&self.notes, self.zone(page), class, (page, asked)) }
+        // SAFETY: `meta` is the only one that these CPUs' lists are used with.
+        unsafe { own.cpu.put(&self.meta, self.zone(page), class, (page, asked)) }
     }
 
-    /// Takes back a range that another CPU handed out, into the letter to that CPU, if there is one with room. Returns
+    /// Takes back a range that another CPU handed out, into the remote batch to that CPU, if there is one with room. Returns
     /// whether it did.
     #[inline]
     pub fn post(&self, own: Own<'_>, page: u64, asked: u64, class: Class) -> bool {
-        // SAFETY: `notes` is the only one that these CPUs' lists are used with.
-        unsafe { own.cpu.post_fast(&self.notes, self.zone(page), class, (page, asked)) }
+        // SAFETY: `meta` is the only one that these CPUs' lists are used with.
+        unsafe { own.cpu.post_fast(&self.meta, self.zone(page), class, (page, asked)) }
     }
 
     /// Takes back the range of `pages` pages at `page`, whichever CPU handed it out. Returns whether it did.
@@ -289,9 +289,9 @@ impl Cached {
             return false;
         }
         let word = match own {
-            // SAFETY: `notes` is the only one that these CPUs' lists are used with.
-            Some(own) => unsafe { own.cpu.find(&self.notes, page, Class::of(order)) },
-            None => self.notes.word(page, order),
+            // SAFETY: `meta` is the only one that these CPUs' lists are used with.
+            Some(own) => unsafe { own.cpu.find(&self.meta, page, Class::of(order)) },
+            None => self.meta.word(page, order),
         };
         let Some(word) = word else { return false };
         let owner = match owner_and_pages(word.load(Ordering::Relaxed)) {
@@ -306,7 +306,7 @@ impl Cached {
             } else {
                 let zone = self.zone(page);
                 let range = Returned { word, page, order, zone };
-                if !cpu.post(&self.notes, &self.inboxes, owner, range, self.budget[zone]) {
+                if !cpu.post(&self.meta, &self.remote_queues, owner, range, self.budget[zone]) {
                     self.give_back(backing, page, 1 << order, order);
                 }
             }
@@ -335,15 +335,15 @@ impl Cached {
         }
     }
 
-    /// Notes that a range is handed out past the lists.
+    /// Records that a range is handed out past the lists.
     pub fn hand_out(&self, page: u64, asked: u64, order: u32, owner: u64) -> Result<(), OutOfMemory> {
-        self.notes.make(page, order, handed_out(owner, asked))
+        self.meta.make(page, order, handed_out(owner, asked))
     }
 
     /// Empties the lists of every CPU, or of one.
     pub fn drain<P: Platform>(&self, platform: &P, only: Option<usize>, backing: &Mutex<Backing>) {
         self.cpus.with_others(platform, only, |index, cpu| {
-            cpu.drain(&self.notes, &self.inboxes[index], |page, order| {
+            cpu.drain(&self.meta, &self.remote_queues[index], |page, order| {
                 let spilled = Spilled { cached: self, backing, page, order };
                 // A CPU for each, so that none is held for long.
                 platform.with_cpu(|_| drop(spilled));
@@ -360,14 +360,14 @@ impl Cached {
 
     /// Bytes of memory that all this takes.
     pub fn bytes(&self) -> usize {
-        self.notes.bytes() + self.cpus.bytes() + size_of_val(&*self.inboxes)
+        self.meta.bytes() + self.cpus.bytes() + size_of_val(&*self.remote_queues)
     }
 
     #[cold]
     #[inline(never)]
     fn give_back(&self, backing: &Mutex<Backing>, page: u64, pages: u64, order: u32) {
-        // Before anybody else can get the range and note it as theirs.
-        self.notes.write(page, order, NO_WORD);
+        // Before anybody else can get the range and record it as theirs.
+        self.meta.write(page, order, NO_WORD);
         backing.lock().free(page, pages);
     }
 

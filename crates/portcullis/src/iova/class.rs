@@ -28,7 +28,7 @@ impl Class {
         self.0
     }
 
-    /// The array of notes where the word of a range of this size is.
+    /// The array of range metadata where the word of a range of this size is.
     pub(super) const fn array(self) -> usize {
         match self.0 {
             ..3 => 0,

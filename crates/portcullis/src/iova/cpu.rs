@@ -1,14 +1,14 @@
 //! What one CPU keeps of an address space: lists of free ranges by size, and chains for other CPUs.
 //!
-//! A list is threaded through the notes of its ranges, newest first, so it has no capacity of its own: a free
+//! A list is threaded through the metadata of its ranges, newest first, so it has no capacity of its own: a free
 //! needs no memory. How many ranges it may have is *granted* to it; together, the grants are the CPU's budget
 //! at the most. So whoever puts a range onto a list looks at that list alone.
 
 use super::class::{CACHED_ORDERS, Class};
-use super::inbox::{Inbox, Outbox, Returned};
 use super::links::OutOfMemory;
+use super::meta::{Place, RangeMeta};
 use super::near::{LeafAt, Near, first_key};
-use super::notes::{Notes, Place};
+use super::remote::{RemoteBatch, RemoteQueue, Returned};
 use super::word::{Link, handed_out, owner};
 use crate::percpu::{CachePadded, LocalU64};
 use crate::sync::{AtomicU64, Ordering};
@@ -20,9 +20,9 @@ pub(super) const ZONES: usize = 2;
 pub(super) const BATCH: usize = 64;
 
 /// Owners that one CPU collects ranges for at the same time.
-const OUTBOXES: usize = 4;
+const REMOTE_BATCHES: usize = 4;
 
-/// Ranges of its inbox that a CPU sorts in at once.
+/// Ranges of its remote-free queue that a CPU sorts in at once.
 const SLICE: usize = 64;
 
 /// One CPU's lists. All its words are changed by the CPU that has it alone.
@@ -31,8 +31,8 @@ pub(super) struct Cpu {
     /// Room for sixteen orders: so finding a list takes a shift, and no check.
     lists: [[List; 16]; ZONES],
     near: Near,
-    outboxes: [Outbox; OUTBOXES],
-    /// The rest of what came out of the inbox.
+    remote_batches: [RemoteBatch; REMOTE_BATCHES],
+    /// The rest of what came out of the remote-free queue.
     arrived: LocalU64,
     /// Pages sent to other CPUs so far, and pages received from them.
     sent: LocalU64,
@@ -72,7 +72,7 @@ impl Cpu {
         Self {
             lists: [(); ZONES].map(|()| core::array::from_fn(|order| list(order as u32))),
             near: Near::new(),
-            outboxes: Default::default(),
+            remote_batches: Default::default(),
             arrived: LocalU64::new(Link::END.bits()),
             sent: LocalU64::new(0),
             received: LocalU64::new(0),
@@ -84,13 +84,13 @@ impl Cpu {
         Link::from_bits(self.list(zone, order).first.get()).page()
     }
 
-    /// Takes the newest free range of `class` in `zone`, and notes that the CPU has handed it out for `asked`
+    /// Takes the newest free range of `class` in `zone`, and records that the CPU has handed it out for `asked`
     /// pages, fewer than 2^50. `None` also where its word is not [remembered](Self::find). O(1).
     ///
     /// # Safety
-    /// Every call on one value is with the same `notes`.
+    /// Every call on one value is with the same `meta`.
     #[inline]
-    pub(super) unsafe fn take(&self, notes: &Notes, zone: usize, class: Class, asked: u64) -> Option<u64> {
+    pub(super) unsafe fn take(&self, meta: &RangeMeta, zone: usize, class: Class, asked: u64) -> Option<u64> {
         let list = self.list(zone, class.order());
         let first = Link::from_bits(list.first.get());
         if first == Link::END {
@@ -99,7 +99,7 @@ impl Cpu {
         // What is on the list is of its order.
         let page = first.bits().wrapping_sub(Link::to(0, class.order()).bits());
         // SAFETY: the caller's promise is passed on.
-        let word = unsafe { self.near.word(notes, list.key_of(page)) }?;
+        let word = unsafe { self.near.word(meta, list.key_of(page)) }?;
         let next = Link::from_bits(word.load(Ordering::Relaxed));
         if !next.is_link() {
             return None;
@@ -119,14 +119,14 @@ impl Cpu {
     #[inline]
     pub(super) unsafe fn put(
         &self,
-        notes: &Notes,
+        meta: &RangeMeta,
         zone: usize,
         class: Class,
         (page, asked): (u64, u64),
     ) -> bool {
         let list = self.list(zone, class.order());
         // SAFETY: the caller's promise is passed on.
-        let Some(word) = (unsafe { self.near.word(notes, list.key_of(page)) }) else {
+        let Some(word) = (unsafe { self.near.word(meta, list.key_of(page)) }) else {
             return false;
         };
         word.load(Ordering::Relaxed) == list.handed_out | asked && list.push(word, page, class.order())
@@ -139,10 +139,15 @@ impl Cpu {
     /// # Safety
     /// As [`take`](Self::take).
     #[inline]
-    pub(super) unsafe fn find<'a>(&self, notes: &'a Notes, page: u64, class: Class) -> Option<&'a AtomicU64> {
+    pub(super) unsafe fn find<'a>(
+        &self,
+        meta: &'a RangeMeta,
+        page: u64,
+        class: Class,
+    ) -> Option<&'a AtomicU64> {
         let key = self.list(0, class.order()).key_of(page);
         // SAFETY: the caller's promise is passed on.
-        unsafe { self.near.word(notes, key).or_else(|| self.near.find(notes, Place::of(page, class))) }
+        unsafe { self.near.word(meta, key).or_else(|| self.near.find(meta, Place::of(page, class))) }
     }
 
     /// Puts the free range of `order` at `page`, whose word is `word`, onto its list, unless that is full.
@@ -161,19 +166,19 @@ impl Cpu {
     /// As [`take`](Self::take).
     pub(super) unsafe fn push_new(
         &self,
-        notes: &Notes,
+        meta: &RangeMeta,
         zone: usize,
         class: Class,
         page: u64,
     ) -> Result<bool, OutOfMemory> {
         let list = self.list(zone, class.order());
         // SAFETY: the caller's promise is passed on.
-        let word = match unsafe { self.find(notes, page, class) } {
+        let word = match unsafe { self.find(meta, page, class) } {
             Some(word) => word,
             None => {
-                notes.make(page, class.order(), Link::END.bits())?;
+                meta.make(page, class.order(), Link::END.bits())?;
                 // SAFETY: as above.
-                unsafe { self.find(notes, page, class) }.ok_or(OutOfMemory)?
+                unsafe { self.find(meta, page, class) }.ok_or(OutOfMemory)?
             }
         };
         Ok(list.push(word, page, class.order()))
@@ -200,7 +205,7 @@ impl Cpu {
     }
 
     /// Puts the range of `class` at `page` in `zone`, which another CPU has handed out for `asked` pages, into the
-    /// letter to that CPU, if there is one with room. Returns whether it did. O(1). Refuses what [`put`](Self::put)
+    /// remote batch to that CPU, if there is one with room. Returns whether it did. O(1). Refuses what [`put`](Self::put)
     /// refuses.
     ///
     /// # Safety
@@ -208,47 +213,50 @@ impl Cpu {
     #[inline]
     pub(super) unsafe fn post_fast(
         &self,
-        notes: &Notes,
+        meta: &RangeMeta,
         zone: usize,
         class: Class,
         (page, asked): (u64, u64),
     ) -> bool {
         let key = self.list(0, class.order()).key_of(page);
         // SAFETY: the caller's promise is passed on.
-        let Some(word) = (unsafe { self.near.word(notes, key) }) else {
+        let Some(word) = (unsafe { self.near.word(meta, key) }) else {
             return false;
         };
         // Relaxed: the owner wrote the word before it returned the range, and the caller has the range from there. A
         // caller that has not, and frees it a second time, may find an older word, as in the slow path.
         let handed_out = word.load(Ordering::Relaxed);
         let range = Returned { word, page, order: class.order(), zone };
-        self.outbox(owner(handed_out)).add_fast(range, handed_out, asked)
+        self.remote_batch(owner(handed_out)).add_fast(range, handed_out, asked)
     }
 
-    /// Puts another CPU's range into a letter to it, unless more than `most` pages are on their way to that CPU
+    /// Puts another CPU's range into a remote batch to it, unless more than `most` pages are on their way to that CPU
     /// already. Returns whether it did.
     #[inline]
     pub(super) fn post(
         &self,
-        notes: &Notes,
-        inboxes: &[CachePadded<Inbox>],
+        meta: &RangeMeta,
+        remote_queues: &[CachePadded<RemoteQueue>],
         owner: u64,
         range: Returned<'_>,
         most: u64,
     ) -> bool {
-        if inboxes.get(owner as usize).is_none_or(|inbox| inbox.pages() + (1 << range.order) > most) {
+        if remote_queues
+            .get(owner as usize)
+            .is_none_or(|remote_queue| remote_queue.pages() + (1 << range.order) > most)
+        {
             return false;
         }
         // All that is not sent yet is half of a share, however many CPUs send.
-        let letter = most / (2 * OUTBOXES as u64);
-        let sent = self.outbox(owner).add(notes, inboxes, owner, range, letter);
+        let batch = most / (2 * REMOTE_BATCHES as u64);
+        let sent = self.remote_batch(owner).add(meta, remote_queues, owner, range, batch);
         self.sent.set(self.sent.get().wrapping_add(sent));
         true
     }
 
     #[inline]
-    fn outbox(&self, owner: u64) -> &Outbox {
-        &self.outboxes[owner as usize % OUTBOXES]
+    fn remote_batch(&self, owner: u64) -> &RemoteBatch {
+        &self.remote_batches[owner as usize % REMOTE_BATCHES]
     }
 
     /// Turns what other CPUs sent into the list of `class` in `zone`, which is empty: at most 64 ranges, up to the first
@@ -259,14 +267,14 @@ impl Cpu {
     /// As [`take`](Self::take).
     pub(super) unsafe fn adopt(
         &self,
-        notes: &Notes,
-        inbox: &Inbox,
+        meta: &RangeMeta,
+        remote_queue: &RemoteQueue,
         zone: usize,
         class: Class,
         is_in_zone: impl Fn(u64) -> bool,
     ) -> bool {
         let list = self.list(zone, class.order());
-        let first = self.arriving(inbox);
+        let first = self.arriving(remote_queue);
         let most = list.room.get().min(SLICE as u64);
         let (mut link, mut last, mut count) = (first, None, 0);
         // Most are neighbours: with the leaf of the one before, the next word's place takes no load.
@@ -280,9 +288,9 @@ impl Cpu {
                 Some(word) => word,
                 None => {
                     // SAFETY: the caller's promise is passed on.
-                    let Some(word) = (unsafe { self.find(notes, page, class) }) else { break };
+                    let Some(word) = (unsafe { self.find(meta, page, class) }) else { break };
                     // SAFETY: as above.
-                    leaf = unsafe { self.near.leaf(notes, key) };
+                    leaf = unsafe { self.near.leaf(meta, key) };
                     word
                 }
             };
@@ -298,19 +306,19 @@ impl Cpu {
         last.store(Link::END.bits(), Ordering::Relaxed);
         list.first.set(first.bits());
         list.room.set(list.room.get() - count);
-        self.count_received(inbox, count << class.order());
+        self.count_received(remote_queue, count << class.order());
         true
     }
 
-    /// What has arrived: the rest of what was taken out of the inbox, or what is there now.
-    fn arriving(&self, inbox: &Inbox) -> Link {
+    /// What has arrived: the rest of what was taken out of the remote-free queue, or what is there now.
+    fn arriving(&self, remote_queue: &RemoteQueue) -> Link {
         let rest = Link::from_bits(self.arrived.get());
-        if rest == Link::END { inbox.take() } else { rest }
+        if rest == Link::END { remote_queue.take() } else { rest }
     }
 
-    fn count_received(&self, inbox: &Inbox, pages: u64) {
+    fn count_received(&self, remote_queue: &RemoteQueue, pages: u64) {
         self.received.set(self.received.get().wrapping_add(pages));
-        inbox.arrived(pages);
+        remote_queue.arrived(pages);
     }
 
     /// Sorts in up to 64 ranges that other CPUs sent. Each goes to `keep` with its word and its order. Whether there were
@@ -320,16 +328,16 @@ impl Cpu {
     /// As [`take`](Self::take).
     pub(super) unsafe fn receive(
         &self,
-        notes: &Notes,
-        inbox: &Inbox,
+        meta: &RangeMeta,
+        remote_queue: &RemoteQueue,
         mut keep: impl FnMut(&AtomicU64, u64, u32),
     ) -> bool {
-        let mut link = self.arriving(inbox);
+        let mut link = self.arriving(remote_queue);
         let (mut received, mut pages) = (0, 0);
         while received < SLICE
             && let (Some(page), order) = (link.page(), link.order())
             // SAFETY: the caller's promise is passed on.
-            && let Some(word) = unsafe { self.find(notes, page, Class::of(order)) }
+            && let Some(word) = unsafe { self.find(meta, page, Class::of(order)) }
             && let next = Link::from_bits(word.load(Ordering::Relaxed))
             && next.is_link()
         {
@@ -344,13 +352,13 @@ impl Cpu {
         }
         self.arrived.set(link.bits());
         if received > 0 {
-            self.count_received(inbox, pages);
+            self.count_received(remote_queue, pages);
         }
         received > 0
     }
 
     /// How many ranges of `order` to fetch next: twice as many as the last time, and never fewer than fill two cache lines
-    /// with what stands beside each of them (its note, and its entries in a page table): the lines of a CPU's ranges are
+    /// with what stands beside each of them (its metadata, and its entries in a page table): the lines of a CPU's ranges are
     /// then written by no other.
     pub(super) fn next_batch(&self, zone: usize, order: u32) -> u64 {
         let list = self.list(zone, order);
@@ -361,12 +369,12 @@ impl Cpu {
 
     /// Takes the newest ranges off a list, as many as there is room for in `out`, with what was granted for
     /// them, and fetches less next time. How many they were.
-    pub(super) fn spill(&self, notes: &Notes, zone: usize, order: u32, out: &mut [u64]) -> usize {
+    pub(super) fn spill(&self, meta: &RangeMeta, zone: usize, order: u32, out: &mut [u64]) -> usize {
         let list = self.list(zone, order);
         let mut link = Link::from_bits(list.first.get());
         let mut spilled = 0;
         for place in out {
-            let Some((page, _, next)) = notes.follow(link) else { break };
+            let Some((page, _, next)) = meta.follow(link) else { break };
             *place = page;
             link = next;
             spilled += 1;
@@ -378,11 +386,16 @@ impl Cpu {
         spilled
     }
 
-    /// Empties everything, the inbox too, giving each range to `spill` with its order. Each is off its list by then: where
+    /// Empties everything, the remote-free queue too, giving each range to `spill` with its order. Each is off its list by then: where
     /// `spill` panics, the others stay where they are.
-    pub(super) fn drain(&self, notes: &Notes, inbox: &Inbox, mut spill: impl FnMut(u64, u32)) {
+    pub(super) fn drain(
+        &self,
+        meta: &RangeMeta,
+        remote_queue: &RemoteQueue,
+        mut spill: impl FnMut(u64, u32),
+    ) {
         for list in self.lists.iter().flatten() {
-            while let Some((page, order, next)) = notes.follow(Link::from_bits(list.first.get())) {
+            while let Some((page, order, next)) = meta.follow(Link::from_bits(list.first.get())) {
                 list.first.set(next.bits());
                 list.room.set(list.room.get() + 1);
                 spill(page, order);
@@ -391,21 +404,21 @@ impl Cpu {
             list.granted.set(0);
             list.room.set(0);
         }
-        for outbox in &self.outboxes {
-            while let Some((page, order)) = outbox.pop(notes) {
+        for remote_batch in &self.remote_batches {
+            while let Some((page, order)) = remote_batch.pop(meta) {
                 spill(page, order);
             }
         }
-        // What has arrived, and what is in the inbox.
+        // What has arrived, and what is in the remote-free queue.
         let received = |order| self.received.set(self.received.get().wrapping_add(1u64 << order));
         for _ in 0..2 {
-            while let Some((page, order, next)) = notes.follow(Link::from_bits(self.arrived.get())) {
+            while let Some((page, order, next)) = meta.follow(Link::from_bits(self.arrived.get())) {
                 self.arrived.set(next.bits());
                 received(order);
-                inbox.arrived(1 << order);
+                remote_queue.arrived(1 << order);
                 spill(page, order);
             }
-            self.arrived.set(inbox.take().bits());
+            self.arrived.set(remote_queue.take().bits());
         }
     }
 
@@ -423,7 +436,10 @@ impl Cpu {
 
     /// Pages for other CPUs, sent or not, less pages received from them, wrapped: over all CPUs, those on their way.
     pub(super) fn on_their_way(&self) -> u64 {
-        let unsent = self.outboxes.iter().fold(0, |sum: u64, outbox| sum.wrapping_add(outbox.peek()));
+        let unsent = self
+            .remote_batches
+            .iter()
+            .fold(0, |sum: u64, remote_batch| sum.wrapping_add(remote_batch.peek()));
         unsent.wrapping_add(self.sent.get()).wrapping_sub(self.received.get())
     }
 }

@@ -9,7 +9,7 @@
 //! that block is broken up by the first range in use. So for ranges as large as the block there is as
 //! much room as without homes. A request with a limit below the block knows none of them.
 //!
-//! Each CPU pays with a leaf of notes for each array that it uses, and lowest tables of its own.
+//! Each CPU pays with a leaf of range metadata for each array that it uses, and lowest tables of its own.
 
 /// Homes lie in this part of a zone at the most.
 const SHARE: u64 = 64;

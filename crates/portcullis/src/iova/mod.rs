@@ -15,11 +15,11 @@ mod class;
 mod config;
 mod cpu;
 mod homes;
-mod inbox;
 mod links;
+mod meta;
 mod near;
-mod notes;
 mod placement;
+mod remote;
 mod space;
 mod word;
 

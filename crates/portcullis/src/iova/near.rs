@@ -1,9 +1,9 @@
-//! The leaves of notes that a CPU used last, so that it need not look for them again.
+//! The leaves of range metadata that a CPU used last, so that it need not look for them again.
 
 use core::ptr;
 
 use super::links::Leaf;
-use super::notes::{Notes, Place};
+use super::meta::{Place, RangeMeta};
 use crate::percpu::LocalU64;
 use crate::sync::{AtomicPtr, AtomicU64, Ordering};
 
@@ -19,7 +19,7 @@ pub(super) const fn first_key(array: usize) -> u64 {
 /// No word has this key, nor one near it.
 const NOWHERE: u64 = 1 << 58;
 
-/// Leaves of one space's notes. Used by one CPU alone.
+/// Leaves of one space's range metadata. Used by one CPU alone.
 #[derive(Debug)]
 pub(super) struct Near([Entry; ENTRIES]);
 
@@ -54,15 +54,15 @@ impl Entry {
     /// The word of `key`, if it is in this leaf.
     ///
     /// # Safety
-    /// The leaf was set, if it was, to one of `notes`.
+    /// The leaf was set, if it was, to one of `meta`.
     #[inline]
-    unsafe fn word<'a>(&self, notes: &'a Notes, key: u64) -> Option<&'a AtomicU64> {
+    unsafe fn word<'a>(&self, meta: &'a RangeMeta, key: u64) -> Option<&'a AtomicU64> {
         let offset = key.wrapping_sub(self.first.get());
         if offset >= Leaf::WORDS {
             return None;
         }
         // SAFETY: the caller's promise is passed on.
-        let leaf = unsafe { self.leaf(notes) }?;
+        let leaf = unsafe { self.leaf(meta) }?;
         Some(leaf.word(offset))
     }
 
@@ -71,11 +71,11 @@ impl Entry {
     /// # Safety
     /// As [`word`](Self::word).
     #[inline]
-    unsafe fn leaf<'a>(&self, _notes: &'a Notes) -> Option<&'a Leaf> {
+    unsafe fn leaf<'a>(&self, _meta: &'a RangeMeta) -> Option<&'a Leaf> {
         // Acquire, although this CPU stored the pointer itself: so what is behind it is sound even where two
         // threads claim one CPU, against the platform's contract.
-        // SAFETY: the pointer is null or was set to a leaf of these notes, by the caller's promise, and leaves
-        // live as long as their notes.
+        // SAFETY: the pointer is null or was set to a leaf of this range metadata, by the caller's promise, and leaves
+        // live as long as it.
         unsafe { self.leaf.load(Ordering::Acquire).as_ref() }
     }
 
@@ -94,11 +94,11 @@ impl Near {
     /// The word of `key`, which may be of no word, if its leaf is remembered.
     ///
     /// # Safety
-    /// Every call of this and of [`find`](Self::find) on one value is with the same `notes`.
+    /// Every call of this and of [`find`](Self::find) on one value is with the same `meta`.
     #[inline]
-    pub(super) unsafe fn word<'a>(&self, notes: &'a Notes, key: u64) -> Option<&'a AtomicU64> {
-        // SAFETY: entries are set by `find` alone, by the caller's promise to leaves of these `notes`.
-        unsafe { self.entry(key).word(notes, key) }
+    pub(super) unsafe fn word<'a>(&self, meta: &'a RangeMeta, key: u64) -> Option<&'a AtomicU64> {
+        // SAFETY: entries are set by `find` alone, by the caller's promise to leaves of this `meta`.
+        unsafe { self.entry(key).word(meta, key) }
     }
 
     /// The word at `place`, if its leaf exists, found by a walk. The leaf is remembered.
@@ -107,8 +107,8 @@ impl Near {
     /// As [`word`](Self::word).
     #[cold]
     #[inline(never)]
-    pub(super) unsafe fn find<'a>(&self, notes: &'a Notes, place: Place) -> Option<&'a AtomicU64> {
-        let leaf = notes.leaf(place)?;
+    pub(super) unsafe fn find<'a>(&self, meta: &'a RangeMeta, place: Place) -> Option<&'a AtomicU64> {
+        let leaf = meta.leaf(place)?;
         let first = first_key(place.array) + (place.index & !(Leaf::WORDS - 1));
         self.entry(first).set(first, ptr::from_ref(leaf).cast_mut());
         Some(leaf.word(place.index))
@@ -119,10 +119,10 @@ impl Near {
     /// # Safety
     /// As [`word`](Self::word).
     #[inline]
-    pub(super) unsafe fn leaf<'a>(&self, notes: &'a Notes, key: u64) -> LeafAt<'a> {
+    pub(super) unsafe fn leaf<'a>(&self, meta: &'a RangeMeta, key: u64) -> LeafAt<'a> {
         let entry = self.entry(key);
         // SAFETY: as for `word`.
-        LeafAt(unsafe { entry.leaf(notes) }.map(|leaf| (entry.first.get(), leaf)))
+        LeafAt(unsafe { entry.leaf(meta) }.map(|leaf| (entry.first.get(), leaf)))
     }
 
     #[inline]

@@ -298,7 +298,7 @@ impl IovaSpace {
     /// What is asked for.
     fn request(&self, len: u64, limit: Iova) -> Result<Request, IovaError> {
         let (pages, order) = self.class(len)?;
-        // No space has so many that a note has no room for them.
+        // No space has so many that a word has no room for them.
         let end_page = if pages < MOST_PAGES { self.end_page(limit) } else { 0 };
         Ok(Request { pages, order, end_page })
     }

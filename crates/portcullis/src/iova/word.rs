@@ -1,4 +1,4 @@
-//! What the space notes about each range, in one word kept beside its first page.
+//! What the space records about each range, in one word kept beside its first page.
 //!
 //! ```text
 //!            63    62    61..50   49..0
@@ -13,7 +13,7 @@
 pub(super) const NO_OWNER: u64 = 0xfff;
 /// The same for a range of a size that is usually rounded up, and was not.
 pub(super) const EXACT: u64 = 0xffe;
-/// The most pages that a note has room for, and the first page that it has none for.
+/// The most pages that a word has room for, and the first page that it has none for.
 pub(super) const MOST_PAGES: u64 = 1 << OWNER_SHIFT;
 pub(super) const END_PAGE: u64 = 1 << 52;
 

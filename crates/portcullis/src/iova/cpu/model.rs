@@ -11,8 +11,8 @@ use super::*;
 const PAGES: usize = 4;
 
 struct Space {
-    notes: Notes,
-    inboxes: [CachePadded<Inbox>; 2],
+    meta: RangeMeta,
+    remote_queues: [CachePadded<RemoteQueue>; 2],
     /// What the holder of each page writes: in turns, or the model checker objects.
     held: [UnsafeCell<u32>; PAGES],
 }
@@ -24,8 +24,8 @@ impl Space {
     }
 }
 
-/// Every range arrives once, and its new holder sees what the last one did. The first two letters have three ranges, of which
-/// one is added quickly: one becomes the list, one is sorted in. In the third case each range is a letter of its own.
+/// Every range arrives once, and its new holder sees what the last one did. The first two remote batches have three ranges, of which
+/// one is added quickly: one becomes the list, one is sorted in. In the third case each range is a remote batch of its own.
 #[test]
 fn what_one_cpu_frees_another_takes_again() {
     for (most, adopts) in [(24, true), (24, false), (8, true)] {
@@ -39,15 +39,15 @@ fn what_one_cpu_frees_another_takes_again() {
 fn race(most: u64, adopts: bool) {
     let class = Class::of(0);
     let space = Arc::new(Space {
-        notes: Notes::new(PAGES as u64),
-        inboxes: [(); 2].map(|()| CachePadded(Inbox::new())),
+        meta: RangeMeta::new(PAGES as u64),
+        remote_queues: [(); 2].map(|()| CachePadded(RemoteQueue::new())),
         held: [(); PAGES].map(|()| UnsafeCell::new(0)),
     });
     let owner = boxed(0);
     owner.grant(0, 0, PAGES as u64, PAGES as u64);
     for page in 0..3 {
-        // SAFETY: there are no other notes.
-        assert_eq!(unsafe { owner.push_new(&space.notes, 0, class, page) }, Ok(true));
+        // SAFETY: there is no other range metadata.
+        assert_eq!(unsafe { owner.push_new(&space.meta, 0, class, page) }, Ok(true));
     }
     assert_eq!([(); 4].map(|()| take(&owner, &space)), [Some(2), Some(1), Some(0), None]);
     // The owner is the other thread: for what it loads the model checker then tries each store of the first as the last before.
@@ -63,7 +63,7 @@ fn race(most: u64, adopts: bool) {
     let (owner, mut taken) = receiver.join().unwrap();
     (0..3).for_each(|_| receive(&owner, &space, adopts, &mut taken));
     assert_eq!(taken, [1, 1, 1, 0]);
-    assert_eq!((space.inboxes[0].pages(), owner.received.get()), (0, 3));
+    assert_eq!((space.remote_queues[0].pages(), owner.received.get()), (0, 3));
 }
 
 /// The model checker's stacks are small.
@@ -73,10 +73,10 @@ fn boxed(number: u64) -> Box<Cpu> {
 }
 
 fn take(owner: &Cpu, space: &Space) -> Option<u64> {
-    // SAFETY: there are no other notes.
-    unsafe { owner.find(&space.notes, owner.newest(0, 0)?, Class::of(0)) };
+    // SAFETY: there is no other range metadata.
+    unsafe { owner.find(&space.meta, owner.newest(0, 0)?, Class::of(0)) };
     // SAFETY: as above.
-    let page = unsafe { owner.take(&space.notes, 0, Class::of(0), 1) }?;
+    let page = unsafe { owner.take(&space.meta, 0, Class::of(0), 1) }?;
     space.hold(page);
     Some(page)
 }
@@ -87,27 +87,27 @@ fn free(space: &Space, most: u64) {
     let mut quickly = 0;
     for page in 0..3 {
         space.hold(page);
-        // SAFETY: there are no other notes.
-        let word = unsafe { cpu.find(&space.notes, page, class) }.unwrap();
+        // SAFETY: there is no other range metadata.
+        let word = unsafe { cpu.find(&space.meta, page, class) }.unwrap();
         // SAFETY: as above.
-        if unsafe { cpu.post_fast(&space.notes, 0, class, (page, 1)) } {
+        if unsafe { cpu.post_fast(&space.meta, 0, class, (page, 1)) } {
             quickly += 1;
         } else {
             let range = Returned { word, page, order: 0, zone: 0 };
-            assert!(cpu.post(&space.notes, &space.inboxes, 0, range, most));
+            assert!(cpu.post(&space.meta, &space.remote_queues, 0, range, most));
         }
     }
-    assert_eq!((quickly, cpu.outboxes[0].peek()), (if most == 8 { 0 } else { 1 }, 0));
+    assert_eq!((quickly, cpu.remote_batches[0].peek()), (if most == 8 { 0 } else { 1 }, 0));
 }
 
 /// Takes what has arrived, up to a slice.
 fn receive(owner: &Cpu, space: &Space, adopts: bool, taken: &mut [u32; PAGES]) {
-    let inbox = &space.inboxes[0];
-    // SAFETY: there are no other notes.
-    if !(adopts && unsafe { owner.adopt(&space.notes, inbox, 0, Class::of(0), |_| true) }) {
+    let remote_queue = &space.remote_queues[0];
+    // SAFETY: there is no other range metadata.
+    if !(adopts && unsafe { owner.adopt(&space.meta, remote_queue, 0, Class::of(0), |_| true) }) {
         let keep = |word: &_, page, order| assert!(owner.push(0, word, page, order));
         // SAFETY: as above.
-        unsafe { owner.receive(&space.notes, inbox, keep) };
+        unsafe { owner.receive(&space.meta, remote_queue, keep) };
     }
     while let Some(page) = take(owner, space) {
         taken[page as usize] += 1;

@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use super::super::inbox::{LETTER, LETTER_PAGES};
+use super::super::remote::{REMOTE_BATCH, REMOTE_BATCH_PAGES};
 use super::*;
 use crate::dice::Dice;
 
@@ -10,15 +10,15 @@ const PAGES: u64 = 1 << 15;
 /// Orders that the tests use.
 const ORDERS: u32 = 5;
 
-fn notes() -> Notes {
-    let notes = Notes::new(PAGES);
-    (0..PAGES).for_each(|page| notes.make(page, 0, Link::END.bits()).unwrap());
-    (0..PAGES).step_by(8).for_each(|page| notes.make(page, 3, Link::END.bits()).unwrap());
-    notes
+fn meta() -> RangeMeta {
+    let meta = RangeMeta::new(PAGES);
+    (0..PAGES).for_each(|page| meta.make(page, 0, Link::END.bits()).unwrap());
+    (0..PAGES).step_by(8).for_each(|page| meta.make(page, 3, Link::END.bits()).unwrap());
+    meta
 }
 
-fn returned(notes: &Notes, page: u64, order: u32) -> Returned<'_> {
-    Returned { word: notes.word(page, order).unwrap(), page, order, zone: 0 }
+fn returned(meta: &RangeMeta, page: u64, order: u32) -> Returned<'_> {
+    Returned { word: meta.word(page, order).unwrap(), page, order, zone: 0 }
 }
 
 impl Cpu {
@@ -40,7 +40,7 @@ impl Cpu {
 #[test]
 fn a_grant_takes_what_is_not_used_and_no_more() {
     const BUDGET: u64 = 300;
-    let (cpu, notes) = (Cpu::new(0), notes());
+    let (cpu, meta) = (Cpu::new(0), meta());
     let mut dice = Dice(1);
     // Each order has pages of its own, so that no two ranges overlap.
     let mut next = [0, 1, 2, 3, 4].map(|part| part * 512);
@@ -66,7 +66,7 @@ fn a_grant_takes_what_is_not_used_and_no_more() {
                 let (count, batch) = (cpu.count(order), cpu.next_batch(0, order));
                 let mut out = [0; 8];
                 let most = dice.below(8) as usize;
-                let spilled = cpu.spill(&notes, 0, order, &mut out[..most]) as u64;
+                let spilled = cpu.spill(&meta, 0, order, &mut out[..most]) as u64;
                 assert_eq!(spilled, count.min(most as u64));
                 assert_eq!((cpu.count(order), cpu.granted(order)), (count - spilled, count - spilled));
                 assert_eq!(cpu.list(0, order).batch.get(), batch / 2, "what is spilled was too much");
@@ -74,7 +74,7 @@ fn a_grant_takes_what_is_not_used_and_no_more() {
             _ => {
                 let room = cpu.granted(order) > cpu.count(order);
                 let page = &mut next[order as usize];
-                assert_eq!(cpu.push(0, notes.word(*page, order).unwrap(), *page, order), room);
+                assert_eq!(cpu.push(0, meta.word(*page, order).unwrap(), *page, order), room);
                 if room {
                     // Around its pages: the budget has fewer, so that none is on a list twice.
                     *page = (*page + (1 << order)) % 512 + u64::from(order) * 512;
@@ -83,7 +83,7 @@ fn a_grant_takes_what_is_not_used_and_no_more() {
         }
     }
     let mut drained = 0;
-    cpu.drain(&notes, &Inbox::new(), |_, order| drained += 1 << order);
+    cpu.drain(&meta, &RemoteQueue::new(), |_, order| drained += 1 << order);
     assert!(drained <= BUDGET);
     assert_eq!((cpu.cached(), cpu.sum()), (0, 0), "the room is anybody's again");
 }
@@ -93,32 +93,32 @@ fn a_list_that_runs_dry_fetches_twice_as_many() {
     let cpu = Cpu::new(0);
     let batches: Vec<u64> = (0..4).map(|_| cpu.next_batch(0, 0)).collect();
     assert_eq!(batches, [16, 32, 64, 64]);
-    cpu.spill(&notes(), 0, 0, &mut []);
+    cpu.spill(&meta(), 0, 0, &mut []);
     assert_eq!(cpu.next_batch(0, 0), 64, "as many as the last time");
     assert_eq!(cpu.next_batch(0, 1), 16, "each list by itself");
 }
 
-/// All but a part of a letter is sent at once, up to what the owner may have on its way, to the last range; and the owner
+/// All but a part of a remote batch is sent at once, up to what the owner may have on its way, to the last range; and the owner
 /// sorts in 64 at a time.
 #[test]
 fn what_is_sent_is_bounded_and_sorted_in_by_slices() {
-    let notes = notes();
+    let meta = meta();
     for (order, most) in [(0, 64), (0, 800), (3, 64), (3, 60), (3, 768), (3, 800), (5, 16384)] {
         let (sender, owner) = (Cpu::new(0), Cpu::new(0));
-        let inboxes = [CachePadded(Inbox::new()), CachePadded(Inbox::new())];
+        let remote_queues = [CachePadded(RemoteQueue::new()), CachePadded(RemoteQueue::new())];
         let size = 1 << order;
-        // What makes a letter is not sent one by one, nor kept when the letter is full.
-        let letter = (most / 8).min(LETTER << order).min(LETTER_PAGES).next_multiple_of(size);
+        // What makes a remote batch is not sent one by one, nor kept when the remote batch is full.
+        let batch = (most / 8).min(REMOTE_BATCH << order).min(REMOTE_BATCH_PAGES).next_multiple_of(size);
         let mut posted = 0;
-        let range = |posted| returned(&notes, posted << order, order);
-        while sender.post(&notes, &inboxes, 1, range(posted), most) {
+        let range = |posted| returned(&meta, posted << order, order);
+        while sender.post(&meta, &remote_queues, 1, range(posted), most) {
             posted += 1;
-            assert_eq!(inboxes[1].pages(), posted * size / letter * letter, "letters of {letter} pages");
+            assert_eq!(remote_queues[1].pages(), posted * size / batch * batch, "batches of {batch} pages");
         }
-        // A letter is filled once it is begun.
-        assert_eq!(posted * size, (most + 1 - size).next_multiple_of(letter), "{order} {most}");
-        assert_eq!(inboxes[0].pages(), 0);
-        let sent = inboxes[1].pages() / size;
+        // A remote batch is filled once it is begun.
+        assert_eq!(posted * size, (most + 1 - size).next_multiple_of(batch), "{order} {most}");
+        assert_eq!(remote_queues[0].pages(), 0);
+        let sent = remote_queues[1].pages() / size;
         let mut sorted = 0;
         loop {
             let mut slice = 0;
@@ -126,11 +126,11 @@ fn what_is_sent_is_bounded_and_sorted_in_by_slices() {
                 assert!(got == order && page < posted << order);
                 slice += 1;
             };
-            // SAFETY: there are no other notes.
-            let any = unsafe { owner.receive(&notes, &inboxes[1], count) };
+            // SAFETY: there is no other range metadata.
+            let any = unsafe { owner.receive(&meta, &remote_queues[1], count) };
             sorted += slice;
             assert_eq!(any, slice > 0);
-            assert_eq!(inboxes[1].pages(), (sent - sorted) * size);
+            assert_eq!(remote_queues[1].pages(), (sent - sorted) * size);
             if !any {
                 break;
             }
@@ -141,14 +141,16 @@ fn what_is_sent_is_bounded_and_sorted_in_by_slices() {
     }
 }
 
-/// Ranges fill a letter alike by the fast path and by the slow one, whatever their orders, and each counts as on its way from
-/// the first on. A letter that is taken back is not begun any more.
+/// Ranges fill a remote batch alike by the fast path and by the slow one, whatever their orders, and each counts as on its way from
+/// the first on. A remote batch that is taken back is not begun any more.
 #[test]
-fn a_letter_is_as_full_by_the_fast_path() {
+fn a_batch_is_as_full_by_the_fast_path() {
     for (most, orders) in [(64, 5), (800, 5), (16384, 10)] {
         let mut dice = Dice(most);
-        let (notes, inboxes) =
-            (Notes::new(2 * PAGES), [(); 2].map(|()| [CachePadded(Inbox::new()), CachePadded(Inbox::new())]));
+        let (meta, remote_queues) = (
+            RangeMeta::new(2 * PAGES),
+            [(); 2].map(|()| [CachePadded(RemoteQueue::new()), CachePadded(RemoteQueue::new())]),
+        );
         let (fast, slow) = (Cpu::new(0), Cpu::new(0));
         let (mut page, mut posted, mut quickly) = (0, 0, 0);
         while posted < most / 2 {
@@ -156,119 +158,119 @@ fn a_letter_is_as_full_by_the_fast_path() {
             let (class, asked) = (Class::of(order), (1 << order) - dice.below(1 << order) / 2);
             page = (page + (1 << order) - 1) >> order << order;
             let word = handed_out(1, asked);
-            notes.make(page, order, word).unwrap();
-            // SAFETY: there are no other notes.
+            meta.make(page, order, word).unwrap();
+            // SAFETY: there is no other range metadata.
             unsafe {
-                assert!(fast.find(&notes, page, class).is_some());
+                assert!(fast.find(&meta, page, class).is_some());
                 // Another number of pages than was asked for, and another owner's, are left to the slow path, which refuses.
-                assert!(!fast.post_fast(&notes, 0, class, (page, asked + 1)));
-                if fast.post_fast(&notes, 0, class, (page, asked)) {
+                assert!(!fast.post_fast(&meta, 0, class, (page, asked + 1)));
+                if fast.post_fast(&meta, 0, class, (page, asked)) {
                     quickly += 1;
-                    assert!(!fast.post_fast(&notes, 0, class, (page, asked)), "freed twice");
+                    assert!(!fast.post_fast(&meta, 0, class, (page, asked)), "freed twice");
                 } else {
-                    assert!(fast.post(&notes, &inboxes[0], 1, returned(&notes, page, order), most));
+                    assert!(fast.post(&meta, &remote_queues[0], 1, returned(&meta, page, order), most));
                 }
             }
             let other = PAGES + page;
-            notes.make(other, order, Link::END.bits()).unwrap();
-            assert!(slow.post(&notes, &inboxes[1], 1, returned(&notes, other, order), most));
+            meta.make(other, order, Link::END.bits()).unwrap();
+            assert!(slow.post(&meta, &remote_queues[1], 1, returned(&meta, other, order), most));
             page += 1 << order;
             posted += 1 << order;
-            let pages = inboxes.each_ref().map(|inboxes| inboxes[1].pages());
+            let pages = remote_queues.each_ref().map(|remote_queues| remote_queues[1].pages());
             assert_eq!((pages[0], fast.on_their_way()), (pages[1], posted));
         }
         assert!(quickly > 0);
-        let (sent, mut drained) = (inboxes[0][1].pages(), 0);
-        fast.drain(&notes, &inboxes[0][0], |_, order| {
+        let (sent, mut drained) = (remote_queues[0][1].pages(), 0);
+        fast.drain(&meta, &remote_queues[0][0], |_, order| {
             drained += 1 << order;
             assert_eq!(fast.on_their_way(), posted - drained);
         });
         assert_eq!((drained, fast.on_their_way()), (posted - sent, sent));
-        notes.make(page, 0, handed_out(1, 1)).unwrap();
-        // SAFETY: there are no other notes.
+        meta.make(page, 0, handed_out(1, 1)).unwrap();
+        // SAFETY: there is no other range metadata.
         let post_fast = || unsafe {
-            assert!(fast.find(&notes, page, Class::of(0)).is_some());
-            fast.post_fast(&notes, 0, Class::of(0), (page, 1))
+            assert!(fast.find(&meta, page, Class::of(0)).is_some());
+            fast.post_fast(&meta, 0, Class::of(0), (page, 1))
         };
         assert!(!post_fast());
-        assert!(fast.post(&notes, &inboxes[0], 1, returned(&notes, page, 0), most));
-        assert_eq!((fast.outbox(1).peek(), fast.on_their_way()), (1, sent + 1));
+        assert!(fast.post(&meta, &remote_queues[0], 1, returned(&meta, page, 0), most));
+        assert_eq!((fast.remote_batch(1).peek(), fast.on_their_way()), (1, sent + 1));
     }
 }
 
-/// A letter begun with ranges of a large zone does not take those of a small one up to the large one's share.
+/// A remote batch begun with ranges of a large zone does not take those of a small one up to the large one's share.
 #[test]
-fn a_letter_keeps_to_the_share_of_each_zone() {
-    let (notes, inboxes) = (notes(), [CachePadded(Inbox::new()), CachePadded(Inbox::new())]);
+fn a_batch_keeps_to_the_share_of_each_zone() {
+    let (meta, remote_queues) = (meta(), [CachePadded(RemoteQueue::new()), CachePadded(RemoteQueue::new())]);
     let (cpu, class) = (Cpu::new(0), Class::of(0));
     let post = |page, zone, most| {
-        cpu.post(&notes, &inboxes, 1, Returned { zone, ..returned(&notes, page, 0) }, most)
+        cpu.post(&meta, &remote_queues, 1, Returned { zone, ..returned(&meta, page, 0) }, most)
     };
     let post_fast = |page, zone| {
-        notes.write(page, 0, handed_out(1, 1));
-        // SAFETY: there are no other notes.
+        meta.write(page, 0, handed_out(1, 1));
+        // SAFETY: there is no other range metadata.
         unsafe {
-            assert!(cpu.find(&notes, page, class).is_some());
-            cpu.post_fast(&notes, zone, class, (page, 1))
+            assert!(cpu.find(&meta, page, class).is_some());
+            cpu.post_fast(&meta, zone, class, (page, 1))
         }
     };
     assert!(post(0, 1, 800) && post_fast(1, 1));
     assert!(!post_fast(2, 0));
-    assert_eq!((inboxes[1].pages(), cpu.on_their_way()), (0, 2));
+    assert_eq!((remote_queues[1].pages(), cpu.on_their_way()), (0, 2));
     assert!(post(2, 0, 16));
-    assert_eq!((inboxes[1].pages(), cpu.on_their_way()), (3, 3));
+    assert_eq!((remote_queues[1].pages(), cpu.on_their_way()), (3, 3));
     assert!(!post_fast(3, 0) && !post_fast(3, 1));
 }
 
 /// A call takes no more than 64 ranges as the list, however many have arrived.
 #[test]
 fn what_becomes_the_list_is_bounded() {
-    let (notes, inboxes) = (notes(), [CachePadded(Inbox::new()), CachePadded(Inbox::new())]);
+    let (meta, remote_queues) = (meta(), [CachePadded(RemoteQueue::new()), CachePadded(RemoteQueue::new())]);
     let (sender, owner) = (Cpu::new(0), Cpu::new(1));
-    for page in 0..3 * LETTER {
-        assert!(sender.post(&notes, &inboxes, 1, returned(&notes, page, 0), 800));
+    for page in 0..3 * REMOTE_BATCH {
+        assert!(sender.post(&meta, &remote_queues, 1, returned(&meta, page, 0), 800));
     }
     owner.grant(0, 0, 100, 100);
-    // SAFETY: there are no other notes.
-    let adopt = || unsafe { owner.adopt(&notes, &inboxes[1], 0, Class::of(0), |_| true) };
+    // SAFETY: there is no other range metadata.
+    let adopt = || unsafe { owner.adopt(&meta, &remote_queues[1], 0, Class::of(0), |_| true) };
     assert!(adopt());
-    assert_eq!((owner.count(0), inboxes[1].pages()), (64, 32));
+    assert_eq!((owner.count(0), remote_queues[1].pages()), (64, 32));
     while owner.newest(0, 0).is_some() {
         // SAFETY: as above.
         unsafe {
-            owner.find(&notes, owner.newest(0, 0).unwrap(), Class::of(0));
-            assert!(owner.take(&notes, 0, Class::of(0), 1).is_some());
+            owner.find(&meta, owner.newest(0, 0).unwrap(), Class::of(0));
+            assert!(owner.take(&meta, 0, Class::of(0), 1).is_some());
         }
     }
     assert!(adopt());
-    assert_eq!((owner.count(0), inboxes[1].pages()), (32, 0));
+    assert_eq!((owner.count(0), remote_queues[1].pages()), (32, 0));
 }
 
 /// A range in a list that arrived as it is was freed already: neither its owner nor another CPU takes it back again.
 #[test]
 fn what_became_the_list_is_not_freed_again() {
-    // A word that is a link leads to the letters for this owner, if it is taken for one that says "handed out".
-    const OWNER: u64 = OUTBOXES as u64;
-    let (notes, inboxes) = (notes(), [(); OUTBOXES + 1].map(|()| CachePadded(Inbox::new())));
+    // A word that is a link leads to the remote batches for this owner, if it is taken for one that says "handed out".
+    const OWNER: u64 = REMOTE_BATCHES as u64;
+    let (meta, remote_queues) = (meta(), [(); REMOTE_BATCHES + 1].map(|()| CachePadded(RemoteQueue::new())));
     let (sender, owner, class) = (Cpu::new(1), Cpu::new(OWNER), Class::of(0));
-    let post = |page| assert!(sender.post(&notes, &inboxes, OWNER, returned(&notes, page, 0), 24));
+    let post = |page| assert!(sender.post(&meta, &remote_queues, OWNER, returned(&meta, page, 0), 24));
     (0..3).for_each(post);
     owner.grant(0, 0, 8, 100);
-    // SAFETY: there are no other notes.
+    // SAFETY: there is no other range metadata.
     unsafe {
-        assert!(owner.adopt(&notes, &inboxes[OUTBOXES], 0, class, |_| true));
-        // Another letter with room is begun, and the list has room.
+        assert!(owner.adopt(&meta, &remote_queues[REMOTE_BATCHES], 0, class, |_| true));
+        // Another remote batch with room is begun, and the list has room.
         post(4);
-        assert!(sender.find(&notes, 0, class).is_some());
+        assert!(sender.find(&meta, 0, class).is_some());
         for page in 0..3 {
-            assert!(!owner.put(&notes, 0, class, (page, 1)));
-            assert!(!sender.post_fast(&notes, 0, class, (page, 1)));
+            assert!(!owner.put(&meta, 0, class, (page, 1)));
+            assert!(!sender.post_fast(&meta, 0, class, (page, 1)));
         }
-        let taken = [(); 4].map(|()| owner.take(&notes, 0, class, 1));
+        let taken = [(); 4].map(|()| owner.take(&meta, 0, class, 1));
         assert_eq!(taken, [Some(2), Some(1), Some(0), None]);
         // In use again, each is freed once more, and once only.
-        assert!(sender.post_fast(&notes, 0, class, (2, 1)) && owner.put(&notes, 0, class, (1, 1)));
-        assert!(!sender.post_fast(&notes, 0, class, (2, 1)) && !owner.put(&notes, 0, class, (1, 1)));
+        assert!(sender.post_fast(&meta, 0, class, (2, 1)) && owner.put(&meta, 0, class, (1, 1)));
+        assert!(!sender.post_fast(&meta, 0, class, (2, 1)) && !owner.put(&meta, 0, class, (1, 1)));
     }
 }
 
@@ -276,17 +278,17 @@ fn what_became_the_list_is_not_freed_again() {
 #[test]
 fn what_arrives_becomes_the_list() {
     const END: u64 = 40;
-    let (notes, inboxes) = (notes(), [CachePadded(Inbox::new()), CachePadded(Inbox::new())]);
+    let (meta, remote_queues) = (meta(), [CachePadded(RemoteQueue::new()), CachePadded(RemoteQueue::new())]);
     let (sender, owner, class) = (Cpu::new(0), Cpu::new(1), Class::of(0));
-    // SAFETY: there are no other notes.
+    // SAFETY: there is no other range metadata.
     let adopt = |zone| unsafe {
-        owner.adopt(&notes, &inboxes[1], zone, class, |page| usize::from(page >= END) == zone)
+        owner.adopt(&meta, &remote_queues[1], zone, class, |page| usize::from(page >= END) == zone)
     };
     // SAFETY: as above.
-    let take = |zone| unsafe { owner.take(&notes, zone, class, 1) };
+    let take = |zone| unsafe { owner.take(&meta, zone, class, 1) };
     assert!(!adopt(0), "nothing has arrived");
-    let post = |page, order| assert!(sender.post(&notes, &inboxes, 1, returned(&notes, page, order), 15));
-    // Each is a letter. The newest arrives first.
+    let post = |page, order| assert!(sender.post(&meta, &remote_queues, 1, returned(&meta, page, order), 15));
+    // Each is a remote batch. The newest arrives first.
     post(8, 1);
     (0..6).for_each(|page| post(page, 0));
     post(END, 0);
@@ -305,47 +307,47 @@ fn what_arrives_becomes_the_list() {
     assert!(adopt(0));
     assert_eq!([(); 3].map(|()| take(0)), [Some(1), Some(0), None]);
     assert!(!adopt(0), "what is left is of another order");
-    assert_eq!((inboxes[1].pages(), sender.on_their_way().wrapping_add(owner.on_their_way())), (2, 2));
+    assert_eq!((remote_queues[1].pages(), sender.on_their_way().wrapping_add(owner.on_their_way())), (2, 2));
     let mut rest = Vec::new();
-    owner.drain(&notes, &inboxes[1], |page, order| rest.push((page, order)));
+    owner.drain(&meta, &remote_queues[1], |page, order| rest.push((page, order)));
     assert_eq!(rest, [(8, 1)]);
 }
 
 /// Somebody freed a range twice, and it is in use again on its way: what came behind it is not taken.
 #[test]
 fn what_arrives_ends_where_a_range_is_in_use() {
-    let (notes, inboxes) = (notes(), [CachePadded(Inbox::new()), CachePadded(Inbox::new())]);
+    let (meta, remote_queues) = (meta(), [CachePadded(RemoteQueue::new()), CachePadded(RemoteQueue::new())]);
     let (sender, owner, class) = (Cpu::new(0), Cpu::new(1), Class::of(0));
-    (0..3).for_each(|page| assert!(sender.post(&notes, &inboxes, 1, returned(&notes, page, 0), 8)));
-    notes.write(1, 0, handed_out(7, 1));
+    (0..3).for_each(|page| assert!(sender.post(&meta, &remote_queues, 1, returned(&meta, page, 0), 8)));
+    meta.write(1, 0, handed_out(7, 1));
     owner.grant(0, 0, 4, 100);
-    // SAFETY: there are no other notes.
-    let adopt = || unsafe { owner.adopt(&notes, &inboxes[1], 0, class, |_| true) };
+    // SAFETY: there is no other range metadata.
+    let adopt = || unsafe { owner.adopt(&meta, &remote_queues[1], 0, class, |_| true) };
     // SAFETY: as above.
-    let take = || unsafe { owner.take(&notes, 0, class, 1) };
+    let take = || unsafe { owner.take(&meta, 0, class, 1) };
     assert!(adopt() && owner.count(0) == 1);
     assert_eq!((take(), take(), adopt()), (Some(2), None, false));
     // SAFETY: as above.
-    assert!(!unsafe { owner.receive(&notes, &inboxes[1], |_, _, _| ()) });
+    assert!(!unsafe { owner.receive(&meta, &remote_queues[1], |_, _, _| ()) });
     assert_eq!(owner.arrived.get(), Link::END.bits());
 }
 
 /// Owners whose ranges are collected in one place get their own, and no others.
 #[test]
-fn a_letter_has_one_owner_s_ranges() {
-    let (cpu, notes) = (Cpu::new(0), notes());
-    let inboxes = [(); 2 * OUTBOXES].map(|()| CachePadded(Inbox::new()));
-    let owner = |page: u64| 1 + OUTBOXES as u64 * (page / 3 % 2);
-    let range = |page| returned(&notes, page, 0);
-    (0..60).for_each(|page| assert!(cpu.post(&notes, &inboxes, owner(page), range(page), 800)));
+fn a_batch_has_one_owner_s_ranges() {
+    let (cpu, meta) = (Cpu::new(0), meta());
+    let remote_queues = [(); 2 * REMOTE_BATCHES].map(|()| CachePadded(RemoteQueue::new()));
+    let owner = |page: u64| 1 + REMOTE_BATCHES as u64 * (page / 3 % 2);
+    let range = |page| returned(&meta, page, 0);
+    (0..60).for_each(|page| assert!(cpu.post(&meta, &remote_queues, owner(page), range(page), 800)));
     let mut got = 0;
-    for (number, inbox) in (0..).zip(&inboxes) {
+    for (number, remote_queue) in (0..).zip(&remote_queues) {
         let mut count = |_: &_, page, _| {
             assert_eq!(owner(page), number);
             got += 1;
         };
-        // SAFETY: there are no other notes.
-        while unsafe { Cpu::new(0).receive(&notes, inbox, &mut count) } {}
+        // SAFETY: there is no other range metadata.
+        while unsafe { Cpu::new(0).receive(&meta, remote_queue, &mut count) } {}
     }
     assert_eq!(got, 60 - 3, "all but those of the last owner");
 }
@@ -353,33 +355,33 @@ fn a_letter_has_one_owner_s_ranges() {
 /// Somebody freed a range twice at once, and has it, or another CPU has: what its list leads to is not believed.
 #[test]
 fn a_list_with_a_range_that_is_in_use_ends_there() {
-    let (cpu, notes, class) = (Cpu::new(0), notes(), Class::of(0));
+    let (cpu, meta, class) = (Cpu::new(0), meta(), Class::of(0));
     cpu.grant(0, 0, 4, 4);
-    (1..4).for_each(|page| assert!(cpu.push(0, notes.word(page, 0).unwrap(), page, 0)));
-    notes.write(2, 0, handed_out(7, 1));
-    // SAFETY: there are no other notes.
-    assert!(unsafe { cpu.find(&notes, 3, class) }.is_some());
+    (1..4).for_each(|page| assert!(cpu.push(0, meta.word(page, 0).unwrap(), page, 0)));
+    meta.write(2, 0, handed_out(7, 1));
+    // SAFETY: there is no other range metadata.
+    assert!(unsafe { cpu.find(&meta, 3, class) }.is_some());
     // SAFETY: as above.
-    let take = || unsafe { cpu.take(&notes, 0, class, 1) };
+    let take = || unsafe { cpu.take(&meta, 0, class, 1) };
     assert_eq!((take(), take()), (Some(3), None));
     let mut drained = Vec::new();
-    assert_eq!(cpu.spill(&notes, 0, 0, &mut [0; 4]), 0);
-    cpu.drain(&notes, &Inbox::new(), |page, _| drained.push(page));
+    assert_eq!(cpu.spill(&meta, 0, 0, &mut [0; 4]), 0);
+    cpu.drain(&meta, &RemoteQueue::new(), |page, _| drained.push(page));
     assert_eq!(drained, []);
 }
 
-/// A page inside a range that is handed out finds no note, though one word is for several pages.
+/// A page inside a range that is handed out finds no metadata, though one word is for several pages.
 #[test]
 fn what_begins_inside_a_range_is_not_taken_back() {
-    let (cpu, notes) = (Cpu::new(0), notes());
+    let (cpu, meta) = (Cpu::new(0), meta());
     for (order, inside) in [(1, 1), (3, 1), (3, 7), (5, 8), (6, 1), (6, 63)] {
-        notes.make(64, order, handed_out(0, 1 << order)).unwrap();
+        meta.make(64, order, handed_out(0, 1 << order)).unwrap();
         let (class, pages) = (Class::of(order), 1 << order);
-        // SAFETY: there are no other notes.
-        assert!(unsafe { cpu.find(&notes, 64, class) }.is_some());
+        // SAFETY: there is no other range metadata.
+        assert!(unsafe { cpu.find(&meta, 64, class) }.is_some());
         cpu.grant(0, order, 1, PAGES);
         // SAFETY: as above.
-        let put = |page| unsafe { cpu.put(&notes, 0, class, (page, pages)) };
+        let put = |page| unsafe { cpu.put(&meta, 0, class, (page, pages)) };
         assert_eq!((put(64 + inside), put(64)), (false, true), "{order} {inside}");
     }
 }

@@ -1,7 +1,7 @@
 //! Ranges on their way back to the CPU that owns them.
 //!
-//! A CPU that frees another's range threads it onto a chain of its own for that owner, an [`Outbox`]; when the
-//! chain is long enough, a *letter*, it is pushed onto the owner's [`Inbox`] with one compare-and-swap. The owner takes all
+//! A CPU that frees another's range threads it onto a chain of its own for that owner, a [`RemoteBatch`]; when the
+//! chain is long enough, it is pushed onto the owner's [`RemoteQueue`] with one compare-and-swap. The owner takes all
 //! that has come with one exchange. Since nothing is ever popped singly, there is no ABA problem.
 //!
 //! Memory ordering. The chain's words are written before the push, which is a `Release`; the owner's exchange
@@ -9,25 +9,25 @@
 //! compare-and-swap continues the release sequence of the one before it. The owner may use a chain as its list and
 //! leave the words as they came: what it writes there later comes after them, as the exchange did.
 
-use super::notes::Notes;
+use super::meta::RangeMeta;
 use super::word::{Link, handed_out, owner_and_pages};
 use crate::percpu::{CachePadded, LocalU64};
 use crate::sync::{AtomicU64, Ordering};
 
 /// Ranges that one CPU sends at once.
-pub(super) const LETTER: u64 = 32;
+pub(super) const REMOTE_BATCH: u64 = 32;
 
-/// Pages after which a letter is sent in any case.
-pub(super) const LETTER_PAGES: u64 = 512;
+/// Pages after which a remote batch is sent in any case.
+pub(super) const REMOTE_BATCH_PAGES: u64 = 512;
 
 /// Where one CPU's ranges arrive: the link to the first, and how many pages were sent and are not sorted in.
 #[derive(Debug)]
-pub(super) struct Inbox {
+pub(super) struct RemoteQueue {
     first: AtomicU64,
     pages: AtomicU64,
 }
 
-impl Inbox {
+impl RemoteQueue {
     pub(super) fn new() -> Self {
         Self { first: AtomicU64::new(Link::END.bits()), pages: AtomicU64::new(0) }
     }
@@ -43,10 +43,10 @@ impl Inbox {
     }
 
     /// Puts the chain from `first` to `last` in front of what is there.
-    fn push(&self, notes: &Notes, first: Link, last: Link) {
+    fn push(&self, meta: &RangeMeta, first: Link, last: Link) {
         let mut old = self.first.load(Ordering::Relaxed);
         loop {
-            last.page().into_iter().for_each(|page| notes.write(page, last.order(), old));
+            last.page().into_iter().for_each(|page| meta.write(page, last.order(), old));
             match self.first.compare_exchange_weak(old, first.bits(), Ordering::Release, Ordering::Relaxed) {
                 Ok(_) => return,
                 Err(now) => old = now,
@@ -64,17 +64,17 @@ impl Inbox {
     }
 }
 
-/// A letter for one owner, not sent yet. Used by one CPU alone.
+/// A remote batch for one owner, not sent yet. Used by one CPU alone.
 #[derive(Debug, Default)]
-pub(super) struct Outbox {
+pub(super) struct RemoteBatch {
     first: LocalU64,
     /// The word of a range of no pages that the owner has handed out, or 0 for no owner.
     handed_out: LocalU64,
     /// The order of the newest range in the low six bits, and its zone.
     order_and_zone: LocalU64,
-    /// How many more ranges of that order and zone the letter takes before the one that makes it full.
+    /// How many more ranges of that order and zone the remote batch takes before the one that makes it full.
     room: LocalU64,
-    /// How many ranges, and pages, the letter has once there is no room.
+    /// How many ranges, and pages, the remote batch has once there is no room.
     count_without: LocalU64,
     pages_without: LocalU64,
     /// The link to the oldest range.
@@ -93,11 +93,11 @@ pub(super) struct Returned<'a> {
 impl Returned<'_> {
     #[inline]
     fn order_and_zone(&self) -> u64 {
-        (self.zone as u64 * (Outbox::ORDER + 1)) | u64::from(self.order)
+        (self.zone as u64 * (RemoteBatch::ORDER + 1)) | u64::from(self.order)
     }
 }
 
-impl Outbox {
+impl RemoteBatch {
     const ORDER: u64 = 63;
 
     /// Pages in it.
@@ -111,12 +111,12 @@ impl Outbox {
     }
 
     /// As [`pages`](Self::pages), for a reader on any CPU. It reads several words: while their CPU changes them, the
-    /// number may be wrong, but it is never more than a full letter has.
+    /// number may be wrong, but it is never more than a full remote batch has.
     pub(super) fn peek(&self) -> u64 {
-        self.pages().min(LETTER_PAGES)
+        self.pages().min(REMOTE_BATCH_PAGES)
     }
 
-    /// Adds a range whose word was `handed_out`, if that says `asked` pages and this letter's owner, if the letter has
+    /// Adds a range whose word was `handed_out`, if that says `asked` pages and this remote batch's owner, if the remote batch has
     /// room, and if its newest range is of the same order and zone. Returns whether it did.
     #[inline]
     pub(super) fn add_fast(&self, range: Returned<'_>, handed_out: u64, asked: u64) -> bool {
@@ -133,12 +133,12 @@ impl Outbox {
         true
     }
 
-    /// Adds a range, which the CPU `owner` owns. Sends a letter to another owner before that, and the letter with the
+    /// Adds a range, which the CPU `owner` owns. Sends a remote batch to another owner before that, and the remote batch with the
     /// range if it is full then or has `most` pages. Returns how many pages were sent.
     pub(super) fn add(
         &self,
-        notes: &Notes,
-        inboxes: &[CachePadded<Inbox>],
+        meta: &RangeMeta,
+        remote_queues: &[CachePadded<RemoteQueue>],
         owner: u64,
         range: Returned<'_>,
         most: u64,
@@ -146,7 +146,7 @@ impl Outbox {
         let Returned { word, page, order, .. } = range;
         let mut sent = 0;
         if self.handed_out.get() != handed_out(owner, 0) {
-            sent += self.send(notes, inboxes);
+            sent += self.send(meta, remote_queues);
             self.handed_out.set(handed_out(owner, 0));
         }
         let (next, link) = (self.first.get(), Link::to(page, order).bits());
@@ -156,19 +156,19 @@ impl Outbox {
         word.store(next, Ordering::Relaxed);
         self.first.set(link);
         let (count, pages) = (self.count() + 1, self.pages() + (1 << order));
-        // How many ranges of this order make it full. The last of them is added here again, which sends the letter.
-        let pages_left = LETTER_PAGES.min(most).saturating_sub(pages);
-        let until_full = LETTER.saturating_sub(count).min(pages_left.div_ceil(1 << order));
+        // How many ranges of this order make it full. The last of them is added here again, which sends the remote batch.
+        let pages_left = REMOTE_BATCH_PAGES.min(most).saturating_sub(pages);
+        let until_full = REMOTE_BATCH.saturating_sub(count).min(pages_left.div_ceil(1 << order));
         self.order_and_zone.set(range.order_and_zone());
         self.set(until_full.saturating_sub(1), count, pages);
-        if until_full == 0 { sent + self.send(notes, inboxes) } else { sent }
+        if until_full == 0 { sent + self.send(meta, remote_queues) } else { sent }
     }
 
     fn count(&self) -> u64 {
         self.count_without.get() - self.room.get()
     }
 
-    /// Notes that it has `count` ranges of `pages` pages, and room for `room` more of its order.
+    /// Records that it has `count` ranges of `pages` pages, and room for `room` more of its order.
     fn set(&self, room: u64, count: u64, pages: u64) {
         self.room.set(room);
         self.count_without.set(count + room);
@@ -178,21 +178,21 @@ impl Outbox {
     /// Sends what is in it. Returns how many pages that was.
     #[cold]
     #[inline(never)]
-    fn send(&self, notes: &Notes, inboxes: &[CachePadded<Inbox>]) -> u64 {
+    fn send(&self, meta: &RangeMeta, remote_queues: &[CachePadded<RemoteQueue>]) -> u64 {
         let pages = self.pages();
         let first = self.take();
         if let (Some((owner, _)), true) = (owner_and_pages(self.handed_out.get()), first != Link::END)
-            && let Some(inbox) = inboxes.get(owner as usize)
+            && let Some(remote_queue) = remote_queues.get(owner as usize)
         {
-            inbox.pages.fetch_add(pages, Ordering::Relaxed);
-            inbox.push(notes, first, Link::from_bits(self.last.get()));
+            remote_queue.pages.fetch_add(pages, Ordering::Relaxed);
+            remote_queue.push(meta, first, Link::from_bits(self.last.get()));
         }
         pages
     }
 
     /// Takes the newest range out: its page and order.
-    pub(super) fn pop(&self, notes: &Notes) -> Option<(u64, u32)> {
-        let Some((page, order, next)) = notes.follow(Link::from_bits(self.first.get())) else {
+    pub(super) fn pop(&self, meta: &RangeMeta) -> Option<(u64, u32)> {
+        let Some((page, order, next)) = meta.follow(Link::from_bits(self.first.get())) else {
             self.take();
             return None;
         };
@@ -222,33 +222,40 @@ mod tests {
     #[test]
     fn what_is_sent_arrives_once() {
         loom::model(|| {
-            let notes = Arc::new(Notes::new(4));
-            (0..4).for_each(|page| notes.make(page, 0, Link::END.bits()).unwrap());
-            let inboxes: Arc<[CachePadded<Inbox>; 1]> = Arc::new([CachePadded(Inbox::new())]);
+            let meta = Arc::new(RangeMeta::new(4));
+            (0..4).for_each(|page| meta.make(page, 0, Link::END.bits()).unwrap());
+            let remote_queues: Arc<[CachePadded<RemoteQueue>; 1]> =
+                Arc::new([CachePadded(RemoteQueue::new())]);
             let send = |pages: [u64; 2]| {
-                let (notes, inboxes) = (Arc::clone(&notes), Arc::clone(&inboxes));
+                let (meta, remote_queues) = (Arc::clone(&meta), Arc::clone(&remote_queues));
                 move || {
-                    let outbox = Outbox::default();
+                    let remote_batch = RemoteBatch::default();
                     for page in pages {
-                        let word = notes.word(page, 0).unwrap();
-                        outbox.add(&notes, &inboxes[..], 0, Returned { word, page, order: 0, zone: 0 }, 512);
+                        let word = meta.word(page, 0).unwrap();
+                        remote_batch.add(
+                            &meta,
+                            &remote_queues[..],
+                            0,
+                            Returned { word, page, order: 0, zone: 0 },
+                            512,
+                        );
                     }
-                    outbox.send(&notes, &inboxes[..]);
+                    remote_batch.send(&meta, &remote_queues[..]);
                 }
             };
             let other = thread::spawn(send([0, 1]));
             send([2, 3])();
             let mut seen = [0; 4];
             let mut walk = |mut link| {
-                while let Some((page, order, next)) = notes.follow(link) {
+                while let Some((page, order, next)) = meta.follow(link) {
                     assert_eq!(order, 0);
                     seen[page as usize] += 1;
                     link = next;
                 }
             };
-            walk(inboxes[0].take());
+            walk(remote_queues[0].take());
             other.join().unwrap();
-            walk(inboxes[0].take());
+            walk(remote_queues[0].take());
             assert_eq!(seen, [1; 4]);
         });
     }

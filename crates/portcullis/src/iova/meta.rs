@@ -1,4 +1,4 @@
-//! The notes of a whole space: a word for each range, found by its first page and its size.
+//! The metadata of a whole space: a word for each range, found by its first page and its size.
 
 use super::class::Class;
 use super::links::{Leaf, Links, OutOfMemory};
@@ -11,7 +11,7 @@ pub(super) const ARRAYS: usize = 3;
 /// Sparse arrays: a word for each page, for ranges of up to 4 pages; for each 8 pages, for ranges of up to 32;
 /// and for each 64 pages, for larger ones. 9.1 bytes a page if all are in use everywhere.
 #[derive(Debug)]
-pub(super) struct Notes([Links; ARRAYS]);
+pub(super) struct RangeMeta([Links; ARRAYS]);
 
 /// Where a word is.
 #[derive(Debug, Clone, Copy)]
@@ -34,7 +34,7 @@ impl Place {
     }
 }
 
-impl Notes {
+impl RangeMeta {
     /// For the pages below `end`.
     pub(super) fn new(end: u64) -> Self {
         Self([0, 3, 6].map(|shift| Links::new(end.div_ceil(1 << shift))))
@@ -74,7 +74,7 @@ impl Notes {
         }
     }
 
-    /// Bytes of memory that the notes take.
+    /// Bytes of memory that the range metadata takes.
     pub(super) fn bytes(&self) -> usize {
         self.0.iter().map(Links::bytes).sum()
     }
