@@ -202,7 +202,8 @@ impl<F: Frames, Q: InvalidationQueue, X: Format> TableMapper<F, Q, X> {
 
     /// Adds `device` to those that are told, too, whenever translations are to be forgotten. Call
     /// this **before** the device is allowed to cache them itself (PCIe: before ATS is enabled).
-    /// Cost and context: [`DeviceTlbs::add`].
+    /// A device that is told already stays so. Looks at 16 places and waits for one invalidation of
+    /// the domain; allocates nothing. The caller holds no lock and no CPU.
     ///
     /// # Errors
     /// [`DeviceTlbError`]: it must not cache translations.
@@ -211,14 +212,19 @@ impl<F: Frames, Q: InvalidationQueue, X: Format> TableMapper<F, Q, X> {
     }
 
     /// Makes `device` forget everything, and then tells it of no further invalidations. Call this
-    /// **after** the device was made to fetch no translation any more (PCIe: ATS is disabled). Cost
-    /// and context: [`DeviceTlbs::remove`].
+    /// **after** the device was made to fetch no translation any more (PCIe: ATS is disabled).
+    ///
+    /// Waits for one invalidation of the device's TLB: a device that does not answer takes all of
+    /// the queue's time-out. Allocates nothing. The caller holds no lock and no CPU.
     ///
     /// # Errors
-    /// [`InvalidationError`]: the device may still use what it has cached, and is still told.
+    /// [`InvalidationError`]: the device may still use what it has cached, and is still told. Call
+    /// this again, or see that the device reaches nothing, and
+    /// [forget](Self::forget_device_tlb) it.
     ///
     /// # Safety
-    /// As for [`DeviceTlbs::remove`]: the device fetches no translation any more.
+    /// The device fetches no translation of the domain any more, from the call on until another
+    /// [`add_device_tlb`](Self::add_device_tlb) that began after it has returned `Ok`.
     pub unsafe fn remove_device_tlb(&self, device: DeviceId) -> Result<(), InvalidationError> {
         // SAFETY: the caller's promise; the queue is the domain's.
         unsafe { self.device_tlbs.remove(device, &self.queue) }
@@ -247,11 +253,15 @@ impl<F: Frames, Q: InvalidationQueue, X: Format> TableMapper<F, Q, X> {
         })
     }
 
-    /// Stops telling `device` of invalidations, as the device reaches nothing: see
-    /// [`DeviceTlbs::forget`]. The next flush brings back what its silence has kept from use.
+    /// Stops telling `device` of invalidations, as the device reaches nothing: it was reset or
+    /// unplugged, or the IOMMU lets none of its accesses through, translated ones included. While a
+    /// device that does not answer is still told, no invalidation of the domain is confirmed. The
+    /// next flush brings back what its silence has kept from use. Looks at 16 places.
     ///
     /// # Safety
-    /// As for [`DeviceTlbs::forget`]: the device reaches nothing by what it has cached, and fetches nothing any more.
+    /// - The device reaches nothing by what it has cached, and its accesses under way are complete.
+    /// - It fetches no translation of the domain any more, from the call on until another
+    ///   [`add_device_tlb`](Self::add_device_tlb) that began after it has returned `Ok`.
     pub unsafe fn forget_device_tlb(&self, device: DeviceId) {
         // SAFETY: the caller's promise.
         unsafe { self.device_tlbs.forget(device) };

@@ -179,7 +179,7 @@ pub unsafe trait Platform: Send + Sync + 'static {
     /// [`PlatformNumber::new`].
     ///
     /// A page table keeps turns for the CPUs of *one* platform, the first that is used with it,
-    /// and an [`IovaSpace`](crate::iova::IovaSpace) keeps lists of its own for the CPUs of one.
+    /// and an address space keeps lists of its own for the CPUs of one.
     /// Callers with another platform, or with one that does not identify itself, take a lock,
     /// which is slower and as safe. A page table waits for the turns of all others to
     /// [reclaim](crate::pgtable::PageTable::reclaim) tables or to split a page of several entries,

@@ -31,7 +31,7 @@ fn unmap_never_allocates_nor_does_a_map_that_reuses_a_buffer() {
     {
         for direction in Direction::ALL {
             for round in 0..4 {
-                // Twice on a CPU, and twice on one without a slot.
+                // Twice on a CPU, and twice by a caller without one.
                 bench.platform.be(round / 2 * 3);
                 let (live, calls) =
                     granting(usize::MAX, || [(); 8].map(|()| map(&device, list, direction, NONE).unwrap()));

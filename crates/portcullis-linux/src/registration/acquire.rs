@@ -25,7 +25,7 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
     /// least recently used ones, and the hardware has confirmed that before the new one is mapped:
     /// one invalidation, or one for each 64 entries that must go for a large one. If other callers
     /// are unmapping entries that will make the room, it waits for them. CPUs that miss the same
-    /// range at the same time may map it once each. The caller holds no lock and no slot.
+    /// range at the same time may map it once each. The caller holds no lock and no CPU.
     ///
     /// # Errors
     /// [`AcquireError`]: nothing is held, and the entry is not mapped.

@@ -22,7 +22,7 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
     /// Gives a registration back: the caller's device is done with it. O(1), except for the last
     /// registration of a range that is not [kept](super::Keep::UntilForgotten): the range is
     /// unmapped, with one invalidation; if its owner is forgetting it at this moment, the call
-    /// waits for that invalidation. Allocates nothing. The caller holds no lock and no slot.
+    /// waits for that invalidation. Allocates nothing. The caller holds no lock and no CPU.
     ///
     /// # Errors
     /// [`ReleaseRegistrationError`]; after `Unconfirmed` the memory may still be reached.
@@ -110,7 +110,7 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
     ///
     /// Costs one invalidation for each 64 entries, and waits for those of CPUs that are mapping or
     /// unmapping such entries at the moment. O(log n) for each entry, and for each size class.
-    /// Allocates nothing. The caller holds no lock and no slot.
+    /// Allocates nothing. The caller holds no lock and no CPU.
     ///
     /// # Errors
     /// [`ForgetError`]: all of it is unmapped, but **devices may still reach it**, until another
@@ -161,7 +161,7 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
     /// devices do not reach any more.
     ///
     /// Costs one invalidation for each 64 entries; O(log n) for each. Allocates nothing. The caller
-    /// holds no lock and no slot.
+    /// holds no lock and no CPU.
     ///
     /// # Errors
     /// [`InvalidationError`]: devices may still reach the entries that could not be confirmed,

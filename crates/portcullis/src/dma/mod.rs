@@ -5,8 +5,8 @@
 //! it, so that memory cannot be used or freed while the device may reach it; [`map_raw`](Queue::map_raw) deals in numbers, for
 //! kernels that keep account of their buffers themselves. Which of what follows protects it is its [`QueueConfig`]'s affair.
 //!
-//! What queues are made of can be had by itself: [`DmaDevice`] with [`RawBatch`], [`StrictRing`], [`AdaptiveRing`], all
-//! of which deal in numbers.
+//! With the feature `parts`, what queues are made of can be had by itself: [`DmaDevice`] with `RawBatch`, `StrictRing`,
+//! `AdaptiveRing`, all of which deal in numbers.
 //!
 //! # The unit of protection
 //! How much becomes unreachable at once, when it does, is the caller's choice, by type:
@@ -14,9 +14,9 @@
 //! | ends with | the device loses its access to | hardware waits |
 //! |---|---|---|
 //! | a [`Queue`] by itself ([`direct`](QueueConfig::direct)), [`DmaDevice::unmap_sg`], on a strict domain | each *mapping*, when the call returns | one per mapping |
-//! | a [`StrictRing`] of batch 1 | each *descriptor*: the pages of a list | one per descriptor |
-//! | an [`AdaptiveRing`] | each *mapping* that it copied; what it mapped, with its *batch* | none; one per batch |
-//! | a [`Queue`] in [batches](QueueConfig::batched), a [`RawBatch`], a [`StrictRing`] of batch N | the *batch*, when it is committed | one per batch |
+//! | a `StrictRing` of batch 1 | each *descriptor*: the pages of a list | one per descriptor |
+//! | an `AdaptiveRing` | each *mapping* that it copied; what it mapped, with its *batch* | none; one per batch |
+//! | a [`Queue`] in [batches](QueueConfig::batched), a `RawBatch`, a `StrictRing` of batch N | the *batch*, when it is committed | one per batch |
 //!
 //! In a batch whose commit is still to come everything counts as mapped: nothing of it is the caller's yet.
 //! Under every one of them the smallest unit is the page: what shares a page with a buffer goes with it.

@@ -52,7 +52,7 @@ const FREE: u64 = 0;
 /// The bit that is set besides while the device is coming.
 const COMING: u64 = 1 << 63;
 
-/// A device that cannot be added to [`DeviceTlbs`]: it must not be allowed to cache translations.
+/// A device that cannot be added to those that are told of invalidations: it must not be allowed to cache translations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceTlbError {

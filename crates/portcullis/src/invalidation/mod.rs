@@ -3,8 +3,8 @@
 //! An unmap clears page-table entries and records what it cleared in a [`Gather`]. Until the hardware has
 //! confirmed an [`Invalidation`] of that, a device may still reach the memory through a cached translation.
 //! *Strict* protection waits for the confirmation at once; *lazy* protection puts the range into a
-//! [`FlushQueue`] and waits once for many. Where devices cache translations themselves ([`DeviceTlbs`]), they
-//! are asked after the IOTLB.
+//! flush queue and waits once for many. Where devices cache translations themselves, they are asked after
+//! the IOTLB.
 
 mod costs;
 mod device_tlb;

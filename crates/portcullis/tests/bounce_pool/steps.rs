@@ -284,7 +284,7 @@ fn a_class_without_a_slot_left_falls_back_to_single_use_buffers_and_comes_back()
     let ways: Vec<_> = live.iter().map(|mapping| mapping.way()).collect();
     assert_eq!(ways, [[Way::Slot; 4].as_slice(), &[Way::SingleUse; 2]].concat());
     assert_eq!(bench.pool.usage().singles, 2);
-    // Ended by another CPU than it was made on, and one without a slot.
+    // Ended by another CPU than it was made on, and one without a CPU.
     for (n, mapping) in live.iter().enumerate() {
         bench.platform.be(1 + n % 3);
         bench.pool.close(mapping.iova(), mapping.len()).unwrap();

@@ -34,7 +34,7 @@ fn the_error_names_the_limit_and_the_wait_ends() {
     assert_eq!(pressure.needed, 4 * LEN, "the run that it takes");
     assert_eq!(pool.usage().most, 4 * AREA);
     assert!(!pool.freed_since(since));
-    // Whoever frees: the CPU whose lists were used, another one, one without a slot.
+    // Whoever frees: the CPU whose lists were used, another one, one without a CPU.
     for (cpu, mapped) in [0, 1, NONE].into_iter().zip(&live) {
         let Err(BounceError::Pressure(pressure)) = one(&pool, LEN) else { panic!("not full") };
         assert!(!pool.freed_since(pressure.since));

@@ -225,7 +225,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
 
     /// For the pool's end: removes all translations but those made directly.
     pub(super) fn unlink_singles(&self, gather: &mut Gather) {
-        // Without a slot, which would be held for long: the pool is being dropped, so no other caller waits for the lock.
+        // Without a CPU, which would be held for long: the pool is being dropped, so no other caller waits for the lock.
         self.singles.with(|map| map.retain(|_, entry| !matches!(entry.single.parts, Parts::Direct { .. })));
         let mut from = Bound::Unbounded;
         loop {

@@ -4,7 +4,7 @@ use super::layout::MOST_CLASSES;
 use crate::addr::{Iova, PageSize};
 use crate::setup::SetupError;
 
-/// The dimensions and manners of a [`BouncePool`](super::BouncePool).
+/// The dimensions and manners of a bounce pool.
 #[derive(Debug, Clone, Copy)]
 pub struct PoolConfig {
     /// The pool copies mappings of up to *n* bytes, and maps larger ones directly. Rounded up to a power of

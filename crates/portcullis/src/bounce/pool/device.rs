@@ -53,7 +53,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
     /// Through a slot whose buffer is waiting: O(len), for the copy, and O(1) for the rest; no lock, no allocation, and
     /// no atomic read-modify-write (two, and maybe an allocation, for a list). A slot that changes hands between groups
     /// is zeroed. Otherwise allocates memory, tables and book-keeping, and may wait for hardware and for other CPUs'
-    /// turns where memory, slots or addresses are exhausted. The caller holds no lock and no slot.
+    /// turns where memory, slots or addresses are exhausted. The caller holds no lock and no CPU.
     ///
     /// # Errors
     /// [`BounceMapError`], with nothing mapped and nothing lost.

@@ -44,7 +44,7 @@ impl Idle {
 }
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
-    /// Has the timer come in a while, unless it comes anyway. Without a slot lent.
+    /// Has the timer come in a while, unless it comes anyway. Without a CPU lent.
     pub(super) fn look_later(&self) {
         if self.config.idle_ns == u64::MAX {
             return;

@@ -195,7 +195,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         kept + self.with_depot(class, |depot| depot.free())
     }
 
-    /// Calls `f` with the depot of `class`, locked, and with a slot lent, as for every lock of this crate.
+    /// Calls `f` with the depot of `class`, locked, and with a CPU lent, as for every lock of this crate.
     fn with_depot<R>(&self, class: usize, f: impl FnOnce(&mut Depot) -> R) -> R {
         // There is one for each class of the layout.
         let depot = &self.depots[class];

@@ -100,7 +100,7 @@ impl Singles {
         self.claims.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Calls `f` with the map, locked. The caller has a slot lent, if its platform has one for it.
+    /// Calls `f` with the map, locked. The caller has a CPU lent, if its platform has one for it.
     pub(super) fn with<R>(&self, f: impl FnOnce(&mut BTreeMap<Iova, Entry>) -> R) -> R {
         let mut map = self.map.lock();
         let result = f(&mut map);

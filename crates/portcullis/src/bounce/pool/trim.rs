@@ -42,8 +42,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         self.free_evicted(evicted)
     }
 
-    /// Brings what the CPUs keep (or the one whose slot is `only`) to the depots. Waits for their turns to end; not
-    /// with a slot lent.
+    /// Brings what the CPUs keep (or the CPU `only`) to the depots. Waits for their turns to end; not
+    /// with a CPU lent.
     pub(super) fn collect(&self, only: Option<usize>) {
         self.cpus.with_others(self.domain.platform(), only, |_, cpu| {
             cpu.drain(|class, kind, magazine| self.store(class, kind, magazine));

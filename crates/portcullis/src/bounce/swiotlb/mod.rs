@@ -8,10 +8,10 @@
 //! # What it guarantees
 //! - The address in the pool keeps the buffer's low bits where the device needs them, crosses no
 //!   boundary, is within the device's reach, and is aligned to a page (4 KiB) for a page or more
-//!   (where no low bits are kept): [`Constraints`]. A mapping is at most as long as an area, less
+//!   (where no low bits are kept): `Constraints`. A mapping is at most as long as an area, less
 //!   the offset that is kept.
 //! - A mapping shares no unit of memory that the device reaches (a slot, or the
-//!   [granule](Constraints::with_granule) of its IOMMU) with another mapping: the rest of its units
+//!   granule of its IOMMU) with another mapping: the rest of its units
 //!   is zero. The device finds the driver's buffer in the mapping's bytes, for
 //!   [`FromDevice`](Direction::FromDevice) too: the map copies the buffer there, so that bytes
 //!   which the device does not write are after the unmap what they were before, as without a
@@ -93,8 +93,8 @@ const PAGE: u64 = FRAME_SIZE;
 
 /// A pool of bounce slots.
 ///
-/// All methods may run on any number of CPUs at once, from interrupt handlers too where the platform's slots allow it,
-/// but for [`trim`](Self::trim), and for [`map`](Self::map) when the pool is full.
+/// All methods may run on any number of CPUs at once, from interrupt handlers too where the platform's CPUs allow it,
+/// but for [`trim`](Self::trim), and for `map` when the pool is full.
 pub struct Swiotlb<P: Platform, C: CopyMemory> {
     platform: P,
     /// Not dropped where a device may still reach some of it.
@@ -341,7 +341,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     }
 
     /// Returns whether an address is in the pool, mapped or not. O(1), but see
-    /// [`unmap`](Self::unmap).
+    /// `unmap`.
     pub fn holds(&self, phys: PhysAddr) -> bool {
         self.areas.locate(phys).is_some()
     }

@@ -90,8 +90,8 @@ impl QueueConfig {
         Self { batch, ..self }
     }
 
-    /// The [colour](crate::iova::RingConfig::colour) of a ring; the domain's next unless it is said. Who has many domains behind
-    /// one IOMMU numbers their rings here.
+    /// The colour of a ring, by which its first address is moved; the domain's next unless it is said. A
+    /// driver with many domains behind one IOMMU numbers their rings here.
     pub const fn colour(self, colour: u32) -> Self {
         Self { colour: Some(colour), ..self }
     }

@@ -181,8 +181,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     /// are merged. Returns how many there are, `list.len()` at the most.
     ///
     /// Cost and context are those of what the strategy is made of: [`DmaDevice::map_sg`](super::DmaDevice::map_sg),
-    /// [`StrictRing::map_sg`](super::StrictRing::map_sg),
-    /// [`BounceDevice::map`](crate::bounce::pool::BounceDevice::map), [`Swiotlb::map`](crate::bounce::swiotlb::Swiotlb::map).
+    /// and with the feature `parts` `StrictRing::map_sg`, `BounceDevice::map`, `Swiotlb::map`.
     ///
     /// # Errors
     /// [`DmaMapError`]: the list is mapped as a whole or not at all.
@@ -325,9 +324,8 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     /// Ends a mapping, or has it wait for its batch; with the last of a batch, commits.
     ///
     /// Cost and context are those of what the strategy is made of:
-    /// [`DmaDevice::unmap_single`](super::DmaDevice::unmap_single), [`RawBatch`](super::RawBatch),
-    /// [`StrictRing::unmap`](super::StrictRing::unmap),
-    /// [`BouncePool::unmap`](crate::bounce::pool::BouncePool::unmap). Allocates nothing. The caller holds no
+    /// [`DmaDevice::unmap_single`](super::DmaDevice::unmap_single), and with
+    /// the feature `parts` `RawBatch`, `StrictRing::unmap`, `BouncePool::unmap`. Allocates nothing. The caller holds no
     /// lock and no CPU.
     ///
     /// Safe, as it closes, and what it copies to is the mapping's own memory, by the promise of who mapped it.

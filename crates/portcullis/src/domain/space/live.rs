@@ -61,7 +61,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// counted. The clock is read every 65 us or so while a CPU maps and unmaps, and for each 64th change at the
     /// latest: what came and went in between is taken to have done so evenly. So the sums are wrong, for the time
     /// between two readings, by the difference of the most and the fewest bytes in it at the most; the longest is
-    /// exact. A [ring](crate::dma::StrictRing) says what it has mapped when a batch of it is complete.
+    /// exact. A ring says what it has mapped when a batch of it is complete.
     ///
     /// O(CPUs), and one barrier of all CPUs where any has deferred. The caller holds no lock and no CPU.
     pub fn exposure(&self) -> Exposure {
