@@ -252,5 +252,10 @@ fn check_steps() -> Vec<Step> {
             environment: deny,
             ..Step::cargo("documentation", &["doc", "--locked", "--workspace", "--no-deps"])
         },
+        Step {
+            environment: deny,
+            // Without the features that other crates of the workspace turn on.
+            ..Step::cargo("the core's documentation", &["doc", "--locked", "-p", "portcullis", "--no-deps"])
+        },
     ]
 }
