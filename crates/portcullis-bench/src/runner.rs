@@ -29,7 +29,7 @@ pub struct Options {
     pub part: Duration,
     /// Operations that each thread times one by one in a pass.
     pub samples: usize,
-    /// Where set, no workload holds more than so many ranges: for tests, whose figures are not read.
+    /// The most ranges that a workload holds, if it is set. Tests set it, as they do not use the figures.
     pub tiny: Option<usize>,
 }
 

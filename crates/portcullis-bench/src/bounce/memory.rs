@@ -10,7 +10,7 @@ use crate::runner::Failure;
 
 /// The process's memory, which is copied where `COPIES` is true.
 ///
-/// Where it is not, no code ever looks at the bytes: what is measured is everything but the copy.
+/// Otherwise the bytes are never read, and the benchmark measures everything but the copy.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Ram<const COPIES: bool>;
 

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError, Weak};
 
 use portcullis::platform::{LocalCpu, Platform, PlatformEvents, PlatformNumber};
 
-/// CPUs that the platform has at the most.
+/// The most CPUs that the platform has.
 const MOST_CPUS: usize = 256;
 
 /// No timer is set.

@@ -114,7 +114,7 @@ mod tests {
             let (mut dice, mut live) = (Dice(1), vec![]);
             for _ in 0..2000 {
                 let (order, end, count) = (dice.below(5) as u32, dice.below(2100), dice.below(20) as usize);
-                // From the bottom up, what is below the first page would hide what is not.
+                // A search from the bottom up finds a place below the first page before one above it.
                 let first = if placement == Placement::TopDown { dice.below(1500) } else { 0 };
                 let mut run = vec![0; count];
                 let [several, single] = &mut both;

@@ -11,7 +11,7 @@
 //!
 //! Each CPU pays with a leaf of range metadata for each array that it uses, and lowest tables of its own.
 
-/// Homes lie in this part of a zone at the most.
+/// The block of the homes is at most one part in this many of the zone.
 const SHARE: u64 = 64;
 
 /// Pages of a large page: homes lie apart by a multiple of this and a colour.

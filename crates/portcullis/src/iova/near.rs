@@ -72,8 +72,8 @@ impl Entry {
     /// As [`word`](Self::word).
     #[inline]
     unsafe fn leaf<'a>(&self, _meta: &'a RangeMeta) -> Option<&'a Leaf> {
-        // Acquire, although this CPU stored the pointer itself: so what is behind it is sound even where two
-        // threads claim one CPU, against the platform's contract.
+        // Acquire: two threads that claim one CPU, against the platform's contract, still see a whole leaf. A CPU that
+        // stored the pointer itself needs no order.
         // SAFETY: the pointer is null or was set to a leaf of this range metadata, by the caller's promise, and leaves
         // live as long as it.
         unsafe { self.leaf.load(Ordering::Acquire).as_ref() }

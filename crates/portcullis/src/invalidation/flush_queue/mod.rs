@@ -49,7 +49,7 @@ pub const QUEUE_ENTRIES: usize = if cfg!(loom) { 16 } else { 256 };
 /// since 2023 (its `dma-iommu` driver's single queue).
 pub const SHARED_ENTRIES: usize = if cfg!(loom) { 8 } else { 32_768 };
 
-/// Ranges that are taken back at once, or given back with one CPU, at the most.
+/// The most ranges that a call takes back, or gives back, while it holds one CPU.
 pub const SLICE: usize = 64;
 
 /// What became of a range that was to be deferred.

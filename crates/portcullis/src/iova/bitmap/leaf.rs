@@ -72,8 +72,8 @@ impl Leaf {
         self
     }
 
-    /// Without what is free in `part` and not in `left`. All of `left` is in `part`, and all of `part` in
-    /// here.
+    /// Returns this leaf without the pages that are free in `part` and used in `left`. Every page that is
+    /// free in `left` is free in `part`, and every page that is free in `part` is free here.
     pub(super) fn less(mut self, part: Self, left: Self) -> Self {
         for (bits, (part, left)) in self.0.iter_mut().zip(part.0.into_iter().zip(left.0)) {
             *bits ^= part ^ left;
