@@ -3,14 +3,15 @@
 use crate::addr::{Iova, IovaRange, PageSize, PhysAddr};
 use crate::setup::SetupError;
 
-/// Returns the number of levels with leaves, if none is larger than `largest`, of tables whose levels have leaves of 4 KiB,
-/// 2 MiB and 1 GiB.
-pub(super) const fn levels_up_to(largest: PageSize) -> u32 {
-    match largest.shift() {
+/// Returns how many of the lowest `large` levels, whose leaves are 4 KiB, 2 MiB and 1 GiB, have leaves that are no larger
+/// than `largest`; 1 at least.
+pub(super) const fn levels_up_to(large: u32, largest: PageSize) -> u32 {
+    let most = match largest.shift() {
         ..21 => 1,
         21..30 => 2,
         _ => 3,
-    }
+    };
+    if most < large { most } else { large }
 }
 
 /// Checks the dimensions of tables: `levels` levels of `min` to `max`, leaves at the lowest

@@ -81,8 +81,7 @@ impl VtdSecondStage {
     /// bit 34 for 2 MiB and bit 35 for 1 GiB (section 11.4.2). 4 KiB pages always stay.
     #[must_use]
     pub const fn up_to(self, largest: PageSize) -> Self {
-        let most = levels_up_to(largest);
-        Self { large: if most < self.large { most } else { self.large }, ..self }
+        Self { large: levels_up_to(self.large, largest), ..self }
     }
 
     /// Returns the AW field that leads hardware to tables of this layout: bits 66:64 of a context entry (section 9.3

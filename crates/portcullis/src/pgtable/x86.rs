@@ -92,8 +92,7 @@ impl X86FirstStage {
     /// bit 56 for 1 GiB (VT-d, section 11.4.2). 4 KiB pages always stay.
     #[must_use]
     pub const fn up_to(self, largest: PageSize) -> Self {
-        let most = levels_up_to(largest);
-        Self { large: if most < self.large { most } else { self.large }, ..self }
+        Self { large: levels_up_to(self.large, largest), ..self }
     }
 
     /// Returns the FSPM field that leads hardware to tables of this layout: bits 131:130 of a scalable-mode PASID-table
