@@ -1,5 +1,6 @@
 //! What the CPUs do: the benchmark's own loops, or what crosses CPUs by its nature.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use portcullis::invalidation::{InvalidationQueue, QUEUE_ENTRIES};
@@ -13,8 +14,8 @@ use crate::simulator::{Figures, Simulator};
 enum How {
     /// Each maps and unmaps.
     Alone,
-    /// What a CPU maps, the next one unmaps, 64 at a time.
-    Cross,
+    /// What a CPU maps, the next one unmaps, 64 at a time: one in so many of them, and the CPU itself the others.
+    Cross(usize),
     /// As alone, but for the first CPU: it flushes the domain every [`FLUSH_NS`].
     Flush,
     /// As alone, but for the last CPU: it goes every [`STAY`] operations, and comes back.
@@ -29,6 +30,9 @@ const STAY: u64 = 64;
 
 /// Nanoseconds that a CPU is away.
 const AWAY_NS: u64 = 5_000;
+
+/// Rounds after which CPUs that hand their mappings on are in step.
+const IN_STEP: u64 = 32;
 
 /// Nanoseconds until a CPU looks again for what another one has for it.
 const LOOK_NS: u64 = 50;
@@ -62,22 +66,29 @@ fn check(worked: bool) {
 impl Work {
     /// A workload of `portcullis bench path`, or one with how it is shared before it: `cross-raw-1`.
     pub fn named(name: &str) -> Result<Self, String> {
-        let prefixes = [("cross-", How::Cross), ("flush-", How::Flush), ("hotplug-", How::Hotplug)];
+        let prefixes = [
+            ("cross-quarter-", How::Cross(4)),
+            ("cross-", How::Cross(1)),
+            ("flush-", How::Flush),
+            ("hotplug-", How::Hotplug),
+        ];
         let found = prefixes.iter().find_map(|(prefix, how)| Some((name.strip_prefix(prefix)?, *how)));
         let (rest, how) = found.unwrap_or((name, How::Alone));
         let found = workloads().iter().find(|workload| workload.name == rest);
         let mut workload = *found.ok_or_else(|| format!("{name}: there is no such workload"))?;
-        if how == How::Cross {
+        if matches!(how, How::Cross(_)) {
             workload.live = 64;
         }
         Ok(Self { workload, how })
     }
 
     /// Operations of each CPU that do not count: where unmaps are queued, until each queue has been full often enough for the
-    /// CPU to have all addresses that it needs.
+    /// CPU to have all addresses that it needs; where they cross, until no CPU waits any more because another came late out of
+    /// the first fetches of addresses.
     fn uncounted(&self, cpus: usize) -> u64 {
         let queued = if self.workload.kind == Kind::Lazy { 4 * QUEUE_ENTRIES as u64 } else { 0 };
-        self.counted(cpus).max(queued)
+        let in_step = if matches!(self.how, How::Cross(_)) { IN_STEP * self.workload.live as u64 } else { 0 };
+        self.counted(cpus).max(queued).max(in_step)
     }
 
     /// Operations of each of `cpus` CPUs that count: the more CPUs, the fewer, as all take their time on one.
@@ -103,12 +114,13 @@ impl Work {
     ) -> Vec<Figures> {
         let slots = || -> Slots { (0..cpus).map(|_| Mutex::new(None)).collect() };
         let (mapped, unmapped) = (slots(), slots());
+        let begun = AtomicBool::new(false);
         simulator.on_each(cpus, |cpu| {
             platform.come(cpu);
             let lane = || lanes.lane(cpu).unwrap_or_else(|failure| panic!("{failure}"));
-            let loops = Loops { simulator, platform, work: *self, cpus, cpu };
+            let loops = Loops { simulator, platform, work: *self, cpus, cpu, begun: &begun };
             match self.how {
-                How::Cross => loops.cross(lane(), &mapped, &unmapped),
+                How::Cross(share) => loops.cross(lane(), share, (&mapped, &unmapped)),
                 How::Flush if cpu == 0 && cpus > 1 => loops.flush(|| check(lanes.flush(cpu).is_ok())),
                 How::Hotplug if cpu + 1 == cpus => loops.alone(lane(), STAY),
                 How::Alone | How::Flush | How::Hotplug => loops.alone(lane(), u64::MAX),
@@ -124,6 +136,8 @@ struct Loops<'a> {
     work: Work,
     cpus: usize,
     cpu: usize,
+    /// Some CPU counts.
+    begun: &'a AtomicBool,
 }
 
 impl Loops<'_> {
@@ -139,6 +153,7 @@ impl Loops<'_> {
         let mut done = 0;
         while done <= all || simulator.ended() < self.work.workers(self.cpus) {
             if done == uncounted {
+                simulator.hidden(|| self.begun.store(true, Ordering::Relaxed));
                 simulator.begin();
             }
             if done == all {
@@ -146,7 +161,10 @@ impl Loops<'_> {
             }
             let index = done as usize % live;
             check(if live == 1 { lane.pairs(1) } else { lane.renews(index, index + 1) });
-            platform.tick();
+            // A window ends every 10 ms. Where operations counted, a thousand times fewer would have all that its end costs.
+            if !simulator.hidden(|| self.begun.load(Ordering::Relaxed)) {
+                platform.tick();
+            }
             done += 1;
             if done % stay == 0 {
                 platform.go();
@@ -158,19 +176,24 @@ impl Loops<'_> {
         figures
     }
 
-    /// A flush after the other while others count their operations. What it costs counts as theirs.
+    /// A flush after the other. What they cost while others count their operations counts as theirs.
     fn flush(&self, flush: impl Fn()) -> Figures {
-        self.simulator.begin();
-        while self.simulator.ended() < self.work.workers(self.cpus) {
-            self.simulator.wait(FLUSH_NS);
+        let simulator = self.simulator;
+        let mut counts = false;
+        while simulator.ended() < self.work.workers(self.cpus) {
+            simulator.wait(FLUSH_NS);
+            if !counts && simulator.hidden(|| self.begun.load(Ordering::Relaxed)) {
+                simulator.begin();
+                counts = true;
+            }
             flush();
         }
         // The time is nobody's: operations go on meanwhile.
-        Figures { time: 0, ..self.simulator.end() }
+        if counts { Figures { time: 0, ..simulator.end() } } else { Figures::default() }
     }
 
-    /// Maps all of its lane and leaves it to the next CPU, which unmaps all and gives it back. Giving it costs nothing.
-    fn cross(&self, lane: Box<dyn Lane>, mapped: &Slots, unmapped: &Slots) -> Figures {
+    /// Maps all of its lane and leaves it to the next CPU, which unmaps one in `share` and gives it back. Giving it costs nothing.
+    fn cross(&self, lane: Box<dyn Lane>, share: usize, (mapped, unmapped): (&Slots, &Slots)) -> Figures {
         let simulator = self.simulator;
         let before = (self.cpu + self.cpus - 1) % self.cpus;
         let live = self.work.workload.live;
@@ -193,12 +216,25 @@ impl Loops<'_> {
             check(own.maps(0, live));
             simulator.hidden(|| give(mapped, self.cpu, own));
             let mut other = fetch(mapped, before);
-            check(other.unmaps(0, live) && other.finish());
+            let crossing = (0..live).step_by(share);
+            check(crossing.clone().all(|index| other.unmaps(index, index + 1)) && other.finish());
             simulator.hidden(|| give(unmapped, before, other));
+            if share > 1 {
+                let mut own = fetch(unmapped, self.cpu);
+                let others = crossing.clone().all(|first| own.unmaps(first + 1, (first + share).min(live)));
+                check(others && own.finish());
+                lane = Some(own);
+            }
             self.platform.tick();
         }
         let figures = simulator.end();
-        drop(fetch(unmapped, self.cpu));
+        // The end of a lane counts for nobody.
+        while simulator.ended() < self.cpus {
+            simulator.wait(LOOK_NS);
+        }
+        if lane.is_none() {
+            drop(fetch(unmapped, self.cpu));
+        }
         figures
     }
 }

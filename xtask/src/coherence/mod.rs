@@ -127,11 +127,13 @@ fn every_workload() -> Vec<String> {
             all.extend([1, 4, 16, 64].map(|pages| format!("{kind}-{pages}{live}")));
         }
     }
-    let crossing =
-        ["cross-raw-1", "cross-typed-1", "cross-lazy-1", "cross-batch-1", "cross-pool-1", "cross-swiotlb-1"];
+    for part in ["cross-", "cross-quarter-"] {
+        let kinds = ["raw", "typed", "lazy", "batch", "pool", "swiotlb"];
+        all.extend(kinds.map(|kind| format!("{part}{kind}-1")));
+    }
     let disturbed =
         ["flush-raw-1", "flush-lazy-1", "flush-ring-1", "hotplug-raw-1", "hotplug-lazy-1", "hotplug-pool-1"];
-    all.extend(crossing.iter().chain(&disturbed).map(|name| (*name).to_owned()));
+    all.extend(disturbed.map(str::to_owned));
     all
 }
 
@@ -272,7 +274,7 @@ mod tests {
         assert_eq!((request.workloads.len(), &request.cpus[..], request.json), (1, &[1, 16][..], true));
         assert_eq!(request.options, ["profile=vtd", "far=200"]);
         assert_eq!(request.cases().len(), 2);
-        assert_eq!(Request::parse(&[]).unwrap().workloads.len(), 84);
+        assert_eq!(Request::parse(&[]).unwrap().workloads.len(), 90);
         for wrong in [&["--cpus", "0"][..], &["--cpus", "257"], &["--cpus"], &["--far", "x"], &["--fast"]] {
             assert!(Request::parse(wrong).is_err(), "{wrong:?}");
         }
