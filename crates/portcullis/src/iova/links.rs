@@ -11,6 +11,7 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::ptr;
 
+use crate::percpu::CachePadded;
 use crate::sync::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 /// Words of a leaf, as a power of two: 4 KiB.
@@ -44,7 +45,8 @@ pub(super) struct Links {
     /// Levels of pointers under the root; 0 where the root is the one leaf.
     height: u32,
     root: AtomicPtr<Below>,
-    bytes: AtomicUsize,
+    /// Apart from what every call reads, beside the array, too.
+    bytes: CachePadded<AtomicUsize>,
 }
 
 impl Leaf {
@@ -68,7 +70,7 @@ impl Links {
         {
             height += 1;
         }
-        Self { len, height, root: AtomicPtr::new(ptr::null_mut()), bytes: AtomicUsize::new(0) }
+        Self { len, height, root: AtomicPtr::new(ptr::null_mut()), bytes: CachePadded(AtomicUsize::new(0)) }
     }
 
     /// The leaf that has the word of `index`, if it exists. One dependent load for each level, at most nine.
@@ -104,7 +106,7 @@ impl Links {
 
     /// Bytes of memory that all levels take.
     pub(super) fn bytes(&self) -> usize {
-        self.bytes.load(Ordering::Relaxed)
+        self.bytes.0.load(Ordering::Relaxed)
     }
 
     /// What `pointer` points to, made by `make` where it points nowhere.
@@ -120,7 +122,7 @@ impl Links {
         let made = Box::into_raw(make()?);
         match pointer.compare_exchange(ptr::null_mut(), made.cast(), Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => {
-                self.bytes.fetch_add(size_of::<T>(), Ordering::Relaxed);
+                self.bytes.0.fetch_add(size_of::<T>(), Ordering::Relaxed);
                 Ok(made.cast())
             }
             Err(other) => {
@@ -192,6 +194,16 @@ impl Drop for Links {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+
+    /// A CPU that makes a leaf writes the count, and takes no line from those that read what is in the array's place, or beside it.
+    #[test]
+    fn the_count_of_bytes_has_lines_of_its_own() {
+        let lines = |offset| offset / align_of::<CachePadded<()>>();
+        let count = core::mem::offset_of!(Links, bytes);
+        let others = [core::mem::offset_of!(Links, len), core::mem::offset_of!(Links, root)];
+        assert!(others.iter().all(|other| lines(*other) != lines(count)));
+        assert!(align_of::<Links>() == align_of::<CachePadded<()>>() && align_of::<Links>() >= 64);
+    }
 
     /// No level more than an array of this length needs, and no two words in one place.
     #[test]
