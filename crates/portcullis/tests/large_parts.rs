@@ -10,7 +10,7 @@ use portcullis::addr::{DomainId, Iova, IovaRange, Permissions, PhysAddr, PhysSeg
 use portcullis::domain::{Domain, Policy, UnmapError};
 use portcullis::invalidation::InvalidationError;
 use portcullis::mapper::TableMapper;
-use portcullis::pgtable::{AmdV1, Arm, ArmStage, Format, PageTable, Riscv, VtdSecondStage, X86FirstStage};
+use portcullis::pgtable::{AmdV1, Arm, Format, PageTable, Riscv, VtdSecondStage, X86FirstStage};
 use portcullis::platform::Platform;
 use portcullis_model::{ArmTables, Context, Granule, Iommu, IommuConfig, Memory, Queue, TableFormat};
 
@@ -103,10 +103,10 @@ fn everywhere(what: &impl Try) {
     let sizes = &[8 << 10, 64 << 10, 1 << 20, 2 << 20, 4 << 20, 512 << 20, 1 << 30];
     with(AmdV1::new(4, 3, 48).unwrap(), TableFormat::AmdV1 { levels: 4 }, sizes, what);
     let mode = portcullis_model::RiscvMode::Sv48;
-    let riscv = Riscv::new(portcullis::pgtable::RiscvMode::Sv48, 3, 48).unwrap();
+    let riscv = Riscv::sv48().within(3, 48).unwrap();
     with(riscv, TableFormat::RiscV(mode), SIZES, what);
     let tables = TableFormat::Arm(ArmTables::stage2(Granule::Size4K, 48, 4));
-    let arm = Arm::<12>::new(ArmStage::Two, 48, 48).unwrap();
+    let arm = Arm::<12>::stage_2(48, 48).unwrap();
     with(arm, tables, &[64 << 10, 2 << 20, 32 << 20, 1 << 30], what);
 }
 

@@ -4,14 +4,20 @@ use portcullis::SetupError;
 use portcullis::addr::{PageSize, Permissions, PhysAddr};
 
 use portcullis::pgtable::{
-    ARM_MAIR, AmdV1, Arm, ArmStage, Attributes, Entry, Format, Layout, LeafSize, Memory, Riscv, RiscvMode,
-    VtdSecondStage, X86FirstStage,
+    ARM_MAIR, AmdV1, Arm, Attributes, Entry, Format, Layout, LeafSize, Memory, Riscv, VtdSecondStage,
+    X86FirstStage,
 };
 use proptest::prelude::*;
 
 const READ: Permissions = Permissions::READ;
 const WRITE: Permissions = Permissions::WRITE;
 const BOTH: Permissions = Permissions::READ_WRITE;
+
+/// [`Arm::stage_1`] or [`Arm::stage_2`].
+type MakeArm<const GRANULE: u32> = fn(u32, u32) -> Result<Arm<GRANULE>, SetupError>;
+
+/// Every mode of RISC-V.
+const RISCV: [Riscv; 5] = [Riscv::sv39(), Riscv::sv48(), Riscv::sv57(), Riscv::sv39x4(), Riscv::sv48x4()];
 
 fn plain(permissions: Permissions) -> Attributes {
     Attributes::from(permissions)
@@ -156,7 +162,7 @@ fn amd_tables() {
 
 #[test]
 fn arm_stage_1_leaves() {
-    let x = Arm::<12>::new(ArmStage::One, 48, 48).unwrap();
+    let x = Arm::<12>::stage_1(48, 48).unwrap();
     // Valid and page 0x3, AttrIndx 1 0x4, AP[1] 0x40, inner shareable 0x300, AF 0x400, nG 0x800; PXN is bit 53,
     // UXN 54.
     assert_eq!(leaf(x, 0x1234_5000, 1, 0, plain(BOTH)), 0x0060_0000_1234_5f47);
@@ -191,7 +197,7 @@ fn arm_stage_1_leaves() {
 
 #[test]
 fn arm_stage_2_leaves() {
-    let x = Arm::<12>::new(ArmStage::Two, 40, 48).unwrap();
+    let x = Arm::<12>::stage_2(40, 48).unwrap();
     // Valid and page 0x3, MemAttr 0b1111 0x3c, S2AP 0xc0, inner shareable 0x300, AF 0x400; XN bit 54.
     assert_eq!(leaf(x, 0x1234_5000, 1, 0, plain(BOTH)), 0x0040_0000_1234_57ff);
     // S2AP 0b01 0x40, 0b10 0x80.
@@ -210,18 +216,18 @@ fn arm_stage_2_leaves() {
 
 #[test]
 fn arm_granules() {
-    let x = Arm::<14>::new(ArmStage::One, 48, 48).unwrap();
+    let x = Arm::<14>::stage_1(48, 48).unwrap();
     // 16 KiB; 2 MiB, 128 of them; 32 MiB; 1 GiB, 32 of them.
     assert_eq!(leaf(x, 0x1234_4000, 1, 0, plain(BOTH)), 0x0060_0000_1234_4f47);
     assert_eq!(leaf(x, 0x1220_0000, 1, 7, plain(BOTH)), 0x0070_0000_1220_0f47);
     assert_eq!(leaf(x, 0x1200_0000, 2, 0, plain(BOTH)), 0x0060_0000_1200_0f45);
     assert_eq!(leaf(x, 0x4000_0000, 2, 5, plain(BOTH)), 0x0070_0000_4000_0f45);
     assert_eq!(table(x, 0xabc_c000, 3), 0xabc_c003);
-    let x = Arm::<14>::new(ArmStage::Two, 48, 48).unwrap();
+    let x = Arm::<14>::stage_2(48, 48).unwrap();
     assert_eq!(leaf(x, 0x1234_4000, 1, 0, plain(READ)), 0x0040_0000_1234_477f);
     assert_eq!(leaf(x, 0x4000_0000, 2, 5, plain(BOTH)), 0x0050_0000_4000_07fd);
     // 64 KiB; 2 MiB, 32 of them; 512 MiB; 16 GiB, 32 of them.
-    let x = Arm::<16>::new(ArmStage::One, 52, 52).unwrap();
+    let x = Arm::<16>::stage_1(52, 52).unwrap();
     assert_eq!(leaf(x, 0x1235_0000, 1, 0, plain(BOTH)), 0x0060_0000_1235_0f47);
     assert_eq!(leaf(x, 0x1220_0000, 1, 5, plain(BOTH)), 0x0070_0000_1220_0f47);
     assert_eq!(leaf(x, 0x2000_0000, 2, 0, plain(BOTH)), 0x0060_0000_2000_0f45);
@@ -231,14 +237,14 @@ fn arm_granules() {
     assert_eq!(leaf(x, 0x9_0000_2000_0000, 2, 0, plain(BOTH)), 0x0060_0000_2000_9f45);
     assert_eq!(table(x, 0xa_0000_0001_0000, 1), 0x0001_a003);
     is_table(x, 0x0001_a003, 3, 0xa_0000_0001_0000, 2);
-    let x = Arm::<16>::new(ArmStage::Two, 52, 52).unwrap();
+    let x = Arm::<16>::stage_2(52, 52).unwrap();
     assert_eq!(leaf(x, 0xf_edcb_a987_0000, 1, 0, plain(READ)), 0x0040_edcb_a987_f77f);
 }
 
 #[test]
 fn arm_tables() {
-    for stage in [ArmStage::One, ArmStage::Two] {
-        let x = Arm::<12>::new(stage, 48, 48).unwrap();
+    for new in [Arm::<12>::stage_1, Arm::stage_2] {
+        let x = new(48, 48).unwrap();
         // Valid and table.
         assert_eq!(table(x, 0xabc_d000, 3), 0xabc_d003);
         is_table(x, 0xabc_d003, 4, 0xabc_d000, 3);
@@ -250,46 +256,45 @@ fn arm_tables() {
 
 #[test]
 fn arm_roots() {
-    fn shape<const GRANULE: u32>(stage: ArmStage, input: u32) -> (u32, u32) {
+    fn shape<const GRANULE: u32>(new: MakeArm<GRANULE>, input: u32) -> (u32, u32) {
         let most = if GRANULE == 16 { 52 } else { 48 };
-        let format = Arm::<GRANULE>::new(stage, input, most).unwrap();
+        let format = new(input, most).unwrap();
         (format.levels(), format.root_bits())
     }
-    use ArmStage::{One, Two};
     // Levels, and the binary logarithm of the root's entries, of which a table has 9, 11 or 13.
-    assert_eq!(shape::<12>(One, 48), (4, 9));
-    assert_eq!(shape::<12>(One, 40), (4, 1));
-    assert_eq!(shape::<12>(One, 39), (3, 9));
-    assert_eq!(shape::<12>(One, 25), (2, 4));
+    assert_eq!(shape(Arm::<12>::stage_1, 48), (4, 9));
+    assert_eq!(shape(Arm::<12>::stage_1, 40), (4, 1));
+    assert_eq!(shape(Arm::<12>::stage_1, 39), (3, 9));
+    assert_eq!(shape(Arm::<12>::stage_1, 25), (2, 4));
     // Stage 2 with 40 bits: two tables at level 1 (as the manual counts), with 43: sixteen.
-    assert_eq!(shape::<12>(Two, 48), (4, 9));
-    assert_eq!(shape::<12>(Two, 44), (4, 5));
-    assert_eq!(shape::<12>(Two, 43), (3, 13));
-    assert_eq!(shape::<12>(Two, 40), (3, 10));
-    assert_eq!(shape::<12>(Two, 34), (2, 13));
-    assert_eq!(shape::<12>(Two, 25), (2, 4));
-    assert_eq!(shape::<14>(One, 48), (4, 1));
-    assert_eq!(shape::<14>(One, 47), (3, 11));
-    assert_eq!(shape::<14>(One, 25), (1, 11));
-    assert_eq!(shape::<14>(Two, 48), (3, 12));
-    assert_eq!(shape::<14>(Two, 40), (2, 15));
-    assert_eq!(shape::<14>(Two, 29), (1, 15));
-    assert_eq!(shape::<16>(One, 52), (3, 10));
-    assert_eq!(shape::<16>(One, 42), (2, 13));
-    assert_eq!(shape::<16>(Two, 48), (3, 6));
-    assert_eq!(shape::<16>(Two, 46), (2, 17));
-    assert_eq!(shape::<16>(Two, 33), (1, 17));
+    assert_eq!(shape(Arm::<12>::stage_2, 48), (4, 9));
+    assert_eq!(shape(Arm::<12>::stage_2, 44), (4, 5));
+    assert_eq!(shape(Arm::<12>::stage_2, 43), (3, 13));
+    assert_eq!(shape(Arm::<12>::stage_2, 40), (3, 10));
+    assert_eq!(shape(Arm::<12>::stage_2, 34), (2, 13));
+    assert_eq!(shape(Arm::<12>::stage_2, 25), (2, 4));
+    assert_eq!(shape(Arm::<14>::stage_1, 48), (4, 1));
+    assert_eq!(shape(Arm::<14>::stage_1, 47), (3, 11));
+    assert_eq!(shape(Arm::<14>::stage_1, 25), (1, 11));
+    assert_eq!(shape(Arm::<14>::stage_2, 48), (3, 12));
+    assert_eq!(shape(Arm::<14>::stage_2, 40), (2, 15));
+    assert_eq!(shape(Arm::<14>::stage_2, 29), (1, 15));
+    assert_eq!(shape(Arm::<16>::stage_1, 52), (3, 10));
+    assert_eq!(shape(Arm::<16>::stage_1, 42), (2, 13));
+    assert_eq!(shape(Arm::<16>::stage_2, 48), (3, 6));
+    assert_eq!(shape(Arm::<16>::stage_2, 46), (2, 17));
+    assert_eq!(shape(Arm::<16>::stage_2, 33), (1, 17));
     // Leaves that are larger than all that is translated are not there.
-    let small = Arm::<12>::new(One, 25, 48).unwrap();
+    let small = Arm::<12>::stage_1(25, 48).unwrap();
     assert_eq!(small.page_size(*small.leaf_sizes().last().unwrap()), PageSize::from_shift(25).unwrap());
     // Nor leaves of a level that is not there: 34 bits hold 1 GiB, but two levels do not.
-    let small = Arm::<12>::new(Two, 34, 48).unwrap();
+    let small = Arm::<12>::stage_2(34, 48).unwrap();
     assert_eq!(small.leaf_sizes().last(), Some(&LeafSize { level: 2, run: 4 }));
 }
 
 #[test]
 fn riscv_leaves() {
-    let x = Riscv::new(RiscvMode::Sv57, 5, 56).unwrap();
+    let x = Riscv::sv57().within(5, 56).unwrap();
     // V 0x01, R 0x02, U 0x10, A 0x40; the page number 0x12345 from bit 10 on is 0x48d_1400.
     assert_eq!(leaf(x, 0x1234_5000, 1, 0, plain(READ)), 0x048d_1453);
     // And W 0x04, D 0x80.
@@ -311,14 +316,14 @@ fn riscv_leaves() {
     // All 44 bits of the page number.
     assert_eq!(leaf(x, 0xff_ffff_ffff_f000, 1, 0, plain(BOTH)), 0x3f_ffff_ffff_fcd7);
     // The second stage always has U.
-    let x = Riscv::new(RiscvMode::Sv39x4, 3, 56).unwrap();
+    let x = Riscv::sv39x4().within(3, 56).unwrap();
     assert_eq!(leaf(x, 0x1234_5000, 1, 0, privileged(READ)), 0x048d_1453);
     assert_eq!(leaf(x, 0x1_8000_0000, 3, 0, plain(BOTH)), 0x6000_00d7);
 }
 
 #[test]
 fn riscv_tables() {
-    let x = Riscv::new(RiscvMode::Sv48, 4, 56).unwrap();
+    let x = Riscv::sv48().within(4, 56).unwrap();
     // V alone; the page number 0xabcd from bit 10 on.
     assert_eq!(table(x, 0xabc_d000, 1), 0x2af_3401);
     is_table(x, 0x2af_3401, 4, 0xabc_d000, 3);
@@ -341,31 +346,33 @@ fn registers() {
     );
     assert_eq!([4, 5].map(|levels| X86FirstStage::new(levels, 1, 46).unwrap().fspm()), [0b00, 0b01]);
     assert_eq!([1, 4, 6].map(|levels| AmdV1::new(levels, 1, 46).unwrap().mode()), [1, 4, 6]);
-    use RiscvMode::{Sv39, Sv39x4, Sv48, Sv48x4, Sv57};
-    assert_eq!([Sv39, Sv48, Sv57, Sv39x4, Sv48x4].map(RiscvMode::code), [8, 9, 10, 8, 9]);
+    assert_eq!(RISCV.map(|format| format.mode()), [8, 9, 10, 8, 9]);
 
-    fn arm<const GRANULE: u32>(stage: ArmStage, input: u32, output: u32) -> (u32, u32, Option<u32>, u32) {
-        let format = Arm::<GRANULE>::new(stage, input, output).unwrap();
+    fn arm<const GRANULE: u32>(
+        new: MakeArm<GRANULE>,
+        input: u32,
+        output: u32,
+    ) -> (u32, u32, Option<u32>, u32) {
+        let format = new(input, output).unwrap();
         (format.t0sz(), format.tg0(), format.sl0(), format.ps())
     }
-    use ArmStage::{One, Two};
     // T0SZ, TG (00 4 KiB, 01 64 KiB, 10 16 KiB), SL0, PS.
-    assert_eq!(arm::<12>(One, 48, 48), (16, 0b00, None, 5));
-    assert_eq!(arm::<12>(One, 39, 44), (25, 0b00, None, 4));
-    assert_eq!(arm::<14>(One, 47, 40), (17, 0b10, None, 2));
-    assert_eq!(arm::<16>(One, 52, 52), (12, 0b01, None, 6));
+    assert_eq!(arm(Arm::<12>::stage_1, 48, 48), (16, 0b00, None, 5));
+    assert_eq!(arm(Arm::<12>::stage_1, 39, 44), (25, 0b00, None, 4));
+    assert_eq!(arm(Arm::<14>::stage_1, 47, 40), (17, 0b10, None, 2));
+    assert_eq!(arm(Arm::<16>::stage_1, 52, 52), (12, 0b01, None, 6));
     // The manual's levels 0, 1 and 2, of which the last two have concatenated roots.
-    assert_eq!(arm::<12>(Two, 48, 48), (16, 0b00, Some(0b10), 5));
-    assert_eq!(arm::<12>(Two, 39, 48), (25, 0b00, Some(0b01), 5));
-    assert_eq!(arm::<12>(Two, 42, 42), (22, 0b00, Some(0b01), 3));
-    assert_eq!(arm::<12>(Two, 32, 32), (32, 0b00, Some(0b00), 0));
+    assert_eq!(arm(Arm::<12>::stage_2, 48, 48), (16, 0b00, Some(0b10), 5));
+    assert_eq!(arm(Arm::<12>::stage_2, 39, 48), (25, 0b00, Some(0b01), 5));
+    assert_eq!(arm(Arm::<12>::stage_2, 42, 42), (22, 0b00, Some(0b01), 3));
+    assert_eq!(arm(Arm::<12>::stage_2, 32, 32), (32, 0b00, Some(0b00), 0));
     // Its levels 1, 2 and 3.
-    assert_eq!(arm::<14>(Two, 48, 48), (16, 0b10, Some(0b10), 5));
-    assert_eq!(arm::<14>(Two, 40, 40), (24, 0b10, Some(0b01), 2));
-    assert_eq!(arm::<14>(Two, 29, 36), (35, 0b10, Some(0b00), 1));
-    assert_eq!(arm::<16>(Two, 52, 52), (12, 0b01, Some(0b10), 6));
-    assert_eq!(arm::<16>(Two, 42, 42), (22, 0b01, Some(0b01), 3));
-    assert_eq!(arm::<16>(Two, 33, 43), (31, 0b01, Some(0b00), 4));
+    assert_eq!(arm(Arm::<14>::stage_2, 48, 48), (16, 0b10, Some(0b10), 5));
+    assert_eq!(arm(Arm::<14>::stage_2, 40, 40), (24, 0b10, Some(0b01), 2));
+    assert_eq!(arm(Arm::<14>::stage_2, 29, 36), (35, 0b10, Some(0b00), 1));
+    assert_eq!(arm(Arm::<16>::stage_2, 52, 52), (12, 0b01, Some(0b10), 6));
+    assert_eq!(arm(Arm::<16>::stage_2, 42, 42), (22, 0b01, Some(0b01), 3));
+    assert_eq!(arm(Arm::<16>::stage_2, 33, 43), (31, 0b01, Some(0b00), 4));
 }
 
 #[test]
@@ -377,33 +384,33 @@ fn frames_in_a_row() {
     assert_eq!(frames(AmdV1::six_level()), (1, 1));
     assert_eq!(frames(X86FirstStage::five_level()), (1, 1));
     // Small roots take a frame, too.
-    assert_eq!(frames(Arm::<12>::new(ArmStage::One, 40, 48).unwrap()), (1, 1));
+    assert_eq!(frames(Arm::<12>::stage_1(40, 48).unwrap()), (1, 1));
     // Two, eight and sixteen tables of 4 KiB side by side.
-    assert_eq!(frames(Arm::<12>::new(ArmStage::Two, 40, 48).unwrap()), (2, 1));
-    assert_eq!(frames(Arm::<12>::new(ArmStage::Two, 42, 42).unwrap()), (8, 1));
-    assert_eq!(frames(Arm::<12>::new(ArmStage::Two, 43, 48).unwrap()), (16, 1));
+    assert_eq!(frames(Arm::<12>::stage_2(40, 48).unwrap()), (2, 1));
+    assert_eq!(frames(Arm::<12>::stage_2(42, 42).unwrap()), (8, 1));
+    assert_eq!(frames(Arm::<12>::stage_2(43, 48).unwrap()), (16, 1));
     // One table of 16 KiB, and two; one of 64 KiB, and sixteen. A root of two entries takes a frame.
-    assert_eq!(frames(Arm::<14>::new(ArmStage::One, 47, 48).unwrap()), (4, 4));
-    assert_eq!(frames(Arm::<14>::new(ArmStage::One, 48, 48).unwrap()), (1, 4));
-    assert_eq!(frames(Arm::<14>::new(ArmStage::Two, 48, 48).unwrap()), (8, 4));
-    assert_eq!(frames(Arm::<16>::new(ArmStage::One, 42, 48).unwrap()), (16, 16));
-    assert_eq!(frames(Arm::<16>::new(ArmStage::Two, 46, 48).unwrap()), (256, 16));
+    assert_eq!(frames(Arm::<14>::stage_1(47, 48).unwrap()), (4, 4));
+    assert_eq!(frames(Arm::<14>::stage_1(48, 48).unwrap()), (1, 4));
+    assert_eq!(frames(Arm::<14>::stage_2(48, 48).unwrap()), (8, 4));
+    assert_eq!(frames(Arm::<16>::stage_1(42, 48).unwrap()), (16, 16));
+    assert_eq!(frames(Arm::<16>::stage_2(46, 48).unwrap()), (256, 16));
     // The second stage's root of 16 KiB.
-    assert_eq!(frames(Riscv::of(RiscvMode::Sv48)), (1, 1));
-    assert_eq!(frames(Riscv::of(RiscvMode::Sv48x4)), (4, 1));
+    assert_eq!(frames(Riscv::sv48()), (1, 1));
+    assert_eq!(frames(Riscv::sv48x4()), (4, 1));
 }
 
 #[test]
 fn layouts_by_name() {
-    use RiscvMode::{Sv39, Sv39x4, Sv48, Sv48x4, Sv57};
     let vtd = [VtdSecondStage::three_level(), VtdSecondStage::four_level(), VtdSecondStage::five_level()];
     assert_eq!(vtd, [3, 4, 5].map(|levels| VtdSecondStage::new(levels, 3, 52).unwrap()));
     let x86 = [X86FirstStage::four_level(), X86FirstStage::five_level()];
     assert_eq!(x86, [4, 5].map(|levels| X86FirstStage::new(levels, 3, 52).unwrap()));
     let amd = [AmdV1::three_level(), AmdV1::four_level(), AmdV1::five_level(), AmdV1::six_level()];
     assert_eq!(amd, [3, 4, 5, 6].map(|levels| AmdV1::new(levels, 3, 52).unwrap()));
-    for (mode, levels) in [(Sv39, 3), (Sv48, 4), (Sv57, 5), (Sv39x4, 3), (Sv48x4, 4)] {
-        assert_eq!(Riscv::of(mode), Riscv::new(mode, levels, 56).unwrap());
+    for (format, levels) in RISCV.into_iter().zip([3, 4, 5, 3, 4]) {
+        assert_eq!(format.levels(), levels);
+        assert_eq!(format.within(levels, 56), Ok(format));
     }
     for (largest, large) in [(PageSize::SIZE_4K, 1), (PageSize::SIZE_2M, 2), (PageSize::SIZE_1G, 3)] {
         let vtd = VtdSecondStage::new(4, large, 52).unwrap();
@@ -427,18 +434,18 @@ fn names_and_widths() {
     assert_eq!(seam(AmdV1::new(1, 1, 52).unwrap()), ("amd-v1", 1, 21, 9));
     assert_eq!(seam(AmdV1::new(4, 3, 52).unwrap()), ("amd-v1", 4, 48, 9));
     assert_eq!(seam(AmdV1::new(6, 3, 52).unwrap()), ("amd-v1", 6, 63, 6));
-    assert_eq!(seam(Arm::<12>::new(ArmStage::One, 48, 48).unwrap()), ("arm-s1-4k", 4, 48, 9));
-    assert_eq!(seam(Arm::<14>::new(ArmStage::One, 48, 48).unwrap()), ("arm-s1-16k", 4, 48, 1));
-    assert_eq!(seam(Arm::<16>::new(ArmStage::One, 48, 48).unwrap()), ("arm-s1-64k", 3, 48, 6));
-    assert_eq!(seam(Arm::<12>::new(ArmStage::Two, 42, 42).unwrap()), ("arm-s2-4k", 3, 42, 12));
-    assert_eq!(seam(Arm::<14>::new(ArmStage::Two, 42, 42).unwrap()), ("arm-s2-16k", 3, 42, 6));
-    assert_eq!(seam(Arm::<16>::new(ArmStage::Two, 42, 42).unwrap()), ("arm-s2-64k", 2, 42, 13));
-    let riscv = |mode| seam(Riscv::new(mode, 3, 56).unwrap());
-    assert_eq!(riscv(RiscvMode::Sv39), ("riscv-sv39", 3, 38, 8));
-    assert_eq!(riscv(RiscvMode::Sv48), ("riscv-sv48", 4, 47, 8));
-    assert_eq!(riscv(RiscvMode::Sv57), ("riscv-sv57", 5, 56, 8));
-    assert_eq!(riscv(RiscvMode::Sv39x4), ("riscv-sv39x4", 3, 41, 11));
-    assert_eq!(riscv(RiscvMode::Sv48x4), ("riscv-sv48x4", 4, 50, 11));
+    assert_eq!(seam(Arm::<12>::stage_1(48, 48).unwrap()), ("arm-s1-4k", 4, 48, 9));
+    assert_eq!(seam(Arm::<14>::stage_1(48, 48).unwrap()), ("arm-s1-16k", 4, 48, 1));
+    assert_eq!(seam(Arm::<16>::stage_1(48, 48).unwrap()), ("arm-s1-64k", 3, 48, 6));
+    assert_eq!(seam(Arm::<12>::stage_2(42, 42).unwrap()), ("arm-s2-4k", 3, 42, 12));
+    assert_eq!(seam(Arm::<14>::stage_2(42, 42).unwrap()), ("arm-s2-16k", 3, 42, 6));
+    assert_eq!(seam(Arm::<16>::stage_2(42, 42).unwrap()), ("arm-s2-64k", 2, 42, 13));
+    let riscv = |mode: Riscv| seam(mode.within(3, 56).unwrap());
+    assert_eq!(riscv(Riscv::sv39()), ("riscv-sv39", 3, 38, 8));
+    assert_eq!(riscv(Riscv::sv48()), ("riscv-sv48", 4, 47, 8));
+    assert_eq!(riscv(Riscv::sv57()), ("riscv-sv57", 5, 56, 8));
+    assert_eq!(riscv(Riscv::sv39x4()), ("riscv-sv39x4", 3, 41, 11));
+    assert_eq!(riscv(Riscv::sv48x4()), ("riscv-sv48x4", 4, 50, 11));
 }
 
 #[test]
@@ -466,29 +473,29 @@ fn limits() {
     assert_eq!(AmdV1::new(4, 3, 48).unwrap().leaf_sizes().len(), 27);
     assert_eq!(AmdV1::new(3, 3, 48).unwrap().leaf_sizes().len(), 19);
 
-    assert_eq!(Arm::<12>::new(ArmStage::One, 48, 49), Err(bits(49, 32, 48)));
-    assert_eq!(Arm::<12>::new(ArmStage::One, 48, 31), Err(bits(31, 32, 48)));
-    assert_eq!(Arm::<12>::new(ArmStage::One, 49, 48), Err(bits(49, 25, 48)));
-    assert_eq!(Arm::<14>::new(ArmStage::Two, 24, 48), Err(bits(24, 25, 48)));
-    assert_eq!(Arm::<14>::new(ArmStage::Two, 49, 48), Err(bits(49, 25, 48)));
-    assert_eq!(Arm::<16>::new(ArmStage::One, 53, 52), Err(bits(53, 25, 52)));
-    assert_eq!(Arm::<16>::new(ArmStage::One, 48, 53), Err(bits(53, 32, 52)));
+    assert_eq!(Arm::<12>::stage_1(48, 49), Err(bits(49, 32, 48)));
+    assert_eq!(Arm::<12>::stage_1(48, 31), Err(bits(31, 32, 48)));
+    assert_eq!(Arm::<12>::stage_1(49, 48), Err(bits(49, 25, 48)));
+    assert_eq!(Arm::<14>::stage_2(24, 48), Err(bits(24, 25, 48)));
+    assert_eq!(Arm::<14>::stage_2(49, 48), Err(bits(49, 25, 48)));
+    assert_eq!(Arm::<16>::stage_1(53, 52), Err(bits(53, 25, 52)));
+    assert_eq!(Arm::<16>::stage_1(48, 53), Err(bits(53, 32, 52)));
     // Stage 2 translates no more than there are physical bits.
-    assert_eq!(Arm::<12>::new(ArmStage::Two, 45, 44), Err(bits(45, 25, 44)));
-    assert_eq!(Arm::<12>::new(ArmStage::Two, 37, 36), Err(bits(37, 25, 36)));
+    assert_eq!(Arm::<12>::stage_2(45, 44), Err(bits(45, 25, 44)));
+    assert_eq!(Arm::<12>::stage_2(37, 36), Err(bits(37, 25, 36)));
     // Unless the SMMU says so: 40 at the most.
-    assert_eq!(Arm::<12>::with_ias(ArmStage::Two, 41, 36, 44), Err(bits(41, 25, 40)));
-    assert_eq!(Arm::<12>::with_ias(ArmStage::Two, 39, 36, 38), Err(bits(39, 25, 38)));
-    assert_eq!(Arm::<12>::with_ias(ArmStage::Two, 45, 44, 48), Err(bits(45, 25, 44)));
-    assert!(Arm::<12>::with_ias(ArmStage::Two, 40, 36, 40).is_ok());
-    assert_eq!(Arm::<12>::with_ias(ArmStage::Two, 40, 40, 32), Arm::<12>::new(ArmStage::Two, 40, 40));
+    assert_eq!(Arm::<12>::stage_2_with_ias(41, 36, 44), Err(bits(41, 25, 40)));
+    assert_eq!(Arm::<12>::stage_2_with_ias(39, 36, 38), Err(bits(39, 25, 38)));
+    assert_eq!(Arm::<12>::stage_2_with_ias(45, 44, 48), Err(bits(45, 25, 44)));
+    assert!(Arm::<12>::stage_2_with_ias(40, 36, 40).is_ok());
+    assert_eq!(Arm::<12>::stage_2_with_ias(40, 40, 32), Arm::<12>::stage_2(40, 40));
 
-    assert_eq!(Riscv::new(RiscvMode::Sv39, 0, 56), Err(leaves(0, 3)));
-    assert_eq!(Riscv::new(RiscvMode::Sv39x4, 4, 56), Err(leaves(4, 3)));
-    assert_eq!(Riscv::new(RiscvMode::Sv57, 6, 56), Err(leaves(6, 5)));
-    assert_eq!(Riscv::new(RiscvMode::Sv48, 4, 57), Err(bits(57, 12, 56)));
-    assert_eq!(Riscv::new(RiscvMode::Sv48, 4, 11), Err(bits(11, 12, 56)));
-    assert_eq!(Riscv::new(RiscvMode::Sv48, 4, 44).unwrap().last_phys(), PhysAddr::new(0xfff_ffff_ffff));
+    assert_eq!(Riscv::sv39().within(0, 56), Err(leaves(0, 3)));
+    assert_eq!(Riscv::sv39x4().within(4, 56), Err(leaves(4, 3)));
+    assert_eq!(Riscv::sv57().within(6, 56), Err(leaves(6, 5)));
+    assert_eq!(Riscv::sv48().within(4, 57), Err(bits(57, 12, 56)));
+    assert_eq!(Riscv::sv48().within(4, 11), Err(bits(11, 12, 56)));
+    assert_eq!(Riscv::sv48().within(4, 44).unwrap().last_phys(), PhysAddr::new(0xfff_ffff_ffff));
 }
 
 /// Every combination of attributes.
@@ -579,9 +586,9 @@ fn arm_round_trips<const GRANULE: u32>(bits: u64) {
     let most = if GRANULE == 16 { 52 } else { 48 };
     for (input, address) in [(25, 32), (33, 36), (40, 40), (42, 42), (43, 44), (48, 48), (most, most)] {
         let keeps = Keeps { write_only: false, memory: true, snoop: false, privileged: true, execute: true };
-        round_trip(Arm::<GRANULE>::new(ArmStage::One, input, address).unwrap(), &keeps, bits);
+        round_trip(Arm::<GRANULE>::stage_1(input, address).unwrap(), &keeps, bits);
         let keeps = Keeps { write_only: true, privileged: false, ..keeps };
-        round_trip(Arm::<GRANULE>::new(ArmStage::Two, input, address).unwrap(), &keeps, bits);
+        round_trip(Arm::<GRANULE>::stage_2(input, address).unwrap(), &keeps, bits);
     }
 }
 
@@ -623,12 +630,11 @@ proptest! {
 
     #[test]
     fn riscv_round_trips(bits: u64) {
-        use RiscvMode::*;
-        for (mode, levels) in [(Sv39, 3), (Sv48, 4), (Sv57, 5), (Sv39x4, 3), (Sv48x4, 4)] {
-            let privileged = !matches!(mode, Sv39x4 | Sv48x4);
+        for format in RISCV {
+            let privileged = !format.is_second_stage();
             let keeps = Keeps { write_only: false, memory: true, snoop: false, privileged, execute: true };
             for address in [44, 56] {
-                round_trip(Riscv::new(mode, levels, address).unwrap(), &keeps, bits);
+                round_trip(format.within(format.levels(), address).unwrap(), &keeps, bits);
             }
         }
     }

@@ -25,7 +25,8 @@ use pgtable_walker::machine::{Backing, Machine};
 use pgtable_walker::random::walk_randomly;
 use pgtable_walker::rings::Queues;
 use pgtable_walker::shown::Shown;
-use portcullis::pgtable::{AmdV1, Arm, ArmStage, Format, Riscv, RiscvMode, VtdSecondStage, X86FirstStage};
+use portcullis::SetupError;
+use portcullis::pgtable::{AmdV1, Arm, Format, Riscv, VtdSecondStage, X86FirstStage};
 use portcullis_model::Memory;
 
 /// Operations on each of the usual geometries; each is followed by a dozen walks.
@@ -154,33 +155,32 @@ fn amd() {
     (4..=6).for_each(|levels| check_both(amd_case(AmdV1::new(levels, 3, 46).unwrap())));
 }
 
-fn arm<const GRANULE: u32>(stage: ArmStage, input: u32) {
+fn arm<const GRANULE: u32>(new: fn(u32, u32) -> Result<Arm<GRANULE>, SetupError>, input: u32) {
     let output = if GRANULE == 16 { 52 } else { 48 };
-    check_both(arm_case(Arm::<GRANULE>::new(stage, input, output).unwrap(), input, output));
+    check_both(arm_case(new(input, output).unwrap(), input, output));
 }
 
 #[test]
 fn arm_stage_1() {
-    arm::<12>(ArmStage::One, 48);
-    arm::<14>(ArmStage::One, 48);
-    arm::<16>(ArmStage::One, 48);
-    arm::<12>(ArmStage::One, 39);
+    arm(Arm::<12>::stage_1, 48);
+    arm(Arm::<14>::stage_1, 48);
+    arm(Arm::<16>::stage_1, 48);
+    arm(Arm::<12>::stage_1, 39);
 }
 
 #[test]
 fn arm_stage_2() {
-    arm::<12>(ArmStage::Two, 48);
-    arm::<14>(ArmStage::Two, 48);
-    arm::<16>(ArmStage::Two, 48);
+    arm(Arm::<12>::stage_2, 48);
+    arm(Arm::<14>::stage_2, 48);
+    arm(Arm::<16>::stage_2, 48);
     // Concatenated roots.
-    arm::<12>(ArmStage::Two, 42);
-    arm::<14>(ArmStage::Two, 40);
+    arm(Arm::<12>::stage_2, 42);
+    arm(Arm::<14>::stage_2, 40);
 }
 
 #[test]
 fn riscv() {
-    use RiscvMode::{Sv39, Sv39x4, Sv48, Sv48x4, Sv57};
-    for mode in [Sv39, Sv48, Sv57, Sv39x4, Sv48x4] {
-        check_both(riscv_case(Riscv::new(mode, 3, 46).unwrap()));
+    for mode in [Riscv::sv39(), Riscv::sv48(), Riscv::sv57(), Riscv::sv39x4(), Riscv::sv48x4()] {
+        check_both(riscv_case(mode.within(3, 46).unwrap()));
     }
 }

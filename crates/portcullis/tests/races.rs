@@ -319,8 +319,7 @@ fn a_platform_that_panics_while_a_page_is_split_stops_nobody_for_ever() {
         });
         let arm = fresh(|turn| {
             let tables = portcullis_model::ArmTables::stage2(portcullis_model::Granule::Size4K, 48, 4);
-            let arm =
-                portcullis::pgtable::Arm::<12>::new(portcullis::pgtable::ArmStage::Two, 48, 48).unwrap();
+            let arm = portcullis::pgtable::Arm::<12>::stage_2(48, 48).unwrap();
             goes_on(arm, TableFormat::Arm(tables), 64 << 10, turn)
         });
         stuck.extend(

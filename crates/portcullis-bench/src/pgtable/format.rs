@@ -3,9 +3,7 @@
 use std::sync::Arc;
 
 use portcullis::SetupError;
-use portcullis::pgtable::{
-    AmdV1, Arm, ArmStage, Format, Layout, Riscv, RiscvMode, VtdSecondStage, X86FirstStage,
-};
+use portcullis::pgtable::{AmdV1, Arm, Format, Layout, Riscv, VtdSecondStage, X86FirstStage};
 use portcullis::std_platform::StdPlatform;
 
 use super::memory::Memory;
@@ -27,17 +25,17 @@ fn all() -> [Result<Arc<dyn AnyFormat>, SetupError>; 15] {
         any(X86FirstStage::new(4, 3, PHYS)),
         any(X86FirstStage::new(5, 3, PHYS)),
         any(AmdV1::new(4, 3, PHYS)),
-        any(Arm::<12>::new(ArmStage::One, 48, PHYS)),
-        any(Arm::<14>::new(ArmStage::One, 48, PHYS)),
-        any(Arm::<16>::new(ArmStage::One, 48, PHYS)),
-        any(Arm::<12>::new(ArmStage::Two, 48, PHYS)),
-        any(Arm::<14>::new(ArmStage::Two, 48, PHYS)),
-        any(Arm::<16>::new(ArmStage::Two, 48, PHYS)),
-        any(Riscv::new(RiscvMode::Sv39, 3, PHYS)),
-        any(Riscv::new(RiscvMode::Sv48, 3, PHYS)),
-        any(Riscv::new(RiscvMode::Sv57, 3, PHYS)),
-        any(Riscv::new(RiscvMode::Sv39x4, 3, PHYS)),
-        any(Riscv::new(RiscvMode::Sv48x4, 3, PHYS)),
+        any(Arm::<12>::stage_1(48, PHYS)),
+        any(Arm::<14>::stage_1(48, PHYS)),
+        any(Arm::<16>::stage_1(48, PHYS)),
+        any(Arm::<12>::stage_2(48, PHYS)),
+        any(Arm::<14>::stage_2(48, PHYS)),
+        any(Arm::<16>::stage_2(48, PHYS)),
+        any(Riscv::sv39().within(3, PHYS)),
+        any(Riscv::sv48().within(3, PHYS)),
+        any(Riscv::sv57().within(3, PHYS)),
+        any(Riscv::sv39x4().within(3, PHYS)),
+        any(Riscv::sv48x4().within(3, PHYS)),
     ]
 }
 

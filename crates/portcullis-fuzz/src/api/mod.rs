@@ -18,7 +18,7 @@ mod world;
 
 pub use clocked::Clocked;
 
-use portcullis::pgtable::{AmdV1, Arm, ArmStage, Format, Riscv, RiscvMode, VtdSecondStage};
+use portcullis::pgtable::{AmdV1, Arm, Format, Riscv, VtdSecondStage};
 use portcullis_model::{ArmStage as ModelStage, ArmTables, Granule, RiscvMode as ModelMode, TableFormat};
 
 use crate::input::Input;
@@ -53,7 +53,7 @@ pub fn run(bytes: &[u8]) {
             play(World::new(slots, format, TableFormat::AmdV1 { levels: 4 }, &mut input), input);
         }
         2 => {
-            let format = Arm::<12>::new(ArmStage::One, BITS, BITS).unwrap();
+            let format = Arm::<12>::stage_1(BITS, BITS).unwrap();
             let tables = ArmTables {
                 stage: ModelStage::One,
                 granule: Granule::Size4K,
@@ -64,7 +64,7 @@ pub fn run(bytes: &[u8]) {
             play(World::new(slots, format, TableFormat::Arm(tables), &mut input), input);
         }
         _ => {
-            let format = Riscv::new(RiscvMode::Sv48, 3, BITS).unwrap();
+            let format = Riscv::sv48().within(3, BITS).unwrap();
             play(World::new(slots, format, TableFormat::RiscV(ModelMode::Sv48), &mut input), input);
         }
     }

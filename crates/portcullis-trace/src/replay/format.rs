@@ -1,8 +1,8 @@
 //! The page-table formats that a trace can be replayed with, by name.
 
 use portcullis::SetupError;
-use portcullis::pgtable::{AmdV1, Arm, ArmStage, Format, Riscv, RiscvMode, VtdSecondStage, X86FirstStage};
-use portcullis_model::{ArmStage as ModelStage, ArmTables, Granule, RiscvMode as ModelMode, TableFormat};
+use portcullis::pgtable::{AmdV1, Arm, Format, Riscv, VtdSecondStage, X86FirstStage};
+use portcullis_model::{ArmStage, ArmTables, Granule, RiscvMode, TableFormat};
 
 /// Bits of physical addresses: what the model's memory and every format have.
 const PHYS_BITS: u32 = 48;
@@ -49,17 +49,17 @@ pub(super) fn with_format<W: WithFormat>(name: &str, what: W) -> Option<Result<W
         "x86-4" => both(what, X86FirstStage::new(4, 3, PHYS_BITS), TableFormat::X86FirstStage { levels: 4 }),
         "x86-5" => both(what, X86FirstStage::new(5, 3, PHYS_BITS), TableFormat::X86FirstStage { levels: 5 }),
         "amd-v1" => both(what, AmdV1::new(4, 3, PHYS_BITS), TableFormat::AmdV1 { levels: 4 }),
-        "arm-s1-4k" => arm::<12, W>(what, ArmStage::One, Granule::Size4K),
-        "arm-s1-16k" => arm::<14, W>(what, ArmStage::One, Granule::Size16K),
-        "arm-s1-64k" => arm::<16, W>(what, ArmStage::One, Granule::Size64K),
-        "arm-s2-4k" => arm::<12, W>(what, ArmStage::Two, Granule::Size4K),
-        "arm-s2-16k" => arm::<14, W>(what, ArmStage::Two, Granule::Size16K),
-        "arm-s2-64k" => arm::<16, W>(what, ArmStage::Two, Granule::Size64K),
-        "riscv-sv39" => riscv(what, RiscvMode::Sv39, ModelMode::Sv39),
-        "riscv-sv48" => riscv(what, RiscvMode::Sv48, ModelMode::Sv48),
-        "riscv-sv57" => riscv(what, RiscvMode::Sv57, ModelMode::Sv57),
-        "riscv-sv39x4" => riscv(what, RiscvMode::Sv39x4, ModelMode::Sv39x4),
-        "riscv-sv48x4" => riscv(what, RiscvMode::Sv48x4, ModelMode::Sv48x4),
+        "arm-s1-4k" => arm(what, Arm::<12>::stage_1, Granule::Size4K),
+        "arm-s1-16k" => arm(what, Arm::<14>::stage_1, Granule::Size16K),
+        "arm-s1-64k" => arm(what, Arm::<16>::stage_1, Granule::Size64K),
+        "arm-s2-4k" => arm(what, Arm::<12>::stage_2, Granule::Size4K),
+        "arm-s2-16k" => arm(what, Arm::<14>::stage_2, Granule::Size16K),
+        "arm-s2-64k" => arm(what, Arm::<16>::stage_2, Granule::Size64K),
+        "riscv-sv39" => riscv(what, Riscv::sv39(), RiscvMode::Sv39),
+        "riscv-sv48" => riscv(what, Riscv::sv48(), RiscvMode::Sv48),
+        "riscv-sv57" => riscv(what, Riscv::sv57(), RiscvMode::Sv57),
+        "riscv-sv39x4" => riscv(what, Riscv::sv39x4(), RiscvMode::Sv39x4),
+        "riscv-sv48x4" => riscv(what, Riscv::sv48x4(), RiscvMode::Sv48x4),
         _ => return None,
     })
 }
@@ -74,16 +74,12 @@ fn both<W: WithFormat, X: Format>(
 
 fn arm<const GRANULE: u32, W: WithFormat>(
     what: W,
-    stage: ArmStage,
+    new: fn(u32, u32) -> Result<Arm<GRANULE>, SetupError>,
     granule: Granule,
 ) -> Result<W::Output, SetupError> {
-    let written = Arm::<GRANULE>::new(stage, PHYS_BITS, PHYS_BITS)?;
-    let model = match stage {
-        ArmStage::One => ModelStage::One,
-        ArmStage::Two => ModelStage::Two,
-    };
+    let written = new(PHYS_BITS, PHYS_BITS)?;
     let tables = ArmTables {
-        stage: model,
+        stage: if written.is_stage_2() { ArmStage::Two } else { ArmStage::One },
         granule,
         input_bits: PHYS_BITS,
         levels: written.levels(),
@@ -92,6 +88,6 @@ fn arm<const GRANULE: u32, W: WithFormat>(
     both(what, Ok(written), TableFormat::Arm(tables))
 }
 
-fn riscv<W: WithFormat>(what: W, mode: RiscvMode, model: ModelMode) -> Result<W::Output, SetupError> {
-    both(what, Riscv::new(mode, 3, PHYS_BITS), TableFormat::RiscV(model))
+fn riscv<W: WithFormat>(what: W, mode: Riscv, model: RiscvMode) -> Result<W::Output, SetupError> {
+    both(what, mode.within(3, PHYS_BITS), TableFormat::RiscV(model))
 }

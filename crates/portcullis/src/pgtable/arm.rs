@@ -73,8 +73,8 @@ static SIZES_16K: [LeafSize; 4] = [size(1, 0), size(1, 7), size(2, 0), size(2, 5
 static SIZES_64K: [LeafSize; 4] = [size(1, 0), size(1, 5), size(2, 0), size(2, 5)];
 
 /// The stage of translation that tables are for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum ArmStage {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
     /// From a process's or a kernel's addresses.
     One,
     /// From a virtual machine's addresses.
@@ -84,7 +84,7 @@ pub enum ArmStage {
 /// VMSAv8-64 with pages of 2^`GRANULE` bytes: 12, 14 or 16.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Arm<const GRANULE: u32> {
-    stage: ArmStage,
+    stage: Stage,
     levels: u32,
     input_bits: u32,
     sizes: usize,
@@ -92,34 +92,39 @@ pub struct Arm<const GRANULE: u32> {
 }
 
 impl<const GRANULE: u32> Arm<GRANULE> {
-    /// Makes the layout of tables of `stage` for `input_bits` bits, at least 25, and hardware with
-    /// `address_bits` bits of physical addresses, at least 32. Both are at most 48, or 52 with the
-    /// 64 KiB granule. Stage 2 does not translate more bits than there are physical ones: see
-    /// [`with_ias`](Self::with_ias).
+    /// Makes the layout of tables of stage 1 for `input_bits` bits, at least 25, and hardware with `address_bits` bits of physical
+    /// addresses, at least 32. Both are at most 48, or 52 with the 64 KiB granule.
     ///
-    /// The levels are as few as possible. In stage 2 the root may be up to 16 concatenated tables, where that
-    /// saves a level (but with the 4 KiB granule there are always two levels).
+    /// The levels are as few as possible, but with the 4 KiB granule there are always two.
     ///
     /// # Errors
     /// [`SetupError::AddressBits`], for the physical ones or else for those to be translated.
-    pub const fn new(stage: ArmStage, input_bits: u32, address_bits: u32) -> Result<Self, SetupError> {
-        Self::with_ias(stage, input_bits, address_bits, address_bits)
+    pub const fn stage_1(input_bits: u32, address_bits: u32) -> Result<Self, SetupError> {
+        Self::new(Stage::One, input_bits, address_bits, address_bits)
     }
 
-    /// As [`new`](Self::new), for an SMMU whose intermediate addresses have `ias` bits, if those
+    /// As [`stage_1`](Self::stage_1), of stage 2, which does not translate more bits than there are physical ones: see
+    /// [`stage_2_with_ias`](Self::stage_2_with_ias). The root may be up to 16 concatenated tables, where that saves a level.
+    ///
+    /// # Errors
+    /// As [`stage_1`](Self::stage_1).
+    pub const fn stage_2(input_bits: u32, address_bits: u32) -> Result<Self, SetupError> {
+        Self::new(Stage::Two, input_bits, address_bits, address_bits)
+    }
+
+    /// As [`stage_2`](Self::stage_2), for an SMMU whose intermediate addresses have `ias` bits, if those
     /// are more than the physical ones: one that walks AArch32's long-descriptor tables, too, has
     /// at least 40 (SMMUv3, IHI 0070, on address sizes: IAS is the larger of 40 and OAS if bit 0 of
     /// `SMMU_IDR0.TTF` is set, and OAS elsewhere). Bits beyond 40 and the physical bits make no
     /// difference.
     ///
     /// # Errors
-    /// As [`new`](Self::new).
-    pub const fn with_ias(
-        stage: ArmStage,
-        input_bits: u32,
-        address_bits: u32,
-        ias: u32,
-    ) -> Result<Self, SetupError> {
+    /// As [`stage_1`](Self::stage_1).
+    pub const fn stage_2_with_ias(input_bits: u32, address_bits: u32, ias: u32) -> Result<Self, SetupError> {
+        Self::new(Stage::Two, input_bits, address_bits, ias)
+    }
+
+    const fn new(stage: Stage, input_bits: u32, address_bits: u32, ias: u32) -> Result<Self, SetupError> {
         const { assert!(GRANULE == 12 || GRANULE == 14 || GRANULE == 16, "granules are 4, 16 and 64 KiB") };
         let most = if GRANULE == 16 { 52 } else { 48 };
         if address_bits < 32 || address_bits > most {
@@ -128,9 +133,9 @@ impl<const GRANULE: u32> Arm<GRANULE> {
         // In stage 2, a root of concatenated tables translates up to `concatenated` bits more,
         // which can save a level.
         let (max, concatenated) = match stage {
-            ArmStage::One => (most, 0),
-            ArmStage::Two if ias <= address_bits || address_bits > 40 => (address_bits, 4),
-            ArmStage::Two => (if ias < 40 { ias } else { 40 }, 4),
+            Stage::One => (most, 0),
+            Stage::Two if ias <= address_bits || address_bits > 40 => (address_bits, 4),
+            Stage::Two => (if ias < 40 { ias } else { 40 }, 4),
         };
         if input_bits < 25 || input_bits > max {
             return Err(SetupError::AddressBits { bits: input_bits, min: 25, max });
@@ -171,9 +176,9 @@ impl<const GRANULE: u32> Arm<GRANULE> {
     /// its level 3; each more starts one level higher (DDI 0487, section D8.2 "Translation process").
     pub const fn sl0(&self) -> Option<u32> {
         match self.stage {
-            ArmStage::One => None,
-            ArmStage::Two if GRANULE == 12 => Some(self.levels - 2),
-            ArmStage::Two => Some(self.levels - 1),
+            Stage::One => None,
+            Stage::Two if GRANULE == 12 => Some(self.levels - 2),
+            Stage::Two => Some(self.levels - 1),
         }
     }
 
@@ -192,9 +197,9 @@ impl<const GRANULE: u32> Arm<GRANULE> {
         }
     }
 
-    /// Returns the stage that the tables are for.
-    pub const fn stage(&self) -> ArmStage {
-        self.stage
+    /// Returns whether the tables are of stage 2.
+    pub const fn is_stage_2(&self) -> bool {
+        matches!(self.stage, Stage::Two)
     }
 
     const fn all_sizes() -> &'static [LeafSize] {
@@ -220,12 +225,12 @@ impl<const GRANULE: u32> Arm<GRANULE> {
     #[inline]
     const fn memory(&self, memory: Memory) -> u64 {
         match (self.stage, memory) {
-            (ArmStage::One, Memory::WriteBack) => INNER_SHAREABLE | 1 << 2,
-            (ArmStage::One, Memory::Uncached) => OUTER_SHAREABLE,
-            (ArmStage::One, Memory::Device) => OUTER_SHAREABLE | 2 << 2,
-            (ArmStage::Two, Memory::WriteBack) => INNER_SHAREABLE | 0xf << 2,
-            (ArmStage::Two, Memory::Uncached) => OUTER_SHAREABLE | 0x5 << 2,
-            (ArmStage::Two, Memory::Device) => OUTER_SHAREABLE | 0x1 << 2,
+            (Stage::One, Memory::WriteBack) => INNER_SHAREABLE | 1 << 2,
+            (Stage::One, Memory::Uncached) => OUTER_SHAREABLE,
+            (Stage::One, Memory::Device) => OUTER_SHAREABLE | 2 << 2,
+            (Stage::Two, Memory::WriteBack) => INNER_SHAREABLE | 0xf << 2,
+            (Stage::Two, Memory::Uncached) => OUTER_SHAREABLE | 0x5 << 2,
+            (Stage::Two, Memory::Device) => OUTER_SHAREABLE | 0x1 << 2,
         }
     }
 
@@ -261,12 +266,12 @@ unsafe impl<const GRANULE: u32> Format for Arm<GRANULE> {
 
     fn name(&self) -> &'static str {
         match (self.stage, GRANULE) {
-            (ArmStage::One, 12) => "arm-s1-4k",
-            (ArmStage::One, 14) => "arm-s1-16k",
-            (ArmStage::One, _) => "arm-s1-64k",
-            (ArmStage::Two, 12) => "arm-s2-4k",
-            (ArmStage::Two, 14) => "arm-s2-16k",
-            (ArmStage::Two, _) => "arm-s2-64k",
+            (Stage::One, 12) => "arm-s1-4k",
+            (Stage::One, 14) => "arm-s1-16k",
+            (Stage::One, _) => "arm-s1-64k",
+            (Stage::Two, 12) => "arm-s2-4k",
+            (Stage::Two, 14) => "arm-s2-16k",
+            (Stage::Two, _) => "arm-s2-64k",
         }
     }
 
@@ -295,7 +300,7 @@ unsafe impl<const GRANULE: u32> Format for Arm<GRANULE> {
         let read = attributes.permissions.allows(Permissions::READ);
         let write = attributes.permissions.allows(Permissions::WRITE);
         let rest = match self.stage {
-            ArmStage::One => {
+            Stage::One => {
                 let write = if write { 0 } else { S1_READ_ONLY };
                 let user = if attributes.privileged { 0 } else { S1_USER };
                 let execute = match (attributes.execute, attributes.privileged) {
@@ -305,7 +310,7 @@ unsafe impl<const GRANULE: u32> Format for Arm<GRANULE> {
                 };
                 S1_NOT_GLOBAL | write | user | execute
             }
-            ArmStage::Two => {
+            Stage::Two => {
                 let read = if read { S2_READ } else { 0 };
                 let write = if write { S2_WRITE } else { 0 };
                 let execute = if attributes.execute { 0 } else { S2_NO_EXECUTE };
@@ -346,11 +351,11 @@ unsafe impl<const GRANULE: u32> Format for Arm<GRANULE> {
 
     fn attributes(&self, entry: u64, _level: u32) -> Attributes {
         let (read, write, privileged, no_execute) = match self.stage {
-            ArmStage::One => {
+            Stage::One => {
                 let no_execute = S1_USER_NO_EXECUTE | S1_PRIVILEGED_NO_EXECUTE;
                 (true, entry & S1_READ_ONLY == 0, entry & S1_USER == 0, no_execute)
             }
-            ArmStage::Two => (entry & S2_READ != 0, entry & S2_WRITE != 0, false, S2_NO_EXECUTE),
+            Stage::Two => (entry & S2_READ != 0, entry & S2_WRITE != 0, false, S2_NO_EXECUTE),
         };
         let permissions = Permissions::of(read, write).unwrap_or_else(|| broken("a leaf allows something"));
         let same = |memory: &Memory| (entry ^ self.memory(*memory)) & MEMORY == 0;

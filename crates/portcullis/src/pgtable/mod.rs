@@ -24,11 +24,11 @@ mod walk;
 mod x86;
 
 pub use amd_v1::AmdV1;
-pub use arm::{ARM_MAIR, Arm, ArmStage};
+pub use arm::{ARM_MAIR, Arm};
 pub use error::MapError;
 pub use format::{Attributes, Entry, Format, Layout, LeafSize, Memory};
 pub use read::Leaf;
-pub use riscv::{Riscv, RiscvMode};
+pub use riscv::Riscv;
 pub use table::{PageTable, Unmapped};
 pub use vtd::VtdSecondStage;
 pub use x86::X86FirstStage;

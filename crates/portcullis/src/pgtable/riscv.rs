@@ -61,85 +61,92 @@ static SIZES: [LeafSize; 5] = [
 ];
 
 /// A mode of translation of RISC-V.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum RiscvMode {
-    /// First stage, 3 levels, 38 bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mode {
     Sv39,
-    /// First stage, 4 levels, 47 bits.
     Sv48,
-    /// First stage, 5 levels, 56 bits.
     Sv57,
-    /// Second stage, 3 levels, 41 bits.
     Sv39x4,
-    /// Second stage, 4 levels, 50 bits.
     Sv48x4,
-}
-
-impl RiscvMode {
-    /// Returns the MODE field that leads hardware to tables of this mode: bits 63:60 of `iosatp`, for the first stage (fields
-    /// `fsc` of a device context and of a process context), or of `iohgatp`, for the second (RISC-V IOMMU Architecture
-    /// Specification, "Device-context fields"). The numbers are those of `satp` and `hgatp` in the Privileged Architecture.
-    pub const fn code(self) -> u32 {
-        match self {
-            Self::Sv39 | Self::Sv39x4 => 8,
-            Self::Sv48 | Self::Sv48x4 => 9,
-            Self::Sv57 => 10,
-        }
-    }
 }
 
 /// RISC-V: 3, 4 or 5 levels of first-stage tables, 3 or 4 of second-stage ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Riscv {
-    mode: RiscvMode,
+    mode: Mode,
     levels: u32,
     large: u32,
     last_phys: PhysAddr,
 }
 
 impl Riscv {
-    /// Makes the layout of tables for `mode`, with leaves at the lowest `large` levels (1: 4 KiB;
-    /// 2: and 2 MiB; 3: and 1 GiB; 4: and 512 GiB; 5: and 256 TiB; the architecture has leaves at
-    /// every level), for hardware with `address_bits` bits of physical addresses, at most 56.
+    /// First stage, 3 levels, 38 bits. As all of these, with leaves at every level, as the architecture has them, and 56 bits of
+    /// physical addresses: see [`within`](Self::within).
+    pub const fn sv39() -> Self {
+        Self::of(Mode::Sv39)
+    }
+
+    /// First stage, 4 levels, 47 bits.
+    pub const fn sv48() -> Self {
+        Self::of(Mode::Sv48)
+    }
+
+    /// First stage, 5 levels, 56 bits.
+    pub const fn sv57() -> Self {
+        Self::of(Mode::Sv57)
+    }
+
+    /// Second stage, 3 levels, 41 bits.
+    pub const fn sv39x4() -> Self {
+        Self::of(Mode::Sv39x4)
+    }
+
+    /// Second stage, 4 levels, 50 bits.
+    pub const fn sv48x4() -> Self {
+        Self::of(Mode::Sv48x4)
+    }
+
+    const fn of(mode: Mode) -> Self {
+        let levels = match mode {
+            Mode::Sv39 | Mode::Sv39x4 => 3,
+            Mode::Sv48 | Mode::Sv48x4 => 4,
+            Mode::Sv57 => 5,
+        };
+        Self { mode, levels, large: levels, last_phys: PhysAddr::new((1 << 56) - 1) }
+    }
+
+    /// The same mode with leaves at the lowest `large` levels (1: 4 KiB; 2: and 2 MiB; 3: and 1 GiB; 4: and 512 GiB; 5: and 256
+    /// TiB), for hardware with `address_bits` bits of physical addresses, at most 56.
     ///
     /// # Errors
     /// [`SetupError::LeafLevels`], [`SetupError::AddressBits`].
-    pub const fn new(mode: RiscvMode, large: u32, address_bits: u32) -> Result<Self, SetupError> {
-        let levels = Self::levels_of(mode);
-        match check((levels, 3, 5), (large, levels), (address_bits, 56)) {
-            Ok(last_phys) => Ok(Self { mode, levels, large, last_phys }),
+    pub const fn within(self, large: u32, address_bits: u32) -> Result<Self, SetupError> {
+        match check((self.levels, 3, 5), (large, self.levels), (address_bits, 56)) {
+            Ok(last_phys) => Ok(Self { large, last_phys, ..self }),
             Err(error) => Err(error),
         }
     }
 
-    /// Makes the layout for `mode` with leaves at every level, as the architecture has them, and 56 bits of physical
-    /// addresses.
-    pub const fn of(mode: RiscvMode) -> Self {
-        let levels = Self::levels_of(mode);
-        Self { mode, levels, large: levels, last_phys: PhysAddr::new((1 << 56) - 1) }
-    }
-
-    const fn levels_of(mode: RiscvMode) -> u32 {
-        match mode {
-            RiscvMode::Sv39 | RiscvMode::Sv39x4 => 3,
-            RiscvMode::Sv48 | RiscvMode::Sv48x4 => 4,
-            RiscvMode::Sv57 => 5,
+    /// Returns the MODE field that leads hardware to tables of this mode: bits 63:60 of `iosatp`, for the first stage (fields
+    /// `fsc` of a device context and of a process context), or of `iohgatp`, for the second (RISC-V IOMMU Architecture
+    /// Specification, "Device-context fields"). The numbers are those of `satp` and `hgatp` in the Privileged Architecture.
+    pub const fn mode(&self) -> u32 {
+        match self.mode {
+            Mode::Sv39 | Mode::Sv39x4 => 8,
+            Mode::Sv48 | Mode::Sv48x4 => 9,
+            Mode::Sv57 => 10,
         }
     }
 
-    /// Returns the mode of translation, whose [code](RiscvMode::code) hardware is to be given.
-    pub const fn mode(&self) -> RiscvMode {
-        self.mode
-    }
-
+    /// Returns whether the tables are of the second stage.
     #[inline]
-    const fn is_second_stage(&self) -> bool {
-        matches!(self.mode, RiscvMode::Sv39x4 | RiscvMode::Sv48x4)
+    pub const fn is_second_stage(&self) -> bool {
+        matches!(self.mode, Mode::Sv39x4 | Mode::Sv48x4)
     }
 }
 
 // SAFETY: pure functions of the bits of the manual named above, which the software IOMMU's walker reads independently of
-// them; `new` refuses levels and widths that the architecture does not have. `decode` takes a table's address out of the
+// them; `within` refuses levels and widths that the architecture does not have. `decode` takes a table's address out of the
 // bits that `table` put it into, and tells it from a leaf by bits that differ.
 unsafe impl Format for Riscv {
     const GRANULE_SHIFT: u32 = 12;
@@ -153,11 +160,11 @@ unsafe impl Format for Riscv {
 
     fn name(&self) -> &'static str {
         match self.mode {
-            RiscvMode::Sv39 => "riscv-sv39",
-            RiscvMode::Sv48 => "riscv-sv48",
-            RiscvMode::Sv57 => "riscv-sv57",
-            RiscvMode::Sv39x4 => "riscv-sv39x4",
-            RiscvMode::Sv48x4 => "riscv-sv48x4",
+            Mode::Sv39 => "riscv-sv39",
+            Mode::Sv48 => "riscv-sv48",
+            Mode::Sv57 => "riscv-sv57",
+            Mode::Sv39x4 => "riscv-sv39x4",
+            Mode::Sv48x4 => "riscv-sv48x4",
         }
     }
 
@@ -176,7 +183,7 @@ unsafe impl Format for Riscv {
     }
 
     fn leaf_sizes(&self) -> &'static [LeafSize] {
-        // As many as the caller of `new` asked for, and `new` has allowed.
+        // As many as the caller of `within` asked for, and that has allowed.
         &SIZES[..self.large as usize]
     }
 

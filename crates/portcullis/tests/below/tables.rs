@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use portcullis::addr::{DomainId, Iova, IovaRange, Permissions, PhysAddr, PhysSegment};
 use portcullis::invalidation::{Costs, Invalidation, InvalidationQueue};
-use portcullis::pgtable::{AmdV1, Arm, ArmStage, Format, PageTable, VtdSecondStage};
+use portcullis::pgtable::{AmdV1, Arm, Format, PageTable, VtdSecondStage};
 use portcullis::platform::Frames;
 use portcullis_model::{ArmTables, Context, Granule, Iommu, TableFormat};
 
@@ -137,7 +137,7 @@ fn amd() -> (AmdV1, TableFormat) {
 
 fn arm() -> (Arm<12>, TableFormat) {
     let read = ArmTables::stage1(Granule::Size4K, 39);
-    (Arm::<12>::new(ArmStage::One, 39, 48).unwrap(), TableFormat::Arm(read))
+    (Arm::<12>::stage_1(39, 48).unwrap(), TableFormat::Arm(read))
 }
 
 fn coherent<X: Format>(world: &World, (format, read): (X, TableFormat)) -> Tables<Fr, X> {

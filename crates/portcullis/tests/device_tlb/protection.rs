@@ -8,7 +8,7 @@ use portcullis::dma::{RawBatch, RingUnmap, StrictRing, StrictRingConfig};
 use portcullis::domain::{Policy, UnmapError};
 use portcullis::invalidation::{Gather, Invalidation, InvalidationQueue, QUEUE_ENTRIES, Request};
 use portcullis::mapper::{Mapper, TableMapper};
-use portcullis::pgtable::{Arm, ArmStage, PageTable};
+use portcullis::pgtable::{Arm, PageTable};
 use portcullis::platform::Platform;
 use portcullis_model::open::{OpenDomain, OpenMapper, OpenRing, OpenTlbs};
 
@@ -185,7 +185,7 @@ fn a_part_of_a_large_page_goes_from_the_device_too() {
 fn a_page_that_is_broken_is_so_in_the_device() {
     const LARGE: u64 = 2 << 20;
     let machine = Machine::new();
-    let format = Arm::<12>::new(ArmStage::Two, 48, 48).unwrap();
+    let format = Arm::<12>::stage_2(48, 48).unwrap();
     let table = PageTable::for_cpus(Arc::clone(&machine.memory), format, machine.platform.cpus()).unwrap();
     let mapper = TableMapper::new(table, Arc::clone(&machine.hostile), DOMAIN, Vec::new());
     mapper.add_device_tlb(DEVICE).unwrap();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use portcullis::addr::{Iova, IovaRange, Permissions, PhysAddr};
-use portcullis::pgtable::{AmdV1, Arm, ArmStage, Format, Leaf, PageTable, Riscv, RiscvMode, VtdSecondStage};
+use portcullis::pgtable::{AmdV1, Arm, Format, Leaf, PageTable, Riscv, VtdSecondStage};
 use portcullis_model::Memory;
 use portcullis_model::open::OpenTable;
 
@@ -79,11 +79,11 @@ fn runs<X: Format>(format: X, run: u64) {
 fn a_leaf_of_several_entries_is_one_item() {
     runs(AmdV1::four_level(), 32 * KIB);
     runs(AmdV1::four_level(), 8 * MIB);
-    runs(Arm::<12>::new(ArmStage::One, 48, 48).unwrap(), 64 * KIB);
-    runs(Arm::<14>::new(ArmStage::Two, 40, 48).unwrap(), 2 * MIB);
-    runs(Arm::<16>::new(ArmStage::One, 48, 48).unwrap(), 2 * MIB);
+    runs(Arm::<12>::stage_1(48, 48).unwrap(), 64 * KIB);
+    runs(Arm::<14>::stage_2(40, 48).unwrap(), 2 * MIB);
+    runs(Arm::<16>::stage_1(48, 48).unwrap(), 2 * MIB);
     // A root of four frames.
-    let table = make(Memory::new(64 << 20), Riscv::of(RiscvMode::Sv48x4));
+    let table = make(Memory::new(64 << 20), Riscv::sv48x4());
     let high = [(1 << 48, 4 * KIB), (3 << 48, 4 * KIB)];
     high.iter().for_each(|(start, len)| map(&table, *start, *len).unwrap());
     assert_eq!(places(&table, table.aperture()), high);

@@ -7,7 +7,7 @@ use portcullis::dma::{BatchError, RawBatch, RingUnmap, StrictRing, StrictRingCon
 use portcullis::domain::{Domain, Linked, Policy, Refused, UnmapError};
 use portcullis::invalidation::Gather;
 use portcullis::mapper::{Mapper, TableMapper};
-use portcullis::pgtable::{AmdV1, Arm, ArmStage, Format, PageTable, VtdSecondStage};
+use portcullis::pgtable::{AmdV1, Arm, Format, PageTable, VtdSecondStage};
 use portcullis::platform::{FRAME_SIZE, Frames, Platform};
 use portcullis::std_platform::StdPlatform;
 use portcullis_model::{ArmTables, Context, Granule, Iommu, IommuConfig, Memory, TableFormat};
@@ -153,7 +153,7 @@ fn a_part_of_a_large_page_is_forgotten_and_the_rest_is_not_lost() {
     a_part_is_forgotten(vtd(4), TableFormat::VtdSecondStage { levels: 4 });
     a_part_is_forgotten(AmdV1::new(4, 1, 48).unwrap(), TableFormat::AmdV1 { levels: 4 });
     // Broken before it is made smaller, by an invalidation of its own.
-    let arm = Arm::<12>::new(ArmStage::Two, 48, 48).unwrap();
+    let arm = Arm::<12>::stage_2(48, 48).unwrap();
     a_part_is_forgotten(arm, TableFormat::Arm(ArmTables::stage2(Granule::Size4K, 48, 4)));
 }
 

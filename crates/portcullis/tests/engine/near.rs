@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
+use portcullis::SetupError;
 use portcullis::addr::{Permissions, PhysAddr};
-use portcullis::pgtable::{Arm, ArmStage, Format, PageTable};
+use portcullis::pgtable::{Arm, Format, PageTable};
 use portcullis_model::Memory;
 use portcullis_model::open::OpenTable;
 
@@ -125,11 +126,14 @@ fn each_page_table_remembers_its_own() {
     drop((second, third));
 }
 
+/// [`Arm::stage_1`] or [`Arm::stage_2`].
+type MakeArm<const GRANULE: u32> = fn(u32, u32) -> Result<Arm<GRANULE>, SetupError>;
+
 /// All granules of the table's aperture whose number `pages` gives are mapped by lists, singly and by the short way, and
 /// lead where they should; no others do.
-fn one_level<const GRANULE: u32>(stage: ArmStage, input_bits: u32) {
+fn one_level<const GRANULE: u32>(make_format: MakeArm<GRANULE>, input_bits: u32) {
     let granule = 1_u64 << GRANULE;
-    let format = Arm::<GRANULE>::new(stage, input_bits, 48).unwrap();
+    let format = make_format(input_bits, 48).unwrap();
     assert_eq!(format.levels(), 1);
     let memory = Memory::new(64 << 20);
     let pages = 1_u64 << (input_bits - GRANULE);
@@ -138,7 +142,7 @@ fn one_level<const GRANULE: u32>(stage: ArmStage, input_bits: u32) {
         (0..pages).step_by(512).flat_map(|first| [first, first + 1, first + 510, first + 511]).collect();
     let check = |table: &Table<Arm<GRANULE>>| {
         let mapped: Vec<_> = (0..pages).filter(|page| is_mapped(table, page * granule)).collect();
-        assert_eq!(mapped, chosen, "{GRANULE} {stage:?} {input_bits}");
+        assert_eq!(mapped, chosen, "{format:?}");
         for page in &chosen {
             assert_eq!(unmap(table, page * granule, granule), granule);
             assert!(!is_mapped(table, page * granule));
@@ -168,23 +172,23 @@ fn one_level<const GRANULE: u32>(stage: ArmStage, input_bits: u32) {
 #[test]
 fn a_root_that_is_the_lowest_table_is_as_large_as_it_is() {
     for input_bits in [25, 28, 29] {
-        one_level::<16>(ArmStage::One, input_bits);
-        one_level::<16>(ArmStage::Two, input_bits);
+        one_level(Arm::<16>::stage_1, input_bits);
+        one_level(Arm::<16>::stage_2, input_bits);
     }
-    one_level::<14>(ArmStage::One, 25);
+    one_level(Arm::<14>::stage_1, 25);
     // Several tables, one after the other, are the root.
     for input_bits in 30..=33 {
-        one_level::<16>(ArmStage::Two, input_bits);
+        one_level(Arm::<16>::stage_2, input_bits);
     }
     for input_bits in 26..=29 {
-        one_level::<14>(ArmStage::Two, input_bits);
+        one_level(Arm::<14>::stage_2, input_bits);
     }
 }
 
 #[test]
 fn neighbours_whose_addresses_differ_in_bits_that_entries_hold_elsewhere() {
     const GRANULE: u64 = 1 << 16;
-    let table = make(Memory::new(64 << 20), Arm::<16>::new(ArmStage::One, 48, 52).unwrap());
+    let table = make(Memory::new(64 << 20), Arm::<16>::stage_1(48, 52).unwrap());
     let to = |start, len, phys| {
         table.open_fast(&*PLATFORM, range(start, len), PhysAddr::new(phys), Permissions::READ)
     };

@@ -6,8 +6,7 @@ use std::sync::Arc;
 use portcullis::SetupError;
 use portcullis::addr::{Iova, Permissions, PhysAddr};
 use portcullis::pgtable::{
-    AmdV1, Arm, ArmStage, Format, Layout, MapError, PageTable, Riscv, RiscvMode, VtdSecondStage,
-    X86FirstStage,
+    AmdV1, Arm, Format, Layout, MapError, PageTable, Riscv, VtdSecondStage, X86FirstStage,
 };
 use portcullis::platform::{Frames, Platform};
 use portcullis_model::Memory;
@@ -208,14 +207,14 @@ proptest! {
         actions in proptest::collection::vec(action(), 1..40),
     ) {
         run(BreakFirst(vtd(4)), &actions);
-        run(Arm::<12>::new(ArmStage::Two, 48, 48).unwrap(), &actions);
+        run(Arm::<12>::stage_2(48, 48).unwrap(), &actions);
     }
 
     #[test]
     fn agrees_with_a_plain_map_in_other_formats(actions in proptest::collection::vec(action(), 1..40)) {
         run(X86FirstStage::new(5, 3, 52).unwrap(), &actions);
         run(AmdV1::new(4, 3, 52).unwrap(), &actions);
-        run(Riscv::new(RiscvMode::Sv39x4, 3, 52).unwrap(), &actions);
+        run(Riscv::sv39x4().within(3, 52).unwrap(), &actions);
     }
 }
 
@@ -302,7 +301,7 @@ fn each_address_is_mapped_by_the_largest_page_that_fits_there() {
     assert_eq!(leaves(amd, 0, 0x1f_f000, 1 << 40), halving);
     assert_eq!(leaves(amd, 0x1000, 0x1f_f000, 1 << 40 | 0x2000), [(0x1000, 511)]);
     assert_eq!(leaves(amd, 0x2000, 0x8000, 1 << 40 | 0x6000), [(0x2000, 1), (0x4000, 1), (0x2000, 1)]);
-    let arm = Arm::<12>::new(ArmStage::One, 48, 48).unwrap();
+    let arm = Arm::<12>::stage_1(48, 48).unwrap();
     let runs = [(0x1000, 15), (0x1_0000, 31)];
     assert_eq!(leaves(arm, 0x1000, 0x1f_f000, 1 << 40 | 0x1000), runs);
     // Not for the last bytes, which are fewer.

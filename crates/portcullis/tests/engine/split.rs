@@ -5,8 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use portcullis::pgtable::{
-    AmdV1, Arm, ArmStage, Entry, Format, Layout, LeafSize, MapError, PageTable, Riscv, RiscvMode,
-    X86FirstStage,
+    AmdV1, Arm, Entry, Format, Layout, LeafSize, MapError, PageTable, Riscv, X86FirstStage,
 };
 use portcullis::platform::Frames;
 use portcullis_model::Memory;
@@ -46,12 +45,10 @@ fn any_part_of_a_large_page_can_go() {
     any_part_can_go(BreakFirst(vtd(4)));
     any_part_can_go(X86FirstStage::new(4, 3, 52).unwrap());
     any_part_can_go(AmdV1::new(4, 3, 52).unwrap());
-    any_part_can_go(Riscv::new(RiscvMode::Sv48, 3, 52).unwrap());
-    for stage in [ArmStage::One, ArmStage::Two] {
-        any_part_can_go(Arm::<12>::new(stage, 48, 48).unwrap());
-        any_part_can_go(Arm::<14>::new(stage, 48, 48).unwrap());
-        any_part_can_go(Arm::<16>::new(stage, 48, 48).unwrap());
-    }
+    any_part_can_go(Riscv::sv48().within(3, 52).unwrap());
+    [Arm::<12>::stage_1, Arm::stage_2].into_iter().for_each(|new| any_part_can_go(new(48, 48).unwrap()));
+    [Arm::<14>::stage_1, Arm::stage_2].into_iter().for_each(|new| any_part_can_go(new(48, 48).unwrap()));
+    [Arm::<16>::stage_1, Arm::stage_2].into_iter().for_each(|new| any_part_can_go(new(48, 48).unwrap()));
 }
 
 #[test]
@@ -195,9 +192,9 @@ fn the_marks_and_the_sizes_fit() {
     check(vtd(4));
     check(X86FirstStage::new(4, 3, 52).unwrap());
     check(AmdV1::new(4, 3, 52).unwrap());
-    check(Riscv::new(RiscvMode::Sv48x4, 3, 52).unwrap());
-    check(Arm::<12>::new(ArmStage::One, 48, 48).unwrap());
-    check(Arm::<16>::new(ArmStage::Two, 48, 48).unwrap());
+    check(Riscv::sv48x4().within(3, 52).unwrap());
+    check(Arm::<12>::stage_1(48, 48).unwrap());
+    check(Arm::<16>::stage_2(48, 48).unwrap());
 }
 
 /// What an unmap of `len` bytes at `start` says must be invalidated.
@@ -238,7 +235,7 @@ fn what_is_unmapped_of_a_large_page_is_stale_as_a_whole_until_its_table_is_gone(
     check(vtd(4));
     check(X86FirstStage::new(4, 3, 52).unwrap());
     check(AmdV1::new(4, 3, 52).unwrap());
-    check(Riscv::new(RiscvMode::Sv48, 3, 52).unwrap());
+    check(Riscv::sv48().within(3, 52).unwrap());
 }
 
 #[test]

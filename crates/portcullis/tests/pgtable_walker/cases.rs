@@ -5,11 +5,9 @@
 //! the manuals' terms, not in the engine's.
 
 use portcullis::addr::Permissions;
-use portcullis::pgtable::{
-    AmdV1, Arm, ArmStage, Attributes, Format, Memory, Riscv, RiscvMode, VtdSecondStage, X86FirstStage,
-};
+use portcullis::pgtable::{AmdV1, Arm, Attributes, Format, Memory, Riscv, VtdSecondStage, X86FirstStage};
 use portcullis_model::walker::Rights;
-use portcullis_model::{ArmStage as ModelStage, ArmTables, Granule, RiscvMode as ModelMode, TableFormat};
+use portcullis_model::{ArmStage, ArmTables, Granule, RiscvMode, TableFormat};
 
 /// A family of formats, by what its entries hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -136,19 +134,19 @@ pub fn amd_case(format: AmdV1) -> Case<AmdV1> {
 
 /// For tables of `input` bits and hardware of `output` bits of physical address.
 pub fn arm_case<const GRANULE: u32>(format: Arm<GRANULE>, input: u32, output: u32) -> Case<Arm<GRANULE>> {
-    let (stage, family) = match format.stage() {
-        ArmStage::One => (ModelStage::One, Family::ArmOne),
-        ArmStage::Two => (ModelStage::Two, Family::ArmTwo),
+    let (stage, family) = match format.is_stage_2() {
+        false => (ArmStage::One, Family::ArmOne),
+        true => (ArmStage::Two, Family::ArmTwo),
     };
     // What hardware reads in the registers: IHI 0070, sections 5.2 and 5.4.
     let granule = [Granule::Size4K, Granule::Size64K, Granule::Size16K][format.tg0() as usize];
     let output_bits = [32, 36, 40, 42, 44, 48, 52][format.ps() as usize];
     assert!(output_bits >= output);
     let input_bits = 64 - format.t0sz();
-    let levels = arm_levels(format.stage(), GRANULE, input);
+    let levels = arm_levels(stage, GRANULE, input);
     // The start of stage 2, counted from the root as the manual does: 2 to 0 with 4 KiB granules, 3 to 1 with others.
     let last = if GRANULE == 12 { 2 } else { 3 };
-    assert_eq!(format.sl0().map(|sl0| 4 - (last - sl0)), (stage == ModelStage::Two).then_some(levels));
+    assert_eq!(format.sl0().map(|sl0| 4 - (last - sl0)), (stage == ArmStage::Two).then_some(levels));
     let tables = ArmTables { stage, granule, input_bits, levels, output_bits };
     Case { format, walker: TableFormat::Arm(tables), family }
 }
@@ -164,14 +162,13 @@ fn arm_levels(stage: ArmStage, granule: u32, input: u32) -> u32 {
 }
 
 pub fn riscv_case(format: Riscv) -> Case<Riscv> {
-    let is_second = matches!(format.mode(), RiscvMode::Sv39x4 | RiscvMode::Sv48x4);
     // Privileged Architecture, the tables "Encoding of satp MODE field" and "Encoding of hgatp MODE field".
-    let (mode, family) = match (is_second, format.mode().code()) {
-        (false, 8) => (ModelMode::Sv39, Family::RiscvOne),
-        (false, 9) => (ModelMode::Sv48, Family::RiscvOne),
-        (false, 10) => (ModelMode::Sv57, Family::RiscvOne),
-        (true, 8) => (ModelMode::Sv39x4, Family::RiscvTwo),
-        (true, 9) => (ModelMode::Sv48x4, Family::RiscvTwo),
+    let (mode, family) = match (format.is_second_stage(), format.mode()) {
+        (false, 8) => (RiscvMode::Sv39, Family::RiscvOne),
+        (false, 9) => (RiscvMode::Sv48, Family::RiscvOne),
+        (false, 10) => (RiscvMode::Sv57, Family::RiscvOne),
+        (true, 8) => (RiscvMode::Sv39x4, Family::RiscvTwo),
+        (true, 9) => (RiscvMode::Sv48x4, Family::RiscvTwo),
         (_, code) => panic!("MODE {code} is reserved"),
     };
     Case { format, walker: TableFormat::RiscV(mode), family }
@@ -200,9 +197,9 @@ pub fn every_amd(visitor: &mut impl Visit) {
 }
 
 pub fn every_arm<const GRANULE: u32>(visitor: &mut impl Visit) {
-    for stage in [ArmStage::One, ArmStage::Two] {
+    for new in [Arm::<GRANULE>::stage_1, Arm::stage_2] {
         for (input, output) in (0..BITS).flat_map(|input| (0..BITS).map(move |output| (input, output))) {
-            if let Ok(format) = Arm::<GRANULE>::new(stage, input, output) {
+            if let Ok(format) = new(input, output) {
                 visitor.visit(arm_case(format, input, output));
             }
         }
@@ -210,10 +207,8 @@ pub fn every_arm<const GRANULE: u32>(visitor: &mut impl Visit) {
 }
 
 pub fn every_riscv(visitor: &mut impl Visit) {
-    use RiscvMode::{Sv39, Sv39x4, Sv48, Sv48x4, Sv57};
-    for mode in [Sv39, Sv48, Sv57, Sv39x4, Sv48x4] {
-        let all =
-            dimensions(|levels, large, bits| Riscv::new(mode, large, bits).ok().filter(|_| levels == 0));
+    for mode in [Riscv::sv39(), Riscv::sv48(), Riscv::sv57(), Riscv::sv39x4(), Riscv::sv48x4()] {
+        let all = dimensions(|levels, large, bits| mode.within(large, bits).ok().filter(|_| levels == 0));
         all.for_each(|format| visitor.visit(riscv_case(format)));
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use portcullis::addr::{Iova, IovaRange, Permissions, PhysAddr, PhysSegment};
-use portcullis::pgtable::{Arm, ArmStage, Format, PageTable, Riscv, RiscvMode};
+use portcullis::pgtable::{Arm, Format, PageTable, Riscv};
 use portcullis::platform::Platform;
 use portcullis::std_platform::StdPlatform;
 use portcullis_model::Memory;
@@ -92,9 +92,9 @@ fn compare<X: Format + Copy>(format: X, seed: u64) {
 fn the_short_way_of_an_unmap_removes_what_the_long_one_does() {
     for seed in (1..4).map(|seed: u64| seed.wrapping_mul(0x9e37_79b9_7f4a_7c15)) {
         compare(vtd().0, seed);
-        compare(Arm::<12>::new(ArmStage::Two, 41, 48).unwrap(), seed);
-        compare(Arm::<14>::new(ArmStage::Two, 41, 48).unwrap(), seed);
-        compare(Arm::<16>::new(ArmStage::One, 48, 48).unwrap(), seed);
-        compare(Riscv::new(RiscvMode::Sv48x4, 3, 56).unwrap(), seed);
+        compare(Arm::<12>::stage_2(41, 48).unwrap(), seed);
+        compare(Arm::<14>::stage_2(41, 48).unwrap(), seed);
+        compare(Arm::<16>::stage_1(48, 48).unwrap(), seed);
+        compare(Riscv::sv48x4().within(3, 56).unwrap(), seed);
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 
 use portcullis::addr::{Direction, Iova, IovaRange, Permissions, PhysAddr};
-use portcullis::pgtable::{AmdV1, Arm, ArmStage, Format, MapError, PageTable};
+use portcullis::pgtable::{AmdV1, Arm, Format, MapError, PageTable};
 use portcullis::platform::Platform;
 use portcullis::std_platform::StdPlatform;
 use portcullis_model::open::OpenTable;
@@ -28,7 +28,7 @@ fn amd() -> (Watched<AmdV1>, TableFormat) {
 
 fn arm() -> (Watched<Arm<12>>, TableFormat) {
     let tables = TableFormat::Arm(ArmTables::stage2(Granule::Size4K, 48, 4));
-    (Watched(Arm::new(ArmStage::Two, 48, 48).unwrap()), tables)
+    (Watched(Arm::stage_2(48, 48).unwrap()), tables)
 }
 
 /// A buffer that may be one page.

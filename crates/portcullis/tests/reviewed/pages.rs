@@ -7,7 +7,7 @@ use std::sync::mpsc::channel;
 
 use portcullis::addr::{Direction, Iova, IovaRange, Permissions, PhysAddr};
 use portcullis::dma::Ended;
-use portcullis::pgtable::{Arm, ArmStage, Format, PageTable};
+use portcullis::pgtable::{Arm, Format, PageTable};
 use portcullis::platform::Platform;
 use portcullis::std_platform::StdPlatform;
 use portcullis_model::open::OpenTable;
@@ -22,7 +22,7 @@ const BOTH: Direction = Direction::Bidirectional;
 
 fn arm() -> (Arm<12>, TableFormat) {
     let tables = TableFormat::Arm(ArmTables::stage2(Granule::Size4K, 48, 4));
-    (Arm::new(ArmStage::Two, 48, 48).unwrap(), tables)
+    (Arm::stage_2(48, 48).unwrap(), tables)
 }
 
 /// At each step of the typed unmap another CPU unmaps a part by number, which is a safe call.
@@ -148,7 +148,7 @@ fn pages_of_several_entries_that_two_cpus_break_do_not_come_back() {
     let pages =
         |first: u64, count: u64| IovaRange::new(Iova::new((1 << 30) + first * PAGE), count * PAGE).unwrap();
     let platform = StdPlatform::with_cpus(2);
-    let format = Arm::<12>::new(ArmStage::One, 39, 48).unwrap();
+    let format = Arm::<12>::stage_1(39, 48).unwrap();
     let table = PageTable::for_cpus(Memory::new(16 << 20), format, platform.cpus()).unwrap();
     // The round; four times that and how far the other CPU is; and the round in which it is not let go on, or is.
     let [round, other, hold, go] = [const { AtomicU64::new(0) }; 4];
