@@ -4,7 +4,7 @@ use std::error::Error;
 use std::sync::Arc;
 
 use portcullis::addr::{Direction, PhysAddr, PhysSegment};
-use portcullis::bounce::swiotlb::{BounceError, Constraints, Swiotlb, SwiotlbConfig, Token};
+use portcullis::bounce::swiotlb::{BounceError, Constraints, Pressure, Swiotlb, SwiotlbConfig};
 use portcullis_model::Memory;
 
 use crate::doubles::{Fr, Pl};
@@ -29,7 +29,7 @@ struct Driver {
     pool: Arc<Swiotlb<Pl, Fr>>,
     hostile: Arc<Hostile>,
     live: Vec<(PhysAddr, u64)>,
-    waits: Option<Token>,
+    waits: Option<Pressure>,
 }
 
 impl Driver {
@@ -69,7 +69,7 @@ impl Driver {
 
     fn are_told(&mut self) -> Result<(), Box<dyn Error>> {
         match self.waits.take() {
-            Some(token) if !self.pool.freed_since(token) => Err("somebody waits for ever".into()),
+            Some(pressure) if !self.pool.freed_since(&pressure) => Err("somebody waits for ever".into()),
             _ => Ok(()),
         }
     }
@@ -102,7 +102,7 @@ fn full(world: &World) -> Work {
             driver.map(piece, &none)?;
         }
         match driver.map(piece, &none) {
-            Err(BounceError::Pressure(pressure)) => driver.waits = Some(pressure.since),
+            Err(BounceError::Pressure(pressure)) => driver.waits = Some(pressure),
             result => return Err(format!("the pool is not full: {result:?}").into()),
         }
         driver.end()?;

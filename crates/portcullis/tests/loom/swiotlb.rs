@@ -127,13 +127,13 @@ fn told(scarce: bool) {
                     unmap(&pool, mapped);
                     None
                 }
-                Err(BounceError::Pressure(pressure)) => Some(pressure.since),
+                Err(BounceError::Pressure(pressure)) => Some(pressure),
                 Err(error) => panic!("{error}"),
             })
         };
         unmap(&pool, halves[0]);
         if let Some(since) = other.join().unwrap() {
-            assert!(pool.freed_since(since), "whoever waits was not told");
+            assert!(pool.freed_since(&since), "whoever waits was not told");
             CPU.with(|cpu| cpu.set(Some(1)));
             unmap(&pool, map(&pool, 2048).unwrap());
         }
@@ -177,7 +177,7 @@ fn grows_under_the_timer(mapped: u64) {
         timer.join().unwrap();
         // Where an area went while this one was wanted, that is told.
         let second = second.unwrap_or_else(|error| match error {
-            BounceError::Pressure(pressure) if pool.freed_since(pressure.since) => map(&pool, 4096).unwrap(),
+            BounceError::Pressure(pressure) if pool.freed_since(&pressure) => map(&pool, 4096).unwrap(),
             error => panic!("not told of room to grow: {error}"),
         });
         assert!(asked() > before, "an area that nobody will ever give back");

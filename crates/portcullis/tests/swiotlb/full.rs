@@ -28,19 +28,19 @@ fn the_error_names_the_limit_and_the_wait_ends() {
     let (platform, _, pool) = machine(&config());
     let (live, pressure) = fill(&pool);
     assert_eq!(live.len() as u64, 4 * AREA / LEN, "every slot was found");
-    let Pressure { needed, free, capacity, limit, since } = pressure;
+    let first @ Pressure { needed, free, capacity, limit, .. } = pressure;
     assert_eq!((needed, free, capacity, limit), (LEN, 0, 4 * AREA, 4 * AREA));
     let Err(BounceError::Pressure(pressure)) = one(&pool, 3 * LEN) else { panic!("not full") };
     assert_eq!(pressure.needed, 4 * LEN, "the run that it takes");
     assert_eq!(pool.usage().most, 4 * AREA);
-    assert!(!pool.freed_since(since));
+    assert!(!pool.freed_since(&first));
     // Whoever frees: the CPU whose lists were used, another one, one without a CPU.
     for (cpu, mapped) in [0, 1, NONE].into_iter().zip(&live) {
         let Err(BounceError::Pressure(pressure)) = one(&pool, LEN) else { panic!("not full") };
-        assert!(!pool.freed_since(pressure.since));
+        assert!(!pool.freed_since(&pressure));
         platform.run_on(cpu);
         unmap(&pool, mapped.phys, LEN).unwrap();
-        assert!(pool.freed_since(pressure.since));
+        assert!(pool.freed_since(&pressure));
         platform.run_on(2);
         assert_eq!(one(&pool, LEN), Ok(*mapped));
     }
@@ -59,10 +59,10 @@ fn a_wait_for_a_long_run_ends_too() {
         platform.run_on(1);
         match live.pop() {
             Some(mapped) => unmap(&pool, mapped.phys, LEN).unwrap(),
-            None => assert!(pool.freed_since(pressure.since), "the last free was not told"),
+            None => assert!(pool.freed_since(&pressure), "the last free was not told"),
         }
         platform.run_on(0);
-        if !pool.freed_since(pressure.since) {
+        if !pool.freed_since(&pressure) {
             continue;
         }
         tries += 1;

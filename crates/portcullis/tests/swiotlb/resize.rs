@@ -116,10 +116,10 @@ fn without_memory_it_stays_as_it_is() {
     let Err(BounceError::Pressure(pressure)) = failed else { panic!("{failed:?}") };
     assert_eq!((pressure.capacity, pressure.limit), (AREA, 4 * AREA));
     // The timer gets some: those who wait may try again.
-    assert!(!pool.freed_since(pressure.since));
+    assert!(!pool.freed_since(&pressure));
     drop(others);
     pool.timer();
-    assert!(pool.freed_since(pressure.since));
+    assert!(pool.freed_since(&pressure));
     live.extend(some(&pool, LEN));
     end(&pool, live);
     assert!(platform.wakes().contains(&0));

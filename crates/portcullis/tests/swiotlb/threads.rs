@@ -65,7 +65,7 @@ fn nobody_waits_in_vain_and_nothing_is_lost() {
                                 Ok(bounced) => break bounced,
                                 Err(BounceError::Pressure(pressure)) => {
                                     own.drain(..).for_each(finish);
-                                    while !pool.freed_since(pressure.since) {
+                                    while !pool.freed_since(&pressure) {
                                         receiver.try_iter().for_each(finish);
                                         thread::yield_now();
                                     }

@@ -72,13 +72,9 @@ pub struct Pressure {
     pub capacity: u64,
     /// Bytes that it may grow to. If that is more than the capacity, the platform had no memory.
     pub limit: u64,
-    /// The token to pass to [`Swiotlb::freed_since`](super::Swiotlb::freed_since).
-    pub since: Token,
+    /// The pool's count of frees, before slots were looked for.
+    pub(super) freed: u64,
 }
-
-/// A moment in the life of a pool.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Token(pub(super) u64);
 
 /// A call for a mapping that does not exist. Nothing has changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

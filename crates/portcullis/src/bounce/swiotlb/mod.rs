@@ -59,7 +59,7 @@ mod slots;
 mod usage;
 
 pub use config::SwiotlbConfig;
-pub use error::{Pressure, Token};
+pub use error::Pressure;
 pub use usage::SwiotlbUsage;
 #[cfg(not(feature = "parts"))]
 pub(crate) use {
@@ -346,11 +346,11 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         self.areas.locate(phys).is_some()
     }
 
-    /// Returns whether a request that failed with [`Pressure`] is worth another try. Every free
+    /// Returns whether a request that failed with this [`Pressure`] is worth another try. Every free
     /// since, every growth and new room for one counts, so a caller that asks now and then does not
     /// wait in vain. One load.
-    pub fn freed_since(&self, token: Token) -> bool {
-        self.freed.load(Ordering::Acquire) != token.0
+    pub fn freed_since(&self, pressure: &Pressure) -> bool {
+        self.freed.load(Ordering::Acquire) != pressure.freed
     }
 
     /// Returns the mapping whose run holds `phys`, with its first slot's metadata.

@@ -2,7 +2,7 @@
 //! memory, then the other CPUs' magazines.
 //!
 //! # No caller waits in vain
-//! A caller that fails has read the [token](Token) first and has emptied all magazines, or knows
+//! A caller that fails has read the count of frees first and has emptied all magazines, or knows
 //! that no magazine was granted room since another caller emptied them (`scarce`). With no room
 //! granted, a free goes to an area and moves the token on. The free that grants room again first
 //! clears `scarce`, then frees, and then moves the token on, with release. So a caller that has
@@ -15,7 +15,7 @@ use super::areas::OddRun;
 use super::bits::WORD_ORDER;
 use super::config::Constraints;
 use super::cpu::{Cpu, MOST, ORDERS};
-use super::error::{BounceError, Pressure, Token};
+use super::error::{BounceError, Pressure};
 use super::hands::{Found, Lowered, Told};
 use super::slot_meta::{ODD, SlotMeta};
 use super::{PAGE, Swiotlb};
@@ -74,7 +74,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     /// Takes slots for `want` that the CPU's loaded magazine does not have.
     #[cold]
     pub(super) fn take_slow(&self, want: &Want<'_>) -> Result<Found<'_, P, C>, BounceError> {
-        let mut since = Token(self.freed.load(Ordering::Acquire));
+        let mut freed = self.freed.load(Ordering::Acquire);
         // A run of several words may lie where an aligned one does not.
         let odd = match want.order <= WORD_ORDER {
             true => None,
@@ -96,7 +96,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
             let stays = Lowered(&self.scarce);
             self.drain(None);
             core::mem::forget(stays);
-            since = Token(self.freed.load(Ordering::Acquire));
+            freed = self.freed.load(Ordering::Acquire);
             answer = attempt();
         }
         if let Some(found) = answer {
@@ -108,10 +108,10 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
             return Err(BounceError::BeyondReach { reach: PhysAddr::new(reach) });
         }
         let slots = odd.as_ref().map_or(1 << want.order, |run| run.slots as u64);
-        Err(BounceError::Pressure(self.pressure(slots, since)))
+        Err(BounceError::Pressure(self.pressure(slots, freed)))
     }
 
-    fn pressure(&self, slots: u64, since: Token) -> Pressure {
+    fn pressure(&self, slots: u64, freed: u64) -> Pressure {
         let shift = self.areas.slot_shift();
         let capacity = self.areas.capacity();
         Pressure {
@@ -119,7 +119,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
             free: capacity.saturating_sub(self.areas.taken().0) << shift,
             capacity: capacity << shift,
             limit: self.areas.max() as u64 * self.areas.area_bytes(),
-            since,
+            freed,
         }
     }
 
