@@ -197,7 +197,7 @@ pub unsafe trait Platform: Send + Sync + 'static {
     /// much there is to do: long work is done in slices, each with a CPU of its own. A slice
     /// covers at most one of these: 64 ranges, each of which may take 64 others out of a list, at
     /// O(log n) each; the queues, counts or lists of all CPUs, at a lock or a few words each
-    /// (flushes, and figures such as [`Domain::usage`](crate::domain::Domain::usage)); or the slots
+    /// (flushes, and figures such as [`Domain::stats`](crate::domain::Domain::stats)); or the slots
     /// of one area or one run of a bounce pool, at a bit or a few words each.
     fn with_cpu<R>(&self, f: impl FnOnce(Option<&LocalCpu<'_>>) -> R) -> R;
 

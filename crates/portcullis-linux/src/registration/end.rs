@@ -5,7 +5,7 @@ use std::sync::PoisonError;
 
 use arrayvec::ArrayVec;
 use portcullis::addr::{IovaRange, Permissions, PhysSegment};
-use portcullis::domain::{Domain, Linked, StillMapped, Unlinked};
+use portcullis::domain::{Domain, Linked, Unlinked};
 use portcullis::invalidation::{Gather, InvalidationError};
 use portcullis::mapper::Mapper;
 use portcullis::platform::Platform;
@@ -223,10 +223,10 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
                     tokens.push(unlinked);
                 }
                 // A later call removes what could not be removed.
-                Err(StillMapped { linked, kept: left }) => {
+                Err(linked) => {
+                    kept += linked.kept();
                     linked.into_range();
                     evicted.lost = lost;
-                    kept += left;
                 }
             }
         }

@@ -176,8 +176,8 @@ fn a_map_without_table_memory_leaves_nothing() {
     assert_eq!(bench.cache.usage().entries, 0);
     let domain = Arc::clone(&bench.rig.domain);
     drop(bench);
-    let usage = domain.usage();
-    assert_eq!((usage.taken - usage.cached, domain.stats().lost_iova_bytes), (0, 0));
+    let usage = domain.stats();
+    assert_eq!((usage.taken_iova_bytes - usage.cached_iova_bytes, domain.stats().lost_iova_bytes), (0, 0));
 }
 
 #[test]

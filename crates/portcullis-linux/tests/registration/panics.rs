@@ -86,7 +86,10 @@ impl Bench {
         assert!(!iovas.iter().any(reaches));
         let lost = gone.len() as u64 * PAGE;
         assert_eq!(
-            (domain.usage().taken - domain.usage().cached, domain.stats().lost_iova_bytes),
+            (
+                domain.stats().taken_iova_bytes - domain.stats().cached_iova_bytes,
+                domain.stats().lost_iova_bytes
+            ),
             (lost, lost)
         );
     }
@@ -143,8 +146,8 @@ fn what_was_being_mapped_is_unmapped_by_the_next() {
     assert_eq!(bench.cache.forget(pages(0, 1)).unwrap().entries, 1);
     assert_eq!(bench.domain.stats().lost_iova_bytes, PAGE);
     assert_eq!(bench.cache.usage().entries, 0);
-    let usage = bench.domain.usage();
-    assert_eq!(usage.taken - usage.cached, PAGE, "never used again");
+    let usage = bench.domain.stats();
+    assert_eq!(usage.taken_iova_bytes - usage.cached_iova_bytes, PAGE, "never used again");
     bench.touch(0);
 }
 
@@ -226,9 +229,9 @@ fn a_cache_whose_end_panics_gives_its_addresses_up() {
         *bench.panics.lock().unwrap() = Some(at);
         let Bench { domain, cache, .. } = bench;
         assert!(catch_unwind(AssertUnwindSafe(|| drop(cache))).is_err(), "{at:?}");
-        let usage = domain.usage();
+        let usage = domain.stats();
         assert_eq!(
-            (usage.taken - usage.cached, domain.stats().lost_iova_bytes),
+            (usage.taken_iova_bytes - usage.cached_iova_bytes, domain.stats().lost_iova_bytes),
             (2 * PAGE, 2 * PAGE),
             "{at:?}"
         );

@@ -86,8 +86,8 @@ impl<P: Platform + Clone> Bench<P> {
     pub fn finish(self) {
         let domain = Arc::clone(&self.rig.domain);
         drop(self.cache);
-        let usage = domain.usage();
-        assert_eq!(usage.taken - usage.cached, 0, "addresses are not back");
+        let usage = domain.stats();
+        assert_eq!(usage.taken_iova_bytes - usage.cached_iova_bytes, 0, "addresses are not back");
         assert_eq!(domain.stats().lost_iova_bytes, 0);
         assert_eq!(domain.stats().maps, domain.stats().unmaps);
     }

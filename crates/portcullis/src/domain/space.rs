@@ -9,7 +9,7 @@ mod steps;
 pub(crate) use endings::Ending;
 pub(crate) use guards::Changing;
 pub(crate) use lifecycle::{Fate, LinkFailed};
-pub use lifecycle::{Linked, Refused, Reserved, StillMapped, Unlinked};
+pub use lifecycle::{Linked, Refused, Reserved, Unlinked};
 pub(crate) use steps::Tally;
 
 use alloc::sync::{Arc, Weak};
@@ -20,7 +20,7 @@ use super::{MapListError, Policy};
 use crate::addr::{Iova, IovaRange, PageSize, Permissions, PhysAddr, PhysSegment};
 use crate::broken::broken;
 use crate::invalidation::{FlushQueue, Gather, InvalidationError};
-use crate::iova::{IovaError, IovaSpace, Own, SpaceConfig, SpaceUsage};
+use crate::iova::{IovaError, IovaSpace, Own, SpaceConfig};
 use crate::mapper::Mapper;
 use crate::percpu::Marks;
 use crate::platform::{LocalCpu, Platform, PlatformEvents};
@@ -30,6 +30,16 @@ use crate::sync::AtomicU64;
 /// Counts of a domain's life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DomainStats {
+    /// Bytes of addresses that could be handed out when the domain was made.
+    pub iova_bytes: u64,
+    /// Bytes of addresses that are not free for all: handed out, or kept by a CPU.
+    pub taken_iova_bytes: u64,
+    /// Of those, bytes that CPUs keep, or have on their way to each other.
+    pub cached_iova_bytes: u64,
+    /// The most that was ever taken.
+    pub peak_iova_bytes: u64,
+    /// Bytes of memory that the account of addresses itself uses.
+    pub iova_memory: usize,
     /// Lists (or single buffers) mapped.
     pub maps: u64,
     /// Ranges unmapped.
@@ -243,14 +253,15 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.mapper.reclaim(&self.platform)
     }
 
-    /// How full the address space is. O(CPUs), with a CPU lent for all of it.
-    pub fn usage(&self) -> SpaceUsage {
-        self.platform.with_cpu(|_| self.space.usage())
-    }
-
-    /// What the domain has done so far. O(CPUs).
+    /// How full the address space is, and what the domain has done so far. O(CPUs), with a CPU lent for all of the former.
     pub fn stats(&self) -> DomainStats {
+        let space = self.platform.with_cpu(|_| self.space.usage());
         DomainStats {
+            iova_bytes: space.total,
+            taken_iova_bytes: space.taken,
+            cached_iova_bytes: space.cached,
+            peak_iova_bytes: space.peak_taken,
+            iova_memory: space.memory,
             maps: self.books.sum(|book| &book.maps),
             unmaps: self.books.sum(|book| &book.unmaps),
             flushes: self.books.sum(|book| &book.flushes),

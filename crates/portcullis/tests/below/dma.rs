@@ -46,7 +46,7 @@ fn steps(world: &World) -> Work {
         let linked = linked.map_err(Refused::end)?;
         let unlinked = match linked.unlink(&mut gather) {
             Ok(unlinked) => unlinked,
-            Err(still) => return Err(format!("{} bytes are still mapped", still.kept).into()),
+            Err(still) => return Err(format!("{} bytes are still mapped", still.kept()).into()),
         };
         match domain.confirm(&gather) {
             Ok(()) => unlinked.free(),

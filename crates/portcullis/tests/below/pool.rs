@@ -4,7 +4,7 @@ use std::error::Error;
 use std::sync::Arc;
 
 use portcullis::addr::{Direction, Iova, PhysAddr, PhysSegment};
-use portcullis::bounce::pool::{Attributes, BounceDevice, BouncePool, DeviceProfile, PoolConfig, TrustGroup};
+use portcullis::bounce::pool::{Attributes, BounceDevice, BouncePool, DeviceProfile, PoolConfig};
 use portcullis_model::Memory;
 
 use crate::doubles::TIMED_OUT;
@@ -26,7 +26,7 @@ pub type Device = BounceDevice<crate::run::M, crate::doubles::Pl, crate::doubles
 
 pub fn device(world: &World, config: PoolConfig) -> Device {
     let pool = BouncePool::new(Arc::clone(&world.domain), world.frames.clone(), config).unwrap();
-    let profile = DeviceProfile { untrusted: true, group: TrustGroup(1), ..DeviceProfile::default() };
+    let profile = DeviceProfile { untrusted: true, group: 1, ..DeviceProfile::default() };
     BounceDevice::new(pool, profile).unwrap()
 }
 

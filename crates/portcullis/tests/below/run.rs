@@ -235,8 +235,9 @@ impl Scenario {
         check("at the end")?;
         // With nothing mapped and nothing kept by a CPU, what is not free was counted as lost.
         world.take_back_all();
-        let (usage, lost) = (world.domain.usage(), world.domain.stats().lost_iova_bytes);
-        let in_use = usage.taken - usage.cached;
+        let usage = world.domain.stats();
+        let lost = usage.lost_iova_bytes;
+        let in_use = usage.taken_iova_bytes - usage.cached_iova_bytes;
         // An address space rounds up to powers of two, and all that is asked for here has such a size.
         ensure(in_use <= lost, || format!("{in_use} bytes of addresses are gone, and {lost} counted"))?;
         world.unit.detach(DEVICE);

@@ -41,7 +41,7 @@ fn a_device_reaches_what_is_linked_until_its_unlink_is_confirmed() {
     assert!((0..2).all(|number| bench.reaches(at(range, number).start())));
     // Kept by number for a time.
     let linked = Linked::from_range(&bench.domain, linked.into_range());
-    let unlinked = linked.unlink(&mut gather).map_err(|still| still.kept).unwrap();
+    let unlinked = linked.unlink(&mut gather).map_err(|still| still.kept()).unwrap();
     assert_eq!((unlinked.range(), unlinked.is_lost()), (range, false));
     let unlinked = Unlinked::from_range(&bench.domain, unlinked.into_range());
     assert!(bench.reaches(range.start()), "what is cached stays until it is confirmed");
@@ -79,7 +79,7 @@ fn a_token_that_is_dropped_loses_its_addresses_and_says_so() {
     drop(linked);
     assert!(bench.reaches(ranges[1].start()), "it stays mapped");
     let mut gather = Gather::new();
-    let unlinked = link().unlink(&mut gather).map_err(|still| still.kept).unwrap();
+    let unlinked = link().unlink(&mut gather).map_err(|still| still.kept()).unwrap();
     bench.domain.confirm(&gather).unwrap();
     ranges.push(unlinked.range());
     drop(unlinked);
@@ -102,7 +102,7 @@ fn what_a_dropped_token_has_left_mapped_is_unlinked_and_its_addresses_stay_lost(
         let mut gather = Gather::new();
         let linked = Linked::from_lost(&bench.domain, range);
         assert_eq!(linked.range(), range);
-        let unlinked = linked.unlink(&mut gather).map_err(|still| still.kept).unwrap();
+        let unlinked = linked.unlink(&mut gather).map_err(|still| still.kept()).unwrap();
         assert!(unlinked.is_lost());
         bench.domain.confirm(&gather).unwrap();
         assert!((0..2).all(|number| !bench.reaches(at(range, number).start())));
@@ -222,7 +222,7 @@ fn what_is_not_confirmed_is_kept_out_of_use_until_a_flush_is() {
             assert_eq!(unmapped.bytes, PAGE);
         }
         let mut gather = Gather::new();
-        let unlinked = linked.unlink(&mut gather).map_err(|still| still.kept).unwrap();
+        let unlinked = linked.unlink(&mut gather).map_err(|still| still.kept()).unwrap();
         assert_eq!(unlinked.is_lost(), is_lost);
         bench.iommu.queue().fail_next(1, TIMED_OUT);
         assert_eq!(bench.domain.confirm(&gather), Err(TIMED_OUT));
@@ -297,8 +297,8 @@ fn what_was_still_mapped_is_not_lost_when_it_is_unlinked_again() {
     let mut gather = Gather::new();
     bench.memory.fail_after(1);
     let still = Linked::from_range(&bench.domain, part).unlink(&mut gather).unwrap_err();
-    assert_eq!(still.kept, 88 * PAGE, "{still}");
-    let unlinked = still.linked.unlink(&mut gather).unwrap();
+    assert_eq!(still.kept(), 88 * PAGE, "{still:?}");
+    let unlinked = still.unlink(&mut gather).unwrap();
     assert!(!unlinked.is_lost());
     bench.domain.confirm(&gather).unwrap();
     assert!(!bench.reaches(part.start()) && !bench.reaches(at(part, 599).start()));

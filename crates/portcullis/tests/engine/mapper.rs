@@ -106,7 +106,7 @@ fn what_another_has_cleared_of_a_range_is_forgotten_with_it() {
                 _ => {
                     let mut gather = Gather::new();
                     let unlinked = Linked::from_range(&bench.domain, whole).unlink(&mut gather);
-                    let unlinked = unlinked.map_err(|still| still.kept).unwrap();
+                    let unlinked = unlinked.map_err(|still| still.kept()).unwrap();
                     assert!(unlinked.is_lost());
                     bench.domain.confirm(&gather).unwrap();
                     unlinked.free();

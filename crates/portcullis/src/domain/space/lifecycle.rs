@@ -88,8 +88,9 @@ pub struct Linked<'d, M: Mapper, P: Platform> {
     range: IovaRange,
     /// `None` where they are lost.
     addresses: Option<Changing<'d, M, P>>,
-    /// Bytes that an unlink has removed which could not remove all.
+    /// Bytes that an unlink has removed which could not remove all, and those that it could not.
     removed: u64,
+    kept: u64,
 }
 
 /// Addresses of a domain whose translations are removed, while devices may still use what they have cached of them.
@@ -112,15 +113,6 @@ pub struct Refused<'d, M: Mapper, P: Platform> {
     pub unlinked: Unlinked<'d, M, P>,
     /// Whether it is confirmed that no device reaches any of the list. If not, the gather has what must be.
     pub is_confirmed: bool,
-}
-
-/// An unlink that could not remove everything: the mapper had to split a large page, and had no memory for it, say.
-#[must_use = "dropping it leaves the memory mapped"]
-pub struct StillMapped<'d, M: Mapper, P: Platform> {
-    /// What is still linked, in part.
-    pub linked: Linked<'d, M, P>,
-    /// Bytes of it that devices still reach.
-    pub kept: u64,
 }
 
 /// A token is told by its addresses.
@@ -149,21 +141,6 @@ impl<M: Mapper, P: Platform> fmt::Display for Refused<'_, M, P> {
 }
 
 impl<M: Mapper, P: Platform> core::error::Error for Refused<'_, M, P> {}
-
-impl<M: Mapper, P: Platform> fmt::Debug for StillMapped<'_, M, P> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
-impl<M: Mapper, P: Platform> fmt::Display for StillMapped<'_, M, P> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (range, kept) = (self.linked.range(), self.kept);
-        write!(f, "unlinking {range}: devices still reach {kept:#x} bytes of it")
-    }
-}
-
-impl<M: Mapper, P: Platform> core::error::Error for StillMapped<'_, M, P> {}
 
 impl<M: Mapper, P: Platform> Domain<M, P> {
     /// Takes addresses for `len` bytes, whole granules as [`pages_of`](Self::pages_of) counts them, at or below `limit`.
@@ -279,7 +256,7 @@ impl<'d, M: Mapper, P: Platform> Reserved<'d, M, P> {
         match unsafe { domain.link(range, list, permissions, unconfirmed) } {
             Ok(()) => {
                 domain.platform.with_cpu(|cpu| domain.books.of(cpu).add(|book| &book.maps, 1));
-                Ok(Linked { domain, range, addresses: Some(addresses), removed: 0 })
+                Ok(Linked { domain, range, addresses: Some(addresses), removed: 0, kept: 0 })
             }
             Err(LinkFailed { error, remains }) => {
                 let is_lost = remains.addresses() == Fate::Lost;
@@ -315,6 +292,11 @@ impl<'d, M: Mapper, P: Platform> Linked<'d, M, P> {
         self.range
     }
 
+    /// Bytes that an [unlink](Self::unlink) could not remove: devices still reach them. 0 before.
+    pub fn kept(&self) -> u64 {
+        self.kept
+    }
+
     /// The addresses, at which the memory stays mapped: the caller keeps them by number, and goes on with
     /// [`from_range`](Self::from_range).
     #[inline]
@@ -325,7 +307,7 @@ impl<'d, M: Mapper, P: Platform> Linked<'d, M, P> {
     /// Goes on with addresses of `domain` that [`into_range`](Self::into_range) has returned. It trusts the caller in that, as
     /// [`Domain::unmap`] does.
     pub fn from_range(domain: &'d Domain<M, P>, range: IovaRange) -> Self {
-        Self { domain, range, addresses: Some(domain.changing(range)), removed: 0 }
+        Self { domain, range, addresses: Some(domain.changing(range)), removed: 0, kept: 0 }
     }
 
     /// Goes on with addresses of `domain` whose token was dropped while memory was mapped there,
@@ -333,7 +315,7 @@ impl<'d, M: Mapper, P: Platform> Linked<'d, M, P> {
     /// [`unlink`](Self::unlink) removes what is left there, and this token neither counts them
     /// again nor frees them. It trusts the caller in that, as [`Domain::unmap`] does.
     pub fn from_lost(domain: &'d Domain<M, P>, range: IovaRange) -> Self {
-        Self { domain, range, addresses: None, removed: 0 }
+        Self { domain, range, addresses: None, removed: 0, kept: 0 }
     }
 
     /// Removes the translations, and adds them to `gather`. Devices reach the memory until `gather` is
@@ -345,13 +327,14 @@ impl<'d, M: Mapper, P: Platform> Linked<'d, M, P> {
     /// lock and no CPU.
     ///
     /// # Errors
-    /// [`StillMapped`]: a page could not be split. What was removed is in `gather`; unlink the rest again.
-    pub fn unlink(self, gather: &mut Gather) -> Result<Unlinked<'d, M, P>, StillMapped<'d, M, P>> {
-        let Self { domain, range, addresses, removed } = self;
+    /// What is still linked, in part: a large page could not be split, for want of memory, say. Devices still reach the bytes that
+    /// are [kept](Self::kept). What was removed is in `gather`; unlink the rest again.
+    pub fn unlink(self, gather: &mut Gather) -> Result<Unlinked<'d, M, P>, Self> {
+        let Self { domain, range, addresses, removed, .. } = self;
         let Unmapped { bytes, kept, .. } = domain.unlink(range, gather);
         let removed = removed.saturating_add(bytes);
         if kept > 0 {
-            return Err(StillMapped { linked: Self { domain, range, addresses, removed }, kept });
+            return Err(Self { domain, range, addresses, removed, kept });
         }
         let Some(addresses) = addresses else {
             return Ok(Unlinked { domain, range, addresses: None });
