@@ -9,9 +9,9 @@ use alloc::vec::Vec;
 
 use crate::addr::{DeviceId, DomainId, IovaRange, PageSizes, Permissions, PhysAddr};
 use crate::invalidation::{
-    Costs, DeviceTlbError, DeviceTlbs, Gather, Invalidation, InvalidationError, InvalidationQueue, Request,
+    Costs, DeviceTlbs, Gather, Invalidation, InvalidationError, InvalidationQueue, Request,
 };
-pub use crate::percpu::{Marks, Turn};
+use crate::percpu::{Marks, Turn};
 use crate::pgtable::{Format, MapError, PageTable, Unmapped, VtdSecondStage};
 use crate::platform::{Frames, Platform};
 
@@ -100,7 +100,8 @@ pub unsafe trait Mapper: Send + Sync + 'static {
     /// mapper's [marks](Self::marks). Never allocates or waits, and what it enters needs no
     /// invalidation.
     ///
-    /// A mapper that has no quicker way than `map` need not implement this.
+    /// A mapper that has no quicker way than `map` need not implement this. One that has, or that passes this on to another, names
+    /// the turn by `percpu::Turn`, with the feature `parts`.
     ///
     /// # Safety
     /// As for [`map`](Self::map).
@@ -206,8 +207,8 @@ impl<F: Frames, Q: InvalidationQueue, X: Format> TableMapper<F, Q, X> {
     /// the domain; allocates nothing. The caller holds no lock and no CPU.
     ///
     /// # Errors
-    /// [`DeviceTlbError`]: it must not cache translations.
-    pub fn add_device_tlb(&self, device: DeviceId) -> Result<(), DeviceTlbError> {
+    /// [`InvalidationError`]: it must not cache translations.
+    pub fn add_device_tlb(&self, device: DeviceId) -> Result<(), InvalidationError> {
         self.device_tlbs.add(device, &self.queue)
     }
 

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use portcullis::addr::{IovaRange, Permissions, PhysAddr};
 use portcullis::invalidation::{Costs, Gather, InvalidationError};
-use portcullis::mapper::{Geometry, Mapper, Marks, Turn};
+use portcullis::mapper::{Geometry, Mapper};
+use portcullis::percpu::{Marks, Turn};
 use portcullis::pgtable::{MapError, Unmapped};
 use portcullis::platform::Platform;
 

@@ -52,24 +52,6 @@ const FREE: u64 = 0;
 /// The bit that is set besides while the device is coming.
 const COMING: u64 = 1 << 63;
 
-/// A device that cannot be added to those that are told of invalidations: it must not be allowed to cache translations.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum DeviceTlbError {
-    /// The domain has as many as it can.
-    #[error("the domain has {limit} devices that cache translations themselves, which is the limit")]
-    Full {
-        /// How many it can have.
-        limit: usize,
-    },
-    /// Another call is just adding the device, and may fail.
-    #[error("another call is adding the device")]
-    Coming,
-    /// The IOTLB was to forget what it has of the domain, and that was not confirmed.
-    #[error(transparent)]
-    Invalidation(#[from] InvalidationError),
-}
-
 /// The devices of one domain that cache translations themselves: up to 16.
 ///
 /// Any number of CPUs may use it at once. A submission takes no lock; a device that is added is looked for under one, which
@@ -101,8 +83,8 @@ impl DeviceTlbs {
     /// holds no lock and no CPU. Allocates nothing.
     ///
     /// # Errors
-    /// [`DeviceTlbError`]: it is not added, and must not fetch translations.
-    pub fn add<Q: InvalidationQueue>(&self, device: DeviceId, queue: &Q) -> Result<(), DeviceTlbError> {
+    /// [`InvalidationError`]: it is not added, and must not fetch translations.
+    pub fn add<Q: InvalidationQueue>(&self, device: DeviceId, queue: &Q) -> Result<(), InvalidationError> {
         let number = number(device);
         let Some(coming) = self.take_place(number)? else {
             return Ok(());
@@ -118,14 +100,14 @@ impl DeviceTlbs {
     }
 
     /// A place for a device that is coming; `None` where it is there already.
-    fn take_place(&self, number: u64) -> Result<Option<InTheSet<'_>>, DeviceTlbError> {
+    fn take_place(&self, number: u64) -> Result<Option<InTheSet<'_>>, InvalidationError> {
         let _adding = self.adding.lock();
         if self.place(number).is_some() {
             return Ok(None);
         }
         let value = number | COMING;
         if self.place(value).is_some() {
-            return Err(DeviceTlbError::Coming);
+            return Err(InvalidationError::BeingAdded);
         }
         // Before the place is taken: who counts none need not look at the places.
         self.count.fetch_add(1, Ordering::Relaxed);
@@ -137,7 +119,7 @@ impl DeviceTlbs {
             Some(place) => Ok(Some(InTheSet { set: self, place, value })),
             None => {
                 self.count.fetch_sub(1, Ordering::Release);
-                Err(DeviceTlbError::Full { limit: MOST_DEVICE_TLBS })
+                Err(InvalidationError::TooManyDevices { limit: MOST_DEVICE_TLBS })
             }
         }
     }

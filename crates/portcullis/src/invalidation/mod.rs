@@ -13,7 +13,6 @@ mod gather;
 mod shared;
 
 pub use costs::Costs;
-pub use device_tlb::DeviceTlbError;
 #[cfg(feature = "parts")]
 pub use device_tlb::{DeviceTlbs, MOST_DEVICE_TLBS};
 #[cfg(not(feature = "parts"))]
@@ -89,6 +88,16 @@ pub enum InvalidationError {
         /// How many bytes.
         bytes: u64,
     },
+    /// The domain has as many devices that cache translations themselves as it can. Of
+    /// [`add_device_tlb`](crate::mapper::TableMapper::add_device_tlb) alone, as is the next.
+    #[error("the domain has {limit} devices that cache translations themselves, which is the limit")]
+    TooManyDevices {
+        /// How many it can have.
+        limit: usize,
+    },
+    /// Another call is just adding the device, and may fail.
+    #[error("another call is adding the device")]
+    BeingAdded,
     /// The CPU that was to submit it did not come to the end of that.
     #[error("the CPU that was to submit an invalidation did not finish")]
     Abandoned,

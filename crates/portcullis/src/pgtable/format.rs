@@ -82,6 +82,8 @@ pub enum Entry {
 
 /// A page-table format of some hardware: the layout of its entries and the widths of its addresses.
 ///
+/// The library has the formats of today's hardware. Who writes another needs `Entry`, `LeafSize` and so the feature `parts`.
+///
 /// The functions are pure and are called for every entry: a few instructions each. Levels and runs passed in
 /// are ones that the format said it has, addresses are aligned and at most [`last_phys`](Self::last_phys).
 ///
@@ -90,7 +92,7 @@ pub enum Entry {
 ///
 /// - All functions always return the same for the same arguments, of one value and of its copies.
 /// - **[`decode`](Self::decode) leads only to tables that [`table`](Self::table) was given**: `decode(table(t, l), k)` in a table
-///   of level `k` is [`Entry::Table`] with just `t` and `l`, marked or not, and no other entry is: not 0, none of those that
+///   of level `k` is `Entry::Table` with just `t` and `l`, marked or not, and no other entry is: not 0, none of those that
 ///   [`leaf`](Self::leaf) and [`stride`](Self::stride) make, nothing without a [present](Self::PRESENT) bit. `l` is below `k`, and the
 ///   table at `t` has one entry for each address bit between the two.
 /// - [`MARK`](Self::MARK) is one bit, which no entry of [`table`](Self::table) has set and no address needs.
@@ -121,7 +123,7 @@ pub unsafe trait Format: Copy + Debug + Send + Sync + 'static {
     const PRESENT: u64;
 
     /// The bits that tell, at a given level, a leaf from a table and a leaf of one size from one of another:
-    /// entries of a table that agree in them are the same kind of [`Entry`]. (Sizes that are told by other bits
+    /// entries of a table that agree in them are the same kind of `Entry`. (Sizes that are told by other bits
     /// are those of leaves whose [stride](Self::stride) is 0.)
     const KIND: u64;
 

@@ -26,7 +26,9 @@ mod x86;
 pub use amd_v1::AmdV1;
 pub use arm::{ARM_MAIR, Arm};
 pub use error::MapError;
-pub use format::{Attributes, Entry, Format, Layout, LeafSize, Memory};
+pub use format::{Attributes, Format, Layout, Memory};
+#[cfg(feature = "parts")]
+pub use format::{Entry, LeafSize};
 pub use read::Leaf;
 pub use riscv::Riscv;
 pub use table::{PageTable, Unmapped};

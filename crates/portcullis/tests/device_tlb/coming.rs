@@ -5,9 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use portcullis::addr::{DeviceId, DomainId, Iova, IovaRange, Permissions, PhysAddr};
 use portcullis::domain::Policy;
-use portcullis::invalidation::{
-    DeviceTlbError, Gather, Invalidation, InvalidationError, MOST_DEVICE_TLBS, Request,
-};
+use portcullis::invalidation::{Gather, Invalidation, InvalidationError, MOST_DEVICE_TLBS, Request};
 use portcullis::mapper::{Mapper as _, TableMapper};
 use portcullis_model::open::{OpenMapper, OpenTlbs};
 
@@ -50,13 +48,13 @@ fn a_device_that_cannot_be_added_is_not_asked() {
     let side = machine.side(1, Policy::Strict);
     let mapper = side.domain.mapper();
     machine.iommu.queue().fail_next(1, FAILED);
-    assert_eq!(mapper.add_device_tlb(DEVICE), Err(DeviceTlbError::Invalidation(FAILED)));
+    assert_eq!(mapper.add_device_tlb(DEVICE), Err(FAILED));
     side.domain.unmap(side.map(0)).unwrap();
     assert_eq!(machine.told(), 0);
     let devices = (0..MOST_DEVICE_TLBS as u32).map(DeviceId);
     devices.clone().for_each(|device| mapper.add_device_tlb(device).unwrap());
     let full = mapper.add_device_tlb(DeviceId(u32::MAX)).unwrap_err();
-    assert_eq!(full, DeviceTlbError::Full { limit: MOST_DEVICE_TLBS });
+    assert_eq!(full, InvalidationError::TooManyDevices { limit: MOST_DEVICE_TLBS });
     assert!(full.to_string().contains("16"), "{full}");
     // One that is there already is there once.
     devices.for_each(|device| mapper.add_device_tlb(device).unwrap());
@@ -138,7 +136,7 @@ fn a_device_that_is_just_being_added_is_neither_there_yet_nor_taken_out() {
         machine.told() - told
     };
     let beside = |mapper: &TableMapper<_, _>| {
-        assert_eq!(mapper.add_device_tlb(DEVICE), Err(DeviceTlbError::Coming), "it may not fetch yet");
+        assert_eq!(mapper.add_device_tlb(DEVICE), Err(InvalidationError::BeingAdded), "it may not fetch yet");
         mapper.remove_tlb(DEVICE).unwrap();
         mapper.forget_tlb(DEVICE);
         // Nor does another have to wait for it.
@@ -162,9 +160,9 @@ fn a_device_that_is_just_being_added_is_neither_there_yet_nor_taken_out() {
     assert_eq!(asked(), 0);
     // The first call fails: it is for the second to try again.
     machine.iommu.queue().fail_next(1, FAILED);
-    let (other, failed) = (Arc::clone(&mapper), DeviceTlbError::Invalidation(FAILED));
+    let (other, failed) = (Arc::clone(&mapper), FAILED);
     machine.hostile.before_next(move || {
-        assert_eq!(other.add_device_tlb(DEVICE), Err(DeviceTlbError::Coming));
+        assert_eq!(other.add_device_tlb(DEVICE), Err(InvalidationError::BeingAdded));
     });
     assert_eq!((mapper.add_device_tlb(DEVICE), asked()), (Err(failed), 0));
     assert_eq!((mapper.add_device_tlb(DEVICE), asked()), (Ok(()), 1));

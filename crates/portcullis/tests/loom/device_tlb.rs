@@ -4,9 +4,7 @@
 use ::loom::sync::{Arc, Mutex};
 use ::loom::thread;
 use portcullis::addr::{DeviceId, DomainId, Iova, IovaRange};
-use portcullis::invalidation::{
-    DeviceTlbError, DeviceTlbs, Invalidation, InvalidationError, InvalidationQueue, Request,
-};
+use portcullis::invalidation::{DeviceTlbs, Invalidation, InvalidationError, InvalidationQueue, Request};
 use portcullis::sync::{AtomicU64, Ordering};
 
 const DOMAIN: DomainId = DomainId(1);
@@ -175,7 +173,7 @@ fn come_if_it_may(machine: &Machine) {
             assert!(!machine.hardware.is_held(), "it may fetch, and there is something left for it");
             machine.hardware.enable(false);
         }
-        Err(error) => assert_eq!(error, DeviceTlbError::Coming),
+        Err(error) => assert_eq!(error, InvalidationError::BeingAdded),
     }
 }
 
