@@ -2,13 +2,13 @@
 
 mod counted;
 
+use std::convert::Infallible;
 use std::hint::black_box;
 use std::sync::Arc;
 
 use portcullis::addr::{DeviceId, Direction, DmaSegment, PhysAddr, PhysSegment};
 use portcullis::dma::{
-    AnyQueue, DmaDevice, DmaDomain, DmaMask, Ended, NoCopies, Queue, QueueConfig, StrictRing,
-    StrictRingConfig,
+    AnyQueue, DmaDevice, DmaDomain, DmaMask, Ended, Queue, QueueConfig, StrictRing, StrictRingConfig,
 };
 use portcullis::domain::Policy;
 use portcullis::platform::FRAME_SIZE;
@@ -16,7 +16,7 @@ use portcullis::std_platform::StdPlatform;
 
 use counted::{Mapper, Page};
 
-type Machine = (Mapper, StdPlatform, NoCopies);
+type Machine = (Mapper, StdPlatform, Infallible);
 
 const BATCH: usize = 64;
 const DESCRIPTORS: u32 = 512;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use portcullis::addr::{DeviceId, Direction, DmaSegment, DomainId, PhysAddr, PhysSegment};
 use portcullis::bounce::PoolConfig;
 use portcullis::dma::{
-    AnyQueue, CoherentMemory, Device, DmaMask, Machine, Queue, QueueConfig, RawEnded, RawMapping,
+    AnyQueue, CoherentMemory, Device, DmaMask, Ended, Machine, Queue, QueueConfig, RawMapping,
 };
 use portcullis::domain::Domain;
 use portcullis::pgtable::{PageTable, VtdSecondStage};
@@ -81,7 +81,7 @@ impl<X: Machine, F: Frames + Clone> Hal<X, F> {
     /// committed here.
     fn unshare(&mut self, paddr: u64) -> Result<(), Box<dyn Error>> {
         let mapping = self.shared.remove(&paddr).ok_or("nothing is shared there")?;
-        if self.queue.unmap_raw(mapping)? == RawEnded::Pending {
+        if self.queue.unmap_raw(mapping)? == Ended::Pending {
             self.queue.commit_raw()?;
         }
         Ok(())

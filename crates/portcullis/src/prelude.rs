@@ -5,7 +5,7 @@ pub use crate::addr::{DeviceId, Direction, DmaSegment, DomainId, Iova, IovaRange
 pub use crate::bounce::PoolConfig;
 pub use crate::dma::{
     AnyQueue, CoherentMemory, Device, DmaBuffer, DmaDomain, DmaMapError, DmaMask, DmaUnmapError, Ended,
-    Machine, Mapping, Queue, QueueConfig, RawEnded, RawMapping,
+    Machine, Mapping, Queue, QueueConfig, RawMapping,
 };
 pub use crate::domain::{Domain, Policy};
 pub use crate::pgtable::PageTable;

@@ -100,7 +100,7 @@ fn a_map_that_is_not_confirmed_is_none() {
     rig.queue.fail_next(1, BROKEN);
     assert_eq!(map(), Err(MapListError::Map(MapError::Unconfirmed)));
     ask(&rig, expected);
-    assert_eq!(rig.domain.usage().taken, rig.domain.usage().cached);
+    assert_eq!(rig.domain.stats().taken_iova_bytes, rig.domain.stats().cached_iova_bytes);
     // It is not: they wait for a flush that is.
     rig.queue.fail_next(2, BROKEN);
     assert_eq!(map(), Err(MapListError::Unconfirmed { error: BROKEN }));
@@ -109,7 +109,7 @@ fn a_map_that_is_not_confirmed_is_none() {
     assert_ne!(other, expected);
     rig.domain.unmap(other).unwrap();
     rig.domain.cpu_released(0);
-    assert_eq!((rig.domain.usage().taken, rig.domain.stats().lost_iova_bytes), (0, 0));
+    assert_eq!((rig.domain.stats().taken_iova_bytes, rig.domain.stats().lost_iova_bytes), (0, 0));
 }
 
 /// A device that was faster than the map's failure keeps nothing of it.

@@ -69,8 +69,8 @@ fn what_waited_for_a_flush_goes_back_in_slices() {
         |cpu| lends(&platform, || portcullis::platform::PlatformEvents::cpu_released(&*bench.domain, cpu)).1;
     let lent = released(0);
     // All of what waited, and then the CPU's own lists, range by range.
-    let taken = bench.domain.usage();
-    assert_eq!(taken.taken - taken.cached, 0);
+    let taken = bench.domain.stats();
+    assert_eq!(taken.taken_iova_bytes - taken.cached_iova_bytes, 0);
     assert!(lent >= WAIT.div_ceil(SLICE) + WAIT, "{lent}");
 }
 

@@ -406,7 +406,7 @@ fn a_mapping_unmapped_in_pieces_hands_nothing_out_twice() {
     assert_eq!(bench.domain.stats().lost_iova_bytes, 8 * PAGE);
     // Emptying every cache, as an exhausted space does.
     assert!(bench.domain.open(&list, Permissions::READ_WRITE, Iova::new(9 * PAGE - 1)).is_err());
-    assert_eq!(bench.domain.usage().taken, 8 * PAGE);
+    assert_eq!(bench.domain.stats().taken_iova_bytes, 8 * PAGE);
 }
 
 #[test]

@@ -69,13 +69,13 @@ fn lazy_flushes_when_one_queue_is_full_and_reuses_no_address_before() {
     bench.domain.unmap(last.unwrap()).unwrap();
     assert_eq!(bench.domain.stats().flushes, 1, "the 257th unmap found the queue full");
     // From now on addresses come back, one for each unmap.
-    let before = bench.domain.usage().taken;
+    let before = bench.domain.stats().taken_iova_bytes;
     for _ in 0..10 * QUEUE_ENTRIES {
         let range =
             bench.domain.open(&[page_of_memory(0)], Direction::FromDevice.permissions(), Iova::new(u64::MAX));
         bench.domain.unmap(range.unwrap()).unwrap();
     }
-    let grown = bench.domain.usage().taken - before;
+    let grown = bench.domain.stats().taken_iova_bytes - before;
     assert!(grown <= 2 * PAGE, "{grown} bytes more in a steady state");
     assert_eq!(bench.domain.stats().lost_iova_bytes, 0);
 }

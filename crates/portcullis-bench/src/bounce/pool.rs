@@ -149,7 +149,9 @@ impl Subject for Strict {
 
     fn settle(&self) -> Result<(), Failure> {
         let Machine { domain, frames, platform, .. } = &self.machine;
-        settled(domain.mapper().inner(), frames, platform, domain.usage())
+        let stats = domain.stats();
+        let handed_out = stats.taken_iova_bytes.saturating_sub(stats.cached_iova_bytes);
+        settled(domain.mapper().inner(), frames, platform, handed_out)
     }
 }
 

@@ -84,7 +84,9 @@ impl<Q: InvalidationQueue> Subject for Ours<Q> {
         if stats.maps != stats.unmaps || stats.lost_iova_bytes > 0 {
             return Err(Failure::Broken(format!("not everything was unmapped: {stats:?}")));
         }
-        settled(domain.mapper(), &self.frames, &self.platform, domain.usage())
+        let stats = domain.stats();
+        let handed_out = stats.taken_iova_bytes.saturating_sub(stats.cached_iova_bytes);
+        settled(domain.mapper(), &self.frames, &self.platform, handed_out)
     }
 
     fn hardware(&self) -> &Hardware {

@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicI64, Ordering};
 
 use portcullis::addr::{DomainId, PhysAddr};
 use portcullis::invalidation::InvalidationQueue;
-use portcullis::iova::SpaceUsage;
 use portcullis::mapper::{Mapper, TableMapper};
 use portcullis::pgtable::{PageTable, VtdSecondStage};
 use portcullis::platform::{Frames, Platform, Table};
@@ -78,16 +77,15 @@ impl FramesInUse {
     }
 }
 
-/// Fails unless nothing is mapped and all addresses are free or kept by CPUs.
+/// Fails unless nothing is mapped and all addresses are free or kept by CPUs: none are `handed_out`, in bytes.
 pub(crate) fn settled<Q: InvalidationQueue>(
     tables: &Tables<Q>,
     frames: &FramesInUse,
     platform: &impl Platform,
-    usage: SpaceUsage,
+    handed_out: u64,
 ) -> Result<(), Failure> {
-    let lost = usage.taken.saturating_sub(usage.cached);
-    if lost > 0 {
-        return Err(Failure::Broken(format!("{lost} bytes of addresses did not come back")));
+    if handed_out > 0 {
+        return Err(Failure::Broken(format!("{handed_out} bytes of addresses did not come back")));
     }
     frames.only_the_root(tables, platform)
 }

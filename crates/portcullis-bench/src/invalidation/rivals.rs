@@ -99,7 +99,8 @@ impl Apart {
     }
 
     fn settled(&self) -> Result<(), Failure> {
-        settled(&self.mapper, &self.frames, &self.platform, self.space.usage())
+        let usage = self.space.usage();
+        settled(&self.mapper, &self.frames, &self.platform, usage.taken.saturating_sub(usage.cached))
     }
 }
 

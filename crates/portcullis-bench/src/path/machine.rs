@@ -65,7 +65,7 @@ impl<Q: InvalidationQueue, P: Platform + Clone> World<Q, P> {
     pub(crate) fn settle(&self) -> Result<(), Failure> {
         self.flush()?;
         // What waited for the flush comes back when addresses run out: more are asked for than there are.
-        let everything = self.domain.usage().total;
+        let everything = self.domain.stats().iova_bytes;
         let limit = Iova::new(u64::MAX);
         let list = [PhysSegment { phys: PhysAddr::new(0), len: everything }];
         // SAFETY: no device is behind these tables; and the call is refused, as one page of addresses is reserved.
@@ -73,7 +73,9 @@ impl<Q: InvalidationQueue, P: Platform + Clone> World<Q, P> {
         if refused.is_ok() {
             return Err(Failure::Broken("more was mapped than there are addresses".into()));
         }
-        settled(self.domain.mapper(), &self.frames, &self.platform, self.domain.usage())
+        let stats = self.domain.stats();
+        let handed_out = stats.taken_iova_bytes.saturating_sub(stats.cached_iova_bytes);
+        settled(self.domain.mapper(), &self.frames, &self.platform, handed_out)
     }
 }
 

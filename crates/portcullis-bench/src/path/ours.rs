@@ -1,5 +1,6 @@
 //! The library, as drivers call it.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -7,7 +8,7 @@ use portcullis::addr::{DeviceId, Direction, DmaSegment, Iova, PhysAddr, PhysSegm
 use portcullis::bounce::pool::{Attributes, BounceDevice, BouncePool, DeviceProfile, PoolConfig};
 use portcullis::bounce::swiotlb::{Constraints, Swiotlb, SwiotlbConfig};
 use portcullis::dma::{
-    AdaptiveMapping, AdaptiveRing, DmaBuffer, DmaDevice, DmaDomain, DmaMask, Ended, Mapping, NoCopies, Queue,
+    AdaptiveMapping, AdaptiveRing, DmaBuffer, DmaDevice, DmaDomain, DmaMask, Ended, Mapping, Queue,
     QueueConfig, RawBatch, RingMapping, StrictRing, StrictRingConfig,
 };
 use portcullis::domain::Policy;
@@ -24,7 +25,7 @@ use crate::runner::Failure;
 
 type Device<Q, P> = DmaDevice<Tables<Q>, P>;
 type Bounce<Q, P> = BounceDevice<Tables<Q>, P, Ram<true>>;
-type Machine<Q, P> = (Tables<Q>, P, NoCopies);
+type Machine<Q, P> = (Tables<Q>, P, Infallible);
 type Slots<P> = Swiotlb<P, Ram<true>>;
 
 const DIRECTION: Direction = Direction::ToDevice;

@@ -50,7 +50,8 @@ impl<Q: InvalidationQueue> Subject for Parts<Q> {
 
     fn settle(&self) -> Result<(), Failure> {
         self.tables.sync(&Gather::everything()).map_err(refused)?;
-        settled(&self.tables, &self.frames, &self.platform, self.space.usage())
+        let usage = self.space.usage();
+        settled(&self.tables, &self.frames, &self.platform, usage.taken.saturating_sub(usage.cached))
     }
 }
 

@@ -83,7 +83,7 @@ impl<X: Format> World<X> {
                 self.free.append(&mut back);
                 self.unmapped(place, Ok(()), lazy);
             }
-            Err(NotUnmapped { mapping, error }) => {
+            Err(NotUnmapped { mapping, error, .. }) => {
                 assert!(self.weak || self.tainted, "{error}");
                 match error {
                     DmaUnmapError::Unmap(error) if number == BATCHED => {

@@ -1,13 +1,12 @@
 //! A machine, and everything that the library makes there.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 
 use portcullis::addr::{DeviceId, DomainId, Iova, Permissions, PhysAddr, PhysSegment};
 use portcullis::bounce::pool::{BounceDevice, BouncePool, DeviceProfile, PoolConfig};
 use portcullis::bounce::swiotlb::{Swiotlb, SwiotlbConfig};
-use portcullis::dma::{
-    DmaDevice, DmaDomain, DmaMask, NoCopies, QueueConfig, RawBatch, StrictRing, StrictRingConfig,
-};
+use portcullis::dma::{DmaDevice, DmaDomain, DmaMask, QueueConfig, RawBatch, StrictRing, StrictRingConfig};
 use portcullis::domain::{Domain, Policy, UnmapError};
 use portcullis::invalidation::InvalidationError;
 use portcullis::mapper::TableMapper;
@@ -28,7 +27,7 @@ use crate::input::Input;
 pub type Mapper<X> = Observed<TableMapper<Arc<Memory>, Queue, X>>;
 pub type Dom<X> = Domain<Mapper<X>, Arc<Clocked>>;
 pub type Device<X> = DmaDevice<Mapper<X>, Arc<Clocked>>;
-pub type Machine<X> = (Mapper<X>, Arc<Clocked>, NoCopies);
+pub type Machine<X> = (Mapper<X>, Arc<Clocked>, Infallible);
 pub type Pool<X> = BouncePool<Mapper<X>, Arc<Clocked>, Arc<Memory>>;
 
 /// Memory that was never allocated: what is mapped by number leads there.
@@ -210,8 +209,11 @@ impl<X: Format> World<X> {
                 self.bounced.swiotlb.cpu_released(index);
             }
             _ => {
-                let usage = self.domain.usage();
-                assert!(usage.cached <= usage.taken && usage.taken <= usage.total);
+                let usage = self.domain.stats();
+                assert!(
+                    usage.cached_iova_bytes <= usage.taken_iova_bytes
+                        && usage.taken_iova_bytes <= usage.iova_bytes
+                );
                 let _ = (self.domain.exposure(), self.bounced.pool.usage(), self.bounced.swiotlb.usage());
             }
         }

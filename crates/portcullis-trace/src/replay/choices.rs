@@ -1,7 +1,7 @@
 //! What was chosen between copying and mapping, for the report.
 
 use portcullis::addr::Direction;
-use portcullis::dma::{self, Explained, WayCost};
+use portcullis::dma::Explained;
 use serde::Serialize;
 
 /// What was chosen for a device's mappings.
@@ -36,7 +36,6 @@ pub struct Choice {
 
 impl Choices {
     pub(super) fn new(device: usize, rows: &[Explained]) -> Self {
-        let cost = |cost: WayCost| (cost.map_ns, cost.unmap_ns);
         let row = |row: &Explained| Choice {
             most_bytes: row.most_bytes,
             direction: match row.direction {
@@ -44,12 +43,9 @@ impl Choices {
                 Direction::FromDevice => "from-device",
                 Direction::Bidirectional => "both",
             },
-            choice: match row.choice {
-                dma::Choice::Copy => "copy",
-                dma::Choice::Map => "map",
-            },
-            copy_ns: row.copy.map(cost),
-            map_ns: row.map.map(cost),
+            choice: if row.copies { "copy" } else { "map" },
+            copy_ns: row.copy_ns,
+            map_ns: row.map_ns,
             copied: row.copied,
             mapped: row.mapped,
             switches: row.switches,

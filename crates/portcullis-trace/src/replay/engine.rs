@@ -8,7 +8,7 @@ mod pools;
 use std::sync::Arc;
 
 use portcullis::addr::{DeviceId, DomainId, Iova, IovaRange, PhysAddr, PhysSegment};
-use portcullis::bounce::Way;
+use portcullis::bounce::pool::Way;
 use portcullis::bounce::swiotlb::Swiotlb;
 use portcullis::dma::{DmaMask, DmaUnmapError};
 use portcullis::domain::Policy;

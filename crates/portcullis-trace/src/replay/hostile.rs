@@ -9,7 +9,7 @@
 //! Cost: a hash lookup for each page mapped and unmapped; for each retry a probe of every address seen so far.
 
 use portcullis::addr::{Iova, PageSize, Permissions, PhysAddr};
-use portcullis::bounce::Way;
+use portcullis::bounce::pool::Way;
 use portcullis::dma::Machine;
 use portcullis::domain::{Policy, PolicyError};
 use portcullis_model::{DeviceId, Iommu, Segment};

@@ -1,7 +1,7 @@
 //! A mapping of the trace that is alive.
 
 use portcullis::addr::{Direction, DmaSegment, Iova, PageSize, PhysAddr, PhysSegment};
-use portcullis::bounce::Way;
+use portcullis::bounce::pool::Way;
 use portcullis::dma::RawMapping;
 use portcullis_model::Segment as Piece;
 use smallvec::SmallVec;

@@ -4,7 +4,7 @@
 use portcullis::SetupError;
 use portcullis::addr::{Direction, DmaSegment, PhysSegment};
 use portcullis::dma::{
-    Device, DmaMapError, DmaUnmapError, Explained, Machine, Queue, QueueConfig, RawEnded, RawMapping,
+    Device, DmaMapError, DmaUnmapError, Ended, Explained, Machine, Queue, QueueConfig, RawMapping,
 };
 
 use super::live::Live;
@@ -110,7 +110,7 @@ impl<X: Machine> Port<X> {
         &mut self,
         lane: Option<usize>,
         mapping: RawMapping,
-    ) -> Result<RawEnded, DmaUnmapError> {
+    ) -> Result<Ended<(), ()>, DmaUnmapError> {
         self.queue(lane).unmap_raw(mapping).map_err(|failed| failed.error)
     }
 

@@ -8,4 +8,4 @@ pub mod pool;
 pub(crate) mod pool;
 pub mod swiotlb;
 
-pub use pool::{Attributes, PoolConfig, TrustGroup, Way};
+pub use pool::{PoolConfig, PoolUsage};

@@ -50,6 +50,8 @@ mod queue;
 mod raw_batch;
 mod ring;
 
+pub(crate) use adaptive::Choice;
+pub use adaptive::Explained;
 #[cfg(feature = "parts")]
 pub use adaptive::{
     AdaptiveMapError, AdaptiveMapping, AdaptiveRing, AdaptiveUnmap, AdaptiveUnmapError, AdaptiveUnmapFailed,
@@ -58,14 +60,14 @@ pub use adaptive::{
 pub(crate) use adaptive::{
     AdaptiveMapError, AdaptiveMapping, AdaptiveRing, AdaptiveUnmap, AdaptiveUnmapError, AdaptiveUnmapFailed,
 };
-pub use adaptive::{Choice, Explained, WayCost};
 pub use buffer::DmaBuffer;
 pub use coherent::CoherentMemory;
 pub use device::DmaDevice;
+#[cfg(feature = "parts")]
+pub use queue::Strategy;
 pub use queue::{
     AnyQueue, Device, DmaDomain, DmaMapError, DmaMask, DmaUnmapError, DomainBuilder, Ended, Machine, Mapping,
-    NoCopies, NotMapped, NotUnmapped, Queue, QueueConfig, Raw, RawEnded, RawMapping, RawNotUnmapped,
-    Strategy,
+    NotMapped, NotUnmapped, Queue, QueueConfig, RawMapping,
 };
 pub use raw_batch::MOST_IN_BATCH;
 #[cfg(feature = "parts")]

@@ -5,8 +5,7 @@ use std::sync::Arc;
 use portcullis::addr::{Direction, DmaSegment, Permissions};
 use portcullis::bounce::pool::{Attributes, BounceDevice, BouncePool, DeviceProfile, PoolConfig, Way};
 use portcullis::dma::{
-    AdaptiveMapping, AdaptiveRing, AdaptiveUnmap, AdaptiveUnmapError, Choice, DmaDevice, RingError,
-    StrictRingConfig,
+    AdaptiveMapping, AdaptiveRing, AdaptiveUnmap, AdaptiveUnmapError, DmaDevice, RingError, StrictRingConfig,
 };
 use portcullis::domain::Policy;
 use portcullis_model::open::OpenPool;
@@ -37,14 +36,14 @@ fn where_mapping_fails_the_attempt_and_the_copy_are_what_it_costs() {
         live.push(map(&mut queue, &list).unwrap());
     }
     let before = row(&rows(&queue), PAGE, Direction::FromDevice);
-    assert_eq!((before.choice, before.map.unwrap().map_ns), (Choice::Map, 0), "{before:?}");
+    assert_eq!((before.copies, before.map_ns.unwrap().0), (false, 0), "{before:?}");
     for _ in 0..61 * 32 {
         let mapping = map(&mut queue, &list).unwrap();
         assert_eq!(mapping.way(), Some(Way::Slot), "no address is left in the ring");
         assert_eq!(queue.unmap(mapping).unwrap(), AdaptiveUnmap::Done);
     }
     let row = row(&rows(&queue), PAGE, Direction::FromDevice);
-    assert!(row.map.unwrap().map_ns > 500, "{row:?}");
+    assert!(row.map_ns.unwrap().0 > 500, "{row:?}");
     live.into_iter().for_each(|mapping| _ = queue.unmap(mapping).unwrap());
     queue.commit().unwrap();
     drop((queue, buffer));
@@ -128,14 +127,14 @@ fn a_batch_of_one_knows_what_its_waits_cost() {
     let bench = Bench::new(small());
     let (costs, mut queue) = queue_of(&bench, 64, 1, (8, 1000));
     let (buffer, list) = page(&bench);
-    assert_eq!(row(&rows(&queue), PAGE, Direction::FromDevice).choice, Choice::Map);
+    assert!(!row(&rows(&queue), PAGE, Direction::FromDevice).copies);
     costs.set(80_000, 1000);
     for _ in 0..61 * 64 {
         let mapping = map(&mut queue, &list).unwrap();
         let _ = queue.unmap(mapping).unwrap();
     }
     let row = row(&rows(&queue), PAGE, Direction::FromDevice);
-    assert_eq!((row.choice, row.switches), (Choice::Copy, 1), "{row:?}");
+    assert_eq!((row.copies, row.switches), (true, 1), "{row:?}");
     drop((queue, buffer));
     bench.finish();
 }
@@ -146,7 +145,7 @@ fn batches_that_are_never_full_cost_what_they_do() {
     let (_, mut queue) = queue_of(&bench, 64, 8, (800, 300));
     let (buffer, list) = page(&bench);
     // 100 ns for each of a full batch, 800 for one alone.
-    for (idles, expected) in [(true, Choice::Copy), (false, Choice::Map), (true, Choice::Copy)] {
+    for (idles, copies) in [(true, true), (false, false), (true, true)] {
         for _ in 0..61 * 64 * 40 {
             let mapping = map(&mut queue, &list).unwrap();
             let _ = queue.unmap(mapping).unwrap();
@@ -155,7 +154,7 @@ fn batches_that_are_never_full_cost_what_they_do() {
             }
         }
         let row = row(&rows(&queue), PAGE, Direction::FromDevice);
-        assert_eq!(row.choice, expected, "idles: {idles}: {row:?}");
+        assert_eq!(row.copies, copies, "idles: {idles}: {row:?}");
     }
     assert_eq!(row(&rows(&queue), PAGE, Direction::FromDevice).switches, 3);
     queue.commit().unwrap();

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use portcullis::addr::{Direction, DmaSegment, Iova, Permissions, PhysAddr, PhysSegment};
 use portcullis::bounce::pool::{Attributes, BounceMapError, PoolConfig, Way};
 use portcullis::dma::{
-    AdaptiveMapError, AdaptiveMapping, AdaptiveRing, AdaptiveUnmap, AdaptiveUnmapError, Choice, DmaDevice,
-    Explained, RingError, StrictRingConfig,
+    AdaptiveMapError, AdaptiveMapping, AdaptiveRing, AdaptiveUnmap, AdaptiveUnmapError, DmaDevice, Explained,
+    RingError, StrictRingConfig,
 };
 use portcullis::domain::{MapListError, Policy};
 use portcullis_model::Buffer;
@@ -60,7 +60,7 @@ pub fn reaches(bench: &Bench, iova: Iova, buffer: &Buffer) -> bool {
 #[test]
 fn it_begins_with_the_cheaper_way_and_a_commit_is_shared() {
     // A wait of 800 ns is 100 ns for each of a batch.
-    for (copy_ns, expected) in [(110, Choice::Map), (90, Choice::Copy)] {
+    for (copy_ns, copies) in [(110, false), (90, true)] {
         let bench = Bench::new(small());
         let (_, mut queue) = queue(&bench, Direction::FromDevice, (800, copy_ns));
         let rows = rows(&queue);
@@ -68,20 +68,20 @@ fn it_begins_with_the_cheaper_way_and_a_commit_is_shared() {
         for row in &rows {
             if row.most_bytes < PAGE {
                 assert_eq!(
-                    (row.choice, row.map),
-                    (Choice::Copy, None),
+                    (row.copies, row.map_ns),
+                    (true, None),
                     "no untrusted device gets a part: {row:?}"
                 );
                 continue;
             }
-            assert_eq!((row.choice, row.copied, row.mapped), (expected, 0, 0), "{row:?}");
-            let unmap_ns = row.map.unwrap().unmap_ns;
+            assert_eq!((row.copies, row.copied, row.mapped), (copies, 0, 0), "{row:?}");
+            let (_, unmap_ns) = row.map_ns.unwrap();
             assert!((99..=100).contains(&unmap_ns), "{row:?}");
         }
         assert_eq!((queue.waiting(), bench.pool.usage().buffer_bytes), (0, 0));
         let (buffer, list) = page(&bench);
         let mapping = map(&mut queue, &list).unwrap();
-        assert_eq!(mapping.way(), if expected == Choice::Copy { Some(Way::Slot) } else { None });
+        assert_eq!(mapping.way(), if copies { Some(Way::Slot) } else { None });
         let _ = queue.unmap(mapping).unwrap();
         drop((queue, buffer));
         bench.finish();
@@ -129,13 +129,13 @@ fn it_follows_costs_that_change() {
     let bench = Bench::new(small());
     let (costs, mut queue) = queue(&bench, Direction::FromDevice, (8000, 100));
     let (buffer, list) = page(&bench);
-    let phases = [((8000, 100), Choice::Copy), ((80, 100), Choice::Map), ((8000, 100), Choice::Copy)];
+    let phases = [((8000, 100), true), ((80, 100), false), ((8000, 100), true)];
     let mut mapped = 0;
     let mut made = 0;
-    for (phase, ((wait_ns, copy_ns), expected)) in phases.into_iter().enumerate() {
+    for (phase, ((wait_ns, copy_ns), copies)) in phases.into_iter().enumerate() {
         costs.set(wait_ns, copy_ns);
         let mut cycles = 0;
-        while row(&rows(&queue), PAGE, Direction::FromDevice).choice != expected || cycles == 0 {
+        while row(&rows(&queue), PAGE, Direction::FromDevice).copies != copies || cycles == 0 {
             for _ in 0..61 * 64 {
                 let mapping = map(&mut queue, &list).unwrap();
                 mapped += u64::from(mapping.way().is_none());

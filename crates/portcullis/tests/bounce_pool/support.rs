@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use portcullis::addr::{Direction, DomainId, Iova, Permissions, PhysAddr, PhysSegment};
 use portcullis::bounce::pool::{
-    Attributes, BounceDevice, BounceMapError, BouncePool, DeviceProfile, PoolConfig, PoolMapping, TrustGroup,
+    Attributes, BounceDevice, BounceMapError, BouncePool, DeviceProfile, PoolConfig, PoolMapping,
 };
 use portcullis::domain::{Domain, Policy};
 use portcullis::invalidation::InvalidationError;
@@ -181,7 +181,7 @@ impl<P: Platform + Clone> Bench<P> {
 
     /// Another device of the pool.
     pub fn device(&self, group: u32, untrusted: bool) -> Device<P> {
-        let profile = DeviceProfile { untrusted, group: TrustGroup(group), ..DeviceProfile::default() };
+        let profile = DeviceProfile { untrusted, group, ..DeviceProfile::default() };
         BounceDevice::new(Arc::clone(&self.pool), profile).unwrap()
     }
 
@@ -222,8 +222,8 @@ impl<P: Platform + Clone> Bench<P> {
         assert_eq!(memory.frames_in_use(), frames_before, "memory is not back");
         drop((pool, device));
         assert_eq!(memory.frames_in_use(), frames_before);
-        let usage = domain.usage();
-        assert_eq!(usage.taken - usage.cached, 0, "addresses are not back");
+        let usage = domain.stats();
+        assert_eq!(usage.taken_iova_bytes - usage.cached_iova_bytes, 0, "addresses are not back");
         assert_eq!(domain.stats().lost_iova_bytes, 0);
         assert_eq!((memory.bad_frees(), memory.stray_tables()), (0, 0));
     }

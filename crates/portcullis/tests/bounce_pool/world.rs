@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use portcullis::addr::{Direction, Iova, PageSize, Permissions, PhysAddr, PhysSegment};
 use portcullis::bounce::pool::{
-    Attributes, BounceDevice, BounceError, BounceMapError, DeviceProfile, PoolConfig, TrustGroup, Way,
+    Attributes, BounceDevice, BounceError, BounceMapError, DeviceProfile, PoolConfig, Way,
 };
 use portcullis::domain::{MapListError, UnmapError};
 use portcullis::iova::IovaError;
@@ -134,7 +134,7 @@ impl World {
     pub fn with(config: PoolConfig, strained: bool) -> Self {
         let bench = Bench::new(config);
         let device = |index: usize, untrusted, mask, offset_mask| {
-            let profile = DeviceProfile { mask, offset_mask, untrusted, group: TrustGroup(index as u32) };
+            let profile = DeviceProfile { mask, offset_mask, untrusted, group: index as u32 };
             BounceDevice::new(Arc::clone(&bench.pool), profile).unwrap()
         };
         let devices = [

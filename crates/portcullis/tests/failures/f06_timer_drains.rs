@@ -47,8 +47,8 @@ impl Cpus {
 
     /// Pages that are mapped or wait in a queue.
     fn out(&self) -> u64 {
-        let usage = self.bench.domain.usage();
-        (usage.taken - usage.cached) / PAGE
+        let usage = self.bench.domain.stats();
+        (usage.taken_iova_bytes - usage.cached_iova_bytes) / PAGE
     }
 
     /// The window ends; somebody on `cpu` sees to it. How many ranges came back by that.
@@ -175,8 +175,8 @@ fn a_cpu_that_goes_leaves_nothing_behind() {
     assert_eq!(cpus.out(), QUEUE_ENTRIES as u64);
     cpus.platform.be(CPUS);
     PlatformEvents::cpu_released(&*cpus.bench.domain, 3);
-    let usage = cpus.bench.domain.usage();
-    assert_eq!((usage.taken, usage.cached), (0, 0));
+    let usage = cpus.bench.domain.stats();
+    assert_eq!((usage.taken_iova_bytes, usage.cached_iova_bytes), (0, 0));
     cpus.assert_nothing_lost();
 }
 
@@ -194,8 +194,8 @@ fn no_turn_takes_back_more_than_a_slice() {
     platform.after_each_turn({
         let (most, all) = (Arc::clone(&most), Arc::clone(&all));
         move || {
-            let usage = domain.upgrade().expect("it is in use").usage();
-            let now = (usage.taken - usage.cached) / PAGE;
+            let usage = domain.upgrade().expect("it is in use").stats();
+            let now = (usage.taken_iova_bytes - usage.cached_iova_bytes) / PAGE;
             let back = out.swap(now, Ordering::Relaxed).saturating_sub(now);
             most.fetch_max(back, Ordering::Relaxed);
             all.fetch_add(back, Ordering::Relaxed);

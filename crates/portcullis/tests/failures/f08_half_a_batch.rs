@@ -59,8 +59,8 @@ impl Bench {
     }
 
     fn out(&self) -> u64 {
-        let usage = self.device.domain().usage();
-        usage.taken - usage.cached
+        let usage = self.device.domain().stats();
+        usage.taken_iova_bytes - usage.cached_iova_bytes
     }
 }
 

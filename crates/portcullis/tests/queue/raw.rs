@@ -1,7 +1,7 @@
 //! The half that deals in numbers, also behind a pointer.
 
 use portcullis::addr::{Direction, DmaSegment, PhysAddr, PhysSegment};
-use portcullis::dma::{AnyQueue, Queue, RawEnded, Strategy};
+use portcullis::dma::{AnyQueue, Ended, Queue, Strategy};
 use portcullis::domain::Policy;
 
 use crate::world::{BATCH, Machine, PAGE, STRATEGIES, World};
@@ -25,12 +25,17 @@ fn drive(world: &World, queue: &mut dyn AnyQueue, memory: PhysAddr, count: u64) 
         assert_eq!(bytes, [number as u8; 8]);
         queue.sync_raw_for_device(&mapping, 0, 8).unwrap();
         let ended = queue.unmap_raw(mapping).unwrap();
-        ends[ended as usize] += 1;
+        let kind = match ended {
+            Ended::Done(()) => 0,
+            Ended::Pending => 1,
+            Ended::Flushed(()) => 2,
+        };
+        ends[kind] += 1;
         waiting.push((out[0].iova, phys, number as u8));
         match ended {
-            RawEnded::Done => late.extend(waiting.pop()),
-            RawEnded::Pending => assert_eq!(queue.waiting(), waiting.len()),
-            RawEnded::Flushed => late.append(&mut waiting),
+            Ended::Done(()) => late.extend(waiting.pop()),
+            Ended::Pending => assert_eq!(queue.waiting(), waiting.len()),
+            Ended::Flushed(()) => late.append(&mut waiting),
         }
         for (iova, phys, byte) in &late {
             // Another mapping may have the address by now.
@@ -77,7 +82,7 @@ fn what_is_unmapped_by_number_and_by_buffer_waits_together() {
         // SAFETY: the memory is the test's, all of it atomics, and no mapping is ended by others.
         let (mapping, _) = unsafe { queue.map_raw(&list, Direction::FromDevice, &mut out) }.unwrap();
         let ended = queue.unmap_raw(mapping).unwrap();
-        assert_eq!(ended == RawEnded::Flushed, turn + 1 == BATCH);
+        assert_eq!(ended == Ended::Flushed(()), turn + 1 == BATCH);
     }
     assert!(!world.writes(iova, b"too late"), "the typed one is unreachable");
     assert_eq!(queue.waiting(), 0);

@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use portcullis::SetupError;
 use portcullis::addr::{DeviceId, Direction, Iova};
-use portcullis::bounce::pool::TrustGroup;
 use portcullis::dma::{
     DmaDomain, DmaMapError, DmaMask, DmaUnmapError, Ended, Mapping, Queue, QueueConfig, Strategy,
 };
@@ -294,7 +293,7 @@ fn a_device_finds_what_another_wrote_only_where_both_are_in_one_group() {
         let mut nics =
             [DeviceId(7), DeviceId(8)].map(|id| world.nic.domain().attach(id, DmaMask::BITS_64).unwrap());
         if is_one_group {
-            nics = nics.map(|nic| nic.in_group(TrustGroup(9)));
+            nics = nics.map(|nic| nic.in_group(9));
         }
         // The first writes to its mapping, the second leaves its own as it is: it gets the buffer next.
         let [first, second] = [Some(b"a secret"), None].map(|secret| {
@@ -308,6 +307,57 @@ fn a_device_finds_what_another_wrote_only_where_both_are_in_one_group() {
         assert_eq!(&first.get(), b"a secret");
         assert_eq!(&second.get(), if is_one_group { b"a secret" } else { &[0; 8] });
     }
+}
+
+/// What a driver gets back of a mapping from a device that wrote `written`, if anything.
+fn received(queue: &mut Queue<Machine, Frame>, world: &World, written: Option<&[u8; 8]>) -> [u8; 8] {
+    let frame = world.frame();
+    frame.put(b"original");
+    let mapping = queue.map(frame, Direction::FromDevice).unwrap();
+    written.inspect(|bytes| assert!(world.writes(mapping.iova(), *bytes)));
+    let Ok(Ended::Done(frame)) = queue.unmap(mapping) else { panic!("a copy waits for nothing") };
+    frame.get()
+}
+
+#[test]
+fn copies_are_wiped_or_filled_where_the_queue_asks_for_it() {
+    for (config, then) in [
+        (QueueConfig::bounce(), b"a secret"),
+        (QueueConfig::bounce().wiping(), &[0; 8]),
+        (QueueConfig::bounce().copying_in(), b"original"),
+        (QueueConfig::bounce().wiping().copying_in(), b"original"),
+    ] {
+        let world = World::new(Policy::Strict);
+        let mut queue = world.nic.queue(config).unwrap();
+        assert_eq!(&received(&mut queue, &world, Some(b"a secret")), b"a secret");
+        assert_eq!(&received(&mut queue, &world, None), then, "{config:?}");
+    }
+}
+
+#[test]
+fn a_persistent_mapping_is_never_copied() {
+    let world = World::new(Policy::Strict);
+    let mut queue = world.nic.queue(QueueConfig::bounce().persistent()).unwrap();
+    let mapping = queue.map(world.frame(), Direction::FromDevice).unwrap();
+    assert!(world.writes(mapping.iova(), b"straight"));
+    assert_eq!(&mapping.buffer().get(), b"straight", "without a sync");
+    let Ok(Ended::Done(_)) = queue.unmap(mapping) else { panic!("it is mapped by itself") };
+    let failed = queue.map(world.frames(&[100], &Arc::default()), Direction::FromDevice).unwrap_err();
+    assert_eq!(failed.error, DmaMapError::PersistentPart { len: 100 });
+}
+
+#[test]
+fn a_domain_says_what_its_pool_holds() {
+    let world = World::new(Policy::Strict);
+    let domain = world.nic.domain().clone();
+    assert_eq!(domain.pool_usage(), None, "no queue has needed it");
+    let mut queue = world.nic.queue(QueueConfig::bounce()).unwrap();
+    let mapping = queue.map(world.frame(), Direction::FromDevice).unwrap();
+    let usage = domain.pool_usage().unwrap();
+    assert_eq!((usage.bounced, usage.buffer_bytes - usage.cached_bytes), (1, PAGE));
+    let Ok(Ended::Done(_)) = queue.unmap(mapping) else { panic!("a copy waits for nothing") };
+    let usage = domain.pool_usage().unwrap();
+    assert_eq!((usage.bounced, usage.buffer_bytes - usage.cached_bytes), (1, 0));
 }
 
 #[test]

@@ -1,19 +1,18 @@
 //! Queues of a device that a test has made by itself.
 #![allow(dead_code, reason = "each test file uses a part")]
 
+use std::convert::Infallible;
 use std::sync::Arc;
 
 use portcullis::addr::DeviceId;
-use portcullis::dma::{
-    Device, DmaBuffer, DmaDevice, DmaDomain, DmaMask, Ended, Mapping, NoCopies, Queue, QueueConfig,
-};
+use portcullis::dma::{Device, DmaBuffer, DmaDevice, DmaDomain, DmaMask, Ended, Mapping, Queue, QueueConfig};
 use portcullis::domain::Domain;
 use portcullis::mapper::Mapper;
 use portcullis::platform::Platform;
 
 /// A device as the front door has it, and its queue.
-pub type Nic<M, P> = Device<(M, P, NoCopies)>;
-pub type QueueOf<M, P, B> = Queue<(M, P, NoCopies), B>;
+pub type Nic<M, P> = Device<(M, P, Infallible)>;
+pub type QueueOf<M, P, B> = Queue<(M, P, Infallible), B>;
 
 /// A device of the domain that reaches addresses up to `mask`.
 pub fn nic<M: Mapper, P: Platform>(domain: &Arc<Domain<M, P>>, mask: u64) -> Nic<M, P> {

@@ -55,7 +55,7 @@ fn ends<T>(unmap: impl FnOnce() -> T) -> T {
 /// Calls `f` where both CPUs are taken. So its addresses are out of no CPU's list: they go back to where all come from, and
 /// whoever takes them next waits for no CPU's turn.
 fn without_a_cpu<T: Send, X: Format>(machine: &Machine<true, X>, f: impl FnOnce() -> T + Send) -> T {
-    let take_cpu = || machine.device.domain().usage();
+    let take_cpu = || machine.device.domain().stats();
     take_cpu();
     let [(tell, told), (end, ended)] = [(); 2].map(|()| channel::<()>());
     std::thread::scope(|scope| {

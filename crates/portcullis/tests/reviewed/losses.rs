@@ -24,8 +24,8 @@ fn is_counted<M: portcullis::mapper::Mapper + Simulated, P: Platform>(domain: &D
     // There is no such address: but all is looked through for it, and CPUs keep nothing that a flush has covered.
     let none = domain.open(&[page(1 << 20)], Permissions::READ, Iova::new(PAGE - 1));
     assert!(matches!(none, Err(MapListError::Iova(_))), "{none:?}");
-    let usage = domain.usage();
-    let (gone, lost) = (usage.taken - usage.cached, domain.stats().lost_iova_bytes);
+    let usage = domain.stats();
+    let (gone, lost) = (usage.taken_iova_bytes - usage.cached_iova_bytes, domain.stats().lost_iova_bytes);
     assert!(gone <= lost, "{gone:#x} bytes of addresses are gone, and {lost:#x} are counted");
 }
 

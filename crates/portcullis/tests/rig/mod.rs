@@ -77,8 +77,8 @@ impl<P: Platform + Clone, Q: InvalidationQueue> Rig<P, Q> {
         // SAFETY: nothing is mapped, as there is no such address: but all is looked through for it.
         let none = unsafe { self.domain.map(&[page(1 << 20)], Permissions::READ, Iova::new(PAGE - 1)) };
         assert!(matches!(none, Err(MapListError::Iova(_))), "{none:?}");
-        let usage = self.domain.usage();
-        (usage.taken - usage.cached, self.domain.stats().lost_iova_bytes)
+        let usage = self.domain.stats();
+        (usage.taken_iova_bytes - usage.cached_iova_bytes, self.domain.stats().lost_iova_bytes)
     }
 
     /// Whether the device is let through at `iova`. It leaves a cached translation if so.

@@ -59,7 +59,7 @@ impl<X: Format> Engine<X> {
             invalidations,
             iotlb_misses_per_access: per_access(stats.iotlb_misses),
             walk_cache_misses_per_access: per_access(stats.walk_cache_misses),
-            peak_iova_bytes: domains().map(|domain| domain.usage().peak_taken).sum(),
+            peak_iova_bytes: domains().map(|domain| domain.stats().peak_iova_bytes).sum(),
             peak_table_bytes: if translated {
                 domains().map(|domain| domain.mapper().inner().table().table_bytes() as u64).sum()
             } else {

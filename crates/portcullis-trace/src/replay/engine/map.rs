@@ -1,7 +1,7 @@
 //! Mappings: made, and ended.
 
 use portcullis::addr::{Direction, DmaSegment, PageSize, Permissions, PhysAddr, PhysSegment};
-use portcullis::dma::{DmaMapError, RawEnded, RawMapping};
+use portcullis::dma::{DmaMapError, Ended, RawMapping};
 use portcullis::pgtable::Format;
 
 use super::{Engine, end_failed, model_device};
@@ -164,8 +164,8 @@ impl<X: Format> Engine<X> {
             self.violations += self.wrong_original(&live.memory, (0, u64::MAX), written);
         }
         match (result, lane) {
-            (Ok(RawEnded::Pending), Some(lane)) => self.ports[device].hold(lane, live, op.time_ns),
-            (Ok(RawEnded::Flushed), Some(lane)) => {
+            (Ok(Ended::Pending), Some(lane)) => self.ports[device].hold(lane, live, op.time_ns),
+            (Ok(Ended::Flushed(())), Some(lane)) => {
                 self.ports[device].hold(lane, live, op.time_ns);
                 self.settle(device, lane, op.time_ns);
             }

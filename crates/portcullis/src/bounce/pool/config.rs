@@ -17,7 +17,7 @@ pub struct PoolConfig {
     /// For an untrusted device's mapping above the threshold that does not cover whole granules: bounce only its
     /// unaligned head and tail, and map its middle. Otherwise all of it is bounced.
     pub split: bool,
-    /// Zero each buffer when its mapping ends, whatever the mapping's [attributes](super::Attributes) say.
+    /// Zero each buffer when its mapping ends, whatever the [queue](crate::dma::QueueConfig::wiping) says.
     pub wipe: bool,
     /// Every *n* nanoseconds the platform's timer looks which of the waiting buffers no mapping has used since
     /// it looked last, and gives those back: so within twice the time. A millisecond at the least; `u64::MAX`
@@ -65,14 +65,6 @@ impl PoolConfig {
     }
 }
 
-/// Devices that trust each other: what one of them had in a buffer, another may see.
-///
-/// Devices of different groups never find each other's bytes in a buffer that they are given. (Devices of one domain
-/// share its addresses, so a hostile one can look into what is mapped for another *now*, as in any domain. Where that
-/// matters, devices have domains of their own.)
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub struct TrustGroup(pub u32);
-
 /// What the pool has to know of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeviceProfile {
@@ -83,14 +75,15 @@ pub struct DeviceProfile {
     pub offset_mask: u64,
     /// Whether the device may be hostile: then nothing that shares a granule with a buffer is opened to it.
     pub untrusted: bool,
-    /// Whose bytes it may find in a buffer besides its own.
-    pub group: TrustGroup,
+    /// Whose bytes it may find in a buffer besides its own: devices of different groups never find each other's in a buffer that
+    /// they are given.
+    pub group: u32,
 }
 
 impl Default for DeviceProfile {
     /// A trusted device that reaches all addresses, of group 0.
     fn default() -> Self {
-        Self { mask: u64::MAX, offset_mask: 0, untrusted: false, group: TrustGroup(0) }
+        Self { mask: u64::MAX, offset_mask: 0, untrusted: false, group: 0 }
     }
 }
 
@@ -121,7 +114,7 @@ pub struct PoolUsage {
     pub buffer_bytes: u64,
     /// The most that there ever was in each class, added up.
     pub peak_buffer_bytes: u64,
-    /// Of `buffer_bytes`, those that wait for their next use: what [`trim`](super::BouncePool::trim) can give back.
+    /// Of `buffer_bytes`, those that wait for their next use: what a trim can give back.
     pub cached_bytes: u64,
     /// Of `buffer_bytes`, those whose unmapping the hardware has not confirmed.
     pub unconfirmed_bytes: u64,

@@ -152,7 +152,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
 
     #[inline]
     fn group(&self) -> u64 {
-        self.profile.group.0.into()
+        self.profile.group.into()
     }
 
     /// Whether the device may be given the granules of `list`.

@@ -20,7 +20,7 @@
 //!
 //! # What a device finds in a buffer, and a driver
 //! - The bytes of its own mapping. Behind and before them, in the rest of the slot: zeros, or what mappings of the
-//!   same [`TrustGroup`] had there before. When a slot comes to another group, all of it is zeroed first. Memory comes
+//!   same [group](DeviceProfile::group) had there before. When a slot comes to another group, all of it is zeroed first. Memory comes
 //!   zeroed from [`Frames`](crate::platform::Frames).
 //! - With [`wipe`](Attributes::wipe) the buffer is zeroed when the mapping ends, so that nothing remains while the
 //!   slot waits.
@@ -61,7 +61,7 @@ mod split;
 mod trim;
 mod unlink;
 
-pub use config::{Attributes, DeviceProfile, PoolConfig, PoolUsage, TrustGroup};
+pub use config::{Attributes, DeviceProfile, PoolConfig, PoolUsage};
 pub use device::BounceDevice;
 pub use error::{BounceError, BounceMapError};
 pub use mapping::{PoolMapping, Way};

@@ -27,8 +27,8 @@ pub(super) const fn most_bytes(class: usize) -> u64 {
 }
 
 /// One of the two ways to give a device a buffer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Choice {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Choice {
     /// Through a bounce buffer that stays mapped.
     Copy,
     /// By a translation of its own.
@@ -108,19 +108,10 @@ impl Cost {
         enough.then_some(self.map.sixteenths + self.unmap.sixteenths)
     }
 
-    fn seen(&self) -> Option<WayCost> {
+    fn seen(&self) -> Option<(u64, u64)> {
         let enough = self.total().is_some();
-        enough.then_some(WayCost { map_ns: self.map.ns(), unmap_ns: self.unmap.ns() })
+        enough.then_some((self.map.ns(), self.unmap.ns()))
     }
-}
-
-/// What one way costs, as far as it was measured: running means of the latest samples, in nanoseconds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct WayCost {
-    /// To make a mapping.
-    pub map_ns: u64,
-    /// To end one, all waits for hardware included.
-    pub unmap_ns: u64,
 }
 
 /// What was chosen for mappings of one size and direction, and why.
@@ -130,12 +121,13 @@ pub struct Explained {
     pub most_bytes: u64,
     /// Their direction.
     pub direction: Direction,
-    /// What is cheaper, as things stand.
-    pub choice: Choice,
-    /// What copying costs; `None` as long as it is not known.
-    pub copy: Option<WayCost>,
-    /// What mapping costs; `None` as long as it is not known.
-    pub map: Option<WayCost>,
+    /// Whether copying is cheaper, as things stand, and not mapping.
+    pub copies: bool,
+    /// What it costs to copy, in nanoseconds: to make a mapping, and to end one, all waits for hardware included. Running means of
+    /// the latest samples; `None` as long as it is not known.
+    pub copy_ns: Option<(u64, u64)>,
+    /// What it costs to map, likewise.
+    pub map_ns: Option<(u64, u64)>,
     /// Mappings copied so far, those included that had to be, so that an untrusted device sees nothing else.
     pub copied: u64,
     /// Mappings mapped so far.
@@ -236,9 +228,9 @@ impl Cell {
         Explained {
             most_bytes: most_bytes(class),
             direction,
-            choice: self.choice,
-            copy: self.copy.seen(),
-            map: self.map.seen(),
+            copies: self.choice == Choice::Copy,
+            copy_ns: self.copy.seen(),
+            map_ns: self.map.seen(),
             copied: counts[Choice::Copy as usize],
             mapped: counts[Choice::Map as usize],
             switches: self.switches,
@@ -265,7 +257,7 @@ mod tests {
         assert_eq!(cell.begin(), Choice::Copy, "one cost alone says nothing");
         feed(&mut cell, Choice::Copy, (10, 5), 8);
         assert_eq!(cell.begin(), Choice::Map);
-        assert_eq!(cell.copy.seen(), Some(WayCost { map_ns: 10, unmap_ns: 5 }));
+        assert_eq!(cell.copy.seen(), Some((10, 5)));
     }
 
     #[test]
@@ -302,7 +294,7 @@ mod tests {
         feed(&mut cell, Choice::Map, (100, 100), 64);
         feed(&mut cell, Choice::Copy, (50, 5_000_000), 1);
         assert_eq!((cell.choice, cell.switches), (Choice::Copy, 0));
-        assert!(cell.copy.seen().is_some_and(|cost| cost.unmap_ns < 100), "{:?}", cell.copy.seen());
+        assert!(cell.copy.seen().is_some_and(|(_, unmap_ns)| unmap_ns < 100), "{:?}", cell.copy.seen());
     }
 
     #[test]

@@ -22,7 +22,8 @@ use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
 use crate::sync::unique;
 
-pub use book::{Choice, Explained, WayCost};
+pub(crate) use book::Choice;
+pub use book::Explained;
 pub use error::{AdaptiveMapError, AdaptiveUnmapError, AdaptiveUnmapFailed};
 pub use mapping::{AdaptiveMapping, AdaptiveUnmap};
 

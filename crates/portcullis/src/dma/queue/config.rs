@@ -6,16 +6,15 @@ use crate::dma::MOST_IN_BATCH;
 /// How a queue lets its device reach buffers, and keeps it from them afterwards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Strategy {
-    /// Each mapping by itself, by the policy of the device: Linux's `dma_map_single` and `dma_unmap_single`.
+    /// [`QueueConfig::direct`].
     Direct,
-    /// As `Direct`, but a batch of mappings ends with one wait.
+    /// [`QueueConfig::batched`].
     Batch,
-    /// Out of a ring of addresses, a batch with one wait: for queues whose buffers come and go in order.
+    /// [`QueueConfig::ring`].
     Ring,
-    /// Through buffers that stay mapped, by copying: no wait, and protection to the byte. Without an IOMMU, through the pool
-    /// that the device reaches (swiotlb).
+    /// [`QueueConfig::bounce`].
     Bounce,
-    /// What is cheaper of `Ring` and `Bounce`, as measured; what shares a page with other data is copied.
+    /// [`QueueConfig::auto`].
     Auto,
 }
 
@@ -56,29 +55,31 @@ impl QueueConfig {
         }
     }
 
-    /// [`Strategy::Direct`].
+    /// Each mapping by itself, by the policy of the device: Linux's `dma_map_single` and `dma_unmap_single`.
     pub const fn direct() -> Self {
         Self::new(Strategy::Direct)
     }
 
-    /// [`Strategy::Batch`], of `batch` mappings: 1 to [`MOST_IN_BATCH`].
+    /// As [`direct`](Self::direct), but a batch of mappings ends with one wait: 1 to [`MOST_IN_BATCH`].
     pub const fn batched(batch: usize) -> Self {
         Self::new(Strategy::Batch).batch(batch)
     }
 
-    /// [`Strategy::Ring`], for a queue of up to `descriptors` buffers that the device has at once. Each usually touches pages of
-    /// `bytes` bytes (4096 for a buffer within a page, 8192 for one that may lie across the end of one); others may be of any
+    /// Out of a ring of addresses, a batch with one wait: for queues whose buffers come and go in order, up to `descriptors` of
+    /// which the device has at once. Each usually touches pages of `bytes` bytes (4096 for a buffer within a page, 8192 for one that may lie across the end of one); others may be of any
     /// length.
     pub const fn ring(descriptors: u32, bytes: u64) -> Self {
         Self { descriptors, bytes, ..Self::new(Strategy::Ring) }
     }
 
-    /// [`Strategy::Bounce`].
+    /// Through buffers that stay mapped, by copying: no wait, and protection to the byte. Without an IOMMU, through the pool
+    /// that the device reaches (swiotlb).
     pub const fn bounce() -> Self {
         Self::new(Strategy::Bounce)
     }
 
-    /// [`Strategy::Auto`], with the dimensions of a [`ring`](Self::ring). Where the domain has no memory to copy through it is one,
+    /// What is cheaper of [`ring`](Self::ring), whose dimensions it has, and [`bounce`](Self::bounce), as measured; what shares a
+    /// page with other data is copied. Where the domain has no memory to copy through it is one,
     /// and [`direct`](Self::direct) where nothing is translated.
     pub const fn auto(descriptors: u32, bytes: u64) -> Self {
         Self { descriptors, bytes, ..Self::new(Strategy::Auto) }
@@ -96,12 +97,25 @@ impl QueueConfig {
         Self { colour: Some(colour), ..self }
     }
 
-    /// What is special about the queue's copies: buffers that are wiped, say.
-    pub const fn attributes(self, attributes: Attributes) -> Self {
-        Self { attributes, ..self }
+    /// Each copy is zeroed when its mapping ends.
+    pub const fn wiping(self) -> Self {
+        Self { attributes: Attributes { wipe: true, ..self.attributes }, ..self }
     }
 
-    /// [`Strategy::Auto`] measures both ways for data of this direction when the queue is made, not for all three. (Others may
+    /// The device may write less than the whole of a [`FromDevice`](crate::addr::Direction::FromDevice) mapping, and the rest is
+    /// to stay as it was: the original is copied in first.
+    pub const fn copying_in(self) -> Self {
+        Self { attributes: Attributes { copy_in: true, ..self.attributes }, ..self }
+    }
+
+    /// Mappings live long, and their owner does not call the sync methods (Linux's proposal calls it `PERSISTENT_STREAMING`): they
+    /// are never copied, and an error ([`DmaMapError::PersistentPart`](super::DmaMapError::PersistentPart)) where only copying would
+    /// protect.
+    pub const fn persistent(self) -> Self {
+        Self { attributes: Attributes { persistent_streaming: true, ..self.attributes }, ..self }
+    }
+
+    /// [`auto`](Self::auto) measures both ways for data of this direction when the queue is made, not for all three. (Others may
     /// be mapped, and are copied at first.)
     pub const fn measuring(self, direction: crate::addr::Direction) -> Self {
         Self { direction: Some(direction), ..self }

@@ -2,13 +2,14 @@
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
+use core::convert::Infallible;
 use core::fmt;
 
 use super::machine::{AdaptiveOf, CopyingOf, DeviceOf, PoolOf, RingOf};
 use super::swiotlb::Copies;
-use super::{Clock, Lane, Machine, NoCopies, Queue, QueueConfig, Strategy};
+use super::{Clock, Lane, Machine, Queue, QueueConfig, Strategy};
 use crate::addr::{DeviceId, Direction, DomainId, Iova, IovaRange, PhysAddr};
-use crate::bounce::pool::{BounceDevice, BouncePool, DeviceProfile, PoolConfig, TrustGroup};
+use crate::bounce::pool::{BounceDevice, BouncePool, DeviceProfile, PoolConfig, PoolUsage};
 use crate::bounce::swiotlb::{Constraints, Swiotlb};
 use crate::dma::{AdaptiveRing, DmaBuffer, DmaDevice, RawBatch, RingError, StrictRing, StrictRingConfig};
 use crate::domain::{Domain, Policy};
@@ -43,7 +44,7 @@ impl DmaMask {
 
 /// A domain in the making: see [`Domain::builder`].
 #[must_use = "a domain is built by `build`"]
-pub struct DomainBuilder<M: Mapper, P: Platform, C: CopyMemory + Clone = NoCopies> {
+pub struct DomainBuilder<M: Mapper, P: Platform, C: CopyMemory + Clone = Infallible> {
     mapper: M,
     policy: Policy,
     memory: Option<C>,
@@ -169,6 +170,14 @@ impl<X: Machine> DmaDomain<X> {
         &self.parts.domain
     }
 
+    /// What the pool of buffers to copy through holds, and has done; `None` as long as no queue has needed it. (A machine's pool
+    /// without an IOMMU says so [itself](Swiotlb::usage).)
+    ///
+    /// O(CPUs and size classes); takes the lock of each class in turn. The caller holds no lock and no CPU.
+    pub fn pool_usage(&self) -> Option<PoolUsage> {
+        self.made_pool().map(|pool| pool.usage())
+    }
+
     /// A device of this domain, with the addresses that it can put on the bus. Nothing is told to hardware: who attaches it
     /// there has it walk the domain's table.
     ///
@@ -185,26 +194,28 @@ impl<X: Machine> DmaDomain<X> {
             return Err(SetupError::BeyondReach { last: mask.last(), first });
         }
         let dma = DmaDevice::new(Arc::clone(domain), mask.last());
-        let group = TrustGroup(id.0);
-        let profile = DeviceProfile { mask: mask.last(), offset_mask: 0, untrusted: true, group };
+        let profile = DeviceProfile { mask: mask.last(), offset_mask: 0, untrusted: true, group: id.0 };
         Ok(Device { domain: self.clone(), dma, id, profile })
     }
 
     /// The pool of bounce buffers, made where it is not there.
     fn pool(&self) -> Result<Pool<X>, SetupError> {
-        let Parts { domain, memory, pool: config, made, .. } = &*self.parts;
-        let with_cpu = |f: &mut dyn FnMut()| domain.platform().with_cpu(|_| f());
-        let mut found = None;
-        with_cpu(&mut || found.clone_from(&made.lock()));
-        if let Some(found) = found {
+        if let Some(found) = self.made_pool() {
             return Ok(found);
         }
+        let Parts { domain, memory, pool: config, made, .. } = &*self.parts;
         let memory = memory.clone().ok_or(SetupError::NoCopyMemory)?;
         // Not under the lock: it allocates, and calls the platform. Where two do it, one pool goes.
         let pool = BouncePool::new(Arc::clone(domain), memory, *config)?;
         let mut kept = None;
-        with_cpu(&mut || kept = Some(Arc::clone(made.lock().get_or_insert_with(|| Arc::clone(&pool)))));
+        let mut keep = || kept = Some(Arc::clone(made.lock().get_or_insert_with(|| Arc::clone(&pool))));
+        domain.platform().with_cpu(|_| keep());
         Ok(kept.unwrap_or(pool))
+    }
+
+    /// The same, if it was made.
+    fn made_pool(&self) -> Option<Pool<X>> {
+        self.parts.domain.platform().with_cpu(|_| self.parts.made.lock().clone())
     }
 
     fn clock(&self) -> Clock {
@@ -265,8 +276,13 @@ impl<X: Machine> Device<X> {
         self
     }
 
-    /// Devices of one group may find each other's bytes in the buffers that they are given. Each has its own unless it is said.
-    pub fn in_group(mut self, group: TrustGroup) -> Self {
+    /// Devices of one group trust each other: where queues copy, what one of them had in a buffer, another may see. Devices of
+    /// different groups never find each other's bytes in a buffer that they are given. Each device has a group of its own, of its
+    /// [id](Self::id)'s number, unless it is said.
+    ///
+    /// Devices of one domain share its addresses, so a hostile one can look into what is mapped for another *now*, as in any
+    /// domain. Where that matters, devices have domains of their own.
+    pub fn in_group(mut self, group: u32) -> Self {
         self.profile.group = group;
         self
     }

@@ -1,9 +1,8 @@
 //! What can go wrong with a queue: one type for its maps, one for its ends.
 
-use super::{Mapping, RawMapping};
 use crate::addr::{Iova, IovaRange, PhysAddr};
 use crate::bounce::{pool, swiotlb};
-use crate::dma::{AdaptiveMapError, BatchError, DmaBuffer, RingError};
+use crate::dma::{AdaptiveMapError, BatchError, RingError};
 use crate::domain::{MapListError, UnmapError};
 use crate::invalidation::InvalidationError;
 use crate::iova::ArenaError;
@@ -244,26 +243,16 @@ pub struct NotMapped<B> {
     pub error: DmaMapError,
 }
 
-/// A mapping that has not ended, and why.
-pub struct NotUnmapped<B: DmaBuffer> {
-    /// The mapping, as it was, where it can be unmapped again. Where there is none its buffer waits for a
-    /// [commit](super::Queue::commit), or is leaked, as nothing will ever say that the device does not reach it.
-    pub mapping: Option<Mapping<B>>,
-    /// Why.
-    pub error: DmaUnmapError,
-}
-
-/// The same by number.
-pub struct RawNotUnmapped {
+/// A mapping that has not ended, and why: a [`Mapping`](super::Mapping), or a [`RawMapping`](super::RawMapping).
+pub struct NotUnmapped<T> {
     /// The mapping, as it was, where it can be unmapped again.
-    pub mapping: Option<RawMapping>,
-    /// Whether the next [commit](super::Queue::commit) that succeeds is the mapping's end. If not, and no mapping came back, its
-    /// memory must not be used again.
+    pub mapping: Option<T>,
+    /// Whether the next [commit](super::Queue::commit) that succeeds is the mapping's end, and gives its buffer back. If not, and no
+    /// mapping came back, its memory must not be used again, and its buffer is leaked.
     pub waits: bool,
     /// Why.
     pub error: DmaUnmapError,
 }
 
 error_by_its_reason!([B] NotMapped<B>);
-error_by_its_reason!([B: DmaBuffer] NotUnmapped<B>);
-error_by_its_reason!([] RawNotUnmapped);
+error_by_its_reason!([T] NotUnmapped<T>);

@@ -1,5 +1,7 @@
 //! What a machine is made of, in one trait.
 
+use core::convert::Infallible;
+
 use super::Clock;
 use crate::addr::PhysAddr;
 use crate::bounce::pool::{BounceDevice, BouncePool};
@@ -16,7 +18,7 @@ pub trait Machine: 'static {
     type Mapper: Mapper;
     /// CPUs, the clock, the timer.
     type Platform: Platform;
-    /// What copies, for strategies that do: [`NoCopies`] where none does. A clone is the same memory.
+    /// What copies, for strategies that do: [`Infallible`], which there is none of, where none does. A clone is the same memory.
     type Memory: CopyMemory + Clone;
 }
 
@@ -38,11 +40,8 @@ pub(super) type AdaptiveOf<X> =
     AdaptiveRing<<X as Machine>::Mapper, <X as Machine>::Platform, <X as Machine>::Memory, Clock>;
 
 /// The memory of a machine that copies nothing: there is none.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NoCopies {}
-
 // SAFETY: there is no value to call anything with.
-unsafe impl Frames for NoCopies {
+unsafe impl Frames for Infallible {
     fn alloc(&self, _: usize) -> Option<PhysAddr> {
         match *self {}
     }
@@ -57,7 +56,7 @@ unsafe impl Frames for NoCopies {
 }
 
 // SAFETY: as above.
-unsafe impl CopyMemory for NoCopies {
+unsafe impl CopyMemory for Infallible {
     unsafe fn copy(&self, _: PhysAddr, _: PhysAddr, _: u64) {
         match *self {}
     }

@@ -1,6 +1,7 @@
 //! Mappings of a queue, and what becomes of them.
 
 use alloc::vec::Drain;
+use core::convert::Infallible;
 use core::mem::ManuallyDrop;
 
 use crate::addr::{Iova, PhysSegment};
@@ -116,7 +117,12 @@ impl RawMapping {
     }
 
     /// How the pool of bounce buffers made it, if it did.
+    #[cfg(feature = "parts")]
     pub fn way(&self) -> Option<Way> {
+        self.way_of_pool()
+    }
+
+    pub(super) fn way_of_pool(&self) -> Option<Way> {
         match self.kind() {
             Kind::Auto { way, .. } => way,
             Kind::Pool(way) => Some(way),
@@ -158,25 +164,26 @@ impl<B: DmaBuffer> Mapping<B> {
     }
 
     /// How the pool of bounce buffers made it, if it did.
+    #[cfg(feature = "parts")]
     pub fn way(&self) -> Option<Way> {
-        self.raw.way()
+        self.raw.way_of_pool()
     }
 }
 
-/// What an unmap has led to.
-#[derive(Debug)]
-#[must_use = "buffers are in it"]
-pub enum Ended<'a, B> {
+/// What an unmap has led to. An unmap by number, which gives back no buffers, leads to `Ended<(), ()>`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use = "buffers are in it, and what is pending is the driver's again after a commit only"]
+pub enum Ended<B, A> {
     /// The buffer is the driver's: the device does not reach it, by the policy in force. (Those that wait go on waiting.)
     Done(B),
     /// It waits for the batch to become complete, or for a [commit](super::Queue::commit): **the device can still reach it**.
     Pending,
     /// The batch was complete, and the device reaches none of these any more: all that waited, in the order of their unmaps, this
     /// one last.
-    Flushed(Drain<'a, B>),
+    Flushed(A),
 }
 
-impl<B> Ended<'_, B> {
+impl<B> Ended<B, Drain<'_, B>> {
     /// All buffers that are the driver's again.
     pub fn for_each(self, mut f: impl FnMut(B)) {
         match self {
@@ -187,24 +194,9 @@ impl<B> Ended<'_, B> {
     }
 }
 
-/// The same by number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[must_use = "what is pending is the driver's again after a commit only"]
-pub enum RawEnded {
-    /// The memory is the driver's: the device does not reach it, by the policy in force.
-    Done,
-    /// It waits: **the device can still reach it**.
-    Pending,
-    /// The device reaches neither it nor anything that was unmapped before it.
-    Flushed,
-}
-
 /// The buffers of a queue that is used by number only: there are none.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Raw {}
-
 // SAFETY: there is no value.
-unsafe impl DmaBuffer for Raw {
+unsafe impl DmaBuffer for Infallible {
     fn segments(&self) -> &[PhysSegment] {
         match *self {}
     }

@@ -11,6 +11,7 @@ mod typed;
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
+use core::convert::Infallible;
 use core::fmt;
 use core::mem::ManuallyDrop;
 
@@ -26,11 +27,15 @@ use crate::bounce::swiotlb::MappingError;
 use crate::domain::{Ending, MapListError, PolicyWord, UnmapError};
 use crate::iova::ArenaError;
 
-pub use config::{QueueConfig, Strategy};
+pub use config::QueueConfig;
+#[cfg(feature = "parts")]
+pub use config::Strategy;
+#[cfg(not(feature = "parts"))]
+use config::Strategy;
 pub use door::{Device, DmaDomain, DmaMask, DomainBuilder};
-pub use error::{DmaMapError, DmaUnmapError, NotMapped, NotUnmapped, RawNotUnmapped};
-pub use machine::{Machine, NoCopies};
-pub use mapping::{Ended, Mapping, Raw, RawEnded, RawMapping};
+pub use error::{DmaMapError, DmaUnmapError, NotMapped, NotUnmapped};
+pub use machine::Machine;
+pub use mapping::{Ended, Mapping, RawMapping};
 pub use object::AnyQueue;
 
 /// The clock by which copies and mappings are compared.
@@ -94,7 +99,7 @@ type Clock = Box<dyn Fn() -> u64 + Send + Sync>;
 /// # #[cfg(not(feature = "std"))]
 /// # fn main() {}
 /// ```
-pub struct Queue<X: Machine, B: DmaBuffer = Raw> {
+pub struct Queue<X: Machine, B: DmaBuffer = Infallible> {
     lane: Lane<X>,
     device: DeviceOf<X>,
     attributes: Attributes,
@@ -120,10 +125,23 @@ enum Lane<X: Machine> {
     Swiotlb(Box<Copies<X>>),
 }
 
+impl<X: Machine> Lane<X> {
+    fn strategy(&self) -> Strategy {
+        match self {
+            Self::Direct => Strategy::Direct,
+            Self::Batch(_) => Strategy::Batch,
+            Self::Ring(_) => Strategy::Ring,
+            Self::Bounce(_) | Self::Swiotlb(_) => Strategy::Bounce,
+            Self::Auto(_) => Strategy::Auto,
+        }
+    }
+}
+
+/// With what the queue does: as it was asked for, but for [`QueueConfig::auto`] where there is nothing to choose from.
 impl<X: Machine, B: DmaBuffer> fmt::Debug for Queue<X, B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Queue")
-            .field("strategy", &self.strategy())
+            .field("strategy", &self.lane.strategy())
             .field("waiting", &self.waiting())
             .finish_non_exhaustive()
     }
@@ -149,14 +167,9 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     }
 
     /// What the queue does: as it was asked for, but for [`QueueConfig::auto`] where there is nothing to choose from.
+    #[cfg(feature = "parts")]
     pub fn strategy(&self) -> Strategy {
-        match self.lane {
-            Lane::Direct => Strategy::Direct,
-            Lane::Batch(_) => Strategy::Batch,
-            Lane::Ring(_) => Strategy::Ring,
-            Lane::Bounce(_) | Lane::Swiotlb(_) => Strategy::Bounce,
-            Lane::Auto(_) => Strategy::Auto,
-        }
+        self.lane.strategy()
     }
 
     /// How many mappings are unmapped and wait for a [commit](Self::commit).
@@ -187,8 +200,8 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     /// [`DmaMapError`]: the list is mapped as a whole or not at all.
     ///
     /// # Safety
-    /// From the call on, and until what ends the mapping has returned (an [unmap](Self::unmap_raw) that says [`RawEnded::Done`],
-    /// and under a lazy policy the flush that it owes; [`RawEnded::Flushed`], its own or a later one's; a
+    /// From the call on, and until what ends the mapping has returned (an [unmap](Self::unmap_raw) that says [`Ended::Done`],
+    /// and under a lazy policy the flush that it owes; [`Ended::Flushed`], its own or a later one's; a
     /// [`commit`](Self::commit); after [`MapListError::Unconfirmed`] a commit):
     ///
     /// - The memory is the caller's to open to the device, as for [`Domain::map`](crate::domain::Domain::map).
@@ -331,20 +344,20 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     /// Safe, as it closes, and what it copies to is the mapping's own memory, by the promise of who mapped it.
     ///
     /// # Errors
-    /// [`RawNotUnmapped`]. A mapping of another queue comes back with it, and is untouched.
+    /// [`NotUnmapped`]. A mapping of another queue comes back with it, and is untouched.
     #[inline(always)]
-    pub fn unmap_raw(&mut self, mapping: RawMapping) -> Result<RawEnded, RawNotUnmapped> {
+    pub fn unmap_raw(&mut self, mapping: RawMapping) -> Result<Ended<(), ()>, NotUnmapped<RawMapping>> {
         // Functions that are not in line are given its words, not its address: see `RawMapping`.
         let made = mapping.core.ring;
         match &mut self.lane {
             Lane::Ring(ring) if made == self.number | Kind::RING => match ring.unmap(mapping.core) {
-                Ok(RingUnmap::Waiting) => Ok(RawEnded::Pending),
+                Ok(RingUnmap::Waiting) => Ok(Ended::Pending),
                 Ok(RingUnmap::Committed) => self.flushed(),
                 Err(failed) => Err(not_committed(failed.mapping, DmaUnmapError::of_ring(failed.error))),
             },
             Lane::Direct if made == self.number | Kind::ALONE => {
                 let Some(range) = mapping.core.range(self.device.domain().granule()) else {
-                    return Ok(RawEnded::Done);
+                    return Ok(Ended::Done(()));
                 };
                 let ended = self.device.end_beside(range, mapping.core.neighbours);
                 self.ended_alone(ended)
@@ -368,7 +381,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         bytes: u64,
         neighbours: u64,
         ring: u64,
-    ) -> Result<RawEnded, RawNotUnmapped> {
+    ) -> Result<Ended<(), ()>, NotUnmapped<RawMapping>> {
         let mapping = RawMapping { core: RingMapping { first, bytes, neighbours, ring } };
         if mapping.queue() != self.number {
             return Err(foreign(mapping));
@@ -386,8 +399,8 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
                 let timed = timed.map(|(class, choice)| (class.into(), choice));
                 let mapping = ring.mapping_of(core, way, timed);
                 match ring.unmap(mapping) {
-                    Ok(AdaptiveUnmap::Done) => Ok(RawEnded::Done),
-                    Ok(AdaptiveUnmap::Waiting) => Ok(RawEnded::Pending),
+                    Ok(AdaptiveUnmap::Done) => Ok(Ended::Done(())),
+                    Ok(AdaptiveUnmap::Waiting) => Ok(Ended::Pending),
                     Ok(AdaptiveUnmap::Committed) => self.flushed(),
                     Err(failed) => match failed.error {
                         AdaptiveUnmapError::Pool(error) => self.ended_copy(Err(error)),
@@ -402,17 +415,17 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
             (Lane::Swiotlb(copies), Kind::Swiotlb { is_list }) => {
                 // SAFETY: as for a pool.
                 let ended = unsafe { copies.unmap(Copied { first, is_list, word: neighbours }) };
-                let lost = |error: MappingError| RawNotUnmapped {
+                let lost = |error: MappingError| NotUnmapped {
                     mapping: None,
                     waits: false,
                     error: DmaUnmapError::of_swiotlb(error),
                 };
-                ended.map(|()| RawEnded::Done).map_err(lost)
+                ended.map(|()| Ended::Done(())).map_err(lost)
             }
             // One that did not fit into the ring.
             (_, Kind::Alone) => {
                 let Some(range) = core.range(self.device.domain().granule()) else {
-                    return Ok(RawEnded::Done);
+                    return Ok(Ended::Done(()));
                 };
                 let exception = || PolicyWord::STRICT;
                 let ended = self.device.domain().end(range, Ending { neighbours, exception });
@@ -430,7 +443,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         bytes: u64,
         neighbours: u64,
         ring: u64,
-    ) -> Result<RawEnded, RawNotUnmapped> {
+    ) -> Result<Ended<(), ()>, NotUnmapped<RawMapping>> {
         let mapping = RawMapping { core: RingMapping { first, bytes, neighbours, ring } };
         let Lane::Batch(batch) = &mut self.lane else { return Err(foreign(mapping)) };
         if batch.is_full()
@@ -443,10 +456,10 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
             // Where another caller had removed a part by number, the commit invalidates all of it all the same. What is still mapped
             // devices reach whatever the hardware confirms.
             let waits = matches!(error, UnmapError::NotMapped { .. });
-            return Err(RawNotUnmapped { mapping: None, waits, error: error.into() });
+            return Err(NotUnmapped { mapping: None, waits, error: error.into() });
         }
         if !batch.is_full() {
-            return Ok(RawEnded::Pending);
+            return Ok(Ended::Pending);
         }
         match batch.commit() {
             Ok(_) => self.flushed(),
@@ -456,7 +469,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
 
     /// The batch is committed. What ended by itself and was not confirmed may be still.
     #[inline]
-    fn flushed(&mut self) -> Result<RawEnded, RawNotUnmapped> {
+    fn flushed(&mut self) -> Result<Ended<(), ()>, NotUnmapped<RawMapping>> {
         if self.owed > 0
             && let Err(error) = self.pay()
         {
@@ -464,7 +477,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
             self.owed += 1;
             return Err(not_committed(None, error));
         }
-        Ok(RawEnded::Flushed)
+        Ok(Ended::Flushed(()))
     }
 
     /// Has the hardware confirm what ended by itself.
@@ -477,25 +490,31 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
 
     /// What became of a mapping that was copied.
     #[inline]
-    fn ended_copy(&mut self, ended: Result<(), BounceError>) -> Result<RawEnded, RawNotUnmapped> {
+    fn ended_copy(
+        &mut self,
+        ended: Result<(), BounceError>,
+    ) -> Result<Ended<(), ()>, NotUnmapped<RawMapping>> {
         match ended {
-            Ok(()) => Ok(RawEnded::Done),
+            Ok(()) => Ok(Ended::Done(())),
             Err(BounceError::Direct(error)) => Err(self.not_ended(error)),
             Err(error @ BounceError::Unconfirmed { .. }) => {
                 self.owed += 1;
-                Err(RawNotUnmapped { mapping: None, waits: true, error: DmaUnmapError::of_pool(error) })
+                Err(NotUnmapped { mapping: None, waits: true, error: DmaUnmapError::of_pool(error) })
             }
             Err(error) => {
-                Err(RawNotUnmapped { mapping: None, waits: false, error: DmaUnmapError::of_pool(error) })
+                Err(NotUnmapped { mapping: None, waits: false, error: DmaUnmapError::of_pool(error) })
             }
         }
     }
 
     /// What became of a mapping that was made by itself.
     #[inline]
-    fn ended_alone(&mut self, ended: Result<(), UnmapError>) -> Result<RawEnded, RawNotUnmapped> {
+    fn ended_alone(
+        &mut self,
+        ended: Result<(), UnmapError>,
+    ) -> Result<Ended<(), ()>, NotUnmapped<RawMapping>> {
         match ended {
-            Ok(()) => Ok(RawEnded::Done),
+            Ok(()) => Ok(Ended::Done(())),
             Err(error) => Err(self.not_ended(error)),
         }
     }
@@ -503,10 +522,10 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     /// The next commit's flush ends a mapping that is unmapped, by this call or another. A mapping that is still
     /// mapped no flush ends.
     #[cold]
-    fn not_ended(&mut self, error: UnmapError) -> RawNotUnmapped {
+    fn not_ended(&mut self, error: UnmapError) -> NotUnmapped<RawMapping> {
         let waits = matches!(error, UnmapError::Unconfirmed { .. } | UnmapError::NotMapped { .. });
         self.owed += usize::from(waits);
-        RawNotUnmapped { mapping: None, waits, error: error.into() }
+        NotUnmapped { mapping: None, waits, error: error.into() }
     }
 
     /// Waits until no device reaches anything that was unmapped, for a queue that falls idle. How many mappings that were.
@@ -591,14 +610,14 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
 
 /// A commit that was to come, or came, with a mapping, which comes back or waits.
 #[cold]
-fn not_committed(core: Option<RingMapping>, error: DmaUnmapError) -> RawNotUnmapped {
+fn not_committed(core: Option<RingMapping>, error: DmaUnmapError) -> NotUnmapped<RawMapping> {
     let mapping = core.map(|core| RawMapping { core });
-    RawNotUnmapped { waits: mapping.is_none(), mapping, error }
+    NotUnmapped { waits: mapping.is_none(), mapping, error }
 }
 
 #[cold]
-fn foreign(mapping: RawMapping) -> RawNotUnmapped {
-    RawNotUnmapped { mapping: Some(mapping), waits: false, error: DmaUnmapError::OtherQueue }
+fn foreign(mapping: RawMapping) -> NotUnmapped<RawMapping> {
+    NotUnmapped { mapping: Some(mapping), waits: false, error: DmaUnmapError::OtherQueue }
 }
 
 /// Commits, and drops the buffers; where the hardware does not confirm they are leaked.

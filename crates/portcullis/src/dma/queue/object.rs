@@ -1,6 +1,6 @@
 //! A queue behind a pointer, for drivers that are compiled once, and for callers in other languages.
 
-use super::{DmaMapError, DmaUnmapError, Machine, Queue, RawEnded, RawMapping, RawNotUnmapped};
+use super::{DmaMapError, DmaUnmapError, Ended, Machine, NotUnmapped, Queue, RawMapping};
 use crate::addr::{Direction, DmaSegment, PhysSegment};
 use crate::dma::DmaBuffer;
 
@@ -25,7 +25,7 @@ pub trait AnyQueue {
     ///
     /// # Errors
     /// As there.
-    fn unmap_raw(&mut self, mapping: RawMapping) -> Result<RawEnded, RawNotUnmapped>;
+    fn unmap_raw(&mut self, mapping: RawMapping) -> Result<Ended<(), ()>, NotUnmapped<RawMapping>>;
 
     /// [`Queue::commit_raw`].
     ///
@@ -65,7 +65,7 @@ impl<X: Machine, B: DmaBuffer> AnyQueue for Queue<X, B> {
         unsafe { Self::map_raw(self, list, direction, out) }
     }
 
-    fn unmap_raw(&mut self, mapping: RawMapping) -> Result<RawEnded, RawNotUnmapped> {
+    fn unmap_raw(&mut self, mapping: RawMapping) -> Result<Ended<(), ()>, NotUnmapped<RawMapping>> {
         Self::unmap_raw(self, mapping)
     }
 

@@ -5,8 +5,8 @@ use core::mem::ManuallyDrop;
 
 use super::mapping::Kind;
 use super::{
-    DmaMapError, DmaUnmapError, Ended, Lane, Machine, Mapping, NotMapped, NotUnmapped, Queue, RawEnded,
-    RawMapping, RawNotUnmapped, Side,
+    DmaMapError, DmaUnmapError, Ended, Lane, Machine, Mapping, NotMapped, NotUnmapped, Queue, RawMapping,
+    Side,
 };
 use crate::addr::{Direction, DmaSegment, Iova, PhysSegment};
 use crate::bounce::pool::Way;
@@ -92,7 +92,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
                 (None, &[], lane.list(core.neighbours as usize))
             }
             (_, Kind::Swiotlb { .. }) => (whole(first), &[], &[]),
-            _ => match mapping.way() {
+            _ => match mapping.raw.way_of_pool() {
                 Some(Way::Slot | Way::SingleUse | Way::Split) => (whole(first), &[], &[]),
                 _ => (None, list, &[]),
             },
@@ -109,21 +109,21 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     /// # Errors
     /// [`NotUnmapped`]: the buffer does not come back yet. A mapping of another queue comes back, untouched.
     #[inline(always)]
-    pub fn unmap(&mut self, mapping: Mapping<B>) -> Result<Ended<'_, B>, NotUnmapped<B>> {
+    pub fn unmap(&mut self, mapping: Mapping<B>) -> Result<Ended<B, Drain<'_, B>>, NotUnmapped<Mapping<B>>> {
         // Where a call below panics, the buffer is leaked, as it is not known whether it waits.
         let Mapping { raw, buffer } = mapping;
         match self.unmap_raw(raw) {
-            Ok(RawEnded::Done) => Ok(Ended::Done(ManuallyDrop::into_inner(buffer))),
-            Ok(RawEnded::Pending) => {
+            Ok(Ended::Done(())) => Ok(Ended::Done(ManuallyDrop::into_inner(buffer))),
+            Ok(Ended::Pending) => {
                 self.keep(buffer);
                 Ok(Ended::Pending)
             }
-            Ok(RawEnded::Flushed) => {
+            Ok(Ended::Flushed(())) => {
                 self.keep(buffer);
                 Ok(Ended::Flushed(self.buffers.drain(..)))
             }
             // In line: a call would take the buffer's address, and so force it into memory.
-            Err(RawNotUnmapped { mapping, waits, error }) => {
+            Err(NotUnmapped { mapping, waits, error }) => {
                 let mapping = match mapping {
                     Some(raw) => Some(Mapping { raw, buffer }),
                     None => {
@@ -133,7 +133,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
                         None
                     }
                 };
-                Err(NotUnmapped { mapping, error })
+                Err(NotUnmapped { mapping, waits, error })
             }
         }
     }
