@@ -93,7 +93,8 @@ impl AtomicPolicy {
         Self(AtomicU64::new(encode(policy)))
     }
 
-    /// Relaxed: what a change promises is kept by the visits of the flush queues (see `FlushQueue::push`).
+    /// Relaxed: what a change promises is kept by the flush that follows it (see
+    /// `FlushQueue::push`).
     #[inline]
     pub(crate) fn get(&self) -> Option<Policy> {
         decode(self.word().0)

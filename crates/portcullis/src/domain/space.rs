@@ -19,7 +19,7 @@ use super::policy::AtomicPolicy;
 use super::{MapListError, Policy};
 use crate::addr::{Iova, IovaRange, PageSize, Permissions, PhysAddr, PhysSegment};
 use crate::broken::broken;
-use crate::invalidation::{FlushQueue, Gather, InvalidationError};
+use crate::invalidation::{Flush, FlushQueue, Gather, InvalidationError};
 use crate::iova::{IovaError, IovaSpace, Own, SpaceConfig};
 use crate::mapper::Mapper;
 use crate::percpu::Marks;
@@ -214,29 +214,27 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     }
 
     /// Waits until no device reaches anything that was unmapped before the call. One domain-wide
-    /// invalidation; every CPU gets its deferred addresses back with its next unmaps. Before and after the wait it visits the
-    /// queues of CPUs that ever deferred: one barrier of all CPUs ([`Platform::fence_all`]), and O(1) for each. The caller
-    /// holds no lock and no CPU.
+    /// invalidation; every CPU gets its deferred addresses back with its next unmaps. Before that,
+    /// one barrier of all CPUs ([`Platform::fence_all`]), and a wait for what CPUs that ever
+    /// deferred are doing with the domain just then: O(1) for each. [`exposure`](Self::exposure) may
+    /// count what a CPU had deferred for longer than devices reached it, see there. The caller holds
+    /// no lock and no CPU.
     ///
     /// # Errors
     /// [`InvalidationError`]: devices may still reach what they could before.
     pub fn flush(&self) -> Result<(), InvalidationError> {
-        self.flush_queue.close(&self.platform);
-        self.flush_and_tell()
+        self.finish(self.flush_queue.begin_flush_of_all(&self.platform))
     }
 
-    /// The same for what is closed in all queues already.
-    fn flush_and_tell(&self) -> Result<(), InvalidationError> {
-        self.flush_closed()?;
-        self.flush_queue.tell(&self.platform);
-        Ok(())
-    }
-
-    /// The same for what a CPU has closed in its queue, when that is full, or the CPU is gone: it visits no other's.
+    /// The same for what a CPU has closed in its queue, when that is full, or the CPU is gone: it
+    /// waits for no other.
     pub(super) fn flush_closed(&self) -> Result<(), InvalidationError> {
-        let number = self.flush_queue.begin_flush();
+        self.finish(self.flush_queue.begin_flush())
+    }
+
+    fn finish(&self, flush: Flush) -> Result<(), InvalidationError> {
         self.mapper.sync(&Gather::everything())?;
-        self.flush_queue.confirm_flush(number, self.platform.now_ns());
+        self.flush_queue.confirm_flush(flush, self.platform.now_ns());
         self.platform.with_cpu(|cpu| self.books.of(cpu).add(|book| &book.flushes, 1));
         Ok(())
     }
@@ -358,8 +356,15 @@ impl<M: Mapper, P: Platform> PlatformEvents for Domain<M, P> {
         }
         // Should this fail or panic, devices still reach them: it is tried again later, as no caller is here to be told.
         let again = Again(self);
-        if !self.flush_queue.timer(&self.platform) || self.flush_and_tell().is_ok() {
+        self.flush_queue.end_timers();
+        // After it: what comes later asks for a timer again.
+        if !self.flush_queue.is_pending(&self.platform) {
             core::mem::forget(again);
+        } else if self.flush().is_ok() {
+            core::mem::forget(again);
+            // So that what has waited on CPUs that defer nothing any more is counted for no longer
+            // than it did.
+            self.flush_queue.tell(&self.platform);
         }
     }
 

@@ -18,9 +18,11 @@ pub use device_tlb::{DeviceTlbs, MOST_DEVICE_TLBS};
 #[cfg(not(feature = "parts"))]
 pub(crate) use device_tlb::{DeviceTlbs, MOST_DEVICE_TLBS};
 #[cfg(feature = "parts")]
-pub use flush_queue::{Cleared, FlushQueue, Pushed, QUEUE_ENTRIES, SHARED_ENTRIES, SLICE, Waiting};
+pub use flush_queue::{Cleared, Flush, FlushQueue, Pushed, QUEUE_ENTRIES, SHARED_ENTRIES, SLICE, Waiting};
 #[cfg(not(feature = "parts"))]
-pub(crate) use flush_queue::{Cleared, FlushQueue, Pushed, QUEUE_ENTRIES, SHARED_ENTRIES, SLICE, Waiting};
+pub(crate) use flush_queue::{
+    Cleared, Flush, FlushQueue, Pushed, QUEUE_ENTRIES, SHARED_ENTRIES, SLICE, Waiting,
+};
 pub use gather::{GATHER_RANGES, Gather};
 pub use shared::SharedQueue;
 

@@ -11,11 +11,13 @@
 //!   is a section, too. It takes no frames from the embedder; a section may, for tables. Values that are visited often are
 //!   revoked [apart](super::TurnLocal::apart): turns go on meanwhile, with all others.
 //!
-//! Memory ordering. A turn stores that it has begun, and then loads whether it is revoked, and pointers. The others store that
-//! it is, or to the pointer, and then look which turns are under way. At least one side must see the other's store. The
-//! turn's fence between the two may be for the compiler only ([`LocalCpu::with_light_fence`]) where the platform's
-//! [`fence_all`](Platform::fence_all) makes every CPU pass a full barrier: either the turn's store is before that barrier, and
-//! the other side sees it after, or its loads are after it, and see what was stored before.
+//! Memory ordering. A turn stores that it has begun, and then loads whether it is revoked, and
+//! pointers or numbers. The others store that it is, or to these, and then look which turns are
+//! under way. At least one side must see the other's store. The turn's fence between the two may be
+//! for the compiler only ([`LocalCpu::with_light_fence`]) where the platform's
+//! [`fence_all`](Platform::fence_all) makes every CPU pass a full barrier: either the turn's store
+//! is before that barrier, and the other side sees it after, or its loads are after it, and see
+//! what was stored before.
 //!
 //! A CPU that has waited for a turn's end sees what the turn did: the store that ends the turn is a release, and the load
 //! that finds it ended an acquire. The store that begins the next turn is a release, too, as that load may find it in the
@@ -234,6 +236,16 @@ impl Marks {
         wait(platform, self.cpus.iter().map(|cpu| &cpu.0), |turns| !turns.is_multiple_of(4));
         // With a CPU lent, as for every lock that is taken in one.
         platform.with_cpu(|_| drop(self.others.lock()));
+    }
+
+    /// Waits until every turn with values that a CPU below `end` began before the call is over;
+    /// turns that begin later see what the caller did before it. One barrier of all CPUs, where
+    /// `end` is not 0; the caller is in no turn and holds no CPU.
+    pub(super) fn wait_for_turns<P: Platform>(&self, platform: &P, end: usize) {
+        let which = &self.cpus[..end.min(self.cpus.len())];
+        if !which.is_empty() {
+            wait(platform, which.iter().map(|cpu| &cpu.0), |turns| turns % 4 == WITH_VALUES);
+        }
     }
 
     /// Calls `f` while the CPUs `which` are without values that are [`REVOKED`], or [`REVOKED_APART`]. Waits for turns

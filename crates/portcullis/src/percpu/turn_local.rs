@@ -99,6 +99,16 @@ impl<T, const APART: bool> TurnLocal<T, APART> {
         });
     }
 
+    /// Waits until the turns that CPUs below `end` began before the call are over, without keeping
+    /// an owner from its value. What these turns did, and what their CPUs did before, is seen by
+    /// the caller; turns that begin later see what it did before the call.
+    ///
+    /// Costs one barrier of all CPUs, unless `end` is 0, and reads the mark of each. Not to be
+    /// called inside a turn of the same marks, with a CPU lent, or from an interrupt handler.
+    pub fn wait_for_first<P: Platform>(&self, platform: &P, end: usize) {
+        self.marks.wait_for_turns(platform, end.min(self.values.len()));
+    }
+
     /// Every value, without keeping its owner away: for figures that may be a little off.
     pub fn peek(&self) -> impl Iterator<Item = &T> {
         self.values.iter().map(|value| &value.0)

@@ -61,6 +61,8 @@ struct Queue {
     neighbour: Level,
     /// Since when each waits.
     since_ns: Vec<u64>,
+    /// A flush covers all of it, of which the queue has not heard.
+    is_covered: bool,
 }
 
 pub struct Plain {
@@ -70,6 +72,8 @@ pub struct Plain {
     cpus: Vec<Level>,
     exact: Tally,
     longest_ns: u64,
+    /// When the last flush was confirmed.
+    confirmed_ns: u64,
     /// How often the clock may have been read: a byte-nanosecond is lost each time at the most.
     readings: u128,
 }
@@ -82,6 +86,7 @@ impl Plain {
             cpus: vec![Level::default(); cpus],
             exact: Tally::default(),
             longest_ns: 0,
+            confirmed_ns: 0,
             readings: 0,
         }
     }
@@ -112,7 +117,9 @@ impl Plain {
         self.cpus[cpu].change(self.now_ns, -i128::from(neighbours));
     }
 
+    /// A queue takes an entry, before which it hears of flushes.
     pub fn queued(&mut self, queue: usize, used: u64, neighbour: u64) {
+        self.hear(queue);
         self.readings += 1;
         let queue = &mut self.queues[queue];
         queue.used.change(self.now_ns, used.into());
@@ -120,15 +127,44 @@ impl Plain {
         queue.since_ns.push(self.now_ns);
     }
 
-    /// A flush was confirmed, during which nothing else happened.
+    /// A flush was confirmed, during which nothing else happened, and queues heard of it at once.
     pub fn flushed(&mut self) {
-        self.readings += self.queues.len() as u128;
-        for queue in &mut self.queues {
-            queue.used.end(self.now_ns);
-            queue.neighbour.end(self.now_ns);
-            let longest = queue.since_ns.drain(..).map(|since_ns| self.now_ns - since_ns).max();
-            self.longest_ns = self.longest_ns.max(longest.unwrap_or(0));
+        self.covered();
+        self.visited();
+    }
+
+    /// A flush was confirmed that covers all that waits, which counts until its queue hears of it.
+    pub fn covered(&mut self) {
+        self.confirmed();
+        self.queues.iter_mut().for_each(|queue| queue.is_covered = true);
+    }
+
+    /// A flush was confirmed that covers nothing for sure.
+    pub fn confirmed(&mut self) {
+        self.confirmed_ns = self.now_ns;
+    }
+
+    /// All queues hear of flushes.
+    pub fn visited(&mut self) {
+        (0..self.queues.len()).for_each(|queue| self.hear(queue));
+    }
+
+    /// What a flush covers has waited up to the last one that was confirmed.
+    fn hear(&mut self, queue: usize) {
+        let queue = &mut self.queues[queue];
+        if !std::mem::take(&mut queue.is_covered) {
+            return;
         }
+        self.readings += 1;
+        let end_ns = self.confirmed_ns;
+        // Nothing has come since, so that it is what was added too much.
+        let late = |level: &Level| u128::try_from(level.now).unwrap() * u128::from(self.now_ns - end_ns);
+        self.exact.used -= late(&queue.used);
+        self.exact.neighbour -= late(&queue.neighbour);
+        queue.used.end(end_ns);
+        queue.neighbour.end(end_ns);
+        let longest = queue.since_ns.drain(..).map(|since_ns| end_ns - since_ns).max();
+        self.longest_ns = self.longest_ns.max(longest.unwrap_or(0));
     }
 
     pub fn exact(&self) -> Tally {

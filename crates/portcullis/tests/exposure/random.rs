@@ -77,8 +77,10 @@ unsafe impl InvalidationQueue for Told {
             let mut late = self.late.lock().unwrap();
             let behind = model.now_ns() - late.plain.now_ns();
             late.plain.advance(behind);
-            if !late.unheard {
-                late.plain.flushed();
+            match late.flushes {
+                Flushes::OfTimers => late.plain.flushed(),
+                Flushes::OfAll => late.plain.covered(),
+                Flushes::OfFullQueues => late.plain.confirmed(),
             }
         } else {
             *self.strict.lock().unwrap() += 1;
@@ -88,11 +90,22 @@ unsafe impl InvalidationQueue for Told {
     }
 }
 
-/// A second model, of which queues hear of no flush but those that visit them: what is counted lies between the two.
+/// A second model, whose queues count for as long as they ever may: what is counted lies between the
+/// two.
 struct Late {
     plain: Plain,
-    /// The flushes of now are those of full queues, which visit nobody.
-    unheard: bool,
+    flushes: Flushes,
+}
+
+/// Which flushes those of now are.
+#[derive(Clone, Copy)]
+enum Flushes {
+    /// Queues hear of them at once.
+    OfTimers,
+    /// Queues hear of them with their next entries, or when the account is read.
+    OfAll,
+    /// Queues hear of them so, but not what of an open segment they cover: it counts further.
+    OfFullQueues,
 }
 
 struct Mapping {
@@ -116,7 +129,7 @@ impl Machine {
         let shared = costs.shares_one_queue();
         let plain = || Plain::new(if shared { 1 } else { CPUS + 1 }, CPUS + 1);
         let model = Arc::new(Mutex::new(plain()));
-        let late = Arc::new(Mutex::new(Late { plain: plain(), unheard: false }));
+        let late = Arc::new(Mutex::new(Late { plain: plain(), flushes: Flushes::OfTimers }));
         let rig = Rig::new(Arc::clone(&platform), policy, |queue| Told {
             queue,
             costs,
@@ -152,6 +165,10 @@ impl Machine {
         change(&mut late.plain);
     }
 
+    fn flushing(&self, flushes: Flushes) {
+        self.late.lock().unwrap().flushes = flushes;
+    }
+
     pub fn step(&mut self, step: &Step) {
         match *step {
             Step::Map { cpu, offset, len } => {
@@ -168,9 +185,9 @@ impl Machine {
                 let Mapping { iova, len, neighbours } = self.live.remove(which % self.live.len());
                 let device = if strictly { &self.strict } else { &self.rig.device };
                 let before = *self.rig.queue.strict.lock().unwrap();
-                self.late.lock().unwrap().unheard = true;
+                self.flushing(Flushes::OfFullQueues);
                 device.unmap_single(iova, len).unwrap();
-                self.late.lock().unwrap().unheard = false;
+                self.flushing(Flushes::OfTimers);
                 self.tell(|model| model.unmapped(cpu, neighbours));
                 // A queue that is full, and cannot be flushed, has each unmap wait for itself.
                 if *self.rig.queue.strict.lock().unwrap() == before {
@@ -187,7 +204,11 @@ impl Machine {
                 let rest = end.saturating_sub(model.now_ns());
                 model.advance(rest);
             }
-            Step::Flush => _ = self.rig.domain.flush(),
+            Step::Flush => {
+                self.flushing(Flushes::OfAll);
+                let _ = self.rig.domain.flush();
+                self.flushing(Flushes::OfTimers);
+            }
             Step::FailNext { flushes } => {
                 self.fail_next(flushes, InvalidationError::Rejected { code: 3 });
             }
@@ -197,7 +218,7 @@ impl Machine {
     /// The account lies between the two models, but for the reading of the clock.
     pub fn check(&self) {
         let found = self.exposure();
-        self.tell(|_| ());
+        self.tell(Plain::visited);
         let (model, late) = (self.model.lock().unwrap(), &self.late.lock().unwrap().plain);
         let (least, most) = (model.exact(), late.exact());
         let (below, above) = (model.error(), late.error());

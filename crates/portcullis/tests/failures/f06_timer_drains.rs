@@ -106,6 +106,30 @@ fn deferred_addresses_return_to_their_cpu_one_with_each_unmap() {
     cpus.assert_nothing_lost();
 }
 
+/// A window that ends when all that was deferred in it is covered costs no flush, whether the
+/// queues have heard of that flush or not.
+#[test]
+fn a_timer_flushes_nothing_where_nothing_waits() {
+    let cpus = Cpus::new();
+    let flushes = || cpus.bench.domain.stats().flushes;
+    for round in 1..=3 {
+        for cpu in [0, 2] {
+            cpus.unmap(cpu, cpus.map(cpu));
+        }
+        cpus.bench.domain.flush().unwrap();
+        assert_eq!(flushes(), 2 * round - 1);
+        cpus.platform.at(u64::MAX);
+        PlatformEvents::timer(&*cpus.bench.domain);
+        cpus.platform.at(0);
+        assert_eq!(flushes(), 2 * round - 1, "nothing waits");
+        // What comes next asks for a timer again.
+        cpus.unmap(1, cpus.map(1));
+        cpus.timer(0);
+        assert_eq!(flushes(), 2 * round);
+    }
+    cpus.assert_nothing_lost();
+}
+
 /// One CPU maps, another unmaps, as with interrupts that are bound to one: what waits in the second one's
 /// queue goes to the first one's lists, whoever flushes.
 #[test]

@@ -127,17 +127,17 @@ impl Hardware {
 }
 
 fn flush(queue: &Queues, hardware: &Hardware) {
-    queue.close(&Fences);
-    flush_closed(queue, hardware);
-    queue.tell(&Fences);
+    let number = queue.begin_flush_of_all(&Fences);
+    hardware.invalidate();
+    queue.confirm_flush(number, 0);
 }
 
 /// What another CPU does meanwhile.
-fn beside(
+fn beside<R: 'static>(
     hardware: &Arc<Hardware>,
     queue: &Arc<Queues>,
-    work: impl FnOnce(&Hardware, &Queues) + 'static,
-) -> thread::JoinHandle<()> {
+    work: impl FnOnce(&Hardware, &Queues) -> R + 'static,
+) -> thread::JoinHandle<R> {
     let (hardware, queue) = (Arc::clone(hardware), Arc::clone(queue));
     thread::spawn(move || work(&hardware, &queue))
 }
@@ -168,8 +168,8 @@ fn an_address_comes_back_only_after_an_invalidation_that_saw_it_cleared() {
     });
 }
 
-/// The queue is one that flushes know of, so that no announcement orders the unmap, and the flush visits nobody: the two
-/// fences do, that of the segment and that of the flush.
+/// The queue is one that flushes know of, so that no announcement orders the unmap, and the flush
+/// waits for no turn: the two fences do, that of the segment and that of the flush.
 #[test]
 fn a_flush_that_began_before_a_segment_was_closed_does_not_cover_it() {
     bounded(|| {
@@ -213,10 +213,11 @@ fn nor_one_of_the_queue_that_is_shared() {
     });
 }
 
-/// The same beside a visit, which may find the entry in a segment that is open, or not yet there. The entry is one that takes no
-/// more than some stores, in the turn in which the translation is cleared.
+/// The same beside a flush of all queues: the entry may be in a segment that is open, or not yet
+/// there. It is one that takes no more than some stores, in the turn in which the translation is
+/// cleared.
 #[test]
-fn a_visit_covers_what_is_queued_and_nothing_that_comes_later() {
+fn a_flush_of_all_covers_what_is_queued_and_nothing_that_comes_later() {
     bounded(|| {
         let hardware = Hardware::new();
         let queue = Queues::new();
@@ -224,17 +225,65 @@ fn a_visit_covers_what_is_queued_and_nothing_that_comes_later() {
         let unmapping = beside(&hardware, &queue, |hardware, queue| {
             let clear = || hardware.entry.store(0, Ordering::Relaxed);
             let (_, oldest) = queue.push_after(clear, || Some(WINDOW));
-            assert_eq!(oldest, None, "nothing is known to be safe");
+            // The first one's, which the flush covered.
+            usize::from(oldest.is_some())
         });
-        queue.close(&Fences);
-        flush_closed(&queue, &hardware);
-        unmapping.join().unwrap();
-        let mut back = 0;
+        flush(&queue, &hardware);
+        let mut back = unmapping.join().unwrap();
         reclaim_all(&queue, |_| back += 1);
         if back == 2 {
             hardware.assert_forgotten();
         }
-        assert!(back == 2 || queue.is_pending(&Fences));
+        assert!(back == 2 || back == 1 && queue.is_pending(&Fences));
+    });
+}
+
+/// The same in the queue that is shared, by a caller in no turn: its lock orders the two.
+#[test]
+fn nor_one_of_the_queue_that_is_shared_that_comes_after_a_flush_of_all() {
+    bounded(|| {
+        let hardware = Hardware::new();
+        let queue = Queues::new();
+        let push = |queue: &Queues| {
+            let mut back = 0;
+            let pushed = queue.push_shared(CLEARED.waiting(), || Some(WINDOW), || 0, |_| back += 1);
+            assert!(pushed == FIRST || pushed == Pushed::Queued);
+            back
+        };
+        assert_eq!(push(&queue), 0);
+        let unmapping = beside(&hardware, &queue, move |hardware, queue| {
+            hardware.entry.store(0, Ordering::Relaxed);
+            push(queue)
+        });
+        flush(&queue, &hardware);
+        let mut back = unmapping.join().unwrap();
+        reclaim_all(&queue, |_| back += 1);
+        if back == 2 {
+            hardware.assert_forgotten();
+        }
+        assert!(back == 2 || back == 1 && queue.is_pending(&Fences));
+    });
+}
+
+/// The same where the CPU announces its queue meanwhile: the flush looks who is announced after it
+/// has asked.
+#[test]
+fn nor_one_of_a_queue_that_is_announced_beside_a_flush_of_all() {
+    bounded(|| {
+        let hardware = Hardware::new();
+        let queue = Queues::new();
+        let unmapping = beside(&hardware, &queue, |hardware, queue| {
+            let (_, oldest) = queue.push_after(|| (), || Some(WINDOW));
+            assert_eq!(oldest, None);
+            let clear = || hardware.entry.store(0, Ordering::Relaxed);
+            usize::from(queue.push_after(clear, || Some(WINDOW)).1.is_some())
+        });
+        flush(&queue, &hardware);
+        let mut back = unmapping.join().unwrap();
+        reclaim_all(&queue, |_| back += 1);
+        if back == 2 {
+            hardware.assert_forgotten();
+        }
     });
 }
 
@@ -280,20 +329,28 @@ fn whoever_sees_a_flush_confirmed_sees_what_came_before_it() {
 
 #[test]
 fn a_timer_that_misses_an_entry_is_asked_for_again() {
-    ::loom::model(|| {
-        let queue = Queues::new();
-        // A first entry has set the timer.
-        assert_eq!(push(&queue), FIRST);
-        let unmapping = {
-            let queue = Arc::clone(&queue);
-            thread::spawn(move || push(&queue))
-        };
-        assert!(queue.timer(&Fences), "the first entry waits");
-        queue.confirm_flush(queue.begin_flush(), 0);
-        let late = unmapping.join().unwrap();
-        // Either this flush covers the second entry, or somebody has been told to come back for it.
-        assert!(!queue.is_pending(&Fences) || late == FIRST);
-    });
+    // Whether the first entry still waits when its window ends.
+    for waits in [true, false] {
+        bounded(move || {
+            let hardware = Hardware::new();
+            let queue = Queues::new();
+            // A first entry has set the timer.
+            assert_eq!(push(&queue), FIRST);
+            if !waits {
+                flush(&queue, &hardware);
+            }
+            let unmapping = beside(&hardware, &queue, |_, queue| queue.push_after(|| (), || Some(WINDOW)).0);
+            queue.end_timers();
+            let pending = queue.is_pending(&Fences);
+            assert!(pending || !waits, "the first entry waits");
+            if pending {
+                flush(&queue, &hardware);
+            }
+            let late = unmapping.join().unwrap();
+            // Either this flush covers the second entry, or a timer is asked for again.
+            assert!(!queue.is_pending(&Fences) || late == FIRST);
+        });
+    }
 }
 
 /// The policy becomes strict on one CPU while another unmaps by the old one, the first of its queue.

@@ -419,7 +419,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     #[cold]
     #[inline(never)]
     pub(super) fn lose_timer(&self) {
-        self.flush_queue.lose_timer();
+        self.flush_queue.end_timers();
     }
 
     /// Whether a window has ended. The platform comes for every domain when the earliest window of any does; where
@@ -438,7 +438,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         if is_early {
             return false;
         }
-        // Acquire. A later one that is lost with it was asked for by a caller whose range is queued by now, and seen.
+        // Acquire. A later one that is lost with it was asked for by a caller whose range is queued by now, and seen by
+        // the visit that decides whether to flush.
         self.due_ns.swap(u64::MAX, Ordering::Acquire);
         true
     }

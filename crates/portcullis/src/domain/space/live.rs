@@ -47,9 +47,10 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         fence(Ordering::SeqCst);
         let own = self.policy();
         let (new, old) = (policy.unwrap_or(own), old.unwrap_or(own));
-        // The flush visits each queue first, and a CPU that queues something looks at the policy in its turn there: what was
-        // queued by the old policy is covered, and what comes later sees the new one. Also where nothing has
-        // changed: another caller may be changing it at the same time, or this one asks again after a failure.
+        // The flush waits for turns first, and a CPU that queues something looks at the policy in
+        // its turn: what was queued by the old policy is covered, and what comes later sees the new
+        // one. Also where nothing has changed: another caller may be changing it at the same time,
+        // or this one asks again after a failure.
         Ok(self.translated && !new.is_weaker_than(old))
     }
 
@@ -60,8 +61,13 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// pages only, which have no neighbours. Without translation everything is exposed, always, and nothing is
     /// counted. The clock is read every 65 us or so while a CPU maps and unmaps, and for each 64th change at the
     /// latest: what came and went in between is taken to have done so evenly. So the sums are wrong, for the time
-    /// between two readings, by the difference of the most and the fewest bytes in it at the most; the longest is
-    /// exact. A ring says what it has mapped when a batch of it is complete.
+    /// between two readings, by the difference of the most and the fewest bytes in it at the most. A ring says
+    /// what it has mapped when a batch of it is complete.
+    ///
+    /// What a CPU has deferred may count for longer than devices reached it, and never for less: a CPU
+    /// hears of flushes now and then while it defers more, when its window ends, and when this is
+    /// called, and then counts up to the flush that was confirmed last. So after [`flush`](Self::flush) the account is
+    /// exact if it is read before another flush is confirmed. The longest is exact but for this.
     ///
     /// O(CPUs), and one barrier of all CPUs where any has deferred. The caller holds no lock and no CPU.
     pub fn exposure(&self) -> Exposure {

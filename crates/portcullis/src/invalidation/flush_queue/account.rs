@@ -3,11 +3,13 @@
 //! Bytes are counted exactly, by the queue. The clock is read when the first range of a segment is queued, now and then after
 //! it (as [`Level`] says), and when a flush is confirmed; in between, what waits is taken to have grown evenly. So a
 //! push costs two additions, and the total is wrong by half of what came between two readings, for the time between
-//! them, at the most. A queue hears of a flush with its next segment; the time that counts is that of the last flush
-//! confirmed by then.
+//! them, at the most. A queue hears of flushes when a segment of it is closed, as the first entry after a flush of all
+//! queues has asked does, and when it is visited. What they cover has waited up to the last flush that is confirmed by
+//! then: for longer than devices reached it where there was another in between, and never for less.
 
 use arrayvec::ArrayVec;
 
+use super::Flush;
 use crate::exposure::{ByteTime, Bytes, Level};
 
 /// Segments of one queue that may wait at once, and be told apart.
@@ -16,8 +18,10 @@ pub(super) const MARKS: usize = 4;
 /// A segment that is closed, and waits.
 #[derive(Debug, Clone, Copy)]
 struct Mark {
-    /// Flushes with a higher number cover it.
+    /// Flushes with a higher number cover it, and flushes of all queues that asked with a higher
+    /// one.
     stamp: u64,
+    asked: u64,
     /// How many entries had ever been queued when it was closed, and their bytes.
     end: u64,
     queued: Bytes,
@@ -50,13 +54,14 @@ impl Account {
         self.level.next_sample()
     }
 
-    /// The open segment ends with the entry before the one `end`; all that was `queued` is in it or before. Flushes above
-    /// `stamp` cover it. Stamps do not decrease.
+    /// The open segment ends with the entry before the one `end`; all that was `queued` is in it or
+    /// before. Flushes above `stamp` cover it, and those of all queues that asked with a number
+    /// above `asked`. Neither decreases.
     #[cold]
-    pub(super) fn close(&mut self, stamp: u64, end: u64, queued: Bytes) {
+    pub(super) fn close(&mut self, stamp: u64, asked: u64, end: u64, queued: Bytes) {
         // There is an entry in it, and the clock was read for the first.
         let oldest_ns = self.oldest_ns.take().unwrap_or(0);
-        let mark = Mark { stamp, end, queued, oldest_ns };
+        let mark = Mark { stamp, asked, end, queued, oldest_ns };
         if let Err(full) = self.marks.try_push(mark)
             && let Some(last) = self.marks.last_mut()
         {
@@ -65,11 +70,12 @@ impl Account {
         }
     }
 
-    /// All flushes up to the number `confirmed` are over, the last of them at `now_ns`. Returns the end of what they cover, if
+    /// These flushes are over, the last of them at `now_ns`. Returns the end of what they cover, if
     /// that is more than before.
     #[cold]
-    pub(super) fn confirm(&mut self, confirmed: u64, now_ns: u64, queued: Bytes) -> Option<u64> {
-        let over = self.marks.iter().take_while(|mark| mark.stamp < confirmed).count();
+    pub(super) fn confirm(&mut self, confirmed: Flush, now_ns: u64, queued: Bytes) -> Option<u64> {
+        let covered = |mark: &&Mark| mark.stamp < confirmed.number || mark.asked < confirmed.asked;
+        let over = self.marks.iter().take_while(covered).count();
         let mut safe = None;
         for mark in self.marks.drain(..over) {
             self.level.fell(now_ns, queued - self.covered, mark.queued - self.covered);
@@ -95,18 +101,22 @@ mod tests {
         Bytes { used, neighbour: 0 }
     }
 
+    const fn flush(number: u64) -> Flush {
+        Flush { number, asked: 0 }
+    }
+
     #[test]
     fn what_flushes_do_not_cover_waits_for_the_next() {
         let mut account = Account::default();
         account.sample(0, bytes(0), bytes(1));
-        account.close(1, 1, bytes(1));
+        account.close(1, 0, 1, bytes(1));
         account.sample(5, bytes(1), bytes(1));
-        account.close(2, 2, bytes(2));
+        account.close(2, 0, 2, bytes(2));
         // The flush that had begun before the first was closed.
-        assert_eq!(account.confirm(1, 8, bytes(2)), None);
-        assert_eq!(account.confirm(2, 10, bytes(2)), Some(1));
+        assert_eq!(account.confirm(flush(1), 8, bytes(2)), None);
+        assert_eq!(account.confirm(flush(2), 10, bytes(2)), Some(1));
         assert_eq!(account.total(20, bytes(2)).1, 15, "the second waits");
-        assert_eq!(account.confirm(3, 25, bytes(2)), Some(2));
+        assert_eq!(account.confirm(flush(3), 25, bytes(2)), Some(2));
         assert_eq!(account.total(100, bytes(2)).1, 20);
     }
 
@@ -115,11 +125,27 @@ mod tests {
         let mut account = Account::default();
         for count in 1..=MARKS as u64 + 2 {
             account.sample(count, bytes(count - 1), bytes(1));
-            account.close(count, count, bytes(count));
+            account.close(count, 0, count, bytes(count));
         }
         let (all, last) = (bytes(MARKS as u64 + 2), MARKS as u64 + 2);
-        assert_eq!(account.confirm(last, 50, all), Some(MARKS as u64 - 1));
-        assert_eq!(account.confirm(last + 1, 60, all), Some(last));
+        assert_eq!(account.confirm(flush(last), 50, all), Some(MARKS as u64 - 1));
+        assert_eq!(account.confirm(flush(last + 1), 60, all), Some(last));
         assert_eq!(account.total(100, all).1, 60 - MARKS as u64);
+    }
+
+    /// Flushes of all queues are told by the numbers with which they asked, whatever the others'
+    /// are.
+    #[test]
+    fn a_flush_of_all_queues_covers_what_was_queued_before_it_asked() {
+        let mut account = Account::default();
+        account.sample(0, bytes(0), bytes(1));
+        account.close(7, 1, 1, bytes(1));
+        account.sample(5, bytes(1), bytes(1));
+        account.close(7, 2, 2, bytes(2));
+        let all = |asked| Flush { number: 3, asked };
+        assert_eq!(account.confirm(all(1), 8, bytes(2)), None);
+        assert_eq!(account.confirm(all(2), 10, bytes(2)), Some(1));
+        assert_eq!(account.confirm(all(3), 25, bytes(2)), Some(2));
+        assert_eq!(account.total(100, bytes(2)).1, 20);
     }
 }

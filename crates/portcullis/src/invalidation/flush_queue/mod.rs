@@ -9,23 +9,36 @@
 //! - once a flush with a higher number is confirmed, it began after the segment was closed, so its translations are
 //!   gone and its addresses may be used again. A flush that fails is just never confirmed.
 //!
-//! So a CPU looks at what flushes write once per segment, whether it flushes itself or others do; and a flush that a full queue
-//! asks for looks at no other queue. What must reach every entry at once (an explicit flush, a timer, a change of
-//! policy) *visits* all queues instead, and closes what is open there.
+//! So a CPU looks at what flushes write once per segment, whether it flushes itself or others do;
+//! and a flush that a full queue wants looks at no other queue. What must cover the entries of
+//! segments that are open, too (an explicit flush, a timer, a change of policy) is a flush *of all
+//! queues*. It *asks* with a number of its own, which each CPU reads with each entry that it
+//! queues: one that finds it changed closes its segment first. What was queued before it asked is
+//! safe when it is confirmed, whenever the segment is closed. So a flush of all queues looks at
+//! none of them either.
 //!
-//! Memory ordering. A flush must not begin before the hardware can see the cleared page-table entries of everything
-//! that it will be taken to cover. The CPU that closes a segment has them before a `SeqCst` fence, and the load of the stamp
-//! after it; a flush takes its number, fences, and then has the hardware invalidate. Of the two fences one is first: if the
-//! segment's, the flush and its hardware see the entries cleared; if the flush's, the load sees its number, so the stamp says
-//! that this flush does not cover the segment.
+//! Memory ordering, of segments. A flush must not begin before the hardware can see the cleared
+//! page-table entries of everything that it will be taken to cover. The CPU that closes a segment
+//! has them before a `SeqCst` fence, and the load of the stamp after it; a flush takes its number,
+//! fences, and then has the hardware invalidate. Of the two fences one is first: if the segment's,
+//! the flush and its hardware see the entries cleared; if the flush's, the load sees its number, so
+//! the stamp says that this flush does not cover the segment.
+//!
+//! Memory ordering, of a flush of all queues. It asks with a number and then waits for the turns
+//! that are under way ([`TurnLocal::wait_for_first`]), before it has the hardware invalidate. A CPU
+//! clears an entry before it queues it, and reads the number in the turn in which it does: either
+//! the flush waits for that turn, or finds it over, and the hardware sees the entry cleared; or the
+//! turn reads the new number, and the entry is not taken to be covered. In the queue that is
+//! shared, its lock does what the turn does elsewhere: the flush takes it once between the two.
 //!
 //! A queue is used by its CPU without a lock, in the turn in which the translations were cleared, and by a visitor while the CPU
 //! is kept out of it, and of nothing else: see [`TurnLocal::apart`]. What the CPU did in its turns, and before them, is seen by the
 //! visitor; turns after the visit see what the visitor did and saw before it, a new policy for one. Meanwhile the CPU uses the
 //! queue that is shared, under its lock.
 //!
-//! Queues that no CPU has used are not visited. A CPU *announces* its queue with its first entry, and then looks at
-//! the number (and at the policy, again); a visitor does what it has to tell first, and then looks who is announced. With a
+//! Queues that no CPU has used are not visited, nor their CPUs' turns waited for. A CPU *announces*
+//! its queue with its first entry, and then looks at the numbers (and at the policy, again); a
+//! visitor, or a flush, does what it has to tell first, and then looks who is announced. With a
 //! fence between the two on both sides, one of them sees the other.
 
 mod account;
@@ -58,7 +71,8 @@ pub const SLICE: usize = 64;
 pub enum Pushed {
     /// It waits. The queue's timer is running.
     Queued,
-    /// It waits, and the caller must see to it that [`FlushQueue::timer`] is called when this window ends.
+    /// It waits, and the caller must see to it that, when this window ends,
+    /// [`FlushQueue::end_timers`] is called, and a flush of all queues begun if anything waits.
     QueuedFirst {
         /// The window in nanoseconds.
         window_ns: u64,
@@ -119,23 +133,38 @@ pub struct FlushQueue {
     announced: CachePadded<Announced>,
 }
 
+/// A flush that has begun.
+#[derive(Debug, Clone, Copy)]
+#[must_use = "a flush that is not confirmed makes nothing safe"]
+pub struct Flush {
+    number: u64,
+    /// The number that it asked all queues with; 0, which is no such number, where it is for
+    /// segments that are closed.
+    asked: u64,
+}
+
 /// What flushes write, and each CPU reads once per segment.
 #[derive(Debug)]
 struct Flushes {
     /// The number of the flush that began last.
     begun: AtomicU64,
-    /// The highest number of a flush that is confirmed, and when one was.
+    /// The highest number of a flush that is confirmed, the highest that one asked with, and when
+    /// one was confirmed.
     confirmed: AtomicU64,
+    confirmed_asked: AtomicU64,
     confirmed_ns: AtomicU64,
 }
 
-/// What is read with each entry, and written hardly ever.
+/// What is read with each entry, and written by flushes of all queues, and hardly ever besides.
 #[derive(Debug)]
 struct Announced {
     /// From the first on, this many queues of CPUs have been used.
     queues: AtomicUsize,
-    /// How many timers were to be asked for, and were not.
-    timers_lost: AtomicU64,
+    /// The number that all queues were asked with last: to close what is open, and to look whether
+    /// timers have ended.
+    asked: AtomicU64,
+    /// How many timers have come, or were to be asked for and were not.
+    timers_ended: AtomicU64,
 }
 
 impl FlushQueue {
@@ -153,8 +182,13 @@ impl FlushQueue {
 
     fn new(marks: Arc<Marks>, cpus: usize, entries: usize) -> Self {
         let number = || AtomicU64::new(0);
-        let flushes = Flushes { begun: number(), confirmed: number(), confirmed_ns: number() };
-        let announced = Announced { queues: AtomicUsize::new(0), timers_lost: number() };
+        let flushes = Flushes {
+            begun: number(),
+            confirmed: number(),
+            confirmed_asked: number(),
+            confirmed_ns: number(),
+        };
+        let announced = Announced { queues: AtomicUsize::new(0), asked: number(), timers_ended: number() };
         Self {
             own: TurnLocal::apart(marks, cpus, |_| Ring::new(entries)),
             shared: Mutex::new(Ring::new(entries)),
@@ -166,8 +200,9 @@ impl FlushQueue {
     /// Queues `cleared`, whose page-table entries the caller has cleared, until a flush covers it: for `window`,
     /// which is asked for in the CPU's turn, or under the lock of the queue that is shared, or not at all where that says `None`.
     ///
-    /// A caller that makes `window` say `None` (or less), [visits](Self::close) and flushes *then* can be sure: what was queued
-    /// before is covered by that flush, and what comes after sees the change.
+    /// A caller that makes `window` say `None` (or less), and *then* [flushes all
+    /// queues](Self::begin_flush_of_all) can be sure: what was queued before is covered by that
+    /// flush, and what comes after sees the change.
     ///
     /// Also takes out the queue's oldest entry, if it is known to be safe: its addresses are the caller's to give back. `clock` is
     /// read now and then. O(1), allocates nothing.
@@ -186,7 +221,9 @@ impl FlushQueue {
             return Some((Pushed::Refused, None));
         };
         let ring = self.own.get(turn)?;
-        match ring.push_fast(cleared.range, cleared.bytes(), window_ns, self.timers_lost()) {
+        // Relaxed: the turn orders it. (See the module's comment.)
+        let asked = self.announced.asked.load(Ordering::Relaxed);
+        match ring.push_fast(cleared.range, cleared.bytes(), window_ns, asked) {
             Some(oldest) => Some((Pushed::Queued, oldest)),
             None => self.push_own(turn, cleared.waiting(), window, clock),
         }
@@ -230,18 +267,25 @@ impl FlushQueue {
         window: impl Fn() -> Option<u64>,
         clock: impl Fn() -> u64,
     ) -> (Pushed, Option<IovaRange>) {
+        if let Some(index) = index
+            && !ring.is_announced()
+        {
+            self.announce(index);
+            ring.be_announced();
+        }
+        // Acquire: pairs with `end_timers`.
+        let asked = self.announced.asked.load(Ordering::Acquire);
+        if ring.asked() != asked {
+            self.close_segment(ring);
+            ring.set_asked(asked);
+            self.hear(ring);
+        }
         if !ring.has_room() {
             // There may be a flush, by any CPU, that it has not heard of.
             self.hear(ring);
             if !ring.has_room() {
                 return (Pushed::Full, None);
             }
-        }
-        if let Some(index) = index
-            && !ring.is_announced()
-        {
-            self.announce(index);
-            ring.be_announced();
         }
         let Some(window_ns) = window() else {
             return (Pushed::Refused, None);
@@ -251,106 +295,113 @@ impl FlushQueue {
         let (is_last, oldest) = ring.push(range, bytes, clock);
         if is_last {
             self.close_segment(ring);
+            self.hear(ring);
         }
-        let pushed = match ring.wants_timer(window_ns, self.timers_lost()) {
+        // Relaxed: what it was asked with is read before.
+        let timers_ended = self.announced.timers_ended.load(Ordering::Relaxed);
+        let pushed = match ring.wants_timer(window_ns, timers_ended) {
             true => Pushed::QueuedFirst { window_ns },
             false => Pushed::Queued,
         };
         (pushed, oldest)
     }
 
-    /// Timers that were lost so far.
-    #[inline]
-    fn timers_lost(&self) -> u64 {
-        // Relaxed: it was lost before this one was queued, or the next one sees it.
-        self.announced.timers_lost.load(Ordering::Relaxed)
-    }
-
-    /// Closes the open segment of a ring that the caller has to itself, and hears of what is confirmed.
+    /// Closes the open segment of a ring that the caller has to itself.
     #[cold]
     fn close_segment(&self, ring: &Ring) {
         // Between the entries, which were cleared before, and the number: see the module's comment.
         fence(Ordering::SeqCst);
         ring.close(self.flushes.begun.load(Ordering::Relaxed));
-        self.hear(ring);
     }
 
     /// Tells a ring that the caller has to itself what is confirmed.
     fn hear(&self, ring: &Ring) {
-        // Acquire: pairs with `confirm`.
-        let confirmed = self.flushes.confirmed.load(Ordering::Acquire);
-        ring.confirm(confirmed, self.flushes.confirmed_ns.load(Ordering::Relaxed));
-    }
-
-    /// Visits all queues and closes what is open: all that was queued before is covered by a flush that
-    /// [begins](Self::begin_flush) after the call. Costs and context: as for each visit, one barrier of all CPUs and a wait for the
-    /// turns of those whose queues are in use, O(1) each. The caller holds no lock and no CPU.
-    pub fn close<P: Platform>(&self, platform: &P) {
-        self.visit(platform, |ring| {
+        // Acquire: pairs with `confirm_flush`.
+        let number = self.flushes.confirmed.load(Ordering::Acquire);
+        let asked = self.flushes.confirmed_asked.load(Ordering::Acquire);
+        if ring.asked() < asked {
+            // What is in the open segment was queued before that flush asked, and is safe.
             self.close_segment(ring);
-        });
+        }
+        ring.confirm(Flush { number, asked }, self.flushes.confirmed_ns.load(Ordering::Relaxed));
     }
 
-    /// The same for the queue of CPU `index` alone, which is being unplugged: one barrier of all CPUs and a wait for its turn.
-    /// Returns whether anything waits there, so that a flush is due.
+    /// Closes the queue of CPU `index`, which is being unplugged: what was queued there before is
+    /// covered by a flush that [begins](Self::begin_flush) after the call. Returns whether anything
+    /// waits there, so that a flush is due. One barrier of all CPUs and a wait for its turn. The
+    /// caller holds no lock and no CPU.
     pub fn close_of<P: Platform>(&self, platform: &P, index: usize) -> bool {
         let mut due = false;
         self.own.with_others(platform, Some(index), |_, ring| {
             self.close_segment(ring);
+            self.hear(ring);
             due = ring.waits();
         });
         due
     }
 
-    /// Begins a flush and returns its number: it covers the segments that are closed by now. The caller submits a
+    /// Begins a flush: it covers the segments that are closed by now. The caller submits a
     /// domain-wide invalidation *after* this call. O(1).
-    pub fn begin_flush(&self) -> u64 {
+    pub fn begin_flush(&self) -> Flush {
+        self.begin(0)
+    }
+
+    /// Begins a flush that covers all that was queued before. The caller submits a domain-wide
+    /// invalidation *after* this call. Costs one barrier of all CPUs, a wait for the turns of those
+    /// whose queues are in use, and each of these a few cache lines with its next entry. The caller
+    /// holds no lock and no CPU.
+    pub fn begin_flush_of_all<P: Platform>(&self, platform: &P) -> Flush {
+        let asked = self.announced.asked.fetch_add(1, Ordering::Relaxed) + 1;
+        // Between the number and who is announced.
+        fence(Ordering::SeqCst);
+        self.own.wait_for_first(platform, self.used());
+        // Last: a CPU that is kept out of its own queue uses this one after its turn.
+        platform.with_cpu(|_| drop(self.shared.lock()));
+        self.begin(asked)
+    }
+
+    fn begin(&self, asked: u64) -> Flush {
         let number = self.flushes.begun.fetch_add(1, Ordering::Relaxed) + 1;
         // Between the number and the invalidation: see the module's comment.
         fence(Ordering::SeqCst);
-        number
+        Flush { number, asked }
     }
 
     #[cold]
     fn announce(&self, index: usize) {
         self.announced.queues.fetch_max(index.saturating_add(1), Ordering::Relaxed);
-        // Between the announcement and the number.
+        // Between the announcement and the numbers.
         fence(Ordering::SeqCst);
     }
 
-    /// The hardware has confirmed the invalidation of the flush that `begin_flush` numbered so. Queues hear of it with
-    /// their next segments, or at once when they are [visited](Self::tell). O(1).
-    pub fn confirm_flush(&self, number: u64, now_ns: u64) {
+    /// The hardware has confirmed the invalidation of `flush`. Queues hear of it when they close
+    /// their next segments, as the first entry after a flush of all queues has asked does, or when
+    /// they are [visited](Self::tell). O(1).
+    pub fn confirm_flush(&self, flush: Flush, now_ns: u64) {
         self.flushes.confirmed_ns.fetch_max(now_ns, Ordering::Relaxed);
-        // Release: a CPU that acts on the number acts after the confirmation.
-        self.flushes.confirmed.fetch_max(number, Ordering::Release);
+        // Release: a CPU that acts on the numbers acts after the confirmation.
+        self.flushes.confirmed_asked.fetch_max(flush.asked, Ordering::Release);
+        self.flushes.confirmed.fetch_max(flush.number, Ordering::Release);
     }
 
-    /// Visits all queues, and tells them what is confirmed. Cost and context: see [`close`](Self::close).
+    /// Visits all queues, and tells them what is confirmed. Costs and context: as for each visit,
+    /// one barrier of all CPUs and a wait for the turns of those whose queues are in use, O(1)
+    /// each. The caller holds no lock and no CPU.
     pub fn tell<P: Platform>(&self, platform: &P) {
         self.visit(platform, |ring| self.hear(ring));
     }
 
-    /// The window of some CPU has ended: [closes](Self::close) all queues, and returns whether anything waits there, so that a
-    /// flush is due.
-    ///
-    /// From here on the next entry of each CPU asks for a timer again.
-    pub fn timer<P: Platform>(&self, platform: &P) -> bool {
-        let mut due = false;
-        self.visit(platform, |ring| {
-            ring.stop_timer();
-            self.close_segment(ring);
-            due |= ring.waits();
-        });
-        due
+    /// A timer that was asked for has come, or is not set: the next entry of each queue asks for
+    /// one. O(1).
+    pub fn end_timers(&self) {
+        self.announced.timers_ended.fetch_add(1, Ordering::Relaxed);
+        // Release: a CPU that sees the number, with its next entry, sees that they have ended. (It
+        // closes its segment then, as if a flush had asked, and none that did is ever confirmed:
+        // that does no harm.)
+        self.announced.asked.fetch_add(1, Ordering::Release);
     }
 
-    /// A timer that was asked for is not set: the next entry of each queue asks for one. O(1).
-    pub fn lose_timer(&self) {
-        self.announced.timers_lost.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Whether any entry still waits for a flush. A visit: see [`close`](Self::close).
+    /// Whether any entry still waits for a flush. A visit: see [`tell`](Self::tell).
     pub fn is_pending<P: Platform>(&self, platform: &P) -> bool {
         let mut pending = false;
         self.visit(platform, |ring| {
@@ -364,7 +415,7 @@ impl FlushQueue {
     /// held, and no more of it used meanwhile. Those of the queue that is shared are handed over in slices of 64, with a
     /// CPU and under its lock.
     ///
-    /// The space is exhausted, or a CPU is gone. A visit: see [`close`](Self::close).
+    /// The space is exhausted, or a CPU is gone. A visit: see [`tell`](Self::tell).
     pub fn reclaim<P: Platform>(
         &self,
         platform: &P,
@@ -394,7 +445,7 @@ impl FlushQueue {
     }
 
     /// Byte-nanoseconds of all that has waited up to `now_ns`, and the longest that anything did. A visit: see
-    /// [`close`](Self::close).
+    /// [`tell`](Self::tell).
     pub(crate) fn exposure<P: Platform>(&self, platform: &P, now_ns: u64) -> (ByteTime, u64) {
         let mut sum = (ByteTime::default(), 0);
         self.visit(platform, |ring| {

@@ -3,6 +3,7 @@
 use alloc::boxed::Box;
 use core::num::NonZeroU64;
 
+use super::Flush;
 use super::account::{Account, MARKS};
 use crate::addr::{Iova, IovaRange};
 use crate::exposure::{ByteTime, Bytes};
@@ -28,8 +29,11 @@ pub(super) struct Ring {
     busy_at: LocalU64,
     /// The window of the timer that runs; the longest there is where none does.
     timer_ns: LocalU64,
-    /// The timers that it knows to be lost.
-    lost: LocalU64,
+    /// The number that was [asked](super::FlushQueue::begin_flush_of_all) with last when each entry
+    /// of the open segment was queued.
+    asked: LocalU64,
+    /// The timers that it knows to have come, or to be lost.
+    ended: LocalU64,
     /// Flushes know of it: 0 or 1.
     announced: LocalU64,
     /// All bytes that were ever queued, and the entry for which the clock is read.
@@ -52,7 +56,8 @@ impl Ring {
             opened: word(),
             busy_at: word(),
             timer_ns: LocalU64::new(u64::MAX),
-            lost: word(),
+            asked: word(),
+            ended: word(),
             announced: word(),
             used: word(),
             neighbour: word(),
@@ -72,8 +77,9 @@ impl Ring {
         tail - self.head.get() == self.entries.len() as u64
     }
 
-    /// Adds an entry of `range` and takes out the oldest one, as [`push`](Self::push) does, if that is all that there is to do:
-    /// there is room, and neither a clock to be read nor a segment to be closed nor a [timer](Self::wants_timer) to be asked for.
+    /// Adds an entry of `range` and takes out the oldest one, as [`push`](Self::push) does, if that
+    /// is all that there is to do: there is room, and neither a clock to be read nor a segment to
+    /// be closed nor a [timer](Self::wants_timer) to be asked for, of which `asked` says some.
     /// `None` where there is more; then nothing is changed.
     #[inline(always)]
     pub(super) fn push_fast(
@@ -81,10 +87,10 @@ impl Ring {
         range: IovaRange,
         bytes: Bytes,
         window_ns: u64,
-        lost: u64,
+        asked: u64,
     ) -> Option<Option<IovaRange>> {
         let tail = self.tail.get();
-        if tail >= self.busy_at.get() || self.timer_ns.get() > window_ns || self.lost.get() != lost {
+        if tail >= self.busy_at.get() || self.timer_ns.get() > window_ns || self.asked.get() != asked {
             return None;
         }
         let oldest = self.pop();
@@ -130,7 +136,19 @@ impl Ring {
         self.neighbour.set(self.neighbour.get().wrapping_add(bytes.neighbour));
     }
 
-    /// Closes the segment that is open: flushes with a number above `stamp` cover it.
+    /// The number that was asked with last when the entries of the open segment were queued.
+    #[inline]
+    pub(super) fn asked(&self) -> u64 {
+        self.asked.get()
+    }
+
+    /// It is another one for those to come. The segment is [closed](Self::close).
+    pub(super) fn set_asked(&self, asked: u64) {
+        self.asked.set(asked);
+    }
+
+    /// Closes the segment that is open: flushes with a number above `stamp` cover it, and those of
+    /// all queues that asked with a number above its [own](Self::asked).
     pub(super) fn close(&self, stamp: u64) {
         let tail = self.tail.get();
         if tail != self.opened.get() {
@@ -138,12 +156,12 @@ impl Ring {
             // The first of the next one is to be timed.
             self.sample_at.set(tail);
             self.busy_at.set(tail);
-            self.account.lock().close(stamp, tail, self.queued());
+            self.account.lock().close(stamp, self.asked.get(), tail, self.queued());
         }
     }
 
-    /// All flushes up to the number `confirmed` are over, the last of them at `now_ns`: what they cover is safe.
-    pub(super) fn confirm(&self, confirmed: u64, now_ns: u64) {
+    /// These flushes are over, the last of them at `now_ns`: what they cover is safe.
+    pub(super) fn confirm(&self, confirmed: Flush, now_ns: u64) {
         if let Some(safe) = self.account.lock().confirm(confirmed, now_ns, self.queued()) {
             self.safe.set(safe);
         }
@@ -168,23 +186,18 @@ impl Ring {
     }
 
     /// Whether a timer is wanted for an entry that may wait for `window_ns`: one runs that comes in time otherwise, unless
-    /// it is one of those that were lost, `lost` so far.
+    /// it is one of those that have ended, `ended` so far.
     #[inline]
-    pub(super) fn wants_timer(&self, window_ns: u64, lost: u64) -> bool {
-        if self.lost.get() != lost {
-            self.lost.set(lost);
-            self.stop_timer();
+    pub(super) fn wants_timer(&self, window_ns: u64, ended: u64) -> bool {
+        if self.ended.get() != ended {
+            self.ended.set(ended);
+            self.timer_ns.set(u64::MAX);
         }
         let is_wanted = self.timer_ns.get() > window_ns;
         if is_wanted {
             self.timer_ns.set(window_ns);
         }
         is_wanted
-    }
-
-    /// The timer has come, or was lost.
-    pub(super) fn stop_timer(&self) {
-        self.timer_ns.set(u64::MAX);
     }
 
     /// Whether flushes know of it.

@@ -34,10 +34,8 @@ fn per_cpu() -> FlushQueue {
 }
 
 fn flush(queue: &FlushQueue, platform: &StdPlatform) {
-    queue.close(platform);
-    let number = queue.begin_flush();
-    queue.confirm_flush(number, 0);
-    queue.tell(platform);
+    let flush = queue.begin_flush_of_all(platform);
+    queue.confirm_flush(flush, 0);
 }
 
 const FIRST: Pushed = Pushed::QueuedFirst { window_ns: WINDOW_NS };
@@ -48,6 +46,7 @@ fn a_queue_takes_256_and_gives_each_back_once_in_its_turn() {
     let queue = per_cpu();
     for cpu in [true, false] {
         let push = |number| push(&queue, &platform, cpu, number);
+        let early = queue.begin_flush();
         for number in 0..QUEUE_ENTRIES {
             let expected = if number == 0 { FIRST } else { Pushed::Queued };
             assert_eq!(push(number), (expected, None), "one timer");
@@ -55,7 +54,6 @@ fn a_queue_takes_256_and_gives_each_back_once_in_its_turn() {
         assert_eq!(push(999), (Pushed::Full, None));
         assert!(queue.is_pending(&platform));
         // One flush was under way before, and does not count.
-        let early = queue.begin_flush() - 1;
         queue.confirm_flush(early, 0);
         assert_eq!(push(999), (Pushed::Full, None));
         flush(&queue, &platform);
@@ -68,10 +66,9 @@ fn a_queue_takes_256_and_gives_each_back_once_in_its_turn() {
         queue.reclaim(&platform, None, |_, range| back.push(range));
         assert_eq!(back, (10..QUEUE_ENTRIES).map(range).collect::<Vec<_>>());
         // The ten wait, and for a timer that is asked for again when this one has come.
-        assert!(queue.timer(&platform));
+        queue.end_timers();
         assert_eq!(push(2000), (FIRST, None));
         flush(&queue, &platform);
-        assert!(!queue.timer(&platform));
         queue.reclaim(&platform, None, |_, _| ());
     }
 }
@@ -90,9 +87,10 @@ fn a_flush_covers_whole_segments_without_a_visit() {
     assert_eq!(back, (0..SEGMENT).map(range).collect::<Vec<_>>(), "the second was open");
 }
 
-/// A visit closes a segment that is not full: the next one begins with the entry after it.
+/// A flush of all queues closes a segment that is not full: the next one begins with the entry
+/// after it.
 #[test]
-fn a_segment_that_a_visit_has_closed_costs_neither_the_clock_nor_the_bound() {
+fn a_segment_that_is_closed_early_costs_neither_the_clock_nor_the_bound() {
     let platform = StdPlatform::with_cpus(1);
     let queue = per_cpu();
     let push_at = |number, now_ns| {
@@ -102,22 +100,20 @@ fn a_segment_that_a_visit_has_closed_costs_neither_the_clock_nor_the_bound() {
             queue.push(&turn, cleared, || Some(WINDOW_NS), || now_ns).unwrap()
         })
     };
-    // Of the first four the clock is read for two; without a visit it would be for the seventh next.
+    // Of the first four the clock is read for two; without a flush it would be for the seventh
+    // next.
     (0..4).for_each(|number| assert_eq!(push_at(number, 100).1, None));
-    queue.close(&platform);
+    let first = queue.begin_flush_of_all(&platform);
     // The first of the new segment is timed, and waits from then on.
     assert_eq!(push_at(4, 500).0, Pushed::Queued);
-    queue.confirm_flush(queue.begin_flush(), 600);
-    queue.tell(&platform);
+    queue.confirm_flush(first, 600);
     assert_eq!(queue.exposure(&platform, 900).1, 500);
-    queue.close(&platform);
-    queue.confirm_flush(queue.begin_flush(), 2_000);
-    queue.tell(&platform);
+    queue.confirm_flush(queue.begin_flush_of_all(&platform), 2_000);
     assert_eq!(queue.exposure(&platform, 9_000).1, 1_500);
     // In the midst of a segment the queue is as full as at its end.
     queue.reclaim(&platform, None, |_, _| ());
     (0..10).for_each(|number| assert_eq!(push_at(number, 9_000), (Pushed::Queued, None)));
-    queue.close(&platform);
+    let _is_not_confirmed = queue.begin_flush_of_all(&platform);
     let queued = (10..QUEUE_ENTRIES).map(|number| push_at(number, 9_000));
     assert!({ queued }.all(|queued| queued == (Pushed::Queued, None)));
     assert_eq!(push_at(999, 9_000), (Pushed::Full, None));
@@ -140,7 +136,7 @@ fn a_timer_that_was_lost_is_asked_for_again_once() {
     let push = |number| push(&queue, &platform, true, number).0;
     assert_eq!([push(0), push(1), push(2)], [FIRST, Pushed::Queued, Pushed::Queued]);
     // The clock is not read for the next one, so that it takes no more than some stores otherwise.
-    queue.lose_timer();
+    queue.end_timers();
     // By each queue, although another asks for one meanwhile.
     let other = |number| self::push(&queue, &platform, false, number).0;
     assert_eq!((other(9), other(10)), (FIRST, Pushed::Queued));
@@ -184,15 +180,45 @@ fn a_cpu_has_a_queue_of_its_own_or_all_have_one() {
 #[test]
 fn flushes_may_be_confirmed_in_any_order() {
     let platform = StdPlatform::with_cpus(1);
-    let queue = per_cpu();
-    let early = queue.begin_flush();
-    let _ = push(&queue, &platform, true, 1);
-    queue.close(&platform);
-    let late = queue.begin_flush();
-    assert!(late > early);
-    queue.confirm_flush(late, 0);
-    queue.confirm_flush(early, 0);
-    queue.tell(&platform);
-    assert_eq!(push(&queue, &platform, true, 2).1, Some(range(1)));
-    assert_eq!(push(&queue, &platform, true, 3).1, None);
+    for cpu in [true, false] {
+        let queue = per_cpu();
+        let push = |number| push(&queue, &platform, cpu, number).1;
+        let begin: [&dyn Fn() -> Flush; 2] =
+            [&|| queue.begin_flush(), &|| queue.begin_flush_of_all(&platform)];
+        for begin in begin {
+            let early = begin();
+            assert_eq!(push(1), None);
+            let late = queue.begin_flush_of_all(&platform);
+            queue.confirm_flush(late, 0);
+            queue.confirm_flush(early, 0);
+            assert_eq!((push(2), push(3)), (Some(range(1)), None));
+            flush(&queue, &platform);
+            queue.reclaim(&platform, None, |_, _| ());
+        }
+    }
+}
+
+/// What is queued after a flush of all queues has asked is not covered by it, whenever that is
+/// confirmed, and however segments are closed in between.
+#[test]
+fn a_flush_of_all_queues_covers_nothing_that_comes_after_it_asked() {
+    let platform = StdPlatform::with_cpus(1);
+    for cpu in [true, false] {
+        let queue = per_cpu();
+        let push = |number| push(&queue, &platform, cpu, number).1;
+        assert_eq!(push(0), None);
+        let early = queue.begin_flush_of_all(&platform);
+        assert_eq!(push(1), None);
+        let late = queue.begin_flush_of_all(&platform);
+        // Into the segment after the next.
+        assert!((2..SEGMENT + 9).all(|number| push(number).is_none()));
+        queue.confirm_flush(early, 0);
+        let mut back = Vec::new();
+        queue.reclaim(&platform, None, |_, range| back.push(range));
+        assert_eq!(back, [range(0)]);
+        queue.confirm_flush(late, 0);
+        queue.reclaim(&platform, None, |_, range| back.push(range));
+        assert_eq!(back, [range(0), range(1)]);
+        assert!(queue.is_pending(&platform));
+    }
 }
