@@ -53,8 +53,7 @@ pub trait OpenTable {
         range: IovaRange,
         phys: PhysAddr,
         attributes: impl Into<Attributes>,
-        undone: &mut Option<IovaRange>,
-    ) -> Result<(), MapError>;
+    ) -> Result<(), (MapError, Option<IovaRange>)>;
 
     /// [`PageTable::map_list`].
     ///
@@ -66,8 +65,7 @@ pub trait OpenTable {
         range: IovaRange,
         list: impl IntoIterator<Item = (PhysAddr, u64)>,
         attributes: impl Into<Attributes>,
-        undone: &mut Option<IovaRange>,
-    ) -> Result<(), MapError>;
+    ) -> Result<(), (MapError, Option<IovaRange>)>;
 
     /// [`PageTable::map_fast`], by the caller's CPU; `false` where it has none.
     fn open_fast<P: Platform>(
@@ -108,10 +106,9 @@ impl<F: Frames + Simulated, X: Format> OpenTable for PageTable<F, X> {
         range: IovaRange,
         phys: PhysAddr,
         attributes: impl Into<Attributes>,
-        undone: &mut Option<IovaRange>,
-    ) -> Result<(), MapError> {
+    ) -> Result<(), (MapError, Option<IovaRange>)> {
         // SAFETY: only simulated devices reach it, and those only atomics.
-        unsafe { self.map(platform, range, phys, attributes, undone) }
+        unsafe { self.map(platform, range, phys, attributes) }
     }
 
     #[inline]
@@ -121,10 +118,9 @@ impl<F: Frames + Simulated, X: Format> OpenTable for PageTable<F, X> {
         range: IovaRange,
         list: impl IntoIterator<Item = (PhysAddr, u64)>,
         attributes: impl Into<Attributes>,
-        undone: &mut Option<IovaRange>,
-    ) -> Result<(), MapError> {
+    ) -> Result<(), (MapError, Option<IovaRange>)> {
         // SAFETY: as for `open`.
-        unsafe { self.map_list(platform, range, list, attributes, undone) }
+        unsafe { self.map_list(platform, range, list, attributes) }
     }
 
     #[inline]

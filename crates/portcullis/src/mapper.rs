@@ -293,28 +293,30 @@ unsafe impl<F: Frames, Q: InvalidationQueue, X: Format> Mapper for TableMapper<F
         permissions: Permissions,
         gather: &mut Gather,
     ) -> Result<(), MapError> {
-        let mut undone = None;
         let mut list = list.into_iter();
         let result = match (list.size_hint(), range.len()) {
             // One piece: the short way.
             ((1, Some(1)), wanted) => match list.next() {
                 // SAFETY: the caller's promise.
                 Some((phys, len)) if len == wanted => unsafe {
-                    self.table.map(platform, range, phys, permissions, &mut undone)
+                    self.table.map(platform, range, phys, permissions)
                 },
                 // SAFETY: the caller's promise.
-                piece => unsafe { self.table.map_list(platform, range, piece, permissions, &mut undone) },
+                piece => unsafe { self.table.map_list(platform, range, piece, permissions) },
             },
             // SAFETY: the caller's promise.
-            _ => unsafe { self.table.map_list(platform, range, list, permissions, &mut undone) },
+            _ => unsafe { self.table.map_list(platform, range, list, permissions) },
         };
-        if let Some(undone) = undone {
-            gather.add(undone);
+        match result {
+            Ok(()) if self.caches_absent => self.make_seen(platform, range, gather),
+            Ok(()) => Ok(()),
+            Err((error, undone)) => {
+                if let Some(undone) = undone {
+                    gather.add(undone);
+                }
+                Err(error)
+            }
         }
-        if self.caches_absent && result.is_ok() {
-            return self.make_seen(platform, range, gather);
-        }
-        result
     }
 
     fn marks<P: Platform>(&self, platform: &P) -> Option<&Arc<Marks>> {

@@ -42,7 +42,7 @@ fn range(start: u64, len: u64) -> IovaRange {
 }
 
 fn map(table: &Vtd, start: u64, len: u64, phys: u64, permissions: Permissions) -> Result<(), MapError> {
-    table.open(&*PLATFORM, range(start, len), PhysAddr::new(phys), permissions, &mut None)
+    table.open(&*PLATFORM, range(start, len), PhysAddr::new(phys), permissions).map_err(|(error, _)| error)
 }
 
 /// The entry that maps `iova` at `level`, read from memory as the hardware would.
@@ -172,11 +172,10 @@ fn what_cannot_be_mapped_says_why() {
 fn mapping_over_a_mapping_names_it_and_leaves_everything_as_it_was() {
     let (_, table) = table(4);
     map(&table, 5 * PAGE, PAGE, 0xa000, Permissions::READ).unwrap();
-    let mut undone = None;
-    let result =
-        table.open(&*PLATFORM, range(2 * PAGE, 8 * PAGE), PhysAddr::new(0), Permissions::WRITE, &mut undone);
-    assert_eq!(result, Err(MapError::AlreadyMapped { at: Iova::new(5 * PAGE) }));
-    assert_eq!(undone, Some(range(2 * PAGE, 3 * PAGE)), "what a device may have cached meanwhile");
+    let over = table.open(&*PLATFORM, range(2 * PAGE, 8 * PAGE), PhysAddr::new(0), Permissions::WRITE);
+    // What a device may have cached meanwhile.
+    let undone = Some(range(2 * PAGE, 3 * PAGE));
+    assert_eq!(over, Err((MapError::AlreadyMapped { at: Iova::new(5 * PAGE) }, undone)));
     for page in 0..16 {
         let expected = (page == 5).then_some((PhysAddr::new(0xa000), Permissions::READ));
         assert_eq!(translate(&table, Iova::new(page * PAGE)), expected);

@@ -74,7 +74,7 @@ impl<Q: InvalidationQueue> Lane for Calls<Q> {
         };
         let at = PhysAddr::new(phys(&self.case, self.thread, index));
         // SAFETY: no device is behind these tables.
-        let mapped = unsafe { tables.table().map(platform, range, at, Permissions::READ_WRITE, &mut None) };
+        let mapped = unsafe { tables.table().map(platform, range, at, Permissions::READ_WRITE) };
         put(&mut self.ranges, index, mapped.ok().map(|()| Some(range)))
     }
 

@@ -34,7 +34,7 @@ impl<F: Frames, X: Format> Table for Tables<F, X> {
         };
         let phys = PhysAddr::new(phys);
         // SAFETY: no hardware walks the table.
-        unsafe { self.table.map(&self.platform, range, phys, self.permissions, &mut None) }.is_ok()
+        unsafe { self.table.map(&self.platform, range, phys, self.permissions) }.is_ok()
     }
 
     #[inline]
@@ -44,7 +44,7 @@ impl<F: Frames, X: Format> Table for Tables<F, X> {
         };
         let list = pieces.iter().copied();
         // SAFETY: no hardware walks the table.
-        unsafe { self.table.map_list(&self.platform, range, list, self.permissions, &mut None) }.is_ok()
+        unsafe { self.table.map_list(&self.platform, range, list, self.permissions) }.is_ok()
     }
 
     #[inline]

@@ -206,9 +206,9 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     /// only for a [`reclaim`](Self::reclaim) that is just looking at a table on the way.
     ///
     /// # Errors
-    /// [`MapError`]: nothing of the range is mapped by this call. Where `undone` is given a range, the call
-    /// had entered those pages before it failed and has removed them again; a device may have used them
-    /// meanwhile, so they need an invalidation before the range is used again.
+    /// [`MapError`]: nothing of the range is mapped by this call. The range beside it, where there is one, is what the call had
+    /// entered before it failed, and has removed again; a device may have used those pages meanwhile, so they need an invalidation
+    /// before the range is used again.
     ///
     /// # Safety
     /// **The memory is the caller's to open to every device that is translated by this table, for as long as it is mapped**:
@@ -219,7 +219,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     ///   references to it but to atomics (and, if devices only read, shared ones to bytes that are
     ///   not written); the CPU reads and writes it as atomics, or volatile.
     /// - This also holds for all of each granule: whole pages are opened.
-    /// - After an error it holds only for the range in `undone`, until the invalidation of that is
+    /// - After an error it holds only for the range beside it, until the invalidation of that is
     ///   confirmed.
     ///
     /// Any caller may open memory that only a software IOMMU reaches, all of it in atomics.
@@ -230,8 +230,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         range: IovaRange,
         phys: PhysAddr,
         attributes: impl Into<Attributes>,
-        undone: &mut Option<IovaRange>,
-    ) -> Result<(), MapError> {
+    ) -> Result<(), (MapError, Option<IovaRange>)> {
         let attributes = attributes.into();
         let fast = |cpu: &LocalCpu<'_>| {
             // SAFETY: the caller's promise; the platform has just lent the CPU.
@@ -240,8 +239,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         if platform.with_cpu_fast(fast) == Some(true) {
             return Ok(());
         }
-        self.check(range)?;
-        self.map_from(platform, range, 0, [(phys, range.len())], attributes, undone)
+        self.check(range).map_err(|error| (error, None))?;
+        self.map_from(platform, range, 0, [(phys, range.len())], attributes)
     }
 
     /// Maps `range` to the pieces of memory in `list`, each with its length, one after the other.
@@ -260,10 +259,9 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         range: IovaRange,
         list: impl IntoIterator<Item = (PhysAddr, u64)>,
         attributes: impl Into<Attributes>,
-        undone: &mut Option<IovaRange>,
-    ) -> Result<(), MapError> {
-        self.check(range)?;
-        self.map_from(platform, range, 0, list, attributes.into(), undone)
+    ) -> Result<(), (MapError, Option<IovaRange>)> {
+        self.check(range).map_err(|error| (error, None))?;
+        self.map_from(platform, range, 0, list, attributes.into())
     }
 
     /// Maps the rest of `range`, of which `done` bytes are mapped.
@@ -275,8 +273,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         mut done: u64,
         list: impl IntoIterator<Item = (PhysAddr, u64)>,
         attributes: Attributes,
-        undone: &mut Option<IovaRange>,
-    ) -> Result<(), MapError> {
+    ) -> Result<(), (MapError, Option<IovaRange>)> {
         let mut list = list.into_iter();
         let mut piece = (0, 0);
         // Maps as much as one CPU may be kept for. Returns whether that is all.
@@ -327,7 +324,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             }
             result = self.with_cpu(platform, &mut enter);
         };
-        Err(self.undo(platform, range, done, stop, undone))
+        Err(self.undo(platform, range, done, stop))
     }
 
     /// Checks a piece of memory for `range`, of which `done` bytes are mapped.
@@ -354,25 +351,24 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         range: IovaRange,
         done: u64,
         stop: Stop,
-        undone: &mut Option<IovaRange>,
-    ) -> MapError {
-        if let Ok(entered) = IovaRange::new(range.start(), done) {
+    ) -> (MapError, Option<IovaRange>) {
+        let undone = IovaRange::new(range.start(), done).ok();
+        if let Some(entered) = undone {
             // All that is left of the call's own pages goes: whole pages inside the range, which
             // need no split. A part that is kept belongs to another caller's larger page, which
-            // came after another CPU removed some of them against the rules.
+            // came after another CPU removed some of them against the rules. The call's entries
+            // were free before, so no larger page around them is cached any more.
             let _ = self.unmap_all(platform, entered, &mut |_| false);
-            // The call's entries were free before, so no larger page around them is cached any
-            // more.
-            *undone = Some(entered);
         }
-        match stop {
+        let error = match stop {
             Stop::Error(error) => error,
             Stop::Conflict(Conflict::Mapped { at }) => MapError::AlreadyMapped { at: Iova::new(at) },
             Stop::Conflict(Conflict::BeyondPhysical { table }) => {
                 MapError::TableBeyondPhysical { table, last: self.format.last_phys() }
             }
             Stop::Conflict(_) => MapError::OutOfMemory,
-        }
+        };
+        (error, undone)
     }
 
     /// Clears every entry of `range`. A large page of which it covers only a part is split; if

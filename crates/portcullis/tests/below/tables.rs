@@ -45,7 +45,8 @@ impl<F: Frames, X: Format> Tables<F, X> {
         let phys = PhysAddr::new(self.next + start);
         self.hostile.knows(range);
         // SAFETY: only a simulated device reaches the memory, which is nobody's.
-        unsafe { self.table.map(&self.platform, range, phys, Permissions::READ_WRITE, &mut None) }?;
+        unsafe { self.table.map(&self.platform, range, phys, Permissions::READ_WRITE) }
+            .map_err(|(error, _)| error)?;
         self.hostile.look();
         Ok(phys)
     }

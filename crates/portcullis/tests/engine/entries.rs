@@ -58,7 +58,7 @@ fn each_leaf_of_a_range_is_an_item() {
 fn rights_and_memory_are_the_leaf_s() {
     let table = make(Memory::new(64 << 20), VtdSecondStage::four_level());
     let phys = PhysAddr::new(0x1234_5000);
-    table.open(&*PLATFORM, range(0x7000, 0x1000), phys, Permissions::WRITE, &mut None).unwrap();
+    table.open(&*PLATFORM, range(0x7000, 0x1000), phys, Permissions::WRITE).unwrap();
     let leaf = Leaf { range: range(0x7000, 0x1000), phys, attributes: Permissions::WRITE.into() };
     assert_eq!(entries(&table, table.aperture()), [leaf]);
 }

@@ -158,7 +158,7 @@ fn one_level<const GRANULE: u32>(make_format: MakeArm<GRANULE>, input_bits: u32)
         let piece = |page: &u64| (PhysAddr::new(ELSEWHERE + page * granule), granule);
         let range = range(pair[0] * granule, 2 * granule);
         let list = pair.iter().map(piece);
-        table.open_list(&*PLATFORM, range, list, Permissions::READ_WRITE, &mut None).unwrap();
+        table.open_list(&*PLATFORM, range, list, Permissions::READ_WRITE).unwrap();
     }
     check(&table);
     // The table is remembered, and what lies beyond the aperture would be in the same table, were it as large as others.

@@ -46,7 +46,7 @@ fn takes_the_lock(frames: &Hooked<true>, table: &Arc<Table>, platform: &One, sta
     let (hook, within) = (Arc::clone(&seen), Arc::clone(table));
     frames.once(move || hook.store(format!("{within:?}").contains("<locked>"), Ordering::Relaxed));
     let (range, phys) = (range(start, PAGE), PhysAddr::new(ELSEWHERE + start));
-    table.open(platform, range, phys, Permissions::READ_WRITE, &mut None).unwrap();
+    table.open(platform, range, phys, Permissions::READ_WRITE).unwrap();
     assert!(frames.hook.lock().unwrap().is_none(), "there was a table already");
     seen.load(Ordering::Relaxed)
 }
@@ -69,7 +69,7 @@ fn another_platform_reclaims_nothing() {
     let (home, other) = (One(PlatformNumber::new()), One(PlatformNumber::new()));
     let silent = One(PlatformNumber::NONE);
     let table = make(Hooked::<true>::new(), vtd(4));
-    table.open(&home, range(0, PAGE), PhysAddr::new(0), Permissions::READ, &mut None).unwrap();
+    table.open(&home, range(0, PAGE), PhysAddr::new(0), Permissions::READ).unwrap();
     assert_eq!(table.close(&other, range(0, PAGE), &mut |_| true).bytes, PAGE);
     let reclaim = |platform| table.shrink(platform, || Ok::<_, ()>(())).unwrap();
     assert_eq!((reclaim(&other), reclaim(&silent)), (0, 0));

@@ -90,15 +90,14 @@ impl<X: Format> Machine<X> {
             (PhysAddr::new(memory(first) * PAGE), len * PAGE)
         });
         let whole = range(self.base + page * PAGE, pages * PAGE);
-        let mut undone = None;
         self.memory.fail_after(fail);
-        let result = self.table.open_list(&*PLATFORM, whole, list, permissions, &mut undone);
+        let result = self.table.open_list(&*PLATFORM, whole, list, permissions);
         self.memory.fail_after(0);
         let taken = self.plain.range(page..page + pages).next().map(|(at, _)| *at);
-        match (result, taken) {
+        let undone = result.err().and_then(|(_, undone)| undone);
+        match (result.map_err(|(error, _)| error), taken) {
             (Ok(()), None) => {
                 self.plain.extend((0..pages).map(|n| (page + n, (memory(n), kept))));
-                assert_eq!(undone, None);
             }
             (Err(MapError::AlreadyMapped { at }), Some(taken)) => {
                 let lowest = Iova::new(self.base + taken * PAGE);
@@ -225,7 +224,7 @@ fn a_list_must_be_as_long_as_its_range() {
     let whole = range(0x10000, 4 * PAGE);
     let map = |list: &[(u64, u64)]| {
         let list = list.iter().map(|(phys, len)| (PhysAddr::new(*phys), *len));
-        table.open_list(&*PLATFORM, whole, list, Permissions::READ, &mut None)
+        table.open_list(&*PLATFORM, whole, list, Permissions::READ).map_err(|(error, _)| error)
     };
     let wrong = |list| Err(MapError::Length { range: whole, list });
     assert_eq!(map(&[]), wrong(0));
@@ -255,16 +254,16 @@ fn tables_beyond_what_an_entry_holds_are_refused() {
     let memory = Memory::with_base(PhysAddr::new((1 << 32) - 64 * PAGE), 64 << 20);
     let others: Vec<_> = (0..61).map(|_| memory.alloc(1).unwrap()).collect();
     let table = make(Arc::clone(&memory), format);
-    let mut undone = None;
-    let mapping = table.open(&*PLATFORM, range(0, PAGE), PhysAddr::new(0), Permissions::READ, &mut undone);
+    let mapping = table.open(&*PLATFORM, range(0, PAGE), PhysAddr::new(0), Permissions::READ);
+    let (error, undone) = mapping.unwrap_err();
     assert!(
-        matches!(mapping, Err(MapError::TableBeyondPhysical { table, last: end }) if end == last && table > last)
+        matches!(error, MapError::TableBeyondPhysical { table, last: end } if end == last && table > last)
     );
     assert_eq!(undone, None);
     assert_eq!(reached(&table, 0), None);
     // A large page can still be mapped, but not split.
     let large = range(0, 2 << 20);
-    table.open(&*PLATFORM, large, PhysAddr::new(0), Permissions::READ, &mut None).unwrap();
+    table.open(&*PLATFORM, large, PhysAddr::new(0), Permissions::READ).unwrap();
     assert_eq!(unmap(&table, PAGE, PAGE), 0);
     assert_eq!(reached(&table, PAGE), Some(PAGE));
     others.into_iter().for_each(|frame| memory.release(frame, 1));
@@ -275,7 +274,7 @@ fn tables_beyond_what_an_entry_holds_are_refused() {
 fn leaves<X: Format>(format: X, start: u64, len: u64, phys: u64) -> Vec<(u64, usize)> {
     let table = make(Memory::new(64 << 20), format);
     let rights = Permissions::READ_WRITE;
-    table.open(&*PLATFORM, range(start, len), PhysAddr::new(phys), rights, &mut None).unwrap();
+    table.open(&*PLATFORM, range(start, len), PhysAddr::new(phys), rights).unwrap();
     let (mut sizes, mut next): (Vec<(u64, usize)>, _) = (Vec::new(), start);
     table.entries(&*PLATFORM, table.aperture()).for_each(|mapping| {
         let size = mapping.range.len();

@@ -169,7 +169,7 @@ fn a_walk_inside_a_walk_does_not_end_the_outer_one() {
         (PhysAddr::new(ELSEWHERE + number * PAGE), PAGE)
     });
     let beside = range(LARGE + PAGE, 2 * PAGE);
-    table.open_list(&*PLATFORM, beside, list, Permissions::READ, &mut None).unwrap();
+    table.open_list(&*PLATFORM, beside, list, Permissions::READ).unwrap();
     assert_eq!(reclaiming.unwrap().join().unwrap(), 4096);
     assert_accounted(&memory, &table);
 }

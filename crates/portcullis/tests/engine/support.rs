@@ -30,7 +30,7 @@ pub fn map<F: Frames + Simulated, X: Format>(
     len: u64,
 ) -> Result<(), MapError> {
     let phys = PhysAddr::new(ELSEWHERE + start);
-    table.open(&*PLATFORM, range(start, len), phys, Permissions::READ_WRITE, &mut None)
+    table.open(&*PLATFORM, range(start, len), phys, Permissions::READ_WRITE).map_err(|(error, _)| error)
 }
 
 pub fn unmap<F: Frames + Simulated, X: Format>(table: &PageTable<F, X>, start: u64, len: u64) -> u64 {

@@ -61,7 +61,7 @@ impl Machine {
     fn map(&self, cpu: &Cpu, number: u64) {
         let rights = Permissions::READ_WRITE;
         // SAFETY: what plays the hardware reads the table, and no memory.
-        unsafe { self.table.map(cpu, page(number), memory(number), rights, &mut None) }.unwrap();
+        unsafe { self.table.map(cpu, page(number), memory(number), rights) }.unwrap();
         assert!(self.is_mapped(cpu, number), "mapped and not found");
     }
 
@@ -266,8 +266,7 @@ fn a_remembered_table_that_is_freed_and_another_s_is_not_mapped_into() {
         let table = Arc::new(PageTable::for_cpus(frames, Tiny, 2).unwrap());
         let rights = Permissions::READ_WRITE;
         // SAFETY: no hardware walks the table.
-        let map =
-            |number| unsafe { table.map(&MAIN, page(number), memory(number), rights, &mut None) }.is_ok();
+        let map = |number| unsafe { table.map(&MAIN, page(number), memory(number), rights) }.is_ok();
         let translate = |number| table.translate(&MAIN, page(number).start()).map(|(phys, _)| phys);
         // SAFETY: nothing is said to be forgotten.
         let unmap = |number| unsafe { table.unmap(&MAIN, page(number), &mut |_| false) }.bytes;

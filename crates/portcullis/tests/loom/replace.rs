@@ -108,7 +108,7 @@ impl Machine {
 
     fn map(&self, cpu: &Cpu, first: u64, count: u64) {
         // SAFETY: nothing walks the tables but the model's device, which reads no memory.
-        unsafe { self.table.map(cpu, pages(first, count), memory(first), RIGHTS, &mut None) }.unwrap();
+        unsafe { self.table.map(cpu, pages(first, count), memory(first), RIGHTS) }.unwrap();
     }
 
     /// Bytes removed, and kept; `confirms` is the hardware.

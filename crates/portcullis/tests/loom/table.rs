@@ -38,7 +38,7 @@ fn racing_maps_share_the_tables_that_one_of_them_installs() {
             thread::spawn(move || {
                 let cpu = Cpu(Some(1));
                 // SAFETY: no hardware walks the table.
-                unsafe { table.map(&cpu, page(1), memory(1), Permissions::READ, &mut None) }.unwrap();
+                unsafe { table.map(&cpu, page(1), memory(1), Permissions::READ) }.unwrap();
                 assert_eq!(translate(&table, &cpu, 1), Some((memory(1), Permissions::READ)));
                 // SAFETY: as above.
                 let unmapped = unsafe { table.unmap(&cpu, page(1), &mut |_| false) };
@@ -47,7 +47,7 @@ fn racing_maps_share_the_tables_that_one_of_them_installs() {
         };
         let cpu = Cpu(Some(0));
         // SAFETY: no hardware walks the table.
-        unsafe { table.map(&cpu, page(0), memory(0), Permissions::WRITE, &mut None) }.unwrap();
+        unsafe { table.map(&cpu, page(0), memory(0), Permissions::WRITE) }.unwrap();
         assert_eq!(translate(&table, &cpu, 0), Some((memory(0), Permissions::WRITE)));
         other.join().unwrap();
         // The other's page came and went; ours is untouched, and only three tables are in use.

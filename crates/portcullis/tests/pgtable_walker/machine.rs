@@ -128,16 +128,14 @@ impl<F: Backing, X: Format> Machine<F, X> {
         let Ok(range) = IovaRange::new(Iova::new(start), len) else {
             return false;
         };
-        let (first, mut undone) = (PhysAddr::new(list[0].0), None);
+        let first = PhysAddr::new(list[0].0);
         let pieces = list.iter().map(|(phys, len)| (PhysAddr::new(*phys), *len));
         let result = match way {
             Way::Whole => {
                 assert_eq!(list.len(), 1);
-                self.table.open(&*PLATFORM, range, first, attributes, &mut undone).map(|()| true)
+                self.table.open(&*PLATFORM, range, first, attributes).map(|()| true)
             }
-            Way::List => {
-                self.table.open_list(&*PLATFORM, range, pieces, attributes, &mut undone).map(|()| true)
-            }
+            Way::List => self.table.open_list(&*PLATFORM, range, pieces, attributes).map(|()| true),
             Way::AtHand => {
                 assert_eq!(list.len(), 1);
                 Ok(self.table.open_fast(&*PLATFORM, range, first, attributes))
@@ -150,11 +148,10 @@ impl<F: Backing, X: Format> Machine<F, X> {
         let is_memory = list.iter().all(|piece| last(piece).is_some_and(|last| last <= self.last_phys()));
         let taken = if is_inside { self.plain.first_in(start, len) } else { None };
         let name = self.case.format;
-        match result {
+        match result.map_err(|(error, _)| error) {
             Ok(true) => {
                 assert!(is_aligned && is_inside && is_memory, "{name:?}: {way:?} {range} to {list:x?}");
                 assert_eq!(taken, None, "{name:?}: {way:?} {range}");
-                assert_eq!(undone, None);
                 let mut at = start;
                 for &(phys, len) in list {
                     self.plain.insert(at, Piece { len, phys, attributes });

@@ -69,9 +69,9 @@ fn compare<X: Format + Copy>(format: X, seed: u64) {
             let phys = PhysAddr::new((1 << 36) + below(4) * 64 * granule + start - base);
             let permissions = [Permissions::READ, BOTH][below(2) as usize];
             home.with_cpu(|_| ());
-            let by_near = near.open(home, range(start, len), phys, permissions, &mut None);
+            let by_near = near.open(home, range(start, len), phys, permissions);
             elsewhere.with_cpu(|_| ());
-            let by_far = far.open(elsewhere, range(start, len), phys, permissions, &mut None);
+            let by_far = far.open(elsewhere, range(start, len), phys, permissions);
             assert_eq!(by_near, by_far, "{name}, step {step}");
         } else {
             let range = range(start + below(2) * granule / 2, len - below(2) * granule / 2);

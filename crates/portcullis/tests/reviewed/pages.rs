@@ -175,7 +175,7 @@ fn pages_of_several_entries_that_two_cpus_break_do_not_come_back() {
         for now in 1..=ROUNDS {
             let first = PhysAddr::new(0x1_0000_0000 + now % 4096 * 2 * RUN);
             let second = first.checked_add(RUN).unwrap();
-            table.open(platform, pages(0, 16), first, Permissions::READ_WRITE, &mut None).unwrap();
+            table.open(platform, pages(0, 16), first, Permissions::READ_WRITE).unwrap();
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             round.store(now, SeqCst);
             spin((seed >> 33) % 32, || false);
@@ -184,8 +184,7 @@ fn pages_of_several_entries_that_two_cpus_break_do_not_come_back() {
                 spin(1000, || other.load(SeqCst) >= now * 4 + INVALIDATES);
                 hold.store(now, SeqCst);
                 if other.load(SeqCst) == now * 4 + INVALIDATES {
-                    let mapped =
-                        table.open(platform, pages(0, 16), second, Permissions::READ_WRITE, &mut None);
+                    let mapped = table.open(platform, pages(0, 16), second, Permissions::READ_WRITE);
                     let invalidate = &mut |_| {
                         go.store(now, SeqCst);
                         spin(1 << 20, || other.load(SeqCst) == now * 4 + DONE);
