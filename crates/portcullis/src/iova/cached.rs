@@ -5,7 +5,7 @@ use alloc::sync::Arc;
 
 use super::backing::Backing;
 use super::bitmap::BitmapError;
-use super::class::{CACHED_ORDERS, Class};
+use super::class::{CACHED_ORDERS, Class, Request};
 use super::config::SpaceConfig;
 use super::cpu::{BATCH, Cpu, ZONES};
 use super::homes::Homes;
@@ -13,7 +13,6 @@ use super::links::OutOfMemory;
 use super::meta::RangeMeta;
 use super::placement::Placement;
 use super::remote::{RemoteQueue, Returned};
-use super::space::Request;
 use super::word::{END_PAGE, EXACT, NO_WORD, handed_out, owner_and_pages};
 use crate::percpu::{CachePadded, Marks, Turn, TurnLocal};
 use crate::platform::{LocalCpu, Platform};

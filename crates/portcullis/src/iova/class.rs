@@ -46,3 +46,18 @@ pub(super) const fn order_of(pages: u64) -> u32 {
         None => u64::BITS - 1,
     }
 }
+
+/// What is asked for: *n* pages, 2^`order` rounded up, all below `end_page`.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Request {
+    pub pages: u64,
+    pub order: u32,
+    pub end_page: u64,
+}
+
+impl Request {
+    /// Pages that are handed out for it: a power of two where that is cached.
+    pub(super) fn pages_rounded(self) -> u64 {
+        if self.order < CACHED_ORDERS { 1 << self.order } else { self.pages }
+    }
+}

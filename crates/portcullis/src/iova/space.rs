@@ -6,28 +6,13 @@ use core::num::NonZeroU64;
 use super::backing::Backing;
 use super::bitmap::{BitmapError, MAX_ORDER};
 use super::cached::{Cached, Own};
-use super::class::{CACHED_ORDERS, Class, order_of};
+use super::class::{CACHED_ORDERS, Class, Request, order_of};
 use super::config::{IovaError, SpaceConfig, SpaceUsage};
 use super::word::{END_PAGE, EXACT, MOST_PAGES, NO_OWNER};
 use crate::addr::{Iova, IovaRange, PageSize};
 use crate::percpu::{CachePadded, Marks, Turn};
 use crate::platform::{Home, LocalCpu, Platform};
 use crate::sync::{Mutex, unique};
-
-/// What is asked for: so many pages, 2^`order` rounded up, all below `end_page`.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Request {
-    pub pages: u64,
-    pub order: u32,
-    pub end_page: u64,
-}
-
-impl Request {
-    /// Pages that are handed out for it: a power of two where that is cached.
-    fn pages_rounded(self) -> u64 {
-        if self.order < CACHED_ORDERS { 1 << self.order } else { self.pages }
-    }
-}
 
 /// An I/O virtual address space. All methods take `&self`; a range belongs to one caller until it is freed.
 ///
