@@ -6,7 +6,7 @@ use core::num::NonZeroU64;
 use super::backing::Backing;
 use super::bitmap::{BitmapError, MAX_ORDER};
 use super::cached::{Cached, Own};
-use super::class::{CACHED_ORDERS, Class, Request, order_of};
+use super::class::{Class, Request, order_of};
 use super::config::{IovaError, SpaceConfig, SpaceUsage};
 use super::word::{END_PAGE, EXACT, MOST_PAGES, NO_OWNER};
 use crate::addr::{Iova, IovaRange, PageSize};

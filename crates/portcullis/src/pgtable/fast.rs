@@ -7,9 +7,9 @@
 
 use super::format::{Attributes, Entry, Format, LeafSize};
 use super::map::{ADDRESS_BITS, store};
+use super::place::Position;
 use super::table::PageTable;
 use super::unmap::{HALF, differ, zero};
-use super::walk::Position;
 use crate::addr::{IovaRange, PhysAddr};
 use crate::percpu::Turn;
 use crate::platform::{Frames, LocalCpu, Platform};

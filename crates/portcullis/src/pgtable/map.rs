@@ -2,9 +2,9 @@
 //! has found free.
 
 use super::format::{Attributes, Entry, Format, Layout, LeafSize};
-use super::split::is_broken;
-use super::table::PageTable;
-use super::walk::{Conflict, Position};
+use super::marked::is_broken;
+use super::place::{Last, Position};
+use super::table::{Conflict, PageTable};
 use crate::addr::PhysAddr;
 use crate::platform::Frames;
 use crate::sync::{AtomicU64, Ordering};
@@ -20,42 +20,6 @@ pub(super) const ADDRESS_BITS: u32 = 48;
 pub(super) struct Run {
     pub bytes: u64,
     pub conflict: Option<Conflict>,
-}
-
-/// The lowest table of a walk, remembered for the pages next to the one that it was walked for.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Last {
-    /// The address divided by what a table of the lowest level translates.
-    pub region: u64,
-    /// The table; if the lowest is a root made of several frames, the one in which the address has
-    /// its entry.
-    pub table: PhysAddr,
-}
-
-impl Last {
-    /// No table yet.
-    pub(super) const NONE: Self = Self { region: u64::MAX, table: PhysAddr::new(0) };
-
-    /// Makes the record of the table in which a walk for `iova` ended, at `at`.
-    pub(super) fn new<X: Format>(format: &X, iova: u64, at: Position) -> Self {
-        let part = (at.index >> X::INDEX_BITS) as u64;
-        let table = PhysAddr::new(at.table.get() + (part << X::GRANULE_SHIFT));
-        Self { region: Self::region(format, iova), table }
-    }
-
-    /// Returns the number of the region, translated by one lowest table, in which `iova` lies.
-    #[inline]
-    pub(super) fn region<X: Format>(format: &X, iova: u64) -> u64 {
-        iova >> format.shift(2)
-    }
-
-    /// Returns the position of the entry of `iova`, which lies inside the aperture, if that is in
-    /// this table.
-    #[inline]
-    pub(super) fn position<X: Format>(&self, format: &X, iova: u64) -> Option<Position> {
-        let at = Position { table: self.table, level: 1, index: format.index(iova, 1) };
-        (self.region == Self::region(format, iova)).then_some(at)
-    }
 }
 
 impl<F: Frames, X: Format> PageTable<F, X> {

@@ -7,11 +7,14 @@
 
 mod amd_v1;
 mod arm;
+mod calls;
 mod error;
 mod fast;
 mod format;
 mod map;
+mod marked;
 mod near;
+mod place;
 mod read;
 mod reclaim;
 mod replace;
@@ -25,12 +28,13 @@ mod x86;
 
 pub use amd_v1::AmdV1;
 pub use arm::{ARM_MAIR, Arm};
+pub use calls::Unmapped;
 pub use error::MapError;
 pub use format::{Attributes, Format, Layout, Memory};
 #[cfg(feature = "parts")]
 pub use format::{Entry, LeafSize};
 pub use read::Leaf;
 pub use riscv::Riscv;
-pub use table::{PageTable, Unmapped};
+pub use table::PageTable;
 pub use vtd::VtdSecondStage;
 pub use x86::X86FirstStage;

@@ -22,58 +22,11 @@
 //! table into such a one later.
 
 use super::format::{Format, Layout};
-use super::map::Last;
+use super::place::{Last, Near, Position};
 use super::table::PageTable;
-use super::walk::Position;
 use crate::addr::PhysAddr;
-use crate::percpu::LocalU64;
 use crate::platform::Frames;
 use crate::sync::Ordering;
-
-/// The number of tables that a CPU remembers: one of the regions whose numbers are equal modulo
-/// `TABLES` each.
-const TABLES: usize = 4;
-
-/// The tables that one CPU remembers.
-#[derive(Debug, Default)]
-pub(super) struct Near {
-    /// The page table's stamp when the tables were found; 0, which no page table has, before.
-    stamp: LocalU64,
-    tables: [Table; TABLES],
-}
-
-#[derive(Debug, Default)]
-struct Table {
-    region: LocalU64,
-    table: LocalU64,
-}
-
-impl Near {
-    #[inline]
-    fn table(&self, region: u64) -> &Table {
-        &self.tables[region as usize % TABLES]
-    }
-
-    /// Returns the table of `region`, if it was found under `stamp`.
-    #[inline]
-    fn find(&self, stamp: u64, region: u64) -> Option<PhysAddr> {
-        let table = self.table(region);
-        let is_it = self.stamp.get() == stamp && table.region.get() == region;
-        is_it.then(|| PhysAddr::new(table.table.get()))
-    }
-
-    /// Remembers `last`, which was found under `stamp`, and forgets tables that were found under
-    /// another.
-    fn remember(&self, stamp: u64, last: Last) {
-        if self.stamp.get() != stamp {
-            self.tables.iter().for_each(|table| table.region.set(Last::NONE.region));
-            self.stamp.set(stamp);
-        }
-        let Table { region, table } = self.table(last.region);
-        region.set(last.region);
-        table.set(last.table.get());
-    }
-}
 
 impl<F: Frames, X: Format> PageTable<F, X> {
     /// Returns the position of the entry of `iova`, which lies inside the aperture, in a lowest

@@ -2,8 +2,8 @@
 //! changes nothing and takes no lock.
 
 use super::format::{Attributes, Entry, Format, Layout};
+use super::place::Position;
 use super::table::{PageTable, RUNS_AT_ONCE};
-use super::walk::Position;
 use crate::addr::{Iova, IovaRange, PhysAddr};
 use crate::platform::{Frames, LocalCpu, Platform};
 use crate::sync::{AtomicU64, Ordering};

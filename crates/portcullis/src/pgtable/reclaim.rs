@@ -21,8 +21,9 @@
 use alloc::vec::Vec;
 
 use super::format::{Entry, Format};
+use super::marked::aside;
+use super::place::Position;
 use super::table::PageTable;
-use super::walk::Position;
 use crate::addr::PhysAddr;
 use crate::platform::{FRAME_SIZE, Frames, Platform, TABLE_ENTRIES};
 use crate::sync::{AtomicBool, Ordering, pause};
@@ -165,16 +166,6 @@ impl Drop for Turn<'_> {
     fn drop(&mut self) {
         self.0.store(false, Ordering::Release);
     }
-}
-
-/// Returns the entry of a table as it is stored while the table is set aside.
-fn aside<X: Format>(entry: u64) -> u64 {
-    entry & !X::PRESENT | X::MARK
-}
-
-/// Returns the entry of the table whose entry was set aside as `aside`.
-pub(super) fn put_back<X: Format>(aside: u64) -> u64 {
-    aside & !X::MARK | X::PRESENT
 }
 
 impl<F: Frames, X: Format> PageTable<F, X> {

@@ -26,10 +26,10 @@
 //! cleared some too late, for a mapping that had ended before.
 
 use super::format::{Entry, Format, Layout, LeafSize};
+use super::place::Position;
 use super::reclaim::Turn;
-use super::table::PageTable;
+use super::table::{Conflict, PageTable};
 use super::unmap::LargePage;
-use super::walk::{Conflict, Position};
 use crate::addr::PhysAddr;
 use crate::platform::{Frames, Platform};
 use crate::sync::{AtomicU64, Ordering};

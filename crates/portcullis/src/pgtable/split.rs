@@ -25,10 +25,10 @@
 use alloc::vec::Vec;
 
 use super::format::{Attributes, Entry, Format, Layout, LeafSize};
+use super::place::Position;
 use super::reclaim::Turn;
-use super::table::PageTable;
+use super::table::{Conflict, NewTable, PageTable};
 use super::unmap::{LargePage, Obstacle};
-use super::walk::{Conflict, NewTable, Position};
 use crate::addr::PhysAddr;
 use crate::platform::{Frames, Platform};
 use crate::sync::{AtomicU64, Ordering};
@@ -52,12 +52,6 @@ struct Broken<'a, F: Frames, X: Format, P: Platform> {
     /// The number of entries that are finished. `is_finished` says whether all are.
     done: usize,
     is_finished: bool,
-}
-
-/// Returns whether `entry` is one of a page that is broken.
-#[inline]
-pub(super) const fn is_broken<X: Format>(entry: u64) -> bool {
-    X::BREAK_BEFORE_MAKE && entry == X::MARK
 }
 
 impl<F: Frames, X: Format, P: Platform> Broken<'_, F, X, P> {

@@ -1,55 +1,21 @@
-//! The page table as its owner sees it: map, unmap, translate. No call changes a translation
-//! outside its range, and none keeps a CPU for more than a bounded number of entries.
+//! The page table and the memory that it is made of: its tables are its own until they are freed, and a CPU finds them only in
+//! turns and sections that are counted here.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use super::error::MapError;
-use super::format::{Attributes, Format, Layout, LeafSize};
-use super::map::Last;
-use super::near::Near;
-use super::unmap::{Obstacle, UnmapRun};
-use super::walk::{Conflict, NewTable};
+use super::format::{Entry, Format, Layout};
+use super::place::{Near, Position};
 use crate::addr::{Iova, IovaRange, PageSize, PageSizes, PhysAddr};
 use crate::broken::broken;
 use crate::percpu::{CachePadded, Marks, Section, Turn, TurnLocal};
-use crate::platform::{FRAME_SIZE, Frames, Home, LocalCpu, Platform};
+use crate::platform::{FRAME_SIZE, Frames, Home, LocalCpu, Platform, TABLE_ENTRIES};
 use crate::setup::SetupError;
-use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering, pause};
-
-/// The result of an unmap.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[must_use = "an unmap may have found less than it was asked to remove"]
-pub struct Unmapped {
-    /// Bytes removed. Less than the range if it has holes, or if a part is `kept`.
-    pub bytes: u64,
-    /// Bytes of the range that **are still mapped**, and reached by devices: parts of larger pages
-    /// that could not be split, for want of memory or because an invalidation was not confirmed;
-    /// and parts of granules.
-    pub kept: u64,
-    /// The range that an invalidation must cover for `bytes` to be out of reach: the range that was
-    /// asked for, and the whole of each large page that was split, now or earlier, and of which it
-    /// covers a part. If less than the range was found, another caller has removed the rest. That
-    /// may have been a part of a large page of which no trace is left, and everything must be
-    /// invalidated to have it out of reach, unless the caller that removed it ensures that.
-    pub stale: IovaRange,
-}
-
-impl Unmapped {
-    /// Makes the result of an unmap that removed `bytes` of `range`. For mappers that split no
-    /// pages.
-    pub const fn of(range: IovaRange, bytes: u64) -> Self {
-        Self { bytes, kept: 0, stale: range }
-    }
-}
+use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering};
 
 /// The number of runs of entries, each in one frame of a table, that a call visits or removes with
 /// one CPU.
 pub(super) const RUNS_AT_ONCE: usize = 64;
-
-/// The number of granules that a call maps with one CPU, at a cost of a walk each at the most, or
-/// of one run of larger pages.
-const PAGES_AT_ONCE: u64 = 4096;
 
 /// A page table of format `X` in memory from `F`, freed with it.
 ///
@@ -96,6 +62,46 @@ struct Books {
     /// Empty tables that no entry leads to, but that hardware may know: see
     /// [`replace`](super::replace).
     parked: Mutex<Vec<PhysAddr>>,
+}
+
+/// The reason why a run of mapping stopped early.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Conflict {
+    /// The page at this address is in use.
+    Mapped { at: u64 },
+    /// No frame for a table is free.
+    OutOfMemory,
+    /// The frame that was found lies where no entry can point to.
+    BeyondPhysical { table: PhysAddr },
+    /// A table on the way is being reclaimed, or not shown to the hardware yet: try again, outside the section.
+    Busy,
+}
+
+/// A table that no entry leads to yet. Dropping it frees the table.
+pub(super) struct NewTable<'a, F: Frames, X: Format> {
+    owner: &'a PageTable<F, X>,
+    table: PhysAddr,
+    level: u32,
+}
+
+impl<F: Frames, X: Format> NewTable<'_, F, X> {
+    pub(super) fn table(&self) -> PhysAddr {
+        self.table
+    }
+
+    /// Counts the table as one of the page table's: an entry leads to it now.
+    pub(super) fn keep(self) -> PhysAddr {
+        self.owner.count_frames(self.owner.frames_of(self.level) as isize);
+        let table = self.table;
+        core::mem::forget(self);
+        table
+    }
+}
+
+impl<F: Frames, X: Format> Drop for NewTable<'_, F, X> {
+    fn drop(&mut self) {
+        self.owner.free_table(self.table, self.level);
+    }
 }
 
 impl<F: Frames, X: Format> PageTable<F, X> {
@@ -199,304 +205,11 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         self.books.used.load(Ordering::Relaxed) * FRAME_SIZE as usize
     }
 
-    /// Maps `range` to the memory at `phys`, with the largest pages that alignment and size allow at each
-    /// address.
-    ///
-    /// Costs one walk for each leaf table touched and one store for each entry. Allocates missing tables. Waits
-    /// only for a [`reclaim`](Self::reclaim) that is just looking at a table on the way.
-    ///
-    /// # Errors
-    /// [`MapError`]: nothing of the range is mapped by this call. The range beside it, where there is one, is what the call had
-    /// entered before it failed, and has removed again; a device may have used those pages meanwhile, so they need an invalidation
-    /// before the range is used again.
-    ///
-    /// # Safety
-    /// **The memory is the caller's to open to every device that is translated by this table, for as long as it is mapped**:
-    /// from the call on, until an unmap of it has returned and an invalidation of what that removed is confirmed.
-    ///
-    /// - Devices may access it at any time, as the permissions say. Until then the owner does not
-    ///   give it to others, nor use it in a way that relies on its contents: there are no
-    ///   references to it but to atomics (and, if devices only read, shared ones to bytes that are
-    ///   not written); the CPU reads and writes it as atomics, or volatile.
-    /// - This also holds for all of each granule: whole pages are opened.
-    /// - After an error it holds only for the range beside it, until the invalidation of that is
-    ///   confirmed.
-    ///
-    /// Any caller may open memory that only a software IOMMU reaches, all of it in atomics.
-    #[inline]
-    pub unsafe fn map<P: Platform>(
-        &self,
-        platform: &P,
-        range: IovaRange,
-        phys: PhysAddr,
-        attributes: impl Into<Attributes>,
-    ) -> Result<(), (MapError, Option<IovaRange>)> {
-        let attributes = attributes.into();
-        let fast = |cpu: &LocalCpu<'_>| {
-            // SAFETY: the caller's promise; the platform has just lent the CPU.
-            unsafe { self.map_fast(platform, cpu, range, phys, attributes) }
-        };
-        if platform.with_cpu_fast(fast) == Some(true) {
-            return Ok(());
-        }
-        self.check(range).map_err(|error| (error, None))?;
-        self.map_from(platform, range, 0, [(phys, range.len())], attributes)
-    }
-
-    /// Maps `range` to the pieces of memory in `list`, each with its length, one after the other.
-    ///
-    /// As [`map`](Self::map); pieces that lie in one leaf table share a walk.
-    ///
-    /// # Errors
-    /// As [`map`](Self::map); [`MapError::Length`] if the pieces together are not as long as the
-    /// range.
-    ///
-    /// # Safety
-    /// As for [`map`](Self::map), for each piece.
-    pub unsafe fn map_list<P: Platform>(
-        &self,
-        platform: &P,
-        range: IovaRange,
-        list: impl IntoIterator<Item = (PhysAddr, u64)>,
-        attributes: impl Into<Attributes>,
-    ) -> Result<(), (MapError, Option<IovaRange>)> {
-        self.check(range).map_err(|error| (error, None))?;
-        self.map_from(platform, range, 0, list, attributes.into())
-    }
-
-    /// Maps the rest of `range`, of which `done` bytes are mapped.
-    #[inline(never)]
-    fn map_from<P: Platform>(
-        &self,
-        platform: &P,
-        range: IovaRange,
-        mut done: u64,
-        list: impl IntoIterator<Item = (PhysAddr, u64)>,
-        attributes: Attributes,
-    ) -> Result<(), (MapError, Option<IovaRange>)> {
-        let mut list = list.into_iter();
-        let mut piece = (0, 0);
-        // Maps as much as one CPU may be kept for. Returns whether that is all.
-        let mut enter = |cpu: Option<&LocalCpu<'_>>| {
-            let _section = self.section(cpu);
-            let mut last = Last::NONE;
-            let end = range.len().min(done.saturating_add(PAGES_AT_ONCE << X::GRANULE_SHIFT));
-            while done < end {
-                if piece.1 == 0 {
-                    let next = list.next().ok_or(Stop::Error(MapError::Length { range, list: done }))?;
-                    if next.1 == 0 {
-                        // An empty piece, wherever it is: the list may go on with any number of
-                        // them.
-                        return Ok(false);
-                    }
-                    piece = self.piece(next, range, done)?;
-                }
-                let at = range.start().get() + done;
-                if piece.1 == 1 << X::GRANULE_SHIFT && self.map_next(at, piece.0, attributes, &last) {
-                    done += piece.1;
-                    piece.1 = 0;
-                    continue;
-                }
-                let run = self.map_run((at, piece.0, piece.1), attributes, &mut last);
-                done += run.bytes;
-                piece = (piece.0.wrapping_add(run.bytes), piece.1 - run.bytes);
-                if let Some(conflict) = run.conflict {
-                    return Err(Stop::Conflict(conflict));
-                }
-            }
-            Ok(done == range.len())
-        };
-        let mut result = match self.with_cpu_fast(platform, |cpu| enter(Some(cpu))) {
-            Some(result) => result,
-            None => self.with_cpu(platform, &mut enter),
-        };
-        let stop = loop {
-            match result {
-                Ok(true) => match list.find(|piece| piece.1 > 0) {
-                    None => return Ok(()),
-                    Some((_, more)) => {
-                        break Stop::Error(MapError::Length { range, list: done.saturating_add(more) });
-                    }
-                },
-                Ok(false) => {}
-                Err(Stop::Conflict(Conflict::Busy)) => pause(),
-                Err(stop) => break stop,
-            }
-            result = self.with_cpu(platform, &mut enter);
-        };
-        Err(self.undo(platform, range, done, stop))
-    }
-
-    /// Checks a piece of memory for `range`, of which `done` bytes are mapped.
-    #[inline]
-    fn piece(&self, (phys, len): (PhysAddr, u64), range: IovaRange, done: u64) -> Result<(u64, u64), Stop> {
-        let granule = self.granule();
-        if !Self::are_whole(phys.get() | len) {
-            return Err(Stop::Error(MapError::Misaligned { range, phys, granule: granule.bytes() }));
-        }
-        if len > range.len() - done {
-            return Err(Stop::Error(MapError::Length { range, list: done.saturating_add(len) }));
-        }
-        match phys.get().checked_add(len.saturating_sub(1)) {
-            Some(last) if last <= self.format.last_phys().get() => Ok((phys.get(), len)),
-            _ => Err(Stop::Error(MapError::BeyondPhysical { phys, len, last: self.format.last_phys() })),
-        }
-    }
-
-    /// Removes the first `done` bytes of `range` again. Returns why they could not stay.
-    #[cold]
-    fn undo<P: Platform>(
-        &self,
-        platform: &P,
-        range: IovaRange,
-        done: u64,
-        stop: Stop,
-    ) -> (MapError, Option<IovaRange>) {
-        let undone = IovaRange::new(range.start(), done).ok();
-        if let Some(entered) = undone {
-            // All that is left of the call's own pages goes: whole pages inside the range, which
-            // need no split. A part that is kept belongs to another caller's larger page, which
-            // came after another CPU removed some of them against the rules. The call's entries
-            // were free before, so no larger page around them is cached any more.
-            let _ = self.unmap_all(platform, entered, &mut |_| false);
-        }
-        let error = match stop {
-            Stop::Error(error) => error,
-            Stop::Conflict(Conflict::Mapped { at }) => MapError::AlreadyMapped { at: Iova::new(at) },
-            Stop::Conflict(Conflict::BeyondPhysical { table }) => {
-                MapError::TableBeyondPhysical { table, last: self.format.last_phys() }
-            }
-            Stop::Conflict(_) => MapError::OutOfMemory,
-        };
-        (error, undone)
-    }
-
-    /// Clears every entry of `range`. A large page of which it covers only a part is split; if
-    /// there is no memory for that, the page stays, and is counted as [kept](Unmapped::kept). So is
-    /// a granule of which it covers only a part.
-    ///
-    /// The hardware may go on using what it has cached until it is told to forget the
-    /// [stale](Unmapped::stale) range. Costs one walk for each leaf table, one store for each
-    /// entry; a hole costs one step for each missing table. Allocates only to split; cannot fail.
-    /// `invalidate` is called, with no CPU held, only to split a page of several entries, or of a
-    /// format that requires a page to be broken before it is split: it makes the hardware forget
-    /// the range, paging structures included, and returns whether that worked. The call waits for
-    /// such splits by another CPU, with frames that are not coherent for any split by another CPU,
-    /// and for a page of several entries also for a [`reclaim`](Self::reclaim). So an interrupt
-    /// handler should only remove pages that were mapped as a whole.
-    ///
-    /// # Safety
-    /// - **`invalidate` returns `true` only if hardware has forgotten the range**: no IOMMU that
-    ///   walks this table, and no device that caches translations itself, uses a translation or a
-    ///   table of the range any more that it read before the call, and every access that did is
-    ///   complete. A table is freed on that word.
-    /// - If that was not confirmed it returns `false`. An `invalidate` that always does is sound.
-    #[inline]
-    pub unsafe fn unmap<P: Platform>(
-        &self,
-        platform: &P,
-        range: IovaRange,
-        invalidate: &mut dyn FnMut(IovaRange) -> bool,
-    ) -> Unmapped {
-        // SAFETY: the platform has just lent the CPU.
-        let fast = |cpu: &LocalCpu<'_>| unsafe { self.unmap_fast(platform, cpu, range) };
-        if platform.with_cpu_fast(fast) == Some(true) {
-            return Unmapped::of(range, range.len());
-        }
-        self.unmap_all(platform, range, invalidate)
-    }
-
-    #[inline(never)]
-    fn unmap_all<P: Platform>(
-        &self,
-        platform: &P,
-        range: IovaRange,
-        invalidate: &mut dyn FnMut(IovaRange) -> bool,
-    ) -> Unmapped {
-        let end = range.last().min(self.last_iova()).get();
-        let mut at = range.start().get();
-        let mut unmapped = Unmapped::of(range, 0);
-        let mut enter = |cpu: Option<&LocalCpu<'_>>, at: &mut u64| {
-            let _section = self.section(cpu);
-            for _ in 0..RUNS_AT_ONCE {
-                if *at > end {
-                    return Pause::Done;
-                }
-                let UnmapRun { bytes, skip, split, obstacle } =
-                    self.unmap_run(range.start().get(), *at, end - *at + 1);
-                if split > 0 {
-                    self.widen(&mut unmapped.stale, *at, split);
-                }
-                if let Some(obstacle) = obstacle {
-                    return Pause::Obstacle(obstacle);
-                }
-                unmapped.bytes += bytes;
-                // The end is below 2^63, so this cannot wrap.
-                *at += bytes + skip;
-            }
-            Pause::TimeSlice
-        };
-        let mut kept = 0;
-        loop {
-            let paused = match self.with_cpu_fast(platform, |cpu| enter(Some(cpu), &mut at)) {
-                Some(paused) => paused,
-                None => self.with_cpu(platform, |cpu| enter(cpu, &mut at)),
-            };
-            let page = match paused {
-                Pause::Done => return Unmapped { kept, ..unmapped },
-                Pause::TimeSlice => continue,
-                Pause::Obstacle(Obstacle::SticksOut(page)) => page,
-                Pause::Obstacle(Obstacle::Busy) => {
-                    pause();
-                    continue;
-                }
-            };
-            let forget = &mut |start, len| IovaRange::new(Iova::new(start), len).is_ok_and(&mut *invalidate);
-            // A part of a granule cannot be removed.
-            let is_smallest = page.size == LeafSize { level: 1, run: 0 };
-            let mut split = |at| match page.size.run {
-                1.. if !X::BREAK_BEFORE_MAKE => self.split_run(platform, at, forget),
-                run => self.split(platform, at, run, forget),
-            };
-            let result = if is_smallest { None } else { split(at).ok() };
-            let Some(is_done) = result else {
-                let next = page.iova + self.format.page_size(page.size).bytes();
-                kept += next.min(end + 1) - at;
-                at = next;
-                continue;
-            };
-            if !is_done {
-                pause();
-            }
-        }
-    }
-
-    /// Extends `stale` to the 2^`shift` bytes around `at`.
-    #[cold]
-    fn widen(&self, stale: &mut IovaRange, at: u64, shift: u32) {
-        let around = IovaRange::new(Iova::new(at >> shift << shift), 1 << shift);
-        // Hardware caches nothing of addresses that cannot be translated.
-        *stale = around.and_then(|around| stale.hull(around)).unwrap_or(self.aperture());
-    }
-
     /// Returns the smallest page.
     #[inline]
     pub fn granule(&self) -> PageSize {
         // The compiler knows that it is.
         PageSize::from_shift(X::GRANULE_SHIFT).unwrap_or_else(|| broken("a granule is a page size"))
-    }
-
-    #[inline]
-    fn check(&self, range: IovaRange) -> Result<(), MapError> {
-        let granule = self.granule();
-        if !Self::are_whole(range.start().get() | range.len()) {
-            let phys = PhysAddr::new(0);
-            return Err(MapError::Misaligned { range, phys, granule: granule.bytes() });
-        }
-        if range.last() > self.last_iova() {
-            return Err(MapError::BeyondAperture { range, last: self.last_iova() });
-        }
-        Ok(())
     }
 
     /// As [`Platform::with_cpu_fast`], for a turn: returns `None` also if the turns are for
@@ -597,21 +310,94 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         // Relaxed: a figure for reports, it orders nothing.
         self.books.used.fetch_add(frames as usize, Ordering::Relaxed);
     }
-}
 
-/// The reason why an unmap has left its section.
-enum Pause {
-    /// All of the range is removed.
-    Done,
-    /// The call has kept the CPU for long enough.
-    TimeSlice,
-    Obstacle(Obstacle),
-}
+    /// Returns the words from the position on, up to the end of its frame.
+    #[inline]
+    pub(super) fn words(&self, at: Position) -> &[AtomicU64] {
+        let frame = at.table.get() + (at.index / TABLE_ENTRIES) as u64 * FRAME_SIZE;
+        // SAFETY: the root and every table that an entry points to came from `frames` when this
+        // page table made them, as many frames as their index has room for. They are freed in its
+        // `drop`, which no `&PageTable` outlives, or by `reclaim` and `split_run` after all
+        // sections that could have found them; and a CPU uses those that it remembers of an earlier
+        // section only under the stamp of before (see `near`).
+        let words = unsafe { self.frames().table(PhysAddr::new(frame)) };
+        &words[at.index % TABLE_ENTRIES..]
+    }
 
-/// The reason why a list was not mapped.
-enum Stop {
-    Conflict(Conflict),
-    Error(MapError),
+    /// Returns the word at the position.
+    #[inline]
+    pub(super) fn word(&self, at: Position) -> &AtomicU64 {
+        let frame = at.table.get() + (at.index / TABLE_ENTRIES) as u64 * FRAME_SIZE;
+        // SAFETY: as in `words`.
+        let words = unsafe { self.frames().table(PhysAddr::new(frame)) };
+        &words[at.index % TABLE_ENTRIES]
+    }
+
+    /// Makes a walker that is not coherent see the stores to `words`.
+    #[inline]
+    pub(super) fn clean(&self, words: &[AtomicU64]) {
+        if !F::COHERENT {
+            self.frames().clean(words);
+        }
+    }
+
+    /// Returns how many entries a table of `level` has.
+    pub(super) fn entries_of(&self, level: u32) -> usize {
+        1 << if level == self.format().levels() { self.format().root_bits() } else { X::INDEX_BITS }
+    }
+
+    /// Returns how many frames a table of `level` has.
+    pub(super) fn frames_of(&self, level: u32) -> usize {
+        if level == self.format().levels() {
+            self.format().root_frames()
+        } else {
+            self.format().table_frames()
+        }
+    }
+
+    /// Makes a new, empty table of `level`, in memory that the format can point to.
+    pub(super) fn new_table(&self, level: u32) -> Result<NewTable<'_, F, X>, Conflict> {
+        let count = self.frames_of(level);
+        let table = self.frames().alloc(count).ok_or(Conflict::OutOfMemory)?;
+        let last = table.checked_add(count as u64 * FRAME_SIZE - 1);
+        if last.is_none_or(|last| last > self.format().last_phys()) {
+            // SAFETY: the frames came from the line above and no entry ever pointed to them.
+            unsafe { self.frames().free(table, count) };
+            return Err(Conflict::BeyondPhysical { table });
+        }
+        let new = NewTable { owner: self, table, level };
+        if !F::COHERENT {
+            let size = TABLE_ENTRIES * count;
+            (0..size)
+                .step_by(TABLE_ENTRIES)
+                .for_each(|index| self.clean(self.words(Position { table, level, index })));
+        }
+        Ok(new)
+    }
+
+    /// Frees a table that no entry points to and that no CPU has found.
+    pub(super) fn free_table(&self, table: PhysAddr, level: u32) {
+        // SAFETY: it came from `new_table` for the same level; by the caller's word nothing uses
+        // it.
+        unsafe { self.frames().free(table, self.frames_of(level)) };
+    }
+
+    /// Frees the table at `table` and all tables below it. `level` is its level; recursion is that deep.
+    ///
+    /// # Safety
+    /// Nothing, hardware included, uses them any more.
+    pub(super) unsafe fn free_below(&self, table: PhysAddr, level: u32) {
+        if level > 1 {
+            for index in 0..self.entries_of(level) {
+                let entry = self.word(Position { table, level, index }).load(Ordering::Acquire);
+                if let Entry::Table { table, level } = self.format().decode(entry, level) {
+                    // SAFETY: as for this table: an entry points to a table of the same page table.
+                    unsafe { self.free_below(table, level) };
+                }
+            }
+        }
+        self.free_table(table, level);
+    }
 }
 
 impl<F: Frames, X: Format> Drop for PageTable<F, X> {

@@ -1,9 +1,9 @@
 //! Removing translations in runs. A call never clears the entry of a table, nor another CPU's mark.
 
 use super::format::{Attributes, Entry, Format, Layout, LeafSize};
-use super::split::is_broken;
+use super::marked::is_broken;
+use super::place::Position;
 use super::table::PageTable;
-use super::walk::Position;
 use crate::addr::PhysAddr;
 use crate::platform::Frames;
 use crate::sync::{AtomicU64, Ordering};

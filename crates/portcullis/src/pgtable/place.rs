@@ -1,0 +1,96 @@
+//! Places in tables: that of an entry, and the lowest tables that a CPU remembers. What may be done there, and for how long, is for
+//! those to say who walk there.
+
+use super::format::{Format, Layout};
+use crate::addr::PhysAddr;
+use crate::percpu::LocalU64;
+
+/// A table, and the place in it at which an address has its entry.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Position {
+    pub table: PhysAddr,
+    pub level: u32,
+    /// Below about 2^18; counted from the table's start.
+    pub index: usize,
+}
+
+/// The lowest table of a walk, remembered for the pages next to the one that it was walked for.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Last {
+    /// The address divided by what a table of the lowest level translates.
+    pub region: u64,
+    /// The table; if the lowest is a root made of several frames, the one in which the address has
+    /// its entry.
+    pub table: PhysAddr,
+}
+
+impl Last {
+    /// No table yet.
+    pub(super) const NONE: Self = Self { region: u64::MAX, table: PhysAddr::new(0) };
+
+    /// Makes the record of the table in which a walk for `iova` ended, at `at`.
+    pub(super) fn new<X: Format>(format: &X, iova: u64, at: Position) -> Self {
+        let part = (at.index >> X::INDEX_BITS) as u64;
+        let table = PhysAddr::new(at.table.get() + (part << X::GRANULE_SHIFT));
+        Self { region: Self::region(format, iova), table }
+    }
+
+    /// Returns the number of the region, translated by one lowest table, in which `iova` lies.
+    #[inline]
+    pub(super) fn region<X: Format>(format: &X, iova: u64) -> u64 {
+        iova >> format.shift(2)
+    }
+
+    /// Returns the position of the entry of `iova`, which lies inside the aperture, if that is in
+    /// this table.
+    #[inline]
+    pub(super) fn position<X: Format>(&self, format: &X, iova: u64) -> Option<Position> {
+        let at = Position { table: self.table, level: 1, index: format.index(iova, 1) };
+        (self.region == Self::region(format, iova)).then_some(at)
+    }
+}
+
+/// The number of tables that a CPU remembers: one of the regions whose numbers are equal modulo
+/// `TABLES` each.
+const TABLES: usize = 4;
+
+/// The tables that one CPU remembers.
+#[derive(Debug, Default)]
+pub(super) struct Near {
+    /// The page table's stamp when the tables were found; 0, which no page table has, before.
+    stamp: LocalU64,
+    tables: [Table; TABLES],
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    region: LocalU64,
+    table: LocalU64,
+}
+
+impl Near {
+    #[inline]
+    fn table(&self, region: u64) -> &Table {
+        &self.tables[region as usize % TABLES]
+    }
+
+    /// Returns the table of `region`, if it was found under `stamp`.
+    #[inline]
+    pub(super) fn find(&self, stamp: u64, region: u64) -> Option<PhysAddr> {
+        let table = self.table(region);
+        let is_it = self.stamp.get() == stamp && table.region.get() == region;
+        is_it.then(|| PhysAddr::new(table.table.get()))
+    }
+
+    /// Remembers `last`, which was found under `stamp`, and forgets tables that were found under
+    /// another.
+    pub(super) fn remember(&self, stamp: u64, last: Last) {
+        if self.stamp.get() != stamp {
+            self.tables.iter().for_each(|table| table.region.set(Last::NONE.region));
+            self.stamp.set(stamp);
+        }
+        let Table { region, table } = self.table(last.region);
+        region.set(last.region);
+        table.set(last.table.get());
+    }
+}
