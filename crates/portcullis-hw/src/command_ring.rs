@@ -1,0 +1,275 @@
+//! The producers' side of a ring of commands: many CPUs fill it, one unit empties it.
+//!
+//! A CPU *reserves* places in a row, writes its commands there, and *publishes* them. The doorbell takes one number: all
+//! commands below it are complete. So the CPU whose commands come next rings, for its own and for all complete ones that
+//! follow. No CPU waits for another's doorbell: one that finds a CPU ringing leaves its commands to that one, which looks
+//! again when it has rung. A CPU waits only where the ring is full, and where a CPU before it has reserved and not yet
+//! published: then for its own commands' confirmation, which comes later.
+//!
+//! Places are counted from 0 and never wrap; an index into the ring is a place modulo its size, a power of two.
+//!
+//! Memory ordering. What a CPU has stored before it publishes, its commands included, is before its store to `written`
+//! (release), which the ringing CPU loads (acquire) before it writes the doorbell: so the unit sees the commands, by the
+//! contract of [`Registers`](crate::Registers). `ringing` changes by exchanges alone, each of which acquires and releases,
+//! so they are in one order and each sees what came before those before it. `rung` is only used by the CPU that holds
+//! `ringing`. No doorbell is lost: a publisher stores `written` and then sets `ringing`; the ringing CPU clears `ringing` and
+//! then loads `written`. So either the publisher sets it after it was cleared, and rings; or before, and the other one
+//! finds `written`.
+
+use alloc::boxed::Box;
+
+use crate::sync::{AtomicBool, AtomicU64, Ordering};
+
+/// The unit's side.
+pub(crate) trait Doorbell {
+    /// Tells the unit that all commands before index `tail` are complete.
+    fn ring(&self, tail: u32);
+
+    /// The index of the first command that the unit has not consumed; anything else where it does not answer.
+    fn head(&self) -> u32;
+}
+
+/// Who has written what, of a ring whose commands lie in memory of its owner's.
+#[derive(Debug)]
+pub(crate) struct CommandRing {
+    /// The first place that no CPU has reserved.
+    reserved: AtomicU64,
+    /// Places below this have been consumed, and may be reserved again. At most `reserved`, and less by less than the size.
+    consumed: AtomicU64,
+    /// All below has been rung. Of the CPU that holds `ringing`.
+    rung: AtomicU64,
+    ringing: AtomicBool,
+    /// For each index, one more than the last place there that was published.
+    written: Box<[AtomicU64]>,
+}
+
+impl CommandRing {
+    /// A ring of `size` commands, a power of two of at least 2, which the unit takes to be empty at index 0.
+    pub fn new(size: u32) -> Self {
+        Self {
+            reserved: AtomicU64::new(0),
+            consumed: AtomicU64::new(0),
+            rung: AtomicU64::new(0),
+            ringing: AtomicBool::new(false),
+            written: (0..size).map(|_| AtomicU64::new(0)).collect(),
+        }
+    }
+
+    /// The most commands that there can be at once: one index stays free, so that a full ring is none that is empty.
+    pub fn room(&self) -> u64 {
+        self.size() - 1
+    }
+
+    fn size(&self) -> u64 {
+        self.written.len() as u64
+    }
+
+    /// The index of a place.
+    pub fn index(&self, place: u64) -> usize {
+        // No truncation: the size is a length.
+        (place & (self.size() - 1)) as usize
+    }
+
+    /// Reserves `count` places in a row, at most [`room`](Self::room), and returns the first. They must be published, else no later
+    /// command is ever rung. Where the ring is full, waits for the unit, for as long as `waits` says; `None` after that.
+    pub fn reserve(&self, count: u64, bell: &impl Doorbell, mut waits: impl FnMut() -> bool) -> Option<u64> {
+        if count > self.room() {
+            return None;
+        }
+        loop {
+            // `consumed` first: it never falls, so what is reserved by then is at most a size ahead of it.
+            let consumed = self.consumed.load(Ordering::Acquire);
+            let first = self.reserved.load(Ordering::Relaxed);
+            // Wrapping: where `consumed` has risen meanwhile, the exchange below fails for the stale `first`.
+            if first.wrapping_sub(consumed).wrapping_add(count) <= self.room() {
+                // Release and acquire, and nothing but exchanges ever changes it: submissions are in one order, and each sees
+                // what was stored before those before it, as `InvalidationQueue` promises.
+                let reserved = self.reserved.compare_exchange_weak(
+                    first,
+                    first + count,
+                    Ordering::AcqRel,
+                    Ordering::Relaxed,
+                );
+                if reserved.is_ok() {
+                    return Some(first);
+                }
+            } else if !self.look(consumed, bell) && !waits() {
+                return None;
+            }
+        }
+    }
+
+    /// Asks the unit how far it has come. Whether that is further than `consumed`, as was known.
+    fn look(&self, consumed: u64, bell: &impl Doorbell) -> bool {
+        let head = u64::from(bell.head());
+        if head >= self.size() {
+            // No index: the unit does not answer.
+            return false;
+        }
+        let more = head.wrapping_sub(consumed) & (self.size() - 1);
+        // The unit was between `consumed` and a size beyond it when it answered, if `consumed` was still known then. It never
+        // falls, so if it is now, it was.
+        // Release, for the acquire in `reserve`: what the unit has consumed, it has read, before the place is written again.
+        let known = self.consumed.compare_exchange(
+            consumed,
+            consumed.wrapping_add(more),
+            Ordering::AcqRel,
+            Ordering::Relaxed,
+        );
+        more > 0 || known.is_err()
+    }
+
+    /// Publishes the `count` places from `first` on, which the caller has reserved and written, and sees to it that the unit is
+    /// told of them.
+    pub fn publish(&self, first: u64, count: u64, bell: &impl Doorbell) {
+        for place in first..first + count {
+            self.written[self.index(place)].store(place + 1, Ordering::Release);
+        }
+        loop {
+            if self.ringing.swap(true, Ordering::AcqRel) {
+                return;
+            }
+            let from = self.rung.load(Ordering::Relaxed);
+            let mut to = from;
+            // Ends: no more than a size of places is published beyond what was rung.
+            while self.is_written(to) {
+                to += 1;
+            }
+            if to != from {
+                bell.ring(self.index(to) as u32);
+                self.rung.store(to, Ordering::Relaxed);
+            }
+            self.ringing.swap(false, Ordering::AcqRel);
+            if !self.is_written(to) {
+                return;
+            }
+        }
+    }
+
+    fn is_written(&self, place: u64) -> bool {
+        self.written[self.index(place)].load(Ordering::Acquire) == place + 1
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// A unit that consumes what it is told to.
+    #[derive(Default)]
+    struct Unit {
+        head: core::cell::Cell<u32>,
+        tail: core::cell::Cell<u32>,
+        rings: core::cell::Cell<u32>,
+    }
+
+    impl Doorbell for Unit {
+        fn ring(&self, tail: u32) {
+            self.tail.set(tail);
+            self.rings.set(self.rings.get() + 1);
+        }
+
+        fn head(&self) -> u32 {
+            self.head.get()
+        }
+    }
+
+    #[test]
+    fn places_come_back_when_the_unit_has_consumed_them_and_not_before() {
+        let (ring, unit) = (CommandRing::new(8), Unit::default());
+        for round in 0..100_u64 {
+            let first = ring.reserve(5, &unit, || panic!("there is room")).unwrap();
+            assert_eq!(first, round * 5);
+            ring.publish(first, 5, &unit);
+            assert_eq!(u64::from(unit.tail.get()), (first + 5) % 8);
+            // Two more fit, five do not.
+            assert_eq!(ring.reserve(5, &unit, || false), None);
+            unit.head.set(unit.tail.get());
+        }
+        assert_eq!(ring.reserve(8, &unit, || panic!("it never fits")), None);
+    }
+
+    #[test]
+    fn what_was_reserved_first_is_rung_first() {
+        let (ring, unit) = (CommandRing::new(8), Unit::default());
+        let first = ring.reserve(2, &unit, || false).unwrap();
+        let second = ring.reserve(3, &unit, || false).unwrap();
+        ring.publish(second, 3, &unit);
+        assert_eq!(unit.rings.get(), 0, "the first two are not written yet");
+        ring.publish(first, 2, &unit);
+        assert_eq!((unit.rings.get(), unit.tail.get()), (1, 5), "one doorbell for both");
+    }
+
+    #[test]
+    fn a_unit_that_does_not_answer_frees_nothing() {
+        let (ring, unit) = (CommandRing::new(4), Unit::default());
+        let first = ring.reserve(3, &unit, || false).unwrap();
+        ring.publish(first, 3, &unit);
+        unit.head.set(u32::MAX);
+        let mut looks = 0;
+        let full = ring.reserve(1, &unit, || {
+            looks += 1;
+            looks < 5
+        });
+        assert_eq!((full, looks), (None, 5));
+    }
+}
+
+#[cfg(all(test, loom))]
+mod model {
+    use alloc::sync::Arc;
+    use loom::sync::atomic::AtomicU64 as Word;
+    use loom::thread;
+
+    use super::*;
+
+    /// A unit that reads each command when it is told of it, at once.
+    struct Unit {
+        commands: [Word; 4],
+        seen: Word,
+        head: Word,
+    }
+
+    impl Doorbell for Unit {
+        fn ring(&self, tail: u32) {
+            let mut at = self.head.load(Ordering::Relaxed);
+            while at != u64::from(tail) {
+                // The command is there, of this lap.
+                let command = self.commands[at as usize].load(Ordering::Relaxed);
+                assert_ne!(command, 0, "a command that was not written was rung");
+                self.commands[at as usize].store(0, Ordering::Relaxed);
+                self.seen.store(self.seen.load(Ordering::Relaxed) + command, Ordering::Relaxed);
+                at = (at + 1) % 4;
+            }
+            self.head.store(at, Ordering::Relaxed);
+        }
+
+        fn head(&self) -> u32 {
+            self.head.load(Ordering::Relaxed) as u32
+        }
+    }
+
+    /// Two CPUs submit two commands each: all are rung, each once, and complete.
+    #[test]
+    fn no_doorbell_is_lost_and_none_is_early() {
+        loom::model(|| {
+            let words = || Word::new(0);
+            let unit = Unit { commands: [words(), words(), words(), words()], seen: words(), head: words() };
+            let shared = Arc::new((CommandRing::new(4), unit));
+            let submit = |shared: &(CommandRing, Unit), value| {
+                let (ring, unit) = shared;
+                let first = ring.reserve(1, unit, || true).unwrap();
+                unit.commands[ring.index(first)].store(value, Ordering::Relaxed);
+                ring.publish(first, 1, unit);
+            };
+            let other = Arc::clone(&shared);
+            let thread = thread::spawn(move || {
+                submit(&other, 1);
+                submit(&other, 10);
+            });
+            submit(&shared, 100);
+            thread.join().unwrap();
+            assert_eq!(shared.1.seen.load(Ordering::Relaxed), 111);
+        });
+    }
+}

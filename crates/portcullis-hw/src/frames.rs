@@ -1,0 +1,69 @@
+//! The memory of a unit's structures: whole frames, freed when the unit is known to read them no more.
+
+use portcullis::addr::PhysAddr;
+use portcullis::platform::{FRAME_SIZE, Frames, TABLE_ENTRIES};
+
+use crate::host::UnitError;
+use crate::sync::{AtomicU64, Ordering};
+
+/// Frames in a row that a unit reads or writes, as 64-bit words.
+///
+/// A drop frees nothing, as the unit may still use them: [`free`](Self::free) does.
+#[derive(Debug)]
+pub(crate) struct Words {
+    first: PhysAddr,
+    count: usize,
+}
+
+impl Words {
+    /// Allocates `count` frames, all zero, aligned to their size.
+    pub fn new<F: Frames>(frames: &F, count: usize) -> Result<Self, UnitError> {
+        let first = frames.alloc(count).ok_or(UnitError::OutOfMemory)?;
+        Ok(Self { first, count })
+    }
+
+    /// The address of the first byte.
+    pub fn phys(&self) -> PhysAddr {
+        self.first
+    }
+
+    /// How many words there are.
+    pub fn len(&self) -> usize {
+        self.count * TABLE_ENTRIES
+    }
+
+    /// The word at `index`, as the unit or a CPU has left it last. 0 beyond the end, where nothing is.
+    pub fn load<F: Frames>(&self, frames: &F, index: usize) -> u64 {
+        self.with(frames, index, |word| word.load(Ordering::Acquire)).unwrap_or(0)
+    }
+
+    /// Stores `value` at `index`, after all that the caller has stored before, and makes it visible to the unit. Nothing beyond
+    /// the end.
+    pub fn store<F: Frames>(&self, frames: &F, index: usize, value: u64) {
+        self.with(frames, index, |word| {
+            word.store(value, Ordering::Release);
+            if !F::COHERENT {
+                frames.clean(core::slice::from_ref(word));
+            }
+        });
+    }
+
+    fn with<F: Frames, R>(&self, frames: &F, index: usize, f: impl FnOnce(&AtomicU64) -> R) -> Option<R> {
+        if index >= self.len() {
+            return None;
+        }
+        let frame = self.first.checked_add((index / TABLE_ENTRIES) as u64 * FRAME_SIZE)?;
+        // SAFETY: one of the frames of `new`, which only `free` gives back, and that takes the value.
+        let table = unsafe { frames.table(frame) };
+        table.get(index % TABLE_ENTRIES).map(f)
+    }
+
+    /// Gives the frames back.
+    ///
+    /// # Safety
+    /// They are of `frames`, and the unit uses them no more.
+    pub unsafe fn free<F: Frames>(self, frames: &F) {
+        // SAFETY: the caller's promise; they came from one `alloc`.
+        unsafe { frames.free(self.first, self.count) };
+    }
+}

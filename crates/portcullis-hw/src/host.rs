@@ -1,0 +1,160 @@
+//! What a kernel supplies to a driver: registers, memory, a clock. What goes wrong with a unit as a whole.
+
+use core::fmt::Debug;
+
+use portcullis::addr::PhysAddr;
+use portcullis::platform::Frames;
+
+/// The registers of one unit.
+///
+/// # Safety
+/// Memory goes back to its owner on what these registers say, so:
+///
+/// - `offset` is counted in bytes from the first register of the unit; a read returns what the unit answers, and a write
+///   reaches the unit, once and whole. (64-bit registers that a bus carries in halves: the low half first.)
+/// - Accesses reach the unit in the order of the calls of one CPU. What a CPU has stored to memory before a write, or has
+///   seen stored by another, is seen by the unit when it acts on the write.
+/// - An offset beyond the registers does no harm: such a read returns all ones.
+pub unsafe trait Registers: Send + Sync + 'static {
+    /// Reads the 32-bit register at `offset`, a multiple of 4.
+    fn read32(&self, offset: usize) -> u32;
+
+    /// Writes the 32-bit register at `offset`, a multiple of 4.
+    fn write32(&self, offset: usize, value: u32);
+
+    /// Reads the 64-bit register at `offset`, a multiple of 8.
+    fn read64(&self, offset: usize) -> u64;
+
+    /// Writes the 64-bit register at `offset`, a multiple of 8.
+    fn write64(&self, offset: usize, value: u64);
+}
+
+/// What a driver stands on.
+pub trait Host: Send + Sync + 'static {
+    /// The unit's registers.
+    type Registers: Registers;
+    /// The memory that the unit's structures are made of.
+    type Frames: Frames;
+
+    /// The registers.
+    fn registers(&self) -> &Self::Registers;
+
+    /// The memory.
+    fn frames(&self) -> &Self::Frames;
+
+    /// Nanoseconds since some fixed time. Never goes backwards.
+    fn now_ns(&self) -> u64;
+
+    /// Called between two looks at hardware that has not answered yet.
+    fn relax(&self) {
+        core::hint::spin_loop();
+    }
+
+    /// The longest that the driver waits for one answer, in nanoseconds. 100 ms by default: Linux allows VT-d a second,
+    /// manuals give no bound.
+    fn patience_ns(&self) -> u64 {
+        100_000_000
+    }
+}
+
+/// Something that a driver cannot do with its unit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum UnitError {
+    /// The registers do not answer as a unit's would: nothing is there, or it is off.
+    #[error("no IOMMU answers: its {register} register reads {value:#x}")]
+    NotThere {
+        /// The register's name.
+        register: &'static str,
+        /// What it says.
+        value: u64,
+    },
+    /// The unit lacks what the driver needs.
+    #[error("the IOMMU lacks {what} ({register} is {value:#x})")]
+    Lacks {
+        /// What it lacks.
+        what: &'static str,
+        /// The register that says so.
+        register: &'static str,
+        /// What it says.
+        value: u64,
+    },
+    /// The unit did not answer in time.
+    #[error("the IOMMU did not {what} within {waited_ns} ns")]
+    TimedOut {
+        /// What it was asked to do.
+        what: &'static str,
+        /// How long the driver waited.
+        waited_ns: u64,
+    },
+    /// There is no memory for the unit's structures.
+    #[error("no memory for the IOMMU's structures")]
+    OutOfMemory,
+    /// The unit's structures have no room for a device of this number.
+    #[error("no device {device:#x} is behind this IOMMU: numbers go up to {last:#x}")]
+    NoSuchDevice {
+        /// The number.
+        device: u32,
+        /// The largest number.
+        last: u32,
+    },
+    /// The unit does not tell so many domains apart.
+    #[error("no domain {domain}: this IOMMU has numbers from {first} to {last}")]
+    NoSuchDomain {
+        /// The number.
+        domain: u16,
+        /// The first number that a domain may have.
+        first: u16,
+        /// The last.
+        last: u16,
+    },
+    /// The unit walks no tables of this shape.
+    #[error("the IOMMU walks no tables of {levels} levels")]
+    NoSuchTables {
+        /// Their levels.
+        levels: u32,
+    },
+    /// The root of a page table that is no frame's address.
+    #[error("the root of a page table at {root}, which is no frame")]
+    BadRoot {
+        /// The address.
+        root: PhysAddr,
+    },
+    /// The device is led to something else: detach it first.
+    #[error("device {device:#x} is attached already")]
+    Attached {
+        /// Its number.
+        device: u32,
+    },
+    /// The device is attached to nothing.
+    #[error("device {device:#x} is not attached")]
+    NotAttached {
+        /// Its number.
+        device: u32,
+    },
+    /// The unit did not confirm that it has forgotten a device's former context. The device reaches nothing new, and may
+    /// reach what it reached until now.
+    #[error("the IOMMU did not confirm that it has forgotten a context: {0}")]
+    Unconfirmed(portcullis::invalidation::InvalidationError),
+}
+
+/// Looks until `done` is true, for as long as `host` has patience.
+///
+/// # Errors
+/// [`UnitError::TimedOut`], which says `what`.
+pub(crate) fn wait_until<H: Host + ?Sized>(
+    host: &H,
+    what: &'static str,
+    mut done: impl FnMut() -> bool,
+) -> Result<(), UnitError> {
+    let began = host.now_ns();
+    while !done() {
+        let waited_ns = host.now_ns().saturating_sub(began);
+        // One more look: the caller may have been interrupted since the last.
+        if waited_ns > host.patience_ns() && !done() {
+            return Err(UnitError::TimedOut { what, waited_ns });
+        }
+        host.relax();
+    }
+    Ok(())
+}

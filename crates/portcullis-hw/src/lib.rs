@@ -1,0 +1,27 @@
+//! Drivers of IOMMUs, for kernels and for whoever has a unit's registers.
+//!
+//! A driver brings its unit up, leads devices to the page tables of their domains, carries out the invalidations that
+//! domains ask for ([`InvalidationQueue`](portcullis::invalidation::InvalidationQueue)), and reads what the unit refused: all
+//! by one trait, [`Iommu`]. It owns the unit's structures in memory. Page tables belong to domains, as everywhere in Portcullis.
+//!
+//! What a kernel supplies is a [`Host`]: registers, memory and a clock. Each wait for hardware ends at the latest after
+//! the time that the host allows, with an error that says what did not answer.
+//!
+//! A driver has two kinds of files: `layout` says where bits lie, by the manual, and holds no behaviour; everything else
+//! names no bit.
+#![no_std]
+
+extern crate alloc;
+
+mod command_ring;
+mod fault;
+mod frames;
+mod host;
+mod iommu;
+mod sync;
+
+pub mod vtd;
+
+pub use fault::{Access, Fault, Reason};
+pub use host::{Host, Registers, UnitError};
+pub use iommu::{Attachment, Iommu};

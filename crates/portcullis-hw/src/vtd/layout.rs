@@ -1,0 +1,196 @@
+//! Registers and structures of Intel VT-d: where bits lie, and nothing else.
+//!
+//! Source: Intel Virtualization Technology for Directed I/O, Architecture Specification, Rev. 4.1 (March 2023): section 6.5
+//! "Invalidation of Translation Caches", chapter 7 "Address Translation Faults", chapter 9 "Translation Structure Formats",
+//! section 11.4 "Register Descriptions".
+#![allow(missing_docs, reason = "names of the manual")]
+
+/// Offsets of registers, in bytes.
+pub mod reg {
+    pub const VER: usize = 0x00;
+    pub const CAP: usize = 0x08;
+    pub const ECAP: usize = 0x10;
+    pub const GCMD: usize = 0x18;
+    pub const GSTS: usize = 0x1c;
+    pub const RTADDR: usize = 0x20;
+    pub const FSTS: usize = 0x34;
+    pub const FECTL: usize = 0x38;
+    pub const PMEN: usize = 0x64;
+    pub const IQH: usize = 0x80;
+    pub const IQT: usize = 0x88;
+    pub const IQA: usize = 0x90;
+    pub const IQERCD: usize = 0xb0;
+}
+
+/// Global commands and their states (GCMD, GSTS).
+pub mod global {
+    /// Translation is on.
+    pub const TE: u32 = 1 << 31;
+    /// The root table pointer is taken.
+    pub const SRTP: u32 = 1 << 30;
+    /// The write buffer is flushed. Its status is 1 for as long as that takes.
+    pub const WBF: u32 = 1 << 27;
+    /// Queued invalidation is on.
+    pub const QIE: u32 = 1 << 26;
+    /// The states among the bits of GSTS: a command that changes one repeats the others. The other bits (SRTP, SFL, WBF,
+    /// SIRTP) would act once more.
+    pub const STATES: u32 = 0x96ff_ffff;
+}
+
+/// Fault status (FSTS).
+pub mod fsts {
+    /// Primary fault overflow; a 1 clears it.
+    pub const PFO: u32 = 1 << 0;
+    /// A fault is recorded.
+    pub const PPF: u32 = 1 << 1;
+    /// The unit met a descriptor that it does not know, and has stopped; a 1 clears it.
+    pub const IQE: u32 = 1 << 4;
+    /// A device answered an invalidation that it was not asked for; a 1 clears it.
+    pub const ICE: u32 = 1 << 5;
+    /// A device did not answer an invalidation; a 1 clears it.
+    pub const ITE: u32 = 1 << 6;
+    /// Where the first fault record lies.
+    pub const fn first_record(fsts: u32) -> u32 {
+        fsts >> 8 & 0xff
+    }
+}
+
+/// Fault events (FECTL): interrupts are masked.
+pub const FECTL_IM: u32 = 1 << 31;
+
+/// Protected memory (PMEN): enable, and its status.
+pub const PMEN_EPM: u32 = 1 << 31;
+pub const PMEN_PRS: u32 = 1 << 0;
+
+/// Fields of the Capability Register.
+pub mod cap {
+    /// How many bits domains' numbers have.
+    pub const fn domain_bits(cap: u64) -> u32 {
+        4 + 2 * (cap & 7) as u32
+    }
+    pub const RWBF: u64 = 1 << 4;
+    pub const PLMR: u64 = 1 << 5;
+    pub const PHMR: u64 = 1 << 6;
+    pub const CM: u64 = 1 << 7;
+    /// Bit *n* is set where the unit walks tables of *n* + 2 levels.
+    pub const fn sagaw(cap: u64) -> u32 {
+        (cap >> 8 & 0x1f) as u32
+    }
+    /// The most bits of an address that a device may use.
+    pub const fn mgaw(cap: u64) -> u32 {
+        (cap >> 16 & 0x3f) as u32 + 1
+    }
+    /// Where the fault records begin, in bytes.
+    pub const fn fault_offset(cap: u64) -> usize {
+        (cap >> 24 & 0x3ff) as usize * 16
+    }
+    /// Second stage: pages of 2 MiB, of 1 GiB.
+    pub const PAGES_2M: u64 = 1 << 34;
+    pub const PAGES_1G: u64 = 1 << 35;
+    /// Page-selective invalidation.
+    pub const PSI: u64 = 1 << 39;
+    pub const fn fault_records(cap: u64) -> usize {
+        (cap >> 40 & 0xff) as usize + 1
+    }
+    /// The largest mask of a page-selective invalidation.
+    pub const fn mamv(cap: u64) -> u32 {
+        (cap >> 48 & 0x3f) as u32
+    }
+    /// An invalidation can wait for writes, for reads.
+    pub const DWD: u64 = 1 << 54;
+    pub const DRD: u64 = 1 << 55;
+}
+
+/// Fields of the Extended Capability Register.
+pub mod ecap {
+    /// The walker is coherent.
+    pub const C: u64 = 1 << 0;
+    pub const QI: u64 = 1 << 1;
+    pub const DT: u64 = 1 << 2;
+    pub const PT: u64 = 1 << 6;
+    pub const SC: u64 = 1 << 7;
+}
+
+/// The size field of IQA for one frame: 256 descriptors of 16 bytes.
+pub const IQA_ONE_FRAME: u64 = 0;
+pub const QUEUE_DESCRIPTORS: u32 = 256;
+
+/// The index in IQH, or the value of IQT for one.
+pub const fn queue_index(register: u64) -> u64 {
+    register >> 4 & 0x7fff
+}
+pub const fn queue_tail(index: u32) -> u64 {
+    (index as u64) << 4
+}
+
+/// Descriptors of the invalidation queue, of 128 bits (section 6.5.2).
+pub mod descriptor {
+    /// The context cache: all of it.
+    pub const CONTEXT_ALL: [u64; 2] = [1 | 1 << 4, 0];
+    /// The context cache, of one device (no function mask), as `domain` was its domain.
+    pub const fn context_of(domain: u16, source: u16) -> [u64; 2] {
+        [1 | 3 << 4 | (domain as u64) << 16 | (source as u64) << 32, 0]
+    }
+    /// The IOTLB: all of it. `drain` is one of the two bits below, both, or none.
+    pub const fn iotlb_all(drain: u64) -> [u64; 2] {
+        [2 | 1 << 4 | drain, 0]
+    }
+    pub const fn iotlb_domain(drain: u64, domain: u16) -> [u64; 2] {
+        [2 | 2 << 4 | drain | (domain as u64) << 16, 0]
+    }
+    /// 2^`order` pages of 4 KiB at `address`, which is a multiple of their size. `leaf_only` keeps the paging-structure caches.
+    pub const fn iotlb_pages(drain: u64, domain: u16, address: u64, order: u32, leaf_only: bool) -> [u64; 2] {
+        [2 | 3 << 4 | drain | (domain as u64) << 16, address | (leaf_only as u64) << 6 | order as u64]
+    }
+    pub const DRAIN_WRITES: u64 = 1 << 6;
+    pub const DRAIN_READS: u64 = 1 << 7;
+    /// A device's own TLB: 2^`order` pages at `address`. An order above 0 is said by the address: S is set, and of the bits from 12
+    /// on the lowest that is 0 is bit 12 + `order` - 1.
+    pub const fn device_tlb(source: u16, address: u64, order: u32) -> [u64; 2] {
+        let low = 3 | (source as u64) << 32;
+        if order == 0 { [low, address] } else { [low, address | ((1 << (order - 1)) - 1) << 12 | 1] }
+    }
+    /// Stores `value` at `address`, a multiple of 4, when all before it is complete.
+    pub const fn wait(value: u32, address: u64) -> [u64; 2] {
+        [5 | 1 << 5 | (value as u64) << 32, address]
+    }
+    /// As `wait`, but stores nothing: it does nothing.
+    pub const NOTHING: [u64; 2] = [5, 0];
+}
+
+/// Root and context entries of legacy mode: 256 of two words in a frame.
+pub mod entry {
+    pub const PRESENT: u64 = 1;
+    pub const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
+    /// Translation types.
+    pub const TRANSLATED: u64 = 0 << 2;
+    pub const PASS_THROUGH: u64 = 2 << 2;
+    /// The second word of a context entry.
+    pub const fn domain(aw: u32, domain: u16) -> u64 {
+        aw as u64 | (domain as u64) << 8
+    }
+    pub const fn domain_of(high: u64) -> u16 {
+        (high >> 8) as u16
+    }
+}
+
+/// Fault records, two words each; FRCD.
+pub mod record {
+    /// In the last 32 bits: the record is valid; a 1 clears it.
+    pub const F32: u32 = 1 << 31;
+    pub const F: u64 = 1 << 63;
+    /// The type's two bits: T1, T2.
+    pub const T1: u64 = 1 << 62;
+    pub const T2: u64 = 1 << 28;
+    pub const EXE: u64 = 1 << 30;
+    pub const PP: u64 = 1 << 31;
+    pub const fn source(high: u64) -> u16 {
+        high as u16
+    }
+    pub const fn reason(high: u64) -> u8 {
+        (high >> 32) as u8
+    }
+    pub const fn pasid(high: u64) -> u32 {
+        (high >> 40 & 0xf_ffff) as u32
+    }
+}

@@ -1,0 +1,503 @@
+//! The cases. Each tries all configurations of an IOMMU, each on a machine of its own.
+
+use portcullis::addr::{DeviceId, Direction, DmaSegment, DomainId, Iova, IovaRange, PhysAddr, PhysSegment};
+use portcullis::dma::{
+    DmaDomain, DmaMask, DomainBuilder, NoCopies, Queue, QueueConfig, RawEnded, RawMapping,
+};
+use portcullis::domain::Policy;
+use portcullis::invalidation::{Invalidation, Request};
+use portcullis::platform::Frames;
+use portcullis::std_platform::StdPlatform;
+use portcullis_hw::{Access, Fault, Reason};
+
+use super::kind::Kind;
+use super::machine::{EDU, Edu, Machine, Ram, Result};
+
+type Kernel<K> = (<K as Kind>::Mapper, StdPlatform, NoCopies);
+
+/// A machine with a unit that is on, and two devices that are attached to nothing.
+struct Rig<K> {
+    kind: K,
+    devices: [Edu; 2],
+    machine: Machine,
+}
+
+/// A domain and its number.
+struct Space<K: Kind> {
+    number: DomainId,
+    domain: DmaDomain<Kernel<K>>,
+}
+
+/// A device in a domain: one queue, each mapping by itself.
+struct Card<K: Kind> {
+    queue: Queue<Kernel<K>>,
+}
+
+fn id(device: usize) -> DeviceId {
+    DeviceId(EDU[device].0 << 3)
+}
+
+fn machine<K: Kind>(unit: &str) -> Result<Machine> {
+    let [first, second] = EDU.map(|(slot, _)| format!("edu,addr={slot:02x}.0,dma_mask=0xffffffffffffffff"));
+    K::machine(unit, &[&first, &second])
+}
+
+impl<K: Kind> Rig<K> {
+    fn new(unit: &str) -> Result<Self> {
+        let machine = machine::<K>(unit)?;
+        let devices = EDU.map(|(slot, base)| machine.edu(slot, base));
+        let kind = K::start(&machine)?;
+        kind.enable()?;
+        Ok(Self { kind, devices, machine })
+    }
+
+    fn ram(&self) -> &Ram {
+        self.machine.ram()
+    }
+
+    /// A domain that no device is attached to.
+    fn space(&self, number: u16, policy: Policy) -> Result<Space<K>> {
+        let number = DomainId(number);
+        let mapper = self.kind.mapper(self.ram(), number)?;
+        let domain = DomainBuilder::new(mapper).policy(policy).build(StdPlatform::new())?;
+        Ok(Space { number, domain })
+    }
+
+    /// Leads a device to a domain.
+    fn attach(&self, device: usize, space: &Space<K>, mask: DmaMask) -> Result<Card<K>> {
+        self.kind.attach(id(device), space.number, space.domain.space().mapper())?;
+        Ok(Card { queue: space.domain.attach(id(device), mask)?.queue(QueueConfig::direct())? })
+    }
+
+    fn memory(&self, bytes: u64) -> PhysSegment {
+        let frames = usize::try_from(bytes.div_ceil(4096)).unwrap_or(usize::MAX);
+        PhysSegment { phys: self.ram().alloc(frames).expect("memory"), len: bytes }
+    }
+
+    /// Has a device read the 8 bytes at `from`, and what it got, brought to memory through `to`.
+    fn fetch(&self, device: usize, from: Iova, (to, at): (Iova, PhysAddr)) -> [u8; 8] {
+        self.devices[device].fetch(from, 0, 8);
+        self.devices[device].store(0, to, 8);
+        self.ram().read(at)
+    }
+
+    /// Has a device write `bytes` to `to`: it reads them at `from`, which is memory at `at`.
+    fn store(&self, device: usize, bytes: [u8; 8], (from, at): (Iova, PhysAddr), to: Iova) {
+        self.ram().write(at, &bytes);
+        self.devices[device].fetch(from, 0, 8);
+        self.devices[device].store(0, to, 8);
+    }
+
+    /// What was refused since the last call, if the model records it.
+    fn faults(&self) -> Option<Vec<Fault>> {
+        let faults = self.kind.faults();
+        K::RECORDS.is_ok().then_some(faults)
+    }
+
+    /// Nothing was refused since the last call, as far as the model says.
+    fn assert_no_fault(&self) {
+        let faults = self.faults();
+        assert!(faults.as_ref().is_none_or(Vec::is_empty), "{faults:?}");
+    }
+
+    /// An access of `device` was refused, as far as the model says.
+    fn assert_fault(&self, device: usize, access: Access, address: Option<Iova>, reasons: &[Reason]) {
+        let Some(faults) = self.faults() else { return };
+        let fault = faults.first().expect("a fault is recorded");
+        assert_eq!((fault.device, fault.access), (id(device), Some(access)), "{fault}");
+        assert!(reasons.contains(&fault.reason), "{fault}");
+        assert!(address.is_none_or(|address| fault.address == Some(address)), "{fault}");
+    }
+}
+
+impl<K: Kind> Card<K> {
+    fn map(&mut self, segment: PhysSegment, direction: Direction) -> Result<(RawMapping, Iova)> {
+        let mut view = [DmaSegment::default()];
+        // SAFETY: QEMU's memory, which this process reaches as atomics only.
+        let (mapping, _) = unsafe { self.queue.map_raw(&[segment], direction, &mut view) }?;
+        Ok((mapping, view[0].iova))
+    }
+
+    fn unmap(&mut self, mapping: RawMapping) -> Result<RawEnded> {
+        Ok(self.queue.unmap_raw(mapping)?)
+    }
+
+    /// A page that the device may always read and write, to bring bytes to it and to see what it got.
+    fn window(&mut self, rig: &Rig<K>) -> Result<(Iova, PhysAddr)> {
+        let page = rig.memory(4096);
+        let (_, iova) = self.map(page, Direction::Bidirectional)?;
+        Ok((iova, page.phys))
+    }
+}
+
+/// Tries `case` on each unit.
+fn on_each<K: Kind>(case: impl Fn(&Rig<K>) -> Result<()>) {
+    for unit in K::UNITS {
+        let rig = Rig::<K>::new(unit).unwrap_or_else(|error| panic!("{unit}: {error}"));
+        case(&rig).unwrap_or_else(|error| panic!("{unit}: {error}"));
+    }
+}
+
+/// Says that a case, or a part of it, cannot be tried, and why. `cargo xtask conformance` lists these.
+fn not_covered<K>(what: &str, why: &str) {
+    let kind = std::any::type_name::<K>();
+    println!("not covered: {what}: {why} ({kind})");
+}
+
+pub fn a_device_that_is_attached_to_nothing_reaches_nothing<K: Kind>() {
+    on_each::<K>(|rig| {
+        let page = rig.memory(4096);
+        rig.ram().write(page.phys, b"as it is");
+        rig.devices[0].store(0, Iova::new(page.phys.get()), 8);
+        assert_eq!(&rig.ram().read(page.phys), b"as it is");
+        rig.assert_fault(0, Access::Write, None, &[Reason::NotAttached]);
+        Ok(())
+    });
+}
+
+pub fn a_mapping_is_read_and_written_as_its_direction_allows<K: Kind>() {
+    on_each::<K>(|rig| {
+        let space = rig.space(1, Policy::Strict)?;
+        let mut card = rig.attach(0, &space, DmaMask::BITS_64)?;
+        let window = card.window(rig)?;
+        let reasons = [Reason::NotMapped, Reason::Permission];
+        let page = rig.memory(4096);
+        // What is refused comes first: some models record no refusal by an entry that they have cached.
+        let (mapping, iova) = card.map(page, Direction::ToDevice)?;
+        rig.ram().write(page.phys, b"original");
+        rig.store(0, *b"replaced", window, iova);
+        rig.assert_fault(0, Access::Write, Some(iova), &reasons);
+        assert_eq!(&rig.ram().read(page.phys), b"original");
+        assert_eq!(&rig.fetch(0, iova, window), b"original");
+        rig.assert_no_fault();
+        assert_eq!(card.unmap(mapping)?, RawEnded::Done);
+
+        let (mapping, iova) = card.map(page, Direction::FromDevice)?;
+        if K::WRITE_ONLY {
+            assert_ne!(&rig.fetch(0, iova, window), b"original");
+            rig.assert_fault(0, Access::Read, Some(iova), &reasons);
+        } else {
+            not_covered::<K>(
+                "a read of what may only be written",
+                "these tables have no entry that is written only",
+            );
+        }
+        rig.store(0, *b"replaced", window, iova);
+        assert_eq!(&rig.ram().read(page.phys), b"replaced");
+        rig.assert_no_fault();
+        assert_eq!(card.unmap(mapping)?, RawEnded::Done);
+
+        let (mapping, iova) = card.map(page, Direction::Bidirectional)?;
+        assert_eq!(&rig.fetch(0, iova, window), b"replaced");
+        rig.store(0, *b"and both", window, iova);
+        assert_eq!(&rig.ram().read(page.phys), b"and both");
+        rig.assert_no_fault();
+        assert_eq!(card.unmap(mapping)?, RawEnded::Done);
+        Ok(())
+    });
+}
+
+pub fn a_strict_unmap_ends_access_and_without_its_invalidation_it_does_not<K: Kind>() {
+    on_each::<K>(|rig| {
+        let space = rig.space(1, Policy::Strict)?;
+        let mut card = rig.attach(0, &space, DmaMask::BITS_64)?;
+        let window = card.window(rig)?;
+        for neglect in [false, true] {
+            let page = rig.memory(4096);
+            let (mapping, iova) = card.map(page, Direction::Bidirectional)?;
+            rig.store(0, *b"mapped..", window, iova);
+            assert_eq!(&rig.ram().read(page.phys), b"mapped..");
+            if !rig.kind.neglect(neglect) {
+                not_covered::<K>(
+                    "an unmap without its invalidation",
+                    "this IOMMU has none: an unmap is a request",
+                );
+                return Ok(());
+            }
+            assert_eq!(card.unmap(mapping)?, RawEnded::Done);
+            let _ = rig.kind.neglect(false);
+            rig.store(0, *b"unmapped", window, iova);
+            // The second time shows that the first can fail.
+            assert_eq!(&rig.ram().read(page.phys), if neglect { b"unmapped" } else { b"mapped.." });
+            if neglect {
+                rig.assert_no_fault();
+            } else {
+                rig.assert_fault(0, Access::Write, Some(iova), &[Reason::NotMapped]);
+            }
+        }
+        Ok(())
+    });
+}
+
+pub fn a_lazy_unmap_ends_access_with_its_flush<K: Kind>() {
+    on_each::<K>(|rig| {
+        let space = rig.space(1, Policy::Lazy { window_ns: 3_600_000_000_000 })?;
+        let mut card = rig.attach(0, &space, DmaMask::BITS_64)?;
+        let (window, page) = (card.window(rig)?, rig.memory(4096));
+        let (mapping, iova) = card.map(page, Direction::Bidirectional)?;
+        rig.store(0, *b"mapped..", window, iova);
+        assert_eq!(card.unmap(mapping)?, RawEnded::Done);
+        rig.store(0, *b"too late", window, iova);
+        assert_eq!(&rig.ram().read(page.phys), b"too late", "inside the window");
+        space.domain.space().flush()?;
+        rig.store(0, *b"too much", window, iova);
+        assert_eq!(&rig.ram().read(page.phys), b"too late", "after the flush");
+        Ok(())
+    });
+}
+
+pub fn large_pages_are_walked_to_their_ends<K: Kind>() {
+    on_each::<K>(|rig| {
+        let space = rig.space(1, Policy::Strict)?;
+        let mut card = rig.attach(0, &space, DmaMask::BITS_64)?;
+        let window = card.window(rig)?;
+        let huge = PhysSegment { phys: rig.ram().alloc(1024).ok_or("memory")?, len: 4 << 20 };
+        // The first GiB of addresses, of which the machine has a quarter.
+        let giant = PhysSegment { phys: PhysAddr::new(0), len: 1 << 30 };
+        for (segment, offsets) in [
+            (huge, [0, (2 << 20) - 8, 2 << 20, (4 << 20) - 8]),
+            (giant, [16 << 20, 40 << 20, 100 << 20, (256 << 20) - 8]),
+        ] {
+            let tables = K::table_bytes(space.domain.space().mapper());
+            let (mapping, iova) = card.map(segment, Direction::Bidirectional)?;
+            let grown =
+                K::table_bytes(space.domain.space().mapper()).zip(tables).map(|(now, then)| now - then);
+            assert!(grown.is_none_or(|grown| grown <= 2 * 4096), "{grown:?} bytes of tables for {segment:?}");
+            for offset in offsets {
+                let at = PhysAddr::new(segment.phys.get() + offset);
+                let kept = rig.ram().read::<8>(at);
+                rig.store(0, *b"in large", window, Iova::new(iova.get() + offset));
+                assert_eq!(&rig.ram().read(at), b"in large");
+                rig.ram().write(at, &kept);
+            }
+            let _ = card.unmap(mapping)?;
+            rig.store(0, *b"too late", window, Iova::new(iova.get() + offsets[3]));
+            assert_ne!(&rig.ram().read(PhysAddr::new(segment.phys.get() + offsets[3])), b"too late");
+        }
+        Ok(())
+    });
+}
+
+pub fn a_list_is_one_piece_for_the_device<K: Kind>() {
+    on_each::<K>(|rig| {
+        let space = rig.space(1, Policy::Strict)?;
+        let mut card = rig.attach(0, &space, DmaMask::BITS_64)?;
+        let window = card.window(rig)?;
+        let list: Vec<_> = (0..9).map(|_| rig.memory(4096)).rev().collect();
+        let mut view = [DmaSegment::default(); 9];
+        // SAFETY: as in `Card::map`.
+        let (mapping, pieces) = unsafe { card.queue.map_raw(&list, Direction::FromDevice, &mut view) }?;
+        assert_eq!((pieces, view[0].len), (1, 9 * 4096));
+        for (index, segment) in list.iter().enumerate() {
+            let bytes = [index as u8 + 1; 8];
+            rig.store(0, bytes, window, Iova::new(view[0].iova.get() + index as u64 * 4096 + 24));
+            assert_eq!(rig.ram().read(PhysAddr::new(segment.phys.get() + 24)), bytes);
+        }
+        assert_eq!(card.unmap(mapping)?, RawEnded::Done);
+        rig.assert_no_fault();
+        Ok(())
+    });
+}
+
+pub fn devices_of_two_domains_do_not_reach_each_others_memory<K: Kind>() {
+    on_each::<K>(|rig| {
+        let spaces = [rig.space(1, Policy::Strict)?, rig.space(2, Policy::Strict)?];
+        let mut cards =
+            [rig.attach(0, &spaces[0], DmaMask::BITS_64)?, rig.attach(1, &spaces[1], DmaMask::BITS_64)?];
+        let windows = [cards[0].window(rig)?, cards[1].window(rig)?];
+        let pages = [rig.memory(4096), rig.memory(4096)];
+        let (_, first) = cards[0].map(pages[0], Direction::FromDevice)?;
+        let (_, second) = cards[1].map(pages[1], Direction::FromDevice)?;
+        assert_eq!(first, second, "the same address in both, or this shows nothing");
+        rig.store(0, *b"of first", windows[0], first);
+        rig.store(1, *b"secondly", windows[1], second);
+        assert_eq!(
+            (&rig.ram().read(pages[0].phys), &rig.ram().read(pages[1].phys)),
+            (b"of first", b"secondly")
+        );
+        rig.assert_no_fault();
+        Ok(())
+    });
+}
+
+pub fn a_device_moves_between_domains_and_leaves_nothing_behind<K: Kind>() {
+    on_each::<K>(|rig| {
+        let (old, new) = (rig.space(1, Policy::Strict)?, rig.space(2, Policy::Strict)?);
+        let mut card = rig.attach(0, &old, DmaMask::BITS_64)?;
+        let (window, page) = (card.window(rig)?, rig.memory(4096));
+        let (_, iova) = card.map(page, Direction::Bidirectional)?;
+        rig.store(0, *b"in first", window, iova);
+        assert!(
+            matches!(rig.attach(0, &new, DmaMask::BITS_64), Err(error) if error.to_string().contains("attached already"))
+        );
+        rig.kind.detach(id(0))?;
+        rig.store(0, *b"nowhere.", window, iova);
+        assert_eq!(&rig.ram().read(page.phys), b"in first", "detached");
+        rig.assert_fault(0, Access::Read, None, &[Reason::NotAttached]);
+        assert!(rig.kind.detach(id(0)).is_err(), "it is detached already");
+        let mut card = rig.attach(0, &new, DmaMask::BITS_64)?;
+        let window = card.window(rig)?;
+        rig.store(0, *b"nowhere.", window, iova);
+        assert_eq!(&rig.ram().read(page.phys), b"in first", "the old domain's address in the new one");
+        let other = rig.memory(4096);
+        let (_, iova) = card.map(other, Direction::FromDevice)?;
+        rig.store(0, *b"in other", window, iova);
+        assert_eq!(&rig.ram().read(other.phys), b"in other");
+        Ok(())
+    });
+}
+
+pub fn a_trusted_device_passes_through<K: Kind>() {
+    on_each::<K>(|rig| {
+        let page = rig.memory(4096);
+        let to = Iova::new(page.phys.get());
+        rig.kind.pass_through(id(0))?;
+        rig.store(
+            0,
+            *b"directly",
+            (Iova::new(page.phys.get() + 64), PhysAddr::new(page.phys.get() + 64)),
+            to,
+        );
+        assert_eq!(&rig.ram().read(page.phys), b"directly");
+        rig.kind.detach(id(0))?;
+        rig.devices[0].store(8, to, 8);
+        assert_eq!(&rig.ram().read(page.phys), b"directly");
+        Ok(())
+    });
+}
+
+pub fn addresses_stay_within_what_a_device_can_say<K: Kind>() {
+    on_each::<K>(|rig| {
+        let space = rig.space(1, Policy::Strict)?;
+        let mask = DmaMask::bits(28);
+        let mut card = rig.attach(0, &space, mask)?;
+        for _ in 0..200 {
+            let (_, iova) = card.map(rig.memory(8192), Direction::FromDevice)?;
+            assert!(iova.get() + 8192 <= 1 << 28);
+        }
+        Ok(())
+    });
+}
+
+pub fn the_invalidation_queue_wraps_and_many_cpus_share_it<K: Kind>() {
+    on_each::<K>(|rig| {
+        let kind = &rig.kind;
+        std::thread::scope(|scope| {
+            let workers: Vec<_> = (1..=4_u16)
+                .map(|number| {
+                    scope.spawn(move || {
+                        let page = |at: u64| Invalidation::Range {
+                            range: IovaRange::new(Iova::new(at << 12), 4096).expect("a page"),
+                            leaf_only: true,
+                        };
+                        let requests: Vec<_> = (0..u64::from(number) * 40)
+                            .map(|at| Request { domain: DomainId(number), invalidation: page(at) })
+                            .collect();
+                        (0..20).try_for_each(|_| kind.submit(&requests))
+                    })
+                })
+                .collect();
+            for worker in workers {
+                worker.join().expect("no panic")?;
+            }
+            Ok(())
+        })
+    });
+}
+
+/// Two thousand maps, writes and unmaps of random sizes, with tables reclaimed now and then: each write lands where it should, none
+/// where it should not.
+pub fn thousands_of_mappings_land_where_they_should<K: Kind>() {
+    on_each::<K>(|rig| {
+        let space = rig.space(1, Policy::Strict)?;
+        let mut card = rig.attach(0, &space, DmaMask::BITS_64)?;
+        let window = card.window(rig)?;
+        let mut random = 0x9e37_79b9_7f4a_7c15_u64;
+        let mut next = |below: u64| {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            random % below
+        };
+        let memory = rig.memory(32 << 20);
+        let mut live: Vec<(RawMapping, Iova, PhysSegment)> = Vec::new();
+        let mut gone: Vec<(Iova, PhysAddr)> = Vec::new();
+        for step in 0..1500_u64 {
+            if live.len() < 24 && next(3) > 0 {
+                let pages = 1 << next(8);
+                let first = next((32 << 8) - pages);
+                let segment =
+                    PhysSegment { phys: PhysAddr::new(memory.phys.get() + first * 4096), len: pages * 4096 };
+                let (mapping, iova) = card.map(segment, Direction::Bidirectional)?;
+                live.push((mapping, iova, segment));
+            } else if let Some(index) = (!live.is_empty()).then(|| next(live.len() as u64) as usize) {
+                let (mapping, iova, segment) = live.swap_remove(index);
+                assert_eq!(card.unmap(mapping)?, RawEnded::Done);
+                gone.push((iova, segment.phys));
+            }
+            if step % 3 == 0
+                && let Some((_, iova, segment)) = live.last()
+            {
+                let offset = next(segment.len / 8) * 8;
+                let bytes = (step << 8 | 0xff).to_le_bytes();
+                rig.store(0, bytes, window, Iova::new(iova.get() + offset));
+                assert_eq!(rig.ram().read(PhysAddr::new(segment.phys.get() + offset)), bytes, "step {step}");
+            }
+            if step % 7 == 0
+                && let Some((iova, phys)) = gone.pop()
+            {
+                let reached = |(_, from, segment): &(RawMapping, Iova, PhysSegment)| {
+                    (from.get()..from.get() + segment.len).contains(&iova.get())
+                };
+                if !live.iter().any(reached) {
+                    let before = rig.ram().read::<8>(phys);
+                    rig.store(0, [0x55; 8], window, iova);
+                    assert_eq!(rig.ram().read(phys), before, "step {step}: {iova:?} is unmapped");
+                }
+            }
+            if step % 100 == 0 {
+                space.domain.space().reclaim()?;
+            }
+        }
+        Ok(())
+    });
+}
+
+pub fn a_unit_that_was_left_on_is_taken_over_and_shut_down<K: Kind>() {
+    for unit in K::UNITS {
+        take_over::<K>(unit).unwrap_or_else(|error| panic!("{unit}: {error}"));
+    }
+}
+
+fn take_over<K: Kind>(unit: &str) -> Result<()> {
+    let rig = Rig::<K>::new(unit)?;
+    let space = rig.space(1, Policy::Strict)?;
+    let mut card = rig.attach(0, &space, DmaMask::BITS_64)?;
+    let (window, page) = (card.window(&rig)?, rig.memory(4096));
+    let (_, iova) = card.map(page, Direction::Bidirectional)?;
+    rig.store(0, *b"of first", window, iova);
+    // As a kernel that was started by another finds it.
+    let taken = rig.ram().taken();
+    let second = K::start(&rig.machine)?;
+    rig.store(0, *b"meantime", window, iova);
+    if K::KEEPS_UNTIL_ENABLED {
+        assert_eq!(&rig.ram().read(page.phys), b"meantime", "until it is enabled, nothing changes");
+    }
+    let before = rig.ram().read::<8>(page.phys);
+    let _ = second.faults();
+    second.enable()?;
+    rig.store(0, *b"too late", window, iova);
+    assert_eq!(rig.ram().read::<8>(page.phys), before, "the first one's tables are forgotten");
+    let fault = second.faults().first().copied();
+    assert!(K::RECORDS.is_err() || fault.is_some_and(|fault| fault.device == id(0)), "{fault:?}");
+    second.shut_down()?;
+    assert_eq!(rig.ram().taken(), taken, "its memory is given back");
+    rig.devices[0].store(0, Iova::new(page.phys.get()), 8);
+    assert_ne!(rig.ram().read::<8>(page.phys), before, "the unit is off: devices reach memory");
+    Ok(())
+}
+
+pub fn where_no_unit_is_there_is_an_error<K: Kind>() {
+    let machine = K::machine_without().expect("a machine");
+    assert!(K::start(&machine).is_err());
+}

@@ -1,0 +1,207 @@
+//! What the cases ask of an IOMMU, and how units with tables in memory answer.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use portcullis::addr::{DeviceId, DomainId};
+use portcullis::invalidation::{Costs, Invalidation, InvalidationError, InvalidationQueue, Request};
+use portcullis::mapper::{Mapper, TableMapper};
+use portcullis::pgtable::{Format, PageTable};
+use portcullis_hw::{Attachment, Fault, Iommu};
+
+use super::machine::{Machine, Ram, Result};
+
+/// An IOMMU of QEMU's, with its driver.
+pub trait Kind: Sized + Sync {
+    /// What changes translations.
+    type Mapper: Mapper;
+    /// Configurations, as the machine's options make them.
+    const UNITS: &[&str];
+    /// Whether the model records refused accesses; if not, why not.
+    const RECORDS: std::result::Result<(), &str> = Ok(());
+
+    /// Whether tables have entries by which a device may write and not read.
+    const WRITE_ONLY: bool = true;
+    /// Whether a driver that takes over leaves things as they are until it is enabled.
+    const KEEPS_UNTIL_ENABLED: bool = true;
+
+    /// A machine of the configuration `unit`, with `devices`.
+    fn machine(unit: &str, devices: &[&str]) -> Result<Machine>;
+
+    /// A machine without a unit.
+    fn machine_without() -> Result<Machine>;
+
+    /// Starts the driver on the machine's unit, which is not enabled yet.
+    fn start(machine: &Machine) -> Result<Self>;
+
+    /// Enables it.
+    fn enable(&self) -> Result<()>;
+
+    /// The translations of a domain that no device is attached to.
+    fn mapper(&self, ram: &Ram, domain: DomainId) -> Result<Self::Mapper>;
+
+    /// How much memory the mapper's tables take, where they are in memory.
+    fn table_bytes(mapper: &Self::Mapper) -> Option<usize>;
+
+    /// Leads a device to a domain, which exists until it is detached, or the machine ends.
+    fn attach(&self, device: DeviceId, domain: DomainId, mapper: &Self::Mapper) -> Result<()>;
+
+    /// Lets a device reach all memory.
+    fn pass_through(&self, device: DeviceId) -> Result<()>;
+
+    /// Leads a device to nothing.
+    fn detach(&self, device: DeviceId) -> Result<()>;
+
+    /// What was refused since the last call.
+    fn faults(&self) -> Vec<Fault>;
+
+    /// From now on invalidations are confirmed and not made (`true`), or made again. Whether the IOMMU has any.
+    fn neglect(&self, neglect: bool) -> bool;
+
+    /// Submits invalidations that nothing asked for, where there are any.
+    fn submit(&self, requests: &[Request]) -> Result<()>;
+
+    /// Turns the unit off.
+    fn shut_down(self) -> Result<()>;
+}
+
+/// A unit's queue that can be told to neglect its work: `Ok`, and nothing done.
+#[derive(Debug)]
+pub struct Careless<U> {
+    unit: Arc<U>,
+    neglect: Arc<AtomicBool>,
+}
+
+// SAFETY: not kept while `neglect` is set, which is what a case is about: it looks at memory that nothing else uses.
+unsafe impl<U: InvalidationQueue> InvalidationQueue for Careless<U> {
+    fn invalidate(
+        &self,
+        domain: DomainId,
+        invalidation: Invalidation,
+    ) -> std::result::Result<(), InvalidationError> {
+        self.submit(&[Request { domain, invalidation }])
+    }
+
+    fn submit(&self, requests: &[Request]) -> std::result::Result<(), InvalidationError> {
+        if self.neglect.load(Ordering::Relaxed) { Ok(()) } else { self.unit.submit(requests) }
+    }
+
+    fn costs(&self) -> Costs {
+        self.unit.costs()
+    }
+
+    fn caches_absent(&self) -> bool {
+        self.unit.caches_absent()
+    }
+}
+
+/// A unit with tables in memory.
+#[derive(Debug)]
+pub struct Tables<U> {
+    pub unit: Arc<U>,
+    neglect: Arc<AtomicBool>,
+}
+
+/// The mapper of its domains.
+pub type TablesMapper<U, X> = TableMapper<Ram, Careless<U>, X>;
+
+impl<U> Tables<U> {
+    pub fn new(unit: U) -> Self {
+        Self { unit: Arc::new(unit), neglect: Arc::default() }
+    }
+
+    pub fn mapper<X: Format + Copy>(&self, ram: &Ram, domain: DomainId) -> Result<TablesMapper<U, X>>
+    where
+        U: Iommu<X>,
+    {
+        let table = PageTable::new(ram.clone(), self.unit.layout()?)?;
+        let queue = Careless { unit: Arc::clone(&self.unit), neglect: Arc::clone(&self.neglect) };
+        Ok(TableMapper::new(table, queue, domain, Vec::new()))
+    }
+
+    pub fn attach<X: Format + Copy>(
+        &self,
+        device: DeviceId,
+        domain: DomainId,
+        mapper: &TablesMapper<U, X>,
+    ) -> Result<()>
+    where
+        U: Iommu<X>,
+    {
+        // SAFETY: the domain's own table, which exists until the device is detached, or the machine has ended.
+        Ok(unsafe { self.unit.attach(device, Attachment::table(domain, mapper.table())) }?)
+    }
+
+    pub fn pass_through<X: Format>(&self, device: DeviceId) -> Result<()>
+    where
+        U: Iommu<X>,
+    {
+        // SAFETY: the device reaches all of QEMU's memory, of which this process uses atomics only.
+        Ok(unsafe { self.unit.attach(device, Attachment::PassThrough) }?)
+    }
+
+    pub fn neglect(&self, neglect: bool) -> bool {
+        self.neglect.store(neglect, Ordering::Relaxed);
+        true
+    }
+
+    pub fn shut_down<X: Format>(self) -> Result<()>
+    where
+        U: Iommu<X>,
+    {
+        let unit = Arc::into_inner(self.unit).ok_or("a domain still has the unit")?;
+        Ok(unit.shut_down()?)
+    }
+}
+
+/// What is the same for all units with tables: a `Kind` for `Tables<$unit>` with layout `$layout`, of which the rest is given.
+macro_rules! kind_with_tables {
+    ($unit:ty, $layout:ty, { $($rest:item)* }) => {
+        impl Kind for Tables<$unit> {
+            type Mapper = TablesMapper<$unit, $layout>;
+            $($rest)*
+
+            fn enable(&self) -> Result<()> {
+                Ok(Iommu::<$layout>::enable(&*self.unit)?)
+            }
+
+            fn mapper(&self, ram: &Ram, domain: DomainId) -> Result<Self::Mapper> {
+                Tables::mapper(self, ram, domain)
+            }
+
+            fn table_bytes(mapper: &Self::Mapper) -> Option<usize> {
+                Some(mapper.table().table_bytes())
+            }
+
+            fn attach(&self, device: DeviceId, domain: DomainId, mapper: &Self::Mapper) -> Result<()> {
+                Tables::attach(self, device, domain, mapper)
+            }
+
+            fn pass_through(&self, device: DeviceId) -> Result<()> {
+                Tables::pass_through::<$layout>(self, device)
+            }
+
+            fn detach(&self, device: DeviceId) -> Result<()> {
+                Ok(Iommu::<$layout>::detach(&*self.unit, device)?)
+            }
+
+            fn faults(&self) -> Vec<Fault> {
+                std::iter::from_fn(|| Iommu::<$layout>::next_fault(&*self.unit)).collect()
+            }
+
+            fn neglect(&self, neglect: bool) -> bool {
+                Tables::neglect(self, neglect)
+            }
+
+            fn submit(&self, requests: &[Request]) -> Result<()> {
+                Ok(self.unit.submit(requests)?)
+            }
+
+            fn shut_down(self) -> Result<()> {
+                Tables::shut_down::<$layout>(self)
+            }
+        }
+    };
+}
+
+pub(crate) use kind_with_tables;

@@ -1,0 +1,91 @@
+//! QEMU's qtest protocol: a line asks, a line answers.
+
+use std::fmt;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use portcullis_hw::Registers;
+
+use super::Result;
+
+/// The socket.
+pub struct Wire(Mutex<BufReader<UnixStream>>);
+
+impl Wire {
+    pub fn new(socket: UnixStream) -> Result<Self> {
+        socket.set_read_timeout(Some(Duration::from_secs(20)))?;
+        Ok(Self(Mutex::new(BufReader::new(socket))))
+    }
+
+    /// Sends `line` and returns the answer's words after `OK`.
+    ///
+    /// # Panics
+    /// Where QEMU has ended: nothing goes on without it.
+    fn ask(&self, line: fmt::Arguments<'_>) -> String {
+        let mut wire = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let asked = format!("{line}\n");
+        wire.get_mut().write_all(asked.as_bytes()).expect("QEMU takes a line");
+        loop {
+            let mut answer = String::new();
+            let length = wire.read_line(&mut answer).expect("QEMU answers");
+            assert_ne!(length, 0, "QEMU has ended");
+            if answer.starts_with("IRQ") {
+                continue;
+            }
+            let words = answer.trim().strip_prefix("OK");
+            return words.unwrap_or_else(|| panic!("{asked:?}: {answer:?}")).trim().to_owned();
+        }
+    }
+
+    fn number(&self, line: fmt::Arguments<'_>) -> u64 {
+        let answer = self.ask(line);
+        let digits = answer.trim_start_matches("0x");
+        u64::from_str_radix(digits, 16).unwrap_or_else(|_| panic!("{answer:?} is no number"))
+    }
+
+    /// Writes 32 bits to an I/O port.
+    pub fn out(&self, port: u16, value: u32) {
+        self.ask(format_args!("outl {port:#x} {value:#x}"));
+    }
+}
+
+/// Registers at an address.
+#[derive(Clone)]
+pub struct Window {
+    wire: Arc<Wire>,
+    base: u64,
+}
+
+impl fmt::Debug for Window {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "registers at {:#x}", self.base)
+    }
+}
+
+impl Window {
+    pub fn new(wire: Arc<Wire>, base: u64) -> Self {
+        Self { wire, base }
+    }
+}
+
+// SAFETY: QEMU carries out each line before it answers, and the answer is waited for, so accesses are in order; its threads share
+// this memory coherently.
+unsafe impl Registers for Window {
+    fn read32(&self, offset: usize) -> u32 {
+        self.wire.number(format_args!("readl {:#x}", self.base + offset as u64)) as u32
+    }
+
+    fn write32(&self, offset: usize, value: u32) {
+        self.wire.ask(format_args!("writel {:#x} {value:#x}", self.base + offset as u64));
+    }
+
+    fn read64(&self, offset: usize) -> u64 {
+        self.wire.number(format_args!("readq {:#x}", self.base + offset as u64))
+    }
+
+    fn write64(&self, offset: usize, value: u64) {
+        self.wire.ask(format_args!("writeq {:#x} {value:#x}", self.base + offset as u64));
+    }
+}
