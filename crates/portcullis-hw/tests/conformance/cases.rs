@@ -34,18 +34,18 @@ struct Card<K: Kind> {
 }
 
 fn id(device: usize) -> DeviceId {
-    DeviceId(EDU[device].0 << 3)
+    DeviceId(EDU[device] << 3)
 }
 
 fn machine<K: Kind>(unit: &str) -> Result<Machine> {
-    let [first, second] = EDU.map(|(slot, _)| format!("edu,addr={slot:02x}.0,dma_mask=0xffffffffffffffff"));
+    let [first, second] = EDU.map(|slot| format!("edu,addr={slot:02x}.0,dma_mask=0xffffffffffffffff"));
     K::machine(unit, &[&first, &second])
 }
 
 impl<K: Kind> Rig<K> {
     fn new(unit: &str) -> Result<Self> {
         let machine = machine::<K>(unit)?;
-        let devices = EDU.map(|(slot, base)| machine.edu(slot, base));
+        let devices = EDU.map(|slot| machine.edu(slot));
         let kind = K::start(&machine)?;
         kind.enable()?;
         Ok(Self { kind, devices, machine })
@@ -252,8 +252,8 @@ pub fn large_pages_are_walked_to_their_ends<K: Kind>() {
         let mut card = rig.attach(0, &space, DmaMask::BITS_64)?;
         let window = card.window(rig)?;
         let huge = PhysSegment { phys: rig.ram().alloc(1024).ok_or("memory")?, len: 4 << 20 };
-        // The first GiB of addresses, of which the machine has a quarter.
-        let giant = PhysSegment { phys: PhysAddr::new(0), len: 1 << 30 };
+        // A GiB of addresses, of which the machine has the first quarter.
+        let giant = PhysSegment { phys: rig.ram().base(), len: 1 << 30 };
         for (segment, offsets) in [
             (huge, [0, (2 << 20) - 8, 2 << 20, (4 << 20) - 8]),
             (giant, [16 << 20, 40 << 20, 100 << 20, (256 << 20) - 8]),

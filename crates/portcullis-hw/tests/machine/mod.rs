@@ -16,7 +16,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use portcullis_hw::Host;
+use portcullis_hw::{Host, Registers};
 
 pub use edu::Edu;
 pub use ram::Ram;
@@ -28,8 +28,65 @@ pub type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 /// Bytes of memory. Devices' registers lie far above.
 const RAM_BYTES: usize = 256 << 20;
 
-/// The slots of two `edu` devices on bus 0, and where their registers go.
-pub const EDU: [(u32, u32); 2] = [(5, 0xfe00_0000), (6, 0xfe20_0000)];
+/// The slots of two `edu` devices on bus 0.
+pub const EDU: [u32; 2] = [5, 6];
+
+/// A kind of machine.
+struct Board {
+    program: &'static str,
+    /// Its program halts: what it is made of, and how QEMU is told.
+    halt: fn() -> Vec<u8>,
+    firmware: &'static str,
+    /// QEMU's `-machine`, and other arguments.
+    machine: &'static str,
+    further: &'static [&'static str],
+    /// Where memory begins.
+    ram: u64,
+    /// Where the configuration space lies in memory; on PCs it goes by I/O ports.
+    configuration: Option<u64>,
+    /// Where devices' registers go, 16 MiB of them.
+    registers: u32,
+}
+
+const PC: Board = Board {
+    program: "qemu-system-x86_64",
+    halt: || {
+        // At the reset vector: cli; hlt; jmp back.
+        let mut firmware = vec![0_u8; 64 << 10];
+        firmware[0xfff0..0xfff4].copy_from_slice(&[0xfa, 0xf4, 0xeb, 0xfc]);
+        firmware
+    },
+    firmware: "-bios",
+    machine: "q35,kernel-irqchip=off",
+    further: &[],
+    ram: 0,
+    configuration: None,
+    registers: 0xfe00_0000,
+};
+
+const ARM: Board = Board {
+    program: "qemu-system-aarch64",
+    // wfi; b .-4
+    halt: || [0xd503_207f_u32, 0x17ff_ffff].iter().flat_map(|word| word.to_le_bytes()).collect(),
+    firmware: "-kernel",
+    machine: "virt,gic-version=3,highmem-ecam=off",
+    further: &["-cpu", "max"],
+    ram: 0x4000_0000,
+    configuration: Some(0x3f00_0000),
+    registers: 0x1000_0000,
+};
+
+const RISCV: Board = Board {
+    program: "qemu-system-riscv64",
+    // wfi; j .-4
+    halt: || [0x1050_0073_u32, 0xffdf_f06f].iter().flat_map(|word| word.to_le_bytes()).collect(),
+    firmware: "-bios",
+    machine: "virt",
+    further: &[],
+    ram: 0x8000_0000,
+    configuration: Some(0x3000_0000),
+    registers: 0x4010_0000,
+};
 
 /// The longest that QEMU may take to start.
 const START: Duration = Duration::from_secs(30);
@@ -39,26 +96,41 @@ pub struct Machine {
     qemu: Child,
     wire: Arc<Wire>,
     ram: Ram,
+    board: &'static Board,
     _folder: tempfile::TempDir,
 }
 
 impl Machine {
     /// A PC (`q35`) with these devices, each as QEMU's `-device` takes it.
     pub fn pc(devices: &[&str]) -> Result<Self> {
+        Self::start(&PC, "", devices)
+    }
+
+    /// Arm's `virt`, with more options of its `-machine` (`,iommu=smmuv3`), and these devices.
+    pub fn arm(options: &str, devices: &[&str]) -> Result<Self> {
+        Self::start(&ARM, options, devices)
+    }
+
+    /// RISC-V's `virt`, in the same way.
+    pub fn riscv(options: &str, devices: &[&str]) -> Result<Self> {
+        Self::start(&RISCV, options, devices)
+    }
+
+    fn start(board: &'static Board, options: &str, devices: &[&str]) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let at = |name| folder.path().join(name);
-        // At the reset vector: cli; hlt; jmp back.
-        let mut firmware = vec![0_u8; 64 << 10];
-        firmware[0xfff0..0xfff4].copy_from_slice(&[0xfa, 0xf4, 0xeb, 0xfc]);
-        File::create(at("halt.bin"))?.write_all(&firmware)?;
+        File::create(at("halt.bin"))?.write_all(&(board.halt)())?;
         let memory = File::options().create_new(true).read(true).write(true).open(at("ram"))?;
         memory.set_len(RAM_BYTES as u64)?;
         let listener = UnixListener::bind(at("socket"))?;
-        let mut command = Command::new("qemu-system-x86_64");
+        let mut command = Command::new(board.program);
         command
             .args(["-display", "none", "-nodefaults", "-accel", "tcg", "-icount", "shift=0,sleep=off"])
-            .args(["-machine", "q35,kernel-irqchip=off,memory-backend=m", "-m", "256", "-qtest-log", "none"])
-            .arg("-bios")
+            .arg("-machine")
+            .arg(format!("{}{options},memory-backend=m", board.machine))
+            .args(["-m", "256", "-qtest-log", "none"])
+            .args(board.further)
+            .arg(board.firmware)
             .arg(at("halt.bin"))
             .arg("-qtest")
             .arg(format!("unix:{}", at("socket").display()))
@@ -68,7 +140,7 @@ impl Machine {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(File::create(at("errors"))?);
-        let mut qemu = command.spawn().map_err(|error| format!("qemu-system-x86_64: {error}"))?;
+        let mut qemu = command.spawn().map_err(|error| format!("{}: {error}", board.program))?;
         listener.set_nonblocking(true)?;
         let began = Instant::now();
         let socket = loop {
@@ -86,8 +158,8 @@ impl Machine {
             std::thread::sleep(Duration::from_millis(5));
         };
         socket.set_nonblocking(false)?;
-        let ram = Ram::new(&memory, RAM_BYTES)?;
-        Ok(Self { qemu, wire: Arc::new(Wire::new(socket)?), ram, _folder: folder })
+        let ram = Ram::new(&memory, board.ram, RAM_BYTES)?;
+        Ok(Self { qemu, wire: Arc::new(Wire::new(socket)?), ram, board, _folder: folder })
     }
 
     /// Its memory.
@@ -107,16 +179,43 @@ impl Machine {
 
     /// Writes 32 bits of the configuration space of the device in `slot` of bus 0.
     pub fn configure(&self, slot: u32, register: u32, value: u32) {
-        self.wire.out(0xcf8, 0x8000_0000 | slot << 11 | register);
-        self.wire.out(0xcfc, value);
+        match self.board.configuration {
+            Some(base) => self.window(base + u64::from(slot << 15 | register)).write32(0, value),
+            None => {
+                self.wire.write_port(0xcf8, 0x8000_0000 | slot << 11 | register);
+                self.wire.write_port(0xcfc, value);
+            }
+        }
     }
 
-    /// The `edu` device in `slot`, with its registers at `base`, switched on.
-    pub fn edu(&self, slot: u32, base: u32) -> Edu {
-        self.configure(slot, 0x10, base);
+    /// Reads 32 bits there.
+    pub fn configuration(&self, slot: u32, register: u32) -> u32 {
+        match self.board.configuration {
+            Some(base) => self.window(base + u64::from(slot << 15 | register)).read32(0),
+            None => {
+                self.wire.write_port(0xcf8, 0x8000_0000 | slot << 11 | register);
+                self.wire.read_port(0xcfc)
+            }
+        }
+    }
+
+    /// Gives the device in `slot` its registers, of at most 1 MiB, by the base address register at `register` of its configuration
+    /// space (a second one holds the upper half where that has 64 bits), and switches the device on. Where they are.
+    pub fn place(&self, slot: u32, register: u32) -> u64 {
+        let at = self.board.registers + (slot << 20);
+        self.configure(slot, register, at);
+        // Memory type 2: 64 bits.
+        if self.configuration(slot, register) >> 1 & 3 == 2 {
+            self.configure(slot, register + 4, 0);
+        }
         // Memory space and bus master.
         self.configure(slot, 0x04, 6);
-        Edu::new(self.window(u64::from(base)))
+        u64::from(at)
+    }
+
+    /// The `edu` device in `slot`.
+    pub fn edu(&self, slot: u32) -> Edu {
+        Edu::new(self.window(self.place(slot, 0x10)))
     }
 }
 

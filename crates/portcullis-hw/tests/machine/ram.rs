@@ -11,7 +11,7 @@ use portcullis::platform::{CopyMemory, FRAME_SIZE, Frames, Table};
 
 use super::Result;
 
-/// Memory below is left alone: QEMU puts firmware there.
+/// How much of its beginning is left alone: QEMU puts firmware there.
 const FIRST: u64 = 16 << 20;
 
 /// A handle; a clone is the same memory.
@@ -20,6 +20,8 @@ pub struct Ram(Arc<Shared>);
 
 struct Shared {
     map: MmapRaw,
+    /// Where it begins, for the machine.
+    base: u64,
     /// Whether each frame is taken.
     taken: Mutex<Vec<bool>>,
 }
@@ -31,11 +33,11 @@ impl fmt::Debug for Ram {
 }
 
 impl Ram {
-    pub fn new(file: &File, bytes: usize) -> Result<Self> {
+    pub fn new(file: &File, base: u64, bytes: usize) -> Result<Self> {
         let map = MmapOptions::new().len(bytes).map_raw(file)?;
         let frames = bytes as u64 / FRAME_SIZE;
         let taken = (0..frames).map(|frame| frame < FIRST / FRAME_SIZE).collect();
-        Ok(Self(Arc::new(Shared { map, taken: Mutex::new(taken) })))
+        Ok(Self(Arc::new(Shared { map, base, taken: Mutex::new(taken) })))
     }
 
     /// How many frames are taken.
@@ -43,11 +45,21 @@ impl Ram {
         self.0.taken.lock().unwrap_or_else(PoisonError::into_inner).iter().filter(|taken| **taken).count()
     }
 
+    /// Where memory begins.
+    pub fn base(&self) -> PhysAddr {
+        PhysAddr::new(self.0.base)
+    }
+
+    /// Where `len` bytes at `at` lie in the mapping.
+    fn offset(&self, at: u64, len: u64) -> usize {
+        let offset = at.checked_sub(self.0.base).filter(|offset| offset + len <= self.0.map.len() as u64);
+        offset.unwrap_or_else(|| panic!("no memory at {at:#x}")) as usize
+    }
+
     /// The byte at `at`.
     fn byte(&self, at: u64) -> &AtomicU8 {
-        assert!(at < self.0.map.len() as u64, "no memory at {at:#x}");
         // SAFETY: inside the mapping, which lives as long as the handle; all accesses of this process are atomic.
-        unsafe { AtomicU8::from_ptr(self.0.map.as_mut_ptr().add(at as usize)) }
+        unsafe { AtomicU8::from_ptr(self.0.map.as_mut_ptr().add(self.offset(at, 1))) }
     }
 
     /// The `N` bytes from `at` on.
@@ -73,7 +85,7 @@ unsafe impl Frames for Ram {
         let first = (0..taken.len()).step_by(step).find(fits)?;
         taken[first..first + count].fill(true);
         drop(taken);
-        let at = PhysAddr::new(first as u64 * FRAME_SIZE);
+        let at = PhysAddr::new(self.0.base + first as u64 * FRAME_SIZE);
         for frame in 0..count as u64 {
             // SAFETY: given out above.
             let words = unsafe { self.table(PhysAddr::new(at.get() + frame * FRAME_SIZE)) };
@@ -83,7 +95,7 @@ unsafe impl Frames for Ram {
     }
 
     unsafe fn free(&self, first: PhysAddr, count: usize) {
-        let first = (first.get() / FRAME_SIZE) as usize;
+        let first = self.offset(first.get(), FRAME_SIZE) / FRAME_SIZE as usize;
         let mut taken = self.0.taken.lock().unwrap_or_else(PoisonError::into_inner);
         assert!(taken[first..first + count].iter().all(|taken| *taken), "freed twice");
         taken[first..first + count].fill(false);
@@ -95,8 +107,8 @@ unsafe impl Frames for Ram {
     fn clean(&self, _: &[AtomicU64]) {}
 
     unsafe fn table(&self, frame: PhysAddr) -> &Table {
-        let at = usize::try_from(frame.get()).unwrap_or(usize::MAX);
-        assert!(frame.get().is_multiple_of(FRAME_SIZE) && at < self.0.map.len());
+        assert!(frame.get().is_multiple_of(FRAME_SIZE));
+        let at = self.offset(frame.get(), FRAME_SIZE);
         // SAFETY: a whole frame inside the mapping, aligned; all accesses of this process are atomic.
         unsafe { &*self.0.map.as_mut_ptr().add(at).cast() }
     }

@@ -46,8 +46,13 @@ impl Wire {
     }
 
     /// Writes 32 bits to an I/O port.
-    pub fn out(&self, port: u16, value: u32) {
+    pub fn write_port(&self, port: u16, value: u32) {
         self.ask(format_args!("outl {port:#x} {value:#x}"));
+    }
+
+    /// Reads 32 bits from an I/O port.
+    pub fn read_port(&self, port: u16) -> u32 {
+        self.number(format_args!("inl {port:#x}")) as u32
     }
 }
 
