@@ -1,8 +1,10 @@
-//! Everyday commands of the project: `cargo xtask test`, `cargo xtask nightly`, `cargo xtask coherence`, `cargo xtask check`.
+//! Everyday commands of the project: `cargo xtask test`, `cargo xtask nightly`, `cargo xtask coherence`,
+//! `cargo xtask conformance`, `cargo xtask check`.
 
 #[cfg(test)]
 mod codes;
 mod coherence;
+mod conformance;
 #[cfg(test)]
 mod documents;
 mod nightly;
@@ -11,11 +13,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 const USAGE: &str = "\
-cargo xtask test      run every test: units, properties, documentation, model checker, without std; and `nightly`
+cargo xtask test      run every test: units, properties, documentation, model checker, without std; `conformance`, and
+                      `nightly`
 cargo xtask nightly   run tests under Miri, ThreadSanitizer and AddressSanitizer, and the bounds on what CPUs share, where
                       rustup has nightly Rust
 cargo xtask coherence [--help]
                       what CPUs share, on 1 to 256 simulated ones
+cargo xtask conformance
+                      run the drivers of IOMMUs on those that QEMU emulates; installs QEMU where the system allows it
 cargo xtask check     formatting, lints and documentation, all without a warning
 ";
 
@@ -26,6 +31,7 @@ fn main() -> ExitCode {
         [command @ "test"] => (command, test_steps()),
         [command @ "nightly"] => (command, Vec::new()),
         [command @ "check"] => (command, check_steps()),
+        [command @ "conformance"] => (command, Vec::new()),
         ["coherence", ref rest @ ..] => return coherence::command(&root(), rest),
         [] | ["help" | "--help" | "-h"] => {
             print!("{USAGE}");
@@ -46,7 +52,24 @@ fn main() -> ExitCode {
     let mut done = steps.len();
     let guests = if command == "test" { skipped() } else { Vec::new() };
     let (mut tests, mut reasons) = (guests.len(), guests);
-    let tools = if command == "check" { &[][..] } else { &nightly::TOOLS[..] };
+    if matches!(command, "test" | "conformance") {
+        match conformance::missing() {
+            Some(why) => {
+                tests += conformance::count();
+                reasons.push(format!("{}, {} tests: {why}", conformance::WHAT, conformance::count()));
+            }
+            None => {
+                eprintln!("== {}", conformance::WHAT);
+                if let Err(reason) = conformance::run(&root()) {
+                    eprintln!("xtask: {}: {reason}", conformance::WHAT);
+                    return ExitCode::FAILURE;
+                }
+                done += 1;
+            }
+        }
+    }
+    let on_nightly = matches!(command, "test" | "nightly");
+    let tools = if on_nightly { &nightly::TOOLS[..] } else { &[][..] };
     for tool in tools {
         if let Some(why) = tool.missing() {
             tests += tool.count();
@@ -60,7 +83,7 @@ fn main() -> ExitCode {
         }
         done += 1;
     }
-    if command != "check" {
+    if on_nightly {
         match coherence::missing() {
             Some(why) => {
                 tests += coherence::BOUNDS.len();

@@ -13,6 +13,7 @@
 
 extern crate alloc;
 
+mod answers;
 mod command_ring;
 mod fault;
 mod frames;

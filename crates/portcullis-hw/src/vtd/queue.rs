@@ -1,7 +1,6 @@
 //! Queued invalidation: what a domain asks for, as descriptors, and the wait for their confirmation.
 //!
-//! A submission ends with a wait descriptor, which makes the unit store a number in a word of the submission's own. No CPU
-//! polls a word that is written for another.
+//! A submission ends with a wait descriptor, which makes the unit store a number in a word that the submission has claimed.
 //!
 //! **Errors.** A unit that meets a descriptor that it does not know stops, and one whose device does not answer drops the
 //! waits that are under way. The CPU that sees it puts a descriptor that does nothing in the place of the bad one, counts
@@ -15,6 +14,7 @@ use portcullis::invalidation::{Invalidation, InvalidationError, Request};
 use portcullis::platform::Frames;
 
 use super::layout::{QUEUE_DESCRIPTORS, cap, descriptor, fsts, queue_index, queue_tail, reg};
+use crate::answers::{Answer, Answers};
 use crate::command_ring::{CommandRing, Doorbell};
 use crate::frames::Words;
 use crate::host::{Host, Registers, UnitError};
@@ -33,9 +33,9 @@ pub(super) type Descriptors = ArrayVec<[u64; 2], MOST>;
 #[derive(Debug)]
 pub(super) struct Queue {
     ring: CommandRing,
-    /// One frame of descriptors, and one with a word for each of them.
+    /// One frame of descriptors.
     descriptors: Words,
-    answers: Words,
+    answers: Answers,
     /// Errors so far, and the last of them. One CPU at a time deals with one.
     failures: AtomicU64,
     last: Mutex<InvalidationError>,
@@ -60,7 +60,7 @@ impl Queue {
     /// The memory of a queue. The unit does not know of it yet.
     pub fn new<F: Frames>(frames: &F) -> Result<Self, UnitError> {
         let descriptors = Words::new(frames, 1)?;
-        let answers = match Words::new(frames, 1) {
+        let answers = match Answers::new(frames) {
             Ok(answers) => answers,
             Err(error) => {
                 // SAFETY: of the line above; the unit was told nothing.
@@ -97,8 +97,22 @@ impl Queue {
     /// Submits the descriptors and waits until the unit confirms them. O(their number), and the hardware's time; at most twice the
     /// host's patience.
     pub fn submit<H: Host>(&self, host: &H, commands: &[[u64; 2]]) -> Result<(), InvalidationError> {
-        let (frames, bell) = (host.frames(), Bell(host.registers()));
         let before = self.failures.load(Ordering::Acquire);
+        // None is left where 512 submissions wait already.
+        let answer = self.answers.claim(before).ok_or(InvalidationError::TimedOut { waited_ns: 0 })?;
+        let result = self.submit_with(host, commands, &answer, before);
+        self.answers.give_back(answer);
+        result
+    }
+
+    fn submit_with<H: Host>(
+        &self,
+        host: &H,
+        commands: &[[u64; 2]],
+        answer: &Answer,
+        before: u64,
+    ) -> Result<(), InvalidationError> {
+        let (frames, bell) = (host.frames(), Bell(host.registers()));
         let began = host.now_ns();
         let waited = || host.now_ns().saturating_sub(began);
         let count = commands.len() as u64 + 1;
@@ -108,14 +122,8 @@ impl Queue {
             waited() <= host.patience_ns()
         });
         let first = reserved.ok_or_else(|| InvalidationError::TimedOut { waited_ns: waited() })?;
-        let last = first + count - 1;
-        // Another number than the last time here: the place is a size further. Truncation is harmless, as the word is cleared.
-        let (slot, number) = (self.ring.index(last), (last as u32) | 1 << 31);
-        self.answers.store(frames, slot, 0);
-        let answer = self.answers.phys().get() + slot as u64 * 8;
-        for (place, command) in
-            (first..).zip(commands.iter().copied().chain([descriptor::wait(number, answer)]))
-        {
+        let wait = descriptor::wait(answer.number(), self.answers.address(answer).get());
+        for (place, command) in (first..).zip(commands.iter().copied().chain([wait])) {
             let index = self.ring.index(place) * 2;
             self.descriptors.store(frames, index, command[0]);
             self.descriptors.store(frames, index + 1, command[1]);
@@ -123,23 +131,20 @@ impl Queue {
         self.ring.publish(first, count, &bell);
         let began = host.now_ns();
         let mut looks = 0_u32;
-        loop {
-            // Acquire, in `load`: what the unit has done before it stored is done.
-            if self.answers.load(frames, slot) as u32 == number {
-                return self.checked(before);
-            }
+        while !self.answers.is_there(frames, answer) {
             looks = looks.wrapping_add(1);
             if looks.is_multiple_of(LOOKS) {
                 self.look_for_errors(host);
                 self.checked(before)?;
                 let waited_ns = host.now_ns().saturating_sub(began);
                 // One more look: the caller may have been interrupted.
-                if waited_ns > host.patience_ns() && self.answers.load(frames, slot) as u32 != number {
+                if waited_ns > host.patience_ns() && !self.answers.is_there(frames, answer) {
                     return Err(InvalidationError::TimedOut { waited_ns });
                 }
             }
             host.relax();
         }
+        self.checked(before)
     }
 
     /// An error if there was one since there were `before`.

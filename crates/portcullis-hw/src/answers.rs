@@ -1,0 +1,171 @@
+//! Words in memory into which a unit stores a number when it has come to the end of a submission.
+//!
+//! A submission has a word of its own until its CPU has seen the answer or waits no more, however much the ring turns
+//! meanwhile: words are claimed and given back, and are no part of the ring. Each owner of a word has another number, so an
+//! answer that comes late confirms nothing for the next owner. It may hide the next owner's answer, who then waits in vain
+//! and reports that: the safe side. (Numbers have 32 bits, so one comes again after 2^32 owners of a word.)
+//!
+//! Memory ordering. The answer is loaded with `Acquire`: what the unit did before it stored is done for the caller. A claim
+//! acquires what the last owner released, so numbers of a word never repeat.
+
+use alloc::boxed::Box;
+
+use portcullis::addr::PhysAddr;
+use portcullis::platform::{Frames, TABLE_ENTRIES};
+
+use crate::frames::Words;
+use crate::host::UnitError;
+use crate::sync::{AtomicU64, Ordering};
+
+/// A frame of such words.
+#[derive(Debug)]
+pub(crate) struct Answers {
+    words: Words,
+    claims: Claims,
+}
+
+/// Which words have an owner, and its number.
+#[derive(Debug)]
+struct Claims {
+    /// A bit for each word.
+    taken: Box<[AtomicU64]>,
+    /// For each word, the number of its last owner. Of the CPU that has claimed the word.
+    numbers: Box<[AtomicU64]>,
+}
+
+/// A word that is claimed.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    index: usize,
+    number: u32,
+}
+
+impl Answer {
+    /// The number that the unit is to store, in the lower half of the word.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+}
+
+impl Answers {
+    /// Allocates a frame.
+    pub fn new<F: Frames>(frames: &F) -> Result<Self, UnitError> {
+        Ok(Self { words: Words::new(frames, 1)?, claims: Claims::new(TABLE_ENTRIES) })
+    }
+
+    /// Gives the frame back.
+    ///
+    /// # Safety
+    /// It is of `frames`, and the unit stores nothing there any more.
+    pub unsafe fn free<F: Frames>(self, frames: &F) {
+        // SAFETY: the caller's promise.
+        unsafe { self.words.free(frames) };
+    }
+
+    /// Claims a word, looking first where `hint` says. `None` where all 512 are claimed.
+    pub fn claim(&self, hint: u64) -> Option<Answer> {
+        self.claims.claim(hint)
+    }
+
+    /// Where the unit is to store it.
+    pub fn address(&self, answer: &Answer) -> PhysAddr {
+        PhysAddr::new(self.words.phys().get() + answer.index as u64 * 8)
+    }
+
+    /// Whether the answer is there. Then what the unit did before it is done, for what the caller does next.
+    pub fn is_there<F: Frames>(&self, frames: &F, answer: &Answer) -> bool {
+        self.words.load(frames, answer.index) as u32 == answer.number
+    }
+
+    /// Gives a word back.
+    pub fn give_back(&self, answer: Answer) {
+        self.claims.give_back(answer);
+    }
+}
+
+impl Claims {
+    /// For `count` words, a multiple of 64.
+    fn new(count: usize) -> Self {
+        let words = |count| (0..count).map(|_| AtomicU64::new(0)).collect();
+        Self { taken: words(count / 64), numbers: words(count) }
+    }
+
+    fn claim(&self, hint: u64) -> Option<Answer> {
+        let groups = self.taken.len();
+        for step in 0..groups {
+            let group = (hint as usize).wrapping_add(step) % groups;
+            let mut taken = self.taken[group].load(Ordering::Relaxed);
+            while taken != u64::MAX {
+                let bit = (!taken).trailing_zeros();
+                taken = self.taken[group].fetch_or(1 << bit, Ordering::Acquire);
+                if taken >> bit & 1 == 0 {
+                    let index = group * 64 + bit as usize;
+                    let number = self.numbers[index].load(Ordering::Relaxed).wrapping_add(1);
+                    self.numbers[index].store(number, Ordering::Relaxed);
+                    return Some(Answer { index, number: number as u32 });
+                }
+            }
+        }
+        None
+    }
+
+    fn give_back(&self, answer: Answer) {
+        self.taken[answer.index / 64].fetch_and(!(1 << (answer.index % 64)), Ordering::Release);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use alloc::collections::BTreeSet;
+    use alloc::vec::Vec;
+
+    use super::*;
+
+    #[test]
+    fn every_word_is_claimed_once_and_each_owner_has_another_number() {
+        let (claims, mut seen) = (Claims::new(128), BTreeSet::new());
+        for hint in 0..5 {
+            let all: Vec<_> = core::iter::from_fn(|| claims.claim(hint)).collect();
+            assert_eq!(all.len(), 128);
+            for answer in all {
+                assert!(seen.insert((answer.index, answer.number)) && answer.number != 0);
+                claims.give_back(answer);
+            }
+        }
+    }
+}
+
+#[cfg(all(test, loom))]
+mod model {
+    use alloc::sync::Arc;
+    use alloc::vec::Vec;
+
+    use loom::thread;
+
+    use super::*;
+
+    /// Two CPUs claim two words one after the other: no two of the four are the same word with the same number.
+    #[test]
+    fn no_two_owners_of_a_word_have_the_same_number() {
+        loom::model(|| {
+            let claims = Arc::new(Claims::new(64));
+            let two = |claims: &Claims| -> Vec<(usize, u32)> {
+                (0..2)
+                    .map(|_| {
+                        let answer = claims.claim(0).unwrap();
+                        let seen = (answer.index, answer.number);
+                        claims.give_back(answer);
+                        seen
+                    })
+                    .collect()
+            };
+            let other = Arc::clone(&claims);
+            let thread = thread::spawn(move || two(&other));
+            let mut all = two(&claims);
+            all.extend(thread.join().unwrap());
+            all.sort_unstable();
+            all.dedup();
+            assert_eq!(all.len(), 4);
+        });
+    }
+}
