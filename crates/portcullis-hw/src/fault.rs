@@ -1,5 +1,7 @@
 //! What a unit refused, in one form for all IOMMUs.
 
+use core::fmt;
+
 use portcullis::addr::{DeviceId, Iova};
 
 /// What the device was about to do.
@@ -38,8 +40,7 @@ pub enum Reason {
 }
 
 /// One refused access.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("device {:#x} may not {access:?} {address:?}: {reason:?} (code {code:#x})", device.0)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fault {
     /// Whose access it was: for PCI bus, device and function, as 16 bits.
     pub device: DeviceId,
@@ -54,3 +55,36 @@ pub struct Fault {
     /// The unit's own code for it.
     pub code: u32,
 }
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let access = match self.access {
+            Some(Access::Read) => "read",
+            Some(Access::Write) => "write",
+            Some(Access::Execute) => "execute from",
+            Some(Access::Atomic) => "read and write",
+            None => "access",
+        };
+        let reason = match self.reason {
+            Reason::NotAttached => "the device is attached to nothing",
+            Reason::BadContext => "its context is malformed",
+            Reason::NotMapped => "nothing is mapped there for this",
+            Reason::Permission => "the mapping does not allow this",
+            Reason::BeyondWidth => "the address is wider than the tables",
+            Reason::BadEntry => "an entry of the page table has bits that the unit does not know",
+            Reason::Unreadable => "the unit could not read its structures",
+            Reason::Other => "the code says why",
+        };
+        write!(f, "device {:#x} was not let {access} ", self.device.0)?;
+        match self.address {
+            Some(address) => write!(f, "{address}")?,
+            None => f.write_str("memory")?,
+        }
+        if let Some(pasid) = self.pasid {
+            write!(f, " in process address space {pasid}")?;
+        }
+        write!(f, ": {reason} (code {:#x})", self.code)
+    }
+}
+
+impl core::error::Error for Fault {}

@@ -4,8 +4,8 @@
 mod hal;
 #[path = "../examples/nic.rs"]
 mod nic;
-#[path = "../examples/nvme.rs"]
-mod nvme;
+#[path = "../examples/prp.rs"]
+mod prp;
 
 #[test]
 fn a_network_card() {
@@ -14,7 +14,7 @@ fn a_network_card() {
 
 #[test]
 fn an_nvme_disk() {
-    nvme::main().unwrap();
+    prp::main().unwrap();
 }
 
 #[test]

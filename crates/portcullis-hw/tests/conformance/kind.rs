@@ -1,4 +1,5 @@
 //! What the cases ask of an IOMMU, and how units with tables in memory answer.
+#![allow(dead_code, reason = "each of the programs that use it uses a part")]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

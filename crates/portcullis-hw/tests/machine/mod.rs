@@ -101,7 +101,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// A PC (`q35`) with these devices, each as QEMU's `-device` takes it.
+    /// A PC (`q35`) with these devices, each as QEMU's `-device` takes it, or another option with a blank before its value.
     pub fn pc(devices: &[&str]) -> Result<Self> {
         Self::start(&PC, "", devices)
     }
@@ -136,7 +136,11 @@ impl Machine {
             .arg(format!("unix:{}", at("socket").display()))
             .arg("-object")
             .arg(format!("memory-backend-file,id=m,size=256M,mem-path={},share=on", at("ram").display()))
-            .args(devices.iter().flat_map(|device| ["-device", device]))
+            .args(
+                devices
+                    .iter()
+                    .flat_map(|device| device.split_once(' ').map_or(["-device", device], <[&str; 2]>::from)),
+            )
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(File::create(at("errors"))?);

@@ -67,6 +67,11 @@ impl Ram {
         std::array::from_fn(|index| self.byte(at.get() + index as u64).load(Ordering::Acquire))
     }
 
+    /// The `len` bytes from `at` on.
+    pub fn read_all(&self, at: PhysAddr, len: u64) -> Vec<u8> {
+        (at.get()..at.get() + len).map(|address| self.byte(address).load(Ordering::Acquire)).collect()
+    }
+
     /// Stores bytes from `at` on.
     pub fn write(&self, at: PhysAddr, bytes: &[u8]) {
         for (address, byte) in (at.get()..).zip(bytes) {
