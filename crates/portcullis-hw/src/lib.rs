@@ -21,6 +21,7 @@ mod host;
 mod iommu;
 mod sync;
 
+pub mod acpi;
 pub mod vtd;
 
 pub use fault::{Access, Fault, Reason};
