@@ -1,4 +1,4 @@
-//! QEMU's VT-d: it caches translations and contexts, has one fault record, and drops repeats while that is full.
+//! QEMU's VT-d, and the software IOMMU with the same registers. QEMU's caches translations and contexts, has one fault record, and drops repeats while that is full.
 
 use portcullis::addr::{DeviceId, DomainId};
 use portcullis::invalidation::{InvalidationQueue, Request};
@@ -7,7 +7,7 @@ use portcullis_hw::vtd::Unit;
 use portcullis_hw::{Fault, Iommu};
 
 use super::kind::{Kind, Tables, TablesMapper, kind_with_tables};
-use super::machine::{Machine, QemuHost, Ram, Result};
+use super::machine::{Machine, QemuHost, Ram, Result, SoftwareHost};
 
 /// Where `q35` has the unit's registers.
 pub const REGISTERS: u64 = 0xfed9_0000;
@@ -30,5 +30,21 @@ kind_with_tables!(Unit<QemuHost>, VtdSecondStage, {
 
     fn start(machine: &Machine) -> Result<Self> {
         Ok(Self::new(Unit::start(machine.host(REGISTERS))?))
+    }
+});
+
+kind_with_tables!(Unit<SoftwareHost>, VtdSecondStage, {
+    const UNITS: &[&str] = &["software", "software, caching mode"];
+
+    fn machine(unit: &str, _: &[&str]) -> Result<Machine> {
+        Machine::software(unit.ends_with("caching mode"))
+    }
+
+    fn machine_without() -> Result<Machine> {
+        Err("the software IOMMU is there".into())
+    }
+
+    fn start(machine: &Machine) -> Result<Self> {
+        Ok(Self::new(Unit::start(SoftwareHost(machine.host(REGISTERS)))?))
     }
 });

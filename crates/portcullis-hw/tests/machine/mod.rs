@@ -6,6 +6,7 @@
 
 mod edu;
 mod ram;
+mod software;
 mod wire;
 
 use std::error::Error;
@@ -20,6 +21,7 @@ use portcullis_hw::{Host, Registers};
 
 pub use edu::Edu;
 pub use ram::Ram;
+use software::SoftwareVtd;
 pub use wire::{Window, Wire};
 
 /// What fails here is told in words.
@@ -93,11 +95,13 @@ const START: Duration = Duration::from_secs(30);
 
 /// A machine, which ends with this value.
 pub struct Machine {
-    qemu: Child,
-    wire: Arc<Wire>,
     ram: Ram,
-    board: &'static Board,
-    _folder: tempfile::TempDir,
+    kind: Kind,
+}
+
+enum Kind {
+    Qemu { qemu: Child, wire: Arc<Wire>, board: &'static Board, _folder: tempfile::TempDir },
+    Software(Arc<SoftwareVtd>),
 }
 
 impl Machine {
@@ -163,7 +167,8 @@ impl Machine {
         };
         socket.set_nonblocking(false)?;
         let ram = Ram::new(&memory, board.ram, RAM_BYTES)?;
-        Ok(Self { qemu, wire: Arc::new(Wire::new(socket)?), ram, board, _folder: folder })
+        let wire = Arc::new(Wire::new(socket)?);
+        Ok(Self { ram, kind: Kind::Qemu { qemu, wire, board, _folder: folder } })
     }
 
     /// Its memory.
@@ -171,9 +176,18 @@ impl Machine {
         &self.ram
     }
 
-    /// Registers from `base` on.
+    /// The software IOMMU, with the registers of a VT-d unit.
+    pub fn software(caches_absent: bool) -> Result<Self> {
+        let (ram, memory) = Ram::software(RAM_BYTES)?;
+        Ok(Self { ram, kind: Kind::Software(SoftwareVtd::new(memory, caches_absent)) })
+    }
+
+    /// Registers from `base` on; the software IOMMU has its own alone.
     pub fn window(&self, base: u64) -> Window {
-        Window::new(Arc::clone(&self.wire), base)
+        match &self.kind {
+            Kind::Qemu { wire, .. } => Window::Qemu { wire: Arc::clone(wire), base },
+            Kind::Software(unit) => Window::Software(Arc::clone(unit)),
+        }
     }
 
     /// A host for the driver of a unit whose registers begin at `base`.
@@ -181,32 +195,40 @@ impl Machine {
         QemuHost { registers: self.window(base), ram: self.ram.clone(), began: Instant::now() }
     }
 
+    /// Where 32 bits of the configuration space of the device in `slot` of bus 0 are: in memory, or behind the I/O port that this
+    /// returns, after it has selected them.
+    fn select(&self, slot: u32, register: u32) -> (&Arc<Wire>, Option<Window>) {
+        let Kind::Qemu { wire, board, .. } = &self.kind else { panic!("the software IOMMU has no PCI bus") };
+        match board.configuration {
+            Some(base) => (wire, Some(self.window(base + u64::from(slot << 15 | register)))),
+            None => {
+                wire.write_port(0xcf8, 0x8000_0000 | slot << 11 | register);
+                (wire, None)
+            }
+        }
+    }
+
     /// Writes 32 bits of the configuration space of the device in `slot` of bus 0.
     pub fn configure(&self, slot: u32, register: u32, value: u32) {
-        match self.board.configuration {
-            Some(base) => self.window(base + u64::from(slot << 15 | register)).write32(0, value),
-            None => {
-                self.wire.write_port(0xcf8, 0x8000_0000 | slot << 11 | register);
-                self.wire.write_port(0xcfc, value);
-            }
+        match self.select(slot, register) {
+            (_, Some(window)) => window.write32(0, value),
+            (wire, None) => wire.write_port(0xcfc, value),
         }
     }
 
     /// Reads 32 bits there.
     pub fn configuration(&self, slot: u32, register: u32) -> u32 {
-        match self.board.configuration {
-            Some(base) => self.window(base + u64::from(slot << 15 | register)).read32(0),
-            None => {
-                self.wire.write_port(0xcf8, 0x8000_0000 | slot << 11 | register);
-                self.wire.read_port(0xcfc)
-            }
+        match self.select(slot, register) {
+            (_, Some(window)) => window.read32(0),
+            (wire, None) => wire.read_port(0xcfc),
         }
     }
 
     /// Gives the device in `slot` its registers, of at most 1 MiB, by the base address register at `register` of its configuration
     /// space (a second one holds the upper half where that has 64 bits), and switches the device on. Where they are.
     pub fn place(&self, slot: u32, register: u32) -> u64 {
-        let at = self.board.registers + (slot << 20);
+        let Kind::Qemu { board, .. } = &self.kind else { panic!("the software IOMMU has no PCI bus") };
+        let at = board.registers + (slot << 20);
         self.configure(slot, register, at);
         // Memory type 2: 64 bits.
         if self.configuration(slot, register) >> 1 & 3 == 2 {
@@ -217,17 +239,22 @@ impl Machine {
         u64::from(at)
     }
 
-    /// The `edu` device in `slot`.
+    /// The `edu` device in `slot`, or one like it.
     pub fn edu(&self, slot: u32) -> Edu {
-        Edu::new(self.window(self.place(slot, 0x10)))
+        match &self.kind {
+            Kind::Qemu { .. } => Edu::Qemu(self.window(self.place(slot, 0x10))),
+            Kind::Software(unit) => Edu::software(Arc::clone(unit), (slot << 3) as u16),
+        }
     }
 }
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        // It does not end when the socket closes.
-        let _ = self.qemu.kill();
-        let _ = self.qemu.wait();
+        if let Kind::Qemu { qemu, .. } = &mut self.kind {
+            // It does not end when the socket closes.
+            let _ = qemu.kill();
+            let _ = qemu.wait();
+        }
     }
 }
 
@@ -262,5 +289,34 @@ impl Host for QemuHost {
     fn patience_ns(&self) -> u64 {
         // A machine that tests share may stand still for long.
         5_000_000_000
+    }
+}
+
+/// The same for the software IOMMU: a type of its own, so that the cases tell the two apart.
+#[derive(Debug, Clone)]
+pub struct SoftwareHost(pub QemuHost);
+
+impl Host for SoftwareHost {
+    type Registers = Window;
+    type Frames = Ram;
+
+    fn registers(&self) -> &Window {
+        self.0.registers()
+    }
+
+    fn frames(&self) -> &Ram {
+        self.0.frames()
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.0.now_ns()
+    }
+
+    fn relax(&self) {
+        self.0.relax();
+    }
+
+    fn patience_ns(&self) -> u64 {
+        self.0.patience_ns()
     }
 }

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use memmap2::{MmapOptions, MmapRaw};
 use portcullis::addr::PhysAddr;
 use portcullis::platform::{CopyMemory, FRAME_SIZE, Frames, Table};
+use portcullis_model::Memory;
 
 use super::Result;
 
@@ -19,25 +20,47 @@ const FIRST: u64 = 16 << 20;
 pub struct Ram(Arc<Shared>);
 
 struct Shared {
-    map: MmapRaw,
+    bytes: Place,
     /// Where it begins, for the machine.
     base: u64,
+    /// How many bytes there are.
+    len: u64,
     /// Whether each frame is taken.
     taken: Mutex<Vec<bool>>,
 }
 
+/// Where the bytes are.
+enum Place {
+    /// In a file that QEMU has mapped, too.
+    Shared(MmapRaw),
+    /// In the software IOMMU's memory, all of whose frames were taken at once.
+    Software(Arc<Memory>),
+}
+
 impl fmt::Debug for Ram {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} bytes", self.0.map.len())
+        write!(f, "{} bytes", self.0.len)
     }
 }
 
 impl Ram {
+    /// Memory in `file`, which begins at `base` for the machine.
     pub fn new(file: &File, base: u64, bytes: usize) -> Result<Self> {
         let map = MmapOptions::new().len(bytes).map_raw(file)?;
-        let frames = bytes as u64 / FRAME_SIZE;
-        let taken = (0..frames).map(|frame| frame < FIRST / FRAME_SIZE).collect();
-        Ok(Self(Arc::new(Shared { map, base, taken: Mutex::new(taken) })))
+        Ok(Self::of(Place::Shared(map), base, bytes, FIRST))
+    }
+
+    /// The software IOMMU's.
+    pub fn software(bytes: usize) -> Result<(Self, Arc<Memory>)> {
+        let memory = Memory::new(bytes as u64 * 2);
+        let first = memory.alloc(bytes / FRAME_SIZE as usize).ok_or("no memory")?;
+        Ok((Self::of(Place::Software(Arc::clone(&memory)), first.get(), bytes, 0), memory))
+    }
+
+    fn of(bytes: Place, base: u64, len: usize, kept: u64) -> Self {
+        let frames = len as u64 / FRAME_SIZE;
+        let taken = (0..frames).map(|frame| frame < kept / FRAME_SIZE).collect();
+        Self(Arc::new(Shared { bytes, base, len: len as u64, taken: Mutex::new(taken) }))
     }
 
     /// How many frames are taken.
@@ -50,34 +73,58 @@ impl Ram {
         PhysAddr::new(self.0.base)
     }
 
-    /// Where `len` bytes at `at` lie in the mapping.
+    /// Where `len` bytes at `at` lie, counted from the beginning of memory.
     fn offset(&self, at: u64, len: u64) -> usize {
-        let offset = at.checked_sub(self.0.base).filter(|offset| offset + len <= self.0.map.len() as u64);
+        let offset = at.checked_sub(self.0.base).filter(|offset| offset + len <= self.0.len);
         offset.unwrap_or_else(|| panic!("no memory at {at:#x}")) as usize
     }
 
-    /// The byte at `at`.
-    fn byte(&self, at: u64) -> &AtomicU8 {
-        // SAFETY: inside the mapping, which lives as long as the handle; all accesses of this process are atomic.
-        unsafe { AtomicU8::from_ptr(self.0.map.as_mut_ptr().add(self.offset(at, 1))) }
+    /// Reads the bytes from `at` on.
+    fn read_to(&self, at: PhysAddr, bytes: &mut [u8]) {
+        let offset = self.offset(at.get(), bytes.len() as u64);
+        match &self.0.bytes {
+            Place::Shared(map) => {
+                for (index, byte) in bytes.iter_mut().enumerate() {
+                    *byte = shared_byte(map, offset + index).load(Ordering::Acquire);
+                }
+            }
+            Place::Software(memory) => memory.read(at, bytes).expect("it is there"),
+        }
     }
 
     /// The `N` bytes from `at` on.
     pub fn read<const N: usize>(&self, at: PhysAddr) -> [u8; N] {
-        std::array::from_fn(|index| self.byte(at.get() + index as u64).load(Ordering::Acquire))
+        let mut bytes = [0; N];
+        self.read_to(at, &mut bytes);
+        bytes
     }
 
     /// The `len` bytes from `at` on.
     pub fn read_all(&self, at: PhysAddr, len: u64) -> Vec<u8> {
-        (at.get()..at.get() + len).map(|address| self.byte(address).load(Ordering::Acquire)).collect()
+        let mut bytes = vec![0; len as usize];
+        self.read_to(at, &mut bytes);
+        bytes
     }
 
     /// Stores bytes from `at` on.
     pub fn write(&self, at: PhysAddr, bytes: &[u8]) {
-        for (address, byte) in (at.get()..).zip(bytes) {
-            self.byte(address).store(*byte, Ordering::Release);
+        let offset = self.offset(at.get(), bytes.len() as u64);
+        match &self.0.bytes {
+            Place::Shared(map) => {
+                for (index, byte) in bytes.iter().enumerate() {
+                    shared_byte(map, offset + index).store(*byte, Ordering::Release);
+                }
+            }
+            Place::Software(memory) => memory.write(at, bytes).expect("it is there"),
         }
     }
+}
+
+/// The byte at `offset`, which is inside the mapping.
+fn shared_byte(map: &MmapRaw, offset: usize) -> &AtomicU8 {
+    assert!(offset < map.len());
+    // SAFETY: inside the mapping, which lives as long as the reference; all accesses of this process are atomic.
+    unsafe { AtomicU8::from_ptr(map.as_mut_ptr().add(offset)) }
 }
 
 // SAFETY: frames are inside the mapping, given out once until they are freed, and zeroed when they are given out. All that reaches
@@ -114,21 +161,21 @@ unsafe impl Frames for Ram {
     unsafe fn table(&self, frame: PhysAddr) -> &Table {
         assert!(frame.get().is_multiple_of(FRAME_SIZE));
         let at = self.offset(frame.get(), FRAME_SIZE);
-        // SAFETY: a whole frame inside the mapping, aligned; all accesses of this process are atomic.
-        unsafe { &*self.0.map.as_mut_ptr().add(at).cast() }
+        match &self.0.bytes {
+            // SAFETY: a whole frame inside the mapping, aligned; all accesses of this process are atomic.
+            Place::Shared(map) => unsafe { &*map.as_mut_ptr().add(at).cast() },
+            Place::Software(memory) => memory.table_at(frame),
+        }
     }
 }
 
 // SAFETY: byte by byte, all of them and no other.
 unsafe impl CopyMemory for Ram {
     unsafe fn copy(&self, from: PhysAddr, to: PhysAddr, len: u64) {
-        for offset in 0..len {
-            let byte = self.byte(from.get() + offset).load(Ordering::Acquire);
-            self.byte(to.get() + offset).store(byte, Ordering::Release);
-        }
+        self.write(to, &self.read_all(from, len));
     }
 
     unsafe fn zero(&self, at: PhysAddr, len: u64) {
-        (0..len).for_each(|offset| self.byte(at.get() + offset).store(0, Ordering::Release));
+        self.write(at, &vec![0; len as usize]);
     }
 }

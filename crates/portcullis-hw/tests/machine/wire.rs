@@ -9,6 +9,7 @@ use std::time::Duration;
 use portcullis_hw::Registers;
 
 use super::Result;
+use super::software::SoftwareVtd;
 
 /// The socket.
 pub struct Wire(Mutex<BufReader<UnixStream>>);
@@ -56,41 +57,56 @@ impl Wire {
     }
 }
 
-/// Registers at an address.
+/// Registers: of QEMU's, at an address, or of the software IOMMU.
 #[derive(Clone)]
-pub struct Window {
-    wire: Arc<Wire>,
-    base: u64,
+pub enum Window {
+    Qemu { wire: Arc<Wire>, base: u64 },
+    Software(Arc<SoftwareVtd>),
 }
 
 impl fmt::Debug for Window {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "registers at {:#x}", self.base)
-    }
-}
-
-impl Window {
-    pub fn new(wire: Arc<Wire>, base: u64) -> Self {
-        Self { wire, base }
+        match self {
+            Self::Qemu { base, .. } => write!(f, "registers at {base:#x}"),
+            Self::Software(unit) => unit.fmt(f),
+        }
     }
 }
 
 // SAFETY: QEMU carries out each line before it answers, and the answer is waited for, so accesses are in order; its threads share
-// this memory coherently.
+// this memory coherently. The software IOMMU keeps its own promise.
 unsafe impl Registers for Window {
     fn read32(&self, offset: usize) -> u32 {
-        self.wire.number(format_args!("readl {:#x}", self.base + offset as u64)) as u32
+        match self {
+            Self::Qemu { wire, base } => {
+                wire.number(format_args!("readl {:#x}", base + offset as u64)) as u32
+            }
+            Self::Software(unit) => unit.read32(offset),
+        }
     }
 
     fn write32(&self, offset: usize, value: u32) {
-        self.wire.ask(format_args!("writel {:#x} {value:#x}", self.base + offset as u64));
+        match self {
+            Self::Qemu { wire, base } => {
+                wire.ask(format_args!("writel {:#x} {value:#x}", base + offset as u64));
+            }
+            Self::Software(unit) => unit.write32(offset, value),
+        }
     }
 
     fn read64(&self, offset: usize) -> u64 {
-        self.wire.number(format_args!("readq {:#x}", self.base + offset as u64))
+        match self {
+            Self::Qemu { wire, base } => wire.number(format_args!("readq {:#x}", base + offset as u64)),
+            Self::Software(unit) => unit.read64(offset),
+        }
     }
 
     fn write64(&self, offset: usize, value: u64) {
-        self.wire.ask(format_args!("writeq {:#x} {value:#x}", self.base + offset as u64));
+        match self {
+            Self::Qemu { wire, base } => {
+                wire.ask(format_args!("writeq {:#x} {value:#x}", base + offset as u64));
+            }
+            Self::Software(unit) => unit.write64(offset, value),
+        }
     }
 }
