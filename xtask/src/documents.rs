@@ -74,7 +74,7 @@ fn wrong_with(words: &[&str]) -> Option<String> {
     };
     let is_right = match words[1..] {
         ["xtask", "coherence", ref rest @ ..] => coherence::is_request(rest),
-        ["xtask", ref rest @ ..] => matches!(rest, ["test" | "nightly" | "check"]),
+        ["xtask", ref rest @ ..] => matches!(rest, ["test" | "nightly" | "conformance" | "check"]),
         ["fuzz" | "+nightly", ..] => {
             words.contains(&"api") && root().join("fuzz/fuzz_targets/api.rs").is_file()
         }

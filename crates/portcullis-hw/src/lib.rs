@@ -27,3 +27,8 @@ pub mod vtd;
 pub use fault::{Access, Fault, Reason};
 pub use host::{Host, Registers, UnitError};
 pub use iommu::{Attachment, Iommu};
+
+/// What `docs/porting.md` shows is compiled.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/porting.md")]
+struct Porting;
