@@ -1,22 +1,56 @@
 //! A small NVMe driver: one admin and one I/O queue pair, polled, whose data goes by PRP entries.
 //!
-//! It names no IOMMU and no policy. Rings are coherent memory of the device; data is mapped by a queue of the device, which the
+//! It needs no `std`, and names no IOMMU and no policy. Rings are coherent memory of the device; data is mapped by a queue of the device, which the
 //! caller configures, so that choosing another way to protect it changes nothing here.
 //!
 //! Source: NVM Express Base Specification, Revision 2.0, section 3.1.3 "Controller Properties", chapter 3.5 "Controller
 //! Initialization", 4.1.1 "Submission Queue Entry" and "Physical Region Page"; NVM Command Set Specification, Revision 1.0, chapter 3.
 
-use std::error::Error;
-use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+extern crate alloc;
 
+use alloc::vec::Vec;
+use core::sync::atomic::Ordering;
+
+use portcullis::SetupError;
 use portcullis::addr::Direction;
-use portcullis::dma::{CoherentMemory, Device, DmaBuffer, Machine, Mapping, Queue, QueueConfig};
+use portcullis::dma::{
+    CoherentMemory, Device, DmaBuffer, DmaMapError, DmaUnmapError, Machine, Mapping, Queue, QueueConfig,
+};
+use portcullis::domain::{MapListError, UnmapError};
 use portcullis::platform::Frames;
 use portcullis_hw::Registers;
 
-/// What fails is told in words.
-pub type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
+/// What goes wrong.
+#[derive(Debug, Clone, Copy, thiserror::Error)]
+pub enum NvmeError {
+    #[error("no NVMe controller answers, or it lacks what is needed: {what} (CAP is {capabilities:#x})")]
+    Unfit { what: &'static str, capabilities: u64 },
+    #[error("the controller has failed (CSTS is {status:#x})")]
+    Failed { status: u32 },
+    #[error("the controller did not {what} within {waited_ns} ns")]
+    TimedOut { what: &'static str, waited_ns: u64 },
+    #[error("command {opcode:#x} ended with status {status:#x}")]
+    Status { opcode: u8, status: u64 },
+    #[error("the controller completed a command that it was not given")]
+    Stray,
+    #[error("no namespace: {blocks} blocks of 2^{shift} bytes")]
+    Namespace { blocks: u64, shift: u64 },
+    #[error("{len} bytes at block {block} are no blocks of the disk, or too many for one command")]
+    Blocks { len: u64, block: u64 },
+    #[error("a queue cannot be made: {0}")]
+    Setup(#[from] SetupError),
+    #[error("memory cannot be mapped: {0}")]
+    Memory(#[from] MapListError),
+    #[error("memory cannot be freed: {0}")]
+    Free(#[from] UnmapError),
+    #[error("a buffer cannot be mapped: {0}")]
+    Map(#[from] DmaMapError),
+    #[error("a buffer does not come back: {0}")]
+    Unmap(#[from] DmaUnmapError),
+}
+
+/// What is said of all that can fail.
+pub type Result<T> = core::result::Result<T, NvmeError>;
 
 /// Properties of the controller.
 const CAP: usize = 0x00;
@@ -84,7 +118,9 @@ pub struct Nvme<X: Machine, F: Frames, R: Registers, B: DmaBuffer + Send + Sync>
     registers: R,
     /// Bytes from one doorbell to the next.
     stride: usize,
-    patience: Duration,
+    /// Nanoseconds since some fixed time, and how many the controller may take.
+    now_ns: fn() -> u64,
+    patience_ns: u64,
     admin: Pair<X, F>,
     io: Pair<X, F>,
     queue: Queue<X, B>,
@@ -94,24 +130,30 @@ pub struct Nvme<X: Machine, F: Frames, R: Registers, B: DmaBuffer + Send + Sync>
 
 impl<X: Machine, F: Frames + Clone, R: Registers, B: DmaBuffer + Send + Sync> Nvme<X, F, R, B> {
     /// Brings the controller up: its rings in memory of `frames`, its data by a queue of `config`.
-    pub fn start(registers: R, device: &Device<X>, frames: &F, config: QueueConfig) -> Result<Self> {
+    /// `now_ns` is a clock.
+    pub fn start(
+        registers: R,
+        device: &Device<X>,
+        frames: &F,
+        config: QueueConfig,
+        now_ns: fn() -> u64,
+    ) -> Result<Self> {
         let capabilities = registers.read64(CAP);
+        let unfit = |what| Err(NvmeError::Unfit { what, capabilities });
         if capabilities == u64::MAX {
-            return Err("no controller answers".into());
+            return unfit("an answer");
         }
         if capabilities >> 48 & 0xf != 0 {
-            return Err("the controller has no pages of 4 KiB".into());
+            return unfit("pages of 4 KiB");
         }
-        let most = (capabilities & 0xffff) as usize + 1;
-        if most < ENTRIES {
-            return Err(
-                format!("the controller's rings have {most} entries, and {ENTRIES} are needed").into()
-            );
+        if ((capabilities & 0xffff) as usize) < ENTRIES - 1 {
+            return unfit("rings of 64 entries");
         }
         let mut nvme = Self {
             stride: 4 << (capabilities >> 32 & 0xf),
             // In units of 500 ms.
-            patience: Duration::from_millis(500) * ((capabilities >> 24 & 0xff) as u32 + 1),
+            patience_ns: 500_000_000 * ((capabilities >> 24 & 0xff) + 1),
+            now_ns,
             admin: Pair::new(0, device, frames)?,
             io: Pair::new(1, device, frames)?,
             queue: device.queue(config)?,
@@ -143,20 +185,27 @@ impl<X: Machine, F: Frames + Clone, R: Registers, B: DmaBuffer + Send + Sync> Nv
     }
 
     fn wait_for(&self, ready: u32) -> Result<()> {
-        let began = Instant::now();
+        let began = (self.now_ns)();
         loop {
             let status = self.registers.read32(CSTS);
             if status & FATAL != 0 {
-                return Err(format!("the controller has failed (CSTS {status:#x})").into());
+                return Err(NvmeError::Failed { status });
             }
             if status & READY == ready {
                 return Ok(());
             }
-            if began.elapsed() > self.patience {
-                return Err(format!("the controller was not ready within {:?}", self.patience).into());
-            }
-            std::thread::yield_now();
+            self.check(began, "become ready, or stop,")?;
         }
+    }
+
+    /// Whether more may be waited for than since `began`.
+    fn check(&self, began: u64, what: &'static str) -> Result<()> {
+        let waited_ns = (self.now_ns)().saturating_sub(began);
+        if waited_ns > self.patience_ns {
+            return Err(NvmeError::TimedOut { what, waited_ns });
+        }
+        core::hint::spin_loop();
+        Ok(())
     }
 
     /// Asks for the size of the first namespace.
@@ -170,7 +219,7 @@ impl<X: Machine, F: Frames + Clone, R: Registers, B: DmaBuffer + Send + Sync> Nv
         let format = (word(3) >> 16 & 0xf) as usize;
         let shift = word(16 + format / 2) >> (format % 2 * 32 + 16) & 0xff;
         if self.blocks == 0 || !(9..=12).contains(&shift) {
-            return Err(format!("no namespace: {} blocks of 2^{shift} bytes", self.blocks).into());
+            return Err(NvmeError::Namespace { blocks: self.blocks, shift });
         }
         self.block_bytes = 1 << shift;
         Ok(answer.free()?)
@@ -180,28 +229,25 @@ impl<X: Machine, F: Frames + Clone, R: Registers, B: DmaBuffer + Send + Sync> Nv
         let id = self.admin.submit(command, [data, 0])?;
         self.registers.write32(DOORBELLS, self.admin.tail as u32);
         let (answered, status) = self.completed(true)?;
-        if answered != id || status != 0 {
-            return Err(format!("admin command {:#x} ended with status {status:#x}", command.opcode).into());
+        match (answered == id, status) {
+            (true, 0) => Ok(()),
+            (true, status) => Err(NvmeError::Status { opcode: command.opcode, status }),
+            (false, _) => Err(NvmeError::Stray),
         }
-        Ok(())
     }
 
     /// Waits for a completion: of which command, and its status.
     fn completed(&mut self, admin: bool) -> Result<(usize, u64)> {
-        let pair = if admin { &mut self.admin } else { &mut self.io };
-        let began = Instant::now();
-        let done = loop {
+        let began = (self.now_ns)();
+        loop {
+            let pair = if admin { &mut self.admin } else { &mut self.io };
             if let Some(done) = pair.poll() {
-                break done;
+                let doorbell = DOORBELLS + (usize::from(pair.number) * 2 + 1) * self.stride;
+                self.registers.write32(doorbell, pair.head as u32);
+                return Ok(done);
             }
-            if began.elapsed() > self.patience {
-                return Err(format!("no completion within {:?}", self.patience).into());
-            }
-            std::thread::yield_now();
-        };
-        let doorbell = DOORBELLS + (usize::from(pair.number) * 2 + 1) * self.stride;
-        self.registers.write32(doorbell, pair.head as u32);
-        Ok(done)
+            self.check(began, "complete a command")?;
+        }
     }
 
     /// Bytes of a block.
@@ -228,11 +274,11 @@ impl<X: Machine, F: Frames + Clone, R: Registers, B: DmaBuffer + Send + Sync> Nv
             self.registers.write32(DOORBELLS + 2 * self.stride, self.io.tail as u32);
             while !mapped.is_empty() {
                 let (id, status) = self.completed(false)?;
-                let at = mapped.iter().position(|(of, _)| *of == id).ok_or("a completion of no command")?;
+                let at = mapped.iter().position(|(of, _)| *of == id).ok_or(NvmeError::Stray)?;
                 let (_, mapping) = mapped.swap_remove(at);
-                self.queue.unmap(mapping)?.for_each(|buffer| back.push(buffer));
+                self.end(mapping)?.for_each(|buffer| back.push(buffer));
                 if status != 0 {
-                    return Err(format!("a transfer ended with status {status:#x}").into());
+                    return Err(NvmeError::Status { opcode: READ, status });
                 }
             }
             // The queue falls idle: nothing waits longer than this.
@@ -245,13 +291,13 @@ impl<X: Machine, F: Frames + Clone, R: Registers, B: DmaBuffer + Send + Sync> Nv
     fn begin(&mut self, transfer: Transfer<B>) -> Result<(usize, Mapping<B>)> {
         let Transfer { block, writes, buffer } = transfer;
         let direction = if writes { Direction::ToDevice } else { Direction::FromDevice };
-        let mapping = self.queue.map(buffer, direction)?;
+        let mapping = self.queue.map(buffer, direction).map_err(|refused| refused.error)?;
         let blocks = mapping.len() / self.block_bytes;
         let fits = block.checked_add(blocks).is_some_and(|end| end <= self.blocks);
         if !mapping.len().is_multiple_of(self.block_bytes) || !(1..=0x1_0000).contains(&blocks) || !fits {
             let len = mapping.len();
-            self.queue.unmap(mapping)?.for_each(drop);
-            return Err(format!("{len} bytes at block {block} are no blocks of the disk").into());
+            self.end(mapping)?.for_each(drop);
+            return Err(NvmeError::Blocks { len, block });
         }
         let mut pages: Vec<u64> = Vec::new();
         for segment in self.queue.segments(&mapping) {
@@ -262,10 +308,19 @@ impl<X: Machine, F: Frames + Clone, R: Registers, B: DmaBuffer + Send + Sync> Nv
                 at = (at / PAGE + 1) * PAGE;
             }
         }
-        let data = self.io.prps(&pages).ok_or("more pages than one list of PRP entries has")?;
+        let Some(data) = self.io.prps(&pages) else {
+            let len = mapping.len();
+            self.end(mapping)?.for_each(drop);
+            return Err(NvmeError::Blocks { len, block });
+        };
         let opcode = if writes { WRITE } else { READ };
         let command = Command { opcode, namespace: 1, arguments: [block, blocks - 1] };
         Ok((self.io.submit(command, data)?, mapping))
+    }
+
+    /// Ends a mapping. A buffer that does not come back stays in the queue.
+    fn end(&mut self, mapping: Mapping<B>) -> Result<portcullis::dma::Ended<'_, B>> {
+        self.queue.unmap(mapping).map_err(|failed| NvmeError::Unmap(failed.error))
     }
 
     /// Has the controller write the block `block` to `address`, whatever that is, as a broken driver or controller would: the
@@ -335,7 +390,7 @@ impl<X: Machine, F: Frames + Clone> Pair<X, F> {
             0,
         ];
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-        self.submission.write(id * COMMAND_WORDS * 8, &bytes).ok_or("a ring without room")?;
+        self.submission.write(id * COMMAND_WORDS * 8, &bytes).ok_or(NvmeError::Stray)?;
         self.tail = (self.tail + 1) % ENTRIES;
         Ok(id)
     }

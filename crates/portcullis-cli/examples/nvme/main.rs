@@ -17,6 +17,9 @@ mod machine;
 #[path = "../../../portcullis-hw/tests/conformance/vtd.rs"]
 mod vtd;
 
+use std::sync::OnceLock;
+use std::time::Instant;
+
 use clap::{Parser, ValueEnum};
 use portcullis::addr::{DeviceId, DomainId, PhysSegment};
 use portcullis::bounce::PoolConfig;
@@ -25,9 +28,9 @@ use portcullis::domain::Policy;
 use portcullis::platform::Frames;
 use portcullis::std_platform::StdPlatform;
 
-use driver::{Nvme, Result, Transfer};
+use driver::{Nvme, Transfer};
 use kind::{Kind, Tables};
-use machine::{QemuHost, Ram};
+use machine::{QemuHost, Ram, Result};
 
 /// Runs an NVMe driver behind one of QEMU's IOMMUs.
 #[derive(Debug, Parser)]
@@ -115,6 +118,12 @@ impl Drop for Buffer {
     }
 }
 
+/// A clock.
+fn now_ns() -> u64 {
+    static START: OnceLock<Instant> = OnceLock::new();
+    START.get_or_init(Instant::now).elapsed().as_nanos() as u64
+}
+
 fn run<K: Kind>(way: Way) -> Result<()> {
     let unit = K::UNITS[0];
     let image = tempfile::NamedTempFile::new()?;
@@ -139,7 +148,8 @@ fn run<K: Kind>(way: Way) -> Result<()> {
 
     // The driver's part.
     let registers = machine.window(machine.place(SLOT, 0x10));
-    let mut nvme: Nvme<_, _, _, Buffer> = Nvme::start(registers, &device, machine.ram(), way.config())?;
+    let mut nvme: Nvme<_, _, _, Buffer> =
+        Nvme::start(registers, &device, machine.ram(), way.config(), now_ns)?;
     println!("disk: {} blocks of {} bytes", nvme.blocks(), nvme.block_bytes());
 
     let sizes = [512, 4096, 8192, 12 << 10, 64 << 10, 128 << 10, 1536];
