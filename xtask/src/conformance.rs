@@ -1,9 +1,10 @@
-//! The cases that run the drivers of `portcullis-hw` on QEMU's IOMMUs, and QEMU itself, where the system lets it be installed.
+//! The cases that run the drivers of `portcullis-hw` on QEMU's IOMMUs, a kernel that does, and QEMU itself, where the system lets it be installed.
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use crate::nightly::output;
 
@@ -19,8 +20,22 @@ const PACKAGES: [&str; 3] = ["qemu-system-x86", "qemu-system-arm", "qemu-system-
 /// The list of cases.
 const CASES: &str = include_str!("../../crates/portcullis-hw/tests/conformance/main.rs");
 
-/// How many cases there are, each counted once for each IOMMU.
+/// Where the kernel is, and the IOMMUs that it knows, as QEMU's options make them.
+pub const KERNEL: &str = "tests/kernel";
+const KERNEL_UNITS: [&str; 1] = ["intel-iommu,intremap=off"];
+
+/// The status with which a kernel ends that has found all to be well (QEMU's `isa-debug-exit`).
+const WELL: i32 = 33;
+
+/// The longest that a kernel may take.
+const KERNEL_TIME: Duration = Duration::from_secs(240);
+
+/// How many cases there are, each counted once for each IOMMU, and the kernel's.
 pub fn count() -> usize {
+    listed() + KERNEL_UNITS.len()
+}
+
+fn listed() -> usize {
     of_qemu().lines().filter(|line| line.starts_with("        ") && !line.contains(['{', '}'])).count()
 }
 
@@ -121,11 +136,62 @@ pub fn run(root: &Path) -> Result<(), String> {
     if !status.success() {
         return Err(format!("cargo test -p portcullis-hw --test conformance: {status}"));
     }
-    if passed != count() {
-        return Err(format!("{passed} cases of {} were run", count()));
+    if passed != listed() {
+        return Err(format!("{passed} cases of {} were run", listed()));
     }
-    println!("{passed} cases hold; what the models cannot show:");
+    kernel(root)?;
+    println!("{} cases hold; what the models cannot show:", count());
     gaps.iter().for_each(|gap| println!("{gap}"));
+    Ok(())
+}
+
+/// Builds the kernel, and has QEMU run it behind each IOMMU that it knows, with a disk and a network card.
+fn kernel(root: &Path) -> Result<(), String> {
+    let folder = root.join(KERNEL);
+    let failed = |what: &'static str| move |error: std::io::Error| format!("{what}: {error}");
+    let mut build = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    // The flags are those of its own configuration.
+    build.env_remove("RUSTFLAGS").env_remove("CARGO_ENCODED_RUSTFLAGS").env("CARGO_TARGET_DIR", "target");
+    build.args(["build", "--locked", "--release"]).current_dir(&folder);
+    let status = build.status().map_err(failed("cargo build"))?;
+    if !status.success() {
+        return Err(format!("cargo build in {KERNEL}: {status}"));
+    }
+    let program = folder.join("target/x86_64-unknown-linux-gnu/release/portcullis-kernel");
+    let image = folder.join("target/disk");
+    for unit in KERNEL_UNITS {
+        let disk = std::fs::File::create(&image).map_err(failed("the disk's image"))?;
+        disk.set_len(16 << 20).map_err(failed("the disk's image"))?;
+        let mut qemu = Command::new(PROGRAMS[0])
+            .args(["-display", "none", "-nodefaults", "-no-reboot", "-accel", "tcg"])
+            .args(["-machine", "q35,kernel-irqchip=off", "-smp", "2", "-m", "256", "-serial", "stdio"])
+            .args(["-device", "isa-debug-exit,iobase=0xf4,iosize=4", "-device", unit])
+            .args(["-device", "nvme,addr=07.0,serial=portcullis,drive=d", "-netdev", "user,id=n"])
+            .args(["-device", "virtio-net-pci,addr=08.0,netdev=n,iommu_platform=on,disable-legacy=on"])
+            .arg("-drive")
+            .arg(format!("file={},if=none,id=d,format=raw", image.display()))
+            .arg("-kernel")
+            .arg(&program)
+            .stdin(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .map_err(failed(PROGRAMS[0]))?;
+        let began = Instant::now();
+        let status = loop {
+            if let Some(status) = qemu.try_wait().map_err(failed(PROGRAMS[0]))? {
+                break status;
+            }
+            if began.elapsed() > KERNEL_TIME {
+                let _ = qemu.kill();
+                let _ = qemu.wait();
+                return Err(format!("the kernel did not end within {KERNEL_TIME:?} behind {unit}"));
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        };
+        if status.code() != Some(WELL) {
+            return Err(format!("the kernel ended badly behind {unit}: {status}"));
+        }
+    }
     Ok(())
 }
 
@@ -134,6 +200,6 @@ mod tests {
     #[test]
     fn the_cases_are_counted() {
         let named = super::of_qemu().matches("\n        a_strict_unmap_ends_access").count();
-        assert!(named > 0 && super::count() >= 14 * named, "{} cases, {named} IOMMUs", super::count());
+        assert!(named > 0 && super::listed() >= 14 * named, "{} cases, {named} IOMMUs", super::listed());
     }
 }

@@ -265,11 +265,17 @@ fn check_steps() -> Vec<Step> {
     vec![
         Step::cargo("formatting", &["fmt", "--all", "--check"]),
         Step { folder: NO_STD, ..Step::cargo("formatting of the program without std", &["fmt", "--check"]) },
+        Step { folder: conformance::KERNEL, ..Step::cargo("formatting of the kernel", &["fmt", "--check"]) },
         Step::cargo("lints", &["clippy", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"]),
         Step {
             folder: NO_STD,
             environment: &[("CARGO_TARGET_DIR", "target")],
             ..Step::cargo("lints without std", &["clippy", "--locked", "--release", "--", "-D", "warnings"])
+        },
+        Step {
+            folder: conformance::KERNEL,
+            environment: &[("CARGO_TARGET_DIR", "target")],
+            ..Step::cargo("lints of the kernel", &["clippy", "--locked", "--release", "--", "-D", "warnings"])
         },
         Step {
             environment: deny,
