@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use core::ptr::NonNull;
 
 use portcullis::addr::{Direction, DmaSegment, PhysAddr as Phys, PhysSegment};
-use portcullis::dma::{AnyQueue, CoherentMemory, Device, Machine, QueueConfig, RawEnded, RawMapping};
+use portcullis::dma::{AnyQueue, CoherentMemory, Device, Ended, Machine, QueueConfig, RawMapping};
 use spin::Mutex;
 use virtio_drivers::device::net::VirtIONetRaw;
 use virtio_drivers::transport::pci::PciTransport;
@@ -92,7 +92,7 @@ unsafe impl Hal for Mapped {
         let mut card = CARD.lock();
         let card = card.as_mut().expect("the card is there");
         let mapping = card.shared.remove(&at).expect("it was shared");
-        if card.queue.unmap_raw(mapping).expect("the IOMMU confirms") == RawEnded::Pending {
+        if card.queue.unmap_raw(mapping).expect("the IOMMU confirms") == Ended::Pending {
             card.queue.commit_raw().expect("the IOMMU confirms");
         }
     }

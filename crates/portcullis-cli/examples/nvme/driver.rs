@@ -8,13 +8,14 @@
 
 extern crate alloc;
 
-use alloc::vec::Vec;
+use alloc::vec::{Drain, Vec};
 use core::sync::atomic::Ordering;
 
 use portcullis::SetupError;
 use portcullis::addr::Direction;
 use portcullis::dma::{
-    CoherentMemory, Device, DmaBuffer, DmaMapError, DmaUnmapError, Machine, Mapping, Queue, QueueConfig,
+    CoherentMemory, Device, DmaBuffer, DmaMapError, DmaUnmapError, Ended, Machine, Mapping, Queue,
+    QueueConfig,
 };
 use portcullis::domain::{MapListError, UnmapError};
 use portcullis::platform::Frames;
@@ -319,7 +320,7 @@ impl<X: Machine, F: Frames + Clone, R: Registers, B: DmaBuffer + Send + Sync> Nv
     }
 
     /// Ends a mapping. A buffer that does not come back stays in the queue.
-    fn end(&mut self, mapping: Mapping<B>) -> Result<portcullis::dma::Ended<'_, B>> {
+    fn end(&mut self, mapping: Mapping<B>) -> Result<Ended<B, Drain<'_, B>>> {
         self.queue.unmap(mapping).map_err(|failed| NvmeError::Unmap(failed.error))
     }
 

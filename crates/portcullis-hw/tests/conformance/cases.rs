@@ -1,9 +1,9 @@
 //! The cases. Each tries all configurations of an IOMMU, each on a machine of its own.
 
+use std::convert::Infallible;
+
 use portcullis::addr::{DeviceId, Direction, DmaSegment, DomainId, Iova, IovaRange, PhysAddr, PhysSegment};
-use portcullis::dma::{
-    DmaDomain, DmaMask, DomainBuilder, NoCopies, Queue, QueueConfig, RawEnded, RawMapping,
-};
+use portcullis::dma::{DmaDomain, DmaMask, DomainBuilder, Ended, Queue, QueueConfig, RawMapping};
 use portcullis::domain::Policy;
 use portcullis::invalidation::{Invalidation, Request};
 use portcullis::platform::Frames;
@@ -13,7 +13,7 @@ use portcullis_hw::{Access, Fault, Reason};
 use super::kind::Kind;
 use super::machine::{EDU, Edu, Machine, Ram, Result};
 
-type Kernel<K> = (<K as Kind>::Mapper, StdPlatform, NoCopies);
+type Kernel<K> = (<K as Kind>::Mapper, StdPlatform, Infallible);
 
 /// A machine with a unit that is on, and two devices that are attached to nothing.
 struct Rig<K> {
@@ -118,7 +118,7 @@ impl<K: Kind> Card<K> {
         Ok((mapping, view[0].iova))
     }
 
-    fn unmap(&mut self, mapping: RawMapping) -> Result<RawEnded> {
+    fn unmap(&mut self, mapping: RawMapping) -> Result<Ended<(), ()>> {
         Ok(self.queue.unmap_raw(mapping)?)
     }
 
@@ -170,7 +170,7 @@ pub fn a_mapping_is_read_and_written_as_its_direction_allows<K: Kind>() {
         assert_eq!(&rig.ram().read(page.phys), b"original");
         assert_eq!(&rig.fetch(0, iova, window), b"original");
         rig.assert_no_fault();
-        assert_eq!(card.unmap(mapping)?, RawEnded::Done);
+        assert_eq!(card.unmap(mapping)?, Ended::Done(()));
 
         let (mapping, iova) = card.map(page, Direction::FromDevice)?;
         if K::WRITE_ONLY {
@@ -185,14 +185,14 @@ pub fn a_mapping_is_read_and_written_as_its_direction_allows<K: Kind>() {
         rig.store(0, *b"replaced", window, iova);
         assert_eq!(&rig.ram().read(page.phys), b"replaced");
         rig.assert_no_fault();
-        assert_eq!(card.unmap(mapping)?, RawEnded::Done);
+        assert_eq!(card.unmap(mapping)?, Ended::Done(()));
 
         let (mapping, iova) = card.map(page, Direction::Bidirectional)?;
         assert_eq!(&rig.fetch(0, iova, window), b"replaced");
         rig.store(0, *b"and both", window, iova);
         assert_eq!(&rig.ram().read(page.phys), b"and both");
         rig.assert_no_fault();
-        assert_eq!(card.unmap(mapping)?, RawEnded::Done);
+        assert_eq!(card.unmap(mapping)?, Ended::Done(()));
         Ok(())
     });
 }
@@ -214,7 +214,7 @@ pub fn a_strict_unmap_ends_access_and_without_its_invalidation_it_does_not<K: Ki
                 );
                 return Ok(());
             }
-            assert_eq!(card.unmap(mapping)?, RawEnded::Done);
+            assert_eq!(card.unmap(mapping)?, Ended::Done(()));
             let _ = rig.kind.neglect(false);
             rig.store(0, *b"unmapped", window, iova);
             // The second time shows that the first can fail.
@@ -236,7 +236,7 @@ pub fn a_lazy_unmap_ends_access_with_its_flush<K: Kind>() {
         let (window, page) = (card.window(rig)?, rig.memory(4096));
         let (mapping, iova) = card.map(page, Direction::Bidirectional)?;
         rig.store(0, *b"mapped..", window, iova);
-        assert_eq!(card.unmap(mapping)?, RawEnded::Done);
+        assert_eq!(card.unmap(mapping)?, Ended::Done(()));
         rig.store(0, *b"too late", window, iova);
         assert_eq!(&rig.ram().read(page.phys), b"too late", "inside the window");
         space.domain.space().flush()?;
@@ -293,7 +293,7 @@ pub fn a_list_is_one_piece_for_the_device<K: Kind>() {
             rig.store(0, bytes, window, Iova::new(view[0].iova.get() + index as u64 * 4096 + 24));
             assert_eq!(rig.ram().read(PhysAddr::new(segment.phys.get() + 24)), bytes);
         }
-        assert_eq!(card.unmap(mapping)?, RawEnded::Done);
+        assert_eq!(card.unmap(mapping)?, Ended::Done(()));
         rig.assert_no_fault();
         Ok(())
     });
@@ -432,7 +432,7 @@ pub fn thousands_of_mappings_land_where_they_should<K: Kind>() {
                 live.push((mapping, iova, segment));
             } else if let Some(index) = (!live.is_empty()).then(|| next(live.len() as u64) as usize) {
                 let (mapping, iova, segment) = live.swap_remove(index);
-                assert_eq!(card.unmap(mapping)?, RawEnded::Done);
+                assert_eq!(card.unmap(mapping)?, Ended::Done(()));
                 gone.push((iova, segment.phys));
             }
             if step % 3 == 0
