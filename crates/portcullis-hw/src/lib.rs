@@ -19,6 +19,7 @@ mod fault;
 mod frames;
 mod host;
 mod iommu;
+mod queue;
 mod sync;
 
 pub mod acpi;

@@ -113,7 +113,6 @@ pub mod ecap {
 
 /// The size field of IQA for one frame: 256 descriptors of 16 bytes.
 pub const IQA_ONE_FRAME: u64 = 0;
-pub const QUEUE_DESCRIPTORS: u32 = 256;
 
 /// The index in IQH, or the value of IQT for one.
 pub const fn queue_index(register: u64) -> u64 {

@@ -11,11 +11,12 @@ use super::faults;
 use super::layout::{
     FECTL_IM, IQA_ONE_FRAME, PMEN_EPM, PMEN_PRS, cap, descriptor, ecap, entry, fsts, global, record, reg,
 };
-use super::queue::{Descriptors, Queue, describe};
+use super::queue::{Bell, describe};
 use crate::fault::Fault;
 use crate::frames::Words;
 use crate::host::{Host, Registers, UnitError, wait_until};
 use crate::iommu::{Attachment, Iommu};
+use crate::queue::{Command, Queue};
 use crate::sync::Mutex;
 
 /// Words of a root or context table: 256 entries of two.
@@ -203,6 +204,11 @@ impl<H: Host> Unit<H> {
         })
     }
 
+    /// Has the unit forget contexts.
+    fn confirm(&self, commands: &[Command]) -> Result<(), UnitError> {
+        self.queue.submit(&self.host, &Bell(&self.host), commands).map_err(UnitError::Unconfirmed)
+    }
+
     /// Makes a unit with a write buffer see what is stored.
     fn flush_write_buffer(&self) -> Result<(), UnitError> {
         if self.capabilities.cap & cap::RWBF == 0 {
@@ -236,7 +242,7 @@ impl<H: Host> Iommu<VtdSecondStage> for Unit<H> {
         self.command(global::SRTP, true, "take its root table")?;
         // A unit with ESRTPS does this by itself, and once more does no harm.
         let everything = [descriptor::CONTEXT_ALL, descriptor::iotlb_all(self.drain)];
-        self.queue.submit(&self.host, &everything).map_err(UnitError::Unconfirmed)?;
+        self.confirm(&everything)?;
         self.command(global::TE, true, "turn translation on")?;
         if self.capabilities.cap & (cap::PLMR | cap::PHMR) != 0 {
             // Firmware's protected regions would keep devices from memory that is mapped for them.
@@ -291,7 +297,7 @@ impl<H: Host> Iommu<VtdSecondStage> for Unit<H> {
         if self.capabilities.caches_absent() {
             // What is absent is cached as domain 0's.
             let forget = [descriptor::context_of(0, source), descriptor::iotlb_domain(self.drain, number.0)];
-            self.queue.submit(&self.host, &forget).map_err(UnitError::Unconfirmed)?;
+            self.confirm(&forget)?;
         }
         Ok(())
     }
@@ -313,7 +319,7 @@ impl<H: Host> Iommu<VtdSecondStage> for Unit<H> {
         let domain = entry::domain_of(high);
         // The context first: what it leads to could be cached anew else.
         let forget = [descriptor::context_of(domain, source), descriptor::iotlb_domain(self.drain, domain)];
-        self.queue.submit(&self.host, &forget).map_err(UnitError::Unconfirmed)?;
+        self.confirm(&forget)?;
         // The second word says that the device is attached, until here.
         table.store(frames, index + 1, 0);
         Ok(())
@@ -400,16 +406,10 @@ unsafe impl<H: Host> InvalidationQueue for Unit<H> {
     fn submit(&self, requests: &[Request]) -> Result<(), InvalidationError> {
         self.flush_write_buffer()
             .map_err(|_| InvalidationError::TimedOut { waited_ns: self.host.patience_ns() })?;
-        let mut descriptors = Descriptors::new();
-        for request in requests {
-            if !describe(&mut descriptors, self.capabilities.cap, self.drain, request) {
-                self.queue.submit(&self.host, &descriptors)?;
-                descriptors.clear();
-                // It fits now: the array is empty.
-                let _ = describe(&mut descriptors, self.capabilities.cap, self.drain, request);
-            }
-        }
-        if descriptors.is_empty() { Ok(()) } else { self.queue.submit(&self.host, &descriptors) }
+        let (cap, drain) = (self.capabilities.cap, self.drain);
+        self.queue.carry_out(&self.host, &Bell(&self.host), requests, |commands, request| {
+            describe(commands, cap, drain, request)
+        })
     }
 
     fn caches_absent(&self) -> bool {
