@@ -20,6 +20,8 @@ pub trait Kind: Sized + Sync {
     const UNITS: &[&str];
     /// Whether the model records refused accesses; if not, why not.
     const RECORDS: std::result::Result<(), &str> = Ok(());
+    /// What the model cannot show besides, and why.
+    const GAPS: &[(&str, &str)] = &[];
 
     /// Whether tables have entries by which a device may write and not read.
     const WRITE_ONLY: bool = true;
