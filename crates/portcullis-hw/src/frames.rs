@@ -27,6 +27,11 @@ impl Words {
         self.first
     }
 
+    /// How many frames there are.
+    pub fn frames(&self) -> usize {
+        self.count
+    }
+
     /// How many words there are.
     pub fn len(&self) -> usize {
         self.count * TABLE_ENTRIES

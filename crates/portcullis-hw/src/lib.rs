@@ -15,6 +15,8 @@ extern crate alloc;
 
 mod answers;
 mod command_ring;
+#[cfg(all(test, not(loom)))]
+mod fake;
 mod fault;
 mod frames;
 mod host;
@@ -23,6 +25,7 @@ mod queue;
 mod sync;
 
 pub mod acpi;
+pub mod amdvi;
 pub mod vtd;
 
 pub use fault::{Access, Fault, Reason};

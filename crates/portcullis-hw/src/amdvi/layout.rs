@@ -1,0 +1,202 @@
+//! Registers and structures of AMD-Vi: where bits lie, and nothing else.
+//!
+//! Source: AMD I/O Virtualization Technology (IOMMU) Specification, publication 48882, Rev. 3.10:
+//! section 2.2.2 "Device Table", section 2.4 "Commands", section 2.5 "Event Logging", section 3.2
+//! "PCI Resources", section 3.4 "IOMMU MMIO Registers".
+#![allow(missing_docs, reason = "names of the manual")]
+
+/// Offsets of registers, in bytes. All have 64 bits.
+pub mod reg {
+    pub const DEVICE_TABLE_BASE: usize = 0x00;
+    pub const COMMAND_BASE: usize = 0x08;
+    pub const EVENT_BASE: usize = 0x10;
+    pub const CONTROL: usize = 0x18;
+    pub const EXCLUSION_BASE: usize = 0x20;
+    pub const EXTENDED_FEATURE: usize = 0x30;
+    pub const COMMAND_HEAD: usize = 0x2000;
+    pub const COMMAND_TAIL: usize = 0x2008;
+    pub const EVENT_HEAD: usize = 0x2010;
+    pub const EVENT_TAIL: usize = 0x2018;
+    pub const STATUS: usize = 0x2020;
+}
+
+/// The Control register.
+pub mod control {
+    /// The unit translates. While this is clear it reads no commands and writes no events either.
+    pub const IOMMU_EN: u64 = 1 << 0;
+    pub const EVENT_LOG_EN: u64 = 1 << 2;
+    /// The unit's reads of the device table are snooped.
+    pub const COHERENT: u64 = 1 << 10;
+    pub const CMD_BUF_EN: u64 = 1 << 12;
+    /// How the unit behaves on its link, which firmware knows: HtTunEn, PassPW, ResPassPW, Isoc;
+    /// and its filter of system management interrupts: SmiFEn, SmiFLogEn.
+    pub const FIRMWARES: u64 = 1 << 1 | 1 << 8 | 1 << 9 | 1 << 11 | 1 << 22 | 1 << 24;
+}
+
+/// The Status register.
+pub mod status {
+    /// The event log was full, and has stopped; a 1 clears it.
+    pub const EVENT_OVERFLOW: u64 = 1 << 0;
+    /// Interrupts of the event log, of COMPLETION_WAIT; a 1 clears them.
+    pub const EVENT_LOG_INT: u64 = 1 << 1;
+    pub const COM_WAIT_INT: u64 = 1 << 2;
+    pub const EVENT_LOG_RUN: u64 = 1 << 3;
+    pub const CMD_BUF_RUN: u64 = 1 << 4;
+}
+
+/// The Extended Feature register.
+pub mod feature {
+    /// INVALIDATE_IOMMU_ALL.
+    pub const IA_SUP: u64 = 1 << 6;
+    /// The most levels of a host table; `None` for the reserved value.
+    pub const fn host_levels(features: u64) -> Option<u32> {
+        match features >> 10 & 3 {
+            3 => None,
+            hats => Some(4 + hats as u32),
+        }
+    }
+}
+
+/// The first 32 bits of the unit's capability block, in its PCI configuration space (section
+/// 3.2.1).
+pub mod capability {
+    /// The block's identifier, and the type of an IOMMU's.
+    pub const ID_AND_TYPE: u32 = 0x0007_00ff;
+    pub const OF_AN_IOMMU: u32 = 3 << 16 | 0x0f;
+    /// What is absent may be cached.
+    pub const NP_CACHE: u32 = 1 << 26;
+    /// There is an Extended Feature register.
+    pub const EFR_SUP: u32 = 1 << 27;
+}
+
+/// The exclusion range: on, and open to all devices.
+pub const EXCLUSION_ON: u64 = 3;
+
+/// Addresses that are no memory whatever the tables say, the first and the last: interrupts, and
+/// what HyperTransport keeps for itself (table "Special Address Controls").
+pub const RESERVED: [(u64, u64); 2] = [(0xfee0_0000, 0xfeef_ffff), (0xfd_0000_0000, 0xff_ffff_ffff)];
+
+/// The device table's base register: the table of `frames` frames.
+pub const fn device_table(table: u64, frames: usize) -> u64 {
+    table | (frames as u64 - 1)
+}
+
+/// The base registers of the command buffer and of the event log, for one frame: 256 entries of 16
+/// bytes.
+pub const fn ring_base(frame: u64) -> u64 {
+    frame | 8 << 56
+}
+
+/// The index in a head or tail register, and the value of one. QEMU 10's command head says 256 for
+/// 0, once each lap.
+pub const fn ring_index(register: u64) -> u32 {
+    (register >> 4) as u32 & 0xff
+}
+pub const fn ring_place(index: u32) -> u64 {
+    (index as u64) << 4
+}
+
+/// Entries of the device table, of four words. The last two, which are about interrupts, stay 0.
+pub mod entry {
+    pub const WORDS: usize = 4;
+    pub const PER_FRAME: usize = 128;
+    pub const VALID: u64 = 1 << 0;
+    /// The table's root, mode, domain and permissions mean something.
+    pub const TRANSLATION_VALID: u64 = 1 << 1;
+    pub const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
+    pub const READ: u64 = 1 << 61;
+    pub const WRITE: u64 = 1 << 62;
+    /// No table, and no permission.
+    pub const BLOCKED: u64 = VALID | TRANSLATION_VALID;
+    /// No table, and all permissions.
+    pub const PASS_THROUGH: u64 = BLOCKED | READ | WRITE;
+    /// The table at `root`, with `mode` levels.
+    pub const fn translated(root: u64, mode: u32) -> u64 {
+        PASS_THROUGH | root | (mode as u64) << 9
+    }
+    /// The domain in the second word.
+    pub const fn domain(second: u64) -> u16 {
+        second as u16
+    }
+}
+
+/// Commands, of 128 bits.
+pub mod command {
+    /// Stores `value` at `address`, a multiple of 8, when all before it is complete.
+    pub const fn completion_wait(value: u32, address: u64) -> [u64; 2] {
+        [1 << 60 | address | 1, value as u64]
+    }
+    /// A COMPLETION_WAIT that stores nothing: it does nothing.
+    pub const NOTHING: [u64; 2] = [1 << 60, 0];
+    /// A COMPLETION_WAIT with the flush-queue bit: what comes after it begins when all before it is
+    /// complete.
+    pub const BARRIER: [u64; 2] = [1 << 60 | 1 << 2, 0];
+    pub const fn devtab_entry(device: u16) -> [u64; 2] {
+        [2 << 60 | device as u64, 0]
+    }
+    /// 2^`order` pages of 4 KiB at `address`, which is a multiple of their size. `leaf_only` keeps
+    /// the paging-structure caches.
+    pub const fn pages(domain: u16, address: u64, order: u32, leaf_only: bool) -> [u64; 2] {
+        let directories = if leaf_only { 0 } else { 1 << 1 };
+        [3 << 60 | (domain as u64) << 32, block(address, order) | directories]
+    }
+    /// A device's own TLB, of which at most one such command is under way at a time.
+    pub const fn device_tlb(device: u16, address: u64, order: u32) -> [u64; 2] {
+        [4 << 60 | (device as u64) << 32 | 1 << 24 | device as u64, block(address, order)]
+    }
+    pub const DEVICE_TLB: u32 = 4;
+    /// The order of all addresses.
+    pub const EVERYTHING: u32 = 52;
+    /// A block of an order above 0 is said by its address: S is set, and of the bits from 12 on the
+    /// lowest that is 0 is bit 12 + `order` - 1.
+    const fn block(address: u64, order: u32) -> u64 {
+        if order == 0 { address } else { address | ((1 << (order - 1)) - 1) << 12 | 1 }
+    }
+    pub const ALL: [u64; 2] = [8 << 60, 0];
+    pub const fn opcode(first: u64) -> u32 {
+        (first >> 60) as u32
+    }
+}
+
+/// Entries of the event log, of two words: the first has the event's number and what it is about,
+/// the second an address.
+pub mod event {
+    pub const ILLEGAL_DEV_TABLE_ENTRY: u64 = 1;
+    pub const IO_PAGE_FAULT: u64 = 2;
+    pub const DEV_TAB_HARDWARE_ERROR: u64 = 3;
+    pub const PAGE_TAB_HARDWARE_ERROR: u64 = 4;
+    pub const INVALID_DEVICE_REQUEST: u64 = 8;
+    pub const INVALID_PPR_REQUEST: u64 = 9;
+    pub const RMP_PAGE_FAULT: u64 = 14;
+    pub const fn number(first: u64) -> u64 {
+        first >> 60
+    }
+    /// Number and flags.
+    pub const fn code(first: u64) -> u32 {
+        (first >> 48) as u32
+    }
+    pub const fn device(first: u64) -> u16 {
+        first as u16
+    }
+    /// Where GN is clear.
+    pub const fn domain(first: u64) -> u16 {
+        (first >> 32) as u16
+    }
+    /// Where GN is set.
+    pub const fn pasid(first: u64) -> u32 {
+        (first >> 32) as u32 & 0xffff | first as u32 & 0xf_0000
+    }
+    pub const GN: u64 = 1 << 48;
+    /// An interrupt.
+    pub const I: u64 = 1 << 51;
+    /// The page is present.
+    pub const PR: u64 = 1 << 52;
+    /// A write.
+    pub const RW: u64 = 1 << 53;
+    /// The permission is missing.
+    pub const PE: u64 = 1 << 54;
+    /// A reserved bit is set.
+    pub const RZ: u64 = 1 << 55;
+    /// A translation request.
+    pub const TR: u64 = 1 << 56;
+}

@@ -1,0 +1,165 @@
+//! The command buffer: what a domain asks for, as commands, and how the unit says that it has
+//! stopped.
+
+use portcullis::addr::DomainId;
+use portcullis::invalidation::{Invalidation, InvalidationError, Request};
+
+use super::layout::{command, control, reg, ring_index, ring_place, status};
+use crate::command_ring::Doorbell;
+use crate::host::{Host, Registers, wait_until};
+use crate::queue::{Command, Commands, Failure, Port, block_around};
+use crate::sync::Mutex;
+
+/// The unit's side of the ring.
+pub(super) struct Bell<'a, H> {
+    pub host: &'a H,
+    /// Held for a change of the control register.
+    pub control: &'a Mutex<()>,
+}
+
+impl<H: Host> Doorbell for Bell<'_, H> {
+    fn ring(&self, tail: u32) {
+        self.host.registers().write64(reg::COMMAND_TAIL, ring_place(tail));
+    }
+
+    fn head(&self) -> u32 {
+        let head = self.host.registers().read64(reg::COMMAND_HEAD);
+        // All ones where nothing answers.
+        if head == u64::MAX { u32::MAX } else { ring_index(head) }
+    }
+}
+
+impl<H: Host> Port for Bell<'_, H> {
+    const NOTHING: Command = command::NOTHING;
+
+    fn wait(number: u32, address: u64) -> Command {
+        command::completion_wait(number, address)
+    }
+
+    /// The unit stops at a command that it does not know, or cannot read. The error's code is that
+    /// command's number.
+    fn failure(&self, command: &dyn Fn(u32) -> u64) -> Option<Failure> {
+        let status = self.host.registers().read64(reg::STATUS);
+        if status & status::CMD_BUF_RUN != 0 {
+            // All ones say the same: nothing answers.
+            return None;
+        }
+        let bad = self.head();
+        let error = InvalidationError::Rejected { code: command::opcode(command(bad)) };
+        Some(Failure { error, bad: Some(bad), status: 0 })
+    }
+
+    fn go_on(&self, _: &Failure) {
+        set(self.host, self.control, control::CMD_BUF_EN, false);
+        set(self.host, self.control, control::CMD_BUF_EN, true);
+        // If it does not go on, the next look finds that.
+        let _ = wait_until(self.host, "go on with its commands", || {
+            self.host.registers().read64(reg::STATUS) & status::CMD_BUF_RUN != 0
+        });
+    }
+}
+
+/// Sets bits of the control register, or clears them.
+pub(super) fn set<H: Host>(host: &H, control: &Mutex<()>, bits: u64, on: bool) {
+    let registers = host.registers();
+    let _one_at_a_time = control.lock();
+    let value = registers.read64(reg::CONTROL);
+    if value != u64::MAX {
+        registers.write64(reg::CONTROL, if on { value | bits } else { value & !bits });
+    }
+}
+
+/// Adds what `request` asks for to `out`. Nothing, and `false`, where there is no room.
+pub(super) fn describe(out: &mut Commands, request: &Request) -> bool {
+    let DomainId(domain) = request.domain;
+    let everything = (0, command::EVERYTHING);
+    let asked = match request.invalidation {
+        Invalidation::Domain => command::pages(domain, 0, command::EVERYTHING, false),
+        Invalidation::Range { range, leaf_only } => {
+            let (address, order) = block_around(range).unwrap_or(everything);
+            command::pages(domain, address, order, leaf_only)
+        }
+        Invalidation::DeviceTlb { device, range } => {
+            if out.remaining_capacity() < 2 {
+                return false;
+            }
+            // The unit may carry out commands side by side, and the device would ask it for what it
+            // is about to forget.
+            if out.last().is_some_and(|last| command::opcode(last[0]) != command::DEVICE_TLB) {
+                out.push(command::BARRIER);
+            }
+            let (address, order) = range.and_then(block_around).unwrap_or(everything);
+            command::device_tlb(device.0 as u16, address, order)
+        }
+    };
+    out.try_push(asked).is_ok()
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use portcullis::addr::{DeviceId, Iova, IovaRange};
+
+    use super::*;
+
+    fn described(invalidations: &[Invalidation]) -> Commands {
+        let mut out = Commands::new();
+        for invalidation in invalidations {
+            assert!(describe(&mut out, &Request { domain: DomainId(7), invalidation: *invalidation }));
+        }
+        out
+    }
+
+    fn range(start: u64, len: u64) -> IovaRange {
+        IovaRange::new(Iova::new(start), len).unwrap()
+    }
+
+    /// The size that a command says, by the manual's words: the lowest bit from 12 on that is 0
+    /// says half of it.
+    fn said(second: u64) -> (u64, u64) {
+        if second & 1 == 0 {
+            return (second & !0xfff, 0x1000);
+        }
+        let half = 1_u128 << (12 + (!(second >> 12)).trailing_zeros());
+        let size = half * 2;
+        let first = u128::from(second & !0xfff) & !(size - 1);
+        (first as u64, u64::try_from(size).unwrap_or(u64::MAX))
+    }
+
+    #[test]
+    fn the_address_says_the_size() {
+        for (start, len, block) in [
+            (0x5000, 0x1000, (0x5000, 0x1000)),
+            (0x4000, 0x2000, (0x4000, 0x2000)),
+            (0x5000, 0x2000, (0x4000, 0x4000)),
+            (0x20_0000, 0x20_0000, (0x20_0000, 0x20_0000)),
+            (0xffff_f000, 0x2000, (0, 0x2_0000_0000)),
+            (0x7fff_ffff_ffff_f000, 0x2000, (0, u64::MAX)),
+        ] {
+            let out = described(&[Invalidation::Range { range: range(start, len), leaf_only: true }]);
+            assert_eq!(out[0][0], 3 << 60 | 7 << 32);
+            assert_eq!(said(out[0][1]), block, "{start:#x} {len:#x}: {:#x}", out[0][1]);
+            assert_eq!(out[0][1] & 2, 0, "paging structures are kept");
+        }
+        // As section 2.4.3 has it for all of a domain.
+        assert_eq!(described(&[Invalidation::Domain])[0][1], 0x7fff_ffff_ffff_f003);
+        let tables = Invalidation::Range { range: range(0x5000, 0x1000), leaf_only: false };
+        assert_eq!(described(&[tables])[0][1], 0x5002);
+    }
+
+    #[test]
+    fn a_device_forgets_after_the_unit() {
+        let device = |range| Invalidation::DeviceTlb { device: DeviceId(0x28), range };
+        let pages = Invalidation::Range { range: range(0x5000, 0x1000), leaf_only: true };
+        let out = described(&[pages, device(Some(range(0x5000, 0x1000))), device(None)]);
+        let numbers: Commands = out.iter().map(|command| [command::opcode(command[0]).into(), 0]).collect();
+        assert_eq!(numbers.as_slice(), [[3, 0], [1, 0], [4, 0], [4, 0]]);
+        assert_eq!(out[1], command::BARRIER);
+        assert_eq!(out[2], [4 << 60 | 0x28 << 32 | 1 << 24 | 0x28, 0x5000]);
+        assert_eq!(said(out[3][1]), (0, u64::MAX));
+        // Alone it needs no barrier, and one place is no room for both.
+        assert_eq!(described(&[device(None)]).len(), 1);
+        let mut full: Commands = (0..126).map(|_| command::NOTHING).collect();
+        assert!(!describe(&mut full, &Request { domain: DomainId(7), invalidation: device(None) }));
+        assert_eq!(full.len(), 126);
+    }
+}

@@ -1,0 +1,66 @@
+//! QEMU's AMD-Vi: it caches translations, reads a device's entry whenever it has none of its
+//! address, and an invalidation of any pages takes all of the domain.
+
+use portcullis::addr::{DeviceId, DomainId};
+use portcullis::invalidation::{InvalidationQueue, Request};
+use portcullis::pgtable::AmdV1;
+use portcullis_hw::amdvi::{Config, Unit, reserved};
+use portcullis_hw::{Fault, Iommu, Registers};
+
+use super::kind::{Kind, Tables, TablesMapper, kind_with_tables};
+use super::machine::{Machine, QemuHost, Ram, Result};
+
+/// Where QEMU has the unit's registers.
+pub const REGISTERS: u64 = 0xfed8_0000;
+
+/// The first word of the unit's capability block, as a kernel finds it: in the function of class 8,
+/// subclass 6, the block 0x0f.
+fn capability(machine: &Machine) -> Option<u32> {
+    let slot = (0..32).find(|slot| machine.configuration(*slot, 8) >> 16 == 0x0806)?;
+    let mut at = machine.configuration(slot, 0x34) & 0xfc;
+    // A list has 48 blocks at most.
+    for _ in 0..48 {
+        let header = machine.configuration(slot, at);
+        match (at, header & 0xff) {
+            (0, _) => return None,
+            (_, 0x0f) => return Some(header),
+            _ => at = header >> 8 & 0xfc,
+        }
+    }
+    None
+}
+
+kind_with_tables!(Unit<QemuHost>, AmdV1, {
+    // Without `pt=off`, QEMU 10 translates nothing at all.
+    const UNITS: &[&str] = &[
+        "amd-iommu,pt=off,intremap=off",
+        "amd-iommu,pt=off,intremap=off,device-iotlb=on",
+        "amd-iommu,pt=off,intremap=off,xtsup=on",
+    ];
+
+    const RECORDS: std::result::Result<(), &str> =
+        Err("QEMU's event log gets no entry before version 11: it always takes the log to be full");
+
+    const GAPS: &[(&str, &str)] = &[
+        ("that an invalidation names the right pages", "QEMU forgets all of the domain"),
+        ("that a device's entry is forgotten", "QEMU 10 reads it whenever it has no translation"),
+        ("that a command is known", "QEMU goes on behind one that is not"),
+    ];
+
+    fn machine(unit: &str, devices: &[&str]) -> Result<Machine> {
+        Machine::pc(&[&[unit], devices].concat())
+    }
+
+    fn machine_without() -> Result<Machine> {
+        Machine::pc(&[])
+    }
+
+    fn start(machine: &Machine) -> Result<Self> {
+        // QEMU says that it caches what is absent, so each map ends with an invalidation, and that
+        // would hide what an unmap leaves out: QEMU takes it for all of the domain. The last
+        // configuration (XTSup) is for a host that cannot read the block.
+        let can_read = machine.window(REGISTERS).read64(0x30) & 1 << 2 == 0;
+        let config = Config { capability: capability(machine).filter(|_| can_read), ..Config::default() };
+        Ok(Self::new(Unit::start(machine.host(REGISTERS), config)?).without(&reserved()))
+    }
+});
