@@ -146,6 +146,14 @@ mod tests {
         assert_eq!(described(&[tables])[0][1], 0x5002);
     }
 
+    /// QEMU 10 says 256 where the ring has just gone round. Taken for no index, it would say that
+    /// the unit does not answer.
+    #[test]
+    fn a_head_behind_the_last_command_is_at_the_first() {
+        assert_eq!([0, 0x10, 0xff0, 0x1000].map(ring_index), [0, 1, 255, 0]);
+        assert_eq!([0, 1, 255].map(ring_place), [0, 0x10, 0xff0]);
+    }
+
     #[test]
     fn a_device_forgets_after_the_unit() {
         let device = |range| Invalidation::DeviceTlb { device: DeviceId(0x28), range };
