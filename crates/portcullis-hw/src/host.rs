@@ -14,6 +14,8 @@ use portcullis::platform::Frames;
 ///   reaches the unit, once and whole. (64-bit registers that a bus carries in halves: the low half first.)
 /// - Accesses reach the unit in the order of the calls of one CPU. What a CPU has stored to memory before a write, or has
 ///   seen stored by another, is seen by the unit when it acts on the write.
+/// - What the unit has stored to memory before it answers a read, a CPU sees after that read.
+/// - What a CPU has loaded from memory before a write, it has loaded before the unit acts on the write.
 /// - An offset beyond the registers does no harm: such a read returns all ones.
 pub unsafe trait Registers: Send + Sync + 'static {
     /// Reads the 32-bit register at `offset`, a multiple of 4.
