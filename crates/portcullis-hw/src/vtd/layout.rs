@@ -153,8 +153,9 @@ pub mod descriptor {
     pub const fn wait(value: u32, address: u64) -> [u64; 2] {
         [5 | 1 << 5 | (value as u64) << 32, address]
     }
-    /// As `wait`, but stores nothing: it does nothing.
-    pub const NOTHING: [u64; 2] = [5, 0];
+    /// The IOTLB, of domain 0, which is no domain's number: it does nothing. (A wait that stores
+    /// nothing would do, too, but QEMU stops there once more.)
+    pub const NOTHING: [u64; 2] = iotlb_domain(0, 0);
 }
 
 /// Root and context entries of legacy mode: 256 of two words in a frame.
