@@ -76,6 +76,7 @@ impl CommandRing {
         if count > self.room() {
             return None;
         }
+        let mut gains = 0_u32;
         loop {
             // `consumed` first: it never falls, so what is reserved by then is at most a size ahead of it.
             let consumed = self.consumed.load(Ordering::Acquire);
@@ -93,8 +94,12 @@ impl CommandRing {
                 if reserved.is_ok() {
                     return Some(first);
                 }
-            } else if !self.look(consumed, bell) && !waits() {
-                return None;
+            } else {
+                // What is gained may go to others, again and again.
+                gains = gains.wrapping_add(1);
+                if (!self.look(consumed, bell) || gains.is_multiple_of(64)) && !waits() {
+                    return None;
+                }
             }
         }
     }
@@ -107,6 +112,10 @@ impl CommandRing {
             return false;
         }
         let more = head.wrapping_sub(consumed) & (self.size() - 1);
+        // No further than what was reserved: a unit that says so lies. (Relaxed: an old value is a smaller one.)
+        if more > self.reserved.load(Ordering::Relaxed).wrapping_sub(consumed) {
+            return false;
+        }
         // The unit was between `consumed` and a size beyond it when it answered, if `consumed` was still known then. It never
         // falls, so if it is now, it was.
         // Release, for the acquire in `reserve`: what the unit has consumed, it has read, before the place is written again.
@@ -125,9 +134,23 @@ impl CommandRing {
         for place in first..first + count {
             self.written[self.index(place)].store(place + 1, Ordering::Release);
         }
+        self.ring_what_is_written(bell, false);
+    }
+
+    /// Tells the unit once more of all that it was told of: it had stopped, and may have missed that. The caller is the only one
+    /// that does this. Waits for a CPU that is ringing, as that may have rung before the unit went on.
+    pub fn ring_again(&self, bell: &impl Doorbell) {
+        while !self.ring_what_is_written(bell, true) {
+            core::hint::spin_loop();
+        }
+    }
+
+    /// Rings for all that is complete; with `again`, also where nothing is new. Whether no other CPU was ringing. Ends when nothing
+    /// more is complete: a CPU may ring for the others for as long as they go on.
+    fn ring_what_is_written(&self, bell: &impl Doorbell, mut again: bool) -> bool {
         loop {
             if self.ringing.swap(true, Ordering::AcqRel) {
-                return;
+                return false;
             }
             let from = self.rung.load(Ordering::Relaxed);
             let mut to = from;
@@ -135,13 +158,14 @@ impl CommandRing {
             while self.is_written(to) {
                 to += 1;
             }
-            if to != from {
+            if to != from || again {
                 bell.ring(self.index(to) as u32);
                 self.rung.store(to, Ordering::Relaxed);
+                again = false;
             }
             self.ringing.swap(false, Ordering::AcqRel);
             if !self.is_written(to) {
-                return;
+                return true;
             }
         }
     }
@@ -198,6 +222,27 @@ mod tests {
         assert_eq!(unit.rings.get(), 0, "the first two are not written yet");
         ring.publish(first, 2, &unit);
         assert_eq!((unit.rings.get(), unit.tail.get()), (1, 5), "one doorbell for both");
+    }
+
+    #[test]
+    fn a_unit_that_says_it_is_beyond_what_it_was_given_frees_nothing() {
+        let (ring, unit) = (CommandRing::new(4), Unit::default());
+        let first = ring.reserve(2, &unit, || false).unwrap();
+        ring.publish(first, 2, &unit);
+        unit.head.set(3);
+        assert_eq!(ring.reserve(2, &unit, || false), None);
+        unit.head.set(2);
+        assert_eq!(ring.reserve(2, &unit, || false), Some(2));
+    }
+
+    #[test]
+    fn a_unit_that_missed_a_doorbell_is_told_again() {
+        let (ring, unit) = (CommandRing::new(8), Unit::default());
+        let first = ring.reserve(3, &unit, || false).unwrap();
+        ring.publish(first, 3, &unit);
+        unit.tail.set(0);
+        ring.ring_again(&unit);
+        assert_eq!((unit.tail.get(), unit.rings.get()), (3, 2));
     }
 
     #[test]

@@ -19,6 +19,13 @@ impl Words {
     /// Allocates `count` frames, all zero, aligned to their size.
     pub fn new<F: Frames>(frames: &F, count: usize) -> Result<Self, UnitError> {
         let first = frames.alloc(count).ok_or(UnitError::OutOfMemory)?;
+        if !F::COHERENT {
+            // The unit must see that they are zero: what was there before could be entries.
+            for frame in 0..count as u64 {
+                // SAFETY: of the line above, and nothing else uses them yet.
+                frames.clean(unsafe { frames.table(PhysAddr::new(first.get() + frame * FRAME_SIZE)) });
+            }
+        }
         Ok(Self { first, count })
     }
 

@@ -16,6 +16,8 @@ use portcullis::platform::Frames;
 ///   seen stored by another, is seen by the unit when it acts on the write.
 /// - What the unit has stored to memory before it answers a read, a CPU sees after that read.
 /// - What a CPU has loaded from memory before a write, it has loaded before the unit acts on the write.
+/// - Accesses of several CPUs, of which one comes before another by what the CPUs have stored and loaded, reach the unit in that
+///   order.
 /// - An offset beyond the registers does no harm: such a read returns all ones.
 pub unsafe trait Registers: Send + Sync + 'static {
     /// Reads the 32-bit register at `offset`, a multiple of 4.
@@ -32,6 +34,10 @@ pub unsafe trait Registers: Send + Sync + 'static {
 }
 
 /// What a driver stands on.
+///
+/// A call of the driver takes places in the unit's ring and fills them, and holds spin locks for some accesses of registers. A CPU
+/// that is kept from going on there keeps the others waiting, up to their patience. So a kernel calls the driver with preemption off
+/// (and with interrupts off, if interrupt handlers map), or sees to it that a preempted caller goes on soon.
 pub trait Host: Send + Sync + 'static {
     /// The unit's registers.
     type Registers: Registers;

@@ -67,6 +67,8 @@ pub trait Iommu<X: Format>: InvalidationQueue {
     /// # Safety
     /// - A table that is named has that layout, all its changes are told to this unit as that domain's, and it exists until
     ///   [`detach`](Self::detach) of the device has returned `Ok`.
+    /// - All tables that are attached to this unit under one number at a time are the same table: the unit takes what it has
+    ///   cached under a number for its domain's.
     /// - A device without translation reaches all memory: the caller answers for it.
     unsafe fn attach(&self, device: DeviceId, to: Attachment<X>) -> Result<(), UnitError>;
 

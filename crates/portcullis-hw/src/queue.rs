@@ -28,6 +28,9 @@ pub(crate) const MOST: usize = 127;
 /// Looks at memory before the first look at the unit's status, which costs a microsecond on hardware.
 const LOOKS: u32 = 64;
 
+/// What is said of a request that no unit of this kind can carry out: of a device, or a domain, that it has no number for.
+pub(crate) const REFUSED: InvalidationError = InvalidationError::Rejected { code: u32::MAX };
+
 /// A command's two words.
 pub(crate) type Command = [u64; 2];
 
@@ -114,28 +117,31 @@ impl Queue {
     }
 
     /// Carries out `requests` in their order, in as few submissions as they fit into. `describe` adds what one asks for to the
-    /// commands, or nothing, and says `false`, where there is no room.
+    /// commands; where there is no room it adds nothing, and says `false`. A request that it refuses ends the call, with some of
+    /// those before it carried out. Without a request the unit is asked for its confirmation all the same, as calls are in one order.
     pub fn carry_out<H: Host>(
         &self,
         host: &H,
         port: &impl Port,
         requests: &[Request],
-        describe: impl Fn(&mut Commands, &Request) -> bool,
+        describe: impl Fn(&mut Commands, &Request) -> Result<bool, InvalidationError>,
     ) -> Result<(), InvalidationError> {
         let mut commands = Commands::new();
         for request in requests {
-            if !describe(&mut commands, request) {
+            if !describe(&mut commands, request)? {
                 self.submit(host, port, &commands)?;
                 commands.clear();
-                // It fits now: the array is empty.
-                let _ = describe(&mut commands, request);
+                if !describe(&mut commands, request)? {
+                    // More than a whole submission.
+                    return Err(REFUSED);
+                }
             }
         }
-        if commands.is_empty() { Ok(()) } else { self.submit(host, port, &commands) }
+        self.submit(host, port, &commands)
     }
 
     /// Submits `commands`, at most [`MOST`], and waits until the unit confirms them. O(their number), and the hardware's time; at
-    /// most three times the host's patience.
+    /// most four times the host's patience.
     pub fn submit<H: Host, P: Port>(
         &self,
         host: &H,
@@ -143,8 +149,18 @@ impl Queue {
         commands: &[Command],
     ) -> Result<(), InvalidationError> {
         let before = self.failures.load(Ordering::Acquire);
-        // None is left where 512 submissions wait already.
-        let answer = self.answers.claim(before).ok_or(InvalidationError::TimedOut { waited_ns: 0 })?;
+        let began = host.now_ns();
+        let answer = loop {
+            if let Some(answer) = self.answers.claim(began) {
+                break answer;
+            }
+            // All 512 submissions that there can be are waiting.
+            let waited_ns = host.now_ns().saturating_sub(began);
+            if waited_ns > host.patience_ns() {
+                return Err(InvalidationError::TimedOut { waited_ns });
+            }
+            host.relax();
+        };
         let result = self.submit_with(host, port, commands, &answer, before);
         self.answers.give_back(answer);
         result
@@ -209,13 +225,17 @@ impl Queue {
         let Some(_one_at_a_time) = self.mending.try_lock() else { return };
         // Again, under the lock: another CPU may have dealt with it.
         let Some(failure) = port.failure(&command) else { return };
-        if let Some(bad) = failure.bad {
+        // First the count: of a submission whose command is taken out below, the failure must be counted when it is confirmed,
+        // whatever this CPU has read of the unit.
+        *self.last.lock() = failure.error;
+        self.failures.fetch_add(1, Ordering::AcqRel);
+        if let Some(bad) = failure.bad.filter(|bad| *bad < COMMANDS) {
             self.commands.store(frames, bad as usize * 2, P::NOTHING[0]);
             self.commands.store(frames, bad as usize * 2 + 1, P::NOTHING[1]);
         }
-        *self.last.lock() = failure.error;
-        self.failures.fetch_add(1, Ordering::AcqRel);
         port.go_on(&failure);
+        // What was rung while it had stopped it may not have taken.
+        self.ring.ring_again(port);
     }
 }
 

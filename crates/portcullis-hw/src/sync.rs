@@ -5,6 +5,6 @@ pub use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 #[cfg(loom)]
 pub use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// A lock. Taken for registers and for structures that change rarely, never while hardware is waited for, but for
-/// commands of a unit that are one at a time by their nature.
+/// A lock that spins. Held for some accesses of registers; and while the unit is waited for, by what is rare and one at a time by its
+/// nature: a global command, an attachment, a failure that is mended. Submissions wait for none of these.
 pub type Mutex<T> = spin::Mutex<T>;

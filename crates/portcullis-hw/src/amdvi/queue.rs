@@ -7,7 +7,7 @@ use portcullis::invalidation::{Invalidation, InvalidationError, Request};
 use super::layout::{command, control, reg, ring_index, ring_place, status};
 use crate::command_ring::Doorbell;
 use crate::host::{Host, Registers, wait_until};
-use crate::queue::{Command, Commands, Failure, Port, block_around};
+use crate::queue::{Command, Commands, Failure, Port, REFUSED, block_around};
 use crate::sync::Mutex;
 
 /// The unit's side of the ring.
@@ -70,7 +70,10 @@ pub(super) fn set<H: Host>(host: &H, control: &Mutex<()>, bits: u64, on: bool) {
 }
 
 /// Adds what `request` asks for to `out`. Nothing, and `false`, where there is no room.
-pub(super) fn describe(out: &mut Commands, request: &Request) -> bool {
+///
+/// # Errors
+/// [`REFUSED`]: the unit has no number for the device.
+pub(super) fn describe(out: &mut Commands, request: &Request) -> Result<bool, InvalidationError> {
     let DomainId(domain) = request.domain;
     let everything = (0, command::EVERYTHING);
     let asked = match request.invalidation {
@@ -80,8 +83,9 @@ pub(super) fn describe(out: &mut Commands, request: &Request) -> bool {
             command::pages(domain, address, order, leaf_only)
         }
         Invalidation::DeviceTlb { device, range } => {
+            let source = u16::try_from(device.0).map_err(|_| REFUSED)?;
             if out.remaining_capacity() < 2 {
-                return false;
+                return Ok(false);
             }
             // The unit may carry out commands side by side, and the device would ask it for what it
             // is about to forget.
@@ -89,10 +93,10 @@ pub(super) fn describe(out: &mut Commands, request: &Request) -> bool {
                 out.push(command::BARRIER);
             }
             let (address, order) = range.and_then(block_around).unwrap_or(everything);
-            command::device_tlb(device.0 as u16, address, order)
+            command::device_tlb(source, address, order)
         }
     };
-    out.try_push(asked).is_ok()
+    Ok(out.try_push(asked).is_ok())
 }
 
 #[cfg(all(test, not(loom)))]
@@ -104,7 +108,8 @@ mod tests {
     fn described(invalidations: &[Invalidation]) -> Commands {
         let mut out = Commands::new();
         for invalidation in invalidations {
-            assert!(describe(&mut out, &Request { domain: DomainId(7), invalidation: *invalidation }));
+            let request = Request { domain: DomainId(7), invalidation: *invalidation };
+            assert_eq!(describe(&mut out, &request), Ok(true));
         }
         out
     }
@@ -167,7 +172,8 @@ mod tests {
         // Alone it needs no barrier, and one place is no room for both.
         assert_eq!(described(&[device(None)]).len(), 1);
         let mut full: Commands = (0..126).map(|_| command::NOTHING).collect();
-        assert!(!describe(&mut full, &Request { domain: DomainId(7), invalidation: device(None) }));
+        let request = Request { domain: DomainId(7), invalidation: device(None) };
+        assert_eq!(describe(&mut full, &request), Ok(false));
         assert_eq!(full.len(), 126);
     }
 }

@@ -28,6 +28,8 @@ pub mod global {
     pub const TE: u32 = 1 << 31;
     /// The root table pointer is taken.
     pub const SRTP: u32 = 1 << 30;
+    /// Faults are logged in memory.
+    pub const EAFL: u32 = 1 << 28;
     /// The write buffer is flushed. Its status is 1 for as long as that takes.
     pub const WBF: u32 = 1 << 27;
     /// Queued invalidation is on.
@@ -49,11 +51,10 @@ pub mod fsts {
     pub const ICE: u32 = 1 << 5;
     /// A device did not answer an invalidation; a 1 clears it.
     pub const ITE: u32 = 1 << 6;
-    /// Where the first fault record lies.
-    pub const fn first_record(fsts: u32) -> u32 {
-        fsts >> 8 & 0xff
-    }
 }
+
+/// The mode of the root table (RTADDR): 0 is legacy mode.
+pub const RTADDR_MODE: u64 = 3 << 10;
 
 /// Fault events (FECTL): interrupts are masked.
 pub const FECTL_IM: u32 = 1 << 31;

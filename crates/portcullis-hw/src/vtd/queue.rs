@@ -3,10 +3,10 @@
 use portcullis::addr::DomainId;
 use portcullis::invalidation::{Invalidation, InvalidationError, Request};
 
-use super::layout::{cap, descriptor, fsts, queue_index, queue_tail, reg};
+use super::layout::{cap, descriptor, ecap, fsts, queue_index, queue_tail, reg};
 use crate::command_ring::Doorbell;
 use crate::host::{Host, Registers};
-use crate::queue::{Command, Commands, Failure, Port, block_around};
+use crate::queue::{Command, Commands, Failure, Port, REFUSED, block_around};
 
 /// The unit's side of the ring.
 pub(super) struct Bell<'a, H>(pub &'a H);
@@ -48,12 +48,25 @@ impl<H: Host> Port for Bell<'_, H> {
     fn go_on(&self, failure: &Failure) {
         let clear = failure.status & (fsts::IQE | fsts::ITE | fsts::ICE);
         self.0.registers().write32(reg::FSTS, clear);
+        // Read back, so that the next CPU that looks does not find what is cleared.
+        let _ = self.0.registers().read32(reg::FSTS);
     }
 }
 
 /// Adds what `request` asks for to `out`, for a unit of these capabilities. Nothing, and `false`, where there is no room.
-pub(super) fn describe(out: &mut Commands, caps: u64, drain: u64, request: &Request) -> bool {
+///
+/// # Errors
+/// [`REFUSED`]: the unit has no such domain or device, or knows of no device TLBs. (It would stop, and fail what others ask for.)
+pub(super) fn describe(
+    out: &mut Commands,
+    (caps, extended): (u64, u64),
+    drain: u64,
+    request: &Request,
+) -> Result<bool, InvalidationError> {
     let DomainId(domain) = request.domain;
+    if u32::from(domain) >> cap::domain_bits(caps).min(16) != 0 {
+        return Err(REFUSED);
+    }
     let descriptor = match request.invalidation {
         Invalidation::Domain => descriptor::iotlb_domain(drain, domain),
         Invalidation::Range { range, leaf_only } => match block_around(range) {
@@ -65,15 +78,16 @@ pub(super) fn describe(out: &mut Commands, caps: u64, drain: u64, request: &Requ
         Invalidation::DeviceTlb { device, range } => {
             // All addresses: the largest block that the descriptor can say.
             let (address, order) = range.and_then(block_around).unwrap_or((0, 52));
-            descriptor::device_tlb(device.0 as u16, address, order)
+            let source = u16::try_from(device.0).ok().filter(|_| extended & ecap::DT != 0);
+            descriptor::device_tlb(source.ok_or(REFUSED)?, address, order)
         }
     };
-    out.try_push(descriptor).is_ok()
+    Ok(out.try_push(descriptor).is_ok())
 }
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use portcullis::addr::{Iova, IovaRange};
+    use portcullis::addr::{DeviceId, Iova, IovaRange};
 
     use super::*;
 
@@ -89,7 +103,7 @@ mod tests {
         };
         let described = |caps, range| {
             let mut out = Commands::new();
-            assert!(describe(&mut out, caps, 0, &request(range)));
+            assert_eq!(describe(&mut out, (caps | 6, 0), 0, &request(range)), Ok(true));
             out[0]
         };
         let page = range(0x5000, 0x1000);
@@ -99,5 +113,20 @@ mod tests {
         let caps = cap::PSI | 1 << 48;
         assert_eq!(described(caps, range(0x4000, 0x2000)), descriptor::iotlb_pages(0, 7, 0x4000, 1, true));
         assert_eq!(described(caps, range(0x5000, 0x2000)), descriptor::iotlb_domain(0, 7));
+    }
+
+    #[test]
+    fn what_the_unit_has_no_number_for_is_refused() {
+        let asked = |domain, extended, invalidation| {
+            let request = Request { domain: DomainId(domain), invalidation };
+            describe(&mut Commands::new(), (0, extended), 0, &request)
+        };
+        // Four bits of domains.
+        assert_eq!(asked(15, 0, Invalidation::Domain), Ok(true));
+        assert_eq!(asked(16, 0, Invalidation::Domain), Err(REFUSED));
+        let device = |number| Invalidation::DeviceTlb { device: DeviceId(number), range: None };
+        assert_eq!(asked(1, ecap::DT, device(0x28)), Ok(true));
+        assert_eq!(asked(1, ecap::DT, device(0x1_0028)), Err(REFUSED), "not device 0x28");
+        assert_eq!(asked(1, 0, device(0x28)), Err(REFUSED));
     }
 }

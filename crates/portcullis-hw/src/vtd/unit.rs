@@ -9,7 +9,8 @@ use portcullis::platform::Frames;
 
 use super::faults;
 use super::layout::{
-    FECTL_IM, IQA_ONE_FRAME, PMEN_EPM, PMEN_PRS, cap, descriptor, ecap, entry, fsts, global, record, reg,
+    FECTL_IM, IQA_ONE_FRAME, PMEN_EPM, PMEN_PRS, RTADDR_MODE, cap, descriptor, ecap, entry, fsts, global,
+    record, reg,
 };
 use super::queue::{Bell, describe};
 use crate::fault::Fault;
@@ -113,11 +114,12 @@ impl<H: Host> Unit<H> {
     /// one of its own. Devices reach what they have reached before, until [`enable`](Iommu::enable); attach before that what
     /// must not be interrupted (firmware's reserved regions, a display).
     ///
-    /// Allocates three frames. Waits for the unit, up to three times the host's patience.
+    /// Allocates three frames. Waits for the unit, up to four times the host's patience. Faults that were recorded before are
+    /// dropped.
     ///
     /// # Errors
-    /// [`UnitError::NotThere`]; [`UnitError::Lacks`] where there is no queued invalidation (all units since 2009 have it), or a
-    /// walker that is not coherent and frames that are not [cleaned](Frames::clean); [`UnitError::OutOfMemory`];
+    /// [`UnitError::NotThere`]; [`UnitError::Lacks`] where there is no queued invalidation (all units since 2009 have it), none that
+    /// waits for accesses under way, or a walker that is not coherent and frames that are not [cleaned](Frames::clean); [`UnitError::OutOfMemory`];
     /// [`UnitError::TimedOut`].
     pub fn start(host: H) -> Result<Self, UnitError> {
         let registers = host.registers();
@@ -138,6 +140,12 @@ impl<H: Host> Unit<H> {
         }
         let capabilities = Capabilities { cap: cap_value, ecap: ecap_value };
         capabilities.second_stage()?;
+        // From major version 2 on, invalidations wait for accesses unasked (section 6.5.2).
+        let (has_drains, drains_unasked) = (cap_value & (cap::DWD | cap::DRD), version >> 4 & 0xf >= 2);
+        if has_drains != cap::DWD | cap::DRD && !drains_unasked {
+            let what = "invalidations that wait for accesses under way";
+            return Err(UnitError::Lacks { what, register: "CAP", value: cap_value });
+        }
         let drains = [(cap::DWD, descriptor::DRAIN_WRITES), (cap::DRD, descriptor::DRAIN_READS)];
         let drain = drains.iter().filter(|(can, _)| cap_value & can != 0).fold(0, |all, (_, bit)| all | bit);
 
@@ -168,15 +176,23 @@ impl<H: Host> Unit<H> {
     fn turn_on_queue(&self) -> Result<(), UnitError> {
         let registers = self.host.registers();
         if registers.read32(reg::GSTS) & global::QIE != 0 {
-            // What firmware has asked for is complete when the unit has come to the end.
+            // It may have stopped at something. What it was asked for is for nobody now: where it does not come to the end, it is
+            // turned off all the same.
+            registers.write32(reg::FSTS, fsts::IQE | fsts::ITE | fsts::ICE);
             let index = |register| registers.read64(register) & 0x7_fff0;
-            wait_until(&self.host, "work off the queue that it was left with", || {
+            let _ = wait_until(&self.host, "work off the queue that it was left with", || {
                 index(reg::IQH) == index(reg::IQT)
-            })?;
+            });
             self.command(global::QIE, false, "turn its invalidation queue off")?;
+        }
+        if registers.read32(reg::GSTS) & global::EAFL != 0 {
+            // Faults would go to firmware's memory.
+            self.command(global::EAFL, false, "turn firmware's fault log off")?;
         }
         registers.write32(reg::FECTL, FECTL_IM);
         registers.write32(reg::FSTS, fsts::IQE | fsts::ITE | fsts::ICE | fsts::PFO);
+        // What was refused before is of no device that this driver has attached.
+        while self.next_fault().is_some() {}
         registers.write64(reg::IQT, 0);
         registers.write64(reg::IQA, self.queue.address() | IQA_ONE_FRAME);
         self.command(global::QIE, true, "turn its invalidation queue on")
@@ -196,7 +212,11 @@ impl<H: Host> Unit<H> {
     fn command(&self, bit: u32, on: bool, what: &'static str) -> Result<(), UnitError> {
         let registers = self.host.registers();
         let _one_at_a_time = self.commands.lock();
-        let states = registers.read32(reg::GSTS) & global::STATES;
+        let status = registers.read32(reg::GSTS);
+        if status == u32::MAX {
+            return Err(UnitError::NotThere { register: "GSTS", value: u64::from(status) });
+        }
+        let states = status & global::STATES;
         registers.write32(reg::GCMD, if on { states | bit } else { states & !bit });
         wait_until(&self.host, what, || {
             let status = registers.read32(reg::GSTS);
@@ -238,6 +258,11 @@ impl<H: Host> Iommu<VtdSecondStage> for Unit<H> {
     fn enable(&self) -> Result<(), UnitError> {
         let registers = self.host.registers();
         self.flush_write_buffer()?;
+        let is_on = registers.read32(reg::GSTS) & global::TE != 0;
+        if is_on && registers.read64(reg::RTADDR) & RTADDR_MODE != 0 {
+            // The mode of the tables changes, which it may not while they are walked.
+            self.command(global::TE, false, "turn firmware's translation off")?;
+        }
         registers.write64(reg::RTADDR, self.tables.lock().root.phys().get());
         self.command(global::SRTP, true, "take its root table")?;
         // A unit with ESRTPS does this by itself, and once more does no harm.
@@ -331,8 +356,8 @@ impl<H: Host> Iommu<VtdSecondStage> for Unit<H> {
             (cap::fault_offset(self.capabilities.cap), cap::fault_records(self.capabilities.cap));
         let mut next = self.next_record.lock();
         let status = registers.read32(reg::FSTS);
-        if status & fsts::PPF != 0 && status != u32::MAX {
-            *next = fsts::first_record(status) as usize;
+        if status & fsts::PPF == 0 || status == u32::MAX {
+            return None;
         }
         for index in (0..count).map(|step| (*next + step) % count) {
             let at = offset + index * 16;
@@ -352,6 +377,8 @@ impl<H: Host> Iommu<VtdSecondStage> for Unit<H> {
 
     fn shut_down(self) -> Result<(), UnitError> {
         self.command(global::TE, false, "turn translation off")?;
+        // The last descriptor is a wait, as the queue must be idle when it is turned off.
+        let _ = self.confirm(&[]);
         self.command(global::QIE, false, "turn its invalidation queue off")?;
         let Self { host, queue, tables, .. } = self;
         let tables = tables.into_inner();
@@ -395,8 +422,7 @@ fn source_of(device: DeviceId) -> Result<u16, UnitError> {
 }
 
 // SAFETY: a submission ends with a descriptor that the unit confirms when all before it is complete (section 6.5.2.8), IOTLB
-// invalidations wait for accesses where the unit can (elsewhere the manual has them complete by themselves), the descriptors are in
-// the order of the requests, and each covers its request. Submissions are in one order by the ring's exchanges. Registers and memory
+// invalidations wait for accesses (`start` takes no unit that cannot), the descriptors are in the order of the requests, and each covers its request. Submissions are in one order by the ring's exchanges. Registers and memory
 // are as `Registers` and `Frames` promise.
 unsafe impl<H: Host> InvalidationQueue for Unit<H> {
     fn invalidate(&self, domain: DomainId, invalidation: Invalidation) -> Result<(), InvalidationError> {
@@ -406,9 +432,9 @@ unsafe impl<H: Host> InvalidationQueue for Unit<H> {
     fn submit(&self, requests: &[Request]) -> Result<(), InvalidationError> {
         self.flush_write_buffer()
             .map_err(|_| InvalidationError::TimedOut { waited_ns: self.host.patience_ns() })?;
-        let (cap, drain) = (self.capabilities.cap, self.drain);
+        let Capabilities { cap, ecap } = self.capabilities;
         self.queue.carry_out(&self.host, &Bell(&self.host), requests, |commands, request| {
-            describe(commands, cap, drain, request)
+            describe(commands, (cap, ecap), self.drain, request)
         })
     }
 
