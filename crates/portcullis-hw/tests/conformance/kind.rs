@@ -8,7 +8,7 @@ use portcullis::addr::{DeviceId, DomainId, IovaRange};
 use portcullis::invalidation::{Costs, Invalidation, InvalidationError, InvalidationQueue, Request};
 use portcullis::mapper::{Mapper, TableMapper};
 use portcullis::pgtable::{Format, PageTable};
-use portcullis_hw::{Attachment, Fault, Iommu};
+use portcullis_hw::{Access, Attachment, Fault, Iommu};
 
 use super::machine::{Machine, Ram, Result};
 
@@ -23,6 +23,9 @@ pub trait Kind: Sized + Sync {
     /// What the model cannot show besides, and why.
     const GAPS: &[(&str, &str)] = &[];
 
+    /// What the model records of the access where a device that is attached to nothing was about to
+    /// write.
+    const UNATTACHED_WRITE: Option<Access> = Some(Access::Write);
     /// Whether tables have entries by which a device may write and not read.
     const WRITE_ONLY: bool = true;
     /// Whether a driver that takes over leaves things as they are until it is enabled.
@@ -63,6 +66,12 @@ pub trait Kind: Sized + Sync {
 
     /// Submits invalidations that nothing asked for, where there are any.
     fn submit(&self, requests: &[Request]) -> Result<()>;
+
+    /// Moves the tail of the unit's queue over a command that no unit knows, and returns whether
+    /// that is possible here.
+    fn confuse(_: &Machine) -> bool {
+        false
+    }
 
     /// Turns the unit off.
     fn shut_down(self) -> Result<()>;

@@ -48,6 +48,7 @@ mod software {
         a_list_is_one_piece_for_the_device
         devices_of_two_domains_do_not_reach_each_others_memory
         a_device_moves_between_domains_and_leaves_nothing_behind
+        a_number_that_is_used_again_brings_nothing_back
         a_trusted_device_passes_through
         addresses_stay_within_what_a_device_can_say
         the_invalidation_queue_wraps_and_many_cpus_share_it
@@ -66,9 +67,11 @@ on! {
         a_list_is_one_piece_for_the_device
         devices_of_two_domains_do_not_reach_each_others_memory
         a_device_moves_between_domains_and_leaves_nothing_behind
+        a_number_that_is_used_again_brings_nothing_back
         a_trusted_device_passes_through
         addresses_stay_within_what_a_device_can_say
         the_invalidation_queue_wraps_and_many_cpus_share_it
+        a_command_that_the_unit_does_not_know_is_reported_and_the_next_is_carried_out
         thousands_of_mappings_land_where_they_should
         a_unit_that_was_left_on_is_taken_over_and_shut_down
         where_no_unit_is_there_is_an_error

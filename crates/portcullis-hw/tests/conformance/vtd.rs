@@ -1,10 +1,10 @@
 //! QEMU's VT-d, and the software IOMMU with the same registers. QEMU's caches translations and contexts, has one fault record, and drops repeats while that is full.
 
-use portcullis::addr::{DeviceId, DomainId};
+use portcullis::addr::{DeviceId, DomainId, PhysAddr};
 use portcullis::invalidation::{InvalidationQueue, Request};
 use portcullis::pgtable::VtdSecondStage;
 use portcullis_hw::vtd::Unit;
-use portcullis_hw::{Fault, Iommu};
+use portcullis_hw::{Fault, Iommu, Registers};
 
 use super::kind::{Kind, Tables, TablesMapper, kind_with_tables};
 use super::machine::{Machine, QemuHost, Ram, Result, SoftwareHost};
@@ -30,6 +30,17 @@ kind_with_tables!(Unit<QemuHost>, VtdSecondStage, {
 
     fn start(machine: &Machine) -> Result<Self> {
         Ok(Self::new(Unit::start(machine.host(REGISTERS))?))
+    }
+
+    fn confuse(machine: &Machine) -> bool {
+        const TAIL: usize = 0x88;
+        const BASE: usize = 0x90;
+        let registers = machine.window(REGISTERS);
+        let tail = registers.read64(TAIL);
+        // Zeros are no descriptor.
+        machine.ram().write(PhysAddr::new((registers.read64(BASE) & !0xfff) + tail), &[0; 16]);
+        registers.write64(TAIL, (tail + 16) % 4096);
+        true
     }
 });
 
