@@ -26,6 +26,7 @@ mod sync;
 
 pub mod acpi;
 pub mod amdvi;
+pub mod riscv;
 pub mod vtd;
 
 pub use fault::{Access, Fault, Reason};

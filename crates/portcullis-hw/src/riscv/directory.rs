@@ -1,0 +1,134 @@
+//! The device directory in memory: tables that lead from a device's number to its context.
+//!
+//! It always has three levels. A unit that walks fewer begins at the table to which the first
+//! entries lead: it is the directory of the devices with the lowest numbers.
+//!
+//! A table's contents are in memory before the entry that leads to it, by `Words::store`; it is
+//! never taken out again. A unit does not cache what is absent, so a new table needs no
+//! invalidation.
+
+use alloc::collections::BTreeMap;
+
+use portcullis::addr::PhysAddr;
+use portcullis::platform::{Frames, TABLE_ENTRIES};
+
+use super::layout::{context, directory, number};
+use crate::frames::Words;
+use crate::host::UnitError;
+
+/// The most levels that there are.
+pub(super) const LEVELS: u32 = 3;
+
+/// The tables.
+#[derive(Debug)]
+pub(super) struct Directory {
+    /// By their level, where 0 is that of the contexts, and by the bits of device numbers that all
+    /// their devices share.
+    tables: BTreeMap<(u32, u32), Words>,
+    context_bits: u32,
+    context_words: usize,
+}
+
+/// Where a context lies: its table, and its first word.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Place<'a> {
+    table: &'a Words,
+    first: usize,
+}
+
+impl Place<'_> {
+    pub fn load<F: Frames>(&self, frames: &F, word: usize) -> u64 {
+        self.table.load(frames, self.first + word)
+    }
+
+    pub fn store<F: Frames>(&self, frames: &F, word: usize, value: u64) {
+        self.table.store(frames, self.first + word, value);
+    }
+}
+
+impl Directory {
+    /// One with the tables for device 0, of which each can be the root.
+    pub fn new<F: Frames>(frames: &F, is_extended: bool) -> Result<Self, UnitError> {
+        let mut made = Self {
+            tables: BTreeMap::new(),
+            context_bits: directory::context_bits(is_extended),
+            context_words: directory::context_words(is_extended),
+        };
+        match made.make(frames, 0) {
+            Ok(_) => Ok(made),
+            Err(error) => {
+                // SAFETY: of the line above; no unit was told.
+                unsafe { made.free(frames) };
+                Err(error)
+            }
+        }
+    }
+
+    /// Gives the memory back.
+    ///
+    /// # Safety
+    /// It is of `frames`, and no unit walks the directory.
+    pub unsafe fn free<F: Frames>(self, frames: &F) {
+        for table in self.tables.into_values() {
+            // SAFETY: the caller's promise.
+            unsafe { table.free(frames) };
+        }
+    }
+
+    /// The root of a directory of `levels` levels.
+    pub fn root(&self, levels: u32) -> Option<PhysAddr> {
+        self.tables.get(&(levels.checked_sub(1)?, 0)).map(Words::phys)
+    }
+
+    /// The largest number that a device can have in a directory of `levels` levels.
+    pub fn last_device(&self, levels: u32) -> u32 {
+        (1 << self.shift(levels).min(directory::DEVICE_BITS)) - 1
+    }
+
+    /// How many bits of a device's number tell what is in an entry of a table of `level`.
+    fn shift(&self, level: u32) -> u32 {
+        if level == 0 { 0 } else { self.context_bits + directory::TABLE_BITS * (level - 1) }
+    }
+
+    fn key(&self, level: u32, device: u32) -> (u32, u32) {
+        (level, device >> self.shift(level + 1))
+    }
+
+    /// Makes the tables that lead to a device's context, as far as they are missing. Where the
+    /// context is.
+    pub fn make<F: Frames>(&mut self, frames: &F, device: u32) -> Result<Place<'_>, UnitError> {
+        for level in (0..LEVELS).rev() {
+            let key = self.key(level, device);
+            if self.tables.contains_key(&key) {
+                continue;
+            }
+            let table = Words::new(frames, 1)?;
+            if let Some(above) = self.tables.get(&self.key(level + 1, device)) {
+                let index = (device >> self.shift(level + 1)) as usize % TABLE_ENTRIES;
+                above.store(frames, index, number(table.phys().get()) | directory::VALID);
+            }
+            self.tables.insert(key, table);
+        }
+        self.find(device).ok_or(UnitError::NotAttached { device })
+    }
+
+    /// Where a device's context is, if there is a table for it.
+    pub fn find(&self, device: u32) -> Option<Place<'_>> {
+        let table = self.tables.get(&self.key(0, device))?;
+        let index = device as usize % (1 << self.context_bits);
+        Some(Place { table, first: index * self.context_words })
+    }
+
+    /// A device whose context is not empty, and whose number is larger than `last`.
+    pub fn beyond<F: Frames>(&self, frames: &F, last: u32) -> Option<u32> {
+        let contexts = self.tables.keys().filter(|(level, _)| *level == 0);
+        let mut devices = contexts.flat_map(|(_, above)| {
+            let first = above << self.context_bits;
+            first..first + (1 << self.context_bits)
+        });
+        devices.find(|device| {
+            let place = self.find(*device);
+            *device > last && place.is_some_and(|place| place.load(frames, context::CONTROL) != 0)
+        })
+    }
+}

@@ -1,0 +1,153 @@
+//! The fault queue, and what its records say, in the common form.
+
+use portcullis::addr::{DeviceId, Iova};
+use portcullis::platform::Frames;
+
+use super::layout::{FAULTS, csr, record, reg};
+use crate::fault::{Access, Fault, Reason};
+use crate::frames::Words;
+use crate::host::{Registers, UnitError};
+
+/// A ring that the unit fills.
+#[derive(Debug)]
+pub(super) struct FaultQueue {
+    records: Words,
+    /// The next that is read.
+    head: u32,
+}
+
+impl FaultQueue {
+    /// A frame for records. The unit does not know of it yet; it begins at index 0.
+    pub fn new<F: Frames>(frames: &F) -> Result<Self, UnitError> {
+        Ok(Self { records: Words::new(frames, 1)?, head: 0 })
+    }
+
+    /// Where the records lie.
+    pub fn address(&self) -> u64 {
+        self.records.phys().get()
+    }
+
+    /// Gives the frame back.
+    ///
+    /// # Safety
+    /// It is of `frames`, and the unit's queue is off.
+    pub unsafe fn free<F: Frames>(self, frames: &F) {
+        // SAFETY: the caller's promise.
+        unsafe { self.records.free(frames) };
+    }
+
+    /// The next fault. Where there is none, a unit that had no room for more records again.
+    pub fn next<R: Registers, F: Frames>(&mut self, registers: &R, frames: &F) -> Option<Fault> {
+        let tail = registers.read32(reg::FQT);
+        if tail >= FAULTS {
+            // No index: the unit does not answer.
+            return None;
+        }
+        if tail == self.head {
+            let control = registers.read32(reg::FQCSR);
+            let errors = control & csr::FAULT_ERRORS;
+            if control != u32::MAX && control & csr::BUSY == 0 && errors != 0 {
+                registers.write32(reg::FQCSR, control & csr::KEPT | csr::ENABLE | errors);
+            }
+            return None;
+        }
+        let first = self.head as usize * record::WORDS;
+        let word = |index| self.records.load(frames, first + index);
+        let fault = decode(word(0), word(record::ADDRESS));
+        self.head = (self.head + 1) % FAULTS;
+        registers.write32(reg::FQH, self.head);
+        Some(fault)
+    }
+}
+
+/// A fault record's header, and its address.
+fn decode(header: u64, address: u64) -> Fault {
+    let cause = record::cause(header);
+    let transaction = record::transaction(header);
+    Fault {
+        device: DeviceId(record::device(header)),
+        pasid: (header & record::PROCESS_VALID != 0).then(|| record::process(header)),
+        // 1 to 8 are accesses, and requests for a translation.
+        address: (1..=8).contains(&transaction).then(|| Iova::new(address)),
+        access: access_of_cause(cause).or_else(|| access_of_transaction(transaction)),
+        reason: reason(cause),
+        code: cause,
+    }
+}
+
+/// Page faults have a cause for each access. (QEMU 10 says for all of them that the transaction was
+/// a write.)
+const fn access_of_cause(cause: u32) -> Option<Access> {
+    match cause {
+        1 | 12 | 20 => Some(Access::Execute),
+        4 | 5 | 13 | 21 => Some(Access::Read),
+        // Atomic operations count as writes.
+        6 | 7 | 15 | 23 => Some(Access::Write),
+        _ => None,
+    }
+}
+
+const fn access_of_transaction(transaction: u32) -> Option<Access> {
+    match transaction {
+        1 | 5 => Some(Access::Execute),
+        2 | 6 => Some(Access::Read),
+        3 | 7 => Some(Access::Write),
+        _ => None,
+    }
+}
+
+/// Source: section "Fault/Event-Queue", table of the encodings of `CAUSE`.
+const fn reason(cause: u32) -> Reason {
+    match cause {
+        // All accesses are refused; the context, or the table that leads to it, or that of the
+        // process, is not valid.
+        256 | 258 | 266 => Reason::NotAttached,
+        // A context of a device, or of a process.
+        259 | 267 => Reason::BadContext,
+        // Page faults of both stages: absent, not allowed, reserved bits, and addresses beyond the
+        // width. And an MSI's entry.
+        12 | 13 | 15 | 20 | 21 | 23 | 262 => Reason::NotMapped,
+        263 => Reason::BadEntry,
+        // Memory that the unit may not reach, and memory that came back corrupted.
+        1 | 5 | 7 | 257 | 261 | 264 | 265 | 268..=271 | 274 => Reason::Unreadable,
+        // Misaligned, a kind of transaction that is not allowed, or a device's number too wide;
+        // errors inside.
+        _ => Reason::Other,
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refused_write_and_a_device_that_is_attached_to_nothing() {
+        let fault = decode(0x28 << 40 | 3 << 34 | 15, 0x80_0123);
+        assert_eq!((fault.device, fault.address), (DeviceId(0x28), Some(Iova::new(0x80_0123))));
+        assert_eq!((fault.access, fault.reason, fault.pasid), (Some(Access::Write), Reason::NotMapped, None));
+
+        let fault = decode(0xff_ffff << 40 | 2 << 34 | 1 << 32 | 7 << 12 | 258, 0);
+        assert_eq!((fault.device, fault.pasid), (DeviceId(0xff_ffff), Some(7)));
+        assert_eq!((fault.access, fault.reason), (Some(Access::Read), Reason::NotAttached));
+    }
+
+    #[test]
+    fn the_cause_of_a_page_fault_tells_the_access_whatever_the_transaction() {
+        for (cause, access) in [(12, Access::Execute), (13, Access::Read), (15, Access::Write)] {
+            for transaction in [1_u64, 2, 3] {
+                assert_eq!(decode(transaction << 34 | cause, 0).access, Some(access));
+            }
+        }
+    }
+
+    #[test]
+    fn every_record_is_decoded() {
+        for cause in 0..=0xfff_u64 {
+            for transaction in 0..64 {
+                let fault = decode(cause | transaction << 34 | 0xffff_ff03_ffff_f000, u64::MAX);
+                assert_eq!(fault.code, cause as u32);
+                assert_eq!(fault.address.is_some(), (1..=8).contains(&transaction));
+            }
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! The command queue: what a domain asks for, as commands, and how the unit says that it has
+//! stopped.
+//!
+//! The unit stops at a command that it does not know, at one that memory refuses, and at a fence
+//! that has waited for a device in vain. The head then is the index of that command. A fence may be
+//! carried out again.
+
+use portcullis::addr::{DomainId, IovaRange};
+use portcullis::invalidation::{Invalidation, InvalidationError, Request};
+
+use super::capabilities::Stage;
+use super::layout::{command, csr, reg};
+use crate::command_ring::Doorbell;
+use crate::host::{Host, Registers};
+use crate::queue::{COMMANDS, Command, Commands, Failure, Port, block_around};
+
+/// The largest range that is forgotten page by page. The unit forgets leaves by the page, and from
+/// some number on a command for each costs more than filling its caches anew. (The extensions for
+/// ranges and for entries of tables came after version 1.0, and are not used.)
+pub(super) const MOST_PAGES: u64 = 64;
+
+/// The unit's side of the ring.
+pub(super) struct Bell<'a, H>(pub &'a H);
+
+impl<H: Host> Doorbell for Bell<'_, H> {
+    fn ring(&self, tail: u32) {
+        self.0.registers().write32(reg::CQT, tail);
+    }
+
+    fn head(&self) -> u32 {
+        self.0.registers().read32(reg::CQH)
+    }
+}
+
+impl<H: Host> Port for Bell<'_, H> {
+    const NOTHING: Command = command::NOTHING;
+
+    fn wait(number: u32, address: u64) -> Command {
+        command::fence(number, address)
+    }
+
+    fn failure(&self, first_word: &dyn Fn(u32) -> u64) -> Option<Failure> {
+        let status = self.0.registers().read32(reg::CQCSR);
+        // While it is busy it takes no write.
+        if status == u32::MAX || status & csr::BUSY != 0 || status & csr::COMMAND_ERRORS == 0 {
+            return None;
+        }
+        let head = self.head();
+        if status & csr::COMMAND_ERRORS == csr::COMMAND_TIMED_OUT {
+            let waited_ns = self.0.patience_ns();
+            let error = match only_device(head, first_word) {
+                Some(device) => InvalidationError::DeviceTimedOut { device, waited_ns },
+                None => InvalidationError::TimedOut { waited_ns },
+            };
+            return Some(Failure { error, bad: None, status });
+        }
+        let error = InvalidationError::Rejected { code: status & csr::COMMAND_ERRORS };
+        Some(Failure { error, bad: (head < COMMANDS).then_some(head), status })
+    }
+
+    fn go_on(&self, failure: &Failure) {
+        let errors = failure.status & csr::COMMAND_ERRORS;
+        self.0.registers().write32(reg::CQCSR, failure.status & csr::KEPT | csr::ENABLE | errors);
+    }
+}
+
+/// The device that the fence at `fence` has waited for, if it is one alone: the unit does not say
+/// which it was of several.
+fn only_device(fence: u32, first_word: &dyn Fn(u32) -> u64) -> Option<u32> {
+    let before = (1..COMMANDS).map(|back| first_word(fence.wrapping_sub(back) % COMMANDS));
+    let mut devices = before.take_while(|first| !command::is_fence(*first)).filter_map(command::device_of);
+    let device = devices.next()?;
+    devices.all(|other| other == device).then_some(device)
+}
+
+/// Everything that is cached for a domain.
+pub(super) const fn all_of(stage: Stage, DomainId(number): DomainId) -> Command {
+    match stage {
+        Stage::First => command::vma(number as u32),
+        Stage::Second => command::gvma(number),
+    }
+}
+
+/// The leaf that translates the page at `address`.
+const fn page_of(stage: Stage, DomainId(number): DomainId, address: u64) -> Command {
+    match stage {
+        Stage::First => command::vma_page(number as u32, address),
+        Stage::Second => command::gvma_page(number, address),
+    }
+}
+
+/// Adds what `request` asks for to `out`, for a unit whose domains use `stage`. Nothing, and
+/// `false`, where there is no room.
+pub(super) fn describe(out: &mut Commands, stage: Stage, has_device_tlbs: bool, request: &Request) -> bool {
+    let Request { domain, invalidation } = *request;
+    match invalidation {
+        // By an address the unit forgets leaves alone.
+        Invalidation::Range { range, leaf_only: true } if pages_of(range).count() as u64 <= MOST_PAGES => {
+            let pages = pages_of(range).map(|page| page_of(stage, domain, page << 12));
+            let fits = pages.clone().count() <= out.remaining_capacity();
+            if fits {
+                out.extend(pages);
+            }
+            fits
+        }
+        Invalidation::Range { .. } | Invalidation::Domain => out.try_push(all_of(stage, domain)).is_ok(),
+        // Without ATS no device has any. The fence puts the call in order with all others.
+        Invalidation::DeviceTlb { .. } if !has_device_tlbs => out.try_push(command::NOTHING).is_ok(),
+        Invalidation::DeviceTlb { device, range } => {
+            // All addresses: the largest block that the command can say.
+            let (address, order) = range.and_then(block_around).unwrap_or((0, 52));
+            let ask = command::device_tlb(device.0, address, order);
+            // The unit may carry out commands in any order, and has forgotten before a device is
+            // asked to: a fence is between.
+            let is_fenced = out.last().is_none_or(|last| command::device_of(last[0]).is_some());
+            let commands = if is_fenced { &[ask][..] } else { &[command::NOTHING, ask] };
+            out.try_extend_from_slice(commands).is_ok()
+        }
+    }
+}
+
+/// The numbers of the pages of 4 KiB that `range` touches; a unit forgets a larger page by any
+/// address in it.
+fn pages_of(range: IovaRange) -> impl Iterator<Item = u64> + Clone {
+    let (first, last) = (range.start().get() >> 12, range.last().get() >> 12);
+    // One more than the most tells that there are more.
+    first..=last.min(first.saturating_add(MOST_PAGES))
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use portcullis::addr::{DeviceId, Iova};
+
+    use super::*;
+
+    fn described(stage: Stage, invalidation: Invalidation) -> Commands {
+        let mut out = Commands::new();
+        assert!(describe(&mut out, stage, true, &Request { domain: DomainId(7), invalidation }));
+        out
+    }
+
+    fn range(start: u64, len: u64, leaf_only: bool) -> Invalidation {
+        Invalidation::Range { range: IovaRange::new(Iova::new(start), len).unwrap(), leaf_only }
+    }
+
+    #[test]
+    fn each_page_of_a_short_range_is_named_and_a_long_one_is_the_domain() {
+        let out = described(Stage::First, range(0x4ff8, 0x1010, true));
+        assert_eq!(out[..], [0x4000, 0x5000, 0x6000].map(|page| command::vma_page(7, page)));
+        let out = described(Stage::Second, range(0x5000, 0x1000, true));
+        assert_eq!(out[..], [command::gvma_page(7, 0x5000)]);
+        assert_eq!(described(Stage::First, range(0x5000, 64 << 12, true)).len(), 64);
+        assert_eq!(described(Stage::First, range(0x5000, 65 << 12, true))[..], [command::vma(7)]);
+        assert_eq!(described(Stage::Second, range(0, u64::MAX, true))[..], [command::gvma(7)]);
+    }
+
+    #[test]
+    fn a_table_that_is_gone_is_the_domain_as_an_address_names_leaves_alone() {
+        assert_eq!(described(Stage::First, range(0x5000, 0x1000, false))[..], [command::vma(7)]);
+        assert_eq!(described(Stage::Second, range(0x5000, 0x1000, false))[..], [command::gvma(7)]);
+    }
+
+    #[test]
+    fn a_request_goes_in_whole_or_not_at_all() {
+        let mut out = Commands::new();
+        let request = Request { domain: DomainId(7), invalidation: range(0, 64 << 12, true) };
+        assert!(describe(&mut out, Stage::First, true, &request));
+        assert!(!describe(&mut out, Stage::First, true, &request), "63 places are left");
+        assert_eq!(out.len(), 64);
+    }
+
+    #[test]
+    fn a_device_tlb_is_asked_where_there_can_be_one() {
+        let invalidation = Invalidation::DeviceTlb { device: DeviceId(0x28), range: None };
+        let request = Request { domain: DomainId(7), invalidation };
+        assert_eq!(described(Stage::First, invalidation)[..], [command::device_tlb(0x28, 0, 52)]);
+        let mut out = Commands::new();
+        assert!(describe(&mut out, Stage::First, false, &request));
+        assert_eq!(out[..], [command::NOTHING]);
+    }
+
+    #[test]
+    fn the_unit_has_forgotten_before_a_device_is_asked_to() {
+        let device = |device| Invalidation::DeviceTlb { device: DeviceId(device), range: None };
+        let asked = [range(0x5000, 0x1000, true), device(0x28), device(0x30)];
+        let mut out = Commands::new();
+        for invalidation in asked {
+            assert!(describe(&mut out, Stage::First, true, &Request { domain: DomainId(7), invalidation }));
+        }
+        let tlb = |device| command::device_tlb(device, 0, 52);
+        assert_eq!(out[..], [command::vma_page(7, 0x5000), command::NOTHING, tlb(0x28), tlb(0x30)]);
+    }
+
+    #[test]
+    fn the_device_that_did_not_answer_is_named_where_it_is_one() {
+        let ring = |commands: &[Command]| -> alloc::vec::Vec<u64> {
+            let mut words = alloc::vec![command::NOTHING[0]; COMMANDS as usize];
+            for (index, command) in commands.iter().enumerate() {
+                // Around the end of the ring.
+                words[(254 + index) % 256] = command[0];
+            }
+            words
+        };
+        let tlb = |device| command::device_tlb(device, 0, 0);
+        let (fence, page) = (command::fence(1, 0), command::vma_page(1, 0));
+        for (commands, device) in [
+            (&[fence, page, tlb(0x28), tlb(0x28), fence][..], Some(0x28)),
+            (&[tlb(0x30), fence, tlb(0x01_0028), page, fence], Some(0x01_0028)),
+            (&[fence, tlb(0x30), tlb(0x28), page, fence], None),
+            (&[tlb(0x28), fence, page, page, fence], None),
+        ] {
+            let words = ring(commands);
+            assert_eq!(only_device((254 + 4) % 256, &|index| words[index as usize]), device);
+        }
+    }
+}
