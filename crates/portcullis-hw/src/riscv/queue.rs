@@ -12,7 +12,7 @@ use super::capabilities::Stage;
 use super::layout::{command, csr, reg};
 use crate::command_ring::Doorbell;
 use crate::host::{Host, Registers};
-use crate::queue::{COMMANDS, Command, Commands, Failure, Port, block_around};
+use crate::queue::{COMMANDS, Command, Commands, Failure, Port, REFUSED, block_around};
 
 /// The largest range that is forgotten page by page. The unit forgets leaves by the page, and from
 /// some number on a command for each costs more than filling its caches anew. (The extensions for
@@ -91,9 +91,17 @@ const fn page_of(stage: Stage, DomainId(number): DomainId, address: u64) -> Comm
 
 /// Adds what `request` asks for to `out`, for a unit whose domains use `stage`. Nothing, and
 /// `false`, where there is no room.
-pub(super) fn describe(out: &mut Commands, stage: Stage, has_device_tlbs: bool, request: &Request) -> bool {
+///
+/// # Errors
+/// [`REFUSED`]: the unit has no number for the device.
+pub(super) fn describe(
+    out: &mut Commands,
+    stage: Stage,
+    has_device_tlbs: bool,
+    request: &Request,
+) -> Result<bool, InvalidationError> {
     let Request { domain, invalidation } = *request;
-    match invalidation {
+    Ok(match invalidation {
         // By an address the unit forgets leaves alone.
         Invalidation::Range { range, leaf_only: true } if pages_of(range).count() as u64 <= MOST_PAGES => {
             let pages = pages_of(range).map(|page| page_of(stage, domain, page << 12));
@@ -108,6 +116,10 @@ pub(super) fn describe(out: &mut Commands, stage: Stage, has_device_tlbs: bool, 
         Invalidation::DeviceTlb { .. } if !has_device_tlbs => out.try_push(command::NOTHING).is_ok(),
         Invalidation::DeviceTlb { device, range } => {
             // All addresses: the largest block that the command can say.
+            // Segment, bus, device and function.
+            if device.0 >> 24 != 0 {
+                return Err(REFUSED);
+            }
             let (address, order) = range.and_then(block_around).unwrap_or((0, 52));
             let ask = command::device_tlb(device.0, address, order);
             // The unit may carry out commands in any order, and has forgotten before a device is
@@ -116,7 +128,7 @@ pub(super) fn describe(out: &mut Commands, stage: Stage, has_device_tlbs: bool, 
             let commands = if is_fenced { &[ask][..] } else { &[command::NOTHING, ask] };
             out.try_extend_from_slice(commands).is_ok()
         }
-    }
+    })
 }
 
 /// The numbers of the pages of 4 KiB that `range` touches; a unit forgets a larger page by any
@@ -135,7 +147,8 @@ mod tests {
 
     fn described(stage: Stage, invalidation: Invalidation) -> Commands {
         let mut out = Commands::new();
-        assert!(describe(&mut out, stage, true, &Request { domain: DomainId(7), invalidation }));
+        let request = Request { domain: DomainId(7), invalidation };
+        assert_eq!(describe(&mut out, stage, true, &request), Ok(true));
         out
     }
 
@@ -164,8 +177,8 @@ mod tests {
     fn a_request_goes_in_whole_or_not_at_all() {
         let mut out = Commands::new();
         let request = Request { domain: DomainId(7), invalidation: range(0, 64 << 12, true) };
-        assert!(describe(&mut out, Stage::First, true, &request));
-        assert!(!describe(&mut out, Stage::First, true, &request), "63 places are left");
+        assert_eq!(describe(&mut out, Stage::First, true, &request), Ok(true));
+        assert_eq!(describe(&mut out, Stage::First, true, &request), Ok(false), "63 places are left");
         assert_eq!(out.len(), 64);
     }
 
@@ -175,7 +188,7 @@ mod tests {
         let request = Request { domain: DomainId(7), invalidation };
         assert_eq!(described(Stage::First, invalidation)[..], [command::device_tlb(0x28, 0, 52)]);
         let mut out = Commands::new();
-        assert!(describe(&mut out, Stage::First, false, &request));
+        assert_eq!(describe(&mut out, Stage::First, false, &request), Ok(true));
         assert_eq!(out[..], [command::NOTHING]);
     }
 
@@ -185,7 +198,8 @@ mod tests {
         let asked = [range(0x5000, 0x1000, true), device(0x28), device(0x30)];
         let mut out = Commands::new();
         for invalidation in asked {
-            assert!(describe(&mut out, Stage::First, true, &Request { domain: DomainId(7), invalidation }));
+            let request = Request { domain: DomainId(7), invalidation };
+            assert_eq!(describe(&mut out, Stage::First, true, &request), Ok(true));
         }
         let tlb = |device| command::device_tlb(device, 0, 52);
         assert_eq!(out[..], [command::vma_page(7, 0x5000), command::NOTHING, tlb(0x28), tlb(0x30)]);
