@@ -2,7 +2,7 @@
 
 use core::fmt::Debug;
 
-use portcullis::addr::PhysAddr;
+use portcullis::addr::{IovaRange, PhysAddr};
 use portcullis::platform::Frames;
 
 /// The registers of one unit.
@@ -139,6 +139,36 @@ pub enum UnitError {
     NotAttached {
         /// Its number.
         device: u32,
+    },
+    /// The domain's number is in use.
+    #[error("domain {domain} is in use")]
+    DomainInUse {
+        /// The number.
+        domain: u16,
+    },
+    /// The device keeps addresses for itself that its domain may map.
+    #[error("device {device:#x} keeps {range} for itself, and the domain does not keep it free")]
+    Reserved {
+        /// The device's number.
+        device: u32,
+        /// The addresses.
+        range: IovaRange,
+    },
+    /// The unit refused what it was asked for.
+    #[error("the IOMMU refused to {what} (code {code:#x})")]
+    Refused {
+        /// What it was asked to do.
+        what: &'static str,
+        /// The unit's own code.
+        code: u32,
+    },
+    /// The device is attached, and the unit has not taken all that the domain maps.
+    #[error("device {device:#x} is attached, but the IOMMU refused mappings of its domain (code {code:#x})")]
+    Incomplete {
+        /// The device's number.
+        device: u32,
+        /// The unit's own code.
+        code: u32,
     },
     /// The unit did not confirm that it has forgotten a device's former context. The device reaches nothing new, and may
     /// reach what it reached until now.
