@@ -120,7 +120,9 @@ impl<K: Kind> Rig<K> {
     ) {
         let Some(faults) = self.faults() else { return };
         let fault = faults.first().expect("a fault is recorded");
-        assert_eq!((fault.device, fault.access), (id(device), access), "{fault}");
+        assert_eq!(fault.device, id(device), "{fault}");
+        let told = fault.access.or(access.filter(|_| !K::TELLS_ACCESS));
+        assert_eq!(told, access, "{fault}");
         assert!(reasons.contains(&fault.reason), "{fault}");
         assert!(address.is_none_or(|address| fault.address == Some(address)), "{fault}");
     }
@@ -173,7 +175,7 @@ pub fn a_device_that_is_attached_to_nothing_reaches_nothing<K: Kind>() {
             let says = format!("the model says {:?} of a write", K::UNATTACHED_WRITE);
             not_covered::<K>("what a device that is attached to nothing was about to do", &says);
         }
-        rig.assert_fault_of(0, K::UNATTACHED_WRITE, None, &[Reason::NotAttached]);
+        rig.assert_fault_of(0, K::UNATTACHED_WRITE, None, &[K::NOT_ATTACHED]);
         Ok(())
     });
 }
@@ -230,7 +232,7 @@ pub fn a_strict_unmap_ends_access_and_without_its_invalidation_it_does_not<K: Ki
             let (mapping, iova) = card.map(page, Direction::Bidirectional)?;
             rig.store(0, *b"mapped..", window, iova);
             assert_eq!(&rig.ram().read(page.phys), b"mapped..");
-            if !rig.kind.neglect(neglect) {
+            if !rig.kind.neglect(neglect) && neglect {
                 not_covered::<K>(
                     "an unmap without its invalidation",
                     "this IOMMU has none: an unmap is a request",
@@ -356,7 +358,7 @@ pub fn a_device_moves_between_domains_and_leaves_nothing_behind<K: Kind>() {
         rig.kind.detach(id(0))?;
         rig.store(0, *b"nowhere.", window, iova);
         assert_eq!(&rig.ram().read(page.phys), b"in first", "detached");
-        rig.assert_fault(0, Access::Read, None, &[Reason::NotAttached]);
+        rig.assert_fault(0, Access::Read, None, &[K::NOT_ATTACHED]);
         assert!(rig.kind.detach(id(0)).is_err(), "it is detached already");
         let mut card = rig.attach(0, &new, DmaMask::BITS_64)?;
         let window = card.window(rig)?;
@@ -435,6 +437,10 @@ pub fn addresses_stay_within_what_a_device_can_say<K: Kind>() {
 pub fn the_invalidation_queue_wraps_and_many_cpus_share_it<K: Kind>() {
     on_each::<K>(|rig| {
         let kind = &rig.kind;
+        if !kind.neglect(false) {
+            not_covered::<K>("invalidations that many CPUs submit", "this IOMMU has none");
+            return Ok(());
+        }
         std::thread::scope(|scope| {
             let workers: Vec<_> = (1..=4_u16)
                 .map(|number| {

@@ -8,7 +8,7 @@ use portcullis::addr::{DeviceId, DomainId, IovaRange};
 use portcullis::invalidation::{Costs, Invalidation, InvalidationError, InvalidationQueue, Request};
 use portcullis::mapper::{Mapper, TableMapper};
 use portcullis::pgtable::{Format, PageTable};
-use portcullis_hw::{Access, Attachment, Fault, Iommu};
+use portcullis_hw::{Access, Attachment, Fault, Iommu, Reason};
 
 use super::machine::{Machine, Ram, Result};
 
@@ -26,6 +26,10 @@ pub trait Kind: Sized + Sync {
     /// What the model records of the access where a device that is attached to nothing was about to
     /// write.
     const UNATTACHED_WRITE: Option<Access> = Some(Access::Write);
+    /// Whether each record says what the device was about to do; else some do.
+    const TELLS_ACCESS: bool = true;
+    /// What records say of a device that is attached to nothing.
+    const NOT_ATTACHED: Reason = Reason::NotAttached;
     /// Whether tables have entries by which a device may write and not read.
     const WRITE_ONLY: bool = true;
     /// Whether a driver that takes over leaves things as they are until it is enabled.
