@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use portcullis_hw::Registers;
+use portcullis_hw::virtio::NarrowRegisters;
 
 use super::Result;
 use super::software::SoftwareVtd;
@@ -108,5 +109,24 @@ unsafe impl Registers for Window {
             }
             Self::Software(unit) => unit.write64(offset, value),
         }
+    }
+}
+
+// SAFETY: as above; each access is of its width.
+unsafe impl NarrowRegisters for Window {
+    fn read8(&self, offset: usize) -> u8 {
+        self.wire.number(format_args!("readb {:#x}", self.base + offset as u64)) as u8
+    }
+
+    fn write8(&self, offset: usize, value: u8) {
+        self.wire.ask(format_args!("writeb {:#x} {value:#x}", self.base + offset as u64));
+    }
+
+    fn read16(&self, offset: usize) -> u16 {
+        self.wire.number(format_args!("readw {:#x}", self.base + offset as u64)) as u16
+    }
+
+    fn write16(&self, offset: usize, value: u16) {
+        self.wire.ask(format_args!("writew {:#x} {value:#x}", self.base + offset as u64));
     }
 }

@@ -1,0 +1,144 @@
+//! The queue of events: what the device refused.
+
+use portcullis::addr::{DeviceId, Iova};
+use portcullis::platform::Frames;
+
+use super::layout::{EVENTS, fault, ring};
+use super::pci::NarrowRegisters;
+use super::ring::Ring;
+use crate::fault::{Access, Fault, Reason};
+use crate::frames::Words;
+use crate::host::{Host, UnitError};
+use crate::sync::Mutex;
+
+/// Words of a buffer.
+const WORDS: usize = 4;
+
+/// Buffers that the device fills, one for each descriptor. What comes while all of them are full is lost.
+#[derive(Debug)]
+pub(super) struct Events {
+    ring: Ring,
+    buffers: Words,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    available: u16,
+    seen: u16,
+}
+
+impl Events {
+    /// The memory of a queue of `size` descriptors. The device does not know of it yet.
+    pub fn new<F: Frames>(frames: &F, size: u16, doorbell: usize) -> Result<Self, UnitError> {
+        let ring = Ring::new(frames, size, EVENTS, doorbell)?;
+        let bytes = usize::from(size) * WORDS * 8;
+        let buffers = match Words::new(frames, bytes.div_ceil(4096)) {
+            Ok(buffers) => buffers,
+            Err(error) => {
+                // SAFETY: of above; the device was told nothing.
+                unsafe { ring.free(frames) };
+                return Err(error);
+            }
+        };
+        for index in 0..size {
+            let at = buffers.phys().get() + u64::from(index) * WORDS as u64 * 8;
+            ring.describe(frames, index, (at, fault::BYTES), (ring::DEVICE_WRITES, 0));
+            ring.offer(frames, index, index);
+        }
+        ring.publish(frames, size);
+        Ok(Self { ring, buffers, state: Mutex::new(State { available: size, seen: 0 }) })
+    }
+
+    /// The queue's memory, as the device is told of it.
+    pub fn ring(&self) -> &Ring {
+        &self.ring
+    }
+
+    /// Gives the memory back.
+    ///
+    /// # Safety
+    /// It is of `frames`, and the device's queue is off.
+    pub unsafe fn free<F: Frames>(self, frames: &F) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.ring.free(frames);
+            self.buffers.free(frames);
+        }
+    }
+
+    /// The oldest event, if there is one, whose buffer the device may then fill again.
+    pub fn next<H: Host>(&self, host: &H) -> Option<Fault>
+    where
+        H::Registers: NarrowRegisters,
+    {
+        let frames = host.frames();
+        let fault = {
+            let mut state = self.state.lock();
+            let ready = self.ring.used(frames).wrapping_sub(state.seen);
+            if ready == 0 || ready > self.ring.size() {
+                return None;
+            }
+            let id = self.ring.used_entry(frames, state.seen);
+            state.seen = state.seen.wrapping_add(1);
+            // A buffer that there is not: its place in the driver's ring stays as it is.
+            let id = u16::try_from(id).ok().filter(|id| *id < self.ring.size())?;
+            let first = usize::from(id) * WORDS;
+            let word = |index| self.buffers.load(frames, first + index);
+            let fault = decode([word(0), word(1), word(2)]);
+            self.ring.offer(frames, state.available, id);
+            state.available = state.available.wrapping_add(1);
+            self.ring.publish(frames, state.available);
+            fault
+        };
+        self.ring.notify(host.registers());
+        Some(fault)
+    }
+}
+
+fn decode([first, second, address]: [u64; 3]) -> Fault {
+    let (reason, flags) = (fault::reason(first), fault::flags(first));
+    let does = |what| flags & what != 0;
+    Fault {
+        device: DeviceId(fault::endpoint(second)),
+        pasid: None,
+        address: does(fault::ADDRESS).then(|| Iova::new(address)),
+        access: match (does(fault::READ), does(fault::WRITE)) {
+            _ if does(fault::EXECUTE) => Some(Access::Execute),
+            (true, true) => Some(Access::Atomic),
+            (true, false) => Some(Access::Read),
+            (false, true) => Some(Access::Write),
+            (false, false) => None,
+        },
+        reason: match reason {
+            fault::DOMAIN => Reason::NotAttached,
+            fault::MAPPING => Reason::NotMapped,
+            _ => Reason::Other,
+        },
+        code: u32::from(reason),
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refused_write_is_decoded() {
+        let flags = u64::from(fault::WRITE | fault::ADDRESS);
+        let fault = decode([flags << 32 | u64::from(fault::MAPPING), 0x28, 0x80_0123]);
+        assert_eq!((fault.device, fault.address), (DeviceId(0x28), Some(Iova::new(0x80_0123))));
+        assert_eq!((fault.access, fault.reason), (Some(Access::Write), Reason::NotMapped));
+    }
+
+    #[test]
+    fn every_event_is_decoded() {
+        for reason in 0..=255_u64 {
+            for flags in [0, 1, 2, 3, 4, 7, 0x100, u64::from(u32::MAX)] {
+                let fault = decode([flags << 32 | reason, u64::MAX, u64::MAX]);
+                assert_eq!((fault.code, fault.device), (reason as u32, DeviceId(u32::MAX)));
+                assert_eq!(fault.address.is_some(), flags & 0x100 != 0);
+            }
+        }
+    }
+}

@@ -1,0 +1,303 @@
+//! The queue of requests: many CPUs put requests there and wait for their answers at the same time.
+//!
+//! A CPU takes the lock to write a batch of requests and to make it available, rings the doorbell without it, and then waits for
+//! the last answer of its batch alone. No lock is held while the device works: batches of other CPUs are under way beside it, and
+//! a CPU that finds answers in the device's ring notes all of them, whose they may be.
+//!
+//! A request has a *slot*: two descriptors, and 128 bytes that the device reads and writes. The device may answer in any order,
+//! and does nothing in order: of two requests of which one must come first, the second is sent when the first is answered.
+//!
+//! **Time-outs.** What was not answered in time is *overdue*: the device may still carry it out. So nothing more is sent until it
+//! has answered that: what it does late is always before what is sent later.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+use arrayvec::ArrayVec;
+use portcullis::platform::Frames;
+
+use super::layout::request::{self, Request};
+use super::layout::{answer, ring};
+use super::pci::NarrowRegisters;
+use super::ring::Ring;
+use crate::frames::Words;
+use crate::host::{Host, UnitError};
+use crate::sync::{AtomicU64, Mutex, Ordering};
+
+/// Requests that are sent with one doorbell.
+pub(super) const BATCH: usize = 64;
+
+/// Words of a slot, and the one among them that the device answers in.
+const SLOT_WORDS: usize = 16;
+const ANSWER: usize = 15;
+
+/// Looks at memory before the first look at the clock.
+const LOOKS: u32 = 64;
+
+/// What a slot is for. An answer is `ANSWERED` and the status.
+const FREE: u64 = 0;
+const SENT: u64 = 1;
+const OVERDUE: u64 = 2;
+const ANSWERED: u64 = 0x100;
+
+/// Requests that were not carried out, or not all of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Failure {
+    /// The device did not answer in time. What it was asked for may still happen.
+    TimedOut { waited_ns: u64 },
+    /// The request of this number in the batch is the first that was refused.
+    Refused { index: usize, status: u8 },
+}
+
+/// The queue.
+#[derive(Debug)]
+pub(super) struct Requests {
+    ring: Ring,
+    slots: Words,
+    states: Box<[AtomicU64]>,
+    state: Mutex<State>,
+    /// As in `State`, to look at without the lock.
+    seen: AtomicU64,
+}
+
+/// What changes under the lock.
+#[derive(Debug)]
+struct State {
+    /// Entries made available so far, and entries of the device's seen, as the rings count them.
+    available: u16,
+    seen: u16,
+    free: Vec<u16>,
+    overdue: usize,
+}
+
+impl Requests {
+    /// The memory of a queue of `size` descriptors. The device does not know of it yet.
+    pub fn new<F: Frames>(frames: &F, size: u16, doorbell: usize) -> Result<Self, UnitError> {
+        // The last descriptor is the one that a probe needs besides.
+        let count = usize::from((size - 1) / 2);
+        let ring = Ring::new(frames, size, super::layout::REQUESTS, doorbell)?;
+        let bytes = count * SLOT_WORDS * 8;
+        let slots = match Words::new(frames, bytes.div_ceil(4096)) {
+            Ok(slots) => slots,
+            Err(error) => {
+                // SAFETY: of above; the device was told nothing.
+                unsafe { ring.free(frames) };
+                return Err(error);
+            }
+        };
+        let state = State { available: 0, seen: 0, free: (0..count as u16).rev().collect(), overdue: 0 };
+        Ok(Self {
+            ring,
+            slots,
+            states: (0..count).map(|_| AtomicU64::new(FREE)).collect(),
+            state: Mutex::new(state),
+            seen: AtomicU64::new(0),
+        })
+    }
+
+    /// The queue's memory, as the device is told of it.
+    pub fn ring(&self) -> &Ring {
+        &self.ring
+    }
+
+    /// Gives the memory back.
+    ///
+    /// # Safety
+    /// It is of `frames`, and the device's queue is off.
+    pub unsafe fn free<F: Frames>(self, frames: &F) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.ring.free(frames);
+            self.slots.free(frames);
+        }
+    }
+
+    /// Has the device carry out `requests`, at most [`BATCH`] with one doorbell, and waits until it has answered them. Where one is
+    /// refused, the others of its doorbell may have been carried out, and those after them are not sent. The status `also` is as good
+    /// as [`answer::OK`]. At most twice the host's patience for each doorbell.
+    pub fn carry_out<H: Host>(
+        &self,
+        host: &H,
+        requests: impl IntoIterator<Item = Request>,
+        also: u8,
+    ) -> Result<(), Failure>
+    where
+        H::Registers: NarrowRegisters,
+    {
+        let mut requests = requests.into_iter().peekable();
+        let mut before = 0;
+        while requests.peek().is_some() {
+            let batch = self.send(host, None, &mut requests)?;
+            self.wait(host, &batch, also).map_err(|failure| match failure {
+                Failure::Refused { index, status } => Failure::Refused { index: before + index, status },
+                timed_out @ Failure::TimedOut { .. } => timed_out,
+            })?;
+            before += batch.len();
+        }
+        Ok(())
+    }
+
+    /// The same of one probe, with `len` bytes at `address` for the endpoint's properties. One at a time.
+    pub fn probe<H: Host>(&self, host: &H, probe: Request, properties: (u64, u32)) -> Result<(), Failure>
+    where
+        H::Registers: NarrowRegisters,
+    {
+        let batch = self.send(host, Some(properties), &mut [probe].into_iter().peekable())?;
+        self.wait(host, &batch, answer::OK)
+    }
+
+    /// Sends a batch: as many of `requests` as there are slots for, at least one. Waits for a slot, and until nothing is overdue.
+    fn send<H: Host>(
+        &self,
+        host: &H,
+        properties: Option<(u64, u32)>,
+        requests: &mut core::iter::Peekable<impl Iterator<Item = Request>>,
+    ) -> Result<ArrayVec<u16, BATCH>, Failure>
+    where
+        H::Registers: NarrowRegisters,
+    {
+        let (frames, began) = (host.frames(), host.now_ns());
+        let mut batch = ArrayVec::new();
+        loop {
+            {
+                let mut state = self.state.lock();
+                self.note_answers(frames, &mut state);
+                if state.overdue == 0 && !state.free.is_empty() {
+                    while !batch.is_full()
+                        && requests.peek().is_some()
+                        && let Some(slot) = state.free.pop()
+                    {
+                        let Some(request) = requests.next() else { break };
+                        self.write(frames, slot, &request, properties);
+                        self.ring.offer(frames, state.available, slot * 2);
+                        state.available = state.available.wrapping_add(1);
+                        batch.push(slot);
+                    }
+                    self.ring.publish(frames, state.available);
+                    break;
+                }
+            }
+            let waited_ns = host.now_ns().saturating_sub(began);
+            if waited_ns > host.patience_ns() {
+                return Err(Failure::TimedOut { waited_ns });
+            }
+            host.relax();
+        }
+        self.ring.notify(host.registers());
+        Ok(batch)
+    }
+
+    /// Writes a request into its slot, and its descriptors.
+    fn write<F: Frames>(&self, frames: &F, slot: u16, request: &Request, properties: Option<(u64, u32)>) {
+        let first = usize::from(slot) * SLOT_WORDS;
+        // Words behind these are 0 for ever.
+        for (index, word) in request.words.iter().enumerate() {
+            self.slots.store(frames, first + index, *word);
+        }
+        // No request is answered by what was left here: no status is so high.
+        self.slots.store(frames, first + ANSWER, u64::MAX);
+        self.states[usize::from(slot)].store(SENT, Ordering::Relaxed);
+        let at = |word: usize| self.slots.phys().get() + (first + word) as u64 * 8;
+        let (head, tail, spare) = (slot * 2, slot * 2 + 1, self.ring.size() - 1);
+        let second = if properties.is_some() { spare } else { tail };
+        self.ring.describe(frames, head, (at(0), request.bytes), (ring::NEXT, second));
+        if let Some(properties) = properties {
+            self.ring.describe(frames, spare, properties, (ring::NEXT | ring::DEVICE_WRITES, tail));
+        }
+        self.ring.describe(frames, tail, (at(ANSWER), request::TAIL_BYTES), (ring::DEVICE_WRITES, 0));
+    }
+
+    /// Notes what the device has answered since the last call, of all CPUs' requests.
+    fn note_answers<F: Frames>(&self, frames: &F, state: &mut State) {
+        let used = self.ring.used(frames);
+        if used.wrapping_sub(state.seen) > self.ring.size() {
+            // More than there can be: no answers.
+            return;
+        }
+        while state.seen != used {
+            let id = self.ring.used_entry(frames, state.seen);
+            state.seen = state.seen.wrapping_add(1);
+            let slot = (id / 2) as usize;
+            let Some(kept) = self.states.get(slot).filter(|_| id.is_multiple_of(2)) else { continue };
+            match kept.load(Ordering::Relaxed) {
+                SENT => {
+                    let tail = self.slots.load(frames, slot * SLOT_WORDS + ANSWER);
+                    // Release: what the device has done is done for the CPU that loads this.
+                    kept.store(ANSWERED | u64::from(request::status(tail)), Ordering::Release);
+                }
+                OVERDUE => {
+                    kept.store(FREE, Ordering::Relaxed);
+                    state.overdue -= 1;
+                    state.free.push(slot as u16);
+                }
+                // The device repeats itself.
+                _ => {}
+            }
+        }
+        self.seen.store(u64::from(state.seen), Ordering::Relaxed);
+    }
+
+    /// Waits for the answers of a batch.
+    fn wait<H: Host>(&self, host: &H, batch: &[u16], also: u8) -> Result<(), Failure> {
+        let (frames, began) = (host.frames(), host.now_ns());
+        let is_answered =
+            |slot: &u16| self.states[usize::from(*slot)].load(Ordering::Acquire) & ANSWERED != 0;
+        let mut looks = 0_u32;
+        let mut waiting = batch.iter().rev().copied().collect::<ArrayVec<u16, BATCH>>();
+        let result = loop {
+            while waiting.last().is_some_and(is_answered) {
+                waiting.pop();
+            }
+            if waiting.is_empty() {
+                break Ok(());
+            }
+            if u64::from(self.ring.used(frames)) != self.seen.load(Ordering::Relaxed) {
+                self.note_answers(frames, &mut self.state.lock());
+                // What the device has claimed against all sense is not noted: the clock goes on.
+                if waiting.last().is_some_and(is_answered) {
+                    continue;
+                }
+            }
+            looks = looks.wrapping_add(1);
+            if looks.is_multiple_of(LOOKS) {
+                let waited_ns = host.now_ns().saturating_sub(began);
+                if waited_ns > host.patience_ns() {
+                    break Err(waited_ns);
+                }
+            }
+            host.relax();
+        };
+        self.finish(frames, batch, result, also)
+    }
+
+    /// Gives the slots of a batch back, but for those that are not answered, which are overdue.
+    fn finish<F: Frames>(
+        &self,
+        frames: &F,
+        batch: &[u16],
+        waited: Result<(), u64>,
+        also: u8,
+    ) -> Result<(), Failure> {
+        let mut state = self.state.lock();
+        // Once more: the caller may have been interrupted.
+        self.note_answers(frames, &mut state);
+        let mut result = Ok(());
+        for (index, slot) in batch.iter().enumerate() {
+            let kept = &self.states[usize::from(*slot)];
+            let status = kept.load(Ordering::Acquire);
+            if status & ANSWERED == 0 {
+                kept.store(OVERDUE, Ordering::Relaxed);
+                state.overdue += 1;
+                result = Err(Failure::TimedOut { waited_ns: waited.err().unwrap_or(0) });
+                continue;
+            }
+            kept.store(FREE, Ordering::Relaxed);
+            state.free.push(*slot);
+            let status = status as u8;
+            if status != answer::OK && status != also && result.is_ok() {
+                result = Err(Failure::Refused { index, status });
+            }
+        }
+        result
+    }
+}

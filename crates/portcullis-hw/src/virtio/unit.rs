@@ -1,0 +1,557 @@
+//! The unit: taking it over, endpoints, faults, shutting it down.
+
+use alloc::collections::BTreeMap;
+use alloc::sync::{Arc, Weak};
+use alloc::vec::Vec;
+
+use portcullis::addr::{DeviceId, DomainId, Iova, IovaRange, PageSize, PageSizes};
+use portcullis::mapper::Geometry;
+
+use super::events::Events;
+use super::layout::{EVENTS, REQUESTS, answer, common, config, feature, property, request, ring, status};
+use super::mapper::RequestMapper;
+use super::pci::{NarrowRegisters, Structures};
+use super::requests::{BATCH, Failure, Requests};
+use super::ring::{Ring, write_halves};
+use super::space::Space;
+use crate::fault::Fault;
+use crate::frames::Words;
+use crate::host::{Host, Registers, UnitError, wait_until};
+use crate::sync::Mutex;
+
+/// Reads of the configuration that are tried until it does not change meanwhile.
+const TRIES: usize = 16;
+
+/// The most bytes of properties that are read; more is no endpoint that there is.
+const MOST_PROPERTIES: u32 = 64 << 10;
+
+/// Addresses that an endpoint keeps for itself: a domain that it is attached to must keep them free.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Region {
+    /// The addresses.
+    pub range: IovaRange,
+    /// Whether writes there are interrupts (MSI); else the endpoint may not use them.
+    pub is_msi: bool,
+}
+
+/// A virtio-iommu.
+///
+/// The order of its life: [`start`](Self::start), attach what must not be interrupted, [`enable`](Self::enable), attach and detach
+/// as devices come and go, [`shut_down`](Self::shut_down). Its memory stays allocated when it is dropped instead, as the device goes on
+/// using it.
+#[derive(Debug)]
+pub struct Unit<H: Host> {
+    pub(super) host: H,
+    pub(super) requests: Requests,
+    structures: Structures,
+    features: u64,
+    granules: PageSizes,
+    aperture: IovaRange,
+    /// The first and the last number of a domain.
+    numbers: (u16, u16),
+    events: Events,
+    /// Where the device writes an endpoint's properties, and how many bytes of them there are.
+    properties: Option<(Words, u32)>,
+    /// What each endpoint is attached to; `None` is all memory. Held while the device is waited for: nothing but attaching and
+    /// detaching waits for it.
+    endpoints: Mutex<BTreeMap<u32, Option<Arc<Space>>>>,
+    /// The domains by their numbers.
+    spaces: Mutex<BTreeMap<u16, Weak<Space>>>,
+}
+
+impl<H: Host> Unit<H>
+where
+    H::Registers: NarrowRegisters,
+{
+    /// Takes the device over: resets it, agrees on what both can do, gives it two queues. Then `endpoints` are attached to nothing:
+    /// name all those that a driver may have used before, as another kernel that started this one. (By the specification a reset
+    /// does this; QEMU's device keeps attachments and mappings.) What is attached to nothing reaches what the device's bypass
+    /// setting says, as before, until [`enable`](Self::enable).
+    ///
+    /// Allocates up to ten frames, and as many as an endpoint's properties take. Waits for the unit.
+    ///
+    /// # Errors
+    /// [`UnitError::NotThere`]; [`UnitError::Lacks`] where the device has not what is needed; [`UnitError::OutOfMemory`];
+    /// [`UnitError::TimedOut`], [`UnitError::Refused`].
+    pub fn start(
+        host: H,
+        structures: Structures,
+        endpoints: impl IntoIterator<Item = DeviceId>,
+    ) -> Result<Self, UnitError> {
+        let registers = host.registers();
+        let at = |offset: usize| structures.common + offset;
+        let device_status = || registers.read8(at(common::DEVICE_STATUS));
+        let set_status = |value| registers.write8(at(common::DEVICE_STATUS), value);
+        if device_status() == u8::MAX {
+            return Err(UnitError::NotThere { register: "device status", value: u64::from(u8::MAX) });
+        }
+        set_status(0);
+        wait_until(&host, "reset itself", || device_status() == 0)?;
+        set_status(status::ACKNOWLEDGE | status::DRIVER);
+
+        let mut offered = 0;
+        for half in 0..2_u32 {
+            registers.write32(at(common::DEVICE_FEATURE_SELECT), half);
+            offered |= u64::from(registers.read32(at(common::DEVICE_FEATURE))) << (half * 32);
+        }
+        let lacks = |what, register, value| UnitError::Lacks { what, register, value };
+        if offered & feature::VERSION_1 == 0 {
+            return Err(lacks("version 1 of virtio", "features", offered));
+        }
+        if offered & feature::MAP_UNMAP == 0 {
+            return Err(lacks("requests to map and unmap", "features", offered));
+        }
+        // Without BYPASS (which BYPASS_CONFIG replaces) what is attached to nothing is refused.
+        let features = offered
+            & (feature::VERSION_1
+                | feature::ACCESS_PLATFORM
+                | feature::INPUT_RANGE
+                | feature::DOMAIN_RANGE
+                | feature::MAP_UNMAP
+                | feature::PROBE
+                | feature::BYPASS_CONFIG);
+        for half in 0..2_u32 {
+            registers.write32(at(common::DRIVER_FEATURE_SELECT), half);
+            registers.write32(at(common::DRIVER_FEATURE), (features >> (half * 32)) as u32);
+        }
+        let agreed = status::ACKNOWLEDGE | status::DRIVER | status::FEATURES_OK;
+        set_status(agreed);
+        if device_status() & status::FEATURES_OK == 0 {
+            return Err(lacks("a driver with other features", "features", offered));
+        }
+
+        let settings = Settings::read(registers, &structures, features)?;
+        let queue_size = |number, least: u16, what| {
+            registers.write16(at(common::QUEUE_SELECT), number);
+            let most = registers.read16(at(common::QUEUE_SIZE)).min(ring::MOST);
+            let offset = registers.read16(at(common::QUEUE_NOTIFY_OFF));
+            let doorbell = structures.doorbell(offset);
+            match doorbell {
+                // A power of two.
+                Some(doorbell) if most >= least => Ok((1 << most.ilog2(), doorbell)),
+                _ => Err(lacks(what, "queue size", u64::from(most))),
+            }
+        };
+        let (size, doorbell) = queue_size(REQUESTS, 4, "a queue for requests")?;
+        let (event_size, event_doorbell) = queue_size(EVENTS, 1, "a queue for events")?;
+
+        let frames = host.frames();
+        let requests = Requests::new(frames, size, doorbell)?;
+        let events = match Events::new(frames, event_size, event_doorbell) {
+            Ok(events) => events,
+            Err(error) => {
+                // SAFETY: of above; the device was told nothing.
+                unsafe { requests.free(frames) };
+                return Err(error);
+            }
+        };
+        let count = (settings.probe_bytes as usize).div_ceil(4096);
+        let properties = match (settings.probe_bytes > 0).then(|| Words::new(frames, count)).transpose() {
+            Ok(properties) => properties.map(|words| (words, settings.probe_bytes)),
+            Err(error) => {
+                // SAFETY: of above; the device was told nothing.
+                unsafe {
+                    requests.free(frames);
+                    events.free(frames);
+                }
+                return Err(error);
+            }
+        };
+
+        // After an error from here on the device may know of the memory: it stays allocated.
+        for (number, queue) in [(REQUESTS, requests.ring()), (EVENTS, events.ring())] {
+            enable_queue(registers, structures.common, number, queue);
+        }
+        set_status(agreed | status::DRIVER_OK);
+        events.ring().notify(registers);
+        let Settings { granules, aperture, numbers, .. } = settings;
+        let unit = Self {
+            host,
+            requests,
+            structures,
+            features,
+            granules,
+            aperture,
+            numbers,
+            events,
+            properties,
+            endpoints: Mutex::new(BTreeMap::new()),
+            spaces: Mutex::new(BTreeMap::new()),
+        };
+        unit.release(endpoints)?;
+        Ok(unit)
+    }
+
+    /// Detaches endpoints from whatever they are attached to, without knowing what that is: to be attached elsewhere takes them from
+    /// there.
+    fn release(&self, endpoints: impl IntoIterator<Item = DeviceId>) -> Result<(), UnitError> {
+        let number = u32::from(self.numbers.1);
+        let mut endpoints = endpoints.into_iter();
+        loop {
+            let batch: arrayvec::ArrayVec<u32, BATCH> =
+                endpoints.by_ref().take(BATCH).map(|device| device.0).collect();
+            if batch.is_empty() {
+                return Ok(());
+            }
+            let carry_out = |what, request: fn(u32, u32) -> request::Request| {
+                let requests = batch.iter().map(|endpoint| request(number, *endpoint));
+                // An endpoint that there is not is attached to nothing.
+                self.requests
+                    .carry_out(&self.host, requests, answer::NOENT)
+                    .map_err(|failure| explain(what, u32::MAX, failure))
+            };
+            carry_out("take a device from what it was attached to", |domain, endpoint| {
+                request::attach(domain, endpoint, 0)
+            })?;
+            carry_out("release a device", request::detach)?;
+        }
+    }
+
+    /// Lets no device reach anything but what it is attached to, from the moment that this returns `Ok`. Waits for the unit.
+    ///
+    /// # Errors
+    /// [`UnitError::TimedOut`]: devices may reach anything.
+    pub fn enable(&self) -> Result<(), UnitError> {
+        self.set_bypass(0, "turn bypass off")
+    }
+
+    fn set_bypass(&self, bypass: u8, what: &'static str) -> Result<(), UnitError> {
+        if self.features & feature::BYPASS_CONFIG == 0 {
+            // It never lets a device pass by.
+            return Ok(());
+        }
+        let (registers, at) = (self.host.registers(), self.structures.device + config::BYPASS);
+        registers.write8(at, bypass);
+        wait_until(&self.host, what, || registers.read8(at) == bypass)
+    }
+
+    /// The host.
+    pub fn host(&self) -> &H {
+        &self.host
+    }
+
+    /// The addresses that can be translated.
+    pub fn aperture(&self) -> IovaRange {
+        self.aperture
+    }
+
+    /// The numbers that domains may have, the first and the last. (The two numbers behind them are the driver's own.)
+    pub fn domains(&self) -> (DomainId, DomainId) {
+        (DomainId(self.numbers.0), DomainId(self.numbers.1 - 2))
+    }
+
+    /// The mapper of the domain `number`, to which no endpoint is attached yet, and which has no other mapper. It maps nothing in
+    /// `reserved`: give it at least the [regions](Self::regions) of the devices that are to be attached.
+    ///
+    /// # Errors
+    /// [`UnitError::NoSuchDomain`], [`UnitError::DomainInUse`].
+    pub fn mapper(
+        self: &Arc<Self>,
+        number: DomainId,
+        reserved: Vec<IovaRange>,
+    ) -> Result<RequestMapper<H>, UnitError> {
+        let (first, last) = self.domains();
+        if number < first || number > last {
+            return Err(UnitError::NoSuchDomain { domain: number.0, first: first.0, last: last.0 });
+        }
+        let mut spaces = self.spaces.lock();
+        spaces.retain(|_, space| space.strong_count() > 0);
+        if spaces.contains_key(&number.0) {
+            return Err(UnitError::DomainInUse { domain: number.0 });
+        }
+        let space = Arc::new(Space::new(u32::from(number.0)));
+        spaces.insert(number.0, Arc::downgrade(&space));
+        let geometry = Geometry { aperture: self.aperture, page_sizes: self.granules, reserved };
+        Ok(RequestMapper::new(Arc::clone(self), space, number, geometry))
+    }
+
+    /// The addresses that `device` keeps for itself; none where the unit cannot tell. Waits for the unit.
+    ///
+    /// # Errors
+    /// [`UnitError::NoSuchDevice`], [`UnitError::Refused`], [`UnitError::TimedOut`].
+    pub fn regions(&self, device: DeviceId) -> Result<Vec<Region>, UnitError> {
+        let _one_at_a_time = self.endpoints.lock();
+        self.probe(device)
+    }
+
+    /// The same, by the holder of the lock of the endpoints.
+    fn probe(&self, device: DeviceId) -> Result<Vec<Region>, UnitError> {
+        let Some((words, bytes)) = &self.properties else { return Ok(Vec::new()) };
+        let frames = self.host.frames();
+        // What is behind the last property of an earlier endpoint is none of this one's.
+        (0..words.len()).for_each(|index| words.store(frames, index, 0));
+        let probed = self.requests.probe(&self.host, request::probe(device.0), (words.phys().get(), *bytes));
+        probed.map_err(|failure| explain("probe a device", device.0, failure))?;
+        let byte = |at: usize| (words.load(frames, at / 8) >> (at % 8 * 8)) as u8;
+        let bytes: Vec<u8> = (0..*bytes as usize).map(byte).collect();
+        Ok(parse(&bytes))
+    }
+
+    /// Leads `device` to `space`: see [`RequestMapper::attach`].
+    pub(super) fn attach(
+        &self,
+        device: DeviceId,
+        space: &Arc<Space>,
+        geometry: &Geometry,
+    ) -> Result<(), UnitError> {
+        let mut endpoints = self.endpoints.lock();
+        if endpoints.contains_key(&device.0) {
+            return Err(UnitError::Attached { device: device.0 });
+        }
+        let regions = self.probe(device)?;
+        if let Some(region) = regions.iter().find(|region| !is_kept_free(region.range, geometry)) {
+            return Err(UnitError::Reserved { device: device.0, range: region.range });
+        }
+        space.attaching();
+        let attached =
+            self.requests.carry_out(&self.host, [request::attach(space.number, device.0, 0)], answer::OK);
+        if let Err(failure) = attached {
+            if let Failure::TimedOut { .. } = failure {
+                // It may be carried out later.
+                endpoints.insert(device.0, Some(Arc::clone(space)));
+            } else {
+                space.detached();
+            }
+            return Err(explain("attach a device", device.0, failure));
+        }
+        endpoints.insert(device.0, Some(Arc::clone(space)));
+        space.attached();
+        let mut from = Some(0);
+        while from.is_some() {
+            let recorded = space.recorded(&mut from);
+            let maps = recorded
+                .iter()
+                .map(|piece| request::map(space.number, piece.first, piece.last, piece.phys, piece.flags));
+            let mapped = self.requests.carry_out(&self.host, maps, answer::OK);
+            space.entered(&recorded);
+            mapped.map_err(|failure| match failure {
+                Failure::TimedOut { waited_ns } => {
+                    UnitError::TimedOut { what: "map what is recorded of a domain", waited_ns }
+                }
+                Failure::Refused { status, .. } => {
+                    UnitError::Incomplete { device: device.0, code: u32::from(status) }
+                }
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Lets `device` reach all memory, by its physical addresses. Waits for the unit.
+    ///
+    /// # Errors
+    /// [`UnitError::Lacks`] for a unit without pass-through; [`UnitError::Attached`], [`UnitError::NoSuchDevice`],
+    /// [`UnitError::Refused`]: nothing has changed. [`UnitError::TimedOut`]: the device counts as attached, and may be refused.
+    ///
+    /// # Safety
+    /// The device reaches all memory: the caller answers for it, until [`detach`](Self::detach) of it has returned `Ok`.
+    pub unsafe fn pass_through(&self, device: DeviceId) -> Result<(), UnitError> {
+        if self.features & feature::BYPASS_CONFIG == 0 {
+            let value = self.features;
+            return Err(UnitError::Lacks { what: "pass-through", register: "features", value });
+        }
+        let mut endpoints = self.endpoints.lock();
+        if endpoints.contains_key(&device.0) {
+            return Err(UnitError::Attached { device: device.0 });
+        }
+        let request = request::attach(self.bypass_number(), device.0, request::BYPASS);
+        let attached = self.requests.carry_out(&self.host, [request], answer::OK);
+        if !matches!(attached, Err(Failure::Refused { .. })) {
+            endpoints.insert(device.0, None);
+        }
+        attached.map_err(|failure| explain("let a device pass through", device.0, failure))
+    }
+
+    /// The domain of endpoints that reach all memory.
+    fn bypass_number(&self) -> u32 {
+        u32::from(self.numbers.1 - 1)
+    }
+
+    /// Leads `device` to nothing. When this returns `Ok`, its accesses are refused, and none of those before is under way. With its
+    /// last device a domain's mappings are recorded again. Waits for the unit.
+    ///
+    /// # Errors
+    /// [`UnitError::NotAttached`]. [`UnitError::TimedOut`], [`UnitError::Refused`], [`UnitError::NoSuchDevice`]: the device may still
+    /// reach what it was attached to, and is attached until another call returns `Ok`. If it was the domain's last, mappings that are
+    /// made until then, or until another device is attached, are recorded only.
+    pub fn detach(&self, device: DeviceId) -> Result<(), UnitError> {
+        let mut endpoints = self.endpoints.lock();
+        let Some(space) = endpoints.get(&device.0) else {
+            return Err(UnitError::NotAttached { device: device.0 });
+        };
+        self.detach_from(device, space.as_deref())?;
+        endpoints.remove(&device.0);
+        Ok(())
+    }
+
+    fn detach_from(&self, device: DeviceId, space: Option<&Space>) -> Result<(), UnitError> {
+        if let Some(space) = space {
+            wait_until(&self.host, "answer requests to map", || space.detaching())?;
+        }
+        let number = space.map_or(self.bypass_number(), |space| space.number);
+        self.requests
+            .carry_out(&self.host, [request::detach(number, device.0)], answer::OK)
+            .map_err(|failure| explain("detach a device", device.0, failure))?;
+        if let Some(space) = space {
+            space.detached();
+        }
+        Ok(())
+    }
+
+    /// The next refused access that the unit has reported, if there is one. What comes while all buffers of the queue are full is lost.
+    /// Waits for nothing.
+    pub fn next_fault(&self) -> Option<Fault> {
+        self.events.next(&self.host)
+    }
+
+    /// Detaches all devices, turns the unit off and gives its memory back. **Devices then reach all memory**, as without an IOMMU.
+    /// Waits for the unit.
+    ///
+    /// # Errors
+    /// [`UnitError::TimedOut`], [`UnitError::Refused`]: the unit may go on, and its memory stays allocated.
+    pub fn shut_down(self) -> Result<(), UnitError> {
+        for (device, space) in &*self.endpoints.lock() {
+            self.detach_from(DeviceId(*device), space.as_deref())?;
+        }
+        self.set_bypass(1, "turn bypass on")?;
+        let (registers, at) = (self.host.registers(), self.structures.common + common::DEVICE_STATUS);
+        registers.write8(at, 0);
+        wait_until(&self.host, "reset itself", || registers.read8(at) == 0)?;
+        let Self { host, requests, events, properties, .. } = self;
+        // SAFETY: the queues are off with the reset, which the device has confirmed.
+        unsafe {
+            requests.free(host.frames());
+            events.free(host.frames());
+            if let Some((words, _)) = properties {
+                words.free(host.frames());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Tells the device where a queue's memory is, and turns the queue on.
+fn enable_queue<R: NarrowRegisters>(registers: &R, structure: usize, number: u16, queue: &Ring) {
+    let at = |offset: usize| structure + offset;
+    registers.write16(at(common::QUEUE_SELECT), number);
+    registers.write16(at(common::QUEUE_SIZE), queue.size());
+    let parts = [common::QUEUE_DESC, common::QUEUE_DRIVER, common::QUEUE_DEVICE];
+    for (part, address) in parts.into_iter().zip(queue.addresses()) {
+        write_halves(registers, at(part), address);
+    }
+    registers.write16(at(common::QUEUE_ENABLE), 1);
+}
+
+/// What the device's configuration says.
+#[derive(Debug, Clone, Copy)]
+struct Settings {
+    granules: PageSizes,
+    aperture: IovaRange,
+    numbers: (u16, u16),
+    probe_bytes: u32,
+}
+
+impl Settings {
+    fn read<R: NarrowRegisters>(
+        registers: &R,
+        structures: &Structures,
+        features: u64,
+    ) -> Result<Self, UnitError> {
+        let word = |offset: usize| registers.read32(structures.device + offset);
+        let wide = |offset| u64::from(word(offset)) | u64::from(word(offset + 4)) << 32;
+        let generation = || registers.read8(structures.common + common::CONFIG_GENERATION);
+        for _ in 0..TRIES {
+            let before = generation();
+            let pages = wide(config::PAGE_SIZE_MASK);
+            let input = (wide(config::INPUT_START), wide(config::INPUT_END));
+            let domains = (word(config::DOMAIN_START), word(config::DOMAIN_END));
+            let probe_bytes = word(config::PROBE_SIZE);
+            if generation() != before {
+                continue;
+            }
+            let has = |wanted| features & wanted != 0;
+            return Self::check(
+                pages,
+                if has(feature::INPUT_RANGE) { input } else { (0, u64::MAX) },
+                if has(feature::DOMAIN_RANGE) { domains } else { (0, u32::MAX) },
+                if has(feature::PROBE) { probe_bytes.min(MOST_PROPERTIES) } else { 0 },
+            );
+        }
+        Err(UnitError::TimedOut { what: "leave its configuration as it is", waited_ns: 0 })
+    }
+
+    fn check(
+        pages: u64,
+        input: (u64, u64),
+        domains: (u32, u32),
+        probe_bytes: u32,
+    ) -> Result<Self, UnitError> {
+        let lacks = |what, register, value| UnitError::Lacks { what, register, value };
+        let sizes = (0..u64::BITS).filter(|shift| pages >> shift & 1 != 0).filter_map(PageSize::from_shift);
+        let granules = sizes.fold(PageSizes::EMPTY, PageSizes::with);
+        let granule = granules.smallest().ok_or(lacks("pages", "page_size_mask", pages))?;
+        let no_addresses = lacks("addresses to translate", "input_range.end", input.1);
+        // Whole granules, and never all of 64 bits, which have no length.
+        let first = granule.round_up(input.0).ok_or(no_addresses)?;
+        let end = input.1.saturating_add(1) & !granule.offset_mask();
+        let len = end.checked_sub(first).ok_or(no_addresses)?;
+        let aperture = IovaRange::new(Iova::new(first), len).map_err(|_| no_addresses)?;
+        let last = domains.1.min(u32::from(u16::MAX));
+        if last.checked_sub(domains.0).is_none_or(|distance| distance < 2) {
+            return Err(lacks("three numbers for domains", "domain_range.end", u64::from(domains.1)));
+        }
+        // No truncation: both are below 2^16.
+        Ok(Self { granules, aperture, numbers: (domains.0 as u16, last as u16), probe_bytes })
+    }
+}
+
+/// The regions that an endpoint's properties name. What is malformed, or unknown, is none.
+fn parse(bytes: &[u8]) -> Vec<Region> {
+    let number = |at: usize, count: usize| {
+        let bytes = bytes.get(at..at.checked_add(count)?)?;
+        Some(bytes.iter().rev().fold(0_u64, |number, byte| number << 8 | u64::from(*byte)))
+    };
+    let mut regions = Vec::new();
+    let mut at = 0;
+    while let Some(head) = number(at, property::HEAD_BYTES) {
+        let (kind, length) = (property::kind(head), usize::from(property::bytes(head)));
+        let value = at + property::HEAD_BYTES;
+        if kind == property::NONE {
+            break;
+        }
+        if kind == property::RESERVED_MEMORY && length >= property::RESERVED_BYTES {
+            let field = |offset, count| number(value + offset, count);
+            if let (Some(subtype), Some(first), Some(last)) =
+                (field(property::SUBTYPE, 1), field(property::FIRST, 8), field(property::LAST, 8))
+            {
+                // All addresses there are have no length: all but the last one do.
+                let last = if first == 0 { last.min(u64::MAX - 1) } else { last };
+                let range = IovaRange::from_bounds(Iova::new(first), Iova::new(last));
+                let is_msi = subtype == u64::from(property::MSI);
+                regions.extend(range.ok().map(|range| Region { range, is_msi }));
+            }
+        }
+        at = value + length;
+    }
+    regions
+}
+
+/// Whether a domain of this geometry never maps an address of `region`.
+fn is_kept_free(region: IovaRange, geometry: &Geometry) -> bool {
+    let aperture = geometry.aperture;
+    let last = region.last().min(aperture.last());
+    let mut next = Some(region.start().max(aperture.start()));
+    while let Some(at) = next.filter(|at| *at <= last) {
+        let Some(kept) = geometry.reserved.iter().find(|kept| kept.contains(at)) else { return false };
+        next = kept.last().checked_add(1);
+    }
+    true
+}
+
+/// Why a request about `device` has failed.
+fn explain(what: &'static str, device: u32, failure: Failure) -> UnitError {
+    match failure {
+        Failure::TimedOut { waited_ns } => UnitError::TimedOut { what, waited_ns },
+        Failure::Refused { status: answer::NOENT, .. } => UnitError::NoSuchDevice { device, last: u32::MAX },
+        Failure::Refused { status, .. } => UnitError::Refused { what, code: u32::from(status) },
+    }
+}
