@@ -308,7 +308,9 @@ pub fn a_list_is_one_piece_for_the_device<K: Kind>() {
         let space = rig.space(1, Policy::Strict)?;
         let mut card = rig.attach(0, &space, DmaMask::BITS_64)?;
         let window = card.window(rig)?;
-        let list: Vec<_> = (0..9).map(|_| rig.memory(4096)).rev().collect();
+        let mut list: Vec<_> = (0..9).map(|_| rig.memory(4096)).collect();
+        // No piece in memory is behind the one before it.
+        list.reverse();
         let mut view = [DmaSegment::default(); 9];
         // SAFETY: as in `Card::map`.
         let (mapping, pieces) = unsafe { card.queue.map_raw(&list, Direction::FromDevice, &mut view) }?;
