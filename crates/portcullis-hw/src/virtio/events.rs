@@ -14,7 +14,8 @@ use crate::sync::Mutex;
 /// Words of a buffer.
 const WORDS: usize = 4;
 
-/// Buffers that the device fills, one for each descriptor. What comes while all of them are full is lost.
+/// Buffers that the device fills, one for each descriptor. What comes while all of them are full is
+/// lost.
 #[derive(Debug)]
 pub(super) struct Events {
     ring: Ring,

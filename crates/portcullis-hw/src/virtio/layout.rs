@@ -1,10 +1,12 @@
 //! Registers, rings and requests of virtio-iommu: where bits lie, and nothing else.
 //!
-//! Source: Virtual I/O Device (VIRTIO), Version 1.3 (OASIS Committee Specification 01, October 2023): section 2.7 "Split
-//! Virtqueues", section 4.1.4 "Virtio Structure PCI Capabilities", section 5.13 "IOMMU Device".
+//! Source: Virtual I/O Device (VIRTIO), Version 1.3 (OASIS Committee Specification 01, October
+//! 2023): section 2.7 "Split Virtqueues", section 4.1.4 "Virtio Structure PCI Capabilities",
+//! section 5.13 "IOMMU Device".
 #![allow(missing_docs, reason = "names of the specification")]
 
-/// PCI configuration space: offsets, in bytes (PCI Local Bus Specification 3.0, section 6.1, and VIRTIO 4.1.4).
+/// PCI configuration space: offsets, in bytes (PCI Local Bus Specification 3.0, section 6.1, and
+/// VIRTIO 4.1.4).
 pub mod pci {
     pub const ID: u16 = 0x00;
     pub const COMMAND_STATUS: u16 = 0x04;
@@ -92,7 +94,8 @@ pub mod config {
 pub const REQUESTS: u16 = 0;
 pub const EVENTS: u16 = 1;
 
-/// A split virtqueue of at most 256 descriptors, in two frames; all in 64-bit words (2.7.5 to 2.7.8).
+/// A split virtqueue of at most 256 descriptors, in two frames; all in 64-bit words (2.7.5 to
+/// 2.7.8).
 pub mod ring {
     pub const MOST: u16 = 256;
     /// Where the driver's ring (the "available ring") begins, and the device's (the "used ring").
@@ -128,7 +131,8 @@ pub mod ring {
 
 /// Requests (5.13.6), as 64-bit words: what the device reads.
 pub mod request {
-    /// A request's words, and how many bytes of them the device reads. Words that are not here are 0.
+    /// A request's words, and how many bytes of them the device reads. Words that are not here are
+    /// 0.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub struct Request {
         pub words: [u64; 5],
@@ -180,7 +184,8 @@ pub mod answer {
     pub const NOMEM: u8 = 8;
 }
 
-/// Properties of an endpoint, as a probe returns them: a type and a length, of 16 bits each, and as many bytes.
+/// Properties of an endpoint, as a probe returns them: a type and a length, of 16 bits each, and as
+/// many bytes.
 pub mod property {
     pub const HEAD_BYTES: usize = 4;
     pub const fn kind(head: u64) -> u16 {
@@ -191,7 +196,8 @@ pub mod property {
     }
     pub const NONE: u16 = 0;
     pub const RESERVED_MEMORY: u16 = 1;
-    /// Of reserved memory, behind the head: the kind, the first and the last address, and how many bytes all of it has.
+    /// Of reserved memory, behind the head: the kind, the first and the last address, and how many
+    /// bytes all of it has.
     pub const SUBTYPE: usize = 0;
     pub const FIRST: usize = 4;
     pub const LAST: usize = 12;

@@ -16,30 +16,35 @@ use super::space::{Entered, Piece, Runs, Space};
 use super::unit::Unit;
 use crate::host::{Host, UnitError};
 
-/// What requests cost, whose source is `portcullis-trace`'s profile `virtio-iommu`: 4.9 us for an unmap (a measurement of a guest whose
-/// host was emulated), and the middle of what pages cost in large VFIO calls. A flush removes what is stale alone, so no device has
-/// anything to fetch again.
+/// What requests cost, whose source is `portcullis-trace`'s profile `virtio-iommu`: 4.9 us for an
+/// unmap (a measurement of a guest whose host was emulated), and the middle of what pages cost in
+/// large VFIO calls. A flush removes what is stale alone, so no device has anything to fetch again.
 const COSTS: Costs = Costs { submission_ns: 4_900, request_ns: 57, refill_ns: 0 };
 
 /// Costs by which a gather names each of its ranges.
 const EACH_RANGE: Costs = Costs { refill_ns: u32::MAX, ..COSTS };
 
-/// How often a map has the device forget what was at its addresses before, while other CPUs unmap there without end.
+/// How often a map has the device forget what was at its addresses before, while other CPUs unmap
+/// there without end.
 const TRIES: usize = 4;
 
 /// The mapper of one domain of a [`Unit`]: see [`Unit::mapper`].
 ///
-/// A map sends one request for each piece that is contiguous in memory, up to 64 with one doorbell, and waits for the answers. An unmap
-/// sends nothing and waits for nothing: the next [`sync`](Mapper::sync) of what it has gathered sends one request for each run of
-/// neighbours, and waits once for up to 64. So with lazy protection a flush pays for the unmaps of its window together. While no
-/// endpoint is attached, the device has no such domain: then mappings are recorded, and sent when the first one is attached.
+/// A map sends one request for each piece that is contiguous in memory, up to 64 with one doorbell,
+/// and waits for the answers. An unmap sends nothing and waits for nothing: the next
+/// [`sync`](Mapper::sync) of what it has gathered sends one request for each run of neighbours, and
+/// waits once for up to 64. So with lazy protection a flush pays for the unmaps of its window
+/// together. While no endpoint is attached, the device has no such domain: then mappings are
+/// recorded, and sent when the first one is attached.
 ///
-/// The device removes pieces as a whole only. Of a piece that is to be unmapped in part, nothing is: it is
-/// [kept](Unmapped::kept). (To unmap all of it and map the rest anew would refuse accesses beside the part.)
+/// The device removes pieces as a whole only. Of a piece that is to be unmapped in part, nothing
+/// is: it is [kept](Unmapped::kept). (To unmap all of it and map the rest anew would refuse
+/// accesses beside the part.)
 ///
-/// What is mapped is kept in an ordered map in the global allocator's memory, behind a lock: O(log n) for each piece. A flush of
-/// everything looks at all pieces, up to 1,024 with the lock held. Not for interrupt handlers, which would wait for ever for a lock of
-/// the CPU that they have interrupted.
+/// What is mapped is kept in an ordered map in the global allocator's memory, behind a lock: O(log
+/// n) for each piece. A flush of everything looks at all pieces, up to 1,024 with the lock held.
+/// Not for interrupt handlers, which would wait for ever for a lock of the CPU that they have
+/// interrupted.
 #[derive(Debug)]
 pub struct RequestMapper<H: Host> {
     unit: Arc<Unit<H>>,
@@ -61,18 +66,21 @@ where
         self.number
     }
 
-    /// Leads `device` to this domain. Asks first which addresses the device keeps for itself, where the unit can tell. The first
-    /// device waits for requests to map all that is recorded. Waits for the unit.
+    /// Leads `device` to this domain. Asks first which addresses the device keeps for itself, where
+    /// the unit can tell. The first device waits for requests to map all that is recorded. Waits
+    /// for the unit.
     ///
     /// # Errors
-    /// [`UnitError::Attached`], [`UnitError::NoSuchDevice`]; [`UnitError::Reserved`] where the domain may map what the device keeps for
-    /// itself; [`UnitError::Refused`]: nothing has changed. [`UnitError::TimedOut`], [`UnitError::Incomplete`]: the device counts as
-    /// attached, and may be refused.
+    /// [`UnitError::Attached`], [`UnitError::NoSuchDevice`]; [`UnitError::Reserved`] where the
+    /// domain may map what the device keeps for itself; [`UnitError::Refused`]: nothing has
+    /// changed. [`UnitError::TimedOut`], [`UnitError::Incomplete`]: the device counts as attached,
+    /// and may be refused.
     pub fn attach(&self, device: DeviceId) -> Result<(), UnitError> {
         self.unit.attach(device, &self.space, &self.geometry)
     }
 
-    /// Enters pieces, and has the device map them. `entered` then says up to which address the device may have mapped anything.
+    /// Enters pieces, and has the device map them. `entered` then says up to which address the
+    /// device may have mapped anything.
     fn enter<P: Platform>(
         &self,
         platform: &P,
@@ -108,8 +116,8 @@ where
     ) -> Result<(), MapError> {
         let map =
             |piece: &Piece| request::map(self.space.number, piece.first, piece.last, piece.phys, piece.flags);
-        let mapped = self.unit.requests.carry_out(&self.unit.host, batch.iter().map(map), answer::OK);
-        platform.with_cpu(|_| self.space.answered(batch, mapped.is_ok()));
+        let mapped = self.unit.requests.carry_out(&self.unit.host, batch.iter().map(map), &[answer::OK]);
+        platform.with_cpu(|_| self.space.answered(batch));
         mapped.map_err(|failure| match failure {
             Failure::Refused { status: answer::NOMEM, .. } => MapError::OutOfMemory,
             Failure::Refused { status: answer::RANGE, .. } => {
@@ -123,7 +131,8 @@ where
         })
     }
 
-    /// Enters a list, batch by batch. `entered` then says up to which address the device may have mapped anything.
+    /// Enters a list, batch by batch. `entered` then says up to which address the device may have
+    /// mapped anything.
     fn enter_list<P: Platform>(
         &self,
         platform: &P,
@@ -172,7 +181,8 @@ where
         self.enter(platform, range, &batch, entered)
     }
 
-    /// Marks what is mapped in `range`, up to the address `last`, as unmapped. What was, and what could not be.
+    /// Marks what is mapped in `range`, up to the address `last`, as unmapped. What was, and what
+    /// could not be.
     fn unlink<P: Platform>(&self, platform: &P, range: IovaRange, last: u64) -> Unmapped {
         let mut unmapped = Unmapped::of(range, 0);
         let mut from = Some(range.start().get());
@@ -185,8 +195,8 @@ where
         unmapped
     }
 
-    /// Has the device unmap what is stale in `ranges` (from the first to the last address of each), and waits until it has, and has
-    /// answered other CPUs of it, too.
+    /// Has the device unmap what is stale in `ranges` (from the first to the last address of each),
+    /// and waits until it has, and has answered other CPUs of it, too.
     fn remove(&self, ranges: &[(u64, u64)]) -> Result<(), InvalidationError> {
         let host = &self.unit.host;
         let began = host.now_ns();
@@ -199,7 +209,8 @@ where
                 }
                 let unmap = |(first, last): &(u64, u64)| request::unmap(self.space.number, *first, *last);
                 // Without the domain nothing is mapped there.
-                let unmapped = self.unit.requests.carry_out(host, runs.iter().map(unmap), answer::NOENT);
+                let unmapped =
+                    self.unit.requests.carry_out(host, runs.iter().map(unmap), &[answer::OK, answer::NOENT]);
                 self.space.removed(&runs, unmapped.is_ok());
                 unmapped.map_err(|failure| match failure {
                     Failure::TimedOut { waited_ns } => InvalidationError::TimedOut { waited_ns },
@@ -219,11 +230,13 @@ where
     }
 }
 
-// SAFETY: the device maps what it is asked to, and `Ok` of a request to unmap is its word that no access uses the mapping any more
-// (VIRTIO 1.3, section 5.13.6). A piece is sent when nothing else is in the account at its addresses: `enter` has what was there removed
-// first. It leaves the account when the device has unmapped it, or has lost the domain; until then a sync of its addresses asks for it.
-// One whose request to map was not answered well is asked for, too, and nothing is sent while an answer is overdue: so an unmap is
-// never carried out before the map that it is for. Kept pieces are reported.
+// SAFETY: the device maps what it is asked to, and `Ok` of a request to unmap is its word that no
+// access uses the mapping any more (VIRTIO 1.3, section 5.13.6). A piece is sent when nothing else
+// is in the account at its addresses: `enter` has what was there removed first. It leaves the
+// account when the device has unmapped it, or has lost the domain; until then a sync of its
+// addresses asks for it. One whose request to map was not answered well is asked for, too, and
+// nothing is sent while an answer is overdue: so an unmap is never carried out before the map that
+// it is for. Kept pieces are reported.
 unsafe impl<H: Host> Mapper for RequestMapper<H>
 where
     H::Registers: NarrowRegisters,

@@ -1,9 +1,11 @@
 //! virtio-iommu: an IOMMU that a hypervisor offers, whose translations change by request.
 //!
-//! [`Unit::start`] takes the device over and releases all endpoints. It has no tables in memory: the [`RequestMapper`] of a domain
-//! is a [`Mapper`](portcullis::mapper::Mapper) whose maps and unmaps are requests.
+//! [`Unit::start`] takes the device over and releases all endpoints. It has no tables in memory:
+//! the [`RequestMapper`] of a domain is a [`Mapper`](portcullis::mapper::Mapper) whose maps and
+//! unmaps are requests.
 //!
-//! The transport is PCI: [`Structures::find`] looks for the device's registers in its configuration space.
+//! The transport is PCI: [`Structures::find`] looks for the device's registers in its configuration
+//! space.
 
 mod events;
 mod layout;
@@ -11,6 +13,7 @@ mod mapper;
 mod pci;
 mod requests;
 mod ring;
+mod settings;
 mod space;
 #[cfg(all(test, not(loom)))]
 mod tests;
@@ -18,4 +21,5 @@ mod unit;
 
 pub use mapper::RequestMapper;
 pub use pci::{NarrowRegisters, Structures};
-pub use unit::{Region, Unit};
+pub use settings::Region;
+pub use unit::Unit;

@@ -3,10 +3,12 @@
 use super::layout::pci;
 use crate::host::{Registers, UnitError};
 
-/// Registers that have accesses of 8 and 16 bits, too: virtio has each register accessed at its own width.
+/// Registers that have accesses of 8 and 16 bits, too: virtio has each register accessed at its own
+/// width.
 ///
 /// # Safety
-/// As [`Registers`]: these accesses reach the unit once and whole, at these widths, in order with all others.
+/// As [`Registers`]: these accesses reach the unit once and whole, at these widths, in order with
+/// all others.
 pub unsafe trait NarrowRegisters: Registers {
     /// Reads the 8-bit register at `offset`.
     fn read8(&self, offset: usize) -> u8;
@@ -21,7 +23,8 @@ pub unsafe trait NarrowRegisters: Registers {
     fn write16(&self, offset: usize, value: u16);
 }
 
-/// Where the structures of a virtio device lie, in bytes from the first of the unit's [`Registers`].
+/// Where the structures of a virtio device lie, in bytes from the first of the unit's
+/// [`Registers`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Structures {
     /// The common configuration.
@@ -37,16 +40,17 @@ pub struct Structures {
 }
 
 impl Structures {
-    /// Looks for them in the configuration space of a PCI device, whose word at an offset `read` reads. `place` says where
-    /// something in one of the device's memory regions (by the number of its base address register; offset; length) lies in the
-    /// window that the host hands the driver, `None` where it lies outside. A window that is all of a region answers with the
+    /// Looks for them in the configuration space of a PCI device, whose word at an offset `read`
+    /// reads. `place` says where something in one of the device's memory regions (by the number of
+    /// its base address register; offset; length) lies in the window that the host hands the
+    /// driver, `None` where it lies outside. A window that is all of a region answers with the
     /// offset, for that region alone.
     ///
     /// At most 48 capabilities are looked at, as there is no room for more.
     ///
     /// # Errors
-    /// [`UnitError::NotThere`]: the device is no virtio-iommu; [`UnitError::Lacks`]: one of the structures is nowhere in the
-    /// window.
+    /// [`UnitError::NotThere`]: the device is no virtio-iommu; [`UnitError::Lacks`]: one of the
+    /// structures is nowhere in the window.
     pub fn find(
         read: impl Fn(u16) -> u32,
         place: impl Fn(u8, u32, u32) -> Option<usize>,
@@ -108,7 +112,8 @@ impl Structures {
 mod tests {
     use super::*;
 
-    /// A configuration space with these capabilities, each with its place, its kind, where the next one is and what follows.
+    /// A configuration space with these capabilities, each with its place, its kind, where the next
+    /// one is and what follows.
     fn space(capabilities: &[(u16, u8, u16, [u32; 4])]) -> impl Fn(u16) -> u32 + '_ {
         move |offset| match offset {
             pci::ID => pci::VIRTIO_IOMMU,

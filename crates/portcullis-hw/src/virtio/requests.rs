@@ -1,14 +1,17 @@
 //! The queue of requests: many CPUs put requests there and wait for their answers at the same time.
 //!
-//! A CPU takes the lock to write a batch of requests and to make it available, rings the doorbell without it, and then waits for
-//! the last answer of its batch alone. No lock is held while the device works: batches of other CPUs are under way beside it, and
-//! a CPU that finds answers in the device's ring notes all of them, whose they may be.
+//! A CPU takes the lock to write a batch of requests and to make it available, rings the doorbell
+//! without it, and then waits for the last answer of its batch alone. No lock is held while the
+//! device works: batches of other CPUs are under way beside it, and a CPU that finds answers in the
+//! device's ring notes all of them, whose they may be.
 //!
-//! A request has a *slot*: two descriptors, and 128 bytes that the device reads and writes. The device may answer in any order,
-//! and does nothing in order: of two requests of which one must come first, the second is sent when the first is answered.
+//! A request has a *slot*: two descriptors, and 128 bytes that the device reads and writes. The
+//! device may answer in any order, and does nothing in order: of two requests of which one must
+//! come first, the second is sent when the first is answered.
 //!
-//! **Time-outs.** What was not answered in time is *overdue*: the device may still carry it out. So nothing more is sent until it
-//! has answered that: what it does late is always before what is sent later.
+//! **Time-outs.** What was not answered in time is *overdue*: the device may still carry it out. So
+//! nothing more is sent until it has answered that: what it does late is always before what is sent
+//! later.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -112,14 +115,15 @@ impl Requests {
         }
     }
 
-    /// Has the device carry out `requests`, at most [`BATCH`] with one doorbell, and waits until it has answered them. Where one is
-    /// refused, the others of its doorbell may have been carried out, and those after them are not sent. The status `also` is as good
-    /// as [`answer::OK`]. At most twice the host's patience for each doorbell.
+    /// Has the device carry out `requests`, at most [`BATCH`] with one doorbell, and waits until it
+    /// has answered them. Where one is refused, the others of its doorbell may have been carried
+    /// out, and those after them are not sent. Statuses in `fine` are good. At most twice the
+    /// host's patience for each doorbell.
     pub fn carry_out<H: Host>(
         &self,
         host: &H,
         requests: impl IntoIterator<Item = Request>,
-        also: u8,
+        fine: &[u8],
     ) -> Result<(), Failure>
     where
         H::Registers: NarrowRegisters,
@@ -128,7 +132,7 @@ impl Requests {
         let mut before = 0;
         while requests.peek().is_some() {
             let batch = self.send(host, None, &mut requests)?;
-            self.wait(host, &batch, also).map_err(|failure| match failure {
+            self.wait(host, &batch, fine).map_err(|failure| match failure {
                 Failure::Refused { index, status } => Failure::Refused { index: before + index, status },
                 timed_out @ Failure::TimedOut { .. } => timed_out,
             })?;
@@ -137,16 +141,18 @@ impl Requests {
         Ok(())
     }
 
-    /// The same of one probe, with `len` bytes at `address` for the endpoint's properties. One at a time.
+    /// The same of one probe, with `len` bytes at `address` for the endpoint's properties. One at a
+    /// time.
     pub fn probe<H: Host>(&self, host: &H, probe: Request, properties: (u64, u32)) -> Result<(), Failure>
     where
         H::Registers: NarrowRegisters,
     {
         let batch = self.send(host, Some(properties), &mut [probe].into_iter().peekable())?;
-        self.wait(host, &batch, answer::OK)
+        self.wait(host, &batch, &[answer::OK])
     }
 
-    /// Sends a batch: as many of `requests` as there are slots for, at least one. Waits for a slot, and until nothing is overdue.
+    /// Sends a batch: as many of `requests` as there are slots for, at least one. Waits for a slot,
+    /// and until nothing is overdue.
     fn send<H: Host>(
         &self,
         host: &H,
@@ -238,7 +244,7 @@ impl Requests {
     }
 
     /// Waits for the answers of a batch.
-    fn wait<H: Host>(&self, host: &H, batch: &[u16], also: u8) -> Result<(), Failure> {
+    fn wait<H: Host>(&self, host: &H, batch: &[u16], fine: &[u8]) -> Result<(), Failure> {
         let (frames, began) = (host.frames(), host.now_ns());
         let is_answered =
             |slot: &u16| self.states[usize::from(*slot)].load(Ordering::Acquire) & ANSWERED != 0;
@@ -267,7 +273,7 @@ impl Requests {
             }
             host.relax();
         };
-        self.finish(frames, batch, result, also)
+        self.finish(frames, batch, result, fine)
     }
 
     /// Gives the slots of a batch back, but for those that are not answered, which are overdue.
@@ -276,7 +282,7 @@ impl Requests {
         frames: &F,
         batch: &[u16],
         waited: Result<(), u64>,
-        also: u8,
+        fine: &[u8],
     ) -> Result<(), Failure> {
         let mut state = self.state.lock();
         // Once more: the caller may have been interrupted.
@@ -294,7 +300,7 @@ impl Requests {
             kept.store(FREE, Ordering::Relaxed);
             state.free.push(*slot);
             let status = status as u8;
-            if status != answer::OK && status != also && result.is_ok() {
+            if !fine.contains(&status) && result.is_ok() {
                 result = Err(Failure::Refused { index, status });
             }
         }

@@ -21,7 +21,8 @@ pub(super) struct Ring {
 }
 
 impl Ring {
-    /// A queue of `size` descriptors, a power of two of at most [`ring::MOST`], of which the device does not know yet.
+    /// A queue of `size` descriptors, a power of two of at most [`ring::MOST`], of which the device
+    /// does not know yet.
     pub fn new<F: Frames>(frames: &F, size: u16, number: u16, doorbell: usize) -> Result<Self, UnitError> {
         let words = Words::new(frames, FRAMES)?;
         // The driver looks for itself.
@@ -53,14 +54,16 @@ impl Ring {
         self.words.store(frames, word + 1, ring::descriptor(len, flags, next));
     }
 
-    /// Writes the entry number `at`, counted without end, of the driver's ring: the chain that begins with descriptor `first`.
+    /// Writes the entry number `at`, counted without end, of the driver's ring: the chain that
+    /// begins with descriptor `first`.
     pub fn offer<F: Frames>(&self, frames: &F, at: u16, first: u16) {
         let (word, shift) = ring::driver_entry(at & (self.size - 1));
         let others = self.words.load(frames, word) & !(0xffff << shift);
         self.words.store(frames, word, others | u64::from(first) << shift);
     }
 
-    /// Makes all entries before number `end` available to the device. What was stored before is visible to it first.
+    /// Makes all entries before number `end` available to the device. What was stored before is
+    /// visible to it first.
     pub fn publish<F: Frames>(&self, frames: &F, end: u16) {
         let word = self.words.load(frames, ring::DRIVER);
         self.words.store(frames, ring::DRIVER, ring::with_index(word, end));
@@ -71,12 +74,14 @@ impl Ring {
         registers.write16(self.doorbell, self.number);
     }
 
-    /// The number, counted without end, of the entry that the device writes next. What it has written before is visible.
+    /// The number, counted without end, of the entry that the device writes next. What it has
+    /// written before is visible.
     pub fn used<F: Frames>(&self, frames: &F) -> u16 {
         ring::index(self.words.load(frames, ring::DEVICE))
     }
 
-    /// The first descriptor of the chain that entry number `at` names, whatever the device has written there.
+    /// The first descriptor of the chain that entry number `at` names, whatever the device has
+    /// written there.
     pub fn used_entry<F: Frames>(&self, frames: &F, at: u16) -> u32 {
         ring::id(self.words.load(frames, ring::device_entry(at & (self.size - 1))))
     }

@@ -1,18 +1,20 @@
 //! What is mapped in a domain, and how far the device knows of it.
 //!
-//! The device is asked to unmap whole mappings only, and says nothing of what it has unmapped; it forgets all mappings of a domain with its last
-//! endpoint, and knows none before the first. So the driver keeps account. A *piece* is what one request maps:
+//! The device is asked to unmap whole mappings only, and says nothing of what it has unmapped; it
+//! forgets all mappings of a domain with its last endpoint, and knows none before the first. So the
+//! driver keeps account. A *piece* is what one request maps:
 //!
 //! ```text
 //!   Recorded <----------> Live          the first endpoint is attached; the last one is detached
 //!   Entering -----------> Live --unmap--> Stale --sync--> Removing --answered--> gone
 //!      `--unmap--> Doomed --answered--------^  ^---refused----'
 //! ```
-//! `Recorded`: the device has no such domain. `Entering`: a request to map it is under way. `Doomed`: the same, and it was unmapped
-//! meanwhile. `Stale`: unmapped, while devices still reach it. `Removing`: a request to unmap it is under way.
+//! `Recorded`: the device has no such domain. `Entering`: a request to map it is under way.
+//! `Doomed`: the same, and it was unmapped meanwhile. `Stale`: unmapped, while devices still reach
+//! it. `Removing`: a request to unmap it is under way.
 //!
-//! All methods are under one lock and visit at most [`BATCH`] pieces in a row, unless they say otherwise; none waits for the device,
-//! and only `enter` allocates.
+//! All methods are under one lock and visit at most [`BATCH`] pieces in a row, unless they say
+//! otherwise; none waits for the device, and only `enter` allocates.
 
 use alloc::collections::BTreeMap;
 
@@ -41,7 +43,8 @@ enum State {
 enum Presence {
     /// It does not.
     Gone,
-    /// It may: its first endpoint is about to be attached, or its last one to be detached. Pieces are recorded only.
+    /// It may: its first endpoint is about to be attached, or its last one to be detached. Pieces
+    /// are recorded only.
     Between,
     /// It does.
     Present,
@@ -69,7 +72,7 @@ struct Entry {
 pub(super) enum Entered {
     /// There is nothing to be sent.
     Recorded,
-    /// The device must be asked to map them, and [`Space::answered`] be told what it says.
+    /// The device must be asked to map them, and [`Space::answered`] be told when it has answered.
     Entering,
     /// They are not: something is mapped there.
     Occupied(Iova),
@@ -92,7 +95,8 @@ pub(super) type Runs = ArrayVec<(u64, u64), BATCH>;
 pub(super) struct Search {
     /// `None` where it is over.
     next: Option<(usize, u64)>,
-    /// There are pieces that another CPU is asking the device about.
+    /// There are pieces that the device is being asked about: by another CPU, or by this one, where
+    /// two ranges meet in one piece.
     pub others: bool,
 }
 
@@ -121,20 +125,6 @@ impl Pieces {
     fn first_in(&self, from: u64, to: u64) -> Option<u64> {
         let before = self.entries.range(..from).next_back().filter(|(_, entry)| entry.last >= from);
         before.or_else(|| self.entries.range(from..=to).next()).map(|(first, _)| *first)
-    }
-
-    /// Ends a request to map `entry`.
-    fn settle(entry: &mut Entry, is_mapped: bool, (entering, unsettled): (&mut usize, &mut usize)) {
-        match entry.state {
-            State::Entering if is_mapped => entry.state = State::Live,
-            State::Entering => {
-                entry.state = State::Stale;
-                *unsettled += 1;
-            }
-            State::Doomed => entry.state = State::Stale,
-            _ => return,
-        }
-        *entering -= 1;
     }
 }
 
@@ -173,18 +163,25 @@ impl Space {
         entered
     }
 
-    /// The device has mapped what was [entered](Self::enter), or it may have, in part: then devices may reach it until it is unmapped.
-    pub fn answered(&self, new: &[Piece], is_mapped: bool) {
+    /// The device has answered requests to map pieces. It has mapped them, or it may have: until
+    /// they are unmapped, devices may reach them.
+    pub fn answered(&self, new: &[Piece]) {
         let mut pieces = self.pieces.lock();
-        let Pieces { entries, entering, unsettled, .. } = &mut *pieces;
+        let Pieces { entries, entering, .. } = &mut *pieces;
         for piece in new {
             if let Some(entry) = entries.get_mut(&piece.first) {
-                Pieces::settle(entry, is_mapped, (&mut *entering, &mut *unsettled));
+                entry.state = match entry.state {
+                    State::Entering => State::Live,
+                    State::Doomed => State::Stale,
+                    _ => continue,
+                };
+                *entering -= 1;
             }
         }
     }
 
-    /// Marks pieces in `*from..=to` as unmapped, and moves `from` behind them; `None` where that is all. Parts of pieces are kept.
+    /// Marks pieces in `*from..=to` as unmapped, and moves `from` behind them; `None` where that is
+    /// all. Parts of pieces are kept.
     pub fn unlink(&self, from: &mut Option<u64>, to: u64) -> Unlinked {
         let mut pieces = self.pieces.lock();
         let mut found = Unlinked::default();
@@ -223,8 +220,9 @@ impl Space {
         Search { next: ranges.first().map(|(first, _)| (0, *first)), others: false }
     }
 
-    /// Takes stale pieces in `ranges` (from the first to the last address of each), from where `search` has come to, and moves that on:
-    /// runs of neighbours, to be unmapped, of which [`removed`](Self::removed) must then be told. Looks at up to 1,024 pieces, mapped ones
+    /// Takes stale pieces in `ranges` (from the first to the last address of each), from where
+    /// `search` has come to, and moves that on: runs of neighbours, to be unmapped, of which
+    /// [`removed`](Self::removed) must then be told. Looks at up to 1,024 pieces, mapped ones
     /// included. `false` where the search is over.
     pub fn take_stale(&self, ranges: &[(u64, u64)], search: &mut Search, runs: &mut Runs) -> bool {
         let mut pieces = self.pieces.lock();
@@ -254,8 +252,6 @@ impl Space {
                     }
                     entry.state = State::Removing;
                 }
-                // Those that this call has marked are behind it: two ranges may meet in one piece.
-                State::Removing if runs.iter().any(|(from, to)| (*from..=*to).contains(&first)) => {}
                 State::Doomed | State::Removing => search.others = true,
                 State::Recorded | State::Entering | State::Live => {}
             }
@@ -300,13 +296,15 @@ impl Space {
         }
     }
 
-    /// It is: the device has the domain. What is recorded must be entered now, by [`recorded`](Self::recorded).
+    /// It is: the device has the domain. What is recorded must be entered now, by
+    /// [`recorded`](Self::recorded).
     pub fn attached(&self) {
         self.pieces.lock().presence = Presence::Present;
     }
 
-    /// Recorded pieces from `from` on, which is moved behind them, `None` at the end. The device must be asked to map them, and
-    /// [`entered`](Self::entered) be told. Looks at up to 1,024 pieces.
+    /// Recorded pieces from `from` on, which is moved behind them, `None` at the end. The device
+    /// must be asked to map them, and [`answered`](Self::answered) be told. Looks at up to 1,024
+    /// pieces.
     pub fn recorded(&self, from: &mut Option<u64>) -> ArrayVec<Piece, BATCH> {
         let mut found = ArrayVec::new();
         let mut pieces = self.pieces.lock();
@@ -327,13 +325,8 @@ impl Space {
         found
     }
 
-    /// The device has mapped recorded pieces, or it may have: they are mapped as their owners know it.
-    pub fn entered(&self, new: &[Piece]) {
-        self.answered(new, true);
-    }
-
-    /// An endpoint is about to be detached. If it is the last, nothing more is entered. Whether no request to map is under way, as
-    /// must be before the last one is detached.
+    /// An endpoint is about to be detached. If it is the last, nothing more is entered. Whether no
+    /// request to map is under way, as must be before the last one is detached.
     pub fn detaching(&self) -> bool {
         let mut pieces = self.pieces.lock();
         if pieces.endpoints > 1 {
@@ -343,7 +336,8 @@ impl Space {
         pieces.entering == 0
     }
 
-    /// An endpoint is detached, or it was refused. With the last one the device has forgotten all mappings. Visits all of them then.
+    /// An endpoint is detached, or it was refused. With the last one the device has forgotten all
+    /// mappings. Visits all of them then.
     pub fn detached(&self) {
         let mut pieces = self.pieces.lock();
         pieces.endpoints = pieces.endpoints.saturating_sub(1);
@@ -364,137 +358,4 @@ impl Space {
 }
 
 #[cfg(all(test, not(loom)))]
-mod tests {
-    use super::*;
-
-    fn piece(page: u64, pages: u64) -> Piece {
-        Piece { first: page << 12, last: ((page + pages) << 12) - 1, phys: page << 20, flags: 3 }
-    }
-
-    fn present() -> Space {
-        let space = Space::new(1);
-        space.attaching();
-        space.attached();
-        space
-    }
-
-    fn live(pieces: &[Piece]) -> Space {
-        let space = present();
-        for piece in pieces {
-            assert_eq!(space.enter(&[*piece]), Entered::Entering);
-            space.answered(&[*piece], true);
-        }
-        space
-    }
-
-    fn unlink(space: &Space, from: u64, to: u64) -> Unlinked {
-        let (mut next, mut all) = (Some(from), Unlinked::default());
-        while next.is_some() {
-            let some = space.unlink(&mut next, to);
-            all = Unlinked { bytes: all.bytes + some.bytes, kept: all.kept + some.kept };
-        }
-        all
-    }
-
-    const ALL: [(u64, u64); 1] = [(0, u64::MAX)];
-
-    fn stale(space: &Space, ranges: &[(u64, u64)]) -> (Runs, bool) {
-        let (mut search, mut runs) = (Space::search(ranges), Runs::new());
-        while space.take_stale(ranges, &mut search, &mut runs) {}
-        (runs, search.others)
-    }
-
-    #[test]
-    fn what_is_mapped_between_stale_pieces_is_in_no_run() {
-        let space = live(&[piece(1, 1), piece(2, 2), piece(4, 1), piece(5, 1), piece(7, 1)]);
-        for page in [1, 2, 5, 7] {
-            let pages = if page == 2 { 2 } else { 1 };
-            assert_eq!(unlink(&space, page << 12, ((page + pages) << 12) - 1).bytes, pages << 12);
-        }
-        let (runs, others) = stale(&space, &ALL);
-        // A hole is in none, either: it may be mapped meanwhile.
-        assert_eq!(runs[..], [(0x1000, 0x3fff), (0x5000, 0x5fff), (0x7000, 0x7fff)]);
-        assert!(!others);
-        assert_eq!(stale(&space, &ALL), (Runs::new(), true), "another CPU asks about them");
-        assert_eq!(space.enter(&[piece(3, 1)]), Entered::Stale);
-        space.removed(&runs, false);
-        assert_eq!(stale(&space, &ALL), (runs.clone(), false), "refused: once more");
-        space.removed(&runs, true);
-        assert_eq!(stale(&space, &ALL), (Runs::new(), false));
-        assert_eq!(space.enter(&[piece(3, 1), piece(4, 1)]), Entered::Occupied(Iova::new(0x4000)));
-        assert_eq!(space.enter(&[piece(1, 1), piece(2, 2)]), Entered::Entering);
-    }
-
-    #[test]
-    fn a_part_of_a_piece_is_kept_and_all_of_it_is_not() {
-        let space = live(&[piece(0, 4), piece(4, 4)]);
-        assert_eq!(unlink(&space, 0x1000, 0x4fff), Unlinked { bytes: 0, kept: 0x4000 });
-        assert_eq!(unlink(&space, 0x1000, 0x7fff), Unlinked { bytes: 0x4000, kept: 0x3000 });
-        assert_eq!(unlink(&space, 0, 0xffff), Unlinked { bytes: 0x4000, kept: 0 });
-        assert_eq!(unlink(&space, 0, u64::MAX), Unlinked::default(), "once each");
-    }
-
-    #[test]
-    fn a_piece_that_is_unmapped_while_it_is_entered_waits_for_that() {
-        let space = present();
-        assert_eq!(space.enter(&[piece(1, 1)]), Entered::Entering);
-        assert_eq!(unlink(&space, 0, u64::MAX - 1).bytes, 0x1000);
-        assert_eq!(stale(&space, &ALL), (Runs::new(), true));
-        space.answered(&[piece(1, 1)], true);
-        let (runs, others) = stale(&space, &ALL);
-        assert_eq!((&runs[..], others), (&[(0x1000, 0x1fff)][..], false));
-    }
-
-    #[test]
-    fn a_domain_without_endpoints_is_recorded_and_entered_with_the_first() {
-        let space = Space::new(1);
-        assert_eq!(space.enter(&[piece(1, 1), piece(2, 1)]), Entered::Recorded);
-        assert_eq!(unlink(&space, 0x1000, 0x1fff).bytes, 0x1000);
-        assert_eq!(stale(&space, &ALL), (Runs::new(), false), "the device does not know of it");
-        space.attaching();
-        assert_eq!(space.enter(&[piece(3, 1)]), Entered::Recorded);
-        space.attached();
-        let mut from = Some(0);
-        let recorded = space.recorded(&mut from);
-        assert_eq!((&recorded[..], from), (&[piece(2, 1), piece(3, 1)][..], None));
-        assert!(!space.detaching(), "they are under way");
-        space.entered(&recorded);
-        assert!(space.detaching());
-        assert_eq!(unlink(&space, 0x2000, 0x2fff).bytes, 0x1000);
-        space.detached();
-        assert_eq!(stale(&space, &ALL), (Runs::new(), false), "forgotten with the last endpoint");
-        space.attaching();
-        space.attached();
-        assert_eq!(space.recorded(&mut Some(0))[..], [piece(3, 1)]);
-    }
-
-    #[test]
-    fn a_search_of_ranges_looks_at_these_alone_and_at_the_last_address() {
-        let last = Piece { first: u64::MAX - 0xfff, last: u64::MAX, phys: 0, flags: 1 };
-        let space = live(&[piece(1, 1), piece(3, 1), last]);
-        assert_eq!(unlink(&space, 0, u64::MAX).bytes, 0x3000);
-        let (runs, _) = stale(&space, &[(0x3000, 0x3fff), (u64::MAX - 0xfff, u64::MAX), (0x3000, 0x3fff)]);
-        assert_eq!(runs[..], [(0x3000, 0x3fff), (last.first, u64::MAX)]);
-        space.removed(&runs, true);
-        assert_eq!(stale(&space, &ALL).0[..], [(0x1000, 0x1fff)]);
-    }
-
-    #[test]
-    fn more_pieces_than_a_call_visits_are_all_found() {
-        let pieces: alloc::vec::Vec<_> = (0..3000).map(|index| piece(index * 2, 1)).collect();
-        let space = live(&pieces);
-        assert_eq!(unlink(&space, 0, u64::MAX - 1).bytes, 3000 << 12);
-        let (mut search, mut found) = (Space::search(&ALL), 0);
-        loop {
-            let mut runs = Runs::new();
-            let more = space.take_stale(&ALL, &mut search, &mut runs);
-            found += runs.len();
-            space.removed(&runs, true);
-            if !more {
-                break;
-            }
-        }
-        assert_eq!((found, search.others), (3000, false));
-        assert_eq!(stale(&space, &ALL), (Runs::new(), false));
-    }
-}
+mod tests;

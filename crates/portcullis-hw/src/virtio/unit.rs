@@ -4,41 +4,37 @@ use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 
-use portcullis::addr::{DeviceId, DomainId, Iova, IovaRange, PageSize, PageSizes};
+use portcullis::addr::{DeviceId, DomainId, IovaRange, PageSizes};
 use portcullis::mapper::Geometry;
 
 use super::events::Events;
-use super::layout::{EVENTS, REQUESTS, answer, common, config, feature, property, request, ring, status};
+use super::layout::{EVENTS, REQUESTS, answer, common, config, feature, request, ring, status};
 use super::mapper::RequestMapper;
 use super::pci::{NarrowRegisters, Structures};
 use super::requests::{BATCH, Failure, Requests};
 use super::ring::{Ring, write_halves};
+use super::settings::{Region, Settings, is_kept_free, parse};
 use super::space::Space;
 use crate::fault::Fault;
 use crate::frames::Words;
 use crate::host::{Host, Registers, UnitError, wait_until};
 use crate::sync::Mutex;
 
-/// Reads of the configuration that are tried until it does not change meanwhile.
-const TRIES: usize = 16;
-
-/// The most bytes of properties that are read; more is no endpoint that there is.
-const MOST_PROPERTIES: u32 = 64 << 10;
-
-/// Addresses that an endpoint keeps for itself: a domain that it is attached to must keep them free.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Region {
-    /// The addresses.
-    pub range: IovaRange,
-    /// Whether writes there are interrupts (MSI); else the endpoint may not use them.
-    pub is_msi: bool,
+/// What an endpoint is attached to.
+#[derive(Debug)]
+struct Attached {
+    /// `None` for all memory.
+    space: Option<Arc<Space>>,
+    /// A request to attach or detach it was not answered in time.
+    is_unsure: bool,
 }
 
 /// A virtio-iommu.
 ///
-/// The order of its life: [`start`](Self::start), attach what must not be interrupted, [`enable`](Self::enable), attach and detach
-/// as devices come and go, [`shut_down`](Self::shut_down). Its memory stays allocated when it is dropped instead, as the device goes on
-/// using it.
+/// The order of its life: [`start`](Self::start), attach what must not be interrupted,
+/// [`enable`](Self::enable), attach and detach as devices come and go,
+/// [`shut_down`](Self::shut_down). Its memory stays allocated when it is dropped instead, as the
+/// device goes on using it.
 #[derive(Debug)]
 pub struct Unit<H: Host> {
     pub(super) host: H,
@@ -52,9 +48,9 @@ pub struct Unit<H: Host> {
     events: Events,
     /// Where the device writes an endpoint's properties, and how many bytes of them there are.
     properties: Option<(Words, u32)>,
-    /// What each endpoint is attached to; `None` is all memory. Held while the device is waited for: nothing but attaching and
-    /// detaching waits for it.
-    endpoints: Mutex<BTreeMap<u32, Option<Arc<Space>>>>,
+    /// What is attached. Held while the device is waited for: nothing but attaching and detaching
+    /// waits for it.
+    endpoints: Mutex<BTreeMap<u32, Attached>>,
     /// The domains by their numbers.
     spaces: Mutex<BTreeMap<u16, Weak<Space>>>,
 }
@@ -63,16 +59,18 @@ impl<H: Host> Unit<H>
 where
     H::Registers: NarrowRegisters,
 {
-    /// Takes the device over: resets it, agrees on what both can do, gives it two queues. Then `endpoints` are attached to nothing:
-    /// name all those that a driver may have used before, as another kernel that started this one. (By the specification a reset
-    /// does this; QEMU's device keeps attachments and mappings.) What is attached to nothing reaches what the device's bypass
-    /// setting says, as before, until [`enable`](Self::enable).
+    /// Takes the device over: resets it, agrees on what both can do, gives it two queues. Then
+    /// `endpoints` are attached to nothing: name all those that a driver may have used before, as
+    /// another kernel that started this one. (By the specification a reset does this; QEMU's device
+    /// keeps attachments and mappings.) What is attached to nothing reaches what the device's
+    /// bypass setting says, as before, until [`enable`](Self::enable).
     ///
-    /// Allocates up to ten frames, and as many as an endpoint's properties take. Waits for the unit.
+    /// Allocates up to ten frames, and as many as an endpoint's properties take. Waits for the
+    /// unit.
     ///
     /// # Errors
-    /// [`UnitError::NotThere`]; [`UnitError::Lacks`] where the device has not what is needed; [`UnitError::OutOfMemory`];
-    /// [`UnitError::TimedOut`], [`UnitError::Refused`].
+    /// [`UnitError::NotThere`]; [`UnitError::Lacks`] where the device has not what is needed;
+    /// [`UnitError::OutOfMemory`]; [`UnitError::TimedOut`], [`UnitError::Refused`].
     pub fn start(
         host: H,
         structures: Structures,
@@ -182,8 +180,8 @@ where
         Ok(unit)
     }
 
-    /// Detaches endpoints from whatever they are attached to, without knowing what that is: to be attached elsewhere takes them from
-    /// there.
+    /// Detaches endpoints from whatever they are attached to, without knowing what that is: to be
+    /// attached elsewhere takes them from there.
     fn release(&self, endpoints: impl IntoIterator<Item = DeviceId>) -> Result<(), UnitError> {
         let number = u32::from(self.numbers.1);
         let mut endpoints = endpoints.into_iter();
@@ -197,7 +195,7 @@ where
                 let requests = batch.iter().map(|endpoint| request(number, *endpoint));
                 // An endpoint that there is not is attached to nothing.
                 self.requests
-                    .carry_out(&self.host, requests, answer::NOENT)
+                    .carry_out(&self.host, requests, &[answer::OK, answer::NOENT])
                     .map_err(|failure| explain(what, u32::MAX, failure))
             };
             carry_out("take a device from what it was attached to", |domain, endpoint| {
@@ -207,7 +205,8 @@ where
         }
     }
 
-    /// Lets no device reach anything but what it is attached to, from the moment that this returns `Ok`. Waits for the unit.
+    /// Lets no device reach anything but what it is attached to, from the moment that this returns
+    /// `Ok`. Waits for the unit.
     ///
     /// # Errors
     /// [`UnitError::TimedOut`]: devices may reach anything.
@@ -235,13 +234,15 @@ where
         self.aperture
     }
 
-    /// The numbers that domains may have, the first and the last. (The two numbers behind them are the driver's own.)
+    /// The numbers that domains may have, the first and the last. (The two numbers behind them are
+    /// the driver's own.)
     pub fn domains(&self) -> (DomainId, DomainId) {
         (DomainId(self.numbers.0), DomainId(self.numbers.1 - 2))
     }
 
-    /// The mapper of the domain `number`, to which no endpoint is attached yet, and which has no other mapper. It maps nothing in
-    /// `reserved`: give it at least the [regions](Self::regions) of the devices that are to be attached.
+    /// The mapper of the domain `number`, to which no endpoint is attached yet, and which has no
+    /// other mapper. It maps nothing in `reserved`: give it at least the [regions](Self::regions)
+    /// of the devices that are to be attached.
     ///
     /// # Errors
     /// [`UnitError::NoSuchDomain`], [`UnitError::DomainInUse`].
@@ -265,7 +266,8 @@ where
         Ok(RequestMapper::new(Arc::clone(self), space, number, geometry))
     }
 
-    /// The addresses that `device` keeps for itself; none where the unit cannot tell. Waits for the unit.
+    /// The addresses that `device` keeps for itself; none where the unit cannot tell. Waits for the
+    /// unit.
     ///
     /// # Errors
     /// [`UnitError::NoSuchDevice`], [`UnitError::Refused`], [`UnitError::TimedOut`].
@@ -304,17 +306,14 @@ where
         }
         space.attaching();
         let attached =
-            self.requests.carry_out(&self.host, [request::attach(space.number, device.0, 0)], answer::OK);
-        if let Err(failure) = attached {
-            if let Failure::TimedOut { .. } = failure {
-                // It may be carried out later.
-                endpoints.insert(device.0, Some(Arc::clone(space)));
-            } else {
-                space.detached();
-            }
-            return Err(explain("attach a device", device.0, failure));
+            self.requests.carry_out(&self.host, [request::attach(space.number, device.0, 0)], &[answer::OK]);
+        let is_unsure = matches!(attached, Err(Failure::TimedOut { .. }));
+        if attached.is_ok() || is_unsure {
+            endpoints.insert(device.0, Attached { space: Some(Arc::clone(space)), is_unsure });
+        } else {
+            space.detached();
         }
-        endpoints.insert(device.0, Some(Arc::clone(space)));
+        attached.map_err(|failure| explain("attach a device", device.0, failure))?;
         space.attached();
         let mut from = Some(0);
         while from.is_some() {
@@ -322,8 +321,8 @@ where
             let maps = recorded
                 .iter()
                 .map(|piece| request::map(space.number, piece.first, piece.last, piece.phys, piece.flags));
-            let mapped = self.requests.carry_out(&self.host, maps, answer::OK);
-            space.entered(&recorded);
+            let mapped = self.requests.carry_out(&self.host, maps, &[answer::OK]);
+            space.answered(&recorded);
             mapped.map_err(|failure| match failure {
                 Failure::TimedOut { waited_ns } => {
                     UnitError::TimedOut { what: "map what is recorded of a domain", waited_ns }
@@ -339,11 +338,13 @@ where
     /// Lets `device` reach all memory, by its physical addresses. Waits for the unit.
     ///
     /// # Errors
-    /// [`UnitError::Lacks`] for a unit without pass-through; [`UnitError::Attached`], [`UnitError::NoSuchDevice`],
-    /// [`UnitError::Refused`]: nothing has changed. [`UnitError::TimedOut`]: the device counts as attached, and may be refused.
+    /// [`UnitError::Lacks`] for a unit without pass-through; [`UnitError::Attached`],
+    /// [`UnitError::NoSuchDevice`], [`UnitError::Refused`]: nothing has changed.
+    /// [`UnitError::TimedOut`]: the device counts as attached, and may be refused.
     ///
     /// # Safety
-    /// The device reaches all memory: the caller answers for it, until [`detach`](Self::detach) of it has returned `Ok`.
+    /// The device reaches all memory: the caller answers for it, until [`detach`](Self::detach) of
+    /// it has returned `Ok`.
     pub unsafe fn pass_through(&self, device: DeviceId) -> Result<(), UnitError> {
         if self.features & feature::BYPASS_CONFIG == 0 {
             let value = self.features;
@@ -354,9 +355,10 @@ where
             return Err(UnitError::Attached { device: device.0 });
         }
         let request = request::attach(self.bypass_number(), device.0, request::BYPASS);
-        let attached = self.requests.carry_out(&self.host, [request], answer::OK);
-        if !matches!(attached, Err(Failure::Refused { .. })) {
-            endpoints.insert(device.0, None);
+        let attached = self.requests.carry_out(&self.host, [request], &[answer::OK]);
+        let is_unsure = matches!(attached, Err(Failure::TimedOut { .. }));
+        if attached.is_ok() || is_unsure {
+            endpoints.insert(device.0, Attached { space: None, is_unsure });
         }
         attached.map_err(|failure| explain("let a device pass through", device.0, failure))
     }
@@ -366,51 +368,59 @@ where
         u32::from(self.numbers.1 - 1)
     }
 
-    /// Leads `device` to nothing. When this returns `Ok`, its accesses are refused, and none of those before is under way. With its
-    /// last device a domain's mappings are recorded again. Waits for the unit.
+    /// Leads `device` to nothing. When this returns `Ok`, its accesses are refused, and none of
+    /// those before is under way. With its last device a domain's mappings are recorded again.
+    /// Waits for the unit.
     ///
     /// # Errors
-    /// [`UnitError::NotAttached`]. [`UnitError::TimedOut`], [`UnitError::Refused`], [`UnitError::NoSuchDevice`]: the device may still
-    /// reach what it was attached to, and is attached until another call returns `Ok`. If it was the domain's last, mappings that are
-    /// made until then, or until another device is attached, are recorded only.
+    /// [`UnitError::NotAttached`]. [`UnitError::TimedOut`], [`UnitError::Refused`]: the device may
+    /// still reach what it was attached to, and is attached until another call returns `Ok`. If it
+    /// was the domain's last, mappings that are made until then, or until another device is
+    /// attached, are recorded only.
     pub fn detach(&self, device: DeviceId) -> Result<(), UnitError> {
         let mut endpoints = self.endpoints.lock();
-        let Some(space) = endpoints.get(&device.0) else {
+        let Some(attached) = endpoints.get_mut(&device.0) else {
             return Err(UnitError::NotAttached { device: device.0 });
         };
-        self.detach_from(device, space.as_deref())?;
+        self.detach_from(device, attached)?;
         endpoints.remove(&device.0);
         Ok(())
     }
 
-    fn detach_from(&self, device: DeviceId, space: Option<&Space>) -> Result<(), UnitError> {
+    fn detach_from(&self, device: DeviceId, attached: &mut Attached) -> Result<(), UnitError> {
+        let space = attached.space.as_deref();
         if let Some(space) = space {
             wait_until(&self.host, "answer requests to map", || space.detaching())?;
         }
         let number = space.map_or(self.bypass_number(), |space| space.number);
-        self.requests
-            .carry_out(&self.host, [request::detach(number, device.0)], answer::OK)
-            .map_err(|failure| explain("detach a device", device.0, failure))?;
+        // A device that is gone is detached. One that is not attached, as the unit says, may be
+        // detached by a late answer.
+        let detached: &[u8] = &[answer::OK, answer::NOENT, answer::INVAL];
+        let detached = if attached.is_unsure { detached } else { &detached[..2] };
+        let answered = self.requests.carry_out(&self.host, [request::detach(number, device.0)], detached);
+        attached.is_unsure |= matches!(answered, Err(Failure::TimedOut { .. }));
+        answered.map_err(|failure| explain("detach a device", device.0, failure))?;
         if let Some(space) = space {
             space.detached();
         }
         Ok(())
     }
 
-    /// The next refused access that the unit has reported, if there is one. What comes while all buffers of the queue are full is lost.
-    /// Waits for nothing.
+    /// The next refused access that the unit has reported, if there is one. What comes while all
+    /// buffers of the queue are full is lost. Waits for nothing.
     pub fn next_fault(&self) -> Option<Fault> {
         self.events.next(&self.host)
     }
 
-    /// Detaches all devices, turns the unit off and gives its memory back. **Devices then reach all memory**, as without an IOMMU.
-    /// Waits for the unit.
+    /// Detaches all devices, turns the unit off and gives its memory back. **Devices then reach all
+    /// memory**, as without an IOMMU. Waits for the unit.
     ///
     /// # Errors
-    /// [`UnitError::TimedOut`], [`UnitError::Refused`]: the unit may go on, and its memory stays allocated.
+    /// [`UnitError::TimedOut`], [`UnitError::Refused`]: the unit may go on, and its memory stays
+    /// allocated.
     pub fn shut_down(self) -> Result<(), UnitError> {
-        for (device, space) in &*self.endpoints.lock() {
-            self.detach_from(DeviceId(*device), space.as_deref())?;
+        for (device, attached) in &mut *self.endpoints.lock() {
+            self.detach_from(DeviceId(*device), attached)?;
         }
         self.set_bypass(1, "turn bypass on")?;
         let (registers, at) = (self.host.registers(), self.structures.common + common::DEVICE_STATUS);
@@ -439,112 +449,6 @@ fn enable_queue<R: NarrowRegisters>(registers: &R, structure: usize, number: u16
         write_halves(registers, at(part), address);
     }
     registers.write16(at(common::QUEUE_ENABLE), 1);
-}
-
-/// What the device's configuration says.
-#[derive(Debug, Clone, Copy)]
-struct Settings {
-    granules: PageSizes,
-    aperture: IovaRange,
-    numbers: (u16, u16),
-    probe_bytes: u32,
-}
-
-impl Settings {
-    fn read<R: NarrowRegisters>(
-        registers: &R,
-        structures: &Structures,
-        features: u64,
-    ) -> Result<Self, UnitError> {
-        let word = |offset: usize| registers.read32(structures.device + offset);
-        let wide = |offset| u64::from(word(offset)) | u64::from(word(offset + 4)) << 32;
-        let generation = || registers.read8(structures.common + common::CONFIG_GENERATION);
-        for _ in 0..TRIES {
-            let before = generation();
-            let pages = wide(config::PAGE_SIZE_MASK);
-            let input = (wide(config::INPUT_START), wide(config::INPUT_END));
-            let domains = (word(config::DOMAIN_START), word(config::DOMAIN_END));
-            let probe_bytes = word(config::PROBE_SIZE);
-            if generation() != before {
-                continue;
-            }
-            let has = |wanted| features & wanted != 0;
-            return Self::check(
-                pages,
-                if has(feature::INPUT_RANGE) { input } else { (0, u64::MAX) },
-                if has(feature::DOMAIN_RANGE) { domains } else { (0, u32::MAX) },
-                if has(feature::PROBE) { probe_bytes.min(MOST_PROPERTIES) } else { 0 },
-            );
-        }
-        Err(UnitError::TimedOut { what: "leave its configuration as it is", waited_ns: 0 })
-    }
-
-    fn check(
-        pages: u64,
-        input: (u64, u64),
-        domains: (u32, u32),
-        probe_bytes: u32,
-    ) -> Result<Self, UnitError> {
-        let lacks = |what, register, value| UnitError::Lacks { what, register, value };
-        let sizes = (0..u64::BITS).filter(|shift| pages >> shift & 1 != 0).filter_map(PageSize::from_shift);
-        let granules = sizes.fold(PageSizes::EMPTY, PageSizes::with);
-        let granule = granules.smallest().ok_or(lacks("pages", "page_size_mask", pages))?;
-        let no_addresses = lacks("addresses to translate", "input_range.end", input.1);
-        // Whole granules, and never all of 64 bits, which have no length.
-        let first = granule.round_up(input.0).ok_or(no_addresses)?;
-        let end = input.1.saturating_add(1) & !granule.offset_mask();
-        let len = end.checked_sub(first).ok_or(no_addresses)?;
-        let aperture = IovaRange::new(Iova::new(first), len).map_err(|_| no_addresses)?;
-        let last = domains.1.min(u32::from(u16::MAX));
-        if last.checked_sub(domains.0).is_none_or(|distance| distance < 2) {
-            return Err(lacks("three numbers for domains", "domain_range.end", u64::from(domains.1)));
-        }
-        // No truncation: both are below 2^16.
-        Ok(Self { granules, aperture, numbers: (domains.0 as u16, last as u16), probe_bytes })
-    }
-}
-
-/// The regions that an endpoint's properties name. What is malformed, or unknown, is none.
-fn parse(bytes: &[u8]) -> Vec<Region> {
-    let number = |at: usize, count: usize| {
-        let bytes = bytes.get(at..at.checked_add(count)?)?;
-        Some(bytes.iter().rev().fold(0_u64, |number, byte| number << 8 | u64::from(*byte)))
-    };
-    let mut regions = Vec::new();
-    let mut at = 0;
-    while let Some(head) = number(at, property::HEAD_BYTES) {
-        let (kind, length) = (property::kind(head), usize::from(property::bytes(head)));
-        let value = at + property::HEAD_BYTES;
-        if kind == property::NONE {
-            break;
-        }
-        if kind == property::RESERVED_MEMORY && length >= property::RESERVED_BYTES {
-            let field = |offset, count| number(value + offset, count);
-            if let (Some(subtype), Some(first), Some(last)) =
-                (field(property::SUBTYPE, 1), field(property::FIRST, 8), field(property::LAST, 8))
-            {
-                // All addresses there are have no length: all but the last one do.
-                let last = if first == 0 { last.min(u64::MAX - 1) } else { last };
-                let range = IovaRange::from_bounds(Iova::new(first), Iova::new(last));
-                let is_msi = subtype == u64::from(property::MSI);
-                regions.extend(range.ok().map(|range| Region { range, is_msi }));
-            }
-        }
-        at = value + length;
-    }
-    regions
-}
-
-/// Whether a domain of this geometry never maps an address of `region`.
-fn is_kept_free(region: IovaRange, geometry: &Geometry) -> bool {
-    let aperture = geometry.aperture;
-    let last = region.last().min(aperture.last());
-    let mut next = Some(region.start().max(aperture.start()));
-    while let Some(at) = next.filter(|at| *at <= last) {
-        let Some(kept) = geometry.reserved.iter().find(|kept| kept.contains(at)) else { return false };
-        next = kept.last().checked_add(1);
-    }
-    true
 }
 
 /// Why a request about `device` has failed.

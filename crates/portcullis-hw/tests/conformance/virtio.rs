@@ -1,5 +1,6 @@
-//! QEMU's virtio-iommu: it has no caches, so an unmap acts at once. It checks neither alignment nor ranges, keeps attachments and
-//! mappings over a reset, which the specification says it forgets, and reports a fault for every 4 bytes.
+//! QEMU's virtio-iommu: it has no caches, so an unmap acts at once. It checks neither alignment nor
+//! ranges, keeps attachments and mappings over a reset, which the specification says it forgets,
+//! and reports a fault for every 4 bytes.
 
 use std::sync::Arc;
 
@@ -37,7 +38,8 @@ impl Kind for VirtioIommu {
     const TELLS_ACCESS: bool = false;
     // It forgets an endpoint that is detached, and then does not say why it refuses it.
     const NOT_ATTACHED: Reason = Reason::Other;
-    // By the specification its reset, which a driver begins with, forgets what devices are attached to.
+    // By the specification its reset, which a driver begins with, forgets what devices are attached
+    // to.
     const KEEPS_UNTIL_ENABLED: bool = false;
 
     fn machine(unit: &str, devices: &[&str]) -> Result<Machine> {
@@ -167,7 +169,8 @@ mod own {
         let mapper = kind.mapper(machine.ram(), DomainId(1)).unwrap();
         assert_eq!(mapper.geometry().page_sizes.smallest(), PageSize::from_shift(16));
         kind.attach(devices()[0], DomainId(1), &mapper).unwrap();
-        let memory: Vec<_> = (0..3).rev().map(|_| machine.ram().alloc(16).unwrap()).rev().collect();
+        let mut memory: Vec<_> = (0..3).map(|_| machine.ram().alloc(16).unwrap()).collect();
+        memory.reverse();
         let range = map(&mapper, (0x10_0000, 0x1_0000), &memory).unwrap();
         machine.ram().write(memory[0], b"the text");
         edu.fetch(range.start(), 0, 8);
@@ -181,7 +184,30 @@ mod own {
         assert_eq!(&machine.ram().read(memory[0]), b"unmapped");
     }
 
-    /// More requests than a ring's index counts to, of domains that a device is attached to and of others that are recorded only.
+    #[test]
+    #[ignore = "needs QEMU"]
+    fn what_is_mapped_before_a_device_comes_is_there_when_it_comes_again() {
+        let (machine, kind, [edu, _]) = rig(VirtioIommu::UNITS[0]).unwrap();
+        let mapper = kind.mapper(machine.ram(), DomainId(1)).unwrap();
+        let memory: Vec<_> = (0..200).map(|_| machine.ram().alloc(1).unwrap()).step_by(2).collect();
+        let range = map(&mapper, (0x10_0000, 4096), &memory).unwrap();
+        for round in 1..3_u8 {
+            kind.attach(devices()[0], DomainId(1), &mapper).unwrap();
+            machine.ram().write(memory[0], &[round; 8]);
+            edu.fetch(range.start(), 0, 8);
+            edu.store(0, Iova::new(range.last().get() - 7), 8);
+            let last = PhysAddr::new(memory[99].get() + 4088);
+            assert_eq!(machine.ram().read::<8>(last), [round; 8]);
+            kind.detach(devices()[0]).unwrap();
+            machine.ram().write(last, b"detached");
+            edu.store(0, Iova::new(range.last().get() - 7), 8);
+            assert_eq!(&machine.ram().read(last), b"detached");
+        }
+        unmap(&mapper, range).unwrap();
+    }
+
+    /// More requests than a ring's index counts to, of domains that a device is attached to and of
+    /// others that are recorded only.
     #[test]
     #[ignore = "needs QEMU"]
     fn many_cpus_share_the_queue_until_its_index_wraps() {

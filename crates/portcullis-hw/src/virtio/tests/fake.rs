@@ -1,4 +1,5 @@
-//! A virtio-iommu of the test's own, which carries out what is written to its doorbell, or does not, as the test says.
+//! A virtio-iommu of the test's own, which carries out what is written to its doorbell, or does
+//! not, as the test says.
 
 extern crate std;
 
@@ -120,6 +121,8 @@ pub struct Device {
     pub backwards: bool,
     /// Requests of this kind are refused, from this one on, with this status.
     pub refuses: Option<(u8, u32, u8)>,
+    /// What is done at the next doorbell for requests, besides.
+    pub at_doorbell: Option<fn(&mut Self, &Memory)>,
     /// Doorbells and requests so far.
     pub doorbells: u64,
     pub requests: Vec<u8>,
@@ -130,7 +133,9 @@ pub struct Device {
     /// Entries of the driver's rings taken, and entries of the device's written.
     taken: [u16; 2],
     written: [u16; 2],
-    held: Vec<u16>,
+    pub held: Vec<u16>,
+    /// Buffers for events.
+    buffers: Vec<u16>,
 }
 
 impl Device {
@@ -149,6 +154,7 @@ impl Device {
             holds: false,
             backwards: false,
             refuses: None,
+            at_doorbell: None,
             doorbells: 0,
             requests: Vec::new(),
             endpoints: BTreeMap::new(),
@@ -157,6 +163,7 @@ impl Device {
             taken: [0; 2],
             written: [0; 2],
             held: Vec::new(),
+            buffers: Vec::new(),
         };
         device.configure(config::PAGE_SIZE_MASK, 8, !0xfff);
         device.configure(config::INPUT_END, 8, (1 << 39) - 1);
@@ -242,8 +249,11 @@ impl Device {
             let mut answer = alloc::vec![0; writable.len()];
             let tail = answer.len() - 4;
             answer[tail] = self.carry_out(&request, tail, &mut answer[..tail]);
-            for (at, byte) in writable.iter().zip(&answer) {
-                memory.write(*at, 1, u64::from(*byte));
+            for (index, (at, byte)) in writable.iter().zip(&answer).enumerate() {
+                // Of properties no more than there are.
+                if index >= tail || *byte > 0 {
+                    memory.write(*at, 1, u64::from(*byte));
+                }
             }
             self.use_up(memory, 0, u32::from(head), answer.len() as u32);
         }
@@ -329,20 +339,16 @@ impl Device {
 
     /// Reports a fault, if there is a buffer.
     pub fn report(&mut self, memory: &Memory, words: [u64; 3]) -> bool {
-        let Some(head) = self.take_one_event(memory) else { return false };
+        let new = self.take(memory, 1);
+        self.buffers.extend(new);
+        // In whatever order.
+        let Some(head) = self.buffers.pop() else { return false };
         let (address, ..) = self.descriptor(memory, 1, head);
         for (at, word) in (address..).step_by(8).zip(words) {
             memory.write(at, 8, word);
         }
         self.use_up(memory, 1, u32::from(head), 24);
         true
-    }
-
-    fn take_one_event(&mut self, memory: &Memory) -> Option<u16> {
-        let before = self.taken[1];
-        let head = *self.take(memory, 1).first()?;
-        self.taken[1] = before.wrapping_add(1);
-        Some(head)
     }
 }
 
@@ -406,6 +412,7 @@ impl Fake {
             common::DEVICE_STATUS if value == 0 => {
                 (device.taken, device.written) = ([0; 2], [0; 2]);
                 device.held.clear();
+                device.buffers.clear();
             }
             common::QUEUE_ENABLE => {
                 let part = |at| device.get(at, 8);
@@ -417,6 +424,9 @@ impl Fake {
                 device.doorbells += 1;
                 let heads = device.take(&self.memory, 0);
                 device.held.extend(heads);
+                if let Some(act) = device.at_doorbell.take() {
+                    act(device, &self.memory);
+                }
                 if !device.holds {
                     device.catch_up(&self.memory);
                 }
@@ -485,7 +495,8 @@ impl Host for Fake {
     }
 
     fn patience_ns(&self) -> u64 {
-        // As many looks at the clock, and 64 times as many at memory; so many that threads of a test do not miss each other.
+        // As many looks at the clock, and 64 times as many at memory; so many that threads of a
+        // test do not miss each other.
         if std::thread::current().name() == Some("patient") { u64::MAX } else { 100_000 }
     }
 }
