@@ -308,3 +308,17 @@ fn faults_come_in_order_and_their_buffers_are_used_again() {
     bench.fake.device().use_up(&bench.fake.memory, 1, 16, 24);
     assert_eq!(bench.unit.next_fault(), None, "a buffer that there is not");
 }
+
+#[test]
+fn a_device_that_was_unplugged_can_be_detached() {
+    let bench = Bench::new();
+    {
+        let mut device = bench.fake.device();
+        device.endpoints.clear();
+        device.domains.clear();
+        device.unplugged = Some(ENDPOINT);
+    }
+    bench.unit.detach(DeviceId(ENDPOINT)).unwrap();
+    let gone = bench.mapper.attach(DeviceId(ENDPOINT)).unwrap_err();
+    assert_eq!(gone, UnitError::NoSuchDevice { device: ENDPOINT, last: u32::MAX });
+}

@@ -121,6 +121,8 @@ pub struct Device {
     pub backwards: bool,
     /// Requests of this kind are refused, from this one on, with this status.
     pub refuses: Option<(u8, u32, u8)>,
+    /// An endpoint that was unplugged.
+    pub unplugged: Option<u32>,
     /// What is done at the next doorbell for requests, besides.
     pub at_doorbell: Option<fn(&mut Self, &Memory)>,
     /// Doorbells and requests so far.
@@ -154,6 +156,7 @@ impl Device {
             holds: false,
             backwards: false,
             refuses: None,
+            unplugged: None,
             at_doorbell: None,
             doorbells: 0,
             requests: Vec::new(),
@@ -274,7 +277,8 @@ impl Device {
             }
             *after -= 1;
         }
-        let exists = |endpoint| [ENDPOINT, OTHER].contains(&endpoint);
+        let unplugged = self.unplugged;
+        let exists = |endpoint| [ENDPOINT, OTHER].contains(&endpoint) && unplugged != Some(endpoint);
         match (kind, request.len()) {
             (1, 20) => {
                 let (endpoint, flags) = (number(8, 4) as u32, number(12, 4));

@@ -238,6 +238,8 @@ fn what_is_unmapped_while_it_is_being_mapped_is_removed_afterwards() {
     // The last endpoint does not go, either: its domain would be there anew when the request comes.
     let before = bench.fake.device().doorbells;
     assert!(matches!(bench.unit.detach(DeviceId(ENDPOINT)), Err(UnitError::TimedOut { .. })));
+    // And nothing more is sent to it meanwhile.
+    bench.map(40, &[2]);
     assert_eq!(bench.fake.device().doorbells, before);
     bench.fake.catch_up();
     other.join().unwrap();
