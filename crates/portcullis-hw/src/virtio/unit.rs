@@ -65,6 +65,9 @@ where
     /// keeps attachments and mappings.) What is attached to nothing reaches what the device's
     /// bypass setting says, as before, until [`enable`](Self::enable).
     ///
+    /// A device may translate its own accesses, too (QEMU's, with `iommu_platform=on`): let it
+    /// [pass through](Self::pass_through) before it is enabled.
+    ///
     /// Allocates up to ten frames, and as many as an endpoint's properties take. Waits for the
     /// unit.
     ///
@@ -412,17 +415,18 @@ where
         self.events.next(&self.host)
     }
 
-    /// Detaches all devices, turns the unit off and gives its memory back. **Devices then reach all
-    /// memory**, as without an IOMMU. Waits for the unit.
+    /// Turns bypass on, detaches all devices, turns the unit off and gives its memory back.
+    /// **Devices then reach all memory**, as without an IOMMU. Waits for the unit.
     ///
     /// # Errors
     /// [`UnitError::TimedOut`], [`UnitError::Refused`]: the unit may go on, and its memory stays
     /// allocated.
     pub fn shut_down(self) -> Result<(), UnitError> {
+        // First, for a device whose own accesses are translated.
+        self.set_bypass(1, "turn bypass on")?;
         for (device, attached) in &mut *self.endpoints.lock() {
             self.detach_from(DeviceId(*device), attached)?;
         }
-        self.set_bypass(1, "turn bypass on")?;
         let (registers, at) = (self.host.registers(), self.structures.common + common::DEVICE_STATUS);
         registers.write8(at, 0);
         wait_until(&self.host, "reset itself", || registers.read8(at) == 0)?;
