@@ -74,6 +74,16 @@ impl fmt::Debug for Window {
     }
 }
 
+impl Window {
+    /// QEMU's socket, and where these are: the software IOMMU has no registers that are narrow.
+    fn of_qemu(&self) -> (&Wire, u64) {
+        match self {
+            Self::Qemu { wire, base } => (wire, *base),
+            Self::Software(_) => panic!("the software IOMMU has no registers of 8 and 16 bits"),
+        }
+    }
+}
+
 // SAFETY: QEMU carries out each line before it answers, and the answer is waited for, so accesses are in order; its threads share
 // this memory coherently. The software IOMMU keeps its own promise.
 unsafe impl Registers for Window {
@@ -115,18 +125,22 @@ unsafe impl Registers for Window {
 // SAFETY: as above; each access is of its width.
 unsafe impl NarrowRegisters for Window {
     fn read8(&self, offset: usize) -> u8 {
-        self.wire.number(format_args!("readb {:#x}", self.base + offset as u64)) as u8
+        let (wire, base) = self.of_qemu();
+        wire.number(format_args!("readb {:#x}", base + offset as u64)) as u8
     }
 
     fn write8(&self, offset: usize, value: u8) {
-        self.wire.ask(format_args!("writeb {:#x} {value:#x}", self.base + offset as u64));
+        let (wire, base) = self.of_qemu();
+        wire.ask(format_args!("writeb {:#x} {value:#x}", base + offset as u64));
     }
 
     fn read16(&self, offset: usize) -> u16 {
-        self.wire.number(format_args!("readw {:#x}", self.base + offset as u64)) as u16
+        let (wire, base) = self.of_qemu();
+        wire.number(format_args!("readw {:#x}", base + offset as u64)) as u16
     }
 
     fn write16(&self, offset: usize, value: u16) {
-        self.wire.ask(format_args!("writew {:#x} {value:#x}", self.base + offset as u64));
+        let (wire, base) = self.of_qemu();
+        wire.ask(format_args!("writew {:#x} {value:#x}", base + offset as u64));
     }
 }
