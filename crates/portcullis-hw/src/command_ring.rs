@@ -6,7 +6,12 @@
 //! again when it has rung. A CPU waits only where the ring is full, and where a CPU before it has reserved and not yet
 //! published: then for its own commands' confirmation, which comes later.
 //!
-//! Places are counted from 0 and never wrap; an index into the ring is a place modulo its size, a power of two.
+//! Places are counted from 0 and never wrap; an index into the ring is a place modulo its size, a
+//! power of two. Some units count by one bit more (*wrap bit*), which tells a full ring from an
+//! empty one: see [`CommandRing::with_wrap_bit`].
+//!
+//! Units that confirm a command by consuming it are asked by [`CommandRing::has_consumed`]; for all
+//! others their drivers have words in memory.
 //!
 //! Memory ordering. What a CPU has stored before it publishes, its commands included, is before its store to `written`
 //! (release), which the ringing CPU loads (acquire) before it writes the doorbell: so the unit sees the commands, by the
@@ -20,7 +25,7 @@ use alloc::boxed::Box;
 
 use crate::sync::{AtomicBool, AtomicU64, Ordering};
 
-/// The unit's side.
+/// The unit's side. Indices have the wrap bit, if there is one.
 pub(crate) trait Doorbell {
     /// Tells the unit that all commands before index `tail` are complete.
     fn ring(&self, tail: u32);
@@ -34,13 +39,16 @@ pub(crate) trait Doorbell {
 pub(crate) struct CommandRing {
     /// The first place that no CPU has reserved.
     reserved: AtomicU64,
-    /// Places below this have been consumed, and may be reserved again. At most `reserved`, and less by less than the size.
+    /// Places below this have been consumed, and may be reserved again. At most `reserved`, and
+    /// less by no more than the room.
     consumed: AtomicU64,
     /// All below has been rung. Of the CPU that holds `ringing`.
     rung: AtomicU64,
     ringing: AtomicBool,
     /// For each index, one more than the last place there that was published.
     written: Box<[AtomicU64]>,
+    /// The unit counts places modulo this: the size, or twice that.
+    modulus: u64,
 }
 
 impl CommandRing {
@@ -52,12 +60,20 @@ impl CommandRing {
             rung: AtomicU64::new(0),
             ringing: AtomicBool::new(false),
             written: (0..size).map(|_| AtomicU64::new(0)).collect(),
+            modulus: u64::from(size),
         }
     }
 
-    /// The most commands that there can be at once: one index stays free, so that a full ring is none that is empty.
+    /// A ring of `size` commands, a power of two of at least 2 and at most 2^31, whose unit counts
+    /// modulo twice that.
+    pub fn with_wrap_bit(size: u32) -> Self {
+        Self { modulus: u64::from(size) * 2, ..Self::new(size) }
+    }
+
+    /// The most commands that there can be at once. Without a wrap bit one index stays free, so
+    /// that a full ring is none that is empty.
     pub fn room(&self) -> u64 {
-        self.size() - 1
+        if self.modulus > self.size() { self.size() } else { self.size() - 1 }
     }
 
     fn size(&self) -> u64 {
@@ -107,13 +123,14 @@ impl CommandRing {
     /// Asks the unit how far it has come. Whether that is further than `consumed`, as was known.
     fn look(&self, consumed: u64, bell: &impl Doorbell) -> bool {
         let head = u64::from(bell.head());
-        if head >= self.size() {
+        if head >= self.modulus {
             // No index: the unit does not answer.
             return false;
         }
-        let more = head.wrapping_sub(consumed) & (self.size() - 1);
-        // No further than what was reserved: a unit that says so lies. (Relaxed: an old value is a smaller one.)
+        let more = head.wrapping_sub(consumed) & (self.modulus - 1);
         if more > self.reserved.load(Ordering::Relaxed).wrapping_sub(consumed) {
+            // It cannot have consumed what was never there: this is no answer, or the load came too
+            // early, and the next will do.
             return false;
         }
         // The unit was between `consumed` and a size beyond it when it answered, if `consumed` was still known then. It never
@@ -126,6 +143,21 @@ impl CommandRing {
             Ordering::Relaxed,
         );
         more > 0 || known.is_err()
+    }
+
+    /// Whether the unit has consumed the command at `place`, which is published. Asks it where no
+    /// CPU knows yet.
+    ///
+    /// What the unit did before it consumed is before what the caller does after `true`: for the
+    /// CPU that asked the unit by the contract of [`Registers`](crate::Registers), and for all
+    /// others because that CPU's exchange in `look` releases, and the loads here acquire.
+    pub fn has_consumed(&self, place: u64, bell: &impl Doorbell) -> bool {
+        let consumed = self.consumed.load(Ordering::Acquire);
+        if consumed > place {
+            return true;
+        }
+        self.look(consumed, bell);
+        self.consumed.load(Ordering::Acquire) > place
     }
 
     /// Publishes the `count` places from `first` on, which the caller has reserved and written, and sees to it that the unit is
@@ -159,7 +191,8 @@ impl CommandRing {
                 to += 1;
             }
             if to != from || again {
-                bell.ring(self.index(to) as u32);
+                // No truncation: an index, with the wrap bit at most.
+                bell.ring((to & (self.modulus - 1)) as u32);
                 self.rung.store(to, Ordering::Relaxed);
                 again = false;
             }
@@ -246,6 +279,37 @@ mod tests {
     }
 
     #[test]
+    fn with_a_wrap_bit_a_ring_is_filled_to_the_last_place() {
+        let (ring, unit) = (CommandRing::with_wrap_bit(4), Unit::default());
+        for round in 0..100_u64 {
+            let first = ring.reserve(4, &unit, || panic!("there is room")).unwrap();
+            assert!(!ring.has_consumed(first, &unit), "it is not even published");
+            ring.publish(first, 4, &unit);
+            assert_eq!(u64::from(unit.tail.get()), (round + 1) * 4 % 8);
+            assert_eq!(ring.reserve(1, &unit, || false), None, "full, and not taken for empty");
+            for place in first..first + 4 {
+                assert!(!ring.has_consumed(place, &unit));
+                unit.head.set((place + 1) as u32 % 8);
+                assert!(ring.has_consumed(place, &unit));
+                assert_eq!(place == first + 3, ring.has_consumed(first + 3, &unit));
+            }
+        }
+    }
+
+    #[test]
+    fn a_unit_that_claims_to_have_consumed_what_was_never_there_is_not_believed() {
+        let (ring, unit) = (CommandRing::with_wrap_bit(4), Unit::default());
+        let first = ring.reserve(2, &unit, || false).unwrap();
+        ring.publish(first, 2, &unit);
+        for nonsense in [3, 4, 5, 6, 7, 8, u32::MAX] {
+            unit.head.set(nonsense);
+            assert!(!ring.has_consumed(first, &unit), "{nonsense}");
+        }
+        unit.head.set(2);
+        assert!(ring.has_consumed(first + 1, &unit));
+    }
+
+    #[test]
     fn a_unit_that_does_not_answer_frees_nothing() {
         let (ring, unit) = (CommandRing::new(4), Unit::default());
         let first = ring.reserve(3, &unit, || false).unwrap();
@@ -292,6 +356,54 @@ mod model {
         fn head(&self) -> u32 {
             self.head.load(Ordering::Relaxed) as u32
         }
+    }
+
+    /// A unit that carries out each command when it is told of it, and then says so.
+    struct Confirming {
+        done: [Word; 2],
+        head: Word,
+    }
+
+    impl Doorbell for Confirming {
+        fn ring(&self, tail: u32) {
+            for place in self.head.load(Ordering::Relaxed)..u64::from(tail) {
+                self.done[place as usize].store(1, Ordering::Relaxed);
+            }
+            // As registers are seen: after what the unit has done before it answers.
+            self.head.store(u64::from(tail), Ordering::Release);
+        }
+
+        fn head(&self) -> u32 {
+            self.head.load(Ordering::Acquire) as u32
+        }
+    }
+
+    /// A CPU that is told that its command was consumed sees what that did, whichever CPU has
+    /// asked the unit.
+    #[test]
+    fn what_was_consumed_was_carried_out() {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(3);
+        model.check(|| {
+            let words = || Word::new(0);
+            let unit = Confirming { done: [words(), words()], head: words() };
+            let shared = Arc::new((CommandRing::with_wrap_bit(2), unit));
+            let submit = |shared: &(CommandRing, Confirming)| {
+                let (ring, unit) = shared;
+                let place = ring.reserve(1, unit, || true).unwrap();
+                ring.publish(place, 1, unit);
+                // It may not be told of it yet, as another CPU rings.
+                if ring.has_consumed(place, unit) {
+                    assert_eq!(unit.done[place as usize].load(Ordering::Relaxed), 1);
+                }
+            };
+            let other = Arc::clone(&shared);
+            let thread = thread::spawn(move || submit(&other));
+            submit(&shared);
+            thread.join().unwrap();
+            let (ring, unit) = &*shared;
+            assert!(ring.has_consumed(1, unit), "both were rung");
+        });
     }
 
     /// Two CPUs submit two commands each: all are rung, each once, and complete.
