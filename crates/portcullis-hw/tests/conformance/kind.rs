@@ -30,6 +30,8 @@ pub trait Kind: Sized + Sync {
     const TELLS_ACCESS: bool = true;
     /// What records say of a device that is attached to nothing.
     const NOT_ATTACHED: Reason = Reason::NotAttached;
+    /// The smallest page.
+    const GRANULE: u64 = 4096;
     /// Whether tables have entries by which a device may write and not read.
     const WRITE_ONLY: bool = true;
     /// Whether a driver that takes over leaves things as they are until it is enabled.
