@@ -27,6 +27,7 @@ mod sync;
 pub mod acpi;
 pub mod amdvi;
 pub mod riscv;
+pub mod smmuv3;
 pub mod virtio;
 pub mod vtd;
 

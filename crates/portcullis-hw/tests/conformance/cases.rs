@@ -161,7 +161,7 @@ fn on_each<K: Kind>(case: impl Fn(&Rig<K>) -> Result<()>) {
 }
 
 /// Says that a case, or a part of it, cannot be tried, and why. `cargo xtask conformance` lists these.
-pub fn not_covered<K>(what: &str, why: &str) {
+fn not_covered<K>(what: &str, why: &str) {
     let kind = std::any::type_name::<K>();
     println!("not covered: {what}: {why} ({kind})");
 }

@@ -12,6 +12,7 @@ mod kind;
 #[path = "../machine/mod.rs"]
 mod machine;
 mod riscv;
+mod smmuv3;
 mod virtio;
 mod vtd;
 
@@ -57,6 +58,21 @@ mod software {
         thousands_of_mappings_land_where_they_should
         a_unit_that_was_left_on_is_taken_over_and_shut_down
     }
+}
+
+/// What concerns one IOMMU only.
+macro_rules! own {
+    ($($iommu:ident { $($case:ident)* })*) => {
+        mod own {
+            $(mod $iommu {
+                $(#[test]
+                #[ignore = "needs QEMU"]
+                fn $case() {
+                    crate::$iommu::$case();
+                })*
+            })*
+        }
+    };
 }
 
 on! {
@@ -129,5 +145,125 @@ on! {
         thousands_of_mappings_land_where_they_should
         a_unit_that_was_left_on_is_taken_over_and_shut_down
         where_no_unit_is_there_is_an_error
+    }
+    smmuv3_first_stage_4k: crate::kind::Tables<crate::smmuv3::Smmu<12, 0>> {
+        a_device_that_is_attached_to_nothing_reaches_nothing
+        a_mapping_is_read_and_written_as_its_direction_allows
+        a_strict_unmap_ends_access_and_without_its_invalidation_it_does_not
+        a_lazy_unmap_ends_access_with_its_flush
+        large_pages_are_walked_to_their_ends
+        a_list_is_one_piece_for_the_device
+        devices_of_two_domains_do_not_reach_each_others_memory
+        a_device_moves_between_domains_and_leaves_nothing_behind
+        a_trusted_device_passes_through
+        addresses_stay_within_what_a_device_can_say
+        the_invalidation_queue_wraps_and_many_cpus_share_it
+        thousands_of_mappings_land_where_they_should
+        a_unit_that_was_left_on_is_taken_over_and_shut_down
+        where_no_unit_is_there_is_an_error
+    }
+    smmuv3_first_stage_16k: crate::kind::Tables<crate::smmuv3::Smmu<14, 0>> {
+        a_device_that_is_attached_to_nothing_reaches_nothing
+        a_mapping_is_read_and_written_as_its_direction_allows
+        a_strict_unmap_ends_access_and_without_its_invalidation_it_does_not
+        a_lazy_unmap_ends_access_with_its_flush
+        large_pages_are_walked_to_their_ends
+        a_list_is_one_piece_for_the_device
+        devices_of_two_domains_do_not_reach_each_others_memory
+        a_device_moves_between_domains_and_leaves_nothing_behind
+        a_trusted_device_passes_through
+        addresses_stay_within_what_a_device_can_say
+        the_invalidation_queue_wraps_and_many_cpus_share_it
+        thousands_of_mappings_land_where_they_should
+        a_unit_that_was_left_on_is_taken_over_and_shut_down
+        where_no_unit_is_there_is_an_error
+    }
+    smmuv3_first_stage_64k: crate::kind::Tables<crate::smmuv3::Smmu<16, 0>> {
+        a_device_that_is_attached_to_nothing_reaches_nothing
+        a_mapping_is_read_and_written_as_its_direction_allows
+        a_strict_unmap_ends_access_and_without_its_invalidation_it_does_not
+        a_lazy_unmap_ends_access_with_its_flush
+        large_pages_are_walked_to_their_ends
+        a_list_is_one_piece_for_the_device
+        devices_of_two_domains_do_not_reach_each_others_memory
+        a_device_moves_between_domains_and_leaves_nothing_behind
+        a_trusted_device_passes_through
+        addresses_stay_within_what_a_device_can_say
+        the_invalidation_queue_wraps_and_many_cpus_share_it
+        thousands_of_mappings_land_where_they_should
+        a_unit_that_was_left_on_is_taken_over_and_shut_down
+        where_no_unit_is_there_is_an_error
+    }
+    smmuv3_second_stage_4k: crate::kind::Tables<crate::smmuv3::Smmu<12, { crate::smmuv3::FIRST_STAGE }>> {
+        a_device_that_is_attached_to_nothing_reaches_nothing
+        a_mapping_is_read_and_written_as_its_direction_allows
+        a_strict_unmap_ends_access_and_without_its_invalidation_it_does_not
+        a_lazy_unmap_ends_access_with_its_flush
+        large_pages_are_walked_to_their_ends
+        a_list_is_one_piece_for_the_device
+        devices_of_two_domains_do_not_reach_each_others_memory
+        a_device_moves_between_domains_and_leaves_nothing_behind
+        a_trusted_device_passes_through
+        addresses_stay_within_what_a_device_can_say
+        the_invalidation_queue_wraps_and_many_cpus_share_it
+        thousands_of_mappings_land_where_they_should
+        a_unit_that_was_left_on_is_taken_over_and_shut_down
+        where_no_unit_is_there_is_an_error
+    }
+    smmuv3_second_stage_16k: crate::kind::Tables<crate::smmuv3::Smmu<14, { crate::smmuv3::FIRST_STAGE }>> {
+        a_device_that_is_attached_to_nothing_reaches_nothing
+        a_mapping_is_read_and_written_as_its_direction_allows
+        a_strict_unmap_ends_access_and_without_its_invalidation_it_does_not
+        a_lazy_unmap_ends_access_with_its_flush
+        large_pages_are_walked_to_their_ends
+        a_list_is_one_piece_for_the_device
+        devices_of_two_domains_do_not_reach_each_others_memory
+        a_device_moves_between_domains_and_leaves_nothing_behind
+        a_trusted_device_passes_through
+        addresses_stay_within_what_a_device_can_say
+        the_invalidation_queue_wraps_and_many_cpus_share_it
+        thousands_of_mappings_land_where_they_should
+        a_unit_that_was_left_on_is_taken_over_and_shut_down
+        where_no_unit_is_there_is_an_error
+    }
+    smmuv3_second_stage_64k: crate::kind::Tables<crate::smmuv3::Smmu<16, { crate::smmuv3::FIRST_STAGE | crate::smmuv3::WIDTH }>> {
+        a_device_that_is_attached_to_nothing_reaches_nothing
+        a_mapping_is_read_and_written_as_its_direction_allows
+        a_strict_unmap_ends_access_and_without_its_invalidation_it_does_not
+        a_lazy_unmap_ends_access_with_its_flush
+        large_pages_are_walked_to_their_ends
+        a_list_is_one_piece_for_the_device
+        devices_of_two_domains_do_not_reach_each_others_memory
+        a_device_moves_between_domains_and_leaves_nothing_behind
+        a_trusted_device_passes_through
+        addresses_stay_within_what_a_device_can_say
+        the_invalidation_queue_wraps_and_many_cpus_share_it
+        thousands_of_mappings_land_where_they_should
+        a_unit_that_was_left_on_is_taken_over_and_shut_down
+        where_no_unit_is_there_is_an_error
+    }
+    smmuv3_small: crate::kind::Tables<crate::smmuv3::Smmu<12, { crate::smmuv3::COMFORT }>> {
+        a_device_that_is_attached_to_nothing_reaches_nothing
+        a_mapping_is_read_and_written_as_its_direction_allows
+        a_strict_unmap_ends_access_and_without_its_invalidation_it_does_not
+        a_lazy_unmap_ends_access_with_its_flush
+        large_pages_are_walked_to_their_ends
+        a_list_is_one_piece_for_the_device
+        devices_of_two_domains_do_not_reach_each_others_memory
+        a_device_moves_between_domains_and_leaves_nothing_behind
+        a_trusted_device_passes_through
+        addresses_stay_within_what_a_device_can_say
+        the_invalidation_queue_wraps_and_many_cpus_share_it
+        thousands_of_mappings_land_where_they_should
+        a_unit_that_was_left_on_is_taken_over_and_shut_down
+        where_no_unit_is_there_is_an_error
+    }
+}
+
+own! {
+    smmuv3 {
+        both_stages_at_once
+        a_refused_command_is_reported_and_the_queue_goes_on
+        records_go_on_after_some_were_lost
     }
 }

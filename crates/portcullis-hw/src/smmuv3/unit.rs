@@ -1,0 +1,479 @@
+//! A unit: bring-up, take-over, attaching streams, shutdown.
+
+use portcullis::addr::{DeviceId, DomainId, Iova, PhysAddr};
+use portcullis::invalidation::{Invalidation, InvalidationError, InvalidationQueue, Request};
+use portcullis::pgtable::{ARM_MAIR, Arm, Format, Layout};
+use portcullis::platform::{FRAME_SIZE, Frames};
+
+use super::Stage;
+use super::events::Events;
+use super::layout::{IDR3_RIL, cd, command, cr0, cr1, cr2, gbpa, idr0, idr1, idr5, reg, ste};
+use super::queue::{Commands, Queue, Ways, describe};
+use super::streams::{Held, Stream, Streams};
+use crate::fault::Fault;
+use crate::host::{Host, Registers, UnitError, wait_until};
+use crate::iommu::{Attachment, Iommu};
+use crate::sync::{AtomicU64, Mutex, Ordering, fence};
+
+/// What a unit can do, as four of its identification registers say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Capabilities {
+    idr0: u32,
+    idr1: u32,
+    idr3: u32,
+    idr5: u32,
+}
+
+impl Capabilities {
+    fn read(registers: &impl Registers) -> Result<Self, UnitError> {
+        let [idr0, idr1, idr3, idr5] =
+            [reg::IDR0, reg::IDR1, reg::IDR3, reg::IDR5].map(|at| registers.read32(at));
+        if idr0 == 0 || idr0 == u32::MAX || idr1 == u32::MAX || idr5 == u32::MAX {
+            return Err(UnitError::NotThere { register: "IDR0", value: u64::from(idr0) });
+        }
+        Ok(Self { idr0, idr1, idr3, idr5 })
+    }
+
+    /// `SMMU_IDR0`, `SMMU_IDR1`, `SMMU_IDR3` and `SMMU_IDR5`.
+    pub const fn registers(&self) -> [u32; 4] {
+        [self.idr0, self.idr1, self.idr3, self.idr5]
+    }
+
+    /// Whether the unit has a stage of translation.
+    pub const fn has_stage(&self, stage: Stage) -> bool {
+        let bit = match stage {
+            Stage::One => idr0::S1P,
+            Stage::Two => idr0::S2P,
+        };
+        self.idr0 & bit != 0
+    }
+
+    /// The widest layout of tables of `stage` that the unit walks, but for 16 KiB pages with 52
+    /// bits. In the second stage its root may be several tables side by side.
+    ///
+    /// # Errors
+    /// [`UnitError::Lacks`]: the unit does not have the stage, or pages of this size.
+    pub fn layout<const GRANULE: u32>(&self, stage: Stage) -> Result<Arm<GRANULE>, UnitError> {
+        let lacks = |what, register, value| Err(UnitError::Lacks { what, register, value: u64::from(value) });
+        if self.idr0 & idr0::TTF_AARCH64 == 0 {
+            return lacks("a walk of AArch64's tables", "IDR0", self.idr0);
+        }
+        if !self.has_stage(stage) {
+            return lacks("the stage of translation that was asked for", "IDR0", self.idr0);
+        }
+        if !idr5::has_granule(self.idr5, GRANULE) {
+            return lacks("pages of the size that was asked for", "IDR5", self.idr5);
+        }
+        let (input, output) = (self.input_bits(stage, GRANULE), self.address_bits(GRANULE));
+        let layout = match stage {
+            Stage::One => Arm::stage_1(input, output),
+            Stage::Two => Arm::stage_2_with_ias(input, output, self.ias()),
+        };
+        layout.or_else(|_| lacks("tables of a common shape", "IDR5", self.idr5))
+    }
+
+    /// The widest physical addresses that tables of this granule hold, and that the unit has.
+    fn address_bits(&self, granule: u32) -> u32 {
+        idr5::address_bits(self.idr5).min(if granule == 16 { 52 } else { 48 })
+    }
+
+    /// The bits of the second stage's input.
+    fn ias(&self) -> u32 {
+        let bits = idr5::address_bits(self.idr5);
+        if self.idr0 & idr0::TTF_AARCH32 != 0 { bits.max(40) } else { bits }
+    }
+
+    /// The most bits that tables of this stage and granule translate.
+    fn input_bits(&self, stage: Stage, granule: u32) -> u32 {
+        match stage {
+            Stage::One if granule == 16 && idr5::is_wide(self.idr5) => 52,
+            Stage::One => 48,
+            // As `Arm::stage_2_with_ias` has it: what the unit translates beyond its physical
+            // addresses ends at 40.
+            Stage::Two => self.address_bits(granule).max(self.ias().min(40)),
+        }
+    }
+
+    /// Number 0 is kept: it is the VMID of streams of the first stage.
+    fn domains(&self, stage: Stage) -> (DomainId, DomainId) {
+        let wide = match stage {
+            Stage::One => idr0::ASID16,
+            Stage::Two => idr0::VMID16,
+        };
+        (DomainId(1), DomainId(if self.idr0 & wide != 0 { u16::MAX } else { 0xff }))
+    }
+
+    /// The stage of domains where nothing else is asked for.
+    fn stage(&self) -> Stage {
+        if self.has_stage(Stage::One) { Stage::One } else { Stage::Two }
+    }
+}
+
+/// An SMMUv3 whose tables have pages of 2^`GRANULE` bytes: 12, 14 or 16.
+///
+/// Its structures stay allocated when it is dropped, as the hardware goes on reading them:
+/// [`shut_down`](Iommu::shut_down) gives them back.
+#[derive(Debug)]
+pub struct Unit<H: Host, const GRANULE: u32> {
+    host: H,
+    capabilities: Capabilities,
+    queue: Queue,
+    events: Mutex<Events>,
+    streams: Mutex<Streams>,
+    /// The stages that a device was ever attached to, as bits: an invalidation goes to these.
+    stages: AtomicU64,
+    /// Held for one change of CR0, or of GBPA, which the unit acknowledges.
+    control: Mutex<()>,
+}
+
+impl<H: Host, const GRANULE: u32> Unit<H, GRANULE> {
+    /// Takes a unit over: reads what it can do, turns off the queues that firmware may have left
+    /// on, and turns on those of its own. Devices reach what they have reached before, until
+    /// [`enable`](Iommu::enable); attach before that what must not be interrupted (firmware's
+    /// reserved regions, a display).
+    ///
+    /// Allocates three frames, more where streams have more than 17 bits, or where the stream table
+    /// is linear. Waits for the unit, up to three times the host's patience.
+    ///
+    /// # Errors [`UnitError::NotThere`]; [`UnitError::Lacks`] where there are no tables of AArch64
+    /// with pages of this size, where the unit is big-endian, stalls what it refuses, or has its
+    /// tables and queues in memory of its own, or where it is not coherent and frames are not
+    /// [cleaned](Frames::clean); [`UnitError::OutOfMemory`]; [`UnitError::TimedOut`].
+    pub fn start(host: H) -> Result<Self, UnitError> {
+        let capabilities = Capabilities::read(host.registers())?;
+        let Capabilities { idr0, idr1, .. } = capabilities;
+        let lacking = [
+            (idr0::only_big_endian(idr0), "little-endian tables", "IDR0", idr0),
+            (idr0::always_stalls(idr0), "a way to refuse without stalling", "IDR0", idr0),
+            (
+                idr0 & idr0::COHACC == 0 && H::Frames::COHERENT,
+                "coherent access, and Frames::COHERENT says that stores need no cleaning",
+                "IDR0",
+                idr0,
+            ),
+            (idr1 & idr1::TABLES_PRESET != 0, "a stream table in memory of the host's", "IDR1", idr1),
+            (idr1 & idr1::QUEUES_PRESET != 0, "queues in memory of the host's", "IDR1", idr1),
+            (idr1::commands(idr1) == 0, "a queue of two commands", "IDR1", idr1),
+        ];
+        if let Some((_, what, register, value)) = lacking.into_iter().find(|(lacks, ..)| *lacks) {
+            return Err(UnitError::Lacks { what, register, value: u64::from(value) });
+        }
+        capabilities.layout::<GRANULE>(capabilities.stage())?;
+
+        let frames = host.frames();
+        let queue = Queue::new(frames, idr1::commands(idr1))?;
+        let rest = Events::new(frames, idr1::events(idr1)).and_then(|events| {
+            let two_levels = idr0::two_levels(idr0);
+            let has_contexts = capabilities.has_stage(Stage::One);
+            match Streams::new(frames, idr1::stream_bits(idr1), two_levels, has_contexts) {
+                Ok(streams) => Ok((events, streams)),
+                Err(error) => {
+                    // SAFETY: of the lines above; the unit was told nothing.
+                    unsafe { events.free(frames) };
+                    Err(error)
+                }
+            }
+        });
+        let (events, streams) = match rest {
+            Ok(rest) => rest,
+            Err(error) => {
+                // SAFETY: of the lines above; the unit was told nothing.
+                unsafe { queue.free(frames) };
+                return Err(error);
+            }
+        };
+        let unit = Self {
+            host,
+            capabilities,
+            queue,
+            events: Mutex::new(events),
+            streams: Mutex::new(streams),
+            stages: AtomicU64::new(0),
+            control: Mutex::new(()),
+        };
+        // After an error the unit may have been told of the queues' memory: it stays allocated.
+        unit.turn_on_queues()?;
+        Ok(unit)
+    }
+
+    fn turn_on_queues(&self) -> Result<(), UnitError> {
+        let registers = self.host.registers();
+        registers.write32(reg::IRQ_CTRL, 0);
+        wait_until(&self.host, "turn its interrupts off", || registers.read32(reg::IRQ_CTRLACK) == 0)?;
+        // What firmware has asked for and was not carried out is asked for once more: `enable` has
+        // everything forgotten.
+        let queues = cr0::CMDQEN | cr0::EVENTQEN;
+        self.control(|on| on & !(queues | cr0::PRIQEN), "turn its queues off")?;
+        let attributes = self.cached(cr1::QUEUES_CACHED, cr1::QUEUES_UNCACHED);
+        registers.write32(reg::CR1, registers.read32(reg::CR1) & cr1::TABLES | attributes);
+        self.queue.tell(registers);
+        self.events.lock().tell(registers);
+        // Errors of those queues.
+        registers.write32(reg::GERRORN, registers.read32(reg::GERROR));
+        self.control(|on| on | queues, "turn its queues on")
+    }
+
+    /// One of two values of a field that says how the unit reads memory.
+    fn cached<T>(&self, cached: T, uncached: T) -> T {
+        if self.capabilities.idr0 & idr0::COHACC != 0 { cached } else { uncached }
+    }
+
+    /// What the unit can do.
+    pub fn capabilities(&self) -> Capabilities {
+        self.capabilities
+    }
+
+    /// The host.
+    pub fn host(&self) -> &H {
+        &self.host
+    }
+
+    /// Changes CR0, and waits until the unit acknowledges that it acts so.
+    fn control(&self, change: impl Fn(u32) -> u32, what: &'static str) -> Result<(), UnitError> {
+        let registers = self.host.registers();
+        let _one_at_a_time = self.control.lock();
+        let value = change(registers.read32(reg::CR0));
+        registers.write32(reg::CR0, value);
+        let ats = if self.capabilities.idr0 & idr0::ATS != 0 { cr0::ATSCHK } else { 0 };
+        let acknowledged = cr0::SMMUEN | cr0::PRIQEN | cr0::EVENTQEN | cr0::CMDQEN | ats;
+        wait_until(&self.host, what, || {
+            let acting = registers.read32(reg::CR0ACK);
+            acting != u32::MAX && (acting ^ value) & acknowledged == 0
+        })
+    }
+
+    /// Has the unit refuse all accesses while translation is off, or let them pass.
+    fn refuse_while_off(&self, refuse: bool) -> Result<(), UnitError> {
+        let registers = self.host.registers();
+        let _one_at_a_time = self.control.lock();
+        let taken = || registers.read32(reg::GBPA) & gbpa::UPDATE == 0;
+        wait_until(&self.host, "be ready for a change of GBPA", taken)?;
+        let rest = registers.read32(reg::GBPA) & !gbpa::ABORT;
+        let abort = if refuse { gbpa::ABORT } else { 0 };
+        registers.write32(reg::GBPA, rest | abort | gbpa::UPDATE);
+        wait_until(&self.host, "take a change of GBPA", taken)
+    }
+
+    /// Has commands carried out that are about the unit's own tables.
+    fn carry_out(&self, commands: &[[u64; 2]]) -> Result<(), UnitError> {
+        self.queue.submit(&self.host, commands).map_err(UnitError::Unconfirmed)
+    }
+
+    /// Has the unit forget what it has read of a stream's entry and context descriptor.
+    fn forget_entry(&self, stream: u32) -> Result<(), UnitError> {
+        // A unit without the first stage knows no command for the second of them.
+        let both = [command::stream(stream), command::context(stream)];
+        self.carry_out(&both[..if self.capabilities.has_stage(Stage::One) { 2 } else { 1 }])
+    }
+
+    /// Whether the unit walks tables of this layout from this root, for a domain of this number.
+    fn check(&self, domain: DomainId, root: PhysAddr, format: &Arm<GRANULE>) -> Result<(), UnitError> {
+        let can = self.capabilities;
+        let stage = Stage::of(format);
+        let tables = UnitError::NoSuchTables { levels: format.levels() };
+        can.layout::<GRANULE>(stage)?;
+        if format.input_bits() > can.input_bits(stage, GRANULE)
+            || format.last_phys().get() >> can.address_bits(GRANULE) != 0
+        {
+            return Err(tables);
+        }
+        let (first, last) = can.domains(stage);
+        if domain < first || domain > last {
+            return Err(UnitError::NoSuchDomain { domain: domain.0, first: first.0, last: last.0 });
+        }
+        let size = format.root_frames() as u64 * FRAME_SIZE;
+        if !root.get().is_multiple_of(size) || root > format.last_phys() {
+            return Err(UnitError::BadRoot { root });
+        }
+        Ok(())
+    }
+
+    /// Stores what leads `stream` to `to`, all but the first word of its entry, and returns that.
+    fn lead(&self, stream: &Stream<'_>, to: &Attachment<Arm<GRANULE>>) -> Result<u64, UnitError> {
+        let frames = self.host.frames();
+        let shareable = match self.capabilities.idr1 & idr1::ATTR_TYPES_OVR {
+            0 => 0,
+            _ => ste::SHCFG_INCOMING,
+        };
+        let (first, rest) = match *to {
+            Attachment::PassThrough => (ste::BYPASS, [shareable, 0, 0]),
+            Attachment::Table { domain, root, format } => match format.sl0() {
+                None => {
+                    let walk = cd::walk(format.t0sz(), format.tg0(), format.ps())
+                        | self.cached(cd::CACHED, cd::UNCACHED);
+                    let flags = cd::V | cd::EPD1 | cd::AA64 | cd::R | cd::A | cd::ASET;
+                    let context = [walk | flags | cd::asid(domain.0), root.get() & cd::TTB0, 0, ARM_MAIR];
+                    let context = stream.store_context(frames, context)?;
+                    let read = self.cached(ste::S1C_CACHED, ste::S1C_UNCACHED);
+                    (ste::STAGE_1 | context & ste::CONTEXT, [read | shareable, ste::s2_vmid(0), 0])
+                }
+                Some(sl0) => {
+                    let walk = ste::s2_walk(format.t0sz(), sl0, format.tg0(), format.ps())
+                        | self.cached(ste::S2_CACHED, ste::S2_UNCACHED);
+                    let how = walk | ste::S2AA64 | ste::S2R | ste::s2_vmid(domain.0);
+                    (ste::STAGE_2, [shareable, how, root.get() & ste::S2TTB])
+                }
+            },
+        };
+        stream.store_rest(frames, rest);
+        Ok(first | ste::V)
+    }
+}
+
+impl<H: Host, const GRANULE: u32> Iommu<Arm<GRANULE>> for Unit<H, GRANULE> {
+    /// Of the first stage, where the unit has that. [`Capabilities::layout`] has both.
+    fn layout(&self) -> Result<Arm<GRANULE>, UnitError> {
+        self.capabilities.layout(self.capabilities.stage())
+    }
+
+    fn domains(&self) -> (DomainId, DomainId) {
+        self.capabilities.domains(self.capabilities.stage())
+    }
+
+    fn last_iova(&self) -> Iova {
+        let bits = self.capabilities.input_bits(self.capabilities.stage(), GRANULE);
+        Iova::new(u64::MAX >> (64 - bits))
+    }
+
+    /// A unit that translates already takes another stream table only while it is off: it refuses
+    /// all accesses for as long as that takes, those of attached devices, too. (One that is off
+    /// goes on without such a gap.)
+    fn enable(&self) -> Result<(), UnitError> {
+        let registers = self.host.registers();
+        let queues = cr0::CMDQEN | cr0::EVENTQEN;
+        if registers.read32(reg::CR0) & cr0::SMMUEN != 0 {
+            self.refuse_while_off(true)?;
+            self.control(|_| queues, "turn firmware's translation off")?;
+        }
+        let tables = self.cached(cr1::TABLES_CACHED, cr1::TABLES_UNCACHED);
+        registers.write32(reg::CR1, registers.read32(reg::CR1) & !cr1::TABLES | tables);
+        registers.write32(reg::CR2, cr2::RECINVSID | cr2::PTM);
+        let (base, shape) = self.streams.lock().registers();
+        registers.write64(reg::STRTAB_BASE, base);
+        registers.write32(reg::STRTAB_BASE_CFG, shape);
+        // What leads to translations first, else they could be cached anew by what is about to be
+        // forgotten.
+        self.carry_out(&[command::CFGI_ALL])?;
+        let all = [command::TLBI_ALL, command::TLBI_EL2];
+        let has_el2 = self.capabilities.idr0 & idr0::HYP != 0;
+        self.carry_out(&all[..if has_el2 { 2 } else { 1 }])?;
+        let check = if self.capabilities.idr0 & idr0::ATS != 0 { cr0::ATSCHK } else { 0 };
+        self.control(|_| queues | cr0::SMMUEN | check, "turn translation on")
+    }
+
+    unsafe fn attach(&self, device: DeviceId, to: Attachment<Arm<GRANULE>>) -> Result<(), UnitError> {
+        let held = match to {
+            Attachment::PassThrough => Held::Everything,
+            Attachment::Table { domain, root, format } => {
+                self.check(domain, root, &format)?;
+                Held::Table(Stage::of(&format), domain)
+            }
+        };
+        let frames = self.host.frames();
+        // Held while the unit is waited for: nothing but attaching waits for it.
+        let mut streams = self.streams.lock();
+        let mut stream = streams.make(frames, device.0)?;
+        if stream.held() != Held::Nothing {
+            return Err(UnitError::Attached { device: device.0 });
+        }
+        let first = self.lead(&stream, &to)?;
+        stream.hold(held);
+        // The entry is absent until the unit has forgotten what it may have read of its other words
+        // (section 3.21.3: it reads them one by one, in any order).
+        self.forget_entry(device.0)?;
+        if let Held::Table(stage, _) = held {
+            // Before the unit can walk the table; see `submit`.
+            self.stages.fetch_or(bit(stage), Ordering::AcqRel);
+            fence(Ordering::SeqCst);
+        }
+        stream.store_first(frames, first);
+        // It may have cached that there was none.
+        self.carry_out(&[command::stream(device.0)])
+    }
+
+    fn detach(&self, device: DeviceId) -> Result<(), UnitError> {
+        let frames = self.host.frames();
+        let mut streams = self.streams.lock();
+        let mut stream = streams.find(device.0)?;
+        let held = stream.held();
+        if held == Held::Nothing {
+            return Err(UnitError::NotAttached { device: device.0 });
+        }
+        stream.store_first(frames, 0);
+        // This first, and confirmed: what it leads to could be cached anew else.
+        self.forget_entry(device.0)?;
+        match held {
+            Held::Table(Stage::One, domain) => self.carry_out(&[command::tlbi_asid(domain.0)])?,
+            Held::Table(Stage::Two, domain) => self.carry_out(&[command::tlbi_vmid(domain.0)])?,
+            Held::Everything | Held::Nothing => {}
+        }
+        stream.hold(Held::Nothing);
+        Ok(())
+    }
+
+    fn next_fault(&self) -> Option<Fault> {
+        let fault = self.events.lock().next(self.host.frames(), self.host.registers());
+        if fault.is_none() {
+            // A queue that was full, or could not be written, has said so there, too.
+            self.queue.look_for_errors(&self.host);
+        }
+        fault
+    }
+
+    fn shut_down(self) -> Result<(), UnitError> {
+        self.control(|on| on & !cr0::SMMUEN, "turn translation off")?;
+        self.refuse_while_off(false)?;
+        self.control(|_| 0, "turn its queues off")?;
+        let Self { host, queue, events, streams, .. } = self;
+        // SAFETY: translation and the queues are off, as the unit has confirmed.
+        unsafe {
+            queue.free(host.frames());
+            events.into_inner().free(host.frames());
+            streams.into_inner().free(host.frames());
+        }
+        Ok(())
+    }
+}
+
+/// The stage's bit in [`Unit::stages`].
+const fn bit(stage: Stage) -> u64 {
+    match stage {
+        Stage::One => 1,
+        Stage::Two => 2,
+    }
+}
+
+// SAFETY: a submission ends with CMD_SYNC, which the unit consumes when all invalidations before it
+// are complete, accesses that used what is forgotten included (section 4.7), and a CPU returns `Ok`
+// when that is consumed and no command was refused meanwhile. The commands cover their requests in
+// each stage that a device was attached to: this CPU's fence is either before that of `attach`, and
+// then the unit sees what the caller has stored when it first walks that stage; or after it, and
+// then the stage's bit is seen here. Submissions are in one order by the ring's exchanges. No
+// device has a TLB, as the unit refuses ATS. Registers and memory are as `Registers` and `Frames`
+// promise.
+unsafe impl<H: Host, const GRANULE: u32> InvalidationQueue for Unit<H, GRANULE> {
+    fn invalidate(&self, domain: DomainId, invalidation: Invalidation) -> Result<(), InvalidationError> {
+        self.submit(&[Request { domain, invalidation }])
+    }
+
+    fn submit(&self, requests: &[Request]) -> Result<(), InvalidationError> {
+        if requests.is_empty() {
+            return Ok(());
+        }
+        fence(Ordering::SeqCst);
+        let used = self.stages.load(Ordering::Acquire);
+        let ways = Ways { granule: GRANULE, ranges: self.capabilities.idr3 & IDR3_RIL != 0 };
+        let mut commands = Commands::new();
+        for request in requests {
+            for stage in [Stage::One, Stage::Two].into_iter().filter(|stage| used & bit(*stage) != 0) {
+                if !describe(&mut commands, ways, stage, request) {
+                    self.queue.submit(&self.host, &commands)?;
+                    commands.clear();
+                    // It fits now: the array is empty.
+                    let _ = describe(&mut commands, ways, stage, request);
+                }
+            }
+        }
+        self.queue.submit(&self.host, &commands)
+    }
+}

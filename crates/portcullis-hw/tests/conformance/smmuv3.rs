@@ -1,0 +1,256 @@
+//! QEMU's SMMUv3: it caches leaves, stream table entries and context descriptors, not entries of
+//! tables above the leaves, and not what is absent. It records an event for each four bytes that it
+//! refuses.
+//!
+//! It is more than most units are, so some of what it says that it can do is hidden from the driver
+//! here. `virt` before 10.0 has the first stage only.
+
+use std::sync::Arc;
+
+use portcullis::addr::{DeviceId, Direction, DmaSegment, DomainId, Iova, PhysAddr, PhysSegment};
+use portcullis::dma::{DmaMask, DomainBuilder, Ended, Queue, QueueConfig};
+use portcullis::domain::Policy;
+use portcullis::invalidation::{Invalidation, InvalidationError, InvalidationQueue, Request};
+use portcullis::mapper::TableMapper;
+use portcullis::pgtable::{Arm, PageTable};
+use portcullis::platform::Frames;
+use portcullis::std_platform::StdPlatform;
+use portcullis_hw::smmuv3::{Stage, Unit};
+use portcullis_hw::{Access, Attachment, Fault, Host, Iommu, Reason, Registers};
+
+use super::kind::{Kind, Tables, TablesMapper, kind_with_tables};
+use super::machine::{EDU, Edu, Machine, QemuHost, Ram, Result, Window};
+
+/// Where `virt` has the unit's registers.
+pub const REGISTERS: u64 = 0x0905_0000;
+
+/// What is hidden. The first stage, so that domains get tables of the second.
+pub const FIRST_STAGE: u32 = 1;
+/// Physical addresses beyond 42 bits. With 44, the root of the second stage with pages of 64 KiB is
+/// four tables side by side, and QEMU 10.0 finds none but the first (`hw/arm/smmu-common.c`,
+/// `smmu_ptw_64_s2`).
+pub const WIDTH: u32 = 2;
+/// Stream tables of two levels, streams beyond 8 bits, and invalidations of ranges.
+pub const COMFORT: u32 = 4;
+/// And what is said to be there and is not: the second stage of `virt` before 10.0.
+const BOAST: u32 = 8;
+
+/// A host that hides it.
+#[derive(Debug)]
+pub struct Less<const HIDDEN: u32> {
+    host: QemuHost,
+    registers: Hiding<HIDDEN>,
+}
+
+/// Registers that do not say it.
+#[derive(Debug, Clone)]
+pub struct Hiding<const HIDDEN: u32>(Window);
+
+// SAFETY: those of the window, but for four that only say what there is, and then say less.
+unsafe impl<const HIDDEN: u32> Registers for Hiding<HIDDEN> {
+    fn read32(&self, offset: usize) -> u32 {
+        let value = self.0.read32(offset);
+        match offset {
+            0x00 if HIDDEN & FIRST_STAGE != 0 => value & !(1 << 1),
+            0x00 if HIDDEN & BOAST != 0 => value | 1,
+            0x00 if HIDDEN & COMFORT != 0 => value & !(3 << 27),
+            0x04 if HIDDEN & COMFORT != 0 => value & !0x3f | 8,
+            0x0c if HIDDEN & COMFORT != 0 => value & !(1 << 10),
+            0x14 if HIDDEN & WIDTH != 0 => value & !7 | 3,
+            _ => value,
+        }
+    }
+
+    fn write32(&self, offset: usize, value: u32) {
+        self.0.write32(offset, value);
+    }
+
+    fn read64(&self, offset: usize) -> u64 {
+        self.0.read64(offset)
+    }
+
+    fn write64(&self, offset: usize, value: u64) {
+        self.0.write64(offset, value);
+    }
+}
+
+impl<const HIDDEN: u32> Host for Less<HIDDEN> {
+    type Registers = Hiding<HIDDEN>;
+    type Frames = Ram;
+
+    fn registers(&self) -> &Hiding<HIDDEN> {
+        &self.registers
+    }
+
+    fn frames(&self) -> &Ram {
+        self.host.frames()
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.host.now_ns()
+    }
+
+    fn relax(&self) {
+        self.host.relax();
+    }
+
+    fn patience_ns(&self) -> u64 {
+        self.host.patience_ns()
+    }
+}
+
+/// An SMMUv3 with pages of 2^`GRANULE` bytes, of which this is hidden.
+pub type Smmu<const GRANULE: u32, const HIDDEN: u32> = Unit<Less<HIDDEN>, GRANULE>;
+
+const GAPS: [(&str, &str); 2] = [
+    (
+        "a root of the second stage that is several tables side by side",
+        "QEMU 10.0 finds none of them but the first",
+    ),
+    ("an invalidation that leaves entries of tables above the leaves", "QEMU does not cache them"),
+];
+
+macro_rules! smmu {
+    ($granule:literal, $hidden:expr, $units:expr) => {
+        kind_with_tables!(Smmu<$granule, { $hidden }>, Arm<$granule>, {
+            const UNITS: &[&str] = &$units;
+            const GAPS: &[(&str, &str)] = &GAPS;
+            /// C_BAD_STE and C_BAD_STREAMID say nothing of the access.
+            const UNATTACHED_WRITE: Option<Access> = None;
+            const GRANULE: u64 = 1 << $granule;
+            /// What the first stage lets a device write it lets it read.
+            const WRITE_ONLY: bool = $hidden & FIRST_STAGE != 0;
+
+            fn machine(unit: &str, devices: &[&str]) -> Result<Machine> {
+                Machine::arm(unit, devices)
+            }
+
+            fn machine_without() -> Result<Machine> {
+                Machine::arm("", &[])
+            }
+
+            fn start(machine: &Machine) -> Result<Self> {
+                let host = machine.host(REGISTERS);
+                let registers = Hiding(machine.window(REGISTERS));
+                Ok(Self::new(Unit::start(Less { host, registers })?))
+            }
+        });
+    };
+}
+
+smmu!(12, 0, [",iommu=smmuv3", ",iommu=smmuv3,type=virt-9.1"]);
+smmu!(14, 0, [",iommu=smmuv3"]);
+smmu!(16, 0, [",iommu=smmuv3"]);
+smmu!(12, FIRST_STAGE, [",iommu=smmuv3"]);
+smmu!(14, FIRST_STAGE, [",iommu=smmuv3"]);
+smmu!(16, FIRST_STAGE | WIDTH, [",iommu=smmuv3"]);
+smmu!(12, COMFORT, [",iommu=smmuv3"]);
+
+const EDUS: [&str; 2] =
+    ["edu,addr=05.0,dma_mask=0xffffffffffffffff", "edu,addr=06.0,dma_mask=0xffffffffffffffff"];
+
+fn id(device: usize) -> DeviceId {
+    DeviceId(EDU[device] << 3)
+}
+
+fn unit<const HIDDEN: u32>(machine: &Machine) -> Result<Smmu<12, HIDDEN>> {
+    let host = machine.host(REGISTERS);
+    let unit = Unit::start(Less { host, registers: Hiding(machine.window(REGISTERS)) })?;
+    unit.enable()?;
+    Ok(unit)
+}
+
+/// Has `edu` copy 8 bytes.
+fn copy(edu: &Edu, from: Iova, to: Iova) {
+    edu.fetch(from, 0, 8);
+    edu.store(0, to, 8);
+}
+
+/// Two domains of one number, one with tables of each stage.
+pub fn both_stages_at_once() {
+    let case = || -> Result<()> {
+        let machine = Machine::arm(",iommu=smmuv3", &EDUS)?;
+        let (ram, unit) = (machine.ram(), Arc::new(unit::<0>(&machine)?));
+        let mut live = Vec::new();
+        for (device, stage) in [Stage::One, Stage::Two].into_iter().enumerate() {
+            let table = PageTable::new(ram.clone(), unit.capabilities().layout::<12>(stage)?)?;
+            let mapper = TableMapper::new(table, Arc::clone(&unit), DomainId(7), Vec::new());
+            let domain = DomainBuilder::new(mapper).policy(Policy::Strict).build(StdPlatform::new())?;
+            let to = Attachment::table(DomainId(7), domain.space().mapper().table());
+            // SAFETY: the table exists until the machine has ended.
+            unsafe { unit.attach(id(device), to) }?;
+            let mut queue: Queue<_> =
+                domain.attach(id(device), DmaMask::bits(32))?.queue(QueueConfig::direct())?;
+            let phys = ram.alloc(1).ok_or("memory")?;
+            let mut view = [DmaSegment::default()];
+            let page = [PhysSegment { phys, len: 4096 }];
+            // SAFETY: QEMU's memory, which this process reaches as atomics only.
+            let (mapping, _) = unsafe { queue.map_raw(&page, Direction::Bidirectional, &mut view) }?;
+            live.push((machine.edu(EDU[device]), domain, queue, mapping, phys, view[0].iova));
+        }
+        assert_eq!(live[0].5, live[1].5, "the same address in both, or this shows little");
+        for (index, (edu, _, _, _, phys, iova)) in live.iter().enumerate() {
+            ram.write(*phys, &[index as u8 + 1; 8]);
+            copy(edu, *iova, Iova::new(iova.get() + 64));
+            assert_eq!(ram.read(PhysAddr::new(phys.get() + 64)), [index as u8 + 1; 8]);
+        }
+        let mut gone = Vec::new();
+        for (edu, domain, mut queue, mapping, phys, iova) in live {
+            assert_eq!(queue.unmap_raw(mapping)?, Ended::Done(()));
+            // Its buffer is full of what it has read.
+            edu.store(0, Iova::new(iova.get() + 128), 8);
+            assert_eq!(ram.read(PhysAddr::new(phys.get() + 128)), [0; 8], "unmapped");
+            gone.push((domain, queue));
+        }
+        let faults: Vec<_> = std::iter::from_fn(|| unit.next_fault()).collect();
+        assert_eq!(faults.iter().map(|fault| fault.device).collect::<Vec<_>>(), [id(0), id(0), id(1), id(1)]);
+        assert!(faults.iter().all(|fault| fault.reason == Reason::NotMapped), "{faults:?}");
+        Ok(())
+    };
+    case().unwrap();
+}
+
+/// A unit that refuses a command stops. It goes on behind it, and those who asked are told.
+pub fn a_refused_command_is_reported_and_the_queue_goes_on() {
+    let case = || -> Result<()> {
+        let machine = Machine::arm(",iommu=smmuv3,type=virt-9.1", &EDUS)?;
+        let (ram, edu) = (machine.ram(), machine.edu(EDU[1]));
+        let unit = unit::<BOAST>(&machine)?;
+        let table = PageTable::new(ram.clone(), unit.capabilities().layout::<12>(Stage::Two)?)?;
+        // SAFETY: the table exists until the machine has ended.
+        unsafe { unit.attach(id(0), Attachment::table(DomainId(7), &table)) }?;
+        for _ in 0..300 {
+            let refused = unit.invalidate(DomainId(7), Invalidation::Domain);
+            assert_eq!(refused, Err(InvalidationError::Rejected { code: 1 }));
+        }
+        assert!(unit.detach(id(0)).is_err());
+        // SAFETY: QEMU's memory, which this process reaches as atomics only.
+        unsafe { unit.attach(id(1), Attachment::PassThrough) }?;
+        let page = ram.alloc(1).ok_or("memory")?;
+        ram.write(page, b"as it is");
+        copy(&edu, Iova::new(page.get()), Iova::new(page.get() + 64));
+        assert_eq!(&ram.read(PhysAddr::new(page.get() + 64)), b"as it is");
+        Ok(())
+    };
+    case().unwrap();
+}
+
+/// More is refused than there are places for records: the rest is lost, and later ones are recorded
+/// again.
+pub fn records_go_on_after_some_were_lost() {
+    let case = || -> Result<()> {
+        let machine = Machine::arm(",iommu=smmuv3", &EDUS)?;
+        let (unit, edus) = (unit::<0>(&machine)?, EDU.map(|slot| machine.edu(slot)));
+        for _ in 0..3 {
+            edus[0].store(0, Iova::new(0x1_0000), 4096);
+            let faults: Vec<_> = std::iter::from_fn(|| unit.next_fault()).collect();
+            assert_eq!(faults.len(), 128, "one for each 4 bytes, as long as there is room");
+            assert!(faults.iter().all(|fault| fault.device == id(0)), "{faults:?}");
+            edus[1].store(0, Iova::new(0x1_0000), 4);
+            assert_eq!(unit.next_fault().map(|fault| fault.device), Some(id(1)));
+            assert_eq!(unit.next_fault(), None);
+        }
+        Ok(())
+    };
+    case().unwrap();
+}
