@@ -22,7 +22,7 @@ pub struct State {
     words: Vec<u32>,
     /// The levels of directories that it walks.
     pub levels: Vec<u32>,
-    /// It takes the next lower mode for one that it has not, instead of keeping that in which it is.
+    /// It takes the next lower mode for one that it has not, instead of keeping its own.
     pub takes_another: bool,
     /// The modes that it was in.
     pub modes: Vec<u32>,
