@@ -14,6 +14,14 @@ mod driver;
 mod kind;
 #[path = "../../../portcullis-hw/tests/machine/mod.rs"]
 mod machine;
+#[path = "../../../portcullis-hw/tests/conformance/amdvi.rs"]
+mod amdvi;
+#[path = "../../../portcullis-hw/tests/conformance/riscv.rs"]
+mod riscv;
+#[path = "../../../portcullis-hw/tests/conformance/smmuv3.rs"]
+mod smmuv3;
+#[path = "../../../portcullis-hw/tests/conformance/virtio.rs"]
+mod virtio;
 #[path = "../../../portcullis-hw/tests/conformance/vtd.rs"]
 mod vtd;
 
@@ -47,6 +55,14 @@ struct Options {
 enum Unit {
     /// Intel VT-d.
     Vtd,
+    /// AMD-Vi.
+    Amdvi,
+    /// Arm SMMUv3, first stage.
+    Smmuv3,
+    /// The RISC-V IOMMU.
+    Riscv,
+    /// virtio-iommu.
+    Virtio,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -226,5 +242,9 @@ fn main() -> Result<()> {
     let options = Options::parse();
     match options.iommu {
         Unit::Vtd => run::<Tables<portcullis_hw::vtd::Unit<QemuHost>>>(options.policy),
+        Unit::Amdvi => run::<Tables<portcullis_hw::amdvi::Unit<QemuHost>>>(options.policy),
+        Unit::Smmuv3 => run::<smmuv3::FirstStage>(options.policy),
+        Unit::Riscv => run::<Tables<portcullis_hw::riscv::Unit<QemuHost>>>(options.policy),
+        Unit::Virtio => run::<virtio::VirtioIommu>(options.policy),
     }
 }
