@@ -136,11 +136,12 @@ pub fn run(root: &Path) -> Result<(), String> {
     if !status.success() {
         return Err(format!("cargo test -p portcullis-hw --test conformance: {status}"));
     }
-    if passed != listed() {
+    // Some IOMMUs have cases of their own besides.
+    if passed < listed() {
         return Err(format!("{passed} cases of {} were run", listed()));
     }
     kernel(root)?;
-    println!("{} cases hold; what the models cannot show:", count());
+    println!("{} cases hold; what the models cannot show:", passed + KERNEL_UNITS.len());
     gaps.iter().for_each(|gap| println!("{gap}"));
     Ok(())
 }

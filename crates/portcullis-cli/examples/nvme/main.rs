@@ -9,13 +9,13 @@
     reason = "memory is opened by its number; it is QEMU's, and this process reaches it as atomics only"
 )]
 
+#[path = "../../../portcullis-hw/tests/conformance/amdvi.rs"]
+mod amdvi;
 mod driver;
 #[path = "../../../portcullis-hw/tests/conformance/kind.rs"]
 mod kind;
 #[path = "../../../portcullis-hw/tests/machine/mod.rs"]
 mod machine;
-#[path = "../../../portcullis-hw/tests/conformance/amdvi.rs"]
-mod amdvi;
 #[path = "../../../portcullis-hw/tests/conformance/riscv.rs"]
 mod riscv;
 #[path = "../../../portcullis-hw/tests/conformance/smmuv3.rs"]
@@ -243,7 +243,7 @@ fn main() -> Result<()> {
     match options.iommu {
         Unit::Vtd => run::<Tables<portcullis_hw::vtd::Unit<QemuHost>>>(options.policy),
         Unit::Amdvi => run::<Tables<portcullis_hw::amdvi::Unit<QemuHost>>>(options.policy),
-        Unit::Smmuv3 => run::<smmuv3::FirstStage>(options.policy),
+        Unit::Smmuv3 => run::<Tables<smmuv3::Smmu<12, 0>>>(options.policy),
         Unit::Riscv => run::<Tables<portcullis_hw::riscv::Unit<QemuHost>>>(options.policy),
         Unit::Virtio => run::<virtio::VirtioIommu>(options.policy),
     }

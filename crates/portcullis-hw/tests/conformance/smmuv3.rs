@@ -4,6 +4,7 @@
 //!
 //! It is more than most units are, so some of what it says that it can do is hidden from the driver
 //! here. `virt` before 10.0 has the first stage only.
+#![allow(dead_code, unused_imports, reason = "a program that runs a driver behind it uses a part")]
 
 use std::sync::Arc;
 

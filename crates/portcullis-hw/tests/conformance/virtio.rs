@@ -1,6 +1,7 @@
 //! QEMU's virtio-iommu: it has no caches, so an unmap acts at once. It checks neither alignment nor
 //! ranges, keeps attachments and mappings over a reset, which the specification says it forgets,
 //! and reports a fault for every 4 bytes.
+#![allow(dead_code, unused_imports, reason = "a program that runs a driver behind it uses a part")]
 
 use std::sync::Arc;
 
@@ -17,12 +18,13 @@ const SLOT: u32 = 3;
 const REGION: u8 = 4;
 const BASE_REGISTER: u32 = 0x20;
 
-/// The unit of a machine.
-pub struct VirtioIommu(pub Arc<Unit<QemuHost>>);
+/// The unit of a machine, and the devices behind it.
+pub struct VirtioIommu(pub Arc<Unit<QemuHost>>, Vec<DeviceId>);
 
-/// The two devices of a machine.
-fn devices() -> [DeviceId; 2] {
-    EDU.map(|slot| DeviceId(slot << 3))
+/// The devices of a machine: the two of the cases, and a disk where there is one.
+fn devices(machine: &Machine) -> Vec<DeviceId> {
+    let there = |slot: &u32| machine.configuration(*slot, 0) != u32::MAX;
+    EDU.into_iter().chain([7]).filter(there).map(|slot| DeviceId(slot << 3)).collect()
 }
 
 impl Kind for VirtioIommu {
@@ -57,7 +59,8 @@ impl Kind for VirtioIommu {
             |register| machine.configuration(SLOT, u32::from(register)),
             |region, offset, _| (region == REGION).then_some(offset as usize),
         )?;
-        Ok(Self(Arc::new(Unit::start(machine.host(base), structures, devices())?)))
+        let devices = devices(machine);
+        Ok(Self(Arc::new(Unit::start(machine.host(base), structures, devices.iter().copied())?), devices))
     }
 
     fn enable(&self) -> Result<()> {
@@ -69,8 +72,8 @@ impl Kind for VirtioIommu {
 
     fn mapper(&self, _: &Ram, domain: DomainId) -> Result<Self::Mapper> {
         let mut reserved = Vec::new();
-        for device in devices() {
-            reserved.extend(self.0.regions(device)?.iter().map(|region| region.range));
+        for device in &self.1 {
+            reserved.extend(self.0.regions(*device)?.iter().map(|region| region.range));
         }
         Ok(self.0.mapper(domain, reserved)?)
     }
@@ -122,6 +125,9 @@ mod own {
     use super::super::machine::Edu;
     use super::*;
 
+    /// The first of the two devices.
+    const FIRST: DeviceId = DeviceId(EDU[0] << 3);
+
     /// A machine with this unit and two devices.
     fn rig(unit: &str) -> Result<(Machine, VirtioIommu, [Edu; 2])> {
         let [first, second] = EDU.map(|slot| format!("edu,addr={slot:02x}.0,dma_mask=0xffffffffffffffff"));
@@ -155,12 +161,12 @@ mod own {
     #[ignore = "needs QEMU"]
     fn the_interrupt_window_is_a_region_that_domains_keep_free() {
         let (_machine, kind, _) = rig(VirtioIommu::UNITS[0]).unwrap();
-        let regions = kind.0.regions(devices()[0]).unwrap();
+        let regions = kind.0.regions(FIRST).unwrap();
         let window = IovaRange::from_bounds(Iova::new(0xfee0_0000), Iova::new(0xfeef_ffff)).unwrap();
         assert_eq!((regions.len(), regions[0].range, regions[0].is_msi), (1, window, true));
         let careless = kind.0.mapper(DomainId(9), Vec::new()).unwrap();
-        let refused = careless.attach(devices()[0]).unwrap_err();
-        assert_eq!(refused, UnitError::Reserved { device: devices()[0].0, range: window });
+        let refused = careless.attach(FIRST).unwrap_err();
+        assert_eq!(refused, UnitError::Reserved { device: FIRST.0, range: window });
         let absent = kind.0.regions(DeviceId(0x99)).unwrap_err();
         assert!(matches!(absent, UnitError::NoSuchDevice { device: 0x99, .. }), "{absent}");
     }
@@ -172,7 +178,7 @@ mod own {
             rig("virtio-iommu-pci,addr=03.0,disable-legacy=on,granule=64k").unwrap();
         let mapper = kind.mapper(machine.ram(), DomainId(1)).unwrap();
         assert_eq!(mapper.geometry().page_sizes.smallest(), PageSize::from_shift(16));
-        kind.attach(devices()[0], DomainId(1), &mapper).unwrap();
+        kind.attach(FIRST, DomainId(1), &mapper).unwrap();
         let mut memory: Vec<_> = (0..3).map(|_| machine.ram().alloc(16).unwrap()).collect();
         memory.reverse();
         let range = map(&mapper, (0x10_0000, 0x1_0000), &memory).unwrap();
@@ -196,13 +202,13 @@ mod own {
         let memory: Vec<_> = (0..200).map(|_| machine.ram().alloc(1).unwrap()).step_by(2).collect();
         let range = map(&mapper, (0x10_0000, 4096), &memory).unwrap();
         for round in 1..3_u8 {
-            kind.attach(devices()[0], DomainId(1), &mapper).unwrap();
+            kind.attach(FIRST, DomainId(1), &mapper).unwrap();
             machine.ram().write(memory[0], &[round; 8]);
             edu.fetch(range.start(), 0, 8);
             edu.store(0, Iova::new(range.last().get() - 7), 8);
             let last = PhysAddr::new(memory[99].get() + 4088);
             assert_eq!(machine.ram().read::<8>(last), [round; 8]);
-            kind.detach(devices()[0]).unwrap();
+            kind.detach(FIRST).unwrap();
             machine.ram().write(last, b"detached");
             edu.store(0, Iova::new(range.last().get() - 7), 8);
             assert_eq!(&machine.ram().read(last), b"detached");
@@ -217,7 +223,7 @@ mod own {
     fn many_cpus_share_the_queue_until_its_index_wraps() {
         let (machine, kind, edus) = rig(VirtioIommu::UNITS[0]).unwrap();
         let mappers = [1, 2].map(|number| kind.mapper(machine.ram(), DomainId(number)).unwrap());
-        for (mapper, device) in mappers.iter().zip(devices()) {
+        for (mapper, device) in mappers.iter().zip(EDU.map(|slot| DeviceId(slot << 3))) {
             mapper.attach(device).unwrap();
         }
         // Every other frame: each is a request.
