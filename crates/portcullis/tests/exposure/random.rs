@@ -78,9 +78,9 @@ unsafe impl InvalidationQueue for Told {
             let behind = model.now_ns() - late.plain.now_ns();
             late.plain.advance(behind);
             match late.flushes {
-                Flushes::OfTimers => late.plain.flushed(),
-                Flushes::OfAll => late.plain.covered(),
-                Flushes::OfFullQueues => late.plain.confirmed(),
+                Flushes::Timers => late.plain.flushed(),
+                Flushes::All => late.plain.covered(),
+                Flushes::FullQueues => late.plain.confirmed(),
             }
         } else {
             *self.strict.lock().unwrap() += 1;
@@ -101,11 +101,11 @@ struct Late {
 #[derive(Clone, Copy)]
 enum Flushes {
     /// Queues hear of them at once.
-    OfTimers,
+    Timers,
     /// Queues hear of them with their next entries, or when the account is read.
-    OfAll,
+    All,
     /// Queues hear of them so, but not what of an open segment they cover: it counts further.
-    OfFullQueues,
+    FullQueues,
 }
 
 struct Mapping {
@@ -129,7 +129,7 @@ impl Machine {
         let shared = costs.shares_one_queue();
         let plain = || Plain::new(if shared { 1 } else { CPUS + 1 }, CPUS + 1);
         let model = Arc::new(Mutex::new(plain()));
-        let late = Arc::new(Mutex::new(Late { plain: plain(), flushes: Flushes::OfTimers }));
+        let late = Arc::new(Mutex::new(Late { plain: plain(), flushes: Flushes::Timers }));
         let rig = Rig::new(Arc::clone(&platform), policy, |queue| Told {
             queue,
             costs,
@@ -185,9 +185,9 @@ impl Machine {
                 let Mapping { iova, len, neighbours } = self.live.remove(which % self.live.len());
                 let device = if strictly { &self.strict } else { &self.rig.device };
                 let before = *self.rig.queue.strict.lock().unwrap();
-                self.flushing(Flushes::OfFullQueues);
+                self.flushing(Flushes::FullQueues);
                 device.unmap_single(iova, len).unwrap();
-                self.flushing(Flushes::OfTimers);
+                self.flushing(Flushes::Timers);
                 self.tell(|model| model.unmapped(cpu, neighbours));
                 // A queue that is full, and cannot be flushed, has each unmap wait for itself.
                 if *self.rig.queue.strict.lock().unwrap() == before {
@@ -205,9 +205,9 @@ impl Machine {
                 model.advance(rest);
             }
             Step::Flush => {
-                self.flushing(Flushes::OfAll);
+                self.flushing(Flushes::All);
                 let _ = self.rig.domain.flush();
-                self.flushing(Flushes::OfTimers);
+                self.flushing(Flushes::Timers);
             }
             Step::FailNext { flushes } => {
                 self.fail_next(flushes, InvalidationError::Rejected { code: 3 });
