@@ -79,3 +79,52 @@ impl Words {
         unsafe { frames.free(self.first, self.count) };
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use core::sync::atomic::AtomicUsize;
+
+    use portcullis::platform::Table;
+
+    use super::*;
+
+    /// Two frames that the unit does not see until they are cleaned, and how many of their words were.
+    struct Unseen {
+        frames: [Table; 2],
+        cleaned: AtomicUsize,
+    }
+
+    const FIRST: u64 = 0x1_0000;
+
+    // SAFETY: two frames, zeroed, given out once.
+    unsafe impl Frames for Unseen {
+        fn alloc(&self, count: usize) -> Option<PhysAddr> {
+            (count <= 2).then_some(PhysAddr::new(FIRST))
+        }
+
+        unsafe fn free(&self, _: PhysAddr, _: usize) {}
+
+        const COHERENT: bool = false;
+
+        fn clean(&self, words: &[AtomicU64]) {
+            self.cleaned.fetch_add(words.len(), Ordering::Relaxed);
+        }
+
+        unsafe fn table(&self, frame: PhysAddr) -> &Table {
+            &self.frames[((frame.get() - FIRST) / FRAME_SIZE) as usize]
+        }
+    }
+
+    #[test]
+    fn a_unit_that_is_not_coherent_sees_zeros_before_it_is_told_of_a_structure() {
+        let table = || [const { AtomicU64::new(0) }; TABLE_ENTRIES];
+        let frames = Unseen { frames: [table(), table()], cleaned: AtomicUsize::new(0) };
+        let words = Words::new(&frames, 2).unwrap();
+        assert_eq!(frames.cleaned.load(Ordering::Relaxed), 2 * TABLE_ENTRIES);
+        words.store(&frames, TABLE_ENTRIES + 3, 7);
+        assert_eq!(frames.cleaned.load(Ordering::Relaxed), 2 * TABLE_ENTRIES + 1);
+        assert_eq!(words.load(&frames, TABLE_ENTRIES + 3), 7);
+        words.store(&frames, 2 * TABLE_ENTRIES, 7);
+        assert_eq!(words.load(&frames, 2 * TABLE_ENTRIES), 0, "beyond the end");
+    }
+}

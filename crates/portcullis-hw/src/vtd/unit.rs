@@ -55,7 +55,8 @@ impl Capabilities {
         self.cap & cap::CM != 0
     }
 
-    /// Whether the unit knows of devices that cache translations.
+    /// Whether the unit knows of devices that cache translations. (This driver lets no device do so: what it attaches is refused
+    /// translations of its own.)
     pub const fn has_device_tlbs(&self) -> bool {
         self.ecap & ecap::DT != 0
     }
