@@ -235,6 +235,8 @@ fn test_steps() -> Vec<Step> {
                     "-p",
                     "portcullis",
                     "-p",
+                    "portcullis-hw",
+                    "-p",
                     "portcullis-linux",
                     "--lib",
                     "--test",
