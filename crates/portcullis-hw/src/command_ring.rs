@@ -86,6 +86,11 @@ impl CommandRing {
         (place & (self.size() - 1)) as usize
     }
 
+    /// The place in the first laps of an index that the unit has said, if it is one.
+    pub fn place_of(&self, index: u32) -> Option<u64> {
+        Some(u64::from(index)).filter(|place| *place < self.modulus)
+    }
+
     /// Reserves `count` places in a row, at most [`room`](Self::room), and returns the first. They must be published, else no later
     /// command is ever rung. Where the ring is full, waits for the unit, for as long as `waits` says; `None` after that.
     pub fn reserve(&self, count: u64, bell: &impl Doorbell, mut waits: impl FnMut() -> bool) -> Option<u64> {
@@ -94,10 +99,10 @@ impl CommandRing {
         }
         let mut gains = 0_u32;
         loop {
-            // `consumed` first: it never falls, so what is reserved by then is at most a size ahead of it.
+            // `consumed` is read first. It never falls, so `reserved`, read later, is at least as large.
             let consumed = self.consumed.load(Ordering::Acquire);
             let first = self.reserved.load(Ordering::Relaxed);
-            // Wrapping: where `consumed` has risen meanwhile, the exchange below fails for the stale `first`.
+            // Where `consumed` has risen since, the ring looks fuller than it is, and is looked at again.
             if first.wrapping_sub(consumed).wrapping_add(count) <= self.room() {
                 // Release and acquire, and nothing but exchanges ever changes it: submissions are in one order, and each sees
                 // what was stored before those before it, as `InvalidationQueue` promises.
@@ -122,11 +127,8 @@ impl CommandRing {
 
     /// Asks the unit how far it has come. Whether that is further than `consumed`, as was known.
     fn look(&self, consumed: u64, bell: &impl Doorbell) -> bool {
-        let head = u64::from(bell.head());
-        if head >= self.modulus {
-            // No index: the unit does not answer.
-            return false;
-        }
+        // No index: the unit does not answer.
+        let Some(head) = self.place_of(bell.head()) else { return false };
         let more = head.wrapping_sub(consumed) & (self.modulus - 1);
         if more > self.reserved.load(Ordering::Relaxed).wrapping_sub(consumed) {
             // It cannot have consumed what was never there: this is no answer, or the load came too

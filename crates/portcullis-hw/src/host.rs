@@ -106,7 +106,7 @@ pub enum UnitError {
         /// The largest number.
         last: u32,
     },
-    /// The unit does not tell so many domains apart.
+    /// The unit has no such domain number.
     #[error("no domain {domain}: this IOMMU has numbers from {first} to {last}")]
     NoSuchDomain {
         /// The number.

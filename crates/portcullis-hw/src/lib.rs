@@ -1,4 +1,4 @@
-//! Drivers of IOMMUs, for kernels and for whoever has a unit's registers.
+//! Drivers of IOMMUs, for kernels and for every other program that reaches a unit's registers.
 //!
 //! A driver brings its unit up, leads devices to the page tables of their domains, carries out the invalidations that
 //! domains ask for ([`InvalidationQueue`](portcullis::invalidation::InvalidationQueue)), and reads what the unit refused: all

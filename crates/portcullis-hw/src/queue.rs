@@ -1,6 +1,8 @@
-//! A ring of commands of 128 bits each, and the wait for their confirmation: VT-d's invalidation queue, AMD-Vi's command buffer.
+//! A ring of commands of 128 bits each, and the wait for their confirmation: VT-d's invalidation queue, AMD-Vi's command buffer, the
+//! command queues of RISC-V's IOMMU and of the SMMUv3.
 //!
-//! A submission ends with a command that makes the unit store a number in a word that the submission has claimed.
+//! A submission ends with a command that makes the unit store a number in a word that the submission has claimed; or, with an
+//! SMMUv3, with one that the unit consumes when all before it is complete.
 //!
 //! **Errors.** A unit that meets a command that it does not know stops; VT-d, where a device does not answer, drops the
 //! waits that are under way. The CPU that sees it puts a command that does nothing in the place of the bad one, counts
@@ -10,7 +12,7 @@
 
 use arrayvec::ArrayVec;
 use portcullis::addr::IovaRange;
-use portcullis::invalidation::{InvalidationError, Request};
+use portcullis::invalidation::InvalidationError;
 use portcullis::platform::Frames;
 
 use crate::answers::{Answer, Answers};
@@ -42,11 +44,12 @@ pub(crate) trait Port: Doorbell {
     /// The command that does nothing.
     const NOTHING: Command;
 
-    /// The command that stores `number` at `address`, a multiple of 8, when all before it is complete.
+    /// The command that ends a submission: the unit stores `number` at `address`, a multiple of 8, when all before it is complete.
+    /// Where it confirms by what it [has consumed](Queue::without_answers), both are 0, and the unit consumes the command then.
     fn wait(number: u32, address: u64) -> Command;
 
-    /// Why the unit does not go on, where it has stopped, or has dropped waits. `command` reads the first word of the command at
-    /// an index.
+    /// Why the unit does not go on, where it has stopped, or has dropped waits; or what else is wrong that it wants to be told of.
+    /// `command` reads the first word of the command at an index.
     fn failure(&self, command: &dyn Fn(u32) -> u64) -> Option<Failure>;
 
     /// Lets it go on after `failure`.
@@ -55,9 +58,9 @@ pub(crate) trait Port: Doorbell {
 
 /// Why a unit has stopped.
 pub(crate) struct Failure {
-    /// What submissions that are under way report.
-    pub error: InvalidationError,
-    /// The index of the command that it does not know.
+    /// What submissions that are under way report; `None` where none of them is concerned.
+    pub error: Option<InvalidationError>,
+    /// The index of the command that it does not know, with the wrap bit, if there is one.
     pub bad: Option<u32>,
     /// What its status said.
     pub status: u32,
@@ -69,7 +72,8 @@ pub(crate) struct Queue {
     ring: CommandRing,
     /// One frame of commands.
     commands: Words,
-    answers: Answers,
+    /// Where the unit confirms; where there is none, it confirms by what it has consumed.
+    answers: Option<Answers>,
     /// Errors so far, and the last of them.
     failures: AtomicU64,
     last: Mutex<InvalidationError>,
@@ -78,21 +82,31 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    /// The memory of a queue. The unit does not know of it yet.
+    /// The memory of a queue of [`COMMANDS`], whose unit stores what it confirms. The unit does not know of it yet.
     pub fn new<F: Frames>(frames: &F) -> Result<Self, UnitError> {
-        let commands = Words::new(frames, 1)?;
-        let answers = match Answers::new(frames) {
-            Ok(answers) => answers,
+        let mut queue = Self::of(CommandRing::new(COMMANDS), frames)?;
+        match Answers::new(frames) {
+            Ok(answers) => queue.answers = Some(answers),
             Err(error) => {
                 // SAFETY: of the line above; the unit was told nothing.
-                unsafe { commands.free(frames) };
+                unsafe { queue.free(frames) };
                 return Err(error);
             }
-        };
+        }
+        Ok(queue)
+    }
+
+    /// The same of `size` commands, a power of two of at least 2 and at most [`COMMANDS`], whose unit counts with a wrap bit and
+    /// confirms a command by consuming it.
+    pub fn without_answers<F: Frames>(frames: &F, size: u32) -> Result<Self, UnitError> {
+        Self::of(CommandRing::with_wrap_bit(size), frames)
+    }
+
+    fn of<F: Frames>(ring: CommandRing, frames: &F) -> Result<Self, UnitError> {
         Ok(Self {
-            ring: CommandRing::new(COMMANDS),
-            commands,
-            answers,
+            ring,
+            commands: Words::new(frames, 1)?,
+            answers: None,
             failures: AtomicU64::new(0),
             last: Mutex::new(InvalidationError::Abandoned),
             mending: Mutex::new(()),
@@ -112,19 +126,21 @@ impl Queue {
         // SAFETY: the caller's promise.
         unsafe {
             self.commands.free(frames);
-            self.answers.free(frames);
+            if let Some(answers) = self.answers {
+                answers.free(frames);
+            }
         }
     }
 
     /// Carries out `requests` in their order, in as few submissions as they fit into. `describe` adds what one asks for to the
     /// commands; where there is no room it adds nothing, and says `false`. A request that it refuses ends the call, with some of
     /// those before it carried out. Without a request the unit is asked for its confirmation all the same, as calls are in one order.
-    pub fn carry_out<H: Host>(
+    pub fn carry_out<H: Host, R: Copy>(
         &self,
         host: &H,
         port: &impl Port,
-        requests: &[Request],
-        describe: impl Fn(&mut Commands, &Request) -> Result<bool, InvalidationError>,
+        requests: impl IntoIterator<Item = R>,
+        describe: impl Fn(&mut Commands, R) -> Result<bool, InvalidationError>,
     ) -> Result<(), InvalidationError> {
         let mut commands = Commands::new();
         for request in requests {
@@ -140,18 +156,35 @@ impl Queue {
         self.submit(host, port, &commands)
     }
 
-    /// Submits `commands`, at most [`MOST`], and waits until the unit confirms them. O(their number), and the hardware's time; at
-    /// most four times the host's patience.
-    pub fn submit<H: Host, P: Port>(
+    /// Submits `commands`, all of them with one wait where the ring is as long, and waits until the unit confirms them. O(their number),
+    /// and the hardware's time; for each wait at most four times the host's patience.
+    pub fn submit<H: Host>(
         &self,
         host: &H,
-        port: &P,
+        port: &impl Port,
+        commands: &[Command],
+    ) -> Result<(), InvalidationError> {
+        // One place is the wait's. No truncation: the ring is at most a frame.
+        let most = (self.ring.room() - 1) as usize;
+        if commands.len() <= most {
+            return self.submit_piece(host, port, commands);
+        }
+        commands.chunks(most).try_for_each(|piece| self.submit_piece(host, port, piece))
+    }
+
+    fn submit_piece<H: Host>(
+        &self,
+        host: &H,
+        port: &impl Port,
         commands: &[Command],
     ) -> Result<(), InvalidationError> {
         let before = self.failures.load(Ordering::Acquire);
+        let Some(answers) = &self.answers else {
+            return self.submit_with(host, port, commands, None, before);
+        };
         let began = host.now_ns();
         let answer = loop {
-            if let Some(answer) = self.answers.claim(began) {
+            if let Some(answer) = answers.claim(began) {
                 break answer;
             }
             // All 512 submissions that there can be are waiting.
@@ -161,8 +194,8 @@ impl Queue {
             }
             host.relax();
         };
-        let result = self.submit_with(host, port, commands, &answer, before);
-        self.answers.give_back(answer);
+        let result = self.submit_with(host, port, commands, Some((answers, &answer)), before);
+        answers.give_back(answer);
         result
     }
 
@@ -171,7 +204,7 @@ impl Queue {
         host: &H,
         port: &P,
         commands: &[Command],
-        answer: &Answer,
+        answer: Option<(&Answers, &Answer)>,
         before: u64,
     ) -> Result<(), InvalidationError> {
         let frames = host.frames();
@@ -184,23 +217,29 @@ impl Queue {
             waited() <= host.patience_ns()
         });
         let first = reserved.ok_or_else(|| InvalidationError::TimedOut { waited_ns: waited() })?;
-        let wait = P::wait(answer.number(), self.answers.address(answer).get());
+        let told = answer.map(|(answers, answer)| (answer.number(), answers.address(answer).get()));
+        let (number, address) = told.unwrap_or_default();
+        let wait = P::wait(number, address);
         for (place, command) in (first..).zip(commands.iter().copied().chain([wait])) {
             let index = self.ring.index(place) * 2;
             self.commands.store(frames, index, command[0]);
             self.commands.store(frames, index + 1, command[1]);
         }
         self.ring.publish(first, count, port);
+        let is_confirmed = || match answer {
+            Some((answers, answer)) => answers.is_there(frames, answer),
+            None => self.ring.has_consumed(first + count - 1, port),
+        };
         let began = host.now_ns();
         let mut looks = 0_u32;
-        while !self.answers.is_there(frames, answer) {
+        while !is_confirmed() {
             looks = looks.wrapping_add(1);
             if looks.is_multiple_of(LOOKS) {
                 self.look_for_errors(frames, port);
                 self.checked(before)?;
                 let waited_ns = host.now_ns().saturating_sub(began);
                 // One more look: the caller may have been interrupted.
-                if waited_ns > host.patience_ns() && !self.answers.is_there(frames, answer) {
+                if waited_ns > host.patience_ns() && !is_confirmed() {
                     return Err(InvalidationError::TimedOut { waited_ns });
                 }
             }
@@ -216,7 +255,7 @@ impl Queue {
 
     /// Asks the unit whether it has stopped, and lets it go on.
     #[cold]
-    fn look_for_errors<F: Frames, P: Port>(&self, frames: &F, port: &P) {
+    pub fn look_for_errors<F: Frames, P: Port>(&self, frames: &F, port: &P) {
         let command = |index: u32| self.commands.load(frames, index as usize * 2);
         if port.failure(&command).is_none() {
             return;
@@ -225,17 +264,22 @@ impl Queue {
         let Some(_one_at_a_time) = self.mending.try_lock() else { return };
         // Again, under the lock: another CPU may have dealt with it.
         let Some(failure) = port.failure(&command) else { return };
-        // First the count: of a submission whose command is taken out below, the failure must be counted when it is confirmed,
-        // whatever this CPU has read of the unit.
-        *self.last.lock() = failure.error;
-        self.failures.fetch_add(1, Ordering::AcqRel);
-        if let Some(bad) = failure.bad.filter(|bad| *bad < COMMANDS) {
-            self.commands.store(frames, bad as usize * 2, P::NOTHING[0]);
-            self.commands.store(frames, bad as usize * 2 + 1, P::NOTHING[1]);
+        if let Some(error) = failure.error {
+            // First the count: of a submission whose command is taken out below, the failure must be counted when it is confirmed,
+            // whatever this CPU has read of the unit.
+            *self.last.lock() = error;
+            self.failures.fetch_add(1, Ordering::AcqRel);
+        }
+        if let Some(place) = failure.bad.and_then(|bad| self.ring.place_of(bad)) {
+            let index = self.ring.index(place) * 2;
+            self.commands.store(frames, index, P::NOTHING[0]);
+            self.commands.store(frames, index + 1, P::NOTHING[1]);
         }
         port.go_on(&failure);
-        // What was rung while it had stopped it may not have taken.
-        self.ring.ring_again(port);
+        if failure.error.is_some() {
+            // What was rung while it had stopped it may not have taken.
+            self.ring.ring_again(port);
+        }
     }
 }
 

@@ -102,7 +102,7 @@ const SLOT: u32 = 7;
 /// Bytes of the disk.
 const DISK: u64 = 16 << 20;
 
-/// Memory of the machine's that belongs to whoever has this value.
+/// Memory of the emulated machine. The owner of this value alone uses it.
 struct Buffer {
     ram: Ram,
     segment: [PhysSegment; 1],

@@ -1,7 +1,7 @@
 //! Firmware's tables: which units there are, which devices each is in front of, and which memory firmware goes on using.
 //!
 //! Tables come from firmware, which may be wrong: a table that is cut, that contradicts its lengths, or whose checksum is off
-//! is an error, and what is read from it is read inside its bytes alone. Each step of a walk moves on, so a walk ends.
+//! is an error, and no field is read from outside its bytes. Each step of a walk moves on, so a walk ends.
 //! Reserved regions are what a kernel maps one to one before it [enables](crate::Iommu::enable) a unit.
 
 mod dmar;

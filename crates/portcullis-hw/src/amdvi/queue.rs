@@ -46,7 +46,7 @@ impl<H: Host> Port for Bell<'_, H> {
         }
         let bad = self.head();
         let error = InvalidationError::Rejected { code: command::opcode(command(bad)) };
-        Some(Failure { error, bad: Some(bad), status: 0 })
+        Some(Failure { error: Some(error), bad: Some(bad), status: 0 })
     }
 
     fn go_on(&self, _: &Failure) {

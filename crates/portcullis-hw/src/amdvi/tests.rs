@@ -209,7 +209,7 @@ fn capabilities() {
         (1 << 10, None, Some(5)),
         (2 << 10, Some(HEADER), Some(6)),
         (3 << 10, Some(HEADER), None),
-        // No Extended Feature register: what is at its place is something else.
+        // No Extended Feature register: another register may stand at its offset.
         (3 << 10, Some(capability::OF_AN_IOMMU), Some(4)),
     ] {
         let (host, memory) = host(features);

@@ -34,7 +34,7 @@ pub struct Config {
     pub last_device: u16,
     /// The first 32 bits of the unit's capability block (identifier 0x0f) in its PCI configuration
     /// space, where the host can read it. A unit that a hypervisor emulates may say there that it
-    /// caches what is absent, which is never assumed without.
+    /// caches absent entries; without this word the driver takes it that the unit does not.
     pub capability: Option<u32>,
 }
 

@@ -52,10 +52,10 @@ impl<H: Host> Port for Bell<'_, H> {
                 Some(device) => InvalidationError::DeviceTimedOut { device, waited_ns },
                 None => InvalidationError::TimedOut { waited_ns },
             };
-            return Some(Failure { error, bad: None, status });
+            return Some(Failure { error: Some(error), bad: None, status });
         }
         let error = InvalidationError::Rejected { code: status & csr::COMMAND_ERRORS };
-        Some(Failure { error, bad: (head < COMMANDS).then_some(head), status })
+        Some(Failure { error: Some(error), bad: Some(head), status })
     }
 
     fn go_on(&self, failure: &Failure) {

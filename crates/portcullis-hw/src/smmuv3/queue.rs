@@ -1,54 +1,27 @@
-//! The command queue: what a domain asks for, as commands, and the wait until they are carried out.
+//! The command queue: how a unit says that it has stopped, and what a domain asks for, as commands.
 //!
-//! A submission ends with CMD_SYNC, which the unit consumes when all before it is complete. A CPU
-//! waits until the unit's index has passed its own.
-//!
-//! **Errors.** A unit that meets a command that it does not take stops there and says so in GERROR.
-//! The CPU that sees it puts another CMD_SYNC in the place of the bad command, counts the failure,
-//! and then acknowledges, which lets the unit go on. Each submission that was under way then
-//! reports an error, whether it was the cause or not: it reads the count before it reserves and
-//! after it is confirmed, and the count is raised before the unit may go on and confirm.
+//! A submission ends with CMD_SYNC, which the unit consumes when all before it is complete: a CPU waits until the unit's index has
+//! passed its own. A unit that meets a command that it does not take stops there, says so in GERROR, and goes on when
+//! that is acknowledged.
 
-use arrayvec::ArrayVec;
 use portcullis::addr::{DomainId, IovaRange};
 use portcullis::invalidation::{Invalidation, InvalidationError, Request};
 use portcullis::platform::Frames;
 
 use super::Stage;
 use super::layout::{BASE_ADDRESS, INDEX, command, command_error, gerror, reg};
-use crate::command_ring::{CommandRing, Doorbell};
-use crate::frames::Words;
+use crate::command_ring::Doorbell;
 use crate::host::{Host, Registers, UnitError};
-use crate::sync::{AtomicU64, Mutex, Ordering};
+use crate::queue::{self, Command, Commands, Failure, Port};
 
 /// The most commands in the queue, as a power of two: one frame of them.
-const MOST_BITS: u32 = 8;
-
-/// Commands that go in one submission, besides CMD_SYNC.
-const MOST: usize = 127;
+const MOST_BITS: u32 = queue::COMMANDS.ilog2();
 
 /// Pages that are named one by one; of more, a unit that takes no ranges forgets the whole domain.
 const PAGES: u64 = 32;
 
-/// Looks at the unit's index before the first look at its errors.
-const LOOKS: u32 = 64;
-
-/// What was asked for, as the unit takes it.
-pub(super) type Commands = ArrayVec<[u64; 2], MOST>;
-
-/// The command queue.
-#[derive(Debug)]
-pub(super) struct Queue {
-    ring: CommandRing,
-    commands: Words,
-    bits: u32,
-    /// Errors so far, and the last of them. One CPU at a time deals with one.
-    failures: AtomicU64,
-    last: Mutex<InvalidationError>,
-}
-
-/// The unit's side of the ring.
-struct Bell<'a, R>(&'a R);
+/// The unit's side of the queue.
+pub(super) struct Bell<'a, R>(pub &'a R);
 
 impl<R: Registers> Doorbell for Bell<'_, R> {
     fn ring(&self, tail: u32) {
@@ -62,23 +35,52 @@ impl<R: Registers> Doorbell for Bell<'_, R> {
     }
 }
 
+impl<R: Registers> Port for Bell<'_, R> {
+    const NOTHING: Command = command::SYNC;
+
+    fn wait(_: u32, _: u64) -> Command {
+        command::SYNC
+    }
+
+    /// Also of the event queue, which may have been full: that concerns no submission, and is acknowledged all the same.
+    fn failure(&self, _: &dyn Fn(u32) -> u64) -> Option<Failure> {
+        let (errors, known) = (self.0.read32(reg::GERROR), self.0.read32(reg::GERRORN));
+        if errors == u32::MAX || known == u32::MAX {
+            // Nothing answers.
+            return None;
+        }
+        let status = (errors ^ known) & (gerror::CMDQ | gerror::WRITES);
+        if status & gerror::CMDQ == 0 {
+            return (status != 0).then_some(Failure { error: None, bad: None, status });
+        }
+        let cons = self.0.read32(reg::CMDQ_CONS);
+        let error = InvalidationError::Rejected { code: command_error(cons) };
+        Some(Failure { error: Some(error), bad: Some(cons & INDEX), status })
+    }
+
+    fn go_on(&self, failure: &Failure) {
+        self.0.write32(reg::GERRORN, self.0.read32(reg::GERRORN) ^ failure.status);
+    }
+}
+
+/// The command queue.
+#[derive(Debug)]
+pub(super) struct Queue {
+    queue: queue::Queue,
+    bits: u32,
+}
+
 impl Queue {
     /// The memory of a queue, for a unit that has 2^`most` commands at most, and two at least. The
     /// unit does not know of it yet.
     pub fn new<F: Frames>(frames: &F, most: u32) -> Result<Self, UnitError> {
         let bits = most.clamp(1, MOST_BITS);
-        Ok(Self {
-            ring: CommandRing::with_wrap_bit(1 << bits),
-            commands: Words::new(frames, 1)?,
-            bits,
-            failures: AtomicU64::new(0),
-            last: Mutex::new(InvalidationError::Abandoned),
-        })
+        Ok(Self { queue: queue::Queue::without_answers(frames, 1 << bits)?, bits })
     }
 
     /// Tells a unit whose command queue is off of this one.
     pub fn tell(&self, registers: &impl Registers) {
-        registers.write64(reg::CMDQ_BASE, self.commands.phys().get() & BASE_ADDRESS | u64::from(self.bits));
+        registers.write64(reg::CMDQ_BASE, self.queue.address() & BASE_ADDRESS | u64::from(self.bits));
         registers.write32(reg::CMDQ_PROD, 0);
         registers.write32(reg::CMDQ_CONS, 0);
     }
@@ -89,91 +91,28 @@ impl Queue {
     /// It is of `frames`, and the unit's command queue is off.
     pub unsafe fn free<F: Frames>(self, frames: &F) {
         // SAFETY: the caller's promise.
-        unsafe { self.commands.free(frames) };
+        unsafe { self.queue.free(frames) };
     }
 
-    /// Submits the commands, all of them before one CMD_SYNC where the queue is as long, and waits
-    /// until the unit has carried them out. O(their number), and the hardware's time; for each such
-    /// piece at most twice the host's patience.
-    pub fn submit<H: Host>(&self, host: &H, commands: &[[u64; 2]]) -> Result<(), InvalidationError> {
-        let most = usize::try_from(self.ring.room() - 1).unwrap_or(usize::MAX).max(1);
-        if commands.len() <= most {
-            return self.submit_piece(host, commands);
-        }
-        commands.chunks(most).try_for_each(|piece| self.submit_piece(host, piece))
+    /// [`queue::Queue::submit`].
+    pub fn submit<H: Host>(&self, host: &H, commands: &[Command]) -> Result<(), InvalidationError> {
+        self.queue.submit(host, &Bell(host.registers()), commands)
     }
 
-    fn submit_piece<H: Host>(&self, host: &H, commands: &[[u64; 2]]) -> Result<(), InvalidationError> {
-        let (frames, bell) = (host.frames(), Bell(host.registers()));
-        let before = self.failures.load(Ordering::Acquire);
-        let began = host.now_ns();
-        let waited = || host.now_ns().saturating_sub(began);
-        let count = commands.len() as u64 + 1;
-        let reserved = self.ring.reserve(count, &bell, || {
-            self.look_for_errors(host);
-            host.relax();
-            waited() <= host.patience_ns()
-        });
-        let first = reserved.ok_or_else(|| InvalidationError::TimedOut { waited_ns: waited() })?;
-        let last = first + count - 1;
-        for (place, command) in (first..).zip(commands.iter().copied().chain([command::SYNC])) {
-            let index = self.ring.index(place) * 2;
-            self.commands.store(frames, index, command[0]);
-            self.commands.store(frames, index + 1, command[1]);
-        }
-        self.ring.publish(first, count, &bell);
-        let began = host.now_ns();
-        let mut looks = 0_u32;
-        loop {
-            if self.ring.has_consumed(last, &bell) {
-                return self.checked(before);
-            }
-            looks = looks.wrapping_add(1);
-            if looks.is_multiple_of(LOOKS) {
-                self.look_for_errors(host);
-                self.checked(before)?;
-                let waited_ns = host.now_ns().saturating_sub(began);
-                // One more look: the caller may have been interrupted.
-                if waited_ns > host.patience_ns() && !self.ring.has_consumed(last, &bell) {
-                    return Err(InvalidationError::TimedOut { waited_ns });
-                }
-            }
-            host.relax();
-        }
+    /// [`queue::Queue::carry_out`], of requests that are about tables of the stages beside them.
+    pub fn carry_out<'a, H: Host>(
+        &self,
+        host: &H,
+        ways: Ways,
+        requests: impl IntoIterator<Item = (&'a Request, Stage)>,
+    ) -> Result<(), InvalidationError> {
+        let describe = |out: &mut Commands, (request, stage)| Ok(describe(out, ways, stage, request));
+        self.queue.carry_out(host, &Bell(host.registers()), requests, describe)
     }
 
-    /// An error if there was one since there were `before`.
-    fn checked(&self, before: u64) -> Result<(), InvalidationError> {
-        if self.failures.load(Ordering::Acquire) == before { Ok(()) } else { Err(*self.last.lock()) }
-    }
-
-    /// Asks the unit whether it has stopped, and lets it go on. Acknowledges what else went wrong,
-    /// where that is all that can be done.
-    #[cold]
+    /// [`queue::Queue::look_for_errors`].
     pub fn look_for_errors<H: Host>(&self, host: &H) {
-        let (registers, frames) = (host.registers(), host.frames());
-        let active = || match (registers.read32(reg::GERROR), registers.read32(reg::GERRORN)) {
-            // All ones where nothing answers.
-            (u32::MAX, _) | (_, u32::MAX) => (0, 0),
-            (errors, known) => ((errors ^ known) & (gerror::CMDQ | gerror::WRITES), known),
-        };
-        if active().0 == 0 {
-            return;
-        }
-        let mut last = self.last.lock();
-        // Again, under the lock: another CPU may have dealt with it.
-        let (errors, known) = active();
-        if errors & gerror::CMDQ != 0 {
-            let cons = registers.read32(reg::CMDQ_CONS);
-            let bad = self.ring.index(u64::from(cons & INDEX)) * 2;
-            self.commands.store(frames, bad, command::SYNC[0]);
-            self.commands.store(frames, bad + 1, command::SYNC[1]);
-            *last = InvalidationError::Rejected { code: command_error(cons) };
-            self.failures.fetch_add(1, Ordering::AcqRel);
-        }
-        if errors != 0 {
-            registers.write32(reg::GERRORN, known ^ errors);
-        }
+        self.queue.look_for_errors(host.frames(), &Bell(host.registers()));
     }
 }
 
@@ -188,7 +127,7 @@ pub(super) struct Ways {
 
 /// Adds what `request` asks for in tables of `stage` to `out`. Nothing, and `false`, where there is
 /// no room.
-pub(super) fn describe(out: &mut Commands, ways: Ways, stage: Stage, request: &Request) -> bool {
+fn describe(out: &mut Commands, ways: Ways, stage: Stage, request: &Request) -> bool {
     let DomainId(domain) = request.domain;
     let whole = match stage {
         Stage::One => command::tlbi_asid(domain),
@@ -232,7 +171,7 @@ fn pages_of(range: IovaRange, granule: u32) -> (u64, u64) {
 }
 
 /// The least NUM and SCALE of a range that holds `pages` pages, at least 2: a sixteenth more of
-/// them at the most. `None` where a command cannot say so many.
+/// them at the most. `None` where no command can name that many.
 fn pieces(pages: u64) -> Option<(u32, u32)> {
     let scale = (u64::BITS - (pages - 1).leading_zeros()).saturating_sub(5);
     let number = pages.div_ceil(1_u64.checked_shl(scale)?) - 1;

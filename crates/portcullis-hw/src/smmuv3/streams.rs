@@ -207,7 +207,7 @@ impl Stream<'_> {
     }
 }
 
-/// Frames that hold so many bytes.
+/// The number of frames that `bytes` fill.
 fn frames_for(bytes: u64) -> usize {
     // No truncation: at most 4 MiB.
     bytes.div_ceil(FRAME_SIZE) as usize

@@ -8,7 +8,7 @@ use portcullis::platform::{FRAME_SIZE, Frames};
 use super::Stage;
 use super::events::Events;
 use super::layout::{IDR3_RIL, cd, command, cr0, cr1, cr2, gbpa, idr0, idr1, idr5, reg, ste};
-use super::queue::{Commands, Queue, Ways, describe};
+use super::queue::{Queue, Ways};
 use super::streams::{Held, Stream, Streams};
 use crate::fault::Fault;
 use crate::host::{Host, Registers, UnitError, wait_until};
@@ -457,23 +457,11 @@ unsafe impl<H: Host, const GRANULE: u32> InvalidationQueue for Unit<H, GRANULE> 
     }
 
     fn submit(&self, requests: &[Request]) -> Result<(), InvalidationError> {
-        if requests.is_empty() {
-            return Ok(());
-        }
         fence(Ordering::SeqCst);
         let used = self.stages.load(Ordering::Acquire);
         let ways = Ways { granule: GRANULE, ranges: self.capabilities.idr3 & IDR3_RIL != 0 };
-        let mut commands = Commands::new();
-        for request in requests {
-            for stage in [Stage::One, Stage::Two].into_iter().filter(|stage| used & bit(*stage) != 0) {
-                if !describe(&mut commands, ways, stage, request) {
-                    self.queue.submit(&self.host, &commands)?;
-                    commands.clear();
-                    // It fits now: the array is empty.
-                    let _ = describe(&mut commands, ways, stage, request);
-                }
-            }
-        }
-        self.queue.submit(&self.host, &commands)
+        let stages = || [Stage::One, Stage::Two].into_iter().filter(|stage| used & bit(*stage) != 0);
+        let each = requests.iter().flat_map(|request| stages().map(move |stage| (request, stage)));
+        self.queue.carry_out(&self.host, ways, each)
     }
 }

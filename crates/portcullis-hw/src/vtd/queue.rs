@@ -39,10 +39,11 @@ impl<H: Host> Port for Bell<'_, H> {
         let details = registers.read64(reg::IQERCD);
         if status & fsts::IQE != 0 {
             let error = InvalidationError::Rejected { code: details as u32 & 0xf };
-            return Some(Failure { error, bad: Some(self.head()), status });
+            return Some(Failure { error: Some(error), bad: Some(self.head()), status });
         }
         let (device, waited_ns) = ((details >> 32) as u32 & 0xffff, self.0.patience_ns());
-        Some(Failure { error: InvalidationError::DeviceTimedOut { device, waited_ns }, bad: None, status })
+        let error = Some(InvalidationError::DeviceTimedOut { device, waited_ns });
+        Some(Failure { error, bad: None, status })
     }
 
     fn go_on(&self, failure: &Failure) {

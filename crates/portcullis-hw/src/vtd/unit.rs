@@ -177,8 +177,8 @@ impl<H: Host> Unit<H> {
     fn turn_on_queue(&self) -> Result<(), UnitError> {
         let registers = self.host.registers();
         if registers.read32(reg::GSTS) & global::QIE != 0 {
-            // It may have stopped at something. What it was asked for is for nobody now: where it does not come to the end, it is
-            // turned off all the same.
+            // It may have stopped at a command. No caller waits for the commands of firmware: where the unit does not reach the last
+            // of them, its queue is turned off all the same.
             registers.write32(reg::FSTS, fsts::IQE | fsts::ITE | fsts::ICE);
             let index = |register| registers.read64(register) & 0x7_fff0;
             let _ = wait_until(&self.host, "work off the queue that it was left with", || {
