@@ -19,7 +19,7 @@
 //! so they are in one order and each sees what came before those before it. `rung` is only used by the CPU that holds
 //! `ringing`. No doorbell is lost: a publisher stores `written` and then sets `ringing`; the ringing CPU clears `ringing` and
 //! then loads `written`. So either the publisher sets it after it was cleared, and rings; or before, and the other one
-//! finds `written`.
+//! finds `written`. `again`, which asks for one more doorbell, is handed over in the same way.
 
 use alloc::boxed::Box;
 
@@ -39,12 +39,14 @@ pub(crate) trait Doorbell {
 pub(crate) struct CommandRing {
     /// The first place that no CPU has reserved.
     reserved: AtomicU64,
-    /// Places below this have been consumed, and may be reserved again. At most `reserved`, and
-    /// less by no more than the room.
+    /// Places below this have been consumed, and may be reserved again. At most `reserved`; the
+    /// difference is at most the room.
     consumed: AtomicU64,
     /// All below has been rung. Of the CPU that holds `ringing`.
     rung: AtomicU64,
     ringing: AtomicBool,
+    /// The CPU that rings next is to ring even where nothing is new.
+    again: AtomicBool,
     /// For each index, one more than the last place there that was published.
     written: Box<[AtomicU64]>,
     /// The unit counts places modulo this: the size, or twice that.
@@ -59,6 +61,7 @@ impl CommandRing {
             consumed: AtomicU64::new(0),
             rung: AtomicU64::new(0),
             ringing: AtomicBool::new(false),
+            again: AtomicBool::new(false),
             written: (0..size).map(|_| AtomicU64::new(0)).collect(),
             modulus: u64::from(size),
         }
@@ -70,8 +73,8 @@ impl CommandRing {
         Self { modulus: u64::from(size) * 2, ..Self::new(size) }
     }
 
-    /// The most commands that there can be at once. Without a wrap bit one index stays free, so
-    /// that a full ring is none that is empty.
+    /// The most commands that there can be at once. Without a wrap bit one index stays free, as the
+    /// unit would take a full ring for an empty one.
     pub fn room(&self) -> u64 {
         if self.modulus > self.size() { self.size() } else { self.size() - 1 }
     }
@@ -86,7 +89,7 @@ impl CommandRing {
         (place & (self.size() - 1)) as usize
     }
 
-    /// The place in the first laps of an index that the unit has said, if it is one.
+    /// The least place with this index, its wrap bit included; `None` if the unit has no such index.
     pub fn place_of(&self, index: u32) -> Option<u64> {
         Some(u64::from(index)).filter(|place| *place < self.modulus)
     }
@@ -102,7 +105,7 @@ impl CommandRing {
             // `consumed` is read first. It never falls, so `reserved`, read later, is at least as large.
             let consumed = self.consumed.load(Ordering::Acquire);
             let first = self.reserved.load(Ordering::Relaxed);
-            // Where `consumed` has risen since, the ring looks fuller than it is, and is looked at again.
+            // Where `consumed` has risen since, the ring seems fuller than it is, and the next turn reads both anew.
             if first.wrapping_sub(consumed).wrapping_add(count) <= self.room() {
                 // Release and acquire, and nothing but exchanges ever changes it: submissions are in one order, and each sees
                 // what was stored before those before it, as `InvalidationQueue` promises.
@@ -116,7 +119,7 @@ impl CommandRing {
                     return Some(first);
                 }
             } else {
-                // What is gained may go to others, again and again.
+                // Places that come free may go to other CPUs, again and again.
                 gains = gains.wrapping_add(1);
                 if (!self.look(consumed, bell) || gains.is_multiple_of(64)) && !waits() {
                     return None;
@@ -135,16 +138,16 @@ impl CommandRing {
             // early, and the next will do.
             return false;
         }
-        // The unit was between `consumed` and a size beyond it when it answered, if `consumed` was still known then. It never
-        // falls, so if it is now, it was.
+        if more == 0 {
+            return self.consumed.load(Ordering::Relaxed) != consumed;
+        }
+        // If the exchange succeeds, `consumed` had not changed, as it never falls; so the unit's head was at most a size beyond
+        // it when the unit answered.
         // Release, for the acquire in `reserve`: what the unit has consumed, it has read, before the place is written again.
-        let known = self.consumed.compare_exchange(
-            consumed,
-            consumed.wrapping_add(more),
-            Ordering::AcqRel,
-            Ordering::Relaxed,
-        );
-        more > 0 || known.is_err()
+        // Where it fails, another CPU has found at least some of them.
+        let gained = consumed.wrapping_add(more);
+        let _ = self.consumed.compare_exchange(consumed, gained, Ordering::AcqRel, Ordering::Relaxed);
+        true
     }
 
     /// Whether the unit has consumed the command at `place`, which is published. Asks it where no
@@ -168,24 +171,25 @@ impl CommandRing {
         for place in first..first + count {
             self.written[self.index(place)].store(place + 1, Ordering::Release);
         }
-        self.ring_what_is_written(bell, false);
+        self.ring_what_is_written(bell);
     }
 
-    /// Tells the unit once more of all that it was told of: it had stopped, and may have missed that. The caller is the only one
-    /// that does this. Waits for a CPU that is ringing, as that may have rung before the unit went on.
+    /// Has the unit told once more of all that it was told of: it had stopped, and may have missed that. Waits for no CPU, so an
+    /// interrupt handler may call it: where another CPU, or the code that was interrupted, is ringing, that one rings once more.
     pub fn ring_again(&self, bell: &impl Doorbell) {
-        while !self.ring_what_is_written(bell, true) {
-            core::hint::spin_loop();
-        }
+        self.again.store(true, Ordering::Release);
+        self.ring_what_is_written(bell);
     }
 
-    /// Rings for all that is complete; with `again`, also where nothing is new. Whether no other CPU was ringing. Ends when nothing
+    /// Rings for all that is complete, and where it was asked for once more; leaves that to a CPU that is ringing. Ends when nothing
     /// more is complete: a CPU may ring for the others for as long as they go on.
-    fn ring_what_is_written(&self, bell: &impl Doorbell, mut again: bool) -> bool {
+    fn ring_what_is_written(&self, bell: &impl Doorbell) {
         loop {
             if self.ringing.swap(true, Ordering::AcqRel) {
-                return false;
+                return;
             }
+            // Before the doorbell; the exchange acquires, so the doorbell is after all that came before the request.
+            let again = self.again.load(Ordering::Relaxed) && self.again.swap(false, Ordering::AcqRel);
             let from = self.rung.load(Ordering::Relaxed);
             let mut to = from;
             // Ends: no more than a size of places is published beyond what was rung.
@@ -196,11 +200,10 @@ impl CommandRing {
                 // No truncation: an index, with the wrap bit at most.
                 bell.ring((to & (self.modulus - 1)) as u32);
                 self.rung.store(to, Ordering::Relaxed);
-                again = false;
             }
             self.ringing.swap(false, Ordering::AcqRel);
-            if !self.is_written(to) {
-                return true;
+            if !self.is_written(to) && !self.again.load(Ordering::Relaxed) {
+                return;
             }
         }
     }
@@ -378,6 +381,45 @@ mod model {
         fn head(&self) -> u32 {
             self.head.load(Ordering::Acquire) as u32
         }
+    }
+
+    /// A unit that has stopped misses doorbells.
+    struct Stopped {
+        runs: Word,
+        tail: Word,
+    }
+
+    impl Doorbell for Stopped {
+        fn ring(&self, tail: u32) {
+            if self.runs.load(Ordering::Acquire) != 0 {
+                self.tail.store(u64::from(tail), Ordering::Relaxed);
+            }
+        }
+
+        fn head(&self) -> u32 {
+            0
+        }
+    }
+
+    /// One CPU submits while another has the unit go on: the unit is told of the command after that, by one of the two, and neither
+    /// waits for the other.
+    #[test]
+    fn a_unit_that_goes_on_is_told_again_whichever_cpu_rings() {
+        loom::model(|| {
+            let unit = Stopped { runs: Word::new(0), tail: Word::new(0) };
+            let shared = Arc::new((CommandRing::new(4), unit));
+            let other = Arc::clone(&shared);
+            let thread = thread::spawn(move || {
+                let (ring, unit) = &*other;
+                let first = ring.reserve(1, unit, || true).unwrap();
+                ring.publish(first, 1, unit);
+            });
+            let (ring, unit) = &*shared;
+            unit.runs.store(1, Ordering::Release);
+            ring.ring_again(unit);
+            thread.join().unwrap();
+            assert_eq!(unit.tail.load(Ordering::Relaxed), 1);
+        });
     }
 
     /// A CPU that is told that its command was consumed sees what that did, whichever CPU has

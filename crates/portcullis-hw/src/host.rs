@@ -15,6 +15,8 @@ use portcullis::platform::Frames;
 /// - Accesses reach the unit in the order of the calls of one CPU. What a CPU has stored to memory before a write, or has
 ///   seen stored by another, is seen by the unit when it acts on the write.
 /// - What the unit has stored to memory before it answers a read, a CPU sees after that read.
+/// - What a CPU has stored to memory before a write, another CPU sees once it knows that the unit has acted on that write: by an
+///   answer of the unit, or by what the unit has stored.
 /// - What a CPU has loaded from memory before a write, it has loaded before the unit acts on the write.
 /// - Accesses of several CPUs, of which one comes before another by what the CPUs have stored and loaded, reach the unit in that
 ///   order.

@@ -5,10 +5,11 @@
 //! SMMUv3, with one that the unit consumes when all before it is complete.
 //!
 //! **Errors.** A unit that meets a command that it does not know stops; VT-d, where a device does not answer, drops the
-//! waits that are under way. The CPU that sees it puts a command that does nothing in the place of the bad one, counts
-//! the failure, and then lets the unit go on. Each submission that was under way then reports an error, whether it was the
+//! waits that are under way. The CPU that sees it counts the failure, puts a command that does nothing in the place of the
+//! bad one, and then lets the unit go on. Each submission that was under way then reports an error, whether it was the
 //! cause or not: it reads the count before it reserves and after it is confirmed, and the count is raised before the unit
-//! may go on and confirm.
+//! may go on and confirm. A submission ends with its confirmation even so, unless its wait was dropped: so all that is wrong
+//! with its commands is met while it is under way, and fails no later one.
 
 use arrayvec::ArrayVec;
 use portcullis::addr::IovaRange;
@@ -27,7 +28,7 @@ pub(crate) const COMMANDS: u32 = 256;
 /// Commands that go in one submission, besides the wait.
 pub(crate) const MOST: usize = 127;
 
-/// Looks at memory before the first look at the unit's status, which costs a microsecond on hardware.
+/// Looks for the confirmation between two looks at the unit's status, which costs a microsecond on hardware.
 const LOOKS: u32 = 64;
 
 /// What is said of a request that no unit of this kind can carry out: of a device, or a domain, that it has no number for.
@@ -45,10 +46,11 @@ pub(crate) trait Port: Doorbell {
     const NOTHING: Command;
 
     /// The command that ends a submission: the unit stores `number` at `address`, a multiple of 8, when all before it is complete.
-    /// Where it confirms by what it [has consumed](Queue::without_answers), both are 0, and the unit consumes the command then.
+    /// Where it confirms by what it [has consumed](Queue::without_answers), both are 0, and the unit consumes the command when all
+    /// before it is complete.
     fn wait(number: u32, address: u64) -> Command;
 
-    /// Why the unit does not go on, where it has stopped, or has dropped waits; or what else is wrong that it wants to be told of.
+    /// Why the unit does not go on, where it has stopped, or has dropped waits; or another error that must be acknowledged.
     /// `command` reads the first word of the command at an index.
     fn failure(&self, command: &dyn Fn(u32) -> u64) -> Option<Failure>;
 
@@ -60,10 +62,18 @@ pub(crate) trait Port: Doorbell {
 pub(crate) struct Failure {
     /// What submissions that are under way report; `None` where none of them is concerned.
     pub error: Option<InvalidationError>,
-    /// The index of the command that it does not know, with the wrap bit, if there is one.
+    /// The index of the command that it does not know, with the wrap bit, if there is one. `None`, with an error: it has dropped
+    /// waits, which are confirmed no more.
     pub bad: Option<u32>,
     /// What its status said.
     pub status: u32,
+}
+
+/// The failures that there were before a submission reserved its places.
+#[derive(Debug, Clone, Copy)]
+struct Before {
+    failures: u64,
+    drops: u64,
 }
 
 /// The ring, with the memory that the unit reads and writes.
@@ -74,8 +84,9 @@ pub(crate) struct Queue {
     commands: Words,
     /// Where the unit confirms; where there is none, it confirms by what it has consumed.
     answers: Option<Answers>,
-    /// Errors so far, and the last of them.
+    /// Failures so far; those of them that dropped waits, each counted here last; and what the last one was.
     failures: AtomicU64,
+    drops: AtomicU64,
     last: Mutex<InvalidationError>,
     /// Held by the CPU that deals with one.
     mending: Mutex<()>,
@@ -108,6 +119,7 @@ impl Queue {
             commands: Words::new(frames, 1)?,
             answers: None,
             failures: AtomicU64::new(0),
+            drops: AtomicU64::new(0),
             last: Mutex::new(InvalidationError::Abandoned),
             mending: Mutex::new(()),
         })
@@ -134,7 +146,8 @@ impl Queue {
 
     /// Carries out `requests` in their order, in as few submissions as they fit into. `describe` adds what one asks for to the
     /// commands; where there is no room it adds nothing, and says `false`. A request that it refuses ends the call, with some of
-    /// those before it carried out. Without a request the unit is asked for its confirmation all the same, as calls are in one order.
+    /// those before it carried out. Without a request the unit is asked for its confirmation all the same: it then
+    /// has carried out all submissions before this one.
     pub fn carry_out<H: Host, R: Copy>(
         &self,
         host: &H,
@@ -156,8 +169,8 @@ impl Queue {
         self.submit(host, port, &commands)
     }
 
-    /// Submits `commands`, all of them with one wait where the ring is as long, and waits until the unit confirms them. O(their number),
-    /// and the hardware's time; for each wait at most four times the host's patience.
+    /// Submits `commands`, all of them with one wait where they fit into the ring, and waits until the unit confirms them. O(their
+    /// number), and the hardware's time; for each wait at most four times the host's patience.
     pub fn submit<H: Host>(
         &self,
         host: &H,
@@ -178,7 +191,10 @@ impl Queue {
         port: &impl Port,
         commands: &[Command],
     ) -> Result<(), InvalidationError> {
-        let before = self.failures.load(Ordering::Acquire);
+        let before = Before {
+            failures: self.failures.load(Ordering::Acquire),
+            drops: self.drops.load(Ordering::Acquire),
+        };
         let Some(answers) = &self.answers else {
             return self.submit_with(host, port, commands, None, before);
         };
@@ -187,7 +203,7 @@ impl Queue {
             if let Some(answer) = answers.claim(began) {
                 break answer;
             }
-            // All 512 submissions that there can be are waiting.
+            // 512 submissions wait already, one for each word.
             let waited_ns = host.now_ns().saturating_sub(began);
             if waited_ns > host.patience_ns() {
                 return Err(InvalidationError::TimedOut { waited_ns });
@@ -205,7 +221,7 @@ impl Queue {
         port: &P,
         commands: &[Command],
         answer: Option<(&Answers, &Answer)>,
-        before: u64,
+        before: Before,
     ) -> Result<(), InvalidationError> {
         let frames = host.frames();
         let began = host.now_ns();
@@ -236,10 +252,13 @@ impl Queue {
             looks = looks.wrapping_add(1);
             if looks.is_multiple_of(LOOKS) {
                 self.look_for_errors(frames, port);
-                self.checked(before)?;
+                if self.drops.load(Ordering::Acquire) != before.drops {
+                    return Err(*self.last.lock());
+                }
                 let waited_ns = host.now_ns().saturating_sub(began);
                 // One more look: the caller may have been interrupted.
                 if waited_ns > host.patience_ns() && !is_confirmed() {
+                    self.checked(before)?;
                     return Err(InvalidationError::TimedOut { waited_ns });
                 }
             }
@@ -248,15 +267,15 @@ impl Queue {
         self.checked(before)
     }
 
-    /// An error if there was one since there were `before`.
-    fn checked(&self, before: u64) -> Result<(), InvalidationError> {
-        if self.failures.load(Ordering::Acquire) == before { Ok(()) } else { Err(*self.last.lock()) }
+    /// An error if there was a failure since there were those of `before`.
+    fn checked(&self, before: Before) -> Result<(), InvalidationError> {
+        if self.failures.load(Ordering::Acquire) == before.failures { Ok(()) } else { Err(*self.last.lock()) }
     }
 
-    /// Asks the unit whether it has stopped, and lets it go on.
+    /// Asks the unit whether it has stopped, and lets it go on. Waits for no CPU, so that an interrupt handler may call it.
     #[cold]
     pub fn look_for_errors<F: Frames, P: Port>(&self, frames: &F, port: &P) {
-        let command = |index: u32| self.commands.load(frames, index as usize * 2);
+        let command = |index: u32| self.commands.load(frames, self.ring.index(index.into()) * 2);
         if port.failure(&command).is_none() {
             return;
         }
@@ -265,10 +284,15 @@ impl Queue {
         // Again, under the lock: another CPU may have dealt with it.
         let Some(failure) = port.failure(&command) else { return };
         if let Some(error) = failure.error {
-            // First the count: of a submission whose command is taken out below, the failure must be counted when it is confirmed,
-            // whatever this CPU has read of the unit.
-            *self.last.lock() = error;
+            // The count comes first: a submission whose command is replaced below must find the failure counted when it is
+            // confirmed, even if the unit goes on by itself. Where a CPU just reads the last error, it reads the one before.
+            if let Some(mut last) = self.last.try_lock() {
+                *last = error;
+            }
             self.failures.fetch_add(1, Ordering::AcqRel);
+            if failure.bad.is_none() {
+                self.drops.fetch_add(1, Ordering::AcqRel);
+            }
         }
         if let Some(place) = failure.bad.and_then(|bad| self.ring.place_of(bad)) {
             let index = self.ring.index(place) * 2;
@@ -277,7 +301,7 @@ impl Queue {
         }
         port.go_on(&failure);
         if failure.error.is_some() {
-            // What was rung while it had stopped it may not have taken.
+            // The unit may have missed doorbells while it had stopped.
             self.ring.ring_again(port);
         }
     }
@@ -293,9 +317,93 @@ pub(crate) fn block_around(range: IovaRange) -> Option<(u64, u32)> {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use portcullis::addr::Iova;
+    use alloc::boxed::Box;
+    use alloc::vec::Vec;
+
+    use portcullis::addr::{Iova, PhysAddr};
+    use portcullis::platform::Table;
 
     use super::*;
+    use crate::fake::Memory;
+    use crate::sync::AtomicBool;
+
+    /// Memory that the unit sees word by word, as each is cleaned: what the queue had counted whenever the unit was shown a command
+    /// that does nothing.
+    struct Shown {
+        memory: Memory,
+        queue: Mutex<Option<&'static Queue>>,
+        counted: Mutex<Vec<u64>>,
+    }
+
+    // SAFETY: the memory's own promises.
+    unsafe impl Frames for Shown {
+        const COHERENT: bool = false;
+
+        fn alloc(&self, count: usize) -> Option<PhysAddr> {
+            self.memory.alloc(count)
+        }
+
+        unsafe fn free(&self, first: PhysAddr, count: usize) {
+            // SAFETY: the caller's promise.
+            unsafe { self.memory.free(first, count) };
+        }
+
+        unsafe fn table(&self, frame: PhysAddr) -> &Table {
+            // SAFETY: the caller's promise.
+            unsafe { self.memory.table(frame) }
+        }
+
+        fn clean(&self, words: &[AtomicU64]) {
+            if let ([word], Some(queue)) = (words, *self.queue.lock())
+                && word.load(Ordering::Relaxed) == Stopped::NOTHING[0]
+            {
+                self.counted.lock().push(queue.failures.load(Ordering::Relaxed));
+            }
+        }
+    }
+
+    /// A unit that has stopped at the first command.
+    struct Stopped(AtomicBool);
+
+    impl Doorbell for Stopped {
+        fn ring(&self, _: u32) {}
+
+        fn head(&self) -> u32 {
+            0
+        }
+    }
+
+    impl Port for Stopped {
+        const NOTHING: Command = [0xabcd, 1];
+
+        fn wait(_: u32, _: u64) -> Command {
+            [2; 2]
+        }
+
+        fn failure(&self, _: &dyn Fn(u32) -> u64) -> Option<Failure> {
+            let failure = Failure { error: Some(REFUSED), bad: Some(0), status: 0 };
+            self.0.load(Ordering::Relaxed).then_some(failure)
+        }
+
+        fn go_on(&self, _: &Failure) {
+            self.0.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// As a unit may go on by itself when it finds a command that it knows.
+    #[test]
+    fn a_failure_is_counted_before_the_unit_is_shown_another_command() {
+        let frames =
+            Shown { memory: Memory::new(4), queue: Mutex::new(None), counted: Mutex::new(Vec::new()) };
+        let queue: &'static Queue = Box::leak(Box::new(Queue::new(&frames).unwrap()));
+        *frames.queue.lock() = Some(queue);
+        let unit = Stopped(AtomicBool::new(true));
+        queue.look_for_errors(&frames, &unit);
+        assert_eq!(*frames.counted.lock(), [1]);
+        assert!(!unit.0.load(Ordering::Relaxed), "it goes on");
+        queue.look_for_errors(&frames, &unit);
+        assert_eq!(queue.failures.load(Ordering::Relaxed), 1);
+    }
 
     fn range(start: u64, len: u64) -> IovaRange {
         IovaRange::new(Iova::new(start), len).unwrap()

@@ -17,11 +17,11 @@ use crate::queue::{self, Command, Commands, Failure, Port};
 /// The most commands in the queue, as a power of two: one frame of them.
 const MOST_BITS: u32 = queue::COMMANDS.ilog2();
 
-/// Pages that are named one by one; of more, a unit that takes no ranges forgets the whole domain.
+/// Pages that are named one by one. For more than these, a unit that takes no ranges forgets the whole domain.
 const PAGES: u64 = 32;
 
 /// The unit's side of the queue.
-pub(super) struct Bell<'a, R>(pub &'a R);
+struct Bell<'a, R>(&'a R);
 
 impl<R: Registers> Doorbell for Bell<'_, R> {
     fn ring(&self, tail: u32) {
@@ -42,7 +42,8 @@ impl<R: Registers> Port for Bell<'_, R> {
         command::SYNC
     }
 
-    /// Also of the event queue, which may have been full: that concerns no submission, and is acknowledged all the same.
+    /// Also a write of the event queue that was aborted: it concerns no submission, but until it is acknowledged the unit
+    /// delivers no events.
     fn failure(&self, _: &dyn Fn(u32) -> u64) -> Option<Failure> {
         let (errors, known) = (self.0.read32(reg::GERROR), self.0.read32(reg::GERRORN));
         if errors == u32::MAX || known == u32::MAX {
@@ -99,7 +100,7 @@ impl Queue {
         self.queue.submit(host, &Bell(host.registers()), commands)
     }
 
-    /// [`queue::Queue::carry_out`], of requests that are about tables of the stages beside them.
+    /// [`queue::Queue::carry_out`]; each request comes with the stage whose tables it is about.
     pub fn carry_out<'a, H: Host>(
         &self,
         host: &H,
@@ -158,8 +159,8 @@ fn describe(out: &mut Commands, ways: Ways, stage: Stage, request: &Request) -> 
             out.extend((0..pages).map(|page| at(address(page), leaf_only)));
             true
         }
-        // The unit refuses what devices have translated themselves (STE.EATS is 0), and that they
-        // ask for it: they hold nothing.
+        // The unit refuses devices' requests to translate, and accesses that they have translated
+        // themselves (STE.EATS is 0). So no device has a TLB.
         Invalidation::DeviceTlb { .. } => true,
     }
 }

@@ -430,6 +430,32 @@ fn a_command_that_is_refused_is_skipped_and_reported() {
     assert_eq!(done(&unit), [command::tlbi_asid(7), command::SYNC]);
 }
 
+/// Each command of a range is refused by itself, all of them while their own submission is under way.
+#[test]
+fn what_is_refused_of_one_submission_fails_no_later_one() {
+    let unit = on([IDR0, IDR1, 0, IDR5]);
+    attach(&unit, 8, table(Stage::One, 7, 0)).unwrap();
+    change(&unit, |state| state.refused = Some(0x12));
+    let range = IovaRange::new(Iova::new(0x5000), 8 << 12).unwrap();
+    let rejected = Err(InvalidationError::Rejected { code: 1 });
+    assert_eq!(unit.invalidate(DomainId(7), Invalidation::Range { range, leaf_only: true }), rejected);
+    for _ in 0..8 {
+        unit.invalidate(DomainId(8), Invalidation::Domain).unwrap();
+    }
+}
+
+/// An aborted write of the event queue is acknowledged, and concerns no submission.
+#[test]
+fn an_event_that_could_not_be_written_fails_nothing() {
+    let unit = on(ALL);
+    attach(&unit, 8, table(Stage::One, 7, 0)).unwrap();
+    let aborted = 1 << 2;
+    change(&unit, |state| state.words[reg::GERROR / 4] ^= aborted);
+    assert_eq!(unit.next_fault(), None);
+    change(&unit, |state| assert_eq!(state.word(reg::GERRORN) & aborted, aborted));
+    unit.submit(&[page(7)]).unwrap();
+}
+
 #[test]
 fn a_queue_that_stops_is_an_error_and_so_is_one_that_is_full_of_what_it_was_asked() {
     let unit = on(ALL);

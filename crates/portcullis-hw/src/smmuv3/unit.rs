@@ -200,8 +200,7 @@ impl<H: Host, const GRANULE: u32> Unit<H, GRANULE> {
         let registers = self.host.registers();
         registers.write32(reg::IRQ_CTRL, 0);
         wait_until(&self.host, "turn its interrupts off", || registers.read32(reg::IRQ_CTRLACK) == 0)?;
-        // What firmware has asked for and was not carried out is asked for once more: `enable` has
-        // everything forgotten.
+        // Firmware's invalidations may not be carried out now: `enable` has everything forgotten.
         let queues = cr0::CMDQEN | cr0::EVENTQEN;
         self.control(|on| on & !(queues | cr0::PRIQEN), "turn its queues off")?;
         let attributes = self.cached(cr1::QUEUES_CACHED, cr1::QUEUES_UNCACHED);
@@ -414,7 +413,7 @@ impl<H: Host, const GRANULE: u32> Iommu<Arm<GRANULE>> for Unit<H, GRANULE> {
     fn next_fault(&self) -> Option<Fault> {
         let fault = self.events.lock().next(self.host.frames(), self.host.registers());
         if fault.is_none() {
-            // A queue that was full, or could not be written, has said so there, too.
+            // Writes of the event queue that were aborted are acknowledged, or no event is delivered again.
             self.queue.look_for_errors(&self.host);
         }
         fault
