@@ -41,21 +41,18 @@ fn the_limit_cuts_the_hole_that_it_lies_in() {
     assert_eq!(tree.alloc(0x10, 4, 0x100e), Ok(0x100));
     assert_eq!(tree.alloc(1, 0, 0x1000), Ok(0x1000));
     assert_eq!(tree.alloc(1, 0, 0x10), Ok(0x10));
-    let refused = tree.alloc(1, 0, 0x10);
-    assert!(matches!(refused, Err(BitmapError::NoFit { pages: 1, max_page: 0x10, .. })), "{refused:?}");
+    assert_eq!(tree.alloc(1, 0, 0x10), Err(BitmapError::NoFit));
     assert_eq!(tree.check(), Ok(()));
 }
 
 #[test]
-fn a_second_free_names_the_hole_and_changes_nothing() {
+fn a_second_free_is_refused_and_changes_nothing() {
     let mut tree = HoleTree::new();
     tree.add(0, 100).unwrap();
     let first = tree.alloc(10, 0, 49).unwrap();
     assert_eq!(first, 40);
     tree.free(first, 10).unwrap();
-    let again = BitmapError::NotAllocated { first, pages: 10, hole_start: 0, hole_pages: 100 };
-    assert_eq!(tree.free(first, 10), Err(again));
-    assert_eq!(again.to_string(), "10 pages at page 0x28 are not allocated: 100 pages at 0x0 are free");
+    assert_eq!(tree.free(first, 10), Err(BitmapError::Invalid));
     assert_eq!(tree.iter().collect::<Vec<_>>(), [(0, 100)]);
     assert_eq!(tree.check(), Ok(()));
 }
@@ -63,25 +60,20 @@ fn a_second_free_names_the_hole_and_changes_nothing() {
 #[test]
 fn the_largest_space_and_the_largest_numbers() {
     let mut tree = HoleTree::new();
-    assert_eq!(tree.add(0, 0), Err(BitmapError::Empty));
-    assert_eq!(tree.add(1, u64::MAX), Err(BitmapError::Wraps { first: 1, pages: u64::MAX }));
-    assert_eq!(tree.free(u64::MAX, 1), Err(BitmapError::Wraps { first: u64::MAX, pages: 1 }));
-    assert_eq!(
-        tree.reserve(u64::MAX, u64::MAX),
-        Err(BitmapError::Wraps { first: u64::MAX, pages: u64::MAX })
-    );
+    assert_eq!(tree.add(0, 0), Err(BitmapError::Invalid));
+    assert_eq!(tree.add(1, u64::MAX), Err(BitmapError::Invalid));
+    assert_eq!(tree.free(u64::MAX, 1), Err(BitmapError::Invalid));
+    assert_eq!(tree.reserve(u64::MAX, u64::MAX), Err(BitmapError::Invalid));
     assert_eq!(tree.reserve(0, u64::MAX), Ok(0));
     tree.add(0, u64::MAX).unwrap();
     assert_eq!((tree.free_pages(), tree.largest_hole()), (u64::MAX, u64::MAX));
     assert_eq!(tree.alloc(u64::MAX, MAX_ORDER, u64::MAX), Ok(0));
-    assert!(matches!(tree.alloc(1, 0, u64::MAX), Err(BitmapError::NoFit { free: 0, largest: 0, .. })));
+    assert_eq!(tree.alloc(1, 0, u64::MAX), Err(BitmapError::NoFit));
+    assert_eq!((tree.free_pages(), tree.largest_hole()), (0, 0));
     tree.free(0, u64::MAX).unwrap();
     assert_eq!(tree.alloc(1, MAX_ORDER, u64::MAX), Ok(u64::MAX << MAX_ORDER));
     assert_eq!(tree.alloc(1, 0, 0), Ok(0));
-    assert_eq!(
-        tree.alloc(1, u32::MAX, 0),
-        Err(BitmapError::Alignment { align_order: u32::MAX, max: MAX_ORDER })
-    );
+    assert_eq!(tree.alloc(1, u32::MAX, 0), Err(BitmapError::Invalid));
     assert_eq!(tree.reserve(0, u64::MAX), Ok(u64::MAX - 2));
     assert_eq!((tree.free_pages(), tree.holes()), (0, 0));
     assert_eq!(tree.check(), Ok(()));
@@ -177,7 +169,7 @@ fn holes_that_do_not_serve_are_not_walked() {
         // Just below, in and above the holes that are in the way.
         let max_page = 40 + 32 * round;
         assert_eq!(tree.alloc(8, 4, max_page), Ok(0));
-        assert!(matches!(tree.alloc(8, 4, max_page), Err(BitmapError::NoFit { .. })));
+        assert_eq!(tree.alloc(8, 4, max_page), Err(BitmapError::NoFit));
         tree.free(0, 8).unwrap();
     }
     assert_eq!(tree.check(), Ok(()));

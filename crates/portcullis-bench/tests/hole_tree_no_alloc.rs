@@ -83,7 +83,7 @@ fn what_was_given_back_is_owed_no_more() {
 fn without_memory_nothing_changes() {
     let mut tree = HoleTree::new();
     let (refused, _) = limited(0, || tree.add(0, 100));
-    assert!(matches!(refused, Err(BitmapError::OutOfMemory { nodes: 1, node_bytes: 64 })), "{refused:?}");
+    assert!(matches!(refused, Err(BitmapError::OutOfMemory)), "{refused:?}");
     assert_eq!((tree.holes(), tree.free_pages(), tree.check()), (0, 0, Ok(())));
 
     tree.add(0, 100_000).unwrap();
@@ -96,12 +96,12 @@ fn without_memory_nothing_changes() {
             }
         }
     });
-    assert!(matches!(refused, BitmapError::OutOfMemory { .. }), "{refused:?}");
+    assert!(matches!(refused, BitmapError::OutOfMemory), "{refused:?}");
     let (holes, free) = (tree.holes(), tree.free_pages());
     let before: Vec<_> = tree.iter().collect();
     let (results, _) = limited(0, || (tree.alloc(1, 0, 50), tree.reserve(10, 1)));
-    assert!(matches!(results.0, Err(BitmapError::OutOfMemory { .. })), "{results:?}");
-    assert!(matches!(results.1, Err(BitmapError::OutOfMemory { .. })), "{results:?}");
+    assert!(matches!(results.0, Err(BitmapError::OutOfMemory)), "{results:?}");
+    assert!(matches!(results.1, Err(BitmapError::OutOfMemory)), "{results:?}");
     assert_eq!((tree.holes(), tree.free_pages(), tree.check()), (holes, free, Ok(())));
     assert!(tree.iter().eq(before));
     let (failed, calls) = limited(0, || live.iter().filter(|&&first| tree.free(first, 1).is_err()).count());
@@ -116,7 +116,7 @@ fn freeing_in_pieces_may_need_memory_but_stays_consistent() {
     tree.add(0, 1000).unwrap();
     assert_eq!(tree.alloc(1000, 0, u64::MAX), Ok(0));
     let (refused, _) = limited(0, || (0..1000).step_by(2).find_map(|page| tree.free(page, 1).err()));
-    assert!(matches!(refused, Some(BitmapError::OutOfMemory { .. })), "{refused:?}");
+    assert!(matches!(refused, Some(BitmapError::OutOfMemory)), "{refused:?}");
     assert_eq!(tree.check(), Ok(()));
     let done = tree.holes() as u64;
     for page in (2 * done..1000).step_by(2).chain((1..1000).step_by(2)) {

@@ -53,7 +53,7 @@ impl Pair {
     fn apply(&mut self, op: &Op) -> Result<(), TestCaseError> {
         match *op {
             Op::Add(first, pages) => {
-                let expected = self.model.added(first, pages, u64::MAX);
+                let expected = self.model.freed(first, pages, u64::MAX);
                 prop_assert_eq!(self.tree.add(first, pages), expected.map(|_| ()));
                 if let Ok(end) = expected {
                     self.is_disorderly |= self.live.iter().any(|&(at, len)| first < at + len && at < end);

@@ -21,7 +21,7 @@ fn a_hole_that_fits_exactly_is_found() {
                 }
                 space.add(8 * align, pages).unwrap();
                 assert_eq!(space.alloc(pages, order, u64::MAX), Ok(8 * align), "{pages}, order {order}");
-                assert!(matches!(space.alloc(pages, order, u64::MAX), Err(BitmapError::NoFit { .. })));
+                assert_eq!(space.alloc(pages, order, u64::MAX), Err(BitmapError::NoFit));
                 assert_eq!(space.check(), Ok(()));
             }
         }
@@ -40,20 +40,18 @@ fn the_limit_cuts_the_hole_that_it_lies_in() {
     assert_eq!(space.alloc(0x10, 4, 0x100e), Ok(0x100));
     assert_eq!(space.alloc(1, 0, 0x1000), Ok(0x1000));
     assert_eq!(space.alloc(1, 0, 0x10), Ok(0x10));
-    let refused = space.alloc(1, 0, 0x10);
-    assert!(matches!(refused, Err(BitmapError::NoFit { pages: 1, max_page: 0x10, .. })), "{refused:?}");
+    assert_eq!(space.alloc(1, 0, 0x10), Err(BitmapError::NoFit));
     assert_eq!(space.check(), Ok(()));
 }
 
 #[test]
-fn a_second_free_names_the_hole_and_changes_nothing() {
+fn a_second_free_is_refused_and_changes_nothing() {
     let mut space = Bitmap::new(Placement::TopDown);
     space.add(0, 5000).unwrap();
     let first = space.alloc(10, 0, 2999).unwrap();
     assert_eq!(first, 2990);
     space.free(first, 10).unwrap();
-    let again = BitmapError::NotAllocated { first, pages: 10, hole_start: 0, hole_pages: 5000 };
-    assert_eq!(space.free(first, 10), Err(again));
+    assert_eq!(space.free(first, 10), Err(BitmapError::Invalid));
     assert_eq!(space.iter().collect::<Vec<_>>(), [(0, 5000)]);
     assert_eq!(space.check(), Ok(()));
 }
@@ -61,36 +59,25 @@ fn a_second_free_names_the_hole_and_changes_nothing() {
 #[test]
 fn the_largest_space_and_the_largest_numbers() {
     let mut space = Bitmap::new(Placement::TopDown);
-    assert_eq!(
-        space.alloc(1, 0, u64::MAX).unwrap_err().to_string().split(':').next_back(),
-        Some(" 0 pages are free, 0 in the largest hole")
-    );
-    assert_eq!(space.add(0, 0), Err(BitmapError::Empty));
-    assert_eq!(space.add(1, END), Err(BitmapError::Wraps { first: 1, pages: END }));
-    assert_eq!(space.add(END, 1), Err(BitmapError::Wraps { first: END, pages: 1 }));
-    assert_eq!(space.free(u64::MAX, 1), Err(BitmapError::Wraps { first: u64::MAX, pages: 1 }));
-    assert_eq!(
-        space.reserve(u64::MAX, u64::MAX),
-        Err(BitmapError::Wraps { first: u64::MAX, pages: u64::MAX })
-    );
+    assert_eq!(space.alloc(1, 0, u64::MAX), Err(BitmapError::NoFit));
+    assert_eq!((space.free_pages(), space.largest_hole()), (0, 0));
+    assert_eq!(space.add(0, 0), Err(BitmapError::Invalid));
+    assert_eq!(space.add(1, END), Err(BitmapError::Invalid));
+    assert_eq!(space.add(END, 1), Err(BitmapError::Invalid));
+    assert_eq!(space.free(u64::MAX, 1), Err(BitmapError::Invalid));
+    assert_eq!(space.reserve(u64::MAX, u64::MAX), Err(BitmapError::Invalid));
+    assert_eq!(space.free(u64::MAX, 0), Err(BitmapError::Invalid));
     assert_eq!(space.reserve(0, u64::MAX), Ok(0));
     space.add(0, END).unwrap();
     assert_eq!((space.free_pages(), space.largest_hole()), (END, END));
     assert_eq!(space.alloc(END, MAX_ORDER, u64::MAX), Ok(0));
-    assert!(matches!(
-        space.alloc(u64::MAX, 0, u64::MAX),
-        Err(BitmapError::NoFit { free: 0, largest: 0, .. })
-    ));
+    assert_eq!(space.alloc(u64::MAX, 0, u64::MAX), Err(BitmapError::NoFit));
+    assert_eq!((space.free_pages(), space.largest_hole()), (0, 0));
     space.free(0, END).unwrap();
     assert_eq!(space.alloc(1, MAX_ORDER, u64::MAX), Ok(END - (1 << MAX_ORDER)));
     assert_eq!(space.alloc(1, 0, 0), Ok(0));
-    let refused = BitmapError::Alignment { align_order: u32::MAX, max: MAX_ORDER };
-    assert_eq!(space.alloc(1, u32::MAX, 0), Err(refused));
-    assert_eq!(space.alloc(0, u32::MAX, 0), Err(BitmapError::Empty));
-    let mut out = [0; 2];
-    assert_eq!(space.alloc_run(1, 0, u64::MAX, &mut out), Ok(2));
-    assert_eq!(space.alloc_run(1, u32::MAX, u64::MAX, &mut out), Err(refused));
-    out.into_iter().for_each(|page| space.free(page, 1).unwrap());
+    assert_eq!(space.alloc(1, u32::MAX, 0), Err(BitmapError::Invalid));
+    assert_eq!(space.alloc(0, u32::MAX, 0), Err(BitmapError::Invalid));
     assert_eq!(space.reserve(0, u64::MAX), Ok(END - 2));
     assert_eq!((space.free_pages(), space.iter().count()), (0, 0));
     assert_eq!(space.check(), Ok(()));
@@ -124,7 +111,7 @@ fn holes_that_do_not_serve_are_not_walked() {
         // Just below, in and above the holes that are in the way.
         let max_page = 40 + 32 * round;
         assert_eq!(space.alloc(8, 4, max_page), Ok(0));
-        assert!(matches!(space.alloc(8, 4, max_page), Err(BitmapError::NoFit { .. })));
+        assert_eq!(space.alloc(8, 4, max_page), Err(BitmapError::NoFit));
         space.free(0, 8).unwrap();
     }
     assert_eq!(space.check(), Ok(()));

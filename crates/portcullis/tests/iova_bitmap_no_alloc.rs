@@ -94,7 +94,7 @@ fn huge_ranges_given_back_whole_need_no_memory() {
         let ranges = [(1_u64 << 35, 18), ((1 << 30) + 12345, 0), ((1 << 18) + 1, 3)];
         let live = ranges.map(|(pages, order)| (space.alloc(pages, order, u64::MAX).unwrap(), pages));
         let (part, calls) = limited(0, || space.free(live[0].0 + (1 << 20) + 1, 1));
-        assert!(matches!(part, Err(BitmapError::OutOfMemory { .. })), "{part:?}");
+        assert!(matches!(part, Err(BitmapError::OutOfMemory)), "{part:?}");
         assert!(calls > 0);
         assert_eq!(space.check(), Ok(()));
         let (refused, calls) =
@@ -117,7 +117,7 @@ fn without_memory_nothing_changes() {
             let grants = rng.below(2) as usize;
             let before = (space.free_pages(), space.largest_hole());
             let (result, _) = limited(grants, || space.alloc(pages, order, max_page));
-            if let Err(BitmapError::OutOfMemory { .. }) = result {
+            if let Err(BitmapError::OutOfMemory) = result {
                 short += 1;
                 assert_eq!((space.free_pages(), space.largest_hole()), before);
             } else {
@@ -146,7 +146,7 @@ fn without_memory_nothing_changes() {
 fn an_empty_space_without_memory_stays_empty() {
     let mut space = Bitmap::new(Placement::TopDown);
     let (refused, _) = limited(0, || space.add(0, 100));
-    assert!(matches!(refused, Err(BitmapError::OutOfMemory { .. })), "{refused:?}");
+    assert!(matches!(refused, Err(BitmapError::OutOfMemory)), "{refused:?}");
     assert_eq!((space.free_pages(), space.largest_hole(), space.memory_bytes()), (0, 0, 0));
     assert_eq!(space.check(), Ok(()));
     assert_eq!(space.iter().count(), 0);

@@ -72,16 +72,10 @@ impl HoleTree {
     /// O(log n); may allocate, which then copies all nodes.
     ///
     /// # Errors
-    /// [`BitmapError::Empty`], [`BitmapError::Wraps`], [`BitmapError::AlreadyFree`] where a page of the range is
-    /// free already, [`BitmapError::OutOfMemory`]. Nothing has changed then.
+    /// [`BitmapError::Invalid`], [`BitmapError::OutOfMemory`]. Nothing has changed then.
     pub fn add(&mut self, first: u64, pages: u64) -> Result<(), BitmapError> {
         let end = end_of(first, pages)?;
-        let gap = self.gap(first, end).map_err(|(hole_start, hole_pages)| BitmapError::AlreadyFree {
-            first,
-            pages,
-            hole_start,
-            hole_pages,
-        })?;
+        let gap = self.gap(first, end).ok_or(BitmapError::Invalid)?;
         // New pages between two holes join what would otherwise stay two runs forever; next to one hole
         // they make its run longer; elsewhere they may be a run of their own.
         let runs = match (gap.before, gap.after) {
@@ -102,7 +96,7 @@ impl HoleTree {
     /// O((1 + m) log n) with `m` holes in the range; may allocate, which then copies all nodes.
     ///
     /// # Errors
-    /// [`BitmapError::Empty`], [`BitmapError::Wraps`], [`BitmapError::OutOfMemory`]. Nothing has changed then.
+    /// [`BitmapError::Invalid`], [`BitmapError::OutOfMemory`]. Nothing has changed then.
     pub fn reserve(&mut self, first: u64, pages: u64) -> Result<u64, BitmapError> {
         let end = end_of(first, pages)?;
         let mut path = Path::new();
@@ -136,19 +130,14 @@ impl HoleTree {
     /// May allocate the node that giving the pages back may need, which then copies all nodes.
     ///
     /// # Errors
-    /// [`BitmapError::Empty`], [`BitmapError::Alignment`] for an order above [`MAX_ORDER`],
-    /// [`BitmapError::NoFit`], [`BitmapError::OutOfMemory`]. Nothing has changed then.
+    /// [`BitmapError::NoFit`], [`BitmapError::Invalid`], [`BitmapError::OutOfMemory`]. Nothing has changed then.
     pub fn alloc(&mut self, pages: u64, align_order: u32, max_page: u64) -> Result<u64, BitmapError> {
-        if pages == 0 {
-            return Err(BitmapError::Empty);
-        }
-        if align_order > MAX_ORDER {
-            return Err(BitmapError::Alignment { align_order, max: MAX_ORDER });
+        if pages == 0 || align_order > MAX_ORDER {
+            return Err(BitmapError::Invalid);
         }
         let mut path = Path::new();
         let Some(first) = self.find(pages, align_order, max_page, &mut path) else {
-            let (free, largest) = (self.free_pages, self.largest_hole());
-            return Err(BitmapError::NoFit { pages, align_order, max_page, free, largest });
+            return Err(BitmapError::NoFit);
         };
         self.ensure(self.live.saturating_add(1).saturating_add(self.runs))?;
         self.carve(&mut path, first, pages)?;
@@ -167,17 +156,11 @@ impl HoleTree {
     /// what is free: giving back pages that were reserved or never added is not noticed.
     ///
     /// # Errors
-    /// [`BitmapError::NotAllocated`] where a page of the range is free already, [`BitmapError::Empty`],
-    /// [`BitmapError::Wraps`]; [`BitmapError::OutOfMemory`] only after frees in pieces, as described above.
+    /// [`BitmapError::Invalid`]; [`BitmapError::OutOfMemory`] only after frees in pieces, as described above.
     /// Nothing has changed then.
     pub fn free(&mut self, first: u64, pages: u64) -> Result<(), BitmapError> {
         let end = end_of(first, pages)?;
-        let gap = self.gap(first, end).map_err(|(hole_start, hole_pages)| BitmapError::NotAllocated {
-            first,
-            pages,
-            hole_start,
-            hole_pages,
-        })?;
+        let gap = self.gap(first, end).ok_or(BitmapError::Invalid)?;
         self.fill(gap, first, pages)?;
         self.used = self.used.saturating_sub(pages);
         let most = usize::try_from(self.used).unwrap_or(usize::MAX);
@@ -299,16 +282,15 @@ impl HoleTree {
         if needed <= self.nodes.capacity() {
             return Ok(());
         }
-        let error = BitmapError::OutOfMemory { nodes: needed, node_bytes: size_of::<Node>() };
         if needed >= NIL as usize {
-            return Err(error);
+            return Err(BitmapError::OutOfMemory);
         }
         let additional = needed.saturating_sub(self.nodes.len());
         // Doubling keeps the cost per allocation constant. Under pressure just enough is better than nothing.
         self.nodes
             .try_reserve(additional)
             .or_else(|_| self.nodes.try_reserve_exact(additional))
-            .map_err(|_| error)
+            .map_err(|_| BitmapError::OutOfMemory)
     }
 
     /// A new node for a hole, not linked anywhere. Allocates only if there is none that was paid for.
@@ -350,8 +332,5 @@ impl fmt::Debug for HoleTree {
 
 /// The page behind a range.
 fn end_of(first: u64, pages: u64) -> Result<u64, BitmapError> {
-    if pages == 0 {
-        return Err(BitmapError::Empty);
-    }
-    first.checked_add(pages).ok_or(BitmapError::Wraps { first, pages })
+    first.checked_add(pages).filter(|end| *end > first).ok_or(BitmapError::Invalid)
 }

@@ -34,7 +34,7 @@ impl Backing {
     /// `end_page`.
     pub(super) fn alloc(&mut self, pages: u64, order: u32, end_page: u64) -> Result<u64, BitmapError> {
         let order = order.min(MAX_ORDER);
-        let page = self.bitmap.alloc(pages, order, last_below(end_page, pages, order)?)?;
+        let page = self.bitmap.alloc(pages, order, last_below(end_page)?)?;
         self.least_free = self.least_free.min(self.free_pages());
         Ok(page)
     }
@@ -79,7 +79,7 @@ impl Backing {
     }
 
     /// Pages of the largest hole.
-    pub(super) fn largest_hole(&self) -> u64 {
+    pub(super) fn largest_hole(&mut self) -> u64 {
         self.bitmap.largest_hole()
     }
 
@@ -90,9 +90,8 @@ impl Backing {
 }
 
 /// The last page below `end_page`, for a request that there is none for below page 0.
-fn last_below(end_page: u64, pages: u64, align_order: u32) -> Result<u64, BitmapError> {
-    let none = BitmapError::NoFit { pages, align_order, max_page: 0, free: 0, largest: 0 };
-    end_page.checked_sub(1).ok_or(none)
+fn last_below(end_page: u64) -> Result<u64, BitmapError> {
+    end_page.checked_sub(1).ok_or(BitmapError::NoFit)
 }
 
 #[cfg(all(test, not(loom)))]

@@ -40,7 +40,6 @@ use core::fmt;
 
 mod change;
 mod check;
-mod error;
 mod fit;
 mod leaf;
 mod node;
@@ -54,13 +53,27 @@ mod stale;
 mod store;
 
 use super::placement::Placement;
-pub use error::BitmapError;
 use fit::{Fit, LEAF_PAGES};
 use node::{Link, MAX_LEVEL};
 use path::{Path, Spine};
 pub use runs::MAX_ORDER;
 use search::is_natural;
 use store::Store;
+
+/// Why the free space could not be changed. Nothing was changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum BitmapError {
+    /// No hole can take the request.
+    #[error("no hole takes the request")]
+    NoFit,
+    /// There is no memory for the nodes that the change may come to need.
+    #[error("no memory for the bitmap's nodes")]
+    OutOfMemory,
+    /// The range has no pages, or pages from `2^54` on; a page to be given back or added is free already; or the
+    /// alignment is above [`MAX_ORDER`].
+    #[error("no such range can be taken, added or given back")]
+    Invalid,
+}
 
 /// The free pages of an I/O virtual address space, as a hierarchical bitmap.
 ///
@@ -108,14 +121,10 @@ impl Bitmap {
     /// O(h), and the bits that the range has; may allocate, at most two times `h` nodes and two leaves.
     ///
     /// # Errors
-    /// [`BitmapError::Empty`], [`BitmapError::Wraps`] for pages from `2^54` on, [`BitmapError::AlreadyFree`] where
-    /// a page of the range is free already, [`BitmapError::OutOfMemory`]. Nothing has changed then.
+    /// [`BitmapError::Invalid`], [`BitmapError::OutOfMemory`]. Nothing has changed then.
     pub fn add(&mut self, first: u64, pages: u64) -> Result<(), BitmapError> {
         let end = end_of(first, pages)?;
-        if let Some((hole_start, hole_pages)) = self.overlapped(first, end) {
-            return Err(BitmapError::AlreadyFree { first, pages, hole_start, hole_pages });
-        }
-        self.declare_free(first, end)
+        if self.is_any_free(first, end) { Err(BitmapError::Invalid) } else { self.declare_free(first, end) }
     }
 
     /// Takes whatever is free of `[first, first + pages)` out of the free space for good, and returns how
@@ -125,12 +134,11 @@ impl Bitmap {
     /// two leaves.
     ///
     /// # Errors
-    /// [`BitmapError::Empty`], [`BitmapError::Wraps`], [`BitmapError::OutOfMemory`]. Nothing has changed then.
+    /// [`BitmapError::Invalid`] for a range that is empty or wraps, [`BitmapError::OutOfMemory`]. Nothing has changed
+    /// then.
     pub fn reserve(&mut self, first: u64, pages: u64) -> Result<u64, BitmapError> {
-        if pages == 0 {
-            return Err(BitmapError::Empty);
-        }
-        let end = first.checked_add(pages).ok_or(BitmapError::Wraps { first, pages })?.min(self.end());
+        let end =
+            first.checked_add(pages).filter(|end| *end > first).ok_or(BitmapError::Invalid)?.min(self.end());
         if first >= end {
             return Ok(0);
         }
@@ -144,7 +152,7 @@ impl Bitmap {
     /// [`Placement`] says.
     ///
     /// O(h) with natural alignment up to 512 pages, in the worst case, and exact: it fails for want of space
-    /// only where no placement exists. Other requests, and one that fails, first catch up with what earlier
+    /// only where no placement exists. Other requests first catch up with what earlier
     /// calls left to be computed: O(h) for each of these calls, and at most one step for every 2^12 pages in
     /// use. A step may look at 2^12 bits if the request could lie inside 512 pages.
     ///
@@ -152,20 +160,19 @@ impl Bitmap {
     /// 101 bytes for every 512 pages, up to 2^18 pages, and `h` nodes of 256 bytes at either end.
     ///
     /// # Errors
-    /// [`BitmapError::Empty`], [`BitmapError::Alignment`] for an order above [`MAX_ORDER`],
-    /// [`BitmapError::NoFit`], [`BitmapError::OutOfMemory`]. Nothing has changed then.
+    /// [`BitmapError::NoFit`], [`BitmapError::Invalid`], [`BitmapError::OutOfMemory`]. Nothing has changed then.
     #[inline]
     pub fn alloc(&mut self, pages: u64, align_order: u32, max_page: u64) -> Result<u64, BitmapError> {
         let mut page = [0];
         match self.take_run(pages, align_order, (0, max_page), &mut page)? {
-            0 => Err(self.no_fit(pages, align_order, max_page)),
+            0 => Err(BitmapError::NoFit),
             _ => Ok(page[0]),
         }
     }
 
     /// Takes a range of `pages` pages for each place in `out`, as so many calls of [`Bitmap::alloc`] would, and
     /// writes their first pages there. Returns how many it took: fewer only where nothing fits any more, or
-    /// memory is short.
+    /// memory is short. A preferred place that begins before page `first` is none.
     ///
     /// The places are those of so many single calls, in that order. Ranges with natural alignment that lie in
     /// the same leaf of 512 pages are found and entered together.
@@ -173,22 +180,7 @@ impl Bitmap {
     /// Costs at most as much as the single calls; may allocate as they may.
     ///
     /// # Errors
-    /// As [`Bitmap::alloc`] where there is not even one.
-    pub fn alloc_run(
-        &mut self,
-        pages: u64,
-        align_order: u32,
-        max_page: u64,
-        out: &mut [u64],
-    ) -> Result<usize, BitmapError> {
-        match self.take_runs(pages, align_order, (0, max_page), out)? {
-            0 if !out.is_empty() => Err(self.no_fit(pages, align_order, max_page)),
-            taken => Ok(taken),
-        }
-    }
-
-    /// The same, but 0 where there is not even one place. A preferred place that begins before page `first`
-    /// is none.
+    /// [`BitmapError::Invalid`]; [`BitmapError::OutOfMemory`] where there is not even one.
     pub(super) fn take_runs(
         &mut self,
         pages: u64,
@@ -218,8 +210,7 @@ impl Bitmap {
     /// may need memory.
     ///
     /// # Errors
-    /// [`BitmapError::NotAllocated`] where a page of the range is free already, [`BitmapError::Empty`],
-    /// [`BitmapError::Wraps`]; [`BitmapError::OutOfMemory`] only as described above. Nothing has changed then.
+    /// [`BitmapError::Invalid`]; [`BitmapError::OutOfMemory`] only as described above. Nothing has changed then.
     #[inline]
     pub fn free(&mut self, first: u64, pages: u64) -> Result<(), BitmapError> {
         let end = end_of(first, pages)?;
@@ -232,8 +223,7 @@ impl Bitmap {
         } else if !self.is_any_free(first, end) {
             return self.declare_free(first, end);
         }
-        let (hole_start, hole_pages) = self.overlapped(first, end).unwrap_or((first, 0));
-        Err(BitmapError::NotAllocated { first, pages, hole_start, hole_pages })
+        Err(BitmapError::Invalid)
     }
 
     /// The number of free pages. Constant time; does not allocate.
@@ -241,17 +231,19 @@ impl Bitmap {
         self.free_pages
     }
 
-    /// The number of pages in the largest hole; 0 if nothing is free. Looks at all holes unless the last
-    /// request was one that found no place, or one that does not have natural alignment. Does not allocate.
-    pub fn largest_hole(&self) -> u64 {
-        if self.top > 0 {
-            let node = self.store.node(self.root);
-            let (across, inside) = (node.runs.longest(0), node.loose.longest(0));
-            if !node.is_runs_stale && (across >= LEAF_PAGES.into() || !node.is_loose_stale) {
-                return across.max(inside);
-            }
+    /// The number of pages in the largest hole; 0 if nothing is free. First catches up with what earlier calls left
+    /// to be computed, as [`Bitmap::alloc`]. Does not allocate.
+    pub fn largest_hole(&mut self) -> u64 {
+        if self.top == 0 {
+            return 0;
         }
-        self.iter().map(|hole| hole.1).max().unwrap_or(0)
+        self.refresh_runs();
+        let across = self.store.node(self.root).runs.longest(0);
+        if across >= LEAF_PAGES.into() {
+            return across;
+        }
+        self.refresh_loose();
+        across.max(self.store.node(self.root).loose.longest(0))
     }
 
     /// Bytes of heap memory held: 64 for every leaf and 256 for every node, used or not. Constant time; does
@@ -288,11 +280,8 @@ impl Bitmap {
         (from, max_page): (u64, u64),
         out: &mut [u64],
     ) -> Result<usize, BitmapError> {
-        if pages == 0 {
-            return Err(BitmapError::Empty);
-        }
-        if align_order > MAX_ORDER {
-            return Err(BitmapError::Alignment { align_order, max: MAX_ORDER });
+        if pages == 0 || align_order > MAX_ORDER {
+            return Err(BitmapError::Invalid);
         }
         let limit = max_page.saturating_add(1);
         let mut path = Path::new();
@@ -319,40 +308,12 @@ impl Bitmap {
         self.cover(end)?;
         self.paint(first, end, Link::FREE)
     }
-
-    /// The lowest hole that a range overlaps.
-    #[cold]
-    fn overlapped(&self, first: u64, end: u64) -> Option<(u64, u64)> {
-        let free = self.first_in(first, end, true)?;
-        let start = self.last_in(0, free, false).map_or(0, |used| used + 1);
-        let end = self.first_in(free, self.end(), false).unwrap_or(self.end());
-        Some((start, end - start))
-    }
-
-    /// Why a request failed that has no fit.
-    #[cold]
-    fn no_fit(&mut self, pages: u64, align_order: u32, max_page: u64) -> BitmapError {
-        BitmapError::NoFit {
-            pages,
-            align_order,
-            max_page,
-            free: self.free_pages,
-            largest: {
-                self.refresh_runs();
-                if self.top > 0 && self.store.node(self.root).runs.longest(0) < LEAF_PAGES.into() {
-                    self.refresh_loose();
-                }
-                self.largest_hole()
-            },
-        }
-    }
 }
 
 impl fmt::Debug for Bitmap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Bitmap")
             .field("free_pages", &self.free_pages)
-            .field("largest_hole", &self.largest_hole())
             .field("placement", &self.placement)
             .field("nodes", &self.store.used().nodes)
             .field("leaves", &self.store.used().leaves)
@@ -363,9 +324,6 @@ impl fmt::Debug for Bitmap {
 /// The page behind a range.
 #[inline]
 fn end_of(first: u64, pages: u64) -> Result<u64, BitmapError> {
-    if pages == 0 {
-        return Err(BitmapError::Empty);
-    }
-    let end = first.checked_add(pages).filter(|end| *end <= node::pages(MAX_LEVEL));
-    end.ok_or(BitmapError::Wraps { first, pages })
+    let end = first.checked_add(pages).filter(|end| *end > first && *end <= node::pages(MAX_LEVEL));
+    end.ok_or(BitmapError::Invalid)
 }

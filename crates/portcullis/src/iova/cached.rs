@@ -167,7 +167,7 @@ impl Cached {
                 return Ok(take());
             }
         }
-        Err(BitmapError::NoFit { pages, align_order: order, max_page: end_page, free: 0, largest: 0 })
+        Err(BitmapError::NoFit)
     }
 
     /// Fetches ranges for a list, which is empty: at least one, unless the CPU is to keep none. Returns
@@ -197,7 +197,7 @@ impl Cached {
             }
         }
         if no_memory > 0 && no_memory == fetched {
-            return Err(BitmapError::OutOfMemory { nodes: 0, node_bytes: 0 });
+            return Err(BitmapError::OutOfMemory);
         }
         Ok(fetched > 0 || pages.is_empty())
     }

@@ -328,7 +328,7 @@ impl IovaSpace {
     ) -> Result<IovaRange, IovaError> {
         match page {
             Ok(page) => Ok(self.range(page, request.pages)),
-            Err(BitmapError::OutOfMemory { .. }) => Err(IovaError::OutOfMemory),
+            Err(BitmapError::OutOfMemory) => Err(IovaError::OutOfMemory),
             Err(_) => Err(self.exhausted(len, limit)),
         }
     }
@@ -347,7 +347,7 @@ impl IovaSpace {
         let page = self.backing.lock().alloc(pages, request.order, request.end_page)?;
         if self.cached.hand_out(page, request.pages, request.order, owner).is_err() {
             self.backing.lock().free(page, pages);
-            return Err(BitmapError::OutOfMemory { nodes: 0, node_bytes: 0 });
+            return Err(BitmapError::OutOfMemory);
         }
         Ok(page)
     }

@@ -56,20 +56,10 @@ impl List {
         self.holes().into_iter().find(|&(start, pages)| start < end && first < start + pages)
     }
 
-    /// What giving back a range says in a space of `most` pages, or the page behind the range.
+    /// What giving back or adding a range says in a space of `most` pages, or the page behind the range.
     pub fn freed(&self, first: u64, pages: u64, most: u64) -> Result<u64, BitmapError> {
         let end = end_of(first, pages, most)?;
-        self.overlapped(first, end).map_or(Ok(end), |(hole_start, hole_pages)| {
-            Err(BitmapError::NotAllocated { first, pages, hole_start, hole_pages })
-        })
-    }
-
-    /// What adding a range says in a space of `most` pages, or the page behind the range.
-    pub fn added(&self, first: u64, pages: u64, most: u64) -> Result<u64, BitmapError> {
-        let end = end_of(first, pages, most)?;
-        self.overlapped(first, end).map_or(Ok(end), |(hole_start, hole_pages)| {
-            Err(BitmapError::AlreadyFree { first, pages, hole_start, hole_pages })
-        })
+        self.overlapped(first, end).map_or(Ok(end), |_| Err(BitmapError::Invalid))
     }
 
     /// What an allocation gives.
@@ -80,16 +70,10 @@ impl List {
         max_page: u64,
         placement: Placement,
     ) -> Result<u64, BitmapError> {
-        if pages == 0 {
-            return Err(BitmapError::Empty);
+        if pages == 0 || align_order > MAX_ORDER {
+            return Err(BitmapError::Invalid);
         }
-        if align_order > MAX_ORDER {
-            return Err(BitmapError::Alignment { align_order, max: MAX_ORDER });
-        }
-        self.place(pages, align_order, max_page, placement).ok_or_else(|| {
-            let (free, largest) = (self.free_pages(), self.largest_hole());
-            BitmapError::NoFit { pages, align_order, max_page, free, largest }
-        })
+        self.place(pages, align_order, max_page, placement).ok_or(BitmapError::NoFit)
     }
 
     pub fn free_pages(&self) -> u64 {
@@ -103,10 +87,8 @@ impl List {
 
 /// What a range is refused for in any space, or the page behind it, which is `most` at the most.
 pub fn end_of(first: u64, pages: u64, most: u64) -> Result<u64, BitmapError> {
-    if pages == 0 {
-        return Err(BitmapError::Empty);
-    }
-    first.checked_add(pages).filter(|end| *end <= most).ok_or(BitmapError::Wraps { first, pages })
+    let end = first.checked_add(pages).filter(|end| pages > 0 && *end <= most);
+    end.ok_or(BitmapError::Invalid)
 }
 
 /// Sizes on either side of every power of two.

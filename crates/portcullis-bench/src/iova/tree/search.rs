@@ -76,7 +76,7 @@ impl HoleTree {
     }
 
     /// Where `[first, end)` belongs among the holes, or the lowest hole it overlaps.
-    pub(super) fn gap(&self, first: u64, end: u64) -> Result<Gap, (u64, u64)> {
+    pub(super) fn gap(&self, first: u64, end: u64) -> Option<Gap> {
         // The neighbours of a key that is absent both lie on the way to the place it would have.
         let mut path = Path::new();
         let (mut before, mut after) = (None, None);
@@ -93,12 +93,12 @@ impl HoleTree {
             }
         }
         let overlap = |(_, node): &(usize, &Node)| node.start < end && first < node.end();
-        if let Some((_, hole)) = before.filter(overlap).or(after.filter(overlap)) {
-            return Err((hole.start, hole.pages));
+        if before.filter(overlap).or(after.filter(overlap)).is_some() {
+            return None;
         }
         let before_touches = before.filter(|(_, node)| node.end() == first).map(|(depth, _)| depth);
         let after_touches = after.filter(|(_, node)| node.start == end).map(|(depth, _)| depth);
-        Ok(Gap { path, before: before_touches, after: after_touches })
+        Some(Gap { path, before: before_touches, after: after_touches })
     }
 }
 

@@ -2,7 +2,7 @@
 //! which is most ranges with natural alignment from the size of a leaf up; and what follows above.
 
 use super::Bitmap;
-use super::error::BitmapError;
+use super::BitmapError;
 use super::fit::{FitBits, LEAF_PAGES};
 use super::node::{FAN, Link, base, bits, pages as pages_of, slot};
 use super::path::{Path, in_leaf};

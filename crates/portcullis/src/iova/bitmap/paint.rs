@@ -1,7 +1,7 @@
 //! The general case: a change of any range, and the room for it.
 
 use super::Bitmap;
-use super::error::BitmapError;
+use super::BitmapError;
 use super::fit::Fit;
 use super::leaf::Leaf;
 use super::node::{FAN, Link, MAX_LEVEL, Node, pages};

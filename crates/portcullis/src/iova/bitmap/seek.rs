@@ -17,12 +17,6 @@ impl Bitmap {
         if from >= to { None } else { self.first_below(self.root, self.top, 0, from, to, free) }
     }
 
-    /// The last page of `[from, to)` that is free, or that is used. Costs as [`Bitmap::first_in`].
-    pub(super) fn last_in(&self, from: u64, to: u64, free: bool) -> Option<u64> {
-        let to = to.min(self.end());
-        if from >= to { None } else { self.last_below(self.root, self.top, 0, from, to, free) }
-    }
-
     fn first_below(&self, number: u32, level: u32, base: u64, from: u64, to: u64, free: bool) -> Option<u64> {
         (0..FAN).find_map(|block| {
             let start = base + block as u64 * pages(level - 1);
@@ -34,22 +28,6 @@ impl Bitmap {
                 Err(child) => {
                     let page = start + u64::from(self.store.leaf(child).first(in_leaf(from), free)?);
                     (page < to).then_some(page)
-                }
-            }
-        })
-    }
-
-    fn last_below(&self, number: u32, level: u32, base: u64, from: u64, to: u64, free: bool) -> Option<u64> {
-        (0..FAN).rev().find_map(|block| {
-            let start = base + block as u64 * pages(level - 1);
-            let (from, to) = (from.max(start), to.min(start + pages(level - 1)));
-            match self.uniform(number, level, block) {
-                _ if from >= to => None,
-                Ok(state) => (state == free).then_some(to - 1),
-                Err(child) if level > 1 => self.last_below(child, level - 1, start, from, to, free),
-                Err(child) => {
-                    let page = start + u64::from(self.store.leaf(child).last(in_leaf(to - 1) + 1, free)?);
-                    (page >= from).then_some(page)
                 }
             }
         })

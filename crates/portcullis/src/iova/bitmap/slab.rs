@@ -1,6 +1,6 @@
 //! Entries in an array: taking one that was paid for never allocates.
 
-use super::error::BitmapError;
+use super::BitmapError;
 use alloc::vec::Vec;
 
 /// No entry.
@@ -40,10 +40,9 @@ impl<T: Entry> Slab<T> {
             return Ok(());
         }
         let needed = self.used.saturating_add(more);
-        let error = BitmapError::OutOfMemory { nodes: needed, node_bytes: size_of::<T>() };
         // The numbers at the end are not entries, here or for links.
         if needed > (u32::MAX - 16) as usize {
-            return Err(error);
+            return Err(BitmapError::OutOfMemory);
         }
         // A constant factor keeps the cost per entry constant; half keeps small spaces small. Under
         // pressure just enough is better than nothing.
@@ -52,7 +51,7 @@ impl<T: Entry> Slab<T> {
         self.entries
             .try_reserve_exact(ample.saturating_sub(len))
             .or_else(|_| self.entries.try_reserve_exact(needed.saturating_sub(len)))
-            .map_err(|_| error)
+            .map_err(|_| BitmapError::OutOfMemory)
     }
 
     /// Takes an entry. Does not allocate after [`Slab::ensure`].

@@ -1,6 +1,6 @@
 //! All nodes and leaves, and what is set aside of them: taking what was paid for never allocates.
 
-use super::error::BitmapError;
+use super::BitmapError;
 use super::leaf::Leaf;
 use super::node::{FAN, Node};
 use super::slab::Slab;
