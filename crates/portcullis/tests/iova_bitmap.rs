@@ -33,14 +33,14 @@ fn the_limit_cuts_the_hole_that_it_lies_in() {
     let mut space = Bitmap::new(Placement::TopDown);
     space.add(0x10, 0x100).unwrap();
     space.add(0x1000, 0x1000).unwrap();
-    // 0x17f0..=0x17ff ends on the limit; one page less and the hole still serves it, further down.
-    assert_eq!(space.alloc(0x10, 4, 0x17ff), Ok(0x17f0));
-    assert_eq!(space.alloc(0x10, 4, 0x17fe), Ok(0x17e0));
+    // 0x17f0..0x1800 ends on the limit; one page less and the hole still serves it, further down.
+    assert_eq!(space.alloc(0x10, 4, 0x1800), Ok(0x17f0));
+    assert_eq!(space.alloc(0x10, 4, 0x17ff), Ok(0x17e0));
     // Within the limit the upper hole has too little: the lower one is next.
-    assert_eq!(space.alloc(0x10, 4, 0x100e), Ok(0x100));
-    assert_eq!(space.alloc(1, 0, 0x1000), Ok(0x1000));
-    assert_eq!(space.alloc(1, 0, 0x10), Ok(0x10));
-    assert_eq!(space.alloc(1, 0, 0x10), Err(BitmapError::NoFit));
+    assert_eq!(space.alloc(0x10, 4, 0x100f), Ok(0x100));
+    assert_eq!(space.alloc(1, 0, 0x1001), Ok(0x1000));
+    assert_eq!(space.alloc(1, 0, 0x11), Ok(0x10));
+    assert_eq!(space.alloc(1, 0, 0x11), Err(BitmapError::NoFit));
     assert_eq!(space.check(), Ok(()));
 }
 
@@ -48,7 +48,7 @@ fn the_limit_cuts_the_hole_that_it_lies_in() {
 fn a_second_free_is_refused_and_changes_nothing() {
     let mut space = Bitmap::new(Placement::TopDown);
     space.add(0, 5000).unwrap();
-    let first = space.alloc(10, 0, 2999).unwrap();
+    let first = space.alloc(10, 0, 3000).unwrap();
     assert_eq!(first, 2990);
     space.free(first, 10).unwrap();
     assert_eq!(space.free(first, 10), Err(BitmapError::Invalid));
@@ -75,9 +75,11 @@ fn the_largest_space_and_the_largest_numbers() {
     assert_eq!((space.free_pages(), space.largest_hole()), (0, 0));
     space.free(0, END).unwrap();
     assert_eq!(space.alloc(1, MAX_ORDER, u64::MAX), Ok(END - (1 << MAX_ORDER)));
-    assert_eq!(space.alloc(1, 0, 0), Ok(0));
+    assert_eq!(space.alloc(1, 0, 0), Err(BitmapError::NoFit));
+    assert_eq!(space.alloc(1, 0, 1), Ok(0));
     assert_eq!(space.alloc(1, u32::MAX, 0), Err(BitmapError::Invalid));
     assert_eq!(space.alloc(0, u32::MAX, 0), Err(BitmapError::Invalid));
+    assert_eq!(space.alloc_run(u32::MAX, (0, END), &mut [0; 2]), Err(BitmapError::Invalid));
     assert_eq!(space.reserve(0, u64::MAX), Ok(END - 2));
     assert_eq!((space.free_pages(), space.iter().count()), (0, 0));
     assert_eq!(space.check(), Ok(()));
@@ -109,9 +111,9 @@ fn holes_that_do_not_serve_are_not_walked() {
     }
     for round in 0..HOLES {
         // Just below, in and above the holes that are in the way.
-        let max_page = 40 + 32 * round;
-        assert_eq!(space.alloc(8, 4, max_page), Ok(0));
-        assert_eq!(space.alloc(8, 4, max_page), Err(BitmapError::NoFit));
+        let end = 41 + 32 * round;
+        assert_eq!(space.alloc(8, 4, end), Ok(0));
+        assert_eq!(space.alloc(8, 4, end), Err(BitmapError::NoFit));
         space.free(0, 8).unwrap();
     }
     assert_eq!(space.check(), Ok(()));

@@ -15,6 +15,12 @@ enum Op {
         order: u32,
         max_page: u64,
     },
+    AllocRun {
+        count: usize,
+        order: u32,
+        first: u64,
+        max_page: u64,
+    },
     /// Gives a live allocation back, whole.
     Free(prop::sample::Index),
     /// Gives the end of a live allocation back; the rest stays live.
@@ -37,6 +43,8 @@ struct Pair {
     placement: Placement,
     bitmap: Bitmap,
     model: List,
+    /// The fewest pages that were free since some were added.
+    least: u64,
     live: Vec<(u64, u64)>,
     gone: Vec<(u64, u64)>,
     steps: usize,
@@ -45,7 +53,7 @@ struct Pair {
 impl Pair {
     fn new(placement: Placement) -> Self {
         let (bitmap, model) = (Bitmap::new(placement), List::default());
-        Self { placement, bitmap, model, live: Vec::new(), gone: Vec::new(), steps: 0 }
+        Self { placement, bitmap, model, least: 0, live: Vec::new(), gone: Vec::new(), steps: 0 }
     }
 
     fn free(&mut self, first: u64, pages: u64) -> Result<(), TestCaseError> {
@@ -65,6 +73,7 @@ impl Pair {
                 prop_assert_eq!(self.bitmap.add(first, pages), expected.map(|_| ()));
                 if let Ok(end) = expected {
                     self.model.release(first, end);
+                    self.least = self.model.free_pages();
                     self.live.retain(|&(at, len)| at + len <= first || end <= at);
                 }
             }
@@ -73,8 +82,20 @@ impl Pair {
                 prop_assert_eq!(self.bitmap.reserve(first, pages), expected);
             }
             Op::Alloc { pages, order, max_page } => {
-                let result = self.bitmap.alloc(pages, order, max_page);
+                let result = self.bitmap.alloc(pages, order, max_page.saturating_add(1));
                 self.allocated(result, pages, order, max_page)?;
+            }
+            Op::AllocRun { count, order, first, max_page } => {
+                let mut out = vec![u64::MAX; count];
+                let taken = self.bitmap.alloc_run(order, (first, max_page.saturating_add(1)), &mut out);
+                for page in &out[..taken.unwrap_or(0)] {
+                    prop_assert!(*page >= first);
+                    self.allocated(Ok(*page), 1 << order, order, max_page)?;
+                }
+                if taken.is_ok_and(|taken| taken < count) {
+                    let next = self.model.place(1 << order, order, max_page, self.placement);
+                    prop_assert!(next.is_none_or(|next| next < first));
+                }
             }
             Op::Free(index) if len > 0 => {
                 let (first, pages) = self.live.swap_remove(index.index(len));
@@ -115,6 +136,8 @@ impl Pair {
             }
             _ => {}
         }
+        self.least = self.least.min(self.model.free_pages());
+        prop_assert_eq!(self.bitmap.least_free(), self.least);
         // The rest takes long; once in a while is enough to notice what does not go away by itself.
         self.steps += 1;
         if self.steps.is_multiple_of(8) { self.compare() } else { Ok(()) }
@@ -175,6 +198,8 @@ fn op(bits: u32) -> impl Strategy<Value = Op> {
         2 => range().prop_map(|(first, pages)| Op::Add(first, pages)),
         1 => range().prop_map(|(first, pages)| Op::Reserve(first, pages)),
         20 => request().prop_map(|(pages, order, max_page)| Op::Alloc { pages, order, max_page }),
+        2 => (0..40_usize, 0..=MAX_ORDER, prop_oneof![Just(0), page()], request())
+            .prop_map(|(count, order, first, (.., max_page))| Op::AllocRun { count, order, first, max_page }),
         10 => index().prop_map(Op::Free),
         2 => (index(), sizes(bits)).prop_map(|(index, part)| Op::FreeEnd(index, part)),
         2 => (index(), any::<u64>()).prop_map(|(index, part)| Op::FreeMiddle(index, part)),

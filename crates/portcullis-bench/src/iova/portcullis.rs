@@ -73,7 +73,7 @@ impl Structure for Bitmap {
 
     #[inline]
     fn alloc(&mut self, pages: u64, order: u32, last_page: u64) -> Option<u64> {
-        self.alloc(pages, order, last_page).ok()
+        self.alloc(pages, order, last_page + 1).ok()
     }
 
     #[inline]

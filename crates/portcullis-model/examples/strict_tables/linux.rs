@@ -53,7 +53,7 @@ impl Magazines {
         {
             *loaded = full;
         }
-        loaded.pop().unwrap_or_else(|| self.behind.alloc(1, 0, SPACE - 1).unwrap())
+        loaded.pop().unwrap_or_else(|| self.behind.alloc(1, 0, SPACE).unwrap())
     }
 
     fn give(&mut self, cpu: usize, page: u64) {

@@ -93,6 +93,8 @@ pub struct Bitmap {
     /// What the whole space has room for inside leaves.
     fit: Fit,
     free_pages: u64,
+    /// The fewest since the last was declared free.
+    least_free: u64,
     /// Leaves that are free as a whole and could be collected.
     idle: usize,
     placement: Placement,
@@ -109,6 +111,7 @@ impl Bitmap {
             top: 0,
             fit: Fit::NONE,
             free_pages: 0,
+            least_free: 0,
             idle: 0,
             placement,
             spine: Spine::EMPTY,
@@ -124,7 +127,12 @@ impl Bitmap {
     /// [`BitmapError::Invalid`], [`BitmapError::OutOfMemory`]. Nothing has changed then.
     pub fn add(&mut self, first: u64, pages: u64) -> Result<(), BitmapError> {
         let end = end_of(first, pages)?;
-        if self.is_any_free(first, end) { Err(BitmapError::Invalid) } else { self.declare_free(first, end) }
+        if self.is_any_free(first, end) {
+            return Err(BitmapError::Invalid);
+        }
+        self.declare_free(first, end)?;
+        self.least_free = self.free_pages;
+        Ok(())
     }
 
     /// Takes whatever is free of `[first, first + pages)` out of the free space for good, and returns how
@@ -144,11 +152,12 @@ impl Bitmap {
         }
         let before = self.free_pages;
         self.paint(first, end, Link::TAKEN)?;
+        self.least_free = self.least_free.min(self.free_pages);
         Ok(before - self.free_pages)
     }
 
     /// Takes `pages` pages out of the free space and returns the first of them: of all multiples of
-    /// `1 << align_order` for which the last page is at most `max_page`, the highest or the lowest, as the
+    /// `1 << align_order` for which the last page is below `end`, the highest or the lowest, as the
     /// [`Placement`] says.
     ///
     /// O(h) with natural alignment up to 512 pages, in the worst case, and exact: it fails for want of space
@@ -162,41 +171,40 @@ impl Bitmap {
     /// # Errors
     /// [`BitmapError::NoFit`], [`BitmapError::Invalid`], [`BitmapError::OutOfMemory`]. Nothing has changed then.
     #[inline]
-    pub fn alloc(&mut self, pages: u64, align_order: u32, max_page: u64) -> Result<u64, BitmapError> {
+    pub fn alloc(&mut self, pages: u64, align_order: u32, end: u64) -> Result<u64, BitmapError> {
         let mut page = [0];
-        match self.take_run(pages, align_order, (0, max_page), &mut page)? {
-            0 => Err(BitmapError::NoFit),
-            _ => Ok(page[0]),
-        }
+        let taken = self.take_run(pages, align_order, (0, end), &mut page)?;
+        self.least_free = self.least_free.min(self.free_pages);
+        if taken == 0 { Err(BitmapError::NoFit) } else { Ok(page[0]) }
     }
 
-    /// Takes a range of `pages` pages for each place in `out`, as so many calls of [`Bitmap::alloc`] would, and
-    /// writes their first pages there. Returns how many it took: fewer only where nothing fits any more, or
-    /// memory is short. A preferred place that begins before page `first` is none.
+    /// Takes a range of 2^`order` pages, at its natural alignment, for each place in `out`, as so many calls of
+    /// [`Bitmap::alloc`] would, and writes their first pages there. Returns how many it took: fewer only where no more
+    /// fits below `end`, the highest that fits begins below `first`, or memory is short.
     ///
-    /// The places are those of so many single calls, in that order. Ranges with natural alignment that lie in
-    /// the same leaf of 512 pages are found and entered together.
+    /// The places are those of so many single calls, in that order. Ranges of up to 512 pages that lie in the same
+    /// leaf are found and entered together.
     ///
-    /// Costs at most as much as the single calls; may allocate as they may.
+    /// Costs at most as much as the single calls; may allocate as they may. Where there is none, it costs a search.
     ///
     /// # Errors
     /// [`BitmapError::Invalid`]; [`BitmapError::OutOfMemory`] where there is not even one.
-    pub(super) fn take_runs(
+    pub fn alloc_run(
         &mut self,
-        pages: u64,
-        align_order: u32,
-        (first, max_page): (u64, u64),
+        order: u32,
+        (first, end): (u64, u64),
         out: &mut [u64],
     ) -> Result<usize, BitmapError> {
         let mut done = 0;
         while let Some(rest) = out.get_mut(done..).filter(|rest| !rest.is_empty()) {
-            match self.take_run(pages, align_order, (first, max_page), rest) {
+            match self.take_run(1 << order.min(MAX_ORDER + 1), order, (first, end), rest) {
                 Ok(0) => break,
                 Ok(taken) => done += taken,
                 Err(error) if done == 0 => return Err(error),
                 Err(_) => break,
             }
         }
+        self.least_free = self.least_free.min(self.free_pages);
         Ok(done)
     }
 
@@ -226,9 +234,22 @@ impl Bitmap {
         Err(BitmapError::Invalid)
     }
 
+    /// Takes back ranges of `pages` pages each, which were allocated: for these, [`Bitmap::free`] cannot fail.
+    pub(super) fn free_all(&mut self, firsts: &[u64], pages: u64) {
+        for first in firsts {
+            let freed = self.free(*first, pages);
+            debug_assert!(freed.is_ok(), "{freed:?}");
+        }
+    }
+
     /// The number of free pages. Constant time; does not allocate.
     pub const fn free_pages(&self) -> u64 {
         self.free_pages
+    }
+
+    /// The fewest pages that were free since the last call of [`Bitmap::add`]. Constant time; does not allocate.
+    pub const fn least_free(&self) -> u64 {
+        self.least_free
     }
 
     /// The number of pages in the largest hole; 0 if nothing is free. First catches up with what earlier calls left
@@ -277,13 +298,12 @@ impl Bitmap {
         &mut self,
         pages: u64,
         align_order: u32,
-        (from, max_page): (u64, u64),
+        (from, limit): (u64, u64),
         out: &mut [u64],
     ) -> Result<usize, BitmapError> {
         if pages == 0 || align_order > MAX_ORDER {
             return Err(BitmapError::Invalid);
         }
-        let limit = max_page.saturating_add(1);
         let mut path = Path::new();
         let Some(found) = self.find(pages, align_order, limit, &mut path).filter(|found| found.page >= from)
         else {

@@ -3,8 +3,7 @@
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 
-use super::backing::Backing;
-use super::bitmap::BitmapError;
+use super::bitmap::{Bitmap, BitmapError};
 use super::class::{CACHED_ORDERS, Class, Request};
 use super::config::SpaceConfig;
 use super::cpu::{BATCH, Cpu, ZONES};
@@ -110,7 +109,7 @@ impl Cached {
     pub fn alloc(
         &self,
         own: Option<Own<'_>>,
-        backing: &Mutex<Backing>,
+        backing: &Mutex<Bitmap>,
         request: Request,
     ) -> Result<Option<u64>, BitmapError> {
         match own {
@@ -123,7 +122,7 @@ impl Cached {
     fn alloc_slowly(
         &self,
         own: Own<'_>,
-        backing: &Mutex<Backing>,
+        backing: &Mutex<Bitmap>,
         request: Request,
     ) -> Result<Option<u64>, BitmapError> {
         let Request { pages, order, end_page } = request;
@@ -178,7 +177,7 @@ impl Cached {
         zone: usize,
         order: u32,
         end_page: u64,
-        backing: &Mutex<Backing>,
+        backing: &Mutex<Bitmap>,
     ) -> Result<bool, BitmapError> {
         let cpu = own.cpu;
         let wanted = cpu.next_batch(zone, order).min(self.share(zone, order)).min(FETCH_PAGES >> order);
@@ -193,7 +192,7 @@ impl Cached {
             let pushed = unsafe { cpu.push_new(&self.meta, zone, Class::of(order), *page) };
             no_memory += usize::from(pushed.is_err());
             if pushed != Ok(true) {
-                backing.lock().free(*page, 1 << order);
+                backing.lock().free_all(&[*page], 1 << order);
             }
         }
         if no_memory > 0 && no_memory == fetched {
@@ -210,7 +209,7 @@ impl Cached {
         zone: usize,
         order: u32,
         end_page: u64,
-        backing: &Mutex<Backing>,
+        backing: &Mutex<Bitmap>,
         pages: &mut [u64],
     ) -> Result<usize, BitmapError> {
         let (first, end, home) = match zone {
@@ -235,7 +234,7 @@ impl Cached {
     /// Has the list of `order` granted room for `wanted` more ranges, or fewer. Where none is left, up to 64 ranges of
     /// other sizes go to the backing structure, so that no CPU is held for long: where these were too small to make
     /// room, there is some for one of the next calls. How many there is room for.
-    fn make_room(&self, cpu: &Cpu, zone: usize, order: u32, wanted: u64, backing: &Mutex<Backing>) -> u64 {
+    fn make_room(&self, cpu: &Cpu, zone: usize, order: u32, wanted: u64, backing: &Mutex<Bitmap>) -> u64 {
         let budget = self.budget[zone];
         let mut room = cpu.grant(zone, order, wanted, budget);
         let mut most = BATCH;
@@ -279,7 +278,7 @@ impl Cached {
     pub fn free(
         &self,
         own: Option<Own<'_>>,
-        backing: &Mutex<Backing>,
+        backing: &Mutex<Bitmap>,
         page: u64,
         pages: u64,
         order: u32,
@@ -318,7 +317,7 @@ impl Cached {
 
     /// Puts a range, whose word is `word`, onto the CPU's list, or, where there is no room, gives it back.
     #[inline]
-    fn keep(&self, cpu: &Cpu, backing: &Mutex<Backing>, word: &AtomicU64, page: u64, order: u32) {
+    fn keep(&self, cpu: &Cpu, backing: &Mutex<Bitmap>, word: &AtomicU64, page: u64, order: u32) {
         if !cpu.push(self.zone(page), word, page, order) {
             self.keep_in_full(cpu, backing, word, page, order);
         }
@@ -326,7 +325,7 @@ impl Cached {
 
     /// The same where the list is full.
     #[cold]
-    fn keep_in_full(&self, cpu: &Cpu, backing: &Mutex<Backing>, word: &AtomicU64, page: u64, order: u32) {
+    fn keep_in_full(&self, cpu: &Cpu, backing: &Mutex<Bitmap>, word: &AtomicU64, page: u64, order: u32) {
         let zone = self.zone(page);
         self.make_room(cpu, zone, order, self.share(zone, order), backing);
         if !cpu.push(zone, word, page, order) {
@@ -340,7 +339,7 @@ impl Cached {
     }
 
     /// Empties the lists of every CPU, or of one.
-    pub fn drain<P: Platform>(&self, platform: &P, only: Option<usize>, backing: &Mutex<Backing>) {
+    pub fn drain<P: Platform>(&self, platform: &P, only: Option<usize>, backing: &Mutex<Bitmap>) {
         self.cpus.with_others(platform, only, |index, cpu| {
             cpu.drain(&self.meta, &self.remote_queues[index], |page, order| {
                 let spilled = Spilled { cached: self, backing, page, order };
@@ -364,10 +363,10 @@ impl Cached {
 
     #[cold]
     #[inline(never)]
-    fn give_back(&self, backing: &Mutex<Backing>, page: u64, pages: u64, order: u32) {
+    fn give_back(&self, backing: &Mutex<Bitmap>, page: u64, pages: u64, order: u32) {
         // Before anybody else can get the range and record it as theirs.
         self.meta.write(page, order, NO_WORD);
-        backing.lock().free(page, pages);
+        backing.lock().free_all(&[page], pages);
     }
 
     /// The zone whose ranges are for requests with this limit, each of them.
@@ -398,7 +397,7 @@ impl Cached {
 /// instead of lending a CPU.
 struct Spilled<'a> {
     cached: &'a Cached,
-    backing: &'a Mutex<Backing>,
+    backing: &'a Mutex<Bitmap>,
     page: u64,
     order: u32,
 }

@@ -8,7 +8,6 @@
 //! A [`RingArena`] takes one contiguous range out of a space for one queue and hands it out in rotation.
 
 mod arena;
-mod backing;
 mod bitmap;
 mod cached;
 mod class;

@@ -3,8 +3,7 @@
 use alloc::sync::Arc;
 use core::num::NonZeroU64;
 
-use super::backing::Backing;
-use super::bitmap::{BitmapError, MAX_ORDER};
+use super::bitmap::{Bitmap, BitmapError, MAX_ORDER};
 use super::cached::{Cached, Own};
 use super::class::{Class, Request, order_of};
 use super::config::{IovaError, SpaceConfig, SpaceUsage};
@@ -35,7 +34,7 @@ pub struct IovaSpace {
     /// Pages in all.
     total: u64,
     /// Apart from what every call reads.
-    backing: CachePadded<Mutex<Backing>>,
+    backing: CachePadded<Mutex<Bitmap>>,
 }
 
 impl IovaSpace {
@@ -51,7 +50,7 @@ impl IovaSpace {
     /// The same whose lists are used in turns of `marks`, by CPUs that have one.
     pub(crate) fn with_marks(config: &SpaceConfig, marks: Arc<Marks>) -> Result<Self, IovaError> {
         let shift = config.granule.shift();
-        let mut backing = Backing::new(config.placement);
+        let mut backing = Bitmap::new(config.placement);
         // Only granules that lie inside as a whole count.
         let first = config.granule.round_up(config.aperture.start().get()).ok_or(IovaError::Empty)? >> shift;
         let last = config.aperture.last().get();
@@ -344,9 +343,9 @@ impl IovaSpace {
 
     /// `pages` pages for the request that belong to no CPU's lists.
     fn direct(&self, pages: u64, request: Request, owner: u64) -> Result<u64, BitmapError> {
-        let page = self.backing.lock().alloc(pages, request.order, request.end_page)?;
+        let page = self.backing.lock().alloc(pages, request.order.min(MAX_ORDER), request.end_page)?;
         if self.cached.hand_out(page, request.pages, request.order, owner).is_err() {
-            self.backing.lock().free(page, pages);
+            self.backing.lock().free_all(&[page], pages);
             return Err(BitmapError::OutOfMemory);
         }
         Ok(page)
