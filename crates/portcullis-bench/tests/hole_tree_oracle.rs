@@ -4,7 +4,7 @@
 mod iova_model;
 
 use iova_model::{List, end_of, sizes};
-use portcullis::iova::{MAX_ORDER, Placement};
+use portcullis::iova::MAX_ORDER;
 use portcullis_bench::iova::HoleTree;
 use proptest::prelude::*;
 
@@ -108,7 +108,7 @@ impl Pair {
 
     fn alloc(&mut self, pages: u64, order: u32, max_page: u64) -> Result<(), TestCaseError> {
         let result = self.tree.alloc(pages, order, max_page);
-        prop_assert_eq!(result, self.model.allocated(pages, order, max_page, Placement::TopDown));
+        prop_assert_eq!(result, self.model.allocated(pages, order, max_page));
         if let Ok(first) = result {
             prop_assert!(first.is_multiple_of(1 << order) && first + (pages - 1) <= max_page);
             prop_assert_eq!(self.model.take(first, first + pages), pages);

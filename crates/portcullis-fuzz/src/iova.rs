@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use portcullis::addr::{Iova, IovaRange, PageSize};
-use portcullis::iova::{IovaError, IovaSpace, Placement, RingArena, RingConfig, SpaceConfig};
+use portcullis::iova::{IovaError, IovaSpace, RingArena, RingConfig, SpaceConfig};
 
 use crate::api::Clocked;
 use crate::input::Input;
@@ -53,7 +53,8 @@ fn space(input: &mut Input<'_>) {
     let granule = PageSize::from_shift(u32::from(input.byte() % 72)).unwrap_or(PageSize::SIZE_4K);
     let Ok(aperture) = IovaRange::new(Iova::new(start), len) else { return };
     let mut config = SpaceConfig::new(aperture, granule, slots);
-    config.placement = if input.flag() { Placement::TopDown } else { Placement::BottomUp };
+    // Says nothing any more; the corpus has it.
+    input.flag();
     if input.flag() {
         config.low_end = Iova::new(input.number());
         config.cache_bytes = input.number();

@@ -1,6 +1,6 @@
 //! The hierarchical bitmap: its bounds, and cases that others are known to get wrong.
 
-use portcullis::iova::{Bitmap, BitmapError, MAX_ORDER, Placement};
+use portcullis::iova::{Bitmap, BitmapError, MAX_ORDER};
 
 /// The page behind the last that a bitmap can hold.
 const END: u64 = 1 << 54;
@@ -8,29 +8,27 @@ const END: u64 = 1 << 54;
 /// A search for `pages + alignment - 1` pages would overlook each of these.
 #[test]
 fn a_hole_that_fits_exactly_is_found() {
-    for placement in [Placement::TopDown, Placement::BottomUp] {
-        for order in 0..=MAX_ORDER {
-            let align = 1_u64 << order;
-            for pages in [1, align, align + 1, 3 * align] {
-                let mut space = Bitmap::new(placement);
-                // Long enough, but never from an aligned page on.
-                for unit in [2, 40] {
-                    if align > 1 {
-                        space.add(unit * align + 1, (align - 1).min(pages + align - 2)).unwrap();
-                    }
+    for order in 0..=MAX_ORDER {
+        let align = 1_u64 << order;
+        for pages in [1, align, align + 1, 3 * align] {
+            let mut space = Bitmap::new();
+            // Long enough, but never from an aligned page on.
+            for unit in [2, 40] {
+                if align > 1 {
+                    space.add(unit * align + 1, (align - 1).min(pages + align - 2)).unwrap();
                 }
-                space.add(8 * align, pages).unwrap();
-                assert_eq!(space.alloc(pages, order, u64::MAX), Ok(8 * align), "{pages}, order {order}");
-                assert_eq!(space.alloc(pages, order, u64::MAX), Err(BitmapError::NoFit));
-                assert_eq!(space.check(), Ok(()));
             }
+            space.add(8 * align, pages).unwrap();
+            assert_eq!(space.alloc(pages, order, u64::MAX), Ok(8 * align), "{pages}, order {order}");
+            assert_eq!(space.alloc(pages, order, u64::MAX), Err(BitmapError::NoFit));
+            assert_eq!(space.check(), Ok(()));
         }
     }
 }
 
 #[test]
 fn the_limit_cuts_the_hole_that_it_lies_in() {
-    let mut space = Bitmap::new(Placement::TopDown);
+    let mut space = Bitmap::new();
     space.add(0x10, 0x100).unwrap();
     space.add(0x1000, 0x1000).unwrap();
     // 0x17f0..0x1800 ends on the limit; one page less and the hole still serves it, further down.
@@ -46,7 +44,7 @@ fn the_limit_cuts_the_hole_that_it_lies_in() {
 
 #[test]
 fn a_second_free_is_refused_and_changes_nothing() {
-    let mut space = Bitmap::new(Placement::TopDown);
+    let mut space = Bitmap::new();
     space.add(0, 5000).unwrap();
     let first = space.alloc(10, 0, 3000).unwrap();
     assert_eq!(first, 2990);
@@ -58,7 +56,7 @@ fn a_second_free_is_refused_and_changes_nothing() {
 
 #[test]
 fn the_largest_space_and_the_largest_numbers() {
-    let mut space = Bitmap::new(Placement::TopDown);
+    let mut space = Bitmap::new();
     assert_eq!(space.alloc(1, 0, u64::MAX), Err(BitmapError::NoFit));
     assert_eq!((space.free_pages(), space.largest_hole()), (0, 0));
     assert_eq!(space.add(0, 0), Err(BitmapError::Invalid));
@@ -87,7 +85,7 @@ fn the_largest_space_and_the_largest_numbers() {
 
 #[test]
 fn little_memory_for_little_use() {
-    let mut space = Bitmap::new(Placement::TopDown);
+    let mut space = Bitmap::new();
     assert_eq!(space.memory_bytes(), 0);
     space.add(1, (1 << 36) - 1).unwrap();
     space.reserve(0xfee00, 0x100).unwrap();
@@ -104,7 +102,7 @@ fn little_memory_for_little_use() {
 #[test]
 fn holes_that_do_not_serve_are_not_walked() {
     const HOLES: u64 = 20_000;
-    let mut space = Bitmap::new(Placement::TopDown);
+    let mut space = Bitmap::new();
     space.add(0, 8).unwrap();
     for unit in 1..=HOLES {
         space.add(unit * 32 + 1, 14).unwrap();

@@ -6,15 +6,13 @@ mod limited;
 
 use iova_model::Rng;
 use limited::granting as limited;
-use portcullis::iova::{Bitmap, BitmapError, Placement};
+use portcullis::iova::{Bitmap, BitmapError};
 
-fn spaces() -> [Bitmap; 2] {
-    [Placement::TopDown, Placement::BottomUp].map(|placement| {
-        let mut space = Bitmap::new(placement);
-        space.add(1, (1 << 36) - 1).unwrap();
-        space.reserve(0xfee00, 0x100).unwrap();
-        space
-    })
+fn space() -> Bitmap {
+    let mut space = Bitmap::new();
+    space.add(1, (1 << 36) - 1).unwrap();
+    space.reserve(0xfee00, 0x100).unwrap();
+    space
 }
 
 /// A request: mostly small, sometimes as large as may be given back in parts.
@@ -47,104 +45,99 @@ fn free_in_parts(space: &mut Bitmap, rng: &mut Rng, first: u64, pages: u64) -> u
 
 #[test]
 fn frees_in_any_parts_and_any_order_need_no_memory() {
-    for mut space in spaces() {
-        let mut rng = Rng(0x2545_f491_4f6c_dd1d);
-        let free = space.free_pages();
-        let mut live: Vec<(u64, u64)> = Vec::new();
-        for round in 0..30 {
-            for _ in 0..rng.below(60) {
-                let (pages, order, max_page) = request(&mut rng);
-                if let Ok(first) = space.alloc(pages, order, max_page) {
-                    live.push((first, pages));
-                }
+    let mut space = space();
+    let mut rng = Rng(0x2545_f491_4f6c_dd1d);
+    let free = space.free_pages();
+    let mut live: Vec<(u64, u64)> = Vec::new();
+    for round in 0..30 {
+        for _ in 0..rng.below(60) {
+            let (pages, order, max_page) = request(&mut rng);
+            if let Ok(first) = space.alloc(pages, order, max_page) {
+                live.push((first, pages));
             }
-            rng.shuffle(&mut live);
-            let keep = if round == 29 { 0 } else { rng.below(live.len() as u64 + 1) as usize };
-            let (refused, calls) = limited(0, || {
-                let freed = live.drain(keep..);
-                freed.map(|(first, pages)| free_in_parts(&mut space, &mut rng, first, pages)).sum::<usize>()
-            });
-            assert_eq!((refused, calls), (0, 0));
-            assert_eq!(space.check(), Ok(()));
         }
-        assert_eq!((space.free_pages(), space.iter().count()), (free, 2));
+        rng.shuffle(&mut live);
+        let keep = if round == 29 { 0 } else { rng.below(live.len() as u64 + 1) as usize };
+        let (refused, calls) = limited(0, || {
+            let freed = live.drain(keep..);
+            freed.map(|(first, pages)| free_in_parts(&mut space, &mut rng, first, pages)).sum::<usize>()
+        });
+        assert_eq!((refused, calls), (0, 0));
+        assert_eq!(space.check(), Ok(()));
     }
+    assert_eq!((space.free_pages(), space.iter().count()), (free, 2));
 }
 
 /// Every second page of the largest allocation that may be given back in parts: all bits come into being.
 #[test]
 fn every_second_page_of_a_gibibyte() {
-    for mut space in spaces() {
-        let first = space.alloc(1 << 18, 18, u64::MAX).unwrap();
-        let held = space.memory_bytes();
-        let (refused, calls) = limited(0, || {
-            let pages = (first..first + (1 << 18)).step_by(2);
-            pages.filter(|page| space.free(*page, 1).is_err()).count()
-        });
-        assert_eq!((refused, calls, space.memory_bytes()), (0, 0, held));
-        assert_eq!(space.check(), Ok(()));
-    }
+    let mut space = space();
+    let first = space.alloc(1 << 18, 18, u64::MAX).unwrap();
+    let held = space.memory_bytes();
+    let (refused, calls) = limited(0, || {
+        let pages = (first..first + (1 << 18)).step_by(2);
+        pages.filter(|page| space.free(*page, 1).is_err()).count()
+    });
+    assert_eq!((refused, calls, space.memory_bytes()), (0, 0, held));
+    assert_eq!(space.check(), Ok(()));
 }
 
 /// Larger ones need none if given back whole; where parts do, what they get is an error.
 #[test]
 fn huge_ranges_given_back_whole_need_no_memory() {
-    for mut space in spaces() {
-        let free = space.free_pages();
-        let ranges = [(1_u64 << 35, 18), ((1 << 30) + 12345, 0), ((1 << 18) + 1, 3)];
-        let live = ranges.map(|(pages, order)| (space.alloc(pages, order, u64::MAX).unwrap(), pages));
-        let (part, calls) = limited(0, || space.free(live[0].0 + (1 << 20) + 1, 1));
-        assert!(matches!(part, Err(BitmapError::OutOfMemory)), "{part:?}");
-        assert!(calls > 0);
-        assert_eq!(space.check(), Ok(()));
-        let (refused, calls) =
-            limited(0, || live.iter().filter(|&&(first, pages)| space.free(first, pages).is_err()).count());
-        assert_eq!((refused, calls), (0, 0));
-        assert_eq!((space.free_pages(), space.check()), (free, Ok(())));
-    }
+    let mut space = space();
+    let free = space.free_pages();
+    let ranges = [(1_u64 << 35, 18), ((1 << 30) + 12345, 0), ((1 << 18) + 1, 3)];
+    let live = ranges.map(|(pages, order)| (space.alloc(pages, order, u64::MAX).unwrap(), pages));
+    let (part, calls) = limited(0, || space.free(live[0].0 + (1 << 20) + 1, 1));
+    assert!(matches!(part, Err(BitmapError::OutOfMemory)), "{part:?}");
+    assert!(calls > 0);
+    assert_eq!(space.check(), Ok(()));
+    let (refused, calls) =
+        limited(0, || live.iter().filter(|&&(first, pages)| space.free(first, pages).is_err()).count());
+    assert_eq!((refused, calls), (0, 0));
+    assert_eq!((space.free_pages(), space.check()), (free, Ok(())));
 }
 
 /// Each operation with only so many requests for memory granted: it succeeds or changes nothing, and it is
 /// the same as one that was never short once there is memory.
 #[test]
 fn without_memory_nothing_changes() {
-    for (mut space, mut rich) in spaces().into_iter().zip(spaces()) {
-        let mut rng = Rng(0x9e37_79b9_7f4a_7c15);
-        let mut live = Vec::new();
-        let mut short = 0;
-        for round in 0..400 {
-            let (pages, order, max_page) = request(&mut rng);
-            let grants = rng.below(2) as usize;
-            let before = (space.free_pages(), space.largest_hole());
-            let (result, _) = limited(grants, || space.alloc(pages, order, max_page));
-            if let Err(BitmapError::OutOfMemory) = result {
-                short += 1;
-                assert_eq!((space.free_pages(), space.largest_hole()), before);
-            } else {
-                assert_eq!(result, rich.alloc(pages, order, max_page));
-                live.extend(result.ok().map(|first| (first, pages)));
-            }
-            while live.len() as u64 > 20 + rng.below(20) {
-                let (first, pages) = live.swap_remove(rng.below(live.len() as u64) as usize);
-                assert_eq!(limited(0, || space.free(first, pages)), (Ok(()), 0));
-                rich.free(first, pages).unwrap();
-            }
-            let (at, len) = (rng.below(1 << 36), 1 + rng.below(10_000));
-            let (reserved, _) =
-                limited(grants, || if round % 20 == 0 { space.reserve(at, len) } else { Ok(0) });
-            if round % 20 == 0 && reserved.is_ok() {
-                assert_eq!(reserved, rich.reserve(at, len));
-            }
-            assert_eq!(space.check(), Ok(()));
-            assert!(space.iter().eq(rich.iter()));
+    let (mut space, mut rich) = (space(), space());
+    let mut rng = Rng(0x9e37_79b9_7f4a_7c15);
+    let mut live = Vec::new();
+    let mut short = 0;
+    for round in 0..400 {
+        let (pages, order, max_page) = request(&mut rng);
+        let grants = rng.below(2) as usize;
+        let before = (space.free_pages(), space.largest_hole());
+        let (result, _) = limited(grants, || space.alloc(pages, order, max_page));
+        if let Err(BitmapError::OutOfMemory) = result {
+            short += 1;
+            assert_eq!((space.free_pages(), space.largest_hole()), before);
+        } else {
+            assert_eq!(result, rich.alloc(pages, order, max_page));
+            live.extend(result.ok().map(|first| (first, pages)));
         }
-        assert!(short > 5, "only {short} times short");
+        while live.len() as u64 > 20 + rng.below(20) {
+            let (first, pages) = live.swap_remove(rng.below(live.len() as u64) as usize);
+            assert_eq!(limited(0, || space.free(first, pages)), (Ok(()), 0));
+            rich.free(first, pages).unwrap();
+        }
+        let (at, len) = (rng.below(1 << 36), 1 + rng.below(10_000));
+        let (reserved, _) = limited(grants, || if round % 20 == 0 { space.reserve(at, len) } else { Ok(0) });
+        if round % 20 == 0 && reserved.is_ok() {
+            assert_eq!(reserved, rich.reserve(at, len));
+        }
+        assert_eq!(space.check(), Ok(()));
+        assert!(space.iter().eq(rich.iter()));
     }
+    assert!(short > 5, "only {short} times short");
 }
 
 #[test]
 fn an_empty_space_without_memory_stays_empty() {
-    let mut space = Bitmap::new(Placement::TopDown);
+    let mut space = Bitmap::new();
     let (refused, _) = limited(0, || space.add(0, 100));
     assert!(matches!(refused, Err(BitmapError::OutOfMemory)), "{refused:?}");
     assert_eq!((space.free_pages(), space.largest_hole(), space.memory_bytes()), (0, 0, 0));
@@ -155,7 +148,7 @@ fn an_empty_space_without_memory_stays_empty() {
 /// What is free again is used again, also where the next allocations go elsewhere.
 #[test]
 fn memory_of_places_no_longer_in_use_is_used_again() {
-    let mut space = Bitmap::new(Placement::TopDown);
+    let mut space = Bitmap::new();
     space.add(0, 1 << 36).unwrap();
     let mut held = 0;
     for round in 0..40_u64 {

@@ -2,7 +2,7 @@
 
 mod chosen;
 
-use chosen::{ANYWHERE, Chosen, PAGE, PLACEMENTS, alloc, config, free};
+use chosen::{ANYWHERE, Chosen, PAGE, alloc, config, free};
 use portcullis::addr::{Iova, IovaRange, PageSize};
 use portcullis::iova::{ArenaError, IovaSpace, RingArena, RingConfig, SpaceConfig};
 
@@ -13,42 +13,39 @@ const LOW_END: u64 = 106;
 /// Whatever the lists hold, a limit gets all that ends at or before it, and nothing that ends behind it.
 #[test]
 fn a_limit_holds_to_the_byte_wherever_it_lies() {
-    for placement in PLACEMENTS {
-        for (pages, reversed) in [1, 2, 3, 4, 8].into_iter().flat_map(|pages| [(pages, false), (pages, true)])
-        {
-            let platform = Chosen::new(1);
-            let low_end = Iova::new(LOW_END * PAGE);
-            let config = SpaceConfig { placement, low_end, ..config(1, END - 1, 1) };
-            let space = IovaSpace::new(&config).unwrap();
-            let all = |limit| -> Vec<IovaRange> {
-                std::iter::from_fn(|| alloc(&space, &platform, pages, limit).ok()).collect()
-            };
-            // The lists keep what is freed last.
-            let refill = |mut ranges: Vec<IovaRange>| {
-                ranges.sort_unstable_by_key(|range| range.start());
-                if reversed {
-                    ranges.reverse();
-                }
-                ranges.into_iter().for_each(|range| free(&space, &platform, range).unwrap());
-            };
-            for end in [LOW_END, END].into_iter().flat_map(|end| (end - 9).max(pages)..=(end + 9)) {
-                for (last, whole) in [(end * PAGE - 2, end - 1), (end * PAGE - 1, end), (end * PAGE, end)] {
-                    refill(all(ANYWHERE));
-                    let limit = Iova::new(last);
-                    let ranges = all(limit);
-                    let below = ranges.iter().all(|range| range.last() <= limit);
-                    assert!(below, "{ranges:?} up to {limit}");
-                    // All that begin at a multiple of their size, but for the first: page 0 is not in the space.
-                    let size = pages.next_power_of_two();
-                    let fits = |first: u64| first > 0 && first + pages <= whole.min(END);
-                    let most = (0..END).step_by(size as usize).filter(|first| fits(*first)).count();
-                    assert_eq!(ranges.len(), most, "{pages} pages up to {limit}");
-                    refill(ranges);
-                }
+    for (pages, reversed) in [1, 2, 3, 4, 8].into_iter().flat_map(|pages| [(pages, false), (pages, true)]) {
+        let platform = Chosen::new(1);
+        let low_end = Iova::new(LOW_END * PAGE);
+        let config = SpaceConfig { low_end, ..config(1, END - 1, 1) };
+        let space = IovaSpace::new(&config).unwrap();
+        let all = |limit| -> Vec<IovaRange> {
+            std::iter::from_fn(|| alloc(&space, &platform, pages, limit).ok()).collect()
+        };
+        // The lists keep what is freed last.
+        let refill = |mut ranges: Vec<IovaRange>| {
+            ranges.sort_unstable_by_key(|range| range.start());
+            if reversed {
+                ranges.reverse();
             }
-            space.flush_caches(&platform);
-            assert_eq!(space.usage().taken, 0);
+            ranges.into_iter().for_each(|range| free(&space, &platform, range).unwrap());
+        };
+        for end in [LOW_END, END].into_iter().flat_map(|end| (end - 9).max(pages)..=(end + 9)) {
+            for (last, whole) in [(end * PAGE - 2, end - 1), (end * PAGE - 1, end), (end * PAGE, end)] {
+                refill(all(ANYWHERE));
+                let limit = Iova::new(last);
+                let ranges = all(limit);
+                let below = ranges.iter().all(|range| range.last() <= limit);
+                assert!(below, "{ranges:?} up to {limit}");
+                // All that begin at a multiple of their size, but for the first: page 0 is not in the space.
+                let size = pages.next_power_of_two();
+                let fits = |first: u64| first > 0 && first + pages <= whole.min(END);
+                let most = (0..END).step_by(size as usize).filter(|first| fits(*first)).count();
+                assert_eq!(ranges.len(), most, "{pages} pages up to {limit}");
+                refill(ranges);
+            }
         }
+        space.flush_caches(&platform);
+        assert_eq!(space.usage().taken, 0);
     }
 }
 
@@ -89,18 +86,16 @@ fn the_low_zone_has_lists_while_the_other_is_in_use() {
 /// At once a list fetches a sixteenth of what its CPU keeps at the most.
 #[test]
 fn a_list_fetches_a_sixteenth_at_once() {
-    for placement in PLACEMENTS {
-        let platform = Chosen::new(1);
-        let config = SpaceConfig { placement, cache_bytes: 64 * PAGE, ..config(1, 1 << 22, 1) };
-        let space = IovaSpace::new(&config).unwrap();
-        for order in [0, 1, 2, 5] {
-            let mut taken = space.usage().taken;
-            for _ in 0..200 {
-                alloc(&space, &platform, 1 << order, ANYWHERE).unwrap();
-                let fetched = space.usage().taken - taken;
-                assert!(fetched <= (4 * PAGE).max(PAGE << order), "{fetched} bytes at once");
-                taken += fetched;
-            }
+    let platform = Chosen::new(1);
+    let config = SpaceConfig { cache_bytes: 64 * PAGE, ..config(1, 1 << 22, 1) };
+    let space = IovaSpace::new(&config).unwrap();
+    for order in [0, 1, 2, 5] {
+        let mut taken = space.usage().taken;
+        for _ in 0..200 {
+            alloc(&space, &platform, 1 << order, ANYWHERE).unwrap();
+            let fetched = space.usage().taken - taken;
+            assert!(fetched <= (4 * PAGE).max(PAGE << order), "{fetched} bytes at once");
+            taken += fetched;
         }
     }
 }
@@ -122,36 +117,32 @@ fn a_small_low_zone_does_not_keep_others_ranges_from_their_owner() {
 /// What a list was granted and does not use goes to another, and comes back to it as it is needed.
 #[test]
 fn a_list_whose_room_went_to_another_gets_room_again() {
-    for placement in PLACEMENTS {
-        let platform = Chosen::new(1);
-        let config = SpaceConfig { placement, cache_bytes: 256 * PAGE, ..config(1, 1 << 22, 1) };
-        let space = IovaSpace::new(&config).unwrap();
-        let take = |count: u32, pages| -> Vec<_> {
-            (0..count).map(|_| alloc(&space, &platform, pages, ANYWHERE).unwrap()).collect()
-        };
-        let (singles, fours) = (take(250, 1), take(60, 4));
-        singles.iter().for_each(|range| free(&space, &platform, *range).unwrap());
-        let cached = space.usage().cached;
-        assert!(cached >= 250 * PAGE, "{cached} bytes are kept of {}", 250 * PAGE);
-        // The most that there may be, however it is shared out.
-        fours.iter().for_each(|range| free(&space, &platform, *range).unwrap());
-        assert!(space.usage().cached <= 256 * PAGE);
-    }
+    let platform = Chosen::new(1);
+    let config = SpaceConfig { cache_bytes: 256 * PAGE, ..config(1, 1 << 22, 1) };
+    let space = IovaSpace::new(&config).unwrap();
+    let take = |count: u32, pages| -> Vec<_> {
+        (0..count).map(|_| alloc(&space, &platform, pages, ANYWHERE).unwrap()).collect()
+    };
+    let (singles, fours) = (take(250, 1), take(60, 4));
+    singles.iter().for_each(|range| free(&space, &platform, *range).unwrap());
+    let cached = space.usage().cached;
+    assert!(cached >= 250 * PAGE, "{cached} bytes are kept of {}", 250 * PAGE);
+    // The most that there may be, however it is shared out.
+    fours.iter().for_each(|range| free(&space, &platform, *range).unwrap());
+    assert!(space.usage().cached <= 256 * PAGE);
 }
 
 /// The last pages of a space, where no range of a rounded size fits any more: what is handed out there can be freed.
 #[test]
 fn exact_sizes_at_the_end_of_a_space_are_taken_back() {
-    for placement in PLACEMENTS {
-        for (whole, rest) in [(8, 5), (8, 7), (64, 33), (64, 40), (512, 300)] {
-            let platform = Chosen::new(1);
-            let space = IovaSpace::new(&SpaceConfig { placement, ..config(0, whole + rest, 1) }).unwrap();
-            for _ in 0..3 {
-                let ranges = [whole, rest].map(|pages| alloc(&space, &platform, pages, ANYWHERE).unwrap());
-                assert_eq!(ranges[1].start().get(), whole * PAGE);
-                ranges.iter().for_each(|range| free(&space, &platform, *range).unwrap());
-                assert!(free(&space, &platform, ranges[1]).is_err(), "twice");
-            }
+    for (whole, rest) in [(8, 5), (8, 7), (64, 33), (64, 40), (512, 300)] {
+        let platform = Chosen::new(1);
+        let space = IovaSpace::new(&config(0, whole + rest, 1)).unwrap();
+        for _ in 0..3 {
+            let ranges = [whole, rest].map(|pages| alloc(&space, &platform, pages, ANYWHERE).unwrap());
+            assert_eq!(ranges[1].start().get(), whole * PAGE);
+            ranges.iter().for_each(|range| free(&space, &platform, *range).unwrap());
+            assert!(free(&space, &platform, ranges[1]).is_err(), "twice");
         }
     }
 }
@@ -159,18 +150,16 @@ fn exact_sizes_at_the_end_of_a_space_are_taken_back() {
 /// The most that was ever taken is that, from the first call on.
 #[test]
 fn the_peak_is_what_was_taken_at_the_most() {
-    for placement in PLACEMENTS {
-        let platform = Chosen::new(1);
-        let space = IovaSpace::new(&SpaceConfig { placement, ..config(1, 1 << 20, 1) }).unwrap();
-        assert_eq!(space.usage().peak_taken, 0);
-        let mut peak = 0;
-        for pages in [1, 600, 3, 5000, 1, 700] {
-            let range = alloc(&space, &platform, pages, ANYWHERE).unwrap();
-            peak = peak.max(space.usage().taken);
-            assert_eq!(space.usage().peak_taken, peak);
-            free(&space, &platform, range).unwrap();
-            assert_eq!(space.usage().peak_taken, peak);
-        }
+    let platform = Chosen::new(1);
+    let space = IovaSpace::new(&config(1, 1 << 20, 1)).unwrap();
+    assert_eq!(space.usage().peak_taken, 0);
+    let mut peak = 0;
+    for pages in [1, 600, 3, 5000, 1, 700] {
+        let range = alloc(&space, &platform, pages, ANYWHERE).unwrap();
+        peak = peak.max(space.usage().taken);
+        assert_eq!(space.usage().peak_taken, peak);
+        free(&space, &platform, range).unwrap();
+        assert_eq!(space.usage().peak_taken, peak);
     }
 }
 

@@ -5,10 +5,10 @@
 mod chosen;
 mod iova_model;
 
-use chosen::{ANYWHERE, Chosen, PAGE, PLACEMENTS, alloc, config, free};
+use chosen::{ANYWHERE, Chosen, PAGE, alloc, config, free};
 use iova_model::Rng;
 use portcullis::addr::{Iova, IovaRange};
-use portcullis::iova::{Bitmap, IovaError, IovaSpace, MAX_ORDER, Placement, SpaceConfig};
+use portcullis::iova::{Bitmap, IovaError, IovaSpace, MAX_ORDER, SpaceConfig};
 
 /// The most levels that a bitmap has, whatever the holes.
 const LEVELS: usize = 15;
@@ -25,7 +25,7 @@ fn holes_left_by_frees_in_random_order_are_not_walked() {
     let platform = Chosen::new(1);
     let pages = (1 << 24) - 1;
     let space = IovaSpace::new(&config(1, pages, 1)).unwrap();
-    let mut bitmap = Bitmap::new(Placement::TopDown);
+    let mut bitmap = Bitmap::new();
     bitmap.add(1, pages).unwrap();
     platform.be(1);
     let order = |pages: u64| pages.next_power_of_two().ilog2();
@@ -94,63 +94,57 @@ fn holes_that_do_not_serve_are_not_walked() {
 /// comes back.
 #[test]
 fn lists_filled_by_frees_in_random_order_empty_nobody_elses() {
-    for placement in PLACEMENTS {
-        let mut rng = Rng(0x2545_f491_4f6c_dd1d);
-        let platform = Chosen::new(3);
-        let space = IovaSpace::new(&SpaceConfig { placement, ..config(1, 1 << 25, 3) }).unwrap();
-        let take =
-            |cpu: usize, rng: &mut Rng| alloc(&space, platform.be(cpu), 1 + rng.below(64), ANYWHERE).unwrap();
-        let mut live: Vec<IovaRange> = (0..40_000).map(|step| take(step % 4, &mut rng)).collect();
-        rng.shuffle(&mut live);
-        for (step, range) in live.drain(20_000..).enumerate() {
-            free(&space, platform.be(step % 4), range).unwrap();
-        }
-        for step in 0..20_000 {
-            live.push(take(step % 4, &mut rng));
-        }
-        rng.shuffle(&mut live);
-        for (step, range) in live.into_iter().enumerate() {
-            free(&space, platform.be(step % 4), range).unwrap();
-        }
-        assert_eq!(platform.fences(), 0, "{placement:?}");
-        space.flush_caches(&platform);
-        assert_eq!(space.usage().taken, 0);
+    let mut rng = Rng(0x2545_f491_4f6c_dd1d);
+    let platform = Chosen::new(3);
+    let space = IovaSpace::new(&config(1, 1 << 25, 3)).unwrap();
+    let take =
+        |cpu: usize, rng: &mut Rng| alloc(&space, platform.be(cpu), 1 + rng.below(64), ANYWHERE).unwrap();
+    let mut live: Vec<IovaRange> = (0..40_000).map(|step| take(step % 4, &mut rng)).collect();
+    rng.shuffle(&mut live);
+    for (step, range) in live.drain(20_000..).enumerate() {
+        free(&space, platform.be(step % 4), range).unwrap();
     }
+    for step in 0..20_000 {
+        live.push(take(step % 4, &mut rng));
+    }
+    rng.shuffle(&mut live);
+    for (step, range) in live.into_iter().enumerate() {
+        free(&space, platform.be(step % 4), range).unwrap();
+    }
+    assert_eq!(platform.fences(), 0);
+    space.flush_caches(&platform);
+    assert_eq!(space.usage().taken, 0);
 }
 
 /// Failure 5: a search for `size + alignment - 1` misses a hole that fits exactly. Beside it are longer
 /// holes in which nothing of that size begins at a multiple of its alignment.
 #[test]
 fn a_hole_that_fits_exactly_is_found_in_a_space() {
-    for placement in PLACEMENTS {
-        for pages in
-            [2, 3, 4, 5, 32, 33, 511, 512, 513, 700, 1024, 5000, (1 << 18) - 1, 1 << 18, (1 << 18) + 5]
-        {
-            let align = 1 << u64::next_power_of_two(pages).ilog2().min(MAX_ORDER);
-            // What is free: first page and length.
-            let decoy = align + pages - 2;
-            let holes = [(align + 1, decoy), (8 * align, pages), (16 * align + 1, decoy)];
-            let ends = [0].into_iter().chain(holes.iter().map(|hole| hole.0 + hole.1));
-            let starts = holes.iter().map(|hole| hole.0).chain([24 * align]);
-            let between = ends.zip(starts).map(|(from, to)| {
-                IovaRange::from_bounds(Iova::new(from * PAGE), Iova::new(to * PAGE - 1)).unwrap()
-            });
-            let config = SpaceConfig { placement, reserved: between.collect(), ..config(0, 24 * align, 1) };
-            for cpu in [0, 1] {
-                let platform = Chosen::new(1);
-                platform.be(cpu);
-                let space = IovaSpace::new(&config).unwrap();
-                assert_eq!(space.usage().total, (2 * decoy + pages) * PAGE);
-                for limit in [ANYWHERE, Iova::new((8 * align + pages) * PAGE - 1)] {
-                    let range = alloc(&space, &platform, pages, limit).unwrap();
-                    assert_eq!(range.start().get(), 8 * align * PAGE, "{placement:?}: {pages} pages");
-                    let more = alloc(&space, &platform, pages, limit);
-                    assert!(matches!(more, Err(IovaError::Exhausted { .. })), "{more:?}");
-                    free(&space, &platform, range).unwrap();
-                }
-                space.flush_caches(&platform);
-                assert_eq!(space.usage().taken, 0);
+    for pages in [2, 3, 4, 5, 32, 33, 511, 512, 513, 700, 1024, 5000, (1 << 18) - 1, 1 << 18, (1 << 18) + 5] {
+        let align = 1 << u64::next_power_of_two(pages).ilog2().min(MAX_ORDER);
+        // What is free: first page and length.
+        let decoy = align + pages - 2;
+        let holes = [(align + 1, decoy), (8 * align, pages), (16 * align + 1, decoy)];
+        let ends = [0].into_iter().chain(holes.iter().map(|hole| hole.0 + hole.1));
+        let starts = holes.iter().map(|hole| hole.0).chain([24 * align]);
+        let between = ends.zip(starts).map(|(from, to)| {
+            IovaRange::from_bounds(Iova::new(from * PAGE), Iova::new(to * PAGE - 1)).unwrap()
+        });
+        let config = SpaceConfig { reserved: between.collect(), ..config(0, 24 * align, 1) };
+        for cpu in [0, 1] {
+            let platform = Chosen::new(1);
+            platform.be(cpu);
+            let space = IovaSpace::new(&config).unwrap();
+            assert_eq!(space.usage().total, (2 * decoy + pages) * PAGE);
+            for limit in [ANYWHERE, Iova::new((8 * align + pages) * PAGE - 1)] {
+                let range = alloc(&space, &platform, pages, limit).unwrap();
+                assert_eq!(range.start().get(), 8 * align * PAGE, "{pages} pages");
+                let more = alloc(&space, &platform, pages, limit);
+                assert!(matches!(more, Err(IovaError::Exhausted { .. })), "{more:?}");
+                free(&space, &platform, range).unwrap();
             }
+            space.flush_caches(&platform);
+            assert_eq!(space.usage().taken, 0);
         }
     }
 }
@@ -158,35 +152,33 @@ fn a_hole_that_fits_exactly_is_found_in_a_space() {
 /// The same hole made by frees: one page after another of a full space, each on whatever CPU's lists.
 #[test]
 fn a_hole_that_was_freed_page_by_page_is_found() {
-    for placement in PLACEMENTS {
-        for cpu in 0..=2 {
-            let platform = Chosen::new(2);
-            let pages = 1 << 12;
-            let space = IovaSpace::new(&SpaceConfig { placement, ..config(0, pages, 2) }).unwrap();
-            platform.be(cpu);
-            let mut live: Vec<Option<IovaRange>> = vec![None; pages as usize];
-            while let Ok(range) = alloc(&space, &platform, 1, ANYWHERE) {
-                live[(range.start().get() / PAGE) as usize] = Some(range);
-            }
-            assert!(live.iter().all(Option::is_some));
-            for order in [0, 1, 3, 6, 9] {
-                let first = 5 << order;
-                for (step, page) in (first..first + (1 << order)).enumerate() {
-                    free(&space, platform.be(step % 3), live[page].take().unwrap()).unwrap();
-                }
-                let range = alloc(&space, platform.be(cpu), 1 << order, ANYWHERE).unwrap();
-                assert_eq!(range.start().get(), first as u64 * PAGE);
-                assert!(alloc(&space, &platform, 1, ANYWHERE).is_err());
-                free(&space, &platform, range).unwrap();
-                space.flush_caches(&platform);
-                for _ in 0..1 << order {
-                    let range = alloc(&space, &platform, 1, ANYWHERE).unwrap();
-                    assert!(live[(range.start().get() / PAGE) as usize].replace(range).is_none());
-                }
-            }
-            live.into_iter().flatten().for_each(|range| free(&space, &platform, range).unwrap());
-            space.flush_caches(&platform);
-            assert_eq!(space.usage().taken, 0);
+    for cpu in 0..=2 {
+        let platform = Chosen::new(2);
+        let pages = 1 << 12;
+        let space = IovaSpace::new(&config(0, pages, 2)).unwrap();
+        platform.be(cpu);
+        let mut live: Vec<Option<IovaRange>> = vec![None; pages as usize];
+        while let Ok(range) = alloc(&space, &platform, 1, ANYWHERE) {
+            live[(range.start().get() / PAGE) as usize] = Some(range);
         }
+        assert!(live.iter().all(Option::is_some));
+        for order in [0, 1, 3, 6, 9] {
+            let first = 5 << order;
+            for (step, page) in (first..first + (1 << order)).enumerate() {
+                free(&space, platform.be(step % 3), live[page].take().unwrap()).unwrap();
+            }
+            let range = alloc(&space, platform.be(cpu), 1 << order, ANYWHERE).unwrap();
+            assert_eq!(range.start().get(), first as u64 * PAGE);
+            assert!(alloc(&space, &platform, 1, ANYWHERE).is_err());
+            free(&space, &platform, range).unwrap();
+            space.flush_caches(&platform);
+            for _ in 0..1 << order {
+                let range = alloc(&space, &platform, 1, ANYWHERE).unwrap();
+                assert!(live[(range.start().get() / PAGE) as usize].replace(range).is_none());
+            }
+        }
+        live.into_iter().flatten().for_each(|range| free(&space, &platform, range).unwrap());
+        space.flush_caches(&platform);
+        assert_eq!(space.usage().taken, 0);
     }
 }

@@ -3,9 +3,9 @@
 
 mod chosen;
 
-use chosen::{ANYWHERE, Chosen, PAGE, PLACEMENTS, alloc, config, free};
+use chosen::{ANYWHERE, Chosen, PAGE, alloc, config, free};
 use portcullis::addr::{Iova, IovaRange, PageSize};
-use portcullis::iova::{IovaError, IovaSpace, Placement, SpaceConfig};
+use portcullis::iova::{IovaError, IovaSpace, SpaceConfig};
 
 /// All that a space hands out, a page at a time.
 fn all(space: &IovaSpace, platform: &Chosen) -> Vec<IovaRange> {
@@ -16,28 +16,25 @@ fn all(space: &IovaSpace, platform: &Chosen) -> Vec<IovaRange> {
 #[test]
 fn granules_in_part_are_nobodys() {
     let bytes = |first: u64, last: u64| IovaRange::from_bounds(Iova::new(first), Iova::new(last)).unwrap();
-    for placement in PLACEMENTS {
-        for (cut, reserved) in [
-            ((PAGE, 20 * PAGE - 1), (5 * PAGE + 1, 7 * PAGE)),
-            ((PAGE + 1, 20 * PAGE), (5 * PAGE, 7 * PAGE - 1)),
-            ((1, 20 * PAGE - 2), (6 * PAGE - 1, 6 * PAGE - 1)),
-            ((PAGE - 1, 20 * PAGE + 7), (6 * PAGE - 1, 6 * PAGE)),
-        ] {
-            let (aperture, reserved) = (bytes(cut.0, cut.1), bytes(reserved.0, reserved.1));
-            let mut config = SpaceConfig::new(aperture, PageSize::SIZE_4K, 1);
-            (config.placement, config.reserved) = (placement, vec![reserved]);
-            let (space, platform) = (IovaSpace::new(&config).unwrap(), Chosen::new(1));
-            let mut pages: Vec<u64> =
-                all(&space, &platform).iter().map(|range| range.start().get()).collect();
-            pages.sort_unstable();
-            let open = |page: &u64| {
-                let page = bytes(*page, page + (PAGE - 1));
-                let apart = page.last() < reserved.start() || reserved.last() < page.start();
-                aperture.contains_range(page) && apart
-            };
-            let expected: Vec<u64> = (0..30).map(|page| page * PAGE).filter(open).collect();
-            assert_eq!(pages, expected, "{aperture} without {reserved}");
-        }
+    for (cut, reserved) in [
+        ((PAGE, 20 * PAGE - 1), (5 * PAGE + 1, 7 * PAGE)),
+        ((PAGE + 1, 20 * PAGE), (5 * PAGE, 7 * PAGE - 1)),
+        ((1, 20 * PAGE - 2), (6 * PAGE - 1, 6 * PAGE - 1)),
+        ((PAGE - 1, 20 * PAGE + 7), (6 * PAGE - 1, 6 * PAGE)),
+    ] {
+        let (aperture, reserved) = (bytes(cut.0, cut.1), bytes(reserved.0, reserved.1));
+        let mut config = SpaceConfig::new(aperture, PageSize::SIZE_4K, 1);
+        config.reserved = vec![reserved];
+        let (space, platform) = (IovaSpace::new(&config).unwrap(), Chosen::new(1));
+        let mut pages: Vec<u64> = all(&space, &platform).iter().map(|range| range.start().get()).collect();
+        pages.sort_unstable();
+        let open = |page: &u64| {
+            let page = bytes(*page, page + (PAGE - 1));
+            let apart = page.last() < reserved.start() || reserved.last() < page.start();
+            aperture.contains_range(page) && apart
+        };
+        let expected: Vec<u64> = (0..30).map(|page| page * PAGE).filter(open).collect();
+        assert_eq!(pages, expected, "{aperture} without {reserved}");
     }
 }
 
@@ -122,38 +119,33 @@ fn what_is_on_its_way_is_accounted_for() {
 #[test]
 fn a_cpu_keeps_its_share_of_each_zone_at_the_most() {
     const CACHE: u64 = 600 * PAGE;
-    for placement in PLACEMENTS {
-        let platform = Chosen::new(1);
-        let config = SpaceConfig { placement, cache_bytes: CACHE, ..config(1, 1 << 22, 1) };
-        let space = IovaSpace::new(&config).unwrap();
-        let zones: &[Iova] = match placement {
-            Placement::TopDown => &[ANYWHERE, Iova::new(u32::MAX as u64)],
-            Placement::BottomUp => &[ANYWHERE],
-        };
-        for round in 0..4 {
-            for (before, limit) in (0..).zip(zones) {
-                for order in [0, 6, 2, 9, 1, 4, 0, 8, 3] {
-                    let count = (2048 >> order).min(900);
-                    let ranges: Vec<_> =
-                        (0..count).map(|_| alloc(&space, &platform, 1 << order, *limit).unwrap()).collect();
-                    // Taken in blocks, of which the rest is kept.
-                    ranges.iter().for_each(|range| free(&space, &platform, *range).unwrap());
-                    let most = if round == 0 { before + 1 } else { zones.len() as u64 } * CACHE;
-                    assert!(space.usage().cached <= most, "{order} {:?}", space.usage());
-                    assert!(ranges.iter().all(|range| free(&space, &platform, *range).is_err()), "twice");
-                }
+    let platform = Chosen::new(1);
+    let config = SpaceConfig { cache_bytes: CACHE, ..config(1, 1 << 22, 1) };
+    let space = IovaSpace::new(&config).unwrap();
+    let zones = [ANYWHERE, Iova::new(u32::MAX as u64)];
+    for round in 0..4 {
+        for (before, limit) in (0..).zip(zones) {
+            for order in [0, 6, 2, 9, 1, 4, 0, 8, 3] {
+                let count = (2048 >> order).min(900);
+                let ranges: Vec<_> =
+                    (0..count).map(|_| alloc(&space, &platform, 1 << order, limit).unwrap()).collect();
+                // Taken in blocks, of which the rest is kept.
+                ranges.iter().for_each(|range| free(&space, &platform, *range).unwrap());
+                let most = if round == 0 { before + 1 } else { zones.len() as u64 } * CACHE;
+                assert!(space.usage().cached <= most, "{order} {:?}", space.usage());
+                assert!(ranges.iter().all(|range| free(&space, &platform, *range).is_err()), "twice");
             }
-            // After a spill or without, nothing is handed out twice.
-            let mut again: Vec<_> = (0..900)
-                .map(|n| alloc(&space, &platform, 1 << (n % 7), zones[n % zones.len()]).unwrap())
-                .collect();
-            again.sort_unstable_by_key(|range| range.start());
-            assert!(again.windows(2).all(|pair| pair[0].last() < pair[1].start()));
-            again.into_iter().for_each(|range| free(&space, &platform, range).unwrap());
         }
-        space.flush_caches(&platform);
-        assert_eq!((space.usage().taken, space.usage().cached), (0, 0));
+        // After a spill or without, nothing is handed out twice.
+        let mut again: Vec<_> = (0..900)
+            .map(|n| alloc(&space, &platform, 1 << (n % 7), zones[n % zones.len()]).unwrap())
+            .collect();
+        again.sort_unstable_by_key(|range| range.start());
+        assert!(again.windows(2).all(|pair| pair[0].last() < pair[1].start()));
+        again.into_iter().for_each(|range| free(&space, &platform, range).unwrap());
     }
+    space.flush_caches(&platform);
+    assert_eq!((space.usage().taken, space.usage().cached), (0, 0));
 }
 
 /// All CPUs together keep an eighth of a zone, however little that is.

@@ -7,11 +7,11 @@ mod limited;
 
 use std::collections::BTreeMap;
 
-use chosen::{ANYWHERE, Chosen, PAGE, PLACEMENTS, alloc, config, free};
+use chosen::{ANYWHERE, Chosen, PAGE, alloc, config, free};
 use iova_model::Rng;
 use limited::held;
 use portcullis::addr::{Iova, IovaRange, PageSize};
-use portcullis::iova::{IovaError, IovaSpace, Placement, SpaceConfig};
+use portcullis::iova::{IovaError, IovaSpace, SpaceConfig};
 
 const LIVE: usize = 1 << 16;
 
@@ -23,8 +23,8 @@ fn kept<T>(work: impl FnOnce() -> T) -> (T, f64) {
 }
 
 /// A space of 39 bits of addresses and what it takes while it is empty.
-fn empty(placement: Placement, cpus: usize) -> (IovaSpace, f64) {
-    let config = SpaceConfig { placement, ..config(1, (1 << 27) - 1, cpus) };
+fn empty(cpus: usize) -> (IovaSpace, f64) {
+    let config = config(1, (1 << 27) - 1, cpus);
     kept(|| IovaSpace::new(&config).unwrap())
 }
 
@@ -37,16 +37,14 @@ fn assert_honest(space: &IovaSpace, counted: f64) {
 
 #[test]
 fn an_empty_space_costs_little_for_each_cpu() {
-    for placement in PLACEMENTS {
-        let (one, one_bytes) = empty(placement, 1);
-        let (many, many_bytes) = empty(placement, 65);
-        let cpu = (many_bytes - one_bytes) / 64.0;
-        println!("{placement:?}: empty {} bytes and {cpu} for each CPU", one_bytes - cpu);
-        assert!(cpu < 16.0 * 1024.0, "{cpu} bytes for each CPU");
-        assert!(one_bytes - cpu < 8.0 * 1024.0, "{one_bytes} bytes with one CPU");
-        assert_honest(&one, one_bytes);
-        assert_honest(&many, many_bytes);
-    }
+    let (one, one_bytes) = empty(1);
+    let (many, many_bytes) = empty(65);
+    let cpu = (many_bytes - one_bytes) / 64.0;
+    println!("empty {} bytes and {cpu} for each CPU", one_bytes - cpu);
+    assert!(cpu < 16.0 * 1024.0, "{cpu} bytes for each CPU");
+    assert!(one_bytes - cpu < 8.0 * 1024.0, "{one_bytes} bytes with one CPU");
+    assert_honest(&one, one_bytes);
+    assert_honest(&many, many_bytes);
 }
 
 /// 65,536 live single pages: one after another on one CPU, or in turn on four; and what is left of twice as
@@ -55,46 +53,42 @@ fn an_empty_space_costs_little_for_each_cpu() {
 /// Each page has a word of range metadata, and the bitmap needs hardly more.
 #[test]
 fn a_live_page_costs_a_bounded_number_of_bytes() {
-    for placement in PLACEMENTS {
-        for cpus in [1, 4] {
-            let (space, empty_bytes) = empty(placement, cpus);
-            let platform = Chosen::new(cpus);
-            let mut live = Vec::with_capacity(2 * LIVE);
-            let one = |step: usize| alloc(&space, platform.be(step % cpus), 1, ANYWHERE).unwrap();
-            let (_, bytes) = kept(|| live.extend((0..LIVE).map(one)));
-            let each = bytes / LIVE as f64;
-            println!("{placement:?}, {cpus} CPUs: {each:.2} bytes for each live page");
-            assert!(each <= 16.0, "{each} bytes");
-            assert_honest(&space, empty_bytes + bytes);
-            let (_, more) = kept(|| live.extend((0..LIVE).map(one)));
-            Rng(0x9e37_79b9_7f4a_7c15).shuffle(&mut live);
-            let (_, freed) = kept(|| {
-                for (step, range) in live.drain(LIVE..).enumerate() {
-                    free(&space, platform.be(step % cpus), range).unwrap();
-                }
-                space.flush_caches(&platform);
-            });
-            let each = (bytes + more + freed) / LIVE as f64;
-            println!("{placement:?}, {cpus} CPUs: {each:.2} with as many free between");
-            assert!(each <= 20.0, "{each} bytes");
-            assert_honest(&space, empty_bytes + bytes + more + freed);
-        }
+    for cpus in [1, 4] {
+        let (space, empty_bytes) = empty(cpus);
+        let platform = Chosen::new(cpus);
+        let mut live = Vec::with_capacity(2 * LIVE);
+        let one = |step: usize| alloc(&space, platform.be(step % cpus), 1, ANYWHERE).unwrap();
+        let (_, bytes) = kept(|| live.extend((0..LIVE).map(one)));
+        let each = bytes / LIVE as f64;
+        println!("{cpus} CPUs: {each:.2} bytes for each live page");
+        assert!(each <= 16.0, "{each} bytes");
+        assert_honest(&space, empty_bytes + bytes);
+        let (_, more) = kept(|| live.extend((0..LIVE).map(one)));
+        Rng(0x9e37_79b9_7f4a_7c15).shuffle(&mut live);
+        let (_, freed) = kept(|| {
+            for (step, range) in live.drain(LIVE..).enumerate() {
+                free(&space, platform.be(step % cpus), range).unwrap();
+            }
+            space.flush_caches(&platform);
+        });
+        let each = (bytes + more + freed) / LIVE as f64;
+        println!("{cpus} CPUs: {each:.2} with as many free between");
+        assert!(each <= 20.0, "{each} bytes");
+        assert_honest(&space, empty_bytes + bytes + more + freed);
     }
 }
 
 /// Memory of a space that is gone is all returned.
 #[test]
 fn a_space_leaves_no_memory_behind() {
-    for placement in PLACEMENTS {
-        let (_, left) = kept(|| {
-            let (space, _) = empty(placement, 2);
-            let platform = Chosen::new(2);
-            for step in 0..10_000 {
-                alloc(&space, platform.be(step % 3), 1 + step as u64 % 700, ANYWHERE).unwrap();
-            }
-        });
-        assert_eq!(left as i64, 0);
-    }
+    let (_, left) = kept(|| {
+        let (space, _) = empty(2);
+        let platform = Chosen::new(2);
+        for step in 0..10_000 {
+            alloc(&space, platform.be(step % 3), 1 + step as u64 % 700, ANYWHERE).unwrap();
+        }
+    });
+    assert_eq!(left as i64, 0);
 }
 
 /// A space with what a plain model knows of it.
@@ -107,9 +101,9 @@ struct Known {
 }
 
 impl Known {
-    fn new(first: u64, last: u64, granule: PageSize, limit: u64, placement: Placement) -> Self {
+    fn new(first: u64, last: u64, granule: PageSize, limit: u64) -> Self {
         let aperture = IovaRange::from_bounds(Iova::new(first), Iova::new(last)).unwrap();
-        let config = SpaceConfig { placement, ..SpaceConfig::new(aperture, granule, 3) };
+        let config = SpaceConfig::new(aperture, granule, 3);
         let space = IovaSpace::new(&config).unwrap();
         Self { config, space, limit: Iova::new(limit), live: BTreeMap::new() }
     }
@@ -142,30 +136,24 @@ impl Known {
     }
 }
 
-/// Spaces of different size, reach, granule and placement, used in turn by the same CPUs. Each keeps to its
+/// Spaces of different size, reach and granule, used in turn by the same CPUs. Each keeps to its
 /// own bounds; what one hands out, another does not take back; and what one does, no other's figures show.
 #[test]
 fn spaces_do_not_disturb_each_other() {
     let kilobytes_16 = PageSize::from_shift(14).unwrap();
     let kilobytes_64 = PageSize::from_shift(16).unwrap();
     let mut spaces = vec![
-        Known::new(PAGE, (1 << 39) - 1, PageSize::SIZE_4K, u64::MAX, Placement::TopDown),
-        Known::new(PAGE, (1 << 39) - 1, PageSize::SIZE_4K, u64::MAX, Placement::BottomUp),
+        Known::new(PAGE, (1 << 39) - 1, PageSize::SIZE_4K, u64::MAX),
+        Known::new(PAGE, (1 << 39) - 1, PageSize::SIZE_4K, u64::MAX),
         // A device of 32 bits in a space of 48, and one of 30 bits that ends within a page.
-        Known::new(PAGE, (1 << 48) - 1, PageSize::SIZE_4K, (1 << 32) - 1, Placement::BottomUp),
-        Known::new(PAGE, (1 << 48) - 1, kilobytes_16, (1 << 30) - 100, Placement::BottomUp),
+        Known::new(PAGE, (1 << 48) - 1, PageSize::SIZE_4K, (1 << 32) - 1),
+        Known::new(PAGE, (1 << 48) - 1, kilobytes_16, (1 << 30) - 100),
         // Little room, at an odd place, on each side of 4 GiB, and at the top of all addresses.
-        Known::new(0x1234_5000, 0x1634_4fff, PageSize::SIZE_4K, u64::MAX, Placement::TopDown),
-        Known::new(
-            (1 << 32) - (32 << 20),
-            (1 << 32) + (32 << 20) - 1,
-            kilobytes_16,
-            u64::MAX,
-            Placement::TopDown,
-        ),
-        Known::new(u64::MAX - (1 << 40) + 1, u64::MAX, kilobytes_64, u64::MAX, Placement::TopDown),
-        Known::new(1 << 40, (1 << 50) - 1, PageSize::SIZE_2M, u64::MAX, Placement::TopDown),
-        Known::new(0, (1 << 57) - 1, PageSize::SIZE_1G, u64::MAX, Placement::BottomUp),
+        Known::new(0x1234_5000, 0x1634_4fff, PageSize::SIZE_4K, u64::MAX),
+        Known::new((1 << 32) - (32 << 20), (1 << 32) + (32 << 20) - 1, kilobytes_16, u64::MAX),
+        Known::new(u64::MAX - (1 << 40) + 1, u64::MAX, kilobytes_64, u64::MAX),
+        Known::new(1 << 40, (1 << 50) - 1, PageSize::SIZE_2M, u64::MAX),
+        Known::new(0, (1 << 57) - 1, PageSize::SIZE_1G, u64::MAX),
     ];
     let platform = Chosen::new(3);
     let mut rng = Rng(0x2545_f491_4f6c_dd1d);

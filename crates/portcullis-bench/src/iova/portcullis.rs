@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use portcullis::addr::{Iova, IovaRange, PageSize};
-use portcullis::iova::{Bitmap, BitmapError, IovaSpace, MAX_ORDER, Placement, SpaceConfig};
+use portcullis::iova::{Bitmap, BitmapError, IovaSpace, MAX_ORDER, SpaceConfig};
 use portcullis::platform::Platform;
 use portcullis::std_platform::StdPlatform;
 
@@ -66,7 +66,7 @@ pub(crate) trait Structure: Send + Sized + 'static {
 
 impl Structure for Bitmap {
     fn with_pages(pages: u64) -> Result<Self, BitmapError> {
-        let mut bitmap = Self::new(Placement::TopDown);
+        let mut bitmap = Self::new();
         bitmap.add(0, pages)?;
         Ok(bitmap)
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use portcullis::addr::{Iova, IovaRange, Permissions};
 use portcullis::invalidation::Gather;
-use portcullis::iova::{Bitmap, Placement};
+use portcullis::iova::Bitmap;
 use portcullis::mapper::{Mapper, TableMapper};
 use portcullis_model::open::OpenMapper;
 use portcullis_model::{Descriptor, Iommu, Memory, Queue};
@@ -38,7 +38,7 @@ struct Magazines {
 
 impl Magazines {
     fn new() -> Self {
-        let mut behind = Bitmap::new(Placement::TopDown);
+        let mut behind = Bitmap::new();
         behind.add(1, SPACE - 1).unwrap();
         Self { cpus: (0..CPUS).map(|_| Local::default()).collect(), depot: Vec::new(), behind }
     }

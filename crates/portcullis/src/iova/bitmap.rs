@@ -27,7 +27,7 @@
 //!
 //! The first is always up to date; the others are brought up to date when a request needs them, where
 //! something has changed. All are exact, not rounded: a fit is found whenever there is one, and it is the
-//! highest or the lowest of all.
+//! highest of all.
 //!
 //! # Memory
 //!
@@ -52,7 +52,6 @@ mod slab;
 mod stale;
 mod store;
 
-use super::placement::Placement;
 use fit::{Fit, LEAF_PAGES};
 use node::{Link, MAX_LEVEL};
 use path::{Path, Spine};
@@ -78,8 +77,7 @@ pub enum BitmapError {
 /// The free pages of an I/O virtual address space, as a hierarchical bitmap.
 ///
 /// Pages below `2^54` can be held. Taking pages is exact: it fails for want of space only where no placement
-/// exists, and takes the highest or the lowest of all, as the [`Placement`] says. Giving back what was taken
-/// needs no memory. No function panics, whatever its arguments.
+/// exists, and takes the highest of all. Giving back what was taken needs no memory. No function panics, whatever its arguments.
 ///
 /// Bounds are for the worst case. There, `h` is the height of the tree, at most 15; it is 9 for an aperture
 /// of 2^36 pages, which is 48 bits of addresses. A range of `p` pages takes `p / 64` steps on top where it
@@ -97,14 +95,13 @@ pub struct Bitmap {
     least_free: u64,
     /// Leaves that are free as a whole and could be collected.
     idle: usize,
-    placement: Placement,
     /// Where searches begin.
     spine: Spine,
 }
 
 impl Bitmap {
     /// A space without a free page. Constant time; does not allocate.
-    pub const fn new(placement: Placement) -> Self {
+    pub const fn new() -> Self {
         Self {
             store: Store::new(),
             root: 0,
@@ -113,7 +110,6 @@ impl Bitmap {
             free_pages: 0,
             least_free: 0,
             idle: 0,
-            placement,
             spine: Spine::EMPTY,
         }
     }
@@ -157,8 +153,7 @@ impl Bitmap {
     }
 
     /// Takes `pages` pages out of the free space and returns the first of them: of all multiples of
-    /// `1 << align_order` for which the last page is below `end`, the highest or the lowest, as the
-    /// [`Placement`] says.
+    /// `1 << align_order` for which the last page is below `end`, the highest.
     ///
     /// O(h) with natural alignment up to 512 pages, in the worst case, and exact: it fails for want of space
     /// only where no placement exists. Other requests first catch up with what earlier
@@ -330,11 +325,16 @@ impl Bitmap {
     }
 }
 
+impl Default for Bitmap {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl fmt::Debug for Bitmap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Bitmap")
             .field("free_pages", &self.free_pages)
-            .field("placement", &self.placement)
             .field("nodes", &self.store.used().nodes)
             .field("leaves", &self.store.used().leaves)
             .finish_non_exhaustive()

@@ -10,7 +10,6 @@ use super::cpu::{BATCH, Cpu, ZONES};
 use super::homes::Homes;
 use super::links::OutOfMemory;
 use super::meta::RangeMeta;
-use super::placement::Placement;
 use super::remote::{RemoteQueue, Returned};
 use super::word::{END_PAGE, EXACT, NO_WORD, handed_out, owner_and_pages};
 use crate::percpu::{CachePadded, Marks, Turn, TurnLocal};
@@ -50,12 +49,7 @@ impl Cached {
     pub fn new(marks: Arc<Marks>, config: &SpaceConfig, (first, end): (u64, u64)) -> Self {
         let granule = config.granule;
         let cpus = config.cpus.min(marks.cpus()).min(EXACT as usize);
-        let (low_end, homes_end) = match config.placement {
-            Placement::TopDown => ((config.low_end.get() >> granule.shift()).clamp(first, end), end),
-            // From the bottom up the low zone is what is used first: nothing would be gained by keeping
-            // it apart. And what lies below a home would be used first, too.
-            Placement::BottomUp => (first, first),
-        };
+        let low_end = (config.low_end.get() >> granule.shift()).clamp(first, end);
         // Neither is 0 where it is used: an empty low zone has no requests, and an empty space does not exist.
         let last_before = |end: u64| (end.saturating_sub(1) << granule.shift()) | granule.offset_mask();
         let (last, low_last) = (last_before(end), last_before(low_end));
@@ -72,7 +66,7 @@ impl Cached {
             low_last,
             top: usize::from(zone_pages[1] > 0),
             budget,
-            homes: Homes::new((low_end, homes_end), cpus, budget[1]),
+            homes: Homes::new((low_end, end), cpus, budget[1]),
         }
     }
 

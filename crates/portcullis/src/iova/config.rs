@@ -2,7 +2,6 @@
 
 use alloc::vec::Vec;
 
-use super::placement::Placement;
 use crate::addr::{Iova, IovaRange, PageSize};
 
 /// What an address space is made of.
@@ -17,14 +16,12 @@ pub struct SpaceConfig {
     /// How many CPUs keep lists of their own; up to 4,094, further ones do without.
     pub cpus: usize,
     /// Where the low zone ends: addresses below are kept apart, for devices that reach no others, and used
-    /// for other devices last. (Not with [`Placement::BottomUp`], which fills them first.)
+    /// for other devices last.
     pub low_end: Iova,
     /// The most that one CPU keeps in its lists of each of the two zones, in bytes. Together the CPUs keep at
     /// the most an eighth of a zone, whatever this says. On their way back to a CPU from others are up to as
     /// much again, and half as much on top that is not sent yet, plus one range for each CPU and size.
     pub cache_bytes: u64,
-    /// From which end the space is filled.
-    pub placement: Placement,
 }
 
 impl SpaceConfig {
@@ -35,15 +32,7 @@ impl SpaceConfig {
     /// The space of `aperture` in units of `granule` for `cpus` CPUs, with a low zone of 4 GiB.
     pub fn new(aperture: IovaRange, granule: PageSize, cpus: usize) -> Self {
         let low_end = Iova::new(1 << 32);
-        Self {
-            aperture,
-            granule,
-            reserved: Vec::new(),
-            cpus,
-            low_end,
-            cache_bytes: Self::CACHE_BYTES,
-            placement: Placement::default(),
-        }
+        Self { aperture, granule, reserved: Vec::new(), cpus, low_end, cache_bytes: Self::CACHE_BYTES }
     }
 }
 

@@ -50,7 +50,7 @@ impl IovaSpace {
     /// The same whose lists are used in turns of `marks`, by CPUs that have one.
     pub(crate) fn with_marks(config: &SpaceConfig, marks: Arc<Marks>) -> Result<Self, IovaError> {
         let shift = config.granule.shift();
-        let mut backing = Bitmap::new(config.placement);
+        let mut backing = Bitmap::new();
         // Only granules that lie inside as a whole count.
         let first = config.granule.round_up(config.aperture.start().get()).ok_or(IovaError::Empty)? >> shift;
         let last = config.aperture.last().get();

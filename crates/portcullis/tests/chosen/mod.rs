@@ -5,14 +5,11 @@ use std::sync::Weak;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use portcullis::addr::{Iova, IovaRange, PageSize};
-use portcullis::iova::{IovaError, IovaSpace, Placement, SpaceConfig};
+use portcullis::iova::{IovaError, IovaSpace, SpaceConfig};
 use portcullis::platform::{LocalCpu, Platform, PlatformEvents, PlatformNumber};
 
 pub const PAGE: u64 = 4096;
 pub const ANYWHERE: Iova = Iova::new(u64::MAX);
-
-/// From either end.
-pub const PLACEMENTS: [Placement; 2] = [Placement::TopDown, Placement::BottomUp];
 
 /// One thread that is whichever CPU the test says.
 #[derive(Default)]

@@ -1,7 +1,7 @@
 //! A plain model of an address space, and numbers to test with.
 #![allow(dead_code, reason = "each test file uses a part")]
 
-use portcullis::iova::{BitmapError, MAX_ORDER, Placement};
+use portcullis::iova::{BitmapError, MAX_ORDER};
 use proptest::prelude::*;
 
 /// A list of free ranges, on which everything is done the obvious way.
@@ -36,19 +36,13 @@ impl List {
         before - self.free_pages()
     }
 
-    pub fn place(&self, pages: u64, order: u32, max_page: u64, placement: Placement) -> Option<u64> {
-        let mut places = self.0.iter().filter_map(|&(start, end)| {
+    pub fn place(&self, pages: u64, order: u32, max_page: u64) -> Option<u64> {
+        let places = self.0.iter().filter_map(|&(start, end)| {
             let end = end.min(max_page.saturating_add(1));
-            let first = match placement {
-                Placement::TopDown => (end.checked_sub(pages)? >> order) << order,
-                Placement::BottomUp => start.checked_next_multiple_of(1 << order)?,
-            };
-            (first >= start && first.checked_add(pages)? <= end).then_some(first)
+            let first = (end.checked_sub(pages)? >> order) << order;
+            (first >= start).then_some(first)
         });
-        match placement {
-            Placement::TopDown => places.max(),
-            Placement::BottomUp => places.next(),
-        }
+        places.max()
     }
 
     /// The lowest hole that a range overlaps.
@@ -63,17 +57,11 @@ impl List {
     }
 
     /// What an allocation gives.
-    pub fn allocated(
-        &self,
-        pages: u64,
-        align_order: u32,
-        max_page: u64,
-        placement: Placement,
-    ) -> Result<u64, BitmapError> {
+    pub fn allocated(&self, pages: u64, align_order: u32, max_page: u64) -> Result<u64, BitmapError> {
         if pages == 0 || align_order > MAX_ORDER {
             return Err(BitmapError::Invalid);
         }
-        self.place(pages, align_order, max_page, placement).ok_or(BitmapError::NoFit)
+        self.place(pages, align_order, max_page).ok_or(BitmapError::NoFit)
     }
 
     pub fn free_pages(&self) -> u64 {

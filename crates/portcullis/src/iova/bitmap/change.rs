@@ -28,7 +28,7 @@ impl Bitmap {
         let all = *self.store.leaf(leaf);
         let allowed = all.only(in_leaf(from), in_leaf(limit));
         let mut left = allowed;
-        let taken = left.take(pages, align_order, self.placement, first, out);
+        let taken = left.take(pages, align_order, first, out);
         let bits = all.less(allowed, left);
         self.free_pages -= taken as u64 * pages;
         *self.store.leaf_mut(leaf) = bits;

@@ -1,8 +1,8 @@
 //! The bits: one cache line, one bit for each page; and what fits there, computed from them.
 
 use super::fit::{FitBits, LEAF_PAGES, Loose};
+use super::search::highest_in;
 use super::slab::Entry;
-use crate::iova::placement::Placement;
 
 const WORDS: usize = (LEAF_PAGES / u64::BITS) as usize;
 /// For each order up to 6, the last bits of the blocks of `2^order` bits.
@@ -168,13 +168,13 @@ impl Leaf {
         self.runs().fold(Loose::NONE, |best, (start, end)| best.max(Loose::of_run(start, end)))
     }
 
-    /// The preferred place for `pages` pages at a multiple of `2^order`, an order of at most 9.
+    /// The highest place for `pages` pages at a multiple of `2^order`, an order of at most 9.
     #[inline]
-    pub(super) fn place(&self, pages: u64, order: u32, placement: Placement) -> Option<u32> {
+    pub(super) fn place(&self, pages: u64, order: u32) -> Option<u32> {
         match LAST.get(order as usize) {
             // Then no fit crosses words.
-            Some(&last) if pages <= 1 << order => self.place_in_words(pages, order, last, placement),
-            _ => self.place_in_runs(pages, order, placement),
+            Some(&last) if pages <= 1 << order => self.place_in_words(pages, order, last),
+            _ => self.place_in_runs(pages, order),
         }
     }
 
@@ -184,14 +184,13 @@ impl Leaf {
         &mut self,
         pages: u64,
         order: u32,
-        placement: Placement,
         first: u64,
         mut out: impl Iterator<Item = &'a mut u64>,
     ) -> usize {
         let mut taken = 0;
         let Some(&last) = LAST.get(order as usize).filter(|_| pages <= 1 << order) else {
             for out in out {
-                let Some(start) = self.place(pages, order, placement) else { break };
+                let Some(start) = self.place(pages, order) else { break };
                 self.set(start, start + pages as u32, false);
                 *out = first + u64::from(start);
                 taken += 1;
@@ -200,17 +199,9 @@ impl Leaf {
         };
         // No fit crosses words, and taking one leaves the others of its word: each word is searched once.
         let (width, low) = (1 << order, u64::MAX >> (64 - pages));
-        for at in 0..WORDS {
-            let word = match placement {
-                Placement::TopDown => WORDS - 1 - at,
-                Placement::BottomUp => at,
-            };
+        for word in (0..WORDS).rev() {
             let mut blocks = blocks(self.0[word], low, width, last);
-            while blocks != 0 {
-                let bit = match placement {
-                    Placement::TopDown => blocks.ilog2(),
-                    Placement::BottomUp => blocks.trailing_zeros(),
-                };
+            while let Some(bit) = blocks.checked_ilog2() {
                 let Some(out) = out.next() else { return taken };
                 let start = bit + 1 - width;
                 blocks ^= 1 << bit;
@@ -224,33 +215,19 @@ impl Leaf {
 
     /// The same for natural alignment inside words. `last` has the last bit of each block of the order.
     #[inline]
-    fn place_in_words(&self, pages: u64, order: u32, last: u64, placement: Placement) -> Option<u32> {
+    fn place_in_words(&self, pages: u64, order: u32, last: u64) -> Option<u32> {
         let (width, low) = (1 << order, u64::MAX >> (64 - pages));
         let fits = |(word, bits): (usize, &u64)| {
             let blocks = blocks(*bits, low, width, last);
-            let bit = match placement {
-                Placement::TopDown => blocks.checked_ilog2()?,
-                Placement::BottomUp => Some(blocks.trailing_zeros()).filter(|_| blocks != 0)?,
-            };
-            Some(word as u32 * 64 + bit + 1 - width)
+            Some(word as u32 * 64 + blocks.checked_ilog2()? + 1 - width)
         };
-        let mut words = self.0.iter().enumerate();
-        match placement {
-            Placement::TopDown => words.rev().find_map(fits),
-            Placement::BottomUp => words.find_map(fits),
-        }
+        self.0.iter().enumerate().rev().find_map(fits)
     }
 
     /// The same for requests that may cross words: looks at every run.
-    fn place_in_runs(&self, pages: u64, order: u32, placement: Placement) -> Option<u32> {
-        let mut places = self.runs().filter_map(|(start, end)| {
-            let page = placement.within(start.into(), end.into(), pages, order)?;
-            Some(page as u32)
-        });
-        match placement {
-            Placement::TopDown => places.last(),
-            Placement::BottomUp => places.next(),
-        }
+    fn place_in_runs(&self, pages: u64, order: u32) -> Option<u32> {
+        let place = |(start, end): (u32, u32)| highest_in(start.into(), end.into(), pages, order);
+        self.runs().filter_map(place).last().map(|page| page as u32)
     }
 }
 
@@ -379,7 +356,6 @@ mod tests {
     use super::super::check::slow_fit;
     use super::super::fit::{Fit, Need};
     use super::*;
-    use crate::iova::placement::Placement;
     use alloc::vec::Vec;
     use proptest::prelude::*;
 
@@ -409,7 +385,7 @@ mod tests {
         }
 
         /// For every request with natural alignment, what is known says whether it fits, and where it fits is
-        /// the first or the last block that begins with so many free pages.
+        /// the last block that begins with so many free pages.
         #[test]
         fn what_fits_has_a_place(leaf in leaf(), order in 0..=9_u32, pages in any::<u32>()) {
             let pages = 1 + pages % (1 << order);
@@ -417,9 +393,7 @@ mod tests {
             let blocks: Vec<u32> = (0..512).step_by(1 << order).filter(fits).collect();
             let fit = Fit::from(leaf.fit());
             prop_assert_eq!(fit.has(Need::of(pages.into(), order)), !blocks.is_empty());
-            let place = |placement| leaf.place(pages.into(), order, placement);
-            prop_assert_eq!(place(Placement::TopDown), blocks.last().copied());
-            prop_assert_eq!(place(Placement::BottomUp), blocks.first().copied());
+            prop_assert_eq!(leaf.place(pages.into(), order), blocks.last().copied());
         }
 
         /// Several places at once are those of single calls, in their order, and the pages of no others are taken.
@@ -428,20 +402,18 @@ mod tests {
             leaf in leaf(), order in 0..=9_u32, pages in any::<u32>(), wanted in 0..600_usize
         ) {
             let pages = 1 + pages % (1 << order);
-            for placement in [Placement::TopDown, Placement::BottomUp] {
-                let (mut single, mut several) = (leaf, leaf);
-                let mut expected = Vec::new();
-                while expected.len() < wanted
-                    && let Some(start) = single.place(pages.into(), order, placement)
-                {
-                    single.set(start, start + pages, false);
-                    expected.push(1024 + u64::from(start));
-                }
-                let mut places = alloc::vec![0; wanted];
-                let taken = several.take(pages.into(), order, placement, 1024, places.iter_mut());
-                prop_assert_eq!(&places[..taken], &expected[..]);
-                prop_assert_eq!(several.0, single.0);
+            let (mut single, mut several) = (leaf, leaf);
+            let mut expected = Vec::new();
+            while expected.len() < wanted
+                && let Some(start) = single.place(pages.into(), order)
+            {
+                single.set(start, start + pages, false);
+                expected.push(1024 + u64::from(start));
             }
+            let mut places = alloc::vec![0; wanted];
+            let taken = several.take(pages.into(), order, 1024, places.iter_mut());
+            prop_assert_eq!(&places[..taken], &expected[..]);
+            prop_assert_eq!(several.0, single.0);
         }
 
         #[test]

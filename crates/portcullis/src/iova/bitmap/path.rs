@@ -3,7 +3,6 @@
 use super::Bitmap;
 use super::fit::LEAF_PAGES;
 use super::node::{FAN, MAX_LEVEL, bits, pages, slot};
-use crate::iova::placement::Placement;
 
 /// The nodes on the way from the top to a page, by level.
 #[derive(Clone, Copy)]
@@ -33,7 +32,7 @@ pub(super) const fn in_leaf(page: u64) -> u32 {
 
 /// The way from the top along the end where allocations go, or a part of it that begins at the top.
 ///
-/// The first steps of a search are to the last block each time (or the first). Where a node on this way has room,
+/// The first steps of a search are to the last block each time. Where a node on this way has room,
 /// those above have it too and prefer this block: the search may begin there.
 pub(super) struct Spine {
     /// Its nodes, from `level` to the top.
@@ -83,10 +82,7 @@ impl Bitmap {
     #[cold]
     pub(super) fn shorten_spine(&mut self, level: u32) {
         self.spine.level = level;
-        self.spine.base = match self.placement {
-            Placement::TopDown => self.end() - pages(level),
-            Placement::BottomUp => 0,
-        };
+        self.spine.base = self.end() - pages(level);
     }
 
     /// Extends the way as far as there are nodes, if that has not happened before. O(h).
@@ -99,14 +95,10 @@ impl Bitmap {
 
     #[cold]
     fn extend_new_spine(&mut self) {
-        let end = match self.placement {
-            Placement::TopDown => FAN - 1,
-            Placement::BottomUp => 0,
-        };
         let mut level = self.spine.level;
         while level > 1 {
             let node = self.store.node(self.spine.path.node(level));
-            let Some(child) = node.links[end].number() else {
+            let Some(child) = node.links[FAN - 1].number() else {
                 break;
             };
             level -= 1;

@@ -4,7 +4,6 @@ use super::Bitmap;
 use super::fit::{LEAF_ORDER, LEAF_PAGES, Need};
 use super::node::{FAN, Link, Node, base, pages as pages_of, slot};
 use super::path::{Path, in_leaf};
-use crate::iova::placement::Placement;
 
 /// A place for a request.
 pub(super) struct Found {
@@ -17,6 +16,14 @@ pub(super) struct Found {
 #[inline]
 pub(super) const fn is_natural(pages: u64, order: u32) -> bool {
     order <= LEAF_ORDER && pages <= 1 << order
+}
+
+/// The highest multiple of `2^order` in `[start, end)` with `pages` pages from there to `end`. The order is less
+/// than 64.
+#[inline]
+pub(super) fn highest_in(start: u64, end: u64, pages: u64, order: u32) -> Option<u64> {
+    let highest = end.checked_sub(pages)? >> order << order;
+    (highest >= start).then_some(highest)
 }
 
 /// A request for a place inside a leaf.
@@ -81,7 +88,7 @@ impl Request for Unaligned {
             None => link == Link::FREE,
             Some(leaf) if level == 1 => {
                 let leaf = space.store.leaf(leaf);
-                !node.fits[block].is_none() && leaf.place(self.pages, self.order, space.placement).is_some()
+                !node.fits[block].is_none() && leaf.place(self.pages, self.order).is_some()
             }
             Some(child) => space.store.node(child).loose.longest(self.order) >= self.pages,
         }
@@ -103,7 +110,7 @@ struct Span {
 }
 
 impl Bitmap {
-    /// The preferred place for `pages` pages at `order` before page `limit`, and in `path` the way to it where
+    /// The highest place for `pages` pages at `order` before page `limit`, and in `path` the way to it where
     /// it lies in a leaf.
     #[inline]
     pub(super) fn find(&mut self, pages: u64, order: u32, limit: u64, path: &mut Path) -> Option<Found> {
@@ -118,7 +125,7 @@ impl Bitmap {
         }
     }
 
-    /// The same for requests that may cross leaves: the better of what lies in one and what crosses.
+    /// The same for requests that may cross leaves: the higher of what lies in one and what crosses.
     fn find_anywhere(&mut self, pages: u64, order: u32, limit: u64, path: &mut Path) -> Option<Found> {
         self.refresh_runs();
         let limit = limit.min(self.end());
@@ -132,25 +139,18 @@ impl Bitmap {
         let Some(across) = self.find_across(pages, order, limit) else {
             return inside;
         };
-        let inside = inside.filter(|inside| match self.placement {
-            Placement::TopDown => inside.page >= across,
-            Placement::BottomUp => inside.page <= across,
-        });
+        let inside = inside.filter(|inside| inside.page >= across);
         inside.or(Some(Found { page: across, leaf: None }))
     }
 
-    /// The preferred place inside any one leaf; there is one, if the limit allows it. A block without bits
+    /// The highest place inside any one leaf; there is one, if the limit allows it. A block without bits
     /// counts as one piece, of which the place may be at a boundary.
     #[inline]
     fn find_in_leaves(&mut self, request: &impl Request, limit: u64, path: &mut Path) -> Option<Found> {
-        match self.placement {
-            Placement::BottomUp => {
-                // The lowest of all ends lowest; if it is not within the limit, none is.
-                let found = self.descend(request, path)?;
-                found.page.checked_add(request.pages()).is_some_and(|end| end <= limit).then_some(found)
-            }
-            Placement::TopDown if limit >= self.end() => self.descend(request, path),
-            Placement::TopDown => self.find_below(request, limit.checked_sub(1)?, path),
+        if limit >= self.end() {
+            self.descend(request, path)
+        } else {
+            self.find_below(request, limit.checked_sub(1)?, path)
         }
     }
 
@@ -186,12 +186,12 @@ impl Bitmap {
             }
             let Some(child) = node.links[block].number() else {
                 let start = base(last, level - 1);
-                let page = self.placement.within(start, last + 1, pages, order);
+                let page = highest_in(start, last + 1, pages, order);
                 return (level, page.map(|page| Found { page, leaf: None }));
             };
             if level == 1 {
                 let leaf = self.store.leaf(child).only(0, in_leaf(last) + 1);
-                let page = leaf.place(pages, order, self.placement);
+                let page = leaf.place(pages, order);
                 let page = page.map(|page| base(last, 0) + u64::from(page));
                 return (level, page.map(|page| Found { page, leaf: Some(child) }));
             }
@@ -199,7 +199,7 @@ impl Bitmap {
         }
     }
 
-    /// The preferred place of all; there is one.
+    /// The highest place of all; there is one.
     #[inline]
     fn descend(&mut self, request: &impl Request, path: &mut Path) -> Option<Found> {
         self.extend_spine();
@@ -233,20 +233,17 @@ impl Bitmap {
         let (pages, order) = (request.pages(), request.order());
         loop {
             path.set(level, number);
-            let block = match self.placement {
-                Placement::TopDown => blocks.checked_ilog2()?,
-                Placement::BottomUp => blocks.trailing_zeros(),
-            };
+            let block = blocks.checked_ilog2()?;
             let link = *self.store.node(number).links.get(block as usize)?;
             level -= 1;
             base += u64::from(block) * pages_of(level);
             let Some(child) = link.number() else {
                 debug_assert!(link == Link::FREE, "nothing fits in a block that is used");
-                let page = self.placement.within(base, base + pages_of(level), pages, order)?;
+                let page = highest_in(base, base + pages_of(level), pages, order)?;
                 return Some(Found { page, leaf: None });
             };
             if level == 0 {
-                let page = self.store.leaf(child).place(pages, order, self.placement)?;
+                let page = self.store.leaf(child).place(pages, order)?;
                 return Some(Found { page: base + u64::from(page), leaf: Some(child) });
             }
             number = child;
@@ -254,26 +251,19 @@ impl Bitmap {
         }
     }
 
-    /// The preferred place in a run that touches the boundary of a leaf, which must be up to date. O(h), does not
+    /// The highest place in a run that touches the boundary of a leaf, which must be up to date. O(h), does not
     /// allocate.
     pub(super) fn find_across(&self, pages: u64, order: u32, limit: u64) -> Option<u64> {
         if self.top == 0 || self.store.node(self.root).runs.longest(order) < pages {
             return None;
         }
-        let span = Span { pages, order, limit };
-        match self.placement {
-            Placement::TopDown => self.highest(self.root, self.top, 0, &span),
-            Placement::BottomUp => {
-                let page = self.lowest(self.root, self.top, 0, &span)?;
-                (page.checked_add(pages)? <= limit).then_some(page)
-            }
-        }
+        self.highest(self.root, self.top, 0, &Span { pages, order, limit })
     }
 
     /// The highest place below a node at page `base`. There is one, unless the limit cuts the node off.
     fn highest(&self, number: u32, level: u32, base: u64, span: &Span) -> Option<u64> {
         let Span { pages, order, limit } = *span;
-        let place = |start, end| Placement::TopDown.within(start, end, pages, order);
+        let place = |start, end| highest_in(start, end, pages, order);
         let node = self.store.node(number);
         let size = pages_of(level - 1);
         // How many pages from the end of the block on are free.
@@ -311,33 +301,5 @@ impl Bitmap {
             behind = if prefix == size { behind + size } else { prefix };
         }
         None
-    }
-
-    /// The lowest place below a node at page `base` that has one. The limit does not matter: if this one is
-    /// not within it, none is.
-    fn lowest(&self, number: u32, level: u32, base: u64, span: &Span) -> Option<u64> {
-        let Span { pages, order, .. } = *span;
-        let place = |start, end| Placement::BottomUp.within(start, end, pages, order);
-        let node = self.store.node(number);
-        let size = pages_of(level - 1);
-        // How many pages before the start of the block are free.
-        let mut before = 0;
-        let mut start = base;
-        for block in 0..FAN {
-            let part = self.store.part(node, level, block);
-            // The run around the start of the block: it begins below everything else in the block.
-            if let Some(page) = place(start - before, start + part.prefix) {
-                return Some(page);
-            }
-            if let Some(inner) = part.inner
-                && let Some(child) = node.links[block].number()
-                && inner.longest(order) >= pages
-            {
-                return self.lowest(child, level - 1, start, span);
-            }
-            before = if part.prefix == size { before + size } else { part.suffix };
-            start += size;
-        }
-        place(start - before, start)
     }
 }
