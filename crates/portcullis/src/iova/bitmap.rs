@@ -13,20 +13,18 @@
 //!
 //! # Exact search
 //!
-//! A leaf is a cache line, 512 pages. Nodes know three things about what is below them:
+//! A leaf is a cache line, 512 pages. Nodes know two things about what is below them:
 //!
 //! - What fits *inside a leaf with natural alignment*: for each order up to 9, the most free pages that any of
 //!   its blocks begins with, in 16 bytes for each child (`Fit`). Requests with natural alignment up to 512
 //!   pages never cross leaves, so a search for them walks straight down to a leaf that has room. After each
 //!   change of a leaf this is computed from all of its bits at once (`leaf.rs`), and above it as far as it
 //!   changes.
-//! - The longest run *inside a leaf* for each order up to 9 (`Loose`), for all other requests that may lie
-//!   in one.
-//! - The runs that *touch a boundary* of leaves, for each order up to [`MAX_ORDER`] (`Runs`). Whatever
-//!   does not fit inside a leaf is among these.
+//! - The runs that *touch a boundary* of leaves, for each order from 9 to [`MAX_ORDER`] (`Runs`). Whatever
+//!   is longer than a leaf, or begins at a multiple of its size, is among these.
 //!
-//! The first is always up to date; the others are brought up to date when a request needs them, where
-//! something has changed. All are exact, not rounded: a fit is found whenever there is one, and it is the
+//! The first is always up to date; the second is brought up to date when a request needs it, where
+//! something has changed. Both are exact, not rounded: a fit is found whenever there is one, and it is the
 //! highest of all.
 //!
 //! # Memory
@@ -52,7 +50,7 @@ mod slab;
 mod stale;
 mod store;
 
-use fit::{Fit, LEAF_PAGES};
+use fit::{Fit, LEAF_ORDER, LEAF_PAGES};
 use node::{Link, MAX_LEVEL};
 use path::{Path, Spine};
 pub use runs::MAX_ORDER;
@@ -69,7 +67,7 @@ pub enum BitmapError {
     #[error("no memory for the bitmap's nodes")]
     OutOfMemory,
     /// The range has no pages, or pages from `2^54` on; a page to be given back or added is free already; or the
-    /// alignment is above [`MAX_ORDER`].
+    /// alignment is none that [`Bitmap::alloc`] knows.
     #[error("no such range can be taken, added or given back")]
     Invalid,
 }
@@ -155,10 +153,11 @@ impl Bitmap {
     /// Takes `pages` pages out of the free space and returns the first of them: of all multiples of
     /// `1 << align_order` for which the last page is below `end`, the highest.
     ///
+    /// A request has natural alignment, which is at most `1 << align_order` pages, or an order of at least 9.
+    ///
     /// O(h) with natural alignment up to 512 pages, in the worst case, and exact: it fails for want of space
-    /// only where no placement exists. Other requests first catch up with what earlier
-    /// calls left to be computed: O(h) for each of these calls, and at most one step for every 2^12 pages in
-    /// use. A step may look at 2^12 bits if the request could lie inside 512 pages.
+    /// only where no placement exists. Other requests first catch up with what earlier calls left to be
+    /// computed: O(h) for each of these calls, and at most one step for every 2^12 pages in use.
     ///
     /// May allocate: what the range lacks of bits, or what giving it back in parts would need. That is about
     /// 101 bytes for every 512 pages, up to 2^18 pages, and `h` nodes of 256 bytes at either end.
@@ -248,18 +247,19 @@ impl Bitmap {
     }
 
     /// The number of pages in the largest hole; 0 if nothing is free. First catches up with what earlier calls left
-    /// to be computed, as [`Bitmap::alloc`]. Does not allocate.
+    /// to be computed, as [`Bitmap::alloc`]; where no hole is as long as a leaf, it looks at each in which a page is free.
+    /// Does not allocate.
     pub fn largest_hole(&mut self) -> u64 {
         if self.top == 0 {
             return 0;
         }
         self.refresh_runs();
         let across = self.store.node(self.root).runs.longest(0);
+        // What touches no boundary is shorter.
         if across >= LEAF_PAGES.into() {
             return across;
         }
-        self.refresh_loose();
-        across.max(self.store.node(self.root).loose.longest(0))
+        across.max(self.store.longest_inside(self.root, self.top))
     }
 
     /// Bytes of heap memory held: 64 for every leaf and 256 for every node, used or not. Constant time; does
@@ -296,7 +296,8 @@ impl Bitmap {
         (from, limit): (u64, u64),
         out: &mut [u64],
     ) -> Result<usize, BitmapError> {
-        if pages == 0 || align_order > MAX_ORDER {
+        let is_possible = is_natural(pages, align_order) || (LEAF_ORDER..=MAX_ORDER).contains(&align_order);
+        if pages == 0 || !is_possible {
             return Err(BitmapError::Invalid);
         }
         let mut path = Path::new();
@@ -311,7 +312,7 @@ impl Bitmap {
         let Some(leaf) = found.leaf else {
             return self.take_anywhere(page, pages).map(|()| 1);
         };
-        if out.len() <= 1 || !is_natural(pages, align_order) {
+        if out.len() <= 1 {
             self.take_in_leaf(page, pages, leaf, &path);
             return Ok(1);
         }

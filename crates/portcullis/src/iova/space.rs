@@ -121,15 +121,19 @@ impl IovaSpace {
         guard: impl Fn(IovaRange) -> T,
     ) -> Result<T, IovaError> {
         let request = self.request(len, limit)?;
-        let once = |cpu: Option<&LocalCpu<'_>>| self.alloc_once(cpu, request, len, limit).map(&guard);
-        let tried = self.home.with_cpu(platform, once);
+        let guarded = |page| guard(self.range(page, request.pages));
+        let once = |cpu: Option<&LocalCpu<'_>>| self.alloc_once(cpu, request).map(&guarded);
+        let mut tried = self.home.with_cpu(platform, once);
         // A request that no flush could satisfy costs nobody a cache.
         let impossible = request.pages > request.end_page.min(self.total);
-        if impossible || !matches!(tried, Err(IovaError::Exhausted { .. })) {
-            return tried;
+        if tried.as_ref().is_err_and(|error| *error == BitmapError::NoFit) && !impossible {
+            self.flush_caches(platform);
+            tried = platform.with_cpu(|_| self.last_resort(request).map(&guarded));
         }
-        self.flush_caches(platform);
-        platform.with_cpu(|_| self.last_resort(request, len, limit).map(&guard))
+        tried.map_err(|error| match error {
+            BitmapError::OutOfMemory => IovaError::OutOfMemory,
+            _ => self.exhausted(len, limit),
+        })
     }
 
     /// Calls `f` in a turn of `cpu`, one of the platform's that is at home here, with its lists, if it has
@@ -295,41 +299,17 @@ impl IovaSpace {
     }
 
     /// After the CPU's own list had nothing: without taking anything back from other CPUs.
-    fn alloc_once(
-        &self,
-        cpu: Option<&LocalCpu<'_>>,
-        request: Request,
-        len: u64,
-        limit: Iova,
-    ) -> Result<IovaRange, IovaError> {
-        let page = match self.with_own(cpu, |_, own| self.cached.alloc(own, &self.backing, request)) {
-            Ok(Some(page)) => Ok(page),
-            Ok(None) => self.direct(request.pages_rounded(), request, NO_OWNER),
-            Err(error) => Err(error),
-        };
-        self.answer(page, request, len, limit)
+    fn alloc_once(&self, cpu: Option<&LocalCpu<'_>>, request: Request) -> Result<u64, BitmapError> {
+        match self.with_own(cpu, |_, own| self.cached.alloc(own, &self.backing, request))? {
+            Some(page) => Ok(page),
+            None => self.direct(request.pages_rounded(), request, NO_OWNER),
+        }
     }
 
     /// After every CPU's lists were taken back: the rounded size, and then the exact one.
-    fn last_resort(&self, request: Request, len: u64, limit: Iova) -> Result<IovaRange, IovaError> {
+    fn last_resort(&self, request: Request) -> Result<u64, BitmapError> {
         let rounded = self.direct(request.pages_rounded(), request, NO_OWNER);
-        let page = rounded.or_else(|_| self.direct(request.pages, request, EXACT));
-        self.answer(page, request, len, limit)
-    }
-
-    #[inline]
-    fn answer(
-        &self,
-        page: Result<u64, BitmapError>,
-        request: Request,
-        len: u64,
-        limit: Iova,
-    ) -> Result<IovaRange, IovaError> {
-        match page {
-            Ok(page) => Ok(self.range(page, request.pages)),
-            Err(BitmapError::OutOfMemory) => Err(IovaError::OutOfMemory),
-            Err(_) => Err(self.exhausted(len, limit)),
-        }
+        rounded.or_else(|_| self.direct(request.pages, request, EXACT))
     }
 
     #[inline]

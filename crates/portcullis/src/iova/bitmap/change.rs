@@ -35,20 +35,13 @@ impl Bitmap {
         let old = self.store.node(path.node(1)).fits[slot(page, 1)];
         self.idle -= usize::from(old.is_whole());
         // That may be more than has changed, which costs time at most.
-        self.outdate(path, 1, true);
+        self.outdate(path, 1);
         self.update(page, path, 1, bits.fit());
         taken
     }
 
     /// Takes a range that is free, wherever it lies. May allocate.
     pub(super) fn take_anywhere(&mut self, page: u64, pages: u64) -> Result<(), BitmapError> {
-        if u64::from(in_leaf(page)) + pages <= LEAF_PAGES.into() {
-            let mut path = Path::new();
-            if let Some(leaf) = self.locate(page, &mut path) {
-                self.take_in_leaf(page, pages, leaf, &path);
-                return Ok(());
-            }
-        }
         let state = if pages <= PAID_PAGES { Link::PAID } else { Link::TAKEN };
         let end = page.saturating_add(pages);
         if self.set_blocks(page, end, state) { Ok(()) } else { self.paint(page, end, state) }
@@ -104,7 +97,7 @@ impl Bitmap {
         node.fits[*blocks.start()..*blocks.end()].fill(state.fit());
         self.free_pages =
             if is_free { self.free_pages + (end - first) } else { self.free_pages - (end - first) };
-        self.outdate(&path, level + 1, true);
+        self.outdate(&path, level + 1);
         self.update(end - 1, &path, level + 1, state.fit().bits());
         true
     }
@@ -146,7 +139,7 @@ impl Bitmap {
         let new = bits.fit();
         self.idle = self.idle + usize::from(new.is_whole()) - usize::from(old.is_whole());
         let node = self.store.node(path.node(1));
-        if !(node.is_runs_stale & node.is_loose_stale) {
+        if !node.is_runs_stale {
             self.outdate_leaf(leaf, start, end, path);
         }
         if old != new {
@@ -154,12 +147,14 @@ impl Bitmap {
         }
     }
 
-    /// Notes that the runs of a leaf are no longer as they were, those that touch the range.
+    /// Notes that the runs at the boundaries of a leaf are no longer as they were, if the range touches one.
     #[cold]
     fn outdate_leaf(&mut self, leaf: u32, start: u32, end: u32, path: &Path) {
         let mut bits = *self.store.leaf(leaf);
         bits.set(start, end, true);
-        self.outdate(path, 1, bits.is_edge(start, end));
+        if bits.is_edge(start, end) {
+            self.outdate(path, 1);
+        }
     }
 
     /// Brings the nodes of `level` and above on the way to `page` up to date with a block that is now worth

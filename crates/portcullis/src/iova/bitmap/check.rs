@@ -1,7 +1,7 @@
 //! The invariants, checked the slow way.
 
 use super::Bitmap;
-use super::fit::{Fit, FitBits, LEAF_ORDER, LEAF_PAGES, Loose};
+use super::fit::{Fit, FitBits, LEAF_ORDER, LEAF_PAGES};
 use super::leaf::Leaf;
 use super::node::{FAN, Link, pages};
 use super::runs::MAX_ORDER;
@@ -23,7 +23,7 @@ impl Bitmap {
         let mut walk = Walk { used: Room::NONE, paid: Room::NONE, idle: 0, free_pages: 0 };
         if self.top > 0 {
             walk.used.nodes += 1;
-            if self.check_node(self.root, self.top, 0, &mut walk)?.0 != self.fit {
+            if self.check_node(self.root, self.top, 0, &mut walk)? != self.fit {
                 return Err("what fits in the leaves of the space is wrong");
             }
         }
@@ -45,28 +45,21 @@ impl Bitmap {
         Ok(())
     }
 
-    /// Checks what is below a node at page `base`; returns what it has room for inside leaves, and
-    /// the longest runs there.
-    fn check_node(
-        &self,
-        number: u32,
-        level: u32,
-        base: u64,
-        walk: &mut Walk,
-    ) -> Result<(Fit, Loose), &'static str> {
+    /// Checks what is below a node at page `base`; returns what it has room for inside leaves.
+    fn check_node(&self, number: u32, level: u32, base: u64, walk: &mut Walk) -> Result<Fit, &'static str> {
         let node = self.store.node(number);
         let size = pages(level - 1);
-        let mut best = (Fit::NONE, Loose::NONE);
+        let mut best = Fit::NONE;
         for block in 0..FAN {
             let start = base + block as u64 * size;
             let link = node.links[block];
-            let (fit, loose) = match link.number() {
+            let fit = match link.number() {
                 None => {
                     if link == Link::PAID {
                         walk.paid = walk.paid.plus(Room::of_block(level - 1));
                     }
                     walk.free_pages += if link == Link::FREE { size } else { 0 };
-                    (link.fit(), if link == Link::FREE { Loose::ALL } else { Loose::NONE })
+                    link.fit()
                 }
                 Some(child) if level > 1 => {
                     walk.used.nodes += 1;
@@ -78,16 +71,13 @@ impl Bitmap {
                     let free: u32 = (0..LEAF_PAGES).map(|page| u32::from(leaf.is_free(page))).sum();
                     walk.idle += usize::from(free == LEAF_PAGES);
                     walk.free_pages += u64::from(free);
-                    (slow_fit(leaf), slow_loose(leaf))
+                    slow_fit(leaf)
                 }
             };
             if node.fits[block] != fit {
                 return Err("what fits in a block's leaves is wrong");
             }
-            best = (best.0.max(&fit), best.1.max(loose));
-        }
-        if !node.is_loose_stale && node.loose != best.1 {
-            return Err("the longest runs in the leaves of a node are wrong");
+            best = best.max(&fit);
         }
         self.check_runs(number, level, base)?;
         Ok(best)
@@ -112,10 +102,7 @@ impl Bitmap {
         }
         let node = self.store.node(number);
         let mut children = node.links.iter().filter_map(|link| link.number());
-        let is_newer = |child: u32| {
-            let child = self.store.node(child);
-            (child.is_runs_stale && !node.is_runs_stale) || (child.is_loose_stale && !node.is_loose_stale)
-        };
+        let is_newer = |child: u32| self.store.node(child).is_runs_stale && !node.is_runs_stale;
         if level > 1 && children.any(is_newer) {
             return Err("a node is stale but the one above is not");
         }
@@ -126,7 +113,8 @@ impl Bitmap {
         if (runs.prefix, runs.suffix) != (prefix, suffix) {
             return Err("the ends of a node are wrong");
         }
-        if (0..).zip(longest).any(|(order, longest)| runs.longest(order) != longest) {
+        let is_known = |order| order == 0 || order >= LEAF_ORDER;
+        if (0..).zip(longest).any(|(order, longest)| is_known(order) && runs.longest(order) != longest) {
             return Err("the runs of a node are wrong");
         }
         Ok(())
@@ -146,17 +134,4 @@ pub(super) fn slow_fit(leaf: &Leaf) -> Fit {
     let low = [zero + one, two, three, four, five, six];
     let low = low.iter().rev().fold(0, |low, count| low << 8 | *count as u64);
     FitBits::new(low, seven as u32, eight as u32, nine as u32).into()
-}
-
-/// The longest runs of a leaf, page by page.
-fn slow_loose(leaf: &Leaf) -> Loose {
-    let mut loose = Loose::NONE;
-    let mut start = 0;
-    for page in 0..=LEAF_PAGES {
-        if page == LEAF_PAGES || !leaf.is_free(page) {
-            loose = loose.max(Loose::of_run(start, page));
-            start = page + 1;
-        }
-    }
-    loose
 }

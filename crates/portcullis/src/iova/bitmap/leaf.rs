@@ -1,6 +1,6 @@
 //! The bits: one cache line, one bit for each page; and what fits there, computed from them.
 
-use super::fit::{FitBits, LEAF_PAGES, Loose};
+use super::fit::{FitBits, LEAF_PAGES};
 use super::search::highest_in;
 use super::slab::Entry;
 
@@ -163,9 +163,9 @@ impl Leaf {
         })
     }
 
-    /// The longest runs, for every order.
-    pub(super) fn loose(&self) -> Loose {
-        self.runs().fold(Loose::NONE, |best, (start, end)| best.max(Loose::of_run(start, end)))
+    /// The longest run.
+    pub(super) fn longest(&self) -> u64 {
+        self.runs().map(|(start, end)| end - start).max().unwrap_or(0).into()
     }
 
     /// The highest place for `pages` pages at a multiple of `2^order`, an order of at most 9.

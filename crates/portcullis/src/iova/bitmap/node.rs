@@ -1,6 +1,6 @@
 //! Nodes: eight blocks side by side, and what the search wants to know about each.
 
-use super::fit::{Fit, LEAF_ORDER, Loose, Need};
+use super::fit::{Fit, LEAF_ORDER, Need};
 use super::runs::Runs;
 use super::slab::Entry;
 
@@ -73,10 +73,6 @@ pub(super) struct Node {
     /// Whether runs below have changed since [`Node::runs`] were computed. Then they are stale in all nodes
     /// above, too.
     pub(super) is_runs_stale: bool,
-    /// The same for [`Node::loose`].
-    pub(super) is_loose_stale: bool,
-    /// The longest runs inside leaves.
-    pub(super) loose: Loose,
     /// The runs that touch the boundary of a leaf.
     pub(super) runs: Runs,
 }
@@ -86,15 +82,7 @@ const _: () = assert!(size_of::<Node>() == 256, "what is documented");
 impl Node {
     /// Blocks of which all are `state`. [`Node::runs`] is left to be computed.
     pub(super) fn uniform(state: Link) -> Self {
-        let loose = if state == Link::FREE { Loose::ALL } else { Loose::NONE };
-        Self {
-            fits: [state.fit(); FAN],
-            links: [state; FAN],
-            is_runs_stale: false,
-            is_loose_stale: false,
-            loose,
-            runs: Runs::NONE,
-        }
+        Self { fits: [state.fit(); FAN], links: [state; FAN], is_runs_stale: false, runs: Runs::NONE }
     }
 
     /// The best of all blocks.

@@ -83,7 +83,7 @@ impl Bitmap {
             if self.top > 0 {
                 node.links[0] = Link::to(self.root);
                 node.fits[0] = self.fit;
-                (node.is_runs_stale, node.is_loose_stale) = (true, true);
+                node.is_runs_stale = true;
             }
             self.root = self.store.take_node(node);
             self.top = level;
@@ -182,7 +182,6 @@ impl Bitmap {
         }
         let node = self.store.node_mut(number);
         node.is_runs_stale |= edges;
-        node.is_loose_stale = true;
         (node.fit(), edges)
     }
 

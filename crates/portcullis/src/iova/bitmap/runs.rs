@@ -5,7 +5,7 @@
 pub const MAX_ORDER: u32 = 18;
 
 /// The runs inside a block that touch the boundary of a leaf: the block's prefix and suffix, and for every
-/// order `k`, the longest remainder of such a run behind its first page that is a multiple of `2^k`. A run
+/// order `k` from 9 on, the longest remainder of such a run behind its first page that is a multiple of `2^k`. A run
 /// is cut off at the block's ends.
 ///
 /// The remainders are kept as *losses*, by how much each is less than the longest run. Fewer than `2^k`
@@ -19,15 +19,12 @@ pub(super) struct Runs {
     pub(super) suffix: u64,
     /// The longest run.
     longest: u64,
-    /// Losses of orders 1 to 8.
-    near: [u8; 8],
     /// Losses of orders 9 to 16.
     middle: [u16; 8],
     /// Losses of orders 17 and 18.
     far: [u32; 2],
 }
 
-const NEAR_MASKS: [u8; 8] = [0x01, 0x03, 0x07, 0x0f, 0x1f, 0x3f, 0x7f, 0xff];
 const MIDDLE_MASKS: [u16; 8] = [0x01ff, 0x03ff, 0x07ff, 0x0fff, 0x1fff, 0x3fff, 0x7fff, 0xffff];
 const FAR_MASKS: [u32; 2] = [0x1_ffff, 0x3_ffff];
 /// A run that is shorter than another by this much offers less than that one at every order.
@@ -54,8 +51,7 @@ impl Part<'_> {
 
 impl Runs {
     /// No runs.
-    pub(super) const NONE: Self =
-        Self { prefix: 0, suffix: 0, longest: 0, near: [0; 8], middle: [0; 8], far: [0; 2] };
+    pub(super) const NONE: Self = Self { prefix: 0, suffix: 0, longest: 0, middle: [0; 8], far: [0; 2] };
 
     /// The runs of a block at page `base`, of parts of `size` pages each.
     pub(super) fn of_parts<const N: usize>(base: u64, size: u64, parts: &[Part<'_>; N]) -> Self {
@@ -86,7 +82,7 @@ impl Runs {
         let spans = &spans[..count];
         let prefix = spans.first().unwrap_or(&last);
         let prefix = if prefix.0 == base { prefix.1 } else { 0 };
-        let mut runs = Self { prefix, suffix: len, longest, near: [!0; 8], middle: [!0; 8], far: [!0; 2] };
+        let mut runs = Self { prefix, suffix: len, longest, middle: [!0; 8], far: [!0; 2] };
         for &(start, len) in spans.iter().chain([&last]) {
             runs.add_run(start, len);
         }
@@ -105,10 +101,6 @@ impl Runs {
             return;
         }
         let before = start.wrapping_neg();
-        let less = short.min(0xff) as u8;
-        for (loss, mask) in self.near.iter_mut().zip(NEAR_MASKS) {
-            *loss = (*loss).min((before as u8 & mask).saturating_add(less));
-        }
         let less = short.min(0xffff) as u16;
         for (loss, mask) in self.middle.iter_mut().zip(MIDDLE_MASKS) {
             *loss = (*loss).min((before as u16 & mask).saturating_add(less));
@@ -125,10 +117,6 @@ impl Runs {
         if short >= OUTDONE {
             return;
         }
-        let less = short.min(0xff) as u8;
-        for (loss, inner) in self.near.iter_mut().zip(inner.near) {
-            *loss = (*loss).min(inner.saturating_add(less));
-        }
         let less = short.min(0xffff) as u16;
         for (loss, inner) in self.middle.iter_mut().zip(inner.middle) {
             *loss = (*loss).min(inner.saturating_add(less));
@@ -138,12 +126,11 @@ impl Runs {
         }
     }
 
-    /// The longest run behind a multiple of `2^order`; for no order above [`MAX_ORDER`].
+    /// The longest run behind a multiple of `2^order`: for order 0, and from 9 to [`MAX_ORDER`].
     #[inline]
     pub(super) fn longest(&self, order: u32) -> u64 {
         let loss = match order {
             0 => 0,
-            1..=8 => self.near[order as usize - 1].into(),
             9..=16 => self.middle[order as usize - 9].into(),
             17 | 18 => self.far[order as usize - 17].into(),
             _ => return 0,

@@ -1,8 +1,8 @@
 //! Where a request fits.
 
 use super::Bitmap;
-use super::fit::{LEAF_ORDER, LEAF_PAGES, Need};
-use super::node::{FAN, Link, Node, base, pages as pages_of, slot};
+use super::fit::{LEAF_ORDER, Need};
+use super::node::{FAN, Link, base, pages as pages_of, slot};
 use super::path::{Path, in_leaf};
 
 /// A place for a request.
@@ -26,78 +26,11 @@ pub(super) fn highest_in(start: u64, end: u64, pages: u64, order: u32) -> Option
     (highest >= start).then_some(highest)
 }
 
-/// A request for a place inside a leaf.
-trait Request {
-    fn pages(&self) -> u64;
-    fn order(&self) -> u32;
-
-    /// Whether there is a place in a block of a node of `level`.
-    fn fits_in(&self, space: &Bitmap, node: &Node, level: u32, block: usize) -> bool;
-
-    /// The blocks of a node of `level` that have a place, as bits.
-    fn blocks(&self, space: &Bitmap, node: &Node, level: u32) -> u32;
-}
-
-/// A request with natural alignment.
+/// A request with natural alignment, for a place inside a leaf.
 struct Natural {
     pages: u64,
     order: u32,
     need: Need,
-}
-
-impl Request for Natural {
-    #[inline]
-    fn pages(&self) -> u64 {
-        self.pages
-    }
-
-    #[inline]
-    fn order(&self) -> u32 {
-        self.order
-    }
-
-    #[inline]
-    fn fits_in(&self, _: &Bitmap, node: &Node, _: u32, block: usize) -> bool {
-        node.fits[block].has(self.need)
-    }
-
-    #[inline]
-    fn blocks(&self, _: &Bitmap, node: &Node, _: u32) -> u32 {
-        node.fitting(self.need)
-    }
-}
-
-/// Any other request, for which the longest runs must be up to date.
-struct Unaligned {
-    pages: u64,
-    order: u32,
-}
-
-impl Request for Unaligned {
-    fn pages(&self) -> u64 {
-        self.pages
-    }
-
-    fn order(&self) -> u32 {
-        self.order
-    }
-
-    fn fits_in(&self, space: &Bitmap, node: &Node, level: u32, block: usize) -> bool {
-        let link = node.links[block];
-        match link.number() {
-            None => link == Link::FREE,
-            Some(leaf) if level == 1 => {
-                let leaf = space.store.leaf(leaf);
-                !node.fits[block].is_none() && leaf.place(self.pages, self.order).is_some()
-            }
-            Some(child) => space.store.node(child).loose.longest(self.order) >= self.pages,
-        }
-    }
-
-    fn blocks(&self, space: &Bitmap, node: &Node, level: u32) -> u32 {
-        let fits = |block: &usize| self.fits_in(space, node, level, *block);
-        (0..FAN).filter(fits).fold(0, |blocks, block| blocks | 1 << block)
-    }
 }
 
 /// A request that may cross leaves.
@@ -111,51 +44,26 @@ struct Span {
 
 impl Bitmap {
     /// The highest place for `pages` pages at `order` before page `limit`, and in `path` the way to it where
-    /// it lies in a leaf.
+    /// it lies in a leaf. A block without bits counts as one piece, of which the place may be at a boundary.
     #[inline]
     pub(super) fn find(&mut self, pages: u64, order: u32, limit: u64, path: &mut Path) -> Option<Found> {
-        if is_natural(pages, order) {
-            let need = Need::of(pages, order);
-            if !self.fit.has(need) {
-                return None;
-            }
-            self.find_in_leaves(&Natural { pages, order, need }, limit, path)
-        } else {
-            self.find_anywhere(pages, order, limit, path)
+        if !is_natural(pages, order) {
+            self.refresh_runs();
+            let page = self.find_across(pages, order, limit.min(self.end()))?;
+            return Some(Found { page, leaf: None });
         }
-    }
-
-    /// The same for requests that may cross leaves: the higher of what lies in one and what crosses.
-    fn find_anywhere(&mut self, pages: u64, order: u32, limit: u64, path: &mut Path) -> Option<Found> {
-        self.refresh_runs();
-        let limit = limit.min(self.end());
-        let mut inside = None;
-        if self.top > 0 && order <= LEAF_ORDER && pages <= LEAF_PAGES.into() {
-            self.refresh_loose();
-            if self.store.node(self.root).loose.longest(order) >= pages {
-                inside = self.find_in_leaves(&Unaligned { pages, order }, limit, path);
-            }
-        }
-        let Some(across) = self.find_across(pages, order, limit) else {
-            return inside;
-        };
-        let inside = inside.filter(|inside| inside.page >= across);
-        inside.or(Some(Found { page: across, leaf: None }))
-    }
-
-    /// The highest place inside any one leaf; there is one, if the limit allows it. A block without bits
-    /// counts as one piece, of which the place may be at a boundary.
-    #[inline]
-    fn find_in_leaves(&mut self, request: &impl Request, limit: u64, path: &mut Path) -> Option<Found> {
-        if limit >= self.end() {
-            self.descend(request, path)
+        let request = Natural { pages, order, need: Need::of(pages, order) };
+        if !self.fit.has(request.need) {
+            None
+        } else if limit >= self.end() {
+            self.descend(&request, path)
         } else {
-            self.find_below(request, limit.checked_sub(1)?, path)
+            self.find_below(&request, limit.checked_sub(1)?, path)
         }
     }
 
     /// The highest place that ends before or with page `last`.
-    fn find_below(&self, request: &impl Request, last: u64, path: &mut Path) -> Option<Found> {
+    fn find_below(&self, request: &Natural, last: u64, path: &mut Path) -> Option<Found> {
         let (level, found) = self.find_at_limit(request, last, path);
         if found.is_some() {
             return found;
@@ -164,7 +72,7 @@ impl Bitmap {
         for level in level..=self.top {
             let number = path.node(level);
             let before = (1 << slot(last, level)) - 1;
-            let blocks = request.blocks(self, self.store.node(number), level) & before;
+            let blocks = self.store.node(number).fitting(request.need) & before;
             if blocks != 0 {
                 return self.descend_into(request, blocks, number, level, base(last, level), path);
             }
@@ -174,14 +82,14 @@ impl Bitmap {
 
     /// The place in the block that `last`, the last page allowed, lies in: a leaf, or a block that is in one
     /// state or has no fit. Also returns the level of the node that the block is in.
-    fn find_at_limit(&self, request: &impl Request, last: u64, path: &mut Path) -> (u32, Option<Found>) {
-        let (pages, order) = (request.pages(), request.order());
+    fn find_at_limit(&self, request: &Natural, last: u64, path: &mut Path) -> (u32, Option<Found>) {
+        let Natural { pages, order, .. } = *request;
         let (mut number, mut level) = (self.root, self.top);
         loop {
             path.set(level, number);
             let node = self.store.node(number);
             let block = slot(last, level);
-            if !request.fits_in(self, node, level, block) {
+            if !node.fits[block].has(request.need) {
                 return (level, None);
             }
             let Some(child) = node.links[block].number() else {
@@ -201,11 +109,11 @@ impl Bitmap {
 
     /// The highest place of all; there is one.
     #[inline]
-    fn descend(&mut self, request: &impl Request, path: &mut Path) -> Option<Found> {
+    fn descend(&mut self, request: &Natural, path: &mut Path) -> Option<Found> {
         self.extend_spine();
         let mut level = self.spine.level;
         let mut number = self.spine.path.node(level);
-        let mut blocks = request.blocks(self, self.store.node(number), level);
+        let mut blocks = self.store.node(number).fitting(request.need);
         while blocks == 0 {
             level += 1;
             if level > self.top {
@@ -213,7 +121,7 @@ impl Bitmap {
             }
             self.shorten_spine(level);
             number = self.spine.path.node(level);
-            blocks = request.blocks(self, self.store.node(number), level);
+            blocks = self.store.node(number).fitting(request.need);
         }
         *path = self.spine.path;
         self.descend_into(request, blocks, number, level, self.spine.base, path)
@@ -223,14 +131,14 @@ impl Bitmap {
     #[inline]
     fn descend_into(
         &self,
-        request: &impl Request,
+        request: &Natural,
         mut blocks: u32,
         mut number: u32,
         mut level: u32,
         mut base: u64,
         path: &mut Path,
     ) -> Option<Found> {
-        let (pages, order) = (request.pages(), request.order());
+        let Natural { pages, order, .. } = *request;
         loop {
             path.set(level, number);
             let block = blocks.checked_ilog2()?;
@@ -247,7 +155,7 @@ impl Bitmap {
                 return Some(Found { page: base + u64::from(page), leaf: Some(child) });
             }
             number = child;
-            blocks = request.blocks(self, self.store.node(number), level);
+            blocks = self.store.node(number).fitting(request.need);
         }
     }
 

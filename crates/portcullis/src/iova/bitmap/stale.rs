@@ -1,7 +1,7 @@
-//! What nodes know of runs: outdated by each change, and brought up to date when a request needs it.
+//! What nodes know of runs: outdated by changes, and brought up to date when a request needs it.
 
 use super::Bitmap;
-use super::fit::Loose;
+use super::fit::Fit;
 use super::node::{FAN, Link, Node, pages};
 use super::path::Path;
 use super::runs::{Part, Runs};
@@ -16,28 +16,14 @@ impl Bitmap {
         }
     }
 
-    /// Brings the longest runs inside leaves up to date, in all nodes. Costs as [`Bitmap::refresh_runs`], and the
-    /// bits of the leaves that have changed.
-    pub(super) fn refresh_loose(&mut self) {
-        if self.top > 0 {
-            self.store.refresh_loose(self.root, self.top);
-        }
-    }
-
-    /// Notes in the nodes of `level` and above that runs have changed: those inside leaves, and those that
-    /// touch the boundary of one if `edges` is set.
-    pub(super) fn outdate(&mut self, path: &Path, level: u32, mut edges: bool) {
-        let mut inside = true;
+    /// Notes in the nodes of `level` and above that runs have changed that touch the boundary of a leaf.
+    pub(super) fn outdate(&mut self, path: &Path, level: u32) {
         for level in level..=self.top {
             let node = self.store.node_mut(path.node(level));
             // Where it is noted already, so it is above.
-            edges &= !node.is_runs_stale;
-            inside &= !node.is_loose_stale;
-            if !(edges | inside) {
+            if core::mem::replace(&mut node.is_runs_stale, true) {
                 return;
             }
-            node.is_runs_stale |= edges;
-            node.is_loose_stale |= inside;
         }
     }
 }
@@ -57,18 +43,16 @@ impl Store {
         (node.runs, node.is_runs_stale) = (runs, false);
     }
 
-    fn refresh_loose(&mut self, number: u32, level: u32) {
-        if !self.node(number).is_loose_stale {
-            return;
-        }
-        for block in 0..if level > 1 { FAN } else { 0 } {
-            if let Some(child) = self.node(number).links[block].number() {
-                self.refresh_loose(child, level - 1);
-            }
-        }
-        let loose = self.compute_loose(self.node(number), level);
-        let node = self.node_mut(number);
-        (node.loose, node.is_loose_stale) = (loose, false);
+    /// The longest run inside a leaf below a node of `level`, or 0 where no leaf with bits has one. Looks at each leaf in
+    /// which a page is free.
+    pub(super) fn longest_inside(&self, number: u32, level: u32) -> u64 {
+        let node = self.node(number);
+        let inside = |(link, fit): (&Link, &Fit)| match link.number().filter(|_| !fit.is_none()) {
+            Some(leaf) if level == 1 => self.leaf(leaf).longest(),
+            Some(child) => self.longest_inside(child, level - 1),
+            None => 0,
+        };
+        node.links.iter().zip(&node.fits).map(inside).max().unwrap_or(0)
     }
 
     /// What `block` contributes to the runs of a node of `level`.
@@ -95,15 +79,5 @@ impl Store {
             *part = self.part(node, level, block);
         }
         Runs::of_parts(base, pages(level - 1), &parts)
-    }
-
-    /// Computes the longest runs inside leaves of a node of `level` from its blocks.
-    fn compute_loose(&self, node: &Node, level: u32) -> Loose {
-        node.links.iter().fold(Loose::NONE, |best, link| match link.number() {
-            Some(number) if level == 1 => best.max(self.leaf(number).loose()),
-            Some(number) => best.max(self.node(number).loose),
-            None if *link == Link::FREE => Loose::ALL,
-            None => best,
-        })
     }
 }
