@@ -29,10 +29,9 @@
 //!
 //! # Memory
 //!
-//! An allocation that takes a part of a block without bits creates them. One that takes the whole of it does
-//! not, but pays for them, since it may be given back in parts: [`Bitmap::alloc`] leaves as much capacity
-//! unused as that would take. Above 2^18 pages that is too much, and only giving back the whole is sure to
-//! need nothing.
+//! An allocation that takes a part of a block without bits creates them, and these stay while it lives: a block
+//! that is used in part is never collected. One that takes the whole of it does not. So whatever was taken is given
+//! back in the same blocks, which needs nothing; giving back a part of it may break a block up.
 
 use core::fmt;
 
@@ -159,8 +158,7 @@ impl Bitmap {
     /// only where no placement exists. Other requests first catch up with what earlier calls left to be
     /// computed: O(h) for each of these calls, and at most one step for every 2^12 pages in use.
     ///
-    /// May allocate: what the range lacks of bits, or what giving it back in parts would need. That is about
-    /// 101 bytes for every 512 pages, up to 2^18 pages, and `h` nodes of 256 bytes at either end.
+    /// May allocate what the range lacks of bits: at most a leaf of 64 bytes and `h` nodes of 256 bytes at either end.
     ///
     /// # Errors
     /// [`BitmapError::NoFit`], [`BitmapError::Invalid`], [`BitmapError::OutOfMemory`]. Nothing has changed then.
@@ -205,8 +203,7 @@ impl Bitmap {
     /// Makes `[first, first + pages)` free again.
     ///
     /// O(h), and the bits that the range has, in the worst case. Never allocates and never fails for what
-    /// [`Bitmap::alloc`] returned, given back once, in any parts and any order. The exception are allocations
-    /// of more than 2^18 pages: these never need memory if given back whole, but parts of them may.
+    /// [`Bitmap::alloc`] returned, given back whole and once, in any order. A part of it may need memory.
     ///
     /// Only what is free is known: giving back pages that were reserved or never added is not noticed, and
     /// may need memory.

@@ -6,10 +6,6 @@ use super::BitmapError;
 use super::fit::{FitBits, LEAF_PAGES};
 use super::node::{FAN, Link, base, bits, pages as pages_of, slot};
 use super::path::{Path, in_leaf};
-use super::store::Room;
-
-/// Up to this many pages, what an allocation takes may be given back in any parts.
-const PAID_PAGES: u64 = 1 << 18;
 
 impl Bitmap {
     /// Takes ranges in one leaf from page `from` to before page `limit`, one for each of `out`, or as many
@@ -42,13 +38,12 @@ impl Bitmap {
 
     /// Takes a range that is free, wherever it lies. May allocate.
     pub(super) fn take_anywhere(&mut self, page: u64, pages: u64) -> Result<(), BitmapError> {
-        let state = if pages <= PAID_PAGES { Link::PAID } else { Link::TAKEN };
         let end = page.saturating_add(pages);
-        if self.set_blocks(page, end, state) { Ok(()) } else { self.paint(page, end, state) }
+        if self.set_blocks(page, end, Link::TAKEN) { Ok(()) } else { self.paint(page, end, Link::TAKEN) }
     }
 
-    /// Makes `[first, end)` free, or used in one of two ways, if it consists of blocks of one node that are
-    /// each uniformly the opposite, and no memory is needed. Otherwise changes nothing. Says which.
+    /// Makes `[first, end)` free, or used, if it consists of blocks of one node that are each uniformly the
+    /// opposite. Otherwise changes nothing. Says which.
     pub(super) fn set_blocks(&mut self, first: u64, end: u64, state: Link) -> bool {
         // The highest level at which the range consists of whole blocks.
         let Some(level) = (first | end).trailing_zeros().checked_sub(bits(0)) else {
@@ -71,27 +66,10 @@ impl Bitmap {
         let blocks = slot(first, level + 1)..=slot(end - 1, level + 1);
         let node = self.store.node_mut(number);
         let is_free = state == Link::FREE;
-        let opposite = |link: &Link| link.number().is_none() && (*link == Link::FREE) != is_free;
-        if !node.links[blocks.clone()].iter().all(opposite) {
+        let opposite = if is_free { Link::TAKEN } else { Link::FREE };
+        if node.links[blocks.clone()].iter().any(|link| *link != opposite) {
             return false;
         }
-        let mut freed = Room::NONE;
-        for link in &node.links[blocks.clone()] {
-            if *link == Link::PAID {
-                freed = freed.plus(Room::of_block(level));
-            }
-        }
-        let mut owed = Room::NONE;
-        if state == Link::PAID {
-            let count = blocks.clone().count();
-            owed = (0..count).fold(owed, |owed, _| owed.plus(Room::of_block(level)));
-            if !self.store.has(owed) {
-                return false;
-            }
-        }
-        self.store.let_go(freed);
-        self.store.set_aside(owed);
-        let node = self.store.node_mut(number);
         node.links[blocks.clone()].fill(state);
         // All but the last one, which brings what is above up to date.
         node.fits[*blocks.start()..*blocks.end()].fill(state.fit());

@@ -33,7 +33,7 @@ pub(super) const fn base(page: u64, level: u32) -> u64 {
     page >> bits(level) << bits(level)
 }
 
-/// What a block consists of: the number of a node or a leaf, or one of three states of the whole block for
+/// What a block consists of: the number of a node or a leaf, or one of two states of the whole block for
 /// which there is neither.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Link(u32);
@@ -41,10 +41,8 @@ pub(super) struct Link(u32);
 impl Link {
     /// All of it is free.
     pub(super) const FREE: Self = Self(u32::MAX);
-    /// None of it is free. Freeing a part of it needs memory.
+    /// None of it is free. Freeing all of it needs no memory, freeing a part does.
     pub(super) const TAKEN: Self = Self(u32::MAX - 1);
-    /// None of it is free, and whatever part of it is freed, the memory for that is set aside.
-    pub(super) const PAID: Self = Self(u32::MAX - 2);
 
     /// A node or a leaf.
     pub(super) const fn to(number: u32) -> Self {
@@ -54,10 +52,10 @@ impl Link {
     /// The node or leaf, where there is one.
     #[inline]
     pub(super) fn number(self) -> Option<u32> {
-        (self.0 < Self::PAID.0).then_some(self.0)
+        (self.0 < Self::TAKEN.0).then_some(self.0)
     }
 
-    /// What a block in one of the three states has room for inside leaves.
+    /// What a block in one of the two states has room for inside leaves.
     pub(super) fn fit(self) -> Fit {
         if self == Self::FREE { Fit::ALL } else { Fit::NONE }
     }

@@ -37,8 +37,8 @@ impl Piece {
 }
 
 impl Bitmap {
-    /// Makes all of `[first, end)`, which lies in the tree, free, or used in one of two ways. What is so
-    /// already is left as it is. May allocate; fails only for want of memory, with nothing changed.
+    /// Makes all of `[first, end)`, which lies in the tree, free, or used. What is so already is left
+    /// as it is. May allocate; fails only for want of memory, with nothing changed.
     pub(super) fn paint(&mut self, first: u64, end: u64, state: Link) -> Result<(), BitmapError> {
         let all = Piece { level: self.top, base: 0, first, end };
         self.prepare(all, state)?;
@@ -129,7 +129,7 @@ impl Bitmap {
         whole
     }
 
-    /// What painting in the node would take from the slabs or set aside there.
+    /// What painting in the node would take from the slabs.
     fn room_for(&self, number: u32, all: Piece, state: Link) -> Room {
         let node = self.store.node(number);
         all.parts().fold(Room::NONE, |room, (block, piece)| {
@@ -137,9 +137,8 @@ impl Bitmap {
             room.plus(match link.number() {
                 Some(_) if piece.level == 0 => Room::NONE,
                 Some(child) => self.room_for(child, piece, state),
-                // What the block breaks into was set aside already.
-                None if link == Link::PAID || is_same(link, state) => Room::NONE,
-                None => room_in_block(piece, state),
+                None if link == state => Room::NONE,
+                None => room_in_block(piece),
             })
         })
     }
@@ -152,14 +151,8 @@ impl Bitmap {
             let node = self.store.node(number);
             let (link, old) = (node.links[block], node.fits[block]);
             let new = match link.number() {
-                None if is_same(link, state) => continue,
+                None if link == state => continue,
                 None if piece.is_whole() => {
-                    if link == Link::PAID {
-                        self.store.let_go(Room::of_block(piece.level));
-                    }
-                    if state == Link::PAID {
-                        self.store.set_aside(Room::of_block(piece.level));
-                    }
                     self.store.node_mut(number).links[block] = state;
                     self.count(piece.end - piece.first, state);
                     edges = true;
@@ -209,10 +202,6 @@ impl Bitmap {
             node.runs = self.store.compute_runs(&node, piece.level, piece.base);
             self.store.take_node(node)
         };
-        if state == Link::PAID {
-            // The rest of what was set aside is that of the blocks below, which are paid for in turn.
-            self.store.let_go(Room::head(piece.level));
-        }
         self.store.node_mut(number).links[block] = Link::to(child);
         child
     }
@@ -227,20 +216,15 @@ impl Bitmap {
     }
 }
 
-/// Whether both are free, or both are used.
-fn is_same(link: Link, state: Link) -> bool {
-    (link == Link::FREE) == (state == Link::FREE)
-}
-
 /// What painting a part of a block takes that is in one state as a whole: a way along each end of the part.
-/// What is covered whole needs nothing, except that it may have to be paid for.
-fn room_in_block(piece: Piece, state: Link) -> Room {
+/// What is covered whole needs nothing.
+fn room_in_block(piece: Piece) -> Room {
     if piece.is_whole() {
-        return if state == Link::PAID { Room::of_block(piece.level) } else { Room::NONE };
+        return Room::NONE;
     }
     let head = Room::head(piece.level);
     if piece.level == 0 {
         return head;
     }
-    piece.parts().fold(head, |room, (_, part)| room.plus(room_in_block(part, state)))
+    piece.parts().fold(head, |room, (_, part)| room.plus(room_in_block(part)))
 }

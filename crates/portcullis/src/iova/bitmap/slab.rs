@@ -1,4 +1,4 @@
-//! Entries in an array: taking one that was paid for never allocates.
+//! Entries in an array: taking one that was ensured never allocates.
 
 use super::BitmapError;
 use alloc::vec::Vec;

@@ -1,8 +1,8 @@
-//! All nodes and leaves, and what is set aside of them: taking what was paid for never allocates.
+//! All nodes and leaves: taking what was ensured never allocates.
 
 use super::BitmapError;
 use super::leaf::Leaf;
-use super::node::{FAN, Node};
+use super::node::Node;
 use super::slab::Slab;
 
 /// So many nodes and so many leaves.
@@ -21,33 +21,21 @@ impl Room {
         if level == 0 { Self { nodes: 0, leaves: 1 } } else { Self { nodes: 1, leaves: 0 } }
     }
 
-    /// What a block of `level` consists of if all of it exists.
-    pub(super) const fn of_block(level: u32) -> Self {
-        let leaves = 1 << (FAN.ilog2() * level);
-        Self { nodes: (leaves - 1) / (FAN - 1), leaves }
-    }
-
     pub(super) const fn plus(self, other: Self) -> Self {
         Self { nodes: self.nodes + other.nodes, leaves: self.leaves + other.leaves }
     }
-
-    pub(super) const fn minus(self, other: Self) -> Self {
-        Self { nodes: self.nodes - other.nodes, leaves: self.leaves - other.leaves }
-    }
 }
 
-/// All nodes and leaves. Whatever is set aside of them is there.
+/// All nodes and leaves.
 pub(super) struct Store {
     nodes: Slab<Node>,
     leaves: Slab<Leaf>,
-    /// What giving back in parts may need for blocks that are [paid for](super::node::Link::PAID).
-    paid: Room,
 }
 
 impl Store {
     /// Nothing, which takes no memory.
     pub(super) const fn new() -> Self {
-        Self { nodes: Slab::new(), leaves: Slab::new(), paid: Room::NONE }
+        Self { nodes: Slab::new(), leaves: Slab::new() }
     }
 
     #[inline]
@@ -70,7 +58,7 @@ impl Store {
         self.leaves.get_mut(number)
     }
 
-    /// Takes a node. Does not allocate after [`Store::ensure`], or out of what was set aside.
+    /// Takes a node. Does not allocate after [`Store::ensure`].
     pub(super) fn take_node(&mut self, node: Node) -> u32 {
         self.nodes.take(node)
     }
@@ -88,38 +76,21 @@ impl Store {
         self.leaves.release(number);
     }
 
-    /// Whether `more` can be taken without allocating, besides what is set aside.
+    /// Whether `more` can be taken without allocating.
     #[inline]
     pub(super) fn has(&self, more: Room) -> bool {
-        let all = self.paid.plus(more);
-        self.nodes.has(all.nodes) && self.leaves.has(all.leaves)
+        self.nodes.has(more.nodes) && self.leaves.has(more.leaves)
     }
 
-    /// Makes sure that `more` can be taken without allocating, besides what is set aside. May allocate.
+    /// Makes sure that `more` can be taken without allocating. May allocate.
     pub(super) fn ensure(&mut self, more: Room) -> Result<(), BitmapError> {
-        let all = self.paid.plus(more);
-        self.nodes.ensure(all.nodes)?;
-        self.leaves.ensure(all.leaves)
-    }
-
-    /// Sets aside what there [is](Store::has).
-    pub(super) fn set_aside(&mut self, room: Room) {
-        self.paid = self.paid.plus(room);
-    }
-
-    /// Sets no longer aside what was.
-    pub(super) fn let_go(&mut self, room: Room) {
-        self.paid = self.paid.minus(room);
+        self.nodes.ensure(more.nodes)?;
+        self.leaves.ensure(more.leaves)
     }
 
     /// What is in use.
     pub(super) const fn used(&self) -> Room {
         Room { nodes: self.nodes.used(), leaves: self.leaves.used() }
-    }
-
-    /// What is set aside.
-    pub(super) const fn paid(&self) -> Room {
-        self.paid
     }
 
     /// Heap memory held.
