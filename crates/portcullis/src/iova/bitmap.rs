@@ -36,6 +36,8 @@
 use core::fmt;
 
 mod change;
+#[cfg(any(test, feature = "parts"))]
+#[path = "../../tests/inside/iova/bitmap/check.rs"]
 mod check;
 mod fit;
 mod leaf;

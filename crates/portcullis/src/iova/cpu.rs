@@ -478,7 +478,9 @@ impl List {
 }
 
 #[cfg(all(test, not(loom)))]
+#[path = "../../tests/inside/iova/cpu.rs"]
 mod tests;
 
 #[cfg(all(test, loom))]
+#[path = "../../tests/inside/iova/cpu_model.rs"]
 mod model;

@@ -146,50 +146,5 @@ fn bit(position: u32) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::dice::Dice;
-
-    const GRANULES: u32 = 200;
-
-    /// Spans of lengths that `dice` makes, from 0 on, without those for which it says so.
-    fn edges(mut dice: impl FnMut(u32) -> u32) -> (Edges, Vec<Span>) {
-        let (mut edges, mut spans, mut at) = (Edges::new(GRANULES.into()).unwrap(), Vec::new(), 0);
-        while at < GRANULES {
-            let span = Span { first: at, last: (at + dice(70)).min(GRANULES - 1) };
-            if dice(6) > 0 {
-                edges.insert(span);
-                spans.push(span);
-            }
-            at = span.last + 1;
-        }
-        (edges, spans)
-    }
-
-    #[test]
-    fn a_run_is_removed_where_spans_lie_side_by_side() {
-        let mut dice = Dice(1);
-        let mut dice = |sides: u32| dice.below(sides.into()) as u32;
-        for _ in 0..2000 {
-            let (mut edges, spans) = edges(&mut dice);
-            let run = if dice(4) > 0 && !spans.is_empty() {
-                let from = dice(spans.len() as u32) as usize;
-                let to = from + dice((spans.len() - from) as u32) as usize;
-                Span { first: spans[from].first, last: spans[to].last }
-            } else {
-                let first = dice(GRANULES);
-                Span { first, last: first + dice(GRANULES - first) }
-            };
-            let inside = |span: &&Span| run.first <= span.first && span.last <= run.last;
-            let covered: u32 = spans.iter().filter(inside).map(|span| span.last - span.first + 1).sum();
-            let is_covered = covered == run.last - run.first + 1;
-            let count = spans.iter().filter(inside).count() as u32;
-            assert_eq!(edges.remove_run(run), is_covered.then_some(count), "{run:?} of {spans:?}");
-            let is_left = |span: &Span| !(is_covered && inside(&span));
-            assert!(spans.iter().all(|span| edges.is_exact(*span) == is_left(span)));
-            let mut left = core::iter::successors(edges.next_span(0), |span| edges.next_span(span.last + 1));
-            assert!(spans.iter().copied().filter(is_left).all(|span| left.next() == Some(span)));
-            assert_eq!(left.next(), None);
-        }
-    }
-}
+#[path = "../../../tests/inside/iova/arena/bits.rs"]
+mod tests;
