@@ -29,7 +29,7 @@ pub(crate) struct Own<'a> {
 /// The lists of all CPUs.
 #[derive(Debug)]
 pub(super) struct Cached {
-    meta: RangeMeta,
+    meta: Arc<RangeMeta>,
     cpus: TurnLocal<Cpu>,
     remote_queues: Box<[CachePadded<RemoteQueue>]>,
     /// The first page that is not in the low zone.
@@ -56,9 +56,10 @@ impl Cached {
         let zone_pages = [low_end - first, end - low_end];
         let cache_pages = config.cache_bytes >> granule.shift();
         let budget = zone_pages.map(|zone| cache_pages.min(zone / 8 / cpus.max(1) as u64));
+        let meta = Arc::new(RangeMeta::new(end));
         Self {
-            meta: RangeMeta::new(end),
-            cpus: TurnLocal::new(marks, cpus, |owner| Cpu::new(owner as u64)),
+            cpus: TurnLocal::new(marks, cpus, |owner| Cpu::new(owner as u64, Arc::clone(&meta))),
+            meta,
             remote_queues: (0..cpus).map(|_| CachePadded(RemoteQueue::new())).collect(),
             // Without a high zone every request is for the low one.
             low_end: if zone_pages[1] == 0 { u64::MAX } else { low_end },
@@ -95,8 +96,7 @@ impl Cached {
     /// has none.
     #[inline]
     pub fn take(&self, own: Own<'_>, zone: usize, class: Class, asked: u64) -> Option<u64> {
-        // SAFETY: `meta` is the only one that these CPUs' lists are used with.
-        unsafe { own.cpu.take(&self.meta, zone, class, asked) }
+        own.cpu.take(zone, class, asked)
     }
 
     /// A range for `request` by way of the caller's CPU; `Ok(None)` where it has no say.
@@ -127,11 +127,8 @@ impl Cached {
             // One entry is looked at: the newest.
             let take = || {
                 let newest = cpu.newest(zone, order).filter(|page| page + (1 << order) <= end_page)?;
-                // SAFETY: `meta` is the only one that these CPUs' lists are used with.
-                unsafe {
-                    cpu.find(&self.meta, newest, class)?;
-                    cpu.take(&self.meta, zone, class, pages)
-                }
+                cpu.find(newest, class)?;
+                cpu.take(zone, class, pages)
             };
             if let Some(page) = take() {
                 return Ok(Some(page));
@@ -139,15 +136,13 @@ impl Cached {
             // A slice only: what else has arrived is for the next calls.
             let is_in_zone = |page| self.zone(page) == zone;
             if cpu.newest(zone, order).is_none()
-                // SAFETY: as above.
-                && unsafe { cpu.adopt(&self.meta, remote_queue, zone, class, is_in_zone) }
+                && cpu.adopt(remote_queue, zone, class, is_in_zone)
                 && let Some(page) = take()
             {
                 return Ok(Some(page));
             }
             let keep = |word: &_, page, order| self.keep(cpu, backing, word, page, order);
-            // SAFETY: as above.
-            if unsafe { cpu.receive(&self.meta, remote_queue, keep) }
+            if cpu.receive(remote_queue, keep)
                 && let Some(page) = take()
             {
                 return Ok(Some(page));
@@ -182,8 +177,7 @@ impl Cached {
         let mut no_memory = 0;
         // The last one first, so that it is the last to be handed out.
         for page in pages[..fetched].iter().rev() {
-            // SAFETY: `meta` is the only one that these CPUs' lists are used with.
-            let pushed = unsafe { cpu.push_new(&self.meta, zone, Class::of(order), *page) };
+            let pushed = cpu.push_new(zone, Class::of(order), *page);
             no_memory += usize::from(pushed.is_err());
             if pushed != Ok(true) {
                 backing.lock().free_all(&[*page], 1 << order);
@@ -237,7 +231,7 @@ impl Cached {
             while room == 0 && most > 0 {
                 let mut pages = [0; BATCH];
                 let pages = &mut pages[..most.min(self.share(zone, other) as usize)];
-                let spilled = cpu.spill(&self.meta, zone, other, pages);
+                let spilled = cpu.spill(zone, other, pages);
                 most -= spilled;
                 if spilled == 0 {
                     break;
@@ -255,16 +249,14 @@ impl Cached {
     /// Takes back a range that the caller's own CPU handed out, onto its list: the fast path. Returns whether it did.
     #[inline]
     pub fn put(&self, own: Own<'_>, page: u64, asked: u64, class: Class) -> bool {
-        // SAFETY: `meta` is the only one that these CPUs' lists are used with.
-        unsafe { own.cpu.put(&self.meta, self.zone(page), class, (page, asked)) }
+        own.cpu.put(self.zone(page), class, (page, asked))
     }
 
     /// Takes back a range that another CPU handed out, into the remote batch to that CPU, if there is one with room. Returns
     /// whether it did.
     #[inline]
     pub fn post(&self, own: Own<'_>, page: u64, asked: u64, class: Class) -> bool {
-        // SAFETY: `meta` is the only one that these CPUs' lists are used with.
-        unsafe { own.cpu.post_fast(&self.meta, self.zone(page), class, (page, asked)) }
+        own.cpu.post_fast(self.zone(page), class, (page, asked))
     }
 
     /// Takes back the range of `pages` pages at `page`, whichever CPU handed it out. Returns whether it did.
@@ -281,8 +273,7 @@ impl Cached {
             return false;
         }
         let word = match own {
-            // SAFETY: `meta` is the only one that these CPUs' lists are used with.
-            Some(own) => unsafe { own.cpu.find(&self.meta, page, Class::of(order)) },
+            Some(own) => own.cpu.find(page, Class::of(order)),
             None => self.meta.word(page, order),
         };
         let Some(word) = word else { return false };
@@ -298,7 +289,7 @@ impl Cached {
             } else {
                 let zone = self.zone(page);
                 let range = Returned { word, page, order, zone };
-                if !cpu.post(&self.meta, &self.remote_queues, owner, range, self.budget[zone]) {
+                if !cpu.post(&self.remote_queues, owner, range, self.budget[zone]) {
                     self.give_back(backing, page, 1 << order, order);
                 }
             }
@@ -335,7 +326,7 @@ impl Cached {
     /// Empties the lists of every CPU, or of one.
     pub fn drain<P: Platform>(&self, platform: &P, only: Option<usize>, backing: &Mutex<Bitmap>) {
         self.cpus.with_others(platform, only, |index, cpu| {
-            cpu.drain(&self.meta, &self.remote_queues[index], |page, order| {
+            cpu.drain(&self.remote_queues[index], |page, order| {
                 let spilled = Spilled { cached: self, backing, page, order };
                 // A CPU for each, so that none is held for long.
                 platform.with_cpu(|_| drop(spilled));

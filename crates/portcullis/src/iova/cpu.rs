@@ -4,6 +4,8 @@
 //! needs no memory. How many ranges it may have is *granted* to it; together, the grants are the CPU's budget
 //! at the most. So whoever puts a range onto a list looks at that list alone.
 
+use alloc::sync::Arc;
+
 use super::class::{CACHED_ORDERS, Class};
 use super::links::OutOfMemory;
 use super::meta::{Place, RangeMeta};
@@ -59,8 +61,8 @@ struct List {
 }
 
 impl Cpu {
-    /// Those of the CPU `owner`, empty, and with nothing granted to them.
-    pub(super) fn new(owner: u64) -> Self {
+    /// Those of the CPU `owner` for the ranges of `meta`, empty, and with nothing granted to them.
+    pub(super) fn new(owner: u64, meta: Arc<RangeMeta>) -> Self {
         let list = |order| List {
             first: LocalU64::new(Link::END.bits()),
             room: LocalU64::new(0),
@@ -71,7 +73,7 @@ impl Cpu {
         };
         Self {
             lists: [(); ZONES].map(|()| core::array::from_fn(|order| list(order as u32))),
-            near: Near::new(),
+            near: Near::new(meta),
             remote_batches: Default::default(),
             arrived: LocalU64::new(Link::END.bits()),
             sent: LocalU64::new(0),
@@ -86,11 +88,8 @@ impl Cpu {
 
     /// Takes the newest free range of `class` in `zone`, and records that the CPU has handed it out for `asked`
     /// pages, fewer than 2^50. `None` also where its word is not [remembered](Self::find). O(1).
-    ///
-    /// # Safety
-    /// Every call on one value is with the same `meta`.
     #[inline]
-    pub(super) unsafe fn take(&self, meta: &RangeMeta, zone: usize, class: Class, asked: u64) -> Option<u64> {
+    pub(super) fn take(&self, zone: usize, class: Class, asked: u64) -> Option<u64> {
         let list = self.list(zone, class.order());
         let first = Link::from_bits(list.first.get());
         if first == Link::END {
@@ -98,8 +97,7 @@ impl Cpu {
         }
         // What is on the list is of its order.
         let page = first.bits().wrapping_sub(Link::to(0, class.order()).bits());
-        // SAFETY: the caller's promise is passed on.
-        let word = unsafe { self.near.word(meta, list.key_of(page)) }?;
+        let word = self.near.word(list.key_of(page))?;
         let next = Link::from_bits(word.load(Ordering::Relaxed));
         if !next.is_link() {
             return None;
@@ -113,20 +111,10 @@ impl Cpu {
     /// Takes back the range of `class` at `page`, which the CPU has handed out for `asked` pages; unless its list is full, its
     /// word is not [remembered](Self::find), or does not say so. Returns whether it did. O(1). A page at which no such
     /// range begins is refused: it has no word, or its word says another number of pages.
-    ///
-    /// # Safety
-    /// As [`take`](Self::take).
     #[inline]
-    pub(super) unsafe fn put(
-        &self,
-        meta: &RangeMeta,
-        zone: usize,
-        class: Class,
-        (page, asked): (u64, u64),
-    ) -> bool {
+    pub(super) fn put(&self, zone: usize, class: Class, (page, asked): (u64, u64)) -> bool {
         let list = self.list(zone, class.order());
-        // SAFETY: the caller's promise is passed on.
-        let Some(word) = (unsafe { self.near.word(meta, list.key_of(page)) }) else {
+        let Some(word) = self.near.word(list.key_of(page)) else {
             return false;
         };
         word.load(Ordering::Relaxed) == list.handed_out | asked && list.push(word, page, class.order())
@@ -135,19 +123,10 @@ impl Cpu {
     /// The word of the range of `class` at `page`, a multiple of its pages below 2^53, if there ever was one there, whichever
     /// CPU's it is. Its leaf is remembered, so that the next [`take`](Self::take) or [`put`](Self::put) finds it at once. A
     /// walk, where it was not remembered already.
-    ///
-    /// # Safety
-    /// As [`take`](Self::take).
     #[inline]
-    pub(super) unsafe fn find<'a>(
-        &self,
-        meta: &'a RangeMeta,
-        page: u64,
-        class: Class,
-    ) -> Option<&'a AtomicU64> {
+    pub(super) fn find(&self, page: u64, class: Class) -> Option<&AtomicU64> {
         let key = self.list(0, class.order()).key_of(page);
-        // SAFETY: the caller's promise is passed on.
-        unsafe { self.near.word(meta, key).or_else(|| self.near.find(meta, Place::of(page, class))) }
+        self.near.word(key).or_else(|| self.near.find(Place::of(page, class)))
     }
 
     /// Puts the free range of `order` at `page`, whose word is `word`, onto its list, unless that is full.
@@ -161,24 +140,13 @@ impl Cpu {
     ///
     /// # Errors
     /// [`OutOfMemory`] for the word; the range is not on the list then.
-    ///
-    /// # Safety
-    /// As [`take`](Self::take).
-    pub(super) unsafe fn push_new(
-        &self,
-        meta: &RangeMeta,
-        zone: usize,
-        class: Class,
-        page: u64,
-    ) -> Result<bool, OutOfMemory> {
+    pub(super) fn push_new(&self, zone: usize, class: Class, page: u64) -> Result<bool, OutOfMemory> {
         let list = self.list(zone, class.order());
-        // SAFETY: the caller's promise is passed on.
-        let word = match unsafe { self.find(meta, page, class) } {
+        let word = match self.find(page, class) {
             Some(word) => word,
             None => {
-                meta.make(page, class.order(), Link::END.bits())?;
-                // SAFETY: as above.
-                unsafe { self.find(meta, page, class) }.ok_or(OutOfMemory)?
+                self.near.meta().make(page, class.order(), Link::END.bits())?;
+                self.find(page, class).ok_or(OutOfMemory)?
             }
         };
         Ok(list.push(word, page, class.order()))
@@ -207,20 +175,10 @@ impl Cpu {
     /// Puts the range of `class` at `page` in `zone`, which another CPU has handed out for `asked` pages, into the
     /// remote batch to that CPU, if there is one with room. Returns whether it did. O(1). Refuses what [`put`](Self::put)
     /// refuses.
-    ///
-    /// # Safety
-    /// As [`take`](Self::take).
     #[inline]
-    pub(super) unsafe fn post_fast(
-        &self,
-        meta: &RangeMeta,
-        zone: usize,
-        class: Class,
-        (page, asked): (u64, u64),
-    ) -> bool {
+    pub(super) fn post_fast(&self, zone: usize, class: Class, (page, asked): (u64, u64)) -> bool {
         let key = self.list(0, class.order()).key_of(page);
-        // SAFETY: the caller's promise is passed on.
-        let Some(word) = (unsafe { self.near.word(meta, key) }) else {
+        let Some(word) = self.near.word(key) else {
             return false;
         };
         // Relaxed: the owner wrote the word before it returned the range, and the caller has the range from there. A
@@ -235,7 +193,6 @@ impl Cpu {
     #[inline]
     pub(super) fn post(
         &self,
-        meta: &RangeMeta,
         remote_queues: &[CachePadded<RemoteQueue>],
         owner: u64,
         range: Returned<'_>,
@@ -249,7 +206,7 @@ impl Cpu {
         }
         // All that is not sent yet is half of a share, however many CPUs send.
         let batch = most / (2 * REMOTE_BATCHES as u64);
-        let sent = self.remote_batch(owner).add(meta, remote_queues, owner, range, batch);
+        let sent = self.remote_batch(owner).add(self.near.meta(), remote_queues, owner, range, batch);
         self.sent.set(self.sent.get().wrapping_add(sent));
         true
     }
@@ -262,12 +219,8 @@ impl Cpu {
     /// Turns what other CPUs sent into the list of `class` in `zone`, which is empty: at most 64 ranges, up to the first
     /// that is of another class or zone, or that the list has no room for. Returns whether there were any. Writes no
     /// word but the last range's.
-    ///
-    /// # Safety
-    /// As [`take`](Self::take).
-    pub(super) unsafe fn adopt(
+    pub(super) fn adopt(
         &self,
-        meta: &RangeMeta,
         remote_queue: &RemoteQueue,
         zone: usize,
         class: Class,
@@ -287,10 +240,8 @@ impl Cpu {
             let word = match leaf.word(key) {
                 Some(word) => word,
                 None => {
-                    // SAFETY: the caller's promise is passed on.
-                    let Some(word) = (unsafe { self.find(meta, page, class) }) else { break };
-                    // SAFETY: as above.
-                    leaf = unsafe { self.near.leaf(meta, key) };
+                    let Some(word) = self.find(page, class) else { break };
+                    leaf = self.near.leaf(key);
                     word
                 }
             };
@@ -323,12 +274,8 @@ impl Cpu {
 
     /// Sorts in up to 64 ranges that other CPUs sent. Each goes to `keep` with its word and its order. Whether there were
     /// any.
-    ///
-    /// # Safety
-    /// As [`take`](Self::take).
-    pub(super) unsafe fn receive(
+    pub(super) fn receive(
         &self,
-        meta: &RangeMeta,
         remote_queue: &RemoteQueue,
         mut keep: impl FnMut(&AtomicU64, u64, u32),
     ) -> bool {
@@ -336,8 +283,7 @@ impl Cpu {
         let (mut received, mut pages) = (0, 0);
         while received < SLICE
             && let (Some(page), order) = (link.page(), link.order())
-            // SAFETY: the caller's promise is passed on.
-            && let Some(word) = unsafe { self.find(meta, page, Class::of(order)) }
+            && let Some(word) = self.find(page, Class::of(order))
             && let next = Link::from_bits(word.load(Ordering::Relaxed))
             && next.is_link()
         {
@@ -369,12 +315,12 @@ impl Cpu {
 
     /// Takes the newest ranges off a list, as many as there is room for in `out`, with what was granted for
     /// them, and fetches less next time. How many they were.
-    pub(super) fn spill(&self, meta: &RangeMeta, zone: usize, order: u32, out: &mut [u64]) -> usize {
+    pub(super) fn spill(&self, zone: usize, order: u32, out: &mut [u64]) -> usize {
         let list = self.list(zone, order);
         let mut link = Link::from_bits(list.first.get());
         let mut spilled = 0;
         for place in out {
-            let Some((page, _, next)) = meta.follow(link) else { break };
+            let Some((page, _, next)) = self.near.meta().follow(link) else { break };
             *place = page;
             link = next;
             spilled += 1;
@@ -388,14 +334,9 @@ impl Cpu {
 
     /// Empties everything, the remote-free queue too, giving each range to `spill` with its order. Each is off its list by then: where
     /// `spill` panics, the others stay where they are.
-    pub(super) fn drain(
-        &self,
-        meta: &RangeMeta,
-        remote_queue: &RemoteQueue,
-        mut spill: impl FnMut(u64, u32),
-    ) {
+    pub(super) fn drain(&self, remote_queue: &RemoteQueue, mut spill: impl FnMut(u64, u32)) {
         for list in self.lists.iter().flatten() {
-            while let Some((page, order, next)) = meta.follow(Link::from_bits(list.first.get())) {
+            while let Some((page, order, next)) = self.near.meta().follow(Link::from_bits(list.first.get())) {
                 list.first.set(next.bits());
                 list.room.set(list.room.get() + 1);
                 spill(page, order);
@@ -405,14 +346,15 @@ impl Cpu {
             list.room.set(0);
         }
         for remote_batch in &self.remote_batches {
-            while let Some((page, order)) = remote_batch.pop(meta) {
+            while let Some((page, order)) = remote_batch.pop(self.near.meta()) {
                 spill(page, order);
             }
         }
         // What has arrived, and what is in the remote-free queue.
         let received = |order| self.received.set(self.received.get().wrapping_add(1u64 << order));
         for _ in 0..2 {
-            while let Some((page, order, next)) = meta.follow(Link::from_bits(self.arrived.get())) {
+            while let Some((page, order, next)) = self.near.meta().follow(Link::from_bits(self.arrived.get()))
+            {
                 self.arrived.set(next.bits());
                 received(order);
                 remote_queue.arrived(1 << order);

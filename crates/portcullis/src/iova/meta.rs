@@ -74,8 +74,8 @@ impl RangeMeta {
         }
     }
 
-    /// Bytes of memory that the range metadata takes.
+    /// Bytes of memory that the range metadata takes, itself among them.
     pub(super) fn bytes(&self) -> usize {
-        self.0.iter().map(Links::bytes).sum()
+        size_of::<Self>() + self.0.iter().map(Links::bytes).sum::<usize>()
     }
 }

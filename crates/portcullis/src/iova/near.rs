@@ -1,5 +1,6 @@
 //! The leaves of range metadata that a CPU used last, so that it need not look for them again.
 
+use alloc::sync::Arc;
 use core::ptr;
 
 use super::links::Leaf;
@@ -22,7 +23,11 @@ const NOWHERE: u64 = 1 << 58;
 
 /// Leaves of one space's range metadata. Used by one CPU alone.
 #[derive(Debug)]
-pub(super) struct Near([Entry; ENTRIES]);
+pub(super) struct Near {
+    entries: [Entry; ENTRIES],
+    /// Whose leaves they are.
+    meta: Arc<RangeMeta>,
+}
 
 #[derive(Debug)]
 struct Entry {
@@ -52,34 +57,6 @@ impl Entry {
         Self { first: LocalU64::new(NOWHERE), leaf: AtomicPtr::new(ptr::null_mut()) }
     }
 
-    /// The word of `key`, if it is in this leaf.
-    ///
-    /// # Safety
-    /// The leaf was set, if it was, to one of `meta`.
-    #[inline]
-    unsafe fn word<'a>(&self, meta: &'a RangeMeta, key: u64) -> Option<&'a AtomicU64> {
-        let offset = key.wrapping_sub(self.first.get());
-        if offset >= Leaf::WORDS {
-            return None;
-        }
-        // SAFETY: the caller's promise is passed on.
-        let leaf = unsafe { self.leaf(meta) }?;
-        Some(leaf.word(offset))
-    }
-
-    /// The leaf.
-    ///
-    /// # Safety
-    /// As [`word`](Self::word).
-    #[inline]
-    unsafe fn leaf<'a>(&self, _meta: &'a RangeMeta) -> Option<&'a Leaf> {
-        // Acquire: two threads that claim one CPU, against the platform's contract, still see a whole leaf. A CPU that
-        // stored the pointer itself needs no order.
-        // SAFETY: the pointer is null or was set to a leaf of this range metadata, by the caller's promise, and leaves
-        // live as long as it.
-        unsafe { self.leaf.load(Ordering::Acquire).as_ref() }
-    }
-
     fn set(&self, first: u64, leaf: *mut Leaf) {
         self.leaf.store(leaf, Ordering::Release);
         self.first.set(first);
@@ -87,47 +64,55 @@ impl Entry {
 }
 
 impl Near {
-    /// None yet.
-    pub(super) fn new() -> Self {
-        Self([(); ENTRIES].map(|()| Entry::new()))
+    /// None of `meta` yet.
+    pub(super) fn new(meta: Arc<RangeMeta>) -> Self {
+        Self { entries: [(); ENTRIES].map(|()| Entry::new()), meta }
+    }
+
+    /// Whose leaves are remembered.
+    pub(super) fn meta(&self) -> &RangeMeta {
+        &self.meta
     }
 
     /// The word of `key`, which may be of no word, if its leaf is remembered.
-    ///
-    /// # Safety
-    /// Every call of this and of [`find`](Self::find) on one value is with the same `meta`.
     #[inline]
-    pub(super) unsafe fn word<'a>(&self, meta: &'a RangeMeta, key: u64) -> Option<&'a AtomicU64> {
-        // SAFETY: entries are set by `find` alone, by the caller's promise to leaves of this `meta`.
-        unsafe { self.entry(key).word(meta, key) }
+    pub(super) fn word(&self, key: u64) -> Option<&AtomicU64> {
+        let entry = self.entry(key);
+        let offset = key.wrapping_sub(entry.first.get());
+        if offset >= Leaf::WORDS {
+            return None;
+        }
+        Some(self.leaf_of(entry)?.word(offset))
+    }
+
+    /// The leaf of one of the entries.
+    #[inline]
+    fn leaf_of(&self, entry: &Entry) -> Option<&Leaf> {
+        // Acquire: two threads that claim one CPU, against the platform's contract, still see a whole leaf. A CPU that
+        // stored the pointer itself needs no order.
+        // SAFETY: the pointer is null or was set by `find` to a leaf of `meta`, and leaves live as long as that.
+        unsafe { entry.leaf.load(Ordering::Acquire).as_ref() }
     }
 
     /// The word at `place`, if its leaf exists, found by a walk. The leaf is remembered.
-    ///
-    /// # Safety
-    /// As [`word`](Self::word).
     #[cold]
     #[inline(never)]
-    pub(super) unsafe fn find<'a>(&self, meta: &'a RangeMeta, place: Place) -> Option<&'a AtomicU64> {
-        let leaf = meta.leaf(place)?;
+    pub(super) fn find(&self, place: Place) -> Option<&AtomicU64> {
+        let leaf = self.meta.leaf(place)?;
         let first = first_key(place.array) + (place.index & !(Leaf::WORDS - 1));
         self.entry(first).set(first, ptr::from_ref(leaf).cast_mut());
         Some(leaf.word(place.index))
     }
 
     /// The leaf in the entry for `key`, whether it has the word of `key` or not.
-    ///
-    /// # Safety
-    /// As [`word`](Self::word).
     #[inline]
-    pub(super) unsafe fn leaf<'a>(&self, meta: &'a RangeMeta, key: u64) -> LeafAt<'a> {
+    pub(super) fn leaf(&self, key: u64) -> LeafAt<'_> {
         let entry = self.entry(key);
-        // SAFETY: as for `word`.
-        LeafAt(unsafe { entry.leaf(meta) }.map(|leaf| (entry.first.get(), leaf)))
+        LeafAt(self.leaf_of(entry).map(|leaf| (entry.first.get(), leaf)))
     }
 
     #[inline]
     fn entry(&self, key: u64) -> &Entry {
-        &self.0[(key / Leaf::WORDS) as usize % ENTRIES]
+        &self.entries[(key / Leaf::WORDS) as usize % ENTRIES]
     }
 }

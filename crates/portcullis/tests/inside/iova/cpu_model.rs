@@ -11,7 +11,7 @@ use super::*;
 const PAGES: usize = 4;
 
 struct Space {
-    meta: RangeMeta,
+    meta: alloc::sync::Arc<RangeMeta>,
     remote_queues: [CachePadded<RemoteQueue>; 2],
     /// What the holder of each page writes: in turns, or the model checker objects.
     held: [UnsafeCell<u32>; PAGES],
@@ -39,15 +39,14 @@ fn what_one_cpu_frees_another_takes_again() {
 fn race(most: u64, adopts: bool) {
     let class = Class::of(0);
     let space = Arc::new(Space {
-        meta: RangeMeta::new(PAGES as u64),
+        meta: alloc::sync::Arc::new(RangeMeta::new(PAGES as u64)),
         remote_queues: [(); 2].map(|()| CachePadded(RemoteQueue::new())),
         held: [(); PAGES].map(|()| UnsafeCell::new(0)),
     });
-    let owner = boxed(0);
+    let owner = boxed(0, &space);
     owner.grant(0, 0, PAGES as u64, PAGES as u64);
     for page in 0..3 {
-        // SAFETY: there is no other range metadata.
-        assert_eq!(unsafe { owner.push_new(&space.meta, 0, class, page) }, Ok(true));
+        assert_eq!(owner.push_new(0, class, page), Ok(true));
     }
     assert_eq!([(); 4].map(|()| take(&owner, &space)), [Some(2), Some(1), Some(0), None]);
     // The owner is the other thread: for what it loads the model checker then tries each store of the first as the last before.
@@ -68,33 +67,29 @@ fn race(most: u64, adopts: bool) {
 
 /// The model checker's stacks are small.
 #[inline(never)]
-fn boxed(number: u64) -> Box<Cpu> {
-    Box::new(Cpu::new(number))
+fn boxed(number: u64, space: &Space) -> Box<Cpu> {
+    Box::new(Cpu::new(number, space.meta.clone()))
 }
 
 fn take(owner: &Cpu, space: &Space) -> Option<u64> {
-    // SAFETY: there is no other range metadata.
-    unsafe { owner.find(&space.meta, owner.newest(0, 0)?, Class::of(0)) };
-    // SAFETY: as above.
-    let page = unsafe { owner.take(&space.meta, 0, Class::of(0), 1) }?;
+    owner.find(owner.newest(0, 0)?, Class::of(0));
+    let page = owner.take(0, Class::of(0), 1)?;
     space.hold(page);
     Some(page)
 }
 
 /// Frees three pages of the other CPU.
 fn free(space: &Space, most: u64) {
-    let (cpu, class) = (boxed(1), Class::of(0));
+    let (cpu, class) = (boxed(1, space), Class::of(0));
     let mut quickly = 0;
     for page in 0..3 {
         space.hold(page);
-        // SAFETY: there is no other range metadata.
-        let word = unsafe { cpu.find(&space.meta, page, class) }.unwrap();
-        // SAFETY: as above.
-        if unsafe { cpu.post_fast(&space.meta, 0, class, (page, 1)) } {
+        let word = cpu.find(page, class).unwrap();
+        if cpu.post_fast(0, class, (page, 1)) {
             quickly += 1;
         } else {
             let range = Returned { word, page, order: 0, zone: 0 };
-            assert!(cpu.post(&space.meta, &space.remote_queues, 0, range, most));
+            assert!(cpu.post(&space.remote_queues, 0, range, most));
         }
     }
     assert_eq!((quickly, cpu.remote_batches[0].peek()), (if most == 8 { 0 } else { 1 }, 0));
@@ -103,11 +98,9 @@ fn free(space: &Space, most: u64) {
 /// Takes what has arrived, up to a slice.
 fn receive(owner: &Cpu, space: &Space, adopts: bool, taken: &mut [u32; PAGES]) {
     let remote_queue = &space.remote_queues[0];
-    // SAFETY: there is no other range metadata.
-    if !(adopts && unsafe { owner.adopt(&space.meta, remote_queue, 0, Class::of(0), |_| true) }) {
+    if !(adopts && owner.adopt(remote_queue, 0, Class::of(0), |_| true)) {
         let keep = |word: &_, page, order| assert!(owner.push(0, word, page, order));
-        // SAFETY: as above.
-        unsafe { owner.receive(&space.meta, remote_queue, keep) };
+        owner.receive(remote_queue, keep);
     }
     while let Some(page) = take(owner, space) {
         taken[page as usize] += 1;
