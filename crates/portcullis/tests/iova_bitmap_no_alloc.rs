@@ -1,5 +1,5 @@
-//! Giving back what was taken needs no memory, in whatever order, and running out of it changes nothing. In a binary
-//! of its own, because it replaces the global allocator.
+//! Giving back what was taken needs no memory, in whatever order, and running out of it changes
+//! nothing. In a binary of its own, because it replaces the global allocator.
 
 mod iova_model;
 mod limited;

@@ -20,18 +20,19 @@
 //!   pages never cross leaves, so a search for them walks straight down to a leaf that has room. After each
 //!   change of a leaf this is computed from all of its bits at once (`leaf.rs`), and above it as far as it
 //!   changes.
-//! - The runs that *touch a boundary* of leaves, for each order from 9 to [`MAX_ORDER`] (`Runs`). Whatever
-//!   is longer than a leaf, or begins at a multiple of its size, is among these.
+//! - The runs that *touch a boundary* of leaves, for each order from 9 to [`MAX_ORDER`] (`Runs`).
+//!   Whatever is longer than a leaf, or begins at a multiple of its size, is among these.
 //!
 //! The first is always up to date; the second is brought up to date when a request needs it, where
-//! something has changed. Both are exact, not rounded: a fit is found whenever there is one, and it is the
-//! highest of all.
+//! something has changed. Both are exact, not rounded: a fit is found whenever there is one, and it
+//! is the highest of all.
 //!
 //! # Memory
 //!
-//! An allocation that takes a part of a block without bits creates them, and these stay while it lives: a block
-//! that is used in part is never collected. One that takes the whole of it does not. So whatever was taken is given
-//! back in the same blocks, which needs nothing; giving back a part of it may break a block up.
+//! An allocation that takes a part of a block without bits creates them, and these stay while it
+//! lives: a block that is used in part is never collected. One that takes the whole of it does not.
+//! So whatever was taken is given back in the same blocks, which needs nothing; giving back a part
+//! of it may break a block up.
 
 use core::fmt;
 
@@ -67,16 +68,17 @@ pub enum BitmapError {
     /// There is no memory for the nodes that the change may come to need.
     #[error("no memory for the bitmap's nodes")]
     OutOfMemory,
-    /// The range has no pages, or pages from `2^54` on; a page to be given back or added is free already; or the
-    /// alignment is none that [`Bitmap::alloc`] knows.
+    /// The range has no pages, or pages from `2^54` on; a page to be given back or added is free
+    /// already; or the alignment is none that [`Bitmap::alloc`] knows.
     #[error("no such range can be taken, added or given back")]
     Invalid,
 }
 
 /// The free pages of an I/O virtual address space, as a hierarchical bitmap.
 ///
-/// Pages below `2^54` can be held. Taking pages is exact: it fails for want of space only where no placement
-/// exists, and takes the highest of all. Giving back what was taken needs no memory. No function panics, whatever its arguments.
+/// Pages below `2^54` can be held. Taking pages is exact: it fails for want of space only where no
+/// placement exists, and takes the highest of all. Giving back what was taken needs no memory. No
+/// function panics, whatever its arguments.
 ///
 /// Bounds are for the worst case. There, `h` is the height of the tree, at most 15; it is 9 for an aperture
 /// of 2^36 pages, which is 48 bits of addresses. A range of `p` pages takes `p / 64` steps on top where it
@@ -154,13 +156,16 @@ impl Bitmap {
     /// Takes `pages` pages out of the free space and returns the first of them: of all multiples of
     /// `1 << align_order` for which the last page is below `end`, the highest.
     ///
-    /// A request has natural alignment, which is at most `1 << align_order` pages, or an order of at least 9.
+    /// A request has natural alignment, which is at most `1 << align_order` pages, or an order of
+    /// at least 9.
     ///
-    /// O(h) with natural alignment up to 512 pages, in the worst case, and exact: it fails for want of space
-    /// only where no placement exists. Other requests first catch up with what earlier calls left to be
-    /// computed: O(h) for each of these calls, and at most one step for every 2^12 pages in use.
+    /// O(h) with natural alignment up to 512 pages, in the worst case, and exact: it fails for want
+    /// of space only where no placement exists. Other requests first catch up with what earlier
+    /// calls left to be computed: O(h) for each of these calls, and at most one step for every 2^12
+    /// pages in use.
     ///
-    /// May allocate what the range lacks of bits: at most a leaf of 64 bytes and `h` nodes of 256 bytes at either end.
+    /// May allocate what the range lacks of bits: at most a leaf of 64 bytes and `h` nodes of 256
+    /// bytes at either end.
     ///
     /// # Errors
     /// [`BitmapError::NoFit`], [`BitmapError::Invalid`], [`BitmapError::OutOfMemory`]. Nothing has changed then.
@@ -172,14 +177,14 @@ impl Bitmap {
         if taken == 0 { Err(BitmapError::NoFit) } else { Ok(page[0]) }
     }
 
-    /// Takes a range of 2^`order` pages, at its natural alignment, for each place in `out`, as so many calls of
-    /// [`Bitmap::alloc`] would, and writes their first pages there. Returns how many it took: fewer only where no more
-    /// fits below `end`, the highest that fits begins below `first`, or memory is short.
+    /// Takes a range of 2^`order` pages, at its natural alignment, for each place in `out`, and
+    /// writes their first pages there: those of as many calls of [`Bitmap::alloc`], in that order.
+    /// Returns how many it took: fewer only where no more fits below `end`, the highest that fits
+    /// begins below `first`, or memory is short. Ranges of up to 512 pages that lie in the same leaf
+    /// are found and entered together.
     ///
-    /// The places are those of so many single calls, in that order. Ranges of up to 512 pages that lie in the same
-    /// leaf are found and entered together.
-    ///
-    /// Costs at most as much as the single calls; may allocate as they may. Where there is none, it costs a search.
+    /// Costs at most as much as the single calls; may allocate as they may. Where there is none, it
+    /// costs a search.
     ///
     /// # Errors
     /// [`BitmapError::Invalid`]; [`BitmapError::OutOfMemory`] where there is not even one.
@@ -204,8 +209,9 @@ impl Bitmap {
 
     /// Makes `[first, first + pages)` free again.
     ///
-    /// O(h), and the bits that the range has, in the worst case. Never allocates and never fails for what
-    /// [`Bitmap::alloc`] returned, given back whole and once, in any order. A part of it may need memory.
+    /// O(h), and the bits that the range has, in the worst case. Never allocates and never fails
+    /// for what [`Bitmap::alloc`] returned, given back whole and once, in any order. A part of it
+    /// may need memory.
     ///
     /// Only what is free is known: giving back pages that were reserved or never added is not noticed, and
     /// may need memory.
@@ -227,7 +233,8 @@ impl Bitmap {
         Err(BitmapError::Invalid)
     }
 
-    /// Takes back ranges of `pages` pages each, which were allocated: for these, [`Bitmap::free`] cannot fail.
+    /// Takes back ranges of `pages` pages each, which were allocated: for these, [`Bitmap::free`]
+    /// cannot fail.
     pub(super) fn free_all(&mut self, firsts: &[u64], pages: u64) {
         for first in firsts {
             let freed = self.free(*first, pages);
@@ -240,14 +247,15 @@ impl Bitmap {
         self.free_pages
     }
 
-    /// The fewest pages that were free since the last call of [`Bitmap::add`]. Constant time; does not allocate.
+    /// The fewest pages that were free since the last call of [`Bitmap::add`]. Constant time; does
+    /// not allocate.
     pub const fn least_free(&self) -> u64 {
         self.least_free
     }
 
-    /// The number of pages in the largest hole; 0 if nothing is free. First catches up with what earlier calls left
-    /// to be computed, as [`Bitmap::alloc`]; where no hole is as long as a leaf, it looks at each in which a page is free.
-    /// Does not allocate.
+    /// The number of pages in the largest hole; 0 if nothing is free. First catches up with what
+    /// earlier calls left to be computed, as [`Bitmap::alloc`]; where no hole is as long as a leaf,
+    /// it looks at each in which a page is free. Does not allocate.
     pub fn largest_hole(&mut self) -> u64 {
         if self.top == 0 {
             return 0;

@@ -88,9 +88,10 @@ impl Near {
     /// The leaf of one of the entries.
     #[inline]
     fn leaf_of(&self, entry: &Entry) -> Option<&Leaf> {
-        // Acquire: two threads that claim one CPU, against the platform's contract, still see a whole leaf. A CPU that
-        // stored the pointer itself needs no order.
-        // SAFETY: the pointer is null or was set by `find` to a leaf of `meta`, and leaves live as long as that.
+        // Acquire: two threads that claim one CPU, against the platform's contract, still see a
+        // whole leaf. A CPU that stored the pointer itself needs no order.
+        // SAFETY: the pointer is null or was set by `find` to a leaf of `meta`, and leaves live as
+        // long as that.
         unsafe { entry.leaf.load(Ordering::Acquire).as_ref() }
     }
 

@@ -42,8 +42,8 @@ impl Bitmap {
         if self.set_blocks(page, end, Link::TAKEN) { Ok(()) } else { self.paint(page, end, Link::TAKEN) }
     }
 
-    /// Makes `[first, end)` free, or used, if it consists of blocks of one node that are each uniformly the
-    /// opposite. Otherwise changes nothing. Says which.
+    /// Makes `[first, end)` free, or used, if it consists of blocks of one node that are each
+    /// uniformly the opposite. Otherwise changes nothing. Says which.
     pub(super) fn set_blocks(&mut self, first: u64, end: u64, state: Link) -> bool {
         // The highest level at which the range consists of whole blocks.
         let Some(level) = (first | end).trailing_zeros().checked_sub(bits(0)) else {
@@ -125,7 +125,8 @@ impl Bitmap {
         }
     }
 
-    /// Notes that the runs at the boundaries of a leaf are no longer as they were, if the range touches one.
+    /// Notes that the runs at the boundaries of a leaf are no longer as they were, if the range
+    /// touches one.
     #[cold]
     fn outdate_leaf(&mut self, leaf: u32, start: u32, end: u32, path: &Path) {
         let mut bits = *self.store.leaf(leaf);

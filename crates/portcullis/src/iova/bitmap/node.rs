@@ -33,8 +33,8 @@ pub(super) const fn base(page: u64, level: u32) -> u64 {
     page >> bits(level) << bits(level)
 }
 
-/// What a block consists of: the number of a node or a leaf, or one of two states of the whole block for
-/// which there is neither.
+/// What a block consists of: the number of a node or a leaf, or one of two states of the whole
+/// block for which there is neither.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Link(u32);
 

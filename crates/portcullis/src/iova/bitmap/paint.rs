@@ -37,8 +37,8 @@ impl Piece {
 }
 
 impl Bitmap {
-    /// Makes all of `[first, end)`, which lies in the tree, free, or used. What is so already is left
-    /// as it is. May allocate; fails only for want of memory, with nothing changed.
+    /// Makes all of `[first, end)`, which lies in the tree, free, or used. What is so already is
+    /// left as it is. May allocate; fails only for want of memory, with nothing changed.
     pub(super) fn paint(&mut self, first: u64, end: u64, state: Link) -> Result<(), BitmapError> {
         let all = Piece { level: self.top, base: 0, first, end };
         self.prepare(all, state)?;

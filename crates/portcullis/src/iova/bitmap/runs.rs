@@ -4,9 +4,9 @@
 /// pages of 4 KiB.
 pub const MAX_ORDER: u32 = 18;
 
-/// The runs inside a block that touch the boundary of a leaf: the block's prefix and suffix, and for every
-/// order `k` from 9 on, the longest remainder of such a run behind its first page that is a multiple of `2^k`. A run
-/// is cut off at the block's ends.
+/// The runs inside a block that touch the boundary of a leaf: the block's prefix and suffix, and
+/// for every order `k` from 9 on, the longest remainder of such a run behind its first page that is
+/// a multiple of `2^k`. A run is cut off at the block's ends.
 ///
 /// The remainders are kept as *losses*, by how much each is less than the longest run. Fewer than `2^k`
 /// pages precede the first multiple of `2^k`, so that a loss has `k` bits at the most, however long the

@@ -18,8 +18,8 @@ pub(super) const fn is_natural(pages: u64, order: u32) -> bool {
     order <= LEAF_ORDER && pages <= 1 << order
 }
 
-/// The highest multiple of `2^order` in `[start, end)` with `pages` pages from there to `end`. The order is less
-/// than 64.
+/// The highest multiple of `2^order` in `[start, end)` with `pages` pages from there to `end`. The
+/// order is less than 64.
 #[inline]
 pub(super) fn highest_in(start: u64, end: u64, pages: u64, order: u32) -> Option<u64> {
     let highest = end.checked_sub(pages)? >> order << order;
@@ -43,8 +43,9 @@ struct Span {
 }
 
 impl Bitmap {
-    /// The highest place for `pages` pages at `order` before page `limit`, and in `path` the way to it where
-    /// it lies in a leaf. A block without bits counts as one piece, of which the place may be at a boundary.
+    /// The highest place for `pages` pages at `order` before page `limit`, and in `path` the way to
+    /// it where it lies in a leaf. A block without bits counts as one piece, of which the place may
+    /// be at a boundary.
     #[inline]
     pub(super) fn find(&mut self, pages: u64, order: u32, limit: u64, path: &mut Path) -> Option<Found> {
         if !is_natural(pages, order) {
@@ -159,8 +160,8 @@ impl Bitmap {
         }
     }
 
-    /// The highest place in a run that touches the boundary of a leaf, which must be up to date. O(h), does not
-    /// allocate.
+    /// The highest place in a run that touches the boundary of a leaf, which must be up to date.
+    /// O(h), does not allocate.
     pub(super) fn find_across(&self, pages: u64, order: u32, limit: u64) -> Option<u64> {
         if self.top == 0 || self.store.node(self.root).runs.longest(order) < pages {
             return None;

@@ -16,7 +16,8 @@ impl Bitmap {
         }
     }
 
-    /// Notes in the nodes of `level` and above that runs have changed that touch the boundary of a leaf.
+    /// Notes in the nodes of `level` and above that runs have changed that touch the boundary of a
+    /// leaf.
     pub(super) fn outdate(&mut self, path: &Path, level: u32) {
         for level in level..=self.top {
             let node = self.store.node_mut(path.node(level));
@@ -43,8 +44,8 @@ impl Store {
         (node.runs, node.is_runs_stale) = (runs, false);
     }
 
-    /// The longest run inside a leaf below a node of `level`, or 0 where no leaf with bits has one. Looks at each leaf in
-    /// which a page is free.
+    /// The longest run inside a leaf below a node of `level`, or 0 where no leaf with bits has one.
+    /// Looks at each leaf in which a page is free.
     pub(super) fn longest_inside(&self, number: u32, level: u32) -> u64 {
         let node = self.node(number);
         let inside = |(link, fit): (&Link, &Fit)| match link.number().filter(|_| !fit.is_none()) {

@@ -29,8 +29,8 @@ proptest! {
         prop_assert_eq!(Fit::from(leaf.fit()), slow_fit(&leaf));
     }
 
-    /// For every request with natural alignment, what is known says whether it fits, and where it fits is
-    /// the last block that begins with so many free pages.
+    /// For every request with natural alignment, what is known says whether it fits, and where it
+    /// fits is the last block that begins with so many free pages.
     #[test]
     fn what_fits_has_a_place(leaf in leaf(), order in 0..=9_u32, pages in any::<u32>()) {
         let pages = 1 + pages % (1 << order);
@@ -41,7 +41,8 @@ proptest! {
         prop_assert_eq!(leaf.place(pages.into(), order), blocks.last().copied());
     }
 
-    /// Several places at once are those of single calls, in their order, and the pages of no others are taken.
+    /// Several places at once are those of single calls, in their order, and the pages of no others
+    /// are taken.
     #[test]
     fn several_places_are_those_of_single_calls(
         leaf in leaf(), order in 0..=9_u32, pages in any::<u32>(), wanted in 0..600_usize
