@@ -11,7 +11,7 @@ use iova_model::Rng;
 use portcullis::addr::{Iova, IovaRange};
 use portcullis::iova::{IovaError, IovaSpace};
 
-/// Filled from either end, a space of `pages` that its first platform was used with, and keeps something of; and another
+/// A space of `pages` that its first platform was used with, and keeps something of; and another
 /// platform, which in every other case does not say who it is.
 fn each(pages: u64, test: impl Fn(&IovaSpace, &Chosen, &Chosen)) {
     for other in [Chosen::new(1), Chosen::silent(1)] {
