@@ -255,7 +255,7 @@ impl Bitmap {
 
     /// The number of pages in the largest hole; 0 if nothing is free. First catches up with what
     /// earlier calls left to be computed, as [`Bitmap::alloc`]; where no hole is as long as a leaf,
-    /// it looks at each in which a page is free. Does not allocate.
+    /// it looks at each that may have the longest. Does not allocate.
     pub fn largest_hole(&mut self) -> u64 {
         if self.top == 0 {
             return 0;
@@ -266,7 +266,7 @@ impl Bitmap {
         if across >= LEAF_PAGES.into() {
             return across;
         }
-        across.max(self.store.longest_inside(self.root, self.top))
+        self.store.longest_inside(self.root, self.top, across)
     }
 
     /// Bytes of heap memory held: 64 for every leaf and 256 for every node, used or not. Constant time; does

@@ -100,6 +100,12 @@ impl Fit {
         self.0[need.lane] >= need.least
     }
 
+    /// No run is longer than this: one of `2^(k + 1) - 1` pages has an aligned block of `2^k` in it.
+    pub(super) fn longest_at_most(&self) -> u64 {
+        let is_full = |order: &u32| self.has(Need::of(1 << order, *order));
+        (0..=LEAF_ORDER).rev().find(is_full).map_or(0, |order| (4 << order) - 2)
+    }
+
     /// Whether nothing at all is free.
     #[inline]
     pub(super) fn is_none(&self) -> bool {

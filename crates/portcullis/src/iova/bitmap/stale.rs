@@ -44,16 +44,17 @@ impl Store {
         (node.runs, node.is_runs_stale) = (runs, false);
     }
 
-    /// The longest run inside a leaf below a node of `level`, or 0 where no leaf with bits has one.
-    /// Looks at each leaf in which a page is free.
-    pub(super) fn longest_inside(&self, number: u32, level: u32) -> u64 {
+    /// The longest run inside a leaf with bits below a node of `level`, or `best` where that is
+    /// longer. Looks at the leaves that may have a longer one than those before.
+    pub(super) fn longest_inside(&self, number: u32, level: u32, best: u64) -> u64 {
         let node = self.node(number);
-        let inside = |(link, fit): (&Link, &Fit)| match link.number().filter(|_| !fit.is_none()) {
-            Some(leaf) if level == 1 => self.leaf(leaf).longest(),
-            Some(child) => self.longest_inside(child, level - 1),
-            None => 0,
+        let longer = |best: u64, (link, fit): (&Link, &Fit)| match link.number() {
+            Some(_) if fit.longest_at_most() <= best => best,
+            Some(leaf) if level == 1 => best.max(self.leaf(leaf).longest()),
+            Some(child) => self.longest_inside(child, level - 1, best),
+            None => best,
         };
-        node.links.iter().zip(&node.fits).map(inside).max().unwrap_or(0)
+        node.links.iter().zip(&node.fits).fold(best, longer)
     }
 
     /// What `block` contributes to the runs of a node of `level`.
