@@ -244,7 +244,7 @@ fn devices_with_a_limit_have_a_zone_of_their_own() {
 #[test]
 fn a_range_freed_elsewhere_returns_to_its_owner() {
     let platform = Chosen::new(2);
-    let space = IovaSpace::new(&config(1, 1 << 30, 2)).unwrap();
+    let space = IovaSpace::new(&config(1, (1 << 30) - 1, 2)).unwrap();
     // As many as one block has, so that the owner's lists are empty.
     platform.be(0);
     let mine: Vec<_> = (0..16).map(|_| alloc(&space, &platform, 1, ANYWHERE).unwrap()).collect();
@@ -441,6 +441,27 @@ fn ranges_of_different_cpus_do_not_alternate() {
         }
         let apart = spans.windows(2).all(|pair| pair[0].0 > pair[1].1 + 512);
         assert!(apart, "{pages} pages: {spans:x?}");
+    }
+}
+
+/// CPUs that fetch in turn from one hole, as below 4 GiB where there are no homes, share no line of range
+/// metadata, whose words are for 1, 8 or 64 pages by the size of the ranges, wherever the hole ends.
+#[test]
+fn cpus_that_fetch_from_one_hole_share_no_line_of_metadata() {
+    for (pages, pages_of_word) in [(1, 1), (4, 1), (8, 8), (32, 8), (64, 64), (256, 64)] {
+        for offset in [0, 1, 100, 300, 500] {
+            let cpus = 3;
+            let platform = Chosen::new(cpus);
+            let space = IovaSpace::new(&config(1, (1 << 20) - 1 - offset, cpus)).unwrap();
+            let mut users = BTreeMap::new();
+            for n in 0..40 * cpus {
+                let cpu = n % cpus;
+                let range = alloc(&space, platform.be(cpu), pages, ANYWHERE).unwrap();
+                let line = range.start().get() / PAGE / pages_of_word / 8;
+                let user = *users.entry(line).or_insert(cpu);
+                assert_eq!(user, cpu, "{pages} pages {offset} below 4 GiB, at {range:?}");
+            }
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use super::config::SpaceConfig;
 use super::cpu::{BATCH, Cpu, ZONES};
 use super::homes::Homes;
 use super::links::OutOfMemory;
-use super::meta::RangeMeta;
+use super::meta::{Place, RangeMeta};
 use super::remote::{RemoteQueue, Returned};
 use super::word::{END_PAGE, EXACT, NO_WORD, handed_out, owner_and_pages};
 use crate::percpu::{CachePadded, Marks, Turn, TurnLocal};
@@ -18,6 +18,9 @@ use crate::sync::{AtomicU64, Mutex, Ordering};
 
 /// The most that is fetched at once, in pages: 4 MiB of 4 KiB.
 const FETCH_PAGES: u64 = 1024;
+
+/// Words of range metadata on a line of 64 bytes, and entries of a page table.
+const LINE_WORDS: u64 = 8;
 
 /// The lists of the CPU whose turn it is, and its number.
 #[derive(Debug, Clone, Copy)]
@@ -174,6 +177,7 @@ impl Cached {
         let mut pages = [0; BATCH];
         let pages = &mut pages[..wanted.min(room) as usize];
         let fetched = self.fetch(own, zone, order, end_page, backing, pages)?;
+        let fetched = Self::keep_whole_lines(order, &pages[..fetched], backing);
         let mut no_memory = 0;
         // The last one first, so that it is the last to be handed out.
         for page in pages[..fetched].iter().rev() {
@@ -212,6 +216,24 @@ impl Cached {
             return Ok(fetched);
         }
         backing.alloc_run(order, (first, end), pages)
+    }
+
+    /// Gives back the last of the ranges in `fetched` where they begin a line of range metadata and do
+    /// not fill it: the next CPU that fetches would take the rest of the line, and the two would share
+    /// it from then on. Returns how many ranges stay. All of them do where none fills a line, and where
+    /// the last ones do not adjoin those before them, as the space is in pieces then.
+    fn keep_whole_lines(order: u32, fetched: &[u64], backing: &Mutex<Bitmap>) -> usize {
+        let line = LINE_WORDS << Place::shift(Class::of(order));
+        let fills = |page: &u64| page.is_multiple_of(line);
+        let (size, last) = (1 << order, fetched.len().saturating_sub(1));
+        let Some(end) = fetched.iter().rposition(fills).filter(|end| *end < last) else {
+            return fetched.len();
+        };
+        if fetched[end..].windows(2).any(|pair| pair[0].wrapping_sub(pair[1]) != size) {
+            return fetched.len();
+        }
+        backing.lock().free_all(&fetched[end + 1..], size);
+        end + 1
     }
 
     /// Ranges of `order` to move at once: no more than a sixteenth of the budget, but one.
