@@ -105,12 +105,6 @@ pub enum SetupError {
         /// What was asked for.
         mask: u64,
     },
-    /// A number that is not one less than a power of two, although a mask of low bits is needed.
-    #[error("{mask:#x} is no mask of low bits")]
-    NotAMask {
-        /// The number.
-        mask: u64,
-    },
     /// The slots of a swiotlb are a power of two, from 64 bytes up.
     #[error("slots of {slot_bytes:#x} bytes: a power of two of at least 64 is needed")]
     Slot {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use portcullis::addr::{Direction, DmaSegment, Iova, PageSize, PhysAddr, PhysSegment};
+use portcullis::addr::{Direction, DmaSegment, Iova, PhysAddr, PhysSegment};
 use portcullis::bounce::pool::{Attributes, BounceDevice, Way};
 use portcullis::bounce::swiotlb::{Constraints, Swiotlb};
 use portcullis::pgtable::Format;
@@ -157,7 +157,7 @@ impl<X: Format> World<X> {
 
     fn map_slots(&mut self, input: &mut Input<'_>) {
         let mut constraints = Constraints::new();
-        let (mut align, mut boundary) = (0, u64::MAX);
+        let mut align = 0;
         if input.flag() {
             let mask = input.number();
             if let Ok(with) = constraints.with_min_align_mask(mask) {
@@ -165,17 +165,7 @@ impl<X: Format> World<X> {
             }
         }
         if input.flag() {
-            let mask = input.number();
-            if let Ok(with) = constraints.with_boundary_mask(mask) {
-                (constraints, boundary) = (with, mask);
-            }
-        }
-        if input.flag() {
             constraints = constraints.with_reach(PhysAddr::new(input.number()));
-        }
-        if input.flag() {
-            let granule = PageSize::from_shift(u32::from(input.byte() % 64)).unwrap();
-            constraints = constraints.with_granule(granule);
         }
         let Some(which) = input.which(self.free.len()) else { return };
         let (buffer, direction, offset) =
@@ -190,7 +180,6 @@ impl<X: Format> World<X> {
             Ok(bounced) => {
                 let (phys, len) = (bounced.phys, bounced.len);
                 assert_eq!((len, phys.get() & align), (original.len, original.phys.get() & align));
-                assert_eq!(phys.get() & !boundary, (phys.get() + len - 1) & !boundary);
                 let (first, last) = (phys.get(), phys.get() + len - 1);
                 let clash = self
                     .bounced

@@ -18,12 +18,9 @@ const ROUND: u64 = 2_000;
 const LOOK: usize = 64;
 
 fn limits(dice: &mut Dice) -> Limits {
-    let mut seldom = |often: u32, from: u64, to: u64| {
-        if dice.one_in(2) { often } else { (from + dice.below(to - from)) as u32 }
-    };
-    let (align_bits, boundary_bits, granule_bits) = (seldom(0, 0, 14), seldom(64, 8, 20), seldom(0, 0, 17));
+    let align_bits = if dice.one_in(2) { 0 } else { dice.below(14) as u32 };
     let reach = dice.one_in(5).then(|| dice.below(3 << 20));
-    Limits { align_bits, boundary_bits, granule_bits, reach }
+    Limits { align_bits, reach }
 }
 
 fn map(dice: &mut Dice, cpu: usize) -> Action {

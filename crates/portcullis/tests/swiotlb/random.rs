@@ -1,7 +1,7 @@
 //! Random maps, syncs, device writes and unmaps with all constraints at once, against a plain model; and whatever is
 //! beside a mapping in what its device reaches is zero, although every byte of the drivers' memory is painted.
 
-use portcullis::addr::{Direction, PageSize, PhysAddr};
+use portcullis::addr::{Direction, PhysAddr};
 use portcullis::bounce::swiotlb::{BounceError, Bounced, Constraints, MappingError, SwiotlbConfig};
 use portcullis::platform::{Platform, PlatformEvents};
 use proptest::prelude::*;
@@ -11,11 +11,12 @@ use super::support::*;
 /// The drivers' memory, in which all buffers lie.
 pub const DRIVERS: u64 = 1 << 20;
 
+/// Bytes of a slot.
+const SLOT: u64 = 2048;
+
 #[derive(Debug, Clone)]
 pub struct Limits {
     pub align_bits: u32,
-    pub boundary_bits: u32,
-    pub granule_bits: u32,
     /// The device reaches this much of the memory.
     pub reach: Option<u64>,
 }
@@ -71,7 +72,6 @@ struct Live {
     at: u64,
     direction: Direction,
     bounced: Bounced,
-    unit: u64,
     /// What the device finds.
     contents: Vec<u8>,
 }
@@ -82,15 +82,8 @@ fn len() -> impl Strategy<Value = u64> {
 
 fn limits() -> impl Strategy<Value = Limits> {
     let align = prop_oneof![3 => Just(0), 2 => 0..13u32, 1 => 0..21u32];
-    let boundary = prop_oneof![3 => Just(64), 2 => 8..20u32];
-    let granule = prop_oneof![3 => Just(0), 1 => Just(12), 1 => 0..21u32];
     let reach = prop_oneof![4 => Just(None), 1 => (0..3u64 << 20).prop_map(Some)];
-    (align, boundary, granule, reach).prop_map(|(align_bits, boundary_bits, granule_bits, reach)| Limits {
-        align_bits,
-        boundary_bits,
-        granule_bits,
-        reach,
-    })
+    (align, reach).prop_map(|(align_bits, reach)| Limits { align_bits, reach })
 }
 
 fn action() -> impl Strategy<Value = Action> {
@@ -117,12 +110,7 @@ fn action() -> impl Strategy<Value = Action> {
 
 fn constraints(limits: &Limits, base: PhysAddr) -> Constraints {
     let mask = |bits| u64::MAX.checked_shr(64 - bits).unwrap_or(0);
-    let constraints = Constraints::new()
-        .with_min_align_mask(mask(limits.align_bits))
-        .unwrap()
-        .with_boundary_mask(mask(limits.boundary_bits))
-        .unwrap()
-        .with_granule(PageSize::from_shift(limits.granule_bits).unwrap());
+    let constraints = Constraints::new().with_min_align_mask(mask(limits.align_bits)).unwrap();
     limits.reach.map_or(constraints, |reach| constraints.with_reach(PhysAddr::new(base.get() + reach)))
 }
 
@@ -144,21 +132,15 @@ fn check(live: &[Live], new: &Live, limits: &Limits, original: u64, reach: u64) 
     let (start, last) = (new.bounced.phys.get(), new.bounced.phys.get() + new.bounced.len - 1);
     let low = |bits: u32| (1u64 << bits) - 1;
     assert_eq!(start & low(limits.align_bits), original & low(limits.align_bits));
-    if limits.boundary_bits < 64 {
-        assert_eq!(start >> limits.boundary_bits, last >> limits.boundary_bits);
-    }
     assert!(last <= reach);
     if new.bounced.len >= 4096 && original & low(limits.align_bits) == 0 {
         assert_eq!(start % 4096, 0);
     }
-    // Nobody else is in the units of either device.
+    // Nobody else is in the slots of either.
     for other in live {
         let (other_start, other_end) =
             (other.bounced.phys.get(), other.bounced.phys.get() + other.bounced.len);
-        for unit in [new.unit, other.unit] {
-            let end = (last + 1).next_multiple_of(unit);
-            assert!(end <= other_start || other_end <= start / unit * unit);
-        }
+        assert!((last + 1).next_multiple_of(SLOT) <= other_start || other_end <= start / SLOT * SLOT);
     }
 }
 
@@ -172,8 +154,8 @@ pub fn run(actions: &[Action], areas: u64, every: usize) -> u64 {
     let mut live: Vec<Live> = Vec::new();
     let reaches = |live: &Live| {
         let (start, end) = (live.bounced.phys.get(), live.bounced.phys.get() + live.bounced.len);
-        let first = start / live.unit * live.unit;
-        (start - first, first, end.next_multiple_of(live.unit) - first)
+        let first = start / SLOT * SLOT;
+        (start - first, first, end.next_multiple_of(SLOT) - first)
     };
     let see = |live: &Live| {
         let (before, first, len) = reaches(live);
@@ -209,8 +191,7 @@ pub fn run(actions: &[Action], areas: u64, every: usize) -> u64 {
                     Ok(bounced) => {
                         assert_eq!(bounced.len, len);
                         let contents = drivers[at as usize..][..len as usize].to_vec();
-                        let unit = (1u64 << limits.granule_bits).max(2048);
-                        let new = Live { at, direction, bounced, unit, contents };
+                        let new = Live { at, direction, bounced, contents };
                         check(&live, &new, &limits, phys.get(), reach);
                         see(&new);
                         live.push(new);
@@ -228,18 +209,13 @@ pub fn run(actions: &[Action], areas: u64, every: usize) -> u64 {
                             assert!(!anywhere || pressure.free == 0, "{pressure}");
                         }
                     }
-                    Err(BounceError::Boundary { offset, .. }) => {
-                        let boundary = 1u64 << limits.boundary_bits;
-                        assert_eq!(offset, phys.get() & ((1 << limits.align_bits) - 1));
-                        assert!(offset % boundary + len > boundary);
-                    }
                     Err(BounceError::TooLong { offset, most, .. }) => {
-                        let unit = (1u64 << limits.granule_bits).max(2048);
-                        assert!(most == AREA && (offset + len).next_multiple_of(unit) > AREA);
+                        assert_eq!(offset, phys.get() & ((1 << limits.align_bits) - 1));
+                        assert!(most == AREA && offset + len > AREA);
                     }
                     Err(BounceError::Alignment { align, most }) => {
                         assert_eq!(most, AREA);
-                        assert!(align > AREA && align == 1 << limits.align_bits.max(limits.granule_bits));
+                        assert!(align > AREA && align == 1 << limits.align_bits);
                     }
                     Err(BounceError::BeyondReach { .. }) => assert!(limits.reach.is_some()),
                     Err(error) => panic!("{error}"),

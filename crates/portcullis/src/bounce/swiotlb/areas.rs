@@ -71,10 +71,8 @@ pub(super) struct OddRun {
     /// The first slot of an area at which the run may begin, and the distance between such slots.
     pub first: usize,
     pub step: usize,
-    /// The bytes from the run's start to the mapping's, and the mapping's length in bytes.
+    /// The bytes from the run's start to the mapping's.
     pub offset: u64,
-    pub len: u64,
-    pub boundary: u64,
 }
 
 impl Areas {
@@ -217,12 +215,7 @@ impl Areas {
         let mut taken = None;
         self.look_at(area, reach, run.slots, |bits| {
             let Some(metadata) = self.metadata(area) else { return (0, 0) };
-            let base = self.heads[area].base.load(Ordering::Relaxed);
-            let fits = |index: usize| {
-                let start = base.wrapping_add(((index as u64) << self.slot_shift) + run.offset);
-                (start & run.boundary).checked_add(run.len - 1).is_some_and(|last| last <= run.boundary)
-            };
-            match bits.take_odd(run.slots, run.first, run.step, fits) {
+            match bits.take_odd(run.slots, run.first, run.step) {
                 Some(index) => {
                     taken = set_run(metadata, index, run.slots);
                     (1, run.slots)

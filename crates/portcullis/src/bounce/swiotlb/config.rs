@@ -1,7 +1,7 @@
 //! The configuration of a pool, and the constraints of a device on its addresses. A pool checks its
 //! configuration when it is made; a constraint is checked when it is set.
 
-use crate::addr::{PageSize, PhysAddr};
+use crate::addr::PhysAddr;
 use crate::platform::FRAME_SIZE;
 use crate::setup::SetupError;
 
@@ -74,10 +74,6 @@ impl SwiotlbConfig {
 pub struct Constraints {
     reach: u64,
     min_align: u64,
-    boundary: u64,
-    granule: u64,
-    /// The last byte of the smallest run that is aligned well enough.
-    floor: u64,
 }
 
 impl Default for Constraints {
@@ -89,7 +85,7 @@ impl Default for Constraints {
 impl Constraints {
     /// Makes constraints that allow every address.
     pub const fn new() -> Self {
-        Self { reach: u64::MAX, min_align: 0, boundary: u64::MAX, granule: 1, floor: 0 }
+        Self { reach: u64::MAX, min_align: 0 }
     }
 
     /// Sets the highest address that the device can put on the bus.
@@ -101,37 +97,12 @@ impl Constraints {
     /// (NVMe: 4095).
     ///
     /// # Errors
-    /// [`SetupError::NotAMask`].
+    /// [`SetupError::OffsetMask`].
     pub const fn with_min_align_mask(self, mask: u64) -> Result<Self, SetupError> {
-        match is_mask(mask) && mask != u64::MAX {
-            true => Ok(Self { min_align: mask, ..self }.with_floor()),
-            false => Err(SetupError::NotAMask { mask }),
+        match mask & mask.wrapping_add(1) == 0 && mask != u64::MAX {
+            true => Ok(Self { min_align: mask, ..self }),
+            false => Err(SetupError::OffsetMask { mask }),
         }
-    }
-
-    /// Lets no mapping cross a multiple of `mask + 1` (of the bus address space; `u64::MAX`: none).
-    ///
-    /// # Errors
-    /// [`SetupError::NotAMask`].
-    pub const fn with_boundary_mask(self, mask: u64) -> Result<Self, SetupError> {
-        match is_mask(mask) {
-            true => Ok(Self { boundary: mask, ..self }),
-            false => Err(SetupError::NotAMask { mask }),
-        }
-    }
-
-    /// Sets the units of memory that the device reaches to `granule`, as an IOMMU in front of it
-    /// translates those. No other mapping is in a unit that this device's mappings touch, and the
-    /// bytes beside them in it are zero.
-    ///
-    /// Without an IOMMU the unit is the slot.
-    pub const fn with_granule(self, granule: PageSize) -> Self {
-        Self { granule: granule.bytes(), ..self }.with_floor()
-    }
-
-    const fn with_floor(self) -> Self {
-        let (align, granule) = (self.min_align, self.granule - 1);
-        Self { floor: if align > granule { align } else { granule }, ..self }
     }
 
     /// Returns the highest address that the device can put on the bus.
@@ -145,28 +116,6 @@ impl Constraints {
     pub(super) const fn min_align(&self) -> u64 {
         self.min_align
     }
-
-    /// Returns the mask of the boundary.
-    #[inline]
-    pub(super) const fn boundary(&self) -> u64 {
-        self.boundary
-    }
-
-    /// Returns the last byte of the smallest run that will do.
-    #[inline]
-    pub(super) const fn floor(&self) -> u64 {
-        self.floor
-    }
-
-    /// Returns the unit in which the device reaches memory, in bytes.
-    #[inline]
-    pub(super) const fn granule(&self) -> u64 {
-        self.granule
-    }
-}
-
-const fn is_mask(mask: u64) -> bool {
-    mask & mask.wrapping_add(1) == 0
 }
 
 /// A mapping, as the device is to be told.

@@ -30,17 +30,7 @@ pub enum BounceError {
         /// The size of an area in bytes.
         most: u64,
     },
-    /// No address with these low bits is far enough from the next boundary.
-    #[error("{len:#x} bytes at an offset of {offset:#x} always cross a boundary of {boundary_mask:#x}")]
-    Boundary {
-        /// The buffer's length in bytes.
-        len: u64,
-        /// The low bits of its address that are to be kept, in bytes.
-        offset: u64,
-        /// The mask that was asked for.
-        boundary_mask: u64,
-    },
-    /// The alignment or the granule that the device asks for is larger than an area.
+    /// The alignment that the device asks for is larger than an area.
     #[error("aligned to {align:#x} bytes: an area has {most:#x}")]
     Alignment {
         /// The alignment in bytes.

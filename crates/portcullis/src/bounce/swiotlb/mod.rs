@@ -1,21 +1,17 @@
 //! The swiotlb pool: memory that devices reach, in slots, for machines without an IOMMU, for
 //! devices that do not reach all memory, and for guests whose memory is encrypted. The invariant: no
-//! two mappings share a unit of memory that a device reaches, and none shows bytes of an earlier
-//! one.
+//! two mappings share a slot, and none shows bytes of an earlier one.
 //!
 //! A mapping takes slots of the pool and copies the buffer there; syncs and the unmap copy it back.
 //!
 //! # What it guarantees
-//! - The address in the pool keeps the buffer's low bits where the device needs them, crosses no
-//!   boundary, is within the device's reach, and is aligned to a page (4 KiB) for a page or more
-//!   (where no low bits are kept): `Constraints`. A mapping is at most as long as an area, less
-//!   the offset that is kept.
-//! - A mapping shares no unit of memory that the device reaches (a slot, or the
-//!   granule of its IOMMU) with another mapping: the rest of its units
-//!   is zero. The device finds the driver's buffer in the mapping's bytes, for
-//!   [`FromDevice`](Direction::FromDevice) too: the map copies the buffer there, so that bytes
-//!   which the device does not write are after the unmap what they were before, as without a
-//!   bounce, and not the remains of an earlier mapping.
+//! - The address in the pool keeps the buffer's low bits where the device needs them, is within
+//!   the device's reach, and is aligned to a page (4 KiB) for a page or more (where no low bits are
+//!   kept): `Constraints`. A mapping is at most as long as an area, less the offset that is kept.
+//! - A mapping shares no slot with another mapping: the rest of its slots is zero. The device finds
+//!   the driver's buffer in the mapping's bytes, for [`FromDevice`](Direction::FromDevice) too: the
+//!   map copies the buffer there, so that bytes which the device does not write are after the unmap
+//!   what they were before, as without a bounce, and not the remains of an earlier mapping.
 //! - An unmap or a sync that does not name a mapping is an error that changes nothing, and so is
 //!   the second unmap.
 //! - The pool grows before it is full, by the platform's timer, and gives back idle memory. A full
@@ -165,7 +161,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
             && let Some(found) = self.take_own(order, offset, constraints)
         {
             // SAFETY: the caller's promise is passed on; the run is of this order, so it has room for the buffer.
-            return Ok(unsafe { self.fill(found, original, direction, constraints) });
+            return Ok(unsafe { self.fill(found, original, direction) });
         }
         // SAFETY: the caller's promise is passed on.
         unsafe { self.map_slow(original, direction, constraints) }
@@ -184,7 +180,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         let (order, offset) = self.order(original, constraints)?;
         let found = self.take_slow(&Want { order, offset, len: original.len, constraints })?;
         // SAFETY: the caller's promise is passed on; what was found has room for what was wanted.
-        Ok(unsafe { self.fill(found, original, direction, constraints) })
+        Ok(unsafe { self.fill(found, original, direction) })
     }
 
     /// Makes a run that was found the mapping of `original`.
@@ -192,18 +188,12 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     /// # Safety
     /// As [`map`](Self::map), and the run has room for it.
     #[inline(always)]
-    unsafe fn fill(
-        &self,
-        found: Found<'_, P, C>,
-        original: PhysSegment,
-        direction: Direction,
-        constraints: &Constraints,
-    ) -> Bounced {
+    unsafe fn fill(&self, found: Found<'_, P, C>, original: PhysSegment, direction: Direction) -> Bounced {
         let PhysSegment { phys, len } = original;
         let Found { meta, class, offset, .. } = found;
         meta.map(&Mapping { original: phys, direction, len, offset, class });
         let start = meta.address() + offset;
-        self.clear_around(start, len, self.unit(constraints));
+        self.clear_around(start, len);
         // SAFETY: `original` by the caller's promise; the run, which has room for it, is the pool's and now this
         // mapping's.
         unsafe { self.memory.copy(phys, PhysAddr::new(start), len) };
@@ -225,30 +215,20 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         if phys.get().checked_add(distance).is_none() {
             return Err(BounceError::Wraps { phys, len });
         }
-        // In a run that is aligned to its size, the start is as far from the next boundary as it
-        // can be. The sum does not wrap: the offset is of low bits of an address that `len` can be
-        // added to.
-        let boundary = constraints.boundary();
-        if (offset & boundary) + distance > boundary {
-            return Err(BounceError::Boundary { len, offset, boundary_mask: boundary });
-        }
-        let last = (offset + distance).max(constraints.floor());
+        // The sum does not wrap: the offset is of low bits of an address that `len` can be added
+        // to. A run is aligned to its size, so it is at least as large as the alignment.
+        let last = (offset + distance).max(constraints.min_align());
         // The bit length of the last slot's number: a one is appended, as zero has no logarithm.
         let slot = last >> self.areas.slot_shift();
         Ok(((slot << 1 | 1).ilog2(), offset))
     }
 
-    /// Returns the unit in which the device reaches memory, at least a slot, in bytes.
-    #[inline]
-    fn unit(&self, constraints: &Constraints) -> u64 {
-        constraints.granule().max(1 << self.areas.slot_shift())
-    }
-
-    /// Zeroes the rest of the mapping's units.
+    /// Zeroes the rest of the mapping's slots.
     #[inline(always)]
-    fn clear_around(&self, start: u64, len: u64, unit: u64) {
-        let (before, after) = (start & (unit - 1), (start + len).wrapping_neg() & (unit - 1));
-        // SAFETY: runs are whole units and aligned to them, and no other caller has this run.
+    fn clear_around(&self, start: u64, len: u64) {
+        let inside = (1 << self.areas.slot_shift()) - 1;
+        let (before, after) = (start & inside, (start + len).wrapping_neg() & inside);
+        // SAFETY: runs are whole slots and aligned to them, and no other caller has this run.
         unsafe {
             if before != 0 {
                 self.memory.zero(PhysAddr::new(start - before), before);

@@ -127,23 +127,21 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     /// in front of the mapping are left out.
     fn odd_run(&self, want: &Want<'_>) -> Result<OddRun, BounceError> {
         let (shift, most) = (self.areas.slot_shift(), self.areas.area_bytes());
-        let unit = self.unit(want.constraints);
-        let align = unit.max(want.constraints.min_align().saturating_add(1));
+        let slot = 1 << shift;
+        let align = slot.max(want.constraints.min_align() + 1);
         if align > most {
             return Err(BounceError::Alignment { align, most });
         }
         let too_long = BounceError::TooLong { len: want.len, offset: want.offset, most };
-        let end = want.offset.checked_add(want.len).and_then(|end| end.checked_next_multiple_of(unit));
+        let end = want.offset.checked_add(want.len).and_then(|end| end.checked_next_multiple_of(slot));
         let end = end.filter(|end| *end <= most).ok_or(too_long)?;
-        let skipped = want.offset & !(unit - 1);
+        let skipped = want.offset & !(slot - 1);
         let step = if want.len >= PAGE { align.max(PAGE) } else { align };
         Ok(OddRun {
             slots: ((end - skipped) >> shift) as usize,
             first: (skipped >> shift) as usize,
             step: ((step >> shift) as usize).max(1),
             offset: want.offset - skipped,
-            len: want.len,
-            boundary: want.constraints.boundary(),
         })
     }
 

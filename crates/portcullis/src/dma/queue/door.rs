@@ -354,8 +354,7 @@ impl<X: Machine> Device<X> {
 
     fn constraints(&self) -> Result<Constraints, SetupError> {
         let DeviceProfile { mask, offset_mask, .. } = self.profile;
-        let constraints = Constraints::new().with_reach(PhysAddr::new(mask)).with_min_align_mask(offset_mask);
-        constraints.map_err(|_| SetupError::OffsetMask { mask: offset_mask })
+        Constraints::new().with_reach(PhysAddr::new(mask)).with_min_align_mask(offset_mask)
     }
 }
 

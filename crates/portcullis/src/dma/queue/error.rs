@@ -103,9 +103,6 @@ impl DmaMapError {
             swiotlb::BounceError::Empty { phys } => MapListError::EmptySegment { index: 0, phys }.into(),
             swiotlb::BounceError::Wraps { phys, len } => MapListError::Wraps { index: 0, phys, len }.into(),
             swiotlb::BounceError::TooLong { len, most, .. } => Self::TooLong { len, most },
-            swiotlb::BounceError::Boundary { len, boundary_mask, .. } => {
-                Self::TooLong { len, most: boundary_mask }
-            }
             swiotlb::BounceError::Alignment { align, .. } => Self::BeyondReach { last: align },
             swiotlb::BounceError::BeyondReach { reach } => Self::BeyondReach { last: reach.get() },
             swiotlb::BounceError::Pressure(pressure) => Self::Pressure(pressure),
