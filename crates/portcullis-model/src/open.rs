@@ -14,8 +14,8 @@ use std::sync::Arc;
 use portcullis::addr::{
     DeviceId, Direction, DmaSegment, Iova, IovaRange, Permissions, PhysAddr, PhysSegment,
 };
-use portcullis::bounce::pool::{BounceError, BouncePool};
-use portcullis::dma::{DmaDevice, RingError, RingMapping, StrictRing};
+use portcullis::bounce::pool::BouncePool;
+use portcullis::dma::{DmaDevice, DmaUnmapError, RingError, RingMapping, StrictRing};
 use portcullis::domain::{Domain, Linked, MapListError, Refused, Reserved};
 use portcullis::invalidation::{Gather, InvalidationError, InvalidationQueue};
 use portcullis::mapper::{Mapper, TableMapper};
@@ -366,36 +366,36 @@ pub trait OpenPool {
     ///
     /// # Errors
     /// As there.
-    fn close(&self, iova: Iova, len: u64) -> Result<(), BounceError>;
+    fn close(&self, iova: Iova, len: u64) -> Result<(), DmaUnmapError>;
 
     /// [`BouncePool::sync_for_cpu`].
     ///
     /// # Errors
     /// As there.
-    fn sync_cpu(&self, iova: Iova, offset: u64, len: u64) -> Result<(), BounceError>;
+    fn sync_cpu(&self, iova: Iova, offset: u64, len: u64) -> Result<(), DmaUnmapError>;
 
     /// [`BouncePool::sync_for_device`].
     ///
     /// # Errors
     /// As there.
-    fn sync_device(&self, iova: Iova, offset: u64, len: u64) -> Result<(), BounceError>;
+    fn sync_device(&self, iova: Iova, offset: u64, len: u64) -> Result<(), DmaUnmapError>;
 }
 
 impl<M: Mapper, P: Platform, C: CopyMemory + Simulated> OpenPool for BouncePool<M, P, C> {
     #[inline]
-    fn close(&self, iova: Iova, len: u64) -> Result<(), BounceError> {
+    fn close(&self, iova: Iova, len: u64) -> Result<(), DmaUnmapError> {
         // SAFETY: copies are of atomics, which others may access at any time.
         unsafe { self.unmap(iova, len) }
     }
 
     #[inline]
-    fn sync_cpu(&self, iova: Iova, offset: u64, len: u64) -> Result<(), BounceError> {
+    fn sync_cpu(&self, iova: Iova, offset: u64, len: u64) -> Result<(), DmaUnmapError> {
         // SAFETY: as for `close`.
         unsafe { self.sync_for_cpu(iova, offset, len) }
     }
 
     #[inline]
-    fn sync_device(&self, iova: Iova, offset: u64, len: u64) -> Result<(), BounceError> {
+    fn sync_device(&self, iova: Iova, offset: u64, len: u64) -> Result<(), DmaUnmapError> {
         // SAFETY: as for `close`.
         unsafe { self.sync_for_device(iova, offset, len) }
     }

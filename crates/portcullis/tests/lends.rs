@@ -12,8 +12,8 @@ use std::sync::Arc;
 use chosen::{ANYWHERE, Chosen, PAGE, alloc, config, free};
 use portcullis::addr::{Direction, Permissions, PhysSegment};
 use portcullis::bounce::pool::Attributes;
-use portcullis::bounce::swiotlb::{BounceError, Constraints, Swiotlb, SwiotlbConfig};
-use portcullis::dma::{MOST_IN_BATCH, RawBatch};
+use portcullis::bounce::swiotlb::{Constraints, Swiotlb, SwiotlbConfig};
+use portcullis::dma::{DmaMapError, MOST_IN_BATCH, RawBatch};
 use portcullis::domain::Policy;
 use portcullis::invalidation::SLICE;
 use portcullis::iova::IovaSpace;
@@ -142,7 +142,7 @@ fn areas_are_looked_through_one_by_one_for_a_run_of_any_length() {
     // Every area has much that is free, and nowhere as much in a row.
     let first: Vec<_> = (0..AREAS).map(|_| map(320 << 10).unwrap()).collect();
     let (full, lent) = lends(&platform, || map(320 << 10));
-    assert!(matches!(full, Err(BounceError::Pressure(_))), "{full:?}");
+    assert!(matches!(full, Err(DmaMapError::Pressure(_))), "{full:?}");
     assert!(map(160 << 10).is_ok());
     // Areas whose count says no are passed without lending a CPU; each of them was asked at least once.
     assert!(lent >= AREAS as usize, "{lent}");

@@ -8,7 +8,8 @@ use std::sync::Weak;
 
 use limited::{granting, held};
 use portcullis::addr::{Direction, PhysSegment};
-use portcullis::bounce::swiotlb::{BounceError, Bounced, Constraints, Swiotlb, SwiotlbConfig};
+use portcullis::bounce::swiotlb::{Bounced, Constraints, Swiotlb, SwiotlbConfig};
+use portcullis::dma::DmaMapError;
 use portcullis::platform::{LocalCpu, Platform, PlatformEvents};
 use portcullis::std_platform::StdPlatform;
 use portcullis_model::Memory;
@@ -88,7 +89,7 @@ fn an_area_without_notes_is_none() {
     let map = || unsafe { pool.map(original, Direction::ToDevice, &any) };
     let first = map().unwrap();
     let (failed, calls) = granting(0, map);
-    let Err(BounceError::Pressure(pressure)) = failed else { panic!("{failed:?}") };
+    let Err(DmaMapError::Pressure(pressure)) = failed else { panic!("{failed:?}") };
     // It was tried twice: before other CPUs' lists were taken back, and after it.
     assert_eq!((pressure.capacity, pressure.limit, calls), (AREA, 4 * AREA, 2));
     assert_eq!(memory.frames_in_use() * 4096, AREA);

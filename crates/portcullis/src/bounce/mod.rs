@@ -2,6 +2,7 @@
 //!
 //! A device that is given a bounce buffer never reaches the original: protection is strict, and to the byte.
 
+pub(crate) mod error;
 #[cfg(feature = "parts")]
 pub mod pool;
 #[cfg(not(feature = "parts"))]

@@ -4,7 +4,8 @@ use std::error::Error;
 use std::sync::Arc;
 
 use portcullis::addr::{Direction, PhysAddr, PhysSegment};
-use portcullis::bounce::swiotlb::{BounceError, Constraints, Pressure, Swiotlb, SwiotlbConfig};
+use portcullis::bounce::swiotlb::{Constraints, Pressure, Swiotlb, SwiotlbConfig};
+use portcullis::dma::DmaMapError;
 use portcullis_model::Memory;
 
 use crate::doubles::{Fr, Pl};
@@ -38,7 +39,7 @@ impl Driver {
         Ok(Self { pool, hostile: Arc::clone(&world.hostile), live: Vec::new(), waits: None })
     }
 
-    fn map(&mut self, original: PhysSegment, constraints: &Constraints) -> Result<(), BounceError> {
+    fn map(&mut self, original: PhysSegment, constraints: &Constraints) -> Result<(), DmaMapError> {
         // SAFETY: nobody else uses the memory, which stays there.
         let bounced = unsafe { self.pool.map(original, BOTH, constraints) }?;
         self.live.push((bounced.phys, bounced.len));
@@ -102,7 +103,7 @@ fn full(world: &World) -> Work {
             driver.map(piece, &none)?;
         }
         match driver.map(piece, &none) {
-            Err(BounceError::Pressure(pressure)) => driver.waits = Some(pressure),
+            Err(DmaMapError::Pressure(pressure)) => driver.waits = Some(pressure),
             result => return Err(format!("the pool is not full: {result:?}").into()),
         }
         driver.end()?;

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use portcullis::addr::{Direction, DmaSegment, Iova, Permissions, PhysAddr, PhysSegment};
-use portcullis::bounce::pool::{Attributes, BounceMapError, PoolConfig, Way};
+use portcullis::bounce::pool::{Attributes, PoolConfig, Way};
 use portcullis::dma::{
-    AdaptiveMapError, AdaptiveMapping, AdaptiveRing, AdaptiveUnmap, AdaptiveUnmapError, DmaDevice, Explained,
-    RingError, StrictRingConfig,
+    AdaptiveMapError, AdaptiveMapping, AdaptiveRing, AdaptiveUnmap, AdaptiveUnmapError, DmaDevice,
+    DmaMapError, Explained, RingError, StrictRingConfig,
 };
 use portcullis::domain::{MapListError, Policy};
 use portcullis_model::Buffer;
@@ -248,7 +248,7 @@ fn where_the_ring_is_full_it_copies_and_where_the_pool_is_too_it_says_so() {
             Err(error) => break error,
         }
     };
-    assert!(matches!(error, AdaptiveMapError::Pool(BounceMapError::NoBuffer { .. })), "{error}");
+    assert!(matches!(error, AdaptiveMapError::Pool(DmaMapError::NoBuffer { .. })), "{error}");
     let in_ring = live.iter().filter(|mapping| mapping.way().is_none()).count();
     assert!((256..=512).contains(&in_ring), "{in_ring}");
     assert!(live.len() - in_ring >= 30, "{} beside {in_ring}", live.len() - in_ring);
@@ -383,7 +383,7 @@ fn another_ones_mapping_and_lists_that_are_none_are_errors() {
     // SAFETY: the memory is simulated, every access to it atomic.
     let result = unsafe { first.map(&pieces, Attributes::default(), &mut [DmaSegment::default()]) };
     let no_room = MapListError::NoRoom { needed: 2, room: 1 };
-    assert_eq!(result.unwrap_err(), AdaptiveMapError::Pool(BounceMapError::List(no_room)));
+    assert_eq!(result.unwrap_err(), AdaptiveMapError::Pool(DmaMapError::List(no_room)));
     let untranslated = DmaDevice::new(Arc::clone(&bench.domain), u64::MAX);
     let config = StrictRingConfig::new(256, PAGE, 0);
     let refused = AdaptiveRing::new(&untranslated, bench.device(0, true), Direction::ToDevice, config, || 0);

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use portcullis::SetupError;
 use portcullis::addr::{Direction, DomainId, Iova, IovaRange, Permissions, PhysAddr, PhysSegment};
-use portcullis::bounce::pool::{Attributes, BounceError, BouncePool, PoolConfig};
+use portcullis::bounce::pool::{Attributes, BouncePool, PoolConfig};
+use portcullis::dma::DmaUnmapError;
 use portcullis::domain::{Domain, MapListError, Policy, UnmapError};
 
 use portcullis::mapper::TableMapper;
@@ -36,12 +37,12 @@ fn mistakes_are_named_and_change_nothing() {
     let mapping = map(&bench.device, &list, Direction::FromDevice, NONE).unwrap();
     let iova = mapping.iova();
     bench.iommu.dma_write(DEVICE, iova, &[7; 100]).unwrap();
-    let wrong = BounceError::WrongLength { iova, len: 99, mapped: 100 };
+    let wrong = DmaUnmapError::OutOfRange { iova, offset: 0, len: 99, mapped: 100 };
     assert_eq!(bench.pool.close(iova, 99), Err(wrong));
     let inside = Iova::new(iova.get() + 1);
-    assert_eq!(bench.pool.close(inside, 100), Err(BounceError::NotMapped { iova: inside }));
+    assert_eq!(bench.pool.close(inside, 100), Err(DmaUnmapError::NotMapped { iova: inside }));
     for (offset, len) in [(0, 101), (100, 1), (u64::MAX, 2)] {
-        let out = BounceError::OutOfRange { iova, offset, len, mapped: 100 };
+        let out = DmaUnmapError::OutOfRange { iova, offset, len, mapped: 100 };
         assert_eq!(bench.pool.sync_cpu(iova, offset, len), Err(out));
         assert_eq!(bench.pool.sync_device(iova, offset, len), Err(out));
     }
@@ -50,21 +51,21 @@ fn mistakes_are_named_and_change_nothing() {
     bench.pool.close(iova, 100).unwrap();
     assert_eq!(bench.bytes(buffer.phys(), 100), [7; 100]);
     for _ in 0..2 {
-        assert_eq!(bench.pool.close(iova, 100), Err(BounceError::NotMapped { iova }));
-        assert_eq!(bench.pool.sync_cpu(iova, 0, 1), Err(BounceError::NotMapped { iova }));
+        assert_eq!(bench.pool.close(iova, 100), Err(DmaUnmapError::NotMapped { iova }));
+        assert_eq!(bench.pool.sync_cpu(iova, 0, 1), Err(DmaUnmapError::NotMapped { iova }));
     }
     // A slot that was never used, a range that reaches into the slots, no range at all.
     let usage = bench.pool.usage();
     let never = Iova::new(iova.get() & !(usage.iova_bytes.next_power_of_two() - 1));
     assert!(bench.pool.close(Iova::new(never.get() + PAGE), 1).is_err());
     let below = Iova::new(never.get() - PAGE);
-    assert_eq!(bench.pool.close(below, 2 * PAGE), Err(BounceError::NotMapped { iova: below }));
+    assert_eq!(bench.pool.close(below, 2 * PAGE), Err(DmaUnmapError::NotMapped { iova: below }));
     assert!(bench.reaches(iova, Permissions::WRITE).is_some(), "the slot's translation is untouched");
-    assert_eq!(bench.pool.close(below, 0), Err(BounceError::NotMapped { iova: below }));
+    assert_eq!(bench.pool.close(below, 0), Err(DmaUnmapError::NotMapped { iova: below }));
     // An address that nobody mapped.
     let foreign = Iova::new(0x1234_5000);
     let range = IovaRange::new(foreign, PAGE).unwrap();
-    let error = BounceError::Direct(UnmapError::NotMapped { range, unmapped: 0 });
+    let error = DmaUnmapError::Unmap(UnmapError::NotMapped { range, unmapped: 0 });
     assert_eq!(bench.pool.close(foreign, 1), Err(error));
     // The next user of the slot gets it once.
     let (one, two) = (
@@ -86,11 +87,11 @@ fn a_single_use_mapping_is_named_as_a_whole_or_not_at_all() {
     let list = [piece(buffer.phys(), 1, 20 * PAGE)];
     let mapping = map(&device, &list, Direction::FromDevice, NONE).unwrap();
     let (iova, len) = (mapping.iova(), mapping.len());
-    let wrong = BounceError::WrongLength { iova, len: len - 1, mapped: len };
+    let wrong = DmaUnmapError::OutOfRange { iova, offset: 0, len: len - 1, mapped: len };
     assert_eq!(bench.pool.close(iova, len - 1), Err(wrong));
     for (at, len) in [(iova.get() + PAGE, 10), (iova.get() - PAGE, 3 * PAGE), (iova.get() + 1, len)] {
         let iova = Iova::new(at);
-        assert_eq!(bench.pool.close(iova, len), Err(BounceError::NotMapped { iova }));
+        assert_eq!(bench.pool.close(iova, len), Err(DmaUnmapError::NotMapped { iova }));
     }
     bench.pool.close(iova, len).unwrap();
     assert!(bench.pool.close(iova, len).is_err());

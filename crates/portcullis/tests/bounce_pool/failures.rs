@@ -3,9 +3,8 @@
 use std::sync::Arc;
 
 use portcullis::addr::{Direction, Iova, IovaRange, Permissions};
-use portcullis::bounce::pool::{
-    Attributes, BounceDevice, BounceError, BounceMapError, DeviceProfile, PoolConfig, Way,
-};
+use portcullis::bounce::pool::{Attributes, BounceDevice, DeviceProfile, PoolConfig, Way};
+use portcullis::dma::{DmaMapError, DmaUnmapError};
 use portcullis::domain::MapListError;
 use portcullis::invalidation::Gather;
 use portcullis::iova::IovaError;
@@ -31,8 +30,8 @@ fn everything(bench: &Bench) -> usize {
             match map(&device, &[piece(buffer.phys(), offset, len)], direction, NONE) {
                 Ok(mapping) => live.push((mapping.iova(), mapping.len())),
                 Err(
-                    BounceMapError::NoBuffer { .. }
-                    | BounceMapError::List(MapListError::Map(MapError::OutOfMemory)),
+                    DmaMapError::NoBuffer { .. }
+                    | DmaMapError::List(MapListError::Map(MapError::OutOfMemory)),
                 ) => {
                     refused += 1;
                 }
@@ -115,7 +114,7 @@ fn addresses_that_run_out_are_an_error_and_nothing_is_lost() {
                 }
             };
             assert!(
-                matches!(error, BounceMapError::List(MapListError::Iova(IovaError::Exhausted { .. }))),
+                matches!(error, DmaMapError::List(MapListError::Iova(IovaError::Exhausted { .. }))),
                 "{error}"
             );
             assert!(live.len() >= 3);
@@ -169,11 +168,11 @@ fn an_unmap_that_is_not_confirmed_gives_the_data_and_keeps_the_buffer() {
         bench.iommu.dma_write(DEVICE, iova, &vec![4; len as usize]).unwrap();
         bench.iommu.queue().fail_next(1, TIMEOUT);
         // Where the device never had the original, nothing is left to be said.
-        let expected = if split { Err(BounceError::Unconfirmed { iova, error: TIMEOUT }) } else { Ok(()) };
+        let expected = if split { Err(DmaUnmapError::Unconfirmed { error: TIMEOUT }) } else { Ok(()) };
         assert_eq!(bench.pool.close(iova, len), expected);
         assert_eq!(bench.bytes(list[0].phys, len), vec![4; len as usize]);
         assert!(bench.reaches(iova, Permissions::WRITE).is_some(), "or the test means nothing");
-        assert_eq!(bench.pool.close(iova, len), Err(BounceError::NotMapped { iova }));
+        assert_eq!(bench.pool.close(iova, len), Err(DmaUnmapError::NotMapped { iova }));
         assert!(bench.memory.frames_in_use() > before + if split { 1 } else { 20 });
         // Its addresses are nobody else's.
         let again = map(&device, &list, Direction::FromDevice, NONE).unwrap();
@@ -207,11 +206,11 @@ fn a_map_that_could_not_be_undone_for_sure_keeps_its_buffer_until_a_trim() {
         bench.tables.grant(u64::MAX);
         let kept = bench.memory.frames_in_use() > before + 2000;
         match result {
-            Err(BounceMapError::List(MapListError::Unconfirmed { error: TIMEOUT })) => {
+            Err(DmaMapError::List(MapListError::Unconfirmed { error: TIMEOUT })) => {
                 assert!(kept && bench.pool.usage().singles == 1, "given back while reachable");
                 unconfirmed += 1;
             }
-            Err(BounceMapError::List(MapListError::Map(MapError::OutOfMemory))) => assert!(!kept),
+            Err(DmaMapError::List(MapListError::Map(MapError::OutOfMemory))) => assert!(!kept),
             Ok(iova) => bench.pool.close(iova, 2000 * PAGE).unwrap(),
             Err(error) => panic!("{error}"),
         }
@@ -237,7 +236,7 @@ fn somebody_else_s_mapping_in_a_slot_costs_that_slot_alone() {
     mapper.open(&bench.platform, range, pages, Permissions::READ, &mut Gather::new()).unwrap();
     let error = map(&bench.device, &list, Direction::ToDevice, NONE).unwrap_err();
     let occupied = MapError::AlreadyMapped { at: range.start() };
-    assert_eq!(error, BounceMapError::List(MapListError::Map(occupied)));
+    assert_eq!(error, DmaMapError::List(MapListError::Map(occupied)));
     let second = map(&bench.device, &list, Direction::ToDevice, NONE).unwrap().iova();
     assert_eq!(second.get(), first.get() + PAGE);
     assert_eq!(bench.reaches(range.start(), Permissions::READ), Some(buffer.phys()), "left alone");
@@ -264,7 +263,7 @@ fn a_slot_that_is_both_somebody_else_s_and_unconfirmed_is_not_used_again() {
     bench.domain.mapper().open(&bench.platform, range, pages, Permissions::READ, &mut Gather::new()).unwrap();
     bench.iommu.queue().fail_next(1, TIMEOUT);
     let error = map(&bench.device, &list, Direction::ToDevice, NONE).unwrap_err();
-    assert_eq!(error, BounceMapError::List(MapListError::Unconfirmed { error: TIMEOUT }));
+    assert_eq!(error, DmaMapError::List(MapListError::Unconfirmed { error: TIMEOUT }));
     assert_eq!((bench.pool.usage().unconfirmed_bytes, bench.pool.usage().lost_slots), (16 * PAGE, 1));
     assert_eq!(bench.pool.trim(0), Ok(16 * PAGE));
     let second = map(&bench.device, &list, Direction::ToDevice, NONE).unwrap().iova();
@@ -294,11 +293,11 @@ fn memory_at_the_end_of_all_addresses() {
     assert_eq!(mapping.way(), Way::Split);
     bench.pool.close(mapping.iova(), mapping.len()).unwrap();
     let error = map(&device, &turned, Direction::FromDevice, Attributes::PERSISTENT_STREAMING);
-    assert!(matches!(error, Err(BounceMapError::PersistentPart { .. })), "{error:?}");
+    assert!(matches!(error, Err(DmaMapError::PersistentPart { .. })), "{error:?}");
     // With its granules it would be all addresses and one.
     let all = [piece(portcullis::addr::PhysAddr::new(1), 0, u64::MAX - 1)];
     let error = map(&device, &all, Direction::FromDevice, NONE);
-    assert!(matches!(error, Err(BounceMapError::List(MapListError::Wraps { .. }))), "{error:?}");
+    assert!(matches!(error, Err(DmaMapError::List(MapListError::Wraps { .. }))), "{error:?}");
     // Through a slot; no byte is copied, but all addresses are formed.
     let iova = map(&device, &[end], Direction::FromDevice, NONE).unwrap().iova();
     bench.pool.sync_cpu(iova, PAGE - 1, 0).unwrap();

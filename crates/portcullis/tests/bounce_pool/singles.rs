@@ -1,7 +1,8 @@
 //! Buffers of their own at their ends: wiped, out of reach, and given back.
 
 use portcullis::addr::{Direction, Permissions};
-use portcullis::bounce::pool::{Attributes, BounceError, BounceMapError, PoolConfig, Way};
+use portcullis::bounce::pool::{Attributes, PoolConfig, Way};
+use portcullis::dma::{DmaMapError, DmaUnmapError};
 use portcullis_model::open::OpenPool;
 
 use crate::support::{Bench, DEVICE, PAGE, TIMEOUT, map, piece, small};
@@ -45,7 +46,7 @@ fn a_sync_outside_of_a_buffer_of_its_own_is_an_error_and_copies_nothing() {
     let iova = mapping.iova();
     bench.iommu.dma_write(DEVICE, iova, &vec![3; mapped as usize]).unwrap();
     for (offset, len) in [(0, mapped + 1), (mapped, 1), (mapped - 1, 2), (1, u64::MAX)] {
-        let out = BounceError::OutOfRange { iova, offset, len, mapped };
+        let out = DmaUnmapError::OutOfRange { iova, offset, len, mapped };
         assert_eq!(bench.pool.sync_cpu(iova, offset, len), Err(out));
         assert_eq!(bench.pool.sync_device(iova, offset, len), Err(out));
     }
@@ -125,7 +126,7 @@ fn a_slot_that_got_no_memory_gets_some_later() {
     bench.frames.grant(0);
     for _ in 0..20 {
         let error = map(&bench.device, &list, Direction::ToDevice, NONE).unwrap_err();
-        assert!(matches!(error, BounceMapError::NoBuffer { .. }), "{error}");
+        assert!(matches!(error, DmaMapError::NoBuffer { .. }), "{error}");
     }
     bench.frames.grant(u64::MAX);
     let live: Vec<_> =

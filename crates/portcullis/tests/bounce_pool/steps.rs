@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use portcullis::SetupError;
 use portcullis::addr::{Direction, DmaSegment, Iova, Permissions, PhysAddr};
-use portcullis::bounce::pool::{Attributes, BounceDevice, BounceMapError, DeviceProfile, PoolConfig, Way};
+use portcullis::bounce::pool::{Attributes, BounceDevice, DeviceProfile, PoolConfig, Way};
+use portcullis::dma::DmaMapError;
 use portcullis::domain::Policy;
 use portcullis::platform::Platform;
 use portcullis_model::open::OpenPool;
@@ -258,7 +259,7 @@ fn what_must_not_be_bounced_is_not() {
                 bench.pool.close(mapping.iova(), mapping.len()).unwrap();
             }
             Err(error) => {
-                assert_eq!((error, direct), (BounceMapError::PersistentPart { len: 100 }, false));
+                assert_eq!((error, direct), (DmaMapError::PersistentPart { len: 100 }, false));
             }
         }
     }

@@ -4,7 +4,8 @@
 use std::sync::Arc;
 
 use portcullis::addr::{Direction, Iova, IovaRange, Permissions, PhysAddr};
-use portcullis::bounce::pool::{Attributes, BounceMapError, PoolConfig, Way};
+use portcullis::bounce::pool::{Attributes, PoolConfig, Way};
+use portcullis::dma::DmaMapError;
 use portcullis::domain::{MapListError, Policy};
 use portcullis::invalidation::Gather;
 use portcullis::mapper::Mapper;
@@ -129,7 +130,7 @@ fn somebody_else_s_mapping_in_the_addresses_of_a_buffer_of_its_own_is_left_alone
             0 => MapListError::Map(MapError::AlreadyMapped { at: range(last, 1).start() }),
             _ => MapListError::Unconfirmed { error: TIMEOUT },
         };
-        assert_eq!(error, BounceMapError::List(expected));
+        assert_eq!(error, DmaMapError::List(expected));
         assert_eq!(
             bench.memory.frames_in_use() > frames,
             fails > 0,

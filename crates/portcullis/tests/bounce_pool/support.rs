@@ -5,8 +5,9 @@ use std::sync::{Arc, Mutex, Weak};
 
 use portcullis::addr::{Direction, DomainId, Iova, Permissions, PhysAddr, PhysSegment};
 use portcullis::bounce::pool::{
-    Attributes, BounceDevice, BounceMapError, BouncePool, DeviceProfile, PoolConfig, PoolMapping,
+    Attributes, BounceDevice, BouncePool, DeviceProfile, PoolConfig, PoolMapping,
 };
+use portcullis::dma::DmaMapError;
 use portcullis::domain::{Domain, Policy};
 use portcullis::invalidation::InvalidationError;
 use portcullis::mapper::TableMapper;
@@ -235,7 +236,7 @@ pub fn map<'a, P: Platform>(
     list: &'a [PhysSegment],
     direction: Direction,
     attributes: Attributes,
-) -> Result<PoolMapping<'a>, BounceMapError> {
+) -> Result<PoolMapping<'a>, DmaMapError> {
     // SAFETY: the memory is simulated, every access to it atomic, and any address allowed.
     unsafe { device.map(list, direction, attributes) }
 }

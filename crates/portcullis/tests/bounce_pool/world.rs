@@ -6,9 +6,8 @@
 use std::sync::Arc;
 
 use portcullis::addr::{Direction, Iova, PageSize, Permissions, PhysAddr, PhysSegment};
-use portcullis::bounce::pool::{
-    Attributes, BounceDevice, BounceError, BounceMapError, DeviceProfile, PoolConfig, Way,
-};
+use portcullis::bounce::pool::{Attributes, BounceDevice, DeviceProfile, PoolConfig, Way};
+use portcullis::dma::{DmaMapError, DmaUnmapError};
 use portcullis::domain::{MapListError, UnmapError};
 use portcullis::iova::IovaError;
 use portcullis::pgtable::MapError;
@@ -226,15 +225,15 @@ impl World {
     }
 
     /// A mapping that was not made, for a reason that there may be.
-    fn refuse(&mut self, error: BounceMapError, may_be_part: bool, buffers: Vec<Buffer>) {
+    fn refuse(&mut self, error: DmaMapError, may_be_part: bool, buffers: Vec<Buffer>) {
         self.refused += 1;
         match error {
-            BounceMapError::PersistentPart { .. } => assert!(may_be_part),
-            BounceMapError::NoBuffer { .. }
-            | BounceMapError::List(
+            DmaMapError::PersistentPart { .. } => assert!(may_be_part),
+            DmaMapError::NoBuffer { .. }
+            | DmaMapError::List(
                 MapListError::Map(MapError::OutOfMemory) | MapListError::Iova(IovaError::Exhausted { .. }),
             ) => assert!(self.strained, "nothing is exhausted here"),
-            BounceMapError::List(MapListError::Unconfirmed { error: TIMEOUT }) => {
+            DmaMapError::List(MapListError::Unconfirmed { error: TIMEOUT }) => {
                 assert!(self.strained);
                 self.haunted.extend(buffers);
             }
@@ -279,8 +278,8 @@ impl World {
         self.check_original(&live, true);
         match result {
             Ok(()) => return,
-            Err(BounceError::Unconfirmed { error: TIMEOUT, .. }) => assert_eq!(live.way, Way::Split),
-            Err(BounceError::Direct(UnmapError::Unconfirmed { error: TIMEOUT, .. })) => {
+            Err(DmaUnmapError::Unconfirmed { error: TIMEOUT }) => assert_eq!(live.way, Way::Split),
+            Err(DmaUnmapError::Unmap(UnmapError::Unconfirmed { error: TIMEOUT, .. })) => {
                 assert_eq!(live.way, Way::Direct);
             }
             Err(error) => panic!("{error}"),

@@ -5,7 +5,8 @@ use std::sync::Weak;
 use ::loom::sync::Arc;
 use ::loom::thread;
 use portcullis::addr::{Direction, PhysAddr, PhysSegment};
-use portcullis::bounce::swiotlb::{BounceError, Bounced, Constraints, Swiotlb, SwiotlbConfig};
+use portcullis::bounce::swiotlb::{Bounced, Constraints, Swiotlb, SwiotlbConfig};
+use portcullis::dma::DmaMapError;
 use portcullis::platform::{CopyMemory, FRAME_SIZE, Frames, LocalCpu, Platform, PlatformEvents, Table};
 use portcullis::sync::{AtomicU64, Ordering};
 
@@ -86,7 +87,7 @@ const BUFFER: PhysAddr = PhysAddr::new(1 << 40);
 
 type Pool<C = Nothing> = Swiotlb<Cpus, C>;
 
-fn map<C: CopyMemory>(pool: &Pool<C>, len: u64) -> Result<Bounced, BounceError> {
+fn map<C: CopyMemory>(pool: &Pool<C>, len: u64) -> Result<Bounced, DmaMapError> {
     // SAFETY: nothing is copied, or words by atomics.
     unsafe { pool.map(PhysSegment { phys: BUFFER, len }, Direction::Bidirectional, &Constraints::new()) }
 }
@@ -127,7 +128,7 @@ fn told(scarce: bool) {
                     unmap(&pool, mapped);
                     None
                 }
-                Err(BounceError::Pressure(pressure)) => Some(pressure),
+                Err(DmaMapError::Pressure(pressure)) => Some(pressure),
                 Err(error) => panic!("{error}"),
             })
         };
@@ -177,7 +178,7 @@ fn grows_under_the_timer(mapped: u64) {
         timer.join().unwrap();
         // Where an area went while this one was wanted, that is told.
         let second = second.unwrap_or_else(|error| match error {
-            BounceError::Pressure(pressure) if pool.freed_since(&pressure) => map(&pool, 4096).unwrap(),
+            DmaMapError::Pressure(pressure) if pool.freed_since(&pressure) => map(&pool, 4096).unwrap(),
             error => panic!("not told of room to grow: {error}"),
         });
         assert!(asked() > before, "an area that nobody will ever give back");

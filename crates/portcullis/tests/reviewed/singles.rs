@@ -6,9 +6,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use portcullis::addr::{Direction, Iova, Permissions, PhysAddr, PhysSegment};
-use portcullis::bounce::pool::{
-    Attributes, BounceDevice, BounceError, BouncePool, DeviceProfile, PoolConfig, Way,
-};
+use portcullis::bounce::pool::{Attributes, BounceDevice, BouncePool, DeviceProfile, PoolConfig, Way};
+use portcullis::dma::DmaUnmapError;
 use portcullis::domain::Policy;
 use portcullis::invalidation::InvalidationError;
 use portcullis_model::open::OpenPool;
@@ -86,7 +85,7 @@ impl Bench {
         self.rig.iommu.dma_write(DEVICE, mine.iova, &[byte; 64]).unwrap();
     }
 
-    fn end(&self, mine: &Mine) -> Result<(), BounceError> {
+    fn end(&self, mine: &Mine) -> Result<(), DmaUnmapError> {
         self.pool.close(mine.iova, mine.len)
     }
 
@@ -302,7 +301,7 @@ fn the_middle_of_a_split_mapping_that_is_not_confirmed_is_counted_and_tried_agai
     let middle = Iova::new((mine.iova.get() & !(PAGE - 1)) + PAGE);
     assert!(bench.rig.reaches(middle));
     bench.rig.iommu.queue().fail_next(1, InvalidationError::TimedOut { waited_ns: 1 });
-    assert!(matches!(bench.end(&mine), Err(BounceError::Unconfirmed { .. })));
+    assert!(matches!(bench.end(&mine), Err(DmaUnmapError::Unconfirmed { .. })));
     assert!(bench.rig.reaches(middle));
     bench.rig.platform.inner.go_to(1_000_000_000);
     assert!(!bench.rig.reaches(middle), "nobody has tried again");

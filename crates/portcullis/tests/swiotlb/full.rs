@@ -1,13 +1,14 @@
 //! A pool that is full says so, and says when to try again; what other CPUs keep is used first.
 
-use portcullis::addr::{Direction, PhysAddr};
-use portcullis::bounce::swiotlb::{BounceError, Bounced, Constraints, MappingError, Pressure};
+use portcullis::addr::{Direction, Iova, PhysAddr};
+use portcullis::bounce::swiotlb::{Bounced, Constraints, Pressure};
+use portcullis::dma::{DmaMapError, DmaUnmapError};
 
 use super::support::*;
 
 const LEN: u64 = 2048;
 
-fn one(pool: &Pool, len: u64) -> Result<Bounced, BounceError> {
+fn one(pool: &Pool, len: u64) -> Result<Bounced, DmaMapError> {
     // From anywhere: nothing is looked at.
     map(pool, PhysAddr::new(0x1_0000_0000), len, Direction::ToDevice, &Constraints::new())
 }
@@ -17,7 +18,7 @@ fn fill(pool: &Pool) -> (Vec<Bounced>, Pressure) {
     loop {
         match one(pool, LEN) {
             Ok(bounced) => live.push(bounced),
-            Err(BounceError::Pressure(pressure)) => return (live, pressure),
+            Err(DmaMapError::Pressure(pressure)) => return (live, pressure),
             Err(error) => panic!("{error}"),
         }
     }
@@ -30,13 +31,13 @@ fn the_error_names_the_limit_and_the_wait_ends() {
     assert_eq!(live.len() as u64, 4 * AREA / LEN, "every slot was found");
     let first @ Pressure { needed, free, capacity, limit, .. } = pressure;
     assert_eq!((needed, free, capacity, limit), (LEN, 0, 4 * AREA, 4 * AREA));
-    let Err(BounceError::Pressure(pressure)) = one(&pool, 3 * LEN) else { panic!("not full") };
+    let Err(DmaMapError::Pressure(pressure)) = one(&pool, 3 * LEN) else { panic!("not full") };
     assert_eq!(pressure.needed, 4 * LEN, "the run that it takes");
     assert_eq!(pool.usage().most, 4 * AREA);
     assert!(!pool.freed_since(&first));
     // Whoever frees: the CPU whose lists were used, another one, one without a CPU.
     for (cpu, mapped) in [0, 1, NONE].into_iter().zip(&live) {
-        let Err(BounceError::Pressure(pressure)) = one(&pool, LEN) else { panic!("not full") };
+        let Err(DmaMapError::Pressure(pressure)) = one(&pool, LEN) else { panic!("not full") };
         assert!(!pool.freed_since(&pressure));
         platform.run_on(cpu);
         unmap(&pool, mapped.phys, LEN).unwrap();
@@ -68,7 +69,7 @@ fn a_wait_for_a_long_run_ends_too() {
         tries += 1;
         match one(&pool, AREA) {
             Ok(mapped) => break unmap(&pool, mapped.phys, AREA).unwrap(),
-            Err(BounceError::Pressure(again)) => pressure = again,
+            Err(DmaMapError::Pressure(again)) => pressure = again,
             Err(error) => panic!("{error}"),
         }
     }
@@ -107,5 +108,5 @@ fn the_one_that_was_freed_last_comes_first() {
         let again = one(&pool, len).unwrap();
         assert_ne!(Some(&again), live.last());
     }
-    assert_eq!(unmap(&pool, PhysAddr::new(1), 1), Err(MappingError::NotOurs { phys: PhysAddr::new(1) }));
+    assert_eq!(unmap(&pool, PhysAddr::new(1), 1), Err(DmaUnmapError::NotMapped { iova: Iova::new(1) }));
 }

@@ -1,8 +1,10 @@
 //! What is asked for wrongly is an error that changes nothing.
 
 use portcullis::SetupError;
-use portcullis::addr::{Direction, PhysAddr};
-use portcullis::bounce::swiotlb::{BounceError, Constraints, MappingError, Swiotlb, SwiotlbConfig};
+use portcullis::addr::{Direction, Iova, PhysAddr};
+use portcullis::bounce::swiotlb::{Constraints, Swiotlb, SwiotlbConfig};
+use portcullis::dma::{DmaMapError, DmaUnmapError};
+use portcullis::domain::MapListError;
 use portcullis_model::Memory;
 
 use super::support::*;
@@ -13,21 +15,21 @@ fn mappings_that_cannot_be() {
     let (phys, any) = (PhysAddr::new(memory.base().get() + 0x800), Constraints::new());
     let mapped =
         |phys, len, constraints: &Constraints| map(&pool, phys, len, Direction::ToDevice, constraints);
-    assert_eq!(mapped(phys, 0, &any), Err(BounceError::Empty { phys }));
+    assert_eq!(mapped(phys, 0, &any), Err(MapListError::EmptySegment { index: 0, phys }.into()));
     let high = PhysAddr::new(u64::MAX - 9);
-    assert_eq!(mapped(high, 11, &any), Err(BounceError::Wraps { phys: high, len: 11 }));
-    let too_long = BounceError::TooLong { len: AREA + 1, offset: 0, most: AREA };
+    assert_eq!(mapped(high, 11, &any), Err(MapListError::Wraps { index: 0, phys: high, len: 11 }.into()));
+    let too_long = DmaMapError::TooLong { len: AREA + 1, most: AREA };
     assert_eq!(mapped(phys, AREA + 1, &any), Err(too_long));
     assert!(mapped(phys, u64::MAX - phys.get(), &any).is_err());
     let nvme = any.with_min_align_mask(0xfff).unwrap();
     assert!(mapped(phys, AREA - 0x800, &nvme).is_ok());
-    let too_long = BounceError::TooLong { len: AREA - 0x7ff, offset: 0x800, most: AREA };
+    let too_long = DmaMapError::TooLong { len: AREA - 0x7ff, most: AREA - 0x800 };
     assert_eq!(mapped(phys, AREA - 0x7ff, &nvme), Err(too_long));
     let coarse = any.with_min_align_mask((2 << 20) - 1).unwrap();
-    assert_eq!(mapped(phys, 1, &coarse), Err(BounceError::Alignment { align: 2 << 20, most: AREA }));
-    let near = any.with_reach(PhysAddr::new(u32::MAX.into()));
-    let reach = PhysAddr::new(u32::MAX.into());
-    assert_eq!(mapped(phys, 1, &near), Err(BounceError::BeyondReach { reach }));
+    assert_eq!(mapped(phys, 1, &coarse), Err(DmaMapError::BeyondReach { last: u64::MAX }));
+    let last = u32::MAX.into();
+    let near = any.with_reach(PhysAddr::new(last));
+    assert_eq!(mapped(phys, 1, &near), Err(DmaMapError::BeyondReach { last }));
     for mask in [5, 0xff00, u64::MAX] {
         assert_eq!(any.with_min_align_mask(mask), Err(SetupError::OffsetMask { mask }));
     }
@@ -41,24 +43,27 @@ fn calls_about_mappings_that_are_not_there() {
     let buffer = memory.buffer(20_000).unwrap();
     let mapped = map(&pool, buffer.phys(), 20_000, Direction::Bidirectional, &Constraints::new()).unwrap();
     let at = |offset: u64| PhysAddr::new(mapped.phys.get() + offset);
+    let not_mapped = |phys: PhysAddr| DmaUnmapError::NotMapped { iova: Iova::new(phys.get()) };
+    let out_of_range = |phys: PhysAddr, len| {
+        let offset = phys.get() - mapped.phys.get();
+        DmaUnmapError::OutOfRange { iova: Iova::new(mapped.phys.get()), offset, len, mapped: 20_000 }
+    };
     buffer.fill(7);
     // SAFETY: one thread does everything.
     let sync = |phys, len| unsafe { pool.sync_for_cpu(phys, len) };
     for (phys, len) in [(at(0), 19_999), (at(0), 20_001), (at(0), 0), (at(2048), 20_000), (at(1), 20_000)] {
-        let error = MappingError::Mismatch { phys, len, mapped: mapped.phys, mapped_len: 20_000 };
-        assert_eq!(unmap(&pool, phys, len), Err(error));
+        assert_eq!(unmap(&pool, phys, len), Err(out_of_range(phys, len)));
     }
     for (phys, len) in [(at(0), 20_001), (at(5), 0), (at(19_999), 2), (at(20_000), 1), (at(9), u64::MAX)] {
-        let error = MappingError::Mismatch { phys, len, mapped: mapped.phys, mapped_len: 20_000 };
-        assert_eq!(sync(phys, len), Err(error));
+        assert_eq!(sync(phys, len), Err(out_of_range(phys, len)));
     }
     assert_eq!(pool.original(at(19_999)), Ok(PhysAddr::new(buffer.phys().get() + 19_999)));
     // The run is of 32 KiB: beyond it nothing is mapped, and outside the pool is nothing of ours.
-    assert_eq!(unmap(&pool, at(32 << 10), 1), Err(MappingError::NotMapped { phys: at(32 << 10) }));
+    assert_eq!(unmap(&pool, at(32 << 10), 1), Err(not_mapped(at(32 << 10))));
     for phys in [buffer.phys(), PhysAddr::new(0), PhysAddr::new(u64::MAX), PhysAddr::new(1 << 52)] {
         assert!(!pool.holds(phys));
-        assert_eq!(unmap(&pool, phys, 1), Err(MappingError::NotOurs { phys }));
-        assert_eq!(sync(phys, 1), Err(MappingError::NotOurs { phys }));
+        assert_eq!(unmap(&pool, phys, 1), Err(not_mapped(phys)));
+        assert_eq!(sync(phys, 1), Err(not_mapped(phys)));
     }
     assert!(pool.holds(at(0)) && pool.holds(at(AREA - 1)));
     assert_eq!(bytes(&memory, buffer.phys(), 20_000), [7; 20_000], "nothing was copied");
@@ -67,7 +72,7 @@ fn calls_about_mappings_that_are_not_there() {
     for cpu in [0, 1, NONE] {
         platform.run_on(cpu);
         for phys in [at(0), at(2048), at(19_999)] {
-            assert_eq!(unmap(&pool, phys, 20_000), Err(MappingError::NotMapped { phys }));
+            assert_eq!(unmap(&pool, phys, 20_000), Err(not_mapped(phys)));
         }
     }
     assert_eq!(pool.usage().mapped, 0);
@@ -75,7 +80,7 @@ fn calls_about_mappings_that_are_not_there() {
     pool.trim();
     let short = map(&pool, buffer.phys(), 1, Direction::ToDevice, &Constraints::new()).unwrap();
     assert_eq!(short.phys, mapped.phys);
-    assert_eq!(unmap(&pool, at(2048), 1), Err(MappingError::NotMapped { phys: at(2048) }));
+    assert_eq!(unmap(&pool, at(2048), 1), Err(not_mapped(at(2048))));
     (1..AREA / 2048).for_each(|_| {
         map(&pool, buffer.phys(), 1, Direction::ToDevice, &Constraints::new()).unwrap();
     });

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use portcullis::addr::{Direction, PhysAddr};
-use portcullis::bounce::swiotlb::{BounceError, Bounced, Constraints, Swiotlb, SwiotlbConfig};
+use portcullis::bounce::swiotlb::{Bounced, Constraints, Swiotlb, SwiotlbConfig};
+use portcullis::dma::DmaMapError;
 use portcullis::platform::{CopyMemory, Frames, PlatformEvents, Table};
 use portcullis::std_platform::StdPlatform;
 use portcullis_model::{Buffer, Memory};
@@ -113,7 +114,7 @@ fn without_memory_it_stays_as_it_is() {
     let others: Vec<Buffer> = std::iter::from_fn(|| memory.buffer(AREA)).collect();
     let phys = PhysAddr::new(0x1_0000_0000);
     let failed = map(&pool, phys, LEN, Direction::ToDevice, &Constraints::new());
-    let Err(BounceError::Pressure(pressure)) = failed else { panic!("{failed:?}") };
+    let Err(DmaMapError::Pressure(pressure)) = failed else { panic!("{failed:?}") };
     assert_eq!((pressure.capacity, pressure.limit), (AREA, 4 * AREA));
     // The timer gets some: those who wait may try again.
     assert!(!pool.freed_since(&pressure));
@@ -134,7 +135,7 @@ fn devices_of_little_reach_have_areas_of_their_own_to_come_from() {
     let far = some(&pool, 2 * AREA);
     let phys = memory.base();
     let mapped = || map(&pool, phys, LEN, Direction::ToDevice, &near);
-    assert!(matches!(mapped(), Err(BounceError::Pressure(_))));
+    assert!(matches!(mapped(), Err(DmaMapError::Pressure(_))));
     assert_eq!(pool.usage().capacity, 2 * AREA, "nothing was added that is of no use");
     let (reached, beyond): (Vec<Bounced>, Vec<Bounced>) = far.into_iter().partition(|far| far.phys <= reach);
     // The CPU's list has what the device does not reach on top.
@@ -206,7 +207,7 @@ fn a_device_of_little_reach_gets_low_memory() {
     assert!(any.phys >= high.base() && near.phys < reach);
     assert_eq!(bytes(&low, near.phys, LEN), [7; LEN as usize]);
     let nowhere = with(Constraints::new().with_reach(PhysAddr::new((1 << 24) - 1)));
-    assert!(matches!(nowhere, Err(BounceError::BeyondReach { .. })));
+    assert!(matches!(nowhere, Err(DmaMapError::BeyondReach { .. })));
     [any, near].iter().for_each(|mapped| unmap(&pool, mapped.phys, LEN).unwrap());
     pool.trim();
     assert_eq!((low.frames_in_use(), pool.usage().capacity), (0, AREA));

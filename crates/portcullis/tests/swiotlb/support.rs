@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use portcullis::addr::{Direction, PhysAddr, PhysSegment};
-use portcullis::bounce::swiotlb::{BounceError, Bounced, Constraints, MappingError, Swiotlb, SwiotlbConfig};
+use portcullis::bounce::swiotlb::{Bounced, Constraints, Swiotlb, SwiotlbConfig};
+use portcullis::dma::{DmaMapError, DmaUnmapError};
 use portcullis::platform::{CopyMemory, Platform};
 use portcullis_model::Memory;
 
@@ -31,7 +32,7 @@ pub fn map<P: Platform, C: CopyMemory>(
     len: u64,
     direction: Direction,
     constraints: &Constraints,
-) -> Result<Bounced, BounceError> {
+) -> Result<Bounced, DmaMapError> {
     // SAFETY: what the model's memory does not have is counted, not touched; all access to it is by atomics.
     unsafe { pool.map(PhysSegment { phys, len }, direction, constraints) }
 }
@@ -40,7 +41,7 @@ pub fn unmap<P: Platform, C: CopyMemory>(
     pool: &Swiotlb<P, C>,
     phys: PhysAddr,
     len: u64,
-) -> Result<(), MappingError> {
+) -> Result<(), DmaUnmapError> {
     // SAFETY: each test ends a mapping by one thread.
     unsafe { pool.unmap(phys, len) }
 }

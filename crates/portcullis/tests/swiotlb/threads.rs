@@ -5,7 +5,8 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 
 use portcullis::addr::{Direction, PhysAddr};
-use portcullis::bounce::swiotlb::{BounceError, Bounced, Constraints, Swiotlb, SwiotlbConfig};
+use portcullis::bounce::swiotlb::{Bounced, Constraints, Swiotlb, SwiotlbConfig};
+use portcullis::dma::DmaMapError;
 use portcullis::std_platform::StdPlatform;
 use portcullis_model::{Buffer, Memory};
 
@@ -63,7 +64,7 @@ fn nobody_waits_in_vain_and_nothing_is_lost() {
                             let constraints = Constraints::new();
                             match map(pool, buffer.phys(), len, Direction::Bidirectional, &constraints) {
                                 Ok(bounced) => break bounced,
-                                Err(BounceError::Pressure(pressure)) => {
+                                Err(DmaMapError::Pressure(pressure)) => {
                                     own.drain(..).for_each(finish);
                                     while !pool.freed_since(&pressure) {
                                         receiver.try_iter().for_each(finish);

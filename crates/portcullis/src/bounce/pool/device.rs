@@ -4,11 +4,11 @@ use alloc::sync::Arc;
 
 use super::BouncePool;
 use super::config::{Attributes, DeviceProfile};
-use super::error::BounceMapError;
 use super::mapping::PoolMapping;
 use super::slot::Terms;
 use super::split::shape;
 use crate::addr::{Direction, Iova, PhysAddr, PhysSegment};
+use crate::bounce::error::DmaMapError;
 use crate::domain::MapListError;
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
@@ -56,7 +56,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
     /// turns where memory, slots or addresses are exhausted. The caller holds no lock and no CPU.
     ///
     /// # Errors
-    /// [`BounceMapError`], with nothing mapped and nothing lost.
+    /// [`DmaMapError`], with nothing mapped and nothing lost.
     ///
     /// # Safety
     /// Until [`unmap`](BouncePool::unmap) of the mapping has returned `Ok` (and, where it is mapped and not copied, the flush that
@@ -74,7 +74,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
         list: &'a [PhysSegment],
         direction: Direction,
         attributes: Attributes,
-    ) -> Result<PoolMapping<'a>, BounceMapError> {
+    ) -> Result<PoolMapping<'a>, DmaMapError> {
         if let [piece] = list {
             // SAFETY: the caller's promise.
             if let Some(mapping) = unsafe { self.map_fast(*piece, direction, attributes) } {
@@ -119,7 +119,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
         list: &'a [PhysSegment],
         direction: Direction,
         attributes: Attributes,
-    ) -> Result<PoolMapping<'a>, BounceMapError> {
+    ) -> Result<PoolMapping<'a>, DmaMapError> {
         let pool = &*self.pool;
         let len = total(list)?;
         let first = list.first().map_or(PhysAddr::new(0), |piece| piece.phys);
@@ -178,13 +178,13 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
         len: u64,
         terms: Terms,
         attributes: Attributes,
-    ) -> Result<PoolMapping<'a>, BounceMapError> {
+    ) -> Result<PoolMapping<'a>, DmaMapError> {
         let (pool, limit) = (&*self.pool, Iova::new(self.profile.mask));
         let shape = shape(list, pool.domain.granule());
         let opens_others = self.profile.untrusted && !shape.whole;
         if attributes.persistent_streaming {
             if opens_others {
-                return Err(BounceMapError::PersistentPart { len });
+                return Err(DmaMapError::PersistentPart { len });
             }
             // SAFETY: the caller's promise.
             return unsafe { pool.map_direct(list, len, terms, (limit, shape.touches)) };

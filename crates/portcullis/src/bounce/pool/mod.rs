@@ -45,7 +45,6 @@ mod config;
 mod cpu;
 mod depot;
 mod device;
-mod error;
 mod events;
 mod hands;
 mod idle;
@@ -63,7 +62,6 @@ mod unlink;
 
 pub use config::{Attributes, DeviceProfile, PoolConfig, PoolUsage};
 pub use device::BounceDevice;
-pub use error::{BounceError, BounceMapError};
 pub use mapping::{PoolMapping, Way};
 
 use alloc::boxed::Box;

@@ -5,12 +5,12 @@ use alloc::vec::Vec;
 
 use super::BouncePool;
 use super::claim::Claim;
-use super::error::{BounceError, BounceMapError, inside};
 use super::mapping::{PoolMapping, Way};
 use super::memory::copy_pieces;
 use super::single::{Parts, Phase, Single, find, remember};
 use super::slot::{Terms, Toward};
 use crate::addr::{Iova, IovaRange, PhysAddr, PhysSegment};
+use crate::bounce::error::{DmaMapError, DmaUnmapError, inside};
 use crate::domain::{Ending as HowItEnds, Fate, MapListError, Policy};
 use crate::invalidation::Gather;
 use crate::mapper::Mapper;
@@ -28,7 +28,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         len: u64,
         terms: Terms,
         limit: Iova,
-    ) -> Result<PoolMapping<'a>, BounceMapError> {
+    ) -> Result<PoolMapping<'a>, DmaMapError> {
         let phys = list.first().map_or(PhysAddr::new(0), |piece| piece.phys);
         let bytes = terms.offset.checked_add(len).and_then(|bytes| self.domain.granule().round_up(bytes));
         let bytes = bytes.ok_or(MapListError::Wraps { index: 0, phys, len })?;
@@ -62,7 +62,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         list: Vec<PhysSegment>,
         (len, terms): (u64, Terms),
         parts: Parts,
-    ) -> Result<Arc<Single>, BounceMapError> {
+    ) -> Result<Arc<Single>, DmaMapError> {
         let mut claim = self.claim();
         let (mut list, mut parts) = (list, parts);
         // Each turn but the last gives up addresses of another mapping that was ended by number under its owner.
@@ -73,7 +73,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
                     // SAFETY: the parts' buffers came from `alloc` just now, and no device has them.
                     unsafe { self.free_parts(&parts) };
                     claim.done();
-                    return Err(error.into());
+                    return Err(DmaMapError::List(error.into()));
                 }
             };
             // The range begins at a granule, and the offset is below one.
@@ -127,12 +127,12 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         policy: Option<Policy>,
         iova: Iova,
         len: u64,
-    ) -> Result<(), BounceError> {
+    ) -> Result<(), DmaUnmapError> {
         let range =
-            IovaRange::of_pages(iova, len, self.domain.granule()).ok_or(BounceError::NotMapped { iova })?;
+            IovaRange::of_pages(iova, len, self.domain.granule()).ok_or(DmaUnmapError::NotMapped { iova })?;
         // Never those of slots, whatever is asked for.
         if self.region.last() >= range.start() && range.last() >= self.region.start() {
-            return Err(BounceError::NotMapped { iova });
+            return Err(DmaUnmapError::NotMapped { iova });
         }
         if self.singles.count() > 0 {
             let claim = self.claim();
@@ -160,7 +160,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         policy: Option<Policy>,
         mut claim: Claim<'_, M, P, C>,
         single: &Single,
-    ) -> Result<(), BounceError> {
+    ) -> Result<(), DmaUnmapError> {
         let start = single.range.start();
         if let Parts::Direct { neighbours } = single.parts {
             // Forgotten first: once the domain has the addresses back, they may have any owner.
@@ -194,7 +194,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         match single.parts {
             // The device never had the original. The buffer waits for a trim.
             Parts::Whole(_) => Ok(()),
-            _ => Err(BounceError::Unconfirmed { iova: single.iova, error }),
+            _ => Err(DmaUnmapError::Unconfirmed { error }),
         }
     }
 
@@ -209,9 +209,9 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         offset: u64,
         len: u64,
         into: Toward,
-    ) -> Result<(), BounceError> {
+    ) -> Result<(), DmaUnmapError> {
         let range =
-            IovaRange::of_pages(iova, 1, self.domain.granule()).ok_or(BounceError::NotMapped { iova })?;
+            IovaRange::of_pages(iova, 1, self.domain.granule()).ok_or(DmaUnmapError::NotMapped { iova })?;
         let Some(single) = self.find_single(range, iova, None, None)? else { return Ok(()) };
         inside(iova, single.len, (offset, len))?;
         if single.terms.copies(into) {
@@ -227,7 +227,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         iova: Iova,
         len: Option<u64>,
         number: Option<u64>,
-    ) -> Result<Option<Arc<Single>>, BounceError> {
+    ) -> Result<Option<Arc<Single>>, DmaUnmapError> {
         if self.singles.count() == 0 {
             return Ok(None);
         }
@@ -285,7 +285,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     }
 
     /// Zeroed memory of `bytes` bytes, a multiple of the granule, in as few pieces as there are.
-    fn alloc_pieces(&self, bytes: u64) -> Result<Vec<PhysSegment>, BounceMapError> {
+    fn alloc_pieces(&self, bytes: u64) -> Result<Vec<PhysSegment>, DmaMapError> {
         let granule = self.domain.granule().bytes();
         let mut pieces = Vec::new();
         let mut piece = self.threshold();
@@ -302,7 +302,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
                 Some(phys) => {
                     // SAFETY: it came from the line above.
                     unsafe { self.free(phys, len) };
-                    result = Err(BounceMapError::NoMemory { pieces: pieces.len() + 1 });
+                    result = Err(DmaMapError::OutOfMemory);
                 }
                 None if piece > granule => piece /= 2,
                 None => result = Err(self.no_buffer(bytes)),

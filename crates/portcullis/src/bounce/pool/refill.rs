@@ -1,10 +1,10 @@
 //! Where slots with a buffer come from and go to: the CPU's magazines, the depot, new memory.
 
 use super::BouncePool;
-use super::error::BounceMapError;
 use super::hands::{InHand, Populating};
 use super::slot::{Phase, Slot};
 use crate::addr::{Direction, PhysAddr, PhysSegment};
+use crate::bounce::error::DmaMapError;
 use crate::domain::{Fate, LinkFailed};
 use crate::invalidation::Gather;
 use crate::mapper::Mapper;
@@ -105,7 +105,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         class: usize,
         direction: Direction,
         group: u64,
-    ) -> Result<Option<usize>, BounceMapError> {
+    ) -> Result<Option<usize>, DmaMapError> {
         let mut empty = self.populating(class);
         self.with_depot(class, |depot| empty.index = depot.take_empty(&self.slots));
         if empty.index.is_none() && self.rebalance(class, direction) {
@@ -128,7 +128,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         index: usize,
         direction: Direction,
         group: u64,
-    ) -> Result<(), BounceMapError> {
+    ) -> Result<(), DmaMapError> {
         let bytes = self.layout.slot_bytes(class);
         let Some(buffer) = self.alloc(bytes) else {
             drop(populating);
@@ -217,7 +217,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     }
 
     #[cold]
-    pub(super) fn no_buffer(&self, bytes: u64) -> BounceMapError {
-        BounceMapError::NoBuffer { bytes, held: self.usage().buffer_bytes }
+    pub(super) fn no_buffer(&self, bytes: u64) -> DmaMapError {
+        DmaMapError::NoBuffer { bytes, held: self.usage().buffer_bytes }
     }
 }

@@ -5,9 +5,9 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Bound;
 
-use super::error::{BounceError, BounceMapError};
 use super::slot::Terms;
 use crate::addr::{Iova, IovaRange, PhysAddr, PhysSegment};
+use crate::bounce::error::{DmaMapError, DmaUnmapError};
 use crate::invalidation::SLICE;
 use crate::platform::Platform;
 use crate::sync::{AtomicU64, Mutex, Ordering};
@@ -153,18 +153,18 @@ pub(super) fn find(
     iova: Iova,
     len: Option<u64>,
     number: Option<u64>,
-) -> Result<Option<Arc<Single>>, BounceError> {
+) -> Result<Option<Arc<Single>>, DmaUnmapError> {
     let Some(entry) = noted(map, range) else { return Ok(None) };
     // Its addresses are in use: only the whole of it may be named.
     let is_named = entry.single.range.start() == range.start() && entry.single.iova == iova;
     if !is_named || !matches!(entry.phase, Phase::Live(_)) {
-        return Err(BounceError::NotMapped { iova });
+        return Err(DmaUnmapError::NotMapped { iova });
     }
     let mapped = entry.single.len;
     if let Some(len) = len
         && len != mapped
     {
-        return Err(BounceError::WrongLength { iova, len, mapped });
+        return Err(DmaUnmapError::OutOfRange { iova, offset: 0, len, mapped });
     }
     if let Some(number) = number {
         entry.phase = Phase::Taken(number);
@@ -173,10 +173,10 @@ pub(super) fn find(
 }
 
 /// A copy of `list`.
-pub(super) fn remember(list: &[PhysSegment]) -> Result<Vec<PhysSegment>, BounceMapError> {
+pub(super) fn remember(list: &[PhysSegment]) -> Result<Vec<PhysSegment>, DmaMapError> {
     let mut copy = Vec::new();
     let pieces = list.len();
-    copy.try_reserve_exact(pieces).map_err(|_| BounceMapError::NoMemory { pieces })?;
+    copy.try_reserve_exact(pieces).map_err(|_| DmaMapError::OutOfMemory)?;
     copy.extend_from_slice(list);
     Ok(copy)
 }

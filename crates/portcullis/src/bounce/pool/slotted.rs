@@ -3,12 +3,12 @@
 use alloc::boxed::Box;
 
 use super::BouncePool;
-use super::error::{BounceError, BounceMapError, inside};
 use super::layout::Place;
 use super::mapping::{PoolMapping, Way};
 use super::memory::copy_pieces;
 use super::slot::{NO_GROUP, Phase, Pieces, Slot, Terms, Toward};
 use crate::addr::{Direction, Iova, PhysAddr, PhysSegment};
+use crate::bounce::error::{DmaMapError, DmaUnmapError, inside};
 use crate::broken::broken;
 use crate::domain::Policy;
 use crate::mapper::Mapper;
@@ -27,7 +27,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         (class, index): (usize, usize),
         terms: Terms,
         group: u64,
-    ) -> Result<PoolMapping<'a>, BounceMapError> {
+    ) -> Result<PoolMapping<'a>, DmaMapError> {
         let (slot, kind) = (&self.slots[index], terms.direction.index());
         let in_hand = self.in_hand(class, kind, index);
         if terms.listed
@@ -96,8 +96,9 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// slot.
     ///
     /// # Errors
-    /// [`BounceError`]. After [`BounceError::Unconfirmed`] and [`BounceError::Direct`] devices may reach what was
-    /// mapped directly.
+    /// [`DmaUnmapError`]. After [`DmaUnmapError::Unconfirmed`] and [`DmaUnmapError::Unmap`] devices may reach what was
+    /// mapped directly; after the first until a later [`trim`](Self::trim) or [`Domain::flush`](crate::domain::Domain::flush)
+    /// succeeds. The data is copied then, and the mapping over.
     ///
     /// # Safety
     /// This copies to an original that it knows by number only. Where `iova` and `len` are those of a mapping that has not
@@ -110,7 +111,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     ///
     /// An address that no mapping has is an error, and nothing is copied.
     #[inline]
-    pub unsafe fn unmap(&self, iova: Iova, len: u64) -> Result<(), BounceError> {
+    pub unsafe fn unmap(&self, iova: Iova, len: u64) -> Result<(), DmaUnmapError> {
         // SAFETY: the caller's promise.
         unsafe { self.unmap_by(None, iova, len) }
     }
@@ -125,7 +126,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         policy: Option<Policy>,
         iova: Iova,
         len: u64,
-    ) -> Result<(), BounceError> {
+    ) -> Result<(), DmaUnmapError> {
         // SAFETY: the caller's promise.
         unsafe { if self.unmap_fast(iova, len) { Ok(()) } else { self.unmap_slow(policy, iova, len) } }
     }
@@ -162,7 +163,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// # Safety
     /// As [`unmap`](Self::unmap).
     #[inline(never)]
-    unsafe fn unmap_slow(&self, policy: Option<Policy>, iova: Iova, len: u64) -> Result<(), BounceError> {
+    unsafe fn unmap_slow(&self, policy: Option<Policy>, iova: Iova, len: u64) -> Result<(), DmaUnmapError> {
         match self.layout.find(iova) {
             // SAFETY: the caller's promise.
             Some(place) => unsafe { self.unmap_slot(place, iova, len) },
@@ -173,11 +174,11 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
 
     /// # Safety
     /// As [`unmap`](Self::unmap).
-    unsafe fn unmap_slot(&self, place: Place, iova: Iova, len: u64) -> Result<(), BounceError> {
+    unsafe fn unmap_slot(&self, place: Place, iova: Iova, len: u64) -> Result<(), DmaUnmapError> {
         let (slot, terms, at) = self.lent(place, iova)?;
         let origin = slot.origin();
         if origin.len != len {
-            return Err(BounceError::WrongLength { iova, len, mapped: origin.len });
+            return Err(DmaUnmapError::OutOfRange { iova, offset: 0, len, mapped: origin.len });
         }
         let list = take_list(slot, terms, iova)?;
         // As in `unmap_fast`, also what follows.
@@ -207,7 +208,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// nothing for a device that only reads, and for what is mapped directly (but a fence). O(len).
     ///
     /// # Errors
-    /// [`BounceError`], with nothing copied.
+    /// [`DmaUnmapError`], with nothing copied.
     ///
     /// # Safety
     /// As for [`unmap`](Self::unmap), this knows the original by number only. Where a mapping that has not ended begins at
@@ -218,7 +219,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     ///   the bytes are memory, and nothing but devices, and what accesses them as atomics, touches them.
     ///
     /// An address at which no mapping begins is an error, or nothing is done, and nothing is copied.
-    pub unsafe fn sync_for_cpu(&self, iova: Iova, offset: u64, len: u64) -> Result<(), BounceError> {
+    pub unsafe fn sync_for_cpu(&self, iova: Iova, offset: u64, len: u64) -> Result<(), DmaUnmapError> {
         fence(Ordering::Acquire);
         // SAFETY: the caller's promise.
         unsafe { self.sync(iova, offset, len, Toward::Original) }
@@ -229,11 +230,11 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// directly (but a fence). O(len).
     ///
     /// # Errors
-    /// [`BounceError`], with nothing copied.
+    /// [`DmaUnmapError`], with nothing copied.
     ///
     /// # Safety
     /// As [`sync_for_cpu`](Self::sync_for_cpu).
-    pub unsafe fn sync_for_device(&self, iova: Iova, offset: u64, len: u64) -> Result<(), BounceError> {
+    pub unsafe fn sync_for_device(&self, iova: Iova, offset: u64, len: u64) -> Result<(), DmaUnmapError> {
         // SAFETY: the caller's promise.
         let result = unsafe { self.sync(iova, offset, len, Toward::Buffer) };
         fence(Ordering::Release);
@@ -242,7 +243,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
 
     /// # Safety
     /// As [`sync_for_cpu`](Self::sync_for_cpu).
-    unsafe fn sync(&self, iova: Iova, offset: u64, len: u64, into: Toward) -> Result<(), BounceError> {
+    unsafe fn sync(&self, iova: Iova, offset: u64, len: u64, into: Toward) -> Result<(), DmaUnmapError> {
         let Some(place) = self.layout.find(iova) else {
             // SAFETY: the caller's promise.
             return unsafe { self.sync_own(iova, offset, len, into) };
@@ -261,14 +262,14 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
 
     /// The slot whose mapping begins at `iova`, its terms, and where its data is in the buffer.
     #[inline]
-    fn lent(&self, place: Place, iova: Iova) -> Result<(&Slot, Terms, PhysAddr), BounceError> {
+    fn lent(&self, place: Place, iova: Iova) -> Result<(&Slot, Terms, PhysAddr), DmaUnmapError> {
         let slot = &self.slots[place.index];
         let offset = iova.get() - place.start;
         match (slot.lent(), slot.buffer()) {
             (Some(terms), Some(buffer)) if terms.offset == offset => {
                 Ok((slot, terms, PhysAddr::new(buffer.get() + offset)))
             }
-            _ => Err(BounceError::NotMapped { iova }),
+            _ => Err(DmaUnmapError::NotMapped { iova }),
         }
     }
 
@@ -305,11 +306,11 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
 }
 
 /// Remembers a list in its slot.
-fn park(slot: &Slot, list: &[PhysSegment]) -> Result<(), BounceMapError> {
+fn park(slot: &Slot, list: &[PhysSegment]) -> Result<(), DmaMapError> {
     let mut kept: Box<Pieces> = slot.list.take().unwrap_or_default();
     let pieces = list.len();
     kept.0.clear();
-    kept.0.try_reserve(pieces).map_err(|_| BounceMapError::NoMemory { pieces })?;
+    kept.0.try_reserve(pieces).map_err(|_| DmaMapError::OutOfMemory)?;
     kept.0.extend_from_slice(list);
     slot.list.put(kept);
     Ok(())
@@ -317,8 +318,8 @@ fn park(slot: &Slot, list: &[PhysSegment]) -> Result<(), BounceMapError> {
 
 /// Takes the list of a mapping that has one; its taker puts it back.
 #[inline]
-fn take_list(slot: &Slot, terms: Terms, iova: Iova) -> Result<Option<Box<Pieces>>, BounceError> {
-    if terms.listed { slot.list.take().map(Some).ok_or(BounceError::Busy { iova }) } else { Ok(None) }
+fn take_list(slot: &Slot, terms: Terms, iova: Iova) -> Result<Option<Box<Pieces>>, DmaUnmapError> {
+    if terms.listed { slot.list.take().map(Some).ok_or(DmaUnmapError::Busy { iova }) } else { Ok(None) }
 }
 
 /// The list of a mapping, which goes back when this is dropped.

@@ -3,11 +3,11 @@
 use alloc::vec::Vec;
 
 use super::BouncePool;
-use super::error::BounceMapError;
 use super::mapping::{PoolMapping, Way};
 use super::single::{Ends, Parts, remember};
 use super::slot::{Terms, Toward};
 use crate::addr::{Iova, PageSize, Permissions, PhysAddr, PhysSegment};
+use crate::bounce::error::DmaMapError;
 use crate::domain::{Changing, MapListError, Tally};
 use crate::invalidation::Gather;
 use crate::mapper::Mapper;
@@ -42,7 +42,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         len: u64,
         terms: Terms,
         (limit, touches): (Iova, bool),
-    ) -> Result<PoolMapping<'a>, BounceMapError> {
+    ) -> Result<PoolMapping<'a>, DmaMapError> {
         let granule = self.domain.granule();
         let (Some(first), Some(last)) = (list.first(), list.last()) else {
             return Err(MapListError::EmptyList.into());
@@ -81,7 +81,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         list: &[PhysSegment],
         permissions: Permissions,
         limit: Iova,
-    ) -> Result<Changing<'_, M, P>, BounceMapError> {
+    ) -> Result<Changing<'_, M, P>, DmaMapError> {
         loop {
             // SAFETY: the caller's promise.
             let changing = self.domain.changing(unsafe { self.domain.map(list, permissions, limit) }?);
@@ -107,7 +107,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         len: u64,
         terms: Terms,
         limit: Iova,
-    ) -> Result<PoolMapping<'a>, BounceMapError> {
+    ) -> Result<PoolMapping<'a>, DmaMapError> {
         let granule = self.domain.granule();
         let (Some(first), Some(last)) = (list.first(), list.last()) else {
             return Err(MapListError::EmptyList.into());
@@ -130,7 +130,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         middle.retain(|piece| piece.len > 0);
         let pieces = middle.len() + 2;
         let mut linked = Vec::new();
-        linked.try_reserve_exact(pieces).map_err(|_| BounceMapError::NoMemory { pieces })?;
+        linked.try_reserve_exact(pieces).map_err(|_| DmaMapError::OutOfMemory)?;
         let original = remember(list)?;
 
         let end = |bytes| self.alloc(granule.bytes()).map(|phys| Some((phys, bytes)));

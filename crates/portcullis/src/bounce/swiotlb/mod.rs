@@ -45,28 +45,22 @@ mod bits;
 mod config;
 mod cpu;
 mod directory;
-mod error;
 mod hands;
 #[cfg(feature = "parts")]
 mod parts;
+mod pressure;
 mod resize;
 mod slot_meta;
 mod slots;
 mod usage;
 
 pub use config::SwiotlbConfig;
-pub use error::Pressure;
-pub use usage::SwiotlbUsage;
 #[cfg(not(feature = "parts"))]
-pub(crate) use {
-    config::{Bounced, Constraints},
-    error::{BounceError, MappingError},
-};
+pub(crate) use config::{Bounced, Constraints};
 #[cfg(feature = "parts")]
-pub use {
-    config::{Bounced, Constraints},
-    error::{BounceError, MappingError},
-};
+pub use config::{Bounced, Constraints};
+pub use pressure::Pressure;
+pub use usage::SwiotlbUsage;
 
 use alloc::sync::{Arc, Weak};
 use core::fmt;
@@ -78,7 +72,9 @@ use hands::Found;
 use slot_meta::{Mapping, ODD, Says, SlotMeta};
 use slots::Want;
 
-use crate::addr::{Direction, PhysAddr, PhysSegment};
+use crate::addr::{Direction, Iova, PhysAddr, PhysSegment};
+use crate::bounce::error::{DmaMapError, DmaUnmapError};
+use crate::domain::MapListError;
 use crate::percpu::BiasedLock;
 use crate::platform::{CopyMemory, FRAME_SIZE, Platform, PlatformEvents};
 use crate::setup::SetupError;
@@ -156,7 +152,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         original: PhysSegment,
         direction: Direction,
         constraints: &Constraints,
-    ) -> Result<Bounced, BounceError> {
+    ) -> Result<Bounced, DmaMapError> {
         if let Ok((order, offset)) = self.order(original, constraints)
             && let Some(found) = self.take_own(order, offset, constraints)
         {
@@ -176,7 +172,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         original: PhysSegment,
         direction: Direction,
         constraints: &Constraints,
-    ) -> Result<Bounced, BounceError> {
+    ) -> Result<Bounced, DmaMapError> {
         let (order, offset) = self.order(original, constraints)?;
         let found = self.take_slow(&Want { order, offset, len: original.len, constraints })?;
         // SAFETY: the caller's promise is passed on; what was found has room for what was wanted.
@@ -206,18 +202,12 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     /// Checks the request. Returns the order of the smallest aligned run that would do, and the low
     /// bits of the buffer's address that are kept.
     #[inline(always)]
-    fn order(&self, original: PhysSegment, constraints: &Constraints) -> Result<(u32, u64), BounceError> {
-        let PhysSegment { phys, len } = original;
-        let offset = phys.get() & constraints.min_align();
-        let Some(distance) = len.checked_sub(1) else {
-            return Err(BounceError::Empty { phys });
-        };
-        if phys.get().checked_add(distance).is_none() {
-            return Err(BounceError::Wraps { phys, len });
-        }
+    fn order(&self, original: PhysSegment, constraints: &Constraints) -> Result<(u32, u64), DmaMapError> {
+        MapListError::check(original, 0)?;
+        let offset = original.phys.get() & constraints.min_align();
         // The sum does not wrap: the offset is of low bits of an address that `len` can be added
         // to. A run is aligned to its size, so it is at least as large as the alignment.
-        let last = (offset + distance).max(constraints.min_align());
+        let last = (offset + (original.len - 1)).max(constraints.min_align());
         // The bit length of the last slot's number: a one is appended, as zero has no logarithm.
         let slot = last >> self.areas.slot_shift();
         Ok(((slot << 1 | 1).ilog2(), offset))
@@ -244,7 +234,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     /// # Safety
     /// As there.
     #[inline(always)]
-    pub(crate) unsafe fn unmap_piece(&self, phys: PhysAddr, len: u64) -> Result<(), MappingError> {
+    pub(crate) unsafe fn unmap_piece(&self, phys: PhysAddr, len: u64) -> Result<(), DmaUnmapError> {
         if let Some(meta) = self.areas.locate_fast(phys)
             && let Says::Mapped(mapping) = meta.read()
             && meta.address() + mapping.offset == phys.get()
@@ -263,12 +253,11 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     /// and for an address without a mapping. A function of its own, so that the simple case needs
     /// no stack.
     #[inline(never)]
-    unsafe fn unmap_slow(&self, phys: PhysAddr, len: u64) -> Result<(), MappingError> {
+    unsafe fn unmap_slow(&self, phys: PhysAddr, len: u64) -> Result<(), DmaUnmapError> {
         let (meta, mapping) = self.find(phys)?;
         let start = meta.address() + mapping.offset;
         if start != phys.get() || mapping.len != len {
-            let (mapped, mapped_len) = (PhysAddr::new(start), mapping.len);
-            return Err(MappingError::Mismatch { phys, len, mapped, mapped_len });
+            return Err(out_of_range(phys, len, (start, mapping.len)));
         }
         // SAFETY: the caller's promise is passed on.
         unsafe { self.end(meta, &mapping, phys) };
@@ -294,7 +283,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     ///
     /// # Safety
     /// As there.
-    pub(crate) unsafe fn piece_for_cpu(&self, phys: PhysAddr, len: u64) -> Result<(), MappingError> {
+    pub(crate) unsafe fn piece_for_cpu(&self, phys: PhysAddr, len: u64) -> Result<(), DmaUnmapError> {
         let (original, direction) = self.part(phys, len)?;
         if direction != Direction::ToDevice {
             // As in `unmap`.
@@ -309,7 +298,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     ///
     /// # Safety
     /// As there.
-    pub(crate) unsafe fn piece_for_device(&self, phys: PhysAddr, len: u64) -> Result<(), MappingError> {
+    pub(crate) unsafe fn piece_for_device(&self, phys: PhysAddr, len: u64) -> Result<(), DmaUnmapError> {
         let (original, direction) = self.part(phys, len)?;
         if direction != Direction::FromDevice {
             // SAFETY: the promise of the caller that mapped it.
@@ -335,17 +324,17 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
 
     /// Returns the mapping whose run holds `phys`, with its first slot's metadata.
     #[inline]
-    fn find(&self, phys: PhysAddr) -> Result<(&SlotMeta, Mapping), MappingError> {
-        let meta = self.areas.locate(phys).ok_or(MappingError::NotOurs { phys })?;
+    fn find(&self, phys: PhysAddr) -> Result<(&SlotMeta, Mapping), DmaUnmapError> {
+        let meta = self.areas.locate(phys).ok_or_else(|| not_mapped(phys))?;
         match meta.read() {
             Says::Mapped(mapping) => Ok((meta, mapping)),
             Says::Inside(distance) => self.find_before(phys, distance),
-            Says::Free => Err(MappingError::NotMapped { phys }),
+            Says::Free => Err(not_mapped(phys)),
         }
     }
 
     /// Returns the mapping whose run begins `distance` slots before the slot that holds `phys`.
-    fn find_before(&self, phys: PhysAddr, distance: u64) -> Result<(&SlotMeta, Mapping), MappingError> {
+    fn find_before(&self, phys: PhysAddr, distance: u64) -> Result<(&SlotMeta, Mapping), DmaUnmapError> {
         if let Some(meta) = self.areas.before(phys, distance)
             && let Says::Mapped(mapping) = meta.read()
             && distance < if mapping.class == ODD { meta.odd_slots() as u64 } else { 1 << mapping.class }
@@ -353,11 +342,11 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
             return Ok((meta, mapping));
         }
         // The metadata is of a run that has ended.
-        Err(MappingError::NotMapped { phys })
+        Err(not_mapped(phys))
     }
 
     /// Returns the address of the buffer's bytes for which `len` bytes at `phys` stand.
-    fn part(&self, phys: PhysAddr, len: u64) -> Result<(PhysAddr, Direction), MappingError> {
+    fn part(&self, phys: PhysAddr, len: u64) -> Result<(PhysAddr, Direction), DmaUnmapError> {
         let (meta, mapping) = self.find(phys)?;
         let start = meta.address() + mapping.offset;
         let at = phys.get().checked_sub(start);
@@ -365,10 +354,20 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         let original = inside.filter(|_| len > 0).and_then(|at| mapping.original.checked_add(at));
         match original {
             Some(original) => Ok((original, mapping.direction)),
-            None => {
-                let (mapped, mapped_len) = (PhysAddr::new(start), mapping.len);
-                Err(MappingError::Mismatch { phys, len, mapped, mapped_len })
-            }
+            None => Err(out_of_range(phys, len, (start, mapping.len))),
         }
     }
+}
+
+/// Nothing is mapped at `phys`, where the device found it: nothing translates.
+#[cold]
+fn not_mapped(phys: PhysAddr) -> DmaUnmapError {
+    DmaUnmapError::NotMapped { iova: Iova::new(phys.get()) }
+}
+
+/// `len` bytes at `phys` are not the mapping of `mapped` bytes at `start`, or no part of it.
+#[cold]
+fn out_of_range(phys: PhysAddr, len: u64, (start, mapped): (u64, u64)) -> DmaUnmapError {
+    let offset = phys.get().wrapping_sub(start);
+    DmaUnmapError::OutOfRange { iova: Iova::new(start), offset, len, mapped }
 }

@@ -1,7 +1,8 @@
 //! The pool by itself, by number: what queues do with it.
 
-use super::{BounceError, Bounced, Constraints, MappingError, Swiotlb};
+use super::{Bounced, Constraints, Swiotlb};
 use crate::addr::{Direction, PhysAddr, PhysSegment};
+use crate::bounce::error::{DmaMapError, DmaUnmapError};
 use crate::platform::{CopyMemory, Platform};
 
 impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
@@ -11,7 +12,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     /// Otherwise O(length), at the cost that the [module](super) states.
     ///
     /// # Errors
-    /// [`BounceError`]; nothing is mapped then.
+    /// [`DmaMapError`]; nothing is mapped then.
     ///
     /// # Safety
     /// `original` is memory that the CPU reaches, none of it the pool's. Until it is unmapped it
@@ -23,7 +24,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         original: PhysSegment,
         direction: Direction,
         constraints: &Constraints,
-    ) -> Result<Bounced, BounceError> {
+    ) -> Result<Bounced, DmaMapError> {
         // SAFETY: the caller's promise.
         unsafe { self.map_piece(original, direction, constraints) }
     }
@@ -32,14 +33,14 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     /// the buffer, as the direction says. Never allocates. O(length).
     ///
     /// # Errors
-    /// [`MappingError`]; nothing has changed then.
+    /// [`DmaUnmapError`]; nothing has changed then.
     ///
     /// # Safety
     /// No other call for the same mapping is under way. (A mapping that has ended is recognised,
     /// unless the address is another mapping's of the same length by now.) The device is done with
     /// it.
     #[inline(always)]
-    pub unsafe fn unmap(&self, phys: PhysAddr, len: u64) -> Result<(), MappingError> {
+    pub unsafe fn unmap(&self, phys: PhysAddr, len: u64) -> Result<(), DmaUnmapError> {
         // SAFETY: the caller's promise.
         unsafe { self.unmap_piece(phys, len) }
     }
@@ -48,11 +49,11 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     /// writes to it, so that the driver can read them. O(length).
     ///
     /// # Errors
-    /// [`MappingError`]; nothing was copied then.
+    /// [`DmaUnmapError`]; nothing was copied then.
     ///
     /// # Safety
     /// The mapping is not unmapped meanwhile, and no other sync of the same bytes is under way.
-    pub unsafe fn sync_for_cpu(&self, phys: PhysAddr, len: u64) -> Result<(), MappingError> {
+    pub unsafe fn sync_for_cpu(&self, phys: PhysAddr, len: u64) -> Result<(), DmaUnmapError> {
         // SAFETY: the caller's promise.
         unsafe { self.piece_for_cpu(phys, len) }
     }
@@ -61,11 +62,11 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     /// all of it, if the device reads them. O(length).
     ///
     /// # Errors
-    /// [`MappingError`]; nothing was copied then.
+    /// [`DmaUnmapError`]; nothing was copied then.
     ///
     /// # Safety
     /// As [`sync_for_cpu`](Self::sync_for_cpu).
-    pub unsafe fn sync_for_device(&self, phys: PhysAddr, len: u64) -> Result<(), MappingError> {
+    pub unsafe fn sync_for_device(&self, phys: PhysAddr, len: u64) -> Result<(), DmaUnmapError> {
         // SAFETY: the caller's promise.
         unsafe { self.piece_for_device(phys, len) }
     }
@@ -73,8 +74,8 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     /// Returns the address in the driver's buffer for which `phys`, inside a mapping, stands. O(1).
     ///
     /// # Errors
-    /// [`MappingError`].
-    pub fn original(&self, phys: PhysAddr) -> Result<PhysAddr, MappingError> {
+    /// [`DmaUnmapError`].
+    pub fn original(&self, phys: PhysAddr) -> Result<PhysAddr, DmaUnmapError> {
         self.part(phys, 1).map(|(original, _)| original)
     }
 }

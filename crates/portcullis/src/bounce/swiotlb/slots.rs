@@ -15,11 +15,11 @@ use super::areas::OddRun;
 use super::bits::WORD_ORDER;
 use super::config::Constraints;
 use super::cpu::{Cpu, MOST, ORDERS};
-use super::error::{BounceError, Pressure};
 use super::hands::{Found, Lowered, Told};
+use super::pressure::Pressure;
 use super::slot_meta::{ODD, SlotMeta};
 use super::{PAGE, Swiotlb};
-use crate::addr::PhysAddr;
+use crate::bounce::error::DmaMapError;
 use crate::platform::{CopyMemory, LocalCpu, Platform};
 use crate::sync::Ordering;
 
@@ -73,7 +73,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
 
     /// Takes slots for `want` that the CPU's loaded magazine does not have.
     #[cold]
-    pub(super) fn take_slow(&self, want: &Want<'_>) -> Result<Found<'_, P, C>, BounceError> {
+    pub(super) fn take_slow(&self, want: &Want<'_>) -> Result<Found<'_, P, C>, DmaMapError> {
         let mut freed = self.freed.load(Ordering::Acquire);
         // A run of several words may lie where an aligned one does not.
         let odd = match want.order <= WORD_ORDER {
@@ -105,10 +105,10 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         }
         let reach = want.constraints.reach();
         if !self.areas.any_within(reach) {
-            return Err(BounceError::BeyondReach { reach: PhysAddr::new(reach) });
+            return Err(DmaMapError::BeyondReach { last: reach });
         }
         let slots = odd.as_ref().map_or(1 << want.order, |run| run.slots as u64);
-        Err(BounceError::Pressure(self.pressure(slots, freed)))
+        Err(self.pressure(slots, freed).into())
     }
 
     fn pressure(&self, slots: u64, freed: u64) -> Pressure {
@@ -125,14 +125,14 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
 
     /// Computes where a run of slots that is too long for magazines may lie. Slots that are wholly
     /// in front of the mapping are left out.
-    fn odd_run(&self, want: &Want<'_>) -> Result<OddRun, BounceError> {
+    fn odd_run(&self, want: &Want<'_>) -> Result<OddRun, DmaMapError> {
         let (shift, most) = (self.areas.slot_shift(), self.areas.area_bytes());
         let slot = 1 << shift;
         let align = slot.max(want.constraints.min_align() + 1);
         if align > most {
-            return Err(BounceError::Alignment { align, most });
+            return Err(DmaMapError::BeyondReach { last: want.constraints.reach() });
         }
-        let too_long = BounceError::TooLong { len: want.len, offset: want.offset, most };
+        let too_long = DmaMapError::TooLong { len: want.len, most: most - want.offset };
         let end = want.offset.checked_add(want.len).and_then(|end| end.checked_next_multiple_of(slot));
         let end = end.filter(|end| *end <= most).ok_or(too_long)?;
         let skipped = want.offset & !(slot - 1);

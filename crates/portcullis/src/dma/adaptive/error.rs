@@ -1,7 +1,7 @@
 //! What an adaptive ring refuses.
 
 use super::AdaptiveMapping;
-use crate::bounce::pool::{BounceError, BounceMapError};
+use crate::bounce::error::{DmaMapError, DmaUnmapError};
 use crate::dma::RingError;
 use crate::domain::MapListError;
 
@@ -14,7 +14,7 @@ pub enum AdaptiveMapError {
     Ring(#[from] RingError),
     /// By the pool.
     #[error(transparent)]
-    Pool(#[from] BounceMapError),
+    Pool(#[from] DmaMapError),
 }
 
 impl From<MapListError> for AdaptiveMapError {
@@ -32,7 +32,7 @@ pub enum AdaptiveUnmapError {
     Ring(#[from] RingError),
     /// By the pool.
     #[error(transparent)]
-    Pool(#[from] BounceError),
+    Pool(#[from] DmaUnmapError),
 }
 
 /// A mapping that was not unmapped, or a batch that was not committed with it.

@@ -3,7 +3,8 @@
 use super::AdaptiveUnmapFailed;
 use super::book::Choice;
 use crate::addr::{Iova, PageSize};
-use crate::bounce::pool::{BounceError, Way};
+use crate::bounce::error::DmaUnmapError;
+use crate::bounce::pool::Way;
 use crate::dma::{RingError, RingMapping};
 
 /// A buffer that the device has, or a copy of it, until it is [unmapped](super::AdaptiveRing::unmap).
@@ -80,7 +81,7 @@ impl AdaptiveMapping {
     /// Refused, as it is another ring's.
     #[cold]
     pub(super) fn foreign(self, granule: PageSize) -> AdaptiveUnmapFailed {
-        let not_mapped = BounceError::NotMapped { iova: self.iova() };
+        let not_mapped = DmaUnmapError::NotMapped { iova: self.iova() };
         let range = match &self.course {
             Course::Ring(mapping) => mapping.range(granule),
             Course::Pool { .. } => None,

@@ -15,7 +15,8 @@ use self::mapping::Course;
 use self::measure::cost_of;
 use super::{DmaDevice, RingError, RingMapping, RingUnmap, StrictRing, StrictRingConfig};
 use crate::addr::{Direction, DmaSegment, PhysSegment};
-use crate::bounce::pool::{Attributes, BounceDevice, BounceError, BouncePool, Way};
+use crate::bounce::error::DmaUnmapError;
+use crate::bounce::pool::{Attributes, BounceDevice, BouncePool, Way};
 use crate::domain::{MapListError, Policy};
 use crate::iova::ArenaError;
 use crate::mapper::Mapper;
@@ -370,9 +371,14 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
     ///
     /// # Errors
     /// As [`BouncePool::sync_for_cpu`](crate::bounce::pool::BouncePool::sync_for_cpu).
-    pub fn sync_for_cpu(&self, mapping: &AdaptiveMapping, offset: u64, len: u64) -> Result<(), BounceError> {
+    pub fn sync_for_cpu(
+        &self,
+        mapping: &AdaptiveMapping,
+        offset: u64,
+        len: u64,
+    ) -> Result<(), DmaUnmapError> {
         match mapping.course {
-            _ if mapping.ring != self.number => Err(BounceError::NotMapped { iova: mapping.iova() }),
+            _ if mapping.ring != self.number => Err(DmaUnmapError::NotMapped { iova: mapping.iova() }),
             // SAFETY: its token is borrowed, so it does not end meanwhile; its maker promised that syncs of the same bytes do
             // not meet, and what its original is.
             Course::Pool { iova, .. } => unsafe { self.pool.pool().sync_for_cpu(iova, offset, len) },
@@ -392,9 +398,9 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         mapping: &AdaptiveMapping,
         offset: u64,
         len: u64,
-    ) -> Result<(), BounceError> {
+    ) -> Result<(), DmaUnmapError> {
         match mapping.course {
-            _ if mapping.ring != self.number => Err(BounceError::NotMapped { iova: mapping.iova() }),
+            _ if mapping.ring != self.number => Err(DmaUnmapError::NotMapped { iova: mapping.iova() }),
             // SAFETY: as for `sync_for_cpu`.
             Course::Pool { iova, .. } => unsafe { self.pool.pool().sync_for_device(iova, offset, len) },
             Course::Ring(_) => {

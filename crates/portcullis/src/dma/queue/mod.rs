@@ -22,18 +22,18 @@ use super::device::bytes_of;
 use super::ring::number;
 use super::{AdaptiveUnmap, AdaptiveUnmapError, DmaBuffer, RingError, RingMapping, RingUnmap};
 use crate::addr::{Direction, DmaSegment, Iova, IovaRange, PhysSegment};
-use crate::bounce::pool::{Attributes, BounceError};
-use crate::bounce::swiotlb::MappingError;
+use crate::bounce::pool::Attributes;
 use crate::domain::{Ending, MapListError, PolicyWord, UnmapError};
 use crate::iova::ArenaError;
 
+pub use crate::bounce::error::{DmaMapError, DmaUnmapError};
 pub use config::QueueConfig;
 #[cfg(feature = "parts")]
 pub use config::Strategy;
 #[cfg(not(feature = "parts"))]
 use config::Strategy;
 pub use door::{Device, DmaDomain, DmaMask, DomainBuilder};
-pub use error::{DmaMapError, DmaUnmapError, NotMapped, NotUnmapped};
+pub use error::{NotMapped, NotUnmapped};
 pub use machine::Machine;
 pub use mapping::{Ended, Mapping, RawMapping};
 pub use object::AnyQueue;
@@ -278,8 +278,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
                     return Err(MapListError::NoRoom { needed, room }.into());
                 }
                 // SAFETY: the caller's promise.
-                let mapping =
-                    unsafe { device.map(list, direction, self.attributes) }.map_err(DmaMapError::of_pool)?;
+                let mapping = unsafe { device.map(list, direction, self.attributes) }?;
                 let ring = queue | Kind::Pool(mapping.way()).bits();
                 let (first, neighbours) = (mapping.iova(), mapping.len());
                 Ok((mapping.write_segments(out), RingMapping { first, bytes: 0, neighbours, ring }))
@@ -415,11 +414,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
             (Lane::Swiotlb(copies), Kind::Swiotlb { is_list }) => {
                 // SAFETY: as for a pool.
                 let ended = unsafe { copies.unmap(Copied { first, is_list, word: neighbours }) };
-                let lost = |error: MappingError| NotUnmapped {
-                    mapping: None,
-                    waits: false,
-                    error: DmaUnmapError::of_swiotlb(error),
-                };
+                let lost = |error| NotUnmapped { mapping: None, waits: false, error };
                 ended.map(|()| Ended::Done(())).map_err(lost)
             }
             // One that did not fit into the ring.
@@ -492,17 +487,15 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     #[inline]
     fn ended_copy(
         &mut self,
-        ended: Result<(), BounceError>,
+        ended: Result<(), DmaUnmapError>,
     ) -> Result<Ended<(), ()>, NotUnmapped<RawMapping>> {
         match ended {
             Ok(()) => Ok(Ended::Done(())),
-            Err(BounceError::Direct(error)) => Err(self.not_ended(error)),
-            Err(error @ BounceError::Unconfirmed { .. }) => {
-                self.owed += 1;
-                Err(NotUnmapped { mapping: None, waits: true, error: DmaUnmapError::of_pool(error) })
-            }
+            Err(DmaUnmapError::Unmap(error)) => Err(self.not_ended(error)),
             Err(error) => {
-                Err(NotUnmapped { mapping: None, waits: false, error: DmaUnmapError::of_pool(error) })
+                let waits = matches!(error, DmaUnmapError::Unconfirmed { .. });
+                self.owed += usize::from(waits);
+                Err(NotUnmapped { mapping: None, waits, error })
             }
         }
     }
@@ -586,7 +579,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
                 let one = [DmaSegment { iova, len: core.neighbours }];
                 let pieces = if is_list { copies.list(core.neighbours as usize) } else { &one[..] };
                 // SAFETY: as for a pool, below.
-                return unsafe { copies.sync(pieces, side, part) }.map_err(DmaUnmapError::of_swiotlb);
+                return unsafe { copies.sync(pieces, side, part) };
             }
             _ => {
                 match side {
@@ -598,13 +591,12 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         };
         // SAFETY: the mapping is borrowed, so it does not end meanwhile; each caller of this borrows the
         // queue for itself, so no two syncs meet; its maker promised what its original is.
-        let synced = unsafe {
+        unsafe {
             match side {
                 Side::Cpu => pool.sync_for_cpu(iova, offset, len),
                 Side::Device => pool.sync_for_device(iova, offset, len),
             }
-        };
-        synced.map_err(DmaUnmapError::of_pool)
+        }
     }
 }
 

@@ -3,9 +3,9 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use super::{DmaMapError, Machine};
+use super::{DmaMapError, DmaUnmapError, Machine};
 use crate::addr::{Direction, DmaSegment, Iova, PhysAddr, PhysSegment};
-use crate::bounce::swiotlb::{Constraints, MappingError, Swiotlb};
+use crate::bounce::swiotlb::{Constraints, Swiotlb};
 use crate::domain::MapListError;
 
 /// The pool, what the device asks of its addresses, and the lists that are mapped.
@@ -67,8 +67,7 @@ impl<X: Machine> Copies<X> {
     #[inline]
     unsafe fn map_piece(&self, piece: PhysSegment, direction: Direction) -> Result<DmaSegment, DmaMapError> {
         // SAFETY: the caller's promise.
-        let mapped = unsafe { self.pool.map_piece(piece, direction, &self.constraints) };
-        let mapped = mapped.map_err(DmaMapError::of_swiotlb)?;
+        let mapped = unsafe { self.pool.map_piece(piece, direction, &self.constraints) }?;
         Ok(DmaSegment { iova: Iova::new(mapped.phys.get()), len: mapped.len })
     }
 
@@ -108,7 +107,7 @@ impl<X: Machine> Copies<X> {
     /// # Safety
     /// It is of this queue, and has not ended; what was promised of its memory holds until this returns.
     #[inline]
-    pub(super) unsafe fn unmap(&mut self, copied: Copied) -> Result<(), MappingError> {
+    pub(super) unsafe fn unmap(&mut self, copied: Copied) -> Result<(), DmaUnmapError> {
         match copied {
             // SAFETY: the caller's promise.
             Copied { is_list: true, word, .. } => unsafe { self.unmap_list(word as usize) },
@@ -122,7 +121,7 @@ impl<X: Machine> Copies<X> {
     /// # Safety
     /// As [`unmap`](Self::unmap).
     #[inline(never)]
-    unsafe fn unmap_list(&mut self, index: usize) -> Result<(), MappingError> {
+    unsafe fn unmap_list(&mut self, index: usize) -> Result<(), DmaUnmapError> {
         let mut result = Ok(());
         for segment in self.lists[index].drain(..) {
             // SAFETY: the caller's promise.
@@ -147,7 +146,7 @@ impl<X: Machine> Copies<X> {
         pieces: &[DmaSegment],
         side: Side,
         (offset, len): (u64, u64),
-    ) -> Result<(), MappingError> {
+    ) -> Result<(), DmaUnmapError> {
         let (end, mut begins) = (offset.saturating_add(len), 0_u64);
         for segment in pieces {
             let (first, last) = (offset.max(begins), end.min(begins.saturating_add(segment.len)));

@@ -1,0 +1,142 @@
+//! What can go wrong with a mapping: one type for maps, one for their ends. Queues return them, and so do the pools that
+//! queues copy through.
+
+use super::swiotlb::Pressure;
+use crate::addr::{Iova, IovaRange};
+use crate::domain::{MapListError, UnmapError};
+use crate::invalidation::InvalidationError;
+
+/// A list that was not mapped. Nothing of it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DmaMapError {
+    /// The queue's ring has no room: unmap, or commit what waits, and map again.
+    #[error("the queue's ring is full: what is unmapped must be committed first")]
+    Full,
+    /// The machine's pool of buffers to copy through is full now: wait, and map again.
+    #[error(transparent)]
+    Pressure(#[from] Pressure),
+    /// The list, its addresses, or the tables. After [`MapListError::Unconfirmed`] **devices may reach the list**, until a
+    /// [commit](crate::dma::Queue::commit) succeeds.
+    #[error(transparent)]
+    List(#[from] MapListError),
+    /// A buffer is longer than what the queue maps or copies at once.
+    #[error("{len:#x} bytes in one piece: the queue maps up to {most:#x}")]
+    TooLong {
+        /// Bytes of the buffer.
+        len: u64,
+        /// The most that there may be.
+        most: u64,
+    },
+    /// No memory for a buffer to copy through, also after idle ones were evicted.
+    #[error("no {bytes:#x} bytes of memory to copy through; the pool's slots hold {held:#x}")]
+    NoBuffer {
+        /// Bytes that were wanted.
+        bytes: u64,
+        /// Bytes in buffers of slots, all of them in use.
+        held: u64,
+    },
+    /// No memory to keep account by.
+    #[error("no memory to keep account of a mapping")]
+    OutOfMemory,
+    /// An untrusted device's mapping shares a granule with other data, so it must be copied, and its owner does not sync, so it
+    /// must not be.
+    #[error("a persistent mapping of {len:#x} bytes for an untrusted device does not cover whole granules")]
+    PersistentPart {
+        /// Bytes of the list.
+        len: u64,
+    },
+    /// All memory to copy through is beyond the device's reach, or not aligned as it asks.
+    #[error("the device reaches addresses up to {last:#x}, and no memory to copy through lies there")]
+    BeyondReach {
+        /// The highest address that the device can put on the bus.
+        last: u64,
+    },
+}
+
+impl DmaMapError {
+    /// Whether it may be tried again, once something of the queue (or of the machine's pool) has ended.
+    pub fn is_full(&self) -> bool {
+        matches!(self, Self::Full | Self::Pressure(_))
+    }
+
+    /// Whether devices may reach the list although it is not mapped.
+    pub fn may_be_reached(&self) -> bool {
+        matches!(self, Self::List(MapListError::Unconfirmed { .. }))
+    }
+}
+
+/// Why a mapping has not ended, a batch is not committed, or bytes are not synced.
+///
+/// After [`Unconfirmed`](Self::Unconfirmed) and [`StillMapped`](Self::StillMapped), whether of an unmap or of a commit, **devices
+/// may still reach the memory** of what waits, all of which goes on waiting: another commit tries again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DmaUnmapError {
+    /// The mapping is another queue's. It was not touched.
+    #[error("a mapping of another queue")]
+    OtherQueue,
+    /// The hardware did not confirm.
+    #[error("what is unmapped devices may still reach: {error}")]
+    Unconfirmed {
+        /// Why not.
+        error: InvalidationError,
+    },
+    /// A part of a large page that was unmapped by number could not be split.
+    #[error("devices still reach {kept:#x} bytes of {range}")]
+    StillMapped {
+        /// What was to be unmapped.
+        range: IovaRange,
+        /// Bytes that still are mapped.
+        kept: u64,
+    },
+    /// A mapping by itself.
+    #[error(transparent)]
+    Unmap(#[from] UnmapError),
+    /// No copy begins at the address: it is over, as another caller ended it by number, or never was. Nothing is changed.
+    #[error("{iova} is the address of no copy")]
+    NotMapped {
+        /// The address.
+        iova: Iova,
+    },
+    /// Some of the bytes are not the mapping's, or, where it was to end, they are not all of it. Nothing is changed, or copied.
+    #[error("{len:#x} bytes from {offset:#x} on: the mapping at {iova} has {mapped:#x}")]
+    OutOfRange {
+        /// Where the mapping begins.
+        iova: Iova,
+        /// The first byte.
+        offset: u64,
+        /// How many.
+        len: u64,
+        /// Bytes of the mapping.
+        mapped: u64,
+    },
+    /// Another caller is syncing or unmapping this mapping, by number.
+    #[error("the mapping at {iova} is being synced or unmapped by another caller")]
+    Busy {
+        /// Where it begins.
+        iova: Iova,
+    },
+}
+
+impl DmaUnmapError {
+    /// Whether it is of a commit, which another one tries again.
+    pub fn is_of_commit(&self) -> bool {
+        matches!(self, Self::Unconfirmed { .. } | Self::StillMapped { .. })
+    }
+}
+
+impl From<InvalidationError> for DmaUnmapError {
+    fn from(error: InvalidationError) -> Self {
+        Self::Unconfirmed { error }
+    }
+}
+
+/// Whether the mapping of `mapped` bytes at `iova` has `len` bytes from `offset` on.
+#[inline]
+pub(super) fn inside(iova: Iova, mapped: u64, (offset, len): (u64, u64)) -> Result<(), DmaUnmapError> {
+    match offset.checked_add(len) {
+        Some(end) if end <= mapped => Ok(()),
+        _ => Err(DmaUnmapError::OutOfRange { iova, offset, len, mapped }),
+    }
+}
