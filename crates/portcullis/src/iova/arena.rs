@@ -10,7 +10,7 @@
 //! # What it guarantees
 //! - No two live reservations overlap, whatever the order in which they are freed.
 //! - Nothing but [`new`](RingArena::new) allocates. Freeing what was handed out cannot fail.
-//! - A range that is freed twice, or in part, is refused and nothing is changed.
+//! - A range that is freed twice, or a part of one, is refused and nothing is changed.
 //!
 //! # How
 //! All that lives lies on one arc of the ring, from the oldest live reservation (`tail`) to the end of the
@@ -23,7 +23,6 @@ mod bits;
 mod colour;
 mod error;
 mod granules;
-mod run;
 
 use self::bits::{Edges, Span};
 use self::granules::{granules_for, granules_of, granules_per_large};
@@ -267,30 +266,23 @@ impl RingArena {
         Some(range)
     }
 
-    /// Frees what [`reserve`](Self::reserve) returned, in any order. Nothing may be mapped there any more, and
-    /// no device may reach it: the addresses are handed out again.
+    /// Frees what [`reserve`](Self::reserve) returned, in any order, or at once several reservations that lie side by side, such
+    /// as a batch of descriptors. Nothing may be mapped there any more, and no device may reach it: the addresses are handed out
+    /// again.
     ///
-    /// In order O(1), plus one word read for each 64 granules of the reservation; freeing the oldest after
+    /// In order O(1), plus one word read for each 64 granules of the range; freeing the oldest after
     /// others, one word more for each 64 granules that it sets free. Never allocates or waits. For any context in
     /// which the caller owns the queue.
     ///
     /// # Errors
-    /// [`ArenaError::NotReserved`] for what is not handed out, or was freed before; [`ArenaError::Mismatch`]
-    /// for a part of a reservation, or more than one. Nothing is changed then. Neither happens for a live
-    /// reservation as it was handed out.
+    /// [`ArenaError::NotReserved`] where live reservations are not just the range: where a part of it is not handed out, or was
+    /// freed before, or is a part of a reservation. Nothing is changed then. It does not happen for a live reservation as it was
+    /// handed out.
     #[inline]
     pub fn free(&mut self, range: IovaRange) -> Result<(), ArenaError> {
-        let Some(span) = self.span_of(range).filter(|span| self.edges.is_exact(*span)) else {
-            return Err(self.mismatch(range));
-        };
-        self.edges.remove(span);
-        self.removed(span, 1);
-        Ok(())
-    }
-
-    /// The `count` reservations that covered `span` were removed.
-    #[inline]
-    fn removed(&mut self, span: Span, count: u32) {
+        let span = self.span_of(range);
+        let removed = span.and_then(|span| Some((span, self.edges.remove_run(span)?)));
+        let (span, count) = removed.ok_or(ArenaError::NotReserved { range })?;
         self.live -= count;
         self.live_granules -= span.last - span.first + 1;
         if self.live > 0 && (span.first..=span.last).contains(&self.tail) {
@@ -298,6 +290,7 @@ impl RingArena {
             let next = self.edges.next_first(span.last + 1).or_else(|| self.edges.next_first(0));
             self.tail = next.unwrap_or(self.head);
         }
+        Ok(())
     }
 
     /// Gives the range back to `space`, the one it came from. All must be unmapped and freed.
@@ -385,22 +378,6 @@ impl RingArena {
             capacity: self.capacity(),
             reservations: self.live,
             oldest: self.address(self.tail),
-        }
-    }
-
-    /// Why `range` cannot be freed.
-    #[cold]
-    fn mismatch(&self, range: IovaRange) -> ArenaError {
-        // Of what lies in the ring, the positions that are touched.
-        let end = Iova::new(self.base.get() + (self.capacity() - 1));
-        let (first, last) = (range.start().max(self.base), range.last().min(end));
-        if first > last {
-            return ArenaError::NotReserved { range };
-        }
-        let position = |at: Iova| ((at.get() - self.base.get()) >> self.granule.shift()) as u32;
-        match self.edges.overlapping(Span { first: position(first), last: position(last) }) {
-            Some(span) => ArenaError::Mismatch { range, reserved: self.range_of(span) },
-            None => ArenaError::NotReserved { range },
         }
     }
 

@@ -34,7 +34,7 @@ impl DmaUnmapError {
         match error {
             RingError::Unconfirmed { error, .. } => Self::Unconfirmed { error },
             RingError::StillMapped { range, kept } => Self::StillMapped { range, kept },
-            RingError::Arena(ArenaError::NotReserved { range } | ArenaError::Mismatch { range, .. }) => {
+            RingError::Arena(ArenaError::NotReserved { range }) => {
                 Self::Unmap(UnmapError::NotMapped { range, unmapped: 0 })
             }
             // Nothing else comes of the end of a mapping.

@@ -38,7 +38,11 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         self.unlinked.clear();
         let unmaps = core::mem::take(&mut self.unmapped);
         if let Some(arena) = &mut self.arena {
-            self.waiting.drain(..).chain(self.unconfirmed.drain(..)).for_each(|run| arena.free_run(run));
+            for run in self.waiting.drain(..).chain(self.unconfirmed.drain(..)) {
+                // Reservations side by side, each of which waited once.
+                let freed = arena.free(run);
+                debug_assert!(freed.is_ok());
+            }
             let tally = core::mem::take(&mut self.tally);
             let closed = core::mem::take(&mut self.closing);
             domain.settle(Tally { unmaps: unmaps as u64, closed, ..tally });

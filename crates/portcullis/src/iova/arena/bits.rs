@@ -42,13 +42,6 @@ impl Edges {
         self.words[index(span.last)].last |= bit(span.last);
     }
 
-    /// Removes a span that is in the set.
-    #[inline]
-    pub fn remove(&mut self, span: Span) {
-        self.words[index(span.first)].first &= !bit(span.first);
-        self.words[index(span.last)].last &= !bit(span.last);
-    }
-
     /// Removes the spans that cover `span` side by side, without a gap. How many those were; `None`, with nothing
     /// changed, where they do not. One word for each 64 positions.
     #[inline]
@@ -81,60 +74,19 @@ impl Edges {
         Some(count)
     }
 
-    /// The first span that begins at `from` or later.
-    pub fn next_span(&self, from: u32) -> Option<Span> {
-        let first = self.next_first(from)?;
-        Some(Span { first, last: next(&self.words, first, |word| word.last)? })
-    }
-
-    /// Whether this very span is in the set. One word for each 64 positions of it.
-    #[inline]
-    pub fn is_exact(&self, span: Span) -> bool {
-        // What begins here ends at the next end, as spans are disjoint. No search looks further than the span.
-        let words = &self.words[..=index(span.last)];
-        words[index(span.first)].first & bit(span.first) != 0
-            && next(words, span.first, |word| word.last) == Some(span.last)
-    }
-
     /// The first position from `from` on at which a span begins.
     #[inline]
     pub fn next_first(&self, from: u32) -> Option<u32> {
-        next(&self.words, from, |word| word.first)
-    }
-
-    /// The lowest span that shares a position with `span`. O(positions / 64).
-    pub fn overlapping(&self, span: Span) -> Option<Span> {
-        let last = next(&self.words, span.first, |word| word.last)?;
-        let first = self.begin_of(last)?;
-        (first <= span.last).then_some(Span { first, last })
-    }
-
-    /// Where the span that ends at `last` begins.
-    fn begin_of(&self, last: u32) -> Option<u32> {
-        let mut mask = u64::MAX >> (63 - last % 64);
-        for at in (0..=index(last)).rev() {
-            let word = self.words[at].first & mask;
-            if word != 0 {
-                return Some(at as u32 * 64 + 63 - word.leading_zeros());
+        let mut mask = u64::MAX << (from % 64);
+        for (at, word) in self.words.iter().enumerate().skip(index(from)) {
+            let first = word.first & mask;
+            if first != 0 {
+                return Some(at as u32 * 64 + first.trailing_zeros());
             }
             mask = u64::MAX;
         }
         None
     }
-}
-
-/// The first bit from `from` on.
-#[inline]
-fn next(words: &[Word], from: u32, side: impl Fn(&Word) -> u64) -> Option<u32> {
-    let mut mask = u64::MAX << (from % 64);
-    for (at, word) in words.iter().enumerate().skip(index(from)) {
-        let word = side(word) & mask;
-        if word != 0 {
-            return Some(at as u32 * 64 + word.trailing_zeros());
-        }
-        mask = u64::MAX;
-    }
-    None
 }
 
 fn index(position: u32) -> usize {

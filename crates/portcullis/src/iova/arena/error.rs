@@ -59,19 +59,12 @@ pub enum ArenaError {
         /// Where the one begins that must be freed first.
         oldest: Iova,
     },
-    /// Nothing of the range is reserved: it was freed before, or it is not of this arena.
-    #[error("{range} is freed, but nothing of it is reserved")]
+    /// The range is no reservation, nor several side by side: some of it was freed before, or is only a part of one, or is not
+    /// of this arena.
+    #[error("{range} is freed, but that is not what is reserved")]
     NotReserved {
         /// What was to be freed.
         range: IovaRange,
-    },
-    /// A reservation is freed as a whole or not at all.
-    #[error("{range} is freed, but what is reserved there is {reserved}")]
-    Mismatch {
-        /// What was to be freed.
-        range: IovaRange,
-        /// The lowest live reservation that it overlaps.
-        reserved: IovaRange,
     },
     /// The arena is given back while something of it may be mapped.
     #[error("the ring still has {reservations} reservations of {bytes:#x} bytes, the oldest at {oldest}")]
