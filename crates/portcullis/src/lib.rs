@@ -116,6 +116,7 @@ mod dice;
 pub mod dma;
 pub mod domain;
 pub mod exposure;
+mod guard;
 pub mod invalidation;
 #[cfg(feature = "parts")]
 pub mod iova;

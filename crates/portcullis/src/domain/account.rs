@@ -1,6 +1,7 @@
 //! What each CPU counts of a domain, the neighbours of live mappings among it.
 
 use crate::exposure::{ByteTime, Bytes, Level};
+use crate::guard::Guard;
 use crate::percpu::{Counter, PerCpu};
 use crate::platform::LocalCpu;
 use crate::sync::{AtomicU64, Mutex, Ordering};
@@ -105,9 +106,9 @@ impl Page<'_> {
     /// The same with the clock read. Where that panics, the bytes are counted, and the next change reads it.
     #[cold]
     pub(super) fn change_now(self, bytes: u64, clock: impl FnOnce() -> u64) {
-        let uncounted = Uncounted(self, bytes);
+        let uncounted = Guard::new(|| self.add(|book| &book.neighbours, bytes));
         let now_ns = clock();
-        core::mem::forget(uncounted);
+        uncounted.done();
         let next = self.jump(bytes, ByteTime::default(), now_ns);
         self.book.until_sample.store(next - 1, Ordering::Relaxed);
     }
@@ -128,15 +129,6 @@ impl Page<'_> {
         self.book.neighbours.add(self.alone, bytes);
         level.jump(self.book.neighbour_bytes());
         level.next_sample()
-    }
-}
-
-/// A change that is not counted yet. Dropped, it is.
-struct Uncounted<'a>(Page<'a>, u64);
-
-impl Drop for Uncounted<'_> {
-    fn drop(&mut self) {
-        self.0.add(|book| &book.neighbours, self.1);
     }
 }
 

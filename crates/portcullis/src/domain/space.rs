@@ -19,6 +19,7 @@ use super::policy::AtomicPolicy;
 use super::{MapListError, Policy};
 use crate::addr::{Iova, IovaRange, PageSize, Permissions, PhysAddr, PhysSegment};
 use crate::broken::broken;
+use crate::guard::Guard;
 use crate::invalidation::{Flush, FlushQueue, Gather, InvalidationError};
 use crate::iova::{IovaError, IovaSpace, Own, SpaceConfig};
 use crate::mapper::Mapper;
@@ -355,13 +356,13 @@ impl<M: Mapper, P: Platform> PlatformEvents for Domain<M, P> {
             return;
         }
         // Should this fail or panic, devices still reach them: it is tried again later, as no caller is here to be told.
-        let again = Again(self);
+        let again = Guard::new(|| self.set_timer(self.retry_ns()));
         self.flush_queue.end_timers();
         // After it: what comes later asks for a timer again.
         if !self.flush_queue.is_pending(&self.platform) {
-            core::mem::forget(again);
+            again.done();
         } else if self.flush().is_ok() {
-            core::mem::forget(again);
+            again.done();
             // So that what has waited on CPUs that defer nothing any more is counted for no longer
             // than it did.
             self.flush_queue.tell(&self.platform);
@@ -378,15 +379,6 @@ impl<M: Mapper, P: Platform> PlatformEvents for Domain<M, P> {
             }
         }
         self.space.drain_cpu(&self.platform, index);
-    }
-}
-
-/// Has the timer come again when it is dropped, also where a mapper or the platform panics.
-struct Again<'a, M: Mapper, P: Platform>(&'a Domain<M, P>);
-
-impl<M: Mapper, P: Platform> Drop for Again<'_, M, P> {
-    fn drop(&mut self) {
-        self.0.set_timer(self.0.retry_ns());
     }
 }
 

@@ -34,6 +34,7 @@ use arrayvec::ArrayVec;
 
 use super::{Invalidation, InvalidationError, InvalidationQueue, Request};
 use crate::addr::{DeviceId, DomainId, IovaRange};
+use crate::guard::Guard;
 use crate::sync::{AtomicU64, Mutex, Ordering, fence};
 
 /// Devices with a TLB of their own that a domain can have.
@@ -86,21 +87,22 @@ impl DeviceTlbs {
     /// [`InvalidationError`]: it is not added, and must not fetch translations.
     pub fn add<Q: InvalidationQueue>(&self, device: DeviceId, queue: &Q) -> Result<(), InvalidationError> {
         let number = number(device);
-        let Some(coming) = self.take_place(number)? else {
+        let Some(place) = self.take_place(number)? else {
             return Ok(());
         };
+        // Also where the queue panics.
+        let coming = Guard::new(|| self.free(place, number | COMING));
         // Between the set and the walks for the device, as the module's comment says.
         fence(Ordering::SeqCst);
         queue.invalidate(self.domain, Invalidation::Domain)?;
-        let place = coming.place;
-        core::mem::forget(coming);
+        coming.done();
         // Release: a CPU that finds it there comes after that invalidation. No other caller changes the place of one that is coming.
         place.store(number, Ordering::Release);
         Ok(())
     }
 
     /// A place for a device that is coming; `None` where it is there already.
-    fn take_place(&self, number: u64) -> Result<Option<InTheSet<'_>>, InvalidationError> {
+    fn take_place(&self, number: u64) -> Result<Option<&AtomicU64>, InvalidationError> {
         let _adding = self.adding.lock();
         if self.place(number).is_some() {
             return Ok(None);
@@ -116,7 +118,7 @@ impl DeviceTlbs {
             .iter()
             .find(|place| place.compare_exchange(FREE, value, Ordering::Relaxed, Ordering::Relaxed).is_ok());
         match taken {
-            Some(place) => Ok(Some(InTheSet { set: self, place, value })),
+            Some(place) => Ok(Some(place)),
             None => {
                 self.count.fetch_sub(1, Ordering::Release);
                 Err(InvalidationError::TooManyDevices { limit: MOST_DEVICE_TLBS })
@@ -146,7 +148,7 @@ impl DeviceTlbs {
         let value = number(device);
         if let Some(place) = self.place(value) {
             queue.invalidate(self.domain, Invalidation::DeviceTlb { device, range: None })?;
-            drop(InTheSet { set: self, place, value });
+            self.free(place, value);
         }
         Ok(())
     }
@@ -162,7 +164,7 @@ impl DeviceTlbs {
     pub unsafe fn forget(&self, device: DeviceId) {
         let value = number(device);
         if let Some(place) = self.place(value) {
-            drop(InTheSet { set: self, place, value });
+            self.free(place, value);
         }
     }
 
@@ -253,22 +255,12 @@ impl DeviceTlbs {
         // Acquire: after the invalidation of an `add` that is done.
         self.places.iter().find(|place| place.load(Ordering::Acquire) == value)
     }
-}
 
-/// A device's place; it is free again when this is dropped, also when a queue panics.
-struct InTheSet<'a> {
-    set: &'a DeviceTlbs,
-    place: &'a AtomicU64,
-    /// What is in it, unless another call has taken the device out.
-    value: u64,
-}
-
-impl Drop for InTheSet<'_> {
-    fn drop(&mut self) {
+    /// Frees a device's place, in which `value` is, unless another call has taken the device out.
+    fn free(&self, place: &AtomicU64, value: u64) {
         // Release: who finds the place free, or counts none, is after the device was told to forget everything.
-        let freed = self.place.compare_exchange(self.value, FREE, Ordering::Release, Ordering::Relaxed);
-        if freed.is_ok() {
-            self.set.count.fetch_sub(1, Ordering::Release);
+        if place.compare_exchange(value, FREE, Ordering::Release, Ordering::Relaxed).is_ok() {
+            self.count.fetch_sub(1, Ordering::Release);
         }
     }
 }

@@ -17,31 +17,9 @@ use super::marked::{is_broken, put_back};
 use super::place::Position;
 use super::table::{Conflict, NewTable, PageTable};
 use crate::addr::PhysAddr;
+use crate::guard::Guard;
 use crate::platform::Frames;
 use crate::sync::{AtomicU64, Ordering};
-
-/// An entry that the walker must be shown. Dropping it shows the entry, too, as cleaning may have
-/// panicked.
-struct Unseen<'a, F: Frames, X: Format> {
-    owner: &'a PageTable<F, X>,
-    word: &'a AtomicU64,
-    value: u64,
-}
-
-impl<F: Frames, X: Format> Unseen<'_, F, X> {
-    fn show(&self) {
-        self.owner.clean(core::slice::from_ref(self.word));
-        self.word.store(self.value, Ordering::Release);
-        self.owner.clean(core::slice::from_ref(self.word));
-    }
-}
-
-impl<F: Frames, X: Format> Drop for Unseen<'_, F, X> {
-    #[cold]
-    fn drop(&mut self) {
-        self.show();
-    }
-}
 
 impl<F: Frames, X: Format> PageTable<F, X> {
     /// Returns where the walk for `iova` begins.
@@ -68,9 +46,14 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     /// there. If cleaning panics it is tried again, as no other CPU takes the mark off.
     pub(super) fn show(&self, word: &AtomicU64, value: u64) {
         if !F::COHERENT {
-            let unseen = Unseen { owner: self, word, value };
-            unseen.show();
-            core::mem::forget(unseen);
+            let show = || {
+                self.clean(core::slice::from_ref(word));
+                word.store(value, Ordering::Release);
+                self.clean(core::slice::from_ref(word));
+            };
+            let again = Guard::new(show);
+            show();
+            again.done();
         }
     }
 

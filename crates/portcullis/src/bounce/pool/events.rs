@@ -2,7 +2,7 @@
 //! what was not confirmed, and a slot that is released leaves what it kept to the others.
 
 use super::BouncePool;
-use super::idle::NotAsked;
+use crate::guard::Guard;
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform, PlatformEvents};
 
@@ -24,31 +24,23 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
 impl<M: Mapper, P: Platform, C: CopyMemory> PlatformEvents for BouncePool<M, P, C> {
     fn timer(&self) {
         let Some(at) = self.idle.at_ns() else { return };
-        let again = Again(self);
-        let not_asked = NotAsked::new(&self.idle);
+        // Also where what it comes for panics.
+        let again = Guard::new(|| self.look_later());
+        let not_asked = self.idle.not_asked();
         if self.domain.platform().now_ns() < at {
             // Forgotten, maybe, for the deadline that has come now.
             self.domain.platform().wake_at(at);
             not_asked.done();
-            core::mem::forget(again);
+            again.done();
             return;
         }
         // Acquire, and first: what comes from now on asks again, and what came before is seen.
         drop(not_asked);
         self.trim_idle();
-        core::mem::forget(again);
+        again.done();
     }
 
     fn cpu_released(&self, index: usize) {
         self.collect(Some(index));
-    }
-}
-
-/// Has the timer come again when it is dropped: where what it came for panics.
-struct Again<'a, M: Mapper, P: Platform, C: CopyMemory>(&'a BouncePool<M, P, C>);
-
-impl<M: Mapper, P: Platform, C: CopyMemory> Drop for Again<'_, M, P, C> {
-    fn drop(&mut self) {
-        self.0.look_later();
     }
 }

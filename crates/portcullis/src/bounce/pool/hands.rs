@@ -2,6 +2,7 @@
 
 use super::BouncePool;
 use super::slot::{Magazine, NO_GROUP, Phase, index_of, link_to};
+use crate::guard::Guard;
 use crate::invalidation::Gather;
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
@@ -39,31 +40,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Drop for Held<'_, M, P, C> {
         if magazine.slots > 0 {
             pool.with_depot(class, |depot| depot.put(&pool.slots, kind, magazine));
         }
-    }
-}
-
-/// A free slot that is about to be lent, or has just come back. Dropped, it goes to the depot, and what is in its buffer
-/// may be handed to no device.
-pub(super) struct InHand<'a, M: Mapper, P: Platform, C: CopyMemory> {
-    pool: &'a BouncePool<M, P, C>,
-    class: usize,
-    kind: usize,
-    index: usize,
-}
-
-impl<M: Mapper, P: Platform, C: CopyMemory> InHand<'_, M, P, C> {
-    /// It is lent, or in a list.
-    #[inline(always)]
-    pub(super) fn done(self) {
-        core::mem::forget(self);
-    }
-}
-
-impl<M: Mapper, P: Platform, C: CopyMemory> Drop for InHand<'_, M, P, C> {
-    // By value from here on, and so in registers: what is dropped by a function of its own must be in memory.
-    #[inline]
-    fn drop(&mut self) {
-        self.pool.take_from_hand(self.class, self.kind, self.index);
     }
 }
 
@@ -161,10 +137,11 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         held.store();
     }
 
-    /// The slot `index`, which the caller has taken.
+    /// The free slot `index`, which the caller has taken, and which is about to be lent, or has just come back: until it is done,
+    /// as it is lent, or in a list. Dropped, it goes to the depot, and what is in its buffer may be handed to no device.
     #[inline(always)]
-    pub(super) fn in_hand(&self, class: usize, kind: usize, index: usize) -> InHand<'_, M, P, C> {
-        InHand { pool: self, class, kind, index }
+    pub(super) fn in_hand(&self, class: usize, kind: usize, index: usize) -> Guard<impl FnMut()> {
+        Guard::new(move || self.take_from_hand(class, kind, index))
     }
 
     #[cold]

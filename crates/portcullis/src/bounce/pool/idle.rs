@@ -6,6 +6,7 @@
 //! set); of the CPUs' magazines, all, when no mapping was made since.
 
 use super::BouncePool;
+use crate::guard::Guard;
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
 use crate::sync::{AtomicU64, Ordering};
@@ -37,6 +38,11 @@ impl Idle {
         (at != NEVER).then_some(at)
     }
 
+    /// A time is set, and the platform does not know it yet. Dropped, the next that wants one sets it anew.
+    pub(super) fn not_asked(&self) -> Guard<impl FnMut()> {
+        Guard::new(|| _ = self.at_ns.swap(NEVER, Ordering::Acquire))
+    }
+
     /// Whether no mapping was made since the last call: `bounced` were by now.
     pub(super) fn is_quiet(&self, bounced: u64) -> bool {
         self.bounced.swap(bounced, Ordering::Relaxed) == bounced
@@ -50,31 +56,12 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             return;
         }
         let platform = self.domain.platform();
-        let not_asked = NotAsked::new(&self.idle);
+        let not_asked = self.idle.not_asked();
         let at = platform.now_ns().saturating_add(self.config.idle_ns.max(SHORTEST_NS)).min(NEVER - 1);
         // Release: the timer that takes an earlier time away sees what there was until now.
         if self.idle.at_ns.fetch_min(at, Ordering::Release) == NEVER {
             platform.wake_at(at);
         }
         not_asked.done();
-    }
-}
-
-/// A time that is set, and that the platform does not know yet. Dropped, the next that wants one sets it anew.
-pub(super) struct NotAsked<'a>(&'a Idle);
-
-impl<'a> NotAsked<'a> {
-    pub(super) fn new(idle: &'a Idle) -> Self {
-        Self(idle)
-    }
-
-    pub(super) fn done(self) {
-        core::mem::forget(self);
-    }
-}
-
-impl Drop for NotAsked<'_> {
-    fn drop(&mut self) {
-        self.0.at_ns.swap(NEVER, Ordering::Acquire);
     }
 }

@@ -1,11 +1,12 @@
 //! Where slots with a buffer come from and go to: the CPU's magazines, the depot, new memory.
 
 use super::BouncePool;
-use super::hands::{InHand, Populating};
+use super::hands::Populating;
 use super::slot::{Phase, Slot};
 use crate::addr::{Direction, PhysAddr, PhysSegment};
 use crate::bounce::error::DmaMapError;
 use crate::domain::{Fate, LinkFailed};
+use crate::guard::Guard;
 use crate::invalidation::Gather;
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, LocalCpu, Platform};
@@ -62,7 +63,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let mut in_hand = Some(self.in_hand(class, kind, index));
         let push = |this_cpu: &LocalCpu<'_>| {
             self.cpus.with(Some(this_cpu), |cpu| {
-                in_hand.take().into_iter().for_each(InHand::done);
+                in_hand.take().into_iter().for_each(Guard::done);
                 cpu.push(&self.slots, (class, kind), index, most)
             })
         };
@@ -77,14 +78,14 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     #[inline(never)]
     fn give_back_slow(
         &self,
-        mut in_hand: Option<InHand<'_, M, P, C>>,
+        mut in_hand: Option<Guard<impl FnMut()>>,
         (class, kind): (usize, usize),
         index: usize,
     ) {
         let most = self.layout.magazine_slots(class);
         let depot = &self.depots[class];
         self.domain.platform().with_cpu(|this_cpu| {
-            in_hand.take().into_iter().for_each(InHand::done);
+            in_hand.take().into_iter().for_each(Guard::done);
             match self.cpus.with(this_cpu, |cpu| cpu.push(&self.slots, (class, kind), index, most)) {
                 Some(None) => {}
                 Some(Some(full)) => depot.lock().put(&self.slots, kind, full),

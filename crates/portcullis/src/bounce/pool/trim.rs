@@ -9,6 +9,7 @@ use super::hands::Evicted;
 use super::slot::Phase;
 use crate::addr::Direction;
 use crate::domain::Reserved;
+use crate::guard::Guard;
 use crate::invalidation::{Gather, InvalidationError};
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
@@ -177,20 +178,12 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     }
 }
 
-/// A pool that ends. Dropped, it gives up the addresses of what is in its map: all of them where something below panics or fails.
-struct Leaving<'a, M: Mapper, P: Platform, C: CopyMemory>(&'a BouncePool<M, P, C>);
-
-impl<M: Mapper, P: Platform, C: CopyMemory> Drop for Leaving<'_, M, P, C> {
-    fn drop(&mut self) {
-        self.0.lose_singles();
-    }
-}
-
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// Unmaps everything, and gives it back when that is confirmed, but for the addresses of slots. Returns in how many of
     /// these another's translations were met, or are.
     fn leave(&self) -> Result<u64, InvalidationError> {
-        let _leaving = Leaving(self);
+        // Gives up the addresses of what is in the map then: all of them where something below panics or fails.
+        let _leaving = Guard::new(|| self.lose_singles());
         // What was unlinked before is not looked for again: another's translation may have been met there.
         let mut gather = Gather::new();
         let mut lost = 0;

@@ -14,6 +14,7 @@ use super::config::SwiotlbConfig;
 use super::directory::{Directory, Leads};
 use super::slot_meta::SlotMeta;
 use crate::addr::PhysAddr;
+use crate::guard::Guard;
 use crate::percpu::CachePadded;
 use crate::platform::{FRAME_SIZE, Frames};
 use crate::sync::{AtomicPtr, AtomicU64, AtomicUsize, Mutex, Ordering};
@@ -327,9 +328,10 @@ impl Areas {
         };
         let area = self.heads.iter().position(claim)?;
         let head = &self.heads[area];
-        let changing = Changing(head);
+        // Where no area comes of it, the number is free again.
+        let changing = Guard::new(|| head.base.store(ABSENT, Ordering::Release));
         let base = self.metadata_and_frames(head, memory, reach.min(self.reach))?;
-        core::mem::forget(changing);
+        changing.done();
         for (index, meta) in self.metadata(area)?.iter().enumerate() {
             meta.set_address(base.get() + ((index as u64) << self.slot_shift));
         }
@@ -394,7 +396,7 @@ impl Areas {
         core::mem::forget(shut);
         let head = &self.heads[area];
         let base = head.base.swap(CHANGING, Ordering::Acquire);
-        let _changing = Changing(head);
+        let _changing = Guard::new(|| head.base.store(ABSENT, Ordering::Release));
         self.directory.remove(base >> self.area_shift, area);
         // SAFETY: `add` got them from this memory, as one; they hold no mapping, so no device uses
         // them, and no caller can take slots out of them any more.
@@ -426,15 +428,6 @@ impl Shut<'_> {
 impl Drop for Shut<'_> {
     fn drop(&mut self) {
         self.areas.open(self.area);
-    }
-}
-
-/// A number whose area is being made or given back. Dropping it frees the number.
-struct Changing<'a>(&'a Head);
-
-impl Drop for Changing<'_> {
-    fn drop(&mut self) {
-        self.0.base.store(ABSENT, Ordering::Release);
     }
 }
 

@@ -2,8 +2,9 @@
 
 use super::Swiotlb;
 use super::slot_meta::SlotMeta;
+use crate::guard::Guard;
 use crate::platform::{CopyMemory, Platform};
-use crate::sync::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::Ordering;
 
 /// No time is set.
 pub(super) const NEVER: u64 = u64::MAX;
@@ -30,7 +31,7 @@ impl<P: Platform, C: CopyMemory> Drop for Found<'_, P, C> {
     #[cold]
     fn drop(&mut self) {
         // Without a CPU's slot: the code that panicked may be the code that lends slots.
-        let _told = Told(&self.pool.freed);
+        let _told = self.pool.told();
         self.pool.give_to_area(self.meta, self.class);
     }
 }
@@ -41,33 +42,20 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     pub(super) fn found<'a>(&'a self, meta: &'a SlotMeta, class: u32, offset: u64) -> Found<'a, P, C> {
         Found { pool: self, meta, class, offset }
     }
-}
 
-/// Marks work that may free slots, or make room for more. Dropping it tells all who wait.
-pub(super) struct Told<'a>(pub &'a AtomicU64);
-
-impl Drop for Told<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_add(1, Ordering::Release);
+    /// Marks work that may free slots, or make room for more. Dropping it tells all who wait.
+    pub(super) fn told(&self) -> Guard<impl FnMut()> {
+        Guard::new(|| _ = self.freed.fetch_add(1, Ordering::Release))
     }
-}
 
-/// The flag of work that is under way. Dropping it lowers the flag, so that the next caller tries
-/// again.
-pub(super) struct Lowered<'a>(pub &'a AtomicBool);
-
-impl Drop for Lowered<'_> {
-    fn drop(&mut self) {
-        self.0.store(false, Ordering::Relaxed);
+    /// Marks a time for which the timer may never call. Dropping it clears the time: the next caller
+    /// that takes slots from an area asks for a timer.
+    pub(super) fn untimed(&self) -> Guard<impl FnMut()> {
+        Guard::new(|| self.trim_at_ns.store(NEVER, Ordering::Relaxed))
     }
-}
 
-/// A time for which the timer may never call. Dropping it clears the time: the next caller that
-/// takes slots from an area asks for a timer.
-pub(super) struct Untimed<'a>(pub &'a AtomicU64);
-
-impl Drop for Untimed<'_> {
-    fn drop(&mut self) {
-        self.0.store(NEVER, Ordering::Relaxed);
+    /// Marks that growth was asked for. Dropping it says that it was not: the next caller asks again.
+    pub(super) fn growth_asked(&self) -> Guard<impl FnMut()> {
+        Guard::new(|| self.growth_asked.store(false, Ordering::Relaxed))
     }
 }

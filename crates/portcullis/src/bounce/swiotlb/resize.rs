@@ -5,7 +5,7 @@
 use core::mem::ManuallyDrop;
 
 use super::Swiotlb;
-use super::hands::{Lowered, NEVER, Told, Untimed};
+use super::hands::NEVER;
 use crate::platform::{CopyMemory, Platform, PlatformEvents};
 use crate::sync::Ordering;
 
@@ -19,7 +19,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         let added = self.areas.add(&*self.memory, reach)?;
         let area = added.area();
         // Callers that failed may try again.
-        let told = Told(&self.freed);
+        let told = self.told();
         self.platform.with_cpu(|_| drop(added));
         drop(told);
         self.trim_later();
@@ -38,21 +38,21 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
             && !self.growth_asked.load(Ordering::Relaxed)
             && !self.growth_asked.swap(true, Ordering::Relaxed)
         {
-            let asked = Lowered(&self.growth_asked);
+            let asked = self.growth_asked();
             self.platform.wake_at(self.platform.now_ns());
-            core::mem::forget(asked);
+            asked.done();
         }
     }
 
     /// Asks the timer to look after `idle_ns` whether an area can be given back.
     fn trim_later(&self) {
-        let untimed = Untimed(&self.trim_at_ns);
+        let untimed = self.untimed();
         let at = self.platform.now_ns().saturating_add(self.idle_ns).min(NEVER - 1);
         // Release: the timer that takes an earlier time away sees what was added until now.
         if self.trim_at_ns.fetch_min(at, Ordering::Release) == NEVER {
             self.platform.wake_at(at);
         }
-        core::mem::forget(untimed);
+        untimed.done();
     }
 
     /// Gives back all areas without a mapping, down to the least size of the pool. Returns how many
@@ -74,13 +74,13 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
                 break;
             }
             // A caller that wanted to grow the pool meanwhile may try again.
-            let told = Told(&self.freed);
+            let told = self.told();
             match self.platform.with_cpu(|_| self.areas.close(area, least)) {
                 Some(shut) => {
                     self.areas.remove(&*self.memory, shut);
                     bytes += self.areas.area_bytes();
                 }
-                None => core::mem::forget(told),
+                None => told.done(),
             }
         }
         bytes
@@ -98,10 +98,10 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
 impl<P: Platform, C: CopyMemory> PlatformEvents for Swiotlb<P, C> {
     fn timer(&self) {
         let at = self.trim_at_ns.load(Ordering::Relaxed);
-        let untimed = Untimed(&self.trim_at_ns);
+        let untimed = self.untimed();
         if self.growth_asked.load(Ordering::Relaxed) {
             // Without memory, the next caller that finds little free asks again.
-            let _asked = Lowered(&self.growth_asked);
+            let _asked = self.growth_asked();
             while self.areas.is_low() && self.grow(self.areas.reach()).is_some() {}
         }
         let is_due = at != NEVER && self.platform.now_ns() >= at;
@@ -109,7 +109,7 @@ impl<P: Platform, C: CopyMemory> PlatformEvents for Swiotlb<P, C> {
             // The platform may have forgotten this deadline for the one that has come now.
             self.platform.wake_at(at);
         }
-        core::mem::forget(untimed);
+        untimed.done();
         if !is_due {
             return;
         }

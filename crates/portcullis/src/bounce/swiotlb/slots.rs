@@ -15,11 +15,12 @@ use super::areas::OddRun;
 use super::bits::WORD_ORDER;
 use super::config::Constraints;
 use super::cpu::{Cpu, MOST, ORDERS};
-use super::hands::{Found, Lowered, Told};
+use super::hands::Found;
 use super::pressure::Pressure;
 use super::slot_meta::{ODD, SlotMeta};
 use super::{PAGE, Swiotlb};
 use crate::bounce::error::DmaMapError;
+use crate::guard::Guard;
 use crate::platform::{CopyMemory, LocalCpu, Platform};
 use crate::sync::Ordering;
 
@@ -93,9 +94,9 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         let mut answer = attempt();
         if answer.is_none() && !self.scarce.load(Ordering::Relaxed) {
             self.scarce.store(true, Ordering::Relaxed);
-            let stays = Lowered(&self.scarce);
+            let stays = Guard::new(|| self.scarce.store(false, Ordering::Relaxed));
             self.drain(None);
-            core::mem::forget(stays);
+            stays.done();
             freed = self.freed.load(Ordering::Acquire);
             answer = attempt();
         }
@@ -227,7 +228,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     #[cold]
     fn give_slow(&self, meta: &SlotMeta, class: u32) {
         // Dropped last, as the module's argument needs.
-        let _told = Told(&self.freed);
+        let _told = self.told();
         self.platform.with_cpu(|this_cpu| {
             let kept = match class < ORDERS {
                 true => self.cpus.with(this_cpu, |cpu| self.keep(cpu, meta, class)),
@@ -269,7 +270,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     /// Empties the magazines of all CPUs, or of one. Waits for their turns to end.
     pub(super) fn drain(&self, only: Option<usize>) {
         // Another caller may have found the pool full before all magazines were empty.
-        let _told = Told(&self.freed);
+        let _told = self.told();
         self.cpus.with_others(&self.platform, only, |_, cpu| {
             // A CPU is lent for each, so that none is held for long.
             // SAFETY: as in `take_own`.

@@ -5,6 +5,7 @@
 
 use super::Domain;
 use crate::addr::IovaRange;
+use crate::guard::Guard;
 use crate::invalidation::Gather;
 use crate::mapper::Mapper;
 use crate::platform::Platform;
@@ -38,24 +39,6 @@ impl<M: Mapper, P: Platform> Drop for Changing<'_, M, P> {
     }
 }
 
-/// Something that is queued, and whose timer is not asked for yet. Dropped, the next that is queued asks for one.
-pub(super) struct Untimed<'a, M: Mapper, P: Platform>(&'a Domain<M, P>);
-
-impl<M: Mapper, P: Platform> Untimed<'_, M, P> {
-    /// The timer is asked for, or need not be.
-    #[inline]
-    pub(super) fn done(self) {
-        core::mem::forget(self);
-    }
-}
-
-impl<M: Mapper, P: Platform> Drop for Untimed<'_, M, P> {
-    #[inline]
-    fn drop(&mut self) {
-        self.0.lose_timer();
-    }
-}
-
 /// What is to be invalidated, while translations are being changed. Dropped, that is everything, as it is not known how
 /// far the change has come.
 pub(super) struct Unsure<'a>(pub &'a mut Gather);
@@ -82,9 +65,10 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         Changing { domain: self, range }
     }
 
-    /// From here on until it is [done](Untimed::done) something may be queued that no timer comes for.
+    /// From here on until it is done something may be queued whose timer is not asked for. Dropped, the next that is queued asks
+    /// for one.
     #[inline]
-    pub(super) fn untimed(&self) -> Untimed<'_, M, P> {
-        Untimed(self)
+    pub(super) fn untimed(&self) -> Guard<impl FnMut()> {
+        Guard::new(|| self.lose_timer())
     }
 }

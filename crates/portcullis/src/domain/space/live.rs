@@ -5,6 +5,7 @@ use crate::domain::account::Page;
 use crate::domain::policies::Governed;
 use crate::domain::{AtomicPolicy, Policy, PolicyError};
 use crate::exposure::Exposure;
+use crate::guard::Guard;
 use crate::mapper::Mapper;
 use crate::platform::{LocalCpu, Platform};
 use crate::sync::{Ordering, fence};
@@ -100,9 +101,10 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     pub fn count_neighbours(&self, change: i64) {
         if change != 0 {
             let bytes = change.cast_unsigned();
-            let untold = Untold(self, bytes);
+            // Where the platform panics before it lends a CPU, they are counted without, at the time that the clock says.
+            let untold = Guard::new(|| self.books.of(None).change_now(bytes, || self.platform.now_ns()));
             self.platform.with_cpu(|cpu| {
-                core::mem::forget(untold);
+                untold.done();
                 self.change_neighbours(cpu, bytes);
             });
         }
@@ -126,18 +128,6 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     #[inline]
     pub(super) fn uncount_neighbours(&self, cpu: Option<&LocalCpu<'_>>, bytes: u64) {
         self.change_neighbours(cpu, bytes.wrapping_neg());
-    }
-}
-
-/// Neighbours that are to be counted with a CPU. Dropped, where the platform panics before it
-/// lends one, it counts them without, at the time that the clock says.
-struct Untold<'a, M: Mapper, P: Platform>(&'a Domain<M, P>, u64);
-
-impl<M: Mapper, P: Platform> Drop for Untold<'_, M, P> {
-    #[cold]
-    fn drop(&mut self) {
-        let Self(domain, bytes) = self;
-        domain.books.of(None).change_now(*bytes, || domain.platform.now_ns());
     }
 }
 
