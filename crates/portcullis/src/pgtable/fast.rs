@@ -35,7 +35,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         phys: PhysAddr,
         attributes: Attributes,
     ) -> bool {
-        let turn = if self.is_home(platform) { self.turn(cpu) } else { None };
+        let turn = if self.home.is(platform) { self.turn(cpu) } else { None };
         // SAFETY: the caller's promise.
         turn.is_some_and(|turn| unsafe { self.map_in(&turn, range, phys, attributes) })
     }
@@ -54,7 +54,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         attributes: Attributes,
     ) -> bool {
         let (iova, phys, len) = (range.start().get(), phys.get(), range.len());
-        let [stray_iova, stray_phys] = self.stray();
+        let [stray_iova, stray_phys] = self.stray;
         // A range does not wrap; nor does memory, if it is as long as a range that does not run
         // past the last address.
         let is_stray = Self::ends(iova, len) & stray_iova | Self::ends(phys, len) & stray_phys;
@@ -79,7 +79,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     /// `cpu` is one that `platform` has lent.
     #[inline]
     pub unsafe fn unmap_fast<P: Platform>(&self, platform: &P, cpu: &LocalCpu<'_>, range: IovaRange) -> bool {
-        let turn = if self.is_home(platform) { self.turn(cpu) } else { None };
+        let turn = if self.home.is(platform) { self.turn(cpu) } else { None };
         turn.is_some_and(|turn| self.unmap_in(&turn, range))
     }
 
@@ -88,7 +88,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     #[inline]
     pub fn unmap_in(&self, turn: &Turn<'_>, range: IovaRange) -> bool {
         let (iova, len) = (range.start().get(), range.len());
-        let is_stray = Self::ends(iova, len) & self.stray()[0];
+        let is_stray = Self::ends(iova, len) & self.stray[0];
         let Some(near) = self.near.get(turn).filter(|_| is_stray == 0) else {
             return false;
         };

@@ -119,7 +119,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     pub(super) fn level_of(&self, bits: u64, len: u64) -> Option<u32> {
         if bits & (len - 1) != 0 {
             None
-        } else if len.is_power_of_two() && self.single() & len != 0 {
+        } else if len.is_power_of_two() && self.single & len != 0 {
             Some((len.trailing_zeros() - X::GRANULE_SHIFT) / X::INDEX_BITS + 1)
         } else {
             None

@@ -60,7 +60,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             let _turn = self.turn(cpu)?;
             Some(self.find_in(iova.get()))
         };
-        match self.with_cpu_fast(platform, fast) {
+        match self.home.with_cpu_fast(platform, fast) {
             Some(Some(found)) => found,
             _ => self.find_slow(platform, iova),
         }
@@ -69,7 +69,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     #[cold]
     #[inline(never)]
     fn find_slow<P: Platform>(&self, platform: &P, iova: Iova) -> Option<Found> {
-        self.with_cpu(platform, |cpu| {
+        self.home.with_cpu(platform, |cpu| {
             let _section = self.section(cpu);
             self.find_in(iova.get())
         })
@@ -107,7 +107,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         let batch = move || {
             let mut at = next?;
             let mut found = Leaves::new();
-            next = self.with_cpu(platform, |cpu| {
+            next = self.home.with_cpu(platform, |cpu| {
                 let _section = self.section(cpu);
                 for _ in 0..RUNS_AT_ONCE {
                     if found.is_full() {

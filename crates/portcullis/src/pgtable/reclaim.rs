@@ -136,7 +136,7 @@ impl<F: Frames, X: Format> Drop for Batch<'_, F, X> {
         }
         if !self.parked.is_empty() {
             // No other call has parked tables meanwhile, so this takes no memory.
-            *self.owner.parked().lock() = core::mem::take(&mut self.parked);
+            *self.owner.books.parked.lock() = core::mem::take(&mut self.parked);
         }
     }
 }
@@ -193,22 +193,22 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         platform: &P,
         mut invalidate: impl FnMut() -> Result<(), E>,
     ) -> Result<usize, E> {
-        if !self.is_reached(platform) {
+        if !self.home.is_reached(platform) {
             return Ok(0);
         }
-        let Some(_turn) = Turn::take(self.is_reclaiming()) else {
+        let Some(_turn) = Turn::take(&self.books.is_reclaiming) else {
             return Ok(0);
         };
         let mut freed = 0;
         loop {
             let mut batch = Batch { owner: self, tables: List::new(), parked: Vec::new() };
-            platform.with_cpu(|_| core::mem::swap(&mut batch.parked, &mut *self.parked().lock()));
+            platform.with_cpu(|_| core::mem::swap(&mut batch.parked, &mut *self.books.parked.lock()));
             self.mark_empty(self.root(), self.format().levels(), &mut batch.tables);
             if batch.tables.is_empty() && batch.parked.is_empty() {
                 return Ok(freed);
             }
             self.forget_near();
-            self.marks().synchronize(platform);
+            self.near.marks().synchronize(platform);
             if !batch.set_aside() && batch.parked.is_empty() {
                 // All of them are in use again: a later call may find some empty.
                 return Ok(freed);
@@ -222,7 +222,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             if !batch.unlink() && batch.parked.is_empty() {
                 return Ok(freed);
             }
-            self.marks().synchronize(platform);
+            self.near.marks().synchronize(platform);
             let frames = batch.free();
             freed += frames * FRAME_SIZE as usize;
         }

@@ -81,7 +81,7 @@ impl<F: Frames, X: Format, P: Platform> Replacing<'_, F, X, P> {
 
     /// Leaves a table, one of the two, to the next reclaim, which frees it. There is room for it.
     fn park(&self, table: PhysAddr) {
-        self.platform.with_cpu(|_| self.owner.parked().lock().push(table));
+        self.platform.with_cpu(|_| self.owner.books.parked.lock().push(table));
     }
 }
 
@@ -101,14 +101,14 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         iova: u64,
         invalidate: &mut dyn FnMut(u64, u64) -> bool,
     ) -> Result<bool, Conflict> {
-        if !self.is_reached(platform) {
+        if !self.home.is_reached(platform) {
             // The waits below would not reach all CPUs: the page stays.
             return Err(Conflict::Busy);
         }
-        let _turn = Turn::wait(self.is_reclaiming());
-        let marked = self.with_cpu(platform, |cpu| {
+        let _turn = Turn::wait(&self.books.is_reclaiming);
+        let marked = self.home.with_cpu(platform, |cpu| {
             let _section = self.section(cpu);
-            self.parked().lock().try_reserve(1).map_err(|_| Conflict::OutOfMemory)?;
+            self.books.parked.lock().try_reserve(1).map_err(|_| Conflict::OutOfMemory)?;
             let marked = self.mark_above(iova)?;
             // From here on, so that the mark is taken off if a call panics, too.
             Ok(marked.map(|(word, above, entry, at, run)| {
@@ -123,7 +123,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         };
         let (above, at) = (this.above, this.at);
         self.forget_near();
-        self.marks().synchronize(platform);
+        self.near.marks().synchronize(platform);
         // Another CPU may have removed it before.
         let entry = self.word(at).load(Ordering::Acquire);
         if self.format().decode(entry, at.level) != (Entry::Leaf { run }) {
@@ -142,7 +142,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         (this.entry, this.is_confirmed) = (entry, true);
         this.lead(entry);
         // Some sections only look.
-        self.marks().synchronize(platform);
+        self.near.marks().synchronize(platform);
         core::mem::forget(this);
         self.count_frames(-(self.frames_of(at.level) as isize));
         self.free_table(at.table, at.level);

@@ -59,7 +59,7 @@ impl<F: Frames, X: Format, P: Platform> Broken<'_, F, X, P> {
     /// back as it was. If an earlier call panicked, this one goes on from there.
     fn finish(&mut self) {
         let Self { table: owner, platform, split, confirmed, done, is_finished } = self;
-        owner.with_cpu(*platform, |cpu| {
+        owner.home.with_cpu(*platform, |cpu| {
             let _section = owner.section(cpu);
             let LargePage { at, page, size, attributes, .. } = split.large;
             let leaf = owner.format().leaf(page, size, attributes);
@@ -115,12 +115,12 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         invalidate: &mut dyn FnMut(u64, u64) -> bool,
     ) -> Result<bool, Conflict> {
         // Dropped last, when the page is finished.
-        let _turn = (run > 0).then(|| Turn::wait(self.is_reclaiming()));
+        let _turn = (run > 0).then(|| Turn::wait(&self.books.is_reclaiming));
         let mut is_replaced = false;
         // Dropped after the section, as a caller without a CPU cannot begin a second one, and after
         // the CPU is returned, as the drop asks for it again.
         let mut broken = None;
-        self.with_cpu(platform, |cpu| {
+        self.home.with_cpu(platform, |cpu| {
             let _section = self.section(cpu);
             let large = match self.unmap_run(iova, iova, 1).obstacle {
                 Some(Obstacle::SticksOut(large)) if large.size != LeafSize { level: 1, run: 0 } => large,

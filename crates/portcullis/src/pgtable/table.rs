@@ -30,38 +30,38 @@ pub(super) const RUNS_AT_ONCE: usize = 64;
 /// no hardware walks it any more when it is dropped.
 #[derive(Debug)]
 pub struct PageTable<F: Frames, X: Format> {
-    frames: F,
+    pub(super) frames: F,
     format: X,
     root: PhysAddr,
     /// The tables that each CPU remembers, and the marks of its turns.
     pub(super) near: TurnLocal<Near>,
-    /// The platform whose CPUs these are for.
-    home: Home,
+    /// The platform whose CPUs these are for: the CPUs of turns and sections are lent by this.
+    pub(super) home: Home,
     /// The highest address, and the binary logarithm of the bytes that an entry of the root
     /// translates.
     last: u64,
-    root_shift: u32,
+    pub(super) root_shift: u32,
     /// The bits that no granule's address has, in the device's addresses and in memory.
-    stray: [u64; 2],
+    pub(super) stray: [u64; 2],
     /// The sum of the sizes of leaves of one entry.
-    single: u64,
+    pub(super) single: u64,
     /// Bytes of the smallest leaf but one; of the only leaf, if there is one size.
     pub(super) second: u64,
     /// The stamp under which CPUs remember the tables that they were in: see [`near`](super::near).
     pub(super) stamp: AtomicU64,
     /// Apart from the fields that every map and unmap reads.
-    books: CachePadded<Books>,
+    pub(super) books: CachePadded<Books>,
 }
 
 /// Fields that are written when tables come and go.
 #[derive(Debug, Default)]
-struct Books {
+pub(super) struct Books {
     /// The number of frames in tables.
     used: AtomicUsize,
-    is_reclaiming: AtomicBool,
+    pub is_reclaiming: AtomicBool,
     /// Empty tables that no entry leads to, but that hardware may know: see
     /// [`replace`](super::replace).
-    parked: Mutex<Vec<PhysAddr>>,
+    pub parked: Mutex<Vec<PhysAddr>>,
 }
 
 /// The reason why a run of mapping stopped early.
@@ -158,7 +158,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
 
     /// Makes the table for `cpus` CPUs, if it is for none yet.
     pub(crate) fn set_cpus(&mut self, cpus: usize) {
-        if self.marks().cpus() == 0 {
+        if self.near.marks().cpus() == 0 {
             self.near = Self::near_of(cpus);
         }
     }
@@ -212,98 +212,29 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         PageSize::from_shift(X::GRANULE_SHIFT).unwrap_or_else(|| broken("a granule is a page size"))
     }
 
-    /// As [`Platform::with_cpu_fast`], for a turn: returns `None` also if the turns are for
-    /// another platform's CPUs.
-    #[inline]
-    pub(super) fn with_cpu_fast<P: Platform, R>(
-        &self,
-        platform: &P,
-        f: impl FnOnce(&LocalCpu<'_>) -> R,
-    ) -> Option<R> {
-        self.home.with_cpu_fast(platform, f)
-    }
-
-    /// As [`Platform::with_cpu`], for a turn: calls without a CPU also if the turns are for
-    /// another platform's CPUs.
-    #[inline]
-    pub(super) fn with_cpu<P: Platform, R>(
-        &self,
-        platform: &P,
-        f: impl FnOnce(Option<&LocalCpu<'_>>) -> R,
-    ) -> R {
-        self.home.with_cpu(platform, f)
-    }
-
-    /// Returns whether the turns are for the CPUs of `platform`.
-    #[inline]
-    pub(super) fn is_home<P: Platform>(&self, platform: &P) -> bool {
-        self.home.is(platform)
-    }
-
-    /// Returns whether a barrier of `platform` reaches all CPUs that have turns of their own, now and
-    /// from now on.
-    pub(super) fn is_reached<P: Platform>(&self, platform: &P) -> bool {
-        self.home.is_reached(platform)
-    }
-
-    #[inline]
-    pub(super) fn frames(&self) -> &F {
-        &self.frames
-    }
-
-    /// Returns the marks of the table's turns.
-    pub(super) fn marks(&self) -> &Marks {
-        self.near.marks()
-    }
-
     /// Returns the marks of the turns in which the table is changed [at hand](Self::map_in), if
     /// they are for the CPUs of `platform`; if no platform is home yet, `platform` becomes it.
     pub fn marks_for<P: Platform>(&self, platform: &P) -> Option<&Arc<Marks>> {
-        self.is_home(platform).then(|| self.near.marks())
+        self.home.is(platform).then(|| self.near.marks())
     }
 
-    /// Begins a turn: only with the CPUs of [`with_cpu_fast`](Self::with_cpu_fast), and those that the
-    /// platform which [is home](Self::is_home) has lent.
+    /// Begins a turn: only with CPUs that the platform which [is home](Home::is) has lent.
     #[inline]
     pub(super) fn turn<'a>(&'a self, cpu: &'a LocalCpu<'_>) -> Option<Turn<'a>> {
         self.near.turn(cpu)
     }
 
-    /// Begins a section: only with the CPUs of [`with_cpu`](Self::with_cpu) and
-    /// [`with_cpu_fast`](Self::with_cpu_fast).
+    /// Begins a section: only with the CPUs of [`Home::with_cpu`] and [`Home::with_cpu_fast`].
     #[inline]
     pub(super) fn section<'a>(&'a self, cpu: Option<&'a LocalCpu<'_>>) -> Section<'a> {
         // SAFETY: they are of one platform.
         unsafe { self.near.marks().begin_section(cpu) }
     }
 
-    #[inline]
-    pub(super) fn root_shift(&self) -> u32 {
-        self.root_shift
-    }
-
     /// Returns the stray bits of addresses up to `last`. If that is not one less than a power of
     /// two, returns those of addresses up to the highest such number below.
     const fn stray_bits(last: u64) -> u64 {
         !((1 << (last + 1).ilog2()) - (1 << X::GRANULE_SHIFT))
-    }
-
-    #[inline]
-    pub(super) fn stray(&self) -> [u64; 2] {
-        self.stray
-    }
-
-    #[inline]
-    pub(super) fn single(&self) -> u64 {
-        self.single
-    }
-
-    pub(super) fn is_reclaiming(&self) -> &AtomicBool {
-        &self.books.is_reclaiming
-    }
-
-    pub(super) fn parked(&self) -> &Mutex<Vec<PhysAddr>> {
-        &self.books.parked
     }
 
     pub(super) fn count_frames(&self, frames: isize) {
@@ -320,7 +251,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         // `drop`, which no `&PageTable` outlives, or by `reclaim` and `split_run` after all
         // sections that could have found them; and a CPU uses those that it remembers of an earlier
         // section only under the stamp of before (see `near`).
-        let words = unsafe { self.frames().table(PhysAddr::new(frame)) };
+        let words = unsafe { self.frames.table(PhysAddr::new(frame)) };
         &words[at.index % TABLE_ENTRIES..]
     }
 
@@ -329,7 +260,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     pub(super) fn word(&self, at: Position) -> &AtomicU64 {
         let frame = at.table.get() + (at.index / TABLE_ENTRIES) as u64 * FRAME_SIZE;
         // SAFETY: as in `words`.
-        let words = unsafe { self.frames().table(PhysAddr::new(frame)) };
+        let words = unsafe { self.frames.table(PhysAddr::new(frame)) };
         &words[at.index % TABLE_ENTRIES]
     }
 
@@ -337,7 +268,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     #[inline]
     pub(super) fn clean(&self, words: &[AtomicU64]) {
         if !F::COHERENT {
-            self.frames().clean(words);
+            self.frames.clean(words);
         }
     }
 
@@ -358,11 +289,11 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     /// Makes a new, empty table of `level`, in memory that the format can point to.
     pub(super) fn new_table(&self, level: u32) -> Result<NewTable<'_, F, X>, Conflict> {
         let count = self.frames_of(level);
-        let table = self.frames().alloc(count).ok_or(Conflict::OutOfMemory)?;
+        let table = self.frames.alloc(count).ok_or(Conflict::OutOfMemory)?;
         let last = table.checked_add(count as u64 * FRAME_SIZE - 1);
         if last.is_none_or(|last| last > self.format().last_phys()) {
             // SAFETY: the frames came from the line above and no entry ever pointed to them.
-            unsafe { self.frames().free(table, count) };
+            unsafe { self.frames.free(table, count) };
             return Err(Conflict::BeyondPhysical { table });
         }
         let new = NewTable { owner: self, table, level };
@@ -379,7 +310,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     pub(super) fn free_table(&self, table: PhysAddr, level: u32) {
         // SAFETY: it came from `new_table` for the same level; by the caller's word nothing uses
         // it.
-        unsafe { self.frames().free(table, self.frames_of(level)) };
+        unsafe { self.frames.free(table, self.frames_of(level)) };
     }
 
     /// Frees the table at `table` and all tables below it. `level` is its level; recursion is that deep.

@@ -26,7 +26,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     #[inline]
     pub(super) fn top(&self, iova: u64) -> Position {
         let level = self.format().levels();
-        Position { table: self.root(), level, index: (iova >> self.root_shift()) as usize }
+        Position { table: self.root(), level, index: (iova >> self.root_shift) as usize }
     }
 
     /// Returns the next step of the walk, in the table that was found: one below the root.
