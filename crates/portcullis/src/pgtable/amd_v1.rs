@@ -21,7 +21,6 @@
 //! where the device-table entry turns them on, U (for ATS) and PMC (page migration) are not used:
 //! they are left clear.
 
-use super::Memory;
 use super::error::check;
 use super::format::{Attributes, Entry, Format, Layout, LeafSize};
 
@@ -214,12 +213,6 @@ unsafe impl Format for AmdV1 {
     fn attributes(&self, entry: u64, _level: u32) -> Attributes {
         let permissions = Permissions::of(entry & READ != 0, entry & WRITE != 0)
             .unwrap_or_else(|| broken("a leaf allows something"));
-        Attributes {
-            permissions,
-            memory: Memory::WriteBack,
-            snoop: entry & FORCE_COHERENT != 0,
-            privileged: false,
-            execute: false,
-        }
+        Attributes { snoop: entry & FORCE_COHERENT != 0, ..permissions.into() }
     }
 }

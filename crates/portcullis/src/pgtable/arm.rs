@@ -36,7 +36,7 @@
 //! only as long as no multiple of 2^48 lies between their pages.
 
 use super::Memory;
-use super::format::{Attributes, Entry, Format, Layout, LeafSize};
+use super::format::{Attributes, Entry, Format, Layout, LeafSize, size};
 
 use crate::addr::{Permissions, PhysAddr};
 use crate::broken::broken;
@@ -63,10 +63,6 @@ const CONTIGUOUS: u64 = 1 << 52;
 const S1_PRIVILEGED_NO_EXECUTE: u64 = 1 << 53;
 const S1_USER_NO_EXECUTE: u64 = 1 << 54;
 const S2_NO_EXECUTE: u64 = 1 << 54;
-
-const fn size(level: u32, run: u32) -> LeafSize {
-    LeafSize { level, run }
-}
 
 static SIZES_4K: [LeafSize; 6] = [size(1, 0), size(1, 4), size(2, 0), size(2, 4), size(3, 0), size(3, 4)];
 static SIZES_16K: [LeafSize; 4] = [size(1, 0), size(1, 7), size(2, 0), size(2, 5)];
@@ -320,12 +316,6 @@ unsafe impl<const GRANULE: u32> Format for Arm<GRANULE> {
         Self::encode(page) | kind | contiguous | memory | ACCESSED | rest
     }
 
-    /// Holds between pages with no multiple of 2^48 between them.
-    #[inline]
-    fn stride(&self, size: LeafSize) -> u64 {
-        1 << self.shift(size.level)
-    }
-
     #[inline]
     fn table(&self, table: PhysAddr, _level: u32) -> u64 {
         Self::encode(table) | VALID | TABLE
@@ -361,6 +351,6 @@ unsafe impl<const GRANULE: u32> Format for Arm<GRANULE> {
         let same = |memory: &Memory| (entry ^ self.memory(*memory)) & MEMORY == 0;
         let memory = [Memory::Uncached, Memory::Device].into_iter().find(same).unwrap_or_default();
         let execute = entry & no_execute != no_execute;
-        Attributes { permissions, memory, snoop: false, privileged, execute }
+        Attributes { memory, privileged, execute, ..permissions.into() }
     }
 }

@@ -61,6 +61,13 @@ pub struct LeafSize {
     pub run: u32,
 }
 
+/// The sizes of leaves of one entry, at the lowest levels, for formats that have no others.
+pub(super) static ONE_ENTRY: [LeafSize; 5] = [size(1, 0), size(2, 0), size(3, 0), size(4, 0), size(5, 0)];
+
+pub(super) const fn size(level: u32, run: u32) -> LeafSize {
+    LeafSize { level, run }
+}
+
 /// The meaning of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Entry {
@@ -155,8 +162,12 @@ pub unsafe trait Format: Copy + Debug + Send + Sync + 'static {
     fn leaf(&self, page: PhysAddr, size: LeafSize, attributes: Attributes) -> u64;
 
     /// Returns the difference between each further entry of a leaf, or of leaves of `size` side by
-    /// side, and the one before: within one leaf if `run` is not 0.
-    fn stride(&self, size: LeafSize) -> u64;
+    /// side, and the one before: within one leaf if `run` is not 0. By default each entry holds its own
+    /// address, and in its place.
+    #[inline]
+    fn stride(&self, size: LeafSize) -> u64 {
+        1 << self.shift(size.level)
+    }
 
     /// Returns the entry that leads to the table at `table`, which is one of `level`.
     fn table(&self, table: PhysAddr, level: u32) -> u64;

@@ -32,7 +32,7 @@
 
 use super::Memory;
 use super::error::check;
-use super::format::{Attributes, Entry, Format, LeafSize};
+use super::format::{Attributes, Entry, Format, LeafSize, ONE_ENTRY};
 
 use crate::addr::{Permissions, PhysAddr};
 use crate::setup::SetupError;
@@ -51,14 +51,6 @@ const MEMORY_IO: u64 = 2 << 61;
 const NUMBER: u64 = 0x003f_ffff_ffff_fc00;
 /// An address is this much further left than the page number in an entry.
 const NUMBER_SHIFT: u32 = 2;
-
-static SIZES: [LeafSize; 5] = [
-    LeafSize { level: 1, run: 0 },
-    LeafSize { level: 2, run: 0 },
-    LeafSize { level: 3, run: 0 },
-    LeafSize { level: 4, run: 0 },
-    LeafSize { level: 5, run: 0 },
-];
 
 /// A mode of translation of RISC-V.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -184,7 +176,7 @@ unsafe impl Format for Riscv {
 
     fn leaf_sizes(&self) -> &'static [LeafSize] {
         // As many as the caller of `within` asked for, and that has allowed.
-        &SIZES[..self.large as usize]
+        &ONE_ENTRY[..self.large as usize]
     }
 
     #[inline]
@@ -237,12 +229,7 @@ unsafe impl Format for Riscv {
             MEMORY_IO => Memory::Device,
             _ => Memory::WriteBack,
         };
-        Attributes {
-            permissions,
-            memory,
-            snoop: false,
-            privileged: entry & USER == 0,
-            execute: entry & EXECUTE != 0,
-        }
+        let (privileged, execute) = (entry & USER == 0, entry & EXECUTE != 0);
+        Attributes { memory, privileged, execute, ..permissions.into() }
     }
 }

@@ -16,9 +16,9 @@
 //! elsewhere the bit is reserved, and hardware faults on it, so snooping is not kept. Nor are
 //! privilege, execution and memory types.
 
-use super::Memory;
 use super::error::{check, levels_up_to};
-use super::format::{Attributes, Entry, Format, LeafSize};
+use super::format::{Attributes, Entry, Format, LeafSize, ONE_ENTRY};
+use super::x86::{ADDRESS, PAGE_SIZE, decode, page};
 
 use crate::addr::{PageSize, Permissions, PhysAddr};
 use crate::broken::broken;
@@ -26,13 +26,7 @@ use crate::setup::SetupError;
 
 const READ: u64 = 1 << 0;
 const WRITE: u64 = 1 << 1;
-const PAGE_SIZE: u64 = 1 << 7;
 const SNOOP: u64 = 1 << 11;
-/// The address bits for the largest host address width the format has, 52 bits.
-const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
-
-static SIZES: [LeafSize; 3] =
-    [LeafSize { level: 1, run: 0 }, LeafSize { level: 2, run: 0 }, LeafSize { level: 3, run: 0 }];
 
 /// VT-d second stage: 3, 4 or 5 levels for 39, 48 or 57 bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -129,7 +123,7 @@ unsafe impl Format for VtdSecondStage {
 
     fn leaf_sizes(&self) -> &'static [LeafSize] {
         // As many as the caller of `new` asked for, and `new` has allowed.
-        &SIZES[..self.large as usize]
+        &ONE_ENTRY[..self.large as usize]
     }
 
     #[inline]
@@ -142,40 +136,22 @@ unsafe impl Format for VtdSecondStage {
     }
 
     #[inline]
-    fn stride(&self, size: LeafSize) -> u64 {
-        1 << (12 + 9 * (size.level - 1))
-    }
-
-    #[inline]
     fn table(&self, table: PhysAddr, _level: u32) -> u64 {
         table.get() & ADDRESS | READ | WRITE
     }
 
     #[inline]
     fn decode(&self, entry: u64, level: u32) -> Entry {
-        if entry & (READ | WRITE) == 0 {
-            Entry::Absent
-        } else if level == 1 || entry & PAGE_SIZE != 0 {
-            Entry::Leaf { run: 0 }
-        } else {
-            Entry::Table { table: PhysAddr::new(entry & ADDRESS), level: level - 1 }
-        }
+        decode(entry, READ | WRITE, level)
     }
 
     fn page(&self, entry: u64, level: u32) -> PhysAddr {
-        // Below a large page's size the bits are reserved, and 0.
-        PhysAddr::new(entry & ADDRESS & !((1 << (12 + 9 * (level - 1))) - 1))
+        page(entry, level)
     }
 
     fn attributes(&self, entry: u64, _level: u32) -> Attributes {
         let permissions = Permissions::of(entry & READ != 0, entry & WRITE != 0)
             .unwrap_or_else(|| broken("a leaf allows something"));
-        Attributes {
-            permissions,
-            memory: Memory::WriteBack,
-            snoop: entry & SNOOP != 0,
-            privileged: false,
-            execute: false,
-        }
+        Attributes { snoop: entry & SNOOP != 0, ..permissions.into() }
     }
 }

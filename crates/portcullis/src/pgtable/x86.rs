@@ -32,7 +32,7 @@
 
 use super::Memory;
 use super::error::{check, levels_up_to};
-use super::format::{Attributes, Entry, Format, LeafSize};
+use super::format::{Attributes, Entry, Format, LeafSize, ONE_ENTRY};
 
 use crate::addr::{PageSize, Permissions, PhysAddr};
 use crate::setup::SetupError;
@@ -44,13 +44,10 @@ const WRITE_THROUGH: u64 = 1 << 3;
 const CACHE_DISABLE: u64 = 1 << 4;
 const ACCESSED: u64 = 1 << 5;
 const DIRTY: u64 = 1 << 6;
-const PAGE_SIZE: u64 = 1 << 7;
+pub(super) const PAGE_SIZE: u64 = 1 << 7;
 const EXECUTE_DISABLE: u64 = 1 << 63;
 /// The address bits for the largest physical address width the format has, 52 bits.
-const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
-
-static SIZES: [LeafSize; 3] =
-    [LeafSize { level: 1, run: 0 }, LeafSize { level: 2, run: 0 }, LeafSize { level: 3, run: 0 }];
+pub(super) const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 
 /// x86-64, VT-d first stage: 4 or 5 levels for 47 or 56 bits, the lower half of what they could translate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -133,7 +130,7 @@ unsafe impl Format for X86FirstStage {
 
     fn leaf_sizes(&self) -> &'static [LeafSize] {
         // As many as the caller of `new` asked for, and `new` has allowed.
-        &SIZES[..self.large as usize]
+        &ONE_ENTRY[..self.large as usize]
     }
 
     #[inline]
@@ -151,30 +148,18 @@ unsafe impl Format for X86FirstStage {
     }
 
     #[inline]
-    fn stride(&self, size: LeafSize) -> u64 {
-        1 << (12 + 9 * (size.level - 1))
-    }
-
-    #[inline]
     fn table(&self, table: PhysAddr, _level: u32) -> u64 {
         table.get() & ADDRESS | PRESENT | WRITE | USER | ACCESSED
     }
 
     #[inline]
     fn decode(&self, entry: u64, level: u32) -> Entry {
-        if entry & PRESENT == 0 {
-            Entry::Absent
-        } else if level == 1 || entry & PAGE_SIZE != 0 {
-            Entry::Leaf { run: 0 }
-        } else {
-            Entry::Table { table: PhysAddr::new(entry & ADDRESS), level: level - 1 }
-        }
+        decode(entry, PRESENT, level)
     }
 
     #[inline]
     fn page(&self, entry: u64, level: u32) -> PhysAddr {
-        // Below a large page's size come PAT and reserved bits.
-        PhysAddr::new(entry & ADDRESS & !((1 << (12 + 9 * (level - 1))) - 1))
+        page(entry, level)
     }
 
     fn attributes(&self, entry: u64, _level: u32) -> Attributes {
@@ -184,12 +169,25 @@ unsafe impl Format for X86FirstStage {
             (true, false) => Memory::Uncached,
             (true, true) => Memory::Device,
         };
-        Attributes {
-            permissions,
-            memory,
-            snoop: false,
-            privileged: entry & USER == 0,
-            execute: entry & EXECUTE_DISABLE == 0,
-        }
+        let (privileged, execute) = (entry & USER == 0, entry & EXECUTE_DISABLE == 0);
+        Attributes { memory, privileged, execute, ..permissions.into() }
     }
+}
+
+/// Returns the meaning of an entry of either of VT-d's stages, which is present if it has any of the bits `present`.
+#[inline]
+pub(super) const fn decode(entry: u64, present: u64, level: u32) -> Entry {
+    if entry & present == 0 {
+        Entry::Absent
+    } else if level == 1 || entry & PAGE_SIZE != 0 {
+        Entry::Leaf { run: 0 }
+    } else {
+        Entry::Table { table: PhysAddr::new(entry & ADDRESS), level: level - 1 }
+    }
+}
+
+/// Returns the page of a leaf of either of VT-d's stages. Below a large page's size come PAT, in the first, and reserved bits.
+#[inline]
+pub(super) const fn page(entry: u64, level: u32) -> PhysAddr {
+    PhysAddr::new(entry & ADDRESS & !((1 << (12 + 9 * (level - 1))) - 1))
 }
