@@ -1,7 +1,7 @@
 //! What can go wrong with a mapping: one type for maps, one for their ends. Queues return them, and so do the pools that
 //! queues copy through.
 
-use super::swiotlb::Pressure;
+use super::pressure::Pressure;
 use crate::addr::{Iova, IovaRange};
 use crate::domain::{MapListError, UnmapError};
 use crate::invalidation::InvalidationError;

@@ -2,6 +2,7 @@
 
 mod account;
 mod error;
+mod governed;
 mod policies;
 mod policy;
 mod space;

@@ -4,6 +4,7 @@ use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 
+use super::governed::Governed;
 use super::{Domain, Policy, PolicyError};
 use crate::addr::DeviceId;
 use crate::mapper::Mapper;
@@ -36,18 +37,6 @@ struct State {
     default: Policy,
     exceptions: BTreeMap<DeviceId, Policy>,
     governed: Vec<(DeviceId, Weak<dyn Governed>)>,
-}
-
-/// A domain of any kind: the two steps of a change.
-pub(super) trait Governed: Send + Sync {
-    /// Whether it may have such a policy at all.
-    fn may_have(&self, policy: Policy) -> Result<(), PolicyError>;
-
-    /// Stores a policy; waits for nothing. Whether a flush must follow.
-    fn store_policy(&self, policy: Policy) -> Result<bool, PolicyError>;
-
-    /// Waits until nothing can be reached that was unmapped before.
-    fn flush_stale(&self) -> Result<(), PolicyError>;
 }
 
 impl core::fmt::Debug for Policies {

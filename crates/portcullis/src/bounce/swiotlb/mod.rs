@@ -48,18 +48,17 @@ mod directory;
 mod hands;
 #[cfg(feature = "parts")]
 mod parts;
-mod pressure;
 mod resize;
 mod slot_meta;
 mod slots;
 mod usage;
 
+pub use crate::bounce::pressure::Pressure;
 pub use config::SwiotlbConfig;
 #[cfg(not(feature = "parts"))]
 pub(crate) use config::{Bounced, Constraints};
 #[cfg(feature = "parts")]
 pub use config::{Bounced, Constraints};
-pub use pressure::Pressure;
 pub use usage::SwiotlbUsage;
 
 use alloc::sync::{Arc, Weak};

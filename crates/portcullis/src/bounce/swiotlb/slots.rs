@@ -11,12 +11,12 @@
 //! making room for one by removing another. So the caller, after reading the token, both searches
 //! and tries to grow the pool.
 
+use super::Pressure;
 use super::areas::OddRun;
 use super::bits::WORD_ORDER;
 use super::config::Constraints;
 use super::cpu::{Cpu, MOST, ORDERS};
 use super::hands::Found;
-use super::pressure::Pressure;
 use super::slot_meta::{ODD, SlotMeta};
 use super::{PAGE, Swiotlb};
 use crate::bounce::error::DmaMapError;

@@ -1,6 +1,8 @@
 //! What an adaptive ring refuses.
 
 use super::AdaptiveMapping;
+use super::mapping::Course;
+use crate::addr::PageSize;
 use crate::bounce::error::{DmaMapError, DmaUnmapError};
 use crate::dma::RingError;
 use crate::domain::MapListError;
@@ -42,6 +44,20 @@ pub struct AdaptiveUnmapFailed {
     pub mapping: Option<AdaptiveMapping>,
     /// Why.
     pub error: AdaptiveUnmapError,
+}
+
+impl AdaptiveUnmapFailed {
+    /// Refuses a mapping of another ring.
+    #[cold]
+    pub(super) fn foreign(mapping: AdaptiveMapping, granule: PageSize) -> Self {
+        let not_mapped = DmaUnmapError::NotMapped { iova: mapping.iova() };
+        let range = match &mapping.course {
+            Course::Ring(mapping) => mapping.range(granule),
+            Course::Pool { .. } => None,
+        };
+        let error = range.map_or(not_mapped.into(), |range| RingError::Foreign { range }.into());
+        Self { mapping: Some(mapping), error }
+    }
 }
 
 error_by_its_reason!([] AdaptiveUnmapFailed);

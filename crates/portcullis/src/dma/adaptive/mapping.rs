@@ -1,11 +1,9 @@
 //! A mapping of an adaptive ring, as its driver holds it.
 
-use super::AdaptiveUnmapFailed;
 use super::book::Choice;
-use crate::addr::{Iova, PageSize};
-use crate::bounce::error::DmaUnmapError;
+use crate::addr::Iova;
 use crate::bounce::pool::Way;
-use crate::dma::{RingError, RingMapping};
+use crate::dma::RingMapping;
 
 /// A buffer that the device has, or a copy of it, until it is [unmapped](super::AdaptiveRing::unmap).
 ///
@@ -76,18 +74,6 @@ impl AdaptiveMapping {
     /// How the pool made it; `None` for a mapping in the ring.
     pub fn way(&self) -> Option<Way> {
         self.course.way()
-    }
-
-    /// Refused, as it is another ring's.
-    #[cold]
-    pub(super) fn foreign(self, granule: PageSize) -> AdaptiveUnmapFailed {
-        let not_mapped = DmaUnmapError::NotMapped { iova: self.iova() };
-        let range = match &self.course {
-            Course::Ring(mapping) => mapping.range(granule),
-            Course::Pool { .. } => None,
-        };
-        let error = range.map_or(not_mapped.into(), |range| RingError::Foreign { range }.into());
-        AdaptiveUnmapFailed { mapping: Some(self), error }
     }
 }
 

@@ -288,7 +288,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
     #[inline]
     pub fn unmap(&mut self, mapping: AdaptiveMapping) -> Result<AdaptiveUnmap, AdaptiveUnmapFailed> {
         if mapping.ring != self.number {
-            return Err(mapping.foreign(self.ring.device().domain().granule()));
+            return Err(AdaptiveUnmapFailed::foreign(mapping, self.ring.device().domain().granule()));
         }
         self.commits.count();
         let commits = mapping.course.is_in_ring() && self.ring.waiting() + 1 >= self.batch;

@@ -2,7 +2,7 @@
 
 use super::Domain;
 use crate::domain::account::Page;
-use crate::domain::policies::Governed;
+use crate::domain::governed::Governed;
 use crate::domain::{AtomicPolicy, Policy, PolicyError};
 use crate::exposure::Exposure;
 use crate::guard::Guard;

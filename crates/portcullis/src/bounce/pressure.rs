@@ -1,7 +1,7 @@
 //! What a pool that is full says.
 
 /// A pool that is full now. The I/O has not failed: it can be tried again when a slot is
-/// [freed](super::Swiotlb::freed_since).
+/// [freed](super::swiotlb::Swiotlb::freed_since).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{needed:#x} bytes in one piece needed, {free:#x} free of {capacity:#x}; the limit is {limit:#x}")]
 pub struct Pressure {
