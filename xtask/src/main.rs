@@ -2,6 +2,8 @@
 //! `cargo xtask conformance`, `cargo xtask check`.
 
 #[cfg(test)]
+mod circles;
+#[cfg(test)]
 mod codes;
 mod coherence;
 mod conformance;
