@@ -16,7 +16,8 @@ pub enum AddrError {
         /// Where the range would have begun.
         start: u64,
     },
-    /// The range's last byte lies past the end of the 64-bit address space.
+    /// The range's last byte lies past the end of the 64-bit address space, or the range is all of
+    /// that space, whose length 64 bits cannot hold (`len` is `u64::MAX` then).
     #[error("{len:#x} bytes at {start:#x} run past the end of the 64-bit address space")]
     Wraps {
         /// Where the range begins.
@@ -221,7 +222,9 @@ impl IovaRange {
     /// The whole pages of `size` that hold the `len` bytes from `start` on; `None` where there is no such range.
     #[inline]
     pub(crate) fn of_pages(start: Iova, len: u64, size: PageSize) -> Option<Self> {
-        // No bytes end with the last address, if they begin with the first, and have no pages then: so have all that there are.
+        // A `len` of 0 passes only at `start` 0, with the last address of all. The pages then have
+        // 2^64 bytes, as where other bytes touch every page that there is: that wraps to 0, and
+        // `NonZeroU64` refuses it.
         let last = start.checked_add(len.wrapping_sub(1))?;
         let start = start.align_down(size);
         let len = (last.get() | size.offset_mask()).wrapping_sub(start.get()).wrapping_add(1);
@@ -238,7 +241,8 @@ impl IovaRange {
         self.len.get()
     }
 
-    /// Never: a range holds at least one byte. (For the reader who expects it beside [`len`](Self::len).)
+    /// Returns `false`: a range holds at least one byte. (For readers who expect this beside
+    /// [`len`](Self::len).)
     pub const fn is_empty(self) -> bool {
         false
     }
@@ -268,6 +272,9 @@ impl IovaRange {
     }
 
     /// The smallest range that holds both.
+    ///
+    /// # Errors
+    /// [`AddrError::Wraps`] where that is the whole 64-bit space, whose length 64 bits cannot hold.
     pub fn hull(self, other: Self) -> Result<Self, AddrError> {
         Self::from_bounds(self.start.min(other.start), self.last().max(other.last()))
     }
@@ -389,7 +396,8 @@ impl Direction {
         }
     }
 
-    /// The one with this number, of which only the lowest two bits count: the last for 3, too.
+    /// The direction with the number that the lowest two bits of `index` make; for 3 it is the last
+    /// one.
     #[inline]
     pub(crate) const fn from_bits(index: u64) -> Self {
         match index & 3 {

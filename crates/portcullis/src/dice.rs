@@ -1,6 +1,6 @@
 //! Numbers for tests: they look random, and are the same in each run (xorshift64*, Vigna 2016).
 
-/// Never 0.
+/// A generator. Its state is never 0.
 pub(crate) struct Dice(pub u64);
 
 impl Dice {

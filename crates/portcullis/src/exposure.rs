@@ -88,7 +88,8 @@ impl Level {
     /// last reading.
     pub(crate) fn sample(&mut self, now_ns: u64, bytes: Bytes) {
         self.integral = self.total(now_ns, bytes);
-        // As many changes as would have taken the wanted time, but at most twice as many as before.
+        // The clock is read again after as many changes as would have taken the wanted time, but
+        // after at most twice as many as before.
         let elapsed_ns = now_ns.saturating_sub(self.at_ns).max(1);
         let every = self.every.max(1);
         self.every = (every * READ_EVERY_NS / elapsed_ns).clamp(1, (2 * every).min(MOST_CHANGES));
@@ -119,7 +120,7 @@ impl Level {
         self.bytes = self.bytes - gone;
     }
 
-    /// Adds time that no level shows.
+    /// Adds byte-nanoseconds that the readings do not show.
     pub(crate) fn add(&mut self, time: ByteTime) {
         self.integral += time;
     }

@@ -1,4 +1,4 @@
-//! DMA remapping as a library: which bytes a device may touch, and for how long.
+//! DMA remapping as a library: it decides which bytes a device may touch, and for how long.
 //!
 //! A device reaches memory through *I/O virtual addresses* that an IOMMU translates. This crate hands out
 //! those addresses, writes the page tables, and makes the hardware forget translations when a mapping ends,
@@ -10,7 +10,8 @@
 //! - Drivers: [`dma::Queue`], by [`Domain::builder`](domain::Domain::builder): mappings that own their buffers, whatever protects them.
 //! - Kernels and VMMs: [`domain::Domain`] over a [`mapper::Mapper`].
 //! - The layers, each of which uses only those before it: [`addr`], `sync`, [`platform`], `percpu`,
-//!   `iova`, [`pgtable`], [`exposure`], [`invalidation`], [`mapper`], [`domain`], [`bounce`], [`dma`].
+//!   `iova`, `setup`, [`pgtable`], [`exposure`], [`invalidation`], [`mapper`], [`domain`],
+//!   [`bounce`], [`dma`].
 //!
 //! # Parts
 //! What domains and queues are made of (lists of addresses, flush queues, per-CPU values, rings, batches, pools) is public with the
@@ -18,10 +19,12 @@
 //! whenever the library does.
 //!
 //! # What always holds
-//! - Memory that a strict unmap hands back cannot be reached by the device; with lazy protection it can for
-//!   the stated window at the most, and its address is not used again before.
-//! - Unmapping what was mapped as a whole never allocates memory. No lock is held while hardware is waited for, except that
-//!   a page table splits pages of several entries, and reclaims its tables, one after the other.
+//! - When a strict unmap has returned `Ok`, devices reach nothing of what was unmapped. Under lazy
+//!   protection they may until a flush is confirmed, which begins at the latest when the stated
+//!   window ends; the addresses are not used again before that.
+//! - Unmapping what was mapped as a whole never allocates memory. No lock is held during a wait for
+//!   hardware, with one exception: a page table splits pages of several entries, and reclaims its
+//!   tables, one after the other.
 //! - A list of segments is mapped as a whole or not at all.
 //!
 //! # What is unsafe
@@ -29,15 +32,17 @@
 //! - of those who implement what lies below: [`Platform`](platform::Platform), [`Frames`](platform::Frames) and
 //!   [`CopyMemory`](platform::CopyMemory), [`Mapper`](mapper::Mapper), [`InvalidationQueue`](invalidation::InvalidationQueue),
 //!   [`Format`](pgtable::Format), and, for mappings that own their buffers, [`DmaBuffer`](dma::DmaBuffer);
-//! - of those who open memory by its number ([`DmaDevice::map_single`](dma::DmaDevice::map_single) and everything like it): that
-//!   it is theirs to open. Unmapping is safe, as it only ever closes, except where it copies to memory by its number:
-//!   what unmaps a copy by its number, of the [parts](#parts);
+//! - of those who open memory by its number ([`DmaDevice::map_single`](dma::DmaDevice::map_single)
+//!   and everything like it): that it is theirs to open. Unmapping only closes memory, so it is
+//!   safe, except in those of the [parts](#parts) that copy to memory by its number when they
+//!   unmap;
 //! - of those who say, below a mapper, what hardware has forgotten: to [`PageTable::unmap`](pgtable::PageTable::unmap), for one.
 //!
 //! # Example
-//! The front door: a domain, a device, a queue. Map a buffer, let a device write to it, unmap it, and see that a late write
-//! faults. The device, its memory and its IOMMU are those of the software model, `portcullis-model`. Drivers of a network card and
-//! an NVMe disk, and an adaptor for virtio drivers, are in `examples`.
+//! The front door is a domain, a device and a queue. The example maps a buffer, lets a device write
+//! to it, unmaps it, and sees that a late write does not change it. The device, its memory and its
+//! IOMMU are those of the software model, `portcullis-model`. Drivers of a network card and an NVMe
+//! disk, and an adaptor for virtio drivers, are in `examples`.
 //!
 //! ```
 //! # #[cfg(feature = "std")]
@@ -101,7 +106,7 @@
 //! # fn main() {}
 //! ```
 #![no_std]
-// What only users of the parts call and import; with them nothing is dead.
+// Without the feature, code that only users of the parts call or import is dead.
 #![cfg_attr(not(feature = "parts"), allow(dead_code, unused_imports))]
 
 extern crate alloc;

@@ -67,8 +67,8 @@ pub unsafe trait Mapper: Send + Sync + 'static {
         let _ = cpus;
     }
 
-    /// Lets the device reach the pieces of memory in `list`, each with its length, through `range`, one after
-    /// the other. The caller holds no CPU.
+    /// Lets devices reach the pieces of memory in `list`, each with its length, through `range`,
+    /// one after the other. May allocate, and may wait for hardware. The caller holds no CPU.
     ///
     /// # Errors
     /// [`MapError`]: the range is as it was before. What was entered and removed again meanwhile is added to
@@ -100,8 +100,9 @@ pub unsafe trait Mapper: Send + Sync + 'static {
     /// mapper's [marks](Self::marks). Never allocates or waits, and what it enters needs no
     /// invalidation.
     ///
-    /// A mapper that has no quicker way than `map` need not implement this. One that has, or that passes this on to another, names
-    /// the turn by `percpu::Turn`, with the feature `parts`.
+    /// A mapper that has no quicker way than `map` need not implement this. To implement it, or to
+    /// pass it on to another mapper, takes the feature `parts`, with which the turn has a name,
+    /// `percpu::Turn`.
     ///
     /// # Safety
     /// As for [`map`](Self::map).
@@ -331,7 +332,8 @@ unsafe impl<F: Frames, Q: InvalidationQueue, X: Format> Mapper for TableMapper<F
         phys: PhysAddr,
         permissions: Permissions,
     ) -> bool {
-        // `map` has the hardware see it. SAFETY: the caller's promise.
+        // Where absent entries are cached, `map` makes the hardware see the new one.
+        // SAFETY: the caller's promise.
         !self.caches_absent && unsafe { self.table.map_in(turn, range, phys, permissions.into()) }
     }
 

@@ -7,8 +7,8 @@
 //! such as lists of addresses. A kernel lends the number of the processor that the caller runs on,
 //! a program ([`StdPlatform`](crate::std_platform::StdPlatform)) one that belongs to the thread.
 //!
-//! They are separate because they have different users: an IOMMU that maps by request (iommufd,
-//! virtio-iommu) needs CPUs and a clock, but no table memory.
+//! The three traits are separate because they have different users: an IOMMU that maps by request
+//! (iommufd, virtio-iommu) needs CPUs and a clock, but no table memory.
 
 use alloc::sync::{Arc, Weak};
 use core::marker::PhantomData;
@@ -133,10 +133,10 @@ impl Home {
 pub trait PlatformEvents: Send + Sync {
     /// Called when the time asked for with [`Platform::wake_at`] has come. The call may wait for
     /// hardware, for as long as that is silent: a platform must not let other listeners wait
-    /// meanwhile, as their windows stay open. A listener is in one call at a time, and a time that
-    /// comes during a call is followed by another call. The caller has no CPU lent, and is no
-    /// interrupt handler that may have interrupted a holder of one: the call may wait for the turns
-    /// of all CPUs to end.
+    /// meanwhile, as their windows stay open. A listener is in one call of `timer` at a time, and a
+    /// time that comes during a call is followed by another call. The caller has no CPU lent, and
+    /// is no interrupt handler that may have interrupted a holder of one: the call may wait for the
+    /// turns of all CPUs to end.
     fn timer(&self);
 
     /// Called when the CPU `index` is unplugged (or its thread has ended), to give back what is

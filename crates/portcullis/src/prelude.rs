@@ -1,4 +1,4 @@
-//! What the author of a driver writes with, in one line: `use portcullis::prelude::*`.
+//! The names that the author of a driver needs, in one line: `use portcullis::prelude::*`.
 
 pub use crate::SetupError;
 pub use crate::addr::{DeviceId, Direction, DmaSegment, DomainId, Iova, IovaRange, PhysAddr, PhysSegment};

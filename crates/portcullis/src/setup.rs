@@ -1,4 +1,5 @@
-//! What can go wrong when tables, domains, devices, queues and pools are made: one type, as its callers do one thing about it.
+//! [`SetupError`]: why a table, a domain, a device, a queue or a pool cannot be made. Nothing of
+//! what was to be made is left. It is one type, as callers treat all of these failures alike.
 
 use crate::addr::{Iova, PhysAddr};
 use crate::iova::IovaError;
@@ -43,14 +44,14 @@ pub enum SetupError {
         /// The highest physical address.
         last: PhysAddr,
     },
-    /// There is no memory: for the root of a page table, or to keep account by.
+    /// There is no memory for the root of a page table, or for the library's own account.
     #[error("no memory for the root of a page table, or to keep account by")]
     OutOfMemory,
     /// The mapper of a domain has no page size.
     #[error("the mapper states no page size")]
     NoPageSize,
-    /// There are no I/O virtual addresses: of a domain, as its mapper's aperture cannot be turned into an address space; or in
-    /// it, for a ring or a pool.
+    /// There are no I/O virtual addresses: the mapper's aperture cannot be turned into an address
+    /// space, or the domain's space has no room for a ring or a pool.
     #[error("I/O virtual addresses: {0}")]
     Space(#[from] IovaError),
     /// A device reaches none of its domain's addresses.
@@ -68,7 +69,7 @@ pub enum SetupError {
     /// No ring has these dimensions.
     #[error("no ring holds {descriptors} descriptors of {bytes:#x} bytes")]
     NoRing {
-        /// Descriptors, those included that wait for a commit.
+        /// Descriptors, including those that wait for a commit.
         descriptors: u32,
         /// Bytes of each.
         bytes: u64,

@@ -1,10 +1,12 @@
-//! The one place that names atomics and locks.
+//! The one place that names atomics and locks: all of the crate but `std_platform` takes them from
+//! here, so that the model checker's can take their place (`--cfg loom`).
 //!
-//! Everything else takes them from here, so that the model checker's can take their place (`--cfg loom`).
-//! With `std` a lock sleeps when it must wait; without, it spins, and the embedder decides through
-//! [`Platform::with_cpu`](crate::platform::Platform::with_cpu) whether interrupts are off meanwhile: every
-//! lock of this crate is taken inside such a call, and none is held while hardware works. Those that are not (in
-//! `percpu::Marks`, `SharedQueue`, `DeviceTlbs` and `Policies`) are for what must not be called from interrupt handlers at all.
+//! With `std` a lock sleeps when it must wait. Without, it spins, and the embedder decides through
+//! [`Platform::with_cpu`](crate::platform::Platform::with_cpu) whether interrupts are off
+//! meanwhile: every lock of this crate is taken inside such a call, or in code that no interrupt
+//! handler may call (revocations in `percpu`, visits of flush queues, reclaims of tables,
+//! `SharedQueue`, `DeviceTlbs`, `Policies`), or that runs while a panic unwinds or a structure is
+//! dropped. No lock is held while hardware works.
 
 #[cfg(not(loom))]
 pub use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence};
@@ -18,7 +20,8 @@ use spin as imp;
 #[cfg(all(not(loom), feature = "std"))]
 use std::sync as imp;
 
-/// Lets others get on while the caller waits for one of them: a hint where there is no scheduler to tell.
+/// Lets other threads run while the caller waits for one of them. Without a scheduler to tell, it
+/// is a hint to the processor.
 pub fn pause() {
     #[cfg(loom)]
     loom::thread::yield_now();
@@ -34,7 +37,7 @@ pub fn spin() {
     if cfg!(loom) { pause() } else { core::hint::spin_loop() }
 }
 
-/// How many threads run at once; as many as there are where there is no scheduler to tell.
+/// How many threads run at once; `u64::MAX` without a scheduler to ask.
 pub fn cores() -> u64 {
     #[cfg(all(not(loom), feature = "std"))]
     return std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
@@ -44,7 +47,8 @@ pub fn cores() -> u64 {
 
 /// A number that no other call returns, never 0.
 pub(crate) fn unique() -> u64 {
-    // The model checker has nothing to look for in a number, so this is not its own atomic.
+    // This is not the model checker's atomic: no order of calls changes more than which caller gets
+    // which number.
     static LAST: core::sync::atomic::AtomicU64 = core::sync::atomic::AtomicU64::new(0);
     // Relaxed: only the number counts. 2^64 calls do not happen.
     LAST.fetch_add(1, core::sync::atomic::Ordering::Relaxed).wrapping_add(1)
@@ -52,7 +56,8 @@ pub(crate) fn unique() -> u64 {
 
 /// A number, not 0, that is set once.
 ///
-/// It orders nothing, so the model checker need not try who comes first: this is not its own atomic.
+/// It orders no other accesses, so the model checker need not try who comes first: this is not the
+/// model checker's atomic.
 #[derive(Debug)]
 pub(crate) struct Settled(core::sync::atomic::AtomicU64);
 
@@ -63,7 +68,7 @@ impl Default for Settled {
 }
 
 impl Settled {
-    /// No platform's number, and not 0, which a platform without a number passes.
+    /// A number that no platform has. It is not 0 either, which a platform without a number passes.
     const NOT_SET: u64 = u64::MAX - 1;
 
     /// Returns whether it is `number`. If it is not set yet, sets it first, unless `number` is 0.
@@ -87,7 +92,7 @@ impl Settled {
     }
 }
 
-/// A lock around a `T`. Uncontended, taking and releasing it is one atomic exchange and one store.
+/// A lock around a `T`. Uncontended, taking and releasing it takes two atomic operations.
 #[derive(Debug, Default)]
 pub struct Mutex<T>(imp::Mutex<T>);
 

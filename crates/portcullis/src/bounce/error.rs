@@ -6,7 +6,8 @@ use crate::addr::{Iova, IovaRange};
 use crate::domain::{MapListError, UnmapError};
 use crate::invalidation::InvalidationError;
 
-/// A list that was not mapped. Nothing of it is.
+/// A list that was not mapped. No part of it is, but devices may [reach](Self::may_be_reached) it
+/// after one of these errors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DmaMapError {
@@ -25,18 +26,18 @@ pub enum DmaMapError {
     TooLong {
         /// Bytes of the buffer.
         len: u64,
-        /// The most that there may be.
+        /// The most bytes that there may be.
         most: u64,
     },
-    /// No memory for a buffer to copy through, also after idle ones were evicted.
+    /// There is no memory for a buffer to copy through, not even after idle ones were evicted.
     #[error("no {bytes:#x} bytes of memory to copy through; the pool's slots hold {held:#x}")]
     NoBuffer {
         /// Bytes that were wanted.
         bytes: u64,
-        /// Bytes in buffers of slots, all of them in use.
+        /// Bytes that the buffers of slots have.
         held: u64,
     },
-    /// No memory to keep account by.
+    /// There is no memory to keep account of the mapping.
     #[error("no memory to keep account of a mapping")]
     OutOfMemory,
     /// An untrusted device's mapping shares a granule with other data, so it must be copied, and its owner does not sync, so it
@@ -55,12 +56,13 @@ pub enum DmaMapError {
 }
 
 impl DmaMapError {
-    /// Whether it may be tried again, once something of the queue (or of the machine's pool) has ended.
+    /// Returns whether the map can succeed later, once something of the queue (or of the machine's
+    /// pool) has ended.
     pub fn is_full(&self) -> bool {
         matches!(self, Self::Full | Self::Pressure(_))
     }
 
-    /// Whether devices may reach the list although it is not mapped.
+    /// Returns whether devices may reach the list although it is not mapped.
     pub fn may_be_reached(&self) -> bool {
         matches!(self, Self::List(MapListError::Unconfirmed { .. }))
     }
@@ -90,7 +92,7 @@ pub enum DmaUnmapError {
         /// Bytes that still are mapped.
         kept: u64,
     },
-    /// A mapping by itself.
+    /// A mapping that was made by itself has not ended.
     #[error(transparent)]
     Unmap(#[from] UnmapError),
     /// No copy begins at the address: it is over, as another caller ended it by number, or never was. Nothing is changed.
@@ -106,7 +108,7 @@ pub enum DmaUnmapError {
         iova: Iova,
         /// The first byte.
         offset: u64,
-        /// How many.
+        /// The number of bytes.
         len: u64,
         /// Bytes of the mapping.
         mapped: u64,
@@ -120,7 +122,8 @@ pub enum DmaUnmapError {
 }
 
 impl DmaUnmapError {
-    /// Whether it is of a commit, which another one tries again.
+    /// Returns whether a commit has failed, or the unmap of a copy whose middle was mapped, so that
+    /// the next commit tries again. (Of any other unmap [`NotUnmapped::waits`](crate::dma::NotUnmapped::waits) says that.)
     pub fn is_of_commit(&self) -> bool {
         matches!(self, Self::Unconfirmed { .. } | Self::StillMapped { .. })
     }

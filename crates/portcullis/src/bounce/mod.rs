@@ -1,6 +1,6 @@
-//! Bounce buffers: memory that stands between a device and the buffers of drivers, and copies between the two.
-//!
-//! A device that is given a bounce buffer never reaches the original: protection is strict, and to the byte.
+//! Bounce buffers: memory that a device reaches in place of a driver's buffer, with copies between
+//! the two. A device that is given a bounce buffer never reaches the original, so protection is
+//! strict, and to the byte.
 
 pub(crate) mod error;
 #[cfg(feature = "parts")]

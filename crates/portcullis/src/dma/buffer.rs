@@ -1,18 +1,21 @@
-//! What a mapping owns.
+//! The memory that a mapping owns: it is the mapping's alone, and stays sound to use whatever a
+//! device writes there.
 
 use crate::addr::PhysSegment;
 
-/// Memory that a device may be let into.
+/// Memory that a device may be given.
 ///
 /// # Safety
-/// - It is the machine's memory: where the device's domain has memory that [copies](crate::platform::CopyMemory), that reaches it by
-///   the same numbers.
+/// - It is the machine's memory. Where the device's domain has memory that
+///   [copies](crate::platform::CopyMemory), that reaches it by the same physical addresses.
 /// - [`segments`](Self::segments) names memory that belongs to this value alone, and always the same until
 ///   the value is dropped, wherever the value itself is moved; for ever, if it is leaked.
-/// - What safe code can do with the value stays sound while a device reads and writes that memory at any
-///   time: access is atomic or volatile, or there is none. This goes for the value that an unmap gives back
-///   too, under every policy but the strict ones: there the device may go on for a while.
+/// - What safe code can do with the value stays sound while a device reads and writes that memory
+///   at any time: access is atomic or volatile, or there is none. Under every policy that is not
+///   strict this goes for the value that an unmap gives back, too: there the device may go on for a
+///   while.
 pub unsafe trait DmaBuffer: 'static {
-    /// Where the memory is.
+    /// The pieces of the memory, in the order in which the device finds them. Each has at least one
+    /// byte, or a map refuses them; any alignment will do.
     fn segments(&self) -> &[PhysSegment];
 }

@@ -1,4 +1,6 @@
-//! Coherent memory: long-lived pages that CPU and device share, for rings and descriptors.
+//! Coherent memory: long-lived pages that CPU and device share, for rings and descriptors. They are
+//! freed only when the hardware has confirmed that no device reaches them, whatever the policy, and
+//! are leaked otherwise. (Under passthrough there is nothing to confirm.)
 
 use core::mem::ManuallyDrop;
 use core::ops::Range;
@@ -16,8 +18,9 @@ const WORD: usize = size_of::<u64>();
 
 /// Zeroed whole pages that the CPU and one device share until this is dropped.
 ///
-/// The device may read and write them at any time, so the CPU does it in atomic words ([`word`](Self::word)), of which
-/// [`read`](Self::read) and [`write`](Self::write) copy bytes, or by a [pointer](Self::as_ptr) as its user answers for.
+/// The device may read and write them at any time, so the CPU does it in atomic words
+/// ([`word`](Self::word)); [`read`](Self::read) and [`write`](Self::write) copy bytes out of these
+/// and into them. The user of a [pointer](Self::as_ptr) to them answers for what goes by that.
 #[derive(Debug)]
 pub struct CoherentMemory<F: Frames, M: Mapper, P: Platform> {
     // Dropped in `release` only, once the device is known to be kept out.
@@ -29,10 +32,14 @@ pub struct CoherentMemory<F: Frames, M: Mapper, P: Platform> {
 }
 
 impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
-    /// `len` bytes, rounded up to whole granules, in one piece for the CPU and for the device.
+    /// Allocates `len` bytes, rounded up to whole granules, in one piece for the CPU and for the
+    /// device, and maps them for both directions. All are zero. Cost and context are those of
+    /// [`Domain::map`](crate::domain::Domain::map) and of the frames' allocation.
     ///
     /// # Errors
-    /// [`MapListError`], with nothing kept: [`NoFrames`](MapListError::NoFrames) where there are none in a row.
+    /// [`MapListError`], with nothing kept: [`NoFrames`](MapListError::NoFrames) where there are
+    /// none in a row. But after [`Unconfirmed`](MapListError::Unconfirmed) the frames are leaked,
+    /// as the device may reach them.
     pub fn new(device: &DmaDevice<M, P>, frames: F, len: usize) -> Result<Self, MapListError> {
         // Whole granules: what shares one with the memory could be reached, too.
         let granule = if device.is_translated() { device.domain().granule().bytes() } else { FRAME_SIZE };
@@ -84,23 +91,25 @@ impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
         }
         let offset = (index / TABLE_ENTRIES) as u64 * FRAME_SIZE;
         let frame = self.phys.checked_add(offset)?;
-        // SAFETY: `frame` is one of the frames that `new` was given; they are freed only in `drop`, which
-        // no `&self` outlives.
+        // SAFETY: `frame` is one of the frames that `new` was given; they are freed only in
+        // `release`, which `free` and `drop` call last, so no `&self` outlives them.
         let words = unsafe { self.frames.table(frame) };
         words.get(index % TABLE_ENTRIES)
     }
 
     /// Copies the bytes from `offset` on to `out`, word by word; `None`, with nothing copied, where some of them do not exist.
     ///
-    /// A device may be writing them meanwhile: then each word is one that it wrote or the one before. After the CPU has read that
-    /// the device is done, [`DmaDevice::sync_for_cpu`] orders this read after that one.
+    /// A device may be writing them meanwhile: then each word is one that it wrote or the one
+    /// before. After the CPU has read that the device is done, [`DmaDevice::sync_for_cpu`] orders
+    /// this read after that one. O(`out.len()`); waits for nothing.
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Option<()> {
         self.each_word(offset, out.len(), |word, at, part| {
             out[at..at + part.len()].copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes()[part]);
         })
     }
 
-    /// Copies `bytes` to those from `offset` on, word by word; `None`, with nothing copied, where some of them do not exist.
+    /// Copies `bytes` to the memory from `offset` on, word by word; `None`, with nothing copied,
+    /// where some of it does not exist. O(`bytes.len()`); waits for nothing.
     ///
     /// The bytes of a word that are not written stay as they are, also where a coherent device writes them meanwhile. Before the
     /// device is told, [`DmaDevice::sync_for_device`] orders that after this write.
@@ -115,13 +124,14 @@ impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
                 all[part.clone()].copy_from_slice(new);
                 Some(u64::from_ne_bytes(all))
             };
-            // Never an error: `changed` always says something.
+            // Never an error: `changed` always returns a word.
             let _ = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, changed);
         })
     }
 
-    /// Where the CPU finds the [`size`](Self::size) bytes, where its frames lie side by side in its address space, too; `None`
-    /// where they do not, and only the methods above reach all of them.
+    /// The address at which the CPU finds the [`size`](Self::size) bytes, if all frames lie side by
+    /// side in its address space; `None` if they do not, and only the methods above reach all of
+    /// them. O(frames).
     ///
     /// The pointer is good until this value is freed or dropped. A device may change the memory at any time, so what goes by the
     /// pointer must be atomic or volatile, and no reference to anything but atomics may be made of it.
@@ -138,8 +148,9 @@ impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
         NonNull::new(core::ptr::with_exposed_provenance_mut(first?))
     }
 
-    /// Calls `f` for each word that holds some of the `len` bytes from `offset` on: with how many of them lie before it, and with
-    /// the range of the word's bytes that are some of them.
+    /// Calls `f` for each word that holds some of the `len` bytes from `offset` on, with the number
+    /// of those bytes that lie before the word, and with the range of the word's own bytes that are
+    /// among them.
     fn each_word(
         &self,
         offset: usize,
@@ -161,9 +172,10 @@ impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
     /// Unmaps the memory and frees it once no device reaches it.
     ///
     /// Strict under every policy: a freed page may have any owner next. Waits for one invalidation.
+    /// The caller holds no lock and no CPU.
     ///
     /// # Errors
-    /// [`UnmapError`]: the memory is not freed, ever, as a device may still reach it.
+    /// [`UnmapError`]: the memory is never freed, as a device may still reach it.
     pub fn free(self) -> Result<(), UnmapError> {
         ManuallyDrop::new(self).release()
     }

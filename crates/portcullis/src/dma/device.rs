@@ -1,4 +1,5 @@
-//! A device with its domain: the raw, numeric interface.
+//! A device with its domain, and its mappings by number. A mapping is open to the device, with all
+//! of its pages, from the map on until an unmap has kept the promise of the device's policy.
 
 use alloc::sync::Arc;
 
@@ -15,10 +16,12 @@ use crate::sync::{Ordering, fence};
 /// device's, [`with_policy`](Self::with_policy) for those that are made or ended through one handle, down to a single
 /// mapping.
 ///
-/// Its methods trust their caller with what a [`Queue`](super::Queue) keeps account of itself: that the memory is the caller's
-/// to open to a device, for which they are unsafe; and that a mapping is unmapped once, as a whole, by one
-/// CPU, and by its owner. Memory safety does not rest on the second, as an unmap only ever closes. But a caller that ends
-/// another's mapping sets its address free: the owner may then end the next mapping there, whose device loses its accesses.
+/// A [`Queue`](super::Queue) keeps account of two things for which these methods trust their
+/// caller. The first is that the memory is the caller's to open to a device: memory safety rests on
+/// that, so the methods that open are unsafe. The second is that a mapping is unmapped once, as a
+/// whole, by one CPU, and by its owner. Memory safety does not rest on that, as an unmap only ever
+/// closes. But a caller that ends another's mapping sets its address free: the owner may then end
+/// the next mapping there, whose device loses its accesses.
 ///
 /// All methods may run on any number of CPUs at once. What they may wait for is the domain's affair: see
 /// [`Domain::map`] and [`Domain::unmap`].
@@ -38,7 +41,8 @@ impl<M: Mapper, P: Platform> Clone for DmaDevice<M, P> {
 }
 
 impl<M: Mapper, P: Platform> DmaDevice<M, P> {
-    /// A device that can put addresses up to `mask` on the bus (`u32::MAX` for a 32-bit device).
+    /// Makes a device that can put addresses up to `mask` on the bus (`u32::MAX` for a 32-bit
+    /// device).
     pub fn new(domain: Arc<Domain<M, P>>, mask: u64) -> Self {
         Self { domain, mask, exception: Arc::new(AtomicPolicy::new(None)) }
     }
@@ -49,8 +53,8 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
     }
 
     /// Gives the device a policy of its own, or, with `None`, its domain's again, while I/O goes on. When the call
-    /// returns, the stricter of the two promises holds, as [`Domain::set_policy`] says. (Where that is a flush, it is
-    /// the whole domain's.)
+    /// returns, the stricter of the two promises holds, as [`Domain::set_policy`] says. (Where that
+    /// takes a flush, it flushes the whole domain.)
     ///
     /// # Errors
     /// As [`Domain::set_policy`]: no device has passthrough in a domain that translates.
@@ -58,8 +62,8 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         self.domain.change(&self.exception, policy)
     }
 
-    /// Another handle of the device, with a policy of its own: for a mapping, or some, that must go strictly where
-    /// others need not, or the other way round. Allocates.
+    /// Makes another handle of the device, with a policy of its own: for mappings that must end
+    /// strictly where the others need not, or the other way round. Allocates.
     ///
     /// # Errors
     /// As [`set_policy`](Self::set_policy).
@@ -81,13 +85,13 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         self.mask
     }
 
-    /// Whether the device's addresses are translated at all.
+    /// Returns whether the device's addresses are translated at all.
     pub(super) fn is_translated(&self) -> bool {
         self.domain.is_translated()
     }
 
-    /// Maps `len` bytes at `phys` and returns the address for the device. The whole pages around the buffer
-    /// become reachable.
+    /// Maps `len` bytes at `phys` and returns the address for the device. The whole pages around
+    /// the buffer become reachable. Cost and context are those of [`Domain::map`].
     ///
     /// # Errors
     /// [`MapListError`], with nothing mapped.
@@ -110,7 +114,8 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         }
     }
 
-    /// Unmaps what [`map_single`](Self::map_single) returned for the same `len`.
+    /// Unmaps what [`map_single`](Self::map_single) returned for the same `len`. Cost and context
+    /// are those of [`Domain::unmap`], by the policy of this handle.
     ///
     /// # Errors
     /// [`UnmapError`]; only after `Ok` is the policy's promise kept.
@@ -128,17 +133,21 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         self.end_beside(range, range.len().saturating_sub(used))
     }
 
-    /// The same of a buffer beside which `neighbours` bytes of the pages are not its own.
+    /// As [`end`](Self::end), for a buffer beside which `neighbours` bytes of the pages are not its
+    /// own.
     #[inline]
     pub(super) fn end_beside(&self, range: IovaRange, neighbours: u64) -> Result<(), UnmapError> {
         self.domain.end(range, Ending { neighbours, exception: || self.exception.word() })
     }
 
-    /// Maps a scatter-gather list with one allocation, and writes to `out` what the device is to be given:
-    /// segments that touch are merged. Returns how many there are, `list.len()` at the most.
+    /// Maps a scatter-gather list with one allocation of addresses, and writes to `out` what the
+    /// device is to be given: segments that touch are merged. Returns how many segments it wrote,
+    /// `list.len()` at the most; `out` must have room for that many. Cost and context are those of
+    /// [`Domain::map`].
     ///
     /// # Errors
-    /// [`MapListError`], with nothing mapped: the list is mapped as a whole or not at all.
+    /// [`MapListError`], with nothing mapped: the list is mapped as a whole or not at all. After
+    /// [`MapListError::Unconfirmed`] devices may reach what was entered of it.
     ///
     /// # Safety
     /// As for [`map_single`](Self::map_single), for each segment.
@@ -152,7 +161,8 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         unsafe { self.map_list_sg(list, direction, out) }.map(|(_, _, count)| count)
     }
 
-    /// The same, with what [`map_list`](Self::map_list) returns before the count.
+    /// As [`map_sg`](Self::map_sg), but also returns, before the count, what
+    /// [`map_list`](Self::map_list) does.
     ///
     /// # Safety
     /// As for [`map_single`](Self::map_single), for each segment.
@@ -196,7 +206,8 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         fence(Ordering::Acquire);
     }
 
-    /// Makes what the CPU has written visible to the device, for memory that stays mapped.
+    /// Makes what the CPU has written visible to the device, for memory that stays mapped: orders
+    /// the CPU's earlier writes before the store by which it tells the device. It costs a fence.
     pub fn sync_for_device(&self) {
         fence(Ordering::Release);
     }
@@ -209,8 +220,8 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         reached.then(|| Iova::new(segment.phys.get()))
     }
 
-    /// Maps one segment, if that is quickly done, and returns its pages; `None` where nothing is changed, and
-    /// [`map_list`](Self::map_list) does it or says why not.
+    /// Maps one segment, if that is quickly done, and returns its pages. Otherwise returns `None`
+    /// with nothing changed, and [`map_list`](Self::map_list) maps it or says why not.
     ///
     /// # Safety
     /// As for [`map_single`](Self::map_single).
@@ -274,7 +285,7 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
             return Ok(None);
         };
         if !self.is_translated() {
-            // In any order of memory, and nothing is to be done about it.
+            // The segments lie in any order of memory, and nothing is to be unmapped.
             return Ok(Some((first.iova, first.len)));
         }
         // The segments of one list lie in one range of pages, in order.
@@ -285,7 +296,7 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
     }
 }
 
-/// The sum of lengths, none of which matters for safety.
+/// Returns the sum of lengths. Memory safety rests on none of them.
 #[inline]
 pub(super) fn bytes_of(lens: impl Iterator<Item = u64>) -> u64 {
     lens.fold(0, u64::saturating_add)

@@ -1,15 +1,19 @@
-//! What a driver calls: map a buffer for a device, hand it over, unmap it.
+//! What a driver calls to map a buffer for a device, and to unmap it. A buffer that a mapping owns
+//! is the driver's again only after an unmap or a commit has kept the promise of the policy in
+//! force: no device reaches it, or only for the window of a lazy policy.
 //!
-//! A driver's handle is a [`Queue`], of a [`Device`] that was [attached](DmaDomain::attach) to a domain that
-//! [`Domain::builder`](crate::domain::Domain::builder) made. Its [`map`](Queue::map) takes a buffer and gives a [`Mapping`] that owns
-//! it, so that memory cannot be used or freed while the device may reach it; [`map_raw`](Queue::map_raw) deals in numbers, for
-//! kernels that keep account of their buffers themselves. Which of what follows protects it is its [`QueueConfig`]'s affair.
+//! A driver's handle is a [`Queue`] of a [`Device`]; a domain that
+//! [`Domain::builder`](crate::domain::Domain::builder) made [attaches](DmaDomain::attach) devices.
+//! The queue's [`map`](Queue::map) takes a buffer and gives a [`Mapping`] that owns it, so that
+//! memory cannot be used or freed while it is mapped. [`map_raw`](Queue::map_raw) takes and gives
+//! numbers, for kernels that keep account of their buffers themselves. The queue's [`QueueConfig`]
+//! says which of what follows protects it.
 //!
-//! With the feature `parts`, what queues are made of can be had by itself: [`DmaDevice`] with `RawBatch`, `StrictRing`,
-//! `AdaptiveRing`, all of which deal in numbers.
+//! With the feature `parts`, the parts of queues can be used by themselves: [`DmaDevice`] with
+//! `RawBatch`, `StrictRing`, `AdaptiveRing`, all of which take and give numbers.
 //!
 //! # The unit of protection
-//! How much becomes unreachable at once, when it does, is the caller's choice, by type:
+//! The caller chooses by type how much becomes unreachable at once, and when:
 //!
 //! | ends with | the device loses its access to | hardware waits |
 //! |---|---|---|
@@ -18,11 +22,13 @@
 //! | an `AdaptiveRing` | each *mapping* that it copied; what it mapped, with its *batch* | none; one per batch |
 //! | a [`Queue`] in [batches](QueueConfig::batched), a `RawBatch`, a `StrictRing` of batch N | the *batch*, when it is committed | one per batch |
 //!
-//! In a batch whose commit is still to come everything counts as mapped: nothing of it is the caller's yet.
-//! Under every one of them the smallest unit is the page: what shares a page with a buffer goes with it.
+//! In a batch whose commit is still to come everything counts as mapped: nothing of it is the
+//! caller's yet. What is mapped is opened and closed by pages: what shares a page with a buffer
+//! goes with it. Of what is copied the device never reaches the original: that is protected to the
+//! byte.
 
-/// Makes an error of a type that carries what could not be done, and in `error` why. By hand, so that a buffer needs no
-/// `Debug` for a result to be unwrapped.
+/// Makes an error of a type whose field `error` says why something could not be done. Only that
+/// field is shown, so a result can be unwrapped although the buffer in its error has no `Debug`.
 macro_rules! error_by_its_reason {
     ([$($generics:tt)*] $type:ty) => {
         impl<$($generics)*> core::fmt::Debug for $type {

@@ -1,4 +1,5 @@
-//! Unmaps by number whose invalidations are waited for together.
+//! Batches of unmaps by number, which wait for the hardware together. No memory and no address of a
+//! batch may be used again before its commit is confirmed.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -12,7 +13,7 @@ use crate::mapper::Mapper;
 use crate::pgtable::Unmapped;
 use crate::platform::Platform;
 
-/// Mappings that one batch holds at the most.
+/// The most mappings that one batch holds.
 pub const MOST_IN_BATCH: usize = 256;
 
 /// A batch that did not take a mapping, or was not committed.
@@ -28,8 +29,9 @@ pub enum BatchError {
     /// The mapping is of another domain than the batch. It was not touched.
     #[error("a mapping of another domain than the batch's")]
     OtherDomain,
-    /// The range was not mapped as a whole, or is none. What was mapped of it is unreachable after the commit, but for
-    /// what is [still mapped](UnmapError::StillMapped); nothing else of the batch is affected.
+    /// The range was not mapped as a whole, or the bytes that were named are no range. What was
+    /// mapped of it is unreachable after the commit, but for what is [still
+    /// mapped](UnmapError::StillMapped); nothing else of the batch is affected.
     #[error(transparent)]
     Unmap(#[from] UnmapError),
     /// The hardware did not confirm: **devices may still reach the memory** of all `mappings`. They stay in the
@@ -56,10 +58,11 @@ pub enum BatchError {
 #[derive(Debug)]
 pub struct RawBatch<M: Mapper, P: Platform> {
     domain: Arc<Domain<M, P>>,
-    /// Cleared, and complete: their addresses go back after the commit. But for the first ones: those a mapper has
-    /// panicked at, so that it is not known what is mapped there.
+    /// Ranges whose mappings were complete and are cleared: their addresses go back after the
+    /// commit. The first `torn` of them are others: a mapper has panicked at them, so it is not
+    /// known what is mapped there.
     ranges: Vec<IovaRange>,
-    /// How many those are.
+    /// The number of ranges that a mapper has panicked at.
     torn: usize,
     /// Mappings taken, those that need no translation included.
     mappings: usize,
@@ -72,8 +75,9 @@ pub struct RawBatch<M: Mapper, P: Platform> {
 }
 
 impl<M: Mapper, P: Platform> RawBatch<M, P> {
-    /// An empty batch for `most` mappings of the domain of `device` (1 to [`MOST_IN_BATCH`]; what is beyond is
-    /// brought there). Allocates 16 bytes for each: all the memory it ever needs.
+    /// Makes an empty batch for `most` mappings of the domain of `device`; `most` is brought within
+    /// 1 and [`MOST_IN_BATCH`]. Allocates 16 bytes for each mapping, all the memory that the batch
+    /// ever needs.
     pub fn new(device: &DmaDevice<M, P>, most: usize) -> Self {
         let most = most.clamp(1, MOST_IN_BATCH);
         let domain = Arc::clone(device.domain());
@@ -82,23 +86,24 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
         Self { domain, ranges, torn: 0, mappings: 0, most, neighbours: 0, parts: 0, gather }
     }
 
-    /// How many mappings wait for the commit.
+    /// Returns how many mappings wait for the commit.
     pub fn len(&self) -> usize {
         self.mappings
     }
 
-    /// Whether none does.
+    /// Returns whether no mapping waits for the commit.
     pub fn is_empty(&self) -> bool {
         self.mappings == 0
     }
 
-    /// Whether the next mapping would be refused.
+    /// Returns whether the next mapping would be refused.
     pub fn is_full(&self) -> bool {
         self.mappings == self.most
     }
 
-    /// Waits until no device reaches anything that was unmapped into the batch, and gives the addresses back.
-    /// Returns how many mappings that were; the batch is empty then and can be filled again.
+    /// Waits until no device reaches anything that was unmapped into the batch, and gives the
+    /// addresses back. Returns how many mappings there were; the batch is empty then and can be
+    /// filled again.
     ///
     /// One submission to the hardware, of 32 range invalidations at the most, or of one for the whole domain
     /// where the ranges are many and far apart; nothing where nothing is translated. Then O(1) for each
@@ -124,7 +129,7 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
         Ok(core::mem::take(&mut self.mappings))
     }
 
-    /// Whether a mapping of `domain` can be taken.
+    /// Checks that a mapping of `domain` can be taken.
     pub(super) fn accepts(&self, domain: &Arc<Domain<M, P>>) -> Result<(), BatchError> {
         if !Arc::ptr_eq(&self.domain, domain) {
             return Err(BatchError::OtherDomain);
@@ -203,7 +208,7 @@ impl<M: Mapper, P: Platform> Drop for Unlinking<'_, M, P> {
     #[cold]
     fn drop(&mut self) {
         let Self { batch, range } = self;
-        // The first of the others makes room. There is room for each mapping.
+        // The first range of the others makes room for it. The list has room for each mapping.
         batch.ranges.push(*range);
         let last = batch.ranges.len() - 1;
         batch.ranges.swap(batch.torn, last);
@@ -211,8 +216,8 @@ impl<M: Mapper, P: Platform> Drop for Unlinking<'_, M, P> {
     }
 }
 
-/// A batch that ends. Dropped, the addresses of what is left in it are given up: nothing is, but where something below
-/// panics.
+/// A batch that ends. Dropping it gives up the addresses of what is left in the batch, which is
+/// nothing unless something below panics.
 struct Leaving<'a, M: Mapper, P: Platform>(&'a mut RawBatch<M, P>);
 
 impl<M: Mapper, P: Platform> Drop for Leaving<'_, M, P> {
@@ -222,9 +227,9 @@ impl<M: Mapper, P: Platform> Drop for Leaving<'_, M, P> {
     }
 }
 
-/// Commits. Where the hardware does not confirm, the addresses stay out of use until a later flush of the
-/// domain is confirmed; the memory may be reached until then, and a drop has no caller to tell: commit before.
-/// Where something below panics, the addresses are given up.
+/// Commits. Where the hardware does not confirm, the addresses stay out of use until a later flush
+/// of the domain is confirmed, and devices may reach the memory until then. A drop has no caller to
+/// tell of that: commit before. Where something below panics, the addresses are given up.
 impl<M: Mapper, P: Platform> Drop for RawBatch<M, P> {
     fn drop(&mut self) {
         let leaving = Leaving(self);
@@ -236,9 +241,10 @@ impl<M: Mapper, P: Platform> Drop for RawBatch<M, P> {
 
 #[cfg(feature = "parts")]
 impl<M: Mapper, P: Platform> DmaDevice<M, P> {
-    /// Unmaps what [`map_single`](Self::map_single) returned for the same `len`, into `batch`: it is done when
-    /// the batch is committed. Clears the translations at once. Waits for nothing and allocates nothing, but for a part
-    /// of a mapping, whose large page may have to be split: see [`PageTable::unmap`](crate::pgtable::PageTable::unmap).
+    /// Unmaps into `batch` what [`map_single`](Self::map_single) returned for the same `len`: the
+    /// mapping is over when the batch is committed. Clears the translations at once. Waits for
+    /// nothing and allocates nothing, but for a part of a mapping, whose large page may have to be
+    /// split: see [`PageTable::unmap`](crate::pgtable::PageTable::unmap).
     ///
     /// # Errors
     /// [`BatchError`]: [`Full`](BatchError::Full) and [`OtherDomain`](BatchError::OtherDomain) change nothing.

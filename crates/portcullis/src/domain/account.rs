@@ -1,4 +1,6 @@
-//! What each CPU counts of a domain, the neighbours of live mappings among it.
+//! What each CPU counts of a domain, on cache lines of its own: maps, unmaps, flushes, addresses
+//! that are lost, and the neighbours of live mappings. No change is lost from a sum over all CPUs;
+//! a sum that is read during changes may be of slightly different times.
 
 use crate::exposure::{ByteTime, Bytes, Level};
 use crate::guard::Guard;
@@ -10,16 +12,16 @@ use crate::sync::{AtomicU64, Mutex, Ordering};
 #[derive(Debug)]
 pub(super) struct Books(PerCpu<Book>);
 
-/// What one CPU counts, or all without a CPU.
+/// What one CPU counts, or all callers without a CPU.
 #[derive(Debug, Default)]
 pub(super) struct Book {
     pub maps: Counter,
     pub unmaps: Counter,
     pub flushes: Counter,
-    /// Bytes.
+    /// Bytes of addresses that are never used again.
     pub lost: Counter,
-    /// Bytes beside the buffers that are mapped: below zero, where buffers are mapped elsewhere and unmapped here; the sum is
-    /// not.
+    /// Bytes beside the buffers that are mapped. It is below zero where buffers are mapped on
+    /// another CPU and unmapped on this one; the sum over all CPUs is not.
     neighbours: Counter,
     /// Changes of these until the clock is read again: see [`Level`].
     until_sample: AtomicU64,
@@ -38,14 +40,15 @@ impl Books {
         Self(PerCpu::new(cpus, Book::default))
     }
 
-    /// That of `cpu`, or that of all without one.
+    /// Returns the book of `cpu`, or the one that callers without a CPU share.
     #[inline]
     pub(super) fn of(&self, cpu: Option<&LocalCpu<'_>>) -> Page<'_> {
         let (book, alone) = self.0.get(cpu.map(LocalCpu::index));
         Page { book, alone }
     }
 
-    /// Calls `f` with that of `cpu`: a way of its own for where that is the CPU's alone.
+    /// Calls `f` with the book of `cpu`. A book that is the CPU's alone has a way of its own
+    /// through the code.
     #[inline]
     pub(super) fn with(&self, cpu: &LocalCpu<'_>, f: impl Fn(Page<'_>)) {
         match self.0.own(cpu.index()) {
@@ -89,11 +92,13 @@ impl Page<'_> {
         count(self.book).add(self.alone, n);
     }
 
-    /// `bytes` more neighbours (or, wrapped, fewer) can be reached. Two stores, but where the clock is read.
+    /// Counts `bytes` more neighbours (or, wrapped, fewer) that can be reached. With a CPU this
+    /// takes two stores, unless the clock is to be read.
     #[inline]
     pub(super) fn change(self, bytes: u64, clock: impl FnOnce() -> u64) {
         let until_sample = &self.book.until_sample;
-        // Relaxed, and lost changes of callers that share a book: the clock is then read a little later.
+        // Relaxed. Callers that share a book may lose changes of this number: the clock is then
+        // read a little later.
         let left = until_sample.load(Ordering::Relaxed);
         if left > 0 {
             until_sample.store(left - 1, Ordering::Relaxed);
@@ -103,7 +108,8 @@ impl Page<'_> {
         }
     }
 
-    /// The same with the clock read. Where that panics, the bytes are counted, and the next change reads it.
+    /// As [`change`](Self::change), with the clock read. Where that panics, the bytes are counted,
+    /// and the next change reads the clock.
     #[cold]
     pub(super) fn change_now(self, bytes: u64, clock: impl FnOnce() -> u64) {
         let uncounted = Guard::new(|| self.add(|book| &book.neighbours, bytes));
@@ -113,15 +119,16 @@ impl Page<'_> {
         self.book.until_sample.store(next - 1, Ordering::Relaxed);
     }
 
-    /// `opened` bytes more can be reached, which became so evenly from `since_ns` to `now_ns`, and `closed` bytes
-    /// cannot any more.
+    /// Counts `opened` more bytes that can be reached, and became so evenly from `since_ns` to
+    /// `now_ns`, and `closed` bytes that no longer can.
     pub(super) fn settle(self, (opened, since_ns): (u64, u64), closed: u64, now_ns: u64) {
         let opening_ns = now_ns.saturating_sub(since_ns);
         let opening = ByteTime { used: 0, neighbour: i128::from(opened) * i128::from(opening_ns) / 2 };
         self.jump(opened.wrapping_sub(closed), opening, now_ns);
     }
 
-    /// Reads the level, adds what it does not show, and has it jump by `bytes`. After how many changes to read again.
+    /// Takes a reading of the level, adds to it what readings do not show, and has it jump by
+    /// `bytes`. Returns after how many changes the clock is to be read again.
     fn jump(self, bytes: u64, beside: ByteTime, now_ns: u64) -> u64 {
         let mut level = self.book.level.lock();
         level.sample(now_ns, self.book.neighbour_bytes());

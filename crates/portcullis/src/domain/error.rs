@@ -1,11 +1,11 @@
-//! What can go wrong in a domain.
+//! What can go wrong in a domain. Each error says whether devices may still reach memory.
 
 use crate::addr::{AddrError, Iova, IovaRange, PhysAddr, PhysSegment};
 use crate::invalidation::InvalidationError;
 use crate::iova::IovaError;
 use crate::pgtable::MapError;
 
-/// A list of memory segments that was not mapped. Nothing of it is.
+/// Why a list of memory segments was not mapped. Nothing of it stays mapped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MapListError {
@@ -41,13 +41,14 @@ pub enum MapListError {
     /// The caller's list for the result is too short.
     #[error("{needed} segments to describe, and room for {room}")]
     NoRoom {
-        /// Segments there may be.
+        /// How many segments the result may have.
         needed: usize,
         /// The length of the caller's list.
         room: usize,
     },
-    /// The list was refused half-way, what was mapped of it is removed, but the hardware did not confirm it:
-    /// **devices may still reach the memory**, until a later [`Domain::flush`](super::Domain::flush) succeeds.
+    /// The list was refused half-way. What was mapped of it is removed, but the hardware did not
+    /// confirm that: **devices may still reach the memory**, until a later
+    /// [`Domain::flush`](super::Domain::flush) succeeds.
     #[error("a list was refused half-way, and devices may still reach a part of it: {error}")]
     Unconfirmed {
         /// Why it was not confirmed.
@@ -59,16 +60,16 @@ pub enum MapListError {
         /// Frames asked for.
         frames: usize,
     },
-    /// No I/O virtual addresses.
+    /// There are no I/O virtual addresses for the list.
     #[error(transparent)]
     Iova(#[from] IovaError),
-    /// The mapper refused.
+    /// The mapper refused to map the list.
     #[error(transparent)]
     Map(#[from] MapError),
 }
 
 impl MapListError {
-    /// The last byte of `segment`, which is number `index` of its list.
+    /// Returns the address of the last byte of `segment`, which is number `index` of its list.
     #[inline]
     pub(crate) fn check(segment: PhysSegment, index: usize) -> Result<PhysAddr, Self> {
         let PhysSegment { phys, len } = segment;
@@ -79,7 +80,7 @@ impl MapListError {
     }
 }
 
-/// An unmap that did not do all it was asked to.
+/// Why an unmap did not do all that it was asked to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum UnmapError {
@@ -89,20 +90,21 @@ pub enum UnmapError {
     NotMapped {
         /// What was to be unmapped.
         range: IovaRange,
-        /// Bytes that were.
+        /// Bytes that were mapped, and are unmapped now.
         unmapped: u64,
     },
-    /// A part of a large page was to be unmapped, and the page could not be split: for want of memory, or as the hardware
-    /// did not confirm. **Devices still reach `kept` bytes of the range**, and may reach the rest, until
-    /// another unmap of it succeeds (which says [`NotMapped`](Self::NotMapped), as the rest is gone by then). None of the
-    /// addresses are used again.
+    /// A part of a large page was to be unmapped, and the page could not be split: there was no
+    /// memory for it, or the hardware did not confirm. **Devices still reach `kept` bytes of the
+    /// range**, and may reach the rest, until another unmap of it succeeds (which says
+    /// [`NotMapped`](Self::NotMapped), as the rest is gone by then). None of the addresses are used
+    /// again.
     #[error(
         "unmapping {range}: devices still reach {kept:#x} bytes of it, {unmapped:#x} bytes were unmapped"
     )]
     StillMapped {
         /// What was to be unmapped.
         range: IovaRange,
-        /// Bytes that were.
+        /// Bytes that are unmapped now.
         unmapped: u64,
         /// Bytes that still are mapped.
         kept: u64,
@@ -115,8 +117,9 @@ pub enum UnmapError {
         /// Its length.
         len: u64,
     },
-    /// The translations are removed, but the hardware did not confirm it: **devices may still reach the
-    /// memory**. [`Domain::flush`](super::Domain::flush) tries again; once it succeeds they do not.
+    /// The translations are removed, but the hardware did not confirm that: **devices may still
+    /// reach the memory**. [`Domain::flush`](super::Domain::flush) tries again; once it succeeds
+    /// they do not.
     #[error("{range} is unmapped, but devices may still reach it: {error}")]
     Unconfirmed {
         /// What was unmapped.

@@ -1,4 +1,7 @@
-//! A [`Domain`]: one I/O address space, with its addresses, its translations and its protection policy.
+//! A [`Domain`]: one I/O address space, with its addresses, its translations and its protection
+//! policy. An address at which memory was mapped is handed out again only after an invalidation is
+//! confirmed that began when its page-table entries were clear. For that, callers end only mappings
+//! of their own, and free what they unlink only once it is confirmed.
 
 mod account;
 mod error;

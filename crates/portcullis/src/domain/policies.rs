@@ -1,4 +1,5 @@
-//! A policy for all devices, with exceptions.
+//! [`Policies`]: a policy for all devices, with exceptions. Each domain that it governs has the
+//! strictest of its devices' policies, unless a call has returned an error.
 
 use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
@@ -14,8 +15,9 @@ use crate::sync::Mutex;
 /// Which policy each device's domain gets: a default for all, and exceptions, passthrough among them. Both may be
 /// changed while I/O runs.
 ///
-/// It is asked when a domain is made, and tells the domains that it [governs](Self::govern) of changes. Calls are for
-/// a control path: they allocate, and changes wait for the hardware, one domain after the other.
+/// Its user asks it when a domain is made; it tells the domains that it [governs](Self::govern) of
+/// changes. Calls are for a control path: they allocate, and changes wait for the hardware, one
+/// domain after the other. The caller holds no lock and no CPU, and is no interrupt handler.
 ///
 /// ```
 /// use portcullis::domain::{Policies, Policy};
@@ -48,13 +50,13 @@ impl core::fmt::Debug for Policies {
 }
 
 impl Policies {
-    /// `default` for every device.
+    /// Makes a set of policies that gives every device `default`.
     pub fn new(default: Policy) -> Self {
         let state = State { default, exceptions: BTreeMap::new(), governed: Vec::new() };
         Self { state: Mutex::new(state) }
     }
 
-    /// The policy for a device: make its domain with this one.
+    /// The policy with which the domain of `device` is to be made. O(log exceptions).
     pub fn policy_for(&self, device: DeviceId) -> Policy {
         self.state.lock().policy_for(device)
     }
@@ -88,9 +90,9 @@ impl Policies {
     /// domain whose policy does not become weaker.
     ///
     /// # Errors
-    /// The first that [`Domain::set_policy`] reports; every domain is told all the same. To or from passthrough the
-    /// change holds for domains that are made from now on, and [`PolicyError::Translation`] says that others are as
-    /// they were.
+    /// The first error that [`Domain::set_policy`] reports; every domain is told all the same. To
+    /// or from passthrough the change holds for domains that are made from now on, and
+    /// [`PolicyError::Translation`] says that others are as they were.
     pub fn set_default(&self, policy: Policy) -> Result<(), PolicyError> {
         self.change(|state| {
             state.default = policy;
@@ -98,7 +100,8 @@ impl Policies {
         })
     }
 
-    /// Makes `device` an exception, or, with `None`, none any more.
+    /// Makes `device` an exception with a policy of its own; with `None` it follows the default
+    /// again. Costs as [`set_default`](Self::set_default), for the domains of this device.
     ///
     /// # Errors
     /// As [`set_default`](Self::set_default).
@@ -112,14 +115,17 @@ impl Policies {
         })
     }
 
-    /// `change` says which device's policy it changes; `None` for those of all that are no exceptions.
+    /// Has `change` change the policies, and tells all governed domains of it. `change` returns the
+    /// device whose policy it has changed; `None` for all devices that are no exceptions.
     fn change(&self, change: impl FnOnce(&mut State) -> Option<DeviceId>) -> Result<(), PolicyError> {
-        // Stored under the lock, so that changes reach every domain in one order; flushed without it, as a flush
-        // waits for hardware, and dropped without it, should these be the last handles. Also where nothing has changed:
-        // a caller that asks again after a failure, or while another's change goes on, is to be sure when the
-        // call returns.
+        // The change is stored under the lock, so that changes reach every domain in one order. It
+        // is flushed without it, as a flush waits for hardware; and the handles are dropped without
+        // it, as they may be the last. All of this is done also where nothing has changed: a caller
+        // that asks again after a failure, or while another caller's change goes on, is to be sure
+        // when the call returns.
         let mut result = Ok(());
-        // A domain of several devices once: it is concerned by one of them, or by all as what follows the default.
+        // A domain of several devices is told once. It is concerned where one of them is the device
+        // that changes, or follows the default that does.
         let mut told: Vec<(Arc<dyn Governed>, bool)> = Vec::new();
         {
             let mut state = self.state.lock();
@@ -148,8 +154,8 @@ impl State {
         self.exceptions.get(&device).copied().unwrap_or(self.default)
     }
 
-    /// Stores the strictest of the policies of all devices of `domain`, of which `device` is one. Whether a flush must
-    /// follow.
+    /// Stores the strictest of the policies of all devices of `domain`, of which `device` is one.
+    /// Returns whether a flush must follow.
     fn tell(
         &self,
         device: DeviceId,
@@ -157,7 +163,8 @@ impl State {
         domain: &dyn Governed,
     ) -> Result<bool, PolicyError> {
         let own = self.policy_for(device);
-        // Else passthrough would be lost in a stricter one, and no caller told.
+        // Otherwise passthrough would give way to another device's stricter policy, and the caller
+        // would not be told that it is impossible.
         domain.may_have(own)?;
         let its = self.governed.iter().filter(|(_, other)| Weak::ptr_eq(other, weak));
         let strictest = |one: Policy, other: Policy| if one.is_weaker_than(other) { other } else { one };

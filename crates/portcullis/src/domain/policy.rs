@@ -1,4 +1,6 @@
-//! Protection policies, and where one is kept that changes while I/O runs.
+//! The protection [`Policy`] of a domain, a device or a mapping, and the word that keeps one while
+//! I/O runs. What each policy promises stands at its name. A reader of the word always gets a
+//! policy that was stored whole.
 
 use crate::invalidation::{Costs, InvalidationError};
 use crate::sync::{AtomicU64, Ordering};
@@ -16,8 +18,8 @@ pub enum Policy {
         /// The longest time in nanoseconds from an unmap to the start of the flush that covers it.
         window_ns: u64,
     },
-    /// When an unmap returns, the device reaches nothing of the pages that were unmapped. Costs one
-    /// invalidation, with its wait, for each unmap.
+    /// When an unmap has returned `Ok`, the device reaches nothing of the pages that were unmapped.
+    /// Costs one invalidation, with its wait, for each unmap.
     Strict,
 }
 
@@ -78,11 +80,12 @@ pub enum PolicyError {
 #[derive(Debug)]
 pub(crate) struct AtomicPolicy(AtomicU64);
 
-/// What is kept there: a policy or none, in one word.
+/// The content of an [`AtomicPolicy`]: a policy or none, in one word.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PolicyWord(u64);
 
-/// What stands for what: from `LAZY` on, a window follows.
+/// The numbers that stand for policies. Those from `LAZY` on stand for lazy ones: `LAZY` plus the
+/// window in nanoseconds.
 const NONE: u64 = 0;
 const STRICT: u64 = 1;
 const PASSTHROUGH: u64 = 2;
@@ -100,13 +103,13 @@ impl AtomicPolicy {
         decode(self.word().0)
     }
 
-    /// The same as it is kept.
+    /// As [`get`](Self::get), but returns the word as it is kept.
     #[inline]
     pub(crate) fn word(&self) -> PolicyWord {
         PolicyWord(self.0.load(Ordering::Relaxed))
     }
 
-    /// The policy before.
+    /// Stores `policy` and returns the one before.
     pub(crate) fn swap(&self, policy: Option<Policy>) -> Option<Policy> {
         decode(self.0.swap(encode(policy), Ordering::Relaxed))
     }
@@ -117,13 +120,14 @@ impl PolicyWord {
     pub(crate) const NONE: Self = Self(NONE);
     pub(crate) const STRICT: Self = Self(STRICT);
 
-    /// This one, or `other` where it is none.
+    /// Returns this policy, or `other` where this is none.
     #[inline]
     pub(crate) const fn or(self, other: Self) -> Self {
         if self.0 == NONE { other } else { self }
     }
 
-    /// How long what ends under it may wait; `None` for not at all.
+    /// For how many nanoseconds a mapping that ends under this policy may wait for a flush; `None`
+    /// where it must not wait.
     #[inline]
     pub(crate) const fn window(self) -> Option<u64> {
         self.0.checked_sub(LAZY)
@@ -151,7 +155,7 @@ fn encode(policy: Option<Policy>) -> u64 {
         None => NONE,
         Some(Policy::Strict) => STRICT,
         Some(Policy::Passthrough) => PASSTHROUGH,
-        // A window of more than 584 years is one of those.
+        // A window of more than 584 years is cut to that.
         Some(Policy::Lazy { window_ns }) => window_ns.saturating_add(LAZY),
     }
 }

@@ -1,4 +1,6 @@
-//! The domain itself: map a list of segments, unmap a range, by the domain's policy.
+//! The [`Domain`] itself: it maps lists of segments and unmaps ranges by its policy. A list is
+//! mapped as a whole or not at all, and no other caller gets its range until an unmap has given
+//! that back.
 
 mod endings;
 mod guards;
@@ -33,7 +35,7 @@ use crate::sync::AtomicU64;
 pub struct DomainStats {
     /// Bytes of addresses that could be handed out when the domain was made.
     pub iova_bytes: u64,
-    /// Bytes of addresses that are not free for all: handed out, or kept by a CPU.
+    /// Bytes of addresses that are not free for every CPU: handed out, or kept by one CPU.
     pub taken_iova_bytes: u64,
     /// Of those, bytes that CPUs keep, or have on their way to each other.
     pub cached_iova_bytes: u64,
@@ -47,8 +49,9 @@ pub struct DomainStats {
     pub unmaps: u64,
     /// Domain-wide flushes that the hardware confirmed.
     pub flushes: u64,
-    /// Bytes of I/O virtual addresses given up for good, after a caller's mistake, a failed invalidation, or a panic of a mapper,
-    /// its queue or the platform. (Of those that a panic of the platform met, some may be in use again.)
+    /// Bytes of I/O virtual addresses that are never used again, after a caller's mistake, a failed
+    /// invalidation, or a panic of a mapper, its queue or the platform. (Where the platform
+    /// panicked, some of the bytes counted may be in use again.)
     pub lost_iova_bytes: u64,
 }
 
@@ -60,7 +63,7 @@ pub struct DomainStats {
 pub struct Domain<M: Mapper, P: Platform> {
     platform: P,
     mapper: M,
-    /// There always is one.
+    /// A domain always has a policy.
     policy: AtomicPolicy,
     translated: bool,
     granule: PageSize,
@@ -74,10 +77,12 @@ pub struct Domain<M: Mapper, P: Platform> {
 }
 
 impl<M: Mapper, P: Platform> Domain<M, P> {
-    /// A domain without mappings. Registers itself with the platform for timers and released CPUs.
+    /// Makes a domain without mappings. Registers it with the platform for timers and released
+    /// CPUs. Allocates the lists, queues and counts of all CPUs; waits for nothing.
     ///
     /// # Errors
-    /// [`SetupError`]: the mapper's geometry leaves nothing to allocate.
+    /// [`SetupError`]: the mapper's geometry leaves nothing to allocate, or there is no memory to
+    /// keep account of it.
     pub fn new(platform: P, mut mapper: M, policy: Policy) -> Result<Arc<Self>, SetupError> {
         let cpus = platform.cpus();
         mapper.set_cpus(cpus);
@@ -87,7 +92,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         // Address 0 means "no address" to too many drivers and devices.
         reserved.extend(IovaRange::new(Iova::new(0), granule.bytes()));
         let config = SpaceConfig { reserved, ..SpaceConfig::new(geometry.aperture, granule, cpus) };
-        // One turn for the addresses, what they translate to, where the mapper has marks, and the flush queue.
+        // The addresses, their translations (where the mapper has marks), and the flush queue share
+        // turns.
         let marks = mapper.marks(&platform).cloned().unwrap_or_else(|| Arc::new(Marks::new(cpus)));
         let space = IovaSpace::with_marks(&config, Arc::clone(&marks))?;
         let shared = mapper.costs().shares_one_queue();
@@ -120,10 +126,11 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.translated
     }
 
-    /// What changes the domain's translations: to look at it, and to tell it of devices' TLBs. A mapping of the domain that is
-    /// unmapped through it is not ended: it is the domain's still, and its owner's unmap, which says
-    /// [`UnmapError::NotMapped`](super::UnmapError::NotMapped), invalidates it; its addresses are never used again, and
-    /// not counted as lost.
+    /// The mapper, which changes the domain's translations: for callers that look at it, or tell it
+    /// of devices' TLBs. To unmap a mapping of the domain through it does not end the mapping: that
+    /// is the domain's still. Its owner's unmap returns
+    /// [`UnmapError::NotMapped`](super::UnmapError::NotMapped), and invalidates it; its addresses
+    /// are never used again, and not counted as lost.
     pub fn mapper(&self) -> &M {
         &self.mapper
     }
@@ -142,12 +149,16 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// Maps the pages that `list` touches, one segment after another, into one range of addresses at or
     /// below `limit`.
     ///
-    /// One allocation and one walk for each leaf table; may allocate page tables. Waits for hardware only
-    /// where the address space is exhausted or a failed call must be undone.
+    /// Costs one allocation, one walk for each leaf table, and one store for each entry; may
+    /// allocate page tables. Waits for hardware only where the address space or the memory for
+    /// tables is exhausted, where a failed call must be undone, and where the mapper waits for each
+    /// map (as for hardware that [caches what is
+    /// absent](crate::invalidation::InvalidationQueue::caches_absent)). The caller holds no lock
+    /// and no CPU.
     ///
     /// # Errors
-    /// [`MapListError`]: nothing is mapped. Nothing is lost either, but for the addresses in which another's
-    /// mapping was met.
+    /// [`MapListError`]: nothing is mapped. No addresses are lost either, but for those at which
+    /// another caller's mapping was met.
     ///
     /// # Safety
     /// **The memory is the caller's to open to every device of the domain, for as long as it is mapped**: until an
@@ -156,7 +167,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// it is not given to others, nor used in a way that relies on its contents: there are no references to it but to
     /// atomics (and, where devices only read, shared ones to what is not written).
     ///
-    /// After an error it goes on for [`MapListError::Unconfirmed`] only, until a [`flush`](Self::flush) has returned `Ok`.
+    /// After an error this holds only for [`MapListError::Unconfirmed`], until a
+    /// [`flush`](Self::flush) has returned `Ok`.
     pub unsafe fn map(
         &self,
         list: &[PhysSegment],
@@ -165,7 +177,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     ) -> Result<IovaRange, MapListError> {
         let len = self.pages_of(list)?;
         if let [PhysSegment { phys, .. }] = list {
-            // Whole pages: of these nothing is beside anything.
+            // Whole pages, so that nothing counts as beside the segment.
             let pages = PhysSegment { phys: phys.align_down(self.granule), len };
             // SAFETY: the caller's promise.
             if let Some(range) = unsafe { self.map_fast(pages, permissions, limit) } {
@@ -177,9 +189,10 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         linked.map(Linked::into_range).map_err(Refused::end)
     }
 
-    /// Maps the pages of one segment, if that is quickly done: addresses out of the CPU's list, and a walk and some
-    /// stores, all in one turn of its CPU. `None` where it is not: then nothing is changed, and [`map`](Self::map) does it, or
-    /// says why not. What is beside the segment in its pages [counts](Self::count_neighbours).
+    /// Maps the pages of one segment, if that is quickly done: it takes addresses out of the CPU's
+    /// list, and needs a walk and some stores, all in one turn of its CPU. Otherwise returns `None`
+    /// with nothing changed, and [`map`](Self::map) maps them, or says why not. The bytes beside
+    /// the segment in its pages [count](Self::count_neighbours).
     ///
     /// # Safety
     /// As for [`map`](Self::map).
@@ -227,8 +240,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.finish(self.flush_queue.begin_flush_of_all(&self.platform))
     }
 
-    /// The same for what a CPU has closed in its queue, when that is full, or the CPU is gone: it
-    /// waits for no other.
+    /// As [`flush`](Self::flush), but it covers only the segments that CPUs have closed in their
+    /// queues, and waits for no other CPU: for a queue that is full, and for a CPU that is gone.
     pub(super) fn flush_closed(&self) -> Result<(), InvalidationError> {
         self.finish(self.flush_queue.begin_flush())
     }
@@ -240,8 +253,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         Ok(())
     }
 
-    /// Frees page tables that have become empty: when memory is short, say. How many bytes. `map` does it
-    /// before it fails for want of table memory.
+    /// Frees page tables that have become empty, for a caller that is short of memory, say. Returns
+    /// how many bytes it freed. `map` does the same before it fails for want of table memory.
     ///
     /// Waits for hardware and for other CPUs, and looks at all tables: see
     /// [`PageTable::reclaim`](crate::pgtable::PageTable::reclaim). The caller holds no CPU.
@@ -252,7 +265,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.mapper.reclaim(&self.platform)
     }
 
-    /// How full the address space is, and what the domain has done so far. O(CPUs), with a CPU lent for all of the former.
+    /// How full the address space is, and what the domain has done so far. O(CPUs), with a CPU lent
+    /// while it looks at the address space.
     pub fn stats(&self) -> DomainStats {
         let space = self.platform.with_cpu(|_| self.space.usage());
         DomainStats {
@@ -268,7 +282,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         }
     }
 
-    /// Bytes of the pages that `list` touches: what it needs of addresses. O(segments).
+    /// Bytes of the pages that `list` touches: that many bytes of addresses it needs. O(segments).
     ///
     /// # Errors
     /// [`MapListError`]: an empty list or segment, or one that runs past the end of the address space. Every sum that
@@ -294,7 +308,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.granule.round_up(segment.phys.page_offset(self.granule).checked_add(segment.len)?)
     }
 
-    /// Addresses for `len` bytes. When there are none, everything deferred is flushed and taken back once.
+    /// Takes addresses for `len` bytes. Where there are none, flushes and takes back everything
+    /// that is deferred, once.
     fn alloc(&self, len: u64, limit: Iova) -> Result<Changing<'_, M, P>, IovaError> {
         let alloc = || self.alloc_once(len, limit);
         match alloc() {
@@ -311,14 +326,15 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         }
     }
 
-    /// Addresses for `len` bytes, counted as lost where the platform panics when it has the CPU back.
+    /// Takes addresses for `len` bytes. They are counted as lost where the platform panics when it
+    /// has the CPU back.
     #[inline]
     fn alloc_once(&self, len: u64, limit: Iova) -> Result<Changing<'_, M, P>, IovaError> {
         self.space.alloc_guarded(&self.platform, len, limit, |range| self.changing(range))
     }
 
-    /// Takes back every range whose flush is over, from every queue, or from that of CPU `only`. A range goes back to the
-    /// CPU that it came from.
+    /// Takes back every range whose flush is confirmed, from every queue, or from that of CPU
+    /// `only`. A range goes back to the CPU that it came from.
     fn reclaim_deferred(&self, only: Option<usize>) {
         self.flush_queue.reclaim(&self.platform, only, |cpu, safe| {
             self.space.with_own(cpu, |_, own| self.give_back(cpu, own, safe));
@@ -329,7 +345,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.flush_queue.is_pending(&self.platform)
     }
 
-    /// Calls `f` with a CPU, if there is one, and with its CPU's lists, in a turn, if there is one.
+    /// Calls `f` with a CPU, if there is one, and with that CPU's lists, in a turn, if they can be
+    /// had.
     fn with_turn<R>(&self, f: impl FnOnce(Option<&LocalCpu<'_>>, Option<Own<'_>>) -> R) -> R {
         self.platform.with_cpu(|cpu| self.space.with_own(cpu, |_, own| f(cpu, own)))
     }
@@ -341,8 +358,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         }
     }
 
-    /// Counts addresses that are given up. Without a CPU, as it is rare: so that no platform keeps the caller from
-    /// saying what else there is to say.
+    /// Counts addresses that are never used again. It takes no CPU from the platform, which might
+    /// panic and keep the caller from its own error; that is slower, but rare.
     #[cold]
     #[inline(never)]
     pub(crate) fn lose(&self, bytes: u64) {
@@ -355,10 +372,11 @@ impl<M: Mapper, P: Platform> PlatformEvents for Domain<M, P> {
         if !self.is_due() {
             return;
         }
-        // Should this fail or panic, devices still reach them: it is tried again later, as no caller is here to be told.
+        // Where this fails or panics, devices may still reach what waits: it is tried again later,
+        // as no caller is here to be told.
         let again = Guard::new(|| self.set_timer(self.retry_ns()));
         self.flush_queue.end_timers();
-        // After it: what comes later asks for a timer again.
+        // Only then: what is queued later asks for a timer again.
         if !self.flush_queue.is_pending(&self.platform) {
             again.done();
         } else if self.flush().is_ok() {
@@ -370,8 +388,9 @@ impl<M: Mapper, P: Platform> PlatformEvents for Domain<M, P> {
     }
 
     fn cpu_released(&self, index: usize) {
-        // Where a flush fails, what is deferred stays out of use until some other succeeds; what is kept is safe.
-        // Nothing of a queue that all CPUs share is taken back: that is done as they go on.
+        // Where a flush fails, what is deferred stays out of use until another flush succeeds;
+        // nothing becomes unsafe. Nothing is taken back here from a queue that all CPUs share: the
+        // others do that as they go on.
         if self.flush_queue.has_queue(index) {
             let due = self.flush_queue.close_of(&self.platform, index);
             if !due || self.flush_closed().is_ok() {
@@ -382,7 +401,7 @@ impl<M: Mapper, P: Platform> PlatformEvents for Domain<M, P> {
     }
 }
 
-/// The highest address of a list, for devices that get no translation.
+/// Returns the highest address of a list, for devices that get no translation.
 pub(crate) fn last_byte(list: &[PhysSegment]) -> Result<PhysAddr, MapListError> {
     let mut highest = None;
     for (index, segment) in list.iter().enumerate() {

@@ -1,9 +1,10 @@
-//! How a list of memory segments looks to a device.
+//! How a list of memory segments looks to a device: as segments that hold all of its bytes in
+//! order, each at an address that the device can use.
 
 use crate::addr::{DmaSegment, Iova, PageSize, PhysSegment};
 
-/// The device's view of a list, in order, neighbours that touch as one. Ends with `None` where a sum has no address,
-/// which no list has that was mapped.
+/// The device's view of a list, in order. Neighbours that touch become one. It ends with `None`
+/// where a sum has no address, which cannot happen for a list that was mapped.
 #[derive(Debug, Clone)]
 pub(crate) struct DeviceView<'a> {
     rest: &'a [PhysSegment],
@@ -13,8 +14,9 @@ pub(crate) struct DeviceView<'a> {
 }
 
 impl<'a> DeviceView<'a> {
-    /// With translation `base` is where the first page of `list` is mapped, the pages of one segment after those of
-    /// another, with `granule`-sized pages; without, the device uses the memory's own addresses.
+    /// With translation, `base` is the address at which the first page of `list` is mapped; the
+    /// pages of one segment follow those of the one before, in pages of `granule`. Without `base`,
+    /// the device uses the memory's own addresses.
     #[inline]
     pub(crate) fn new(list: &'a [PhysSegment], base: Option<Iova>, granule: PageSize) -> Self {
         Self { rest: list, page: base.map(Iova::get), granule }

@@ -1,19 +1,20 @@
-//! What invalidations cost, as the driver of the hardware states it.
+//! What invalidations cost, as the driver of the hardware states it. The numbers decide which of
+//! several safe ways is taken, never whether anything is safe.
 
 use super::QUEUE_ENTRIES;
 
 /// The most that an unmap should pay for its share of a flush, in nanoseconds.
 const SHARE_NS: u32 = 10;
 
-/// What invalidations cost on the hardware at hand, in nanoseconds. Only what is chosen by them depends on these,
-/// never whether anything is safe.
+/// What invalidations cost on the hardware at hand, in nanoseconds. The library chooses by these
+/// numbers; whether anything is safe never depends on them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Costs {
     /// A submission, from the doorbell until it is confirmed, however many requests are in it.
     pub submission_ns: u32,
     /// Each request in it.
     pub request_ns: u32,
-    /// What it takes devices to fetch again what they lose when a whole domain is forgotten.
+    /// The time that devices take to fetch again what they lose when a whole domain is forgotten.
     pub refill_ns: u32,
 }
 
@@ -29,9 +30,10 @@ impl Costs {
         ranges > u64::from(self.request_ns) + u64::from(self.refill_ns)
     }
 
-    /// Whether flushes are so expensive that the CPUs should share one long flush queue, for few of them, where
-    /// otherwise each has one of its own: where a share of a flush is more than 10 ns for each unmap of a queue of
-    /// 256. (So it is for IOMMUs that are emulated or paravirtual, where a flush takes microseconds.)
+    /// Whether flushes are so expensive that the CPUs should share one long flush queue, which is
+    /// flushed seldom. That is so where a flush would cost more than 10 ns for each unmap of a
+    /// queue of 256, which each CPU has otherwise. (So it is for IOMMUs that are emulated or
+    /// paravirtual: there a flush takes microseconds.)
     pub const fn shares_one_queue(&self) -> bool {
         self.submission_ns > SHARE_NS * QUEUE_ENTRIES as u32
     }

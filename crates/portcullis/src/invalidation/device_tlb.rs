@@ -1,9 +1,11 @@
-//! Devices that cache translations themselves (PCIe's Address Translation Services, ATS).
+//! The devices of a domain that cache translations themselves (PCIe's Address Translation Services,
+//! ATS). Where [`DeviceTlbs::submit`] returns `Ok`, each of them has forgotten what the IOTLB was
+//! asked to forget.
 //!
-//! What such a device has fetched it uses without asking the IOMMU again, until *it* is told to forget: an unmap
-//! that ends with the IOTLB leaves it all the device had. So after the IOTLB each of these devices is asked, too.
-//! [`DeviceTlbs`] is the set of them, of one domain. A domain that has none pays for two loads each time it waits
-//! for hardware.
+//! What such a device has fetched it uses without asking the IOMMU again, until *it* is told to
+//! forget: an unmap that ended with the IOTLB would leave the device all that it had. So after the
+//! IOTLB each of these devices is asked, too. [`DeviceTlbs`] is the set of them, of one domain. A
+//! domain that has none pays for two loads each time it waits for hardware.
 //!
 //! **Order.** The IOTLB forgets first: a device that forgot before it could fetch the old translation from there
 //! again. Both are in one submission, as long as that holds them, and share its wait.
@@ -13,22 +15,27 @@
 //!
 //! - [`add`](DeviceTlbs::add) stores the device in the set, fences, and then has the IOTLB forget the domain; the
 //!   device may fetch translations only after that;
-//! - [`submit`](DeviceTlbs::submit) is called after the page-table entries were cleared (by whomever: what they did
-//!   happens before the call). It submits for the devices that it finds, and looks again *when that is confirmed*.
+//! - [`submit`](DeviceTlbs::submit) is called after the page-table entries were cleared (another
+//!   CPU may have cleared them, before the call). It submits for the devices that it finds, and
+//!   looks again *when that is confirmed*.
 //!
-//! It is the second look that counts. The queue's `Ok` says that whatever the hardware reads from then on is what the
-//! caller has stored, and comes from the hardware: so the entries are cleared for all walks before the set is looked
-//! at, without a fence of our own. If the device is found, it is asked then (and the IOTLB again). If it is not, `add`'s
-//! store comes later, and after its fence so do the walks for the device, which find the entries cleared; what the IOTLB had
-//! of them is forgotten, and older walks end with `add`'s invalidation. (A look before the submission alone, without a
-//! fence, might be older than the clearing; it only saves a device that is there a second submission.)
+//! The second look is the one that counts. The queue's `Ok` says that whatever the hardware reads
+//! from then on is what the caller has stored, and comes from the hardware: so the entries are
+//! cleared for all walks before the set is looked at, without a fence of our own. If the device is
+//! found, it is asked then (and the IOTLB again). If it is not, `add`'s store comes later, and
+//! after its fence so do the walks for the device, which find the entries cleared; what the IOTLB
+//! had of them is forgotten, and older walks end with `add`'s invalidation. (A look before the
+//! submission alone, without a fence, might be older than the clearing; it only saves a device that
+//! is there a second submission.)
 //!
-//! One that is *coming*, until that invalidation is confirmed, is asked like the others; but it is not there for another
-//! `add`, which must not say that it may fetch, nor for those that take a device out.
+//! Until that invalidation is confirmed a device is *coming*: it is asked like the others, but
+//! another `add` does not find it there, as that must not say that the device may fetch; nor do the
+//! calls that take a device out.
 //!
-//! **A device that goes** fetches nothing any more when [`remove`](DeviceTlbs::remove) is called, and is taken out
-//! of the set after it has confirmed that it forgot everything. That store is `Release` and the loads of the set
-//! are `Acquire`: who does not find the device does what it does after that confirmation.
+//! **A device that goes** fetches nothing any more when [`remove`](DeviceTlbs::remove) is called,
+//! and is taken out of the set after it has confirmed that it forgot everything. That store is
+//! `Release` and the loads of the set are `Acquire`: whatever a caller does that does not find the
+//! device comes after that confirmation.
 
 use arrayvec::ArrayVec;
 
@@ -37,26 +44,27 @@ use crate::addr::{DeviceId, DomainId, IovaRange};
 use crate::guard::Guard;
 use crate::sync::{AtomicU64, Mutex, Ordering, fence};
 
-/// Devices with a TLB of their own that a domain can have.
+/// The number of devices with a TLB of their own that a domain can have.
 pub const MOST_DEVICE_TLBS: usize = if cfg!(loom) { 2 } else { 16 };
 
-/// Ranges that a device is asked for one by one; beyond these it forgets all that it has. (It gives an answer to
-/// each, over the bus.)
+/// The number of ranges that a device is asked for one by one; where there are more, it forgets all
+/// that it has. (It answers each request over the bus.)
 const RANGES: usize = 8;
 
-/// Requests in one submission: eight ranges in the IOTLB and in six devices. There may be several submissions.
+/// The number of requests in one submission: eight ranges in the IOTLB and in six devices. More
+/// take several submissions.
 const REQUESTS: usize = 56;
 
 /// A free place in the set. A place that is taken holds one more than the device's number.
 const FREE: u64 = 0;
 
-/// The bit that is set besides while the device is coming.
+/// The bit that is set beside that number while the device is coming.
 const COMING: u64 = 1 << 63;
 
 /// The devices of one domain that cache translations themselves: up to 16.
 ///
-/// Any number of CPUs may use it at once. A submission takes no lock; a device that is added is looked for under one, which
-/// is not held while hardware works.
+/// Any number of CPUs may use it at once. A submission takes no lock. Adding a device takes one to
+/// look whether the device is there; it is not held while hardware works.
 #[derive(Debug)]
 pub struct DeviceTlbs {
     domain: DomainId,
@@ -68,7 +76,7 @@ pub struct DeviceTlbs {
 }
 
 impl DeviceTlbs {
-    /// No device, of `domain`.
+    /// Makes an empty set, for `domain`.
     pub fn new(domain: DomainId) -> Self {
         let places = core::array::from_fn(|_| AtomicU64::new(FREE));
         Self { domain, count: AtomicU64::new(0), places, adding: Mutex::new(()) }
@@ -77,8 +85,8 @@ impl DeviceTlbs {
     /// Adds `device`: from now on it is asked. Call this **before** the device is allowed to fetch translations
     /// (before its ATS is enabled). A device that is there already stays, and nothing else is done.
     ///
-    /// Where another call is just adding it that is an error and not waited for: what that call will return is not known
-    /// yet.
+    /// Where another call is just adding the device, this one returns an error and does not wait:
+    /// the other call's result is not known yet.
     ///
     /// Looks at 16 places and waits for one invalidation of the domain by `queue`, which is the domain's. The caller
     /// holds no lock and no CPU. Allocates nothing.
@@ -111,7 +119,7 @@ impl DeviceTlbs {
         if self.place(value).is_some() {
             return Err(InvalidationError::BeingAdded);
         }
-        // Before the place is taken: who counts none need not look at the places.
+        // Before the place is taken: a caller that counts none does not look at the places.
         self.count.fetch_add(1, Ordering::Relaxed);
         let taken = self
             .places
@@ -126,8 +134,9 @@ impl DeviceTlbs {
         }
     }
 
-    /// Has `device` forget everything and takes it out of the set. Call this **after** it was made to fetch no
-    /// translation any more (its ATS is disabled). A device that is not there is let be, as is one that is just being added.
+    /// Has `device` forget everything and takes it out of the set. Call this **after** it was made
+    /// to fetch no translation any more (its ATS is disabled). For a device that is not there, or
+    /// that is just being added, this does nothing.
     ///
     /// Waits for one invalidation of the device's TLB by `queue`, which is the domain's: a device that does not
     /// answer takes all of the queue's time-out. The caller holds no lock and no CPU. Allocates nothing.
@@ -153,9 +162,10 @@ impl DeviceTlbs {
         Ok(())
     }
 
-    /// Takes `device` out of the set without asking it: it was reset or unplugged, or the IOMMU lets no access of
-    /// it through, translated ones included. As long as a device is in the set that does not answer, no
-    /// invalidation of the domain is confirmed. One that is just being added is let be. Looks at 16 places.
+    /// Takes `device` out of the set without asking it: it was reset or unplugged, or the IOMMU
+    /// lets no access of it through, translated ones included. As long as a device is in the set
+    /// that does not answer, no invalidation of the domain is confirmed. For a device that is just
+    /// being added this does nothing. Looks at 16 places.
     ///
     /// # Safety
     /// - **The device reaches nothing by what it has cached**, and its accesses under way are complete.
@@ -171,10 +181,11 @@ impl DeviceTlbs {
     /// Submits `requests`, which are for the IOTLB, to `queue`, and after them what has the devices in the set
     /// forget the same. Returns when all of it is confirmed.
     ///
-    /// Up to eight ranges are asked for one by one; more of them, or the whole domain, cost a device all that
-    /// it has. One submission, and one more for every 56 requests that there are beyond the first 56, in the
-    /// same order. With no device in the set: two loads more than the submission itself; where one comes meanwhile, the
-    /// submission twice. The caller holds no lock and no CPU. Allocates nothing.
+    /// Each device is asked for up to eight ranges one by one; for more, or for the whole domain,
+    /// it forgets all that it has. Takes one submission, and one more for every 56 requests beyond
+    /// the first 56, in the same order. With no device in the set, that costs two loads more than
+    /// the submission itself. For each device that comes meanwhile, everything is submitted once
+    /// more at the most. The caller holds no lock and no CPU. Allocates nothing.
     ///
     /// # Errors
     /// [`InvalidationError`]: nothing may be assumed to be forgotten, by the IOTLB or any device.
@@ -211,7 +222,7 @@ impl DeviceTlbs {
         }
     }
 
-    /// One submission, or more, of `requests` and then of what has `devices` forget the same.
+    /// Submits `requests` and then what has `devices` forget the same, in one submission or more.
     fn submit_with<Q: InvalidationQueue>(
         &self,
         queue: &Q,
@@ -258,7 +269,9 @@ impl DeviceTlbs {
 
     /// Frees a device's place, in which `value` is, unless another call has taken the device out.
     fn free(&self, place: &AtomicU64, value: u64) {
-        // Release: who finds the place free, or counts none, is after the device was told to forget everything.
+        // Release: a CPU that finds the place free, or counts none, comes after the device was told
+        // to forget everything (or, by the word of the caller of `forget`, reaches nothing; or was
+        // never told that it may fetch).
         if place.compare_exchange(value, FREE, Ordering::Release, Ordering::Relaxed).is_ok() {
             self.count.fetch_sub(1, Ordering::Release);
         }

@@ -1,20 +1,24 @@
-//! What unmaps have cleared and no invalidation has covered yet.
+//! A [`Gather`]: the ranges that unmaps have cleared and that are still to be invalidated. Its
+//! requests cover all that was added to it, at the least.
 
 use arrayvec::ArrayVec;
 
 use super::{Costs, Invalidation, Request};
 use crate::addr::{DomainId, IovaRange};
 
-/// Ranges that are asked for one by one. Beyond these, where they lie far apart, the domain is asked for.
+/// The number of ranges that are asked for one by one. Where there are more, and they lie far
+/// apart, the whole domain is asked for.
 pub const GATHER_RANGES: usize = 32;
 
-/// Ranges that an [`add`](Gather::add) compares with: the newest, as neighbours come one after the other.
+/// The number of ranges that an [`add`](Gather::add) compares with: the newest, as neighbours come
+/// one after the other.
 const NEAR: usize = 4;
 
 /// Ranges that unmaps have cleared, for one submission to the hardware.
 ///
-/// Neighbours become one range. What makes one request of two is that it covers at most twice what was asked
-/// for: an entry too many that the hardware forgets costs a table walk, a request costs a descriptor.
+/// Neighbours become one range. Two ranges become one request where that covers at most twice the
+/// bytes that were asked for: an entry that the hardware forgets without need costs a table walk, a
+/// request costs a descriptor.
 #[derive(Debug, Default)]
 pub struct Gather {
     ranges: ArrayVec<IovaRange, GATHER_RANGES>,
@@ -27,7 +31,8 @@ impl Gather {
         Self { ranges: ArrayVec::new_const(), everything: false }
     }
 
-    /// Adds the leaves of `range`. Cannot fail. Four steps, and now and then a sort of all that is there.
+    /// Adds the leaves of `range`. Cannot fail, and allocates nothing. Compares with four ranges at
+    /// the most; a call that finds 32 ranges sorts them.
     #[inline]
     pub fn add(&mut self, range: IovaRange) {
         if self.ranges.is_empty() && !self.everything {
@@ -48,7 +53,7 @@ impl Gather {
         self.everything |= self.ranges.try_push(range).is_err();
     }
 
-    /// Adds all that is in `other`.
+    /// Adds all that is in `other`: at most 32 ranges, each as by [`add`](Self::add).
     pub fn merge(&mut self, other: &Self) {
         other.ranges.iter().for_each(|range| self.add(*range));
         self.everything |= other.everything;
@@ -70,8 +75,9 @@ impl Gather {
         self.ranges.is_empty() && !self.everything
     }
 
-    /// The requests that cover all that was added, to be submitted together: one for each range, or one for
-    /// the whole domain where `costs` say that it is cheaper. None where nothing was added.
+    /// The requests that cover all that was added, to be submitted together: one for each range, or
+    /// one for the whole domain where `costs` say that it is cheaper. The list is empty where
+    /// nothing was added.
     pub fn requests(&self, domain: DomainId, costs: &Costs) -> ArrayVec<Request, GATHER_RANGES> {
         // Only leaves have changed, so paging-structure caches may be kept.
         let request = |range: &IovaRange| Request {
@@ -112,7 +118,7 @@ fn compact(ranges: &mut ArrayVec<IovaRange, GATHER_RANGES>) {
     let mut joined: ArrayVec<IovaRange, GATHER_RANGES> = ArrayVec::new();
     for range in ranges.drain(..) {
         if !joined.last_mut().is_some_and(|last| join(last, range)) {
-            // There were no more of them before.
+            // There is room: `joined` never holds more ranges than there were before.
             joined.push(range);
         }
     }

@@ -1,10 +1,11 @@
 //! IOTLB invalidation: what an unmap leaves behind in the hardware's caches, and how it is removed.
+//! Nothing here says that a range is forgotten before the hardware has confirmed that.
 //!
-//! An unmap clears page-table entries and records what it cleared in a [`Gather`]. Until the hardware has
-//! confirmed an [`Invalidation`] of that, a device may still reach the memory through a cached translation.
-//! *Strict* protection waits for the confirmation at once; *lazy* protection puts the range into a
-//! flush queue and waits once for many. Where devices cache translations themselves, they are asked after
-//! the IOTLB.
+//! An unmap clears page-table entries and records what it cleared in a [`Gather`]. Until the
+//! hardware has confirmed an [`Invalidation`] of that, a device may still reach the memory through
+//! a cached translation. *Strict* protection waits for the confirmation at once; *lazy* protection
+//! puts the range into a flush queue, and one wait serves many ranges. Devices that cache
+//! translations themselves are asked after the IOTLB.
 
 mod costs;
 mod device_tlb;
@@ -40,12 +41,12 @@ pub enum Invalidation {
     },
     /// Everything cached for the domain, paging-structure caches included.
     Domain,
-    /// What a device has cached for itself (its *device TLB*, by PCIe's Address Translation Services): of a range,
-    /// or all of it.
+    /// What a device has cached for itself, in its *device TLB* (PCIe's Address Translation
+    /// Services): of a range, or all of it.
     DeviceTlb {
-        /// Whose.
+        /// The device.
         device: DeviceId,
-        /// Which addresses; `None` for all.
+        /// The addresses; `None` for all.
         range: Option<IovaRange>,
     },
 }
@@ -53,9 +54,9 @@ pub enum Invalidation {
 /// An invalidation and the address space that it is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {
-    /// Whose translations.
+    /// The address space.
     pub domain: DomainId,
-    /// Which of them.
+    /// What is to be forgotten of it.
     pub invalidation: Invalidation,
 }
 
@@ -83,24 +84,26 @@ pub enum InvalidationError {
         /// The hardware's own code.
         code: u32,
     },
-    /// Of what was to be invalidated, so much is still mapped, as the mapper could not remove it: see
+    /// A part of what was to be invalidated is still mapped, as the mapper could not remove it: see
     /// [`Unmapped::kept`](crate::pgtable::Unmapped::kept).
     #[error("{bytes:#x} bytes could not be unmapped, and are still reached")]
     StillMapped {
-        /// How many bytes.
+        /// How many bytes are still mapped.
         bytes: u64,
     },
-    /// The domain has as many devices that cache translations themselves as it can. Of
-    /// [`add_device_tlb`](crate::mapper::TableMapper::add_device_tlb) alone, as is the next.
+    /// The domain has as many devices that cache translations themselves as it can have. Only
+    /// [`add_device_tlb`](crate::mapper::TableMapper::add_device_tlb) returns this error.
     #[error("the domain has {limit} devices that cache translations themselves, which is the limit")]
     TooManyDevices {
-        /// How many it can have.
+        /// How many such devices it can have.
         limit: usize,
     },
-    /// Another call is just adding the device, and may fail.
+    /// Another call is just adding the device, and may fail. Only
+    /// [`add_device_tlb`](crate::mapper::TableMapper::add_device_tlb) returns this error.
     #[error("another call is adding the device")]
     BeingAdded,
-    /// The CPU that was to submit it did not come to the end of that.
+    /// The CPU that was to submit the batch with this request did not come to the end of that, as
+    /// where its call panics.
     #[error("the CPU that was to submit an invalidation did not finish")]
     Abandoned,
 }
@@ -132,9 +135,10 @@ pub unsafe trait InvalidationQueue: Send + Sync + 'static {
     /// [`InvalidationError`]: nothing may be assumed to be forgotten.
     fn invalidate(&self, domain: DomainId, invalidation: Invalidation) -> Result<(), InvalidationError>;
 
-    /// The same for several requests, with as few waits as the hardware needs for them: one, for a queue that
-    /// takes descriptors. They act in their order: what a device is told to forget it cannot fetch again from an
-    /// IOTLB that was told so before.
+    /// As [`invalidate`](Self::invalidate) for several requests, with as few waits as the hardware
+    /// needs for them: one, for a queue that takes descriptors. The requests act in their order. So
+    /// where an IOTLB is told to forget a translation before a device is, the device cannot fetch
+    /// it from there again.
     ///
     /// # Errors
     /// As [`invalidate`](Self::invalidate), for all of them together.
@@ -147,8 +151,9 @@ pub unsafe trait InvalidationQueue: Send + Sync + 'static {
         Costs::BARE_METAL
     }
 
-    /// Whether the hardware may go on taking an entry to be absent that has become present, until it is told to forget it:
-    /// *caching mode*. Then each map ends with an invalidation, and waits for it. It never changes.
+    /// Whether the hardware may take an entry to be absent that has become present, until it is
+    /// told to forget that: *caching mode*. Then each map ends with an invalidation, and waits for
+    /// it. It never changes.
     ///
     /// - Intel VT-d says so by CAP.CM (architecture specification, "Capability Register": not-present and erroneous entries may
     ///   be cached, so each change of an entry needs an explicit invalidation). Hardware has it clear; IOMMUs that a hypervisor

@@ -1,8 +1,11 @@
-//! One hardware wait for all who wait at the same time.
+//! One hardware wait for all callers that wait at the same time. A [`SharedQueue`] returns `Ok` to
+//! a caller only when the hardware has confirmed submissions that cover all of the caller's
+//! requests and began after these were made.
 //!
-//! This is group commit, as databases do it for their logs. A CPU that needs an invalidation *stages* it in the open batch. One
-//! of the waiting CPUs becomes the *leader*: it closes the batch, submits all of it with one wait, and stores the number of the
-//! complete batch, which the other CPUs poll. Meanwhile CPUs stage into the next batch, which one of them leads when this one
+//! This is group commit, as databases do it for their logs. A CPU that needs an invalidation
+//! *stages* it in the open batch. One of the waiting CPUs becomes the *leader*: it closes the
+//! batch, submits all of it with one wait, and stores the number of the complete batch, which the
+//! other CPUs poll. Meanwhile CPUs stage into the next batch, which one of them leads when this one
 //! is complete. A CPU holds the lock to stage and to close a batch, never while hardware works.
 //!
 //! **Linger.** A leader that closes its batch at once leaves out the CPUs that come back from the batch before and have the
@@ -10,17 +13,21 @@
 //! last batch was complete, and lingers for them. It adapts the number of rounds to whether they came in time, up to
 //! [`LINGER`].
 //!
-//! **Bound.** A request is in a batch that begins at the latest when the one under way ends: two hardware waits
-//! at the most, however many CPUs there are, plus two more for each time that a batch holds requests for more
-//! domains than it has room for one each.
+//! **Bound.** A request is in a batch that begins at the latest when the one under way ends: it
+//! waits for two hardware waits at the most, however many CPUs there are. A batch that is full
+//! still makes room for requests of the domains in it; a submission that finds no room first waits
+//! until that batch is complete, which takes two more hardware waits each time.
 //!
-//! **Failure.** Every CPU in a batch gets what the hardware reports for it. The last eight such batches
-//! are remembered one by one until each of their waiters has asked; if more are open, they are remembered as
-//! one, and batches between them count as failed, too: never the other way round.
+//! **Failure.** Every CPU in a batch gets what the hardware reports for it. Up to eight failed
+//! batches are remembered one by one until each of their waiters has asked. While more are open,
+//! the eighth entry stands for all from its own batch to the newest failed one; batches between
+//! them that were confirmed then count as failed, too, but no failed batch ever counts as
+//! confirmed.
 //!
-//! **Devices' own TLBs.** What asks a device to forget ([`Invalidation::DeviceTlb`]) is in no batch, nor is what is
-//! submitted with it: it goes to the hardware's queue at once, beside a batch that may be under way. A device may
-//! take long to answer, or never do; so it delays, and fails, its own domain and not every CPU in its batch.
+//! **Devices' own TLBs.** A submission that asks a device to forget ([`Invalidation::DeviceTlb`])
+//! is in no batch: it goes as a whole to the hardware's queue at once, beside a batch that may be
+//! under way. A device may take long to answer, or never do so; this way it delays, and fails, its
+//! own domain and not every CPU in its batch.
 //!
 //! Memory ordering. What a CPU stored before it staged is before the leader's submission, by the lock. The
 //! number of the complete batch is stored with `Release`, after a failure was noted, and read with `Acquire`:
@@ -32,46 +39,50 @@ use super::{Costs, Invalidation, InvalidationError, InvalidationQueue, Request};
 use crate::addr::DomainId;
 use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering, cores, pause, spin};
 
-/// Requests that one batch holds: beyond these, ranges of one domain become the whole domain.
+/// The number of requests that one batch holds. When it is full, a further request finds room only
+/// where it takes the place of the ranges of its own domain, by asking for that whole domain.
 const BATCH: usize = if cfg!(loom) { 2 } else { 64 };
 
 /// The most rounds for which a leader lingers.
 const LINGER: u64 = if cfg!(loom) { 1 } else { 16 };
 
-/// Looks in a round, where those who are expected may all be running.
+/// The number of looks in a round, where all expected CPUs may be running.
 const LOOKS: u32 = if cfg!(loom) { 1 } else { 2 };
 
-/// Looks for the end of a batch before the scheduler is told: some microseconds, more than hardware mostly takes.
+/// How often a CPU looks for the end of a batch before it tells the scheduler: for some
+/// microseconds, longer than hardware mostly takes.
 const SPINS: u32 = 256;
 
 /// A submission that costs less than this, in nanoseconds, costs less than to share it.
 const SHARED_FROM_NS: u32 = 100;
 
-/// Every eighth batch the leader lingers as long as it may, to find out whether that pays again.
+/// For every eighth batch the leader lingers as long as it may, to find out whether that pays
+/// again.
 const PROBE: u64 = 8;
 
-/// Failed batches that are remembered one by one.
+/// The number of failed batches that are remembered one by one.
 const FAILURES: usize = if cfg!(loom) { 1 } else { 8 };
 
-/// A queue that shares its waits among all who use it at the same time.
+/// A queue that shares its waits among all callers that use it at the same time.
 ///
 /// Every domain of an IOMMU uses one of these, in an `Arc`.
 ///
-/// Not for interrupt handlers: one that interrupts the leader, or a CPU that stages, would wait for it for ever. So with
-/// this as its queue no domain may wait for hardware there, which a strict unmap does, and a lazy one now and then.
+/// It is not for interrupt handlers: one that interrupts the leader, or a CPU that stages, would
+/// wait for that CPU for ever. So with this as its queue no domain may wait for hardware in such a
+/// handler, which a strict unmap does, and a lazy one now and then.
 #[derive(Debug)]
 pub struct SharedQueue<Q> {
     queue: Q,
     state: Mutex<State>,
     /// A leader submits a batch, or is about to.
     led: AtomicBool,
-    /// The number of the last batch that is complete, well or badly.
+    /// The number of the last batch that is complete, whether it was confirmed or failed.
     complete: AtomicU64,
-    /// Batches submitted so far, and what needed none.
+    /// How many batches were submitted so far, and how many submissions were in no batch.
     submissions: AtomicU64,
-    /// How many wait for the batch that is open. Changed under the lock.
+    /// How many callers wait for the batch that is open. Changed under the lock.
     waiters: AtomicU64,
-    /// How many waited when the last batch was over, for it and for the next one.
+    /// How many callers waited when the last batch was over, for it and for the next one.
     expected: AtomicU64,
     /// For how many rounds it paid to linger lately.
     linger: AtomicU64,
@@ -89,7 +100,8 @@ struct State {
     failed: ArrayVec<Failed, FAILURES>,
 }
 
-/// Batches that failed, and how many of their waiters have not asked yet.
+/// The batches from `first` to `last`, of which some failed, and how many waiters of those have not
+/// asked yet.
 #[derive(Debug, Clone, Copy)]
 struct Failed {
     first: u64,
@@ -98,12 +110,13 @@ struct Failed {
     error: InvalidationError,
 }
 
-/// The right to submit. Gives it up, and says what became of the batch, also when the queue panics.
+/// The right to submit. Dropping it says what became of the batch and gives the right up, also when
+/// the queue panics.
 struct Leading<'a, Q> {
     shared: &'a SharedQueue<Q>,
     number: u64,
     waiters: u64,
-    /// Those of them that will ask what became of it.
+    /// How many of the waiters will ask what became of the batch.
     asking: u64,
     result: Result<(), InvalidationError>,
 }
@@ -121,7 +134,8 @@ impl<Q> Drop for Leading<'_, Q> {
 }
 
 impl<Q: InvalidationQueue> SharedQueue<Q> {
-    /// Shares the waits of `queue`, if it states that they cost 100 ns or more; else each submits by itself.
+    /// Shares the waits of `queue`, if it states that a submission costs 100 ns or more; otherwise
+    /// each caller submits alone.
     pub fn new(queue: Q) -> Self {
         let shares = queue.costs().submission_ns >= SHARED_FROM_NS;
         let state = State { open: 1, staged: ArrayVec::new(), failed: ArrayVec::new() };
@@ -144,7 +158,8 @@ impl<Q: InvalidationQueue> SharedQueue<Q> {
         &self.queue
     }
 
-    /// How many batches were submitted, and requests beside them: hardware waits, however many waited for each.
+    /// How many batches were submitted, and submissions beside them: the number of hardware waits,
+    /// however many callers waited for each.
     pub fn submissions(&self) -> u64 {
         self.submissions.load(Ordering::Relaxed)
     }
@@ -155,7 +170,7 @@ impl<Q: InvalidationQueue> SharedQueue<Q> {
         let mut looks = 0;
         while self.complete.load(Ordering::Acquire) < number {
             if !self.try_to_lead() {
-                // The CPU that it waits for is running, as a rule: unless there are too few cores.
+                // As a rule the CPU that it waits for is running, unless there are too few cores.
                 let crowded = self.expected.load(Ordering::Relaxed) > self.cores;
                 if crowded || looks == SPINS {
                     pause()
@@ -224,7 +239,8 @@ impl<Q: InvalidationQueue> SharedQueue<Q> {
         self.linger.store(rounds, Ordering::Relaxed);
     }
 
-    /// Adds `requests` to the open batch. Its number, if there was room, and the number of the one that is open.
+    /// Adds `requests` to the open batch. Returns its number if there was room, and in any case the
+    /// number of the open batch.
     fn stage(&self, requests: &[Request]) -> (Option<u64>, u64) {
         let mut state = self.state.lock();
         let staged = state.stage(requests);
@@ -236,9 +252,9 @@ impl<Q: InvalidationQueue> SharedQueue<Q> {
 }
 
 impl State {
-    /// Adds `requests` to the open batch. Whether there was room.
+    /// Adds `requests` to the open batch. Returns whether there was room.
     fn stage(&mut self, requests: &[Request]) -> bool {
-        // One by itself is added or not; several are added together or not at all.
+        // A single request is added or not; several are added together or not at all.
         let before = (requests.len() > 1).then(|| self.staged.clone());
         for request in requests {
             if !self.add(*request) {
@@ -257,7 +273,8 @@ impl State {
             return true;
         }
         if request.invalidation == Invalidation::Domain || self.staged.is_full() {
-            // It covers whatever of the domain is staged already; and makes room, unless none of it is.
+            // The whole domain covers all that is staged of it already, which makes room, unless
+            // nothing of it is staged.
             if !self.staged.is_full() || self.staged.iter().any(|other| other.domain == request.domain) {
                 self.staged.retain(|other| other.domain != request.domain);
                 self.staged.push(whole);
@@ -281,7 +298,7 @@ impl State {
         }
     }
 
-    /// What became of the batch `mine`, for one of its waiters.
+    /// Returns what became of the batch `mine`, to one of its waiters.
     fn outcome(&mut self, mine: u64) -> Result<(), InvalidationError> {
         let failed = |failed: &Failed| (failed.first..=failed.last).contains(&mine);
         let Some(index) = self.failed.iter().position(failed) else {
@@ -290,7 +307,8 @@ impl State {
         let entry = &mut self.failed[index];
         let error = entry.error;
         entry.waiters = entry.waiters.saturating_sub(1);
-        // Waiters of batches that were all right may have asked one that stands for several: that one stays.
+        // Where an entry stands for several batches, waiters of confirmed ones may have asked it,
+        // too, so its count proves nothing: that entry stays.
         if entry.waiters == 0 && entry.first == entry.last {
             self.failed.remove(index);
         }
@@ -327,7 +345,7 @@ unsafe impl<Q: InvalidationQueue> InvalidationQueue for SharedQueue<Q> {
                     self.wait(mine, Some(mine));
                     return self.state.lock().outcome(mine);
                 }
-                // Full: it leads to nothing but to wait until that batch is closed.
+                // The batch is full: the caller can only wait until it is complete.
                 (None, _) if requests.len() > BATCH => return self.submit_halves(requests),
                 (None, open) => self.wait(open, None),
             }
@@ -336,7 +354,8 @@ unsafe impl<Q: InvalidationQueue> InvalidationQueue for SharedQueue<Q> {
 }
 
 impl<Q: InvalidationQueue> SharedQueue<Q> {
-    /// More requests than any batch holds, for as many domains: one half after the other.
+    /// Submits more requests than a batch holds, for which the open one had no room: one half after
+    /// the other.
     fn submit_halves(&self, requests: &[Request]) -> Result<(), InvalidationError> {
         let (first, second) = requests.split_at(requests.len() / 2);
         self.submit(first)?;

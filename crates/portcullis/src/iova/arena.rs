@@ -1,4 +1,5 @@
-//! Ring arenas: a contiguous range of a space for one queue, handed out in rotation.
+//! Ring arenas: a contiguous range of a space for one queue, handed out in rotation. No two live
+//! reservations overlap, in whatever order they are freed.
 //!
 //! A queue maps a descriptor's buffers, lets the device work through them in order, and unmaps them. Taken one
 //! by one from a space with a past, such addresses are spread over it, and nearly every one of them is
@@ -8,16 +9,17 @@
 //! several queues out of each other's sets.
 //!
 //! # What it guarantees
-//! - No two live reservations overlap, whatever the order in which they are freed.
+//! - A reservation overlaps no other that is live.
 //! - Nothing but [`new`](RingArena::new) allocates. Freeing what was handed out cannot fail.
 //! - A range that is freed twice, or a part of one, is refused and nothing is changed.
 //!
 //! # How
-//! All that lives lies on one arc of the ring, from the oldest live reservation (`tail`) to the end of the
-//! newest (`head`); new ones are placed behind the head, so never on the arc. Two bits for each granule say
-//! where live reservations begin and end. A free clears its two bits; if it was the oldest, the tail goes on
-//! to the next bit that begins one, across everything freed before its turn and the granules left unused at
-//! the end of a lap. That costs 256 bytes for 1,024 granules, for any mix of lengths.
+//! All live reservations lie on one arc of the ring, from the oldest (`tail`) to the end of the
+//! newest (`head`). A new one is placed behind the head, and so never on the arc. Two bits for each
+//! granule say where live reservations begin and end. A free clears two bits. If the reservation
+//! was the oldest, the tail moves on to the next bit at which one begins: across all that was freed
+//! before its turn, and across the granules that were left unused at the end of a lap. The bits
+//! take 256 bytes for 1,024 granules, for any mix of lengths.
 
 mod bits;
 mod colour;
@@ -45,27 +47,29 @@ pub struct RingConfig {
     pub descriptor_bytes: u64,
     /// The unit of a reservation: the granule of the space, which is the mapper's smallest page.
     pub granule: PageSize,
-    /// Where the ring starts, so that rings moving in step do not compete for the same sets of the IOTLB and of
-    /// the paging-structure caches. Number the rings behind one IOMMU 0, 1, 2, ..; any number is allowed.
-    /// `None`: the ring starts at the beginning of its range, as every other one without a colour.
+    /// Decides where the ring starts, so that rings that move in step do not compete for the same
+    /// sets of the IOTLB and of the paging-structure caches. Number the rings behind one IOMMU 0,
+    /// 1, 2, ..; any number is allowed. With `None` the ring starts at the beginning of its range,
+    /// as does every other one without a colour.
     ///
-    /// *The IOTLB* picks the set by the low bits of the page number. Ranges begin at multiples of a large
-    /// page, so the n-th pages of all uncoloured rings fall into one and the same set: with W ways, the W + 1st
-    /// ring that moves in step makes every access miss. The ring of colour c starts 5 * c granules further on.
-    /// Five is odd, so any S rings numbered in a row start in S different sets wherever S is a power of two,
-    /// and S * W rings with a page in use each fit; it is not 1, so that three rings with five pages in use
-    /// each do not meet at all.
+    /// *The IOTLB* picks the set by the low bits of the page number. Ranges begin at multiples of a
+    /// large page, so the n-th pages of all uncoloured rings fall into the same set: with W ways,
+    /// the ring number W + 1 that moves in step makes every access miss. The ring of colour c
+    /// starts 5 * c granules further on. The number of sets, S, is a power of two, and five is odd:
+    /// so any S rings numbered in a row start in S different sets, and S * W rings that each have
+    /// one page in use fit. The step is not 1, so that three rings that each have five pages in use
+    /// do not meet at all.
     ///
-    /// *The paging-structure cache* of the lowest tables picks the set by the number of the large page, and
-    /// a ring of T large pages begins at a multiple of T. So the ring of colour c starts in the large page
-    /// number c modulo 16 (modulo T for T above 16) of a range of at least 16: up to 16 rings, numbered in a
-    /// row, in different sets wherever the space puts them. That takes 32 MiB of addresses for a ring of
-    /// 2 MiB, but no memory.
+    /// *The paging-structure cache* of the lowest tables picks the set by the number of the large
+    /// page, and a ring of T large pages begins at a multiple of T. So the ring takes a range of at
+    /// least 16 large pages, and with colour c it starts in number c modulo 16 of them (modulo T if
+    /// T is above 16): up to 16 rings, numbered in a row, start in different sets wherever the
+    /// space puts them. That takes 32 MiB of addresses for a ring of 2 MiB, but no memory.
     ///
-    /// Descriptors of whole large pages are moved by whole large pages only, so that they can be mapped by them.
-    /// Any others are no longer aligned to their size: an invalidation by a single block of 2^n pages would
-    /// cover twice as much or, across the end of the largest block, the whole domain. An unmap of them
-    /// submits two blocks, with one wait.
+    /// Descriptors of whole large pages are moved by whole large pages only, so that they can be
+    /// mapped by these. Other descriptors are no longer aligned to their size: an invalidation by a
+    /// single block of 2^n pages would cover twice as much or, across the end of the largest block,
+    /// the whole domain. An unmap of such a descriptor submits two blocks, with one wait.
     ///
     /// Where hardware mixes further bits into the number of a set, colours neither help nor harm.
     pub colour: Option<u32>,
@@ -74,12 +78,12 @@ pub struct RingConfig {
 }
 
 impl RingConfig {
-    /// A ring without a colour, anywhere in its space.
+    /// Makes the configuration of a ring without a colour, anywhere in its space.
     pub const fn new(descriptors: u32, descriptor_bytes: u64, granule: PageSize) -> Self {
         Self { descriptors, descriptor_bytes, granule, colour: None, limit: Iova::new(u64::MAX) }
     }
 
-    /// The same with another [`colour`](Self::colour).
+    /// Returns the configuration with another [`colour`](Self::colour).
     pub const fn with_colour(self, colour: u32) -> Self {
         Self { colour: Some(colour), ..self }
     }
@@ -87,9 +91,10 @@ impl RingConfig {
 
 /// A range of a space that one queue takes its addresses from, in rotation.
 ///
-/// It belongs to the owner of the queue: one CPU at a time, hence `&mut`. It says nothing about mappings:
-/// reserve, map, unmap and *then* free. It must be [released](Self::release) to the space that it came from;
-/// one that is dropped leaves its addresses out of use for as long as the space lives.
+/// It belongs to the owner of the queue: one CPU uses it at a time, hence `&mut`. It knows nothing
+/// of mappings: reserve, map, unmap and *then* free. It must be [released](Self::release) to the
+/// space that it came from; if it is dropped instead, its addresses stay out of use for as long as
+/// the space lives.
 ///
 /// ```
 /// # #[cfg(feature = "std")]
@@ -120,17 +125,17 @@ impl RingConfig {
 #[derive(Debug)]
 #[must_use = "dropping an arena loses its addresses: release it"]
 pub struct RingArena {
-    /// What was taken from the space of this number.
+    /// The range that was taken, and the number of the space that it was taken from.
     range: IovaRange,
     space: u64,
     /// The address of position 0.
     base: Iova,
     edges: Edges,
-    /// Granules of the ring; positions are below.
+    /// The number of granules of the ring; every position is below it.
     granules: u32,
     /// Where the next reservation goes, if it fits before the end.
     head: u32,
-    /// Where the oldest live reservation begins; anything, where there is none.
+    /// Where the oldest live reservation begins; it means nothing while there is none.
     tail: u32,
     /// Live reservations.
     live: u32,
@@ -139,7 +144,7 @@ pub struct RingArena {
     granule: PageSize,
 }
 
-/// What is reserved when this is dropped.
+/// A reservation that is entered when this is dropped, also if the caller's `accept` panics.
 struct Reserving<'a> {
     arena: &'a mut RingArena,
     span: Span,
@@ -160,13 +165,14 @@ impl Drop for Reserving<'_> {
 }
 
 impl RingArena {
-    /// Takes a range for `descriptors * descriptor_bytes` bytes out of `space`: whole large pages (2 MiB with
-    /// granules of 4 KiB: what one lowest table covers, but 2^18 granules at most), at least one, aligned to
-    /// their number rounded up to a power of two (to 2^18 granules at most). With a colour at least 16 large pages, where the space has them,
-    /// and up to a descriptor more.
+    /// Takes a range for `descriptors * descriptor_bytes` bytes out of `space`. It consists of one
+    /// or more whole large pages, and is aligned to their number rounded up to a power of two (to
+    /// 2^18 granules at most). A large page is what one lowest table covers, but 2^18 granules at
+    /// most: 2 MiB with granules of 4 KiB. With a colour the range has up to a descriptor more, and
+    /// at least 16 large pages where the space has them.
     ///
-    /// Allocates two bits for each granule. O(log n) in the holes of the space, under its lock, or what
-    /// [`IovaSpace::alloc`] says of an exhausted one; for set-up, not for interrupt handlers.
+    /// Allocates two bits for each granule. Costs one [`IovaSpace::alloc`], or two where the space
+    /// has no room for the range that a colour asks for; for set-up, not for interrupt handlers.
     ///
     /// # Errors
     /// [`ArenaError::Empty`], [`ArenaError::Granule`] where the space's granule is another,
@@ -180,7 +186,7 @@ impl RingArena {
         Self::new_by(space, config, |len, limit| space.alloc(platform, len, limit))
     }
 
-    /// The same by the caller's way to allocate from `space`.
+    /// As [`new`](Self::new), with `alloc` to allocate from `space`.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -203,7 +209,7 @@ impl RingArena {
         let layout = colour::layout(colour, unit, granules, per_large);
         let least = (layout.skew + granules).next_multiple_of(per_large);
         let least = least.checked_mul(granule.bytes()).ok_or(too_large)?;
-        // No space has more than fits 64 bits, nor as much as that.
+        // No space has as many bytes as a product that saturates.
         let wanted = layout.range.saturating_mul(granule.bytes());
 
         let edges = Edges::new(granules).ok_or(ArenaError::OutOfMemory)?;
@@ -227,9 +233,9 @@ impl RingArena {
         })
     }
 
-    /// Reserves `len` bytes, rounded up to whole granules: those behind the last reservation, or the first of
-    /// the ring where there is no room before its end. The range is aligned to the granule, and not to its
-    /// length; it has exactly the rounded length.
+    /// Reserves `len` bytes, rounded up to whole granules: the granules behind the last
+    /// reservation, or the first of the ring where there is no room before its end. The range is
+    /// aligned to the granule, and not to its length; it has exactly the rounded length.
     ///
     /// O(1); never allocates or waits. For any context in which the caller owns the queue.
     ///
@@ -241,8 +247,9 @@ impl RingArena {
         self.reserve_if(len, |_| true).ok_or_else(|| self.no_room(len))
     }
 
-    /// Reserves `len` bytes as [`reserve`](Self::reserve) does, if there is room and `accept` agrees to the range;
-    /// else nothing is changed. Where `accept` panics, they are reserved.
+    /// Reserves `len` bytes as [`reserve`](Self::reserve) does, if there is room and `accept`
+    /// returns `true` for the range; else nothing is changed. Where `accept` panics, they are
+    /// reserved.
     #[inline]
     pub(crate) fn reserve_if(
         &mut self,
@@ -286,16 +293,19 @@ impl RingArena {
         self.live -= count;
         self.live_granules -= span.last - span.first + 1;
         if self.live > 0 && (span.first..=span.last).contains(&self.tail) {
-            // Something is live: it begins behind what is freed, or the arc goes around the end.
+            // A reservation is live: it begins behind what is freed, or the arc goes around the
+            // end.
             let next = self.edges.next_first(span.last + 1).or_else(|| self.edges.next_first(0));
             self.tail = next.unwrap_or(self.head);
         }
         Ok(())
     }
 
-    /// Gives the range back to `space`, the one it came from. All must be unmapped and freed.
+    /// Gives the range back to `space`, from which it came. All reservations must be unmapped and
+    /// freed.
     ///
-    /// Cost and context as [`IovaSpace::free`]: never allocates or waits; frees the arena's own memory.
+    /// Costs what [`IovaSpace::free`] costs, may be called where that may, and never allocates.
+    /// Frees the arena's own memory.
     ///
     /// # Errors
     /// [`ReleaseError`], which holds the arena: [`ArenaError::InUse`] while reservations are live,
@@ -318,37 +328,39 @@ impl RingArena {
         freed.map_err(|error| ReleaseError { arena: self, error: error.into() })
     }
 
-    /// The whole range that was taken from the space: every reservation lies inside. Its start and length are
-    /// multiples of a large page.
+    /// Returns the whole range that was taken from the space: every reservation lies inside. Its
+    /// start and length are multiples of a large page.
     pub fn range(&self) -> IovaRange {
         self.range
     }
 
-    /// The unit of a reservation.
+    /// Returns the unit of a reservation.
     #[inline]
     pub(crate) fn granule(&self) -> PageSize {
         self.granule
     }
 
-    /// Bytes that can be reserved at once, where nothing is left unused at the end of a lap.
+    /// Returns how many bytes can be reserved at once, where nothing is left unused at the end of a
+    /// lap.
     pub fn capacity(&self) -> u64 {
         self.bytes(self.granules)
     }
 
-    /// Bytes in live reservations.
+    /// Returns how many bytes live reservations have.
     pub fn in_use(&self) -> u64 {
         self.bytes(self.live_granules)
     }
 
-    /// How many reservations are live.
+    /// Returns how many reservations are live.
     pub fn reservations(&self) -> usize {
         self.live as usize
     }
 
-    /// Where `granules` go next. All before the end, or all after the beginning, and never on the arc.
+    /// Returns where `granules` go next, if there is room: all before the end, or all from the
+    /// beginning on, and never on the arc.
     #[inline]
     fn room(&self, granules: u32) -> Option<u32> {
-        // The head is below the end, and both below 2^31.
+        // The head is below the end, which is 2^31 at most.
         let before_end = self.granules - self.head >= granules;
         if self.live == 0 {
             return Some(if before_end { self.head } else { 0 });
@@ -363,7 +375,7 @@ impl RingArena {
         (self.tail >= granules).then_some(0)
     }
 
-    /// Why `len` bytes cannot be reserved.
+    /// Returns the reason why `len` bytes cannot be reserved.
     #[cold]
     fn no_room(&self, len: u64) -> ArenaError {
         if len == 0 {
@@ -381,7 +393,7 @@ impl RingArena {
         }
     }
 
-    /// The positions of a range of whole granules inside the ring.
+    /// Returns the positions of a range of whole granules inside the ring.
     #[inline]
     fn span_of(&self, range: IovaRange) -> Option<Span> {
         let start = range.start().offset_from(self.base)?;
@@ -395,7 +407,8 @@ impl RingArena {
 
     #[inline]
     fn range_of(&self, span: Span) -> IovaRange {
-        // At least a granule; and positions lie inside the arena's range, which does not wrap.
+        // The length is a granule at least; positions lie inside the arena's range, which does not
+        // wrap.
         let len = NonZeroU64::MIN.saturating_add(self.bytes(span.last - span.first + 1) - 1);
         IovaRange::inside(self.address(span.first), len)
     }

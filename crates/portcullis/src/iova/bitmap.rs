@@ -1,15 +1,19 @@
-//! The free pages of one I/O virtual address space: a hierarchical bitmap.
+//! The free pages of one I/O virtual address space: a hierarchical bitmap. A search finds the
+//! highest place for a request whenever there is one, and giving back what was taken needs no
+//! memory.
 //!
-//! Everything is counted in pages. One bit stands for each page that was ever near an allocation; above the
-//! bits stands a tree with eight branches at each node. The search is exact, and giving back needs no memory.
-//! Where the space is in use at random, an update mostly ends in the cache line that holds the bit.
+//! Everything is counted in pages. One bit stands for each page that was ever near an allocation;
+//! above the bits stands a tree with eight branches at each node. Where the space is in use at
+//! random, an update mostly ends in the cache line that holds the bit.
 //!
 //! # Only what is in use exists
 //!
-//! A block that is free as a whole, or not free as a whole, has neither bits nor nodes: its parent says so.
-//! The bitmap starts with the way to each end of what was added, a few nodes, and grows where allocations
-//! go, whose placement at one end keeps them together. Bits that are all free again are collected when the
-//! next ones are needed and there are many such; that is when the memory is used again.
+//! A block of which all pages are free, or none, needs neither bits nor nodes: its parent has a
+//! word for that state. The bitmap starts with a few nodes, on the way to each end of the pages
+//! that were added. It grows where allocations go, and these stay close together, as they are
+//! placed at one end. Leaves of which all pages are free again are collected when new ones are
+//! needed and more than half of all leaves are such, or memory is short. Their memory then serves
+//! other leaves and nodes; it is returned when the bitmap is dropped.
 //!
 //! # Exact search
 //!
@@ -23,16 +27,16 @@
 //! - The runs that *touch a boundary* of leaves, for each order from 9 to [`MAX_ORDER`] (`Runs`).
 //!   Whatever is longer than a leaf, or begins at a multiple of its size, is among these.
 //!
-//! The first is always up to date; the second is brought up to date when a request needs it, where
-//! something has changed. Both are exact, not rounded: a fit is found whenever there is one, and it
-//! is the highest of all.
+//! The first is always up to date; the second is brought up to date, where something has changed,
+//! when a request needs it. Both are exact, not rounded: a fit is found whenever there is one, and
+//! it is the highest of all.
 //!
 //! # Memory
 //!
-//! An allocation that takes a part of a block without bits creates them, and these stay while it
-//! lives: a block that is used in part is never collected. One that takes the whole of it does not.
-//! So whatever was taken is given back in the same blocks, which needs nothing; giving back a part
-//! of it may break a block up.
+//! An allocation that takes a part of a block without bits makes the bits, and they stay while it
+//! lives: a block that is used in part is never collected. An allocation that takes the whole of
+//! such a block makes none. So what was taken is given back in the same blocks, which needs no
+//! memory; giving back only a part of it may break a block up, which does.
 
 use core::fmt;
 
@@ -78,21 +82,22 @@ pub enum BitmapError {
 ///
 /// Pages below `2^54` can be held. Taking pages is exact: it fails for want of space only where no
 /// placement exists, and takes the highest of all. Giving back what was taken needs no memory. No
-/// function panics, whatever its arguments.
+/// function panics, whatever its arguments, and none waits.
 ///
-/// Bounds are for the worst case. There, `h` is the height of the tree, at most 15; it is 9 for an aperture
-/// of 2^36 pages, which is 48 bits of addresses. A range of `p` pages takes `p / 64` steps on top where it
-/// has bits. Where it says that memory may be allocated, the cost of moving what exists to larger memory
-/// comes on top, or that of collecting unused parts; either is constant per call on average.
+/// The stated bounds are for the worst case. In them `h` is the height of the tree, at most 15; it
+/// is 9 for an aperture of 2^36 pages, which is 48 bits of addresses with pages of 4 KiB. A range
+/// of `p` pages takes `p / 64` more steps where it has bits. A function that may allocate may also
+/// move all nodes or leaves to larger memory, or collect unused ones; either is constant per call
+/// on average.
 pub struct Bitmap {
     store: Store,
     /// The node at the top, at `top` levels above the leaves; there is none while `top` is 0.
     root: u32,
     top: u32,
-    /// What the whole space has room for inside leaves.
+    /// The requests that fit inside leaves, anywhere in the space.
     fit: Fit,
     free_pages: u64,
-    /// The fewest since the last was declared free.
+    /// The fewest free pages since pages were last added.
     least_free: u64,
     /// Leaves that are free as a whole and could be collected.
     idle: usize,
@@ -101,7 +106,7 @@ pub struct Bitmap {
 }
 
 impl Bitmap {
-    /// A space without a free page. Constant time; does not allocate.
+    /// Makes a space without a free page. Constant time; does not allocate.
     pub const fn new() -> Self {
         Self {
             store: Store::new(),
@@ -115,13 +120,15 @@ impl Bitmap {
         }
     }
 
-    /// Declares `[first, first + pages)` free: pages that so far belonged neither to a hole nor to an
-    /// allocation, for instance the aperture of a device.
+    /// Declares `[first, first + pages)` free: pages that so far belonged neither to a hole nor to
+    /// an allocation, for instance the aperture of a device.
     ///
-    /// O(h), and the bits that the range has; may allocate, at most two times `h` nodes and two leaves.
+    /// O(h), and the nodes and bits that exist in the range; may allocate, at most three times `h`
+    /// nodes and two leaves.
     ///
     /// # Errors
-    /// [`BitmapError::Invalid`], [`BitmapError::OutOfMemory`]. Nothing has changed then.
+    /// [`BitmapError::Invalid`] for a range without pages, with pages from `2^54` on, or with a
+    /// page that is free already; [`BitmapError::OutOfMemory`]. No page has changed then.
     pub fn add(&mut self, first: u64, pages: u64) -> Result<(), BitmapError> {
         let end = end_of(first, pages)?;
         if self.is_any_free(first, end) {
@@ -132,8 +139,8 @@ impl Bitmap {
         Ok(())
     }
 
-    /// Takes whatever is free of `[first, first + pages)` out of the free space for good, and returns how
-    /// many pages that was. What is allocated there stays so, and becomes free when it is given back.
+    /// Takes the free pages of `[first, first + pages)` out of the free space for good, and returns
+    /// their number. What is allocated there stays so, and becomes free when it is given back.
     ///
     /// O(h), and the nodes and bits that exist in the range; may allocate, at most two times `h` nodes and
     /// two leaves.
@@ -154,21 +161,23 @@ impl Bitmap {
     }
 
     /// Takes `pages` pages out of the free space and returns the first of them: of all multiples of
-    /// `1 << align_order` for which the last page is below `end`, the highest.
+    /// `1 << align_order` from which that many pages are free, the last of them below `end`, the
+    /// highest.
     ///
-    /// A request has natural alignment, which is at most `1 << align_order` pages, or an order of
-    /// at least 9.
+    /// The order is at most [`MAX_ORDER`]. It is at least 9, or the request has *natural
+    /// alignment*: it is for at most `1 << align_order` pages.
     ///
     /// O(h) with natural alignment up to 512 pages, in the worst case, and exact: it fails for want
     /// of space only where no placement exists. Other requests first catch up with what earlier
-    /// calls left to be computed: O(h) for each of these calls, and at most one step for every 2^12
-    /// pages in use.
+    /// calls left to be computed: O(h), and a step for each node that the range of such a call had,
+    /// but one step for each node of the tree at most.
     ///
-    /// May allocate what the range lacks of bits: at most a leaf of 64 bytes and `h` nodes of 256
+    /// May allocate the bits that the range lacks: at most a leaf of 64 bytes and `h` nodes of 256
     /// bytes at either end.
     ///
     /// # Errors
-    /// [`BitmapError::NoFit`], [`BitmapError::Invalid`], [`BitmapError::OutOfMemory`]. Nothing has changed then.
+    /// [`BitmapError::NoFit`]; [`BitmapError::Invalid`] for no pages, or an order that is not
+    /// allowed; [`BitmapError::OutOfMemory`]. Nothing has changed then.
     #[inline]
     pub fn alloc(&mut self, pages: u64, align_order: u32, end: u64) -> Result<u64, BitmapError> {
         let mut page = [0];
@@ -178,16 +187,17 @@ impl Bitmap {
     }
 
     /// Takes a range of 2^`order` pages, at its natural alignment, for each place in `out`, and
-    /// writes their first pages there: those of as many calls of [`Bitmap::alloc`], in that order.
-    /// Returns how many it took: fewer only where no more fits below `end`, the highest that fits
-    /// begins below `first`, or memory is short. Ranges of up to 512 pages that lie in the same leaf
-    /// are found and entered together.
+    /// writes the first page of each there: what one call of [`Bitmap::alloc`] for each place would
+    /// return, in that order. Returns how many ranges it took: fewer than there are places only
+    /// where no more fits below `end`, the highest that fits begins below `first`, or memory is
+    /// short. Ranges of up to 512 pages that lie in the same leaf are found and entered together.
     ///
-    /// Costs at most as much as the single calls; may allocate as they may. Where there is none, it
-    /// costs a search.
+    /// Costs at most as much as the single calls, and may allocate as they may. Where no range
+    /// fits, it costs one search.
     ///
     /// # Errors
-    /// [`BitmapError::Invalid`]; [`BitmapError::OutOfMemory`] where there is not even one.
+    /// [`BitmapError::Invalid`] for an order above [`MAX_ORDER`]; [`BitmapError::OutOfMemory`]
+    /// where there is no memory for the first range. Nothing has changed then.
     pub fn alloc_run(
         &mut self,
         order: u32,
@@ -209,15 +219,17 @@ impl Bitmap {
 
     /// Makes `[first, first + pages)` free again.
     ///
-    /// O(h), and the bits that the range has, in the worst case. Never allocates and never fails
-    /// for what [`Bitmap::alloc`] returned, given back whole and once, in any order. A part of it
-    /// may need memory.
+    /// O(h), and the nodes and bits that exist in the range, in the worst case. Never allocates and
+    /// never fails for what [`Bitmap::alloc`] returned, given back whole and once, in any order. A
+    /// part of it may need memory.
     ///
-    /// Only what is free is known: giving back pages that were reserved or never added is not noticed, and
-    /// may need memory.
+    /// The bitmap knows only which pages are free: giving back pages that were reserved or never
+    /// added is not noticed, and may need memory.
     ///
     /// # Errors
-    /// [`BitmapError::Invalid`]; [`BitmapError::OutOfMemory`] only as described above. Nothing has changed then.
+    /// [`BitmapError::Invalid`] for a range without pages, with pages from `2^54` on, or with a
+    /// page that is free; [`BitmapError::OutOfMemory`] only as described above. No page has changed
+    /// then.
     #[inline]
     pub fn free(&mut self, first: u64, pages: u64) -> Result<(), BitmapError> {
         let end = end_of(first, pages)?;
@@ -233,8 +245,8 @@ impl Bitmap {
         Err(BitmapError::Invalid)
     }
 
-    /// Takes back ranges of `pages` pages each, which were allocated: for these, [`Bitmap::free`]
-    /// cannot fail.
+    /// Takes back ranges of `pages` pages each, which were allocated: for such ranges
+    /// [`Bitmap::free`] cannot fail.
     pub(super) fn free_all(&mut self, firsts: &[u64], pages: u64) {
         for first in firsts {
             let freed = self.free(*first, pages);
@@ -242,20 +254,21 @@ impl Bitmap {
         }
     }
 
-    /// The number of free pages. Constant time; does not allocate.
+    /// Returns the number of free pages. Constant time; does not allocate.
     pub const fn free_pages(&self) -> u64 {
         self.free_pages
     }
 
-    /// The fewest pages that were free since the last call of [`Bitmap::add`]. Constant time; does
-    /// not allocate.
+    /// Returns the fewest pages that were free since the last call of [`Bitmap::add`]. Constant
+    /// time; does not allocate.
     pub const fn least_free(&self) -> u64 {
         self.least_free
     }
 
-    /// The number of pages in the largest hole; 0 if nothing is free. First catches up with what
-    /// earlier calls left to be computed, as [`Bitmap::alloc`]; where no hole is as long as a leaf,
-    /// it looks at each that may have the longest. Does not allocate.
+    /// Returns the number of pages in the largest hole; 0 if nothing is free. First catches up with
+    /// what earlier calls left to be computed, as [`Bitmap::alloc`] does. Where no hole at a leaf's
+    /// boundary is as long as a leaf, it then looks at each leaf that may have a longer hole than
+    /// those before: at all of them in the worst case. Does not allocate.
     pub fn largest_hole(&mut self) -> u64 {
         if self.top == 0 {
             return 0;
@@ -269,15 +282,16 @@ impl Bitmap {
         self.store.longest_inside(self.root, self.top, across)
     }
 
-    /// Bytes of heap memory held: 64 for every leaf and 256 for every node, used or not. Constant time; does
-    /// not allocate.
+    /// Returns how many bytes of heap memory are held: 64 for every leaf and 256 for every node,
+    /// used or not. Constant time; does not allocate.
     pub const fn memory_bytes(&self) -> usize {
         self.store.bytes()
     }
 
-    /// The holes in address order, each as its first page and its number of pages.
+    /// Returns the holes in address order, each as its first page and its number of pages.
     ///
-    /// Constant time to create; each step O(h). Does not allocate.
+    /// Constant time to create; each step costs O(h), and the nodes and bits that exist in the
+    /// hole. Does not allocate.
     pub fn iter(&self) -> impl Iterator<Item = (u64, u64)> {
         let mut from = 0;
         core::iter::from_fn(move || {
@@ -287,14 +301,14 @@ impl Bitmap {
         })
     }
 
-    /// The page behind the last that there are nodes for.
+    /// Returns the page behind the last one that there are nodes for.
     #[inline]
     const fn end(&self) -> u64 {
         if self.top == 0 { 0 } else { node::pages(self.top) }
     }
 
-    /// Takes one range, and more if that is cheap, at most one for each place in `out`; returns how many.
-    /// 0 where there is no place, or the preferred one begins before page `from`.
+    /// Takes one range, and more if that is cheap, at most one for each place in `out`. Returns how
+    /// many it took: 0 if nothing fits, or the highest that fits begins before page `from`.
     #[inline]
     fn take_run(
         &mut self,
@@ -326,7 +340,7 @@ impl Bitmap {
         Ok(self.take_several((pages, align_order), page, (from, limit), leaf, &path, out.iter_mut()))
     }
 
-    /// Makes a range free of which no page is.
+    /// Makes a range free of which no page is free yet.
     fn declare_free(&mut self, first: u64, end: u64) -> Result<(), BitmapError> {
         self.cover(end)?;
         self.paint(first, end, Link::FREE)
@@ -349,7 +363,7 @@ impl fmt::Debug for Bitmap {
     }
 }
 
-/// The page behind a range.
+/// Returns the page behind a range that the bitmap can hold.
 #[inline]
 fn end_of(first: u64, pages: u64) -> Result<u64, BitmapError> {
     let end = first.checked_add(pages).filter(|end| *end > first && *end <= node::pages(MAX_LEVEL));

@@ -1,4 +1,6 @@
-//! The CPUs' lists in front of the backing structure: when to use them, fill them and empty them.
+//! The CPUs' lists in front of the bitmap: when they are used, filled and emptied. A free range is
+//! on one CPU's list, on its way to one, or in the bitmap. A range is taken back only if its word
+//! says that it is handed out.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -37,23 +39,26 @@ pub(super) struct Cached {
     remote_queues: Box<[CachePadded<RemoteQueue>]>,
     /// The first page that is not in the low zone.
     low_end: u64,
-    /// The last address of all, the last of the low zone (or that of the space), and the highest zone.
+    /// The last address of all, the last of the low zone (of the space, if all of it is low), and
+    /// the highest zone.
     last: u64,
     low_last: u64,
     top: usize,
     /// Pages that one CPU keeps of each zone at the most.
     budget: [u64; ZONES],
-    /// Of the high zone.
+    /// The homes of the CPUs in the high zone.
     homes: Homes,
 }
 
 impl Cached {
-    /// For the CPUs of `config` that have `marks`, and the pages from `first` to below `end`.
+    /// Makes empty lists for the CPUs of `config` that have `marks`, and for the pages from `first`
+    /// to below `end`.
     pub fn new(marks: Arc<Marks>, config: &SpaceConfig, (first, end): (u64, u64)) -> Self {
         let granule = config.granule;
         let cpus = config.cpus.min(marks.cpus()).min(EXACT as usize);
         let low_end = (config.low_end.get() >> granule.shift()).clamp(first, end);
-        // Neither is 0 where it is used: an empty low zone has no requests, and an empty space does not exist.
+        // Neither `end` is 0 where the result is used: an empty low zone gets no requests, and
+        // there is no empty space.
         let last_before = |end: u64| (end.saturating_sub(1) << granule.shift()) | granule.offset_mask();
         let (last, low_last) = (last_before(end), last_before(low_end));
         let zone_pages = [low_end - first, end - low_end];
@@ -74,7 +79,8 @@ impl Cached {
         }
     }
 
-    /// Calls `f` in a turn of `cpu`, with its lists, if it has any. `None` where there is no turn.
+    /// Calls `f` in a turn of `cpu`, with the CPU's lists if it has any. Returns `None`, without a
+    /// call, if there is no turn.
     #[inline]
     pub fn in_turn<R>(
         &self,
@@ -84,7 +90,8 @@ impl Cached {
         self.cpus.in_turn(cpu, |turn, cpu| f(turn, cpu.map(|cpu| Own { index: turn.index() as u64, cpu })))
     }
 
-    /// Calls `f` in a turn of `cpu`, if there is one, with its lists, if it has any.
+    /// Calls `f` in any case: in a turn of `cpu` if there is one, and with the CPU's lists if it
+    /// has any.
     pub fn with_own<R>(
         &self,
         cpu: Option<&LocalCpu<'_>>,
@@ -95,14 +102,15 @@ impl Cached {
         f(turn, turn.and_then(|turn| Some(Own { index: turn.index() as u64, cpu: self.cpus.get(turn)? })))
     }
 
-    /// A range of `class` for `asked` pages from the caller's own list: the fast path. `None` where it
-    /// has none.
+    /// Takes a range of `class` for `asked` pages from the caller's own list: the fast path.
+    /// Returns `None` if that list has none.
     #[inline]
     pub fn take(&self, own: Own<'_>, zone: usize, class: Class, asked: u64) -> Option<u64> {
         own.cpu.take(zone, class, asked)
     }
 
-    /// A range for `request` by way of the caller's CPU; `Ok(None)` where it has no say.
+    /// Takes a range for `request` by way of the caller's lists. Returns `Ok(None)` if the caller
+    /// is to take one from the bitmap itself.
     pub fn alloc(
         &self,
         own: Option<Own<'_>>,
@@ -115,7 +123,8 @@ impl Cached {
         }
     }
 
-    /// The CPU's list is empty, or the limit is not the end of a zone.
+    /// As [`alloc`](Self::alloc), for a list that is empty, or a limit that is not the end of a
+    /// zone.
     fn alloc_slowly(
         &self,
         own: Own<'_>,
@@ -127,7 +136,7 @@ impl Cached {
         let class = Class::of(order);
         let remote_queue = &self.remote_queues[owner as usize];
         for zone in (0..=self.zone_below(end_page)).rev() {
-            // One entry is looked at: the newest.
+            // This looks at one entry: the newest.
             let take = || {
                 let newest = cpu.newest(zone, order).filter(|page| page + (1 << order) <= end_page)?;
                 cpu.find(newest, class)?;
@@ -136,7 +145,7 @@ impl Cached {
             if let Some(page) = take() {
                 return Ok(Some(page));
             }
-            // A slice only: what else has arrived is for the next calls.
+            // This takes a slice only; what else has arrived is for the next calls.
             let is_in_zone = |page| self.zone(page) == zone;
             if cpu.newest(zone, order).is_none()
                 && cpu.adopt(remote_queue, zone, class, is_in_zone)
@@ -151,7 +160,7 @@ impl Cached {
                 return Ok(Some(page));
             }
             if cpu.newest(zone, order).is_some() {
-                // What is there lies above the caller's limit: this one goes past the lists.
+                // The newest range lies above the caller's limit: this request goes past the lists.
                 return Ok(None);
             }
             if self.refill(own, zone, order, end_page, backing)? {
@@ -161,8 +170,8 @@ impl Cached {
         Err(BitmapError::NoFit)
     }
 
-    /// Fetches ranges for a list, which is empty: at least one, unless the CPU is to keep none. Returns
-    /// whether there were any in the zone below `end_page`.
+    /// Fetches ranges for a list, which is empty: at least one, unless there is no room to keep
+    /// any. Returns `false` if there was room, but no range in the zone below `end_page`.
     fn refill(
         &self,
         own: Own<'_>,
@@ -179,7 +188,7 @@ impl Cached {
         let fetched = self.fetch(own, zone, order, end_page, backing, pages)?;
         let fetched = Self::keep_whole_lines(order, &pages[..fetched], backing);
         let mut no_memory = 0;
-        // The last one first, so that it is the last to be handed out.
+        // The range that was found first goes on top, to be handed out first.
         for page in pages[..fetched].iter().rev() {
             let pushed = cpu.push_new(zone, Class::of(order), *page);
             no_memory += usize::from(pushed.is_err());
@@ -193,8 +202,8 @@ impl Cached {
         Ok(fetched > 0 || pages.is_empty())
     }
 
-    /// Takes ranges of `order` for `pages` from the backing structure: below the CPU's home where there
-    /// are some, else anywhere in the zone below `end_page`. Returns how many they were.
+    /// Takes ranges of `order` from the bitmap, for `pages`: below the CPU's home if there are any,
+    /// else anywhere in the zone below `end_page`. Returns how many it took.
     fn fetch(
         &self,
         Own { index, .. }: Own<'_>,
@@ -209,7 +218,8 @@ impl Cached {
             _ => (self.low_end, end_page, self.homes.below(index, end_page)),
         };
         let mut backing = backing.lock();
-        // Without memory for what a range there needs, one elsewhere may need none.
+        // If there is no memory for the bits of a range below the home, another range may need
+        // none.
         if let Some(home) = home
             && let Ok(fetched @ 1..) = backing.alloc_run(order, (first, home), pages)
         {
@@ -236,19 +246,21 @@ impl Cached {
         end + 1
     }
 
-    /// Ranges of `order` to move at once: no more than a sixteenth of the budget, but one.
+    /// Returns how many ranges of `order` to move at once: no more than a sixteenth of the budget,
+    /// but one at least, and 64 at most.
     fn share(&self, zone: usize, order: u32) -> u64 {
         ((self.budget[zone] / 16) >> order).clamp(1, BATCH as u64)
     }
 
-    /// Has the list of `order` granted room for `wanted` more ranges, or fewer. Where none is left, up to 64 ranges of
-    /// other sizes go to the backing structure, so that no CPU is held for long: where these were too small to make
-    /// room, there is some for one of the next calls. How many there is room for.
+    /// Grants the list of `order` room for `wanted` more ranges, or for fewer. Returns how many
+    /// there is room for. If no room is left to grant, up to 64 ranges of any size go to the
+    /// bitmap; no more, so that the CPU is not kept for long. If these were too small to make room,
+    /// one of the next calls gets it.
     fn make_room(&self, cpu: &Cpu, zone: usize, order: u32, wanted: u64, backing: &Mutex<Bitmap>) -> u64 {
         let budget = self.budget[zone];
         let mut room = cpu.grant(zone, order, wanted, budget);
         let mut most = BATCH;
-        // The largest have been of no use for the longest, and free the most.
+        // The largest ranges come first, as they free the most.
         for other in (0..CACHED_ORDERS).rev() {
             while room == 0 && most > 0 {
                 let mut pages = [0; BATCH];
@@ -258,7 +270,7 @@ impl Cached {
                 if spilled == 0 {
                     break;
                 }
-                // Before anybody else can get them and record them as theirs.
+                // Before another CPU can get the ranges and record them as its own.
                 let spilled = &pages[..spilled];
                 spilled.iter().for_each(|page| self.meta.write(*page, other, NO_WORD));
                 backing.lock().free_all(spilled, 1 << other);
@@ -268,20 +280,22 @@ impl Cached {
         room
     }
 
-    /// Takes back a range that the caller's own CPU handed out, onto its list: the fast path. Returns whether it did.
+    /// Takes back a range that the caller's own CPU handed out, onto its list: the fast path.
+    /// Returns whether the range is on the list.
     #[inline]
     pub fn put(&self, own: Own<'_>, page: u64, asked: u64, class: Class) -> bool {
         own.cpu.put(self.zone(page), class, (page, asked))
     }
 
-    /// Takes back a range that another CPU handed out, into the remote batch to that CPU, if there is one with room. Returns
-    /// whether it did.
+    /// Takes back a range that another CPU handed out, into the remote batch to that CPU, if there
+    /// is one with room. Returns whether the range is in the batch.
     #[inline]
     pub fn post(&self, own: Own<'_>, page: u64, asked: u64, class: Class) -> bool {
         own.cpu.post_fast(self.zone(page), class, (page, asked))
     }
 
-    /// Takes back the range of `pages` pages at `page`, whichever CPU handed it out. Returns whether it did.
+    /// Takes back the range of `pages` pages at `page`, whichever CPU handed it out. Returns
+    /// `false`, with nothing changed, if no such range is handed out.
     #[inline]
     pub fn free(
         &self,
@@ -322,7 +336,8 @@ impl Cached {
         true
     }
 
-    /// Puts a range, whose word is `word`, onto the CPU's list, or, where there is no room, gives it back.
+    /// Puts a range, whose word is `word`, onto the CPU's list; if there is no room, gives it back
+    /// to the bitmap.
     #[inline]
     fn keep(&self, cpu: &Cpu, backing: &Mutex<Bitmap>, word: &AtomicU64, page: u64, order: u32) {
         if !cpu.push(self.zone(page), word, page, order) {
@@ -330,7 +345,7 @@ impl Cached {
         }
     }
 
-    /// The same where the list is full.
+    /// As [`keep`](Self::keep), for a list that is full.
     #[cold]
     fn keep_in_full(&self, cpu: &Cpu, backing: &Mutex<Bitmap>, word: &AtomicU64, page: u64, order: u32) {
         let zone = self.zone(page);
@@ -345,25 +360,26 @@ impl Cached {
         self.meta.make(page, order, handed_out(owner, asked))
     }
 
-    /// Empties the lists of every CPU, or of one.
+    /// Empties the lists of every CPU, or of the CPU `only`, into the bitmap. Waits for the CPUs'
+    /// turns.
     pub fn drain<P: Platform>(&self, platform: &P, only: Option<usize>, backing: &Mutex<Bitmap>) {
         self.cpus.with_others(platform, only, |index, cpu| {
             cpu.drain(&self.remote_queues[index], |page, order| {
                 let spilled = Spilled { cached: self, backing, page, order };
-                // A CPU for each, so that none is held for long.
+                // A CPU is lent for each range, so that none is kept for long.
                 platform.with_cpu(|_| drop(spilled));
             });
         });
     }
 
-    /// Pages that CPUs keep, or have on their way to each other.
+    /// Returns how many pages CPUs keep, or have on their way to each other.
     pub fn pages(&self) -> u64 {
         self.cpus
             .peek()
             .fold(0, |sum: u64, cpu| sum.wrapping_add(cpu.cached()).wrapping_add(cpu.on_their_way()))
     }
 
-    /// Bytes of memory that all this takes.
+    /// Returns how many bytes of memory the lists, the queues and the range metadata take.
     pub fn bytes(&self) -> usize {
         self.meta.bytes() + self.cpus.bytes() + size_of_val(&*self.remote_queues)
     }
@@ -371,12 +387,13 @@ impl Cached {
     #[cold]
     #[inline(never)]
     fn give_back(&self, backing: &Mutex<Bitmap>, page: u64, pages: u64, order: u32) {
-        // Before anybody else can get the range and record it as theirs.
+        // Before another CPU can get the range and record it as its own.
         self.meta.write(page, order, NO_WORD);
         backing.lock().free_all(&[page], pages);
     }
 
-    /// The zone whose ranges are for requests with this limit, each of them.
+    /// Returns the zone that serves a request with this limit, if the limit is the end of that zone
+    /// or beyond the space: every range of the zone will do for it then.
     #[inline]
     pub fn zone_for(&self, limit: u64) -> Option<usize> {
         if limit >= self.last {
@@ -393,15 +410,15 @@ impl Cached {
         usize::from(page >= self.low_end)
     }
 
-    /// The highest zone that has pages below `end`.
+    /// Returns the highest zone that has pages below `end`.
     #[inline]
     fn zone_below(&self, end: u64) -> usize {
         usize::from(end > self.low_end)
     }
 }
 
-/// A range on its way back from a CPU's list. Dropped, it is in the backing structure: so, too, where the platform panics
-/// instead of lending a CPU.
+/// A range on its way back from a CPU's list. Dropping it puts the range into the bitmap: also if
+/// the platform panics instead of lending a CPU.
 struct Spilled<'a> {
     cached: &'a Cached,
     backing: &'a Mutex<Bitmap>,

@@ -1,9 +1,11 @@
-//! The sizes that are cached, and what is known of each.
+//! Size classes: powers of two. A range that a CPU caches has the size of its class, and lies at a
+//! multiple of it.
 
-/// Size classes that are cached: 1, 2, 4, .. 512 granules (4 KiB to 2 MiB with the usual granule).
+/// The number of size classes that are cached: 1, 2, 4, .. 512 granules (4 KiB to 2 MiB with
+/// granules of 4 KiB).
 pub const CACHED_ORDERS: u32 = 10;
 
-/// The granules of the largest of them.
+/// The number of granules of the largest class that is cached.
 const CACHED_PAGES: u64 = 1 << (CACHED_ORDERS - 1);
 
 /// The size of a range as a power of two, its *order*.
@@ -11,24 +13,25 @@ const CACHED_PAGES: u64 = 1 << (CACHED_ORDERS - 1);
 pub(super) struct Class(u32);
 
 impl Class {
-    /// The class of 2^`order` pages, up to 2^15.
+    /// Returns the class of 2^`order` pages; for larger orders than 15, that of 2^15.
     pub(super) const fn of(order: u32) -> Self {
         Self(if order < 16 { order } else { 15 })
     }
 
-    /// The class for `index` + 1 pages, if that size is cached. Reads no table: the fast path takes as long as its loads.
+    /// Returns the class for `index` + 1 pages, if that size is cached. Reads no table, as the fast
+    /// path takes as long as its loads.
     #[inline]
     pub(super) const fn of_pages(index: u64) -> Option<Self> {
         if index < CACHED_PAGES { Some(Self((2 * index + 1).ilog2())) } else { None }
     }
 
-    /// The binary logarithm of the pages.
+    /// Returns the binary logarithm of the number of pages.
     #[inline]
     pub(super) const fn order(self) -> u32 {
         self.0
     }
 
-    /// The array of range metadata where the word of a range of this size is.
+    /// Returns the array of range metadata that has the words of ranges of this size.
     pub(super) const fn array(self) -> usize {
         match self.0 {
             ..3 => 0,
@@ -38,8 +41,8 @@ impl Class {
     }
 }
 
-/// The order of the smallest power of two that is no less than `pages`, which is not 0. Past 2^63 none is
-/// left; no space holds so many, whatever the alignment.
+/// Returns the order of the smallest power of two that is no less than `pages`, which is not 0.
+/// Returns 63 for more than 2^63 pages, which no space has.
 pub(super) const fn order_of(pages: u64) -> u32 {
     match pages.checked_next_power_of_two() {
         Some(power) => power.trailing_zeros(),
@@ -47,7 +50,8 @@ pub(super) const fn order_of(pages: u64) -> u32 {
     }
 }
 
-/// What is asked for: *n* pages, 2^`order` rounded up, all below `end_page`.
+/// A request: for `pages` pages, which rounded up to a power of two are 2^`order`, all below
+/// `end_page`.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Request {
     pub pages: u64,
@@ -56,7 +60,7 @@ pub(super) struct Request {
 }
 
 impl Request {
-    /// Pages that are handed out for it: a power of two where that is cached.
+    /// Returns how many pages are taken for the request: a power of two if that size is cached.
     pub(super) fn pages_rounded(self) -> u64 {
         if self.order < CACHED_ORDERS { 1 << self.order } else { self.pages }
     }

@@ -1,4 +1,5 @@
-//! What a space is made of, what it reports, and what can go wrong with it.
+//! What a space is made of, what it reports, and its errors. A call that returns an error has
+//! changed nothing.
 
 use alloc::vec::Vec;
 
@@ -11,36 +12,41 @@ pub struct SpaceConfig {
     pub aperture: IovaRange,
     /// The unit of allocation: the mapper's smallest page.
     pub granule: PageSize,
-    /// Ranges inside the aperture that must never be handed out (interrupt windows, for one).
+    /// Ranges that must never be handed out, such as interrupt windows. They may lie outside the
+    /// aperture, and need not be whole granules: no granule is handed out of which a byte is
+    /// reserved.
     pub reserved: Vec<IovaRange>,
-    /// How many CPUs keep lists of their own; up to 4,094, further ones do without.
+    /// The number of CPUs that keep lists of their own, 4,094 at most. Further CPUs do without.
     pub cpus: usize,
-    /// Where the low zone ends: addresses below are kept apart, for devices that reach no others, and used
-    /// for other devices last.
+    /// The address at which the low zone ends. Addresses below it are kept apart for devices that
+    /// reach no others, and are the last that other devices get.
     pub low_end: Iova,
-    /// The most that one CPU keeps in its lists of each of the two zones, in bytes. Together the CPUs keep at
-    /// the most an eighth of a zone, whatever this says. On their way back to a CPU from others are up to as
-    /// much again, and half as much on top that is not sent yet, plus one range for each CPU and size.
+    /// The most that one CPU keeps in its lists of each of the two zones, in bytes. Together the
+    /// CPUs keep at most an eighth of a zone, whatever this says. Up to as much again may be on its
+    /// way back to a CPU from others, and half as much more may wait to be sent, plus one range for
+    /// each CPU and size.
     pub cache_bytes: u64,
 }
 
 impl SpaceConfig {
-    /// What one CPU keeps of a zone at the most unless told otherwise: 64 MiB, a hundredth of a percent of 39
-    /// bits of addresses. (In a small zone the limit is the eighth that all CPUs share.)
+    /// The usual [`cache_bytes`](Self::cache_bytes): 64 MiB, a hundredth of a percent of 39 bits of
+    /// addresses. (In a small zone the limit is the eighth that all CPUs share.)
     pub const CACHE_BYTES: u64 = 64 << 20;
 
-    /// The space of `aperture` in units of `granule` for `cpus` CPUs, with a low zone of 4 GiB.
+    /// Makes the configuration of a space of `aperture` in units of `granule` for `cpus` CPUs, with
+    /// a low zone that ends at 4 GiB.
     pub fn new(aperture: IovaRange, granule: PageSize, cpus: usize) -> Self {
         let low_end = Iova::new(1 << 32);
         Self { aperture, granule, reserved: Vec::new(), cpus, low_end, cache_bytes: Self::CACHE_BYTES }
     }
 }
 
-/// A range that could not be allocated, or was not allocated when it was freed.
+/// The reason why a space was not made, or a range was not allocated, or not freed. Nothing has
+/// changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum IovaError {
-    /// 0 bytes were asked for.
+    /// 0 bytes were asked for; or the aperture has no whole granule that is not reserved.
     #[error("an I/O virtual range of 0 bytes")]
     Empty,
     /// No hole is large enough at the alignment needed.
@@ -55,18 +61,19 @@ pub enum IovaError {
         limit: Iova,
         /// Bytes free anywhere in the space.
         free: u64,
-        /// Bytes that CPUs keep for themselves.
+        /// Bytes that CPUs keep in their lists, or have on their way to each other.
         cached: u64,
         /// Bytes in the largest hole anywhere in the space.
         largest: u64,
     },
-    /// The range is not handed out as a whole: it, or a part of it, was freed before, or never handed out.
+    /// The range is not one that is handed out as a whole: it was freed before, or never handed out
+    /// as such.
     #[error("{range} is freed, but it is not allocated")]
     NotAllocated {
         /// What was to be freed.
         range: IovaRange,
     },
-    /// No memory for the allocator's own book-keeping.
+    /// There is no memory for the allocator's own book-keeping.
     #[error("no memory to keep account of I/O virtual addresses")]
     OutOfMemory,
 }

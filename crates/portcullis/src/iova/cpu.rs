@@ -1,8 +1,9 @@
 //! What one CPU keeps of an address space: lists of free ranges by size, and chains for other CPUs.
+//! A free needs no memory, and all lists of a zone together keep no more than the CPU's budget.
 //!
-//! A list is threaded through the metadata of its ranges, newest first, so it has no capacity of its own: a free
-//! needs no memory. How many ranges it may have is *granted* to it; together, the grants are the CPU's budget
-//! at the most. So whoever puts a range onto a list looks at that list alone.
+//! A list is threaded through the metadata of its ranges, newest first, so it has no capacity of
+//! its own. How many ranges it may have is *granted* to it; together, the grants are at most the
+//! CPU's budget. So a CPU that puts a range onto a list looks at that list alone.
 
 use alloc::sync::Arc;
 
@@ -15,28 +16,30 @@ use super::word::{Link, handed_out, owner};
 use crate::percpu::{CachePadded, LocalU64};
 use crate::sync::{AtomicU64, Ordering};
 
-/// Zones with lists of their own: below 4 GiB, and above.
+/// The number of zones with lists of their own: the low zone, and the rest.
 pub(super) const ZONES: usize = 2;
 
-/// The most ranges that go to the backing structure, or come from it, at once.
+/// The most ranges that go to the bitmap, or come from it, at once.
 pub(super) const BATCH: usize = 64;
 
-/// Owners that one CPU collects ranges for at the same time.
+/// The number of owners for which one CPU collects ranges at the same time.
 const REMOTE_BATCHES: usize = 4;
 
-/// Ranges of its remote-free queue that a CPU sorts in at once.
+/// The most ranges of its remote-free queue that a CPU sorts in at once.
 const SLICE: usize = 64;
 
-/// One CPU's lists. All its words are changed by the CPU that has it alone.
+/// One CPU's lists and chains. Only the CPU whose turn it is, or that has them to itself, changes
+/// them.
 #[derive(Debug)]
 pub(super) struct Cpu {
-    /// Room for sixteen orders: so finding a list takes a shift, and no check.
+    /// The lists by zone and order. There is room for sixteen orders, so finding a list takes a
+    /// shift, and no check.
     lists: [[List; 16]; ZONES],
     near: Near,
     remote_batches: [RemoteBatch; REMOTE_BATCHES],
-    /// The rest of what came out of the remote-free queue.
+    /// The link to the rest of what was taken out of the remote-free queue.
     arrived: LocalU64,
-    /// Pages sent to other CPUs so far, and pages received from them.
+    /// The numbers of pages sent to other CPUs so far, and of pages received from them. Both wrap.
     sent: LocalU64,
     received: LocalU64,
 }
@@ -49,19 +52,20 @@ struct List {
     first: LocalU64,
     /// How many more ranges there is room for.
     room: LocalU64,
-    /// The most that there may be.
+    /// The most ranges that there may be.
     granted: LocalU64,
     /// How many ranges were fetched at once last time.
     batch: LocalU64,
-    /// The word of a range of no pages that the CPU has handed out.
+    /// The word of a range that the CPU has handed out, with 0 as its number of pages.
     handed_out: u64,
-    /// The key of page 0's word. Its low six bits are free, and hold the shift from a page to the index of its word: one load gives
-    /// both.
+    /// The key of page 0's word. Its low six bits are free, and hold the shift from a page to the
+    /// index of its word, so that one load gives both.
     key_and_shift: u64,
 }
 
 impl Cpu {
-    /// Those of the CPU `owner` for the ranges of `meta`, empty, and with nothing granted to them.
+    /// Makes the lists of the CPU `owner` for the ranges of `meta`: empty, and with nothing granted
+    /// to them.
     pub(super) fn new(owner: u64, meta: Arc<RangeMeta>) -> Self {
         let list = |order| List {
             first: LocalU64::new(Link::END.bits()),
@@ -81,13 +85,14 @@ impl Cpu {
         }
     }
 
-    /// The first page of the newest free range of `order` in `zone`.
+    /// Returns the first page of the newest free range of `order` in `zone`.
     pub(super) fn newest(&self, zone: usize, order: u32) -> Option<u64> {
         Link::from_bits(self.list(zone, order).first.get()).page()
     }
 
-    /// Takes the newest free range of `class` in `zone`, and records that the CPU has handed it out for `asked`
-    /// pages, fewer than 2^50. `None` also where its word is not [remembered](Self::find). O(1).
+    /// Takes the newest free range of `class` in `zone`, and records that the CPU has handed it out
+    /// for `asked` pages, fewer than 2^50. Returns `None` if there is none, or if its word is not
+    /// [remembered](Self::find). O(1).
     #[inline]
     pub(super) fn take(&self, zone: usize, class: Class, asked: u64) -> Option<u64> {
         let list = self.list(zone, class.order());
@@ -95,7 +100,7 @@ impl Cpu {
         if first == Link::END {
             return None;
         }
-        // What is on the list is of its order.
+        // Every range on the list has the list's order.
         let page = first.bits().wrapping_sub(Link::to(0, class.order()).bits());
         let word = self.near.word(list.key_of(page))?;
         let next = Link::from_bits(word.load(Ordering::Relaxed));
@@ -108,9 +113,10 @@ impl Cpu {
         Some(page)
     }
 
-    /// Takes back the range of `class` at `page`, which the CPU has handed out for `asked` pages; unless its list is full, its
-    /// word is not [remembered](Self::find), or does not say so. Returns whether it did. O(1). A page at which no such
-    /// range begins is refused: it has no word, or its word says another number of pages.
+    /// Takes back the range of `class` at `page`, if its word is [remembered](Self::find) and says
+    /// that the CPU has handed it out for `asked` pages, and if its list has room. Returns whether
+    /// the range is on the list. O(1). A page at which no such range begins is refused: it has no
+    /// word, or its word says another number of pages.
     #[inline]
     pub(super) fn put(&self, zone: usize, class: Class, (page, asked): (u64, u64)) -> bool {
         let list = self.list(zone, class.order());
@@ -120,23 +126,24 @@ impl Cpu {
         word.load(Ordering::Relaxed) == list.handed_out | asked && list.push(word, page, class.order())
     }
 
-    /// The word of the range of `class` at `page`, a multiple of its pages below 2^53, if there ever was one there, whichever
-    /// CPU's it is. Its leaf is remembered, so that the next [`take`](Self::take) or [`put`](Self::put) finds it at once. A
-    /// walk, where it was not remembered already.
+    /// Returns the word of the range of `class` at `page`, whichever CPU owns it, if there ever was
+    /// one there; `page` is a multiple of its size below 2^53. Remembers the leaf, so that the next
+    /// [`take`](Self::take) or [`put`](Self::put) finds the word at once. Costs a walk if the leaf
+    /// was not remembered already.
     #[inline]
     pub(super) fn find(&self, page: u64, class: Class) -> Option<&AtomicU64> {
         let key = self.list(0, class.order()).key_of(page);
         self.near.word(key).or_else(|| self.near.find(Place::of(page, class)))
     }
 
-    /// Puts the free range of `order` at `page`, whose word is `word`, onto its list, unless that is full.
-    /// Returns whether it did.
+    /// Puts the free range of `order` at `page`, whose word is `word`, onto its list, unless that
+    /// is full. Returns whether the range is on the list.
     #[inline]
     pub(super) fn push(&self, zone: usize, word: &AtomicU64, page: u64, order: u32) -> bool {
         self.list(zone, order).push(word, page, order)
     }
 
-    /// The same for a range that may have no word yet. May allocate.
+    /// As [`push`](Self::push), for a range that may have no word yet. May allocate.
     ///
     /// # Errors
     /// [`OutOfMemory`] for the word; the range is not on the list then.
@@ -152,9 +159,10 @@ impl Cpu {
         Ok(list.push(word, page, class.order()))
     }
 
-    /// Grants the list of `order` room for `wanted` more ranges, or as many as there is room for while all
-    /// lists of the zone together keep no more than `budget` pages. Lists that do not use what was granted to
-    /// them lose it. How many ranges there is room for now. O(1): it looks at each list of the zone.
+    /// Grants the list of `order` room for `wanted` more ranges, or for fewer: for as many as all
+    /// lists of the zone together may have within `budget` pages. If that is fewer than wanted, the
+    /// other lists first lose what was granted to them and is not in use. Returns how many ranges
+    /// there is room for now. O(1): it looks at each list of the zone.
     pub(super) fn grant(&self, zone: usize, order: u32, wanted: u64, budget: u64) -> u64 {
         let lists = &self.lists[zone];
         let granted = || {
@@ -172,24 +180,27 @@ impl Cpu {
         list.room.get()
     }
 
-    /// Puts the range of `class` at `page` in `zone`, which another CPU has handed out for `asked` pages, into the
-    /// remote batch to that CPU, if there is one with room. Returns whether it did. O(1). Refuses what [`put`](Self::put)
-    /// refuses.
+    /// Puts the range of `class` at `page` in `zone`, which another CPU has handed out for `asked`
+    /// pages, into the remote batch to that CPU, if there is one with room whose newest range is of
+    /// the same class and zone. Returns whether the range is in the batch. O(1). Refuses what
+    /// [`put`](Self::put) refuses.
     #[inline]
     pub(super) fn post_fast(&self, zone: usize, class: Class, (page, asked): (u64, u64)) -> bool {
         let key = self.list(0, class.order()).key_of(page);
         let Some(word) = self.near.word(key) else {
             return false;
         };
-        // Relaxed: the owner wrote the word before it returned the range, and the caller has the range from there. A
-        // caller that has not, and frees it a second time, may find an older word, as in the slow path.
+        // Relaxed: the owner wrote the word before it returned the range, and the caller has the
+        // range from there. A caller that has it not, and frees it a second time, may find an older
+        // word, as in the slow path.
         let handed_out = word.load(Ordering::Relaxed);
         let range = Returned { word, page, order: class.order(), zone };
         self.remote_batch(owner(handed_out)).add_fast(range, handed_out, asked)
     }
 
-    /// Puts another CPU's range into a remote batch to it, unless more than `most` pages are on their way to that CPU
-    /// already. Returns whether it did.
+    /// Puts another CPU's range into a remote batch to that CPU, unless this would bring the pages
+    /// that were sent there, and are not sorted in, above `most`. Returns whether the range is in
+    /// the batch, or sent.
     #[inline]
     pub(super) fn post(
         &self,
@@ -204,7 +215,8 @@ impl Cpu {
         {
             return false;
         }
-        // All that is not sent yet is half of a share, however many CPUs send.
+        // All batches of a CPU that are not sent yet have at most half of its share: so what all
+        // CPUs have not sent is at most half of what all may keep.
         let batch = most / (2 * REMOTE_BATCHES as u64);
         let sent = self.remote_batch(owner).add(self.near.meta(), remote_queues, owner, range, batch);
         self.sent.set(self.sent.get().wrapping_add(sent));
@@ -216,9 +228,9 @@ impl Cpu {
         &self.remote_batches[owner as usize % REMOTE_BATCHES]
     }
 
-    /// Turns what other CPUs sent into the list of `class` in `zone`, which is empty: at most 64 ranges, up to the first
-    /// that is of another class or zone, or that the list has no room for. Returns whether there were any. Writes no
-    /// word but the last range's.
+    /// Turns what other CPUs sent into the list of `class` in `zone`, which is empty: at most 64
+    /// ranges, up to the first that is of another class or zone, or that the list has no room for.
+    /// Returns whether there were any. Writes only the last range's word.
     pub(super) fn adopt(
         &self,
         remote_queue: &RemoteQueue,
@@ -230,7 +242,8 @@ impl Cpu {
         let first = self.arriving(remote_queue);
         let most = list.room.get().min(SLICE as u64);
         let (mut link, mut last, mut count) = (first, None, 0);
-        // Most are neighbours: with the leaf of the one before, the next word's place takes no load.
+        // Most of the ranges are neighbours: in the leaf of the one before, finding the next word
+        // takes no load.
         let mut leaf = LeafAt::NONE;
         while count < most
             && let Some(page) = link.page_of(class.order())
@@ -261,7 +274,8 @@ impl Cpu {
         true
     }
 
-    /// What has arrived: the rest of what was taken out of the remote-free queue, or what is there now.
+    /// Returns the link to what has arrived: the rest of what was taken out of the remote-free
+    /// queue, or all that is there now.
     fn arriving(&self, remote_queue: &RemoteQueue) -> Link {
         let rest = Link::from_bits(self.arrived.get());
         if rest == Link::END { remote_queue.take() } else { rest }
@@ -272,8 +286,8 @@ impl Cpu {
         remote_queue.arrived(pages);
     }
 
-    /// Sorts in up to 64 ranges that other CPUs sent. Each goes to `keep` with its word and its order. Whether there were
-    /// any.
+    /// Sorts in up to 64 ranges that other CPUs sent: calls `keep` with the word, the page and the
+    /// order of each. Returns whether there were any.
     pub(super) fn receive(
         &self,
         remote_queue: &RemoteQueue,
@@ -293,7 +307,8 @@ impl Cpu {
             keep(word, page, order);
         }
         if received == 0 {
-            // A link that leads nowhere: somebody freed a range twice. What came behind it is lost.
+            // Nothing has arrived; or a link leads nowhere, as a range was freed twice, and what
+            // came behind it is lost.
             link = Link::END;
         }
         self.arrived.set(link.bits());
@@ -303,9 +318,9 @@ impl Cpu {
         received > 0
     }
 
-    /// How many ranges of `order` to fetch next: twice as many as the last time, and never fewer than fill two cache lines
-    /// with what stands beside each of them (its metadata, and its entries in a page table): the lines of a CPU's ranges are
-    /// then written by no other.
+    /// Returns how many ranges of `order` to fetch next: twice as many as the last time, 16 at
+    /// least and 64 at most. The words beside 16 ranges, and their entries in a page table, fill at
+    /// least two cache lines: so CPUs share few of these lines.
     pub(super) fn next_batch(&self, zone: usize, order: u32) -> u64 {
         let list = self.list(zone, order);
         let batch = (list.batch.get() * 2).clamp(16, BATCH as u64);
@@ -313,8 +328,9 @@ impl Cpu {
         batch
     }
 
-    /// Takes the newest ranges off a list, as many as there is room for in `out`, with what was granted for
-    /// them, and fetches less next time. How many they were.
+    /// Takes the newest ranges off a list, as many as `out` has room for, and takes back what was
+    /// granted for them and what the list does not use. The next fetch for the list is half as
+    /// large. Returns how many ranges it took.
     pub(super) fn spill(&self, zone: usize, order: u32, out: &mut [u64]) -> usize {
         let list = self.list(zone, order);
         let mut link = Link::from_bits(list.first.get());
@@ -332,8 +348,9 @@ impl Cpu {
         spilled
     }
 
-    /// Empties everything, the remote-free queue too, giving each range to `spill` with its order. Each is off its list by then: where
-    /// `spill` panics, the others stay where they are.
+    /// Empties all lists and chains and the remote-free queue, and calls `spill` with the page and
+    /// the order of each range. The range is off its list by then: if `spill` panics, the others
+    /// stay where they are.
     pub(super) fn drain(&self, remote_queue: &RemoteQueue, mut spill: impl FnMut(u64, u32)) {
         for list in self.lists.iter().flatten() {
             while let Some((page, order, next)) = self.near.meta().follow(Link::from_bits(list.first.get())) {
@@ -350,7 +367,7 @@ impl Cpu {
                 spill(page, order);
             }
         }
-        // What has arrived, and what is in the remote-free queue.
+        // First the rest of what has arrived, then what is in the remote-free queue.
         let received = |order| self.received.set(self.received.get().wrapping_add(1u64 << order));
         for _ in 0..2 {
             while let Some((page, order, next)) = self.near.meta().follow(Link::from_bits(self.arrived.get()))
@@ -364,7 +381,8 @@ impl Cpu {
         }
     }
 
-    /// Pages in all lists.
+    /// Returns how many pages all lists have. Any CPU may ask; the number may be off while lists
+    /// change.
     pub(super) fn cached(&self) -> u64 {
         let lists = self.lists.iter().flat_map(|lists| lists.iter().zip(0..CACHED_ORDERS));
         lists.fold(0, |sum: u64, (list, order)| sum.wrapping_add(list.count() << order))
@@ -372,11 +390,12 @@ impl Cpu {
 
     #[inline]
     fn list(&self, zone: usize, order: u32) -> &List {
-        // Both are what they are without it, and are known to be so with it.
+        // Both indices are in range without the remainders, which show that to the compiler.
         &self.lists[zone % ZONES][order as usize % 16]
     }
 
-    /// Pages for other CPUs, sent or not, less pages received from them, wrapped: over all CPUs, those on their way.
+    /// Returns the pages for other CPUs, sent or not, less the pages received from them. The
+    /// difference wraps; its sum over all CPUs is the number of pages on their way.
     pub(super) fn on_their_way(&self) -> u64 {
         let unsent = self
             .remote_batches
@@ -387,26 +406,29 @@ impl Cpu {
 }
 
 impl List {
-    /// How many ranges there are. Another CPU may see it off by the room of the list, as that is two words.
+    /// Returns how many ranges there are. On another CPU, the number may be off by the room of the
+    /// list, as it comes from two words.
     fn count(&self) -> u64 {
         self.granted.get().saturating_sub(self.room.get())
     }
 
-    /// Takes back what was granted and is not used.
+    /// Takes back what was granted to the list and is not in use.
     fn give_up_room(&self) {
         self.granted.set(self.count());
         self.room.set(0);
     }
 
-    /// The key of the word of the range at `page`. A page at which no range of this order begins gives a key outside the array, or
-    /// the key of a word of another order, which says another number of pages.
+    /// Returns the key of the word of the range at `page`. A page at which no range of this order
+    /// begins gives a key outside the array, or the key of a word of another order, which says
+    /// another number of pages.
     #[inline]
     fn key_of(&self, page: u64) -> u64 {
         const SHIFT: u64 = 63;
         page.rotate_right((self.key_and_shift & SHIFT) as u32).wrapping_add(self.key_and_shift & !SHIFT)
     }
 
-    /// Puts the range at `page`, whose word is `word`, onto the list, unless that is full. Returns whether it did.
+    /// Puts the range at `page`, whose word is `word`, onto the list, unless that is full. Returns
+    /// whether the range is on the list.
     #[inline]
     fn push(&self, word: &AtomicU64, page: u64, order: u32) -> bool {
         let Some(room) = self.room.get().checked_sub(1) else {

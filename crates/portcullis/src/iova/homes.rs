@@ -1,24 +1,27 @@
-//! Where each CPU looks for fresh ranges first: below its *home*, so that two CPUs' ranges are no
-//! neighbours.
+//! The *homes* of CPUs: each CPU looks for fresh ranges below its home first. All homes lie in one
+//! naturally aligned block at the end of the zone, of a 64th of it at most, and apart from each
+//! other as far as the block has room. So ranges of two CPUs are mostly not neighbours.
 //!
-//! Where blocks of two CPUs alternate, each CPU's prefetches take lines from the other: of the words
-//! beside the ranges, and of page tables. Homes lie apart by as much as one CPU keeps, where there is
-//! room for that. So what a CPU fetches adjoins what it fetched before.
+//! Where blocks of ranges of two CPUs alternate, each CPU's prefetches take cache lines from the
+//! other: those of the words beside the ranges, and of page tables. Homes lie apart by as much as
+//! one CPU keeps, where there is room for that; so what a CPU fetches adjoins what it fetched
+//! before.
 //!
-//! All homes lie in one naturally aligned block at the end of the zone, of a 64th of it at most, and
-//! that block is broken up by the first range in use. So for ranges as large as the block there is as
-//! much room as without homes. A request with a limit below the block knows none of them.
+//! The first range in use breaks the block of the homes up in any case. So for ranges as large as
+//! the block there is as much room as without homes. A request with a limit below the block has no
+//! home.
 //!
-//! Each CPU pays with a leaf of range metadata for each array that it uses, and lowest tables of its own.
+//! Each CPU pays with a leaf of range metadata for each array that it uses, and with lowest tables
+//! of its own.
 
 /// The block of the homes is at most one part in this many of the zone.
 const SHARE: u64 = 64;
 
-/// Pages of a large page: homes lie apart by a multiple of this and a colour.
+/// The number of pages of a large page. Homes lie apart by a multiple of it plus [`COLOUR_PAGES`].
 const LARGE: u64 = 512;
 
-/// By how much homes lie further apart than CPUs need: a large page and 5, by which rings' colours
-/// move on, too. Without it the first ranges of all CPUs would share one set of the IOTLB.
+/// The distance that is added between homes: a large page and 5 pages, by which colours move rings
+/// on, too. Without it the first ranges of all CPUs would share one set of the IOTLB.
 const COLOUR_PAGES: u64 = LARGE + 5;
 
 /// The homes of a zone.
@@ -28,13 +31,13 @@ pub(super) struct Homes {
     end: u64,
     /// Pages from each home down to the next.
     apart: u64,
-    /// How many there are, 1 at least.
+    /// The number of homes, 1 at least.
     count: u64,
 }
 
 impl Homes {
-    /// Those of `cpus` CPUs, each of which keeps `budget` pages at the most, in the pages from `first`
-    /// to below `end`.
+    /// Makes the homes of `cpus` CPUs, each of which keeps at most `budget` pages, in the pages
+    /// from `first` to below `end`.
     pub(super) fn new((first, end): (u64, u64), cpus: usize, budget: u64) -> Self {
         let block = 1 << (end.saturating_sub(first) / SHARE).max(1).ilog2();
         let room = end - (end.saturating_sub(1) & !(block - 1));
@@ -43,8 +46,8 @@ impl Homes {
         Self { end, apart, count: (room / apart).max(1) }
     }
 
-    /// The home of CPU `cpu`, if it lies below `end`, and is not the end of the zone. Where there are
-    /// more CPUs than homes, some share one.
+    /// Returns the home of CPU `cpu`, if it lies below `end` and is not the end of the zone. If
+    /// there are more CPUs than homes, some of them share one.
     pub(super) fn below(&self, cpu: u64, end: u64) -> Option<u64> {
         let home = self.end - cpu % self.count * self.apart;
         (home < end.min(self.end)).then_some(home)
@@ -56,8 +59,8 @@ mod tests {
     use super::*;
     use alloc::collections::BTreeSet;
 
-    /// All in one aligned block of a 64th at the most, each with what a CPU keeps, or its share of the
-    /// block, below it.
+    /// All homes lie in one aligned block of at most a 64th of the zone; below each is room for
+    /// what a CPU keeps, or for its share of the block.
     #[test]
     fn homes_lie_apart_in_a_64th_of_the_zone() {
         for bits in [20, 24, 27, 35, 36] {

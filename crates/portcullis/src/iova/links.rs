@@ -1,11 +1,11 @@
-//! The words beside the pages: a sparse array, filled in where ranges are handed out.
+//! The words beside the pages: a sparse array that is filled in where ranges are handed out. A leaf
+//! stays where it is until the array is dropped, so a CPU that has found one may keep using it.
 //!
-//! A radix tree: as many levels of 64 pointers as the array's length asks for, over leaves of 512 words. A
-//! level is installed with one compare-and-swap and stays until the array is dropped, so finding a word takes
-//! no lock, and a CPU that has found a leaf may keep it.
+//! The array is a radix tree: as many levels of 64 pointers as its length asks for, over leaves of
+//! 512 words. A level is installed with one compare-and-swap, so finding a word takes no lock.
 //!
-//! Memory ordering. A pointer is installed with `AcqRel` and followed with `Acquire`, so that a CPU that follows
-//! it sees the zeroed level. The words' own order is their users' affair.
+//! Memory ordering. A pointer is installed with `AcqRel` and followed with `Acquire`, so that a CPU
+//! that follows it sees the zeroed level. Users of the words see to the order of these.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -14,14 +14,14 @@ use core::ptr;
 use crate::percpu::CachePadded;
 use crate::sync::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
-/// Words of a leaf, as a power of two: 4 KiB.
+/// The binary logarithm of the number of words of a leaf, which has 4 KiB.
 const LEAF_BITS: u32 = if cfg!(loom) { 1 } else { 9 };
 const LEAF_WORDS: usize = 1 << LEAF_BITS;
-/// Pointers of a level, as a power of two: 512 bytes.
+/// The binary logarithm of the number of pointers of a level, which has 512 bytes.
 const LEVEL_BITS: u32 = if cfg!(loom) { 1 } else { 6 };
 const LEVEL_ENTRIES: usize = 1 << LEVEL_BITS;
 
-/// No memory for a level.
+/// There is no memory for a level.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct OutOfMemory;
 
@@ -33,27 +33,28 @@ pub(super) struct Leaf([AtomicU64; LEAF_WORDS]);
 /// Pointers to levels below, or, at the lowest level, to leaves.
 type Level = [AtomicPtr<Below>; LEVEL_ENTRIES];
 
-/// A [`Level`] or a [`Leaf`]: which of them, the height says.
+/// A [`Level`] or a [`Leaf`]; the height of a pointer decides which of them it points to.
 #[derive(Debug)]
 enum Below {}
 
 /// A sparse array of words, 0 where nothing was written.
 #[derive(Debug)]
 pub(super) struct Links {
-    /// Words in all.
+    /// The number of words.
     len: u64,
-    /// Levels of pointers under the root; 0 where the root is the one leaf.
+    /// The number of levels of pointers under the root; 0 if the root is the only leaf.
     height: u32,
     root: AtomicPtr<Below>,
-    /// Apart from what every call reads, beside the array, too.
+    /// The bytes that all levels take, apart from the fields that every call reads, and from what
+    /// lies beside the array.
     bytes: CachePadded<AtomicUsize>,
 }
 
 impl Leaf {
-    /// How many words lie side by side.
+    /// The number of words that lie side by side.
     pub(super) const WORDS: u64 = LEAF_WORDS as u64;
 
-    /// The word of `index`, which lies in this leaf.
+    /// Returns the word of `index`, which lies in this leaf.
     #[inline]
     pub(super) fn word(&self, index: u64) -> &AtomicU64 {
         &self.0[index as usize % LEAF_WORDS]
@@ -61,10 +62,10 @@ impl Leaf {
 }
 
 impl Links {
-    /// An array of `len` words. Allocates nothing yet.
+    /// Makes an array of `len` words. Allocates nothing yet.
     pub(super) fn new(len: u64) -> Self {
         let mut height = 0;
-        // Up to 2^64 words: then all bits are looked at, and the loop ends.
+        // With 2^64 words, the loop ends when it has looked at all bits.
         while LEAF_BITS + height * LEVEL_BITS < u64::BITS
             && len.saturating_sub(1) >> (LEAF_BITS + height * LEVEL_BITS) > 0
         {
@@ -73,7 +74,8 @@ impl Links {
         Self { len, height, root: AtomicPtr::new(ptr::null_mut()), bytes: CachePadded(AtomicUsize::new(0)) }
     }
 
-    /// The leaf that has the word of `index`, if it exists. One dependent load for each level, at most nine.
+    /// Returns the leaf that has the word of `index`, if it exists. Costs one dependent load for
+    /// each level and one for the root: nine at most for 2^52 words.
     pub(super) fn leaf(&self, index: u64) -> Option<&Leaf> {
         if index >= self.len {
             return None;
@@ -87,7 +89,8 @@ impl Links {
         unsafe { leaf(below) }
     }
 
-    /// The same; it is made where there is none. `None` outside the array.
+    /// Returns the leaf that has the word of `index`, and makes it if it does not exist, which
+    /// allocates. Returns `None` outside the array.
     pub(super) fn leaf_or_make(&self, index: u64) -> Result<Option<&Leaf>, OutOfMemory> {
         if index >= self.len {
             return Ok(None);
@@ -104,12 +107,12 @@ impl Links {
         Ok(unsafe { leaf(below) })
     }
 
-    /// Bytes of memory that all levels take.
+    /// Returns how many bytes of memory all levels and leaves take.
     pub(super) fn bytes(&self) -> usize {
         self.bytes.0.load(Ordering::Relaxed)
     }
 
-    /// What `pointer` points to, made by `make` where it points nowhere.
+    /// Returns what `pointer` points to. If it points nowhere, `make` makes that first.
     fn make<T>(
         &self,
         pointer: &AtomicPtr<Below>,
@@ -134,13 +137,13 @@ impl Links {
     }
 }
 
-/// The entry for `index` of a level with `height` levels below it.
+/// Returns the entry for `index` of a level with `height` levels below it.
 #[inline]
 const fn entry(index: u64, height: u32) -> usize {
     (index >> (LEAF_BITS + height * LEVEL_BITS)) as usize % LEVEL_ENTRIES
 }
 
-/// The level at `below`, if that is not null.
+/// Returns the level at `below`, if that is not null.
 ///
 /// # Safety
 /// `below` is null or came from an array's pointer at a height where levels are, and the array lives.
@@ -150,7 +153,7 @@ unsafe fn level<'a>(below: *mut Below) -> Option<&'a Level> {
     unsafe { below.cast::<Level>().as_ref() }
 }
 
-/// The leaf at `below`, if that is not null.
+/// Returns the leaf at `below`, if that is not null.
 ///
 /// # Safety
 /// `below` is null or came from an array's pointer below its lowest level, and the array lives.
@@ -160,7 +163,7 @@ unsafe fn leaf<'a>(below: *mut Below) -> Option<&'a Leaf> {
     unsafe { below.cast::<Leaf>().as_ref() }
 }
 
-/// `N` fresh entries, made where they are to stay.
+/// Makes `N` fresh entries in the memory where they are to stay.
 fn boxed<T, const N: usize>(make: impl FnMut() -> T) -> Result<Box<[T; N]>, OutOfMemory> {
     let mut entries = Vec::new();
     entries.try_reserve_exact(N).map_err(|_| OutOfMemory)?;
@@ -168,7 +171,7 @@ fn boxed<T, const N: usize>(make: impl FnMut() -> T) -> Result<Box<[T; N]>, OutO
     entries.into_boxed_slice().try_into().map_err(|_| OutOfMemory)
 }
 
-/// Frees what hangs under `pointer`, with `height` levels.
+/// Frees what hangs under `pointer`: `height` levels and their leaves.
 fn free(pointer: &mut AtomicPtr<Below>, height: u32) {
     let below = pointer.swap(ptr::null_mut(), Ordering::AcqRel);
     if below.is_null() {

@@ -1,4 +1,5 @@
-//! The leaves of range metadata that a CPU used last, so that it need not look for them again.
+//! The leaves of range metadata that a CPU used last, so that it need not look for them again. A
+//! key leads only to the leaf that has its word, or to none.
 
 use alloc::sync::Arc;
 use core::ptr;
@@ -8,24 +9,27 @@ use super::meta::{Place, RangeMeta};
 use crate::percpu::LocalU64;
 use crate::sync::{AtomicPtr, AtomicU64, Ordering};
 
-/// Leaves remembered of all arrays, chosen by the low bits of their keys: 4 KiB. Half of them in the model checker, whose words are
-/// larger: a CPU's lists are built on a stack, and its threads have 32 KiB. [`first_key`] needs no fewer.
+/// The number of leaves that are remembered, of all arrays together: 4 KiB of entries, chosen by
+/// the low bits of the leaves' keys. The model checker has half as many: its words are larger, a
+/// CPU's lists are built on a stack, and the stacks of its threads have 32 KiB. [`first_key`] needs
+/// no fewer than that.
 const ENTRIES: usize = if cfg!(loom) { 128 } else { 256 };
 
-/// The key of the first word of an array: a word's *key* is this and its index. No two words of a space have the same, as indices
-/// are below 2^52; leaves of the same number in different arrays have different entries; and its lowest six bits are 0.
+/// Returns the key of the first word of an array. A word's *key* is the sum of that and of its
+/// index. No two words of a space have the same key, as indices are below 2^52. Leaves of the same
+/// number in different arrays have different entries. The lowest six bits of the first key are 0.
 pub(super) const fn first_key(array: usize) -> u64 {
     ((array as u64) << 60) + (array * ENTRIES / 4) as u64 * Leaf::WORDS
 }
 
-/// No word has this key, nor one near it.
+/// A key that no word has, and that is far from those of words.
 const NOWHERE: u64 = 1 << 58;
 
-/// Leaves of one space's range metadata. Used by one CPU alone.
+/// The leaves of one space's range metadata that one CPU remembers. That CPU alone uses them.
 #[derive(Debug)]
 pub(super) struct Near {
     entries: [Entry; ENTRIES],
-    /// Whose leaves they are.
+    /// The metadata whose leaves they are.
     meta: Arc<RangeMeta>,
 }
 
@@ -43,7 +47,7 @@ pub(super) struct LeafAt<'a>(Option<(u64, &'a Leaf)>);
 impl<'a> LeafAt<'a> {
     pub(super) const NONE: Self = Self(None);
 
-    /// The word of `key`, if it is in this leaf.
+    /// Returns the word of `key`, if it is in this leaf.
     #[inline]
     pub(super) fn word(self, key: u64) -> Option<&'a AtomicU64> {
         let (first, leaf) = self.0?;
@@ -64,17 +68,17 @@ impl Entry {
 }
 
 impl Near {
-    /// None of `meta` yet.
+    /// Makes the record of a CPU that remembers no leaf of `meta` yet.
     pub(super) fn new(meta: Arc<RangeMeta>) -> Self {
         Self { entries: [(); ENTRIES].map(|()| Entry::new()), meta }
     }
 
-    /// Whose leaves are remembered.
+    /// Returns the metadata whose leaves are remembered.
     pub(super) fn meta(&self) -> &RangeMeta {
         &self.meta
     }
 
-    /// The word of `key`, which may be of no word, if its leaf is remembered.
+    /// Returns the word of `key`, if its leaf is remembered. No word need have that key.
     #[inline]
     pub(super) fn word(&self, key: u64) -> Option<&AtomicU64> {
         let entry = self.entry(key);
@@ -85,7 +89,7 @@ impl Near {
         Some(self.leaf_of(entry)?.word(offset))
     }
 
-    /// The leaf of one of the entries.
+    /// Returns the leaf of one of the entries, if it has one.
     #[inline]
     fn leaf_of(&self, entry: &Entry) -> Option<&Leaf> {
         // Acquire: two threads that claim one CPU, against the platform's contract, still see a
@@ -95,7 +99,7 @@ impl Near {
         unsafe { entry.leaf.load(Ordering::Acquire).as_ref() }
     }
 
-    /// The word at `place`, if its leaf exists, found by a walk. The leaf is remembered.
+    /// Finds the word at `place` by a walk, if its leaf exists, and remembers the leaf.
     #[cold]
     #[inline(never)]
     pub(super) fn find(&self, place: Place) -> Option<&AtomicU64> {
@@ -105,7 +109,8 @@ impl Near {
         Some(leaf.word(place.index))
     }
 
-    /// The leaf in the entry for `key`, whether it has the word of `key` or not.
+    /// Returns the leaf in the entry for `key`, which need not be the one that has the word of
+    /// `key`.
     #[inline]
     pub(super) fn leaf(&self, key: u64) -> LeafAt<'_> {
         let entry = self.entry(key);

@@ -1,4 +1,5 @@
-//! One address space: what its CPUs keep, and the bitmap behind them.
+//! One address space: what its CPUs keep, and the bitmap behind them. A page that may be handed out
+//! is with one caller, kept for one CPU, or free in the bitmap, and never in two of these places.
 
 use alloc::sync::Arc;
 use core::num::NonZeroU64;
@@ -13,32 +14,36 @@ use crate::percpu::{CachePadded, Marks, Turn};
 use crate::platform::{Home, LocalCpu, Platform};
 use crate::sync::{Mutex, unique};
 
-/// An I/O virtual address space. All methods take `&self`; a range belongs to one caller until it is freed.
+/// An I/O virtual address space. A range belongs to one caller from its allocation until it is
+/// freed. All methods take `&self`, and any number of CPUs may call them at the same time.
 ///
-/// Lists are kept for the CPUs of *one* platform, the first that the space is used with. A call with any other, or with one
-/// [that does not say who it is](Platform::number), is as safe, but goes by the lock each time, and takes back nothing that CPUs
-/// keep.
+/// Lists are kept for the CPUs of *one* platform, the first that the space is used with. A call
+/// with any other, or with one [that does not identify itself](Platform::number), is as safe, but
+/// takes the space's lock each time, and takes back nothing that CPUs keep.
 ///
-/// Lengths are rounded up to whole granules, and up to 512 of them (2 MiB) to a power of two, unless the
-/// space has room for nothing but the exact size. Blocks of ranges are placed as high as possible; above the
-/// low zone, those of each CPU below a page of its own, so that two CPUs' ranges are no neighbours.
+/// A range has whole granules. For up to 512 of them (2 MiB with granules of 4 KiB) the space gives
+/// up a power of two, unless it has room for nothing but the exact size. Blocks of ranges are
+/// placed as high as possible; above the low zone, those of each CPU below a page of its own if
+/// there is room, so that ranges of two CPUs are not neighbours.
 #[derive(Debug)]
 pub struct IovaSpace {
     granule: PageSize,
     shift: u32,
-    /// No other space has it: by this an arena knows its own.
+    /// A number that no other space has, by which an arena knows its own space.
     number: u64,
-    /// The platform whose CPUs' lists `cached` has: no other's CPU gets there, and no other's barrier is believed.
+    /// The platform for whose CPUs `cached` has lists. No CPU of another platform uses them, and no
+    /// barrier of another platform is relied on.
     home: Home,
     cached: Cached,
-    /// Pages in all.
+    /// The number of pages that can be handed out.
     total: u64,
-    /// Apart from what every call reads.
+    /// On cache lines apart from the fields that every call reads.
     backing: CachePadded<Mutex<Bitmap>>,
 }
 
 impl IovaSpace {
-    /// An empty space.
+    /// Makes a space of which nothing is handed out. Allocates the lists of each CPU and a few
+    /// nodes of the bitmap; for set-up.
     ///
     /// # Errors
     /// [`IovaError::Empty`] where the aperture holds no whole granule that is not reserved,
@@ -47,7 +52,11 @@ impl IovaSpace {
         Self::with_marks(config, Arc::new(Marks::new(config.cpus)))
     }
 
-    /// The same whose lists are used in turns of `marks`, by CPUs that have one.
+    /// As [`new`](Self::new), with lists that are used in turns of `marks`, by CPUs that have a
+    /// mark.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
     pub(crate) fn with_marks(config: &SpaceConfig, marks: Arc<Marks>) -> Result<Self, IovaError> {
         let shift = config.granule.shift();
         let mut backing = Bitmap::new();
@@ -60,7 +69,7 @@ impl IovaSpace {
         let memory = |_: BitmapError| IovaError::OutOfMemory;
         backing.add(first, pages).map_err(memory)?;
         for range in &config.reserved {
-            // Any granule that a reserved byte lies in is out of bounds.
+            // A granule with a reserved byte is reserved as a whole.
             let from = (range.start().get() >> shift).max(first);
             let last = (range.last().get() >> shift).min(end - 1);
             if from <= last {
@@ -77,21 +86,25 @@ impl IovaSpace {
         Ok(Self { granule, shift, number, home, cached, total, backing })
     }
 
-    /// Allocates `len` bytes, all at or below `limit`.
+    /// Allocates `len` bytes, rounded up to whole granules, all at or below `limit`.
     ///
-    /// O(1) from the CPU's lists, without an atomic read-modify-write; else O(log n) under the space's lock,
-    /// for a block of ranges at once. When the space is exhausted, what every CPU keeps is taken back and the
-    /// search repeated, once: that waits for other CPUs. May allocate memory; never waits for hardware.
+    /// O(1) from the CPU's lists, without an atomic read-modify-write; else O(log n) under the
+    /// space's lock, for a block of ranges at once. More than 512 granules come from the bitmap,
+    /// which first catches up with what earlier calls left to be computed ([`Bitmap::alloc`]). When
+    /// the space is exhausted, what every CPU keeps is taken back and the search is repeated, once,
+    /// for the rounded and then for the exact size: that waits for other CPUs, as
+    /// [`flush_caches`](Self::flush_caches) does. May allocate memory; never waits for hardware.
     ///
     /// # Errors
-    /// [`IovaError`], with nothing changed.
+    /// [`IovaError::Empty`], [`IovaError::Exhausted`], [`IovaError::OutOfMemory`]. No range is
+    /// handed out then.
     #[inline]
     pub fn alloc<P: Platform>(&self, platform: &P, len: u64, limit: Iova) -> Result<IovaRange, IovaError> {
         self.alloc_guarded(platform, len, limit, |range| range)
     }
 
-    /// The same for a caller with a `guard` for what it gets. That is made while the CPU is lent: where the platform
-    /// panics afterwards, it is dropped.
+    /// As [`alloc`](Self::alloc), and makes a `guard` of the range while the CPU is lent: if the
+    /// platform panics afterwards, the guard is dropped.
     ///
     /// # Errors
     /// As [`alloc`](Self::alloc).
@@ -124,7 +137,7 @@ impl IovaSpace {
         let guarded = |page| guard(self.range(page, request.pages));
         let once = |cpu: Option<&LocalCpu<'_>>| self.alloc_once(cpu, request).map(&guarded);
         let mut tried = self.home.with_cpu(platform, once);
-        // A request that no flush could satisfy costs nobody a cache.
+        // A request that could not be satisfied even so takes no CPU's lists away.
         let impossible = request.pages > request.end_page.min(self.total);
         if tried.as_ref().is_err_and(|error| *error == BitmapError::NoFit) && !impossible {
             self.flush_caches(platform);
@@ -136,8 +149,8 @@ impl IovaSpace {
         })
     }
 
-    /// Calls `f` in a turn of `cpu`, one of the platform's that is at home here, with its lists, if it has
-    /// any. `None` where there is no turn.
+    /// Calls `f` in a turn of `cpu`, with the CPU's lists if it has any. Returns `None`, without a
+    /// call, if there is no turn. The CPU is one of the platform's that is at home here.
     #[inline]
     pub(crate) fn in_turn<R>(
         &self,
@@ -147,7 +160,8 @@ impl IovaSpace {
         self.cached.in_turn(cpu, f)
     }
 
-    /// Calls `f` in a turn of `cpu`, if there is one, with its lists, if it has any.
+    /// Calls `f` in any case: in a turn of `cpu` if there is one, and with the CPU's lists if it
+    /// has any.
     pub(crate) fn with_own<R>(
         &self,
         cpu: Option<&LocalCpu<'_>>,
@@ -156,7 +170,8 @@ impl IovaSpace {
         self.cached.with_own(cpu, f)
     }
 
-    /// Allocates from the CPU's own list: the fast path. `None` where that has nothing that fits.
+    /// Allocates from the CPU's own list: the fast path. Returns `None` if that list has nothing
+    /// that fits.
     #[inline]
     pub(crate) fn take(&self, own: Own<'_>, len: u64, limit: Iova) -> Option<IovaRange> {
         let (pages, class) = self.small_class(len)?;
@@ -167,17 +182,20 @@ impl IovaSpace {
 
     /// Takes back a range, as it was handed out.
     ///
-    /// Never allocates and never fails for such a range. O(1), onto the CPU's list, or a chain for the CPU
-    /// that it came from; where the CPU keeps its share already, up to 64 ranges go to the bitmap,
-    /// O(log n) for each.
+    /// Never allocates and never fails for such a range; never waits for hardware. O(1), onto the
+    /// CPU's list, or a chain for the CPU that it came from. If the CPU keeps its share already, up
+    /// to 64 ranges go to the bitmap, under the space's lock and O(log n) for each. A range of more
+    /// than 512 granules goes there at once ([`Bitmap::free`]).
     ///
     /// # Errors
-    /// [`IovaError::NotAllocated`] for anything but a whole range that is handed out: a part of one, be it of
-    /// its last granule, and one that was freed before. Nothing is changed then. (Two CPUs that free one range at once may both get away
-    /// with it.)
+    /// [`IovaError::NotAllocated`] for anything but a whole range that is handed out: for a part of
+    /// one, even if only a part of its last granule is missing, and for one that was freed before.
+    /// Nothing is changed then. (If two CPUs free one range at the same time, both calls may return
+    /// `Ok`.)
     #[inline]
     pub fn free<P: Platform>(&self, platform: &P, range: IovaRange) -> Result<(), IovaError> {
-        // All in one turn, where there is one: also what is not the CPU's own, or not remembered.
+        // All of it is done in one turn if there is one: also for a range of another CPU, or one
+        // whose word is not remembered.
         let free =
             |cpu: &LocalCpu<'_>| self.in_turn(cpu, |_, own| Some(self.free_local(Some(own?), range)))?;
         let freed = match self.home.with_cpu_fast(platform, free) {
@@ -187,7 +205,8 @@ impl IovaSpace {
         if freed { Ok(()) } else { Err(IovaError::NotAllocated { range }) }
     }
 
-    /// Returns whether it did: a `bool`, as a `Result` would have the fast path reserve memory for it.
+    /// Returns whether the range is taken back: as a `bool`, since the fast path would have to
+    /// reserve memory for a `Result`.
     #[cold]
     #[inline(never)]
     fn free_slowly<P: Platform>(&self, platform: &P, range: IovaRange) -> bool {
@@ -196,16 +215,19 @@ impl IovaSpace {
         self.home.with_cpu(platform, free)
     }
 
-    /// The same with the lists of the CPU's own that the caller has, or without.
+    /// As [`free`](Self::free), with the CPU's own lists if the caller has them. Returns whether
+    /// the range is taken back.
     #[inline]
     pub(crate) fn free_local(&self, own: Option<Own<'_>>, range: IovaRange) -> bool {
         own.is_some_and(|own| self.put(own, range)) || self.free_local_slowly(own, range)
     }
 
-    /// Takes back a range that the CPU itself handed out, onto its list: the fast path. Returns whether it did.
+    /// Takes back a range that the CPU itself handed out, onto its list: the fast path. Returns
+    /// whether the range is on the list.
     #[inline(always)]
     pub(crate) fn put(&self, own: Own<'_>, range: IovaRange) -> bool {
-        // The rotation moves bits below the granule to the top: a length with such bits exceeds every class, a start every page.
+        // The rotation moves bits below the granule to the top: a length with such bits exceeds
+        // every class, and a start with such bits exceeds every page.
         let pages = range.len().rotate_right(self.shift);
         let Some(class) = Class::of_pages(pages.wrapping_sub(1)) else {
             return false;
@@ -213,14 +235,15 @@ impl IovaSpace {
         self.cached.put(own, range.start().get().rotate_right(self.shift), pages, class)
     }
 
-    /// The same for what the CPU has not handed out itself.
+    /// As [`free_local`](Self::free_local), for a range that the fast path does not take.
     #[cold]
     #[inline(never)]
     fn free_local_slowly(&self, own: Option<Own<'_>>, range: IovaRange) -> bool {
         own.is_some_and(|own| self.post(own, range)) || self.free_any(own, range)
     }
 
-    /// Takes back a range that another CPU handed out, where that is quickly done. Returns whether it did.
+    /// Takes back a range that another CPU handed out, if a remote batch to that CPU has room for
+    /// it. Returns whether the range is in the batch.
     #[inline]
     fn post(&self, own: Own<'_>, range: IovaRange) -> bool {
         // As in `put`.
@@ -241,13 +264,16 @@ impl IovaSpace {
         is_natural && is_whole && self.cached.free(own, &self.backing, page, pages, order)
     }
 
-    /// Takes back what every CPU keeps. Waits for other CPUs' turns to end: not for interrupt handlers, and
-    /// not with a CPU lent. Never allocates. Does nothing for a platform other than that of the lists.
+    /// Takes back what every CPU keeps, into the bitmap. Waits for other CPUs' turns to end: not
+    /// for interrupt handlers, and not with a CPU lent. Costs one barrier of all CPUs, and O(log n)
+    /// for each range that is taken back. Never allocates. Does nothing for a platform other than
+    /// that of the lists.
     pub fn flush_caches<P: Platform>(&self, platform: &P) {
         self.drain(platform, None);
     }
 
-    /// Takes back what is kept for CPU `index`: its CPU is gone. As [`flush_caches`](Self::flush_caches).
+    /// Takes back what is kept for CPU `index`, which has gone. Costs what
+    /// [`flush_caches`](Self::flush_caches) costs for one CPU, and may be called where that may.
     pub fn drain_cpu<P: Platform>(&self, platform: &P, index: usize) {
         self.drain(platform, Some(index));
     }
@@ -262,12 +288,14 @@ impl IovaSpace {
         self.number
     }
 
-    /// The unit of allocation.
+    /// Returns the unit of allocation.
     pub(super) fn granule(&self) -> PageSize {
         self.granule
     }
 
-    /// How full the space is. The figures are of slightly different times while other CPUs go on.
+    /// Returns how full the space is. While other CPUs go on, the figures are of slightly different
+    /// times. Costs a few loads for each list of each CPU, and takes the space's lock; never
+    /// allocates.
     pub fn usage(&self) -> SpaceUsage {
         let shift = self.shift;
         let cached = self.cached.pages();
@@ -276,29 +304,29 @@ impl IovaSpace {
         SpaceUsage {
             total: self.total << shift,
             taken: taken << shift,
-            // Another CPU may be between its two counts.
+            // Another CPU may be between the changes of two of its counts.
             cached: cached.min(taken) << shift,
             peak_taken: (self.total - backing.least_free()) << shift,
             memory: backing.memory_bytes() + self.cached.bytes(),
         }
     }
 
-    /// What is asked for.
+    /// Returns the request for `len` bytes at or below `limit`.
     fn request(&self, len: u64, limit: Iova) -> Result<Request, IovaError> {
         let (pages, order) = self.class(len)?;
-        // No space has so many that a word has no room for them.
+        // A word has no room for more pages: nothing fits such a request.
         let end_page = if pages < MOST_PAGES { self.end_page(limit) } else { 0 };
         Ok(Request { pages, order, end_page })
     }
 
-    /// The page behind the last one that lies at or below `limit` as a whole.
+    /// Returns the page behind the last one of which all bytes lie at or below `limit`.
     #[inline]
     fn end_page(&self, limit: Iova) -> u64 {
         let mask = self.granule.offset_mask();
         (limit.get() >> self.shift).saturating_add(u64::from(limit.get() & mask == mask))
     }
 
-    /// After the CPU's own list had nothing: without taking anything back from other CPUs.
+    /// Allocates after the CPU's own list had nothing. Takes nothing back from other CPUs.
     fn alloc_once(&self, cpu: Option<&LocalCpu<'_>>, request: Request) -> Result<u64, BitmapError> {
         match self.with_own(cpu, |_, own| self.cached.alloc(own, &self.backing, request))? {
             Some(page) => Ok(page),
@@ -306,7 +334,8 @@ impl IovaSpace {
         }
     }
 
-    /// After every CPU's lists were taken back: the rounded size, and then the exact one.
+    /// Allocates after every CPU's lists were taken back: first the rounded size, and then the
+    /// exact one.
     fn last_resort(&self, request: Request) -> Result<u64, BitmapError> {
         let rounded = self.direct(request.pages_rounded(), request, NO_OWNER);
         rounded.or_else(|_| self.direct(request.pages, request, EXACT))
@@ -315,13 +344,14 @@ impl IovaSpace {
     #[inline]
     fn range(&self, page: u64, pages: u64) -> IovaRange {
         let shift = self.shift;
-        // Pages of the space lie inside its aperture, which is a range. `pages` is never 0; `unwrap_or` and no panic,
-        // because a path that can unwind must keep its turn in memory.
+        // Pages of the space lie inside its aperture, which is a range. `pages` is never 0; this is
+        // `unwrap_or` and no panic, because a path that can unwind must keep its turn in memory.
         let len = NonZeroU64::new(pages << shift).unwrap_or(NonZeroU64::MIN);
         IovaRange::inside(Iova::new(page << shift), len)
     }
 
-    /// `pages` pages for the request that belong to no CPU's lists.
+    /// Allocates `pages` pages for the request from the bitmap. `owner` says that they belong to no
+    /// CPU's lists.
     fn direct(&self, pages: u64, request: Request, owner: u64) -> Result<u64, BitmapError> {
         let page = self.backing.lock().alloc(pages, request.order.min(MAX_ORDER), request.end_page)?;
         if self.cached.hand_out(page, request.pages, request.order, owner).is_err() {
@@ -337,7 +367,8 @@ impl IovaSpace {
         IovaError::Exhausted { len, limit, free: usage.total - usage.taken, cached: usage.cached, largest }
     }
 
-    /// Pages that `len` bytes take, and the order of their alignment.
+    /// Returns how many pages `len` bytes take, and the order of that number rounded up to a power
+    /// of two.
     fn class(&self, len: u64) -> Result<(u64, u32), IovaError> {
         // A shift, since a division would take longer than all the rest.
         let last = len.checked_sub(1).ok_or(IovaError::Empty)?;
@@ -345,10 +376,11 @@ impl IovaSpace {
         Ok((pages, order_of(pages)))
     }
 
-    /// The same, if that size is one of those that are cached.
+    /// Returns how many pages `len` bytes take, and their class, if that size is cached.
     #[inline]
     fn small_class(&self, len: u64) -> Option<(u64, Class)> {
-        // No bytes wrap to more than any class has, or, with a very large granule, than any space has.
+        // 0 bytes wrap to more pages than any class has, or, with a very large granule, than any
+        // space.
         let index = len.wrapping_sub(1) >> self.shift;
         let class = Class::of_pages(index)?;
         Some((index + 1, class))

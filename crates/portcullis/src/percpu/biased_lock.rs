@@ -1,8 +1,9 @@
-//! A biased lock: its CPU takes it without an atomic read-modify-write, and another CPU, rarely, revokes that bias, which
-//! costs a barrier of all CPUs. The idea is that of Kawachiya, Koseki and Onodera ("Lock Reservation", OOPSLA 2002).
+//! A biased lock: one caller at a time has its value. Its CPU takes it without an atomic
+//! read-modify-write; another CPU, rarely, revokes that bias, which costs a barrier of all CPUs.
+//! The idea is that of Kawachiya, Koseki and Onodera ("Lock Reservation", OOPSLA 2002).
 //!
-//! While its CPU holds a lock it is in a [turn](super::Marks), and has the value to itself. The mark that says so stands beside
-//! the value, on the same cache lines.
+//! While its CPU holds a lock it is in a [turn](super::Marks), and has the value to itself. The
+//! mark that says so stands right behind the value.
 
 use alloc::boxed::Box;
 
@@ -15,7 +16,7 @@ use crate::sync::Mutex;
 #[derive(Debug)]
 pub struct BiasedLock<T> {
     cpus: Box<[CachePadded<Owned<T>>]>,
-    /// Held by those who revoke, one at a time. Apart from what every turn reads.
+    /// Callers that revoke hold it, one at a time. It lies apart from what every turn reads.
     revoking: CachePadded<Mutex<()>>,
 }
 
@@ -27,15 +28,16 @@ struct Owned<T> {
 }
 
 impl<T> BiasedLock<T> {
-    /// `cpus` values, each made by `make`.
+    /// Makes a value for each of `cpus` CPUs, by `make`. Allocates.
     pub fn new(cpus: usize, mut make: impl FnMut() -> T) -> Self {
         let cpu = |_| CachePadded(Owned { value: make(), mark: Mark::default() });
         Self { cpus: (0..cpus).map(cpu).collect(), revoking: CachePadded::default() }
     }
 
-    /// Calls `f` with the value of `cpu`, alone with it, in a turn. `None`, without a call, for a caller that has no CPU, or
-    /// one that there is no value for, while another CPU is at it, and inside another such call on the same CPU (an
-    /// interrupt handler's). Two stores and two loads; never waits.
+    /// Calls `f` with the value of `cpu`, alone with it, in a turn. Returns `None`, without a call,
+    /// where the caller has no CPU or one without a value, while another caller has the value, and
+    /// inside another such call on the same CPU (an interrupt handler's). Two stores and two loads;
+    /// never waits.
     #[inline]
     pub fn with<R>(&self, cpu: Option<&LocalCpu<'_>>, f: impl FnOnce(&T) -> R) -> Option<R> {
         let cpu = cpu?;
@@ -44,8 +46,8 @@ impl<T> BiasedLock<T> {
         Some(f(value))
     }
 
-    /// Calls `f` with every CPU's number and value in turn (or with those of the CPU `only`), each of them
-    /// alone. Meanwhile the owners do without.
+    /// Calls `f` with every CPU's number and value (or with those of the CPU `only`), one after the
+    /// other, each of them alone. Meanwhile the owners do without.
     ///
     /// Costs one barrier of all CPUs and waits for each owner's turn to end. Not to be called inside
     /// [`with`](Self::with) or another such call, with a CPU lent, or from an interrupt handler.

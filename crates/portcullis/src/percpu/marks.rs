@@ -1,4 +1,6 @@
-//! Turns: what a CPU does with its values in one go, *marked* so that others can wait for its end or keep it from beginning.
+//! Turns: what a CPU does with its values in one go, *marked* so that other CPUs can wait for its
+//! end or keep it from beginning. A CPU in a turn with values and a caller that has revoked these
+//! values are never at them at the same time.
 //!
 //! A lock costs its owner two atomic operations even when no other CPU contends for it. Here the owner only stores that its turn
 //! has begun and that it is over, and loads whether its values were *revoked*. The other CPUs, which come rarely, pay for the
@@ -6,18 +8,19 @@
 //!
 //! - They wait until the turns that had begun are over (the idea of read-copy-update): what a turn has found through a pointer
 //!   stays where it is until then. Such a turn is a [`Section`].
-//! - They revoke first, and then wait until the turns with values that had begun are over: until they are done no owner has its
-//!   values (Dekker's mutual exclusion with the price moved to the side that is rare). A turn with values is a [`Turn`], which
-//!   is a section, too. It takes no frames from the embedder; a section may, for tables. Values that are visited often are
-//!   revoked [apart](super::TurnLocal::apart): turns go on meanwhile, with all others.
-//!
-//! Memory ordering. A turn stores that it has begun, and then loads whether it is revoked, and
-//! pointers or numbers. The others store that it is, or to these, and then look which turns are
-//! under way. At least one side must see the other's store. The turn's fence between the two may be
-//! for the compiler only ([`LocalCpu::with_light_fence`]) where the platform's
-//! [`fence_all`](Platform::fence_all) makes every CPU pass a full barrier: either the turn's store
-//! is before that barrier, and the other side sees it after, or its loads are after it, and see
-//! what was stored before.
+//! - They revoke the values first, and then wait until the turns with values that had begun are
+//!   over: from then on, until the revocation ends, no owner has its values (Dekker's mutual
+//!   exclusion with the price moved to the side that is rare). A turn with values is a [`Turn`],
+//!   which is a section, too. It takes no frames from the embedder; a section may, for tables.
+//!   Values that are visited often are revoked [apart](super::TurnLocal::apart): meanwhile turns go
+//!   on with all other values.
+//! Memory ordering. A turn stores that it has begun, and then loads whether its values are revoked,
+//! and pointers or numbers. The other side stores that they are, or changes these pointers or
+//! numbers, and then looks which turns are under way. At least one side must see the other's store.
+//! The turn's fence between the two may be for the compiler only ([`LocalCpu::with_light_fence`])
+//! where the platform's [`fence_all`](Platform::fence_all) makes every CPU pass a full barrier:
+//! either the turn's store is before that barrier, and the other side sees it after, or its loads
+//! are after it, and see what was stored before.
 //!
 //! A CPU that has waited for a turn's end sees what the turn did: the store that ends the turn is a release, and the load
 //! that finds it ended an acquire. The store that begins the next turn is a release, too, as that load may find it in the
@@ -41,7 +44,8 @@ use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, pause};
 const WITH_VALUES: u64 = 1;
 const WITHOUT: u64 = 3;
 
-/// What a mark says of its CPU's values: nothing, that they are revoked, or that those are which are revoked apart.
+/// What a mark says of its CPU's values: that the CPU has them, that they are revoked, or that only
+/// those are revoked which other CPUs may have apart.
 const GRANTED: u64 = 0;
 pub(super) const REVOKED: u64 = 1;
 pub(super) const REVOKED_APART: u64 = 2;
@@ -50,9 +54,9 @@ pub(super) const REVOKED_APART: u64 = 2;
 #[derive(Debug)]
 pub struct Marks {
     cpus: Box<[CachePadded<Mark>]>,
-    /// Held for their sections by those without a mark.
+    /// Callers without a mark hold it for their sections.
     others: CachePadded<Mutex<()>>,
-    /// Held by those who revoke, one at a time. Apart from what every turn reads, as the other lock.
+    /// Callers that revoke hold it, one at a time. Both locks lie apart from what every turn reads.
     revoking: CachePadded<Mutex<()>>,
 }
 
@@ -77,7 +81,7 @@ pub(super) struct Alone<'a>(&'a Mark);
 pub struct Turn<'a> {
     marks: &'a Marks,
     index: usize,
-    /// Whether it has the values, too, that are revoked apart.
+    /// Whether the turn also has the values that may be revoked apart.
     is_whole: bool,
     _begun: Begun<'a, WITH_VALUES>,
     /// It stays with its CPU.
@@ -87,7 +91,7 @@ pub struct Turn<'a> {
 /// A turn that others wait for, with values or without, until it is dropped.
 #[derive(Debug)]
 pub struct Section<'a> {
-    /// Nothing inside another turn on the same CPU: that one is the longer.
+    /// `None` inside another turn on the same CPU, which ends later than this section.
     _begun: Option<Begun<'a, WITHOUT>>,
     _shared: Option<MutexGuard<'a, ()>>,
     /// It stays with its CPU.
@@ -105,14 +109,14 @@ impl Mark {
         if !turns.is_multiple_of(4) {
             return None;
         }
-        // Release: who waits for the turn before may see this one in its place.
+        // Release: a CPU that waits for the turn before may see this one in its place.
         self.turns.store(turns + KIND, Ordering::Release);
         cpu.fence();
         Some(Begun(self))
     }
 
-    /// Begins a turn with the value beside this mark, which has no others; `None` inside another, and while it is revoked. Two
-    /// stores and two loads in all; never waits.
+    /// Begins a turn with the one value that is beside this mark. Returns `None` inside another
+    /// turn, and while the value is revoked. Two stores and two loads in all; never waits.
     #[inline]
     pub(super) fn alone(&self, cpu: &LocalCpu<'_>) -> Option<Alone<'_>> {
         if self.turns.load(Ordering::Relaxed) != 0 {
@@ -147,8 +151,10 @@ impl<'a, I: Iterator<Item = &'a Mark> + Clone> Drop for Revoked<'a, I> {
     }
 }
 
-/// Calls `f` while the CPUs of `marks` are without the values that are [`REVOKED`], one caller that has `revoking` at a time. One
-/// barrier of all CPUs, where there are any marks.
+/// Calls `f` while the CPUs of `marks` are without values: without all that are theirs
+/// ([`REVOKED`]), or without those that are apart ([`REVOKED_APART`]). Only one caller with the
+/// same `revoking` does so at a time. Costs one barrier of all CPUs; without any marks it does
+/// nothing and does not call `f`.
 pub(super) fn revoke<'a, P: Platform>(
     platform: &P,
     revoking: &Mutex<()>,
@@ -183,14 +189,15 @@ fn wait<'a, P: Platform>(
 }
 
 impl Marks {
-    /// For `cpus` CPUs.
+    /// Makes marks for `cpus` CPUs. Allocates.
     pub fn new(cpus: usize) -> Self {
         let cpus = (0..cpus).map(|_| CachePadded::default()).collect();
         Self { cpus, others: CachePadded::default(), revoking: CachePadded::default() }
     }
 
-    /// Begins a turn with values. `None` for a CPU that has no mark, while another CPU is at its values, and inside another
-    /// turn on the same CPU (an interrupt handler's). Two stores and two loads in all; never waits.
+    /// Begins a turn with values. Returns `None` for a CPU that has no mark, while another caller
+    /// has the CPU's values, and inside another turn on the same CPU (an interrupt handler's). Two
+    /// stores and three loads in all; never waits.
     ///
     /// # Safety
     /// All CPUs that the marks are used with are of one platform.
@@ -205,8 +212,9 @@ impl Marks {
         (revoked != REVOKED).then_some(turn)
     }
 
-    /// Begins a turn without values. Two stores in all, and no wait, for a CPU with a mark; a lock, which others hold for their
-    /// sections, without one. A caller without a mark must not be in a section already; one with a mark may.
+    /// Begins a turn without values. A CPU with a mark pays two stores for it and never waits. A
+    /// caller without one takes a lock, which other such callers hold for their sections: it may
+    /// wait, and must not be in a section already. A CPU with a mark may be.
     ///
     /// # Safety
     /// As for [`turn`](Self::turn).
@@ -248,9 +256,10 @@ impl Marks {
         }
     }
 
-    /// Calls `f` while the CPUs `which` are without values that are [`REVOKED`], or [`REVOKED_APART`]. Waits for turns
-    /// with values only, so it may be called where a lock of the embedder's is held. One barrier of all CPUs; the caller is in no
-    /// turn, holds no CPU, and is in no other such `f`.
+    /// Calls `f` while the CPUs `which` are without values that are [`REVOKED`], or
+    /// [`REVOKED_APART`]. Waits for turns with values only, so it may be called while the caller
+    /// holds a lock of the embedder's. Costs one barrier of all CPUs; the caller is in no turn,
+    /// holds no CPU, and is in no other such `f`.
     pub(super) fn revoke<P: Platform>(
         &self,
         platform: &P,
@@ -279,13 +288,13 @@ impl Turn<'_> {
         self.index
     }
 
-    /// Whether it is one of `marks`.
+    /// Whether the turn is one of `marks`.
     #[inline]
     pub(super) fn is_of(&self, marks: &Marks) -> bool {
         core::ptr::eq(self.marks, marks)
     }
 
-    /// Whether it has the values, too, that are revoked apart.
+    /// Whether the turn also has the values that may be revoked apart.
     #[inline]
     pub(super) fn is_whole(&self) -> bool {
         self.is_whole

@@ -1,4 +1,7 @@
-//! Per-CPU values, each on cache lines of its own, and counts that only their own CPU writes.
+//! Per-CPU values, each on cache lines of its own. A CPU changes its own without an atomic
+//! read-modify-write: in a turn, during which no other caller has the value ([`BiasedLock`],
+//! [`TurnLocal`]), or, where other callers only read the value (a [`Counter`]), while it holds the
+//! CPU.
 
 mod biased_lock;
 mod marks;
@@ -20,7 +23,8 @@ pub struct CachePadded<T>(pub T);
 
 /// A word that only the holder of its CPU changes: no read-modify-write is needed, and none is done.
 ///
-/// A [`BiasedLock`] makes that safe: its owner keeps other CPUs out with plain stores.
+/// What holds the word ensures that one caller at a time changes it: a [`BiasedLock`], a
+/// [`TurnLocal`], or a lock.
 #[derive(Debug, Default)]
 pub struct LocalU64(AtomicU64);
 
@@ -67,8 +71,8 @@ impl<T> PerCpu<T> {
         Self { own: (0..cpus).map(|_| CachePadded(make())).collect(), shared: CachePadded(make()) }
     }
 
-    /// The value of the CPU with the number `index`, or the shared one for a caller that has none, or one that there is no
-    /// value for; and whether it is the CPU's alone. O(1).
+    /// The value of the CPU with the number `index`, or the shared one for a caller without a CPU
+    /// or with one that has no value; and whether the value is the CPU's alone. O(1).
     #[inline]
     pub fn get(&self, index: Option<usize>) -> (&T, bool) {
         match index.and_then(|index| self.own(index)) {

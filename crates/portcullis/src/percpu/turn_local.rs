@@ -1,5 +1,6 @@
-//! Values as those of [`BiasedLock`](super::BiasedLock), for turns that lead to several of them, or that others wait for, too: their
-//! [`Marks`] are apart from them.
+//! Per-CPU values that share turns: one turn leads to several of them, and other CPUs may wait for
+//! its end. One caller at a time has a value, as with a [`BiasedLock`](super::BiasedLock); but the
+//! [`Marks`] of the turns stand apart from the values.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -19,7 +20,8 @@ pub struct TurnLocal<T, const APART: bool = false> {
 }
 
 impl<T> TurnLocal<T> {
-    /// A value for each of `cpus` CPUs, of those that have one of the `marks`: `make` is given the number of the CPU.
+    /// Makes a value for each of `cpus` CPUs, as far as these have one of the `marks`: `make` is
+    /// given the number of the CPU. Allocates.
     pub fn new(marks: Arc<Marks>, cpus: usize, make: impl FnMut(usize) -> T) -> Self {
         let cpus = cpus.min(marks.cpus());
         Self { values: (0..cpus).map(make).map(CachePadded).collect(), marks }
@@ -54,7 +56,7 @@ impl<T, const APART: bool> TurnLocal<T, APART> {
         if APART && !turn.is_whole() { None } else { self.values.get(turn.index()).map(|value| &value.0) }
     }
 
-    /// A turn of `cpu`: with CPUs of the one platform that the values are for.
+    /// Begins a turn of `cpu`, which is one of the one platform that the values are for.
     #[inline]
     pub(crate) fn turn<'a>(&'a self, cpu: &'a LocalCpu<'_>) -> Option<Turn<'a>> {
         // SAFETY: the crate keeps to one platform, wherever it has such values.
@@ -73,9 +75,9 @@ impl<T, const APART: bool> TurnLocal<T, APART> {
         Some(f(&turn, self.of_own(&turn)))
     }
 
-    /// Calls `f` with every CPU's number and value in turn (or with those of the CPU `only`), each of them
-    /// alone. Meanwhile the owners do without: without any value of the marks, or, where these are [apart](Self::apart), without
-    /// them.
+    /// Calls `f` with every CPU's number and value (or with those of the CPU `only`), one after the
+    /// other, each of them alone. Meanwhile the owners do without: without any value of the marks,
+    /// or, where these values are [apart](Self::apart), without these.
     ///
     /// Costs one barrier of all CPUs and waits for each owner's turn to end. Not to be called inside a turn or another such call
     /// of the same marks, with a CPU lent, or from an interrupt handler.

@@ -1,4 +1,5 @@
-//! Layout of AMD's I/O page tables for host translations, known as version 1.
+//! Layout of AMD's I/O page tables for host translations, known as version 1. The hardware finds in
+//! an entry what the engine means by it.
 //!
 //! Source: AMD I/O Virtualization Technology (IOMMU) Specification, publication 48882, Rev. 3.10,
 //! section 2.2.3 "I/O Page Tables for Host Translations". Bits:
@@ -71,8 +72,9 @@ impl AmdV1 {
     /// Makes the layout of tables of `levels` levels, with leaves at the lowest `large` levels (1:
     /// every power of two from 4 KiB to 1 MiB; 2: and to 512 MiB; 3: and to 256 GiB), for hardware
     /// with `address_bits` bits of physical addresses, at most 52. The topmost table has only
-    /// leaves of one entry (if `levels` levels all have leaves, the largest is 4 KiB, 2 MiB, 1
-    /// GiB): other leaves are split by replacing their table, and this one cannot be replaced.
+    /// leaves of one entry: other leaves are split by replacing their table, and this table cannot
+    /// be replaced. So if all of 1, 2 or 3 levels have leaves, the largest is 4 KiB, 2 MiB or 1
+    /// GiB.
     ///
     /// # Errors
     /// [`SetupError::Levels`], [`SetupError::LeafLevels`], [`SetupError::AddressBits`].

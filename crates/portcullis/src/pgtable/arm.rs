@@ -1,4 +1,5 @@
-//! Layouts of the Arm VMSAv8-64 page tables (LPAE's long descriptors), of both stages and all three granules.
+//! Layouts of the Arm VMSAv8-64 page tables (LPAE's long descriptors), of both stages and all three
+//! granules. The hardware finds in an entry what the engine means by it.
 //!
 //! Source: Arm Architecture Reference Manual for A-profile, DDI 0487, chapter D8 "The AArch64 Virtual Memory
 //! System Architecture", sections on the descriptor formats and on memory attributes; Arm System Memory
@@ -11,14 +12,15 @@
 //!  table       limits   ignored                res0 address high  ignored                    1 V
 //! ```
 //!
-//! Levels count from the leaves here: 1 is what the manual calls level 3. T tells tables and, at level 1, pages
-//! (both 1) from blocks (0) above it; level 1 has no blocks. With the 4 KiB and the 16 KiB granule bits 15:12
-//! are address bits, too; with the 64 KiB one they hold bits 51:48 of an address. The *contiguous* bit says that
-//! an aligned run of entries (4 KiB granule: 16; 16 KiB: 128 at level 1, 32 at level 2; 64 KiB: 32) translates
-//! one piece of memory; each still holds its own address.
+//! Levels count from the leaves here: 1 is what the manual calls level 3. T is 1 for tables and, at
+//! level 1, for pages; it is 0 for blocks, which only higher levels have. With the 4 KiB granule
+//! bits 15:12 are address bits, too, and with the 16 KiB granule bits 15:14; with the 64 KiB
+//! granule bits 15:12 hold bits 51:48 of an address. The *contiguous* bit says that an aligned run
+//! of entries (4 KiB granule: 16; 16 KiB: 128 at level 1, 32 at level 2; 64 KiB: 32) translates one
+//! piece of memory; each entry still holds its own address.
 //!
 //! Stage 1, as a stream of the EL1 regime uses it, keeps the [`Attributes`] so:
-//! - A page can always be read: a mapping that is to be written only can be read, too.
+//! - A page can always be read: devices can also read a mapping that is for writing only.
 //! - Memory types are an index into MAIR, which must be [`ARM_MAIR`].
 //! - AP\[1\] is set unless the mapping is privileged.
 //! - UXN and PXN are set unless execution is allowed; a privileged mapping keeps UXN.
@@ -88,19 +90,21 @@ pub struct Arm<const GRANULE: u32> {
 }
 
 impl<const GRANULE: u32> Arm<GRANULE> {
-    /// Makes the layout of tables of stage 1 for `input_bits` bits, at least 25, and hardware with `address_bits` bits of physical
-    /// addresses, at least 32. Both are at most 48, or 52 with the 64 KiB granule.
+    /// Makes the layout of tables of stage 1 for `input_bits` bits, at least 25, and hardware with
+    /// `address_bits` bits of physical addresses, at least 32. Both are at most 48, or 52 with the
+    /// 64 KiB granule.
     ///
-    /// The levels are as few as possible, but with the 4 KiB granule there are always two.
+    /// The levels are as few as possible, but with the 4 KiB granule at least two.
     ///
     /// # Errors
-    /// [`SetupError::AddressBits`], for the physical ones or else for those to be translated.
+    /// [`SetupError::AddressBits`], for the physical bits, or else for the bits to be translated.
     pub const fn stage_1(input_bits: u32, address_bits: u32) -> Result<Self, SetupError> {
         Self::new(Stage::One, input_bits, address_bits, address_bits)
     }
 
-    /// As [`stage_1`](Self::stage_1), of stage 2, which does not translate more bits than there are physical ones: see
-    /// [`stage_2_with_ias`](Self::stage_2_with_ias). The root may be up to 16 concatenated tables, where that saves a level.
+    /// As [`stage_1`](Self::stage_1), of stage 2, which translates no more bits than there are
+    /// physical ones (for exceptions see [`stage_2_with_ias`](Self::stage_2_with_ias)). The root
+    /// may be up to 16 concatenated tables, where that saves a level.
     ///
     /// # Errors
     /// As [`stage_1`](Self::stage_1).
@@ -111,8 +115,8 @@ impl<const GRANULE: u32> Arm<GRANULE> {
     /// As [`stage_2`](Self::stage_2), for an SMMU whose intermediate addresses have `ias` bits, if those
     /// are more than the physical ones: one that walks AArch32's long-descriptor tables, too, has
     /// at least 40 (SMMUv3, IHI 0070, on address sizes: IAS is the larger of 40 and OAS if bit 0 of
-    /// `SMMU_IDR0.TTF` is set, and OAS elsewhere). Bits beyond 40 and the physical bits make no
-    /// difference.
+    /// `SMMU_IDR0.TTF` is set, and OAS elsewhere). `input_bits` may be up to `address_bits`, or up
+    /// to `ias`, but not beyond 40, if that is more.
     ///
     /// # Errors
     /// As [`stage_1`](Self::stage_1).

@@ -17,14 +17,15 @@ pub struct Unmapped {
     /// Bytes removed. Less than the range if it has holes, or if a part is `kept`.
     pub bytes: u64,
     /// Bytes of the range that **are still mapped**, and reached by devices: parts of larger pages
-    /// that could not be split, for want of memory or because an invalidation was not confirmed;
-    /// and parts of granules.
+    /// that could not be split, for want of memory, because an invalidation was not confirmed, or
+    /// because the call's platform is not the table's; and parts of granules.
     pub kept: u64,
     /// The range that an invalidation must cover for `bytes` to be out of reach: the range that was
     /// asked for, and the whole of each large page that was split, now or earlier, and of which it
-    /// covers a part. If less than the range was found, another caller has removed the rest. That
-    /// may have been a part of a large page of which no trace is left, and everything must be
-    /// invalidated to have it out of reach, unless the caller that removed it ensures that.
+    /// covers a part. If less than the range was found, although all of it had been mapped, another
+    /// caller has removed the rest. That may have been a part of a large page of which no trace is
+    /// left: then everything must be invalidated to have it out of reach, unless the caller that
+    /// removed it ensures that.
     pub stale: IovaRange,
 }
 
@@ -36,8 +37,9 @@ impl Unmapped {
     }
 }
 
-/// The number of granules that a call maps with one CPU, at a cost of a walk each at the most, or
-/// of one run of larger pages.
+/// The number of granules that a call maps with one CPU, after which it returns the CPU. At the
+/// most, each granule costs a walk. The last run, of up to a frame of entries, may go beyond this
+/// number.
 const PAGES_AT_ONCE: u64 = 4096;
 
 /// The reason why an unmap has left its section.
@@ -59,27 +61,33 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     /// Maps `range` to the memory at `phys`, with the largest pages that alignment and size allow at each
     /// address.
     ///
-    /// Costs one walk for each leaf table touched and one store for each entry. Allocates missing tables. Waits
-    /// only for a [`reclaim`](Self::reclaim) that is just looking at a table on the way.
+    /// Costs one walk for each leaf table touched and one store for each entry. Allocates missing
+    /// tables. Waits only for another CPU that is changing a table on the way: for a
+    /// [`reclaim`](Self::reclaim) that is just looking at the table; with frames that are not
+    /// coherent, until a new table is shown to hardware; and while the table is replaced to split a
+    /// page of several entries, which takes as long as hardware takes to forget it.
     ///
     /// # Errors
-    /// [`MapError`]: nothing of the range is mapped by this call. The range beside it, where there is one, is what the call had
-    /// entered before it failed, and has removed again; a device may have used those pages meanwhile, so they need an invalidation
-    /// before the range is used again.
+    /// [`MapError`]: nothing of the range is mapped by this call. If there is a range beside the
+    /// error, the call had entered that much before it failed, and has removed it again. A device
+    /// may have used those pages meanwhile, so they need an invalidation before the range is used
+    /// again.
     ///
     /// # Safety
-    /// **The memory is the caller's to open to every device that is translated by this table, for as long as it is mapped**:
-    /// from the call on, until an unmap of it has returned and an invalidation of what that removed is confirmed.
+    /// **The memory is the caller's to open to every device that is translated by this table, for
+    /// as long as it is mapped**: from the call on, until an unmap of it has returned and an
+    /// invalidation of what that removed is confirmed.
     ///
-    /// - Devices may access it at any time, as the permissions say. Until then the owner does not
-    ///   give it to others, nor use it in a way that relies on its contents: there are no
+    /// - For that time, devices may access it whenever they like, as the permissions say. The owner
+    ///   does not give it to others, nor use it in a way that relies on its contents: there are no
     ///   references to it but to atomics (and, if devices only read, shared ones to bytes that are
     ///   not written); the CPU reads and writes it as atomics, or volatile.
     /// - This also holds for all of each granule: whole pages are opened.
-    /// - After an error it holds only for the range beside it, until the invalidation of that is
-    ///   confirmed.
+    /// - After an error it holds only for the range beside the error, until the invalidation of
+    ///   that range is confirmed.
     ///
-    /// Any caller may open memory that only a software IOMMU reaches, all of it in atomics.
+    /// Memory that only a software IOMMU reaches, and that is all accessed as atomics, may be
+    /// opened by any caller.
     #[inline]
     pub unsafe fn map<P: Platform>(
         &self,
@@ -102,7 +110,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
 
     /// Maps `range` to the pieces of memory in `list`, each with its length, one after the other.
     ///
-    /// As [`map`](Self::map); pieces that lie in one leaf table share a walk.
+    /// As [`map`](Self::map), and pieces that lie in one leaf table share a walk.
     ///
     /// # Errors
     /// As [`map`](Self::map); [`MapError::Length`] if the pieces together are not as long as the
@@ -200,7 +208,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         }
     }
 
-    /// Removes the first `done` bytes of `range` again. Returns why they could not stay.
+    /// Removes the first `done` bytes of `range` again. Returns the error for `stop`, and the range
+    /// that it removed, if that is not empty.
     #[cold]
     fn undo<P: Platform>(
         &self,
@@ -238,9 +247,10 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     /// `invalidate` is called, with no CPU held, only to split a page of several entries, or of a
     /// format that requires a page to be broken before it is split: it makes the hardware forget
     /// the range, paging structures included, and returns whether that worked. The call waits for
-    /// such splits by another CPU, with frames that are not coherent for any split by another CPU,
-    /// and for a page of several entries also for a [`reclaim`](Self::reclaim). So an interrupt
-    /// handler should only remove pages that were mapped as a whole.
+    /// such splits by another CPU, for a [`reclaim`](Self::reclaim) that is just looking at a table
+    /// that took a large page's place, and to split a page of several entries for any reclaim. With
+    /// frames that are not coherent it waits for every other CPU that is changing a table on the
+    /// way. So an interrupt handler should only remove pages that were mapped as a whole.
     ///
     /// # Safety
     /// - **`invalidate` returns `true` only if hardware has forgotten the range**: no IOMMU that

@@ -1,10 +1,11 @@
-//! The errors of page tables. A mapping that fails leaves no entry in the tables.
+//! The errors of page tables, and the checks of a layout's dimensions. A mapping that fails leaves
+//! no entry of its own in the tables.
 
 use crate::addr::{Iova, IovaRange, PageSize, PhysAddr};
 use crate::setup::SetupError;
 
-/// Returns how many of the lowest `large` levels, whose leaves are 4 KiB, 2 MiB and 1 GiB, have leaves that are no larger
-/// than `largest`; 1 at least.
+/// Returns how many of the lowest `large` levels, whose leaves are 4 KiB, 2 MiB and 1 GiB, have
+/// leaves that are no larger than `largest`; 1 at least.
 pub(super) const fn levels_up_to(large: u32, largest: PageSize) -> u32 {
     let most = match largest.shift() {
         ..21 => 1,
@@ -14,9 +15,9 @@ pub(super) const fn levels_up_to(large: u32, largest: PageSize) -> u32 {
     if most < large { most } else { large }
 }
 
-/// Checks the dimensions of tables: `levels` levels of `min` to `max`, leaves at the lowest
-/// `large` of `most`, and physical addresses of `bits` bits, 12 to `widest`. Returns the
-/// highest such address.
+/// Checks the dimensions of tables: the number of levels is `levels`, and must be `min` to `max`;
+/// the lowest `large` of them have leaves, which must be 1 to `most`; physical addresses have
+/// `bits` bits, which must be 12 to `widest`. Returns the highest such address.
 pub(super) const fn check(
     (levels, min, max): (u32, u32, u32),
     (large, most): (u32, u32),
@@ -43,7 +44,8 @@ pub enum MapError {
     Misaligned {
         /// The I/O virtual range.
         range: IovaRange,
-        /// The physical address of the piece with that address or length.
+        /// The physical address of the piece with that address or length; 0 if the range itself is
+        /// not aligned.
         phys: PhysAddr,
         /// The smallest page, in bytes.
         granule: u64,
@@ -82,7 +84,7 @@ pub enum MapError {
         /// The highest physical address.
         last: PhysAddr,
     },
-    /// Part of the range is in use.
+    /// A part of the range is in use.
     #[error("{at} is mapped already")]
     AlreadyMapped {
         /// The lowest such address that the call found.

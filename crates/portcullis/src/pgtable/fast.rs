@@ -18,8 +18,8 @@ use crate::sync::{AtomicU64, Ordering};
 impl<F: Frames, X: Format> PageTable<F, X> {
     /// Maps `range` to the memory at `phys`, if that takes only a walk and some stores: one page,
     /// or granules in one frame of a lowest table, whose tables exist and whose entries are free.
-    /// Returns whether it did. If not, nothing is changed, and [`map`](Self::map) does it or
-    /// returns the error.
+    /// Returns whether the range is mapped. If not, nothing is changed, and [`map`](Self::map) does
+    /// the work or returns the error.
     ///
     /// Costs one walk, two stores for the turn, a load and a store for each entry. Never allocates
     /// or waits.
@@ -69,11 +69,11 @@ impl<F: Frames, X: Format> PageTable<F, X> {
 
     /// Clears every entry of `range`, if that takes only a walk and some stores: one page that was
     /// mapped as such, or granules in one frame of a lowest table, all of them mapped; no part of a
-    /// page that was split. Returns whether it did. If not, nothing is changed, and
-    /// [`unmap`](Self::unmap) does it.
+    /// page that was split. Returns whether the range is unmapped. If not, nothing is changed, and
+    /// [`unmap`](Self::unmap) does the work.
     ///
-    /// Then `range` is stale, in leaves only. Costs one walk, two stores for the turn, a load and a
-    /// store for each entry. Never allocates or waits.
+    /// Hardware may then still hold leaves of `range`, and nothing else of it. Costs one walk, two
+    /// stores for the turn, a load and a store for each entry. Never allocates or waits.
     ///
     /// # Safety
     /// `cpu` is one that `platform` has lent.
@@ -98,29 +98,29 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         self.lowest(near, iova, Self::CLOSED).is_some_and(|at| self.clear_granules(at, len))
     }
 
-    /// Returns whether addresses and lengths are multiples of the granule, given the union of their
-    /// bits.
+    /// Returns whether addresses and lengths are multiples of the granule; `bits` is the union of
+    /// their bits.
     #[inline]
     pub(super) const fn are_whole(bits: u64) -> bool {
         bits & ((1 << X::GRANULE_SHIFT) - 1) == 0
     }
 
     /// Returns the union of the bits of the addresses of the first and the last granule of `len`
-    /// bytes at `start`. It has stray bits if any of the two numbers is no multiple of the granule.
+    /// bytes at `start`. It has stray bits if `start` or `len` is no multiple of the granule.
     #[inline]
     const fn ends(start: u64, len: u64) -> u64 {
         start | start.wrapping_add(len.wrapping_sub(1 << X::GRANULE_SHIFT))
     }
 
     /// Enters granules from `at` on, which is in a lowest table, if their entries lie in one frame
-    /// and are free. Returns whether it did. Called inside the section in which the table was
-    /// found; the arguments are whole granules that exist.
+    /// and are free. Returns whether it entered them. Called inside the section in which the table
+    /// was found; the arguments are whole granules that exist.
     #[inline]
     fn enter_granules(&self, at: Position, phys: u64, len: u64, attributes: Attributes) -> bool {
         if len == 1 << X::GRANULE_SHIFT {
             return self.enter_granule(at, phys, attributes);
         }
-        // Entries hold an address's higher bits in another place.
+        // Entries may hold an address's higher bits in another place.
         let is_one_piece = (phys ^ (phys + len - 1)) >> ADDRESS_BITS == 0;
         let words = self.words(at).get(..(len >> X::GRANULE_SHIFT) as usize);
         let Some(words) = words.filter(|_| is_one_piece) else {
@@ -150,7 +150,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
 
     /// Clears granules from `at` on, which is in a lowest table that is open to unmaps, and in
     /// which no page was split, if all of them lie in one frame and are mapped. Returns whether it
-    /// did. Called inside the section in which the table was found.
+    /// cleared them. Called inside the section in which the table was found.
     #[inline]
     fn clear_granules(&self, at: Position, len: u64) -> bool {
         let word = self.word(at);
@@ -190,8 +190,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
 }
 
 /// Stores `value`, and `stride` more each time, to `words`, if all of them are free. Returns
-/// whether it did. This is a call, so that the case of one word does not pay for the registers that
-/// it takes.
+/// whether they were. This is not inlined, so that the case of one word does not pay for the
+/// registers that it takes.
 #[inline(never)]
 fn enter(words: &[AtomicU64], value: u64, stride: u64) -> bool {
     let is_free = !differ(words, 0, u64::MAX);
@@ -203,8 +203,8 @@ fn enter(words: &[AtomicU64], value: u64, stride: u64) -> bool {
     is_free
 }
 
-/// Clears `words`, if none of them is of another kind than `first`. Returns whether it did. A call,
-/// as for [`enter`].
+/// Clears `words`, if none of them is of another kind than `first`. Returns whether they were
+/// alike. This is not inlined, for the reason given at [`enter`].
 #[inline(never)]
 fn clear<X: Format>(words: &[AtomicU64], first: u64) -> bool {
     let are_alike = !differ(words, first, X::KIND);

@@ -89,10 +89,12 @@ pub enum Entry {
 
 /// A page-table format of some hardware: the layout of its entries and the widths of its addresses.
 ///
-/// The library has the formats of today's hardware. Who writes another needs `Entry`, `LeafSize` and so the feature `parts`.
+/// The library has the formats of today's hardware. The author of another one needs `Entry` and
+/// `LeafSize`, and so the feature `parts`.
 ///
-/// The functions are pure and are called for every entry: a few instructions each. Levels and runs passed in
-/// are ones that the format said it has, addresses are aligned and at most [`last_phys`](Self::last_phys).
+/// The functions are pure, and are called for every entry, so each should take a few instructions.
+/// The levels and runs that are passed in are ones that the format said it has; addresses are
+/// aligned and at most [`last_phys`](Self::last_phys).
 ///
 /// # Safety
 /// The engine follows entries to tables as references, and a device reaches what the hardware reads in them. So:

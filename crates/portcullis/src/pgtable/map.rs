@@ -1,5 +1,5 @@
-//! Entering translations: the way down, and leaves in runs. A call writes only to entries that it
-//! has found free.
+//! Entering translations: the way down, and leaves in runs. A leaf is written only to entries that
+//! were found free.
 
 use super::format::{Attributes, Entry, Format, Layout, LeafSize};
 use super::marked::is_broken;
@@ -24,7 +24,8 @@ pub(super) struct Run {
 
 impl<F: Frames, X: Format> PageTable<F, X> {
     /// Returns the largest leaf that alignment and `len` allow at `iova` and `phys`, at level
-    /// `highest` or below, and for how many bytes that is so, in tables of its level.
+    /// `highest` or below. Also returns the number of bytes for which it stays the largest, in
+    /// tables of its level.
     #[inline]
     fn leaf_size(&self, (iova, phys, len): (u64, u64, u64), highest: u32) -> (LeafSize, u64) {
         let sizes = self.format().leaf_sizes();
@@ -77,8 +78,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             }
             match format.decode(entry, at.level) {
                 Entry::Table { .. } if entry & X::MARK != 0 => return stop(Conflict::Busy),
-                // Also if a large page would fit, but a table that smaller pages once needed is in
-                // its place.
+                // Down into the table, also if a large page would fit here: smaller pages once
+                // needed the table that is in its place.
                 Entry::Table { table, level } => {
                     if level < size.level {
                         (size, until) = self.leaf_size((iova, phys, len), level);
@@ -94,9 +95,9 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         self.write_leaves((iova, phys, until), attributes, size, at)
     }
 
-    /// Maps one page that is larger than a granule, if that takes only a walk and a store: a leaf
-    /// of one entry, whose tables exist and whose entry is free. Returns whether it did. Called
-    /// inside a section; the arguments are as for [`map_run`](Self::map_run).
+    /// Maps one page that is larger than a granule, if that takes only a walk and an exchange: a
+    /// leaf of one entry, whose tables exist and whose entry is free. Returns whether the page is
+    /// mapped. Called inside a section; the arguments are as for [`map_run`](Self::map_run).
     pub(super) fn map_page(&self, iova: u64, phys: u64, len: u64, attributes: Attributes) -> bool {
         let Some(level) = self.level_of(iova | phys, len) else {
             return false;
@@ -106,8 +107,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         };
         let word = self.word(at);
         let leaf = self.format().leaf(PhysAddr::new(phys), LeafSize { level, run: 0 }, attributes);
-        // An exchange, as another caller, which got the same address by a misuse by number, may
-        // install a table there.
+        // An exchange, as another caller may install a table there: one that, against the rules,
+        // uses the same addresses.
         if word.compare_exchange(0, leaf, Ordering::Release, Ordering::Relaxed).is_err() {
             return false;
         }
@@ -127,7 +128,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     }
 
     /// Maps a granule in the table that `last` remembers, if it lies there and its entry is free.
-    /// Returns whether it did. The arguments are as for [`map_run`](Self::map_run).
+    /// Returns whether it is mapped. The arguments are as for [`map_run`](Self::map_run).
     #[inline]
     pub(super) fn map_next(&self, iova: u64, phys: u64, attributes: Attributes, last: &Last) -> bool {
         last.position(self.format(), iova).is_some_and(|at| self.enter_granule(at, phys, attributes))
@@ -150,7 +151,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         let pages = (len >> (shift + size.run)).min((words.len() >> size.run) as u64) as usize;
         let words = &words[..pages << size.run];
         let stride = format.stride(size);
-        // One after the other all the way, or each page by itself.
+        // All entries as one group if they differ by the stride, else each page by itself.
         let group = if stride == 0 { 1 << size.run } else { words.len() };
         let mut done = 0;
         let mut conflict = None;
@@ -190,7 +191,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         };
         let shift = self.format().shift(size.level);
         match self.format().decode(entry, size.level) {
-            // Also a table that is set aside.
+            // A table that is set aside decodes as absent, and counts here, too.
             Entry::Table { .. } | Entry::Absent if index > 0 && !is_broken::<X>(entry) => {
                 // Write the part before the table, in entries by themselves; the next run goes down
                 // into the table.

@@ -1,9 +1,10 @@
-//! What the [mark](Format::MARK) makes of an entry that hardware takes as absent: a page that is [broken](super::split), or a
-//! table that is [set aside](super::reclaim).
+//! Entries that hardware takes as absent, and that the [mark](Format::MARK) keeps from being free:
+//! those of a page that is [broken](super::split), and of a table that is [set
+//! aside](super::reclaim). Both can be told apart, and the table's entry can be put back as it was.
 
 use super::format::Format;
 
-/// Returns whether `entry` is one of a page that is broken.
+/// Returns whether `entry` belongs to a page that is broken.
 #[inline]
 pub(super) const fn is_broken<X: Format>(entry: u64) -> bool {
     X::BREAK_BEFORE_MAKE && entry == X::MARK

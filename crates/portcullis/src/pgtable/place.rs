@@ -1,5 +1,6 @@
-//! Places in tables: that of an entry, and the lowest tables that a CPU remembers. What may be done there, and for how long, is for
-//! those to say who walk there.
+//! Places in tables: that of an entry, and the lowest tables that a CPU remembers. A CPU finds a
+//! remembered table only under the stamp under which it was found. Whether a place may still be
+//! used is for its users to ensure: see [`walk`](super::walk) and [`near`](super::near).
 
 use super::format::{Format, Layout};
 use crate::addr::PhysAddr;
@@ -10,17 +11,17 @@ use crate::percpu::LocalU64;
 pub(super) struct Position {
     pub table: PhysAddr,
     pub level: u32,
-    /// Below about 2^18; counted from the table's start.
+    /// The number of the entry, counted from the table's start; below 2^18.
     pub index: usize,
 }
 
 /// The lowest table of a walk, remembered for the pages next to the one that it was walked for.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Last {
-    /// The address divided by what a table of the lowest level translates.
+    /// The address divided by the bytes that a table of the lowest level translates.
     pub region: u64,
-    /// The table; if the lowest is a root made of several frames, the one in which the address has
-    /// its entry.
+    /// The table; if it is a root of several frames, the part of a usual table's size in which the
+    /// address has its entry.
     pub table: PhysAddr,
 }
 
@@ -50,14 +51,15 @@ impl Last {
     }
 }
 
-/// The number of tables that a CPU remembers: one of the regions whose numbers are equal modulo
-/// `TABLES` each.
+/// The number of tables that a CPU remembers. Of the regions whose numbers are equal modulo
+/// `TABLES` it remembers one.
 const TABLES: usize = 4;
 
 /// The tables that one CPU remembers.
 #[derive(Debug, Default)]
 pub(super) struct Near {
-    /// The page table's stamp when the tables were found; 0, which no page table has, before.
+    /// The page table's stamp when the tables were found; 0, which no page table has, if none was
+    /// found yet.
     stamp: LocalU64,
     tables: [Table; TABLES],
 }
@@ -83,7 +85,7 @@ impl Near {
     }
 
     /// Remembers `last`, which was found under `stamp`, and forgets tables that were found under
-    /// another.
+    /// another stamp.
     pub(super) fn remember(&self, stamp: u64, last: Last) {
         if self.stamp.get() != stamp {
             self.tables.iter().for_each(|table| table.region.set(Last::NONE.region));

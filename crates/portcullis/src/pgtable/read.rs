@@ -1,5 +1,5 @@
 //! Reading the tables: for one address, and as a whole, for reports and for debugging. A reader
-//! changes nothing and takes no lock.
+//! changes nothing; a CPU that the table is made for takes no lock.
 
 use super::format::{Attributes, Entry, Format, Layout};
 use super::place::Position;
@@ -32,7 +32,8 @@ struct Found {
 
 impl<F: Frames, X: Format> PageTable<F, X> {
     /// Returns where a device's access to `iova` would go and what it may do there, by the tables
-    /// alone. Costs one dependent load for each level.
+    /// alone; `None` if nothing is mapped there. Costs one dependent load for each level. Never
+    /// allocates. A caller without a CPU that the table is for takes a lock, and so may wait.
     #[inline]
     pub fn translate<P: Platform>(&self, platform: &P, iova: Iova) -> Option<(PhysAddr, Attributes)> {
         let found = self.find(platform, iova)?;
@@ -75,7 +76,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         })
     }
 
-    /// Called inside a section.
+    /// Returns the leaf that translates `iova`. Called inside a section.
     #[inline]
     fn find_in(&self, iova: u64) -> Option<Found> {
         let mut at = self.top(iova);
@@ -89,14 +90,17 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         }
     }
 
-    /// Returns what is mapped in `range`, for reports and for debugging: one item for each leaf, however many entries make it, in the
-    /// order of addresses. A leaf of which only a part lies in `range` is there as a whole.
+    /// Returns what is mapped in `range`, for reports and for debugging: one item for each leaf, of
+    /// one entry or several, in the order of addresses. A leaf of which only a part lies in `range`
+    /// is returned as a whole.
     ///
-    /// Tables may change meanwhile, on any CPU: a leaf that is there from the first item to the last is among them, once; one
-    /// that comes or goes may be or not; and what is there was so at some moment.
+    /// Tables may change meanwhile, on any CPU. A leaf that is there from the first item to the
+    /// last is returned once; one that comes or goes may be missing; and each was there at some
+    /// moment.
     ///
-    /// Costs one step for each entry of each table; changes nothing, allocates nothing. The caller's CPU is lent for 64
-    /// leaves, or frames of tables, at a time, and not between two items: what consumes them may do whatever its caller may.
+    /// Costs one step for each entry of each table; changes nothing, allocates nothing. A CPU is
+    /// lent for at most 64 leaves or frames of tables at a time, and none while the caller has an
+    /// item: so the caller may do with items what it may do elsewhere.
     pub fn entries<'a, P: Platform>(
         &'a self,
         platform: &'a P,
@@ -122,9 +126,9 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         core::iter::from_fn(batch).flatten()
     }
 
-    /// Adds the leaves from `iova` to `last`, in one frame of one table, up to the entry of a table, as
-    /// long as there is room. Returns where to go on, or `None` behind `last`. Called inside a
-    /// section.
+    /// Adds the leaves from `iova` to `last`, in one frame of one table, up to the entry of a
+    /// table, as long as there is room. Returns the address at which to go on, or `None` if that is
+    /// behind `last`. Called inside a section.
     fn read_run(&self, iova: u64, last: u64, found: &mut Leaves) -> Option<u64> {
         let format = self.format();
         let mut at = self.top(iova);

@@ -12,11 +12,12 @@
 //!    keeps the address; else the mark is taken off again;
 //! 4. the hardware is made to forget what it has cached of the paging structures;
 //! 5. the entry is cleared;
-//! 6. the caller waits once more for all sections, those that only read; then it frees the table.
+//! 6. the caller waits once more for all sections, as some may still read the table; then it frees
+//!    it.
 //!
 //! Until step 5 a CPU that needs a table at its place puts it back (`install`), and does not wait.
-//! It must be this one: until the hardware has forgotten where it was, the hardware looks in no
-//! other. If the hardware does not confirm step 4, all of them are put back.
+//! The CPU must put back this very table: until the hardware has forgotten where it was, the
+//! hardware may look in no other. If the hardware does not confirm step 4, all tables are put back.
 
 use alloc::vec::Vec;
 
@@ -45,8 +46,9 @@ struct Emptied {
 /// The step that an [`Emptied`] has reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
+    /// Its entry leads to it and is marked.
     Marked,
-    /// A mark on the entry comes from a CPU that has put the table back.
+    /// Its entry is absent for the hardware, unless another CPU has put the table back.
     Aside,
     /// Its entry is clear.
     Unlinked,
@@ -129,13 +131,14 @@ impl<F: Frames, X: Format> Drop for Batch<'_, F, X> {
                 }
             };
             let word = self.owner.word(at);
-            // If the entry is another, another CPU has put the table back, and shows it itself.
+            // If the entry is not `old`, another CPU has put the table back, and shows it itself.
             if word.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
                 self.owner.show(word, entry);
             }
         }
         if !self.parked.is_empty() {
-            // No other call has parked tables meanwhile, so this takes no memory.
+            // No other call has parked tables meanwhile, so the list there is empty, and this takes
+            // no memory.
             *self.owner.books.parked.lock() = core::mem::take(&mut self.parked);
         }
     }
@@ -170,8 +173,9 @@ impl Drop for Turn<'_> {
 
 impl<F: Frames, X: Format> PageTable<F, X> {
     /// Frees every table that is empty, and returns how many bytes it freed. Returns 0 while
-    /// another call does this, and always with another [platform](Platform::number) than the first
-    /// that the table was used with. `invalidate` makes the hardware forget everything about the
+    /// another call does this or splits a page of several entries, and always with another
+    /// [platform](Platform::number) than the first that the table was used with. `invalidate` makes
+    /// the hardware forget everything about the
     /// address space, paging structures included, and returns whether that worked; it may wait for
     /// hardware, and no lock is held meanwhile.
     ///
@@ -181,8 +185,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     /// hardware. The caller holds no CPU.
     ///
     /// # Errors
-    /// The error of `invalidate`, if no table was freed before. The tables that it concerned stay,
-    /// and a later call frees them.
+    /// The error of `invalidate`, if no table was freed before. The tables that were to be freed
+    /// stay, and a later call frees them.
     ///
     /// # Safety
     /// **`invalidate` returns `Ok` only if all hardware that walks this table has forgotten

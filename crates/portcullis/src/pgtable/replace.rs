@@ -39,8 +39,8 @@ use crate::sync::{AtomicU64, Ordering};
 struct Replacing<'a, F: Frames, X: Format, P: Platform> {
     owner: &'a PageTable<F, X>,
     platform: &'a P,
-    /// The entry that leads to the table, and its final value: its old one, until the copy is
-    /// confirmed.
+    /// The position of the entry that leads to the table, and the entry's final value: until
+    /// hardware has confirmed, that is its old one.
     above: Position,
     entry: u64,
     /// The position of an entry of the page.
@@ -54,7 +54,7 @@ impl<F: Frames, X: Format, P: Platform> Drop for Replacing<'_, F, X, P> {
     fn drop(&mut self) {
         if self.is_confirmed {
             self.lead(self.entry);
-            // Some sections may be looking still.
+            // Some sections may still read the old table.
             return self.park(self.at.table);
         }
         let Some(copy) = self.copy else {
@@ -79,7 +79,7 @@ impl<F: Frames, X: Format, P: Platform> Replacing<'_, F, X, P> {
         self.owner.clean(core::slice::from_ref(word));
     }
 
-    /// Leaves a table, one of the two, to the next reclaim, which frees it. There is room for it.
+    /// Leaves the old table or the copy to the next reclaim, which frees it. There is room for one.
     fn park(&self, table: PhysAddr) {
         self.platform.with_cpu(|_| self.owner.books.parked.lock().push(table));
     }
@@ -92,8 +92,9 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     /// another CPU was first.
     ///
     /// # Errors
-    /// There is no memory, or the page is in the root; or the hardware did not confirm an
-    /// invalidation: [`Conflict::Busy`]. The page is as it was.
+    /// [`Conflict::OutOfMemory`] and [`Conflict::BeyondPhysical`], and the former if the page is in
+    /// the root; [`Conflict::Busy`] if the hardware did not confirm an invalidation, or the
+    /// platform's barrier does not reach all CPUs that the table is for. The page is as it was.
     #[cold]
     pub(super) fn split_run<P: Platform>(
         &self,
@@ -141,7 +142,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         }
         (this.entry, this.is_confirmed) = (entry, true);
         this.lead(entry);
-        // Some sections only look.
+        // Some sections may still read the old table.
         self.near.marks().synchronize(platform);
         core::mem::forget(this);
         self.count_frames(-(self.frames_of(at.level) as isize));
@@ -193,7 +194,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         });
     }
 
-    /// Stores the results of `entry` to the words of the table from `at` on, up to number `end`.
+    /// Stores the result of `entry` for each index to the words of the table, from `at` on to
+    /// before index `end`.
     pub(super) fn each_word(&self, mut at: Position, end: usize, entry: impl Fn(usize) -> u64) {
         while at.index < end {
             let words = self.words(at);

@@ -1,4 +1,5 @@
-//! Layouts of the RISC-V page tables, of both stages.
+//! Layouts of the RISC-V page tables, of both stages. The hardware finds in an entry what the
+//! engine means by it.
 //!
 //! Source: The RISC-V Instruction Set Manual, volume II: Privileged Architecture, version 20240411, sections
 //! "Sv39", "Sv48" and "Sv57" of the chapter on the supervisor level, section "Two-Stage Address Translation" of
@@ -10,14 +11,16 @@
 //!  N   PBMT  reserved  physical page number   RSW  D A G U X W R V
 //! ```
 //!
-//! The page number is that of 4 KiB pages, whatever the leaf's size. An entry with R and X clear leads to a
-//! table; of those, D, A and U are reserved, and so are PBMT and N. RSW is software's in every entry.
+//! The page number is that of 4 KiB pages, whatever the leaf's size. An entry with R, W and X clear
+//! leads to a table; in such an entry D, A, U, PBMT and N are reserved. RSW is software's in every
+//! entry.
 //!
 //! The [`Attributes`] are kept so:
 //! - W without R is reserved: a mapping that is to be written only can be read, too.
 //! - Memory types are PBMT: NC for [`Memory::Uncached`], IO for [`Memory::Device`], and none for
-//!   [`Memory::WriteBack`], which leaves it at what the platform says of the address. The first two need
-//!   hardware with Svpbmt; without it the bits are reserved, and such a mapping faults.
+//!   [`Memory::WriteBack`], so that the memory type is the one that the platform gives the address.
+//!   The first two need hardware with Svpbmt; without it the bits are reserved, and such a mapping
+//!   faults.
 //! - In the first stage, a privileged mapping has U clear; others are out of a privileged access's reach
 //!   unless the process context sets SUM. In the second stage every access
 //!   counts as one of user mode: U is always set, and privilege is not kept.
@@ -72,28 +75,32 @@ pub struct Riscv {
 }
 
 impl Riscv {
-    /// First stage, 3 levels, 38 bits. As all of these, with leaves at every level, as the architecture has them, and 56 bits of
-    /// physical addresses: see [`within`](Self::within).
+    /// Makes the layout of the first stage with 3 levels, for 38 bits: leaves at every level, and
+    /// 56 bits of physical addresses, which [`within`](Self::within) can limit.
     pub const fn sv39() -> Self {
         Self::of(Mode::Sv39)
     }
 
-    /// First stage, 4 levels, 47 bits.
+    /// Makes the layout of the first stage with 4 levels, for 47 bits; the rest as for
+    /// [`sv39`](Self::sv39).
     pub const fn sv48() -> Self {
         Self::of(Mode::Sv48)
     }
 
-    /// First stage, 5 levels, 56 bits.
+    /// Makes the layout of the first stage with 5 levels, for 56 bits; the rest as for
+    /// [`sv39`](Self::sv39).
     pub const fn sv57() -> Self {
         Self::of(Mode::Sv57)
     }
 
-    /// Second stage, 3 levels, 41 bits.
+    /// Makes the layout of the second stage with 3 levels, for 41 bits; the rest as for
+    /// [`sv39`](Self::sv39).
     pub const fn sv39x4() -> Self {
         Self::of(Mode::Sv39x4)
     }
 
-    /// Second stage, 4 levels, 50 bits.
+    /// Makes the layout of the second stage with 4 levels, for 50 bits; the rest as for
+    /// [`sv39`](Self::sv39).
     pub const fn sv48x4() -> Self {
         Self::of(Mode::Sv48x4)
     }
@@ -107,8 +114,9 @@ impl Riscv {
         Self { mode, levels, large: levels, last_phys: PhysAddr::new((1 << 56) - 1) }
     }
 
-    /// The same mode with leaves at the lowest `large` levels (1: 4 KiB; 2: and 2 MiB; 3: and 1 GiB; 4: and 512 GiB; 5: and 256
-    /// TiB), for hardware with `address_bits` bits of physical addresses, at most 56.
+    /// Returns the layout with leaves at the lowest `large` levels (1: 4 KiB; 2: and 2 MiB; 3: and
+    /// 1 GiB; 4: and 512 GiB; 5: and 256 TiB), for hardware with `address_bits` bits of physical
+    /// addresses, at least 12 and at most 56.
     ///
     /// # Errors
     /// [`SetupError::LeafLevels`], [`SetupError::AddressBits`].
@@ -166,7 +174,8 @@ unsafe impl Format for Riscv {
     }
 
     fn input_bits(&self) -> u32 {
-        // One bit less than the tables could translate, or two more.
+        // In the first stage one bit less than the tables could translate; in the second two more
+        // than tables with a root of the usual size.
         12 + 9 * self.levels + 2 * u32::from(self.is_second_stage()) - u32::from(!self.is_second_stage())
     }
 
@@ -175,7 +184,7 @@ unsafe impl Format for Riscv {
     }
 
     fn leaf_sizes(&self) -> &'static [LeafSize] {
-        // As many as the caller of `within` asked for, and that has allowed.
+        // As many as the caller of `within` asked for, and `within` has allowed.
         &ONE_ENTRY[..self.large as usize]
     }
 

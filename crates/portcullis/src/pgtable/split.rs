@@ -36,27 +36,28 @@ use crate::sync::{AtomicU64, Ordering};
 /// The smaller leaves that are to take a large page's place.
 struct Split<'a, F: Frames, X: Format> {
     large: LargePage,
-    /// The new entries; 0 for those that were no more the page's.
+    /// The new entries; 0 for those that no longer were the page's.
     entries: Vec<u64>,
     /// The new table, if the page is replaced by one.
     new: Option<NewTable<'a, F, X>>,
 }
 
-/// A page that is broken until it is [finished](Self::finish), which a drop does, too. The page
-/// comes back as it was unless the hardware has confirmed that it has forgotten it.
+/// A page that is broken until its split is [finished](Self::finish), which a drop does, too. The
+/// page comes back as it was unless the hardware has confirmed that it has forgotten it.
 struct Broken<'a, F: Frames, X: Format, P: Platform> {
     table: &'a PageTable<F, X>,
     platform: &'a P,
     split: Split<'a, F, X>,
     confirmed: bool,
-    /// The number of entries that are finished. `is_finished` says whether all are.
+    /// The number of entries that are finished, and whether all are.
     done: usize,
     is_finished: bool,
 }
 
 impl<F: Frames, X: Format, P: Platform> Broken<'_, F, X, P> {
-    /// Ends the break. The hardware has forgotten the page, or did not confirm: then the page comes
-    /// back as it was. If an earlier call panicked, this one goes on from there.
+    /// Enters the smaller leaves if the hardware has forgotten the page; if it did not confirm
+    /// that, brings the page back as it was. If an earlier call panicked, this one goes on from
+    /// there.
     fn finish(&mut self) {
         let Self { table: owner, platform, split, confirmed, done, is_finished } = self;
         owner.home.with_cpu(*platform, |cpu| {
@@ -74,7 +75,7 @@ impl<F: Frames, X: Format, P: Platform> Broken<'_, F, X, P> {
                 let smaller = split.entries[index];
                 *done = index + 1;
                 if smaller == 0 {
-                    // A mark that is found here is another call's.
+                    // If there is a mark here, it is another call's.
                     continue;
                 }
                 let whole = leaf.wrapping_add(stride.wrapping_mul(index as u64));
@@ -105,8 +106,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     /// `false` if another CPU was first.
     ///
     /// # Errors
-    /// There is no memory; or the hardware did not confirm an invalidation: [`Conflict::Busy`]. The
-    /// page is as it was.
+    /// [`Conflict::OutOfMemory`] and [`Conflict::BeyondPhysical`]; [`Conflict::Busy`] if the
+    /// hardware did not confirm an invalidation. The page is as it was.
     pub(super) fn split<P: Platform>(
         &self,
         platform: &P,
@@ -128,7 +129,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
                 _ => return Ok(()),
             };
             if large.size.run != run {
-                // The page has come meanwhile, and is split in another way.
+                // The page was mapped meanwhile, and pages of its size are split in another way.
                 return Ok(());
             }
             let mut split = self.smaller(large)?;
@@ -210,12 +211,13 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         let (format, level) = (self.format(), large.at.level);
         format.decode(old, level) == Entry::Leaf { run: large.size.run }
             && format.page(old, level) == large.page
-            // Another mapping of the same memory is not the page's either: it may allow less.
+            // An entry of another mapping of the same memory is not the page's: it may allow less.
             && format.attributes(old, level) == large.attributes
     }
 
-    /// Stores `entry` to the word if that still is one of the large page's. Returns whether it did.
-    /// Called inside the section in which the page was found; cleans no entry, and so never panics.
+    /// Stores `entry` to the word if that still is one of the large page's. Returns whether it
+    /// stored it. Called inside the section in which the page was found; cleans no entry, and so
+    /// never panics.
     fn exchange_part(&self, large: &LargePage, word: &AtomicU64, entry: u64) -> bool {
         // Tried again if the hardware has set a bit of its own meanwhile.
         let change = |old| self.is_part(large, old).then_some(entry);

@@ -1,5 +1,5 @@
-//! The page table and the memory that it is made of: its tables are its own until they are freed, and a CPU finds them only in
-//! turns and sections that are counted here.
+//! The page table and the memory that it is made of. Its tables are its own until they are freed,
+//! and a CPU finds them only in turns and sections of the marks that are kept here.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -17,7 +17,7 @@ use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering};
 /// one CPU.
 pub(super) const RUNS_AT_ONCE: usize = 64;
 
-/// A page table of format `X` in memory from `F`, freed with it.
+/// A page table of format `X` in memory from `F`, which is freed with the page table.
 ///
 /// All methods take `&self` and may run on any number of CPUs at the same time, as long as no two
 /// of them change the same pages; if they do, entries stay valid but any of their mappings may win.
@@ -27,7 +27,7 @@ pub(super) const RUNS_AT_ONCE: usize = 64;
 ///
 /// The caller decides which memory a device may reach: the table maps what it is told, so that is
 /// unsafe. The code that tells hardware to walk the table from its [root](Self::root) ensures that
-/// no hardware walks it any more when it is dropped.
+/// no hardware walks it any more when the page table is dropped.
 #[derive(Debug)]
 pub struct PageTable<F: Frames, X: Format> {
     pub(super) frames: F,
@@ -73,7 +73,9 @@ pub(super) enum Conflict {
     OutOfMemory,
     /// The frame that was found lies where no entry can point to.
     BeyondPhysical { table: PhysAddr },
-    /// A table on the way is being reclaimed, or not shown to the hardware yet: try again, outside the section.
+    /// A table on the way is being reclaimed or replaced, or is not shown to the hardware yet: try
+    /// again, outside the section. A split returns this, too, if hardware did not confirm that it
+    /// has forgotten the page.
     Busy,
 }
 
@@ -105,9 +107,12 @@ impl<F: Frames, X: Format> Drop for NewTable<'_, F, X> {
 }
 
 impl<F: Frames, X: Format> PageTable<F, X> {
-    /// Makes an empty table of `format`, which a [`Domain`](crate::domain::Domain) that is made of it serves to the CPUs of its
-    /// platform. By itself it is for no CPU: all of them take turns by a lock. A table without a domain is made
+    /// Makes an empty table of `format`, for a [`Domain`](crate::domain::Domain) to be made of,
+    /// which keeps it for the CPUs of its platform. By itself the table is for no CPU: all of them
+    /// take turns by a lock. A table that is used without a domain is made
     /// [`for_cpus`](Self::for_cpus).
+    ///
+    /// Allocates the frames of the root; for set-up.
     ///
     /// # Errors
     /// [`SetupError`], with nothing allocated.
@@ -116,8 +121,10 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     }
 
     /// Makes an empty table of `format` for `cpus` CPUs, which should be as many as the platform's
-    /// [`cpus`](crate::platform::Platform::cpus): CPUs with higher numbers take turns by a lock, and have no lists of addresses
-    /// in a [`Domain`](crate::domain::Domain) of the table.
+    /// [`cpus`](crate::platform::Platform::cpus): CPUs with higher numbers take turns by a lock,
+    /// and have no lists of addresses in a [`Domain`](crate::domain::Domain) of the table.
+    ///
+    /// Allocates the frames of the root, and some words for each CPU; for set-up.
     ///
     /// # Errors
     /// [`SetupError`], with nothing allocated.
@@ -212,8 +219,9 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         PageSize::from_shift(X::GRANULE_SHIFT).unwrap_or_else(|| broken("a granule is a page size"))
     }
 
-    /// Returns the marks of the turns in which the table is changed [at hand](Self::map_in), if
-    /// they are for the CPUs of `platform`; if no platform is home yet, `platform` becomes it.
+    /// Returns the marks of the turns in which [`map_in`](Self::map_in) and
+    /// [`unmap_in`](Self::unmap_in) change the table, if they are for the CPUs of `platform`. If
+    /// they are for no platform yet, they are for `platform` from now on.
     pub fn marks_for<P: Platform>(&self, platform: &P) -> Option<&Arc<Marks>> {
         self.home.is(platform).then(|| self.near.marks())
     }
@@ -306,14 +314,15 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         Ok(new)
     }
 
-    /// Frees a table that no entry points to and that no CPU has found.
+    /// Frees a table that no entry points to and that no CPU or hardware uses.
     pub(super) fn free_table(&self, table: PhysAddr, level: u32) {
         // SAFETY: it came from `new_table` for the same level; by the caller's word nothing uses
         // it.
         unsafe { self.frames.free(table, self.frames_of(level)) };
     }
 
-    /// Frees the table at `table` and all tables below it. `level` is its level; recursion is that deep.
+    /// Frees the table at `table`, of `level`, and all tables below it. The recursion is `level`
+    /// calls deep.
     ///
     /// # Safety
     /// Nothing, hardware included, uses them any more.

@@ -17,7 +17,7 @@ pub(super) struct UnmapRun {
     pub bytes: u64,
     /// Bytes after those removed in which no page is mapped.
     pub skip: u64,
-    /// The binary logarithm of the bytes of the largest large page around it that was split, and
+    /// The binary logarithm of the bytes of the largest page around the run that was split, and
     /// that hardware may still hold as a whole. 0 if there is none.
     pub split: u32,
     /// The reason why the run ends there.
@@ -50,10 +50,12 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     /// An entry that is [closed](Self::is_closed) to unmaps has at least one of these bits.
     pub(super) const CLOSED: u64 = if F::COHERENT { X::SPLIT } else { X::SPLIT | X::MARK };
 
-    /// Returns whether no page may be removed below the entry of a table: hardware may see the page
-    /// in another table that is being [replaced](super::replace), or in the page that was here,
-    /// which a walker that is not coherent has not seen go. (A table that may be reclaimed is open:
-    /// clearing an entry there helps the reclaim.)
+    /// Returns whether no page may be removed below the entry of a table: because hardware may see
+    /// the page in another table, while the table is [replaced](super::replace); or because it may
+    /// see the large page that was here, which a walker that is not coherent has not seen go. (A
+    /// table that is marked for a reclaim is open, as clearing an entry there helps the reclaim:
+    /// but only if frames are coherent and the table did not take a large page's place. Else it is
+    /// closed until the mark is gone.)
     #[inline]
     const fn is_closed(entry: u64) -> bool {
         entry & X::MARK != 0 && entry & Self::CLOSED != 0
@@ -61,7 +63,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
 
     /// Clears one page that is larger than a granule, if that takes only a walk and an exchange: a
     /// leaf of just that size that has one entry, in tables that no CPU is changing, and no part of
-    /// a page that was split. Returns whether it did. Called inside a section.
+    /// a page that was split. Returns whether it cleared the page. Called inside a section.
     pub(super) fn unmap_page(&self, iova: u64, len: u64) -> bool {
         let Some(level) = self.level_of(iova, len) else {
             return false;
@@ -80,7 +82,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     }
 
     /// Clears the leaves of (`iova`, `len`) that lie in one frame of one table, up to the first of
-    /// another kind. The whole range from `from` on is to be removed, and was looked at before.
+    /// another kind. All of the range from `from` on is to be removed; the call looked at the part
+    /// from `from` to `iova` before.
     ///
     /// `iova` and `len` lie inside the aperture, and `len` is not 0. The run removes and skips at
     /// least one byte together, unless there is an obstacle, or another CPU has just changed the
@@ -136,9 +139,10 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     }
 
     /// Clears one entry, which was read as `first`, of a page of 2^`run` entries that are not
-    /// alike: others of them were cleared by a CPU that did so too late, for a mapping that had
-    /// ended before. That needs no split if all of the page is to be removed; else the page sticks
-    /// out. The arguments are those of [`unmap_run`](Self::unmap_run).
+    /// alike: another CPU has cleared some of them too late, for a mapping that had ended before.
+    /// Or the page sticks out of the range. If all of the page is to be removed, this needs no
+    /// split; else the page is returned as the obstacle. The arguments are those of
+    /// [`unmap_run`](Self::unmap_run).
     #[cold]
     fn unmap_entry(
         &self,
@@ -173,8 +177,9 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     }
 }
 
-/// Clears an entry if it still is a leaf of the same kind as `first`. Returns whether it did: another
-/// CPU may have split the page meanwhile, and a store would lose the table, or the mark.
+/// Clears an entry if it still is a leaf of the same kind as `first`. Returns whether it cleared
+/// the entry. This is no store, as another CPU may have split the page meanwhile, and a store would
+/// lose the table, or the mark.
 #[inline]
 fn exchange<X: Format>(word: &AtomicU64, first: u64) -> bool {
     // Tried again if the hardware has set a bit of its own meanwhile. Relaxed, as for the stores

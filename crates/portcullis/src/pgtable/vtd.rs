@@ -1,4 +1,5 @@
-//! Layout of the VT-d second-stage page tables.
+//! Layout of the VT-d second-stage page tables. The hardware finds in an entry what the engine
+//! means by it.
 //!
 //! Source: Intel Virtualization Technology for Directed I/O, Architecture Specification, Rev. 4.1
 //! (March 2023), section 3.7 "Second-Stage Translation" and section 9.8 "Second-Stage Paging Entries". Bits:

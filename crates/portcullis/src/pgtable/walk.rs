@@ -57,9 +57,9 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         }
     }
 
-    /// Puts a new, empty table of `level` into `entry`, or the one back that is [set
-    /// aside](super::reclaim) there, unless another CPU has done so meanwhile. Returns the entry's
-    /// value, which leads to no table if the entry is in other use.
+    /// Lets `entry` lead to a table: to a new, empty one of `level`, or to the one that is [set
+    /// aside](super::reclaim) there, unless another CPU has changed the entry meanwhile. Returns
+    /// the entry's value, which leads to no table if the entry is in other use.
     #[cold]
     pub(super) fn install(&self, entry: &AtomicU64, level: u32) -> Result<u64, Conflict> {
         let mut seen = entry.load(Ordering::Acquire);

@@ -1,4 +1,5 @@
-//! Layout of the x86-64 page tables, which VT-d walks as its first stage.
+//! Layout of the x86-64 page tables, which VT-d walks as its first stage. The hardware finds in an
+//! entry what the engine means by it.
 //!
 //! Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 3A, chapter 4,
 //! section "4-Level Paging and 5-Level Paging"; Intel Virtualization Technology for Directed I/O, Architecture
@@ -20,12 +21,13 @@
 //!   set. Hardware that takes no memory types from the first stage ignores all of this.
 //! - A privileged mapping has U/S clear. Tables allow everything, so the leaf decides. Hardware keeps
 //!   privileged accesses off read-only pages only where WPE is set in the PASID-table entry.
-//! - XD is set unless execution is allowed. It is reserved unless NXE is set in the PASID-table entry, so NXE
-//!   must be.
+//! - XD is set unless execution is allowed. It is reserved unless NXE is set in the PASID-table
+//!   entry, so NXE must be set.
 //! - Snooping is not kept.
 //!
 //! A is preset, and D where the page can be written, so that hardware has nothing to write back. Bit 10 is
-//! "extended accessed" where EAFE is set in the PASID-table entry; it is left clear, and EAFE is to be, too.
+//! "extended accessed" where EAFE is set in the PASID-table entry; it is left clear, and EAFE must
+//! be clear, too.
 //!
 //! Only the lower half of the canonical addresses is translated. The root keeps its full size: its
 //! upper 256 entries must be there, and absent.

@@ -1,4 +1,6 @@
-//! A memory barrier on every running thread of the process, where the system offers one.
+//! A memory barrier on every running thread of the process, where the system offers one: once
+//! [`register`] has returned `true`, each of these threads has passed a full barrier when [`all`]
+//! returns.
 //!
 //! Linux's `membarrier` interrupts each CPU that runs a thread of the process. (Command numbers:
 //! `include/uapi/linux/membarrier.h`, part of the kernel's stable interface.)

@@ -40,8 +40,9 @@ struct Inner {
     number: PlatformNumber,
     /// Whether [`barrier::all`] reaches every thread.
     light_fence: bool,
-    /// What [`LAST`] names the platform by: its number; where fences are heavy the complement, so that `with_cpu_fast`,
-    /// which compares with the number, never finds a CPU.
+    /// [`LAST`] names the platform by this. It is the number of the platform; or, where fences are
+    /// heavy, the complement of that, so that `with_cpu_fast`, which compares with the number,
+    /// never finds a CPU.
     name: u64,
     cpus: usize,
     start: Instant,
@@ -75,12 +76,20 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl StdPlatform {
-    /// Makes a platform with [`DEFAULT_CPUS`] CPUs. Starts the thread that keeps its timers.
+    /// Makes a platform with [`DEFAULT_CPUS`] CPUs. Allocates, and starts the thread that keeps its
+    /// timers.
+    ///
+    /// # Panics
+    /// If the system has no thread to give: then nothing would end lazy protection's window.
     pub fn new() -> Self {
         Self::with_cpus(DEFAULT_CPUS)
     }
 
-    /// Makes a platform with `cpus` CPUs. With 0, every thread works without one.
+    /// Makes a platform with `cpus` CPUs, as [`new`](Self::new) does. With 0, every thread works
+    /// without one.
+    ///
+    /// # Panics
+    /// As [`new`](Self::new).
     pub fn with_cpus(cpus: usize) -> Self {
         Self::with_fence(cpus, barrier::register())
     }
@@ -164,8 +173,8 @@ unsafe impl Platform for StdPlatform {
             .as_ref())
     }
 
-    // Always: `f` is the fast path itself. Where that is long, the compiler makes a function of the two by itself, and the
-    // caller a call, with results through memory.
+    // Inlined always, as `f` is the fast path itself. Where that is long, the compiler would
+    // otherwise make one function of the two, which the caller calls, with results through memory.
     #[inline(always)]
     fn with_cpu_fast<R>(&self, f: impl FnOnce(&LocalCpu<'_>) -> R) -> Option<R> {
         let (name, cpu) = Self::last();

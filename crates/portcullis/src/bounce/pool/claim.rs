@@ -1,8 +1,10 @@
-//! Who has which mapping of the map in hand; what was not confirmed, tried again; and all of them, when the pool ends.
+//! Each mapping of the pool's map is in the hands of one caller at a time. So a caller that comes
+//! too late, or panics, changes no mapping but those that it has taken.
 //!
-//! A mapping of the map is in the hands of one caller at a time: its maker's, then of the one that unmaps it, then of a
-//! trim, if its end was not confirmed or a call panicked. Each takes it under the map's lock, and notes its own number
-//! in the mapping's phase. So a caller that comes too late, or panics, changes no mapping but those that it has taken.
+//! A mapping is first in its maker's hands, then in those of the caller that unmaps it, then in a
+//! trim's, if its end was not confirmed or a call panicked. Each takes it under the map's lock, and
+//! notes its own number in the mapping's phase. Here, too, is what tries again to confirm, and what
+//! ends all mappings with the pool.
 
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
@@ -33,15 +35,16 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Claim<'_, M, P, C> {
         self.number
     }
 
-    /// Nothing is in hand any more.
+    /// Ends the claim of a caller that has nothing in hand any more.
     pub(super) fn done(mut self) {
         self.release();
         core::mem::forget(self);
     }
 
-    /// Notes a mapping that has addresses at which nothing is mapped yet, and takes it in hand. `Err` with the mapping, whose
-    /// addresses are given up then, where another is noted at any of them: that one was ended by number under its
-    /// owner, who may still come for it.
+    /// Enters a mapping, at whose addresses nothing is mapped yet, into the map, and takes it in
+    /// hand. Where the map has another mapping at any of them, returns this one as an error and
+    /// gives its addresses up: a caller has ended the other by number, and its owner may still
+    /// unmap it.
     pub(super) fn enter(&mut self, single: Single) -> Result<Arc<Single>, Single> {
         let Self { pool, number, freed } = self;
         let (single, phase) = (Arc::new(single), Phase::Taken(*number));
@@ -62,7 +65,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Claim<'_, M, P, C> {
             .unwrap_or_else(|| broken("a mapping that was not entered is its maker's")))
     }
 
-    /// Puts the mapping at `start`, which is in hand, into `phase`. Its addresses are lost if that is said.
+    /// Puts the mapping at `start`, which is in hand, into `phase`. If `lost`, notes that its
+    /// addresses must not be used again.
     pub(super) fn set(&self, start: Iova, phase: Phase, lost: bool) {
         let set = |map: &mut BTreeMap<_, Entry>| {
             let entry = in_hand(map, start, self.number);
@@ -102,7 +106,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Claim<'_, M, P, C> {
         }
     }
 
-    /// Gives back all that is tried again, which is confirmed. How many bytes of memory.
+    /// Gives back all that this caller has tried again, now that it is confirmed. Returns the bytes
+    /// of memory.
     pub(super) fn confirmed(mut self) -> u64 {
         let (pool, trying) = (self.pool, Phase::Trying(self.number));
         let mut bytes = 0;
@@ -129,7 +134,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Claim<'_, M, P, C> {
         self.done();
     }
 
-    /// O(mappings of the map).
+    /// Leaves what is in hand to a later trim. O(mappings of the map).
     fn abandon(&self) {
         let Self { pool, number, .. } = *self;
         pool.singles.visit(pool.domain.platform(), &mut Bound::Unbounded, |entry| {
@@ -197,7 +202,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         }
     }
 
-    /// Whether anything waits for a confirmation.
+    /// Returns whether any mapping waits for a confirmation, or is being made or ended now.
     pub(super) fn awaits(&self) -> bool {
         let mut awaits = false;
         self.singles.visit(self.domain.platform(), &mut Bound::Unbounded, |entry| {
@@ -207,7 +212,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         awaits
     }
 
-    /// Whether a mapping is noted at any of the addresses of `range`.
+    /// Returns whether the map has a mapping at any of the addresses of `range`.
     pub(super) fn is_noted(&self, range: IovaRange) -> bool {
         let is_noted = |map: &mut BTreeMap<_, Entry>| noted(map, range).is_some();
         self.singles.count() > 0 && self.domain.platform().with_cpu(|_| self.singles.with(is_noted))

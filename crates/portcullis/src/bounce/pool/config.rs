@@ -1,27 +1,32 @@
-//! What a pool and its devices are made of, and what a pool reports.
+//! The configuration of a pool, the profile of a device and the attributes of a mapping; and what a
+//! pool reports. A configuration is checked when a pool is made of it, so that each slot is found
+//! by its address.
 
 use super::layout::MOST_CLASSES;
 use crate::addr::{Iova, PageSize};
 use crate::setup::SetupError;
 
-/// The dimensions and manners of a bounce pool.
+/// The dimensions of a bounce pool, and what it does with buffers.
 #[derive(Debug, Clone, Copy)]
 pub struct PoolConfig {
-    /// The pool copies mappings of up to *n* bytes, and maps larger ones directly. Rounded up to a power of
-    /// two, and to the domain's granule.
+    /// The pool copies mappings of up to this number of bytes, and maps larger ones directly. It is
+    /// rounded up to a power of two, and to the domain's granule at the least; 512 granules at the
+    /// most.
     pub threshold: u64,
-    /// Bytes of I/O virtual addresses for each size class, a power of two: a class has this divided by its size slots.
+    /// Bytes of I/O virtual addresses for each size class: a power of two, and at least the rounded
+    /// threshold. Divided by the size of the class's slots, they are the number of its slots.
     pub class_bytes: u64,
     /// The highest address that a slot may have. A device that does not reach all slots gets single-use buffers.
     pub limit: Iova,
     /// For an untrusted device's mapping above the threshold that does not cover whole granules: bounce only its
     /// unaligned head and tail, and map its middle. Otherwise all of it is bounced.
     pub split: bool,
-    /// Zero each buffer when its mapping ends, whatever the [queue](crate::dma::QueueConfig::wiping) says.
+    /// Zero each buffer when its mapping ends, also where the mapping does not ask for it.
     pub wipe: bool,
-    /// Every *n* nanoseconds the platform's timer looks which of the waiting buffers no mapping has used since
-    /// it looked last, and gives those back: so within twice the time. A millisecond at the least; `u64::MAX`
-    /// for never.
+    /// How long buffers may wait, in nanoseconds: the platform's timer looks this often, and gives
+    /// back what waits in depots and no mapping has asked for since it looked last, so within twice
+    /// the time. What CPUs keep for themselves it gives back only when no mapping at all went
+    /// through a slot in between. A millisecond at the least; `u64::MAX` for never.
     pub idle_ns: u64,
     /// Bytes of waiting buffers that the timer leaves.
     pub keep_bytes: u64,
@@ -56,7 +61,7 @@ impl PoolConfig {
         }
         let classes = (largest / granule.bytes()).trailing_zeros() + 1;
         let bytes = self.class_bytes;
-        // All numbers of slots times their size must be numbers: for each class there is a bit.
+        // A slot's number times its size must fit into 64 bits: each class takes one bit more.
         let most = granule.bytes().saturating_mul(1 << MOST_SLOTS_SHIFT).min(1 << (u64::BITS - classes));
         if !bytes.is_power_of_two() || bytes < largest || bytes > most {
             return Err(SetupError::ClassBytes { bytes, least: largest, most });
@@ -75,8 +80,8 @@ pub struct DeviceProfile {
     pub offset_mask: u64,
     /// Whether the device may be hostile: then nothing that shares a granule with a buffer is opened to it.
     pub untrusted: bool,
-    /// Whose bytes it may find in a buffer besides its own: devices of different groups never find each other's in a buffer that
-    /// they are given.
+    /// Devices of one group may find each other's bytes in a buffer that they are given; devices of
+    /// different groups never do.
     pub group: u32,
 }
 
@@ -91,7 +96,7 @@ impl Default for DeviceProfile {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Attributes {
     /// A long-lived mapping whose owner does not call the sync methods (Linux's proposal calls it
-    /// `PERSISTENT_STREAMING`): it is never bounced, and an error where only bouncing would protect.
+    /// `PERSISTENT_STREAMING`): it is never bounced, and refused where only bouncing would protect.
     pub persistent_streaming: bool,
     /// The bounce buffer is zeroed when the mapping ends.
     pub wipe: bool,
@@ -112,15 +117,16 @@ pub struct PoolUsage {
     pub iova_bytes: u64,
     /// Bytes of memory in slots' buffers, in use or not.
     pub buffer_bytes: u64,
-    /// The most that there ever was in each class, added up.
+    /// The most `buffer_bytes` that each class ever had, added up.
     pub peak_buffer_bytes: u64,
     /// Of `buffer_bytes`, those that wait for their next use: what a trim can give back.
     pub cached_bytes: u64,
     /// Of `buffer_bytes`, those whose unmapping the hardware has not confirmed.
     pub unconfirmed_bytes: u64,
-    /// Single-use buffers and other mappings in the ordered map, those included that wait for a confirmation.
+    /// Mappings with addresses of their own: single-use buffers, split mappings and lists with
+    /// gaps, those included that wait for a confirmation.
     pub singles: u64,
-    /// Slots given up for good, as another's mapping was met in their addresses.
+    /// Slots given up for good, because another caller's mapping was met at their addresses.
     pub lost_slots: u64,
     /// Mappings made through slots so far.
     pub bounced: u64,

@@ -1,10 +1,12 @@
-//! What one CPU keeps of the pool: two magazines of free slots for each class and kind of permission.
+//! What one CPU keeps of the pool: two magazines of free slots for each class and kind of
+//! permission. Only that CPU changes them, so it takes a slot and puts it back without a lock.
 //!
-//! A magazine is a linked list of free slots that moves between a CPU and the [depot](super::depot) as a whole (Bonwick and
-//! Adams, "Magazines and Vmem", 2001). The CPU takes from and puts into the *loaded* one, whose newest slot is used first, as its
-//! buffer is still in the CPU's cache. When that is full it becomes the *previous* one, and what was the previous one goes
-//! to the depot: so a CPU that maps and unmaps about a magazine's border does not visit the depot. Each operation touches a
-//! few words, however many slots there are.
+//! A magazine is a linked list of free slots that moves between a CPU and the [depot](super::depot)
+//! as a whole (Bonwick and Adams, "Magazines and Vmem", 2001). The CPU takes from and puts into the
+//! *loaded* one. It uses the newest slot first, whose buffer is still in its cache. When the loaded
+//! magazine is full it becomes the *previous* one, and the former previous one goes to the depot:
+//! so a CPU that maps and unmaps about a magazine's border does not visit the depot. Each operation
+//! touches a few words, however many slots there are.
 
 use super::layout::CLASS_ROOM;
 use super::slot::{Magazine, Slot, index_of, link_to};
@@ -56,7 +58,7 @@ impl Cpu {
     pub(super) fn pop(&self, slots: &[Slot], class: usize, kind: usize) -> Option<usize> {
         let magazines = self.magazines(class, kind);
         if magazines.loaded_slots.get() == 0 {
-            // The previous magazine's turn, if there is one.
+            // Loads the previous magazine, if there is one.
             magazines.loaded.set(magazines.previous.get());
             magazines.loaded_slots.set(magazines.previous_slots.get());
             magazines.previous_slots.set(0);
@@ -110,7 +112,8 @@ impl Cpu {
         }
     }
 
-    /// How many free slots of `class` there are, of all kinds. A hint, for others.
+    /// Returns how many free slots of `class` the CPU has, of all kinds. A hint where another CPU
+    /// asks.
     pub(super) fn free(&self, class: usize) -> u64 {
         let kinds = self.magazines[class].iter();
         kinds.map(|magazines| magazines.loaded_slots.get() + magazines.previous_slots.get()).sum()

@@ -1,7 +1,9 @@
-//! The depot: what a class keeps for all CPUs. That is full magazines of free slots that CPUs had no room for, and slots without
-//! a buffer.
+//! The depot of a class: what it keeps for all CPUs. That is magazines of free slots that CPUs had
+//! no room for, slots without a buffer, and slots whose buffer is unmapped but may still be
+//! reached. Each slot is in one of these lists at the most.
 //!
-//! One lock for each class, taken once for a magazine. Every operation is a few words, whatever there is.
+//! There is one lock for each class, taken once for a whole magazine. Every operation touches a few
+//! words, however many slots there are.
 
 use super::slot::{Magazine, Phase, Slot, index_of, link_to};
 
@@ -10,8 +12,9 @@ const MOST_IN_BLOCK: usize = 1024;
 
 /// Slots that were never used.
 ///
-/// CPUs prefetch lines in pairs, so two CPUs that use the slots whose notes make such a pair slow each other down. CPUs
-/// take fresh slots in turns; so of a block of slots first every other one is handed out, and then those between.
+/// CPUs prefetch lines in pairs, so two CPUs that use the slots whose notes make such a pair slow
+/// each other down. Fresh slots go to one CPU and then to another. So of a block of slots every
+/// other one is handed out first, and then those between.
 #[derive(Debug, Default)]
 struct Fresh {
     first: usize,
@@ -24,8 +27,8 @@ struct Fresh {
 }
 
 impl Fresh {
-    /// The slots from `first` up to `end`, as many as a power of two. Blocks are small, so that few slots in use lie close
-    /// together, and few page tables map them.
+    /// Makes a list of the slots from `first` up to `end`; their number is a power of two. Blocks
+    /// are small, so that slots in use lie close together, and few page tables map them.
     fn new(first: usize, end: usize) -> Self {
         let block = ((end - first) / 16).clamp(1, MOST_IN_BLOCK);
         Self { first, taken: 0, end, block_shift: block.ilog2() }
@@ -35,7 +38,7 @@ impl Fresh {
     fn take(&mut self) -> Option<usize> {
         let mask = (1 << self.block_shift) - 1;
         let inside = self.taken & mask;
-        // Twice as far, and behind the last of the even ones the odd ones.
+        // Rotated by one bit, so that all even numbers come first, and then the odd ones.
         let turned = (inside << 1 | inside << 1 >> self.block_shift) & mask;
         let slot = self.first + (self.taken & !mask) + turned;
         (slot < self.end).then(|| {
@@ -90,7 +93,8 @@ impl Depot {
         magazine
     }
 
-    /// As [`take`](Self::take), for a trim: no map asks for the magazine, and some of it may come back.
+    /// As [`take`](Self::take), for a trim: does not count as asked for by a map, and some of it
+    /// may come back.
     pub(super) fn take_unnoticed(&mut self, slots: &[Slot], kind: usize) -> Option<Magazine> {
         let (first, count) = &mut self.magazines[kind];
         let magazine = *first;
@@ -100,7 +104,8 @@ impl Depot {
         Some(Magazine { first: magazine, slots })
     }
 
-    /// Sees how few slots of `kind` there are now.
+    /// Notes how many slots of `kind` there are now, if that is the fewest since the timer looked
+    /// last.
     pub(super) fn notice(&mut self, kind: usize) {
         let free = self.free_of(kind);
         let least = &mut self.least[kind];
@@ -142,7 +147,7 @@ impl Depot {
         self.magazines.iter().map(|(_, slots)| slots).sum()
     }
 
-    /// How many slots of `kind` no map has asked for since the last call.
+    /// Returns how many slots of `kind` no map has asked for since the last call.
     pub(super) fn unwanted(&mut self, kind: usize) -> u64 {
         let free = self.free_of(kind);
         core::mem::replace(&mut self.least[kind], free)
@@ -173,7 +178,7 @@ impl Depot {
         }
     }
 
-    /// Hands out one of those.
+    /// Hands out a slot whose buffer may still be reached.
     pub(super) fn take_retired(&mut self, slots: &[Slot]) -> Option<usize> {
         let index = index_of(self.retired)?;
         self.retired = slots.get(index)?.next();
@@ -181,7 +186,7 @@ impl Depot {
         Some(index)
     }
 
-    /// How many of them there are.
+    /// Returns how many slots have a buffer that may still be reached.
     pub(super) fn count_retired(&self) -> u64 {
         self.retired_slots
     }

@@ -1,4 +1,5 @@
-//! A device with the pool of its domain: what a driver calls.
+//! A device of a pool's domain: what a driver calls to map. It chooses the way of each mapping, so
+//! that an untrusted device is never given a granule of the original that holds other data, too.
 
 use alloc::sync::Arc;
 
@@ -29,10 +30,11 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Clone for BounceDevice<M, P, C> {
 }
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
-    /// A device that is as `profile` says.
+    /// Makes a device that is as `profile` says.
     ///
     /// # Errors
-    /// [`SetupError::OffsetMask`].
+    /// [`SetupError::OffsetMask`] where the bits to keep are not the lowest, or reach beyond a
+    /// granule's offset.
     pub fn new(pool: Arc<BouncePool<M, P, C>>, profile: DeviceProfile) -> Result<Self, SetupError> {
         let mask = profile.offset_mask;
         if mask & mask.wrapping_add(1) != 0 || mask > pool.domain.granule().offset_mask() {
@@ -63,9 +65,10 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
     /// a lazy policy owes is confirmed), or the pool is dropped:
     ///
     /// - All bytes of `list` are memory that the CPU reaches through the pool's [`CopyMemory`].
-    /// - They are the caller's to open to the device, as for [`Domain::map`](crate::domain::Domain::map): what is large
-    ///   or [persistent](Attributes::persistent_streaming) is not copied but mapped. (Of a device that is untrusted never more
-    ///   than they; of another all of their granules.)
+    /// - They are the caller's to open to the device, as for
+    ///   [`Domain::map`](crate::domain::Domain::map): what is large or
+    ///   [persistent](Attributes::persistent_streaming) is not copied but mapped. (An untrusted
+    ///   device is never given more than these bytes; any other is given all of their granules.)
     /// - Nothing but devices, and what accesses them as atomics, touches them while this, a sync or the unmap of the mapping
     ///   runs: those copy, as a device would.
     #[inline]
@@ -85,8 +88,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
         unsafe { self.map_slow(list, direction, attributes) }
     }
 
-    /// The mapping of one piece, where the CPU has a slot at hand whose buffer was this group's before: what nearly all
-    /// are.
+    /// Maps one piece through a slot that the CPU has at hand and whose buffer was this group's
+    /// before, as nearly all mappings are made. Otherwise returns `None`, with nothing changed.
     ///
     /// # Safety
     /// As [`map`](Self::map).
@@ -109,7 +112,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
         Some(unsafe { pool.fill(slot, place, piece, None, terms) })
     }
 
-    /// Any mapping.
+    /// Makes any mapping.
     ///
     /// # Safety
     /// As [`map`](Self::map).
@@ -155,7 +158,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
         self.profile.group.into()
     }
 
-    /// Whether the device may be given the granules of `list`.
+    /// Returns whether the device may be given the granules of `list`.
     #[inline]
     pub(crate) fn may_reach(&self, list: &[PhysSegment]) -> bool {
         let granule = self.pool.domain.granule();
@@ -166,7 +169,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
         }
     }
 
-    /// A mapping that no slot is for.
+    /// Makes a mapping that goes through no slot.
     ///
     /// # Safety
     /// As [`map`](Self::map).
@@ -204,7 +207,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
     }
 }
 
-/// Bytes of a list. Every sum that its mapping needs is checked.
+/// Returns the bytes of a list. Checks every sum that its mapping needs.
 #[inline]
 fn total(list: &[PhysSegment]) -> Result<u64, MapListError> {
     let mut total: u64 = 0;

@@ -1,5 +1,6 @@
-//! What the platform tells the pool of: its timer gives back what no mapping has used lately and tries again
-//! what was not confirmed, and a slot that is released leaves what it kept to the others.
+//! What the pool does when the platform tells it of an event. At the timer it gives back what no
+//! mapping has used lately, and tries again what was not confirmed; the timer comes again as long
+//! as there may be either. When a CPU is released, what it kept goes to the others.
 
 use super::BouncePool;
 use crate::guard::Guard;
@@ -14,7 +15,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             true => self.trim(self.config.keep_bytes),
             false => self.trim_unwanted(self.config.keep_bytes),
         };
-        // Buffers in use may come to wait later, and they do not start the timer.
+        // Buffers that are in use now may wait later, and an unmap does not ask for the timer.
         if trimmed.is_err() || self.usage().buffer_bytes > self.config.keep_bytes || self.awaits() {
             self.look_later();
         }
@@ -28,13 +29,14 @@ impl<M: Mapper, P: Platform, C: CopyMemory> PlatformEvents for BouncePool<M, P, 
         let again = Guard::new(|| self.look_later());
         let not_asked = self.idle.not_asked();
         if self.domain.platform().now_ns() < at {
-            // Forgotten, maybe, for the deadline that has come now.
+            // The platform may have forgotten this deadline for the one that has come now.
             self.domain.platform().wake_at(at);
             not_asked.done();
             again.done();
             return;
         }
-        // Acquire, and first: what comes from now on asks again, and what came before is seen.
+        // Acquire, and first: a caller that wants the timer from now on asks again, and this call
+        // sees what earlier callers asked for.
         drop(not_asked);
         self.trim_idle();
         again.done();

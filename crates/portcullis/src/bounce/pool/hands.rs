@@ -1,4 +1,5 @@
-//! What a caller has in its hands: where a call below does not return, it goes back to the depot.
+//! Guards for the slots that a caller has in its hands, so that no slot is lost: where a call below
+//! does not return, they bring the slot back to the depot, or leave it to a trim.
 
 use super::BouncePool;
 use super::slot::{Magazine, NO_GROUP, Phase, index_of, link_to};
@@ -79,8 +80,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Populating<'_, M, P, C> {
     }
 }
 
-/// Evicted slots: their buffers are unmapped, and await the confirmation. They are linked to each other, so that they need no memory. Dropped, they wait
-/// for a later trim.
+/// Evicted slots: their buffers are unmapped, and await the confirmation. They are linked to each
+/// other, so that they need no memory. Dropped, they wait for a later trim.
 pub(super) struct Evicted<'a, M: Mapper, P: Platform, C: CopyMemory> {
     pool: &'a BouncePool<M, P, C>,
     first: u64,
@@ -92,7 +93,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Evicted<'_, M, P, C> {
         self.first == 0 && self.gather.is_empty()
     }
 
-    /// The first, which stays until it is [passed](Self::pass).
+    /// Returns the first slot, which stays until it is [passed](Self::pass).
     pub(super) fn first(&self) -> Option<usize> {
         index_of(self.first)
     }
@@ -102,7 +103,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Evicted<'_, M, P, C> {
         self.first = next;
     }
 
-    /// Takes one in.
+    /// Takes in a slot.
     pub(super) fn push(&mut self, index: usize) {
         self.pool.slots[index].set_next(self.first);
         self.first = link_to(index);
@@ -123,7 +124,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Drop for Evicted<'_, M, P, C> {
 }
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
-    /// Room for slots of one class and kind, none yet.
+    /// Makes a guard for slots of one class and kind; it has none yet.
     pub(super) fn held(&self, class: usize, kind: usize) -> Held<'_, M, P, C> {
         Held { pool: self, class, kind, magazine: Magazine::default() }
     }
@@ -153,12 +154,12 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         self.store(class, kind, Magazine { first: link_to(index), slots: 1 });
     }
 
-    /// Room for a slot of `class` that is to get memory.
+    /// Makes a guard for a slot of `class` that is to get memory; it has none yet.
     pub(super) fn populating(&self, class: usize) -> Populating<'_, M, P, C> {
         Populating { pool: self, class, index: None, is_counted: false }
     }
 
-    /// No slots yet.
+    /// Makes a guard for evicted slots; it has none yet.
     pub(super) fn evicted(&self) -> Evicted<'_, M, P, C> {
         Evicted { pool: self, first: 0, gather: Gather::new() }
     }

@@ -1,9 +1,11 @@
-//! When the platform's timer is to come.
+//! When the platform's timer is to come: as long as the pool has more bytes of buffers than it is
+//! to keep, or something is not confirmed. An empty pool wakes no CPU.
 //!
-//! The pool asks for the timer when it gets a buffer, or when something is not confirmed, and again as long as it has more than
-//! it is to keep: so an empty pool wakes no CPU, and mapping and unmapping know nothing of time. The timer finds idle buffers
-//! without looking at each slot: of a depot, as many as the fewest slots that it had since the last time (J. Bonwick's working
-//! set); of the CPUs' magazines, all, when no mapping was made since.
+//! The pool asks for the timer when it gets a buffer, or when something is not confirmed, and the
+//! timer asks for itself again. So mapping and unmapping through slots that wait know nothing of
+//! time. The timer finds idle buffers without looking at each slot. In a depot these are as many as
+//! the fewest slots that it had since the last time (J. Bonwick's working set). In the CPUs'
+//! magazines these are all, when no mapping was made since.
 
 use super::BouncePool;
 use crate::guard::Guard;
@@ -11,7 +13,7 @@ use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
 use crate::sync::{AtomicU64, Ordering};
 
-/// No time was set.
+/// No time is set.
 const NEVER: u64 = u64::MAX;
 
 /// The shortest time between two looks, in nanoseconds.
@@ -21,7 +23,7 @@ const SHORTEST_NS: u64 = 1_000_000;
 #[derive(Debug)]
 pub(super) struct Idle {
     at_ns: AtomicU64,
-    /// Mappings made until then.
+    /// Mappings through slots that were made before the last look.
     bounced: AtomicU64,
 }
 
@@ -43,14 +45,16 @@ impl Idle {
         Guard::new(|| _ = self.at_ns.swap(NEVER, Ordering::Acquire))
     }
 
-    /// Whether no mapping was made since the last call: `bounced` were by now.
+    /// Returns whether no mapping was made since the last call. `bounced` is how many were made by
+    /// now.
     pub(super) fn is_quiet(&self, bounced: u64) -> bool {
         self.bounced.swap(bounced, Ordering::Relaxed) == bounced
     }
 }
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
-    /// Has the timer come in a while, unless it comes anyway. Without a CPU lent.
+    /// Asks for the timer after the pool's idle time, unless it is to come before. The caller has
+    /// no CPU lent.
     pub(super) fn look_later(&self) {
         if self.config.idle_ns == u64::MAX {
             return;

@@ -1,7 +1,8 @@
-//! Where slots are: one range of addresses, cut into an equal piece for each size class, and each piece into slots.
+//! Where slots are: one range of addresses, cut into an equal piece for each size class, and each
+//! piece into slots. Each address of the range is in exactly one slot.
 //!
-//! Everything is a power of two, so an address gives its class and its slot by shifts. Slots of all classes are
-//! numbered in one row: those of the smallest class first.
+//! All sizes are powers of two, so an address gives its class and its slot by shifts. Slots of all
+//! classes are numbered in one row: those of the smallest class first.
 
 use crate::addr::{Iova, IovaRange, PageSize};
 use crate::broken::broken;
@@ -12,7 +13,7 @@ pub(super) const MOST_CLASSES: usize = 10;
 /// Room for all classes, a power of two so that finding one takes no check.
 pub(super) const CLASS_ROOM: usize = MOST_CLASSES.next_power_of_two();
 
-/// Bytes of a full magazine, within the bounds of the next two.
+/// Bytes of the slots of a full magazine; their number is within the next two bounds.
 const MAGAZINE_BYTES: u64 = 256 << 10;
 const LEAST_IN_MAGAZINE: u64 = 4;
 const MOST_IN_MAGAZINE: u64 = 64;
@@ -101,7 +102,7 @@ impl Layout {
     /// The class with the smallest slots that hold `bytes`, at least 1.
     #[inline]
     pub(super) fn class_of(&self, bytes: u64) -> Option<usize> {
-        // The bits of the number of the last granule: with a one behind, for there is no logarithm of zero.
+        // The bit length of the last granule's number: a one is appended, as zero has no logarithm.
         let class = (bytes.wrapping_sub(1) >> self.granule_shift << 1 | 1).ilog2();
         (class < self.classes && bytes > 0).then_some(class as usize)
     }
@@ -151,7 +152,7 @@ impl Layout {
 
     /// The class of slot `index`. O(classes).
     pub(super) fn class_of_slot(&self, index: usize) -> usize {
-        // The last one, where it is none before.
+        // The last class, if it is none of those before.
         (0..self.classes() - 1).find(|class| index < self.first(class + 1)).unwrap_or(self.classes() - 1)
     }
 

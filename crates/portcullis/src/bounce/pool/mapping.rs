@@ -1,4 +1,4 @@
-//! A mapping as its driver gets it.
+//! A mapping as its driver gets it: all that its unmap needs, and what the device is to be given.
 
 use crate::addr::{DmaSegment, Iova, PageSize, PhysSegment};
 use crate::domain::DeviceView;
@@ -18,11 +18,12 @@ pub enum Way {
 }
 
 impl Way {
-    /// In the order of their numbers.
+    /// All ways, in the order of their numbers.
     pub(crate) const ALL: [Self; 4] = [Self::Slot, Self::SingleUse, Self::Split, Self::Direct];
 }
 
-/// What the device is to be given, and what [`unmap`](super::BouncePool::unmap) is.
+/// A mapping: its address and length, by which [`unmap`](super::BouncePool::unmap) ends it, and
+/// what the device is to be given.
 #[derive(Debug, Clone, Copy)]
 pub struct PoolMapping<'a> {
     pub(super) iova: Iova,
@@ -52,16 +53,18 @@ impl<'a> PoolMapping<'a> {
         self.way
     }
 
-    /// Writes the device's [view](Self::segments) to `out`, as far as that goes: the pieces of the list that was mapped
-    /// are room enough. How many segments were written.
+    /// Writes the device's [view](Self::segments) to `out`, as far as `out` goes: it never has more
+    /// segments than the list that was mapped has pieces. Returns how many segments were written.
+    /// O(pieces).
     #[inline]
     pub fn write_segments(&self, out: &mut [DmaSegment]) -> usize {
         let places = out.iter_mut().zip(self.segments());
         places.map(|(place, segment)| *place = segment).count()
     }
 
-    /// The device's view, in order: one segment for whatever went through one buffer or touches, several only for a
-    /// list that was mapped directly and has gaps inside its pages.
+    /// The device's view, in order: one segment for a mapping that went through buffers or whose
+    /// pieces touch, several only for a list that was mapped directly and has gaps inside its
+    /// pages.
     pub fn segments(&self) -> impl Iterator<Item = DmaSegment> + use<'a> {
         let whole = DmaSegment { iova: self.iova, len: self.len };
         let (list, granule) = self.list.map_or((&[][..], PageSize::SIZE_4K), |parts| parts);

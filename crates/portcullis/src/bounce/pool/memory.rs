@@ -1,4 +1,5 @@
-//! The memory of buffers: taken, wiped, given back, and copied in pieces.
+//! The memory of buffers: how it is taken (always zeroed), wiped, given back, and copied in pieces.
+//! Its callers answer for it that no device reaches what they give back.
 
 use super::BouncePool;
 use super::single::Parts;
@@ -69,7 +70,7 @@ pub(super) unsafe fn copy_pieces<C: CopyMemory>(
 }
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
-    /// Zeroed memory of `bytes` bytes, a multiple of the granule, of what there is.
+    /// Allocates `bytes` bytes of zeroed memory, a multiple of the granule. Evicts nothing for it.
     pub(super) fn try_alloc(&self, bytes: u64) -> Option<PhysAddr> {
         self.memory.alloc(usize::try_from(bytes / FRAME_SIZE).ok()?)
     }

@@ -1,45 +1,56 @@
-//! Bounce buffers that stay mapped: a pool for each domain, behind its IOMMU.
+//! A pool of bounce buffers that stay mapped, for the devices of one domain behind an IOMMU. What
+//! it keeps true: no device reaches the original of a mapping that goes through a buffer, and in a
+//! buffer that it is given no device finds bytes of another [group](DeviceProfile::group)'s
+//! mappings.
 //!
-//! Where changing a translation is expensive, copying through a buffer that the device reaches anyway is cheaper, and
-//! still strict: the device never reaches the original, so nothing is open to it before, beside or after the mapping.
-//! The pool is cut into size classes by powers of two. Each has a fixed range of addresses and a fixed number of
-//! slots in it, so an address gives the slot by arithmetic. A slot gets memory when it is first used; the memory is
-//! mapped once and *stays mapped* when the mapping ends, waiting for the next mapping of its size and permissions.
-//! Each CPU keeps such slots in magazines of its own: in the common case map and unmap take no lock and no atomic
-//! read-modify-write, but two for a list of pieces. (The mechanism is that of "Add dynamic iommu backed bounce
-//! buffers", David Stevens, 2021; the magazines are Bonwick's and Adams's.)
+//! Where it is expensive to change a translation, it is cheaper to copy through a buffer that the
+//! device reaches anyway. That is strict, too: nothing of the original is open to the device
+//! before, during or after the mapping.
+//!
+//! The pool is cut into size classes, by powers of two. Each class has a fixed range of addresses
+//! and a fixed number of slots in it, so an address gives the slot by arithmetic. A slot gets
+//! memory when it is first used. The memory is mapped once and *stays mapped* when the mapping
+//! ends: it waits for the next mapping of its size and permissions. Each CPU keeps such slots in
+//! magazines of its own. So in the common case a map and an unmap take no lock and no atomic
+//! read-modify-write; for a list of pieces each takes two. (The mechanism is that of "Add dynamic
+//! iommu backed bounce buffers", David Stevens, 2021; the magazines are Bonwick's and Adams's.)
 //!
 //! # Which way a mapping goes
 //! | mapping | way |
 //! |---|---|
-//! | up to the [threshold](PoolConfig::threshold) | a slot; the whole list through its one buffer |
-//! | the same, and the class has no slot left, or the device does not reach the slots | a single-use buffer, unmapped strictly at the end |
+//! | up to the [threshold](PoolConfig::threshold) | through a slot; a list as a whole through one slot's buffer |
+//! | the same, where the class has no slot left, the device does not reach the slots, or the [offset that is kept](DeviceProfile::offset_mask) makes it too long for a slot | through a single-use buffer, unmapped strictly at the end |
 //! | larger | mapped directly, by the domain's policy |
-//! | larger, for an [untrusted](DeviceProfile::untrusted) device, and not of whole granules | head and tail bounced, the middle mapped, in one range; all bounced where that is [switched off](PoolConfig::split), or pieces of the list share a granule |
-//! | [persistent](Attributes::persistent_streaming) | mapped directly, or an error where an untrusted device would see more than the mapping |
+//! | larger, for an [untrusted](DeviceProfile::untrusted) device, and not of whole granules | head and tail bounced, the middle mapped, in one range; all of it bounced where [splitting](PoolConfig::split) is off, or where a piece ends or the next begins inside a granule |
+//! | [persistent](Attributes::persistent_streaming) | mapped directly; an error where an untrusted device would reach more than the mapping |
 //!
-//! # What a device finds in a buffer, and a driver
-//! - The bytes of its own mapping. Behind and before them, in the rest of the slot: zeros, or what mappings of the
-//!   same [group](DeviceProfile::group) had there before. When a slot comes to another group, all of it is zeroed first. Memory comes
+//! # What a device and a driver find in a buffer
+//! - The device finds the bytes of its own mapping. Before and behind them, in the rest of the
+//!   slot, it finds zeros, or what mappings of the same [group](DeviceProfile::group) had there.
+//!   When a slot comes to another group, all that its buffer may hold is zeroed first. Memory comes
 //!   zeroed from [`Frames`](crate::platform::Frames).
-//! - With [`wipe`](Attributes::wipe) the buffer is zeroed when the mapping ends, so that nothing remains while the
-//!   slot waits.
-//! - A device that writes less than a [`FromDevice`](crate::addr::Direction::FromDevice) mapping leaves the driver
-//!   with what the buffer held: zeros, or what devices of the same group wrote there before. CPUs' bytes it never is:
-//!   buffers for that direction get none, and one that got some by [`copy_in`](Attributes::copy_in) is
-//!   zeroed before its next use. Who cannot have even that asks for `copy_in`: it costs a copy more, and leaves
-//!   the original's bytes where the device wrote none.
+//! - With [`wipe`](Attributes::wipe) the buffer is zeroed when the mapping ends, so that nothing
+//!   remains while the slot waits.
+//! - Where a device writes less than a [`FromDevice`](crate::addr::Direction::FromDevice) mapping,
+//!   the driver finds the rest as the buffer held it: zeros, or what devices of the same group
+//!   wrote there before. It never finds a CPU's bytes: buffers for that direction get none, but for
+//!   [`copy_in`](Attributes::copy_in), and such a buffer is zeroed before its next use. A driver
+//!   that cannot accept this asks for `copy_in`: it costs one more copy, and where the device
+//!   writes nothing the original's bytes stay.
 //! - Buffers are kept apart by permission, so a device cannot write to one that is for reading.
 //!
 //! # Memory
-//! Buffers for what is in flight, and those that wait. [`trim`](BouncePool::trim) gives the latter back, with one
-//! invalidation for all of them; a map that finds no memory does that by itself, and the platform's timer with those that
-//! have waited [for long](PoolConfig::idle_ns). What remains then is the pool's book-keeping
-//! ([`PoolUsage::bookkeeping_bytes`], 64 bytes a slot), and page tables until the domain [reclaims](Domain::reclaim) them.
+//! The pool holds buffers for what is in flight, and buffers that wait. [`trim`](BouncePool::trim)
+//! gives back those that wait, with one invalidation for all of them. A map that finds no memory
+//! does the same by itself, and so does the platform's timer with buffers that have waited [for
+//! long](PoolConfig::idle_ns). What remains then is the pool's book-keeping
+//! ([`PoolUsage::bookkeeping_bytes`], 64 bytes for each slot), and page tables until the domain
+//! [reclaims](Domain::reclaim) them.
 
-// What slots are: `layout`, `slot`, `cpu`, `depot`. What one caller has of them: `hands`. Each of the following uses those
-// before it: `memory`, `unlink`, `idle`, `claim` (with `single`), `trim`, `refill`, `own`, `split`, `slotted`, `device`; and
-// `events`, `trim`.
+// What slots are: `layout`, `slot`, `cpu`, `depot`. What the pool's ordered map holds: `single`.
+// What one caller has in hand: `hands`. Each of the following uses those before it: `memory`,
+// `unlink`, `idle`, `claim`, `trim`, `refill`, `own`, `split`, `slotted`, `device`; `events` uses
+// `idle`, `claim` and `trim`.
 mod claim;
 mod config;
 mod cpu;
@@ -86,13 +97,14 @@ use crate::sync::Mutex;
 
 /// The bounce buffers of one domain, shared by its devices: see the [module](self).
 ///
-/// All methods take `&self` and may run on any number of CPUs at once. A mapping is synced and unmapped by one CPU at a
-/// time, by any.
+/// All methods take `&self` and may run on any number of CPUs at once. A mapping is synced and
+/// unmapped by one CPU at a time, which need not be the one that mapped it.
 ///
-/// When the pool is dropped, its buffers are unmapped strictly and given back; mappings through it that have not ended
-/// end without a copy. Mappings that were made directly stay as they are. What the hardware does not confirm then is
-/// leaked rather than freed. The platform holds the pool while it tells it of an event, so the end may come a moment
-/// after the last handle has gone: on the timer's thread, or on one that is giving its slot back.
+/// When the pool is dropped, its buffers are unmapped strictly and given back. Mappings through it
+/// that have not ended then end without a copy; mappings that were made directly stay as they are.
+/// What the hardware does not confirm is leaked rather than freed. The platform holds the pool
+/// while it tells it of an event, so the drop may come a moment after the last handle has gone: on
+/// the timer's thread, or on one that is giving its CPU back.
 // Alone on its cache lines: what counts the handles lies in front of it, and changes with each event that the platform tells.
 #[derive(Debug)]
 #[repr(align(128))]
@@ -113,11 +125,15 @@ pub struct BouncePool<M: Mapper, P: Platform, C: CopyMemory> {
 }
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
-    /// A pool of `domain` without buffers, which will be of `memory`. Reserves the slots' addresses, and registers
-    /// itself with the domain's platform for timers and released slots. Allocates its book-keeping.
+    /// Makes a pool of `domain`, without buffers yet; it takes them from `memory`. Reserves the
+    /// slots' addresses, and registers the pool with the domain's platform for timers and released
+    /// CPUs. Allocates its book-keeping: O(slots). The caller holds no lock and no CPU.
     ///
     /// # Errors
-    /// [`SetupError`], with nothing kept.
+    /// [`SetupError`], with nothing kept: [`NotTranslated`](SetupError::NotTranslated),
+    /// [`Threshold`](SetupError::Threshold), [`ClassBytes`](SetupError::ClassBytes),
+    /// [`OutOfMemory`](SetupError::OutOfMemory), or [`Space`](SetupError::Space) where there are no
+    /// addresses for the slots.
     pub fn new(domain: Arc<Domain<M, P>>, memory: C, config: PoolConfig) -> Result<Arc<Self>, SetupError> {
         if !domain.is_translated() {
             return Err(SetupError::NotTranslated);
@@ -161,7 +177,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         self.layout.slot_bytes(self.layout.classes() - 1)
     }
 
-    /// What the pool holds and has done. O(CPUs and classes), takes each class's lock in turn.
+    /// Returns what the pool holds and has done. O(CPUs x classes); takes the lock of each class in
+    /// turn. The caller holds no lock.
     pub fn usage(&self) -> PoolUsage {
         let mut usage = PoolUsage {
             iova_bytes: self.region.len(),
@@ -187,7 +204,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         usage
     }
 
-    /// Free slots of `class` that have a buffer, on all CPUs and in the depot. A hint.
+    /// Returns the free slots of `class` that have a buffer, on all CPUs and in the depot. A hint
+    /// while other CPUs go on.
     fn cached_slots(&self, class: usize) -> u64 {
         let kept: u64 = self.cpus.peek().map(|cpu| cpu.free(class)).sum();
         kept + self.with_depot(class, |depot| depot.free())

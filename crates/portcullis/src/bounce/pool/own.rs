@@ -1,4 +1,6 @@
-//! Mappings with addresses of their own: made, synced and ended.
+//! Mappings with addresses of their own: how they are made, synced and ended. One that has buffers
+//! is in the pool's map from before it is mapped until no device reaches it, so its buffers are not
+//! freed before.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -65,7 +67,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     ) -> Result<Arc<Single>, DmaMapError> {
         let mut claim = self.claim();
         let (mut list, mut parts) = (list, parts);
-        // Each turn but the last gives up addresses of another mapping that was ended by number under its owner.
+        // Each round but the last gives up addresses of another mapping, which a caller has ended
+        // by number before its owner did.
         let single = loop {
             let range = match self.domain.reserve(bytes, limit) {
                 Ok(reserved) => reserved.into_range(),
@@ -84,7 +87,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             }
         };
         let (range, start) = (single.range, single.range.start());
-        // What was copied into the buffers comes before whatever the driver tells the device by.
+        // The copies into the buffers come before the store by which the driver tells the device.
         fence(Ordering::Release);
         let mut unconfirmed = Gather::new();
         // SAFETY: the caller's promise; buffers are freed after an unmap that is confirmed, or never.
@@ -108,8 +111,9 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         Err(failed.error.into())
     }
 
-    /// Sees to a mapping that is not confirmed: its buffers and addresses wait for a trim. What is the original's of it counts as
-    /// open until a flush is confirmed, which the domain tries again and again.
+    /// Leaves a mapping whose unmap is not confirmed to a later trim, with its buffers and
+    /// addresses. The bytes of the original in it count as open until a flush is confirmed, which
+    /// the domain tries again and again.
     fn wait_for_trim(&self, single: &Single) {
         let open = single.range.len().saturating_sub(self.bytes_of(&single.parts));
         if open > 0 {
@@ -118,7 +122,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         self.look_later();
     }
 
-    /// Ends a mapping with addresses outside the slots', by `policy` or the domain's.
+    /// Ends a mapping with addresses outside the slots', by `policy`; by the domain's where that is
+    /// `None`.
     ///
     /// # Safety
     /// As [`unmap`](Self::unmap).
@@ -130,7 +135,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     ) -> Result<(), DmaUnmapError> {
         let range =
             IovaRange::of_pages(iova, len, self.domain.granule()).ok_or(DmaUnmapError::NotMapped { iova })?;
-        // Never those of slots, whatever is asked for.
+        // Never addresses of slots, whatever the caller asks for.
         if self.region.last() >= range.start() && range.last() >= self.region.start() {
             return Err(DmaUnmapError::NotMapped { iova });
         }
@@ -151,7 +156,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         Ok(self.domain.end(range, HowItEnds { neighbours, exception: || policy.into() })?)
     }
 
-    /// Ends one of the map, which `claim` has in hand.
+    /// Ends a mapping of the map, which `claim` has in hand.
     ///
     /// # Safety
     /// As [`unmap`](Self::unmap) of this mapping.
@@ -198,8 +203,9 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         }
     }
 
-    /// Syncs `len` bytes from `offset` on of a mapping outside the slots'. Nothing is known, and nothing to be done,
-    /// of those mapped directly.
+    /// Syncs `len` bytes from `offset` on of a mapping with addresses outside the slots'. What was
+    /// mapped directly needs no copy, and but for lists with gaps the map does not know it: then
+    /// this does nothing.
     ///
     /// # Safety
     /// As [`sync_for_cpu`](Self::sync_for_cpu).
@@ -284,7 +290,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         }
     }
 
-    /// Zeroed memory of `bytes` bytes, a multiple of the granule, in as few pieces as there are.
+    /// Allocates `bytes` bytes of zeroed memory, a multiple of the granule, in pieces as large as
+    /// can be had.
     fn alloc_pieces(&self, bytes: u64) -> Result<Vec<PhysSegment>, DmaMapError> {
         let granule = self.domain.granule().bytes();
         let mut pieces = Vec::new();

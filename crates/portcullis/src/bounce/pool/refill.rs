@@ -1,4 +1,6 @@
-//! Where slots with a buffer come from and go to: the CPU's magazines, the depot, new memory.
+//! Where slots with a buffer come from, and where they go: the CPU's magazines, the depot, new
+//! memory. A slot that is handed out is in its taker's hands alone, and its buffer is mapped with
+//! the permissions that were asked for.
 
 use super::BouncePool;
 use super::hands::Populating;
@@ -11,18 +13,21 @@ use crate::invalidation::Gather;
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, LocalCpu, Platform};
 
-/// A class that has no slot left looks for free ones of other CPUs and kinds where at least one in this many is free.
+/// A class that has no slot left takes free ones of other CPUs and kinds, if at least
+/// 1/`WORTH_COLLECTING` of its slots is free.
 const WORTH_COLLECTING: u64 = 8;
 
 /// Slots whose permissions are changed at once.
 const CHANGED_AT_ONCE: u64 = 16;
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
-    /// A free slot for `bytes` bytes whose buffer is mapped for `kind` and was `group`'s before, if the CPU's loaded magazine has one
-    /// at hand: its class, its number and itself. O(1), without an atomic read-modify-write.
+    /// Takes a free slot for `bytes` bytes, whose buffer is mapped for `kind` and was `group`'s
+    /// before, if the CPU's loaded magazine has one at hand. Returns its class, its number and
+    /// itself. O(1), without an atomic read-modify-write.
     #[inline(always)]
     pub(super) fn take_fast(&self, bytes: u64, kind: usize, group: u64) -> Option<((usize, usize), &Slot)> {
-        // The class only here: what is known before the CPU's slot is looked for has to be kept meanwhile.
+        // The class is found only here: what is known before the CPU is lent would have to be kept
+        // meanwhile.
         let pop = |this_cpu: &LocalCpu<'_>| {
             let class = self.layout.class_of(bytes)?;
             let (index, slot) = self.cpus.with(Some(this_cpu), |cpu| {
@@ -33,8 +38,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         self.domain.platform().with_cpu_fast(pop)?
     }
 
-    /// A free slot of `class` whose buffer is mapped for `kind`, of any group before. O(1), with one turn of the depot's
-    /// lock where the CPU has none.
+    /// Takes a free slot of `class` whose buffer is mapped for `kind`, of any group before. O(1);
+    /// takes the depot's lock once where the CPU has none.
     pub(super) fn take(&self, class: usize, kind: usize) -> Option<usize> {
         let depot = &self.depots[class];
         self.domain.platform().with_cpu(|this_cpu| {
@@ -55,8 +60,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         })
     }
 
-    /// Takes back a slot whose buffer is mapped for `kind`. O(1), without an atomic read-modify-write; every so often one
-    /// turn of the depot's lock.
+    /// Takes back a slot whose buffer is mapped for `kind`. O(1), without an atomic
+    /// read-modify-write; takes the depot's lock once where a magazine must go there.
     #[inline(always)]
     pub(super) fn give_back(&self, class: usize, kind: usize, index: usize) {
         let most = self.layout.magazine_slots(class);
@@ -94,11 +99,14 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         });
     }
 
-    /// A slot of `class` for `direction` when none was waiting: with new memory, if the class has a slot without a buffer;
-    /// else what other CPUs have, or one that is mapped for another direction. `None` where all are in use, or too many to be
-    /// worth the search. The slot's contents are `group`'s, and zero.
+    /// Takes a slot of `class` for `direction` when none was waiting: one with new memory, if the
+    /// class has a slot without a buffer; else one that other CPUs have, or that is mapped for
+    /// another direction. Returns `None` where all are in use, or too few are free to be worth the
+    /// search. With new memory the slot's contents are `group`'s, and zero; else they are of the
+    /// group that had it before.
     ///
-    /// Allocates memory and maybe tables. Where the class is full: waits for other CPUs' turns and one invalidation.
+    /// Allocates memory and maybe tables. Where the class is full, waits for other CPUs' turns and
+    /// one invalidation.
     #[cold]
     #[inline(never)]
     pub(super) fn refill(
@@ -121,7 +129,9 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         Ok(Some(index))
     }
 
-    /// Gives a slot memory, and maps it. Where it fails, the slot is back where it came from.
+    /// Gives a slot memory, and maps it. Where that fails, the slot is back where it came from; but
+    /// it waits for a trim if devices may still reach the memory, and is never used again if
+    /// another caller's mapping was met at its addresses.
     fn populate(
         &self,
         class: usize,
@@ -188,8 +198,9 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         }
     }
 
-    /// Brings all free slots of a class that is exhausted to its depot, if there are enough to be worth it, and gives
-    /// up the buffers of some where none is for `direction`. Whether there may be a slot now.
+    /// Brings the free slots that CPUs keep to the depots, if the class, which is exhausted, has
+    /// enough of them to be worth it; and gives up the buffers of some where none is for
+    /// `direction`. Returns whether there may be a slot now.
     fn rebalance(&self, class: usize, direction: Direction) -> bool {
         let free = self.cached_slots(class);
         if free == 0 || free * WORTH_COLLECTING < self.layout.slots(class) as u64 {
@@ -208,8 +219,9 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         evicted.is_empty() || self.free_evicted(evicted).is_ok()
     }
 
-    /// Zeroed memory of `bytes` bytes, a multiple of the granule, for buffers. Where there is none, the cache makes
-    /// room once.
+    /// Allocates `bytes` bytes of zeroed memory, a multiple of the granule. Where there is none,
+    /// gives back the buffers that wait, which may wait for hardware and for other CPUs' turns, and
+    /// tries once more.
     pub(crate) fn alloc(&self, bytes: u64) -> Option<PhysAddr> {
         self.try_alloc(bytes).or_else(|| {
             let made_room = self.trim(0).is_ok_and(|bytes| bytes > 0);

@@ -1,4 +1,5 @@
-//! Mappings that the pool keeps in an ordered map: single-use buffers, split mappings, lists with gaps.
+//! The pool's map: an ordered map of single-use buffers, split mappings, and lists with gaps that
+//! were mapped directly. No two of its mappings have an address in common.
 
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
@@ -69,15 +70,15 @@ pub(super) struct Entry {
 
 /// What follows a look at an entry.
 pub(super) enum Look {
-    /// One at the next.
+    /// A look at the next.
     On,
-    /// None.
+    /// No other look.
     Enough,
-    /// None, and the entry goes.
+    /// No other look, and the entry is removed.
     Remove,
 }
 
-/// All of them, by the first address of their granules.
+/// All mappings of the map, by the first address of their granules.
 #[derive(Debug, Default)]
 pub(super) struct Singles {
     /// How many there are: written under the lock, read without it. A caller that looks for its own mapping sees 1 at
@@ -108,9 +109,9 @@ impl Singles {
         result
     }
 
-    /// Shows `f` one entry after the other, until it has seen enough: 64 with each turn of the lock and
-    /// each slot, so that neither is held for long. What comes or goes meanwhile may be left out. Begins at `from`, and
-    /// leaves there where to go on.
+    /// Shows `f` one entry after the other, until it has seen enough. Takes the lock, and has a CPU
+    /// lent, for 64 entries at a time, so that neither is held for long. What comes or goes
+    /// meanwhile may be left out. Begins at `from`, and leaves there where to go on.
     pub(super) fn visit<P: Platform>(
         &self,
         platform: &P,
@@ -138,15 +139,17 @@ impl Singles {
     }
 }
 
-/// What the map has at any of the addresses of `range`: the last, where there are several.
+/// Returns the entry that the map has at any of the addresses of `range`: the last, where there are
+/// several.
 pub(super) fn noted(map: &mut BTreeMap<Iova, Entry>, range: IovaRange) -> Option<&mut Entry> {
     // No two have an address in common, so none before that goes on for longer.
     let (_, entry) = map.range_mut(..=range.last()).next_back()?;
     (entry.single.range.last() >= range.start()).then_some(entry)
 }
 
-/// Finds the mapping of `len` bytes at `iova` (of any length, for `None`), in the granules `range`, among those that have not
-/// ended. `None` where the map knows nothing of them: the domain may. The caller that says its number has it in hand then.
+/// Finds the mapping of `len` bytes at `iova` (of any length, for `None`), in the granules `range`,
+/// among those that have not ended. Returns `None` where the map knows nothing of these addresses:
+/// the domain may. The caller with this `number`, if there is one, has the mapping in hand then.
 pub(super) fn find(
     map: &mut BTreeMap<Iova, Entry>,
     range: IovaRange,

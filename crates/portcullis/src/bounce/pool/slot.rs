@@ -1,10 +1,10 @@
-//! What the pool notes about each slot: half a pair of cache lines of plain words.
+//! What the pool notes about each slot, in 64 bytes of plain words. A slot is always in one pair of
+//! hands: those of the list that it is in, or of the mapping that it is lent to.
 //!
-//! A slot is always in one pair of hands: those of the list that it is in, or of the mapping that it is lent to.
-//! So its words are written without atomic read-modify-writes; they are atomics for the sake of callers that break
-//! the rules, who get wrong answers and no undefined behaviour. Hands change by a list's lock, by a CPU's turn
-//! ([`BiasedLock`](crate::percpu::BiasedLock)), or with the address that the driver carries from map to unmap: each of these
-//! orders what was written before.
+//! So its words are written without atomic read-modify-writes. They are atomics for the sake of
+//! callers that break the rules, who get wrong answers and no undefined behaviour. A slot changes
+//! hands by a list's lock, by a CPU's turn ([`BiasedLock`](crate::percpu::BiasedLock)), or with the
+//! address that the driver carries from map to unmap: each of these orders what was written before.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -34,7 +34,7 @@ pub(super) enum Phase {
     Retired = 3,
     /// The same, and another's mapping was met in its addresses, which must not be used again.
     Lost = 4,
-    /// With a buffer that is mapped or is not: the mapper panicked.
+    /// With a buffer of which it is not known whether it is mapped, as the mapper panicked.
     Torn = 5,
 }
 
@@ -67,19 +67,19 @@ const LISTED: u64 = 1 << 7;
 const OFFSET_SHIFT: u32 = 8;
 
 impl Terms {
-    /// Whether the device gets the original's bytes.
+    /// Returns whether the device gets the original's bytes.
     #[inline]
     pub(super) fn copies_in(&self) -> bool {
         self.copy_in || !matches!(self.direction, Direction::FromDevice)
     }
 
-    /// Whether the original gets what the device wrote.
+    /// Returns whether the original gets what the device wrote.
     #[inline]
     pub(super) fn copies_out(&self) -> bool {
         !matches!(self.direction, Direction::ToDevice)
     }
 
-    /// Whether data is copied that way.
+    /// Returns whether data is copied in the direction `into`.
     #[inline]
     pub(super) fn copies(&self, into: Toward) -> bool {
         match into {
@@ -151,7 +151,8 @@ pub(super) const fn index_of(link: u64) -> Option<usize> {
     }
 }
 
-/// Slots threaded one after another: the link to the first, and how many there are; in a list never 0.
+/// Slots threaded one after another: the link to the first, and their number, which is never 0 for
+/// a magazine in a depot.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Magazine {
     pub first: u64,
@@ -199,8 +200,8 @@ impl Slot {
         self.state.set(Phase::Live as u64 | terms.encode());
     }
 
-    /// The number of the direction of the mapping that the slot is lent to, and its offset, if it is a mapping of one
-    /// piece that asks for nothing else.
+    /// Returns the direction's number and the offset of the mapping that the slot is lent to, if
+    /// that mapping is of one piece and asks for no copy-in and no wiping.
     #[inline]
     pub(super) fn lent_plainly(&self) -> Option<(usize, u64)> {
         let state = self.state.get();
@@ -215,7 +216,7 @@ impl Slot {
         (state & PHASE == Phase::Live as u64).then(|| Terms::decode(state))
     }
 
-    /// The original of a mapping, or where it begins.
+    /// The original of a mapping; of a list, where it begins and how long it is.
     #[inline]
     pub(super) fn origin(&self) -> PhysSegment {
         PhysSegment { phys: PhysAddr::new(self.origin.get()), len: self.len.get() }

@@ -1,4 +1,6 @@
-//! Mappings through slots: made, synced and ended. And the ends of all others, which begin with the same call.
+//! Mappings through slots: how they are made, synced and ended. The device never reaches their
+//! original, which gets what it wrote by the copies of syncs and of the unmap. The ends of all
+//! other mappings are here, too, as they begin with the same call.
 
 use alloc::boxed::Box;
 
@@ -47,8 +49,9 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         Ok(unsafe { self.fill(slot, (class, index), origin, terms.listed.then_some(list), terms) })
     }
 
-    /// Lends a slot in this caller's hands, whose contents are the mapping's group's, to the mapping of `list`, if that is
-    /// said, else of `origin`; the list begins there, too, and is as long.
+    /// Lends a slot to a mapping of `list`, or of `origin` where there is no list; a list begins at
+    /// `origin` and is as long. The slot is in this caller's hands, and its contents are of the
+    /// mapping's group.
     ///
     /// # Safety
     /// As [`BounceDevice::map`](super::BounceDevice::map).
@@ -78,7 +81,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
                     None => self.memory.copy(phys, at, len),
                 }
             }
-            // Before whatever the driver tells the device by.
+            // The copy comes before the store by which the driver tells the device.
             fence(Ordering::Release);
         }
         slot.lend(terms, phys, len);
@@ -87,13 +90,14 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         PoolMapping { iova, len, way: Way::Slot, list: None }
     }
 
-    /// Ends the mapping of `len` bytes at `iova`, as [`PoolMapping`] says they are: what the device wrote is copied to
-    /// the original, and the device does not reach the original any more.
+    /// Ends the mapping of `len` bytes at `iova`, as its [`PoolMapping`] names them. What the
+    /// device wrote is copied to the original. After `Ok` the device does not reach the original;
+    /// what was mapped directly it may reach for as long as the domain's policy allows.
     ///
-    /// Through a slot: O(len) for the copy and O(1) for the rest, as [`map`](super::BounceDevice::map); the buffer stays mapped,
-    /// but nothing connects it with the original any more. Allocates nothing. A single-use buffer or a split
-    /// mapping waits for one invalidation; a direct one ends by the domain's policy. The caller holds no lock and no
-    /// slot.
+    /// Through a slot: O(len) for the copy and O(1) for the rest, as
+    /// [`map`](super::BounceDevice::map); the buffer stays mapped, but nothing connects it with the
+    /// original any more. Allocates nothing. A single-use buffer or a split mapping waits for one
+    /// invalidation; a direct one ends by the domain's policy. The caller holds no lock and no CPU.
     ///
     /// # Errors
     /// [`DmaUnmapError`]. After [`DmaUnmapError::Unconfirmed`] and [`DmaUnmapError::Unmap`] devices may reach what was
@@ -116,7 +120,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         unsafe { self.unmap_by(None, iova, len) }
     }
 
-    /// The same, by `policy` for what was mapped directly; by the domain's, where it is `None`.
+    /// As [`unmap`](Self::unmap), but what was mapped directly ends by `policy`; by the domain's
+    /// where that is `None`.
     ///
     /// # Safety
     /// As [`unmap`](Self::unmap).
@@ -131,8 +136,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         unsafe { if self.unmap_fast(iova, len) { Ok(()) } else { self.unmap_slow(policy, iova, len) } }
     }
 
-    /// Ends a mapping of one piece through a slot that asks for nothing else, as nearly all do. Whether that is what it is;
-    /// else nothing has changed.
+    /// Ends a mapping through a slot, if it is of one piece and asks for nothing else, as nearly
+    /// all are. Returns whether it was; if not, nothing has changed.
     ///
     /// # Safety
     /// As [`unmap`](Self::unmap).
@@ -150,7 +155,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let in_hand = self.in_hand(class, kind, index);
         if kind != Direction::ToDevice.index() {
             let Some(buffer) = slot.buffer() else { broken("a slot that is lent has a buffer") };
-            // After whatever the device told the driver by.
+            // The copy comes after the load by which the driver learnt of it from the device.
             fence(Ordering::Acquire);
             // SAFETY: the caller's promise.
             unsafe { self.memory.copy(PhysAddr::new(buffer.get() + offset), origin.phys, len) };
@@ -181,7 +186,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             return Err(DmaUnmapError::OutOfRange { iova, offset: 0, len, mapped: origin.len });
         }
         let list = take_list(slot, terms, iova)?;
-        // As in `unmap_fast`, also what follows.
+        // As in `unmap_fast`, and so is what follows.
         slot.set_phase(Phase::Free);
         let in_hand = self.in_hand(place.class, terms.direction.index(), place.index);
         if terms.copies_out() {
@@ -196,7 +201,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         if terms.wipe {
             self.wipe(slot, place.class, kind);
         } else if terms.copy_in {
-            // A buffer with the CPU's bytes in it, and the next driver is to find none.
+            // The buffer has a CPU's bytes in it, and the next driver is to find none: no group has
+            // it.
             slot.set_group(NO_GROUP);
         }
         in_hand.done();
@@ -204,8 +210,10 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         Ok(())
     }
 
-    /// Copies what the device has written of `len` bytes from `offset` on of the mapping at `iova` to the original. Does
-    /// nothing for a device that only reads, and for what is mapped directly (but a fence). O(len).
+    /// Copies to the original what the device has written of `len` bytes, from `offset` on, of the
+    /// mapping at `iova`. For a device that only reads, and for what is mapped directly, it copies
+    /// nothing, and costs a fence. Else O(len), and a step for each piece of a list. Allocates
+    /// nothing, and waits for nothing but the lock of the pool's map.
     ///
     /// # Errors
     /// [`DmaUnmapError`], with nothing copied.
@@ -218,16 +226,18 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// - What was promised of its original when it was [mapped](super::BounceDevice::map) holds until this has returned:
     ///   the bytes are memory, and nothing but devices, and what accesses them as atomics, touches them.
     ///
-    /// An address at which no mapping begins is an error, or nothing is done, and nothing is copied.
+    /// Where no mapping begins at the address, nothing is copied; it is an error, or nothing is
+    /// done.
     pub unsafe fn sync_for_cpu(&self, iova: Iova, offset: u64, len: u64) -> Result<(), DmaUnmapError> {
         fence(Ordering::Acquire);
         // SAFETY: the caller's promise.
         unsafe { self.sync(iova, offset, len, Toward::Original) }
     }
 
-    /// Lets the device see `len` bytes of the original from `offset` on of the mapping at `iova`. Does nothing for a
-    /// device that only writes (but with [`copy_in`](super::Attributes::copy_in)), and for what is mapped
-    /// directly (but a fence). O(len).
+    /// Lets the device see `len` bytes of the original, from `offset` on, of the mapping at `iova`.
+    /// For a device that only writes (unless with [`copy_in`](super::Attributes::copy_in)), and for
+    /// what is mapped directly, it copies nothing, and costs a fence. Else as
+    /// [`sync_for_cpu`](Self::sync_for_cpu).
     ///
     /// # Errors
     /// [`DmaUnmapError`], with nothing copied.

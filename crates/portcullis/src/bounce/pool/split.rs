@@ -1,4 +1,6 @@
-//! Large mappings: directly by the domain, or their ends through bounce buffers.
+//! Mappings that are not copied as a whole: the domain maps all of them, or their middle, while
+//! bounce buffers take their unaligned ends. A split mapping opens nothing but whole granules of
+//! the list, and the granules of its buffers.
 
 use alloc::vec::Vec;
 
@@ -22,7 +24,7 @@ pub(super) struct Shape {
     pub whole: bool,
 }
 
-/// The shape of a list whose sums are checked.
+/// Returns the shape of a list whose sums are checked.
 pub(super) fn shape(list: &[PhysSegment], granule: PageSize) -> Shape {
     let begins = |piece: &PhysSegment| piece.phys.is_aligned(granule);
     let ends = |piece: &PhysSegment| (piece.phys.get().wrapping_add(piece.len)) & granule.offset_mask() == 0;
@@ -55,7 +57,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             let iova = Iova::new(changing.done().start().get() | offset);
             return Ok(PoolMapping { iova, len, way: Way::Direct, list: None });
         }
-        // To the last byte; the pages of the last piece end the range.
+        // The bytes behind the list in its last page, with which the range ends.
         let unused =
             granule.offset_mask() - (last.phys.get().wrapping_add(last.len - 1) & granule.offset_mask());
         let bytes = self.domain.pages_of(list)?;
@@ -63,7 +65,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let (terms, parts) = (Terms { offset, ..terms }, Parts::Direct { neighbours });
         // SAFETY: the caller's promise; there are no buffers.
         let single = unsafe { self.enter_single(list, bytes, limit, Vec::new(), (span, terms), parts) }?;
-        // Until its owner has it.
+        // If a call below panics, the addresses are lost: no owner has them yet.
         let changing = self.domain.changing(single.range);
         self.domain.settle(Tally { maps: 1, ..Tally::default() });
         self.domain.count_neighbours(neighbours.cast_signed());
@@ -71,8 +73,9 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         Ok(PoolMapping { iova: single.iova, len: span, way: Way::Direct, list: Some((list, granule)) })
     }
 
-    /// Maps `list` by the domain, where the map has noted nothing. What it has was ended by number under its owner, who may
-    /// still come for it: such addresses are given up.
+    /// Maps `list` by the domain, at addresses at which the pool's map has no mapping. Where it has
+    /// one, a caller has ended that by number, and its owner may still unmap it: such addresses are
+    /// given up, and others taken.
     ///
     /// # Safety
     /// As [`BounceDevice::map`](super::BounceDevice::map).
@@ -120,7 +123,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         // The middle: the list without the bytes at its ends.
         let mut middle = remember(list)?;
         if let Some(piece) = middle.first_mut() {
-            // Where nothing remains, it may end with all addresses.
+            // Where nothing remains of the piece, it may have ended at the end of all addresses.
             piece.phys = PhysAddr::new(piece.phys.get().wrapping_add(head_bytes));
             piece.len -= head_bytes;
         }

@@ -1,4 +1,5 @@
-//! Giving buffers back: strictly, with one invalidation for all of them.
+//! Giving buffers back: their memory is freed only after the hardware has confirmed that no device
+//! reaches it, with one invalidation for all of them.
 
 use alloc::sync::Arc;
 use core::mem::ManuallyDrop;
@@ -15,15 +16,17 @@ use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
-    /// Gives back the memory of buffers that wait for their next use, until they are no more than `keep` bytes, what
-    /// CPUs have used least lately first; and what an earlier call could not give back. How many bytes.
+    /// Gives back the memory of buffers that wait for their next use, until they are no more than
+    /// `keep` bytes, and what an earlier call could not give back. Buffers in depots go first, the
+    /// largest first, and then those that CPUs keep. Returns how many bytes were given back.
     ///
-    /// Waits for one invalidation, and, where CPUs keep more than `keep` bytes, for their turns to end: not for
-    /// interrupt handlers. O(slots given back). Allocates nothing.
+    /// Waits for one invalidation, and, where CPUs keep more than `keep` bytes, for their turns to
+    /// end: not for interrupt handlers. The caller holds no lock and no CPU. O(slots given back +
+    /// mappings with addresses of their own + CPUs x classes). Allocates nothing.
     ///
     /// # Errors
-    /// [`InvalidationError`]: the buffers are unmapped, but devices may still reach them: they are not used again and
-    /// not given back until a later call succeeds.
+    /// [`InvalidationError`]: the buffers are unmapped, but devices may still reach them. They are
+    /// not used again, and not given back, until a later call succeeds.
     pub fn trim(&self, keep: u64) -> Result<u64, InvalidationError> {
         let mut evicted = self.evict_retired();
         self.evict_stored(&mut evicted, self.excess(keep), |_| u64::MAX);
@@ -34,7 +37,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         self.free_evicted(evicted)
     }
 
-    /// As [`trim`](Self::trim), of what no map has asked for since the last call only, and nothing of what CPUs keep.
+    /// As [`trim`](Self::trim), but only of what depots have and no map has asked for since the
+    /// last call.
     pub(super) fn trim_unwanted(&self, keep: u64) -> Result<u64, InvalidationError> {
         let mut evicted = self.evict_retired();
         self.evict_stored(&mut evicted, self.excess(keep), |(class, kind)| {
@@ -51,12 +55,12 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         });
     }
 
-    /// By how much the buffers that wait are more than `keep` bytes.
+    /// Returns by how many bytes the buffers that wait exceed `keep`.
     fn excess(&self, keep: u64) -> u64 {
         self.usage().cached_bytes.saturating_sub(keep)
     }
 
-    /// The slots that an earlier trim could not give back.
+    /// Takes the slots that an earlier trim could not give back.
     fn evict_retired(&self) -> Evicted<'_, M, P, C> {
         let mut evicted = self.evicted();
         for class in 0..self.layout.classes() {
@@ -79,8 +83,9 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         evicted
     }
 
-    /// Unmaps buffers of slots in the depots, until they are `bytes` bytes or more; the largest first. At most as many
-    /// slots of each class and kind as `share` says, which is asked once for each.
+    /// Unmaps buffers of slots in the depots, until they are `bytes` bytes or more; the largest
+    /// first. Unmaps at most as many slots of each class and kind as `share` says, which is asked
+    /// once for each.
     fn evict_stored(
         &self,
         evicted: &mut Evicted<'_, M, P, C>,
@@ -96,8 +101,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         }
     }
 
-    /// Unmaps buffers of slots of one class and kind in its depot, until they are `bytes` bytes or more; at most `share`
-    /// slots. How many bytes.
+    /// Unmaps buffers of slots of one class and kind in its depot, until they are `bytes` bytes or
+    /// more; at most `share` slots. Returns how many bytes they are.
     pub(super) fn evict_kind(
         &self,
         evicted: &mut Evicted<'_, M, P, C>,
@@ -119,7 +124,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             while slots < most
                 && let Some(index) = held.pop()
             {
-                // Before anything can go wrong.
+                // Before a call below can panic.
                 self.slots[index].set_phase(Phase::Torn);
                 evicted.push(index);
                 let whole = self.unlink(self.layout.range_of(class, index), &mut evicted.gather);
@@ -132,7 +137,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         slots * slot_bytes
     }
 
-    /// Notes that the buffer of a slot is unmapped, and whether its translations were there.
+    /// Notes that the buffer of a slot is unmapped. `whole` says whether all of its translations
+    /// were there.
     fn retire(&self, class: usize, index: usize, whole: bool) {
         self.slots[index].set_phase(if whole { Phase::Retired } else { Phase::Lost });
         if !whole {
@@ -140,8 +146,9 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         }
     }
 
-    /// Waits until no device reaches what is unmapped, and gives its memory back, that of single-use buffers too which
-    /// wait for just that. How many bytes. What is not confirmed, or not reached for a panic, waits for a later trim.
+    /// Waits until no device reaches what is unmapped, and gives its memory back; also that of
+    /// single-use buffers which wait for the same. Returns how many bytes. What is not confirmed,
+    /// and what a panic leaves undone, waits for a later trim.
     pub(super) fn free_evicted(&self, mut evicted: Evicted<'_, M, P, C>) -> Result<u64, InvalidationError> {
         let claim = self.try_again(&mut evicted.gather);
         if let Err(error) = self.confirm(&evicted.gather) {
@@ -179,8 +186,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
 }
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
-    /// Unmaps everything, and gives it back when that is confirmed, but for the addresses of slots. Returns in how many of
-    /// these another's translations were met, or are.
+    /// Unmaps everything, and gives it back when that is confirmed, but for the addresses of slots.
+    /// Returns in how many slots another caller's translations were met, now or before.
     fn leave(&self) -> Result<u64, InvalidationError> {
         // Gives up the addresses of what is in the map then: all of them where something below panics or fails.
         let _leaving = Guard::new(|| self.lose_singles());

@@ -1,4 +1,5 @@
-//! Removing translations, and knowing when no device uses them.
+//! Removing translations, and knowing when no device uses them. Once the mapper has failed to
+//! remove one of the pool's, nothing is confirmed any more, and so no memory is given back.
 
 use super::BouncePool;
 use crate::addr::IovaRange;
@@ -25,9 +26,10 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         bytes == range.len()
     }
 
-    /// Waits until no device reaches what is in `gather`: never where the mapper could not remove something of the
-    /// pool's. What was mapped as a whole and is unmapped as a whole can be removed, so it has broken its word; which
-    /// of the pool's memory is safe is not known any more, and none is given back.
+    /// Waits until no device reaches what is in `gather`. Returns an error from then on, always,
+    /// where the mapper could not remove something of the pool's. What was mapped as a whole and is
+    /// unmapped as a whole can be removed, so such a mapper has broken its word; it is not known
+    /// any more which of the pool's memory is safe, and none is given back.
     pub(super) fn confirm(&self, gather: &Gather) -> Result<(), InvalidationError> {
         self.domain.confirm(gather)?;
         // Relaxed: it was set by this caller, or by the one that handed over what it has in its hands.

@@ -30,7 +30,7 @@ impl<P: Platform, C: CopyMemory> Found<'_, P, C> {
 impl<P: Platform, C: CopyMemory> Drop for Found<'_, P, C> {
     #[cold]
     fn drop(&mut self) {
-        // Without a CPU's slot: the code that panicked may be the code that lends slots.
+        // Without a CPU lent: the code that panicked may be the code that lends CPUs.
         let _told = self.pool.told();
         self.pool.give_to_area(self.meta, self.class);
     }

@@ -36,9 +36,11 @@
 //! call, with results that go through memory, would be a third of its cost. A program with many
 //! callers wraps it in a function.
 //!
-//! Sizes are rounded up to a power of two of slots up to 128 slots (where a run of more than 64 is
-//! aligned nowhere, and above, to slots). Each slot has 32 bytes of metadata apart from the pool,
-//! where devices do not reach them; the metadata of areas that were given back stays.
+//! A mapping of up to 128 slots gets a power of two of them. Longer ones, and those of more than 64
+//! slots for which no aligned run is free, get as many slots as they need (in units of the device's
+//! granule), beginning at any slot that the constraints allow. Each slot has 32 bytes of metadata
+//! apart from the pool, where devices do not reach them; the metadata of areas that were given back
+//! stays.
 
 mod areas;
 mod bits;
@@ -112,10 +114,11 @@ impl<P: Platform, C: CopyMemory> fmt::Debug for Swiotlb<P, C> {
 
 impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     /// Makes a pool of memory from `memory`. Allocates; takes the least memory that the pool is to
-    /// have.
+    /// have. Registers the pool with the platform for timers and released CPUs.
     ///
     /// # Errors
-    /// [`SetupError`].
+    /// [`SetupError::Slot`], [`SetupError::Area`] and [`SetupError::Limits`] for the configuration;
+    /// [`SetupError::NoArea`] where there is no memory within reach. Nothing is kept then.
     pub fn new(platform: P, memory: C, config: &SwiotlbConfig) -> Result<Arc<Self>, SetupError> {
         let (min, max) = config.areas()?;
         let pool = Self {
@@ -178,7 +181,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         Ok(unsafe { self.fill(found, original, direction) })
     }
 
-    /// Makes a run that was found the mapping of `original`.
+    /// Records that the run that was found is the mapping of `original`, and copies that into it.
     ///
     /// # Safety
     /// As [`map`](Self::map), and the run has room for it.

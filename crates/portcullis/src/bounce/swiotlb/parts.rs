@@ -1,4 +1,5 @@
-//! The pool by itself, by number: what queues do with it.
+//! The pool by itself, by number: the calls that queues make. A call that names no mapping changes
+//! nothing.
 
 use super::{Bounced, Constraints, Swiotlb};
 use crate::addr::{Direction, PhysAddr, PhysSegment};
@@ -38,7 +39,8 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     /// # Safety
     /// No other call for the same mapping is under way. (A mapping that has ended is recognised,
     /// unless the address is another mapping's of the same length by now.) The device is done with
-    /// it.
+    /// it. What was promised of the original when it was [mapped](Self::map) holds until this
+    /// returns.
     #[inline(always)]
     pub unsafe fn unmap(&self, phys: PhysAddr, len: u64) -> Result<(), DmaUnmapError> {
         // SAFETY: the caller's promise.

@@ -148,7 +148,7 @@ impl SlotMeta {
 ///
 /// Memory ordering. Pointers are loaded with acquire, although this CPU, or the one that handed the
 /// list over, stored them: so a pointer leads to initialised metadata even where two threads claim
-/// one slot, against the platform's contract.
+/// one CPU, against the platform's contract.
 #[derive(Debug)]
 pub(super) struct List {
     first: AtomicPtr<SlotMeta>,

@@ -1,19 +1,23 @@
-//! What copying and mapping cost, and which of them is chosen: plain arithmetic, without locks or clocks.
+//! What copying and mapping cost, and which of them is chosen. The choice changes only where the
+//! other way was cheaper by an eighth several times in a row. This is plain arithmetic, without
+//! locks or clocks.
 
 use crate::addr::Direction;
 
 /// The binary logarithm of the largest size of the smallest class.
 const LEAST_SHIFT: u32 = 9;
 
-/// Of how many mappings one is timed. Odd, and prime, so that no pattern of a driver's hides behind it.
+/// One mapping in `TIMED` is timed. The number is prime, so that no pattern of a driver's hides
+/// behind it.
 pub(super) const TIMED: u64 = 61;
 
-/// How many classes mappings of up to `threshold` bytes have.
+/// Returns how many classes mappings of up to `threshold` bytes have.
 pub(super) fn classes(threshold: u64) -> usize {
     class_of(threshold.max(1), usize::MAX).unwrap_or(0) + 1
 }
 
-/// The class of mappings of `len` bytes; `None` for none, and for those beyond the last of `classes`.
+/// Returns the class of mappings of `len` bytes; `None` for 0 bytes, and beyond the last of
+/// `classes`.
 #[inline]
 pub(super) fn class_of(len: u64, classes: usize) -> Option<usize> {
     let shift = u64::BITS - len.wrapping_sub(1).leading_zeros();
@@ -50,10 +54,10 @@ const WEIGHT: u64 = 8;
 /// Samples of both halves without which a way's cost is not known.
 const ENOUGH: u64 = 4;
 
-/// Of how many timed mappings one goes the other way, where that way's cost is known.
+/// One timed mapping in `PROBE` goes the other way, where that way's cost is known.
 const PROBE: u64 = 64;
 
-/// The same where it is not.
+/// One timed mapping in `EAGER_PROBE` goes the other way, where that way's cost is not known.
 const EAGER_PROBE: u64 = 4;
 
 /// How many times in a row the other way must look better.
@@ -69,13 +73,15 @@ struct Mean {
 impl Mean {
     fn add(&mut self, ns: u64) {
         let mut sample = ns.min(u64::from(u32::MAX)) * 16;
-        // An interrupt, or a scheduler, in the middle of a call says nothing of the call.
+        // Where an interrupt or the scheduler came in the middle of a call, its time says nothing
+        // of it: so a sample counts for four times the mean and 64 ns at the most.
         let most = |usual: u64| 4 * usual + 16 * 64;
         if self.samples > 0 {
             sample = sample.min(most(self.sixteenths));
         }
         if self.samples < ENOUGH && self.samples > 0 {
-            // The first calls may be such calls themselves.
+            // That may have happened to the first calls: so the mean of these is limited likewise,
+            // by the new sample.
             self.sixteenths = self.sixteenths.min(most(sample));
         }
         self.samples += 1;
@@ -117,14 +123,17 @@ impl Cost {
 /// What was chosen for mappings of one size and direction, and why.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Explained {
-    /// The largest mapping it is about, in bytes; the smallest is one more than half of that, or 1.
+    /// The largest mapping that this is about, in bytes. The smallest is half of that and one byte
+    /// more, or one byte in the smallest size.
     pub most_bytes: u64,
     /// Their direction.
     pub direction: Direction,
-    /// Whether copying is cheaper, as things stand, and not mapping.
+    /// Whether mappings are copied now, where the device may be given either. The choice changes
+    /// only for a clear difference in cost, so the other way may be a little cheaper by now.
     pub copies: bool,
-    /// What it costs to copy, in nanoseconds: to make a mapping, and to end one, all waits for hardware included. Running means of
-    /// the latest samples; `None` as long as it is not known.
+    /// What it costs to copy, in nanoseconds: to make a mapping, and to end one, with all waits for
+    /// hardware. Both are running means of the latest samples; `None` as long as they are not
+    /// known.
     pub copy_ns: Option<(u64, u64)>,
     /// What it costs to map, likewise.
     pub map_ns: Option<(u64, u64)>,
@@ -176,7 +185,7 @@ impl Cell {
         self.choice.other()
     }
 
-    /// Half of a mapping that went `way` took `ns`. The choice from now on.
+    /// Notes that half of a mapping which went `way` took `ns`. Returns the choice from now on.
     pub(super) fn note(&mut self, way: Choice, half: Half, ns: u64) -> Choice {
         let cost = self.cost(way);
         match half {
@@ -189,7 +198,8 @@ impl Cell {
         self.choice
     }
 
-    /// Changes the choice where the other way is cheaper by an eighth, and was so some times in a row.
+    /// Changes the choice where the other way is cheaper by an eighth, and was so [`PATIENCE`]
+    /// times in a row.
     fn judge(&mut self) {
         let (ours, other) = (self.cost(self.choice).total(), self.cost(self.choice.other()).total());
         let better = matches!((ours, other), (Some(ours), Some(other)) if 8 * other < 7 * ours);
@@ -223,7 +233,7 @@ impl Cell {
         self.choice
     }
 
-    /// Why, for a person. `counts` are the mappings that went each way.
+    /// Explains the choice to a person. `counts` are the mappings that went each way.
     pub(super) fn explain(&self, class: usize, direction: Direction, counts: [u64; 2]) -> Explained {
         Explained {
             most_bytes: most_bytes(class),

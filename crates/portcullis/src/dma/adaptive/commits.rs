@@ -1,12 +1,13 @@
-//! What a commit of a ring costs each of its descriptors.
+//! What a commit of a ring costs each of its descriptors: its time, shared out among as many as end
+//! from one commit to the next, even while most of them are copied.
 
-/// Of how many samples the mean number of descriptors is, roughly: older ones fade.
+/// The mean number of descriptors is one of about `WEIGHT` samples: older ones fade.
 const WEIGHT: u64 = 8;
 
-/// What commits took lately, and among how many descriptors that is shared out.
+/// What commits took lately, and how many descriptors share a commit.
 ///
-/// Descriptors are counted when they end, whether they were mapped or copied: so it is known how full commits would be,
-/// were all of them mapped, while all are copied.
+/// Descriptors are counted when they end, whether they were mapped or copied. So it is known how
+/// full commits would be if all descriptors were mapped, even while all are copied.
 #[derive(Debug)]
 pub(super) struct Commits {
     batch: u64,
@@ -14,7 +15,7 @@ pub(super) struct Commits {
     ns: u64,
     /// Descriptors for each commit, in sixteenths.
     sixteenths: u64,
-    /// Descriptors that have ended since the last sample of that.
+    /// Descriptors that have ended since that mean took its last sample.
     ended: u64,
 }
 
@@ -25,7 +26,7 @@ impl Commits {
         Self { batch, ns: 0, sixteenths: batch * 16, ended: 0 }
     }
 
-    /// One more descriptor has ended.
+    /// Notes that one more descriptor has ended.
     #[inline]
     pub(super) fn count(&mut self) {
         self.ended += 1;
@@ -34,7 +35,8 @@ impl Commits {
         }
     }
 
-    /// Its owner has no more of them for now, and commits what there is.
+    /// Notes that the queue has no more descriptors for now, and that those which wait are about to
+    /// be committed.
     pub(super) fn idle(&mut self) {
         if self.ended > 0 {
             self.sample();
@@ -46,13 +48,14 @@ impl Commits {
         self.sixteenths = (self.sixteenths * (WEIGHT - 1) + ended * 16) / WEIGHT;
     }
 
-    /// A commit took `ns`. They are rare where little is mapped, so the latest two count for most.
+    /// Notes that a commit took `ns`. Commits are rare where little is mapped, so the latest two
+    /// make three quarters of the mean.
     pub(super) fn note(&mut self, ns: u64) {
         let before = self.ns;
         self.ns = if before == 0 { ns } else { before / 2 + ns.min(before.saturating_mul(8)) / 2 };
     }
 
-    /// One descriptor's share, in nanoseconds.
+    /// Returns one descriptor's share of a commit, in nanoseconds.
     pub(super) fn share(&self) -> u64 {
         self.ns.saturating_mul(16) / self.sixteenths.max(16)
     }

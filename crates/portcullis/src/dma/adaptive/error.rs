@@ -1,4 +1,4 @@
-//! What an adaptive ring refuses.
+//! The errors of an adaptive ring. Each is one of the ring's or of the pool's, unchanged.
 
 use super::AdaptiveMapping;
 use super::mapping::Course;
@@ -7,11 +7,12 @@ use crate::bounce::error::{DmaMapError, DmaUnmapError};
 use crate::dma::RingError;
 use crate::domain::MapListError;
 
-/// A list that was not mapped. Nothing of it is, but as [`StrictRing::map_sg`](crate::dma::StrictRing::map_sg) says.
+/// A list that was not mapped. No part of it is; after [`MapListError::Unconfirmed`] devices may
+/// still reach what was entered of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AdaptiveMapError {
-    /// By the ring, for another reason than that it has no room or no tables.
+    /// The ring has refused it, for another reason than a lack of room or of tables.
     #[error(transparent)]
     Ring(#[from] RingError),
     /// By the pool.
@@ -29,7 +30,7 @@ impl From<MapListError> for AdaptiveMapError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AdaptiveUnmapError {
-    /// By the ring.
+    /// The ring has not ended it.
     #[error(transparent)]
     Ring(#[from] RingError),
     /// By the pool.

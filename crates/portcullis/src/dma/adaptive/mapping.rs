@@ -1,4 +1,5 @@
-//! A mapping of an adaptive ring, as its driver holds it.
+//! A mapping of an adaptive ring, as its driver holds it. It cannot be copied, and only the ring
+//! that made it ends it.
 
 use super::book::Choice;
 use crate::addr::Iova;
@@ -14,7 +15,7 @@ pub struct AdaptiveMapping {
     pub(super) course: Course,
     /// The number of the ring that it is of.
     pub(super) ring: u64,
-    /// The class and the way to whose account its end belongs, for one that was timed.
+    /// For a mapping whose beginning was timed: the class and the way for which its end counts.
     pub(super) timed: Option<(usize, Choice)>,
 }
 
@@ -37,7 +38,7 @@ impl Course {
         matches!(self, Self::Ring(_))
     }
 
-    /// Which way it went.
+    /// Returns which way it went.
     pub(super) fn choice(&self) -> Choice {
         match self.way() {
             None | Some(Way::Direct) => Choice::Map,
@@ -47,8 +48,9 @@ impl Course {
 }
 
 impl AdaptiveMapping {
-    /// The same in one piece with a ring's mapping, which is `queue`'s then: where the pool made it, the length is in the place
-    /// of the neighbours. Where it was timed, to whose account that goes.
+    /// Takes the mapping apart, for `queue` to keep: into a ring's mapping with the number `queue`,
+    /// how the pool made it, if it did, and the class and the way for which its end counts, if it
+    /// was timed. What the pool made has its length in the place of the neighbours.
     #[inline]
     pub(in crate::dma) fn into_parts(
         self,

@@ -1,4 +1,5 @@
-//! The first measurement: both ways, each size, on memory of its own.
+//! The first measurement: it times both ways for each size, on memory of its own. That memory goes
+//! back only if it is confirmed that no device reaches it, and is leaked otherwise.
 
 use alloc::sync::Arc;
 
@@ -13,21 +14,21 @@ use crate::platform::{CopyMemory, Platform};
 const TIMED: u32 = 4;
 const WARM: u32 = 2;
 
-/// Something did not work: what is not measured by now stays unknown.
+/// A step failed: what is not measured by then stays unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stopped {
-    /// What was mapped is not any more, but for what the hardware is still to confirm.
+    /// What was mapped is unmapped, but the hardware may still have to confirm that.
     Ended,
     /// A mapping of the scratch memory may still be there, so the memory is leaked.
     Mapped,
 }
 
-/// What two readings of a clock cost, by itself: the least of many.
+/// Returns what two readings of a clock take by themselves: the least of 64 tries.
 pub(super) fn cost_of(clock: &impl Fn() -> u64) -> u64 {
     (0..64).map(|_| clock().abs_diff(clock())).min().unwrap_or(0)
 }
 
-/// Memory of a pool's, as large as its threshold, to try mappings with.
+/// Memory out of a pool, as large as its threshold, on which mappings are tried.
 struct Scratch<'a, M: Mapper, P: Platform, C: CopyMemory> {
     pool: &'a BouncePool<M, P, C>,
     start: PhysAddr,
@@ -47,12 +48,12 @@ impl<'a, M: Mapper, P: Platform, C: CopyMemory> Scratch<'a, M, P, C> {
         [PhysSegment { phys: self.start, len: most_bytes(class).min(self.pool.threshold()) }]
     }
 
-    /// The end, when no translation leads to the memory any more: buffers that the measurement needed go back, but wait
-    /// for the timer where others' would go with them; and the memory goes back if it is `confirmed` that no device
-    /// reaches it, and leaks if not.
+    /// Ends the measurement. Buffers that it needed go back; but if others' buffers waited before,
+    /// which would go with them, they are left to the timer. The memory goes back if it is
+    /// `confirmed` that no device reaches it, and is leaked if not.
     fn end(self, confirmed: bool) {
         if !self.warm {
-            // What cannot be given back now, a later trim does.
+            // What cannot be given back now, a later trim gives back.
             let _ = self.pool.trim(0);
         }
         if confirmed {
@@ -66,11 +67,11 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
     pub(super) fn measure(&mut self) {
         let pool = Arc::clone(self.pool.pool());
         let Some(scratch) = Scratch::new(&pool) else { return };
-        // What was measured before something failed is as good as before.
+        // What was measured before a step failed counts.
         let measured =
             (0..self.classes).try_for_each(|class| self.measure_class(&scratch.buffer(class), class));
         self.begin();
-        // What failed may have left something in the ring, whose users are to find it empty.
+        // A step that failed may have left something in the ring, whose users are to find it empty.
         let confirmed = self.ring.commit().is_ok();
         scratch.end(confirmed && measured != Err(Stopped::Mapped));
     }
@@ -84,7 +85,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
                 let mapped = unsafe { self.map_by(choice, list, Attributes::default(), &mut view) };
                 let map_ns = self.since(start);
                 let (course, _, failed) = mapped.map_err(|_| Stopped::Ended)?;
-                // One that an untrusted device may not be given says nothing of the ring.
+                // What the ring may not map, as the device is untrusted, says nothing of the ring.
                 let way = if failed { Choice::Map } else { course.choice() };
                 let in_ring = course.is_in_ring();
                 let start = (self.clock)();

@@ -1,4 +1,6 @@
-//! Strict protection for a queue, to the byte where it must be, by the cheaper of a copy and a ring's mapping.
+//! A queue that copies each buffer or maps it in a ring, whichever is cheaper. Whatever the choice
+//! and the domain's policy, protection is strict, and for an untrusted device to the byte: what
+//! shares a granule with other data is copied.
 
 mod book;
 mod commits;
@@ -30,27 +32,30 @@ pub use mapping::{AdaptiveMapping, AdaptiveUnmap};
 
 /// A queue whose buffers are copied through the pool of its domain, or mapped in a [`StrictRing`], whichever is cheaper.
 ///
-/// What shares a granule with other data is copied for an untrusted device whatever it costs, so that protection is to
-/// the byte; whatever is mapped in the ring ends with its batch; whatever is copied, at once. Where the ring has no
-/// room, or cannot map a buffer, that is copied too, so nothing has to wait for a commit. What is not for the ring, and
-/// what the pool does not copy (larger than its threshold, or persistent), is mapped by itself, and ends at once, too.
-/// All this is so whatever the domain's policy.
+/// For an untrusted device, what shares a granule with other data is copied whatever it costs, so
+/// that protection is to the byte. What is mapped in the ring ends with its batch; what is copied
+/// ends at once. Where the ring has no room for a buffer, or cannot map it, that is copied, too, so
+/// nothing has to wait for a commit. What is not for the ring, and not for a copy either (larger
+/// than the pool's threshold, or persistent), is mapped by itself, and ends at once. All this is so
+/// whatever the domain's policy.
 ///
-/// A copy costs time by the byte, a mapping by the hardware's wait: where they cross depends on caches, on the IOMMU
-/// and on what else goes on. So nothing about it is a constant. [`new`](Self::new) times both ways for each size (powers
-/// of two from 512 bytes to the pool's threshold) on scratch memory; afterwards one mapping in 61 is timed, of which one
-/// in 64 goes the other way, so that its cost stays known. The choice changes where the other way was cheaper by an
-/// eighth four times in a row: noise does not make it swing. [`explain`](Self::explain) says what was measured and
-/// chosen. A commit is shared out among as many descriptors as end from one to the next: a full batch, or fewer for a
-/// queue that often falls idle and [commits](Self::commit) then.
+/// A copy costs time by the byte, a mapping costs a share of the wait for the hardware. Where the
+/// two cross depends on caches, on the IOMMU and on what else goes on, so nothing about it is a
+/// constant. [`new`](Self::new) times both ways for each size (powers of two from 512 bytes to the
+/// pool's threshold) on scratch memory. Afterwards one mapping in 61 is timed, and one in 64 of
+/// these goes the other way, so that the other way's cost stays known. The choice changes where the
+/// other way was cheaper by an eighth four times in a row: noise does not make it swing.
+/// [`explain`](Self::explain) says what was measured and chosen. A commit is shared out among as
+/// many descriptors as end from one commit to the next: a full batch, or fewer for a queue that
+/// often falls idle and [commits](Self::commit) then.
 ///
 /// The queue belongs to one CPU at a time, so nothing here is shared, and the choice costs some
-/// plain instructions. `K` is the clock: any count of nanoseconds.
+/// plain instructions. `K` is the clock: it returns a count of nanoseconds, from any beginning.
 #[derive(Debug)]
 pub struct AdaptiveRing<M: Mapper, P: Platform, C: CopyMemory, K> {
     ring: StrictRing<M, P>,
     pool: BounceDevice<M, P, C>,
-    /// Of the mapping that is being made.
+    /// The direction of the mapping that is being made.
     direction: Direction,
     /// Directions that were measured, or tried.
     met: [bool; Direction::ALL.len()],
@@ -58,11 +63,11 @@ pub struct AdaptiveRing<M: Mapper, P: Platform, C: CopyMemory, K> {
     clock: K,
     /// What two readings of the clock cost.
     clock_ns: u64,
-    /// Tells its mappings from another's.
+    /// Tells its mappings from those of another ring.
     number: u64,
     /// How many classes of sizes there are.
     classes: usize,
-    /// Those of each direction, one direction after the other.
+    /// The sizes of each direction, one direction after the other.
     sizes: Box<[Size]>,
     /// Mappings until one is timed.
     until: u64,
@@ -73,16 +78,18 @@ pub struct AdaptiveRing<M: Mapper, P: Platform, C: CopyMemory, K> {
 #[derive(Debug, Default)]
 struct Size {
     cell: Cell,
-    /// How many went which way.
+    /// How many went each way, by the number of the [`Choice`].
     counts: [u64; 2],
 }
 
 #[allow(clippy::result_large_err, reason = "a mapping that is refused comes back in place")]
 impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C, K> {
-    /// A queue of `device` for data of one direction: a ring as `config` says, and the pool that `pool` is a device of,
-    /// which is the same device. Measures both ways, on scratch memory of the pool's: some hundred mappings, half of which
-    /// wait for the hardware. Where memory for that is wanting, or something fails, what is not measured by then is copied
-    /// at first, and the ring tried soon. (Memory that the hardware does not confirm as unreachable is leaked.) Allocates.
+    /// Makes a queue of `device` for data of one direction, with a ring as `config` says. `pool` is
+    /// the same device, as the pool of its domain has it. Measures both ways, on scratch memory of
+    /// the pool's: twelve mappings of each size, half of which may wait for the hardware. Where
+    /// there is no memory for that, or something fails, what is not measured by then is copied at
+    /// first, and the ring tried soon. (Memory that the hardware does not confirm as unreachable is
+    /// leaked.) Allocates. The caller holds no lock and no CPU.
     ///
     /// # Errors
     /// As [`StrictRing::new`]; [`RingError::Untranslated`] for a device whose addresses are not translated;
@@ -146,7 +153,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         unsafe { self.map(list, attributes, out) }
     }
 
-    /// The direction is met for the first time.
+    /// Notes that the direction was met, and takes the cheaper way for each of its sizes, as far as
+    /// costs are known: copying, where they are not.
     #[cold]
     fn begin(&mut self) {
         self.met[self.direction.index()] = true;
@@ -154,27 +162,30 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         self.sizes[first..first + self.classes].iter_mut().for_each(|size| _ = size.cell.begin());
     }
 
-    /// Where sizes of `class` are kept, in the direction of the moment.
+    /// Returns the index in `sizes` of `class`, in the direction of the mapping that is being made.
     #[inline]
     fn size_of(&self, class: usize) -> usize {
         self.direction.index() * self.classes + class
     }
 
-    /// Lets the device reach the bytes of `list`, or a copy of them, and writes to `out` what it is to be given. Returns
-    /// how many segments that are, `list.len()` at the most.
+    /// Lets the device reach the bytes of `list`, or a copy of them, and writes to `out` what it is
+    /// to be given. Returns how many segments it wrote, `list.len()` at the most.
     ///
-    /// As [`BounceDevice::map`], or as [`StrictRing::map_sg`].
+    /// Cost and context are those of [`BounceDevice::map`] or of [`StrictRing::map_sg`], of both
+    /// where the ring has no room.
     ///
     /// # Errors
-    /// [`AdaptiveMapError`]: the list is mapped as a whole or not at all.
+    /// [`AdaptiveMapError`]: the list is mapped as a whole or not at all. After
+    /// [`MapListError::Unconfirmed`] devices may reach what was entered of it.
     ///
     /// # Safety
     /// As [`BounceDevice::map`], until the unmap has returned; and until then:
     ///
-    /// - Two syncs of the same bytes of the mapping do not run at the same time. That is the caller's to promise here,
-    ///   who alone gets the [`AdaptiveMapping`], and so the syncs and the unmap themselves are safe.
+    /// - Two syncs of the same bytes of the mapping do not run at the same time. That is the
+    ///   caller's to promise here: it alone gets the [`AdaptiveMapping`], and so the syncs and the
+    ///   unmap themselves are safe.
     /// - Nothing else calls the pool for the mapping's address, as
-    ///   [`BouncePool::unmap`](crate::bounce::pool::BouncePool::unmap) demands of who does.
+    ///   [`BouncePool::unmap`](crate::bounce::pool::BouncePool::unmap) demands of its callers.
     #[inline]
     pub unsafe fn map(
         &mut self,
@@ -217,7 +228,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         let ns = self.since(start);
         let size = &mut self.sizes[class];
         size.counts[course.choice() as usize] += 1;
-        // What the pool maps says nothing of the ring. Where that fails, the attempt and the copy are what it costs.
+        // What the pool maps says nothing of the ring. Where the ring fails, mapping costs both:
+        // the attempt, and the copy after it.
         let timed = (course.way() != Some(Way::Direct)).then(|| {
             let way = if failed { Choice::Map } else { course.choice() };
             size.cell.note(way, Half::Map, ns);
@@ -226,8 +238,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         Ok((AdaptiveMapping { course, ring: self.number, timed }, used))
     }
 
-    /// Maps by the way that was chosen, as far as that is possible. How, how many segments of `out` that is, and whether
-    /// the ring has failed.
+    /// Maps by the way that was chosen, as far as that is possible. Returns how it was mapped, how
+    /// many segments of `out` that takes, and whether the ring was tried and failed.
     ///
     /// # Safety
     /// As [`map`](Self::map).
@@ -264,7 +276,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         Ok((course, used, failed))
     }
 
-    /// A mapping of this ring, out of what [it was taken apart into](AdaptiveMapping::into_parts).
+    /// Makes a mapping of this ring out of what [it was taken apart
+    /// into](AdaptiveMapping::into_parts).
     #[inline]
     pub(super) fn mapping_of(
         &self,
@@ -281,7 +294,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
 
     /// Ends a mapping: at once if it was copied; with its batch if it was mapped.
     ///
-    /// As [`BouncePool::unmap`](crate::bounce::pool::BouncePool::unmap), or as [`StrictRing::unmap`].
+    /// Cost and context are those of [`BouncePool::unmap`](crate::bounce::pool::BouncePool::unmap),
+    /// by a strict policy, or of [`StrictRing::unmap`].
     ///
     /// # Errors
     /// [`AdaptiveUnmapFailed`]; a mapping of another ring comes back with it, and is untouched.
@@ -325,7 +339,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         }
     }
 
-    /// One whose time is wanted: its own, or that of the commit which it may lead to.
+    /// Ends a mapping whose time is wanted: its own, or that of the commit which it may lead to.
     #[cold]
     fn unmap_timed(&mut self, mapping: AdaptiveMapping) -> Result<AdaptiveUnmap, AdaptiveUnmapFailed> {
         let (timed, in_ring) = (mapping.timed, mapping.course.is_in_ring());
@@ -334,7 +348,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         let mut ns = self.since(start);
         if matches!(result, Ok(AdaptiveUnmap::Committed)) {
             self.commits.note(ns);
-            // Its share of the commit is all that is known of its own.
+            // Its own time is a part of the commit's: only its share of that counts for it.
             ns = 0;
         }
         if let (Some((class, way)), Ok(_)) = (timed, &result) {
@@ -344,8 +358,10 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         result
     }
 
-    /// Ends all that waits, with one wait for the hardware: for a queue that falls idle. How many descriptors. To be called
-    /// then also where nothing waits, so that it is known how full commits would be.
+    /// Ends all that waits, with one wait for the hardware: for a queue that falls idle. Returns
+    /// how many descriptors have ended. A queue that falls idle calls this also where nothing
+    /// waits, as the ring counts from these calls how many descriptors a commit has. The caller
+    /// holds no lock and no CPU.
     ///
     /// # Errors
     /// As [`StrictRing::commit`].
@@ -366,8 +382,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         self.ring.waiting()
     }
 
-    /// Before the CPU looks at `len` bytes from `offset` on of a mapping that has not ended: copies what the device has
-    /// written, where there is a copy. O(len).
+    /// Lets the CPU see what the device has written of `len` bytes, from `offset` on, of a mapping
+    /// that has not ended: copies it, where there is a copy. O(len) then; otherwise a fence.
     ///
     /// # Errors
     /// As [`BouncePool::sync_for_cpu`](crate::bounce::pool::BouncePool::sync_for_cpu).
@@ -389,7 +405,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         }
     }
 
-    /// After the CPU has changed `len` bytes from `offset` on: the other way round.
+    /// Lets the device see what the CPU has written of `len` bytes, from `offset` on, of a mapping
+    /// that has not ended: copies it, where there is a copy. O(len) then; otherwise a fence.
     ///
     /// # Errors
     /// As [`BouncePool::sync_for_device`](crate::bounce::pool::BouncePool::sync_for_device).
@@ -415,7 +432,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         self.pool.pool()
     }
 
-    /// What was chosen for each size of each direction that was met, smallest first, and why.
+    /// Returns what was chosen for each size of each direction that was met, smallest first, and
+    /// why.
     pub fn explain(&self) -> impl Iterator<Item = Explained> {
         let met = Direction::ALL.into_iter().filter(|direction| self.met[direction.index()]);
         met.flat_map(move |direction| {

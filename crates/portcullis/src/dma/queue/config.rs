@@ -1,4 +1,4 @@
-//! What a queue is made for.
+//! What a queue is made for: its strategy, its dimensions, and what is special about its mappings.
 
 use crate::bounce::pool::Attributes;
 use crate::dma::MOST_IN_BATCH;
@@ -18,7 +18,8 @@ pub enum Strategy {
     Auto,
 }
 
-/// What a [`Queue`](super::Queue) is made for. Another strategy is another constructor, and nothing else changes:
+/// What a [`Queue`](super::Queue) is made for. Each strategy has a constructor, and nothing else of
+/// a driver changes with it:
 ///
 /// ```
 /// # use portcullis::dma::QueueConfig;
@@ -39,7 +40,7 @@ pub struct QueueConfig {
     pub(super) direction: Option<crate::addr::Direction>,
 }
 
-/// Unmaps that end together unless the driver says otherwise.
+/// The number of unmaps that end together unless the driver gives another.
 const BATCH: usize = 32;
 
 impl QueueConfig {
@@ -60,68 +61,80 @@ impl QueueConfig {
         Self::new(Strategy::Direct)
     }
 
-    /// As [`direct`](Self::direct), but a batch of mappings ends with one wait: 1 to [`MOST_IN_BATCH`].
+    /// As [`direct`](Self::direct), but `batch` mappings end together, with one wait, whatever the
+    /// policy: 1 to [`MOST_IN_BATCH`].
     pub const fn batched(batch: usize) -> Self {
         Self::new(Strategy::Batch).batch(batch)
     }
 
-    /// Out of a ring of addresses, a batch with one wait: for queues whose buffers come and go in order, up to `descriptors` of
-    /// which the device has at once. Each usually touches pages of `bytes` bytes (4096 for a buffer within a page, 8192 for one that may lie across the end of one); others may be of any
-    /// length.
+    /// Mappings take their addresses out of a ring, and a batch of them ends with one wait,
+    /// whatever the policy. This is for queues whose buffers come and go in order, and of which the
+    /// device has up to `descriptors` at once. Each usually touches pages of `bytes` bytes (4096
+    /// for a buffer within a page, 8192 for one that may lie across the end of one); others may be
+    /// of any length.
     pub const fn ring(descriptors: u32, bytes: u64) -> Self {
         Self { descriptors, bytes, ..Self::new(Strategy::Ring) }
     }
 
-    /// Through buffers that stay mapped, by copying: no wait, and protection to the byte. Without an IOMMU, through the pool
-    /// that the device reaches (swiotlb).
+    /// The device reaches copies, in buffers that stay mapped: a copy ends without a wait, and
+    /// protects to the byte. What is too large to copy is mapped, and ends by the domain's policy.
+    /// But if the device is not [trusted](super::Device::trusted), the parts of such a buffer that
+    /// share a page with other data are copied, and its mapping ends strictly, with a wait. Without
+    /// an IOMMU everything is copied, through the pool that the device reaches (swiotlb).
     pub const fn bounce() -> Self {
         Self::new(Strategy::Bounce)
     }
 
-    /// What is cheaper of [`ring`](Self::ring), whose dimensions it has, and [`bounce`](Self::bounce), as measured; what shares a
-    /// page with other data is copied. Where the domain has no memory to copy through it is one,
-    /// and [`direct`](Self::direct) where nothing is translated.
+    /// The cheaper of [`ring`](Self::ring), whose dimensions it takes, and
+    /// [`bounce`](Self::bounce), as measured. What shares a page with other data is copied, unless
+    /// the device is [trusted](super::Device::trusted). Where the domain has no memory to copy
+    /// through, this is a ring; where nothing is translated, it is [`direct`](Self::direct).
     pub const fn auto(descriptors: u32, bytes: u64) -> Self {
         Self { descriptors, bytes, ..Self::new(Strategy::Auto) }
     }
 
-    /// How many mappings end with one wait, where they share one: 1 to [`MOST_IN_BATCH`], 32 unless it is said. More cost less
-    /// each, and their buffers come back later.
+    /// How many mappings end with one wait, where they share one: 1 to [`MOST_IN_BATCH`], and 32
+    /// without this call. The larger the batch, the less each mapping costs, and the later its
+    /// buffer comes back.
     pub const fn batch(self, batch: usize) -> Self {
         Self { batch, ..self }
     }
 
-    /// The colour of a ring, by which its first address is moved; the domain's next unless it is said. A
-    /// driver with many domains behind one IOMMU numbers their rings here.
+    /// The colour of a ring, by which its first address is moved on: without this call the domain's
+    /// next. A driver with many domains behind one IOMMU numbers their rings here.
     pub const fn colour(self, colour: u32) -> Self {
         Self { colour: Some(colour), ..self }
     }
 
-    /// Each copy is zeroed when its mapping ends.
+    /// Each copy is zeroed when its mapping ends. This is for copies behind an IOMMU. The pool of a
+    /// machine without one goes by its own rule: the next mapping at a place overwrites or zeroes
+    /// what is there.
     pub const fn wiping(self) -> Self {
         Self { attributes: Attributes { wipe: true, ..self.attributes }, ..self }
     }
 
-    /// The device may write less than the whole of a [`FromDevice`](crate::addr::Direction::FromDevice) mapping, and the rest is
-    /// to stay as it was: the original is copied in first.
+    /// The device may write less than the whole of a
+    /// [`FromDevice`](crate::addr::Direction::FromDevice) mapping, and the rest is to stay as it
+    /// was: the original is copied in first. (Without an IOMMU every copy is made like this.)
     pub const fn copying_in(self) -> Self {
         Self { attributes: Attributes { copy_in: true, ..self.attributes }, ..self }
     }
 
-    /// Mappings live long, and their owner does not call the sync methods (Linux's proposal calls it `PERSISTENT_STREAMING`): they
-    /// are never copied, and an error ([`DmaMapError::PersistentPart`](super::DmaMapError::PersistentPart)) where only copying would
-    /// protect.
+    /// Mappings live long, and their owner does not call the sync methods (Linux's proposal calls
+    /// it `PERSISTENT_STREAMING`). So behind an IOMMU they are never copied, and refused
+    /// ([`DmaMapError::PersistentPart`](super::DmaMapError::PersistentPart)) where only copying
+    /// would protect. Without an IOMMU this changes nothing: a queue that copies there copies all.
     pub const fn persistent(self) -> Self {
         Self { attributes: Attributes { persistent_streaming: true, ..self.attributes }, ..self }
     }
 
-    /// [`auto`](Self::auto) measures both ways for data of this direction when the queue is made, not for all three. (Others may
-    /// be mapped, and are copied at first.)
+    /// [`auto`](Self::auto) measures both ways for data of this direction when the queue is made,
+    /// and not for all three. Data of the others can be mapped, too, and is copied at first.
     pub const fn measuring(self, direction: crate::addr::Direction) -> Self {
         Self { direction: Some(direction), ..self }
     }
 
-    /// The batch, within its limits.
+    /// Returns the size of a batch, within its limits.
     pub(super) fn batch_size(&self) -> usize {
         self.batch.clamp(1, MOST_IN_BATCH)
     }

@@ -1,4 +1,5 @@
-//! From a page table to a queue: the domain, its devices, their queues.
+//! From a page table to a queue: a builder makes the domain, the domain its devices, and each
+//! device its queues. What a queue cannot be made of is an error when it is made.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -54,8 +55,9 @@ pub struct DomainBuilder<M: Mapper, P: Platform, C: CopyMemory + Clone = Infalli
 }
 
 impl<F: Frames, Q: InvalidationQueue, X: Format, P: Platform> Domain<TableMapper<F, Q, X>, P> {
-    /// The beginning of a driver: a domain whose translations are in `table`, which the hardware knows as `id` and caches as `queue`
-    /// is told. The caller that has hardware walk the table sees to both.
+    /// Begins a domain whose translations are in `table`. The hardware knows it as `id`, and
+    /// `queue` tells the hardware what of it to forget. The caller that has hardware walk the table
+    /// sees to both.
     pub fn builder(table: PageTable<F, X>, queue: Q, id: DomainId) -> DomainBuilder<TableMapper<F, Q, X>, P> {
         DomainBuilder::new(TableMapper::new(table, queue, id, alloc::vec::Vec::new()))
     }
@@ -64,7 +66,8 @@ impl<F: Frames, Q: InvalidationQueue, X: Format, P: Platform> Domain<TableMapper
 impl<F: Frames, Q: InvalidationQueue, X: Format, P: Platform, C: CopyMemory + Clone>
     DomainBuilder<TableMapper<F, Q, X>, P, C>
 {
-    /// Addresses that never reach memory through a translation (on x86 the interrupt window).
+    /// Hands out no addresses of `range`, as they never reach memory through a translation (on x86
+    /// the interrupt window).
     pub fn reserve(mut self, range: IovaRange) -> Self {
         self.mapper.reserve(range);
         self
@@ -72,20 +75,21 @@ impl<F: Frames, Q: InvalidationQueue, X: Format, P: Platform, C: CopyMemory + Cl
 }
 
 impl<M: Mapper, P: Platform> DomainBuilder<M, P> {
-    /// A domain over any mapper, a hypervisor's for one.
+    /// Begins a domain over any mapper, such as a hypervisor's.
     pub fn new(mapper: M) -> Self {
         let (policy, pool) = (Policy::Strict, PoolConfig::default());
         Self { mapper, policy, memory: None, pool, swiotlb: None, clock: None }
     }
 
-    /// Queues may copy, through buffers that stay mapped: frames of `memory`, which also copies, in a pool of these dimensions.
-    /// The pool is made with the first queue that copies.
+    /// Lets queues copy, through buffers that stay mapped. These are frames of `memory`, which also
+    /// does the copying, in a pool of these dimensions. The pool is made with the first queue that
+    /// copies.
     pub fn bounce<C: CopyMemory + Clone>(self, memory: C, pool: PoolConfig) -> DomainBuilder<M, P, C> {
         let Self { mapper, policy, clock, .. } = self;
         DomainBuilder { mapper, policy, memory: Some(memory), pool, swiotlb: None, clock }
     }
 
-    /// Queues may copy although nothing is translated, through the machine's pool.
+    /// Lets queues copy although nothing is translated, through the machine's pool.
     pub fn swiotlb<C: CopyMemory + Clone>(self, pool: Arc<Swiotlb<P, C>>) -> DomainBuilder<M, P, C> {
         let Self { mapper, policy, pool: config, clock, .. } = self;
         DomainBuilder { mapper, policy, memory: None, pool: config, swiotlb: Some(pool), clock }
@@ -93,12 +97,14 @@ impl<M: Mapper, P: Platform> DomainBuilder<M, P> {
 }
 
 impl<M: Mapper, P: Platform, C: CopyMemory + Clone> DomainBuilder<M, P, C> {
-    /// How long devices may reach what is unmapped: [`Policy::Strict`] unless it is said.
+    /// Sets how long devices may reach what is unmapped. Without this call it is
+    /// [`Policy::Strict`].
     pub fn policy(self, policy: Policy) -> Self {
         Self { policy, ..self }
     }
 
-    /// The count of nanoseconds by which [`QueueConfig::auto`] measures: the platform's clock unless it is said.
+    /// Sets the clock by which [`QueueConfig::auto`] measures: a count of nanoseconds. Without this
+    /// call it is the platform's.
     pub fn clock(self, clock: impl Fn() -> u64 + Send + Sync + 'static) -> Self {
         Self { clock: Some(Arc::new(clock)), ..self }
     }
@@ -111,7 +117,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory + Clone> DomainBuilder<M, P, C> {
         self.build_as(platform)
     }
 
-    /// The same, of a [`Machine`] with a name.
+    /// As [`build`](Self::build), for a [`Machine`] with a name.
     ///
     /// # Errors
     /// As [`Domain::new`].
@@ -159,7 +165,7 @@ impl<X: Machine> DmaDomain<X> {
         Self { parts: Arc::new(parts) }
     }
 
-    /// The same for a domain that is there, which queues may copy in where there is `memory`.
+    /// Makes one of a domain that exists already. Its queues may copy if there is `memory`.
     pub fn over(domain: Arc<Domain<X::Mapper, X::Platform>>, memory: Option<X::Memory>) -> Self {
         let (pool, made) = (PoolConfig::default(), Mutex::new(None));
         Self::from_parts(Parts { domain, memory, pool, swiotlb: None, clock: None, made })
@@ -170,21 +176,23 @@ impl<X: Machine> DmaDomain<X> {
         &self.parts.domain
     }
 
-    /// What the pool of buffers to copy through holds, and has done; `None` as long as no queue has needed it. (A machine's pool
-    /// without an IOMMU says so [itself](Swiotlb::usage).)
+    /// Returns what the pool of buffers to copy through holds, and has done; `None` as long as no
+    /// queue has needed it. (The pool of a machine without an IOMMU reports its own
+    /// [usage](Swiotlb::usage).)
     ///
-    /// O(CPUs and size classes); takes the lock of each class in turn. The caller holds no lock and no CPU.
+    /// O(CPUs x size classes); takes the lock of each class in turn. The caller holds no lock and
+    /// no CPU.
     pub fn pool_usage(&self) -> Option<PoolUsage> {
         self.made_pool().map(|pool| pool.usage())
     }
 
-    /// A device of this domain, with the addresses that it can put on the bus. Nothing is told to hardware: who attaches it
-    /// there has it walk the domain's table.
+    /// Makes a device of this domain, with the addresses that it can put on the bus. The hardware
+    /// is told nothing: the caller that attaches the device there has it walk the domain's table.
     ///
-    /// It is taken to be hostile, and to trust no other: see [`Device::trusted`].
+    /// The device is taken to be hostile, and to trust no other: see [`Device::trusted`].
     ///
     /// # Errors
-    /// [`SetupError`].
+    /// [`SetupError::BeyondReach`] where the device reaches none of the domain's addresses.
     pub fn attach(&self, id: DeviceId, mask: DmaMask) -> Result<Device<X>, SetupError> {
         let domain = &self.parts.domain;
         let first = domain.mapper().geometry().aperture.start();
@@ -198,7 +206,7 @@ impl<X: Machine> DmaDomain<X> {
         Ok(Device { domain: self.clone(), dma, id, profile })
     }
 
-    /// The pool of bounce buffers, made where it is not there.
+    /// Returns the pool of bounce buffers, and makes it if there is none yet.
     fn pool(&self) -> Result<Pool<X>, SetupError> {
         if let Some(found) = self.made_pool() {
             return Ok(found);
@@ -213,7 +221,7 @@ impl<X: Machine> DmaDomain<X> {
         Ok(kept.unwrap_or(pool))
     }
 
-    /// The same, if it was made.
+    /// Returns the pool of bounce buffers, if there is one.
     fn made_pool(&self) -> Option<Pool<X>> {
         self.parts.domain.platform().with_cpu(|_| self.parts.made.lock().clone())
     }
@@ -269,16 +277,17 @@ impl<X: Machine> Device<X> {
         &self.dma
     }
 
-    /// It is not hostile: where queues copy, it may be given pages that buffers share with other data, so that what is too large
-    /// to copy is mapped as it is.
+    /// Says that the device is not hostile: where queues copy, it may be given pages that buffers
+    /// share with other data, so that what is too large to copy is mapped as it is.
     pub fn trusted(mut self) -> Self {
         self.profile.untrusted = false;
         self
     }
 
-    /// Devices of one group trust each other: where queues copy, what one of them had in a buffer, another may see. Devices of
-    /// different groups never find each other's bytes in a buffer that they are given. Each device has a group of its own, of its
-    /// [id](Self::id)'s number, unless it is said.
+    /// Says which devices it trusts: those of the same group. Where queues copy, what one of them
+    /// had in a buffer, another may see. Devices of different groups never find each other's bytes
+    /// in a buffer that they are given. Without this call each device has a group of its own, with
+    /// the number of its [id](Self::id).
     ///
     /// Devices of one domain share its addresses, so a hostile one can look into what is mapped for another *now*, as in any
     /// domain. Where that matters, devices have domains of their own.
@@ -287,19 +296,24 @@ impl<X: Machine> Device<X> {
         self
     }
 
-    /// Copies keep these low bits of a buffer's address: 0xfff for NVMe. Linux's `dma_set_min_align_mask`.
+    /// Has copies keep these low bits of a buffer's address: 0xfff for NVMe. Linux's
+    /// `dma_set_min_align_mask`. If they cannot be kept, a [queue](Self::queue) that copies is not
+    /// made.
     pub fn keeping_offsets(mut self, mask: u64) -> Self {
         self.profile.offset_mask = mask;
         self
     }
 
-    /// A queue for buffers of one type; a `Queue<X>` is one that is used [by number](Queue::map_raw) only.
+    /// Makes a queue for buffers of one type; a `Queue<X>` is one that is used [by
+    /// number](Queue::map_raw) only.
     ///
-    /// Allocates all that its fast paths need. [`QueueConfig::auto`] measures, on scratch memory: some hundred mappings for each
-    /// direction, half of which wait for the hardware.
+    /// Allocates all that its fast paths need. [`QueueConfig::auto`] measures, on scratch memory:
+    /// twelve mappings of each size and direction, half of which may wait for the hardware. The
+    /// caller holds no lock and no CPU.
     ///
     /// # Errors
-    /// [`SetupError`].
+    /// [`SetupError`]: there is nothing to copy through, there are no addresses or no memory for a
+    /// ring or a pool, or their dimensions are out of bounds.
     pub fn queue<B: DmaBuffer>(&self, config: QueueConfig) -> Result<Queue<X, B>, SetupError> {
         let lane = self.lane(&config)?;
         Ok(Queue::new(self.dma.clone(), lane, &config))

@@ -14,7 +14,7 @@ impl DmaMapError {
             RingError::Arena(ArenaError::Space(error)) => Self::List(error.into()),
             RingError::Arena(ArenaError::OutOfMemory) => Self::OutOfMemory,
             RingError::Arena(ArenaError::Empty) => Self::List(MapListError::EmptyList),
-            // Of the rest a map says that there is no room, and nothing else.
+            // Of the other errors, a map of a ring returns only that it is full.
             _ => Self::Full,
         }
     }
@@ -37,7 +37,7 @@ impl DmaUnmapError {
             RingError::Arena(ArenaError::NotReserved { range }) => {
                 Self::Unmap(UnmapError::NotMapped { range, unmapped: 0 })
             }
-            // Nothing else comes of the end of a mapping.
+            // The end of a mapping has no other errors.
             _ => Self::OtherQueue,
         }
     }

@@ -1,4 +1,5 @@
-//! What a machine is made of, in one trait.
+//! What a machine is made of, in one trait: so all parts of a queue are of the same mapper,
+//! platform and memory.
 
 use core::convert::Infallible;
 
@@ -18,7 +19,8 @@ pub trait Machine: 'static {
     type Mapper: Mapper;
     /// CPUs, the clock, the timer.
     type Platform: Platform;
-    /// What copies, for strategies that do: [`Infallible`], which there is none of, where none does. A clone is the same memory.
+    /// What copies, for strategies that copy. Where none does it is [`Infallible`], which has no
+    /// value. A clone is the same memory.
     type Memory: CopyMemory + Clone;
 }
 

@@ -1,4 +1,5 @@
-//! Mappings of a queue, and what becomes of them.
+//! Mappings of a queue, and what becomes of them. A mapping cannot be copied, and only the queue
+//! that made it ends it; dropped, it stays mapped, and its buffer is leaked.
 
 use alloc::vec::Drain;
 use core::convert::Infallible;
@@ -16,9 +17,10 @@ use crate::dma::{Choice, DmaBuffer, RingMapping};
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "the memory stays mapped until the mapping is unmapped"]
 pub struct RawMapping {
-    /// The same words for all, those of a ring's mapping: in the place of the ring's number is the queue's (which is the ring's,
-    /// where there is one) with the [kind](Kind) in its lowest bits. What a pool made has no pages, but its length in the place of
-    /// the neighbours, or its list's index.
+    /// All mappings have the same words, those of a ring's mapping. In the place of the ring's
+    /// number is the queue's (which is the ring's, where there is one), with the [kind](Kind) in
+    /// its lowest bits. What a pool made has no pages; in the place of the neighbours it has its
+    /// length, or the index of its list.
     ///
     /// Mappings move through memory, and a CPU forwards a word from its store to the load that follows; a load that takes
     /// together what several stores wrote, as of an enum and its bytes, stalls for about 15 cycles. A map stores the words one by
@@ -30,11 +32,12 @@ pub struct RawMapping {
 /// How a mapping was made, and so how it ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// By itself.
+    /// By itself, without a ring or a pool.
     Alone,
     /// In the queue's ring.
     Ring,
-    /// In the queue's ring, or by the pool; and the class and the way to whose account its end belongs, for one that was timed.
+    /// In the queue's ring, or by the pool. If it was timed, also the class and the way for which
+    /// its end counts.
     Auto { way: Option<Way>, timed: Option<(u8, Choice)> },
     /// By the pool of the domain.
     Pool(Way),
@@ -43,8 +46,8 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// The lowest bits of a mapping [in the queue's ring](Self::Ring), and of one [by itself](Self::Alone), for those who compare
-    /// them with the queue's number in one go.
+    /// The lowest bits of a mapping [in the queue's ring](Self::Ring), and of one [by
+    /// itself](Self::Alone), for calls that compare them together with the queue's number.
     pub(super) const RING: u64 = 0;
     pub(super) const ALONE: u64 = 1;
     const AUTO: u64 = 2;
@@ -55,7 +58,7 @@ impl Kind {
     const TIMED: u32 = 6;
     const CLASS: u32 = 8;
 
-    /// In [`KIND_BITS`].
+    /// Returns the kind as a number of [`KIND_BITS`] bits.
     pub(super) fn bits(self) -> u64 {
         match self {
             Self::Ring => Self::RING,
@@ -76,7 +79,8 @@ impl Kind {
         way.map_or(0, |way| way as u64 + 1) << Self::WAY
     }
 
-    /// What [`bits`](Self::bits) says, among others; `None` for what it never says.
+    /// Returns the kind of a word whose lowest [`KIND_BITS`] are its [`bits`](Self::bits); `None`
+    /// for bits of no kind.
     fn of(bits: u64) -> Option<Self> {
         let number = (bits >> Self::WAY & 7) as usize;
         let way = number.checked_sub(1).and_then(|number| Way::ALL.get(number)).copied();
@@ -184,7 +188,7 @@ pub enum Ended<B, A> {
 }
 
 impl<B> Ended<B, Drain<'_, B>> {
-    /// All buffers that are the driver's again.
+    /// Calls `f` with each buffer that is the driver's again.
     pub fn for_each(self, mut f: impl FnMut(B)) {
         match self {
             Self::Done(buffer) => f(buffer),

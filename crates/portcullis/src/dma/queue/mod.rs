@@ -1,4 +1,6 @@
-//! The front door: a driver's queue, whatever protects it.
+//! The front door: a driver's queue, with the same calls whatever protects it. A buffer that a
+//! mapping owns comes back only when the policy in force says that it may, and is leaked where that
+//! is not known.
 
 mod config;
 mod door;
@@ -41,21 +43,25 @@ pub use object::AnyQueue;
 /// The clock by which copies and mappings are compared.
 type Clock = Box<dyn Fn() -> u64 + Send + Sync>;
 
-/// A queue of a device: buffers are mapped for the device, and come back when it reaches them no more.
+/// A queue of a device: it maps buffers for the device, and gives them back.
 ///
-/// [`QueueConfig`] says how. Whatever it says, the calls are these: [`map`](Self::map) takes a buffer and gives a [`Mapping`] that
-/// owns it; [`unmap`](Self::unmap) takes the mapping, and gives buffers back, this one now or later; [`commit`](Self::commit), when
-/// the queue falls idle, gives back all that wait. A buffer is given back only when no device reaches it.
+/// [`QueueConfig`] says how. Whatever it says, the calls are these: [`map`](Self::map) takes a
+/// buffer and gives a [`Mapping`] that owns it; [`unmap`](Self::unmap) takes the mapping, and gives
+/// buffers back, this one now or later; [`commit`](Self::commit), when the queue falls idle, gives
+/// back all that wait. A buffer is given back only when no device reaches it; but what
+/// [`direct`](QueueConfig::direct) or [`bounce`](QueueConfig::bounce) has mapped is given back by
+/// the policy, and under a lazy one devices may reach it until the flush that covers it.
 ///
-/// The same by number is [`map_raw`](Self::map_raw) and [`unmap_raw`](Self::unmap_raw), for kernels that keep account of their
-/// buffers themselves: `Queue<X>`, without a type of buffers, has these alone. What is unmapped by either waits for the same
-/// commits.
+/// [`map_raw`](Self::map_raw) and [`unmap_raw`](Self::unmap_raw) do the same by number, for kernels
+/// that keep account of their buffers themselves: `Queue<X>`, without a type of buffers, has these
+/// alone. What is unmapped by number waits for the same commits as what is unmapped with its
+/// buffer.
 ///
 /// | strategy | the device loses its access to | hardware waits |
 /// |---|---|---|
 /// | [`direct`](QueueConfig::direct) | each mapping, when its unmap returns, by the device's policy | one per mapping, on a strict domain |
 /// | [`batched`](QueueConfig::batched), [`ring`](QueueConfig::ring) | the batch, when it is complete or committed | one per batch |
-/// | [`bounce`](QueueConfig::bounce) | what it was given never was the buffer; what is mapped as it is too large, by the domain's policy | none |
+/// | [`bounce`](QueueConfig::bounce) | what is mapped because it is too large to copy, by the domain's policy; to a buffer that is copied it never had any | none for a copy through a buffer that stays mapped; else one, but for what is only mapped, on a lazy domain |
 /// | [`auto`](QueueConfig::auto) | what was copied, at once; what was mapped, with its batch | none; one per batch |
 ///
 /// A mapping that does not fit into a ring at all is mapped and ended by itself, strictly.
@@ -103,9 +109,10 @@ pub struct Queue<X: Machine, B: DmaBuffer = Infallible> {
     lane: Lane<X>,
     device: DeviceOf<X>,
     attributes: Attributes,
-    /// Tells its mappings from another's: the ring's, where it is one.
+    /// Tells its mappings from another queue's; the number of the ring, where it has one.
     number: u64,
-    /// How many ended by themselves, and wait for a flush of the domain as the hardware did not confirm it.
+    /// How many mappings ended by themselves, were not confirmed, and wait for a flush of the
+    /// domain.
     owed: usize,
     /// What waits: dropped only after a commit, so that a panic below leaks what a device may reach.
     buffers: ManuallyDrop<Vec<B>>,
@@ -114,7 +121,7 @@ pub struct Queue<X: Machine, B: DmaBuffer = Infallible> {
 }
 
 /// What does the work.
-// Told apart by one byte, as every call does.
+// One byte tells them apart, as every call does that.
 #[repr(u8)]
 enum Lane<X: Machine> {
     Direct,
@@ -137,7 +144,8 @@ impl<X: Machine> Lane<X> {
     }
 }
 
-/// With what the queue does: as it was asked for, but for [`QueueConfig::auto`] where there is nothing to choose from.
+/// Shows the strategy that the queue has: the one that was asked for, but for [`QueueConfig::auto`]
+/// where there is nothing to choose from.
 impl<X: Machine, B: DmaBuffer> fmt::Debug for Queue<X, B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Queue")
@@ -166,7 +174,8 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         }
     }
 
-    /// What the queue does: as it was asked for, but for [`QueueConfig::auto`] where there is nothing to choose from.
+    /// The strategy that the queue has: the one that was asked for, but for [`QueueConfig::auto`]
+    /// where there is nothing to choose from.
     #[cfg(feature = "parts")]
     pub fn strategy(&self) -> Strategy {
         self.lane.strategy()
@@ -184,14 +193,16 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         waiting + self.owed
     }
 
-    /// What [`QueueConfig::auto`] has chosen for each size, and why. Nothing for other strategies.
+    /// Returns what [`QueueConfig::auto`] has chosen for each size, and why; nothing for other
+    /// strategies.
     pub fn explain(&self) -> impl Iterator<Item = super::Explained> {
         let ring = if let Lane::Auto(ring) = &self.lane { Some(ring.explain()) } else { None };
         ring.into_iter().flatten()
     }
 
-    /// Lets the device reach the bytes of `list`, or a copy of them, and writes to `out` what it is to be given: pieces that touch
-    /// are merged. Returns how many there are, `list.len()` at the most.
+    /// Lets the device reach the bytes of `list`, or a copy of them, and writes to `out` what it is
+    /// to be given: pieces that touch are merged. Returns how many segments it wrote, `list.len()`
+    /// at the most; `out` must have room for that many.
     ///
     /// Cost and context are those of what the strategy is made of: [`DmaDevice::map_sg`](super::DmaDevice::map_sg),
     /// and with the feature `parts` `StrictRing::map_sg`, `BounceDevice::map`, `Swiotlb::map`.
@@ -200,9 +211,17 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     /// [`DmaMapError`]: the list is mapped as a whole or not at all.
     ///
     /// # Safety
-    /// From the call on, and until what ends the mapping has returned (an [unmap](Self::unmap_raw) that says [`Ended::Done`],
-    /// and under a lazy policy the flush that it owes; [`Ended::Flushed`], its own or a later one's; a
-    /// [`commit`](Self::commit); after [`MapListError::Unconfirmed`] a commit):
+    /// The caller keeps the promises below from the call on, and until one of these has ended the
+    /// mapping:
+    ///
+    /// - an [unmap](Self::unmap_raw) that says [`Ended::Flushed`] or [`Ended::Done`], under a lazy
+    ///   policy together with the flush that this owes;
+    /// - after [`Ended::Pending`], and after an error that [waits](NotUnmapped::waits): the next
+    ///   [`Ended::Flushed`], or the next [`commit`](Self::commit) that succeeds;
+    /// - after [`MapListError::Unconfirmed`]: a [flush](crate::domain::Domain::flush) of the domain
+    ///   that succeeds.
+    ///
+    /// The promises:
     ///
     /// - The memory is the caller's to open to the device, as for [`Domain::map`](crate::domain::Domain::map).
     /// - Where the queue copies, all bytes of `list` are memory that the CPU reaches through the domain's
@@ -233,7 +252,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         }
     }
 
-    /// Maps one segment, if that is quickly done. Else nothing is changed.
+    /// Maps one segment, if that is quickly done. Otherwise returns `None`, with nothing changed.
     ///
     /// # Safety
     /// As [`map_raw`](Self::map_raw).
@@ -259,7 +278,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         }
     }
 
-    /// The maps that are not short.
+    /// Maps what the short way does not.
     ///
     /// # Safety
     /// As [`map_raw`](Self::map_raw).
@@ -288,7 +307,8 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
                 let mapped = unsafe { lane.map_toward(list, direction, self.attributes, out) };
                 let (mapping, used) = mapped.map_err(DmaMapError::of_auto)?;
                 let (RingMapping { first, bytes, neighbours, .. }, way, timed) = mapping.into_parts(queue);
-                // There is a class for each power of two and direction; one that was not in eight bits would not count.
+                // There is a class for each power of two and direction. One that did not fit into
+                // eight bits would not be timed.
                 let timed = timed.and_then(|(class, choice)| Some((u8::try_from(class).ok()?, choice)));
                 let ring = queue | Kind::Auto { way, timed }.bits();
                 Ok((used, RingMapping { first, bytes, neighbours, ring }))
@@ -302,7 +322,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
             // SAFETY: the caller's promise.
             Lane::Ring(ring) => match unsafe { ring.map_list_sg(list, direction, out) } {
                 Ok((core, used)) => Ok((used, core)),
-                // It never fits.
+                // The list is longer than the ring, and never fits into it.
                 Err(RingError::Arena(ArenaError::Oversize { .. })) => {
                     // SAFETY: the caller's promise.
                     Ok(unsafe { self.map_list_alone(list, direction, out) }?)
@@ -333,14 +353,15 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         Ok((count, RingMapping { first, bytes, neighbours, ring: self.number | Kind::ALONE }))
     }
 
-    /// Ends a mapping, or has it wait for its batch; with the last of a batch, commits.
+    /// Ends a mapping, or has it wait for its batch. The last of a batch commits it.
     ///
     /// Cost and context are those of what the strategy is made of:
-    /// [`DmaDevice::unmap_single`](super::DmaDevice::unmap_single), and with
-    /// the feature `parts` `RawBatch`, `StrictRing::unmap`, `BouncePool::unmap`. Allocates nothing. The caller holds no
+    /// [`DmaDevice::unmap_single`](super::DmaDevice::unmap_single), and with the feature `parts`
+    /// `RawBatch`, `StrictRing::unmap`, `BouncePool::unmap`. Allocates nothing. The caller holds no
     /// lock and no CPU.
     ///
-    /// Safe, as it closes, and what it copies to is the mapping's own memory, by the promise of who mapped it.
+    /// This is safe, as it closes, and copies only to the mapping's own memory, by the promise of
+    /// the caller that mapped it.
     ///
     /// # Errors
     /// [`NotUnmapped`]. A mapping of another queue comes back with it, and is untouched.
@@ -372,7 +393,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         }
     }
 
-    /// The ends of mappings that are not short.
+    /// Ends the mappings that the short way does not.
     #[inline(never)]
     fn unmap_otherwise(
         &mut self,
@@ -417,7 +438,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
                 let lost = |error| NotUnmapped { mapping: None, waits: false, error };
                 ended.map(|()| Ended::Done(())).map_err(lost)
             }
-            // One that did not fit into the ring.
+            // A mapping that did not fit into the ring.
             (_, Kind::Alone) => {
                 let Some(range) = core.range(self.device.domain().granule()) else {
                     return Ok(Ended::Done(()));
@@ -448,8 +469,8 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         }
         let (range, used) = (mapping.core.range(self.device.domain().granule()), bytes - neighbours);
         if let Err(error) = batch.unlink(range, used) {
-            // Where another caller had removed a part by number, the commit invalidates all of it all the same. What is still mapped
-            // devices reach whatever the hardware confirms.
+            // Where another caller had removed a part by number, the commit invalidates all of the
+            // range all the same. What is still mapped is reached whatever the hardware confirms.
             let waits = matches!(error, UnmapError::NotMapped { .. });
             return Err(NotUnmapped { mapping: None, waits, error: error.into() });
         }
@@ -462,13 +483,14 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         }
     }
 
-    /// The batch is committed. What ended by itself and was not confirmed may be still.
+    /// Goes on after the commit of a batch: has the hardware confirm what ended by itself before
+    /// and was not confirmed.
     #[inline]
     fn flushed(&mut self) -> Result<Ended<(), ()>, NotUnmapped<RawMapping>> {
         if self.owed > 0
             && let Err(error) = self.pay()
         {
-            // This one's own commit is over, but its buffer goes with the others.
+            // The commit of this mapping's batch is over, but its buffer waits with the others.
             self.owed += 1;
             return Err(not_committed(None, error));
         }
@@ -483,7 +505,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         Ok(())
     }
 
-    /// What became of a mapping that was copied.
+    /// Returns what became of a mapping that was copied.
     #[inline]
     fn ended_copy(
         &mut self,
@@ -500,7 +522,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         }
     }
 
-    /// What became of a mapping that was made by itself.
+    /// Returns what became of a mapping that was made by itself.
     #[inline]
     fn ended_alone(
         &mut self,
@@ -512,8 +534,8 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         }
     }
 
-    /// The next commit's flush ends a mapping that is unmapped, by this call or another. A mapping that is still
-    /// mapped no flush ends.
+    /// Returns why a mapping did not end, and whether it waits. If it is unmapped, by this call or
+    /// another, the flush of the next commit ends it. If it is still mapped, no flush does.
     #[cold]
     fn not_ended(&mut self, error: UnmapError) -> NotUnmapped<RawMapping> {
         let waits = matches!(error, UnmapError::Unconfirmed { .. } | UnmapError::NotMapped { .. });
@@ -521,7 +543,12 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         NotUnmapped { mapping: None, waits, error: error.into() }
     }
 
-    /// Waits until no device reaches anything that was unmapped, for a queue that falls idle. How many mappings that were.
+    /// Waits until no device reaches anything that [waits](Self::waiting) for a commit, for a queue
+    /// that falls idle. Returns how many mappings there were. Where nothing waits, nothing is
+    /// waited for. What has ended by a lazy policy does not wait, and is not flushed by this.
+    ///
+    /// One submission to the hardware, and a flush of the domain where the hardware did not confirm
+    /// an unmap before. The caller holds no lock and no CPU.
     ///
     /// # Errors
     /// [`DmaUnmapError`]: all that waits goes on waiting, and can be committed again.
@@ -539,8 +566,9 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         Ok(committed + owed)
     }
 
-    /// Before the CPU looks at `len` bytes from `offset` on of a mapping that has not ended: copies what the device has written,
-    /// where there is a copy, and orders the CPU's later reads after that. O(len).
+    /// Lets the CPU see what the device has written of `len` bytes, from `offset` on, of a mapping
+    /// that has not ended: copies it, where there is a copy, and orders the CPU's later reads after
+    /// that. O(len) where there is a copy; otherwise a fence.
     ///
     /// # Errors
     /// [`DmaUnmapError`], with nothing copied.
@@ -553,7 +581,9 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         self.sync(mapping, Side::Cpu, (offset, len))
     }
 
-    /// After the CPU has changed `len` bytes from `offset` on: the other way round.
+    /// Lets the device see what the CPU has written of `len` bytes, from `offset` on, of a mapping
+    /// that has not ended: copies it, where there is a copy, and orders the CPU's later writes
+    /// after that. O(len) where there is a copy; otherwise a fence.
     ///
     /// # Errors
     /// [`DmaUnmapError`], with nothing copied.
@@ -600,7 +630,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     }
 }
 
-/// A commit that was to come, or came, with a mapping, which comes back or waits.
+/// Makes the error of a commit that failed in an unmap. The mapping comes back, or waits.
 #[cold]
 fn not_committed(core: Option<RingMapping>, error: DmaUnmapError) -> NotUnmapped<RawMapping> {
     let mapping = core.map(|core| RawMapping { core });
@@ -612,7 +642,7 @@ fn foreign(mapping: RawMapping) -> NotUnmapped<RawMapping> {
     NotUnmapped { mapping: Some(mapping), waits: false, error: DmaUnmapError::OtherQueue }
 }
 
-/// Commits, and drops the buffers; where the hardware does not confirm they are leaked.
+/// Commits, and drops the buffers that wait; where the hardware does not confirm, they are leaked.
 impl<X: Machine, B: DmaBuffer> Drop for Queue<X, B> {
     fn drop(&mut self) {
         if self.commit_raw().is_ok() {

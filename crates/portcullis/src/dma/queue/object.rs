@@ -1,10 +1,12 @@
-//! A queue behind a pointer, for drivers that are compiled once, and for callers in other languages.
+//! A queue behind a pointer, for drivers that are compiled once, and for callers in other
+//! languages. Each call is the queue's own, with the same contract.
 
 use super::{DmaMapError, DmaUnmapError, Ended, Machine, NotUnmapped, Queue, RawMapping};
 use crate::addr::{Direction, DmaSegment, PhysSegment};
 use crate::dma::DmaBuffer;
 
-/// What a driver calls of a [`Queue`] by number, without generics: `&mut dyn AnyQueue`. Each is the queue's method of that name.
+/// The calls of a [`Queue`] by number, without generics: `&mut dyn AnyQueue`. Each is the queue's
+/// method of that name.
 #[allow(clippy::result_large_err, reason = "a mapping that is refused comes back in place")]
 pub trait AnyQueue {
     /// [`Queue::map_raw`].

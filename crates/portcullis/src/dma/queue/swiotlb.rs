@@ -1,4 +1,5 @@
-//! Copies in a machine without an IOMMU, for a queue: lists too, which the pool does not know.
+//! Copies for a queue in a machine without an IOMMU. The machine's pool knows single pieces; here
+//! are lists of them, each copied as a whole or not at all.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -12,7 +13,7 @@ use crate::domain::MapListError;
 pub(super) struct Copies<X: Machine> {
     pub(super) pool: Arc<Swiotlb<X::Platform, X::Memory>>,
     pub(super) constraints: Constraints,
-    /// Each by its index; empty ones are free.
+    /// The pieces of each list, by the list's index; a list that is empty is free.
     lists: Vec<Vec<DmaSegment>>,
     free: Vec<usize>,
 }
@@ -37,7 +38,7 @@ impl<X: Machine> Copies<X> {
         Self { pool, constraints, lists: Vec::new(), free: Vec::new() }
     }
 
-    /// Copies each piece of `list` into the pool. Allocates for a list of several.
+    /// Copies each piece of `list` into the pool. Allocates for a list of several pieces.
     ///
     /// # Safety
     /// As [`Swiotlb::map`], for each piece, until the unmap has returned.
@@ -84,7 +85,7 @@ impl<X: Machine> Copies<X> {
             self.lists.push(Vec::new());
             self.lists.len() - 1
         });
-        // What is mapped of it when something panics is lost, with the place.
+        // If a call below panics, the pieces that were mapped are lost, and the index with them.
         for (piece, place) in list.iter().zip(&mut *out) {
             // SAFETY: the caller's promise.
             match unsafe { self.map_piece(*piece, direction) } {
@@ -137,7 +138,7 @@ impl<X: Machine> Copies<X> {
         &self.lists[index]
     }
 
-    /// Copies `len` bytes from `offset` on of a mapping.
+    /// Copies `len` bytes from `offset` on of a mapping, as far as it has them.
     ///
     /// # Safety
     /// As [`unmap`](Self::unmap), and no other sync of it runs meanwhile.

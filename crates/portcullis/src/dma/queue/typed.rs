@@ -1,4 +1,5 @@
-//! The half that owns buffers.
+//! The calls of a queue whose mappings own their buffers. A buffer is given back or dropped only
+//! after what ends its mapping; where it is not known whether that has happened, it is leaked.
 
 use alloc::vec::Drain;
 use core::mem::ManuallyDrop;
@@ -15,7 +16,8 @@ use crate::domain::DeviceView;
 
 #[allow(clippy::result_large_err, reason = "a mapping that is refused comes back in place")]
 impl<X: Machine, B: DmaBuffer> Queue<X, B> {
-    /// Lets the device reach `buffer`, or a copy of it, and takes it into the mapping. As [`map_raw`](Self::map_raw).
+    /// Lets the device reach `buffer`, or a copy of it, and takes it into the mapping. Cost and
+    /// context are those of [`map_raw`](Self::map_raw); for more than one piece it may allocate.
     ///
     /// # Errors
     /// [`NotMapped`] gives the buffer back with the reason, unless the device may reach it.
@@ -44,7 +46,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         }
     }
 
-    /// Maps one segment that was not at hand.
+    /// Maps one segment that the short way does not.
     ///
     /// # Safety
     /// As [`map_raw`](Self::map_raw).
@@ -75,7 +77,8 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         mapped.map(|(raw, _)| raw.core)
     }
 
-    /// The buffer of a mapping as the device sees it, for its descriptors, in order.
+    /// The buffer of a mapping as the device sees it, for its descriptors, in order. Nothing for a
+    /// mapping of another queue.
     pub fn segments<'a>(
         &'a self,
         mapping: &'a Mapping<B>,
@@ -103,8 +106,8 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         one.into_iter().chain(view).chain(copies.iter().copied())
     }
 
-    /// Ends a mapping. Its buffer comes back at once, or with others, by the strategy: see [`Queue`]. As
-    /// [`unmap_raw`](Self::unmap_raw).
+    /// Ends a mapping. The strategy says whether its buffer comes back at once or with others: see
+    /// [`Queue`]. Cost and context are those of [`unmap_raw`](Self::unmap_raw).
     ///
     /// # Errors
     /// [`NotUnmapped`]: the buffer does not come back yet. A mapping of another queue comes back, untouched.
@@ -148,8 +151,9 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         }
     }
 
-    /// Waits until the device reaches nothing that was unmapped, and gives back all buffers that wait: for a queue that falls
-    /// idle. Where nothing waits, nothing is waited for.
+    /// Waits until no device reaches anything that [waits](Self::waiting) for a commit, and gives
+    /// back all buffers that wait: for a queue that falls idle. Cost and context are those of
+    /// [`commit_raw`](Self::commit_raw).
     ///
     /// # Errors
     /// [`DmaUnmapError`]: all that waits goes on waiting, and can be committed again.
@@ -158,8 +162,9 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         Ok(self.buffers.drain(..))
     }
 
-    /// Before the CPU looks at `len` bytes from `offset` on of a buffer that is still mapped: copies what the device has written,
-    /// where there is a copy, and orders the CPU's later reads after that. O(len).
+    /// Lets the CPU see what the device has written of `len` bytes, from `offset` on, of a buffer
+    /// that is still mapped: copies it, where there is a copy, and orders the CPU's later reads
+    /// after that. O(len) where there is a copy; otherwise a fence.
     ///
     /// # Errors
     /// [`DmaUnmapError`], with nothing copied.
@@ -167,7 +172,9 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         self.sync(&mapping.raw, Side::Cpu, (offset, len))
     }
 
-    /// After the CPU has changed `len` bytes from `offset` on: the other way round.
+    /// Lets the device see what the CPU has written of `len` bytes, from `offset` on, of a buffer
+    /// that is still mapped: copies it, where there is a copy, and orders the CPU's later writes
+    /// after that. O(len) where there is a copy; otherwise a fence.
     ///
     /// # Errors
     /// [`DmaUnmapError`], with nothing copied.

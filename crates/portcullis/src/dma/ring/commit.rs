@@ -1,4 +1,5 @@
-//! How descriptors that were unmapped end: all of a batch together.
+//! How descriptors that were unmapped end: all of a batch together. Their addresses are free again
+//! only when the hardware has confirmed that no device reaches them.
 
 use super::{RingError, StrictRing};
 use crate::addr::IovaRange;
@@ -20,11 +21,12 @@ impl<M: Mapper, P: Platform> Drop for Last<'_, M, P> {
 }
 
 impl<M: Mapper, P: Platform> StrictRing<M, P> {
-    /// Waits until no device reaches anything that was unmapped before, and frees the descriptors' addresses. Returns how many
-    /// descriptors those are.
+    /// Waits until no device reaches anything that was unmapped before, and frees the descriptors'
+    /// addresses. Returns how many descriptors there were.
     ///
-    /// Clears what waits, a walk for each run of neighbours and lowest table; then one submission to the hardware
-    /// (see [`StrictRing`]), none where nothing waits. Allocates nothing. The caller holds no lock and no CPU.
+    /// Clears what waits, with a walk for each run of neighbours and lowest table; then makes one
+    /// submission to the hardware (see [`StrictRing`]), or none where nothing waits. Allocates
+    /// nothing. The caller holds no lock and no CPU.
     ///
     /// # Errors
     /// [`RingError::Unconfirmed`], [`RingError::StillMapped`]: all that waits goes on waiting, and can be committed
@@ -60,7 +62,8 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         result.map(|_| ())
     }
 
-    /// What to do with `range`, reserved for a list that was not mapped.
+    /// Decides what becomes of `range`, which was reserved for a list that was refused. Returns the
+    /// reason.
     #[cold]
     pub(super) fn refused(&mut self, range: IovaRange, failed: LinkFailed) -> RingError {
         let LinkFailed { error, remains } = failed;

@@ -1,4 +1,4 @@
-//! What a ring refuses.
+//! The errors of a ring. Where devices may still reach memory after one, it says so.
 
 use core::fmt;
 
@@ -8,11 +8,12 @@ use crate::domain::MapListError;
 use crate::invalidation::InvalidationError;
 use crate::iova::ArenaError;
 
-/// Something that a [`StrictRing`](super::StrictRing) does not do.
+/// Why a [`StrictRing`](super::StrictRing) was not made, or why a call of it failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RingError {
-    /// No descriptors in a batch, or more than [`MOST_IN_BATCH`](crate::dma::MOST_IN_BATCH).
+    /// A batch was to have no descriptors, or more than
+    /// [`MOST_IN_BATCH`](crate::dma::MOST_IN_BATCH).
     #[error("a batch of {batch} descriptors: there are at least 1 and at most {most}")]
     Batch {
         /// What was asked for.
@@ -20,10 +21,13 @@ pub enum RingError {
         /// The most there can be.
         most: usize,
     },
-    /// The ring's addresses: [`ArenaError::Full`] while the oldest descriptors are mapped, or wait for a commit.
+    /// The ring has no addresses for the list: [`ArenaError::Full`] while the oldest descriptors
+    /// are mapped, or wait for a commit. Or a ring of these dimensions cannot be made, or not be
+    /// closed.
     #[error(transparent)]
     Arena(#[from] ArenaError),
-    /// The list cannot be mapped: nothing of it is.
+    /// The list was not mapped. After [`MapListError::Unconfirmed`] devices may reach it until a
+    /// commit succeeds.
     #[error(transparent)]
     Map(#[from] MapListError),
     /// The descriptor at this range is another ring's.
@@ -42,7 +46,8 @@ pub enum RingError {
         /// Bytes that still are mapped.
         kept: u64,
     },
-    /// The device's addresses are not translated: no descriptor of a ring with addresses is of this one.
+    /// The descriptor is of a device whose addresses are not translated, and the ring has addresses
+    /// of its own; or an adaptive ring was to be made for such a device.
     #[error("a ring of a device without translation has no addresses of its own")]
     Untranslated,
     /// The pool that was to copy for a ring is another domain's, whose addresses mean something else to the device.

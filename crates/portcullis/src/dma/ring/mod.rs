@@ -1,4 +1,6 @@
-//! Strict protection for a queue whose descriptors come and go in order, near the price of none.
+//! Rings of addresses, for queues whose descriptors come and go in order. No memory and no address
+//! of a descriptor may be used again before the commit of its batch is confirmed. That is strict
+//! protection, near the price of none.
 
 mod commit;
 mod error;
@@ -22,15 +24,15 @@ pub use error::{RingError, RingUnmapFailed};
 /// What a [`StrictRing`] is made for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StrictRingConfig {
-    /// How many descriptors may be mapped, or wait for a commit, at once. More than the queue's own length: at
-    /// least by a batch.
+    /// How many descriptors may be mapped, or wait for a commit, at once: the length of the queue,
+    /// and a batch more at the least.
     pub descriptors: u32,
     /// Bytes of the pages that a usual descriptor takes. Others may be of any length.
     pub descriptor_bytes: u64,
     /// Descriptors that become unreachable together, with one wait: 1 to [`MOST_IN_BATCH`].
     pub batch: usize,
-    /// The ring's [colour](RingConfig::colour); `None` for the domain's next. Domains number their own rings
-    /// only: who has many domains behind one IOMMU numbers them here.
+    /// The ring's [colour](RingConfig::colour); `None` for the domain's next. A domain numbers only
+    /// its own rings: a driver with many domains behind one IOMMU numbers their rings here.
     pub colour: Option<u32>,
 }
 
@@ -48,7 +50,7 @@ impl StrictRingConfig {
 #[must_use = "the pages stay mapped until the descriptor is unmapped"]
 pub struct RingMapping {
     pub(super) first: Iova,
-    /// Bytes of its pages; none where nothing is translated.
+    /// Bytes of its pages; 0 where nothing is translated.
     pub(super) bytes: u64,
     /// Bytes of the pages that are not the list's.
     pub(super) neighbours: u64,
@@ -79,13 +81,13 @@ impl RingMapping {
         Some(IovaRange::inside(Iova::new(self.first.get() & !granule.offset_mask()), bytes))
     }
 
-    /// What begins at the memory's own address, as nothing is translated.
+    /// Makes a mapping that begins at the memory's own address, as nothing is translated.
     #[inline]
     pub(super) fn untranslated(first: Iova, ring: u64) -> Self {
         Self { first, bytes: 0, neighbours: 0, ring }
     }
 
-    /// The first of `list` is mapped to the beginning of `range`.
+    /// Makes a mapping of `used` bytes in the pages of `range`, the first byte at `first`.
     #[inline]
     pub(super) fn new(first: Iova, range: IovaRange, used: u64, ring: u64) -> Self {
         let bytes = range.len();
@@ -105,17 +107,19 @@ pub enum RingUnmap {
 
 /// A queue's own addresses, mapped and unmapped by descriptor.
 ///
-/// **The unit of protection is the batch** of [`batch`](StrictRingConfig::batch) descriptors, which is one
-/// descriptor where that is 1. A descriptor that is unmapped counts as mapped, and is, until the batch that it
-/// belongs to is committed: as soon as that many wait, or with [`commit`](Self::commit), which a driver calls when
-/// the queue falls idle, so that nothing waits for ever. After a commit no device reaches anything of it. This is
-/// so whatever the domain's policy, but for passthrough, where nothing is ever unreachable.
+/// **The unit of protection is the batch** of [`batch`](StrictRingConfig::batch) descriptors, which
+/// is one descriptor where that is 1. A descriptor that is unmapped counts as mapped, and is, until
+/// its batch is committed. The ring commits as soon as a whole batch waits. A driver calls
+/// [`commit`](Self::commit) when the queue falls idle, so that nothing waits for ever. After a
+/// commit no device reaches anything of the batch. This is so whatever the domain's policy, but for
+/// passthrough, where nothing is ever unreachable.
 ///
-/// A list is mapped with one reservation in a [`RingArena`] and one walk; one segment, in a lowest table
-/// that the CPU was in lately, without a walk. Descriptors that are unmapped together
-/// lie side by side when the queue works in order: one walk clears all of them, and one range invalidation (of the
-/// leaves only, so that the paging-structure caches are kept) covers all. In any other order they are sorted; that
-/// costs O(n log n) for a batch of n, and more requests where others are mapped in between, still with one wait.
+/// A list is mapped with one reservation in a [`RingArena`] and one walk; a single segment needs no
+/// walk where its pages are in a lowest table that the CPU was in lately. Descriptors that are
+/// unmapped together lie side by side when the queue works in order: one walk clears all of them,
+/// and one range invalidation (of the leaves only, so that the paging-structure caches are kept)
+/// covers all. In any other order they are sorted. That costs O(n log n) for a batch of n, and more
+/// requests where others are mapped in between, still with one wait.
 ///
 /// It belongs to the owner of the queue: one CPU at a time calls it. A driver whose mappings and unmaps are of different sizes
 /// builds its queue of a domain's [steps](crate::domain::Reserved).
@@ -169,14 +173,16 @@ pub struct StrictRing<M: Mapper, P: Platform> {
     /// Tells its descriptors from those of a ring of another domain, which may have the same addresses.
     number: u64,
     batch: usize,
-    /// Unmapped, and neither cleared nor confirmed: neighbours that were unmapped one after the other are one.
-    /// Room for a batch.
+    /// Ranges that are unmapped, and neither cleared nor confirmed; neighbours that were unmapped
+    /// one after the other are one range. There is room for a batch.
     waiting: Vec<IovaRange>,
-    /// How many descriptors that are. Without translation it is all there is to know of them.
+    /// How many descriptors are unmapped and wait. Without translation nothing else is known of
+    /// them.
     unmapped: usize,
-    /// Cleared, not confirmed.
+    /// What is cleared, and not confirmed.
     unlinked: Gather,
-    /// Reserved for lists that were not mapped, which was not confirmed. Empty but for broken hardware.
+    /// Ranges of lists that were refused, where it is not confirmed that no device reaches them.
+    /// Empty unless hardware fails.
     unconfirmed: Vec<IovaRange>,
     /// Bytes beside the buffers of those that wait.
     closing: u64,
@@ -185,8 +191,8 @@ pub struct StrictRing<M: Mapper, P: Platform> {
 }
 
 impl<M: Mapper, P: Platform> StrictRing<M, P> {
-    /// A ring of addresses that `device` reaches, of the domain's next colour. Allocates; may be slow: see
-    /// [`RingArena::new`].
+    /// Makes a ring of addresses that `device` reaches, of the colour that `config` names or of the
+    /// domain's next. Allocates; may be slow: see [`RingArena::new`].
     ///
     /// # Errors
     /// [`RingError::Batch`]; [`RingError::Arena`], where the space has no such range.
@@ -220,11 +226,14 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         })
     }
 
-    /// Maps a descriptor's list with one reservation and at most one walk, and writes to `out` what the device is to be
-    /// given: segments that touch are merged. Returns how many there are, `list.len()` at the most.
+    /// Maps a descriptor's list with one reservation and at most one walk, and writes to `out` what
+    /// the device is to be given: segments that touch are merged. Returns how many segments it
+    /// wrote, `list.len()` at the most; `out` must have room for that many.
     ///
-    /// O(1) and a step for each page; may allocate page tables. Waits for hardware only where a list was refused
-    /// half-way.
+    /// O(1) and a step for each page; may allocate page tables. Waits for hardware where a list
+    /// that was refused half-way must be undone, where memory for tables has run out, so that empty
+    /// ones are reclaimed, and where the hardware caches what is absent. The caller holds no lock
+    /// and no CPU.
     ///
     /// # Errors
     /// [`RingError::Map`], and [`RingError::Arena`] with [`ArenaError::Full`] until descriptors are unmapped *and*
@@ -249,7 +258,8 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
             *first = DmaSegment { iova: mapping.first, len: segment.len };
             return Ok((mapping, 1));
         }
-        // Word by word: where both ways meet they are in registers, not in memory that a call was given.
+        // Word by word: where the two ways meet, the words are in registers then, and not in memory
+        // that was given to a call.
         // SAFETY: the caller's promise.
         let (RingMapping { first, bytes, neighbours, ring }, used) =
             unsafe { self.map_list_sg(list, direction, out) }?;
@@ -279,7 +289,8 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         Ok((mapping, used.unwrap_or(needed)))
     }
 
-    /// The same without the device's view of the list: for one segment, [`RingMapping::iova`] says it all.
+    /// As [`map_sg`](Self::map_sg), without the device's view of the list: for one segment,
+    /// [`RingMapping::iova`] says it all.
     ///
     /// # Errors
     /// As [`map_sg`](Self::map_sg).
@@ -303,7 +314,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         Ok(RingMapping { first, bytes, neighbours, ring })
     }
 
-    /// What [`map_fast`](Self::map_fast) mapped to the pages of `range`.
+    /// Makes the mapping of what [`map_fast`](Self::map_fast) has mapped to the pages of `range`.
     #[inline]
     pub(super) fn mapped_fast(&self, segment: PhysSegment, range: IovaRange) -> RingMapping {
         RingMapping::new(self.device.first_of(segment, range), range, segment.len, self.number)
@@ -378,13 +389,15 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         Ok(mapping)
     }
 
-    /// Ends a descriptor's mapping. With the last of a batch, commits: waits, once for all of them.
+    /// Ends a descriptor's mapping. The last of a batch commits it, and so waits for the hardware
+    /// once, for all of them.
     ///
-    /// Otherwise O(1), no wait. Allocates nothing. The caller holds no lock and no CPU.
+    /// Otherwise O(1), without a wait. Allocates nothing. The caller holds no lock and no CPU.
     ///
     /// # Errors
-    /// [`RingUnmapFailed`]: what was not confirmed goes on waiting. The descriptor comes back, as it was, where
-    /// it is another ring's, or where a whole batch waits because its commit failed, and failed once more.
+    /// [`RingUnmapFailed`]: what was not confirmed goes on waiting. The descriptor comes back as it
+    /// was in two cases: it is another ring's; or a whole batch waits already, because its commit
+    /// failed, and has now failed once more.
     #[inline(always)]
     pub fn unmap(&mut self, mapping: RingMapping) -> Result<RingUnmap, RingUnmapFailed> {
         // Word by word, as in `map_sg`.
@@ -411,7 +424,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         self.unmapped += 1;
     }
 
-    /// Ends what may be the last of a batch, or none of this ring's.
+    /// Ends a descriptor that may be the last of its batch, or that may not be of this ring.
     #[inline(never)]
     fn unmap_last(
         &mut self,
@@ -470,7 +483,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         self.unmapped
     }
 
-    /// What tells its descriptors from another ring's.
+    /// The number by which its descriptors are told from another ring's.
     pub(super) fn number(&self) -> u64 {
         self.number
     }
@@ -488,8 +501,9 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
     /// Commits, and gives the addresses back to the domain. All descriptors must be unmapped.
     ///
     /// # Errors
-    /// [`RingError::Unconfirmed`], or [`RingError::Arena`] with [`ArenaError::InUse`] while descriptors are mapped;
-    /// with the ring, as it was.
+    /// [`RingError::Unconfirmed`] or [`RingError::StillMapped`] of the commit, or
+    /// [`RingError::Arena`] with [`ArenaError::InUse`] while descriptors are mapped. The ring comes
+    /// back with the error, and can be used as before.
     #[allow(clippy::result_large_err, reason = "the ring comes back in place, once in its life")]
     pub fn close(mut self) -> Result<(), (Self, RingError)> {
         if let Err(error) = self.commit() {
@@ -505,8 +519,8 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
     }
 }
 
-/// Commits. What is still mapped stays so; then, or where the hardware does not confirm, the ring's addresses are
-/// given up for good.
+/// Commits. Descriptors that are still mapped stay so. If there are any, or if the hardware does
+/// not confirm, the ring's addresses are given up for good.
 impl<M: Mapper, P: Platform> Drop for StrictRing<M, P> {
     fn drop(&mut self) {
         let device = self.device.clone();
@@ -528,8 +542,8 @@ impl<M: Mapper, P: Platform> Drop for StrictRing<M, P> {
     }
 }
 
-/// A reservation of which it is not known what is mapped there. Dropped where a call below panics: then the next commit clears
-/// it, and releases it.
+/// A reservation at which a map or its accounting is under way. Dropping it, where a call below
+/// panics and it is not known what is mapped there, has the next commit clear and release it.
 struct Torn<'a> {
     waiting: &'a mut Vec<IovaRange>,
     range: IovaRange,
@@ -550,7 +564,8 @@ impl Drop for Torn<'_> {
 }
 
 impl RingError {
-    /// Whether the ring is full: a [`commit`](StrictRing::commit) makes room, if descriptors wait for one.
+    /// Returns whether the ring is full: a [`commit`](StrictRing::commit) makes room, if
+    /// descriptors wait for one.
     pub fn is_full(&self) -> bool {
         matches!(self, Self::Arena(ArenaError::Full { .. }))
     }

@@ -1,4 +1,6 @@
-//! How mappings end: by the policy of the moment.
+//! How mappings end: by the policy that holds at that moment. Addresses become free here only when
+//! the hardware has confirmed that no device reaches what was mapped there: a strict unmap waits
+//! for that, a lazy one leaves it to a flush.
 
 use super::{Changing, Domain};
 use crate::addr::IovaRange;
@@ -13,37 +15,44 @@ use crate::pgtable::Unmapped;
 use crate::platform::{LocalCpu, Platform};
 use crate::sync::Ordering;
 
-/// When to try a failed invalidation again: soon, for what has a short window of its own, but not without a pause.
+/// After how many nanoseconds a failed invalidation is tried again: soon, for a domain whose window
+/// is short, but not without a pause.
 const RETRY_NS: core::ops::RangeInclusive<u64> = 1_000_000..=10_000_000;
 
 /// What is known of a mapping that ends, besides its pages.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Ending<F> {
-    /// Bytes of the pages that are not the buffer's, and were [counted](Domain::count_neighbours).
+    /// Bytes of the pages that are not the buffer's, and that were
+    /// [counted](Domain::count_neighbours).
     pub neighbours: u64,
-    /// The policy of the mapping or its device, asked for again where a change could matter; `None` for the
-    /// domain's.
+    /// The policy of the mapping or its device, which is called again where a change could matter;
+    /// it returns [`PolicyWord::NONE`] where the domain's policy holds.
     pub exception: F,
 }
 
 impl<M: Mapper, P: Platform> Domain<M, P> {
-    /// Unmaps `range` (as [`map`](Self::map) returned it) by the domain's policy. Frees its addresses as soon
-    /// as the policy allows. Allocates nothing.
+    /// Unmaps `range` (as [`map`](Self::map) returned it) by the domain's policy. Frees its
+    /// addresses as soon as the policy allows.
     ///
-    /// Strict: waits for one invalidation. Lazy: O(1), but for the call that finds its CPU's queue full,
-    /// which waits for a flush. The caller holds no lock and no CPU.
+    /// Costs one walk for each leaf table and one store for each entry. A strict unmap then waits
+    /// for one invalidation. A lazy one queues the range in O(1), but for the call that finds its
+    /// CPU's queue full, which waits for a flush. Allocates nothing, unless `range` covers a large
+    /// page only in part: that page is split first, which may allocate and wait (see
+    /// [`Mapper::unmap`]). The caller holds no lock and no CPU.
     ///
-    /// It trusts the caller that the mapping is its own. If it is another's, its address is freed under its owner, whose
-    /// own unmap may then end the next mapping there: accesses fail, but nothing is reached that was handed back.
+    /// It trusts the caller that the mapping is its own. If the mapping is another caller's, its
+    /// addresses are freed while that caller still uses them, whose own unmap may then end the next
+    /// mapping there: accesses fail, but nothing is reached that was handed back.
     ///
     /// # Errors
-    /// [`UnmapError`] says what was not done; after [`UnmapError::Unconfirmed`] the memory may still be
-    /// reached.
+    /// [`UnmapError`] says what was not done. After [`UnmapError::Unconfirmed`] and
+    /// [`UnmapError::StillMapped`] devices may still reach the memory.
     pub fn unmap(&self, range: IovaRange) -> Result<(), UnmapError> {
         self.end(range, Ending { neighbours: 0, exception: || PolicyWord::NONE })
     }
 
-    /// Unmaps `range` and waits until no device reaches it, whatever the policy. Allocates nothing.
+    /// Unmaps `range` and waits until no device reaches it, whatever the policy. Costs and context
+    /// as for a strict [`unmap`](Self::unmap).
     ///
     /// # Errors
     /// As [`unmap`](Self::unmap).
@@ -51,7 +60,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.end(range, Ending { neighbours: 0, exception: || PolicyWord::STRICT })
     }
 
-    /// Unmaps `range`, of which more is known.
+    /// As [`unmap`](Self::unmap), for a mapping of which `ending` says more.
     #[inline(always)]
     pub(crate) fn end(
         &self,
@@ -59,21 +68,22 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         ending: Ending<impl Fn() -> PolicyWord>,
     ) -> Result<(), UnmapError> {
         let Ending { neighbours, exception } = ending;
-        // What may not wait now need not wait later. What may is asked again, in the turn.
+        // A mapping that must not wait by the present policy is ended at once. Where it may wait,
+        // the policy is looked at again in the turn that queues it.
         match self.window(exception()) {
             None => self.end_now(range, neighbours),
             Some(_) => self.end_lazily(range, neighbours, exception),
         }
     }
 
-    /// The same where it must not wait.
+    /// As [`end`](Self::end), for a range that must not wait.
     #[inline(never)]
     fn end_now(&self, range: IovaRange, neighbours: u64) -> Result<(), UnmapError> {
         let changing = self.changing(range);
         let fast =
             |cpu: &LocalCpu<'_>| self.space.in_turn(cpu, |turn, _| self.mapper.unmap_fast(turn, range));
         let is_cleared = self.platform.with_cpu_fast(fast).flatten() == Some(true);
-        // What is not done here guards them itself.
+        // What follows guards the addresses itself.
         changing.done();
         if is_cleared {
             self.end_cleared(range, neighbours)
@@ -82,7 +92,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         }
     }
 
-    /// The same where it may: all in one turn of its CPU, if that is quickly done.
+    /// As [`end`](Self::end), for a range that may wait: clears and queues it in one turn of its
+    /// CPU, if that is quickly done.
     #[inline(never)]
     fn end_lazily(
         &self,
@@ -101,7 +112,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
             })?
         };
         let pushed = self.platform.with_cpu_fast(fast).flatten();
-        // What is not done here guards them itself.
+        // What follows guards the addresses itself.
         untimed.done();
         changing.done();
         match pushed {
@@ -135,7 +146,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.end_strictly(changing, unmapped, neighbours, &gather)
     }
 
-    /// Ends a range whose translations were all removed at once, and of which that became, if it was to be queued in a turn.
+    /// Ends a range whose translations were all removed in a turn. `pushed` says what became of it
+    /// in the queue then; it is `None` where the CPU had no queue in that turn.
     #[cold]
     #[inline(never)]
     fn end_queued(
@@ -153,8 +165,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         if is_queued { Ok(()) } else { self.end_cleared(range, neighbours) }
     }
 
-    /// The same where it must not wait.
-    // Always, as a strict unmap ends here: out of line it took a twentieth more.
+    /// Ends a range whose translations were all removed, and that must not wait.
+    // Inlined always, as a strict unmap ends here: out of line it took a twentieth more.
     #[inline(always)]
     fn end_cleared(&self, range: IovaRange, neighbours: u64) -> Result<(), UnmapError> {
         let changing = self.changing(range);
@@ -215,8 +227,9 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         page.add(|book| &book.unmaps, 1);
     }
 
-    /// Sees to the timer of `range`, which is cleared and of which `pushed` became, or to room for it. Returns whether it
-    /// waits for the next flush.
+    /// Sets the timer of `range`, which is cleared, where `pushed`, the result of queueing it, asks
+    /// for one; where that found the queue full, flushes and queues the range again. Returns
+    /// whether it waits for the next flush.
     #[inline]
     fn defer(
         &self,
@@ -235,7 +248,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
                 Pushed::Full if self.flush_closed().is_ok() => {
                     pushed = self.push(range, neighbours, &window);
                 }
-                // It cannot wait here. What the hardware says to the mapping's own invalidation decides.
+                // The range cannot wait here, so it gets an invalidation of its own.
                 Pushed::Full | Pushed::Refused => return false,
             }
         }
@@ -249,8 +262,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.push_any(Cleared { range, neighbours }.waiting(), window, count)
     }
 
-    /// Queues what waits, and calls `count`, if it may wait and there is room: in the CPU's own queue in a turn, or in that which is
-    /// shared, without one.
+    /// Queues `waiting`, and calls `count`, if it may wait and there is room. It goes to the CPU's
+    /// own queue in a turn, or to the queue that is shared, without one.
     fn push_any(
         &self,
         waiting: Waiting,
@@ -275,7 +288,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         })
     }
 
-    /// The same in a turn, without a call where there is little to do. `None` where the CPU has no queue now.
+    /// As [`push`](Self::push), in a turn, and without a call where there is little to do. Returns
+    /// `None` where the CPU has no queue now.
     #[inline(always)]
     fn push_fast(
         &self,
@@ -287,7 +301,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     ) -> Option<Pushed> {
         let (cleared, clock) = (Cleared { range, neighbours }, || self.platform.now_ns());
         let Some((pushed, oldest)) = self.flush_queue.push(turn, cleared, &window, clock) else {
-            // Of one queue for all CPUs no visitor waits for turns, so a turn may wait for its lock.
+            // Where all CPUs have one queue, visitors wait for no turns, so a turn may wait for its
+            // lock.
             return (!self.flush_queue.has_queue(0)).then(|| self.push_shared(cpu, own, cleared, window));
         };
         if let Some(oldest) = oldest
@@ -301,8 +316,9 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         Some(pushed)
     }
 
-    /// The same where all CPUs have one queue. (By itself, as a lazy pair with queues of CPUs' own took 15 instructions more where
-    /// both gave back and counted in one place.)
+    /// As [`push_fast`](Self::push_fast), where all CPUs have one queue. (It is a function of its
+    /// own: a lazy map and unmap with queues of CPUs' own took 15 instructions more where both gave
+    /// back and counted in one place.)
     #[cold]
     #[inline(never)]
     fn push_shared(
@@ -355,7 +371,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
             }
         }
         if unmapped > 0 {
-            // Else they went with the call that unmapped all of it before.
+            // Otherwise another call unmapped all of it before, and took them off.
             self.platform.with_cpu(|cpu| self.uncount_neighbours(cpu, neighbours));
         }
         match confirmed {
@@ -371,7 +387,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.await_flush(changing.range().len(), Some(changing));
     }
 
-    /// The same for `bytes` that were cleared, and whose addresses are not used again, whatever is confirmed.
+    /// As [`quarantine`](Self::quarantine), for `bytes` that were cleared, and whose addresses are
+    /// not used again, whatever is confirmed.
     #[cold]
     pub(crate) fn leave_open(&self, bytes: u64) {
         self.await_flush(bytes, None);
@@ -381,7 +398,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         let untimed = self.untimed();
         let bytes = Bytes { used, neighbour: 0 };
         let waiting = Waiting { range: changing.as_ref().map(Changing::range), bytes };
-        // Where there is no room its addresses are given up, as they are where the clock panics.
+        // Where the queue has no room, or the clock panics, the addresses are lost.
         let done = |_: Option<&LocalCpu<'_>>| {
             changing.map(Changing::done);
         };
@@ -392,7 +409,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         untimed.done();
     }
 
-    /// How long what ends now may wait, by its own policy or the domain's; `None` for not at all.
+    /// For how many nanoseconds a mapping that ends now may wait, by its own policy or the
+    /// domain's; `None` where it must not wait.
     #[inline]
     fn window(&self, exception: PolicyWord) -> Option<u64> {
         exception.or(self.policy.word()).window()
@@ -404,26 +422,26 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.window(PolicyWord::NONE).unwrap_or(most).clamp(least, most)
     }
 
-    /// Has the platform come back when a window that begins now ends. Where the platform panics, the next that is
-    /// deferred asks again.
+    /// Has the platform call [`timer`](crate::platform::PlatformEvents::timer) when a window that
+    /// begins now ends. Where the platform panics, the next range that is queued asks again.
     pub(super) fn set_timer(&self, window_ns: u64) {
         let untimed = self.untimed();
         let due_ns = self.platform.now_ns().saturating_add(window_ns).min(u64::MAX - 1);
-        // Release: who takes it sees what was queued before.
+        // Release: the call that takes it sees what was queued before.
         self.due_ns.fetch_min(due_ns, Ordering::Release);
         self.platform.wake_at(due_ns);
         untimed.done();
     }
 
-    /// The next that is queued asks for a timer.
+    /// Has the next range that is queued ask for a timer.
     #[cold]
     #[inline(never)]
     pub(super) fn lose_timer(&self) {
         self.flush_queue.end_timers();
     }
 
-    /// Whether a window has ended. The platform comes for every domain when the earliest window of any does; where
-    /// that was not this one's, it is asked again.
+    /// Returns whether a window of this domain has ended. The platform calls every domain when the
+    /// earliest window of any ends; where that was not this one's, the platform is asked again.
     pub(super) fn is_due(&self) -> bool {
         let due_ns = self.due_ns.load(Ordering::Relaxed);
         if due_ns == u64::MAX {
@@ -438,8 +456,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         if is_early {
             return false;
         }
-        // Acquire. A later one that is lost with it was asked for by a caller whose range is queued by now, and seen by
-        // the visit that decides whether to flush.
+        // Acquire. A later time may be lost with this one; but the caller that asked for it has
+        // queued its range by now, and the visit that decides whether to flush sees that.
         self.due_ns.swap(u64::MAX, Ordering::Acquire);
         true
     }

@@ -1,7 +1,10 @@
-//! What is left behind where a call below does not return: each guard is dropped on the way out only.
+//! What a domain does where a call below does not return, but panics: addresses at which anything
+//! may be mapped are never handed out again, but counted as lost; a range that is queued gets a
+//! timer; and where it is not known what is to be invalidated, everything is. A guard does each of
+//! these when it is dropped; its holder calls [`done`](Changing::done) instead, once all is known.
 //!
-//! They cost nothing where nothing panics: they are dropped inline, so that none need be in memory. They ask nothing of
-//! the mapper or its queue, which may panic again.
+//! Guards cost nothing where nothing panics: they are dropped inline, so that none need be in
+//! memory. They ask nothing of the mapper or its queue, which may panic again.
 
 use super::Domain;
 use crate::addr::IovaRange;
@@ -10,8 +13,8 @@ use crate::invalidation::Gather;
 use crate::mapper::Mapper;
 use crate::platform::Platform;
 
-/// Addresses whose translations are being changed. Dropped, they are given up for good, and counted: as it is not known
-/// what is mapped there, they are never handed out again.
+/// Addresses whose translations are being changed. Dropping it counts them as lost: as it is not
+/// known what is mapped there, they are never handed out again.
 #[must_use = "dropping it gives the addresses up"]
 pub(crate) struct Changing<'a, M: Mapper, P: Platform> {
     pub(super) domain: &'a Domain<M, P>,
@@ -23,7 +26,7 @@ impl<M: Mapper, P: Platform> Changing<'_, M, P> {
         self.range
     }
 
-    /// The range, of which all is known again.
+    /// Ends the guard, as all is known of the range again. Returns the range.
     #[inline]
     pub(crate) fn done(self) -> IovaRange {
         let range = self.range;
@@ -39,12 +42,12 @@ impl<M: Mapper, P: Platform> Drop for Changing<'_, M, P> {
     }
 }
 
-/// What is to be invalidated, while translations are being changed. Dropped, that is everything, as it is not known how
-/// far the change has come.
+/// What is to be invalidated, while translations are being changed. Dropping it makes that
+/// everything, as it is not known how far the change has come.
 pub(super) struct Unsure<'a>(pub &'a mut Gather);
 
 impl Unsure<'_> {
-    /// The gather says what is to be invalidated.
+    /// Ends the guard: the gather says what is to be invalidated.
     #[inline]
     pub(super) fn done(self) {
         core::mem::forget(self);

@@ -1,24 +1,26 @@
-//! The life of addresses, from one allocation to the next:
+//! The life of addresses, from one allocation to the next, as tokens. *Unmapped means unreachable*
+//! is decided here: these addresses become free only out of a token that says that nothing is
+//! mapped at them.
 //!
 //! ```text
 //!   reserve --> Reserved --link--> Linked --unlink--> Unlinked --(confirmed)--> free
 //! ```
-//! *Unmapped means unreachable* is decided here. Addresses become free out of a token that says that nothing is mapped at them,
-//! and the token of a list that was refused half-way says what becomes of its addresses:
+//! The token of a list that was refused half-way says what becomes of its addresses:
 //!
 //! | what is at the addresses | what becomes of them |
 //! |---|---|
 //! | nothing | they are free |
 //! | nothing, but the hardware did not confirm it | they are held until it does, and so is the memory |
-//! | another's translation | they are lost: never used again |
+//! | another caller's translation | they are lost: never used again |
 //!
 //! A token cannot be copied. Where it is dropped, as when a call below panics, its addresses are lost and counted, and what is
 //! mapped there can still be unlinked ([`Linked::from_lost`]); where it is forgotten (`mem::forget`), they are lost and not
 //! counted.
 //!
-//! The order of the steps is their caller's: the tokens do not know which gather was confirmed. A caller that frees addresses
-//! before has the device of the next mapping there reach the memory of this one. That memory is still the caller's by the
-//! contract of [`Reserved::link`], so no other memory is reached, but that mapping's I/O goes astray.
+//! The order of the steps is up to the caller: the tokens do not know which gather was confirmed.
+//! If a caller frees addresses before their unlink is confirmed, the device of the next mapping
+//! there may reach the memory of this one. That memory is still the caller's by the contract of
+//! [`Reserved::link`], so no other memory is reached, but that mapping's I/O goes astray.
 
 use core::fmt;
 
@@ -32,12 +34,12 @@ use crate::mapper::Mapper;
 use crate::pgtable::{MapError, Unmapped};
 use crate::platform::Platform;
 
-/// What a list that was refused has left behind.
+/// What is left of a list that was refused.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Remains {
     /// A device may still reach a part of the list: the memory is held until that is confirmed.
     pub reachable: bool,
-    /// Another's translation is at the addresses.
+    /// Another caller's translation is at the addresses.
     pub occupied: bool,
 }
 
@@ -46,14 +48,14 @@ pub(crate) struct Remains {
 pub(crate) enum Fate {
     /// They can be used again.
     Free,
-    /// They can be, once it is confirmed that no device reaches what was entered.
+    /// They can be used again once it is confirmed that no device reaches what was entered.
     Held,
     /// They are never used again.
     Lost,
 }
 
 impl Remains {
-    /// By the [table](self) above.
+    /// Returns what the [table](self) above says.
     pub(crate) fn addresses(self) -> Fate {
         match self {
             Self { occupied: true, .. } => Fate::Lost,
@@ -63,7 +65,8 @@ impl Remains {
     }
 }
 
-/// A list that was not entered into a caller's own range. What is `reachable` was added to the caller's gather.
+/// The failure to enter a list into a range that its caller has to itself. What is `reachable` was
+/// added to the caller's gather.
 pub(crate) struct LinkFailed {
     /// Why.
     pub error: MapListError,
@@ -86,21 +89,23 @@ pub struct Reserved<'d, M: Mapper, P: Platform>(Changing<'d, M, P>);
 pub struct Linked<'d, M: Mapper, P: Platform> {
     domain: &'d Domain<M, P>,
     range: IovaRange,
-    /// `None` where they are lost.
+    /// `None` where they were lost before.
     addresses: Option<Changing<'d, M, P>>,
-    /// Bytes that an unlink has removed which could not remove all, and those that it could not.
+    /// Bytes that an unlink has removed where it could not remove all, and bytes that it could not
+    /// remove.
     removed: u64,
     kept: u64,
 }
 
 /// Addresses of a domain whose translations are removed, while devices may still use what they have cached of them.
 ///
-/// Dropping it loses the addresses. Those at which another's translation was met are lost already, and counted.
+/// Dropping it loses the addresses. Those at which another caller's translation was met are lost
+/// already, and counted.
 #[must_use = "dropping it loses the addresses"]
 pub struct Unlinked<'d, M: Mapper, P: Platform> {
     domain: &'d Domain<M, P>,
     range: IovaRange,
-    /// `None` where they are lost.
+    /// `None` where they are lost already.
     addresses: Option<Changing<'d, M, P>>,
 }
 
@@ -111,11 +116,12 @@ pub struct Refused<'d, M: Mapper, P: Platform> {
     pub error: MapListError,
     /// The addresses, at which nothing of the list is mapped.
     pub unlinked: Unlinked<'d, M, P>,
-    /// Whether it is confirmed that no device reaches any of the list. If not, the gather has what must be.
+    /// Whether it is confirmed that no device reaches any of the list. If not, the gather holds
+    /// what is to be confirmed.
     pub is_confirmed: bool,
 }
 
-/// A token is told by its addresses.
+/// A token shows its addresses.
 macro_rules! debug {
     ($($token:ident),*) => {$(
         impl<M: Mapper, P: Platform> fmt::Debug for $token<'_, M, P> {
@@ -145,8 +151,9 @@ impl<M: Mapper, P: Platform> core::error::Error for Refused<'_, M, P> {}
 impl<M: Mapper, P: Platform> Domain<M, P> {
     /// Takes addresses for `len` bytes, whole granules as [`pages_of`](Self::pages_of) counts them, at or below `limit`.
     ///
-    /// O(1) out of the CPU's free list; else a search of the address space, which flushes once where it is exhausted, and waits
-    /// for hardware then. The caller holds no lock and no CPU.
+    /// O(1) out of the CPU's free list; otherwise a search of the address space, which may
+    /// allocate, and where that is exhausted a flush and another search, which waits for hardware.
+    /// The caller holds no lock and no CPU.
     ///
     /// # Errors
     /// [`IovaError`]: nothing is taken.
@@ -162,8 +169,9 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.mapper.sync(gather)
     }
 
-    /// Maps the pages of a checked `list` to `range`, which the caller has to itself. Counts nothing. Adds to
-    /// `unconfirmed` what was entered, removed again, and not confirmed.
+    /// Maps the pages of a checked `list` to `range`, which the caller has to itself. Does not
+    /// count the map. Adds to `unconfirmed` what was entered and removed again without a
+    /// confirmation.
     ///
     /// # Safety
     /// As for [`map`](Self::map), until what was [unlinked](Self::unlink) is [confirmed](Self::confirm).
@@ -204,24 +212,30 @@ impl<'d, M: Mapper, P: Platform> Reserved<'d, M, P> {
         self.0.range()
     }
 
-    /// The addresses: the caller keeps them by number, and goes on with [`from_range`](Self::from_range).
+    /// Returns the addresses, for a caller that keeps them by number and goes on with
+    /// [`from_range`](Self::from_range).
     pub fn into_range(self) -> IovaRange {
         self.0.done()
     }
 
-    /// Goes on with addresses of `domain` that [`into_range`](Self::into_range) has returned. It trusts the caller in that: of
-    /// others, [`free`](Self::free) gives addresses to the next map at which another's memory may be mapped still; that map is
-    /// refused then, and the addresses are lost.
+    /// Goes on with addresses of `domain` that [`into_range`](Self::into_range) has returned. It
+    /// trusts the caller in that. With other addresses, [`free`](Self::free) could hand out some at
+    /// which another caller's memory is still mapped: the next map there is refused, and the
+    /// addresses are lost.
     pub fn from_range(domain: &'d Domain<M, P>, range: IovaRange) -> Self {
         Self(domain.changing(range))
     }
 
-    /// Maps the pages of `list` there, which are as many as were reserved. One walk for each lowest table; may allocate page
-    /// tables. Waits for hardware only where a list that was refused half-way must be undone. Where a call below panics, the memory
-    /// may stay mapped for the life of the domain. The caller holds no lock and no CPU.
+    /// Maps the pages of `list` there, which are as many as were reserved. Costs one walk for each
+    /// lowest table and one store for each entry; may allocate page tables. Waits for hardware only
+    /// where a list that was refused half-way must be undone, where the memory for tables is
+    /// exhausted, and where the mapper waits for each map, as [`Domain::map`] says. Where a call
+    /// below panics, the memory may stay mapped for the life of the domain. The caller holds no
+    /// lock and no CPU.
     ///
     /// # Errors
-    /// [`Refused`]: nothing of the list is mapped. What of it is not confirmed is added to `unconfirmed`.
+    /// [`Refused`]: nothing of the list is mapped. What is not confirmed of it is added to
+    /// `unconfirmed`.
     ///
     /// # Safety
     /// As for [`Domain::map`], until what was [unlinked](Linked::unlink) is [confirmed](Domain::confirm); after
@@ -239,7 +253,7 @@ impl<'d, M: Mapper, P: Platform> Reserved<'d, M, P> {
         }
     }
 
-    /// The same of a list that [`pages_of`](Domain::pages_of) has checked.
+    /// As [`link`](Self::link), for a list that [`pages_of`](Domain::pages_of) has checked.
     ///
     /// # Safety
     /// As for [`link`](Self::link).
@@ -266,14 +280,16 @@ impl<'d, M: Mapper, P: Platform> Reserved<'d, M, P> {
         }
     }
 
-    /// Gives the addresses back, with which nothing was done.
+    /// Gives the addresses back, at which nothing was mapped. Cost and context as for
+    /// [`Unlinked::free`].
     pub fn free(self) {
         Unlinked::new(self.0, false).free();
     }
 }
 
 impl<'d, M: Mapper, P: Platform> Refused<'d, M, P> {
-    /// Frees the addresses, or has them wait until a later flush is confirmed. Returns why the list was refused.
+    /// Frees the addresses, or has them wait until a later flush is confirmed. Returns why the list
+    /// was refused. Waits for no hardware; the caller holds no lock and no CPU.
     #[cold]
     pub fn end(self) -> MapListError {
         let Self { error, unlinked, is_confirmed } = self;
@@ -292,13 +308,14 @@ impl<'d, M: Mapper, P: Platform> Linked<'d, M, P> {
         self.range
     }
 
-    /// Bytes that an [unlink](Self::unlink) could not remove: devices still reach them. 0 before.
+    /// Bytes that the last [unlink](Self::unlink) could not remove: devices still reach them. It is
+    /// 0 before any.
     pub fn kept(&self) -> u64 {
         self.kept
     }
 
-    /// The addresses, at which the memory stays mapped: the caller keeps them by number, and goes on with
-    /// [`from_range`](Self::from_range).
+    /// Returns the addresses, at which the memory stays mapped, for a caller that keeps them by
+    /// number and goes on with [`from_range`](Self::from_range).
     #[inline]
     pub fn into_range(self) -> IovaRange {
         self.addresses.map_or(self.range, Changing::done)
@@ -318,17 +335,20 @@ impl<'d, M: Mapper, P: Platform> Linked<'d, M, P> {
         Self { domain, range, addresses: None, removed: 0, kept: 0 }
     }
 
-    /// Removes the translations, and adds them to `gather`. Devices reach the memory until `gather` is
-    /// [confirmed](Domain::confirm). Where another caller has removed a part of them, by number, `gather` has everything, and the
-    /// addresses are [lost](Unlinked::is_lost).
+    /// Removes the translations, and adds them to `gather`. Devices may reach the memory until
+    /// `gather` is [confirmed](Domain::confirm). Where another caller has removed a part of them,
+    /// by number, `gather` has everything, and the addresses are [lost](Unlinked::is_lost).
     ///
-    /// Counts an unmap. One walk for each lowest table, one store for each page. Waits for nothing and allocates nothing where all
-    /// that one `link` mapped is unlinked; a part of a large page is split, as [`Domain::unmap`] says. The caller holds no
+    /// It counts as an unmap where it has removed all, and the addresses are not lost. Costs one
+    /// walk for each lowest table, and one store for each entry. Waits for nothing and allocates
+    /// nothing where all that one `link` mapped is unlinked; a large page that the range covers
+    /// only in part is split first, which may do both (see [`Mapper::unmap`]). The caller holds no
     /// lock and no CPU.
     ///
     /// # Errors
-    /// What is still linked, in part: a large page could not be split, for want of memory, say. Devices still reach the bytes that
-    /// are [kept](Self::kept). What was removed is in `gather`; unlink the rest again.
+    /// The token itself, as a part is still linked: a large page could not be split, for want of
+    /// memory, say. Devices still reach the bytes that are [kept](Self::kept). What was removed is
+    /// in `gather`; unlink the rest again.
     pub fn unlink(self, gather: &mut Gather) -> Result<Unlinked<'d, M, P>, Self> {
         let Self { domain, range, addresses, removed, .. } = self;
         let Unmapped { bytes, kept, .. } = domain.unlink(range, gather);
@@ -343,7 +363,7 @@ impl<'d, M: Mapper, P: Platform> Linked<'d, M, P> {
             domain.platform.with_cpu(|cpu| domain.books.of(cpu).add(|book| &book.unmaps, 1));
             return Ok(Unlinked { domain, range, addresses: Some(addresses) });
         }
-        // Another caller has removed the rest, whose addresses went with it.
+        // Another caller has removed the rest, and taken that part of the addresses with it.
         domain.lose(removed);
         addresses.done();
         Ok(Unlinked { domain, range, addresses: None })
@@ -351,7 +371,7 @@ impl<'d, M: Mapper, P: Platform> Linked<'d, M, P> {
 }
 
 impl<'d, M: Mapper, P: Platform> Unlinked<'d, M, P> {
-    /// Those that are lost are counted here.
+    /// Makes the token. Addresses that are lost are counted here.
     fn new(addresses: Changing<'d, M, P>, is_lost: bool) -> Self {
         let (domain, range) = (addresses.domain, addresses.range());
         Self { domain, range, addresses: (!is_lost).then_some(addresses) }
@@ -362,14 +382,15 @@ impl<'d, M: Mapper, P: Platform> Unlinked<'d, M, P> {
         self.range
     }
 
-    /// Returns whether another's translation was met at the addresses, or another has removed some of this one: they are
-    /// never used again.
+    /// Returns whether the addresses are never used again: another caller's translation was met
+    /// there, or another caller has removed a part of this one's.
     pub fn is_lost(&self) -> bool {
         self.addresses.is_none()
     }
 
-    /// The addresses, and whether they are [lost](Self::is_lost): the caller keeps them by number until what was unlinked is
-    /// confirmed, and goes on with [`from_range`](Self::from_range).
+    /// Returns the addresses, and whether they are [lost](Self::is_lost), for a caller that keeps
+    /// them by number until what was unlinked is confirmed, and goes on with
+    /// [`from_range`](Self::from_range).
     pub fn into_range(self) -> (IovaRange, bool) {
         (self.range, self.addresses.map(Changing::done).is_none())
     }
@@ -380,9 +401,12 @@ impl<'d, M: Mapper, P: Platform> Unlinked<'d, M, P> {
         Self { domain, range, addresses: (!is_lost).then(|| domain.changing(range)) }
     }
 
-    /// Gives the addresses back, for others to use, unless they are lost. The caller has [confirmed](Domain::confirm) the gather
-    /// that [`unlink`](Linked::unlink) added them to: if it frees them earlier, a device that uses their next mapping may still
-    /// reach the memory of this one. O(1); the caller holds no lock and no CPU.
+    /// Gives the addresses back, for other callers to use, unless they are lost. The caller has
+    /// [confirmed](Domain::confirm) the gather that [`unlink`](Linked::unlink) added them to: if it
+    /// frees them earlier, a device that uses their next mapping may still reach the memory of this
+    /// one. O(1), or, where the CPU keeps its share of addresses already, O(log n) for each of up
+    /// to 64 ranges that go back to all. Waits for no hardware, allocates nothing; the caller holds
+    /// no lock and no CPU.
     pub fn free(self) {
         let Self { domain, addresses, .. } = self;
         if let Some(addresses) = addresses {
@@ -390,9 +414,10 @@ impl<'d, M: Mapper, P: Platform> Unlinked<'d, M, P> {
         }
     }
 
-    /// Keeps the addresses out of use until a later flush is confirmed, which the domain tries again and again: for what the
-    /// hardware did not confirm. What is lost stays so, and counts as exposed until then; where the flush queue has no room, the
-    /// addresses are lost. O(1), waits for no hardware; the caller holds no lock and no CPU.
+    /// Keeps the addresses out of use until a later flush is confirmed, which the domain tries
+    /// again and again: for what the hardware did not confirm. What is lost stays so, and counts as
+    /// exposed until then; where the flush queue has no room, the addresses are lost. O(1), waits
+    /// for no hardware; the caller holds no lock and no CPU.
     pub fn quarantine(self) {
         let Self { domain, range, addresses, .. } = self;
         match addresses {

@@ -1,4 +1,5 @@
-//! What changes, and what is asked, while I/O runs: the policy, and the account of what it left exposed.
+//! A domain's policy and its account of exposure, which are changed and read while I/O runs. When a
+//! change to a stricter policy has returned `Ok`, that holds for what was unmapped before it, too.
 
 use super::Domain;
 use crate::domain::account::Page;
@@ -11,15 +12,17 @@ use crate::platform::{LocalCpu, Platform};
 use crate::sync::{Ordering, fence};
 
 impl<M: Mapper, P: Platform> Domain<M, P> {
-    /// Changes the policy, while I/O goes on. When the call returns, the stricter of the two promises holds: every
-    /// unmap that returns from then on is by the new policy, and, where that is the stricter one, nothing can be
-    /// reached any more that was unmapped before.
+    /// Changes the policy, while I/O goes on. When the call has returned `Ok`, the stricter of the
+    /// two promises holds: every unmap that returns from then on is by the new policy, and, where
+    /// that is the stricter one, no device reaches anything any more that was unmapped before.
     ///
-    /// Waits for one flush unless the new policy is weaker; then one store. Devices and mappings with a policy of
-    /// their own keep it. The caller holds no lock and no CPU.
+    /// Waits for one flush, unless the new policy is weaker: then it is one store. Devices and
+    /// mappings with a policy of their own keep it. The caller holds no lock and no CPU.
     ///
     /// # Errors
-    /// [`PolicyError::Translation`] from or to passthrough; [`PolicyError::Unconfirmed`].
+    /// [`PolicyError::Translation`] from or to passthrough, with nothing changed;
+    /// [`PolicyError::Unconfirmed`], where the policy is changed and devices may still reach what
+    /// was unmapped before.
     pub fn set_policy(&self, policy: Policy) -> Result<(), PolicyError> {
         self.change(&self.policy, Some(policy))
     }
@@ -29,7 +32,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         if self.store(place, policy)? { Ok(self.flush()?) } else { Ok(()) }
     }
 
-    /// Whether mappings of the domain may have the policy `new`.
+    /// Returns an error where mappings of the domain cannot have the policy `new`.
     pub(crate) fn allows(&self, new: Policy) -> Result<(), PolicyError> {
         if new.is_translated() == self.translated {
             return Ok(());
@@ -37,14 +40,16 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         Err(PolicyError::Translation { from: self.policy().name(), to: new.name() })
     }
 
-    /// The part of a change that waits for nothing. Whether a flush must follow for the stricter promise to hold.
+    /// Does the part of a change that waits for nothing. Returns whether a flush must follow for
+    /// the stricter promise to hold.
     fn store(&self, place: &AtomicPolicy, policy: Option<Policy>) -> Result<bool, PolicyError> {
-        // Back to the domain's own is always allowed.
+        // An exception may always end: then the domain's own policy holds again.
         policy.map_or(Ok(()), |new| self.allows(new))?;
         let old = place.swap(policy);
-        // The domain's own may be changing at the same time. It is read after the store, with the fence of that
-        // change's flush on the other side: either it is seen here to be the stricter one, or that flush begins after
-        // the store, and covers what was queued by the exception.
+        // The domain's own policy may be changing at the same time. It is loaded after the store,
+        // with the fence of that change's flush on the other side. So either this load sees it
+        // where it is the stricter one, or that flush begins after the store, and covers what was
+        // queued by the exception.
         fence(Ordering::SeqCst);
         let own = self.policy();
         let (new, old) = (policy.unwrap_or(own), old.unwrap_or(own));
@@ -57,18 +62,20 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
 
     /// What the domain has left exposed so far.
     ///
-    /// Counted by the mappings that the [`dma`](crate::dma) layer makes, and of a cache of the caller's by
-    /// [`count_neighbours`](Self::count_neighbours); [`map`](Self::map) by itself knows whole
-    /// pages only, which have no neighbours. Without translation everything is exposed, always, and nothing is
-    /// counted. The clock is read every 65 us or so while a CPU maps and unmaps, and for each 64th change at the
-    /// latest: what came and went in between is taken to have done so evenly. So the sums are wrong, for the time
-    /// between two readings, by the difference of the most and the fewest bytes in it at the most. A ring says
-    /// what it has mapped when a batch of it is complete.
+    /// The mappings that the [`dma`](crate::dma) layer makes are counted, and those that a cache of
+    /// the caller's reports by [`count_neighbours`](Self::count_neighbours); [`map`](Self::map) by
+    /// itself knows whole pages only, which have no neighbours. Without translation everything is
+    /// exposed, always, and nothing is counted. The clock is read every 65 us or so while a CPU
+    /// maps and unmaps, and for each 64th change at the latest: what came and went in between is
+    /// taken to have done so evenly. So the sums are wrong, for the time between two readings, by
+    /// the difference of the most and the fewest bytes in it at the most. A ring says what it has
+    /// mapped when a batch of it is complete.
     ///
     /// What a CPU has deferred may count for longer than devices reached it, and never for less: a CPU
     /// hears of flushes now and then while it defers more, when its window ends, and when this is
     /// called, and then counts up to the flush that was confirmed last. So after [`flush`](Self::flush) the account is
-    /// exact if it is read before another flush is confirmed. The longest is exact but for this.
+    /// exact if it is read before another flush is confirmed. `longest_stale_ns` is exact but for
+    /// this.
     ///
     /// O(CPUs), and one barrier of all CPUs where any has deferred. The caller holds no lock and no CPU.
     pub fn exposure(&self) -> Exposure {
@@ -95,7 +102,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// `neighbour_byte_ns`, until the caller takes the same number off again.
     ///
     /// They are counted also where the platform panics, which the caller then meets; a second panic
-    /// ends the process. Two stores in a CPU of the platform, and one reading of the clock now and
+    /// ends the process. Costs two stores with a CPU lent, and one reading of the clock now and
     /// then; nothing for 0.
     #[inline]
     pub fn count_neighbours(&self, change: i64) {
@@ -110,13 +117,14 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         }
     }
 
-    /// The same with the caller's CPU. Wraps: fewer, where it is the negative of a number.
+    /// As [`count_neighbours`](Self::count_neighbours), with the caller's CPU. Wraps: `bytes` is
+    /// the negative of a number to count fewer.
     #[inline]
     fn change_neighbours(&self, cpu: Option<&LocalCpu<'_>>, bytes: u64) {
         self.change_in(self.books.of(cpu), bytes);
     }
 
-    /// The same in the CPU's book.
+    /// As [`count_neighbours`](Self::count_neighbours), in the CPU's book.
     #[inline]
     pub(super) fn change_in(&self, book: Page<'_>, bytes: u64) {
         if bytes != 0 {
@@ -124,7 +132,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         }
     }
 
-    /// They cannot any more, or belong to what waits for a flush.
+    /// Counts `bytes` fewer: devices cannot reach them any more, or they belong to what waits for a
+    /// flush.
     #[inline]
     pub(super) fn uncount_neighbours(&self, cpu: Option<&LocalCpu<'_>>, bytes: u64) {
         self.change_neighbours(cpu, bytes.wrapping_neg());

@@ -1,4 +1,6 @@
-//! The steps that `map` and `unmap` are made of, for those who put them together differently: batches and rings.
+//! The steps that `map` and `unmap` are made of, for callers that put them together differently:
+//! batches and rings. No step gives addresses back but those whose unmap its caller has seen
+//! confirmed.
 
 use alloc::vec::Vec;
 
@@ -14,20 +16,21 @@ use crate::pgtable::{MapError, Unmapped};
 use crate::platform::{LocalCpu, Platform};
 use crate::sync::Ordering;
 
-/// What has happened in a ring since it last said so.
+/// What a ring has counted by itself since it last [settled](Domain::settle).
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Tally {
     pub maps: u64,
     pub unmaps: u64,
-    /// Bytes beside buffers that were mapped, and when the first of them was.
+    /// Bytes beside buffers that were mapped, and when the first of these was, in nanoseconds.
     pub opened: u64,
     pub since_ns: u64,
-    /// The same of buffers that were unmapped, and confirmed to be.
+    /// Bytes beside buffers that were unmapped, which is confirmed.
     pub closed: u64,
 }
 
 impl<M: Mapper, P: Platform> Domain<M, P> {
-    /// A ring out of the domain's space, of the next colour unless `config` names one.
+    /// Makes a ring out of the domain's space, of the next colour unless `config` names one.
+    /// Allocates; waits for no hardware.
     pub(crate) fn new_ring(&self, config: RingConfig) -> Result<RingArena, ArenaError> {
         // Relaxed: only the number counts. After 2^32 rings colours come again.
         let next = || self.rings.fetch_add(1, Ordering::Relaxed) as u32;
@@ -98,8 +101,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.platform.with_cpu_fast(link).flatten() == Some(true)
     }
 
-    /// Removes the translations of `range` and adds them to `gather`: everything, where not all of it was mapped. What was
-    /// mapped, and what still is.
+    /// Removes the translations of `range` and adds them to `gather`; where not all of the range
+    /// was mapped, adds everything. Returns what was mapped, and what still is.
     #[inline]
     pub(crate) fn unlink(&self, range: IovaRange, gather: &mut Gather) -> Unmapped {
         let unsure = Unsure(gather);
@@ -107,8 +110,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         if unmapped.bytes == range.len() {
             unsure.done();
         }
-        // Else another has removed the rest, and may not have invalidated it. It may have been a part of a large page, which
-        // is not there any more to say how far it went.
+        // Otherwise another caller has removed the rest, and may not have invalidated it. That may
+        // have been a part of a large page, which is not there any more to say how far it went.
         unmapped
     }
 
@@ -117,9 +120,9 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.with_turn(|cpu, own| self.give_back(cpu, own, changing.done()));
     }
 
-    /// Gives back all `ranges`, whose unmaps are confirmed, and counts one unmap for each; `neighbours` bytes of them were
-    /// not the buffers'. In slices, so that no
-    /// CPU is held for long. What is not given back for a panic is still there.
+    /// Gives back all `ranges`, whose unmaps are confirmed, and counts one unmap for each;
+    /// `neighbours` bytes of them were not the buffers'. Works in slices, so that no CPU is held
+    /// for long. Where the platform panics, `ranges` still has what was not given back.
     pub(crate) fn take_back_all(&self, ranges: &mut Vec<IovaRange>, mut neighbours: u64) {
         loop {
             self.with_turn(|cpu, own| {

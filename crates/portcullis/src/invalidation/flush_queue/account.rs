@@ -1,18 +1,22 @@
-//! What waits in one queue and for how long: bytes times time, by a clock that is read now and then.
+//! The account of what waits in one queue and for how long: bytes times time, by a clock that is
+//! read now and then. It is never less than devices' exposure, but for what came between two
+//! readings.
 //!
-//! Bytes are counted exactly, by the queue. The clock is read when the first range of a segment is queued, now and then after
-//! it (as [`Level`] says), and when a flush is confirmed; in between, what waits is taken to have grown evenly. So a
-//! push costs two additions, and the total is wrong by half of what came between two readings, for the time between
-//! them, at the most. A queue hears of flushes when a segment of it is closed, as the first entry after a flush of all
-//! queues has asked does, and when it is visited. What they cover has waited up to the last flush that is confirmed by
-//! then: for longer than devices reached it where there was another in between, and never for less.
+//! Bytes are counted exactly, by the queue. The clock is read when the first range of a segment is
+//! queued, now and then after it (as [`Level`] says), and when a flush is confirmed; in between,
+//! what waits is taken to have grown evenly. So a push costs two additions, and the total is wrong
+//! by half of what came between two readings, for the time between them, at the most. A queue hears
+//! of flushes when it closes a segment (the first entry after a flush of all queues has asked
+//! closes one), when it is full, and when it is visited. What they cover has waited up to the last
+//! flush that is confirmed by then: for longer than devices reached it where there was another in
+//! between, and never for less.
 
 use arrayvec::ArrayVec;
 
 use super::Flush;
 use crate::exposure::{ByteTime, Bytes, Level};
 
-/// Segments of one queue that may wait at once, and be told apart.
+/// The number of segments of one queue that may wait at once and be told apart.
 pub(super) const MARKS: usize = 4;
 
 /// A segment that is closed, and waits.
@@ -25,25 +29,25 @@ struct Mark {
     /// How many entries had ever been queued when it was closed, and their bytes.
     end: u64,
     queued: Bytes,
-    /// When the first of it was queued.
+    /// When its first entry was queued.
     oldest_ns: u64,
 }
 
 /// The account of one queue.
 #[derive(Debug, Default)]
 pub(super) struct Account {
-    /// Of all that was ever queued, what flushes have covered.
+    /// What flushes have covered of all that was ever queued.
     covered: Bytes,
     marks: ArrayVec<Mark, MARKS>,
-    /// When the first of the segment that is open was queued.
+    /// When the first entry of the open segment was queued.
     oldest_ns: Option<u64>,
     level: Level,
     longest_ns: u64,
 }
 
 impl Account {
-    /// It is `now_ns`, `queued` was ever queued, and now come `bytes` more. Returns how many are to come before the clock is
-    /// read again, 1 at least.
+    /// Takes a reading of the clock, `now_ns`: `queued` is all that was ever queued, and `bytes`
+    /// are queued now. Returns after how many entries the clock is to be read again, at least 1.
     #[cold]
     pub(super) fn sample(&mut self, now_ns: u64, queued: Bytes, bytes: Bytes) -> u64 {
         self.oldest_ns.get_or_insert(now_ns);
@@ -54,24 +58,25 @@ impl Account {
         self.level.next_sample()
     }
 
-    /// The open segment ends with the entry before the one `end`; all that was `queued` is in it or
+    /// Ends the open segment before the entry number `end`; all that was `queued` is in it or
     /// before. Flushes above `stamp` cover it, and those of all queues that asked with a number
-    /// above `asked`. Neither decreases.
+    /// above `asked`. Neither number decreases from segment to segment.
     #[cold]
     pub(super) fn close(&mut self, stamp: u64, asked: u64, end: u64, queued: Bytes) {
-        // There is an entry in it, and the clock was read for the first.
+        // There is an entry in the segment, and the clock was read for its first.
         let oldest_ns = self.oldest_ns.take().unwrap_or(0);
         let mark = Mark { stamp, asked, end, queued, oldest_ns };
         if let Err(full) = self.marks.try_push(mark)
             && let Some(last) = self.marks.last_mut()
         {
-            // Flushes that all fail. The two are covered when the later one is.
+            // More segments wait than are told apart: flushes fail, or are slow. The last two
+            // become one, which is covered when the later one is.
             *last = Mark { oldest_ns: last.oldest_ns, ..full.element() };
         }
     }
 
-    /// These flushes are over, the last of them at `now_ns`. Returns the end of what they cover, if
-    /// that is more than before.
+    /// Records that these flushes are confirmed, the last of them at `now_ns`. Returns the end of
+    /// what they cover, if that is more than before.
     #[cold]
     pub(super) fn confirm(&mut self, confirmed: Flush, now_ns: u64, queued: Bytes) -> Option<u64> {
         let covered = |mark: &&Mark| mark.stamp < confirmed.number || mark.asked < confirmed.asked;
@@ -85,7 +90,8 @@ impl Account {
         safe
     }
 
-    /// Byte-nanoseconds up to now, and the longest that anything waited or waits.
+    /// Byte-nanoseconds up to now, and the longest time in nanoseconds that anything waited or
+    /// waits.
     pub(super) fn total(&self, now_ns: u64, queued: Bytes) -> (ByteTime, u64) {
         let first = self.marks.first().map(|mark| mark.oldest_ns).or(self.oldest_ns);
         let open_ns = first.map_or(0, |first| now_ns.saturating_sub(first));

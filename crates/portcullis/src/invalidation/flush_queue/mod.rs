@@ -1,13 +1,17 @@
-//! Ranges that are unmapped but not yet forgotten by the hardware: the queues of *lazy* protection.
+//! The queues of *lazy* protection: ranges that are unmapped but that the hardware may not have
+//! forgotten yet. A queue gives a range back only when an invalidation of the domain is confirmed
+//! that began after the range was queued.
 //!
-//! Each CPU has a queue of its own, or all share a long one where flushes are expensive. One domain-wide invalidation, a
-//! *flush*, covers what any CPU has queued. Which entries those are is told by numbers:
+//! Each CPU has a queue of its own, or all share a long one where flushes are expensive. One
+//! domain-wide invalidation, a *flush*, covers what any CPU has queued. Which entries it covers is
+//! told by numbers:
 //!
 //! - each flush gets a number when it begins, counting from 1;
-//! - a queue is cut into *segments*, four to a full one. When one is closed it is stamped with the number of the flush that
-//!   began last before;
-//! - once a flush with a higher number is confirmed, it began after the segment was closed, so its translations are
-//!   gone and its addresses may be used again. A flush that fails is just never confirmed.
+//! - a queue is cut into *segments*, four to a full queue. A segment that is closed is stamped with
+//!   the number of the flush that has begun last;
+//! - once a flush with a higher number is confirmed, the segment is *safe*: that flush began after
+//!   the segment was closed, so its translations are gone and its addresses may be used again. A
+//!   flush that fails is never confirmed.
 //!
 //! So a CPU looks at what flushes write once per segment, whether it flushes itself or others do;
 //! and a flush that a full queue wants looks at no other queue. What must cover the entries of
@@ -31,15 +35,16 @@
 //! turn reads the new number, and the entry is not taken to be covered. In the queue that is
 //! shared, its lock does what the turn does elsewhere: the flush takes it once between the two.
 //!
-//! A queue is used by its CPU without a lock, in the turn in which the translations were cleared, and by a visitor while the CPU
-//! is kept out of it, and of nothing else: see [`TurnLocal::apart`]. What the CPU did in its turns, and before them, is seen by the
-//! visitor; turns after the visit see what the visitor did and saw before it, a new policy for one. Meanwhile the CPU uses the
-//! queue that is shared, under its lock.
+//! A queue is used by its CPU without a lock, in the turn in which the translations were cleared;
+//! and by a visitor, while the CPU is kept out of the queue but out of nothing else: see
+//! [`TurnLocal::apart`]. What the CPU did in its turns, and before them, is seen by the visitor;
+//! turns after the visit see what the visitor did and saw before it, a new policy for one.
+//! Meanwhile the CPU uses the queue that is shared, under its lock.
 //!
 //! Queues that no CPU has used are not visited, nor their CPUs' turns waited for. A CPU *announces*
 //! its queue with its first entry, and then looks at the numbers (and at the policy, again); a
-//! visitor, or a flush, does what it has to tell first, and then looks who is announced. With a
-//! fence between the two on both sides, one of them sees the other.
+//! visitor, or a flush, stores what it has to tell first, and then looks which queues are
+//! announced. With a fence between the two on both sides, one of them sees the other.
 
 mod account;
 mod ring;
@@ -54,12 +59,13 @@ use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, fence};
 
 use ring::Ring;
 
-/// Entries that one CPU's queue holds: when it is full, every CPU's is flushed. (For the model checker a segment has four, of
+/// The number of entries that one CPU's queue holds. A CPU that finds its queue full flushes, which
+/// covers the closed segments of all queues. (For the model checker a segment has four entries, of
 /// which the second takes no more than some stores.)
 pub const QUEUE_ENTRIES: usize = if cfg!(loom) { 16 } else { 256 };
 
-/// Entries of the one queue that all CPUs share where flushes are expensive: as many as Linux has in that case
-/// since 2023 (its `dma-iommu` driver's single queue).
+/// The number of entries of the one queue that all CPUs share where flushes are expensive: as many
+/// as Linux has in that case since 2023 (its `dma-iommu` driver's single queue).
 pub const SHARED_ENTRIES: usize = if cfg!(loom) { 8 } else { 32_768 };
 
 /// The most ranges that a call takes back, or gives back, while it holds one CPU.
@@ -69,22 +75,23 @@ pub const SLICE: usize = 64;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "a range that was not queued must be flushed, a timer asked for must be set"]
 pub enum Pushed {
-    /// It waits. The queue's timer is running.
+    /// The range waits. The queue's timer is running.
     Queued,
-    /// It waits, and the caller must see to it that, when this window ends,
-    /// [`FlushQueue::end_timers`] is called, and a flush of all queues begun if anything waits.
+    /// The range waits. The caller must set a timer: when this window ends,
+    /// [`FlushQueue::end_timers`] is to be called, and a flush of all queues to begin if anything
+    /// waits.
     QueuedFirst {
         /// The window in nanoseconds.
         window_ns: u64,
     },
     /// There was no room: the caller flushes and tries again.
     Full,
-    /// It must not wait any more: the caller flushes.
+    /// The range must not wait any more: the caller flushes.
     Refused,
 }
 
 impl Pushed {
-    /// Whether it waits.
+    /// Whether the range waits.
     #[inline]
     pub(crate) const fn is_queued(self) -> bool {
         matches!(self, Self::Queued | Self::QueuedFirst { .. })
@@ -96,7 +103,7 @@ impl Pushed {
 pub struct Cleared {
     /// The pages.
     pub range: IovaRange,
-    /// How many of their bytes are beside a buffer, all others being its own.
+    /// How many of their bytes lie beside a buffer; all others are the buffer's.
     pub neighbours: u64,
 }
 
@@ -125,9 +132,9 @@ impl Cleared {
 /// One value is used with the CPUs of one platform.
 #[derive(Debug)]
 pub struct FlushQueue {
-    /// Those of CPUs.
+    /// The queues of CPUs.
     own: TurnLocal<Ring, true>,
-    /// That of callers without one, or of all.
+    /// The queue of callers that have none of their own, or of all callers.
     shared: Mutex<Ring>,
     flushes: CachePadded<Flushes>,
     announced: CachePadded<Announced>,
@@ -138,8 +145,8 @@ pub struct FlushQueue {
 #[must_use = "a flush that is not confirmed makes nothing safe"]
 pub struct Flush {
     number: u64,
-    /// The number that it asked all queues with; 0, which is no such number, where it is for
-    /// segments that are closed.
+    /// The number with which it asked all queues. It is 0, with which no flush asks, for a flush
+    /// that covers closed segments only.
     asked: u64,
 }
 
@@ -148,34 +155,34 @@ pub struct Flush {
 struct Flushes {
     /// The number of the flush that began last.
     begun: AtomicU64,
-    /// The highest number of a flush that is confirmed, the highest that one asked with, and when
-    /// one was confirmed.
+    /// The highest number of a confirmed flush, the highest with which a confirmed flush asked, and
+    /// the latest time at which a flush was confirmed.
     confirmed: AtomicU64,
     confirmed_asked: AtomicU64,
     confirmed_ns: AtomicU64,
 }
 
-/// What is read with each entry, and written by flushes of all queues, and hardly ever besides.
+/// What CPUs read with each entry. Flushes of all queues write it; all other writes are rare.
 #[derive(Debug)]
 struct Announced {
-    /// From the first on, this many queues of CPUs have been used.
+    /// Only queues of CPUs with numbers below this have been used.
     queues: AtomicUsize,
     /// The number that all queues were asked with last: to close what is open, and to look whether
     /// timers have ended.
     asked: AtomicU64,
-    /// How many timers have come, or were to be asked for and were not.
+    /// How many timers have come, or could not be asked for.
     timers_ended: AtomicU64,
 }
 
 impl FlushQueue {
-    /// Empty queues for `cpus` CPUs, of those that have `marks`, 256 entries each, to be used in turns of these marks. All
-    /// memory they ever need is allocated here.
+    /// Makes empty queues of 256 entries for `cpus` CPUs, as far as these have one of the `marks`,
+    /// in whose turns the queues are used. All memory that they ever need is allocated here.
     pub fn per_cpu(marks: Arc<Marks>, cpus: usize) -> Self {
         Self::new(marks, cpus, QUEUE_ENTRIES)
     }
 
-    /// One queue of 32,768 entries (512 KiB, allocated here) for all CPUs: few flushes, and a lock that all of them
-    /// take.
+    /// Makes one queue of 32,768 entries (512 KiB, allocated here) for all CPUs: flushes are few,
+    /// and all CPUs take one lock.
     pub fn shared() -> Self {
         Self::new(Arc::new(Marks::new(0)), 0, SHARED_ENTRIES)
     }
@@ -197,18 +204,20 @@ impl FlushQueue {
         }
     }
 
-    /// Queues `cleared`, whose page-table entries the caller has cleared, until a flush covers it: for `window`,
-    /// which is asked for in the CPU's turn, or under the lock of the queue that is shared, or not at all where that says `None`.
+    /// Queues `cleared`, whose page-table entries the caller has cleared, until a flush covers it.
+    /// `window` says for how many nanoseconds it may wait; where that is `None`, nothing is queued.
+    /// It is called in the CPU's turn, or under the lock of the queue that is shared.
     ///
     /// A caller that makes `window` say `None` (or less), and *then* [flushes all
     /// queues](Self::begin_flush_of_all) can be sure: what was queued before is covered by that
     /// flush, and what comes after sees the change.
     ///
-    /// Also takes out the queue's oldest entry, if it is known to be safe: its addresses are the caller's to give back. `clock` is
-    /// read now and then. O(1), allocates nothing.
+    /// Also takes out the queue's oldest entry, if that is known to be safe: its addresses are the
+    /// caller's to give back. `clock` is read now and then. O(1), allocates nothing.
     ///
-    /// `None`, with nothing changed, where the CPU has no queue of its own, or a visitor has it: the caller ends its turn, and goes
-    /// to the queue that is [shared](Self::push_shared). A turn waits for no lock, as visitors wait for turns.
+    /// Returns `None`, with nothing changed, where the CPU has no queue of its own, or a visitor
+    /// has it: the caller then ends its turn, and goes to the queue that is
+    /// [shared](Self::push_shared). A turn waits for no lock, as visitors wait for turns.
     #[inline(always)]
     pub fn push(
         &self,
@@ -229,8 +238,8 @@ impl FlushQueue {
         }
     }
 
-    /// The same for bytes whose addresses, if there are any to give back, are not all of theirs: what has no address is
-    /// counted, and flushed, all the same.
+    /// As [`push`](Self::push), for any [`Waiting`]: what has no addresses to give back is counted,
+    /// and flushed, all the same.
     #[cold]
     #[inline(never)]
     pub(crate) fn push_own(
@@ -243,9 +252,11 @@ impl FlushQueue {
         Some(self.push_to(self.own.get(turn)?, Some(turn.index()), waiting, window, clock))
     }
 
-    /// The same in the queue that is shared, under its lock. The caller is in no turn, as visitors wait for turns; or no CPU has a
-    /// queue of its own, so that they wait for none. The oldest entry's addresses go to
-    /// `reclaim` under the lock, too: so who takes all back finds them in the queue, or given back.
+    /// As [`push`](Self::push), in the queue that is shared, under its lock, for which it may wait.
+    /// The caller is in no turn, as visitors wait for turns; it may be in one where no CPU has a
+    /// queue of its own, as visitors then wait for no turn. The oldest entry's addresses go to
+    /// `reclaim` under the lock, too: so a caller that takes everything back finds them in the
+    /// queue, or given back already.
     pub fn push_shared(
         &self,
         waiting: Waiting,
@@ -281,7 +292,7 @@ impl FlushQueue {
             self.hear(ring);
         }
         if !ring.has_room() {
-            // There may be a flush, by any CPU, that it has not heard of.
+            // There may be a flush, by any CPU, that the queue has not heard of.
             self.hear(ring);
             if !ring.has_room() {
                 return (Pushed::Full, None);
@@ -290,14 +301,14 @@ impl FlushQueue {
         let Some(window_ns) = window() else {
             return (Pushed::Refused, None);
         };
-        // One for each that is queued: the price is spread evenly, and the CPU's address cache gets back what the next
-        // map takes out, not a flood.
+        // One entry is taken out for each that is queued: so the price is spread evenly, and the
+        // CPU's free list gets back what the next map takes out, not a flood.
         let (is_last, oldest) = ring.push(range, bytes, clock);
         if is_last {
             self.close_segment(ring);
             self.hear(ring);
         }
-        // Relaxed: what it was asked with is read before.
+        // Relaxed: `asked` was loaded before, with `Acquire`, and that orders this load.
         let timers_ended = self.announced.timers_ended.load(Ordering::Relaxed);
         let pushed = match ring.wants_timer(window_ns, timers_ended) {
             true => Pushed::QueuedFirst { window_ns },
@@ -314,7 +325,7 @@ impl FlushQueue {
         ring.close(self.flushes.begun.load(Ordering::Relaxed));
     }
 
-    /// Tells a ring that the caller has to itself what is confirmed.
+    /// Tells a ring, which the caller has to itself, which flushes are confirmed.
     fn hear(&self, ring: &Ring) {
         // Acquire: pairs with `confirm_flush`.
         let number = self.flushes.confirmed.load(Ordering::Acquire);
@@ -340,7 +351,7 @@ impl FlushQueue {
         due
     }
 
-    /// Begins a flush: it covers the segments that are closed by now. The caller submits a
+    /// Begins a flush, which covers the segments that are closed by now. The caller submits a
     /// domain-wide invalidation *after* this call. O(1).
     pub fn begin_flush(&self) -> Flush {
         self.begin(0)
@@ -352,7 +363,7 @@ impl FlushQueue {
     /// holds no lock and no CPU.
     pub fn begin_flush_of_all<P: Platform>(&self, platform: &P) -> Flush {
         let asked = self.announced.asked.fetch_add(1, Ordering::Relaxed) + 1;
-        // Between the number and who is announced.
+        // Between the number and the load of which queues are announced.
         fence(Ordering::SeqCst);
         self.own.wait_for_first(platform, self.used());
         // Last: a CPU that is kept out of its own queue uses this one after its turn.
@@ -374,9 +385,9 @@ impl FlushQueue {
         fence(Ordering::SeqCst);
     }
 
-    /// The hardware has confirmed the invalidation of `flush`. Queues hear of it when they close
-    /// their next segments, as the first entry after a flush of all queues has asked does, or when
-    /// they are [visited](Self::tell). O(1).
+    /// Records that the hardware has confirmed the invalidation of `flush`. A queue hears of it
+    /// when it closes its next segment (the first entry after a flush of all queues has asked
+    /// closes one), when it is full, or when it is [visited](Self::tell). O(1).
     pub fn confirm_flush(&self, flush: Flush, now_ns: u64) {
         self.flushes.confirmed_ns.fetch_max(now_ns, Ordering::Relaxed);
         // Release: a CPU that acts on the numbers acts after the confirmation.
@@ -384,20 +395,20 @@ impl FlushQueue {
         self.flushes.confirmed.fetch_max(flush.number, Ordering::Release);
     }
 
-    /// Visits all queues, and tells them what is confirmed. Costs and context: as for each visit,
-    /// one barrier of all CPUs and a wait for the turns of those whose queues are in use, O(1)
-    /// each. The caller holds no lock and no CPU.
+    /// Visits all queues that may hold anything, and tells them which flushes are confirmed. As
+    /// every visit, it costs one barrier of all CPUs and a wait for the turns of those whose queues
+    /// are in use, O(1) for each. The caller holds no lock and no CPU.
     pub fn tell<P: Platform>(&self, platform: &P) {
         self.visit(platform, |ring| self.hear(ring));
     }
 
-    /// A timer that was asked for has come, or is not set: the next entry of each queue asks for
-    /// one. O(1).
+    /// Records that a timer that was asked for has come, or could not be set: the next entry of
+    /// each queue asks for another. O(1).
     pub fn end_timers(&self) {
         self.announced.timers_ended.fetch_add(1, Ordering::Relaxed);
         // Release: a CPU that sees the number, with its next entry, sees that they have ended. (It
-        // closes its segment then, as if a flush had asked, and none that did is ever confirmed:
-        // that does no harm.)
+        // then closes its segment as if a flush had asked with this number. No flush has, so none
+        // is confirmed by it, and that does no harm.)
         self.announced.asked.fetch_add(1, Ordering::Release);
     }
 
@@ -411,11 +422,13 @@ impl FlushQueue {
         pending
     }
 
-    /// Hands all safe entries to `reclaim`: those of CPUs' queues, or of the one of CPU `only`, with no CPU
-    /// held, and no more of it used meanwhile. Those of the queue that is shared are handed over in slices of 64, with a
-    /// CPU and under its lock.
+    /// Takes all safe entries out of the queues, or out of the queue of CPU `only` alone, and hands
+    /// their addresses to `reclaim`, in slices of 64 entries with a CPU lent for each. Meanwhile
+    /// the owners of CPUs' queues are kept out of these; the queue that is shared is locked for
+    /// each slice.
     ///
-    /// The space is exhausted, or a CPU is gone. A visit: see [`tell`](Self::tell).
+    /// This is for a space that is exhausted, and for a CPU that is gone. It is a visit: see
+    /// [`tell`](Self::tell).
     pub fn reclaim<P: Platform>(
         &self,
         platform: &P,
@@ -439,7 +452,7 @@ impl FlushQueue {
         while platform.with_cpu(&mut slice) {}
     }
 
-    /// Takes out up to 64 entries that are safe. Returns whether there may be more.
+    /// Takes out up to 64 safe entries. Returns whether there may be more.
     fn pop_slice(ring: &Ring, mut reclaim: impl FnMut(IovaRange)) -> bool {
         (0..SLICE).all(|_| ring.pop().map(|range| range.into_iter().for_each(&mut reclaim)).is_some())
     }
@@ -459,7 +472,7 @@ impl FlushQueue {
 
     /// Calls `f` with each queue that may hold anything, alone with it.
     fn visit<P: Platform>(&self, platform: &P, mut f: impl FnMut(&Ring)) {
-        // Between what the caller has to tell and who is announced.
+        // Between what the caller has to tell and the load of which queues are announced.
         fence(Ordering::SeqCst);
         self.own.with_first(platform, self.used(), |_, ring| f(ring));
         // Last: a CPU that was kept out of its own queue has used this one.
@@ -471,7 +484,7 @@ impl FlushQueue {
         index < self.own.cpus()
     }
 
-    /// How many queues of CPUs, from the first on, may hold anything.
+    /// The number below which those CPUs are whose queues may hold anything.
     fn used(&self) -> usize {
         self.announced.queues.load(Ordering::Relaxed)
     }

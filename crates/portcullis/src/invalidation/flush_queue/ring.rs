@@ -1,4 +1,5 @@
-//! One queue: entries in a ring, oldest first, in segments that are covered by a flush as a whole.
+//! One queue of ranges that wait for a flush: entries in a ring, the oldest first, in segments. It
+//! gives an entry out only when a flush that covers its segment is known to be confirmed.
 
 use alloc::boxed::Box;
 use core::num::NonZeroU64;
@@ -10,37 +11,40 @@ use crate::exposure::{ByteTime, Bytes};
 use crate::percpu::LocalU64;
 use crate::sync::Mutex;
 
-/// The entries of one CPU, or of all that have no queue of their own. All words are changed by the caller that has
-/// it to itself.
+/// The entries of one CPU, or of all callers that have no queue of their own. Words are changed
+/// only by a caller that has the ring to itself: in its CPU's turn, in a visit, or under the lock
+/// of the queue that is shared.
 #[derive(Debug)]
 pub(super) struct Ring {
-    /// As many as the ring may ever hold, a power of two: where each begins, and its length; 0 where nothing is to be given
-    /// back.
+    /// As many as the ring may ever hold, a power of two: where the range of each begins, and its
+    /// length, which is 0 where no addresses are to be given back.
     entries: Box<[[LocalU64; 2]]>,
-    /// How many were ever taken out and put in.
+    /// How many entries were ever taken out, and how many put in.
     head: LocalU64,
     tail: LocalU64,
-    /// Those below this count are safe: a flush that covers them is confirmed.
+    /// Entries below this count are safe: a flush that covers them is confirmed.
     safe: LocalU64,
-    /// How many had been put in when the segment that is open began.
+    /// How many entries had been put in when the segment that is open began.
     opened: LocalU64,
-    /// When `tail` has reached this, the next push takes the slow way: it reads the clock, or ends the segment. The first push of
-    /// a segment always does; so a queue that is not announced has only slow pushes.
+    /// When `tail` has reached this, the next push takes the slow way: it reads the clock, or ends
+    /// the segment. The first push of a segment always does; so the first push of a queue, which
+    /// announces the queue, is slow.
     busy_at: LocalU64,
-    /// The window of the timer that runs; the longest there is where none does.
+    /// The window of the timer that runs, in nanoseconds; `u64::MAX` where none runs.
     timer_ns: LocalU64,
     /// The number that was [asked](super::FlushQueue::begin_flush_of_all) with last when each entry
     /// of the open segment was queued.
     asked: LocalU64,
-    /// The timers that it knows to have come, or to be lost.
+    /// How many timers the queue knows to have come, or to be lost.
     ended: LocalU64,
-    /// Flushes know of it: 0 or 1.
+    /// 1 where flushes know of the queue, else 0.
     announced: LocalU64,
-    /// All bytes that were ever queued, and the entry for which the clock is read.
+    /// All bytes that were ever queued, of both kinds, and the entry for which the clock is read
+    /// next.
     used: LocalU64,
     neighbour: LocalU64,
     sample_at: LocalU64,
-    /// Used once per segment, and by those who visit.
+    /// Used when the clock is read, when a segment is closed, and in visits.
     account: Mutex<Account>,
 }
 
@@ -66,7 +70,8 @@ impl Ring {
         }
     }
 
-    /// Whether there is room for an entry, be it the oldest one's, which is safe.
+    /// Whether an entry can be added: a place is free, or will be when the oldest entry, which is
+    /// safe, is taken out.
     #[inline]
     pub(super) fn has_room(&self) -> bool {
         self.head.get() != self.safe.get() || !self.is_full(self.tail.get())
@@ -77,10 +82,11 @@ impl Ring {
         tail - self.head.get() == self.entries.len() as u64
     }
 
-    /// Adds an entry of `range` and takes out the oldest one, as [`push`](Self::push) does, if that
-    /// is all that there is to do: there is room, and neither a clock to be read nor a segment to
-    /// be closed nor a [timer](Self::wants_timer) to be asked for, of which `asked` says some.
-    /// `None` where there is more; then nothing is changed.
+    /// Adds an entry of `range` and takes out the oldest one, as [`push`](Self::push) does, if
+    /// nothing else is to be done: there is room, the clock need not be read, the segment is not
+    /// full, no flush of all queues has asked since the last entry (`asked` is the newest number),
+    /// and no [timer](Self::wants_timer) is to be asked for. Otherwise returns `None`, and nothing
+    /// is changed.
     #[inline(always)]
     pub(super) fn push_fast(
         &self,
@@ -101,9 +107,10 @@ impl Ring {
         Some(oldest.flatten())
     }
 
-    /// Adds an entry, of addresses or of none, where there is [room](Self::has_room), and takes out the oldest one, if that is
-    /// safe: what of its addresses is to be given back. Returns first whether the entry's segment is full now, and must be
-    /// [closed](Self::close).
+    /// Adds an entry, with addresses to give back or without, where there is
+    /// [room](Self::has_room), and takes out the oldest entry, if that is safe. Returns whether the
+    /// segment of the new entry is full now, and must be [closed](Self::close); and the addresses
+    /// of the oldest one, if it had any.
     pub(super) fn push(
         &self,
         range: Option<IovaRange>,
@@ -124,7 +131,7 @@ impl Ring {
         (tail >= last, oldest)
     }
 
-    /// Writes the entry after `tail` others.
+    /// Writes the entry before which `tail` others were put in.
     #[inline(always)]
     fn put(&self, tail: u64, range: Option<IovaRange>, bytes: Bytes) {
         let [start, len] = self.entry(tail);
@@ -142,7 +149,7 @@ impl Ring {
         self.asked.get()
     }
 
-    /// It is another one for those to come. The segment is [closed](Self::close).
+    /// Sets that number for the entries to come. The caller has [closed](Self::close) the segment.
     pub(super) fn set_asked(&self, asked: u64) {
         self.asked.set(asked);
     }
@@ -153,14 +160,15 @@ impl Ring {
         let tail = self.tail.get();
         if tail != self.opened.get() {
             self.opened.set(tail);
-            // The first of the next one is to be timed.
+            // The clock is to be read for the first entry of the next segment.
             self.sample_at.set(tail);
             self.busy_at.set(tail);
             self.account.lock().close(stamp, self.asked.get(), tail, self.queued());
         }
     }
 
-    /// These flushes are over, the last of them at `now_ns`: what they cover is safe.
+    /// Records that these flushes are confirmed, the last of them at `now_ns`: the entries that
+    /// they cover are safe.
     pub(super) fn confirm(&self, confirmed: Flush, now_ns: u64) {
         if let Some(safe) = self.account.lock().confirm(confirmed, now_ns, self.queued()) {
             self.safe.set(safe);
@@ -172,7 +180,7 @@ impl Ring {
         self.tail.get() != self.head.get() && self.tail.get() != self.safe.get()
     }
 
-    /// Takes out the oldest entry, if it is safe: its addresses, if it has any.
+    /// Takes out the oldest entry, if it is safe. Returns its addresses, if it has any.
     #[inline(always)]
     pub(super) fn pop(&self) -> Option<Option<IovaRange>> {
         let head = self.head.get();
@@ -185,8 +193,9 @@ impl Ring {
         Some(NonZeroU64::new(len.get()).map(|len| IovaRange::inside(Iova::new(start.get()), len)))
     }
 
-    /// Whether a timer is wanted for an entry that may wait for `window_ns`: one runs that comes in time otherwise, unless
-    /// it is one of those that have ended, `ended` so far.
+    /// Returns whether a timer is to be asked for, for an entry that may wait for `window_ns`:
+    /// unless one runs that comes in time. `ended` timers have ended by now; where that is news to
+    /// the queue, it takes its own timer to be one of them.
     #[inline]
     pub(super) fn wants_timer(&self, window_ns: u64, ended: u64) -> bool {
         if self.ended.get() != ended {
@@ -200,7 +209,7 @@ impl Ring {
         is_wanted
     }
 
-    /// Whether flushes know of it.
+    /// Whether flushes know of the queue.
     #[inline]
     pub(super) fn is_announced(&self) -> bool {
         self.announced.get() == 1
@@ -210,7 +219,8 @@ impl Ring {
         self.announced.set(1);
     }
 
-    /// Byte-nanoseconds of all that has waited up to `now_ns`, and the longest that anything did.
+    /// Byte-nanoseconds of all that has waited up to `now_ns`, and the longest time in nanoseconds
+    /// that any of it has waited.
     pub(super) fn exposure(&self, now_ns: u64) -> (ByteTime, u64) {
         self.account.lock().total(now_ns, self.queued())
     }

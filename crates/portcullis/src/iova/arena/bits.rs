@@ -1,9 +1,10 @@
-//! Where live reservations begin and end: two bits for each granule.
+//! A set of disjoint spans of granules, kept as two bits for each granule: whether one begins
+//! there, and whether one ends there.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-/// Positions of a reservation's granules; both are inside.
+/// The positions of a reservation's first and last granule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Span {
     pub first: u32,
@@ -26,7 +27,8 @@ pub(super) struct Edges {
 }
 
 impl Edges {
-    /// The empty set for positions below `granules`; `None` where there is no memory for it.
+    /// Makes the empty set for positions below `granules`; returns `None` if there is no memory for
+    /// it.
     pub fn new(granules: u64) -> Option<Self> {
         let count = usize::try_from(granules.div_ceil(64)).ok()?;
         let mut words = Vec::new();
@@ -42,8 +44,9 @@ impl Edges {
         self.words[index(span.last)].last |= bit(span.last);
     }
 
-    /// Removes the spans that cover `span` side by side, without a gap. How many those were; `None`, with nothing
-    /// changed, where they do not. One word for each 64 positions.
+    /// Removes the spans that cover `span` side by side, without a gap, and returns how many they
+    /// were. Returns `None`, with nothing changed, if there are no such spans. Reads and writes the
+    /// words of each 64 positions once.
     #[inline]
     pub fn remove_run(&mut self, span: Span) -> Option<u32> {
         let (from, to) = (index(span.first), index(span.last));
@@ -53,7 +56,7 @@ impl Edges {
             let high = if at == to - from { u64::MAX >> (63 - span.last % 64) } else { u64::MAX };
             low & high
         };
-        // Where one begins: at the run's first position, and behind the end of each but the last.
+        // A span begins at the run's first position, and behind the end of each span but the last.
         let (mut begin, mut last, mut count) = (bit(span.first), 0, 0);
         for (at, word) in words.iter().enumerate() {
             last = word.last & mask(at);
@@ -74,7 +77,7 @@ impl Edges {
         Some(count)
     }
 
-    /// The first position from `from` on at which a span begins.
+    /// Returns the first position from `from` on at which a span begins.
     #[inline]
     pub fn next_first(&self, from: u32) -> Option<u32> {
         let mut mask = u64::MAX << (from % 64);

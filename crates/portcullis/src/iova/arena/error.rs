@@ -1,10 +1,10 @@
-//! What an arena refuses.
+//! The errors of ring arenas. A call that returns one has changed nothing.
 
 use super::RingArena;
 use crate::addr::{Iova, IovaRange, PageSize};
 use crate::iova::IovaError;
 
-/// Something that an arena does not do. Nothing is changed by it.
+/// The reason why an arena refuses a call. Nothing is changed then.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ArenaError {
@@ -19,7 +19,8 @@ pub enum ArenaError {
         /// The unit of the space.
         of_space: PageSize,
     },
-    /// No arena has so many granules.
+    /// The descriptors take more granules than the 2^31 that an arena may have, or more bytes than
+    /// 64 bits can count.
     #[error("no ring arena holds {descriptors} descriptors of {descriptor_bytes:#x} bytes")]
     TooLarge {
         /// Descriptors asked for.
@@ -33,7 +34,7 @@ pub enum ArenaError {
     /// No memory for the arena's own book-keeping.
     #[error("no memory to keep account of a ring arena")]
     OutOfMemory,
-    /// It would not fit if the ring were empty.
+    /// The reservation would not fit even into an empty ring.
     #[error("{len:#x} bytes do not fit into a ring of {capacity:#x}")]
     Oversize {
         /// Bytes asked for.
@@ -41,8 +42,8 @@ pub enum ArenaError {
         /// Bytes of the ring.
         capacity: u64,
     },
-    /// There is no room behind the last reservation before the oldest is freed. It may be that less than the
-    /// whole ring is in use: what was freed out of turn waits for the oldest.
+    /// There is no room until the oldest reservation is freed. Less than the whole ring may be in
+    /// use: granules that were freed before the oldest wait for it.
     #[error(
         "no room for {len:#x} bytes in the ring: {reservations} reservations hold {in_use:#x} of \
          {capacity:#x} bytes, the oldest at {oldest}"
@@ -56,7 +57,7 @@ pub enum ArenaError {
         capacity: u64,
         /// Live reservations.
         reservations: u32,
-        /// Where the one begins that must be freed first.
+        /// Where the oldest reservation begins, which must be freed first.
         oldest: Iova,
     },
     /// The range is no reservation, nor several side by side: some of it was freed before, or is only a part of one, or is not
@@ -78,7 +79,7 @@ pub enum ArenaError {
     },
 }
 
-/// An arena that was not released, and why.
+/// An arena that was not released, and the reason.
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
 pub struct ReleaseError {

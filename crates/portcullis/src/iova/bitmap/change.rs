@@ -1,5 +1,8 @@
-//! The common cases of a change: inside one leaf that has bits, and of whole blocks side by side that have none,
-//! which is most ranges with natural alignment from the size of a leaf up; and what follows above.
+//! The common changes, and what they change in the nodes above. After each change the fits of all
+//! nodes above are exact, and nodes whose runs it may have changed are noted as stale.
+//!
+//! A common change lies inside one leaf that has bits; or it is of whole blocks side by side that
+//! have none, as most ranges with natural alignment are from the size of a leaf up.
 
 use super::Bitmap;
 use super::BitmapError;
@@ -8,8 +11,9 @@ use super::node::{FAN, Link, base, bits, pages as pages_of, slot};
 use super::path::{Path, in_leaf};
 
 impl Bitmap {
-    /// Takes ranges in one leaf from page `from` to before page `limit`, one for each of `out`, or as many
-    /// as fit. `page` is one of the leaf's.
+    /// Takes ranges in the leaf `leaf`, from page `from` to before page `limit`: one for each of
+    /// `out`, or as many as fit. Returns how many it took. `page` is one of the leaf's, and `path`
+    /// the way there.
     pub(super) fn take_several<'a>(
         &mut self,
         (pages, align_order): (u64, u32),
@@ -30,7 +34,7 @@ impl Bitmap {
         *self.store.leaf_mut(leaf) = bits;
         let old = self.store.node(path.node(1)).fits[slot(page, 1)];
         self.idle -= usize::from(old.is_whole());
-        // That may be more than has changed, which costs time at most.
+        // Runs may not have changed in all of these nodes: that costs time only.
         self.outdate(path, 1);
         self.update(page, path, 1, bits.fit());
         taken
@@ -42,8 +46,9 @@ impl Bitmap {
         if self.set_blocks(page, end, Link::TAKEN) { Ok(()) } else { self.paint(page, end, Link::TAKEN) }
     }
 
-    /// Makes `[first, end)` free, or used, if it consists of blocks of one node that are each
-    /// uniformly the opposite. Otherwise changes nothing. Says which.
+    /// Makes `[first, end)` free, or used, if it consists of blocks of one node that are without
+    /// bits and in the opposite state. Otherwise changes nothing. Returns whether it changed the
+    /// range.
     pub(super) fn set_blocks(&mut self, first: u64, end: u64, state: Link) -> bool {
         // The highest level at which the range consists of whole blocks.
         let Some(level) = (first | end).trailing_zeros().checked_sub(bits(0)) else {
@@ -71,7 +76,7 @@ impl Bitmap {
             return false;
         }
         node.links[blocks.clone()].fill(state);
-        // All but the last one, which brings what is above up to date.
+        // All but the last one: it is set below, where the nodes above are brought up to date, too.
         node.fits[*blocks.start()..*blocks.end()].fill(state.fit());
         self.free_pages =
             if is_free { self.free_pages + (end - first) } else { self.free_pages - (end - first) };
@@ -88,8 +93,9 @@ impl Bitmap {
         self.toggle(page, pages as u32, leaf, old, path);
     }
 
-    /// Frees `[first, end)` if it lies in one leaf that has bits. Says whether it was used, and if not, has
-    /// changed nothing.
+    /// Frees `[first, end)` if it lies in one leaf that has bits and all of it is used. Returns
+    /// whether it was used, or `None` if it does not lie in such a leaf. Unless that is
+    /// `Some(true)`, nothing has changed.
     #[inline]
     pub(super) fn free_in_leaf(&mut self, first: u64, end: u64) -> Option<bool> {
         if (first ^ (end - 1)) >= LEAF_PAGES.into() {
@@ -98,7 +104,8 @@ impl Bitmap {
         let mut path = Path::new();
         let leaf = self.locate(first, &mut path)?;
         let pages = end - first;
-        // Read now and not when it is needed, so that it is waited for together with the leaf.
+        // Read here and not where it is needed, so that the CPU waits for it together with the
+        // leaf.
         let old = self.store.node(path.node(1)).fits[slot(first, 1)].bits();
         if !self.store.leaf(leaf).is_used(in_leaf(first), in_leaf(first) + pages as u32) {
             return Some(false);
@@ -108,8 +115,8 @@ impl Bitmap {
         Some(true)
     }
 
-    /// Makes what is free used in a range of a leaf, or the other way round.
-    /// The leaf was worth `old`.
+    /// Makes a range of a leaf used if it is free, or free if it is used. `old` is the leaf's fit
+    /// before.
     fn toggle(&mut self, page: u64, pages: u32, leaf: u32, old: FitBits, path: &Path) {
         let (start, end) = (in_leaf(page), in_leaf(page) + pages);
         let bits = self.store.leaf(leaf).toggled(start, end);
@@ -125,8 +132,8 @@ impl Bitmap {
         }
     }
 
-    /// Notes that the runs at the boundaries of a leaf are no longer as they were, if the range
-    /// touches one.
+    /// Notes that the runs at the boundaries of a leaf have changed, if the range, with what is
+    /// free around it, touches one.
     #[cold]
     fn outdate_leaf(&mut self, leaf: u32, start: u32, end: u32, path: &Path) {
         let mut bits = *self.store.leaf(leaf);
@@ -136,15 +143,15 @@ impl Bitmap {
         }
     }
 
-    /// Brings the nodes of `level` and above on the way to `page` up to date with a block that is now worth
-    /// `new`, which was not so before.
+    /// Brings the fits in the nodes of `level` and above on the way to `page` up to date: `new` is
+    /// the fit of the block that has changed.
     #[inline]
     fn update(&mut self, page: u64, path: &Path, level: u32, new: FitBits) {
         self.store.node_mut(path.node(level)).fits[slot(page, level)] = new.into();
         self.update_above(page, path, level);
     }
 
-    /// The same for the nodes above `level`. Stops where nothing changes any more.
+    /// Does the same for the nodes above `level`. Stops where nothing changes any more.
     fn update_above(&mut self, page: u64, path: &Path, mut level: u32) {
         loop {
             let new = self.store.node(path.node(level)).fit();

@@ -1,4 +1,5 @@
-//! What fits inside a leaf with natural alignment, for every order at once.
+//! What fits inside a leaf with natural alignment, for every order at once. The answer is exact: a
+//! request fits if and only if there is a place for it.
 
 /// The highest order whose aligned blocks lie inside a leaf.
 pub(super) const LEAF_ORDER: u32 = 9;
@@ -15,7 +16,7 @@ pub(super) const LEAF_PAGES: u32 = 1 << LEAF_ORDER;
 #[repr(C, align(16))]
 pub(super) struct Fit([u8; 16]);
 
-/// Where a [`Fit`] says whether a request fits: the lane, and the least that must be there.
+/// Where a [`Fit`] shows whether a request fits: the lane, and the least count that must be there.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Need {
     lane: usize,
@@ -23,12 +24,12 @@ pub(super) struct Need {
 }
 
 impl Need {
-    /// That of a request for `pages` pages at `order`, which has natural alignment: an order of at most
-    /// [`LEAF_ORDER`], and 1 to `2^order` pages.
+    /// Returns the need of a request for `pages` pages at `order`, which has natural alignment: an
+    /// order of at most [`LEAF_ORDER`], and 1 to `2^order` pages.
     #[inline]
     pub(super) fn of(pages: u64, order: u32) -> Self {
-        // A request of order 0 needs a free page, which any block has that has one of order 1. So the counts
-        // of both orders are added up in the first lane.
+        // Where a block of order 1 begins with a free page, there is a page for a request of order
+        // 0, too. So the counts of both orders are added up in the first lane.
         let pages = pages as u32;
         let (lane, least) = match order {
             9 if pages > 510 => (11, pages - 510),
@@ -42,14 +43,14 @@ impl Need {
     }
 }
 
-/// A [`Fit`] in registers that are not vectors. What is written from these and read to a vector at once makes
-/// the processor wait, so that both are kept apart.
+/// A [`Fit`] in registers that are not vectors. A processor that loads as a vector what it has just
+/// stored from such registers waits, so both forms are kept apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct FitBits(u128);
 
 impl FitBits {
-    /// From the counts of all orders, of which `low` has six in one byte each: those of orders 0 and 1 added
-    /// up, and those of orders 2 to 6.
+    /// Makes it from the counts of all orders. `low` has six of them, a byte each: that of orders 0
+    /// and 1 added up, and those of orders 2 to 6.
     #[inline]
     pub(super) fn new(low: u64, seven: u32, eight: u32, nine: u32) -> Self {
         let eight = u64::from(eight.min(255)) | u64::from(eight.saturating_sub(255)) << 8;
@@ -59,7 +60,7 @@ impl FitBits {
         Self(u128::from(low | u64::from(seven) << 48) | u128::from(eight | nine << 16) << 56)
     }
 
-    /// Of one leaf: whether all of it is free.
+    /// Returns whether all of the leaf is free, if this is the fit of one leaf.
     #[inline]
     pub(super) fn is_whole(self) -> bool {
         self.0 == Fit::ALL.bits().0
@@ -74,7 +75,7 @@ impl From<FitBits> for Fit {
 }
 
 impl Fit {
-    /// The same in registers.
+    /// Returns the same in registers.
     #[inline]
     pub(super) const fn bits(&self) -> FitBits {
         FitBits(u128::from_le_bytes(self.0))
@@ -85,7 +86,7 @@ impl Fit {
     /// Everything is free.
     pub(super) const ALL: Self = Self([3, 4, 8, 16, 32, 64, 128, 255, 1, 255, 255, 2, 0, 0, 0, 0]);
 
-    /// The better of both, order by order.
+    /// Returns the better of both, order by order.
     #[inline]
     pub(super) fn max(mut self, other: &Self) -> Self {
         for (lane, other) in self.0.iter_mut().zip(other.0) {
@@ -94,25 +95,26 @@ impl Fit {
         self
     }
 
-    /// Whether there is enough.
+    /// Returns whether a request with this need fits.
     #[inline]
     pub(super) fn has(&self, need: Need) -> bool {
         self.0[need.lane] >= need.least
     }
 
-    /// No run is longer than this: one of `2^(k + 1) - 1` pages has an aligned block of `2^k` in it.
+    /// Returns a bound: no run inside a leaf is longer. (A run of `2^(k + 1) - 1` pages has an
+    /// aligned block of `2^k` in it.)
     pub(super) fn longest_at_most(&self) -> u64 {
         let is_full = |order: &u32| self.has(Need::of(1 << order, *order));
         (0..=LEAF_ORDER).rev().find(is_full).map_or(0, |order| (4 << order) - 2)
     }
 
-    /// Whether nothing at all is free.
+    /// Returns whether nothing at all is free.
     #[inline]
     pub(super) fn is_none(&self) -> bool {
         self.0[0] == 0
     }
 
-    /// Of one leaf: whether all of it is free.
+    /// Returns whether all of the leaf is free, if this is the fit of one leaf.
     #[inline]
     pub(super) fn is_whole(&self) -> bool {
         self.0[11] == 2

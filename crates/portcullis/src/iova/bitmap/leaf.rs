@@ -1,4 +1,5 @@
-//! The bits: one cache line, one bit for each page; and what fits there, computed from them.
+//! The bits of a leaf: one for each page, in one cache line. What fits there is computed from the
+//! bits alone, so it is exact.
 
 use super::fit::{FitBits, LEAF_PAGES};
 use super::search::highest_in;
@@ -16,7 +17,7 @@ const LAST: [u64; 7] = [
     0x8000_0000_0000_0000,
 ];
 
-/// For each word of a leaf, what selects it.
+/// For each word of a leaf, the mask of a leaf that selects this word.
 static SELECT: [[u64; WORDS]; WORDS] = {
     let mut select = [[0; WORDS]; WORDS];
     let mut word = 0;
@@ -39,8 +40,8 @@ impl Leaf {
     /// Everything is free.
     pub(super) const FREE: Self = Self([u64::MAX; WORDS]);
 
-    /// The words that `[start, end)` touches, each with the bits of the range in it. The range is not empty
-    /// and lies inside the leaf.
+    /// Returns the words that `[start, end)` touches, each with the bits of the range in it. The
+    /// range is not empty and lies inside the leaf.
     #[inline]
     fn masks(start: u32, end: u32) -> impl Iterator<Item = (usize, u64)> {
         let (first, last) = ((start / 64) as usize, ((end - 1) / 64) as usize);
@@ -51,18 +52,18 @@ impl Leaf {
         })
     }
 
-    /// Whether `page` is free: one bit looked at by itself, for checks.
+    /// Returns whether `page` is free, by its own bit alone: for checks.
     pub(super) const fn is_free(&self, page: u32) -> bool {
         self.0[(page / u64::BITS) as usize] >> (page % u64::BITS) & 1 == 1
     }
 
-    /// Whether no page of `[start, end)` is free.
+    /// Returns whether no page of `[start, end)` is free.
     #[inline]
     pub(super) fn is_used(&self, start: u32, end: u32) -> bool {
         Self::masks(start, end).all(|(word, mask)| self.0[word] & mask == 0)
     }
 
-    /// With nothing free outside `[start, end)`.
+    /// Returns the leaf with nothing free outside `[start, end)`.
     pub(super) fn only(mut self, start: u32, end: u32) -> Self {
         for outside in [(0, start), (end, LEAF_PAGES)] {
             if outside.0 < outside.1 {
@@ -81,7 +82,7 @@ impl Leaf {
         self
     }
 
-    /// Makes `[start, end)` free or used; returns for how many pages that is new.
+    /// Makes `[start, end)` free or used. Returns how many pages it changed.
     #[inline]
     pub(super) fn set(&mut self, start: u32, end: u32, free: bool) -> u32 {
         let mut changed = 0;
@@ -93,13 +94,14 @@ impl Leaf {
         changed
     }
 
-    /// With `[start, end)` the other way round.
+    /// Returns the leaf with `[start, end)` the other way round: used pages free, and free ones
+    /// used.
     #[inline(always)]
     pub(super) fn toggled(mut self, start: u32, end: u32) -> Self {
         if start / 64 != (end - 1) / 64 {
             return self.toggled_across(start, end);
         }
-        // No word is written alone: the next that happens is that all are read in vectors.
+        // No word is written by itself, as all of them are next read in vectors.
         let mask = (u64::MAX >> (64 - (end - start))) << (start % 64);
         for (bits, select) in self.0.iter_mut().zip(SELECT[(start / 64) as usize % WORDS]) {
             *bits ^= mask & select;
@@ -114,7 +116,7 @@ impl Leaf {
         self
     }
 
-    /// The first page from `from` on that is free, or that is used.
+    /// Returns the first page from `from` on that is free, or that is used.
     #[inline]
     pub(super) fn first(&self, from: u32, free: bool) -> Option<u32> {
         let flip = if free { 0 } else { u64::MAX };
@@ -127,7 +129,7 @@ impl Leaf {
         Some(word as u32 * 64 + bits.trailing_zeros())
     }
 
-    /// The last page before `to` that is free, or that is used.
+    /// Returns the last page before `to` that is free, or that is used.
     #[inline]
     pub(super) fn last(&self, to: u32, free: bool) -> Option<u32> {
         let flip = if free { 0 } else { u64::MAX };
@@ -141,19 +143,19 @@ impl Leaf {
         Some(word as u32 * 64 + bits.ilog2())
     }
 
-    /// Whether `[start, end)` and what is free around it reaches either end of the leaf.
+    /// Returns whether `[start, end)`, with what is free around it, reaches either end of the leaf.
     pub(super) fn is_edge(&self, start: u32, end: u32) -> bool {
         self.last(start, false).is_none() || self.first(end, false).is_none()
     }
 
-    /// The free pages at the beginning, and those at the end.
+    /// Returns the numbers of free pages at the beginning and at the end.
     pub(super) fn ends(&self) -> (u64, u64) {
         let prefix = self.first(0, false).unwrap_or(LEAF_PAGES);
         let suffix = LEAF_PAGES - self.last(LEAF_PAGES, false).map_or(0, |page| page + 1);
         (prefix.into(), suffix.into())
     }
 
-    /// The runs in the leaf, as its first page and the page behind it, in order.
+    /// Returns the runs in the leaf in order, each as its first page and the page behind it.
     fn runs(&self) -> impl Iterator<Item = (u32, u32)> {
         let mut from = 0;
         core::iter::from_fn(move || {
@@ -163,23 +165,25 @@ impl Leaf {
         })
     }
 
-    /// The longest run.
+    /// Returns the length of the longest run.
     pub(super) fn longest(&self) -> u64 {
         self.runs().map(|(start, end)| end - start).max().unwrap_or(0).into()
     }
 
-    /// The highest place for `pages` pages at a multiple of `2^order`, an order of at most 9.
+    /// Returns the highest place for `pages` pages at a multiple of `2^order`. The order is at most
+    /// 9.
     #[inline]
     pub(super) fn place(&self, pages: u64, order: u32) -> Option<u32> {
         match LAST.get(order as usize) {
-            // Then no fit crosses words.
+            // With such an order, no fit crosses words.
             Some(&last) if pages <= 1 << order => self.place_in_words(pages, order, last),
             _ => self.place_in_runs(pages, order),
         }
     }
 
-    /// Takes the places that as many calls of [`place`](Self::place) would find, one for each of `out`, or as many as there
-    /// are; how many. `first` is the leaf's first page.
+    /// Takes a place for each of `out`, or as many as there are: those that one call of
+    /// [`place`](Self::place) for each would find. Returns how many it took. `first` is the leaf's
+    /// first page.
     pub(super) fn take<'a>(
         &mut self,
         pages: u64,
@@ -213,7 +217,8 @@ impl Leaf {
         taken
     }
 
-    /// The same for natural alignment inside words. `last` has the last bit of each block of the order.
+    /// As [`place`](Self::place), for natural alignment inside words. `last` has the last bit of
+    /// each block of the order.
     #[inline]
     fn place_in_words(&self, pages: u64, order: u32, last: u64) -> Option<u32> {
         let (width, low) = (1 << order, u64::MAX >> (64 - pages));
@@ -224,15 +229,15 @@ impl Leaf {
         self.0.iter().enumerate().rev().find_map(fits)
     }
 
-    /// The same for requests that may cross words: looks at every run.
+    /// As [`place`](Self::place), for requests that may cross words: looks at every run.
     fn place_in_runs(&self, pages: u64, order: u32) -> Option<u32> {
         let place = |(start, end): (u32, u32)| highest_in(start.into(), end.into(), pages, order);
         self.runs().filter_map(place).last().map(|page| page as u32)
     }
 }
 
-/// Of the blocks of `width` bits in a word, the last bits of those that have all of their bits in `low` set. `last` has
-/// the last bit of each block.
+/// Returns the last bit of each block of `width` bits in a word in which all bits of `low` are set.
+/// `last` has the last bit of every block.
 #[inline]
 const fn blocks(bits: u64, low: u64, width: u32, last: u64) -> u64 {
     // The pages that a request would take from each block.
@@ -262,16 +267,16 @@ const HALVES: u64 = u64::MAX / 0xffff_ffff;
 /// The bits of even pages.
 const EVEN: u64 = u64::MAX / 0x3;
 
-/// Joins each lane in `low` with the one in the same place in `high`. They count up to `1 << order`; `full` has
-/// this bit of each of them.
+/// Joins each lane in `low` with the one in the same place in `high`. The lanes count up to
+/// `1 << order`; `full` has this bit of each of them.
 #[inline(always)]
 fn join(low: u64, high: u64, order: u32, full: u64) -> u64 {
-    // All bits of a count where the low one is full.
+    // The high count is added, with all of its bits, where the low one is full.
     let full = low & full;
     low + (high & ((full << 1) - (full >> order)))
 }
 
-/// The larger one of each byte; all are less than 128.
+/// Returns the larger of each pair of bytes. All bytes are less than 128.
 #[inline(always)]
 fn max(a: u64, b: u64) -> u64 {
     const GUARDS: u64 = BYTES << 7;
@@ -281,13 +286,13 @@ fn max(a: u64, b: u64) -> u64 {
 }
 
 impl Leaf {
-    /// What the leaf has room for. Constant time: computed for all orders and words at once and without branches,
-    /// as these would depend on the bits and be guessed wrong half of the time.
+    /// Returns what fits in the leaf. Constant time: computed for all orders and words at once and
+    /// without branches, as these would depend on the bits and be guessed wrong half of the time.
     ///
-    /// For each order `k`, a word is seen as lanes of `2^k` bits, one for each block of the order. A lane counts
-    /// the free pages that its block begins with. That of two blocks together is that of the first, and if that
-    /// one is full, that of the second on top.
-    // Where it is not on its own, the compiler leaves vectors too early.
+    /// For each order `k`, a word is seen as lanes of `2^k` bits, one for each block of the order.
+    /// A lane counts the free pages that its block begins with. The count of two blocks together is
+    /// that of the first, plus that of the second if the first is full.
+    // Where the compiler inlines this function, it leaves vectors too early.
     #[inline(never)]
     pub(super) fn fit(&self) -> FitBits {
         // Order 1, then 2, then 3.
@@ -300,8 +305,8 @@ impl Leaf {
             let (low, high) = (lanes & (BYTES * 7), (lanes >> 4) & (BYTES * 7));
             join(low, high, 2, BYTES << 2)
         });
-        // Lanes of a byte hold all larger counts up to order 6. So those of several words share one: order 4
-        // of two words, order 5 of four, order 6 of all.
+        // A byte holds the counts of all orders up to 6. So from here on the lanes of several words
+        // share a word: order 4 of two words, order 5 of four, order 6 of all.
         let lanes =
             eights.map(|lanes| join(lanes & (SHORTS * 0xf), (lanes >> 8) & (SHORTS * 0xf), 3, SHORTS << 3));
         let four: [u64; 4] = core::array::from_fn(|at| lanes[2 * at] | lanes[2 * at + 1] << 8);
@@ -318,7 +323,7 @@ impl Leaf {
         let eight = join(seven & low, (seven >> 16) & low, 7, HALVES << 7);
         let nine = join(eight & u64::from(u32::MAX), eight >> 32, 8, 1 << 8);
 
-        // Of the smallest lanes it is enough to know which counts there are.
+        // For the smallest lanes it is enough to know which counts occur.
         let any = |words: [u64; 8]| words.into_iter().fold(0, |any, word| any | word);
         let (pair, two) = (any(pairs), any(fours));
         let threes = any(fours.map(|lanes| lanes & (lanes >> 1) & NIBBLES)) | (two & (NIBBLES << 2));
@@ -329,7 +334,7 @@ impl Leaf {
         let eights: [u64; 4] = core::array::from_fn(|at| max(eights[at], eights[at + 4]));
         let four: [u64; 2] = core::array::from_fn(|at| max(four[at], four[at + 2]));
         let eights: [u64; 2] = core::array::from_fn(|at| max(eights[at], eights[at + 2]));
-        // Four bytes of each order, and then one.
+        // Each order is reduced to four bytes, and then to one.
         let half = |bytes: u64| max(bytes, bytes >> 32) & u64::from(u32::MAX);
         let low = half(max(eights[0], eights[1])) | half(max(four[0], four[1])) << 32;
         let high = half(max(five[0], five[1])) | half(six) << 32;

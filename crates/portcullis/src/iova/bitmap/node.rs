@@ -1,4 +1,6 @@
-//! Nodes: eight blocks side by side, and what the search wants to know about each.
+//! Nodes: eight blocks side by side, and what the search wants to know about each. What fits inside
+//! leaves is always up to date; a node whose runs are not is noted as stale, and so are all above
+//! it.
 
 use super::fit::{Fit, LEAF_ORDER, Need};
 use super::runs::Runs;
@@ -9,67 +11,68 @@ pub(super) const FAN: usize = 8;
 /// The highest level of a node. A leaf is at level 0, and each level covers eight times as much.
 pub(super) const MAX_LEVEL: u32 = 15;
 
-/// Pages in a block of a level, as a power of two.
+/// Returns the binary logarithm of the pages in a block of a level.
 #[inline]
 pub(super) const fn bits(level: u32) -> u32 {
     LEAF_ORDER + FAN.ilog2() * level
 }
 
-/// Pages in a block of a level.
+/// Returns the number of pages in a block of a level.
 #[inline]
 pub(super) const fn pages(level: u32) -> u64 {
     1 << bits(level)
 }
 
-/// Which block of a node of `level` holds `page`.
+/// Returns which block of a node of `level` holds `page`.
 #[inline]
 pub(super) const fn slot(page: u64, level: u32) -> usize {
     (page >> bits(level - 1)) as usize % FAN
 }
 
-/// The first page of the block of `level` that holds `page`.
+/// Returns the first page of the block of `level` that holds `page`.
 #[inline]
 pub(super) const fn base(page: u64, level: u32) -> u64 {
     page >> bits(level) << bits(level)
 }
 
-/// What a block consists of: the number of a node or a leaf, or one of two states of the whole
-/// block for which there is neither.
+/// What a block consists of: the number of a node or a leaf; or, if the block has neither, the
+/// state of all of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Link(u32);
 
 impl Link {
     /// All of it is free.
     pub(super) const FREE: Self = Self(u32::MAX);
-    /// None of it is free. Freeing all of it needs no memory, freeing a part does.
+    /// None of it is free. Freeing all of it needs no memory; freeing a part of it does.
     pub(super) const TAKEN: Self = Self(u32::MAX - 1);
 
-    /// A node or a leaf.
+    /// Makes the link to a node or a leaf.
     pub(super) const fn to(number: u32) -> Self {
         Self(number)
     }
 
-    /// The node or leaf, where there is one.
+    /// Returns the number of the node or leaf, if there is one.
     #[inline]
     pub(super) fn number(self) -> Option<u32> {
         (self.0 < Self::TAKEN.0).then_some(self.0)
     }
 
-    /// What a block in one of the two states has room for inside leaves.
+    /// Returns what fits inside leaves in a block that is in one of the two states as a whole.
     pub(super) fn fit(self) -> Fit {
         if self == Self::FREE { Fit::ALL } else { Fit::NONE }
     }
 }
 
-/// Eight blocks of the level below. What most calls look at comes first, in three cache lines of four.
+/// Eight blocks of the level below. What most calls look at comes first, in three of the four cache
+/// lines.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(super) struct Node {
-    /// What each has room for inside leaves with natural alignment. Always up to date.
+    /// What fits in each block, inside leaves with natural alignment. Always up to date.
     pub(super) fits: [Fit; FAN],
     pub(super) links: [Link; FAN],
-    /// Whether runs below have changed since [`Node::runs`] were computed. Then they are stale in all nodes
-    /// above, too.
+    /// Whether runs below may have changed since [`Node::runs`] were computed. If so, this is set
+    /// in all nodes above, too.
     pub(super) is_runs_stale: bool,
     /// The runs that touch the boundary of a leaf.
     pub(super) runs: Runs,
@@ -78,18 +81,18 @@ pub(super) struct Node {
 const _: () = assert!(size_of::<Node>() == 256, "what is documented");
 
 impl Node {
-    /// Blocks of which all are `state`. [`Node::runs`] is left to be computed.
+    /// Makes a node of which all blocks are `state`. The caller computes [`Node::runs`].
     pub(super) fn uniform(state: Link) -> Self {
         Self { fits: [state.fit(); FAN], links: [state; FAN], is_runs_stale: false, runs: Runs::NONE }
     }
 
-    /// The best of all blocks.
+    /// Returns the best fit of all blocks.
     #[inline]
     pub(super) fn fit(&self) -> Fit {
         self.fits.iter().skip(1).fold(self.fits[0], |best, fit| best.max(fit))
     }
 
-    /// The blocks inside whose leaves there is room, as bits.
+    /// Returns the blocks inside whose leaves the request fits, as bits.
     #[inline]
     pub(super) fn fitting(&self, need: Need) -> u32 {
         let mut blocks = 0;

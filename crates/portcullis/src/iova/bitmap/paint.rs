@@ -1,4 +1,5 @@
-//! The general case: a change of any range, and the room for it.
+//! The general case: a change of any range, and the memory for it. A change fails for want of
+//! memory only, and then before any page has changed.
 
 use super::Bitmap;
 use super::BitmapError;
@@ -20,12 +21,12 @@ struct Piece {
 }
 
 impl Piece {
-    /// Whether the range covers all of the block.
+    /// Returns whether the range covers all of the block.
     fn is_whole(&self) -> bool {
         self.end - self.first == pages(self.level)
     }
 
-    /// The blocks below, each with its part of the range; those that the range does not touch are left out.
+    /// Returns the blocks below that the range touches, each with its part of the range.
     fn parts(self) -> impl Iterator<Item = (usize, Self)> {
         let level = self.level - 1;
         (0..FAN).filter_map(move |block| {
@@ -37,8 +38,8 @@ impl Piece {
 }
 
 impl Bitmap {
-    /// Makes all of `[first, end)`, which lies in the tree, free, or used. What is so already is
-    /// left as it is. May allocate; fails only for want of memory, with nothing changed.
+    /// Makes all of `[first, end)`, which lies in the tree, free, or used. Pages that are in that
+    /// state already stay so. May allocate; fails only for want of memory, with nothing changed.
     pub(super) fn paint(&mut self, first: u64, end: u64, state: Link) -> Result<(), BitmapError> {
         let all = Piece { level: self.top, base: 0, first, end };
         self.prepare(all, state)?;
@@ -53,8 +54,10 @@ impl Bitmap {
         if self.store.has(room) { Ok(()) } else { self.prepare_by_growing(all, state, room) }
     }
 
-    /// Collects what is idle first where that is much, which makes the cost constant for each leaf that is
-    /// collected, or where there is no memory. What is collected may have been part of the range.
+    /// As [`prepare`](Self::prepare), where the slabs lack room. If more than half of the leaves
+    /// are idle, they are collected first, at a constant cost for each. They are also collected if
+    /// there is no memory. The range may have lain in what is collected, so the room that painting
+    /// needs is counted again.
     #[cold]
     fn prepare_by_growing(&mut self, all: Piece, state: Link, mut room: Room) -> Result<(), BitmapError> {
         if self.idle > self.store.used().leaves / 2 {
@@ -72,7 +75,8 @@ impl Bitmap {
     /// Adds levels on top until the tree covers the pages before `end`. May allocate.
     pub(super) fn cover(&mut self, end: u64) -> Result<(), BitmapError> {
         while self.end() < end {
-            // The first node is at the level where it is needed; others go on top of what there is.
+            // The first node is made at the level that covers the end; later ones go on top of the
+            // tree.
             let level = if self.top == 0 {
                 (1..MAX_LEVEL).find(|level| pages(*level) >= end).unwrap_or(MAX_LEVEL)
             } else {
@@ -92,8 +96,8 @@ impl Bitmap {
         Ok(())
     }
 
-    /// Returns the leaves and nodes of all that is free to the slabs. Nothing that is known about the space
-    /// changes. O(nodes); does not allocate.
+    /// Gives the leaves and nodes of blocks that are all free back to the slabs. No page changes.
+    /// O(nodes); does not allocate.
     pub(super) fn collect(&mut self) {
         if self.top > 0 {
             self.collect_below(self.root, self.top);
@@ -102,7 +106,7 @@ impl Bitmap {
         self.idle = 0;
     }
 
-    /// The same below a node; returns whether all of that turned out free.
+    /// Does the same below a node. Returns whether all pages below it are free.
     fn collect_below(&mut self, number: u32, level: u32) -> bool {
         let mut whole = true;
         for block in 0..FAN {
@@ -129,7 +133,7 @@ impl Bitmap {
         whole
     }
 
-    /// What painting in the node would take from the slabs.
+    /// Returns what painting in the node would take from the slabs.
     fn room_for(&self, number: u32, all: Piece, state: Link) -> Room {
         let node = self.store.node(number);
         all.parts().fold(Room::NONE, |room, (block, piece)| {
@@ -143,8 +147,8 @@ impl Bitmap {
         })
     }
 
-    /// Paints below a node for which everything needed is there; returns what it has room for now, and
-    /// whether runs may have changed that touch the boundary of a leaf.
+    /// Paints below a node, with all nodes and leaves that this takes at hand. Returns what fits in
+    /// it now, and whether runs that touch the boundary of a leaf may have changed.
     fn paint_node(&mut self, number: u32, all: Piece, state: Link) -> (Fit, bool) {
         let mut edges = false;
         for (block, piece) in all.parts() {
@@ -178,7 +182,8 @@ impl Bitmap {
         (node.fit(), edges)
     }
 
-    /// Paints in a leaf that was worth `old`; returns what it is worth now, and whether its ends have changed.
+    /// Paints in a leaf whose fit is `old`. Returns its fit now, and whether the runs at its ends
+    /// have changed.
     fn paint_leaf(&mut self, number: u32, piece: Piece, state: Link, old: Fit) -> (Fit, bool) {
         let leaf = self.store.leaf_mut(number);
         let start = in_leaf(piece.first);
@@ -192,7 +197,8 @@ impl Bitmap {
         (new, at_edge)
     }
 
-    /// Makes the leaf or node of a block that was in one state as a whole; returns its number.
+    /// Makes the leaf or node of a block that is in the state `state` as a whole. Returns its
+    /// number.
     fn break_up(&mut self, number: u32, block: usize, piece: Piece, state: Link) -> u32 {
         let child = if piece.level == 0 {
             self.idle += usize::from(state == Link::FREE);
@@ -206,7 +212,7 @@ impl Bitmap {
         child
     }
 
-    /// Counts pages that are now free, or no longer.
+    /// Counts pages that have become free, or used.
     fn count(&mut self, pages: u64, state: Link) {
         if state == Link::FREE {
             self.free_pages += pages;
@@ -216,8 +222,8 @@ impl Bitmap {
     }
 }
 
-/// What painting a part of a block takes that is in one state as a whole: a way along each end of the part.
-/// What is covered whole needs nothing.
+/// Returns what it takes to paint a part of a block that is in one state as a whole: the nodes and
+/// leaves along each end of the part. Blocks that the part covers as a whole need none.
 fn room_in_block(piece: Piece) -> Room {
     if piece.is_whole() {
         return Room::NONE;

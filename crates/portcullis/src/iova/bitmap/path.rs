@@ -1,4 +1,5 @@
-//! Ways from the top to a page, and the one along an end on which nearly all searches begin.
+//! Ways from the top to a page, and the spine: the way along one end, on which nearly all searches
+//! begin. A search that begins on the spine finds what a search from the top would find.
 
 use super::Bitmap;
 use super::fit::LEAF_PAGES;
@@ -24,33 +25,35 @@ impl Path {
     }
 }
 
-/// A page's number inside its leaf.
+/// Returns a page's number inside its leaf.
 #[inline]
 pub(super) const fn in_leaf(page: u64) -> u32 {
     page as u32 % LEAF_PAGES
 }
 
-/// The way from the top along the end where allocations go, or a part of it that begins at the top.
+/// The way from the top along the end where allocations go, or a part of that way from the top on.
 ///
-/// The first steps of a search are to the last block each time. Where a node on this way has room,
-/// those above have it too and prefer this block: the search may begin there.
+/// Mostly the first steps of a search lead to the last block. Where a request fits in a node on
+/// this way, it also fits in those above, which prefer their last block: so the search may begin
+/// there.
 pub(super) struct Spine {
-    /// Its nodes, from `level` to the top.
+    /// The nodes of the way, from `level` to the top.
     pub(super) path: Path,
     pub(super) level: u32,
     /// The first page of the node at `level`.
     pub(super) base: u64,
-    /// Whether it has not yet been extended since it was reset.
+    /// Whether the way may still be extended: it was reset, and has not reached level 1 since.
     is_new: bool,
 }
 
 impl Spine {
-    /// That of an empty tree.
+    /// The spine of an empty tree.
     pub(super) const EMPTY: Self = Self { path: Path::new(), level: 0, base: 0, is_new: true };
 }
 
 impl Bitmap {
-    /// The leaf that holds `page`, and the way there; nothing where the page has no bit.
+    /// Returns the leaf that holds `page`, and stores the way there to `path`. Returns `None` if
+    /// the page has no bit.
     #[inline]
     pub(super) fn locate(&self, page: u64, path: &mut Path) -> Option<u32> {
         if page >= self.end() {
@@ -72,20 +75,20 @@ impl Bitmap {
         }
     }
 
-    /// Forgets all nodes but the one at the top: when others have gone, or it has changed.
+    /// Makes the spine the top node alone. Called when nodes have gone, or there is a new top.
     pub(super) fn reset_spine(&mut self) {
         self.spine = Spine { level: self.top, ..Spine::EMPTY };
         self.spine.path.set(self.top, self.root);
     }
 
-    /// Gives up the lower end, up to `level`.
+    /// Lets the spine end at its node of `level`.
     #[cold]
     pub(super) fn shorten_spine(&mut self, level: u32) {
         self.spine.level = level;
         self.spine.base = self.end() - pages(level);
     }
 
-    /// Extends the way as far as there are nodes, if that has not happened before. O(h).
+    /// Extends a new spine as far down as there are nodes. O(h).
     #[inline]
     pub(super) fn extend_spine(&mut self) {
         if self.spine.is_new {
@@ -105,7 +108,7 @@ impl Bitmap {
             self.spine.path.set(level, child);
         }
         self.shorten_spine(level);
-        // As long as there are no leaves, there may be more nodes later.
+        // Above level 1, nodes may come later to extend it to.
         self.spine.is_new = level > 1;
     }
 }

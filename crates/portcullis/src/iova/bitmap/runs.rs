@@ -1,16 +1,17 @@
-//! Runs that cross leaves: what a node knows about them.
+//! What a node knows about runs that cross leaves: for each order, exactly how much the best of
+//! them offers.
 
 /// The highest order that [`Bitmap::alloc`](super::Bitmap::alloc) can align to: `2^18` pages, 1 GiB in
 /// pages of 4 KiB.
 pub const MAX_ORDER: u32 = 18;
 
-/// The runs inside a block that touch the boundary of a leaf: the block's prefix and suffix, and
-/// for every order `k` from 9 on, the longest remainder of such a run behind its first page that is
-/// a multiple of `2^k`. A run is cut off at the block's ends.
+/// The runs inside a block that touch the boundary of a leaf: the block's prefix and suffix, the
+/// longest run, and for every order `k` from 9 on the longest *remainder*, which is the part of a
+/// run from its first multiple of `2^k` on. A run is cut off at the block's ends.
 ///
-/// The remainders are kept as *losses*, by how much each is less than the longest run. Fewer than `2^k`
-/// pages precede the first multiple of `2^k`, so that a loss has `k` bits at the most, however long the
-/// runs are, and a vector register holds those of several orders.
+/// The remainders are kept as *losses*: a loss is by how much a remainder is less than the longest
+/// run. Fewer than `2^k` pages precede the first multiple of `2^k`. So a loss has at most `k` bits,
+/// however long the runs are, and a vector register holds the losses of several orders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Runs {
     /// The free pages that the block begins with.
@@ -27,7 +28,7 @@ pub(super) struct Runs {
 
 const MIDDLE_MASKS: [u16; 8] = [0x01ff, 0x03ff, 0x07ff, 0x0fff, 0x1fff, 0x3fff, 0x7fff, 0xffff];
 const FAR_MASKS: [u32; 2] = [0x1_ffff, 0x3_ffff];
-/// A run that is shorter than another by this much offers less than that one at every order.
+/// A run that is shorter than another by this much has the smaller remainder at every order.
 const OUTDONE: u64 = 1 << MAX_ORDER;
 
 /// What a block contributes to the one that it is a part of.
@@ -35,7 +36,7 @@ const OUTDONE: u64 = 1 << MAX_ORDER;
 pub(super) struct Part<'a> {
     pub(super) prefix: u64,
     pub(super) suffix: u64,
-    /// Runs that lie inside, where there may be any.
+    /// The runs that lie inside, if there may be any.
     pub(super) inner: Option<&'a Runs>,
 }
 
@@ -53,9 +54,9 @@ impl Runs {
     /// No runs.
     pub(super) const NONE: Self = Self { prefix: 0, suffix: 0, longest: 0, middle: [0; 8], far: [0; 2] };
 
-    /// The runs of a block at page `base`, of parts of `size` pages each.
+    /// Returns the runs of a block at page `base` that consists of `parts` of `size` pages each.
     pub(super) fn of_parts<const N: usize>(base: u64, size: u64, parts: &[Part<'_>; N]) -> Self {
-        // The runs at the boundaries of parts. The one behind the last is kept outside of the array.
+        // The runs at the boundaries of parts, but for the last of them, which is kept by itself.
         let mut spans = [(0, 0); N];
         let mut count = 0;
         let (mut start, mut len, mut end) = (base, 0, base);
@@ -92,10 +93,10 @@ impl Runs {
         runs
     }
 
-    /// Counts in the remainders of the run of `len` pages at `start`; `longest` already considers it.
+    /// Adds the remainders of the run of `len` pages at `start`. `longest` is final already.
     #[inline]
     fn add_run(&mut self, start: u64, len: u64) {
-        // Sums may saturate: the longest run's losses do not, and the lowest ones count.
+        // Sums may saturate: those of the longest run do not, and only the lowest loss is kept.
         let short = self.longest - len;
         if short >= OUTDONE {
             return;
@@ -110,7 +111,7 @@ impl Runs {
         }
     }
 
-    /// The same for all runs inside a part.
+    /// Adds the remainders of all runs inside a part.
     #[inline]
     fn add_inner(&mut self, inner: &Self) {
         let short = self.longest - inner.longest;
@@ -126,7 +127,8 @@ impl Runs {
         }
     }
 
-    /// The longest run behind a multiple of `2^order`: for order 0, and from 9 to [`MAX_ORDER`].
+    /// Returns the length of the longest remainder for `order`, if that is 9 to [`MAX_ORDER`]; for
+    /// order 0 that of the longest run; for other orders 0.
     #[inline]
     pub(super) fn longest(&self, order: u32) -> u64 {
         let loss = match order {

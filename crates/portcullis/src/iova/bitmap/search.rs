@@ -1,4 +1,4 @@
-//! Where a request fits.
+//! Where a request fits: the highest place of all, which a search finds whenever there is one.
 
 use super::Bitmap;
 use super::fit::{LEAF_ORDER, Need};
@@ -8,18 +8,19 @@ use super::path::{Path, in_leaf};
 /// A place for a request.
 pub(super) struct Found {
     pub(super) page: u64,
-    /// The leaf that it lies in, if it was found in one that has bits.
+    /// The leaf that it lies in, if the search ended in a leaf that has bits.
     pub(super) leaf: Option<u32>,
 }
 
-/// Whether a request lies inside a leaf wherever it is placed.
+/// Returns whether a request has natural alignment, and so lies inside a leaf wherever it is
+/// placed.
 #[inline]
 pub(super) const fn is_natural(pages: u64, order: u32) -> bool {
     order <= LEAF_ORDER && pages <= 1 << order
 }
 
-/// The highest multiple of `2^order` in `[start, end)` with `pages` pages from there to `end`. The
-/// order is less than 64.
+/// Returns the highest multiple of `2^order` in `[start, end)` with at least `pages` pages from
+/// there to `end`. The order is less than 64.
 #[inline]
 pub(super) fn highest_in(start: u64, end: u64, pages: u64, order: u32) -> Option<u64> {
     let highest = end.checked_sub(pages)? >> order << order;
@@ -43,9 +44,9 @@ struct Span {
 }
 
 impl Bitmap {
-    /// The highest place for `pages` pages at `order` before page `limit`, and in `path` the way to
-    /// it where it lies in a leaf. A block without bits counts as one piece, of which the place may
-    /// be at a boundary.
+    /// Returns the highest place for `pages` pages at `order` before page `limit`. If it was found
+    /// in a leaf that has bits, stores the way there to `path`. If it was found in a block without
+    /// bits, or may cross leaves, no leaf is returned.
     #[inline]
     pub(super) fn find(&mut self, pages: u64, order: u32, limit: u64, path: &mut Path) -> Option<Found> {
         if !is_natural(pages, order) {
@@ -63,13 +64,14 @@ impl Bitmap {
         }
     }
 
-    /// The highest place that ends before or with page `last`.
+    /// Returns the highest place whose last page is `last` or lies before it.
     fn find_below(&self, request: &Natural, last: u64, path: &mut Path) -> Option<Found> {
         let (level, found) = self.find_at_limit(request, last, path);
         if found.is_some() {
             return found;
         }
-        // Going up, the blocks before the one with the limit; all of these lie within it.
+        // From there up, the blocks before the one with the limit: each of them lies below the
+        // limit.
         for level in level..=self.top {
             let number = path.node(level);
             let before = (1 << slot(last, level)) - 1;
@@ -81,8 +83,9 @@ impl Bitmap {
         None
     }
 
-    /// The place in the block that `last`, the last page allowed, lies in: a leaf, or a block that is in one
-    /// state or has no fit. Also returns the level of the node that the block is in.
+    /// Returns the highest place in the smallest block that has `last`, the last page allowed: a
+    /// leaf, or a block that is in one state as a whole, or in which nothing fits. Also returns the
+    /// level of the node that has the block.
     fn find_at_limit(&self, request: &Natural, last: u64, path: &mut Path) -> (u32, Option<Found>) {
         let Natural { pages, order, .. } = *request;
         let (mut number, mut level) = (self.root, self.top);
@@ -108,7 +111,7 @@ impl Bitmap {
         }
     }
 
-    /// The highest place of all; there is one.
+    /// Returns the highest place of all; there is one.
     #[inline]
     fn descend(&mut self, request: &Natural, path: &mut Path) -> Option<Found> {
         self.extend_spine();
@@ -128,7 +131,8 @@ impl Bitmap {
         self.descend_into(request, blocks, number, level, self.spine.base, path)
     }
 
-    /// The same in those of the blocks of a node at page `base`, given as bits, that have one.
+    /// Returns the highest place in `blocks`, the blocks (as bits) of a node at page `base` in
+    /// which the request fits.
     #[inline]
     fn descend_into(
         &self,
@@ -160,8 +164,8 @@ impl Bitmap {
         }
     }
 
-    /// The highest place in a run that touches the boundary of a leaf, which must be up to date.
-    /// O(h), does not allocate.
+    /// Returns the highest place in a run that touches the boundary of a leaf. The runs of all
+    /// nodes must be up to date. O(h); does not allocate.
     pub(super) fn find_across(&self, pages: u64, order: u32, limit: u64) -> Option<u64> {
         if self.top == 0 || self.store.node(self.root).runs.longest(order) < pages {
             return None;
@@ -169,13 +173,14 @@ impl Bitmap {
         self.highest(self.root, self.top, 0, &Span { pages, order, limit })
     }
 
-    /// The highest place below a node at page `base`. There is one, unless the limit cuts the node off.
+    /// Returns the highest place below a node at page `base`. There is one, unless the limit lies
+    /// inside the node.
     fn highest(&self, number: u32, level: u32, base: u64, span: &Span) -> Option<u64> {
         let Span { pages, order, limit } = *span;
         let place = |start, end| highest_in(start, end, pages, order);
         let node = self.store.node(number);
         let size = pages_of(level - 1);
-        // How many pages from the end of the block on are free.
+        // The number of free pages from the end of the block on.
         let mut behind = 0;
         for block in (0..FAN).rev() {
             let start = base + block as u64 * size;
@@ -185,7 +190,7 @@ impl Bitmap {
             let part = self.store.part(node, level, block);
             let whole = start + size <= limit;
             if whole {
-                // The run around the end of the block: it begins above everything else in the block.
+                // The run around the end of the block begins above all other runs of the block.
                 let end = start + size;
                 if let Some(page) = place(end - part.suffix, end + behind) {
                     return Some(page);

@@ -1,17 +1,19 @@
-//! The next page that is free, or used. What is so as a whole is stepped over.
+//! Finds the next page that is free, or used, and never a later one. A search steps over a block
+//! whose pages are all in the other state, where the block's parent shows that.
 
 use super::Bitmap;
 use super::node::{FAN, pages};
 use super::path::in_leaf;
 
 impl Bitmap {
-    /// Whether any page of `[first, end)` is free. O(h), and the bits that the range has.
+    /// Returns whether any page of `[first, end)` is free. O(h), and the bits that the range has.
     pub(super) fn is_any_free(&self, first: u64, end: u64) -> bool {
         self.first_in(first, end, true).is_some()
     }
 
-    /// The first page of `[from, to)` that is free, or that is used. For free ones O(h), for used ones O(h)
-    /// and the nodes that exist in between; pages behind the tree are used, but are not looked at.
+    /// Returns the first page of `[from, to)` that is free, or that is used. Costs O(h) for free
+    /// pages, and for used ones O(h) and the nodes that exist before the page. Pages behind the
+    /// tree are used, but the search does not look at them.
     pub(super) fn first_in(&self, from: u64, to: u64, free: bool) -> Option<u64> {
         let to = to.min(self.end());
         if from >= to { None } else { self.first_below(self.root, self.top, 0, from, to, free) }
@@ -33,7 +35,8 @@ impl Bitmap {
         })
     }
 
-    /// Whether a block is free, if all of it is or none; otherwise the node or leaf to look at.
+    /// Returns whether a block is free, if its node shows that all of it is or none; else the
+    /// number of the node or leaf to look at.
     fn uniform(&self, number: u32, level: u32, block: usize) -> Result<bool, u32> {
         let node = self.store.node(number);
         if node.fits[block].is_none() {

@@ -1,4 +1,5 @@
-//! Entries in an array: taking one that was ensured never allocates.
+//! Entries in an array, each of which keeps its number. Taking one that was ensured never
+//! allocates.
 
 use super::BitmapError;
 use alloc::vec::Vec;
@@ -8,9 +9,9 @@ const END: u32 = u32::MAX;
 
 /// What can be kept in a slab. An entry that is not used holds the number of another one.
 pub(super) trait Entry: Copy {
-    /// An unused entry, followed by `next`.
+    /// Makes an unused entry, followed by the unused entry number `next`.
     fn unused(next: u32) -> Self;
-    /// What an unused entry is followed by.
+    /// Returns the number of the unused entry that follows this unused one.
     fn next(&self) -> u32;
 }
 
@@ -23,12 +24,12 @@ pub(super) struct Slab<T> {
 }
 
 impl<T: Entry> Slab<T> {
-    /// A slab without entries.
+    /// Makes a slab without entries.
     pub(super) const fn new() -> Self {
         Self { entries: Vec::new(), unused: END, used: 0 }
     }
 
-    /// Whether `more` entries can be taken without allocating.
+    /// Returns whether `more` entries can be taken without allocating.
     #[inline]
     pub(super) fn has(&self, more: usize) -> bool {
         self.entries.capacity().saturating_sub(self.used) >= more
@@ -40,12 +41,12 @@ impl<T: Entry> Slab<T> {
             return Ok(());
         }
         let needed = self.used.saturating_add(more);
-        // The numbers at the end are not entries, here or for links.
+        // The highest numbers are not those of entries: here and in links they have other meanings.
         if needed > (u32::MAX - 16) as usize {
             return Err(BitmapError::OutOfMemory);
         }
-        // A constant factor keeps the cost per entry constant; half keeps small spaces small. Under
-        // pressure just enough is better than nothing.
+        // Growing by a constant factor keeps the cost per entry constant; a factor of only 1.5
+        // keeps small spaces small. If there is no memory for that, just enough will do.
         let len = self.entries.len();
         let ample = needed.max(self.entries.capacity() / 2 * 3);
         self.entries
@@ -54,7 +55,7 @@ impl<T: Entry> Slab<T> {
             .map_err(|_| BitmapError::OutOfMemory)
     }
 
-    /// Takes an entry. Does not allocate after [`Slab::ensure`].
+    /// Takes an entry for `value` and returns its number. Does not allocate after [`Slab::ensure`].
     pub(super) fn take(&mut self, value: T) -> u32 {
         self.used += 1;
         let number = self.unused;
@@ -85,12 +86,12 @@ impl<T: Entry> Slab<T> {
         &mut self.entries[number as usize]
     }
 
-    /// How many entries are used.
+    /// Returns how many entries are used.
     pub(super) const fn used(&self) -> usize {
         self.used
     }
 
-    /// Heap memory held.
+    /// Returns how many bytes of heap memory are held.
     pub(super) const fn bytes(&self) -> usize {
         self.entries.capacity() * size_of::<T>()
     }

@@ -1,4 +1,5 @@
-//! What nodes know of runs: outdated by changes, and brought up to date when a request needs it.
+//! What nodes know of runs: changes outdate it, and it is brought up to date when a request needs
+//! it. A node that is not noted as stale knows its runs exactly.
 
 use super::Bitmap;
 use super::fit::Fit;
@@ -8,20 +9,21 @@ use super::runs::{Part, Runs};
 use super::store::Store;
 
 impl Bitmap {
-    /// Brings the runs of all nodes up to date that touch the boundary of a leaf. O(h) for each change since
-    /// the last time, but no more than one step for every 2^12 pages in use; does not allocate.
+    /// Brings what all nodes know of runs up to date. One step for each stale node: O(h) for each
+    /// change since the last call, and the stale nodes in its range; one for each node of the tree
+    /// at most. Does not allocate.
     pub(super) fn refresh_runs(&mut self) {
         if self.top > 0 {
             self.store.refresh_runs(self.root, self.top, 0);
         }
     }
 
-    /// Notes in the nodes of `level` and above that runs have changed that touch the boundary of a
-    /// leaf.
+    /// Notes in the nodes of `level` and above on the way `path` that runs that touch the boundary
+    /// of a leaf have changed.
     pub(super) fn outdate(&mut self, path: &Path, level: u32) {
         for level in level..=self.top {
             let node = self.store.node_mut(path.node(level));
-            // Where it is noted already, so it is above.
+            // If it is noted here already, it is noted in all nodes above, too.
             if core::mem::replace(&mut node.is_runs_stale, true) {
                 return;
             }
@@ -44,8 +46,8 @@ impl Store {
         (node.runs, node.is_runs_stale) = (runs, false);
     }
 
-    /// The longest run inside a leaf with bits below a node of `level`, or `best` where that is
-    /// longer. Looks at the leaves that may have a longer one than those before.
+    /// Returns the length of the longest run inside a leaf with bits below a node of `level`, or
+    /// `best` if that is more. Looks only at leaves that may have a longer run than those before.
     pub(super) fn longest_inside(&self, number: u32, level: u32, best: u64) -> u64 {
         let node = self.node(number);
         let longer = |best: u64, (link, fit): (&Link, &Fit)| match link.number() {
@@ -57,7 +59,7 @@ impl Store {
         node.links.iter().zip(&node.fits).fold(best, longer)
     }
 
-    /// What `block` contributes to the runs of a node of `level`.
+    /// Returns what `block` contributes to the runs of a node of `level`.
     #[inline]
     pub(super) fn part(&self, node: &Node, level: u32, block: usize) -> Part<'_> {
         match node.links[block].number() {

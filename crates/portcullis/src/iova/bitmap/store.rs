@@ -5,7 +5,7 @@ use super::leaf::Leaf;
 use super::node::Node;
 use super::slab::Slab;
 
-/// So many nodes and so many leaves.
+/// A number of nodes and a number of leaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Room {
     pub(super) nodes: usize,
@@ -13,10 +13,11 @@ pub(super) struct Room {
 }
 
 impl Room {
-    /// Nothing.
+    /// No nodes and no leaves.
     pub(super) const NONE: Self = Self { nodes: 0, leaves: 0 };
 
-    /// What heads a block of `level`: one leaf or one node.
+    /// Returns what a block of `level` takes by itself, without what is below it: one leaf or one
+    /// node.
     pub(super) const fn head(level: u32) -> Self {
         if level == 0 { Self { nodes: 0, leaves: 1 } } else { Self { nodes: 1, leaves: 0 } }
     }
@@ -33,7 +34,7 @@ pub(super) struct Store {
 }
 
 impl Store {
-    /// Nothing, which takes no memory.
+    /// Makes an empty store, which takes no memory.
     pub(super) const fn new() -> Self {
         Self { nodes: Slab::new(), leaves: Slab::new() }
     }
@@ -58,12 +59,12 @@ impl Store {
         self.leaves.get_mut(number)
     }
 
-    /// Takes a node. Does not allocate after [`Store::ensure`].
+    /// Takes a node and returns its number. Does not allocate after [`Store::ensure`].
     pub(super) fn take_node(&mut self, node: Node) -> u32 {
         self.nodes.take(node)
     }
 
-    /// Takes a leaf, as [`Store::take_node`].
+    /// Takes a leaf and returns its number. Does not allocate after [`Store::ensure`].
     pub(super) fn take_leaf(&mut self, leaf: Leaf) -> u32 {
         self.leaves.take(leaf)
     }
@@ -76,7 +77,7 @@ impl Store {
         self.leaves.release(number);
     }
 
-    /// Whether `more` can be taken without allocating.
+    /// Returns whether `more` can be taken without allocating.
     #[inline]
     pub(super) fn has(&self, more: Room) -> bool {
         self.nodes.has(more.nodes) && self.leaves.has(more.leaves)
@@ -88,12 +89,12 @@ impl Store {
         self.leaves.ensure(more.leaves)
     }
 
-    /// What is in use.
+    /// Returns how many nodes and leaves are in use.
     pub(super) const fn used(&self) -> Room {
         Room { nodes: self.nodes.used(), leaves: self.leaves.used() }
     }
 
-    /// Heap memory held.
+    /// Returns how many bytes of heap memory are held.
     pub(super) const fn bytes(&self) -> usize {
         self.nodes.bytes().saturating_add(self.leaves.bytes())
     }
