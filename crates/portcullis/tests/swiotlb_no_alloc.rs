@@ -7,12 +7,14 @@ mod limited;
 use std::sync::Weak;
 
 use limited::{granting, held};
-use portcullis::addr::{Direction, PhysSegment};
+use portcullis::addr::{DeviceId, Direction, DmaSegment, DomainId, PhysSegment};
 use portcullis::bounce::swiotlb::{Bounced, Constraints, Swiotlb, SwiotlbConfig};
-use portcullis::dma::DmaMapError;
+use portcullis::dma::{DmaMapError, DmaMask, QueueConfig};
+use portcullis::domain::{Domain, Policy};
+use portcullis::pgtable::{PageTable, VtdSecondStage};
 use portcullis::platform::{LocalCpu, Platform, PlatformEvents};
 use portcullis::std_platform::StdPlatform;
-use portcullis_model::Memory;
+use portcullis_model::{Iommu, IommuConfig, Memory};
 
 const AREA: u64 = 256 << 10;
 const LENS: [u64; 5] = [1, 4096, 9000, 65_536, 140_000];
@@ -53,6 +55,37 @@ fn unmapping_asks_for_no_memory() {
         assert_eq!(thread.join().unwrap(), 0);
     });
     assert_eq!(pool.usage().mapped, 0);
+}
+
+/// Nor does a queue's unmap of a list, which the pool does not know as one.
+#[test]
+fn unmapping_lists_asks_for_no_memory() {
+    let memory = Memory::new(32 << 20);
+    let iommu = Iommu::new(IommuConfig::new(memory.clone()));
+    let platform = StdPlatform::new();
+    let pool = Swiotlb::new(platform.clone(), memory.clone(), &SwiotlbConfig::default()).unwrap();
+    let table = PageTable::for_cpus(memory.clone(), VtdSecondStage::four_level(), platform.cpus()).unwrap();
+    let builder = Domain::builder(table, iommu.queue(), DomainId(1)).policy(Policy::Passthrough);
+    let domain = builder.swiotlb(pool.clone()).build(platform).unwrap();
+    let device = domain.attach(DeviceId(7), DmaMask::BITS_64).unwrap();
+    let mut queue = device.queue::<std::convert::Infallible>(QueueConfig::bounce()).unwrap();
+    let buffer = memory.buffer(1 << 20).unwrap();
+    let list = [0_u64, 3 << 16, 9 << 16]
+        .map(|offset| PhysSegment { phys: buffer.phys().checked_add(offset).unwrap(), len: 5000 });
+    let mut out = [DmaSegment::default(); 3];
+    let mut live = Vec::new();
+    for _ in 0..20 {
+        // SAFETY: all access to the model's memory is by atomics.
+        live.push(unsafe { queue.map_raw(&list, Direction::ToDevice, &mut out) }.unwrap().0);
+    }
+    let ((), calls) = granting(0, || live.drain(..).for_each(|raw| _ = queue.unmap_raw(raw).unwrap()));
+    assert_eq!((calls, pool.usage().mapped), (0, 0));
+    // Without memory a list is refused, and nothing of it stays.
+    let refused = granting(0, || {
+        // SAFETY: as above.
+        (0..21).map(|_| unsafe { queue.map_raw(&list, Direction::ToDevice, &mut out) }.err()).last()
+    });
+    assert_eq!(refused.0, Some(Some(DmaMapError::OutOfMemory)));
 }
 
 /// A CPU without a timer: nobody else grows the pool meanwhile.

@@ -81,10 +81,7 @@ impl<X: Machine> Copies<X> {
         direction: Direction,
         out: &mut [DmaSegment],
     ) -> Result<(Copied, usize), DmaMapError> {
-        let index = self.free.pop().unwrap_or_else(|| {
-            self.lists.push(Vec::new());
-            self.lists.len() - 1
-        });
+        let index = self.place_for(list.len())?;
         // If a call below panics, the pieces that were mapped are lost, and the index with them.
         for (piece, place) in list.iter().zip(&mut *out) {
             // SAFETY: the caller's promise.
@@ -101,6 +98,23 @@ impl<X: Machine> Copies<X> {
             }
         }
         Ok((Copied { first: out[0].iova, is_list: true, word: index as u64 }, list.len()))
+    }
+
+    /// Takes a free place for a list of `len` pieces. Room for them, and for the place among the free ones, is there when this
+    /// returns: an unmap allocates nothing.
+    fn place_for(&mut self, len: usize) -> Result<usize, DmaMapError> {
+        let no_memory = |_| DmaMapError::OutOfMemory;
+        if self.free.is_empty() {
+            self.lists.try_reserve(1).map_err(no_memory)?;
+            self.free.try_reserve(self.lists.len() + 1).map_err(no_memory)?;
+            self.free.push(self.lists.len());
+            self.lists.push(Vec::new());
+        }
+        // Where there is no memory for the pieces, the place stays free.
+        let index = self.free.last().copied().ok_or(DmaMapError::OutOfMemory)?;
+        self.lists[index].try_reserve(len).map_err(no_memory)?;
+        self.free.pop();
+        Ok(index)
     }
 
     /// Ends a mapping.
