@@ -243,7 +243,9 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
     ///
     /// # Safety
     /// As [`map`](Self::map).
-    #[inline]
+    // In line: else what it returns is written to memory in parts, and read again in larger ones before they have left the store
+    // buffer, which costs as much as the rest of the call.
+    #[inline(always)]
     unsafe fn map_by(
         &mut self,
         choice: Choice,
