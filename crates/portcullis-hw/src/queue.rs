@@ -2,6 +2,8 @@
 //!
 //! A submission ends with a command that makes the unit store a number in a word that the submission has claimed.
 //!
+//! VT-d's places may be of 256 bits. No command here uses the upper half, which stays zero.
+//!
 //! **Errors.** A unit that meets a command that it does not know stops; VT-d, where a device does not answer, drops the
 //! waits that are under way. The CPU that sees it puts a command that does nothing in the place of the bad one, counts
 //! the failure, and then lets the unit go on. Each submission that was under way then reports an error, whether it was the
@@ -67,8 +69,10 @@ pub(crate) struct Failure {
 #[derive(Debug)]
 pub(crate) struct Queue {
     ring: CommandRing,
-    /// One frame of commands.
+    /// [`COMMANDS`] places.
     commands: Words,
+    /// Words of a place: 2 or 4.
+    width: usize,
     answers: Answers,
     /// Errors so far, and the last of them.
     failures: AtomicU64,
@@ -78,9 +82,18 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    /// The memory of a queue. The unit does not know of it yet.
+    /// The memory of a queue: one frame of commands. The unit does not know of it yet.
     pub fn new<F: Frames>(frames: &F) -> Result<Self, UnitError> {
-        let commands = Words::new(frames, 1)?;
+        Self::with_width(frames, 2)
+    }
+
+    /// The same with places of four words each: two frames of commands.
+    pub fn wide<F: Frames>(frames: &F) -> Result<Self, UnitError> {
+        Self::with_width(frames, 4)
+    }
+
+    fn with_width<F: Frames>(frames: &F, width: usize) -> Result<Self, UnitError> {
+        let commands = Words::new(frames, width / 2)?;
         let answers = match Answers::new(frames) {
             Ok(answers) => answers,
             Err(error) => {
@@ -92,6 +105,7 @@ impl Queue {
         Ok(Self {
             ring: CommandRing::new(COMMANDS),
             commands,
+            width,
             answers,
             failures: AtomicU64::new(0),
             last: Mutex::new(InvalidationError::Abandoned),
@@ -186,9 +200,7 @@ impl Queue {
         let first = reserved.ok_or_else(|| InvalidationError::TimedOut { waited_ns: waited() })?;
         let wait = P::wait(answer.number(), self.answers.address(answer).get());
         for (place, command) in (first..).zip(commands.iter().copied().chain([wait])) {
-            let index = self.ring.index(place) * 2;
-            self.commands.store(frames, index, command[0]);
-            self.commands.store(frames, index + 1, command[1]);
+            self.store(frames, self.ring.index(place), command);
         }
         self.ring.publish(first, count, port);
         let began = host.now_ns();
@@ -209,6 +221,12 @@ impl Queue {
         self.checked(before)
     }
 
+    /// Stores `command` in the place at `index`.
+    fn store<F: Frames>(&self, frames: &F, index: usize, command: Command) {
+        self.commands.store(frames, index * self.width, command[0]);
+        self.commands.store(frames, index * self.width + 1, command[1]);
+    }
+
     /// An error if there was one since there were `before`.
     fn checked(&self, before: u64) -> Result<(), InvalidationError> {
         if self.failures.load(Ordering::Acquire) == before { Ok(()) } else { Err(*self.last.lock()) }
@@ -217,7 +235,7 @@ impl Queue {
     /// Asks the unit whether it has stopped, and lets it go on.
     #[cold]
     fn look_for_errors<F: Frames, P: Port>(&self, frames: &F, port: &P) {
-        let command = |index: u32| self.commands.load(frames, index as usize * 2);
+        let command = |index: u32| self.commands.load(frames, index as usize * self.width);
         if port.failure(&command).is_none() {
             return;
         }
@@ -230,8 +248,7 @@ impl Queue {
         *self.last.lock() = failure.error;
         self.failures.fetch_add(1, Ordering::AcqRel);
         if let Some(bad) = failure.bad.filter(|bad| *bad < COMMANDS) {
-            self.commands.store(frames, bad as usize * 2, P::NOTHING[0]);
-            self.commands.store(frames, bad as usize * 2 + 1, P::NOTHING[1]);
+            self.store(frames, bad as usize, P::NOTHING);
         }
         port.go_on(&failure);
         // What was rung while it had stopped it may not have taken.
