@@ -94,6 +94,24 @@ on! {
         a_unit_that_was_left_on_is_taken_over_and_shut_down
         where_no_unit_is_there_is_an_error
     }
+    vtd_first_stage: crate::kind::Tables<portcullis_hw::vtd::FirstStage<crate::machine::QemuHost>> {
+        a_device_that_is_attached_to_nothing_reaches_nothing
+        a_mapping_is_read_and_written_as_its_direction_allows
+        a_strict_unmap_ends_access_and_without_its_invalidation_it_does_not
+        a_lazy_unmap_ends_access_with_its_flush
+        large_pages_are_walked_to_their_ends
+        a_list_is_one_piece_for_the_device
+        devices_of_two_domains_do_not_reach_each_others_memory
+        a_device_moves_between_domains_and_leaves_nothing_behind
+        a_number_that_is_used_again_brings_nothing_back
+        a_trusted_device_passes_through
+        addresses_stay_within_what_a_device_can_say
+        the_invalidation_queue_wraps_and_many_cpus_share_it
+        a_command_that_the_unit_does_not_know_is_reported_and_the_next_is_carried_out
+        thousands_of_mappings_land_where_they_should
+        a_unit_that_was_left_on_is_taken_over_and_shut_down
+        where_no_unit_is_there_is_an_error
+    }
     amdvi_cases: crate::kind::Tables<portcullis_hw::amdvi::Unit<crate::machine::QemuHost>> {
         a_device_that_is_attached_to_nothing_reaches_nothing
         a_mapping_is_read_and_written_as_its_direction_allows
