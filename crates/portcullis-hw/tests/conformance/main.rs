@@ -31,32 +31,59 @@ macro_rules! on {
 
 /// The same cases with the same driver on the software IOMMU, which is everywhere.
 mod software {
-    type Software = crate::kind::Tables<portcullis_hw::vtd::Unit<crate::machine::SoftwareHost>>;
+    #[test]
+    fn both_stages_at_once() {
+        crate::vtd::both_stages_at_once();
+    }
 
     macro_rules! here {
-        ($($case:ident)*) => {
-            $(#[test]
-            fn $case() {
-                crate::cases::$case::<Software>();
+        ($($stage:ident: $unit:ident { $($case:ident)* })*) => {
+            $(mod $stage {
+                use crate::kind::Tables;
+                use crate::machine::SoftwareHost;
+                use portcullis_hw::vtd::$unit;
+
+                $(#[test]
+                fn $case() {
+                    crate::cases::$case::<Tables<$unit<SoftwareHost>>>();
+                })*
             })*
         };
     }
 
     here! {
-        a_device_that_is_attached_to_nothing_reaches_nothing
-        a_mapping_is_read_and_written_as_its_direction_allows
-        a_strict_unmap_ends_access_and_without_its_invalidation_it_does_not
-        a_lazy_unmap_ends_access_with_its_flush
-        large_pages_are_walked_to_their_ends
-        a_list_is_one_piece_for_the_device
-        devices_of_two_domains_do_not_reach_each_others_memory
-        a_device_moves_between_domains_and_leaves_nothing_behind
-        a_number_that_is_used_again_brings_nothing_back
-        a_trusted_device_passes_through
-        addresses_stay_within_what_a_device_can_say
-        the_invalidation_queue_wraps_and_many_cpus_share_it
-        thousands_of_mappings_land_where_they_should
-        a_unit_that_was_left_on_is_taken_over_and_shut_down
+        second_stage: Unit {
+            a_device_that_is_attached_to_nothing_reaches_nothing
+            a_mapping_is_read_and_written_as_its_direction_allows
+            a_strict_unmap_ends_access_and_without_its_invalidation_it_does_not
+            a_lazy_unmap_ends_access_with_its_flush
+            large_pages_are_walked_to_their_ends
+            a_list_is_one_piece_for_the_device
+            devices_of_two_domains_do_not_reach_each_others_memory
+            a_device_moves_between_domains_and_leaves_nothing_behind
+            a_number_that_is_used_again_brings_nothing_back
+            a_trusted_device_passes_through
+            addresses_stay_within_what_a_device_can_say
+            the_invalidation_queue_wraps_and_many_cpus_share_it
+            thousands_of_mappings_land_where_they_should
+            a_unit_that_was_left_on_is_taken_over_and_shut_down
+        }
+        first_stage: FirstStage {
+            a_device_that_is_attached_to_nothing_reaches_nothing
+            a_mapping_is_read_and_written_as_its_direction_allows
+            a_strict_unmap_ends_access_and_without_its_invalidation_it_does_not
+            a_lazy_unmap_ends_access_with_its_flush
+            large_pages_are_walked_to_their_ends
+            a_list_is_one_piece_for_the_device
+            devices_of_two_domains_do_not_reach_each_others_memory
+            a_device_moves_between_domains_and_leaves_nothing_behind
+            a_number_that_is_used_again_brings_nothing_back
+            a_trusted_device_passes_through
+            addresses_stay_within_what_a_device_can_say
+            the_invalidation_queue_wraps_and_many_cpus_share_it
+            thousands_of_mappings_land_where_they_should
+            a_unit_that_was_left_on_is_taken_over_and_shut_down
+        }
     }
 }
 
@@ -279,6 +306,9 @@ on! {
 }
 
 own! {
+    vtd {
+        a_mode_is_asked_for_or_found
+    }
     smmuv3 {
         both_stages_at_once
         a_refused_command_is_reported_and_the_queue_goes_on
