@@ -11,8 +11,8 @@ use crate::host::UnitError;
 pub enum Mode {
     /// Context entries lead to tables of the second stage. All units have it that walk such tables.
     Legacy,
-    /// Context entries lead to PASID tables, and these to tables of either stage. A device that is attached takes two frames
-    /// more.
+    /// Context entries lead to PASID tables, and these to tables of either stage. A device that is
+    /// attached takes two frames more.
     Scalable,
 }
 
@@ -39,13 +39,14 @@ impl Capabilities {
         self.has(ecap::PT)
     }
 
-    /// Whether entries that are absent are cached, so that each map must be followed by an invalidation.
+    /// Whether entries that are absent are cached, so that each map must be followed by an
+    /// invalidation.
     pub const fn caches_absent(&self) -> bool {
         self.cap & cap::CM != 0
     }
 
-    /// Whether the unit knows of devices that cache translations. (This driver lets no device do so: what it attaches is refused
-    /// translations of its own.)
+    /// Whether the unit knows of devices that cache translations. (This driver lets no device do
+    /// so: what it attaches is refused translations of its own.)
     pub const fn has_device_tlbs(&self) -> bool {
         self.has(ecap::DT)
     }
@@ -64,7 +65,8 @@ impl Capabilities {
         self.ecap & bit != 0
     }
 
-    /// Whether descriptors are of 256 bits. In scalable mode they must be; in legacy mode such a unit takes either width.
+    /// Whether descriptors are of 256 bits. In scalable mode they must be; in legacy mode such a
+    /// unit takes either width.
     pub(super) const fn has_wide_descriptors(&self) -> bool {
         self.has(ecap::SMTS)
     }
@@ -73,7 +75,8 @@ impl Capabilities {
         Iova::new(u64::MAX >> (64 - cap::mgaw(self.cap).min(64)))
     }
 
-    /// Number 0 is kept, as a unit that caches what is absent uses it for that; and the highest, for devices without translation.
+    /// Number 0 is kept, as a unit that caches what is absent uses it for that; and the highest,
+    /// for devices without translation.
     pub(super) fn domains(&self) -> (DomainId, DomainId) {
         let last = (1_u32 << cap::domain_bits(self.cap).min(16)) - 2;
         (DomainId(1), DomainId(last as u16))
@@ -89,7 +92,8 @@ impl Capabilities {
         cap::sagaw(self.cap) >> aw & 1 != 0
     }
 
-    /// Four levels where it walks them, else three, else five; large pages and snooping as it has them.
+    /// Four levels where it walks them, else three, else five; large pages and snooping as it has
+    /// them.
     pub(super) fn second_stage(&self, mode: Mode) -> Result<VtdSecondStage, UnitError> {
         if mode == Mode::Scalable && !self.has(ecap::SSTS) {
             return Err(self.lacks("page tables of the second stage in scalable mode"));
@@ -125,7 +129,8 @@ impl Capabilities {
         format.fspm() == 0 || self.cap & cap::FS5LP != 0
     }
 
-    /// Whether the driver can drive it in `mode`, with frames that are coherent by themselves, or are cleaned.
+    /// Whether the driver can drive it in `mode`, with frames that are coherent by themselves, or
+    /// are cleaned.
     ///
     /// # Errors
     /// [`UnitError::Lacks`].
@@ -137,9 +142,9 @@ impl Capabilities {
         match mode {
             Mode::Legacy => self.second_stage(mode).map(|_| ()),
             Mode::Scalable if !self.has_scalable_mode() => Err(self.lacks("scalable mode")),
-            Mode::Scalable if coherent && !self.has(ecap::SMPWC) => Err(self.lacks(
-                "a walker that is coherent in scalable mode, and Frames::COHERENT says that stores need no cleaning",
-            )),
+            Mode::Scalable if coherent && !self.has(ecap::SMPWC) => {
+                Err(self.lacks("a walker that is coherent in scalable mode, which Frames::COHERENT needs"))
+            }
             Mode::Scalable => match self.second_stage(mode) {
                 Err(error) if !self.has_first_stage() => Err(error),
                 _ => Ok(()),
@@ -147,8 +152,9 @@ impl Capabilities {
         }
     }
 
-    /// The mode for a unit that nobody has asked one for; `on` is the one that it translates in now. That one, so that it never
-    /// stops translating; else scalable mode with its second stage, legacy mode, scalable mode without.
+    /// The mode for a unit that nobody has asked one for; `on` is the one that it translates in
+    /// now. That one, so that it never stops translating; else scalable mode with its second stage,
+    /// legacy mode, scalable mode without.
     ///
     /// # Errors
     /// [`UnitError::Lacks`]: none is possible.

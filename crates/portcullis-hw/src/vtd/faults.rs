@@ -27,8 +27,9 @@ pub(super) fn decode(low: u64, high: u64) -> Fault {
 }
 
 /// Source: section 7.1.3 "Fault Conditions and Remapping Hardware Behavior for Various Requests", tables of fault reasons: up to
-/// 0x0d legacy mode, from 0x30 on scalable mode, by the structure: root 0x3*n*, context 0x4*n*, PASID directory 0x50 to 0x52, PASID table
-/// 0x58 to 0x5d, first stage 0x7*n* (0x74 to 0x77 of a nested one, and 0x90), second stage from 0x78 on, the address 0x8*n*.
+/// 0x0d legacy mode, from 0x30 on scalable mode, by the structure: root 0x3*n*, context 0x4*n*,
+/// PASID directory 0x50 to 0x52, PASID table 0x58 to 0x5d, first stage 0x7*n* (0x74 to 0x77 of a
+/// nested one, and 0x90), second stage from 0x78 on, the address 0x8*n*.
 const fn reason(code: u8) -> Reason {
     match code {
         0x01 | 0x02 | 0x0d | 0x39 | 0x41 | 0x51 | 0x59 => Reason::NotAttached,
@@ -40,7 +41,8 @@ const fn reason(code: u8) -> Reason {
         0x75..=0x77 | 0x81 | 0x82 | 0x85 | 0x86 => Reason::Permission,
         0x0c | 0x72 | 0x7a | 0x7b | 0x7c => Reason::BadEntry,
         0x07..=0x09 | 0x30 | 0x38 | 0x40 | 0x50 | 0x58 | 0x70 | 0x73 | 0x78 => Reason::Unreadable,
-        // Among others an address of interrupts (0x0e, 0x87), and accessed bits that are clear and cannot be set (0x90).
+        // Among others an address of interrupts (0x0e, 0x87), and accessed bits that are clear and
+        // cannot be set (0x90).
         _ => Reason::Other,
     }
 }

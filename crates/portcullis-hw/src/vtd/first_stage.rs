@@ -13,11 +13,12 @@ use crate::fault::Fault;
 use crate::host::{Host, UnitError};
 use crate::iommu::{Attachment, Iommu};
 
-/// The same unit for domains with tables of the first stage: devices are attached to these by it, and it is the
-/// [`InvalidationQueue`] of these. Domains of both stages may be there at once, each with a number of its own.
+/// The same unit for domains with tables of the first stage: devices are attached to these by it,
+/// and it is the [`InvalidationQueue`] of these. Domains of both stages may be there at once, each
+/// with a number of its own.
 ///
-/// Requests without PASID are translated, as a user's: what is mapped as privileged is refused them. What may be written may be
-/// read. Addresses are the lower half of the canonical ones.
+/// Requests without PASID are translated, as a user's: what is mapped as privileged is refused
+/// them. What may be written may be read. Addresses are the lower half of the canonical ones.
 #[derive(Debug)]
 pub struct FirstStage<H: Host>(Arc<Unit<H>>);
 
@@ -29,11 +30,6 @@ impl<H: Host> FirstStage<H> {
     pub fn of(unit: Arc<Unit<H>>) -> Result<Self, UnitError> {
         unit.capabilities().first_stage(unit.mode())?;
         Ok(Self(unit))
-    }
-
-    /// The unit.
-    pub fn unit(&self) -> &Arc<Unit<H>> {
-        &self.0
     }
 }
 
@@ -81,8 +77,9 @@ impl<H: Host> Iommu<X86FirstStage> for FirstStage<H> {
     }
 }
 
-// SAFETY: as the unit's. What it has cached of the first stage under a domain's number it forgets by the descriptors of that stage
-// (section 6.5.2.4), and `attach` leads only to PASID 0, which they name.
+// SAFETY: as the unit's. What it has cached of the first stage under a domain's number it forgets
+// by descriptors of that stage (section 6.5.2.4), which wait for accesses unasked, and `attach`
+// leads only to PASID 0, which they name.
 unsafe impl<H: Host> InvalidationQueue for FirstStage<H> {
     fn invalidate(&self, domain: DomainId, invalidation: Invalidation) -> Result<(), InvalidationError> {
         self.submit(&[Request { domain, invalidation }])

@@ -102,7 +102,8 @@ pub mod cap {
     /// An invalidation can wait for writes, for reads.
     pub const DWD: u64 = 1 << 54;
     pub const DRD: u64 = 1 << 55;
-    /// First stage: pages of 1 GiB (those of 2 MiB are always there), tables of 5 levels (4 always are).
+    /// First stage: pages of 1 GiB (those of 2 MiB are always there), tables of 5 levels (4 always
+    /// are).
     pub const FS1GP: u64 = 1 << 56;
     pub const FS5LP: u64 = 1 << 60;
 }
@@ -139,7 +140,8 @@ pub const fn queue_tail(index: u32, shift: u32) -> u64 {
     (index as u64) << shift
 }
 
-/// Descriptors of the invalidation queue (section 6.5.2): the lower 128 bits. Where they have 256, the others are zero.
+/// Descriptors of the invalidation queue (section 6.5.2): the lower 128 bits. Where they have 256,
+/// the others are zero.
 pub mod descriptor {
     /// The context cache: all of it.
     pub const CONTEXT_ALL: [u64; 2] = [1 | 1 << 4, 0];
@@ -158,7 +160,8 @@ pub mod descriptor {
     pub const fn iotlb_pages(drain: u64, domain: u16, address: u64, order: u32, leaf_only: bool) -> [u64; 2] {
         [2 | 3 << 4 | drain | (domain as u64) << 16, address | (leaf_only as u64) << 6 | order as u64]
     }
-    /// What the first stage has cached for requests without PASID, and such pages. They wait for accesses under way unasked.
+    /// What the first stage has cached for requests without PASID, and such pages. They wait for
+    /// accesses under way unasked.
     pub const fn first_stage_all(domain: u16) -> [u64; 2] {
         [6 | 2 << 4 | (domain as u64) << 16 | (super::RID_PASID as u64) << 32, 0]
     }
@@ -205,17 +208,19 @@ pub mod entry {
     }
 }
 
-/// The PASID that requests without one are taken to have. A unit without RPS (ECAP) takes it to be 0.
+/// The PASID that requests without one are taken to have. A unit without RPS (ECAP) takes it to be
+/// 0.
 pub const RID_PASID: u32 = 0;
 
-/// Context entries of scalable mode (section 9.4): 128 of four words in a frame, of which a root entry (section 9.2) names two,
-/// each in a word like that of legacy mode. The last two words are reserved.
+/// Context entries of scalable mode (section 9.4): 128 of four words in a frame, of which a root
+/// entry (section 9.2) names two, each in a word like that of legacy mode. The last two words are
+/// reserved.
 pub mod scalable {
     /// How many devices a frame has entries for, as a binary logarithm, and words of an entry.
     pub const DEVICES_SHIFT: u32 = 7;
     pub const WORDS: usize = 4;
-    /// The first word: a PASID directory of 128 entries (PDTS is 0), no PASIDs of the device's own (PASIDE is 0), no
-    /// translations that it caches (DTE is 0), no page requests (PRE is 0).
+    /// The first word: a PASID directory of 128 entries (PDTS is 0), no PASIDs of the device's own
+    /// (PASIDE is 0), no translations that it caches (DTE is 0), no page requests (PRE is 0).
     pub const fn context(directory: u64) -> u64 {
         directory
     }
@@ -223,12 +228,14 @@ pub mod scalable {
     pub const RID: u64 = super::RID_PASID as u64;
 }
 
-/// PASID tables (sections 9.5 and 9.6): a directory of words, each of which names a table of 64 entries of eight words. The first
-/// entry of the first table is [`RID_PASID`]'s. The last five words are reserved here, where nothing is nested.
+/// PASID tables (sections 9.5 and 9.6): a directory of words, each of which names a table of 64
+/// entries of eight words. The first entry of the first table is [`RID_PASID`]'s. The last five
+/// words are reserved here, where nothing is nested.
 pub mod pasid {
     /// Words of an entry that are not reserved.
     pub const WORDS: usize = 3;
-    /// The first word: translation types, by PGTT; the address width of the second stage; the address of its root.
+    /// The first word: translation types, by PGTT; the address width of the second stage; the
+    /// address of its root.
     pub const PGTT: u64 = 7 << 6;
     pub const FIRST_STAGE: u64 = 1 << 6;
     pub const SECOND_STAGE: u64 = 2 << 6;
@@ -244,8 +251,8 @@ pub mod pasid {
         second as u16
     }
     pub const WALKS_SNOOP: u64 = 1 << 23;
-    /// The third word: the levels and the address of the first stage's root, and (NXE) that bit 63 of its entries forbids
-    /// execution. Privileged requests are refused (SRE is 0).
+    /// The third word: the levels and the address of the first stage's root, and (NXE) that bit 63
+    /// of its entries forbids execution. Privileged requests are refused (SRE is 0).
     pub const fn first_stage(root: u64, fspm: u32) -> u64 {
         root | (fspm as u64) << 2 | 1 << 5
     }

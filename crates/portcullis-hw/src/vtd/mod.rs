@@ -4,10 +4,11 @@
 //! attached. The unit is the [`InvalidationQueue`](portcullis::invalidation::InvalidationQueue) of all its domains: give each
 //! an `Arc` of it, or of a [`SharedQueue`](portcullis::invalidation::SharedQueue) around one, so that CPUs share waits.
 //!
-//! The unit walks tables of the second stage, in legacy mode or in scalable mode ([`Mode`]). In scalable mode it may have the first
-//! stage, too, whose tables are those of x86-64: [`FirstStage`] is the unit for domains that have these. Each device is led to tables
-//! of one stage, by its requests without PASID; those with one are refused, and so is what devices would cache for themselves.
-//! Interrupt remapping is left as it is.
+//! The unit walks tables of the second stage, in legacy mode or in scalable mode ([`Mode`]). In
+//! scalable mode it may have the first stage, too, whose tables are those of x86-64: [`FirstStage`]
+//! is the unit for domains that have these. Each device is led to tables of one stage, by its
+//! requests without PASID; those with one are refused, and so is what devices would cache for
+//! themselves. Interrupt remapping is left as it is.
 
 mod capabilities;
 mod faults;

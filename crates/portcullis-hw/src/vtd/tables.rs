@@ -1,4 +1,5 @@
-//! The tables that lead from devices to page tables: a root table, context tables, and in scalable mode PASID tables.
+//! The tables that lead from devices to page tables: a root table, context tables, and in scalable
+//! mode PASID tables.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
@@ -34,8 +35,9 @@ pub(super) struct Cached {
 }
 
 impl Cached {
-    /// What has the unit forget that `source` was led anywhere: first the entries, as what they lead to could be cached anew else.
-    /// (Section 6.5.3.3 "Guidance to Software for Invalidations".)
+    /// What has the unit forget that `source` was led anywhere: first the entries, as what they
+    /// lead to could be cached anew else. (Section 6.5.3.3 "Guidance to Software for
+    /// Invalidations".)
     pub fn commands(&self, source: u16, drain: u64) -> [Command; 3] {
         match self.mode {
             Mode::Legacy => {
@@ -49,7 +51,8 @@ impl Cached {
         }
     }
 
-    /// What has a unit that caches what is absent forget that `source` was: that is cached as domain 0's.
+    /// What has a unit that caches what is absent forget that `source` was: that is cached as
+    /// domain 0's.
     pub fn commands_of_absent(&self, source: u16, drain: u64) -> [Command; 3] {
         let pasids = match self.mode {
             Mode::Legacy => descriptor::NOTHING,
@@ -91,7 +94,8 @@ struct Pasids {
 
 /// Where in the tables a device's context entry is.
 struct Place {
-    /// The context table's number, the word of the root table that names it, and the entry's first word in it.
+    /// The context table's number, the word of the root table that names it, and the entry's first
+    /// word in it.
     table: usize,
     root: usize,
     index: usize,
@@ -138,7 +142,8 @@ impl Tables {
     /// Leads a device to `lead`, which is cached as `domain`'s. Makes the tables that are missing.
     ///
     /// # Errors
-    /// [`UnitError::NoSuchTables`], [`UnitError::Attached`], [`UnitError::OutOfMemory`]: the device is led where it was.
+    /// [`UnitError::NoSuchTables`], [`UnitError::Attached`], [`UnitError::OutOfMemory`]: the device
+    /// is led where it was.
     pub fn attach<F: Frames>(
         &mut self,
         frames: &F,
@@ -151,7 +156,8 @@ impl Tables {
             return Err(attached);
         }
         let place = self.place(source);
-        let slot = self.contexts.get_mut(place.table).ok_or(UnitError::OutOfMemory)?;
+        let nowhere = UnitError::NoSuchDevice { device: u32::from(source), last: u32::from(u16::MAX) };
+        let slot = self.contexts.get_mut(place.table).ok_or(nowhere)?;
         let context = match slot {
             Some(context) => context,
             None => {
@@ -218,7 +224,8 @@ impl Tables {
         }
     }
 
-    /// What may be cached of a device that is attached, or was and is not forgotten: its entry's second word says so.
+    /// What may be cached of a device that is attached, or was and is not forgotten: its entry's
+    /// second word says so.
     fn attached<F: Frames>(&self, frames: &F, source: u16) -> Option<Cached> {
         let place = self.place(source);
         let (mode, domain, by_pasid) = match self.mode {

@@ -1,4 +1,5 @@
-//! Units that QEMU's is not, by their capabilities; and the very words of scalable mode's structures.
+//! Units that QEMU's is not, by their capabilities; and the very words of scalable mode's
+//! structures.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;

@@ -43,22 +43,23 @@ impl<H: Host> Unit<H> {
     /// one of its own. Devices reach what they have reached before, until [`enable`](Iommu::enable); attach before that what
     /// must not be interrupted (firmware's reserved regions, a display).
     ///
-    /// A unit that translates already stays in its [mode](Mode). Else it is scalable mode where that has the second stage; legacy
-    /// mode; scalable mode without.
+    /// A unit that translates already stays in its [mode](Mode). Else it is scalable mode where
+    /// that has the second stage; legacy mode; scalable mode without.
     ///
-    /// Allocates three frames, or four. Waits for the unit, up to four times the host's patience. Faults that were recorded before
-    /// are dropped.
+    /// Allocates three frames, or four. Waits for the unit, up to four times the host's patience.
+    /// Faults that were recorded before are dropped.
     ///
     /// # Errors
     /// [`UnitError::NotThere`]; [`UnitError::Lacks`] where there is no queued invalidation (all units since 2009 have it), none that
-    /// waits for accesses under way, a walker that is not coherent and frames that are not [cleaned](Frames::clean), or no mode that
-    /// this driver knows; [`UnitError::OutOfMemory`]; [`UnitError::TimedOut`].
+    /// waits for accesses under way, a walker that is not coherent and frames that are not
+    /// [cleaned](Frames::clean), or no mode that this driver knows; [`UnitError::OutOfMemory`];
+    /// [`UnitError::TimedOut`].
     pub fn start(host: H) -> Result<Self, UnitError> {
         Self::start_with(host, None)
     }
 
-    /// The same in this mode. Where the unit translates already in another, [`enable`](Iommu::enable) turns it off for a moment, in
-    /// which devices reach all memory.
+    /// The same in this mode. Where the unit translates already in another,
+    /// [`enable`](Iommu::enable) turns it off for a moment, in which devices reach all memory.
     ///
     /// # Errors
     /// Those of [`start`](Self::start); [`UnitError::Lacks`] where the unit has no such mode.

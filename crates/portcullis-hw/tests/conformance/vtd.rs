@@ -1,7 +1,9 @@
 //! QEMU's VT-d, and the software IOMMU with the same registers. QEMU's caches translations and contexts, has one fault record, and drops repeats while that is full.
 //!
-//! In scalable mode QEMU 10.0 has either stage, and says of a request without PASID that it had PASID 0. It takes the width of the
-//! first stage's addresses from the second stage's AW, which the manual has ignored there.
+//! In scalable mode QEMU 10.0 has either stage, and says of a request without PASID that it had
+//! PASID 0. It takes the width of the first stage's addresses from the second stage's AW, which the
+//! manual has ignored there.
+#![allow(dead_code, reason = "a program that runs a driver behind it uses a part")]
 
 use std::sync::Arc;
 
@@ -174,8 +176,8 @@ fn brings(device: &Edu, ram: &Ram, page: PhysAddr, bytes: [u8; 8]) -> bool {
     ram.read::<8>(PhysAddr::new(page.get() + 64)) == bytes
 }
 
-/// One device has tables of the first stage, another of the second, with the same address in both. An invalidation of the one's
-/// domain leaves the other's alone, and each ends access.
+/// One device has tables of the first stage, another of the second, with the same address in both.
+/// An invalidation of the one's domain leaves the other's alone, and each ends access.
 pub fn both_stages_at_once() {
     let case = || -> Result<()> {
         let machine = software("software, scalable mode")?;
@@ -221,8 +223,8 @@ pub fn both_stages_at_once() {
     case().unwrap_or_else(|error| panic!("{error}"));
 }
 
-/// QEMU's unit with scalable mode: in legacy mode where that is asked for, in the mode that it is in where nothing is, and in
-/// scalable mode again. No first stage where there is none.
+/// QEMU's unit with scalable mode: in legacy mode where that is asked for, in the mode that it is
+/// in where nothing is, and in scalable mode again. No first stage where there is none.
 pub fn a_mode_is_asked_for_or_found() {
     let case = || -> Result<()> {
         let edu = |slot: u32| format!("edu,addr={slot:02x}.0,dma_mask=0xffffffffffffffff");

@@ -1,6 +1,7 @@
-//! The software IOMMU behind the registers of a VT-d unit: root, context and PASID tables, which it caches until it is told not to,
-//! queued invalidation, one fault record. So the driver that runs against QEMU runs here, on every machine. In scalable mode it has
-//! what QEMU has not: a PASID cache, and both stages at once.
+//! The software IOMMU behind the registers of a VT-d unit: root, context and PASID tables, which it
+//! caches until it is told not to, queued invalidation, one fault record. So the driver that runs
+//! against QEMU runs here, on every machine. In scalable mode it has what QEMU has not: a PASID
+//! cache, and both stages at once.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -33,7 +34,8 @@ const CAPABILITIES: u64 = 6 | 1 << 10 | 47 << 16 | 0x22 << 24 | 3 << 34 | 1 << 3
 /// Coherent; queued invalidation; pass-through.
 const EXTENDED: u64 = 1 | 1 << 1 | 1 << 6;
 const CACHES_ABSENT: u64 = 1 << 7;
-/// Scalable mode; in it, the second stage, the first stage, and a coherent walker. Pages of 1 GiB in the first stage.
+/// Scalable mode; in it, the second stage, the first stage, and a coherent walker. Pages of 1 GiB
+/// in the first stage.
 const SCALABLE: u64 = 1 << 43 | 1 << 46 | 1 << 47 | 1 << 48;
 const FIRST_STAGE_GIB: u64 = 1 << 56;
 
@@ -65,7 +67,8 @@ struct State {
     head: u64,
     /// Context entries that are cached, by the device: their first words.
     contexts: BTreeMap<u16, u64>,
-    /// What the entries of PASID 0 say that are cached, by the device, and their domains. (In legacy mode what contexts say.)
+    /// What the entries of PASID 0 say that are cached, by the device, and their domains. (In
+    /// legacy mode what contexts say.)
     pasids: BTreeMap<u16, (Context, u16)>,
     /// Domains of which something may be cached, and whether their tables are of the first stage.
     domains: BTreeMap<u16, bool>,
