@@ -24,6 +24,9 @@ struct State {
     ecap: u64,
     status: u32,
     root: u64,
+    /// The root that it walks from, and how often translation was turned off.
+    taken: u64,
+    stops: u32,
     queue: u64,
     /// Bytes of the queue that are consumed.
     head: u64,
@@ -87,7 +90,16 @@ impl fake::Unit for FakeUnit {
     fn write(&self, offset: usize, _: u32, value: u64) {
         let mut state = self.state.lock();
         match offset {
-            reg::GCMD => state.status = value as u32 | state.status & global::SRTP,
+            reg::GCMD => {
+                let (was_on, command) = (state.status & global::TE != 0, value as u32);
+                if command & global::SRTP != 0 {
+                    let same = (state.taken ^ state.root) & RTADDR_MODE == 0;
+                    assert!(same || !was_on, "the mode changes under a unit that walks");
+                    state.taken = state.root;
+                }
+                state.stops += u32::from(was_on && command & global::TE == 0);
+                state.status = command | state.status & global::SRTP;
+            }
             reg::RTADDR => state.root = value,
             reg::IQA => (state.queue, state.head) = (value, 0),
             reg::IQT => self.run(&mut state, value),
@@ -265,21 +277,28 @@ fn the_mode_is_what_the_unit_has() {
 
 #[test]
 fn a_unit_that_translates_stays_in_its_mode_unless_another_is_asked_for() {
-    for (left, mode) in [(0, Mode::Legacy), (1 << 10, Mode::Scalable)] {
+    for left in [Mode::Legacy, Mode::Scalable] {
         for on in [false, true] {
             let taken = |asked| {
                 let (host, _) = host::<true>(CAP, BOTH);
                 let mut state = host.host.unit().state.lock();
-                (state.root, state.status) = (0x5000 | left, if on { global::TE } else { 0 });
+                state.root = 0x5000 | if left == Mode::Scalable { 1 << 10 } else { 0 };
+                (state.taken, state.status) = (state.root, if on { global::TE } else { 0 });
                 drop(state);
-                match asked {
+                let unit = match asked {
                     Some(mode) => Unit::start_in(host, mode),
                     None => Unit::start(host),
-                }
+                };
+                let unit = unit.unwrap();
+                unit.enable().unwrap();
+                let stops = fake(&unit).state.lock().stops;
+                (unit.mode(), stops)
             };
-            assert_eq!(taken(None).unwrap().mode(), if on { mode } else { Mode::Scalable });
-            assert_eq!(taken(Some(Mode::Legacy)).unwrap().mode(), Mode::Legacy);
-            assert_eq!(taken(Some(Mode::Scalable)).unwrap().mode(), Mode::Scalable);
+            assert_eq!(taken(None), (if on { left } else { Mode::Scalable }, 0));
+            for mode in [Mode::Legacy, Mode::Scalable] {
+                // It is turned off for a moment where the mode changes.
+                assert_eq!(taken(Some(mode)), (mode, u32::from(on && mode != left)));
+            }
         }
     }
 }
