@@ -10,7 +10,7 @@ use portcullis::invalidation::{Invalidation, InvalidationError, InvalidationQueu
 use portcullis::pgtable::{VtdSecondStage, X86FirstStage};
 use portcullis::platform::{Frames, Table};
 
-use super::layout::{IQA_WIDE, RTADDR_MODE, cap, descriptor, ecap, entry, global, reg};
+use super::layout::{IQA_WIDE, RTADDR_MODE, cap, descriptor, ecap, entry, fsts, global, reg};
 use super::{FirstStage, Mode, Unit};
 use crate::fake;
 use crate::fake::{FakeHost, Faked, Memory};
@@ -32,6 +32,10 @@ struct State {
     head: u64,
     /// It confirms nothing.
     deaf: bool,
+    /// The type of descriptor that it does not know, and whether it has stopped at one.
+    unknown: Option<u64>,
+    stopped: bool,
+    tail: u64,
     /// The descriptors that it has carried out, but for waits.
     done: Vec<[u64; 2]>,
 }
@@ -57,11 +61,15 @@ impl FakeUnit {
         core::array::from_fn(|index| self.word(at + index as u64 * 8))
     }
 
-    fn run(&self, state: &mut State, tail: u64) {
+    fn run(&self, state: &mut State) {
         let size = if state.queue & IQA_WIDE == IQA_WIDE { 32 } else { 16 };
-        while !state.deaf && state.head != tail {
+        while !state.deaf && !state.stopped && state.head != state.tail {
             let at = (state.queue & entry::ADDRESS) + state.head;
             match self.words(at) {
+                [low, _] if state.unknown == Some(low & 0xf) => {
+                    state.stopped = true;
+                    return;
+                }
                 [low, address] if low & 0xf == 5 => {
                     self.memory.word(address).store(low >> 32, Ordering::Release);
                 }
@@ -83,6 +91,8 @@ impl fake::Unit for FakeUnit {
             reg::GSTS => state.status.into(),
             reg::RTADDR => state.root,
             reg::IQH => state.head,
+            reg::FSTS if state.stopped => fsts::IQE.into(),
+            reg::IQERCD => 3,
             _ => 0,
         }
     }
@@ -102,7 +112,11 @@ impl fake::Unit for FakeUnit {
             }
             reg::RTADDR => state.root = value,
             reg::IQA => (state.queue, state.head) = (value, 0),
-            reg::IQT => self.run(&mut state, value),
+            reg::IQT => {
+                state.tail = value;
+                self.run(&mut state);
+            }
+            reg::FSTS if value & u64::from(fsts::IQE) != 0 => state.stopped = false,
             _ => {}
         }
     }
@@ -425,10 +439,13 @@ fn what_caches_what_is_absent_is_told_of_an_attachment() {
 fn a_detachment_that_is_not_confirmed_is_tried_again() {
     let (unit, _) = scalable(CAP);
     assert_eq!(attach(&*unit, 0x28, second(7)), Ok(()));
+    let directory = entries(&unit, 0x28).0[0] & entry::ADDRESS;
+    let pasid = || fake(&unit).word(fake(&unit).word(directory) & entry::ADDRESS);
+    assert_eq!(pasid() & 1, 1);
     fake(&unit).state.lock().deaf = true;
     let timed_out = unit.detach(DeviceId(0x28));
     assert!(matches!(timed_out, Err(UnitError::Unconfirmed(InvalidationError::TimedOut { .. }))));
-    assert_eq!(entries(&unit, 0x28).0[0], 0, "it is led nowhere");
+    assert_eq!((entries(&unit, 0x28).0[0], pasid() & 1), (0, 0), "it is led nowhere");
     assert_eq!(attach(&*unit, 0x28, second(8)), Err(UnitError::Attached { device: 0x28 }));
     fake(&unit).state.lock().deaf = false;
     assert_eq!(unit.detach(DeviceId(0x28)), Ok(()));
@@ -439,6 +456,25 @@ fn a_detachment_that_is_not_confirmed_is_tried_again() {
     );
     assert_eq!(attach(&*unit, 0x28, second(8)), Ok(()));
     assert_eq!(entries(&unit, 0x28).1[1], 8 | 1 << 23);
+}
+
+#[test]
+fn what_the_unit_does_not_know_is_taken_out_of_a_queue_of_either_width() {
+    for extended in [QUEUED | ecap::C | ecap::DT, BOTH | ecap::DT] {
+        let (host, _) = host::<true>(CAP, extended);
+        let unit = Unit::start(host).unwrap();
+        // Descriptors of devices' own TLBs.
+        fake(&unit).state.lock().unknown = Some(3);
+        let tlb = Invalidation::DeviceTlb { device: DeviceId(0x28), range: None };
+        let domain = descriptor::iotlb_domain(3 << 6, 7);
+        for _ in 0..200 {
+            assert_eq!(unit.invalidate(DomainId(7), Invalidation::Domain), Ok(()));
+            let rejected = unit.invalidate(DomainId(7), tlb);
+            assert_eq!(rejected, Err(InvalidationError::Rejected { code: 3 }));
+            assert_eq!(unit.invalidate(DomainId(7), Invalidation::Domain), Ok(()));
+            assert_eq!(fake(&unit).done(), [domain, descriptor::NOTHING, domain]);
+        }
+    }
 }
 
 #[test]
