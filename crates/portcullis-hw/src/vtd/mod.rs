@@ -14,10 +14,10 @@ mod capabilities;
 mod faults;
 mod first_stage;
 mod layout;
+#[cfg(all(test, not(loom)))]
+mod mode_tests;
 mod queue;
 mod tables;
-#[cfg(all(test, not(loom)))]
-mod tests;
 mod unit;
 
 pub use capabilities::{Capabilities, Mode};

@@ -5,6 +5,7 @@ use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::collections::btree_map::Entry;
 
+use arrayvec::ArrayVec;
 use portcullis::addr::PhysAddr;
 use portcullis::platform::Frames;
 
@@ -35,30 +36,26 @@ pub(super) struct Cached {
 }
 
 impl Cached {
-    /// What has the unit forget that `source` was led anywhere: first the entries, as what they
-    /// lead to could be cached anew else. (Section 6.5.3.3 "Guidance to Software for
-    /// Invalidations".)
-    pub fn commands(&self, source: u16, drain: u64) -> [Command; 3] {
+    /// What has the unit forget that `source` was led anywhere. (Section 6.5.3.3 "Guidance to
+    /// Software for Invalidations".)
+    pub fn commands(&self, source: u16, drain: u64) -> Forgetting {
         match self.mode {
             Mode::Legacy => {
-                [descriptor::context_of(self.domain, source), descriptor::NOTHING, self.translations(drain)]
+                forgetting(descriptor::context_of(self.domain, source), None, self.translations(drain))
             }
             // A context names no domain.
             Mode::Scalable => {
-                let pasids = descriptor::pasids_of(self.domain);
-                [descriptor::context_of(0, source), pasids, self.translations(drain)]
+                let pasids = Some(descriptor::pasids_of(self.domain));
+                forgetting(descriptor::context_of(0, source), pasids, self.translations(drain))
             }
         }
     }
 
     /// What has a unit that caches what is absent forget that `source` was: that is cached as
     /// domain 0's.
-    pub fn commands_of_absent(&self, source: u16, drain: u64) -> [Command; 3] {
-        let pasids = match self.mode {
-            Mode::Legacy => descriptor::NOTHING,
-            Mode::Scalable => descriptor::PASIDS_ALL,
-        };
-        [descriptor::context_of(0, source), pasids, self.translations(drain)]
+    pub fn commands_of_absent(&self, source: u16, drain: u64) -> Forgetting {
+        let contexts = descriptor::context_of(0, source);
+        forgetting(contexts, all_pasids(self.mode), self.translations(drain))
     }
 
     fn translations(&self, drain: u64) -> Command {
@@ -68,6 +65,26 @@ impl Cached {
             descriptor::iotlb_domain(drain, self.domain)
         }
     }
+}
+
+/// What has a unit forget entries, and what it has cached of what they lead to.
+pub(super) type Forgetting = ArrayVec<Command, 3>;
+
+/// First the entries, each kind before what it leads to, which could be cached anew else.
+fn forgetting(contexts: Command, pasids: Option<Command>, translations: Command) -> Forgetting {
+    [Some(contexts), pasids, Some(translations)].into_iter().flatten().collect()
+}
+
+fn all_pasids(mode: Mode) -> Option<Command> {
+    match mode {
+        Mode::Legacy => None,
+        Mode::Scalable => Some(descriptor::PASIDS_ALL),
+    }
+}
+
+/// What has a unit forget everything.
+pub(super) fn everything(mode: Mode, drain: u64) -> Forgetting {
+    forgetting(descriptor::CONTEXT_ALL, all_pasids(mode), descriptor::iotlb_all(drain))
 }
 
 /// The root table, and what it leads to.

@@ -12,7 +12,7 @@ use super::layout::{
     descriptor, ecap, entry, fsts, global, record, reg,
 };
 use super::queue::{Bell, Stage, describe};
-use super::tables::{Lead, Tables};
+use super::tables::{Lead, Tables, everything};
 use crate::fault::Fault;
 use crate::host::{Host, Registers, UnitError, wait_until};
 use crate::iommu::{Attachment, Iommu};
@@ -270,11 +270,7 @@ impl<H: Host> Iommu<VtdSecondStage> for Unit<H> {
         registers.write64(reg::RTADDR, root);
         self.command(global::SRTP, true, "take its root table")?;
         // A unit with ESRTPS does this by itself, and once more does no harm.
-        let pasids = match self.mode {
-            Mode::Legacy => descriptor::NOTHING,
-            Mode::Scalable => descriptor::PASIDS_ALL,
-        };
-        self.confirm(&[descriptor::CONTEXT_ALL, pasids, descriptor::iotlb_all(self.drain)])?;
+        self.confirm(&everything(self.mode, self.drain))?;
         self.command(global::TE, true, "turn translation on")?;
         if self.capabilities.cap() & (cap::PLMR | cap::PHMR) != 0 {
             // Firmware's protected regions would keep devices from memory that is mapped for them.
