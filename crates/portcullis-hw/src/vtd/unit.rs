@@ -2,15 +2,15 @@
 
 use alloc::boxed::Box;
 
-use portcullis::addr::{DeviceId, DomainId, Iova, PageSize};
+use portcullis::addr::{DeviceId, DomainId, Iova, IovaRange, PageSize};
 use portcullis::invalidation::{Invalidation, InvalidationError, InvalidationQueue, Request};
 use portcullis::pgtable::{Format, VtdSecondStage};
 use portcullis::platform::Frames;
 
 use super::faults;
 use super::layout::{
-    FECTL_IM, IQA_ONE_FRAME, PMEN_EPM, PMEN_PRS, RTADDR_MODE, cap, descriptor, ecap, entry, fsts, global,
-    record, reg,
+    FECTL_IM, INTERRUPTS, IQA_ONE_FRAME, PMEN_EPM, PMEN_PRS, RTADDR_MODE, cap, descriptor, ecap, entry, fsts,
+    global, record, reg,
 };
 use super::queue::{Bell, describe};
 use crate::fault::Fault;
@@ -250,6 +250,10 @@ impl<H: Host> Iommu<VtdSecondStage> for Unit<H> {
 
     fn domains(&self) -> (DomainId, DomainId) {
         self.capabilities.domains()
+    }
+
+    fn reserved(&self) -> &'static [IovaRange] {
+        &INTERRUPTS
     }
 
     fn last_iova(&self) -> Iova {

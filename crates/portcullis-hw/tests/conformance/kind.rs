@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use portcullis::addr::{DeviceId, DomainId, IovaRange};
+use portcullis::addr::{DeviceId, DomainId};
 use portcullis::invalidation::{Costs, Invalidation, InvalidationError, InvalidationQueue, Request};
 use portcullis::mapper::{Mapper, TableMapper};
 use portcullis::pgtable::{Format, PageTable};
@@ -118,8 +118,6 @@ unsafe impl<U: InvalidationQueue> InvalidationQueue for Careless<U> {
 pub struct Tables<U> {
     pub unit: Arc<U>,
     neglect: Arc<AtomicBool>,
-    /// Addresses that mappers keep out of use.
-    reserved: Vec<IovaRange>,
 }
 
 /// The mapper of its domains.
@@ -127,12 +125,7 @@ pub type TablesMapper<U, X> = TableMapper<Ram, Careless<U>, X>;
 
 impl<U> Tables<U> {
     pub fn new(unit: U) -> Self {
-        Self { unit: Arc::new(unit), neglect: Arc::default(), reserved: Vec::new() }
-    }
-
-    /// Keeps these addresses out of use.
-    pub fn without(self, reserved: &[IovaRange]) -> Self {
-        Self { reserved: reserved.to_vec(), ..self }
+        Self { unit: Arc::new(unit), neglect: Arc::default() }
     }
 
     pub fn mapper<X: Format + Copy>(&self, ram: &Ram, domain: DomainId) -> Result<TablesMapper<U, X>>
@@ -141,7 +134,7 @@ impl<U> Tables<U> {
     {
         let table = PageTable::new(ram.clone(), self.unit.layout()?)?;
         let queue = Careless { unit: Arc::clone(&self.unit), neglect: Arc::clone(&self.neglect) };
-        Ok(TableMapper::new(table, queue, domain, self.reserved.clone()))
+        Ok(TableMapper::new(table, queue, domain, self.unit.reserved().to_vec()))
     }
 
     pub fn attach<X: Format + Copy>(
