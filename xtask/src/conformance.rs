@@ -22,7 +22,7 @@ const CASES: &str = include_str!("../../crates/portcullis-hw/tests/conformance/m
 
 /// Where the kernel is, and the IOMMUs that it knows, as QEMU's options make them.
 pub const KERNEL: &str = "tests/kernel";
-const KERNEL_UNITS: [&str; 1] = ["intel-iommu,intremap=off"];
+const KERNEL_UNITS: [&str; 2] = ["intel-iommu,intremap=off", "amd-iommu,pt=off,intremap=off"];
 
 /// The status with which a kernel ends that has found all to be well (QEMU's `isa-debug-exit`).
 const WELL: i32 = 33;
