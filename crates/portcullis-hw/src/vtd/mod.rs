@@ -9,6 +9,8 @@
 mod faults;
 mod layout;
 mod queue;
+#[cfg(all(test, not(loom)))]
+mod tests;
 mod unit;
 
 pub use unit::{Capabilities, Unit};
