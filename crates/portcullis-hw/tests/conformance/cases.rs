@@ -389,7 +389,15 @@ pub fn a_number_that_is_used_again_brings_nothing_back<K: Kind>() {
         rig.store(0, *b"in first", window, iova);
         rig.kind.detach(id(0))?;
 
-        let new = rig.space(1, Policy::Strict)?;
+        let (mut old, mut new) = (Some((old, card)), rig.space(1, Policy::Strict));
+        if let Err(error) = &new
+            && error.to_string().contains("is in use")
+        {
+            not_covered::<K>("two domains of one number", &error.to_string());
+            old = None;
+            new = rig.space(1, Policy::Strict);
+        }
+        let new = new?;
         let mut card = rig.attach(0, &new, DmaMask::BITS_64)?;
         let (window, other) = (card.window(rig)?, rig.memory(4096));
         rig.store(0, *b"nowhere.", window, iova);
@@ -405,6 +413,7 @@ pub fn a_number_that_is_used_again_brings_nothing_back<K: Kind>() {
         rig.ram().write(other.phys, b"it stays");
         rig.devices[0].store(0, iova, 8);
         assert_eq!(&rig.ram().read(other.phys), b"it stays", "the next driver's domain has the number");
+        drop(old);
         Ok(())
     });
 }
@@ -581,6 +590,9 @@ fn take_over<K: Kind>(unit: &str) -> Result<()> {
 }
 
 pub fn where_no_unit_is_there_is_an_error<K: Kind>() {
-    let machine = K::machine_without().expect("a machine");
-    assert!(K::start(&machine).is_err());
+    let Some(machine) = K::machine_without() else {
+        not_covered::<K>("a machine without a unit", "the software IOMMU is always there");
+        return;
+    };
+    assert!(K::start(&machine.expect("a machine")).is_err());
 }

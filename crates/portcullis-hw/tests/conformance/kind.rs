@@ -40,8 +40,8 @@ pub trait Kind: Sized + Sync {
     /// A machine of the configuration `unit`, with `devices`.
     fn machine(unit: &str, devices: &[&str]) -> Result<Machine>;
 
-    /// A machine without a unit.
-    fn machine_without() -> Result<Machine>;
+    /// A machine without a unit, if there is one.
+    fn machine_without() -> Option<Result<Machine>>;
 
     /// Starts the driver on the machine's unit, which is not enabled yet.
     fn start(machine: &Machine) -> Result<Self>;
