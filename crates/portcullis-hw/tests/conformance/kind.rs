@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use portcullis::addr::{DeviceId, DomainId};
+use portcullis::addr::{DeviceId, DomainId, IovaRange};
 use portcullis::invalidation::{Costs, Invalidation, InvalidationError, InvalidationQueue, Request};
 use portcullis::mapper::{Mapper, TableMapper};
 use portcullis::pgtable::{Format, PageTable};
@@ -37,6 +37,10 @@ pub trait Kind: Sized + Sync {
     /// Whether a driver that takes over leaves things as they are until it is enabled.
     const KEEPS_UNTIL_ENABLED: bool = true;
 
+    /// Whether the model caches what is absent where it says so; if not, why not.
+    const CACHES_ABSENT: std::result::Result<(), &str> =
+        Err("QEMU looks for it again, also where it says that it caches it");
+
     /// A machine of the configuration `unit`, with `devices`.
     fn machine(unit: &str, devices: &[&str]) -> Result<Machine>;
 
@@ -49,8 +53,17 @@ pub trait Kind: Sized + Sync {
     /// Enables it.
     fn enable(&self) -> Result<()>;
 
-    /// The translations of a domain that no device is attached to.
-    fn mapper(&self, ram: &Ram, domain: DomainId) -> Result<Self::Mapper>;
+    /// The translations of a domain that no device is attached to, with only the unit's addresses
+    /// reserved.
+    fn mapper(&self, ram: &Ram, domain: DomainId) -> Result<Self::Mapper> {
+        self.mapper_without(ram, domain, &[])
+    }
+
+    /// The same, and these addresses reserved.
+    fn mapper_without(&self, ram: &Ram, domain: DomainId, reserved: &[IovaRange]) -> Result<Self::Mapper>;
+
+    /// The addresses that the unit translates for no device, or that devices keep for themselves.
+    fn reserved(&self) -> Result<Vec<IovaRange>>;
 
     /// How much memory the mapper's tables take, where they are in memory.
     fn table_bytes(mapper: &Self::Mapper) -> Option<usize>;
@@ -69,6 +82,9 @@ pub trait Kind: Sized + Sync {
 
     /// From now on invalidations are confirmed and not made (`true`), or made again. Whether the IOMMU has any.
     fn neglect(&self, neglect: bool) -> bool;
+
+    /// Whether the unit says that it caches what is absent.
+    fn caches_absent(&self) -> bool;
 
     /// Submits invalidations that nothing asked for, where there are any.
     fn submit(&self, requests: &[Request]) -> Result<()>;
@@ -128,13 +144,19 @@ impl<U> Tables<U> {
         Self { unit: Arc::new(unit), neglect: Arc::default() }
     }
 
-    pub fn mapper<X: Format + Copy>(&self, ram: &Ram, domain: DomainId) -> Result<TablesMapper<U, X>>
+    pub fn mapper<X: Format + Copy>(
+        &self,
+        ram: &Ram,
+        domain: DomainId,
+        reserved: &[IovaRange],
+    ) -> Result<TablesMapper<U, X>>
     where
         U: Iommu<X>,
     {
         let table = PageTable::new(ram.clone(), self.unit.layout()?)?;
         let queue = Careless { unit: Arc::clone(&self.unit), neglect: Arc::clone(&self.neglect) };
-        Ok(TableMapper::new(table, queue, domain, self.unit.reserved().to_vec()))
+        let reserved = [self.unit.reserved(), reserved].concat();
+        Ok(TableMapper::new(table, queue, domain, reserved))
     }
 
     pub fn attach<X: Format + Copy>(
@@ -183,8 +205,21 @@ macro_rules! kind_with_tables {
                 Ok(Iommu::<$layout>::enable(&*self.unit)?)
             }
 
-            fn mapper(&self, ram: &Ram, domain: DomainId) -> Result<Self::Mapper> {
-                Tables::mapper(self, ram, domain)
+            fn mapper_without(
+                &self,
+                ram: &Ram,
+                domain: DomainId,
+                reserved: &[portcullis::addr::IovaRange],
+            ) -> Result<Self::Mapper> {
+                Tables::mapper(self, ram, domain, reserved)
+            }
+
+            fn reserved(&self) -> Result<Vec<portcullis::addr::IovaRange>> {
+                Ok(Iommu::<$layout>::reserved(&*self.unit).to_vec())
+            }
+
+            fn caches_absent(&self) -> bool {
+                self.unit.caches_absent()
             }
 
             fn table_bytes(mapper: &Self::Mapper) -> Option<usize> {

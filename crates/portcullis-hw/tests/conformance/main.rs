@@ -25,13 +25,17 @@ macro_rules! every_case {
             a_mapping_is_read_and_written_as_its_direction_allows
             a_strict_unmap_ends_access_and_without_its_invalidation_it_does_not
             a_lazy_unmap_ends_access_with_its_flush
+            what_was_absent_is_reached_once_it_is_mapped
             large_pages_are_walked_to_their_ends
             a_list_is_one_piece_for_the_device
+            a_list_of_odd_pieces_is_reached_piece_by_piece
             devices_of_two_domains_do_not_reach_each_others_memory
             a_device_moves_between_domains_and_leaves_nothing_behind
+            a_device_that_moves_while_it_writes_reaches_one_domain_or_none
             a_number_that_is_used_again_brings_nothing_back
             a_trusted_device_passes_through
             addresses_stay_within_what_a_device_can_say
+            what_firmware_reserves_is_mapped_one_to_one_and_never_handed_out
             the_invalidation_queue_wraps_and_many_cpus_share_it
             a_command_that_the_unit_does_not_know_is_reported_and_the_next_is_carried_out
             thousands_of_mappings_land_where_they_should

@@ -46,6 +46,7 @@ kind_with_tables!(Unit<QemuHost>, VtdSecondStage, {
 
 kind_with_tables!(Unit<SoftwareHost>, VtdSecondStage, {
     const UNITS: &[&str] = &["software", "software, caching mode"];
+    const CACHES_ABSENT: std::result::Result<(), &str> = Ok(());
 
     fn machine(unit: &str, _: &[&str]) -> Result<Machine> {
         Machine::software(unit.ends_with("caching mode"))
