@@ -2,7 +2,7 @@
 
 use alloc::sync::Arc;
 
-use portcullis::addr::{DeviceId, DomainId, Iova};
+use portcullis::addr::{DeviceId, DomainId, Iova, IovaRange};
 use portcullis::invalidation::{Invalidation, InvalidationError, InvalidationQueue, Request};
 use portcullis::pgtable::{Format, Layout, X86FirstStage};
 
@@ -40,6 +40,10 @@ impl<H: Host> Iommu<X86FirstStage> for FirstStage<H> {
 
     fn domains(&self) -> (DomainId, DomainId) {
         self.0.domains()
+    }
+
+    fn reserved(&self) -> &'static [IovaRange] {
+        self.0.reserved()
     }
 
     fn last_iova(&self) -> Iova {

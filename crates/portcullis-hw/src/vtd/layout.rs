@@ -2,8 +2,15 @@
 //!
 //! Source: Intel Virtualization Technology for Directed I/O, Architecture Specification, Rev. 4.1 (March 2023): section 6.5
 //! "Invalidation of Translation Caches", chapter 7 "Address Translation Faults", chapter 9 "Translation Structure Formats",
-//! section 11.4 "Register Descriptions".
+//! section 11.4 "Register Descriptions"; "Handling Requests to Interrupt Address Range" in chapter 3.
 #![allow(missing_docs, reason = "names of the manual")]
+
+use portcullis::addr::IovaRange;
+
+use crate::iommu::addresses;
+
+/// Writes there are interrupts, and all else is refused.
+pub const INTERRUPTS: [IovaRange; 1] = [addresses(0xfee0_0000, 0xfeef_ffff)];
 
 /// Offsets of registers, in bytes.
 pub mod reg {

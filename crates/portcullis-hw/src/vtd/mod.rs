@@ -18,6 +18,8 @@ mod layout;
 mod mode_tests;
 mod queue;
 mod tables;
+#[cfg(all(test, not(loom)))]
+mod tests;
 mod unit;
 
 pub use capabilities::{Capabilities, Mode};

@@ -1,6 +1,6 @@
 //! A unit: bring-up, take-over, the tables that lead devices to domains, shutdown.
 
-use portcullis::addr::{DeviceId, DomainId, Iova};
+use portcullis::addr::{DeviceId, DomainId, Iova, IovaRange};
 use portcullis::invalidation::{Invalidation, InvalidationError, InvalidationQueue, Request};
 use portcullis::pgtable::{Format, VtdSecondStage};
 use portcullis::platform::Frames;
@@ -8,8 +8,8 @@ use portcullis::platform::Frames;
 use super::capabilities::{Capabilities, Mode};
 use super::faults;
 use super::layout::{
-    FECTL_IM, IQA_NARROW, IQA_WIDE, PMEN_EPM, PMEN_PRS, RTADDR_LEGACY, RTADDR_MODE, RTADDR_SCALABLE, cap,
-    descriptor, ecap, entry, fsts, global, record, reg,
+    FECTL_IM, INTERRUPTS, IQA_NARROW, IQA_WIDE, PMEN_EPM, PMEN_PRS, RTADDR_LEGACY, RTADDR_MODE,
+    RTADDR_SCALABLE, cap, descriptor, ecap, entry, fsts, global, record, reg,
 };
 use super::queue::{Bell, Stage, describe};
 use super::tables::{Lead, Tables, everything};
@@ -252,6 +252,10 @@ impl<H: Host> Iommu<VtdSecondStage> for Unit<H> {
 
     fn domains(&self) -> (DomainId, DomainId) {
         self.capabilities.domains()
+    }
+
+    fn reserved(&self) -> &'static [IovaRange] {
+        &INTERRUPTS
     }
 
     fn last_iova(&self) -> Iova {
