@@ -4,7 +4,7 @@
 use portcullis::addr::{DeviceId, DomainId};
 use portcullis::invalidation::{InvalidationQueue, Request};
 use portcullis::pgtable::AmdV1;
-use portcullis_hw::amdvi::{Config, Unit, reserved};
+use portcullis_hw::amdvi::{Config, Unit};
 use portcullis_hw::{Fault, Iommu, Registers};
 
 use super::kind::{Kind, Tables, TablesMapper, kind_with_tables};
@@ -51,8 +51,8 @@ kind_with_tables!(Unit<QemuHost>, AmdV1, {
         Machine::pc(&[&[unit], devices].concat())
     }
 
-    fn machine_without() -> Result<Machine> {
-        Machine::pc(&[])
+    fn machine_without() -> Option<Result<Machine>> {
+        Some(Machine::pc(&[]))
     }
 
     fn start(machine: &Machine) -> Result<Self> {
@@ -61,6 +61,6 @@ kind_with_tables!(Unit<QemuHost>, AmdV1, {
         // configuration (XTSup) is for a host that cannot read the block.
         let can_read = machine.window(REGISTERS).read64(0x30) & 1 << 2 == 0;
         let config = Config { capability: capability(machine).filter(|_| can_read), ..Config::default() };
-        Ok(Self::new(Unit::start(machine.host(REGISTERS), config)?).without(&reserved()))
+        Ok(Self::new(Unit::start(machine.host(REGISTERS), config)?))
     }
 });

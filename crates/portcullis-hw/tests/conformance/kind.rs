@@ -37,11 +37,15 @@ pub trait Kind: Sized + Sync {
     /// Whether a driver that takes over leaves things as they are until it is enabled.
     const KEEPS_UNTIL_ENABLED: bool = true;
 
+    /// Whether the model caches what is absent where it says so; if not, why not.
+    const CACHES_ABSENT: std::result::Result<(), &str> =
+        Err("QEMU looks for it again, also where it says that it caches it");
+
     /// A machine of the configuration `unit`, with `devices`.
     fn machine(unit: &str, devices: &[&str]) -> Result<Machine>;
 
-    /// A machine without a unit.
-    fn machine_without() -> Result<Machine>;
+    /// A machine without a unit, if there is one.
+    fn machine_without() -> Option<Result<Machine>>;
 
     /// Starts the driver on the machine's unit, which is not enabled yet.
     fn start(machine: &Machine) -> Result<Self>;
@@ -49,8 +53,17 @@ pub trait Kind: Sized + Sync {
     /// Enables it.
     fn enable(&self) -> Result<()>;
 
-    /// The translations of a domain that no device is attached to.
-    fn mapper(&self, ram: &Ram, domain: DomainId) -> Result<Self::Mapper>;
+    /// The translations of a domain that no device is attached to, with only the unit's addresses
+    /// reserved.
+    fn mapper(&self, ram: &Ram, domain: DomainId) -> Result<Self::Mapper> {
+        self.mapper_without(ram, domain, &[])
+    }
+
+    /// The same, and these addresses reserved.
+    fn mapper_without(&self, ram: &Ram, domain: DomainId, reserved: &[IovaRange]) -> Result<Self::Mapper>;
+
+    /// The addresses that the unit translates for no device, or that devices keep for themselves.
+    fn reserved(&self) -> Result<Vec<IovaRange>>;
 
     /// How much memory the mapper's tables take, where they are in memory.
     fn table_bytes(mapper: &Self::Mapper) -> Option<usize>;
@@ -69,6 +82,9 @@ pub trait Kind: Sized + Sync {
 
     /// From now on invalidations are confirmed and not made (`true`), or made again. Whether the IOMMU has any.
     fn neglect(&self, neglect: bool) -> bool;
+
+    /// Whether the unit says that it caches what is absent.
+    fn caches_absent(&self) -> bool;
 
     /// Submits invalidations that nothing asked for, where there are any.
     fn submit(&self, requests: &[Request]) -> Result<()>;
@@ -118,8 +134,6 @@ unsafe impl<U: InvalidationQueue> InvalidationQueue for Careless<U> {
 pub struct Tables<U> {
     pub unit: Arc<U>,
     neglect: Arc<AtomicBool>,
-    /// Addresses that mappers keep out of use.
-    reserved: Vec<IovaRange>,
 }
 
 /// The mapper of its domains.
@@ -127,21 +141,22 @@ pub type TablesMapper<U, X> = TableMapper<Ram, Careless<U>, X>;
 
 impl<U> Tables<U> {
     pub fn new(unit: U) -> Self {
-        Self { unit: Arc::new(unit), neglect: Arc::default(), reserved: Vec::new() }
+        Self { unit: Arc::new(unit), neglect: Arc::default() }
     }
 
-    /// Keeps these addresses out of use.
-    pub fn without(self, reserved: &[IovaRange]) -> Self {
-        Self { reserved: reserved.to_vec(), ..self }
-    }
-
-    pub fn mapper<X: Format + Copy>(&self, ram: &Ram, domain: DomainId) -> Result<TablesMapper<U, X>>
+    pub fn mapper<X: Format + Copy>(
+        &self,
+        ram: &Ram,
+        domain: DomainId,
+        reserved: &[IovaRange],
+    ) -> Result<TablesMapper<U, X>>
     where
         U: Iommu<X>,
     {
         let table = PageTable::new(ram.clone(), self.unit.layout()?)?;
         let queue = Careless { unit: Arc::clone(&self.unit), neglect: Arc::clone(&self.neglect) };
-        Ok(TableMapper::new(table, queue, domain, self.reserved.clone()))
+        let reserved = [self.unit.reserved(), reserved].concat();
+        Ok(TableMapper::new(table, queue, domain, reserved))
     }
 
     pub fn attach<X: Format + Copy>(
@@ -190,8 +205,21 @@ macro_rules! kind_with_tables {
                 Ok(Iommu::<$layout>::enable(&*self.unit)?)
             }
 
-            fn mapper(&self, ram: &Ram, domain: DomainId) -> Result<Self::Mapper> {
-                Tables::mapper(self, ram, domain)
+            fn mapper_without(
+                &self,
+                ram: &Ram,
+                domain: DomainId,
+                reserved: &[portcullis::addr::IovaRange],
+            ) -> Result<Self::Mapper> {
+                Tables::mapper(self, ram, domain, reserved)
+            }
+
+            fn reserved(&self) -> Result<Vec<portcullis::addr::IovaRange>> {
+                Ok(Iommu::<$layout>::reserved(&*self.unit).to_vec())
+            }
+
+            fn caches_absent(&self) -> bool {
+                self.unit.caches_absent()
             }
 
             fn table_bytes(mapper: &Self::Mapper) -> Option<usize> {
