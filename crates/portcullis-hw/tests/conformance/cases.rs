@@ -12,7 +12,6 @@ use portcullis::domain::Policy;
 use portcullis::invalidation::{Invalidation, Request};
 use portcullis::platform::Frames;
 use portcullis::std_platform::StdPlatform;
-use portcullis_hw::acpi::Reserved;
 use portcullis_hw::{Access, Fault, Reason};
 
 use super::kind::Kind;
@@ -657,7 +656,8 @@ pub fn what_firmware_reserves_is_mapped_one_to_one_and_never_handed_out<K: Kind>
             };
             // Not all of its second page of a larger granule.
             let range = IovaRange::new(at(granule).0, granule + 4096)?;
-            let region = Reserved { range, permissions: Permissions::READ_WRITE };
+            let region = K::firmware(id(0), range)?;
+            assert_eq!((region.range, region.permissions), (range, Permissions::READ_WRITE));
             let (number, platform) = (DomainId(1), StdPlatform::new());
             let mapper = rig.kind.mapper_without(rig.ram(), number, &[range])?;
             let domain = DomainBuilder::new(mapper).build(platform.clone())?;
