@@ -91,7 +91,8 @@ impl Directory {
     }
 
     fn key(&self, level: u32, device: u32) -> (u32, u32) {
-        // Above the highest level there is one of which all devices are: its shift is wider than their numbers.
+        // Above the highest level there is one of which all devices are: its shift is wider than
+        // their numbers.
         (level, device.checked_shr(self.shift(level + 1)).unwrap_or(0))
     }
 
