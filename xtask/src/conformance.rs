@@ -51,7 +51,8 @@ fn block(begin: &str) -> &'static str {
     behind.split("\n}\n").next().unwrap_or_default()
 }
 
-/// What is printed of the tests' output: which ran, all about those that failed, and nothing of what others print.
+/// What is printed of the tests' output: which ran, all about those that failed, and nothing of
+/// what others print.
 #[derive(Default)]
 struct Output {
     is_of_successes: bool,

@@ -49,8 +49,9 @@ pub trait Iommu<X: Format>: InvalidationQueue {
     /// The last address that a device may use. Of more, the unit refuses all, even where the tables go on.
     fn last_iova(&self) -> Iova;
 
-    /// The addresses that the unit translates for no device, whatever tables say: on a PC, writes there are interrupts. The
-    /// mappers of its domains must keep them out of use ([`reserve`](portcullis::dma::DomainBuilder::reserve)).
+    /// The addresses that the unit translates for no device, whatever tables say: on a PC, writes
+    /// there are interrupts. The mappers of its domains must keep them out of use
+    /// ([`reserve`](portcullis::dma::DomainBuilder::reserve)).
     fn reserved(&self) -> &'static [IovaRange] {
         &[]
     }

@@ -167,7 +167,8 @@ extern "C" fn second_main() -> ! {
     }
 }
 
-/// Has CPU 1 do `work`. (INIT, then STARTUP with the page at 0x8000: Intel SDM, volume 3, "MP Initialization".)
+/// Has CPU 1 do `work`. (INIT, then STARTUP with the page at 0x8000: Intel SDM, volume 3, "MP
+/// Initialization".)
 pub fn start_second(work: Box<dyn Fn() + Send + Sync>) {
     WORK.call_once(|| work);
     let command = |value: u32| {

@@ -18,8 +18,8 @@ use crate::{boot, interrupts};
 /// CPUs that the kernel brings up.
 pub const CPUS: usize = 2;
 
-/// This kernel as a platform. Its tasks stay on their CPUs, and interrupt handlers map: so a CPU is its caller's own from when
-/// interrupts are off until they are on again.
+/// This kernel as a platform. Its tasks stay on their CPUs, and interrupt handlers map: so a CPU is
+/// its caller's own from when interrupts are off until they are on again.
 #[derive(Debug, Clone, Copy)]
 pub struct Kernel;
 
@@ -29,7 +29,8 @@ static WAKE_AT: AtomicU64 = AtomicU64::new(u64::MAX);
 /// Whether each CPU has a holder: so an interrupt that comes between is noticed when it does.
 static LENT: [AtomicBool; CPUS] = [const { AtomicBool::new(false) }; CPUS];
 
-// SAFETY: a CPU's number is its own, and nothing interrupts its holder; `fence_all` is a fence, and proofs are made by `LocalCpu::new`.
+// SAFETY: a CPU's number is its own, and nothing interrupts its holder; `fence_all` is a fence, and
+// proofs are made by `LocalCpu::new`.
 unsafe impl Platform for Kernel {
     fn cpus(&self) -> usize {
         CPUS
@@ -77,8 +78,8 @@ pub fn run_timers() {
     }
 }
 
-/// The queue of a unit, whose driver is called with interrupts off: a handler that came while its task fills a place of the
-/// unit's ring would wait for that place.
+/// The queue of a unit, whose driver is called with interrupts off: a handler that came while its
+/// task fills a place of the unit's ring would wait for that place.
 #[derive(Debug)]
 pub struct Uninterrupted<U>(pub Arc<U>);
 

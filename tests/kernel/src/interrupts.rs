@@ -1,8 +1,10 @@
-//! Interrupts of the first CPU's timer: what may come between any two instructions, and how the rest of the kernel is kept from it.
+//! Interrupts of the first CPU's timer: what may come between any two instructions, and how the
+//! rest of the kernel is kept from it.
 //!
-//! The handler maps and unmaps, as drivers' handlers do. So interrupts are off while a task has a CPU of the platform, while it is
-//! in the driver of the IOMMU, and while it has one of the kernel's own locks: a handler that came there would be lent the same CPU
-//! a second time, or would wait for ever for what it has interrupted.
+//! The handler maps and unmaps, as drivers' handlers do. So interrupts are off while a task has a
+//! CPU of the platform, while it is in the driver of the IOMMU, and while it has one of the
+//! kernel's own locks: a handler that came there would be lent the same CPU a second time, or would
+//! wait for ever for what it has interrupted.
 
 use alloc::boxed::Box;
 use core::arch::{asm, global_asm};
@@ -12,8 +14,9 @@ use spin::Once;
 
 use crate::boot::{LOCAL_APIC, outb};
 
-// The handler has a stack of its own, by the task state segment: what the core library was compiled to keep below a stack's end
-// stays. Then it saves what a call may change. (AMD64 Architecture Programmer's Manual, volume 2, 8.9 "Long-Mode Interrupts".)
+// The handler has a stack of its own, by the task state segment: what the core library was compiled
+// to keep below a stack's end stays. Then it saves what a call may change. (AMD64 Architecture
+// Programmer's Manual, volume 2, 8.9 "Long-Mode Interrupts".)
 global_asm!(
     r#"
     .section .boot, "ax"
@@ -93,7 +96,8 @@ pub fn off<R>(f: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Calls `handler` from an interrupt of this CPU every `every_ns`, until [`stop`]. Once in the machine's life.
+/// Calls `handler` from an interrupt of this CPU every `every_ns`, until [`stop`]. Once in the
+/// machine's life.
 pub fn start(every_ns: u32, handler: Box<dyn Fn() + Send + Sync>) {
     HANDLER.call_once(|| handler);
     let stack = (&raw const interrupt_stack).addr() as u64;

@@ -1,9 +1,10 @@
 //! A kernel for x86-64 whose devices reach memory through Portcullis alone.
 //!
-//! QEMU loads it (`-kernel`). It finds the IOMMU in firmware's tables, Intel's or AMD's, brings up two CPUs, maps on both and in
-//! interrupts, reads and writes an NVMe disk and asks a question over a virtio network card. Then the disk is told to write where
-//! a buffer was, and is refused. It is a test (`cargo xtask conformance`), and what another kernel can start from:
-//! `docs/porting.md` goes through it.
+//! QEMU loads it (`-kernel`). It finds the IOMMU in firmware's tables, Intel's or AMD's, brings up
+//! two CPUs, maps on both and in interrupts, reads and writes an NVMe disk and asks a question over
+//! a virtio network card. Then the disk is told to write where a buffer was, and is refused. It is
+//! a test (`cargo xtask conformance`), and what another kernel can start from: `docs/porting.md`
+//! goes through it.
 #![no_std]
 #![no_main]
 
@@ -55,7 +56,8 @@ fn said(error: impl core::fmt::Display) -> String {
 /// Mappings that each CPU has made and ended.
 static DONE: [AtomicU64; host::CPUS] = [const { AtomicU64::new(0) }; host::CPUS];
 const MAPPINGS: u64 = 2000;
-/// Whether the first CPU's task is in a call of the library, how many interrupts have mapped meanwhile, and whether one failed to.
+/// Whether the first CPU's task is in a call of the library, how many interrupts have mapped
+/// meanwhile, and whether one failed to.
 static IN_CALL: AtomicBool = AtomicBool::new(false);
 static MET: AtomicU64 = AtomicU64::new(0);
 static FAILED: AtomicBool = AtomicBool::new(false);
@@ -138,7 +140,8 @@ fn drive<X: Format + Copy, U: Iommu<X>>(unit: U, regions: &Regions) -> Result<()
 
 type Own<X, U> = (portcullis::mapper::TableMapper<Memory, Uninterrupted<U>, X>, Kernel, Memory);
 
-/// A domain of a device's own, which the unit leads it to, with what firmware reserves for the device.
+/// A domain of a device's own, which the unit leads it to, with what firmware reserves for the
+/// device.
 fn domain<X: Format + Copy, U: Iommu<X> + InvalidationQueue>(
     unit: &Arc<U>,
     number: DomainId,
@@ -175,8 +178,8 @@ fn map_once<X: Machine>(queue: &mut Queue<X, Buffer>) -> Option<()> {
     Some(())
 }
 
-/// Both CPUs map and unmap in one domain, each by a queue of its own, and so does the first one's timer interrupt by a third,
-/// which often comes while its task maps or unmaps.
+/// Both CPUs map and unmap in one domain, each by a queue of its own, and so does the first one's
+/// timer interrupt by a third, which often comes while its task maps or unmaps.
 fn both_cpus_map<X: Machine>(device: &Device<X>) -> Result<()>
 where
     Device<X>: Clone + Send + Sync,

@@ -87,15 +87,17 @@ impl Reserved {
         IovaRange::new(first, end.checked_sub(first.get())?).ok()
     }
 
-    /// Maps the region one to one, in whole pages, before a device that uses it is attached to the domain, which
-    /// [keeps it free](portcullis::dma::DomainBuilder::reserve): so it is never handed out, and nothing of the domain's unmaps it.
-    /// May allocate page tables.
+    /// Maps the region one to one, in whole pages, before a device that uses it is attached to the
+    /// domain, which [keeps it free](portcullis::dma::DomainBuilder::reserve): so it is never
+    /// handed out, and nothing of the domain's unmaps it. May allocate page tables.
     ///
     /// # Errors
-    /// [`MapError`]: nothing is mapped. [`MapError::AlreadyMapped`] where another region of the domain is in one of its pages.
+    /// [`MapError`]: nothing is mapped. [`MapError::AlreadyMapped`] where another region of the
+    /// domain is in one of its pages.
     ///
     /// # Safety
-    /// The memory is as firmware says: the device's, and nothing else relies on what is in its pages.
+    /// The memory is as firmware says: the device's, and nothing else relies on what is in its
+    /// pages.
     pub unsafe fn map<M: Mapper, P: Platform>(&self, mapper: &M, platform: &P) -> Result<(), MapError> {
         let aperture = mapper.geometry().aperture;
         let pages = mapper.geometry().page_sizes.smallest().and_then(|granule| self.pages(granule));

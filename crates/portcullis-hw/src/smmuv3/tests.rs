@@ -387,8 +387,9 @@ fn invalidations_go_to_the_stages_that_are_used() {
     assert_eq!(done(&unit), [command::SYNC], "no device has a TLB");
 }
 
-/// Where a walk of the second stage starts follows from the physical addresses that the unit has: with up to 16 tables side by
-/// side at the top before there is one level more (DDI 0487, section D8.2, tables of the initial lookup level).
+/// Where a walk of the second stage starts follows from the physical addresses that the unit has:
+/// with up to 16 tables side by side at the top before there is one level more (DDI 0487, section
+/// D8.2, tables of the initial lookup level).
 #[test]
 fn walks_start_where_the_units_addresses_begin() {
     fn start<const GRANULE: u32>(code: u32) -> (u32, u32) {

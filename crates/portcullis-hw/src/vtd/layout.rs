@@ -1,8 +1,9 @@
 //! Registers and structures of Intel VT-d: where bits lie, and nothing else.
 //!
-//! Source: Intel Virtualization Technology for Directed I/O, Architecture Specification, Rev. 4.1 (March 2023): section 6.5
-//! "Invalidation of Translation Caches", chapter 7 "Address Translation Faults", chapter 9 "Translation Structure Formats",
-//! section 11.4 "Register Descriptions"; "Handling Requests to Interrupt Address Range" in chapter 3.
+//! Source: Intel Virtualization Technology for Directed I/O, Architecture Specification, Rev. 4.1
+//! (March 2023): section 6.5 "Invalidation of Translation Caches", chapter 7 "Address Translation
+//! Faults", chapter 9 "Translation Structure Formats", section 11.4 "Register Descriptions";
+//! "Handling Requests to Interrupt Address Range" in chapter 3.
 #![allow(missing_docs, reason = "names of the manual")]
 
 use portcullis::addr::IovaRange;

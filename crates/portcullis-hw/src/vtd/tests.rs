@@ -1,4 +1,5 @@
-//! The driver on units that QEMU has none of: with a write buffer, and without coherent caches of what firmware has left.
+//! The driver on units that QEMU has none of: with a write buffer, and without coherent caches of
+//! what firmware has left.
 
 use alloc::vec::Vec;
 
@@ -24,7 +25,8 @@ enum Told {
     Forget([u64; 2]),
 }
 
-/// A unit whose write buffer keeps everything from it until that is flushed, by command or by an invalidation.
+/// A unit whose write buffer keeps everything from it until that is flushed, by command or by an
+/// invalidation.
 #[derive(Debug)]
 struct Buffered {
     memory: Memory,

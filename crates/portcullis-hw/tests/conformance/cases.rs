@@ -12,7 +12,6 @@ use portcullis::domain::Policy;
 use portcullis::invalidation::{Invalidation, Request};
 use portcullis::platform::Frames;
 use portcullis::std_platform::StdPlatform;
-use portcullis_hw::acpi::Reserved;
 use portcullis_hw::{Access, Fault, Reason};
 
 use super::kind::Kind;
@@ -42,7 +41,8 @@ fn id(device: usize) -> DeviceId {
     DeviceId(EDU[device] << 3)
 }
 
-/// A machine whose devices have addresses up to `mask`: of a larger one they leave the upper bits away.
+/// A machine whose devices have addresses up to `mask`: of a larger one they leave the upper bits
+/// away.
 fn machine<K: Kind>(unit: &str, mask: DmaMask) -> Result<Machine> {
     let [first, second] = EDU.map(|slot| format!("edu,addr={slot:02x}.0,dma_mask={:#x}", mask.last()));
     K::machine(unit, &[&first, &second])
@@ -490,8 +490,9 @@ pub fn a_device_moves_between_domains_and_leaves_nothing_behind<K: Kind>() {
     });
 }
 
-/// The device writes without a pause while it is led from one domain to the other: each byte lands in the memory of the domain
-/// that it is in, or is refused. When a detach has returned, nothing of before comes any more.
+/// The device writes without a pause while it is led from one domain to the other: each byte lands
+/// in the memory of the domain that it is in, or is refused. When a detach has returned, nothing of
+/// before comes any more.
 pub fn a_device_that_moves_while_it_writes_reaches_one_domain_or_none<K: Kind>() {
     const LEN: u64 = 4096;
     on_each::<K>(|rig| {
@@ -644,8 +645,9 @@ pub fn addresses_stay_within_what_a_device_can_say<K: Kind>() {
     );
 }
 
-/// Regions that firmware reserves for a device are there from the moment that the unit is on. Everything else of 32 bits is handed
-/// out: these are not, nor is what the unit, or a device behind it, keeps from translation.
+/// Regions that firmware reserves for a device are there from the moment that the unit is on.
+/// Everything else of 32 bits is handed out: these are not, nor is what the unit, or a device
+/// behind it, keeps from translation.
 pub fn what_firmware_reserves_is_mapped_one_to_one_and_never_handed_out<K: Kind>() {
     on_each_of::<K>(
         |unit| Rig::started(unit, DmaMask::BITS_64),
@@ -657,7 +659,8 @@ pub fn what_firmware_reserves_is_mapped_one_to_one_and_never_handed_out<K: Kind>
             };
             // Not all of its second page of a larger granule.
             let range = IovaRange::new(at(granule).0, granule + 4096)?;
-            let region = Reserved { range, permissions: Permissions::READ_WRITE };
+            let region = K::firmware(id(0), range)?;
+            assert_eq!((region.range, region.permissions), (range, Permissions::READ_WRITE));
             let (number, platform) = (DomainId(1), StdPlatform::new());
             let mapper = rig.kind.mapper_without(rig.ram(), number, &[range])?;
             let domain = DomainBuilder::new(mapper).build(platform.clone())?;
@@ -772,8 +775,9 @@ pub fn a_command_that_the_unit_does_not_know_is_reported_and_the_next_is_carried
     });
 }
 
-/// Thousands of maps, writes and unmaps of random sizes, with tables reclaimed now and then: each write lands where it should, and
-/// in the end all of the memory is as these writes have left it. Tables are given back.
+/// Thousands of maps, writes and unmaps of random sizes, with tables reclaimed now and then: each
+/// write lands where it should, and in the end all of the memory is as these writes have left it.
+/// Tables are given back.
 pub fn thousands_of_mappings_land_where_they_should<K: Kind>() {
     on_each::<K>(|rig| {
         let space = rig.space(1, Policy::Strict)?;

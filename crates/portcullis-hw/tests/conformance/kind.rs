@@ -4,10 +4,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use portcullis::addr::{DeviceId, DomainId, IovaRange};
+use portcullis::addr::{DeviceId, DomainId, IovaRange, Permissions};
 use portcullis::invalidation::{Costs, Invalidation, InvalidationError, InvalidationQueue, Request};
 use portcullis::mapper::{Mapper, TableMapper};
 use portcullis::pgtable::{Format, PageTable};
+use portcullis_hw::acpi::Reserved;
 use portcullis_hw::{Access, Attachment, Fault, Iommu, Reason};
 
 use super::machine::{Machine, Ram, Result};
@@ -83,6 +84,12 @@ pub trait Kind: Sized + Sync {
     /// From now on invalidations are confirmed and not made (`true`), or made again. Whether the IOMMU has any.
     fn neglect(&self, neglect: bool) -> bool;
 
+    /// What firmware says that reserves `range` for `device`: by the table of ACPI that describes
+    /// such units, if there is one.
+    fn firmware(_: DeviceId, range: IovaRange) -> Result<Reserved> {
+        Ok(Reserved { range, permissions: Permissions::READ_WRITE })
+    }
+
     /// Whether the unit says that it caches what is absent.
     fn caches_absent(&self) -> bool;
 
@@ -97,6 +104,15 @@ pub trait Kind: Sized + Sync {
 
     /// Turns the unit off.
     fn shut_down(self) -> Result<()>;
+}
+
+/// A table of ACPI with this signature, made of `parts` behind its header.
+pub fn table(signature: [u8; 4], parts: &[&[u8]]) -> Vec<u8> {
+    let mut table = [&signature[..], &[0; 32], &parts.concat()].concat();
+    let len = table.len() as u32;
+    table[4..8].copy_from_slice(&len.to_le_bytes());
+    table[9] = table.iter().fold(0_u8, |sum, byte| sum.wrapping_sub(*byte));
+    table
 }
 
 /// A unit's queue that can be told to neglect its work: `Ok`, and nothing done.

@@ -18,8 +18,8 @@ const SLOT: u32 = 3;
 const REGION: u8 = 4;
 const BASE_REGISTER: u32 = 0x20;
 
-/// A configuration with regions of both kinds, which only RISC-V's machine leaves as they are given:
-/// a PC has its interrupts there.
+/// A configuration with regions of both kinds, which only RISC-V's machine leaves as they are
+/// given: a PC has its interrupts there.
 const WITH_REGIONS: &str = concat!(
     r#"{"driver":"virtio-iommu-pci","addr":"03.0","disable-legacy":"on","#,
     r#""reserved-regions":["0xc0000000:0xc00fffff:0","0xd0000000:0xd000ffff:1"]}"#

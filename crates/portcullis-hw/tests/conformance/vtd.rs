@@ -13,14 +13,26 @@ use portcullis::mapper::{Mapper, TableMapper};
 use portcullis::pgtable::{Format, PageTable, VtdSecondStage, X86FirstStage};
 use portcullis::platform::Frames;
 use portcullis::std_platform::StdPlatform;
+use portcullis_hw::acpi::{Dmar, Reserved};
 use portcullis_hw::vtd::{FirstStage, Mode, Unit};
 use portcullis_hw::{Attachment, Fault, Host, Iommu, Reason, Registers, UnitError};
 
-use super::kind::{Kind, Tables, TablesMapper, kind_with_tables};
+use super::kind::{Kind, Tables, TablesMapper, kind_with_tables, table};
 use super::machine::{EDU, Edu, Machine, Manners, QemuHost, Ram, Result, SoftwareHost};
 
 /// Where `q35` has the unit's registers.
 pub const REGISTERS: u64 = 0xfed9_0000;
+
+/// A reserved memory region structure, and what is read of it.
+fn reserved_region(device: DeviceId, range: IovaRange) -> Result<Reserved> {
+    let (first, last) = (range.start().get().to_le_bytes(), range.last().get().to_le_bytes());
+    let scope = [1, 8, 0, 0, 0, 0, (device.0 >> 3) as u8, (device.0 & 7) as u8];
+    let parts = [&[47, 0][..], &[0; 10], &[1, 0, 32, 0, 0, 0, 0, 0], &first, &last, &scope];
+    let said = Dmar::parse(&table(*b"DMAR", &parts))?.reserved;
+    let mut regions =
+        said.iter().filter(|(_, scope, _)| scope.device(|_| None).map(u32::from) == Some(device.0));
+    Ok(regions.next().ok_or("no region of this device")?.2)
+}
 
 kind_with_tables!(Unit<QemuHost>, VtdSecondStage, {
     const UNITS: &[&str] = &[
@@ -40,6 +52,10 @@ kind_with_tables!(Unit<QemuHost>, VtdSecondStage, {
 
     fn machine_without() -> Option<Result<Machine>> {
         Some(Machine::pc(&[]))
+    }
+
+    fn firmware(device: DeviceId, range: IovaRange) -> Result<Reserved> {
+        reserved_region(device, range)
     }
 
     fn start(machine: &Machine) -> Result<Self> {
@@ -109,6 +125,10 @@ kind_with_tables!(Unit<SoftwareHost>, VtdSecondStage, {
 
     fn machine_without() -> Option<Result<Machine>> {
         None
+    }
+
+    fn firmware(device: DeviceId, range: IovaRange) -> Result<Reserved> {
+        reserved_region(device, range)
     }
 
     fn start(machine: &Machine) -> Result<Self> {
