@@ -54,6 +54,9 @@ unsafe impl<U: Unit> Registers for Faked<U> {
 pub(crate) struct Memory(Arc<(Vec<Table>, Mutex<Vec<bool>>)>);
 
 impl Memory {
+    /// Where it begins.
+    pub const FIRST: u64 = BASE;
+
     pub fn new(frames: usize) -> Self {
         let table = || core::array::from_fn::<_, TABLE_ENTRIES, _>(|_| AtomicU64::new(0));
         let tables = (0..frames).map(|_| table()).collect();

@@ -172,6 +172,9 @@ pub enum UnitError {
         /// The unit's own code.
         code: u32,
     },
+    /// Others have the unit, too: it is shut down by the last.
+    #[error("the IOMMU is in use elsewhere")]
+    Shared,
     /// The unit did not confirm that it has forgotten a device's former context. The device reaches nothing new, and may
     /// reach what it reached until now.
     #[error("the IOMMU did not confirm that it has forgotten a context: {0}")]

@@ -1,6 +1,6 @@
 //! What kernels ask of every unit that walks page tables in memory.
 
-use portcullis::addr::{DeviceId, DomainId, Iova, PhysAddr};
+use portcullis::addr::{DeviceId, DomainId, Iova, IovaRange, PhysAddr};
 use portcullis::invalidation::InvalidationQueue;
 use portcullis::pgtable::{Format, PageTable};
 use portcullis::platform::Frames;
@@ -49,6 +49,13 @@ pub trait Iommu<X: Format>: InvalidationQueue {
     /// The last address that a device may use. Of more, the unit refuses all, even where the tables go on.
     fn last_iova(&self) -> Iova;
 
+    /// The addresses that the unit translates for no device, whatever tables say: on a PC, writes
+    /// there are interrupts. The mappers of its domains must keep them out of use
+    /// ([`reserve`](portcullis::dma::DomainBuilder::reserve)).
+    fn reserved(&self) -> &'static [IovaRange] {
+        &[]
+    }
+
     /// Lets no device reach anything but what it is attached to, from the moment that this returns `Ok`. The unit forgets whatever it
     /// has cached. It may have translated before, by firmware's tables: then no moment is without translation. Waits for the unit.
     ///
@@ -91,4 +98,12 @@ pub trait Iommu<X: Format>: InvalidationQueue {
     fn shut_down(self) -> Result<(), UnitError>
     where
         Self: Sized;
+}
+
+/// The addresses from `first` to `last`, for constants.
+pub(crate) const fn addresses(first: u64, last: u64) -> IovaRange {
+    match IovaRange::from_bounds(Iova::new(first), Iova::new(last)) {
+        Ok(range) => range,
+        Err(_) => panic!("a constant's last address is below its first"),
+    }
 }

@@ -4,6 +4,14 @@
 //! domains ask for ([`InvalidationQueue`](portcullis::invalidation::InvalidationQueue)), and reads what the unit refused: all
 //! by one trait, [`Iommu`]. It owns the unit's structures in memory. Page tables belong to domains, as everywhere in Portcullis.
 //!
+//! | module | IOMMU | page tables |
+//! |---|---|---|
+//! | [`vtd`] | Intel VT-d, legacy or scalable mode | second stage; x86-64's in scalable mode |
+//! | [`amdvi`] | AMD-Vi | version 1 |
+//! | [`smmuv3`] | Arm's SMMUv3 | first or second stage, pages of 4, 16 or 64 KiB |
+//! | [`riscv`] | the IOMMU of RISC-V | first or second stage |
+//! | [`virtio`] | virtio-iommu | none: it maps by request |
+//!
 //! What a kernel supplies is a [`Host`]: registers, memory and a clock. Each wait for hardware ends at the latest after
 //! the time that the host allows, with an error that says what did not answer.
 //!

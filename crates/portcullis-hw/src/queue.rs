@@ -4,6 +4,8 @@
 //! A submission ends with a command that makes the unit store a number in a word that the submission has claimed; or, with an
 //! SMMUv3, with one that the unit consumes when all before it is complete.
 //!
+//! VT-d's places may be of 256 bits. No command here uses the upper half, which stays zero.
+//!
 //! **Errors.** A unit that meets a command that it does not know stops; VT-d, where a device does not answer, drops the
 //! waits that are under way. The CPU that sees it counts the failure, puts a command that does nothing in the place of the
 //! bad one, and then lets the unit go on. Each submission that was under way then reports an error, whether it was the
@@ -80,8 +82,10 @@ struct Before {
 #[derive(Debug)]
 pub(crate) struct Queue {
     ring: CommandRing,
-    /// One frame of commands.
+    /// [`COMMANDS`] places.
     commands: Words,
+    /// Words of a place: 2 or 4.
+    width: usize,
     /// Where the unit confirms; where there is none, it confirms by what it has consumed.
     answers: Option<Answers>,
     /// Failures so far; those of them that dropped waits, each counted here last; and what the last one was.
@@ -93,9 +97,19 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    /// The memory of a queue of [`COMMANDS`], whose unit stores what it confirms. The unit does not know of it yet.
+    /// The memory of a queue of [`COMMANDS`], whose unit stores what it confirms: one frame of commands. The unit does not know of
+    /// it yet.
     pub fn new<F: Frames>(frames: &F) -> Result<Self, UnitError> {
-        let mut queue = Self::of(CommandRing::new(COMMANDS), frames)?;
+        Self::with_answers(frames, 2)
+    }
+
+    /// The same with places of four words each: two frames of commands.
+    pub fn wide<F: Frames>(frames: &F) -> Result<Self, UnitError> {
+        Self::with_answers(frames, 4)
+    }
+
+    fn with_answers<F: Frames>(frames: &F, width: usize) -> Result<Self, UnitError> {
+        let mut queue = Self::of(CommandRing::new(COMMANDS), width, frames)?;
         match Answers::new(frames) {
             Ok(answers) => queue.answers = Some(answers),
             Err(error) => {
@@ -110,13 +124,14 @@ impl Queue {
     /// The same of `size` commands, a power of two of at least 2 and at most [`COMMANDS`], whose unit counts with a wrap bit and
     /// confirms a command by consuming it.
     pub fn without_answers<F: Frames>(frames: &F, size: u32) -> Result<Self, UnitError> {
-        Self::of(CommandRing::with_wrap_bit(size), frames)
+        Self::of(CommandRing::with_wrap_bit(size), 2, frames)
     }
 
-    fn of<F: Frames>(ring: CommandRing, frames: &F) -> Result<Self, UnitError> {
+    fn of<F: Frames>(ring: CommandRing, width: usize, frames: &F) -> Result<Self, UnitError> {
         Ok(Self {
             ring,
-            commands: Words::new(frames, 1)?,
+            commands: Words::new(frames, width / 2)?,
+            width,
             answers: None,
             failures: AtomicU64::new(0),
             drops: AtomicU64::new(0),
@@ -237,9 +252,7 @@ impl Queue {
         let (number, address) = told.unwrap_or_default();
         let wait = P::wait(number, address);
         for (place, command) in (first..).zip(commands.iter().copied().chain([wait])) {
-            let index = self.ring.index(place) * 2;
-            self.commands.store(frames, index, command[0]);
-            self.commands.store(frames, index + 1, command[1]);
+            self.store(frames, self.ring.index(place), command);
         }
         self.ring.publish(first, count, port);
         let is_confirmed = || match answer {
@@ -267,6 +280,12 @@ impl Queue {
         self.checked(before)
     }
 
+    /// Stores `command` in the place at `index`.
+    fn store<F: Frames>(&self, frames: &F, index: usize, command: Command) {
+        self.commands.store(frames, index * self.width, command[0]);
+        self.commands.store(frames, index * self.width + 1, command[1]);
+    }
+
     /// An error if there was a failure since there were those of `before`.
     fn checked(&self, before: Before) -> Result<(), InvalidationError> {
         if self.failures.load(Ordering::Acquire) == before.failures { Ok(()) } else { Err(*self.last.lock()) }
@@ -275,7 +294,8 @@ impl Queue {
     /// Asks the unit whether it has stopped, and lets it go on. Waits for no CPU, so that an interrupt handler may call it.
     #[cold]
     pub fn look_for_errors<F: Frames, P: Port>(&self, frames: &F, port: &P) {
-        let command = |index: u32| self.commands.load(frames, self.ring.index(index.into()) * 2);
+        let first_word = |index: u32| self.ring.index(index.into()) * self.width;
+        let command = |index| self.commands.load(frames, first_word(index));
         if port.failure(&command).is_none() {
             return;
         }
@@ -295,9 +315,7 @@ impl Queue {
             }
         }
         if let Some(place) = failure.bad.and_then(|bad| self.ring.place_of(bad)) {
-            let index = self.ring.index(place) * 2;
-            self.commands.store(frames, index, P::NOTHING[0]);
-            self.commands.store(frames, index + 1, P::NOTHING[1]);
+            self.store(frames, self.ring.index(place), P::NOTHING);
         }
         port.go_on(&failure);
         if failure.error.is_some() {

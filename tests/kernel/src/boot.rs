@@ -1,7 +1,10 @@
 //! From QEMU's `-kernel` to Rust: 32-bit protected mode (PVH), long mode with memory mapped one to one, and a second CPU.
 
+use alloc::boxed::Box;
 use core::arch::{asm, global_asm};
 use core::sync::atomic::{AtomicU32, Ordering};
+
+use spin::Once;
 
 // PVH (Xen's `docs/misc/pvh.pandoc`): a note names the entry point; `ebx` holds the address of what the loader says.
 // Four GiB are mapped one to one by pages of 2 MiB, the last GiB, where devices are, uncached.
@@ -116,11 +119,12 @@ second64:
     ud2
 
     .balign 16
-    // None; 64-bit code; data; 32-bit code.
+    // None; 64-bit code; data; 32-bit code; the first CPU's task state segment.
+    .globl boot_gdt
 boot_gdt:
-    .quad 0, 0x00af9b000000ffff, 0x00cf93000000ffff, 0x00cf9b000000ffff
+    .quad 0, 0x00af9b000000ffff, 0x00cf93000000ffff, 0x00cf9b000000ffff, 0, 0
 boot_gdt_pointer:
-    .short 31
+    .short 47
     .long boot_gdt
 
     .section .bss, "aw", @nobits
@@ -142,7 +146,7 @@ unsafe extern "C" {
     static second_end: u8;
 }
 
-const LOCAL_APIC: usize = 0xfee0_0000;
+pub const LOCAL_APIC: usize = 0xfee0_0000;
 
 /// The number of this CPU, by its local APIC.
 pub fn cpu() -> usize {
@@ -150,8 +154,23 @@ pub fn cpu() -> usize {
     (unsafe { (LOCAL_APIC as *const u32).add(8).read_volatile() } >> 24) as usize
 }
 
-/// Starts CPU 1 in `second_main`. (INIT, then STARTUP with the page at 0x8000: Intel SDM, volume 3, "MP Initialization".)
-pub fn start_second() {
+/// What the second CPU does.
+static WORK: Once<Box<dyn Fn() + Send + Sync>> = Once::new();
+
+#[unsafe(no_mangle)]
+extern "C" fn second_main() -> ! {
+    if let Some(work) = WORK.get() {
+        work();
+    }
+    loop {
+        core::hint::spin_loop();
+    }
+}
+
+/// Has CPU 1 do `work`. (INIT, then STARTUP with the page at 0x8000: Intel SDM, volume 3, "MP
+/// Initialization".)
+pub fn start_second(work: Box<dyn Fn() + Send + Sync>) {
+    WORK.call_once(|| work);
     let command = |value: u32| {
         // SAFETY: the local APIC's interrupt command registers; nothing else uses them.
         unsafe {

@@ -2,29 +2,35 @@
 
 extern crate alloc;
 
-use alloc::sync::Weak;
+use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use portcullis::addr::DomainId;
+use portcullis::invalidation::{Costs, Invalidation, InvalidationError, InvalidationQueue, Request};
 use portcullis::platform::{LocalCpu, Platform, PlatformEvents, PlatformNumber};
 use portcullis_hw::{Host, Registers};
 use spin::{Mutex, Once};
 
-use crate::boot;
 use crate::memory::Memory;
+use crate::{boot, interrupts};
 
 /// CPUs that the kernel brings up.
 pub const CPUS: usize = 2;
 
-/// This kernel as a platform. It takes no interrupts, so a CPU is its caller's own until it gives it up.
+/// This kernel as a platform. Its tasks stay on their CPUs, and interrupt handlers map: so a CPU is
+/// its caller's own from when interrupts are off until they are on again.
 #[derive(Debug, Clone, Copy)]
 pub struct Kernel;
 
 static NUMBER: Once<PlatformNumber> = Once::new();
 static EVENTS: Mutex<Vec<Weak<dyn PlatformEvents>>> = Mutex::new(Vec::new());
 static WAKE_AT: AtomicU64 = AtomicU64::new(u64::MAX);
+/// Whether each CPU has a holder: so an interrupt that comes between is noticed when it does.
+static LENT: [AtomicBool; CPUS] = [const { AtomicBool::new(false) }; CPUS];
 
-// SAFETY: a CPU's number is its own, and nothing interrupts it; `fence_all` is a fence, and proofs are made by `LocalCpu::new`.
+// SAFETY: a CPU's number is its own, and nothing interrupts its holder; `fence_all` is a fence, and
+// proofs are made by `LocalCpu::new`.
 unsafe impl Platform for Kernel {
     fn cpus(&self) -> usize {
         CPUS
@@ -39,8 +45,13 @@ unsafe impl Platform for Kernel {
         if index >= CPUS {
             return f(None);
         }
-        // SAFETY: this CPU's own number, without interrupts.
-        f(Some(&unsafe { LocalCpu::new(index) }))
+        interrupts::off(|| {
+            assert!(!LENT[index].swap(true, Ordering::Relaxed), "CPU {index} is lent twice");
+            // SAFETY: this CPU's own number, without interrupts.
+            let result = f(Some(&unsafe { LocalCpu::new(index) }));
+            LENT[index].store(false, Ordering::Relaxed);
+            result
+        })
     }
 
     fn now_ns(&self) -> u64 {
@@ -64,6 +75,30 @@ pub fn run_timers() {
     {
         let listeners: Vec<_> = EVENTS.lock().iter().filter_map(Weak::upgrade).collect();
         listeners.iter().for_each(|listener| listener.timer());
+    }
+}
+
+/// The queue of a unit, whose driver is called with interrupts off: a handler that came while its
+/// task fills a place of the unit's ring would wait for that place.
+#[derive(Debug)]
+pub struct Uninterrupted<U>(pub Arc<U>);
+
+// SAFETY: everything is passed on to the unit.
+unsafe impl<U: InvalidationQueue> InvalidationQueue for Uninterrupted<U> {
+    fn invalidate(&self, domain: DomainId, invalidation: Invalidation) -> Result<(), InvalidationError> {
+        interrupts::off(|| self.0.invalidate(domain, invalidation))
+    }
+
+    fn submit(&self, requests: &[Request]) -> Result<(), InvalidationError> {
+        interrupts::off(|| self.0.submit(requests))
+    }
+
+    fn costs(&self) -> Costs {
+        self.0.costs()
+    }
+
+    fn caches_absent(&self) -> bool {
+        self.0.caches_absent()
     }
 }
 

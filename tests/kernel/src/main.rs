@@ -1,8 +1,10 @@
 //! A kernel for x86-64 whose devices reach memory through Portcullis alone.
 //!
-//! QEMU loads it (`-kernel`). It finds the IOMMU in firmware's tables, brings up two CPUs, reads and writes an NVMe disk and
-//! asks a question over a virtio network card. Then the disk is told to write where a buffer was, and is refused. It is a test
-//! (`cargo xtask conformance`), and what another kernel can start from: `docs/porting.md` goes through it.
+//! QEMU loads it (`-kernel`). It finds the IOMMU in firmware's tables, Intel's or AMD's, brings up
+//! two CPUs, maps on both and in interrupts, reads and writes an NVMe disk and asks a question over
+//! a virtio network card. Then the disk is told to write where a buffer was, and is refused. It is
+//! a test (`cargo xtask conformance`), and what another kernel can start from: `docs/porting.md`
+//! goes through it.
 #![no_std]
 #![no_main]
 
@@ -12,6 +14,7 @@ mod boot;
 mod console;
 mod firmware;
 mod host;
+mod interrupts;
 #[path = "../../no-std/src/mem.rs"]
 mod mem;
 mod memory;
@@ -24,22 +27,22 @@ use alloc::format;
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use portcullis::addr::{DeviceId, Direction, DomainId};
 use portcullis::bounce::PoolConfig;
-use portcullis::dma::{Device, DmaDomain, DmaMask, Machine, QueueConfig};
+use portcullis::dma::{Device, DmaDomain, DmaMask, Machine, Queue, QueueConfig};
 use portcullis::domain::Domain;
 use portcullis::invalidation::InvalidationQueue;
 use portcullis::pgtable::{Format, PageTable};
-use portcullis_hw::acpi::Dmar;
-use portcullis_hw::{Attachment, Iommu, vtd};
-use spin::Once;
+use portcullis_hw::acpi::{Dmar, DmarScope, Ivrs, Reserved};
+use portcullis_hw::{Attachment, Iommu, amdvi, vtd};
+use spin::Mutex;
 
 use boot::now_ns;
 use console::println;
 use firmware::Pci;
-use host::{Kernel, Mmio, UnitHost};
+use host::{Kernel, Mmio, Uninterrupted, UnitHost};
 use memory::{Buffer, Memory};
 use nvme::{Nvme, Transfer};
 
@@ -50,11 +53,15 @@ fn said(error: impl core::fmt::Display) -> String {
     format!("{error}")
 }
 
-/// What the second CPU does, once it is there.
-static WORK: Once<alloc::boxed::Box<dyn Fn() + Send + Sync>> = Once::new();
 /// Mappings that each CPU has made and ended.
 static DONE: [AtomicU64; host::CPUS] = [const { AtomicU64::new(0) }; host::CPUS];
 const MAPPINGS: u64 = 2000;
+/// Whether the first CPU's task is in a call of the library, how many interrupts have mapped
+/// meanwhile, and whether one failed to.
+static IN_CALL: AtomicBool = AtomicBool::new(false);
+static MET: AtomicU64 = AtomicU64::new(0);
+static FAILED: AtomicBool = AtomicBool::new(false);
+const MEETINGS: u64 = 1000;
 
 #[unsafe(no_mangle)]
 extern "C" fn kernel_main(info: usize) -> ! {
@@ -76,48 +83,49 @@ extern "C" fn kernel_main(info: usize) -> ! {
     }
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn second_main() -> ! {
-    loop {
-        if let Some(work) = WORK.get() {
-            work();
-            break;
-        }
-        core::hint::spin_loop();
-    }
-    loop {
-        core::hint::spin_loop();
-    }
-}
+/// Firmware's reserved regions, each with the first and the last device that uses it.
+type Regions = Vec<(u16, u16, Reserved)>;
 
 /// Brings up the unit that firmware's tables name, and everything behind it.
 fn run(rsdp: u64) -> Result<()> {
     println!("kernel: {} frames are free", memory::free_frames());
+    // SAFETY: a unit's registers, as firmware names them, and this is its only driver.
+    let host = |registers: u64| UnitHost(unsafe { Mmio::new(registers) });
     if let Some(table) = firmware::table(rsdp, *b"DMAR") {
         let dmar = Dmar::parse(table).map_err(said)?;
         let unit = dmar.units.first().ok_or("DMAR names no unit")?;
-        println!(
-            "kernel: DMAR names a VT-d unit at {:#x}, and {} reserved regions",
-            unit.registers,
-            dmar.reserved.len()
-        );
-        // SAFETY: the unit's registers, and this is its only driver.
-        let host = UnitHost(unsafe { Mmio::new(unit.registers) });
-        return drive(vtd::Unit::start(host).map_err(said)?);
+        println!("kernel: DMAR names a VT-d unit at {:#x}", unit.registers);
+        let region = |(_, scope, region): &(u16, DmarScope, Reserved)| {
+            // This kernel's devices are on bus 0, behind no bridge.
+            scope.device(|_| None).map(|device| (device, device, *region))
+        };
+        let regions = dmar.reserved.iter().filter_map(region).collect();
+        return drive(vtd::Unit::start(host(unit.registers)).map_err(said)?, &regions);
+    }
+    if let Some(table) = firmware::table(rsdp, *b"IVRS") {
+        let ivrs = Ivrs::parse(table).map_err(said)?;
+        let unit = ivrs.units.first().ok_or("IVRS names no unit")?;
+        println!("kernel: IVRS names an AMD-Vi unit at {:#x}", unit.registers);
+        let last_device = unit.devices.iter().map(|(_, last)| *last).max().unwrap_or(u16::MAX);
+        // On bus 0.
+        let capability = Some(Pci(unit.device as u8).read(unit.capability as u8));
+        let config = amdvi::Config { last_device, capability };
+        return drive(amdvi::Unit::start(host(unit.registers), config).map_err(said)?, &ivrs.reserved);
     }
     Err("firmware's tables name no IOMMU that this kernel knows".into())
 }
 
 /// Everything that is the same for each IOMMU.
-fn drive<X: Format + Copy, U: Iommu<X>>(unit: U) -> Result<()> {
+fn drive<X: Format + Copy, U: Iommu<X>>(unit: U, regions: &Regions) -> Result<()> {
     let unit = Arc::new(unit);
-    unit.enable().map_err(said)?;
-    println!("kernel: the IOMMU is on, and no device reaches anything");
     let disk = Pci::find(8, 0xffff_ff00, 0x0108_0200).ok_or("there is no NVMe disk")?;
     let card = Pci::find(0, 0xffff_ffff, 0x1041_1af4).ok_or("there is no virtio network card")?;
+    // Before the unit is on, so that what firmware reserves is always reached.
+    let disk_domain = domain(&unit, DomainId(1), disk, regions)?;
+    let card_domain = domain(&unit, DomainId(2), card, regions)?;
+    unit.enable().map_err(said)?;
+    println!("kernel: the IOMMU is on; {} reserved regions are mapped one to one", regions.len());
 
-    let disk_domain = domain(&unit, DomainId(1), disk)?;
-    let card_domain = domain(&unit, DomainId(2), card)?;
     let disk_device = attach(&disk_domain, disk)?.keeping_offsets(4095);
     both_cpus_map(&disk_device)?;
     let config = QueueConfig::ring(252, 4096).batch(16);
@@ -130,20 +138,32 @@ fn drive<X: Format + Copy, U: Iommu<X>>(unit: U) -> Result<()> {
     Ok(())
 }
 
-type Own<X, U> = (portcullis::mapper::TableMapper<Memory, Arc<U>, X>, Kernel, Memory);
+type Own<X, U> = (portcullis::mapper::TableMapper<Memory, Uninterrupted<U>, X>, Kernel, Memory);
 
-/// A domain of a device's own, which the unit leads it to.
+/// A domain of a device's own, which the unit leads it to, with what firmware reserves for the
+/// device.
 fn domain<X: Format + Copy, U: Iommu<X> + InvalidationQueue>(
     unit: &Arc<U>,
     number: DomainId,
     pci: Pci,
+    regions: &Regions,
 ) -> Result<DmaDomain<Own<X, U>>> {
+    let device = u16::from(pci.0);
+    let of_device = regions.iter().filter(|(first, last, _)| (*first..=*last).contains(&device));
     let table = PageTable::new(Memory, unit.layout().map_err(said)?).map_err(said)?;
-    let builder = Domain::builder(table, Arc::clone(unit), number).bounce(Memory, PoolConfig::default());
+    let queue = Uninterrupted(Arc::clone(unit));
+    let mut builder = Domain::builder(table, queue, number).bounce(Memory, PoolConfig::default());
+    for range in unit.reserved().iter().chain(of_device.clone().map(|(.., region)| &region.range)) {
+        builder = builder.reserve(*range);
+    }
     let domain = builder.build(Kernel).map_err(said)?;
+    for (.., region) in of_device {
+        // SAFETY: the device's memory, as firmware says; nothing else here uses it.
+        unsafe { region.map(domain.space().mapper(), &Kernel) }.map_err(said)?;
+    }
     let to = Attachment::table(number, domain.space().mapper().table());
     // SAFETY: the domain's own table; neither ends before the machine does.
-    unsafe { unit.attach(DeviceId(pci.0.into()), to) }.map_err(said)?;
+    unsafe { unit.attach(DeviceId(device.into()), to) }.map_err(said)?;
     Ok(domain)
 }
 
@@ -151,36 +171,53 @@ fn attach<X: Machine>(domain: &DmaDomain<X>, pci: Pci) -> Result<Device<X>> {
     domain.attach(DeviceId(pci.0.into()), DmaMask::BITS_64).map_err(said)
 }
 
-/// Both CPUs map and unmap in one domain, each by a queue of its own, strictly.
+/// Maps a buffer and unmaps it, strictly.
+fn map_once<X: Machine>(queue: &mut Queue<X, Buffer>) -> Option<()> {
+    let mapping = queue.map(Buffer::new(4096, 0)?, Direction::FromDevice).ok()?;
+    queue.unmap(mapping).ok()?.for_each(drop);
+    Some(())
+}
+
+/// Both CPUs map and unmap in one domain, each by a queue of its own, and so does the first one's
+/// timer interrupt by a third, which often comes while its task maps or unmaps.
 fn both_cpus_map<X: Machine>(device: &Device<X>) -> Result<()>
 where
     Device<X>: Clone + Send + Sync,
+    Queue<X, Buffer>: Send,
 {
     let own = device.clone();
-    let work = move || {
+    boot::start_second(alloc::boxed::Box::new(move || {
         let Ok(mut queue) = own.queue::<Buffer>(QueueConfig::direct()) else { return };
-        for _ in 0..MAPPINGS {
-            let Some(buffer) = Buffer::new(4096, 0) else { return };
-            let Ok(mapping) = queue.map(buffer, Direction::FromDevice) else { return };
-            let Ok(ended) = queue.unmap(mapping) else { return };
-            ended.for_each(drop);
-            DONE[boot::cpu()].fetch_add(1, Ordering::Relaxed);
+        while DONE[1].load(Ordering::Relaxed) < MAPPINGS && map_once(&mut queue).is_some() {
+            DONE[1].fetch_add(1, Ordering::Relaxed);
+        }
+    }));
+    let queue = Mutex::new(device.queue::<Buffer>(QueueConfig::direct()).map_err(said)?);
+    let handler = move || match map_once(&mut queue.lock()) {
+        Some(()) if IN_CALL.load(Ordering::Relaxed) => drop(MET.fetch_add(1, Ordering::Relaxed)),
+        Some(()) => {}
+        None => FAILED.store(true, Ordering::Relaxed),
+    };
+    interrupts::start(50_000, alloc::boxed::Box::new(handler));
+    let mut queue = device.queue::<Buffer>(QueueConfig::direct()).map_err(said)?;
+    let began = now_ns();
+    let counts = loop {
+        IN_CALL.store(true, Ordering::Relaxed);
+        map_once(&mut queue).ok_or("the first CPU could not map")?;
+        IN_CALL.store(false, Ordering::Relaxed);
+        DONE[0].fetch_add(1, Ordering::Relaxed);
+        let counts = [&DONE[0], &DONE[1], &MET].map(|count| count.load(Ordering::Relaxed));
+        if counts[0].min(counts[1]) >= MAPPINGS && counts[2] >= MEETINGS {
+            break counts;
+        }
+        if FAILED.load(Ordering::Relaxed) || now_ns() - began > 60_000_000_000 {
+            return Err(format!("not all mappings and meetings came about: {counts:?}"));
         }
     };
-    let second = work.clone();
-    WORK.call_once(|| alloc::boxed::Box::new(second));
-    boot::start_second();
-    work();
-    let began = now_ns();
-    while DONE[1].load(Ordering::Relaxed) < MAPPINGS {
-        if now_ns() - began > 60_000_000_000 {
-            return Err("the second CPU did not come to its end".into());
-        }
-        core::hint::spin_loop();
-    }
-    let counts = DONE.each_ref().map(|done| done.load(Ordering::Relaxed));
-    println!("kernel: CPUs have mapped and unmapped {counts:?} buffers");
-    if counts == [MAPPINGS; 2] { Ok(()) } else { Err("a CPU stopped early".into()) }
+    interrupts::stop();
+    println!("kernel: CPUs have mapped and unmapped {:?} buffers", &counts[..2]);
+    println!("kernel: {} interrupts mapped and unmapped while their task did", counts[2]);
+    Ok(())
 }
 
 type Disk<X> = Nvme<X, Memory, Mmio, Buffer>;

@@ -1,5 +1,6 @@
 //! Memory: a heap for the kernel's own values, and frames for everything that devices and the IOMMU reach.
 
+use core::alloc::{GlobalAlloc, Layout};
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use portcullis::addr::{PhysAddr, PhysSegment};
@@ -7,8 +8,26 @@ use portcullis::dma::DmaBuffer;
 use portcullis::platform::{CopyMemory, FRAME_SIZE, Frames, Table};
 use spin::Mutex;
 
+use crate::interrupts;
+
 #[global_allocator]
-static HEAP: linked_list_allocator::LockedHeap = linked_list_allocator::LockedHeap::empty();
+static HEAP: Uninterrupted = Uninterrupted(linked_list_allocator::LockedHeap::empty());
+
+/// A heap behind a lock that interrupt handlers take, too.
+struct Uninterrupted(linked_list_allocator::LockedHeap);
+
+// SAFETY: everything is passed on.
+unsafe impl GlobalAlloc for Uninterrupted {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller's promise.
+        interrupts::off(|| unsafe { self.0.alloc(layout) })
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise.
+        interrupts::off(|| unsafe { self.0.dealloc(at, layout) });
+    }
+}
 
 /// The heap, and the frames behind it: 16 MiB, and up to 128 MiB.
 const HEAP_BEGIN: usize = 16 << 20;
@@ -24,7 +43,7 @@ static END: AtomicU64 = AtomicU64::new(0);
 /// Takes the memory that the loader names: where its map of regions is, and how many there are.
 pub fn start(map: u64, regions: u32) {
     // SAFETY: memory of the machine from 16 MiB on, which holds nothing: the kernel is below, the loader's data above or below.
-    unsafe { HEAP.lock().init(HEAP_BEGIN as *mut u8, HEAP_BYTES) };
+    unsafe { HEAP.0.lock().init(HEAP_BEGIN as *mut u8, HEAP_BYTES) };
     for index in 0..u64::from(regions) {
         let at = (map + index * 24) as *const u64;
         // SAFETY: the loader's map, of entries of 24 bytes.
@@ -50,11 +69,14 @@ pub struct Memory;
 unsafe impl Frames for Memory {
     fn alloc(&self, count: usize) -> Option<PhysAddr> {
         let step = count.checked_next_power_of_two().filter(|_| count > 0)?;
-        let mut taken = TAKEN.lock();
-        let fits = |first: &usize| taken.get(*first..first + count).is_some_and(|run| !run.contains(&true));
-        let first = (0..MOST_FRAMES).step_by(step).find(fits)?;
-        taken[first..first + count].fill(true);
-        drop(taken);
+        let first = interrupts::off(|| {
+            let mut taken = TAKEN.lock();
+            let fits =
+                |first: &usize| taken.get(*first..first + count).is_some_and(|run| !run.contains(&true));
+            let first = (0..MOST_FRAMES).step_by(step).find(fits)?;
+            taken[first..first + count].fill(true);
+            Some(first)
+        })?;
         let at = FRAMES_BEGIN + first as u64 * FRAME_SIZE;
         // SAFETY: given out above.
         unsafe { core::ptr::write_bytes(at as *mut u8, 0, count * FRAME_SIZE as usize) };
@@ -63,7 +85,7 @@ unsafe impl Frames for Memory {
 
     unsafe fn free(&self, first: PhysAddr, count: usize) {
         let first = ((first.get() - FRAMES_BEGIN) / FRAME_SIZE) as usize;
-        TAKEN.lock()[first..first + count].fill(false);
+        interrupts::off(|| TAKEN.lock()[first..first + count].fill(false));
     }
 
     // QEMU's units say that their walkers are not coherent; on x86 a store is seen by all when it has left the CPU.

@@ -14,7 +14,11 @@ pub use ivrs::{Ivrs, IvrsUnit};
 
 use alloc::vec::Vec;
 
-use portcullis::addr::{AddrError, IovaRange, Permissions};
+use portcullis::addr::{AddrError, IovaRange, PageSize, Permissions, PhysAddr};
+use portcullis::invalidation::Gather;
+use portcullis::mapper::Mapper;
+use portcullis::pgtable::MapError;
+use portcullis::platform::Platform;
 
 /// Bytes of the header that all tables share (ACPI Specification, Release 6.5, section 5.2.6).
 const HEADER: usize = 36;
@@ -73,6 +77,40 @@ pub struct Reserved {
     pub range: IovaRange,
     /// What the device does there.
     pub permissions: Permissions,
+}
+
+impl Reserved {
+    /// The whole pages of `granule` that the region touches.
+    fn pages(&self, granule: PageSize) -> Option<IovaRange> {
+        let first = self.range.start().align_down(granule);
+        let end = granule.round_up(self.range.last().get().checked_add(1)?)?;
+        IovaRange::new(first, end.checked_sub(first.get())?).ok()
+    }
+
+    /// Maps the region one to one, in whole pages, before a device that uses it is attached to the
+    /// domain, which [keeps it free](portcullis::dma::DomainBuilder::reserve): so it is never
+    /// handed out, and nothing of the domain's unmaps it. May allocate page tables.
+    ///
+    /// # Errors
+    /// [`MapError`]: nothing is mapped. [`MapError::AlreadyMapped`] where another region of the
+    /// domain is in one of its pages.
+    ///
+    /// # Safety
+    /// The memory is as firmware says: the device's, and nothing else relies on what is in its
+    /// pages.
+    pub unsafe fn map<M: Mapper, P: Platform>(&self, mapper: &M, platform: &P) -> Result<(), MapError> {
+        let aperture = mapper.geometry().aperture;
+        let pages = mapper.geometry().page_sizes.smallest().and_then(|granule| self.pages(granule));
+        let beyond = MapError::BeyondAperture { range: self.range, last: aperture.last() };
+        let pages = pages.ok_or(beyond)?;
+        let list = [(PhysAddr::new(pages.start().get()), pages.len())];
+        let mut gather = Gather::new();
+        // SAFETY: the caller's promise.
+        unsafe { mapper.map(platform, pages, list, self.permissions, &mut gather) }.inspect_err(|_| {
+            // No device is led there yet, and the addresses are never used for anything else.
+            let _ = mapper.sync(&gather);
+        })
+    }
 }
 
 /// The bytes of a table, or of a part of it.

@@ -5,6 +5,10 @@
 //! "PCI Resources", section 3.4 "IOMMU MMIO Registers".
 #![allow(missing_docs, reason = "names of the manual")]
 
+use portcullis::addr::IovaRange;
+
+use crate::iommu::addresses;
+
 /// Offsets of registers, in bytes. All have 64 bits.
 pub mod reg {
     pub const DEVICE_TABLE_BASE: usize = 0x00;
@@ -74,7 +78,8 @@ pub const EXCLUSION_ON: u64 = 3;
 
 /// Addresses that are no memory whatever the tables say, the first and the last: interrupts, and
 /// what HyperTransport keeps for itself (table "Special Address Controls").
-pub const RESERVED: [(u64, u64); 2] = [(0xfee0_0000, 0xfeef_ffff), (0xfd_0000_0000, 0xff_ffff_ffff)];
+pub const RESERVED: [IovaRange; 2] =
+    [addresses(0xfee0_0000, 0xfeef_ffff), addresses(0xfd_0000_0000, 0xff_ffff_ffff)];
 
 /// The device table's base register: the table of `frames` frames.
 pub const fn device_table(table: u64, frames: usize) -> u64 {

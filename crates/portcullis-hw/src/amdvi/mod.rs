@@ -8,7 +8,8 @@
 //!
 //! Host translation by version 1 tables. Devices' own TLBs stay off, as do page requests, guest
 //! translation, and the exclusion range. Interrupts are not remapped: no entry of the device table
-//! has an interrupt table. Mappers keep the addresses of [`reserved`] out of use.
+//! has an interrupt table. Mappers keep what the unit
+//! [reserves](crate::Iommu::reserved) out of use.
 
 mod events;
 mod layout;
@@ -18,4 +19,4 @@ mod switch;
 mod tests;
 mod unit;
 
-pub use unit::{Capabilities, Config, Unit, reserved};
+pub use unit::{Capabilities, Config, Unit};

@@ -3,9 +3,9 @@
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 
-use portcullis::addr::{DeviceId, DomainId, Iova, PhysAddr};
+use portcullis::addr::{DeviceId, DomainId, Iova, PageSize, PhysAddr};
 use portcullis::invalidation::{Invalidation, InvalidationError, InvalidationQueue, Request};
-use portcullis::pgtable::AmdV1;
+use portcullis::pgtable::{AmdV1, PageTable};
 
 use super::layout::{capability, command, control, entry, event, feature, reg, status};
 use super::{Config, Unit};
@@ -232,9 +232,24 @@ fn capabilities() {
     }
 }
 
+/// Hardware has a bug with them (as `AmdV1` says), however many levels it walks.
+#[test]
+fn domains_get_no_pages_of_512_gib() {
+    for levels in [0, 1 << 10, 2 << 10] {
+        let (host, memory) = host(levels);
+        let unit = Unit::start(host, config()).unwrap();
+        let sizes = PageTable::new(memory, unit.layout().unwrap()).unwrap().page_sizes();
+        assert!(sizes.contains(PageSize::SIZE_1G));
+        let larger = (39..64).filter_map(PageSize::from_shift).find(|size| sizes.contains(*size));
+        assert_eq!(larger, None);
+    }
+}
+
 #[test]
 fn what_is_no_memory_is_kept_out_of_use() {
-    let said: Vec<_> = super::reserved().iter().map(|range| (range.start().get(), range.len())).collect();
+    let (host, _) = host(0);
+    let unit = Unit::start(host, config()).unwrap();
+    let said: Vec<_> = unit.reserved().iter().map(|range| (range.start().get(), range.len())).collect();
     assert_eq!(said, [(0xfee0_0000, 1 << 20), (1012 << 30, 12 << 30)]);
 }
 

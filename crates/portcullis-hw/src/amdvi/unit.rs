@@ -1,6 +1,5 @@
 //! A unit: bring-up, take-over, the table that leads devices to domains, shutdown.
 
-use arrayvec::ArrayVec;
 use portcullis::addr::{DeviceId, DomainId, Iova, IovaRange};
 use portcullis::invalidation::{Invalidation, InvalidationError, InvalidationQueue, Request};
 use portcullis::pgtable::{AmdV1, Format};
@@ -238,13 +237,6 @@ impl<H: Host> Unit<H> {
     }
 }
 
-/// The addresses that the unit translates for no device, which the mappers of its domains must keep
-/// out of use.
-pub fn reserved() -> ArrayVec<IovaRange, 2> {
-    let range = |(first, last): &(u64, u64)| IovaRange::from_bounds(Iova::new(*first), Iova::new(*last)).ok();
-    RESERVED.iter().filter_map(range).collect()
-}
-
 /// A device table for the devices up to `last`, all attached to nothing.
 fn device_words<F: Frames>(frames: &F, last: u16) -> Result<Words, UnitError> {
     let count = usize::from(last) / entry::PER_FRAME + 1;
@@ -263,6 +255,10 @@ impl<H: Host> Iommu<AmdV1> for Unit<H> {
 
     fn domains(&self) -> (DomainId, DomainId) {
         (DomainId(NOTHING + 1), DomainId(PASS_THROUGH - 1))
+    }
+
+    fn reserved(&self) -> &'static [IovaRange] {
+        &RESERVED
     }
 
     fn last_iova(&self) -> Iova {

@@ -91,7 +91,9 @@ impl Directory {
     }
 
     fn key(&self, level: u32, device: u32) -> (u32, u32) {
-        (level, device >> self.shift(level + 1))
+        // Above the highest level there is one of which all devices are: its shift is wider than
+        // their numbers.
+        (level, device.checked_shr(self.shift(level + 1)).unwrap_or(0))
     }
 
     /// Makes the tables that lead to a device's context, as far as they are missing. Where the
@@ -104,7 +106,7 @@ impl Directory {
             }
             let table = Words::new(frames, 1)?;
             if let Some(above) = self.tables.get(&self.key(level + 1, device)) {
-                let index = (device >> self.shift(level + 1)) as usize % TABLE_ENTRIES;
+                let index = self.key(level, device).1 as usize % TABLE_ENTRIES;
                 above.store(frames, index, number(table.phys().get()) | directory::VALID);
             }
             self.tables.insert(key, table);
@@ -130,5 +132,19 @@ impl Directory {
             let place = self.find(*device);
             *device > last && place.is_some_and(|place| place.load(frames, context::CONTROL) != 0)
         })
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_device_is_below_the_one_root() {
+        for context_bits in [6, 7] {
+            let none = Directory { tables: BTreeMap::new(), context_bits, context_words: 4 };
+            assert_eq!(none.key(LEVELS, u32::MAX), (LEVELS, 0));
+            assert_eq!(none.key(LEVELS - 1, none.last_device(LEVELS)), (LEVELS - 1, 0));
+        }
     }
 }

@@ -387,6 +387,29 @@ fn invalidations_go_to_the_stages_that_are_used() {
     assert_eq!(done(&unit), [command::SYNC], "no device has a TLB");
 }
 
+/// Where a walk of the second stage starts follows from the physical addresses that the unit has:
+/// with up to 16 tables side by side at the top before there is one level more (DDI 0487, section
+/// D8.2, tables of the initial lookup level).
+#[test]
+fn walks_start_where_the_units_addresses_begin() {
+    fn start<const GRANULE: u32>(code: u32) -> (u32, u32) {
+        let idr5 = IDR5 & !7 | code;
+        let unit = Fake::<GRANULE>::start(host_with(&Memory::new(64), [IDR0, IDR1, IDR3, idr5], |_| {}));
+        let layout = unit.unwrap().capabilities().layout::<GRANULE>(Stage::Two).unwrap();
+        (64 - layout.t0sz(), layout.sl0().unwrap())
+    }
+    for (code, bits, sl0) in [
+        (0, 32, [0, 1, 0]),
+        (1, 36, [1, 1, 1]),
+        (2, 40, [1, 1, 1]),
+        (3, 42, [1, 2, 1]),
+        (4, 44, [2, 2, 1]),
+        (5, 48, [2, 2, 2]),
+    ] {
+        assert_eq!([start::<12>(code), start::<14>(code), start::<16>(code)], sl0.map(|sl0| (bits, sl0)));
+    }
+}
+
 #[test]
 fn what_a_unit_cannot_lead_to_is_refused() {
     // 8 bits of ASIDs, 8 of streams, 40 bits of addresses.

@@ -1,9 +1,17 @@
 //! Registers and structures of Intel VT-d: where bits lie, and nothing else.
 //!
-//! Source: Intel Virtualization Technology for Directed I/O, Architecture Specification, Rev. 4.1 (March 2023): section 6.5
-//! "Invalidation of Translation Caches", chapter 7 "Address Translation Faults", chapter 9 "Translation Structure Formats",
-//! section 11.4 "Register Descriptions".
+//! Source: Intel Virtualization Technology for Directed I/O, Architecture Specification, Rev. 4.1
+//! (March 2023): section 6.5 "Invalidation of Translation Caches", chapter 7 "Address Translation
+//! Faults", chapter 9 "Translation Structure Formats", section 11.4 "Register Descriptions";
+//! "Handling Requests to Interrupt Address Range" in chapter 3.
 #![allow(missing_docs, reason = "names of the manual")]
+
+use portcullis::addr::IovaRange;
+
+use crate::iommu::addresses;
+
+/// Writes there are interrupts, and all else is refused.
+pub const INTERRUPTS: [IovaRange; 1] = [addresses(0xfee0_0000, 0xfeef_ffff)];
 
 /// Offsets of registers, in bytes.
 pub mod reg {
@@ -53,8 +61,10 @@ pub mod fsts {
     pub const ITE: u32 = 1 << 6;
 }
 
-/// The mode of the root table (RTADDR): 0 is legacy mode.
+/// The mode of the root table (RTADDR, section 11.4.5): legacy mode, scalable mode. 3 refuses all.
 pub const RTADDR_MODE: u64 = 3 << 10;
+pub const RTADDR_LEGACY: u64 = 0 << 10;
+pub const RTADDR_SCALABLE: u64 = 1 << 10;
 
 /// Fault events (FECTL): interrupts are masked.
 pub const FECTL_IM: u32 = 1 << 31;
@@ -100,6 +110,10 @@ pub mod cap {
     /// An invalidation can wait for writes, for reads.
     pub const DWD: u64 = 1 << 54;
     pub const DRD: u64 = 1 << 55;
+    /// First stage: pages of 1 GiB (those of 2 MiB are always there), tables of 5 levels (4 always
+    /// are).
+    pub const FS1GP: u64 = 1 << 56;
+    pub const FS5LP: u64 = 1 << 60;
 }
 
 /// Fields of the Extended Capability Register.
@@ -110,20 +124,32 @@ pub mod ecap {
     pub const DT: u64 = 1 << 2;
     pub const PT: u64 = 1 << 6;
     pub const SC: u64 = 1 << 7;
+    /// Scalable mode; in it, the second stage, the first stage.
+    pub const SMTS: u64 = 1 << 43;
+    pub const SSTS: u64 = 1 << 46;
+    pub const FSTS: u64 = 1 << 47;
+    /// The walker of PASID tables and page tables can be coherent in scalable mode.
+    pub const SMPWC: u64 = 1 << 48;
 }
 
-/// The size field of IQA for one frame: 256 descriptors of 16 bytes.
-pub const IQA_ONE_FRAME: u64 = 0;
+/// IQA for 256 descriptors: one frame of 16 bytes each, or (DW is set) two of 32 bytes.
+pub const IQA_NARROW: u64 = 0;
+pub const IQA_WIDE: u64 = 1 << 11 | 1;
+
+/// Where the index of a descriptor begins in IQH and IQT: they count bytes.
+pub const NARROW_SHIFT: u32 = 4;
+pub const WIDE_SHIFT: u32 = 5;
 
 /// The index in IQH, or the value of IQT for one.
-pub const fn queue_index(register: u64) -> u64 {
-    register >> 4 & 0x7fff
+pub const fn queue_index(register: u64, shift: u32) -> u64 {
+    (register & 0x7_fff0) >> shift
 }
-pub const fn queue_tail(index: u32) -> u64 {
-    (index as u64) << 4
+pub const fn queue_tail(index: u32, shift: u32) -> u64 {
+    (index as u64) << shift
 }
 
-/// Descriptors of the invalidation queue, of 128 bits (section 6.5.2).
+/// Descriptors of the invalidation queue (section 6.5.2): the lower 128 bits. Where they have 256,
+/// the others are zero.
 pub mod descriptor {
     /// The context cache: all of it.
     pub const CONTEXT_ALL: [u64; 2] = [1 | 1 << 4, 0];
@@ -142,6 +168,20 @@ pub mod descriptor {
     pub const fn iotlb_pages(drain: u64, domain: u16, address: u64, order: u32, leaf_only: bool) -> [u64; 2] {
         [2 | 3 << 4 | drain | (domain as u64) << 16, address | (leaf_only as u64) << 6 | order as u64]
     }
+    /// What the first stage has cached for requests without PASID, and such pages. They wait for
+    /// accesses under way unasked.
+    pub const fn first_stage_all(domain: u16) -> [u64; 2] {
+        [6 | 2 << 4 | (domain as u64) << 16 | (super::RID_PASID as u64) << 32, 0]
+    }
+    pub const fn first_stage_pages(domain: u16, address: u64, order: u32, leaf_only: bool) -> [u64; 2] {
+        let low = 6 | 3 << 4 | (domain as u64) << 16 | (super::RID_PASID as u64) << 32;
+        [low, address | (leaf_only as u64) << 6 | order as u64]
+    }
+    /// The PASID cache: all of it; of the requests without PASID of a domain.
+    pub const PASIDS_ALL: [u64; 2] = [7 | 3 << 4, 0];
+    pub const fn pasids_of(domain: u16) -> [u64; 2] {
+        [7 | 1 << 4 | (domain as u64) << 16 | (super::RID_PASID as u64) << 32, 0]
+    }
     pub const DRAIN_WRITES: u64 = 1 << 6;
     pub const DRAIN_READS: u64 = 1 << 7;
     /// A device's own TLB: 2^`order` pages at `address`. An order above 0 is said by the address: S is set, and of the bits from 12
@@ -159,8 +199,9 @@ pub mod descriptor {
     pub const NOTHING: [u64; 2] = iotlb_domain(0, 0);
 }
 
-/// Root and context entries of legacy mode: 256 of two words in a frame.
+/// Root and context entries of legacy mode (sections 9.1 and 9.3): 256 of two words in a frame.
 pub mod entry {
+    /// Of all entries, in both modes, in the first word.
     pub const PRESENT: u64 = 1;
     pub const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
     /// Translation types.
@@ -172,6 +213,56 @@ pub mod entry {
     }
     pub const fn domain_of(high: u64) -> u16 {
         (high >> 8) as u16
+    }
+}
+
+/// The PASID that requests without one are taken to have. A unit without RPS (ECAP) takes it to be
+/// 0.
+pub const RID_PASID: u32 = 0;
+
+/// Context entries of scalable mode (section 9.4): 128 of four words in a frame, of which a root
+/// entry (section 9.2) names two, each in a word like that of legacy mode. The last two words are
+/// reserved.
+pub mod scalable {
+    /// How many devices a frame has entries for, as a binary logarithm, and words of an entry.
+    pub const DEVICES_SHIFT: u32 = 7;
+    pub const WORDS: usize = 4;
+    /// The first word: a PASID directory of 128 entries (PDTS is 0), no PASIDs of the device's own
+    /// (PASIDE is 0), no translations that it caches (DTE is 0), no page requests (PRE is 0).
+    pub const fn context(directory: u64) -> u64 {
+        directory
+    }
+    /// The second word: requests without PASID are a user's (RID_PRIV is 0).
+    pub const RID: u64 = super::RID_PASID as u64;
+}
+
+/// PASID tables (sections 9.5 and 9.6): a directory of words, each of which names a table of 64
+/// entries of eight words. The first entry of the first table is [`RID_PASID`]'s. The last five
+/// words are reserved here, where nothing is nested.
+pub mod pasid {
+    /// Words of an entry that are not reserved.
+    pub const WORDS: usize = 3;
+    /// The first word: translation types, by PGTT; the address width of the second stage; the
+    /// address of its root.
+    pub const PGTT: u64 = 7 << 6;
+    pub const FIRST_STAGE: u64 = 1 << 6;
+    pub const SECOND_STAGE: u64 = 2 << 6;
+    pub const PASS_THROUGH: u64 = 4 << 6;
+    pub const fn width(aw: u32) -> u64 {
+        (aw as u64) << 2
+    }
+    /// The second word: the domain, and (PWSNP) that walks look into CPUs' caches.
+    pub const fn domain(domain: u16) -> u64 {
+        domain as u64
+    }
+    pub const fn domain_of(second: u64) -> u16 {
+        second as u16
+    }
+    pub const WALKS_SNOOP: u64 = 1 << 23;
+    /// The third word: the levels and the address of the first stage's root, and (NXE) that bit 63
+    /// of its entries forbids execution. Privileged requests are refused (SRE is 0).
+    pub const fn first_stage(root: u64, fspm: u32) -> u64 {
+        root | (fspm as u64) << 2 | 1 << 5
     }
 }
 

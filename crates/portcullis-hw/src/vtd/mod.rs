@@ -4,11 +4,24 @@
 //! attached. The unit is the [`InvalidationQueue`](portcullis::invalidation::InvalidationQueue) of all its domains: give each
 //! an `Arc` of it, or of a [`SharedQueue`](portcullis::invalidation::SharedQueue) around one, so that CPUs share waits.
 //!
-//! Legacy mode, second stage. Interrupt remapping is left as it is.
+//! The unit walks tables of the second stage, in legacy mode or in scalable mode ([`Mode`]). In
+//! scalable mode it may have the first stage, too, whose tables are those of x86-64: [`FirstStage`]
+//! is the unit for domains that have these. Each device is led to tables of one stage, by its
+//! requests without PASID; those with one are refused, and so is what devices would cache for
+//! themselves. Interrupt remapping is left as it is.
 
+mod capabilities;
 mod faults;
+mod first_stage;
 mod layout;
+#[cfg(all(test, not(loom)))]
+mod mode_tests;
 mod queue;
+mod tables;
+#[cfg(all(test, not(loom)))]
+mod tests;
 mod unit;
 
-pub use unit::{Capabilities, Unit};
+pub use capabilities::{Capabilities, Mode};
+pub use first_stage::FirstStage;
+pub use unit::Unit;

@@ -3,23 +3,60 @@
 use portcullis::addr::DomainId;
 use portcullis::invalidation::{Invalidation, InvalidationError, Request};
 
-use super::layout::{cap, descriptor, ecap, fsts, queue_index, queue_tail, reg};
+use super::capabilities::Capabilities;
+use super::layout::{NARROW_SHIFT, WIDE_SHIFT, cap, descriptor, fsts, queue_index, queue_tail, reg};
 use crate::command_ring::Doorbell;
 use crate::host::{Host, Registers};
 use crate::queue::{Command, Commands, Failure, Port, REFUSED, block_around};
 
 /// The unit's side of the ring.
-pub(super) struct Bell<'a, H>(pub &'a H);
+pub(super) struct Bell<'a, H> {
+    host: &'a H,
+    /// Where an index begins in the registers.
+    shift: u32,
+}
+
+impl<'a, H> Bell<'a, H> {
+    /// That of a ring whose descriptors are of 256 bits, or of 128.
+    pub fn new(host: &'a H, wide: bool) -> Self {
+        Self { host, shift: if wide { WIDE_SHIFT } else { NARROW_SHIFT } }
+    }
+}
 
 impl<H: Host> Doorbell for Bell<'_, H> {
     fn ring(&self, tail: u32) {
-        self.0.registers().write64(reg::IQT, queue_tail(tail));
+        self.host.registers().write64(reg::IQT, queue_tail(tail, self.shift));
     }
 
     fn head(&self) -> u32 {
-        let head = self.0.registers().read64(reg::IQH);
+        let head = self.host.registers().read64(reg::IQH);
         // All ones where nothing answers.
-        if head == u64::MAX { u32::MAX } else { queue_index(head) as u32 }
+        if head == u64::MAX { u32::MAX } else { queue_index(head, self.shift) as u32 }
+    }
+}
+
+/// The stage of a domain's tables, which says what an invalidation is made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// The first: the translations of requests without PASID.
+    First,
+    /// The second. `drain` has invalidations wait for accesses under way.
+    Second { drain: u64 },
+}
+
+impl Stage {
+    fn domain(self, domain: u16) -> Command {
+        match self {
+            Self::First => descriptor::first_stage_all(domain),
+            Self::Second { drain } => descriptor::iotlb_domain(drain, domain),
+        }
+    }
+
+    fn pages(self, domain: u16, (address, order): (u64, u32), leaf_only: bool) -> Command {
+        match self {
+            Self::First => descriptor::first_stage_pages(domain, address, order, leaf_only),
+            Self::Second { drain } => descriptor::iotlb_pages(drain, domain, address, order, leaf_only),
+        }
     }
 }
 
@@ -31,7 +68,7 @@ impl<H: Host> Port for Bell<'_, H> {
     }
 
     fn failure(&self, _: &dyn Fn(u32) -> u64) -> Option<Failure> {
-        let registers = self.0.registers();
+        let registers = self.host.registers();
         let status = registers.read32(reg::FSTS);
         if status == u32::MAX || status & (fsts::IQE | fsts::ITE) == 0 {
             return None;
@@ -41,16 +78,16 @@ impl<H: Host> Port for Bell<'_, H> {
             let error = InvalidationError::Rejected { code: details as u32 & 0xf };
             return Some(Failure { error: Some(error), bad: Some(self.head()), status });
         }
-        let (device, waited_ns) = ((details >> 32) as u32 & 0xffff, self.0.patience_ns());
+        let (device, waited_ns) = ((details >> 32) as u32 & 0xffff, self.host.patience_ns());
         let error = Some(InvalidationError::DeviceTimedOut { device, waited_ns });
         Some(Failure { error, bad: None, status })
     }
 
     fn go_on(&self, failure: &Failure) {
         let clear = failure.status & (fsts::IQE | fsts::ITE | fsts::ICE);
-        self.0.registers().write32(reg::FSTS, clear);
+        self.host.registers().write32(reg::FSTS, clear);
         // Read back, so that the next CPU that looks does not find what is cleared.
-        let _ = self.0.registers().read32(reg::FSTS);
+        let _ = self.host.registers().read32(reg::FSTS);
     }
 }
 
@@ -60,30 +97,32 @@ impl<H: Host> Port for Bell<'_, H> {
 /// [`REFUSED`]: the unit has no such domain or device. (It would stop, and fail what others ask for.)
 pub(super) fn describe(
     out: &mut Commands,
-    (caps, extended): (u64, u64),
-    drain: u64,
+    capabilities: &Capabilities,
+    stage: Stage,
     request: &Request,
 ) -> Result<bool, InvalidationError> {
     let DomainId(domain) = request.domain;
+    let caps = capabilities.cap();
     if u32::from(domain) >> cap::domain_bits(caps).min(16) != 0 {
         return Err(REFUSED);
     }
     let descriptor = match request.invalidation {
-        Invalidation::Domain => descriptor::iotlb_domain(drain, domain),
+        Invalidation::Domain => stage.domain(domain),
         Invalidation::Range { range, leaf_only } => match block_around(range) {
-            Some((address, order)) if caps & cap::PSI != 0 && order <= cap::mamv(caps) => {
-                descriptor::iotlb_pages(drain, domain, address, order, leaf_only)
+            Some(block) if caps & cap::PSI != 0 && block.1 <= cap::mamv(caps) => {
+                stage.pages(domain, block, leaf_only)
             }
-            _ => descriptor::iotlb_domain(drain, domain),
+            _ => stage.domain(domain),
         },
         Invalidation::DeviceTlb { device, range } => {
             // All addresses: the largest block that the descriptor can say.
             let (address, order) = range.and_then(block_around).unwrap_or((0, 52));
             let source = u16::try_from(device.0).map_err(|_| REFUSED)?;
-            match extended & ecap::DT {
+            if capabilities.has_device_tlbs() {
+                descriptor::device_tlb(source, address, order)
+            } else {
                 // Behind this unit no device caches anything. The wait puts the call in order with all others.
-                0 => descriptor::NOTHING,
-                _ => descriptor::device_tlb(source, address, order),
+                descriptor::NOTHING
             }
         }
     };
@@ -94,7 +133,10 @@ pub(super) fn describe(
 mod tests {
     use portcullis::addr::{DeviceId, Iova, IovaRange};
 
+    use super::super::layout::ecap;
     use super::*;
+
+    const SECOND: Stage = Stage::Second { drain: 0 };
 
     fn range(start: u64, len: u64) -> IovaRange {
         IovaRange::new(Iova::new(start), len).unwrap()
@@ -102,29 +144,34 @@ mod tests {
 
     #[test]
     fn a_unit_without_page_selective_invalidation_forgets_the_domain() {
-        let request = |range| Request {
-            domain: DomainId(7),
-            invalidation: Invalidation::Range { range, leaf_only: true },
-        };
-        let described = |caps, range| {
+        let described = |caps, stage, range| {
             let mut out = Commands::new();
-            assert_eq!(describe(&mut out, (caps | 6, 0), 0, &request(range)), Ok(true));
+            let request =
+                Request { domain: DomainId(7), invalidation: Invalidation::Range { range, leaf_only: true } };
+            let capabilities = Capabilities { cap: caps | 6, ecap: 0 };
+            assert_eq!(describe(&mut out, &capabilities, stage, &request), Ok(true));
             out[0]
         };
         let page = range(0x5000, 0x1000);
-        assert_eq!(described(0, page), descriptor::iotlb_domain(0, 7));
-        assert_eq!(described(cap::PSI, page), descriptor::iotlb_pages(0, 7, 0x5000, 0, true));
+        assert_eq!(described(0, SECOND, page), descriptor::iotlb_domain(0, 7));
+        assert_eq!(described(0, Stage::First, page), descriptor::first_stage_all(7));
+        assert_eq!(described(cap::PSI, SECOND, page), descriptor::iotlb_pages(0, 7, 0x5000, 0, true));
         // A mask of at most 2 pages.
         let caps = cap::PSI | 1 << 48;
-        assert_eq!(described(caps, range(0x4000, 0x2000)), descriptor::iotlb_pages(0, 7, 0x4000, 1, true));
-        assert_eq!(described(caps, range(0x5000, 0x2000)), descriptor::iotlb_domain(0, 7));
+        let (two, across) = (range(0x4000, 0x2000), range(0x5000, 0x2000));
+        assert_eq!(described(caps, SECOND, two), descriptor::iotlb_pages(0, 7, 0x4000, 1, true));
+        assert_eq!(described(caps, SECOND, across), descriptor::iotlb_domain(0, 7));
+        // Type 6, pages of a PASID, which is 0.
+        assert_eq!(described(caps, Stage::First, two), [6 | 3 << 4 | 7 << 16, 0x4000 | 1 << 6 | 1]);
+        assert_eq!(described(caps, Stage::First, across), [6 | 2 << 4 | 7 << 16, 0]);
     }
 
     #[test]
     fn what_the_unit_has_no_number_for_is_refused() {
         let asked = |domain, extended, invalidation| {
             let request = Request { domain: DomainId(domain), invalidation };
-            describe(&mut Commands::new(), (0, extended), 0, &request)
+            let capabilities = Capabilities { cap: 0, ecap: extended };
+            describe(&mut Commands::new(), &capabilities, SECOND, &request)
         };
         // Four bits of domains.
         assert_eq!(asked(15, 0, Invalidation::Domain), Ok(true));

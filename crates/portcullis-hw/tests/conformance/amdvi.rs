@@ -1,13 +1,14 @@
 //! QEMU's AMD-Vi: it caches translations, reads a device's entry whenever it has none of its
 //! address, and an invalidation of any pages takes all of the domain.
 
-use portcullis::addr::{DeviceId, DomainId};
+use portcullis::addr::{DeviceId, DomainId, IovaRange};
 use portcullis::invalidation::{InvalidationQueue, Request};
 use portcullis::pgtable::AmdV1;
-use portcullis_hw::amdvi::{Config, Unit, reserved};
+use portcullis_hw::acpi::{Ivrs, Reserved};
+use portcullis_hw::amdvi::{Config, Unit};
 use portcullis_hw::{Fault, Iommu, Registers};
 
-use super::kind::{Kind, Tables, TablesMapper, kind_with_tables};
+use super::kind::{Kind, Tables, TablesMapper, kind_with_tables, table};
 use super::machine::{Machine, QemuHost, Ram, Result};
 
 /// Where QEMU has the unit's registers.
@@ -51,8 +52,19 @@ kind_with_tables!(Unit<QemuHost>, AmdV1, {
         Machine::pc(&[&[unit], devices].concat())
     }
 
-    fn machine_without() -> Result<Machine> {
-        Machine::pc(&[])
+    fn machine_without() -> Option<Result<Machine>> {
+        Some(Machine::pc(&[]))
+    }
+
+    /// By a memory definition of one device, to be mapped one to one, to read and to write.
+    fn firmware(device: DeviceId, range: IovaRange) -> Result<Reserved> {
+        let (start, len) = (range.start().get().to_le_bytes(), range.len().to_le_bytes());
+        let number = (device.0 as u16).to_le_bytes();
+        let parts = [&[0; 12][..], &[0x21, 0b111, 32, 0], &number, &[0; 10], &start, &len];
+        let said = Ivrs::parse(&table(*b"IVRS", &parts))?.reserved;
+        let mut regions =
+            said.iter().filter(|(first, last, _)| (*first..=*last).contains(&(device.0 as u16)));
+        Ok(regions.next().ok_or("no region of this device")?.2)
     }
 
     fn start(machine: &Machine) -> Result<Self> {
@@ -61,6 +73,6 @@ kind_with_tables!(Unit<QemuHost>, AmdV1, {
         // configuration (XTSup) is for a host that cannot read the block.
         let can_read = machine.window(REGISTERS).read64(0x30) & 1 << 2 == 0;
         let config = Config { capability: capability(machine).filter(|_| can_read), ..Config::default() };
-        Ok(Self::new(Unit::start(machine.host(REGISTERS), config)?).without(&reserved()))
+        Ok(Self::new(Unit::start(machine.host(REGISTERS), config)?))
     }
 });

@@ -4,10 +4,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use portcullis::addr::{DeviceId, DomainId, IovaRange};
+use portcullis::addr::{DeviceId, DomainId, IovaRange, Permissions};
 use portcullis::invalidation::{Costs, Invalidation, InvalidationError, InvalidationQueue, Request};
 use portcullis::mapper::{Mapper, TableMapper};
 use portcullis::pgtable::{Format, PageTable};
+use portcullis_hw::acpi::Reserved;
 use portcullis_hw::{Access, Attachment, Fault, Iommu, Reason};
 
 use super::machine::{Machine, Ram, Result};
@@ -37,11 +38,15 @@ pub trait Kind: Sized + Sync {
     /// Whether a driver that takes over leaves things as they are until it is enabled.
     const KEEPS_UNTIL_ENABLED: bool = true;
 
+    /// Whether the model caches what is absent where it says so; if not, why not.
+    const CACHES_ABSENT: std::result::Result<(), &str> =
+        Err("QEMU looks for it again, also where it says that it caches it");
+
     /// A machine of the configuration `unit`, with `devices`.
     fn machine(unit: &str, devices: &[&str]) -> Result<Machine>;
 
-    /// A machine without a unit.
-    fn machine_without() -> Result<Machine>;
+    /// A machine without a unit, if there is one.
+    fn machine_without() -> Option<Result<Machine>>;
 
     /// Starts the driver on the machine's unit, which is not enabled yet.
     fn start(machine: &Machine) -> Result<Self>;
@@ -49,8 +54,17 @@ pub trait Kind: Sized + Sync {
     /// Enables it.
     fn enable(&self) -> Result<()>;
 
-    /// The translations of a domain that no device is attached to.
-    fn mapper(&self, ram: &Ram, domain: DomainId) -> Result<Self::Mapper>;
+    /// The translations of a domain that no device is attached to, with only the unit's addresses
+    /// reserved.
+    fn mapper(&self, ram: &Ram, domain: DomainId) -> Result<Self::Mapper> {
+        self.mapper_without(ram, domain, &[])
+    }
+
+    /// The same, and these addresses reserved.
+    fn mapper_without(&self, ram: &Ram, domain: DomainId, reserved: &[IovaRange]) -> Result<Self::Mapper>;
+
+    /// The addresses that the unit translates for no device, or that devices keep for themselves.
+    fn reserved(&self) -> Result<Vec<IovaRange>>;
 
     /// How much memory the mapper's tables take, where they are in memory.
     fn table_bytes(mapper: &Self::Mapper) -> Option<usize>;
@@ -70,6 +84,15 @@ pub trait Kind: Sized + Sync {
     /// From now on invalidations are confirmed and not made (`true`), or made again. Whether the IOMMU has any.
     fn neglect(&self, neglect: bool) -> bool;
 
+    /// What firmware says that reserves `range` for `device`: by the table of ACPI that describes
+    /// such units, if there is one.
+    fn firmware(_: DeviceId, range: IovaRange) -> Result<Reserved> {
+        Ok(Reserved { range, permissions: Permissions::READ_WRITE })
+    }
+
+    /// Whether the unit says that it caches what is absent.
+    fn caches_absent(&self) -> bool;
+
     /// Submits invalidations that nothing asked for, where there are any.
     fn submit(&self, requests: &[Request]) -> Result<()>;
 
@@ -81,6 +104,15 @@ pub trait Kind: Sized + Sync {
 
     /// Turns the unit off.
     fn shut_down(self) -> Result<()>;
+}
+
+/// A table of ACPI with this signature, made of `parts` behind its header.
+pub fn table(signature: [u8; 4], parts: &[&[u8]]) -> Vec<u8> {
+    let mut table = [&signature[..], &[0; 32], &parts.concat()].concat();
+    let len = table.len() as u32;
+    table[4..8].copy_from_slice(&len.to_le_bytes());
+    table[9] = table.iter().fold(0_u8, |sum, byte| sum.wrapping_sub(*byte));
+    table
 }
 
 /// A unit's queue that can be told to neglect its work: `Ok`, and nothing done.
@@ -118,8 +150,6 @@ unsafe impl<U: InvalidationQueue> InvalidationQueue for Careless<U> {
 pub struct Tables<U> {
     pub unit: Arc<U>,
     neglect: Arc<AtomicBool>,
-    /// Addresses that mappers keep out of use.
-    reserved: Vec<IovaRange>,
 }
 
 /// The mapper of its domains.
@@ -127,21 +157,22 @@ pub type TablesMapper<U, X> = TableMapper<Ram, Careless<U>, X>;
 
 impl<U> Tables<U> {
     pub fn new(unit: U) -> Self {
-        Self { unit: Arc::new(unit), neglect: Arc::default(), reserved: Vec::new() }
+        Self { unit: Arc::new(unit), neglect: Arc::default() }
     }
 
-    /// Keeps these addresses out of use.
-    pub fn without(self, reserved: &[IovaRange]) -> Self {
-        Self { reserved: reserved.to_vec(), ..self }
-    }
-
-    pub fn mapper<X: Format + Copy>(&self, ram: &Ram, domain: DomainId) -> Result<TablesMapper<U, X>>
+    pub fn mapper<X: Format + Copy>(
+        &self,
+        ram: &Ram,
+        domain: DomainId,
+        reserved: &[IovaRange],
+    ) -> Result<TablesMapper<U, X>>
     where
         U: Iommu<X>,
     {
         let table = PageTable::new(ram.clone(), self.unit.layout()?)?;
         let queue = Careless { unit: Arc::clone(&self.unit), neglect: Arc::clone(&self.neglect) };
-        Ok(TableMapper::new(table, queue, domain, self.reserved.clone()))
+        let reserved = [self.unit.reserved(), reserved].concat();
+        Ok(TableMapper::new(table, queue, domain, reserved))
     }
 
     pub fn attach<X: Format + Copy>(
@@ -190,8 +221,21 @@ macro_rules! kind_with_tables {
                 Ok(Iommu::<$layout>::enable(&*self.unit)?)
             }
 
-            fn mapper(&self, ram: &Ram, domain: DomainId) -> Result<Self::Mapper> {
-                Tables::mapper(self, ram, domain)
+            fn mapper_without(
+                &self,
+                ram: &Ram,
+                domain: DomainId,
+                reserved: &[portcullis::addr::IovaRange],
+            ) -> Result<Self::Mapper> {
+                Tables::mapper(self, ram, domain, reserved)
+            }
+
+            fn reserved(&self) -> Result<Vec<portcullis::addr::IovaRange>> {
+                Ok(Iommu::<$layout>::reserved(&*self.unit).to_vec())
+            }
+
+            fn caches_absent(&self) -> bool {
+                self.unit.caches_absent()
             }
 
             fn table_bytes(mapper: &Self::Mapper) -> Option<usize> {

@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use portcullis::addr::{DeviceId, Direction, DmaSegment, DomainId, Iova, PhysAddr, PhysSegment};
+use portcullis::addr::{DeviceId, Direction, DmaSegment, DomainId, Iova, IovaRange, PhysAddr, PhysSegment};
 use portcullis::dma::{DmaMask, DomainBuilder, Ended, Queue, QueueConfig};
 use portcullis::domain::Policy;
 use portcullis::invalidation::{Invalidation, InvalidationError, InvalidationQueue, Request};
@@ -16,10 +16,11 @@ use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{Arm, PageTable};
 use portcullis::platform::Frames;
 use portcullis::std_platform::StdPlatform;
+use portcullis_hw::acpi::{Iort, Reserved};
 use portcullis_hw::smmuv3::{Stage, Unit};
 use portcullis_hw::{Access, Attachment, Fault, Host, Iommu, Reason, Registers};
 
-use super::kind::{Kind, Tables, TablesMapper, kind_with_tables};
+use super::kind::{Kind, Tables, TablesMapper, kind_with_tables, table};
 use super::machine::{EDU, Edu, Machine, QemuHost, Ram, Result, Window};
 
 /// Where `virt` has the unit's registers.
@@ -111,6 +112,42 @@ const GAPS: [(&str, &str); 2] = [
     ("an invalidation that leaves entries of tables above the leaves", "QEMU does not cache them"),
 ];
 
+/// Moves the tail of the command queue over zeros, which are no command.
+fn confuse(machine: &Machine) {
+    const BASE: usize = 0x90;
+    const TAIL: usize = 0x98;
+    let registers = machine.window(REGISTERS);
+    let (base, tail) = (registers.read64(BASE), registers.read32(TAIL));
+    let places = 1 << (base & 0x1f);
+    let command = (base & 0x000f_ffff_ffff_ffe0) + u64::from(tail & (places - 1)) * 16;
+    machine.ram().write(PhysAddr::new(command), &[0; 16]);
+    registers.write32(TAIL, (tail + 1) & (2 * places - 1));
+}
+
+/// A node of reserved memory behind one of a unit, and what is read of it.
+fn reserved_node(device: DeviceId, range: IovaRange) -> Result<Reserved> {
+    // Where the first node begins.
+    const FIRST: u32 = 48;
+    let words = |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<_>>();
+    let wide = |words: &[u64]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<_>>();
+    // Kind, length, revision; identifier; mappings of numbers, and where they are.
+    let unit = [&[4, 68, 0, 0][..], &words(&[0, 0, 0]), &wide(&[REGISTERS]), &[0; 44]].concat();
+    let memory = [
+        &[6, 68, 0, 0][..],
+        &words(&[1, 1, 48, 0, 1, 28]),
+        &wide(&[range.start().get(), range.len()]),
+        &words(&[0]),
+        // One number, its count less one, the stream that it is, the unit's node.
+        &words(&[0, 0, device.0, FIRST, 1]),
+    ]
+    .concat();
+    let said = Iort::parse(&table(*b"IORT", &[&words(&[2, FIRST, 0]), &unit, &memory]))?.reserved;
+    let mut regions = said.iter().filter(|(unit, (first, last), _)| {
+        unit.registers == REGISTERS && (*first..=*last).contains(&device.0)
+    });
+    Ok(regions.next().ok_or("no region of this device")?.2)
+}
+
 macro_rules! smmu {
     ($granule:literal, $hidden:expr, $units:expr) => {
         kind_with_tables!(Smmu<$granule, { $hidden }>, Arm<$granule>, {
@@ -126,14 +163,23 @@ macro_rules! smmu {
                 Machine::arm(unit, devices)
             }
 
-            fn machine_without() -> Result<Machine> {
-                Machine::arm("", &[])
+            fn machine_without() -> Option<Result<Machine>> {
+                Some(Machine::arm("", &[]))
             }
 
             fn start(machine: &Machine) -> Result<Self> {
                 let host = machine.host(REGISTERS);
                 let registers = Hiding(machine.window(REGISTERS));
                 Ok(Self::new(Unit::start(Less { host, registers })?))
+            }
+
+            fn firmware(device: DeviceId, range: IovaRange) -> Result<Reserved> {
+                reserved_node(device, range)
+            }
+
+            fn confuse(machine: &Machine) -> bool {
+                confuse(machine);
+                true
             }
         });
     };

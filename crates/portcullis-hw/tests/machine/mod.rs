@@ -21,6 +21,7 @@ use portcullis_hw::{Host, Registers};
 
 pub use edu::Edu;
 pub use ram::Ram;
+pub use software::Manners;
 use software::SoftwareVtd;
 pub use wire::{Window, Wire};
 
@@ -177,9 +178,9 @@ impl Machine {
     }
 
     /// The software IOMMU, with the registers of a VT-d unit.
-    pub fn software(caches_absent: bool) -> Result<Self> {
+    pub fn software(manners: Manners) -> Result<Self> {
         let (ram, memory) = Ram::software(RAM_BYTES)?;
-        Ok(Self { ram, kind: Kind::Software(SoftwareVtd::new(memory, caches_absent)) })
+        Ok(Self { ram, kind: Kind::Software(SoftwareVtd::new(memory, manners)) })
     }
 
     /// Registers from `base` on; the software IOMMU has its own alone.

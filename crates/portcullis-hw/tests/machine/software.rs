@@ -1,7 +1,9 @@
-//! The software IOMMU behind the registers of a VT-d unit: root and context tables, which it caches until it is told not to,
-//! queued invalidation, one fault record. So the driver that runs against QEMU runs here, on every machine.
+//! The software IOMMU behind the registers of a VT-d unit: root, context and PASID tables, which it
+//! caches until it is told not to, queued invalidation, one fault record. So the driver that runs
+//! against QEMU runs here, on every machine. In scalable mode it has what QEMU has not: a PASID
+//! cache, and both stages at once.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use portcullis::addr::{DeviceId, DomainId, Iova, Permissions, PhysAddr};
 use portcullis::platform::FRAME_SIZE;
 use portcullis_hw::Registers;
-use portcullis_model::{Context, Descriptor, Fault, FaultReason, Iommu, IommuConfig, Memory};
+use portcullis_model::{Context, Descriptor, Fault, FaultReason, Iommu, IommuConfig, Memory, TableFormat};
 
 const VER: usize = 0x00;
 const CAP: usize = 0x08;
@@ -32,12 +34,27 @@ const CAPABILITIES: u64 = 6 | 1 << 10 | 47 << 16 | 0x22 << 24 | 3 << 34 | 1 << 3
 /// Coherent; queued invalidation; pass-through.
 const EXTENDED: u64 = 1 | 1 << 1 | 1 << 6;
 const CACHES_ABSENT: u64 = 1 << 7;
+/// Scalable mode; in it, the second stage, the first stage, and a coherent walker. Pages of 1 GiB
+/// in the first stage.
+const SCALABLE: u64 = 1 << 43 | 1 << 46 | 1 << 47 | 1 << 48;
+const FIRST_STAGE_GIB: u64 = 1 << 56;
+
+/// The mode in the root's address; 256-bit descriptors in the queue's.
+const SCALABLE_ROOT: u64 = 1 << 10;
+const WIDE: u64 = 1 << 11;
+
+/// What a unit has.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Manners {
+    pub caches_absent: bool,
+    pub scalable: bool,
+}
 
 /// The unit.
 pub struct SoftwareVtd {
     iommu: Arc<Iommu>,
     memory: Arc<Memory>,
-    capabilities: u64,
+    manners: Manners,
     state: Mutex<State>,
 }
 
@@ -48,10 +65,13 @@ struct State {
     root: u64,
     queue: u64,
     head: u64,
-    /// Context entries that are cached, by the device.
-    contexts: BTreeMap<u16, (u64, u64)>,
-    /// Domains of which something may be cached.
-    domains: BTreeSet<u16>,
+    /// Context entries that are cached, by the device: their first words.
+    contexts: BTreeMap<u16, u64>,
+    /// What the entries of PASID 0 say that are cached, by the device, and their domains. (In
+    /// legacy mode what contexts say.)
+    pasids: BTreeMap<u16, (Context, u16)>,
+    /// Domains of which something may be cached, and whether their tables are of the first stage.
+    domains: BTreeMap<u16, bool>,
     /// The fault record's words.
     record: Option<(u64, u64)>,
 }
@@ -63,10 +83,10 @@ impl fmt::Debug for SoftwareVtd {
 }
 
 impl SoftwareVtd {
-    pub fn new(memory: Arc<Memory>, caches_absent: bool) -> Arc<Self> {
+    pub fn new(memory: Arc<Memory>, manners: Manners) -> Arc<Self> {
+        let caches_absent = manners.caches_absent;
         let config = IommuConfig { caches_absent, ..IommuConfig::new(Arc::clone(&memory)) };
-        let capabilities = CAPABILITIES | if caches_absent { CACHES_ABSENT } else { 0 };
-        Arc::new(Self { iommu: Iommu::new(config), memory, capabilities, state: Mutex::default() })
+        Arc::new(Self { iommu: Iommu::new(config), memory, manners, state: Mutex::default() })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -93,58 +113,124 @@ impl SoftwareVtd {
         }
     }
 
+    fn word(&self, at: u64) -> u64 {
+        self.memory.read_u64(PhysAddr::new(at)).unwrap_or(0)
+    }
+
     /// Whether the unit is on. Then it has the device's context, if there is one.
     fn translates(&self, source: u16) -> bool {
         let mut state = self.state();
         if state.status & ON == 0 {
             return false;
         }
-        if state.contexts.contains_key(&source) {
+        if state.pasids.contains_key(&source) && state.contexts.contains_key(&source) {
             return true;
         }
-        let word = |at: u64| self.memory.read_u64(PhysAddr::new(at)).unwrap_or(0);
-        let root = word(state.root + u64::from(source >> 8) * 16);
-        let at = (root & !0xfff) + u64::from(source & 0xff) * 16;
-        let (low, high) = if root & 1 != 0 { (word(at), word(at + 8)) } else { (0, 0) };
-        if low & 1 != 0 {
-            let context = match low >> 2 & 3 {
-                0 => Context::SecondStage {
-                    domain: DomainId((high >> 8) as u16),
-                    root: PhysAddr::new(low & !0xfff),
-                    levels: (high & 7) as u32 + 2,
-                },
-                2 => Context::Passthrough,
-                _ => Context::Blocked,
-            };
+        let found = if state.root & SCALABLE_ROOT == 0 {
+            self.legacy(&mut state, source)
+        } else {
+            self.scalable(&mut state, source)
+        };
+        if let Some((context, domain)) = found {
+            let of_first_stage = matches!(context, Context::Translated { .. });
             self.iommu.attach(DeviceId(source.into()), context);
-            state.contexts.insert(source, (low, high));
-            state.domains.insert((high >> 8) as u16);
+            state.pasids.insert(source, (context, domain));
+            state.domains.insert(domain, of_first_stage);
         }
         true
+    }
+
+    /// What a context entry says, and its domain.
+    fn legacy(&self, state: &mut State, source: u16) -> Option<(Context, u16)> {
+        let root = self.word((state.root & !0xfff) + u64::from(source >> 8) * 16);
+        let at = (root & !0xfff) + u64::from(source & 0xff) * 16;
+        let (low, high) = if root & 1 != 0 { (self.word(at), self.word(at + 8)) } else { (0, 0) };
+        if low & 1 == 0 {
+            return None;
+        }
+        state.contexts.insert(source, low);
+        let domain = (high >> 8) as u16;
+        let context = match low >> 2 & 3 {
+            0 => Context::SecondStage {
+                domain: DomainId(domain),
+                root: PhysAddr::new(low & !0xfff),
+                levels: (high & 7) as u32 + 2,
+            },
+            2 => Context::Passthrough,
+            _ => Context::Blocked,
+        };
+        Some((context, domain))
+    }
+
+    /// What the entry of PASID 0 says, in the tables that a context entry leads to, and its domain.
+    fn scalable(&self, state: &mut State, source: u16) -> Option<(Context, u16)> {
+        let context = state.contexts.get(&source).copied().or_else(|| {
+            let table = self.word((state.root & !0xfff) + u64::from(source >> 7) * 8);
+            let at = (table & !0xfff) + u64::from(source & 0x7f) * 32;
+            let words = [0, 8, 16, 24].map(|word| self.word(at + word));
+            // No PASIDs of the device's own; requests without one have PASID 0.
+            let known = words[0] & 0xffe == 0 && words[1..] == [0; 3];
+            (table & 1 != 0 && words[0] & 1 != 0 && known).then_some(words[0])
+        })?;
+        state.contexts.insert(source, context);
+        if let Some(cached) = state.pasids.get(&source) {
+            return Some(*cached);
+        }
+        let table = self.word(context & !0xfff);
+        let words = [0, 8, 16].map(|word| self.word((table & !0xfff) + word));
+        if table & 1 == 0 || words[0] & 1 == 0 {
+            return None;
+        }
+        let (domain, width) = (words[1] as u16, (words[0] >> 2 & 7) as u32 + 2);
+        let found = match words[0] >> 6 & 7 {
+            // With NXE, as leaves forbid execution.
+            1 if words[2] >> 5 & 1 != 0 => Context::Translated {
+                domain: DomainId(domain),
+                root: PhysAddr::new(words[2] & !0xfff),
+                format: TableFormat::X86FirstStage { levels: (words[2] >> 2 & 3) as u32 + 4 },
+            },
+            2 => Context::SecondStage {
+                domain: DomainId(domain),
+                root: PhysAddr::new(words[0] & !0xfff),
+                levels: width,
+            },
+            // The widest addresses that there are.
+            4 if width == 4 => Context::Passthrough,
+            _ => Context::Blocked,
+        };
+        Some((found, domain))
     }
 
     /// Records a refusal, as long as the record is free.
     fn note(&self, source: u16, result: Result<(), Fault>) {
         let Err(fault) = result else { return };
         let reads = fault.access.allows(Permissions::READ);
-        let code: u64 = match fault.reason {
-            FaultReason::NoContext | FaultReason::Blocked => 2,
-            FaultReason::BadContext => 3,
-            FaultReason::BeyondWidth => 4,
-            FaultReason::ReservedBit | FaultReason::AddressSize => 0xc,
-            FaultReason::BadTable(_) => 7,
-            _ if reads => 6,
-            _ => 5,
+        let mut state = self.state();
+        let domain = state.pasids.get(&source);
+        let first = domain.is_some_and(|(_, domain)| state.domains.get(domain) == Some(&true));
+        // In legacy mode; of the second stage, of the first stage.
+        let codes: [u64; 3] = match fault.reason {
+            FaultReason::NoContext | FaultReason::Blocked => [0x2, 0x41, 0x41],
+            FaultReason::BadContext => [0x3, 0x5b, 0x5b],
+            FaultReason::BeyondWidth => [0x4, 0x83, 0x80],
+            FaultReason::ReservedBit | FaultReason::AddressSize => [0xc, 0x7a, 0x72],
+            FaultReason::BadTable(_) => [0x7, 0x78, 0x70],
+            FaultReason::Permission if reads => [0x6, 0x86, 0x86],
+            FaultReason::Permission => [0x5, 0x85, 0x85],
+            _ if reads => [0x6, 0x79, 0x71],
+            _ => [0x5, 0x79, 0x71],
         };
+        let scalable = state.root & SCALABLE_ROOT != 0;
+        let code = codes[usize::from(scalable) + usize::from(scalable && first)];
         let kind = if reads { 1 << 62 } else { 0 };
         let record = (fault.iova.get() & !0xfff, 1 << 63 | kind | code << 32 | u64::from(source));
-        self.state().record.get_or_insert(record);
+        state.record.get_or_insert(record);
     }
 
     fn command(&self, command: u32) {
         let mut state = self.state();
         if command & TAKE_ROOT != 0 {
-            state.root = state.root_to_take & !0xfff;
+            state.root = state.root_to_take;
         }
         if command & QUEUE != 0 && state.status & QUEUE == 0 {
             state.head = 0;
@@ -153,55 +239,95 @@ impl SoftwareVtd {
         state.status = command & (ON | QUEUE) | (state.status | command) & TAKE_ROOT;
     }
 
-    /// Carries out the queue's descriptors before `tail`.
+    /// Bytes of a descriptor, as a binary logarithm.
+    fn width(&self, state: &State) -> u32 {
+        if self.manners.scalable && state.queue & WIDE != 0 { 5 } else { 4 }
+    }
+
+    /// Carries out the queue's descriptors before `tail`, in bytes.
     fn carry_out(&self, tail: u64) {
         let mut state = self.state();
         if state.status & QUEUE == 0 {
             return;
         }
-        let queue = self.iommu.queue();
-        while state.head != tail {
-            let at = (state.queue & !0xfff) + state.head * 16;
-            let word = |at: u64| self.memory.read_u64(PhysAddr::new(at)).unwrap_or(0);
-            let (low, high) = (word(at), word(at + 8));
-            let domain = DomainId((low >> 16) as u16);
-            match (low & 0xf, low >> 4 & 3) {
-                (1, granularity) => {
-                    let named = (low >> 32) as u16;
-                    let forgotten = |source: &u16| granularity != 3 || *source == named;
-                    for source in state.contexts.keys().filter(|source| forgotten(source)) {
-                        self.iommu.detach(DeviceId((*source).into()));
-                    }
-                    state.contexts.retain(|source, _| !forgotten(source));
-                }
-                (2, 1) => {
-                    for number in &state.domains {
-                        let _ = queue.submit(&[Descriptor::DomainSelective { domain: DomainId(*number) }]);
-                    }
-                }
-                (2, 2) => {
-                    let _ = queue.submit(&[Descriptor::DomainSelective { domain }]);
-                }
-                (2, _) => {
-                    let address = Iova::new(high & !0xfff);
-                    let (address_mask, leaf_only) = ((high & 0x3f) as u32, high >> 6 & 1 != 0);
-                    let _ = queue.submit(&[Descriptor::PageSelective {
-                        domain,
-                        address,
-                        address_mask,
-                        leaf_only,
-                    }]);
-                }
-                (5, _) => {
-                    let _ = queue.submit(&[Descriptor::Wait]);
-                    if low >> 5 & 1 != 0 {
-                        let frame = self.memory.table_at(PhysAddr::new(high & !(FRAME_SIZE - 1)));
-                        frame[(high % FRAME_SIZE / 8) as usize].store(low >> 32, Ordering::Release);
-                    }
-                }
-                other => panic!("a descriptor of kind {other:?}"),
+        let width = self.width(&state);
+        while state.head != tail >> width {
+            let at = (state.queue & !0xfff) + (state.head << width);
+            let (low, high) = (self.word(at), self.word(at + 8));
+            if width == 5 {
+                assert_eq!((self.word(at + 16), self.word(at + 24)), (0, 0), "reserved");
             }
+            self.carry_out_one(&mut state, low, high);
             state.head = (state.head + 1) % 256;
+        }
+    }
+
+    fn carry_out_one(&self, state: &mut State, low: u64, high: u64) {
+        let queue = self.iommu.queue();
+        let number = (low >> 16) as u16;
+        let domain = DomainId(number);
+        let forget_all = || {
+            let _ = queue.submit(&[Descriptor::DomainSelective { domain }]);
+        };
+        let forget_pages = || {
+            let address = Iova::new(high & !0xfff);
+            let (address_mask, leaf_only) = ((high & 0x3f) as u32, high >> 6 & 1 != 0);
+            let _ = queue.submit(&[Descriptor::PageSelective { domain, address, address_mask, leaf_only }]);
+        };
+        let of_first_stage = state.domains.get(&number) == Some(&true);
+        let forget_pasids = |state: &mut State, forgotten: &dyn Fn(u16, u16) -> bool| {
+            state.pasids.retain(|source, (_, domain)| {
+                let stays = !forgotten(*source, *domain);
+                if !stays {
+                    self.iommu.detach(DeviceId((*source).into()));
+                }
+                stays
+            });
+        };
+        match (low & 0xf, low >> 4 & 3) {
+            (1, granularity) => {
+                let named = (low >> 32) as u16;
+                let forgotten = |source: u16| granularity != 3 || source == named;
+                for source in state.contexts.keys().filter(|source| forgotten(**source)) {
+                    self.iommu.detach(DeviceId((*source).into()));
+                }
+                state.contexts.retain(|source, _| !forgotten(*source));
+                if state.root & SCALABLE_ROOT == 0 {
+                    forget_pasids(state, &|source, _| forgotten(source));
+                }
+            }
+            (2, 1) => {
+                for number in state.domains.keys() {
+                    let _ = queue.submit(&[Descriptor::DomainSelective { domain: DomainId(*number) }]);
+                }
+            }
+            (2, 2) => forget_all(),
+            // Pages of the second stage: all of the first.
+            (2, _) if of_first_stage => forget_all(),
+            (2, _) => forget_pages(),
+            // What is of the second stage has no PASID.
+            (6, granularity) if self.manners.scalable => {
+                assert_eq!(low >> 32 & 0xf_ffff, 0, "the PASID of requests without one");
+                match granularity {
+                    2 if of_first_stage => forget_all(),
+                    3 if of_first_stage => forget_pages(),
+                    2 | 3 => {}
+                    other => panic!("an invalidation of granularity {other}"),
+                }
+            }
+            (7, granularity) if self.manners.scalable => match granularity {
+                3 => forget_pasids(state, &|_, _| true),
+                0 | 1 => forget_pasids(state, &|_, domain| domain == number),
+                other => panic!("an invalidation of granularity {other}"),
+            },
+            (5, _) => {
+                let _ = queue.submit(&[Descriptor::Wait]);
+                if low >> 5 & 1 != 0 {
+                    let frame = self.memory.table_at(PhysAddr::new(high & !(FRAME_SIZE - 1)));
+                    frame[(high % FRAME_SIZE / 8) as usize].store(low >> 32, Ordering::Release);
+                }
+            }
+            other => panic!("a descriptor of kind {other:?}"),
         }
     }
 }
@@ -230,10 +356,18 @@ unsafe impl Registers for SoftwareVtd {
     fn read64(&self, offset: usize) -> u64 {
         let record = |state: MutexGuard<'_, State>| state.record.unwrap_or_default();
         match offset {
-            CAP => self.capabilities,
-            ECAP => EXTENDED,
+            CAP => {
+                let absent = if self.manners.caches_absent { CACHES_ABSENT } else { 0 };
+                let gib = if self.manners.scalable { FIRST_STAGE_GIB } else { 0 };
+                CAPABILITIES | absent | gib
+            }
+            ECAP => EXTENDED | if self.manners.scalable { SCALABLE } else { 0 },
+            RTADDR => self.state().root_to_take,
             // All that it was told of is carried out.
-            IQH | IQT => self.state().head << 4,
+            IQH | IQT => {
+                let state = self.state();
+                state.head << self.width(&state)
+            }
             RECORD => record(self.state()).0,
             offset if offset == RECORD + 8 => record(self.state()).1,
             _ => 0,
@@ -244,7 +378,7 @@ unsafe impl Registers for SoftwareVtd {
         match offset {
             RTADDR => self.state().root_to_take = value,
             IQA => self.state().queue = value,
-            IQT => self.carry_out(value >> 4 & 0x7fff),
+            IQT => self.carry_out(value & 0x7_fff0),
             _ => {}
         }
     }

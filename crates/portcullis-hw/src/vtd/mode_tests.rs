@@ -1,0 +1,499 @@
+//! Units that QEMU's is not, by their capabilities; and the very words of scalable mode's
+//! structures.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::Ordering;
+
+use portcullis::addr::{DeviceId, DomainId, Iova, IovaRange, PhysAddr};
+use portcullis::invalidation::{Invalidation, InvalidationError, InvalidationQueue};
+use portcullis::pgtable::{VtdSecondStage, X86FirstStage};
+use portcullis::platform::{Frames, Table};
+
+use super::layout::{IQA_WIDE, RTADDR_MODE, cap, descriptor, ecap, entry, fsts, global, reg};
+use super::{FirstStage, Mode, Unit};
+use crate::fake;
+use crate::fake::{FakeHost, Faked, Memory};
+use crate::host::{Host, UnitError};
+use crate::iommu::{Attachment, Iommu};
+use crate::sync::Mutex;
+
+#[derive(Debug, Default)]
+struct State {
+    cap: u64,
+    ecap: u64,
+    status: u32,
+    root: u64,
+    /// The root that it walks from, and how often translation was turned off.
+    taken: u64,
+    stops: u32,
+    queue: u64,
+    /// Bytes of the queue that are consumed.
+    head: u64,
+    /// It confirms nothing.
+    deaf: bool,
+    /// The type of descriptor that it does not know, and whether it has stopped at one.
+    unknown: Option<u64>,
+    stopped: bool,
+    tail: u64,
+    /// The descriptors that it has carried out, but for waits.
+    done: Vec<[u64; 2]>,
+}
+
+/// A unit that carries out what it is told at once, and caches nothing.
+#[derive(Debug)]
+struct FakeUnit {
+    memory: Memory,
+    state: Mutex<State>,
+}
+
+impl FakeUnit {
+    fn done(&self) -> Vec<[u64; 2]> {
+        core::mem::take(&mut self.state.lock().done)
+    }
+
+    fn word(&self, at: u64) -> u64 {
+        self.memory.word(at).load(Ordering::Acquire)
+    }
+
+    /// As many words from `at` on.
+    fn words<const N: usize>(&self, at: u64) -> [u64; N] {
+        core::array::from_fn(|index| self.word(at + index as u64 * 8))
+    }
+
+    fn run(&self, state: &mut State) {
+        let size = if state.queue & IQA_WIDE == IQA_WIDE { 32 } else { 16 };
+        while !state.deaf && !state.stopped && state.head != state.tail {
+            let at = (state.queue & entry::ADDRESS) + state.head;
+            match self.words(at) {
+                [low, _] if state.unknown == Some(low & 0xf) => {
+                    state.stopped = true;
+                    return;
+                }
+                [low, address] if low & 0xf == 5 => {
+                    self.memory.word(address).store(low >> 32, Ordering::Release);
+                }
+                other => state.done.push(other),
+            }
+            assert!(size == 16 || self.words(at + 16) == [0, 0], "reserved");
+            state.head = (state.head + size) % (size * 256);
+        }
+    }
+}
+
+impl fake::Unit for FakeUnit {
+    fn read(&self, offset: usize, _: u32) -> u64 {
+        let state = self.state.lock();
+        match offset {
+            reg::VER => 0x10,
+            reg::CAP => state.cap,
+            reg::ECAP => state.ecap,
+            reg::GSTS => state.status.into(),
+            reg::RTADDR => state.root,
+            reg::IQH => state.head,
+            reg::FSTS if state.stopped => fsts::IQE.into(),
+            reg::IQERCD => 3,
+            _ => 0,
+        }
+    }
+
+    fn write(&self, offset: usize, _: u32, value: u64) {
+        let mut state = self.state.lock();
+        match offset {
+            reg::GCMD => {
+                let (was_on, command) = (state.status & global::TE != 0, value as u32);
+                if command & global::SRTP != 0 {
+                    let same = (state.taken ^ state.root) & RTADDR_MODE == 0;
+                    assert!(same || !was_on, "the mode changes under a unit that walks");
+                    state.taken = state.root;
+                }
+                state.stops += u32::from(was_on && command & global::TE == 0);
+                state.status = command | state.status & global::SRTP;
+            }
+            reg::RTADDR => state.root = value,
+            reg::IQA => (state.queue, state.head) = (value, 0),
+            reg::IQT => {
+                state.tail = value;
+                self.run(&mut state);
+            }
+            reg::FSTS if value & u64::from(fsts::IQE) != 0 => state.stopped = false,
+            _ => {}
+        }
+    }
+}
+
+/// Memory whose stores the unit sees by themselves, or not.
+#[derive(Debug, Clone)]
+struct Seen<const COHERENT: bool>(Memory);
+
+// SAFETY: the memory's own.
+unsafe impl<const COHERENT: bool> Frames for Seen<COHERENT> {
+    const COHERENT: bool = COHERENT;
+
+    fn alloc(&self, count: usize) -> Option<PhysAddr> {
+        self.0.alloc(count)
+    }
+
+    unsafe fn free(&self, first: PhysAddr, count: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { self.0.free(first, count) };
+    }
+
+    unsafe fn table(&self, frame: PhysAddr) -> &Table {
+        // SAFETY: the caller's promise.
+        unsafe { self.0.table(frame) }
+    }
+}
+
+#[derive(Debug)]
+struct TestHost<const COHERENT: bool> {
+    host: FakeHost<FakeUnit>,
+    frames: Seen<COHERENT>,
+}
+
+impl<const COHERENT: bool> Host for TestHost<COHERENT> {
+    type Registers = Faked<FakeUnit>;
+    type Frames = Seen<COHERENT>;
+
+    fn registers(&self) -> &Faked<FakeUnit> {
+        self.host.registers()
+    }
+
+    fn frames(&self) -> &Seen<COHERENT> {
+        &self.frames
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.host.now_ns()
+    }
+
+    fn patience_ns(&self) -> u64 {
+        self.host.patience_ns()
+    }
+}
+
+/// Six bits of domains; four levels, 48 bits; pages of 1 GiB; blocks of 2 MiB; drains.
+const CAP: u64 = 1 | 1 << 10 | 47 << 16 | 3 << 34 | cap::PSI | 9 << 48 | cap::DWD | cap::DRD;
+const NO_TABLES: u64 = CAP & !(0x1f << 8);
+const QUEUED: u64 = ecap::QI | ecap::PT;
+const BOTH: u64 = QUEUED | ecap::C | ecap::SMTS | ecap::SSTS | ecap::FSTS | ecap::SMPWC;
+
+const FRAMES: usize = 24;
+
+fn host<const COHERENT: bool>(cap: u64, ecap: u64) -> (TestHost<COHERENT>, Memory) {
+    let memory = Memory::new(FRAMES);
+    let unit =
+        FakeUnit { memory: memory.clone(), state: Mutex::new(State { cap, ecap, ..State::default() }) };
+    (TestHost { host: FakeHost::new(unit, &memory), frames: Seen(memory.clone()) }, memory)
+}
+
+type TestUnit = Unit<TestHost<true>>;
+
+fn scalable(cap: u64) -> (Arc<TestUnit>, Memory) {
+    let (host, memory) = host(cap, BOTH);
+    let unit = Unit::start_in(host, Mode::Scalable).unwrap();
+    unit.enable().unwrap();
+    let everything = [descriptor::CONTEXT_ALL, descriptor::PASIDS_ALL, descriptor::iotlb_all(3 << 6)];
+    assert_eq!(fake(&unit).done(), everything);
+    (Arc::new(unit), memory)
+}
+
+fn fake(unit: &TestUnit) -> &FakeUnit {
+    unit.host().host.unit()
+}
+
+const ROOT: PhysAddr = PhysAddr::new(0x7000);
+
+fn second(domain: u16) -> Attachment<VtdSecondStage> {
+    Attachment::Table { domain: DomainId(domain), root: ROOT, format: VtdSecondStage::four_level() }
+}
+
+fn first(domain: u16) -> Attachment<X86FirstStage> {
+    Attachment::Table { domain: DomainId(domain), root: ROOT, format: X86FirstStage::four_level() }
+}
+
+fn attach<X: portcullis::pgtable::Format>(
+    unit: &impl Iommu<X>,
+    device: u32,
+    to: Attachment<X>,
+) -> Result<(), UnitError> {
+    // SAFETY: this unit reads no page tables.
+    unsafe { unit.attach(DeviceId(device), to) }
+}
+
+/// A device's context entry and the entry of PASID 0, where the unit finds them.
+fn entries(unit: &TestUnit, device: u64) -> ([u64; 4], [u64; 8]) {
+    let fake = fake(unit);
+    let root = fake.state.lock().root;
+    assert_eq!(root & RTADDR_MODE, 1 << 10, "scalable mode");
+    // A root entry of 16 bytes for a bus, of which the halves name tables of 128 devices.
+    let half = fake.word((root & entry::ADDRESS) + (device >> 8) * 16 + (device >> 7 & 1) * 8);
+    assert_eq!(half & 0xfff, 1);
+    let context: [u64; 4] = fake.words((half & entry::ADDRESS) + (device & 0x7f) * 32);
+    if context[0] & 1 == 0 {
+        return (context, [0; 8]);
+    }
+    let table = fake.word(context[0] & entry::ADDRESS);
+    assert_eq!(table & 0xfff, 1);
+    (context, fake.words(table & entry::ADDRESS))
+}
+
+#[test]
+fn the_mode_is_what_the_unit_has() {
+    use Mode::{Legacy, Scalable};
+    let second = ecap::SMTS | ecap::SSTS | ecap::SMPWC;
+    let first = ecap::SMTS | ecap::FSTS | ecap::SMPWC;
+    // Asked for nothing, for legacy mode, for scalable mode.
+    for (cap, ecap, modes) in [
+        (CAP, 0, [Some(Legacy), Some(Legacy), None]),
+        (CAP, second, [Some(Scalable), Some(Legacy), Some(Scalable)]),
+        (CAP, BOTH, [Some(Scalable), Some(Legacy), Some(Scalable)]),
+        // Without the second stage there, legacy mode has it.
+        (CAP, first, [Some(Legacy), Some(Legacy), Some(Scalable)]),
+        (NO_TABLES, first, [Some(Scalable), None, Some(Scalable)]),
+        // What belongs to scalable mode means nothing without it, nor does it without a stage.
+        (CAP, second & !ecap::SMTS, [Some(Legacy), Some(Legacy), None]),
+        (CAP, first & !ecap::SMTS, [Some(Legacy), Some(Legacy), None]),
+        (CAP, ecap::SMTS | ecap::SMPWC, [Some(Legacy), Some(Legacy), None]),
+        (NO_TABLES, 0, [None; 3]),
+        (NO_TABLES, second, [None; 3]),
+        (NO_TABLES, ecap::SMTS, [None; 3]),
+        // The walker is coherent in legacy mode only, in neither.
+        (CAP, second & !ecap::SMPWC, [Some(Legacy), Some(Legacy), None]),
+    ] {
+        for (asked, expected) in [None, Some(Legacy), Some(Scalable)].into_iter().zip(modes) {
+            let (host, memory) = host::<true>(cap, QUEUED | ecap::C | ecap);
+            let started = match asked {
+                Some(mode) => Unit::start_in(host, mode),
+                None => Unit::start(host),
+            };
+            match (started, expected) {
+                (Ok(unit), Some(mode)) => {
+                    assert_eq!(unit.mode(), mode, "{cap:#x} {ecap:#x}");
+                    let wide = ecap & ecap::SMTS != 0;
+                    assert_eq!(fake(&unit).state.lock().queue & 0xfff, if wide { 0x801 } else { 0 });
+                    assert_eq!(memory.taken(), if wide { 4 } else { 3 });
+                    assert_eq!(unit.shut_down(), Ok(()));
+                }
+                (Err(UnitError::Lacks { .. }), None) => {}
+                (other, _) => panic!("{cap:#x} {ecap:#x} {asked:?}: {:?}", other.map(|unit| unit.mode())),
+            }
+            assert_eq!(memory.taken(), 0);
+        }
+    }
+    for ecap in [0, second, BOTH & !ecap::C] {
+        assert!(matches!(Unit::start(host::<true>(CAP, QUEUED | ecap).0), Err(UnitError::Lacks { .. })));
+    }
+    // Where frames are cleaned, no walker need be coherent.
+    let (host, _) = host::<false>(CAP, QUEUED | ecap::SMTS | ecap::SSTS);
+    assert_eq!(Unit::start(host).unwrap().mode(), Scalable);
+}
+
+#[test]
+fn a_unit_that_translates_stays_in_its_mode_unless_another_is_asked_for() {
+    for left in [Mode::Legacy, Mode::Scalable] {
+        for on in [false, true] {
+            let taken = |asked| {
+                let (host, _) = host::<true>(CAP, BOTH);
+                let mut state = host.host.unit().state.lock();
+                state.root = 0x5000 | if left == Mode::Scalable { 1 << 10 } else { 0 };
+                (state.taken, state.status) = (state.root, if on { global::TE } else { 0 });
+                drop(state);
+                let unit = match asked {
+                    Some(mode) => Unit::start_in(host, mode),
+                    None => Unit::start(host),
+                };
+                let unit = unit.unwrap();
+                unit.enable().unwrap();
+                let stops = fake(&unit).state.lock().stops;
+                (unit.mode(), stops)
+            };
+            assert_eq!(taken(None), (if on { left } else { Mode::Scalable }, 0));
+            for mode in [Mode::Legacy, Mode::Scalable] {
+                // It is turned off for a moment where the mode changes.
+                assert_eq!(taken(Some(mode)), (mode, u32::from(on && mode != left)));
+            }
+        }
+    }
+}
+
+#[test]
+fn the_second_stage_in_scalable_mode() {
+    let (unit, memory) = scalable(CAP);
+    for device in [0x28, 0x7f, 0x80, 0xff, 0x2fff] {
+        assert_eq!(attach(&*unit, device, second(7)), Ok(()));
+        assert_eq!(attach(&*unit, device, second(7)), Err(UnitError::Attached { device }));
+        let (context, pasid) = entries(&unit, device.into());
+        assert_eq!((context[0] & 0xfff, context[1..].iter().sum::<u64>()), (1, 0), "{device:#x}");
+        // Present, four levels, second stage; domain 7, walks snoop.
+        assert_eq!(pasid, [0x7000 | 1 | 2 << 2 | 2 << 6, 7 | 1 << 23, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(fake(&unit).done(), [[0; 2]; 0]);
+        assert_eq!(unit.detach(DeviceId(device)), Ok(()));
+        assert_eq!(entries(&unit, device.into()).0[0], 0);
+        let source = device as u16;
+        let forget = [
+            descriptor::context_of(0, source),
+            [7 | 1 << 4 | 7 << 16, 0],
+            descriptor::iotlb_domain(3 << 6, 7),
+        ];
+        assert_eq!(fake(&unit).done(), forget, "{device:#x}");
+        assert_eq!(unit.detach(DeviceId(device)), Err(UnitError::NotAttached { device }));
+    }
+    // Root, queue (2), answers; three context tables; two for each device.
+    assert_eq!(memory.taken(), 4 + 3 + 5 * 2);
+    assert_eq!(Arc::into_inner(unit).unwrap().shut_down(), Ok(()));
+    assert_eq!(memory.taken(), 0);
+}
+
+#[test]
+fn the_first_stage_and_pass_through() {
+    let (unit, memory) = scalable(CAP | cap::FS1GP);
+    let stage = FirstStage::of(Arc::clone(&unit)).unwrap();
+    assert_eq!(stage.layout(), Ok(X86FirstStage::four_level()));
+    assert_eq!(stage.last_iova(), Iova::new((1 << 47) - 1));
+    assert_eq!(attach(&stage, 0x28, first(7)), Ok(()));
+    // Present, first stage, and the widest AW; four levels, bit 63 forbids execution.
+    let (context, pasid) = entries(&unit, 0x28);
+    assert_eq!((context[0] & 0xfff, &context[1..]), (1, &[0; 3][..]));
+    assert_eq!(pasid, [1 | 2 << 2 | 1 << 6, 7 | 1 << 23, 0x7000 | 1 << 5, 0, 0, 0, 0, 0]);
+    let five = Attachment::Table { domain: DomainId(8), root: ROOT, format: X86FirstStage::five_level() };
+    assert_eq!(attach(&stage, 0x30, five), Err(UnitError::NoSuchTables { levels: 5 }));
+
+    let range = IovaRange::new(Iova::new(0x5000), 4096).unwrap();
+    assert_eq!(stage.invalidate(DomainId(7), Invalidation::Range { range, leaf_only: false }), Ok(()));
+    assert_eq!(stage.invalidate(DomainId(7), Invalidation::Domain), Ok(()));
+    assert_eq!(unit.invalidate(DomainId(7), Invalidation::Domain), Ok(()));
+    let (pages, all) = ([6 | 3 << 4 | 7 << 16, 0x5000], [6 | 2 << 4 | 7 << 16, 0]);
+    assert_eq!(fake(&unit).done(), [pages, all, descriptor::iotlb_domain(3 << 6, 7)]);
+    assert_eq!(stage.detach(DeviceId(0x28)), Ok(()));
+    assert_eq!(fake(&unit).done(), [descriptor::context_of(0, 0x28), descriptor::pasids_of(7), all]);
+
+    assert_eq!(attach(&stage, 0x28, Attachment::PassThrough), Ok(()));
+    assert_eq!(entries(&unit, 0x28).1, [1 | 2 << 2 | 4 << 6, 63 | 1 << 23, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(unit.detach(DeviceId(0x28)), Ok(()));
+    let forget =
+        [descriptor::context_of(0, 0x28), descriptor::pasids_of(63), descriptor::first_stage_all(63)];
+    assert_eq!(fake(&unit).done(), forget);
+
+    drop(unit);
+    assert_eq!(stage.shut_down(), Ok(()));
+    assert_eq!(memory.taken(), 0);
+}
+
+#[test]
+fn a_first_stage_of_five_levels() {
+    let (unit, _) = scalable(CAP | cap::FS5LP);
+    let stage = FirstStage::of(Arc::clone(&unit)).unwrap();
+    let no_gib = X86FirstStage::four_level().up_to(portcullis::addr::PageSize::SIZE_2M);
+    assert_eq!(stage.layout(), Ok(no_gib));
+    let five = Attachment::Table { domain: DomainId(8), root: ROOT, format: X86FirstStage::five_level() };
+    assert_eq!(attach(&stage, 0x28, five), Ok(()));
+    assert_eq!(entries(&unit, 0x28).1[2], 0x7000 | 1 << 2 | 1 << 5);
+}
+
+#[test]
+fn stages_that_are_not_there_are_refused() {
+    // A first stage alone, and no tables of the second.
+    let (host, _) = host::<true>(NO_TABLES, BOTH & !ecap::SSTS);
+    let unit = Arc::new(Unit::start(host).unwrap());
+    assert!(matches!(unit.layout(), Err(UnitError::Lacks { .. })));
+    assert_eq!(attach(&*unit, 0x28, second(1)), Err(UnitError::NoSuchTables { levels: 4 }));
+    let stage = FirstStage::of(Arc::clone(&unit)).unwrap();
+    assert_eq!(
+        attach(&stage, 0x28, first(64)),
+        Err(UnitError::NoSuchDomain { domain: 64, first: 1, last: 62 })
+    );
+    let odd = Attachment::Table {
+        domain: DomainId(1),
+        root: PhysAddr::new(0x7800),
+        format: stage.layout().unwrap(),
+    };
+    assert_eq!(attach(&stage, 0x28, odd), Err(UnitError::BadRoot { root: PhysAddr::new(0x7800) }));
+    assert_eq!(attach(&stage, 0x28, first(1)), Ok(()));
+    // No AW, as there is none.
+    unit.enable().unwrap();
+    assert_eq!(entries(&unit, 0x28).1[0], 1 | 1 << 6);
+    assert_eq!(stage.shut_down(), Err(UnitError::Shared));
+
+    for (ecap, mode) in [(BOTH & !ecap::FSTS, Mode::Scalable), (BOTH, Mode::Legacy)] {
+        let unit = Unit::start_in(self::host::<true>(CAP, ecap).0, mode).unwrap();
+        assert!(matches!(FirstStage::of(Arc::new(unit)), Err(UnitError::Lacks { .. })), "{mode:?}");
+    }
+}
+
+#[test]
+fn what_caches_what_is_absent_is_told_of_an_attachment() {
+    let (unit, _) = scalable(CAP | cap::CM);
+    assert_eq!(attach(&*unit, 0x28, second(7)), Ok(()));
+    let forget = |translations| [descriptor::context_of(0, 0x28), descriptor::PASIDS_ALL, translations];
+    assert_eq!(fake(&unit).done(), forget(descriptor::iotlb_domain(3 << 6, 7)));
+    unit.detach(DeviceId(0x28)).unwrap();
+    let _ = fake(&unit).done();
+    let stage = FirstStage::of(Arc::clone(&unit)).unwrap();
+    assert!(stage.caches_absent());
+    assert_eq!(attach(&stage, 0x28, first(9)), Ok(()));
+    assert_eq!(fake(&unit).done(), forget(descriptor::first_stage_all(9)));
+}
+
+#[test]
+fn a_detachment_that_is_not_confirmed_is_tried_again() {
+    let (unit, _) = scalable(CAP);
+    assert_eq!(attach(&*unit, 0x28, second(7)), Ok(()));
+    let directory = entries(&unit, 0x28).0[0] & entry::ADDRESS;
+    let pasid = || fake(&unit).word(fake(&unit).word(directory) & entry::ADDRESS);
+    assert_eq!(pasid() & 1, 1);
+    fake(&unit).state.lock().deaf = true;
+    let timed_out = unit.detach(DeviceId(0x28));
+    assert!(matches!(timed_out, Err(UnitError::Unconfirmed(InvalidationError::TimedOut { .. }))));
+    assert_eq!((entries(&unit, 0x28).0[0], pasid() & 1), (0, 0), "it is led nowhere");
+    assert_eq!(attach(&*unit, 0x28, second(8)), Err(UnitError::Attached { device: 0x28 }));
+    fake(&unit).state.lock().deaf = false;
+    assert_eq!(unit.detach(DeviceId(0x28)), Ok(()));
+    let done = fake(&unit).done();
+    assert_eq!(
+        done[3..],
+        [descriptor::context_of(0, 0x28), descriptor::pasids_of(7), descriptor::iotlb_domain(3 << 6, 7)]
+    );
+    assert_eq!(attach(&*unit, 0x28, second(8)), Ok(()));
+    assert_eq!(entries(&unit, 0x28).1[1], 8 | 1 << 23);
+}
+
+#[test]
+fn what_the_unit_does_not_know_is_taken_out_of_a_queue_of_either_width() {
+    for extended in [QUEUED | ecap::C | ecap::DT, BOTH | ecap::DT] {
+        let (host, _) = host::<true>(CAP, extended);
+        let unit = Unit::start(host).unwrap();
+        // Descriptors of devices' own TLBs.
+        fake(&unit).state.lock().unknown = Some(3);
+        let tlb = Invalidation::DeviceTlb { device: DeviceId(0x28), range: None };
+        let domain = descriptor::iotlb_domain(3 << 6, 7);
+        for _ in 0..200 {
+            assert_eq!(unit.invalidate(DomainId(7), Invalidation::Domain), Ok(()));
+            let rejected = unit.invalidate(DomainId(7), tlb);
+            assert_eq!(rejected, Err(InvalidationError::Rejected { code: 3 }));
+            assert_eq!(unit.invalidate(DomainId(7), Invalidation::Domain), Ok(()));
+            assert_eq!(fake(&unit).done(), [domain, descriptor::NOTHING, domain]);
+        }
+    }
+}
+
+#[test]
+fn memory_that_runs_out_is_given_back_or_kept_for_later() {
+    for frames in 0..4 {
+        let (host, memory) = host::<true>(CAP, BOTH);
+        let kept = (frames..FRAMES).filter_map(|_| memory.alloc(1)).count();
+        assert_eq!(Unit::start(host).map(|_| ()), Err(UnitError::OutOfMemory), "{frames}");
+        assert_eq!(memory.taken(), kept);
+    }
+    // A context table, a directory, a table.
+    for frames in 0..4 {
+        let (unit, memory) = scalable(CAP);
+        let free = FRAMES - memory.taken();
+        assert_eq!((frames..free).filter_map(|_| memory.alloc(1)).count(), free - frames);
+        let expected = if frames < 3 { Err(UnitError::OutOfMemory) } else { Ok(()) };
+        assert_eq!(attach(&*unit, 0x28, second(7)), expected, "{frames}");
+        let absent = UnitError::NotAttached { device: 0x28 };
+        assert_eq!(unit.detach(DeviceId(0x28)), expected.map_err(|_| absent));
+        assert_eq!(memory.taken(), FRAMES - usize::from(frames == 2));
+    }
+}

@@ -1,0 +1,316 @@
+//! The tables that lead from devices to page tables: a root table, context tables, and in scalable
+//! mode PASID tables.
+
+use alloc::boxed::Box;
+use alloc::collections::BTreeMap;
+use alloc::collections::btree_map::Entry;
+
+use arrayvec::ArrayVec;
+use portcullis::addr::PhysAddr;
+use portcullis::platform::Frames;
+
+use super::capabilities::{Capabilities, Mode};
+use super::layout::{RTADDR_LEGACY, RTADDR_SCALABLE, descriptor, ecap, entry, pasid, scalable};
+use crate::frames::Words;
+use crate::host::UnitError;
+use crate::queue::Command;
+
+/// Where a device is led to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Lead {
+    /// Page tables of the first stage, and what the FSPM field says of their levels.
+    FirstStage { root: PhysAddr, levels: u32, fspm: u32 },
+    /// Page tables of the second stage, of the width that AW says.
+    SecondStage { root: PhysAddr, aw: u32 },
+    /// All memory.
+    PassThrough,
+}
+
+/// What has cached something of a device, and forgets it by commands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Cached {
+    mode: Mode,
+    domain: u16,
+    /// The translations are forgotten as the first stage's.
+    by_pasid: bool,
+}
+
+impl Cached {
+    /// What has the unit forget that `source` was led anywhere. (Section 6.5.3.3 "Guidance to
+    /// Software for Invalidations".)
+    pub fn commands(&self, source: u16, drain: u64) -> Forgetting {
+        match self.mode {
+            Mode::Legacy => {
+                forgetting(descriptor::context_of(self.domain, source), None, self.translations(drain))
+            }
+            // A context names no domain.
+            Mode::Scalable => {
+                let pasids = Some(descriptor::pasids_of(self.domain));
+                forgetting(descriptor::context_of(0, source), pasids, self.translations(drain))
+            }
+        }
+    }
+
+    /// What has a unit that caches what is absent forget that `source` was: that is cached as
+    /// domain 0's.
+    pub fn commands_of_absent(&self, source: u16, drain: u64) -> Forgetting {
+        let contexts = descriptor::context_of(0, source);
+        forgetting(contexts, all_pasids(self.mode), self.translations(drain))
+    }
+
+    fn translations(&self, drain: u64) -> Command {
+        if self.by_pasid {
+            descriptor::first_stage_all(self.domain)
+        } else {
+            descriptor::iotlb_domain(drain, self.domain)
+        }
+    }
+}
+
+/// What has a unit forget entries, and what it has cached of what they lead to.
+pub(super) type Forgetting = ArrayVec<Command, 3>;
+
+/// First the entries, each kind before what it leads to, which could be cached anew else.
+fn forgetting(contexts: Command, pasids: Option<Command>, translations: Command) -> Forgetting {
+    [Some(contexts), pasids, Some(translations)].into_iter().flatten().collect()
+}
+
+fn all_pasids(mode: Mode) -> Option<Command> {
+    match mode {
+        Mode::Legacy => None,
+        Mode::Scalable => Some(descriptor::PASIDS_ALL),
+    }
+}
+
+/// What has a unit forget everything.
+pub(super) fn everything(mode: Mode, drain: u64) -> Forgetting {
+    forgetting(descriptor::CONTEXT_ALL, all_pasids(mode), descriptor::iotlb_all(drain))
+}
+
+/// The root table, and what it leads to.
+#[derive(Debug)]
+pub(super) struct Tables {
+    mode: Mode,
+    root: Words,
+    /// Context tables that are there: in legacy mode one for each bus, in scalable mode two.
+    contexts: Box<[Option<Words>]>,
+    /// PASID tables of devices that have been attached in scalable mode.
+    pasids: BTreeMap<u16, Pasids>,
+    /// The AW field where nothing else decides it: the widest that the unit has.
+    widest: u32,
+    /// Walks are coherent.
+    walks_snoop: bool,
+}
+
+/// A PASID directory, and its first table.
+#[derive(Debug)]
+struct Pasids {
+    directory: Words,
+    table: Words,
+}
+
+/// Where in the tables a device's context entry is.
+struct Place {
+    /// The context table's number, the word of the root table that names it, and the entry's first
+    /// word in it.
+    table: usize,
+    root: usize,
+    index: usize,
+}
+
+impl Tables {
+    /// Tables that lead nowhere.
+    pub fn new<F: Frames>(frames: &F, mode: Mode, capabilities: &Capabilities) -> Result<Self, UnitError> {
+        let count = match mode {
+            Mode::Legacy => 1 << 8,
+            Mode::Scalable => 1 << (16 - scalable::DEVICES_SHIFT),
+        };
+        Ok(Self {
+            mode,
+            root: Words::new(frames, 1)?,
+            contexts: (0..count).map(|_| None).collect(),
+            pasids: BTreeMap::new(),
+            widest: capabilities.widest(),
+            walks_snoop: capabilities.ecap & ecap::SMPWC != 0,
+        })
+    }
+
+    /// What the unit's root register takes.
+    pub fn address(&self) -> u64 {
+        let mode = match self.mode {
+            Mode::Legacy => RTADDR_LEGACY,
+            Mode::Scalable => RTADDR_SCALABLE,
+        };
+        self.root.phys().get() | mode
+    }
+
+    fn place(&self, source: u16) -> Place {
+        let source = usize::from(source);
+        match self.mode {
+            Mode::Legacy => Place { table: source >> 8, root: (source >> 8) * 2, index: (source & 0xff) * 2 },
+            Mode::Scalable => {
+                let table = source >> scalable::DEVICES_SHIFT;
+                let within = source & ((1 << scalable::DEVICES_SHIFT) - 1);
+                Place { table, root: table, index: within * scalable::WORDS }
+            }
+        }
+    }
+
+    /// Leads a device to `lead`, which is cached as `domain`'s. Makes the tables that are missing.
+    ///
+    /// # Errors
+    /// [`UnitError::NoSuchTables`], [`UnitError::Attached`], [`UnitError::OutOfMemory`]: the device
+    /// is led where it was.
+    pub fn attach<F: Frames>(
+        &mut self,
+        frames: &F,
+        source: u16,
+        lead: Lead,
+        domain: u16,
+    ) -> Result<Cached, UnitError> {
+        let attached = UnitError::Attached { device: u32::from(source) };
+        if self.attached(frames, source).is_some() {
+            return Err(attached);
+        }
+        let place = self.place(source);
+        let nowhere = UnitError::NoSuchDevice { device: u32::from(source), last: u32::from(u16::MAX) };
+        let slot = self.contexts.get_mut(place.table).ok_or(nowhere)?;
+        let context = match slot {
+            Some(context) => context,
+            None => {
+                let context = Words::new(frames, 1)?;
+                self.root.store(frames, place.root, context.phys().get() | entry::PRESENT);
+                slot.insert(context)
+            }
+        };
+        let by_pasid = match self.mode {
+            Mode::Legacy => {
+                let [low, high] = context_entry(lead, domain, self.widest)?;
+                // Present with its last store.
+                context.store(frames, place.index + 1, high);
+                context.store(frames, place.index, low | entry::PRESENT);
+                false
+            }
+            Mode::Scalable => {
+                let pasids = match self.pasids.entry(source) {
+                    Entry::Occupied(pasids) => pasids.into_mut(),
+                    Entry::Vacant(place) => place.insert(Pasids::new(frames)?),
+                };
+                let [first, second, third] = pasid_entry(lead, domain, self.widest);
+                let snoop = if self.walks_snoop { pasid::WALKS_SNOOP } else { 0 };
+                pasids.table.store(frames, 2, third);
+                pasids.table.store(frames, 1, second | snoop);
+                pasids.table.store(frames, 0, first | entry::PRESENT);
+                let directory = scalable::context(pasids.directory.phys().get());
+                context.store(frames, place.index + 1, scalable::RID);
+                context.store(frames, place.index, directory | entry::PRESENT);
+                !matches!(lead, Lead::SecondStage { .. })
+            }
+        };
+        Ok(Cached { mode: self.mode, domain, by_pasid })
+    }
+
+    /// Ends that a device is led anywhere. It counts as attached until [`forget`](Self::forget).
+    ///
+    /// # Errors
+    /// [`UnitError::NotAttached`].
+    pub fn detach<F: Frames>(&self, frames: &F, source: u16) -> Result<Cached, UnitError> {
+        let not_attached = UnitError::NotAttached { device: u32::from(source) };
+        let cached = self.attached(frames, source).ok_or(not_attached)?;
+        let place = self.place(source);
+        if let Some(context) = self.contexts.get(place.table).and_then(Option::as_ref) {
+            context.store(frames, place.index, 0);
+        }
+        if let Some(pasids) = self.pasids.get(&source) {
+            let first = pasids.table.load(frames, 0);
+            pasids.table.store(frames, 0, first & !entry::PRESENT);
+        }
+        Ok(cached)
+    }
+
+    /// The unit has forgotten that the device was attached.
+    pub fn forget<F: Frames>(&self, frames: &F, source: u16) {
+        let place = self.place(source);
+        match self.pasids.get(&source) {
+            Some(pasids) => (0..pasid::WORDS).for_each(|word| pasids.table.store(frames, word, 0)),
+            None => {
+                if let Some(context) = self.contexts.get(place.table).and_then(Option::as_ref) {
+                    context.store(frames, place.index + 1, 0);
+                }
+            }
+        }
+    }
+
+    /// What may be cached of a device that is attached, or was and is not forgotten: its entry's
+    /// second word says so.
+    fn attached<F: Frames>(&self, frames: &F, source: u16) -> Option<Cached> {
+        let place = self.place(source);
+        let (mode, domain, by_pasid) = match self.mode {
+            Mode::Scalable => {
+                let table = &self.pasids.get(&source)?.table;
+                let by_pasid = table.load(frames, 0) & pasid::PGTT != pasid::SECOND_STAGE;
+                (Mode::Scalable, pasid::domain_of(table.load(frames, 1)), by_pasid)
+            }
+            Mode::Legacy => {
+                let context = self.contexts.get(place.table)?.as_ref()?;
+                (Mode::Legacy, entry::domain_of(context.load(frames, place.index + 1)), false)
+            }
+        };
+        // No domain has number 0.
+        (domain != 0).then_some(Cached { mode, domain, by_pasid })
+    }
+
+    /// Gives all frames back.
+    ///
+    /// # Safety
+    /// They are of `frames`, and the unit is off.
+    pub unsafe fn free<F: Frames>(self, frames: &F) {
+        let pasids = self.pasids.into_values().flat_map(|pasids| [pasids.directory, pasids.table]);
+        let tables = self.contexts.into_iter().flatten().chain(pasids);
+        for words in tables.chain([self.root]) {
+            // SAFETY: the caller's promise.
+            unsafe { words.free(frames) };
+        }
+    }
+}
+
+/// A context entry of legacy mode, which has no first stage.
+fn context_entry(lead: Lead, domain: u16, widest: u32) -> Result<[u64; 2], UnitError> {
+    match lead {
+        Lead::FirstStage { levels, .. } => Err(UnitError::NoSuchTables { levels }),
+        Lead::SecondStage { root, aw } => Ok([root.get() | entry::TRANSLATED, entry::domain(aw, domain)]),
+        // The widest addresses that the unit has, as the manual demands.
+        Lead::PassThrough => Ok([entry::PASS_THROUGH, entry::domain(widest, domain)]),
+    }
+}
+
+/// The words of a PASID table's entry.
+fn pasid_entry(lead: Lead, domain: u16, widest: u32) -> [u64; pasid::WORDS] {
+    let (first, third) = match lead {
+        Lead::SecondStage { root, aw } => (root.get() | pasid::SECOND_STAGE | pasid::width(aw), 0),
+        // The manual has AW ignored here. QEMU 10.0 takes the width of addresses from it.
+        Lead::FirstStage { root, fspm, .. } => {
+            (pasid::FIRST_STAGE | pasid::width(widest), pasid::first_stage(root.get(), fspm))
+        }
+        // The widest, as the manual demands.
+        Lead::PassThrough => (pasid::PASS_THROUGH | pasid::width(widest), 0),
+    };
+    [first, pasid::domain(domain), third]
+}
+
+impl Pasids {
+    /// A directory with one table, which leads nowhere.
+    fn new<F: Frames>(frames: &F) -> Result<Self, UnitError> {
+        let directory = Words::new(frames, 1)?;
+        let table = match Words::new(frames, 1) {
+            Ok(table) => table,
+            Err(error) => {
+                // SAFETY: of the line above; the unit was told nothing.
+                unsafe { directory.free(frames) };
+                return Err(error);
+            }
+        };
+        directory.store(frames, 0, table.phys().get() | entry::PRESENT);
+        Ok(Self { directory, table })
+    }
+}
