@@ -11,7 +11,7 @@
 //! has an interrupt table. Mappers keep the addresses of [`reserved`] out of use.
 
 mod events;
-mod layout;
+pub(crate) mod layout;
 mod queue;
 mod switch;
 #[cfg(all(test, not(loom)))]

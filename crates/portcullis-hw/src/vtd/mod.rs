@@ -7,7 +7,7 @@
 //! Legacy mode, second stage. Interrupt remapping is left as it is.
 
 mod faults;
-mod layout;
+pub(crate) mod layout;
 mod queue;
 mod unit;
 
