@@ -64,6 +64,12 @@ struct Known {
     /// The register that has the address of the log of faults, how far it is shifted there, and
     /// which bits are the address; or where records are registers.
     log: Option<(usize, u32, u64)>,
+    /// Of a record: the word that has its code, how many bits that is, and how far it is shifted.
+    code: (usize, u32, u32),
+    /// The register of the unit's index in the log, by how much it counts, and how many records
+    /// there are; and whether it counts one lap more.
+    tail: (usize, u32, u32),
+    wraps: bool,
 }
 
 const VTD: Known = Known {
@@ -73,16 +79,25 @@ const VTD: Known = Known {
     ],
     fixed: &[0x90, 0x94],
     log: None,
+    code: (1, 8, 32),
+    tail: (0, 1, 1),
+    wraps: false,
 };
 const AMDVI: Known = Known {
     registers: &[0x18, 0x20, 0x30, 0x34, 0x2000, 0x2008, 0x2010, 0x2018, 0x201c, 0x2020, 0x2024],
     fixed: &[0x00, 0x04, 0x08, 0x0c, 0x10, 0x14],
     log: Some((0x10, 0, 0x000f_ffff_ffff_f000)),
+    code: (0, 4, 60),
+    tail: (0x2018, 16, 256),
+    wraps: false,
 };
 const RISCV: Known = Known {
     registers: &[0x00, 0x04, 0x08, 0x10, 0x20, 0x24, 0x30, 0x34, 0x48, 0x4c, 0x50],
     fixed: &[0x14, 0x18, 0x1c, 0x28, 0x2c],
     log: Some((0x28, 2, 0x003f_ffff_ffff_fc00)),
+    code: (0, 12, 0),
+    tail: (0x34, 1, 128),
+    wraps: false,
 };
 const SMMUV3: Known = Known {
     registers: &[
@@ -91,6 +106,9 @@ const SMMUV3: Known = Known {
     ],
     fixed: &[0x80, 0x84, 0x90, 0x94, 0xa0, 0xa4],
     log: Some((0xa0, 0, 0x000f_ffff_ffff_ffe0)),
+    code: (0, 8, 0),
+    tail: (0x1_00a8, 1, 128),
+    wraps: true,
 };
 
 impl Known {
@@ -160,7 +178,7 @@ fn step<K: Kind, X: Format + Copy, U: Iommu<X>>(
     memory: &Memory,
 ) {
     let device = |input: &mut Input<'_>| DeviceId(input.number() as u32);
-    match input.below(10) {
+    match input.below(11) {
         0 => {
             let _ = unit.enable();
         }
@@ -199,6 +217,7 @@ fn step<K: Kind, X: Format + Copy, U: Iommu<X>>(
                 .enumerate()
                 .for_each(|(at, word)| write(known, registers, memory, index + at, word));
         }
+        9 => report(input, known, registers, memory),
         _ => {
             let most = input.byte();
             (0..most).take_while(|_| told(unit.next_fault())).for_each(drop);
@@ -206,6 +225,30 @@ fn step<K: Kind, X: Format + Copy, U: Iommu<X>>(
             assert!(first <= last && unit.last_iova() > Iova::new(0));
         }
     }
+}
+
+/// Has the unit report a fault, as it does: a record in the next place, and then its index.
+fn report<K: Kind>(input: &mut Input<'_>, known: &Known, registers: &Lying<K>, memory: &Memory) {
+    let unit = &registers.unit;
+    let code = input.below(1 << 12);
+    let mut words = [input.number(), input.number(), input.number()];
+    let (word, bits, shift) = known.code;
+    let mask = ((1_u64 << bits) - 1) << shift;
+    words[word] = words[word] & !mask | code << shift & mask;
+    let (tail, step, size) = known.tail;
+    if tail == 0 {
+        // Fault records are registers: the last bit says that there is one.
+        unit.set64(0x220, words[0]);
+        unit.set64(0x228, words[1] | 1 << 63);
+        return unit.set(0x34, unit.get(0x34) | 2);
+    }
+    let at = unit.get(tail) / step;
+    let place = (at % size) as usize * (512 / size as usize);
+    for (index, word) in words.into_iter().enumerate().take(512 / size as usize) {
+        write(known, registers, memory, (place + index) % 512, word);
+    }
+    let both = if known.wraps { size * 2 } else { size };
+    unit.set(tail, (at + 1) % both * step);
 }
 
 /// Writes a word of the log.

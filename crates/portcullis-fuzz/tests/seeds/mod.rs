@@ -157,7 +157,7 @@ fn life(kind: u8, records: &[&[u8]]) -> Vec<u8> {
     for record in records {
         life.extend_from_slice(record);
     }
-    life.extend([9, 8]);
+    life.extend([10, 8]);
     life.extend([&[2][..], &small(8)].concat());
     life
 }
@@ -185,8 +185,16 @@ fn lie(index: u8, set: u64) -> Vec<u8> {
 fn liar(kind: u8, lies: &[(u8, u64)]) -> Vec<u8> {
     let mut life = vec![kind, 0, lies.len() as u8];
     lies.iter().for_each(|(index, set)| life.extend(&lie(*index, *set)[1..]));
-    life.extend([&[0, 0, 9, 200][..], &[0, 9, 200]].concat());
+    life.extend([&[0, 0, 10, 200][..], &[0, 10, 200]].concat());
     life
+}
+
+/// The life of a unit of a kind that reports each code.
+fn reports(kind: u8, codes: &[u16]) -> Vec<u8> {
+    let report =
+        |code: &u16| [&[9, (code >> 8) as u8, *code as u8][..], &[0, 7, 0, 9, 0, 5], &[10, 1]].concat();
+    let reports: Vec<Vec<u8>> = codes.iter().map(report).collect();
+    life(kind, &reports.iter().map(Vec::as_slice).collect::<Vec<_>>())
 }
 
 /// All seeds: the target, the name, the bytes.
@@ -214,7 +222,7 @@ fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     all.push((
         "units",
         "amdvi-stops",
-        life(1, &[&register(9, 0), &[4, 1], &register(9, 1 | 1 << 4), &[9, 8]]),
+        life(1, &[&register(9, 0), &[4, 1], &register(9, 1 | 1 << 4), &[10, 8]]),
     ));
     all.push(("units", "amdvi-faults-for-ever", liar(1, &[(7, 0xff0)])));
     let riscv_fault = [record(0, [0x28 << 40 | 3 << 34 | 15, 0, 0x80_0123]), register(7, 1)];
@@ -223,6 +231,17 @@ fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     let smmu_fault = [record(0, [0x28 << 32 | 0x10, 1 << 35, 0x80_0123]), register(16, 1)];
     all.push(("units", "smmuv3", life(3, &smmu_fault.each_ref().map(Vec::as_slice))));
     all.push(("units", "smmuv3-stops", life(3, &[&register(11, 1), &[4, 1], &lie(15, 1 << 24)])));
+    // Of each kind's codes those that are told apart.
+    let codes: [&[u16]; 4] = [
+        &[1, 2, 3, 4, 5, 6, 7, 0x0b, 0x0c, 0x30, 0x39, 0x50, 0x59, 0x71, 0x79, 0x80, 0x81, 0xff],
+        &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 14, 15],
+        &[1, 4, 5, 6, 7, 12, 13, 15, 20, 21, 23, 256, 257, 258, 259, 262, 263, 266, 267, 271],
+        &[1, 2, 3, 4, 5, 6, 7, 8, 9, 0x0a, 0x0b, 0x10, 0x11, 0x12, 0x13, 0x20, 0x21, 0x24, 0x25],
+    ];
+    let names = ["vtd-reports", "amdvi-reports", "riscv-reports", "smmuv3-reports"];
+    for ((kind, codes), name) in (0..).zip(codes).zip(names) {
+        all.push(("units", name, reports(kind, codes)));
+    }
     // A configuration as it is, no script, a domain, attach, map, unmap, an event, and detach.
     let mut virtio = vec![4, 0, 0, 0, 0];
     virtio.extend([vec![1, 0, 1], whole(1), vec![1, 0, 2], vec![1, 0, 5], whole(0x1_0000), vec![3]].concat());
@@ -231,6 +250,11 @@ fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
             .concat(),
     );
     virtio.extend([vec![1, 0, 6], whole(0x1_0000), vec![3], vec![1, 0, 4], vec![1, 0, 3]].concat());
+    // The same with a device that answers what was not asked, with an error, and not at all.
+    let mut liar = virtio.clone();
+    let script = [0, 0, 0, 0, 0xd4, 0, 5, 0xc0, 0, 0xe0, 3, 0, 0xff, 0];
+    liar.splice(4..5, [&[script.len() as u8][..], &script].concat());
+    all.push(("units", "virtio-liar", liar));
     all.push(("units", "virtio", virtio));
     all
 }
