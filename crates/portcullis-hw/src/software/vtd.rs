@@ -20,10 +20,7 @@ impl Kind for VtD {
         (reg::CAP, 6 | 1 << 10 | 47 << 16 | (RECORD / 16) << 24),
         (
             reg::CAP + 4,
-            (RECORD >> 12)
-                | ((cap::PAGES_2M | cap::PAGES_1G | cap::PSI) >> 32) as u32
-                | 9 << 16
-                | 3 << 22,
+            (RECORD >> 12) | ((cap::PAGES_2M | cap::PAGES_1G | cap::PSI) >> 32) as u32 | 9 << 16 | 3 << 22,
         ),
         (reg::ECAP, 1 | 1 << 1 | 1 << 6),
     ];
