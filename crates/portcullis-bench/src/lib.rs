@@ -15,6 +15,7 @@
 //! - Invalidations, their waits and their locks: [`invalidation`].
 //! - Bounce buffers: [`bounce`].
 //! - The whole way of a mapping, as a driver calls it: [`path`].
+//! - The drivers of IOMMUs over units that take no time, for two of these: [`units`].
 //!
 //! # What it costs
 //! Threads that spin while they wait for each other to start: as many cores as threads are measured with. (Where
@@ -36,3 +37,4 @@ mod stats;
 pub mod table;
 pub mod team;
 pub mod timer;
+pub mod units;

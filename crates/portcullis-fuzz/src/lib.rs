@@ -5,6 +5,7 @@
 //! `fuzz/` let libFuzzer look for bytes that reach more of the code. `CONTRIBUTING.md` says how.
 
 pub mod api;
+pub mod hw;
 mod input;
 pub mod iova;
 pub mod profile;
@@ -20,9 +21,11 @@ pub struct Target {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 4] = [
+pub const TARGETS: [Target; 6] = [
     Target { name: "api", run: api::run },
     Target { name: "iova", run: iova::run },
     Target { name: "trace", run: trace::run },
     Target { name: "profile", run: profile::run },
+    Target { name: "acpi", run: hw::acpi::run },
+    Target { name: "units", run: hw::units::run },
 ];

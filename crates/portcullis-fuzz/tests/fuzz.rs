@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+mod seeds;
+
 use portcullis_fuzz::api::{FORMATS, on_format};
 use portcullis_fuzz::{TARGETS, Target};
 
@@ -100,4 +102,14 @@ fn trace() {
 #[test]
 fn profile() {
     run("profile", 20_000);
+}
+
+#[test]
+fn acpi() {
+    run("acpi", 40_000);
+}
+
+#[test]
+fn units() {
+    run("units", 20_000);
 }

@@ -36,6 +36,8 @@ pub mod acpi;
 pub mod amdvi;
 pub mod riscv;
 pub mod smmuv3;
+#[cfg(all(feature = "parts", not(loom)))]
+pub mod software;
 pub mod virtio;
 pub mod vtd;
 

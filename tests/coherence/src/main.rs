@@ -5,6 +5,7 @@
 //! instructions a line `site`, with the transfers for each operation and return addresses. `left out` and a reason stand
 //! in place of both where the workload cannot be done.
 
+mod driver;
 mod platform;
 mod simulator;
 mod work;
@@ -16,11 +17,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use portcullis::invalidation::{InvalidationQueue, SharedQueue};
 use portcullis_bench::path::{AtOnce, Lanes};
 use portcullis_bench::runner::Failure;
+use portcullis_hw::vtd;
 use portcullis_trace::replay::Profile;
 
+use driver::{Simulation, driver};
 use platform::{Hardware, Simulated};
 use simulator::{Figures, Machine, Simulator, simulator};
-use work::Work;
+use work::{Below, Work};
 
 /// What is asked for, as `name=value`.
 struct Request {
@@ -58,6 +61,11 @@ impl Request {
 
     /// Runs it; the figures of all CPUs.
     fn run(&self, simulator: &'static Simulator) -> Result<Vec<Figures>, Failure> {
+        match self.work.below {
+            Below::Driver => return self.run_over_one(simulator, |unit| unit),
+            Below::SharedDriver => return self.run_over_one(simulator, SharedQueue::new),
+            Below::Profile => {}
+        }
         let waits = &self.profile.waits;
         let (submission, request) = (waits.doorbell.ns + waits.completion.ns, waits.descriptor.ns);
         if submission + request == 0.0 {
@@ -69,6 +77,16 @@ impl Request {
             let costs = waits.costs();
             Arc::new(SharedQueue::new(Hardware { simulator, number, submission, request, costs }))
         })
+    }
+
+    /// Over one unit of a driver, whichever the domain.
+    fn run_over_one<Q: InvalidationQueue>(
+        &self,
+        simulator: &'static Simulator,
+        queue: impl Fn(vtd::Unit<Simulation>) -> Q,
+    ) -> Result<Vec<Figures>, Failure> {
+        let queue = Arc::new(queue(driver(simulator)?));
+        self.run_over(simulator, || Arc::clone(&queue))
     }
 
     fn run_over<Q: InvalidationQueue>(

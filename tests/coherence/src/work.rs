@@ -22,6 +22,17 @@ enum How {
     Hotplug,
 }
 
+/// What carries invalidations out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Below {
+    /// Hardware as the profile has it.
+    Profile,
+    /// The driver of a VT-d unit that takes no time.
+    Driver,
+    /// The same below a `SharedQueue`.
+    SharedDriver,
+}
+
 /// Nanoseconds from one flush to the next.
 const FLUSH_NS: u64 = 10_000;
 
@@ -41,6 +52,7 @@ const LOOK_NS: u64 = 50;
 #[derive(Debug, Clone, Copy)]
 pub struct Work {
     pub workload: Workload,
+    pub below: Below,
     how: How,
 }
 
@@ -64,8 +76,12 @@ fn check(worked: bool) {
 }
 
 impl Work {
-    /// A workload of `portcullis bench path`, or one with how it is shared before it: `cross-raw-1`.
+    /// A workload of `portcullis bench path`, or one with how it is shared before it, `cross-raw-1`, or with what is below it,
+    /// `vtd-raw-1`.
     pub fn named(name: &str) -> Result<Self, String> {
+        let drivers = [("vtd-shared-", Below::SharedDriver), ("vtd-", Below::Driver)];
+        let found = drivers.iter().find_map(|(prefix, below)| Some((name.strip_prefix(prefix)?, *below)));
+        let (name, below) = found.unwrap_or((name, Below::Profile));
         let prefixes = [
             ("cross-quarter-", How::Cross(4)),
             ("cross-", How::Cross(1)),
@@ -79,7 +95,7 @@ impl Work {
         if matches!(how, How::Cross(_)) {
             workload.live = 64;
         }
-        Ok(Self { workload, how })
+        Ok(Self { workload, below, how })
     }
 
     /// Operations of each CPU that do not count: where unmaps are queued, until each queue has been full often enough for the

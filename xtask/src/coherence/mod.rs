@@ -25,6 +25,9 @@ those below, where none is named); or one of these with how CPUs share it before
   cross-raw-1      what a CPU maps, the next one unmaps
   flush-raw-1      the first CPU flushes the domain every 10 us while the others map and unmap
   hotplug-raw-1    the last CPU goes every 64 operations, and comes back
+or with what carries invalidations out before it, which is the driver of a VT-d unit that takes no time:
+  vtd-raw-1        each CPU waits for its own submission
+  vtd-shared-raw-1 CPUs share waits, by a SharedQueue above the driver
 
   --cpus 1,2,16    numbers of CPUs, up to 256 (1,2,16,64,256)
   --per-socket N   CPUs of a socket (64)
@@ -134,6 +137,7 @@ fn every_workload() -> Vec<String> {
     let disturbed =
         ["flush-raw-1", "flush-lazy-1", "flush-ring-1", "hotplug-raw-1", "hotplug-lazy-1", "hotplug-pool-1"];
     all.extend(disturbed.map(str::to_owned));
+    all.extend(["vtd-raw-1", "vtd-shared-raw-1"].map(str::to_owned));
     all
 }
 
@@ -274,7 +278,7 @@ mod tests {
         assert_eq!((request.workloads.len(), &request.cpus[..], request.json), (1, &[1, 16][..], true));
         assert_eq!(request.options, ["profile=vtd", "far=200"]);
         assert_eq!(request.cases().len(), 2);
-        assert_eq!(Request::parse(&[]).unwrap().workloads.len(), 90);
+        assert_eq!(Request::parse(&[]).unwrap().workloads.len(), 92);
         for wrong in [&["--cpus", "0"][..], &["--cpus", "257"], &["--cpus"], &["--far", "x"], &["--fast"]] {
             assert!(Request::parse(wrong).is_err(), "{wrong:?}");
         }

@@ -24,6 +24,9 @@ pub(crate) struct Timing {
 }
 
 impl Timing {
+    /// Confirms at once.
+    pub(crate) const NONE: Self = Self { submission: 0.0, request: 0.0 };
+
     /// What `profile` says of invalidations. What it says of requests to map is no part of it: the tables are in
     /// memory.
     pub(crate) fn of(profile: &Profile) -> Self {
@@ -129,6 +132,29 @@ unsafe impl InvalidationQueue for Hardware {
 
     fn costs(&self) -> Costs {
         self.costs
+    }
+}
+
+/// A driver's queue, of which the hardware hears: it counts, and forgets what its watch has seen.
+pub(crate) struct Told {
+    pub unit: std::sync::Arc<dyn InvalidationQueue>,
+    /// It takes no time.
+    pub hardware: std::sync::Arc<Hardware>,
+}
+
+// SAFETY: the driver's, whose unit caches nothing.
+unsafe impl InvalidationQueue for Told {
+    fn invalidate(&self, domain: DomainId, invalidation: Invalidation) -> Result<(), InvalidationError> {
+        self.submit(&[Request { domain, invalidation }])
+    }
+
+    fn submit(&self, requests: &[Request]) -> Result<(), InvalidationError> {
+        self.unit.submit(requests)?;
+        self.hardware.submit(requests)
+    }
+
+    fn costs(&self) -> Costs {
+        self.unit.costs()
     }
 }
 

@@ -7,13 +7,14 @@ use portcullis::invalidation::{Costs, InvalidationQueue, SharedQueue};
 use portcullis::std_platform::StdPlatform;
 
 use super::check::{Watch, WatchedLane};
-use super::hardware::{Hardware, Timing};
+use super::hardware::{Hardware, Timing, Told};
 use super::ours::Ours;
 use super::rivals::{Apart, GlobalLock, Locked, Reference};
 use super::spent::Waits;
 use super::workload::{BLOCK, Shape};
 use crate::runner::Failure;
 use crate::timer::OpTimer;
+use crate::units::Driver;
 
 /// A subject's name and what to know of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,15 +32,21 @@ enum Which {
     SingleQueue,
     GlobalLock,
     PgtableOnly,
+    /// A driver's queue, and the same below a `SharedQueue`.
+    Driver(Driver),
+    SharedDriver(Driver),
+    AtOnce,
 }
 
 pub(crate) const OURS: &str = "portcullis";
 pub(crate) const SINGLE: &str = "single-queue";
 pub(crate) const GLOBAL: &str = "global-lock";
 pub(crate) const LIMIT: &str = "pgtable-only";
+/// The limit of the drivers' queues.
+pub(crate) const AT_ONCE: &str = "at-once";
 
 /// All subjects, in the order in which they are reported.
-pub const SUBJECTS: [SubjectInfo; 4] = [
+pub const SUBJECTS: [SubjectInfo; 10] = [
     SubjectInfo {
         name: OURS,
         about: "Domain: flush queues as the profile's costs ask for, one for each CPU unless a flush is very \
@@ -64,15 +71,48 @@ pub const SUBJECTS: [SubjectInfo; 4] = [
                 being timed",
         which: Which::PgtableOnly,
     },
+    SubjectInfo {
+        name: "vtd",
+        about: "Domain over portcullis-hw's driver of VT-d, each wait by itself; its unit is of software, and carries out \
+                what is in the ring when it is rung, whatever the profile says. Only strict-unmap, as the next five",
+        which: Which::Driver(Driver::VtD),
+    },
+    SubjectInfo {
+        name: "vtd-shared",
+        about: "the same with a SharedQueue around the driver",
+        which: Which::SharedDriver(Driver::VtD),
+    },
+    SubjectInfo { name: "amdvi", about: "as vtd, of AMD-Vi's driver", which: Which::Driver(Driver::AmdVi) },
+    SubjectInfo {
+        name: "riscv",
+        about: "as vtd, of the RISC-V IOMMU's driver",
+        which: Which::Driver(Driver::RiscV),
+    },
+    SubjectInfo {
+        name: "smmuv3",
+        about: "as vtd, of the SMMUv3's driver",
+        which: Which::Driver(Driver::SmmuV3),
+    },
+    SubjectInfo {
+        name: AT_ONCE,
+        about: "the limit of these five: the same domain over a queue that confirms at once, without a ring",
+        which: Which::AtOnce,
+    },
 ];
 
 impl SubjectInfo {
+    /// Whether what it costs over the limit is a driver's.
+    pub(crate) fn is_of_a_driver(&self) -> bool {
+        matches!(self.which, Which::Driver(_) | Which::SharedDriver(_))
+    }
+
     /// Whether it does `shape`.
     pub(crate) fn does(&self, shape: Shape) -> bool {
         match self.which {
             Which::Portcullis => true,
             Which::SingleQueue | Which::PgtableOnly => shape == Shape::Lazy,
             Which::GlobalLock => matches!(shape, Shape::Lazy | Shape::Strict),
+            Which::Driver(_) | Which::SharedDriver(_) | Which::AtOnce => shape == Shape::Strict,
         }
     }
 }
@@ -154,13 +194,31 @@ impl Maker {
         }
         let Self { platform, timer, timing, costs, crowded } = self;
         let stated = if info.which == Which::SingleQueue { VERY_EXPENSIVE } else { *costs };
-        let hardware = Arc::new(Hardware::new(*timing, stated, timer, *crowded, watch));
+        let is_software = matches!(info.which, Which::Driver(_) | Which::SharedDriver(_) | Which::AtOnce);
+        let timing = if is_software { Timing::NONE } else { *timing };
+        let hardware = Arc::new(Hardware::new(timing, stated, timer, *crowded, watch));
+        let driver = |driver: Driver| {
+            let unit = driver.queue(if *crowded { std::thread::yield_now } else { std::hint::spin_loop });
+            let unit = unit.map_err(|error| Failure::Refused(error.to_string()))?;
+            Ok::<_, Failure>(Arc::new(Told { unit, hardware: Arc::clone(&hardware) }))
+        };
         let waits = |queue: Arc<dyn InvalidationQueue>| Waits::new(queue, timer);
         let policy = if shape == Shape::Lazy { Policy::lazy_for(&stated) } else { Policy::Strict };
         Ok(match (info.which, shape) {
             (Which::Portcullis | Which::SingleQueue, _) => {
                 let queue = waits(Arc::new(SharedQueue::new(Arc::clone(&hardware))));
                 Arc::new(Ours::new(platform, queue, hardware, policy, shape)?)
+            }
+            (Which::Driver(which), _) => {
+                let queue = waits(driver(which)?);
+                Arc::new(Ours::new(platform, queue, hardware, policy, shape)?)
+            }
+            (Which::SharedDriver(which), _) => {
+                let queue = waits(Arc::new(SharedQueue::new(driver(which)?)));
+                Arc::new(Ours::new(platform, queue, hardware, policy, shape)?)
+            }
+            (Which::AtOnce, _) => {
+                Arc::new(Ours::new(platform, waits(hardware.clone()), hardware, policy, shape)?)
             }
             (Which::PgtableOnly, _) => {
                 let apart = Apart::new(platform, waits(hardware.clone()), hardware)?;

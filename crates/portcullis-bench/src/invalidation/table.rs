@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use comfy_table::{CellAlignment, Table, presets};
 
-use super::subject::{GLOBAL, LIMIT, OURS, SUBJECTS};
+use super::subject::{AT_ONCE, GLOBAL, LIMIT, OURS, SUBJECTS};
 use crate::report::{Measurement, Report, Split};
 use crate::table::{ns, write_header, write_limits, write_skipped, write_subjects};
 
@@ -87,6 +87,17 @@ fn write_comparisons(text: &mut String, report: &Report) -> std::fmt::Result {
             if let Some(ours) = find(workload, theirs.threads, OURS) {
                 let (threads, times) = (theirs.threads, theirs.ns_per_op / ours.ns_per_op);
                 lines.push(format!("{workload}, {}: {times:.1} times as fast as {rival}", count(threads)));
+            }
+        }
+    }
+    for driver in SUBJECTS.iter().filter(|subject| subject.is_of_a_driver()) {
+        for ours in report.results.iter().filter(|r| r.subject == driver.name) {
+            if let Some(limit) = find(ours.workload, ours.threads, AT_ONCE) {
+                let (threads, more) = (count(ours.threads), ours.ns_per_op - limit.ns_per_op);
+                lines.push(format!(
+                    "{}, {}, {threads}: {more:+.0} ns over {AT_ONCE}",
+                    ours.workload, driver.name
+                ));
             }
         }
     }

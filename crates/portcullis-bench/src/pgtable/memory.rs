@@ -12,7 +12,7 @@ use portcullis::platform::{FRAME_SIZE, Frames, Table};
 /// Where `COHERENT` is false, changes are written back to memory, as for an IOMMU that does not look into the
 /// caches. (Nothing here would notice if they were not.)
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Memory<const COHERENT: bool>;
+pub struct Memory<const COHERENT: bool>;
 
 fn layout(count: usize) -> Option<Layout> {
     let frame = FRAME_SIZE as usize;

@@ -57,7 +57,8 @@ struct Run {
 }
 
 impl Iort {
-    /// Reads the table. Nodes that only concern interrupts, or that it does not know, are left out. O(the table's length); allocates.
+    /// Reads the table. Nodes that only concern interrupts, or that it does not know, are left out. O(the table's length, times the
+    /// logarithm of its units); allocates.
     ///
     /// # Errors
     /// [`AcpiError`].
@@ -88,14 +89,15 @@ impl Iort {
                     let segment = node.u32(NODE + 12)?;
                     each_mapping(node, |run, node| push(&mut iort.streams, Streams { segment, run, node }))?;
                 }
-                RESERVED => iort.reserve(node)?,
+                RESERVED => iort.reserve(node, table.bytes.len())?,
                 _ => {}
             }
         }
         Ok(iort)
     }
 
-    fn reserve(&mut self, node: &Bytes<'_>) -> Result<(), AcpiError> {
+    /// Regions and runs may be the same bytes of the node, so that without the limit, `most`, a table of 64 KiB could name ten millions.
+    fn reserve(&mut self, node: &Bytes<'_>, most: usize) -> Result<(), AcpiError> {
         let (count, at) = (node.u32(NODE + 4)?, node.u32(NODE + 8)? as usize);
         for index in 0..count as usize {
             let at = index.checked_mul(20).and_then(|bytes| at.checked_add(bytes)).unwrap_or(usize::MAX);
@@ -103,9 +105,12 @@ impl Iort {
                 reserved(node.at, node.u64(at)?, node.u64(at.saturating_add(8))?, Permissions::READ_WRITE)?;
             let Self { units, reserved: all, .. } = self;
             each_mapping(node, |run, target| {
-                let unit = units.iter().find(|unit| unit.node == target);
+                let Some(unit) = unit_at(units, target) else { return Ok(()) };
                 let streams = (run.output, run.output.saturating_add(run.last - run.first));
-                unit.map_or(Ok(()), |unit| push(all, (*unit, streams, region)))
+                if all.len() >= most {
+                    return Err(AcpiError::TooMany { len: most });
+                }
+                push(all, (*unit, streams, region))
             })?;
         }
         Ok(())
@@ -120,11 +125,16 @@ impl Iort {
         };
         let streams = self.streams.iter().filter(of);
         let mut led = streams.filter_map(|streams| {
-            let unit = self.units.iter().find(|unit| unit.node == streams.node)?;
+            let unit = unit_at(&self.units, streams.node)?;
             Some((*unit, streams.run.output.checked_add(device - streams.run.first)?))
         });
         led.next()
     }
+}
+
+/// The unit whose node is there: they are in the order of the table.
+fn unit_at(units: &[IortUnit], node: usize) -> Option<&IortUnit> {
+    units.binary_search_by_key(&node, |unit| unit.node).ok().and_then(|index| units.get(index))
 }
 
 /// The ID mappings of a node: each run, and where the node is that it leads to.
@@ -201,6 +211,28 @@ mod tests {
         assert_eq!((iort.stream(0, 0x128), iort.stream(2, 0x228)), (None, None));
         let [(of, streams, region)] = iort.reserved.as_slice() else { panic!("one region") };
         assert_eq!((of, *streams, region.range.start().get()), (unit, (3, 3), 0x8000_0000));
+    }
+
+    #[test]
+    fn a_table_that_names_more_regions_than_it_has_bytes_is_refused() {
+        for (count, most) in [(25_u32, true), (50, false)] {
+            let mut body: Vec<u8> = [2_u32, 48, 0].iter().flat_map(|word| word.to_le_bytes()).collect();
+            body.extend([SMMU_V3, 68, 0, 0, 0, 0, 0, 0]);
+            body.resize(12 + 68, 0);
+            // The same bytes are regions and runs: one of 4 KiB and more each.
+            let len = 28 + count as u16 * 20;
+            body.push(RESERVED);
+            body.extend(len.to_le_bytes());
+            body.extend([0; 5]);
+            body.extend([count, 28, 0, count, 28].iter().flat_map(|word| word.to_le_bytes()));
+            for _ in 0..count {
+                body.extend([0x1000_u32, 0, 0x1000, 48, 0].iter().flat_map(|word| word.to_le_bytes()));
+            }
+            let made = table(b"IORT", &body);
+            let parsed = Iort::parse(&made).map(|iort| iort.reserved.len());
+            let refused = AcpiError::TooMany { len: made.len() };
+            assert_eq!(parsed, if most { Ok((count * count) as usize) } else { Err(refused) });
+        }
     }
 
     #[test]

@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 
 use portcullis::addr::Permissions;
 
-use super::{AcpiError, Bytes, Reserved, push, reserved};
+use super::{AcpiError, Bytes, Reserved, push, reserved, run};
 
 /// Blocks: units, by three generations of the same block; memory, of all devices, of one, of a range of devices.
 const UNITS: [u8; 3] = [0x10, 0x11, 0x40];
@@ -44,8 +44,8 @@ pub struct IvrsUnit {
 }
 
 impl Ivrs {
-    /// Reads the table. Entries that only concern interrupts, or that it does not know, are left out. O(the table's length);
-    /// allocates.
+    /// Reads the table. Entries that only concern interrupts, or that it does not know, are left out. O(the table's length,
+    /// times its units); allocates.
     ///
     /// # Errors
     /// [`AcpiError`].
@@ -79,6 +79,7 @@ impl Ivrs {
                         MEMORY_OF_ONE => (device, device),
                         _ => (device, other),
                     };
+                    let (first, last) = run(block.at, first, last)?;
                     push(&mut ivrs.reserved, (first, last, region))
                 }
                 _ => Ok(()),
@@ -115,9 +116,10 @@ fn unit(kind: u8, block: Bytes<'_>) -> Result<IvrsUnit, AcpiError> {
             0x43 => start = Some((device, Some(entry.u16(5)?))),
             4 => {
                 let (first, alias) = start.take().ok_or(AcpiError::Length { offset: entry.at, len: 4 })?;
-                push(&mut unit.devices, (first, device))?;
+                let devices = run(entry.at, first, device)?;
+                push(&mut unit.devices, devices)?;
                 if let Some(alias) = alias {
-                    push(&mut unit.aliases, ((first, device), alias))?;
+                    push(&mut unit.aliases, (devices, alias))?;
                 }
             }
             _ => {}
@@ -171,6 +173,20 @@ mod tests {
         let [(first, last, region)] = ivrs.reserved.as_slice() else { panic!("one region") };
         assert_eq!((*first, *last, region.range.len()), (0x28, 0x28, 4096));
         assert_eq!(region.permissions, Permissions::READ_WRITE);
+    }
+
+    #[test]
+    fn a_run_that_ends_before_it_begins_is_an_error() {
+        // The first device of the first unit's is 0x1008, the last one 0x0fff.
+        let mut backwards = example();
+        backwards[36 + 12 + 24 + 2] = 0x10;
+        super::super::tests::seal(&mut backwards);
+        assert_eq!(Ivrs::parse(&backwards), Err(AcpiError::Backwards { offset: 36 + 12 + 24 + 4 }));
+        let mut memory = example();
+        let at = memory.len() - 32;
+        memory[at] = MEMORY_OF_RANGE;
+        super::super::tests::seal(&mut memory);
+        assert_eq!(Ivrs::parse(&memory), Err(AcpiError::Backwards { offset: at }), "0x28 to 0");
     }
 
     #[test]

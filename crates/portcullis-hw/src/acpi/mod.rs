@@ -65,6 +65,18 @@ pub enum AcpiError {
         /// What is wrong with it.
         error: AddrError,
     },
+    /// A run of devices that has none.
+    #[error("a run of devices at offset {offset} ends before it begins")]
+    Backwards {
+        /// Where.
+        offset: usize,
+    },
+    /// It names more reserved regions than it has bytes: one for each pair of a region and a run of streams.
+    #[error("the table is {len} bytes long, and names more reserved regions than that")]
+    TooMany {
+        /// Its length.
+        len: usize,
+    },
     /// There is no memory for what it says.
     #[error("no memory for what the table says")]
     OutOfMemory,
@@ -201,6 +213,11 @@ fn reserved(at: usize, start: u64, len: u64, permissions: Permissions) -> Result
     let range = IovaRange::new(portcullis::addr::Iova::new(start), len);
     let range = range.map_err(|error| AcpiError::Region { offset: at, error })?;
     Ok(Reserved { range, permissions })
+}
+
+/// A run of devices.
+fn run(at: usize, first: u16, last: u16) -> Result<(u16, u16), AcpiError> {
+    if first <= last { Ok((first, last)) } else { Err(AcpiError::Backwards { offset: at }) }
 }
 
 fn push<T>(list: &mut Vec<T>, value: T) -> Result<(), AcpiError> {

@@ -12,7 +12,7 @@
 //! [reserves](crate::Iommu::reserved) out of use.
 
 mod events;
-mod layout;
+pub(crate) mod layout;
 mod queue;
 mod switch;
 #[cfg(all(test, not(loom)))]

@@ -21,7 +21,7 @@
 mod capabilities;
 mod directory;
 mod faults;
-mod layout;
+pub(crate) mod layout;
 mod queue;
 #[cfg(all(test, not(loom)))]
 mod tests;

@@ -15,7 +15,7 @@
 //! aborted, never stalled.
 
 mod events;
-mod layout;
+pub(crate) mod layout;
 mod queue;
 mod streams;
 #[cfg(all(test, not(loom)))]

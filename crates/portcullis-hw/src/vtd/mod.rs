@@ -13,7 +13,7 @@
 mod capabilities;
 mod faults;
 mod first_stage;
-mod layout;
+pub(crate) mod layout;
 #[cfg(all(test, not(loom)))]
 mod mode_tests;
 mod queue;

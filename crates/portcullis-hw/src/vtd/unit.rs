@@ -139,8 +139,12 @@ impl<H: Host> Unit<H> {
         }
         registers.write32(reg::FECTL, FECTL_IM);
         registers.write32(reg::FSTS, fsts::IQE | fsts::ITE | fsts::ICE | fsts::PFO);
-        // What was refused before is of no device that this driver has attached.
-        while self.next_fault().is_some() {}
+        // What was refused before is of no device that this driver has attached. No more than there are records: one may stay.
+        for _ in 0..cap::fault_records(self.capabilities.cap) {
+            if self.next_fault().is_none() {
+                break;
+            }
+        }
         registers.write64(reg::IQT, 0);
         let wide = self.capabilities.has_wide_descriptors();
         registers.write64(reg::IQA, self.queue.address() | if wide { IQA_WIDE } else { IQA_NARROW });

@@ -1,0 +1,72 @@
+//! The drivers of IOMMUs, each over a unit of software that carries out what is in its ring when it
+//! is rung: what is left is the driver's own cost.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use portcullis::addr::{DeviceId, DomainId, PhysAddr};
+use portcullis::invalidation::InvalidationQueue;
+use portcullis::pgtable::Format;
+use portcullis_hw::software::{AmdVi, Kind, RiscV, SmmuV3, Software, SoftwareHost, VtD};
+use portcullis_hw::{Attachment, Iommu, UnitError, amdvi, riscv, smmuv3, vtd};
+
+pub use crate::pgtable::memory::Memory;
+
+/// The longest that a driver waits: threads may have to take turns on a core.
+const PATIENCE_NS: u64 = 10_000_000_000;
+
+/// The drivers that submit commands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Driver {
+    /// Intel's.
+    VtD,
+    /// AMD's.
+    AmdVi,
+    /// RISC-V's.
+    RiscV,
+    /// Arm's.
+    SmmuV3,
+}
+
+fn now() -> u64 {
+    static BEGAN: OnceLock<Instant> = OnceLock::new();
+    // No truncation within five centuries.
+    BEGAN.get_or_init(Instant::now).elapsed().as_nanos() as u64
+}
+
+fn host<K: Kind>(relax: fn()) -> SoftwareHost<K, Memory<true>> {
+    // SAFETY: the driver's host has the same frames.
+    let unit = unsafe { Software::new(Memory) };
+    SoftwareHost { unit, now, relax, patience: PATIENCE_NS }
+}
+
+/// A unit that is on, with a device in domain 1, whose invalidations it is told of.
+///
+/// # Errors
+/// What the driver says of the unit.
+pub fn ready<X: Format + Copy, U: Iommu<X>>(unit: U) -> Result<U, UnitError> {
+    unit.enable()?;
+    let (domain, root) = (DomainId(1), PhysAddr::new(1 << 20));
+    let to = Attachment::Table { domain, root, format: unit.layout()? };
+    // SAFETY: the unit walks no tables, and leads no device.
+    unsafe { unit.attach(DeviceId(8), to) }?;
+    Ok(unit)
+}
+
+impl Driver {
+    /// A unit with its driver. `relax` is what a thread does that waits.
+    ///
+    /// # Errors
+    /// What the driver says of the unit.
+    pub fn queue(self, relax: fn()) -> Result<Arc<dyn InvalidationQueue>, UnitError> {
+        Ok(match self {
+            Self::VtD => Arc::new(ready(vtd::Unit::start(host::<VtD>(relax))?)?),
+            Self::AmdVi => {
+                let config = amdvi::Config { last_device: 0xff, capability: None };
+                Arc::new(ready(amdvi::Unit::start(host::<AmdVi>(relax), config)?)?)
+            }
+            Self::RiscV => Arc::new(ready(riscv::Unit::start(host::<RiscV>(relax))?)?),
+            Self::SmmuV3 => Arc::new(ready(smmuv3::Unit::<_, 12>::start(host::<SmmuV3>(relax))?)?),
+        })
+    }
+}

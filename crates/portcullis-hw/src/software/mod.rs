@@ -1,0 +1,195 @@
+//! Units of software: the registers of each IOMMU, and behind them nothing but what a driver waits
+//! for.
+//!
+//! Such a unit takes the states that it is told to take, and consumes the commands in its ring
+//! within the write of the doorbell, on the CPU that rings; it walks no tables, and caches nothing.
+//! So what a driver costs is measured without hardware (`portcullis bench invalidation`, `cargo
+//! xtask coherence`); and fuzzers change its registers and its memory under a driver.
+//!
+//! Commands are read and confirmations stored where the driver has said that they are. A unit that
+//! has an error that is not acknowledged reads no more of them.
+
+mod amdvi;
+mod riscv;
+mod smmuv3;
+mod vtd;
+
+use alloc::boxed::Box;
+use core::fmt;
+use core::marker::PhantomData;
+
+use portcullis::addr::PhysAddr;
+use portcullis::platform::{FRAME_SIZE, Frames};
+
+use crate::host::{Host, Registers};
+use crate::sync::{AtomicU64, Ordering};
+
+pub use amdvi::AmdVi;
+pub use riscv::RiscV;
+pub use smmuv3::SmmuV3;
+pub use vtd::VtD;
+
+/// Registers lie in two pages of this many bytes: at 0, and at some offset from 0x1000 on.
+const PAGE: usize = 0x400;
+
+/// One kind of unit.
+pub trait Kind: Sized + Send + Sync + 'static {
+    /// Registers of 32 bits that are not 0 after a reset: their offsets, and what they say.
+    const RESET: &'static [(usize, u32)];
+
+    /// What becomes of the register at `offset`, of 32 bits, that reads `old`, when `value` is
+    /// written to it.
+    fn taken(offset: usize, old: u32, value: u32) -> u32;
+
+    /// What the unit does when `offset` was written, where `bits` are 64 also the register after
+    /// it.
+    fn written<F: Frames>(unit: &Software<Self, F>, offset: usize, bits: u32);
+}
+
+/// The registers of a unit of this kind, and the memory that it reads and writes.
+pub struct Software<K, F> {
+    words: Box<[AtomicU64]>,
+    frames: F,
+    kind: PhantomData<K>,
+}
+
+impl<K, F> fmt::Debug for Software<K, F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a unit of software")
+    }
+}
+
+impl<K: Kind, F: Frames> Software<K, F> {
+    /// A unit as it is after a reset.
+    ///
+    /// # Safety
+    /// Addresses that are written to its registers, and those in commands that it is told of, are
+    /// of `frames`, and stay allocated while the unit may use them: so it is with a driver whose
+    /// host has the same frames.
+    pub unsafe fn new(frames: F) -> Self {
+        let unit =
+            Self { words: (0..2 * PAGE / 4).map(|_| AtomicU64::new(0)).collect(), frames, kind: PhantomData };
+        for (offset, value) in K::RESET {
+            unit.set(*offset, *value);
+        }
+        unit
+    }
+
+    /// Its memory.
+    pub fn frames(&self) -> &F {
+        &self.frames
+    }
+
+    fn place(&self, offset: usize) -> Option<&AtomicU64> {
+        let (page, rest) = (usize::from(offset >= 0x1000), offset & 0xfff);
+        (rest < PAGE).then(|| &self.words[(page * PAGE + rest) / 4])
+    }
+
+    /// What the register of 32 bits at `offset` says: all ones where there is none.
+    pub fn get(&self, offset: usize) -> u32 {
+        self.place(offset).map_or(u32::MAX, |word| word.load(Ordering::Acquire) as u32)
+    }
+
+    /// The same of 64 bits.
+    pub fn get64(&self, offset: usize) -> u64 {
+        u64::from(self.get(offset)) | u64::from(self.get(offset + 4)) << 32
+    }
+
+    /// Has the register of 32 bits at `offset` say `value`, whatever a write may do.
+    pub fn set(&self, offset: usize, value: u32) {
+        if let Some(word) = self.place(offset) {
+            word.store(u64::from(value), Ordering::Release);
+        }
+    }
+
+    /// The same of 64 bits.
+    pub fn set64(&self, offset: usize, value: u64) {
+        self.set(offset, value as u32);
+        self.set(offset + 4, (value >> 32) as u32);
+    }
+
+    /// The word of memory at `address`, rounded down to a multiple of 8.
+    fn memory(&self, address: u64) -> &AtomicU64 {
+        // SAFETY: the promise to `new`.
+        let table = unsafe { self.frames.table(PhysAddr::new(address & !(FRAME_SIZE - 1))) };
+        &table[(address % FRAME_SIZE / 8) as usize]
+    }
+
+    /// The command at `index` of the ring at `base`.
+    fn command(&self, base: u64, index: u32) -> [u64; 2] {
+        [0, 8].map(|word| self.memory(base + u64::from(index) * 16 + word).load(Ordering::Acquire))
+    }
+
+    /// Confirms: stores the number at the address, of 4 bytes in memory that is 0 beside them.
+    fn confirm(&self, number: u32, address: u64) {
+        let shift = address % 8 * 8;
+        self.memory(address).store(u64::from(number) << shift, Ordering::Release);
+    }
+
+    fn take(&self, offset: usize, value: u32) {
+        self.set(offset, K::taken(offset, self.get(offset), value));
+    }
+}
+
+// SAFETY: each access is carried out before it returns, in the order of the calls; an offset beyond
+// the registers reads as all ones. What the unit reads of memory it loads with `Acquire`, in the
+// call of the write that tells it so, and what it stores, and the registers after that, it stores
+// with `Release`.
+unsafe impl<K: Kind, F: Frames> Registers for Software<K, F> {
+    fn read32(&self, offset: usize) -> u32 {
+        self.get(offset)
+    }
+
+    fn write32(&self, offset: usize, value: u32) {
+        self.take(offset, value);
+        K::written(self, offset, 32);
+    }
+
+    fn read64(&self, offset: usize) -> u64 {
+        self.get64(offset)
+    }
+
+    fn write64(&self, offset: usize, value: u64) {
+        self.take(offset, value as u32);
+        self.take(offset + 4, (value >> 32) as u32);
+        K::written(self, offset, 64);
+    }
+}
+
+/// A host whose unit is one of software.
+#[derive(Debug)]
+pub struct SoftwareHost<K, F> {
+    /// The unit, and the memory.
+    pub unit: Software<K, F>,
+    /// The clock, in nanoseconds.
+    pub now: fn() -> u64,
+    /// What a CPU does that waits.
+    pub relax: fn(),
+    /// The longest that a driver waits, in nanoseconds.
+    pub patience: u64,
+}
+
+impl<K: Kind, F: Frames> Host for SoftwareHost<K, F> {
+    type Registers = Software<K, F>;
+    type Frames = F;
+
+    fn registers(&self) -> &Software<K, F> {
+        &self.unit
+    }
+
+    fn frames(&self) -> &F {
+        self.unit.frames()
+    }
+
+    fn now_ns(&self) -> u64 {
+        (self.now)()
+    }
+
+    fn relax(&self) {
+        (self.relax)();
+    }
+
+    fn patience_ns(&self) -> u64 {
+        self.patience
+    }
+}

@@ -1,0 +1,127 @@
+//! Drivers over units of software: they come up, submissions of several threads are carried out,
+//! errors are reported, and all memory comes back.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use portcullis::addr::{DeviceId, DomainId, Iova, IovaRange, PhysAddr};
+use portcullis::invalidation::{Invalidation, InvalidationError, Request, SharedQueue};
+use portcullis::pgtable::Format;
+use portcullis_hw::software::{AmdVi, Kind, RiscV, SmmuV3, Software, SoftwareHost, VtD};
+use portcullis_hw::{Attachment, Iommu, UnitError, amdvi, riscv, smmuv3, vtd};
+use portcullis_model::Memory;
+
+/// Enough for a device table of 256 devices, and its fellows.
+const MEMORY: u64 = 4 << 20;
+
+const DEVICE: DeviceId = DeviceId(0x28);
+
+type Behind<K> = SoftwareHost<K, Arc<Memory>>;
+
+fn now() -> u64 {
+    static BEGAN: std::sync::OnceLock<std::time::Instant> = std::sync::OnceLock::new();
+    BEGAN.get_or_init(std::time::Instant::now).elapsed().as_nanos() as u64
+}
+
+fn host<K: Kind>(memory: &Arc<Memory>) -> Behind<K> {
+    // SAFETY: the driver's host has the same frames.
+    let unit = unsafe { Software::new(Arc::clone(memory)) };
+    let patience = Duration::from_secs(10).as_nanos() as u64;
+    SoftwareHost { unit, now, relax: std::thread::yield_now, patience }
+}
+
+/// `stop` has a unit say that it has stopped at a command, and `head` says how many it has
+/// consumed.
+fn works<X, U, K>(
+    start: impl Fn(Behind<K>) -> Result<U, UnitError>,
+    stop: impl Fn(&Software<K, Arc<Memory>>),
+    of: fn(&U) -> &Behind<K>,
+) where
+    X: Format + Copy,
+    U: Iommu<X> + 'static,
+    K: Kind,
+{
+    let memory = Memory::with_base(PhysAddr::new(1 << 20), MEMORY);
+    let before = memory.frames_in_use();
+    let unit = Arc::new(start(host(&memory)).unwrap());
+    unit.enable().unwrap();
+    let to = Attachment::Table {
+        domain: DomainId(7),
+        root: PhysAddr::new(1 << 20),
+        format: unit.layout().unwrap(),
+    };
+    // SAFETY: the unit walks no tables.
+    unsafe { unit.attach(DEVICE, to) }.unwrap();
+    let page = |page: u64| {
+        let range = IovaRange::new(Iova::new(page << 12), 4096).unwrap();
+        Request { domain: DomainId(7), invalidation: Invalidation::Range { range, leaf_only: true } }
+    };
+    let shared = SharedQueue::new(Arc::clone(&unit));
+    std::thread::scope(|scope| {
+        for thread in 0..4_u64 {
+            let (unit, shared) = (&unit, &shared);
+            scope.spawn(move || {
+                use portcullis::invalidation::InvalidationQueue;
+                for round in 0..2000 {
+                    let requests = [page(thread * 10_000 + round), page(round)];
+                    if round % 2 == 0 { unit.submit(&requests) } else { shared.submit(&requests) }.unwrap();
+                }
+            });
+        }
+    });
+    // A unit that has stopped goes on when its error is acknowledged, and the submission says so.
+    stop(&of(&unit).unit);
+    let stopped = unit.submit(&[page(1)]);
+    assert!(matches!(stopped, Err(InvalidationError::Rejected { .. })), "{stopped:?}");
+    unit.submit(&[page(1)]).unwrap();
+    assert_eq!(unit.next_fault(), None);
+    unit.detach(DEVICE).unwrap();
+    drop(shared);
+    Arc::into_inner(unit).unwrap().shut_down().unwrap();
+    assert_eq!(memory.frames_in_use(), before);
+}
+
+#[test]
+fn vtd() {
+    works::<_, _, VtD>(vtd::Unit::start, |unit| unit.set(0x34, 1 << 4), vtd::Unit::host);
+}
+
+#[test]
+fn amdvi() {
+    let config = amdvi::Config { last_device: 0xff, capability: None };
+    works::<_, _, AmdVi>(
+        |host| amdvi::Unit::start(host, config),
+        |unit| unit.set(0x2020, 1 << 3),
+        amdvi::Unit::host,
+    );
+}
+
+#[test]
+fn riscv() {
+    works::<_, _, RiscV>(
+        riscv::Unit::start,
+        |unit| unit.set(0x48, unit.get(0x48) | 1 << 10),
+        riscv::Unit::host,
+    );
+}
+
+#[test]
+fn smmuv3() {
+    let start = smmuv3::Unit::<Behind<SmmuV3>, 12>::start;
+    works::<_, _, SmmuV3>(start, |unit| unit.set(0x60, unit.get(0x60) ^ 1), smmuv3::Unit::host);
+}
+
+/// What is beyond the registers reads as all ones, as on a bus.
+#[test]
+fn beyond_the_registers_nothing_answers() {
+    fn reads<K: Kind>() {
+        let memory = Memory::with_base(PhysAddr::new(1 << 20), MEMORY);
+        let host = host::<K>(&memory);
+        host.unit.set(0xffc, 5);
+        assert_eq!(host.unit.get(0xffc), u32::MAX);
+    }
+    reads::<VtD>();
+    reads::<AmdVi>();
+    reads::<RiscV>();
+    reads::<SmmuV3>();
+}
