@@ -14,6 +14,7 @@
 //!   which is a section, too. It takes no frames from the embedder; a section may, for tables.
 //!   Values that are visited often are revoked [apart](super::TurnLocal::apart): meanwhile turns go
 //!   on with all other values.
+//!
 //! Memory ordering. A turn stores that it has begun, and then loads whether its values are revoked,
 //! and pointers or numbers. The other side stores that they are, or changes these pointers or
 //! numbers, and then looks which turns are under way. At least one side must see the other's store.
