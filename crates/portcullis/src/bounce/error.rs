@@ -17,8 +17,8 @@ pub enum DmaMapError {
     /// The machine's pool of buffers to copy through is full now: wait, and map again.
     #[error(transparent)]
     Pressure(#[from] Pressure),
-    /// The list, its addresses, or the tables. After [`MapListError::Unconfirmed`] **devices may reach the list**, until a
-    /// [commit](crate::dma::Queue::commit) succeeds.
+    /// The list, its addresses, or the tables. After [`MapListError::Unconfirmed`] **devices may
+    /// reach the list**, until a [flush](crate::domain::Domain::flush) of the domain succeeds.
     #[error(transparent)]
     List(#[from] MapListError),
     /// A buffer is longer than what the queue maps or copies at once.

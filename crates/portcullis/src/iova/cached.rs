@@ -186,7 +186,6 @@ impl Cached {
         let mut pages = [0; BATCH];
         let pages = &mut pages[..wanted.min(room) as usize];
         let fetched = self.fetch(own, zone, order, end_page, backing, pages)?;
-        let fetched = Self::keep_whole_lines(order, &pages[..fetched], backing);
         let mut no_memory = 0;
         // The range that was found first goes on top, to be handed out first.
         for page in pages[..fetched].iter().rev() {
@@ -220,19 +219,20 @@ impl Cached {
         let mut backing = backing.lock();
         // If there is no memory for the bits of a range below the home, another range may need
         // none.
-        if let Some(home) = home
-            && let Ok(fetched @ 1..) = backing.alloc_run(order, (first, home), pages)
-        {
-            return Ok(fetched);
-        }
-        backing.alloc_run(order, (first, end), pages)
+        let below_home = home.map(|home| backing.alloc_run(order, (first, home), pages));
+        let fetched = match below_home {
+            Some(Ok(fetched @ 1..)) => fetched,
+            _ => backing.alloc_run(order, (first, end), pages)?,
+        };
+        Ok(Self::keep_whole_lines(order, &pages[..fetched], &mut backing))
     }
 
     /// Gives back the last of the ranges in `fetched` where they begin a line of range metadata and do
     /// not fill it: the next CPU that fetches would take the rest of the line, and the two would share
     /// it from then on. Returns how many ranges stay. All of them do where none fills a line, and where
-    /// the last ones do not adjoin those before them, as the space is in pieces then.
-    fn keep_whole_lines(order: u32, fetched: &[u64], backing: &Mutex<Bitmap>) -> usize {
+    /// the last ones do not adjoin those before them, as the space is in pieces then. Under the lock
+    /// under which they were fetched, so that the next CPU begins below the line.
+    fn keep_whole_lines(order: u32, fetched: &[u64], backing: &mut Bitmap) -> usize {
         let line = LINE_WORDS << Place::shift(Class::of(order));
         let fills = |page: &u64| page.is_multiple_of(line);
         let (size, last) = (1 << order, fetched.len().saturating_sub(1));
@@ -242,7 +242,7 @@ impl Cached {
         if fetched[end..].windows(2).any(|pair| pair[0].wrapping_sub(pair[1]) != size) {
             return fetched.len();
         }
-        backing.lock().free_all(&fetched[end + 1..], size);
+        backing.free_all(&fetched[end + 1..], size);
         end + 1
     }
 

@@ -58,7 +58,10 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
     /// turns where memory, slots or addresses are exhausted. The caller holds no lock and no CPU.
     ///
     /// # Errors
-    /// [`DmaMapError`], with nothing mapped and nothing lost.
+    /// [`DmaMapError`], with nothing mapped and nothing lost; but after [`MapListError::Unconfirmed`]
+    /// devices may reach what was entered of the list, until a flush of the domain succeeds.
+    ///
+    /// [`MapListError::Unconfirmed`]: crate::domain::MapListError::Unconfirmed
     ///
     /// # Safety
     /// Until [`unmap`](BouncePool::unmap) of the mapping has returned `Ok` (and, where it is mapped and not copied, the flush that

@@ -1,6 +1,6 @@
 //! The swiotlb pool: memory that devices reach, in slots, for machines without an IOMMU, for
 //! devices that do not reach all memory, and for guests whose memory is encrypted. The invariant: no
-//! two mappings share a slot, and none shows bytes of an earlier one.
+//! two mappings share a slot, and no slot that holds bytes of one holds bytes of an earlier one.
 //!
 //! A mapping takes slots of the pool and copies the buffer there; syncs and the unmap copy it back.
 //!
@@ -8,7 +8,8 @@
 //! - The address in the pool keeps the buffer's low bits where the device needs them, is within
 //!   the device's reach, and is aligned to a page (4 KiB) for a page or more (where no low bits are
 //!   kept): `Constraints`. A mapping is at most as long as an area, less the offset that is kept.
-//! - A mapping shares no slot with another mapping: the rest of its slots is zero. The device finds
+//! - A mapping shares no slot with another mapping, and the rest of the slots that its bytes touch is
+//!   zero. (Slots that round its size up keep what they held, as free ones do.) The device finds
 //!   the driver's buffer in the mapping's bytes, for [`FromDevice`](Direction::FromDevice) too: the
 //!   map copies the buffer there, so that bytes which the device does not write are after the unmap
 //!   what they were before, as without a bounce, and not the remains of an earlier mapping.
@@ -37,8 +38,7 @@
 //! callers wraps it in a function.
 //!
 //! A mapping of up to 128 slots gets a power of two of them. Longer ones, and those of more than 64
-//! slots for which no aligned run is free, get as many slots as they need (in units of the device's
-//! granule), beginning at any slot that the constraints allow. Each slot has 32 bytes of metadata
+//! slots for which no aligned run is free, get as many slots as they need, beginning at any slot that the constraints allow. Each slot has 32 bytes of metadata
 //! apart from the pool, where devices do not reach them; the metadata of areas that were given back
 //! stays.
 
@@ -215,7 +215,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         Ok(((slot << 1 | 1).ilog2(), offset))
     }
 
-    /// Zeroes the rest of the mapping's slots.
+    /// Zeroes the rest of the slots that the mapping's bytes touch.
     #[inline(always)]
     fn clear_around(&self, start: u64, len: u64) {
         let inside = (1 << self.areas.slot_shift()) - 1;

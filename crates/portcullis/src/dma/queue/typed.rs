@@ -70,9 +70,14 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         direction: Direction,
     ) -> Result<RingMapping, DmaMapError> {
         let mut out = core::mem::take(&mut self.scratch);
-        out.resize(list.len(), DmaSegment::default());
-        // SAFETY: the caller's promise.
-        let mapped = unsafe { self.map_raw(list, direction, &mut out) };
+        out.clear();
+        let mapped = if out.try_reserve(list.len()).is_err() {
+            Err(DmaMapError::OutOfMemory)
+        } else {
+            out.resize(list.len(), DmaSegment::default());
+            // SAFETY: the caller's promise.
+            unsafe { self.map_raw(list, direction, &mut out) }
+        };
         self.scratch = out;
         mapped.map(|(raw, _)| raw.core)
     }
