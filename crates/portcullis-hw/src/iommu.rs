@@ -57,7 +57,8 @@ pub trait Iommu<X: Format>: InvalidationQueue {
     }
 
     /// Lets no device reach anything but what it is attached to, from the moment that this returns `Ok`. The unit forgets whatever it
-    /// has cached. It may have translated before, by firmware's tables: then no moment is without translation. Waits for the unit.
+    /// has cached. It may have translated before, by firmware's tables: then no moment is without translation, unless the driver's own
+    /// documentation names one. Waits for the unit.
     ///
     /// # Errors
     /// [`UnitError::TimedOut`], [`UnitError::Unconfirmed`]: call this again. Until it has returned `Ok`, devices may reach anything.

@@ -161,8 +161,7 @@ impl Queue {
 
     /// Carries out `requests` in their order, in as few submissions as they fit into. `describe` adds what one asks for to the
     /// commands; where there is no room it adds nothing, and says `false`. A request that it refuses ends the call, with some of
-    /// those before it carried out. Without a request the unit is asked for its confirmation all the same: it then
-    /// has carried out all submissions before this one.
+    /// those before it carried out. Without a request the unit is asked for its confirmation all the same.
     pub fn carry_out<H: Host, R: Copy>(
         &self,
         host: &H,

@@ -107,6 +107,9 @@ impl Reserved {
     /// [`MapError`]: nothing is mapped. [`MapError::AlreadyMapped`] where another region of the
     /// domain is in one of its pages.
     ///
+    /// Call it before a device is attached: a map that fails may leave a part of the region mapped
+    /// until the hardware has been asked again.
+    ///
     /// # Safety
     /// The memory is as firmware says: the device's, and nothing else relies on what is in its
     /// pages.
@@ -119,7 +122,7 @@ impl Reserved {
         let mut gather = Gather::new();
         // SAFETY: the caller's promise.
         unsafe { mapper.map(platform, pages, list, self.permissions, &mut gather) }.inspect_err(|_| {
-            // No device is led there yet, and the addresses are never used for anything else.
+            // What stays cached leads to the region alone, and its addresses are used for nothing else.
             let _ = mapper.sync(&gather);
         })
     }

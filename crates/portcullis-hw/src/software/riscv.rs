@@ -39,7 +39,8 @@ impl Kind for RiscV {
             reg::FQCSR if unit.get(reg::FQCSR) & csr::ENABLE == 0 => unit.set(reg::FQT, 0),
             reg::CQT if control & csr::ON != 0 && control & csr::COMMAND_ERRORS == 0 => {
                 let base = unit.get64(reg::CQB);
-                let (address, size) = ((base & NUMBER) << 2, 2_u32 << (base & 0x1f));
+                // LOG2SZ-1 is at most 30 here, as indices are of 32 bits.
+                let (address, size) = ((base & NUMBER) << 2, 2_u32 << (base & 0x1f).min(30));
                 let tail = unit.get(reg::CQT) & (size - 1);
                 let mut head = unit.get(reg::CQH) & (size - 1);
                 while head != tail {

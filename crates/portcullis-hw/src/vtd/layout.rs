@@ -114,6 +114,8 @@ pub mod cap {
     /// are).
     pub const FS1GP: u64 = 1 << 56;
     pub const FS5LP: u64 = 1 << 60;
+    /// A root table is taken while translation is on, whatever its mode.
+    pub const ESRTPS: u64 = 1 << 63;
 }
 
 /// Fields of the Extended Capability Register.
@@ -259,6 +261,8 @@ pub mod pasid {
         second as u16
     }
     pub const WALKS_SNOOP: u64 = 1 << 23;
+    /// PGSNP: accesses through the first stage snoop whatever the device says. Of a unit with ECAP.SC.
+    pub const PAGES_SNOOP: u64 = 1 << 24;
     /// The third word: the levels and the address of the first stage's root, and (NXE) that bit 63
     /// of its entries forbids execution. Privileged requests are refused (SRE is 0).
     pub const fn first_stage(root: u64, fspm: u32) -> u64 {

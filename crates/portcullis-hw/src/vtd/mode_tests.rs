@@ -104,7 +104,10 @@ impl fake::Unit for FakeUnit {
                 let (was_on, command) = (state.status & global::TE != 0, value as u32);
                 if command & global::SRTP != 0 {
                     let same = (state.taken ^ state.root) & RTADDR_MODE == 0;
-                    assert!(same || !was_on, "the mode changes under a unit that walks");
+                    assert!(
+                        same || !was_on || state.cap & cap::ESRTPS != 0,
+                        "the mode changes under a unit that walks"
+                    );
                     state.taken = state.root;
                 }
                 state.stops += u32::from(was_on && command & global::TE == 0);
@@ -317,6 +320,27 @@ fn a_unit_that_translates_stays_in_its_mode_unless_another_is_asked_for() {
     }
 }
 
+/// Such a unit takes tables of another mode while it translates; so also the tables of one that firmware
+/// left refusing everything (RTADDR.TTM is 3).
+#[test]
+fn a_unit_that_takes_any_root_while_it_is_on_never_stops() {
+    for (left, asked) in [(0, Some(Mode::Scalable)), (1, Some(Mode::Legacy)), (3, None)] {
+        let (host, _) = host::<true>(CAP | cap::ESRTPS, BOTH);
+        let mut state = host.host.unit().state.lock();
+        state.root = 0x5000 | left << 10;
+        (state.taken, state.status) = (state.root, global::TE);
+        drop(state);
+        let unit = match asked {
+            Some(mode) => Unit::start_in(host, mode),
+            None => Unit::start(host),
+        };
+        let unit = unit.unwrap();
+        unit.enable().unwrap();
+        let state = fake(&unit).state.lock();
+        assert_eq!((state.stops, state.status & global::TE), (0, global::TE), "left in {left}");
+    }
+}
+
 #[test]
 fn the_second_stage_in_scalable_mode() {
     let (unit, memory) = scalable(CAP);
@@ -343,6 +367,19 @@ fn the_second_stage_in_scalable_mode() {
     assert_eq!(memory.taken(), 4 + 3 + 5 * 2);
     assert_eq!(Arc::into_inner(unit).unwrap().shut_down(), Ok(()));
     assert_eq!(memory.taken(), 0);
+}
+
+/// As entries of the second stage do by a bit of their own.
+#[test]
+fn the_first_stage_snoops_where_the_unit_can() {
+    let (host, _) = host::<true>(CAP, BOTH | ecap::SC);
+    let unit = Arc::new(Unit::start_in(host, Mode::Scalable).unwrap());
+    unit.enable().unwrap();
+    let stage = FirstStage::of(Arc::clone(&unit)).unwrap();
+    assert_eq!(attach(&stage, 0x28, first(7)), Ok(()));
+    assert_eq!(entries(&unit, 0x28).1[1], 7 | 1 << 23 | 1 << 24);
+    assert_eq!(attach(&*unit, 0x30, second(8)), Ok(()));
+    assert_eq!(entries(&unit, 0x30).1[1], 8 | 1 << 23);
 }
 
 #[test]

@@ -100,6 +100,8 @@ pub(super) struct Tables {
     widest: u32,
     /// Walks are coherent.
     walks_snoop: bool,
+    /// The unit can make devices' accesses snoop.
+    pages_snoop: bool,
 }
 
 /// A PASID directory, and its first table.
@@ -132,6 +134,7 @@ impl Tables {
             pasids: BTreeMap::new(),
             widest: capabilities.widest(),
             walks_snoop: capabilities.ecap & ecap::SMPWC != 0,
+            pages_snoop: capabilities.ecap & ecap::SC != 0,
         })
     }
 
@@ -197,9 +200,14 @@ impl Tables {
                     Entry::Vacant(place) => place.insert(Pasids::new(frames)?),
                 };
                 let [first, second, third] = pasid_entry(lead, domain, self.widest);
-                let snoop = if self.walks_snoop { pasid::WALKS_SNOOP } else { 0 };
+                let walks = if self.walks_snoop { pasid::WALKS_SNOOP } else { 0 };
+                // Entries of the second stage say so themselves.
+                let pages = match lead {
+                    Lead::FirstStage { .. } if self.pages_snoop => pasid::PAGES_SNOOP,
+                    _ => 0,
+                };
                 pasids.table.store(frames, 2, third);
-                pasids.table.store(frames, 1, second | snoop);
+                pasids.table.store(frames, 1, second | walks | pages);
                 pasids.table.store(frames, 0, first | entry::PRESENT);
                 let directory = scalable::context(pasids.directory.phys().get());
                 context.store(frames, place.index + 1, scalable::RID);

@@ -43,8 +43,10 @@ impl<H: Host> Unit<H> {
     /// one of its own. Devices reach what they have reached before, until [`enable`](Iommu::enable); attach before that what
     /// must not be interrupted (firmware's reserved regions, a display).
     ///
-    /// A unit that translates already stays in its [mode](Mode). Else it is scalable mode where
-    /// that has the second stage; legacy mode; scalable mode without.
+    /// A unit that translates already stays in its [mode](Mode), if the driver can drive that with
+    /// these frames. Else it is scalable mode where that has the second stage; legacy mode; scalable
+    /// mode without. Where a unit is on in a mode that is left, as one is that firmware has made
+    /// refuse everything, see [`start_in`](Self::start_in) for what `enable` does then.
     ///
     /// Allocates three frames, or four. Waits for the unit, up to four times the host's patience.
     /// Faults that were recorded before are dropped.
@@ -58,8 +60,9 @@ impl<H: Host> Unit<H> {
         Self::start_with(host, None)
     }
 
-    /// The same in this mode. Where the unit translates already in another,
-    /// [`enable`](Iommu::enable) turns it off for a moment, in which devices reach all memory.
+    /// The same in this mode. Where the unit translates already in another, and cannot change that
+    /// while it does (CAP.ESRTPS is clear), [`enable`](Iommu::enable) turns it off for a moment, in
+    /// which devices reach all memory.
     ///
     /// # Errors
     /// Those of [`start`](Self::start); [`UnitError::Lacks`] where the unit has no such mode.
@@ -75,7 +78,8 @@ impl<H: Host> Unit<H> {
             return Err(UnitError::NotThere { register: "VER", value: u64::from(version) });
         }
         if cap_value == u64::MAX || ecap_value == u64::MAX {
-            return Err(UnitError::NotThere { register: "CAP", value: cap_value });
+            let register = if cap_value == u64::MAX { "CAP" } else { "ECAP" };
+            return Err(UnitError::NotThere { register, value: u64::MAX });
         }
         if ecap_value & ecap::QI == 0 {
             let what = "queued invalidation";
@@ -198,8 +202,11 @@ impl<H: Host> Unit<H> {
         }
         let registers = self.host.registers();
         let _one_at_a_time = self.commands.lock();
-        let states = registers.read32(reg::GSTS) & global::STATES;
-        registers.write32(reg::GCMD, states | global::WBF);
+        let status = registers.read32(reg::GSTS);
+        if status == u32::MAX {
+            return Err(UnitError::NotThere { register: "GSTS", value: u64::from(status) });
+        }
+        registers.write32(reg::GCMD, status & global::STATES | global::WBF);
         wait_until(&self.host, "flush its write buffer", || registers.read32(reg::GSTS) & global::WBF == 0)
     }
 }
@@ -269,10 +276,13 @@ impl<H: Host> Iommu<VtdSecondStage> for Unit<H> {
     fn enable(&self) -> Result<(), UnitError> {
         let registers = self.host.registers();
         self.flush_write_buffer()?;
+        // To the end, as another call of this must not find translation on in a mode that it is about to leave.
+        let tables = self.tables.lock();
+        let root = tables.address();
         let is_on = registers.read32(reg::GSTS) & global::TE != 0;
-        let root = self.tables.lock().address();
-        if is_on && (registers.read64(reg::RTADDR) ^ root) & RTADDR_MODE != 0 {
-            // The mode of the tables changes, which it may not while they are walked.
+        let mode_stays = (registers.read64(reg::RTADDR) ^ root) & RTADDR_MODE == 0;
+        if is_on && !mode_stays && self.capabilities.cap() & cap::ESRTPS == 0 {
+            // Such a unit must not be given tables of another mode while it walks (RTADDR_REG).
             self.command(global::TE, false, "turn firmware's translation off")?;
         }
         registers.write64(reg::RTADDR, root);
@@ -371,7 +381,7 @@ fn source_of(device: DeviceId) -> Result<u16, UnitError> {
     u16::try_from(device.0).map_err(|_| UnitError::NoSuchDevice { device: device.0, last })
 }
 
-// SAFETY: a submission ends with a descriptor that the unit confirms when all before it is complete (section 6.5.2.8), IOTLB
+// SAFETY: a submission ends with a descriptor that the unit confirms when the submission's others are complete (section 6.5.2.8), IOTLB
 // invalidations wait for accesses (`start` takes no unit that cannot), the descriptors are in the order of the requests, and each covers its request. Submissions are in one order by the ring's exchanges. Registers and memory
 // are as `Registers` and `Frames` promise.
 unsafe impl<H: Host> InvalidationQueue for Unit<H> {
