@@ -1,5 +1,5 @@
-//! Firmware's tables: any bytes are one, or an error that can be printed; what is read is inside
-//! the table, and no more than it has room for.
+//! Firmware's tables: the parser takes any bytes as a table or refuses them with an error that can be
+//! printed. It reads inside the table alone, and reports no more entries than there is room for.
 //!
 //! The first byte says which table the rest is, and whether its length and its checksum are made
 //! right, without which changed bytes would never be looked at.

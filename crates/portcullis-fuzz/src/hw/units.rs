@@ -16,7 +16,7 @@ use crate::input::Input;
 
 type Behind<K> = LyingHost<Lying<K>>;
 
-/// Calls of a driver at the most.
+/// The most calls of a driver that one input makes.
 const MOST_STEPS: usize = 64;
 
 /// Plays `bytes`.

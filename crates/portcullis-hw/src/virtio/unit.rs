@@ -102,7 +102,8 @@ where
         if offered & feature::MAP_UNMAP == 0 {
             return Err(lacks("requests to map and unmap", "features", offered));
         }
-        // Without BYPASS (which BYPASS_CONFIG replaces) what is attached to nothing is refused.
+        // The driver does not take BYPASS, which BYPASS_CONFIG replaces: so the device refuses the
+        // accesses of endpoints that are attached to nothing.
         let features = offered
             & (feature::VERSION_1
                 | feature::ACCESS_PLATFORM

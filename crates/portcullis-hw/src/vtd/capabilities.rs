@@ -152,9 +152,9 @@ impl Capabilities {
         }
     }
 
-    /// The mode for a unit that nobody has asked one for; `on` is the one that it translates in
-    /// now. That one, so that it never stops translating; else scalable mode with its second stage,
-    /// legacy mode, scalable mode without.
+    /// Returns the mode that a driver takes by itself: `on`, in which the unit translates now, so that
+    /// it never stops; else scalable mode with the second stage, else legacy mode, else scalable mode
+    /// without the second stage.
     ///
     /// # Errors
     /// [`UnitError::Lacks`]: none is possible.

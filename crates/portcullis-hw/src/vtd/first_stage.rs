@@ -17,8 +17,9 @@ use crate::iommu::{Attachment, Iommu};
 /// and it is the [`InvalidationQueue`] of these. Domains of both stages may be there at once, each
 /// with a number of its own.
 ///
-/// Requests without PASID are translated, as a user's: what is mapped as privileged is refused
-/// them. What may be written may be read. Addresses are the lower half of the canonical ones.
+/// The unit translates requests without PASID, and takes them for a user's: it refuses them pages that
+/// are mapped as privileged. A page that a device may write it may read, too. Addresses are the lower
+/// half of the canonical ones.
 #[derive(Debug)]
 pub struct FirstStage<H: Host>(Arc<Unit<H>>);
 

@@ -37,6 +37,9 @@ struct Card<K: Kind> {
     queue: Queue<Kernel<K>>,
 }
 
+/// A page that a device may always read and write: its address for the device, and in memory.
+type Window = (Iova, PhysAddr);
+
 fn id(device: usize) -> DeviceId {
     DeviceId(EDU[device] << 3)
 }
@@ -80,6 +83,14 @@ impl<K: Kind> Rig<K> {
         space.card(device, mask)
     }
 
+    /// Leads a device to a domain of its own, with a [window](Card::window) there.
+    fn card(&self, device: usize, number: u16, policy: Policy) -> Result<(Space<K>, Card<K>, Window)> {
+        let space = self.space(number, policy)?;
+        let mut card = self.attach(device, &space, DmaMask::BITS_64)?;
+        let window = card.window(self)?;
+        Ok((space, card, window))
+    }
+
     fn lead(&self, device: usize, space: &Space<K>) -> Result<()> {
         self.kind.attach(id(device), space.number, space.domain.space().mapper())
     }
@@ -91,14 +102,14 @@ impl<K: Kind> Rig<K> {
     }
 
     /// Has a device read the 8 bytes at `from`, and what it got, brought to memory through `to`.
-    fn fetch(&self, device: usize, from: Iova, (to, at): (Iova, PhysAddr)) -> [u8; 8] {
+    fn fetch(&self, device: usize, from: Iova, (to, at): Window) -> [u8; 8] {
         self.devices[device].fetch(from, 0, 8);
         self.devices[device].store(0, to, 8);
         self.ram().read(at)
     }
 
     /// Has a device write `bytes` to `to`: it reads them at `from`, which is memory at `at`.
-    fn store(&self, device: usize, bytes: [u8; 8], (from, at): (Iova, PhysAddr), to: Iova) {
+    fn store(&self, device: usize, bytes: [u8; 8], (from, at): Window, to: Iova) {
         self.ram().write(at, &bytes);
         self.devices[device].fetch(from, 0, 8);
         self.devices[device].store(0, to, 8);
@@ -164,7 +175,7 @@ impl<K: Kind> Card<K> {
     }
 
     /// A page that the device may always read and write, to bring bytes to it and to see what it got.
-    fn window(&mut self, rig: &Rig<K>) -> Result<(Iova, PhysAddr)> {
+    fn window(&mut self, rig: &Rig<K>) -> Result<Window> {
         let page = rig.memory(4096);
         let (_, iova) = self.map(page, Direction::Bidirectional)?;
         Ok((iova, page.phys))
@@ -213,9 +224,7 @@ pub fn a_device_that_is_attached_to_nothing_reaches_nothing<K: Kind>() {
 
 pub fn a_mapping_is_read_and_written_as_its_direction_allows<K: Kind>() {
     on_each::<K>(|rig| {
-        let space = rig.space(1, Policy::Strict)?;
-        let mut card = rig.attach(0, &space, DmaMask::BITS_64)?;
-        let window = card.window(rig)?;
+        let (_space, mut card, window) = rig.card(0, 1, Policy::Strict)?;
         let reasons = [Reason::NotMapped, Reason::Permission];
         let page = rig.memory(4096);
         // What is refused comes first: some models record no refusal by an entry that they have cached.
@@ -255,9 +264,7 @@ pub fn a_mapping_is_read_and_written_as_its_direction_allows<K: Kind>() {
 
 pub fn a_strict_unmap_ends_access_and_without_its_invalidation_it_does_not<K: Kind>() {
     on_each::<K>(|rig| {
-        let space = rig.space(1, Policy::Strict)?;
-        let mut card = rig.attach(0, &space, DmaMask::BITS_64)?;
-        let window = card.window(rig)?;
+        let (_space, mut card, window) = rig.card(0, 1, Policy::Strict)?;
         for neglect in [false, true] {
             let page = rig.memory(4096);
             let (mapping, iova) = card.map(page, Direction::Bidirectional)?;
@@ -287,9 +294,8 @@ pub fn a_strict_unmap_ends_access_and_without_its_invalidation_it_does_not<K: Ki
 
 pub fn a_lazy_unmap_ends_access_with_its_flush<K: Kind>() {
     on_each::<K>(|rig| {
-        let space = rig.space(1, Policy::Lazy { window_ns: 3_600_000_000_000 })?;
-        let mut card = rig.attach(0, &space, DmaMask::BITS_64)?;
-        let (window, page) = (card.window(rig)?, rig.memory(4096));
+        let (space, mut card, window) = rig.card(0, 1, Policy::Lazy { window_ns: 3_600_000_000_000 })?;
+        let page = rig.memory(4096);
         let (mapping, iova) = card.map(page, Direction::Bidirectional)?;
         rig.store(0, *b"mapped..", window, iova);
         assert_eq!(card.unmap(mapping)?, Ended::Done(()));
@@ -300,9 +306,8 @@ pub fn a_lazy_unmap_ends_access_with_its_flush<K: Kind>() {
         assert_eq!(&rig.ram().read(page.phys), b"too late", "after the flush");
 
         // The platform's timer ends the window, too.
-        let space = rig.space(2, Policy::Lazy { window_ns: 10_000_000 })?;
-        let mut card = rig.attach(1, &space, DmaMask::BITS_64)?;
-        let (window, page) = (card.window(rig)?, rig.memory(4096));
+        let (_space, mut card, window) = rig.card(1, 2, Policy::Lazy { window_ns: 10_000_000 })?;
+        let page = rig.memory(4096);
         let (mapping, iova) = card.map(page, Direction::Bidirectional)?;
         rig.store(1, *b"mapped..", window, iova);
         assert_eq!(&rig.ram().read(page.phys), b"mapped..");
@@ -323,9 +328,7 @@ pub fn a_lazy_unmap_ends_access_with_its_flush<K: Kind>() {
 /// Where the unit says that it caches what is absent, each map has it forget that.
 pub fn what_was_absent_is_reached_once_it_is_mapped<K: Kind>() {
     on_each::<K>(|rig| {
-        let space = rig.space(1, Policy::Strict)?;
-        let mut card = rig.attach(0, &space, DmaMask::BITS_64)?;
-        let window = card.window(rig)?;
+        let (_space, mut card, window) = rig.card(0, 1, Policy::Strict)?;
         for neglect in [false, true] {
             let page = rig.memory(4096);
             let (mapping, iova) = card.map(page, Direction::Bidirectional)?;
@@ -351,9 +354,7 @@ pub fn what_was_absent_is_reached_once_it_is_mapped<K: Kind>() {
 
 pub fn large_pages_are_walked_to_their_ends<K: Kind>() {
     on_each::<K>(|rig| {
-        let space = rig.space(1, Policy::Strict)?;
-        let mut card = rig.attach(0, &space, DmaMask::BITS_64)?;
-        let window = card.window(rig)?;
+        let (space, mut card, window) = rig.card(0, 1, Policy::Strict)?;
         let huge = PhysSegment { phys: rig.ram().alloc(1024).ok_or("memory")?, len: 4 << 20 };
         // A GiB of addresses, of which the machine has the first quarter.
         let giant = PhysSegment { phys: rig.ram().base(), len: 1 << 30 };
@@ -383,9 +384,7 @@ pub fn large_pages_are_walked_to_their_ends<K: Kind>() {
 
 pub fn a_list_is_one_piece_for_the_device<K: Kind>() {
     on_each::<K>(|rig| {
-        let space = rig.space(1, Policy::Strict)?;
-        let mut card = rig.attach(0, &space, DmaMask::BITS_64)?;
-        let window = card.window(rig)?;
+        let (_space, mut card, window) = rig.card(0, 1, Policy::Strict)?;
         let mut list: Vec<_> = (0..9).map(|_| rig.memory(K::GRANULE)).collect();
         // No piece in memory is behind the one before it.
         list.reverse();
@@ -406,9 +405,7 @@ pub fn a_list_is_one_piece_for_the_device<K: Kind>() {
 
 pub fn a_list_of_odd_pieces_is_reached_piece_by_piece<K: Kind>() {
     on_each::<K>(|rig| {
-        let space = rig.space(1, Policy::Strict)?;
-        let mut card = rig.attach(0, &space, DmaMask::BITS_64)?;
-        let window = card.window(rig)?;
+        let (_space, mut card, window) = rig.card(0, 1, Policy::Strict)?;
         let granule = K::GRANULE;
         let memory: Vec<_> = (0..3).map(|_| rig.memory(3 * granule)).collect();
         // In the middle of a page, over a border, and over two.
@@ -780,9 +777,7 @@ pub fn a_command_that_the_unit_does_not_know_is_reported_and_the_next_is_carried
 /// Tables are given back.
 pub fn thousands_of_mappings_land_where_they_should<K: Kind>() {
     on_each::<K>(|rig| {
-        let space = rig.space(1, Policy::Strict)?;
-        let mut card = rig.attach(0, &space, DmaMask::BITS_64)?;
-        let window = card.window(rig)?;
+        let (space, mut card, window) = rig.card(0, 1, Policy::Strict)?;
         let empty = K::table_bytes(space.domain.space().mapper()).unwrap_or(0);
         let mut random = 0x9e37_79b9_7f4a_7c15_u64;
         let mut next = |below: u64| {
@@ -858,9 +853,8 @@ pub fn a_unit_that_was_left_on_is_taken_over_and_shut_down<K: Kind>() {
 
 fn take_over<K: Kind>(unit: &str) -> Result<()> {
     let rig = Rig::<K>::new(unit)?;
-    let space = rig.space(1, Policy::Strict)?;
-    let mut card = rig.attach(0, &space, DmaMask::BITS_64)?;
-    let (window, page) = (card.window(&rig)?, rig.memory(4096));
+    let (_space, mut card, window) = rig.card(0, 1, Policy::Strict)?;
+    let page = rig.memory(4096);
     let (_, iova) = card.map(page, Direction::Bidirectional)?;
     rig.store(0, *b"of first", window, iova);
     // As a kernel that was started by another finds it.

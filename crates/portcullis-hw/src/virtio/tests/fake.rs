@@ -225,7 +225,7 @@ impl Device {
         memory.write(device + 2, 2, u64::from(self.written[queue]));
     }
 
-    /// Says that it has used so many entries.
+    /// Stores `index` as the number of entries that the device has used.
     pub fn claim(&mut self, memory: &Memory, queue: usize, index: u16) {
         memory.write(self.queues[queue].1[2] + 2, 2, u64::from(index));
     }
@@ -499,8 +499,8 @@ impl Host for Fake {
     }
 
     fn patience_ns(&self) -> u64 {
-        // As many looks at the clock, and 64 times as many at memory; so many that threads of a
-        // test do not miss each other.
+        // The clock moves by 1,000 ns with each look at it. A patient thread never gives up, so that
+        // the threads of a test do not miss each other.
         if std::thread::current().name() == Some("patient") { u64::MAX } else { 100_000 }
     }
 }
