@@ -11,14 +11,14 @@ use core::num::NonZeroU64;
 #[non_exhaustive]
 pub enum AddrError {
     /// A range of no bytes has no address.
-    #[error("a range at {start:#x} of 0 bytes: a range holds at least one byte")]
+    #[error("no range at {start:#x}: a range holds at least one byte")]
     EmptyRange {
         /// Where the range would have begun.
         start: u64,
     },
     /// The range's last byte lies past the end of the 64-bit address space, or the range is all of
     /// that space, whose length 64 bits cannot hold (`len` is `u64::MAX` then).
-    #[error("{len:#x} bytes at {start:#x} run past the end of the 64-bit address space")]
+    #[error("the range at {start:#x} runs past the end of the 64-bit address space, or is all of it")]
     Wraps {
         /// Where the range begins.
         start: u64,

@@ -9,7 +9,7 @@ use crate::iova::IovaError;
 #[non_exhaustive]
 pub enum SetupError {
     /// The format has no tables with this number of levels.
-    #[error("{levels} levels of page table: the format has {min} to {max}")]
+    #[error("the format has {min} to {max} levels of page tables, not {levels}")]
     Levels {
         /// The number that was asked for.
         levels: u32,
@@ -19,7 +19,7 @@ pub enum SetupError {
         max: u32,
     },
     /// Leaves at levels that the format has none for.
-    #[error("leaves at {levels} levels: the format has them at 1 to {max}")]
+    #[error("the format has leaves at 1 to {max} levels, not at {levels}")]
     LeafLevels {
         /// The number of lowest levels at which leaves were asked for.
         levels: u32,
@@ -27,7 +27,7 @@ pub enum SetupError {
         max: u32,
     },
     /// The format has no addresses of this width.
-    #[error("{bits} address bits: the format has {min} to {max}")]
+    #[error("the format has {min} to {max} address bits, not {bits}")]
     AddressBits {
         /// The number that was asked for.
         bits: u32,
@@ -37,7 +37,7 @@ pub enum SetupError {
         max: u32,
     },
     /// The memory for the root of a page table lies where the hardware cannot be pointed to.
-    #[error("the root of a page table at {table}: the format holds addresses up to {last}")]
+    #[error("the root of a page table lies at {table}, and the format holds addresses up to {last}")]
     TableBeyondPhysical {
         /// The address of the memory.
         table: PhysAddr,
@@ -45,14 +45,14 @@ pub enum SetupError {
         last: PhysAddr,
     },
     /// There is no memory for the root of a page table, or for the library's own account.
-    #[error("no memory for the root of a page table, or to keep account by")]
+    #[error("there is no memory for the root of a page table, or for the library's own account")]
     OutOfMemory,
     /// The mapper of a domain has no page size.
     #[error("the mapper states no page size")]
     NoPageSize,
     /// There are no I/O virtual addresses: the mapper's aperture cannot be turned into an address
     /// space, or the domain's space has no room for a ring or a pool.
-    #[error("I/O virtual addresses: {0}")]
+    #[error("there are no I/O virtual addresses: {0}")]
     Space(#[from] IovaError),
     /// A device reaches none of its domain's addresses.
     #[error("the device reaches addresses up to {last:#x}, and the domain's begin at {first}")]
@@ -64,7 +64,7 @@ pub enum SetupError {
     },
     /// A queue was to copy, and its domain has nothing to copy through: see
     /// [`DomainBuilder::bounce`](crate::dma::DomainBuilder::bounce) and [`DomainBuilder::swiotlb`](crate::dma::DomainBuilder::swiotlb).
-    #[error("a queue that copies, of a domain that has no memory to copy through")]
+    #[error("the queue is to copy, but its domain has no memory to copy through")]
     NoCopyMemory,
     /// No ring has these dimensions.
     #[error("no ring holds {descriptors} descriptors of {bytes:#x} bytes")]
@@ -78,7 +78,7 @@ pub enum SetupError {
     #[error("a domain without translation has no rings, and no bounce pool")]
     NotTranslated,
     /// The threshold is larger than the largest class that there can be.
-    #[error("mappings of up to {threshold:#x} bytes are to be bounced: the largest slot has {most:#x}")]
+    #[error("mappings of up to {threshold:#x} bytes are to be bounced, and the largest slot has {most:#x}")]
     Threshold {
         /// What was asked for, in bytes.
         threshold: u64,
@@ -124,7 +124,9 @@ pub enum SetupError {
     },
     /// There is no whole area of a swiotlb below the upper limit, the limits are the wrong way round, or there are more than
     /// 65,536 areas.
-    #[error("from {min_bytes:#x} to {max_bytes:#x} bytes in areas of {area_bytes:#x}: none, or too many")]
+    #[error(
+        "the limits of {min_bytes:#x} to {max_bytes:#x} bytes hold no area of {area_bytes:#x} bytes, or too many"
+    )]
     Limits {
         /// The lower limit.
         min_bytes: u64,
@@ -134,7 +136,7 @@ pub enum SetupError {
         area_bytes: u64,
     },
     /// There was no memory for the least size of a swiotlb, or none that the devices reach.
-    #[error("no memory below {reach} for an area of {area_bytes:#x} bytes")]
+    #[error("there is no memory up to {reach} for an area of {area_bytes:#x} bytes")]
     NoArea {
         /// The size of an area.
         area_bytes: u64,

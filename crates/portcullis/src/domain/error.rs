@@ -10,7 +10,7 @@ use crate::pgtable::MapError;
 #[non_exhaustive]
 pub enum MapListError {
     /// The list has no segment.
-    #[error("an empty list of segments")]
+    #[error("the list has no segments")]
     EmptyList,
     /// A segment has no byte.
     #[error("segment {index}, at {phys}, is empty")]
@@ -31,7 +31,7 @@ pub enum MapListError {
         len: u64,
     },
     /// The device cannot address the memory, and nothing translates for it.
-    #[error("the device reaches addresses up to {mask:#x}, and without translation this needs {last}")]
+    #[error("the device reaches addresses up to {mask:#x}; without translation the list needs {last}")]
     BeyondMask {
         /// The highest physical address needed.
         last: PhysAddr,
@@ -39,7 +39,7 @@ pub enum MapListError {
         mask: u64,
     },
     /// The caller's list for the result is too short.
-    #[error("{needed} segments to describe, and room for {room}")]
+    #[error("the result may need {needed} segments, and the caller's list has room for {room}")]
     NoRoom {
         /// How many segments the result may have.
         needed: usize,
@@ -55,7 +55,7 @@ pub enum MapListError {
         error: InvalidationError,
     },
     /// There is no memory for [coherent memory](crate::dma::CoherentMemory): no frames in a row.
-    #[error("no {frames} frames of memory in a row")]
+    #[error("there are no {frames} free frames of memory in a row")]
     NoFrames {
         /// Frames asked for.
         frames: usize,
@@ -110,7 +110,7 @@ pub enum UnmapError {
         kept: u64,
     },
     /// The length is 0 or the range wraps.
-    #[error("unmapping {len:#x} bytes at {iova}: no such range")]
+    #[error("{len:#x} bytes at {iova} are no range, so nothing is unmapped")]
     NoSuchRange {
         /// Where it was to begin.
         iova: Iova,

@@ -86,7 +86,7 @@ pub enum InvalidationError {
     },
     /// A part of what was to be invalidated is still mapped, as the mapper could not remove it: see
     /// [`Unmapped::kept`](crate::pgtable::Unmapped::kept).
-    #[error("{bytes:#x} bytes could not be unmapped, and are still reached")]
+    #[error("{bytes:#x} bytes could not be unmapped, and devices still reach them")]
     StillMapped {
         /// How many bytes are still mapped.
         bytes: u64,

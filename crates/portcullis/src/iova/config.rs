@@ -47,12 +47,12 @@ impl SpaceConfig {
 #[non_exhaustive]
 pub enum IovaError {
     /// 0 bytes were asked for; or the aperture has no whole granule that is not reserved.
-    #[error("an I/O virtual range of 0 bytes")]
+    #[error("no I/O virtual addresses: 0 bytes were asked for, or the aperture has no free granule")]
     Empty,
     /// No hole is large enough at the alignment needed.
     #[error(
-        "no room for {len:#x} bytes of I/O virtual addresses up to {limit}: {free:#x} bytes are free and \
-         {cached:#x} cached, the largest hole has {largest:#x}"
+        "no room for {len:#x} bytes of I/O virtual addresses up to {limit}: {free:#x} bytes are free, \
+         and CPUs keep {cached:#x} of their own; the largest hole has {largest:#x} bytes"
     )]
     Exhausted {
         /// Bytes asked for.
@@ -68,7 +68,7 @@ pub enum IovaError {
     },
     /// The range is not one that is handed out as a whole: it was freed before, or never handed out
     /// as such.
-    #[error("{range} is freed, but it is not allocated")]
+    #[error("{range} cannot be freed: it is not allocated as a whole")]
     NotAllocated {
         /// What was to be freed.
         range: IovaRange,

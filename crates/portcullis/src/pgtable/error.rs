@@ -40,7 +40,9 @@ pub(super) const fn check(
 #[non_exhaustive]
 pub enum MapError {
     /// An address or the length is not a multiple of the granule.
-    #[error("mapping {range} to {phys}: both must be multiples of the granule, {granule:#x}")]
+    #[error(
+        "mapping {range} to {phys}: the addresses and lengths must be multiples of the granule, {granule:#x}"
+    )]
     Misaligned {
         /// The I/O virtual range.
         range: IovaRange,
@@ -51,7 +53,7 @@ pub enum MapError {
         granule: u64,
     },
     /// The pieces of memory together are not as long as the range.
-    #[error("mapping {range}: the memory for it has {list:#x} bytes or more")]
+    #[error("mapping {range}: the pieces of memory for it have another length: {list:#x} bytes, or more")]
     Length {
         /// The I/O virtual range.
         range: IovaRange,
@@ -77,7 +79,7 @@ pub enum MapError {
         last: PhysAddr,
     },
     /// The memory for a page table lies where no entry can point to.
-    #[error("memory for a page table at {table}: an entry holds addresses up to {last}")]
+    #[error("memory for a page table lies at {table}, and an entry holds addresses up to {last}")]
     TableBeyondPhysical {
         /// The address of that memory.
         table: PhysAddr,

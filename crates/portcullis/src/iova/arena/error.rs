@@ -9,10 +9,10 @@ use crate::iova::IovaError;
 #[non_exhaustive]
 pub enum ArenaError {
     /// 0 bytes were asked for.
-    #[error("a ring arena, or a reservation in one, of 0 bytes")]
+    #[error("a ring arena, or a reservation in one, has more than 0 bytes")]
     Empty,
     /// The arena's unit is not that of the space.
-    #[error("a ring arena in units of {:#x} bytes, in a space of units of {:#x}", granule.bytes(), of_space.bytes())]
+    #[error("a ring arena in units of {:#x} bytes does not fit a space in units of {:#x} bytes", granule.bytes(), of_space.bytes())]
     Granule {
         /// The unit asked for.
         granule: PageSize,
@@ -29,7 +29,7 @@ pub enum ArenaError {
         descriptor_bytes: u64,
     },
     /// The space has no range for the arena, or did not hand this one out.
-    #[error("the space of the ring arena: {0}")]
+    #[error("the ring arena's space refused: {0}")]
     Space(#[from] IovaError),
     /// No memory for the arena's own book-keeping.
     #[error("no memory to keep account of a ring arena")]
@@ -62,7 +62,7 @@ pub enum ArenaError {
     },
     /// The range is no reservation, nor several side by side: some of it was freed before, or is only a part of one, or is not
     /// of this arena.
-    #[error("{range} is freed, but that is not what is reserved")]
+    #[error("{range} cannot be freed: it is not what is reserved there")]
     NotReserved {
         /// What was to be freed.
         range: IovaRange,
