@@ -87,7 +87,7 @@ fn space(input: &mut Input<'_>) {
                 }
             }
             5 => free_anything(input, &platform, &space, &plain),
-            6 => space.flush_caches(&platform),
+            6 => space.drain_all(&platform),
             7 => space.drain_cpu(&platform, usize::from(input.byte())),
             8 if rings.len() < 4 => rings.extend(ring(input, &platform, &space, &mut plain)),
             _ => {
@@ -109,7 +109,7 @@ fn space(input: &mut Input<'_>) {
         ring.arena.release(&space, &platform).unwrap();
     }
     plain.live.into_iter().for_each(|range| space.free(&platform, range).unwrap());
-    space.flush_caches(&platform);
+    space.drain_all(&platform);
     let usage = space.usage();
     assert_eq!((usage.taken, usage.cached), (0, 0), "something is lost");
 }

@@ -87,38 +87,38 @@ impl Default for PlatformNumber {
     }
 }
 
-/// Records the platform for whose CPUs a structure keeps values: the first that the structure is
-/// used with. CPUs of another platform have the same numbers, so the structure treats them as no
+/// Records the one platform for whose CPUs a structure keeps values: the first that the structure
+/// is used with. CPUs of another platform have the same numbers, so the structure treats them as no
 /// CPUs, and likewise those of a platform that does not identify itself.
 #[derive(Debug, Default)]
-pub(crate) struct Home(Settled);
+pub(crate) struct OnePlatform(Settled);
 
-impl Home {
-    /// Stored to settle that no platform will ever be home.
+impl OnePlatform {
+    /// Stored to settle that there will never be such a platform.
     const NOBODYS: u64 = u64::MAX;
 
-    /// Returns whether `platform` is home. Where no platform is home yet, `platform` becomes it.
-    /// Costs a load and a compare.
+    /// Returns whether `platform` is the one. If there is none yet, `platform` becomes it. Costs a
+    /// load and a compare.
     #[inline]
     pub fn is<P: Platform>(&self, platform: &P) -> bool {
         self.0.is(platform.number().0)
     }
 
     /// Returns whether a barrier of `platform` reaches all CPUs that count here, now and
-    /// from now on. It does if `platform` is home, or if it has no number and there is no home; the
-    /// call then settles that there never will be one.
+    /// from now on. It does if `platform` is the one, or if it has no number and there is none yet;
+    /// the call then settles that there never will be one.
     pub fn is_reached<P: Platform>(&self, platform: &P) -> bool {
         self.is(platform) || platform.number() == PlatformNumber::NONE && self.0.is(Self::NOBODYS)
     }
 
-    /// As [`Platform::with_cpu`], but without a CPU where `platform` is not home.
+    /// As [`Platform::with_cpu`], but without a CPU where `platform` is not the one.
     #[inline]
     pub fn with_cpu<P: Platform, R>(&self, platform: &P, f: impl FnOnce(Option<&LocalCpu<'_>>) -> R) -> R {
-        let is_home = self.is(platform);
-        platform.with_cpu(|cpu| f(cpu.filter(|_| is_home)))
+        let is_the_one = self.is(platform);
+        platform.with_cpu(|cpu| f(cpu.filter(|_| is_the_one)))
     }
 
-    /// As [`Platform::with_cpu_fast`], but `None` where `platform` is not home, or not yet.
+    /// As [`Platform::with_cpu_fast`], but `None` where `platform` is not the one, or not yet.
     #[inline]
     pub fn with_cpu_fast<P: Platform, R>(
         &self,

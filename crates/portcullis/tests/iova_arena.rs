@@ -252,7 +252,7 @@ proptest! {
             prop_assert_eq!(arena.free(range(start, len)), Ok(()));
         }
         prop_assert!(arena.release(&space, &platform).is_ok());
-        space.flush_caches(&platform);
+        space.drain_all(&platform);
         prop_assert_eq!(space.usage().taken, 0);
     }
 }
@@ -385,7 +385,7 @@ fn what_cannot_be_made_is_refused_and_takes_nothing() {
     assert!(matches!(make(new(2048, PAGE, GRANULE)), ArenaError::Space(IovaError::Exhausted { .. })));
     let low = RingConfig { limit: Iova::new(LARGE - 1), ..new(1, PAGE, GRANULE) };
     assert!(matches!(make(low), ArenaError::Space(IovaError::Exhausted { .. })));
-    space.flush_caches(&platform);
+    space.drain_all(&platform);
     assert_eq!(space.usage().taken, 0);
 }
 
@@ -425,7 +425,7 @@ fn a_release_to_a_stranger_loses_nothing() {
     assert!(matches!(failed.error, ArenaError::Space(IovaError::NotAllocated { .. })), "{failed}");
     others.release(&other, &platform).unwrap();
     failed.arena.release(&mine, &platform).unwrap();
-    mine.flush_caches(&platform);
+    mine.drain_all(&platform);
     assert_eq!(mine.usage().taken, 0);
 }
 
@@ -465,7 +465,7 @@ fn granules_of_any_size() {
             ranges.iter().for_each(|range| arena.free(*range).unwrap());
             arena.release(&space, &platform).unwrap();
         }
-        space.flush_caches(&platform);
+        space.drain_all(&platform);
         assert_eq!(space.usage().taken, 0);
     }
 }

@@ -44,7 +44,7 @@ fn a_limit_holds_to_the_byte_wherever_it_lies() {
                 refill(ranges);
             }
         }
-        space.flush_caches(&platform);
+        space.drain_all(&platform);
         assert_eq!(space.usage().taken, 0);
     }
 }

@@ -112,7 +112,7 @@ fn lists_filled_by_frees_in_random_order_empty_nobody_elses() {
         free(&space, platform.be(step % 4), range).unwrap();
     }
     assert_eq!(platform.fences(), 0);
-    space.flush_caches(&platform);
+    space.drain_all(&platform);
     assert_eq!(space.usage().taken, 0);
 }
 
@@ -143,7 +143,7 @@ fn a_hole_that_fits_exactly_is_found_in_a_space() {
                 assert!(matches!(more, Err(IovaError::Exhausted { .. })), "{more:?}");
                 free(&space, &platform, range).unwrap();
             }
-            space.flush_caches(&platform);
+            space.drain_all(&platform);
             assert_eq!(space.usage().taken, 0);
         }
     }
@@ -171,14 +171,14 @@ fn a_hole_that_was_freed_page_by_page_is_found() {
             assert_eq!(range.start().get(), first as u64 * PAGE);
             assert!(alloc(&space, &platform, 1, ANYWHERE).is_err());
             free(&space, &platform, range).unwrap();
-            space.flush_caches(&platform);
+            space.drain_all(&platform);
             for _ in 0..1 << order {
                 let range = alloc(&space, &platform, 1, ANYWHERE).unwrap();
                 assert!(live[(range.start().get() / PAGE) as usize].replace(range).is_none());
             }
         }
         live.into_iter().flatten().for_each(|range| free(&space, &platform, range).unwrap());
-        space.flush_caches(&platform);
+        space.drain_all(&platform);
         assert_eq!(space.usage().taken, 0);
     }
 }

@@ -109,7 +109,7 @@ fn what_is_on_its_way_is_accounted_for() {
             assert!(free(&space, platform.be(freed as usize % 3), *range).is_err(), "freed twice");
         }
         if count == 33 {
-            space.flush_caches(&platform);
+            space.drain_all(&platform);
             assert_eq!((space.usage().taken, space.usage().cached), (0, 0));
         }
     }
@@ -144,7 +144,7 @@ fn a_cpu_keeps_its_share_of_each_zone_at_the_most() {
         assert!(again.windows(2).all(|pair| pair[0].last() < pair[1].start()));
         again.into_iter().for_each(|range| free(&space, &platform, range).unwrap());
     }
-    space.flush_caches(&platform);
+    space.drain_all(&platform);
     assert_eq!((space.usage().taken, space.usage().cached), (0, 0));
 }
 
@@ -178,7 +178,7 @@ fn a_remote_free_queue_does_not_wear_out() {
             // Nothing went to the bitmap: 64 and what else the first CPU fetched.
             assert!(usage.cached >= 64 * PAGE, "round {round}: {usage:?}");
             if flush {
-                space.flush_caches(&platform);
+                space.drain_all(&platform);
             }
         }
     }

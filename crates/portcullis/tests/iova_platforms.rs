@@ -46,7 +46,7 @@ fn anothers_cpu_of_the_same_number_gets_nothing_of_what_the_first_keeps() {
 fn anothers_barrier_takes_nothing_back() {
     each(64, |space, home, other| {
         let kept = space.usage().cached;
-        space.flush_caches(other);
+        space.drain_all(other);
         space.drain_cpu(other, 0);
         // All that is left, and then no more.
         let mut theirs = Vec::new();
@@ -59,7 +59,7 @@ fn anothers_barrier_takes_nothing_back() {
         assert!(matches!(error, IovaError::Exhausted { free: 0, cached, .. } if cached == kept), "{error}");
         assert_eq!((space.usage().cached, other.fences()), (kept, 0));
         theirs.into_iter().for_each(|range| free(space, other, range).unwrap());
-        space.flush_caches(home);
+        space.drain_all(home);
         assert_eq!((space.usage().taken, home.fences()), (0, 1));
     });
 }
@@ -86,7 +86,7 @@ fn whoever_allocates_and_frees_nothing_is_handed_out_twice() {
         for (start, last) in live {
             free(space, other, IovaRange::from_bounds(start, last).unwrap()).unwrap();
         }
-        space.flush_caches(home);
+        space.drain_all(home);
         assert_eq!(space.usage().taken, 0);
     });
 }

@@ -122,7 +122,7 @@ proptest! {
                         prop_assert_eq!(part_freed, Err(IovaError::NotAllocated { range: part }));
                     }
                 }
-                Action::Flush => space.flush_caches(&platform),
+                Action::Flush => space.drain_all(&platform),
                 Action::Release { cpu } => space.drain_cpu(&platform, cpu),
             }
             let usage = space.usage();
@@ -133,7 +133,7 @@ proptest! {
             let range = IovaRange::new(Iova::new(start * PAGE), len * PAGE).unwrap();
             prop_assert_eq!(free(&space, platform.be(0), range), Ok(()));
         }
-        space.flush_caches(&platform);
+        space.drain_all(&platform);
         prop_assert_eq!(space.usage().taken, 0);
     }
 }
@@ -195,7 +195,7 @@ fn nothing_is_handed_out_twice_on_several_cpus() {
         drop(senders);
     });
     // What was still on its way when its receiver had finished is not freed; everything else is back.
-    space.flush_caches(&platform);
+    space.drain_all(&platform);
     let claimed = claims.iter().filter(|claim| claim.load(Ordering::Relaxed) == 1).count() as u64;
     assert!(space.usage().taken <= claimed * 2 * PAGE);
 }
@@ -281,7 +281,7 @@ fn only_whole_ranges_are_taken_back() {
         }
         free(&space, platform.be(1), range).unwrap();
     }
-    space.flush_caches(&platform);
+    space.drain_all(&platform);
     assert_eq!(space.usage().taken, 0);
 }
 
@@ -307,7 +307,7 @@ fn parts_of_granules_are_not_taken_back() {
             }
             space.free(platform.be(0), range).unwrap();
         }
-        space.flush_caches(&platform);
+        space.drain_all(&platform);
         assert_eq!(space.usage().taken, 0);
     }
 }
@@ -335,7 +335,7 @@ fn shifted_ranges_are_not_taken_back() {
         }
         ranges.iter().for_each(|range| free(&space, platform.be(1), *range).unwrap());
     }
-    space.flush_caches(&platform);
+    space.drain_all(&platform);
     assert_eq!(space.usage().taken, 0);
 }
 
@@ -376,7 +376,7 @@ fn an_idle_owner_s_remote_free_queue_is_bounded() {
     ranges.into_iter().for_each(|range| free(&space, platform.be(1), range).unwrap());
     let usage = space.usage();
     assert!(usage.taken <= 3 * SpaceConfig::CACHE_BYTES, "{usage:?}");
-    space.flush_caches(&platform);
+    space.drain_all(&platform);
     assert_eq!(space.usage().taken, 0);
 }
 

@@ -69,7 +69,7 @@ fn a_live_page_costs_a_bounded_number_of_bytes() {
             for (step, range) in live.drain(LIVE..).enumerate() {
                 free(&space, platform.be(step % cpus), range).unwrap();
             }
-            space.flush_caches(&platform);
+            space.drain_all(&platform);
         });
         let each = (bytes + more + freed) / LIVE as f64;
         println!("{cpus} CPUs: {each:.2} with as many free between");
@@ -167,7 +167,7 @@ fn spaces_do_not_disturb_each_other() {
         };
         let known = &mut spaces[which];
         match rng.below(20) {
-            0 => known.space.flush_caches(&platform),
+            0 => known.space.drain_all(&platform),
             1..=10 => known.alloc(&platform, 1 + rng.below(12)),
             _ => {
                 freed.extend(known.free(&platform, &mut rng).map(|range| (which, range)));
@@ -190,7 +190,7 @@ fn spaces_do_not_disturb_each_other() {
     for known in &mut spaces {
         let live = std::mem::take(&mut known.live);
         live.into_values().for_each(|range| known.space.free(&platform, range).unwrap());
-        known.space.flush_caches(&platform);
+        known.space.drain_all(&platform);
         let usage = known.space.usage();
         assert_eq!((usage.taken, usage.cached), (0, 0));
         let granules = known.config.aperture.len() >> known.config.granule.shift();

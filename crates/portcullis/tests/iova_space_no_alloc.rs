@@ -60,12 +60,12 @@ fn free_all_in_random_order(space: &IovaSpace, platform: &Chosen, live: &mut Vec
             platform.be(rng.below(CPUS as u64 + 1) as usize);
             refused += usize::from(free(space, platform, range).is_err());
             if step % 1000 == 500 {
-                space.flush_caches(platform);
+                space.drain_all(platform);
             } else if step % 100 == 50 {
                 space.drain_cpu(platform, rng.below(CPUS as u64) as usize);
             }
         }
-        space.flush_caches(platform);
+        space.drain_all(platform);
         refused
     });
     assert_eq!((refused, calls), (0, 0));
@@ -119,7 +119,7 @@ fn the_most_holes_need_no_memory() {
             for (step, range) in live.iter().skip(odd).step_by(2).enumerate() {
                 refused += usize::from(free(&space, platform.be(step % 3), *range).is_err());
             }
-            space.flush_caches(&platform);
+            space.drain_all(&platform);
             assert_eq!(space.usage().cached, 0);
         }
         refused

@@ -96,7 +96,7 @@ fn a_list_that_needs_room_turns_out_64_ranges_at_once() {
         }
         assert!(call < 8, "there is never room");
     }
-    space.flush_caches(&platform);
+    space.drain_all(&platform);
     assert_eq!(space.usage().taken, 0);
 }
 

@@ -30,7 +30,7 @@ pub(super) struct Book {
 
 /// A book and whether it is the caller's alone.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Page<'a> {
+pub(super) struct CpuBook<'a> {
     book: &'a Book,
     alone: bool,
 }
@@ -42,24 +42,24 @@ impl Books {
 
     /// Returns the book of `cpu`, or the one that callers without a CPU share.
     #[inline]
-    pub(super) fn of(&self, cpu: Option<&LocalCpu<'_>>) -> Page<'_> {
+    pub(super) fn of(&self, cpu: Option<&LocalCpu<'_>>) -> CpuBook<'_> {
         let (book, alone) = self.0.get(cpu.map(LocalCpu::index));
-        Page { book, alone }
+        CpuBook { book, alone }
     }
 
     /// Calls `f` with the book of `cpu`. A book that is the CPU's alone has a way of its own
     /// through the code.
     #[inline]
-    pub(super) fn with(&self, cpu: &LocalCpu<'_>, f: impl Fn(Page<'_>)) {
+    pub(super) fn with(&self, cpu: &LocalCpu<'_>, f: impl Fn(CpuBook<'_>)) {
         match self.0.own(cpu.index()) {
-            Some(book) => f(Page { book, alone: true }),
+            Some(book) => f(CpuBook { book, alone: true }),
             None => self.with_shared(f),
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn with_shared(&self, f: impl Fn(Page<'_>)) {
+    fn with_shared(&self, f: impl Fn(CpuBook<'_>)) {
         f(self.of(None));
     }
 
@@ -85,7 +85,7 @@ impl Book {
     }
 }
 
-impl Page<'_> {
+impl CpuBook<'_> {
     /// Adds `n` to a count.
     #[inline]
     pub(super) fn add(self, count: impl FnOnce(&Book) -> &Counter, n: u64) {

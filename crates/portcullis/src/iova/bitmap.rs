@@ -57,7 +57,7 @@ mod stale;
 mod store;
 
 use fit::{Fit, LEAF_ORDER, LEAF_PAGES};
-use node::{Link, MAX_LEVEL};
+use node::{Child, MAX_LEVEL};
 use path::{Path, Spine};
 pub use runs::MAX_ORDER;
 use search::is_natural;
@@ -155,7 +155,7 @@ impl Bitmap {
             return Ok(0);
         }
         let before = self.free_pages;
-        self.paint(first, end, Link::TAKEN)?;
+        self.paint(first, end, Child::TAKEN)?;
         self.least_free = self.least_free.min(self.free_pages);
         Ok(before - self.free_pages)
     }
@@ -237,7 +237,7 @@ impl Bitmap {
             if freed {
                 return Ok(());
             }
-        } else if self.set_blocks(first, end, Link::FREE) {
+        } else if self.set_blocks(first, end, Child::FREE) {
             return Ok(());
         } else if !self.is_any_free(first, end) {
             return self.declare_free(first, end);
@@ -343,7 +343,7 @@ impl Bitmap {
     /// Makes a range free of which no page is free yet.
     fn declare_free(&mut self, first: u64, end: u64) -> Result<(), BitmapError> {
         self.cover(end)?;
-        self.paint(first, end, Link::FREE)
+        self.paint(first, end, Child::FREE)
     }
 }
 

@@ -114,11 +114,11 @@ impl Cached {
     pub fn alloc(
         &self,
         own: Option<Own<'_>>,
-        backing: &Mutex<Bitmap>,
+        bitmap: &Mutex<Bitmap>,
         request: Request,
     ) -> Result<Option<u64>, BitmapError> {
         match own {
-            Some(own) if request.order < CACHED_ORDERS => self.alloc_slowly(own, backing, request),
+            Some(own) if request.order < CACHED_ORDERS => self.alloc_slowly(own, bitmap, request),
             _ => Ok(None),
         }
     }
@@ -128,7 +128,7 @@ impl Cached {
     fn alloc_slowly(
         &self,
         own: Own<'_>,
-        backing: &Mutex<Bitmap>,
+        bitmap: &Mutex<Bitmap>,
         request: Request,
     ) -> Result<Option<u64>, BitmapError> {
         let Request { pages, order, end_page } = request;
@@ -153,7 +153,7 @@ impl Cached {
             {
                 return Ok(Some(page));
             }
-            let keep = |word: &_, page, order| self.keep(cpu, backing, word, page, order);
+            let keep = |word: &_, page, order| self.keep(cpu, bitmap, word, page, order);
             if cpu.receive(remote_queue, keep)
                 && let Some(page) = take()
             {
@@ -163,7 +163,7 @@ impl Cached {
                 // The newest range lies above the caller's limit: this request goes past the lists.
                 return Ok(None);
             }
-            if self.refill(own, zone, order, end_page, backing)? {
+            if self.refill(own, zone, order, end_page, bitmap)? {
                 return Ok(take());
             }
         }
@@ -178,21 +178,21 @@ impl Cached {
         zone: usize,
         order: u32,
         end_page: u64,
-        backing: &Mutex<Bitmap>,
+        bitmap: &Mutex<Bitmap>,
     ) -> Result<bool, BitmapError> {
         let cpu = own.cpu;
         let wanted = cpu.next_batch(zone, order).min(self.share(zone, order)).min(FETCH_PAGES >> order);
-        let room = self.make_room(cpu, zone, order, wanted, backing);
+        let room = self.make_room(cpu, zone, order, wanted, bitmap);
         let mut pages = [0; BATCH];
         let pages = &mut pages[..wanted.min(room) as usize];
-        let fetched = self.fetch(own, zone, order, end_page, backing, pages)?;
+        let fetched = self.fetch(own, zone, order, end_page, bitmap, pages)?;
         let mut no_memory = 0;
         // The range that was found first goes on top, to be handed out first.
         for page in pages[..fetched].iter().rev() {
             let pushed = cpu.push_new(zone, Class::of(order), *page);
             no_memory += usize::from(pushed.is_err());
             if pushed != Ok(true) {
-                backing.lock().free_all(&[*page], 1 << order);
+                bitmap.lock().free_all(&[*page], 1 << order);
             }
         }
         if no_memory > 0 && no_memory == fetched {
@@ -209,22 +209,22 @@ impl Cached {
         zone: usize,
         order: u32,
         end_page: u64,
-        backing: &Mutex<Bitmap>,
+        bitmap: &Mutex<Bitmap>,
         pages: &mut [u64],
     ) -> Result<usize, BitmapError> {
         let (first, end, home) = match zone {
             0 => (0, end_page.min(self.low_end), None),
             _ => (self.low_end, end_page, self.homes.below(index, end_page)),
         };
-        let mut backing = backing.lock();
+        let mut bitmap = bitmap.lock();
         // If there is no memory for the bits of a range below the home, another range may need
         // none.
-        let below_home = home.map(|home| backing.alloc_run(order, (first, home), pages));
+        let below_home = home.map(|home| bitmap.alloc_run(order, (first, home), pages));
         let fetched = match below_home {
             Some(Ok(fetched @ 1..)) => fetched,
-            _ => backing.alloc_run(order, (first, end), pages)?,
+            _ => bitmap.alloc_run(order, (first, end), pages)?,
         };
-        Ok(Self::keep_whole_lines(order, &pages[..fetched], &mut backing))
+        Ok(Self::keep_whole_lines(order, &pages[..fetched], &mut bitmap))
     }
 
     /// Gives back the last of the ranges in `fetched` where they begin a line of range metadata and do
@@ -232,7 +232,7 @@ impl Cached {
     /// it from then on. Returns how many ranges stay. All of them do where none fills a line, and where
     /// the last ones do not adjoin those before them, as the space is in pieces then. Under the lock
     /// under which they were fetched, so that the next CPU begins below the line.
-    fn keep_whole_lines(order: u32, fetched: &[u64], backing: &mut Bitmap) -> usize {
+    fn keep_whole_lines(order: u32, fetched: &[u64], bitmap: &mut Bitmap) -> usize {
         let line = LINE_WORDS << Place::shift(Class::of(order));
         let fills = |page: &u64| page.is_multiple_of(line);
         let (size, last) = (1 << order, fetched.len().saturating_sub(1));
@@ -242,7 +242,7 @@ impl Cached {
         if fetched[end..].windows(2).any(|pair| pair[0].wrapping_sub(pair[1]) != size) {
             return fetched.len();
         }
-        backing.free_all(&fetched[end + 1..], size);
+        bitmap.free_all(&fetched[end + 1..], size);
         end + 1
     }
 
@@ -256,7 +256,7 @@ impl Cached {
     /// there is room for. If no room is left to grant, up to 64 ranges of any size go to the
     /// bitmap; no more, so that the CPU is not kept for long. If these were too small to make room,
     /// one of the next calls gets it.
-    fn make_room(&self, cpu: &Cpu, zone: usize, order: u32, wanted: u64, backing: &Mutex<Bitmap>) -> u64 {
+    fn make_room(&self, cpu: &Cpu, zone: usize, order: u32, wanted: u64, bitmap: &Mutex<Bitmap>) -> u64 {
         let budget = self.budget[zone];
         let mut room = cpu.grant(zone, order, wanted, budget);
         let mut most = BATCH;
@@ -273,7 +273,7 @@ impl Cached {
                 // Before another CPU can get the ranges and record them as its own.
                 let spilled = &pages[..spilled];
                 spilled.iter().for_each(|page| self.meta.write(*page, other, NO_WORD));
-                backing.lock().free_all(spilled, 1 << other);
+                bitmap.lock().free_all(spilled, 1 << other);
                 room = cpu.grant(zone, order, wanted, budget);
             }
         }
@@ -300,7 +300,7 @@ impl Cached {
     pub fn free(
         &self,
         own: Option<Own<'_>>,
-        backing: &Mutex<Bitmap>,
+        bitmap: &Mutex<Bitmap>,
         page: u64,
         pages: u64,
         order: u32,
@@ -321,37 +321,37 @@ impl Cached {
             && let Some(Own { index, cpu }) = own
         {
             if index == owner {
-                self.keep(cpu, backing, word, page, order);
+                self.keep(cpu, bitmap, word, page, order);
             } else {
                 let zone = self.zone(page);
                 let range = Returned { word, page, order, zone };
                 if !cpu.post(&self.remote_queues, owner, range, self.budget[zone]) {
-                    self.give_back(backing, page, 1 << order, order);
+                    self.give_back(bitmap, page, 1 << order, order);
                 }
             }
             return true;
         }
         let size = if owner == EXACT || order >= CACHED_ORDERS { pages } else { 1 << order };
-        self.give_back(backing, page, size, order);
+        self.give_back(bitmap, page, size, order);
         true
     }
 
     /// Puts a range, whose word is `word`, onto the CPU's list; if there is no room, gives it back
     /// to the bitmap.
     #[inline]
-    fn keep(&self, cpu: &Cpu, backing: &Mutex<Bitmap>, word: &AtomicU64, page: u64, order: u32) {
+    fn keep(&self, cpu: &Cpu, bitmap: &Mutex<Bitmap>, word: &AtomicU64, page: u64, order: u32) {
         if !cpu.push(self.zone(page), word, page, order) {
-            self.keep_in_full(cpu, backing, word, page, order);
+            self.keep_in_full(cpu, bitmap, word, page, order);
         }
     }
 
     /// As [`keep`](Self::keep), for a list that is full.
     #[cold]
-    fn keep_in_full(&self, cpu: &Cpu, backing: &Mutex<Bitmap>, word: &AtomicU64, page: u64, order: u32) {
+    fn keep_in_full(&self, cpu: &Cpu, bitmap: &Mutex<Bitmap>, word: &AtomicU64, page: u64, order: u32) {
         let zone = self.zone(page);
-        self.make_room(cpu, zone, order, self.share(zone, order), backing);
+        self.make_room(cpu, zone, order, self.share(zone, order), bitmap);
         if !cpu.push(zone, word, page, order) {
-            self.give_back(backing, page, 1 << order, order);
+            self.give_back(bitmap, page, 1 << order, order);
         }
     }
 
@@ -362,10 +362,10 @@ impl Cached {
 
     /// Empties the lists of every CPU, or of the CPU `only`, into the bitmap. Waits for the CPUs'
     /// turns.
-    pub fn drain<P: Platform>(&self, platform: &P, only: Option<usize>, backing: &Mutex<Bitmap>) {
+    pub fn drain<P: Platform>(&self, platform: &P, only: Option<usize>, bitmap: &Mutex<Bitmap>) {
         self.cpus.with_others(platform, only, |index, cpu| {
             cpu.drain(&self.remote_queues[index], |page, order| {
-                let spilled = Spilled { cached: self, backing, page, order };
+                let spilled = Spilled { cached: self, bitmap, page, order };
                 // A CPU is lent for each range, so that none is kept for long.
                 platform.with_cpu(|_| drop(spilled));
             });
@@ -386,10 +386,10 @@ impl Cached {
 
     #[cold]
     #[inline(never)]
-    fn give_back(&self, backing: &Mutex<Bitmap>, page: u64, pages: u64, order: u32) {
+    fn give_back(&self, bitmap: &Mutex<Bitmap>, page: u64, pages: u64, order: u32) {
         // Before another CPU can get the range and record it as its own.
         self.meta.write(page, order, NO_WORD);
-        backing.lock().free_all(&[page], pages);
+        bitmap.lock().free_all(&[page], pages);
     }
 
     /// Returns the zone that serves a request with this limit, if the limit is the end of that zone
@@ -421,13 +421,13 @@ impl Cached {
 /// the platform panics instead of lending a CPU.
 struct Spilled<'a> {
     cached: &'a Cached,
-    backing: &'a Mutex<Bitmap>,
+    bitmap: &'a Mutex<Bitmap>,
     page: u64,
     order: u32,
 }
 
 impl Drop for Spilled<'_> {
     fn drop(&mut self) {
-        self.cached.give_back(self.backing, self.page, 1 << self.order, self.order);
+        self.cached.give_back(self.bitmap, self.page, 1 << self.order, self.order);
     }
 }

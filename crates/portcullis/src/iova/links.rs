@@ -28,12 +28,12 @@ pub(super) struct OutOfMemory;
 /// Words that lie side by side.
 #[derive(Debug)]
 #[repr(transparent)]
-pub(super) struct Leaf([AtomicU64; LEAF_WORDS]);
+pub(super) struct WordLeaf([AtomicU64; LEAF_WORDS]);
 
 /// Pointers to levels below, or, at the lowest level, to leaves.
 type Level = [AtomicPtr<Below>; LEVEL_ENTRIES];
 
-/// A [`Level`] or a [`Leaf`]; the height of a pointer decides which of them it points to.
+/// A [`Level`] or a [`WordLeaf`]; the height of a pointer decides which of them it points to.
 #[derive(Debug)]
 enum Below {}
 
@@ -50,7 +50,7 @@ pub(super) struct Links {
     bytes: CachePadded<AtomicUsize>,
 }
 
-impl Leaf {
+impl WordLeaf {
     /// The number of words that lie side by side.
     pub(super) const WORDS: u64 = LEAF_WORDS as u64;
 
@@ -76,7 +76,7 @@ impl Links {
 
     /// Returns the leaf that has the word of `index`, if it exists. Costs one dependent load for
     /// each level and one for the root: nine at most for 2^52 words.
-    pub(super) fn leaf(&self, index: u64) -> Option<&Leaf> {
+    pub(super) fn leaf(&self, index: u64) -> Option<&WordLeaf> {
         if index >= self.len {
             return None;
         }
@@ -91,7 +91,7 @@ impl Links {
 
     /// Returns the leaf that has the word of `index`, and makes it if it does not exist, which
     /// allocates. Returns `None` outside the array.
-    pub(super) fn leaf_or_make(&self, index: u64) -> Result<Option<&Leaf>, OutOfMemory> {
+    pub(super) fn leaf_or_make(&self, index: u64) -> Result<Option<&WordLeaf>, OutOfMemory> {
         if index >= self.len {
             return Ok(None);
         }
@@ -158,9 +158,9 @@ unsafe fn level<'a>(below: *mut Below) -> Option<&'a Level> {
 /// # Safety
 /// `below` is null or came from an array's pointer below its lowest level, and the array lives.
 #[inline]
-unsafe fn leaf<'a>(below: *mut Below) -> Option<&'a Leaf> {
+unsafe fn leaf<'a>(below: *mut Below) -> Option<&'a WordLeaf> {
     // SAFETY: by the caller's promise it is a leaf, which is freed only with its array.
-    unsafe { below.cast::<Leaf>().as_ref() }
+    unsafe { below.cast::<WordLeaf>().as_ref() }
 }
 
 /// Makes `N` fresh entries in the memory where they are to stay.
@@ -180,7 +180,7 @@ fn free(pointer: &mut AtomicPtr<Below>, height: u32) {
     let Some(lower) = height.checked_sub(1) else {
         // SAFETY: called from `drop` only, by which time no other CPU uses any leaf; each came from a box and
         // is pointed to once.
-        drop(unsafe { Box::from_raw(below.cast::<Leaf>()) });
+        drop(unsafe { Box::from_raw(below.cast::<WordLeaf>()) });
         return;
     };
     // SAFETY: as for leaves.

@@ -2,7 +2,7 @@
 //! two ranges that exist at the same time share a word.
 
 use super::class::Class;
-use super::links::{Leaf, Links, OutOfMemory};
+use super::links::{Links, OutOfMemory, WordLeaf};
 use super::word::Link;
 use crate::sync::{AtomicU64, Ordering};
 
@@ -51,7 +51,7 @@ impl RangeMeta {
     }
 
     /// Returns the leaf with the word at `place`, if it exists.
-    pub(super) fn leaf(&self, place: Place) -> Option<&Leaf> {
+    pub(super) fn leaf(&self, place: Place) -> Option<&WordLeaf> {
         self.0.get(place.array)?.leaf(place.index)
     }
 

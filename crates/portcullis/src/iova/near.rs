@@ -4,7 +4,7 @@
 use alloc::sync::Arc;
 use core::ptr;
 
-use super::links::Leaf;
+use super::links::WordLeaf;
 use super::meta::{Place, RangeMeta};
 use crate::percpu::LocalU64;
 use crate::sync::{AtomicPtr, AtomicU64, Ordering};
@@ -19,7 +19,7 @@ const ENTRIES: usize = if cfg!(loom) { 128 } else { 256 };
 /// index. No two words of a space have the same key, as indices are below 2^52. Leaves of the same
 /// number in different arrays have different entries. The lowest six bits of the first key are 0.
 pub(super) const fn first_key(array: usize) -> u64 {
-    ((array as u64) << 60) + (array * ENTRIES / 4) as u64 * Leaf::WORDS
+    ((array as u64) << 60) + (array * ENTRIES / 4) as u64 * WordLeaf::WORDS
 }
 
 /// A key that no word has, and that is far from those of words.
@@ -37,12 +37,12 @@ pub(super) struct Near {
 struct Entry {
     /// The key of the leaf's first word.
     first: LocalU64,
-    leaf: AtomicPtr<Leaf>,
+    leaf: AtomicPtr<WordLeaf>,
 }
 
 /// A leaf, and the key of its first word.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct LeafAt<'a>(Option<(u64, &'a Leaf)>);
+pub(super) struct LeafAt<'a>(Option<(u64, &'a WordLeaf)>);
 
 impl<'a> LeafAt<'a> {
     pub(super) const NONE: Self = Self(None);
@@ -52,7 +52,7 @@ impl<'a> LeafAt<'a> {
     pub(super) fn word(self, key: u64) -> Option<&'a AtomicU64> {
         let (first, leaf) = self.0?;
         let offset = key.wrapping_sub(first);
-        (offset < Leaf::WORDS).then(|| leaf.word(offset))
+        (offset < WordLeaf::WORDS).then(|| leaf.word(offset))
     }
 }
 
@@ -61,7 +61,7 @@ impl Entry {
         Self { first: LocalU64::new(NOWHERE), leaf: AtomicPtr::new(ptr::null_mut()) }
     }
 
-    fn set(&self, first: u64, leaf: *mut Leaf) {
+    fn set(&self, first: u64, leaf: *mut WordLeaf) {
         self.leaf.store(leaf, Ordering::Release);
         self.first.set(first);
     }
@@ -83,7 +83,7 @@ impl Near {
     pub(super) fn word(&self, key: u64) -> Option<&AtomicU64> {
         let entry = self.entry(key);
         let offset = key.wrapping_sub(entry.first.get());
-        if offset >= Leaf::WORDS {
+        if offset >= WordLeaf::WORDS {
             return None;
         }
         Some(self.leaf_of(entry)?.word(offset))
@@ -91,7 +91,7 @@ impl Near {
 
     /// Returns the leaf of one of the entries, if it has one.
     #[inline]
-    fn leaf_of(&self, entry: &Entry) -> Option<&Leaf> {
+    fn leaf_of(&self, entry: &Entry) -> Option<&WordLeaf> {
         // Acquire: two threads that claim one CPU, against the platform's contract, still see a
         // whole leaf. A CPU that stored the pointer itself needs no order.
         // SAFETY: the pointer is null or was set by `find` to a leaf of `meta`, and leaves live as
@@ -104,7 +104,7 @@ impl Near {
     #[inline(never)]
     pub(super) fn find(&self, place: Place) -> Option<&AtomicU64> {
         let leaf = self.meta.leaf(place)?;
-        let first = first_key(place.array) + (place.index & !(Leaf::WORDS - 1));
+        let first = first_key(place.array) + (place.index & !(WordLeaf::WORDS - 1));
         self.entry(first).set(first, ptr::from_ref(leaf).cast_mut());
         Some(leaf.word(place.index))
     }
@@ -119,6 +119,6 @@ impl Near {
 
     #[inline]
     fn entry(&self, key: u64) -> &Entry {
-        &self.entries[(key / Leaf::WORDS) as usize % ENTRIES]
+        &self.entries[(key / WordLeaf::WORDS) as usize % ENTRIES]
     }
 }

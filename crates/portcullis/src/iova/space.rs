@@ -11,7 +11,7 @@ use super::config::{IovaError, SpaceConfig, SpaceUsage};
 use super::word::{END_PAGE, EXACT, MOST_PAGES, NO_OWNER};
 use crate::addr::{Iova, IovaRange, PageSize};
 use crate::percpu::{CachePadded, Marks, Turn};
-use crate::platform::{Home, LocalCpu, Platform};
+use crate::platform::{LocalCpu, OnePlatform, Platform};
 use crate::sync::{Mutex, unique};
 
 /// An I/O virtual address space. A range belongs to one caller from its allocation until it is
@@ -33,12 +33,12 @@ pub struct IovaSpace {
     number: u64,
     /// The platform for whose CPUs `cached` has lists. No CPU of another platform uses them, and no
     /// barrier of another platform is relied on.
-    home: Home,
+    platform: OnePlatform,
     cached: Cached,
     /// The number of pages that can be handed out.
     total: u64,
     /// On cache lines apart from the fields that every call reads.
-    backing: CachePadded<Mutex<Bitmap>>,
+    bitmap: CachePadded<Mutex<Bitmap>>,
 }
 
 impl IovaSpace {
@@ -59,7 +59,7 @@ impl IovaSpace {
     /// As [`new`](Self::new).
     pub(crate) fn with_marks(config: &SpaceConfig, marks: Arc<Marks>) -> Result<Self, IovaError> {
         let shift = config.granule.shift();
-        let mut backing = Bitmap::new();
+        let mut bitmap = Bitmap::new();
         // Only granules that lie inside as a whole count.
         let first = config.granule.round_up(config.aperture.start().get()).ok_or(IovaError::Empty)? >> shift;
         let last = config.aperture.last().get();
@@ -67,23 +67,23 @@ impl IovaSpace {
         let end = (last >> shift).saturating_add(u64::from(last_is_whole)).min(END_PAGE);
         let pages = end.checked_sub(first).filter(|pages| *pages > 0).ok_or(IovaError::Empty)?;
         let memory = |_: BitmapError| IovaError::OutOfMemory;
-        backing.add(first, pages).map_err(memory)?;
+        bitmap.add(first, pages).map_err(memory)?;
         for range in &config.reserved {
             // A granule with a reserved byte is reserved as a whole.
             let from = (range.start().get() >> shift).max(first);
             let last = (range.last().get() >> shift).min(end - 1);
             if from <= last {
-                backing.reserve(from, last - from + 1).map_err(memory)?;
+                bitmap.reserve(from, last - from + 1).map_err(memory)?;
             }
         }
-        let total = backing.free_pages();
+        let total = bitmap.free_pages();
         if total == 0 {
             return Err(IovaError::Empty);
         }
         let cached = Cached::new(marks, config, (first, end));
         let (granule, shift) = (config.granule, config.granule.shift());
-        let (number, home, backing) = (unique(), Home::default(), CachePadded(Mutex::new(backing)));
-        Ok(Self { granule, shift, number, home, cached, total, backing })
+        let (number, platform, bitmap) = (unique(), OnePlatform::default(), CachePadded(Mutex::new(bitmap)));
+        Ok(Self { granule, shift, number, platform, cached, total, bitmap })
     }
 
     /// Allocates `len` bytes, rounded up to whole granules, all at or below `limit`.
@@ -93,7 +93,7 @@ impl IovaSpace {
     /// which first catches up with what earlier calls left to be computed ([`Bitmap::alloc`]). When
     /// the space is exhausted, what every CPU keeps is taken back and the search is repeated, once,
     /// for the rounded and then for the exact size: that waits for other CPUs, as
-    /// [`flush_caches`](Self::flush_caches) does. May allocate memory; never waits for hardware.
+    /// [`drain_all`](Self::drain_all) does. May allocate memory; never waits for hardware.
     ///
     /// # Errors
     /// [`IovaError::Empty`], [`IovaError::Exhausted`], [`IovaError::OutOfMemory`]. No range is
@@ -116,7 +116,7 @@ impl IovaSpace {
         limit: Iova,
         guard: impl Fn(IovaRange) -> T,
     ) -> Result<T, IovaError> {
-        if let Some(Some(guarded)) = self.home.with_cpu_fast(platform, |cpu| {
+        if let Some(Some(guarded)) = self.platform.with_cpu_fast(platform, |cpu| {
             self.in_turn(cpu, |_, own| Some(guard(self.take(own?, len, limit)?)))?
         }) {
             return Ok(guarded);
@@ -136,11 +136,11 @@ impl IovaSpace {
         let request = self.request(len, limit)?;
         let guarded = |page| guard(self.range(page, request.pages));
         let once = |cpu: Option<&LocalCpu<'_>>| self.alloc_once(cpu, request).map(&guarded);
-        let mut tried = self.home.with_cpu(platform, once);
+        let mut tried = self.platform.with_cpu(platform, once);
         // A request that could not be satisfied even so takes no CPU's lists away.
         let impossible = request.pages > request.end_page.min(self.total);
         if tried.as_ref().is_err_and(|error| *error == BitmapError::NoFit) && !impossible {
-            self.flush_caches(platform);
+            self.drain_all(platform);
             tried = platform.with_cpu(|_| self.last_resort(request).map(&guarded));
         }
         tried.map_err(|error| match error {
@@ -150,7 +150,7 @@ impl IovaSpace {
     }
 
     /// Calls `f` in a turn of `cpu`, with the CPU's lists if it has any. Returns `None`, without a
-    /// call, if there is no turn. The CPU is one of the platform's that is at home here.
+    /// call, if there is no turn. The CPU is one of the platform that the space is for.
     #[inline]
     pub(crate) fn in_turn<R>(
         &self,
@@ -198,7 +198,7 @@ impl IovaSpace {
         // whose word is not remembered.
         let free =
             |cpu: &LocalCpu<'_>| self.in_turn(cpu, |_, own| Some(self.free_local(Some(own?), range)))?;
-        let freed = match self.home.with_cpu_fast(platform, free) {
+        let freed = match self.platform.with_cpu_fast(platform, free) {
             Some(Some(freed)) => freed,
             _ => self.free_slowly(platform, range),
         };
@@ -212,7 +212,7 @@ impl IovaSpace {
     fn free_slowly<P: Platform>(&self, platform: &P, range: IovaRange) -> bool {
         let free =
             |cpu: Option<&LocalCpu<'_>>| self.with_own(cpu, |_, own| self.free_local_slowly(own, range));
-        self.home.with_cpu(platform, free)
+        self.platform.with_cpu(platform, free)
     }
 
     /// As [`free`](Self::free), with the CPU's own lists if the caller has them. Returns whether
@@ -261,26 +261,26 @@ impl IovaSpace {
         let page = range.start().get() >> self.shift;
         let is_natural = page.trailing_zeros() >= order.min(MAX_ORDER);
         let is_whole = (range.start().get() | range.len()) & self.granule.offset_mask() == 0;
-        is_natural && is_whole && self.cached.free(own, &self.backing, page, pages, order)
+        is_natural && is_whole && self.cached.free(own, &self.bitmap, page, pages, order)
     }
 
     /// Takes back what every CPU keeps, into the bitmap. Waits for other CPUs' turns to end: not
     /// for interrupt handlers, and not with a CPU lent. Costs one barrier of all CPUs, and O(log n)
     /// for each range that is taken back. Never allocates. Does nothing for a platform other than
     /// that of the lists.
-    pub fn flush_caches<P: Platform>(&self, platform: &P) {
+    pub fn drain_all<P: Platform>(&self, platform: &P) {
         self.drain(platform, None);
     }
 
     /// Takes back what is kept for CPU `index`, which has gone. Costs what
-    /// [`flush_caches`](Self::flush_caches) costs for one CPU, and may be called where that may.
+    /// [`drain_all`](Self::drain_all) costs for one CPU, and may be called where that may.
     pub fn drain_cpu<P: Platform>(&self, platform: &P, index: usize) {
         self.drain(platform, Some(index));
     }
 
     fn drain<P: Platform>(&self, platform: &P, only: Option<usize>) {
-        if self.home.is(platform) {
-            self.cached.drain(platform, only, &self.backing);
+        if self.platform.is(platform) {
+            self.cached.drain(platform, only, &self.bitmap);
         }
     }
 
@@ -299,15 +299,15 @@ impl IovaSpace {
     pub fn usage(&self) -> SpaceUsage {
         let shift = self.shift;
         let cached = self.cached.pages();
-        let backing = self.backing.lock();
-        let taken = self.total.saturating_sub(backing.free_pages());
+        let bitmap = self.bitmap.lock();
+        let taken = self.total.saturating_sub(bitmap.free_pages());
         SpaceUsage {
             total: self.total << shift,
             taken: taken << shift,
             // Another CPU may be between the changes of two of its counts.
             cached: cached.min(taken) << shift,
-            peak_taken: (self.total - backing.least_free()) << shift,
-            memory: backing.memory_bytes() + self.cached.bytes(),
+            peak_taken: (self.total - bitmap.least_free()) << shift,
+            memory: bitmap.memory_bytes() + self.cached.bytes(),
         }
     }
 
@@ -328,7 +328,7 @@ impl IovaSpace {
 
     /// Allocates after the CPU's own list had nothing. Takes nothing back from other CPUs.
     fn alloc_once(&self, cpu: Option<&LocalCpu<'_>>, request: Request) -> Result<u64, BitmapError> {
-        match self.with_own(cpu, |_, own| self.cached.alloc(own, &self.backing, request))? {
+        match self.with_own(cpu, |_, own| self.cached.alloc(own, &self.bitmap, request))? {
             Some(page) => Ok(page),
             None => self.direct(request.pages_rounded(), request, NO_OWNER),
         }
@@ -353,9 +353,9 @@ impl IovaSpace {
     /// Allocates `pages` pages for the request from the bitmap. `owner` says that they belong to no
     /// CPU's lists.
     fn direct(&self, pages: u64, request: Request, owner: u64) -> Result<u64, BitmapError> {
-        let page = self.backing.lock().alloc(pages, request.order.min(MAX_ORDER), request.end_page)?;
+        let page = self.bitmap.lock().alloc(pages, request.order.min(MAX_ORDER), request.end_page)?;
         if self.cached.hand_out(page, request.pages, request.order, owner).is_err() {
-            self.backing.lock().free_all(&[page], pages);
+            self.bitmap.lock().free_all(&[page], pages);
             return Err(BitmapError::OutOfMemory);
         }
         Ok(page)
@@ -363,7 +363,7 @@ impl IovaSpace {
 
     fn exhausted(&self, len: u64, limit: Iova) -> IovaError {
         let usage = self.usage();
-        let largest = self.backing.lock().largest_hole() << self.shift;
+        let largest = self.bitmap.lock().largest_hole() << self.shift;
         IovaError::Exhausted { len, limit, free: usage.total - usage.taken, cached: usage.cached, largest }
     }
 

@@ -171,9 +171,9 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             }
             Ok(done == range.len())
         };
-        let mut result = match self.home.with_cpu_fast(platform, |cpu| enter(Some(cpu))) {
+        let mut result = match self.platform.with_cpu_fast(platform, |cpu| enter(Some(cpu))) {
             Some(result) => result,
-            None => self.home.with_cpu(platform, &mut enter),
+            None => self.platform.with_cpu(platform, &mut enter),
         };
         let stop = loop {
             match result {
@@ -187,7 +187,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
                 Err(Stop::Conflict(Conflict::Busy)) => pause(),
                 Err(stop) => break stop,
             }
-            result = self.home.with_cpu(platform, &mut enter);
+            result = self.platform.with_cpu(platform, &mut enter);
         };
         Err(self.undo(platform, range, done, stop))
     }
@@ -305,9 +305,9 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         };
         let mut kept = 0;
         loop {
-            let paused = match self.home.with_cpu_fast(platform, |cpu| enter(Some(cpu), &mut at)) {
+            let paused = match self.platform.with_cpu_fast(platform, |cpu| enter(Some(cpu), &mut at)) {
                 Some(paused) => paused,
-                None => self.home.with_cpu(platform, |cpu| enter(cpu, &mut at)),
+                None => self.platform.with_cpu(platform, |cpu| enter(cpu, &mut at)),
             };
             let page = match paused {
                 Pause::Done => return Unmapped { kept, ..unmapped },

@@ -35,7 +35,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         phys: PhysAddr,
         attributes: Attributes,
     ) -> bool {
-        let turn = if self.home.is(platform) { self.turn(cpu) } else { None };
+        let turn = if self.platform.is(platform) { self.turn(cpu) } else { None };
         // SAFETY: the caller's promise.
         turn.is_some_and(|turn| unsafe { self.map_in(&turn, range, phys, attributes) })
     }
@@ -79,7 +79,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     /// `cpu` is one that `platform` has lent.
     #[inline]
     pub unsafe fn unmap_fast<P: Platform>(&self, platform: &P, cpu: &LocalCpu<'_>, range: IovaRange) -> bool {
-        let turn = if self.home.is(platform) { self.turn(cpu) } else { None };
+        let turn = if self.platform.is(platform) { self.turn(cpu) } else { None };
         turn.is_some_and(|turn| self.unmap_in(&turn, range))
     }
 
@@ -135,19 +135,6 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         is_entered
     }
 
-    /// As [`enter_granules`](Self::enter_granules), for one granule.
-    #[inline]
-    pub(super) fn enter_granule(&self, at: Position, phys: u64, attributes: Attributes) -> bool {
-        let word = self.word(at);
-        if word.load(Ordering::Relaxed) != 0 {
-            return false;
-        }
-        let leaf = self.format().leaf(PhysAddr::new(phys), LeafSize { level: 1, run: 0 }, attributes);
-        word.store(leaf, Ordering::Release);
-        self.clean(core::slice::from_ref(word));
-        true
-    }
-
     /// Clears granules from `at` on, which is in a lowest table that is open to unmaps, and in
     /// which no page was split, if all of them lie in one frame and are mapped. Returns whether it
     /// cleared them. Called inside the section in which the table was found.
@@ -171,21 +158,6 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             self.clean(words);
         }
         is_cleared
-    }
-
-    /// Returns the position of the entry of `iova` in a table of `level`, if there is one, and no
-    /// entry on the way has any bit of `closed`. Called inside a section.
-    #[inline]
-    pub(super) fn walk_to(&self, iova: u64, level: u32, closed: u64) -> Option<Position> {
-        let mut at = self.top(iova);
-        while at.level > level {
-            let entry = self.word(at).load(Ordering::Acquire);
-            match self.format().decode(entry, at.level) {
-                Entry::Table { table, level } if entry & closed == 0 => at = self.step(iova, table, level),
-                _ => return None,
-            }
-        }
-        (at.level == level).then_some(at)
     }
 }
 

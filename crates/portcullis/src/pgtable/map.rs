@@ -134,6 +134,20 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         last.position(self.format(), iova).is_some_and(|at| self.enter_granule(at, phys, attributes))
     }
 
+    /// Enters one granule at `at`, which is in a lowest table, if the entry is free. Returns whether
+    /// it entered the granule. Called inside the section in which the table was found.
+    #[inline]
+    pub(super) fn enter_granule(&self, at: Position, phys: u64, attributes: Attributes) -> bool {
+        let word = self.word(at);
+        if word.load(Ordering::Relaxed) != 0 {
+            return false;
+        }
+        let leaf = self.format().leaf(PhysAddr::new(phys), LeafSize { level: 1, run: 0 }, attributes);
+        word.store(leaf, Ordering::Release);
+        self.clean(core::slice::from_ref(word));
+        true
+    }
+
     /// Writes leaves of `size` from `at` on, up to the end of the frame.
     fn write_leaves(
         &self,

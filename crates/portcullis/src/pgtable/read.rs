@@ -61,7 +61,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             let _turn = self.turn(cpu)?;
             Some(self.find_in(iova.get()))
         };
-        match self.home.with_cpu_fast(platform, fast) {
+        match self.platform.with_cpu_fast(platform, fast) {
             Some(Some(found)) => found,
             _ => self.find_slow(platform, iova),
         }
@@ -70,7 +70,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     #[cold]
     #[inline(never)]
     fn find_slow<P: Platform>(&self, platform: &P, iova: Iova) -> Option<Found> {
-        self.home.with_cpu(platform, |cpu| {
+        self.platform.with_cpu(platform, |cpu| {
             let _section = self.section(cpu);
             self.find_in(iova.get())
         })
@@ -111,7 +111,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         let batch = move || {
             let mut at = next?;
             let mut found = Leaves::new();
-            next = self.home.with_cpu(platform, |cpu| {
+            next = self.platform.with_cpu(platform, |cpu| {
                 let _section = self.section(cpu);
                 for _ in 0..RUNS_AT_ONCE {
                     if found.is_full() {

@@ -145,9 +145,9 @@ impl<F: Frames, X: Format> Drop for Batch<'_, F, X> {
 }
 
 /// The right to take tables out of their places. There is one for each page table.
-pub(super) struct Turn<'a>(&'a AtomicBool);
+pub(super) struct Reclaiming<'a>(&'a AtomicBool);
 
-impl<'a> Turn<'a> {
+impl<'a> Reclaiming<'a> {
     /// Takes the right, unless another CPU has it.
     fn take(taken: &'a AtomicBool) -> Option<Self> {
         taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).ok().map(|_| Self(taken))
@@ -165,7 +165,7 @@ impl<'a> Turn<'a> {
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for Reclaiming<'_> {
     fn drop(&mut self) {
         self.0.store(false, Ordering::Release);
     }
@@ -197,10 +197,10 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         platform: &P,
         mut invalidate: impl FnMut() -> Result<(), E>,
     ) -> Result<usize, E> {
-        if !self.home.is_reached(platform) {
+        if !self.platform.is_reached(platform) {
             return Ok(0);
         }
-        let Some(_turn) = Turn::take(&self.books.is_reclaiming) else {
+        let Some(_turn) = Reclaiming::take(&self.books.is_reclaiming) else {
             return Ok(0);
         };
         let mut freed = 0;

@@ -27,7 +27,7 @@
 
 use super::format::{Entry, Format, Layout, LeafSize};
 use super::place::Position;
-use super::reclaim::Turn;
+use super::reclaim::Reclaiming;
 use super::table::{Conflict, PageTable};
 use super::unmap::LargePage;
 use crate::addr::PhysAddr;
@@ -102,12 +102,12 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         iova: u64,
         invalidate: &mut dyn FnMut(u64, u64) -> bool,
     ) -> Result<bool, Conflict> {
-        if !self.home.is_reached(platform) {
+        if !self.platform.is_reached(platform) {
             // The waits below would not reach all CPUs: the page stays.
             return Err(Conflict::Busy);
         }
-        let _turn = Turn::wait(&self.books.is_reclaiming);
-        let marked = self.home.with_cpu(platform, |cpu| {
+        let _turn = Reclaiming::wait(&self.books.is_reclaiming);
+        let marked = self.platform.with_cpu(platform, |cpu| {
             let _section = self.section(cpu);
             self.books.parked.lock().try_reserve(1).map_err(|_| Conflict::OutOfMemory)?;
             let marked = self.mark_above(iova)?;

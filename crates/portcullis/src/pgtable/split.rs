@@ -26,7 +26,7 @@ use alloc::vec::Vec;
 
 use super::format::{Attributes, Entry, Format, Layout, LeafSize};
 use super::place::Position;
-use super::reclaim::Turn;
+use super::reclaim::Reclaiming;
 use super::table::{Conflict, NewTable, PageTable};
 use super::unmap::{LargePage, Obstacle};
 use crate::addr::PhysAddr;
@@ -60,7 +60,7 @@ impl<F: Frames, X: Format, P: Platform> Broken<'_, F, X, P> {
     /// there.
     fn finish(&mut self) {
         let Self { table: owner, platform, split, confirmed, done, is_finished } = self;
-        owner.home.with_cpu(*platform, |cpu| {
+        owner.platform.with_cpu(*platform, |cpu| {
             let _section = owner.section(cpu);
             let LargePage { at, page, size, attributes, .. } = split.large;
             let leaf = owner.format().leaf(page, size, attributes);
@@ -116,12 +116,12 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         invalidate: &mut dyn FnMut(u64, u64) -> bool,
     ) -> Result<bool, Conflict> {
         // Dropped last, when the page is finished.
-        let _turn = (run > 0).then(|| Turn::wait(&self.books.is_reclaiming));
+        let _turn = (run > 0).then(|| Reclaiming::wait(&self.books.is_reclaiming));
         let mut is_replaced = false;
         // Dropped after the section, as a caller without a CPU cannot begin a second one, and after
         // the CPU is returned, as the drop asks for it again.
         let mut broken = None;
-        self.home.with_cpu(platform, |cpu| {
+        self.platform.with_cpu(platform, |cpu| {
             let _section = self.section(cpu);
             let large = match self.unmap_run(iova, iova, 1).obstacle {
                 Some(Obstacle::SticksOut(large)) if large.size != LeafSize { level: 1, run: 0 } => large,
@@ -204,15 +204,6 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             self.format().leaf(PhysAddr::new(page), leaf, attributes)
         }));
         Ok(Split { large, entries, new: None })
-    }
-
-    /// Returns whether `old` is one of the large page's entries.
-    pub(super) fn is_part(&self, large: &LargePage, old: u64) -> bool {
-        let (format, level) = (self.format(), large.at.level);
-        format.decode(old, level) == Entry::Leaf { run: large.size.run }
-            && format.page(old, level) == large.page
-            // An entry of another mapping of the same memory is not the page's: it may allow less.
-            && format.attributes(old, level) == large.attributes
     }
 
     /// Stores `entry` to the word if that still is one of the large page's. Returns whether it

@@ -9,7 +9,7 @@ use super::place::{Near, Position};
 use crate::addr::{Iova, IovaRange, PageSize, PageSizes, PhysAddr};
 use crate::broken::broken;
 use crate::percpu::{CachePadded, Marks, Section, Turn, TurnLocal};
-use crate::platform::{FRAME_SIZE, Frames, Home, LocalCpu, Platform, TABLE_ENTRIES};
+use crate::platform::{FRAME_SIZE, Frames, LocalCpu, OnePlatform, Platform, TABLE_ENTRIES};
 use crate::setup::SetupError;
 use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering};
 
@@ -36,7 +36,7 @@ pub struct PageTable<F: Frames, X: Format> {
     /// The tables that each CPU remembers, and the marks of its turns.
     pub(super) near: TurnLocal<Near>,
     /// The platform whose CPUs these are for: the CPUs of turns and sections are lent by this.
-    pub(super) home: Home,
+    pub(super) platform: OnePlatform,
     /// The highest address, and the binary logarithm of the bytes that an entry of the root
     /// translates.
     last: u64,
@@ -134,7 +134,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             format,
             root: PhysAddr::new(0),
             near: Self::near_of(cpus),
-            home: Home::default(),
+            platform: OnePlatform::default(),
             last: format.last_iova().get(),
             root_shift: format.shift(format.levels()),
             stray: [format.last_iova().get(), format.last_phys().get()].map(Self::stray_bits),
@@ -223,16 +223,16 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     /// [`unmap_in`](Self::unmap_in) change the table, if they are for the CPUs of `platform`. If
     /// they are for no platform yet, they are for `platform` from now on.
     pub fn marks_for<P: Platform>(&self, platform: &P) -> Option<&Arc<Marks>> {
-        self.home.is(platform).then(|| self.near.marks())
+        self.platform.is(platform).then(|| self.near.marks())
     }
 
-    /// Begins a turn: only with CPUs that the platform which [is home](Home::is) has lent.
+    /// Begins a turn: only with CPUs lent by the table's [one platform](OnePlatform::is).
     #[inline]
     pub(super) fn turn<'a>(&'a self, cpu: &'a LocalCpu<'_>) -> Option<Turn<'a>> {
         self.near.turn(cpu)
     }
 
-    /// Begins a section: only with the CPUs of [`Home::with_cpu`] and [`Home::with_cpu_fast`].
+    /// Begins a section: only with the CPUs of [`OnePlatform::with_cpu`] and [`OnePlatform::with_cpu_fast`].
     #[inline]
     pub(super) fn section<'a>(&'a self, cpu: Option<&'a LocalCpu<'_>>) -> Section<'a> {
         // SAFETY: they are of one platform.

@@ -175,6 +175,15 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             attributes: format.attributes(entry, at.level),
         }
     }
+
+    /// Returns whether `old` is one of the large page's entries.
+    pub(super) fn is_part(&self, large: &LargePage, old: u64) -> bool {
+        let (format, level) = (self.format(), large.at.level);
+        format.decode(old, level) == Entry::Leaf { run: large.size.run }
+            && format.page(old, level) == large.page
+            // An entry of another mapping of the same memory is not the page's: it may allow less.
+            && format.attributes(old, level) == large.attributes
+    }
 }
 
 /// Clears an entry if it still is a leaf of the same kind as `first`. Returns whether it cleared

@@ -12,7 +12,7 @@
 //! wait for all sections that might have seen it linked. The tables that a CPU remembers of an
 //! earlier section are [made stale](super::near) before that wait.
 
-use super::format::{Format, Layout};
+use super::format::{Entry, Format, Layout};
 use super::marked::{is_broken, put_back};
 use super::place::Position;
 use super::table::{Conflict, NewTable, PageTable};
@@ -33,6 +33,21 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     #[inline]
     pub(super) fn step(&self, iova: u64, table: PhysAddr, level: u32) -> Position {
         Position { table, level, index: self.format().index(iova, level) }
+    }
+
+    /// Returns the position of the entry of `iova` in a table of `level`, if there is one, and no
+    /// entry on the way has any bit of `closed`. Called inside a section.
+    #[inline]
+    pub(super) fn walk_to(&self, iova: u64, level: u32, closed: u64) -> Option<Position> {
+        let mut at = self.top(iova);
+        while at.level > level {
+            let entry = self.word(at).load(Ordering::Acquire);
+            match self.format().decode(entry, at.level) {
+                Entry::Table { table, level } if entry & closed == 0 => at = self.step(iova, table, level),
+                _ => return None,
+            }
+        }
+        (at.level == level).then_some(at)
     }
 
     /// Returns the value to store for the entry `value` of a table that [`show`](Self::show) is to

@@ -38,7 +38,7 @@ fn taking_back_what_cpus_keep_loses_nothing_and_hands_nothing_out_twice() {
     let calls = {
         let (hostile, platform, space) = used();
         hostile.faults.arm(None);
-        space.flush_caches(&platform);
+        space.drain_all(&platform);
         hostile.faults.disarm().0
     };
     assert!(calls.len() > 30, "{calls:?}");
@@ -46,7 +46,7 @@ fn taking_back_what_cpus_keep_loses_nothing_and_hands_nothing_out_twice() {
         for mode in call.modes().iter().filter(|mode| matches!(mode, Mode::Panic | Mode::PanicAfter)) {
             let (hostile, platform, space) = used();
             hostile.faults.arm(Some((at, *mode)));
-            catch_unwind(AssertUnwindSafe(|| space.flush_caches(&platform))).unwrap_err();
+            catch_unwind(AssertUnwindSafe(|| space.drain_all(&platform))).unwrap_err();
             assert!(hostile.faults.disarm().1);
             // CPUs take all that there is, in turn.
             let mut seen = BTreeSet::new();

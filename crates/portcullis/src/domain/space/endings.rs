@@ -4,7 +4,7 @@
 
 use super::{Changing, Domain};
 use crate::addr::IovaRange;
-use crate::domain::account::Page;
+use crate::domain::account::CpuBook;
 use crate::domain::{PolicyWord, UnmapError};
 use crate::exposure::Bytes;
 use crate::invalidation::{Cleared, Gather, InvalidationError, Pushed, Waiting};
@@ -222,9 +222,9 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     }
 
     #[inline]
-    fn count_unmap(&self, page: Page<'_>, neighbours: u64) {
-        self.change_in(page, neighbours.wrapping_neg());
-        page.add(|book| &book.unmaps, 1);
+    fn count_unmap(&self, book: CpuBook<'_>, neighbours: u64) {
+        self.change_in(book, neighbours.wrapping_neg());
+        book.add(|book| &book.unmaps, 1);
     }
 
     /// Sets the timer of `range`, which is cleared, where `pushed`, the result of queueing it, asks

@@ -2,7 +2,7 @@
 //! change to a stricter policy has returned `Ok`, that holds for what was unmapped before it, too.
 
 use super::Domain;
-use crate::domain::account::Page;
+use crate::domain::account::CpuBook;
 use crate::domain::governed::Governed;
 use crate::domain::{AtomicPolicy, Policy, PolicyError};
 use crate::exposure::Exposure;
@@ -126,7 +126,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
 
     /// As [`count_neighbours`](Self::count_neighbours), in the CPU's book.
     #[inline]
-    pub(super) fn change_in(&self, book: Page<'_>, bytes: u64) {
+    pub(super) fn change_in(&self, book: CpuBook<'_>, bytes: u64) {
         if bytes != 0 {
             book.change(bytes, || self.platform.now_ns());
         }

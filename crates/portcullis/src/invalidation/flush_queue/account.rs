@@ -17,11 +17,11 @@ use super::Flush;
 use crate::exposure::{ByteTime, Bytes, Level};
 
 /// The number of segments of one queue that may wait at once and be told apart.
-pub(super) const MARKS: usize = 4;
+pub(super) const SEGMENTS: usize = 4;
 
 /// A segment that is closed, and waits.
 #[derive(Debug, Clone, Copy)]
-struct Mark {
+struct Closed {
     /// Flushes with a higher number cover it, and flushes of all queues that asked with a higher
     /// one.
     stamp: u64,
@@ -38,7 +38,7 @@ struct Mark {
 pub(super) struct Account {
     /// What flushes have covered of all that was ever queued.
     covered: Bytes,
-    marks: ArrayVec<Mark, MARKS>,
+    closed: ArrayVec<Closed, SEGMENTS>,
     /// When the first entry of the open segment was queued.
     oldest_ns: Option<u64>,
     level: Level,
@@ -65,13 +65,13 @@ impl Account {
     pub(super) fn close(&mut self, stamp: u64, asked: u64, end: u64, queued: Bytes) {
         // There is an entry in the segment, and the clock was read for its first.
         let oldest_ns = self.oldest_ns.take().unwrap_or(0);
-        let mark = Mark { stamp, asked, end, queued, oldest_ns };
-        if let Err(full) = self.marks.try_push(mark)
-            && let Some(last) = self.marks.last_mut()
+        let segment = Closed { stamp, asked, end, queued, oldest_ns };
+        if let Err(full) = self.closed.try_push(segment)
+            && let Some(last) = self.closed.last_mut()
         {
             // More segments wait than are told apart: flushes fail, or are slow. The last two
             // become one, which is covered when the later one is.
-            *last = Mark { oldest_ns: last.oldest_ns, ..full.element() };
+            *last = Closed { oldest_ns: last.oldest_ns, ..full.element() };
         }
     }
 
@@ -79,13 +79,13 @@ impl Account {
     /// what they cover, if that is more than before.
     #[cold]
     pub(super) fn confirm(&mut self, confirmed: Flush, now_ns: u64, queued: Bytes) -> Option<u64> {
-        let covered = |mark: &&Mark| mark.stamp < confirmed.number || mark.asked < confirmed.asked;
-        let over = self.marks.iter().take_while(covered).count();
+        let covered = |segment: &&Closed| segment.stamp < confirmed.number || segment.asked < confirmed.asked;
+        let over = self.closed.iter().take_while(covered).count();
         let mut safe = None;
-        for mark in self.marks.drain(..over) {
-            self.level.fell(now_ns, queued - self.covered, mark.queued - self.covered);
-            (self.covered, safe) = (mark.queued, Some(mark.end));
-            self.longest_ns = self.longest_ns.max(now_ns.saturating_sub(mark.oldest_ns));
+        for segment in self.closed.drain(..over) {
+            self.level.fell(now_ns, queued - self.covered, segment.queued - self.covered);
+            (self.covered, safe) = (segment.queued, Some(segment.end));
+            self.longest_ns = self.longest_ns.max(now_ns.saturating_sub(segment.oldest_ns));
         }
         safe
     }
@@ -93,7 +93,7 @@ impl Account {
     /// Byte-nanoseconds up to now, and the longest time in nanoseconds that anything waited or
     /// waits.
     pub(super) fn total(&self, now_ns: u64, queued: Bytes) -> (ByteTime, u64) {
-        let first = self.marks.first().map(|mark| mark.oldest_ns).or(self.oldest_ns);
+        let first = self.closed.first().map(|segment| segment.oldest_ns).or(self.oldest_ns);
         let open_ns = first.map_or(0, |first| now_ns.saturating_sub(first));
         (self.level.total(now_ns, queued - self.covered), self.longest_ns.max(open_ns))
     }
@@ -129,14 +129,14 @@ mod tests {
     #[test]
     fn more_segments_than_can_be_told_apart_are_covered_with_the_last() {
         let mut account = Account::default();
-        for count in 1..=MARKS as u64 + 2 {
+        for count in 1..=SEGMENTS as u64 + 2 {
             account.sample(count, bytes(count - 1), bytes(1));
             account.close(count, 0, count, bytes(count));
         }
-        let (all, last) = (bytes(MARKS as u64 + 2), MARKS as u64 + 2);
-        assert_eq!(account.confirm(flush(last), 50, all), Some(MARKS as u64 - 1));
+        let (all, last) = (bytes(SEGMENTS as u64 + 2), SEGMENTS as u64 + 2);
+        assert_eq!(account.confirm(flush(last), 50, all), Some(SEGMENTS as u64 - 1));
         assert_eq!(account.confirm(flush(last + 1), 60, all), Some(last));
-        assert_eq!(account.total(100, all).1, 60 - MARKS as u64);
+        assert_eq!(account.total(100, all).1, 60 - SEGMENTS as u64);
     }
 
     /// Flushes of all queues are told by the numbers with which they asked, whatever the others'

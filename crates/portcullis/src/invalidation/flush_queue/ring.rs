@@ -5,7 +5,7 @@ use alloc::boxed::Box;
 use core::num::NonZeroU64;
 
 use super::Flush;
-use super::account::{Account, MARKS};
+use super::account::{Account, SEGMENTS};
 use crate::addr::{Iova, IovaRange};
 use crate::exposure::{ByteTime, Bytes};
 use crate::percpu::LocalU64;
@@ -126,7 +126,7 @@ impl Ring {
         }
         let oldest = self.pop().flatten();
         self.put(tail, range, bytes);
-        let last = self.opened.get() + (self.entries.len() / MARKS).max(1) as u64 - 1;
+        let last = self.opened.get() + (self.entries.len() / SEGMENTS).max(1) as u64 - 1;
         self.busy_at.set(self.sample_at.get().min(last));
         (tail >= last, oldest)
     }

@@ -9,7 +9,7 @@ use crate::addr::Iova;
 use crate::std_platform::StdPlatform;
 
 const WINDOW_NS: u64 = 10;
-const SEGMENT: usize = QUEUE_ENTRIES / account::MARKS;
+const SEGMENT: usize = QUEUE_ENTRIES / account::SEGMENTS;
 
 fn range(number: usize) -> IovaRange {
     IovaRange::new(Iova::new((number as u64) << 12), 4096).unwrap()

@@ -7,7 +7,7 @@
 use super::Bitmap;
 use super::BitmapError;
 use super::fit::{FitBits, LEAF_PAGES};
-use super::node::{FAN, Link, base, bits, pages as pages_of, slot};
+use super::node::{Child, FAN, base, bits, pages as pages_of, slot};
 use super::path::{Path, in_leaf};
 
 impl Bitmap {
@@ -43,13 +43,13 @@ impl Bitmap {
     /// Takes a range that is free, wherever it lies. May allocate.
     pub(super) fn take_anywhere(&mut self, page: u64, pages: u64) -> Result<(), BitmapError> {
         let end = page.saturating_add(pages);
-        if self.set_blocks(page, end, Link::TAKEN) { Ok(()) } else { self.paint(page, end, Link::TAKEN) }
+        if self.set_blocks(page, end, Child::TAKEN) { Ok(()) } else { self.paint(page, end, Child::TAKEN) }
     }
 
     /// Makes `[first, end)` free, or used, if it consists of blocks of one node that are without
     /// bits and in the opposite state. Otherwise changes nothing. Returns whether it changed the
     /// range.
-    pub(super) fn set_blocks(&mut self, first: u64, end: u64, state: Link) -> bool {
+    pub(super) fn set_blocks(&mut self, first: u64, end: u64, state: Child) -> bool {
         // The highest level at which the range consists of whole blocks.
         let Some(level) = (first | end).trailing_zeros().checked_sub(bits(0)) else {
             return false;
@@ -62,7 +62,7 @@ impl Bitmap {
         let mut number = self.root;
         for above in (level + 2..=self.top).rev() {
             path.set(above, number);
-            match self.store.node(number).links[slot(first, above)].number() {
+            match self.store.node(number).children[slot(first, above)].number() {
                 Some(child) => number = child,
                 None => return false,
             }
@@ -70,12 +70,12 @@ impl Bitmap {
         path.set(level + 1, number);
         let blocks = slot(first, level + 1)..=slot(end - 1, level + 1);
         let node = self.store.node_mut(number);
-        let is_free = state == Link::FREE;
-        let opposite = if is_free { Link::TAKEN } else { Link::FREE };
-        if node.links[blocks.clone()].iter().any(|link| *link != opposite) {
+        let is_free = state == Child::FREE;
+        let opposite = if is_free { Child::TAKEN } else { Child::FREE };
+        if node.children[blocks.clone()].iter().any(|below| *below != opposite) {
             return false;
         }
-        node.links[blocks.clone()].fill(state);
+        node.children[blocks.clone()].fill(state);
         // All but the last one: it is set below, where the nodes above are brought up to date, too.
         node.fits[*blocks.start()..*blocks.end()].fill(state.fit());
         self.free_pages =

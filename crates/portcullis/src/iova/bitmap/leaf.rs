@@ -2,7 +2,7 @@
 //! bits alone, so it is exact.
 
 use super::fit::{FitBits, LEAF_PAGES};
-use super::search::highest_in;
+use super::runs::highest_in;
 use super::slab::Entry;
 
 const WORDS: usize = (LEAF_PAGES / u64::BITS) as usize;

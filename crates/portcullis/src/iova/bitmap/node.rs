@@ -38,9 +38,9 @@ pub(super) const fn base(page: u64, level: u32) -> u64 {
 /// What a block consists of: the number of a node or a leaf; or, if the block has neither, the
 /// state of all of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Link(u32);
+pub(super) struct Child(u32);
 
-impl Link {
+impl Child {
     /// All of it is free.
     pub(super) const FREE: Self = Self(u32::MAX);
     /// None of it is free. Freeing all of it needs no memory; freeing a part of it does.
@@ -70,7 +70,7 @@ impl Link {
 pub(super) struct Node {
     /// What fits in each block, inside leaves with natural alignment. Always up to date.
     pub(super) fits: [Fit; FAN],
-    pub(super) links: [Link; FAN],
+    pub(super) children: [Child; FAN],
     /// Whether runs below may have changed since [`Node::runs`] were computed. If so, this is set
     /// in all nodes above, too.
     pub(super) is_runs_stale: bool,
@@ -82,8 +82,8 @@ const _: () = assert!(size_of::<Node>() == 256, "what is documented");
 
 impl Node {
     /// Makes a node of which all blocks are `state`. The caller computes [`Node::runs`].
-    pub(super) fn uniform(state: Link) -> Self {
-        Self { fits: [state.fit(); FAN], links: [state; FAN], is_runs_stale: false, runs: Runs::NONE }
+    pub(super) fn uniform(state: Child) -> Self {
+        Self { fits: [state.fit(); FAN], children: [state; FAN], is_runs_stale: false, runs: Runs::NONE }
     }
 
     /// Returns the best fit of all blocks.
@@ -105,10 +105,10 @@ impl Node {
 
 impl Entry for Node {
     fn unused(next: u32) -> Self {
-        Self::uniform(Link(next))
+        Self::uniform(Child(next))
     }
 
     fn next(&self) -> u32 {
-        self.links[0].0
+        self.children[0].0
     }
 }

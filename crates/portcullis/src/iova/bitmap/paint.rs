@@ -5,7 +5,7 @@ use super::Bitmap;
 use super::BitmapError;
 use super::fit::Fit;
 use super::leaf::Leaf;
-use super::node::{FAN, Link, MAX_LEVEL, Node, pages};
+use super::node::{Child, FAN, MAX_LEVEL, Node, pages};
 use super::path::in_leaf;
 use super::store::Room;
 
@@ -40,7 +40,7 @@ impl Piece {
 impl Bitmap {
     /// Makes all of `[first, end)`, which lies in the tree, free, or used. Pages that are in that
     /// state already stay so. May allocate; fails only for want of memory, with nothing changed.
-    pub(super) fn paint(&mut self, first: u64, end: u64, state: Link) -> Result<(), BitmapError> {
+    pub(super) fn paint(&mut self, first: u64, end: u64, state: Child) -> Result<(), BitmapError> {
         let all = Piece { level: self.top, base: 0, first, end };
         self.prepare(all, state)?;
         (self.fit, _) = self.paint_node(self.root, all, state);
@@ -49,7 +49,7 @@ impl Bitmap {
 
     /// Makes sure that there are the nodes and leaves for painting. May allocate.
     #[inline]
-    fn prepare(&mut self, all: Piece, state: Link) -> Result<(), BitmapError> {
+    fn prepare(&mut self, all: Piece, state: Child) -> Result<(), BitmapError> {
         let room = self.room_for(self.root, all, state);
         if self.store.has(room) { Ok(()) } else { self.prepare_by_growing(all, state, room) }
     }
@@ -59,7 +59,7 @@ impl Bitmap {
     /// there is no memory. The range may have lain in what is collected, so the room that painting
     /// needs is counted again.
     #[cold]
-    fn prepare_by_growing(&mut self, all: Piece, state: Link, mut room: Room) -> Result<(), BitmapError> {
+    fn prepare_by_growing(&mut self, all: Piece, state: Child, mut room: Room) -> Result<(), BitmapError> {
         if self.idle > self.store.used().leaves / 2 {
             self.collect();
             room = self.room_for(self.root, all, state);
@@ -83,9 +83,9 @@ impl Bitmap {
                 self.top + 1
             };
             self.store.ensure(Room::head(level))?;
-            let mut node = Node::uniform(Link::TAKEN);
+            let mut node = Node::uniform(Child::TAKEN);
             if self.top > 0 {
-                node.links[0] = Link::to(self.root);
+                node.children[0] = Child::to(self.root);
                 node.fits[0] = self.fit;
                 node.is_runs_stale = true;
             }
@@ -111,8 +111,8 @@ impl Bitmap {
         let mut whole = true;
         for block in 0..FAN {
             let node = self.store.node(number);
-            let (link, fit) = (node.links[block], node.fits[block]);
-            if let Some(child) = link.number() {
+            let (below, fit) = (node.children[block], node.fits[block]);
+            if let Some(child) = below.number() {
                 if level == 1 {
                     if !fit.is_whole() {
                         whole = false;
@@ -125,23 +125,23 @@ impl Bitmap {
                     whole = false;
                     continue;
                 }
-                self.store.node_mut(number).links[block] = Link::FREE;
+                self.store.node_mut(number).children[block] = Child::FREE;
             } else {
-                whole &= link == Link::FREE;
+                whole &= below == Child::FREE;
             }
         }
         whole
     }
 
     /// Returns what painting in the node would take from the slabs.
-    fn room_for(&self, number: u32, all: Piece, state: Link) -> Room {
+    fn room_for(&self, number: u32, all: Piece, state: Child) -> Room {
         let node = self.store.node(number);
         all.parts().fold(Room::NONE, |room, (block, piece)| {
-            let link = node.links[block];
-            room.plus(match link.number() {
+            let below = node.children[block];
+            room.plus(match below.number() {
                 Some(_) if piece.level == 0 => Room::NONE,
                 Some(child) => self.room_for(child, piece, state),
-                None if link == state => Room::NONE,
+                None if below == state => Room::NONE,
                 None => room_in_block(piece),
             })
         })
@@ -149,21 +149,21 @@ impl Bitmap {
 
     /// Paints below a node, with all nodes and leaves that this takes at hand. Returns what fits in
     /// it now, and whether runs that touch the boundary of a leaf may have changed.
-    fn paint_node(&mut self, number: u32, all: Piece, state: Link) -> (Fit, bool) {
+    fn paint_node(&mut self, number: u32, all: Piece, state: Child) -> (Fit, bool) {
         let mut edges = false;
         for (block, piece) in all.parts() {
             let node = self.store.node(number);
-            let (link, old) = (node.links[block], node.fits[block]);
-            let new = match link.number() {
-                None if link == state => continue,
+            let (below, old) = (node.children[block], node.fits[block]);
+            let new = match below.number() {
+                None if below == state => continue,
                 None if piece.is_whole() => {
-                    self.store.node_mut(number).links[block] = state;
+                    self.store.node_mut(number).children[block] = state;
                     self.count(piece.end - piece.first, state);
                     edges = true;
                     state.fit()
                 }
                 child => {
-                    let child = child.unwrap_or_else(|| self.break_up(number, block, piece, link));
+                    let child = child.unwrap_or_else(|| self.break_up(number, block, piece, below));
                     if piece.level == 0 {
                         let (new, at_edge) = self.paint_leaf(child, piece, state, old);
                         edges |= at_edge;
@@ -184,12 +184,12 @@ impl Bitmap {
 
     /// Paints in a leaf whose fit is `old`. Returns its fit now, and whether the runs at its ends
     /// have changed.
-    fn paint_leaf(&mut self, number: u32, piece: Piece, state: Link, old: Fit) -> (Fit, bool) {
+    fn paint_leaf(&mut self, number: u32, piece: Piece, state: Child, old: Fit) -> (Fit, bool) {
         let leaf = self.store.leaf_mut(number);
         let start = in_leaf(piece.first);
         let end = start + (piece.end - piece.first) as u32;
         let ends = leaf.ends();
-        let changed = leaf.set(start, end, state == Link::FREE);
+        let changed = leaf.set(start, end, state == Child::FREE);
         let (new, at_edge) = (Fit::from(leaf.fit()), leaf.ends() != ends);
         self.count(changed.into(), state);
         self.idle -= usize::from(old.is_whole());
@@ -199,22 +199,22 @@ impl Bitmap {
 
     /// Makes the leaf or node of a block that is in the state `state` as a whole. Returns its
     /// number.
-    fn break_up(&mut self, number: u32, block: usize, piece: Piece, state: Link) -> u32 {
+    fn break_up(&mut self, number: u32, block: usize, piece: Piece, state: Child) -> u32 {
         let child = if piece.level == 0 {
-            self.idle += usize::from(state == Link::FREE);
-            self.store.take_leaf(if state == Link::FREE { Leaf::FREE } else { Leaf::USED })
+            self.idle += usize::from(state == Child::FREE);
+            self.store.take_leaf(if state == Child::FREE { Leaf::FREE } else { Leaf::USED })
         } else {
             let mut node = Node::uniform(state);
             node.runs = self.store.compute_runs(&node, piece.level, piece.base);
             self.store.take_node(node)
         };
-        self.store.node_mut(number).links[block] = Link::to(child);
+        self.store.node_mut(number).children[block] = Child::to(child);
         child
     }
 
     /// Counts pages that have become free, or used.
-    fn count(&mut self, pages: u64, state: Link) {
-        if state == Link::FREE {
+    fn count(&mut self, pages: u64, state: Child) {
+        if state == Child::FREE {
             self.free_pages += pages;
         } else {
             self.free_pages -= pages;

@@ -67,7 +67,7 @@ impl Bitmap {
         }
         loop {
             path.set(level, number);
-            number = self.store.node(number).links[slot(page, level)].number()?;
+            number = self.store.node(number).children[slot(page, level)].number()?;
             level -= 1;
             if level == 0 {
                 return Some(number);
@@ -101,7 +101,7 @@ impl Bitmap {
         let mut level = self.spine.level;
         while level > 1 {
             let node = self.store.node(self.spine.path.node(level));
-            let Some(child) = node.links[FAN - 1].number() else {
+            let Some(child) = node.children[FAN - 1].number() else {
                 break;
             };
             level -= 1;

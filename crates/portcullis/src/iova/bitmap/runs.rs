@@ -5,6 +5,14 @@
 /// pages of 4 KiB.
 pub const MAX_ORDER: u32 = 18;
 
+/// Returns the highest multiple of `2^order` in `[start, end)` with at least `pages` pages from
+/// there to `end`. The order is less than 64.
+#[inline]
+pub(super) fn highest_in(start: u64, end: u64, pages: u64, order: u32) -> Option<u64> {
+    let highest = end.checked_sub(pages)? >> order << order;
+    (highest >= start).then_some(highest)
+}
+
 /// The runs inside a block that touch the boundary of a leaf: the block's prefix and suffix, the
 /// longest run, and for every order `k` from 9 on the longest *remainder*, which is the part of a
 /// run from its first multiple of `2^k` on. A run is cut off at the block's ends.

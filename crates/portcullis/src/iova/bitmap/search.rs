@@ -2,8 +2,9 @@
 
 use super::Bitmap;
 use super::fit::{LEAF_ORDER, Need};
-use super::node::{FAN, Link, base, pages as pages_of, slot};
+use super::node::{Child, FAN, base, pages as pages_of, slot};
 use super::path::{Path, in_leaf};
+use super::runs::highest_in;
 
 /// A place for a request.
 pub(super) struct Found {
@@ -17,14 +18,6 @@ pub(super) struct Found {
 #[inline]
 pub(super) const fn is_natural(pages: u64, order: u32) -> bool {
     order <= LEAF_ORDER && pages <= 1 << order
-}
-
-/// Returns the highest multiple of `2^order` in `[start, end)` with at least `pages` pages from
-/// there to `end`. The order is less than 64.
-#[inline]
-pub(super) fn highest_in(start: u64, end: u64, pages: u64, order: u32) -> Option<u64> {
-    let highest = end.checked_sub(pages)? >> order << order;
-    (highest >= start).then_some(highest)
 }
 
 /// A request with natural alignment, for a place inside a leaf.
@@ -96,7 +89,7 @@ impl Bitmap {
             if !node.fits[block].has(request.need) {
                 return (level, None);
             }
-            let Some(child) = node.links[block].number() else {
+            let Some(child) = node.children[block].number() else {
                 let start = base(last, level - 1);
                 let page = highest_in(start, last + 1, pages, order);
                 return (level, page.map(|page| Found { page, leaf: None }));
@@ -147,11 +140,11 @@ impl Bitmap {
         loop {
             path.set(level, number);
             let block = blocks.checked_ilog2()?;
-            let link = *self.store.node(number).links.get(block as usize)?;
+            let below = *self.store.node(number).children.get(block as usize)?;
             level -= 1;
             base += u64::from(block) * pages_of(level);
-            let Some(child) = link.number() else {
-                debug_assert!(link == Link::FREE, "nothing fits in a block that is used");
+            let Some(child) = below.number() else {
+                debug_assert!(below == Child::FREE, "nothing fits in a block that is used");
                 let page = highest_in(base, base + pages_of(level), pages, order)?;
                 return Some(Found { page, leaf: None });
             };
@@ -195,14 +188,14 @@ impl Bitmap {
                 if let Some(page) = place(end - part.suffix, end + behind) {
                     return Some(page);
                 }
-            } else if node.links[block] == Link::FREE
+            } else if node.children[block] == Child::FREE
                 && let Some(page) = place(start, limit)
             {
                 return Some(page);
             }
             let prefix = part.prefix.min(limit - start);
             if let Some(inner) = part.inner {
-                let child = node.links[block].number();
+                let child = node.children[block].number();
                 if let Some(child) = child.filter(|_| inner.longest(order) >= pages) {
                     let page = self.highest(child, level - 1, start, span);
                     if whole || page.is_some() {

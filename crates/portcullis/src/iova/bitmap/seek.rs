@@ -42,7 +42,7 @@ impl Bitmap {
         if node.fits[block].is_none() {
             return Ok(false);
         }
-        match node.links[block].number() {
+        match node.children[block].number() {
             Some(child) if level > 1 || !node.fits[block].is_whole() => Err(child),
             _ => Ok(true),
         }

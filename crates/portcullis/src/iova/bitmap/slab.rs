@@ -41,7 +41,7 @@ impl<T: Entry> Slab<T> {
             return Ok(());
         }
         let needed = self.used.saturating_add(more);
-        // The highest numbers are not those of entries: here and in links they have other meanings.
+        // The highest numbers are not those of entries: here and in nodes they have other meanings.
         if needed > (u32::MAX - 16) as usize {
             return Err(BitmapError::OutOfMemory);
         }

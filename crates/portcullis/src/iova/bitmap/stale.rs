@@ -3,7 +3,7 @@
 
 use super::Bitmap;
 use super::fit::Fit;
-use super::node::{FAN, Link, Node, pages};
+use super::node::{Child, FAN, Node, pages};
 use super::path::Path;
 use super::runs::{Part, Runs};
 use super::store::Store;
@@ -37,7 +37,7 @@ impl Store {
             return;
         }
         for block in 0..if level > 1 { FAN } else { 0 } {
-            if let Some(child) = self.node(number).links[block].number() {
+            if let Some(child) = self.node(number).children[block].number() {
                 self.refresh_runs(child, level - 1, base + block as u64 * pages(level - 1));
             }
         }
@@ -50,19 +50,19 @@ impl Store {
     /// `best` if that is more. Looks only at leaves that may have a longer run than those before.
     pub(super) fn longest_inside(&self, number: u32, level: u32, best: u64) -> u64 {
         let node = self.node(number);
-        let longer = |best: u64, (link, fit): (&Link, &Fit)| match link.number() {
+        let longer = |best: u64, (below, fit): (&Child, &Fit)| match below.number() {
             Some(_) if fit.longest_at_most() <= best => best,
             Some(leaf) if level == 1 => best.max(self.leaf(leaf).longest()),
             Some(child) => self.longest_inside(child, level - 1, best),
             None => best,
         };
-        node.links.iter().zip(&node.fits).fold(best, longer)
+        node.children.iter().zip(&node.fits).fold(best, longer)
     }
 
     /// Returns what `block` contributes to the runs of a node of `level`.
     #[inline]
     pub(super) fn part(&self, node: &Node, level: u32, block: usize) -> Part<'_> {
-        match node.links[block].number() {
+        match node.children[block].number() {
             Some(number) if level == 1 => {
                 let (prefix, suffix) = self.leaf(number).ends();
                 Part { prefix, suffix, inner: None }
@@ -71,7 +71,7 @@ impl Store {
                 let runs = &self.node(number).runs;
                 Part { prefix: runs.prefix, suffix: runs.suffix, inner: Some(runs) }
             }
-            None if node.links[block] == Link::FREE => Part::whole(pages(level - 1)),
+            None if node.children[block] == Child::FREE => Part::whole(pages(level - 1)),
             None => Part::NONE,
         }
     }

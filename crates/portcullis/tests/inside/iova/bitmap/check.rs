@@ -3,7 +3,7 @@
 use super::Bitmap;
 use super::fit::{Fit, FitBits, LEAF_ORDER, LEAF_PAGES};
 use super::leaf::Leaf;
-use super::node::{FAN, Link, pages};
+use super::node::{Child, FAN, pages};
 use super::runs::MAX_ORDER;
 use super::store::Room;
 
@@ -45,11 +45,11 @@ impl Bitmap {
         let mut best = Fit::NONE;
         for block in 0..FAN {
             let start = base + block as u64 * size;
-            let link = node.links[block];
-            let fit = match link.number() {
+            let below = node.children[block];
+            let fit = match below.number() {
                 None => {
-                    walk.free_pages += if link == Link::FREE { size } else { 0 };
-                    link.fit()
+                    walk.free_pages += if below == Child::FREE { size } else { 0 };
+                    below.fit()
                 }
                 Some(child) if level > 1 => {
                     walk.used.nodes += 1;
@@ -91,7 +91,7 @@ impl Bitmap {
             }
         }
         let node = self.store.node(number);
-        let mut children = node.links.iter().filter_map(|link| link.number());
+        let mut children = node.children.iter().filter_map(|below| below.number());
         let is_newer = |child: u32| self.store.node(child).is_runs_stale && !node.is_runs_stale;
         if level > 1 && children.any(is_newer) {
             return Err("a node is stale but the one above is not");
