@@ -10,6 +10,7 @@ mod conformance;
 #[cfg(test)]
 mod documents;
 mod nightly;
+mod oldest;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -54,56 +55,58 @@ fn main() -> ExitCode {
     let mut done = steps.len();
     let guests = if command == "test" { skipped() } else { Vec::new() };
     let (mut tests, mut reasons) = (guests.len(), guests);
-    if matches!(command, "test" | "conformance") {
-        match conformance::missing() {
-            Some(why) => {
-                tests += conformance::count();
-                reasons.push(format!("{}, {} tests: {why}", conformance::WHAT, conformance::count()));
-            }
-            None => {
-                eprintln!("== {}", conformance::WHAT);
-                if let Err(reason) = conformance::run(&root()) {
-                    eprintln!("xtask: {}: {reason}", conformance::WHAT);
-                    return ExitCode::FAILURE;
-                }
-                done += 1;
-            }
-        }
-    }
-    let on_nightly = matches!(command, "test" | "nightly");
-    let tools = if on_nightly { &nightly::TOOLS[..] } else { &[][..] };
-    for tool in tools {
-        if let Some(why) = tool.missing() {
-            tests += tool.count();
-            reasons.push(format!("{}, {} tests: {why}", tool.what, tool.count()));
+    for part in parts(command) {
+        if let Some(why) = (part.missing)() {
+            tests += part.count;
+            reasons.push(format!("{}, {} tests: {why}", part.what, part.count));
             continue;
         }
-        eprintln!("== {}", tool.what);
-        if let Err(reason) = tool.run(&root()) {
-            eprintln!("xtask: {}: {reason}", tool.what);
+        eprintln!("== {}", part.what);
+        if let Err(reason) = (part.run)() {
+            eprintln!("xtask: {}: {reason}", part.what);
             return ExitCode::FAILURE;
         }
         done += 1;
     }
-    if on_nightly {
-        match coherence::missing() {
-            Some(why) => {
-                tests += coherence::BOUNDS.len();
-                reasons.push(format!("{}, {} tests: {why}", coherence::WHAT, coherence::BOUNDS.len()));
-            }
-            None => {
-                eprintln!("== {}", coherence::WHAT);
-                if let Err(reason) = coherence::test(&root()) {
-                    eprintln!("xtask: {}: {reason}", coherence::WHAT);
-                    return ExitCode::FAILURE;
-                }
-                done += 1;
-            }
-        }
-    }
     println!("{done} steps done, {tests} tests skipped");
     reasons.iter().for_each(|why| println!("skipped: {why}"));
     ExitCode::SUCCESS
+}
+
+/// Tests that need something which a machine may lack.
+struct Part {
+    what: &'static str,
+    count: usize,
+    /// Says why they cannot be run here, if so. Installs what is missing where the system allows it.
+    missing: Box<dyn Fn() -> Option<String>>,
+    run: Box<dyn Fn() -> Result<(), String>>,
+}
+
+/// The parts that `command` runs.
+fn parts(command: &str) -> Vec<Part> {
+    let mut parts = Vec::new();
+    if command == "test" {
+        let (missing, run) = (|| oldest::missing(&root()), || oldest::run(&root()));
+        let (missing, run) = (Box::new(missing), Box::new(run));
+        parts.push(Part { what: oldest::WHAT, count: oldest::COUNT, missing, run });
+    }
+    if matches!(command, "test" | "conformance") {
+        let run = Box::new(|| conformance::run(&root()));
+        let (what, count) = (conformance::WHAT, conformance::count());
+        parts.push(Part { what, count, missing: Box::new(conformance::missing), run });
+    }
+    if matches!(command, "test" | "nightly") {
+        parts.extend(nightly::TOOLS.iter().map(|tool| Part {
+            what: tool.what,
+            count: tool.count(),
+            missing: Box::new(|| tool.missing()),
+            run: Box::new(|| tool.run(&root())),
+        }));
+        let run = Box::new(|| coherence::test(&root()));
+        let (what, count) = (coherence::WHAT, coherence::BOUNDS.len());
+        parts.push(Part { what, count, missing: Box::new(coherence::missing), run });
+    }
+    parts
 }
 
 /// One command and what it is for.

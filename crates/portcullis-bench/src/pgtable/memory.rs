@@ -67,7 +67,11 @@ unsafe impl<const COHERENT: bool> Frames for Memory<COHERENT> {
 pub(crate) fn can_write_back() -> bool {
     use std::arch::x86_64::{__cpuid, __cpuid_count};
     // Intel SDM volume 2, CPUID: leaf 7, EBX bit 23 is CLFLUSHOPT.
-    __cpuid(0).eax >= 7 && __cpuid_count(7, 0).ebx & 1 << 23 != 0
+    // SAFETY: every x86-64 processor has the instruction.
+    #[allow(unused_unsafe, reason = "these are safe functions since Rust 1.94")]
+    unsafe {
+        __cpuid(0).eax >= 7 && __cpuid_count(7, 0).ebx & 1 << 23 != 0
+    }
 }
 
 #[cfg(not(target_arch = "x86_64"))]
