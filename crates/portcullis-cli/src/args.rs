@@ -22,6 +22,13 @@ pub enum Command {
     Replay(Replay),
     /// Measure parts of the library beside their rivals, in one run
     Bench(Bench),
+    /// Print a script that completes this command's names and options in a shell
+    Completions {
+        /// The shell: for bash, save the output as ~/.local/share/bash-completion/completions/portcullis
+        shell: clap_complete::Shell,
+    },
+    /// Print the manual page: save the output as portcullis.1 in a folder that man searches
+    Man,
 }
 
 #[derive(Debug, Args)]

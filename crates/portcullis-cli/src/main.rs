@@ -33,7 +33,34 @@ fn run(arguments: args::Arguments) -> Result<ExitCode, Box<dyn Error>> {
         }
         Some(args::Command::Replay(replay)) => replay::run(&replay)?,
         Some(args::Command::Bench(bench)) => bench::run(&bench.what)?,
+        Some(args::Command::Completions { shell }) => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut args::Arguments::command(), "portcullis", &mut script);
+            print(&String::from_utf8(script)?)?;
+            ExitCode::SUCCESS
+        }
+        Some(args::Command::Man) => {
+            print(&manual()?)?;
+            ExitCode::SUCCESS
+        }
     })
+}
+
+/// Returns the manual: a page for the command, and behind it one for each of its subcommands.
+fn manual() -> Result<String, Box<dyn Error>> {
+    let mut text = Vec::new();
+    let mut command = args::Arguments::command();
+    command.build();
+    pages(&command, &mut text)?;
+    Ok(String::from_utf8(text)?)
+}
+
+fn pages(command: &clap::Command, text: &mut Vec<u8>) -> std::io::Result<()> {
+    clap_mangen::Man::new(command.clone()).render(text)?;
+    command
+        .get_subcommands()
+        .filter(|sub| !sub.is_hide_set() && sub.get_name() != "help")
+        .try_for_each(|sub| pages(sub, text))
 }
 
 /// Writes to standard output. A reader who has seen enough (`| head`) is no error.

@@ -321,3 +321,20 @@ fn a_reader_that_leaves_early_is_no_failure() {
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert!(stderr(&output).is_empty());
 }
+
+#[test]
+fn a_shell_and_man_get_what_they_read() {
+    for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
+        let script = portcullis(&["completions", shell]);
+        assert!(script.status.success());
+        let script = String::from_utf8(script.stdout).unwrap();
+        assert!(script.contains("replay") && script.contains("profile"), "{shell}");
+    }
+    let pages = portcullis(&["man"]);
+    assert!(pages.status.success());
+    let pages = String::from_utf8(pages.stdout).unwrap();
+    // A page for the command, and one for each of its own.
+    for page in [".TH portcullis 1", ".TH portcullis-replay 1", ".TH portcullis-bench-iova 1"] {
+        assert!(pages.contains(page), "{page}");
+    }
+}
