@@ -93,7 +93,7 @@ fn commands(document: &Document) -> Vec<String> {
     document.commands("cargo").filter_map(|words| wrong_with(&words)).collect()
 }
 
-/// Whether the test `name` is in `target`, a file or folder below the tests of one of the crates.
+/// Whether the test `name` is in `target`, a folder below the tests of one of the crates.
 fn is_test(target: &str, name: &str) -> bool {
     nightly::CRATES.iter().any(|of| is_test_in(&root().join("crates").join(of).join("tests"), target, name))
 }
@@ -101,11 +101,65 @@ fn is_test(target: &str, name: &str) -> bool {
 fn is_test_in(tests: &Path, target: &str, name: &str) -> bool {
     let (module, function) = name.rsplit_once("::").unwrap_or(("main", name));
     let module = module.replace("::", "/");
-    let files = [format!("{target}.rs"), format!("{target}/{module}.rs"), format!("{module}.rs")];
-    let function = format!("fn {function}(");
-    let holds =
-        |file: String| std::fs::read_to_string(tests.join(file)).is_ok_and(|text| text.contains(&function));
-    files.into_iter().any(holds)
+    let text = std::fs::read_to_string(tests.join(format!("{target}/{module}.rs")));
+    text.is_ok_and(|text| text.contains(&format!("fn {function}(")))
+}
+
+/// All files of Rust in `folder` and below it.
+fn sources(folder: &Path) -> Vec<PathBuf> {
+    let (mut folders, mut sources) = (vec![folder.to_path_buf()], Vec::new());
+    while let Some(folder) = folders.pop() {
+        let Ok(entries) = std::fs::read_dir(folder) else { continue };
+        for entry in entries.map(|entry| entry.unwrap().path()) {
+            if entry.is_dir() {
+                folders.push(entry);
+            } else if entry.extension().is_some_and(|end| end == "rs") {
+                sources.push(entry);
+            }
+        }
+    }
+    sources
+}
+
+/// Whether a file beside `file` or above it makes a module of it, or one of `paths` names it. The root of a target needs none.
+fn is_compiled(tests: &Path, file: &Path, paths: &[String]) -> bool {
+    let is_main = |path: &Path| ["main", "mod"].iter().any(|name| path.file_stem().unwrap() == *name);
+    let folder = file.parent().unwrap();
+    let is_root = folder == tests || (file.ends_with("main.rs") && folder.parent() == Some(tests));
+    // Attributes name files from where they stand: `../rig/mod.rs`.
+    let named = |path: &String| file.ends_with(path.trim_start_matches("../"));
+    let (module, folder) = if is_main(file) { (folder, folder.parent().unwrap()) } else { (file, folder) };
+    let module = format!("mod {};", module.file_stem().unwrap().to_str().unwrap());
+    let mut parents = vec![folder.join("main.rs"), folder.join("mod.rs"), folder.with_extension("rs")];
+    if folder == tests {
+        // Each file beside it is a root.
+        parents.extend(std::fs::read_dir(tests).unwrap().map(|entry| entry.unwrap().path()));
+    }
+    let holds = |parent: &PathBuf| {
+        let text = std::fs::read_to_string(parent).unwrap_or_default();
+        text.lines().any(|line| line.trim().trim_start_matches("pub ") == module)
+    };
+    is_root || paths.iter().any(named) || parents.iter().any(holds)
+}
+
+/// Cargo passes over a file that no module names, and its tests with it.
+#[test]
+fn every_file_of_tests_is_compiled() {
+    let crates = root().join("crates");
+    let all = sources(&crates);
+    let text: String = all.iter().map(|file| std::fs::read_to_string(file).unwrap()).collect();
+    let paths = text.split("#[path = \"").skip(1).filter_map(|rest| rest.split('"').next());
+    let paths: Vec<String> = paths.map(str::to_owned).collect();
+    let tests_of =
+        |file: &PathBuf| file.ancestors().find(|above| above.ends_with("tests")).map(Path::to_owned);
+    let of_tests: Vec<_> = all.iter().filter_map(|file| Some((tests_of(file)?, file))).collect();
+    assert!(of_tests.len() > 200, "{} files", of_tests.len());
+    let left_out = of_tests.into_iter().filter(|(tests, file)| !is_compiled(tests, file, &paths));
+    let left_out: Vec<_> = left_out.map(|(_, file)| file).collect();
+    assert!(left_out.is_empty(), "{left_out:?}");
+    let tests = crates.join("portcullis/tests");
+    assert!(is_compiled(&tests, &tests.join("dma/kept.rs"), &paths));
+    assert!(!is_compiled(&tests, &tests.join("dma/nothing.rs"), &paths));
 }
 
 #[test]
@@ -164,18 +218,27 @@ fn every_test_that_runs_on_nightly_exists() {
 fn every_test_that_needs_a_variable_has_its_step() {
     let mut found = 0;
     for folder in std::fs::read_dir(root().join("crates")).unwrap() {
-        let Ok(files) = std::fs::read_dir(folder.unwrap().path().join("tests")) else { continue };
-        for file in files.map(|file| file.unwrap().path()).filter(|path| path.is_file()) {
+        let tests = folder.unwrap().path().join("tests");
+        for file in sources(&tests) {
             let text = std::fs::read_to_string(&file).unwrap();
-            let target = file.file_stem().unwrap().to_str().unwrap();
-            for reason in
-                text.lines().filter(|line| line.starts_with("#[ignore =") && line.contains("PORTCULLIS_"))
-            {
-                let variable = reason.split([' ', '=', '"']).find(|word| word.starts_with("PORTCULLIS_"));
+            // The first folder is the target, and what follows is the module.
+            let place = file.strip_prefix(&tests).unwrap().with_extension("");
+            let place = place.to_str().unwrap().replace('/', "::");
+            let lines: Vec<_> = text.lines().collect();
+            for pair in lines.windows(2) {
+                if !(pair[0].starts_with("#[ignore =") && pair[0].contains("PORTCULLIS_")) {
+                    continue;
+                }
+                let variable = pair[0].split([' ', '=', '"']).find(|word| word.starts_with("PORTCULLIS_"));
+                let function = pair[1].trim_start_matches("fn ").split('(').next().unwrap();
+                let name = format!("{place}::{function}");
                 let has = |guest: &crate::Guest| {
-                    Some(guest.variable) == variable && after(guest.arguments, "--test") == Some(target)
+                    let (target, test) =
+                        (after(guest.arguments, "--test"), after(guest.arguments, "--exact"));
+                    let full = target.zip(test).map(|(target, test)| format!("{target}::{test}"));
+                    Some(guest.variable) == variable && full.as_deref() == Some(&*name)
                 };
-                assert!(crate::GUESTS.iter().any(has), "{target}: {reason}");
+                assert!(crate::GUESTS.iter().any(has), "{name}: {}", pair[0]);
                 found += 1;
             }
         }
@@ -206,12 +269,12 @@ fn what_is_wrong_is_found() {
     assert!(is_there("iova/links.rs") && is_there("bounce/pool") && !is_there("iova/tree.rs"));
     assert_eq!(anchor("## How to *read* `it`, today"), "how-to-read-it-today");
     let wrong = |command: &str| wrong_with(&command.split(' ').collect::<Vec<_>>()).is_some();
-    assert!(!wrong("cargo test --release -p portcullis --test bounce_pool --test swiotlb integrity"));
-    assert!(wrong("cargo test --release -p portcullis --test bounce_pool --test nothing integrity"));
+    assert!(!wrong("cargo test --release -p portcullis --test bounce --test dma integrity"));
+    assert!(wrong("cargo test --release -p portcullis --test bounce --test nothing integrity"));
     assert!(!wrong("cargo run --release -p portcullis-model --example placement"));
     assert!(wrong("cargo run -p portcullis-model --example nothing") && wrong("cargo run -p nothing"));
     assert!(!wrong("cargo xtask coherence raw-1 --cpus 16") && wrong("cargo xtask coherence --cpu 16"));
     assert!(!wrong("cargo xtask check") && wrong("cargo xtask checks"));
-    assert!(is_test("engine", "engine::near::no_table_is_remembered_once_it_was_reclaimed"));
-    assert!(!is_test("engine", "engine::near::nothing"));
+    assert!(is_test("pgtable", "engine::near::no_table_is_remembered_once_it_was_reclaimed"));
+    assert!(!is_test("pgtable", "engine::near::nothing"));
 }

@@ -157,10 +157,22 @@ struct Guest {
     arguments: &'static [&'static str],
 }
 
-/// Cargo's arguments for the tests of one file that run only when they are asked for.
-macro_rules! ignored_tests {
-    ($package:literal, $file:literal) => {
-        &["test", "--locked", "--release", "-p", $package, "--test", $file, "--", "--ignored"]
+/// Cargo's arguments for a test that runs only when it is asked for.
+macro_rules! ignored_test {
+    ($package:literal, $target:literal, $name:literal) => {
+        &[
+            "test",
+            "--locked",
+            "--release",
+            "-p",
+            $package,
+            "--test",
+            $target,
+            "--",
+            "--ignored",
+            "--exact",
+            $name,
+        ]
     };
 }
 
@@ -170,35 +182,35 @@ const GUESTS: [Guest; 5] = [
         test: "every_workload_runs_on_linux",
         what: "library with Linux's allocator",
         step: "tests beside Linux's allocator",
-        arguments: ignored_tests!("portcullis-bench", "iova"),
+        arguments: ignored_test!("portcullis-bench", "benches", "iova::every_workload_runs_on_linux"),
     },
     Guest {
         variable: "PORTCULLIS_RIVAL_PT",
         test: "every_workload_runs_on_linux",
         what: "library with Linux's page tables",
         step: "tests beside Linux's page tables",
-        arguments: ignored_tests!("portcullis-bench", "pgtable"),
+        arguments: ignored_test!("portcullis-bench", "benches", "pgtable::every_workload_runs_on_linux"),
     },
     Guest {
         variable: "PORTCULLIS_RIVAL_SWIOTLB",
         test: "every_workload_runs_on_linux",
         what: "library with Linux's swiotlb",
         step: "tests beside Linux's swiotlb",
-        arguments: ignored_tests!("portcullis-bench", "bounce"),
+        arguments: ignored_test!("portcullis-bench", "benches", "bounce::every_workload_runs_on_linux"),
     },
     Guest {
         variable: "PORTCULLIS_TRACES",
         test: "every_trace_keeps_its_promises",
         what: "folder with traces",
         step: "tests over all traces",
-        arguments: ignored_tests!("portcullis-trace", "hostile"),
+        arguments: ignored_test!("portcullis-trace", "traces", "hostile::every_trace_keeps_its_promises"),
     },
     Guest {
         variable: "PORTCULLIS_TRACES",
         test: "no_paint_shows_in_any_trace",
         what: "folder with traces",
         step: "painted memory over all traces",
-        arguments: ignored_tests!("portcullis-trace", "painted"),
+        arguments: ignored_test!("portcullis-trace", "traces", "painted::no_paint_shows_in_any_trace"),
     },
 ];
 

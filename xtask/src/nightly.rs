@@ -20,10 +20,10 @@ pub struct Tool {
     tests: &'static [Tests],
 }
 
-/// The crates whose tests they are. No two have a file of tests of the same name here.
+/// The crates whose tests they are. No two have a folder of tests of the same name here.
 pub const CRATES: [&str; 2] = ["portcullis", "portcullis-linux"];
 
-/// Tests of one file or folder below the `tests` of one of [`CRATES`].
+/// Tests of one folder below the `tests` of one of [`CRATES`].
 pub type Tests = (&'static str, &'static [&'static str]);
 
 /// A part of nightly Rust that not every machine has.
@@ -72,41 +72,34 @@ pub const TOOLS: [Tool; 3] = [
 /// What Miri can do in two minutes: it interprets, so a test of a domain with a software IOMMU below takes five seconds and
 /// more. Buffers that are given back, kept or leaked; the words beside the lists of addresses; and the fence of a
 /// platform that has no barrier of all CPUs, which only Miri shows to be missing.
-const UNSAFE: [Tests; 6] = [
+const UNSAFE: [Tests; 4] = [
     (
-        "dma_ends",
+        "dma",
         &[
-            "batch::dropping_a_batch_commits_it",
-            "batch::what_is_not_confirmed_keeps_the_buffers_until_it_is",
-            "ring::a_ring_in_use_is_not_closed_and_loses_its_addresses_when_dropped",
-            "ring::what_is_not_confirmed_goes_on_waiting",
-            "strangers::a_batch_that_ends_unconfirmed_gives_its_addresses_back_after_a_flush",
-            "strangers::what_somebody_has_unmapped_is_out_of_reach_after_a_commit",
-        ],
-    ),
-    ("engine", &["engine::near::no_table_is_remembered_once_it_was_reclaimed"]),
-    ("iova_space", &["a_range_freed_elsewhere_returns_to_its_owner", "only_whole_ranges_are_taken_back"]),
-    (
-        "mishaps",
-        &[
-            "a_buffer_whose_list_cannot_be_had_again_is_unmapped_all_the_same",
-            "a_map_that_could_not_be_undone_for_sure_keeps_the_buffer",
-            "a_mapping_ended_by_number_under_its_owner_costs_later_ones_theirs_and_opens_nothing",
-            "a_mapping_unmapped_in_pieces_hands_nothing_out_twice",
-            "a_raw_unmap_that_was_not_confirmed_does_not_free_a_typed_buffer",
-            "coherent_memory_keeps_its_owner_only_while_it_may_be_reached",
-            "nor_does_one_that_went_past_the_domain",
+            "ends::batch::dropping_a_batch_commits_it",
+            "ends::batch::what_is_not_confirmed_keeps_the_buffers_until_it_is",
+            "ends::ring::a_ring_in_use_is_not_closed_and_loses_its_addresses_when_dropped",
+            "ends::ring::what_is_not_confirmed_goes_on_waiting",
+            "ends::strangers::a_batch_that_ends_unconfirmed_gives_its_addresses_back_after_a_flush",
+            "ends::strangers::what_somebody_has_unmapped_is_out_of_reach_after_a_commit",
+            "mishaps::a_buffer_whose_list_cannot_be_had_again_is_unmapped_all_the_same",
+            "mishaps::a_map_that_could_not_be_undone_for_sure_keeps_the_buffer",
+            "mishaps::a_mapping_ended_by_number_under_its_owner_costs_later_ones_theirs_and_opens_nothing",
+            "mishaps::a_mapping_unmapped_in_pieces_hands_nothing_out_twice",
+            "mishaps::a_raw_unmap_that_was_not_confirmed_does_not_free_a_typed_buffer",
+            "mishaps::coherent_memory_keeps_its_owner_only_while_it_may_be_reached",
+            "mishaps::nor_does_one_that_went_past_the_domain",
+            "queue::failures::a_commit_that_fails_keeps_all_buffers",
+            "queue::failures::a_mapping_that_somebody_ended_costs_its_owner_a_flush",
+            "queue::typed::a_full_ring_says_so_and_has_room_after_a_commit",
+            "queue::typed::a_queue_that_ends_gives_its_buffers_up_only_where_that_is_confirmed",
         ],
     ),
     (
-        "queue",
-        &[
-            "failures::a_commit_that_fails_keeps_all_buffers",
-            "failures::a_mapping_that_somebody_ended_costs_its_owner_a_flush",
-            "typed::a_full_ring_says_so_and_has_room_after_a_commit",
-            "typed::a_queue_that_ends_gives_its_buffers_up_only_where_that_is_confirmed",
-        ],
+        "iova",
+        &["space::a_range_freed_elsewhere_returns_to_its_owner", "space::only_whole_ranges_are_taken_back"],
     ),
+    ("pgtable", &["engine::near::no_table_is_remembered_once_it_was_reclaimed"]),
     ("std_platform", &["cpus::an_owner_and_one_who_revokes_are_never_both_at_a_value"]),
 ];
 
@@ -114,28 +107,22 @@ const UNSAFE: [Tests; 6] = [
 /// CPUs (`membarrier`): it sees what atomics and locks order. What fences order is for the model checker.
 ///
 /// It reports what is not atomic, so of an order that is missing it sees the memory that is handed over by it. With the
-/// levels of `iova/links.rs` installed and followed `Relaxed` it reported a race in `iova_space` (4 runs of 11);
-/// AddressSanitizer reported a use after free in `iova_space` with a level freed as soon as it was installed, and in
-/// `bounce_pool` with a parked list that two could take.
+/// levels of `iova/links.rs` installed and followed `Relaxed` it reported a race in `iova/space.rs` (4 runs of 11);
+/// AddressSanitizer reported a use after free in `iova/space.rs` with a level freed as soon as it was installed, and in
+/// `bounce/pool.rs` with a parked list that two could take.
 ///
 /// Nothing is left out for a false report; `swiotlb::threads::nobody_waits_in_vain_and_nothing_is_lost` is, as it takes
 /// a minute.
-const SHARED: [Tests; 7] = [
+const SHARED: [Tests; 4] = [
     (
-        "bounce_pool",
+        "bounce",
         &[
-            "threads::data_is_right_while_others_free_and_trim",
-            "threads::what_a_thread_kept_is_anybody_s_when_it_ends",
+            "pool::threads::data_is_right_while_others_free_and_trim",
+            "pool::threads::what_a_thread_kept_is_anybody_s_when_it_ends",
+            "swiotlb::threads::one_maps_and_another_unmaps",
         ],
     ),
-    ("iova_space", &["nothing_is_handed_out_twice_on_several_cpus"]),
-    (
-        "protection",
-        &[
-            "concurrent_mappings_never_reach_each_other_s_memory",
-            "threads_that_come_and_go_leave_nothing_behind",
-        ],
-    ),
+    ("iova", &["space::nothing_is_handed_out_twice_on_several_cpus"]),
     (
         "registration",
         &[
@@ -144,24 +131,20 @@ const SHARED: [Tests; 7] = [
         ],
     ),
     (
-        "shared_queue",
-        &[
-            "a_failure_reaches_those_it_concerns",
-            "a_queue_that_panics_stops_nobody",
-            "everybody_is_served_and_waits_are_shared",
-        ],
-    ),
-    (
         "std_platform",
         &[
             "cpus::a_cpu_is_drained_before_the_next_thread_has_it",
             "cpus::the_end_of_a_thread_gives_back_its_cpus_on_all_platforms_that_are_left",
+            "protection::concurrent_mappings_never_reach_each_other_s_memory",
+            "protection::threads_that_come_and_go_leave_nothing_behind",
+            "shared_queue::a_failure_reaches_those_it_concerns",
+            "shared_queue::a_queue_that_panics_stops_nobody",
+            "shared_queue::everybody_is_served_and_waits_are_shared",
             "timers::panics_end_nothing_but_their_call",
             "timers::workers_end_with_the_platform",
             "windows::hardware_that_is_silent_keeps_no_other_domain_s_window_open",
         ],
     ),
-    ("swiotlb", &["threads::one_maps_and_another_unmaps"]),
 ];
 
 impl Component {

@@ -67,10 +67,12 @@ fn every_promise_names_a_test_and_they_are_numbered() {
 #[test]
 fn what_is_not_a_test_is_not_taken_for_one() {
     assert_eq!(named("`kept::that` and `Domain::flush`, `a::b::c`"), ["kept::that"]);
-    assert!(exists("protection::strict_unmapped_means_unreachable"));
+    assert!(exists("std_platform::protection::strict_unmapped_means_unreachable"));
     assert!(
         exists("linux::below::registration::registrations") && !exists("below::registration::registrations")
     );
     // A helper, nothing at all, and no file.
-    assert!(!exists("mishaps::watched") && !exists("mishaps::nothing") && !exists("nowhere::nothing"));
+    assert!(
+        !exists("dma::mishaps::watched") && !exists("dma::mishaps::nothing") && !exists("nowhere::nothing")
+    );
 }

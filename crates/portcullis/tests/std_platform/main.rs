@@ -1,11 +1,18 @@
-//! Threads as CPUs: who has which CPU, and who is called when a deadline comes, whatever others do meanwhile.
+//! Threads as CPUs: who has which CPU, who is called when a deadline comes, who shares a wait, and what each policy promises
+//! there, whatever others do meanwhile.
 //!
 //! Time-outs only bound a failure.
 
+#[path = "../common/mod.rs"]
+mod common;
 mod cpus;
 mod moody;
+mod protection;
+#[path = "../queued/mod.rs"]
+mod queued;
 #[path = "../rig/mod.rs"]
 mod rig;
+mod shared_queue;
 mod timers;
 mod windows;
 

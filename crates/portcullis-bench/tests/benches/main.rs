@@ -1,0 +1,15 @@
+//! The benches and what they measure beside: each runs, counts what it says, and leaves nothing behind.
+
+#[path = "../common/mod.rs"]
+mod common;
+#[path = "../../../portcullis/tests/iova_model/mod.rs"]
+mod iova_model;
+
+mod bounce;
+mod hole_tree;
+mod hole_tree_oracle;
+mod invalidation;
+mod iova;
+mod path;
+mod pgtable;
+mod team;

@@ -1,0 +1,17 @@
+//! The software IOMMU: its walkers, caches, queue and ledger.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod coherence;
+mod device_tlb;
+mod exposure;
+mod formats;
+mod invalidation;
+mod iotlb;
+mod ledger;
+mod memory;
+mod rings;
+mod strict_tables;
+mod translation;
+mod walk_cache;

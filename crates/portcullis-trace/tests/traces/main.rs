@@ -1,0 +1,13 @@
+//! Traces: reading, pairing, checking and replaying them.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod archives;
+mod checker;
+mod hostile;
+mod lines;
+mod painted;
+mod pairing;
+mod replay;
+mod robustness;

@@ -1,0 +1,137 @@
+//! What a ring promises besides protection: access, reach, addresses and accounts, by its fast path as by the others.
+
+use std::sync::Arc;
+
+use portcullis::addr::{Direction, DmaSegment, Iova, PageSize, Permissions, PhysAddr, PhysSegment};
+use portcullis::dma::{DmaDevice, RawBatch, RingMapping, StrictRing, StrictRingConfig};
+use portcullis::domain::{Policy, PolicyError};
+use portcullis::invalidation::InvalidationError;
+use portcullis_model::Queue;
+use portcullis_model::open::{OpenDevice, OpenRing};
+
+use crate::ends::bench::{Bench, DEVICE, PAGE, page};
+use crate::rig::{Clocked, Rig};
+
+const BROKEN: InvalidationError = InvalidationError::TimedOut { waited_ns: 5 };
+
+/// So many bytes from byte `offset` of a page on.
+fn part(offset: u64, len: u64) -> PhysSegment {
+    PhysSegment { phys: PhysAddr::new(0x9_0000_0000 + offset), len }
+}
+
+#[test]
+fn a_descriptor_is_open_for_its_direction_and_no_other() {
+    for direction in Direction::ALL {
+        let bench = Bench::new(Policy::Strict);
+        let mut ring = StrictRing::new(&bench.device, StrictRingConfig::new(16, PAGE, 4)).unwrap();
+        // By a walk, beside the last one, as a list.
+        let walked = ring.open(&[page(0)], direction).unwrap().iova();
+        let near = ring.open(&[page(1)], direction).unwrap().iova();
+        let listed = ring.open(&[page(3), page(5)], direction).unwrap().iova();
+        let mut view = [DmaSegment::default()];
+        let viewed = ring.open_sg(&[page(7)], direction, &mut view).unwrap().0.iova();
+        for iova in [walked, near, listed, viewed] {
+            for access in [Permissions::READ, Permissions::WRITE] {
+                let allowed = bench.iommu.access(DEVICE, iova, 1, access).is_ok();
+                assert_eq!(
+                    allowed,
+                    direction.permissions().allows(access),
+                    "{direction:?} {access:?} {iova}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn no_address_is_beyond_what_the_device_puts_on_the_bus() {
+    let bench = Bench::new(Policy::Strict);
+    for mask in [u64::from(u32::MAX), (1 << 36) - 1] {
+        let narrow = DmaDevice::new(Arc::clone(&bench.domain), mask);
+        let mut ring = StrictRing::new(&narrow, StrictRingConfig::new(8, PAGE, 1)).unwrap();
+        assert!(ring.arena().unwrap().range().last().get() <= mask);
+        let mapping = ring.open(&[page(0)], Direction::ToDevice).unwrap();
+        assert!(mapping.iova().get() <= mask);
+        ring.unmap(mapping).map(drop).unwrap();
+        // A handle with a policy of its own is the same device.
+        let strict = narrow.with_policy(Policy::Strict).unwrap();
+        assert!(strict.open_single(page(0).phys, PAGE, Direction::ToDevice).unwrap().get() <= mask);
+    }
+    let refused = bench.device.with_policy(Policy::Passthrough).map(drop);
+    assert!(matches!(refused, Err(PolicyError::Translation { .. })), "{refused:?}");
+}
+
+#[test]
+fn a_part_of_a_page_keeps_its_offset_and_gets_all_the_pages_that_it_touches() {
+    let bench = Bench::new(Policy::Strict);
+    let mut ring = StrictRing::new(&bench.device, StrictRingConfig::new(64, PAGE, 4)).unwrap();
+    let mut live: Vec<RingMapping> = vec![ring.open(&[page(0)], Direction::Bidirectional).unwrap()];
+    for (offset, len) in [(0x10, 0x20), (0xf00, 0x101), (0xfff, 2), (0, PAGE), (1, PAGE), (0x800, 2 * PAGE)] {
+        let phys = part(offset, len).phys;
+        let mapping = ring.open(&[part(offset, len)], Direction::Bidirectional).unwrap();
+        let (first, last) = (mapping.iova(), mapping.iova().checked_add(len - 1).unwrap());
+        assert_eq!(bench.iommu.probe(DEVICE, first, Permissions::WRITE), Some(phys));
+        assert_eq!(bench.iommu.probe(DEVICE, last, Permissions::WRITE), phys.checked_add(len - 1));
+        let range = mapping.range(PageSize::SIZE_4K).unwrap();
+        assert!(range.start() <= first && range.last() >= last && range.len() - len < 2 * PAGE);
+        assert!(live.iter().all(|other| !other.range(PageSize::SIZE_4K).unwrap().contains_range(range)));
+        live.push(mapping);
+    }
+    let starts: Vec<Iova> = live.iter().map(RingMapping::iova).collect();
+    live.into_iter().for_each(|mapping| ring.unmap(mapping).map(drop).unwrap());
+    ring.commit().unwrap();
+    assert!(starts.iter().all(|iova| !bench.reaches(*iova)));
+    ring.close().unwrap();
+}
+
+/// What was beside buffers so far, in bytes and nanoseconds, and so much later.
+fn neighbours(rig: &Rig<Arc<Clocked>, Queue>, later_ns: u64) -> u128 {
+    rig.platform.take(later_ns);
+    rig.domain.exposure().neighbour_byte_ns
+}
+
+#[test]
+fn what_is_beside_a_descriptor_is_counted_while_it_is_open() {
+    let rig = Rig::new(Clocked::new(1), Policy::Strict, |queue| queue);
+    let mut ring = StrictRing::new(&rig.device, StrictRingConfig::new(16, PAGE, 1)).unwrap();
+    let beside = u128::from(PAGE - 100) * 1000;
+    let mut sum = 0;
+    // The first by a walk, the others beside it; and a list.
+    let lists: [&[PhysSegment]; 4] =
+        [&[part(0, 100)], &[part(0, 100)], &[part(0, 100)], &[part(0, 40), part(40, 60)]];
+    for (list, pages) in lists.into_iter().zip([1, 1, 1, 2]) {
+        let mapping = ring.open(list, Direction::ToDevice).unwrap();
+        sum += beside + u128::from((pages - 1) * PAGE) * 1000;
+        assert_eq!(neighbours(&rig, 1000), sum);
+        ring.unmap(mapping).map(drop).unwrap();
+        assert_eq!(neighbours(&rig, 1000), sum, "it is closed");
+    }
+    assert_eq!((rig.domain.stats().maps, rig.domain.stats().unmaps), (4, 4));
+    // Counted with a batch, whether there is a commit or not.
+    let mut ring = StrictRing::new(&rig.device, StrictRingConfig::new(16, PAGE, 4)).unwrap();
+    let live: Vec<_> = (0..4).map(|n| ring.open(&[page(n)], Direction::ToDevice).unwrap()).collect();
+    assert_eq!(rig.domain.stats().maps, 8);
+    drop((ring, live));
+}
+
+#[test]
+fn what_is_beside_a_buffer_is_counted_until_its_batch_ends() {
+    let rig = Rig::new(Clocked::new(1), Policy::Strict, |queue| queue);
+    let map = || rig.device.open_single(part(0, 100).phys, 100, Direction::ToDevice).unwrap();
+    let mut batch = RawBatch::new(&rig.device, 4);
+    let mut sum = 0;
+    for fails in [0, 1] {
+        let iova = map();
+        sum += u128::from(PAGE - 100) * 1000;
+        assert_eq!(neighbours(&rig, 1000), sum);
+        rig.device.unmap_single_in(&mut batch, iova, 100).unwrap();
+        rig.iommu.queue().fail_next(fails, BROKEN);
+        drop(std::mem::replace(&mut batch, RawBatch::new(&rig.device, 4)));
+        assert_eq!(
+            neighbours(&rig, 1000),
+            sum,
+            "what is not confirmed counts as stale, not as beside a buffer"
+        );
+    }
+    assert!(rig.domain.exposure().stale_byte_ns > 0);
+}

@@ -1,0 +1,281 @@
+//! Rings: descriptors in order and not, laps, what is full, and what fails half-way.
+
+use portcullis::addr::{Direction, DmaSegment, PageSize, PhysAddr, PhysSegment};
+use portcullis::dma::{DmaDevice, RingError, RingMapping, RingUnmap, StrictRing, StrictRingConfig};
+use portcullis::domain::{MapListError, Policy};
+use portcullis::invalidation::InvalidationError;
+use portcullis::iova::ArenaError;
+use portcullis::pgtable::MapError;
+use portcullis::std_platform::StdPlatform;
+use portcullis_model::open::OpenRing;
+
+use crate::ends::bench::{Bench, LAZY_FOREVER, Mapper, PAGE, page};
+
+type Ring = StrictRing<Mapper, StdPlatform>;
+
+const BROKEN: InvalidationError = InvalidationError::Rejected { code: 9 };
+
+fn ring(bench: &Bench, descriptors: u32, batch: usize) -> Ring {
+    StrictRing::new(&bench.device, StrictRingConfig::new(descriptors, PAGE, batch)).unwrap()
+}
+
+/// Maps `pages` and has the device use each.
+fn map(bench: &Bench, ring: &mut Ring, pages: u64) -> RingMapping {
+    let list: Vec<_> = (0..pages).map(|number| page(2 * number)).collect();
+    let mapping = ring.open(&list, Direction::Bidirectional).unwrap();
+    (0..pages).for_each(|number| assert!(reached(bench, &mapping, number)));
+    mapping
+}
+
+fn reached(bench: &Bench, mapping: &RingMapping, number: u64) -> bool {
+    bench.reaches(mapping.iova().checked_add(number * PAGE).unwrap())
+}
+
+#[test]
+fn a_batch_in_order_is_one_invalidation_over_many_laps() {
+    for policy in [Policy::Strict, LAZY_FOREVER] {
+        let bench = Bench::new(policy);
+        let mut ring = ring(&bench, 96, 64);
+        let mut unmapped = 0;
+        for _ in 0..40 {
+            let live: Vec<_> = (0..32).map(|_| map(&bench, &mut ring, 1)).collect();
+            let iovas: Vec<_> = live.iter().map(RingMapping::iova).collect();
+            for mapping in live {
+                unmapped += 1;
+                let expected = if unmapped % 64 == 0 { RingUnmap::Committed } else { RingUnmap::Waiting };
+                assert_eq!(ring.unmap(mapping).unwrap(), expected);
+            }
+            assert_eq!(unmapped % 64 != 0, bench.reaches(iovas[31]), "the batch is the unit");
+        }
+        let stats = bench.iommu.stats();
+        assert_eq!(stats.submissions, 20);
+        // One for a batch, two where the range lies on both sides of a large block's middle or of the ring's end.
+        assert!(stats.range_invalidations <= 2 * 20 && stats.domain_invalidations == 0, "{stats:?}");
+        assert_eq!(bench.domain.stats().maps, 1280);
+        assert_eq!(bench.domain.stats().unmaps, 1280);
+        ring.close().unwrap();
+        assert_eq!(bench.domain.stats().lost_iova_bytes, 0);
+        assert_eq!(bench.domain.stats().taken_iova_bytes, bench.domain.stats().cached_iova_bytes);
+    }
+}
+
+#[test]
+fn after_a_commit_the_device_gets_nothing_whatever_the_order() {
+    let bench = Bench::new(Policy::Strict);
+    let mut ring = ring(&bench, 256, 16);
+    let mut live: Vec<_> = (0..64).map(|n| map(&bench, &mut ring, 1 + n % 3)).collect();
+    for round in 0..4 {
+        let chosen: Vec<_> = (0..16).map(|n| live.remove((n * 7 + round) % live.len())).collect();
+        let iovas: Vec<_> = chosen.iter().map(RingMapping::iova).collect();
+        for (mapping, left) in chosen.into_iter().zip((0..16).rev()) {
+            let expected = if left == 0 { RingUnmap::Committed } else { RingUnmap::Waiting };
+            assert_eq!(ring.unmap(mapping).unwrap(), expected);
+        }
+        assert!(iovas.iter().all(|iova| !bench.reaches(*iova)));
+        assert!(live.iter().all(|mapping| reached(&bench, mapping, 0)), "and the others all it had");
+    }
+    assert_eq!(bench.submissions(), 4);
+}
+
+#[test]
+fn a_batch_of_one_is_strict_for_each_descriptor() {
+    let bench = Bench::new(Policy::Strict);
+    let mut ring = ring(&bench, 8, 1);
+    for _ in 0..20 {
+        let mapping = map(&bench, &mut ring, 3);
+        let iova = mapping.iova();
+        assert_eq!(ring.unmap(mapping).unwrap(), RingUnmap::Committed);
+        assert!((0..3).all(|number| !bench.writes(iova, number)));
+    }
+    assert_eq!(bench.submissions(), 20, "one for a descriptor, whatever its pages");
+}
+
+#[test]
+fn a_full_ring_says_so_until_a_commit() {
+    let bench = Bench::new(Policy::Strict);
+    let mut ring = ring(&bench, 4, 64);
+    let live: Vec<_> = (0..4).map(|_| map(&bench, &mut ring, 1)).collect();
+    let full = ring.open(&[page(0)], Direction::ToDevice).unwrap_err();
+    assert!(full.is_full(), "{full}");
+    for mapping in live {
+        assert_eq!(ring.unmap(mapping).unwrap(), RingUnmap::Waiting);
+    }
+    assert!(ring.open(&[page(0)], Direction::ToDevice).unwrap_err().is_full(), "they still wait");
+    assert_eq!((ring.waiting(), ring.commit(), ring.waiting()), (4, Ok(4), 0));
+    assert_eq!(ring.commit(), Ok(0), "nothing waits, nothing is asked");
+    assert_eq!(bench.submissions(), 1);
+    let list: Vec<_> = (0..5).map(page).collect();
+    let error = ring.open(&list, Direction::ToDevice).unwrap_err();
+    assert!(matches!(error, RingError::Arena(ArenaError::Oversize { .. })), "{error}");
+    let mapping = map(&bench, &mut ring, 4);
+    assert_eq!(ring.unmap(mapping).unwrap(), RingUnmap::Waiting);
+}
+
+#[test]
+fn the_device_s_view_is_that_of_a_list() {
+    let bench = Bench::new(Policy::Strict);
+    let mut ring = ring(&bench, 16, 4);
+    let part = |phys, len| PhysSegment { phys: PhysAddr::new(phys), len };
+    let list = [part(0x9_0000_0f00, 0x100), part(0x9_0000_5000, 0x1000), part(0x9_0000_8010, 0x20)];
+    let mut out = [DmaSegment::default(); 3];
+    let (mapping, used) = ring.open_sg(&list, Direction::ToDevice, &mut out).unwrap();
+    let at = |offset| mapping.iova().checked_add(offset).unwrap();
+    let expected =
+        [DmaSegment { iova: mapping.iova(), len: 0x1100 }, DmaSegment { iova: at(0x1110), len: 0x20 }];
+    assert_eq!(&out[..used], expected);
+    let short = ring.open_sg(&list, Direction::ToDevice, &mut out[..2]).unwrap_err();
+    assert_eq!(short, MapListError::NoRoom { needed: 3, room: 2 }.into());
+    assert_eq!(ring.open(&[], Direction::ToDevice).unwrap_err(), MapListError::EmptyList.into());
+    let empty = MapListError::EmptySegment { index: 0, phys: PhysAddr::new(7) };
+    assert_eq!(ring.open(&[part(7, 0)], Direction::ToDevice).unwrap_err(), empty.into());
+    assert_eq!(ring.arena().unwrap().reservations(), 1, "what is refused reserves nothing");
+    assert_eq!(ring.unmap(mapping).unwrap(), RingUnmap::Waiting);
+}
+
+#[test]
+fn a_list_that_fails_in_the_middle_leaves_nothing() {
+    let bench = Bench::new(Policy::Strict);
+    // More than two lowest tables' worth.
+    let config = StrictRingConfig::new(2, 1200 * PAGE, 2);
+    let mut ring = StrictRing::new(&bench.device, config).unwrap();
+    let list: Vec<_> = (0..1200).map(|number| page(2 * number)).collect();
+    let mut failures = 0;
+    for nth in 1..=8 {
+        bench.memory.fail_after(nth);
+        match ring.open(&list, Direction::Bidirectional) {
+            Err(error) => {
+                failures += 1;
+                assert_eq!(error, MapListError::Map(MapError::OutOfMemory).into());
+            }
+            // Empty tables of the failures before were reclaimed for it.
+            Ok(mapping) => {
+                assert_eq!(ring.unmap(mapping).unwrap(), RingUnmap::Waiting);
+                assert_eq!(ring.commit(), Ok(1));
+            }
+        }
+        assert_eq!(ring.arena().unwrap().reservations(), 0);
+    }
+    assert!(failures > 0);
+    bench.memory.fail_after(0);
+    // A segment beyond what entries hold: the fault is in the middle of the list.
+    let mut beyond = list.clone();
+    beyond[700].phys = PhysAddr::new(1 << 50);
+    let error = ring.open(&beyond, Direction::Bidirectional).unwrap_err();
+    assert!(matches!(error, RingError::Map(MapListError::Map(MapError::BeyondPhysical { .. }))), "{error}");
+    let range = ring.arena().unwrap().range();
+    for offset in (0..range.len()).step_by(PAGE as usize) {
+        assert!(!bench.reaches(range.start().checked_add(offset).unwrap()));
+    }
+}
+
+#[test]
+fn a_list_whose_undoing_is_not_confirmed_keeps_its_addresses_until_it_is() {
+    let bench = Bench::new(Policy::Strict);
+    let mut ring = ring(&bench, 4, 2);
+    let beyond = PhysSegment { phys: PhysAddr::new(1 << 50), len: PAGE };
+    bench.iommu.queue().fail_next(1, BROKEN);
+    let error = ring.open(&[page(0), beyond], Direction::ToDevice).unwrap_err();
+    assert_eq!(error, MapListError::Unconfirmed { error: BROKEN }.into());
+    assert_eq!(ring.arena().unwrap().reservations(), 1);
+    assert_eq!(ring.commit(), Ok(0));
+    assert_eq!((ring.arena().unwrap().reservations(), bench.submissions()), (0, 1));
+    ring.close().unwrap();
+}
+
+#[test]
+fn what_is_not_confirmed_goes_on_waiting() {
+    let bench = Bench::new(Policy::Strict);
+    let mut ring = ring(&bench, 8, 2);
+    let (first, second, third) =
+        (map(&bench, &mut ring, 1), map(&bench, &mut ring, 1), map(&bench, &mut ring, 1));
+    let iovas = [first.iova(), second.iova(), third.iova()];
+    assert_eq!(ring.unmap(first).unwrap(), RingUnmap::Waiting);
+    bench.iommu.queue().fail_next(2, BROKEN);
+    let failed = ring.unmap(second).unwrap_err();
+    assert_eq!(failed.error, RingError::Unconfirmed { descriptors: 2, error: BROKEN });
+    assert!(failed.mapping.is_none() && bench.reaches(iovas[0]));
+    // The batch has no room, and failed again: the third is not touched.
+    let failed = ring.unmap(third).unwrap_err();
+    let third = failed.mapping.unwrap();
+    assert!(reached(&bench, &third, 0));
+    // The hardware answers again.
+    assert_eq!(ring.unmap(third).unwrap(), RingUnmap::Waiting);
+    assert!(!bench.reaches(iovas[0]) && !bench.reaches(iovas[1]));
+    assert_eq!(ring.commit(), Ok(1));
+    assert!(!bench.reaches(iovas[2]));
+    ring.close().unwrap();
+}
+
+#[test]
+fn a_ring_in_use_is_not_closed_and_loses_its_addresses_when_dropped() {
+    let bench = Bench::new(Policy::Strict);
+    let mut open = ring(&bench, 8, 4);
+    let mapping = map(&bench, &mut open, 1);
+    let (open, error) = open.close().unwrap_err();
+    assert!(matches!(error, RingError::Arena(ArenaError::InUse { reservations: 1, .. })), "{error}");
+    let bytes = open.arena().unwrap().range().len();
+    drop(open);
+    assert!(reached(&bench, &mapping, 0), "nobody has unmapped it");
+    assert_eq!(bench.domain.stats().lost_iova_bytes, bytes, "so nobody else gets its address");
+    // One that only waits is committed by the drop.
+    let mut idle = ring(&bench, 8, 4);
+    let mapping = map(&bench, &mut idle, 1);
+    let iova = mapping.iova();
+    assert_eq!(idle.unmap(mapping).unwrap(), RingUnmap::Waiting);
+    drop(idle);
+    assert!(!bench.reaches(iova));
+    assert_eq!(bench.domain.stats().lost_iova_bytes, bytes);
+}
+
+#[test]
+fn rings_of_a_domain_have_colours_of_their_own_and_refuse_each_other_s_descriptors() {
+    let bench = Bench::new(Policy::Strict);
+    let (mut one, mut two) = (ring(&bench, 512, 4), ring(&bench, 512, 4));
+    let (first, second) = (map(&bench, &mut one, 1), map(&bench, &mut two, 1));
+    let set = |mapping: &RingMapping| mapping.iova().get() / PAGE % 16;
+    assert_ne!(set(&first), set(&second));
+    let failed = one.unmap(second).unwrap_err();
+    assert!(matches!(failed.error, RingError::Foreign { .. }));
+    let second = failed.mapping.unwrap();
+    assert!(reached(&bench, &second, 0));
+    assert_eq!(two.unmap(second).unwrap(), RingUnmap::Waiting);
+    assert_eq!(one.unmap(first).unwrap(), RingUnmap::Waiting);
+    for batch in [0, 257] {
+        let error = StrictRing::new(&bench.device, StrictRingConfig::new(8, PAGE, batch)).unwrap_err();
+        assert_eq!(error, RingError::Batch { batch, most: 256 });
+    }
+}
+
+/// Two domains hand out the same addresses: a ring knows its descriptors by more than where they are.
+#[test]
+fn a_descriptor_of_another_domain_s_ring_at_the_same_addresses_is_refused() {
+    let (bench, other) = (Bench::new(Policy::Strict), Bench::new(Policy::Strict));
+    let (mut one, mut two) = (ring(&bench, 8, 1), ring(&other, 8, 1));
+    let (first, second) = (map(&bench, &mut one, 1), map(&other, &mut two, 1));
+    assert_eq!(first.range(PageSize::SIZE_4K), second.range(PageSize::SIZE_4K), "or the test means nothing");
+    let (start, range) = (first.iova(), second.range(PageSize::SIZE_4K).unwrap());
+    let failed = one.unmap(second).unwrap_err();
+    assert_eq!(failed.error, RingError::Foreign { range });
+    assert!(bench.reaches(start) && other.reaches(start), "neither ring has ended anything");
+    assert_eq!(one.unmap(first).unwrap(), RingUnmap::Committed);
+    assert!(!bench.reaches(start) && other.reaches(start));
+    assert_eq!(two.unmap(failed.mapping.unwrap()).unwrap(), RingUnmap::Committed);
+    assert!(!other.reaches(start));
+}
+
+#[test]
+fn without_translation_a_ring_hands_memory_s_own_addresses_through() {
+    let bench = Bench::new(Policy::Passthrough);
+    let narrow = DmaDevice::new(std::sync::Arc::clone(&bench.domain), u32::MAX.into());
+    let mut ring = StrictRing::new(&narrow, StrictRingConfig::new(8, PAGE, 2)).unwrap();
+    let list = [PhysSegment { phys: PhysAddr::new(0x5010), len: 0x20 }];
+    let (first, second) =
+        (ring.open(&list, Direction::ToDevice).unwrap(), ring.open(&list, Direction::ToDevice).unwrap());
+    assert_eq!((first.iova().get(), first.range(PageSize::SIZE_4K)), (0x5010, None));
+    assert_eq!(ring.unmap(first).unwrap(), RingUnmap::Waiting);
+    assert_eq!(ring.unmap(second).unwrap(), RingUnmap::Committed);
+    let error = ring.open(&[page(0)], Direction::ToDevice).unwrap_err();
+    assert!(matches!(error, RingError::Map(MapListError::BeyondMask { .. })), "{error}");
+    ring.close().unwrap();
+    assert_eq!(bench.submissions(), 0);
+}

@@ -1,0 +1,112 @@
+//! Failure 9: page tables are never freed, so that they grow with the addresses ever used; or they are freed while
+//! the hardware's paging-structure caches still lead to them, and whoever gets their memory next decides what the
+//! device reaches.
+//!
+//! (The steps of reclaim one by one are in `pgtable/engine/reclaim.rs`, and in the model checker.)
+
+use portcullis::addr::{Direction, Iova, IovaRange, Permissions};
+use portcullis::domain::Policy;
+use portcullis::invalidation::InvalidationError;
+use portcullis::std_platform::StdPlatform;
+use portcullis_model::open::OpenDomain;
+use portcullis_model::{Buffer, Queue};
+
+use crate::rig::{self, ANYWHERE, DEVICE, PAGE, page};
+
+type Rig = rig::Rig<StdPlatform, Queue>;
+
+/// 2 MiB: what one lowest table maps.
+const TABLE: u64 = 512 * PAGE;
+
+/// Maps ranges so large that each has a lowest table of its own, has the device use them, and unmaps them.
+/// Addresses at which tables were.
+fn churn(rig: &Rig, ranges: usize) -> Vec<Iova> {
+    let list: Vec<_> = (0..512).map(|number| page(2 * number)).collect();
+    let map = |_| rig.domain.open(&list, Direction::Bidirectional.permissions(), ANYWHERE).unwrap();
+    let live: Vec<IovaRange> = (0..ranges).map(map).collect();
+    live.iter().for_each(|range| assert!(rig.reaches(range.start())));
+    live.iter().for_each(|range| rig.domain.unmap(*range).unwrap());
+    live.iter().map(|range| range.start()).collect()
+}
+
+/// All free memory, as tables that lead to a secret wherever one looks.
+fn traps(rig: &Rig) -> Vec<Buffer> {
+    let secret = rig.memory.buffer(PAGE).unwrap();
+    // A readable and writable entry of VT-d's second stage.
+    let entry = (secret.phys().get() | 3).to_le_bytes();
+    let traps = (0..256).map(|_| {
+        let trap = rig.memory.buffer(PAGE).unwrap();
+        (0..512).for_each(|word| trap.write(word * 8, &entry).unwrap());
+        trap
+    });
+    traps.chain([secret]).collect()
+}
+
+#[test]
+fn tables_come_back_and_the_hardware_walks_none_that_is_gone() {
+    let rig = Rig::new(StdPlatform::with_cpus(1), Policy::Strict, |queue| queue);
+    let bytes = || rig.domain.mapper().table().table_bytes();
+    let (empty, ranges) = (bytes(), 40);
+    let old = churn(&rig, ranges);
+    let full = bytes();
+    assert!(full >= empty + ranges * PAGE as usize, "each has a table of its own: {full}");
+    assert!(rig.domain.reclaim().unwrap() >= ranges * PAGE as usize);
+    assert_eq!(bytes(), empty, "nothing is mapped");
+    // Whatever the device tries, and whatever is where the tables were, it gets nowhere.
+    let traps = traps(&rig);
+    for iova in &old {
+        for offset in [0, PAGE, TABLE - PAGE] {
+            assert_eq!(rig.iommu.probe(DEVICE, iova.checked_add(offset).unwrap(), Permissions::READ), None);
+        }
+        assert!(!rig.reaches(*iova));
+    }
+    assert_eq!(rig.iommu.stats().walks_into_freed_frames, 0);
+    drop(traps);
+    // Over and over, they do not grow.
+    for _ in 0..3 {
+        churn(&rig, ranges);
+        assert!(bytes() <= full);
+        rig.domain.reclaim().unwrap();
+        assert_eq!(bytes(), empty);
+    }
+    assert_eq!((rig.memory.bad_frees(), rig.memory.stray_tables()), (0, 0));
+}
+
+#[test]
+fn memory_that_runs_out_brings_tables_back_by_itself() {
+    let rig = Rig::new(StdPlatform::with_cpus(1), Policy::Strict, |queue| queue);
+    churn(&rig, 40);
+    // All the rest is taken.
+    let all: Vec<Buffer> = std::iter::from_fn(|| rig.memory.buffer(PAGE)).collect();
+    // A gigabyte further on there is no table yet.
+    let far = vec![page(0); 1 << 18];
+    let range = rig.domain.open(&far[..], Direction::Bidirectional.permissions(), ANYWHERE);
+    assert!(range.is_err(), "512 tables do not fit in the 40 that were freed");
+    let near: Vec<_> = (0..8 * 512).map(|number| page(2 * number)).collect();
+    let range = rig.domain.open(&near, Direction::Bidirectional.permissions(), ANYWHERE).unwrap();
+    assert!(rig.reaches(range.start()));
+    rig.domain.unmap(range).unwrap();
+    assert_eq!(rig.iommu.stats().walks_into_freed_frames, 0);
+    drop(all);
+}
+
+#[test]
+fn tables_that_the_hardware_has_not_forgotten_are_kept() {
+    let rig = Rig::new(StdPlatform::with_cpus(1), Policy::Strict, |queue| queue);
+    let old = churn(&rig, 40);
+    let full = rig.domain.mapper().table().table_bytes();
+    rig.iommu.queue().fail_next(1, InvalidationError::TimedOut { waited_ns: 1 });
+    rig.domain.reclaim().unwrap_err();
+    assert_eq!(rig.domain.mapper().table().table_bytes(), full);
+    let traps = traps(&rig);
+    assert!(old.iter().all(|iova| !rig.reaches(*iova)));
+    assert_eq!(rig.iommu.stats().walks_into_freed_frames, 0);
+    drop(traps);
+    // A driver whose invalidation is lost is found out here: the walk caches lead to memory that is free.
+    rig.iommu.queue().drop_next(u64::MAX);
+    rig.domain.reclaim().unwrap();
+    let traps: Vec<Buffer> = self::traps(&rig);
+    let reached = old.iter().any(|iova| rig.reaches(*iova));
+    assert!(reached || rig.iommu.stats().walks_into_freed_frames > 0, "this test sees nothing");
+    drop(traps);
+}

@@ -1,0 +1,51 @@
+//! A bounced unmap needs no memory, whatever its way, and a bounced map with a buffer waiting needs none either.
+#![cfg(not(loom))]
+
+#[path = "../bounce/pool/support.rs"]
+#[allow(dead_code, reason = "shared with the other tests of pools")]
+mod support;
+
+use crate::limited::granting;
+use portcullis::addr::Direction;
+use portcullis::bounce::pool::{Attributes, Way};
+use portcullis_model::open::OpenPool;
+use support::{Bench, PAGE, map, piece, small};
+
+const NONE: Attributes = Attributes { persistent_streaming: false, wipe: false, copy_in: false };
+
+#[test]
+fn unmap_never_allocates_nor_does_a_map_that_reuses_a_buffer() {
+    let bench = Bench::new(small());
+    let device = bench.device(1, true);
+    let buffer = bench.memory.buffer(60 * PAGE).unwrap();
+    let one = [piece(buffer.phys(), 3, 5000)];
+    let list =
+        [piece(buffer.phys(), 3, 5000), piece(buffer.phys(), 9000, 7), piece(buffer.phys(), 9009, 100)];
+    let split = [piece(buffer.phys(), 3, 20 * PAGE)];
+    let pieces = [piece(buffer.phys(), 3, 20 * PAGE), piece(buffer.phys(), 21 * PAGE + 5, 30 * PAGE)];
+    for (list, way) in
+        [(&one[..], Way::Slot), (&list, Way::Slot), (&split, Way::Split), (&pieces, Way::SingleUse)]
+    {
+        for direction in Direction::ALL {
+            for round in 0..4 {
+                // Twice on a CPU, and twice by a caller without one.
+                bench.platform.be(round / 2 * 3);
+                let (live, calls) =
+                    granting(usize::MAX, || [(); 8].map(|()| map(&device, list, direction, NONE).unwrap()));
+                assert!(live.iter().all(|mapping| mapping.way() == way));
+                assert!(
+                    way != Way::Slot || round % 2 == 0 || calls == 0,
+                    "{way:?} {direction:?}: {calls} calls"
+                );
+                let ((), calls) = granting(0, || {
+                    live.iter().for_each(|mapping| bench.pool.close(mapping.iova(), mapping.len()).unwrap());
+                });
+                assert_eq!(calls, 0, "{way:?} {direction:?}");
+            }
+        }
+    }
+    let (freed, calls) = granting(0, || bench.pool.trim(0));
+    assert!(freed.unwrap() > 0 && calls == 0);
+    drop((buffer, device));
+    bench.finish();
+}

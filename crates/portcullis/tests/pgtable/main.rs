@@ -1,0 +1,15 @@
+//! Page tables: the engine, the formats, and walkers that others wrote.
+
+#[path = "../common/mod.rs"]
+mod common;
+#[path = "../dice/mod.rs"]
+mod dice;
+#[macro_use]
+#[path = "../common/inner_format.rs"]
+mod inner_format;
+
+mod engine;
+mod formats;
+mod independent;
+mod vtd;
+mod walker;
