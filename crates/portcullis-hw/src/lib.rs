@@ -30,6 +30,7 @@ mod frames;
 mod host;
 mod iommu;
 mod queue;
+mod switch;
 mod sync;
 
 pub mod acpi;

@@ -14,7 +14,6 @@
 mod events;
 pub(crate) mod layout;
 mod queue;
-mod switch;
 #[cfg(all(test, not(loom)))]
 mod tests;
 mod unit;

@@ -11,12 +11,12 @@ use super::layout::{
     ring_place, status,
 };
 use super::queue::{Bell, describe, set};
-use super::switch::Switch;
 use crate::fault::Fault;
 use crate::frames::Words;
 use crate::host::{Host, Registers, UnitError, wait_until};
 use crate::iommu::{Attachment, Iommu};
 use crate::queue::{Command, Commands, Queue};
+use crate::switch::Switch;
 use crate::sync::Mutex;
 
 /// The domain of devices that are attached to nothing, which events name.

@@ -32,6 +32,8 @@ struct State {
     head: u64,
     /// It confirms nothing.
     deaf: bool,
+    /// It takes no root.
+    rootless: bool,
     /// The type of descriptor that it does not know, and whether it has stopped at one.
     unknown: Option<u64>,
     stopped: bool,
@@ -73,7 +75,15 @@ impl FakeUnit {
                 [low, address] if low & 0xf == 5 => {
                     self.memory.word(address).store(low >> 32, Ordering::Release);
                 }
-                other => state.done.push(other),
+                other => {
+                    assert!(
+                        state.status & global::SRTP != 0,
+                        "something is to be forgotten, and there is no root"
+                    );
+                    let names_pasids = [6, 7].contains(&(other[0] & 0xf));
+                    assert!(!names_pasids || state.taken & RTADDR_MODE == 1 << 10, "there are no PASIDs");
+                    state.done.push(other);
+                }
             }
             assert!(size == 16 || self.words(at + 16) == [0, 0], "reserved");
             state.head = (state.head + size) % (size * 256);
@@ -101,7 +111,8 @@ impl fake::Unit for FakeUnit {
         let mut state = self.state.lock();
         match offset {
             reg::GCMD => {
-                let (was_on, command) = (state.status & global::TE != 0, value as u32);
+                let was_on = state.status & global::TE != 0;
+                let command = value as u32 & !if state.rootless { global::SRTP } else { 0 };
                 if command & global::SRTP != 0 {
                     let same = (state.taken ^ state.root) & RTADDR_MODE == 0;
                     assert!(
@@ -341,6 +352,48 @@ fn a_unit_that_takes_any_root_while_it_is_on_never_stops() {
     }
 }
 
+/// A unit takes descriptors in the mode of its root, and some take none about contexts without one.
+#[test]
+fn nothing_is_submitted_before_a_root_is_taken() {
+    for (cap, status) in [(CAP, 0), (CAP, global::TE), (CAP | cap::CM, 0), (CAP | cap::CM, global::TE)] {
+        let (host, _) = host::<true>(cap, BOTH);
+        // Firmware's tables are of legacy mode.
+        host.host.unit().state.lock().status = status;
+        let unit = Arc::new(Unit::start_in(host, Mode::Scalable).unwrap());
+        let stage = FirstStage::of(Arc::clone(&unit)).unwrap();
+        assert_eq!(attach(&stage, 0x28, first(7)), Ok(()));
+        for device in [0x30, 0x38] {
+            assert_eq!(attach(&*unit, device, second(8)), Ok(()));
+        }
+        assert_eq!(unit.detach(DeviceId(0x38)), Ok(()));
+        let forgotten = || {
+            [
+                stage.invalidate(DomainId(7), Invalidation::Domain),
+                unit.invalidate(DomainId(8), Invalidation::Domain),
+            ]
+        };
+        assert_eq!(forgotten(), [Ok(()); 2]);
+        assert_eq!((fake(&unit).done(), fake(&unit).state.lock().tail), (Vec::new(), 0));
+
+        // The root is on its way: what is to be forgotten waits for it.
+        fake(&unit).state.lock().rootless = true;
+        assert!(matches!(unit.enable(), Err(UnitError::TimedOut { .. })));
+        assert!(forgotten().iter().all(|result| matches!(result, Err(InvalidationError::TimedOut { .. }))));
+        assert!(matches!(unit.detach(DeviceId(0x30)), Err(UnitError::TimedOut { .. })));
+        assert_eq!((fake(&unit).done(), fake(&unit).state.lock().tail), (Vec::new(), 0));
+
+        fake(&unit).state.lock().rootless = false;
+        assert_eq!(unit.enable(), Ok(()));
+        assert_eq!(unit.detach(DeviceId(0x30)), Ok(()));
+        assert_eq!(forgotten(), [Ok(()); 2]);
+        let all = [descriptor::CONTEXT_ALL, descriptor::PASIDS_ALL, descriptor::iotlb_all(3 << 6)];
+        let domain = descriptor::iotlb_domain(3 << 6, 8);
+        let detached = [descriptor::context_of(0, 0x30), descriptor::pasids_of(8), domain];
+        let invalidated = [descriptor::first_stage_all(7), domain];
+        assert_eq!(fake(&unit).done(), [&all[..], &detached, &invalidated].concat());
+    }
+}
+
 #[test]
 fn the_second_stage_in_scalable_mode() {
     let (unit, memory) = scalable(CAP);
@@ -500,6 +553,8 @@ fn what_the_unit_does_not_know_is_taken_out_of_a_queue_of_either_width() {
     for extended in [QUEUED | ecap::C | ecap::DT, BOTH | ecap::DT] {
         let (host, _) = host::<true>(CAP, extended);
         let unit = Unit::start(host).unwrap();
+        unit.enable().unwrap();
+        let _ = fake(&unit).done();
         // Descriptors of devices' own TLBs.
         fake(&unit).state.lock().unknown = Some(3);
         let tlb = Invalidation::DeviceTlb { device: DeviceId(0x28), range: None };

@@ -17,7 +17,8 @@ use crate::fault::Fault;
 use crate::host::{Host, Registers, UnitError, wait_until};
 use crate::iommu::{Attachment, Iommu};
 use crate::queue::{Command, Queue};
-use crate::sync::Mutex;
+use crate::switch::Switch;
+use crate::sync::{AtomicBool, Mutex, Ordering};
 
 /// A VT-d unit.
 ///
@@ -32,6 +33,10 @@ pub struct Unit<H: Host> {
     drain: u64,
     queue: Queue,
     tables: Mutex<Tables>,
+    /// Whether the unit may have been led to the tables, and whether it has taken their root: see
+    /// [`has_root`](Self::has_root).
+    switch: Switch,
+    took_root: AtomicBool,
     /// Held for one command in the global command register, which takes them one at a time.
     commands: Mutex<()>,
     /// Where the next fault record is looked for.
@@ -117,6 +122,8 @@ impl<H: Host> Unit<H> {
             drain,
             queue,
             tables: Mutex::new(tables),
+            switch: Switch::new(),
+            took_root: AtomicBool::new(false),
             commands: Mutex::new(()),
             next_record: Mutex::new(0),
         };
@@ -186,6 +193,31 @@ impl<H: Host> Unit<H> {
         })
     }
 
+    /// Whether the unit may have cached anything of this driver's tables. Where it is just taking
+    /// their root, waits until it has.
+    ///
+    /// Nothing is submitted before that. The unit takes descriptors in the mode of the root that
+    /// it has: where firmware left it in legacy mode, it may stop at one that names a PASID. And
+    /// chipsets there are (X58) that never end an invalidation of contexts while they have no root
+    /// at all, as Linux's driver notes, whose order is: queue, root, then all is forgotten.
+    /// Nothing need be submitted either: what a caller that finds no root has stored is in memory
+    /// before the unit is led to these tables, by [`Switch`]'s order, and
+    /// [`enable`](Iommu::enable) has all that was cached of others forgotten.
+    ///
+    /// # Errors
+    /// [`UnitError::TimedOut`]: it has not taken the root.
+    fn has_root(&self) -> Result<bool, UnitError> {
+        // Acquire: what was before `enable` is before what follows, as with the switch.
+        let took_root = || self.took_root.load(Ordering::Acquire);
+        if took_root() {
+            return Ok(true);
+        }
+        if !self.switch.is_on() {
+            return Ok(false);
+        }
+        wait_until(&self.host, "take its root table", took_root).map(|()| true)
+    }
+
     /// Has the unit forget contexts.
     fn confirm(&self, commands: &[Command]) -> Result<(), UnitError> {
         self.queue.submit(&self.host, &self.bell(), commands).map_err(UnitError::Unconfirmed)
@@ -239,6 +271,9 @@ impl<H: Host> Unit<H> {
         }
         let mut tables = self.tables.lock();
         let cached = tables.attach(self.host.frames(), source, lead, number)?;
+        if !self.has_root()? {
+            return Ok(());
+        }
         self.flush_write_buffer()?;
         if self.capabilities.caches_absent() {
             self.confirm(&cached.commands_of_absent(source, self.drain))?;
@@ -248,8 +283,11 @@ impl<H: Host> Unit<H> {
 
     /// Carries out `requests` of domains with tables of the second stage, or of the first.
     pub(super) fn carry_out(&self, requests: &[Request], stage: Stage) -> Result<(), InvalidationError> {
-        self.flush_write_buffer()
-            .map_err(|_| InvalidationError::TimedOut { waited_ns: self.host.patience_ns() })?;
+        let timed_out = |_| InvalidationError::TimedOut { waited_ns: self.host.patience_ns() };
+        if !self.has_root().map_err(timed_out)? {
+            return Ok(());
+        }
+        self.flush_write_buffer().map_err(timed_out)?;
         self.queue.carry_out(&self.host, &self.bell(), requests, |commands, request| {
             describe(commands, &self.capabilities, stage, request)
         })
@@ -275,9 +313,11 @@ impl<H: Host> Iommu<VtdSecondStage> for Unit<H> {
 
     fn enable(&self) -> Result<(), UnitError> {
         let registers = self.host.registers();
-        self.flush_write_buffer()?;
         // To the end, as another call of this must not find translation on in a mode that it is about to leave.
         let tables = self.tables.lock();
+        // Before the flush: what was stored before is seen, and what is stored later is told.
+        self.switch.turn_on();
+        self.flush_write_buffer()?;
         let root = tables.address();
         let is_on = registers.read32(reg::GSTS) & global::TE != 0;
         let mode_stays = (registers.read64(reg::RTADDR) ^ root) & RTADDR_MODE == 0;
@@ -287,6 +327,7 @@ impl<H: Host> Iommu<VtdSecondStage> for Unit<H> {
         }
         registers.write64(reg::RTADDR, root);
         self.command(global::SRTP, true, "take its root table")?;
+        self.took_root.store(true, Ordering::Release);
         // A unit with ESRTPS does this by itself, and once more does no harm.
         self.confirm(&everything(self.mode, self.drain))?;
         self.command(global::TE, true, "turn translation on")?;
@@ -320,8 +361,10 @@ impl<H: Host> Iommu<VtdSecondStage> for Unit<H> {
         // Held while the unit is waited for: nothing but attaching waits for it.
         let tables = self.tables.lock();
         let cached = tables.detach(frames, source)?;
-        self.flush_write_buffer()?;
-        self.confirm(&cached.commands(source, self.drain))?;
+        if self.has_root()? {
+            self.flush_write_buffer()?;
+            self.confirm(&cached.commands(source, self.drain))?;
+        }
         tables.forget(frames, source);
         Ok(())
     }
@@ -382,8 +425,8 @@ fn source_of(device: DeviceId) -> Result<u16, UnitError> {
 }
 
 // SAFETY: a submission ends with a descriptor that the unit confirms when the submission's others are complete (section 6.5.2.8), IOTLB
-// invalidations wait for accesses (`start` takes no unit that cannot), the descriptors are in the order of the requests, and each covers its request. Submissions are in one order by the ring's exchanges. Registers and memory
-// are as `Registers` and `Frames` promise.
+// invalidations wait for accesses (`start` takes no unit that cannot), the descriptors are in the order of the requests, and each covers its request. Submissions are in one order by the ring's exchanges, and those of a
+// unit that has no root yet by the switch's: it has read nothing of what they name. Registers and memory are as `Registers` and `Frames` promise.
 unsafe impl<H: Host> InvalidationQueue for Unit<H> {
     fn invalidate(&self, domain: DomainId, invalidation: Invalidation) -> Result<(), InvalidationError> {
         self.submit(&[Request { domain, invalidation }])

@@ -1,9 +1,10 @@
-//! Whether a unit may have been led to its device table. Until then it reads no commands, and has
-//! nothing to forget.
+//! Whether a unit may have been led to its driver's tables of devices. Until then it has nothing of
+//! these to forget, and may not take commands: AMD-Vi reads none before it is on, and a VT-d unit
+//! takes them in the mode of the root that it has, which is not this driver's.
 //!
 //! Memory ordering. Only exchanges change the flag, and a caller that finds it clear has made one
 //! of them, which acquires and releases. That is before the one of [`Switch::turn_on`], which is
-//! before the register that leads the unit to the table: so all that the caller has stored until
+//! before the register that leads the unit to the tables: so all that the caller has stored until
 //! then is seen by whatever the unit reads. The same makes calls one order for memory, as
 //! [`InvalidationQueue`](portcullis::invalidation::InvalidationQueue) promises: those that find the
 //! flag clear are before those that find it set, which acquire, and among themselves in the order
@@ -13,14 +14,14 @@ use crate::sync::{AtomicBool, Ordering};
 
 /// The flag.
 #[derive(Debug)]
-pub(super) struct Switch(AtomicBool);
+pub(crate) struct Switch(AtomicBool);
 
 impl Switch {
     pub fn new() -> Self {
         Self(AtomicBool::new(false))
     }
 
-    /// From now on there may be something to forget. Called before the unit is led to the table.
+    /// From now on there may be something to forget. Called before the unit is led to the tables.
     pub fn turn_on(&self) {
         self.0.swap(true, Ordering::AcqRel);
     }
