@@ -1,11 +1,16 @@
 //! The driver on units that QEMU has none of: with a write buffer, and without coherent caches of
 //! what firmware has left.
 
+use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::convert::Infallible;
 
-use portcullis::addr::{DeviceId, DomainId, PhysAddr};
+use portcullis::addr::{DeviceId, Direction, DmaSegment, DomainId, PhysAddr, PhysSegment};
+use portcullis::dma::{DmaMask, Queue, QueueConfig};
+use portcullis::domain::Domain;
 use portcullis::invalidation::{Invalidation, InvalidationQueue};
-use portcullis::pgtable::VtdSecondStage;
+use portcullis::pgtable::{PageTable, VtdSecondStage};
+use portcullis::std_platform::StdPlatform;
 
 use super::Unit;
 use super::layout::{cap, descriptor, entry, global, reg};
@@ -14,7 +19,7 @@ use crate::iommu::{Attachment, Iommu};
 use crate::sync::{Mutex, Ordering};
 
 /// Frames of memory: root, context and page tables, the queue, its answers.
-const FRAMES: u64 = 6;
+const FRAMES: u64 = 12;
 
 /// What a unit is told, in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -142,6 +147,30 @@ fn what_is_stored_leaves_a_write_buffer_before_the_unit_is_to_see_it() {
     assert_eq!(first, descriptor::context_of(7, 0x28), "the entry is seen to be gone before it is forgotten");
     unit.invalidate(DomainId(7), Invalidation::Domain).unwrap();
     assert_eq!(fake.told()[0], Told::FlushBuffer, "the page table");
+}
+
+/// A mapping counts as made when `map` returns: a device may be told of it then.
+#[test]
+fn what_is_mapped_is_seen_before_a_device_is_told() {
+    let unit = Arc::new(started());
+    unit.enable().unwrap();
+    let fake = unit.host().unit();
+    let table = PageTable::new(fake.memory.clone(), unit.layout().unwrap()).unwrap();
+    let domain = Domain::builder(table, Arc::clone(&unit), DomainId(7)).build(StdPlatform::new()).unwrap();
+    let device = domain.attach(DEVICE, DmaMask::BITS_64).unwrap();
+    let mut queue: Queue<_, Infallible> = device.queue(QueueConfig::direct()).unwrap();
+    for phys in [0x1234_5000, 0x6789_a000] {
+        let (page, mut view) =
+            ([PhysSegment { phys: PhysAddr::new(phys), len: 4096 }], [DmaSegment::default()]);
+        // SAFETY: this unit leads no device there.
+        let _ = unsafe { queue.map_raw(&page, Direction::FromDevice, &mut view) }.unwrap();
+        let iova = view[0].iova.get();
+        let root = domain.space().mapper().table().root().get();
+        let leaf = [39, 30, 21, 12]
+            .into_iter()
+            .fold(root, |at, shift| fake.sees((at & entry::ADDRESS) + (iova >> shift & 0x1ff) * 8));
+        assert_eq!(leaf & entry::ADDRESS, phys, "the unit sees another entry");
+    }
 }
 
 #[test]
