@@ -8,12 +8,13 @@
 //! Memory ordering. The answer is loaded with `Acquire`: what the unit did before it stored is done for the caller. A claim
 //! acquires what the last owner released, so numbers of a word never repeat.
 
-use alloc::boxed::Box;
+use alloc::vec::Vec;
 
 use portcullis::addr::PhysAddr;
 use portcullis::platform::{Frames, TABLE_ENTRIES};
 
 use crate::frames::Words;
+use crate::heap::filled;
 use crate::host::UnitError;
 use crate::sync::{AtomicU64, Ordering};
 
@@ -28,9 +29,9 @@ pub(crate) struct Answers {
 #[derive(Debug)]
 struct Claims {
     /// A bit for each word.
-    taken: Box<[AtomicU64]>,
+    taken: Vec<AtomicU64>,
     /// For each word, the number of its last owner. Of the CPU that has claimed the word.
-    numbers: Box<[AtomicU64]>,
+    numbers: Vec<AtomicU64>,
 }
 
 /// A word that is claimed.
@@ -50,7 +51,7 @@ impl Answer {
 impl Answers {
     /// Allocates a frame.
     pub fn new<F: Frames>(frames: &F) -> Result<Self, UnitError> {
-        Ok(Self { words: Words::new(frames, 1)?, claims: Claims::new(TABLE_ENTRIES) })
+        Ok(Self { claims: Claims::new(TABLE_ENTRIES)?, words: Words::new(frames, 1)? })
     }
 
     /// Gives the frame back.
@@ -85,9 +86,9 @@ impl Answers {
 
 impl Claims {
     /// For `count` words, a multiple of 64.
-    fn new(count: usize) -> Self {
-        let words = |count| (0..count).map(|_| AtomicU64::new(0)).collect();
-        Self { taken: words(count / 64), numbers: words(count) }
+    fn new(count: usize) -> Result<Self, UnitError> {
+        let words = |count| filled(count, || AtomicU64::new(0));
+        Ok(Self { taken: words(count / 64)?, numbers: words(count)? })
     }
 
     fn claim(&self, hint: u64) -> Option<Answer> {
@@ -117,13 +118,12 @@ impl Claims {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use alloc::collections::BTreeSet;
-    use alloc::vec::Vec;
 
     use super::*;
 
     #[test]
     fn every_word_is_claimed_once_and_each_owner_has_another_number() {
-        let (claims, mut seen) = (Claims::new(128), BTreeSet::new());
+        let (claims, mut seen) = (Claims::new(128).unwrap(), BTreeSet::new());
         for hint in 0..5 {
             let all: Vec<_> = core::iter::from_fn(|| claims.claim(hint)).collect();
             assert_eq!(all.len(), 128);
@@ -138,7 +138,6 @@ mod tests {
 #[cfg(all(test, loom))]
 mod model {
     use alloc::sync::Arc;
-    use alloc::vec::Vec;
 
     use loom::thread;
 
@@ -148,7 +147,7 @@ mod model {
     #[test]
     fn no_two_owners_of_a_word_have_the_same_number() {
         loom::model(|| {
-            let claims = Arc::new(Claims::new(64));
+            let claims = Arc::new(Claims::new(64).unwrap());
             let two = |claims: &Claims| -> Vec<(usize, u32)> {
                 (0..2)
                     .map(|_| {

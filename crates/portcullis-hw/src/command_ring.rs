@@ -21,8 +21,10 @@
 //! then loads `written`. So either the publisher sets it after it was cleared, and rings; or before, and the other one
 //! finds `written`. `again`, which asks for one more doorbell, is handed over in the same way.
 
-use alloc::boxed::Box;
+use alloc::vec::Vec;
 
+use crate::heap::filled;
+use crate::host::UnitError;
 use crate::sync::{AtomicBool, AtomicU64, Ordering};
 
 /// The unit's side. Indices have the wrap bit, if there is one.
@@ -48,29 +50,36 @@ pub(crate) struct CommandRing {
     /// The CPU that rings next is to ring even where nothing is new.
     again: AtomicBool,
     /// For each index, one more than the last place there that was published.
-    written: Box<[AtomicU64]>,
+    written: Vec<AtomicU64>,
     /// The unit counts places modulo this: the size, or twice that.
     modulus: u64,
 }
 
 impl CommandRing {
     /// A ring of `size` commands, a power of two of at least 2, which the unit takes to be empty at index 0.
-    pub fn new(size: u32) -> Self {
-        Self {
+    ///
+    /// # Errors
+    /// [`UnitError::OutOfMemory`].
+    pub fn new(size: u32) -> Result<Self, UnitError> {
+        Ok(Self {
             reserved: AtomicU64::new(0),
             consumed: AtomicU64::new(0),
             rung: AtomicU64::new(0),
             ringing: AtomicBool::new(false),
             again: AtomicBool::new(false),
-            written: (0..size).map(|_| AtomicU64::new(0)).collect(),
+            // No truncation where the ring is in memory.
+            written: filled(size as usize, || AtomicU64::new(0))?,
             modulus: u64::from(size),
-        }
+        })
     }
 
     /// A ring of `size` commands, a power of two of at least 2 and at most 2^31, whose unit counts
     /// modulo twice that.
-    pub fn with_wrap_bit(size: u32) -> Self {
-        Self { modulus: u64::from(size) * 2, ..Self::new(size) }
+    ///
+    /// # Errors
+    /// [`UnitError::OutOfMemory`].
+    pub fn with_wrap_bit(size: u32) -> Result<Self, UnitError> {
+        Ok(Self { modulus: u64::from(size) * 2, ..Self::new(size)? })
     }
 
     /// The most commands that there can be at once. Without a wrap bit one index stays free, as the
@@ -238,7 +247,7 @@ mod tests {
 
     #[test]
     fn places_come_back_when_the_unit_has_consumed_them_and_not_before() {
-        let (ring, unit) = (CommandRing::new(8), Unit::default());
+        let (ring, unit) = (CommandRing::new(8).unwrap(), Unit::default());
         for round in 0..100_u64 {
             let first = ring.reserve(5, &unit, || panic!("there is room")).unwrap();
             assert_eq!(first, round * 5);
@@ -253,7 +262,7 @@ mod tests {
 
     #[test]
     fn what_was_reserved_first_is_rung_first() {
-        let (ring, unit) = (CommandRing::new(8), Unit::default());
+        let (ring, unit) = (CommandRing::new(8).unwrap(), Unit::default());
         let first = ring.reserve(2, &unit, || false).unwrap();
         let second = ring.reserve(3, &unit, || false).unwrap();
         ring.publish(second, 3, &unit);
@@ -264,7 +273,7 @@ mod tests {
 
     #[test]
     fn a_unit_that_says_it_is_beyond_what_it_was_given_frees_nothing() {
-        let (ring, unit) = (CommandRing::new(4), Unit::default());
+        let (ring, unit) = (CommandRing::new(4).unwrap(), Unit::default());
         let first = ring.reserve(2, &unit, || false).unwrap();
         ring.publish(first, 2, &unit);
         unit.head.set(3);
@@ -275,7 +284,7 @@ mod tests {
 
     #[test]
     fn a_unit_that_missed_a_doorbell_is_told_again() {
-        let (ring, unit) = (CommandRing::new(8), Unit::default());
+        let (ring, unit) = (CommandRing::new(8).unwrap(), Unit::default());
         let first = ring.reserve(3, &unit, || false).unwrap();
         ring.publish(first, 3, &unit);
         unit.tail.set(0);
@@ -285,7 +294,7 @@ mod tests {
 
     #[test]
     fn with_a_wrap_bit_a_ring_is_filled_to_the_last_place() {
-        let (ring, unit) = (CommandRing::with_wrap_bit(4), Unit::default());
+        let (ring, unit) = (CommandRing::with_wrap_bit(4).unwrap(), Unit::default());
         for round in 0..100_u64 {
             let first = ring.reserve(4, &unit, || panic!("there is room")).unwrap();
             assert!(!ring.has_consumed(first, &unit), "it is not even published");
@@ -303,7 +312,7 @@ mod tests {
 
     #[test]
     fn a_unit_that_claims_to_have_consumed_what_was_never_there_is_not_believed() {
-        let (ring, unit) = (CommandRing::with_wrap_bit(4), Unit::default());
+        let (ring, unit) = (CommandRing::with_wrap_bit(4).unwrap(), Unit::default());
         let first = ring.reserve(2, &unit, || false).unwrap();
         ring.publish(first, 2, &unit);
         for nonsense in [3, 4, 5, 6, 7, 8, u32::MAX] {
@@ -316,7 +325,7 @@ mod tests {
 
     #[test]
     fn a_unit_that_does_not_answer_frees_nothing() {
-        let (ring, unit) = (CommandRing::new(4), Unit::default());
+        let (ring, unit) = (CommandRing::new(4).unwrap(), Unit::default());
         let first = ring.reserve(3, &unit, || false).unwrap();
         ring.publish(first, 3, &unit);
         unit.head.set(u32::MAX);
@@ -407,7 +416,7 @@ mod model {
     fn a_unit_that_goes_on_is_told_again_whichever_cpu_rings() {
         loom::model(|| {
             let unit = Stopped { runs: Word::new(0), tail: Word::new(0) };
-            let shared = Arc::new((CommandRing::new(4), unit));
+            let shared = Arc::new((CommandRing::new(4).unwrap(), unit));
             let other = Arc::clone(&shared);
             let thread = thread::spawn(move || {
                 let (ring, unit) = &*other;
@@ -431,7 +440,7 @@ mod model {
         model.check(|| {
             let words = || Word::new(0);
             let unit = Confirming { done: [words(), words()], head: words() };
-            let shared = Arc::new((CommandRing::with_wrap_bit(2), unit));
+            let shared = Arc::new((CommandRing::with_wrap_bit(2).unwrap(), unit));
             let submit = |shared: &(CommandRing, Confirming)| {
                 let (ring, unit) = shared;
                 let place = ring.reserve(1, unit, || true).unwrap();
@@ -456,7 +465,7 @@ mod model {
         loom::model(|| {
             let words = || Word::new(0);
             let unit = Unit { commands: [words(), words(), words(), words()], seen: words(), head: words() };
-            let shared = Arc::new((CommandRing::new(4), unit));
+            let shared = Arc::new((CommandRing::new(4).unwrap(), unit));
             let submit = |shared: &(CommandRing, Unit), value| {
                 let (ring, unit) = shared;
                 let first = ring.reserve(1, unit, || true).unwrap();

@@ -27,6 +27,7 @@ mod command_ring;
 mod fake;
 mod fault;
 mod frames;
+mod heap;
 mod host;
 mod iommu;
 mod queue;

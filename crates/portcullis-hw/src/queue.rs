@@ -109,7 +109,7 @@ impl Queue {
     }
 
     fn with_answers<F: Frames>(frames: &F, width: usize) -> Result<Self, UnitError> {
-        let mut queue = Self::of(CommandRing::new(COMMANDS), width, frames)?;
+        let mut queue = Self::of(CommandRing::new(COMMANDS)?, width, frames)?;
         match Answers::new(frames) {
             Ok(answers) => queue.answers = Some(answers),
             Err(error) => {
@@ -124,7 +124,7 @@ impl Queue {
     /// The same of `size` commands, a power of two of at least 2 and at most [`COMMANDS`], whose unit counts with a wrap bit and
     /// confirms a command by consuming it.
     pub fn without_answers<F: Frames>(frames: &F, size: u32) -> Result<Self, UnitError> {
-        Self::of(CommandRing::with_wrap_bit(size), 2, frames)
+        Self::of(CommandRing::with_wrap_bit(size)?, 2, frames)
     }
 
     fn of<F: Frames>(ring: CommandRing, width: usize, frames: &F) -> Result<Self, UnitError> {

@@ -7,13 +7,12 @@
 //! never taken out again. A unit does not cache what is absent, so a new table needs no
 //! invalidation.
 
-use alloc::collections::BTreeMap;
-
 use portcullis::addr::PhysAddr;
 use portcullis::platform::{Frames, TABLE_ENTRIES};
 
 use super::layout::{context, directory, number};
 use crate::frames::Words;
+use crate::heap::Map;
 use crate::host::UnitError;
 
 /// The most levels that there are.
@@ -24,7 +23,7 @@ pub(super) const LEVELS: u32 = 3;
 pub(super) struct Directory {
     /// By their level, where 0 is that of the contexts, and by the bits of device numbers that all
     /// their devices share.
-    tables: BTreeMap<(u32, u32), Words>,
+    tables: Map<(u32, u32), Words>,
     context_bits: u32,
     context_words: usize,
 }
@@ -50,7 +49,7 @@ impl Directory {
     /// One with the tables for device 0, of which each can be the root.
     pub fn new<F: Frames>(frames: &F, is_extended: bool) -> Result<Self, UnitError> {
         let mut made = Self {
-            tables: BTreeMap::new(),
+            tables: Map::new(),
             context_bits: directory::context_bits(is_extended),
             context_words: directory::context_words(is_extended),
         };
@@ -77,7 +76,7 @@ impl Directory {
 
     /// The root of a directory of `levels` levels.
     pub fn root(&self, levels: u32) -> Option<PhysAddr> {
-        self.tables.get(&(levels.checked_sub(1)?, 0)).map(Words::phys)
+        self.tables.get((levels.checked_sub(1)?, 0)).map(Words::phys)
     }
 
     /// The largest number that a device can have in a directory of `levels` levels.
@@ -100,23 +99,21 @@ impl Directory {
     /// context is.
     pub fn make<F: Frames>(&mut self, frames: &F, device: u32) -> Result<Place<'_>, UnitError> {
         for level in (0..LEVELS).rev() {
-            let key = self.key(level, device);
-            if self.tables.contains_key(&key) {
+            let (key, above) = (self.key(level, device), self.key(level + 1, device));
+            if self.tables.get(key).is_some() {
                 continue;
             }
-            let table = Words::new(frames, 1)?;
-            if let Some(above) = self.tables.get(&self.key(level + 1, device)) {
-                let index = self.key(level, device).1 as usize % TABLE_ENTRIES;
-                above.store(frames, index, number(table.phys().get()) | directory::VALID);
+            let table = self.tables.get_or_insert(key, || Words::new(frames, 1))?.phys();
+            if let Some(above) = self.tables.get(above) {
+                above.store(frames, key.1 as usize % TABLE_ENTRIES, number(table.get()) | directory::VALID);
             }
-            self.tables.insert(key, table);
         }
         self.find(device).ok_or(UnitError::NotAttached { device })
     }
 
     /// Where a device's context is, if there is a table for it.
     pub fn find(&self, device: u32) -> Option<Place<'_>> {
-        let table = self.tables.get(&self.key(0, device))?;
+        let table = self.tables.get(self.key(0, device))?;
         let index = device as usize % (1 << self.context_bits);
         Some(Place { table, first: index * self.context_words })
     }
@@ -142,7 +139,7 @@ mod tests {
     #[test]
     fn every_device_is_below_the_one_root() {
         for context_bits in [6, 7] {
-            let none = Directory { tables: BTreeMap::new(), context_bits, context_words: 4 };
+            let none = Directory { tables: Map::new(), context_bits, context_words: 4 };
             assert_eq!(none.key(LEVELS, u32::MAX), (LEVELS, 0));
             assert_eq!(none.key(LEVELS - 1, none.last_device(LEVELS)), (LEVELS - 1, 0));
         }

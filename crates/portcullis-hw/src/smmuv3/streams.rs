@@ -4,9 +4,7 @@
 //! With each piece of the stream table there is one of context descriptors, one for each stream,
 //! where the unit has the first stage.
 
-use alloc::boxed::Box;
-use alloc::collections::BTreeMap;
-use alloc::collections::btree_map::Entry;
+use alloc::vec::Vec;
 
 use portcullis::addr::DomainId;
 use portcullis::platform::{FRAME_SIZE, Frames};
@@ -14,6 +12,7 @@ use portcullis::platform::{FRAME_SIZE, Frames};
 use super::Stage;
 use super::layout::{cd, linear_table, second_level, ste, two_level_table};
 use crate::frames::Words;
+use crate::heap::{Map, filled};
 use crate::host::UnitError;
 
 /// Streams of a table of the second level, as a power of two: those of a PCI bus.
@@ -41,7 +40,7 @@ pub(super) enum Held {
 pub(super) struct Piece {
     entries: Words,
     contexts: Option<Words>,
-    held: Box<[Held]>,
+    held: Vec<Held>,
 }
 
 /// One stream's places.
@@ -54,7 +53,7 @@ pub(super) struct Stream<'a> {
 #[derive(Debug)]
 enum Table {
     Linear(Piece),
-    TwoLevels { first: Words, pieces: BTreeMap<u32, Piece> },
+    TwoLevels { first: Words, pieces: Map<u32, Piece> },
 }
 
 /// All streams of a unit.
@@ -78,7 +77,7 @@ impl Streams {
         let (table, bits) = if two_levels && bits > SPLIT {
             let bits = bits.min(MOST_TWO_LEVELS);
             let first = Words::new(frames, frames_for(8 << (bits - SPLIT)))?;
-            (Table::TwoLevels { first, pieces: BTreeMap::new() }, bits)
+            (Table::TwoLevels { first, pieces: Map::new() }, bits)
         } else {
             let bits = bits.min(MOST_LINEAR);
             (Table::Linear(Piece::new(frames, bits, has_contexts)?), bits)
@@ -104,11 +103,11 @@ impl Streams {
         self.check(stream)?;
         if let Table::TwoLevels { first, pieces } = &mut self.table {
             let number = stream >> SPLIT;
-            if let Entry::Vacant(place) = pieces.entry(number) {
+            pieces.get_or_insert(number, || {
                 let piece = Piece::new(frames, SPLIT, self.has_contexts)?;
                 first.store(frames, number as usize, second_level(piece.entries.phys().get(), SPLIT));
-                place.insert(piece);
-            }
+                Ok(piece)
+            })?;
         }
         self.find(stream)
     }
@@ -118,9 +117,7 @@ impl Streams {
         self.check(stream)?;
         let (piece, index) = match &mut self.table {
             Table::Linear(piece) => (Some(piece), stream),
-            Table::TwoLevels { pieces, .. } => {
-                (pieces.get_mut(&(stream >> SPLIT)), stream & ((1 << SPLIT) - 1))
-            }
+            Table::TwoLevels { pieces, .. } => (pieces.get_mut(stream >> SPLIT), stream & ((1 << SPLIT) - 1)),
         };
         let piece = piece.ok_or(UnitError::NotAttached { device: stream })?;
         Ok(Stream { piece, index: index as usize })
@@ -146,12 +143,11 @@ impl Streams {
 
 impl Piece {
     fn new<F: Frames>(frames: &F, bits: u32, has_contexts: bool) -> Result<Self, UnitError> {
+        let held = filled(1 << bits, || Held::Nothing)?;
         let entries = Words::new(frames, frames_for(ENTRY_BYTES << bits))?;
         let contexts = has_contexts.then(|| Words::new(frames, frames_for(CONTEXT_BYTES << bits)));
         match contexts.transpose() {
-            Ok(contexts) => {
-                Ok(Self { entries, contexts, held: (0..1 << bits).map(|_| Held::Nothing).collect() })
-            }
+            Ok(contexts) => Ok(Self { entries, contexts, held }),
             Err(error) => {
                 // SAFETY: of the lines above; the unit was told nothing.
                 unsafe { entries.free(frames) };

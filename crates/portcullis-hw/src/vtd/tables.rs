@@ -1,9 +1,7 @@
 //! The tables that lead from devices to page tables: a root table, context tables, and in scalable
 //! mode PASID tables.
 
-use alloc::boxed::Box;
-use alloc::collections::BTreeMap;
-use alloc::collections::btree_map::Entry;
+use alloc::vec::Vec;
 
 use arrayvec::ArrayVec;
 use portcullis::addr::PhysAddr;
@@ -12,6 +10,7 @@ use portcullis::platform::Frames;
 use super::capabilities::{Capabilities, Mode};
 use super::layout::{RTADDR_LEGACY, RTADDR_SCALABLE, descriptor, ecap, entry, pasid, scalable};
 use crate::frames::Words;
+use crate::heap::{Map, filled};
 use crate::host::UnitError;
 use crate::queue::Command;
 
@@ -93,9 +92,9 @@ pub(super) struct Tables {
     mode: Mode,
     root: Words,
     /// Context tables that are there: in legacy mode one for each bus, in scalable mode two.
-    contexts: Box<[Option<Words>]>,
+    contexts: Vec<Option<Words>>,
     /// PASID tables of devices that have been attached in scalable mode.
-    pasids: BTreeMap<u16, Pasids>,
+    pasids: Map<u16, Pasids>,
     /// The AW field where nothing else decides it: the widest that the unit has.
     widest: u32,
     /// Walks are coherent.
@@ -129,9 +128,9 @@ impl Tables {
         };
         Ok(Self {
             mode,
+            contexts: filled(count, || None)?,
             root: Words::new(frames, 1)?,
-            contexts: (0..count).map(|_| None).collect(),
-            pasids: BTreeMap::new(),
+            pasids: Map::new(),
             widest: capabilities.widest(),
             walks_snoop: capabilities.ecap & ecap::SMPWC != 0,
             pages_snoop: capabilities.ecap & ecap::SC != 0,
@@ -195,10 +194,7 @@ impl Tables {
                 false
             }
             Mode::Scalable => {
-                let pasids = match self.pasids.entry(source) {
-                    Entry::Occupied(pasids) => pasids.into_mut(),
-                    Entry::Vacant(place) => place.insert(Pasids::new(frames)?),
-                };
+                let pasids = self.pasids.get_or_insert(source, || Pasids::new(frames))?;
                 let [first, second, third] = pasid_entry(lead, domain, self.widest);
                 let walks = if self.walks_snoop { pasid::WALKS_SNOOP } else { 0 };
                 // Entries of the second stage say so themselves.
@@ -229,7 +225,7 @@ impl Tables {
         if let Some(context) = self.contexts.get(place.table).and_then(Option::as_ref) {
             context.store(frames, place.index, 0);
         }
-        if let Some(pasids) = self.pasids.get(&source) {
+        if let Some(pasids) = self.pasids.get(source) {
             let first = pasids.table.load(frames, 0);
             pasids.table.store(frames, 0, first & !entry::PRESENT);
         }
@@ -239,7 +235,7 @@ impl Tables {
     /// The unit has forgotten that the device was attached.
     pub fn forget<F: Frames>(&self, frames: &F, source: u16) {
         let place = self.place(source);
-        match self.pasids.get(&source) {
+        match self.pasids.get(source) {
             Some(pasids) => (0..pasid::WORDS).for_each(|word| pasids.table.store(frames, word, 0)),
             None => {
                 if let Some(context) = self.contexts.get(place.table).and_then(Option::as_ref) {
@@ -255,7 +251,7 @@ impl Tables {
         let place = self.place(source);
         let (mode, domain, by_pasid) = match self.mode {
             Mode::Scalable => {
-                let table = &self.pasids.get(&source)?.table;
+                let table = &self.pasids.get(source)?.table;
                 let by_pasid = table.load(frames, 0) & pasid::PGTT != pasid::SECOND_STAGE;
                 (Mode::Scalable, pasid::domain_of(table.load(frames, 1)), by_pasid)
             }

@@ -1,0 +1,137 @@
+//! A kernel's heap that has no memory left: bringing a unit up, and attaching a device, say so, and
+//! change nothing.
+#![allow(unsafe_code, reason = "frames are a pool of this test's, reached as atomics only")]
+
+#[path = "../../portcullis/tests/limited/mod.rs"]
+mod limited;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use portcullis::addr::{DeviceId, DomainId, PhysAddr};
+use portcullis::pgtable::Format;
+use portcullis::platform::{FRAME_SIZE, Frames, TABLE_ENTRIES, Table};
+use portcullis_hw::software::{AmdVi, Kind, RiscV, SmmuV3, Software, SoftwareHost, VtD};
+use portcullis_hw::{Attachment, Iommu, UnitError, amdvi, riscv, smmuv3, vtd};
+
+use limited::granting;
+
+const FRAMES: usize = 64;
+const BASE: u64 = 1 << 20;
+
+/// Frames that are there from the beginning: to give them out takes nothing from the heap.
+#[derive(Clone)]
+struct Pool(Arc<Vec<(AtomicBool, Box<Table>)>>);
+
+impl Pool {
+    fn new() -> Self {
+        let table = || Box::new([const { AtomicU64::new(0) }; TABLE_ENTRIES]);
+        Self(Arc::new((0..FRAMES).map(|_| (AtomicBool::new(false), table())).collect()))
+    }
+
+    fn taken(&self) -> usize {
+        self.0.iter().filter(|(taken, _)| taken.load(Ordering::Relaxed)).count()
+    }
+}
+
+// SAFETY: of one thread, so frames are given out once until they are freed, and zeroed then; runs are
+// at multiples of their size.
+unsafe impl Frames for Pool {
+    fn alloc(&self, count: usize) -> Option<PhysAddr> {
+        let is_free = |first: &usize| {
+            let run = self.0.get(*first..*first + count);
+            run.is_some_and(|run| run.iter().all(|(taken, _)| !taken.load(Ordering::Relaxed)))
+        };
+        let first = (0..FRAMES).step_by(count.next_power_of_two()).find(is_free)?;
+        for (taken, table) in &self.0[first..first + count] {
+            taken.store(true, Ordering::Relaxed);
+            table.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+        }
+        Some(PhysAddr::new(BASE + first as u64 * FRAME_SIZE))
+    }
+
+    unsafe fn free(&self, first: PhysAddr, count: usize) {
+        let first = ((first.get() - BASE) / FRAME_SIZE) as usize;
+        for (taken, _) in &self.0[first..first + count] {
+            assert!(taken.swap(false, Ordering::Relaxed), "freed twice");
+        }
+    }
+
+    unsafe fn table(&self, frame: PhysAddr) -> &Table {
+        &self.0[((frame.get() - BASE) / FRAME_SIZE) as usize].1
+    }
+}
+
+type Behind<K> = SoftwareHost<K, Pool>;
+
+const DEVICE: DeviceId = DeviceId(0x28);
+
+/// Gives `work` no piece of the heap, then one, and so on, until it succeeds. How many it takes.
+fn until_it_succeeds<T>(mut work: impl FnMut() -> Result<T, UnitError>, unchanged: impl Fn()) -> (T, usize) {
+    for pieces in 0..100 {
+        match granting(pieces, &mut work).0 {
+            Ok(done) => return (done, pieces),
+            Err(error) => assert_eq!(error, UnitError::OutOfMemory, "with {pieces} pieces"),
+        }
+        unchanged();
+    }
+    panic!("it takes a hundred pieces")
+}
+
+fn starts_and_attaches<X, U, K>(
+    prepare: fn(&Software<K, Pool>),
+    start: impl Fn(Behind<K>) -> Result<U, UnitError>,
+) where
+    X: Format + Copy,
+    U: Iommu<X>,
+    K: Kind,
+{
+    let pool = Pool::new();
+    let mut hosts = Vec::new();
+    // The units' own registers are of the heap, too.
+    hosts.extend((0..100).map(|_| {
+        // SAFETY: the driver's host has the same frames.
+        let unit = unsafe { Software::new(pool.clone()) };
+        prepare(&unit);
+        SoftwareHost { unit, now: || 0, relax: || {}, patience: 1_000_000 }
+    }));
+    let (unit, pieces) =
+        until_it_succeeds(|| start(hosts.pop().expect("a unit")), || assert_eq!(pool.taken(), 0));
+    assert!(pieces > 0, "nothing of the heap's: this shows nothing");
+    unit.enable().unwrap();
+    let to =
+        Attachment::Table { domain: DomainId(7), root: PhysAddr::new(BASE), format: unit.layout().unwrap() };
+    for device in [DEVICE, DeviceId(0x30)] {
+        // SAFETY: the unit walks no tables.
+        let attach = || unsafe { unit.attach(device, to) };
+        let is_absent = || assert_eq!(unit.detach(device), Err(UnitError::NotAttached { device: device.0 }));
+        let ((), _) = until_it_succeeds(attach, is_absent);
+        unit.detach(device).unwrap();
+    }
+    unit.shut_down().unwrap();
+    assert_eq!(pool.taken(), 0);
+}
+
+#[test]
+fn vtd_in_either_mode() {
+    starts_and_attaches::<_, _, VtD>(|_| {}, vtd::Unit::start);
+    // Scalable mode, its second stage, and a coherent walker, in the Extended Capability Register.
+    let scalable = |unit: &Software<VtD, Pool>| unit.set(0x14, 1 << 11 | 1 << 14 | 1 << 16);
+    starts_and_attaches(scalable, |host| vtd::Unit::start_in(host, vtd::Mode::Scalable));
+}
+
+#[test]
+fn amdvi_of_256_devices() {
+    let config = amdvi::Config { last_device: 0xff, capability: None };
+    starts_and_attaches::<_, _, AmdVi>(|_| {}, |host| amdvi::Unit::start(host, config));
+}
+
+#[test]
+fn riscv_of_three_levels() {
+    starts_and_attaches::<_, _, RiscV>(|_| {}, riscv::Unit::start);
+}
+
+#[test]
+fn smmuv3_with_a_stream_table_of_two_levels() {
+    starts_and_attaches::<_, _, SmmuV3>(|_| {}, smmuv3::Unit::<Behind<SmmuV3>, 12>::start);
+}
