@@ -6,6 +6,10 @@
 //! again when it has rung. A CPU waits only where the ring is full, and where a CPU before it has reserved and not yet
 //! published: then for its own commands' confirmation, which comes later.
 //!
+//! Where the ring is full, one of the CPUs that find it so comes *first*: no other reserves anything
+//! until that one has its places. So a submission of many commands waits for those that were there
+//! when it came first, and not for small ones that take each place that comes free.
+//!
 //! Places are counted from 0 and never wrap; an index into the ring is a place modulo its size, a
 //! power of two. Some units count by one bit more (*wrap bit*), which tells a full ring from an
 //! empty one: see [`CommandRing::with_wrap_bit`].
@@ -44,6 +48,9 @@ pub(crate) struct CommandRing {
     /// Places below this have been consumed, and may be reserved again. At most `reserved`; the
     /// difference is at most the room.
     consumed: AtomicU64,
+    /// A CPU waits for room, and no other reserves before it. Says who may try, and nothing about
+    /// memory: places are handed out by the exchanges of `reserved` alone.
+    waiting: AtomicBool,
     /// All below has been rung. Of the CPU that holds `ringing`.
     rung: AtomicU64,
     ringing: AtomicBool,
@@ -64,6 +71,7 @@ impl CommandRing {
         Ok(Self {
             reserved: AtomicU64::new(0),
             consumed: AtomicU64::new(0),
+            waiting: AtomicBool::new(false),
             rung: AtomicU64::new(0),
             ringing: AtomicBool::new(false),
             again: AtomicBool::new(false),
@@ -109,13 +117,14 @@ impl CommandRing {
         if count > self.room() {
             return None;
         }
-        let mut gains = 0_u32;
-        loop {
+        let (mut is_first, mut gains) = (false, 0_u32);
+        let reserved = loop {
             // `consumed` is read first. It never falls, so `reserved`, read later, is at least as large.
             let consumed = self.consumed.load(Ordering::Acquire);
             let first = self.reserved.load(Ordering::Relaxed);
             // Where `consumed` has risen since, the ring seems fuller than it is, and the next turn reads both anew.
-            if first.wrapping_sub(consumed).wrapping_add(count) <= self.room() {
+            let fits = first.wrapping_sub(consumed).wrapping_add(count) <= self.room();
+            if fits && (is_first || !self.waiting.load(Ordering::Relaxed)) {
                 // Release and acquire, and nothing but exchanges ever changes it: submissions are in one order, and each sees
                 // what was stored before those before it, as `InvalidationQueue` promises.
                 let reserved = self.reserved.compare_exchange_weak(
@@ -125,16 +134,25 @@ impl CommandRing {
                     Ordering::Relaxed,
                 );
                 if reserved.is_ok() {
-                    return Some(first);
+                    break Some(first);
+                }
+            } else if fits {
+                if !waits() {
+                    break None;
                 }
             } else {
-                // Places that come free may go to other CPUs, again and again.
+                is_first = is_first || !self.waiting.swap(true, Ordering::Relaxed);
+                // Those that had read that nobody waits may still take some of what comes free.
                 gains = gains.wrapping_add(1);
                 if (!self.look(consumed, bell) || gains.is_multiple_of(64)) && !waits() {
-                    return None;
+                    break None;
                 }
             }
+        };
+        if is_first {
+            self.waiting.store(false, Ordering::Relaxed);
         }
+        reserved
     }
 
     /// Asks the unit how far it has come. Whether that is further than `consumed`, as was known.
@@ -261,6 +279,26 @@ mod tests {
     }
 
     #[test]
+    fn many_places_are_not_kept_from_a_cpu_by_others_that_take_one_at_a_time() {
+        let (ring, unit) = (CommandRing::new(8).unwrap(), Unit::default());
+        let all = ring.reserve(7, &unit, || panic!("there is room")).unwrap();
+        ring.publish(all, 7, &unit);
+        let mut turns = 0;
+        let first = ring.reserve(6, &unit, || {
+            turns += 1;
+            if unit.head != unit.tail {
+                unit.head.set((unit.head.get() + 1) % 8);
+            }
+            // Another CPU, which has something to submit each time that a place comes free.
+            if let Some(place) = ring.reserve(1, &unit, || false) {
+                ring.publish(place, 1, &unit);
+            }
+            turns < 1000
+        });
+        assert_eq!((first, turns), (Some(7), 6));
+    }
+
+    #[test]
     fn what_was_reserved_first_is_rung_first() {
         let (ring, unit) = (CommandRing::new(8).unwrap(), Unit::default());
         let first = ring.reserve(2, &unit, || false).unwrap();
@@ -348,6 +386,8 @@ mod model {
 
     /// A unit that reads each command when it is told of it, at once.
     struct Unit {
+        /// Of the ring, in commands.
+        size: u64,
         commands: [Word; 4],
         seen: Word,
         head: Word,
@@ -362,7 +402,7 @@ mod model {
                 assert_ne!(command, 0, "a command that was not written was rung");
                 self.commands[at as usize].store(0, Ordering::Relaxed);
                 self.seen.store(self.seen.load(Ordering::Relaxed) + command, Ordering::Relaxed);
-                at = (at + 1) % 4;
+                at = (at + 1) % self.size;
             }
             self.head.store(at, Ordering::Relaxed);
         }
@@ -370,6 +410,11 @@ mod model {
         fn head(&self) -> u32 {
             self.head.load(Ordering::Relaxed) as u32
         }
+    }
+
+    fn unit_of(size: u64) -> Unit {
+        let word = || Word::new(0);
+        Unit { size, commands: [word(), word(), word(), word()], seen: word(), head: word() }
     }
 
     /// A unit that carries out each command when it is told of it, and then says so.
@@ -459,12 +504,40 @@ mod model {
         });
     }
 
+    /// Two CPUs submit to a ring of one command: where one finds it full, it comes first, and that
+    /// ends when it has its place.
+    #[test]
+    fn a_cpu_that_waits_for_room_gets_it_and_lets_others_in() {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(3);
+        model.check(|| {
+            let unit = unit_of(2);
+            let shared = Arc::new((CommandRing::new(2).unwrap(), unit));
+            let submit = |shared: &(CommandRing, Unit), value| {
+                let (ring, unit) = shared;
+                let waits = || {
+                    thread::yield_now();
+                    true
+                };
+                let first = ring.reserve(1, unit, waits).unwrap();
+                unit.commands[ring.index(first)].store(value, Ordering::Relaxed);
+                ring.publish(first, 1, unit);
+            };
+            let other = Arc::clone(&shared);
+            let thread = thread::spawn(move || submit(&other, 1));
+            submit(&shared, 10);
+            thread.join().unwrap();
+            let (ring, unit) = &*shared;
+            assert_eq!(unit.seen.load(Ordering::Relaxed), 11);
+            assert!(!ring.waiting.load(Ordering::Relaxed), "nobody waits");
+        });
+    }
+
     /// Two CPUs submit two commands each: all are rung, each once, and complete.
     #[test]
     fn no_doorbell_is_lost_and_none_is_early() {
         loom::model(|| {
-            let words = || Word::new(0);
-            let unit = Unit { commands: [words(), words(), words(), words()], seen: words(), head: words() };
+            let unit = unit_of(4);
             let shared = Arc::new((CommandRing::new(4).unwrap(), unit));
             let submit = |shared: &(CommandRing, Unit), value| {
                 let (ring, unit) = shared;
