@@ -101,7 +101,7 @@ pub enum UnitError {
     #[error("no memory for the IOMMU's structures")]
     OutOfMemory,
     /// The unit's structures have no room for a device of this number.
-    #[error("no device {device:#x} is behind this IOMMU: numbers go up to {last:#x}")]
+    #[error("no device {device:#x} is behind this IOMMU (the highest number that one can have is {last:#x})")]
     NoSuchDevice {
         /// The number.
         device: u32,
@@ -125,13 +125,15 @@ pub enum UnitError {
         levels: u32,
     },
     /// The root of a page table that is no frame's address.
-    #[error("the root of a page table at {root}, which is no frame")]
+    #[error(
+        "a page table's root is at {root}, where none can be: roots are whole frames at multiples of their size"
+    )]
     BadRoot {
         /// The address.
         root: PhysAddr,
     },
     /// The device is led to something else: detach it first.
-    #[error("device {device:#x} is attached already")]
+    #[error("device {device:#x} is attached already: detach it first")]
     Attached {
         /// Its number.
         device: u32,
@@ -149,7 +151,7 @@ pub enum UnitError {
         domain: u16,
     },
     /// The device keeps addresses for itself that its domain may map.
-    #[error("device {device:#x} keeps {range} for itself, and the domain does not keep it free")]
+    #[error("device {device:#x} keeps {range} for itself: reserve it in the domain, which may map it")]
     Reserved {
         /// The device's number.
         device: u32,
@@ -173,7 +175,7 @@ pub enum UnitError {
         code: u32,
     },
     /// Others have the unit, too: it is shut down by the last.
-    #[error("the IOMMU is in use elsewhere")]
+    #[error("the IOMMU is in use elsewhere: the last that has it can shut it down")]
     Shared,
     /// The unit did not confirm that it has forgotten a device's former context. The device reaches nothing new, and may
     /// reach what it reached until now.

@@ -91,6 +91,10 @@ const RISCV: Board = Board {
     registers: 0x4010_0000,
 };
 
+/// The QEMU whose models the cases were written against.
+const QEMU: &str = "QEMU 10 or later, whose packages are qemu-system-x86, qemu-system-arm and qemu-system-riscv \
+                    on Debian; as root, `cargo xtask conformance` installs them";
+
 /// The longest that QEMU may take to start.
 const START: Duration = Duration::from_secs(30);
 
@@ -149,7 +153,9 @@ impl Machine {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(File::create(at("errors"))?);
-        let mut qemu = command.spawn().map_err(|error| format!("{}: {error}", board.program))?;
+        let mut qemu = command
+            .spawn()
+            .map_err(|error| format!("{} does not start ({error}). This needs {QEMU}.", board.program))?;
         listener.set_nonblocking(true)?;
         let began = Instant::now();
         let socket = loop {
@@ -162,7 +168,11 @@ impl Machine {
                 let _ = qemu.kill();
                 let _ = qemu.wait();
                 let said = std::fs::read_to_string(at("errors")).unwrap_or_default();
-                return Err(format!("QEMU did not start: {}", said.trim()).into());
+                let version = Command::new(board.program).arg("--version").output()?.stdout;
+                let version = String::from_utf8_lossy(&version);
+                let version = version.lines().next().unwrap_or(board.program);
+                let said = if said.is_empty() { format!("nothing within {START:?}") } else { said };
+                return Err(format!("{version} did not start: {}\nThis needs {QEMU}.", said.trim()).into());
             }
             std::thread::sleep(Duration::from_millis(5));
         };
