@@ -1,4 +1,5 @@
-//! The cases that run the drivers of `portcullis-hw` on QEMU's IOMMUs, a kernel that does, and QEMU itself, where the system lets it be installed.
+//! The cases that run the drivers of `portcullis-hw` on QEMU's IOMMUs, an NVMe disk behind each by
+//! each policy, a kernel that does, and QEMU itself, where the system lets it be installed.
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader};
@@ -20,6 +21,11 @@ const PACKAGES: [&str; 3] = ["qemu-system-x86", "qemu-system-arm", "qemu-system-
 /// The list of cases.
 const CASES: &str = include_str!("../../crates/portcullis-hw/tests/conformance/main.rs");
 
+/// The program that drives an NVMe disk: its options are the variants of two enumerations.
+const NVME: &str = include_str!("../../crates/portcullis-cli/examples/nvme/main.rs");
+const NVME_IOMMUS: &str = "\nenum Unit {\n";
+const NVME_POLICIES: &str = "\nenum Way {\n";
+
 /// Where the kernel is, and the IOMMUs that it knows, as QEMU's options make them.
 pub const KERNEL: &str = "tests/kernel";
 const KERNEL_UNITS: [&str; 2] = ["intel-iommu,intremap=off", "amd-iommu,pt=off,intremap=off"];
@@ -30,9 +36,26 @@ const WELL: i32 = 33;
 /// The longest that a kernel may take.
 const KERNEL_TIME: Duration = Duration::from_secs(240);
 
-/// How many cases there are, each counted once for each IOMMU, and the kernel's.
+/// How many cases there are, each counted once for each IOMMU, the disk's for each policy, too; and
+/// the kernel's.
 pub fn count() -> usize {
-    listed() + KERNEL_UNITS.len()
+    listed() + options(NVME_IOMMUS).len() * options(NVME_POLICIES).len() + KERNEL_UNITS.len()
+}
+
+/// The values of an option of the program with the disk, as `clap` names the variants.
+fn options(begin: &str) -> Vec<String> {
+    let variants = block_of(NVME, begin).lines().map(str::trim).filter_map(|line| line.strip_suffix(','));
+    let named = |variant: &str| {
+        let mut name = String::new();
+        for letter in variant.chars() {
+            if letter.is_uppercase() && !name.is_empty() {
+                name.push('-');
+            }
+            name.push(letter.to_ascii_lowercase());
+        }
+        name
+    };
+    variants.map(named).collect()
 }
 
 /// Each case for each IOMMU, and those that concern one only.
@@ -47,7 +70,11 @@ fn listed() -> usize {
 
 /// The part of the list from `begin` to the next brace that ends in the first column.
 fn block(begin: &str) -> &'static str {
-    let behind = CASES.split(begin).nth(1).unwrap_or_default();
+    block_of(CASES, begin)
+}
+
+fn block_of<'a>(text: &'a str, begin: &str) -> &'a str {
+    let behind = text.split(begin).nth(1).unwrap_or_default();
     behind.split("\n}\n").next().unwrap_or_default()
 }
 
@@ -170,9 +197,37 @@ pub fn run(root: &Path) -> Result<(), String> {
     if said.passed != listed() {
         return Err(format!("{} cases were run, and there are {}", said.passed, listed()));
     }
+    disk(root)?;
     kernel(root)?;
     println!("{} cases hold; what the models cannot show:", count());
     said.gaps.iter().for_each(|gap| println!("{gap}"));
+    Ok(())
+}
+
+/// Writes and reads a disk behind each IOMMU by each policy, and has it write where a buffer was.
+fn disk(root: &Path) -> Result<(), String> {
+    let mut build = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    build.args(["build", "--locked", "--release", "-p", "portcullis-cli", "--example", "nvme"]);
+    // Where programs go is the caller's to say: so cargo tells.
+    build.arg("--message-format=json-render-diagnostics").current_dir(root).stderr(Stdio::inherit());
+    let built = build.output().map_err(|error| format!("cargo build: {error}"))?;
+    if !built.status.success() {
+        return Err(format!("cargo build --example nvme: {}", built.status));
+    }
+    let said = String::from_utf8_lossy(&built.stdout);
+    let quoted = said.split("\"executable\":\"").skip(1).filter_map(|rest| rest.split('"').next()).last();
+    let program = quoted.ok_or("cargo build --example nvme names no program")?;
+    for iommu in options(NVME_IOMMUS) {
+        for policy in options(NVME_POLICIES) {
+            let ran = Command::new(program).args(["--iommu", &iommu, "--policy", &policy]).output();
+            let ran = ran.map_err(|error| format!("{program}: {error}"))?;
+            if !ran.status.success() {
+                let (out, err) = (String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+                return Err(format!("the disk behind {iommu} by {policy}: {}\n{out}{err}", ran.status));
+            }
+            println!("disk {iommu} {policy} ... ok");
+        }
+    }
     Ok(())
 }
 
@@ -238,6 +293,9 @@ mod tests {
         let own = block("\nown! {\n").lines().filter(|line| line.starts_with("        ")).count();
         let names = cases.lines().filter(|line| line.trim().starts_with(|c: char| c.is_lowercase())).count();
         assert!(units > 10 && own > 2 && listed() == names * units + own, "{units} of {names}, {own}");
+        assert_eq!(options(NVME_IOMMUS), ["vtd", "amdvi", "smmuv3", "riscv", "virtio"]);
+        let policies = ["strict", "strict-batch", "strict-ring", "bounce", "adaptive", "lazy"];
+        assert_eq!(options(NVME_POLICIES), policies);
     }
 
     #[test]
