@@ -1,6 +1,6 @@
 //! The account of what devices can reach although no mapping covers it: bytes times time, in
 //! byte-nanoseconds. The account is never less than what happened, but for what came or went
-//! between two readings of the clock.
+//! between two readings of the clock that are at most 131 us apart.
 //!
 //! It has two kinds. *Stale* bytes belong to buffers that were unmapped and that no invalidation
 //! has covered yet. *Neighbour* bytes share a page with a buffer, or are of a mapping that a cache
@@ -13,8 +13,8 @@ use core::ops::{AddAssign, Sub};
 /// It counts what devices *could* have reached. An IOTLB that has forgotten a translation by itself
 /// ends the exposure earlier, and a page that several buffers share counts for each of them. So the
 /// account is not less than what happened, but for what came or went between two readings of the
-/// clock, which counts as half of that time (see
-/// [`Domain::exposure`](crate::domain::Domain::exposure)).
+/// clock (see [`Domain::exposure`](crate::domain::Domain::exposure)): it counts as half of that
+/// time where they are at most 131 us apart, and in full otherwise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Exposure {
     /// Bytes of buffers whose unmap had returned and that no invalidation had covered yet, times nanoseconds.
@@ -73,28 +73,41 @@ const READ_EVERY_NS: u64 = 1 << 16;
 /// The most changes between two readings: one reading then costs little beside the changes.
 const MOST_CHANGES: u64 = 64;
 
+/// Between two readings that are no further apart, numbers are taken to change evenly. Further apart
+/// are those between which traffic has paused: who knows how long what came stayed?
+const EVEN_NS: u64 = 2 * READ_EVERY_NS;
+
+/// Returns the byte-nanoseconds of `bytes` that came during the last `ns`: half of them where that
+/// is a short time, and all, which is the most that it can have been, where it is not.
+pub(crate) fn came_during(bytes: u64, ns: u64) -> i128 {
+    let most = i128::from(bytes) * i128::from(ns);
+    if ns <= EVEN_NS { most / 2 } else { most }
+}
+
 /// A number of bytes integrated over time, from one reading of the clock to the next.
+///
+/// Each call has two numbers: the bytes that there are now, and all that ever came.
 #[derive(Debug, Default)]
 pub(crate) struct Level {
     at_ns: u64,
     /// The number of changes from one reading to the next.
     every: u64,
     bytes: Bytes,
+    came: Bytes,
     integral: ByteTime,
 }
 
 impl Level {
-    /// Records that at `now_ns` there are `bytes`, to which the number has changed evenly since the
-    /// last reading.
-    pub(crate) fn sample(&mut self, now_ns: u64, bytes: Bytes) {
-        self.integral = self.total(now_ns, bytes);
+    /// Records that at `now_ns` there are `bytes`.
+    pub(crate) fn sample(&mut self, now_ns: u64, bytes: Bytes, came: Bytes) {
+        self.integral = self.total(now_ns, bytes, came);
         // The clock is read again after as many changes as would have taken the wanted time, but
         // after at most twice as many as before.
         let elapsed_ns = now_ns.saturating_sub(self.at_ns).max(1);
         let every = self.every.max(1);
         self.every = (every * READ_EVERY_NS / elapsed_ns).clamp(1, (2 * every).min(MOST_CHANGES));
         self.at_ns = self.at_ns.max(now_ns);
-        self.bytes = bytes;
+        (self.bytes, self.came) = (bytes, came);
     }
 
     /// Returns after how many changes the clock is to be read again, at least 1.
@@ -103,15 +116,15 @@ impl Level {
     }
 
     /// Records that the number became `bytes` at the time of the last reading.
-    pub(crate) fn jump(&mut self, bytes: Bytes) {
-        self.bytes = bytes;
+    pub(crate) fn jump(&mut self, bytes: Bytes, came: Bytes) {
+        (self.bytes, self.came) = (bytes, came);
     }
 
     /// Records that `gone` of the `bytes` that there are now went away at `at_ns`, which may be
     /// before the last reading.
-    pub(crate) fn fell(&mut self, at_ns: u64, bytes: Bytes, gone: Bytes) {
+    pub(crate) fn fell(&mut self, at_ns: u64, bytes: Bytes, came: Bytes, gone: Bytes) {
         if at_ns > self.at_ns {
-            self.sample(at_ns, bytes);
+            self.sample(at_ns, bytes, came);
         } else {
             let late_ns = i128::from(self.at_ns - at_ns);
             let counted = |bytes: u64| -i128::from(bytes) * late_ns;
@@ -125,15 +138,22 @@ impl Level {
         self.integral += time;
     }
 
-    /// Returns the integral as it would be with `bytes` at `now_ns`.
-    pub(crate) fn total(&self, now_ns: u64, bytes: Bytes) -> ByteTime {
-        let ns = i128::from(now_ns.saturating_sub(self.at_ns));
+    /// Returns the integral as it would be with `bytes` at `now_ns`. What has changed since the last
+    /// reading did so evenly, if that is not long ago. Otherwise what came, came at once, and
+    /// nothing went before now: the integral is then more than what happened, and never less.
+    pub(crate) fn total(&self, now_ns: u64, bytes: Bytes, came: Bytes) -> ByteTime {
+        let elapsed_ns = now_ns.saturating_sub(self.at_ns);
+        let ns = i128::from(elapsed_ns);
         // A part of a sum may be below zero: another CPU unmapped what this one mapped.
-        let mean = |before: u64, after: u64| (i128::from(before as i64) + i128::from(after as i64)) * ns / 2;
+        let grown = |before: u64, after: u64, came: u64| {
+            let (before, after) = (i128::from(before as i64), i128::from(after as i64));
+            if elapsed_ns <= EVEN_NS { (before + after) * ns / 2 } else { (before + i128::from(came)) * ns }
+        };
+        let came = came - self.came;
         let mut total = self.integral;
         total += ByteTime {
-            used: mean(self.bytes.used, bytes.used),
-            neighbour: mean(self.bytes.neighbour, bytes.neighbour),
+            used: grown(self.bytes.used, bytes.used, came.used),
+            neighbour: grown(self.bytes.neighbour, bytes.neighbour, came.neighbour),
         };
         total
     }
@@ -150,12 +170,25 @@ mod tests {
     #[test]
     fn a_level_is_integrated_by_trapezia() {
         let mut level = Level::default();
-        level.sample(10, used(0));
-        level.sample(20, used(100));
-        assert_eq!(level.total(20, used(100)).used, 500);
-        level.jump(used(0));
-        assert_eq!(level.total(1_000, used(0)).used, 500);
-        assert_eq!(level.total(40, used(10)).used, 600);
+        level.sample(10, used(0), used(0));
+        level.sample(20, used(100), used(100));
+        assert_eq!(level.total(20, used(100), used(100)).used, 500);
+        level.jump(used(0), used(100));
+        assert_eq!(level.total(1_000, used(0), used(100)).used, 500);
+        assert_eq!(level.total(40, used(10), used(110)).used, 600);
+    }
+
+    /// Ten bytes came and went, and three came and stayed, in a second: at any time of it there may have been 13.
+    #[test]
+    fn what_came_in_a_pause_counts_for_all_of_it() {
+        let mut level = Level::default();
+        level.sample(0, used(5), used(5));
+        level.sample(1_000_000_000, used(8), used(18));
+        assert_eq!(level.total(1_000_000_000, used(8), used(18)).used, (5 + 13) * 1_000_000_000);
+        // What went is counted to the end of a pause, and no longer.
+        level.sample(2_000_000_000, used(0), used(18));
+        assert_eq!(level.total(2_000_000_000, used(0), used(18)).used, (5 + 13 + 8) * 1_000_000_000);
+        assert_eq!((came_during(10, EVEN_NS), came_during(10, 1 << 20)), (5 * EVEN_NS as i128, 10 << 20));
     }
 
     #[test]
@@ -165,7 +198,7 @@ mod tests {
         let mut run = |level: &mut Level, apart_ns: u64, samples: u64| {
             for _ in 0..samples {
                 now_ns += apart_ns * level.next_sample();
-                level.sample(now_ns, used(1));
+                level.sample(now_ns, used(1), used(1));
             }
             level.next_sample()
         };
@@ -178,19 +211,19 @@ mod tests {
     #[test]
     fn a_part_below_zero_is_taken_off() {
         let mut level = Level::default();
-        level.sample(0, used(0));
-        level.jump(used(0) - used(7));
-        assert_eq!(level.total(100, used(0) - used(7)).used, -700);
+        level.sample(0, used(0), used(0));
+        level.jump(used(0) - used(7), used(0));
+        assert_eq!(level.total(100, used(0) - used(7), used(0)).used, -700);
     }
 
     #[test]
     fn a_reading_that_comes_late_does_not_turn_the_clock_back() {
         let mut level = Level::default();
-        level.sample(100, used(10));
-        let before = level.total(100, used(10)).used;
+        level.sample(100, used(10), used(10));
+        let before = level.total(100, used(10), used(10)).used;
         // Another CPU has read the clock before, and got the lock after.
-        level.sample(50, used(10));
-        assert_eq!(level.total(110, used(10)).used, before + 100);
+        level.sample(50, used(10), used(10));
+        assert_eq!(level.total(110, used(10), used(10)).used, before + 100);
     }
 
     #[test]
@@ -198,10 +231,10 @@ mod tests {
         // Of 100 bytes 60 go after 60 ns, which becomes known before or after the reading at 80 ns.
         for reads in [0, 80] {
             let mut level = Level::default();
-            level.jump(used(100));
-            level.sample(reads, used(100));
-            level.fell(60, used(100), used(60));
-            assert_eq!(level.total(100, used(40)).used, 60 * 100 + 40 * 40, "{reads}");
+            level.jump(used(100), used(100));
+            level.sample(reads, used(100), used(100));
+            level.fell(60, used(100), used(100), used(60));
+            assert_eq!(level.total(100, used(40), used(100)).used, 60 * 100 + 40 * 40, "{reads}");
         }
     }
 
@@ -210,7 +243,7 @@ mod tests {
         let mut level = Level::default();
         level.add(ByteTime { used: 3, neighbour: 4 });
         level.add(ByteTime { used: 1, neighbour: 1 });
-        assert_eq!(level.total(9, used(0)), ByteTime { used: 4, neighbour: 5 });
+        assert_eq!(level.total(9, used(0), used(0)), ByteTime { used: 4, neighbour: 5 });
     }
 
     #[test]
@@ -218,7 +251,7 @@ mod tests {
         let mut level = Level::default();
         for (reading, most) in (1..=8_u64).zip([1, 2, 4, 8, 16, 32, 64, 64]) {
             assert!(level.next_sample() <= most, "before reading {reading}: {}", level.next_sample());
-            level.sample(reading, used(1));
+            level.sample(reading, used(1), used(1));
         }
     }
 }

@@ -2,7 +2,7 @@
 //! that are lost, and the neighbours of live mappings. No change is lost from a sum over all CPUs;
 //! a sum that is read during changes may be of slightly different times.
 
-use crate::exposure::{ByteTime, Bytes, Level};
+use crate::exposure::{ByteTime, Bytes, Level, came_during};
 use crate::guard::Guard;
 use crate::percpu::{Counter, PerCpu};
 use crate::platform::LocalCpu;
@@ -23,6 +23,8 @@ pub(super) struct Book {
     /// Bytes beside the buffers that are mapped. It is below zero where buffers are mapped on
     /// another CPU and unmapped on this one; the sum over all CPUs is not.
     neighbours: Counter,
+    /// All bytes that were ever added to them.
+    opened: Counter,
     /// Changes of these until the clock is read again: see [`Level`].
     until_sample: AtomicU64,
     level: Mutex<Level>,
@@ -72,8 +74,8 @@ impl Books {
     pub(super) fn total(&self, now_ns: u64) -> ByteTime {
         let mut sum = ByteTime::default();
         for book in self.0.iter() {
-            let bytes = book.neighbour_bytes();
-            sum += book.level.lock().total(now_ns, bytes);
+            let level = book.level.lock();
+            sum += level.total(now_ns, book.neighbour_bytes(), book.opened_bytes());
         }
         sum
     }
@@ -82,6 +84,10 @@ impl Books {
 impl Book {
     fn neighbour_bytes(&self) -> Bytes {
         Bytes { used: 0, neighbour: self.neighbours.get() }
+    }
+
+    fn opened_bytes(&self) -> Bytes {
+        Bytes { used: 0, neighbour: self.opened.get() }
     }
 }
 
@@ -102,9 +108,17 @@ impl CpuBook<'_> {
         let left = until_sample.load(Ordering::Relaxed);
         if left > 0 {
             until_sample.store(left - 1, Ordering::Relaxed);
-            self.book.neighbours.add(self.alone, bytes);
+            self.count(bytes);
         } else {
             self.change_now(bytes, clock);
+        }
+    }
+
+    #[inline]
+    fn count(self, bytes: u64) {
+        self.book.neighbours.add(self.alone, bytes);
+        if bytes.cast_signed() > 0 {
+            self.book.opened.add(self.alone, bytes);
         }
     }
 
@@ -112,29 +126,28 @@ impl CpuBook<'_> {
     /// and the next change reads the clock.
     #[cold]
     pub(super) fn change_now(self, bytes: u64, clock: impl FnOnce() -> u64) {
-        let uncounted = Guard::new(|| self.add(|book| &book.neighbours, bytes));
+        let uncounted = Guard::new(|| self.count(bytes));
         let now_ns = clock();
         uncounted.done();
         let next = self.jump(bytes, ByteTime::default(), now_ns);
         self.book.until_sample.store(next - 1, Ordering::Relaxed);
     }
 
-    /// Counts `opened` more bytes that can be reached, and became so evenly from `since_ns` to
-    /// `now_ns`, and `closed` bytes that no longer can.
+    /// Counts `opened` more bytes that can be reached, and became so from `since_ns` to `now_ns`,
+    /// and `closed` bytes that no longer can.
     pub(super) fn settle(self, (opened, since_ns): (u64, u64), closed: u64, now_ns: u64) {
-        let opening_ns = now_ns.saturating_sub(since_ns);
-        let opening = ByteTime { used: 0, neighbour: i128::from(opened) * i128::from(opening_ns) / 2 };
-        self.jump(opened.wrapping_sub(closed), opening, now_ns);
+        let opening = came_during(opened, now_ns.saturating_sub(since_ns));
+        self.jump(opened.wrapping_sub(closed), ByteTime { used: 0, neighbour: opening }, now_ns);
     }
 
     /// Takes a reading of the level, adds to it what readings do not show, and has it jump by
     /// `bytes`. Returns after how many changes the clock is to be read again.
     fn jump(self, bytes: u64, beside: ByteTime, now_ns: u64) -> u64 {
         let mut level = self.book.level.lock();
-        level.sample(now_ns, self.book.neighbour_bytes());
+        level.sample(now_ns, self.book.neighbour_bytes(), self.book.opened_bytes());
         level.add(beside);
-        self.book.neighbours.add(self.alone, bytes);
-        level.jump(self.book.neighbour_bytes());
+        self.count(bytes);
+        level.jump(self.book.neighbour_bytes(), self.book.opened_bytes());
         level.next_sample()
     }
 }
@@ -153,5 +166,9 @@ mod tests {
         // All of them are closed, and others were opened.
         neighbours.of(None).settle((8, 3_400), 100, 3_500);
         assert_eq!(neighbours.total(3_600).neighbour, 150_000 + 8 * 100 / 2 + 8 * 100);
+        // After a pause it is not known when they were.
+        neighbours.of(None).settle((10, 3_600), 8, 1_000_003_600);
+        let paused = (8 + 10) * 1_000_000_000;
+        assert_eq!(neighbours.total(1_000_003_600).neighbour, 150_000 + 8 * 100 / 2 + 8 * 100 + paused);
     }
 }

@@ -66,10 +66,12 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// the caller's reports by [`count_neighbours`](Self::count_neighbours); [`map`](Self::map) by
     /// itself knows whole pages only, which have no neighbours. Without translation everything is
     /// exposed, always, and nothing is counted. The clock is read every 65 us or so while a CPU
-    /// maps and unmaps, and for each 64th change at the latest: what came and went in between is
-    /// taken to have done so evenly. So the sums are wrong, for the time between two readings, by
-    /// the difference of the most and the fewest bytes in it at the most. A ring says what it has
-    /// mapped when a batch of it is complete.
+    /// maps and unmaps, and for each 64th change at the latest: what came and went in between, if
+    /// that is 131 us at the most, is taken to have done so evenly. So the sums are wrong, for the
+    /// time between two readings, by the difference of the most and the fewest bytes in it at the
+    /// most. Where the CPU has paused in between, all that came counts from the one to the other,
+    /// which may be more than what happened, and is never less. A ring says what it has mapped when
+    /// a batch of it is complete.
     ///
     /// What a CPU has deferred may count for longer than devices reached it, and never for less: a CPU
     /// hears of flushes now and then while it defers more, when its window ends, and when this is

@@ -1,11 +1,12 @@
 //! The account of what waits in one queue and for how long: bytes times time, by a clock that is
 //! read now and then. It is never less than devices' exposure, but for what came between two
-//! readings.
+//! readings that are at most 131 us apart.
 //!
 //! Bytes are counted exactly, by the queue. The clock is read when the first range of a segment is
 //! queued, now and then after it (as [`Level`] says), and when a flush is confirmed; in between,
-//! what waits is taken to have grown evenly. So a push costs two additions, and the total is wrong
-//! by half of what came between two readings, for the time between them, at the most. A queue hears
+//! what waits is taken to have grown evenly, or, where they are far apart, at once. So a push costs
+//! two additions, and the total is wrong by half of what came between two readings, for the time
+//! between them, at the most, and too much where they are far apart. A queue hears
 //! of flushes when it closes a segment (the first entry after a flush of all queues has asked
 //! closes one), when it is full, and when it is visited. What they cover has waited up to the last
 //! flush that is confirmed by then: for longer than devices reached it where there was another in
@@ -51,10 +52,12 @@ impl Account {
     #[cold]
     pub(super) fn sample(&mut self, now_ns: u64, queued: Bytes, bytes: Bytes) -> u64 {
         self.oldest_ns.get_or_insert(now_ns);
-        self.level.sample(now_ns, queued - self.covered);
+        self.level.sample(now_ns, queued - self.covered, queued);
         let mut waiting = queued - self.covered;
         waiting += bytes;
-        self.level.jump(waiting);
+        let mut came = queued;
+        came += bytes;
+        self.level.jump(waiting, came);
         self.level.next_sample()
     }
 
@@ -83,7 +86,7 @@ impl Account {
         let over = self.closed.iter().take_while(covered).count();
         let mut safe = None;
         for segment in self.closed.drain(..over) {
-            self.level.fell(now_ns, queued - self.covered, segment.queued - self.covered);
+            self.level.fell(now_ns, queued - self.covered, queued, segment.queued - self.covered);
             (self.covered, safe) = (segment.queued, Some(segment.end));
             self.longest_ns = self.longest_ns.max(now_ns.saturating_sub(segment.oldest_ns));
         }
@@ -95,7 +98,7 @@ impl Account {
     pub(super) fn total(&self, now_ns: u64, queued: Bytes) -> (ByteTime, u64) {
         let first = self.closed.first().map(|segment| segment.oldest_ns).or(self.oldest_ns);
         let open_ns = first.map_or(0, |first| now_ns.saturating_sub(first));
-        (self.level.total(now_ns, queued - self.covered), self.longest_ns.max(open_ns))
+        (self.level.total(now_ns, queued - self.covered, queued), self.longest_ns.max(open_ns))
     }
 }
 

@@ -11,6 +11,9 @@ pub struct Tally {
 /// time, the last reading is so many changes ago at the most, and the next no further ahead.
 const MOST_CHANGES: usize = 64;
 
+/// Over a pause that is longer, all that came since the clock was last read counts: what is read is no less than what was.
+const EVEN_NS: u64 = 1 << 17;
+
 /// A number of bytes, and all that it ever was.
 #[derive(Debug, Clone, Default)]
 struct Level {
@@ -36,22 +39,34 @@ impl Level {
         self.before.push((std::mem::take(&mut self.points), now_ns));
     }
 
-    /// The most less the fewest bytes between two readings, times time: as much may what is read be off.
-    fn error(&self, now_ns: u64) -> u128 {
-        let before: u128 = self.before.iter().map(|(points, end_ns)| error(points, *end_ns)).sum();
-        before + error(&self.points, now_ns)
+    /// By how much what is read may be less than what was, and by how much more.
+    fn error(&self, now_ns: u64) -> (u128, u128) {
+        let now = std::iter::once((&self.points, now_ns));
+        let all = self.before.iter().map(|(points, end_ns)| (points, *end_ns)).chain(now);
+        let each = all.map(|(points, end_ns)| error(points, end_ns));
+        each.fold((0, 0), |(less, more), (below, above)| (less + below, more + above))
     }
 }
 
-fn error(points: &[(u64, i128)], end_ns: u64) -> u128 {
+/// The most less the fewest bytes between two readings, times time, where that is short; and the same with all that came
+/// in between.
+fn error(points: &[(u64, i128)], end_ns: u64) -> (u128, u128) {
+    let window =
+        |at: usize| &points[at.saturating_sub(MOST_CHANGES)..points.len().min(at + MOST_CHANGES + 1)];
     let spread = |at: usize| {
-        let window = &points[at.saturating_sub(MOST_CHANGES)..points.len().min(at + MOST_CHANGES + 1)];
-        let levels = || window.iter().map(|(_, level)| *level);
+        let levels = || window(at).iter().map(|(_, level)| *level);
         levels().max().unwrap_or(0).abs_diff(levels().min().unwrap_or(0))
+    };
+    let came = |at: usize| -> u128 {
+        let rises = window(at).windows(2).map(|pair| u128::try_from(pair[1].1 - pair[0].1).unwrap_or(0));
+        rises.sum()
     };
     let until = |at: usize| points.get(at + 1).map_or(end_ns, |(next_ns, _)| *next_ns);
     let times = points.iter().enumerate().map(|(at, (from_ns, _))| (at, until(at) - from_ns));
-    times.filter(|(_, ns)| *ns > 0).map(|(at, ns)| spread(at) * u128::from(ns)).sum()
+    times.filter(|(_, ns)| *ns > 0).fold((0, 0), |(less, more), (at, ns)| {
+        let below = if ns <= EVEN_NS { spread(at) * u128::from(ns) } else { 0 };
+        (less + below, more + (spread(at) + came(at)) * u128::from(ns))
+    })
 }
 
 /// One flush queue.
@@ -171,18 +186,19 @@ impl Plain {
         self.exact
     }
 
-    /// How wrong the account may be. O(changes).
-    pub fn error(&self) -> Tally {
+    /// By how much the account may be too small, and too large. O(changes).
+    pub fn error(&self) -> (Tally, Tally) {
         let rounding = self.readings + (self.queues.len() + self.cpus.len()) as u128;
-        // A queue only grows between two readings: a straight line is at most half as far off.
-        let of = |level: fn(&Queue) -> &Level| -> u128 {
-            self.queues.iter().map(|queue| level(queue).error(self.now_ns).div_ceil(2)).sum()
+        let sum = |errors: &mut dyn Iterator<Item = (u128, u128)>| {
+            errors.fold((rounding, rounding), |(less, more), (below, above)| (less + below, more + above))
         };
-        let live: u128 = self.cpus.iter().map(|cpu| cpu.error(self.now_ns)).sum();
-        Tally {
-            used: of(|queue| &queue.used) + rounding,
-            neighbour: of(|queue| &queue.neighbour) + live + rounding,
-        }
+        // A queue only grows between two readings: a straight line is at most half as far off.
+        let of = |(below, above): (u128, u128)| (below.div_ceil(2), above);
+        let used = sum(&mut self.queues.iter().map(|queue| of(queue.used.error(self.now_ns))));
+        let live = self.cpus.iter().map(|cpu| cpu.error(self.now_ns));
+        let neighbour =
+            sum(&mut self.queues.iter().map(|queue| of(queue.neighbour.error(self.now_ns))).chain(live));
+        (Tally { used: used.0, neighbour: neighbour.0 }, Tally { used: used.1, neighbour: neighbour.1 })
     }
 
     /// The longest that anything waited, or waits.

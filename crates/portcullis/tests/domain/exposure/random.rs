@@ -221,7 +221,7 @@ impl Machine {
         self.tell(Plain::visited);
         let (model, late) = (self.model.lock().unwrap(), &self.late.lock().unwrap().plain);
         let (least, most) = (model.exact(), late.exact());
-        let (below, above) = (model.error(), late.error());
+        let (below, above) = (model.error().0, late.error().1);
         for (kind, found, least, most) in [
             ("stale", found.stale_byte_ns, least.used.saturating_sub(below.used), most.used + above.used),
             (
