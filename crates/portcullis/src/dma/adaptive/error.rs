@@ -12,7 +12,8 @@ use crate::domain::MapListError;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AdaptiveMapError {
-    /// The ring has refused it, for another reason than a lack of room or of tables.
+    /// The ring has refused it, for another reason than a lack of tables; for a lack of room while
+    /// others wait for a commit.
     #[error(transparent)]
     Ring(#[from] RingError),
     /// By the pool.

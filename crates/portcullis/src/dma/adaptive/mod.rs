@@ -34,10 +34,11 @@ pub use mapping::{AdaptiveMapping, AdaptiveUnmap};
 ///
 /// For an untrusted device, what shares a granule with other data is copied whatever it costs, so
 /// that protection is to the byte. What is mapped in the ring ends with its batch; what is copied
-/// ends at once. Where the ring has no room for a buffer, or cannot map it, that is copied, too, so
-/// nothing has to wait for a commit. What is not for the ring, and not for a copy either (larger
-/// than the pool's threshold, or persistent), is mapped by itself, and ends at once. All this is so
-/// whatever the domain's policy.
+/// ends at once. Where the ring has no room for a buffer that is to be mapped, [`map`](Self::map)
+/// fails as long as others wait for a commit, which makes room, as in the ring itself. If none
+/// does, or if the ring cannot map it, the buffer is copied, too. What is not for the ring, and not
+/// for a copy either (larger than the pool's threshold, or persistent), is mapped by itself, and
+/// ends at once. All this is so whatever the domain's policy.
 ///
 /// A copy costs time by the byte, a mapping costs a share of the wait for the hardware. Where the
 /// two cross depends on caches, on the IOMMU and on what else goes on, so nothing about it is a
@@ -175,7 +176,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
     /// where the ring has no room.
     ///
     /// # Errors
-    /// [`AdaptiveMapError`]: the list is mapped as a whole or not at all. After
+    /// [`AdaptiveMapError`]: the list is mapped as a whole or not at all. [`ArenaError::Full`], in an
+    /// error of the ring, while others wait for a commit: commit, and map again. After
     /// [`MapListError::Unconfirmed`] devices may reach what was entered of it.
     ///
     /// # Safety
@@ -258,6 +260,10 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
             // SAFETY: the caller's promise.
             match unsafe { self.ring.map_sg(list, self.direction, out) } {
                 Ok((mapping, used)) => return Ok((Course::Ring(mapping), used, false)),
+                // What waits makes room, by a commit: that is cheaper than a copy.
+                Err(full @ RingError::Arena(ArenaError::Full { .. })) if self.ring.waiting() > 0 => {
+                    return Err(full.into());
+                }
                 // It has no room, or its tables have none, or cannot point to the buffer: the pool's may.
                 Err(
                     RingError::Arena(ArenaError::Full { .. } | ArenaError::Oversize { .. })

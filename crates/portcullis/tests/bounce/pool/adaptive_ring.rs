@@ -9,6 +9,7 @@ use portcullis::dma::{
     DmaMapError, Explained, RingError, StrictRingConfig,
 };
 use portcullis::domain::{MapListError, Policy};
+use portcullis::iova::ArenaError;
 use portcullis_model::Buffer;
 
 use crate::chosen::Chosen;
@@ -121,6 +122,38 @@ fn what_is_mapped_ends_with_its_batch_and_what_is_copied_at_once() {
     assert_eq!((queue.commit().unwrap(), queue.waiting()), (1, 0));
     assert!(!reaches(&bench, iova, &buffers[0]));
     drop((queue, buffers, part));
+    bench.finish();
+}
+
+/// As in a ring: what waits makes room by a commit. Where nothing waits, no commit would help, and the pool copies.
+#[test]
+fn a_full_ring_is_committed_before_anything_is_copied() {
+    let bench = Bench::new(small());
+    let (_, mut queue) = queue(&bench, Direction::FromDevice, (8, 1_000_000));
+    let large = bench.memory.buffer(16 * PAGE).unwrap();
+    let list = [piece(large.phys(), 0, 16 * PAGE)];
+    // The device has all that 256 pages hold.
+    let mut mapped = Vec::new();
+    let copied = loop {
+        let mapping = map(&mut queue, &list).unwrap();
+        match mapping.way() {
+            None => mapped.push(mapping),
+            Some(_) => break mapping,
+        }
+    };
+    assert!((8..=16).contains(&mapped.len()), "{}", mapped.len());
+    assert_eq!(queue.unmap(copied).unwrap(), AdaptiveUnmap::Done);
+    assert_eq!(queue.unmap(mapped.remove(0)).unwrap(), AdaptiveUnmap::Waiting);
+    let full = map(&mut queue, &list).unwrap_err();
+    assert!(matches!(full, AdaptiveMapError::Ring(RingError::Arena(ArenaError::Full { .. }))), "{full}");
+    assert_eq!(queue.commit().unwrap(), 1);
+    let again = map(&mut queue, &list).unwrap();
+    assert_eq!(again.way(), None);
+    for mapping in mapped.into_iter().chain([again]) {
+        let _ = queue.unmap(mapping).unwrap();
+    }
+    queue.commit().unwrap();
+    drop((queue, large));
     bench.finish();
 }
 
