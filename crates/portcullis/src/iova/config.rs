@@ -51,19 +51,19 @@ pub enum IovaError {
     Empty,
     /// No hole is large enough at the alignment needed.
     #[error(
-        "no room for {len:#x} bytes of I/O virtual addresses up to {limit}: {free:#x} bytes are free, \
-         and CPUs keep {cached:#x} of their own; the largest hole has {largest:#x} bytes"
+        "no room for {len:#x} bytes of I/O virtual addresses up to {limit}: {free:#x} bytes are free there, the \
+         largest hole has {largest:#x}; CPUs keep {cached:#x} of their own anywhere"
     )]
     Exhausted {
         /// Bytes asked for.
         len: u64,
         /// The highest address allowed.
         limit: Iova,
-        /// Bytes free anywhere in the space.
+        /// Bytes free up to that address.
         free: u64,
-        /// Bytes that CPUs keep in their lists, or have on their way to each other.
+        /// Bytes that CPUs keep in their lists, or have on their way to each other, anywhere in the space.
         cached: u64,
-        /// Bytes in the largest hole anywhere in the space.
+        /// Bytes in the largest hole up to it.
         largest: u64,
     },
     /// The range is not one that is handed out as a whole: it was freed before, or never handed out

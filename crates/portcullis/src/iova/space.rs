@@ -361,10 +361,17 @@ impl IovaSpace {
         Ok(page)
     }
 
+    /// Says why there are no `len` bytes up to `limit`. O(holes up to there).
+    #[cold]
     fn exhausted(&self, len: u64, limit: Iova) -> IovaError {
-        let usage = self.usage();
-        let largest = self.bitmap.lock().largest_hole() << self.shift;
-        IovaError::Exhausted { len, limit, free: usage.total - usage.taken, cached: usage.cached, largest }
+        let (cached, end) = (self.usage().cached, self.end_page(limit));
+        let backing = self.bitmap.lock();
+        let holes = backing.iter().take_while(|(first, _)| *first < end);
+        let (free, largest) = holes.fold((0, 0), |(free, largest): (u64, u64), (first, pages)| {
+            let pages = pages.min(end - first);
+            (free + pages, largest.max(pages))
+        });
+        IovaError::Exhausted { len, limit, free: free << self.shift, cached, largest: largest << self.shift }
     }
 
     /// Returns how many pages `len` bytes take, and the order of that number rounded up to a power
