@@ -78,6 +78,37 @@ pub enum TraceError {
         /// What the decompressor said.
         source: io::Error,
     },
+    /// The times are counts of a clock that does not count seconds.
+    #[error(
+        "{name}: line {line}: the time \"{found}\" is a count without a unit, as of the trace clocks counter and \
+         x86-tsc: choose one that counts seconds before recording (echo mono > /sys/kernel/tracing/trace_clock)"
+    )]
+    Clock {
+        /// The file.
+        name: String,
+        /// The line.
+        line: u64,
+        /// What stands where the time should be.
+        found: String,
+    },
+    /// The events of several CPUs do not stand in the order of time.
+    #[error(
+        "{name}: line {line}: an event of CPU {cpu} is {back_ms} ms older than one of CPU {before} that stands above \
+         it: this reads events in the order of time, as /sys/kernel/tracing/trace has them; the files of \
+         per_cpu, one behind the other, do not"
+    )]
+    Disorder {
+        /// The file.
+        name: String,
+        /// The line.
+        line: u64,
+        /// The CPU whose event is late.
+        cpu: u32,
+        /// The CPU of the event with the latest time so far.
+        before: u32,
+        /// How much earlier it is, in milliseconds.
+        back_ms: u64,
+    },
     /// A warning, where the options ask that none be passed over.
     #[error("{name}: {warning}")]
     Strict {

@@ -148,7 +148,12 @@ pub enum EventKind<'a> {
         /// How many bytes went.
         unmapped: u64,
     },
-    /// A known event that maps nothing: an invalidation, an attachment, a failed call.
+    /// `attach_device_to_domain`: from now on the device's addresses are translated by another domain.
+    Attach {
+        /// The device's name.
+        device: &'a [u8],
+    },
+    /// A known event that maps nothing: an invalidation, a detachment, a failed call.
     NotMapping,
     /// Any other event.
     Other,

@@ -11,7 +11,7 @@ use memchr::memchr;
 use crate::error::{TraceError, excerpt};
 use crate::event::Event;
 use crate::input::Input;
-use crate::parse::{Line, Lists, parse_line};
+use crate::parse::{Line, Lists, event_name, parse_line};
 use crate::summary::Summary;
 
 /// The longest line that is read, in bytes; the kernel's own are below 12 KiB.
@@ -19,6 +19,10 @@ pub const MAX_LINE: usize = 1 << 20;
 
 /// Room for text at first.
 const BUFFER: usize = 256 << 10;
+
+/// How much later than another CPU's an event's time may be that stands before it, in nanoseconds. CPUs' clocks differ by
+/// microseconds.
+const MOST_DISORDER_NS: u64 = 1_000_000;
 
 /// A line in the buffer.
 enum Raw {
@@ -108,13 +112,22 @@ pub struct EventReader<'a> {
     /// The first line that should have been an event and was not.
     stray: Option<(u64, String)>,
     strict: bool,
+    /// The latest time so far, and the CPU that it is of.
+    latest: (u64, u32),
 }
 
 impl<'a> EventReader<'a> {
     /// Reads from `input`; with `strict`, the first warning is an error.
     pub fn new(input: Input<'a>, strict: bool) -> Self {
         let summary = Summary { name: input.name().to_owned(), ..Summary::default() };
-        Self { lines: Lines::new(input), lists: Lists::default(), summary, stray: None, strict }
+        Self {
+            lines: Lines::new(input),
+            lists: Lists::default(),
+            summary,
+            stray: None,
+            strict,
+            latest: (0, 0),
+        }
     }
 
     /// Where the text comes from.
@@ -169,21 +182,38 @@ impl<'a> EventReader<'a> {
                 Ok(Line::Lost(count)) => {
                     self.summary.lost_events = self.summary.lost_events.saturating_add(count.max(1));
                 }
+                Ok(Line::Ticks(time)) => {
+                    let (name, found) = (self.summary.name.clone(), excerpt(time));
+                    return Err(TraceError::Clock { name, line: number, found });
+                }
                 Ok(Line::Event(event)) => {
+                    let (latest_ns, before) = self.latest;
+                    let back_ns = latest_ns.saturating_sub(event.time_ns);
+                    if back_ns > MOST_DISORDER_NS && event.cpu != before {
+                        let (name, cpu, back_ms) =
+                            (self.summary.name.clone(), event.cpu, back_ns / 1_000_000);
+                        return Err(TraceError::Disorder { name, line: number, cpu, before, back_ms });
+                    }
+                    self.latest = self.latest.max((event.time_ns, event.cpu));
                     self.summary.events += 1;
+                    let skipped = self.summary.skipped;
                     visit(&event, &mut self.summary);
+                    if self.summary.skipped > skipped {
+                        self.summary.name_skipped(event_name(text));
+                    }
                     self.check()?;
                     return Ok(true);
                 }
                 Err(error) => {
-                    let text = || (error.expected.to_owned(), format!("\"{}\"", excerpt(error.found)));
+                    let warning = || (error.expected.to_owned(), format!("\"{}\"", excerpt(error.found)));
                     if error.is_event {
                         self.summary.events += 1;
-                        self.summary.skip(number, text);
+                        self.summary.skip(number, warning);
+                        self.summary.name_skipped(event_name(text));
                     } else {
                         self.stray.get_or_insert_with(|| (number, excerpt(error.found)));
                         self.summary.unrecognised_lines += 1;
-                        self.summary.warn(number, text);
+                        self.summary.warn(number, warning);
                     }
                     self.check()?;
                 }

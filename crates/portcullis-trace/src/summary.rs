@@ -1,6 +1,8 @@
 //! What became of a trace: a count for every event, and the warnings.
 
-use crate::error::{TraceError, Warning};
+use std::collections::BTreeMap;
+
+use crate::error::{TraceError, Warning, excerpt};
 
 /// How many warnings are kept in full; the rest are only counted.
 pub const KEPT_WARNINGS: usize = 20;
@@ -54,8 +56,13 @@ pub struct Summary {
     pub syncs_unpaired: Unpaired,
     /// `iommu:` events that are part of a `dma_*` event.
     pub iommu_claimed: u64,
-    /// `iommu:` events that became operations of the device [`DIRECT_DEVICE`](crate::DIRECT_DEVICE).
+    /// `iommu:` events that became operations without a `dma_*` event, of the one device that was attached to a domain,
+    /// or else of [`DIRECT_DEVICE`](crate::DIRECT_DEVICE).
     pub iommu_direct: u64,
+    /// The mappings that these became: an unmap of a part cuts one in two.
+    pub direct_maps: u64,
+    /// Those of them that ended.
+    pub direct_unmaps: u64,
     /// `iommu:` events of which nothing can be made, since their device is unknown.
     pub iommu_unclaimed: u64,
     /// Known events that map nothing.
@@ -66,6 +73,8 @@ pub struct Summary {
     pub ignored: u64,
     /// Events passed over with a warning.
     pub skipped: u64,
+    /// How many of them each event's name has.
+    pub skipped_names: BTreeMap<String, u64>,
     /// Events of devices that were not asked for.
     pub filtered: u64,
 
@@ -81,6 +90,9 @@ pub struct Summary {
     pub last_ns: Option<u64>,
     /// Entries in the kernel's buffer, as the header has it.
     pub promised_entries: Option<u64>,
+    /// Whether the reading stopped before the end of the file, as [`ReadOptions::limit`](crate::ReadOptions::limit)
+    /// asked.
+    pub limited: bool,
     /// Events the kernel dropped, as far as it says.
     pub lost_events: u64,
     /// Lists cut by the kernel at 128 entries.
@@ -97,7 +109,17 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Maps that were still live at the end.
+    /// Mappings made, whatever events they come from.
+    pub fn mappings(&self) -> u64 {
+        self.maps.saturating_add(self.direct_maps)
+    }
+
+    /// Mappings ended.
+    pub fn mappings_ended(&self) -> u64 {
+        self.unmaps.saturating_add(self.direct_unmaps)
+    }
+
+    /// Map and alloc events whose mappings were still live at the end.
     pub fn still_mapped(&self) -> u64 {
         self.maps.saturating_sub(self.unmaps)
     }
@@ -129,9 +151,13 @@ impl Summary {
         .fold(0, u64::saturating_add)
     }
 
-    /// How many events are missing from what the header promised; `None` where none are, or it promised nothing.
+    /// How many events are missing from what the header promised; `None` where none are, where it promised nothing,
+    /// and where the reading stopped before the end.
     pub fn cut(&self) -> Option<u64> {
-        self.promised_entries?.checked_sub(self.events).filter(|&missing| missing > 0)
+        self.promised_entries
+            .filter(|_| !self.limited)?
+            .checked_sub(self.events)
+            .filter(|&missing| missing > 0)
     }
 
     /// From the first event to the last.
@@ -152,6 +178,11 @@ impl Summary {
     pub(crate) fn skip(&mut self, line: u64, text: impl FnOnce() -> (String, String)) {
         self.skipped += 1;
         self.warn(line, text);
+    }
+
+    /// Counts that an event called `name` was passed over.
+    pub(crate) fn name_skipped(&mut self, name: &[u8]) {
+        *self.skipped_names.entry(excerpt(name)).or_default() += 1;
     }
 
     /// The first warning, as an error.

@@ -103,6 +103,7 @@ impl<'a> Trace<'a> {
             let more = if self.reader.summary().events < self.limit {
                 self.reader.read_event(|event, summary| pairer.event(event, summary, chunk))
             } else {
+                self.reader.summary_mut().limited = true;
                 Ok(false)
             };
             if let Ok(true) = more {

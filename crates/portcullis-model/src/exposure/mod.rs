@@ -1,6 +1,7 @@
 //! The exposure ledger: which bytes a device could reach although no mapping covered them, and for how long.
 //!
-//! For each device and physical page, at any instant:
+//! For each device and physical page, of the size that [`IommuConfig::exposure_page`](crate::IommuConfig::exposure_page) says, at any
+//! instant:
 //! - *live* is the union of the byte ranges of the mappings that the caller has declared and not ended;
 //! - *stale* is the union of the ranges of ended mappings whose translation is still open, minus live. A
 //!   translation is open from the end of its mapping for as long as the old address still leads to the old
@@ -25,8 +26,7 @@ mod spans;
 
 use std::collections::hash_map::Entry;
 
-use portcullis::addr::{DomainId, Iova, PhysAddr};
-use portcullis::platform::FRAME_SIZE;
+use portcullis::addr::{DomainId, Iova, PageSize, PhysAddr};
 use rustc_hash::FxHashMap;
 
 use crate::iommu::Context;
@@ -58,9 +58,10 @@ pub struct Exposed {
 }
 
 impl Exposed {
-    fn add(&mut self, rates: Rates, time: u64) {
+    fn add(&mut self, rates: Rates, page_bytes: u64, time: u64) {
+        let neighbours = rates.beside.map_or(0, |reached| page_bytes.saturating_sub(reached.into()));
         self.stale_byte_ns += u128::from(rates.stale) * u128::from(time);
-        self.neighbour_byte_ns += u128::from(rates.neighbour) * u128::from(time);
+        self.neighbour_byte_ns += u128::from(neighbours) * u128::from(time);
     }
 }
 
@@ -72,8 +73,10 @@ struct Ledger {
 }
 
 /// The ledgers of all devices.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Exposure {
+    /// The size of a page.
+    page: PageSize,
     now: u64,
     ledgers: Vec<Ledger>,
     dependents: Dependents,
@@ -96,6 +99,11 @@ impl Piece {
 }
 
 impl Exposure {
+    /// Nothing is mapped; pages have the size `page`.
+    pub(crate) fn new(page: PageSize) -> Self {
+        Self { page, now: 0, ledgers: Vec::new(), dependents: Dependents::default() }
+    }
+
     pub(crate) fn pages(&self) -> u64 {
         self.ledgers.iter().map(|ledger| ledger.pages.len() as u64).sum()
     }
@@ -116,16 +124,16 @@ impl Exposure {
             (Some(iova), Some(phys)) => unit.route(device, context, iova, phys).is_some(),
             _ => false,
         };
-        let now = self.now;
+        let (now, page_bytes) = (self.now, self.page.bytes());
         let ledger = ledger(&mut self.ledgers, device);
-        for piece in pieces(segment) {
+        for piece in pieces(segment, self.page) {
             let Piece { span, iova, phys, .. } = piece;
             let neighbour = span.start > 0
                 && reaches(before(iova), phys.get().checked_sub(1).map(PhysAddr::new))
-                || u64::from(span.end) < FRAME_SIZE
+                || u64::from(span.end) < page_bytes
                     && reaches(iova.checked_add(span.len().into()), phys.checked_add(span.len().into()));
             let page = ledger.pages.entry(piece.page).or_insert_with(|| Page::new(now));
-            page.settle(now, &mut ledger.settled);
+            page.settle(now, page_bytes, &mut ledger.settled);
             let closed = page.begin(piece.iova_page(), span, neighbour, now);
             ledger.settled.longest_stale_ns = ledger.settled.longest_stale_ns.max(closed);
         }
@@ -140,9 +148,9 @@ impl Exposure {
         segment: Segment,
     ) -> u64 {
         let mut reached = 0;
-        let now = self.now;
+        let (now, page_bytes) = (self.now, self.page.bytes());
         let Ledger { pages, settled } = ledger(&mut self.ledgers, device);
-        for piece in pieces(segment) {
+        for piece in pieces(segment, self.page) {
             let route = unit.route(device, context, piece.iova, piece.phys);
             let open = route.is_some();
             reached += u64::from(open);
@@ -152,7 +160,7 @@ impl Exposure {
                 Entry::Vacant(entry) => entry.insert_entry(Page::new(now)),
             };
             let page = entry.get_mut();
-            page.settle(now, settled);
+            page.settle(now, page_bytes, settled);
             let closed = page.end(id.iova_page, piece.span, now, open);
             settled.longest_stale_ns = settled.longest_stale_ns.max(closed);
             if let (Some(route), Some(links)) = (route, page.links(id.iova_page)) {
@@ -210,11 +218,11 @@ impl Exposure {
 
     /// Brings every account up to now.
     pub(crate) fn settle_all(&mut self) {
-        let now = self.now;
+        let (now, page_bytes) = (self.now, self.page.bytes());
         for ledger in &mut self.ledgers {
             let Ledger { pages, settled } = ledger;
             for page in pages.values_mut() {
-                page.settle(now, settled);
+                page.settle(now, page_bytes, settled);
                 settled.longest_stale_ns = settled.longest_stale_ns.max(page.longest_open(now));
             }
         }
@@ -225,7 +233,7 @@ impl Exposure {
         let Some(ledger) = self.ledgers.get(device) else { return Exposed::default() };
         let mut exposed = ledger.settled;
         for page in ledger.pages.values() {
-            page.account(self.now, &mut exposed);
+            page.account(self.now, self.page.bytes(), &mut exposed);
             exposed.longest_stale_ns = exposed.longest_stale_ns.max(page.longest_open(self.now));
         }
         exposed
@@ -249,18 +257,18 @@ impl Exposure {
         id: SourceId,
         unlink: impl FnOnce(&mut Links),
     ) {
-        let now = self.now;
+        let (now, page_bytes) = (self.now, self.page.bytes());
         let Some(Ledger { pages, settled }) = self.ledgers.get_mut(id.device) else { return };
         let Entry::Occupied(mut entry) = pages.entry(id.page) else { return };
         let page = entry.get_mut();
         let Some(links) = page.links(id.iova_page) else { return };
         unlink(links);
         let context = contexts.get(id.device).copied().flatten();
-        let phys = PhysAddr::new(id.page * FRAME_SIZE);
+        let phys = PhysAddr::new(id.page * page_bytes);
         if let Some(route) = unit.route(id.device, context, Iova::new(id.iova_page), phys) {
             return self.dependents.note(id, links, context, route);
         }
-        page.settle(now, settled);
+        page.settle(now, page_bytes, settled);
         let closed = page.close(id.iova_page, now);
         settled.longest_stale_ns = settled.longest_stale_ns.max(closed);
         if page.is_closed() {
@@ -286,19 +294,19 @@ fn before(iova: Iova) -> Option<Iova> {
 }
 
 /// The pieces of a segment in each physical page, as far as its addresses exist.
-fn pieces(segment: Segment) -> impl Iterator<Item = Piece> {
+fn pieces(segment: Segment, page: PageSize) -> impl Iterator<Item = Piece> {
     let mut done = 0;
     std::iter::from_fn(move || {
         if done >= segment.len {
             return None;
         }
         let (iova, phys) = (segment.iova.checked_add(done)?, segment.phys.checked_add(done)?);
-        let start = phys.get() % FRAME_SIZE;
-        let len = (FRAME_SIZE - start).min(segment.len - done);
+        let start = phys.page_offset(page);
+        let len = (page.bytes() - start).min(segment.len - done);
         done += len;
         Some(Piece {
-            page: phys.get() / FRAME_SIZE,
-            span: Span { start: start as u16, end: (start + len) as u16 },
+            page: phys.get() / page.bytes(),
+            span: Span { start: start as u32, end: (start + len) as u32 },
             iova,
             phys,
         })

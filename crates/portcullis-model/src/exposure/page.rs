@@ -1,9 +1,7 @@
 //! One physical page in a device's ledger: what is live in it, what is open, and its account.
 //!
-//! Nearly every page has one range at a time, through one translation: that is [`One`], of 40 bytes and no
+//! Nearly every page has one range at a time, through one translation: that is [`One`], of 48 bytes and no
 //! lists. A page that does not fit it becomes [`Ranges`] until it is closed.
-
-use portcullis::platform::FRAME_SIZE;
 
 use super::Exposed;
 use super::one::One;
@@ -14,13 +12,14 @@ use super::spans::Span;
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Rates {
     pub(super) stale: u32,
-    pub(super) neighbour: u32,
+    /// Bytes live or stale, where their neighbours can be reached, too.
+    pub(super) beside: Option<u32>,
 }
 
 impl Rates {
     /// Of a page with `stale` bytes, and `reached` live or stale; its neighbours can be reached or not.
     pub(super) fn of(stale: u32, reached: u32, neighbour: bool) -> Self {
-        Self { stale, neighbour: if neighbour { FRAME_SIZE as u32 - reached } else { 0 } }
+        Self { stale, beside: neighbour.then_some(reached) }
     }
 }
 
@@ -54,8 +53,8 @@ impl Page {
     }
 
     /// Adds what has been exposed since the last time to `exposed`.
-    pub(super) fn settle(&mut self, now: u64, exposed: &mut Exposed) {
-        self.account(now, exposed);
+    pub(super) fn settle(&mut self, now: u64, page_bytes: u64, exposed: &mut Exposed) {
+        self.account(now, page_bytes, exposed);
         match self {
             Self::One(one) => one.settled = now,
             Self::Many(ranges) => ranges.settled = now,
@@ -63,12 +62,12 @@ impl Page {
     }
 
     /// The same without having it done: for a report.
-    pub(super) fn account(&self, now: u64, exposed: &mut Exposed) {
+    pub(super) fn account(&self, now: u64, page_bytes: u64, exposed: &mut Exposed) {
         let (rates, settled) = match self {
             Self::One(one) => (one.rates(), one.settled),
             Self::Many(ranges) => (ranges.rates, ranges.settled),
         };
-        exposed.add(rates, now.saturating_sub(settled));
+        exposed.add(rates, page_bytes, now.saturating_sub(settled));
     }
 
     /// A mapping of `span` through `iova_page` begins. Returns how long the oldest of these bytes had been

@@ -2,18 +2,18 @@
 
 use smallvec::SmallVec;
 
-/// Bytes `start..end` of a page; `end` is at most 4096.
+/// Bytes `start..end` of a page; `end` is at most its size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Span {
-    pub(super) start: u16,
-    pub(super) end: u16,
+    pub(super) start: u32,
+    pub(super) end: u32,
 }
 
 impl Span {
     pub(super) const EMPTY: Self = Self { start: 0, end: 0 };
 
     pub(super) fn len(self) -> u32 {
-        u32::from(self.end - self.start)
+        self.end - self.start
     }
 
     pub(super) fn is_empty(self) -> bool {
@@ -45,7 +45,7 @@ pub(super) fn covered(spans: impl Iterator<Item = Span>) -> u32 {
     let mut reached = 0;
     for span in spans {
         if span.end > reached {
-            total += u32::from(span.end - span.start.max(reached));
+            total += span.end - span.start.max(reached);
             reached = span.end;
         }
     }

@@ -94,13 +94,16 @@ pub struct IommuConfig {
     /// How long a device may take to answer an invalidation of its own TLB, in nanoseconds. No time passes here: it
     /// is what the error for a [silent](Iommu::set_silent) device says.
     pub device_tlb_timeout_ns: u64,
+    /// The pages that the [exposure ledger](crate::exposure) counts neighbours in, of 64 KiB at the most: the granule of the
+    /// tables. Devices that are passed through have none, and are counted in the same.
+    pub exposure_page: PageSize,
     /// Faults that the log holds.
     pub fault_log_entries: usize,
 }
 
 impl IommuConfig {
     /// The figures of a recent server's VT-d unit: an IOTLB of 128 in 8 ways, 64 tables per level, the
-    /// leaf-only hint honoured, no absent entry cached, blocks of up to 2 MiB, and a log of 256 faults. Devices that cache for themselves
+    /// leaf-only hint honoured, no absent entry cached, blocks of up to 2 MiB, exposure counted in pages of 4 KiB, and a log of 256 faults. Devices that cache for themselves
     /// have a minute to answer, which is what PCIe's Address Translation Services give them.
     pub fn new(memory: Arc<Memory>) -> Self {
         Self {
@@ -112,6 +115,7 @@ impl IommuConfig {
             caches_absent: false,
             max_address_mask: 9,
             device_tlb_timeout_ns: 60_000_000_000,
+            exposure_page: PageSize::SIZE_4K,
             fault_log_entries: 256,
         }
     }
@@ -194,7 +198,7 @@ impl Iommu {
                 ring: Ring::default(),
                 misbehaviour: Misbehaviour::default(),
                 unanswered: None,
-                exposure: Exposure::default(),
+                exposure: Exposure::new(config.exposure_page),
                 touched: Vec::new(),
             }),
             memory: config.memory,

@@ -1,7 +1,8 @@
 //! `iommu:` events without a `dma_*` event: what VFIO maps for user space.
 //!
 //! Such an `iommu:map` cannot be told from one whose `dma_*` event is still to come, so it becomes a mapping only
-//! when the first unmap touches it; the time of that unmap is then the time of both. An unmap may cover a part of a
+//! when the first unmap touches it; the time of that unmap is then the time of both. Where the recording ends without
+//! any `dma_*` event, the rest become mappings then. An unmap may cover a part of a
 //! run or many runs: the run is cut at the unmap's ends.
 
 use std::collections::BTreeMap;
@@ -30,6 +31,8 @@ struct Part {
 pub(super) struct Direct {
     runs: BTreeMap<u64, Run>,
     live: BTreeMap<u64, Part>,
+    /// Whose they are, for good; `None` before the first of them, and in it where they are not wanted.
+    pub(super) device: Option<Option<DeviceId>>,
 }
 
 impl Direct {
@@ -59,23 +62,19 @@ impl Direct {
     ) {
         while let Some(run) = self.overlapping_run(first, last) {
             self.runs.remove(&run.iova);
-            let overlaps_live = self.overlapping_part(run.iova, run.last()).is_some();
-            let fits = run.phys.checked_add(run.size).is_some_and(|end| end <= MAX_PHYS);
-            if overlaps_live || !fits {
-                summary.iommu_unclaimed += 1;
+            if !self.can_map(run, summary) {
                 continue;
             }
-            summary.iommu_direct += 1;
-            summary.bytes_mapped = summary.bytes_mapped.saturating_add(run.size);
             // What is before the unmap, what is in it, and what is behind it.
             let low = first.max(run.iova);
             let high = last.min(run.last());
             if run.iova < low {
-                self.map(run.iova, low - 1, run.phys, device, live, out);
+                self.map((run.iova, low - 1), run.phys, device, live, summary, out);
             }
-            self.map(low, high, run.phys + (low - run.iova), device, live, out);
+            self.map((low, high), run.phys + (low - run.iova), device, live, summary, out);
             if high < run.last() {
-                self.map(high + 1, run.last(), run.phys + (high + 1 - run.iova), device, live, out);
+                let phys = run.phys + (high + 1 - run.iova);
+                self.map((high + 1, run.last()), phys, device, live, summary, out);
             }
         }
         let mut found = false;
@@ -83,12 +82,14 @@ impl Direct {
             found = true;
             self.live.remove(&start);
             live.free_id(part.id);
+            summary.direct_unmaps += 1;
             out.push(device, OpKind::Unmap { id: part.id });
             if start < first {
-                self.map(start, first - 1, part.phys, device, live, out);
+                self.map((start, first - 1), part.phys, device, live, summary, out);
             }
             if part.last > last {
-                self.map(last + 1, part.last, part.phys + (last + 1 - start), device, live, out);
+                let phys = part.phys + (last + 1 - start);
+                self.map((last + 1, part.last), phys, device, live, summary, out);
             }
         }
         if found {
@@ -96,6 +97,39 @@ impl Direct {
         } else {
             summary.iommu_unclaimed += 1;
         }
+    }
+
+    /// Whether there are runs that no unmap has touched.
+    pub(super) fn has_runs(&self) -> bool {
+        !self.runs.is_empty()
+    }
+
+    /// Maps, for good, what no unmap has touched.
+    pub(super) fn map_all(
+        &mut self,
+        device: DeviceId,
+        live: &mut Live,
+        summary: &mut Summary,
+        out: &mut Out<'_>,
+    ) {
+        for run in std::mem::take(&mut self.runs).into_values() {
+            if self.can_map(run, summary) {
+                self.map((run.iova, run.last()), run.phys, device, live, summary, out);
+            }
+        }
+    }
+
+    /// Whether `run` can become a mapping; it is counted either way.
+    fn can_map(&self, run: Run, summary: &mut Summary) -> bool {
+        let overlaps_live = self.overlapping_part(run.iova, run.last()).is_some();
+        let fits = run.phys.checked_add(run.size).is_some_and(|end| end <= MAX_PHYS);
+        if overlaps_live || !fits {
+            summary.iommu_unclaimed += 1;
+            return false;
+        }
+        summary.iommu_direct += 1;
+        summary.bytes_mapped = summary.bytes_mapped.saturating_add(run.size);
+        true
     }
 
     /// Counts what no unmap has touched.
@@ -115,13 +149,14 @@ impl Direct {
 
     fn map(
         &mut self,
-        first: u64,
-        last: u64,
+        (first, last): (u64, u64),
         phys: u64,
         device: DeviceId,
         live: &mut Live,
+        summary: &mut Summary,
         out: &mut Out<'_>,
     ) {
+        summary.direct_maps += 1;
         let id = live.take_id();
         self.live.insert(first, Part { last, phys, id });
         // The run's size was checked to be below 2^52, so this does not wrap.

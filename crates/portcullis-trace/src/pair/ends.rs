@@ -29,7 +29,7 @@ impl Pairer {
                 out.push(device, OpKind::Unmap { id });
             }
             None => {
-                let again = self.live.note_gone(key);
+                let again = self.live.note_gone(key, span.len);
                 if unpaired(again, summary.lost_events, &mut summary.unpaired) {
                     summary.warn(out.line, || {
                         let name = excerpt(region.device);

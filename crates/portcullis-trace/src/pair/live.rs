@@ -82,8 +82,8 @@ pub(super) struct Live {
     free: Vec<MapId>,
     by_address: BTreeMap<Address, Ids>,
     by_list: FxHashMap<ListKey, Ids>,
-    /// Addresses and lists that have been unmapped at least once.
-    gone: FxHashSet<Address>,
+    /// Addresses that have been unmapped at least once, with the most bytes that an unmap ended there, and lists.
+    gone: BTreeMap<Address, u64>,
     gone_lists: FxHashSet<ListKey>,
 }
 
@@ -147,7 +147,6 @@ impl Live {
             exact.or_else(|| old().next_back())?.0
         };
         self.remove(key.0, key.1, id, None);
-        self.gone.insert(key);
         Some(id)
     }
 
@@ -168,8 +167,14 @@ impl Live {
     }
 
     /// Whether the address was unmapped before; from now on it was.
-    pub(super) fn note_gone(&mut self, key: Address) -> bool {
-        !self.gone.insert(key)
+    pub(super) fn note_gone(&mut self, key: Address, len: u64) -> bool {
+        let mut again = true;
+        let most = self.gone.entry(key).or_insert_with(|| {
+            again = false;
+            len
+        });
+        *most = len.max(*most);
+        again
     }
 
     /// Whether the list was unmapped before; from now on it was.
@@ -177,9 +182,12 @@ impl Live {
         !self.gone_lists.insert(key)
     }
 
-    /// Whether some mapping that began exactly here was unmapped before.
+    /// Whether some mapping that held `addr` was unmapped before: of those that began there or below, the nearest.
     pub(super) fn is_gone(&self, device: DeviceId, addr: u64) -> bool {
-        [Class::Single, Class::List, Class::Coherent].iter().any(|&c| self.gone.contains(&(device, c, addr)))
+        [Class::Single, Class::List, Class::Coherent].into_iter().any(|class| {
+            let nearest = self.gone.range((device, class, 0)..=(device, class, addr)).next_back();
+            nearest.is_some_and(|(&(_, _, start), &len)| addr - start < len)
+        })
     }
 
     /// The mapping of `device` that holds the `len` bytes at `addr`.
@@ -222,6 +230,7 @@ impl Live {
         let slot = self.slots.get_mut(id as usize)?.take()?;
         for span in &slot.spans {
             let key = (device, class, span.addr);
+            self.note_gone(key, span.len);
             if let Some(ids) = self.by_address.get_mut(&key) {
                 ids.retain(|other| *other != id);
                 if ids.is_empty() {

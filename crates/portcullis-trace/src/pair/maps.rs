@@ -74,13 +74,21 @@ impl Pairer {
             sg.dma_addrs.iter().zip(sg.sizes).map(|(&addr, &len)| Span { addr, len }).collect();
         let first = sg.dma_addrs.iter().min().copied().unwrap_or(0);
         let last = spans.iter().map(|s| s.addr.saturating_add(s.len.saturating_sub(1))).max().unwrap_or(0);
+        // Behind the last DMA segment that is named there are more, in the same range of addresses.
+        let last = if sg.full_ents > sg.ents { u64::MAX } else { last };
         self.claim_maps(first, last, summary, out);
         let (device, wanted) = self.devices.intern(sg.device, &mut summary.devices);
         if !wanted {
             summary.filtered += 1;
             return;
         }
-        let source = segments::of_list(sg.phys_addrs, &spans, &self.runs, sg.truncated, &mut self.pieces);
+        let cut =
+            sg.truncated && segments::of_cut(&spans, sg.full_ents > sg.ents, &self.runs, &mut self.pieces);
+        let source = if cut {
+            Some(Source::Derived)
+        } else {
+            segments::of_list(sg.phys_addrs, &spans, &self.runs, sg.truncated, &mut self.pieces)
+        };
         let (entries, parts) = (sg.phys_addrs.len(), sg.sizes.len());
         match source.filter(|_| entries > 0 && parts > 0) {
             Some(source) => {

@@ -28,7 +28,7 @@ pub use op::{Chunk, DeviceId, MapId, Op, OpKind, Origin, Segment};
 use runs::{Fate, Run, Unmapped, Waiting};
 use segments::Source;
 
-/// The name under which mappings made without a `dma_*` call appear.
+/// The name under which mappings made without a `dma_*` call appear, unless one device was attached to a domain.
 pub const DIRECT_DEVICE: &str = "iommu";
 
 /// Physical addresses end here: no machine this library knows has more than 52 bits of them.
@@ -54,8 +54,17 @@ pub(crate) struct Pairer {
     time_ns: u64,
     /// Whether any `dma_*` event has come yet.
     dma_seen: bool,
+    attached: Attached,
     runs: Vec<Run>,
     pieces: Vec<Segment>,
+}
+
+/// The devices that were attached to domains so far.
+#[derive(Debug)]
+enum Attached {
+    None,
+    One(Box<[u8]>),
+    Several,
 }
 
 /// A map event, ready to be entered.
@@ -79,6 +88,7 @@ impl Pairer {
             seq: 0,
             time_ns: 0,
             dma_seen: false,
+            attached: Attached::None,
             runs: Vec::new(),
             pieces: Vec::new(),
         }
@@ -92,6 +102,10 @@ impl Pairer {
         match &event.kind {
             EventKind::IommuMap { iova, phys, size } => self.iommu_map(*iova, *phys, *size, summary, out),
             EventKind::IommuUnmap { iova, size, .. } => self.iommu_unmap(*iova, *size, summary, out),
+            EventKind::Attach { device } => {
+                summary.not_mapping_events += 1;
+                self.attach(device);
+            }
             EventKind::NotMapping => summary.not_mapping_events += 1,
             EventKind::Other => summary.other_events += 1,
             kind => {
@@ -110,7 +124,37 @@ impl Pairer {
             }
         }
         self.release_maps(u64::MAX, summary);
+        if !self.dma_seen
+            && self.direct.has_runs()
+            && let Some(device) = self.direct_device(summary)
+        {
+            // They are nothing else's, and were mapped when the recording ended.
+            self.direct.map_all(device, &mut self.live, summary, out);
+        }
         self.direct.finish(summary);
+    }
+
+    /// Notes that `device` has another domain.
+    fn attach(&mut self, device: &[u8]) {
+        self.attached = match std::mem::replace(&mut self.attached, Attached::None) {
+            Attached::None => Attached::One(device.into()),
+            Attached::One(known) if *known == *device => Attached::One(known),
+            _ => Attached::Several,
+        };
+    }
+
+    /// The device of mappings that no `dma_*` event names: the one that was attached to a domain, if there was one, or
+    /// else a pseudo-device. `None` where its mappings are not wanted.
+    fn direct_device(&mut self, summary: &mut Summary) -> Option<DeviceId> {
+        if let Some(device) = self.direct.device {
+            return device;
+        }
+        let name = match &self.attached {
+            Attached::One(device) => device,
+            Attached::None | Attached::Several => DIRECT_DEVICE.as_bytes(),
+        };
+        let (device, wanted) = self.devices.intern(name, &mut summary.devices);
+        *self.direct.device.insert(wanted.then_some(device))
     }
 
     fn waiting(&mut self, out: &Out<'_>) -> Option<&mut Waiting> {
@@ -183,11 +227,10 @@ impl Pairer {
             summary.iommu_unclaimed += 1;
             return;
         }
-        let (device, wanted) = self.devices.intern(DIRECT_DEVICE.as_bytes(), &mut summary.devices);
-        if !wanted {
+        let Some(device) = self.direct_device(summary) else {
             summary.iommu_unclaimed += 1;
             return;
-        }
+        };
         let own = &mut Out { chunk: out.chunk, time_ns: out.time_ns, line: unmap.line, cpu: unmap.cpu };
         self.direct.unmap((unmap.first, unmap.last), device, &mut self.live, summary, own);
     }
@@ -226,7 +269,7 @@ impl Pairer {
                 self.sync(device, parts, *target, summary, out);
             }
             EventKind::IommuMap { .. } | EventKind::IommuUnmap { .. } => {}
-            EventKind::NotMapping | EventKind::Other => {}
+            EventKind::Attach { .. } | EventKind::NotMapping | EventKind::Other => {}
         }
     }
 }

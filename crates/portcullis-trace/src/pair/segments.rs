@@ -2,7 +2,8 @@
 //!
 //! `dma_map_sg` tells the address of each entry, but only the length of each *merged* stretch. Where nothing was
 //! merged the two go together. Where `iommu:map` events came before, their runs tile the list in order, so each
-//! entry ends where the next begins. Where neither holds, an entry is taken to run to the end of its page.
+//! entry ends where the next begins. Where neither holds, an entry is taken to run to the end of its page. Of a list that
+//! the kernel cut, the runs have what was cut off, too.
 
 use super::live::Span;
 use super::op::Segment;
@@ -17,6 +18,35 @@ pub(super) enum Source {
     Told,
     Derived,
     Guessed,
+}
+
+/// The pieces of a list whose end the kernel has cut off, by the runs that the device sees at `spans`, and, where spans are
+/// missing too, behind them. Whether the runs cover them.
+pub(super) fn of_cut(spans: &[Span], spans_missing: bool, runs: &[Run], out: &mut Vec<Segment>) -> bool {
+    out.clear();
+    let mut all = Vec::new();
+    for span in spans {
+        let first = runs.iter().position(|run| run.iova <= span.addr && span.addr <= run.last());
+        let runs = first.and_then(|first| runs.get(first..)).unwrap_or(&[]);
+        if of_runs(*span, runs, out).is_none() {
+            return false;
+        }
+        all.append(out);
+    }
+    let end = spans.last().map_or(0, |span| span.addr.saturating_add(span.len));
+    if spans_missing {
+        // A range of addresses has no gaps: what follows one is another range's. It begins where the last span's page ends.
+        let mut next = end.div_ceil(PAGE).saturating_mul(PAGE);
+        for run in runs.iter().filter(|run| run.iova >= end) {
+            if run.iova != next {
+                break;
+            }
+            all.push(Segment { phys: run.phys, len: run.size });
+            next = next.saturating_add(run.size);
+        }
+    }
+    *out = all;
+    !out.is_empty()
 }
 
 /// The pieces of a list of entries that the device sees at `spans`; `None` where no lengths fit.

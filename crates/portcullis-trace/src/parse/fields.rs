@@ -56,10 +56,13 @@ impl<'a> Text<'a> {
             b"dma_free" | b"dma_free_pages" | b"dma_free_sgt" => {
                 Ok(EventKind::Free { region: self.region()?.0 })
             }
+            b"attach_device_to_domain" => match self.text.strip_prefix(b"IOMMU: device=") {
+                Some(device) if !device.is_empty() => Ok(EventKind::Attach { device }),
+                _ => Err(bad("\"IOMMU: device=...\"", self.text)),
+            },
             b"qi_submit"
             | b"prq_report"
             | b"io_page_fault"
-            | b"attach_device_to_domain"
             | b"detach_device_from_domain"
             | b"add_device_to_group"
             | b"remove_device_from_group" => Ok(EventKind::NotMapping),

@@ -36,6 +36,9 @@ pub enum Line<'a> {
     Lost(u64),
     /// An event.
     Event(Event<'a>),
+    /// An event whose time is a number without a decimal point, this one: the kernel prints so what is no time, such
+    /// as a processor's time stamp counter.
+    Ticks(&'a [u8]),
 }
 
 /// Why a line cannot be read.
@@ -77,14 +80,24 @@ pub fn parse_line<'a>(number: u64, line: &'a [u8], lists: &'a mut Lists) -> Resu
             found: text,
         });
     };
+    let Some(time_ns) = prefix.time_ns else {
+        return Ok(Line::Ticks(prefix.time));
+    };
     let kind = kind(prefix.event, lists)?;
-    Ok(Line::Event(Event { line: number, cpu: prefix.cpu, time_ns: prefix.time_ns, kind }))
+    Ok(Line::Event(Event { line: number, cpu: prefix.cpu, time_ns, kind }))
+}
+
+/// The name of the event on `line`; empty where it is none.
+pub(crate) fn event_name(line: &[u8]) -> &[u8] {
+    prefix(line.trim_ascii()).map_or(&[], |prefix| name_of(prefix.event).0)
 }
 
 /// Everything before the event's own text.
 struct Prefix<'a> {
     cpu: u32,
-    time_ns: u64,
+    time: &'a [u8],
+    /// `None` where that is a whole number.
+    time_ns: Option<u64>,
     event: &'a [u8],
 }
 
@@ -108,8 +121,12 @@ fn prefix_at(text: &[u8]) -> Option<Prefix<'_>> {
     if !time.first()?.is_ascii_digit() {
         (time, rest) = word(rest);
     }
-    let time_ns = number::seconds(time.strip_suffix(b":")?)?;
-    Some(Prefix { cpu, time_ns, event: rest.trim_ascii_start() })
+    let time = time.strip_suffix(b":")?;
+    let time_ns = match number::decimal(time) {
+        Some(_) => None,
+        None => Some(number::seconds(time)?),
+    };
+    Some(Prefix { cpu, time, time_ns, event: rest.trim_ascii_start() })
 }
 
 /// The first word of `text`, and what follows it.
@@ -142,16 +159,22 @@ fn lost(text: &[u8]) -> Option<u64> {
 }
 
 fn kind<'a>(event: &'a [u8], lists: &'a mut Lists) -> Result<EventKind<'a>, ParseError<'a>> {
+    match name_of(event) {
+        // It comes from another tracer, such as the function tracer.
+        ([], _) => Ok(EventKind::Other),
+        (name, rest) => Text::new(rest.trim_ascii_start(), lists).event(name),
+    }
+}
+
+/// An event's name, which is empty where no colon ends it, and what follows it.
+fn name_of(event: &[u8]) -> (&[u8], &[u8]) {
     let end = memchr(b' ', event).unwrap_or(event.len());
     let (name, rest) = event.split_at(end);
-    // A name without a colon comes from another tracer, such as the function tracer.
-    let Some(name) = name.strip_suffix(b":") else {
-        return Ok(EventKind::Other);
-    };
+    let name = name.strip_suffix(b":").unwrap_or(&[]);
     // `perf script` puts the event's system before its name.
     let name = match name.iter().rposition(|&b| b == b':') {
         Some(colon) => name.get(colon + 1..).unwrap_or(name),
         None => name,
     };
-    Text::new(rest.trim_ascii_start(), lists).event(name)
+    (name, rest)
 }

@@ -20,8 +20,11 @@ pub struct Choice {
     pub most_bytes: u64,
     /// `to-device`, `from-device` or `both`.
     pub direction: &'static str,
-    /// `copy` or `map`.
+    /// What mappings take now that may take either: `copy` or `map`.
     pub choice: &'static str,
+    /// The way that costs less, by the two costs below: `copy` or `map`; `None` where one of them is not known. It may
+    /// differ from the choice, which changes for a clear difference only.
+    pub cheaper: Option<&'static str>,
     /// Nanoseconds that copying takes: to map, and to unmap. The profile's waits are in them.
     pub copy_ns: Option<(u64, u64)>,
     /// Nanoseconds that mapping takes.
@@ -44,6 +47,9 @@ impl Choices {
                 Direction::Bidirectional => "both",
             },
             choice: if row.copies { "copy" } else { "map" },
+            cheaper: row.copy_ns.zip(row.map_ns).map(|((copy, copied), (map, mapped))| {
+                if copy + copied <= map + mapped { "copy" } else { "map" }
+            }),
             copy_ns: row.copy_ns,
             map_ns: row.map_ns,
             copied: row.copied,

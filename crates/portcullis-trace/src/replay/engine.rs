@@ -7,7 +7,7 @@ mod pools;
 
 use std::sync::Arc;
 
-use portcullis::addr::{DeviceId, DomainId, Iova, IovaRange, PhysAddr, PhysSegment};
+use portcullis::addr::{DeviceId, DomainId, Iova, IovaRange, PageSize, PhysAddr, PhysSegment};
 use portcullis::bounce::pool::Way;
 use portcullis::bounce::swiotlb::Swiotlb;
 use portcullis::dma::{DmaMask, DmaUnmapError};
@@ -55,6 +55,8 @@ pub(super) struct Engine<X: Format> {
     /// The policy of every domain.
     policy: Policy,
     format: Both<X>,
+    /// The smallest page of the format.
+    granule: PageSize,
     timer: Timer,
     platform: Arc<ReplayPlatform>,
     memory: Arc<Memory>,
@@ -73,6 +75,8 @@ pub(super) struct Engine<X: Format> {
     live: Vec<Option<Live>>,
     map: Samples,
     unmap: Samples,
+    /// Measurements of nothing, made where calls are measured.
+    empty: Samples,
     operations: u64,
     ended: u64,
     violations: u64,
@@ -89,7 +93,9 @@ impl<X: Format> Engine<X> {
     pub(super) fn new(mode: Mode, format: Both<X>, profile: &Profile, timer: &Timer, cpus: usize) -> Self {
         let memory = Memory::new(TABLE_MEMORY);
         let caches = &profile.caches;
+        let granule = PageSize::from_shift(X::GRANULE_SHIFT).unwrap_or(PageSize::SIZE_4K);
         let iommu = Iommu::new(IommuConfig {
+            exposure_page: granule,
             iotlb_entries: caches.iotlb_entries,
             iotlb_ways: caches.iotlb_ways,
             walk_cache_entries: caches.walk_cache_entries,
@@ -103,6 +109,7 @@ impl<X: Format> Engine<X> {
             mode,
             policy: mode.policy(&costs),
             format,
+            granule,
             timer: timer.clone(),
             platform: Arc::new(ReplayPlatform::new(cpus)),
             memory,
@@ -117,6 +124,7 @@ impl<X: Format> Engine<X> {
             live: Vec::new(),
             map: Samples::new(timer),
             unmap: Samples::new(timer),
+            empty: Samples::new(timer),
             operations: 0,
             ended: 0,
             violations: 0,
@@ -197,11 +205,17 @@ impl<X: Format> Engine<X> {
 
     /// Commits, each at its own time, what has waited as long as it may by `time_ns`.
     fn commit_due(&mut self, time_ns: u64) {
+        self.commit_by(u64::MAX, time_ns);
+    }
+
+    /// Commits what has waited as long as it may by `due_ns`: each at its own time, or at `end_ns` where that comes before.
+    fn commit_by(&mut self, end_ns: u64, due_ns: u64) {
         loop {
             let dues = self.ports.iter().enumerate();
             let next = dues.filter_map(|(device, port)| Some((port.next_due()?, device))).min();
             match next {
-                Some(((due, lane), device)) if due <= time_ns => {
+                Some(((due, lane), device)) if due <= due_ns => {
+                    let due = due.min(end_ns);
                     self.go_to(self.last_cpu, due);
                     let ticks = self.commit(device, lane, due);
                     // A part of what the unmaps before it cost.

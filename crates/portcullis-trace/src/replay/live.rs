@@ -46,6 +46,8 @@ pub(super) struct Live {
     /// The library's; `None` once it is unmapped.
     pub mapping: Option<RawMapping>,
     pub copied: Copied,
+    /// Whether a byte of memory is in it twice: then it cannot hold what the device, or the driver, has put at both places.
+    pub overlaps: bool,
     /// What the driver has put into it.
     pub pattern: Pattern,
 }

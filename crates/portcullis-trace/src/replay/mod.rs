@@ -253,8 +253,9 @@ fn replay_with<X: Format>(
         progress(trace);
         more = trace.next_chunk(&mut chunk, CHUNK_EVENTS)?;
     }
+    let end_ns = trace.summary().last_ns.unwrap_or(0);
     let mut policies: Vec<PolicyReport> =
-        engines.into_iter().map(|engine| engine.finish(options.work_ns)).collect();
+        engines.into_iter().map(|engine| engine.finish(options.work_ns, end_ns)).collect();
     let passthrough = policies.iter().find(|report| report.policy == Mode::PASSTHROUGH.name());
     let yardstick = passthrough.map(|report| report.ops_per_s).filter(|ops| *ops > 0.0);
     for report in &mut policies {

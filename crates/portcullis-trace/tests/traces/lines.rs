@@ -28,7 +28,7 @@ fn prefixes_of_all_shapes() {
         ("     Web Content-123     [012] d.h1     1.000000001: ", (12, 1_000_000_001)),
         ("     a [b] c-12     [003]   2.25: ", (3, 2_250_000_000)),
         ("     a [7] c-12     [003] .....   2.25: ", (3, 2_250_000_000)),
-        ("     fio-350   (    349) [001] .....   3: ", (1, 3_000_000_000)),
+        ("     fio-350   (    349) [001] .....   3.: ", (1, 3_000_000_000)),
         ("     fio-350   (-----) [001]  1.123456: ", (1, 1_123_456_000)),
         ("fio  350 [001]  1.123456: ", (1, 1_123_456_000)),
         ("fio-350 [8191]  1.5: ", (8191, 1_500_000_000)),
@@ -138,11 +138,24 @@ fn lines_that_are_no_events() {
 }
 
 #[test]
+fn a_count_without_a_decimal_point_is_no_time() {
+    let mut lists = Lists::default();
+    for (line, ticks) in [
+        ("t-1 [000] ..... 48193310551234: map: x", &b"48193310551234"[..]),
+        ("t-1 (  349) [001] .....   3: dma_map_page: x", b"3"),
+        ("t-1 [001] 7: foo", b"7"),
+    ] {
+        assert_eq!(parse_line(1, line.as_bytes(), &mut lists), Ok(Line::Ticks(ticks)), "{line}");
+    }
+}
+
+#[test]
 fn events_of_other_kinds() {
     let mut lists = Lists::default();
     for (event, mapping) in [
         ("sched_switch: prev_comm=x", false),
         ("vfs_read <-ksys_read", false),
+        ("detach_device_from_domain: IOMMU: device=x", true),
         ("qi_submit: iotlb_inv dmar0: 0x1", true),
         ("cache_tag_flush_all: dmar0/dmar0 type iotlb did 6 pasid 0 ref 1", true),
         ("dma_map_sg_err: d dir=TO_DEVICE dma_addrs={0x1} err=-5 attrs=", true),

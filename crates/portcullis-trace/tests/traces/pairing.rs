@@ -280,14 +280,33 @@ fn cut_lists_keep_what_is_named() {
     assert_eq!(shape(&ops), ["M0", "U0"]);
     assert_eq!((ops[0].1.len(), summary.truncated_lists), (128, 1));
     assert!(ops[0].1.iter().all(|s| s.len == 4096));
-    // The last that is named ends with its page, though its run goes on with entries that are not named.
+    // The runs of the IOMMU have what the kernel has cut off.
     let cut = format!(
         "dma_map_sg: {NVME} dir=TO_DEVICE nents=2/4 ents=1/1 [TRUNCATED] dma_addrs={{0xf0000}} sizes={{0x4000}} \
          phys_addrs={{0x10000,0x11000}} attrs="
     );
     let (ops, summary) = read(&lines(&[iommu_map(0xf0000, 0x10000, 0x4000), cut.clone()]));
-    assert_eq!(ops[0].1.iter().map(|s| s.len).collect::<Vec<_>>(), [0x1000, 0x1000]);
-    assert_eq!(summary.derived_lengths, 1);
+    assert_eq!(ops[0].1, [Segment { phys: 0x10000, len: 0x4000 }]);
+    assert_eq!((summary.derived_lengths, summary.bytes_mapped), (1, 0x4000));
+    // DMA segments that are not named follow in the same range of addresses: up to where another range begins.
+    let cut = format!(
+        "dma_map_sg: {NVME} dir=TO_DEVICE nents=2/4 ents=2/4 [TRUNCATED] dma_addrs={{0xf0200,0xf1000}} \
+         sizes={{0xe00,0x800}} phys_addrs={{0x10200,0x21000}} attrs="
+    );
+    let (ops, summary) = read(&lines(&[
+        iommu_map(0xf0000, 0x10000, 0x1000),
+        iommu_map(0xf1000, 0x21000, 0x1000),
+        iommu_map(0xf2000, 0x32000, 0x2000),
+        cut,
+        iommu_unmap(0xf0000, 0x4000),
+    ]));
+    let all = [(0x10200, 0xe00), (0x21000, 0x800), (0x32000, 0x2000)];
+    assert_eq!(ops[0].1, all.map(|(phys, len)| Segment { phys, len }));
+    assert_eq!((summary.iommu_claimed, summary.truncated_lists), (3, 1));
+    let cut = format!(
+        "dma_map_sg: {NVME} dir=TO_DEVICE nents=2/4 ents=1/1 [TRUNCATED] dma_addrs={{0xf0000}} sizes={{0x4000}} \
+         phys_addrs={{0x10000,0x11000}} attrs="
+    );
     // Of a list that is not cut, all must be there.
     let whole = cut.replace("2/4", "2/2").replace(" [TRUNCATED]", "");
     let runs = [iommu_map(0xf0000, 0x10000, 0x1000), iommu_map(0xf1000, 0x11000, 0x1000), whole];
@@ -420,10 +439,11 @@ fn iommu_events_on_their_own_are_direct_mappings() {
         iommu_unmap(0x10_0000, 65536),
         iommu_map(0x30_0000, 0x20_0000, 65536),
     ]));
-    assert_eq!(shape(&ops), ["M0", "M1", "U0", "U1", "M1", "M0", "M2", "U0", "U2", "U1"]);
+    assert_eq!(shape(&ops), ["M0", "M1", "U0", "U1", "M1", "M0", "M2", "U0", "U2", "U1", "M1"]);
     assert_eq!(ops[1].1, [Segment { phys: 0x10_1000, len: 4096 }]);
+    // The last was mapped when the recording ended.
     assert_eq!(summary.devices, ["iommu"]);
-    assert_eq!((summary.iommu_direct, summary.iommu_unclaimed), (6, 2));
+    assert_eq!((summary.iommu_direct, summary.iommu_unclaimed), (7, 1));
 }
 
 /// A part of a live mapping is unmapped: what is before it and behind it stays mapped, to the memory that it had.
@@ -496,4 +516,97 @@ fn the_header_tells_what_is_missing() {
     let text = format!("# entries-in-buffer/entries-written: 5/9   #P:2\n{}", lines(&[map(1, 1, 1)]));
     let (_, summary) = read(&text);
     assert_eq!((summary.promised_entries, summary.cut()), (Some(5), Some(4)));
+}
+
+fn attach(device: &str) -> String {
+    format!("attach_device_to_domain: IOMMU: device={device}")
+}
+
+/// What VFIO maps is named by the attachment before it, and counted as the operations that it becomes.
+#[test]
+fn direct_mappings_are_those_of_the_one_device_that_was_attached() {
+    let uses = [
+        iommu_map(0x1000, 0x50_0000, 0x2000),
+        iommu_unmap(0x1000, 0x1000),
+        iommu_unmap(0x2000, 0x1000),
+        iommu_map(0x9000, 0x60_0000, 0x1000),
+    ];
+    let with = |attached: &[&str]| {
+        let attached = attached.iter().map(|device| attach(device));
+        read(&lines(&attached.chain(uses.iter().cloned()).collect::<Vec<_>>()))
+    };
+    let (ops, summary) = with(&[NVME, NVME]);
+    assert_eq!(shape(&ops), ["M0", "M1", "U0", "U1", "M1"]);
+    assert_eq!(summary.devices, [NVME]);
+    assert_eq!((summary.mappings(), summary.mappings_ended(), summary.still_mapped()), (3, 2, 0));
+    assert_eq!((summary.iommu_direct, summary.iommu_unclaimed), (4, 0));
+    for attached in [&[][..], &[NVME, "0000:00:05.0"]] {
+        assert_eq!(with(attached).1.devices, ["iommu"], "no event says whose they are");
+    }
+    let only = ReadOptions { device: Some(NVME.into()), ..ReadOptions::default() };
+    let text = lines(&[&[attach(NVME)], &uses[..]].concat());
+    assert_eq!(read_in(text.as_bytes(), only, 1000).unwrap().1.mappings(), 3);
+}
+
+#[test]
+fn a_sync_after_the_unmap_is_told_from_one_of_a_mapping_made_before() {
+    let sync = |addr: u64| format!("dma_sync_single_for_cpu: {NVME} dir=TO_DEVICE dma_addr={addr:x} size=8");
+    let list = "phys_addrs={0x9000} attrs=";
+    let sg = format!(
+        "dma_map_sg: {NVME} dir=TO_DEVICE nents=1/1 ents=1/1 dma_addrs={{0x9000}} sizes={{0x800}} {list}"
+    );
+    let events = [
+        map(0x1000, 512, 0x1000),
+        unmap(0x1000, 512),
+        sg,
+        format!("dma_unmap_sg: {NVME} dir=TO_DEVICE {list}"),
+        sync(0x1000),
+        sync(0x11f8),
+        sync(0x9400),
+        sync(0x1200),
+        sync(0x800),
+    ];
+    let (_, summary) = read(&lines(&events));
+    assert_eq!((summary.syncs_unpaired.already_unmapped, summary.syncs_unpaired.before_recording), (3, 2));
+}
+
+#[test]
+fn what_is_passed_over_is_named() {
+    let bad = "dma_map_page: d dir=TO_DEVICE dma_addr=x size=1 phys_addr=1 attrs=".to_owned();
+    let (_, summary) = read(&lines(&[bad.clone(), bad, map(0x1000, 0, 0x1000), iommu_unmap(0x5000, 0)]));
+    let names: Vec<_> = summary.skipped_names.iter().map(|(name, n)| (name.as_str(), *n)).collect();
+    assert_eq!((names, summary.skipped), (vec![("dma_map_page", 3), ("unmap", 1)], 4));
+}
+
+#[test]
+fn a_clock_that_counts_no_seconds_is_refused() {
+    let text = "t-1 [000] ..... 1.0: sched_switch: x\nt-1 [000] d..1. 48193310551234: dma_free: x\n";
+    let error = read_in(text.as_bytes(), ReadOptions::default(), 10).unwrap_err();
+    assert!(matches!(&error, TraceError::Clock { line: 2, .. }), "{error}");
+    assert!(
+        error.to_string().contains("48193310551234") && error.to_string().contains("trace_clock"),
+        "{error}"
+    );
+}
+
+#[test]
+fn events_that_are_not_merged_by_time_are_refused() {
+    let at = |cpu, micros| (cpu, micros, "sched_switch: x");
+    let merged = trace(&[at(0, 1), at(1, 2_000), at(0, 1_500), at(1, 2_001)]);
+    assert!(read_in(merged.as_bytes(), ReadOptions::default(), 10).is_ok(), "clocks differ a little");
+    let one_behind_the_other = trace(&[at(0, 1), at(0, 900_000), at(1, 2)]);
+    let error = read_in(one_behind_the_other.as_bytes(), ReadOptions::default(), 10).unwrap_err();
+    assert!(matches!(error, TraceError::Disorder { cpu: 1, before: 0, back_ms: 899, .. }), "{error}");
+}
+
+#[test]
+fn a_limit_is_no_loss() {
+    let text = "# entries-in-buffer/entries-written: 2/2\n".to_owned()
+        + &lines(&[map(0x1000, 8, 0), unmap(0x1000, 8)]);
+    let read = |limit| {
+        let options = ReadOptions { limit, ..ReadOptions::default() };
+        read_in(text.as_bytes(), options, 10).unwrap().1
+    };
+    assert_eq!((read(Some(1)).cut(), read(Some(1)).limited), (None, true));
+    assert_eq!((read(None).cut(), read(None).limited), (None, false));
 }

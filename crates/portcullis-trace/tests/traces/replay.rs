@@ -7,7 +7,8 @@ use crate::common::{SHIPPED, policy, run};
 use portcullis::domain::Policy;
 use portcullis::platform::{Platform, PlatformEvents};
 use portcullis_trace::replay::{
-    BATCH_UNMAPS, COMMIT_WITHIN_NS, Options, Profile, RING_BATCH, ReplayPlatform, Report, built_in_names,
+    BATCH_UNMAPS, COMMIT_WITHIN_NS, Options, PolicyReport, Profile, RING_BATCH, ReplayPlatform, Report,
+    Samples, Timer, built_in_names,
 };
 
 fn options(profile: &str) -> Options {
@@ -378,4 +379,114 @@ fn a_mapping_longer_than_all_memory_is_refused_by_policies_that_copy_and_the_res
         let policy = policy(&report, name);
         assert_eq!((policy.operations, policy.failures, policy.violations), (1, 1, 0), "{name}");
     }
+}
+
+/// A buffer of 100 bytes in a page of 4, 16 or 64 KiB.
+#[test]
+fn neighbours_are_those_in_the_page_of_the_format() {
+    let text = map(0, 0, 0xf100, 0x5100, 100) + &unmap(0, 1_000_000, 0xf100, 100);
+    for (format, page) in [("vtd-ss", 4096.0), ("arm-s1-16k", 16384.0), ("arm-s2-64k", 65536.0)] {
+        let report = run(format, text.as_bytes(), &Options { format: format.into(), ..options("none") });
+        for name in ["strict", "strict-batch", "strict-ring", "lazy", "passthrough"] {
+            let found = policy(&report, name).exposure.neighbour_byte_s;
+            assert!((found - (page - 100.0)).abs() < 1e-6, "{format}, {name}: {found}");
+        }
+        let kept = |policy: &PolicyReport| policy.violations == 0;
+        assert!(report.policies.iter().all(kept), "{format}");
+    }
+}
+
+/// What a domain counts is not less than what happened, however long nothing happens between two events.
+#[test]
+fn two_events_a_second_apart_are_no_violation() {
+    let pair = |us: u64| map(0, us, 0xf100, 0x5100, 100) + &unmap(0, us + 1_000_000, 0xf100, 100);
+    let busy: String = (0..200).map(|n| map(0, n, 0xf100, 0x5100, 100) + &unmap(0, n, 0xf100, 100)).collect();
+    for text in [pair(1_000_000), busy + &pair(1_000_000) + &pair(3_000_000)] {
+        let report = run("idle", text.as_bytes(), &options("vtd"));
+        for policy in &report.policies {
+            assert_eq!(
+                policy.violations, 0,
+                "{}: {:?} {:?}",
+                policy.policy, policy.exposure, policy.exposure_counted
+            );
+            if let Some(counted) = policy.exposure_counted {
+                assert!(
+                    counted.neighbour_byte_s >= policy.exposure.neighbour_byte_s - 1e-6,
+                    "{}",
+                    policy.policy
+                );
+            }
+        }
+    }
+}
+
+/// The last event is an invalidation, half a second after the last unmap.
+#[test]
+fn a_trace_ends_with_its_last_event_for_all_devices_and_batches() {
+    let pair = |device: &str, us: u64| {
+        (map(0, us, 0xf100, 0x5100, 100) + &unmap(0, us + 1, 0xf100, 100)).replace("nvme", device)
+    };
+    let text = pair("nvme", 0) + &pair("nic", 100_000) + &map(0, 200_000, 0x7000, 0x8000, 100);
+    let late = line(1, 203_000, "qi_submit: iotlb_inv dmar0: 0x600f2 0x1 0x0 0x0");
+    let text = text + &unmap(0, 200_000, 0x7000, 100) + &late;
+    let replay = |device: Option<&str>| {
+        let read = portcullis_trace::ReadOptions { device: device.map(Into::into), ..Default::default() };
+        let mut trace = portcullis_trace::Trace::from_bytes("end", text.as_bytes(), read).unwrap();
+        portcullis_trace::replay::replay(&mut trace, &options("none"), |_| ()).unwrap()
+    };
+    let (all, nvme, nic) = (replay(None), replay(Some("nvme")), replay(Some("nic")));
+    let close = |a: f64, b: f64| assert!((a - b).abs() < 1e-9, "{a} and {b}");
+    let stale = |report: &Report| policy(report, "passthrough").exposure.stale_byte_s;
+    close(stale(&nic), 100.0 * 0.102_999);
+    close(stale(&all), stale(&nvme) + stale(&nic));
+    for name in ["strict", "strict-ring", "lazy"] {
+        let neighbour = |report: &Report| policy(report, name).exposure.neighbour_byte_s;
+        close(neighbour(&all), neighbour(&nvme) + neighbour(&nic));
+    }
+    // The last unmap waits 3 ms, and is committed when the trace ends; the others wait 10 ms.
+    close(policy(&all, "strict-ring").exposure.neighbour_byte_s, 3996.0 * (0.010_001 * 2.0 + 0.003));
+}
+
+#[test]
+fn a_list_whose_parts_overlap_is_no_violation() {
+    for dir in ["TO_DEVICE", "FROM_DEVICE", "BIDIRECTIONAL"] {
+        let list = "phys_addrs={0x5000,0x5800,0x5000} attrs=";
+        let sg = "dma_addrs={0x1000,0x2800,0x3000} sizes={0x1000,0x800,0x1000}";
+        let text = line(0, 1, &format!("dma_map_sg: nvme dir={dir} nents=3/3 ents=3/3 {sg} {list}"))
+            + &line(0, 2, &format!("dma_unmap_sg: nvme dir={dir} {list}"));
+        let report = run("overlap", text.as_bytes(), &options("vtd"));
+        for policy in &report.policies {
+            assert_eq!(
+                (policy.operations, policy.violations, policy.failures),
+                (1, 0, 0),
+                "{dir}, {}",
+                policy.policy
+            );
+        }
+    }
+}
+
+#[test]
+fn what_is_cheaper_is_said_beside_what_is_chosen() {
+    let report = run("shipped", SHIPPED, &options("virtio-iommu"));
+    for row in policy(&report, "adaptive").choices.iter().flat_map(|choices| &choices.rows) {
+        let cheaper = row.copy_ns.zip(row.map_ns).map(|(copy, map)| copy.0 + copy.1 <= map.0 + map.1);
+        assert_eq!(row.cheaper, cheaper.map(|copy| if copy { "copy" } else { "map" }), "{row:?}");
+    }
+}
+
+/// The timer costs more between other work than many times in a row.
+#[test]
+fn the_timer_s_cost_is_what_measurements_of_nothing_found() {
+    let timer = Timer::calibrated();
+    let (mut empty, mut calls) = (Samples::new(&timer), Samples::new(&timer));
+    let tick = 1_000;
+    (0..200).for_each(|_| empty.record(tick));
+    (0..2).for_each(|_| empty.record(50 * tick));
+    (0..1000).for_each(|_| calls.record(tick + 200));
+    let less = timer.less(&empty);
+    assert!(less.overhead_ns() > timer.overhead_ns());
+    assert!(calls.figures(&less).mean < calls.figures(&timer).mean / 3.0);
+    let few = Samples::new(&timer);
+    assert_eq!(timer.less(&few).overhead_ns(), timer.overhead_ns());
 }

@@ -30,7 +30,7 @@ impl<X: Format> Engine<X> {
         let outcome = self.access_bytes(live, (first, end), (live.pattern, (0, u64::MAX)), Some(written));
         self.transfers += 1;
         self.violations += outcome;
-        (live.direction != Direction::ToDevice).then_some(written)
+        (live.direction != Direction::ToDevice && !live.overlaps).then_some(written)
     }
 
     /// A transfer of a mapping whose buffer the device has itself: where it goes is all that there is to be checked.
@@ -75,7 +75,7 @@ impl<X: Format> Engine<X> {
         if wrong > 0 {
             return wrong;
         }
-        if permissions.allows(Permissions::READ) {
+        if permissions.allows(Permissions::READ) && !live.overlaps {
             // What is read from the buffer itself may be another mapping's of the same memory by now; that it is read
             // from there has been checked.
             let filled = Places { within: (first, end), ..self.places(&live.memory, filled) };

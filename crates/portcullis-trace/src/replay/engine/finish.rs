@@ -11,10 +11,14 @@ use crate::replay::hostile::Hostile;
 use crate::replay::report::{self, PolicyReport};
 
 impl<X: Format> Engine<X> {
-    /// Settles the account at the time of the last operation; what waits for a commit gets it then.
-    pub(in crate::replay) fn finish(mut self, work_ns: f64) -> PolicyReport {
+    /// Settles the account at `end_ns`, the time of the trace's last event; what waits for a commit gets it then.
+    pub(in crate::replay) fn finish(mut self, work_ns: f64, end_ns: u64) -> PolicyReport {
+        let end_ns = end_ns.max(self.last_time_ns);
+        self.commit_due(end_ns);
+        self.go_to(self.last_cpu, end_ns);
+        self.last_time_ns = end_ns;
         // The driver goes away.
-        self.commit_due(u64::MAX);
+        self.commit_by(end_ns, u64::MAX);
         self.retry_all(false);
         self.look_at_all();
         self.iommu.finish(self.last_time_ns);
@@ -25,7 +29,8 @@ impl<X: Format> Engine<X> {
         let invalidations = self.invalidations() - self.startup.invalidations;
         let wait_ns = self.queue.waited_ns() - self.startup.waited_ns;
         let per_operation = |amount: f64| if operations == 0 { 0.0 } else { amount / operations as f64 };
-        let (map_ns, unmap_ns) = (self.map.figures(&self.timer), self.unmap.figures(&self.timer));
+        let timer = self.timer.less(&self.empty);
+        let (map_ns, unmap_ns) = (self.map.figures(&timer), self.unmap.figures(&timer));
         let spent_ns = operations as f64 * work_ns
             + self.operations as f64 * map_ns.mean
             + self.ended as f64 * unmap_ns.mean
@@ -81,6 +86,7 @@ impl<X: Format> Engine<X> {
                 + shown
                 + self.bytes.as_ref().map_or(0, |bytes| bytes.strays())
                 + found.map_or(0, |found| found.violations()),
+            timer_ns: timer.overhead_ns(),
             interrupted_calls: self.map.interrupted() + self.unmap.interrupted(),
             longest_stale_ns: exposure.longest_stale_ns,
             in_force: found,

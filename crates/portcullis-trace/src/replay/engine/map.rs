@@ -7,7 +7,7 @@ use portcullis::pgtable::Format;
 use super::{Engine, end_failed, model_device};
 use crate::replay::ReplayError;
 use crate::replay::data::Pattern;
-use crate::replay::live::{Copied, Live, View, pages};
+use crate::replay::live::{Copied, Live, Segments, View, pages};
 use crate::replay::memory::{MOST_BYTES, is_pool};
 use crate::replay::mode::Mode;
 use crate::{MapId, Op, Origin};
@@ -28,7 +28,7 @@ impl<X: Format> Engine<X> {
         let line = op.line;
         if origin == Origin::Coherent {
             // Allocators of coherent memory give whole pages, whatever they are asked for.
-            self.scratch.iter_mut().for_each(to_whole_pages);
+            self.scratch.iter_mut().for_each(|part| to_whole_pages(part, self.granule));
         }
         let pages = pages(&self.scratch).saturating_add(self.iommu.pages_observed());
         if pages > MOST_PAGES {
@@ -68,7 +68,8 @@ impl<X: Format> Engine<X> {
             None => Copied::No,
         };
         let (memory, mapping) = (self.scratch.clone(), Some(mapping));
-        let live = Live { device, direction, lane, memory, view, mapping, copied, pattern };
+        let overlaps = overlap(&memory);
+        let live = Live { device, direction, lane, memory, view, mapping, copied, overlaps, pattern };
         self.operations += 1;
         self.iommu.observe_map(model_device(device), op.time_ns, live.exposed());
         if let Some(hostile) = &mut self.hostile {
@@ -97,12 +98,22 @@ impl<X: Format> Engine<X> {
         direction: Direction,
         view: &mut View,
     ) -> (Result<(RawMapping, usize), DmaMapError>, u64) {
+        self.measure_nothing();
         let port = &mut self.ports[device];
         let spent_by_model = self.queue.ticks();
         let start = self.timer.ticks();
         let result = port.map(lane, &self.scratch, direction, view);
         let ticks = self.timer.since(start);
         (result, ticks.saturating_sub(self.queue.ticks() - spent_by_model))
+    }
+
+    /// Measures nothing, before one call in 16: what measuring costs here.
+    fn measure_nothing(&mut self) {
+        if (self.operations + self.ended).is_multiple_of(16) {
+            let start = self.timer.ticks();
+            let ticks = self.timer.since(start);
+            self.empty.record(ticks);
+        }
     }
 
     /// The driver writes what its device is to find into the memory of `scratch`, where that has bytes. With what;
@@ -153,6 +164,7 @@ impl<X: Format> Engine<X> {
         };
         let Some(mapping) = live.mapping.take() else { return };
         let (device, lane) = (live.device, live.lane);
+        self.measure_nothing();
         let port = &mut self.ports[device];
         let spent_by_model = self.queue.ticks();
         let start = self.timer.ticks();
@@ -178,13 +190,23 @@ impl<X: Format> Engine<X> {
     }
 }
 
+/// Whether a byte is in two parts of a list.
+fn overlap(list: &[PhysSegment]) -> bool {
+    let end = |part: &PhysSegment| part.phys.get().saturating_add(part.len);
+    if list.windows(2).all(|pair| end(&pair[0]) <= pair[1].phys.get()) {
+        return false;
+    }
+    let mut sorted: Segments = list.into();
+    sorted.sort_unstable_by_key(|part| part.phys);
+    sorted.windows(2).any(|pair| end(&pair[0]) > pair[1].phys.get())
+}
+
 /// The last byte of a part of a list.
 fn last(part: &PhysSegment) -> PhysAddr {
     PhysAddr::new(part.phys.get().saturating_add(part.len - 1))
 }
 
-fn to_whole_pages(part: &mut PhysSegment) {
-    let page = PageSize::SIZE_4K;
+fn to_whole_pages(part: &mut PhysSegment, page: PageSize) {
     let start = part.phys.align_down(page);
     let len = page.round_up(part.phys.page_offset(page).saturating_add(part.len));
     (part.phys, part.len) = (start, len.unwrap_or(part.len));
