@@ -34,7 +34,8 @@ pub enum Command {
 #[derive(Debug, Args)]
 pub struct Replay {
     /// The trace: text of Linux's tracefs with the events dma:* and iommu:*, plain, gzip or zstd; `-` for
-    /// standard input. Without it, a trace of an NVMe disk and a network card that ships with Portcullis
+    /// standard input. Without it, the file that standard input is, or else a trace of an NVMe disk and a
+    /// network card that ships with Portcullis
     pub trace: Option<PathBuf>,
 
     /// Policies to compare, separated by commas [default: all]
@@ -61,16 +62,28 @@ pub struct Replay {
     #[arg(long, value_name = "EVENTS", value_parser = clap::value_parser!(u64).range(1..))]
     pub limit: Option<u64>,
 
+    /// Replay so many times, and show how far the runs lie apart [default: 3 where one takes less than 3 s, else 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub repeat: Option<u32>,
+
+    /// Print all figures, in a wide table
+    #[arg(long, conflicts_with_all = ["json", "csv"])]
+    pub full: bool,
+
     /// Print JSON for machines (docs/replay.md describes it) instead of a table
     #[arg(long)]
     pub json: bool,
 
-    /// Explain each line of the table, and say where the profile's figures come from
+    /// Print a line of comma-separated figures for each policy instead of a table
     #[arg(long, conflicts_with = "json")]
+    pub csv: bool,
+
+    /// Print all figures, explain each line, and say where the profile's figures come from
+    #[arg(long, conflicts_with_all = ["json", "csv"])]
     pub legend: bool,
 
     /// Say what the policy `adaptive` chose between copying and mapping, and by what costs
-    #[arg(long, conflicts_with = "json")]
+    #[arg(long, conflicts_with_all = ["json", "csv"])]
     pub explain: bool,
 
     /// Fail on the first thing in the trace that would only be warned of

@@ -6,11 +6,11 @@ use comfy_table::{CellAlignment, Table, presets};
 use indicatif::{HumanBytes, HumanCount};
 use portcullis_trace::replay::{Choice, Report};
 
-const HEADINGS: [&str; 8] =
-    ["up to", "direction", "copy, ns", "map, ns", "cheaper", "copied", "mapped", "changes"];
+const HEADINGS: [&str; 9] =
+    ["up to", "direction", "copy, ns", "map, ns", "cheaper", "chosen", "copied", "mapped", "changes"];
 
 /// A table for each device and policy that had a choice.
-pub fn render(report: &Report) -> String {
+pub fn render(report: &Report, unicode: bool) -> String {
     let mut text = String::new();
     let chosen =
         report.policies.iter().flat_map(|policy| policy.choices.iter().map(move |c| (policy.policy, c)));
@@ -22,7 +22,7 @@ pub fn render(report: &Report) -> String {
             report.profile
         );
         let mut table = Table::new();
-        table.load_style(presets::UTF8_FULL_CONDENSED);
+        table.load_style(if unicode { presets::UTF8_FULL_CONDENSED } else { presets::ASCII_FULL_CONDENSED });
         table.set_header(HEADINGS);
         for row in &choices.rows {
             table.add_row(cells(row));
@@ -37,21 +37,23 @@ pub fn render(report: &Report) -> String {
         text.push_str("\nNothing to explain: no policy that was replayed had a choice (`adaptive` has), or nothing was mapped.\n");
     } else {
         text.push_str(
-            "\nEach mapping takes the cheaper way, but: what shares a page with other data is copied whatever it costs; one\n\
-             in 61 is timed, and one in 64 of those goes the other way; and a change waits until the other way was cheaper\n\
-             by an eighth four times in a row. Costs are means of the latest samples; `-` was never measured.\n",
+            "\nEach mapping takes the chosen way, but: what shares a page with other data is copied whatever it costs, and so\n\
+             is what the ring has no room for; one in 61 is timed, and one in 64 of those goes the other way. The choice\n\
+             changes when the other way was cheaper by an eighth four times in a row, so a way that is a little cheaper need\n\
+             not be chosen. Costs are means of the latest samples; `-` was never measured.\n",
         );
     }
     text
 }
 
-fn cells(row: &Choice) -> [String; 8] {
+fn cells(row: &Choice) -> [String; 9] {
     let cost = |cost: Option<(u64, u64)>| cost.map_or("-".into(), |(map, unmap)| format!("{map} + {unmap}"));
     [
         HumanBytes(row.most_bytes).to_string(),
         row.direction.into(),
         cost(row.copy_ns),
         cost(row.map_ns),
+        row.cheaper.unwrap_or("-").into(),
         row.choice.into(),
         HumanCount(row.copied).to_string(),
         HumanCount(row.mapped).to_string(),

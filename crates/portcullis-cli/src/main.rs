@@ -5,8 +5,13 @@ mod bench;
 #[cfg(test)]
 mod documents;
 mod explain;
+mod look;
+mod machine;
 mod replay;
+mod runs;
+mod short;
 mod table;
+mod verdict;
 
 use std::error::Error;
 use std::io::Write;
@@ -63,9 +68,10 @@ fn pages(command: &clap::Command, text: &mut Vec<u8>) -> std::io::Result<()> {
         .try_for_each(|sub| pages(sub, text))
 }
 
-/// Writes to standard output. A reader who has seen enough (`| head`) is no error.
+/// Writes to standard output, with its colours where that is a terminal that has them (and `NO_COLOR` is not set). A reader who
+/// has seen enough (`| head`) is no error.
 fn print(text: &str) -> std::io::Result<()> {
-    let mut out = std::io::stdout().lock();
+    let mut out = anstream::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
         result => result,

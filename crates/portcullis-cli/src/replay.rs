@@ -2,14 +2,15 @@
 
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use portcullis_trace::replay::{Mode, Options, Profile, ProfileError, ReplayError, Report, replay};
 use portcullis_trace::{ReadOptions, Summary, Trace, TraceError};
 
 use crate::args::{PolicyName, Replay};
-use crate::{explain, print, table};
+use crate::runs::Runs;
+use crate::{explain, look, machine, print, short, table};
 
 /// The trace that ships with the project.
 const SHIPPED: &[u8] = include_bytes!("../traces/mixed-nvme-e1000e.trace.zst");
@@ -28,6 +29,8 @@ pub enum CommandError {
     Output(#[from] std::io::Error),
     #[error("{name}: no mapping of a device {device:?}; the trace has {}", list(devices))]
     NoSuchDevice { name: String, device: String, devices: Vec<String> },
+    #[error("nothing was replayed")]
+    NoRun,
     #[error("{policy}: {failures} calls failed, the first at {first}")]
     Strict { policy: &'static str, failures: u64, first: String },
     #[error("{policy}: {violations} violations and {faults} faults: protection did not hold")]
@@ -46,29 +49,51 @@ pub fn run(arguments: &Replay) -> Result<ExitCode, CommandError> {
     if !arguments.policy.is_empty() {
         options.policies = policies(&arguments.policy);
     }
-    let mut trace = open(arguments)?;
-    let bar = progress_bar(&trace);
-    let report = replay(&mut trace, &options, |trace| bar.set_position(trace.bytes_read()));
-    bar.finish_and_clear();
-    let report = report?;
-    check_device(arguments, trace.summary())?;
-    let text = if arguments.json {
-        let mut json = serde_json::to_string_pretty(&report).map_err(std::io::Error::from)?;
-        json.push('\n');
-        json
-    } else {
-        let mut text = table::render(&report, &options.profile, trace.summary(), arguments.legend);
-        if arguments.explain {
-            text.push_str(&explain::render(&report));
+    let (runs, summary) = replay_some(arguments, &options)?;
+    check_device(arguments, &summary)?;
+    let unicode = look::is_unicode();
+    let mut text = match arguments {
+        Replay { json: true, .. } => machine::json(&runs, arguments).map_err(std::io::Error::from)?,
+        Replay { csv: true, .. } => machine::csv(&runs),
+        Replay { legend, full, .. } if *legend || *full => {
+            table::render(&runs.report, &options.profile, &summary, *legend, unicode)
         }
-        text
+        _ => short::render(&runs, &options.profile, &summary, unicode),
     };
+    if arguments.explain {
+        text.push_str(&explain::render(&runs.report, unicode));
+    }
     print(&text)?;
-    for line in table::warnings(trace.summary(), &report) {
+    for line in table::warnings(&summary, &runs.report) {
         eprintln!("warning: {line}");
     }
-    verdict(arguments, &report)?;
+    check(arguments, &runs.report)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// A replay that takes less is repeated, unless it is said how often.
+const SHORT: Duration = Duration::from_secs(3);
+
+/// Replays the trace as often as is asked for, or as its length allows. Standard input can be read once only.
+fn replay_some(arguments: &Replay, options: &Options) -> Result<(Runs, Summary), CommandError> {
+    let (mut reports, mut summary) = (Vec::new(), Summary::default());
+    let mut most = arguments.repeat.map_or(1, |repeat| repeat as usize);
+    while reports.len() < most {
+        let start = Instant::now();
+        let mut trace = open(arguments)?;
+        let bar = progress_bar(&trace);
+        let report = replay(&mut trace, options, |trace| bar.set_position(trace.bytes_read()));
+        bar.finish_and_clear();
+        reports.push(report?);
+        summary = trace.summary().clone();
+        if trace.bytes_total().is_none() {
+            break;
+        }
+        if arguments.repeat.is_none() && start.elapsed() < SHORT {
+            most = 3;
+        }
+    }
+    Ok((Runs::of(reports).ok_or(CommandError::NoRun)?, summary))
 }
 
 fn policies(names: &[PolicyName]) -> Vec<Mode> {
@@ -88,10 +113,24 @@ fn open(arguments: &Replay) -> Result<Trace<'static>, TraceError> {
         limit: arguments.limit,
     };
     match &arguments.trace {
+        None if stdin_is_a_file() => Trace::stdin(options),
         None => Trace::from_bytes(SHIPPED_NAME, SHIPPED, options),
         Some(path) if path == Path::new("-") => Trace::stdin(options),
         Some(path) => Trace::open(path, options),
     }
+}
+
+/// Whether standard input is a file: then that is the trace, as in `portcullis replay < file`. (A pipe may be there without
+/// anything ever coming out of it.)
+fn stdin_is_a_file() -> bool {
+    #[cfg(unix)]
+    {
+        use std::os::fd::AsFd;
+        let file = std::io::stdin().as_fd().try_clone_to_owned().map(std::fs::File::from);
+        file.and_then(|file| file.metadata()).is_ok_and(|about| about.is_file())
+    }
+    #[cfg(not(unix))]
+    false
 }
 
 /// A bar for traces that take a while, on a terminal only.
@@ -123,7 +162,7 @@ fn check_device(arguments: &Replay, summary: &Summary) -> Result<(), CommandErro
     }
 }
 
-fn verdict(arguments: &Replay, report: &Report) -> Result<(), CommandError> {
+fn check(arguments: &Replay, report: &Report) -> Result<(), CommandError> {
     for policy in &report.policies {
         if let (true, Some(first)) = (arguments.strict_parse, &policy.first_failure) {
             let failures = policy.failures;

@@ -83,7 +83,8 @@ const LINES: [Line; 25] = [
     },
     Line {
         label: "invalidations",
-        meaning: "requests to the IOMMU to forget a range or everything of a domain",
+        meaning: "descriptors that ask the IOMMU to forget a range or everything of a domain; several go in one submission, \
+                  and how often a CPU waits is another line (wait)",
         value: |p| count(p.invalidations),
     },
     Line {
@@ -113,8 +114,9 @@ const LINES: [Line; 25] = [
     },
     Line {
         label: "stale exposure, byte-s",
-        meaning: "bytes of unmapped buffers that a device still reached, times how long. Without translation: \
-                  until the trace ends, of memory that the trace names; the rest of memory is not counted",
+        meaning: "bytes of unmapped buffers that a device still reached, times how long, for each device by itself: what \
+                  another device has mapped there is stale all the same. Without translation: until the trace ends or the bytes \
+                  are mapped again, of memory that the trace names; the rest of memory is not counted",
         value: |p| byte_s(p.exposure.stale_byte_s),
     },
     Line {
@@ -126,7 +128,7 @@ const LINES: [Line; 25] = [
     Line {
         label: "neighbour exposure, byte-s",
         meaning: "bytes that no mapping covers but that a device reached because they share a page with a \
-                  buffer, times how long",
+                  buffer, times how long. Without translation this goes on after the unmap, as the buffer's stale bytes do",
         value: |p| byte_s(p.exposure.neighbour_byte_s),
     },
     Line {
@@ -148,12 +150,19 @@ const LINES: [Line; 25] = [
 ];
 
 /// The whole report as text.
-pub fn render(report: &Report, profile: &Profile, summary: &Summary, legend: bool) -> String {
-    let mut text = String::new();
+pub fn render(report: &Report, profile: &Profile, summary: &Summary, legend: bool, unicode: bool) -> String {
+    let mut text = header(report, summary).join("\n") + "\n";
     // Writing to a string cannot fail.
-    let _ = write_header(&mut text, report, profile, summary);
+    let timers = || report.policies.iter().map(|policy| policy.timer_ns);
+    let (least, most) =
+        (timers().fold(f64::MAX, f64::min).min(report.timer_ns), timers().fold(0.0, f64::max));
+    let _ = writeln!(
+        text,
+        "waits of {} ({}), {} ns of work per operation, {least:.1} to {most:.1} ns of timer taken off each call\n",
+        report.profile, profile.about, report.work_ns
+    );
     let mut table = Table::new();
-    table.load_style(presets::UTF8_FULL_CONDENSED);
+    table.load_style(if unicode { presets::UTF8_FULL_CONDENSED } else { presets::ASCII_FULL_CONDENSED });
     table.set_header(
         std::iter::once("").chain(report.policies.iter().map(|policy| policy.policy)).collect::<Vec<_>>(),
     );
@@ -173,36 +182,24 @@ pub fn render(report: &Report, profile: &Profile, summary: &Summary, legend: boo
     text
 }
 
-fn write_header(
-    text: &mut String,
-    report: &Report,
-    profile: &Profile,
-    summary: &Summary,
-) -> std::fmt::Result {
+/// What was replayed, and what of the recording is to be known besides, one line each.
+pub fn header(report: &Report, summary: &Summary) -> Vec<String> {
     let trace = &report.trace;
-    writeln!(
-        text,
-        "{}: {} events, {} maps, {} unmaps, {} mapped, {} CPUs",
-        trace.name,
-        count(trace.events),
-        count(trace.maps),
-        count(trace.unmaps),
-        HumanBytes(trace.bytes_mapped),
-        trace.cpus
-    )?;
-    writeln!(
-        text,
-        "devices: {}",
-        if trace.devices.is_empty() { "none".into() } else { trace.devices.join(", ") }
-    )?;
-    for note in notes(summary) {
-        writeln!(text, "note: {note}")?;
-    }
-    writeln!(
-        text,
-        "waits of {} ({}), {} ns of work per operation, {:.1} ns of timer taken off each call\n",
-        report.profile, profile.about, report.work_ns, report.timer_ns
-    )
+    let devices = if trace.devices.is_empty() { "none".into() } else { trace.devices.join(", ") };
+    let mut lines = vec![
+        format!(
+            "{}: {} events, {} maps, {} unmaps, {} mapped, {} CPUs",
+            trace.name,
+            count(trace.events),
+            count(trace.maps),
+            count(trace.unmaps),
+            HumanBytes(trace.bytes_mapped),
+            trace.cpus
+        ),
+        format!("devices: {devices}"),
+    ];
+    lines.extend(notes(summary).into_iter().map(|note| format!("note: {note}")));
+    lines
 }
 
 fn write_legend(text: &mut String, profile: &Profile) -> std::fmt::Result {
@@ -210,6 +207,11 @@ fn write_legend(text: &mut String, profile: &Profile) -> std::fmt::Result {
     for line in &LINES {
         writeln!(text, "  {}: {}", line.label.trim(), line.meaning)?;
     }
+    writeln!(
+        text,
+        "  maps and unmaps, above the table: those that were replayed. An unmap without a map in the file is \
+         noted below them, and is not among them"
+    )?;
     writeln!(text, "\nThe waits of profile {} ({})", profile.name, profile.about)?;
     for (_, what, cost) in profile.waits.named() {
         writeln!(text, "  {what}: {} ns - {}", cost.ns, cost.source)?;
@@ -222,26 +224,49 @@ fn write_legend(text: &mut String, profile: &Profile) -> std::fmt::Result {
     )
 }
 
-/// How every event that is not in the figures is accounted for.
+/// How every event that is not in the figures is accounted for, and what of the recording is to be known besides.
 fn notes(summary: &Summary) -> Vec<String> {
     let (unmaps, syncs) = (&summary.unpaired, &summary.syncs_unpaired);
+    let never_end = summary.mappings().saturating_sub(summary.mappings_ended());
     let known = [
-        (summary.still_mapped(), "mappings never end in the file"),
+        (
+            never_end,
+            if summary.limited {
+                "mappings do not end before the limit"
+            } else {
+                "mappings never end in the file"
+            },
+        ),
         (unmaps.before_recording, "unmaps of buffers mapped before the recording began"),
         (unmaps.already_unmapped, "unmaps of buffers unmapped before"),
         (syncs.before_recording, "syncs of buffers mapped before the recording began"),
-        (syncs.already_unmapped, "syncs of buffers unmapped before"),
+        (syncs.already_unmapped, "syncs came after the unmap of their buffer"),
         (unmaps.after_loss + syncs.after_loss, "unmaps and syncs whose map may be among lost events"),
         (summary.lost_events, "events were lost while recording"),
         (summary.cut().unwrap_or(0), "events that the header promises are not in the file"),
         (summary.truncated_lists, "scatter-gather lists were cut by the kernel, at 128 entries"),
         (summary.guessed_lengths, "lists whose entries' lengths had to be guessed"),
         (summary.iommu_unclaimed, "IOMMU events whose device is unknown"),
-        (summary.skipped, "events passed over with a warning"),
         (summary.filtered, "events of other devices"),
     ];
     let seen = known.into_iter().filter(|(n, _)| *n > 0);
-    seen.map(|(n, what)| format!("{} {what}", count(n))).collect()
+    let mut notes: Vec<String> = seen.map(|(n, what)| format!("{} {what}", count(n))).collect();
+    if summary.skipped > 0 {
+        let names = summary.skipped_names.iter().map(|(name, n)| format!("{} {name}", count(*n)));
+        let names = names.collect::<Vec<_>>().join(", ");
+        notes.push(format!("{} events passed over with a warning: {names}", count(summary.skipped)));
+    }
+    if summary.limited {
+        notes.push(format!("stopped after {} events, as --limit asks", count(summary.events)));
+    }
+    if summary.mappings() == 0 {
+        notes.push("nothing is mapped in this recording, so there is nothing to compare".into());
+    } else if summary.maps == 0 {
+        notes.push(
+            "the recording has events of the IOMMU alone: which driver mapped, and when, is not known".into(),
+        );
+    }
+    notes
 }
 
 /// What should not be overlooked, one line each.

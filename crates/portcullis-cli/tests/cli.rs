@@ -58,6 +58,9 @@ fn wrong_usage_exits_with_2() {
         &["replay", "--limit", "0"],
         &["replay", "a", "b"],
         &["replay", "--json", "--legend"],
+        &["replay", "--csv", "--json"],
+        &["replay", "--csv", "--full"],
+        &["replay", "--repeat", "0"],
         &["frobnicate"],
     ] {
         let output = portcullis(arguments);
@@ -68,7 +71,7 @@ fn wrong_usage_exits_with_2() {
 
 #[test]
 fn without_a_trace_it_replays_the_one_that_ships() {
-    let output = portcullis(&["replay"]);
+    let output = portcullis(&["replay", "--full"]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let text = stdout(&output);
     for part in [
@@ -94,9 +97,14 @@ fn without_a_trace_it_replays_the_one_that_ships() {
 #[test]
 fn what_was_chosen_is_explained() {
     let text = stdout(&portcullis(&["replay", "--explain", "--policy", "adaptive", "--limit", "5000"]));
-    for part in
-        ["0000:00:03.0, adaptive: nanoseconds", "waits of vtd included", "cheaper", "4.00 KiB", "one in 64"]
-    {
+    for part in [
+        "0000:00:03.0, adaptive: nanoseconds",
+        "waits of vtd included",
+        "cheaper",
+        "chosen",
+        "4.00 KiB",
+        "one in 64",
+    ] {
         assert!(text.contains(part), "{part} is not in:\n{text}");
     }
     assert!(text.lines().all(|line| line.chars().count() <= 160), "{text}");
@@ -117,8 +125,20 @@ fn json_has_the_documented_fields() {
         keys.sort();
         keys.join(" ")
     };
-    assert_eq!(keys(&json), "policies profile trace work_ns");
+    assert_eq!(keys(&json), "costs machine options policies profile schema tool trace work_ns");
     assert_eq!(keys(&json["trace"]), "bytes_mapped cpus devices events maps name unmaps unpaired");
+    assert_eq!((&json["schema"], &json["tool"]["name"]), (&1.into(), &"portcullis".into()));
+    assert_eq!(keys(&json["tool"]), "name version");
+    assert_eq!(keys(&json["machine"]), "arch cpu cpus os");
+    assert_eq!(keys(&json["options"]), "device format limit profile repeat strict_parse work_ns");
+    assert_eq!((&json["options"]["work_ns"], &json["options"]["profile"]), (&250.into(), &"none".into()));
+    let costs = json["costs"].as_array().unwrap();
+    assert_eq!(costs.len(), json["policies"].as_array().unwrap().len());
+    for cost in costs {
+        assert_eq!(keys(cost), "least_ns median_ns most_ns policy");
+        let ns = |name: &str| cost[name].as_f64().unwrap();
+        assert!(ns("least_ns") <= ns("median_ns") && ns("median_ns") <= ns("most_ns"), "{cost}");
+    }
     assert_eq!(json["profile"], "none");
     assert_eq!(json["work_ns"], 250.0);
     assert_eq!(json["trace"]["events"], 60_000);
@@ -135,7 +155,7 @@ fn json_has_the_documented_fields() {
             keys(policy),
             choices.to_owned()
                 + "exposure exposure_counted faults interrupted_calls invalidations iotlb_misses_per_access map_ns operations \
-             ops_per_s peak_bounce_bytes peak_iova_bytes peak_table_bytes policy relative_to_passthrough unmap_ns violations \
+             ops_per_s peak_bounce_bytes peak_iova_bytes peak_table_bytes policy relative_to_passthrough timer_ns unmap_ns violations \
              wait_ns_per_op walk_cache_misses_per_access"
         );
         assert_eq!(keys(&policy["map_ns"]), "mean p50 p99 p99_99");
@@ -156,7 +176,7 @@ fn json_has_the_documented_fields() {
     let choices = policies[4]["choices"].as_array().unwrap();
     assert_eq!(keys(&choices[0]), "device rows");
     let row = &choices[0]["rows"][0];
-    assert_eq!(keys(row), "choice copied copy_ns direction map_ns mapped most_bytes switches");
+    assert_eq!(keys(row), "cheaper choice copied copy_ns direction map_ns mapped most_bytes switches");
     assert_eq!(policies[6]["exposure"], policies[7]["exposure"], "a swiotlb hides nothing from the device");
 }
 
@@ -337,4 +357,130 @@ fn a_shell_and_man_get_what_they_read() {
     for page in [".TH portcullis 1", ".TH portcullis-replay 1", ".TH portcullis-bench-iova 1"] {
         assert!(pages.contains(page), "{page}");
     }
+}
+
+#[test]
+fn what_a_limit_leaves_out_is_no_loss() {
+    let promised = format!("# entries-in-buffer/entries-written: 2/2\n{GOOD}");
+    let path = file("limited.trace", promised.as_bytes());
+    let output = portcullis(&["replay", path.to_str().unwrap(), "--limit", "1"]);
+    let text = stdout(&output);
+    assert_eq!((output.status.code(), stderr(&output)), (Some(0), String::new()), "{text}");
+    assert!(text.contains("stopped after 1 events, as --limit asks"), "{text}");
+    assert!(text.contains("1 mappings do not end before the limit"), "{text}");
+    assert!(!text.contains("header promises") && !text.contains("never end"), "{text}");
+}
+
+const ATTACH: &str = "py-1 [000] ..... 1.000001: attach_device_to_domain: IOMMU: device=0000:00:04.0\n";
+
+#[test]
+fn a_recording_without_mappings_or_of_the_iommu_alone_says_so() {
+    let path = file("nothing.trace", ATTACH.as_bytes());
+    let output = portcullis(&["replay", path.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(0));
+    assert!(stdout(&output).contains("nothing is mapped in this recording"), "{}", stdout(&output));
+    let iommu = "IOMMU: iova=0x0000000000001000 - 0x0000000000002000";
+    let text = format!(
+        "{ATTACH}py-1 [000] ..... 1.1: map: {iommu} paddr=0x0000000000005000 size=4096\n\
+         py-1 [000] ..... 1.2: unmap: {iommu} size=4096 unmapped_size=4096\n"
+    );
+    let path = file("alone.trace", text.as_bytes());
+    let text = stdout(&portcullis(&["replay", path.to_str().unwrap()]));
+    for part in ["1 maps, 1 unmaps", "devices: 0000:00:04.0", "the recording has events of the IOMMU alone"] {
+        assert!(text.contains(part), "{part} is not in:\n{text}");
+    }
+}
+
+#[test]
+fn times_that_are_none_and_events_out_of_order_are_errors() {
+    let message = fails("ticks.trace", GOOD.replace("1.00000", "100000").as_bytes(), &[]);
+    assert!(message.contains("trace_clock"), "{message}");
+    let message = fails("disorder.trace", GOOD.replace("1.000001", "1.500001").as_bytes(), &[]);
+    assert!(message.contains("line 2") && message.contains("499 ms older"), "{message}");
+}
+
+/// Runs `replay` with these variables, of those that say how text looks, and no others.
+fn looks(variables: &[(&str, &str)], arguments: &[&str]) -> String {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_portcullis"));
+    for name in ["LC_ALL", "LC_CTYPE", "LANG", "NO_COLOR", "CLICOLOR_FORCE"] {
+        command.env_remove(name);
+    }
+    let output = command.arg("replay").args(arguments).envs(variables.to_vec()).stdin(Stdio::null()).output();
+    stdout(&output.unwrap())
+}
+
+#[test]
+fn the_verdict_comes_first_and_all_of_it_fits_the_terminal() {
+    let text = looks(&[("LANG", "C.UTF-8")], &[]);
+    assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+    let at = |part: &str| text.find(part).unwrap_or_else(|| panic!("{part} is not in:\n{text}"));
+    let order = [
+        "60,000 events",
+        "Protection from devices costs this workload",
+        "Choose ",
+        "of freed memory for one second",
+        "passthrough), a device reads and writes all memory",
+        "policy ",
+        "--full",
+    ];
+    assert!(order.map(at).is_sorted(), "{text}");
+    for policy in
+        ["strict", "strict-batch", "strict-ring", "bounce", "adaptive", "lazy", "swiotlb", "passthrough"]
+    {
+        let line = text.lines().rfind(|line| line.starts_with(&format!("{policy} "))).unwrap();
+        let open = ["lazy", "swiotlb", "passthrough"].contains(&policy);
+        assert_eq!(!line.contains(" none "), open, "{line}");
+    }
+    assert!(!text.contains("mappings are few"), "{text}");
+    assert!(looks(&[], &["--limit", "100"]).contains("mappings are few"));
+    // One policy alone has no other to be compared with.
+    let alone = looks(&[], &["--policy", "bounce", "--repeat", "1"]);
+    assert!(alone.contains("With bounce, no device") && !alone.contains("Choose"), "{alone}");
+    assert!(alone.contains("It leaves nothing open."), "{alone}");
+}
+
+#[test]
+fn colours_and_characters_are_those_that_a_terminal_has() {
+    let short = ["--limit", "3000"];
+    let ascii = looks(&[("LC_ALL", "C"), ("LANG", "de_DE.UTF-8")], &short);
+    assert!(ascii.is_ascii() && ascii.contains("+-"), "{ascii}");
+    assert!(looks(&[("LC_ALL", "C")], &["--limit", "3000", "--full", "--explain"]).is_ascii());
+    let unicode = looks(&[("LC_CTYPE", "en_GB.utf8")], &short);
+    assert!(unicode.contains('±') && !unicode.contains('\x1b'), "no terminal, no colours: {unicode}");
+    let forced = looks(&[("CLICOLOR_FORCE", "1")], &short);
+    assert!(forced.contains("\x1b["), "{forced:?}");
+    assert!(!looks(&[("CLICOLOR_FORCE", "1"), ("NO_COLOR", "1")], &short).contains('\x1b'));
+}
+
+#[test]
+fn repetitions_have_a_spread() {
+    let json = |arguments: &[&str]| -> Value {
+        let fixed = ["replay", "--json", "--limit", "2000", "--policy", "strict"];
+        serde_json::from_slice(&portcullis(&[&fixed, arguments].concat()).stdout).unwrap()
+    };
+    assert_eq!(json(&[])["options"]["repeat"], 3, "it is short");
+    assert_eq!(json(&["--repeat", "5"])["options"]["repeat"], 5);
+    let once = json(&["--repeat", "1"]);
+    assert_eq!(once["costs"][0]["least_ns"], once["costs"][0]["most_ns"]);
+}
+
+#[test]
+fn figures_come_as_csv() {
+    let text = stdout(&portcullis(&["replay", "--csv", "--limit", "2000", "--policy", "strict,lazy"]));
+    let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split(',').collect()).collect();
+    assert_eq!(lines.iter().map(Vec::len).collect::<Vec<_>>(), [15; 3], "{text}");
+    assert_eq!((lines[0][0], lines[1][0], lines[2][0]), ("policy", "strict", "lazy"));
+    assert!(lines[1][2].parse::<f64>().unwrap() > 0.0, "{text}");
+}
+
+#[test]
+fn a_file_on_standard_input_is_the_trace() {
+    let path = file("redirected.trace", GOOD.as_bytes());
+    let output = Command::new(env!("CARGO_BIN_EXE_portcullis"))
+        .args(["replay", "--json"])
+        .stdin(std::fs::File::open(path).unwrap())
+        .output()
+        .unwrap();
+    let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&json["trace"]["maps"], &json["options"]["repeat"]), (&1.into(), &1.into()));
 }

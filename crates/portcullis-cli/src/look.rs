@@ -1,0 +1,76 @@
+//! How text looks on a terminal: its colours, its lines, its width.
+
+use anstyle::{AnsiColor, Style};
+
+/// No line of the short report is longer.
+pub const COLUMNS: usize = 80;
+
+pub const BOLD: Style = Style::new().bold();
+pub const GOOD: Style = AnsiColor::Green.on_default();
+pub const BAD: Style = AnsiColor::Red.on_default();
+
+/// Whether the terminal's locale has other characters than ASCII's.
+pub fn is_unicode() -> bool {
+    let set = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let locale = set("LC_ALL").or_else(|| set("LC_CTYPE")).or_else(|| set("LANG")).unwrap_or_default();
+    cfg!(windows) || locale.to_lowercase().replace('-', "").contains("utf8")
+}
+
+/// `text` in lines of [`COLUMNS`] at the most, where its words allow it; those after the first begin with `indent`.
+pub fn wrap(text: &str, indent: &str) -> String {
+    let mut wrapped = String::new();
+    let mut column = 0;
+    for word in text.split(' ') {
+        let width = word.chars().count();
+        if column > 0 && column + 1 + width > COLUMNS {
+            wrapped.push('\n');
+            wrapped.push_str(indent);
+            column = indent.len();
+        } else if column > 0 {
+            wrapped.push(' ');
+            column += 1;
+        }
+        wrapped.push_str(word);
+        column += width;
+    }
+    wrapped.push('\n');
+    wrapped
+}
+
+/// Bytes as a person says them: `77 kB`.
+pub fn bytes(bytes: f64) -> String {
+    match bytes {
+        _ if bytes < 1.0 => "less than 1 byte".into(),
+        _ if bytes < 999.5 => format!("{bytes:.0} bytes"),
+        _ if bytes < 999.5e3 => format!("{:.0} kB", bytes / 1e3),
+        _ if bytes < 999.5e6 => format!("{:.1} MB", bytes / 1e6),
+        _ => format!("{:.1} GB", bytes / 1e9),
+    }
+}
+
+/// A share as a person says it: `5 %`.
+pub fn percent(share: f64) -> String {
+    if share < 0.005 { "less than 1 %".into() } else { format!("{:.0} %", share * 100.0) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_no_longer_than_the_terminal_is_wide() {
+        let text = wrap(&"word ".repeat(50), "  ");
+        assert!(text.lines().all(|line| line.len() <= COLUMNS) && text.lines().count() == 4, "{text}");
+        assert!(text.lines().skip(1).all(|line| line.starts_with("  word")), "{text}");
+        assert_eq!(wrap("short", "  "), "short\n");
+    }
+
+    #[test]
+    fn figures_are_said_as_people_say_them() {
+        assert_eq!(
+            [0.4, 512.0, 76_934.0, 999_499.0, 1_250_000.0].map(bytes),
+            ["less than 1 byte", "512 bytes", "77 kB", "999 kB", "1.2 MB"]
+        );
+        assert_eq!([0.001, 0.043, 0.57].map(percent), ["less than 1 %", "4 %", "57 %"]);
+    }
+}

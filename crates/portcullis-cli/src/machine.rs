@@ -1,0 +1,112 @@
+//! What a report for machines says besides its figures: by which tool, on which machine, under which options.
+
+use std::fmt::Write;
+
+use portcullis_trace::replay::Report;
+use serde::Serialize;
+
+use crate::args::Replay;
+use crate::runs::{Cost, Runs};
+
+/// The version of the JSON: fields are added without a new one, and never changed.
+const SCHEMA: u32 = 1;
+
+#[derive(Serialize)]
+struct Document<'a> {
+    schema: u32,
+    tool: Tool,
+    machine: Machine,
+    options: Options<'a>,
+    #[serde(flatten)]
+    report: &'a Report,
+    costs: &'a [Cost],
+}
+
+#[derive(Serialize)]
+struct Tool {
+    name: &'static str,
+    version: &'static str,
+}
+
+#[derive(Serialize)]
+struct Machine {
+    os: &'static str,
+    arch: &'static str,
+    /// As the operating system calls it; `None` where it does not say.
+    cpu: Option<String>,
+    cpus: usize,
+}
+
+#[derive(Serialize)]
+struct Options<'a> {
+    profile: &'a str,
+    format: &'a str,
+    work_ns: u64,
+    device: Option<&'a str>,
+    limit: Option<u64>,
+    repeat: usize,
+    strict_parse: bool,
+}
+
+/// The report as the JSON that docs/replay.md describes.
+pub fn json(runs: &Runs, arguments: &Replay) -> serde_json::Result<String> {
+    let document = Document {
+        schema: SCHEMA,
+        tool: Tool { name: env!("CARGO_BIN_NAME"), version: env!("CARGO_PKG_VERSION") },
+        machine: Machine {
+            os: std::env::consts::OS,
+            arch: std::env::consts::ARCH,
+            cpu: cpu(),
+            cpus: std::thread::available_parallelism().map_or(1, usize::from),
+        },
+        options: Options {
+            profile: &arguments.profile,
+            format: &arguments.format,
+            work_ns: arguments.work,
+            device: arguments.device.as_deref(),
+            limit: arguments.limit,
+            repeat: runs.number,
+            strict_parse: arguments.strict_parse,
+        },
+        report: &runs.report,
+        costs: &runs.costs,
+    };
+    Ok(serde_json::to_string_pretty(&document)? + "\n")
+}
+
+/// The name that Linux has for the processor.
+fn cpu() -> Option<String> {
+    let text = std::fs::read_to_string("/proc/cpuinfo").ok()?;
+    let line = text.lines().find(|line| line.starts_with("model name"))?;
+    Some(line.split_once(':')?.1.trim().to_owned())
+}
+
+/// A line of figures for each policy, after one with their names.
+pub fn csv(runs: &Runs) -> String {
+    let mut text = "policy,operations,cost_ns,cost_ns_least,cost_ns_most,map_ns,unmap_ns,wait_ns,ops_per_s,\
+                    relative_to_passthrough,invalidations,stale_byte_s,neighbour_byte_s,faults,violations\n"
+        .to_owned();
+    for (policy, cost) in runs.report.policies.iter().zip(&runs.costs) {
+        // Writing to a string cannot fail.
+        let _ = writeln!(
+            text,
+            "{},{},{:.2},{:.2},{:.2},{:.2},{:.2},{:.2},{:.0},{:.4},{},{},{},{},{}",
+            policy.policy,
+            policy.operations,
+            cost.median_ns,
+            cost.least_ns,
+            cost.most_ns,
+            policy.map_ns.mean,
+            policy.unmap_ns.mean,
+            policy.wait_ns_per_op,
+            policy.ops_per_s,
+            policy.relative_to_passthrough.unwrap_or_default(),
+            policy.invalidations,
+            policy.exposure.stale_byte_s,
+            policy.exposure.neighbour_byte_s,
+            policy.faults,
+            policy.violations,
+        );
+    }
+    text
+}

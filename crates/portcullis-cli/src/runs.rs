@@ -1,0 +1,59 @@
+//! The same replay several times: what each policy costs in the middle, and how far the runs lie apart.
+
+use portcullis_trace::replay::{PolicyReport, Report};
+use serde::Serialize;
+
+/// What a policy costs for each operation, in nanoseconds: its calls and its waits.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Cost {
+    pub policy: &'static str,
+    pub median_ns: f64,
+    pub least_ns: f64,
+    pub most_ns: f64,
+}
+
+impl Cost {
+    /// Whether the runs of both leave it open which is less.
+    pub fn overlaps(&self, other: &Self) -> bool {
+        self.least_ns <= other.most_ns && other.least_ns <= self.most_ns
+    }
+}
+
+/// Some runs, as one report.
+#[derive(Debug)]
+pub struct Runs {
+    /// Of each policy the run with the median cost.
+    pub report: Report,
+    /// What each policy costs, in the report's order; empty where nothing was mapped.
+    pub costs: Vec<Cost>,
+    pub number: usize,
+}
+
+impl Runs {
+    /// Joins the reports of one trace under the same options; `None` where there are none.
+    pub fn of(reports: Vec<Report>) -> Option<Self> {
+        let number = reports.len();
+        let mut report = reports.first()?.clone();
+        let mut costs = Vec::new();
+        for (at, policy) in report.policies.iter_mut().enumerate() {
+            let mut runs: Vec<_> = reports.iter().filter_map(|report| report.policies.get(at)).collect();
+            runs.sort_by(|a, b| cost_ns(a, report.work_ns).total_cmp(&cost_ns(b, report.work_ns)));
+            let (least, median, most) = (runs.first()?, runs[(runs.len() - 1) / 2], runs.last()?);
+            let ns = |run: &PolicyReport| cost_ns(run, report.work_ns);
+            if median.operations > 0 {
+                let (median_ns, least_ns, most_ns) = (ns(median), ns(least), ns(most));
+                costs.push(Cost { policy: median.policy, median_ns, least_ns, most_ns });
+            }
+            *policy = median.clone();
+            // What is wrong in any run is wrong.
+            let worst =
+                |count: fn(&PolicyReport) -> u64| runs.iter().map(|run| count(run)).max().unwrap_or(0);
+            (policy.violations, policy.faults) = (worst(|run| run.violations), worst(|run| run.faults));
+        }
+        Some(Self { report, costs, number })
+    }
+}
+
+fn cost_ns(policy: &PolicyReport, work_ns: f64) -> f64 {
+    if policy.ops_per_s > 0.0 { (1e9 / policy.ops_per_s - work_ns).max(0.0) } else { 0.0 }
+}

@@ -1,0 +1,123 @@
+//! What a replay comes to, for a reader who has never heard of an IOTLB: what protection costs, which policy to choose, and
+//! what it leaves open.
+
+use portcullis_trace::replay::PolicyReport;
+
+use crate::look::{bytes, percent};
+use crate::runs::{Cost, Runs};
+
+/// Policies after whose unmap, or commit, no device reaches a buffer.
+const STRICT: [&str; 5] = ["strict", "strict-batch", "strict-ring", "bounce", "adaptive"];
+
+/// A policy and what it costs.
+type Row<'a> = (&'a PolicyReport, &'a Cost);
+
+/// What is said, and which policy is the one to choose.
+pub struct Verdict<'a> {
+    pub sentences: Vec<String>,
+    pub choice: Option<&'a str>,
+}
+
+impl<'a> Verdict<'a> {
+    pub fn of(runs: &'a Runs) -> Self {
+        let rows: Vec<Row<'_>> = runs.report.policies.iter().zip(&runs.costs).collect();
+        let is_strict = |row: &&Row<'_>| STRICT.contains(&row.0.policy) && row.0.exposure.stale_byte_s == 0.0;
+        let strict: Vec<Row<'_>> = rows.iter().filter(is_strict).copied().collect();
+        let choice = choose(&strict);
+        let mut sentences = Vec::new();
+        sentences.extend(costs(&strict, choice));
+        sentences.extend(choice.map(|choice| advice(choice, &strict)));
+        sentences.extend(rest(&rows));
+        Self { sentences, choice: choice.map(|(policy, _)| policy.policy) }
+    }
+}
+
+/// The cheapest; of those that the runs do not tell from it, the one that leaves the least open.
+fn choose<'a>(strict: &[Row<'a>]) -> Option<Row<'a>> {
+    let cheapest = strict.iter().min_by(|a, b| a.1.median_ns.total_cmp(&b.1.median_ns))?;
+    let equal = strict.iter().filter(|row| row.1.overlaps(cheapest.1));
+    let open = |row: &Row<'_>| row.0.exposure.neighbour_byte_s;
+    equal.min_by(|a, b| open(a).total_cmp(&open(b)).then(a.1.median_ns.total_cmp(&b.1.median_ns))).copied()
+}
+
+/// What of passthrough's speed a policy costs.
+fn lost((policy, _): Row<'_>) -> f64 {
+    (1.0 - policy.relative_to_passthrough.unwrap_or(1.0)).max(0.0)
+}
+
+fn costs(strict: &[Row<'_>], choice: Option<Row<'_>>) -> Option<String> {
+    let most = strict.iter().copied().max_by(|a, b| lost(*a).total_cmp(&lost(*b)))?;
+    let best = choice?;
+    let cost = percent(lost(best));
+    Some(if most.0.policy == best.0.policy {
+        format!("Protection from devices costs this workload {cost} of its speed on one CPU.")
+    } else {
+        format!(
+            "Protection from devices costs this workload {cost} to {} of its speed on one CPU, depending on the policy.",
+            percent(lost(most))
+        )
+    })
+}
+
+fn advice(choice: Row<'_>, strict: &[Row<'_>]) -> String {
+    let name = choice.0.policy;
+    let means = match name {
+        "strict" => "no device reaches a buffer after it is given back",
+        "strict-batch" | "strict-ring" => {
+            "no device reaches a buffer after it is given back, which happens for many at once, up to 10 ms late"
+        }
+        _ => "no device reaches anything but the bytes that are meant for it",
+    };
+    let chosen = if strict.len() > 1 {
+        format!("Choose {name} ({}): {means}.", percent(lost(choice)))
+    } else {
+        format!("With {name}, {means}.")
+    };
+    let open = choice.0.exposure.neighbour_byte_s;
+    if open <= 0.0 {
+        return format!("{chosen} It leaves nothing open.");
+    }
+    let closed = strict.iter().filter(|row| row.0.exposure.neighbour_byte_s <= 0.0);
+    let closed = closed.min_by(|a, b| a.1.median_ns.total_cmp(&b.1.median_ns));
+    let instead =
+        closed.map(|row| format!("; {} ({}) leaves nothing open", row.0.policy, percent(lost(*row))));
+    format!(
+        "{chosen} It leaves open what shares a page with a buffer: a device could have read {} of other data for one second{}.",
+        bytes(open),
+        instead.unwrap_or_default()
+    )
+}
+
+/// What the policies leave open that protect less.
+fn rest(rows: &[Row<'_>]) -> Option<String> {
+    let find = |name: &str| rows.iter().find(|row| row.0.policy == name).copied();
+    let lazy = find("lazy").map(|row| {
+        let stale = row.0.exposure.stale_byte_s;
+        let read = if stale > 0.0 {
+            format!("could have read {} of freed memory for one second", bytes(stale))
+        } else {
+            "could have read no freed memory".into()
+        };
+        format!("with lazy ({}), a device {read}", percent(lost(row)))
+    });
+    let none = find("passthrough").or_else(|| find("swiotlb")).map(|row| {
+        format!("without protection ({}), a device reads and writes all memory at any time", row.0.policy)
+    });
+    let parts: Vec<String> = lazy.into_iter().chain(none).collect();
+    let text = parts.join("; ");
+    let mut letters = text.chars();
+    let first = letters.next()?;
+    Some(format!("{}{}.", first.to_uppercase(), letters.as_str()))
+}
+
+/// Pairs of policies that the runs do not tell apart by cost; nothing where there was one run.
+pub fn noise(runs: &Runs) -> Option<String> {
+    let mut costs: Vec<&Cost> = runs.costs.iter().collect();
+    costs.sort_by(|a, b| a.median_ns.total_cmp(&b.median_ns));
+    let same = costs.windows(2).filter(|pair| runs.number > 1 && pair[0].overlaps(pair[1]));
+    let pairs: Vec<String> = same.map(|pair| format!("{} and {}", pair[0].policy, pair[1].policy)).collect();
+    (!pairs.is_empty()).then(|| {
+        let (pairs, number) = (pairs.join(", "), runs.number);
+        format!("this machine is too noisy to tell the costs of {pairs} apart in {number} runs: --repeat N does more")
+    })
+}
