@@ -299,6 +299,11 @@ pub unsafe trait Frames: Send + Sync + 'static {
         let _ = words;
     }
 
+    /// Whether the CPU reaches the frames uncached, by [`table`](Self::table) and by whatever addresses its
+    /// words have, and no cache holds a line of a frame that comes from `alloc`. [Coherent
+    /// memory](crate::dma::CoherentMemory) for a device that is not coherent is made of such frames.
+    const UNCACHED: bool = false;
+
     /// Returns the words of the frame at `frame`.
     ///
     /// # Safety
@@ -326,6 +331,63 @@ pub unsafe trait CopyMemory: Frames {
     /// # Safety
     /// As for [`copy`](Self::copy).
     unsafe fn zero(&self, at: PhysAddr, len: u64);
+
+    /// Copies an original to a bounce buffer: [`copy`](Self::copy). The library itself does more for
+    /// devices that are not coherent; an implementation leaves this as it is.
+    ///
+    /// # Safety
+    /// As for [`copy`](Self::copy).
+    #[inline(always)]
+    unsafe fn copy_in(&self, original: PhysAddr, buffer: PhysAddr, len: u64) {
+        // SAFETY: the caller's promise.
+        unsafe { self.copy(original, buffer, len) }
+    }
+
+    /// Copies a bounce buffer to an original. As [`copy_in`](Self::copy_in).
+    ///
+    /// # Safety
+    /// As for [`copy`](Self::copy).
+    #[inline(always)]
+    unsafe fn copy_out(&self, buffer: PhysAddr, original: PhysAddr, len: u64) {
+        // SAFETY: the caller's promise.
+        unsafe { self.copy(buffer, original, len) }
+    }
+}
+
+/// Maintenance of the CPUs' data caches by range of memory, for devices that do not see what those
+/// hold. See [`Device::not_coherent`](crate::dma::Device::not_coherent).
+///
+/// Both methods act on each line that holds one of the `len` bytes at `phys`, in all caches of all
+/// CPUs, down to the memory that devices reach (Arm's point of coherency). They may be called on
+/// any CPU, in any context that maps or unmaps, and wait for the caches alone. O(lines).
+///
+/// # Safety
+/// Buffers go back to their owners, and memory to other users, on the word of this trait:
+///
+/// - [`clean`](Self::clean) changes no byte as any CPU sees it.
+/// - Neither method affects a line that holds none of the bytes.
+/// - [`line_bytes`](Self::line_bytes) is never less than the hardware's largest line.
+pub unsafe trait CacheMaintenance: Send + Sync + 'static {
+    /// Bytes of the largest line of any cache between a CPU and the devices: a power of two that
+    /// never changes (Arm: `CTR_EL0.CWG`; RISC-V: the size of a `Zicbom` block).
+    fn line_bytes(&self) -> u64;
+
+    /// Writes dirty lines back. When it returns, devices read what CPUs had stored, and that is so
+    /// before anything that the caller stores afterwards is seen, in page tables and in registers
+    /// too. It may also drop the lines.
+    ///
+    /// # Safety
+    /// The bytes are memory that the CPU reaches.
+    unsafe fn clean(&self, phys: PhysAddr, len: u64);
+
+    /// Drops the lines. What the caller loads afterwards is what the memory holds after all that it
+    /// loaded before. Where the hardware writes dirty lines back first (as Arm's does in a guest)
+    /// that is as good, as the library calls this only where none is dirty.
+    ///
+    /// # Safety
+    /// The bytes are memory that the CPU reaches, and what CPUs have stored to their lines and not
+    /// cleaned may be lost.
+    unsafe fn invalidate(&self, phys: PhysAddr, len: u64);
 }
 
 // SAFETY: every call is passed on to `T`, which promises the same for all its handles together.
@@ -382,6 +444,7 @@ unsafe impl<T: Frames> Frames for Arc<T> {
     }
 
     const COHERENT: bool = T::COHERENT;
+    const UNCACHED: bool = T::UNCACHED;
 
     fn clean(&self, words: &[AtomicU64]) {
         T::clean(self, words);

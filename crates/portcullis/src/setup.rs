@@ -66,6 +66,19 @@ pub enum SetupError {
     /// [`DomainBuilder::bounce`](crate::dma::DomainBuilder::bounce) and [`DomainBuilder::swiotlb`](crate::dma::DomainBuilder::swiotlb).
     #[error("the queue is to copy, but its domain has no memory to copy through")]
     NoCopyMemory,
+    /// A device is not coherent, and its domain has no [cache
+    /// maintenance](crate::dma::DomainBuilder::cache_maintenance).
+    #[error("a device that is not coherent, of a domain without cache maintenance")]
+    NoCacheMaintenance,
+    /// The caches' lines are of no such size: a power of two is needed, no larger than a frame, or than a slot of the
+    /// pool that a queue copies through.
+    #[error("cache lines of {line:#x} bytes: a power of two up to {most:#x} is needed")]
+    CacheLine {
+        /// Bytes of a line.
+        line: u64,
+        /// The most that there may be.
+        most: u64,
+    },
     /// No ring has these dimensions.
     #[error("no ring holds {descriptors} descriptors of {bytes:#x} bytes")]
     NoRing {

@@ -47,6 +47,14 @@ pub enum DmaMapError {
         /// Bytes of the list.
         len: u64,
     },
+    /// The device is not coherent and may write to the buffer, whose first or last cache line holds
+    /// other data, too; and the queue has nothing to copy through. Align the buffer and its length
+    /// to lines, or make a queue by [`QueueConfig::auto`](crate::dma::QueueConfig::auto).
+    #[error("a buffer for a device that is not coherent does not consist of whole lines of {line:#x} bytes")]
+    SharesLine {
+        /// Bytes of a line.
+        line: u64,
+    },
     /// All memory to copy through is beyond the device's reach, or not aligned as it asks.
     #[error("the device reaches addresses up to {last:#x}, and no memory to copy through lies there")]
     BeyondReach {

@@ -39,8 +39,18 @@ impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
     /// # Errors
     /// [`MapListError`], with nothing kept: [`NoFrames`](MapListError::NoFrames) where there are
     /// none in a row. But after [`Unconfirmed`](MapListError::Unconfirmed) the frames are leaked,
-    /// as the device may reach them.
+    /// as the device may reach them. [`NotCoherent`](MapListError::NotCoherent) for a device that is
+    /// not, unless the frames are [uncached](Frames::UNCACHED).
     pub fn new(device: &DmaDevice<M, P>, frames: F, len: usize) -> Result<Self, MapListError> {
+        let uncached;
+        let device = if F::UNCACHED {
+            // Nothing of it is ever in a cache, so there is nothing to maintain.
+            uncached = device.maintained();
+            &uncached
+        } else {
+            device.maps()?;
+            device
+        };
         // Whole granules: what shares one with the memory could be reached, too.
         let granule = if device.is_translated() { device.domain().granule().bytes() } else { FRAME_SIZE };
         let rounded = (len as u64).checked_next_multiple_of(granule).unwrap_or(u64::MAX);

@@ -23,12 +23,19 @@ use crate::sync::{Ordering, fence};
 /// closes. But a caller that ends another's mapping sets its address free: the owner may then end
 /// the next mapping there, whose device loses its accesses.
 ///
+/// That of a [device that is not coherent](super::Device::not_coherent) maps nothing
+/// ([`MapListError::NotCoherent`]): such a device maps by its queues.
+///
 /// All methods may run on any number of CPUs at once. What they may wait for is the domain's affair: see
 /// [`Domain::map`] and [`Domain::unmap`].
 #[derive(Debug)]
 pub struct DmaDevice<M: Mapper, P: Platform> {
     domain: Arc<Domain<M, P>>,
+    /// The highest address for what is mapped through this handle: none for a device that is not
+    /// coherent, so that its short ways find no addresses and the long one says why.
     mask: u64,
+    /// The highest address that the device can put on the bus.
+    reach: u64,
     /// The device's own policy, if it has one.
     exception: Arc<AtomicPolicy>,
 }
@@ -36,7 +43,7 @@ pub struct DmaDevice<M: Mapper, P: Platform> {
 impl<M: Mapper, P: Platform> Clone for DmaDevice<M, P> {
     fn clone(&self) -> Self {
         let exception = Arc::clone(&self.exception);
-        Self { domain: Arc::clone(&self.domain), mask: self.mask, exception }
+        Self { domain: Arc::clone(&self.domain), mask: self.mask, reach: self.reach, exception }
     }
 }
 
@@ -44,7 +51,22 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
     /// Makes a device that can put addresses up to `mask` on the bus (`u32::MAX` for a 32-bit
     /// device).
     pub fn new(domain: Arc<Domain<M, P>>, mask: u64) -> Self {
-        Self { domain, mask, exception: Arc::new(AtomicPolicy::new(None)) }
+        Self { domain, mask, reach: mask, exception: Arc::new(AtomicPolicy::new(None)) }
+    }
+
+    /// Returns the handle of a device that is not coherent, which maps nothing.
+    pub(super) fn not_coherent(self) -> Self {
+        Self { mask: 0, ..self }
+    }
+
+    /// Returns a handle that maps, for callers that maintain the caches.
+    pub(super) fn maintained(&self) -> Self {
+        Self { mask: self.reach, ..self.clone() }
+    }
+
+    /// Whether the device sees what the CPUs' caches hold.
+    pub fn is_coherent(&self) -> bool {
+        self.mask == self.reach
     }
 
     /// The policy by which the device's mappings end now.
@@ -68,7 +90,7 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
     /// # Errors
     /// As [`set_policy`](Self::set_policy).
     pub fn with_policy(&self, policy: Policy) -> Result<Self, PolicyError> {
-        let handle = Self::new(Arc::clone(&self.domain), self.mask);
+        let handle = Self { mask: self.mask, ..Self::new(Arc::clone(&self.domain), self.reach) };
         // Nothing was unmapped through it yet, so nothing is flushed.
         handle.domain.allows(policy)?;
         handle.exception.swap(Some(policy));
@@ -82,7 +104,12 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
 
     /// The highest address that the device can put on the bus.
     pub fn mask(&self) -> u64 {
-        self.mask
+        self.reach
+    }
+
+    /// Checks that the handle maps.
+    pub(super) fn maps(&self) -> Result<(), MapListError> {
+        if self.is_coherent() { Ok(()) } else { Err(MapListError::NotCoherent) }
     }
 
     /// Returns whether the device's addresses are translated at all.
@@ -200,8 +227,8 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
 
     /// Makes what the device has written visible to the CPU, for memory that stays mapped.
     ///
-    /// With coherent DMA, the only kind there is yet, this orders the CPU's later reads after its reads of
-    /// the device's completion; it costs a fence.
+    /// This orders the CPU's later reads after its reads of the device's completion; it costs a
+    /// fence. (What the queues of a device that is not coherent have mapped, they sync.)
     pub fn sync_for_cpu(&self) {
         fence(Ordering::Acquire);
     }
@@ -250,6 +277,7 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         list: &[PhysSegment],
         direction: Direction,
     ) -> Result<(Iova, Option<IovaRange>), MapListError> {
+        self.maps()?;
         let Some(&first) = list.first() else {
             return Err(MapListError::EmptyList);
         };

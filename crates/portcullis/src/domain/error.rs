@@ -60,6 +60,11 @@ pub enum MapListError {
         /// Frames asked for.
         frames: usize,
     },
+    /// The device is not coherent: it maps by its queues, which know when to clean and when to
+    /// invalidate, and its [coherent memory](crate::dma::CoherentMemory) is of
+    /// [uncached](crate::platform::Frames::UNCACHED) frames.
+    #[error("a device that is not coherent maps by its queues, and coherent memory of uncached frames")]
+    NotCoherent,
     /// There are no I/O virtual addresses for the list.
     #[error(transparent)]
     Iova(#[from] IovaError),

@@ -3,7 +3,7 @@
 
 use super::BouncePool;
 use super::single::Parts;
-use super::slot::Slot;
+use super::slot::{Slot, Toward};
 use crate::addr::{PhysAddr, PhysSegment};
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, FRAME_SIZE, Platform};
@@ -45,7 +45,7 @@ impl<'a> Cursor<'a> {
 }
 
 /// Copies `len` bytes, or as many as there are, from `from_at` bytes into one list of pieces to `to_at` bytes into
-/// another. O(len + pieces).
+/// another: `into` says which of them is the original. O(len + pieces).
 ///
 /// # Safety
 /// As [`CopyMemory::copy`], for the bytes of both.
@@ -54,6 +54,7 @@ pub(super) unsafe fn copy_pieces<C: CopyMemory>(
     (from, from_at): (&[PhysSegment], u64),
     (to, to_at): (&[PhysSegment], u64),
     len: u64,
+    into: Toward,
 ) {
     let (mut from, mut to) = (Cursor::new(from, from_at), Cursor::new(to, to_at));
     let mut left = len;
@@ -62,7 +63,12 @@ pub(super) unsafe fn copy_pieces<C: CopyMemory>(
     {
         let count = here.min(there).min(left);
         // SAFETY: the bytes are a part of those that the caller vouches for.
-        unsafe { memory.copy(source, target, count) };
+        unsafe {
+            match into {
+                Toward::Buffer => memory.copy_in(source, target, count),
+                Toward::Original => memory.copy_out(source, target, count),
+            }
+        }
         from.advance(count);
         to.advance(count);
         left -= count;

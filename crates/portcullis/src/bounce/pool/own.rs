@@ -273,7 +273,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
                 Toward::Original => (buffer, (list, from)),
             };
             // SAFETY: the caller's promise.
-            unsafe { copy_pieces(&*self.memory, source, target, to - from) };
+            unsafe { copy_pieces(&*self.memory, source, target, to - from, into) };
         };
         let granule = |phys| [PhysSegment { phys, len: self.domain.granule().bytes() }];
         match parts {

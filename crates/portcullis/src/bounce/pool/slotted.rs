@@ -76,9 +76,10 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             unsafe {
                 match list {
                     Some(list) => {
-                        copy_pieces(&*self.memory, (list, 0), (&[PhysSegment { phys: at, len }], 0), len);
+                        let buffer = [PhysSegment { phys: at, len }];
+                        copy_pieces(&*self.memory, (list, 0), (&buffer, 0), len, Toward::Buffer);
                     }
-                    None => self.memory.copy(phys, at, len),
+                    None => self.memory.copy_in(phys, at, len),
                 }
             }
             // The copy comes before the store by which the driver tells the device.
@@ -158,7 +159,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             // The copy comes after the load by which the driver learnt of it from the device.
             fence(Ordering::Acquire);
             // SAFETY: the caller's promise.
-            unsafe { self.memory.copy(PhysAddr::new(buffer.get() + offset), origin.phys, len) };
+            unsafe { self.memory.copy_out(PhysAddr::new(buffer.get() + offset), origin.phys, len) };
         }
         in_hand.done();
         self.give_back(class, kind, index);
@@ -302,16 +303,19 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         }
         let Some(list) = list else {
             let (buffer, origin) = (PhysAddr::new(at.get() + offset), PhysAddr::new(origin.get() + offset));
-            let (from, to) = if into == Toward::Buffer { (origin, buffer) } else { (buffer, origin) };
             // SAFETY: the caller's promise.
-            unsafe { self.memory.copy(from, to, len) };
-            return;
+            return unsafe {
+                match into {
+                    Toward::Buffer => self.memory.copy_in(origin, buffer, len),
+                    Toward::Original => self.memory.copy_out(buffer, origin, len),
+                }
+            };
         };
         let buffer = [PhysSegment { phys: at, len: offset + len }];
         let (buffer, list) = ((&buffer[..], offset), (&list.0[..], offset));
         let (from, to) = if into == Toward::Buffer { (list, buffer) } else { (buffer, list) };
         // SAFETY: the caller's promise.
-        unsafe { copy_pieces(&*self.memory, from, to, len) };
+        unsafe { copy_pieces(&*self.memory, from, to, len, into) };
     }
 }
 

@@ -311,6 +311,11 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         Ok(())
     }
 
+    /// Bytes of a slot, of which no two mappings have the same.
+    pub(crate) fn slot_bytes(&self) -> u64 {
+        1 << self.areas.slot_shift()
+    }
+
     /// Returns whether an address is in the pool, mapped or not. O(1), but see
     /// `unmap`.
     pub fn holds(&self, phys: PhysAddr) -> bool {

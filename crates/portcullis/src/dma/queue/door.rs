@@ -6,7 +6,9 @@ use alloc::sync::Arc;
 use core::convert::Infallible;
 use core::fmt;
 
-use super::machine::{AdaptiveOf, CopyingOf, DeviceOf, PoolOf, RingOf};
+use super::cleaned::Cleaned;
+use super::machine::{AdaptiveOf, CopyingOf, DeviceOf, RingOf};
+use super::not_coherent::{Copying, Inner, NotCoherent};
 use super::swiotlb::Copies;
 use super::{Clock, Lane, Machine, Queue, QueueConfig, Strategy};
 use crate::addr::{DeviceId, Direction, DomainId, Iova, IovaRange, PhysAddr};
@@ -18,7 +20,7 @@ use crate::invalidation::InvalidationQueue;
 use crate::iova::ArenaError;
 use crate::mapper::{Mapper, TableMapper};
 use crate::pgtable::{Format, PageTable};
-use crate::platform::{CopyMemory, Frames, Platform};
+use crate::platform::{CacheMaintenance, CopyMemory, FRAME_SIZE, Frames, Platform};
 use crate::setup::SetupError;
 use crate::sync::Mutex;
 
@@ -52,6 +54,7 @@ pub struct DomainBuilder<M: Mapper, P: Platform, C: CopyMemory + Clone = Infalli
     pool: PoolConfig,
     swiotlb: Option<Arc<Swiotlb<P, C>>>,
     clock: Option<Arc<dyn Fn() -> u64 + Send + Sync>>,
+    cache: Option<Arc<dyn CacheMaintenance>>,
 }
 
 impl<F: Frames, Q: InvalidationQueue, X: Format, P: Platform> Domain<TableMapper<F, Q, X>, P> {
@@ -78,21 +81,21 @@ impl<M: Mapper, P: Platform> DomainBuilder<M, P> {
     /// Begins a domain over any mapper, such as a hypervisor's.
     pub fn new(mapper: M) -> Self {
         let (policy, pool) = (Policy::Strict, PoolConfig::default());
-        Self { mapper, policy, memory: None, pool, swiotlb: None, clock: None }
+        Self { mapper, policy, memory: None, pool, swiotlb: None, clock: None, cache: None }
     }
 
     /// Lets queues copy, through buffers that stay mapped. These are frames of `memory`, which also
     /// does the copying, in a pool of these dimensions. The pool is made with the first queue that
     /// copies.
     pub fn bounce<C: CopyMemory + Clone>(self, memory: C, pool: PoolConfig) -> DomainBuilder<M, P, C> {
-        let Self { mapper, policy, clock, .. } = self;
-        DomainBuilder { mapper, policy, memory: Some(memory), pool, swiotlb: None, clock }
+        let Self { mapper, policy, clock, cache, .. } = self;
+        DomainBuilder { mapper, policy, memory: Some(memory), pool, swiotlb: None, clock, cache }
     }
 
     /// Lets queues copy although nothing is translated, through the machine's pool.
     pub fn swiotlb<C: CopyMemory + Clone>(self, pool: Arc<Swiotlb<P, C>>) -> DomainBuilder<M, P, C> {
-        let Self { mapper, policy, pool: config, clock, .. } = self;
-        DomainBuilder { mapper, policy, memory: None, pool: config, swiotlb: Some(pool), clock }
+        let Self { mapper, policy, pool: config, clock, cache, .. } = self;
+        DomainBuilder { mapper, policy, memory: None, pool: config, swiotlb: Some(pool), clock, cache }
     }
 }
 
@@ -107,6 +110,12 @@ impl<M: Mapper, P: Platform, C: CopyMemory + Clone> DomainBuilder<M, P, C> {
     /// call it is the platform's.
     pub fn clock(self, clock: impl Fn() -> u64 + Send + Sync + 'static) -> Self {
         Self { clock: Some(Arc::new(clock)), ..self }
+    }
+
+    /// Lets the domain have devices that are [not coherent](Device::not_coherent), around whose
+    /// mappings `cache` is called. It changes nothing for others.
+    pub fn cache_maintenance(self, cache: Arc<dyn CacheMaintenance>) -> Self {
+        Self { cache: Some(cache), ..self }
     }
 
     /// Makes the domain.
@@ -125,9 +134,9 @@ impl<M: Mapper, P: Platform, C: CopyMemory + Clone> DomainBuilder<M, P, C> {
         self,
         platform: P,
     ) -> Result<DmaDomain<X>, SetupError> {
-        let Self { mapper, policy, memory, pool, swiotlb, clock } = self;
+        let Self { mapper, policy, memory, pool, swiotlb, clock, cache } = self;
         let domain = Domain::new(platform, mapper, policy)?;
-        Ok(DmaDomain::from_parts(Parts { domain, memory, pool, swiotlb, clock, made: Mutex::new(None) }))
+        Ok(DmaDomain::from_parts(Parts { memory, pool, swiotlb, clock, cache, ..Parts::of(domain) }))
     }
 }
 
@@ -142,11 +151,22 @@ struct Parts<X: Machine> {
     pool: PoolConfig,
     swiotlb: Option<Arc<Swiotlb<X::Platform, X::Memory>>>,
     clock: Option<Arc<dyn Fn() -> u64 + Send + Sync>>,
+    cache: Option<Arc<dyn CacheMaintenance>>,
     /// The pool, once it is wanted.
-    made: Mutex<Option<Pool<X>>>,
+    made: MadePool<X, <X as Machine>::Memory>,
+    /// Another, for devices that are not coherent.
+    cleaned: MadePool<X, Cleaned<<X as Machine>::Memory>>,
 }
 
-type Pool<X> = Arc<PoolOf<X>>;
+type MadePool<X, C> = Mutex<Option<Pool<X, C>>>;
+type Pool<X, C> = Arc<BouncePool<<X as Machine>::Mapper, <X as Machine>::Platform, C>>;
+
+impl<X: Machine> Parts<X> {
+    fn of(domain: Arc<Domain<X::Mapper, X::Platform>>) -> Self {
+        let (pool, made, cleaned) = (PoolConfig::default(), Mutex::new(None), Mutex::new(None));
+        Self { domain, memory: None, pool, swiotlb: None, clock: None, cache: None, made, cleaned }
+    }
+}
 
 impl<X: Machine> Clone for DmaDomain<X> {
     fn clone(&self) -> Self {
@@ -167,8 +187,7 @@ impl<X: Machine> DmaDomain<X> {
 
     /// Makes one of a domain that exists already. Its queues may copy if there is `memory`.
     pub fn over(domain: Arc<Domain<X::Mapper, X::Platform>>, memory: Option<X::Memory>) -> Self {
-        let (pool, made) = (PoolConfig::default(), Mutex::new(None));
-        Self::from_parts(Parts { domain, memory, pool, swiotlb: None, clock: None, made })
+        Self::from_parts(Parts { memory, ..Parts::of(domain) })
     }
 
     /// The address space: its policy, its figures, its mapper.
@@ -178,12 +197,14 @@ impl<X: Machine> DmaDomain<X> {
 
     /// Returns what the pool of buffers to copy through holds, and has done; `None` as long as no
     /// queue has needed it. (The pool of a machine without an IOMMU reports its own
-    /// [usage](Swiotlb::usage).)
+    /// [usage](Swiotlb::usage).) Devices that are not coherent have a pool of their own, which this
+    /// reports where no other device has needed one.
     ///
     /// O(CPUs x size classes); takes the lock of each class in turn. The caller holds no lock and
     /// no CPU.
     pub fn pool_usage(&self) -> Option<PoolUsage> {
-        self.made_pool().map(|pool| pool.usage())
+        let found = self.found(&self.parts.made).map(|pool| pool.usage());
+        found.or_else(|| self.found(&self.parts.cleaned).map(|pool| pool.usage()))
     }
 
     /// Makes a device of this domain, with the addresses that it can put on the bus. The hardware
@@ -206,24 +227,29 @@ impl<X: Machine> DmaDomain<X> {
         Ok(Device { domain: self.clone(), dma, id, profile })
     }
 
-    /// Returns the pool of bounce buffers, and makes it if there is none yet.
-    fn pool(&self) -> Result<Pool<X>, SetupError> {
-        if let Some(found) = self.made_pool() {
+    /// Returns the pool of bounce buffers that is kept in `made`, and makes it if there is none yet.
+    fn pool<C: CopyMemory>(
+        &self,
+        made: &MadePool<X, C>,
+        memory: impl FnOnce(X::Memory) -> C,
+        config: PoolConfig,
+    ) -> Result<Pool<X, C>, SetupError> {
+        if let Some(found) = self.found(made) {
             return Ok(found);
         }
-        let Parts { domain, memory, pool: config, made, .. } = &*self.parts;
-        let memory = memory.clone().ok_or(SetupError::NoCopyMemory)?;
+        let Parts { domain, memory: copies, .. } = &*self.parts;
+        let memory = memory(copies.clone().ok_or(SetupError::NoCopyMemory)?);
         // Not under the lock: it allocates, and calls the platform. Where two do it, one pool goes.
-        let pool = BouncePool::new(Arc::clone(domain), memory, *config)?;
+        let pool = BouncePool::new(Arc::clone(domain), memory, config)?;
         let mut kept = None;
         let mut keep = || kept = Some(Arc::clone(made.lock().get_or_insert_with(|| Arc::clone(&pool))));
         domain.platform().with_cpu(|_| keep());
         Ok(kept.unwrap_or(pool))
     }
 
-    /// Returns the pool of bounce buffers, if there is one.
-    fn made_pool(&self) -> Option<Pool<X>> {
-        self.parts.domain.platform().with_cpu(|_| self.parts.made.lock().clone())
+    /// Returns the pool of bounce buffers that is kept in `made`, if there is one.
+    fn found<C: CopyMemory>(&self, made: &MadePool<X, C>) -> Option<Pool<X, C>> {
+        self.parts.domain.platform().with_cpu(|_| made.lock().clone())
     }
 
     fn clock(&self) -> Clock {
@@ -304,6 +330,33 @@ impl<X: Machine> Device<X> {
         self
     }
 
+    /// Says that the device is not coherent: it does not see what the CPUs' caches hold, and they do
+    /// not see what it writes (Linux: no `dma-coherent`). Its queues call the domain's
+    /// [`CacheMaintenance`] around each mapping: the device finds what the CPU wrote before a map or
+    /// a sync for the device, the CPU what the device wrote before an unmap that gives the buffer
+    /// back, or a sync for the CPU. That costs a step for each cache line.
+    ///
+    /// Where the device may write, a piece that does not consist of whole cache lines would lose
+    /// bytes to what lies beside it, and take bytes from that. So [`auto`](QueueConfig::auto) and
+    /// [`bounce`](QueueConfig::bounce) copy it, whatever its length, and the others refuse it:
+    /// [`SharesLine`](super::DmaMapError::SharesLine). For such a device `auto` measures nothing: it
+    /// maps what it may, and copies the rest. Parts of a mapping that are synced by themselves
+    /// consist of whole lines, too.
+    ///
+    /// Its [coherent memory](crate::dma::CoherentMemory) is of [uncached](Frames::UNCACHED) frames.
+    /// Mappings that belong to no queue are [refused](crate::domain::MapListError::NotCoherent). A
+    /// clone that was made before is of a coherent device.
+    ///
+    /// # Errors
+    /// [`SetupError::NoCacheMaintenance`] where the domain has none, [`SetupError::CacheLine`] where
+    /// its lines are larger than a frame.
+    pub fn not_coherent(mut self) -> Result<Self, SetupError> {
+        let cache = self.domain.parts.cache.as_ref().ok_or(SetupError::NoCacheMaintenance)?;
+        check_line(cache.line_bytes(), FRAME_SIZE)?;
+        self.dma = self.dma.not_coherent();
+        Ok(self)
+    }
+
     /// Makes a queue for buffers of one type; a `Queue<X>` is one that is used [by
     /// number](Queue::map_raw) only.
     ///
@@ -320,6 +373,9 @@ impl<X: Machine> Device<X> {
     }
 
     fn lane(&self, config: &QueueConfig) -> Result<Lane<X>, SetupError> {
+        if !self.dma.is_coherent() {
+            return Ok(Lane::NotCoherent(Box::new(self.maintained(config)?)));
+        }
         let translated = self.dma.is_translated();
         let memory = self.domain.parts.memory.is_some();
         Ok(match config.strategy {
@@ -337,6 +393,50 @@ impl<X: Machine> Device<X> {
         })
     }
 
+    /// Makes a lane around queues as a coherent device has them: one that maps, one that copies, or both.
+    fn maintained(&self, config: &QueueConfig) -> Result<NotCoherent, SetupError> {
+        let (parts, strategy, translated) = (&*self.domain.parts, config.strategy, self.dma.is_translated());
+        let cache = Arc::clone(parts.cache.as_ref().ok_or(SetupError::NoCacheMaintenance)?);
+        let alone = Self { dma: self.dma.maintained(), ..self.clone() };
+        let line = cache.line_bytes();
+        let nothing = if translated { parts.memory.is_none() } else { parts.swiotlb.is_none() };
+        let copies = match strategy {
+            Strategy::Direct | Strategy::Batch | Strategy::Ring => None,
+            Strategy::Auto if nothing => None,
+            _ if translated => {
+                let memory = |memory| Cleaned { memory, cache: Arc::clone(&cache) };
+                // The pool maps nothing: no part of a mapping, as it splits none, and none as a whole (`up_to`, `most`).
+                let pool =
+                    self.domain.pool(&parts.cleaned, memory, PoolConfig { split: false, ..parts.pool })?;
+                let most = if config.attributes.persistent_streaming { 0 } else { pool.threshold() };
+                let up_to = if strategy == Strategy::Auto { 0 } else { most };
+                let granule = self.dma.domain().granule().offset_mask();
+                let units = if self.profile.untrusted { [granule; 2] } else { [0, line - 1] };
+                let device = BounceDevice::new(pool, DeviceProfile { untrusted: true, ..self.profile })?;
+                let queue = Queue::<(_, _, _)>::new(alone.dma.clone(), Lane::Bounce(device), config);
+                Some(Copying { queue: Box::new(queue), up_to, most, slot: 0, units })
+            }
+            _ => {
+                let queue = Box::new(alone.queue::<Infallible>(QueueConfig::bounce())?);
+                let slot = parts.swiotlb.as_ref().map_or(0, |pool| pool.slot_bytes());
+                check_line(line, slot)?;
+                Some(Copying { queue, up_to: 0, most: 0, slot, units: [0, line - 1] })
+            }
+        };
+        let strategy_to_map = match strategy {
+            Strategy::Bounce if !translated => None,
+            Strategy::Bounce => Some(Strategy::Direct),
+            Strategy::Auto if translated => Some(Strategy::Ring),
+            Strategy::Auto => Some(Strategy::Direct),
+            other => Some(other),
+        };
+        let queue_to_map = |strategy| -> Result<Inner, SetupError> {
+            Ok(Box::new(alone.queue::<Infallible>(QueueConfig { strategy, ..*config })?))
+        };
+        let mapped = strategy_to_map.map(queue_to_map).transpose()?;
+        Ok(NotCoherent::new(strategy, cache, mapped, copies))
+    }
+
     fn ring_config(config: &QueueConfig) -> StrictRingConfig {
         let batch = config.batch_size();
         // What waits for a commit has addresses, too.
@@ -350,7 +450,8 @@ impl<X: Machine> Device<X> {
     }
 
     fn pool(&self) -> Result<CopyingOf<X>, SetupError> {
-        BounceDevice::new(self.domain.pool()?, self.profile)
+        let Parts { made, pool, .. } = &*self.domain.parts;
+        BounceDevice::new(self.domain.pool(made, |memory| memory, *pool)?, self.profile)
     }
 
     fn adaptive(&self, config: &QueueConfig) -> Result<AdaptiveOf<X>, SetupError> {
@@ -370,6 +471,11 @@ impl<X: Machine> Device<X> {
         let DeviceProfile { mask, offset_mask, .. } = self.profile;
         Constraints::new().with_reach(PhysAddr::new(mask)).with_min_align_mask(offset_mask)
     }
+}
+
+/// Checks that no cache line of `line` bytes is a part of two blocks of `most` bytes.
+fn check_line(line: u64, most: u64) -> Result<(), SetupError> {
+    if line.is_power_of_two() && line <= most { Ok(()) } else { Err(SetupError::CacheLine { line, most }) }
 }
 
 /// Why a ring of these dimensions was not made.

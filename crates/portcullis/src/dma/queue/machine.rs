@@ -5,7 +5,7 @@ use core::convert::Infallible;
 
 use super::Clock;
 use crate::addr::PhysAddr;
-use crate::bounce::pool::{BounceDevice, BouncePool};
+use crate::bounce::pool::BounceDevice;
 use crate::dma::{AdaptiveRing, DmaDevice, RawBatch, StrictRing};
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Frames, Platform, Table};
@@ -34,8 +34,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory + Clone> Machine for (M, P, C) {
 pub(super) type DeviceOf<X> = DmaDevice<<X as Machine>::Mapper, <X as Machine>::Platform>;
 pub(super) type BatchOf<X> = RawBatch<<X as Machine>::Mapper, <X as Machine>::Platform>;
 pub(super) type RingOf<X> = StrictRing<<X as Machine>::Mapper, <X as Machine>::Platform>;
-pub(super) type PoolOf<X> =
-    BouncePool<<X as Machine>::Mapper, <X as Machine>::Platform, <X as Machine>::Memory>;
 pub(super) type CopyingOf<X> =
     BounceDevice<<X as Machine>::Mapper, <X as Machine>::Platform, <X as Machine>::Memory>;
 pub(super) type AdaptiveOf<X> =

@@ -43,6 +43,8 @@ pub(super) enum Kind {
     Pool(Way),
     /// By the pool of a machine without an IOMMU: one piece, or a list that the queue keeps.
     Swiotlb { is_list: bool },
+    /// By a queue of a device that is not coherent, which keeps the rest.
+    NotCoherent,
 }
 
 impl Kind {
@@ -53,6 +55,7 @@ impl Kind {
     const AUTO: u64 = 2;
     const POOL: u64 = 3;
     const SWIOTLB: u64 = 4;
+    const NOT_COHERENT: u64 = 5;
     /// Where the way begins, in three bits; whether it was timed, in two; and the class.
     const WAY: u32 = 3;
     const TIMED: u32 = 6;
@@ -72,6 +75,7 @@ impl Kind {
             }
             Self::Pool(way) => Self::POOL | Self::bits_of(Some(way)),
             Self::Swiotlb { is_list } => Self::SWIOTLB | u64::from(is_list) << Self::WAY,
+            Self::NotCoherent => Self::NOT_COHERENT,
         }
     }
 
@@ -97,6 +101,7 @@ impl Kind {
             }
             Self::POOL => way.map(Self::Pool),
             Self::SWIOTLB => Some(Self::Swiotlb { is_list: number == 1 }),
+            Self::NOT_COHERENT => Some(Self::NotCoherent),
             _ => None,
         }
     }
@@ -130,7 +135,7 @@ impl RawMapping {
         match self.kind() {
             Kind::Auto { way, .. } => way,
             Kind::Pool(way) => Some(way),
-            Kind::Alone | Kind::Ring | Kind::Swiotlb { .. } => None,
+            Kind::Alone | Kind::Ring | Kind::Swiotlb { .. } | Kind::NotCoherent => None,
         }
     }
 }
@@ -216,7 +221,7 @@ mod tests {
         let classes = || (0..u64::BITS as u8).flat_map(|class| [(class, Choice::Copy), (class, Choice::Map)]);
         let timed = || classes().map(Some).chain([None]);
         let auto = ways().flat_map(|way| timed().map(move |timed| Kind::Auto { way, timed }));
-        let kinds = [Kind::Alone, Kind::Ring]
+        let kinds = [Kind::Alone, Kind::Ring, Kind::NotCoherent]
             .into_iter()
             .chain(auto)
             .chain(Way::ALL.into_iter().map(Kind::Pool))

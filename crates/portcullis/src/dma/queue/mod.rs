@@ -2,11 +2,13 @@
 //! mapping owns comes back only when the policy in force says that it may, and is leaked where that
 //! is not known.
 
+mod cleaned;
 mod config;
 mod door;
 mod error;
 mod machine;
 mod mapping;
+mod not_coherent;
 mod object;
 mod swiotlb;
 mod typed;
@@ -19,6 +21,7 @@ use core::mem::ManuallyDrop;
 
 use self::machine::{AdaptiveOf, BatchOf, CopyingOf, DeviceOf, RingOf};
 use self::mapping::Kind;
+use self::not_coherent::NotCoherent;
 use self::swiotlb::{Copied, Copies, Side};
 use super::device::bytes_of;
 use super::ring::number;
@@ -130,6 +133,7 @@ enum Lane<X: Machine> {
     Bounce(CopyingOf<X>),
     Auto(Box<AdaptiveOf<X>>),
     Swiotlb(Box<Copies<X>>),
+    NotCoherent(Box<NotCoherent>),
 }
 
 impl<X: Machine> Lane<X> {
@@ -140,6 +144,7 @@ impl<X: Machine> Lane<X> {
             Self::Ring(_) => Strategy::Ring,
             Self::Bounce(_) | Self::Swiotlb(_) => Strategy::Bounce,
             Self::Auto(_) => Strategy::Auto,
+            Self::NotCoherent(lane) => lane.strategy,
         }
     }
 }
@@ -159,7 +164,7 @@ impl<X: Machine, B: DmaBuffer> fmt::Debug for Queue<X, B> {
 impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     fn new(device: DeviceOf<X>, lane: Lane<X>, config: &QueueConfig) -> Self {
         let room = match lane {
-            Lane::Batch(_) | Lane::Ring(_) | Lane::Auto(_) => config.batch_size(),
+            Lane::Batch(_) | Lane::Ring(_) | Lane::Auto(_) | Lane::NotCoherent(_) => config.batch_size(),
             Lane::Direct | Lane::Bounce(_) | Lane::Swiotlb(_) => 0,
         };
         let number = if let Lane::Ring(ring) = &lane { ring.number() } else { number() };
@@ -188,6 +193,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
             Lane::Batch(batch) => batch.len(),
             Lane::Ring(ring) => ring.waiting(),
             Lane::Auto(ring) => ring.waiting(),
+            Lane::NotCoherent(lane) => lane.waiting(),
             Lane::Direct | Lane::Bounce(_) | Lane::Swiotlb(_) => 0,
         };
         waiting + self.owed
@@ -319,6 +325,12 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
                 let ring = queue | Kind::Swiotlb { is_list }.bits();
                 Ok((used, RingMapping { first, bytes: 0, neighbours: word, ring }))
             }
+            Lane::NotCoherent(lane) => {
+                // SAFETY: the caller's promise.
+                let (used, first, index) = unsafe { lane.map(list, direction, out) }?;
+                let ring = queue | Kind::NotCoherent.bits();
+                Ok((used, RingMapping { first, bytes: 0, neighbours: index as u64, ring }))
+            }
             // SAFETY: the caller's promise.
             Lane::Ring(ring) => match unsafe { ring.map_list_sg(list, direction, out) } {
                 Ok((core, used)) => Ok((used, core)),
@@ -437,6 +449,12 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
                 let ended = unsafe { copies.unmap(Copied { first, is_list, word: neighbours }) };
                 let lost = |error| NotUnmapped { mapping: None, waits: false, error };
                 ended.map(|()| Ended::Done(())).map_err(lost)
+            }
+            (Lane::NotCoherent(lane), Kind::NotCoherent) => {
+                lane.unmap(neighbours as usize).map_err(|NotUnmapped { mapping, waits, error }| {
+                    let mapping = mapping.map(|()| RawMapping { core });
+                    NotUnmapped { mapping, waits, error }
+                })
             }
             // A mapping that did not fit into the ring.
             (_, Kind::Alone) => {
@@ -557,6 +575,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
             Lane::Batch(batch) => batch.commit().map_err(DmaUnmapError::of_batch)?,
             Lane::Ring(ring) => ring.commit().map_err(DmaUnmapError::of_ring)?,
             Lane::Auto(ring) => ring.commit().map_err(DmaUnmapError::of_ring)?,
+            Lane::NotCoherent(lane) => lane.commit()?,
             Lane::Direct | Lane::Bounce(_) | Lane::Swiotlb(_) => 0,
         };
         let owed = self.owed;
@@ -596,15 +615,18 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         self.sync(mapping, Side::Device, (offset, len))
     }
 
-    fn sync(&self, mapping: &RawMapping, side: Side, part: (u64, u64)) -> Result<(), DmaUnmapError> {
+    fn sync(&mut self, mapping: &RawMapping, side: Side, part: (u64, u64)) -> Result<(), DmaUnmapError> {
         let RawMapping { core } = mapping;
         if mapping.queue() != self.number {
             return Err(DmaUnmapError::OtherQueue);
         }
         let ((offset, len), iova) = (part, core.first);
-        let pool = match (&self.lane, mapping.kind()) {
+        let pool = match (&mut self.lane, mapping.kind()) {
             (Lane::Bounce(device), Kind::Pool(_)) => device.pool(),
             (Lane::Auto(ring), Kind::Auto { way: Some(_), .. }) => ring.pool(),
+            (Lane::NotCoherent(lane), Kind::NotCoherent) => {
+                return lane.sync(core.neighbours as usize, side, part);
+            }
             (Lane::Swiotlb(copies), Kind::Swiotlb { is_list }) => {
                 let one = [DmaSegment { iova, len: core.neighbours }];
                 let pieces = if is_list { copies.list(core.neighbours as usize) } else { &one[..] };

@@ -99,6 +99,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
             (Lane::Swiotlb(lane), Kind::Swiotlb { is_list: true }) => {
                 (None, &[], lane.list(core.neighbours as usize))
             }
+            (Lane::NotCoherent(lane), Kind::NotCoherent) => (None, &[], lane.view(core.neighbours as usize)),
             (_, Kind::Swiotlb { .. }) => (whole(first), &[], &[]),
             _ => match mapping.raw.way_of_pool() {
                 Some(Way::Slot | Way::SingleUse | Way::Split) => (whole(first), &[], &[]),

@@ -198,6 +198,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
     /// [`RingError::Batch`]; [`RingError::Arena`], where the space has no such range.
     pub fn new(device: &DmaDevice<M, P>, config: StrictRingConfig) -> Result<Self, RingError> {
         let StrictRingConfig { descriptors, descriptor_bytes, batch, colour } = config;
+        device.maps()?;
         if !(1..=MOST_IN_BATCH).contains(&batch) {
             return Err(RingError::Batch { batch, most: MOST_IN_BATCH });
         }

@@ -1,0 +1,321 @@
+//! Queues of devices that are not coherent: devices whose reads do not see what the CPUs' caches
+//! hold, and whose writes leave stale lines there. All of the caches' maintenance is here, but for
+//! that of the bounce buffers that stay mapped (`cleaned`). A device finds what the CPU wrote before a map or
+//! a sync; the CPU finds, after an unmap or a sync, what the device wrote.
+//!
+//! A queue of such a device leads to one or two others, which do what they do for any device: one
+//! that maps, one that copies. Around their calls,
+//!
+//! - what is mapped is **cleaned before** its translation is entered. For a device that reads, its
+//!   data is then in memory, and never what an earlier owner of the memory left there. For a device
+//!   that writes, no dirty line is left that would be written back over its data.
+//! - what a device may have written is **invalidated after** its last possible write, and before
+//!   its owner has it back: a CPU may have prefetched any line since the map. The end of a mapping that waits for
+//!   its batch is the batch's confirmed commit, and not its unmap; so the list of what waits is kept
+//!   here. Under a lazy policy an unmap ends with the device's last *regular* write, of which the driver
+//!   has heard: that is found. What the device writes after it, in the policy's window, the owner may
+//!   find or not, line by line, which is what a buffer that is given back under a lazy policy must bear.
+//! - nothing else has bytes in a line that is invalidated. A piece that a device may write to is
+//!   mapped only if it consists of whole lines; else it is copied, or refused.
+//!
+//! The price is a step for each line of a mapping at its map, and for data from the device another at its end, and some
+//! notes (of which the memory is used again) for each.
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use super::{AnyQueue, DmaMapError, DmaUnmapError, Ended, NotUnmapped, RawMapping, Side, Strategy};
+use crate::addr::{Direction, DmaSegment, Iova, PhysAddr, PhysSegment};
+use crate::broken::broken;
+use crate::domain::MapListError;
+use crate::platform::CacheMaintenance;
+use crate::sync::{Ordering, fence};
+
+/// A queue that knows nothing of caches.
+pub(super) type Inner = Box<dyn AnyQueue + Send + Sync>;
+
+/// How originals are copied.
+pub(super) struct Copying {
+    pub(super) queue: Inner,
+    /// What is longer is mapped, where it may be.
+    pub(super) up_to: u64,
+    /// The most that is copied where the other queue is full.
+    pub(super) most: u64,
+    /// Bytes of a slot, if the device uses the copies' own addresses and nothing else maintains them; else 0.
+    pub(super) slot: u64,
+    /// What begins or ends inside a unit of this mask is copied: for a device that reads, and one that writes.
+    pub(super) units: [u64; 2],
+}
+
+/// The lane: see the [module](self).
+pub(super) struct NotCoherent {
+    pub(super) strategy: Strategy,
+    pub(super) cache: Arc<dyn CacheMaintenance>,
+    pub(super) mapped: Option<Inner>,
+    pub(super) copies: Option<Copying>,
+    /// Mappings, by the word that their tokens have.
+    made: Vec<Made>,
+    /// Places in `made` without a mapping.
+    free: Vec<usize>,
+    /// Mappings whose buffers come back with a commit.
+    waiting: Vec<usize>,
+}
+
+/// What is noted of a mapping.
+#[derive(Default)]
+struct Made {
+    /// Its token; `None` once it is unmapped.
+    token: Option<RawMapping>,
+    copied: bool,
+    /// Whether the device writes.
+    writes: bool,
+    /// The memory that the device reaches by it, as far as that is maintained here.
+    memory: Vec<PhysSegment>,
+    /// What the device is given.
+    view: Vec<DmaSegment>,
+}
+
+impl NotCoherent {
+    pub(super) fn new(
+        strategy: Strategy,
+        cache: Arc<dyn CacheMaintenance>,
+        mapped: Option<Inner>,
+        copies: Option<Copying>,
+    ) -> Self {
+        Self { strategy, cache, mapped, copies, made: Vec::new(), free: Vec::new(), waiting: Vec::new() }
+    }
+
+    /// How many mappings wait for a commit.
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// What the device is given of mapping `index`.
+    pub(super) fn view(&self, index: usize) -> &[DmaSegment] {
+        &self.made[index].view
+    }
+
+    /// Maps a list, or a copy of it. Returns how many segments of `out` that takes, the first address, and the
+    /// index of the mapping.
+    ///
+    /// # Safety
+    /// As [`Queue::map_raw`](super::Queue::map_raw).
+    pub(super) unsafe fn map(
+        &mut self,
+        list: &[PhysSegment],
+        direction: Direction,
+        out: &mut [DmaSegment],
+    ) -> Result<(usize, Iova, usize), DmaMapError> {
+        let mut len: u64 = 0;
+        for (index, piece) in list.iter().enumerate() {
+            MapListError::check(*piece, index)?;
+            len = len.saturating_add(piece.len);
+        }
+        let (index, writes) = (self.place_for(list.len())?, direction != Direction::ToDevice);
+        let mut copied = !self.is_mapped(list, len, writes)?;
+        let mut mapped = None;
+        if !copied && let Some(queue) = &mut self.mapped {
+            // SAFETY: the list is memory, by the caller's promise. Cleaning changes nothing of it.
+            each(list, |piece| unsafe { self.cache.clean(piece.phys, piece.len) });
+            // SAFETY: the caller's promise.
+            match unsafe { queue.map_raw(list, direction, out) } {
+                // It has no room, or no table for it: the other one may.
+                Err(DmaMapError::Full | DmaMapError::List(MapListError::Map(_)))
+                    if self.copies.as_ref().is_some_and(|copies| len <= copies.most) =>
+                {
+                    copied = true;
+                }
+                result => mapped = Some(result?),
+            }
+        }
+        let mut slot = 0;
+        if copied && let Some(copies) = &mut self.copies {
+            slot = copies.slot;
+            // SAFETY: the caller's promise.
+            mapped = Some(unsafe { copies.queue.map_raw(list, direction, out) }?);
+        }
+        let Some((token, used)) = mapped else { broken("a queue maps or copies") };
+        // Room for these was there before.
+        let made = &mut self.made[index];
+        made.view.extend_from_slice(&out[..used]);
+        if slot > 0 {
+            made.memory.extend(made.view.iter().map(in_memory));
+            // The device is told of them after this. Whole slots, as the rest of them was zeroed.
+            // SAFETY: slots are memory of the pool.
+            each(&made.memory, |PhysSegment { phys, len }| unsafe {
+                let skip = phys.get() & (slot - 1);
+                self.cache.clean(PhysAddr::new(phys.get() - skip), (skip + len).next_multiple_of(slot));
+            });
+        } else if !copied {
+            made.memory.extend_from_slice(list);
+        }
+        let first = token.iova();
+        *made = Made { token: Some(token), copied, writes, ..core::mem::take(made) };
+        self.free.pop();
+        Ok((used, first, index))
+    }
+
+    /// Whether a list is mapped, and not copied.
+    fn is_mapped(&self, list: &[PhysSegment], len: u64, writes: bool) -> Result<bool, DmaMapError> {
+        let whole = |unit: u64| list.iter().all(|piece| (piece.phys.get() | piece.len) & unit == 0);
+        let line = self.cache.line_bytes();
+        match (&self.mapped, &self.copies) {
+            (Some(_), Some(copies)) => Ok(len > copies.up_to && whole(copies.units[usize::from(writes)])),
+            (None, _) => Ok(false),
+            (Some(_), None) if writes && !whole(line - 1) => Err(DmaMapError::SharesLine { line }),
+            (Some(_), None) => Ok(true),
+        }
+    }
+
+    /// The last of the free places, emptied, with room for a list of `len` pieces. An unmap then allocates nothing.
+    fn place_for(&mut self, len: usize) -> Result<usize, DmaMapError> {
+        let no_memory = |_| DmaMapError::OutOfMemory;
+        if self.free.is_empty() {
+            let places = self.made.len() + 1;
+            self.made.try_reserve(1).map_err(no_memory)?;
+            self.free.try_reserve(places).map_err(no_memory)?;
+            self.waiting.try_reserve(places - self.waiting.len()).map_err(no_memory)?;
+            self.free.push(self.made.len());
+            self.made.push(Made::default());
+        }
+        let index = self.free.last().copied().ok_or(DmaMapError::OutOfMemory)?;
+        let Made { memory, view, .. } = &mut self.made[index];
+        (memory.clear(), view.clear());
+        memory.try_reserve(len).map_err(no_memory)?;
+        view.try_reserve(len).map_err(no_memory)?;
+        Ok(index)
+    }
+
+    /// Ends mapping `index`, or has it wait.
+    pub(super) fn unmap(&mut self, index: usize) -> Result<Ended<(), ()>, NotUnmapped<()>> {
+        let Some(token) = self.made[index].token.take() else { broken("a token is unmapped once") };
+        if self.made[index].copied {
+            // The copy is read in the call below; the driver has heard from the device before.
+            self.invalidate(index);
+        }
+        match self.queue(index).0.unmap_raw(token) {
+            Ok(Ended::Done(())) => {
+                self.end(index);
+                Ok(Ended::Done(()))
+            }
+            Ok(Ended::Pending) => {
+                self.waiting.push(index);
+                Ok(Ended::Pending)
+            }
+            Ok(Ended::Flushed(())) => {
+                self.waiting.push(index);
+                let lost = |error| NotUnmapped { mapping: None, waits: true, error };
+                self.commit().map(|_| Ended::Flushed(())).map_err(lost)
+            }
+            Err(NotUnmapped { mapping, waits, error }) => {
+                let back = mapping.is_some();
+                self.made[index].token = mapping;
+                match (back, waits) {
+                    (true, _) => {}
+                    (false, true) => self.waiting.push(index),
+                    // Its memory is never used again.
+                    (false, false) => self.free.push(index),
+                }
+                Err(NotUnmapped { mapping: back.then_some(()), waits, error })
+            }
+        }
+    }
+
+    /// Has the hardware confirm what waits, and then gives it back. Returns how many mappings that were.
+    pub(super) fn commit(&mut self) -> Result<usize, DmaUnmapError> {
+        let queues = self.mapped.iter_mut().chain(self.copies.iter_mut().map(|copies| &mut copies.queue));
+        for queue in queues {
+            queue.commit_raw()?;
+        }
+        let count = self.waiting.len();
+        while let Some(index) = self.waiting.last().copied() {
+            // Where this panics, it waits for the next commit.
+            self.end(index);
+            self.waiting.pop();
+        }
+        Ok(count)
+    }
+
+    /// Gives mapping `index` back, which no device reaches.
+    fn end(&mut self, index: usize) {
+        if !self.made[index].copied {
+            self.invalidate(index);
+        }
+        self.free.push(index);
+    }
+
+    /// Makes a part of mapping `index` one side's.
+    pub(super) fn sync(
+        &mut self,
+        index: usize,
+        side: Side,
+        (offset, len): (u64, u64),
+    ) -> Result<(), DmaUnmapError> {
+        if side == Side::Cpu {
+            self.invalidate_part(index, offset, len);
+        }
+        let (queue, Made { token: Some(token), .. }) = self.queue(index) else {
+            broken("a token is synced while it is mapped")
+        };
+        match side {
+            Side::Cpu => queue.sync_raw_for_cpu(token, offset, len),
+            Side::Device => {
+                queue.sync_raw_for_device(token, offset, len)?;
+                let Self { made, cache, .. } = self;
+                // Also for a device that only writes, as no dirty line may be left.
+                // SAFETY: what is mapped is memory.
+                part(&made[index].memory, offset, len, |piece| unsafe { cache.clean(piece.phys, piece.len) });
+                Ok(())
+            }
+        }
+    }
+
+    /// The queue that has mapping `index`, and the mapping.
+    fn queue(&mut self, index: usize) -> (&mut Inner, &Made) {
+        let made = &self.made[index];
+        let copies = self.copies.as_mut().map(|copies| &mut copies.queue);
+        let queue = if made.copied { copies } else { self.mapped.as_mut() };
+        (queue.unwrap_or_else(|| broken("a mapping is of a queue")), made)
+    }
+
+    /// Drops the lines of a mapping that the device may have written to.
+    fn invalidate(&self, index: usize) {
+        self.invalidate_part(index, 0, u64::MAX);
+    }
+
+    fn invalidate_part(&self, index: usize, offset: u64, len: u64) {
+        let made = &self.made[index];
+        if !made.writes {
+            return;
+        }
+        // The driver has loaded what the device said, or a commit what the hardware answered.
+        fence(Ordering::Acquire);
+        // SAFETY: it is memory. Its lines are the mapping's alone, as `is_mapped` saw, or as slots are; they were cleaned
+        // when it was mapped, or given to the device by a sync, and what a CPU stored there since it may lose.
+        part(&made.memory, offset, len, |piece| unsafe { self.cache.invalidate(piece.phys, piece.len) });
+    }
+}
+
+/// The memory that a device without an IOMMU finds at a segment.
+fn in_memory(segment: &DmaSegment) -> PhysSegment {
+    PhysSegment { phys: PhysAddr::new(segment.iova.get()), len: segment.len }
+}
+
+fn each(list: &[PhysSegment], f: impl FnMut(PhysSegment)) {
+    list.iter().copied().for_each(f);
+}
+
+/// Calls `f` with what `list` has of the `len` bytes from `offset` on.
+fn part(list: &[PhysSegment], offset: u64, len: u64, mut f: impl FnMut(PhysSegment)) {
+    let (mut skip, mut left) = (offset, len);
+    for piece in list {
+        let behind = skip.min(piece.len);
+        let len = (piece.len - behind).min(left);
+        if len > 0 {
+            // The piece has these bytes, so the sum does not wrap.
+            f(PhysSegment { phys: PhysAddr::new(piece.phys.get() + behind), len });
+        }
+        (skip, left) = (skip - behind, left - len);
+    }
+}
