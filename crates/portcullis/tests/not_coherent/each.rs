@@ -399,3 +399,35 @@ fn a_coherent_device_is_left_alone() {
     assert_eq!(world.cache.calls(), before);
     assert!(coherent.dma().is_coherent() && !world.card().dma().is_coherent());
 }
+
+/// A ring without room: what the pool copies goes through the pool, which maps nothing, so what is longer has to wait.
+#[test]
+fn auto_copies_what_a_full_ring_has_no_room_for() {
+    let world = World::new(Policy::Strict);
+    let config = QueueConfig::auto(16, PAGE).batch(1);
+    let mut queue: Queue<Machine> = world.card().queue(config).unwrap();
+    let first = world.pages(16);
+    let is_mapped = |view: &[portcullis::addr::DmaSegment], list: &[PhysSegment]| {
+        let reached = world.iommu.probe(CARD, view[0].iova, portcullis::addr::Permissions::WRITE);
+        reached == Some(list[0].phys)
+    };
+    let mut mapped = Vec::new();
+    let list = [segment(first, 0, PAGE)];
+    while mapped.len() < 1000 {
+        let (mapping, view) = map(&mut queue, &list, FromDevice).unwrap();
+        let in_ring = is_mapped(&view, &list);
+        mapped.push(mapping);
+        if !in_ring {
+            break;
+        }
+    }
+    assert!((2..1000).contains(&mapped.len()), "the ring was never full");
+    let full = map(&mut queue, &[segment(first, 0, 4 * PAGE)], FromDevice).unwrap_err();
+    assert!(full.is_full(), "{full}");
+    let last = mapped.pop().unwrap();
+    ends(&mut queue, last);
+    mapped.into_iter().for_each(|mapping| ends(&mut queue, mapping));
+    let (mapping, view) = map(&mut queue, &[segment(first, 0, 4 * PAGE)], FromDevice).unwrap();
+    assert!(is_mapped(&view, &list));
+    ends(&mut queue, mapping);
+}
