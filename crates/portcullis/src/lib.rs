@@ -30,7 +30,7 @@
 //! # What is unsafe
 //! What safe code may call keeps memory safe. That rests on three kinds of promises, each with its list under *Safety*:
 //! - of those who implement what lies below: [`Platform`](platform::Platform), [`Frames`](platform::Frames) and
-//!   [`CopyMemory`](platform::CopyMemory), [`Mapper`](mapper::Mapper), [`InvalidationQueue`](invalidation::InvalidationQueue),
+//!   [`CopyMemory`](platform::CopyMemory), [`CacheMaintenance`](platform::CacheMaintenance), [`Mapper`](mapper::Mapper), [`InvalidationQueue`](invalidation::InvalidationQueue),
 //!   [`Format`](pgtable::Format), and, for mappings that own their buffers, [`DmaBuffer`](dma::DmaBuffer);
 //! - of those who open memory by its number ([`DmaDevice::map_single`](dma::DmaDevice::map_single)
 //!   and everything like it): that it is theirs to open. Unmapping only closes memory, so it is

@@ -299,9 +299,10 @@ pub unsafe trait Frames: Send + Sync + 'static {
         let _ = words;
     }
 
-    /// Whether the CPU reaches the frames uncached, by [`table`](Self::table) and by whatever addresses its
-    /// words have, and no cache holds a line of a frame that comes from `alloc`. [Coherent
-    /// memory](crate::dma::CoherentMemory) for a device that is not coherent is made of such frames.
+    /// Whether the CPU reaches the frames uncached, by [`table`](Self::table) and by whatever
+    /// addresses its words have, and no cache holds a line of a frame that comes from `alloc`.
+    /// [Coherent memory](crate::dma::CoherentMemory) for a device that is not coherent is made of
+    /// such frames.
     const UNCACHED: bool = false;
 
     /// Returns the words of the frame at `frame`.
@@ -332,8 +333,8 @@ pub unsafe trait CopyMemory: Frames {
     /// As for [`copy`](Self::copy).
     unsafe fn zero(&self, at: PhysAddr, len: u64);
 
-    /// Copies an original to a bounce buffer: [`copy`](Self::copy). The library itself does more for
-    /// devices that are not coherent; an implementation leaves this as it is.
+    /// Copies an original to a bounce buffer: [`copy`](Self::copy). The library itself does more
+    /// for devices that are not coherent; an implementation leaves this as it is.
     ///
     /// # Safety
     /// As for [`copy`](Self::copy).

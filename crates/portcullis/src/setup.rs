@@ -70,8 +70,8 @@ pub enum SetupError {
     /// maintenance](crate::dma::DomainBuilder::cache_maintenance).
     #[error("a device that is not coherent, of a domain without cache maintenance")]
     NoCacheMaintenance,
-    /// The caches' lines are of no such size: a power of two is needed, no larger than a frame, or than a slot of the
-    /// pool that a queue copies through.
+    /// The caches' lines are of no such size: a power of two is needed, no larger than a frame, or
+    /// than a slot of the pool that a queue copies through.
     #[error("cache lines of {line:#x} bytes: a power of two up to {most:#x} is needed")]
     CacheLine {
         /// Bytes of a line.

@@ -1,5 +1,6 @@
-//! A CPU's data cache over simulated memory. Devices read and write the memory alone; the CPU reads and writes its lines. The cache
-//! writes lines back, drops them and prefetches others whenever it likes.
+//! A CPU's data cache over simulated memory. Devices read and write the memory alone; the CPU reads
+//! and writes its lines. The cache writes lines back, drops them and prefetches others whenever it
+//! likes.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -150,7 +151,8 @@ impl Cache {
         self.stir();
     }
 
-    /// Calls `f` with each line of the bytes: its number, those of its bytes, and which of all bytes they are.
+    /// Calls `f` with each line of the bytes: its number, those of its bytes, and which of all
+    /// bytes they are.
     fn each_line(&self, at: PhysAddr, len: usize, mut f: impl FnMut(u64, Range<usize>, Range<usize>)) {
         let mut done = 0;
         while done < len {
@@ -197,8 +199,8 @@ unsafe impl CacheMaintenance for Cache {
 #[derive(Clone)]
 pub struct Ram(pub Arc<Cache>);
 
-// SAFETY: the frames are the model's. That the memory below holds other bytes than the zeros which the CPU finds is what the cache
-// is for.
+// SAFETY: the frames are the model's. That the memory below holds other bytes than the zeros which
+// the CPU finds is what the cache is for.
 unsafe impl Frames for Ram {
     fn alloc(&self, count: usize) -> Option<PhysAddr> {
         let first = self.0.memory.alloc(count)?;

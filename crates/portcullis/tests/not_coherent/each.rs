@@ -1,4 +1,5 @@
-//! One case for each clean and each invalidate, in a cache that does nothing by itself but what the case says.
+//! One case for each clean and each invalidate, in a cache that does nothing by itself but what the
+//! case says.
 
 use std::sync::Arc;
 
@@ -11,7 +12,8 @@ use crate::world::{BATCH, BROKEN, CARD, MAPPING, Machine, PAGE, STRATEGIES, Worl
 
 const POLICIES: [Policy; 3] = [Policy::Strict, Policy::LAZY, Policy::Passthrough];
 
-/// Runs `case` with a queue of each strategy and policy, for whole pages and for a few bytes of a line, where the queue takes them.
+/// Runs `case` with a queue of each strategy and policy, for whole pages and for a few bytes of a
+/// line, where the queue takes them.
 fn each(direction: Direction, case: impl Fn(&World, &mut dyn AnyQueue, &[PhysSegment], Direction)) {
     for policy in POLICIES {
         for config in STRATEGIES {
@@ -57,7 +59,8 @@ fn a_device_finds_what_the_cpu_wrote_before_the_map() {
     }
 }
 
-/// The buffer was dirty when it was mapped; its lines are written back at some time, if they still are.
+/// The buffer was dirty when it was mapped; its lines are written back at some time, if they still
+/// are.
 #[test]
 fn no_line_is_written_back_over_what_a_device_wrote() {
     for direction in [FromDevice, Bidirectional] {
@@ -118,8 +121,8 @@ fn a_device_finds_what_the_cpu_wrote_after_a_sync() {
     }
 }
 
-/// The driver read its buffer between two uses, and a careless one left something in it: what is given back to a device that only
-/// writes is cleaned, too.
+/// The driver read its buffer between two uses, and a careless one left something in it: what is
+/// given back to a device that only writes is cleaned, too.
 #[test]
 fn a_sync_for_a_device_that_writes_leaves_no_dirty_line() {
     each(FromDevice, |world, queue, list, direction| {
@@ -161,7 +164,8 @@ fn a_part_is_synced_by_itself() {
     }
 }
 
-/// What is unmapped and waits for its batch the device may write to until the commit. The owner finds the last of it.
+/// What is unmapped and waits for its batch the device may write to until the commit. The owner
+/// finds the last of it.
 #[test]
 fn a_batch_is_invalidated_when_it_is_over() {
     for config in &MAPPING[1..] {
@@ -230,7 +234,8 @@ fn what_is_not_confirmed_is_invalidated_when_it_is() {
     assert_eq!(world.cpu(&list), bytes(&list, 2));
 }
 
-/// Other data beside a buffer, in the pages that are mapped with it, is changed while the device has the buffer.
+/// Other data beside a buffer, in the pages that are mapped with it, is changed while the device
+/// has the buffer.
 #[test]
 fn what_lies_beside_a_buffer_stays() {
     for direction in [FromDevice, Bidirectional] {
@@ -259,7 +264,8 @@ fn what_lies_beside_a_buffer_stays() {
     }
 }
 
-/// The zeros with which a pool takes memory, hands a buffer to another group, and wipes one, are in the memory when a device may look.
+/// The zeros with which a pool takes memory, hands a buffer to another group, and wipes one, are in
+/// the memory when a device may look.
 #[test]
 fn a_device_finds_zeros_beside_a_copy() {
     let world = World::new(Policy::Strict);
@@ -300,8 +306,9 @@ fn a_device_finds_zeros_in_the_rest_of_a_slot() {
     ends(&mut queue, mapping);
 }
 
-/// Under a strict policy no device reaches memory while it is cleaned for its first map, when it may hold what an earlier
-/// owner left there; nor while it is invalidated, when what the device writes would be lost.
+/// Under a strict policy no device reaches memory while it is cleaned for its first map, when it
+/// may hold what an earlier owner left there; nor while it is invalidated, when what the device
+/// writes would be lost.
 #[test]
 fn a_device_does_not_reach_what_is_cleaned_or_invalidated() {
     for config in MAPPING {
@@ -400,7 +407,8 @@ fn a_coherent_device_is_left_alone() {
     assert!(coherent.dma().is_coherent() && !world.card().dma().is_coherent());
 }
 
-/// A ring without room: what the pool copies goes through the pool, which maps nothing, so what is longer has to wait.
+/// A ring without room: what the pool copies goes through the pool, which maps nothing, so what is
+/// longer has to wait.
 #[test]
 fn auto_copies_what_a_full_ring_has_no_room_for() {
     let world = World::new(Policy::Strict);

@@ -7,7 +7,8 @@ use portcullis::domain::Policy;
 use crate::dice::{Dice, operations};
 use crate::world::{MAPPING, Machine, PAGE, STRATEGIES, World, map, segment};
 
-/// A buffer in pages of its own, and what the CPU is to find in all of these, once it has the buffer.
+/// A buffer in pages of its own, and what the CPU is to find in all of these, once it has the
+/// buffer.
 struct Work {
     list: Vec<PhysSegment>,
     pages: PhysSegment,

@@ -18,8 +18,8 @@ pub(super) struct Cleaned<C> {
 }
 
 impl<C: Frames> Cleaned<C> {
-    /// Has the zeros of frames that were allocated reach the memory, in the place of what an earlier
-    /// owner had there.
+    /// Has the zeros of frames that were allocated reach the memory, in the place of what an
+    /// earlier owner had there.
     fn clean_frames(&self, frames: Option<PhysAddr>, count: usize) -> Option<PhysAddr> {
         let first = frames?;
         // SAFETY: the frames were allocated just now.
@@ -81,7 +81,8 @@ unsafe impl<C: CopyMemory> CopyMemory for Cleaned<C> {
     }
 
     /// The driver has heard from the device before this, so what the device wrote is in the memory,
-    /// and a line that the CPU has prefetched meanwhile is older. Nothing is lost, as no line is dirty.
+    /// and a line that the CPU has prefetched meanwhile is older. Nothing is lost, as no line is
+    /// dirty.
     unsafe fn copy_out(&self, buffer: PhysAddr, original: PhysAddr, len: u64) {
         fence(Ordering::Acquire);
         // SAFETY: the caller's promise; the pool's CPU stores to the buffer were all cleaned.

@@ -227,7 +227,8 @@ impl<X: Machine> DmaDomain<X> {
         Ok(Device { domain: self.clone(), dma, id, profile })
     }
 
-    /// Returns the pool of bounce buffers that is kept in `made`, and makes it if there is none yet.
+    /// Returns the pool of bounce buffers that is kept in `made`, and makes it if there is none
+    /// yet.
     fn pool<C: CopyMemory>(
         &self,
         made: &MadePool<X, C>,
@@ -330,17 +331,17 @@ impl<X: Machine> Device<X> {
         self
     }
 
-    /// Says that the device is not coherent: it does not see what the CPUs' caches hold, and they do
-    /// not see what it writes (Linux: no `dma-coherent`). Its queues call the domain's
-    /// [`CacheMaintenance`] around each mapping: the device finds what the CPU wrote before a map or
-    /// a sync for the device, the CPU what the device wrote before an unmap that gives the buffer
-    /// back, or a sync for the CPU. That costs a step for each cache line.
+    /// Says that the device is not coherent: it does not see what the CPUs' caches hold, and they
+    /// do not see what it writes (Linux: no `dma-coherent`). Its queues call the domain's
+    /// [`CacheMaintenance`] around each mapping: the device finds what the CPU wrote before a map
+    /// or a sync for the device, the CPU what the device wrote before an unmap that gives the
+    /// buffer back, or a sync for the CPU. That costs a step for each cache line.
     ///
     /// Where the device may write, a piece that does not consist of whole cache lines would lose
     /// bytes to what lies beside it, and take bytes from that. So [`auto`](QueueConfig::auto) and
     /// [`bounce`](QueueConfig::bounce) copy it, whatever its length, and the others refuse it:
-    /// [`SharesLine`](super::DmaMapError::SharesLine). For such a device `auto` measures nothing: it
-    /// maps what it may, and copies the rest. Parts of a mapping that are synced by themselves
+    /// [`SharesLine`](super::DmaMapError::SharesLine). For such a device `auto` measures nothing:
+    /// it maps what it may, and copies the rest. Parts of a mapping that are synced by themselves
     /// consist of whole lines, too.
     ///
     /// Its [coherent memory](crate::dma::CoherentMemory) is of [uncached](Frames::UNCACHED) frames.
@@ -348,8 +349,8 @@ impl<X: Machine> Device<X> {
     /// clone that was made before is of a coherent device.
     ///
     /// # Errors
-    /// [`SetupError::NoCacheMaintenance`] where the domain has none, [`SetupError::CacheLine`] where
-    /// its lines are larger than a frame.
+    /// [`SetupError::NoCacheMaintenance`] where the domain has none, [`SetupError::CacheLine`]
+    /// where its lines are larger than a frame.
     pub fn not_coherent(mut self) -> Result<Self, SetupError> {
         let cache = self.domain.parts.cache.as_ref().ok_or(SetupError::NoCacheMaintenance)?;
         check_line(cache.line_bytes(), FRAME_SIZE)?;
@@ -393,7 +394,8 @@ impl<X: Machine> Device<X> {
         })
     }
 
-    /// Makes a lane around queues as a coherent device has them: one that maps, one that copies, or both.
+    /// Makes a lane around queues as a coherent device has them: one that maps, one that copies, or
+    /// both.
     fn maintained(&self, config: &QueueConfig) -> Result<NotCoherent, SetupError> {
         let (parts, strategy, translated) = (&*self.domain.parts, config.strategy, self.dma.is_translated());
         let cache = Arc::clone(parts.cache.as_ref().ok_or(SetupError::NoCacheMaintenance)?);
@@ -405,7 +407,8 @@ impl<X: Machine> Device<X> {
             Strategy::Auto if nothing => None,
             _ if translated => {
                 let memory = |memory| Cleaned { memory, cache: Arc::clone(&cache) };
-                // The pool maps nothing: no part of a mapping, as it splits none, and none as a whole (`up_to`, `most`).
+                // The pool maps nothing: no part of a mapping, as it splits none, and none as a
+                // whole (`up_to`, `most`).
                 let pool =
                     self.domain.pool(&parts.cleaned, memory, PoolConfig { split: false, ..parts.pool })?;
                 let most = if config.attributes.persistent_streaming { 0 } else { pool.threshold() };

@@ -234,6 +234,9 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     ///   [memory](Machine::Memory), and nothing but devices, and what accesses them as atomics, touches them while a call to this
     ///   queue copies: this, the mapping's syncs and its unmap.
     /// - Nothing ends the mapping but this queue.
+    /// - For a device that is [not coherent](Device::not_coherent) all bytes of `list` are memory
+    ///   that CPUs reach. What one stores to what is mapped for such a device to write, between the
+    ///   map and the mapping's end, is lost, unless a sync gives it to the device.
     #[inline(always)]
     pub unsafe fn map_raw(
         &mut self,

@@ -1,7 +1,7 @@
 //! Queues of devices that are not coherent: devices whose reads do not see what the CPUs' caches
 //! hold, and whose writes leave stale lines there. All of the caches' maintenance is here, but for
-//! that of the bounce buffers that stay mapped (`cleaned`). A device finds what the CPU wrote before a map or
-//! a sync; the CPU finds, after an unmap or a sync, what the device wrote.
+//! that of the bounce buffers that stay mapped (`cleaned`). A device finds what the CPU wrote
+//! before a map or a sync; the CPU finds, after an unmap or a sync, what the device wrote.
 //!
 //! A queue of such a device leads to one or two others, which do what they do for any device: one
 //! that maps, one that copies. Around their calls,
@@ -10,16 +10,17 @@
 //!   data is then in memory, and never what an earlier owner of the memory left there. For a device
 //!   that writes, no dirty line is left that would be written back over its data.
 //! - what a device may have written is **invalidated after** its last possible write, and before
-//!   its owner has it back: a CPU may have prefetched any line since the map. The end of a mapping that waits for
-//!   its batch is the batch's confirmed commit, and not its unmap; so the list of what waits is kept
-//!   here. Under a lazy policy an unmap ends with the device's last *regular* write, of which the driver
-//!   has heard: that is found. What the device writes after it, in the policy's window, the owner may
-//!   find or not, line by line, which is what a buffer that is given back under a lazy policy must bear.
+//!   its owner has it back: a CPU may have prefetched any line since the map. The end of a mapping
+//!   that waits for its batch is the batch's confirmed commit, and not its unmap; so the list of
+//!   what waits is kept here. Under a lazy policy an unmap ends with the device's last *regular*
+//!   write, of which the driver has heard: that is found. What the device writes after it, in the
+//!   policy's window, the owner may find or not, line by line, which is what a buffer that is given
+//!   back under a lazy policy must bear.
 //! - nothing else has bytes in a line that is invalidated. A piece that a device may write to is
 //!   mapped only if it consists of whole lines; else it is copied, or refused.
 //!
-//! The price is a step for each line of a mapping at its map, and for data from the device another at its end, and some
-//! notes (of which the memory is used again) for each.
+//! The price is a step for each line of a mapping at its map, and for data from the device another
+//! at its end, and some notes (of which the memory is used again) for each.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -42,9 +43,11 @@ pub(super) struct Copying {
     pub(super) up_to: u64,
     /// The most that is copied where the other queue is full.
     pub(super) most: u64,
-    /// Bytes of a slot, if the device uses the copies' own addresses and nothing else maintains them; else 0.
+    /// Bytes of a slot, if the device uses the copies' own addresses and nothing else maintains
+    /// them; else 0.
     pub(super) slot: u64,
-    /// What begins or ends inside a unit of this mask is copied: for a device that reads, and one that writes.
+    /// What begins or ends inside a unit of this mask is copied: for a device that reads, and one
+    /// that writes.
     pub(super) units: [u64; 2],
 }
 
@@ -96,8 +99,8 @@ impl NotCoherent {
         &self.made[index].view
     }
 
-    /// Maps a list, or a copy of it. Returns how many segments of `out` that takes, the first address, and the
-    /// index of the mapping.
+    /// Maps a list, or a copy of it. Returns how many segments of `out` that takes, the first
+    /// address, and the index of the mapping.
     ///
     /// # Safety
     /// As [`Queue::map_raw`](super::Queue::map_raw).
@@ -168,7 +171,8 @@ impl NotCoherent {
         }
     }
 
-    /// The last of the free places, emptied, with room for a list of `len` pieces. An unmap then allocates nothing.
+    /// The last of the free places, emptied, with room for a list of `len` pieces. An unmap then
+    /// allocates nothing.
     fn place_for(&mut self, len: usize) -> Result<usize, DmaMapError> {
         let no_memory = |_| DmaMapError::OutOfMemory;
         if self.free.is_empty() {
@@ -222,7 +226,8 @@ impl NotCoherent {
         }
     }
 
-    /// Has the hardware confirm what waits, and then gives it back. Returns how many mappings that were.
+    /// Has the hardware confirm what waits, and then gives it back. Returns how many mappings that
+    /// were.
     pub(super) fn commit(&mut self) -> Result<usize, DmaUnmapError> {
         let queues = self.mapped.iter_mut().chain(self.copies.iter_mut().map(|copies| &mut copies.queue));
         for queue in queues {
@@ -291,8 +296,9 @@ impl NotCoherent {
         }
         // The driver has loaded what the device said, or a commit what the hardware answered.
         fence(Ordering::Acquire);
-        // SAFETY: it is memory. Its lines are the mapping's alone, as `is_mapped` saw, or as slots are; they were cleaned
-        // when it was mapped, or given to the device by a sync, and what a CPU stored there since it may lose.
+        // SAFETY: it is memory. Its lines are the mapping's alone, as `is_mapped` saw, or as slots
+        // are; they were cleaned when it was mapped, or given to the device by a sync, and what a
+        // CPU stored there since it may lose.
         part(&made.memory, offset, len, |piece| unsafe { self.cache.invalidate(piece.phys, piece.len) });
     }
 }
