@@ -33,9 +33,9 @@ pub struct DmaDevice<M: Mapper, P: Platform> {
     domain: Arc<Domain<M, P>>,
     /// The highest address for what is mapped through this handle: none for a device that is not
     /// coherent, so that its short ways find no addresses and the long one says why.
-    mask: u64,
+    limit: u64,
     /// The highest address that the device can put on the bus.
-    reach: u64,
+    mask: u64,
     /// The device's own policy, if it has one.
     exception: Arc<AtomicPolicy>,
 }
@@ -43,7 +43,7 @@ pub struct DmaDevice<M: Mapper, P: Platform> {
 impl<M: Mapper, P: Platform> Clone for DmaDevice<M, P> {
     fn clone(&self) -> Self {
         let exception = Arc::clone(&self.exception);
-        Self { domain: Arc::clone(&self.domain), mask: self.mask, reach: self.reach, exception }
+        Self { domain: Arc::clone(&self.domain), limit: self.limit, mask: self.mask, exception }
     }
 }
 
@@ -51,22 +51,22 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
     /// Makes a device that can put addresses up to `mask` on the bus (`u32::MAX` for a 32-bit
     /// device).
     pub fn new(domain: Arc<Domain<M, P>>, mask: u64) -> Self {
-        Self { domain, mask, reach: mask, exception: Arc::new(AtomicPolicy::new(None)) }
+        Self { domain, limit: mask, mask, exception: Arc::new(AtomicPolicy::new(None)) }
     }
 
     /// Returns the handle of a device that is not coherent, which maps nothing.
     pub(super) fn not_coherent(self) -> Self {
-        Self { mask: 0, ..self }
+        Self { limit: 0, ..self }
     }
 
     /// Returns a handle that maps, for callers that maintain the caches.
     pub(super) fn maintained(&self) -> Self {
-        Self { mask: self.reach, ..self.clone() }
+        Self { limit: self.mask, ..self.clone() }
     }
 
     /// Whether the device sees what the CPUs' caches hold.
     pub fn is_coherent(&self) -> bool {
-        self.mask == self.reach
+        self.limit == self.mask
     }
 
     /// The policy by which the device's mappings end now.
@@ -90,7 +90,7 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
     /// # Errors
     /// As [`set_policy`](Self::set_policy).
     pub fn with_policy(&self, policy: Policy) -> Result<Self, PolicyError> {
-        let handle = Self { mask: self.mask, ..Self::new(Arc::clone(&self.domain), self.reach) };
+        let handle = Self { limit: self.limit, ..Self::new(Arc::clone(&self.domain), self.mask) };
         // Nothing was unmapped through it yet, so nothing is flushed.
         handle.domain.allows(policy)?;
         handle.exception.swap(Some(policy));
@@ -104,7 +104,7 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
 
     /// The highest address that the device can put on the bus.
     pub fn mask(&self) -> u64 {
-        self.reach
+        self.mask
     }
 
     /// Checks that the handle maps.
@@ -243,7 +243,7 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
     /// [`map_list`](Self::map_list) says why not.
     #[inline]
     pub(super) fn passed_through(&self, segment: PhysSegment) -> Option<Iova> {
-        let reached = !self.is_translated() && segment.last().is_ok_and(|last| last.get() <= self.mask);
+        let reached = !self.is_translated() && segment.last().is_ok_and(|last| last.get() <= self.limit);
         reached.then(|| Iova::new(segment.phys.get()))
     }
 
@@ -258,7 +258,7 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
             return None;
         }
         // SAFETY: the caller's promise.
-        unsafe { self.domain.map_fast(segment, direction.permissions(), Iova::new(self.mask)) }
+        unsafe { self.domain.map_fast(segment, direction.permissions(), Iova::new(self.limit)) }
     }
 
     /// Where the device finds the first byte of a list that begins with `segment` and is mapped to `range`.
@@ -283,13 +283,13 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         };
         if !self.is_translated() {
             let last = last_byte(list)?;
-            if last.get() > self.mask {
+            if last.get() > self.limit {
                 return Err(MapListError::BeyondMask { last, mask: self.mask });
             }
             return Ok((Iova::new(first.phys.get()), None));
         }
         // SAFETY: the caller's promise.
-        let range = unsafe { self.domain.map(list, direction.permissions(), Iova::new(self.mask)) }?;
+        let range = unsafe { self.domain.map(list, direction.permissions(), Iova::new(self.limit)) }?;
         let changing = self.domain.changing(range);
         let used = bytes_of(list.iter().map(|segment| segment.len));
         self.domain.count_neighbours(range.len().saturating_sub(used).cast_signed());

@@ -84,7 +84,7 @@ fn run(seed: u64, policy: Policy, config: portcullis::dma::QueueConfig, trusted:
         let (mapping, view) = match map(&mut queue, &work.list, direction) {
             Ok(mapped) => mapped,
             Err(DmaMapError::SharesLine { line: said }) => {
-                let whole = |piece: &PhysSegment| (piece.phys.get() | piece.len) % line == 0;
+                let whole = |piece: &PhysSegment| (piece.phys.get() | piece.len).is_multiple_of(line);
                 assert!(
                     said == line && direction != Direction::ToDevice && MAPPING.contains(&config),
                     "{what}"

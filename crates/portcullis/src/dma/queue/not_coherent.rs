@@ -185,7 +185,8 @@ impl NotCoherent {
         }
         let index = self.free.last().copied().ok_or(DmaMapError::OutOfMemory)?;
         let Made { memory, view, .. } = &mut self.made[index];
-        (memory.clear(), view.clear());
+        memory.clear();
+        view.clear();
         memory.try_reserve(len).map_err(no_memory)?;
         view.try_reserve(len).map_err(no_memory)?;
         Ok(index)
