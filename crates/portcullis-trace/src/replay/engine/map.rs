@@ -44,6 +44,10 @@ impl<X: Format> Engine<X> {
         if let (Err(DmaMapError::Full), Some(full)) = (&result, lane) {
             // What waits for a commit may make room; else the mapping is too large, or the oldest too old.
             ticks += self.commit(device, full, op.time_ns);
+            if self.painter.is_some() {
+                // What has ended is painted over, and may have been the same memory.
+                self.put_original(&self.scratch, (0, u64::MAX), pattern);
+            }
             let again = self.map_in(device, lane, direction, &mut view);
             (result, ticks) = (again.0, ticks + again.1);
             if matches!(result, Err(DmaMapError::Full)) {
