@@ -302,7 +302,8 @@ pub unsafe trait Frames: Send + Sync + 'static {
     /// Whether the CPU reaches the frames uncached, by [`table`](Self::table) and by whatever
     /// addresses its words have, and no cache holds a line of a frame that comes from `alloc`.
     /// [Coherent memory](crate::dma::CoherentMemory) for a device that is not coherent is made of
-    /// such frames.
+    /// such frames. The library loads and stores there. Of atomic read-modify-writes, which the
+    /// bus of many machines does not take for such memory, it does none.
     const UNCACHED: bool = false;
 
     /// Returns the words of the frame at `frame`.

@@ -5,6 +5,7 @@
 use core::mem::ManuallyDrop;
 use core::ops::Range;
 use core::ptr::NonNull;
+use core::sync::atomic::AtomicU8;
 
 use super::DmaDevice;
 use crate::addr::{Direction, Iova, IovaRange, PhysAddr};
@@ -94,7 +95,8 @@ impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
         self.count * TABLE_ENTRIES
     }
 
-    /// The 64-bit word at `index`; `None` past the end.
+    /// The 64-bit word at `index`; `None` past the end. Where the frames are
+    /// [uncached](Frames::UNCACHED), not every machine can read, modify and write it atomically.
     pub fn word(&self, index: usize) -> Option<&AtomicU64> {
         if index >= self.words() {
             return None;
@@ -121,13 +123,24 @@ impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
     /// Copies `bytes` to the memory from `offset` on, word by word; `None`, with nothing copied,
     /// where some of it does not exist. O(`bytes.len()`); waits for nothing.
     ///
-    /// The bytes of a word that are not written stay as they are, also where a coherent device writes them meanwhile. Before the
-    /// device is told, [`DmaDevice::sync_for_device`] orders that after this write.
+    /// The bytes of a word that are not written stay as they are, also where the device writes them
+    /// meanwhile. Before the device is told, [`DmaDevice::sync_for_device`] orders that after this
+    /// write.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Option<()> {
         self.each_word(offset, bytes.len(), |word, at, part| {
             let new = &bytes[at..at + part.len()];
             if let Ok(whole) = new.try_into() {
                 return word.store(u64::from_ne_bytes(whole), Ordering::Relaxed);
+            }
+            if F::UNCACHED {
+                let first = core::ptr::from_ref(word).cast_mut().cast::<AtomicU8>();
+                for (at, byte) in part.zip(new) {
+                    // SAFETY: byte `at` of the word, which may be written through the reference. A
+                    // CPU that loads the whole word meanwhile finds old and new bytes of it, as
+                    // where a device writes some of them.
+                    unsafe { (*first.add(at)).store(*byte, Ordering::Relaxed) };
+                }
+                return;
             }
             let changed = |old: u64| {
                 let mut all = old.to_ne_bytes();

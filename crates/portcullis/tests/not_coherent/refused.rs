@@ -112,6 +112,18 @@ fn the_device_by_itself_maps_nothing() {
         world.iommu.dma_write(CARD, shared.iova(), b"complete").unwrap();
         shared.read(0, &mut bytes).unwrap();
         assert_eq!(&bytes, b"complete");
+        // A few bytes of a word, or of two, and none beside them.
+        for (offset, len) in [(4, 4), (0, 3), (5, 3), (7, 3), (2, 1), (12, 4), (6, 13)] {
+            world.iommu.dma_write(CARD, shared.iova(), &[0xee; 24]).unwrap();
+            let mut expected = [0xee; 24];
+            for (byte, number) in expected[offset..offset + len].iter_mut().zip(1..) {
+                *byte = number;
+            }
+            shared.write(offset, &expected[offset..offset + len]).unwrap();
+            let mut found = [0; 24];
+            world.iommu.dma_read(CARD, shared.iova(), &mut found).unwrap();
+            assert_eq!(found, expected, "{len} bytes at {offset}");
+        }
         shared.free().unwrap();
         assert_eq!(world.cache.calls(), before);
     }
