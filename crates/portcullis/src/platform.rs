@@ -368,10 +368,13 @@ pub unsafe trait CopyMemory: Frames {
 ///
 /// - [`clean`](Self::clean) changes no byte as any CPU sees it.
 /// - Neither method affects a line that holds none of the bytes.
-/// - [`line_bytes`](Self::line_bytes) is never less than the hardware's largest line.
+/// - What [`line_bytes`](Self::line_bytes) returns when a device is said to be not coherent is, for
+///   as long as the device is used, a multiple of every line that the two methods act on, on every
+///   CPU.
 pub unsafe trait CacheMaintenance: Send + Sync + 'static {
-    /// Bytes of the largest line of any cache between a CPU and the devices: a power of two that
-    /// never changes (Arm: `CTR_EL0.CWG`; RISC-V: the size of a `Zicbom` block).
+    /// Bytes of the largest line of any cache between a CPU and the devices: a power of two, of all
+    /// CPUs together where they differ. Read once for each device. Buffers are aligned by it; the two
+    /// methods step by the smallest line that they may meet, which may be less.
     fn line_bytes(&self) -> u64;
 
     /// Writes dirty lines back. When it returns, devices read what CPUs had stored, and that is so

@@ -1,9 +1,11 @@
 //! A CPU's data cache over simulated memory. Devices read and write the memory alone; the CPU reads
 //! and writes its lines. The cache writes lines back, drops them and prefetches others whenever it
-//! likes.
+//! likes. A clean may drop lines, and an invalidate may write dirty ones back first, as the trait
+//! says.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use portcullis::addr::PhysAddr;
@@ -17,6 +19,8 @@ pub const LINE: u64 = 128;
 pub struct Cache {
     memory: Arc<Memory>,
     line: u64,
+    /// How often it was asked for the size of its lines.
+    pub asked: AtomicUsize,
     state: Mutex<State>,
     /// Called before each clean (`true`) and invalidate (`false`).
     watch: Mutex<Option<Watch>>,
@@ -30,6 +34,8 @@ struct State {
     dice: Dice,
     /// Whether it evicts and prefetches.
     restless: bool,
+    /// Whether a clean and an invalidate do both; where it is restless, the dice say.
+    does_both: bool,
     /// What was cleaned and invalidated: O for out of the cache, I for into it.
     calls: Vec<(char, u64, u64)>,
 }
@@ -40,6 +46,10 @@ struct Line {
 }
 
 impl State {
+    fn does_both(&mut self) -> bool {
+        if self.restless { self.dice.one_in(2) } else { self.does_both }
+    }
+
     fn fetch(&mut self, memory: &Memory, line: u64, number: u64) -> &mut Line {
         let held = self.lines.entry(number).or_default();
         held.get_or_insert_with(|| {
@@ -67,9 +77,10 @@ impl State {
 
 impl Cache {
     pub fn new(memory: &Arc<Memory>, line: u64, seed: u64) -> Arc<Self> {
-        let state =
-            State { lines: BTreeMap::new(), dice: Dice::new(seed), restless: false, calls: Vec::new() };
-        Arc::new(Self { memory: Arc::clone(memory), line, state: Mutex::new(state), watch: Mutex::default() })
+        let (lines, dice, calls) = (BTreeMap::new(), Dice::new(seed), Vec::new());
+        let state = Mutex::new(State { lines, dice, restless: false, does_both: false, calls });
+        let (watch, asked) = (Mutex::default(), AtomicUsize::new(0));
+        Arc::new(Self { memory: Arc::clone(memory), line, asked, state, watch })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -86,6 +97,10 @@ impl Cache {
 
     pub fn set_restless(&self, restless: bool) {
         self.state().restless = restless;
+    }
+
+    pub fn set_does_both(&self, does_both: bool) {
+        self.state().does_both = does_both;
     }
 
     /// Does what a cache does by itself, to some lines that it has seen.
@@ -173,6 +188,7 @@ impl Cache {
 // SAFETY: the memory is simulated; each method acts on the lines of the bytes named.
 unsafe impl CacheMaintenance for Cache {
     fn line_bytes(&self) -> u64 {
+        self.asked.fetch_add(1, Ordering::Relaxed);
         self.line
     }
 
@@ -180,7 +196,12 @@ unsafe impl CacheMaintenance for Cache {
         self.tell(true);
         self.stir();
         let mut state = self.state();
-        self.numbers(phys, len).for_each(|number| state.write_back(&self.memory, self.line, number));
+        for number in self.numbers(phys, len) {
+            state.write_back(&self.memory, self.line, number);
+            if state.does_both() {
+                state.drop_line(number);
+            }
+        }
         state.calls.push(('O', phys.get(), len));
         drop(state);
         self.stir();
@@ -190,7 +211,12 @@ unsafe impl CacheMaintenance for Cache {
         self.tell(false);
         self.stir();
         let mut state = self.state();
-        self.numbers(phys, len).for_each(|number| state.drop_line(number));
+        for number in self.numbers(phys, len) {
+            if state.does_both() {
+                state.write_back(&self.memory, self.line, number);
+            }
+            state.drop_line(number);
+        }
         state.calls.push(('I', phys.get(), len));
     }
 }

@@ -7,6 +7,8 @@ mod cache;
 #[path = "../dice/mod.rs"]
 mod dice;
 mod each;
+mod owned;
+mod parts;
 mod random;
 mod refused;
 mod world;

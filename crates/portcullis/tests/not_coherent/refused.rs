@@ -15,7 +15,7 @@ use portcullis::platform::{CacheMaintenance, Platform};
 use portcullis::std_platform::StdPlatform;
 
 use crate::cache::{Cache, LINE, Ram, Uncached};
-use crate::world::{CARD, MAPPING, Machine, PAGE, World, map, segment};
+use crate::world::{CARD, MAPPING, Machine, PAGE, STRATEGIES, World, map, segment};
 
 #[test]
 fn a_queue_that_copies_nothing_refuses_a_part_of_a_line() {
@@ -126,6 +126,25 @@ fn the_device_by_itself_maps_nothing() {
         }
         shared.free().unwrap();
         assert_eq!(world.cache.calls(), before);
+    }
+}
+
+/// An implementation may say what the CPU says that it runs on, and CPUs differ: the first answer
+/// counts for a device.
+#[test]
+fn the_size_of_a_line_is_asked_for_once() {
+    for policy in [Policy::Strict, Policy::Passthrough] {
+        let world = World::new(policy);
+        let card = world.card();
+        for config in STRATEGIES {
+            if policy == Policy::Passthrough && config == STRATEGIES[2] {
+                continue;
+            }
+            let mut queue: Queue<Machine> = card.queue(config).unwrap();
+            let (mapping, _) = map(&mut queue, &[segment(world.pages(1), 0, PAGE)], FromDevice).unwrap();
+            let _ = queue.unmap_raw(mapping).unwrap();
+        }
+        assert_eq!(world.cache.asked.load(std::sync::atomic::Ordering::Relaxed), 1);
     }
 }
 

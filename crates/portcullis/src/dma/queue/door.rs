@@ -86,7 +86,8 @@ impl<M: Mapper, P: Platform> DomainBuilder<M, P> {
 
     /// Lets queues copy, through buffers that stay mapped. These are frames of `memory`, which also
     /// does the copying, in a pool of these dimensions. The pool is made with the first queue that
-    /// copies.
+    /// copies, and another of them with the first that copies for a device that is
+    /// [not coherent](Device::not_coherent).
     pub fn bounce<C: CopyMemory + Clone>(self, memory: C, pool: PoolConfig) -> DomainBuilder<M, P, C> {
         let Self { mapper, policy, clock, cache, .. } = self;
         DomainBuilder { mapper, policy, memory: Some(memory), pool, swiotlb: None, clock, cache }
@@ -224,7 +225,7 @@ impl<X: Machine> DmaDomain<X> {
         }
         let dma = DmaDevice::new(Arc::clone(domain), mask.last());
         let profile = DeviceProfile { mask: mask.last(), offset_mask: 0, untrusted: true, group: id.0 };
-        Ok(Device { domain: self.clone(), dma, id, profile })
+        Ok(Device { domain: self.clone(), dma, id, profile, line: 0 })
     }
 
     /// Returns the pool of bounce buffers that is kept in `made`, and makes it if there is none
@@ -273,6 +274,8 @@ pub struct Device<X: Machine> {
     dma: DeviceOf<X>,
     id: DeviceId,
     profile: DeviceProfile,
+    /// Bytes of a cache line, of a device that is not coherent.
+    line: u64,
 }
 
 impl<X: Machine> Clone for Device<X> {
@@ -332,17 +335,21 @@ impl<X: Machine> Device<X> {
     }
 
     /// Says that the device is not coherent: it does not see what the CPUs' caches hold, and they
-    /// do not see what it writes (Linux: no `dma-coherent`). Its queues call the domain's
-    /// [`CacheMaintenance`] around each mapping: the device finds what the CPU wrote before a map
-    /// or a sync for the device, the CPU what the device wrote before an unmap that gives the
-    /// buffer back, or a sync for the CPU. That costs a step for each cache line.
+    /// do not see what it writes (Linux's device tree: no `dma-coherent` on Arm, `dma-noncoherent` on
+    /// RISC-V). Its queues call the domain's [`CacheMaintenance`] around each mapping: the device
+    /// finds what the CPU wrote before a map or a sync for the device, the CPU what the device wrote
+    /// before an unmap that gives the buffer back, or a sync for the CPU. That costs a step for each
+    /// cache line.
     ///
     /// Where the device may write, a piece that does not consist of whole cache lines would lose
     /// bytes to what lies beside it, and take bytes from that. So [`auto`](QueueConfig::auto) and
     /// [`bounce`](QueueConfig::bounce) copy it, whatever its length, and the others refuse it:
     /// [`SharesLine`](super::DmaMapError::SharesLine). For such a device `auto` measures nothing:
-    /// it maps what it may, and copies the rest. Parts of a mapping that are synced by themselves
-    /// consist of whole lines, too.
+    /// it maps what it may, and copies the rest.
+    ///
+    /// Where the device may write, a part of a mapping that is synced by itself, too, ends only where
+    /// a line of the memory does, or the mapping. A list two of whose pieces meet inside a line is
+    /// synced as a whole, as its pieces lie otherwise in a copy.
     ///
     /// Its [coherent memory](crate::dma::CoherentMemory) is of [uncached](Frames::UNCACHED) frames.
     /// Mappings that belong to no queue are [refused](crate::domain::MapListError::NotCoherent). A
@@ -353,7 +360,8 @@ impl<X: Machine> Device<X> {
     /// where its lines are larger than a frame.
     pub fn not_coherent(mut self) -> Result<Self, SetupError> {
         let cache = self.domain.parts.cache.as_ref().ok_or(SetupError::NoCacheMaintenance)?;
-        check_line(cache.line_bytes(), FRAME_SIZE)?;
+        self.line = cache.line_bytes();
+        check_line(self.line, FRAME_SIZE)?;
         self.dma = self.dma.not_coherent();
         Ok(self)
     }
@@ -399,8 +407,11 @@ impl<X: Machine> Device<X> {
     fn maintained(&self, config: &QueueConfig) -> Result<NotCoherent, SetupError> {
         let (parts, strategy, translated) = (&*self.domain.parts, config.strategy, self.dma.is_translated());
         let cache = Arc::clone(parts.cache.as_ref().ok_or(SetupError::NoCacheMaintenance)?);
-        let alone = Self { dma: self.dma.maintained(), ..self.clone() };
-        let line = cache.line_bytes();
+        let line = self.line;
+        // Lines of an original are lines of its copy, so a part of whole lines is synced by itself.
+        let offset_mask = self.profile.offset_mask | (line - 1);
+        let profile = DeviceProfile { offset_mask, ..self.profile };
+        let alone = Self { dma: self.dma.maintained(), profile, ..self.clone() };
         let nothing = if translated { parts.memory.is_none() } else { parts.swiotlb.is_none() };
         let copies = match strategy {
             Strategy::Direct | Strategy::Batch | Strategy::Ring => None,
@@ -415,7 +426,7 @@ impl<X: Machine> Device<X> {
                 let up_to = if strategy == Strategy::Auto { 0 } else { most };
                 let granule = self.dma.domain().granule().offset_mask();
                 let units = if self.profile.untrusted { [granule; 2] } else { [0, line - 1] };
-                let device = BounceDevice::new(pool, DeviceProfile { untrusted: true, ..self.profile })?;
+                let device = BounceDevice::new(pool, DeviceProfile { untrusted: true, ..profile })?;
                 let queue = Queue::<(_, _, _)>::new(alone.dma.clone(), Lane::Bounce(device), config);
                 Some(Copying { queue: Box::new(queue), up_to, most, slot: 0, units })
             }
@@ -437,7 +448,7 @@ impl<X: Machine> Device<X> {
             Ok(Box::new(alone.queue::<Infallible>(QueueConfig { strategy, ..*config })?))
         };
         let mapped = strategy_to_map.map(queue_to_map).transpose()?;
-        Ok(NotCoherent::new(strategy, cache, mapped, copies))
+        Ok(NotCoherent::new(strategy, (cache, line), mapped, copies))
     }
 
     fn ring_config(config: &QueueConfig) -> StrictRingConfig {

@@ -1,6 +1,6 @@
 //! Queues of devices that are not coherent: devices whose reads do not see what the CPUs' caches
 //! hold, and whose writes leave stale lines there. All of the caches' maintenance is here, but for
-//! that of the bounce buffers that stay mapped (`cleaned`). A device finds what the CPU wrote
+//! that of the bounce buffers behind an IOMMU (`cleaned`). A device finds what the CPU wrote
 //! before a map or a sync; the CPU finds, after an unmap or a sync, what the device wrote.
 //!
 //! A queue of such a device leads to one or two others, which do what they do for any device: one
@@ -55,6 +55,8 @@ pub(super) struct Copying {
 pub(super) struct NotCoherent {
     pub(super) strategy: Strategy,
     pub(super) cache: Arc<dyn CacheMaintenance>,
+    /// Bytes of the largest line.
+    pub(super) line: u64,
     pub(super) mapped: Option<Inner>,
     pub(super) copies: Option<Copying>,
     /// Mappings, by the word that their tokens have.
@@ -82,11 +84,12 @@ struct Made {
 impl NotCoherent {
     pub(super) fn new(
         strategy: Strategy,
-        cache: Arc<dyn CacheMaintenance>,
+        (cache, line): (Arc<dyn CacheMaintenance>, u64),
         mapped: Option<Inner>,
         copies: Option<Copying>,
     ) -> Self {
-        Self { strategy, cache, mapped, copies, made: Vec::new(), free: Vec::new(), waiting: Vec::new() }
+        let (made, free, waiting) = (Vec::new(), Vec::new(), Vec::new());
+        Self { strategy, cache, line, mapped, copies, made, free, waiting }
     }
 
     /// How many mappings wait for a commit.
@@ -162,7 +165,7 @@ impl NotCoherent {
     /// Whether a list is mapped, and not copied.
     fn is_mapped(&self, list: &[PhysSegment], len: u64, writes: bool) -> Result<bool, DmaMapError> {
         let whole = |unit: u64| list.iter().all(|piece| (piece.phys.get() | piece.len) & unit == 0);
-        let line = self.cache.line_bytes();
+        let line = self.line;
         match (&self.mapped, &self.copies) {
             (Some(_), Some(copies)) => Ok(len > copies.up_to && whole(copies.units[usize::from(writes)])),
             (None, _) => Ok(false),
