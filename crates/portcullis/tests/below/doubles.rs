@@ -3,12 +3,14 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-use portcullis::addr::{DomainId, IovaRange, Permissions, PhysAddr};
+use portcullis::addr::{DomainId, IovaRange, Permissions, PhysAddr, PhysSegment};
 use portcullis::invalidation::{Costs, Gather, Invalidation, InvalidationError, InvalidationQueue, Request};
 use portcullis::mapper::{Geometry, Mapper};
 use portcullis::percpu::{Marks, Turn};
 use portcullis::pgtable::{MapError, Unmapped};
-use portcullis::platform::{CopyMemory, Frames, LocalCpu, Platform, PlatformEvents, PlatformNumber, Table};
+use portcullis::platform::{
+    CacheMaintenance, CopyMemory, Frames, LocalCpu, Platform, PlatformEvents, PlatformNumber, Table,
+};
 use portcullis::sync::AtomicU64 as Word;
 use portcullis_model::{Memory, Queue};
 
@@ -110,6 +112,28 @@ unsafe impl Frames for Incoherent {
     unsafe fn table(&self, frame: PhysAddr) -> &Table {
         // SAFETY: the caller's promise is passed on.
         unsafe { self.0.table(frame) }
+    }
+}
+
+/// The caches of a machine whose devices are not coherent.
+pub struct Ca(pub Arc<Hostile>);
+
+// SAFETY: there are no caches.
+unsafe impl CacheMaintenance for Ca {
+    fn line_bytes(&self) -> u64 {
+        64
+    }
+
+    unsafe fn clean(&self, phys: PhysAddr, _: u64) {
+        let (_, late) = self.0.faults.enter(Call::CacheClean);
+        self.0.cleaned(phys);
+        late.come();
+    }
+
+    unsafe fn invalidate(&self, phys: PhysAddr, len: u64) {
+        let (_, late) = self.0.faults.enter(Call::CacheInvalidate);
+        self.0.invalidated(PhysSegment { phys, len });
+        late.come();
     }
 }
 

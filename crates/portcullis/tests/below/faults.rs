@@ -11,6 +11,8 @@ pub enum Call {
     Free,
     Table,
     Clean,
+    CacheClean,
+    CacheInvalidate,
     Copy,
     Zero,
     Map,
@@ -65,9 +67,10 @@ impl Call {
             Self::Table | Self::NowNs | Self::Clock | Self::FenceAll | Self::Register | Self::Cpus => {
                 &[Panic]
             }
-            Self::Free | Self::Clean | Self::Copy | Self::Zero | Self::Unmap | Self::WakeAt => {
+            Self::Free | Self::Clean | Self::CacheClean | Self::CacheInvalidate | Self::Copy | Self::Zero => {
                 &[Panic, PanicAfter]
             }
+            Self::Unmap | Self::WakeAt => &[Panic, PanicAfter],
         }
     }
 }

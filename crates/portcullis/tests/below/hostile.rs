@@ -42,6 +42,10 @@ struct Account {
     buffers: u64,
     /// Buffers that are somebody's.
     held: BTreeSet<u64>,
+    /// Buffers that were cleaned, and those of them that a device was given and that no CPU
+    /// invalidated since.
+    cleaned: BTreeSet<u64>,
+    given: BTreeSet<u64>,
     /// Frames that a device without an IOMMU was told of.
     told: BTreeSet<u64>,
     is_lazy: bool,
@@ -161,9 +165,31 @@ impl Hostile {
         Owned { list: [PhysSegment { phys, len: pages * PAGE }], hostile: Arc::clone(self) }
     }
 
+    pub fn cleaned(&self, phys: PhysAddr) {
+        self.account().cleaned.insert(phys.get());
+    }
+
+    /// A queue has mapped the buffer of `segment`.
+    pub fn given(&self, segment: PhysSegment) {
+        let mut account = self.account();
+        if account.cleaned.contains(&segment.phys.get()) {
+            account.given.insert(segment.phys.get());
+        }
+    }
+
+    /// What counts is a buffer as a whole, and not the few bytes of a sync.
+    pub fn invalidated(&self, segment: PhysSegment) {
+        if segment.len >= PAGE {
+            self.account().given.remove(&segment.phys.get());
+        }
+    }
+
     /// The pages of `segment` are the driver's again.
     pub fn gave_back(&self, segment: PhysSegment) {
         let mut account = self.account();
+        if account.given.contains(&segment.phys.get()) {
+            note(&mut account.violations, format!("{segment:x?} comes back and was not invalidated"));
+        }
         let frames =
             (0..segment.len.div_ceil(PAGE)).map(|page| (segment.phys.get() & !(PAGE - 1)) + page * PAGE);
         let is_lazy = account.is_lazy;
@@ -220,7 +246,7 @@ impl Owned {
     }
 }
 
-// SAFETY: the pages are of no other buffer, and no CPU reaches them.
+// SAFETY: the pages are of no other buffer; no CPU reaches them, and none has a cache.
 unsafe impl DmaBuffer for Owned {
     fn segments(&self) -> &[PhysSegment] {
         &self.list

@@ -1,6 +1,6 @@
-//! Everything below panics, fails, refuses or runs dry, once at every call: a scenario runs once to count the calls
-//! into `Frames`, `Mapper`, `InvalidationQueue` and `Platform`, then once for each call and each way in which that can
-//! go wrong.
+//! Everything below panics, fails, refuses or runs dry, once at every call: a scenario runs once
+//! to count the calls into `Frames`, `Mapper`, `InvalidationQueue`, `Platform` and
+//! `CacheMaintenance`, then once for each call and each way in which that can go wrong.
 //!
 //! A device tries every address that it ever saw, at each step and afterwards. Checked are after each run:
 //! - nothing that was given back (a buffer returned or dropped, a frame freed) is reached;

@@ -34,7 +34,9 @@ impl Driver {
     }
 
     fn map(&mut self, pages: u64) -> Result<(), Box<dyn Error>> {
-        self.live.push(self.queue.map(self.hostile.buffer(pages), BOTH)?);
+        let mapping = self.queue.map(self.hostile.buffer(pages), BOTH)?;
+        self.hostile.given(mapping.buffer().segment());
+        self.live.push(mapping);
         Ok(())
     }
 
@@ -75,6 +77,14 @@ fn kept(world: &World, config: QueueConfig) -> Work {
     Box::new(move || driver.turn())
 }
 
+/// The same, of a device that is not coherent.
+fn maintained(world: &World, config: QueueConfig) -> Work {
+    let nic = world.dma.as_ref().unwrap().attach(DeviceId(7), DmaMask::BITS_64).unwrap();
+    let queue = nic.not_coherent().unwrap().queue(config).unwrap();
+    let mut driver = Driver::new(queue, world);
+    Box::new(move || driver.turn())
+}
+
 /// Each turn a queue ends, with its last batch.
 fn ended(world: &World, config: QueueConfig) -> Work {
     let memory = Some(world.frames.clone());
@@ -93,6 +103,19 @@ fn ended(world: &World, config: QueueConfig) -> Work {
 
 const RING: QueueConfig = QueueConfig::ring(16, 4096).batch(3);
 const AUTO: QueueConfig = QueueConfig::auto(16, 4096).batch(3);
+
+#[test]
+fn queues_of_devices_that_are_not_coherent() {
+    all(&[
+        Scenario::new("not coherent: direct", |world| maintained(world, QueueConfig::direct())),
+        Scenario::new("not coherent: direct, lazily", |world| maintained(world, QueueConfig::direct()))
+            .lazily(),
+        Scenario::new("not coherent: batched", |world| maintained(world, QueueConfig::batched(3))),
+        Scenario::new("not coherent: ring", |world| maintained(world, RING)),
+        Scenario::new("not coherent: bounce", |world| maintained(world, QueueConfig::bounce())).one_in(3),
+        Scenario::new("not coherent: auto", |world| maintained(world, AUTO)).one_in(3),
+    ]);
+}
 
 #[test]
 fn queues() {

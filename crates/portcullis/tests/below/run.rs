@@ -9,14 +9,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use portcullis::addr::{DomainId, Iova, Permissions, PhysAddr, PhysSegment};
-use portcullis::dma::DmaDevice;
+use portcullis::bounce::pool::PoolConfig;
+use portcullis::dma::{DmaDevice, DmaDomain, DomainBuilder};
 use portcullis::domain::{Domain, MapListError, Policy};
 use portcullis::invalidation::{Costs, SharedQueue};
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{PageTable, VtdSecondStage};
 use portcullis_model::{Context, DeviceId, Iommu, IommuConfig, Memory};
 
-use crate::doubles::{Fr, Ma, Pl, Qu};
+use crate::doubles::{Ca, Fr, Ma, Pl, Qu};
 use crate::faults::{Call, Mode, Planned};
 use crate::hostile::{Hostile, PAGE};
 
@@ -43,6 +44,8 @@ pub struct World {
     pub platform: Pl,
     pub frames: Fr,
     pub domain: Arc<Domain<M, Pl>>,
+    /// The same, with caches to maintain, until a scenario has taken what it needs of it.
+    pub dma: Option<DmaDomain<(M, Pl, Fr)>>,
     pub device: DmaDevice<M, Pl>,
 }
 
@@ -72,11 +75,14 @@ impl World {
         let queue = Qu { queue: unit.queue(), hostile: Arc::clone(&hostile), costs: Costs::BARE_METAL };
         let inner = TableMapper::new(table, SharedQueue::new(queue), DomainId(1), Vec::new());
         let mapper = Ma { inner, hostile: Arc::clone(&hostile) };
-        let domain = Domain::new(platform.clone(), mapper, policy).unwrap();
+        let builder = DomainBuilder::new(mapper).bounce(frames.clone(), PoolConfig::default());
+        let builder = builder.cache_maintenance(Arc::new(Ca(Arc::clone(&hostile)))).policy(policy);
+        let dma = builder.build(platform.clone()).unwrap();
+        let domain = Arc::clone(dma.space());
         let device = DmaDevice::new(Arc::clone(&domain), mask);
         hostile.is_behind(&unit, DEVICE);
         hostile.set_lazy(matches!(policy, Policy::Lazy { .. }));
-        Self { hostile, memory, unit, context, platform, frames, domain, device }
+        Self { hostile, memory, unit, context, platform, frames, domain, dma: Some(dma), device }
     }
 
     /// After some time no window is open, and what waits for a timer is done.
@@ -176,8 +182,9 @@ impl Scenario {
     /// What was found. `calls` are those of the run.
     fn run_with(&self, fault: Option<(usize, Mode)>, calls: &mut Vec<Call>) -> Result<(), String> {
         let make = if self.shares { World::without_tlbs } else { World::new };
-        let world = make(self.policy, self.mask);
+        let mut world = make(self.policy, self.mask);
         let mut work = (self.make)(&world);
+        world.dma = None;
         let before = world.gone();
         world.hostile.faults.arm(fault);
         let result = attempt(&mut work);
