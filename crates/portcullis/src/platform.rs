@@ -317,7 +317,7 @@ pub unsafe trait Frames: Send + Sync + 'static {
 /// drivers name.
 ///
 /// # Safety
-/// Both methods write the bytes named, all of them, and nothing else.
+/// All methods write the bytes named, all of them, and nothing else.
 pub unsafe trait CopyMemory: Frames {
     /// Copies `len` bytes from `from` to `to`, of any alignment, across any number of frames. A
     /// device may be changing them meanwhile: the copy is then any mixture of old and new bytes.
@@ -348,7 +348,8 @@ pub unsafe trait CopyMemory: Frames {
     /// Copies a bounce buffer to an original. As [`copy_in`](Self::copy_in).
     ///
     /// # Safety
-    /// As for [`copy`](Self::copy).
+    /// As for [`copy`](Self::copy). Since the buffer was allocated, CPUs have stored to its cache
+    /// lines by [`copy_in`](Self::copy_in) and [`zero`](Self::zero) alone.
     #[inline(always)]
     unsafe fn copy_out(&self, buffer: PhysAddr, original: PhysAddr, len: u64) {
         // SAFETY: the caller's promise.
@@ -474,5 +475,17 @@ unsafe impl<T: CopyMemory> CopyMemory for Arc<T> {
     unsafe fn zero(&self, at: PhysAddr, len: u64) {
         // SAFETY: the caller's promise is passed on unchanged.
         unsafe { T::zero(self, at, len) }
+    }
+
+    #[inline(always)]
+    unsafe fn copy_in(&self, original: PhysAddr, buffer: PhysAddr, len: u64) {
+        // SAFETY: the caller's promise is passed on unchanged.
+        unsafe { T::copy_in(self, original, buffer, len) }
+    }
+
+    #[inline(always)]
+    unsafe fn copy_out(&self, buffer: PhysAddr, original: PhysAddr, len: u64) {
+        // SAFETY: the caller's promise is passed on unchanged.
+        unsafe { T::copy_out(self, buffer, original, len) }
     }
 }

@@ -49,7 +49,8 @@ pub enum DmaMapError {
     },
     /// The device is not coherent and may write to the buffer, whose first or last cache line holds
     /// other data, too; and the queue has nothing to copy through. Align the buffer and its length
-    /// to lines, or make a queue by [`QueueConfig::auto`](crate::dma::QueueConfig::auto).
+    /// to lines; or make a queue by [`QueueConfig::auto`](crate::dma::QueueConfig::auto), in a
+    /// domain that has memory to copy through.
     #[error("a buffer for a device that is not coherent does not consist of whole lines of {line:#x} bytes")]
     SharesLine {
         /// Bytes of a line.

@@ -7,13 +7,16 @@ use crate::addr::PhysSegment;
 ///
 /// # Safety
 /// - It is the machine's memory. Where the device's domain has memory that
-///   [copies](crate::platform::CopyMemory), that reaches it by the same physical addresses.
+///   [copies](crate::platform::CopyMemory), that reaches it by the same physical addresses. For a
+///   device that is not coherent, so does the domain's
+///   [cache maintenance](crate::platform::CacheMaintenance).
 /// - [`segments`](Self::segments) names memory that belongs to this value alone, and always the same until
 ///   the value is dropped, wherever the value itself is moved; for ever, if it is leaked.
 /// - What safe code can do with the value stays sound while a device reads and writes that memory
 ///   at any time: access is atomic or volatile, or there is none. Under every policy that is not
 ///   strict this goes for the value that an unmap gives back, too: there the device may go on for a
-///   while.
+///   while. What a CPU stores there while a device that is not coherent may write is lost, or parts
+///   of it are, as if the device had written the old bytes again.
 pub unsafe trait DmaBuffer: 'static {
     /// The pieces of the memory, in the order in which the device finds them. Each has at least one
     /// byte, or a map refuses them; any alignment will do.

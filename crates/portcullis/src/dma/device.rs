@@ -229,6 +229,11 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
     ///
     /// This orders the CPU's later reads after its reads of the device's completion; it costs a
     /// fence. (What the queues of a device that is not coherent have mapped, they sync.)
+    ///
+    /// The fence is one between CPUs, as is that of [`sync_for_device`](Self::sync_for_device). An
+    /// access to a register of the device, by whatever the kernel has for that, orders the rest.
+    /// A device that is not coherent and finds its work in memory by itself may lie outside of the
+    /// CPUs' domain, as on Arm: there the driver adds the kernel's barrier for devices (`dmb osh`).
     pub fn sync_for_cpu(&self) {
         fence(Ordering::Acquire);
     }
@@ -277,19 +282,23 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         list: &[PhysSegment],
         direction: Direction,
     ) -> Result<(Iova, Option<IovaRange>), MapListError> {
-        self.maps()?;
         let Some(&first) = list.first() else {
             return Err(MapListError::EmptyList);
         };
         if !self.is_translated() {
             let last = last_byte(list)?;
             if last.get() > self.limit {
+                self.maps()?;
                 return Err(MapListError::BeyondMask { last, mask: self.mask });
             }
             return Ok((Iova::new(first.phys.get()), None));
         }
         // SAFETY: the caller's promise.
-        let range = unsafe { self.domain.map(list, direction.permissions(), Iova::new(self.limit)) }?;
+        let mapped = unsafe { self.domain.map(list, direction.permissions(), Iova::new(self.limit)) };
+        let range = match mapped {
+            Ok(range) => range,
+            Err(error) => return Err(self.maps().err().unwrap_or(error)),
+        };
         let changing = self.domain.changing(range);
         let used = bytes_of(list.iter().map(|segment| segment.len));
         self.domain.count_neighbours(range.len().saturating_sub(used).cast_signed());

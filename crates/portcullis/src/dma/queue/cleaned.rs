@@ -85,7 +85,7 @@ unsafe impl<C: CopyMemory> CopyMemory for Cleaned<C> {
     /// dirty.
     unsafe fn copy_out(&self, buffer: PhysAddr, original: PhysAddr, len: u64) {
         fence(Ordering::Acquire);
-        // SAFETY: the caller's promise; the pool's CPU stores to the buffer were all cleaned.
+        // SAFETY: the caller's promise; what the CPU stored to the buffer was all cleaned.
         unsafe {
             self.cache.invalidate(buffer, len);
             self.memory.copy(buffer, original, len);

@@ -81,6 +81,7 @@ impl QueueConfig {
     /// But if the device is not [trusted](super::Device::trusted), the parts of such a buffer that
     /// share a page with other data are copied, and its mapping ends strictly, with a wait. Without
     /// an IOMMU everything is copied, through the pool that the device reaches (swiotlb).
+    /// For devices that are not coherent, see [there](super::Device::not_coherent).
     pub const fn bounce() -> Self {
         Self::new(Strategy::Bounce)
     }
@@ -88,7 +89,8 @@ impl QueueConfig {
     /// The cheaper of [`ring`](Self::ring), whose dimensions it takes, and
     /// [`bounce`](Self::bounce), as measured. What shares a page with other data is copied, unless
     /// the device is [trusted](super::Device::trusted). Where the domain has no memory to copy
-    /// through, this is a ring; where nothing is translated, it is [`direct`](Self::direct).
+    /// through, this is a ring; where nothing is translated, it is [`direct`](Self::direct). For
+    /// devices that are not coherent, see [there](super::Device::not_coherent).
     pub const fn auto(descriptors: u32, bytes: u64) -> Self {
         Self { descriptors, bytes, ..Self::new(Strategy::Auto) }
     }

@@ -211,7 +211,10 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     /// at the most; `out` must have room for that many.
     ///
     /// Cost and context are those of what the strategy is made of: [`DmaDevice::map_sg`](super::DmaDevice::map_sg),
-    /// and with the feature `parts` `StrictRing::map_sg`, `BounceDevice::map`, `Swiotlb::map`.
+    /// and with the feature `parts` `StrictRing::map_sg`, `BounceDevice::map`, `Swiotlb::map`. For a
+    /// device that is [not coherent](Device::not_coherent) a map allocates notes of the list, unless
+    /// an earlier one left them, and a map and an unmap take a step for each cache line; a commit,
+    /// and the unmap that completes a batch, a step for each line of all that waited.
     ///
     /// # Errors
     /// [`DmaMapError`]: the list is mapped as a whole or not at all.
@@ -590,7 +593,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
 
     /// Lets the CPU see what the device has written of `len` bytes, from `offset` on, of a mapping
     /// that has not ended: copies it, where there is a copy, and orders the CPU's later reads after
-    /// that. O(len) where there is a copy; otherwise a fence.
+    /// that. O(len) where there is a copy or the device is not coherent; otherwise a fence.
     ///
     /// # Errors
     /// [`DmaUnmapError`], with nothing copied.
@@ -605,7 +608,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
 
     /// Lets the device see what the CPU has written of `len` bytes, from `offset` on, of a mapping
     /// that has not ended: copies it, where there is a copy, and orders the CPU's later writes
-    /// after that. O(len) where there is a copy; otherwise a fence.
+    /// after that. O(len) where there is a copy or the device is not coherent; otherwise a fence.
     ///
     /// # Errors
     /// [`DmaUnmapError`], with nothing copied.

@@ -170,7 +170,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
 
     /// Lets the CPU see what the device has written of `len` bytes, from `offset` on, of a buffer
     /// that is still mapped: copies it, where there is a copy, and orders the CPU's later reads
-    /// after that. O(len) where there is a copy; otherwise a fence.
+    /// after that. O(len) where there is a copy or the device is not coherent; otherwise a fence.
     ///
     /// # Errors
     /// [`DmaUnmapError`], with nothing copied.
@@ -180,7 +180,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
 
     /// Lets the device see what the CPU has written of `len` bytes, from `offset` on, of a buffer
     /// that is still mapped: copies it, where there is a copy, and orders the CPU's later writes
-    /// after that. O(len) where there is a copy; otherwise a fence.
+    /// after that. O(len) where there is a copy or the device is not coherent; otherwise a fence.
     ///
     /// # Errors
     /// [`DmaUnmapError`], with nothing copied.
