@@ -89,7 +89,8 @@ impl Program {
             ["build", "--quiet", "--locked", "--release", "-p", "portcullis-coherence", "-Zbuild-std"];
         let mut command = nightly::nightly(&["cargo"]);
         command.args(arguments).args(["--target", &host]).arg("--target-dir").arg(&folder);
-        command.arg("-Zprofile-hint-mostly-unused");
+        // The sites are source lines.
+        command.args(["-Zprofile-hint-mostly-unused", "--config", "profile.release.debug='line-tables-only'"]);
         for package in MOSTLY_UNUSED {
             let hint = format!("profile.release.package.{package}.hint-mostly-unused=true");
             command.arg("--config").arg(hint);
