@@ -143,3 +143,8 @@ pub mod std_platform;
 pub mod sync;
 #[cfg(not(feature = "parts"))]
 mod sync;
+
+/// What the README shows is compiled, and run.
+#[cfg(all(doctest, feature = "std"))]
+#[doc = include_str!("../../../README.md")]
+struct Readme;
