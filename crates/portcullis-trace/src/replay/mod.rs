@@ -193,7 +193,19 @@ impl Options {
 pub fn replay(
     trace: &mut Trace<'_>,
     options: &Options,
-    progress: impl FnMut(&Trace<'_>),
+    mut progress: impl FnMut(&Trace<'_>),
+) -> Result<Report, ReplayError> {
+    replay_telling(trace, options, &mut progress)
+}
+
+/// What is called after each chunk. It is not generic, so that this crate alone compiles every mode with every format, and
+/// none that calls [`replay`] does so anew.
+type Progress<'a> = &'a mut dyn FnMut(&Trace<'_>);
+
+fn replay_telling(
+    trace: &mut Trace<'_>,
+    options: &Options,
+    progress: Progress<'_>,
 ) -> Result<Report, ReplayError> {
     let replay = Replay { trace, options, progress };
     let no_such_format = || ReplayError::NoSuchFormat { name: options.format.clone() };
@@ -201,13 +213,13 @@ pub fn replay(
 }
 
 /// A replay, before its format is known.
-struct Replay<'a, 't, P> {
+struct Replay<'a, 't> {
     trace: &'a mut Trace<'t>,
     options: &'a Options,
-    progress: P,
+    progress: Progress<'a>,
 }
 
-impl<P: FnMut(&Trace<'_>)> WithFormat for Replay<'_, '_, P> {
+impl WithFormat for Replay<'_, '_> {
     type Output = Result<Report, ReplayError>;
 
     fn with<X: Format>(self, format: Both<X>) -> Self::Output {
@@ -219,7 +231,7 @@ fn replay_with<X: Format>(
     format: Both<X>,
     trace: &mut Trace<'_>,
     options: &Options,
-    mut progress: impl FnMut(&Trace<'_>),
+    progress: Progress<'_>,
 ) -> Result<Report, ReplayError> {
     let timer = Timer::calibrated();
     let mut asked = options.policies.clone();
