@@ -43,7 +43,9 @@ impl Document {
     /// The words of each command that begins with `first`. Behind a command stands, after two spaces, what it does.
     pub fn commands<'a>(&'a self, first: &'a str) -> impl Iterator<Item = Vec<&'a str>> {
         let command = move |code: &'a String| {
-            let code = code.split("  ").next()?.split(" | wc").next()?;
+            let code = code.split("  ").next()?;
+            // What a shell does with its input and output is not the command's.
+            let code = [" | wc", " < ", " > "].iter().fold(code, |code, by| code.split(by).next().unwrap_or(code));
             // Before the program, variables have their values.
             let starts =
                 code.split(' ').next().is_some_and(|word| PROGRAMS.contains(&word) || word.contains('='));
