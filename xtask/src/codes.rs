@@ -45,7 +45,8 @@ impl Document {
         let command = move |code: &'a String| {
             let code = code.split("  ").next()?;
             // What a shell does with its input and output is not the command's.
-            let code = [" | wc", " < ", " > "].iter().fold(code, |code, by| code.split(by).next().unwrap_or(code));
+            let code =
+                [" | wc", " < ", " > "].iter().fold(code, |code, by| code.split(by).next().unwrap_or(code));
             // Before the program, variables have their values.
             let starts =
                 code.split(' ').next().is_some_and(|word| PROGRAMS.contains(&word) || word.contains('='));

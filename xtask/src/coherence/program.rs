@@ -90,7 +90,11 @@ impl Program {
         let mut command = nightly::nightly(&["cargo"]);
         command.args(arguments).args(["--target", &host]).arg("--target-dir").arg(&folder);
         // The sites are source lines.
-        command.args(["-Zprofile-hint-mostly-unused", "--config", "profile.release.debug='line-tables-only'"]);
+        command.args([
+            "-Zprofile-hint-mostly-unused",
+            "--config",
+            "profile.release.debug='line-tables-only'",
+        ]);
         for package in MOSTLY_UNUSED {
             let hint = format!("profile.release.package.{package}.hint-mostly-unused=true");
             command.arg("--config").arg(hint);
