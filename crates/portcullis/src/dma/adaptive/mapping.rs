@@ -16,7 +16,9 @@ pub struct AdaptiveMapping {
     /// The number of the ring that it is of.
     pub(super) ring: u64,
     /// For a mapping whose beginning was timed: the class and the way for which its end counts.
-    pub(super) timed: Option<(usize, Choice)>,
+    // A byte from the start. Made one of a `usize` where it is packed with the rest of a queue's kind,
+    // it overwrote its neighbour in Rust 1.90: LLVM 20 did not cut it off.
+    pub(super) timed: Option<(u8, Choice)>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -52,10 +54,7 @@ impl AdaptiveMapping {
     /// how the pool made it, if it did, and the class and the way for which its end counts, if it
     /// was timed. What the pool made has its length in the place of the neighbours.
     #[inline]
-    pub(in crate::dma) fn into_parts(
-        self,
-        queue: u64,
-    ) -> (RingMapping, Option<Way>, Option<(usize, Choice)>) {
+    pub(in crate::dma) fn into_parts(self, queue: u64) -> (RingMapping, Option<Way>, Option<(u8, Choice)>) {
         match self.course {
             Course::Ring(mapping) => (RingMapping { ring: queue, ..mapping }, None, self.timed),
             Course::Pool { iova, len, way } => {

@@ -235,7 +235,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         let timed = (course.way() != Some(Way::Direct)).then(|| {
             let way = if failed { Choice::Map } else { course.choice() };
             size.cell.note(way, Half::Map, ns);
-            (class, way)
+            // There is a class for each power of two and direction, at most 192.
+            (class as u8, way)
         });
         Ok((AdaptiveMapping { course, ring: self.number, timed }, used))
     }
@@ -291,7 +292,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         &self,
         mapping: RingMapping,
         way: Option<Way>,
-        timed: Option<(usize, Choice)>,
+        timed: Option<(u8, Choice)>,
     ) -> AdaptiveMapping {
         let course = match way {
             Some(way) => Course::Pool { iova: mapping.first, len: mapping.neighbours, way },
@@ -361,7 +362,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         }
         if let (Some((class, way)), Ok(_)) = (timed, &result) {
             let share = if in_ring { self.commits.share() } else { 0 };
-            self.sizes[class].cell.note(way, Half::Unmap, ns.saturating_add(share));
+            self.sizes[usize::from(class)].cell.note(way, Half::Unmap, ns.saturating_add(share));
         }
         result
     }

@@ -319,9 +319,6 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
                 let mapped = unsafe { lane.map_toward(list, direction, self.attributes, out) };
                 let (mapping, used) = mapped.map_err(DmaMapError::of_auto)?;
                 let (RingMapping { first, bytes, neighbours, .. }, way, timed) = mapping.into_parts(queue);
-                // There is a class for each power of two and direction. One that did not fit into
-                // eight bits would not be timed.
-                let timed = timed.and_then(|(class, choice)| Some((u8::try_from(class).ok()?, choice)));
                 let ring = queue | Kind::Auto { way, timed }.bits();
                 Ok((used, RingMapping { first, bytes, neighbours, ring }))
             }
@@ -434,7 +431,6 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
                 self.ended_copy(ended)
             }
             (Lane::Auto(ring), Kind::Auto { way, timed }) => {
-                let timed = timed.map(|(class, choice)| (class.into(), choice));
                 let mapping = ring.mapping_of(core, way, timed);
                 match ring.unmap(mapping) {
                     Ok(AdaptiveUnmap::Done) => Ok(Ended::Done(())),
