@@ -179,21 +179,21 @@ macro_rules! ignored_test {
 const GUESTS: [Guest; 5] = [
     Guest {
         variable: "PORTCULLIS_RIVAL",
-        test: "every_workload_runs_on_linux",
+        test: "iova::every_workload_runs_on_linux",
         what: "library with Linux's allocator",
         step: "tests beside Linux's allocator",
         arguments: ignored_test!("portcullis-bench", "benches", "iova::every_workload_runs_on_linux"),
     },
     Guest {
         variable: "PORTCULLIS_RIVAL_PT",
-        test: "every_workload_runs_on_linux",
+        test: "pgtable::every_workload_runs_on_linux",
         what: "library with Linux's page tables",
         step: "tests beside Linux's page tables",
         arguments: ignored_test!("portcullis-bench", "benches", "pgtable::every_workload_runs_on_linux"),
     },
     Guest {
-        variable: "PORTCULLIS_RIVAL_SWIOTLB",
-        test: "every_workload_runs_on_linux",
+        variable: "PORTCULLIS_RIVAL",
+        test: "bounce::every_workload_runs_on_linux",
         what: "library with Linux's swiotlb",
         step: "tests beside Linux's swiotlb",
         arguments: ignored_test!("portcullis-bench", "benches", "bounce::every_workload_runs_on_linux"),

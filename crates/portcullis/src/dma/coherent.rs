@@ -43,11 +43,9 @@ impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
     /// as the device may reach them. [`NotCoherent`](MapListError::NotCoherent) for a device that is
     /// not, unless the frames are [uncached](Frames::UNCACHED).
     pub fn new(device: &DmaDevice<M, P>, frames: F, len: usize) -> Result<Self, MapListError> {
-        let uncached;
         let device = if F::UNCACHED {
             // Nothing of it is ever in a cache, so there is nothing to maintain.
-            uncached = device.maintained();
-            &uncached
+            &device.maintained()
         } else {
             device.maps()?;
             device
