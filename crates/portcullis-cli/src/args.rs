@@ -1,12 +1,14 @@
 //! What can be asked for.
 
+use std::ffi::OsStr;
 use std::path::PathBuf;
 
-use clap::builder::PossibleValuesParser;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use indicatif::HumanCount;
 use portcullis::domain::Policy;
 use portcullis_bench::{bounce, invalidation, iova, path, pgtable};
-use portcullis_trace::replay::{FORMATS, Mode};
+use portcullis_trace::replay::{FORMATS, Mode, built_in_names};
 
 /// DMA remapping: what protection from devices costs, and what it leaves exposed.
 #[derive(Debug, Parser)]
@@ -42,31 +44,33 @@ pub struct Replay {
     #[arg(long, value_enum, value_delimiter = ',', value_name = "POLICY,..")]
     pub policy: Vec<PolicyName>,
 
-    /// Hardware whose waits to assume: none, vtd, smmuv3, virtio-iommu, or a TOML file
-    #[arg(long, value_name = "NAME|FILE", default_value = "vtd")]
+    /// Hardware whose waits to assume, or a TOML file that describes it (its name has a `.` or a `/`)
+    #[arg(long, value_name = "NAME|FILE", default_value = "vtd", value_parser = ProfileName)]
     pub profile: String,
 
     /// Format of the page tables
     #[arg(long, value_name = "NAME", default_value = FORMATS[0], value_parser = PossibleValuesParser::new(FORMATS))]
     pub format: String,
 
-    /// What the driver and the stack above it spend per map-and-unmap pair, in nanoseconds
-    #[arg(long, value_name = "NS", default_value_t = 1000)]
+    /// What the driver and the stack above it spend on each mapping besides, in nanoseconds, up to 1,000,000,000
+    #[arg(long, value_name = "NS", default_value_t = 1000, allow_negative_numbers = true,
+          value_parser = whole::<0, 1_000_000_000>)]
     pub work: u64,
 
     /// Only the mappings of this device, named as in the trace (0000:00:03.0)
     #[arg(long, value_name = "NAME")]
     pub device: Option<String>,
 
-    /// Stop after so many events
-    #[arg(long, value_name = "EVENTS", value_parser = clap::value_parser!(u64).range(1..))]
+    /// Read the first N events only
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole::<1, { u64::MAX }>)]
     pub limit: Option<u64>,
 
-    /// Replay so many times, and show how far the runs lie apart [default: 3 where one takes less than 3 s, else 1]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
-    pub repeat: Option<u32>,
+    /// Replay N times, 100 at most, and show how far the runs lie apart [default: 3 where one takes less than 3 s,
+    /// else 1]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole::<1, 100>)]
+    pub repeat: Option<u64>,
 
-    /// Print all figures, in a wide table
+    /// Print all figures behind the verdict, in a wide table
     #[arg(long, conflicts_with_all = ["json", "csv"])]
     pub full: bool,
 
@@ -78,11 +82,11 @@ pub struct Replay {
     #[arg(long, conflicts_with = "json")]
     pub csv: bool,
 
-    /// Print all figures, explain each line, and say where the profile's figures come from
+    /// Explain the words of the table, and say where the profile's figures come from
     #[arg(long, conflicts_with_all = ["json", "csv"])]
     pub legend: bool,
 
-    /// Say what the policy `adaptive` chose between copying and mapping, and by what costs
+    /// Say what was cheaper for the policy `adaptive`, to copy or to map, and what it chose
     #[arg(long, conflicts_with_all = ["json", "csv"])]
     pub explain: bool,
 
@@ -199,8 +203,8 @@ pub struct BenchInvalidation {
           value_parser = PossibleValuesParser::new(invalidation::SUBJECTS.map(|subject| subject.name)))]
     pub subject: Vec<String>,
 
-    /// Hardware whose waits to make, in real time: none, vtd, smmuv3, virtio-iommu, or a TOML file
-    #[arg(long, value_name = "NAME|FILE", default_value = "vtd")]
+    /// Hardware whose waits to make, in real time, or a TOML file that describes it
+    #[arg(long, value_name = "NAME|FILE", default_value = "vtd", value_parser = ProfileName)]
     pub profile: String,
 
     /// Numbers of threads, 48 at most; those beyond the number of cores share them [default: 1, 2 and 8]
@@ -229,9 +233,9 @@ pub struct BenchBounce {
           value_parser = PossibleValuesParser::new(bounce::SUBJECTS.map(|subject| subject.name)))]
     pub subject: Vec<String>,
 
-    /// Hardware whose waits `strict` is to take, in real time, separated by commas: none, vtd, smmuv3, virtio-iommu, or
-    /// TOML files [default: the four]
-    #[arg(long, value_delimiter = ',', value_name = "NAME|FILE,..")]
+    /// Hardware whose waits `strict` is to take, in real time, or TOML files that describe it, separated by commas
+    /// [default: the four]
+    #[arg(long, value_delimiter = ',', value_name = "NAME|FILE,..", value_parser = ProfileName)]
     pub profile: Vec<String>,
 
     /// Mappings of each thread that are in use at a time. More than one: buffers are less hot, and what a map and an unmap
@@ -272,9 +276,8 @@ pub struct BenchPath {
           value_parser = PossibleValuesParser::new(path::SUBJECTS.map(|subject| subject.name)))]
     pub subject: Vec<String>,
 
-    /// Hardware whose waits to make, in real time: none (which answers at once), vtd, smmuv3, virtio-iommu, or a TOML
-    /// file
-    #[arg(long, value_name = "NAME|FILE", default_value = "none")]
+    /// Hardware whose waits to make, in real time (none answers at once), or a TOML file that describes it
+    #[arg(long, value_name = "NAME|FILE", default_value = "none", value_parser = ProfileName)]
     pub profile: String,
 
     /// Each thread maps in a domain of its own
@@ -322,4 +325,39 @@ pub struct BenchOptions {
     /// Print JSON for machines instead of a table
     #[arg(long)]
     pub json: bool,
+}
+
+/// A whole number from `LEAST` to `MOST`.
+fn whole<const LEAST: u64, const MOST: u64>(text: &str) -> Result<u64, String> {
+    let number = text.parse().ok().filter(|number| (LEAST..=MOST).contains(number));
+    number.ok_or_else(|| match MOST {
+        u64::MAX => format!("expected a whole number from {LEAST}"),
+        _ => format!("expected a whole number from {LEAST} to {}", HumanCount(MOST)),
+    })
+}
+
+/// Takes the name of a profile that ships with Portcullis, or of a file, which is what has a `.` or a `/` in it.
+#[derive(Debug, Clone)]
+struct ProfileName;
+
+impl TypedValueParser for ProfileName {
+    type Value = String;
+
+    fn parse_ref(
+        &self,
+        command: &clap::Command,
+        argument: Option<&clap::Arg>,
+        value: &OsStr,
+    ) -> Result<String, clap::Error> {
+        match value.to_str() {
+            Some(file) if file.contains(['.', '/', '\\']) => Ok(file.to_owned()),
+            // The last stands for any file, and is one itself, so that none is taken for a name.
+            _ => PossibleValuesParser::new(built_in_names().into_iter().chain(["FILE.toml"]))
+                .parse_ref(command, argument, value),
+        }
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(built_in_names().into_iter().map(PossibleValue::new)))
+    }
 }

@@ -1,8 +1,10 @@
 //! How text looks on a terminal: its colours, its lines, its width.
 
 use anstyle::{AnsiColor, Style};
+use comfy_table::{Table, presets};
+use indicatif::HumanCount;
 
-/// No line of the short report is longer.
+/// No line is longer, but those of the full table.
 pub const COLUMNS: usize = 80;
 
 pub const BOLD: Style = Style::new().bold();
@@ -16,13 +18,35 @@ pub fn is_unicode() -> bool {
     cfg!(windows) || locale.to_lowercase().replace('-', "").contains("utf8")
 }
 
+/// An empty table with lines of characters that the terminal has.
+pub fn table(unicode: bool) -> Table {
+    let mut table = Table::new();
+    table.load_style(if unicode { presets::UTF8_FULL_CONDENSED } else { presets::ASCII_FULL_CONDENSED });
+    table
+}
+
+/// A number with its thousands set apart.
+pub fn count(n: u64) -> String {
+    HumanCount(n).to_string()
+}
+
+/// `1 map`, `2 maps`.
+pub fn number_of(n: u64, thing: &str) -> String {
+    format!("{} {thing}{}", count(n), if n == 1 { "" } else { "s" })
+}
+
 /// `text` in lines of [`COLUMNS`] at the most, where its words allow it; those after the first begin with `indent`.
 pub fn wrap(text: &str, indent: &str) -> String {
+    wrap_at(text, indent, COLUMNS)
+}
+
+/// The same, in lines of `columns`.
+pub fn wrap_at(text: &str, indent: &str, columns: usize) -> String {
     let mut wrapped = String::new();
     let mut column = 0;
     for word in text.split(' ') {
         let width = word.chars().count();
-        if column > 0 && column + 1 + width > COLUMNS {
+        if column > 0 && column + 1 + width > columns {
             wrapped.push('\n');
             wrapped.push_str(indent);
             column = indent.len();
@@ -45,6 +69,16 @@ pub fn bytes(bytes: f64) -> String {
         _ if bytes < 999.5e3 => format!("{:.0} kB", bytes / 1e3),
         _ if bytes < 999.5e6 => format!("{:.1} MB", bytes / 1e6),
         _ => format!("{:.1} GB", bytes / 1e9),
+    }
+}
+
+/// A size that is a power of two, or near one: `4 KiB`.
+pub fn size(bytes: u64) -> String {
+    match bytes {
+        _ if bytes < 1 << 10 => format!("{bytes} B"),
+        _ if bytes < 1 << 20 => format!("{} KiB", bytes >> 10),
+        _ if bytes < 1 << 30 => format!("{} MiB", bytes >> 20),
+        _ => format!("{} GiB", bytes >> 30),
     }
 }
 

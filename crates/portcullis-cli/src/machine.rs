@@ -83,7 +83,7 @@ fn cpu() -> Option<String> {
 
 /// A line of figures for each policy, after one with their names.
 pub fn csv(runs: &Runs) -> String {
-    let mut text = "policy,operations,cost_ns,cost_ns_least,cost_ns_most,map_ns,unmap_ns,wait_ns,ops_per_s,\
+    let mut text = "policy,operations,cost_median_ns,cost_least_ns,cost_most_ns,map_ns,unmap_ns,wait_ns_per_op,ops_per_s,\
                     relative_to_passthrough,invalidations,stale_byte_s,neighbour_byte_s,faults,violations\n"
         .to_owned();
     for (policy, cost) in runs.report.policies.iter().zip(&runs.costs) {

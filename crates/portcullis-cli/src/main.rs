@@ -5,6 +5,9 @@ mod bench;
 #[cfg(test)]
 mod documents;
 mod explain;
+mod header;
+mod help;
+mod legend;
 mod look;
 mod machine;
 mod replay;
@@ -12,15 +15,19 @@ mod runs;
 mod short;
 mod table;
 mod verdict;
+mod warnings;
 
 use std::error::Error;
 use std::io::Write;
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser};
+use clap::{CommandFactory, FromArgMatches};
 
 fn main() -> ExitCode {
-    let arguments = args::Arguments::parse();
+    let mut command = help::fitted(args::Arguments::command());
+    let matches = command.get_matches_mut();
+    let arguments =
+        args::Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.format(&mut command).exit());
     match run(arguments) {
         Ok(code) => code,
         Err(error) => {
@@ -33,7 +40,7 @@ fn main() -> ExitCode {
 fn run(arguments: args::Arguments) -> Result<ExitCode, Box<dyn Error>> {
     Ok(match arguments.command {
         None => {
-            print(&args::Arguments::command().render_help().to_string())?;
+            print(&help::fitted(args::Arguments::command()).render_help().to_string())?;
             ExitCode::SUCCESS
         }
         Some(args::Command::Replay(replay)) => replay::run(&replay)?,

@@ -10,7 +10,7 @@ use portcullis_trace::{ReadOptions, Summary, Trace, TraceError};
 
 use crate::args::{PolicyName, Replay};
 use crate::runs::Runs;
-use crate::{explain, look, machine, print, short, table};
+use crate::{explain, look, machine, print, short, warnings};
 
 /// The trace that ships with the project.
 const SHIPPED: &[u8] = include_bytes!("../traces/mixed-nvme-e1000e.trace.zst");
@@ -55,17 +55,17 @@ pub fn run(arguments: &Replay) -> Result<ExitCode, CommandError> {
     let mut text = match arguments {
         Replay { json: true, .. } => machine::json(&runs, arguments).map_err(std::io::Error::from)?,
         Replay { csv: true, .. } => machine::csv(&runs),
-        Replay { legend, full, .. } if *legend || *full => {
-            table::render(&runs.report, &options.profile, &summary, *legend, unicode)
+        Replay { full, legend, .. } => {
+            let parts = short::Parts { full: *full, legend: *legend, unicode };
+            short::render(&runs, &options.profile, &summary, parts)
         }
-        _ => short::render(&runs, &options.profile, &summary, unicode),
     };
     if arguments.explain {
-        text.push_str(&explain::render(&runs.report, unicode));
+        text.push_str(&explain::render(&runs.report));
     }
     print(&text)?;
-    for line in table::warnings(&summary, &runs.report) {
-        eprintln!("warning: {line}");
+    for warning in warnings::of(&runs, &summary) {
+        eprint!("{}", look::wrap(&format!("warning: {warning}"), "  "));
     }
     check(arguments, &runs.report)?;
     Ok(ExitCode::SUCCESS)

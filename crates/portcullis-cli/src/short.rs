@@ -1,4 +1,4 @@
-//! The report in short: the verdict, and a line for each policy, in 80 columns.
+//! The report for people: the verdict first, then a line for each policy, in 80 columns, or all figures.
 
 use std::fmt::Write;
 
@@ -9,54 +9,66 @@ use portcullis_trace::replay::{PolicyReport, Profile};
 
 use crate::look::{BAD, BOLD, GOOD, bytes, wrap};
 use crate::runs::{Cost, Runs};
-use crate::table;
-use crate::verdict::{Verdict, noise};
+use crate::verdict::Verdict;
+use crate::{header, legend, table};
 
-/// Fewer mappings say little of what a policy costs.
-const FEW: u64 = 1_000;
+/// What of it is asked for.
+#[derive(Debug, Clone, Copy)]
+pub struct Parts {
+    /// All figures instead of the short table.
+    pub full: bool,
+    /// What its words mean.
+    pub legend: bool,
+    /// Whether the terminal has more than ASCII.
+    pub unicode: bool,
+}
 
-/// Renders the report; `unicode` where the terminal has more than ASCII.
-pub fn render(runs: &Runs, profile: &Profile, summary: &Summary, unicode: bool) -> String {
+/// Renders the report.
+pub fn render(runs: &Runs, profile: &Profile, summary: &Summary, parts: Parts) -> String {
     let mut text = String::new();
-    for line in table::header(&runs.report, summary) {
+    for line in header::lines(&runs.report, summary) {
         text.push_str(&wrap(&line, "  "));
     }
-    if runs.costs.is_empty() {
-        return text;
-    }
-    let verdict = Verdict::of(runs);
-    if !verdict.sentences.is_empty() {
-        text.push('\n');
-    }
-    for sentence in &verdict.sentences {
-        text.push_str(&wrap(sentence, ""));
-    }
-    // Writing to a string cannot fail.
-    let _ = write_table(&mut text, runs, verdict.choice, unicode);
-    if let Some(noise) = noise(runs) {
-        text.push_str(&wrap(&format!("Warning: {noise}."), ""));
-    }
-    if let Some(few) = runs.report.policies.first().filter(|policy| policy.operations < FEW) {
-        let warning = format!(
-            "Warning: {} mappings are few: what they cost is what first calls cost, and says little of a longer run.",
-            few.operations
-        );
-        text.push_str(&wrap(&warning, ""));
-    }
-    let work = HumanCount(runs.report.work_ns as u64);
-    text.push_str(&wrap(
-        &format!(
-            "Costs and waits are for each buffer, besides {work} ns of other work (--work); waits are those of {} ({}; --profile).",
+    if !runs.costs.is_empty() {
+        let verdict = Verdict::of(runs);
+        if !verdict.sentences.is_empty() {
+            text.push('\n');
+        }
+        for sentence in &verdict.sentences {
+            text.push_str(&wrap(sentence, ""));
+        }
+        // Writing to a string cannot fail.
+        let _ = if parts.full {
+            table::write(&mut text, runs, parts.unicode)
+        } else {
+            write_table(&mut text, runs, verdict.choice, parts.unicode)
+        };
+        let work = HumanCount(runs.report.work_ns as u64);
+        let conditions = format!(
+            "Costs and waits are per mapping (its map and its unmap), besides {work} ns of other work (--work); waits are those \
+             of {} ({}; --profile).",
             profile.name, profile.about
-        ),
-        "",
-    ));
-    text.push_str(&wrap("All figures: --full. What they mean: --legend. For scripts: --csv, --json.", ""));
+        );
+        text.push_str(&wrap(&conditions, ""));
+        if !parts.legend {
+            let more = if parts.full { "" } else { "All figures: --full. " };
+            let pointers = format!("{more}What they mean: --legend. For scripts: --csv, --json.");
+            text.push_str(&wrap(&pointers, ""));
+        }
+    }
+    if parts.legend {
+        text.push_str(&legend::render(profile, parts.unicode));
+    }
     text
 }
 
+/// The sign before a spread.
+pub fn spread_sign(unicode: bool) -> &'static str {
+    if unicode { "±" } else { "+-" }
+}
+
 fn write_table(text: &mut String, runs: &Runs, choice: Option<&str>, unicode: bool) -> std::fmt::Result {
-    let (rule, spread) = if unicode { ("─", "±") } else { ("-", "+-") };
+    let rule = if unicode { "─" } else { "-" };
     writeln!(text)?;
     writeln!(
         text,
@@ -66,24 +78,34 @@ fn write_table(text: &mut String, runs: &Runs, choice: Option<&str>, unicode: bo
     writeln!(
         text,
         "{BOLD}{:<13}{:>9}{:>9}{:>10}{:>9}{:>14}{:>14}{BOLD:#}",
-        "policy", "ns", spread, "wait, ns", "speed", "open for 1 s", "open for 1 s"
+        "policy",
+        "ns",
+        spread_sign(unicode),
+        "wait, ns",
+        "speed",
+        "open for 1 s",
+        "open for 1 s"
     )?;
     writeln!(text, "{}", rule.repeat(78))?;
     for (policy, cost) in runs.report.policies.iter().zip(&runs.costs) {
         let name = if choice == Some(policy.policy) { BOLD } else { Style::new() };
-        let share =
-            policy.relative_to_passthrough.map_or("-".into(), |share| format!("{:.1} %", share * 100.0));
         let [(stale, a), (neighbour, b)] = open(policy);
         writeln!(
             text,
-            "{name}{:<13}{name:#}{:>9}{:>9}{:>10}{share:>9}{a}{stale:>14}{a:#}{b}{neighbour:>14}{b:#}",
+            "{name}{:<13}{name:#}{:>9}{:>9}{:>10}{:>9}{a}{stale:>14}{a:#}{b}{neighbour:>14}{b:#}",
             policy.policy,
             HumanCount(cost.median_ns.round() as u64).to_string(),
             spread_of(cost, runs.number),
             HumanCount(policy.wait_ns_per_op.round() as u64).to_string(),
+            speed(policy),
         )?;
     }
     writeln!(text)
+}
+
+/// The share of the speed without protection.
+pub fn speed(policy: &PolicyReport) -> String {
+    policy.relative_to_passthrough.map_or("-".into(), |share| format!("{:.1} %", share * 100.0))
 }
 
 /// Half of how far the runs lie apart, as a share of the median, where that is more than the timer's own error.

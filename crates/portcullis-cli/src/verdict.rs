@@ -1,13 +1,11 @@
 //! What a replay comes to, for a reader who has never heard of an IOTLB: what protection costs, which policy to choose, and
 //! what it leaves open.
 
-use portcullis_trace::replay::PolicyReport;
+use portcullis::domain::Policy;
+use portcullis_trace::replay::{Mode, PolicyReport};
 
 use crate::look::{bytes, percent};
 use crate::runs::{Cost, Runs};
-
-/// Policies after whose unmap, or commit, no device reaches a buffer.
-const STRICT: [&str; 5] = ["strict", "strict-batch", "strict-ring", "bounce", "adaptive"];
 
 /// A policy and what it costs.
 type Row<'a> = (&'a PolicyReport, &'a Cost);
@@ -21,7 +19,7 @@ pub struct Verdict<'a> {
 impl<'a> Verdict<'a> {
     pub fn of(runs: &'a Runs) -> Self {
         let rows: Vec<Row<'_>> = runs.report.policies.iter().zip(&runs.costs).collect();
-        let is_strict = |row: &&Row<'_>| STRICT.contains(&row.0.policy) && row.0.exposure.stale_byte_s == 0.0;
+        let is_strict = |row: &&Row<'_>| row.0.mode.is_strict() && row.0.exposure.stale_byte_s == 0.0;
         let strict: Vec<Row<'_>> = rows.iter().filter(is_strict).copied().collect();
         let choice = choose(&strict);
         let mut sentences = Vec::new();
@@ -61,12 +59,12 @@ fn costs(strict: &[Row<'_>], choice: Option<Row<'_>>) -> Option<String> {
 
 fn advice(choice: Row<'_>, strict: &[Row<'_>]) -> String {
     let name = choice.0.policy;
-    let means = match name {
-        "strict" => "no device reaches a buffer after it is given back",
-        "strict-batch" | "strict-ring" => {
-            "no device reaches a buffer after it is given back, which happens for many at once, up to 10 ms late"
-        }
-        _ => "no device reaches anything but the bytes that are meant for it",
+    let means = if choice.0.mode.protects_bytes() {
+        "no device reaches anything but the bytes that are meant for it"
+    } else if choice.0.mode.gives_back_in_batches() {
+        "no device reaches a buffer after it is given back, which happens for many at once, up to 10 ms late"
+    } else {
+        "no device reaches a buffer after it is given back"
     };
     let chosen = if strict.len() > 1 {
         format!("Choose {name} ({}): {means}.", percent(lost(choice)))
@@ -82,7 +80,7 @@ fn advice(choice: Row<'_>, strict: &[Row<'_>]) -> String {
     let instead =
         closed.map(|row| format!("; {} ({}) leaves nothing open", row.0.policy, percent(lost(*row))));
     format!(
-        "{chosen} It leaves open what shares a page with a buffer: a device could have read {} of other data for one second{}.",
+        "{chosen} It leaves open what shares a page with a buffer: a device could have reached {} of other data for one second{}.",
         bytes(open),
         instead.unwrap_or_default()
     )
@@ -90,17 +88,17 @@ fn advice(choice: Row<'_>, strict: &[Row<'_>]) -> String {
 
 /// What the policies leave open that protect less.
 fn rest(rows: &[Row<'_>]) -> Option<String> {
-    let find = |name: &str| rows.iter().find(|row| row.0.policy == name).copied();
-    let lazy = find("lazy").map(|row| {
+    let find = |mode: Mode| rows.iter().find(|row| row.0.mode == mode).copied();
+    let lazy = find(Policy::LAZY.into()).map(|row| {
         let stale = row.0.exposure.stale_byte_s;
-        let read = if stale > 0.0 {
-            format!("could have read {} of freed memory for one second", bytes(stale))
+        let reached = if stale > 0.0 {
+            format!("could have reached {} of freed memory for one second", bytes(stale))
         } else {
-            "could have read no freed memory".into()
+            "could have reached no freed memory".into()
         };
-        format!("with lazy ({}), a device {read}", percent(lost(row)))
+        format!("with lazy ({}), a device {reached}", percent(lost(row)))
     });
-    let none = find("passthrough").or_else(|| find("swiotlb")).map(|row| {
+    let none = find(Mode::PASSTHROUGH).or_else(|| find(Mode::Swiotlb)).map(|row| {
         format!("without protection ({}), a device reads and writes all memory at any time", row.0.policy)
     });
     let parts: Vec<String> = lazy.into_iter().chain(none).collect();
@@ -108,16 +106,4 @@ fn rest(rows: &[Row<'_>]) -> Option<String> {
     let mut letters = text.chars();
     let first = letters.next()?;
     Some(format!("{}{}.", first.to_uppercase(), letters.as_str()))
-}
-
-/// Pairs of policies that the runs do not tell apart by cost; nothing where there was one run.
-pub fn noise(runs: &Runs) -> Option<String> {
-    let mut costs: Vec<&Cost> = runs.costs.iter().collect();
-    costs.sort_by(|a, b| a.median_ns.total_cmp(&b.median_ns));
-    let same = costs.windows(2).filter(|pair| runs.number > 1 && pair[0].overlaps(pair[1]));
-    let pairs: Vec<String> = same.map(|pair| format!("{} and {}", pair[0].policy, pair[1].policy)).collect();
-    (!pairs.is_empty()).then(|| {
-        let (pairs, number) = (pairs.join(", "), runs.number);
-        format!("this machine is too noisy to tell the costs of {pairs} apart in {number} runs: --repeat N does more")
-    })
 }

@@ -186,7 +186,7 @@ fn wrong_usage_of_invalidations_is_told() {
         (&["--subject", "linux"], 2, "global-lock"),
         (&["--threads", "49"], 2, "49 is not in 1..=48"),
         (&["--rival", "librival.so"], 2, "unexpected argument"),
-        (&["--profile", "vtx"], 1, "there are none, vtd, smmuv3, virtio-iommu"),
+        (&["--profile", "vtx"], 2, "none, vtd, smmuv3, virtio-iommu, FILE.toml"),
     ];
     for (arguments, code, expected) in cases {
         let output = bench_of("invalidation", arguments);
@@ -250,7 +250,7 @@ fn wrong_usage_of_bounce_buffers_is_told() {
         (&["--subject", "linux"], 2, "--rival"),
         (&["--threads", "49"], 2, "49 is not in 1..=48"),
         (&["--depth", "0"], 2, "0 is not in 1..=256"),
-        (&["--profile", "vtx"], 1, "there are none, vtd, smmuv3, virtio-iommu"),
+        (&["--profile", "vtx"], 2, "none, vtd, smmuv3, virtio-iommu, FILE.toml"),
     ];
     for (arguments, code, expected) in cases {
         let output = bench_of("bounce", arguments);

@@ -12,20 +12,40 @@ use crate::input::Format;
 /// How many characters of the file's own text a message may hold.
 const EXCERPT_CHARS: usize = 60;
 
+/// What can be read, and where it says how to get it.
+const EXPECTED: &str = "Expected is the text of Linux's tracefs, `perf script` or `trace-cmd report`, plain, gzip or zstd: \
+    docs/replay.md#recording-a-trace says how to record it";
+
 /// Why a trace cannot be read, or not to its end.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TraceError {
     /// The operating system could not open or read the file.
-    #[error("{}: {source}", path.display())]
+    #[error("cannot read {}: {source}", path.display())]
     Io {
         /// The file.
         path: PathBuf,
         /// What the operating system said.
         source: io::Error,
     },
+    /// It is a directory.
+    #[error("{} is a directory: name the recording itself", path.display())]
+    Directory {
+        /// Where it is.
+        path: PathBuf,
+    },
+    /// The file is in a form that another program turns into text.
+    #[error("{name} is {what}, which is not read: {instead} makes the text that is")]
+    Binary {
+        /// The file.
+        name: String,
+        /// What it is.
+        what: &'static str,
+        /// The command that makes text of it.
+        instead: &'static str,
+    },
     /// The file holds nothing but blank lines and comments.
-    #[error("{name}: empty: no trace event in {lines} lines")]
+    #[error("{name} is empty: it has no trace event in {lines} lines. {EXPECTED}")]
     Empty {
         /// The file.
         name: String,
@@ -34,8 +54,8 @@ pub enum TraceError {
     },
     /// The file holds text, but no line of it is a trace event.
     #[error(
-        "{name}: not a trace: line {line} is \"{found}\", but expected \"TASK-PID [CPU] TIME: EVENT: ...\", and no \
-         other line is an event"
+        "{name} is not a trace: no line is an event (\"TASK-PID [CPU] TIME: EVENT: ...\"), and line {line} is \
+         \"{found}\". {EXPECTED}"
     )]
     NotATrace {
         /// The file.

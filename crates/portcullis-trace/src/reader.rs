@@ -196,10 +196,12 @@ impl<'a> EventReader<'a> {
                     }
                     self.latest = self.latest.max((event.time_ns, event.cpu));
                     self.summary.events += 1;
-                    let skipped = self.summary.skipped;
+                    let (skipped, other) = (self.summary.skipped, self.summary.other_events);
                     visit(&event, &mut self.summary);
                     if self.summary.skipped > skipped {
                         self.summary.name_skipped(event_name(text));
+                    } else if self.summary.other_events > other {
+                        self.summary.name_other(event_name(text));
                     }
                     self.check()?;
                     return Ok(true);

@@ -7,6 +7,19 @@ use crate::error::{TraceError, Warning, excerpt};
 /// How many warnings are kept in full; the rest are only counted.
 pub const KEPT_WARNINGS: usize = 20;
 
+/// How many names of events are told apart; the rest count together.
+const KEPT_NAMES: usize = 32;
+
+/// Counts `name`. Allocates for a new name only.
+fn count_name(names: &mut BTreeMap<String, u64>, name: &[u8]) {
+    if let Some(count) = std::str::from_utf8(name).ok().and_then(|name| names.get_mut(name)) {
+        *count += 1;
+        return;
+    }
+    let name = if names.len() < KEPT_NAMES { excerpt(name) } else { "others".into() };
+    *names.entry(name).or_default() += 1;
+}
+
 /// Unmaps, frees or syncs that belong to no mapping of this file, by reason.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Unpaired {
@@ -69,6 +82,8 @@ pub struct Summary {
     pub not_mapping_events: u64,
     /// Events of other kinds.
     pub other_events: u64,
+    /// How many of them each event's name has.
+    pub other_names: BTreeMap<String, u64>,
     /// Events that did nothing: a free of nothing, a map that failed in the kernel.
     pub ignored: u64,
     /// Events passed over with a warning.
@@ -182,7 +197,21 @@ impl Summary {
 
     /// Counts that an event called `name` was passed over.
     pub(crate) fn name_skipped(&mut self, name: &[u8]) {
-        *self.skipped_names.entry(excerpt(name)).or_default() += 1;
+        count_name(&mut self.skipped_names, name);
+    }
+
+    /// Counts that an event called `name` is of another kind.
+    pub(crate) fn name_other(&mut self, name: &[u8]) {
+        count_name(&mut self.other_names, name);
+    }
+
+    /// Events from which a replay learns nothing, of those that it was to read: of other kinds, without the map that they
+    /// belong to, or passed over.
+    pub fn unused(&self) -> u64 {
+        let unpaired = self.unpaired.total().saturating_add(self.syncs_unpaired.total());
+        [self.other_events, self.ignored, self.skipped, self.iommu_unclaimed, unpaired]
+            .into_iter()
+            .fold(0, u64::saturating_add)
     }
 
     /// The first warning, as an error.

@@ -47,9 +47,28 @@ impl Format {
     fn of(magic: &[u8]) -> Self {
         match magic {
             [0x1f, 0x8b, ..] => Self::Gzip,
-            [0x28, 0xb5, 0x2f, 0xfd] | [0x50..=0x5f, 0x2a, 0x4d, 0x18] => Self::Zstd,
+            [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => Self::Zstd,
             _ => Self::Plain,
         }
+    }
+}
+
+/// Bytes that tell what a file is.
+const MAGIC: u64 = 10;
+
+/// What begins with `magic` that another program makes text of, and how.
+fn made_by_others(magic: &[u8]) -> Option<(&'static str, &'static str)> {
+    match magic {
+        [b'P', b'E', b'R', b'F', b'I', b'L', b'E', b'2', ..] => {
+            Some(("a recording of perf in its binary form", "`perf script -i FILE`"))
+        }
+        [0x17, 0x08, 0x44, b't', b'r', b'a', b'c', b'i', b'n', b'g', ..] => {
+            Some(("a recording of trace-cmd in its binary form", "`trace-cmd report -i FILE`"))
+        }
+        [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => Some(("an xz archive", "`xz -dc FILE`")),
+        [b'B', b'Z', b'h', b'1'..=b'9', ..] => Some(("a bzip2 archive", "`bzip2 -dc FILE`")),
+        [b'P', b'K', 3, 4, ..] => Some(("a zip archive", "`unzip -p FILE`")),
+        _ => None,
     }
 }
 
@@ -108,11 +127,15 @@ impl Input<'static> {
     /// Opens the file at `path`.
     ///
     /// # Errors
-    /// [`TraceError::Io`] where it cannot be opened or its first bytes cannot be read.
+    /// [`TraceError::Io`] where it cannot be opened or its first bytes cannot be read, [`TraceError::Directory`] and
+    /// [`TraceError::Binary`] where it cannot be a trace.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, TraceError> {
         let path = path.as_ref();
         let failed = |source| TraceError::Io { path: path.to_path_buf(), source };
         let file = File::open(path).map_err(failed)?;
+        if file.metadata().is_ok_and(|about| about.is_dir()) {
+            return Err(TraceError::Directory { path: path.to_path_buf() });
+        }
         // A pipe or a device has no length that would mean anything.
         let total = file.metadata().ok().filter(|m| m.is_file()).map(|m| m.len());
         Self::new(path.display().to_string(), total, file)
@@ -121,7 +144,7 @@ impl Input<'static> {
     /// Reads standard input.
     ///
     /// # Errors
-    /// [`TraceError::Io`] where its first bytes cannot be read.
+    /// [`TraceError::Io`] where its first bytes cannot be read, [`TraceError::Binary`] where they are no trace's.
     pub fn stdin() -> Result<Self, TraceError> {
         Self::new("standard input".into(), None, io::stdin())
     }
@@ -131,7 +154,7 @@ impl<'a> Input<'a> {
     /// Reads `bytes`; messages call them `name`.
     ///
     /// # Errors
-    /// None in practice: memory can always be read.
+    /// [`TraceError::Binary`] where these are no trace's.
     pub fn from_bytes(name: impl Into<String>, bytes: impl Into<Cow<'a, [u8]>>) -> Result<Self, TraceError> {
         let bytes = bytes.into();
         Self::new(name.into(), Some(bytes.len() as u64), Cursor::new(bytes))
@@ -140,9 +163,12 @@ impl<'a> Input<'a> {
     fn new(name: String, total: Option<u64>, source: impl Read + Send + 'a) -> Result<Self, TraceError> {
         let gauge = Arc::new(Gauge::default());
         let mut source = Metered { inner: source, gauge: Arc::clone(&gauge) };
-        let mut magic = Vec::with_capacity(4);
-        if let Err(error) = source.by_ref().take(4).read_to_end(&mut magic) {
+        let mut magic = Vec::with_capacity(MAGIC as usize);
+        if let Err(error) = source.by_ref().take(MAGIC).read_to_end(&mut magic) {
             return Err(TraceError::Io { path: PathBuf::from(name), source: error });
+        }
+        if let Some((what, instead)) = made_by_others(&magic) {
+            return Err(TraceError::Binary { name, what, instead });
         }
         // A file shorter than any magic number has run dry, but no reader has missed anything yet.
         gauge.ran_dry.store(false, Ordering::Relaxed);

@@ -101,8 +101,18 @@ impl Mode {
         }
     }
 
+    /// Whether no device reaches a buffer that the driver has got back.
+    pub fn is_strict(self) -> bool {
+        self.policy(&Costs::BARE_METAL) == Policy::Strict
+    }
+
+    /// Whether the driver gets buffers back in batches, up to [`COMMIT_WITHIN_NS`] after their unmap.
+    pub const fn gives_back_in_batches(self) -> bool {
+        matches!(self, Self::StrictBatch | Self::StrictRing)
+    }
+
     /// Whether a device reaches nothing but the bytes of mappings.
-    pub(super) const fn protects_bytes(self) -> bool {
+    pub const fn protects_bytes(self) -> bool {
         matches!(self, Self::Bounce | Self::Adaptive)
     }
 

@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use super::choices::Choices;
 use super::hostile::InForce;
+use super::mode::Mode;
 use super::painted::Painted;
 use super::timing::Figures;
 use crate::Summary;
@@ -72,8 +73,11 @@ pub struct Exposure {
 /// What one policy cost and what it left exposed.
 #[derive(Debug, Clone, Serialize)]
 pub struct PolicyReport {
-    /// The [`Mode`](super::Mode)'s name.
+    /// The mode's name.
     pub policy: &'static str,
+    /// What it promises, and how it ends mappings.
+    #[serde(skip)]
+    pub mode: Mode,
     /// Mappings replayed: each is one map and, where the trace has it, one unmap.
     pub operations: u64,
     /// Measured: the library's map call.

@@ -55,6 +55,7 @@ impl<X: Format> Engine<X> {
         let domains = || self.ports.iter().map(|port| port.device.dma().domain());
         PolicyReport {
             policy: self.mode.name(),
+            mode: self.mode,
             operations,
             map_ns,
             unmap_ns,

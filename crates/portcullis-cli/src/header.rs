@@ -1,0 +1,67 @@
+//! What was replayed, and what of the recording is to be known besides.
+
+use indicatif::HumanBytes;
+use portcullis_trace::Summary;
+use portcullis_trace::replay::Report;
+
+use crate::look::{count, number_of};
+
+/// A line each.
+pub fn lines(report: &Report, summary: &Summary) -> Vec<String> {
+    let trace = &report.trace;
+    let devices = if trace.devices.is_empty() { "none".into() } else { trace.devices.join(", ") };
+    let mut lines = vec![
+        format!(
+            "{}: {}, {}, {}, {} mapped, {}",
+            trace.name,
+            number_of(trace.events, "event"),
+            number_of(trace.maps, "map"),
+            number_of(trace.unmaps, "unmap"),
+            HumanBytes(trace.bytes_mapped),
+            number_of(trace.cpus, "CPU")
+        ),
+        format!("devices: {devices}"),
+    ];
+    lines.extend(notes(summary).into_iter().map(|note| format!("note: {note}")));
+    lines
+}
+
+/// How every event that is not in the figures is accounted for, and what of the recording is to be known besides.
+fn notes(summary: &Summary) -> Vec<String> {
+    let (unmaps, syncs) = (&summary.unpaired, &summary.syncs_unpaired);
+    let never_end = summary.mappings().saturating_sub(summary.mappings_ended());
+    let in_the_file = if summary.limited { "before the limit" } else { "in the file" };
+    let known = [
+        (never_end, "mapping", format!("without an end {in_the_file}")),
+        (unmaps.before_recording, "unmap", "of buffers mapped before the recording began".into()),
+        (unmaps.already_unmapped, "unmap", "of buffers unmapped before".into()),
+        (syncs.before_recording, "sync", "of buffers mapped before the recording began".into()),
+        (syncs.already_unmapped, "sync", "after the unmap of their buffer".into()),
+        (unmaps.after_loss + syncs.after_loss, "unmap or sync", "whose map may be among lost events".into()),
+        (summary.lost_events, "event", "lost while recording".into()),
+        (summary.cut().unwrap_or(0), "event", "that the header promises, missing in the file".into()),
+        (summary.truncated_lists, "scatter-gather list", "cut by the kernel, at 128 entries".into()),
+        (summary.guessed_lengths, "list", "with entries whose lengths had to be guessed".into()),
+        (summary.iommu_unclaimed, "IOMMU event", "of an unknown device".into()),
+        (summary.filtered, "event", "of other devices".into()),
+    ];
+    let seen = known.into_iter().filter(|(n, ..)| *n > 0);
+    let mut notes: Vec<String> =
+        seen.map(|(n, thing, what)| format!("{} {what}", number_of(n, thing))).collect();
+    if summary.skipped > 0 {
+        let names = summary.skipped_names.iter().map(|(name, n)| format!("{} {name}", count(*n)));
+        let names = names.collect::<Vec<_>>().join(", ");
+        notes.push(format!("{} passed over with a warning: {names}", number_of(summary.skipped, "event")));
+    }
+    if summary.limited {
+        notes.push(format!("stopped after {}, as --limit asks", number_of(summary.events, "event")));
+    }
+    if summary.mappings() == 0 {
+        notes.push("nothing is mapped in this recording, so there is nothing to compare".into());
+    } else if summary.maps == 0 {
+        notes.push(
+            "the recording has events of the IOMMU alone: which driver mapped, and when, is not known".into(),
+        );
+    }
+    notes
+}

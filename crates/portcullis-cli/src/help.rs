@@ -1,0 +1,54 @@
+//! Help in lines of 80 columns, without a library that asks the terminal for its width.
+
+use clap::{Arg, Command};
+
+use crate::look::{COLUMNS, wrap_at};
+
+/// What stands before each line of an option's or a command's help.
+const INDENT: usize = 10;
+
+/// `command` with its help, and that of all below it, in lines that fit.
+pub fn fitted(command: Command) -> Command {
+    let about = command.get_about().map(|about| lines(&about.to_string(), COLUMNS - INDENT));
+    let names: Vec<String> = command.get_subcommands().map(|sub| sub.get_name().to_owned()).collect();
+    let mut command = command.next_line_help(true).mut_args(fitted_argument);
+    if let Some(about) = about {
+        command = command.about(about);
+    }
+    for name in names {
+        command = command.mut_subcommand(name, fitted);
+    }
+    command
+}
+
+/// The help of an argument, with its default and what may be said, as clap would put it behind.
+fn fitted_argument(argument: Arg) -> Arg {
+    let mut help = argument.get_help().map(ToString::to_string).unwrap_or_default();
+    let defaults = argument.get_default_values();
+    let shows_default = !argument.is_hide_default_value_set() && argument.get_action().takes_values();
+    if shows_default && !defaults.is_empty() {
+        let defaults: Vec<_> = defaults.iter().map(|value| value.to_string_lossy()).collect();
+        help.push_str(&format!(" [default: {}]", defaults.join(", ")));
+    }
+    let mut list = String::new();
+    if argument.get_action().takes_values() && !argument.is_hide_possible_values_set() {
+        let values = argument.get_possible_values();
+        if values.iter().any(|value| value.get_help().is_some()) {
+            for value in &values {
+                let about = value.get_help().map(ToString::to_string).unwrap_or_default();
+                let text = format!("- {}: {about}", value.get_name());
+                list.push('\n');
+                list.push_str(&lines(&text, COLUMNS - INDENT).replace('\n', "\n  "));
+            }
+        } else if !values.is_empty() {
+            let names: Vec<&str> = values.iter().map(|value| value.get_name()).collect();
+            help.push_str(&format!(" [possible values: {}]", names.join(", ")));
+        }
+    }
+    let help = lines(help.trim_start(), COLUMNS - INDENT) + &list;
+    argument.help(help).hide_default_value(true).hide_possible_values(true)
+}
+
+fn lines(text: &str, columns: usize) -> String {
+    wrap_at(text, "", columns).trim_end().to_owned()
+}

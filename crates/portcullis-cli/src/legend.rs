@@ -1,0 +1,68 @@
+//! What `replay --legend` says: what each word of the tables means, and where the waits come from.
+
+use portcullis_trace::replay::Profile;
+
+use crate::look::{COLUMNS, wrap, wrap_at};
+use crate::short::spread_sign;
+use crate::table::LINES;
+
+/// The short table's words, in its order. Those with a name in CSV and JSON have it behind them.
+const SHORT: [(&str, &str); 7] = [
+    ("policy", "a way to protect memory from devices; `portcullis replay --help` says what each one does"),
+    (
+        "cost, ns",
+        "what a mapping costs the CPU, in nanoseconds: the library's map and unmap, as measured on this machine, and the wait. \
+         Of several runs it is the one in the middle. In CSV cost_median_ns, in JSON median_ns of costs",
+    ),
+    ("±", "half of how far the runs lie apart, as a share of the cost; - for a single run, and below 5 ns"),
+    (
+        "of which wait, ns",
+        "the part of the cost in which the CPU waits for the IOMMU, by the profile's figures. In CSV and JSON wait_ns_per_op",
+    ),
+    (
+        "full speed",
+        "mappings per second, with passthrough's as 100 %. A mapping takes its cost and the other work (--work). In CSV and \
+         JSON relative_to_passthrough",
+    ),
+    (
+        "freed memory open for 1 s",
+        "bytes of buffers that the driver had got back while a device still reached them, times seconds: 10 bytes open for \
+         0.1 s make 1. `all`: nothing is translated, and a device reaches all memory. In CSV and JSON stale_byte_s",
+    ),
+    (
+        "other data open for 1 s",
+        "bytes that are nobody's buffer but share a page with one, so that a device reached them, times seconds. In CSV and \
+         JSON neighbour_byte_s",
+    ),
+];
+
+/// The legend.
+pub fn render(profile: &Profile, unicode: bool) -> String {
+    let mut text = String::from("\nWhat the table's words mean\n");
+    for (word, meaning) in SHORT {
+        let word = if word == "±" { spread_sign(unicode) } else { word };
+        text.push_str(&item(&format!("{word}: {meaning}")));
+    }
+    text.push_str("\nWhat each line of the full table means (--full)\n");
+    for line in &LINES {
+        text.push_str(&item(&format!("{}: {}", line.label.trim(), line.meaning)));
+    }
+    text.push_str(&item(
+        "maps and unmaps, above the table: those that were replayed. An unmap without a map in the file is in a note, and is \
+         not among them",
+    ));
+    text.push_str(&wrap(&format!("\nThe waits of profile {} ({})", profile.name, profile.about), ""));
+    for (_, what, cost) in profile.waits.named() {
+        text.push_str(&item(&format!("{what}: {} ns - {}", cost.ns, cost.source)));
+    }
+    let caches = &profile.caches;
+    text.push_str(&item(&format!(
+        "caches: IOTLB of {} entries, {} ways; {} table pointers a level - {}",
+        caches.iotlb_entries, caches.iotlb_ways, caches.walk_cache_entries, caches.source
+    )));
+    text
+}
+
+fn item(text: &str) -> String {
+    format!("  {}", wrap_at(text, "    ", COLUMNS - 2))
+}

@@ -1,0 +1,93 @@
+//! What makes a replay's figures doubtful, for any form of report. All of it goes to standard error, behind the report; what
+//! is merely to be known of a recording stands in the report, as notes.
+
+use indicatif::HumanCount;
+use portcullis_trace::Summary;
+
+use crate::look::number_of;
+use crate::runs::{Cost, Runs};
+
+/// Fewer mappings say little of what a policy costs.
+const FEW: u64 = 1_000;
+
+/// How many names of events a warning lists.
+const NAMES: usize = 4;
+
+/// The warnings, a sentence or two each.
+pub fn of(runs: &Runs, summary: &Summary) -> Vec<String> {
+    let mut all: Vec<String> =
+        summary.kept_warnings.iter().map(|warning| format!("{}: {warning}", summary.name)).collect();
+    let more = summary.warnings.saturating_sub(all.len() as u64);
+    if more > 0 {
+        all.push(format!("{}: {}", summary.name, number_of(more, "more warning")));
+    }
+    for policy in &runs.report.policies {
+        if let Some(first) = &policy.first_failure {
+            let calls = number_of(policy.failures, "call");
+            all.push(format!("{}: {calls} failed, the first at {first}", policy.policy));
+        }
+    }
+    all.extend(unused(summary));
+    let few = runs.report.policies.first().map(|policy| policy.operations).filter(|n| (1..FEW).contains(n));
+    all.extend(few.map(|few| {
+        let are = if few == 1 { "is" } else { "are" };
+        format!(
+            "{} {are} few: what they cost is what first calls cost, and says little of a longer run.",
+            number_of(few, "mapping")
+        )
+    }));
+    all.extend(noise(runs));
+    all
+}
+
+/// Says so where most of a recording is of no use.
+fn unused(summary: &Summary) -> Option<String> {
+    let (unused, all) = (summary.unused(), summary.events.saturating_sub(summary.filtered));
+    if unused <= all / 2 {
+        return None;
+    }
+    let mut parts = Vec::new();
+    let mut names: Vec<(&String, &u64)> = summary
+        .other_names
+        .iter()
+        .chain(&summary.skipped_names)
+        .filter(|(name, _)| !name.is_empty())
+        .collect();
+    names.sort_by(|a, b| b.1.cmp(a.1).then(a.0.cmp(b.0)));
+    let named: u64 = names.iter().take(NAMES).map(|(_, n)| **n).sum();
+    parts.extend(names.iter().take(NAMES).map(|(name, n)| format!("{} {name}", HumanCount(**n))));
+    let of_other_kinds = summary.other_events + summary.skipped - named;
+    if of_other_kinds > 0 {
+        parts.push(format!("{} of other kinds", HumanCount(of_other_kinds)));
+    }
+    let unpaired = summary.unpaired.total() + summary.syncs_unpaired.total();
+    for (n, what) in
+        [(unpaired, "without the map that they belong to"), (summary.iommu_unclaimed, "of the IOMMU alone")]
+    {
+        if n > 0 {
+            parts.push(format!("{} {what}", HumanCount(n)));
+        }
+    }
+    Some(format!(
+        "most of {} says nothing of DMA mappings: {} of its {} events are not used ({}).",
+        summary.name,
+        HumanCount(unused),
+        HumanCount(all),
+        parts.join(", ")
+    ))
+}
+
+/// Names the policies that the runs do not rank by cost; nothing where there was one run.
+fn noise(runs: &Runs) -> Option<String> {
+    let mut costs: Vec<&Cost> = runs.costs.iter().collect();
+    costs.sort_by(|a, b| a.median_ns.total_cmp(&b.median_ns));
+    let same = costs.windows(2).filter(|pair| runs.number > 1 && pair[0].overlaps(pair[1]));
+    let pairs: Vec<String> = same.map(|pair| format!("{} and {}", pair[0].policy, pair[1].policy)).collect();
+    let (last, others) = pairs.split_last()?;
+    let pairs = if others.is_empty() { last.clone() } else { format!("{}, or {last}", others.join(", or ")) };
+    let more = (runs.number * 3).min(100);
+    Some(format!(
+        "This machine is too noisy to rank {pairs}: their costs differ by less than they vary between runs. \
+         `--repeat {more}` measures more often."
+    ))
+}
