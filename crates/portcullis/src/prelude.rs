@@ -8,4 +8,6 @@ pub use crate::dma::{
     Machine, Mapping, Queue, QueueConfig, RawMapping,
 };
 pub use crate::domain::{Domain, Policy};
-pub use crate::pgtable::PageTable;
+pub use crate::pgtable::{AmdV1, Arm, PageTable, Riscv, VtdSecondStage, X86FirstStage};
+#[cfg(feature = "std")]
+pub use crate::std_platform::StdPlatform;

@@ -20,7 +20,7 @@ const WORD: usize = size_of::<u64>();
 /// Zeroed whole pages that the CPU and one device share until this is dropped.
 ///
 /// The device may read and write them at any time, so the CPU does it in atomic words
-/// ([`word`](Self::word)); [`read`](Self::read) and [`write`](Self::write) copy bytes out of these
+/// ([`word`](Self::word), [`as_slice`](Self::as_slice)); [`read`](Self::read) and [`write`](Self::write) copy bytes out of these
 /// and into them. The user of a [pointer](Self::as_ptr) to them answers for what goes by that.
 #[derive(Debug)]
 pub struct CoherentMemory<F: Frames, M: Mapper, P: Platform> {
@@ -167,6 +167,43 @@ impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
             }
         }
         NonNull::new(core::ptr::with_exposed_provenance_mut(first?))
+    }
+
+    /// All words as one slice, where [`as_ptr`](Self::as_ptr) finds the frames side by side; `None` elsewhere. O(frames).
+    ///
+    /// The device may change a word at any time, so they are atomics. What is said of [`word`](Self::word) goes for each.
+    ///
+    /// ```
+    /// # #[cfg(feature = "std")]
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use std::sync::Arc;
+    /// # use std::sync::atomic::Ordering;
+    /// # use portcullis::prelude::*;
+    /// # use portcullis_model::{Context, Iommu, IommuConfig, Memory};
+    /// # let memory = Memory::new(1 << 20);
+    /// # let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
+    /// # let table = PageTable::new(Arc::clone(&memory), VtdSecondStage::four_level())?;
+    /// # let (disk, id) = (DeviceId(0), DomainId(1));
+    /// # iommu.attach(disk, Context::SecondStage { domain: id, root: table.root(), levels: table.levels() });
+    /// # let domain = Domain::builder(table, iommu.queue(), id).build(StdPlatform::new())?;
+    /// let device = domain.attach(disk, DmaMask::BITS_64)?;
+    /// // A ring of 1,024 words: the device is told `iova`, and the driver uses `ring`.
+    /// let memory = CoherentMemory::new(device.dma(), memory, 8192)?;
+    /// let (iova, ring) = (memory.iova(), memory.as_slice().ok_or("frames here and there")?);
+    /// ring[3].store(0x1234, Ordering::Release);
+    /// # let mut word = [0; 8];
+    /// # iommu.dma_read(disk, Iova::new(iova.get() + 24), &mut word)?;
+    /// # assert_eq!((u64::from_le_bytes(word), ring.len()), (0x1234, 1024));
+    /// # Ok(())
+    /// # }
+    /// # #[cfg(not(feature = "std"))]
+    /// # fn main() {}
+    /// ```
+    pub fn as_slice(&self) -> Option<&[AtomicU64]> {
+        let first = self.as_ptr()?;
+        // SAFETY: the frames lie side by side, are words throughout (`Frames::table`), and are freed in `release` only,
+        // which `free` and `drop` call last. All access to them is atomic.
+        Some(unsafe { core::slice::from_raw_parts(first.as_ptr().cast(), self.words()) })
     }
 
     /// Calls `f` for each word that holds some of the `len` bytes from `offset` on, with the number

@@ -61,6 +61,12 @@ static SIZES: [LeafSize; LEAF_LEVELS * SIZES_PER_LEVEL] = {
 /// AMD's host tables: 1 to 6 levels for 12 bits and 9 for each level, but 63 for 6 levels.
 ///
 /// (Six levels could translate all 64 bits, but an [`IovaRange`](crate::addr::IovaRange) cannot hold as much.)
+///
+/// ```
+/// use portcullis::prelude::*;
+/// const TABLES: AmdV1 = AmdV1::four_level();
+/// assert_eq!(AmdV1::new(4, 3, 52), Ok(TABLES));
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AmdV1 {
     levels: u32,

@@ -66,6 +66,14 @@ enum Mode {
 }
 
 /// RISC-V: 3, 4 or 5 levels of first-stage tables, 3 or 4 of second-stage ones.
+///
+/// ```
+/// use portcullis::prelude::*;
+/// const TABLES: Riscv = Riscv::sv48();
+/// // For hardware without pages larger than 1 GiB.
+/// const UP_TO_1G: Result<Riscv, SetupError> = TABLES.within(3, 56);
+/// assert!(UP_TO_1G.is_ok_and(|tables| tables.mode() == TABLES.mode()));
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Riscv {
     mode: Mode,

@@ -30,6 +30,14 @@ const WRITE: u64 = 1 << 1;
 const SNOOP: u64 = 1 << 11;
 
 /// VT-d second stage: 3, 4 or 5 levels for 39, 48 or 57 bits.
+///
+/// ```
+/// use portcullis::prelude::*;
+/// const TABLES: VtdSecondStage = VtdSecondStage::four_level();
+/// assert_eq!(VtdSecondStage::new(4, 3, 52), Ok(TABLES));
+/// // For hardware without pages of 1 GiB.
+/// assert_eq!(VtdSecondStage::new(4, 2, 52), Ok(TABLES.up_to(portcullis::addr::PageSize::SIZE_2M)));
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VtdSecondStage {
     levels: u32,

@@ -52,6 +52,12 @@ const EXECUTE_DISABLE: u64 = 1 << 63;
 pub(super) const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 
 /// x86-64, VT-d first stage: 4 or 5 levels for 47 or 56 bits, the lower half of what they could translate.
+///
+/// ```
+/// use portcullis::prelude::*;
+/// const TABLES: X86FirstStage = X86FirstStage::five_level();
+/// assert_eq!(X86FirstStage::new(5, 3, 52), Ok(TABLES));
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct X86FirstStage {
     levels: u32,

@@ -408,6 +408,15 @@ fn layouts_by_name() {
     assert_eq!(x86, [4, 5].map(|levels| X86FirstStage::new(levels, 3, 52).unwrap()));
     let amd = [AmdV1::three_level(), AmdV1::four_level(), AmdV1::five_level(), AmdV1::six_level()];
     assert_eq!(amd, [3, 4, 5, 6].map(|levels| AmdV1::new(levels, 3, 52).unwrap()));
+    let arm = (Arm::<12>::stage_1_48_bits(), Arm::<14>::stage_1_48_bits(), Arm::<16>::stage_1_48_bits());
+    let numbers =
+        (Arm::stage_1(48, 48).unwrap(), Arm::stage_1(48, 48).unwrap(), Arm::stage_1(48, 48).unwrap());
+    assert_eq!(arm, numbers);
+    let arm = (Arm::<12>::stage_2_48_bits(), Arm::<14>::stage_2_48_bits(), Arm::<16>::stage_2_48_bits());
+    let numbers =
+        (Arm::stage_2(48, 48).unwrap(), Arm::stage_2(48, 48).unwrap(), Arm::stage_2(48, 48).unwrap());
+    assert_eq!(arm, numbers);
+    assert_eq!((arm.0.levels(), arm.1.levels(), arm.2.levels()), (4, 3, 3));
     for (format, levels) in RISCV.into_iter().zip([3, 4, 5, 3, 4]) {
         assert_eq!(format.levels(), levels);
         assert_eq!(format.within(levels, 56), Ok(format));
