@@ -1,7 +1,9 @@
 //! The registration cache: what is held is reached, what is forgotten or evicted is not, and nothing beyond the limits.
+//! And the heap, whose frames and buffers hold the bytes that are put there.
 #![cfg(not(loom))]
 
 mod failures;
+mod heap;
 mod kept;
 mod limits;
 mod model;

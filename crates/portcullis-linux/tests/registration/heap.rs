@@ -1,0 +1,71 @@
+//! The process's heap as devices' memory.
+
+use portcullis::addr::PhysAddr;
+use portcullis::dma::DmaBuffer;
+use portcullis::platform::{CopyMemory, FRAME_SIZE, Frames};
+use portcullis_linux::heap::{Heap, HeapBuffer};
+
+#[test]
+fn frames_are_zeroed_aligned_and_their_words_memory() {
+    for count in [1, 2, 3, 5, 16] {
+        let first = Heap.alloc(count).unwrap();
+        let align = count.next_power_of_two() as u64 * FRAME_SIZE;
+        assert!(first.get().is_multiple_of(align) && first.get() < 1 << 52, "{count} at {first}");
+        for frame in 0..count as u64 {
+            let frame = PhysAddr::new(first.get() + frame * FRAME_SIZE);
+            // SAFETY: of the frames above, which are freed below.
+            let words = unsafe { Heap.table(frame) };
+            assert!(words.iter().all(|word| word.load(std::sync::atomic::Ordering::Relaxed) == 0));
+            words[511].store(u64::MAX, std::sync::atomic::Ordering::Relaxed);
+        }
+        // SAFETY: those from above.
+        unsafe { Heap.free(first, count) };
+    }
+    for count in [0, usize::MAX, usize::MAX / 4096, 1 << 50] {
+        assert_eq!(Heap.alloc(count), None);
+    }
+    assert!(HeapBuffer::new(0).is_none() && HeapBuffer::new(usize::MAX).is_none());
+}
+
+/// At every alignment of the two sides, of lengths around words: the bytes named, and no other.
+#[test]
+fn copies_and_wipes_touch_the_bytes_named() {
+    let (from, to) = (HeapBuffer::new(64).unwrap(), HeapBuffer::new(64).unwrap());
+    let source: Vec<u8> = (1..=64).collect();
+    from.write(0, &source).unwrap();
+    let address = |buffer: &HeapBuffer, at: usize| PhysAddr::new(buffer.phys().get() + at as u64);
+    for (a, b) in (0..9).flat_map(|a| (0..9).map(move |b| (a, b))) {
+        for len in [0, 1, 7, 8, 9, 15, 16, 17, 40] {
+            let mut expected = [0xee; 64];
+            to.write(0, &expected).unwrap();
+            // SAFETY: bytes of both buffers.
+            unsafe { Heap.copy(address(&from, a), address(&to, b), len as u64) };
+            expected[b..b + len].copy_from_slice(&source[a..a + len]);
+            let mut found = [0; 64];
+            to.read(0, &mut found).unwrap();
+            assert_eq!(found, expected, "from {a} to {b}, {len} bytes");
+            // SAFETY: bytes of the buffer.
+            unsafe { Heap.zero(address(&to, a), len as u64) };
+            expected[a..a + len].fill(0);
+            to.read(0, &mut found).unwrap();
+            assert_eq!(found, expected, "zeros at {a}, {len} bytes");
+        }
+    }
+}
+
+#[test]
+fn a_buffer_ends_where_it_says() {
+    let buffer = HeapBuffer::new(5000).unwrap();
+    assert_eq!(
+        (buffer.size(), buffer.segments()[0].len, buffer.segments()[0].phys),
+        (5000, 5000, buffer.phys())
+    );
+    assert!(buffer.phys().get().is_multiple_of(FRAME_SIZE));
+    assert_eq!(buffer.write(4990, b"0123456789"), Some(()));
+    let mut bytes = [0; 10];
+    assert_eq!((buffer.read(4990, &mut bytes), &bytes), (Some(()), b"0123456789"));
+    for (offset, len) in [(4991, 10), (5001, 0), (usize::MAX, 1), (usize::MAX, 10)] {
+        assert_eq!(buffer.write(offset, &bytes[..len]), None);
+        assert_eq!(buffer.read(offset, &mut vec![0; len]), None);
+    }
+}
