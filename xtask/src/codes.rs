@@ -22,12 +22,11 @@ impl Document {
                 fenced = !fenced;
                 continue;
             }
-            let code = if fenced { Some(line) } else { line.strip_prefix("    ") };
-            let Some(code) = code else {
+            if !fenced {
                 sentences.extend([line, "\n"]);
                 continue;
-            };
-            let (code, more) = code.strip_suffix('\\').map_or((code, false), |code| (code, true));
+            }
+            let (code, more) = line.strip_suffix('\\').map_or((line, false), |code| (code, true));
             match lines.last_mut() {
                 Some(last) if goes_on => last.push_str(code.trim()),
                 _ => lines.push(code.trim_start().to_owned()),
@@ -60,12 +59,19 @@ impl Document {
 
 /// All documents of the repository at `root`.
 pub fn documents(root: &std::path::Path) -> Vec<Document> {
-    let of = |folder: &str| {
-        let files = std::fs::read_dir(root.join(folder)).unwrap();
-        let names = files.map(|file| format!("{folder}{}", file.unwrap().file_name().to_str().unwrap()));
-        names.filter(|name| name.ends_with(".md")).collect::<Vec<_>>()
-    };
-    let mut names = [of(""), of("docs/")].concat();
+    let (mut folders, mut names) = (vec![root.to_path_buf()], Vec::new());
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let entry = entry.unwrap();
+            let name = entry.file_name().into_string().unwrap();
+            let is_left_out = name == "target" || name == "corpus" || name.starts_with('.');
+            if entry.file_type().unwrap().is_dir() && !is_left_out {
+                folders.push(entry.path());
+            } else if name.ends_with(".md") {
+                names.push(entry.path().strip_prefix(root).unwrap().to_str().unwrap().to_owned());
+            }
+        }
+    }
     names.sort();
     let document = |name: String| {
         let text = std::fs::read_to_string(root.join(&name)).unwrap();

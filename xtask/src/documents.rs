@@ -93,6 +93,31 @@ fn commands(document: &Document) -> Vec<String> {
     document.commands("cargo").filter_map(|words| wrong_with(&words)).collect()
 }
 
+/// Blocks of code that rustdoc would not compile and run, and are of no other language.
+fn blocks(document: &Document) -> Vec<String> {
+    let text = std::fs::read_to_string(root().join(&document.name)).unwrap();
+    let include = format!("include_str!(\"../../../{}\")", document.name);
+    let includes = |folder: &PathBuf| {
+        std::fs::read_to_string(folder.join("src/lib.rs")).is_ok_and(|text| text.contains(&include))
+    };
+    let missing =
+        (!folders().iter().any(includes)).then(|| "no crate includes it for its doctests".to_owned());
+    missing.into_iter().chain(not_compiled(&text)).collect()
+}
+
+/// Blocks of `text` that say no language, or one with conditions (`rust,ignore`), or that are code by their indent alone.
+fn not_compiled(text: &str) -> Vec<String> {
+    let mut fenced = false;
+    let wrong = |line: &&str| match line.trim_start().strip_prefix("```") {
+        Some(language) => {
+            fenced = !fenced;
+            fenced && !["rust", "sh", "text"].contains(&language)
+        }
+        None => !fenced && line.starts_with("    "),
+    };
+    text.lines().filter(wrong).map(str::to_owned).collect()
+}
+
 /// Whether the test `name` is in `target`, a folder below the tests of one of the crates.
 fn is_test(target: &str, name: &str) -> bool {
     nightly::CRATES.iter().any(|of| is_test_in(&root().join("crates").join(of).join("tests"), target, name))
@@ -202,6 +227,37 @@ fn every_command_of_cargo_names_what_is_there() {
 }
 
 #[test]
+fn every_block_of_code_is_compiled() {
+    assert_eq!(all_wrong(blocks), [""; 0]);
+}
+
+/// The rows of the table "what you want", in a README or in a crate's documentation: each with what to take, links left out.
+fn what_to_take(text: &str) -> Vec<[String; 2]> {
+    let lines = text.lines().map(|line| line.trim_start_matches("//! "));
+    let rows =
+        lines.skip_while(|line| !line.starts_with("| you want |")).take_while(|line| line.starts_with('|'));
+    let plain = |cell: &str| {
+        let link = |part: &str| part.split_once(')').map_or(part.to_owned(), |(_, rest)| rest.to_owned());
+        let mut parts = cell.split("](");
+        let first = parts.next().unwrap_or_default().to_owned();
+        parts.fold(first, |text, part| text + &link(part)).replace(['[', ']'], "").trim().to_owned()
+    };
+    rows.map(|row| {
+        let mut cells = row.split('|').skip(1).map(plain);
+        [(); 2].map(|()| cells.next().unwrap())
+    })
+    .collect()
+}
+
+#[test]
+fn the_front_page_of_the_core_has_the_readme_s_table() {
+    let [readme, page] = ["README.md", "crates/portcullis/src/lib.rs"]
+        .map(|path| what_to_take(&std::fs::read_to_string(root().join(path)).unwrap()));
+    assert!(readme.len() > 10, "{readme:?}");
+    assert_eq!(readme, page);
+}
+
+#[test]
 fn every_test_that_runs_on_nightly_exists() {
     let missing = |tool: &nightly::Tool| {
         let of = |(target, tests): &(&str, &[&str])| {
@@ -275,6 +331,11 @@ fn what_is_wrong_is_found() {
     assert!(wrong("cargo run -p portcullis-model --example nothing") && wrong("cargo run -p nothing"));
     assert!(!wrong("cargo xtask coherence raw-1 --cpus 16") && wrong("cargo xtask coherence --cpu 16"));
     assert!(!wrong("cargo xtask check") && wrong("cargo xtask checks"));
+    assert_eq!(not_compiled("```rust\nlet a = 1;\n```\n```text\n    a\n```\n"), [""; 0]);
+    assert_eq!(
+        not_compiled("```rust,ignore\n```\n```\nlet a\n```\n\n    let a\n"),
+        ["```rust,ignore", "```", "    let a"]
+    );
     assert!(is_test("pgtable", "engine::near::no_table_is_remembered_once_it_was_reclaimed"));
     assert!(!is_test("pgtable", "engine::near::nothing"));
 }

@@ -1,128 +1,248 @@
-//! An adaptor for virtio drivers: the four calls that `virtio_drivers::Hal` asks for (`dma_alloc`, `dma_dealloc`, `share` and
-//! `unshare`), on a queue. The calls deal in numbers and know no context, so a driver is compiled once: the queue is a
-//! `dyn AnyQueue`.
+//! A published driver over Portcullis: the crate `virtio-drivers` asks its embedder for the trait `Hal`, and [`Adaptor`]
+//! implements it by a queue and coherent memory. Its driver of an entropy device then runs unchanged, for each way to protect.
+//!
+//! The machine is made of software: the device ([`Entropy`]) reads its ring and writes its bytes through an IOMMU. In a kernel
+//! the adaptor is shorter: `tests/kernel/src/net.rs` has it over QEMU's network card.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::ptr::NonNull;
+use std::rc::Rc;
 use std::sync::Arc;
 
-use portcullis::addr::{DeviceId, Direction, DmaSegment, DomainId, PhysAddr, PhysSegment};
-use portcullis::bounce::PoolConfig;
-use portcullis::dma::{
-    AnyQueue, CoherentMemory, Device, DmaMask, Ended, Machine, Queue, QueueConfig, RawMapping,
-};
-use portcullis::domain::Domain;
-use portcullis::pgtable::{PageTable, VtdSecondStage};
-use portcullis::platform::Frames;
-use portcullis::std_platform::StdPlatform;
-use portcullis_model::{Context, DeviceId as ModelDevice, Iommu, IommuConfig, Memory};
+use portcullis::mapper::TableMapper;
+use portcullis::prelude::*;
+use portcullis_model::{Buffer, Context, Fault, Iommu, IommuConfig, Memory};
+use virtio_drivers::device::rng::VirtIORng;
+use virtio_drivers::transport::{DeviceStatus, DeviceType, InterruptStatus, Transport};
+use virtio_drivers::{BufferDirection, Hal, PAGE_SIZE, PhysAddr as At};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// As `virtio_drivers::BufferDirection`.
-#[derive(Debug, Clone, Copy)]
-enum BufferDirection {
-    DriverToDevice,
-    DeviceToDriver,
-    Both,
+/// The machine by name, as the adaptor's state is in a static.
+enum Pc {}
+
+impl Machine for Pc {
+    type Mapper = TableMapper<Arc<Memory>, portcullis_model::Queue, VtdSecondStage>;
+    type Platform = StdPlatform;
+    type Memory = Arc<Memory>;
 }
 
-/// What `Hal` asks for, of one device. (`Hal`'s functions take no `self`: an implementation finds this in a static.)
-struct Hal<X: Machine, F: Frames + Clone> {
-    device: Device<X>,
-    frames: F,
-    queue: Box<dyn AnyQueue>,
-    shared: BTreeMap<u64, RawMapping>,
-    rings: BTreeMap<u64, CoherentMemory<F, X::Mapper, X::Platform>>,
+type Ring = CoherentMemory<Arc<Memory>, <Pc as Machine>::Mapper, StdPlatform>;
+
+/// What `Hal`'s functions, which have no `self`, find.
+struct State {
+    memory: Arc<Memory>,
+    device: Device<Pc>,
+    queue: Queue<Pc, Buffer>,
+    /// What is mapped, by its address for the device.
+    rings: BTreeMap<At, Ring>,
+    shared: BTreeMap<At, Mapping<Buffer>>,
 }
 
-impl<X: Machine, F: Frames + Clone> Hal<X, F> {
-    fn new(device: Device<X>, frames: F, config: QueueConfig) -> Result<Self, Box<dyn Error>> {
-        let queue: Queue<X> = device.queue(config)?;
-        let queue = Box::new(queue);
-        Ok(Self { device, frames, queue, shared: BTreeMap::new(), rings: BTreeMap::new() })
+thread_local! {
+    static STATE: RefCell<Option<State>> = const { RefCell::new(None) };
+}
+
+/// Calls `f` with the state. `Hal` has no word for a failure, so one ends the program.
+fn with<R>(f: impl FnOnce(&mut State) -> Result<R, Box<dyn Error>>) -> R {
+    STATE
+        .with_borrow_mut(|state| f(state.as_mut().expect("the adaptor has its queue")))
+        .expect("memory can be mapped")
+}
+
+struct Adaptor;
+
+// SAFETY: memory for rings is zeroed pages of their own that both sides reach; what is shared stays mapped until it is unshared,
+// and the address is the device's for it.
+unsafe impl Hal for Adaptor {
+    fn dma_alloc(pages: usize, _: BufferDirection) -> (At, NonNull<u8>) {
+        with(|state| {
+            let ring = CoherentMemory::new(state.device.dma(), Arc::clone(&state.memory), pages * PAGE_SIZE)?;
+            let found = (ring.iova().get(), ring.as_ptr().ok_or("frames that are not side by side")?);
+            state.rings.insert(found.0, ring);
+            Ok(found)
+        })
     }
 
-    /// Memory for a virtqueue: zeroed pages that both sides use for long. The device's address, and the CPU's.
-    fn dma_alloc(&mut self, pages: usize) -> Result<(u64, NonNull<u8>), Box<dyn Error>> {
-        let memory = CoherentMemory::new(self.device.dma(), self.frames.clone(), pages * 4096)?;
-        let (paddr, vaddr) =
-            (memory.iova().get(), memory.as_ptr().ok_or("frames that are not side by side")?);
-        self.rings.insert(paddr, memory);
-        Ok((paddr, vaddr))
+    unsafe fn dma_dealloc(at: At, _: NonNull<u8>, _: usize) -> i32 {
+        let free = |state: &mut State| Ok(state.rings.remove(&at).is_some_and(|ring| ring.free().is_ok()));
+        if with(free) { 0 } else { -1 }
     }
 
-    fn dma_dealloc(&mut self, paddr: u64) -> Result<(), Box<dyn Error>> {
-        let memory = self.rings.remove(&paddr).ok_or("no such memory")?;
-        Ok(memory.free()?)
+    unsafe fn mmio_phys_to_virt(_: At, _: usize) -> NonNull<u8> {
+        unimplemented!("only a PCI device has registers in memory")
     }
 
-    /// Shares a buffer with the device. Its address for the device.
-    ///
-    /// # Safety
-    /// The buffer is memory that nothing but the device uses until `unshare` has returned.
-    unsafe fn share(
-        &mut self,
-        buffer: PhysSegment,
-        direction: BufferDirection,
-    ) -> Result<u64, Box<dyn Error>> {
+    unsafe fn share(buffer: NonNull<[u8]>, direction: BufferDirection) -> At {
         let direction = match direction {
             BufferDirection::DriverToDevice => Direction::ToDevice,
             BufferDirection::DeviceToDriver => Direction::FromDevice,
             BufferDirection::Both => Direction::Bidirectional,
         };
-        let mut view = [DmaSegment::default()];
-        // SAFETY: the caller's promise; `unshare` is the mapping's only end.
-        let (mapping, _) = unsafe { self.queue.map_raw(&[buffer], direction, &mut view) }?;
-        self.shared.insert(view[0].iova.get(), mapping);
-        Ok(view[0].iova.get())
+        with(|state| {
+            // The driver's buffer is this process's memory, and the simulated machine has its own, so the bytes are copied there
+            // and back. A kernel has no such step: it calls `map_raw` with the buffer's physical address.
+            let original = state.memory.buffer(buffer.len() as u64).ok_or("out of memory")?;
+            if direction != Direction::FromDevice {
+                // SAFETY: the caller's buffer, which nobody writes during the call.
+                original.write(0, unsafe { buffer.as_ref() })?;
+            }
+            let mapping = state.queue.map(original, direction)?;
+            let at = mapping.iova().get();
+            state.shared.insert(at, mapping);
+            Ok(at)
+        })
     }
 
-    /// The buffer is the driver's again when this returns: `Hal` has no word for later, so what would wait for a batch is
-    /// committed here.
-    fn unshare(&mut self, paddr: u64) -> Result<(), Box<dyn Error>> {
-        let mapping = self.shared.remove(&paddr).ok_or("nothing is shared there")?;
-        if self.queue.unmap_raw(mapping)? == Ended::Pending {
-            self.queue.commit_raw()?;
+    unsafe fn unshare(at: At, mut buffer: NonNull<[u8]>, direction: BufferDirection) {
+        with(|state| {
+            let mapping = state.shared.remove(&at).ok_or("nothing is shared there")?;
+            let mut ended = None;
+            state.queue.unmap(mapping)?.for_each(|original| ended = Some(original));
+            // `Hal` has no word for later, so nothing waits for a batch.
+            let original = match ended {
+                Some(original) => original,
+                None => state.queue.commit()?.into_iter().next().ok_or("no buffer came back")?,
+            };
+            if direction != BufferDirection::DriverToDevice {
+                // SAFETY: the caller's buffer, which nobody else uses during the call.
+                original.read(0, unsafe { buffer.as_mut() })?;
+            }
+            Ok(())
+        });
+    }
+}
+
+/// The device: it answers each request with the bytes 1, 2, 3..
+struct Entropy {
+    iommu: Arc<Iommu>,
+    id: DeviceId,
+    /// Its virtqueue: so many places, and where descriptors, requests and answers are.
+    size: u64,
+    rings: [At; 3],
+    /// How many requests it has answered.
+    answered: u16,
+    /// Where it was last told to write.
+    told: Iova,
+}
+
+impl Entropy {
+    fn read<const N: usize>(&self, at: At) -> Result<[u8; N], Fault> {
+        let mut bytes = [0; N];
+        self.iommu.dma_read(self.id, Iova::new(at), &mut bytes)?;
+        Ok(bytes)
+    }
+
+    fn write(&self, at: At, bytes: &[u8]) -> Result<(), Fault> {
+        self.iommu.dma_write(self.id, Iova::new(at), bytes)
+    }
+
+    /// Answers what is in the ring (virtio 1.2, section 2.7 "Split Virtqueues").
+    fn answer(&mut self) -> Result<(), Fault> {
+        let [descriptors, requests, answers] = self.rings;
+        while u16::from_le_bytes(self.read(requests + 2)?) != self.answered {
+            let place = u64::from(self.answered) % self.size;
+            let head = u16::from_le_bytes(self.read(requests + 4 + 2 * place)?);
+            let descriptor = descriptors + 16 * u64::from(head);
+            self.told = Iova::new(u64::from_le_bytes(self.read(descriptor)?));
+            let len = u32::from_le_bytes(self.read(descriptor + 8)?);
+            let bytes: Vec<u8> = (1..=len).map(|number| number as u8).collect();
+            self.write(self.told.get(), &bytes)?;
+            let answer = [u32::from(head), len].map(u32::to_le_bytes).concat();
+            self.write(answers + 4 + 8 * place, &answer)?;
+            self.answered = self.answered.wrapping_add(1);
+            self.write(answers + 2, &self.answered.to_le_bytes())?;
         }
         Ok(())
     }
 }
 
-fn run(config: QueueConfig) -> Result<(), Box<dyn Error>> {
+/// The driver's way to the device's registers.
+struct Registers(Rc<RefCell<Entropy>>, DeviceStatus);
+
+impl Transport for Registers {
+    fn device_type(&self) -> DeviceType {
+        DeviceType::EntropySource
+    }
+    fn read_device_features(&mut self) -> u64 {
+        // VIRTIO_F_VERSION_1
+        1 << 32
+    }
+    fn write_driver_features(&mut self, _: u64) {}
+    fn max_queue_size(&mut self, _: u16) -> u32 {
+        8
+    }
+    fn notify(&mut self, _: u16) {
+        self.0.borrow_mut().answer().expect("the device reaches its ring and the buffer");
+    }
+    fn get_status(&self) -> DeviceStatus {
+        self.1
+    }
+    fn set_status(&mut self, status: DeviceStatus) {
+        self.1 = status;
+    }
+    fn set_guest_page_size(&mut self, _: u32) {}
+    fn requires_legacy_layout(&self) -> bool {
+        false
+    }
+    fn queue_set(&mut self, _: u16, size: u32, descriptors: At, driver: At, device: At) {
+        let mut entropy = self.0.borrow_mut();
+        (entropy.size, entropy.rings) = (size.into(), [descriptors, driver, device]);
+    }
+    fn queue_unset(&mut self, _: u16) {}
+    fn queue_used(&mut self, _: u16) -> bool {
+        self.0.borrow().size > 0
+    }
+    fn ack_interrupt(&mut self) -> InterruptStatus {
+        InterruptStatus::empty()
+    }
+    fn read_config_generation(&self) -> u32 {
+        0
+    }
+    fn read_config_space<V: FromBytes + IntoBytes>(&self, _: usize) -> virtio_drivers::Result<V> {
+        Err(virtio_drivers::Error::ConfigSpaceMissing)
+    }
+    fn write_config_space<V: IntoBytes + Immutable>(&mut self, _: usize, _: V) -> virtio_drivers::Result<()> {
+        Err(virtio_drivers::Error::ConfigSpaceMissing)
+    }
+}
+
+fn run(name: &str, config: QueueConfig) -> Result<(), Box<dyn Error>> {
     let memory = Memory::new(64 << 20);
     let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
-    let (id, card) = (DomainId(1), ModelDevice(5));
-    let platform = StdPlatform::new();
+    let (id, card) = (DomainId(1), DeviceId(5));
     let table = PageTable::new(Arc::clone(&memory), VtdSecondStage::four_level())?;
-    iommu.attach(card, Context::SecondStage { domain: id, root: table.root(), levels: 4 });
+    iommu.attach(card, Context::SecondStage { domain: id, root: table.root(), levels: table.levels() });
     let domain = Domain::builder(table, iommu.queue(), id)
         .bounce(Arc::clone(&memory), PoolConfig::default())
-        .build(platform)?;
-    let device = domain.attach(DeviceId(5), DmaMask::BITS_64)?;
-    let mut hal = Hal::new(device, Arc::clone(&memory), config)?;
+        .build_as::<Pc>(StdPlatform::new())?;
+    let device = domain.attach(card, DmaMask::BITS_64)?;
+    let queue = device.queue(config)?;
+    let (rings, shared) = (BTreeMap::new(), BTreeMap::new());
+    STATE.set(Some(State { memory: Arc::clone(&memory), device, queue, rings, shared }));
 
-    let (ring, words) = hal.dma_alloc(2)?;
-    iommu.dma_write(card, portcullis::addr::Iova::new(ring + 4096), b"used")?;
-    // SAFETY: inside the ring's two pages.
-    let used = [0, 1, 2, 3].map(|at| unsafe { words.add(4096 + at).read_volatile() });
-    assert_eq!(&used, b"used");
-    let original = memory.buffer(4096).ok_or("no memory")?;
-    for direction in [BufferDirection::DeviceToDriver, BufferDirection::Both, BufferDirection::DriverToDevice]
-    {
-        let buffer = PhysSegment { phys: PhysAddr::new(original.phys().get() + 64), len: 512 };
-        original.write(64, b"question")?;
-        // SAFETY: the memory is simulated, all of it atomics.
-        let paddr = unsafe { hal.share(buffer, direction) }?;
-        let iova = portcullis::addr::Iova::new(paddr);
-        let writes = !matches!(direction, BufferDirection::DriverToDevice);
-        assert_eq!(iommu.dma_write(card, iova, b"answered").is_ok(), writes);
-        hal.unshare(paddr)?;
-        let _ = iommu.dma_write(card, iova, b"too late");
-        let mut bytes = [0; 8];
-        original.read(64, &mut bytes)?;
-        assert_eq!(&bytes, if writes { b"answered" } else { b"question" });
+    let (told, rings) = (Iova::new(0), [0; 3]);
+    let entropy = Entropy { iommu: Arc::clone(&iommu), id: card, size: 0, rings, answered: 0, told };
+    let entropy = Rc::new(RefCell::new(entropy));
+    let mut driver = VirtIORng::<Adaptor, _>::new(Registers(Rc::clone(&entropy), DeviceStatus::empty()))
+        .map_err(|error| error.to_string())?;
+    let mut bytes = [0; 100];
+    for _ in 0..20 {
+        bytes.fill(0);
+        let len = driver.request_entropy(&mut bytes).map_err(|error| error.to_string())?;
+        assert!(len == 100 && bytes.iter().zip(1..).all(|(byte, number)| *byte == number));
     }
-    hal.dma_dealloc(ring)
+    let late = match iommu.dma_write(card, entropy.borrow().told, b"too late") {
+        Ok(()) => "reaches a copy that nobody reads",
+        Err(_) => "is refused",
+    };
+    drop(driver);
+    // All of it came back, the rings too.
+    let state = STATE.take().ok_or("the adaptor has its queue")?;
+    assert!(state.rings.is_empty() && state.shared.is_empty() && bytes[..8] == [1, 2, 3, 4, 5, 6, 7, 8]);
+    println!("{name:<7} 20 requests of 100 bytes; a late write of the device {late}");
+    Ok(())
 }
 
 /// The same by each strategy.
@@ -130,14 +250,8 @@ fn run(config: QueueConfig) -> Result<(), Box<dyn Error>> {
 /// # Errors
 /// What did not work.
 pub fn main() -> Result<(), Box<dyn Error>> {
-    for config in [
-        QueueConfig::direct(),
-        QueueConfig::ring(64, 4096).batch(1),
-        QueueConfig::bounce(),
-        QueueConfig::auto(64, 4096).batch(1),
-    ] {
-        run(config)?;
-    }
-    println!("shared and taken back by each strategy");
-    Ok(())
+    run("direct", QueueConfig::direct())?;
+    run("ring", QueueConfig::ring(64, 4096).batch(1))?;
+    run("bounce", QueueConfig::bounce())?;
+    run("auto", QueueConfig::auto(64, 4096).batch(1))
 }

@@ -6,6 +6,24 @@
 //! [`Platform`](platform::Platform); with the feature `std` (on by default) a
 //! [ready-made one](std_platform::StdPlatform) is included.
 //!
+//! # What to take
+//! [`prelude`] has the names that a driver's author needs. The files are in `examples`; `cargo run -p portcullis --example map` runs
+//! the first.
+//!
+//! | you want | take | example |
+//! |---|---|---|
+//! | to map a buffer and unmap it | [`Queue`](dma::Queue) | `map.rs` |
+//! | buffers for a network card's rings | [`Queue`](dma::Queue) | `nic.rs` |
+//! | lists of pages for a disk | [`Queue::segments`](dma::Queue::segments) | `prp.rs` |
+//! | to run `virtio-drivers` | its `Hal`, by a [`Queue`](dma::Queue) | `hal.rs` |
+//! | to map by physical address | [`Queue::map_raw`](dma::Queue::map_raw) | `kernel/machine.rs` |
+//! | memory that CPU and device share | [`CoherentMemory`](dma::CoherentMemory) | its [`as_slice`](dma::CoherentMemory::as_slice) |
+//! | a kernel of yours, in `no_std` | [`Platform`](platform::Platform), [`Frames`](platform::Frames) | `kernel/machine.rs` |
+//! | a kernel that drives an IOMMU | `portcullis-hw` | `docs/porting.md` |
+//! | a device that is not coherent | [`Device::not_coherent`](dma::Device::not_coherent) | `docs/porting.md` |
+//! | buffers in a process's heap | `portcullis_linux::heap` | there |
+//! | to test without hardware | `portcullis-model` | below |
+//!
 //! # From the top
 //! - Drivers: [`dma::Queue`], by [`Domain::builder`](domain::Domain::builder): mappings that own their buffers, whatever protects them.
 //! - Kernels and VMMs: [`domain::Domain`] over a [`mapper::Mapper`].
@@ -41,18 +59,14 @@
 //! # Example
 //! The front door is a domain, a device and a queue. The example maps a buffer, lets a device write
 //! to it, unmaps it, and sees that a late write does not change it. The device, its memory and its
-//! IOMMU are those of the software model, `portcullis-model`. Drivers of a network card and an NVMe
-//! disk, and an adaptor for virtio drivers, are in `examples`.
+//! IOMMU are those of the software model, `portcullis-model`.
 //!
 //! ```
 //! # #[cfg(feature = "std")]
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! use std::sync::Arc;
 //!
-//! use portcullis::addr::Direction::FromDevice;
-//! use portcullis::pgtable::VtdSecondStage;
 //! use portcullis::prelude::*;
-//! use portcullis::std_platform::StdPlatform;
 //! use portcullis_model::{Context, Iommu, IommuConfig, Memory};
 //!
 //! // The machine: 64 MiB of memory, an IOMMU in front of it that walks a page table of four levels, and a network card.
@@ -60,14 +74,14 @@
 //! let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
 //! let platform = StdPlatform::new();
 //! let table = PageTable::new(Arc::clone(&memory), VtdSecondStage::four_level())?;
-//! let (id, card) = (DomainId(1), portcullis_model::DeviceId(0));
+//! let (id, card) = (DomainId(1), DeviceId(0));
 //! iommu.attach(card, Context::SecondStage { domain: id, root: table.root(), levels: table.levels() });
 //!
 //! let domain = Domain::builder(table, iommu.queue(), id)
 //!     .policy(Policy::Strict)
 //!     .bounce(Arc::clone(&memory), PoolConfig::default())
 //!     .build(platform)?;
-//! let nic = domain.attach(DeviceId(0), DmaMask::BITS_64)?;
+//! let nic = domain.attach(card, DmaMask::BITS_64)?;
 //!
 //! // How the card is kept out is one line; what follows is the same for all of them.
 //! for config in [
@@ -81,7 +95,7 @@
 //!     let buffer = memory.buffer(2048).ok_or("out of memory")?;
 //!
 //!     // The mapping owns the buffer while the card has it.
-//!     let mapping = rx.map(buffer, FromDevice)?;
+//!     let mapping = rx.map(buffer, Direction::FromDevice)?;
 //!     let iova = mapping.iova();
 //!     iommu.dma_write(card, iova, b"a packet")?;
 //!
@@ -144,7 +158,33 @@ pub mod sync;
 #[cfg(not(feature = "parts"))]
 mod sync;
 
-/// What the README shows is compiled, and run.
+/// What the documents show is compiled, and run. A test of `xtask` finds a document that no crate includes.
 #[cfg(all(doctest, feature = "std"))]
-#[doc = include_str!("../../../README.md")]
-struct Readme;
+mod documents {
+    #[doc = include_str!("../../../CHANGELOG.md")]
+    struct Changelog;
+    #[doc = include_str!("../../../CONTRIBUTING.md")]
+    struct Contributing;
+    #[doc = include_str!("../../../README.md")]
+    struct Readme;
+    #[doc = include_str!("../../../SECURITY.md")]
+    struct Security;
+    #[doc = include_str!("../../../crates/portcullis-cli/traces/README.md")]
+    struct TracesReadme;
+    #[doc = include_str!("../../../docs/bench.md")]
+    struct Bench;
+    #[doc = include_str!("../../../docs/bounce.md")]
+    struct Bounce;
+    #[doc = include_str!("../../../docs/design.md")]
+    struct Design;
+    #[doc = include_str!("../../../docs/glossary.md")]
+    struct Glossary;
+    #[doc = include_str!("../../../docs/replay.md")]
+    struct Replay;
+    #[doc = include_str!("../../../docs/scaling.md")]
+    struct Scaling;
+    #[doc = include_str!("../../../docs/security.md")]
+    struct Promises;
+    #[doc = include_str!("../../../docs/strict.md")]
+    struct Strict;
+}

@@ -2,10 +2,27 @@
 
 #[path = "../../examples/hal.rs"]
 mod hal;
+/// The kernel's side, which needs no `std`. `tests/no-std` has none.
+#[path = "../../examples/kernel/machine.rs"]
+mod kernel;
+#[path = "../../examples/map.rs"]
+mod map;
 #[path = "../../examples/nic.rs"]
 mod nic;
 #[path = "../../examples/prp.rs"]
 mod prp;
+
+#[test]
+fn a_buffer() {
+    map::main().unwrap();
+}
+
+#[test]
+fn a_kernel() {
+    let seen = kernel::run().unwrap();
+    assert_eq!((seen.strict_waits, seen.lazy_waits, seen.flushes), (1, 0, 1));
+    assert!(seen.iova.get() <= u32::MAX.into() && seen.iova.get() != seen.phys.get(), "{seen:?}");
+}
 
 #[test]
 fn a_network_card() {
@@ -18,6 +35,6 @@ fn an_nvme_disk() {
 }
 
 #[test]
-fn an_adaptor_for_virtio() {
+fn a_driver_of_virtio() {
     hal::main().unwrap();
 }

@@ -1,5 +1,7 @@
 //! The interface that drivers use, and how mappings end.
 
+extern crate alloc;
+
 #[path = "../common/mod.rs"]
 mod common;
 #[path = "../queued/mod.rs"]
