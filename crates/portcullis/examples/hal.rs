@@ -103,7 +103,7 @@ unsafe impl Hal for Adaptor {
             // `Hal` has no word for later, so nothing waits for a batch.
             let original = match ended {
                 Some(original) => original,
-                None => state.queue.commit()?.into_iter().next().ok_or("no buffer came back")?,
+                None => state.queue.commit()?.next().ok_or("no buffer came back")?,
             };
             if direction != BufferDirection::DriverToDevice {
                 // SAFETY: the caller's buffer, which nobody else uses during the call.
@@ -118,7 +118,7 @@ unsafe impl Hal for Adaptor {
 struct Entropy {
     iommu: Arc<Iommu>,
     id: DeviceId,
-    /// Its virtqueue: so many places, and where descriptors, requests and answers are.
+    /// Its virtqueue: how many places it has, and the addresses of its descriptors, requests and answers.
     size: u64,
     rings: [At; 3],
     /// How many requests it has answered.
