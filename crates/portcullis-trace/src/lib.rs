@@ -14,6 +14,7 @@
 //! length of the file. Nothing is allocated per line in the steady state.
 #![deny(unsafe_code)]
 
+pub mod anonymize;
 pub mod error;
 pub mod event;
 pub mod input;

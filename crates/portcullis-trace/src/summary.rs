@@ -108,6 +108,8 @@ pub struct Summary {
     /// Whether the reading stopped before the end of the file, as [`ReadOptions::limit`](crate::ReadOptions::limit)
     /// asked.
     pub limited: bool,
+    /// Whether the reading stopped before the end of the file because [`Trace::stop`](crate::Trace::stop) was called.
+    pub stopped: bool,
     /// Events the kernel dropped, as far as it says.
     pub lost_events: u64,
     /// Lists cut by the kernel at 128 entries.
@@ -170,7 +172,7 @@ impl Summary {
     /// and where the reading stopped before the end.
     pub fn cut(&self) -> Option<u64> {
         self.promised_entries
-            .filter(|_| !self.limited)?
+            .filter(|_| !self.limited && !self.stopped)?
             .checked_sub(self.events)
             .filter(|&missing| missing > 0)
     }

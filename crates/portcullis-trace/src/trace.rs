@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::error::TraceError;
 use crate::input::Input;
@@ -42,6 +43,8 @@ pub struct Trace<'a> {
     reader: EventReader<'a>,
     pairer: Pairer,
     limit: u64,
+    /// Somebody wants no more of it.
+    stop: AtomicBool,
     ended: bool,
 }
 
@@ -82,6 +85,7 @@ impl<'a> Trace<'a> {
             reader: EventReader::new(input, options.strict),
             pairer: Pairer::new(options.device),
             limit: options.limit.unwrap_or(u64::MAX),
+            stop: AtomicBool::new(false),
             ended: false,
         }
     }
@@ -99,6 +103,12 @@ impl<'a> Trace<'a> {
             return Ok(false);
         }
         let pairer = &mut self.pairer;
+        if self.stop.load(Ordering::Relaxed) {
+            self.ended = true;
+            self.reader.summary_mut().stopped = true;
+            pairer.finish(self.reader.summary_mut(), chunk);
+            return Ok(!chunk.ops.is_empty());
+        }
         for _ in 0..max_events.max(1) {
             let more = if self.reader.summary().events < self.limit {
                 self.reader.read_event(|event, summary| pairer.event(event, summary, chunk))
@@ -119,6 +129,11 @@ impl<'a> Trace<'a> {
             break;
         }
         Ok(!self.ended || !chunk.ops.is_empty())
+    }
+
+    /// Ends the trace where the reading is: the next chunk is the last, and has what is left to settle.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::Relaxed);
     }
 
     /// What was counted so far; complete once [`next_chunk`](Self::next_chunk) has returned `false`.

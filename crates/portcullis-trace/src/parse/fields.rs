@@ -1,5 +1,7 @@
 //! The fields of the events that matter, found by their names.
 
+mod raw;
+
 use super::{Lists, ParseError, number};
 use crate::event::{Direction, EventKind, Region, SgMap, SyncFor};
 
@@ -166,6 +168,10 @@ impl<'a> Text<'a> {
     /// The device, which is all that stands before `dir=`, and the fields.
     fn dma(self) -> Result<(&'a [u8], Fields<'a>, &'a Lists), ParseError<'a>> {
         let text = self.text;
+        if let Some(fields) = text.strip_prefix(raw::MARK) {
+            let (device, fields) = raw::read(fields, self.lists)?;
+            return Ok((device, fields, self.lists));
+        }
         let mut from = 0;
         let device = loop {
             let after = text.get(from..).unwrap_or(&[]);
@@ -189,12 +195,20 @@ impl<'a> Text<'a> {
     }
 }
 
-/// Reads all fields of `text`. Words without `=` belong to no field that is needed, but for one.
+/// A list whose entries stand apart, with blanks between them.
+#[derive(Clone, Copy)]
+enum Open {
+    DmaAddrs,
+    Sizes,
+    PhysAddrs,
+}
+
+/// Reads all fields of `text`. Words without `=` belong to no field that is needed, but for the mark of a cut list and the
+/// entries of a list without braces.
 fn read<'a>(text: &'a [u8], lists: &'a mut Lists) -> Result<(Fields<'a>, &'a Lists), ParseError<'a>> {
-    lists.dma_addrs.clear();
-    lists.sizes.clear();
-    lists.phys_addrs.clear();
+    lists.clear();
     let mut fields = Fields::default();
+    let mut open = None;
     for word in memchr::memchr_iter(b' ', text).chain([text.len()]).scan(0, |from, to| {
         let word = text.get(*from..to);
         *from = to + 1;
@@ -202,8 +216,12 @@ fn read<'a>(text: &'a [u8], lists: &'a mut Lists) -> Result<(Fields<'a>, &'a Lis
     }) {
         let Some(equals) = word.iter().position(|&b| b == b'=') else {
             fields.truncated |= word == b"[TRUNCATED]";
+            if let Some(open) = open.filter(|_| !word.is_empty() && word != b"[TRUNCATED]") {
+                lists.of(open).push(entry(word)?);
+            }
             continue;
         };
+        open = None;
         let (key, value) = word.split_at(equals);
         let value = value.get(1..).unwrap_or(&[]);
         match key {
@@ -220,9 +238,18 @@ fn read<'a>(text: &'a [u8], lists: &'a mut Lists) -> Result<(Fields<'a>, &'a Lis
                 fields.ents = Some(ents);
                 fields.truncated |= cut;
             }
-            b"dma_addrs" => fields.has_dma_addrs = list(value, word, &mut lists.dma_addrs)?,
-            b"sizes" => fields.has_sizes = list(value, word, &mut lists.sizes)?,
-            b"phys_addrs" => fields.has_phys_addrs = list(value, word, &mut lists.phys_addrs)?,
+            b"dma_addrs" => {
+                open = list(value, word, Open::DmaAddrs, lists)?;
+                fields.has_dma_addrs = true;
+            }
+            b"sizes" => {
+                open = list(value, word, Open::Sizes, lists)?;
+                fields.has_sizes = true;
+            }
+            b"phys_addrs" => {
+                open = list(value, word, Open::PhysAddrs, lists)?;
+                fields.has_phys_addrs = true;
+            }
             _ => {}
         }
     }
@@ -271,19 +298,52 @@ fn pair<'a>(value: &[u8], word: &'a [u8]) -> Result<((u64, u64), bool), ParseErr
     }
 }
 
-/// `{0x1,0x2}`.
-fn list<'a>(value: &[u8], word: &'a [u8], into: &mut Vec<u64>) -> Result<bool, ParseError<'a>> {
-    let wrong = || bad("a list of hexadecimal numbers in braces", word);
-    into.clear();
-    let mut rest = value.strip_prefix(b"{").ok_or_else(wrong)?;
-    if rest == b"}" {
-        return Ok(true);
+impl Lists {
+    fn clear(&mut self) {
+        self.dma_addrs.clear();
+        self.sizes.clear();
+        self.phys_addrs.clear();
     }
+
+    fn of(&mut self, open: Open) -> &mut Vec<u64> {
+        match open {
+            Open::DmaAddrs => &mut self.dma_addrs,
+            Open::Sizes => &mut self.sizes,
+            Open::PhysAddrs => &mut self.phys_addrs,
+        }
+    }
+}
+
+/// An entry of a list without braces: libtraceevent prints `4096 8192`.
+fn entry(word: &[u8]) -> Result<u64, ParseError<'_>> {
+    let value = if word.starts_with(b"0x") { number::hex(word) } else { number::decimal(word) };
+    value.ok_or_else(|| bad("a number of at most 64 bits", word))
+}
+
+/// `{0x1,0x2}` as a whole, or the first entry of a list without braces, which is then open.
+fn list<'a>(
+    value: &'a [u8],
+    word: &'a [u8],
+    which: Open,
+    lists: &mut Lists,
+) -> Result<Option<Open>, ParseError<'a>> {
+    let wrong = || bad("a list of hexadecimal numbers in braces", word);
+    let into = lists.of(which);
+    into.clear();
+    let mut rest = match value {
+        [] => return Ok(Some(which)),
+        [b'{', b'}'] => return Ok(None),
+        [b'{', rest @ ..] => rest,
+        _ => {
+            into.push(entry(value)?);
+            return Ok(Some(which));
+        }
+    };
     loop {
         let (number, after) = number::leading_hex(rest).ok_or_else(wrong)?;
         into.push(number);
         match after {
-            b"}" => return Ok(true),
+            b"}" => return Ok(None),
             [b',', more @ ..] => rest = more,
             _ => return Err(wrong()),
         }

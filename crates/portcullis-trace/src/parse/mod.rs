@@ -3,7 +3,7 @@
 //! A line of tracefs is `TASK-PID [CPU] FLAGS TIME: EVENT: FIELDS`. The task's name may hold anything, so the line is
 //! not split at blanks: what is looked for is the first bracketed number that a time stamp follows. The columns for
 //! the thread group and for the flags may be there or not. `trace-cmd report` and `perf script` print close enough
-//! to this to be read too.
+//! to this to be read too: lists without braces, or, where their library cannot parse an event's format, bare fields.
 //!
 //! Fields are found by name: unknown ones are passed over, and those that some kernels leave out may be missing.
 //!

@@ -141,13 +141,18 @@ pub fn built_in_names() -> Vec<&'static str> {
     BUILT_IN.iter().map(|(name, _)| *name).collect()
 }
 
+/// The file of the profile that ships with Portcullis under `name`; `None` where there is none.
+pub fn built_in_text(name: &str) -> Option<&'static str> {
+    BUILT_IN.iter().find(|(built_in, _)| *built_in == name).map(|(_, text)| *text)
+}
+
 impl Profile {
     /// The profile that ships under `name`, or else the TOML file there.
     ///
     /// # Errors
     /// [`ProfileError`] names the file and what is wrong with it.
     pub fn load(name: &str) -> Result<Self, ProfileError> {
-        if let Some((_, text)) = BUILT_IN.iter().find(|(built_in, _)| *built_in == name) {
+        if let Some(text) = built_in_text(name) {
             return Self::parse(name, text);
         }
         if !name.contains(['.', '/', '\\']) {

@@ -75,6 +75,71 @@ fn lists_and_their_cut_mark() {
     }
 }
 
+/// What libtraceevent 1.7.1 printed of the formats of Linux 6.12 (fields that it cannot parse are printed bare), and lists as it
+/// prints those that it can.
+#[test]
+fn lists_as_perf_and_trace_cmd_print_them() {
+    let (map, phys) = ([0xff89_c000], [0x1_1306_3000, 0x1_1306_5200]);
+    let bytes = "phys_addrs=ARRAY[00, 30, 06, 13, 01, 00, 00, 00, 00, 52, 06, 13, 01, 00, 00, 00]";
+    let lengths = "dma_addrs=ARRAY[00, c0, 89, ff, 00, 00, 00, 00] lengths=ARRAY[00, 20, 00, 00]";
+    let mut lists = Lists::default();
+    let mut kind = |text: &str, see: &dyn Fn(EventKind<'_>)| {
+        let line = format!("fio-350   [001]    38.815994: {text}");
+        match parse_line(1, line.as_bytes(), &mut lists) {
+            Ok(Line::Event(event)) => see(event.kind),
+            other => panic!("{text} gave {other:?}"),
+        }
+    };
+    let maps = [
+        format!(
+            "dma_map_sg: [FAILED TO PARSE] device=0000:00:03.0 full_nents=2 full_ents=1 truncated=0 {bytes} {lengths} dir=2 \
+             attrs=0x0"
+        ),
+        "dma_map_sg: 0000:00:03.0 dir=FROM_DEVICE nents=2/2 ents=1/1 dma_addrs=4287217664 sizes=8192 \
+         phys_addrs=4614139904 4614148608 attrs="
+            .to_owned(),
+    ];
+    for text in &maps {
+        kind(text, &|kind| {
+            let EventKind::MapSg(sg) = kind else { panic!("{kind:?}") };
+            assert_eq!((sg.device, sg.dir), (&b"0000:00:03.0"[..], Direction::FromDevice), "{text}");
+            assert_eq!((sg.dma_addrs, sg.sizes, sg.phys_addrs), (&map[..], &[8192][..], &phys[..]), "{text}");
+            assert_eq!((sg.full_nents, sg.full_ents, sg.truncated), (2, 1, false), "{text}");
+        });
+    }
+    let unmaps = [
+        format!(
+            "dma_unmap_sg: [FAILED TO PARSE] device=Fixed MDIO bus.0 {} dir=2 attrs=0x0",
+            bytes.replace("phys_addrs", "addrs")
+        ),
+        "dma_unmap_sg: Fixed MDIO bus.0 dir=FROM_DEVICE phys_addrs=4614139904 4614148608 attrs=".to_owned(),
+    ];
+    for text in &unmaps {
+        kind(text, &|kind| {
+            let EventKind::UnmapSg { device, dir, phys_addrs } = kind else { panic!("{kind:?}") };
+            assert_eq!((device, dir), (&b"Fixed MDIO bus.0"[..], Direction::FromDevice), "{text}");
+            assert_eq!(phys_addrs, phys, "{text}");
+        });
+    }
+    let alloc = format!(
+        "dma_alloc_sgt: [FAILED TO PARSE] device=0000:00:03.0 {bytes} dma_addr=4287217664 size=12288 dir=0 flags=0 attrs=0x0"
+    );
+    kind(&alloc, &|kind| {
+        let EventKind::Alloc { region, phys_addrs } = kind else { panic!("{kind:?}") };
+        assert_eq!((region.dma_addr, region.size, phys_addrs), (map[0], 12288, &phys[..]));
+        assert_eq!(region.dir, Direction::Bidirectional);
+    });
+    let sync = format!("dma_sync_sg_for_cpu: [FAILED TO PARSE] device=0000:00:03.0 {lengths} dir=1");
+    kind(&sync, &|kind| {
+        let EventKind::SyncSg { dir, dma_addrs, sizes, .. } = kind else { panic!("{kind:?}") };
+        assert_eq!((dir, dma_addrs, sizes), (Direction::ToDevice, &map[..], &[8192][..]));
+    });
+    for wrong in ["dir=7", "dir=2 addrs=ARRAY[00, 30]", "dir=2 addrs=ARRAY[00, 300", "size=1"] {
+        let line = format!("fio-350 [001] 38.8: dma_unmap_sg: [FAILED TO PARSE] device=d {wrong}");
+        assert!(parse_line(1, line.as_bytes(), &mut lists).is_err(), "{wrong}");
+    }
+}
+
 /// The mark, or either number, tells that a list is cut.
 #[test]
 fn any_of_three_signs_tells_that_a_list_is_cut() {

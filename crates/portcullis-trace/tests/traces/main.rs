@@ -3,6 +3,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod anonymize;
 mod archives;
 mod checker;
 mod hostile;

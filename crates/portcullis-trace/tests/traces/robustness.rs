@@ -127,7 +127,8 @@ fn what_is_not_a_trace() {
     let error = fails(b"# x\n\x7fELF\x02\x01\n");
     assert_eq!(
         error.to_string(),
-        "test: not a trace: line 2 is \"\\u{7f}ELF\\u{2}\\u{1}\", but expected \"TASK-PID [CPU] TIME: EVENT: ...\", \
-         and no other line is an event"
+        "test is not a trace: no line is an event (\"TASK-PID [CPU] TIME: EVENT: ...\"), and line 2 is \
+         \"\\u{7f}ELF\\u{2}\\u{1}\". Expected is the text of Linux's tracefs, `perf script` or `trace-cmd report`, plain, gzip \
+         or zstd: docs/replay.md#recording-a-trace says how to record it"
     );
 }

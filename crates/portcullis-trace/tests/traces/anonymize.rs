@@ -1,0 +1,100 @@
+//! A recording without what is private in it replays to the same figures.
+
+use std::collections::BTreeSet;
+
+use portcullis_trace::anonymize::anonymize;
+use portcullis_trace::replay::{Mode, Options, Profile, replay};
+use portcullis_trace::{Input, ReadOptions, Trace};
+
+use super::common::{SHIPPED, on_cpu0, read_in, sample, traces};
+
+fn anonymized(bytes: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    anonymize(|| Input::from_bytes("private", bytes), &mut out).unwrap();
+    out
+}
+
+/// The figures of a replay that no clock of this machine has a part in. (What `adaptive` does depends on measured times.)
+fn figures(bytes: &[u8]) -> String {
+    let mut options = Options::new(Profile::load("vtd").unwrap());
+    options.policies.retain(|mode| *mode != Mode::Adaptive);
+    let limit = if cfg!(debug_assertions) { Some(10_000) } else { None };
+    let mut trace =
+        Trace::from_bytes("test", bytes, ReadOptions { limit, ..ReadOptions::default() }).unwrap();
+    let report = replay(&mut trace, &options, |_| ()).unwrap();
+    let (t, mut text) = (&report.trace, String::new());
+    text +=
+        &format!("{:?}\n", (t.events, t.maps, t.unmaps, t.unpaired, t.devices.len(), t.cpus, t.bytes_mapped));
+    for p in &report.policies {
+        let counts = (p.operations, p.invalidations, p.faults, p.violations, p.failures);
+        let rates = (p.wait_ns_per_op, p.iotlb_misses_per_access, p.walk_cache_misses_per_access);
+        let peaks = (p.peak_iova_bytes, p.peak_table_bytes, p.peak_bounce_bytes);
+        let open = (p.exposure, p.exposure_counted, p.longest_stale_ns);
+        text += &format!("{} {counts:?} {rates:?} {peaks:?} {open:?}\n", p.policy);
+    }
+    text
+}
+
+#[test]
+fn an_anonymized_recording_replays_to_the_same_figures() {
+    let own = traces().unwrap_or_default().into_iter().map(|path| std::fs::read(path).unwrap());
+    for recording in [SHIPPED.to_vec(), sample().into_bytes()].into_iter().chain(own) {
+        let written = anonymized(&recording);
+        assert_eq!(figures(&written), figures(&recording));
+        assert_eq!(anonymized(&written), written, "there is nothing more to take out");
+    }
+}
+
+#[test]
+fn nothing_private_remains() {
+    let mut text = Vec::new();
+    std::io::Read::read_to_end(&mut Input::from_bytes("private", SHIPPED).unwrap(), &mut text).unwrap();
+    let words = |text: &[u8]| -> BTreeSet<String> {
+        let text = String::from_utf8(text.to_vec()).unwrap();
+        let words = text.split(|c: char| !c.is_ascii_alphanumeric() && !":.-_/<>".contains(c));
+        words.filter(|word| word.len() > 3).map(str::to_owned).collect()
+    };
+    let written = anonymized(SHIPPED);
+    let (before, after) = (words(&text), words(&written));
+    let mut kept: Vec<&String> = before.intersection(&after).collect();
+    // Sizes and counts stay, and so do the names of events and fields.
+    kept.retain(|word| word.chars().any(|c| !c.is_ascii_digit() && c != '/'));
+    let format = |word: &str| {
+        let fields = ["size", "sizes", "attrs", "nents", "ents", "iova", "paddr", "phys_addr", "phys_addrs"];
+        let more = ["dma_addr", "dma_addrs", "unmapped_size", "IOMMU:", "unmap:", "map:", "TO_DEVICE"];
+        let last = ["FROM_DEVICE", "BIDIRECTIONAL", "tracer:", "entries-in-buffer/entries-written:"];
+        [&fields[..], &more, &last].concat().contains(&word)
+            || word.starts_with("dma_") && word.ends_with(':')
+    };
+    kept.retain(|word| !format(word));
+    let is_size = |word: &str| word.starts_with("0x") && word.len() <= 8;
+    kept.retain(|word| !is_size(word));
+    assert!(kept.is_empty(), "{kept:?}");
+    for private in ["fio", "iperf", "<idle>", "0000:00:0"] {
+        assert!(!String::from_utf8_lossy(&written).contains(private), "{private}");
+    }
+    assert!(before.iter().any(|word| word.starts_with("0000:00:03.0")), "it was there");
+}
+
+#[test]
+fn what_a_reader_passes_over_keeps_its_place() {
+    let text = on_cpu0(&[
+        "secret_probe: password=hunter2",
+        "dma_map_page: d dir=NONE dma_addr=1 size=1 phys_addr=1",
+        "dma_map_page: My Card dir=TO_DEVICE dma_addr=ff000100 size=512 phys_addr=fffffffffffff000 attrs=",
+        "dma_map_page: My Card dir=TO_DEVICE dma_addr=fffffffffff00100 size=512 phys_addr=ff0004000100 attrs=",
+        "dma_unmap_page: My Card dir=TO_DEVICE dma_addr=fffffffffff00100 size=512 attrs=",
+        "qi_submit: iotlb_inv dmar0: 0x600f2",
+    ]) + "CPU:1 [LOST 12 EVENTS]\nDear Sir,\n";
+    let written = String::from_utf8(anonymized(text.as_bytes())).unwrap();
+    for private in ["hunter2", "secret", "Card", "dmar0", "Sir", "ff0004", "fff", "fio"] {
+        assert!(!written.contains(private), "{private} in {written}");
+    }
+    let read = |text: &str| read_in(text.as_bytes(), ReadOptions::default(), 10).unwrap().1;
+    let (before, after) = (read(&text), read(&written));
+    assert_eq!((after.events, after.maps, after.unmaps), (before.events, 1, 1));
+    assert_eq!((after.lost_events, after.not_mapping_events), (12, 1));
+    assert_eq!(after.devices, ["device1"]);
+    assert!(after.first_ns.unwrap() < 1 << 20);
+    assert_eq!(after.duration_ns(), before.duration_ns());
+}
