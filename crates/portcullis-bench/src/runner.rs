@@ -14,7 +14,7 @@ use crate::team::Team;
 use crate::timer::{self, OpTimer};
 
 /// How much to measure.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub struct Options {
     /// How often everything is measured from the start, with fresh state.
     pub passes: usize,
@@ -31,7 +31,15 @@ pub struct Options {
     pub samples: usize,
     /// The most ranges that a workload holds, if it is set. Tests set it, as they do not use the figures.
     pub tiny: Option<usize>,
+    /// When the run is to be over. Groups get even shares of the time until then, and do fewer rounds where these are short;
+    /// what has not begun by then is left out.
+    pub until: Option<Instant>,
+    /// Whether to leave out all that has not begun yet; asked before each subject.
+    pub stop: fn() -> bool,
 }
+
+/// How long a quick run measures, so that the program is done in less than 30 seconds.
+const QUICK: Duration = Duration::from_secs(26);
 
 impl Options {
     /// A run of a few minutes.
@@ -44,10 +52,12 @@ impl Options {
             part: Duration::from_secs(1),
             samples: 100_000,
             tiny: None,
+            until: None,
+            stop: || false,
         }
     }
 
-    /// A run of less than 30 seconds, with more noise.
+    /// A run of less than 30 seconds from now, with more noise.
     pub fn quick() -> Self {
         Self {
             passes: 1,
@@ -57,6 +67,8 @@ impl Options {
             part: Duration::from_millis(50),
             samples: 20_000,
             tiny: None,
+            until: Some(Instant::now() + QUICK),
+            stop: || false,
         }
     }
 
@@ -70,6 +82,8 @@ impl Options {
             part: Duration::from_secs(1),
             samples: 64,
             tiny: Some(64),
+            until: None,
+            stop: || false,
         }
     }
 }
@@ -98,6 +112,9 @@ pub enum Failure {
     /// It cannot do this, or not here.
     #[error("{0}")]
     Unsupported(String),
+    /// The run is over, and has figures of it.
+    #[error("the run is over")]
+    Over,
     /// Another thread of the same repetition failed, and says why.
     #[error("another thread failed")]
     Abandoned,
@@ -227,18 +244,28 @@ impl Runner {
             for (index, (group, outcomes)) in groups.iter().zip(&mut outcomes).enumerate() {
                 let done = pass * groups.len() + index;
                 progress(Progress { done, total, format: group.format, workload: group.workload });
-                self.measure(group, pass, outcomes, &mut beaten);
+                self.measure(group, pass, self.share(total - done), outcomes, &mut beaten);
             }
         }
         self.summarise(groups, outcomes)
     }
 
     /// One pass over one group.
-    fn measure(&self, group: &Group, pass: usize, outcomes: &mut [Outcome], beaten: &mut Beaten) {
+    fn measure(
+        &self,
+        group: &Group,
+        pass: usize,
+        until: Option<Instant>,
+        outcomes: &mut [Outcome],
+        beaten: &mut Beaten,
+    ) {
         let mut cells: Vec<Option<Box<dyn Cell>>> = Vec::new();
         for (Entrant { subject, open, .. }, outcome) in group.subjects.iter().zip(outcomes.iter_mut()) {
             // Who failed once is not measured again: figures of a part of the run would not compare.
-            let open = |_: &mut Outcome| not_beaten(group, subject, beaten).and_then(|()| open(self));
+            let open = |outcome: &mut Outcome| {
+                self.goes_on(outcome)?;
+                not_beaten(group, subject, beaten).and_then(|()| open(self))
+            };
             cells.push(if outcome.failure.is_some() { None } else { outcome.keep(open) });
         }
         let mut each =
@@ -254,6 +281,9 @@ impl Runner {
             each(index, &mut |cell, outcome| self.calibrate(cell, outcome));
         }
         for round in 0..self.options.rounds {
+            if round > 0 && until.is_some_and(|until| Instant::now() > until) {
+                break;
+            }
             for place in 0..count {
                 // Another one begins each time, and every other round goes backwards, so that no subject always
                 // runs after the same neighbour.
@@ -289,6 +319,25 @@ impl Runner {
                 }
             }
         }
+    }
+
+    /// When the next of `groups` groups is to be over. Not all take the same, so one may take the time of two.
+    fn share(&self, groups: usize) -> Option<Instant> {
+        let now = Instant::now();
+        let left = self.options.until?.saturating_duration_since(now);
+        Some(now + left * 2 / u32::try_from(groups.max(2)).unwrap_or(u32::MAX))
+    }
+
+    /// Fails where the run is over before the subject has been measured. One that has been keeps its figures.
+    fn goes_on(&self, outcome: &Outcome) -> Result<(), Failure> {
+        let reason = if (self.options.stop)() {
+            "the run was stopped before"
+        } else if self.options.until.is_some_and(|until| Instant::now() > until) {
+            "the time of a quick run was over before"
+        } else {
+            return Ok(());
+        };
+        Err(if outcome.ns_per_op.is_empty() { Failure::Unsupported(reason.into()) } else { Failure::Over })
     }
 
     /// Finds out how many operations take about as long as a repetition is to take.
@@ -362,6 +411,7 @@ impl Outcome {
     fn keep<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T, Failure>) -> Option<T> {
         match work(self) {
             Ok(result) => Some(result),
+            Err(Failure::Over) => None,
             Err(failure) => {
                 self.failure = Some(failure);
                 None

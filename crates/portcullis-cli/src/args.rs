@@ -24,6 +24,13 @@ pub enum Command {
     Replay(Replay),
     /// Measure parts of the library beside their rivals, in one run
     Bench(Bench),
+    /// Rewrite a recording without what is private in it; it replays to the same figures
+    Anonymize {
+        /// The recording; `-` for standard input
+        input: PathBuf,
+        /// The file to write, as plain text, which must not exist yet; `-` for standard output
+        output: PathBuf,
+    },
     /// Print a script that completes this command's names and options in a shell
     Completions {
         /// The shell: for bash, save the output as ~/.local/share/bash-completion/completions/portcullis
@@ -47,6 +54,11 @@ pub struct Replay {
     /// Hardware whose waits to assume, or a TOML file that describes it (its name has a `.` or a `/`)
     #[arg(long, value_name = "NAME|FILE", default_value = "vtd", value_parser = ProfileName)]
     pub profile: String,
+
+    /// Print a profile as the TOML file that --profile reads, to be changed, and replay nothing
+    #[arg(long, value_name = "NAME", num_args = 0..=1, default_missing_value = "vtd", exclusive = true,
+          value_parser = PossibleValuesParser::new(built_in_names()))]
+    pub print_profile: Option<String>,
 
     /// Format of the page tables
     #[arg(long, value_name = "NAME", default_value = FORMATS[0], value_parser = PossibleValuesParser::new(FORMATS))]

@@ -13,7 +13,7 @@ use portcullis_bench::table::{self, Layout};
 use portcullis_bench::{bounce, invalidation, iova, path, pgtable};
 
 use crate::args::{Arguments, BenchOptions, BenchWhat};
-use crate::print;
+use crate::{interrupt, print};
 
 /// Why a benchmark failed.
 #[derive(Debug, thiserror::Error)]
@@ -26,6 +26,7 @@ pub enum CommandError {
 
 /// Runs the benchmark and prints what it found.
 pub fn run(what: &BenchWhat) -> Result<ExitCode, CommandError> {
+    interrupt::listen();
     match what {
         BenchWhat::Iova(arguments) => {
             let options = if arguments.options.quick { Options::quick() } else { Options::full() };
@@ -51,7 +52,7 @@ pub fn run(what: &BenchWhat) -> Result<ExitCode, CommandError> {
                 subjects: arguments.subject.clone(),
                 threads: each_once(&arguments.threads),
                 rival: None,
-                options,
+                options: stoppable(options),
             };
             let report = measure(|progress| invalidation::run(&request, &arguments.profile, progress))?;
             show(arguments.json, &report, invalidation::render)
@@ -62,7 +63,7 @@ pub fn run(what: &BenchWhat) -> Result<ExitCode, CommandError> {
                 subjects: arguments.subject.clone(),
                 threads: each_once(&arguments.threads),
                 rival: arguments.rival.clone(),
-                options: if arguments.quick { bounce::quick() } else { bounce::full() },
+                options: stoppable(if arguments.quick { bounce::quick() } else { bounce::full() }),
             };
             let (profiles, depth) = (arguments.profile.clone(), arguments.depth.into());
             let choice = bounce::Choice { profiles, depth };
@@ -75,7 +76,7 @@ pub fn run(what: &BenchWhat) -> Result<ExitCode, CommandError> {
                 subjects: arguments.subject.clone(),
                 threads: each_once(&arguments.threads),
                 rival: arguments.rival.clone(),
-                options: if arguments.quick { path::quick() } else { path::full() },
+                options: stoppable(if arguments.quick { path::quick() } else { path::full() }),
             };
             let choice = path::Choice {
                 profile: arguments.profile.clone(),
@@ -93,7 +94,13 @@ pub fn run(what: &BenchWhat) -> Result<ExitCode, CommandError> {
 fn request(arguments: &BenchOptions, workloads: &[String], subjects: &[String], options: Options) -> Request {
     let (workloads, subjects) = (workloads.to_vec(), subjects.to_vec());
     let threads = each_once(&arguments.threads);
+    let options = stoppable(options);
     Request { workloads, subjects, threads, rival: arguments.rival.clone(), options }
+}
+
+/// With Ctrl-C, a run ends with the results so far.
+fn stoppable(options: Options) -> Options {
+    Options { stop: interrupt::stopped, ..options }
 }
 
 /// Each number of threads once.
@@ -130,6 +137,10 @@ fn show(json: bool, report: &Report, render: impl Fn(&Report) -> String) -> Resu
         render(report)
     };
     print(&text)?;
+    if interrupt::stopped() {
+        eprintln!("portcullis: stopped by Ctrl-C: what was not measured is listed.");
+        return Ok(interrupt::EXIT_CODE.into());
+    }
     Ok(ExitCode::SUCCESS)
 }
 

@@ -30,7 +30,11 @@ pub fn lines(report: &Report, summary: &Summary) -> Vec<String> {
 fn notes(summary: &Summary) -> Vec<String> {
     let (unmaps, syncs) = (&summary.unpaired, &summary.syncs_unpaired);
     let never_end = summary.mappings().saturating_sub(summary.mappings_ended());
-    let in_the_file = if summary.limited { "before the limit" } else { "in the file" };
+    let in_the_file = match summary {
+        Summary { limited: true, .. } => "before the limit",
+        Summary { stopped: true, .. } => "so far",
+        _ => "in the file",
+    };
     let known = [
         (never_end, "mapping", format!("without an end {in_the_file}")),
         (unmaps.before_recording, "unmap", "of buffers mapped before the recording began".into()),
@@ -52,6 +56,9 @@ fn notes(summary: &Summary) -> Vec<String> {
         let names = summary.skipped_names.iter().map(|(name, n)| format!("{} {name}", count(*n)));
         let names = names.collect::<Vec<_>>().join(", ");
         notes.push(format!("{} passed over with a warning: {names}", number_of(summary.skipped, "event")));
+    }
+    if summary.stopped {
+        notes.push(format!("stopped after {}, by Ctrl-C", number_of(summary.events, "event")));
     }
     if summary.limited {
         notes.push(format!("stopped after {}, as --limit asks", number_of(summary.events, "event")));

@@ -1,5 +1,6 @@
 //! The command line of Portcullis.
 
+mod anonymize;
 mod args;
 mod bench;
 #[cfg(test)]
@@ -7,6 +8,7 @@ mod documents;
 mod explain;
 mod header;
 mod help;
+mod interrupt;
 mod legend;
 mod look;
 mod machine;
@@ -45,6 +47,7 @@ fn run(arguments: args::Arguments) -> Result<ExitCode, Box<dyn Error>> {
         }
         Some(args::Command::Replay(replay)) => replay::run(&replay)?,
         Some(args::Command::Bench(bench)) => bench::run(&bench.what)?,
+        Some(args::Command::Anonymize { input, output }) => anonymize::run(&input, &output)?,
         Some(args::Command::Completions { shell }) => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut args::Arguments::command(), "portcullis", &mut script);

@@ -5,12 +5,15 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use portcullis_trace::replay::{Mode, Options, Profile, ProfileError, ReplayError, Report, replay};
+use portcullis_trace::replay::{
+    Mode, Options, Profile, ProfileError, ReplayError, Report, built_in_text, replay,
+};
 use portcullis_trace::{ReadOptions, Summary, Trace, TraceError};
 
 use crate::args::{PolicyName, Replay};
+use crate::look::number_of;
 use crate::runs::Runs;
-use crate::{explain, look, machine, print, short, warnings};
+use crate::{explain, interrupt, look, machine, print, short, warnings};
 
 /// The trace that ships with the project.
 const SHIPPED: &[u8] = include_bytes!("../traces/mixed-nvme-e1000e.trace.zst");
@@ -43,6 +46,11 @@ fn list(names: &[String]) -> String {
 
 /// Runs the command and prints what it found.
 pub fn run(arguments: &Replay) -> Result<ExitCode, CommandError> {
+    if let Some(text) = arguments.print_profile.as_deref().and_then(built_in_text) {
+        print(text)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    interrupt::listen();
     let mut options = Options::new(Profile::load(&arguments.profile)?);
     options.work_ns = arguments.work as f64;
     options.format.clone_from(&arguments.format);
@@ -68,7 +76,25 @@ pub fn run(arguments: &Replay) -> Result<ExitCode, CommandError> {
         eprint!("{}", look::wrap(&format!("warning: {warning}"), "  "));
     }
     check(arguments, &runs.report)?;
+    if interrupt::stopped() {
+        let of = number_of(runs.number as u64, "run");
+        let text = format!(
+            "portcullis: stopped by Ctrl-C: these are the figures of {of}, which read {}.",
+            read(&summary)
+        );
+        eprint!("{}", look::wrap(&text, ""));
+        return Ok(interrupt::EXIT_CODE.into());
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+/// How much of the trace was read.
+fn read(summary: &Summary) -> String {
+    if summary.stopped {
+        format!("the first {}", number_of(summary.events, "event"))
+    } else {
+        format!("all {}", number_of(summary.events, "event"))
+    }
 }
 
 /// A replay that takes less is repeated, unless it is said how often.
@@ -82,11 +108,20 @@ fn replay_some(arguments: &Replay, options: &Options) -> Result<(Runs, Summary),
         let start = Instant::now();
         let mut trace = open(arguments)?;
         let bar = progress_bar(&trace);
-        let report = replay(&mut trace, options, |trace| bar.set_position(trace.bytes_read()));
+        let report = replay(&mut trace, options, |trace| {
+            bar.set_position(trace.bytes_read());
+            if interrupt::stopped() {
+                trace.stop();
+            }
+        });
         bar.finish_and_clear();
-        reports.push(report?);
-        summary = trace.summary().clone();
-        if trace.bytes_total().is_none() {
+        let report = report?;
+        // Runs are of the same events: one that was stopped counts where there is no other.
+        if reports.is_empty() || !trace.summary().stopped {
+            reports.push(report);
+            summary = trace.summary().clone();
+        }
+        if trace.bytes_total().is_none() || interrupt::stopped() {
             break;
         }
         if arguments.repeat.is_none() && start.elapsed() < SHORT {

@@ -563,3 +563,83 @@ fn a_file_on_standard_input_is_the_trace() {
     let json: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((&json["trace"]["maps"], &json["options"]["repeat"]), (&1.into(), &1.into()));
 }
+
+#[test]
+fn a_profile_that_is_printed_can_be_given_back() {
+    let waits = |profile: &str| -> Value {
+        let arguments =
+            ["replay", "--json", "--limit", "2000", "--policy", "strict", "--repeat", "1", "--profile"];
+        let output = portcullis(&[&arguments[..], &[profile]].concat());
+        assert!(output.status.success(), "{}", stderr(&output));
+        serde_json::from_slice::<Value>(&output.stdout).unwrap()["policies"][0]["wait_ns_per_op"].clone()
+    };
+    let printed = stdout(&portcullis(&["replay", "--print-profile", "smmuv3"]));
+    let path = file("printed.toml", printed.as_bytes());
+    assert_eq!(waits(path.to_str().unwrap()), waits("smmuv3"));
+    assert_ne!(waits("smmuv3"), waits("vtd"));
+    let usual = stdout(&portcullis(&["replay", "--print-profile"]));
+    assert!(usual.contains("name = \"vtd\""), "{usual}");
+    assert_eq!(portcullis(&["replay", "--print-profile", "vtx"]).status.code(), Some(2));
+}
+
+#[test]
+fn an_anonymized_recording_can_be_replayed() {
+    let input = file("private.trace", GOOD.as_bytes());
+    let output = input.with_file_name("public.trace");
+    let _ = std::fs::remove_file(&output);
+    let (from, to) = (input.to_str().unwrap(), output.to_str().unwrap());
+    let done = portcullis(&["anonymize", from, to]);
+    assert!(done.status.success(), "{}", stderr(&done));
+    assert!(flat(&stderr(&done)).contains("2 events of 1 device written, 0 lines left out."), "{done:?}");
+    let written = std::fs::read_to_string(&output).unwrap();
+    assert!(!written.contains("fio") && !written.contains("0000:00:03.0"), "{written}");
+    assert_eq!(stdout(&portcullis(&["anonymize", from, "-"])), written);
+    let again = portcullis(&["anonymize", from, to]);
+    assert_eq!(again.status.code(), Some(1), "what is there is not written over");
+    let json = portcullis(&["replay", to, "--json", "--repeat", "1"]);
+    let json: Value = serde_json::from_slice(&json.stdout).unwrap();
+    assert_eq!((&json["trace"]["maps"], &json["trace"]["devices"][0]), (&1.into(), &"device1".into()));
+    let missing = portcullis(&["anonymize", "no-such-file.trace", "never.trace"]);
+    assert_eq!(missing.status.code(), Some(1));
+    assert!(!std::path::Path::new("never.trace").exists());
+}
+
+/// Sends SIGINT once the program has said what is to become of it.
+#[cfg(target_os = "linux")]
+fn interrupted(arguments: &[&str]) -> Output {
+    let child = Command::new(env!("CARGO_BIN_EXE_portcullis"))
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let status = format!("/proc/{}/status", child.id());
+    loop {
+        let status = std::fs::read_to_string(&status).unwrap();
+        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
+        // SIGINT is number 2, the second bit.
+        if u64::from_str_radix(caught.trim(), 16).unwrap() & 2 != 0 {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    let pid = child.id().to_string();
+    assert!(Command::new("sh").args(["-c", &format!("kill -INT {pid}")]).status().unwrap().success());
+    child.wait_with_output().unwrap()
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn ctrl_c_ends_with_the_results_so_far() {
+    let output = interrupted(&["replay", "--repeat", "100"]);
+    assert_eq!(output.status.code(), Some(130), "{}", stderr(&output));
+    assert!(
+        flat(&stderr(&output)).contains("stopped by Ctrl-C: these are the figures of 1 run"),
+        "{output:?}"
+    );
+    assert!(stdout(&output).contains("passthrough "), "{}", stdout(&output));
+    let output = interrupted(&["bench", "iova", "--threads", "1"]);
+    assert_eq!(output.status.code(), Some(130), "{}", stderr(&output));
+    assert!(stdout(&output).contains("the run was stopped before"), "{}", stdout(&output));
+}

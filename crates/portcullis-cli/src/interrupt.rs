@@ -1,0 +1,40 @@
+//! Ctrl-C: the first ends what runs with the results so far, the second ends the program.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// What a program returns that was interrupted: 128 and the signal's number.
+pub const EXIT_CODE: u8 = 130;
+
+static STOPPED: AtomicBool = AtomicBool::new(false);
+
+/// Whether the user wants no more of it.
+pub fn stopped() -> bool {
+    STOPPED.load(Ordering::Relaxed)
+}
+
+/// Takes the next Ctrl-C as a wish to see the results so far. One that the program was told to ignore stays ignored.
+#[cfg(unix)]
+pub fn listen() {
+    extern "C" fn stop(_: libc::c_int) {
+        STOPPED.store(true, Ordering::Relaxed);
+    }
+    // SAFETY: zeroes are a valid `sigaction` (no flags, an empty mask, the default action); both pointers are to live values;
+    // the handler does nothing but store to an atomic, which is safe in a signal handler.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        if libc::sigaction(libc::SIGINT, std::ptr::null(), &mut action) != 0
+            || action.sa_sigaction == libc::SIG_IGN
+        {
+            return;
+        }
+        action = std::mem::zeroed();
+        action.sa_sigaction = stop as *const () as libc::sighandler_t;
+        // The second one does what it did before: it ends the program. A read goes on after the first.
+        action.sa_flags = libc::SA_RESETHAND | libc::SA_RESTART;
+        libc::sigaction(libc::SIGINT, &action, std::ptr::null_mut());
+    }
+}
+
+/// Elsewhere the first one ends the program.
+#[cfg(not(unix))]
+pub fn listen() {}
