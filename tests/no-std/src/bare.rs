@@ -68,3 +68,9 @@ fn panic(_info: &core::panic::PanicInfo<'_>) -> ! {
 /// `alloc` was compiled for programs that unwind, and names this; nobody unwinds here.
 #[unsafe(no_mangle)]
 extern "C" fn rust_eh_personality() {}
+
+/// The same: where the example makes an error of a message, `alloc` has code that goes on unwinding.
+#[unsafe(no_mangle)]
+extern "C" fn _Unwind_Resume() -> ! {
+    exit(255)
+}

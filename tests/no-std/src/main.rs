@@ -29,7 +29,8 @@ macro_rules! check {
 #[unsafe(no_mangle)]
 extern "C" fn portcullis_main() -> ! {
     check!(machine::run().is_ok_and(|seen| {
-        seen.iova.get() <= u32::MAX.into() && (seen.strict_waits, seen.lazy_waits, seen.flushes) == (1, 0, 1)
+        let addresses = seen.phys.get() == 0x1234_5678 && seen.iova.get() <= u32::MAX.into();
+        addresses && (seen.strict_waits, seen.lazy_waits, seen.flushes) == (1, 0, 1)
     }));
     // The words of a table are plain 64-bit atomics here.
     check!(size_of::<Table>() == size_of::<[AtomicU64; 512]>());
