@@ -9,7 +9,7 @@ use core::sync::atomic::AtomicU8;
 
 use super::DmaDevice;
 use crate::addr::{Direction, Iova, IovaRange, PhysAddr};
-use crate::domain::{Ending, MapListError, PolicyWord, UnmapError};
+use crate::domain::{MapListError, UnmapError};
 use crate::mapper::Mapper;
 use crate::platform::{FRAME_SIZE, Frames, Platform, TABLE_ENTRIES};
 use crate::sync::{AtomicU64, Ordering};
@@ -246,7 +246,7 @@ impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
             let range = IovaRange::of_pages(iova, len, domain.granule())
                 .ok_or(UnmapError::NoSuchRange { iova, len })?;
             let neighbours = range.len().saturating_sub(len);
-            domain.end(range, Ending { neighbours, exception: || PolicyWord::STRICT })?;
+            domain.end_now(range, neighbours)?;
         }
         // SAFETY: the frames are those of `new`, `self` is not used again, and the device cannot reach them
         // any more (or, in passthrough, was never kept from any memory).

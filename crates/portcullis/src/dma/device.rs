@@ -164,7 +164,7 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
     /// own.
     #[inline]
     pub(super) fn end_beside(&self, range: IovaRange, neighbours: u64) -> Result<(), UnmapError> {
-        self.domain.end(range, Ending { neighbours, exception: || self.exception.word() })
+        self.domain.end(range, Ending { neighbours, exception: Some(&self.exception) })
     }
 
     /// Maps a scatter-gather list with one allocation of addresses, and writes to `out` what the

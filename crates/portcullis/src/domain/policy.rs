@@ -118,7 +118,6 @@ impl AtomicPolicy {
 impl PolicyWord {
     /// None.
     pub(crate) const NONE: Self = Self(NONE);
-    pub(crate) const STRICT: Self = Self(STRICT);
 
     /// Returns this policy, or `other` where this is none.
     #[inline]
@@ -131,12 +130,6 @@ impl PolicyWord {
     #[inline]
     pub(crate) const fn window(self) -> Option<u64> {
         self.0.checked_sub(LAZY)
-    }
-}
-
-impl From<Option<Policy>> for PolicyWord {
-    fn from(policy: Option<Policy>) -> Self {
-        Self(encode(policy))
     }
 }
 
@@ -178,13 +171,13 @@ mod tests {
     fn the_window_is_that_of_the_exception_or_of_the_domain() {
         let lazy = |window_ns| Some(Policy::Lazy { window_ns });
         let window = |exception: Option<Policy>, own: Option<Policy>| {
-            PolicyWord::from(exception).or(PolicyWord::from(own)).window()
+            AtomicPolicy::new(exception).word().or(AtomicPolicy::new(own).word()).window()
         };
         assert_eq!([window(None, lazy(7)), window(lazy(0), lazy(7))], [Some(7), Some(0)]);
         assert_eq!([window(Some(Policy::Strict), lazy(7)), window(None, Some(Policy::Strict))], [None; 2]);
         assert_eq!(window(None, Some(Policy::Passthrough)), None);
-        assert_eq!(PolicyWord::STRICT.or(PolicyWord::from(lazy(7))).window(), None);
-        assert_eq!(PolicyWord::NONE.or(PolicyWord::from(lazy(7))).window(), Some(7));
+        assert_eq!(PolicyWord(STRICT).or(PolicyWord(encode(lazy(7)))).window(), None);
+        assert_eq!(PolicyWord::NONE.or(PolicyWord(encode(lazy(7)))).window(), Some(7));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use super::single::{Parts, Phase, Single, find, remember};
 use super::slot::{Terms, Toward};
 use crate::addr::{Iova, IovaRange, PhysAddr, PhysSegment};
 use crate::bounce::error::{DmaMapError, DmaUnmapError, inside};
-use crate::domain::{Ending as HowItEnds, Fate, MapListError, Policy};
+use crate::domain::{AtomicPolicy, Ending as HowItEnds, Fate, MapListError, Policy};
 use crate::invalidation::Gather;
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
@@ -153,7 +153,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             found?;
         }
         let neighbours = range.len().saturating_sub(len);
-        Ok(self.domain.end(range, HowItEnds { neighbours, exception: || policy.into() })?)
+        let policy = policy.map(|policy| AtomicPolicy::new(Some(policy)));
+        Ok(self.domain.end(range, HowItEnds { neighbours, exception: policy.as_ref() })?)
     }
 
     /// Ends a mapping of the map, which `claim` has in hand.
@@ -172,9 +173,10 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             let changing = claim.forget(start);
             changing.done();
             claim.done();
+            let policy = policy.map(|policy| AtomicPolicy::new(Some(policy)));
             return Ok(self
                 .domain
-                .end(single.range, HowItEnds { neighbours, exception: || policy.into() })?);
+                .end(single.range, HowItEnds { neighbours, exception: policy.as_ref() })?);
         }
         let mut gather = Gather::new();
         let lost = !self.unlink(single.range, &mut gather);

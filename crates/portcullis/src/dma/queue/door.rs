@@ -1,14 +1,15 @@
 //! From a page table to a queue: a builder makes the domain, the domain its devices, and each
 //! device its queues. What a queue cannot be made of is an error when it is made.
 
+mod maintained;
+
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::convert::Infallible;
 use core::fmt;
 
-use super::cleaned::Cleaned;
+use self::maintained::AnyPool;
 use super::machine::{AdaptiveOf, CopyingOf, DeviceOf, RingOf};
-use super::not_coherent::{Copying, Inner, NotCoherent};
 use super::swiotlb::Copies;
 use super::{Clock, Lane, Machine, Queue, QueueConfig, Strategy};
 use crate::addr::{DeviceId, Direction, DomainId, Iova, IovaRange, PhysAddr};
@@ -154,13 +155,14 @@ struct Parts<X: Machine> {
     clock: Option<Arc<dyn Fn() -> u64 + Send + Sync>>,
     cache: Option<Arc<dyn CacheMaintenance>>,
     /// The pool, once it is wanted.
-    made: MadePool<X, <X as Machine>::Memory>,
-    /// Another, for devices that are not coherent.
-    cleaned: MadePool<X, Cleaned<<X as Machine>::Memory>>,
+    made: MadePool<Pool<X, <X as Machine>::Memory>>,
+    /// Another, for devices that are not coherent. Its type is not named here, so that only a crate
+    /// that has such devices compiles that pool.
+    cleaned: MadePool<dyn AnyPool>,
 }
 
-type MadePool<X, C> = Mutex<Option<Pool<X, C>>>;
-type Pool<X, C> = Arc<BouncePool<<X as Machine>::Mapper, <X as Machine>::Platform, C>>;
+type MadePool<T> = Mutex<Option<Arc<T>>>;
+type Pool<X, C> = BouncePool<<X as Machine>::Mapper, <X as Machine>::Platform, C>;
 
 impl<X: Machine> Parts<X> {
     fn of(domain: Arc<Domain<X::Mapper, X::Platform>>) -> Self {
@@ -225,32 +227,32 @@ impl<X: Machine> DmaDomain<X> {
         }
         let dma = DmaDevice::new(Arc::clone(domain), mask.last());
         let profile = DeviceProfile { mask: mask.last(), offset_mask: 0, untrusted: true, group: id.0 };
-        Ok(Device { domain: self.clone(), dma, id, profile, line: 0 })
+        Ok(Device { domain: self.clone(), dma, id, profile, line: 0, lane: Device::coherent })
     }
 
-    /// Returns the pool of bounce buffers that is kept in `made`, and makes it if there is none
-    /// yet.
-    fn pool<C: CopyMemory>(
+    /// Makes a pool of bounce buffers, of the domain's memory as `memory` has it.
+    fn new_pool<C: CopyMemory>(
         &self,
-        made: &MadePool<X, C>,
         memory: impl FnOnce(X::Memory) -> C,
         config: PoolConfig,
-    ) -> Result<Pool<X, C>, SetupError> {
-        if let Some(found) = self.found(made) {
-            return Ok(found);
-        }
+    ) -> Result<Arc<Pool<X, C>>, SetupError> {
         let Parts { domain, memory: copies, .. } = &*self.parts;
         let memory = memory(copies.clone().ok_or(SetupError::NoCopyMemory)?);
-        // Not under the lock: it allocates, and calls the platform. Where two do it, one pool goes.
-        let pool = BouncePool::new(Arc::clone(domain), memory, config)?;
+        BouncePool::new(Arc::clone(domain), memory, config)
+    }
+
+    /// Keeps `pool` in `made`, and returns the pool that is kept there: another call's, if that was
+    /// first. (A pool is not made under the lock: it allocates, and calls the platform. Where two do
+    /// it, one pool goes.)
+    fn keep<T: ?Sized>(&self, made: &MadePool<T>, pool: Arc<T>) -> Arc<T> {
         let mut kept = None;
         let mut keep = || kept = Some(Arc::clone(made.lock().get_or_insert_with(|| Arc::clone(&pool))));
-        domain.platform().with_cpu(|_| keep());
-        Ok(kept.unwrap_or(pool))
+        self.parts.domain.platform().with_cpu(|_| keep());
+        kept.unwrap_or(pool)
     }
 
     /// Returns the pool of bounce buffers that is kept in `made`, if there is one.
-    fn found<C: CopyMemory>(&self, made: &MadePool<X, C>) -> Option<Pool<X, C>> {
+    fn found<T: ?Sized>(&self, made: &MadePool<T>) -> Option<Arc<T>> {
         self.parts.domain.platform().with_cpu(|_| made.lock().clone())
     }
 
@@ -276,7 +278,12 @@ pub struct Device<X: Machine> {
     profile: DeviceProfile,
     /// Bytes of a cache line, of a device that is not coherent.
     line: u64,
+    /// What makes its queues' lanes. It is a pointer, so that only a crate that has a device that is
+    /// not coherent compiles those of one.
+    lane: MakeLane<X>,
 }
+
+type MakeLane<X> = fn(&Device<X>, &QueueConfig) -> Result<Lane<X>, SetupError>;
 
 impl<X: Machine> Clone for Device<X> {
     fn clone(&self) -> Self {
@@ -363,6 +370,7 @@ impl<X: Machine> Device<X> {
         self.line = cache.line_bytes();
         check_line(self.line, FRAME_SIZE)?;
         self.dma = self.dma.not_coherent();
+        self.lane = Self::maintained;
         Ok(self)
     }
 
@@ -377,14 +385,12 @@ impl<X: Machine> Device<X> {
     /// [`SetupError`]: there is nothing to copy through, there are no addresses or no memory for a
     /// ring or a pool, or their dimensions are out of bounds.
     pub fn queue<B: DmaBuffer>(&self, config: QueueConfig) -> Result<Queue<X, B>, SetupError> {
-        let lane = self.lane(&config)?;
+        let lane = (self.lane)(self, &config)?;
         Ok(Queue::new(self.dma.clone(), lane, &config))
     }
 
-    fn lane(&self, config: &QueueConfig) -> Result<Lane<X>, SetupError> {
-        if !self.dma.is_coherent() {
-            return Ok(Lane::NotCoherent(Box::new(self.maintained(config)?)));
-        }
+    /// Makes a lane of a coherent device.
+    fn coherent(&self, config: &QueueConfig) -> Result<Lane<X>, SetupError> {
         let translated = self.dma.is_translated();
         let memory = self.domain.parts.memory.is_some();
         Ok(match config.strategy {
@@ -402,55 +408,6 @@ impl<X: Machine> Device<X> {
         })
     }
 
-    /// Makes a lane around queues as a coherent device has them: one that maps, one that copies, or
-    /// both.
-    fn maintained(&self, config: &QueueConfig) -> Result<NotCoherent, SetupError> {
-        let (parts, strategy, translated) = (&*self.domain.parts, config.strategy, self.dma.is_translated());
-        let cache = Arc::clone(parts.cache.as_ref().ok_or(SetupError::NoCacheMaintenance)?);
-        let line = self.line;
-        // Lines of an original are lines of its copy, so a part of whole lines is synced by itself.
-        let offset_mask = self.profile.offset_mask | (line - 1);
-        let profile = DeviceProfile { offset_mask, ..self.profile };
-        let alone = Self { dma: self.dma.maintained(), profile, ..self.clone() };
-        let nothing = if translated { parts.memory.is_none() } else { parts.swiotlb.is_none() };
-        let copies = match strategy {
-            Strategy::Direct | Strategy::Batch | Strategy::Ring => None,
-            Strategy::Auto if nothing => None,
-            _ if translated => {
-                let memory = |memory| Cleaned { memory, cache: Arc::clone(&cache) };
-                // The pool maps nothing: no part of a mapping, as it splits none, and none as a
-                // whole (`up_to`, `most`).
-                let pool =
-                    self.domain.pool(&parts.cleaned, memory, PoolConfig { split: false, ..parts.pool })?;
-                let most = if config.attributes.persistent_streaming { 0 } else { pool.threshold() };
-                let up_to = if strategy == Strategy::Auto { 0 } else { most };
-                let granule = self.dma.domain().granule().offset_mask();
-                let units = if self.profile.untrusted { [granule; 2] } else { [0, line - 1] };
-                let device = BounceDevice::new(pool, DeviceProfile { untrusted: true, ..profile })?;
-                let queue = Queue::<(_, _, _)>::new(alone.dma.clone(), Lane::Bounce(device), config);
-                Some(Copying { queue: Box::new(queue), up_to, most, slot: 0, units })
-            }
-            _ => {
-                let queue = Box::new(alone.queue::<Infallible>(QueueConfig::bounce())?);
-                let slot = parts.swiotlb.as_ref().map_or(0, |pool| pool.slot_bytes());
-                check_line(line, slot)?;
-                Some(Copying { queue, up_to: 0, most: 0, slot, units: [0, line - 1] })
-            }
-        };
-        let strategy_to_map = match strategy {
-            Strategy::Bounce if !translated => None,
-            Strategy::Bounce => Some(Strategy::Direct),
-            Strategy::Auto if translated => Some(Strategy::Ring),
-            Strategy::Auto => Some(Strategy::Direct),
-            other => Some(other),
-        };
-        let queue_to_map = |strategy| -> Result<Inner, SetupError> {
-            Ok(Box::new(alone.queue::<Infallible>(QueueConfig { strategy, ..*config })?))
-        };
-        let mapped = strategy_to_map.map(queue_to_map).transpose()?;
-        Ok(NotCoherent::new(strategy, (cache, line), mapped, copies))
-    }
-
     fn ring_config(config: &QueueConfig) -> StrictRingConfig {
         let batch = config.batch_size();
         // What waits for a commit has addresses, too.
@@ -464,8 +421,12 @@ impl<X: Machine> Device<X> {
     }
 
     fn pool(&self) -> Result<CopyingOf<X>, SetupError> {
-        let Parts { made, pool, .. } = &*self.domain.parts;
-        BounceDevice::new(self.domain.pool(made, |memory| memory, *pool)?, self.profile)
+        let (domain, Parts { made, pool, .. }) = (&self.domain, &*self.domain.parts);
+        let pool = match domain.found(made) {
+            Some(found) => found,
+            None => domain.keep(made, domain.new_pool(|memory| memory, *pool)?),
+        };
+        BounceDevice::new(pool, self.profile)
     }
 
     fn adaptive(&self, config: &QueueConfig) -> Result<AdaptiveOf<X>, SetupError> {

@@ -28,7 +28,7 @@ use super::ring::number;
 use super::{AdaptiveUnmap, AdaptiveUnmapError, DmaBuffer, RingError, RingMapping, RingUnmap};
 use crate::addr::{Direction, DmaSegment, Iova, IovaRange, PhysSegment};
 use crate::bounce::pool::Attributes;
-use crate::domain::{Ending, MapListError, PolicyWord, UnmapError};
+use crate::domain::{MapListError, UnmapError};
 use crate::iova::ArenaError;
 
 pub use crate::bounce::error::{DmaMapError, DmaUnmapError};
@@ -463,8 +463,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
                 let Some(range) = core.range(self.device.domain().granule()) else {
                     return Ok(Ended::Done(()));
                 };
-                let exception = || PolicyWord::STRICT;
-                let ended = self.device.domain().end(range, Ending { neighbours, exception });
+                let ended = self.device.domain().end_now(range, neighbours);
                 self.ended_alone(ended)
             }
             // The queue's number is in the mapping, so it is one that this lane has made.

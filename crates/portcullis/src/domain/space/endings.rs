@@ -5,7 +5,7 @@
 use super::{Changing, Domain};
 use crate::addr::IovaRange;
 use crate::domain::account::CpuBook;
-use crate::domain::{PolicyWord, UnmapError};
+use crate::domain::{AtomicPolicy, PolicyWord, UnmapError};
 use crate::exposure::Bytes;
 use crate::invalidation::{Cleared, Gather, InvalidationError, Pushed, Waiting};
 use crate::iova::Own;
@@ -21,13 +21,13 @@ const RETRY_NS: core::ops::RangeInclusive<u64> = 1_000_000..=10_000_000;
 
 /// What is known of a mapping that ends, besides its pages.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Ending<F> {
+pub(crate) struct Ending<'a> {
     /// Bytes of the pages that are not the buffer's, and that were
     /// [counted](Domain::count_neighbours).
     pub neighbours: u64,
-    /// The policy of the mapping or its device, which is called again where a change could matter;
-    /// it returns [`PolicyWord::NONE`] where the domain's policy holds.
-    pub exception: F,
+    /// The policy of the mapping or its device, which is read again where a change could matter;
+    /// where there is none, the domain's policy holds.
+    pub exception: Option<&'a AtomicPolicy>,
 }
 
 impl<M: Mapper, P: Platform> Domain<M, P> {
@@ -48,7 +48,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// [`UnmapError`] says what was not done. After [`UnmapError::Unconfirmed`] and
     /// [`UnmapError::StillMapped`] devices may still reach the memory.
     pub fn unmap(&self, range: IovaRange) -> Result<(), UnmapError> {
-        self.end(range, Ending { neighbours: 0, exception: || PolicyWord::NONE })
+        self.end(range, Ending { neighbours: 0, exception: None })
     }
 
     /// Unmaps `range` and waits until no device reaches it, whatever the policy. Costs and context
@@ -57,20 +57,16 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// # Errors
     /// As [`unmap`](Self::unmap).
     pub fn unmap_strictly(&self, range: IovaRange) -> Result<(), UnmapError> {
-        self.end(range, Ending { neighbours: 0, exception: || PolicyWord::STRICT })
+        self.end_now(range, 0)
     }
 
     /// As [`unmap`](Self::unmap), for a mapping of which `ending` says more.
     #[inline(always)]
-    pub(crate) fn end(
-        &self,
-        range: IovaRange,
-        ending: Ending<impl Fn() -> PolicyWord>,
-    ) -> Result<(), UnmapError> {
+    pub(crate) fn end(&self, range: IovaRange, ending: Ending<'_>) -> Result<(), UnmapError> {
         let Ending { neighbours, exception } = ending;
         // A mapping that must not wait by the present policy is ended at once. Where it may wait,
         // the policy is looked at again in the turn that queues it.
-        match self.window(exception()) {
+        match self.window_by(exception) {
             None => self.end_now(range, neighbours),
             Some(_) => self.end_lazily(range, neighbours, exception),
         }
@@ -78,7 +74,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
 
     /// As [`end`](Self::end), for a range that must not wait.
     #[inline(never)]
-    fn end_now(&self, range: IovaRange, neighbours: u64) -> Result<(), UnmapError> {
+    pub(crate) fn end_now(&self, range: IovaRange, neighbours: u64) -> Result<(), UnmapError> {
         let changing = self.changing(range);
         let fast =
             |cpu: &LocalCpu<'_>| self.space.in_turn(cpu, |turn, _| self.mapper.unmap_fast(turn, range));
@@ -99,9 +95,9 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         &self,
         range: IovaRange,
         neighbours: u64,
-        exception: impl Fn() -> PolicyWord,
+        exception: Option<&AtomicPolicy>,
     ) -> Result<(), UnmapError> {
-        let window = || self.window(exception());
+        let window = || self.window_by(exception);
         let changing = self.changing(range);
         let untimed = self.untimed();
         let fast = |cpu: &LocalCpu<'_>| {
@@ -412,14 +408,14 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// For how many nanoseconds a mapping that ends now may wait, by its own policy or the
     /// domain's; `None` where it must not wait.
     #[inline]
-    fn window(&self, exception: PolicyWord) -> Option<u64> {
-        exception.or(self.policy.word()).window()
+    fn window_by(&self, exception: Option<&AtomicPolicy>) -> Option<u64> {
+        exception.map_or(PolicyWord::NONE, AtomicPolicy::word).or(self.policy.word()).window()
     }
 
     /// When to try a failed invalidation again: when lazy protection's window would end, within limits.
     pub(super) fn retry_ns(&self) -> u64 {
         let (least, most) = RETRY_NS.into_inner();
-        self.window(PolicyWord::NONE).unwrap_or(most).clamp(least, most)
+        self.window_by(None).unwrap_or(most).clamp(least, most)
     }
 
     /// Has the platform call [`timer`](crate::platform::PlatformEvents::timer) when a window that

@@ -1,0 +1,98 @@
+//! How queues of devices that are not coherent are made. All of it is compiled for a machine only
+//! where [`Device::not_coherent`] is called for that machine.
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use core::any::Any;
+use core::convert::Infallible;
+
+use super::{Device, Pool, check_line};
+use crate::bounce::pool::{BounceDevice, BouncePool, DeviceProfile, PoolConfig, PoolUsage};
+use crate::broken::broken;
+use crate::dma::queue::cleaned::Cleaned;
+use crate::dma::queue::not_coherent::{Copying, Inner, NotCoherent};
+use crate::dma::queue::{Lane, Machine, Queue, QueueConfig, Strategy};
+use crate::mapper::Mapper;
+use crate::platform::{CacheMaintenance, CopyMemory, Platform};
+use crate::setup::SetupError;
+
+/// A pool of bounce buffers, whatever its memory.
+pub(super) trait AnyPool: Any + Send + Sync {
+    /// [`BouncePool::usage`].
+    fn usage(&self) -> PoolUsage;
+}
+
+impl<M: Mapper, P: Platform, C: CopyMemory> AnyPool for BouncePool<M, P, C> {
+    fn usage(&self) -> PoolUsage {
+        self.usage()
+    }
+}
+
+/// The pool of a machine's devices that are not coherent.
+type CleanedPool<X> = Pool<X, Cleaned<<X as Machine>::Memory>>;
+
+impl<X: Machine> Device<X> {
+    /// Makes a lane around queues as a coherent device has them: one that maps, one that copies, or
+    /// both.
+    pub(super) fn maintained(&self, config: &QueueConfig) -> Result<Lane<X>, SetupError> {
+        let (parts, strategy, translated) = (&*self.domain.parts, config.strategy, self.dma.is_translated());
+        let cache = Arc::clone(parts.cache.as_ref().ok_or(SetupError::NoCacheMaintenance)?);
+        let line = self.line;
+        // Lines of an original are lines of its copy, so a part of whole lines is synced by itself.
+        let offset_mask = self.profile.offset_mask | (line - 1);
+        let profile = DeviceProfile { offset_mask, ..self.profile };
+        let alone = Self { dma: self.dma.maintained(), lane: Self::coherent, profile, ..self.clone() };
+        let nothing = if translated { parts.memory.is_none() } else { parts.swiotlb.is_none() };
+        let copies = match strategy {
+            Strategy::Direct | Strategy::Batch | Strategy::Ring => None,
+            Strategy::Auto if nothing => None,
+            _ if translated => {
+                let pool = self.cleaned_pool(&cache)?;
+                let most = if config.attributes.persistent_streaming { 0 } else { pool.threshold() };
+                let up_to = if strategy == Strategy::Auto { 0 } else { most };
+                let granule = self.dma.domain().granule().offset_mask();
+                let units = if self.profile.untrusted { [granule; 2] } else { [0, line - 1] };
+                let device = BounceDevice::new(pool, DeviceProfile { untrusted: true, ..profile })?;
+                let queue = Queue::<(_, _, _)>::new(alone.dma.clone(), Lane::Bounce(device), config);
+                Some(Copying { queue: Box::new(queue), up_to, most, slot: 0, units })
+            }
+            _ => {
+                let queue = Box::new(alone.queue::<Infallible>(QueueConfig::bounce())?);
+                let slot = parts.swiotlb.as_ref().map_or(0, |pool| pool.slot_bytes());
+                check_line(line, slot)?;
+                Some(Copying { queue, up_to: 0, most: 0, slot, units: [0, line - 1] })
+            }
+        };
+        let strategy_to_map = match strategy {
+            Strategy::Bounce if !translated => None,
+            Strategy::Bounce => Some(Strategy::Direct),
+            Strategy::Auto if translated => Some(Strategy::Ring),
+            Strategy::Auto => Some(Strategy::Direct),
+            other => Some(other),
+        };
+        let queue_to_map = |strategy| -> Result<Inner, SetupError> {
+            Ok(Box::new(alone.queue::<Infallible>(QueueConfig { strategy, ..*config })?))
+        };
+        let mapped = strategy_to_map.map(queue_to_map).transpose()?;
+        Ok(Lane::NotCoherent(Box::new(NotCoherent::new(strategy, (cache, line), mapped, copies))))
+    }
+
+    /// Returns the domain's pool for devices that are not coherent, and makes it if there is none
+    /// yet.
+    fn cleaned_pool(&self, cache: &Arc<dyn CacheMaintenance>) -> Result<Arc<CleanedPool<X>>, SetupError> {
+        let (domain, parts) = (&self.domain, &*self.domain.parts);
+        let pool = match domain.found(&parts.cleaned) {
+            Some(found) => found,
+            None => {
+                let memory = |memory| Cleaned { memory, cache: Arc::clone(cache) };
+                // The pool maps nothing: no part of a mapping, as it splits none, and none as a
+                // whole (`up_to`, `most`).
+                let config = PoolConfig { split: false, ..parts.pool };
+                let made: Arc<dyn AnyPool> = domain.new_pool(memory, config)?;
+                domain.keep(&parts.cleaned, made)
+            }
+        };
+        let pool: Arc<dyn Any + Send + Sync> = pool;
+        Ok(pool.downcast().unwrap_or_else(|_| broken("the pool is of the domain's memory, cleaned")))
+    }
+}
