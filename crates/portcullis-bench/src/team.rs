@@ -32,7 +32,8 @@ pub enum TeamError {
 }
 
 type Job = Box<dyn FnOnce() + Send>;
-type SharedJob = Arc<dyn Fn(usize, &StartLine) -> Result<(), Failure> + Send + Sync>;
+/// What each thread of a team does, by its number.
+type SharedJob<T> = Arc<dyn Fn(usize, &StartLine) -> Result<T, Failure> + Send + Sync>;
 
 struct Member {
     core: usize,
@@ -85,6 +86,11 @@ impl Team {
         threads: usize,
         job: impl Fn(usize, &StartLine) -> Result<T, Failure> + Send + Sync + 'static,
     ) -> Result<Vec<T>, Failure> {
+        self.collect(threads, Arc::new(job))
+    }
+
+    /// What of [`each`](Self::each) depends on what the job returns, but not on the job.
+    fn collect<T: Send + 'static>(&self, threads: usize, job: SharedJob<T>) -> Result<Vec<T>, Failure> {
         let values: Arc<[Mutex<Option<T>>]> = (0..threads).map(|_| Mutex::new(None)).collect();
         let places = Arc::clone(&values);
         self.run_on_each(
@@ -99,8 +105,8 @@ impl Team {
         values.iter().map(|place| value(place).ok_or(Failure::Abandoned)).collect()
     }
 
-    /// What of [`each`](Self::each) does not depend on what the job returns: compiled once.
-    fn run_on_each(&self, threads: usize, job: SharedJob) -> Result<(), Failure> {
+    /// What of [`each`](Self::each) depends on neither.
+    fn run_on_each(&self, threads: usize, job: SharedJob<()>) -> Result<(), Failure> {
         if threads > self.size() {
             let reason = format!("needs {threads} cores, this process may use {}", self.size());
             return Err(Failure::Unsupported(reason));
@@ -130,10 +136,7 @@ impl Team {
         threads: usize,
         job: impl Fn(usize, &StartLine) -> Result<Span, Failure> + Send + Sync + 'static,
     ) -> Result<Duration, Failure> {
-        let spans = self.each(threads, job)?;
-        let start = spans.iter().map(|span| span.start).min();
-        let end = spans.iter().map(|span| span.end).max();
-        Ok(start.zip(end).map_or(Duration::ZERO, |(start, end)| end - start))
+        self.collect(threads, Arc::new(job)).map(|spans| Span::all(&spans))
     }
 }
 
@@ -157,7 +160,7 @@ impl Member {
         }
     }
 
-    fn post(&self, index: usize, job: SharedJob, line: Arc<StartLine>) -> Receiver<Result<(), Failure>> {
+    fn post(&self, index: usize, job: SharedJob<()>, line: Arc<StartLine>) -> Receiver<Result<(), Failure>> {
         let (sender, receiver) = channel();
         let run = move || {
             // A subject that panicked is not used again, so no broken state of it is seen.
@@ -206,6 +209,13 @@ impl Span {
         let start = Instant::now();
         let result = work();
         (Self { start, end: Instant::now() }, result)
+    }
+
+    /// From the first start to the last end.
+    fn all(spans: &[Self]) -> Duration {
+        let start = spans.iter().map(|span| span.start).min();
+        let end = spans.iter().map(|span| span.end).max();
+        start.zip(end).map_or(Duration::ZERO, |(start, end)| end - start)
     }
 }
 
