@@ -239,7 +239,7 @@ mod tests {
 
     #[test]
     fn an_error_of_the_system_is_not_the_archive_s() {
-        let mut input = Input::new("x".into(), None, Broken(&[0x1f, 0x8b, 8, 0, 0, 0])).unwrap();
+        let mut input = Input::new("x".into(), None, Broken(&[0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 0])).unwrap();
         let error = io::copy(&mut input, &mut io::sink()).unwrap_err();
         assert!(matches!(input.explain(error, 1), TraceError::Io { .. }));
     }
