@@ -30,8 +30,9 @@ pub fn render(report: &Report) -> String {
         "\nCosts are of a map and its unmap together, means of the latest samples; `-` was never measured. The cheaper way is \
          the one of lower cost. The chosen way may be the other one: the choice changes when the other way was cheaper by an \
          eighth four times in a row. `copied` and `mapped` count mappings that went each way. Not all take the chosen one: \
-         what shares a page with other data is always copied, and so is what the ring has no room for; one in 61 is timed, \
-         and one in 64 of those goes the other way."
+         what has no page for itself is always copied; what the ring has no room for is mapped alone, or copied; one in 61 \
+         is timed, and at most one in 64 of those goes the other way. A size with `+` is of mappings that share a page with \
+         other data: of these, to map is to map the pages between, and to copy the ends."
     };
     text.push_str(&wrap(end, ""));
     text
@@ -41,7 +42,7 @@ fn line(row: &Choice) -> String {
     let cost = |cost: Option<(u64, u64)>| cost.map_or("-".into(), |(map, unmap)| count(map + unmap));
     format!(
         "{:<9}{:<12}{:>9}{:>9}{:>9}{:>8}{:>8}{:>8}{:>8}",
-        size(row.most_bytes),
+        format!("{}{}", size(row.most_bytes), if row.shared { "+" } else { "" }),
         row.direction,
         cost(row.copy_ns),
         cost(row.map_ns),

@@ -125,6 +125,7 @@ fn what_was_chosen_is_explained() {
         "cheaper",
         "chosen",
         "4 KiB",
+        "4 KiB+",
         "one in 64",
     ] {
         assert!(flat(&text).contains(part), "{part} is not in:\n{text}");
@@ -198,7 +199,7 @@ fn json_has_the_documented_fields() {
     let choices = policies[4]["choices"].as_array().unwrap();
     assert_eq!(keys(&choices[0]), "device rows");
     let row = &choices[0]["rows"][0];
-    assert_eq!(keys(row), "cheaper choice copied copy_ns direction map_ns mapped most_bytes switches");
+    assert_eq!(keys(row), "cheaper choice copied copy_ns direction map_ns mapped most_bytes shared switches");
     assert_eq!(policies[6]["exposure"], policies[7]["exposure"], "a swiotlb hides nothing from the device");
 }
 

@@ -20,6 +20,9 @@ pub struct Choice {
     pub most_bytes: u64,
     /// `to-device`, `from-device` or `both`.
     pub direction: &'static str,
+    /// Whether it is about mappings that share a page with other data. Of these, to map is to map
+    /// the middle and copy the ends.
+    pub shared: bool,
     /// What mappings take now that may take either: `copy` or `map`.
     pub choice: &'static str,
     /// The way that costs less, by the two costs below: `copy` or `map`; `None` where one of them is not known. It may
@@ -46,6 +49,7 @@ impl Choices {
                 Direction::FromDevice => "from-device",
                 Direction::Bidirectional => "both",
             },
+            shared: row.shared,
             choice: if row.copies { "copy" } else { "map" },
             cheaper: row.copy_ns.zip(row.map_ns).map(|((copy, copied), (map, mapped))| {
                 if copy + copied <= map + mapped { "copy" } else { "map" }

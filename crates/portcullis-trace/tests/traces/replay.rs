@@ -87,7 +87,7 @@ fn what_is_cheaper_exposes_nothing_and_says_why_it_was_chosen() {
             assert!(copy.0 + copy.1 > 0, "{row:?}");
             assert_eq!(
                 map.is_none(),
-                row.most_bytes < 4096,
+                row.shared && row.most_bytes <= 4096,
                 "an untrusted device gets no part of a page: {row:?}"
             );
         }

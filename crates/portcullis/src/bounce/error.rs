@@ -146,7 +146,7 @@ impl From<InvalidationError> for DmaUnmapError {
 
 /// Whether the mapping of `mapped` bytes at `iova` has `len` bytes from `offset` on.
 #[inline]
-pub(super) fn inside(iova: Iova, mapped: u64, (offset, len): (u64, u64)) -> Result<(), DmaUnmapError> {
+pub(crate) fn inside(iova: Iova, mapped: u64, (offset, len): (u64, u64)) -> Result<(), DmaUnmapError> {
     match offset.checked_add(len) {
         Some(end) if end <= mapped => Ok(()),
         _ => Err(DmaUnmapError::OutOfRange { iova, offset, len, mapped }),

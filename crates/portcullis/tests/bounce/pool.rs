@@ -1,6 +1,7 @@
 //! The dynamic bounce pools: data, protection to the byte, exhaustion, failing hardware, threads.
 #![cfg(not(loom))]
 
+mod adaptive_ends;
 mod adaptive_fixes;
 mod adaptive_ring;
 mod costs;

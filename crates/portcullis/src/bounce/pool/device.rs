@@ -7,7 +7,7 @@ use super::BouncePool;
 use super::config::{Attributes, DeviceProfile};
 use super::mapping::PoolMapping;
 use super::slot::Terms;
-use super::split::shape;
+use super::split::{Cut, cut, shape};
 use crate::addr::{Direction, Iova, PhysAddr, PhysSegment};
 use crate::bounce::error::DmaMapError;
 use crate::domain::MapListError;
@@ -21,6 +21,8 @@ pub struct BounceDevice<M: Mapper, P: Platform, C: CopyMemory> {
     pool: Arc<BouncePool<M, P, C>>,
     profile: DeviceProfile,
     reaches_slots: bool,
+    /// Bits of an address that are 0 where the device may be given what begins or ends there.
+    inside: u64,
 }
 
 impl<M: Mapper, P: Platform, C: CopyMemory> Clone for BounceDevice<M, P, C> {
@@ -41,7 +43,45 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
             return Err(SetupError::OffsetMask { mask });
         }
         let reaches_slots = pool.region.last().get() <= profile.mask;
-        Ok(Self { pool, profile, reaches_slots })
+        let inside = if profile.untrusted { pool.domain.granule().offset_mask() } else { 0 };
+        Ok(Self { pool, profile, reaches_slots, inside })
+    }
+
+    /// The same device, with slots for the ends of lists that it reaches by other addresses than the slots' own: each byte is
+    /// as far into its slot as it is into its granule.
+    pub(crate) fn for_ends(&self) -> Self {
+        let offset_mask = self.pool.domain.granule().offset_mask();
+        let profile = DeviceProfile { mask: u64::MAX, offset_mask, ..self.profile };
+        Self { pool: Arc::clone(&self.pool), profile, reaches_slots: true, inside: self.inside }
+    }
+
+    /// Returns how a list that the device [may not be given](Self::look_at) is cut, so that it is
+    /// given the middle, and the bytes of the list; `None` where it may be given nothing of it.
+    pub(crate) fn cut(&self, list: &[PhysSegment]) -> Result<Option<(Cut, u64)>, MapListError> {
+        let len = total(list)?;
+        let cut = cut(list, len, self.pool.domain.granule()).filter(|_| self.pool.config.split);
+        Ok(cut.map(|cut| (cut, len)))
+    }
+
+    /// As [`map`](Self::map), through a slot or not at all. Returns the address of the slot's mapping.
+    ///
+    /// # Safety
+    /// As [`map`](Self::map).
+    pub(crate) unsafe fn map_in_slot(
+        &self,
+        piece: PhysSegment,
+        direction: Direction,
+        attributes: Attributes,
+    ) -> Option<Iova> {
+        let terms = self.terms(piece.phys, false, direction, attributes);
+        // SAFETY: the caller's promise.
+        let mapping = unsafe { self.map_slotted(&[piece], piece.len, terms) };
+        mapping.ok().flatten().map(|mapping| mapping.iova())
+    }
+
+    /// Whether the device is never given what shares a granule with a buffer.
+    pub(crate) fn is_untrusted(&self) -> bool {
+        self.profile.untrusted
     }
 
     /// The pool.
@@ -126,23 +166,38 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
         direction: Direction,
         attributes: Attributes,
     ) -> Result<PoolMapping<'a>, DmaMapError> {
-        let pool = &*self.pool;
         let len = total(list)?;
         let first = list.first().map_or(PhysAddr::new(0), |piece| piece.phys);
         let terms = self.terms(first, list.len() > 1, direction, attributes);
         if !attributes.persistent_streaming
             && self.reaches_slots
-            && let Some(class) = len.checked_add(terms.offset).and_then(|bytes| pool.layout.class_of(bytes))
+            // SAFETY: the caller's promise.
+            && let Some(mapping) = unsafe { self.map_slotted(list, len, terms) }?
         {
-            let taken = pool.take(class, direction.index());
-            let taken = if taken.is_some() { taken } else { pool.refill(class, direction, self.group())? };
-            if let Some(index) = taken {
-                // SAFETY: the caller's promise.
-                return unsafe { pool.map_slot(list, len, (class, index), terms, self.group()) };
-            }
+            return Ok(mapping);
         }
         // SAFETY: the caller's promise.
         unsafe { self.map_otherwise(list, len, terms, attributes) }
+    }
+
+    /// Maps through a slot; `None` where there is none for as much.
+    ///
+    /// # Safety
+    /// As [`map`](Self::map).
+    unsafe fn map_slotted<'a>(
+        &self,
+        list: &[PhysSegment],
+        len: u64,
+        terms: Terms,
+    ) -> Result<Option<PoolMapping<'a>>, DmaMapError> {
+        let pool = &*self.pool;
+        let bytes = len.checked_add(terms.offset);
+        let Some(class) = bytes.and_then(|bytes| pool.layout.class_of(bytes)) else { return Ok(None) };
+        let taken = pool.take(class, terms.direction.index());
+        let taken = if taken.is_some() { taken } else { pool.refill(class, terms.direction, self.group())? };
+        let Some(index) = taken else { return Ok(None) };
+        // SAFETY: the caller's promise.
+        unsafe { pool.map_slot(list, len, (class, index), terms, self.group()) }.map(Some)
     }
 
     #[inline]
@@ -161,15 +216,15 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
         self.profile.group.into()
     }
 
-    /// Returns whether the device may be given the granules of `list`.
+    /// Returns the bytes of `list`, whose sums are not checked, and whether the device may be given all of its granules: for
+    /// an untrusted one, whether each piece consists of whole ones.
     #[inline]
-    pub(crate) fn may_reach(&self, list: &[PhysSegment]) -> bool {
-        let granule = self.pool.domain.granule();
-        match list {
-            _ if !self.profile.untrusted => true,
-            [piece] => (piece.phys.get() | piece.len) & granule.offset_mask() == 0,
-            _ => shape(list, granule).whole,
-        }
+    pub(crate) fn look_at(&self, list: &[PhysSegment]) -> (u64, bool) {
+        let look = |(len, bits): (u64, u64), piece: &PhysSegment| {
+            (len.wrapping_add(piece.len), bits | piece.phys.get() | piece.len)
+        };
+        let (len, bits) = list.iter().fold((0, 0), look);
+        (len, bits & self.inside == 0)
     }
 
     /// Makes a mapping that goes through no slot.

@@ -74,6 +74,7 @@ mod unlink;
 pub use config::{Attributes, DeviceProfile, PoolConfig, PoolUsage};
 pub use device::BounceDevice;
 pub use mapping::{PoolMapping, Way};
+pub(crate) use split::Cut;
 
 use alloc::boxed::Box;
 use alloc::sync::{Arc, Weak};

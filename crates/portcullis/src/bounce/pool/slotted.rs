@@ -211,6 +211,47 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         Ok(())
     }
 
+    /// The memory of the slot whose mapping begins at `iova`, if one does.
+    pub(crate) fn slot_memory(&self, iova: Iova) -> Option<PhysSegment> {
+        let place = self.layout.find(iova)?;
+        let (_, terms, at) = self.lent(place, iova).ok()?;
+        let phys = PhysAddr::new(at.get() - terms.offset);
+        Some(PhysSegment { phys, len: self.layout.slot_bytes(place.class) })
+    }
+
+    /// Parts the mapping at `iova`, of one piece through a slot, from its original, to which nothing is copied later. The
+    /// slot stays lent, to a mapping of 0 bytes. With `copied`, the original gets first what the device has written.
+    ///
+    /// # Errors
+    /// [`DmaUnmapError::NotMapped`].
+    ///
+    /// # Safety
+    /// As [`unmap`](Self::unmap).
+    pub(crate) unsafe fn part(&self, iova: Iova, copied: bool) -> Result<(), DmaUnmapError> {
+        let place = self.layout.find(iova).ok_or(DmaUnmapError::NotMapped { iova })?;
+        let (slot, terms, at) = self.lent(place, iova)?;
+        let PhysSegment { phys, len } = slot.origin();
+        if copied && terms.copies_out() {
+            fence(Ordering::Acquire);
+            // SAFETY: the caller's promise.
+            unsafe { self.copy_slot(at, phys, None, (0, len), Toward::Original) };
+        }
+        slot.lend(terms, phys, 0);
+        Ok(())
+    }
+
+    /// Ends the mapping at `iova`, of one piece through a slot, without a copy.
+    ///
+    /// # Errors
+    /// [`DmaUnmapError::NotMapped`].
+    ///
+    /// # Safety
+    /// No other unmap and no sync of the mapping runs now or later.
+    pub(crate) unsafe fn give_slot_back(&self, iova: Iova) -> Result<(), DmaUnmapError> {
+        // SAFETY: nothing is copied; for the rest the caller's promise.
+        unsafe { self.part(iova, false).and_then(|()| self.unmap_slow(None, iova, 0)) }
+    }
+
     /// Copies to the original what the device has written of `len` bytes, from `offset` on, of the
     /// mapping at `iova`. For a device that only reads, and for what is mapped directly, it copies
     /// nothing, and costs a fence. Else O(len), and a step for each piece of a list. Allocates

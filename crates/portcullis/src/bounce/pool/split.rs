@@ -24,6 +24,45 @@ pub(super) struct Shape {
     pub whole: bool,
 }
 
+/// Bytes of a list in its first and in its last granule, where it does not begin or end with the granule.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Cut {
+    pub head: u64,
+    pub tail: u64,
+}
+
+impl Cut {
+    /// Returns how a list is cut that has more than a granule, and whose pieces touch.
+    fn of(list: &[PhysSegment], granule: PageSize) -> Self {
+        let begins = list.first().map_or(0, |piece| piece.phys.page_offset(granule));
+        let ends = list.last().map_or(0, |piece| piece.phys.get().wrapping_add(piece.len));
+        let head = if begins > 0 { granule.bytes() - begins } else { 0 };
+        Self { head, tail: ends & granule.offset_mask() }
+    }
+
+    /// Adds to `linked`, which has room, the whole granules of the list that was cut.
+    pub(crate) fn push_middle(self, list: &[PhysSegment], linked: &mut Vec<PhysSegment>) {
+        let (mut skip, last) = (self.head, list.len().wrapping_sub(1));
+        for (index, piece) in list.iter().enumerate() {
+            let cut = skip + if index == last { self.tail } else { 0 };
+            // Where nothing remains of the piece, it may end at the end of all addresses.
+            if piece.len > cut {
+                let phys = PhysAddr::new(piece.phys.get() + skip);
+                linked.push(PhysSegment { phys, len: piece.len - cut });
+            }
+            skip = 0;
+        }
+    }
+}
+
+/// Returns how a list of `len` bytes is cut whose middle is whole granules; `None` for one that has none of these,
+/// or whose pieces meet inside one. Its sums are checked.
+pub(crate) fn cut(list: &[PhysSegment], len: u64, granule: PageSize) -> Option<Cut> {
+    // Bytes of a list with whole granules are more than both of its ends have.
+    let cut = Cut::of(list, granule);
+    (shape(list, granule).touches && len > cut.head + cut.tail).then_some(cut)
+}
+
 /// Returns the shape of a list whose sums are checked.
 pub(super) fn shape(list: &[PhysSegment], granule: PageSize) -> Shape {
     let begins = |piece: &PhysSegment| piece.phys.is_aligned(granule);
@@ -112,34 +151,19 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         limit: Iova,
     ) -> Result<PoolMapping<'a>, DmaMapError> {
         let granule = self.domain.granule();
-        let (Some(first), Some(last)) = (list.first(), list.last()) else {
-            return Err(MapListError::EmptyList.into());
-        };
+        let Some(first) = list.first() else { return Err(MapListError::EmptyList.into()) };
         let offset = first.phys.page_offset(granule);
         let bytes = offset.checked_add(len).and_then(|bytes| granule.round_up(bytes));
         let bytes = bytes.ok_or(MapListError::Wraps { index: 0, phys: first.phys, len })?;
-        let after = last.phys.get().wrapping_add(last.len) & granule.offset_mask();
-        let head_bytes = if offset > 0 { granule.bytes() - offset } else { 0 };
-        // The middle: the list without the bytes at its ends.
-        let mut middle = remember(list)?;
-        if let Some(piece) = middle.first_mut() {
-            // Where nothing remains of the piece, it may have ended at the end of all addresses.
-            piece.phys = PhysAddr::new(piece.phys.get().wrapping_add(head_bytes));
-            piece.len -= head_bytes;
-        }
-        if let Some(piece) = middle.last_mut() {
-            piece.len -= after;
-        }
-        middle.retain(|piece| piece.len > 0);
-        let pieces = middle.len() + 2;
+        let cut = Cut::of(list, granule);
         let mut linked = Vec::new();
-        linked.try_reserve_exact(pieces).map_err(|_| DmaMapError::OutOfMemory)?;
+        linked.try_reserve_exact(list.len() + 2).map_err(|_| DmaMapError::OutOfMemory)?;
         let original = remember(list)?;
 
         let end = |bytes| self.alloc(granule.bytes()).map(|phys| Some((phys, bytes)));
-        let head = if head_bytes > 0 { end(head_bytes) } else { Some(None) };
+        let head = if cut.head > 0 { end(cut.head) } else { Some(None) };
         let head = head.ok_or_else(|| self.no_buffer(granule.bytes()))?;
-        let tail = if after > 0 { end(after) } else { Some(None) };
+        let tail = if cut.tail > 0 { end(cut.tail) } else { Some(None) };
         let Some(tail) = tail else {
             if let Some((phys, _)) = head {
                 // SAFETY: it came from the lines above.
@@ -149,7 +173,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         };
         let granule_at = |(phys, _)| PhysSegment { phys, len: granule.bytes() };
         linked.extend(head.map(granule_at));
-        linked.extend_from_slice(&middle);
+        cut.push_middle(list, &mut linked);
         linked.extend(tail.map(granule_at));
 
         let terms = Terms { offset, ..terms };

@@ -11,9 +11,9 @@ const LEAST_SHIFT: u32 = 9;
 /// behind it.
 pub(super) const TIMED: u64 = 61;
 
-/// Returns how many classes mappings of up to `threshold` bytes have.
+/// Returns how many classes mappings of up to `threshold` bytes have. (Two of each and direction have numbers of 8 bits.)
 pub(super) fn classes(threshold: u64) -> usize {
-    class_of(threshold.max(1), usize::MAX).unwrap_or(0) + 1
+    (class_of(threshold.max(1), usize::MAX).unwrap_or(0) + 1).min(42)
 }
 
 /// Returns the class of mappings of `len` bytes; `None` for 0 bytes, and beyond the last of
@@ -54,11 +54,14 @@ const WEIGHT: u64 = 8;
 /// Samples of both halves without which a way's cost is not known.
 const ENOUGH: u64 = 4;
 
-/// One timed mapping in `PROBE` goes the other way, where that way's cost is known.
+/// At most one timed mapping in `PROBE` goes the other way, where that way's cost is known.
 const PROBE: u64 = 64;
 
-/// One timed mapping in `EAGER_PROBE` goes the other way, where that way's cost is not known.
+/// At most one timed mapping in `EAGER_PROBE` goes the other way, where that way's cost is not known.
 const EAGER_PROBE: u64 = 4;
+
+/// What probes take in addition is at most this part of the time that mappings take, besides one probe.
+const PROBES_SHARE: u64 = 128;
 
 /// How many times in a row the other way must look better.
 const PATIENCE: u32 = 4;
@@ -71,7 +74,8 @@ struct Mean {
 }
 
 impl Mean {
-    fn add(&mut self, ns: u64) {
+    /// Returns the sample, in sixteenths, as far as it counts.
+    fn add(&mut self, ns: u64) -> u64 {
         let mut sample = ns.min(u64::from(u32::MAX)) * 16;
         // Where an interrupt or the scheduler came in the middle of a call, its time says nothing
         // of it: so a sample counts for four times the mean and 64 ns at the most.
@@ -87,6 +91,7 @@ impl Mean {
         self.samples += 1;
         let weight = self.samples.min(WEIGHT);
         self.sixteenths = (self.sixteenths * (weight - 1) + sample) / weight;
+        sample
     }
 
     fn ns(&self) -> u64 {
@@ -109,6 +114,13 @@ struct Cost {
 }
 
 impl Cost {
+    fn half(&mut self, half: Half) -> &mut Mean {
+        match half {
+            Half::Map => &mut self.map,
+            Half::Unmap => &mut self.unmap,
+        }
+    }
+
     fn total(&self) -> Option<u64> {
         let enough = self.map.samples.min(self.unmap.samples) >= ENOUGH;
         enough.then_some(self.map.sixteenths + self.unmap.sixteenths)
@@ -128,6 +140,9 @@ pub struct Explained {
     pub most_bytes: u64,
     /// Their direction.
     pub direction: Direction,
+    /// Whether it is about mappings that share a granule with other data, of which mapping is to
+    /// map the middle and copy the ends.
+    pub shared: bool,
     /// Whether mappings are copied now, where the device may be given either. The choice changes
     /// only for a clear difference in cost, so the other way may be a little cheaper by now.
     pub copies: bool,
@@ -145,7 +160,7 @@ pub struct Explained {
     pub switches: u64,
 }
 
-/// Mappings of one size and direction.
+/// Mappings of one size, direction and shape.
 #[derive(Debug)]
 pub(super) struct Cell {
     choice: Choice,
@@ -156,13 +171,17 @@ pub(super) struct Cell {
     switches: u64,
     /// Timed mappings since the last that went the other way.
     turns: u64,
+    /// Time that probes may take yet in addition, in sixteenths of a nanosecond.
+    left: i64,
+    /// The end of a probe has not been noted yet.
+    probing: bool,
 }
 
 impl Default for Cell {
     /// Copying is what protects to the byte, so it is what an unknown machine begins with.
     fn default() -> Self {
         let (copy, map) = (Cost::default(), Cost::default());
-        Self { choice: Choice::Copy, copy, map, against: 0, switches: 0, turns: 0 }
+        Self { choice: Choice::Copy, copy, map, against: 0, switches: 0, turns: 0, left: 0, probing: false }
     }
 }
 
@@ -174,23 +193,35 @@ impl Cell {
         }
     }
 
-    /// The way that the next timed mapping takes: the chosen one, but for a probe now and then.
+    /// The way that the next timed mapping takes: the chosen one, but for a probe now and then. It
+    /// stands for [`TIMED`] mappings, of whose time probes have their share.
     pub(super) fn turn(&mut self) -> Choice {
+        let (ours, other) = (self.cost(self.choice).total(), self.cost(self.choice.other()).total());
+        let ours = ours.unwrap_or(0);
+        self.left = self.left.saturating_add_unsigned(TIMED * ours / PROBES_SHARE);
         self.turns += 1;
-        let known = self.cost(self.choice.other()).total().is_some();
-        if self.turns < if known { PROBE } else { EAGER_PROBE } {
+        let due = self.turns >= if other.is_some() { PROBE } else { EAGER_PROBE };
+        if !due || self.left < other.unwrap_or(0).saturating_sub(ours).cast_signed() {
             return self.choice;
         }
-        self.turns = 0;
+        (self.turns, self.probing) = (0, true);
         self.choice.other()
+    }
+
+    /// Whether to copy where mapping would be to wait for the hardware alone, `wait_ns`: what copying costs is not known, or
+    /// known to be less.
+    pub(super) fn copies_rather_than_wait(&self, wait_ns: u64) -> bool {
+        let waiting = self.map.map.sixteenths.saturating_add(wait_ns.saturating_mul(16));
+        self.copy.total().is_none_or(|copying| copying < waiting)
     }
 
     /// Notes that half of a mapping which went `way` took `ns`. Returns the choice from now on.
     pub(super) fn note(&mut self, way: Choice, half: Half, ns: u64) -> Choice {
-        let cost = self.cost(way);
-        match half {
-            Half::Map => cost.map.add(ns),
-            Half::Unmap => cost.unmap.add(ns),
+        let usual = self.cost(self.choice).half(half).sixteenths;
+        let took = self.cost(way).half(half).add(ns);
+        if self.probing && way != self.choice {
+            self.left = self.left.saturating_sub_unsigned(took.saturating_sub(usual));
+            self.probing = half == Half::Map;
         }
         if half == Half::Unmap {
             self.judge();
@@ -217,7 +248,7 @@ impl Cell {
         } else {
             Choice::Copy
         };
-        (self.against, self.turns) = (0, 0);
+        (self.against, self.turns, self.left, self.probing) = (0, 0, 0, false);
         self.choice
     }
 
@@ -234,10 +265,16 @@ impl Cell {
     }
 
     /// Explains the choice to a person. `counts` are the mappings that went each way.
-    pub(super) fn explain(&self, class: usize, direction: Direction, counts: [u64; 2]) -> Explained {
+    pub(super) fn explain(
+        &self,
+        class: usize,
+        (direction, shared): (Direction, bool),
+        counts: [u64; 2],
+    ) -> Explained {
         Explained {
             most_bytes: most_bytes(class),
             direction,
+            shared,
             copies: self.choice == Choice::Copy,
             copy_ns: self.copy.seen(),
             map_ns: self.map.seen(),
@@ -324,7 +361,63 @@ mod tests {
         let mut cell = Cell::default();
         let probes = |cell: &mut Cell| (0..640).filter(|_| cell.turn() == Choice::Map).count();
         assert_eq!(probes(&mut cell), 160);
+        let mut cell = Cell::default();
+        feed(&mut cell, Choice::Copy, (500, 500), 8);
         feed(&mut cell, Choice::Map, (500, 500), 8);
         assert_eq!(probes(&mut cell), 10);
+    }
+
+    /// Counts what mappings cost whose halves cost `of` each, by the number of timed ones that were made, and what those of
+    /// them cost in addition that went the dearer way by turn; and the most that a single one of these did.
+    fn probed(cell: &mut Cell, timed: u64, of: impl Fn(u64, Choice) -> u64) -> (u64, u64, u64) {
+        let (mut all, mut extra, mut most, mut probes) = (0, 0, 0, 0);
+        for at in 0..timed {
+            let chosen = cell.choice();
+            let way = cell.turn();
+            let (ours, taken) = (2 * of(at, chosen), 2 * of(at, way));
+            all += (TIMED - 1) * ours + taken;
+            extra += taken.saturating_sub(ours);
+            most = most.max(taken.saturating_sub(ours));
+            probes += u64::from(way != chosen);
+            feed(cell, way, (taken / 2, taken / 2), 1);
+        }
+        assert!(probes > timed / 20_000, "{probes} probes: the other way's cost is looked for");
+        (all, extra, most)
+    }
+
+    #[test]
+    fn probes_take_their_share_of_the_time_and_one_probe_at_most() {
+        for begins in [Choice::Copy, Choice::Map] {
+            for known in [false, true] {
+                for dearer in [1, 2, 10, 100, 1000] {
+                    let cost = |_, way| if way == begins { 50 } else { 50 * dearer };
+                    let mut cell = Cell { choice: begins, ..Cell::default() };
+                    if known {
+                        feed(&mut cell, begins, (50, 50), 8);
+                        feed(&mut cell, begins.other(), (50 * dearer, 50 * dearer), 8);
+                    }
+                    let (all, extra, most) = probed(&mut cell, 50_000, cost);
+                    assert!(
+                        extra * PROBES_SHARE <= all + most * PROBES_SHARE,
+                        "{begins:?} {dearer}: {extra} of {all}"
+                    );
+                    assert_eq!(cell.switches, 0);
+                }
+            }
+        }
+        // The other way becomes dearer than it was known to be, and cheaper again.
+        let cost =
+            |at: u64, way| if way == Choice::Copy { 50 } else { [60, 6000, 90][(at / 5000 % 3) as usize] };
+        let (all, extra, most) = probed(&mut Cell::default(), 50_000, cost);
+        assert!(extra * PROBES_SHARE <= all + most * PROBES_SHARE, "{extra} of {all}");
+    }
+
+    #[test]
+    fn where_it_waits_alone_it_copies_what_is_cheaper_to_copy() {
+        let mut cell = Cell::default();
+        assert!(cell.copies_rather_than_wait(0), "nothing is known");
+        feed(&mut cell, Choice::Copy, (50, 50), 8);
+        feed(&mut cell, Choice::Map, (30, 10), 8);
+        assert_eq!([60, 80].map(|wait_ns| cell.copies_rather_than_wait(wait_ns)), [false, true]);
     }
 }

@@ -55,6 +55,11 @@ impl Commits {
         self.ns = if before == 0 { ns } else { before / 2 + ns.min(before.saturating_mul(8)) / 2 };
     }
 
+    /// Returns what a commit takes, in nanoseconds.
+    pub(super) fn ns(&self) -> u64 {
+        self.ns
+    }
+
     /// Returns one descriptor's share of a commit, in nanoseconds.
     pub(super) fn share(&self) -> u64 {
         self.ns.saturating_mul(16) / self.sixteenths.max(16)

@@ -54,7 +54,7 @@ impl AdaptiveUnmapFailed {
     pub(super) fn foreign(mapping: AdaptiveMapping, granule: PageSize) -> Self {
         let not_mapped = DmaUnmapError::NotMapped { iova: mapping.iova() };
         let range = match &mapping.course {
-            Course::Ring(mapping) => mapping.range(granule),
+            Course::Ring(mapping) | Course::Cut { mapping, .. } => mapping.range(granule),
             Course::Pool { .. } => None,
         };
         let error = range.map_or(not_mapped.into(), |range| RingError::Foreign { range }.into());

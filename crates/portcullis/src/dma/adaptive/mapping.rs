@@ -23,40 +23,55 @@ pub struct AdaptiveMapping {
 
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Course {
-    Pool { iova: Iova, len: u64, way: Way },
+    Pool {
+        iova: Iova,
+        len: u64,
+        way: Way,
+    },
     Ring(RingMapping),
+    /// In the ring, with slots in the place of its ends: by the number of its list.
+    Cut {
+        mapping: RingMapping,
+        number: usize,
+    },
 }
 
 impl Course {
-    /// How the pool made it, if it did.
+    /// How it was made, if slots or buffers are a part of it, or the pool mapped it.
     pub(super) fn way(&self) -> Option<Way> {
         match self {
             Self::Pool { way, .. } => Some(*way),
+            Self::Cut { .. } => Some(Way::Split),
             Self::Ring(_) => None,
         }
     }
 
     pub(super) fn is_in_ring(&self) -> bool {
-        matches!(self, Self::Ring(_))
+        matches!(self, Self::Ring(_) | Self::Cut { .. })
     }
 
     /// Returns which way it went.
     pub(super) fn choice(&self) -> Choice {
-        match self.way() {
-            None | Some(Way::Direct) => Choice::Map,
-            Some(_) => Choice::Copy,
+        match self {
+            Self::Pool { way: Way::Slot | Way::SingleUse, .. } => Choice::Copy,
+            _ => Choice::Map,
         }
     }
 }
 
 impl AdaptiveMapping {
     /// Takes the mapping apart, for `queue` to keep: into a ring's mapping with the number `queue`,
-    /// how the pool made it, if it did, and the class and the way for which its end counts, if it
-    /// was timed. What the pool made has its length in the place of the neighbours.
+    /// its [way](Self::way), and the class and the way for which its end counts, if it was timed.
+    /// What the pool made has no pages, and its length in the place of the neighbours; a list whose
+    /// ends are in slots has its number there.
     #[inline]
     pub(in crate::dma) fn into_parts(self, queue: u64) -> (RingMapping, Option<Way>, Option<(u8, Choice)>) {
         match self.course {
             Course::Ring(mapping) => (RingMapping { ring: queue, ..mapping }, None, self.timed),
+            Course::Cut { mapping, number } => {
+                let mapping = RingMapping { ring: queue, neighbours: number as u64, ..mapping };
+                (mapping, Some(Way::Split), self.timed)
+            }
             Course::Pool { iova, len, way } => {
                 let mapping = RingMapping { first: iova, bytes: 0, neighbours: len, ring: queue };
                 (mapping, Some(way), self.timed)
@@ -68,11 +83,11 @@ impl AdaptiveMapping {
     pub fn iova(&self) -> Iova {
         match &self.course {
             Course::Pool { iova, .. } => *iova,
-            Course::Ring(mapping) => mapping.iova(),
+            Course::Ring(mapping) | Course::Cut { mapping, .. } => mapping.iova(),
         }
     }
 
-    /// How the pool made it; `None` for a mapping in the ring.
+    /// How the pool made it; [`Way::Split`] also for one in the ring whose ends are copied. `None` for any other in the ring.
     pub fn way(&self) -> Option<Way> {
         self.course.way()
     }

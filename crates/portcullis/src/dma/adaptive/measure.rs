@@ -4,7 +4,7 @@
 use alloc::sync::Arc;
 
 use super::AdaptiveRing;
-use super::book::{Choice, Half, most_bytes};
+use super::book::{Choice, Half, class_of, most_bytes};
 use crate::addr::{DmaSegment, PhysAddr, PhysSegment};
 use crate::bounce::pool::{Attributes, BouncePool};
 use crate::mapper::Mapper;
@@ -43,9 +43,15 @@ impl<'a, M: Mapper, P: Platform, C: CopyMemory> Scratch<'a, M, P, C> {
         Some(Self { start: pool.alloc(pool.threshold())?, pool, warm })
     }
 
-    /// The largest buffer of a class.
-    fn buffer(&self, class: usize) -> [PhysSegment; 1] {
-        [PhysSegment { phys: self.start, len: most_bytes(class).min(self.pool.threshold()) }]
+    /// A large buffer of a class, which begins and ends inside a granule if its ends are to be `shared`.
+    fn buffer(&self, class: usize, shared: bool) -> [PhysSegment; 1] {
+        let granule = self.pool.domain().granule().bytes();
+        let (skip, most) = if shared {
+            (granule / 2, self.pool.threshold().saturating_sub(granule).max(granule / 2))
+        } else {
+            (0, self.pool.threshold())
+        };
+        [PhysSegment { phys: PhysAddr::new(self.start.get() + skip), len: most_bytes(class).min(most) }]
     }
 
     /// Ends the measurement. Buffers that it needed go back; but if others' buffers waited before,
@@ -68,21 +74,30 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         let pool = Arc::clone(self.pool.pool());
         let Some(scratch) = Scratch::new(&pool) else { return };
         // What was measured before a step failed counts.
-        let measured =
-            (0..self.classes).try_for_each(|class| self.measure_class(&scratch.buffer(class), class));
+        let measured = (0..self.classes).flat_map(|class| [(class, false), (class, true)]).try_for_each(
+            |(class, shared)| self.measure_class(&scratch.buffer(class, shared), (class, shared)),
+        );
         self.begin();
         // A step that failed may have left something in the ring, whose users are to find it empty.
-        let confirmed = self.ring.commit().is_ok();
+        let confirmed = self.commit_ring().is_ok();
         scratch.end(confirmed && measured != Err(Stopped::Mapped));
     }
 
-    fn measure_class(&mut self, list: &[PhysSegment], class: usize) -> Result<(), Stopped> {
+    /// Measures both ways for a list of a class, if such lists occur.
+    fn measure_class(&mut self, list: &[PhysSegment], (class, shared): (usize, bool)) -> Result<(), Stopped> {
+        let (len, whole) = self.pool.look_at(list);
+        if shared == whole || class_of(len, self.classes) != Some(class) {
+            return Ok(());
+        }
+        let class = self.size_of(class, shared);
         let mut view = [DmaSegment::default()];
         for choice in [Choice::Copy, Choice::Map] {
             for round in 0..WARM + TIMED {
                 let start = (self.clock)();
                 // SAFETY: the memory is this function's, and each mapping ends before the next.
-                let mapped = unsafe { self.map_by(choice, list, Attributes::default(), &mut view) };
+                let mapped = unsafe {
+                    self.map_by(choice, (Some(class), shared), list, Attributes::default(), &mut view)
+                };
                 let map_ns = self.since(start);
                 let (course, _, failed) = mapped.map_err(|_| Stopped::Ended)?;
                 // What the ring may not map, as the device is untrusted, says nothing of the ring.
@@ -92,15 +107,14 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
                 let _ended = self.end(course).map_err(|_| Stopped::Mapped)?;
                 let unmap_ns = self.since(start);
                 let start = (self.clock)();
-                let committed = self.ring.commit().map_err(|_| Stopped::Ended)?;
+                let committed = self.commit_ring().map_err(|_| Stopped::Ended)?;
                 if committed > 0 {
                     let ns = self.since(start);
                     self.commits.note(ns);
                 }
                 if round >= WARM {
                     let share = if in_ring { self.commits.share() } else { 0 };
-                    let size = self.size_of(class);
-                    let cell = &mut self.sizes[size].cell;
+                    let cell = &mut self.sizes[class].cell;
                     cell.note(way, Half::Map, map_ns);
                     cell.note(way, Half::Unmap, unmap_ns.saturating_add(share));
                 }

@@ -4,6 +4,7 @@
 
 mod book;
 mod commits;
+mod ends;
 mod error;
 mod mapping;
 mod measure;
@@ -11,14 +12,15 @@ mod measure;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 
-use self::book::{Cell, Half, TIMED, class_of, classes};
+use self::book::{Cell, Half, TIMED, class_of, classes, most_bytes};
 use self::commits::Commits;
+use self::ends::Ends;
 use self::mapping::Course;
 use self::measure::cost_of;
-use super::{DmaDevice, RingError, RingMapping, RingUnmap, StrictRing, StrictRingConfig};
-use crate::addr::{Direction, DmaSegment, PhysSegment};
+use super::{DmaDevice, RingError, RingMapping, RingUnmap, RingUnmapFailed, StrictRing, StrictRingConfig};
+use crate::addr::{Direction, DmaSegment, Iova, PhysSegment};
 use crate::bounce::error::DmaUnmapError;
-use crate::bounce::pool::{Attributes, BounceDevice, BouncePool, Way};
+use crate::bounce::pool::{Attributes, BounceDevice, Way};
 use crate::domain::{MapListError, Policy};
 use crate::iova::ArenaError;
 use crate::mapper::Mapper;
@@ -32,21 +34,28 @@ pub use mapping::{AdaptiveMapping, AdaptiveUnmap};
 
 /// A queue whose buffers are copied through the pool of its domain, or mapped in a [`StrictRing`], whichever is cheaper.
 ///
-/// For an untrusted device, what shares a granule with other data is copied whatever it costs, so
-/// that protection is to the byte. What is mapped in the ring ends with its batch; what is copied
-/// ends at once. Where the ring has no room for a buffer that is to be mapped, [`map`](Self::map)
-/// fails as long as others wait for a commit, which makes room, as in the ring itself. If none
-/// does, or if the ring cannot map it, the buffer is copied, too. What is not for the ring, and not
-/// for a copy either (larger than the pool's threshold, or persistent), is mapped by itself, and
-/// ends at once. All this is so whatever the domain's policy.
+/// An untrusted device is never given a granule that holds other data, so protection is to the
+/// byte. Of a buffer that shares its first or last granule, the bytes there are copied, through
+/// slots of the pool that stand in for them in the ring, and the granules between them are mapped;
+/// or all of it is copied. (Where the pool's [`split`](crate::bounce::PoolConfig::split) is off, all
+/// of it always is.) What is mapped in the ring ends with its batch; what is copied as a whole ends
+/// at once.
+///
+/// Where the ring has no room for a buffer that is to be mapped, [`map`](Self::map) fails as long as
+/// others wait for a commit, which makes room, as in the ring itself. If none does, the buffer is
+/// mapped by itself, which ends at once, with a wait; or copied, where that was measured to be
+/// cheaper, or only its middle may be mapped. What is not for the ring, and not for a copy either
+/// (larger than the pool's threshold, or persistent), is mapped by itself. All this is so whatever
+/// the domain's policy.
 ///
 /// A copy costs time by the byte, a mapping costs a share of the wait for the hardware. Where the
 /// two cross depends on caches, on the IOMMU and on what else goes on, so nothing about it is a
 /// constant. [`new`](Self::new) times both ways for each size (powers of two from 512 bytes to the
-/// pool's threshold) on scratch memory. Afterwards one mapping in 61 is timed, and one in 64 of
-/// these goes the other way, so that the other way's cost stays known. The choice changes where the
-/// other way was cheaper by an eighth four times in a row: noise does not make it swing.
-/// [`explain`](Self::explain) says what was measured and chosen. A commit is shared out among as
+/// pool's threshold), with shared ends and without, on scratch memory. Afterwards one mapping in 61
+/// is timed, and at most one in 64 of these goes the other way, so that the other way's cost stays
+/// known. Such probes take no more than 1/128 of the time that mappings of the size take, besides
+/// one probe. The choice changes where the other way was cheaper by an eighth four times in a row:
+/// noise does not make it swing. [`explain`](Self::explain) says what was measured and chosen. A commit is shared out among as
 /// many descriptors as end from one commit to the next: a full batch, or fewer for a queue that
 /// often falls idle and [commits](Self::commit) then.
 ///
@@ -56,6 +65,7 @@ pub use mapping::{AdaptiveMapping, AdaptiveUnmap};
 pub struct AdaptiveRing<M: Mapper, P: Platform, C: CopyMemory, K> {
     ring: StrictRing<M, P>,
     pool: BounceDevice<M, P, C>,
+    ends: Ends<M, P, C>,
     /// The direction of the mapping that is being made.
     direction: Direction,
     /// Directions that were measured, or tried.
@@ -68,7 +78,7 @@ pub struct AdaptiveRing<M: Mapper, P: Platform, C: CopyMemory, K> {
     number: u64,
     /// How many classes of sizes there are.
     classes: usize,
-    /// The sizes of each direction, one direction after the other.
+    /// The sizes of each direction, one direction after the other; of each, those without shared ends first.
     sizes: Box<[Size]>,
     /// Mappings until one is timed.
     until: u64,
@@ -87,7 +97,8 @@ struct Size {
 impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C, K> {
     /// Makes a queue of `device` for data of one direction, with a ring as `config` says. `pool` is
     /// the same device, as the pool of its domain has it. Measures both ways, on scratch memory of
-    /// the pool's: twelve mappings of each size, half of which may wait for the hardware. Where
+    /// the pool's: twelve mappings of each size, and as many with shared ends where the device is
+    /// untrusted; half of them may wait for the hardware. Where
     /// there is no memory for that, or something fails, what is not measured by then is copied at
     /// first, and the ring tried soon. (Memory that the hardware does not confirm as unreachable is
     /// leaked.) Allocates. The caller holds no lock and no CPU.
@@ -118,7 +129,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
             clock,
             number: unique(),
             classes,
-            sizes: (0..Direction::ALL.len() * classes).map(|_| Size::default()).collect(),
+            sizes: (0..2 * Direction::ALL.len() * classes).map(|_| Size::default()).collect(),
+            ends: Ends::new(&pool),
             until: TIMED - 1,
             commits: Commits::new(config.batch),
             pool,
@@ -159,14 +171,15 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
     #[cold]
     fn begin(&mut self) {
         self.met[self.direction.index()] = true;
-        let first = self.size_of(0);
-        self.sizes[first..first + self.classes].iter_mut().for_each(|size| _ = size.cell.begin());
+        let first = self.size_of(0, false);
+        self.sizes[first..first + 2 * self.classes].iter_mut().for_each(|size| _ = size.cell.begin());
     }
 
-    /// Returns the index in `sizes` of `class`, in the direction of the mapping that is being made.
+    /// Returns the index in `sizes` of `class`, in the direction of the mapping that is being made,
+    /// of lists whose ends are `shared` or not.
     #[inline]
-    fn size_of(&self, class: usize) -> usize {
-        self.direction.index() * self.classes + class
+    fn size_of(&self, class: usize, shared: bool) -> usize {
+        (2 * self.direction.index() + usize::from(shared)) * self.classes + class
     }
 
     /// Lets the device reach the bytes of `list`, or a copy of them, and writes to `out` what it is
@@ -196,17 +209,18 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         out: &mut [DmaSegment],
     ) -> Result<(AdaptiveMapping, usize), AdaptiveMapError> {
         // The pool and the ring check the sum.
-        let len = list.iter().fold(0, |sum: u64, piece| sum.wrapping_add(piece.len));
-        let class = class_of(len, self.classes).map(|class| self.size_of(class));
+        let (len, whole) = self.pool.look_at(list);
+        let shared = !whole;
+        let class = class_of(len, self.classes).map(|class| self.size_of(class, shared));
         let choice = class.map_or(Choice::Map, |class| self.sizes[class].cell.choice());
         let timed = self.until == 0;
         self.until = self.until.checked_sub(1).unwrap_or(TIMED - 1);
         if timed && let Some(class) = class {
             // SAFETY: the caller's promise.
-            return unsafe { self.map_timed(class, list, attributes, out) };
+            return unsafe { self.map_timed((class, shared), list, attributes, out) };
         }
         // SAFETY: the caller's promise.
-        let (course, used, _) = unsafe { self.map_by(choice, list, attributes, out) }?;
+        let (course, used, _) = unsafe { self.map_by(choice, (class, shared), list, attributes, out) }?;
         if let Some(class) = class {
             self.sizes[class].counts[course.choice() as usize] += 1;
         }
@@ -218,7 +232,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
     #[cold]
     unsafe fn map_timed(
         &mut self,
-        class: usize,
+        (class, shared): (usize, bool),
         list: &[PhysSegment],
         attributes: Attributes,
         out: &mut [DmaSegment],
@@ -226,7 +240,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         let choice = self.sizes[class].cell.turn();
         let start = (self.clock)();
         // SAFETY: the caller's promise.
-        let (course, used, failed) = unsafe { self.map_by(choice, list, attributes, out) }?;
+        let mapped = unsafe { self.map_by(choice, (Some(class), shared), list, attributes, out) };
+        let (course, used, failed) = mapped?;
         let ns = self.since(start);
         let size = &mut self.sizes[class];
         size.counts[course.choice() as usize] += 1;
@@ -235,14 +250,15 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         let timed = (course.way() != Some(Way::Direct)).then(|| {
             let way = if failed { Choice::Map } else { course.choice() };
             size.cell.note(way, Half::Map, ns);
-            // There is a class for each power of two and direction, at most 192.
+            // There are at most 252.
             (class as u8, way)
         });
         Ok((AdaptiveMapping { course, ring: self.number, timed }, used))
     }
 
-    /// Maps by the way that was chosen, as far as that is possible. Returns how it was mapped, how
-    /// many segments of `out` that takes, and whether the ring was tried and failed.
+    /// Maps by the way that was chosen, as far as that is possible, a list of a class (unless it is
+    /// longer than all of them) whose ends are `shared` or not. Returns how it was mapped, how many
+    /// segments of `out` that takes, and whether the ring was tried and failed.
     ///
     /// # Safety
     /// As [`map`](Self::map).
@@ -252,26 +268,31 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
     unsafe fn map_by(
         &mut self,
         choice: Choice,
+        (class, shared): (Option<usize>, bool),
         list: &[PhysSegment],
-        attributes: Attributes,
+        mut attributes: Attributes,
         out: &mut [DmaSegment],
     ) -> Result<(Course, usize, bool), AdaptiveMapError> {
         let mut failed = false;
-        if choice == Choice::Map && !attributes.persistent_streaming && self.pool.may_reach(list) {
-            // SAFETY: the caller's promise.
-            match unsafe { self.ring.map_sg(list, self.direction, out) } {
-                Ok((mapping, used)) => return Ok((Course::Ring(mapping), used, false)),
-                // What waits makes room, by a commit: that is cheaper than a copy.
-                Err(full @ RingError::Arena(ArenaError::Full { .. })) if self.ring.waiting() > 0 => {
-                    return Err(full.into());
+        if choice == Choice::Map && !attributes.persistent_streaming {
+            let refused = if shared {
+                // SAFETY: the caller's promise.
+                match unsafe { self.map_cut(list, attributes, out) } {
+                    Ok(Some(course)) => return Ok((course, 1, false)),
+                    Ok(None) => None,
+                    Err(error) => Some(error),
                 }
-                // It has no room, or its tables have none, or cannot point to the buffer: the pool's may.
-                Err(
-                    RingError::Arena(ArenaError::Full { .. } | ArenaError::Oversize { .. })
-                    | RingError::Map(MapListError::Map(_)),
-                ) => failed = true,
-                // Also where devices may still reach what was entered half-way: the caller must be told.
-                Err(error) => return Err(error.into()),
+            } else {
+                // SAFETY: the caller's promise.
+                match unsafe { self.ring.map_sg(list, self.direction, out) } {
+                    Ok((mapping, used)) => return Ok((Course::Ring(mapping), used, false)),
+                    Err(error) => Some(error),
+                }
+            };
+            if let Some(error) = refused {
+                failed = true;
+                // What is persistent is mapped by itself.
+                attributes.persistent_streaming = self.falls_back_to_mapping(error, class)? && !shared;
             }
         }
         let (needed, room) = (list.len(), out.len());
@@ -285,6 +306,59 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         Ok((course, used, failed))
     }
 
+    /// Maps in the ring the middle of a list whose ends share a granule, with slots in the place of
+    /// the ends. `None` where that cannot be.
+    ///
+    /// # Safety
+    /// As [`map`](Self::map).
+    #[inline(never)]
+    unsafe fn map_cut(
+        &mut self,
+        list: &[PhysSegment],
+        attributes: Attributes,
+        out: &mut [DmaSegment],
+    ) -> Result<Option<Course>, RingError> {
+        let ([first, ..], true) = (list, list.len() <= out.len()) else { return Ok(None) };
+        // SAFETY: the caller's promise.
+        let Some(taken) = (unsafe { self.ends.take(list, self.direction, attributes) }) else {
+            return Ok(None);
+        };
+        // SAFETY: between the ends the caller's promise; they are slots' memory, which nothing but the pool's copies uses before
+        // they are given back, after a commit.
+        match unsafe { self.ring.map(self.ends.linked(), self.direction) } {
+            Ok(mapping) => {
+                let offset = first.phys.page_offset(self.ring.device().domain().granule());
+                // The mapping begins with a granule.
+                let mapping = RingMapping { first: Iova::new(mapping.first.get() | offset), ..mapping };
+                out[0] = DmaSegment { iova: mapping.first, len: taken.len() };
+                Ok(Some(Course::Cut { mapping, number: self.ends.keep(taken) }))
+            }
+            Err(error) => {
+                let may_be_reached = matches!(error, RingError::Map(MapListError::Unconfirmed { .. }));
+                self.ends.refuse(taken, may_be_reached);
+                Err(error)
+            }
+        }
+    }
+
+    /// Decides what becomes of a list of `class` that the ring has refused: whether it is rather
+    /// mapped by itself than copied, or the error is the caller's.
+    #[cold]
+    fn falls_back_to_mapping(&self, error: RingError, class: Option<usize>) -> Result<bool, RingError> {
+        match error {
+            // What waits makes room, by a commit.
+            RingError::Arena(ArenaError::Full { .. }) if self.ring.waiting() > 0 => Err(error),
+            RingError::Arena(ArenaError::Full { .. } | ArenaError::Oversize { .. }) => {
+                let cell = class.map(|class| &self.sizes[class].cell);
+                Ok(!cell.is_some_and(|cell| cell.copies_rather_than_wait(self.commits.ns())))
+            }
+            // The tables have no room, or cannot point to the buffer.
+            RingError::Map(MapListError::Map(_)) => Ok(false),
+            // Also where devices may still reach what was entered half-way: the caller must be told.
+            error => Err(error),
+        }
+    }
+
     /// Makes a mapping of this ring out of what [it was taken apart
     /// into](AdaptiveMapping::into_parts).
     #[inline]
@@ -294,7 +368,12 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         way: Option<Way>,
         timed: Option<(u8, Choice)>,
     ) -> AdaptiveMapping {
+        let RingMapping { bytes, neighbours, .. } = mapping;
         let course = match way {
+            Some(Way::Split) if bytes > 0 => {
+                let mapping = RingMapping { ring: self.ring.number(), neighbours: 0, ..mapping };
+                Course::Cut { mapping, number: neighbours as usize }
+            }
             Some(way) => Course::Pool { iova: mapping.first, len: mapping.neighbours, way },
             None => Course::Ring(RingMapping { ring: self.ring.number(), ..mapping }),
         };
@@ -332,19 +411,42 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
                     Err(error) => Err(AdaptiveUnmapFailed { mapping: None, error: error.into() }),
                 }
             }
-            Course::Ring(mapping) => match self.ring.unmap(mapping) {
-                Ok(RingUnmap::Waiting) => Ok(AdaptiveUnmap::Waiting),
-                Ok(RingUnmap::Committed) => Ok(AdaptiveUnmap::Committed),
-                Err(failed) => {
-                    let again = |mapping| AdaptiveMapping {
-                        course: Course::Ring(mapping),
-                        ring: self.number,
-                        timed: None,
-                    };
-                    let mapping = failed.mapping.map(again);
-                    Err(AdaptiveUnmapFailed { mapping, error: failed.error.into() })
+            Course::Ring(mapping) => {
+                let result = self.ring.unmap(mapping);
+                self.ended(result, Course::Ring)
+            }
+            Course::Cut { mapping, number } => {
+                self.ends.wait(number);
+                let result = self.ring.unmap(mapping);
+                if matches!(&result, Err(failed) if failed.mapping.is_some()) {
+                    self.ends.stay(number);
+                } else {
+                    // SAFETY: as for the pool; no commit that ends the mapping has been told of yet.
+                    unsafe { self.ends.end(number) };
                 }
-            },
+                self.ended(result, |mapping| Course::Cut { mapping, number })
+            }
+        }
+    }
+
+    /// Returns what has become of a mapping in the ring. Where it comes back, `again` makes its course.
+    #[inline]
+    fn ended(
+        &mut self,
+        result: Result<RingUnmap, RingUnmapFailed>,
+        again: impl FnOnce(RingMapping) -> Course,
+    ) -> Result<AdaptiveUnmap, AdaptiveUnmapFailed> {
+        match result {
+            Ok(RingUnmap::Waiting) => Ok(AdaptiveUnmap::Waiting),
+            Ok(RingUnmap::Committed) => {
+                self.ends.committed();
+                Ok(AdaptiveUnmap::Committed)
+            }
+            Err(RingUnmapFailed { mapping, error }) => {
+                let again =
+                    |mapping| AdaptiveMapping { course: again(mapping), ring: self.number, timed: None };
+                Err(AdaptiveUnmapFailed { mapping: mapping.map(again), error: error.into() })
+            }
         }
     }
 
@@ -377,11 +479,17 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
     pub fn commit(&mut self) -> Result<usize, RingError> {
         self.commits.idle();
         let start = (self.clock)();
-        let committed = self.ring.commit()?;
+        let committed = self.commit_ring()?;
         let ns = self.since(start);
         if committed > 0 {
             self.commits.note(ns);
         }
+        Ok(committed)
+    }
+
+    fn commit_ring(&mut self) -> Result<usize, RingError> {
+        let committed = self.ring.commit()?;
+        self.ends.committed();
         Ok(committed)
     }
 
@@ -402,11 +510,16 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         offset: u64,
         len: u64,
     ) -> Result<(), DmaUnmapError> {
-        match mapping.course {
+        match &mapping.course {
             _ if mapping.ring != self.number => Err(DmaUnmapError::NotMapped { iova: mapping.iova() }),
             // SAFETY: its token is borrowed, so it does not end meanwhile; its maker promised that syncs of the same bytes do
             // not meet, and what its original is.
-            Course::Pool { iova, .. } => unsafe { self.pool.pool().sync_for_cpu(iova, offset, len) },
+            Course::Pool { iova, .. } => unsafe { self.pool.pool().sync_for_cpu(*iova, offset, len) },
+            Course::Cut { mapping, number } => {
+                self.ring.device().sync_for_cpu();
+                // SAFETY: as above.
+                unsafe { self.ends.sync(*number, mapping.first, (offset, len), true) }
+            }
             Course::Ring(_) => {
                 self.ring.device().sync_for_cpu();
                 Ok(())
@@ -425,10 +538,16 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         offset: u64,
         len: u64,
     ) -> Result<(), DmaUnmapError> {
-        match mapping.course {
+        match &mapping.course {
             _ if mapping.ring != self.number => Err(DmaUnmapError::NotMapped { iova: mapping.iova() }),
             // SAFETY: as for `sync_for_cpu`.
-            Course::Pool { iova, .. } => unsafe { self.pool.pool().sync_for_device(iova, offset, len) },
+            Course::Pool { iova, .. } => unsafe { self.pool.pool().sync_for_device(*iova, offset, len) },
+            Course::Cut { mapping, number } => {
+                // SAFETY: as for `sync_for_cpu`.
+                let synced = unsafe { self.ends.sync(*number, mapping.first, (offset, len), false) };
+                self.ring.device().sync_for_device();
+                synced
+            }
             Course::Ring(_) => {
                 self.ring.device().sync_for_device();
                 Ok(())
@@ -436,24 +555,35 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         }
     }
 
-    /// The pool that copies.
-    pub(super) fn pool(&self) -> &BouncePool<M, P, C> {
-        self.pool.pool()
-    }
-
     /// Returns what was chosen for each size of each direction that was met, smallest first, and
     /// why.
     pub fn explain(&self) -> impl Iterator<Item = Explained> {
         let met = Direction::ALL.into_iter().filter(|direction| self.met[direction.index()]);
+        let (untrusted, granule) = (self.pool.is_untrusted(), self.pool.pool().domain().granule().bytes());
         met.flat_map(move |direction| {
-            let first = direction.index() * self.classes;
-            let each = self.sizes[first..first + self.classes].iter().enumerate();
-            each.map(move |(class, size)| size.cell.explain(class, direction, size.counts))
+            let shapes = (0..self.classes).flat_map(|class| [(class, false), (class, true)]);
+            // To a trusted device nothing is shared, to another all that is less than a granule.
+            let occurs = move |class, shared| {
+                if shared { untrusted } else { !untrusted || most_bytes(class) >= granule }
+            };
+            shapes.filter(move |(class, shared)| occurs(*class, *shared)).map(move |(class, shared)| {
+                let size = &self.sizes[(2 * direction.index() + usize::from(shared)) * self.classes + class];
+                size.cell.explain(class, (direction, shared), size.counts)
+            })
         })
     }
 
     /// Nanoseconds since `start`, less what the clock itself takes.
     fn since(&self, start: u64) -> u64 {
         (self.clock)().saturating_sub(start).saturating_sub(self.clock_ns)
+    }
+}
+
+/// Commits. What is still mapped stays so; the slots that are a part of it are then never used again.
+impl<M: Mapper, P: Platform, C: CopyMemory, K> Drop for AdaptiveRing<M, P, C, K> {
+    fn drop(&mut self) {
+        if !self.ends.is_empty() && self.ring.commit().is_ok() {
+            self.ends.committed();
+        }
     }
 }

@@ -87,8 +87,8 @@ impl QueueConfig {
     }
 
     /// The cheaper of [`ring`](Self::ring), whose dimensions it takes, and
-    /// [`bounce`](Self::bounce), as measured. What shares a page with other data is copied, unless
-    /// the device is [trusted](super::Device::trusted). Where the domain has no memory to copy
+    /// [`bounce`](Self::bounce), as measured. Of a buffer that shares a page with other data, these
+    /// parts are copied at least, unless the device is [trusted](super::Device::trusted). Where the domain has no memory to copy
     /// through, this is a ring; where nothing is translated, it is [`direct`](Self::direct). For
     /// devices that are not coherent, see [there](super::Device::not_coherent).
     pub const fn auto(descriptors: u32, bytes: u64) -> Self {

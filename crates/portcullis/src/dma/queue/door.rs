@@ -378,8 +378,8 @@ impl<X: Machine> Device<X> {
     /// number](Queue::map_raw) only.
     ///
     /// Allocates all that its fast paths need. [`QueueConfig::auto`] measures, on scratch memory:
-    /// twelve mappings of each size and direction, half of which may wait for the hardware. The
-    /// caller holds no lock and no CPU.
+    /// twelve mappings of each size and direction, and twelve with shared ends, half of which may
+    /// wait for the hardware. The caller holds no lock and no CPU.
     ///
     /// # Errors
     /// [`SetupError`]: there is nothing to copy through, there are no addresses or no memory for a

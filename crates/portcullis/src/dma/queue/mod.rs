@@ -439,8 +439,11 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
                     Err(failed) => match failed.error {
                         AdaptiveUnmapError::Pool(error) => self.ended_copy(Err(error)),
                         AdaptiveUnmapError::Ring(error) => {
-                            let kind = self.number | Kind::Auto { way: None, timed: None }.bits();
-                            let back = failed.mapping.map(|mapping| mapping.into_parts(kind).0);
+                            let back = failed.mapping.map(|mapping| {
+                                let (core, way, timed) = mapping.into_parts(self.number);
+                                let kind = Kind::Auto { way, timed }.bits();
+                                RingMapping { ring: self.number | kind, ..core }
+                            });
                             Err(not_committed(back, DmaUnmapError::of_ring(error)))
                         }
                     },
@@ -624,7 +627,16 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         let ((offset, len), iova) = (part, core.first);
         let pool = match (&mut self.lane, mapping.kind()) {
             (Lane::Bounce(device), Kind::Pool(_)) => device.pool(),
-            (Lane::Auto(ring), Kind::Auto { way: Some(_), .. }) => ring.pool(),
+            (Lane::Auto(ring), Kind::Auto { way: way @ Some(_), timed }) => {
+                let RingMapping { first, bytes, neighbours, ring: made } = *core;
+                // For the time of this call, while the token is borrowed.
+                let mapping =
+                    ring.mapping_of(RingMapping { first, bytes, neighbours, ring: made }, way, timed);
+                return match side {
+                    Side::Cpu => ring.sync_for_cpu(&mapping, offset, len),
+                    Side::Device => ring.sync_for_device(&mapping, offset, len),
+                };
+            }
             (Lane::NotCoherent(lane), Kind::NotCoherent) => {
                 return lane.sync(core.neighbours as usize, side, part);
             }

@@ -29,7 +29,8 @@ fn queue_of(bench: &Bench, pages: u32, batch: usize, (wait_ns, copy_ns): (u64, u
 #[test]
 fn where_mapping_fails_the_attempt_and_the_copy_are_what_it_costs() {
     let bench = Bench::new(small());
-    let (_, mut queue) = queue_of(&bench, 16, 8, (1, 1000));
+    // A wait alone is dearer than a copy, and a share of it is not.
+    let (_, mut queue) = queue_of(&bench, 16, 8, (4000, 1000));
     let (buffer, list) = page(&bench);
     let mut live = Vec::new();
     while live.last().is_none_or(|last: &AdaptiveMapping| last.way().is_none()) {

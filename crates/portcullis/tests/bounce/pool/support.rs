@@ -28,12 +28,18 @@ pub struct Rationed {
     memory: Arc<Memory>,
     grants: Arc<AtomicU64>,
     largest: Arc<AtomicU64>,
+    copied: Arc<AtomicU64>,
 }
 
 impl Rationed {
     pub fn new(memory: &Arc<Memory>) -> Self {
         let unlimited = || Arc::new(AtomicU64::new(u64::MAX));
-        Self { memory: Arc::clone(memory), grants: unlimited(), largest: unlimited() }
+        Self { memory: Arc::clone(memory), grants: unlimited(), largest: unlimited(), copied: Arc::default() }
+    }
+
+    /// Bytes that were copied so far.
+    pub fn copied(&self) -> u64 {
+        self.copied.load(Ordering::Relaxed)
     }
 
     /// From now on no more frames than so many are to be had in a row.
@@ -73,6 +79,7 @@ unsafe impl Frames for Rationed {
 // SAFETY: as above.
 unsafe impl CopyMemory for Rationed {
     unsafe fn copy(&self, from: PhysAddr, to: PhysAddr, len: u64) {
+        self.copied.fetch_add(len, Ordering::Relaxed);
         // SAFETY: the caller's promise, passed on.
         unsafe { self.memory.copy(from, to, len) }
     }

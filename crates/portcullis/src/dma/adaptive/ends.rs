@@ -1,0 +1,238 @@
+//! Slots of the pool that stand in, in the ring, for the ends of lists that share a granule with
+//! other data. A slot goes back to the pool only after a commit by which no device reaches it
+//! through the ring any more.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::mem::forget;
+
+use crate::addr::{Direction, Iova, PhysSegment};
+use crate::bounce::error::{DmaUnmapError, inside};
+use crate::bounce::pool::{Attributes, BounceDevice, BouncePool, Cut};
+use crate::mapper::Mapper;
+use crate::platform::{CopyMemory, Platform};
+
+/// A list whose ends are in slots. Each slot is known by its address in the pool.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Taken {
+    /// Bytes of the list.
+    len: u64,
+    cut: Cut,
+    head: Option<Iova>,
+    tail: Option<Iova>,
+}
+
+impl Taken {
+    /// Bytes of the list.
+    pub(super) fn len(&self) -> u64 {
+        self.len
+    }
+
+    fn slots(self) -> impl Iterator<Item = Iova> {
+        self.head.into_iter().chain(self.tail)
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Ends<M: Mapper, P: Platform, C: CopyMemory> {
+    device: BounceDevice<M, P, C>,
+    /// What the ring is to map in the place of the list at hand.
+    linked: Vec<PhysSegment>,
+    /// Lists that are mapped, by their number.
+    made: Vec<Taken>,
+    /// Numbers without a list.
+    free: Vec<usize>,
+    /// How many lists are mapped.
+    live: usize,
+    /// Slots that devices may reach through the ring until the next commit. There is room for those of all lists.
+    waiting: Vec<Iova>,
+}
+
+impl<M: Mapper, P: Platform, C: CopyMemory> Ends<M, P, C> {
+    pub(super) fn new(device: &BounceDevice<M, P, C>) -> Self {
+        let (linked, made, free, waiting) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Self { device: device.for_ends(), linked, made, free, live: 0, waiting }
+    }
+
+    fn pool(&self) -> &BouncePool<M, P, C> {
+        self.device.pool()
+    }
+
+    /// What the ring is to map in the place of the list that was [taken](Self::take) last.
+    pub(super) fn linked(&self) -> &[PhysSegment] {
+        &self.linked
+    }
+
+    /// Puts the ends of `list` into slots. Returns `None` where the list has no whole granules
+    /// between them, and where there are no slots, or there is no memory for notes. What it returns
+    /// is [kept](Self::keep) or [refused](Self::refuse) by the next call.
+    ///
+    /// O(pieces), and a copy of the ends. Allocates where the queue has more lists at once, or a
+    /// longer one, than ever before, and where no slot waits.
+    ///
+    /// # Safety
+    /// As [`BounceDevice::map`], until [`end`](Self::end) or [`refuse`](Self::refuse) has returned.
+    pub(super) unsafe fn take(
+        &mut self,
+        list: &[PhysSegment],
+        direction: Direction,
+        attributes: Attributes,
+    ) -> Option<Taken> {
+        let (cut, len) = self.device.cut(list).ok()??;
+        let (first, last) = (list.first()?, list.last()?);
+        self.linked.clear();
+        self.linked.try_reserve(list.len() + 2).ok()?;
+        let lists = self.made.len() + 1;
+        self.made.try_reserve(1).ok()?;
+        self.free.try_reserve(lists - self.free.len()).ok()?;
+        self.waiting.try_reserve(2 * lists).ok()?;
+        let before = self.waiting.len();
+        let mut taken = Taken { len, cut, head: None, tail: None };
+        let head = PhysSegment { phys: first.phys, len: cut.head };
+        let tail = PhysSegment { phys: last.phys.checked_add(last.len - cut.tail)?, len: cut.tail };
+        if cut.head > 0 {
+            // SAFETY: the caller's promise, for a part of the list.
+            taken.head = unsafe { self.lend(head, direction, attributes) };
+        }
+        cut.push_middle(list, &mut self.linked);
+        if cut.tail > 0 {
+            // SAFETY: as above.
+            taken.tail = unsafe { self.lend(tail, direction, attributes) };
+        }
+        let complete = taken.head.is_some() == (cut.head > 0) && taken.tail.is_some() == (cut.tail > 0);
+        if !complete {
+            self.give_back(before);
+            return None;
+        }
+        Some(taken)
+    }
+
+    /// Lends `end` a slot, which waits from now on, and adds its memory to what is to be mapped.
+    ///
+    /// # Safety
+    /// As [`take`](Self::take).
+    unsafe fn lend(
+        &mut self,
+        end: PhysSegment,
+        direction: Direction,
+        attributes: Attributes,
+    ) -> Option<Iova> {
+        // SAFETY: the caller's promise.
+        let iova = unsafe { self.device.map_in_slot(end, direction, attributes) }?;
+        self.waiting.push(iova);
+        self.linked.push(self.pool().slot_memory(iova)?);
+        Some(iova)
+    }
+
+    /// Notes that the ring has mapped what was taken. Returns the list's number.
+    pub(super) fn keep(&mut self, taken: Taken) -> usize {
+        self.waiting.truncate(self.waiting.len() - taken.slots().count());
+        self.live += 1;
+        match self.free.pop() {
+            Some(number) => {
+                self.made[number] = taken;
+                number
+            }
+            None => {
+                self.made.push(taken);
+                self.made.len() - 1
+            }
+        }
+    }
+
+    /// Notes that the ring has not mapped what was taken. If devices may reach it all the same, its slots wait for a commit.
+    pub(super) fn refuse(&mut self, taken: Taken, may_be_reached: bool) {
+        if !may_be_reached {
+            self.give_back(self.waiting.len() - taken.slots().count());
+        }
+    }
+
+    /// The slots of list `number` wait for the next commit: the ring is about to unmap it.
+    pub(super) fn wait(&mut self, number: usize) {
+        self.live -= 1;
+        self.waiting.extend(self.made[number].slots());
+    }
+
+    /// The ring has not unmapped the list that was to [wait](Self::wait).
+    pub(super) fn stay(&mut self, number: usize) {
+        self.waiting.truncate(self.waiting.len() - self.made[number].slots().count());
+        self.live += 1;
+    }
+
+    /// Copies to the list's ends what the device has written there. Its slots wait.
+    ///
+    /// # Safety
+    /// As [`BouncePool::unmap`] of the list, and the device has heard of its end.
+    pub(super) unsafe fn end(&mut self, number: usize) {
+        for iova in self.made[number].slots() {
+            // The pool knows each slot until it is given back here.
+            // SAFETY: the caller's promise.
+            let parted = unsafe { self.pool().part(iova, true) };
+            debug_assert!(parted.is_ok());
+        }
+        self.free.push(number);
+    }
+
+    /// Gives back what waits: a commit has succeeded.
+    pub(super) fn committed(&mut self) {
+        self.give_back(0);
+    }
+
+    /// Gives back the slots that wait from number `first` on: no device reaches them through the ring.
+    #[inline]
+    fn give_back(&mut self, first: usize) {
+        while self.waiting.len() > first
+            // Forgotten first: once the pool has it back, it may be lent to another mapping.
+            && let Some(iova) = self.waiting.pop()
+        {
+            // SAFETY: the slot was lent to this, which nothing else ends or syncs.
+            let given_back = unsafe { self.pool().give_slot_back(iova) };
+            debug_assert!(given_back.is_ok());
+        }
+    }
+
+    /// Syncs the ends of list `number`, which begins at `iova`, as far as the `len` bytes from
+    /// `offset` on go: for the CPU with [`BouncePool::sync_for_cpu`], or for the device.
+    ///
+    /// # Errors
+    /// [`DmaUnmapError`], with nothing copied.
+    ///
+    /// # Safety
+    /// As [`BouncePool::sync_for_cpu`] of the list.
+    pub(super) unsafe fn sync(
+        &self,
+        number: usize,
+        iova: Iova,
+        (offset, len): (u64, u64),
+        for_cpu: bool,
+    ) -> Result<(), DmaUnmapError> {
+        let Taken { len: all, cut, head, tail } = self.made[number];
+        inside(iova, all, (offset, len))?;
+        for (slot, first, end) in [(head, 0, cut.head), (tail, all - cut.tail, all)] {
+            let (from, to) = (offset.max(first), (offset + len).min(end));
+            let Some(slot) = slot.filter(|_| from < to) else { continue };
+            // SAFETY: the caller's promise, for a part of the list.
+            unsafe {
+                if for_cpu {
+                    self.pool().sync_for_cpu(slot, from - first, to - from)?;
+                } else {
+                    self.pool().sync_for_device(slot, from - first, to - from)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.live == 0 && self.waiting.is_empty()
+    }
+}
+
+/// A pool whose slots a device may still reach through the ring is never dropped, so that it does not free them.
+impl<M: Mapper, P: Platform, C: CopyMemory> Drop for Ends<M, P, C> {
+    fn drop(&mut self) {
+        if !self.is_empty() {
+            forget(Arc::clone(self.device.pool()));
+        }
+    }
+}
